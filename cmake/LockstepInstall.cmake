@@ -1,0 +1,21 @@
+include(CMakePackageConfigHelpers)
+
+get_property(layers GLOBAL PROPERTY LOCKSTEP_LAYERS)
+install(TARGETS ${layers} lockstep
+        EXPORT LockstepTargets
+        ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
+        LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
+install(TARGETS lockstep_command RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+install(DIRECTORY lockstep/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/lockstep
+        FILES_MATCHING PATTERN "*.h" PATTERN "cli" EXCLUDE)
+install(EXPORT LockstepTargets NAMESPACE Lockstep::
+        DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/Lockstep)
+configure_package_config_file(
+  cmake/LockstepConfig.cmake.in ${CMAKE_BINARY_DIR}/LockstepConfig.cmake
+  INSTALL_DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/Lockstep)
+write_basic_package_version_file(
+  ${CMAKE_BINARY_DIR}/LockstepConfigVersion.cmake
+  COMPATIBILITY SameMinorVersion)
+install(FILES ${CMAKE_BINARY_DIR}/LockstepConfig.cmake
+              ${CMAKE_BINARY_DIR}/LockstepConfigVersion.cmake
+        DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/Lockstep)

@@ -1,0 +1,58 @@
+# lockstep_options(TARGET): what every target of this repository compiles with.
+function(lockstep_options target)
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow)
+  if(LOCKSTEP_WERROR)
+    target_compile_options(${target} PRIVATE -Werror)
+  endif()
+  if(LOCKSTEP_SANITIZE)
+    target_compile_options(${target} PRIVATE
+      -fsanitize=${LOCKSTEP_SANITIZE} -fno-omit-frame-pointer)
+    target_link_options(${target} PRIVATE -fsanitize=${LOCKSTEP_SANITIZE})
+  endif()
+endfunction()
+
+# lockstep_layer(NAME SOURCES ... DEPENDS ... LIBRARIES ...)
+#
+# One folder under lockstep/ as the library lockstep_NAME (Lockstep::NAME).
+# Its headers are reached through a folder that holds a link to this layer and
+# nothing else, so that a source can include only the layers its target
+# DEPENDS on: an include against the arrows of the design fails to compile.
+function(lockstep_layer name)
+  cmake_parse_arguments(arg "" "" "SOURCES;DEPENDS;LIBRARIES" ${ARGN})
+  set(target lockstep_${name})
+  add_library(${target} ${arg_SOURCES})
+  add_library(Lockstep::${name} ALIAS ${target})
+  lockstep_options(${target})
+
+  set(include_dir ${CMAKE_BINARY_DIR}/layers/${name})
+  file(MAKE_DIRECTORY ${include_dir}/lockstep)
+  file(CREATE_LINK ${CMAKE_CURRENT_SOURCE_DIR} ${include_dir}/lockstep/${name}
+       SYMBOLIC)
+  target_include_directories(${target} PUBLIC
+    $<BUILD_INTERFACE:${include_dir}>
+    $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  foreach(layer IN LISTS arg_DEPENDS)
+    target_link_libraries(${target} PUBLIC lockstep_${layer})
+  endforeach()
+  target_link_libraries(${target} PUBLIC ${arg_LIBRARIES})
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${name})
+  set_property(GLOBAL APPEND PROPERTY LOCKSTEP_LAYERS ${target})
+endfunction()
+
+# One precompiled header for all that includes LibTorch: torch/torch.h costs
+# 25 s a file without it. It is built once, for this target; others reuse it.
+function(lockstep_use_torch_pch target)
+  if(NOT TARGET lockstep_torch_pch)
+    file(WRITE ${CMAKE_BINARY_DIR}/torch_pch/torch_pch.cpp "")
+    add_library(lockstep_torch_pch STATIC
+                ${CMAKE_BINARY_DIR}/torch_pch/torch_pch.cpp)
+    target_link_libraries(lockstep_torch_pch PRIVATE torch)
+    lockstep_options(lockstep_torch_pch)
+    target_precompile_headers(lockstep_torch_pch PRIVATE
+      <torch/torch.h>
+      <torch/csrc/distributed/c10d/Backend.hpp>
+      <torch/csrc/distributed/c10d/Store.hpp>)
+  endif()
+  target_precompile_headers(${target} REUSE_FROM lockstep_torch_pch)
+endfunction()

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <algorithm>
+#include <chrono>
+
+namespace lockstep {
+
+// A moment after which a wait is given up. Every wait in Lockstep takes one,
+// so that a sequence of waits shares one allowance instead of adding up.
+// A value type; safe to copy between threads.
+class Deadline {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  // `allowed` from now; zero or less has passed already.
+  static Deadline after(std::chrono::milliseconds allowed) {
+    return Deadline(Clock::now(), allowed);
+  }
+
+  bool expired() const { return Clock::now() >= start_ + allowed_; }
+
+  // What is left, never negative; rounded up, so that a poll() over it does
+  // not turn into a busy loop in the last millisecond.
+  std::chrono::milliseconds remaining() const {
+    auto left = std::chrono::ceil<std::chrono::milliseconds>(
+        start_ + allowed_ - Clock::now());
+    return std::max(left, std::chrono::milliseconds(0));
+  }
+
+  // For messages: "after 312 ms of 300 ms".
+  std::chrono::milliseconds elapsed() const {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() -
+                                                                 start_);
+  }
+  std::chrono::milliseconds allowed() const { return allowed_; }
+
+ private:
+  Deadline(Clock::time_point start, std::chrono::milliseconds allowed)
+      : start_(start), allowed_(allowed) {}
+
+  Clock::time_point start_;
+  std::chrono::milliseconds allowed_;
+};
+
+}  // namespace lockstep

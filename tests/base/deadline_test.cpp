@@ -1,0 +1,25 @@
+#include "lockstep/base/deadline.h"
+
+#include <gtest/gtest.h>
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+
+TEST(Deadline, ZeroHasPassedAndNeverGoesNegative) {
+  Deadline deadline = Deadline::after(milliseconds(-5));
+  EXPECT_TRUE(deadline.expired());
+  EXPECT_EQ(deadline.remaining(), milliseconds(0));
+}
+
+TEST(Deadline, RemainingIsWithinWhatWasAllowed) {
+  Deadline deadline = Deadline::after(milliseconds(60'000));
+  EXPECT_FALSE(deadline.expired());
+  EXPECT_LE(deadline.remaining(), milliseconds(60'000));
+  EXPECT_GT(deadline.remaining(), milliseconds(0));
+  EXPECT_EQ(deadline.allowed(), milliseconds(60'000));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,46 @@
+#include "lockstep/base/environment.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <stdexcept>
+
+namespace lockstep {
+namespace {
+
+TEST(Environment, UnsetAndEmptyAreAlike) {
+  ::unsetenv("LOCKSTEP_TEST_VARIABLE");
+  EXPECT_EQ(get_env("LOCKSTEP_TEST_VARIABLE"), std::nullopt);
+  ::setenv("LOCKSTEP_TEST_VARIABLE", "", 1);
+  EXPECT_EQ(get_env("LOCKSTEP_TEST_VARIABLE"), std::nullopt);
+  ::setenv("LOCKSTEP_TEST_VARIABLE", "a", 1);
+  EXPECT_EQ(get_env("LOCKSTEP_TEST_VARIABLE"), "a");
+  ::unsetenv("LOCKSTEP_TEST_VARIABLE");
+}
+
+TEST(Environment, NumberOutOfRangeNamesVariableValueAndRange) {
+  ::setenv("LOCKSTEP_TEST_VARIABLE", "70000", 1);
+  try {
+    get_env_int("LOCKSTEP_TEST_VARIABLE", 0, 65535);
+    FAIL() << "70000 was accepted";
+  } catch (const std::invalid_argument& error) {
+    EXPECT_THAT(error.what(),
+                testing::AllOf(testing::HasSubstr("LOCKSTEP_TEST_VARIABLE"),
+                               testing::HasSubstr("70000"),
+                               testing::HasSubstr("from 0 to 65535")));
+  }
+  ::unsetenv("LOCKSTEP_TEST_VARIABLE");
+}
+
+TEST(Environment, ParseIntTakesAllOfTheText) {
+  EXPECT_EQ(parse_int("it", "-3", -10, 10), -3);
+  for (const char* text : {"", " 3", "3 ", "3x", "0x3", "3.0", "three",
+                           "99999999999999999999"}) {
+    EXPECT_THROW(parse_int("it", text, -10, 10), std::invalid_argument)
+        << text;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
