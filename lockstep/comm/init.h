@@ -1,0 +1,106 @@
+#pragma once
+
+#include <c10/core/Device.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/process_group.h"
+
+namespace lockstep {
+
+// After torch.distributed.init_process_group (PyTorch documentation,
+// "Distributed communication package", Initialization).
+struct InitProcessGroupOptions {
+  // How the ranks find each other:
+  //   env://                 RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. If
+  //                          none of them is set this process is a world of
+  //                          its own; if some are, an error names the others.
+  //   tcp://host:port        rank and world_size below, or ?rank=R&world_size=N
+  //   file:///path           a file on a file system that all ranks share
+  // Must be empty if `store` is given. Empty means env://.
+  std::string init_method{};
+  // Of init_process_group itself (how long to wait for the others) and of
+  // every collective without a timeout of its own.
+  std::chrono::milliseconds timeout{kDefaultTimeout};
+  int world_size{-1};
+  int rank{-1};
+  // A store that all ranks share, instead of an init_method; rank and
+  // world_size are required then.
+  c10::intrusive_ptr<c10d::Store> store{};
+};
+
+// Destroys the default group when it goes out of scope, unless
+// destroy_process_group() did. While an exception is being thrown, pending
+// operations are failed, not waited for.
+class [[nodiscard]] ProcessGroupGuard {
+ public:
+  explicit ProcessGroupGuard(ProcessGroupPtr group);
+  ProcessGroupGuard(ProcessGroupGuard&&) noexcept = default;
+  ProcessGroupGuard& operator=(ProcessGroupGuard&&) = delete;
+  ~ProcessGroupGuard();
+
+  const ProcessGroupPtr& get() const { return group_; }
+  ProcessGroup* operator->() const { return group_.get(); }
+
+ private:
+  ProcessGroupPtr group_;
+  int exceptions_at_start_;
+};
+
+// Makes the default process group of this process.
+//
+// `backend`: a name ("gloo"), a device map ("cpu:gloo,cuda:nccl"), or empty:
+// by device. Blocks until every rank is there, for `options.timeout` at most.
+//
+// Uses the keys that Python's torch.distributed uses (prefixes "default_pg",
+// "0/", and one for the device type), so that Python ranks which name the same
+// device map stand in the same group.
+//
+// Throws std::invalid_argument for a mistake of the caller or its environment
+// (unknown backend, initialised twice, missing variable, rank not in the
+// world, another rank with the same number or another world size), and
+// c10::DistError with the ranks that are absent when the time is over.
+ProcessGroupGuard init_process_group(const std::string& backend = {},
+                                     const InitProcessGroupOptions& options = {});
+
+// Destroys `group`; with none, the default group and all others. Blocks until
+// operations that are pending end. Collective in spirit: peers that still
+// communicate with this rank fail.
+void destroy_process_group(ProcessGroupPtr group = nullptr);
+
+bool is_initialized();
+
+// The default group. Throws std::runtime_error if there is none.
+ProcessGroupPtr default_group();
+
+// The rank of this process in `group` (none: the default group). Without an
+// initialised default group these throw std::runtime_error, as in Python.
+int get_rank(const ProcessGroupPtr& group = nullptr);
+int get_world_size(const ProcessGroupPtr& group = nullptr);
+
+// LOCAL_RANK: this process's number on its host. 0 where the variable is
+// unset and the process is alone. Throws std::invalid_argument otherwise.
+int get_local_rank();
+
+// The device this rank should compute on: cuda:LOCAL_RANK where LibTorch sees
+// that GPU, else the CPU. Throws std::invalid_argument if there are GPUs, but
+// not one for this LOCAL_RANK.
+c10::Device local_device();
+
+struct NewGroupOptions {
+  // The default group's, where 0.
+  std::chrono::milliseconds timeout{0};
+  // As for init_process_group; the default group's, where empty.
+  std::string backend{};
+};
+
+// A group of the default group's ranks `ranks` (sorted; none: all of them).
+// Every rank of the default group must call this in the same order, members or
+// not; returns nullptr where this rank is no member. Blocks until all members
+// have called it.
+ProcessGroupPtr new_group(std::vector<int> ranks = {},
+                          const NewGroupOptions& options = {});
+
+}  // namespace lockstep

@@ -1,0 +1,88 @@
+#pragma once
+
+#include <c10/core/DeviceType.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <map>
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
+
+namespace lockstep {
+
+// What Python's `torch.distributed` gives collectives when nothing is said:
+// 30 minutes (kBackendDefaultTimeout of c10d).
+inline constexpr std::chrono::milliseconds kDefaultTimeout =
+    ::kBackendDefaultTimeout;
+
+// An ordered set of ranks that communicate: for each device type one
+// c10d::Backend, and the store by which they found each other. Made by
+// init_process_group() and new_group(); shared by handle.
+//
+// Threads: the accessors may be called from any thread. Collectives of one
+// group must be issued in the same order on every rank, so issue them from one
+// thread or order them yourself.
+class ProcessGroup {
+ public:
+  using Backends =
+      std::map<c10::DeviceType, c10::intrusive_ptr<c10d::Backend>>;
+
+  // `global_ranks[i]` is the rank in the default group of this group's rank i.
+  ProcessGroup(std::string name, int rank, std::vector<int> global_ranks,
+               std::chrono::milliseconds timeout,
+               c10::intrusive_ptr<c10d::Store> store, Backends backends,
+               std::string backend_config);
+
+  ProcessGroup(const ProcessGroup&) = delete;
+  ProcessGroup& operator=(const ProcessGroup&) = delete;
+
+  // "default_pg", or the number that Python gives a new group ("1", "2", ...).
+  const std::string& name() const { return name_; }
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(global_ranks_.size()); }
+  const std::vector<int>& global_ranks() const { return global_ranks_; }
+
+  // This group's rank of the default group's rank `global_rank`. Throws
+  // std::invalid_argument if it is not a member.
+  int group_rank(int global_rank) const;
+
+  // For collectives that name no timeout of their own.
+  std::chrono::milliseconds timeout() const { return timeout_; }
+
+  // Keys set here are this group's own.
+  const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
+
+  // "cpu:gloo" or "cpu:gloo,cuda:nccl": what new groups are made of.
+  const std::string& backend_config() const { return backend_config_; }
+
+  // Throws std::invalid_argument that names the device types there are, if
+  // tensors of `type` have no backend in this group.
+  c10d::Backend& backend(c10::DeviceType type) const;
+  bool has_backend(c10::DeviceType type) const {
+    return backends_.contains(type);
+  }
+
+  // The device of tensors that only the library sees: CPU if the group has a
+  // backend for it, else its first.
+  c10::Device control_device() const;
+
+  // Fails what is pending, on this rank and its peers, instead of waiting for
+  // it. The group is of no use afterwards.
+  void abort();
+
+ private:
+  std::string name_;
+  int rank_;
+  std::vector<int> global_ranks_;
+  std::chrono::milliseconds timeout_;
+  c10::intrusive_ptr<c10d::Store> store_;
+  Backends backends_;
+  std::string backend_config_;
+};
+
+using ProcessGroupPtr = std::shared_ptr<ProcessGroup>;
+
+}  // namespace lockstep

@@ -1,0 +1,24 @@
+#pragma once
+
+#include "lockstep/comm/init.h"
+
+namespace lockstep {
+
+// Where and as whom a process joins its world: what an init_method resolves
+// to. `store` is shared by all ranks, without a prefix yet.
+struct Rendezvous {
+  c10::intrusive_ptr<c10d::Store> store;
+  int rank;
+  int world_size;
+};
+
+// Resolves `options` (see InitProcessGroupOptions::init_method), connects to
+// the store (rank 0 hosts it for env:// and tcp:// unless the launcher does:
+// TORCHELASTIC_USE_AGENT_STORE), and waits until all ranks are there.
+//
+// Refuses two ranks of one number and ranks that disagree on the world size
+// (std::invalid_argument, both named), and names the absent ranks at the
+// timeout (c10::DistError).
+Rendezvous rendezvous(const InitProcessGroupOptions& options);
+
+}  // namespace lockstep
