@@ -1,6 +1,8 @@
 # lockstep_options(TARGET): what every target of this repository compiles with.
 function(lockstep_options target)
-  target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow)
+  # ccache can cache what uses a precompiled header only with -fpch-preprocess.
+  target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow
+    $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
   if(LOCKSTEP_WERROR)
     target_compile_options(${target} PRIVATE -Werror)
   endif()

@@ -1,5 +1,7 @@
 #pragma once
 
+#include <string>
+
 #include "lockstep/comm/init.h"
 
 namespace lockstep {
@@ -10,6 +12,12 @@ struct Rendezvous {
   c10::intrusive_ptr<c10d::Store> store;
   int rank;
   int world_size;
+  // Under which the ranks checked in; empty where nobody counts them.
+  std::string check_in_prefix;
+
+  // "2, 5": the ranks that have not checked in; empty if none or unknown (the
+  // store is gone, say). For the message of a failed start.
+  std::string absent_ranks() const;
 };
 
 // Resolves `options` (see InitProcessGroupOptions::init_method), connects to

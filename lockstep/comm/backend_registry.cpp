@@ -1,0 +1,87 @@
+#include "lockstep/comm/backend_registry.h"
+
+#include <algorithm>
+#include <sstream>
+#include <stdexcept>
+
+#include <ATen/Context.h>
+
+namespace lockstep {
+namespace {
+
+std::string known_names() {
+  std::string names;
+  for (const auto& entry : registered_backends()) {
+    names += (names.empty() ? "\"" : ", \"") + entry.name + "\"";
+  }
+  return names;
+}
+
+const BackendEntry& find_backend(const std::string& name,
+                                 const std::string& config) {
+  for (const auto& entry : registered_backends()) {
+    if (entry.name == name) return entry;
+  }
+  throw std::invalid_argument(
+      "unknown backend \"" + name + "\"" +
+      (name == config ? "" : " in \"" + config + "\"") +
+      "; this build of Lockstep has " + known_names() +
+      ". Give one of them, a device map such as \"cpu:gloo\", or nothing to "
+      "choose by device");
+}
+
+std::map<c10::DeviceType, const BackendEntry*> choose_by_device() {
+  std::map<c10::DeviceType, const BackendEntry*> chosen;
+  for (auto type : {c10::kCPU, c10::kCUDA}) {
+    if (type == c10::kCUDA && !at::globalContext().hasCUDA()) continue;
+    for (const auto& entry : registered_backends()) {
+      if (std::ranges::count(entry.default_devices, type)) {
+        chosen.try_emplace(type, &entry);
+      }
+    }
+  }
+  return chosen;
+}
+
+}  // namespace
+
+std::map<c10::DeviceType, const BackendEntry*> resolve_backends(
+    const std::string& config) {
+  if (config.empty()) return choose_by_device();
+  std::map<c10::DeviceType, const BackendEntry*> chosen;
+  if (config.find(':') == std::string::npos) {
+    const auto& entry = find_backend(config, config);
+    for (auto type : entry.default_devices) chosen.emplace(type, &entry);
+    return chosen;
+  }
+  std::istringstream pairs(config);
+  for (std::string pair; std::getline(pairs, pair, ',');) {
+    auto colon = pair.find(':');
+    if (colon == std::string::npos || pair.find(':', colon + 1) != pair.npos) {
+      throw std::invalid_argument(
+          "backend \"" + config + "\": \"" + pair +
+          "\" is not of the form device:backend; give for example "
+          "\"cpu:gloo\" or \"cpu:gloo,cuda:nccl\"");
+    }
+    std::string device = pair.substr(0, colon);
+    if (device != "cpu" && device != "cuda") {
+      throw std::invalid_argument("backend \"" + config +
+                                  "\": unknown device type \"" + device +
+                                  "\"; allowed are cpu and cuda");
+    }
+    auto type = device == "cpu" ? c10::kCPU : c10::kCUDA;
+    const auto& entry = find_backend(pair.substr(colon + 1), config);
+    if (!std::ranges::count(entry.devices, type)) {
+      throw std::invalid_argument("backend \"" + entry.name +
+                                  "\" does not serve device type " + device +
+                                  " (given: \"" + config + "\")");
+    }
+    if (!chosen.emplace(type, &entry).second) {
+      throw std::invalid_argument("backend \"" + config +
+                                  "\" names device type " + device + " twice");
+    }
+  }
+  return chosen;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,255 @@
+#include "lockstep/comm/init.h"
+
+#include <algorithm>
+#include <exception>
+#include <mutex>
+#include <numeric>
+#include <stdexcept>
+
+#include <ATen/Context.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "lockstep/base/environment.h"
+#include "lockstep/comm/backend_registry.h"
+#include "lockstep/comm/rendezvous.h"
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+
+// The one global of the library: Python's default group and what new groups
+// are made from.
+struct World {
+  std::mutex mutex;
+  ProcessGroupPtr group;
+  c10::intrusive_ptr<c10d::Store> store;  // behind "default_pg"
+  std::vector<ProcessGroupPtr> subgroups;
+  int group_count = 0;  // names new groups, as Python counts
+};
+
+World& world() {
+  // Never destroyed: a group that outlives main() must not meet a LibTorch
+  // whose statics are gone.
+  static World& instance = *std::make_unique<World>().release();
+  return instance;
+}
+
+const char* device_name(c10::DeviceType type) {
+  return type == c10::kCPU ? "cpu" : "cuda";
+}
+
+// Prefixes as Python's _new_process_group_helper: "<number>/", then
+// "<device>/".
+ProcessGroupPtr make_group(const std::string& number, const std::string& name,
+                           int rank, std::vector<int> global_ranks,
+                           const std::string& config, milliseconds timeout,
+                           const c10::intrusive_ptr<c10d::Store>& store) {
+  auto resolved = resolve_backends(config);
+  auto group_store =
+      c10::make_intrusive<c10d::PrefixStore>(number + "/", store);
+  ProcessGroup::Backends backends;
+  std::string canonical;
+  for (const auto& [type, entry] : resolved) {
+    BackendRequest request{
+        .store = c10::make_intrusive<c10d::PrefixStore>(
+            std::string(device_name(type)) + "/", group_store),
+        .rank = rank,
+        .size = static_cast<int>(global_ranks.size()),
+        .timeout = timeout,
+        .group_name = number,
+        .global_ranks = global_ranks};
+    auto fail = [&](const char* cause) {
+      throw c10::DistBackendError(
+          {__func__, __FILE__, __LINE__},
+          c10::str("rank ", rank, " of group '", name, "' (", request.size,
+                   " ranks) could not connect to its peers by \"", entry->name,
+                   "\" (allowed ", timeout.count(), " ms): ", cause));
+    };
+    try {
+      backends.emplace(type, entry->create(request));
+    } catch (const c10::Error& error) {
+      fail(error.what_without_backtrace());
+    } catch (const std::exception& error) {
+      fail(error.what());
+    }
+    canonical += (canonical.empty() ? "" : ",") +
+                 std::string(device_name(type)) + ":" + entry->name;
+  }
+  return std::make_shared<ProcessGroup>(
+      name, rank, std::move(global_ranks), timeout,
+      c10::make_intrusive<c10d::PrefixStore>("lockstep/", group_store),
+      std::move(backends), canonical);
+}
+
+}  // namespace
+
+ProcessGroupGuard::ProcessGroupGuard(ProcessGroupPtr group)
+    : group_(std::move(group)),
+      exceptions_at_start_(std::uncaught_exceptions()) {}
+
+ProcessGroupGuard::~ProcessGroupGuard() {
+  if (!group_) return;
+  {
+    std::lock_guard lock(world().mutex);
+    if (world().group != group_) return;
+  }
+  if (std::uncaught_exceptions() > exceptions_at_start_) {
+    std::lock_guard lock(world().mutex);
+    for (auto& group : world().subgroups) group->abort();
+    group_->abort();
+  }
+  group_.reset();
+  destroy_process_group();
+}
+
+ProcessGroupGuard init_process_group(const std::string& backend,
+                                     const InitProcessGroupOptions& options) {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  if (w.group) {
+    throw std::invalid_argument(
+        "init_process_group was called twice; call destroy_process_group() "
+        "before the second time");
+  }
+  resolve_backends(backend);  // a wrong name fails before anything waits
+  auto meeting = rendezvous(options);
+  // A store that is given is used as it is; Python does the same.
+  w.store = meeting.store;
+  if (!options.store) {
+    w.store =
+        c10::make_intrusive<c10d::PrefixStore>("default_pg", meeting.store);
+  }
+  std::vector<int> ranks(meeting.world_size);
+  std::iota(ranks.begin(), ranks.end(), 0);
+  try {
+    w.group = make_group("0", "default_pg", meeting.rank, std::move(ranks),
+                         backend, options.timeout, w.store);
+  } catch (const c10::Error& error) {
+    w.store.reset();
+    auto absent = meeting.absent_ranks();
+    if (absent.empty()) throw;
+    throw c10::DistBackendError(
+        {__func__, __FILE__, __LINE__},
+        c10::str("init_process_group: a world of ", meeting.world_size,
+                 ", absent: rank ", absent, "; ",
+                 error.what_without_backtrace()));
+  } catch (...) {
+    w.store.reset();
+    throw;
+  }
+  w.group_count = 1;
+  return ProcessGroupGuard(w.group);
+}
+
+void destroy_process_group(ProcessGroupPtr group) {
+  World& w = world();
+  // Destructors run outside the lock: they may wait for pending operations.
+  std::vector<ProcessGroupPtr> released;
+  c10::intrusive_ptr<c10d::Store> store;
+  std::unique_lock lock(w.mutex);
+  if (!w.group) {
+    throw std::runtime_error(
+        "destroy_process_group: there is no process group; "
+        "init_process_group() makes one");
+  }
+  if (!group || group == w.group) {
+    released = std::move(w.subgroups);
+    w.subgroups.clear();
+    released.push_back(std::move(w.group));
+    w.group = nullptr;
+    store = std::move(w.store);
+    w.group_count = 0;
+  } else if (std::erase(w.subgroups, group) > 0) {
+    released.push_back(group);
+  } else {
+    throw std::invalid_argument("destroy_process_group: group '" +
+                                group->name() + "' was destroyed before");
+  }
+  lock.unlock();
+  group.reset();
+  released.clear();
+}
+
+bool is_initialized() {
+  std::lock_guard lock(world().mutex);
+  return world().group != nullptr;
+}
+
+ProcessGroupPtr default_group() {
+  std::lock_guard lock(world().mutex);
+  if (!world().group) {
+    throw std::runtime_error(
+        "the default process group is not initialised; call "
+        "init_process_group() first");
+  }
+  return world().group;
+}
+
+int get_rank(const ProcessGroupPtr& group) {
+  return group ? group->rank() : default_group()->rank();
+}
+
+int get_world_size(const ProcessGroupPtr& group) {
+  return group ? group->size() : default_group()->size();
+}
+
+int get_local_rank() {
+  if (auto rank = get_env_int("LOCAL_RANK", 0, 1 << 16)) {
+    return static_cast<int>(*rank);
+  }
+  auto world_size = get_env_int("WORLD_SIZE", 1, 1 << 24);
+  if (world_size && *world_size > 1) {
+    throw std::invalid_argument(
+        "LOCAL_RANK is not set, but WORLD_SIZE is " +
+        std::to_string(*world_size) +
+        "; set it to this process's number on its host, or start with "
+        "`lockstep run`");
+  }
+  return 0;
+}
+
+c10::Device local_device() {
+  int local_rank = get_local_rank();
+  if (!at::globalContext().hasCUDA()) return c10::Device(c10::kCPU);
+  auto count = at::detail::getCUDAHooks().deviceCount();
+  if (count == 0) return c10::Device(c10::kCPU);
+  if (local_rank >= count) {
+    throw std::invalid_argument(
+        "LOCAL_RANK is " + std::to_string(local_rank) + ", but only " +
+        std::to_string(count) +
+        " GPUs are visible; start at most one rank a GPU, or set "
+        "CUDA_VISIBLE_DEVICES to nothing to train on CPUs");
+  }
+  return c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(local_rank));
+}
+
+ProcessGroupPtr new_group(std::vector<int> ranks,
+                          const NewGroupOptions& options) {
+  auto parent = default_group();
+  if (ranks.empty()) ranks = parent->global_ranks();
+  std::sort(ranks.begin(), ranks.end());
+  if (std::adjacent_find(ranks.begin(), ranks.end()) != ranks.end() ||
+      ranks.front() < 0 || ranks.back() >= parent->size()) {
+    throw std::invalid_argument(
+        c10::str("new_group: ranks are ", ranks,
+                 "; allowed are different ranks from 0 to ",
+                 parent->size() - 1));
+  }
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  auto number = std::to_string(w.group_count++);
+  auto member = std::find(ranks.begin(), ranks.end(), parent->rank());
+  if (member == ranks.end()) return nullptr;
+  int group_rank = static_cast<int>(member - ranks.begin());
+  auto timeout =
+      options.timeout > milliseconds(0) ? options.timeout : parent->timeout();
+  auto group = make_group(
+      number, number, group_rank, std::move(ranks),
+      options.backend.empty() ? parent->backend_config() : options.backend,
+      timeout, w.store);
+  w.subgroups.push_back(group);
+  return group;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,54 @@
+#include "lockstep/comm/process_group.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace lockstep {
+
+ProcessGroup::ProcessGroup(std::string name, int rank,
+                           std::vector<int> global_ranks,
+                           std::chrono::milliseconds timeout,
+                           c10::intrusive_ptr<c10d::Store> store,
+                           Backends backends, std::string backend_config)
+    : name_(std::move(name)),
+      rank_(rank),
+      global_ranks_(std::move(global_ranks)),
+      timeout_(timeout),
+      store_(std::move(store)),
+      backends_(std::move(backends)),
+      backend_config_(std::move(backend_config)) {}
+
+int ProcessGroup::group_rank(int global_rank) const {
+  auto found =
+      std::find(global_ranks_.begin(), global_ranks_.end(), global_rank);
+  if (found == global_ranks_.end()) {
+    throw std::invalid_argument("rank " + std::to_string(global_rank) +
+                                " is not a member of group '" + name_ +
+                                "', whose ranks are " +
+                                c10::str(global_ranks_));
+  }
+  return static_cast<int>(found - global_ranks_.begin());
+}
+
+c10d::Backend& ProcessGroup::backend(c10::DeviceType type) const {
+  auto found = backends_.find(type);
+  if (found == backends_.end()) {
+    throw std::invalid_argument(
+        "group '" + name_ + "' has no backend for tensors on " +
+        c10::DeviceTypeName(type, /*lower_case=*/true) + ", its backends are \"" +
+        backend_config_ +
+        "\"; name one in init_process_group(\"device:backend,...\")");
+  }
+  return *found->second;
+}
+
+c10::Device ProcessGroup::control_device() const {
+  if (has_backend(c10::kCPU)) return c10::Device(c10::kCPU);
+  return c10::Device(backends_.begin()->first);
+}
+
+void ProcessGroup::abort() {
+  for (auto& [type, backend] : backends_) backend->abort();
+}
+
+}  // namespace lockstep

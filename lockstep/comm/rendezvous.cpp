@@ -1,0 +1,284 @@
+#include "lockstep/comm/rendezvous.h"
+
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <stdexcept>
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/environment.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t kMaxRank = 1 << 24;
+
+struct Endpoint {
+  std::string host;
+  uint16_t port;
+};
+
+struct Place {
+  int rank;
+  int world_size;
+};
+
+Place checked_place(int64_t rank, int64_t world_size) {
+  if (world_size < 1 || rank < 0 || rank >= world_size) {
+    throw std::invalid_argument(
+        "rank " + std::to_string(rank) + " in a world of " +
+        std::to_string(world_size) +
+        ": the world size must be at least 1, and the rank from 0 to the "
+        "world size - 1");
+  }
+  return {static_cast<int>(rank), static_cast<int>(world_size)};
+}
+
+std::vector<uint8_t> bytes(const std::string& text) {
+  return {text.begin(), text.end()};
+}
+
+// What every init on one store must not share with the one before: a launcher
+// keeps its store over restarts, and a program may init again.
+std::string round_prefix() {
+  static std::atomic<int> rounds{0};
+  auto restart = get_env("TORCHELASTIC_RESTART_COUNT").value_or("0");
+  return "lockstep/" + restart + "." + std::to_string(rounds++);
+}
+
+// Refuses equal ranks and unequal world sizes before anything waits for them.
+// Python ranks write no such keys; they are simply not checked.
+void check_in(c10d::Store& store, const std::string& prefix, Place place) {
+  auto size = std::to_string(place.world_size);
+  auto agreed =
+      store.compareSet(prefix + "/world_size", {}, bytes(size));
+  std::string first(agreed.begin(), agreed.end());
+  if (first != size) {
+    throw std::invalid_argument(
+        "rank " + std::to_string(place.rank) + " was started with world size " +
+        size + ", another rank of the same job with world size " + first +
+        "; start every rank with the same WORLD_SIZE");
+  }
+  auto key = prefix + "/rank/" + std::to_string(place.rank);
+  if (store.add(key, 1) != 1) {
+    throw std::invalid_argument(
+        "two processes of this job call themselves rank " +
+        std::to_string(place.rank) + " of " + size + " (this one is pid " +
+        std::to_string(::getpid()) + "); give each its own RANK");
+  }
+}
+
+// The launcher's bound, not listening, loopback socket (see docs/launcher.md).
+// A copy, because the store closes what it is given and a later init needs it
+// again.
+std::optional<int> inherited_listen_fd() {
+  auto fd = get_env_int("LOCKSTEP_MASTER_LISTEN_FD", 0, 1 << 20);
+  if (!fd) return std::nullopt;
+  int copy = ::fcntl(static_cast<int>(*fd), F_DUPFD_CLOEXEC, 3);
+  if (copy < 0) return std::nullopt;  // started by something in between
+  return copy;
+}
+
+Rendezvous join_tcp(const Endpoint& endpoint, Place place,
+                    std::chrono::milliseconds timeout) {
+  auto where = endpoint.host + ":" + std::to_string(endpoint.port);
+  Deadline deadline = Deadline::after(timeout);
+  bool agent_store = get_env("TORCHELASTIC_USE_AGENT_STORE") == "True";
+  c10d::TCPStoreOptions options;
+  options.port = endpoint.port;
+  options.isServer = place.rank == 0 && !agent_store;
+  options.numWorkers = place.world_size;
+  options.waitWorkers = false;  // we check in first, to name who is absent
+  options.timeout = timeout;
+  options.multiTenant = !agent_store;
+  if (options.isServer) {
+    options.masterListenFd = inherited_listen_fd();
+    // A store that took over a socket must own it alone.
+    if (options.masterListenFd) options.multiTenant = false;
+  }
+  c10::intrusive_ptr<c10d::TCPStore> store;
+  try {
+    store = c10::make_intrusive<c10d::TCPStore>(endpoint.host, options);
+  } catch (const c10::DistError& error) {
+    throw c10::DistNetworkError(
+        {__func__, __FILE__, __LINE__},
+        c10::str("rank ", place.rank, " of ", place.world_size,
+                 options.isServer ? " could not open the store at "
+                                  : " could not reach the store at ",
+                 where, " after ", deadline.elapsed().count(), " ms (allowed ",
+                 timeout.count(), " ms): ", error.what_without_backtrace()));
+  }
+  Rendezvous joined{store, place.rank, place.world_size, round_prefix()};
+  check_in(*store, joined.check_in_prefix, place);
+  try {
+    store->setTimeout(std::max(deadline.remaining(),
+                               std::chrono::milliseconds(1)));
+    // Also what Python's rank 0 counts before it goes on. Only the host of the
+    // store waits; the others learn who is absent when they connect.
+    store->waitForWorkers();
+  } catch (const c10::DistError&) {
+    throw c10::DistStoreError(
+        {__func__, __FILE__, __LINE__},
+        c10::str("init_process_group: rank ", place.rank, " waited ",
+                 deadline.elapsed().count(), " ms (allowed ", timeout.count(),
+                 " ms) at ", where, " for a world of ", place.world_size,
+                 "; absent: rank ", joined.absent_ranks()));
+  }
+  store->setTimeout(timeout);
+  return joined;
+}
+
+// A scheduler's own variables: it started several of us, but nothing says
+// where they meet. Alone would be wrong, silently.
+void refuse_unknown_scheduler() {
+  for (const char* name :
+       {"SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
+    auto size = get_env_int(name, 0, kMaxRank);
+    if (size && *size > 1) {
+      throw std::invalid_argument(
+          std::string(name) + " is " + std::to_string(*size) +
+          ", but RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not set; "
+          "export them for each task, or start the program with `lockstep "
+          "run`");
+    }
+  }
+}
+
+Rendezvous join_by_environment(const InitProcessGroupOptions& options) {
+  constexpr std::array kNames{"RANK", "WORLD_SIZE", "MASTER_ADDR",
+                              "MASTER_PORT"};
+  std::string missing;
+  size_t missing_count = 0;
+  for (const char* name : kNames) {
+    if (get_env(name)) continue;
+    if ((name == kNames[0] && options.rank >= 0) ||
+        (name == kNames[1] && options.world_size >= 0)) {
+      continue;
+    }
+    ++missing_count;
+    missing += (missing.empty() ? "" : ", ") + std::string(name);
+  }
+  if (missing_count == kNames.size()) {
+    refuse_unknown_scheduler();
+    return {c10::make_intrusive<c10d::HashStore>(), 0, 1, {}};
+  }
+  if (missing_count > 0) {
+    throw std::invalid_argument(
+        "env:// needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; not set: " +
+        missing +
+        ". Set them all, or none to run alone, or start with `lockstep run`");
+  }
+  int64_t world_size = options.world_size;
+  if (world_size < 0) world_size = *get_env_int("WORLD_SIZE", 1, kMaxRank);
+  int64_t rank = options.rank;
+  if (rank < 0) rank = *get_env_int("RANK", 0, kMaxRank);
+  auto port = *get_env_int("MASTER_PORT", 0, 65535);
+  return join_tcp({*get_env("MASTER_ADDR"), static_cast<uint16_t>(port)},
+                  checked_place(rank, world_size), options.timeout);
+}
+
+// "tcp://host:port" or "tcp://[v6]:port", with "?rank=R&world_size=N".
+Rendezvous join_by_tcp_url(const InitProcessGroupOptions& options) {
+  const std::string& url = options.init_method;
+  auto bad = [&](const std::string& why) {
+    return std::invalid_argument(
+        "init_method \"" + url + "\": " + why +
+        "; give tcp://host:port, with rank and world_size in the options or "
+        "as ?rank=R&world_size=N");
+  };
+  auto rest = url.substr(std::string("tcp://").size());
+  int64_t rank = options.rank;
+  int64_t world_size = options.world_size;
+  if (auto question = rest.find('?'); question != rest.npos) {
+    std::string query = rest.substr(question + 1) + "&";
+    rest.resize(question);
+    for (size_t at = 0; at < query.size();) {
+      auto end = query.find('&', at);
+      auto part = query.substr(at, end - at);
+      at = end + 1;
+      if (part.starts_with("rank=")) {
+        rank = parse_int("rank in " + url, part.substr(5), 0, kMaxRank);
+      } else if (part.starts_with("world_size=")) {
+        world_size =
+            parse_int("world_size in " + url, part.substr(11), 1, kMaxRank);
+      } else if (!part.empty()) {
+        throw bad("unknown parameter \"" + part + "\"");
+      }
+    }
+  }
+  auto colon = rest.rfind(':');
+  if (colon == rest.npos || colon == 0) throw bad("host or port is missing");
+  auto host = rest.substr(0, colon);
+  if (host.front() == '[' && host.back() == ']') {
+    host = host.substr(1, host.size() - 2);
+  }
+  auto port = parse_int("port in " + url, rest.substr(colon + 1), 0, 65535);
+  if (rank < 0) throw bad("rank is missing");
+  if (world_size < 0) throw bad("world_size is missing");
+  return join_tcp({host, static_cast<uint16_t>(port)},
+                  checked_place(rank, world_size), options.timeout);
+}
+
+Rendezvous join_by_file(const InitProcessGroupOptions& options) {
+  auto path = options.init_method.substr(std::string("file://").size());
+  if (path.empty() || path.front() != '/') {
+    throw std::invalid_argument("init_method \"" + options.init_method +
+                                "\": give file:// and an absolute path, as "
+                                "file:///tmp/job-rendezvous");
+  }
+  auto place = checked_place(options.rank, options.world_size);
+  auto store = c10::make_intrusive<c10d::FileStore>(path, place.world_size);
+  store->setTimeout(options.timeout);
+  return {store, place.rank, place.world_size, {}};
+}
+
+}  // namespace
+
+std::string Rendezvous::absent_ranks() const {
+  std::string absent;
+  if (check_in_prefix.empty()) return absent;
+  try {
+    for (int other = 0; other < world_size; ++other) {
+      if (!store->check({check_in_prefix + "/rank/" + std::to_string(other)})) {
+        absent += (absent.empty() ? "" : ", ") + std::to_string(other);
+      }
+    }
+  } catch (const c10::Error&) {  // the store went with its host
+    return {};
+  }
+  return absent;
+}
+
+Rendezvous rendezvous(const InitProcessGroupOptions& options) {
+  if (options.timeout <= std::chrono::milliseconds(0)) {
+    throw std::invalid_argument("timeout is " +
+                                std::to_string(options.timeout.count()) +
+                                " ms; it must be more than 0");
+  }
+  if (options.store) {
+    if (!options.init_method.empty()) {
+      throw std::invalid_argument(
+          "give an init_method or a store, not both (init_method is \"" +
+          options.init_method + "\")");
+    }
+    auto place = checked_place(options.rank, options.world_size);
+    return {options.store, place.rank, place.world_size, {}};
+  }
+  const std::string& method = options.init_method;
+  if (method.empty() || method == "env://") return join_by_environment(options);
+  if (method.starts_with("tcp://")) return join_by_tcp_url(options);
+  if (method.starts_with("file://")) return join_by_file(options);
+  throw std::invalid_argument("init_method \"" + method +
+                              "\" is unknown; allowed are env://, "
+                              "tcp://host:port and file:///path");
+}
+
+}  // namespace lockstep

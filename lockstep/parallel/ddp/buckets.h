@@ -1,0 +1,56 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/process_group.h"
+
+namespace lockstep {
+
+struct NamedParameter {
+  std::string name;  // as named_parameters() gives it
+  at::Tensor tensor;
+};
+
+// Gradients of several parameters in one storage, so that one reduction moves
+// them all. After Li et al., "PyTorch Distributed: Experiences on Accelerating
+// Data Parallel Training" (VLDB 2020), section 3.2.3.
+struct Bucket {
+  // One parameter's place in `flat`. `alias` shares the storage of `flat`, has
+  // the parameter's sizes and, where that is dense, its strides, and is what
+  // the parameter's .grad becomes. It is no view of autograd's (is_view() is
+  // false): LibTorch's zero_grad() calls detach_(), which throws on views.
+  struct Slot {
+    size_t parameter;  // index into the parameters the buckets were made of
+    at::Tensor alias;
+  };
+  at::Tensor flat;  // [sum of numel], contiguous
+  std::vector<Slot> slots;
+};
+
+struct BucketLimits {
+  int64_t first_bytes;  // of the first bucket of each dtype and device
+  int64_t cap_bytes;    // of the others
+};
+
+// Splits `order` (indices into `parameters`) into runs of one dtype and device
+// whose gradients fit the limits; a larger parameter gets a bucket of its own.
+// Buckets come in the order in which their last parameter stands in `order`,
+// which is that of readiness if `order` is.
+std::vector<std::vector<size_t>> assign_buckets(
+    const std::vector<NamedParameter>& parameters,
+    const std::vector<size_t>& order, const BucketLimits& limits);
+
+// Allocates one bucket for `members`, zeroed, by the backend of `group` where
+// it allocates tensors itself.
+Bucket make_bucket(const std::vector<NamedParameter>& parameters,
+                   const std::vector<size_t>& members,
+                   const ProcessGroup& group);
+
+// True if `tensor` is exactly the memory of `alias`.
+bool same_memory(const at::Tensor& tensor, const at::Tensor& alias);
+
+}  // namespace lockstep

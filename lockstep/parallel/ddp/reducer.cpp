@@ -1,0 +1,228 @@
+#include "lockstep/parallel/ddp/reducer.h"
+
+#include <algorithm>
+#include <numeric>
+#include <stdexcept>
+
+#include <ATen/ATen.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/variable.h>
+
+namespace lockstep {
+namespace {
+
+class ReadyHook final : public torch::autograd::FunctionPostHook {
+ public:
+  explicit ReadyHook(std::function<void()> ready) : ready_(std::move(ready)) {}
+  torch::autograd::variable_list operator()(
+      const torch::autograd::variable_list& outputs,
+      const torch::autograd::variable_list& /*inputs*/) override {
+    ready_();
+    return outputs;
+  }
+
+ private:
+  std::function<void()> ready_;
+};
+
+}  // namespace
+
+Reducer::Reducer(std::vector<NamedParameter> parameters, ProcessGroupPtr group,
+                 const BucketLimits& limits)
+    : parameters_(std::move(parameters)),
+      group_(std::move(group)),
+      limits_(limits),
+      places_(parameters_.size()) {
+  // Backward meets the last layers first.
+  std::vector<size_t> order(parameters_.size());
+  std::iota(order.rbegin(), order.rend(), 0);
+  set_buckets(order);
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    // The accumulator is kept: a parameter holds its own only weakly, and the
+    // hook would go with it.
+    auto accumulator =
+        torch::autograd::impl::grad_accumulator(parameters_[i].tensor);
+    auto key = accumulator->add_post_hook(
+        std::make_unique<ReadyHook>([this, i] { mark_ready(i); }));
+    hooks_.push_back({std::move(accumulator), key});
+  }
+}
+
+Reducer::~Reducer() {
+  for (auto& hook : hooks_) hook.accumulator->del_post_hook(hook.key);
+}
+
+void Reducer::set_buckets(const std::vector<size_t>& order) {
+  buckets_.clear();
+  for (const auto& members : assign_buckets(parameters_, order, limits_)) {
+    buckets_.push_back(make_bucket(parameters_, members, *group_));
+    const auto& slots = buckets_.back().slots;
+    for (size_t slot = 0; slot < slots.size(); ++slot) {
+      places_[slots[slot].parameter] = {buckets_.size() - 1, slot};
+    }
+  }
+  reset_backward();
+}
+
+void Reducer::prepare(bool synchronize) {
+  // Left over where an exception ended the last backward.
+  if (in_backward_) reset_backward();
+  if (synchronize && !rebuilt_ && !ready_order_.empty()) rebuild_buckets();
+  synchronize_ = synchronize;
+}
+
+void Reducer::rebuild_buckets() {
+  std::vector<int64_t> mine(ready_order_.begin(), ready_order_.end());
+  auto order = at::tensor(mine, at::kLong).to(group_->control_device());
+  broadcast(order, group_->global_ranks()[0], {.group = group_});
+  order = order.cpu();
+  const auto* data = order.const_data_ptr<int64_t>();
+  std::vector<size_t> agreed(data, data + order.numel());
+
+  auto old_buckets = std::move(buckets_);
+  auto old_places = places_;
+  set_buckets(agreed);
+  // Gradients that are still wanted (accumulation) move along.
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    auto& grad = parameters_[i].tensor.mutable_grad();
+    const auto& old_alias =
+        old_buckets[old_places[i].bucket].slots[old_places[i].slot].alias;
+    if (!grad.defined() || !same_memory(grad, old_alias)) continue;
+    auto& alias = buckets_[places_[i].bucket].slots[places_[i].slot].alias;
+    alias.copy_(grad);
+    grad = alias;
+  }
+  rebuilt_ = true;
+}
+
+void Reducer::reset_backward() {
+  in_backward_ = false;
+  next_bucket_ = 0;
+  works_.clear();
+  pending_.clear();
+  for (const auto& bucket : buckets_) pending_.push_back(bucket.slots.size());
+  for (auto& place : places_) place.ready = place.undivided = false;
+}
+
+void Reducer::start_backward() {
+  in_backward_ = true;
+  ready_order_.clear();
+  // Runs on the thread that called backward(), after its last gradient.
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [this] { finish_backward(); });
+}
+
+void Reducer::mark_ready(size_t parameter) {
+  std::lock_guard lock(mutex_);
+  if (!synchronize_) return;
+  if (!in_backward_) start_backward();
+  Place& place = places_[parameter];
+  if (place.ready) {
+    auto name = parameters_[parameter].name;
+    reset_backward();
+    throw std::runtime_error(
+        "rank " + std::to_string(group_->rank()) + ": the gradient of '" +
+        name +
+        "' became ready twice in one backward; a parameter may not take part "
+        "in nested backward passes (checkpointed parts that share it)");
+  }
+  place.ready = true;
+  ready_order_.push_back(parameter);
+  take_gradient(parameter);
+  --pending_[place.bucket];
+  while (next_bucket_ < buckets_.size() && pending_[next_bucket_] == 0) {
+    start_reduction(buckets_[next_bucket_++]);
+  }
+}
+
+// Brings the parameter's gradient into its bucket.
+void Reducer::take_gradient(size_t parameter) {
+  Place& place = places_[parameter];
+  auto& alias = buckets_[place.bucket].slots[place.slot].alias;
+  auto& grad = parameters_[parameter].tensor.mutable_grad();
+  at::NoGradGuard no_grad;
+  if (!grad.defined()) {
+    alias.zero_();
+  } else if (same_memory(grad, alias)) {
+    place.undivided = true;
+    return;
+  } else if (grad.layout() != c10::kStrided) {
+    throw std::runtime_error(
+        "rank " + std::to_string(group_->rank()) + ": the gradient of '" +
+        parameters_[parameter].name +
+        "' is sparse, which DistributedDataParallel does not reduce; build "
+        "the embedding with sparse(false)");
+  } else if (group_->size() == 1) {
+    alias.copy_(grad);
+  } else {
+    at::mul_out(alias, grad, at::scalar_tensor(1.0 / group_->size(),
+                                               alias.options().device(at::kCPU)));
+  }
+  grad = alias;
+}
+
+void Reducer::start_reduction(Bucket& bucket) {
+  if (group_->size() == 1) return;
+  at::NoGradGuard no_grad;
+  double factor = 1.0 / group_->size();
+  auto undivided = [&](const Bucket::Slot& slot) {
+    return places_[slot.parameter].undivided;
+  };
+  if (std::ranges::all_of(bucket.slots, undivided)) {
+    bucket.flat.mul_(factor);
+  } else {
+    for (auto& slot : bucket.slots) {
+      if (undivided(slot)) slot.alias.mul_(factor);
+    }
+  }
+  works_.push_back(
+      all_reduce(bucket.flat, {.group = group_, .async_op = true}));
+}
+
+void Reducer::finish_backward() {
+  std::lock_guard lock(mutex_);
+  if (!in_backward_) return;
+  if (next_bucket_ < buckets_.size()) {
+    auto names = names_without_gradient();
+    reset_backward();
+    throw std::runtime_error(
+        "rank " + std::to_string(group_->rank()) +
+        ": backward ended without a gradient for " + names +
+        "; every parameter that requires grad must take part in the loss on "
+        "every rank (requires_grad_(false) before wrapping leaves one out)");
+  }
+  auto works = std::move(works_);
+  reset_backward();
+  for (auto& work : works) work->wait();
+}
+
+std::string Reducer::names_without_gradient() const {
+  constexpr int kMostNames = 5;
+  std::string names;
+  int count = 0;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (places_[i].ready) continue;
+    if (++count <= kMostNames) {
+      names += (names.empty() ? "'" : ", '") + parameters_[i].name + "'";
+    }
+  }
+  if (count > kMostNames) {
+    names += " and " + std::to_string(count - kMostNames) + " more";
+  }
+  return names;
+}
+
+std::vector<std::vector<std::string>> Reducer::bucket_names() const {
+  std::lock_guard lock(mutex_);
+  std::vector<std::vector<std::string>> names;
+  for (const auto& bucket : buckets_) {
+    auto& list = names.emplace_back();
+    for (const auto& slot : bucket.slots) {
+      list.push_back(parameters_[slot.parameter].name);
+    }
+  }
+  return names;
+}
+
+}  // namespace lockstep

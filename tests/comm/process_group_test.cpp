@@ -1,0 +1,123 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <stdexcept>
+
+#include "lockstep/comm/backend_registry.h"
+#include "lockstep/comm/collectives.h"
+#include "lockstep/comm/init.h"
+#include "tests/harness/process_world.h"
+
+namespace lockstep {
+namespace {
+
+using testing::World;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+WORLD_TEST(ProcessGroup, TellsRankAndSize, 1, 2, 3) {
+  EXPECT_FALSE(is_initialized());
+  {
+    auto group = init_process_group("gloo");
+    EXPECT_TRUE(is_initialized());
+    EXPECT_EQ(get_rank(), world.rank);
+    EXPECT_EQ(get_world_size(), world.size);
+    EXPECT_EQ(get_local_rank(), world.rank);
+    EXPECT_EQ(local_device(), c10::Device(c10::kCPU));
+    EXPECT_EQ(group->name(), "default_pg");
+    EXPECT_EQ(group->backend_config(), "cpu:gloo");
+  }
+  EXPECT_FALSE(is_initialized());
+}
+
+WORLD_TEST(ProcessGroup, CanBeMadeAgainAfterDestroy, 2) {
+  for (int round = 0; round < 3; ++round) {
+    auto group = init_process_group();
+    auto tensor = at::ones({1});
+    all_reduce(tensor);
+    EXPECT_EQ(tensor.item<float>(), 2.0f);
+    EXPECT_THAT([] { auto again = init_process_group(); },
+                ThrowsMessage<std::invalid_argument>(HasSubstr("twice")));
+    destroy_process_group();
+    EXPECT_FALSE(is_initialized());
+    EXPECT_THROW(get_rank(), std::runtime_error);
+    EXPECT_THROW(destroy_process_group(), std::runtime_error);
+  }
+}
+
+WORLD_TEST(ProcessGroup, NewGroupsOfSubsetsWorkSideBySide, 3, 5) {
+  auto group = init_process_group();
+  std::vector<int> even;
+  for (int rank = 0; rank < world.size; rank += 2) even.push_back(rank);
+  auto evens = new_group(even);
+  auto all = new_group();
+  auto last = new_group({world.size - 1});
+  EXPECT_EQ(evens != nullptr, world.rank % 2 == 0);
+  EXPECT_EQ(last != nullptr, world.rank == world.size - 1);
+  ASSERT_NE(all, nullptr);
+  EXPECT_EQ(all->name(), "2");
+  auto count = at::ones({1});
+  all_reduce(count, {.group = all});
+  EXPECT_EQ(count.item<float>(), world.size);
+  if (evens) {
+    EXPECT_EQ(get_rank(evens), world.rank / 2);
+    EXPECT_EQ(get_world_size(evens), static_cast<int>(even.size()));
+    auto members = at::ones({1});
+    all_reduce(members, {.group = evens});
+    EXPECT_EQ(members.item<float>(), even.size());
+    auto value = at::full({1}, float(world.rank));
+    broadcast(value, 2, {.group = evens});  // ranks are the world's
+    EXPECT_EQ(value.item<float>(), 2.0f);
+    EXPECT_THROW(broadcast(value, 1, {.group = evens}),
+                 std::invalid_argument);
+    destroy_process_group(evens);
+    EXPECT_THROW(destroy_process_group(evens), std::invalid_argument);
+  }
+  EXPECT_THROW(new_group({0, 0}), std::invalid_argument);
+  EXPECT_THROW(new_group({0, world.size}), std::invalid_argument);
+  barrier();
+}
+
+WORLD_TEST(ProcessGroup, AnErrorLeavesWithoutWaitingForPendingWork, 2) {
+  auto pending = at::ones({8});
+  try {
+    auto group = init_process_group("gloo");
+    barrier();
+    if (world.rank == 0) all_reduce(pending, {.async_op = true});
+    throw std::runtime_error("as a training loop would");
+  } catch (const std::runtime_error&) {
+  }
+  EXPECT_FALSE(is_initialized());  // and the case ends within its deadline
+}
+
+TEST(Backends, ConfigsResolve) {
+  auto names = [](const std::string& config) {
+    std::string text;
+    for (auto& [type, entry] : resolve_backends(config)) {
+      text += c10::DeviceTypeName(type, true) + ":" + entry->name + " ";
+    }
+    return text;
+  };
+  EXPECT_EQ(names("gloo"), "cpu:gloo ");
+  EXPECT_EQ(names("cpu:gloo"), "cpu:gloo ");
+  EXPECT_EQ(names("cpu:gloo,cuda:gloo"), "cpu:gloo cuda:gloo ");
+  EXPECT_THAT(names(""), HasSubstr("cpu:gloo"));
+}
+
+TEST(Backends, MistakesSayWhatThereIs) {
+  for (auto [config, words] : std::vector<std::pair<std::string, std::string>>{
+           {"goo", "\"gloo\""},
+           {"GLOO:cpu", "unknown device type \"GLOO\""},
+           {"cpu:gloo,cpu:gloo", "twice"},
+           {"cpu:gloo,gloo", "device:backend"},
+           {"cpu:gloo:x", "device:backend"},
+           {"cpu:smoke", "\"smoke\""}}) {
+    EXPECT_THAT([&] { resolve_backends(config); },
+                ThrowsMessage<std::invalid_argument>(HasSubstr(words)))
+        << config;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep

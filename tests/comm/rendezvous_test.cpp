@@ -1,0 +1,203 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cstdlib>
+#include <stdexcept>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "lockstep/comm/collectives.h"
+#include "lockstep/comm/init.h"
+#include "tests/harness/process_world.h"
+
+namespace lockstep {
+namespace {
+
+using testing::World;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+// Sets environment variables for one test and restores them; an empty value
+// unsets.
+class ScopedEnvironment {
+ public:
+  explicit ScopedEnvironment(
+      const std::vector<std::pair<std::string, std::string>>& variables) {
+    for (const auto& [name, value] : variables) {
+      const char* before = std::getenv(name.c_str());
+      before_.emplace_back(name, before != nullptr ? before : "");
+      set(name, value);
+    }
+  }
+  ScopedEnvironment(const ScopedEnvironment&) = delete;
+  ScopedEnvironment& operator=(const ScopedEnvironment&) = delete;
+  ~ScopedEnvironment() {
+    for (const auto& [name, value] : before_) set(name, value);
+  }
+
+ private:
+  static void set(const std::string& name, const std::string& value) {
+    if (value.empty()) {
+      ::unsetenv(name.c_str());
+    } else {
+      ::setenv(name.c_str(), value.c_str(), 1);
+    }
+  }
+  std::vector<std::pair<std::string, std::string>> before_;
+};
+
+void expect_sum_of_ones(int size) {
+  auto tensor = at::ones({1});
+  all_reduce(tensor);
+  EXPECT_EQ(tensor.item<float>(), size);
+}
+
+auto init(const std::string& method, int rank = -1, int world_size = -1) {
+  return [=] {
+    auto group = init_process_group(
+        "gloo", {.init_method = method,
+                 .timeout = std::chrono::seconds(5),
+                 .world_size = world_size,
+                 .rank = rank});
+  };
+}
+
+WORLD_TEST(Rendezvous, ByTcpUrl, 1, 2, 3) {
+  std::string url =
+      std::string("tcp://127.0.0.1:") + std::getenv("MASTER_PORT");
+  {
+    auto group = init_process_group(
+        "gloo", {.init_method = url, .world_size = world.size,
+                 .rank = world.rank});
+    expect_sum_of_ones(world.size);
+  }
+  auto group = init_process_group(
+      "gloo", {.init_method = url + "?rank=" + std::to_string(world.rank) +
+                              "&world_size=" + std::to_string(world.size)});
+  expect_sum_of_ones(world.size);
+}
+
+WORLD_TEST(Rendezvous, ByFile, 1, 2, 3) {
+  auto group = init_process_group(
+      "gloo", {.init_method = "file://" + (world.folder / "meet").string(),
+               .world_size = world.size,
+               .rank = world.rank});
+  expect_sum_of_ones(world.size);
+}
+
+WORLD_TEST(Rendezvous, ByAGivenStore, 1, 2, 3) {
+  auto store = c10::make_intrusive<c10d::FileStore>(
+      (world.folder / "store").string(), world.size);
+  auto group = init_process_group("gloo", {.world_size = world.size,
+                                           .rank = world.rank,
+                                           .store = store});
+  expect_sum_of_ones(world.size);
+}
+
+WORLD_TEST(Rendezvous, AbsentRanksAreNamedAtTheTimeout, 3) {
+  if (world.rank == 2) return;
+  // The host of the store waits longer, so that rank 1 can still ask it.
+  std::chrono::seconds timeout(world.rank == 0 ? 6 : 3);
+  EXPECT_THAT(
+      [&] { auto group = init_process_group("gloo", {.timeout = timeout}); },
+      ThrowsMessage<c10::DistError>(
+          AllOf(HasSubstr("world of 3"), HasSubstr("absent: rank 2"))));
+}
+
+WORLD_TEST(Rendezvous, TwoEqualRanksAreRefused, 2) {
+  auto port = std::string(std::getenv("MASTER_PORT"));
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(std::stoi(port));
+  options.isServer = world.rank == 0;
+  options.waitWorkers = false;
+  auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  if (world.rank == 1) {
+    store->add("lockstep/0.0/rank/1", 1);  // as the other rank 1 does
+    EXPECT_THAT(init("tcp://127.0.0.1:" + port, 1, 3),
+                ThrowsMessage<std::invalid_argument>(
+                    HasSubstr("call themselves rank 1")));
+    store->set("done", "");
+  }
+  store->wait({"done"}, std::chrono::seconds(30));
+}
+
+WORLD_TEST(Rendezvous, UnequalWorldSizesAreRefused, 2) {
+  std::string url =
+      std::string("tcp://127.0.0.1:") + std::getenv("MASTER_PORT");
+  // Rank 0 says 2, rank 1 says 3: whoever comes second is told, and the other
+  // is not left waiting beyond its timeout.
+  try {
+    init(url, world.rank, world.rank == 0 ? 2 : 3)();
+    FAIL() << "worlds of 2 and 3 ranks joined";
+  } catch (const std::invalid_argument& error) {
+    EXPECT_THAT(error.what(), AllOf(HasSubstr("world size 2"),
+                                    HasSubstr("world size 3")));
+  } catch (const c10::DistError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("absent"));
+  }
+}
+
+TEST(RendezvousEnvironment, WithoutVariablesIsAWorldOfOne) {
+  ScopedEnvironment clean({{"RANK", ""}, {"WORLD_SIZE", ""},
+                           {"MASTER_ADDR", ""}, {"MASTER_PORT", ""}});
+  auto group = init_process_group();
+  EXPECT_EQ(get_world_size(), 1);
+  expect_sum_of_ones(1);
+}
+
+TEST(RendezvousEnvironment, SomeButNotAllNamesTheMissing) {
+  ScopedEnvironment some({{"RANK", "0"}, {"WORLD_SIZE", "2"},
+                          {"MASTER_ADDR", ""}, {"MASTER_PORT", ""}});
+  EXPECT_THAT(init(""), ThrowsMessage<std::invalid_argument>(
+                            AllOf(HasSubstr("not set: MASTER_ADDR, "
+                                            "MASTER_PORT"),
+                                  HasSubstr("lockstep run"))));
+}
+
+TEST(RendezvousEnvironment, AnotherLauncherWithoutAnAddressIsNotAlone) {
+  ScopedEnvironment slurm({{"RANK", ""}, {"WORLD_SIZE", ""},
+                           {"MASTER_ADDR", ""}, {"MASTER_PORT", ""},
+                           {"SLURM_NTASKS", "4"}});
+  EXPECT_THAT(init("env://"), ThrowsMessage<std::invalid_argument>(
+                                  HasSubstr("SLURM_NTASKS is 4")));
+}
+
+TEST(RendezvousEnvironment, WrongNumbersNameTheVariable) {
+  ScopedEnvironment base({{"RANK", "2"}, {"WORLD_SIZE", "2"},
+                          {"MASTER_ADDR", "127.0.0.1"},
+                          {"MASTER_PORT", "29500"}});
+  EXPECT_THAT(init(""), ThrowsMessage<std::invalid_argument>(
+                            HasSubstr("rank 2 in a world of 2")));
+  ScopedEnvironment port({{"RANK", "0"}, {"MASTER_PORT", "295000"}});
+  EXPECT_THAT(init(""), ThrowsMessage<std::invalid_argument>(
+                            HasSubstr("MASTER_PORT is \"295000\"")));
+}
+
+TEST(RendezvousMistakes, EachSaysWhatToDo) {
+  for (auto [method, words] : std::vector<std::pair<std::string, std::string>>{
+           {"udp://a:1", "allowed are env://"},
+           {"tcp://:29500", "host or port"},
+           {"tcp://localhost", "host or port"},
+           {"tcp://localhost:29500", "rank is missing"},
+           {"tcp://localhost:29500?rank=0", "world_size is missing"},
+           {"tcp://localhost:29500?size=2", "unknown parameter"},
+           {"tcp://localhost:x?rank=0&world_size=1", "port in"},
+           {"file://relative", "absolute path"}}) {
+    EXPECT_THAT(init(method),
+                ThrowsMessage<std::invalid_argument>(HasSubstr(words)))
+        << method;
+  }
+  EXPECT_THAT(
+      [] {
+        auto group =
+            init_process_group("gloo", {.timeout = std::chrono::seconds(0)});
+      },
+      ThrowsMessage<std::invalid_argument>(HasSubstr("timeout is 0 ms")));
+  EXPECT_THAT([] { auto group = init_process_group("goo"); },
+              ThrowsMessage<std::invalid_argument>(HasSubstr("goo")));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,58 @@
+#pragma once
+
+#include <chrono>
+#include <filesystem>
+#include <initializer_list>
+#include <string>
+
+// Tests over ranks that are real processes.
+//
+//   WORLD_TEST(ProcessGroupContract, AllReduceSums, 1, 2, 3) {
+//     auto group = lockstep::init_process_group();
+//     ... EXPECT_EQ(...) ...
+//   }
+//
+// registers ProcessGroupContract.AllReduceSums/1, /2 and /3. The body runs in
+// every rank of a world of that size. A test program starts each world once,
+// by executing itself again, and runs all its cases in it: LibTorch takes 0.3 s
+// to start. After a case that failed its world is killed and a fresh one
+// started for the next.
+//
+// A failed expectation, an exception or the death of a rank fails the case
+// with that rank named. A case that has not ended after kCaseDeadline fails
+// with the ranks named that had not answered. Ranks have the launcher's
+// environment (RANK, LOCAL_RANK, MASTER_PORT, ...) and OMP_NUM_THREADS=1, and
+// end when the test program does.
+namespace lockstep::testing {
+
+inline constexpr std::chrono::seconds kCaseDeadline{60};
+// How long the others may take once one rank has failed.
+inline constexpr std::chrono::seconds kAfterFailureDeadline{5};
+
+struct World {
+  int rank;
+  int size;
+  // A folder that the ranks of this world share; removed with the world.
+  std::filesystem::path folder;
+};
+
+using WorldTestBody = void (*)(const World& world);
+
+// Returns a value so that it can initialise a static.
+bool register_world_test(const char* suite, const char* name,
+                         std::initializer_list<int> sizes, WorldTestBody body,
+                         const char* file, int line);
+
+// The main() of a test program; runs a rank where it was started as one.
+int run_tests(int argc, char** argv);
+
+}  // namespace lockstep::testing
+
+#define WORLD_TEST(suite, name, ...)                                        \
+  static void suite##_##name##_body(const ::lockstep::testing::World&);     \
+  [[maybe_unused]] static const bool suite##_##name##_registered =          \
+      ::lockstep::testing::register_world_test(                             \
+          #suite, #name, {__VA_ARGS__}, &suite##_##name##_body, __FILE__,   \
+          __LINE__);                                                        \
+  static void suite##_##name##_body(                                        \
+      [[maybe_unused]] const ::lockstep::testing::World& world)
