@@ -118,7 +118,7 @@ WORLD_TEST(Rendezvous, TwoEqualRanksAreRefused, 2) {
     EXPECT_THAT(init("tcp://127.0.0.1:" + port, 1, 3),
                 ThrowsMessage<std::invalid_argument>(
                     HasSubstr("call themselves rank 1")));
-    store->set("done", "");
+    store->set("done", std::vector<uint8_t>{1});
   }
   store->wait({"done"}, std::chrono::seconds(30));
 }

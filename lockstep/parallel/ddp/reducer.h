@@ -1,6 +1,6 @@
 #pragma once
 
-#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <memory>
 #include <mutex>
@@ -73,7 +73,8 @@ class Reducer {
   std::vector<Place> places_;  // by parameter
 
   struct Hook {
-    std::shared_ptr<torch::autograd::Node> accumulator;
+    // LibTorch's own handle: its type differs between releases.
+    decltype(torch::autograd::impl::grad_accumulator(at::Tensor())) accumulator;
     uintptr_t key;
   };
   std::vector<Hook> hooks_;

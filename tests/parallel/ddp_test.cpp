@@ -1,0 +1,282 @@
+#include "lockstep/parallel/ddp/distributed_data_parallel.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <stdexcept>
+
+#include "lockstep/comm/init.h"
+#include "tests/harness/process_world.h"
+
+namespace lockstep {
+namespace {
+
+using testing::World;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+struct NetImpl : torch::nn::Module {
+  explicit NetImpl(int64_t width = 4, int64_t out = 1) {
+    first = register_module("first", torch::nn::Linear(3, width));
+    second = register_module("second", torch::nn::Linear(width, out));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    return second(torch::tanh(first(x)));
+  }
+  torch::nn::Linear first{nullptr}, second{nullptr};
+};
+TORCH_MODULE(Net);
+
+torch::Tensor batch(int rank, int64_t rows = 4) {
+  torch::manual_seed(100 + rank);
+  return torch::randn({rows, 3});
+}
+
+// The mean over the ranks of the gradients of one parameter set on each rank's
+// batch, computed by this rank alone.
+std::vector<torch::Tensor> mean_gradients(Net& net, int world_size) {
+  std::vector<torch::Tensor> mean;
+  for (auto& p : net->parameters()) mean.push_back(torch::zeros_like(p));
+  for (int rank = 0; rank < world_size; ++rank) {
+    auto grads = torch::autograd::grad({net->forward(batch(rank)).sum()},
+                                       net->parameters());
+    for (size_t i = 0; i < mean.size(); ++i) {
+      mean[i] += grads[i] / world_size;
+    }
+  }
+  return mean;
+}
+
+void expect_gradients(const Net& net, const std::vector<torch::Tensor>& want,
+                      const char* when) {
+  auto parameters = net->parameters();
+  for (size_t i = 0; i < want.size(); ++i) {
+    EXPECT_TRUE(torch::allclose(parameters[i].grad(), want[i], 1e-5, 1e-6))
+        << when << ", parameter " << i << "\n"
+        << parameters[i].grad() << "\nwanted\n"
+        << want[i];
+  }
+}
+
+WORLD_TEST(DistributedDataParallel, GivesEveryRankTheModelOfRankZero, 1, 2, 3) {
+  auto group = init_process_group("gloo");
+  torch::manual_seed(world.rank);
+  Net net;
+  DistributedDataParallel<Net> model(net);
+  torch::manual_seed(0);
+  Net first;
+  for (auto& p : first->named_parameters()) {
+    EXPECT_TRUE(model->named_parameters()[p.key()].equal(p.value()));
+  }
+}
+
+WORLD_TEST(DistributedDataParallel, AveragesGradientsHoweverTheyAreZeroed, 1,
+           2, 3) {
+  auto group = init_process_group("gloo");
+  torch::manual_seed(0);
+  Net net;
+  DistributedDataParallel<Net> model(net, {.first_bucket_mb = 1e-5});
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  for (int step = 0; step < 6; ++step) {
+    bool set_to_none = step % 3 != 2;
+    optimizer.zero_grad(set_to_none);
+    auto want = mean_gradients(net, world.size);
+    model(batch(world.rank)).sum().backward();
+    expect_gradients(net, want, set_to_none ? "set to none" : "zeroed");
+    for (auto& p : net->parameters()) {
+      EXPECT_FALSE(p.grad().is_view());
+      EXPECT_FALSE(p.grad().requires_grad());
+    }
+    optimizer.step();
+  }
+}
+
+WORLD_TEST(DistributedDataParallel, AccumulatesOverBackwardsWithoutZeroGrad, 2) {
+  auto group = init_process_group("gloo");
+  torch::manual_seed(0);
+  Net net;
+  DistributedDataParallel<Net> model(net);
+  auto once = mean_gradients(net, world.size);
+  auto sum = once;
+  for (int round = 1; round <= 3; ++round) {  // through the bucket rebuild
+    model(batch(world.rank)).sum().backward();
+    expect_gradients(net, sum, "accumulated");
+    for (size_t i = 0; i < sum.size(); ++i) sum[i] = sum[i] + once[i];
+  }
+}
+
+WORLD_TEST(DistributedDataParallel, NoSyncAccumulatesOnThisRankOnly, 2, 3) {
+  auto group = init_process_group("gloo");
+  torch::manual_seed(0);
+  Net net;
+  DistributedDataParallel<Net> model(net);
+  for (bool set_to_none : {true, true, false}) {
+    net->zero_grad(set_to_none);
+    auto twice = mean_gradients(net, world.size);
+    for (auto& grad : twice) grad *= 2;
+    {
+      auto guard = model.no_sync();
+      model(batch(world.rank)).sum().backward();
+    }
+    auto local = torch::autograd::grad(
+        {net->forward(batch(world.rank)).sum()}, net->parameters());
+    expect_gradients(net, local, "under no_sync");
+    model(batch(world.rank)).sum().backward();
+    expect_gradients(net, twice, "after no_sync");
+  }
+}
+
+WORLD_TEST(DistributedDataParallel, ClippingSeesTheAveragedGradients, 2) {
+  auto group = init_process_group("gloo");
+  torch::manual_seed(0);
+  Net net;
+  DistributedDataParallel<Net> model(net);
+  auto want = mean_gradients(net, world.size);
+  double squares = 0;
+  for (auto& g : want) squares += g.pow(2).sum().item<double>();
+  model(batch(world.rank)).sum().backward();
+  double norm = torch::nn::utils::clip_grad_norm_(net->parameters(), 0.01);
+  EXPECT_NEAR(norm, std::sqrt(squares), 1e-5);
+}
+
+WORLD_TEST(DistributedDataParallel, RebuildsBucketsInRankZerosOrder, 2) {
+  auto group = init_process_group("gloo");
+  // Registered in one order, used in the other.
+  struct BackwardsImpl : torch::nn::Module {
+    BackwardsImpl() {
+      last = register_module("last", torch::nn::Linear(3, 3));
+      first = register_module("first", torch::nn::Linear(3, 3));
+    }
+    torch::Tensor forward(torch::Tensor x) { return last(first(x)); }
+    torch::nn::Linear last{nullptr}, first{nullptr};
+  };
+  auto net = std::make_shared<BackwardsImpl>();
+  DistributedDataParallel<std::shared_ptr<BackwardsImpl>> model(
+      net, {.bucket_cap_mb = 60.0 / (1 << 20), .first_bucket_mb = 1e-5});
+  std::vector<std::vector<std::string>> before{
+      {"first.bias"}, {"first.weight"}, {"last.bias", "last.weight"}};
+  before = model.bucket_names();
+  EXPECT_EQ(before.front().front(), "first.bias");
+  model(batch(world.rank)).sum().backward();
+  model(batch(world.rank)).sum().backward();
+  EXPECT_THAT(model.bucket_names().front().front(),
+              ::testing::StartsWith("last."));
+  EXPECT_THAT(model.bucket_names().back().back(),
+              ::testing::StartsWith("first."));
+}
+
+WORLD_TEST(DistributedDataParallel, BuffersFollowRankZero, 2) {
+  auto group = init_process_group("gloo");
+  torch::nn::Sequential net(torch::nn::Linear(3, 4),
+                            torch::nn::BatchNorm1d(4));
+  DistributedDataParallel<torch::nn::Sequential> model(net);
+  for (int step = 0; step < 3; ++step) {
+    model(batch(world.rank)).sum().backward();
+  }
+  torch::NoGradGuard no_grad;
+  model(batch(world.rank));  // begins with rank 0's, then differs by one batch
+  auto count = net->named_buffers()["1.num_batches_tracked"];
+  EXPECT_EQ(count.item<int64_t>(), 4);
+  net->eval();
+  auto mean = net->named_buffers()["1.running_mean"];
+  std::vector<at::Tensor> means{at::empty_like(mean), at::empty_like(mean)};
+  all_gather(means, mean);
+  EXPECT_FALSE(means[0].equal(means[1]));  // the local batch of the 4th forward
+  torch::AutoGradMode grad(true);
+  model(batch(world.rank));
+  model(batch(world.rank));
+  all_gather(means, mean);
+  EXPECT_TRUE(means[0].equal(means[1]));
+}
+
+WORLD_TEST(DistributedDataParallel, ADifferentShapeNamesRankAndParameter, 2,
+           3) {
+  auto group = init_process_group("gloo");
+  auto wrap = [&] {
+    DistributedDataParallel<Net> model(Net(4, world.rank == 1 ? 2 : 1));
+  };
+  EXPECT_THAT(wrap, ThrowsMessage<std::invalid_argument>(
+                        AllOf(HasSubstr("rank 1 has"),
+                              HasSubstr("'second.weight'"),
+                              HasSubstr("[2, 4]"), HasSubstr("[1, 4]"))));
+}
+
+WORLD_TEST(DistributedDataParallel, AMissingParameterNamesRankAndParameter,
+           2) {
+  auto group = init_process_group("gloo");
+  torch::nn::Sequential net(torch::nn::Linear(3, 3));
+  if (world.rank == 1) net->push_back(torch::nn::Linear(3, 3));
+  auto wrap = [&] {
+    DistributedDataParallel<torch::nn::Sequential> model(net);
+  };
+  EXPECT_THAT(wrap, ThrowsMessage<std::invalid_argument>(
+                        AllOf(HasSubstr("no parameter number 2"),
+                              HasSubstr("rank 1 has parameter '1.weight'"))));
+}
+
+WORLD_TEST(DistributedDataParallel, AnUnusedParameterIsNamed, 1, 2) {
+  auto group = init_process_group("gloo");
+  Net net;
+  net->register_parameter("spare", torch::ones({2}));
+  DistributedDataParallel<Net> model(net);
+  auto step = [&] { model(batch(world.rank)).sum().backward(); };
+  EXPECT_THAT(step, ThrowsMessage<std::runtime_error>(
+                        AllOf(HasSubstr("rank " + std::to_string(world.rank)),
+                              HasSubstr("'spare'"))));
+}
+
+WORLD_TEST(DistributedDataParallel, FrozenParametersStayLocal, 2) {
+  auto group = init_process_group("gloo");
+  Net net;
+  for (auto& p : net->first->parameters()) p.requires_grad_(false);
+  DistributedDataParallel<Net> model(net);
+  EXPECT_THAT(model.bucket_names(),
+              ElementsAre(ElementsAre("second.bias", "second.weight")));
+  model(batch(world.rank)).sum().backward();
+  EXPECT_FALSE(net->first->weight.grad().defined());
+  net->second->weight.requires_grad_(false);
+  net->second->bias.requires_grad_(false);
+  EXPECT_THAT([&] { DistributedDataParallel<Net> frozen(net); },
+              ThrowsMessage<std::invalid_argument>(HasSubstr("no parameter")));
+}
+
+WORLD_TEST(DistributedDataParallel, TakesAnyArgumentsAndResults, 2) {
+  auto group = init_process_group("gloo");
+  struct PairImpl : torch::nn::Module {
+    PairImpl() { layer = register_module("layer", torch::nn::Linear(3, 1)); }
+    std::pair<torch::Tensor, int> forward(const torch::Tensor& x, int times,
+                                          std::unique_ptr<int> moved) {
+      return {layer(x) * times, *moved};
+    }
+    torch::nn::Linear layer{nullptr};
+  };
+  DistributedDataParallel<std::shared_ptr<PairImpl>> model(
+      std::make_shared<PairImpl>());
+  auto [out, number] = model(batch(0), 2, std::make_unique<int>(7));
+  EXPECT_EQ(number, 7);
+  out.sum().backward();
+  EXPECT_TRUE(model->layer->weight.grad().defined());
+}
+
+WORLD_TEST(DistributedDataParallel, ALeftWrapperLeavesNoHooks, 2) {
+  auto group = init_process_group("gloo");
+  Net net;
+  { DistributedDataParallel<Net> model(net); }
+  if (world.rank == 0) net->forward(batch(0)).sum().backward();
+  barrier();
+}
+
+WORLD_TEST(DistributedDataParallel, MistakesInOptionsAreNamed, 1) {
+  EXPECT_THAT([] { DistributedDataParallel<Net> model((Net())); },
+              ThrowsMessage<std::runtime_error>(HasSubstr("not initialised")));
+  auto group = init_process_group("gloo");
+  EXPECT_THAT(
+      [] { DistributedDataParallel<Net> model(Net(), {.bucket_cap_mb = 0}); },
+      ThrowsMessage<std::invalid_argument>(HasSubstr("bucket_cap_mb is 0")));
+}
+
+}  // namespace
+}  // namespace lockstep
