@@ -4,7 +4,9 @@
 #include <exception>
 #include <mutex>
 #include <numeric>
+#include <optional>
 #include <stdexcept>
+#include <utility>
 
 #include <ATen/Context.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -23,9 +25,13 @@ using std::chrono::milliseconds;
 struct World {
   std::mutex mutex;
   ProcessGroupPtr group;
+  std::optional<Rendezvous> meeting;
   c10::intrusive_ptr<c10d::Store> store;  // behind "default_pg"
   std::vector<ProcessGroupPtr> subgroups;
   int group_count = 0;  // names new groups, as Python counts
+  // Left by an exception with operations pending: a backend's destructor would
+  // wait for those, so these live until the process ends.
+  std::vector<ProcessGroupPtr> aborted;
 };
 
 World& world() {
@@ -95,9 +101,14 @@ ProcessGroupGuard::~ProcessGroupGuard() {
     if (world().group != group_) return;
   }
   if (std::uncaught_exceptions() > exceptions_at_start_) {
-    std::lock_guard lock(world().mutex);
-    for (auto& group : world().subgroups) group->abort();
-    group_->abort();
+    World& w = world();
+    std::lock_guard lock(w.mutex);
+    auto abort = [&](const ProcessGroupPtr& group) {
+      group->abort();
+      w.aborted.push_back(group);
+    };
+    for (auto& group : w.subgroups) abort(group);
+    abort(group_);
   }
   group_.reset();
   destroy_process_group();
@@ -139,6 +150,7 @@ ProcessGroupGuard init_process_group(const std::string& backend,
     throw;
   }
   w.group_count = 1;
+  w.meeting = std::move(meeting);
   return ProcessGroupGuard(w.group);
 }
 
@@ -146,7 +158,7 @@ void destroy_process_group(ProcessGroupPtr group) {
   World& w = world();
   // Destructors run outside the lock: they may wait for pending operations.
   std::vector<ProcessGroupPtr> released;
-  c10::intrusive_ptr<c10d::Store> store;
+  std::optional<Rendezvous> meeting;
   std::unique_lock lock(w.mutex);
   if (!w.group) {
     throw std::runtime_error(
@@ -158,7 +170,8 @@ void destroy_process_group(ProcessGroupPtr group) {
     w.subgroups.clear();
     released.push_back(std::move(w.group));
     w.group = nullptr;
-    store = std::move(w.store);
+    w.store.reset();
+    meeting = std::exchange(w.meeting, std::nullopt);
     w.group_count = 0;
   } else if (std::erase(w.subgroups, group) > 0) {
     released.push_back(group);
@@ -169,6 +182,8 @@ void destroy_process_group(ProcessGroupPtr group) {
   lock.unlock();
   group.reset();
   released.clear();
+  // After an error nobody waits for anybody.
+  if (meeting && std::uncaught_exceptions() == 0) meeting->part();
 }
 
 bool is_initialized() {

@@ -69,8 +69,8 @@ class ProcessGroup {
   // backend for it, else its first.
   c10::Device control_device() const;
 
-  // Fails what is pending, on this rank and its peers, instead of waiting for
-  // it. The group is of no use afterwards.
+  // Leaves the peers at once: what they wait for from this rank fails there.
+  // Operations pending here may stay so. The group is of no use afterwards.
   void abort();
 
  private:

@@ -116,7 +116,11 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
                  where, " after ", deadline.elapsed().count(), " ms (allowed ",
                  timeout.count(), " ms): ", error.what_without_backtrace()));
   }
-  Rendezvous joined{store, place.rank, place.world_size, round_prefix()};
+  Rendezvous joined{.store = store,
+                    .rank = place.rank,
+                    .world_size = place.world_size,
+                    .check_in_prefix = round_prefix(),
+                    .hosted_by_rank_zero = !agent_store};
   check_in(*store, joined.check_in_prefix, place);
   try {
     store->setTimeout(std::max(deadline.remaining(),
@@ -168,7 +172,9 @@ Rendezvous join_by_environment(const InitProcessGroupOptions& options) {
   }
   if (missing_count == kNames.size()) {
     refuse_unknown_scheduler();
-    return {c10::make_intrusive<c10d::HashStore>(), 0, 1, {}};
+    return {.store = c10::make_intrusive<c10d::HashStore>(),
+            .rank = 0,
+            .world_size = 1};
   }
   if (missing_count > 0) {
     throw std::invalid_argument(
@@ -237,7 +243,8 @@ Rendezvous join_by_file(const InitProcessGroupOptions& options) {
   auto place = checked_place(options.rank, options.world_size);
   auto store = c10::make_intrusive<c10d::FileStore>(path, place.world_size);
   store->setTimeout(options.timeout);
-  return {store, place.rank, place.world_size, {}};
+  return {
+      .store = store, .rank = place.rank, .world_size = place.world_size};
 }
 
 }  // namespace
@@ -257,6 +264,33 @@ std::string Rendezvous::absent_ranks() const {
   return absent;
 }
 
+void Rendezvous::part() const {
+  if (!hosted_by_rank_zero) return;
+  auto checked_in = [&](int other) {  // a Python rank has not
+    return store->check({check_in_prefix + "/rank/" + std::to_string(other)});
+  };
+  auto left = [&](int other) {
+    return check_in_prefix + "/left/" + std::to_string(other);
+  };
+  Deadline deadline = Deadline::after(kPartTimeout);
+  try {
+    if (rank != 0) {
+      if (!checked_in(0)) return;
+      store->set(left(rank), bytes("1"));
+      // Never set: the wait ends when the connection does.
+      store->wait({check_in_prefix + "/gone"}, deadline.remaining());
+      return;
+    }
+    std::vector<std::string> keys;
+    for (int other = 1; other < world_size; ++other) {
+      if (checked_in(other)) keys.push_back(left(other));
+    }
+    if (!keys.empty()) store->wait(keys, deadline.remaining());
+  } catch (const c10::Error&) {
+    // Gone or too late: nothing is left to wait for.
+  }
+}
+
 Rendezvous rendezvous(const InitProcessGroupOptions& options) {
   if (options.timeout <= std::chrono::milliseconds(0)) {
     throw std::invalid_argument("timeout is " +
@@ -270,7 +304,9 @@ Rendezvous rendezvous(const InitProcessGroupOptions& options) {
           options.init_method + "\")");
     }
     auto place = checked_place(options.rank, options.world_size);
-    return {options.store, place.rank, place.world_size, {}};
+    return {.store = options.store,
+            .rank = place.rank,
+            .world_size = place.world_size};
   }
   const std::string& method = options.init_method;
   if (method.empty() || method == "env://") return join_by_environment(options);

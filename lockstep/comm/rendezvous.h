@@ -13,11 +13,20 @@ struct Rendezvous {
   int rank;
   int world_size;
   // Under which the ranks checked in; empty where nobody counts them.
-  std::string check_in_prefix;
+  std::string check_in_prefix{};
+  // Whether rank 0 hosts the store (and not a launcher, or a file).
+  bool hosted_by_rank_zero = false;
 
   // "2, 5": the ranks that have not checked in; empty if none or unknown (the
   // store is gone, say). For the message of a failed start.
   std::string absent_ranks() const;
+
+  // The last thing before the store is released. Rank 0 keeps a store that it
+  // hosts until the others have left it; they wait until it is gone, so that
+  // none meets the old one when it joins again. For kPartTimeout at most: a
+  // peer may be dead. Throws nothing.
+  void part() const;
+  static constexpr std::chrono::seconds kPartTimeout{5};
 };
 
 // Resolves `options` (see InitProcessGroupOptions::init_method), connects to

@@ -10,9 +10,9 @@
 namespace lockstep::gloo {
 namespace {
 
-// Its destructor waits for queued operations, up to their whole timeout. A
-// rank that leaves because of an error must not: closing the connections makes
-// them fail at once, here and on the peers.
+// A rank that leaves because of an error must not keep its peers waiting: with
+// its connections closed, what they wait for fails at once. (Operations of its
+// own that wait for a peer are not woken by that.)
 class Gloo final : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;
