@@ -14,7 +14,6 @@
 namespace lockstep {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 using Batches = std::vector<std::vector<int64_t>>;
@@ -248,8 +247,9 @@ TEST(DataLoader, StacksTheSamplesOfLibTorchDatasets) {
   DistributedSampler sampler(5, {.shuffle = false});
   auto check = [&](auto& dataset) {
     DataLoader loader(dataset, sampler, {.batch_size = 5});
-    auto& batch = *loader.begin();
-    static_assert(std::is_same_v<decltype(batch), torch::data::Example<>&>);
+    static_assert(
+        std::is_same_v<decltype(*loader.begin()), torch::data::Example<>&>);
+    EXPECT_EQ(loader.begin()->data.sizes(), (c10::IntArrayRef{5, 1}));
   };
   check(plain);
   check(mapped);
