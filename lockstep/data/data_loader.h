@@ -1,0 +1,220 @@
+#pragma once
+
+#include <c10/util/ArrayRef.h>
+#include <torch/data/example.h>
+#include <torch/data/transforms/stack.h>
+
+#include <chrono>
+#include <iterator>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/data/ordered_prefetch.h"
+#include "lockstep/data/sampler.h"
+
+namespace lockstep {
+
+struct DataLoaderOptions {
+  // Samples a batch, on this rank.
+  int64_t batch_size{1};
+  // Leave out a last batch that would be smaller.
+  bool drop_last{false};
+  // Threads that fetch batches ahead. 0: each batch is fetched in the caller's
+  // thread when the loop asks for it.
+  int64_t num_workers{0};
+  // Batches fetched ahead, for each worker. They are this rank's memory.
+  int64_t prefetch_factor{2};
+  // How long the loop waits for one batch of the workers; zero: as long as the
+  // dataset takes.
+  std::chrono::milliseconds timeout{0};
+};
+
+namespace data_detail {
+
+// Throws std::invalid_argument where `options` are out of range, or `sampler`
+// visits more than `dataset_size` samples (-1: the dataset does not know).
+void check_loader(const DataLoaderOptions& options, const Sampler& sampler,
+                  int64_t dataset_size);
+
+[[noreturn]] void throw_timeout(const DataLoaderOptions& options,
+                                int64_t batch);
+
+int64_t batches(int64_t samples, const DataLoaderOptions& options);
+
+// What Python's default_collate does: a list of samples becomes one batch.
+template <class Batch>
+Batch collate(Batch batch) {
+  return batch;
+}
+template <class Target>
+torch::data::Example<at::Tensor, Target> collate(
+    std::vector<torch::data::Example<at::Tensor, Target>> samples) {
+  using Sample = torch::data::Example<at::Tensor, Target>;
+  return torch::data::transforms::Stack<Sample>().apply_batch(
+      std::move(samples));
+}
+
+}  // namespace data_detail
+
+// Loops over a dataset in batches, after torch.utils.data.DataLoader:
+//
+//   DataLoader loader(dataset, sampler, {.batch_size = 32});
+//   for (auto& batch : loader) train(batch.data, batch.target);
+//
+// Dataset: anything with `get_batch(c10::ArrayRef<size_t>)` and a `size()`
+// that is or converts to an optional: LibTorch's datasets (also behind
+// `.map(...)`), TensorDataset, or a class of one's own. A batch is what
+// get_batch() returns, except that a vector of torch::data::Example is
+// stacked into one Example ([B, ...] each), as Python's default_collate does.
+//
+// Dataset and sampler are *referred to*, never copied, and must outlive the
+// loader: what is said to the sampler (set_epoch, load_state_dict) reaches the
+// next loop. The sampler counts a batch as consumed when the loop receives it.
+// Batches and their order do not depend on num_workers.
+//
+// Leaving the loop early (break, return, an exception) ends the workers; the
+// next loop is a new pass. That waits for the batches that are being fetched
+// just then. One loop at a time: a second begin() while the iterator of a
+// first lives throws std::logic_error.
+//
+// Errors: what the dataset throws is rethrown in the loop, in the place of the
+// batch, with any number of workers. std::runtime_error at the timeout.
+//
+// Threads: loader and loop belong to one thread. With num_workers == 1,
+// get_batch() runs in another thread than the loop; with more, in several at
+// once: the dataset must allow that.
+//
+// Not built on torch::data::make_data_loader: that one owns a moved copy of
+// the sampler (pytorch issue 73141), draws from it ahead of the loop, and
+// after a loop with workers was left early refuses to begin another.
+template <class Dataset>
+class DataLoader {
+ public:
+  using Batch =
+      decltype(data_detail::collate(std::declval<Dataset&>().get_batch(
+          std::declval<c10::ArrayRef<size_t>>())));
+
+  class Iterator;
+
+  // Throws std::invalid_argument if an option is out of range, or the sampler
+  // was made for more samples than the dataset has.
+  DataLoader(Dataset& dataset, Sampler& sampler, DataLoaderOptions options = {})
+      : dataset_(dataset), sampler_(sampler), options_(options) {
+    std::optional<size_t> size = dataset.size();
+    data_detail::check_loader(options, sampler,
+                              size ? static_cast<int64_t>(*size) : -1);
+  }
+
+  DataLoader(const DataLoader&) = delete;
+  DataLoader& operator=(const DataLoader&) = delete;
+
+  // Starts a pass of the sampler, and blocks until the first batch is there.
+  Iterator begin() { return Iterator(*this); }
+  std::default_sentinel_t end() const { return {}; }
+
+  // Batches of a whole pass on this rank: Python's len(). A pass that was
+  // resumed has those that are left.
+  int64_t size() const {
+    return data_detail::batches(sampler_.size(), options_);
+  }
+
+  const DataLoaderOptions& options() const { return options_; }
+
+ private:
+  struct Pass;
+
+  Dataset& dataset_;
+  Sampler& sampler_;
+  DataLoaderOptions options_;
+  bool looping_ = false;
+};
+
+// One pass: what it visits, how far it is, and its workers.
+template <class Dataset>
+struct DataLoader<Dataset>::Pass {
+  explicit Pass(DataLoader& owner) : loader(owner) {
+    if (loader.looping_) {
+      throw std::logic_error(
+          "DataLoader: a loop over this loader is still running; leave it "
+          "first, or make a second loader with a sampler of its own");
+    }
+    const DataLoaderOptions& options = loader.options_;
+    indices = loader.sampler_.begin_pass();
+    count = data_detail::batches(static_cast<int64_t>(indices.size()), options);
+    if (options.num_workers > 0) {
+      prefetch.emplace(count, options.num_workers,
+                       options.num_workers * options.prefetch_factor,
+                       [this](int64_t index) { return fetch(index); });
+    }
+    loader.looping_ = true;
+  }
+  ~Pass() { loader.looping_ = false; }
+  Pass(const Pass&) = delete;
+  Pass& operator=(const Pass&) = delete;
+
+  // Called by the workers: reads only what no longer changes.
+  Batch fetch(int64_t index) const {
+    const auto batch_size = static_cast<size_t>(loader.options_.batch_size);
+    const size_t first = static_cast<size_t>(index) * batch_size;
+    const size_t size = std::min(batch_size, indices.size() - first);
+    return data_detail::collate(loader.dataset_.get_batch(
+        c10::ArrayRef<size_t>(indices.data() + first, size)));
+  }
+
+  void advance() {
+    current.reset();  // before the next one is made: one batch less in memory
+    if (delivered == count) {
+      done = true;
+      return;
+    }
+    if (prefetch) {
+      current = prefetch->next(loader.options_.timeout);
+      if (!current) data_detail::throw_timeout(loader.options_, delivered);
+    } else {
+      current.emplace(fetch(delivered));
+    }
+    ++delivered;
+    loader.sampler_.consumed(loader.options_.batch_size);
+  }
+
+  DataLoader& loader;
+  std::vector<size_t> indices;
+  int64_t count = 0;
+  int64_t delivered = 0;
+  bool done = false;
+  std::optional<Batch> current;
+  // Last, so that its threads are gone before what they read.
+  std::optional<OrderedPrefetch<Batch>> prefetch;
+};
+
+// A move-only input iterator that owns its pass. The batch is the iterator's:
+// it may be changed or moved from, and is gone after the increment.
+template <class Dataset>
+class DataLoader<Dataset>::Iterator {
+ public:
+  using value_type = Batch;
+  using difference_type = std::ptrdiff_t;
+
+  Batch& operator*() const { return *pass_->current; }
+  Batch* operator->() const { return &*pass_->current; }
+  Iterator& operator++() {
+    pass_->advance();
+    return *this;
+  }
+  void operator++(int) { pass_->advance(); }
+  bool operator==(std::default_sentinel_t) const { return pass_->done; }
+
+ private:
+  friend class DataLoader;
+  explicit Iterator(DataLoader& loader)
+      : pass_(std::make_unique<Pass>(loader)) {
+    pass_->advance();
+  }
+
+  std::unique_ptr<Pass> pass_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/data/datasets/base.h>
+
+#include <optional>
+
+namespace lockstep {
+
+// Samples that lie in memory: row i of `data` with row i of `target`. After
+// torch.utils.data.TensorDataset, but a batch is one gather from each tensor
+// instead of a stack of single rows.
+//
+// A batch is a copy, [B, ...] as the tensors are [N, ...], in their dtypes and
+// on their device; changing it leaves the dataset alone. get_batch() may be
+// called from several threads at once.
+class TensorDataset
+    : public torch::data::datasets::BatchDataset<TensorDataset,
+                                                 torch::data::Example<>> {
+ public:
+  // Keeps references to the tensors, not copies. Throws std::invalid_argument
+  // if one is undefined or a scalar, or if they differ in their number of rows.
+  TensorDataset(at::Tensor data, at::Tensor target);
+
+  // `indices` in [0, size()); throws c10::IndexError for others.
+  torch::data::Example<> get_batch(c10::ArrayRef<size_t> indices) override;
+
+  std::optional<size_t> size() const override { return data_.size(0); }
+
+  const at::Tensor& data() const { return data_; }
+  const at::Tensor& target() const { return target_; }
+
+ private:
+  at::Tensor data_;
+  at::Tensor target_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,300 @@
+#include "lockstep/data/data_loader.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <atomic>
+#include <iterator>
+#include <thread>
+
+#include "lockstep/data/distributed_sampler.h"
+#include "lockstep/data/tensor_dataset.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+using Batches = std::vector<std::vector<int64_t>>;
+
+// A dataset of one's own: no LibTorch base class, batches of any type, const.
+// Sample i is the number i; later ones come sooner, to disturb the order.
+struct Numbers {
+  size_t length = 0;
+  int64_t fails_at = -1;
+  std::atomic<int>* running = nullptr;
+
+  std::vector<int64_t> get_batch(c10::ArrayRef<size_t> indices) const {
+    if (running) ++*running;
+    std::this_thread::sleep_for(
+        std::chrono::microseconds(200 + 300 * (indices.front() % 3)));
+    if (running) --*running;
+    std::vector<int64_t> batch(indices.begin(), indices.end());
+    for (int64_t index : batch) {
+      if (index == fails_at) {
+        throw std::domain_error("sample " + std::to_string(index));
+      }
+    }
+    return batch;
+  }
+  size_t size() const { return length; }
+};
+
+template <class Loader>
+Batches all_of(Loader& loader) {
+  Batches batches;
+  for (auto& batch : loader) batches.push_back(std::move(batch));
+  return batches;
+}
+
+static_assert(std::input_iterator<DataLoader<Numbers>::Iterator>);
+static_assert(
+    std::is_same_v<DataLoader<TensorDataset>::Batch, torch::data::Example<>>);
+
+TEST(DataLoader, CutsTheSamplersIndicesIntoBatches) {
+  Numbers dataset{10};
+  DistributedSampler sampler(10, {.shuffle = false});
+  DataLoader loader(dataset, sampler, {.batch_size = 4});
+  EXPECT_EQ(loader.size(), 3);
+  EXPECT_EQ(all_of(loader), (Batches{{0, 1, 2, 3}, {4, 5, 6, 7}, {8, 9}}));
+
+  DataLoader dropping(dataset, sampler, {.batch_size = 4, .drop_last = true});
+  EXPECT_EQ(dropping.size(), 2);
+  EXPECT_EQ(all_of(dropping), (Batches{{0, 1, 2, 3}, {4, 5, 6, 7}}));
+
+  const Numbers constant{10};
+  DataLoader single(constant, sampler);
+  EXPECT_EQ(single.size(), 10);
+  EXPECT_EQ(all_of(single).back(), (std::vector<int64_t>{9}));
+}
+
+TEST(DataLoader, WorkersDoNotChangeTheBatches) {
+  Numbers dataset{103};
+  for (int64_t epoch : {0, 1}) {
+    Batches expected;
+    for (int64_t workers : {0, 1, 2, 4}) {
+      for (int64_t ahead : {1, 3}) {
+        DistributedSampler sampler(103, {.num_replicas = 2, .rank = 1});
+        DataLoader loader(dataset, sampler,
+                          {.batch_size = 4,
+                           .num_workers = workers,
+                           .prefetch_factor = ahead});
+        sampler.set_epoch(epoch);
+        Batches batches = all_of(loader);
+        EXPECT_EQ(static_cast<int64_t>(batches.size()), loader.size());
+        if (expected.empty()) expected = batches;
+        EXPECT_EQ(batches, expected) << workers << " workers";
+      }
+    }
+  }
+}
+
+// pytorch issue 73141: LibTorch's loader moves the sampler into itself, and
+// set_epoch() on the caller's never reaches it.
+TEST(DataLoader, SetEpochReachesTheLoop) {
+  Numbers dataset{50};
+  DistributedSampler sampler(50);
+  for (int64_t workers : {0, 2}) {
+    DataLoader loader(dataset, sampler,
+                      {.batch_size = 5, .num_workers = workers});
+    sampler.set_epoch(0);
+    Batches first = all_of(loader);
+    EXPECT_EQ(all_of(loader), first);
+    sampler.set_epoch(1);
+    EXPECT_NE(all_of(loader), first);
+  }
+}
+
+TEST(DataLoader, ALoopThatIsLeftEarlyEndsItsWorkers) {
+  std::atomic<int> running{0};
+  Numbers dataset{100, -1, &running};
+  DistributedSampler sampler(100, {.shuffle = false});
+  DataLoader loader(dataset, sampler, {.batch_size = 2, .num_workers = 3});
+  for (size_t stop_after : {1, 2, 7}) {
+    size_t seen = 0;
+    for (auto& batch : loader) {
+      EXPECT_EQ(batch.front(), static_cast<int64_t>(2 * seen));
+      if (++seen == stop_after) break;
+    }
+    EXPECT_EQ(running.load(), 0);
+    EXPECT_EQ(sampler.position(), static_cast<int64_t>(2 * stop_after));
+  }
+  EXPECT_EQ(all_of(loader).size(), 50u) << "the next loop is a whole pass";
+}
+
+TEST(DataLoader, RethrowsWhatTheDatasetThrowsInItsPlace) {
+  Numbers dataset{20, 9};
+  DistributedSampler sampler(20, {.shuffle = false});
+  for (int64_t workers : {0, 1, 3}) {
+    DataLoader loader(dataset, sampler,
+                      {.batch_size = 4, .num_workers = workers});
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      int64_t seen = 0;
+      EXPECT_THAT(
+          [&] {
+            for (auto& batch : loader)
+              seen += static_cast<int64_t>(batch.size());
+          },
+          ThrowsMessage<std::domain_error>(HasSubstr("sample 9")));
+      EXPECT_EQ(seen, 8);
+      EXPECT_EQ(sampler.position(), 8) << "the failed batch is not consumed";
+    }
+  }
+}
+
+TEST(DataLoader, SaysWhichBatchTookTooLong) {
+  struct Slow {
+    int64_t get_batch(c10::ArrayRef<size_t>) const {
+      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      return 0;
+    }
+    size_t size() const { return 1; }
+  } dataset;
+  DistributedSampler sampler(1);
+  DataLoader loader(
+      dataset, sampler,
+      {.num_workers = 1, .timeout = std::chrono::milliseconds(5)});
+  EXPECT_THAT([&] { loader.begin(); },
+              ThrowsMessage<std::runtime_error>(
+                  HasSubstr("not fetched batch 0 of this loop after 5 ms")));
+}
+
+// The position counts what the loop received, however far the workers are.
+TEST(DataLoader, ResumesAtEveryBatch) {
+  Numbers dataset{23};
+  const DistributedSamplerOptions part{.num_replicas = 2, .rank = 1, .seed = 3};
+  for (int64_t workers : {0, 2}) {
+    for (bool drop_last : {false, true}) {
+      DataLoaderOptions options{.batch_size = 5,
+                                .drop_last = drop_last,
+                                .num_workers = workers,
+                                .prefetch_factor = 4};
+      DistributedSampler sampler(23, part);
+      DataLoader loader(dataset, sampler, options);
+      sampler.set_epoch(2);
+      const Batches whole = all_of(loader);
+      ASSERT_EQ(static_cast<int64_t>(whole.size()), loader.size());
+      for (size_t done = 1; done <= whole.size(); ++done) {
+        size_t seen = 0;
+        std::map<std::string, int64_t> state;
+        for ([[maybe_unused]] auto& batch : loader) {
+          if (++seen == done) {
+            state = sampler.state_dict();
+            break;
+          }
+        }
+        DistributedSampler other(23, part);
+        DataLoader resumed(dataset, other, options);
+        other.load_state_dict(state);
+        other.set_epoch(2);
+        EXPECT_EQ(all_of(resumed), Batches(whole.begin() + done, whole.end()));
+        other.set_epoch(3);
+        sampler.set_epoch(3);
+        EXPECT_EQ(all_of(resumed), all_of(loader)) << "the epoch after it";
+        sampler.set_epoch(2);
+      }
+    }
+  }
+}
+
+TEST(DataLoader, AnEmptyPassHasNoBatches) {
+  Numbers dataset{0};
+  DistributedSampler sampler(0);
+  for (int64_t workers : {0, 2}) {
+    DataLoader loader(dataset, sampler, {.num_workers = workers});
+    EXPECT_EQ(loader.size(), 0);
+    EXPECT_TRUE(all_of(loader).empty());
+  }
+}
+
+TEST(DataLoader, LoadsTensors) {
+  TensorDataset dataset(torch::arange(12).view({6, 2}), torch::arange(6));
+  DistributedSampler sampler(dataset.size().value(), {.shuffle = false});
+  for (int64_t workers : {0, 2}) {
+    DataLoader loader(dataset, sampler,
+                      {.batch_size = 4, .num_workers = workers});
+    std::vector<torch::Tensor> data, targets;
+    for (auto& batch : loader) {
+      data.push_back(batch.data);
+      targets.push_back(batch.target);
+    }
+    ASSERT_EQ(data.size(), 2u);
+    EXPECT_TRUE(torch::equal(torch::cat(data), dataset.data()));
+    EXPECT_TRUE(torch::equal(torch::cat(targets), dataset.target()));
+  }
+}
+
+// Two datasets in LibTorch's own form.
+struct Squares : torch::data::datasets::Dataset<Squares> {
+  torch::data::Example<> get(size_t index) override {
+    auto value = static_cast<int64_t>(index);
+    return {torch::tensor({value}), torch::tensor(value * value)};
+  }
+  std::optional<size_t> size() const override { return 5; }
+};
+struct Lines
+    : torch::data::datasets::Dataset<Lines, torch::data::TensorExample> {
+  torch::data::TensorExample get(size_t index) override {
+    return torch::full({3}, static_cast<int64_t>(index));
+  }
+  std::optional<size_t> size() const override { return 5; }
+};
+
+TEST(DataLoader, StacksTheSamplesOfLibTorchDatasets) {
+  Squares plain;
+  auto mapped = Squares().map(torch::data::transforms::Stack<>());
+  DistributedSampler sampler(5, {.shuffle = false});
+  auto check = [&](auto& dataset) {
+    DataLoader loader(dataset, sampler, {.batch_size = 5});
+    static_assert(
+        std::is_same_v<decltype(*loader.begin()), torch::data::Example<>&>);
+    EXPECT_EQ(loader.begin()->data.sizes(), (c10::IntArrayRef{5, 1}));
+  };
+  check(plain);
+  check(mapped);
+
+  DataLoader loader(plain, sampler, {.batch_size = 5});
+  auto first = loader.begin();
+  EXPECT_TRUE(torch::equal(first->data, torch::arange(5).view({5, 1})));
+  EXPECT_TRUE(torch::equal(first->target, torch::tensor({0, 1, 4, 9, 16})));
+
+  Lines lines;
+  DataLoader unlabelled(lines, sampler, {.batch_size = 5});
+  EXPECT_EQ(unlabelled.begin()->data.sizes(), (c10::IntArrayRef{5, 3}));
+}
+
+TEST(DataLoader, OneLoopAtATime) {
+  Numbers dataset{4};
+  DistributedSampler sampler(4);
+  DataLoader loader(dataset, sampler);
+  {
+    auto first = loader.begin();
+    EXPECT_THAT([&] { loader.begin(); },
+                ThrowsMessage<std::logic_error>(
+                    HasSubstr("a loop over this loader is still running")));
+    EXPECT_EQ(sampler.position(), 1) << "the first loop is not disturbed";
+  }
+  EXPECT_EQ(all_of(loader).size(), 4u);
+}
+
+TEST(DataLoader, RefusesBadOptions) {
+  Numbers dataset{4};
+  DistributedSampler sampler(4);
+  auto refuses = [&](DataLoaderOptions options, const char* message) {
+    EXPECT_THAT([&] { DataLoader(dataset, sampler, options); },
+                ThrowsMessage<std::invalid_argument>(HasSubstr(message)));
+  };
+  refuses({.batch_size = 0}, "batch_size is 0; it must be 1 or more");
+  refuses({.num_workers = -1}, "num_workers is -1; it must be 0 or more");
+  refuses({.prefetch_factor = 0}, "prefetch_factor is 0");
+  refuses({.timeout = std::chrono::milliseconds(-1)}, "timeout is -1");
+
+  DistributedSampler larger(5);
+  EXPECT_THAT([&] { DataLoader(dataset, larger); },
+              ThrowsMessage<std::invalid_argument>(
+                  HasSubstr("made for 5 samples, the dataset has 4")));
+}
+
+}  // namespace
+}  // namespace lockstep

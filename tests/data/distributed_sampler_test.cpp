@@ -1,0 +1,225 @@
+#include "lockstep/data/distributed_sampler.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace lockstep {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+using Indices = std::vector<size_t>;
+
+DistributedSamplerOptions part(int64_t rank, int64_t num_replicas) {
+  return {.num_replicas = num_replicas, .rank = rank};
+}
+
+// The indices of all ranks together, sorted.
+Indices visited_by_all(const DistributedSamplerOptions& options, int64_t size,
+                       int64_t num_replicas) {
+  Indices all;
+  for (int64_t rank = 0; rank < num_replicas; ++rank) {
+    DistributedSamplerOptions own = options;
+    own.num_replicas = num_replicas;
+    own.rank = rank;
+    Indices mine = DistributedSampler(size, own).indices();
+    all.insert(all.end(), mine.begin(), mine.end());
+  }
+  std::ranges::sort(all);
+  return all;
+}
+
+// Literals printed by torch 2.13.0's torch.utils.data.distributed.
+TEST(DistributedSampler, GivesPythonsIndices) {
+  EXPECT_EQ(DistributedSampler(10, part(0, 3)).indices(),
+            (Indices{4, 5, 0, 2}));
+  EXPECT_EQ(DistributedSampler(10, part(2, 3)).indices(),
+            (Indices{7, 9, 6, 1}));
+
+  DistributedSampler seeded(10, {.num_replicas = 3, .rank = 1, .seed = 7});
+  seeded.set_epoch(5);
+  EXPECT_EQ(seeded.indices(), (Indices{5, 0, 2, 3}));
+
+  DistributedSampler dropping(
+      10, {.num_replicas = 3, .rank = 1, .seed = 7, .drop_last = true});
+  dropping.set_epoch(5);
+  EXPECT_EQ(dropping.indices(), (Indices{5, 0, 2}));
+
+  // More ranks than samples: the padding goes round more than once.
+  EXPECT_EQ(
+      DistributedSampler(2, {.num_replicas = 5, .rank = 4, .shuffle = false})
+          .indices(),
+      (Indices{0}));
+  EXPECT_EQ(DistributedSampler(2, part(3, 5)).indices(), (Indices{1}));
+
+  DistributedSampler negative(10, {.num_replicas = 1, .rank = 0, .seed = -3});
+  negative.set_epoch(1);
+  EXPECT_EQ(negative.indices(), (Indices{0, 1, 3, 5, 7, 9, 8, 6, 4, 2}));
+}
+
+TEST(DistributedSampler, AloneItVisitsEverything) {
+  DistributedSampler sampler(5, {.shuffle = false});
+  EXPECT_EQ(sampler.num_replicas(), 1);
+  EXPECT_EQ(sampler.indices(), (Indices{0, 1, 2, 3, 4}));
+  DistributedSampler empty(0);
+  EXPECT_EQ(empty.size(), 0);
+  EXPECT_TRUE(empty.indices().empty());
+}
+
+TEST(DistributedSampler, SetEpochChangesTheOrder) {
+  DistributedSampler sampler(100, part(0, 2));
+  Indices first = sampler.begin_pass();
+  EXPECT_EQ(sampler.begin_pass(), first) << "the same epoch, the same order";
+  sampler.set_epoch(1);
+  EXPECT_NE(sampler.begin_pass(), first);
+  sampler.set_epoch(0);
+  EXPECT_EQ(sampler.begin_pass(), first);
+}
+
+TEST(DistributedSampler, WithoutPaddingEachSampleIsVisitedOnce) {
+  for (int64_t size : {0, 1, 2, 3, 7, 10, 100, 1797}) {
+    Indices expected(size);
+    for (size_t i = 0; i < expected.size(); ++i) expected[i] = i;
+    for (int64_t ranks = 1; ranks <= 8; ++ranks) {
+      for (bool shuffle : {false, true}) {
+        EXPECT_EQ(
+            visited_by_all({.shuffle = shuffle, .pad = false}, size, ranks),
+            expected)
+            << size << " samples, " << ranks << " ranks";
+      }
+    }
+  }
+  DistributedSampler longer(7, {.num_replicas = 3, .rank = 0, .pad = false});
+  DistributedSampler shorter(7, {.num_replicas = 3, .rank = 2, .pad = false});
+  EXPECT_EQ(longer.size(), 3);
+  EXPECT_EQ(shorter.size(), 2);
+}
+
+TEST(DistributedSampler, PositionIsTheSameOnAllRanks) {
+  for (bool pad : {true, false}) {
+    DistributedSampler first(11, {.num_replicas = 3, .rank = 0, .pad = pad});
+    DistributedSampler last(11, {.num_replicas = 3, .rank = 2, .pad = pad});
+    first.begin_pass();
+    last.begin_pass();
+    for (int batch = 0; batch < 2; ++batch) {
+      first.consumed(2);
+      last.consumed(2);
+      EXPECT_EQ(first.state_dict(), last.state_dict());
+    }
+    EXPECT_EQ(first.position(), pad ? 12 : 11);
+  }
+}
+
+// For every batch size and every position: rest after resuming, in a sampler
+// that knows nothing but the state, equals the rest of the run itself.
+TEST(DistributedSampler, ResumesAtEveryPosition) {
+  for (bool drop_last : {false, true}) {
+    for (int64_t batch : {1, 2, 3}) {
+      DistributedSamplerOptions options{
+          .num_replicas = 3, .rank = 1, .seed = 4, .drop_last = drop_last};
+      DistributedSampler run(20, options);
+      run.set_epoch(6);
+      Indices whole = run.begin_pass();
+      for (size_t done = 0;; done += batch) {
+        options.seed = 0;  // the state brings its own
+        DistributedSampler resumed(20, options);
+        resumed.load_state_dict(run.state_dict());
+        resumed.set_epoch(6);  // as the training loop does
+        EXPECT_EQ(resumed.position(), run.position());
+        size_t skipped = std::min(done, whole.size());
+        EXPECT_EQ(resumed.begin_pass(),
+                  Indices(whole.begin() + skipped, whole.end()));
+        if (done >= whole.size()) break;
+        run.consumed(batch);
+      }
+    }
+  }
+}
+
+TEST(DistributedSampler, AResumedPassIsFollowedByAWholeOne) {
+  DistributedSampler run(8, part(0, 2));
+  run.begin_pass();
+  run.consumed(3);
+  DistributedSampler resumed(8, part(0, 2));
+  resumed.load_state_dict(run.state_dict());
+  EXPECT_EQ(resumed.begin_pass().size(), 1u);
+  EXPECT_EQ(resumed.begin_pass(), resumed.indices());
+
+  resumed.load_state_dict(run.state_dict());
+  resumed.set_epoch(1);
+  EXPECT_EQ(resumed.position(), 0);
+  EXPECT_EQ(resumed.begin_pass(), resumed.indices());
+}
+
+TEST(DistributedSampler, TheRestOfAnEpochCanBeSharedByOtherRanks) {
+  DistributedSampler before(
+      21, {.num_replicas = 4, .rank = 0, .seed = 1, .pad = false});
+  before.begin_pass();
+  before.consumed(2);
+  DistributedSampler alone(
+      21, {.num_replicas = 1, .rank = 0, .seed = 1, .pad = false});
+  Indices order = alone.indices();
+  Indices rest(order.begin() + 8, order.end());
+  std::ranges::sort(rest);
+  Indices together;
+  for (int64_t rank = 0; rank < 3; ++rank) {
+    DistributedSampler after(21,
+                             {.num_replicas = 3, .rank = rank, .pad = false});
+    after.load_state_dict(before.state_dict());
+    Indices mine = after.begin_pass();
+    together.insert(together.end(), mine.begin(), mine.end());
+  }
+  std::ranges::sort(together);
+  EXPECT_EQ(together, rest);
+}
+
+TEST(DistributedSampler, RefusesBadArguments) {
+  EXPECT_THAT([] { DistributedSampler(-1); },
+              ThrowsMessage<std::invalid_argument>(
+                  HasSubstr("dataset size is -1; it must be 0 or more")));
+  EXPECT_THAT([] { DistributedSampler(5, part(0, 0)); },
+              ThrowsMessage<std::invalid_argument>(
+                  HasSubstr("num_replicas is 0; it must be 1 or more")));
+  for (int64_t rank : {-1, 2, 3}) {
+    EXPECT_THAT([&] { DistributedSampler(5, part(rank, 2)); },
+                ThrowsMessage<std::invalid_argument>(
+                    AllOf(HasSubstr("rank is " + std::to_string(rank)),
+                          HasSubstr("in [0, 1]"))));
+  }
+}
+
+TEST(DistributedSampler, RefusesToGuessInALaunchedProcessWithoutAGroup) {
+  setenv("WORLD_SIZE", "2", 1);
+  EXPECT_THAT([] { DistributedSampler(5); },
+              ThrowsMessage<std::invalid_argument>(
+                  HasSubstr("call init_process_group() first")));
+  EXPECT_NO_THROW(DistributedSampler(5, part(1, 2)));
+  unsetenv("WORLD_SIZE");
+}
+
+TEST(DistributedSampler, RefusesAForeignStateAndKeepsItsOwn) {
+  DistributedSampler sampler(10, part(0, 2));
+  sampler.begin_pass();
+  sampler.consumed(1);
+  const auto state = sampler.state_dict();
+  auto refuses = [&](auto change, const char* message) {
+    auto bad = state;
+    change(bad);
+    EXPECT_THAT([&] { sampler.load_state_dict(bad); },
+                ThrowsMessage<std::invalid_argument>(HasSubstr(message)));
+    EXPECT_EQ(sampler.state_dict(), state);
+  };
+  refuses([](auto& s) { s.erase("seed"); }, "no entry \"seed\"");
+  refuses([](auto& s) { s["dataset_size"] = 11; },
+          "a dataset of 11 samples, this one has 10");
+  refuses([](auto& s) { s["shuffle"] = 0; }, "shuffle = false");
+  refuses([](auto& s) { s["position"] = -2; }, "position is -2");
+  refuses([](auto& s) { s["position"] = INT64_MAX; }, "damaged");
+}
+
+}  // namespace
+}  // namespace lockstep
