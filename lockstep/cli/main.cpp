@@ -49,9 +49,11 @@ int main(int argc, char** argv) {
       std::any_of(commands.begin(), commands.end(),
                   [&](const CLI::App* one) { return one->get_name() == word; });
   const std::string command = is_command ? "lockstep " + word : "lockstep";
-  if (!is_command && !word.empty() && word[0] != '-') {
+  if (!is_command && !word.empty() &&
+      app.get_option_no_throw(word) == nullptr) {
+    const std::string kind = word[0] == '-' ? "option" : "command";
     lockstep::write_message(
-        command, "unknown command \"" + word + "\"; see lockstep --help");
+        command, "unknown " + kind + " \"" + word + "\"; see lockstep --help");
     return kUsageError;
   }
   try {

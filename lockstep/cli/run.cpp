@@ -215,24 +215,20 @@ LocalAgentOptions agent_options(const RunArguments& arguments) {
 
 // CLI11 leaves in `remaining` what follows the first argument that is neither
 // an option that it knows nor an option's value.
-std::vector<std::string> command_of(std::vector<std::string> remaining) {
-  if (!remaining.empty() && remaining.front() == "--") {
-    remaining.erase(remaining.begin());
-  } else if (!remaining.empty() && remaining.front().starts_with('-')) {
-    const std::string& option = remaining.front();
-    if (const Unsupported* known = find_unsupported(option)) {
-      throw std::invalid_argument(
-          std::string("option ") + known->option +
-          " of torchrun is not supported: " + known->advice);
-    }
-    throw std::invalid_argument("unknown option " + option +
-                                "; see lockstep run --help");
-  }
+void check_is_program(const std::vector<std::string>& remaining) {
   if (remaining.empty()) {
     throw std::invalid_argument(
         "no program was given; say lockstep run [options] program args...");
   }
-  return remaining;
+  const std::string& first = remaining.front();
+  if (!first.starts_with('-')) return;
+  if (const Unsupported* known = find_unsupported(first)) {
+    throw std::invalid_argument(
+        std::string("option ") + known->option +
+        " of torchrun is not supported: " + known->advice);
+  }
+  throw std::invalid_argument("unknown option " + first +
+                              "; see lockstep run --help");
 }
 
 int run_agent(const LocalAgentOptions& options, RunDirectory& directory,
@@ -282,7 +278,8 @@ int launch(const RunArguments& arguments) {
 int launch_or_explain(RunArguments arguments,
                       std::vector<std::string> remaining) {
   try {
-    arguments.command = command_of(std::move(remaining));
+    check_is_program(remaining);
+    arguments.command = std::move(remaining);
     return launch(arguments);
   } catch (const ProgramError& error) {
     say(error.what());
@@ -388,17 +385,19 @@ void add_run_command(CLI::App& app, int& exit_code) {
       "with\n  underscores, and from PET_... variables as torchrun does: "
       "PET_NPROC_PER_NODE=2."));
   run->get_help_ptr()->description("Print this help and exit");
-  // From the first argument that is no option, or after "--", all is the
-  // program's.
+  // From the first argument that is no option, all is the program's. After
+  // "--" CLI11 leaves it with the parent.
   run->prefix_command();
-  run->allow_extras();
+  app.prefix_command();
   auto arguments = std::make_shared<RunArguments>();
   add_worker_options(*run, *arguments);
   add_output_options(*run, *arguments);
   add_shutdown_options(*run, *arguments);
   add_rendezvous_options(*run, *arguments);
-  run->callback([run, arguments, &exit_code] {
-    exit_code = launch_or_explain(*arguments, run->remaining());
+  run->callback([run, &app, arguments, &exit_code] {
+    exit_code = launch_or_explain(*arguments, run->remaining_size() > 0
+                                                  ? run->remaining()
+                                                  : app.remaining());
   });
 }
 
