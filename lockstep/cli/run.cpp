@@ -270,7 +270,8 @@ int launch(const RunArguments& arguments) {
   });
   if (end.killed_by != 0) {
     say("the launcher's agent was killed by " + signal_name(end.killed_by) +
-        "; all workers were killed");
+        (end.all_ended ? "; all workers were killed"
+                       : "; a worker outlived SIGKILL and is left behind"));
   }
   return end.exit_code;
 }

@@ -119,6 +119,11 @@ GuardedEnd run_guarded(const std::function<int(GuardianLink)>& body) {
   FileDescriptor commands(ends[0]);
   FileDescriptor forward(ends[1]);
 
+  // An ignored SIGCHLD, which exec hands on, would reap behind our back.
+  struct sigaction by_default {};
+  by_default.sa_handler = SIG_DFL;
+  sigaction(SIGCHLD, &by_default, nullptr);
+
   sigset_t taken = forwarded_signals();
   sigaddset(&taken, SIGCHLD);
   sigset_t blocked = taken;

@@ -83,7 +83,7 @@ TEST_F(EnvironmentContract, MasterSocketIsInheritedByLocalRankZeroOnly) {
       {"--nproc-per-node=2"},
       "for fd in /proc/self/fd/*; do case $(readlink $fd) in socket:*) "
       "echo $RANK ${fd##*/};; esac; done; "
-      "[ $RANK = 0 ] && echo named $LOCKSTEP_MASTER_LISTEN_FD");
+      "[ $RANK != 0 ] || echo named $LOCKSTEP_MASTER_LISTEN_FD");
   const auto found = lines(result.out);
   ASSERT_EQ(found.size(), 2u) << result.out;
   EXPECT_EQ(found[0].substr(2), found[1].substr(6));

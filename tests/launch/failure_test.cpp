@@ -16,7 +16,7 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::HasSubstr;
 
-class Failure : public LauncherTest {
+class LauncherFaults : public LauncherTest {
  protected:
   // The agent: the parent of the workers, as a worker says it.
   static pid_t agent_of(const std::string& out) {
@@ -24,7 +24,7 @@ class Failure : public LauncherTest {
   }
 };
 
-TEST_F(Failure, ExitCodeIsTheFirstFailingWorkers) {
+TEST_F(LauncherFaults, ExitCodeIsTheFirstFailingWorkers) {
   EXPECT_EQ(run_script({"--nproc-per-node=2"}, "true").exit_code, 0);
   auto result =
       run_script({"--nproc-per-node=3"}, "[ $RANK = 1 ] && exit 42; sleep 60");
@@ -38,7 +38,7 @@ TEST_F(Failure, ExitCodeIsTheFirstFailingWorkers) {
   EXPECT_THAT(result.err, HasSubstr("rank 1 failed: killed by SIGSEGV"));
 }
 
-TEST_F(Failure, WorkersThatIgnoreSigtermAreKilledWithinABound) {
+TEST_F(LauncherFaults, WorkersThatIgnoreSigtermAreKilledWithinABound) {
   const Deadline watch = Deadline::after(seconds(60));
   const auto result =
       run_script({"--nproc-per-node=2"},
@@ -49,7 +49,7 @@ TEST_F(Failure, WorkersThatIgnoreSigtermAreKilledWithinABound) {
   EXPECT_LT(watch.elapsed(), milliseconds(5000));
 }
 
-TEST_F(Failure, FailureShutdownTimeoutLetsWorkersCleanUp) {
+TEST_F(LauncherFaults, FailureShutdownTimeoutLetsWorkersCleanUp) {
   const auto result =
       run_script({"--nproc-per-node=2", "--failure-shutdown-timeout=20"},
                  "trap 'sleep 1; echo cleaned; exit 0' TERM; "
@@ -58,7 +58,7 @@ TEST_F(Failure, FailureShutdownTimeoutLetsWorkersCleanUp) {
   EXPECT_EQ(result.out, "cleaned\n");
 }
 
-TEST_F(Failure, RestartsCountAndTakeAFreshPort) {
+TEST_F(LauncherFaults, RestartsCountAndTakeAFreshPort) {
   const auto result = run_script(
       {"--nproc-per-node=2", "--max-restarts=2"},
       "[ $RANK = 0 ] && { echo $TORCHELASTIC_RESTART_COUNT $MASTER_PORT; "
@@ -76,14 +76,14 @@ TEST_F(Failure, RestartsCountAndTakeAFreshPort) {
   EXPECT_EQ(count(result.err, "restarting all 2 workers"), 2) << result.err;
 }
 
-TEST_F(Failure, RestartThatSucceedsIsASuccess) {
+TEST_F(LauncherFaults, RestartThatSucceedsIsASuccess) {
   EXPECT_EQ(run_script({"--max-restarts=1"},
                        "exit $((1 - TORCHELASTIC_RESTART_COUNT))")
                 .exit_code,
             0);
 }
 
-TEST_F(Failure, TwoJobsAtOnceHaveTheirOwnPorts) {
+TEST_F(LauncherFaults, TwoJobsAtOnceHaveTheirOwnPorts) {
   auto one = start_script({}, "echo $MASTER_PORT.; sleep 0.5");
   auto two = start_script({}, "echo $MASTER_PORT.; sleep 0.5");
   const auto first = one->finish();
@@ -94,7 +94,7 @@ TEST_F(Failure, TwoJobsAtOnceHaveTheirOwnPorts) {
 }
 
 // Pre-emption: one signal, a snapshot, the signal's exit code.
-TEST_F(Failure, ForwardedSignalIsDeliveredOnceAndAwaited) {
+TEST_F(LauncherFaults, ForwardedSignalIsDeliveredOnceAndAwaited) {
   for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGQUIT}) {
     auto launcher = start_script(
         {"--nproc-per-node=2", "--max-restarts=3"},
@@ -110,7 +110,7 @@ TEST_F(Failure, ForwardedSignalIsDeliveredOnceAndAwaited) {
   }
 }
 
-TEST_F(Failure, WorkersThatStayAfterAForwardedSignalAreKilled) {
+TEST_F(LauncherFaults, WorkersThatStayAfterAForwardedSignalAreKilled) {
   auto launcher = start_script({"--nproc-per-node=2", "--shutdown-timeout=0.3"},
                                "trap '' TERM; echo ready; "
                                "while :; do sleep 60; done");
@@ -119,7 +119,7 @@ TEST_F(Failure, WorkersThatStayAfterAForwardedSignalAreKilled) {
   EXPECT_EQ(launcher->finish(seconds(10)).exit_code, 128 + SIGTERM);
 }
 
-TEST_F(Failure, SecondInterruptKillsAtOnce) {
+TEST_F(LauncherFaults, SecondInterruptKillsAtOnce) {
   auto launcher = start_script({"--nproc-per-node=2"},
                                "trap 'echo stubborn' INT; echo ready; "
                                "while :; do sleep 0.05; done");
@@ -130,7 +130,7 @@ TEST_F(Failure, SecondInterruptKillsAtOnce) {
   EXPECT_EQ(launcher->finish(seconds(10)).exit_code, 128 + SIGINT);
 }
 
-TEST_F(Failure, SecondSigtermDoesNotCutASnapshotShort) {
+TEST_F(LauncherFaults, SecondSigtermDoesNotCutASnapshotShort) {
   auto launcher = start_script({},
                                "trap 'sleep 1; echo saved; exit' TERM; "
                                "echo ready; while :; do sleep 0.05; done");
@@ -142,7 +142,7 @@ TEST_F(Failure, SecondSigtermDoesNotCutASnapshotShort) {
   EXPECT_THAT(result.out, HasSubstr("saved\n"));
 }
 
-TEST_F(Failure, UserSignalsPassWithoutStopping) {
+TEST_F(LauncherFaults, UserSignalsPassWithoutStopping) {
   auto launcher = start_script(
       {"--nproc-per-node=2"},
       "trap 'echo usr1' USR1; trap 'echo usr2; exit 0' USR2; echo ready; "
@@ -163,7 +163,7 @@ const std::string kFamily =
     "(setsid sh -c 'env -i sleep 300 & echo born; sleep 300' &) ; "
     "echo agent $PPID; ";
 
-TEST_F(Failure, KilledLauncherLeavesNoOrphan) {
+TEST_F(LauncherFaults, KilledLauncherLeavesNoOrphan) {
   auto launcher = start_script({"--nproc-per-node=2"}, kFamily + "wait");
   launcher->await_output("born\n", 2);
   launcher->await_output("agent ", 2);
@@ -176,7 +176,7 @@ TEST_F(Failure, KilledLauncherLeavesNoOrphan) {
   EXPECT_EQ(launcher->finish(seconds(5)).exit_code, 128 + SIGKILL);
 }
 
-TEST_F(Failure, KilledLauncherLeavesNoWorkerThatIgnoresSigterm) {
+TEST_F(LauncherFaults, KilledLauncherLeavesNoWorkerThatIgnoresSigterm) {
   auto launcher = start_script({"--prefix-lines"},
                                "trap '' TERM INT HUP; setsid sh -c \"trap '' "
                                "TERM; echo born; sleep 300; sleep 300\" & "
@@ -187,7 +187,7 @@ TEST_F(Failure, KilledLauncherLeavesNoWorkerThatIgnoresSigterm) {
   launcher->finish(seconds(5));
 }
 
-TEST_F(Failure, KilledAgentLeavesNoOrphan) {
+TEST_F(LauncherFaults, KilledAgentLeavesNoOrphan) {
   auto launcher = start_script({"--nproc-per-node=2"}, kFamily + "wait");
   launcher->await_output("born\n", 2);
   launcher->await_output("agent ", 2);
@@ -197,7 +197,7 @@ TEST_F(Failure, KilledAgentLeavesNoOrphan) {
   EXPECT_THAT(result.err, HasSubstr("agent was killed by SIGKILL"));
 }
 
-TEST_F(Failure, BothKilledLeaveNoWorker) {
+TEST_F(LauncherFaults, BothKilledLeaveNoWorker) {
   // With a log directory, as nobody is left to remove a temporary one.
   auto launcher = start_script(
       {"--nproc-per-node=2", "--log-dir=" + (scratch() / "logs").string()},
@@ -210,12 +210,29 @@ TEST_F(Failure, BothKilledLeaveNoWorker) {
   launcher->finish(seconds(5));
 }
 
-TEST_F(Failure, NothingThatAWorkerStartedOutlivesTheLaunch) {
+TEST_F(LauncherFaults, NothingThatAWorkerStartedOutlivesTheLaunch) {
   const auto result = run_script({"--nproc-per-node=2"}, kFamily + "sleep 0.2");
   EXPECT_EQ(result.exit_code, 0);
 }
 
-TEST_F(Failure, WhatIsLeftMayCleanUpFirst) {
+// Some daemons start their children so; waitpid() would find nobody.
+TEST_F(LauncherFaults, IgnoredSigchldOfTheCallerDoesNotHideEnds) {
+  signal(SIGCHLD, SIG_IGN);
+  auto launcher = start_script({"--nproc-per-node=2"}, "exit 5");
+  signal(SIGCHLD, SIG_DFL);
+  EXPECT_EQ(launcher->finish().exit_code, 5);
+}
+
+TEST_F(LauncherFaults, NohupIsRespected) {
+  signal(SIGHUP, SIG_IGN);
+  auto launcher = start_script({}, "echo ready; sleep 0.5; exit 6");
+  signal(SIGHUP, SIG_DFL);
+  launcher->await_output("ready\n");
+  launcher->signal(SIGHUP);
+  EXPECT_EQ(launcher->finish().exit_code, 6);
+}
+
+TEST_F(LauncherFaults, WhatIsLeftMayCleanUpFirst) {
   // As the resource tracker of Python's multiprocessing, which unlinks shared
   // memory once its parent is gone, and which ignores SIGTERM.
   const auto result = run_script(
@@ -225,7 +242,7 @@ TEST_F(Failure, WhatIsLeftMayCleanUpFirst) {
   EXPECT_THAT(result.out, HasSubstr("unlinked\n"));
 }
 
-TEST_F(Failure, SignalToEveryProcessOfTheJobCountsOnce) {
+TEST_F(LauncherFaults, SignalToEveryProcessOfTheJobCountsOnce) {
   auto launcher = start_script({},
                                "trap 'sleep 0.5; echo saved; exit' TERM; "
                                "echo agent $PPID; "
