@@ -1,0 +1,72 @@
+#include <fcntl.h>
+#include <unistd.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <exception>
+#include <iostream>
+#include <string>
+
+#include "lockstep/cli/command_line.h"
+#include "lockstep/cli/run.h"
+
+namespace {
+
+constexpr int kUsageError = 2;  // as argparse, and so torchrun
+
+// A descriptor 0 to 2 that is closed would be the number of the next pipe or
+// socket, and a worker's output would go there.
+void open_standard_streams() {
+  for (int fd = 0; fd < 3; ++fd) {
+    if (fcntl(fd, F_GETFD) == -1) open("/dev/null", O_RDWR);
+  }
+}
+
+std::string one_line(std::string text) {
+  for (char& c : text) {
+    if (c == '\n') c = ' ';
+  }
+  return text;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  open_standard_streams();
+  CLI::App app("Distributed training for LibTorch.", "lockstep");
+  app.formatter(lockstep::make_help_formatter("lockstep COMMAND ..."));
+  app.set_version_flag("--version", "lockstep " LOCKSTEP_VERSION,
+                       "Print the version and exit");
+  app.get_help_ptr()->description("Print this help and exit");
+  app.require_subcommand(1);
+  int exit_code = 0;
+  lockstep::add_run_command(app, exit_code);
+
+  const std::string word = argc > 1 ? argv[1] : "";
+  const auto commands =
+      app.get_subcommands([](const CLI::App*) { return true; });
+  const bool is_command =
+      std::any_of(commands.begin(), commands.end(),
+                  [&](const CLI::App* one) { return one->get_name() == word; });
+  const std::string command = is_command ? "lockstep " + word : "lockstep";
+  if (!is_command && !word.empty() &&
+      app.get_option_no_throw(word) == nullptr) {
+    const std::string kind = word[0] == '-' ? "option" : "command";
+    lockstep::write_message(
+        command, "unknown " + kind + " \"" + word + "\"; see lockstep --help");
+    return kUsageError;
+  }
+  try {
+    app.parse(argc, argv);
+    return exit_code;
+  } catch (const CLI::Success& help_or_version) {
+    return app.exit(help_or_version, std::cout, std::cerr);
+  } catch (const CLI::ParseError& error) {
+    lockstep::write_message(
+        command, one_line(error.what()) + "; see " + command + " --help");
+    return kUsageError;
+  } catch (const std::exception& error) {
+    lockstep::write_message(command, error.what());
+    return 1;
+  }
+}

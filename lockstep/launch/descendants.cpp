@@ -1,0 +1,109 @@
+#include "lockstep/launch/descendants.h"
+
+#include <dirent.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+#include <fstream>
+#include <memory>
+#include <string>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/file_descriptor.h"
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kKillAllowance{5000};
+// How often SIGKILL is repeated: a child adopted in between needs its own.
+constexpr milliseconds kKillInterval{10};
+
+// Field 4 of /proc/PID/stat; 0 where the process is gone. The name in field 2
+// may hold anything, parentheses too, so the fields count from its last one.
+pid_t parent_of(const char* pid) {
+  std::ifstream file(std::string("/proc/") + pid + "/stat");
+  std::string line;
+  std::getline(file, line);
+  const size_t name_end = line.rfind(')');
+  if (name_end == std::string::npos || name_end + 4 > line.size()) return 0;
+  return static_cast<pid_t>(std::atoi(line.c_str() + name_end + 4));
+}
+
+// Sleeps until a child ends or `allowed` has passed.
+void await_child(milliseconds allowed) {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGCHLD);
+  const timespec time{allowed.count() / 1000,
+                      (allowed.count() % 1000) * 1'000'000};
+  sigtimedwait(&set, nullptr, &time);
+}
+
+void signal_children(int signal) {
+  for (const pid_t pid : child_processes()) ::kill(pid, signal);
+}
+
+}  // namespace
+
+void adopt_orphans() {
+  if (prctl(PR_SET_CHILD_SUBREAPER, 1) != 0) {
+    throw_errno("PR_SET_CHILD_SUBREAPER");
+  }
+}
+
+std::vector<pid_t> child_processes() {
+  struct Closer {
+    void operator()(DIR* directory) const { closedir(directory); }
+  };
+  const std::unique_ptr<DIR, Closer> proc(opendir("/proc"));
+  std::vector<pid_t> children;
+  if (!proc) return children;
+  const pid_t self = getpid();
+  while (const dirent* entry = readdir(proc.get())) {
+    if (entry->d_name[0] < '1' || entry->d_name[0] > '9') continue;
+    if (parent_of(entry->d_name) == self) {
+      children.push_back(static_cast<pid_t>(std::atoi(entry->d_name)));
+    }
+  }
+  return children;
+}
+
+bool reap_children(const Reaped& reaped) {
+  while (true) {
+    int status = 0;
+    const pid_t pid = waitpid(-1, &status, WNOHANG);
+    if (pid > 0) {
+      reaped(pid, status);
+    } else if (pid == 0) {
+      return true;
+    } else if (errno != EINTR) {
+      return false;  // ECHILD
+    }
+  }
+}
+
+bool end_descendants(milliseconds grace, const Reaped& reaped) {
+  if (!reap_children(reaped)) return true;
+  if (grace > milliseconds(0)) signal_children(SIGTERM);
+  const Deadline polite = Deadline::after(grace);
+  while (!polite.expired()) {
+    await_child(polite.remaining());
+    if (!reap_children(reaped)) return true;
+  }
+  const Deadline last = Deadline::after(kKillAllowance);
+  while (!last.expired()) {
+    signal_children(SIGKILL);
+    await_child(kKillInterval);
+    if (!reap_children(reaped)) return true;
+  }
+  return false;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,198 @@
+#include "lockstep/launch/output_mux.h"
+
+#include <fcntl.h>
+#include <limits.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+constexpr size_t kReadSize = 64 * 1024;
+constexpr size_t kLongestLine = 1024 * 1024;
+constexpr size_t kConsoleBacklog = 256 * 1024;
+
+void write_file(int fd, std::string_view bytes) {
+  while (!bytes.empty()) {
+    const ssize_t count = write(fd, bytes.data(), bytes.size());
+    if (count < 0 && errno == EINTR) continue;
+    // A full disk costs the log, not the training.
+    if (count <= 0) return;
+    bytes.remove_prefix(static_cast<size_t>(count));
+  }
+}
+
+bool is_ready(const std::vector<pollfd>& entries, int fd, short events) {
+  return std::any_of(entries.begin(), entries.end(), [&](const pollfd& entry) {
+    return entry.fd == fd && (entry.events & events) != 0 && entry.revents != 0;
+  });
+}
+
+bool writable_now(int fd) {
+  pollfd entry{fd, POLLOUT, 0};
+  return poll(&entry, 1, 0) == 1;
+}
+
+// How much of `bytes` to write at once: a pipe that poll() calls writable takes
+// PIPE_BUF bytes without blocking and without mixing them with another
+// writer's, so whole lines where they fit.
+size_t chunk_size(std::string_view bytes) {
+  if (bytes.size() <= PIPE_BUF) return bytes.size();
+  const size_t newline = bytes.rfind('\n', PIPE_BUF - 1);
+  return newline == std::string_view::npos ? PIPE_BUF : newline + 1;
+}
+
+}  // namespace
+
+OutputMux::OutputMux(int stdout_fd, int stderr_fd)
+    : out_{stdout_fd, {}, 0, false}, err_{stderr_fd, {}, 0, false} {}
+
+FileDescriptor OutputMux::add_stream(Console console, std::string prefix,
+                                     FileDescriptor log_file) {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) throw_errno("a worker's output pipe");
+  FileDescriptor reading(ends[0]);
+  FileDescriptor writing(ends[1]);
+  // This end only: the worker's stays blocking, as programs expect.
+  if (fcntl(reading.get(), F_SETFL, O_NONBLOCK) != 0) {
+    throw_errno("a worker's output pipe");
+  }
+  streams_.push_back({std::move(reading),
+                      std::move(log_file),
+                      console,
+                      std::move(prefix),
+                      {}});
+  return writing;
+}
+
+OutputMux::Sink* OutputMux::sink_of(Console console) {
+  return const_cast<Sink*>(std::as_const(*this).sink_of(console));
+}
+
+const OutputMux::Sink* OutputMux::sink_of(Console console) const {
+  if (console == Console::none) return nullptr;
+  return console == Console::out ? &out_ : &err_;
+}
+
+bool OutputMux::wants_input(const Stream& stream) const {
+  if (!stream.pipe) return false;
+  const Sink* sink = sink_of(stream.console);
+  return sink == nullptr || sink->size() < kConsoleBacklog;
+}
+
+void OutputMux::add_poll_entries(std::vector<pollfd>& entries) const {
+  for (const Stream& stream : streams_) {
+    if (wants_input(stream)) entries.push_back({stream.pipe.get(), POLLIN, 0});
+  }
+  for (const Sink* sink : {&out_, &err_}) {
+    if (sink->size() > 0) entries.push_back({sink->fd, POLLOUT, 0});
+  }
+}
+
+void OutputMux::handle_poll_entries(const std::vector<pollfd>& entries) {
+  for (Stream& stream : streams_) {
+    if (stream.pipe && is_ready(entries, stream.pipe.get(), POLLIN)) {
+      read_stream(stream);
+    }
+  }
+  for (Sink* sink : {&out_, &err_}) {
+    if (sink->size() > 0) write_sink(*sink);
+  }
+}
+
+void OutputMux::read_stream(Stream& stream) {
+  char bytes[kReadSize];
+  const ssize_t count = read(stream.pipe.get(), bytes, sizeof(bytes));
+  if (count > 0) {
+    take(stream, {bytes, static_cast<size_t>(count)});
+  } else if (count == 0 || (errno != EAGAIN && errno != EINTR)) {
+    end_stream(stream);
+  }
+}
+
+void OutputMux::take(Stream& stream, std::string_view bytes) {
+  if (stream.log_file) write_file(stream.log_file.get(), bytes);
+  Sink* sink = sink_of(stream.console);
+  if (sink == nullptr || sink->closed) return;
+  while (!bytes.empty()) {
+    const size_t newline = bytes.find('\n');
+    stream.partial_line += bytes.substr(0, newline);
+    if (newline == std::string_view::npos &&
+        stream.partial_line.size() < kLongestLine) {
+      return;
+    }
+    sink->pending += stream.prefix + stream.partial_line + '\n';
+    stream.partial_line.clear();
+    if (newline == std::string_view::npos) return;
+    bytes.remove_prefix(newline + 1);
+  }
+}
+
+void OutputMux::end_stream(Stream& stream) {
+  Sink* sink = sink_of(stream.console);
+  if (sink != nullptr && !sink->closed && !stream.partial_line.empty()) {
+    sink->pending += stream.prefix + stream.partial_line + '\n';
+  }
+  stream.partial_line.clear();
+  stream.pipe.reset();
+  stream.log_file.reset();
+}
+
+void OutputMux::write_sink(Sink& sink) {
+  while (sink.size() > 0 && writable_now(sink.fd)) {
+    const std::string_view rest =
+        std::string_view(sink.pending).substr(sink.written);
+    const ssize_t count = write(sink.fd, rest.data(), chunk_size(rest));
+    if (count > 0) {
+      sink.written += static_cast<size_t>(count);
+    } else if (errno == EAGAIN) {
+      break;
+    } else if (errno != EINTR) {
+      close_sink(sink);
+    }
+  }
+  if (sink.size() == 0) {
+    sink.pending.clear();
+    sink.written = 0;
+  } else if (sink.written > kConsoleBacklog) {
+    sink.pending.erase(0, sink.written);
+    sink.written = 0;
+  }
+}
+
+void OutputMux::close_sink(Sink& sink) {
+  sink.closed = true;
+  sink.pending.clear();
+  sink.written = 0;
+  for (Stream& stream : streams_) {
+    if (sink_of(stream.console) == &sink && !stream.log_file) {
+      end_stream(stream);
+    }
+  }
+}
+
+bool OutputMux::drain(std::chrono::milliseconds idle, int interrupt_fd) {
+  bool complete = false;
+  while (true) {
+    std::vector<pollfd> entries;
+    add_poll_entries(entries);
+    if (entries.empty()) {
+      complete = true;
+      break;
+    }
+    const size_t own = entries.size();
+    entries.push_back({interrupt_fd, POLLIN, 0});  // poll() passes over -1
+    const int ready =
+        poll(entries.data(), entries.size(), static_cast<int>(idle.count()));
+    if (ready < 0 && errno == EINTR) continue;
+    if (ready <= 0 || entries[own].revents != 0) break;
+    handle_poll_entries(entries);
+  }
+  streams_.clear();
+  return complete;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,81 @@
+#pragma once
+
+#include <poll.h>
+
+#include <chrono>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/base/file_descriptor.h"
+
+namespace lockstep {
+
+// Carries the output of many workers to the console by whole lines, each behind
+// its worker's prefix, and the same bytes, unprefixed, to a worker's log file.
+// A line is never torn and never mixed with another of this mux. What a worker
+// wrote last without a newline is given one at the end of the stream. A line
+// longer than 1 MiB is broken there.
+//
+// It never blocks: it reads and writes what poll() says can be. A console that
+// reads slowly holds the workers back, through their pipes, once 256 KiB wait.
+// When the reader of the console is gone, the pipes of the streams without a
+// file are closed, so that the workers get SIGPIPE as if they wrote there.
+//
+// Driven by an event loop of one thread: add_poll_entries(), poll(),
+// handle_poll_entries(). Requires SIGPIPE blocked or ignored.
+class OutputMux {
+ public:
+  // The console's descriptors, not owned: 1 and 2 but in tests.
+  explicit OutputMux(int stdout_fd = 1, int stderr_fd = 2);
+
+  enum class Console { none, out, err };
+
+  // A new stream: returns the descriptor that the worker writes to, which the
+  // caller closes once the worker has it. `log_file` may own nothing. Throws
+  // std::system_error.
+  FileDescriptor add_stream(Console console, std::string prefix,
+                            FileDescriptor log_file);
+
+  // Appends what poll() must watch.
+  void add_poll_entries(std::vector<pollfd>& entries) const;
+  // Serves those of `entries` that are ready; others are passed over.
+  void handle_poll_entries(const std::vector<pollfd>& entries);
+
+  // Serves until every stream has ended and everything is written, or nothing
+  // has moved for `idle`, or `interrupt_fd` (-1 for none) is readable or hung
+  // up. Then forgets all streams. False where something was left.
+  bool drain(std::chrono::milliseconds idle, int interrupt_fd);
+
+ private:
+  struct Stream {
+    FileDescriptor pipe;
+    FileDescriptor log_file;
+    Console console = Console::none;
+    std::string prefix;
+    std::string partial_line;
+  };
+  struct Sink {
+    int fd;
+    std::string pending;  // whole lines; bytes before `written` are out
+    size_t written = 0;
+    bool closed = false;
+    size_t size() const { return pending.size() - written; }
+  };
+
+  Sink* sink_of(Console console);
+  const Sink* sink_of(Console console) const;
+  bool wants_input(const Stream& stream) const;
+  void read_stream(Stream& stream);
+  void take(Stream& stream, std::string_view bytes);
+  void end_stream(Stream& stream);
+  void write_sink(Sink& sink);
+  void close_sink(Sink& sink);
+
+  std::vector<Stream> streams_;
+  Sink out_;
+  Sink err_;
+};
+
+}  // namespace lockstep

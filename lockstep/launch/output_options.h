@@ -1,0 +1,54 @@
+#pragma once
+
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <string_view>
+
+namespace lockstep {
+
+// A worker's standard streams as torchrun counts them; values add up.
+enum class Streams : unsigned { none = 0, out = 1, err = 2, all = 3 };
+
+inline bool includes(Streams set, Streams one) {
+  return (static_cast<unsigned>(set) & static_cast<unsigned>(one)) != 0;
+}
+
+// The value of --redirects or --tee: one set of streams for every worker
+// ("3"), or one for some local ranks and none for the rest ("0:1,1:2").
+class StreamSelection {
+ public:
+  StreamSelection() = default;
+  // Throws std::invalid_argument that begins with `option`.
+  static StreamSelection parse(std::string_view option, std::string_view text);
+
+  Streams of(int local_rank) const;
+  bool empty() const;  // selects nothing for any rank
+
+ private:
+  Streams everywhere_ = Streams::none;
+  std::map<int, Streams> by_rank_;
+};
+
+// "0,2" as a set of local ranks. Throws std::invalid_argument.
+std::set<int> parse_local_ranks(std::string_view option, std::string_view text);
+
+// Where the workers' output goes. By default they write to the launcher's own
+// stdout and stderr, with nothing in between: a terminal stays a terminal.
+struct OutputOptions {
+  StreamSelection redirects{};  // into a file of the log directory only
+  StreamSelection tee{};  // to the console by prefixed lines, and into the file
+                          // where there is a log directory
+  bool prefix_lines = false;  // tee for every stream that is not redirected
+  // Local ranks that the console shows; all where unset. Files hold all.
+  std::optional<std::set<int>> local_ranks_filter{};
+  // ${role_name}, ${local_rank} and ${rank} are put in.
+  std::string prefix_template = "[${role_name}${local_rank}]:";
+};
+
+// The prefix of a worker's lines on the console.
+std::string line_prefix(const OutputOptions& options, std::string_view role,
+                        int local_rank);
+
+}  // namespace lockstep

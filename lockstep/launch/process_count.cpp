@@ -1,0 +1,99 @@
+#include "lockstep/launch/process_count.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+#include <stdexcept>
+#include <vector>
+
+#include "lockstep/base/environment.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int kMostProcesses = 4096;
+
+bool is_number(std::string_view text) {
+  return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) {
+    return c >= '0' && c <= '9';
+  });
+}
+
+}  // namespace
+
+int usable_cores() {
+  // The kernel refuses a mask shorter than its own; grow until it fits.
+  for (size_t cores = 1024; cores <= 1 << 20; cores *= 2) {
+    cpu_set_t* mask = CPU_ALLOC(cores);
+    if (mask == nullptr) break;
+    const size_t bytes = CPU_ALLOC_SIZE(cores);
+    int count = 0;
+    if (sched_getaffinity(0, bytes, mask) == 0) {
+      count = CPU_COUNT_S(bytes, mask);
+    }
+    CPU_FREE(mask);
+    if (count > 0) return count;
+  }
+  return 1;
+}
+
+int visible_gpus(const std::string& device_directory) {
+  int devices = 0;
+  std::error_code ignored;
+  for (const auto& entry :
+       std::filesystem::directory_iterator(device_directory, ignored)) {
+    const std::string name = entry.path().filename();
+    if (name.starts_with("nvidia") && is_number(name.substr(6))) ++devices;
+  }
+
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (visible == nullptr) return devices;
+  int chosen = 0;
+  std::string_view rest = visible;
+  while (!rest.empty() && chosen < devices) {
+    const size_t comma = rest.find(',');
+    std::string_view item = rest.substr(0, comma);
+    while (item.starts_with(' ')) item.remove_prefix(1);
+    while (item.ends_with(' ')) item.remove_suffix(1);
+    const bool names_device = item.starts_with("GPU-") ||
+                              item.starts_with("MIG-") ||
+                              (is_number(item) && item.size() < 6 &&
+                               std::stoi(std::string(item)) < devices);
+    if (!names_device) break;
+    ++chosen;
+    if (comma == std::string_view::npos) break;
+    rest.remove_prefix(comma + 1);
+  }
+  return chosen;
+}
+
+int resolve_process_count(std::string_view text) {
+  if (text == "cpu") return usable_cores();
+  if (text == "auto") {
+    const int gpus = visible_gpus();
+    return gpus > 0 ? gpus : usable_cores();
+  }
+  if (text == "gpu") {
+    const int gpus = visible_gpus();
+    if (gpus > 0) return gpus;
+    throw std::invalid_argument(
+        std::getenv("CUDA_VISIBLE_DEVICES") != nullptr
+            ? "--nproc-per-node is \"gpu\", and CUDA_VISIBLE_DEVICES leaves no "
+              "GPU of this host visible; unset it, or give a number, \"cpu\" "
+              "or \"auto\""
+            : "--nproc-per-node is \"gpu\", and this host has no NVIDIA GPU "
+              "(/dev/nvidia0); give a number, \"cpu\" or \"auto\"");
+  }
+  if (!is_number(text)) {
+    throw std::invalid_argument("--nproc-per-node is \"" + std::string(text) +
+                                "\"; allowed is a whole number from 1 to " +
+                                std::to_string(kMostProcesses) +
+                                ", \"auto\", \"cpu\" or \"gpu\"");
+  }
+  return static_cast<int>(
+      parse_int("--nproc-per-node", text, 1, kMostProcesses));
+}
+
+}  // namespace lockstep

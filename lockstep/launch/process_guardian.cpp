@@ -1,0 +1,152 @@
+#include "lockstep/launch/process_guardian.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/prctl.h>
+#include <sys/signalfd.h>
+#include <sys/types.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <chrono>
+#include <cstdio>
+#include <optional>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/launch/descendants.h"
+#include "lockstep/launch/worker_process.h"
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kAgentAllowance{15000};
+
+sigset_t forwarded_signals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (int signal : {SIGINT, SIGTERM, SIGQUIT, SIGUSR1, SIGUSR2}) {
+    sigaddset(&set, signal);
+  }
+  struct sigaction hang_up {};
+  sigaction(SIGHUP, nullptr, &hang_up);
+  if (hang_up.sa_handler != SIG_IGN) sigaddset(&set, SIGHUP);
+  return set;
+}
+
+void block_all_but_faults() {
+  sigset_t set;
+  sigfillset(&set);
+  for (int fault :
+       {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGTRAP, SIGABRT, SIGSYS}) {
+    sigdelset(&set, fault);
+  }
+  sigprocmask(SIG_SETMASK, &set, nullptr);
+}
+
+[[noreturn]] void run_agent(const std::function<int(GuardianLink)>& body,
+                            GuardianLink link) {
+  block_all_but_faults();
+  setsid();
+  // Another name than the launcher's: "killall -9 lockstep" leaves the agent
+  // to clean up.
+  prctl(PR_SET_NAME, "elastic_agent");
+  const int exit_code = body(std::move(link));
+  std::fflush(nullptr);
+  _exit(exit_code);
+}
+
+// The launcher's side until the agent has ended.
+class Guardian {
+ public:
+  Guardian(pid_t agent, FileDescriptor commands, FileDescriptor signals)
+      : agent_(agent),
+        commands_(std::move(commands)),
+        signals_(std::move(signals)) {}
+
+  GuardedEnd watch() {
+    while (!agent_status_) {
+      pollfd entry{signals_.get(), POLLIN, 0};
+      const int timeout =
+          kill_agent_at_ ? static_cast<int>(kill_agent_at_->remaining().count())
+                         : -1;
+      poll(&entry, 1, timeout);
+      if (kill_agent_at_ && kill_agent_at_->expired()) kill(agent_, SIGKILL);
+      take_signals();
+    }
+    GuardedEnd end;
+    end.exit_code = exit_code_of(*agent_status_);
+    if (WIFSIGNALED(*agent_status_)) end.killed_by = WTERMSIG(*agent_status_);
+    end.all_ended = end_descendants(milliseconds(0), [](pid_t, int) {});
+    return end;
+  }
+
+ private:
+  void take_signals() {
+    signalfd_siginfo info{};
+    while (read(signals_.get(), &info, sizeof(info)) == sizeof(info)) {
+      const int signal = static_cast<int>(info.ssi_signo);
+      if (signal == SIGCHLD) {
+        reap_children([this](pid_t pid, int status) {
+          if (pid == agent_) agent_status_ = status;
+        });
+        continue;
+      }
+      const char byte = static_cast<char>(signal);
+      // An agent that reads no more has ended or will be killed below.
+      [[maybe_unused]] auto written = write(commands_.get(), &byte, 1);
+      if (signal == SIGINT && ++interrupts_ == 2) {
+        kill_agent_at_ = Deadline::after(kAgentAllowance);
+      }
+    }
+  }
+
+  pid_t agent_;
+  FileDescriptor commands_;
+  FileDescriptor signals_;
+  std::optional<int> agent_status_;
+  std::optional<Deadline> kill_agent_at_;
+  int interrupts_ = 0;
+};
+
+}  // namespace
+
+GuardedEnd run_guarded(const std::function<int(GuardianLink)>& body) {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) throw_errno("guardian's pipe");
+  FileDescriptor commands(ends[0]);
+  FileDescriptor forward(ends[1]);
+
+  // An ignored SIGCHLD, which exec hands on, would reap behind our back.
+  struct sigaction by_default {};
+  by_default.sa_handler = SIG_DFL;
+  sigaction(SIGCHLD, &by_default, nullptr);
+
+  sigset_t taken = forwarded_signals();
+  sigaddset(&taken, SIGCHLD);
+  sigset_t blocked = taken;
+  // A write to a dead agent, or to a closed stderr, is an error, no death.
+  sigaddset(&blocked, SIGPIPE);
+  GuardianLink link;
+  sigprocmask(SIG_BLOCK, &blocked, &link.original_mask);
+  FileDescriptor signals(signalfd(-1, &taken, SFD_CLOEXEC | SFD_NONBLOCK));
+  if (!signals) throw_errno("signalfd");
+  adopt_orphans();
+
+  std::fflush(nullptr);  // or the child would write what is buffered again
+  const pid_t agent = fork();
+  if (agent < 0) throw_errno("starting the launcher's agent");
+  if (agent == 0) {
+    // Held here, the writing end would never let the stream end.
+    forward.reset();
+    signals.reset();
+    link.commands = std::move(commands);
+    run_agent(body, std::move(link));
+  }
+  commands.reset();
+  return Guardian(agent, std::move(forward), std::move(signals)).watch();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,87 @@
+#include "lockstep/launch/worker_environment.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <string_view>
+
+namespace lockstep {
+namespace {
+
+bool defines(const std::string& entry, std::string_view name) {
+  return entry.size() > name.size() && entry.starts_with(name) &&
+         entry[name.size()] == '=';
+}
+
+bool contains(const std::vector<std::string>& entries, std::string_view name) {
+  return std::any_of(entries.begin(), entries.end(),
+                     [&](const auto& entry) { return defines(entry, name); });
+}
+
+void remove(std::vector<std::string>& entries, std::string_view name) {
+  std::erase_if(entries,
+                [&](const auto& entry) { return defines(entry, name); });
+}
+
+void set(std::vector<std::string>& entries, std::string_view name,
+         const std::string& value) {
+  remove(entries, name);
+  entries.push_back(std::string(name) + "=" + value);
+}
+
+}  // namespace
+
+std::vector<std::string> current_environment() {
+  std::vector<std::string> entries;
+  for (char** entry = environ; entry != nullptr && *entry != nullptr; ++entry) {
+    entries.emplace_back(*entry);
+  }
+  return entries;
+}
+
+bool limits_omp_threads(int local_world_size,
+                        const std::vector<std::string>& inherited) {
+  return local_world_size > 1 && !contains(inherited, "OMP_NUM_THREADS");
+}
+
+std::vector<std::string> worker_environment(
+    const WorkerIdentity& worker, const std::vector<std::string>& inherited) {
+  std::vector<std::string> entries = inherited;
+  const std::string rank = std::to_string(worker.local_rank);
+  const std::string size = std::to_string(worker.local_world_size);
+  set(entries, "LOCAL_RANK", rank);
+  set(entries, "RANK", rank);
+  set(entries, "ROLE_RANK", rank);
+  set(entries, "GROUP_RANK", "0");
+  set(entries, "ROLE_NAME", worker.role);
+  set(entries, "LOCAL_WORLD_SIZE", size);
+  set(entries, "WORLD_SIZE", size);
+  set(entries, "ROLE_WORLD_SIZE", size);
+  set(entries, "GROUP_WORLD_SIZE", "1");
+  set(entries, "MASTER_ADDR", worker.master_addr);
+  set(entries, "MASTER_PORT", std::to_string(worker.master_port));
+  set(entries, "TORCHELASTIC_RESTART_COUNT",
+      std::to_string(worker.restart_count));
+  set(entries, "TORCHELASTIC_MAX_RESTARTS",
+      std::to_string(worker.max_restarts));
+  set(entries, "TORCHELASTIC_RUN_ID", worker.run_id);
+  // Python's spelling: the launcher hosts no store, rank 0 does.
+  set(entries, "TORCHELASTIC_USE_AGENT_STORE", "False");
+  set(entries, "TORCHELASTIC_ERROR_FILE", worker.error_file);
+  if (!contains(inherited, "TORCH_NCCL_ASYNC_ERROR_HANDLING")) {
+    set(entries, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
+  }
+  if (limits_omp_threads(worker.local_world_size, inherited)) {
+    set(entries, "OMP_NUM_THREADS", "1");
+  }
+  if (worker.master_listen_fd >= 0) {
+    set(entries, "LOCKSTEP_MASTER_LISTEN_FD",
+        std::to_string(worker.master_listen_fd));
+  } else {
+    // Left by a launcher around this one, it would name a foreign descriptor.
+    remove(entries, "LOCKSTEP_MASTER_LISTEN_FD");
+  }
+  return entries;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,40 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+// What one worker is told about itself: torchrun's contract (PyTorch 2.13,
+// elastic/agent/server/local_elastic_agent.py, _start_workers) for one host,
+// where rank and local rank are the same.
+struct WorkerIdentity {
+  int local_rank = 0;
+  int local_world_size = 1;
+  std::string role = "default";
+  std::string master_addr = "127.0.0.1";
+  int master_port = 0;
+  int restart_count = 0;
+  int max_restarts = 0;
+  std::string run_id{};
+  std::string error_file{};   // where a worker may write its exception as JSON
+  int master_listen_fd = -1;  // local rank 0 only: StorePort::fd()
+};
+
+// The environment of a worker, entries "NAME=value" for execve: `inherited`
+// with the contract's variables put in place. OMP_NUM_THREADS becomes 1 where
+// it is unset and there are several workers; TORCH_NCCL_ASYNC_ERROR_HANDLING
+// becomes 1 where it is unset. LOCKSTEP_MASTER_LISTEN_FD is removed for every
+// worker that does not inherit the descriptor.
+std::vector<std::string> worker_environment(
+    const WorkerIdentity& worker, const std::vector<std::string>& inherited);
+
+// The environment of this process.
+std::vector<std::string> current_environment();
+
+// True where worker_environment() will set OMP_NUM_THREADS, which the command
+// says once.
+bool limits_omp_threads(int local_world_size,
+                        const std::vector<std::string>& inherited);
+
+}  // namespace lockstep

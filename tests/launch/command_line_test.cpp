@@ -1,0 +1,196 @@
+// Spellings, programs, and one clear line for each mistake.
+#include <gmock/gmock.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <fstream>
+
+#include "tests/launch/launcher.h"
+
+namespace lockstep::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using ::testing::HasSubstr;
+
+class CommandLine : public LauncherTest {
+ protected:
+  fs::path write_program(const std::string& name, const std::string& text,
+                         bool executable = true) {
+    const fs::path path = scratch() / name;
+    std::ofstream(path) << text;
+    if (executable) fs::permissions(path, fs::perms::owner_all);
+    return path;
+  }
+};
+
+TEST_F(CommandLine, TakesDashUnderscoreEqualsAndEnvironment) {
+  const std::string script = "echo $RANK/$WORLD_SIZE";
+  const std::string expected = "0/2\n1/2\n";
+  const auto sorted = [](const std::string& text) {
+    auto all = lines(text);
+    std::sort(all.begin(), all.end());
+    std::string joined;
+    for (const auto& line : all) joined += line + "\n";
+    return joined;
+  };
+  for (const auto& options : std::vector<std::vector<std::string>>{
+           {"--nproc-per-node", "2"},
+           {"--nproc_per_node", "2"},
+           {"--nproc-per-node=2"},
+           {"--nproc_per_node=2"},
+           {"--nproc-per-node=2", "--"},
+           {"--standalone", "--nnodes=1", "--nproc-per-node=2"},
+           {"--nnodes=1:1", "--rdzv_backend=c10d",
+            "--rdzv-endpoint=localhost:0", "--nproc-per-node=5",
+            "--nproc-per-node=2"},
+       }) {
+    EXPECT_EQ(sorted(run_script(options, script).out), expected)
+        << ::testing::PrintToString(options);
+  }
+  const auto result =
+      run_script({}, script, {.environment = {"PET_NPROC_PER_NODE=2"}});
+  EXPECT_EQ(sorted(result.out), expected) << result.err;
+}
+
+TEST_F(CommandLine, WhatFollowsTheProgramIsTheProgramsOwn) {
+  const auto result = run({"--nproc-per-node=1", "echo", "--nproc-per-node=3",
+                           "--help", "-m", "--", "run", "--no-such-option"});
+  EXPECT_EQ(result.out,
+            "--nproc-per-node=3 --help -m -- run --no-such-option\n");
+}
+
+TEST_F(CommandLine, CpuAndAutoCountTheCoresOfThisProcess) {
+  const auto result = run_script({"--nproc-per-node=cpu"}, "echo $WORLD_SIZE");
+  EXPECT_EQ(lines(result.out).front(),
+            std::to_string(lines(result.out).size()));
+}
+
+TEST_F(CommandLine, HelpAndVersionSucceed) {
+  EXPECT_EQ(run_command({"--help"}).exit_code, 0);
+  EXPECT_THAT(run_command({"run", "--help"}).out,
+              HasSubstr("--nproc-per-node"));
+  EXPECT_THAT(run_command({"--version"}).out, HasSubstr("lockstep "));
+}
+
+struct Mistake {
+  std::vector<std::string> arguments;
+  int exit_code;
+  std::string said;
+  std::vector<std::string> environment{};
+};
+
+TEST_F(CommandLine, EachMistakeIsOneLineAndStartsNothing) {
+  const std::string proof = (scratch() / "started").string();
+  const std::string touch = "touch";
+  const std::vector<Mistake> mistakes{
+      {{}, 2, "subcommand is required"},
+      {{"rum"}, 2, "unknown command \"rum\""},
+      {{"--foo", "run", touch, proof}, 2, "unknown option \"--foo\""},
+      {{"run"}, 2, "no program was given"},
+      {{"run", "--foo", touch, proof}, 2, "unknown option --foo"},
+      {{"run", "--nproc-per-node"}, 2, "--nproc-per-node"},
+      {{"run", "--nproc-per-node=0", touch, proof}, 2, "is \"0\"; allowed"},
+      {{"run", "--nproc-per-node=-1", touch, proof}, 2, "is \"-1\"; allowed"},
+      {{"run", "--nproc-per-node=two", touch, proof}, 2, "\"auto\", \"cpu\""},
+      {{"run", "--nproc-per-node=gpu", touch, proof},
+       2,
+       "GPU",
+       {"CUDA_VISIBLE_DEVICES="}},
+      {{"run", "--nnodes=2", touch, proof}, 2, "not supported yet"},
+      {{"run", "--nnodes=1:4", touch, proof}, 2, "not supported yet"},
+      {{"run", "--node-rank=1", touch, proof}, 2, "can only be 0"},
+      {{"run", "--rdzv-backend=etcd", touch, proof}, 2, "static and c10d"},
+      {{"run", "--max-restarts=x", touch, proof}, 2, "--max-restarts"},
+      {{"run", "--shutdown-timeout=-3", touch, proof}, 2, "from 0 to 86400"},
+      {{"run", "--master-port=70000", touch, proof}, 2, "65535"},
+      {{"run", "--master-addr=203.0.113.1", touch, proof}, 2, "of this host"},
+      {{"run", "--tee=7", touch, proof}, 2, "--tee is \"7\""},
+      {{"run", "--redirects=3", touch, proof}, 2, "--log-dir"},
+      {{"run", "--log-dir=/proc/nothing", touch, proof}, 2, "/proc/nothing"},
+      {{"run", "--local-ranks-filter=a", touch, proof}, 2, "is \"a\""},
+      {{"run", "--numa_binding=node", touch, proof}, 2, "not supported"},
+      {{"run", touch, proof}, 2, "PET_RDZV_CONF", {"PET_RDZV_CONF=a=b"}},
+      {{"run", "-m", "--no-python", touch, proof}, 2, "exclude each other"},
+      {{"run", "/no/such/program"}, 127, "/no/such/program: No such file"},
+      {{"run", "no-such-program"}, 127, "not found in PATH"},
+      {{"run", "missing.py"}, 127, "missing.py: No such file"},
+      {{"run", "/etc/passwd"}, 126, "not executable"},
+      {{"run", "/etc"}, 126, "is a directory"},
+      {{"run", "-m", "module"}, 127, "/no/python", {"PYTHON_EXEC=/no/python"}},
+  };
+  for (const auto& mistake : mistakes) {
+    const auto result =
+        run_command(mistake.arguments, {.environment = mistake.environment});
+    const std::string shown = ::testing::PrintToString(mistake.arguments);
+    EXPECT_EQ(result.exit_code, mistake.exit_code) << shown;
+    EXPECT_EQ(lines(result.err).size(), 1u) << shown << result.err;
+    EXPECT_THAT(result.err, HasSubstr(mistake.said)) << shown;
+    EXPECT_EQ(result.out, "") << shown;
+    EXPECT_FALSE(fs::exists(proof)) << shown;
+  }
+}
+
+TEST_F(CommandLine, ProgramThatTheKernelRefusesIsNamed) {
+  const fs::path path = write_program("garbage", "\x01\x02 no program\n");
+  auto result = run({path});
+  EXPECT_EQ(result.exit_code, 126);
+  EXPECT_EQ(lines(result.err).size(), 1u) << result.err;
+  EXPECT_THAT(result.err, HasSubstr(path.string()));
+
+  const fs::path orphaned = write_program("orphaned", "#!/no/interpreter\n");
+  result = run({orphaned});
+  EXPECT_EQ(result.exit_code, 127);
+  EXPECT_THAT(result.err, HasSubstr("interpreter"));
+}
+
+TEST_F(CommandLine, PythonScriptsRunUnderPython) {
+  if (std::system("command -v python3 >/dev/null") != 0) {
+    GTEST_SKIP() << "no python3 in PATH";
+  }
+  const fs::path script = write_program(
+      "train.py",
+      "import os, sys\n"
+      "print(os.environ['RANK'], sys.argv[1:], sys.stdout.write_through)\n",
+      false);
+  EXPECT_EQ(run({script, "--lr", "3"}).out, "0 ['--lr', '3'] True\n");
+  EXPECT_EQ(run({"-m", "calendar", "--help"}).exit_code, 0);
+  // --no-python takes it at its word: the file has no execute permission.
+  EXPECT_EQ(run({"--no-python", script}).exit_code, 126);
+}
+
+TEST_F(CommandLine, PortInUseIsOneLineWithAddressAndPort) {
+  FileDescriptor taken(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof(address);
+  auto* name = reinterpret_cast<sockaddr*>(&address);
+  ASSERT_EQ(bind(taken.get(), name, length), 0);
+  ASSERT_EQ(listen(taken.get(), 1), 0);
+  getsockname(taken.get(), name, &length);
+  const std::string port = std::to_string(ntohs(address.sin_port));
+
+  for (const auto& option :
+       {"--master-port=" + port, "--rdzv-endpoint=127.0.0.1:" + port}) {
+    const auto result = run({option, "true"});
+    EXPECT_EQ(result.exit_code, 2);
+    EXPECT_EQ(lines(result.err).size(), 1u) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("address 127.0.0.1 port " + port));
+  }
+}
+
+TEST_F(CommandLine, GivenPortIsUsedInEveryRound) {
+  // A port that was free a moment ago.
+  const auto probe = run_script({}, "echo $MASTER_PORT");
+  const std::string port = lines(probe.out).front();
+  const auto result = run_script({"--master-port=" + port, "--max-restarts=1"},
+                                 "echo $MASTER_PORT; exit 1");
+  EXPECT_EQ(result.out, port + "\n" + port + "\n") << result.err;
+}
+
+}  // namespace
+}  // namespace lockstep::testing

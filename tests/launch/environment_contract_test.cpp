@@ -1,0 +1,105 @@
+// What torchrun promises to a worker, against PyTorch 2.13's list.
+#include <gmock/gmock.h>
+
+#include <map>
+
+#include "lockstep/launch/worker_environment.h"
+#include "tests/launch/launcher.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::IsSupersetOf;
+
+std::map<std::string, std::string> as_map(const std::string& text) {
+  std::map<std::string, std::string> variables;
+  for (const auto& line : lines(text)) {
+    const size_t equals = line.find('=');
+    if (equals != std::string::npos) {
+      variables[line.substr(0, equals)] = line.substr(equals + 1);
+    }
+  }
+  return variables;
+}
+
+class EnvironmentContract : public LauncherTest {};
+
+TEST_F(EnvironmentContract, HasEveryVariableOfTorchrun) {
+  const auto result =
+      run_script({"--nproc-per-node=2", "--max-restarts=3", "--role=trainer",
+                  "--rdzv-id=job7"},
+                 "[ $RANK = 0 ] || { sleep 0.2; echo ==; }; env");
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const size_t middle = result.out.find("==\n");
+  const auto first = as_map(result.out.substr(0, middle));
+  const auto second = as_map(result.out.substr(middle));
+
+  const std::map<std::string, std::string> expected{
+      {"RANK", "1"},
+      {"LOCAL_RANK", "1"},
+      {"ROLE_RANK", "1"},
+      {"GROUP_RANK", "0"},
+      {"ROLE_NAME", "trainer"},
+      {"LOCAL_WORLD_SIZE", "2"},
+      {"WORLD_SIZE", "2"},
+      {"ROLE_WORLD_SIZE", "2"},
+      {"GROUP_WORLD_SIZE", "1"},
+      {"MASTER_ADDR", "127.0.0.1"},
+      {"TORCHELASTIC_RESTART_COUNT", "0"},
+      {"TORCHELASTIC_MAX_RESTARTS", "3"},
+      {"TORCHELASTIC_RUN_ID", "job7"},
+      {"TORCHELASTIC_USE_AGENT_STORE", "False"},
+      {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"},
+      {"OMP_NUM_THREADS", "1"},
+  };
+  EXPECT_THAT(second, IsSupersetOf(expected));
+  EXPECT_EQ(first.at("RANK"), "0");
+  EXPECT_EQ(first.at("MASTER_PORT"), second.at("MASTER_PORT"));
+  EXPECT_NE(first.at("TORCHELASTIC_ERROR_FILE"),
+            second.at("TORCHELASTIC_ERROR_FILE"));
+  EXPECT_EQ(first.count("LOCKSTEP_MASTER_LISTEN_FD"), 1u);
+  EXPECT_EQ(second.count("LOCKSTEP_MASTER_LISTEN_FD"), 0u);
+}
+
+TEST_F(EnvironmentContract, OmpThreadsAreLimitedOnceAndOnlyWhereUnset) {
+  const std::string notice = "OMP_NUM_THREADS";
+  auto result =
+      run_script({"--nproc-per-node=2", "--max-restarts=1"}, "exit 1");
+  EXPECT_EQ(count(result.err, notice + " is not set"), 1) << result.err;
+
+  result = run_script({"--nproc-per-node=2"}, "echo $OMP_NUM_THREADS",
+                      {.environment = {"OMP_NUM_THREADS=5"}});
+  EXPECT_EQ(result.out, "5\n5\n");
+  EXPECT_EQ(result.err, "");
+
+  result = run_script({}, "echo ${OMP_NUM_THREADS-unset}");
+  EXPECT_EQ(result.out, "unset\n");
+  EXPECT_EQ(result.err, "");
+}
+
+TEST_F(EnvironmentContract, MasterSocketIsInheritedByLocalRankZeroOnly) {
+  const auto result = run_script(
+      {"--nproc-per-node=2"},
+      "for fd in /proc/self/fd/*; do case $(readlink $fd) in socket:*) "
+      "echo $RANK ${fd##*/};; esac; done; "
+      "[ $RANK != 0 ] || echo named $LOCKSTEP_MASTER_LISTEN_FD");
+  const auto found = lines(result.out);
+  ASSERT_EQ(found.size(), 2u) << result.out;
+  EXPECT_EQ(found[0].substr(2), found[1].substr(6));
+  EXPECT_EQ(found[0].front(), '0');
+}
+
+TEST_F(EnvironmentContract, NestedLauncherDropsTheOuterDescriptor) {
+  const auto environment = worker_environment(
+      {.local_rank = 1, .local_world_size = 2},
+      {"LOCKSTEP_MASTER_LISTEN_FD=9", "RANK=7", "RANKED=yes"});
+  EXPECT_THAT(environment, ::testing::Contains("RANK=1"));
+  EXPECT_THAT(environment, ::testing::Contains("RANKED=yes"));
+  EXPECT_THAT(environment, ::testing::Not(::testing::Contains("RANK=7")));
+  EXPECT_THAT(environment, ::testing::Not(::testing::Contains(
+                               HasSubstr("LOCKSTEP_MASTER_LISTEN_FD"))));
+}
+
+}  // namespace
+}  // namespace lockstep::testing

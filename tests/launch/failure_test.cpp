@@ -1,0 +1,260 @@
+// FAULTS 4, 5, 7, 24 and 25: death of workers, of the launcher and its agent,
+// signals. Bounds on time are wide: the machine may be busy.
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include <chrono>
+#include <set>
+
+#include "lockstep/base/deadline.h"
+#include "tests/launch/launcher.h"
+
+namespace lockstep::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+
+class LauncherFaults : public LauncherTest {
+ protected:
+  // The agent: the parent of the workers, as a worker says it.
+  static pid_t agent_of(const std::string& out) {
+    return std::stoi(out.substr(out.find("agent ") + 6));
+  }
+};
+
+TEST_F(LauncherFaults, ExitCodeIsTheFirstFailingWorkers) {
+  EXPECT_EQ(run_script({"--nproc-per-node=2"}, "true").exit_code, 0);
+  auto result =
+      run_script({"--nproc-per-node=3"}, "[ $RANK = 1 ] && exit 42; sleep 60");
+  EXPECT_EQ(result.exit_code, 42);
+  EXPECT_THAT(result.err, HasSubstr("rank 1 failed: exit code 42"));
+  EXPECT_THAT(result.err, HasSubstr("restarts used 0 of 0"));
+
+  result = run_script({"--nproc-per-node=2"},
+                      "[ $RANK = 1 ] && kill -SEGV $$; sleep 60");
+  EXPECT_EQ(result.exit_code, 128 + SIGSEGV);
+  EXPECT_THAT(result.err, HasSubstr("rank 1 failed: killed by SIGSEGV"));
+}
+
+TEST_F(LauncherFaults, WorkersThatIgnoreSigtermAreKilledWithinABound) {
+  const Deadline watch = Deadline::after(seconds(60));
+  const auto result =
+      run_script({"--nproc-per-node=2"},
+                 "trap '' TERM; [ $RANK = 0 ] && { sleep 0.2; exit 3; }; "
+                 "while :; do sleep 60; done");
+  EXPECT_EQ(result.exit_code, 3);
+  // 0.2 s, then 0.5 s, then 0.2 s for its child; a busy machine on top.
+  EXPECT_LT(watch.elapsed(), milliseconds(5000));
+}
+
+TEST_F(LauncherFaults, FailureShutdownTimeoutLetsWorkersCleanUp) {
+  const auto result =
+      run_script({"--nproc-per-node=2", "--failure-shutdown-timeout=20"},
+                 "trap 'sleep 1; echo cleaned; exit 0' TERM; "
+                 "[ $RANK = 0 ] && { sleep 0.3; exit 3; }; sleep 60 & wait");
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_EQ(result.out, "cleaned\n");
+}
+
+TEST_F(LauncherFaults, RestartsCountAndTakeAFreshPort) {
+  const auto result = run_script(
+      {"--nproc-per-node=2", "--max-restarts=2"},
+      "[ $RANK = 0 ] && { echo $TORCHELASTIC_RESTART_COUNT $MASTER_PORT; "
+      "sleep 60; }; sleep 0.2; "
+      "[ $TORCHELASTIC_RESTART_COUNT = 2 ] && exit 9; exit 1");
+  EXPECT_EQ(result.exit_code, 9);
+  std::set<std::string> ports;
+  const auto rounds = lines(result.out);
+  ASSERT_EQ(rounds.size(), 3u) << result.out;
+  for (size_t round = 0; round < rounds.size(); ++round) {
+    EXPECT_EQ(rounds[round].front(), static_cast<char>('0' + round));
+    ports.insert(rounds[round].substr(2));
+  }
+  EXPECT_EQ(ports.size(), 3u);
+  EXPECT_EQ(count(result.err, "restarting all 2 workers"), 2) << result.err;
+}
+
+TEST_F(LauncherFaults, RestartThatSucceedsIsASuccess) {
+  EXPECT_EQ(run_script({"--max-restarts=1"},
+                       "exit $((1 - TORCHELASTIC_RESTART_COUNT))")
+                .exit_code,
+            0);
+}
+
+TEST_F(LauncherFaults, TwoJobsAtOnceHaveTheirOwnPorts) {
+  auto one = start_script({}, "echo $MASTER_PORT.; sleep 0.5");
+  auto two = start_script({}, "echo $MASTER_PORT.; sleep 0.5");
+  const auto first = one->finish();
+  const auto second = two->finish();
+  EXPECT_EQ(first.exit_code, 0);
+  EXPECT_EQ(second.exit_code, 0);
+  EXPECT_NE(first.out, second.out);
+}
+
+// Pre-emption: one signal, a snapshot, the signal's exit code.
+TEST_F(LauncherFaults, ForwardedSignalIsDeliveredOnceAndAwaited) {
+  for (const int signal : {SIGTERM, SIGINT, SIGHUP, SIGQUIT}) {
+    auto launcher = start_script(
+        {"--nproc-per-node=2", "--max-restarts=3"},
+        "save() { n=$((n+1)); echo got; }; n=0; trap save TERM INT HUP QUIT; "
+        "echo ready; while [ $n = 0 ]; do sleep 0.05; done; sleep 0.5; "
+        "echo saved $n; exit 0");
+    launcher->await_output("ready\n", 2);
+    launcher->signal(signal);
+    const auto result = launcher->finish();
+    EXPECT_EQ(result.exit_code, 128 + signal) << result.err;
+    EXPECT_EQ(count(result.out, "saved 1\n"), 2) << result.out;
+    EXPECT_THAT(result.err, HasSubstr("forwarded to 2 workers"));
+  }
+}
+
+TEST_F(LauncherFaults, WorkersThatStayAfterAForwardedSignalAreKilled) {
+  auto launcher = start_script({"--nproc-per-node=2", "--shutdown-timeout=0.3"},
+                               "trap '' TERM; echo ready; "
+                               "while :; do sleep 60; done");
+  launcher->await_output("ready\n", 2);
+  launcher->signal(SIGTERM);
+  EXPECT_EQ(launcher->finish(seconds(10)).exit_code, 128 + SIGTERM);
+}
+
+TEST_F(LauncherFaults, SecondInterruptKillsAtOnce) {
+  auto launcher = start_script({"--nproc-per-node=2"},
+                               "trap 'echo stubborn' INT; echo ready; "
+                               "while :; do sleep 0.05; done");
+  launcher->await_output("ready\n", 2);
+  launcher->signal(SIGINT);
+  launcher->await_output("stubborn\n", 2);
+  launcher->signal(SIGINT);
+  EXPECT_EQ(launcher->finish(seconds(10)).exit_code, 128 + SIGINT);
+}
+
+TEST_F(LauncherFaults, SecondSigtermDoesNotCutASnapshotShort) {
+  auto launcher = start_script({},
+                               "trap 'sleep 1; echo saved; exit' TERM; "
+                               "echo ready; while :; do sleep 0.05; done");
+  launcher->await_output("ready\n");
+  launcher->signal(SIGTERM);
+  launcher->signal(SIGTERM);
+  const auto result = launcher->finish(seconds(10));
+  EXPECT_EQ(result.exit_code, 128 + SIGTERM);
+  EXPECT_THAT(result.out, HasSubstr("saved\n"));
+}
+
+TEST_F(LauncherFaults, UserSignalsPassWithoutStopping) {
+  auto launcher = start_script(
+      {"--nproc-per-node=2"},
+      "trap 'echo usr1' USR1; trap 'echo usr2; exit 0' USR2; echo ready; "
+      "while :; do sleep 0.05; done");
+  launcher->await_output("ready\n", 2);
+  launcher->signal(SIGUSR1);
+  launcher->await_output("usr1\n", 2);
+  launcher->signal(SIGUSR2);
+  const auto result = launcher->finish();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(count(result.out, "usr2\n"), 2);
+}
+
+// Grandchildren: one in the worker's process group, one in a session of its
+// own, one that also lost its parent and its environment.
+const std::string kFamily =
+    "sleep 300 & setsid sleep 300 & "
+    "(setsid sh -c 'env -i sleep 300 & echo born; sleep 300' &) ; "
+    "echo agent $PPID; ";
+
+TEST_F(LauncherFaults, KilledLauncherLeavesNoOrphan) {
+  auto launcher = start_script({"--nproc-per-node=2"}, kFamily + "wait");
+  launcher->await_output("born\n", 2);
+  launcher->await_output("agent ", 2);
+  const size_t alive = marked_processes().size();
+  EXPECT_GE(alive, 2u + 2 + 2 * 3);
+  launcher->signal(SIGKILL);
+  EXPECT_TRUE(await_no_process(milliseconds(1000)));
+  // Even what carries no mark: its stdout was the launcher's pipe, which has
+  // come to its end.
+  EXPECT_EQ(launcher->finish(seconds(5)).exit_code, 128 + SIGKILL);
+}
+
+TEST_F(LauncherFaults, KilledLauncherLeavesNoWorkerThatIgnoresSigterm) {
+  auto launcher = start_script({"--prefix-lines"},
+                               "trap '' TERM INT HUP; setsid sh -c \"trap '' "
+                               "TERM; echo born; sleep 300; sleep 300\" & "
+                               "while :; do sleep 60; done");
+  launcher->await_output("born\n");
+  launcher->signal(SIGKILL);
+  EXPECT_TRUE(await_no_process(milliseconds(1000)));
+  launcher->finish(seconds(5));
+}
+
+TEST_F(LauncherFaults, KilledAgentLeavesNoOrphan) {
+  auto launcher = start_script({"--nproc-per-node=2"}, kFamily + "wait");
+  launcher->await_output("born\n", 2);
+  launcher->await_output("agent ", 2);
+  kill(agent_of(launcher->out()), SIGKILL);
+  const auto result = launcher->finish(seconds(10));
+  EXPECT_EQ(result.exit_code, 128 + SIGKILL);
+  EXPECT_THAT(result.err, HasSubstr("agent was killed by SIGKILL"));
+}
+
+TEST_F(LauncherFaults, BothKilledLeaveNoWorker) {
+  // With a log directory, as nobody is left to remove a temporary one.
+  auto launcher = start_script(
+      {"--nproc-per-node=2", "--log-dir=" + (scratch() / "logs").string()},
+      "echo agent $PPID; exec sleep 300");
+  launcher->await_output("agent ", 2);
+  kill(agent_of(launcher->out()), SIGSTOP);  // it cannot clean up
+  kill(agent_of(launcher->out()), SIGKILL);
+  launcher->signal(SIGKILL);
+  EXPECT_TRUE(await_no_process(milliseconds(1000)));
+  launcher->finish(seconds(5));
+}
+
+TEST_F(LauncherFaults, NothingThatAWorkerStartedOutlivesTheLaunch) {
+  const auto result = run_script({"--nproc-per-node=2"}, kFamily + "sleep 0.2");
+  EXPECT_EQ(result.exit_code, 0);
+}
+
+// Some daemons start their children so; waitpid() would find nobody.
+TEST_F(LauncherFaults, IgnoredSigchldOfTheCallerDoesNotHideEnds) {
+  signal(SIGCHLD, SIG_IGN);
+  auto launcher = start_script({"--nproc-per-node=2"}, "exit 5");
+  signal(SIGCHLD, SIG_DFL);
+  EXPECT_EQ(launcher->finish().exit_code, 5);
+}
+
+TEST_F(LauncherFaults, NohupIsRespected) {
+  signal(SIGHUP, SIG_IGN);
+  auto launcher = start_script({}, "echo ready; sleep 0.5; exit 6");
+  signal(SIGHUP, SIG_DFL);
+  launcher->await_output("ready\n");
+  launcher->signal(SIGHUP);
+  EXPECT_EQ(launcher->finish().exit_code, 6);
+}
+
+TEST_F(LauncherFaults, WhatIsLeftMayCleanUpFirst) {
+  // As the resource tracker of Python's multiprocessing, which unlinks shared
+  // memory once its parent is gone, and which ignores SIGTERM.
+  const auto result = run_script(
+      {},
+      "sh -c 'trap \"\" TERM; echo tracking; sleep 0.05; echo unlinked' & "
+      "sleep 0.02");
+  EXPECT_THAT(result.out, HasSubstr("unlinked\n"));
+}
+
+TEST_F(LauncherFaults, SignalToEveryProcessOfTheJobCountsOnce) {
+  auto launcher = start_script({},
+                               "trap 'sleep 0.5; echo saved; exit' TERM; "
+                               "echo agent $PPID; "
+                               "while :; do sleep 0.05; done");
+  launcher->await_output("agent ");
+  kill(agent_of(launcher->out()), SIGTERM);
+  kill(agent_of(launcher->out()), SIGINT);
+  launcher->signal(SIGTERM);
+  const auto result = launcher->finish();
+  EXPECT_EQ(result.exit_code, 128 + SIGTERM);
+  EXPECT_EQ(result.out.substr(result.out.size() - 6), "saved\n");
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,110 @@
+#include "lockstep/launch/output_options.h"
+
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+
+#include <filesystem>
+#include <fstream>
+#include <stdexcept>
+
+#include "lockstep/launch/process_count.h"
+#include "lockstep/launch/program.h"
+#include "lockstep/launch/store_port.h"
+
+namespace lockstep::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+TEST(StreamSelection, OneNumberIsForEveryRankAMapForTheNamedOnes) {
+  const auto all = StreamSelection::parse("--tee", "3");
+  EXPECT_EQ(all.of(0), Streams::all);
+  EXPECT_EQ(all.of(4000), Streams::all);
+  const auto some = StreamSelection::parse("--tee", "0:1,12:2");
+  EXPECT_EQ(some.of(0), Streams::out);
+  EXPECT_EQ(some.of(1), Streams::none);
+  EXPECT_EQ(some.of(12), Streams::err);
+  EXPECT_TRUE(StreamSelection::parse("--tee", "0").empty());
+  EXPECT_FALSE(some.empty());
+}
+
+TEST(StreamSelection, RefusesAnythingElse) {
+  for (const char* text : {"", "4", "33", "0:", ":3", "0:3,", "a:1", "-1:3",
+                           "0:3;1:3", "99999999999:1"}) {
+    EXPECT_THROW(StreamSelection::parse("--tee", text), std::invalid_argument)
+        << text;
+  }
+}
+
+TEST(ProcessCount, GpusAreDeviceFilesLimitedByCudaVisibleDevices) {
+  std::string name = (fs::temp_directory_path() / "devices_XXXXXX").string();
+  ASSERT_NE(mkdtemp(name.data()), nullptr);
+  for (const char* file :
+       {"nvidia0", "nvidia1", "nvidia2", "nvidiactl", "nvidia-uvm", "null"}) {
+    std::ofstream(fs::path(name) / file);
+  }
+  const struct {
+    const char* visible;
+    int expected;
+  } cases[] = {
+      {"0,1,2", 3}, {"2", 1},    {"", 0},           {"-1", 0},
+      {"0,7,1", 1}, {"1, 2", 2}, {"NoDevFiles", 0}, {"GPU-1f2e,GPU-3c4d", 2}};
+  for (const auto& one : cases) {
+    setenv("CUDA_VISIBLE_DEVICES", one.visible, 1);
+    EXPECT_EQ(visible_gpus(name), one.expected) << one.visible;
+  }
+  unsetenv("CUDA_VISIBLE_DEVICES");
+  EXPECT_EQ(visible_gpus(name), 3);
+  EXPECT_EQ(visible_gpus("/no/such/directory"), 0);
+  fs::remove_all(name);
+}
+
+TEST(ProcessCount, CoresAreAtLeastOne) { EXPECT_GE(usable_cores(), 1); }
+
+// What c10d's TCPStore does: the wildcard address, SO_REUSEADDR, listen.
+bool can_listen_on(int port, bool reuse_address) {
+  FileDescriptor fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const int on = reuse_address ? 1 : 0;
+  setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(static_cast<uint16_t>(port));
+  return ::bind(fd.get(), reinterpret_cast<sockaddr*>(&address),
+                sizeof(address)) == 0 &&
+         ::listen(fd.get(), 1) == 0;
+}
+
+TEST(StorePort, IsHeldAgainstOthersAndOpenToAStore) {
+  const StorePort port = StorePort::hold("127.0.0.1", 0);
+  EXPECT_FALSE(can_listen_on(port.port(), false));
+  EXPECT_TRUE(can_listen_on(port.port(), true));
+  // The inherited descriptor itself can listen; then the store's way is shut.
+  ASSERT_EQ(::listen(port.fd(), 1), 0);
+  EXPECT_FALSE(can_listen_on(port.port(), true));
+  EXPECT_THROW(StorePort::hold("127.0.0.1", port.port()),
+               std::invalid_argument);
+}
+
+TEST(StorePort, TakesNamesAndIpv6) {
+  EXPECT_GT(StorePort::hold("localhost", 0).port(), 0);
+  EXPECT_THROW(StorePort::hold("no-such-host.invalid", 0),
+               std::invalid_argument);
+  try {
+    EXPECT_EQ(StorePort::hold("[::1]", 0).address(), "[::1]");
+  } catch (const std::exception& error) {
+    GTEST_SKIP() << "no IPv6 here: " << error.what();
+  }
+}
+
+TEST(Program, NameWithoutSlashIsSearchedInPath) {
+  const Program program =
+      resolve_program({"sh", "-c", "true"}, ProgramKind::by_name);
+  EXPECT_TRUE(program.path.ends_with("/sh"));
+  EXPECT_EQ(program.arguments, (std::vector<std::string>{"sh", "-c", "true"}));
+  EXPECT_THROW(resolve_program({""}, ProgramKind::by_name), ProgramError);
+}
+
+}  // namespace
+}  // namespace lockstep::testing

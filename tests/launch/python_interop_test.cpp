@@ -1,0 +1,55 @@
+// Python's torch under this launcher. The interpreter is LOCKSTEP_PYTHON, else
+// .venv/bin/python of the repository.
+#include <gmock/gmock.h>
+
+#include <fstream>
+
+#include "lockstep/base/environment.h"
+#include "tests/launch/launcher.h"
+
+namespace lockstep::testing {
+namespace {
+
+namespace fs = std::filesystem;
+
+class PythonInterop : public LauncherTest {
+ protected:
+  void SetUp() override {
+    python_ = get_env("LOCKSTEP_PYTHON")
+                  .value_or(LOCKSTEP_SOURCE_DIR "/.venv/bin/python");
+    if (!fs::exists(python_)) GTEST_SKIP() << "no Python at " << python_;
+  }
+  std::string python_;
+};
+
+// Its TCPStore binds the port that the launcher holds; after a failure the next
+// round meets a store of its own.
+TEST_F(PythonInterop, GlooGroupRestartsOnAFreshStore) {
+  const fs::path script = scratch() / "group.py";
+  std::ofstream(script) << R"(
+import os
+import torch
+import torch.distributed as dist
+
+dist.init_process_group("gloo")
+value = torch.tensor([dist.get_rank() + 1.0])
+dist.all_reduce(value)
+print("sum", value.item(), os.environ["TORCHELASTIC_RESTART_COUNT"])
+dist.barrier()
+if dist.get_rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    os._exit(3)
+dist.barrier()
+dist.destroy_process_group()
+)";
+  auto launcher = start({"--nproc-per-node=2", "--max-restarts=1",
+                         // Python -u writes a line in pieces.
+                         "--prefix-lines", script},
+                        {.environment = {"PYTHON_EXEC=" + python_}});
+  const auto result = launcher->finish(std::chrono::seconds(100));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(count(result.out, "sum 3.0 0\n"), 2) << result.out;
+  EXPECT_EQ(count(result.out, "sum 3.0 1\n"), 2) << result.out;
+}
+
+}  // namespace
+}  // namespace lockstep::testing
