@@ -5,9 +5,7 @@ install(TARGETS ${layers} lockstep
         EXPORT LockstepTargets
         ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR}
         LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR})
-if(TARGET lockstep_command)
 install(TARGETS lockstep_command RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
-endif()
 install(DIRECTORY lockstep/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/lockstep
         FILES_MATCHING PATTERN "*.h" PATTERN "cli" EXCLUDE)
 install(EXPORT LockstepTargets NAMESPACE Lockstep::

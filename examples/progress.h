@@ -1,0 +1,32 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+
+namespace examples {
+
+// How far a training is, for a person: a bar with loss, samples/s and the time
+// that is left on a terminal, one line an epoch anywhere else. On standard
+// output; made by the rank that prints, used from its one thread.
+class Progress {
+ public:
+  // Steps of the whole training; those before `first_step` ran earlier.
+  Progress(int64_t total_steps, int64_t first_step, int64_t samples_per_step);
+
+  // After step `step` (counted from 1).
+  void step(int64_t step, double loss);
+  void epoch(int64_t epoch, int64_t step, double loss, double accuracy);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  double samples_per_second(int64_t step) const;
+
+  int64_t total_steps_;
+  int64_t first_step_;
+  int64_t samples_per_step_;
+  bool terminal_;
+  Clock::time_point start_ = Clock::now();
+  Clock::time_point shown_{};
+};
+
+}  // namespace examples
