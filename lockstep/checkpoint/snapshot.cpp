@@ -4,6 +4,8 @@
 #include <array>
 #include <cstring>
 #include <filesystem>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
 
 #include "lockstep/checkpoint/atomic_file.h"
 #include "lockstep/checkpoint/input_file.h"
@@ -11,8 +13,27 @@
 #include "lockstep/checkpoint/safetensors_format.h"
 
 namespace lockstep {
+namespace {
+
+// Python reads the names of either format as UTF-8.
+void check_text(const std::string& text) {
+  try {
+    (void)nlohmann::json(text).dump();
+  } catch (const nlohmann::json::exception&) {
+    throw std::invalid_argument(
+        "a name or metadata of this snapshot is not UTF-8; rename it");
+  }
+}
+
+}  // namespace
 
 void write_snapshot(const std::string& path, const Snapshot& snapshot) {
+  for (const auto& [name, tensor] : snapshot.model_state) check_text(name);
+  for (const auto& [name, value] : snapshot.sampler_state) check_text(name);
+  for (const auto& [name, value] : snapshot.metadata) {
+    check_text(name);
+    check_text(value);
+  }
   AtomicFile file(path);
   if (std::filesystem::path(path).extension() == ".pt") {
     write_pt(file, snapshot);
@@ -39,6 +60,10 @@ Snapshot read_snapshot(const std::string& path) {
   }
   if (size == head.size() && head[8] == '{') return read_safetensors(file);
   if (size == 0) throw SnapshotError(path, "is empty");
+  if (size < head.size()) {
+    throw SnapshotError(
+        path, "has " + std::to_string(size) + " bytes only: it was cut short");
+  }
   throw SnapshotError(path,
                       "is neither a file of torch.save nor one of safetensors",
                       "name the file that holds the snapshot");
