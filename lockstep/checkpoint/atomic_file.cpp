@@ -1,0 +1,166 @@
+#include "lockstep/checkpoint/atomic_file.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+#include <cstdint>
+#include <cstdio>
+#include <filesystem>
+#include <stdexcept>
+#include <system_error>
+
+namespace lockstep {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kInfix = ".lockstep-";
+constexpr const char* kSuffix = ".tmp";
+constexpr size_t kDigits = 16;
+
+std::string random_digits() {
+  uint64_t value = 0;
+  if (::getrandom(&value, sizeof value, 0) != sizeof value) {
+    throw_errno("getrandom");
+  }
+  std::array<char, kDigits + 1> text{};
+  std::snprintf(text.data(), text.size(), "%016llx",
+                static_cast<unsigned long long>(value));
+  return text.data();
+}
+
+// The file that writing to `path` replaces.
+fs::path target_of(const std::string& path) {
+  std::error_code error;
+  const fs::file_status status = fs::symlink_status(path, error);
+  fs::path target = path;
+  if (fs::is_symlink(status)) {
+    target = fs::weakly_canonical(path, error);
+    if (error) {
+      throw std::system_error(
+          error, "snapshot \"" + path + "\" cannot be saved: its link");
+    }
+  }
+  const fs::file_type type = fs::status(target, error).type();
+  if (type != fs::file_type::regular && type != fs::file_type::not_found &&
+      type != fs::file_type::none) {
+    throw std::invalid_argument(
+        "snapshot \"" + path + "\" cannot be saved: " +
+        (type == fs::file_type::directory ? "a directory" : "no regular file") +
+        " is there; name a file");
+  }
+  if (!target.has_filename()) {
+    throw std::invalid_argument("snapshot \"" + path +
+                                "\" cannot be saved: this names no file");
+  }
+  return target;
+}
+
+}  // namespace
+
+bool is_aside_name(const std::string& name, const std::string& target) {
+  const std::string head = "." + target + kInfix;
+  const std::string tail = kSuffix;
+  if (name.size() != head.size() + kDigits + tail.size() ||
+      !name.starts_with(head) || !name.ends_with(tail)) {
+    return false;
+  }
+  return std::all_of(
+      name.begin() + static_cast<ptrdiff_t>(head.size()),
+      name.end() - static_cast<ptrdiff_t>(tail.size()),
+      [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
+}
+
+AtomicFile::AtomicFile(const std::string& path) : path_(path) {
+  const fs::path target = target_of(path);
+  directory_ = target.has_parent_path() ? target.parent_path().string() : ".";
+  name_ = target.filename().string();
+  remove_left_overs();
+  open_aside();
+  struct stat old {};
+  if (::stat((directory_ + "/" + name_).c_str(), &old) == 0) {
+    // Another owner's file may be replaced without being allowed to have its
+    // mode; that is no reason to refuse the save.
+    (void)::fchmod(fd_.get(), old.st_mode & 07777);
+  }
+}
+
+AtomicFile::~AtomicFile() {
+  if (!aside_.empty()) ::unlink(aside_.c_str());
+}
+
+void AtomicFile::fail(const std::string& step) const {
+  throw_errno("snapshot \"" + path_ + "\" was not saved: " + step);
+}
+
+void AtomicFile::open_aside() {
+  for (;;) {
+    aside_ = directory_ + "/." + name_ + kInfix + random_digits() + kSuffix;
+    fd_ = FileDescriptor(
+        ::open(aside_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
+    if (!fd_) {
+      const int cause = errno;
+      aside_.clear();
+      errno = cause;
+      if (errno == EEXIST) continue;
+      fail("a file cannot be made in \"" + directory_ + "\"");
+    }
+    // Where the file system has no locks, left-overs stay; nothing else is
+    // lost.
+    (void)::flock(fd_.get(), LOCK_EX | LOCK_NB);
+    // Another process may have taken it for a left-over between the two calls.
+    struct stat status {};
+    if (::fstat(fd_.get(), &status) == 0 && status.st_nlink > 0) return;
+  }
+}
+
+void AtomicFile::remove_left_overs() const {
+  std::error_code error;
+  for (fs::directory_iterator it(directory_, error), end; !error && it != end;
+       it.increment(error)) {
+    if (!is_aside_name(it->path().filename().string(), name_)) continue;
+    const FileDescriptor left(::open(
+        it->path().c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
+    // A lock that is held means that its save is going on.
+    if (left && ::flock(left.get(), LOCK_EX | LOCK_NB) == 0) {
+      ::unlink(it->path().c_str());
+    }
+  }
+}
+
+void AtomicFile::write(const void* data, size_t size) {
+  constexpr size_t kMostAtOnce = size_t{1} << 30;
+  const auto* from = static_cast<const char*>(data);
+  while (size > 0) {
+    const ssize_t put = ::write(fd_.get(), from, std::min(size, kMostAtOnce));
+    if (put < 0 && errno == EINTR) continue;
+    if (put < 0) fail("it cannot be written");
+    from += put;
+    size -= static_cast<size_t>(put);
+  }
+}
+
+void AtomicFile::commit() {
+  if (::fsync(fd_.get()) != 0) fail("it cannot be written");
+  const std::string target = directory_ + "/" + name_;
+  if (::rename(aside_.c_str(), target.c_str()) != 0) {
+    fail("it cannot be renamed to \"" + name_ + "\"");
+  }
+  aside_.clear();
+  const FileDescriptor directory(
+      ::open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  // EINVAL: a file system whose directories need no fsync.
+  if (!directory || (::fsync(directory.get()) != 0 && errno != EINVAL)) {
+    throw_errno("snapshot \"" + path_ +
+                "\" was saved, but may not outlast a power failure: its "
+                "directory cannot be synchronised");
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,309 @@
+#include "lockstep/checkpoint/optimizer_state.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <set>
+#include <sstream>
+#include <stdexcept>
+#include <tuple>
+
+#include "lockstep/checkpoint/optimizer_fields.h"
+
+namespace lockstep {
+namespace {
+
+using Values = std::map<std::string, StateValue>;
+using torch::optim::Optimizer;
+using torch::optim::OptimizerOptions;
+using torch::optim::OptimizerParamState;
+
+// float32 counts exactly up to here; Python's optimizers count in it.
+constexpr int64_t kExactInFloat = int64_t{1} << 24;
+
+struct Capture {
+  Values values;
+
+  void field(const char* name, double value) { values[name] = value; }
+  void field(const char* name, bool value) { values[name] = value; }
+  void field(const char* name, const std::tuple<double, double>& value) {
+    values[name] = std::vector<double>{std::get<0>(value), std::get<1>(value)};
+  }
+  void step(const char* name, int64_t value) {
+    values[name] = at::scalar_tensor(
+        value, value > kExactInFloat ? at::kDouble : at::kFloat);
+  }
+  void buffer(const char* name, const at::Tensor& value, bool) {
+    if (value.defined()) values[name] = value.detach();
+  }
+  void fixed(const char* name, bool value) { values[name] = value; }
+  void ignored(const char* name) { values[name] = std::monostate(); }
+  void ignored(const char* name, bool value) { values[name] = value; }
+};
+
+[[noreturn]] void refuse(const std::string& kind, const std::string& why) {
+  throw std::invalid_argument(
+      "the snapshot's optimizer state does not fit this " + kind + ": " + why +
+      "; build the optimizer that was saved, or start it afresh");
+}
+
+// A Python number: int, float, bool, or a tensor of one element.
+double number(const StateValue& value, const std::string& kind,
+              const std::string& name) {
+  if (const auto* real = std::get_if<double>(&value)) return *real;
+  if (const auto* whole = std::get_if<int64_t>(&value)) {
+    return static_cast<double>(*whole);
+  }
+  if (const auto* flag = std::get_if<bool>(&value)) return *flag ? 1 : 0;
+  const auto* tensor = std::get_if<at::Tensor>(&value);
+  if (tensor && tensor->numel() == 1 && !tensor->is_complex()) {
+    return tensor->item<double>();
+  }
+  refuse(kind, name + " is no number");
+}
+
+struct RestoreOptions {
+  const Values& values;
+  std::string kind;
+
+  const StateValue& need(const char* name) {
+    const auto found = values.find(name);
+    if (found == values.end()) {
+      refuse(kind, std::string(name) + " is missing");
+    }
+    return found->second;
+  }
+  void field(const char* name, double& value) {
+    value = number(need(name), kind, name);
+  }
+  void field(const char* name, bool& value) {
+    value = number(need(name), kind, name) != 0;
+  }
+  void field(const char* name, std::tuple<double, double>& value) {
+    const auto* list = std::get_if<std::vector<double>>(&need(name));
+    if (!list || list->size() != 2) {
+      refuse(kind, std::string(name) + " is not a pair of numbers");
+    }
+    value = {list->front(), list->back()};
+  }
+  void fixed(const char* name, bool value) {
+    const auto found = values.find(name);
+    if (found == values.end() ||
+        std::holds_alternative<std::monostate>(found->second)) {
+      return;  // written by a release that had no such option
+    }
+    if ((number(found->second, kind, name) != 0) != value) {
+      refuse(kind, std::string("it was saved with ") + name + "=" +
+                       (value ? "False" : "True"));
+    }
+  }
+  void ignored(const char*) {}
+  void ignored(const char*, bool) {}
+};
+
+struct RestoreState {
+  const Values& values;
+  std::string kind;
+  const at::Tensor& param;
+  std::string where;  // "parameter 3"
+  std::set<std::string> known{};
+
+  void step(const char* name, int64_t& value) {
+    known.insert(name);
+    const auto found = values.find(name);
+    if (found == values.end()) refuse(kind, where + " has no " + name);
+    const double steps = number(found->second, kind, where + "'s " + name);
+    // Beyond 2^53 a double is no exact count, and a cast may overflow.
+    if (!(steps >= 0 && steps <= 9007199254740992.0)) {
+      refuse(kind, where + " has " + name + " " + std::to_string(steps));
+    }
+    value = static_cast<int64_t>(steps);
+  }
+  void buffer(const char* name, at::Tensor& value, bool needed) {
+    known.insert(name);
+    const auto found = values.find(name);
+    const at::Tensor* saved = found == values.end()
+                                  ? nullptr
+                                  : std::get_if<at::Tensor>(&found->second);
+    if (!saved) {
+      if (needed) refuse(kind, where + " has no " + name);
+      return;
+    }
+    if (saved->sizes() != param.sizes()) {
+      std::ostringstream text;
+      text << where << " has " << name << " of shape " << saved->sizes()
+           << ", the parameter has " << param.sizes();
+      refuse(kind, text.str());
+    }
+    // As Python: state follows its parameter's dtype and device.
+    value = at::empty_like(param.detach(), at::MemoryFormat::Preserve);
+    value.copy_(*saved);
+  }
+  void check_surplus() const {
+    for (const auto& [name, value] : values) {
+      if (!known.contains(name) &&
+          !std::holds_alternative<std::monostate>(value)) {
+        refuse(kind, where + " has " + name + ", which is not of this kind");
+      }
+    }
+  }
+};
+
+// One kind of optimizer, behind the two functions that differ by kind.
+struct Kind {
+  const char* name;
+  bool (*fits)(const Optimizer&);
+  Values (*capture_options)(OptimizerOptions&);
+  Values (*capture_state)(OptimizerParamState&, OptimizerOptions&);
+  std::unique_ptr<OptimizerOptions> (*options)(const Values&);
+  // nullptr where the saved state holds nothing.
+  std::unique_ptr<OptimizerParamState> (*state)(const Values&,
+                                                const OptimizerOptions&,
+                                                const at::Tensor& param,
+                                                const std::string& where);
+};
+
+template <class Fields>
+Kind kind() {
+  using Options = typename Fields::Options;
+  using State = typename Fields::State;
+  Kind result{};
+  result.name = Fields::kName;
+  result.fits = [](const Optimizer& optimizer) {
+    return dynamic_cast<const typename Fields::Optimizer*>(&optimizer) !=
+           nullptr;
+  };
+  result.capture_options = [](OptimizerOptions& options) {
+    Capture capture;
+    Fields::visit_options(static_cast<Options&>(options), capture);
+    return capture.values;
+  };
+  result.capture_state = [](OptimizerParamState& state,
+                            OptimizerOptions& options) {
+    Capture capture;
+    Fields::visit_state(static_cast<State&>(state),
+                        static_cast<Options&>(options), capture);
+    return capture.values;
+  };
+  result.options =
+      [](const Values& values) -> std::unique_ptr<OptimizerOptions> {
+    auto options = std::make_unique<Options>(Fields::options());
+    RestoreOptions restore{values, Fields::kName};
+    Fields::visit_options(*options, restore);
+    return options;
+  };
+  result.state =
+      [](const Values& values, const OptimizerOptions& options,
+         const at::Tensor& param,
+         const std::string& where) -> std::unique_ptr<OptimizerParamState> {
+    bool any = false;
+    for (const auto& [name, value] : values) {
+      any = any || !std::holds_alternative<std::monostate>(value);
+    }
+    if (!any) return nullptr;
+    auto state = std::make_unique<State>();
+    RestoreState restore{values, Fields::kName, param, where};
+    Fields::visit_state(*state, static_cast<const Options&>(options), restore);
+    restore.check_surplus();
+    return state;
+  };
+  return result;
+}
+
+const Kind& kind_of(const Optimizer& optimizer) {
+  static const Kind kinds[] = {kind<SgdFields>(), kind<AdamFields>(),
+                               kind<AdamWFields>(), kind<RmspropFields>(),
+                               kind<AdagradFields>()};
+  for (const Kind& candidate : kinds) {
+    if (candidate.fits(optimizer)) return candidate;
+  }
+  throw std::invalid_argument(
+      "this kind of optimizer cannot be saved in a snapshot; SGD, Adam, AdamW, "
+      "RMSprop and Adagrad can");
+}
+
+}  // namespace
+
+OptimizerState capture_optimizer(const Optimizer& optimizer) {
+  const Kind& kind = kind_of(optimizer);
+  OptimizerState captured;
+  int64_t index = 0;
+  for (const auto& group : optimizer.param_groups()) {
+    // Cloned: the fields are visited through references that could write.
+    const auto options = group.options().clone();
+    OptimizerState::Group& written = captured.param_groups.emplace_back();
+    written.options = kind.capture_options(*options);
+    for (const at::Tensor& param : group.params()) {
+      const auto found = optimizer.state().find(param.unsafeGetTensorImpl());
+      if (found != optimizer.state().end()) {
+        captured.state[index] = kind.capture_state(*found->second, *options);
+      }
+      written.params.push_back(index++);
+    }
+  }
+  return captured;
+}
+
+struct OptimizerRestore::Prepared {
+  std::vector<std::unique_ptr<OptimizerOptions>> options;
+  std::vector<std::pair<void*, std::unique_ptr<OptimizerParamState>>> state;
+};
+
+OptimizerRestore::OptimizerRestore(Optimizer& optimizer,
+                                   const OptimizerState& state)
+    : optimizer_(optimizer), prepared_(std::make_unique<Prepared>()) {
+  const at::NoGradGuard no_grad;
+  const Kind& kind = kind_of(optimizer);
+  auto& groups = optimizer.param_groups();
+  if (groups.size() != state.param_groups.size()) {
+    refuse(kind.name, "it has " + std::to_string(state.param_groups.size()) +
+                          " parameter groups, the optimizer has " +
+                          std::to_string(groups.size()));
+  }
+  std::set<int64_t> used;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    const OptimizerState::Group& saved = state.param_groups[g];
+    const auto& params = groups[g].params();
+    if (params.size() != saved.params.size()) {
+      refuse(kind.name, "its group " + std::to_string(g) + " has " +
+                            std::to_string(saved.params.size()) +
+                            " parameters, the optimizer's has " +
+                            std::to_string(params.size()));
+    }
+    prepared_->options.push_back(kind.options(saved.options));
+    for (size_t p = 0; p < params.size(); ++p) {
+      const auto found = state.state.find(saved.params[p]);
+      if (found == state.state.end()) continue;
+      used.insert(found->first);
+      auto restored =
+          kind.state(found->second, *prepared_->options.back(), params[p],
+                     "parameter " + std::to_string(found->first));
+      if (restored) {
+        prepared_->state.emplace_back(params[p].unsafeGetTensorImpl(),
+                                      std::move(restored));
+      }
+    }
+  }
+  if (used.size() != state.state.size()) {
+    refuse(kind.name, "it has state of parameters that no group holds");
+  }
+}
+
+OptimizerRestore::~OptimizerRestore() = default;
+
+void OptimizerRestore::apply() {
+  auto& groups = optimizer_.param_groups();
+  for (size_t g = 0; g < groups.size(); ++g) {
+    groups[g].set_options(std::move(prepared_->options[g]));
+  }
+  optimizer_.state().clear();
+  for (auto& [param, state] : prepared_->state) {
+    optimizer_.state()[param] = std::move(state);
+  }
+}
+
+void restore_optimizer(Optimizer& optimizer, const OptimizerState& state) {
+  OptimizerRestore(optimizer, state).apply();
+}
+
+}  // namespace lockstep

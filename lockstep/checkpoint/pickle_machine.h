@@ -1,0 +1,113 @@
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "lockstep/checkpoint/pickle_reader.h"
+
+namespace lockstep {
+
+// The stack machine of the pickle format (CPython, Lib/pickletools.py), for
+// the opcodes that tensors need. It builds a graph, since a pickle may mention
+// a container again before it is filled; read_pickle() turns the graph into a
+// tree. Nodes live as long as the machine, so a cycle leaks nothing.
+class PickleMachine {
+ public:
+  struct Node;
+  using Nodes = std::vector<Node*>;
+  struct List {
+    Nodes items;
+  };
+  struct Tuple {
+    Nodes items;
+  };
+  struct Dict {
+    std::vector<std::pair<Node*, Node*>> items;
+    bool ordered = false;
+  };
+  enum class Global {
+    kOrderedDict,
+    kRebuildTensorV2,
+    kRebuildTensorV3,
+    kRebuildParameter,
+    kSize,
+    kUntypedStorage,
+  };
+  struct StorageClass {
+    c10::ScalarType dtype;
+  };
+  struct Dtype {
+    c10::ScalarType dtype;
+  };
+  // Of bytes where `dtype` is Byte and `untyped` is set: the tensor's own
+  // dtype decides what they mean.
+  struct StorageId {
+    std::string key;
+    c10::ScalarType dtype;
+    uint64_t bytes;
+    bool untyped;
+  };
+  struct Node {
+    std::variant<std::monostate, bool, int64_t, double, std::string, at::Tensor,
+                 List, Tuple, Dict, Global, StorageClass, Dtype, StorageId>
+        value;
+  };
+
+  PickleMachine(std::string_view pickle, const StorageLoader& loader)
+      : pickle_(pickle), loader_(loader) {}
+
+  // Runs to STOP. The result belongs to the machine.
+  const Node* run();
+
+ private:
+  static constexpr size_t kMostNodes = size_t{8} << 20;
+
+  // The next bytes of the pickle.
+  std::string_view take(uint64_t count);
+  template <class T>
+  T take_number();
+  std::string take_line();
+
+  template <class T>
+  Node* make(T value);
+  template <class T>
+  void push(T value) {
+    stack_.push_back(make(std::move(value)));
+  }
+  Node* pop();
+  Nodes pop_to_mark();
+  Nodes pop_tuple(size_t count);
+  void memoize(uint64_t index);
+  void recall(uint64_t index);
+
+  bool step(uint8_t op);
+  bool step_scalar(uint8_t op);
+  bool step_container(uint8_t op);
+  bool step_memo(uint8_t op);
+  void take_long(uint8_t size);
+  void append(const Nodes& items);
+  void set_items(const Nodes& items);
+  void push_global(const std::string& module, const std::string& name);
+  void reduce();
+  void build();
+  void persistent_load();
+  void rebuild_tensor(const Nodes& arguments, bool v3);
+  c10::Storage storage(const StorageId& id, c10::ScalarType dtype);
+
+  std::string_view pickle_;
+  const StorageLoader& loader_;
+  std::deque<Node> nodes_;
+  Nodes stack_;
+  std::vector<size_t> marks_;
+  std::unordered_map<uint64_t, Node*> memo_;
+  std::map<std::string, std::pair<c10::Storage, c10::ScalarType>> storages_;
+};
+
+}  // namespace lockstep

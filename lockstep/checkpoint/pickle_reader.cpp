@@ -1,0 +1,106 @@
+#include "lockstep/checkpoint/pickle_reader.h"
+
+#include <algorithm>
+#include <set>
+
+#include "lockstep/checkpoint/pickle_machine.h"
+
+namespace lockstep {
+namespace {
+
+using Node = PickleMachine::Node;
+
+// The graph as a tree. A node that is mentioned many times is copied as many
+// times, which is where a small pickle could grow without bound: each copy is
+// paid from a budget.
+class Unfolder {
+ public:
+  explicit Unfolder(size_t budget) : budget_(budget) {}
+
+  PickleValue unfold(const Node* node, int depth) {
+    if (depth > kMostPickleDepth) throw PickleError("it is nested too deeply");
+    pay(sizeof(PickleItem));
+    return std::visit(
+        [&](const auto& value) { return convert(value, depth + 1); },
+        node->value);
+  }
+
+ private:
+  void pay(size_t cost) {
+    if (cost > budget_) throw PickleError("it repeats itself without measure");
+    budget_ -= cost;
+  }
+
+  template <class Scalar>
+  PickleValue convert(const Scalar& value, int) {
+    return PickleValue{value};
+  }
+  PickleValue convert(const std::string& value, int) {
+    pay(value.size());
+    return PickleValue{value};
+  }
+  PickleValue::List unfold_all(const PickleMachine::Nodes& items, int depth) {
+    PickleValue::List list;
+    for (const Node* item : items) list.push_back(unfold(item, depth));
+    return list;
+  }
+  PickleValue convert(const PickleMachine::List& list, int depth) {
+    return PickleValue{unfold_all(list.items, depth)};
+  }
+  PickleValue convert(const PickleMachine::Tuple& tuple, int depth) {
+    return PickleValue{PickleValue::Tuple{unfold_all(tuple.items, depth)}};
+  }
+  PickleValue convert(const PickleMachine::Dict& dict, int depth) {
+    PickleValue::Dict unfolded;
+    unfolded.ordered = dict.ordered;
+    std::set<std::variant<std::string, int64_t>> keys;
+    for (const auto& [key, value] : dict.items) {
+      PickleItem item{unfold(key, depth), unfold(value, depth)};
+      bool fresh = false;
+      if (const auto* text = item.key.as<std::string>()) {
+        fresh = keys.emplace(*text).second;
+      } else if (const auto* number = item.key.as<int64_t>()) {
+        fresh = keys.emplace(*number).second;
+      } else {
+        throw PickleError("a key of a dict is neither str nor int");
+      }
+      if (!fresh) throw PickleError("a key of a dict is there twice");
+      unfolded.items.push_back(std::move(item));
+    }
+    return PickleValue{std::move(unfolded)};
+  }
+  PickleValue convert(PickleMachine::Global, int) { return bare(); }
+  PickleValue convert(const PickleMachine::StorageClass&, int) {
+    return bare();
+  }
+  // torch.float32 as a value, in somebody's hyperparameters: of no use here.
+  PickleValue convert(const PickleMachine::Dtype&, int) {
+    return PickleValue{};
+  }
+  PickleValue convert(const PickleMachine::StorageId&, int) { return bare(); }
+  static PickleValue bare() {
+    throw PickleError("it holds a class or storage by itself");
+  }
+
+  size_t budget_;
+};
+
+}  // namespace
+
+PickleValue read_pickle(std::string_view pickle, const StorageLoader& loader) {
+  if (pickle.size() > kMostPickleBytes) {
+    throw PickleError("it has " + std::to_string(pickle.size()) +
+                      " bytes, at most " + std::to_string(kMostPickleBytes) +
+                      " are read");
+  }
+  PickleMachine machine(pickle, loader);
+  const Node* root = machine.run();
+  // A value that is mentioned again costs the file two bytes and the tree about
+  // a hundred; real files, where names are most of it, stay far below this.
+  constexpr size_t kBudgetPerByte = 256;
+  constexpr size_t kMostBudget = size_t{2} << 30;
+  return Unfolder(std::min(kBudgetPerByte * pickle.size(), kMostBudget))
+      .unfold(root, 0);
+}
+
+}  // namespace lockstep

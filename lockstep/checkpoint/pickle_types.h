@@ -1,0 +1,37 @@
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <array>
+#include <string_view>
+
+namespace lockstep {
+
+// The classes of module `torch` by which a pickle names the dtype of a
+// storage, and the names of the dtypes themselves, which stand in pickles for
+// dtypes that have no such class.
+struct PickledDtype {
+  c10::ScalarType dtype;
+  std::string_view storage;  // empty where there is no class
+  std::string_view name;
+};
+
+inline constexpr std::array<PickledDtype, 15> kPickledDtypes{{
+    {c10::ScalarType::Float, "FloatStorage", "float32"},
+    {c10::ScalarType::Double, "DoubleStorage", "float64"},
+    {c10::ScalarType::Half, "HalfStorage", "float16"},
+    {c10::ScalarType::BFloat16, "BFloat16Storage", "bfloat16"},
+    {c10::ScalarType::Long, "LongStorage", "int64"},
+    {c10::ScalarType::Int, "IntStorage", "int32"},
+    {c10::ScalarType::Short, "ShortStorage", "int16"},
+    {c10::ScalarType::Char, "CharStorage", "int8"},
+    {c10::ScalarType::Byte, "ByteStorage", "uint8"},
+    {c10::ScalarType::Bool, "BoolStorage", "bool"},
+    {c10::ScalarType::ComplexFloat, "ComplexFloatStorage", "complex64"},
+    {c10::ScalarType::ComplexDouble, "ComplexDoubleStorage", "complex128"},
+    {c10::ScalarType::UInt16, "", "uint16"},
+    {c10::ScalarType::UInt32, "", "uint32"},
+    {c10::ScalarType::UInt64, "", "uint64"},
+}};
+
+}  // namespace lockstep

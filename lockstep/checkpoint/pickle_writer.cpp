@@ -1,0 +1,147 @@
+#include "lockstep/checkpoint/pickle_writer.h"
+
+#include <array>
+#include <bit>
+#include <cstring>
+#include <stdexcept>
+
+#include "lockstep/checkpoint/pickle_types.h"
+
+namespace lockstep {
+namespace {
+
+// Opcodes by their names in CPython's Lib/pickletools.py.
+class Writer {
+ public:
+  explicit Writer(const StorageNamer& namer) : namer_(namer) {}
+
+  std::string finish(const PickleValue& value) {
+    out_ = "\x80\x02";  // PROTO 2
+    std::visit(*this, value.value);
+    op('.');  // STOP
+    return std::move(out_);
+  }
+
+  void operator()(std::monostate) { op('N'); }                  // NONE
+  void operator()(bool value) { op(value ? '\x88' : '\x89'); }  // NEWTRUE
+  void operator()(int64_t value) {
+    if (value >= INT32_MIN && value <= INT32_MAX) {
+      op('J');  // BININT
+      little_endian(static_cast<int32_t>(value));
+    } else {
+      op('\x8a');  // LONG1
+      op(8);
+      little_endian(value);
+    }
+  }
+  void operator()(double value) {
+    op('G');  // BINFLOAT, big-endian
+    const auto bits = std::bit_cast<uint64_t>(value);
+    for (int shift = 56; shift >= 0; shift -= 8) {
+      op(static_cast<char>(bits >> shift));
+    }
+  }
+  void operator()(const std::string& value) {
+    if (value.size() > UINT32_MAX) {
+      throw std::invalid_argument("a string of 4 GiB cannot be pickled");
+    }
+    op('X');  // BINUNICODE
+    little_endian(static_cast<uint32_t>(value.size()));
+    out_ += value;
+  }
+  void operator()(const PickleValue::List& value) {
+    op(']');  // EMPTY_LIST
+    op('(');
+    for (const PickleValue& item : value) std::visit(*this, item.value);
+    op('e');  // APPENDS
+  }
+  void operator()(const PickleValue::Tuple& value) {
+    op('(');  // MARK
+    for (const PickleValue& item : value.items) {
+      std::visit(*this, item.value);
+    }
+    op('t');  // TUPLE
+  }
+  void operator()(const PickleValue::Dict& value) {
+    if (value.ordered) {
+      empty_ordered_dict();
+    } else {
+      op('}');  // EMPTY_DICT
+    }
+    op('(');
+    for (const PickleItem& item : value.items) {
+      std::visit(*this, item.key.value);
+      std::visit(*this, item.value.value);
+    }
+    op('u');  // SETITEMS
+  }
+  void operator()(const at::Tensor& tensor) {
+    global("torch._utils", "_rebuild_tensor_v2");
+    op('(');
+    op('(');
+    (*this)(std::string("storage"));
+    global("torch", storage_class(tensor));
+    (*this)(namer_(tensor));
+    (*this)(std::string("cpu"));
+    (*this)(tensor.numel());
+    op('t');
+    op('Q');              // BINPERSID
+    (*this)(int64_t{0});  // storage_offset
+    dimensions(tensor.sizes());
+    dimensions(tensor.strides());
+    (*this)(false);        // requires_grad
+    empty_ordered_dict();  // backward_hooks
+    op('t');
+    op('R');  // REDUCE
+  }
+
+ private:
+  void op(char code) { out_ += code; }
+
+  template <class T>
+  void little_endian(T value) {
+    std::array<char, sizeof value> bytes;
+    std::memcpy(bytes.data(), &value, sizeof value);
+    out_.append(bytes.data(), bytes.size());
+  }
+
+  void global(const char* module, const std::string& name) {
+    op('c');  // GLOBAL
+    out_ += std::string(module) + "\n" + name + "\n";
+  }
+
+  void empty_ordered_dict() {
+    global("collections", "OrderedDict");
+    op(')');  // EMPTY_TUPLE
+    op('R');
+  }
+
+  void dimensions(at::IntArrayRef values) {
+    op('(');
+    for (const int64_t value : values) (*this)(value);
+    op('t');
+  }
+
+  static std::string storage_class(const at::Tensor& tensor) {
+    for (const PickledDtype& known : kPickledDtypes) {
+      if (known.dtype == tensor.scalar_type() && !known.storage.empty()) {
+        return std::string(known.storage);
+      }
+    }
+    throw std::invalid_argument(
+        std::string("a tensor of dtype ") +
+        c10::toString(tensor.scalar_type()) +
+        " cannot be saved as .pt; name the snapshot .safetensors");
+  }
+
+  const StorageNamer& namer_;
+  std::string out_;
+};
+
+}  // namespace
+
+std::string write_pickle(const PickleValue& value, const StorageNamer& namer) {
+  return Writer(namer).finish(value);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,153 @@
+#include "lockstep/checkpoint/pt_format.h"
+
+#include <ATen/ATen.h>
+#include <caffe2/serialize/inline_container.h>
+
+#include <algorithm>
+#include <exception>
+#include <stdexcept>
+
+#include "lockstep/checkpoint/digest.h"
+#include "lockstep/checkpoint/pickle_reader.h"
+#include "lockstep/checkpoint/pickle_writer.h"
+#include "lockstep/checkpoint/pt_tree.h"
+#include "lockstep/checkpoint/tensor_bytes.h"
+#include "lockstep/checkpoint/zip_reader.h"
+
+namespace lockstep {
+namespace {
+
+constexpr const char* kNameASnapshot =
+    "name a file that torch.save or Lockstep wrote";
+
+// Storages in the order of their first use; tensors that are the same memory
+// (tied weights) share one, as in torch.save.
+class StorageTable {
+ public:
+  std::string name(const at::Tensor& tensor) {
+    const Identity identity{tensor.data_ptr(), tensor.numel(),
+                            tensor.scalar_type()};
+    if (tensor.numel() > 0) {
+      const auto found = known_.find(identity);
+      if (found != known_.end()) return std::to_string(found->second);
+      known_.emplace(identity, tensors_.size());
+    }
+    tensors_.push_back(tensor);
+    return std::to_string(tensors_.size() - 1);
+  }
+  const std::vector<at::Tensor>& tensors() const { return tensors_; }
+
+ private:
+  using Identity = std::tuple<const void*, int64_t, at::ScalarType>;
+  std::map<Identity, size_t> known_;
+  std::vector<at::Tensor> tensors_;
+};
+
+// The folder of the archive ("archive/"): where its one data.pkl lies.
+std::string folder_of(const InputFile& file, const ZipReader& zip) {
+  std::string folder;
+  for (const ZipReader::Entry& entry : zip.entries()) {
+    const size_t slash = entry.name.find('/');
+    const std::string rest =
+        slash == std::string::npos ? "" : entry.name.substr(slash + 1);
+    if (rest == "constants.pkl") {
+      throw SnapshotError(file.path(),
+                          "is a TorchScript archive (of torch::save or "
+                          "torch.jit.save), not a snapshot",
+                          kNameASnapshot);
+    }
+    if (rest == "data.pkl" && folder.empty()) {
+      folder = entry.name.substr(0, slash + 1);
+    }
+  }
+  if (folder.empty()) {
+    throw SnapshotError(file.path(), "is a zip file, but not of torch.save",
+                        kNameASnapshot);
+  }
+  return folder;
+}
+
+}  // namespace
+
+void write_pt(AtomicFile& file, const Snapshot& snapshot) {
+  StorageTable storages;
+  const std::string pickle = write_pickle(
+      tree_of(snapshot),
+      [&](const at::Tensor& tensor) { return storages.name(tensor); });
+  // LibTorch's writer throws from its destructor after a failed write: it is
+  // told that all went well, and the failure is kept for the end.
+  std::exception_ptr failure;
+  {
+    caffe2::serialize::PyTorchStreamWriter writer(
+        [&](const void* data, size_t size) {
+          try {
+            if (!failure) file.write(data, size);
+          } catch (...) {
+            failure = std::current_exception();
+          }
+          return size;
+        });
+    writer.writeRecord("data.pkl", pickle.data(), pickle.size());
+    writer.writeRecord("byteorder", "little", 6);
+    const auto& tensors = storages.tensors();
+    for (size_t i = 0; i < tensors.size() && !failure; ++i) {
+      writer.writeRecord("data/" + std::to_string(i), tensors[i].data_ptr(),
+                         tensors[i].nbytes());
+    }
+    writer.writeEndOfFile();
+  }
+  if (failure) std::rethrow_exception(failure);
+}
+
+Snapshot read_pt(const InputFile& file) {
+  const ZipReader zip(file);
+  const std::string folder = folder_of(file, zip);
+  if (const auto* order = zip.find(folder + "byteorder")) {
+    if (order->size > 16 || zip.read_text(*order) != "little") {
+      throw SnapshotError(file.path(), "was written by a big-endian machine",
+                          "save it again on a little-endian one");
+    }
+  }
+  const ZipReader::Entry& entry = *zip.find(folder + "data.pkl");
+  if (entry.size > kMostPickleBytes) {
+    throw SnapshotError(file.path(), "has a data.pkl of " +
+                                         std::to_string(entry.size) +
+                                         " bytes, more than names need");
+  }
+  const std::string pickle = zip.read_text(entry);
+  const auto load = [&](const std::string& key, c10::ScalarType dtype,
+                        uint64_t size) {
+    const auto* data = zip.find(folder + "data/" + key);
+    if (!data) throw PickleError("storage " + key + " is missing");
+    if (data->size != size) {
+      throw PickleError("storage " + key + " has " +
+                        std::to_string(data->size) + " bytes instead of " +
+                        std::to_string(size));
+    }
+    const at::Tensor bytes = at::empty({static_cast<int64_t>(size)}, at::kByte);
+    zip.read(*data, bytes.data_ptr());
+    if (!valid_values(bytes.data_ptr(), size, dtype)) {
+      throw PickleError("storage " + key +
+                        " holds a bool that is neither 0 nor 1");
+    }
+    return bytes.storage();
+  };
+  try {
+    Snapshot snapshot = snapshot_of(read_pickle(pickle, load));
+    // Names and checksums stand for the content.
+    Digest digest;
+    for (const ZipReader::Entry& item : zip.entries()) {
+      digest.add(item.name);
+      digest.add(item.size);
+      digest.add(uint64_t{item.crc32});
+    }
+    snapshot.digest = digest.value();
+    return snapshot;
+  } catch (const PickleError& error) {
+    throw SnapshotError(file.path(),
+                        std::string("cannot be used: ") + error.what(),
+                        kNameASnapshot);
+  }
+}
+
+}  // namespace lockstep

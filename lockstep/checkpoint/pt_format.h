@@ -1,0 +1,16 @@
+#pragma once
+
+#include "lockstep/checkpoint/atomic_file.h"
+#include "lockstep/checkpoint/input_file.h"
+#include "lockstep/checkpoint/snapshot.h"
+
+namespace lockstep {
+
+// The files of torch.save (a zip archive with a pickle): a dict with
+// MODEL_STATE, EPOCHS_RUN, STEP, OPTIMIZER_STATE, SAMPLER_STATE,
+// GENERATOR_STATES and METADATA, which torch.load(weights_only=True) reads.
+// Errors: those of write_snapshot() and read_snapshot().
+void write_pt(AtomicFile& file, const Snapshot& snapshot);
+Snapshot read_pt(const InputFile& file);
+
+}  // namespace lockstep

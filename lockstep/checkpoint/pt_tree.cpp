@@ -1,0 +1,249 @@
+#include "lockstep/checkpoint/pt_tree.h"
+
+#include <algorithm>
+#include <set>
+#include <stdexcept>
+
+#include "lockstep/checkpoint/pickle_reader.h"
+#include "lockstep/checkpoint/tensor_bytes.h"
+
+namespace lockstep {
+namespace {
+
+using Dict = PickleValue::Dict;
+using List = PickleValue::List;
+using Tuple = PickleValue::Tuple;
+
+struct ToPickle {
+  template <class Scalar>
+  PickleValue operator()(const Scalar& value) const {
+    return PickleValue{value};
+  }
+  PickleValue operator()(const at::Tensor& tensor) const {
+    return PickleValue{file_form(tensor)};
+  }
+  PickleValue operator()(const std::vector<double>& values) const {
+    Tuple tuple;
+    for (const double value : values) tuple.items.push_back({value});
+    return PickleValue{std::move(tuple)};
+  }
+};
+
+Dict dict_of(const std::map<std::string, StateValue>& values) {
+  Dict dict;
+  for (const auto& [name, value] : values) {
+    dict.set(name, std::visit(ToPickle(), value));
+  }
+  return dict;
+}
+
+Dict dict_of(const OptimizerState& optimizer) {
+  Dict state;
+  for (const auto& [index, values] : optimizer.state) {
+    state.items.push_back({{index}, {dict_of(values)}});
+  }
+  List groups;
+  for (const OptimizerState::Group& group : optimizer.param_groups) {
+    Dict dict = dict_of(group.options);
+    List params;
+    for (const int64_t index : group.params) params.push_back({index});
+    dict.set("params", {std::move(params)});
+    groups.push_back({std::move(dict)});
+  }
+  Dict dict;
+  dict.set("state", {std::move(state)});
+  dict.set("param_groups", {std::move(groups)});
+  return dict;
+}
+
+template <class T>
+const T& need(const PickleValue& value, const std::string& what,
+              const char* type) {
+  if (const T* found = value.as<T>()) return *found;
+  throw PickleError(what + " is not " + type);
+}
+
+template <class T>
+const T& need(const Dict& dict, const std::string& key, const char* type) {
+  const PickleValue* value = dict.find(key);
+  if (!value) throw PickleError(key + " is missing");
+  return need<T>(*value, key, type);
+}
+
+// A list or a tuple.
+const List* sequence(const PickleValue& value) {
+  if (const auto* list = value.as<List>()) return list;
+  const auto* tuple = value.as<Tuple>();
+  return tuple ? &tuple->items : nullptr;
+}
+
+// Of a value that no optimizer of LibTorch knows (a string, a dict): nothing.
+std::optional<StateValue> state_value(const PickleValue& value) {
+  if (value.as<std::monostate>()) return std::monostate();
+  if (const auto* flag = value.as<bool>()) return *flag;
+  if (const auto* integer = value.as<int64_t>()) return *integer;
+  if (const auto* number = value.as<double>()) return *number;
+  if (const auto* tensor = value.as<at::Tensor>()) return *tensor;
+  const List* items = sequence(value);
+  if (!items) return std::nullopt;
+  std::vector<double> numbers;
+  for (const PickleValue& item : *items) {
+    if (const auto* number = item.as<double>()) {
+      numbers.push_back(*number);
+    } else if (const auto* integer = item.as<int64_t>()) {
+      numbers.push_back(static_cast<double>(*integer));
+    } else {
+      return std::nullopt;
+    }
+  }
+  return numbers;
+}
+
+std::map<std::string, StateValue> values_of(const Dict& dict) {
+  std::map<std::string, StateValue> values;
+  for (const PickleItem& item : dict.items) {
+    const auto& name = need<std::string>(item.key, "a name", "a str");
+    if (auto value = state_value(item.value)) values.emplace(name, *value);
+  }
+  return values;
+}
+
+OptimizerState optimizer_of(const Dict& dict) {
+  OptimizerState optimizer;
+  for (const PickleItem& item : need<Dict>(dict, "state", "a dict").items) {
+    const auto index = need<int64_t>(item.key, "a parameter's index", "an int");
+    optimizer.state.emplace(
+        index, values_of(need<Dict>(item.value, "OPTIMIZER_STATE", "a dict")));
+  }
+  for (const PickleValue& item : need<List>(dict, "param_groups", "a list")) {
+    const auto& group = need<Dict>(item, "a parameter group", "a dict");
+    OptimizerState::Group read;
+    for (const PickleValue& index : need<List>(group, "params", "a list")) {
+      read.params.push_back(
+          need<int64_t>(index, "a parameter's index", "an int"));
+    }
+    read.options = values_of(group);
+    read.options.erase("params");
+    optimizer.param_groups.push_back(std::move(read));
+  }
+  return optimizer;
+}
+
+NamedTensors tensors_of(const Dict& dict) {
+  NamedTensors tensors;
+  for (const PickleItem& item : dict.items) {
+    const auto& name =
+        need<std::string>(item.key, "a parameter's name", "a str");
+    tensors.emplace_back(
+        name, need<at::Tensor>(item.value, "parameter " + name, "a tensor"));
+  }
+  return tensors;
+}
+
+bool is_state_dict(const Dict& dict) {
+  return std::all_of(
+      dict.items.begin(), dict.items.end(), [](const PickleItem& item) {
+        return item.key.as<std::string>() && item.value.as<at::Tensor>();
+      });
+}
+
+std::string keys_of(const Dict& dict) {
+  std::string keys;
+  for (size_t i = 0; i < dict.items.size() && i < 8; ++i) {
+    const auto* name = dict.items[i].key.as<std::string>();
+    keys += (keys.empty() ? "" : ", ") + (name ? *name : "(a number)");
+  }
+  return keys;
+}
+
+}  // namespace
+
+PickleValue tree_of(const Snapshot& snapshot) {
+  Dict model;
+  model.ordered = true;
+  std::set<std::string> names;
+  for (const auto& [name, tensor] : snapshot.model_state) {
+    if (!names.insert(name).second) {
+      throw std::invalid_argument("the model has two tensors named \"" + name +
+                                  "\"; a snapshot needs one name for each");
+    }
+    model.set(name, {file_form(tensor)});
+  }
+  Dict root;
+  root.set("MODEL_STATE", {std::move(model)});
+  root.set("EPOCHS_RUN", {snapshot.epochs_run});
+  root.set("STEP", {snapshot.step});
+  if (snapshot.optimizer_state) {
+    root.set("OPTIMIZER_STATE", {dict_of(*snapshot.optimizer_state)});
+  }
+  Dict sampler;
+  for (const auto& [name, value] : snapshot.sampler_state) {
+    sampler.set(name, {value});
+  }
+  root.set("SAMPLER_STATE", {std::move(sampler)});
+  List generators;
+  for (const at::Tensor& state : snapshot.generator_states) {
+    generators.push_back({file_form(state)});
+  }
+  root.set("GENERATOR_STATES", {std::move(generators)});
+  Dict metadata;
+  for (const auto& [name, value] : snapshot.metadata) {
+    metadata.set(name, {value});
+  }
+  root.set("METADATA", {std::move(metadata)});
+  return {std::move(root)};
+}
+
+Snapshot snapshot_of(const PickleValue& tree) {
+  const auto& root = need<Dict>(tree, "what it holds", "a dict");
+  Snapshot snapshot;
+  const PickleValue* model = root.find("MODEL_STATE");
+  if (!model) {
+    if (!is_state_dict(root)) {
+      throw PickleError(
+          "it has no MODEL_STATE and is no state_dict; its keys "
+          "are " +
+          keys_of(root));
+    }
+    snapshot.model_state = tensors_of(root);
+    return snapshot;
+  }
+  snapshot.model_state =
+      tensors_of(need<Dict>(*model, "MODEL_STATE", "a dict"));
+  if (const auto* value = root.find("EPOCHS_RUN")) {
+    snapshot.epochs_run = need<int64_t>(*value, "EPOCHS_RUN", "an int");
+  }
+  if (const auto* value = root.find("STEP")) {
+    snapshot.step = need<int64_t>(*value, "STEP", "an int");
+  }
+  if (const auto* value = root.find("OPTIMIZER_STATE")) {
+    snapshot.optimizer_state =
+        optimizer_of(need<Dict>(*value, "OPTIMIZER_STATE", "a dict"));
+  }
+  if (const auto* value = root.find("SAMPLER_STATE")) {
+    for (const auto& [key, item] :
+         need<Dict>(*value, "SAMPLER_STATE", "a dict").items) {
+      snapshot.sampler_state.emplace(
+          need<std::string>(key, "a key of SAMPLER_STATE", "a str"),
+          need<int64_t>(item, "a value of SAMPLER_STATE", "an int"));
+    }
+  }
+  if (const auto* value = root.find("GENERATOR_STATES")) {
+    for (const PickleValue& item :
+         need<List>(*value, "GENERATOR_STATES", "a list")) {
+      snapshot.generator_states.push_back(
+          need<at::Tensor>(item, "a generator's state", "a tensor"));
+    }
+  }
+  if (const auto* value = root.find("METADATA")) {
+    for (const auto& [key, item] :
+         need<Dict>(*value, "METADATA", "a dict").items) {
+      snapshot.metadata.emplace(
+          need<std::string>(key, "a key of METADATA", "a str"),
+          need<std::string>(item, "a value of METADATA", "a str"));
+    }
+  }
+  return snapshot;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,17 @@
+#pragma once
+
+#include "lockstep/checkpoint/pickle_value.h"
+#include "lockstep/checkpoint/snapshot.h"
+
+namespace lockstep {
+
+// The dict that a .pt file holds. Tensors are in file form (tensor_bytes.h).
+// Throws std::invalid_argument where a name is there twice.
+PickleValue tree_of(const Snapshot& snapshot);
+
+// The snapshot in such a dict, of ours or of somebody else: MODEL_STATE is
+// needed, or the dict is a state_dict itself; keys that are not known are
+// ignored. Throws PickleError.
+Snapshot snapshot_of(const PickleValue& tree);
+
+}  // namespace lockstep

@@ -1,0 +1,20 @@
+#pragma once
+
+#include "lockstep/checkpoint/atomic_file.h"
+#include "lockstep/checkpoint/input_file.h"
+#include "lockstep/checkpoint/snapshot.h"
+
+namespace lockstep {
+
+// The safetensors format (https://huggingface.co/docs/safetensors, "Format"):
+// 8 bytes with the length N of the header, little-endian; N bytes of JSON; the
+// tensors' bytes without gaps. The model's tensors have Python's names; what
+// else a snapshot holds stands under "lockstep." (docs/snapshots.md).
+// Errors: those of write_snapshot() and read_snapshot().
+void write_safetensors(AtomicFile& file, const Snapshot& snapshot);
+Snapshot read_safetensors(const InputFile& file);
+
+// The reference implementation's limit for the header.
+inline constexpr uint64_t kMostHeaderBytes = 100'000'000;
+
+}  // namespace lockstep

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "lockstep/checkpoint/input_file.h"
+
+namespace lockstep {
+
+// One entry of the header: a tensor and where its bytes lie, counted from the
+// end of the header.
+struct SafetensorsEntry {
+  std::string name;
+  c10::ScalarType dtype = c10::ScalarType::Undefined;
+  std::vector<int64_t> shape;
+  uint64_t begin = 0;
+  uint64_t end = 0;
+};
+
+// The header of a safetensors file, and its checks. No tensor is touched.
+struct SafetensorsHeader {
+  // In the order of their bytes; they cover the rest of the file exactly.
+  std::vector<SafetensorsEntry> entries;
+  std::map<std::string, std::string> metadata;  // "__metadata__"
+  uint64_t data_offset = 0;
+  // CRC-32 of the header in canonical form (JSON without blanks, keys sorted),
+  // without the entry that stores it.
+  uint32_t crc32 = 0;
+};
+
+// The key of "__metadata__" under which that checksum is stored.
+inline constexpr const char* kHeaderChecksum = "lockstep.header_crc32";
+
+// "F32" for Float. Throws std::invalid_argument for a dtype that the format
+// lacks.
+std::string safetensors_dtype(c10::ScalarType dtype);
+
+// The text of the header, padded to a multiple of 8 bytes and with the
+// checksum in its metadata. Throws std::invalid_argument if it is larger than
+// kMostHeaderBytes.
+std::string make_header(const std::vector<SafetensorsEntry>& entries,
+                        std::map<std::string, std::string> metadata);
+
+// Throws SnapshotError that says what is not right.
+SafetensorsHeader read_header(const InputFile& file);
+
+}  // namespace lockstep

@@ -1,0 +1,197 @@
+#include "lockstep/checkpoint/safetensors_tree.h"
+
+#include <charconv>
+#include <cmath>
+#include <limits>
+#include <set>
+#include <stdexcept>
+
+#include "lockstep/checkpoint/strict_json.h"
+#include "lockstep/checkpoint/tensor_bytes.h"
+
+namespace lockstep {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int kFormat = 1;
+constexpr const char* kReserved = "lockstep.";
+constexpr const char* kState = "lockstep.state.";  // + index + "." + name
+constexpr const char* kGroup = "lockstep.param_groups.";   // likewise
+constexpr const char* kGenerator = "lockstep.generator.";  // + rank
+constexpr int kDepth = 8;
+
+// JSON has no infinity and no NaN: these three are texts.
+Json json_of(double value) {
+  if (std::isnan(value)) return "nan";
+  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
+  return value;
+}
+
+double double_of(const Json& json) {
+  if (!json.is_string()) return json.get<double>();
+  const auto text = json.get<std::string>();
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  if (text == "inf") return kInfinity;
+  if (text == "-inf") return -kInfinity;
+  if (text == "nan") return std::numeric_limits<double>::quiet_NaN();
+  throw std::runtime_error("\"" + text + "\" is no number");
+}
+
+// What is no tensor goes into `json`, tensors under `prefix` into `tensors`.
+Json split(const std::map<std::string, StateValue>& values,
+           const std::string& prefix, NamedTensors& tensors) {
+  Json json = Json::object();
+  for (const auto& [name, value] : values) {
+    if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
+      tensors.emplace_back(prefix + name, file_form(*tensor));
+    } else if (const auto* flag = std::get_if<bool>(&value)) {
+      json[name] = *flag;
+    } else if (const auto* integer = std::get_if<int64_t>(&value)) {
+      json[name] = *integer;
+    } else if (const auto* number = std::get_if<double>(&value)) {
+      json[name] = json_of(*number);
+    } else if (const auto* list = std::get_if<std::vector<double>>(&value)) {
+      json[name] = Json::array();
+      for (const double item : *list) json[name].push_back(json_of(item));
+    } else {
+      json[name] = nullptr;
+    }
+  }
+  return json;
+}
+
+std::map<std::string, StateValue> values_of(const Json& json) {
+  std::map<std::string, StateValue> values;
+  for (const auto& [name, item] : json.items()) {
+    if (item.is_null()) {
+      values[name] = std::monostate();
+    } else if (item.is_boolean()) {
+      values[name] = item.get<bool>();
+    } else if (item.is_number_integer()) {
+      values[name] = item.get<int64_t>();
+    } else if (item.is_array()) {
+      std::vector<double> list;
+      for (const Json& number : item) list.push_back(double_of(number));
+      values[name] = std::move(list);
+    } else {
+      values[name] = double_of(item);
+    }
+  }
+  return values;
+}
+
+// "12.exp_avg" is parameter 12's "exp_avg".
+std::pair<int64_t, std::string> split_index(const std::string& text) {
+  int64_t index = -1;
+  const char* end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, index);
+  if (error != std::errc() || index < 0 || (rest != end && *rest != '.')) {
+    throw std::runtime_error("a tensor under \"lockstep.\" has no index");
+  }
+  return {index, rest == end ? "" : std::string(rest + 1, end)};
+}
+
+}  // namespace
+
+SafetensorsTree safetensors_tree_of(const Snapshot& snapshot) {
+  SafetensorsTree tree;
+  std::set<std::string> names;
+  for (const auto& [name, tensor] : snapshot.model_state) {
+    if (name.starts_with(kReserved) || name == "__metadata__") {
+      throw std::invalid_argument("the model has a tensor named \"" + name +
+                                  "\", which is reserved in safetensors; "
+                                  "rename it, or name the snapshot .pt");
+    }
+    if (!names.insert(name).second) {
+      throw std::invalid_argument("the model has two tensors named \"" + name +
+                                  "\"; a snapshot needs one name for each");
+    }
+    tree.tensors.emplace_back(name, file_form(tensor));
+  }
+  Json json = {{"format", kFormat},
+               {"epochs_run", snapshot.epochs_run},
+               {"step", snapshot.step},
+               {"sampler_state", snapshot.sampler_state},
+               {"generator_states", snapshot.generator_states.size()},
+               {"metadata", snapshot.metadata}};
+  if (snapshot.optimizer_state) {
+    Json state = Json::object();
+    for (const auto& [index, values] : snapshot.optimizer_state->state) {
+      const std::string key = std::to_string(index);
+      state[key] = split(values, kState + key + ".", tree.tensors);
+    }
+    Json groups = Json::array();
+    for (const auto& group : snapshot.optimizer_state->param_groups) {
+      const std::string key = std::to_string(groups.size());
+      Json options = split(group.options, kGroup + key + ".", tree.tensors);
+      groups.push_back({{"options", options}, {"params", group.params}});
+    }
+    json["optimizer_state"] = {{"state", state}, {"param_groups", groups}};
+  }
+  for (size_t rank = 0; rank < snapshot.generator_states.size(); ++rank) {
+    tree.tensors.emplace_back(kGenerator + std::to_string(rank),
+                              file_form(snapshot.generator_states[rank]));
+  }
+  tree.description = json.dump();
+  return tree;
+}
+
+Snapshot snapshot_of(const SafetensorsTree& tree) {
+  Snapshot snapshot;
+  if (tree.description.empty()) {
+    snapshot.model_state = tree.tensors;
+    return snapshot;
+  }
+  const Json json = parse_strict_json(tree.description, kDepth);
+  if (json.at("format").get<int>() != kFormat) {
+    throw std::runtime_error("its format is " + json.at("format").dump() +
+                             ", this version of Lockstep reads 1");
+  }
+  snapshot.epochs_run = json.at("epochs_run").get<int64_t>();
+  snapshot.step = json.at("step").get<int64_t>();
+  snapshot.sampler_state = json.at("sampler_state").get<SamplerState>();
+  snapshot.metadata =
+      json.at("metadata").get<std::map<std::string, std::string>>();
+  if (json.contains("optimizer_state")) {
+    OptimizerState& optimizer = snapshot.optimizer_state.emplace();
+    const Json& stored = json.at("optimizer_state");
+    for (const auto& [index, values] : stored.at("state").items()) {
+      optimizer.state[split_index(index).first] = values_of(values);
+    }
+    for (const Json& group : stored.at("param_groups")) {
+      optimizer.param_groups.push_back(
+          {values_of(group.at("options")),
+           group.at("params").get<std::vector<int64_t>>()});
+    }
+  }
+  std::map<int64_t, at::Tensor> generators;
+  for (const auto& [name, tensor] : tree.tensors) {
+    const auto rest = [&, &full = name](const char* prefix) {
+      return split_index(full.substr(std::string_view(prefix).size()));
+    };
+    if (!name.starts_with(kReserved)) {
+      snapshot.model_state.emplace_back(name, tensor);
+    } else if (name.starts_with(kGenerator)) {
+      generators[rest(kGenerator).first] = tensor;
+    } else if (name.starts_with(kState) && snapshot.optimizer_state) {
+      const auto [index, key] = rest(kState);
+      snapshot.optimizer_state->state.at(index)[key] = tensor;
+    } else if (name.starts_with(kGroup) && snapshot.optimizer_state) {
+      const auto [index, key] = rest(kGroup);
+      snapshot.optimizer_state->param_groups.at(static_cast<size_t>(index))
+          .options[key] = tensor;
+    } else {
+      throw std::runtime_error("tensor \"" + name + "\" is not known");
+    }
+  }
+  if (json.at("generator_states").get<size_t>() != generators.size()) {
+    throw std::runtime_error("a generator's state is missing");
+  }
+  for (auto& [rank, tensor] : generators) {
+    snapshot.generator_states.push_back(tensor);
+  }
+  return snapshot;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,72 @@
+#include "lockstep/checkpoint/snapshot.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+#include "lockstep/checkpoint/atomic_file.h"
+#include "lockstep/checkpoint/input_file.h"
+#include "lockstep/checkpoint/pt_format.h"
+#include "lockstep/checkpoint/safetensors_format.h"
+
+namespace lockstep {
+namespace {
+
+// Python reads the names of either format as UTF-8.
+void check_text(const std::string& text) {
+  try {
+    (void)nlohmann::json(text).dump();
+  } catch (const nlohmann::json::exception&) {
+    throw std::invalid_argument(
+        "a name or metadata of this snapshot is not UTF-8; rename it");
+  }
+}
+
+}  // namespace
+
+void write_snapshot(const std::string& path, const Snapshot& snapshot) {
+  for (const auto& [name, tensor] : snapshot.model_state) check_text(name);
+  for (const auto& [name, value] : snapshot.sampler_state) check_text(name);
+  for (const auto& [name, value] : snapshot.metadata) {
+    check_text(name);
+    check_text(value);
+  }
+  AtomicFile file(path);
+  if (std::filesystem::path(path).extension() == ".pt") {
+    write_pt(file, snapshot);
+  } else {
+    write_safetensors(file, snapshot);
+  }
+  file.commit();
+}
+
+Snapshot read_snapshot(const std::string& path) {
+  const InputFile file(path);
+  // By content: a .pt that was renamed is still one.
+  std::array<unsigned char, 9> head{};
+  const size_t size = std::min<uint64_t>(head.size(), file.size());
+  file.read_at(0, head.data(), size);
+  const auto begins = [&](const char* magic, size_t length) {
+    return size >= length && std::memcmp(head.data(), magic, length) == 0;
+  };
+  if (begins("PK\3\4", 4)) return read_pt(file);
+  // A pickled long by itself: the magic number of torch.save before 1.6.
+  if (begins("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46", 8)) {
+    throw SnapshotError(path, "is of torch.save before version 1.6",
+                        "load it in Python and save it again");
+  }
+  if (size == head.size() && head[8] == '{') return read_safetensors(file);
+  if (size == 0) throw SnapshotError(path, "is empty");
+  if (size < head.size()) {
+    throw SnapshotError(
+        path, "has " + std::to_string(size) + " bytes only: it was cut short");
+  }
+  throw SnapshotError(path,
+                      "is neither a file of torch.save nor one of safetensors",
+                      "name the file that holds the snapshot");
+}
+
+}  // namespace lockstep

@@ -1,0 +1,164 @@
+#include "lockstep/checkpoint/atomic_file.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <signal.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+
+#include <random>
+#include <system_error>
+#include <thread>
+
+#include "tests/checkpoint/sample_snapshot.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using namespace lockstep::testing;
+
+void save(const std::string& path, const std::string& content) {
+  AtomicFile file(path);
+  file.write(content.data(), content.size());
+  file.commit();
+}
+
+TEST(AtomicFile, ReplacesTheWholeFile) {
+  const TemporaryFolder folder;
+  save(folder.file("a"), "a long content");
+  save(folder.file("a"), "short");
+  EXPECT_EQ(read_file(folder.file("a")), "short");
+  EXPECT_EQ(folder.count(), 1u);
+}
+
+TEST(AtomicFile, WithoutCommitTheOldFileStays) {
+  const TemporaryFolder folder;
+  save(folder.file("a"), "old");
+  {
+    AtomicFile file(folder.file("a"));
+    file.write("new", 3);
+  }
+  EXPECT_EQ(read_file(folder.file("a")), "old");
+  EXPECT_EQ(folder.count(), 1u);
+}
+
+TEST(AtomicFile, LeftOversGoAndSavesInProgressStay) {
+  const TemporaryFolder folder;
+  write_file(folder.file(".a.lockstep-0123456789abcdef.tmp"), "killed");
+  write_file(folder.file(".b.lockstep-0123456789abcdef.tmp"), "another's");
+  write_file(folder.file(".a.lockstep-notes.tmp"), "a user's");
+  AtomicFile going_on(folder.file("a"));
+  EXPECT_EQ(folder.count(), 3u);  // the first is gone, one is new
+  save(folder.file("a"), "second");
+  going_on.commit();
+  EXPECT_EQ(read_file(folder.file("a")), "");
+  EXPECT_EQ(folder.count(), 3u);
+}
+
+TEST(AtomicFile, ALinkStaysAndItsTargetIsReplaced) {
+  const TemporaryFolder folder;
+  write_file(folder.file("target"), "old");
+  std::filesystem::create_symlink("target", folder.file("link"));
+  save(folder.file("link"), "new");
+  EXPECT_TRUE(std::filesystem::is_symlink(folder.file("link")));
+  EXPECT_EQ(read_file(folder.file("target")), "new");
+}
+
+TEST(AtomicFile, PermissionsOfTheOldFileAreKept) {
+  const TemporaryFolder folder;
+  write_file(folder.file("a"), "old");
+  std::filesystem::permissions(folder.file("a"),
+                               std::filesystem::perms::owner_read);
+  save(folder.file("a"), "new");
+  EXPECT_EQ(std::filesystem::status(folder.file("a")).permissions(),
+            std::filesystem::perms::owner_read);
+}
+
+TEST(AtomicFile, WhatIsNoFileIsNeverReplaced) {
+  const TemporaryFolder folder;
+  EXPECT_THROW(AtomicFile("/dev/null"), std::invalid_argument);
+  EXPECT_THROW(AtomicFile(folder.file("")), std::invalid_argument);
+  EXPECT_THROW(AtomicFile(""), std::invalid_argument);
+  EXPECT_THAT(message_of([&] { AtomicFile(folder.file("none/a")); }),
+              AllOf(HasSubstr("was not saved"), HasSubstr("none")));
+}
+
+// A limit on the size of files is what a full disk looks like to write(),
+// without the rights to mount one. It is the process's: hence a fork.
+template <class Action>
+int in_child(const Action& action) {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(action());
+  int status = 0;
+  ::waitpid(child, &status, 0);
+  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+TEST(AtomicFile, OnAFullDiskTheOldSnapshotStaysAndTheErrorTellsWhy) {
+  const TemporaryFolder folder;
+  for (const char* name : {"a.pt", "a.safetensors"}) {
+    const std::string path = folder.file(name);
+    write_snapshot(path, sample_snapshot());
+    EXPECT_EQ(in_child([&] {
+                ::signal(SIGXFSZ, SIG_IGN);
+                const rlimit limit{1000, 1000};
+                ::setrlimit(RLIMIT_FSIZE, &limit);
+                try {
+                  write_snapshot(path, sample_snapshot());
+                  return 1;
+                } catch (const std::system_error& error) {
+                  const std::string text = error.what();
+                  return text.find(path) != std::string::npos &&
+                                 error.code() == std::errc::file_too_large
+                             ? 0
+                             : 2;
+                } catch (...) {
+                  return 3;
+                }
+              }),
+              0);
+    EXPECT_TRUE(same_snapshot(read_snapshot(path), sample_snapshot()));
+  }
+  EXPECT_EQ(folder.count(), 2u);
+}
+
+// shared/FAULTS 17: SIGKILL at any moment of a save.
+TEST(AtomicFile, AKilledSaveLeavesOneCompleteSnapshot) {
+  const TemporaryFolder folder;
+  std::mt19937 random(1);
+  for (const char* name : {"a.pt", "a.safetensors"}) {
+    const std::string path = folder.file(name);
+    Snapshot snapshot = sample_snapshot();
+    snapshot.model_state = {{"w", torch::zeros({50'000}, torch::kLong)}};
+    snapshot.step = 0;
+    write_snapshot(path, snapshot);
+    int64_t newest = 0;
+    for (int round = 0; round < 40; ++round) {
+      const pid_t child = ::fork();
+      if (child == 0) {
+        for (;;) {
+          snapshot.step += 1;
+          snapshot.model_state[0].second.data_ptr<int64_t>()[49'999] =
+              snapshot.step;
+          write_snapshot(path, snapshot);
+        }
+      }
+      std::this_thread::sleep_for(
+          std::chrono::microseconds(500 + random() % 20'000));
+      ::kill(child, SIGKILL);
+      ::waitpid(child, nullptr, 0);
+      const Snapshot read = read_snapshot(path);
+      EXPECT_EQ(read.model_state[0].second[49'999].item<int64_t>(), read.step);
+      EXPECT_GE(read.step, newest);
+      newest = snapshot.step = read.step;
+    }
+    EXPECT_GT(newest, 0);
+    write_snapshot(path, snapshot);  // takes the left-over with it
+  }
+  EXPECT_EQ(folder.count(), 2u);
+}
+
+}  // namespace
+}  // namespace lockstep

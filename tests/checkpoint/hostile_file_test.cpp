@@ -1,0 +1,229 @@
+// Files that somebody has made to do harm (shared/FAULTS 20): each is refused
+// with one line, in little time and little memory.
+
+#include <caffe2/serialize/inline_container.h>
+#include <gmock/gmock.h>
+
+#include "lockstep/checkpoint/pickle_reader.h"
+#include "tests/checkpoint/sample_snapshot.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::HasSubstr;
+using namespace lockstep::testing;
+using namespace std::string_literals;
+
+std::string safetensors(const std::string& header, const std::string& data) {
+  const uint64_t length = header.size();
+  return std::string(reinterpret_cast<const char*>(&length), 8) + header + data;
+}
+
+TEST(HostileSafetensors, EachIsRefusedWithItsReason) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("a.safetensors");
+  const auto refusal = [&](const std::string& content) {
+    write_file(path, content);
+    return message_of([&] { read_snapshot(path); });
+  };
+  const auto one = [](const std::string& entry) {
+    return safetensors("{\"a\":" + entry + "}", "12345678");
+  };
+  const std::string good =
+      R"({"dtype":"F32","shape":[2],"data_offsets":[0,8]})";
+  EXPECT_EQ(refusal(one(good)), "");
+
+  EXPECT_THAT(refusal(std::string(8, '\xff') + "{"), HasSubstr("header of 1844"
+                                                               "674407370955"));
+  EXPECT_THAT(refusal("\0\xe1\xf5\x05\0\0\0\0{"s), HasSubstr("does not fit"));
+  EXPECT_THAT(
+      refusal(one(R"({"dtype":"F32","shape":[-2],"data_offsets":[0,8]})")),
+      HasSubstr("no positive number"));
+  EXPECT_THAT(
+      refusal(one(R"({"dtype":"F32","shape":[2],"data_offsets":[8,0]})")),
+      HasSubstr("do not fit"));
+  EXPECT_THAT(
+      refusal(one(R"({"dtype":"F32","shape":[2],"data_offsets":[-8,0]})")),
+      HasSubstr("no positive number"));
+  EXPECT_THAT(
+      refusal(one(R"({"dtype":"F64","shape":[2],"data_offsets":[0,8]})")),
+      HasSubstr("do not fit"));
+  EXPECT_THAT(
+      refusal(one(R"({"dtype":"Q9","shape":[2],"data_offsets":[0,8]})")),
+      HasSubstr("dtype Q9"));
+  EXPECT_THAT(
+      refusal(one(R"({"dtype":"F32","shape":[2.0],"data_offsets":[0,8]})")),
+      HasSubstr("no positive number"));
+  EXPECT_THAT(refusal(one(R"({"dtype":"F32","shape":[4611686018427387904,)"
+                          R"(4611686018427387904,0],"data_offsets":[0,0]})")),
+              HasSubstr("too large"));
+  EXPECT_THAT(
+      refusal(one(R"({"dtype":"F32","shape":[1],"data_offsets":[4,8]})")),
+      HasSubstr("leaves a gap"));
+  EXPECT_THAT(
+      refusal(one(R"({"dtype":"F32","shape":[1],"data_offsets":[0,4]})")),
+      HasSubstr("belong to no tensor"));
+  EXPECT_THAT(
+      refusal(one(R"({"dtype":"F32","shape":[4],"data_offsets":[0,16]})")),
+      HasSubstr("cut short"));
+  EXPECT_THAT(refusal(one(good + ",\"b\":" + good)), HasSubstr("overlaps"));
+  EXPECT_THAT(refusal(one(good + ",\"a\":" + good)), HasSubstr("twice"));
+  EXPECT_THAT(refusal(one("[" + std::string(100'000, '['))),
+              HasSubstr("nested too deeply"));
+  EXPECT_THAT(refusal(one("7")), HasSubstr("needs dtype"));
+  EXPECT_THAT(refusal(one(good + ",\"__metadata__\":{\"x\":1}")),
+              HasSubstr("wrong type"));
+  EXPECT_THAT(
+      refusal(one(good + ",\"__metadata__\":{\"lockstep.snapshot\":\"{}\"}")),
+      HasSubstr("does not match its checksum"));
+  EXPECT_THAT(refusal(safetensors("{\"a\":\xff}", "")), HasSubstr("not valid"));
+}
+
+// A .pt file around `pickle`, with one storage of 16 bytes.
+void write_pt_file(const std::string& path, const std::string& pickle) {
+  caffe2::serialize::PyTorchStreamWriter writer(path);
+  writer.writeRecord("data.pkl", pickle.data(), pickle.size());
+  writer.writeRecord("data/0", "0123456789abcdef", 16);
+  writer.writeEndOfFile();
+}
+
+std::string int4(int32_t value) {
+  return "J"s + std::string(reinterpret_cast<const char*>(&value), 4);
+}
+std::string text(const std::string& value) {
+  const auto size = static_cast<uint32_t>(value.size());
+  return "X"s + std::string(reinterpret_cast<const char*>(&size), 4) + value;
+}
+// A tensor over that storage, as torch.save writes it.
+std::string tensor(const std::string& storage_class, int32_t numel,
+                   int32_t offset, const std::string& size,
+                   const std::string& stride) {
+  return "ctorch._utils\n_rebuild_tensor_v2\n(("s + text("storage") +
+         "ctorch\n" + storage_class + "\n" + text("0") + text("cpu") +
+         int4(numel) + "tQ" + int4(offset) + "(" + size + "t(" + stride +
+         "t\x89" + "ccollections\nOrderedDict\n)RtR";
+}
+std::string model(const std::string& value) {
+  return "\x80\x02}("s + text("w") + value + "u.";
+}
+
+TEST(HostilePickle, EachIsRefusedWithItsReason) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("a.pt");
+  const auto refusal = [&](const std::string& pickle) {
+    write_pt_file(path, pickle);
+    return message_of([&] { read_snapshot(path); });
+  };
+  const std::string two = int4(2);
+  const std::string one = int4(1);
+  const std::string good = tensor("FloatStorage", 4, 0, two + two, two + one);
+  EXPECT_EQ(refusal(model(good)), "");
+
+  EXPECT_THAT(refusal("\x80\x02"
+                      "cos\nsystem\n"s +
+                      "(" + text("touch /tmp/owned") + "tR."),
+              HasSubstr("asks for os.system"));
+  EXPECT_THAT(refusal("\x80\x04"s + "\x8c\x08" + "builtins" + "\x8c\x04" +
+                      "eval" + "\x93."),
+              HasSubstr("asks for builtins.eval"));
+  EXPECT_THAT(refusal(model("ctorch\nFloatStorage\n)R")),
+              HasSubstr("calls what is no function"));
+  EXPECT_THAT(refusal(model(tensor("FloatStorage", 400, 0, two, one))),
+              HasSubstr("has 16 bytes instead of 1600"));
+  EXPECT_THAT(refusal(model(tensor("FloatStorage", -4, 0, two, one))),
+              HasSubstr("claims -4"));
+  EXPECT_THAT(refusal(model(tensor("DoubleStorage", 4, 0, two, one))),
+              HasSubstr("bytes instead of 32"));
+  EXPECT_THAT(refusal(model(tensor("FloatStorage", 4, 0, int4(5), one))),
+              HasSubstr("beyond its storage"));
+  EXPECT_THAT(refusal(model(tensor("FloatStorage", 4, 3, two, one))),
+              HasSubstr("beyond its storage"));
+  EXPECT_THAT(refusal(model(tensor("FloatStorage", 4, 0, two, int4(4)))),
+              HasSubstr("beyond its storage"));
+  EXPECT_THAT(refusal(model(tensor("FloatStorage", 4, 3, two, int4(-1)))),
+              HasSubstr("negative"));
+  EXPECT_THAT(refusal(model(tensor("FloatStorage", 4, -1, two, one))),
+              HasSubstr("negative"));
+  EXPECT_THAT(refusal(model(tensor("FloatStorage", 4, 0, int4(-2), one))),
+              HasSubstr("negative"));
+  EXPECT_THAT(refusal(model(tensor("BoolStorage", 16, 0, two, one))),
+              HasSubstr("neither 0 nor 1"));
+  const std::string big = int4(INT32_MAX);
+  const std::string zero = int4(0);
+  EXPECT_THAT(refusal(model(tensor("FloatStorage", 4, 0, big + big + big,
+                                   zero + zero + zero))),
+              HasSubstr("larger than memory"));
+  // Another dtype over a storage that was checked for bool only.
+  EXPECT_THAT(refusal("\x80\x02}("s + text("a") + good + text("b") +
+                      tensor("IntStorage", 4, 0, two, one) + "u."),
+              HasSubstr("described in two ways"));
+  EXPECT_THAT(
+      refusal("\x80\x02}("s + text("a") + good + text("a") + good + "u."),
+      HasSubstr("twice"));
+  EXPECT_THAT(refusal("\x80\x02N."s), HasSubstr("not a dict"));
+  EXPECT_THAT(refusal(model(int4(7))), HasSubstr("its keys are w"));
+  EXPECT_THAT(refusal("\x80\x02"s + std::string(1000, ']') + "."),
+              HasSubstr("left over"));
+  EXPECT_THAT(refusal("\x80\x02h\x07."s), HasSubstr("recalls"));
+  EXPECT_THAT(refusal("\x80\x02t."s), HasSubstr("mark"));
+  EXPECT_THAT(refusal("\x80\x02(R."s), HasSubstr("stack runs empty"));
+  EXPECT_THAT(refusal("\x80\x02X\xff\xff\xff\xff."s), HasSubstr("too early"));
+  EXPECT_THAT(refusal("\x80\x02\x8a\xff"s), HasSubstr("64 bits"));
+  EXPECT_THAT(refusal("\x80\x09N."s), HasSubstr("protocol is 9"));
+  EXPECT_THAT(refusal("\x80\x02i."s), HasSubstr("opcode 105"));
+}
+
+StorageLoader no_storage() {
+  return [](const std::string&, c10::ScalarType, uint64_t) -> c10::Storage {
+    throw PickleError("no storage");
+  };
+}
+
+TEST(HostilePickle, NestingIsBounded) {
+  std::string deep = "\x80\x02"s + std::string(1'000'000, ']') +
+                     std::string(999'999, 'a') + ".";
+  EXPECT_THAT(message_of([&] { read_pickle(deep, no_storage()); }),
+              HasSubstr("nested too deeply"));
+}
+
+TEST(HostilePickle, ACycleIsRefused) {
+  EXPECT_THAT(
+      message_of([&] { read_pickle("\x80\x02]q\0h\0a."s, no_storage()); }),
+      HasSubstr("nested too deeply"));
+}
+
+TEST(HostilePickle, AListThatMentionsItselfTenFoldIsBounded) {
+  // Each list holds the one before ten times: 10^20 values in 500 bytes.
+  std::string bomb = "\x80\x02]q"s + '\0';
+  for (char level = 1; level <= 20; ++level) {
+    bomb += "](";
+    for (int i = 0; i < 10; ++i) bomb += "h"s + static_cast<char>(level - 1);
+    bomb += "eq"s + level;
+  }
+  // What lies below the last is dropped by a tuple that is popped.
+  bomb = bomb.substr(0, 2) + "(" + bomb.substr(2) + "t.";
+  EXPECT_THAT(message_of([&] { read_pickle(bomb, no_storage()); }),
+              HasSubstr("without measure"));
+}
+
+TEST(HostilePickle, AnyBytesAreAnErrorOrAValue) {
+  const std::string good =
+      model(tensor("FloatStorage", 4, 0, int4(2) + int4(2), int4(2) + int4(1)));
+  const auto load = [](const std::string&, c10::ScalarType, uint64_t size) {
+    if (size != 16) throw PickleError("size");
+    return torch::zeros({16}, torch::kByte).storage();
+  };
+  for (size_t at = 0; at < good.size(); ++at) {
+    for (int value = 0; value < 256; ++value) {
+      std::string changed = good;
+      changed[at] = static_cast<char>(value);
+      try {
+        read_pickle(changed, load);
+      } catch (const PickleError&) {
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lockstep

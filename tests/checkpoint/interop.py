@@ -1,0 +1,126 @@
+"""The Python side of interop_test.cpp: `interop.py write|check FOLDER`.
+
+write: saves what a Python program would, for C++ to read.
+check: reads what C++ saved, with torch.load(weights_only=True) and with a
+       safetensors reader of a dozen lines, and goes on training with it.
+"""
+import json
+import struct
+import sys
+
+import torch
+from torch import nn
+
+FOLDER = sys.argv[2]
+OPTIMIZERS = {
+    "SGD": lambda p: torch.optim.SGD(p, 0.1, momentum=0.9, nesterov=True),
+    "Adam": lambda p: torch.optim.Adam(p, 0.01, amsgrad=True),
+    "AdamW": lambda p: torch.optim.AdamW(p, 0.01),
+    "RMSprop": lambda p: torch.optim.RMSprop(p, 0.01, momentum=0.9,
+                                             centered=True),
+    "Adagrad": lambda p: torch.optim.Adagrad(p, 0.1),
+}
+
+
+def build():
+    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Tanh(),
+                          nn.Linear(16, 3))
+    return model.double()
+
+
+def train(model, optimizer, steps):
+    for step in steps:
+        data = torch.linspace(-1, 1 + step / 8, 32,
+                              dtype=torch.float64).view(4, 8)
+        optimizer.zero_grad()
+        model(data).square().mean().backward()
+        optimizer.step()
+
+
+def load_safetensors(path):
+    with open(path, "rb") as file:
+        (length,) = struct.unpack("<Q", file.read(8))
+        header = json.loads(file.read(length))
+        data = bytearray(file.read())
+    dtypes = {"F64": torch.float64, "F32": torch.float32, "I64": torch.int64,
+              "U8": torch.uint8}
+    header.pop("__metadata__")
+    tensors = {}
+    for name, entry in header.items():
+        begin, end = entry["data_offsets"]
+        tensors[name] = torch.frombuffer(
+            data[begin:end], dtype=dtypes[entry["dtype"]]
+        ).view(entry["shape"])
+    return tensors
+
+
+def write():
+    torch.manual_seed(0)
+    model = build()
+    # The tutorial's snapshot and its plain checkpoint.
+    torch.save({"MODEL_STATE": model.state_dict(), "EPOCHS_RUN": 10},
+               f"{FOLDER}/tutorial.pt")
+    torch.save(model.state_dict(), f"{FOLDER}/checkpoint.pt")
+    torch.save({"MODEL_STATE": model.state_dict(), "EPOCHS_RUN": 10},
+               f"{FOLDER}/protocol4.pt", pickle_protocol=4)
+    base = torch.arange(24.0).view(4, 6)
+    torch.save({
+        "transposed": base.t(), "slice": base[1:3, ::2], "same": base,
+        "expanded": torch.ones(1).expand(5),
+        "parameter": nn.Parameter(torch.ones(2)),
+        "half": torch.ones(2).half(), "bfloat16": torch.ones(2).bfloat16(),
+        "int8": torch.ones(2).char(), "bool": torch.tensor([True, False]),
+        "complex": torch.ones(2, dtype=torch.complex64),
+        "uint16": torch.tensor([1, 65535], dtype=torch.uint16),
+        "empty": torch.zeros(0, 3), "scalar": torch.tensor(3.5),
+    }, f"{FOLDER}/tensors.pt")
+    for name, make in OPTIMIZERS.items():
+        model = build()
+        optimizer = make(model.parameters())
+        train(model, optimizer, range(3))
+        before = {k: v.clone() for k, v in model.state_dict().items()}
+        state = optimizer.state_dict()
+        torch.save({"MODEL_STATE": before, "OPTIMIZER_STATE": state},
+                   f"{FOLDER}/python-{name}.pt")
+        train(model, optimizer, range(3, 6))
+        torch.save(model.state_dict(), f"{FOLDER}/python-{name}-end.pt")
+    torch.save({"fun": print}, f"{FOLDER}/function.pt")
+    torch.save(build(), f"{FOLDER}/module.pt")
+
+
+def check():
+    for name, make in OPTIMIZERS.items():
+        snapshot = torch.load(f"{FOLDER}/cpp-{name}.pt", weights_only=True)
+        end = torch.load(f"{FOLDER}/cpp-{name}-end.pt", weights_only=True)
+        model = build()
+        model.load_state_dict(snapshot["MODEL_STATE"])
+        assert list(snapshot["MODEL_STATE"]) == list(model.state_dict())
+        optimizer = make(model.parameters())
+        keys = set(optimizer.state_dict()["param_groups"][0])
+        saved = set(snapshot["OPTIMIZER_STATE"]["param_groups"][0])
+        assert keys == saved, (name, keys ^ saved)
+        optimizer.load_state_dict(snapshot["OPTIMIZER_STATE"])
+        train(model, optimizer, range(3, 6))
+        for key, value in model.state_dict().items():
+            torch.testing.assert_close(value, end["MODEL_STATE"][key],
+                                       rtol=1e-12, atol=1e-12)
+        tensors = load_safetensors(f"{FOLDER}/cpp-{name}.safetensors")
+        for key, value in snapshot["MODEL_STATE"].items():
+            assert torch.equal(value, tensors[key]), key
+    full = torch.load(f"{FOLDER}/full.pt", weights_only=True)
+    assert full["EPOCHS_RUN"] == 10 and full["STEP"] == 1234567890123
+    assert full["SAMPLER_STATE"] == {"epoch": 11, "consumed": 96, "seed": -1}
+    assert full["METADATA"]["note"] == 'from "here", ü'
+    torch.set_rng_state(full["GENERATOR_STATES"][0])
+    assert torch.equal(torch.rand(3), full["MODEL_STATE"]["drawn"])
+    try:
+        from safetensors.torch import load_file
+    except ImportError:
+        print("safetensors is not installed: its own reader was not tried")
+    else:
+        weights = load_file(f"{FOLDER}/cpp-SGD.safetensors")
+        build().load_state_dict({k: v for k, v in weights.items()
+                                 if not k.startswith("lockstep.")})
+
+
+{"write": write, "check": check}[sys.argv[1]]()

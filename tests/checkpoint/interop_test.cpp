@@ -1,0 +1,164 @@
+// Snapshots that go back and forth between Python's torch and this library
+// (interop.py is the other half).
+
+#include <gmock/gmock.h>
+
+#include <cstdlib>
+
+#include "lockstep/checkpoint/module_state.h"
+#include "lockstep/checkpoint/optimizer_state.h"
+#include "tests/checkpoint/sample_snapshot.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::HasSubstr;
+using namespace lockstep::testing;
+namespace optim = torch::optim;
+
+torch::nn::Sequential build() {
+  torch::nn::Sequential model(torch::nn::Linear(8, 16),
+                              torch::nn::BatchNorm1d(16), torch::nn::Tanh(),
+                              torch::nn::Linear(16, 3));
+  model->to(torch::kDouble);
+  return model;
+}
+
+void train(torch::nn::Sequential& model, optim::Optimizer& optimizer, int from,
+           int to) {
+  for (int step = from; step < to; ++step) {
+    const auto data =
+        torch::linspace(-1, 1 + step / 8.0, 32, torch::kDouble).view({4, 8});
+    optimizer.zero_grad();
+    model->forward(data).square().mean().backward();
+    optimizer.step();
+  }
+}
+
+std::unique_ptr<optim::Optimizer> make(const std::string& name,
+                                       torch::nn::Sequential& model) {
+  const auto p = model->parameters();
+  if (name == "SGD") {
+    return std::make_unique<optim::SGD>(
+        p, optim::SGDOptions(0.1).momentum(0.9).nesterov(true));
+  }
+  if (name == "Adam") {
+    return std::make_unique<optim::Adam>(
+        p, optim::AdamOptions(0.01).amsgrad(true));
+  }
+  if (name == "AdamW") {
+    return std::make_unique<optim::AdamW>(p, optim::AdamWOptions(0.01));
+  }
+  if (name == "RMSprop") {
+    return std::make_unique<optim::RMSprop>(
+        p, optim::RMSpropOptions(0.01).momentum(0.9).centered(true));
+  }
+  return std::make_unique<optim::Adagrad>(p, optim::AdagradOptions(0.1));
+}
+const char* const kOptimizers[] = {"SGD", "Adam", "AdamW", "RMSprop",
+                                   "Adagrad"};
+
+class PythonInterop : public ::testing::Test {
+ protected:
+  static void python(const std::string& what) {
+    const std::string command =
+        std::string(LOCKSTEP_PYTHON) + " " + LOCKSTEP_SOURCE_DIR +
+        "/tests/checkpoint/interop.py " + what + " " + folder_->file("");
+    ASSERT_EQ(std::system(command.c_str()), 0) << command;
+  }
+  static void SetUpTestSuite() {
+    folder_ = new TemporaryFolder();
+    python("write");
+  }
+  static void TearDownTestSuite() { delete folder_; }
+
+  static std::string file(const std::string& name) {
+    return folder_->file(name);
+  }
+  static TemporaryFolder* folder_;
+};
+TemporaryFolder* PythonInterop::folder_ = nullptr;
+
+TEST_F(PythonInterop, TheTutorialsFilesAreRead) {
+  for (const char* name : {"tutorial.pt", "protocol4.pt", "checkpoint.pt"}) {
+    const Snapshot read = read_snapshot(file(name));
+    auto model = build();
+    restore_module(*model, read.model_state);
+    EXPECT_EQ(read.model_state[0].first, "0.weight");
+    EXPECT_EQ(read.epochs_run, std::string(name) == "checkpoint.pt" ? -1 : 10);
+    EXPECT_FALSE(read.optimizer_state);
+  }
+}
+
+TEST_F(PythonInterop, TensorsOfAnyKindAreRead) {
+  const Snapshot read = read_snapshot(file("tensors.pt"));
+  std::map<std::string, at::Tensor> t(read.model_state.begin(),
+                                      read.model_state.end());
+  const auto base = torch::arange(24, torch::kFloat).view({4, 6});
+  EXPECT_TRUE(torch::equal(t.at("transposed"), base.t()));
+  EXPECT_TRUE(
+      torch::equal(t.at("slice"), base.slice(0, 1, 3).slice(1, 0, 6, 2)));
+  EXPECT_TRUE(t.at("same").is_alias_of(t.at("transposed")));
+  EXPECT_TRUE(torch::equal(t.at("expanded"), torch::ones(5)));
+  EXPECT_TRUE(torch::equal(t.at("parameter"), torch::ones(2)));
+  EXPECT_EQ(t.at("half").scalar_type(), torch::kHalf);
+  EXPECT_EQ(t.at("bfloat16").scalar_type(), torch::kBFloat16);
+  EXPECT_EQ(t.at("int8").scalar_type(), torch::kChar);
+  EXPECT_TRUE(t.at("bool")[0].item<bool>());
+  EXPECT_EQ(t.at("complex").scalar_type(), torch::kComplexFloat);
+  EXPECT_EQ(t.at("uint16").scalar_type(), torch::kUInt16);
+  EXPECT_EQ(t.at("uint16").to(torch::kInt)[1].item<int>(), 65535);
+  EXPECT_EQ(t.at("empty").sizes(), (at::IntArrayRef{0, 3}));
+  EXPECT_EQ(t.at("scalar").item<float>(), 3.5f);
+}
+
+TEST_F(PythonInterop, CodeInAFileIsRefusedByName) {
+  EXPECT_THAT(message_of([&] { read_snapshot(file("function.pt")); }),
+              HasSubstr("asks for __builtin__.print"));
+  EXPECT_THAT(message_of([&] { read_snapshot(file("module.pt")); }),
+              HasSubstr("asks for torch.nn.modules"));
+}
+
+TEST_F(PythonInterop, EveryOptimizerOfPythonGoesOnHere) {
+  for (const std::string name : kOptimizers) {
+    const Snapshot read = read_snapshot(file("python-" + name + ".pt"));
+    auto model = build();
+    auto optimizer = make(name, model);
+    restore_module(*model, read.model_state);
+    restore_optimizer(*optimizer, *read.optimizer_state);
+    train(model, *optimizer, 3, 6);
+    const Snapshot end = read_snapshot(file("python-" + name + "-end.pt"));
+    const auto own = capture_module(*model);
+    for (size_t i = 0; i < own.size(); ++i) {
+      EXPECT_EQ(own[i].first, end.model_state[i].first);
+      EXPECT_TRUE(torch::allclose(own[i].second, end.model_state[i].second,
+                                  1e-12, 1e-12))
+          << name << " " << own[i].first;
+    }
+  }
+}
+
+TEST_F(PythonInterop, EveryOptimizerOfOursGoesOnInPython) {
+  for (const std::string name : kOptimizers) {
+    auto model = build();
+    auto optimizer = make(name, model);
+    train(model, *optimizer, 0, 3);
+    Snapshot snapshot;
+    snapshot.model_state = capture_module(*model);
+    snapshot.optimizer_state = capture_optimizer(*optimizer);
+    write_snapshot(file("cpp-" + name + ".pt"), snapshot);
+    write_snapshot(file("cpp-" + name + ".safetensors"), snapshot);
+    train(model, *optimizer, 3, 6);
+    snapshot.model_state = capture_module(*model);
+    write_snapshot(file("cpp-" + name + "-end.pt"), snapshot);
+  }
+  Snapshot full = sample_snapshot();
+  torch::manual_seed(5);
+  full.generator_states[0] = at::detail::getDefaultCPUGenerator().get_state();
+  full.model_state = {{"drawn", torch::rand(3)}};
+  write_snapshot(file("full.pt"), full);
+  python("check");
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,229 @@
+#include "lockstep/checkpoint/optimizer_state.h"
+
+#include <gmock/gmock.h>
+
+#include "lockstep/checkpoint/module_state.h"
+#include "tests/checkpoint/sample_snapshot.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using namespace lockstep::testing;
+namespace optim = torch::optim;
+
+using Params = std::vector<at::Tensor>;
+using MakeOptimizer = std::unique_ptr<optim::Optimizer> (*)(Params);
+struct Case {
+  const char* name;
+  MakeOptimizer make;
+};
+template <class Optimizer, class Options>
+std::unique_ptr<optim::Optimizer> make(Params params, const Options& options) {
+  return std::make_unique<Optimizer>(std::move(params), options);
+}
+const Case kCases[] = {
+    {"Sgd",
+     [](Params p) { return make<optim::SGD>(p, optim::SGDOptions(0.1)); }},
+    {"SgdNesterov",
+     [](Params p) {
+       return make<optim::SGD>(
+           p, optim::SGDOptions(0.1).momentum(0.9).nesterov(true));
+     }},
+    {"Adam",
+     [](Params p) { return make<optim::Adam>(p, optim::AdamOptions(0.01)); }},
+    {"AdamAmsgrad",
+     [](Params p) {
+       return make<optim::Adam>(
+           p, optim::AdamOptions(0.01).amsgrad(true).betas({0.8, 0.95}));
+     }},
+    {"AdamW",
+     [](Params p) { return make<optim::AdamW>(p, optim::AdamWOptions(0.01)); }},
+    {"RmsPropCentered",
+     [](Params p) {
+       return make<optim::RMSprop>(
+           p, optim::RMSpropOptions(0.01).momentum(0.9).centered(true));
+     }},
+    {"Adagrad",
+     [](Params p) {
+       return make<optim::Adagrad>(p,
+                                   optim::AdagradOptions(0.1).lr_decay(0.01));
+     }},
+};
+
+// Dropout draws from the generator; batch norm has buffers.
+torch::nn::Sequential build() {
+  return torch::nn::Sequential(
+      torch::nn::Linear(8, 16), torch::nn::BatchNorm1d(16), torch::nn::ReLU(),
+      torch::nn::Dropout(0.5),
+      torch::nn::Linear(torch::nn::LinearOptions(16, 3).bias(false)));
+}
+
+void train(torch::nn::Sequential& model, optim::Optimizer& optimizer,
+           int64_t from, int64_t to) {
+  for (int64_t step = from; step < to; ++step) {
+    const auto data =
+        torch::linspace(-1, 1 + 0.1 * double(step), 32).view({4, 8});
+    optimizer.zero_grad();
+    model->forward(data).square().mean().backward();
+    optimizer.step();
+  }
+}
+
+using Parameter = std::tuple<const char*, Case>;
+class Resume : public ::testing::TestWithParam<Parameter> {};
+
+INSTANTIATE_TEST_SUITE_P(
+    , Resume,
+    ::testing::Combine(::testing::Values("a.pt", "a.safetensors"),
+                       ::testing::ValuesIn(kCases)),
+    [](const auto& test) {
+      return std::string(std::get<1>(test.param).name) +
+             (std::string(std::get<0>(test.param)) == "a.pt" ? "Pt"
+                                                             : "Safetensors");
+    });
+
+TEST_P(Resume, IsBitIdenticalToARunWithoutInterruption) {
+  const auto& [name, kind] = GetParam();
+  const TemporaryFolder folder;
+  auto generator = at::detail::getDefaultCPUGenerator();
+  torch::manual_seed(3);
+  auto model = build();
+  auto optimizer = kind.make(model->parameters());
+  train(model, *optimizer, 0, 5);
+  Snapshot saved;
+  saved.model_state = capture_module(*model);
+  saved.optimizer_state = capture_optimizer(*optimizer);
+  saved.generator_states = {generator.get_state()};
+  write_snapshot(folder.file(name), saved);
+  train(model, *optimizer, 5, 10);
+
+  torch::manual_seed(99);
+  auto resumed = build();
+  auto fresh = kind.make(resumed->parameters());
+  const Snapshot read = read_snapshot(folder.file(name));
+  restore_module(*resumed, read.model_state);
+  restore_optimizer(*fresh, *read.optimizer_state);
+  generator.set_state(read.generator_states[0]);
+  train(resumed, *fresh, 5, 10);
+
+  Snapshot one;
+  one.model_state = capture_module(*model);
+  one.optimizer_state = capture_optimizer(*optimizer);
+  Snapshot two;
+  two.model_state = capture_module(*resumed);
+  two.optimizer_state = capture_optimizer(*fresh);
+  EXPECT_TRUE(same_snapshot(one, two));
+}
+
+TEST(OptimizerState, HyperparametersComeBackPerGroup) {
+  const Params params{torch::zeros(1, torch::requires_grad()),
+                      torch::zeros(1, torch::requires_grad())};
+  const auto grouped = [&](double first, double second) {
+    std::vector<optim::OptimizerParamGroup> groups;
+    groups.emplace_back(Params{params[0]},
+                        std::make_unique<optim::SGDOptions>(first));
+    groups.emplace_back(Params{params[1]},
+                        std::make_unique<optim::SGDOptions>(second));
+    return optim::SGD(groups, optim::SGDOptions(1));
+  };
+  optim::SGD other = grouped(3, 4);
+  restore_optimizer(other, capture_optimizer(grouped(0.5, 0.25)));
+  EXPECT_EQ(other.param_groups()[0].options().get_lr(), 0.5);
+  EXPECT_EQ(other.param_groups()[1].options().get_lr(), 0.25);
+}
+
+TEST(OptimizerState, WhatDoesNotFitIsNamedAndChangesNothing) {
+  auto model = build();
+  optim::Adam adam(model->parameters(), optim::AdamOptions(0.5));
+  train(model, adam, 0, 1);
+  const OptimizerState good = capture_optimizer(adam);
+
+  optim::SGD sgd(model->parameters(), optim::SGDOptions(0.1).momentum(0.9));
+  EXPECT_THAT(message_of([&] { restore_optimizer(sgd, good); }),
+              HasSubstr("does not fit this SGD"));
+  optim::AdamW adamw(model->parameters(), optim::AdamWOptions(0.1));
+  EXPECT_THAT(message_of([&] { restore_optimizer(adamw, good); }),
+              HasSubstr("decoupled_weight_decay=False"));
+  EXPECT_EQ(adamw.param_groups()[0].options().get_lr(), 0.1);
+
+  OptimizerState bad = good;
+  bad.state[1]["exp_avg"] = torch::zeros(5);
+  EXPECT_THAT(message_of([&] { restore_optimizer(adam, bad); }),
+              HasSubstr("parameter 1 has exp_avg of shape [5], the parameter "
+                        "has [16]"));
+  bad = good;
+  bad.state[0].erase("exp_avg_sq");
+  EXPECT_THAT(message_of([&] { restore_optimizer(adam, bad); }),
+              HasSubstr("parameter 0 has no exp_avg_sq"));
+  bad = good;
+  bad.state[0]["step"] = std::nan("");
+  EXPECT_THAT(message_of([&] { restore_optimizer(adam, bad); }),
+              HasSubstr("step nan"));
+  bad = good;
+  bad.param_groups[0].options["maximize"] = true;
+  EXPECT_THAT(message_of([&] { restore_optimizer(adam, bad); }),
+              HasSubstr("maximize=True"));
+  bad = good;
+  bad.param_groups[0].params.pop_back();
+  EXPECT_THAT(message_of([&] { restore_optimizer(adam, bad); }),
+              HasSubstr("group 0 has 4 parameters, the optimizer's has 5"));
+  EXPECT_TRUE(same_optimizer(capture_optimizer(adam), good));
+}
+
+TEST(OptimizerState, LbfgsIsRefused) {
+  optim::LBFGS lbfgs({torch::zeros(1)}, optim::LBFGSOptions(1));
+  EXPECT_THAT(message_of([&] { capture_optimizer(lbfgs); }),
+              HasSubstr("SGD, Adam, AdamW, RMSprop and Adagrad can"));
+}
+
+TEST(ModuleState, NamesAndOrderArePythons) {
+  std::vector<std::string> names;
+  for (const auto& [name, tensor] : capture_module(*build())) {
+    names.push_back(name);
+  }
+  EXPECT_THAT(names,
+              ::testing::ElementsAre("0.weight", "0.bias", "1.weight", "1.bias",
+                                     "1.running_mean", "1.running_var",
+                                     "1.num_batches_tracked", "4.weight"));
+}
+
+TEST(ModuleState, RestoringWritesInPlace) {
+  torch::nn::Linear model(2, 2);
+  const auto alias = model->weight.detach().view({4});
+  restore_module(*model, {{"weight", torch::full({2, 2}, 5.0)},
+                          {"bias", torch::zeros(2)}});
+  EXPECT_TRUE(torch::equal(alias, torch::full({4}, 5.0)));
+  EXPECT_TRUE(model->weight.requires_grad());
+}
+
+TEST(ModuleState, NamesOfPythonsWrapperAreTakenWithoutItsPrefix) {
+  torch::nn::Linear model(1, 1);
+  restore_module(*model, {{"module.weight", torch::full({1, 1}, 5.0)},
+                          {"module.bias", torch::zeros(1)}});
+  EXPECT_EQ(model->weight.item<float>(), 5.0f);
+}
+
+TEST(ModuleState, EveryDifferenceIsInOneErrorAndNothingIsChanged) {
+  torch::nn::Linear model(2, 2);
+  const auto before = model->weight.detach().clone();
+  EXPECT_THAT(
+      message_of([&] {
+        restore_module(*model, {{"weight", torch::zeros({2, 3})},
+                                {"biass", torch::zeros(2)}});
+      }),
+      AllOf(HasSubstr("the snapshot lacks bias"),
+            HasSubstr("the model lacks biass"),
+            HasSubstr("weight (snapshot Float[2, 3], model Float[2, 2])")));
+  EXPECT_THAT(message_of([&] {
+                restore_module(*model,
+                               {{"weight", torch::zeros({2, 2})},
+                                {"bias", torch::zeros(2, torch::kDouble)}});
+              }),
+              HasSubstr("bias (snapshot Double[2], model Float[2])"));
+  EXPECT_TRUE(torch::equal(model->weight, before));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,129 @@
+#include "lockstep/checkpoint/snapshot.h"
+
+#include <gmock/gmock.h>
+
+#include "tests/checkpoint/sample_snapshot.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::HasSubstr;
+using namespace lockstep::testing;
+
+class SnapshotFormat : public ::testing::TestWithParam<const char*> {
+ protected:
+  std::string path() const {
+    return folder_.file(std::string("snapshot") + GetParam());
+  }
+  Snapshot round_trip(const Snapshot& snapshot) const {
+    write_snapshot(path(), snapshot);
+    return read_snapshot(path());
+  }
+  TemporaryFolder folder_;
+};
+
+INSTANTIATE_TEST_SUITE_P(, SnapshotFormat,
+                         ::testing::Values(".pt", ".safetensors"),
+                         [](const auto& test) {
+                           return std::string(test.param).substr(1);
+                         });
+
+TEST_P(SnapshotFormat, EveryMemberComesBack) {
+  const Snapshot saved = sample_snapshot();
+  EXPECT_TRUE(same_snapshot(saved, round_trip(saved)));
+  EXPECT_EQ(folder_.count(), 1u);  // nothing is left aside
+}
+
+TEST_P(SnapshotFormat, AnEmptySnapshotComesBack) {
+  EXPECT_TRUE(same_snapshot(Snapshot(), round_trip(Snapshot())));
+}
+
+TEST_P(SnapshotFormat, EveryDtypeAndShapeComesBack) {
+  Snapshot saved;
+  for (const auto dtype :
+       {torch::kFloat, torch::kDouble, torch::kHalf, torch::kBFloat16,
+        torch::kLong, torch::kInt, torch::kShort, torch::kChar, torch::kByte,
+        torch::kBool, torch::kComplexFloat}) {
+    const std::string name = c10::toString(dtype);
+    const auto values = torch::arange(24).to(dtype).view({2, 3, 4});
+    saved.model_state.emplace_back(name, values);
+    saved.model_state.emplace_back(name + ".scalar", values[0][0][1]);
+    saved.model_state.emplace_back(name + ".empty", values.slice(1, 0, 0));
+    saved.model_state.emplace_back(name + ".strided", values.transpose(0, 2));
+    saved.model_state.emplace_back(name + ".slice", values.slice(2, 1, 3));
+  }
+  EXPECT_TRUE(same_snapshot(saved, round_trip(saved)));
+}
+
+TEST_P(SnapshotFormat, NamesOfAnyKindComeBack) {
+  Snapshot saved;
+  for (const char* name : {"", "a.b", "../../etc/passwd", "ü", "a\nb", "\"{"}) {
+    saved.model_state.emplace_back(name, torch::ones(1));
+  }
+  EXPECT_TRUE(same_snapshot(saved, round_trip(saved)));
+}
+
+TEST_P(SnapshotFormat, NonFiniteNumbersComeBack) {
+  Snapshot saved;
+  saved.model_state = {{"x", torch::full({2}, INFINITY)}};
+  saved.optimizer_state.emplace().param_groups.push_back(
+      {{{"lr", 1e-300}, {"eps", INFINITY}, {"weight_decay", -INFINITY}}, {}});
+  EXPECT_TRUE(same_snapshot(saved, round_trip(saved)));
+}
+
+TEST_P(SnapshotFormat, AliasesOfOneTensorAreEqualAfterwards) {
+  Snapshot saved;
+  const auto tied = torch::randn({3, 3});
+  saved.model_state = {{"a", tied}, {"b", tied}, {"c", tied.t()}};
+  EXPECT_TRUE(same_snapshot(saved, round_trip(saved)));
+}
+
+TEST_P(SnapshotFormat, TheDigestTellsContentsApart) {
+  Snapshot saved = sample_snapshot();
+  const uint64_t first = round_trip(saved).digest;
+  EXPECT_EQ(round_trip(saved).digest, first);
+  saved.step += 1;
+  EXPECT_NE(round_trip(saved).digest, first);
+}
+
+TEST_P(SnapshotFormat, TwoEqualNamesAreRefused) {
+  Snapshot saved;
+  saved.model_state = {{"a", torch::ones(1)}, {"a", torch::ones(1)}};
+  EXPECT_THROW(write_snapshot(path(), saved), std::invalid_argument);
+  EXPECT_EQ(folder_.count(), 0u);
+}
+
+TEST_P(SnapshotFormat, TextThatIsNotUtf8IsRefused) {
+  Snapshot saved;
+  saved.metadata["note"] = "\xff";
+  EXPECT_THROW(write_snapshot(path(), saved), std::invalid_argument);
+  EXPECT_EQ(folder_.count(), 0u);
+}
+
+TEST(Snapshot, ADtypeThatAFormatLacksIsNamed) {
+  const TemporaryFolder folder;
+  Snapshot saved;
+  saved.model_state = {{"a", torch::zeros({1}, torch::kComplexDouble)}};
+  EXPECT_THAT(message_of([&] { write_snapshot(folder.file("a.st"), saved); }),
+              HasSubstr("ComplexDouble cannot be saved as safetensors"));
+  write_snapshot(folder.file("a.pt"), saved);
+}
+
+TEST(Snapshot, AReservedNameIsRefusedInSafetensors) {
+  const TemporaryFolder folder;
+  Snapshot saved;
+  saved.model_state = {{"lockstep.a", torch::ones(1)}};
+  EXPECT_THAT(message_of([&] { write_snapshot(folder.file("a.st"), saved); }),
+              HasSubstr("reserved"));
+}
+
+TEST(Snapshot, TheFormatIsToldByTheContentOfAFile) {
+  const TemporaryFolder folder;
+  write_snapshot(folder.file("a.pt"), sample_snapshot());
+  std::filesystem::rename(folder.file("a.pt"), folder.file("a.safetensors"));
+  EXPECT_TRUE(same_snapshot(read_snapshot(folder.file("a.safetensors")),
+                            sample_snapshot()));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,166 @@
+// Snapshots of a whole world: what one rank meets, all learn.
+
+#include "lockstep/checkpoint/training_state.h"
+
+#include <gmock/gmock.h>
+
+#include "lockstep/comm/collectives.h"
+#include "lockstep/comm/init.h"
+#include "tests/checkpoint/sample_snapshot.h"
+#include "tests/harness/process_world.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::HasSubstr;
+using namespace lockstep::testing;
+
+struct Run {
+  torch::nn::Sequential model{torch::nn::Linear(4, 4), torch::nn::Dropout(0.5),
+                              torch::nn::Linear(4, 1)};
+  torch::optim::Adam optimizer{model->parameters()};
+  TrainingState state{.model = model.ptr(), .optimizer = &optimizer};
+
+  void train(int steps) {
+    for (int i = 0; i < steps; ++i) {
+      optimizer.zero_grad();
+      model->forward(torch::ones({2, 4})).sum().backward();
+      optimizer.step();
+      state.step += 1;
+    }
+  }
+  at::Tensor parameters() const {
+    std::vector<at::Tensor> parts;
+    for (const auto& p : model->parameters()) {
+      parts.push_back(p.detach().reshape({-1}));
+    }
+    return torch::cat(parts);
+  }
+};
+
+WORLD_TEST(TrainingState, EveryRankResumesWithItsOwnGenerator, 1, 2, 3) {
+  const auto group = init_process_group();
+  for (const char* name : {"a.pt", "a.safetensors"}) {
+    const std::string path = world.folder / name;
+    torch::manual_seed(1);
+    Run first;
+    torch::manual_seed(static_cast<uint64_t>(world.rank) + 10);
+    first.train(3);
+    first.state.epochs_run = 4;
+    first.state.sampler_state = {{"epoch", 5}};
+    save_snapshot(path, first.state);
+    const at::Tensor drawn = torch::rand({4});
+    first.train(3);
+
+    torch::manual_seed(77);
+    Run second;
+    EXPECT_TRUE(load_snapshot(path, second.state));
+    EXPECT_EQ(second.state.next_epoch(), 5);
+    EXPECT_EQ(second.state.step, 3);
+    EXPECT_EQ(second.state.sampler_state, first.state.sampler_state);
+    EXPECT_TRUE(torch::equal(drawn, torch::rand({4})));
+    second.train(3);
+    // The saved model was rank 0's; the others trained one of their own.
+    if (world.rank == 0) {
+      EXPECT_TRUE(torch::equal(first.parameters(), second.parameters()));
+    }
+  }
+}
+
+WORLD_TEST(TrainingState, WithoutAFileNothingIsLoaded, 1, 2) {
+  const auto group = init_process_group();
+  Run run;
+  EXPECT_FALSE(load_snapshot(world.folder / "none.pt", run.state));
+  EXPECT_EQ(run.state.next_epoch(), 0);
+}
+
+WORLD_TEST(TrainingState, AFailedSaveIsAnErrorOnEveryRank, 1, 2, 3) {
+  const auto group = init_process_group();
+  Run run;
+  const std::string message = message_of(
+      [&] { save_snapshot(world.folder / "no such folder/a.pt", run.state); });
+  EXPECT_THAT(message, HasSubstr("a file cannot be made in"));
+  if (world.rank > 0) EXPECT_THAT(message, HasSubstr("by rank 0"));
+  // The ranks are still in step.
+  save_snapshot(world.folder / "a.pt", run.state);
+}
+
+WORLD_TEST(TrainingState, AFileOnSomeRanksOnlyNamesTheOthers, 2, 3) {
+  const auto group = init_process_group();
+  Run run;
+  const std::string own =
+      world.folder / ("own-" + std::to_string(world.rank) + ".pt");
+  if (world.rank != 1) {
+    Snapshot snapshot;
+    for (const auto& item : run.model->named_parameters()) {
+      snapshot.model_state.emplace_back(item.key(), item.value());
+    }
+    write_snapshot(own, snapshot);
+  }
+  const auto before = run.model[0]->as<torch::nn::Linear>()->weight.clone();
+  EXPECT_THAT(message_of([&] { load_snapshot(own, run.state); }),
+              HasSubstr("is missing on rank 1 of"));
+  EXPECT_TRUE(
+      torch::equal(before, run.model[0]->as<torch::nn::Linear>()->weight));
+}
+
+WORLD_TEST(TrainingState, DifferentFilesAreRefused, 2, 3) {
+  const auto group = init_process_group();
+  Run run;
+  const std::string own =
+      world.folder / ("own-" + std::to_string(world.rank) + ".safetensors");
+  Snapshot snapshot;
+  for (const auto& item : run.model->named_parameters()) {
+    snapshot.model_state.emplace_back(item.key(),
+                                      torch::ones_like(item.value()));
+  }
+  snapshot.step = world.rank == 1 ? 5 : 6;
+  write_snapshot(own, snapshot);
+  EXPECT_THAT(message_of([&] { load_snapshot(own, run.state); }),
+              HasSubstr("is another file on rank 1 than on rank 0"));
+  EXPECT_EQ(run.state.step, 0);
+}
+
+WORLD_TEST(TrainingState, ADamagedFileOnOneRankIsNamedOnAll, 2, 3) {
+  const auto group = init_process_group();
+  Run run;
+  const std::string own =
+      world.folder / ("bad-" + std::to_string(world.rank) + ".pt");
+  Snapshot snapshot;
+  for (const auto& item : run.model->named_parameters()) {
+    snapshot.model_state.emplace_back(item.key(),
+                                      torch::ones_like(item.value()));
+  }
+  write_snapshot(own, snapshot);
+  if (world.rank == 1) std::filesystem::resize_file(own, 100);
+  const std::string message =
+      message_of([&] { load_snapshot(own, run.state); });
+  EXPECT_THAT(message, HasSubstr("cut short"));
+  if (world.rank != 1) EXPECT_THAT(message, HasSubstr("rank 1: "));
+}
+
+WORLD_TEST(TrainingState, AnotherWorldSizeSeedsEachRankDifferently, 2) {
+  const auto group = init_process_group();
+  Run run;
+  const std::string path = world.folder / "one.pt";
+  if (world.rank == 0) {
+    Snapshot snapshot;
+    for (const auto& item : run.model->named_parameters()) {
+      snapshot.model_state.emplace_back(item.key(), item.value());
+    }
+    snapshot.generator_states = {
+        at::detail::getDefaultCPUGenerator().get_state()};
+    write_snapshot(path, snapshot);
+  }
+  barrier();
+  EXPECT_TRUE(load_snapshot(path, run.state));
+  const at::Tensor drawn = torch::rand({4});
+  EXPECT_TRUE(load_snapshot(path, run.state));
+  EXPECT_TRUE(torch::equal(drawn, torch::rand({4})));
+  std::vector<at::Tensor> all{torch::empty({4}), torch::empty({4})};
+  all_gather(all, drawn);
+  EXPECT_FALSE(torch::equal(all[0], all[1]));
+}
+
+}  // namespace
+}  // namespace lockstep
