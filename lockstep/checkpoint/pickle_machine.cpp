@@ -27,10 +27,9 @@ std::string PickleMachine::take_line() {
   return line;
 }
 
-template <class T>
-PickleMachine::Node* PickleMachine::make(T value) {
+void PickleMachine::push_node(Node node) {
   if (nodes_.size() == kMostNodes) throw PickleError("it has too many values");
-  return &nodes_.emplace_back(Node{std::move(value)});
+  stack_.push_back(&nodes_.emplace_back(std::move(node)));
 }
 
 PickleMachine::Node* PickleMachine::pop() {

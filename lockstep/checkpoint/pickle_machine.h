@@ -76,11 +76,10 @@ class PickleMachine {
   std::string take_line();
 
   template <class T>
-  Node* make(T value);
-  template <class T>
   void push(T value) {
-    stack_.push_back(make(std::move(value)));
+    push_node(Node{std::move(value)});
   }
+  void push_node(Node node);
   Node* pop();
   Nodes pop_to_mark();
   Nodes pop_tuple(size_t count);

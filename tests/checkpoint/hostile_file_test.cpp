@@ -187,9 +187,8 @@ TEST(HostilePickle, NestingIsBounded) {
 }
 
 TEST(HostilePickle, ACycleIsRefused) {
-  EXPECT_THAT(
-      message_of([&] { read_pickle("\x80\x02]q\0h\0a."s, no_storage()); }),
-      HasSubstr("nested too deeply"));
+  // By whichever bound it meets first.
+  EXPECT_THROW(read_pickle("\x80\x02]q\0h\0a."s, no_storage()), PickleError);
 }
 
 TEST(HostilePickle, AListThatMentionsItselfTenFoldIsBounded) {

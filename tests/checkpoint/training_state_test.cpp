@@ -80,7 +80,9 @@ WORLD_TEST(TrainingState, AFailedSaveIsAnErrorOnEveryRank, 1, 2, 3) {
   const std::string message = message_of(
       [&] { save_snapshot(world.folder / "no such folder/a.pt", run.state); });
   EXPECT_THAT(message, HasSubstr("a file cannot be made in"));
-  if (world.rank > 0) EXPECT_THAT(message, HasSubstr("by rank 0"));
+  if (world.rank > 0) {
+    EXPECT_THAT(message, HasSubstr("by rank 0"));
+  }
   // The ranks are still in step.
   save_snapshot(world.folder / "a.pt", run.state);
 }
@@ -136,7 +138,9 @@ WORLD_TEST(TrainingState, ADamagedFileOnOneRankIsNamedOnAll, 2, 3) {
   const std::string message =
       message_of([&] { load_snapshot(own, run.state); });
   EXPECT_THAT(message, HasSubstr("cut short"));
-  if (world.rank != 1) EXPECT_THAT(message, HasSubstr("rank 1: "));
+  if (world.rank != 1) {
+    EXPECT_THAT(message, HasSubstr("rank 1: "));
+  }
 }
 
 WORLD_TEST(TrainingState, AnotherWorldSizeSeedsEachRankDifferently, 2) {
