@@ -23,7 +23,7 @@ OPTIMIZERS = {
 
 
 def build():
-    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Tanh(),
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.BatchNorm1d(16),
                           nn.Linear(16, 3))
     return model.double()
 
