@@ -1,245 +1,46 @@
 #include "tests/launch/launcher.h"
 
-#include <fcntl.h>
-#include <poll.h>
-#include <signal.h>
-#include <spawn.h>
-#include <stdlib.h>
-#include <sys/wait.h>
-#include <unistd.h>
-
-#include <cerrno>
-#include <fstream>
-#include <sstream>
-#include <thread>
 #include <utility>
-
-#include "lockstep/base/deadline.h"
-#include "lockstep/launch/worker_process.h"
 
 namespace lockstep::testing {
 namespace {
 
-namespace fs = std::filesystem;
-using std::chrono::milliseconds;
-
-const char* const kCommand = LOCKSTEP_BIN_DIR "/lockstep";
-
-std::pair<FileDescriptor, FileDescriptor> make_pipe() {
-  int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) throw_errno("pipe2");
-  return {FileDescriptor(ends[0]), FileDescriptor(ends[1])};
-}
-
-std::vector<char*> pointers(const std::vector<std::string>& strings) {
-  std::vector<char*> result;
-  for (const auto& text : strings) {
-    result.push_back(const_cast<char*>(text.c_str()));
-  }
-  result.push_back(nullptr);
-  return result;
-}
-
-// True where something was read.
-bool append_from(FileDescriptor& fd, std::string& text) {
-  char bytes[65536];
-  const ssize_t count = read(fd.get(), bytes, sizeof(bytes));
-  if (count > 0) {
-    text.append(bytes, static_cast<size_t>(count));
-    return true;
-  }
-  if (count == 0) fd.reset();
-  return false;
+std::vector<std::string> behind(std::vector<std::string> first,
+                                const std::vector<std::string>& rest) {
+  first.insert(first.end(), rest.begin(), rest.end());
+  return first;
 }
 
 }  // namespace
 
-Launcher::Launcher(const std::vector<std::string>& arguments,
-                   const LauncherSetup& setup) {
-  auto [out, out_end] = make_pipe();
-  auto [err, err_end] = make_pipe();
-  auto [in_end, in] = make_pipe();
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  if (setup.input.empty()) {
-    posix_spawn_file_actions_addopen(&actions, 0, "/dev/null", O_RDONLY, 0);
-  } else {
-    posix_spawn_file_actions_adddup2(&actions, in_end.get(), 0);
-  }
-  posix_spawn_file_actions_adddup2(&actions, out_end.get(), 1);
-  posix_spawn_file_actions_adddup2(&actions, err_end.get(), 2);
-  std::vector<std::string> command{kCommand};
-  command.insert(command.end(), arguments.begin(), arguments.end());
-  const int error =
-      posix_spawn(&pid_, kCommand, &actions, nullptr, pointers(command).data(),
-                  pointers(setup.environment).data());
-  posix_spawn_file_actions_destroy(&actions);
-  if (error != 0) {
-    errno = error;
-    throw_errno(kCommand);
-  }
-  // What is given fits into a pipe.
-  [[maybe_unused]] auto written =
-      write(in.get(), setup.input.data(), setup.input.size());
-  out_ = std::move(out);
-  err_ = std::move(err);
+ProgramResult LauncherTest::run_command(
+    const std::vector<std::string>& arguments, ProgramSetup setup) {
+  return run_program(behind({LOCKSTEP_BIN_DIR "/lockstep"}, arguments),
+                     std::move(setup));
 }
 
-Launcher::~Launcher() {
-  if (pid_ < 0) return;
-  ::kill(pid_, SIGKILL);
-  waitpid(pid_, nullptr, 0);
+std::unique_ptr<RunningProgram> LauncherTest::start(
+    const std::vector<std::string>& arguments, ProgramSetup setup) {
+  return start_program(behind({LOCKSTEP_BIN_DIR "/lockstep", "run"}, arguments),
+                       std::move(setup));
 }
 
-void Launcher::signal(int signal) const { ::kill(pid_, signal); }
-
-bool Launcher::read_some(int timeout_ms) {
-  pollfd entries[] = {{out_.get(), POLLIN, 0}, {err_.get(), POLLIN, 0}};
-  if (poll(entries, 2, timeout_ms) <= 0) return false;
-  bool any = false;
-  if (entries[0].revents != 0) any |= append_from(out_, result_.out);
-  if (entries[1].revents != 0) any |= append_from(err_, result_.err);
-  return any;
-}
-
-void Launcher::await_output(const std::string& text, int times) {
-  const Deadline deadline = Deadline::after(milliseconds(20'000));
-  while (count(result_.out, text) < times) {
-    if (deadline.expired() || (!out_ && !err_)) {
-      ADD_FAILURE() << "\"" << text << "\" did not come " << times
-                    << " times; stdout:\n"
-                    << result_.out << "stderr:\n"
-                    << result_.err;
-      return;
-    }
-    read_some(static_cast<int>(deadline.remaining().count()));
-  }
-}
-
-LauncherResult Launcher::finish(std::chrono::seconds allowed) {
-  const Deadline deadline = Deadline::after(allowed);
-  while ((out_ || err_) && !deadline.expired()) {
-    read_some(static_cast<int>(deadline.remaining().count()));
-  }
-  if (out_ || err_) {
-    ADD_FAILURE() << "the launcher's output had no end in " << allowed.count()
-                  << " s; stderr:\n"
-                  << result_.err;
-    ::kill(pid_, SIGKILL);
-  }
-  int status = 0;
-  waitpid(std::exchange(pid_, -1), &status, 0);
-  result_.exit_code = exit_code_of(status);
-  return result_;
-}
-
-LauncherTest::LauncherTest() {
-  std::string name =
-      (fs::temp_directory_path() / "launch_test_XXXXXX").string();
-  if (mkdtemp(name.data()) == nullptr) throw_errno("mkdtemp");
-  root_ = name;
-  fs::create_directory(root_ / "tmp");
-  fs::create_directory(scratch());
-  mark_ = "LOCKSTEP_TEST_MARK=" + name;
-}
-
-LauncherTest::~LauncherTest() {
-  for (const pid_t pid : marked_processes()) ::kill(pid, SIGKILL);
-  std::error_code ignored;
-  fs::remove_all(root_, ignored);
-}
-
-void LauncherTest::TearDown() {
-  EXPECT_TRUE(await_no_process(milliseconds(1000)))
-      << marked_processes().size() << " processes were left behind";
-  EXPECT_TRUE(fs::is_empty(root_ / "tmp")) << "temporary files were left";
-}
-
-LauncherSetup LauncherTest::complete(LauncherSetup setup) const {
-  const char* path = getenv("PATH");
-  setup.environment.push_back(std::string("PATH=") +
-                              (path != nullptr ? path : "/usr/bin:/bin"));
-  setup.environment.push_back("TMPDIR=" + (root_ / "tmp").string());
-  setup.environment.push_back(mark_);
-  return setup;
-}
-
-LauncherResult LauncherTest::run_command(
-    const std::vector<std::string>& arguments, LauncherSetup setup) {
-  return Launcher(arguments, complete(std::move(setup))).finish();
-}
-
-std::unique_ptr<Launcher> LauncherTest::start(
-    const std::vector<std::string>& arguments, LauncherSetup setup) {
-  std::vector<std::string> all{"run"};
-  all.insert(all.end(), arguments.begin(), arguments.end());
-  return std::make_unique<Launcher>(all, complete(std::move(setup)));
-}
-
-std::unique_ptr<Launcher> LauncherTest::start_script(
+std::unique_ptr<RunningProgram> LauncherTest::start_script(
     std::vector<std::string> options, const std::string& script,
-    LauncherSetup setup) {
-  for (const char* word : {"sh", "-c"}) options.emplace_back(word);
-  options.push_back(script);
-  return start(options, std::move(setup));
+    ProgramSetup setup) {
+  return start(behind(std::move(options), {"sh", "-c", script}),
+               std::move(setup));
 }
 
-LauncherResult LauncherTest::run(const std::vector<std::string>& arguments,
-                                 LauncherSetup setup) {
+ProgramResult LauncherTest::run(const std::vector<std::string>& arguments,
+                                ProgramSetup setup) {
   return start(arguments, std::move(setup))->finish();
 }
 
-LauncherResult LauncherTest::run_script(std::vector<std::string> options,
-                                        const std::string& script,
-                                        LauncherSetup setup) {
+ProgramResult LauncherTest::run_script(std::vector<std::string> options,
+                                       const std::string& script,
+                                       ProgramSetup setup) {
   return start_script(std::move(options), script, std::move(setup))->finish();
-}
-
-std::vector<pid_t> LauncherTest::marked_processes() const {
-  std::vector<pid_t> found;
-  for (const auto& entry : fs::directory_iterator("/proc")) {
-    const std::string name = entry.path().filename();
-    if (name.find_first_not_of("0123456789") != std::string::npos) continue;
-    // A zombie's environment is empty.
-    const std::string environment =
-        std::string(1, '\0') + read_file(entry.path() / "environ");
-    if (environment.find('\0' + mark_ + '\0') != std::string::npos) {
-      found.push_back(std::stoi(name));
-    }
-  }
-  return found;
-}
-
-bool LauncherTest::await_no_process(milliseconds allowed) const {
-  const Deadline deadline = Deadline::after(allowed);
-  while (!marked_processes().empty()) {
-    if (deadline.expired()) return false;
-    std::this_thread::sleep_for(milliseconds(10));
-  }
-  return true;
-}
-
-std::vector<std::string> lines(const std::string& text) {
-  std::vector<std::string> result;
-  std::istringstream stream(text);
-  for (std::string line; std::getline(stream, line);) result.push_back(line);
-  return result;
-}
-
-int count(const std::string& text, const std::string& part) {
-  int number = 0;
-  for (size_t at = text.find(part); at != std::string::npos;
-       at = text.find(part, at + part.size())) {
-    ++number;
-  }
-  return number;
-}
-
-std::string read_file(const fs::path& path) {
-  std::ifstream file(path, std::ios::binary);
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
 }
 
 }  // namespace lockstep::testing

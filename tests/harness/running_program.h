@@ -1,0 +1,99 @@
+#pragma once
+
+#include <gtest/gtest.h>
+#include <sys/types.h>
+
+#include <chrono>
+#include <filesystem>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/file_descriptor.h"
+
+// Tests that start programs and look at their output, their end and what they
+// leave behind. Free of torch.
+namespace lockstep::testing {
+
+// How a program is started: nothing of the test's own environment but PATH.
+struct ProgramSetup {
+  std::vector<std::string> environment{};  // NAME=value; the first one counts
+  std::string input{};                     // stdin; /dev/null where empty
+  std::filesystem::path folder{};          // to run in; the test's where empty
+};
+
+struct ProgramResult {
+  int exit_code = -1;  // 128 + signal where a signal ended it
+  std::string out{};
+  std::string err{};
+};
+
+// One running program with its output in pipes. Killed at the end of its life
+// if it has not ended.
+class RunningProgram {
+ public:
+  // `command`: the program's path and its arguments.
+  RunningProgram(const std::vector<std::string>& command,
+                 const ProgramSetup& setup);
+  RunningProgram(const RunningProgram&) = delete;
+  RunningProgram& operator=(const RunningProgram&) = delete;
+  ~RunningProgram();
+
+  pid_t pid() const { return pid_; }
+  void signal(int signal) const;
+  // Reads on until stdout holds `text` `times` times; a test failure after
+  // `allowed`.
+  void await_output(const std::string& text, int times = 1,
+                    std::chrono::seconds allowed = std::chrono::seconds(20));
+  // Reads to the end of both streams and reaps; a test failure and SIGKILL
+  // after `allowed`.
+  ProgramResult finish(std::chrono::seconds allowed = std::chrono::seconds(30));
+  // As a reader of stdout that goes away.
+  void close_output() { out_.reset(); }
+  const std::string& out() const { return result_.out; }
+
+ private:
+  bool read_some(int timeout_ms);
+
+  pid_t pid_ = -1;
+  FileDescriptor out_;
+  FileDescriptor err_;
+  ProgramResult result_;
+};
+
+// A test that starts programs. Behind each test no process that descends from
+// one, and no temporary file, may be left.
+class ProgramTest : public ::testing::Test {
+ protected:
+  ProgramTest();
+  ~ProgramTest() override;
+  void TearDown() override;
+
+  std::unique_ptr<RunningProgram> start_program(
+      const std::vector<std::string>& command, ProgramSetup setup = {});
+  ProgramResult run_program(
+      const std::vector<std::string>& command, ProgramSetup setup = {},
+      std::chrono::seconds allowed = std::chrono::seconds(30));
+
+  // Processes that carry this test's mark in their environment, all of
+  // `variables` (NAME=value) beside it.
+  std::vector<pid_t> marked_processes(
+      const std::vector<std::string>& variables = {}) const;
+  // Waits until there is none; false after `allowed`.
+  bool await_no_process(std::chrono::milliseconds allowed) const;
+
+  // For the test's own files; removed behind it.
+  std::filesystem::path scratch() const { return root_ / "scratch"; }
+
+ private:
+  ProgramSetup complete(ProgramSetup setup) const;
+
+  std::filesystem::path root_;
+  std::string mark_;
+};
+
+std::vector<std::string> lines(const std::string& text);
+int count(const std::string& text, const std::string& part);
+std::string read_file(const std::filesystem::path& path);
+
+}  // namespace lockstep::testing
