@@ -16,10 +16,15 @@ Files are flat arrays of --dtype, little endian, without a header:
   data              all samples [--samples, sizes[0]], then all targets
                     [--samples, sizes[-1]]
   losses            (if named) the loss of each step, averaged over the ranks
+
+--jobs FILE runs several trainings, one behind the other: each line of the file
+holds the arguments of one, as above.
 """
 
 import argparse
 import contextlib
+import shlex
+import sys
 from pathlib import Path
 
 import torch
@@ -37,7 +42,7 @@ OPTIMIZERS = {
 }
 
 
-def parse_args():
+def parse_args(arguments):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", default="20,64,1",
                         type=lambda text: [int(n) for n in text.split(",")])
@@ -54,7 +59,7 @@ def parse_args():
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--losses", type=Path)
-    return parser.parse_args()
+    return parser.parse_args(arguments)
 
 
 def read(path, shapes, dtype):
@@ -89,10 +94,7 @@ def batches(sampler, size):
         epoch += 1
 
 
-def main():
-    args = parse_args()
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+def train(args):
     dtype = DTYPES[args.dtype]
 
     plain = make_model(args.sizes, dtype)
@@ -127,6 +129,18 @@ def main():
         write(args.output, plain.parameters())
         if args.losses:
             write(args.losses, [losses])
+
+
+def main():
+    if sys.argv[1] == "--jobs":
+        jobs = map(shlex.split, Path(sys.argv[2]).read_text().splitlines())
+    else:
+        jobs = [sys.argv[1:]]
+    jobs = [parse_args(job) for job in jobs]
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    for job in jobs:
+        train(job)
     dist.destroy_process_group()
 
 
