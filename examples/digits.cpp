@@ -94,15 +94,16 @@ double test_accuracy(NetImpl& model, lockstep::TensorDataset& test,
 struct Outcome {
   std::vector<double> losses;  // mean over the ranks, one an epoch
   double accuracy = 0;
-  double seconds = 0;  // of the steps of this process
+  double seconds = 0;  // since the first step of this run
   int64_t samples = 0;
   int64_t resumed_at_step = 0;
 };
 
-void write_report(const Options& options, const Outcome& outcome) {
+void write_report(const Options& options, int64_t epochs_run,
+                  const Outcome& outcome) {
   nlohmann::json report{
       {"ranks", lockstep::get_world_size()},
-      {"epochs", options.epochs},
+      {"epochs_run", epochs_run},
       {"losses", outcome.losses},
       {"test_accuracy", outcome.accuracy},
       {"seconds", outcome.seconds},
@@ -169,7 +170,7 @@ void train(const Options& options) {
   auto start = std::chrono::steady_clock::now();
   for (int64_t epoch = state.next_epoch(); epoch < options.epochs; ++epoch) {
     sampler.set_epoch(epoch);
-    auto epoch_loss = torch::zeros({}, torch::TensorOptions(device));
+    auto epoch_loss = torch::zeros({}, torch::dtype(dtype).device(device));
     int64_t batches = 0;
     for (auto& batch : loader) {
       set_lr(optimizer, options.lr, state.step, total_steps);
@@ -188,23 +189,28 @@ void train(const Options& options) {
         save();
       }
     }
-    // The mean over steps and ranks, where it is printed.
-    epoch_loss /= batches * ranks;
-    lockstep::reduce(epoch_loss, /*dst=*/0);
-    outcome.losses.push_back(epoch_loss.item<double>());
     outcome.accuracy = test_accuracy(*net, digits.test, device, dtype);
-    if (progress) {
-      progress->epoch(epoch, state.step, outcome.losses.back(),
-                      outcome.accuracy);
+    // None are left where a run was cut off behind the last step of the epoch.
+    if (batches > 0) {
+      // The mean over steps and ranks, where it is printed.
+      epoch_loss /= batches * ranks;
+      lockstep::reduce(epoch_loss, /*dst=*/0);
+      outcome.losses.push_back(epoch_loss.item<double>());
+      if (progress) {
+        progress->epoch(epoch, state.step, outcome.losses.back(),
+                        outcome.accuracy);
+      }
     }
     state.epochs_run = epoch;
     state.sampler_state.clear();
     save();
+    outcome.seconds = std::chrono::duration<double>(
+                          std::chrono::steady_clock::now() - start)
+                          .count();
+    if (prints && !options.report.empty()) {
+      write_report(options, epoch, outcome);
+    }
   }
-  outcome.seconds = std::chrono::duration<double>(
-                        std::chrono::steady_clock::now() - start)
-                        .count();
-  if (prints && !options.report.empty()) write_report(options, outcome);
 }
 
 }  // namespace
@@ -226,7 +232,7 @@ int main(int argc, char** argv) {
   app.add_option("--save-every", options.save_every,
                  "save every so many steps, too, not only after each epoch")
       ->check(CLI::NonNegativeNumber);
-  app.add_option("--report", options.report, "JSON file of the outcome");
+  app.add_option("--report", options.report, "JSON file of the outcome, renewed after each epoch");
   app.option_defaults()->always_capture_default();
   CLI11_PARSE(app, argc, argv);
   return examples::run_program("digits", [&] { train(options); });

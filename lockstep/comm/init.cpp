@@ -126,10 +126,9 @@ ProcessGroupGuard init_process_group(const std::string& backend,
   resolve_backends(backend);  // a wrong name fails before anything waits
   auto meeting = rendezvous(options);
   // A store that is given is used as it is; Python does the same.
-  w.store = meeting.store;
+  w.store = meeting.group_store;
   if (!options.store) {
-    w.store =
-        c10::make_intrusive<c10d::PrefixStore>("default_pg", meeting.store);
+    w.store = c10::make_intrusive<c10d::PrefixStore>("default_pg", w.store);
   }
   std::vector<int> ranks(meeting.world_size);
   std::iota(ranks.begin(), ranks.end(), 0);

@@ -67,8 +67,8 @@ ProcessGroupGuard init_process_group(const std::string& backend = {},
 
 // Destroys `group`; with none, the default group and all others. Blocks until
 // operations that are pending end, and, for the default group, until the other
-// ranks destroy theirs (5 s at most), so that all can join again at the same
-// address. Peers that still communicate with this rank fail.
+// ranks destroy theirs (5 s at most), so that none loses the store that rank 0
+// hosts. Peers that still communicate with this rank fail.
 void destroy_process_group(ProcessGroupPtr group = nullptr);
 
 bool is_initialized();

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <stdexcept>
@@ -46,12 +47,25 @@ std::vector<uint8_t> bytes(const std::string& text) {
   return {text.begin(), text.end()};
 }
 
+Rendezvous without_check_in(const c10::intrusive_ptr<c10d::Store>& store,
+                            Place place) {
+  return {.store = store,
+          .rank = place.rank,
+          .world_size = place.world_size,
+          .group_store = store};
+}
+
+// How often this process has joined a world before.
+int next_round() {
+  static std::atomic<int> rounds{0};
+  return rounds++;
+}
+
 // What every init on one store must not share with the one before: a launcher
 // keeps its store over restarts, and a program may init again.
-std::string round_prefix() {
-  static std::atomic<int> rounds{0};
+std::string round_prefix(int round) {
   auto restart = get_env("TORCHELASTIC_RESTART_COUNT").value_or("0");
-  return "lockstep/" + restart + "." + std::to_string(rounds++);
+  return "lockstep/" + restart + "." + std::to_string(round);
 }
 
 // Refuses equal ranks and unequal world sizes before anything waits for them.
@@ -87,6 +101,23 @@ std::optional<int> inherited_listen_fd() {
   return copy;
 }
 
+// False if `store` is the one that rank 0 hosted in the round before and has
+// closed meanwhile: a rank that joins again at once can still meet that.
+bool is_of_this_round(c10d::Store& store, const std::string& prefix,
+                      const Deadline& deadline) {
+  constexpr std::chrono::seconds kHostSaysSo{2};
+  try {
+    store.wait({prefix + "/host"},
+               std::min<std::chrono::milliseconds>(kHostSaysSo,
+                                                   deadline.remaining()));
+  } catch (const c10::DistStoreError&) {
+    return true;  // a time-out: a Python host says nothing
+  } catch (const c10::DistNetworkError&) {
+    return deadline.expired();
+  }
+  return true;
+}
+
 Rendezvous join_tcp(const Endpoint& endpoint, Place place,
                     std::chrono::milliseconds timeout) {
   auto where = endpoint.host + ":" + std::to_string(endpoint.port);
@@ -104,9 +135,18 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
     // A store that took over a socket must own it alone.
     if (options.masterListenFd) options.multiTenant = false;
   }
+  int round = next_round();
+  auto prefix = round_prefix(round);
   c10::intrusive_ptr<c10d::TCPStore> store;
   try {
     store = c10::make_intrusive<c10d::TCPStore>(endpoint.host, options);
+    if (options.isServer) {
+      store->set(prefix + "/host", bytes("1"));
+    } else if (round > 0 && !agent_store) {
+      while (!is_of_this_round(*store, prefix, deadline)) {
+        store = c10::make_intrusive<c10d::TCPStore>(endpoint.host, options);
+      }
+    }
   } catch (const c10::DistError& error) {
     throw c10::DistNetworkError(
         {__func__, __FILE__, __LINE__},
@@ -119,7 +159,8 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
   Rendezvous joined{.store = store,
                     .rank = place.rank,
                     .world_size = place.world_size,
-                    .check_in_prefix = round_prefix(),
+                    .check_in_prefix = prefix,
+                    .group_store = store,
                     .hosted_by_rank_zero = !agent_store};
   check_in(*store, joined.check_in_prefix, place);
   try {
@@ -137,6 +178,10 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
                  "; absent: rank ", joined.absent_ranks()));
   }
   store->setTimeout(timeout);
+  bool restarted = get_env("TORCHELASTIC_RESTART_COUNT").value_or("0") != "0";
+  if (round > 0 || (agent_store && restarted)) {
+    joined.group_store = c10::make_intrusive<c10d::PrefixStore>(prefix, store);
+  }
   return joined;
 }
 
@@ -172,9 +217,7 @@ Rendezvous join_by_environment(const InitProcessGroupOptions& options) {
   }
   if (missing_count == kNames.size()) {
     refuse_unknown_scheduler();
-    return {.store = c10::make_intrusive<c10d::HashStore>(),
-            .rank = 0,
-            .world_size = 1};
+    return without_check_in(c10::make_intrusive<c10d::HashStore>(), {0, 1});
   }
   if (missing_count > 0) {
     throw std::invalid_argument(
@@ -243,8 +286,7 @@ Rendezvous join_by_file(const InitProcessGroupOptions& options) {
   auto place = checked_place(options.rank, options.world_size);
   auto store = c10::make_intrusive<c10d::FileStore>(path, place.world_size);
   store->setTimeout(options.timeout);
-  return {
-      .store = store, .rank = place.rank, .world_size = place.world_size};
+  return without_check_in(store, place);
 }
 
 }  // namespace
@@ -265,27 +307,32 @@ std::string Rendezvous::absent_ranks() const {
 }
 
 void Rendezvous::part() const {
-  if (!hosted_by_rank_zero) return;
-  auto checked_in = [&](int other) {  // a Python rank has not
-    return store->check({check_in_prefix + "/rank/" + std::to_string(other)});
-  };
-  auto left = [&](int other) {
-    return check_in_prefix + "/left/" + std::to_string(other);
+  if (!hosted_by_rank_zero || world_size == 1) return;
+  auto key = [&](const char* what, int of) {
+    return check_in_prefix + "/" + what + "/" + std::to_string(of);
   };
   Deadline deadline = Deadline::after(kPartTimeout);
+  // Three steps, so that the store never goes while an answer is on its way:
+  // it is then that LibTorch prints a stack trace.
   try {
     if (rank != 0) {
-      if (!checked_in(0)) return;
-      store->set(left(rank), bytes("1"));
-      // Never set: the wait ends when the connection does.
-      store->wait({check_in_prefix + "/gone"}, deadline.remaining());
+      if (!store->check({key("rank", 0)})) return;  // Python hosts it
+      store->set(key("left", rank), bytes("1"));
+      store->wait({check_in_prefix + "/parted"}, deadline.remaining());
+      store->set(key("gone", rank), bytes("1"));
       return;
     }
-    std::vector<std::string> keys;
+    std::vector<std::string> left;
+    std::vector<std::string> gone;
     for (int other = 1; other < world_size; ++other) {
-      if (checked_in(other)) keys.push_back(left(other));
+      if (!store->check({key("rank", other)})) continue;  // a Python rank
+      left.push_back(key("left", other));
+      gone.push_back(key("gone", other));
     }
-    if (!keys.empty()) store->wait(keys, deadline.remaining());
+    if (left.empty()) return;
+    store->wait(left, deadline.remaining());
+    store->set(check_in_prefix + "/parted", bytes("1"));
+    store->wait(gone, deadline.remaining());
   } catch (const c10::Error&) {
     // Gone or too late: nothing is left to wait for.
   }
@@ -304,9 +351,7 @@ Rendezvous rendezvous(const InitProcessGroupOptions& options) {
           options.init_method + "\")");
     }
     auto place = checked_place(options.rank, options.world_size);
-    return {.store = options.store,
-            .rank = place.rank,
-            .world_size = place.world_size};
+    return without_check_in(options.store, place);
   }
   const std::string& method = options.init_method;
   if (method.empty() || method == "env://") return join_by_environment(options);

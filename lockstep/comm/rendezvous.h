@@ -7,13 +7,18 @@
 namespace lockstep {
 
 // Where and as whom a process joins its world: what an init_method resolves
-// to. `store` is shared by all ranks, without a prefix yet.
+// to. `store` is shared by all ranks and holds the check-in.
 struct Rendezvous {
   c10::intrusive_ptr<c10d::Store> store;
   int rank;
   int world_size;
   // Under which the ranks checked in; empty where nobody counts them.
   std::string check_in_prefix{};
+  // What groups are to build on: `store`, behind a prefix of this round where
+  // it may hold keys of an earlier one (this process joined before, or a
+  // launcher keeps the store over restarts). Python ranks have no such prefix
+  // and can join in the first round only.
+  c10::intrusive_ptr<c10d::Store> group_store{};
   // Whether rank 0 hosts the store (and not a launcher, or a file).
   bool hosted_by_rank_zero = false;
 
@@ -21,10 +26,9 @@ struct Rendezvous {
   // store is gone, say). For the message of a failed start.
   std::string absent_ranks() const;
 
-  // The last thing before the store is released. Rank 0 keeps a store that it
-  // hosts until the others have left it; they wait until it is gone, so that
-  // none meets the old one when it joins again. For kPartTimeout at most: a
-  // peer may be dead. Throws nothing.
+  // The last thing before the store is released: rank 0 keeps a store that it
+  // hosts until the others have left it. For kPartTimeout at most, as a peer
+  // may be dead. Throws nothing.
   void part() const;
   static constexpr std::chrono::seconds kPartTimeout{5};
 };

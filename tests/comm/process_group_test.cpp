@@ -79,7 +79,8 @@ WORLD_TEST(ProcessGroup, NewGroupsOfSubsetsWorkSideBySide, 3, 5) {
   barrier();
 }
 
-WORLD_TEST(ProcessGroup, AnErrorLeavesWithoutWaitingForPendingWork, 2) {
+// In a world of its own: what was left pending lives until its processes end.
+WORLD_TEST(ProcessGroup, AfterAnErrorOneLeavesAtOnceAndCanJoinAgain, 4) {
   auto pending = at::ones({8});
   try {
     auto group = init_process_group("gloo");
@@ -89,6 +90,10 @@ WORLD_TEST(ProcessGroup, AnErrorLeavesWithoutWaitingForPendingWork, 2) {
   } catch (const std::runtime_error&) {
   }
   EXPECT_FALSE(is_initialized());  // and the case ends within its deadline
+  auto again = init_process_group("gloo");
+  auto count = at::ones({1});
+  all_reduce(count);
+  EXPECT_EQ(count.item<float>(), world.size);
 }
 
 TEST(Backends, ConfigsResolve) {

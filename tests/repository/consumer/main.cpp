@@ -1,0 +1,32 @@
+// The program that README.md shows, with options given by name: their
+// aggregates must not trip a user's -Wextra -Werror.
+#include <lockstep/lockstep.h>
+#include <torch/torch.h>
+
+#include <cstdio>
+
+int main() {
+  auto group = lockstep::init_process_group();
+
+  lockstep::TensorDataset dataset(torch::randn({64, 4}), torch::randn({64, 1}));
+  torch::nn::Linear layer(4, 1);
+  lockstep::DistributedDataParallel<torch::nn::Linear> model(
+      layer, {.bucket_cap_mb = 25});
+  torch::optim::Adam optimizer(model->parameters());
+  lockstep::DistributedSampler sampler(64, {.seed = 0});
+  lockstep::DataLoader loader(dataset, sampler, {.batch_size = 8});
+  for (int64_t epoch = 0; epoch < 2; ++epoch) {
+    sampler.set_epoch(epoch);
+    for (auto& batch : loader) {
+      optimizer.zero_grad();
+      auto loss = torch::mse_loss(model(batch.data), batch.target);
+      loss.backward();
+      optimizer.step();
+    }
+  }
+  auto total = torch::ones({1});
+  lockstep::all_reduce(total, {.op = lockstep::ReduceOp::SUM});
+  std::printf("rank %d of %d trained\n", lockstep::get_rank(),
+              total.item<int>());
+  return total.item<int>() == lockstep::get_world_size() ? 0 : 1;
+}

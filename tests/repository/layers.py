@@ -1,0 +1,78 @@
+"""Checks what the design says of files and includes (docs/architecture.md).
+
+    layers.py SOURCE
+
+- A layer includes the layers above it in the table and nothing below; layers
+  in one row do not include each other.
+- base, kernels, launch and the command include nothing of LibTorch.
+- No file of code is longer than 600 lines.
+"""
+
+import pathlib
+import re
+import sys
+
+# Row by row: a layer may include those of earlier rows and itself.
+ROWS = [
+    ["base"],
+    ["kernels", "launch"],
+    ["comm"],
+    ["data", "optim", "amp", "checkpoint", "observe"],
+    ["parallel"],
+]
+ALLOWED = {}
+for index, row in enumerate(ROWS):
+    above = [layer for earlier in ROWS[:index] for layer in earlier]
+    for layer in row:
+        ALLOWED[layer] = {layer, *above} - ({"launch"} - {layer})
+ALLOWED["kernels"] = {"base", "kernels"}
+ALLOWED["cli"] = {"base", "launch", "cli"}
+WITHOUT_TORCH = {"base", "kernels", "launch", "cli"}
+LONGEST = 600
+CODE = {".h", ".cpp", ".cu", ".py", ".cmake"}
+INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
+
+
+def check_includes(source):
+    for path in sorted((source / "lockstep").rglob("*")):
+        parts = path.relative_to(source / "lockstep").parts
+        if path.suffix not in {".h", ".cpp", ".cu"} or len(parts) < 2:
+            continue
+        layer = parts[0]
+        if layer not in ALLOWED:
+            yield f"{path}: the layer {layer} is not in the table"
+            continue
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            match = INCLUDE.match(line)
+            if not match:
+                continue
+            name = match[1]
+            if name.startswith("lockstep/"):
+                other = name.split("/")[1]
+                if other not in ALLOWED[layer]:
+                    yield f"{path}:{number}: {layer} must not include {other}"
+            elif layer in WITHOUT_TORCH and re.match(
+                    r"(torch|ATen|c10|caffe2)/", name):
+                yield f"{path}:{number}: {layer} must not include LibTorch"
+            elif name == "Python.h":
+                yield f"{path}:{number}: Lockstep must not need Python"
+
+
+def check_lengths(source):
+    for folder in ["lockstep", "tests", "examples", "benchmarks", "cmake"]:
+        for path in sorted((source / folder).rglob("*")):
+            if path.suffix not in CODE:
+                continue
+            lines = len(path.read_text().splitlines())
+            if lines > LONGEST:
+                yield f"{path}: {lines} lines; past {LONGEST} it is two files"
+
+
+def main():
+    source = pathlib.Path(sys.argv[1])
+    faults = [*check_includes(source), *check_lengths(source)]
+    print(*faults, sep="\n")
+    return 1 if faults else 0
+
+
+sys.exit(main())
