@@ -132,10 +132,14 @@ Loaded prepare(const std::string& path, const TrainingState& state,
     if (!state.model) {
       throw std::invalid_argument("TrainingState.model is not set");
     }
-    check_module_state(*state.model, loaded.snapshot.model_state);
-    if (state.optimizer && loaded.snapshot.optimizer_state) {
-      loaded.optimizer = std::make_unique<OptimizerRestore>(
-          *state.optimizer, *loaded.snapshot.optimizer_state);
+    try {
+      check_module_state(*state.model, loaded.snapshot.model_state);
+      if (state.optimizer && loaded.snapshot.optimizer_state) {
+        loaded.optimizer = std::make_unique<OptimizerRestore>(
+            *state.optimizer, *loaded.snapshot.optimizer_state);
+      }
+    } catch (const std::invalid_argument& error) {
+      throw std::invalid_argument(path + ": " + error.what());
     }
     try {
       loaded.generator =
