@@ -17,10 +17,10 @@
 #include <fstream>
 #include <optional>
 
-#include <CLI/CLI.hpp>
 #include <lockstep/lockstep.h>
-#include <nlohmann/json.hpp>
 #include <torch/torch.h>
+#include <CLI/CLI.hpp>
+#include <nlohmann/json.hpp>
 
 #include "examples/digits_dataset.h"
 #include "examples/program.h"
@@ -76,8 +76,8 @@ void set_lr(torch::optim::Adam& optimizer, double lr, int64_t step,
 double test_accuracy(NetImpl& model, lockstep::TensorDataset& test,
                      torch::Device device, torch::ScalarType dtype) {
   torch::NoGradGuard no_grad;
-  lockstep::DistributedSampler sampler(
-      static_cast<int64_t>(*test.size()), {.shuffle = false, .pad = false});
+  lockstep::DistributedSampler sampler(static_cast<int64_t>(*test.size()),
+                                       {.shuffle = false, .pad = false});
   lockstep::DataLoader loader(test, sampler, {.batch_size = 256});
   auto counts = torch::zeros({2}, torch::kLong);  // right, seen
   for (auto& batch : loader) {
@@ -204,9 +204,9 @@ void train(const Options& options) {
     state.epochs_run = epoch;
     state.sampler_state.clear();
     save();
-    outcome.seconds = std::chrono::duration<double>(
-                          std::chrono::steady_clock::now() - start)
-                          .count();
+    outcome.seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start)
+            .count();
     if (prints && !options.report.empty()) {
       write_report(options, epoch, outcome);
     }
@@ -232,7 +232,8 @@ int main(int argc, char** argv) {
   app.add_option("--save-every", options.save_every,
                  "save every so many steps, too, not only after each epoch")
       ->check(CLI::NonNegativeNumber);
-  app.add_option("--report", options.report, "JSON file of the outcome, renewed after each epoch");
+  app.add_option("--report", options.report,
+                 "JSON file of the outcome, renewed after each epoch");
   app.option_defaults()->always_capture_default();
   CLI11_PARSE(app, argc, argv);
   return examples::run_program("digits", [&] { train(options); });

@@ -19,9 +19,9 @@
 #include <cstdio>
 #include <filesystem>
 
-#include <CLI/CLI.hpp>
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
+#include <CLI/CLI.hpp>
 
 #include "examples/program.h"
 
@@ -78,8 +78,8 @@ class Trainer {
  private:
   void run_epoch(lockstep::DistributedDataParallel<torch::nn::Linear>& model,
                  int64_t epoch) {
-    std::printf("[%s] Epoch %ld | Batchsize: %ld | Steps: %ld\n",
-                name_.c_str(), static_cast<long>(epoch),
+    std::printf("[%s] Epoch %ld | Batchsize: %ld | Steps: %ld\n", name_.c_str(),
+                static_cast<long>(epoch),
                 static_cast<long>(options_.batch_size),
                 static_cast<long>(loader_.size()));
     std::fflush(stdout);
@@ -119,12 +119,12 @@ class Trainer {
 int main(int argc, char** argv) {
   Options options;
   CLI::App app("simple distributed training job");
-  auto* epochs = app.add_option("total_epochs,--total_epochs,--total-epochs",
-                                options.total_epochs,
-                                "Total epochs to train the model");
+  auto* epochs =
+      app.add_option("total_epochs,--total_epochs,--total-epochs",
+                     options.total_epochs, "Total epochs to train the model");
   auto* save_every =
-      app.add_option("save_every,--save_every,--save-every",
-                     options.save_every, "How often to save a snapshot");
+      app.add_option("save_every,--save_every,--save-every", options.save_every,
+                     "How often to save a snapshot");
   epochs->required()->check(CLI::Range(1, 1'000'000));
   save_every->required()->check(CLI::Range(1, 1'000'000));
   app.add_option("--batch_size,--batch-size", options.batch_size,

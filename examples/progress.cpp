@@ -26,7 +26,8 @@ void Progress::step(int64_t step, double loss) {
   if (!terminal_ || now - shown_ < std::chrono::milliseconds(100)) return;
   shown_ = now;
   constexpr int kWidth = 30;
-  auto done = static_cast<int>(step * kWidth / std::max<int64_t>(total_steps_, 1));
+  auto done =
+      static_cast<int>(step * kWidth / std::max<int64_t>(total_steps_, 1));
   double rate = samples_per_second(step);
   double left =
       static_cast<double>((total_steps_ - step) * samples_per_step_) / rate;

@@ -22,8 +22,8 @@ class Deadline {
   // What is left, never negative; rounded up, so that a poll() over it does
   // not turn into a busy loop in the last millisecond.
   std::chrono::milliseconds remaining() const {
-    auto left = std::chrono::ceil<std::chrono::milliseconds>(
-        start_ + allowed_ - Clock::now());
+    auto left = std::chrono::ceil<std::chrono::milliseconds>(start_ + allowed_ -
+                                                             Clock::now());
     return std::max(left, std::chrono::milliseconds(0));
   }
 

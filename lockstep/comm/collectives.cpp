@@ -93,8 +93,7 @@ WorkPtr run(Call call, bool async_op, Start&& start) {
   return c10::make_intrusive<CheckedWork>(std::move(call), std::move(work));
 }
 
-void require_usable(const Call& call, const at::Tensor& tensor,
-                    bool async_op) {
+void require_usable(const Call& call, const at::Tensor& tensor, bool async_op) {
   if (!tensor.defined()) {
     throw std::invalid_argument(call.where() + ": the tensor is undefined");
   }
@@ -104,8 +103,9 @@ void require_usable(const Call& call, const at::Tensor& tensor,
   }
   if (async_op && !tensor.is_contiguous()) {
     throw std::invalid_argument(
-        call.where() + ": an asynchronous operation needs a contiguous tensor "
-                       "(strides are " +
+        call.where() +
+        ": an asynchronous operation needs a contiguous tensor "
+        "(strides are " +
         c10::str(tensor.strides()) + "); give tensor.contiguous()");
   }
 }
@@ -191,10 +191,10 @@ WorkPtr all_gather(std::vector<at::Tensor>& tensor_list,
   Call call("all_gather", options.group, options.timeout);
   require_usable(call, tensor, options.async_op);
   if (static_cast<int>(tensor_list.size()) != call.group->size()) {
-    throw std::invalid_argument(
-        call.where() + ": the list holds " +
-        std::to_string(tensor_list.size()) + " tensors; give one a rank (" +
-        std::to_string(call.group->size()) + ")");
+    throw std::invalid_argument(call.where() + ": the list holds " +
+                                std::to_string(tensor_list.size()) +
+                                " tensors; give one a rank (" +
+                                std::to_string(call.group->size()) + ")");
   }
   for (const auto& output : tensor_list) {
     require_usable(call, output, options.async_op);

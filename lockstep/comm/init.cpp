@@ -245,10 +245,9 @@ ProcessGroupPtr new_group(std::vector<int> ranks,
   std::sort(ranks.begin(), ranks.end());
   if (std::adjacent_find(ranks.begin(), ranks.end()) != ranks.end() ||
       ranks.front() < 0 || ranks.back() >= parent->size()) {
-    throw std::invalid_argument(
-        c10::str("new_group: ranks are ", ranks,
-                 "; allowed are different ranks from 0 to ",
-                 parent->size() - 1));
+    throw std::invalid_argument(c10::str(
+        "new_group: ranks are ", ranks,
+        "; allowed are different ranks from 0 to ", parent->size() - 1));
   }
   World& w = world();
   std::lock_guard lock(w.mutex);

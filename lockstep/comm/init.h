@@ -62,8 +62,9 @@ class [[nodiscard]] ProcessGroupGuard {
 // (unknown backend, initialised twice, missing variable, rank not in the
 // world, another rank with the same number or another world size), and
 // c10::DistError with the ranks that are absent when the time is over.
-ProcessGroupGuard init_process_group(const std::string& backend = {},
-                                     const InitProcessGroupOptions& options = {});
+ProcessGroupGuard init_process_group(
+    const std::string& backend = {},
+    const InitProcessGroupOptions& options = {});
 
 // Destroys `group`; with none, the default group and all others. Blocks until
 // operations that are pending end, and, for the default group, until the other

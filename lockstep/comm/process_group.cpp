@@ -22,10 +22,9 @@ int ProcessGroup::group_rank(int global_rank) const {
   auto found =
       std::find(global_ranks_.begin(), global_ranks_.end(), global_rank);
   if (found == global_ranks_.end()) {
-    throw std::invalid_argument("rank " + std::to_string(global_rank) +
-                                " is not a member of group '" + name_ +
-                                "', whose ranks are " +
-                                c10::str(global_ranks_));
+    throw std::invalid_argument(
+        "rank " + std::to_string(global_rank) + " is not a member of group '" +
+        name_ + "', whose ranks are " + c10::str(global_ranks_));
   }
   return static_cast<int>(found - global_ranks_.begin());
 }
@@ -35,8 +34,8 @@ c10d::Backend& ProcessGroup::backend(c10::DeviceType type) const {
   if (found == backends_.end()) {
     throw std::invalid_argument(
         "group '" + name_ + "' has no backend for tensors on " +
-        c10::DeviceTypeName(type, /*lower_case=*/true) + ", its backends are \"" +
-        backend_config_ +
+        c10::DeviceTypeName(type, /*lower_case=*/true) +
+        ", its backends are \"" + backend_config_ +
         "\"; name one in init_process_group(\"device:backend,...\")");
   }
   return *found->second;

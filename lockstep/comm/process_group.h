@@ -27,8 +27,7 @@ inline constexpr std::chrono::milliseconds kDefaultTimeout =
 // thread or order them yourself.
 class ProcessGroup {
  public:
-  using Backends =
-      std::map<c10::DeviceType, c10::intrusive_ptr<c10d::Backend>>;
+  using Backends = std::map<c10::DeviceType, c10::intrusive_ptr<c10d::Backend>>;
 
   // `global_ranks[i]` is the rank in the default group of this group's rank i.
   ProcessGroup(std::string name, int rank, std::vector<int> global_ranks,

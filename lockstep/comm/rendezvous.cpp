@@ -47,6 +47,10 @@ std::vector<uint8_t> bytes(const std::string& text) {
   return {text.begin(), text.end()};
 }
 
+std::string text(const std::vector<uint8_t>& from) {
+  return {from.begin(), from.end()};
+}
+
 Rendezvous without_check_in(const c10::intrusive_ptr<c10d::Store>& store,
                             Place place) {
   return {.store = store,
@@ -72,9 +76,8 @@ std::string round_prefix(int round) {
 // Python ranks write no such keys; they are simply not checked.
 void check_in(c10d::Store& store, const std::string& prefix, Place place) {
   auto size = std::to_string(place.world_size);
-  auto agreed =
-      store.compareSet(prefix + "/world_size", {}, bytes(size));
-  std::string first(agreed.begin(), agreed.end());
+  auto agreed = store.compareSet(prefix + "/world_size", {}, bytes(size));
+  auto first = text(agreed);
   if (first != size) {
     throw std::invalid_argument(
         "rank " + std::to_string(place.rank) + " was started with world size " +
@@ -87,6 +90,21 @@ void check_in(c10d::Store& store, const std::string& prefix, Place place) {
         "two processes of this job call themselves rank " +
         std::to_string(place.rank) + " of " + size + " (this one is pid " +
         std::to_string(::getpid()) + "); give each its own RANK");
+  }
+}
+
+// From a rank that may not join: the host of the store counts ranks until its
+// world is complete, so it is counted to the end and finds the reason.
+void release_host(c10d::TCPStore& store, const std::string& prefix,
+                  const std::string& reason) {
+  try {
+    store.set(prefix + "/refused", bytes(reason));
+    int size = std::stoi(text(store.get(prefix + "/world_size")));
+    for (int counted = 0; counted < size; ++counted) {
+      store.waitForWorkers();  // only counts, where it is not the host
+    }
+  } catch (const c10::DistError&) {
+    // The host has gone already.
   }
 }
 
@@ -107,9 +125,8 @@ bool is_of_this_round(c10d::Store& store, const std::string& prefix,
                       const Deadline& deadline) {
   constexpr std::chrono::seconds kHostSaysSo{2};
   try {
-    store.wait({prefix + "/host"},
-               std::min<std::chrono::milliseconds>(kHostSaysSo,
-                                                   deadline.remaining()));
+    store.wait({prefix + "/host"}, std::min<std::chrono::milliseconds>(
+                                       kHostSaysSo, deadline.remaining()));
   } catch (const c10::DistStoreError&) {
     return true;  // a time-out: a Python host says nothing
   } catch (const c10::DistNetworkError&) {
@@ -162,10 +179,18 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
                     .check_in_prefix = prefix,
                     .group_store = store,
                     .hosted_by_rank_zero = !agent_store};
-  check_in(*store, joined.check_in_prefix, place);
+  const auto refused = prefix + "/refused";
   try {
-    store->setTimeout(std::max(deadline.remaining(),
-                               std::chrono::milliseconds(1)));
+    check_in(*store, prefix, place);
+  } catch (const std::invalid_argument& refusal) {
+    if (!options.isServer && !agent_store) {
+      release_host(*store, prefix, refusal.what());
+    }
+    throw;
+  }
+  try {
+    store->setTimeout(
+        std::max(deadline.remaining(), std::chrono::milliseconds(1)));
     // Also what Python's rank 0 counts before it goes on. Only the host of the
     // store waits; the others learn who is absent when they connect.
     store->waitForWorkers();
@@ -178,6 +203,11 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
                  "; absent: rank ", joined.absent_ranks()));
   }
   store->setTimeout(timeout);
+  if (options.isServer && store->check({refused})) {
+    throw std::invalid_argument("init_process_group: rank 0 of " +
+                                std::to_string(place.world_size) +
+                                " gives up, as " + text(store->get(refused)));
+  }
   bool restarted = get_env("TORCHELASTIC_RESTART_COUNT").value_or("0") != "0";
   if (round > 0 || (agent_store && restarted)) {
     joined.group_store = c10::make_intrusive<c10d::PrefixStore>(prefix, store);
@@ -221,7 +251,8 @@ Rendezvous join_by_environment(const InitProcessGroupOptions& options) {
   }
   if (missing_count > 0) {
     throw std::invalid_argument(
-        "env:// needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; not set: " +
+        "env:// needs RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT; not "
+        "set: " +
         missing +
         ". Set them all, or none to run alone, or start with `lockstep run`");
   }

@@ -35,10 +35,9 @@ TEST(Environment, NumberOutOfRangeNamesVariableValueAndRange) {
 
 TEST(Environment, ParseIntTakesAllOfTheText) {
   EXPECT_EQ(parse_int("it", "-3", -10, 10), -3);
-  for (const char* text : {"", " 3", "3 ", "3x", "0x3", "3.0", "three",
-                           "99999999999999999999"}) {
-    EXPECT_THROW(parse_int("it", text, -10, 10), std::invalid_argument)
-        << text;
+  for (const char* text :
+       {"", " 3", "3 ", "3x", "0x3", "3.0", "three", "99999999999999999999"}) {
+    EXPECT_THROW(parse_int("it", text, -10, 10), std::invalid_argument) << text;
   }
 }
 

@@ -14,9 +14,9 @@
 namespace lockstep {
 namespace {
 
-using testing::World;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
+using testing::World;
 
 // What rank `rank` puts in: different on every rank and element, small enough
 // to be exact in every dtype.
@@ -59,8 +59,7 @@ WORLD_TEST(Collectives, AllReduceMatchesScalarReference, 1, 2, 3, 5, 8) {
       for (const auto& c : cases) {
         auto tensor = input(world.rank, shape, dtype);
         EXPECT_EQ(all_reduce(tensor, {.op = c.op}), nullptr);
-        EXPECT_TRUE(
-            tensor.equal(reference(world.size, shape, dtype, c.scalar)))
+        EXPECT_TRUE(tensor.equal(reference(world.size, shape, dtype, c.scalar)))
             << dtype << c10::IntArrayRef(shape) << " op " << int{c.op};
       }
     }
@@ -73,8 +72,9 @@ WORLD_TEST(Collectives, AllReduceAverages, 1, 2, 3) {
   all_reduce(tensor, {.op = ReduceOp::AVG});
   EXPECT_TRUE(at::allclose(
       tensor, at::full({5}, (world.size + 1) / 2.0, at::kDouble), 1e-15));
-  EXPECT_THAT([] { all_reduce(at::ones({2}, at::kInt), {.op = ReduceOp::AVG}); },
-              ThrowsMessage<std::invalid_argument>(HasSubstr("AVG")));
+  EXPECT_THAT(
+      [] { all_reduce(at::ones({2}, at::kInt), {.op = ReduceOp::AVG}); },
+      ThrowsMessage<std::invalid_argument>(HasSubstr("AVG")));
 }
 
 WORLD_TEST(Collectives, ReduceReachesOnlyDst, 1, 2, 3, 5) {
@@ -115,8 +115,7 @@ WORLD_TEST(Collectives, AllGatherIsInRankOrder, 1, 2, 3, 5) {
 WORLD_TEST(Collectives, NonContiguousTensorsAreFine, 2, 3) {
   auto group = init_process_group("gloo");
   auto base = input(world.rank, {4, 6}, at::kFloat);
-  auto expected =
-      reference(world.size, {4, 6}, at::kFloat, std::plus<>()).t();
+  auto expected = reference(world.size, {4, 6}, at::kFloat, std::plus<>()).t();
   all_reduce(base.t());
   EXPECT_TRUE(base.t().equal(expected));
   auto columns = at::zeros({4, world.size});
@@ -147,9 +146,8 @@ WORLD_TEST(Collectives, AsynchronousOnesEndInAnyOrderOfWaits, 1, 2, 3) {
   float sum = world.size * (world.size + 1) / 2.0f;
   EXPECT_TRUE(a.equal(at::full({1000}, sum)));
   EXPECT_TRUE(b.equal(at::full({7}, float(world.size))));
-  EXPECT_THAT(
-      [] { all_reduce(at::ones({2, 3}).t(), {.async_op = true}); },
-      ThrowsMessage<std::invalid_argument>(HasSubstr("contiguous")));
+  EXPECT_THAT([] { all_reduce(at::ones({2, 3}).t(), {.async_op = true}); },
+              ThrowsMessage<std::invalid_argument>(HasSubstr("contiguous")));
 }
 
 WORLD_TEST(Collectives, ATimeoutNamesOperationGroupRankAndTimes, 2) {
@@ -161,10 +159,9 @@ WORLD_TEST(Collectives, ATimeoutNamesOperationGroupRankAndTimes, 2) {
       FAIL() << "an all_reduce without a peer returned";
     } catch (const c10::DistBackendError& error) {
       EXPECT_THAT(error.what_without_backtrace(),
-                  ::testing::AllOf(HasSubstr("all_reduce"),
-                                   HasSubstr("default_pg"),
-                                   HasSubstr("rank 0 of 2"),
-                                   HasSubstr("allowed 200 ms")));
+                  ::testing::AllOf(
+                      HasSubstr("all_reduce"), HasSubstr("default_pg"),
+                      HasSubstr("rank 0 of 2"), HasSubstr("allowed 200 ms")));
     }
   }
 }

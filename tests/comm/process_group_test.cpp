@@ -12,9 +12,9 @@
 namespace lockstep {
 namespace {
 
-using testing::World;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
+using testing::World;
 
 WORLD_TEST(ProcessGroup, TellsRankAndSize, 1, 2, 3) {
   EXPECT_FALSE(is_initialized());
@@ -69,8 +69,7 @@ WORLD_TEST(ProcessGroup, NewGroupsOfSubsetsWorkSideBySide, 3, 5) {
     auto value = at::full({1}, float(world.rank));
     broadcast(value, 2, {.group = evens});  // ranks are the world's
     EXPECT_EQ(value.item<float>(), 2.0f);
-    EXPECT_THROW(broadcast(value, 1, {.group = evens}),
-                 std::invalid_argument);
+    EXPECT_THROW(broadcast(value, 1, {.group = evens}), std::invalid_argument);
     destroy_process_group(evens);
     EXPECT_THROW(destroy_process_group(evens), std::invalid_argument);
   }

@@ -14,10 +14,10 @@
 namespace lockstep {
 namespace {
 
-using testing::World;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
+using testing::World;
 
 // Sets environment variables for one test and restores them; an empty value
 // unsets.
@@ -56,11 +56,10 @@ void expect_sum_of_ones(int size) {
 
 auto init(const std::string& method, int rank = -1, int world_size = -1) {
   return [=] {
-    auto group = init_process_group(
-        "gloo", {.init_method = method,
-                 .timeout = std::chrono::seconds(5),
-                 .world_size = world_size,
-                 .rank = rank});
+    auto group = init_process_group("gloo", {.init_method = method,
+                                             .timeout = std::chrono::seconds(5),
+                                             .world_size = world_size,
+                                             .rank = rank});
   };
 }
 
@@ -69,8 +68,8 @@ WORLD_TEST(Rendezvous, ByTcpUrl, 1, 2, 3) {
       std::string("tcp://127.0.0.1:") + std::getenv("MASTER_PORT");
   {
     auto group = init_process_group(
-        "gloo", {.init_method = url, .world_size = world.size,
-                 .rank = world.rank});
+        "gloo",
+        {.init_method = url, .world_size = world.size, .rank = world.rank});
     expect_sum_of_ones(world.size);
   }
   auto group = init_process_group(
@@ -90,9 +89,8 @@ WORLD_TEST(Rendezvous, ByFile, 1, 2, 3) {
 WORLD_TEST(Rendezvous, ByAGivenStore, 1, 2, 3) {
   auto store = c10::make_intrusive<c10d::FileStore>(
       (world.folder / "store").string(), world.size);
-  auto group = init_process_group("gloo", {.world_size = world.size,
-                                           .rank = world.rank,
-                                           .store = store});
+  auto group = init_process_group(
+      "gloo", {.world_size = world.size, .rank = world.rank, .store = store});
   expect_sum_of_ones(world.size);
 }
 
@@ -136,24 +134,28 @@ WORLD_TEST(Rendezvous, UnequalWorldSizesAreRefused, 2) {
     init(url, world.rank, world.rank == 0 ? 2 : 3)();
     FAIL() << "worlds of 2 and 3 ranks joined";
   } catch (const std::invalid_argument& error) {
-    EXPECT_THAT(error.what(), AllOf(HasSubstr("world size 2"),
-                                    HasSubstr("world size 3")));
+    EXPECT_THAT(error.what(),
+                AllOf(HasSubstr("world size 2"), HasSubstr("world size 3")));
   } catch (const c10::DistError& error) {
     EXPECT_THAT(error.what(), HasSubstr("absent"));
   }
 }
 
 TEST(RendezvousEnvironment, WithoutVariablesIsAWorldOfOne) {
-  ScopedEnvironment clean({{"RANK", ""}, {"WORLD_SIZE", ""},
-                           {"MASTER_ADDR", ""}, {"MASTER_PORT", ""}});
+  ScopedEnvironment clean({{"RANK", ""},
+                           {"WORLD_SIZE", ""},
+                           {"MASTER_ADDR", ""},
+                           {"MASTER_PORT", ""}});
   auto group = init_process_group();
   EXPECT_EQ(get_world_size(), 1);
   expect_sum_of_ones(1);
 }
 
 TEST(RendezvousEnvironment, SomeButNotAllNamesTheMissing) {
-  ScopedEnvironment some({{"RANK", "0"}, {"WORLD_SIZE", "2"},
-                          {"MASTER_ADDR", ""}, {"MASTER_PORT", ""}});
+  ScopedEnvironment some({{"RANK", "0"},
+                          {"WORLD_SIZE", "2"},
+                          {"MASTER_ADDR", ""},
+                          {"MASTER_PORT", ""}});
   EXPECT_THAT(init(""), ThrowsMessage<std::invalid_argument>(
                             AllOf(HasSubstr("not set: MASTER_ADDR, "
                                             "MASTER_PORT"),
@@ -161,15 +163,18 @@ TEST(RendezvousEnvironment, SomeButNotAllNamesTheMissing) {
 }
 
 TEST(RendezvousEnvironment, AnotherLauncherWithoutAnAddressIsNotAlone) {
-  ScopedEnvironment slurm({{"RANK", ""}, {"WORLD_SIZE", ""},
-                           {"MASTER_ADDR", ""}, {"MASTER_PORT", ""},
+  ScopedEnvironment slurm({{"RANK", ""},
+                           {"WORLD_SIZE", ""},
+                           {"MASTER_ADDR", ""},
+                           {"MASTER_PORT", ""},
                            {"SLURM_NTASKS", "4"}});
   EXPECT_THAT(init("env://"), ThrowsMessage<std::invalid_argument>(
                                   HasSubstr("SLURM_NTASKS is 4")));
 }
 
 TEST(RendezvousEnvironment, WrongNumbersNameTheVariable) {
-  ScopedEnvironment base({{"RANK", "2"}, {"WORLD_SIZE", "2"},
+  ScopedEnvironment base({{"RANK", "2"},
+                          {"WORLD_SIZE", "2"},
                           {"MASTER_ADDR", "127.0.0.1"},
                           {"MASTER_PORT", "29500"}});
   EXPECT_THAT(init(""), ThrowsMessage<std::invalid_argument>(

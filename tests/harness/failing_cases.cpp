@@ -11,7 +11,9 @@
 
 using lockstep::testing::World;
 
-WORLD_TEST(Failing, Expectation, 3) { EXPECT_NE(world.rank, 1) << "on purpose"; }
+WORLD_TEST(Failing, Expectation, 3) {
+  EXPECT_NE(world.rank, 1) << "on purpose";
+}
 
 WORLD_TEST(Failing, Exception, 3) {
   if (world.rank == 2) throw std::runtime_error("thrown on purpose");

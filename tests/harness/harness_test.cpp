@@ -20,7 +20,8 @@ struct Output {
 };
 
 Output run_case(const std::string& filter) {
-  std::string command = LOCKSTEP_BIN_DIR
+  std::string command =
+      LOCKSTEP_BIN_DIR
       "/tests/harness_failing_cases --gtest_color=no --gtest_filter='" +
       filter + "' 2>&1";
   FILE* pipe = ::popen(command.c_str(), "r");
@@ -45,8 +46,8 @@ TEST(ProcessWorld, AFailedExpectationNamesRankFileAndLine) {
 TEST(ProcessWorld, AnExceptionNamesRankAndWords) {
   auto output = run_case("Failing.Exception/3");
   EXPECT_FALSE(output.passed);
-  EXPECT_THAT(output.text, AllOf(HasSubstr("rank 2 of 3"),
-                                 HasSubstr("thrown on purpose")));
+  EXPECT_THAT(output.text,
+              AllOf(HasSubstr("rank 2 of 3"), HasSubstr("thrown on purpose")));
 }
 
 TEST(ProcessWorld, ADeadRankIsNamedWithItsSignalOrCode) {

@@ -70,8 +70,7 @@ class RunningWorld {
               "RANK=" + number, "LOCAL_RANK=" + number, "WORLD_SIZE=" + count,
               "LOCAL_WORLD_SIZE=" + count, "MASTER_ADDR=127.0.0.1",
               "MASTER_PORT=" + std::to_string(port_.port()),
-              "OMP_NUM_THREADS=1",
-              "LOCKSTEP_TEST_FOLDER=" + folder_.string()});
+              "OMP_NUM_THREADS=1", "LOCKSTEP_TEST_FOLDER=" + folder_.string()});
     }
   }
   RunningWorld(const RunningWorld&) = delete;
@@ -93,8 +92,8 @@ class RunningWorld {
     while (left > 0 && !deadline.expired()) {
       std::vector<pollfd> waits;
       for (auto& rank : ranks_) {
-        waits.push_back({answered[rank.rank()] ? -1 : rank.socket(), POLLIN,
-                         0});
+        waits.push_back(
+            {answered[rank.rank()] ? -1 : rank.socket(), POLLIN, 0});
       }
       ::poll(waits.data(), waits.size(),
              static_cast<int>(deadline.remaining().count()));
@@ -104,9 +103,8 @@ class RunningWorld {
         --left;
         if (take_answer(ranks_[i])) continue;
         if (healthy) {
-          deadline = Deadline::after(
-              std::min<std::chrono::milliseconds>(kAfterFailureDeadline,
-                                                  deadline.remaining()));
+          deadline = Deadline::after(std::min<std::chrono::milliseconds>(
+              kAfterFailureDeadline, deadline.remaining()));
         }
         healthy = false;
       }
@@ -165,8 +163,7 @@ Worlds* worlds = nullptr;  // owned by GoogleTest
 
 class WorldCase : public ::testing::Test {
  public:
-  WorldCase(int size, std::string name)
-      : size_(size), name_(std::move(name)) {}
+  WorldCase(int size, std::string name) : size_(size), name_(std::move(name)) {}
   void TestBody() override { worlds->run(size_, name_); }
 
  private:

@@ -48,11 +48,11 @@ int run_tests(int argc, char** argv);
 
 }  // namespace lockstep::testing
 
-#define WORLD_TEST(suite, name, ...)                                        \
-  static void suite##_##name##_body(const ::lockstep::testing::World&);     \
-  [[maybe_unused]] static const bool suite##_##name##_registered =          \
-      ::lockstep::testing::register_world_test(                             \
-          #suite, #name, {__VA_ARGS__}, &suite##_##name##_body, __FILE__,   \
-          __LINE__);                                                        \
-  static void suite##_##name##_body(                                        \
+#define WORLD_TEST(suite, name, ...)                                         \
+  static void suite##_##name##_body(const ::lockstep::testing::World&);      \
+  [[maybe_unused]] static const bool suite##_##name##_registered =           \
+      ::lockstep::testing::register_world_test(#suite, #name, {__VA_ARGS__}, \
+                                               &suite##_##name##_body,       \
+                                               __FILE__, __LINE__);          \
+  static void suite##_##name##_body(                                         \
       [[maybe_unused]] const ::lockstep::testing::World& world)

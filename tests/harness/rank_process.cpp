@@ -52,8 +52,8 @@ RankProcess::RankProcess(int rank, const std::vector<std::string>& environment)
   posix_spawn_file_actions_adddup2(&actions, child_end.get(), child_end.get());
   std::string self = "/proc/self/exe";
   char* argv[] = {self.data(), nullptr};
-  int error = ::posix_spawn(&pid_, self.c_str(), &actions, nullptr, argv,
-                            envp.data());
+  int error =
+      ::posix_spawn(&pid_, self.c_str(), &actions, nullptr, argv, envp.data());
   posix_spawn_file_actions_destroy(&actions);
   if (error != 0) {
     errno = error;
@@ -107,8 +107,8 @@ std::optional<int> inherited_control_socket() {
 }
 
 void send_message(int socket, const nlohmann::json& message) {
-  std::string text = message.dump(
-      -1, ' ', false, nlohmann::json::error_handler_t::replace);
+  std::string text =
+      message.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace);
   if (::send(socket, text.data(), text.size(), MSG_NOSIGNAL) < 0 &&
       errno != EPIPE) {
     throw_errno("send");

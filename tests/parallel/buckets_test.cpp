@@ -22,9 +22,9 @@ TEST(Buckets, FillUpToTheLimitsInTheGivenOrder) {
   // 4 bytes a number: first bucket 8 bytes, others 16.
   auto list = parameters({1, 1, 1, 3, 1, 9, 1});
   auto buckets = assign_buckets(list, {0, 1, 2, 3, 4, 5, 6}, {8, 16});
-  EXPECT_THAT(buckets, ElementsAre(ElementsAre(0, 1), ElementsAre(2, 3),
-                                   ElementsAre(4), ElementsAre(5),
-                                   ElementsAre(6)));
+  EXPECT_THAT(buckets,
+              ElementsAre(ElementsAre(0, 1), ElementsAre(2, 3), ElementsAre(4),
+                          ElementsAre(5), ElementsAre(6)));
 }
 
 TEST(Buckets, HoldOneDtypeEach) {

@@ -69,8 +69,7 @@ void expect_same_training(const World& world, const MakeOptimizer& make) {
   auto want = single->parameters();
   auto have = net->parameters();
   for (size_t i = 0; i < want.size(); ++i) {
-    worst = std::max(worst,
-                     (want[i] - have[i]).abs().max().item<double>());
+    worst = std::max(worst, (want[i] - have[i]).abs().max().item<double>());
   }
   // Only the order of summation differs; over 20 steps that stays far below.
   EXPECT_LT(worst, 1e-12);
@@ -94,11 +93,11 @@ WORLD_TEST(ParallelEqualsSingle, Sgd, 1, 2, 3, 4) {
       world, maker<torch::optim::SGD>(torch::optim::SGDOptions(0.05)));
 }
 WORLD_TEST(ParallelEqualsSingle, SgdWithMomentum, 2, 3) {
-  expect_same_training(world, maker<torch::optim::SGD>(
-                                  torch::optim::SGDOptions(0.05)
-                                      .momentum(0.9)
-                                      .nesterov(true)
-                                      .weight_decay(1e-3)));
+  expect_same_training(world,
+                       maker<torch::optim::SGD>(torch::optim::SGDOptions(0.05)
+                                                    .momentum(0.9)
+                                                    .nesterov(true)
+                                                    .weight_decay(1e-3)));
 }
 WORLD_TEST(ParallelEqualsSingle, Adam, 2) {
   expect_same_training(world, maker<torch::optim::Adam>(
@@ -109,19 +108,19 @@ WORLD_TEST(ParallelEqualsSingle, AdamW, 2) {
                                   torch::optim::AdamWOptions(1e-3).eps(1e-4)));
 }
 WORLD_TEST(ParallelEqualsSingle, RMSprop, 2) {
-  expect_same_training(
-      world, maker<torch::optim::RMSprop>(
-                 torch::optim::RMSpropOptions(1e-3).eps(1e-4)));
+  expect_same_training(world,
+                       maker<torch::optim::RMSprop>(
+                           torch::optim::RMSpropOptions(1e-3).eps(1e-4)));
 }
 WORLD_TEST(ParallelEqualsSingle, Adagrad, 2) {
-  expect_same_training(
-      world, maker<torch::optim::Adagrad>(
-                 torch::optim::AdagradOptions(1e-2).eps(1e-4)));
+  expect_same_training(world,
+                       maker<torch::optim::Adagrad>(
+                           torch::optim::AdagradOptions(1e-2).eps(1e-4)));
 }
 WORLD_TEST(ParallelEqualsSingle, Lbfgs, 2) {
-  expect_same_training(world, maker<torch::optim::LBFGS>(
-                                  torch::optim::LBFGSOptions(0.01)
-                                      .max_iter(1)));
+  expect_same_training(
+      world,
+      maker<torch::optim::LBFGS>(torch::optim::LBFGSOptions(0.01).max_iter(1)));
 }
 
 }  // namespace

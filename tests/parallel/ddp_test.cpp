@@ -12,11 +12,11 @@
 namespace lockstep {
 namespace {
 
-using testing::World;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
+using testing::World;
 
 struct NetImpl : torch::nn::Module {
   explicit NetImpl(int64_t width = 4, int64_t out = 1) {
@@ -73,8 +73,8 @@ WORLD_TEST(DistributedDataParallel, GivesEveryRankTheModelOfRankZero, 1, 2, 3) {
   }
 }
 
-WORLD_TEST(DistributedDataParallel, AveragesGradientsHoweverTheyAreZeroed, 1,
-           2, 3) {
+WORLD_TEST(DistributedDataParallel, AveragesGradientsHoweverTheyAreZeroed, 1, 2,
+           3) {
   auto group = init_process_group("gloo");
   torch::manual_seed(0);
   Net net;
@@ -94,7 +94,8 @@ WORLD_TEST(DistributedDataParallel, AveragesGradientsHoweverTheyAreZeroed, 1,
   }
 }
 
-WORLD_TEST(DistributedDataParallel, AccumulatesOverBackwardsWithoutZeroGrad, 2) {
+WORLD_TEST(DistributedDataParallel, AccumulatesOverBackwardsWithoutZeroGrad,
+           2) {
   auto group = init_process_group("gloo");
   torch::manual_seed(0);
   Net net;
@@ -121,8 +122,8 @@ WORLD_TEST(DistributedDataParallel, NoSyncAccumulatesOnThisRankOnly, 2, 3) {
       auto guard = model.no_sync();
       model(batch(world.rank)).sum().backward();
     }
-    auto local = torch::autograd::grad(
-        {net->forward(batch(world.rank)).sum()}, net->parameters());
+    auto local = torch::autograd::grad({net->forward(batch(world.rank)).sum()},
+                                       net->parameters());
     expect_gradients(net, local, "under no_sync");
     model(batch(world.rank)).sum().backward();
     expect_gradients(net, twice, "after no_sync");
@@ -170,8 +171,7 @@ WORLD_TEST(DistributedDataParallel, RebuildsBucketsInRankZerosOrder, 2) {
 
 WORLD_TEST(DistributedDataParallel, BuffersFollowRankZero, 2) {
   auto group = init_process_group("gloo");
-  torch::nn::Sequential net(torch::nn::Linear(3, 4),
-                            torch::nn::BatchNorm1d(4));
+  torch::nn::Sequential net(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4));
   DistributedDataParallel<torch::nn::Sequential> model(net);
   for (int step = 0; step < 3; ++step) {
     model(batch(world.rank)).sum().backward();
@@ -198,14 +198,12 @@ WORLD_TEST(DistributedDataParallel, ADifferentShapeNamesRankAndParameter, 2,
   auto wrap = [&] {
     DistributedDataParallel<Net> model(Net(4, world.rank == 1 ? 2 : 1));
   };
-  EXPECT_THAT(wrap, ThrowsMessage<std::invalid_argument>(
-                        AllOf(HasSubstr("rank 1 has"),
-                              HasSubstr("'second.weight'"),
-                              HasSubstr("[2, 4]"), HasSubstr("[1, 4]"))));
+  EXPECT_THAT(wrap, ThrowsMessage<std::invalid_argument>(AllOf(
+                        HasSubstr("rank 1 has"), HasSubstr("'second.weight'"),
+                        HasSubstr("[2, 4]"), HasSubstr("[1, 4]"))));
 }
 
-WORLD_TEST(DistributedDataParallel, AMissingParameterNamesRankAndParameter,
-           2) {
+WORLD_TEST(DistributedDataParallel, AMissingParameterNamesRankAndParameter, 2) {
   auto group = init_process_group("gloo");
   torch::nn::Sequential net(torch::nn::Linear(3, 3));
   if (world.rank == 1) net->push_back(torch::nn::Linear(3, 3));

@@ -42,8 +42,8 @@ std::vector<std::vector<size_t>> assign_buckets(
   };
   for (size_t index : order) {
     const auto& tensor = parameters[index].tensor;
-    auto [found, fresh] = open.try_emplace(
-        {tensor.scalar_type(), tensor.device().str()});
+    auto [found, fresh] =
+        open.try_emplace({tensor.scalar_type(), tensor.device().str()});
     Open& bucket = found->second;
     if (fresh) bucket.limit = limits.first_bytes;
     int64_t bytes = bytes_of(tensor);

@@ -10,9 +10,9 @@ namespace {
 
 int64_t mebibytes(const char* option, double value) {
   if (!(value > 0) || value > 1 << 20) {
-    throw std::invalid_argument(
-        c10::str("DistributedDataParallel: ", option, " is ", value,
-                 "; allowed is more than 0, in MiB"));
+    throw std::invalid_argument(c10::str("DistributedDataParallel: ", option,
+                                         " is ", value,
+                                         "; allowed is more than 0, in MiB"));
   }
   return static_cast<int64_t>(value * (1 << 20));
 }

@@ -124,8 +124,7 @@ class DistributedDataParallel {
   }
 
  private:
-  decltype(detail::ModulePointer<Module>::get(
-      std::declval<Module&>())) module_;
+  decltype(detail::ModulePointer<Module>::get(std::declval<Module&>())) module_;
   std::unique_ptr<detail::DdpState> state_;
 };
 

@@ -81,8 +81,8 @@ std::vector<std::string> gather_texts(const std::string& text,
 void verify_same_across_ranks(const std::vector<NamedParameter>& tensors,
                               const char* kind, const ProcessGroupPtr& group) {
   auto mine = join(describe(tensors, kind));
-  auto key = at::tensor({static_cast<int64_t>(mine.size()), digest(mine)},
-                        at::kLong);
+  auto key =
+      at::tensor({static_cast<int64_t>(mine.size()), digest(mine)}, at::kLong);
   bool same = true;
   // Every rank sees the same digests, so all of them go on to the next gather
   // or none does.
@@ -99,9 +99,9 @@ void verify_same_across_ranks(const std::vector<NamedParameter>& tensors,
       ++at;
     }
     auto line = [&](const std::vector<std::string>& lines) {
-      return at < lines.size() ? lines[at]
-                               : "no " + std::string(kind) + " number " +
-                                     std::to_string(at);
+      return at < lines.size()
+                 ? lines[at]
+                 : "no " + std::string(kind) + " number " + std::to_string(at);
     };
     throw std::invalid_argument(
         "the ranks' models differ: rank " +
@@ -128,9 +128,8 @@ void broadcast_coalesced(const std::vector<at::Tensor>& tensors, int src,
       auto bytes = joined.narrow(0, offset, flat[i].numel());
       offset += flat[i].numel();
       // A copy of its own: a dtype cannot be viewed at an odd offset.
-      piece[i].copy_(bytes.clone()
-                         .view(piece[i].scalar_type())
-                         .view(piece[i].sizes()));
+      piece[i].copy_(
+          bytes.clone().view(piece[i].scalar_type()).view(piece[i].sizes()));
     }
     piece.clear();
     piece_bytes = 0;
@@ -138,8 +137,8 @@ void broadcast_coalesced(const std::vector<at::Tensor>& tensors, int src,
   for (const auto& tensor : tensors) {
     if (tensor.numel() == 0) continue;
     auto detached = tensor.detach();
-    if (!piece.empty() && (piece[0].device() != detached.device() ||
-                           piece_bytes > kPieceBytes)) {
+    if (!piece.empty() &&
+        (piece[0].device() != detached.device() || piece_bytes > kPieceBytes)) {
       send();
     }
     piece.push_back(detached);

@@ -156,8 +156,9 @@ void Reducer::take_gradient(size_t parameter) {
   } else if (group_->size() == 1) {
     alias.copy_(grad);
   } else {
-    at::mul_out(alias, grad, at::scalar_tensor(1.0 / group_->size(),
-                                               alias.options().device(at::kCPU)));
+    at::mul_out(alias, grad,
+                at::scalar_tensor(1.0 / group_->size(),
+                                  alias.options().device(at::kCPU)));
   }
   grad = alias;
 }
