@@ -179,10 +179,11 @@ void destroy_process_group(ProcessGroupPtr group) {
                                 group->name() + "' was destroyed before");
   }
   lock.unlock();
+  // First all part, then connections are closed: a peer may still be making
+  // its own to this rank. After an error nobody waits for anybody.
+  if (meeting && std::uncaught_exceptions() == 0) meeting->part();
   group.reset();
   released.clear();
-  // After an error nobody waits for anybody.
-  if (meeting && std::uncaught_exceptions() == 0) meeting->part();
 }
 
 bool is_initialized() {

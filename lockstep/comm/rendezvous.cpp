@@ -6,7 +6,9 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <random>
 #include <stdexcept>
+#include <thread>
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
@@ -59,17 +61,13 @@ Rendezvous without_check_in(const c10::intrusive_ptr<c10d::Store>& store,
           .group_store = store};
 }
 
-// How often this process has joined a world before.
-int next_round() {
+// Before Lockstep's own keys. A launcher that hosts the store keeps it over
+// restarts, and over the rounds of a program that joins again.
+std::string check_in_prefix(bool agent_store) {
   static std::atomic<int> rounds{0};
-  return rounds++;
-}
-
-// What every init on one store must not share with the one before: a launcher
-// keeps its store over restarts, and a program may init again.
-std::string round_prefix(int round) {
   auto restart = get_env("TORCHELASTIC_RESTART_COUNT").value_or("0");
-  return "lockstep/" + restart + "." + std::to_string(round);
+  return "lockstep/" + restart +
+         (agent_store ? "." + std::to_string(rounds++) : "");
 }
 
 // Refuses equal ranks and unequal world sizes before anything waits for them.
@@ -119,21 +117,44 @@ std::optional<int> inherited_listen_fd() {
   return copy;
 }
 
-// False if `store` is the one that rank 0 hosted in the round before and has
-// closed meanwhile: a rank that joins again at once can still meet that.
-bool is_of_this_round(c10d::Store& store, const std::string& prefix,
-                      const Deadline& deadline) {
-  constexpr std::chrono::seconds kHostSaysSo{2};
-  try {
-    store.wait({prefix + "/host"}, std::min<std::chrono::milliseconds>(
-                                       kHostSaysSo, deadline.remaining()));
-  } catch (const c10::DistStoreError&) {
-    return true;  // a time-out: a Python host says nothing
-  } catch (const c10::DistNetworkError&) {
-    return deadline.expired();
+// Rank 0 marks the store that it hosts with a number of its own; the others
+// remember it, so as not to take a store that is being closed, or was left by
+// an exception, for the next one when they join again.
+class HostMark {
+ public:
+  static void write(c10d::Store& store, const std::string& prefix) {
+    std::random_device random;
+    store.set(prefix + "/host",
+              bytes(std::to_string(random()) + "." + std::to_string(random())));
   }
-  return true;
-}
+
+  // False if this is the store of the round before.
+  static bool is_new(c10d::Store& store, const std::string& prefix,
+                     const Deadline& deadline) {
+    if (last_.empty()) return true;
+    constexpr std::chrono::seconds kHostSaysSo{2};
+    try {
+      store.wait({prefix + "/host"}, std::min<std::chrono::milliseconds>(
+                                         kHostSaysSo, deadline.remaining()));
+      return text(store.get(prefix + "/host")) != last_;
+    } catch (const c10::DistStoreError&) {
+      return true;  // a time-out: a Python host says nothing
+    } catch (const c10::DistNetworkError&) {
+      return false;  // closed meanwhile
+    }
+  }
+
+  static void remember(c10d::Store& store, const std::string& prefix) {
+    last_.clear();
+    if (store.check({prefix + "/host"})) {
+      last_ = text(store.get(prefix + "/host"));
+    }
+  }
+
+ private:
+  // init_process_group(), the one caller, holds a lock.
+  static inline std::string last_;
+};
 
 Rendezvous join_tcp(const Endpoint& endpoint, Place place,
                     std::chrono::milliseconds timeout) {
@@ -152,15 +173,16 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
     // A store that took over a socket must own it alone.
     if (options.masterListenFd) options.multiTenant = false;
   }
-  int round = next_round();
-  auto prefix = round_prefix(round);
+  auto prefix = check_in_prefix(agent_store);
   c10::intrusive_ptr<c10d::TCPStore> store;
   try {
     store = c10::make_intrusive<c10d::TCPStore>(endpoint.host, options);
     if (options.isServer) {
-      store->set(prefix + "/host", bytes("1"));
-    } else if (round > 0 && !agent_store) {
-      while (!is_of_this_round(*store, prefix, deadline)) {
+      HostMark::write(*store, prefix);
+    } else if (!agent_store) {
+      while (!HostMark::is_new(*store, prefix, deadline) &&
+             !deadline.expired()) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(10));
         store = c10::make_intrusive<c10d::TCPStore>(endpoint.host, options);
       }
     }
@@ -208,9 +230,18 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
                                 std::to_string(place.world_size) +
                                 " gives up, as " + text(store->get(refused)));
   }
-  bool restarted = get_env("TORCHELASTIC_RESTART_COUNT").value_or("0") != "0";
-  if (round > 0 || (agent_store && restarted)) {
-    joined.group_store = c10::make_intrusive<c10d::PrefixStore>(prefix, store);
+  if (agent_store) {
+    if (prefix != "lockstep/0.0") {
+      joined.group_store =
+          c10::make_intrusive<c10d::PrefixStore>(prefix, store);
+    }
+  } else if (options.isServer) {
+    // A connection like everyone's: a group that an exception left behind must
+    // not keep the store's address taken.
+    joined.group_store = store->clone();
+    joined.group_store->setTimeout(timeout);
+  } else {
+    HostMark::remember(*store, prefix);
   }
   return joined;
 }

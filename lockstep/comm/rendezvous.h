@@ -14,10 +14,9 @@ struct Rendezvous {
   int world_size;
   // Under which the ranks checked in; empty where nobody counts them.
   std::string check_in_prefix{};
-  // What groups are to build on: `store`, behind a prefix of this round where
-  // it may hold keys of an earlier one (this process joined before, or a
-  // launcher keeps the store over restarts). Python ranks have no such prefix
-  // and can join in the first round only.
+  // What groups are to build on: `store`, or another connection to it. Behind
+  // a prefix of this round where a launcher keeps the store and this is not the
+  // first; Python ranks, which have no such prefix, can join in the first only.
   c10::intrusive_ptr<c10d::Store> group_store{};
   // Whether rank 0 hosts the store (and not a launcher, or a file).
   bool hosted_by_rank_zero = false;

@@ -112,10 +112,8 @@ WORLD_TEST(Rendezvous, TwoEqualRanksAreRefused, 2) {
   options.waitWorkers = false;
   auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
   if (world.rank == 1) {
-    // As the other rank 1 does, whichever init of this process this is.
-    for (int round = 0; round < 100; ++round) {
-      store->add("lockstep/0." + std::to_string(round) + "/rank/1", 1);
-    }
+    store->set("lockstep/0/host", std::vector<uint8_t>{1});
+    store->add("lockstep/0/rank/1", 1);  // as the other rank 1 does
     EXPECT_THAT(init("tcp://127.0.0.1:" + port, 1, 3),
                 ThrowsMessage<std::invalid_argument>(
                     HasSubstr("call themselves rank 1")));
