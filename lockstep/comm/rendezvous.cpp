@@ -1,6 +1,5 @@
 #include "lockstep/comm/rendezvous.h"
 
-#include <fcntl.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,6 +17,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/environment.h"
+#include "lockstep/comm/store_socket.h"
 
 namespace lockstep {
 namespace {
@@ -106,17 +106,6 @@ void release_host(c10d::TCPStore& store, const std::string& prefix,
   }
 }
 
-// The launcher's bound, not listening, loopback socket (see docs/launcher.md).
-// A copy, because the store closes what it is given and a later init needs it
-// again.
-std::optional<int> inherited_listen_fd() {
-  auto fd = get_env_int("LOCKSTEP_MASTER_LISTEN_FD", 0, 1 << 20);
-  if (!fd) return std::nullopt;
-  int copy = ::fcntl(static_cast<int>(*fd), F_DUPFD_CLOEXEC, 3);
-  if (copy < 0) return std::nullopt;  // started by something in between
-  return copy;
-}
-
 // Rank 0 marks the store that it hosts with a number of its own; the others
 // remember it, so as not to take a store that is being closed, or was left by
 // an exception, for the next one when they join again.
@@ -167,11 +156,10 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
   options.numWorkers = place.world_size;
   options.waitWorkers = false;  // we check in first, to name who is absent
   options.timeout = timeout;
-  options.multiTenant = !agent_store;
   if (options.isServer) {
-    options.masterListenFd = inherited_listen_fd();
-    // A store that took over a socket must own it alone.
-    if (options.masterListenFd) options.multiTenant = false;
+    if (auto socket = store_socket(endpoint.host, endpoint.port)) {
+      options.masterListenFd = socket->release();
+    }
   }
   auto prefix = check_in_prefix(agent_store);
   c10::intrusive_ptr<c10d::TCPStore> store;

@@ -4,6 +4,7 @@
 
 #include <cstdlib>
 #include <stdexcept>
+#include <system_error>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
@@ -137,6 +138,19 @@ WORLD_TEST(Rendezvous, UnequalWorldSizesAreRefused, 2) {
   } catch (const c10::DistError& error) {
     EXPECT_THAT(error.what(), HasSubstr("absent"));
   }
+}
+
+WORLD_TEST(Rendezvous, APortInUseIsNamed, 1) {
+  auto port = std::string(std::getenv("MASTER_PORT"));
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(std::stoi(port));
+  options.isServer = true;
+  options.waitWorkers = false;
+  auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+  EXPECT_THAT(init("tcp://127.0.0.1:" + port, 0, 2),
+              ThrowsMessage<std::system_error>(
+                  AllOf(HasSubstr("127.0.0.1:" + port),
+                        HasSubstr("Address already in use"))));
 }
 
 TEST(RendezvousEnvironment, WithoutVariablesIsAWorldOfOne) {
