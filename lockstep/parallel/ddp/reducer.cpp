@@ -33,6 +33,7 @@ Reducer::Reducer(std::vector<NamedParameter> parameters, ProcessGroupPtr group,
     : parameters_(std::move(parameters)),
       group_(std::move(group)),
       limits_(limits),
+      share_(at::scalar_tensor(1.0 / group_->size(), at::kDouble)),
       places_(parameters_.size()) {
   // Backward meets the last layers first.
   std::vector<size_t> order(parameters_.size());
@@ -156,9 +157,7 @@ void Reducer::take_gradient(size_t parameter) {
   } else if (group_->size() == 1) {
     alias.copy_(grad);
   } else {
-    at::mul_out(alias, grad,
-                at::scalar_tensor(1.0 / group_->size(),
-                                  alias.options().device(at::kCPU)));
+    at::mul_out(alias, grad, share_);
   }
   grad = alias;
 }

@@ -69,6 +69,8 @@ class Reducer {
   std::vector<NamedParameter> parameters_;
   ProcessGroupPtr group_;
   BucketLimits limits_;
+  // 1 / the group's size, made once, as every gradient is multiplied by it.
+  at::Tensor share_;
   std::vector<Bucket> buckets_;
   std::vector<Place> places_;  // by parameter
 
