@@ -50,7 +50,8 @@ const char* device_name(c10::DeviceType type) {
 ProcessGroupPtr make_group(const std::string& number, const std::string& name,
                            int rank, std::vector<int> global_ranks,
                            const std::string& config, milliseconds timeout,
-                           const c10::intrusive_ptr<c10d::Store>& store) {
+                           const c10::intrusive_ptr<c10d::Store>& store,
+                           bool checks_calls) {
   auto resolved = resolve_backends(config);
   auto group_store =
       c10::make_intrusive<c10d::PrefixStore>(number + "/", store);
@@ -85,7 +86,27 @@ ProcessGroupPtr make_group(const std::string& number, const std::string& name,
   return std::make_shared<ProcessGroup>(
       name, rank, std::move(global_ranks), timeout,
       c10::make_intrusive<c10d::PrefixStore>("lockstep/", group_store),
-      std::move(backends), canonical);
+      std::move(backends), canonical, checks_calls);
+}
+
+void require_disjoint(const char* function,
+                      const std::vector<std::vector<int>>& sets, int size) {
+  std::vector<int> all;
+  for (const auto& ranks : sets) {
+    if (ranks.empty()) {
+      throw std::invalid_argument(std::string(function) +
+                                  ": a set of ranks is empty; give at least "
+                                  "one rank in each");
+    }
+    all.insert(all.end(), ranks.begin(), ranks.end());
+  }
+  std::sort(all.begin(), all.end());
+  if (all.empty() || all.front() < 0 || all.back() >= size ||
+      std::adjacent_find(all.begin(), all.end()) != all.end()) {
+    throw std::invalid_argument(
+        c10::str(function, ": the sets hold ranks ", all,
+                 "; allowed are different ranks from 0 to ", size - 1));
+  }
 }
 
 }  // namespace
@@ -133,8 +154,10 @@ ProcessGroupGuard init_process_group(const std::string& backend,
   std::vector<int> ranks(meeting.world_size);
   std::iota(ranks.begin(), ranks.end(), 0);
   try {
-    w.group = make_group("0", "default_pg", meeting.rank, std::move(ranks),
-                         backend, options.timeout, w.store);
+    w.group = make_group("0", kDefaultGroupName, meeting.rank, std::move(ranks),
+                         backend, options.timeout, w.store,
+                         options.check_calls.value_or(
+                             get_env("TORCH_DISTRIBUTED_DEBUG") == "DETAIL"));
   } catch (const c10::Error& error) {
     w.store.reset();
     auto absent = meeting.absent_ranks();
@@ -182,8 +205,7 @@ void destroy_process_group(ProcessGroupPtr group) {
   // First all part, then connections are closed: a peer may still be making
   // its own to this rank. After an error nobody waits for anybody.
   if (meeting && std::uncaught_exceptions() == 0) meeting->part();
-  group.reset();
-  released.clear();
+  for (const auto& each : released) each->close();
 }
 
 bool is_initialized() {
@@ -261,9 +283,66 @@ ProcessGroupPtr new_group(std::vector<int> ranks,
   auto group = make_group(
       number, number, group_rank, std::move(ranks),
       options.backend.empty() ? parent->backend_config() : options.backend,
-      timeout, w.store);
+      timeout, w.store, parent->checks_calls());
   w.subgroups.push_back(group);
   return group;
+}
+
+ProcessGroupPtr new_subgroups_by_enumeration(
+    const std::vector<std::vector<int>>& ranks_per_subgroup_list,
+    const NewGroupOptions& options) {
+  require_disjoint("new_subgroups_by_enumeration", ranks_per_subgroup_list,
+                   default_group()->size());
+  ProcessGroupPtr own;
+  for (const auto& ranks : ranks_per_subgroup_list) {
+    if (auto group = new_group(ranks, options)) own = group;
+  }
+  return own;
+}
+
+ProcessGroupPtr new_subgroups(int group_size, const NewGroupOptions& options) {
+  const int world_size = default_group()->size();
+  if (group_size < 1 || world_size % group_size != 0) {
+    throw std::invalid_argument(
+        c10::str("new_subgroups: group_size is ", group_size,
+                 "; allowed are divisors of the world size, ", world_size));
+  }
+  std::vector<std::vector<int>> subgroups;
+  for (int first = 0; first < world_size; first += group_size) {
+    subgroups.emplace_back(group_size);
+    std::iota(subgroups.back().begin(), subgroups.back().end(), first);
+  }
+  return new_subgroups_by_enumeration(subgroups, options);
+}
+
+ProcessGroupPtr split_group(const std::vector<std::vector<int>>& split_ranks,
+                            const SplitGroupOptions& options) {
+  auto parent = options.parent ? options.parent : default_group();
+  parent->backend(parent->control_device().type());  // not destroyed
+  require_disjoint("split_group", split_ranks, parent->size());
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  // Python names its parts otherwise; the parent's name and a count keep ours
+  // apart from each other.
+  const auto prefix = "split/" + parent->name() + "/" +
+                      std::to_string(parent->next_split()) + "/";
+  for (size_t part = 0; part < split_ranks.size(); ++part) {
+    auto ranks = split_ranks[part];
+    std::sort(ranks.begin(), ranks.end());
+    auto member = std::find(ranks.begin(), ranks.end(), parent->rank());
+    if (member == ranks.end()) continue;
+    const int rank = static_cast<int>(member - ranks.begin());
+    for (auto& of_parent : ranks) of_parent = parent->global_rank(of_parent);
+    auto group = make_group(
+        prefix + std::to_string(part), prefix + std::to_string(part), rank,
+        std::move(ranks),
+        options.backend.empty() ? parent->backend_config() : options.backend,
+        options.timeout > milliseconds(0) ? options.timeout : parent->timeout(),
+        w.store, parent->checks_calls());
+    w.subgroups.push_back(group);
+    return group;
+  }
+  return nullptr;
 }
 
 }  // namespace lockstep

@@ -29,6 +29,9 @@ struct InitProcessGroupOptions {
   // A store that all ranks share, instead of an init_method; rank and
   // world_size are required then.
   c10::intrusive_ptr<c10d::Store> store{};
+  // See ProcessGroup::checks_calls(); the same on all ranks. Unset: as
+  // TORCH_DISTRIBUTED_DEBUG=DETAIL says.
+  std::optional<bool> check_calls{};
 };
 
 // Destroys the default group when it goes out of scope, unless
@@ -104,5 +107,29 @@ struct NewGroupOptions {
 // have called it.
 ProcessGroupPtr new_group(std::vector<int> ranks = {},
                           const NewGroupOptions& options = {});
+
+// new_group() for each set of ranks, in order; the sets must not share a rank.
+// Returns this rank's own group, or nullptr if it is in none.
+ProcessGroupPtr new_subgroups_by_enumeration(
+    const std::vector<std::vector<int>>& ranks_per_subgroup_list,
+    const NewGroupOptions& options = {});
+
+// Groups of `group_size` ranks, neighbours in rank (with group_size the ranks
+// of a host, one group a host). The world size is a multiple of it.
+ProcessGroupPtr new_subgroups(int group_size,
+                              const NewGroupOptions& options = {});
+
+struct SplitGroupOptions {
+  ProcessGroupPtr parent{};  // none: the default group
+  // Those of the parent, where 0 and where empty.
+  std::chrono::milliseconds timeout{0};
+  std::string backend{};
+};
+
+// Divides a group: `split_ranks` are disjoint sets of ranks *of the parent*
+// (as in Python), the same on every rank of it; only they need call. Returns
+// this rank's own part, or nullptr if it is in none.
+ProcessGroupPtr split_group(const std::vector<std::vector<int>>& split_ranks,
+                            const SplitGroupOptions& options = {});
 
 }  // namespace lockstep

@@ -9,14 +9,16 @@ ProcessGroup::ProcessGroup(std::string name, int rank,
                            std::vector<int> global_ranks,
                            std::chrono::milliseconds timeout,
                            c10::intrusive_ptr<c10d::Store> store,
-                           Backends backends, std::string backend_config)
+                           Backends backends, std::string backend_config,
+                           bool checks_calls)
     : name_(std::move(name)),
       rank_(rank),
       global_ranks_(std::move(global_ranks)),
       timeout_(timeout),
       store_(std::move(store)),
       backends_(std::move(backends)),
-      backend_config_(std::move(backend_config)) {}
+      backend_config_(std::move(backend_config)),
+      checks_calls_(checks_calls) {}
 
 int ProcessGroup::group_rank(int global_rank) const {
   auto found =
@@ -29,7 +31,21 @@ int ProcessGroup::group_rank(int global_rank) const {
   return static_cast<int>(found - global_ranks_.begin());
 }
 
+int ProcessGroup::global_rank(int group_rank) const {
+  if (group_rank < 0 || group_rank >= size()) {
+    throw std::invalid_argument(
+        "group rank " + std::to_string(group_rank) + " is not in group '" +
+        name_ + "', whose ranks are 0 to " + std::to_string(size() - 1));
+  }
+  return global_ranks_[group_rank];
+}
+
 c10d::Backend& ProcessGroup::backend(c10::DeviceType type) const {
+  if (closed_) {
+    throw std::invalid_argument("group '" + name_ +
+                                "' was destroyed; use a group that lives, or "
+                                "destroy it after its last operation");
+  }
   auto found = backends_.find(type);
   if (found == backends_.end()) {
     throw std::invalid_argument(
@@ -42,8 +58,13 @@ c10d::Backend& ProcessGroup::backend(c10::DeviceType type) const {
 }
 
 c10::Device ProcessGroup::control_device() const {
-  if (has_backend(c10::kCPU)) return c10::Device(c10::kCPU);
+  if (closed_ || has_backend(c10::kCPU)) return c10::Device(c10::kCPU);
   return c10::Device(backends_.begin()->first);
+}
+
+void ProcessGroup::close() {
+  closed_ = true;
+  backends_.clear();
 }
 
 void ProcessGroup::abort() {

@@ -3,6 +3,7 @@
 #include <c10/core/DeviceType.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <atomic>
 #include <chrono>
 #include <map>
 #include <memory>
@@ -17,6 +18,8 @@ namespace lockstep {
 // 30 minutes (kBackendDefaultTimeout of c10d).
 inline constexpr std::chrono::milliseconds kDefaultTimeout =
     ::kBackendDefaultTimeout;
+
+inline constexpr const char* kDefaultGroupName = "default_pg";
 
 // An ordered set of ranks that communicate: for each device type one
 // c10d::Backend, and the store by which they found each other. Made by
@@ -33,7 +36,7 @@ class ProcessGroup {
   ProcessGroup(std::string name, int rank, std::vector<int> global_ranks,
                std::chrono::milliseconds timeout,
                c10::intrusive_ptr<c10d::Store> store, Backends backends,
-               std::string backend_config);
+               std::string backend_config, bool checks_calls);
 
   ProcessGroup(const ProcessGroup&) = delete;
   ProcessGroup& operator=(const ProcessGroup&) = delete;
@@ -48,8 +51,28 @@ class ProcessGroup {
   // std::invalid_argument if it is not a member.
   int group_rank(int global_rank) const;
 
+  // The default group's rank of this group's rank `group_rank`. Throws
+  // std::invalid_argument if there is none.
+  int global_rank(int group_rank) const;
+
   // For collectives that name no timeout of their own.
   std::chrono::milliseconds timeout() const { return timeout_; }
+
+  // Whether every rank's description of each collective (operation, number,
+  // reduce operation, root, shapes, dtype) is compared before it starts, so
+  // that ranks that disagree, or do not come, are named on every rank instead
+  // of hanging or computing nonsense. Two exchanges more a call: for finding
+  // mistakes. On where TORCH_DISTRIBUTED_DEBUG is DETAIL, as Python's, or
+  // InitProcessGroupOptions::check_calls says so. Point-to-point operations
+  // are not compared.
+  bool checks_calls() const { return checks_calls_; }
+
+  // Numbers the collectives of this group from 1, in the order in which they
+  // are called; equal on all ranks as long as they agree.
+  uint64_t next_sequence_number() { return ++sequence_number_; }
+  // The same for roll calls (roll_call.h) and for split_group().
+  uint64_t next_roll_call() { return ++roll_calls_; }
+  uint64_t next_split() { return ++splits_; }
 
   // Keys set here are this group's own.
   const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
@@ -58,7 +81,7 @@ class ProcessGroup {
   const std::string& backend_config() const { return backend_config_; }
 
   // Throws std::invalid_argument that names the device types there are, if
-  // tensors of `type` have no backend in this group.
+  // tensors of `type` have no backend in this group, or if it was destroyed.
   c10d::Backend& backend(c10::DeviceType type) const;
   bool has_backend(c10::DeviceType type) const {
     return backends_.contains(type);
@@ -72,6 +95,11 @@ class ProcessGroup {
   // Operations pending here may stay so. The group is of no use afterwards.
   void abort();
 
+  // Lets go of the backends: what is called afterwards is an error that says
+  // so. Blocks as a backend's destructor does. Not while another thread uses
+  // the group.
+  void close();
+
  private:
   std::string name_;
   int rank_;
@@ -80,6 +108,11 @@ class ProcessGroup {
   c10::intrusive_ptr<c10d::Store> store_;
   Backends backends_;
   std::string backend_config_;
+  bool checks_calls_;
+  bool closed_ = false;
+  std::atomic<uint64_t> sequence_number_{0};
+  std::atomic<uint64_t> roll_calls_{0};
+  std::atomic<uint64_t> splits_{0};
 };
 
 using ProcessGroupPtr = std::shared_ptr<ProcessGroup>;

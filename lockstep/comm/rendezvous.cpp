@@ -1,11 +1,7 @@
 #include "lockstep/comm/rendezvous.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <array>
-#include <atomic>
-#include <random>
 #include <stdexcept>
 #include <thread>
 
@@ -45,14 +41,6 @@ Place checked_place(int64_t rank, int64_t world_size) {
   return {static_cast<int>(rank), static_cast<int>(world_size)};
 }
 
-std::vector<uint8_t> bytes(const std::string& text) {
-  return {text.begin(), text.end()};
-}
-
-std::string text(const std::vector<uint8_t>& from) {
-  return {from.begin(), from.end()};
-}
-
 Rendezvous without_check_in(const c10::intrusive_ptr<c10d::Store>& store,
                             Place place) {
   return {.store = store,
@@ -61,43 +49,21 @@ Rendezvous without_check_in(const c10::intrusive_ptr<c10d::Store>& store,
           .group_store = store};
 }
 
-// Before Lockstep's own keys. A launcher that hosts the store keeps it over
-// restarts, and over the rounds of a program that joins again.
-std::string check_in_prefix(bool agent_store) {
-  static std::atomic<int> rounds{0};
-  auto restart = get_env("TORCHELASTIC_RESTART_COUNT").value_or("0");
-  return "lockstep/" + restart +
-         (agent_store ? "." + std::to_string(rounds++) : "");
-}
-
-// Refuses equal ranks and unequal world sizes before anything waits for them.
-// Python ranks write no such keys; they are simply not checked.
-void check_in(c10d::Store& store, const std::string& prefix, Place place) {
-  auto size = std::to_string(place.world_size);
-  auto agreed = store.compareSet(prefix + "/world_size", {}, bytes(size));
-  auto first = text(agreed);
-  if (first != size) {
-    throw std::invalid_argument(
-        "rank " + std::to_string(place.rank) + " was started with world size " +
-        size + ", another rank of the same job with world size " + first +
-        "; start every rank with the same WORLD_SIZE");
-  }
-  auto key = prefix + "/rank/" + std::to_string(place.rank);
-  if (store.add(key, 1) != 1) {
-    throw std::invalid_argument(
-        "two processes of this job call themselves rank " +
-        std::to_string(place.rank) + " of " + size + " (this one is pid " +
-        std::to_string(::getpid()) + "); give each its own RANK");
-  }
+// A launcher's store is at its own address, and only there: at another one a
+// program meets by itself.
+bool launcher_hosts(const Endpoint& endpoint) {
+  return get_env("TORCHELASTIC_USE_AGENT_STORE") == "True" &&
+         get_env("MASTER_ADDR") == endpoint.host &&
+         get_env("MASTER_PORT") == std::to_string(endpoint.port);
 }
 
 // From a rank that may not join: the host of the store counts ranks until its
 // world is complete, so it is counted to the end and finds the reason.
-void release_host(c10d::TCPStore& store, const std::string& prefix,
+void release_host(c10d::TCPStore& store, const CheckIn& check_in,
                   const std::string& reason) {
   try {
-    store.set(prefix + "/refused", bytes(reason));
-    int size = std::stoi(text(store.get(prefix + "/world_size")));
+    check_in.refuse(reason);
+    int size = check_in.agreed_world_size();
     for (int counted = 0; counted < size; ++counted) {
       store.waitForWorkers();  // only counts, where it is not the host
     }
@@ -106,50 +72,11 @@ void release_host(c10d::TCPStore& store, const std::string& prefix,
   }
 }
 
-// Rank 0 marks the store that it hosts with a number of its own; the others
-// remember it, so as not to take a store that is being closed, or was left by
-// an exception, for the next one when they join again.
-class HostMark {
- public:
-  static void write(c10d::Store& store, const std::string& prefix) {
-    std::random_device random;
-    store.set(prefix + "/host",
-              bytes(std::to_string(random()) + "." + std::to_string(random())));
-  }
-
-  // False if this is the store of the round before.
-  static bool is_new(c10d::Store& store, const std::string& prefix,
-                     const Deadline& deadline) {
-    if (last_.empty()) return true;
-    constexpr std::chrono::seconds kHostSaysSo{2};
-    try {
-      store.wait({prefix + "/host"}, std::min<std::chrono::milliseconds>(
-                                         kHostSaysSo, deadline.remaining()));
-      return text(store.get(prefix + "/host")) != last_;
-    } catch (const c10::DistStoreError&) {
-      return true;  // a time-out: a Python host says nothing
-    } catch (const c10::DistNetworkError&) {
-      return false;  // closed meanwhile
-    }
-  }
-
-  static void remember(c10d::Store& store, const std::string& prefix) {
-    last_.clear();
-    if (store.check({prefix + "/host"})) {
-      last_ = text(store.get(prefix + "/host"));
-    }
-  }
-
- private:
-  // init_process_group(), the one caller, holds a lock.
-  static inline std::string last_;
-};
-
 Rendezvous join_tcp(const Endpoint& endpoint, Place place,
                     std::chrono::milliseconds timeout) {
   auto where = endpoint.host + ":" + std::to_string(endpoint.port);
   Deadline deadline = Deadline::after(timeout);
-  bool agent_store = get_env("TORCHELASTIC_USE_AGENT_STORE") == "True";
+  bool agent_store = launcher_hosts(endpoint);
   c10d::TCPStoreOptions options;
   options.port = endpoint.port;
   options.isServer = place.rank == 0 && !agent_store;
@@ -161,17 +88,21 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
       options.masterListenFd = socket->release();
     }
   }
-  auto prefix = check_in_prefix(agent_store);
+  auto prefix = CheckIn::round_prefix(agent_store);
   c10::intrusive_ptr<c10d::TCPStore> store;
-  try {
+  auto connect = [&] {
     store = c10::make_intrusive<c10d::TCPStore>(endpoint.host, options);
+    return CheckIn(store, prefix, place.rank, place.world_size);
+  };
+  std::optional<CheckIn> check_in;
+  try {
+    check_in = connect();
     if (options.isServer) {
-      HostMark::write(*store, prefix);
+      check_in->mark_host();
     } else if (!agent_store) {
-      while (!HostMark::is_new(*store, prefix, deadline) &&
-             !deadline.expired()) {
+      while (!check_in->is_new_host(deadline) && !deadline.expired()) {
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
-        store = c10::make_intrusive<c10d::TCPStore>(endpoint.host, options);
+        check_in = connect();
       }
     }
   } catch (const c10::DistError& error) {
@@ -186,15 +117,14 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
   Rendezvous joined{.store = store,
                     .rank = place.rank,
                     .world_size = place.world_size,
-                    .check_in_prefix = prefix,
+                    .check_in = check_in,
                     .group_store = store,
                     .hosted_by_rank_zero = !agent_store};
-  const auto refused = prefix + "/refused";
   try {
-    check_in(*store, prefix, place);
+    check_in->announce();
   } catch (const std::invalid_argument& refusal) {
     if (!options.isServer && !agent_store) {
-      release_host(*store, prefix, refusal.what());
+      release_host(*store, *check_in, refusal.what());
     }
     throw;
   }
@@ -213,23 +143,20 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
                  "; absent: rank ", joined.absent_ranks()));
   }
   store->setTimeout(timeout);
-  if (options.isServer && store->check({refused})) {
-    throw std::invalid_argument("init_process_group: rank 0 of " +
-                                std::to_string(place.world_size) +
-                                " gives up, as " + text(store->get(refused)));
-  }
-  if (agent_store) {
-    if (prefix != "lockstep/0.0") {
-      joined.group_store =
-          c10::make_intrusive<c10d::PrefixStore>(prefix, store);
+  if (options.isServer) {
+    if (auto refusal = check_in->refusal()) {
+      throw std::invalid_argument("init_process_group: rank 0 of " +
+                                  std::to_string(place.world_size) +
+                                  " gives up, as " + *refusal);
     }
-  } else if (options.isServer) {
     // A connection like everyone's: a group that an exception left behind must
     // not keep the store's address taken.
     joined.group_store = store->clone();
     joined.group_store->setTimeout(timeout);
-  } else {
-    HostMark::remember(*store, prefix);
+  } else if (!agent_store) {
+    check_in->remember_host();
+  } else if (auto groups = check_in->groups_prefix(); !groups.empty()) {
+    joined.group_store = c10::make_intrusive<c10d::PrefixStore>(groups, store);
   }
   return joined;
 }
@@ -342,50 +269,12 @@ Rendezvous join_by_file(const InitProcessGroupOptions& options) {
 }  // namespace
 
 std::string Rendezvous::absent_ranks() const {
-  std::string absent;
-  if (check_in_prefix.empty()) return absent;
-  try {
-    for (int other = 0; other < world_size; ++other) {
-      if (!store->check({check_in_prefix + "/rank/" + std::to_string(other)})) {
-        absent += (absent.empty() ? "" : ", ") + std::to_string(other);
-      }
-    }
-  } catch (const c10::Error&) {  // the store went with its host
-    return {};
-  }
-  return absent;
+  return check_in ? check_in->absent_ranks() : "";
 }
 
 void Rendezvous::part() const {
   if (!hosted_by_rank_zero || world_size == 1) return;
-  auto key = [&](const char* what, int of) {
-    return check_in_prefix + "/" + what + "/" + std::to_string(of);
-  };
-  Deadline deadline = Deadline::after(kPartTimeout);
-  // Three steps, so that the store never goes while an answer is on its way:
-  // it is then that LibTorch prints a stack trace.
-  try {
-    if (rank != 0) {
-      if (!store->check({key("rank", 0)})) return;  // Python hosts it
-      store->set(key("left", rank), bytes("1"));
-      store->wait({check_in_prefix + "/parted"}, deadline.remaining());
-      store->set(key("gone", rank), bytes("1"));
-      return;
-    }
-    std::vector<std::string> left;
-    std::vector<std::string> gone;
-    for (int other = 1; other < world_size; ++other) {
-      if (!store->check({key("rank", other)})) continue;  // a Python rank
-      left.push_back(key("left", other));
-      gone.push_back(key("gone", other));
-    }
-    if (left.empty()) return;
-    store->wait(left, deadline.remaining());
-    store->set(check_in_prefix + "/parted", bytes("1"));
-    store->wait(gone, deadline.remaining());
-  } catch (const c10::Error&) {
-    // Gone or too late: nothing is left to wait for.
-  }
+  check_in->part(Deadline::after(kPartTimeout));
 }
 
 Rendezvous rendezvous(const InitProcessGroupOptions& options) {

@@ -1,7 +1,9 @@
 #pragma once
 
+#include <optional>
 #include <string>
 
+#include "lockstep/comm/check_in.h"
 #include "lockstep/comm/init.h"
 
 namespace lockstep {
@@ -12,17 +14,17 @@ struct Rendezvous {
   c10::intrusive_ptr<c10d::Store> store;
   int rank;
   int world_size;
-  // Under which the ranks checked in; empty where nobody counts them.
-  std::string check_in_prefix{};
-  // What groups are to build on: `store`, or another connection to it. Behind
-  // a prefix of this round where a launcher keeps the store and this is not the
-  // first; Python ranks, which have no such prefix, can join in the first only.
+  // None where nobody counts the ranks (a file, a given store).
+  std::optional<CheckIn> check_in{};
+  // What groups are to build on: `store`, or another connection to it; behind
+  // a prefix of this round where a launcher keeps the store and an earlier
+  // round has used it (see CheckIn::groups_prefix).
   c10::intrusive_ptr<c10d::Store> group_store{};
   // Whether rank 0 hosts the store (and not a launcher, or a file).
   bool hosted_by_rank_zero = false;
 
-  // "2, 5": the ranks that have not checked in; empty if none or unknown (the
-  // store is gone, say). For the message of a failed start.
+  // "2, 5": the ranks that have not checked in; empty if none or unknown. For
+  // the message of a failed start.
   std::string absent_ranks() const;
 
   // The last thing before the store is released: rank 0 keeps a store that it
@@ -33,8 +35,9 @@ struct Rendezvous {
 };
 
 // Resolves `options` (see InitProcessGroupOptions::init_method), connects to
-// the store (rank 0 hosts it for env:// and tcp:// unless the launcher does:
-// TORCHELASTIC_USE_AGENT_STORE), and waits until all ranks are there.
+// the store (rank 0 hosts it for env:// and tcp:// unless the launcher does, at
+// its own address: TORCHELASTIC_USE_AGENT_STORE), and waits until all ranks are
+// there.
 //
 // Refuses two ranks of one number and ranks that disagree on the world size
 // (std::invalid_argument, both named), and names the absent ranks at the

@@ -1,9 +1,15 @@
 #include "lockstep/comm/gloo/create.h"
 
 #include <gloo/context.h>
+#include <netdb.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <memory>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include "lockstep/base/environment.h"
+#include "lockstep/base/file_descriptor.h"
 
 namespace lockstep::gloo {
 namespace {
@@ -32,12 +38,45 @@ bool on_one_host(int size) {
          address.starts_with("127.");
 }
 
+// The address of this host that rank 0's host is reached from, in numbers;
+// empty if that cannot be told. Connecting a datagram socket asks the routing
+// table and sends nothing.
+std::string address_towards(const std::string& host) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_DGRAM;
+  addrinfo* found = nullptr;
+  if (::getaddrinfo(host.c_str(), "9", &hints, &found) != 0) return {};
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(
+      found, &::freeaddrinfo);
+  const FileDescriptor socket(
+      ::socket(found->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  sockaddr_storage local{};
+  socklen_t length = sizeof(local);
+  std::array<char, NI_MAXHOST> text{};
+  if (!socket ||
+      ::connect(socket.get(), found->ai_addr, found->ai_addrlen) != 0 ||
+      ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&local),
+                    &length) != 0 ||
+      ::getnameinfo(reinterpret_cast<sockaddr*>(&local), length, text.data(),
+                    text.size(), nullptr, 0, NI_NUMERICHOST) != 0) {
+    return {};
+  }
+  return text.data();
+}
+
 std::shared_ptr<::gloo::transport::Device> choose_device(int size) {
   if (auto interface = get_env("GLOO_SOCKET_IFNAME")) {  // as Python's
     return c10d::ProcessGroupGloo::createDeviceForInterface(*interface);
   }
   if (on_one_host(size)) {
     return c10d::ProcessGroupGloo::createDeviceForHostname("127.0.0.1");
+  }
+  // Gloo's default, the address of the host's own name, is often loopback.
+  if (auto master = get_env("MASTER_ADDR")) {
+    auto address = address_towards(*master);
+    if (!address.empty()) {
+      return c10d::ProcessGroupGloo::createDeviceForHostname(address);
+    }
   }
   return c10d::ProcessGroupGloo::createDefaultDevice();
 }

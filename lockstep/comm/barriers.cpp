@@ -1,0 +1,39 @@
+#include "lockstep/comm/barriers.h"
+
+#include "lockstep/base/span.h"
+#include "lockstep/comm/collective_work.h"
+#include "lockstep/comm/roll_call.h"
+
+namespace lockstep {
+
+WorkPtr barrier(const CollectiveOptions& options) {
+  Call call("barrier", options.group, options.timeout);
+  auto& backend = call.group->backend(call.group->control_device().type());
+  c10d::BarrierOptions opts;
+  opts.timeout = call.timeout;
+  opts.asyncOp = options.async_op;
+  return run_collective(
+      std::move(call), options.async_op, {}, [] { return Agreed{}; },
+      [&] { return backend.barrier(opts); });
+}
+
+void monitored_barrier(const MonitoredBarrierOptions& options) {
+  Call call("monitored_barrier", options.group, options.timeout);
+  call.group->backend(call.group->control_device().type());  // not destroyed
+  call.number = call.group->next_sequence_number();
+  Span span("comm", call.operation,
+            {{"group", call.group->name()},
+             {"number", static_cast<int64_t>(call.number)}});
+  auto started = Deadline::after(call.timeout);
+  try {
+    roll_call(*call.group, call.operation, started);
+  } catch (const c10::Error& error) {
+    span.end(true);
+    call.fail(started, error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    span.end(true);
+    call.fail(started, error.what());
+  }
+}
+
+}  // namespace lockstep

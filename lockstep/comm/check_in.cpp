@@ -1,0 +1,162 @@
+#include "lockstep/comm/check_in.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <random>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+#include <c10/util/Exception.h>
+
+#include "lockstep/base/environment.h"
+
+namespace lockstep {
+namespace {
+
+std::vector<uint8_t> bytes(const std::string& text) {
+  return {text.begin(), text.end()};
+}
+
+std::string text(const std::vector<uint8_t>& from) {
+  return {from.begin(), from.end()};
+}
+
+// The host of the store of the round before. init_process_group(), whose
+// thread alone comes here, holds a lock.
+std::string& last_host() {
+  static std::string mark;
+  return mark;
+}
+
+}  // namespace
+
+std::string CheckIn::round_prefix(bool agent_store) {
+  static std::atomic<int> rounds{0};
+  auto restart = get_env("TORCHELASTIC_RESTART_COUNT").value_or("0");
+  return "lockstep/" + restart +
+         (agent_store ? "." + std::to_string(rounds++) : "");
+}
+
+CheckIn::CheckIn(c10::intrusive_ptr<c10d::Store> store, std::string prefix,
+                 int rank, int world_size)
+    : store_(std::move(store)),
+      prefix_(std::move(prefix)),
+      rank_(rank),
+      world_size_(world_size) {}
+
+std::string CheckIn::key(const char* what) const {
+  return prefix_ + "/" + what;
+}
+
+std::string CheckIn::key(const char* what, int of) const {
+  return key(what) + "/" + std::to_string(of);
+}
+
+void CheckIn::announce() const {
+  auto size = std::to_string(world_size_);
+  auto first = text(store_->compareSet(key("world_size"), {}, bytes(size)));
+  if (first != size) {
+    throw std::invalid_argument(
+        "rank " + std::to_string(rank_) + " was started with world size " +
+        size + ", another rank of the same job with world size " + first +
+        "; start every rank with the same WORLD_SIZE");
+  }
+  if (store_->add(key("rank", rank_), 1) != 1) {
+    throw std::invalid_argument(
+        "two processes of this job call themselves rank " +
+        std::to_string(rank_) + " of " + size + " (this one is pid " +
+        std::to_string(::getpid()) + "); give each its own RANK");
+  }
+}
+
+void CheckIn::refuse(const std::string& reason) const {
+  store_->set(key("refused"), bytes(reason));
+}
+
+std::optional<std::string> CheckIn::refusal() const {
+  if (!store_->check({key("refused")})) return std::nullopt;
+  return text(store_->get(key("refused")));
+}
+
+int CheckIn::agreed_world_size() const {
+  return std::stoi(text(store_->get(key("world_size"))));
+}
+
+std::string CheckIn::absent_ranks() const {
+  std::string absent;
+  try {
+    for (int other = 0; other < world_size_; ++other) {
+      if (!store_->check({key("rank", other)})) {
+        absent += (absent.empty() ? "" : ", ") + std::to_string(other);
+      }
+    }
+  } catch (const c10::Error&) {  // the store went with its host
+    return {};
+  }
+  return absent;
+}
+
+void CheckIn::mark_host() const {
+  std::random_device random;
+  store_->set(key("host"),
+              bytes(std::to_string(random()) + "." + std::to_string(random())));
+}
+
+void CheckIn::remember_host() const {
+  last_host().clear();
+  if (store_->check({key("host")}))
+    last_host() = text(store_->get(key("host")));
+}
+
+bool CheckIn::is_new_host(const Deadline& deadline) const {
+  if (last_host().empty()) return true;
+  constexpr std::chrono::seconds kHostSaysSo{2};
+  try {
+    store_->wait({key("host")}, std::min<std::chrono::milliseconds>(
+                                    kHostSaysSo, deadline.remaining()));
+    return text(store_->get(key("host"))) != last_host();
+  } catch (const c10::DistStoreError&) {
+    return true;  // a time-out: a Python host says nothing
+  } catch (const c10::DistNetworkError&) {
+    return false;  // closed meanwhile
+  }
+}
+
+std::string CheckIn::groups_prefix() const {
+  // Not by the number of the restart: whether a launcher keeps its store over
+  // restarts or makes a new one differs between its releases and options.
+  auto first = store_->compareSet("lockstep/unprefixed", {}, bytes(prefix_));
+  return text(first) == prefix_ ? "" : prefix_ + "/groups";
+}
+
+void CheckIn::part(const Deadline& deadline) const {
+  // Three steps, so that the store never goes while an answer is on its way:
+  // it is then that LibTorch prints a stack trace.
+  try {
+    if (rank_ != 0) {
+      if (!store_->check({key("rank", 0)})) return;  // Python hosts it
+      store_->set(key("left", rank_), bytes("1"));
+      store_->wait({key("parted")}, deadline.remaining());
+      store_->set(key("gone", rank_), bytes("1"));
+      return;
+    }
+    std::vector<std::string> left;
+    std::vector<std::string> gone;
+    for (int other = 1; other < world_size_; ++other) {
+      if (!store_->check({key("rank", other)})) continue;  // a Python rank
+      left.push_back(key("left", other));
+      gone.push_back(key("gone", other));
+    }
+    if (left.empty()) return;
+    store_->wait(left, deadline.remaining());
+    store_->set(key("parted"), bytes("1"));
+    store_->wait(gone, deadline.remaining());
+  } catch (const c10::Error&) {
+    // Gone or too late: nothing is left to wait for.
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,224 @@
+#include "lockstep/comm/collective_call.h"
+
+#include <ATen/MemoryOverlap.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+#include "lockstep/comm/init.h"
+
+namespace lockstep {
+namespace {
+
+// Where a dense tensor's elements lie.
+struct Range {
+  const char* begin;
+  const char* end;
+};
+
+}  // namespace
+
+bool known_to_backends(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kByte:
+    case at::kChar:
+    case at::kInt:
+    case at::kLong:
+    case at::kHalf:
+    case at::kBFloat16:
+    case at::kFloat:
+    case at::kDouble:
+    case at::kBool:
+      return true;
+    default:
+      return false;
+  }
+}
+
+at::ScalarType reduced_as(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kShort:
+    case at::kUInt16:
+      return at::kInt;
+    case at::kUInt32:
+      return at::kLong;
+    default:
+      return dtype;
+  }
+}
+
+const char* op_name(const c10d::ReduceOp& op) {
+  switch (static_cast<c10d::ReduceOp::RedOpType>(op)) {
+    case c10d::ReduceOp::SUM:
+      return "SUM";
+    case c10d::ReduceOp::AVG:
+      return "AVG";
+    case c10d::ReduceOp::PRODUCT:
+      return "PRODUCT";
+    case c10d::ReduceOp::MIN:
+      return "MIN";
+    case c10d::ReduceOp::MAX:
+      return "MAX";
+    case c10d::ReduceOp::BAND:
+      return "BAND";
+    case c10d::ReduceOp::BOR:
+      return "BOR";
+    case c10d::ReduceOp::BXOR:
+      return "BXOR";
+    default:
+      return nullptr;
+  }
+}
+
+Call::Call(const char* name, const ProcessGroupPtr& given,
+           std::chrono::milliseconds allowed)
+    : operation(name),
+      group(given ? given : default_group()),
+      timeout(allowed > std::chrono::milliseconds(0) ? allowed
+                                                     : group->timeout()) {}
+
+std::string Call::where() const {
+  const int global = group->global_rank(group->rank());
+  std::string text = operation;
+  if (number > 0) text += " #" + std::to_string(number);
+  text += " in group '" + group->name() + "' on rank " + std::to_string(global);
+  const auto size = " of " + std::to_string(group->size());
+  if (group->name() == kDefaultGroupName) return text + size;
+  return text + " (member " + std::to_string(group->rank()) + size + ")";
+}
+
+std::invalid_argument Call::mistake(const std::string& text) const {
+  return std::invalid_argument(where() + ": " + text);
+}
+
+void Call::fail(const Deadline& started, const char* cause) const {
+  throw c10::DistBackendError(
+      {operation, __FILE__, __LINE__},
+      c10::str(where(), " failed after ", started.elapsed().count(),
+               " ms (allowed ", timeout.count(), " ms): ", cause));
+}
+
+int Call::member(const char* argument, int global_rank) const {
+  try {
+    return group->group_rank(global_rank);
+  } catch (const std::invalid_argument& error) {
+    throw mistake(std::string(argument) + ": " + error.what());
+  }
+}
+
+std::string describe(const at::Tensor& tensor) {
+  return c10::str(tensor.scalar_type(), " ", tensor.sizes());
+}
+
+void require_dense(const Call& call, const char* argument,
+                   const at::Tensor& tensor) {
+  if (!tensor.defined()) {
+    throw call.mistake(std::string(argument) + " is undefined");
+  }
+  if (tensor.layout() != c10::kStrided) {
+    throw call.mistake(c10::str(argument, " is sparse (", tensor.layout(),
+                                "); give a dense one, as tensor.to_dense()"));
+  }
+  if (tensor.is_quantized()) {
+    throw call.mistake(
+        c10::str(argument, " is quantized (", tensor.scalar_type(),
+                 "); give its int_repr(), and scale and zero point apart"));
+  }
+}
+
+void require_list(const Call& call, const char* argument,
+                  const std::vector<at::Tensor>& list, const at::Tensor& like) {
+  if (static_cast<int>(list.size()) != call.group->size()) {
+    throw call.mistake(c10::str(argument, " holds ", list.size(),
+                                " tensors; give one a rank (",
+                                call.group->size(), ")"));
+  }
+  for (size_t i = 0; i < list.size(); ++i) {
+    auto name = c10::str(argument, "[", i, "]");
+    require_dense(call, name.c_str(), list[i]);
+    if (list[i].scalar_type() != like.scalar_type() ||
+        list[i].device() != like.device()) {
+      throw call.mistake(c10::str(name, " is ", list[i].scalar_type(), " on ",
+                                  list[i].device(), ", others are ",
+                                  like.scalar_type(), " on ", like.device(),
+                                  "; give one dtype and device"));
+    }
+  }
+}
+
+void require_shape(const Call& call, const char* argument,
+                   const at::Tensor& tensor, const at::Tensor& like) {
+  if (tensor.sizes() != like.sizes()) {
+    throw call.mistake(c10::str(argument, " has shape ", tensor.sizes(),
+                                "; it must be ", like.sizes()));
+  }
+}
+
+void require_apart(const Call& call, const std::vector<at::Tensor>& written) {
+  std::vector<Range> ranges;
+  for (const auto& tensor : written) {
+    if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+      throw call.mistake(c10::str(
+          "a tensor to write to overlaps itself (shape ", tensor.sizes(),
+          ", strides ", tensor.strides(), "); give tensor.contiguous()"));
+    }
+    if (tensor.numel() == 0 || !tensor.is_non_overlapping_and_dense()) continue;
+    const auto* begin = static_cast<const char*>(tensor.const_data_ptr());
+    ranges.push_back({begin, begin + tensor.nbytes()});
+  }
+  std::sort(ranges.begin(), ranges.end(),
+            [](const Range& a, const Range& b) { return a.begin < b.begin; });
+  for (size_t i = 1; i < ranges.size(); ++i) {
+    if (ranges[i].begin < ranges[i - 1].end) {
+      throw call.mistake(
+          "two of the tensors to write to overlap; give each its own memory");
+    }
+  }
+}
+
+void require_reducible(const Call& call, const c10d::ReduceOp& op,
+                       at::ScalarType dtype) {
+  const char* name = op_name(op);
+  if (name == nullptr) {
+    throw call.mistake(
+        "this reduce operation is not supported; allowed are SUM, AVG, "
+        "PRODUCT, MIN, MAX, BAND, BOR, BXOR");
+  }
+  auto refuse = [&](const char* allowed, const char* advice) {
+    return call.mistake(c10::str(name, " is for ", allowed,
+                                 " tensors, this one is ", dtype, "; ",
+                                 advice));
+  };
+  if (!known_to_backends(reduced_as(dtype)) && !c10::isComplexType(dtype)) {
+    throw call.mistake(
+        c10::str("a tensor of ", dtype, " cannot be reduced; convert it, as ",
+                 c10::isFloatingType(dtype) ? "tensor.to(torch::kHalf)"
+                                            : "tensor.to(torch::kLong)"));
+  }
+  switch (static_cast<c10d::ReduceOp::RedOpType>(op)) {
+    case c10d::ReduceOp::SUM:
+      if (dtype == at::kBool) {
+        throw refuse("numeric", "use MAX for any, MIN for all");
+      }
+      return;
+    case c10d::ReduceOp::AVG:
+      if (!c10::isFloatingType(dtype) && !c10::isComplexType(dtype)) {
+        throw refuse("floating-point", "use SUM and divide");
+      }
+      return;
+    case c10d::ReduceOp::BAND:
+    case c10d::ReduceOp::BOR:
+    case c10d::ReduceOp::BXOR:
+      if (!c10::isIntegralType(dtype, /*includeBool=*/true)) {
+        throw refuse("integer and bool", "view it as an integer type first");
+      }
+      return;
+    default:
+      if (c10::isComplexType(dtype)) {
+        throw refuse("real", "reduce torch::view_as_real(tensor)");
+      }
+  }
+}
+
+}  // namespace lockstep

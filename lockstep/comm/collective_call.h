@@ -1,0 +1,65 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/comm/collective_options.h"
+
+// What every operation begins with: who calls what, and whether its arguments
+// can be right. Internal to comm.
+namespace lockstep {
+
+// One operation, as its errors and its span describe it.
+struct Call {
+  Call(const char* name, const ProcessGroupPtr& given,
+       std::chrono::milliseconds allowed);
+
+  const char* operation;
+  ProcessGroupPtr group;
+  std::chrono::milliseconds timeout;
+  // Of the group's collectives; 0 where it has none: point-to-point, or a
+  // mistake that ended the call before it started.
+  uint64_t number = 0;
+
+  // "all_reduce #3 in group '1' on rank 5 (member 1 of 2)".
+  std::string where() const;
+
+  // For `throw call.mistake(...)`: the tail says what is allowed.
+  std::invalid_argument mistake(const std::string& text) const;
+  [[noreturn]] void fail(const Deadline& started, const char* cause) const;
+
+  // Position of the default group's rank `global_rank` in the group.
+  int member(const char* argument, int global_rank) const;
+};
+
+// "Float [2, 3]".
+std::string describe(const at::Tensor& tensor);
+
+// Defined, strided and not quantized.
+void require_dense(const Call& call, const char* argument,
+                   const at::Tensor& tensor);
+// One tensor a rank, dense, of the dtype and device of `like`.
+void require_list(const Call& call, const char* argument,
+                  const std::vector<at::Tensor>& list, const at::Tensor& like);
+void require_shape(const Call& call, const char* argument,
+                   const at::Tensor& tensor, const at::Tensor& like);
+// No two of what the operation writes share memory, nor one with itself.
+void require_apart(const Call& call, const std::vector<at::Tensor>& written);
+// Throws where `op` makes no sense on `dtype`.
+void require_reducible(const Call& call, const c10d::ReduceOp& op,
+                       at::ScalarType dtype);
+
+const char* op_name(const c10d::ReduceOp& op);  // nullptr: not supported
+
+// The dtype in which backends reduce `dtype`: itself, or a wider one of which
+// all reductions give the same bits once cut back.
+at::ScalarType reduced_as(at::ScalarType dtype);
+
+// Whether every backend has `dtype`, under one name or another.
+bool known_to_backends(at::ScalarType dtype);
+
+}  // namespace lockstep

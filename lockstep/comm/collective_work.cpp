@@ -1,0 +1,293 @@
+#include "lockstep/comm/collective_work.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/ivalue.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <mutex>
+#include <sstream>
+#include <stdexcept>
+#include <utility>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/span.h"
+#include "lockstep/comm/roll_call.h"
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+
+Span begin_span(const Call& call, const Buffers& buffers) {
+  if (!Span::observed()) return Span();
+  return Span("comm", call.operation,
+              {{"group", call.group->name()},
+               {"number", static_cast<int64_t>(call.number)},
+               {"bytes", static_cast<int64_t>(buffers.bytes())},
+               {"world_size", static_cast<int64_t>(call.group->size())}});
+}
+
+// A work of c10d with the user's tensors, and errors in the words of Call.
+class CollectiveWork final : public Work {
+ public:
+  CollectiveWork(Call call, Deadline started, Buffers buffers, WorkPtr work,
+                 Span span)
+      : Work(call.group->rank(), work->retrieveOpType()),
+        call_(std::move(call)),
+        started_(started),
+        work_(std::move(work)),
+        buffers_(std::move(buffers)),
+        span_(std::make_shared<Span>(std::move(span))) {
+    if (!span_->active()) return;
+    // The end itself, where the backend tells of it, and not the wait for it.
+    try {
+      work_->getFuture()->addCallback(
+          [span = span_](c10::ivalue::Future& ended) {
+            span->end(ended.hasError());
+          });
+    } catch (const c10::Error&) {
+      // A message of Gloo has no future: wait() ends the span.
+      ends_span_ = true;
+    }
+  }
+
+  bool isCompleted() override {
+    std::lock_guard lock(finish_mutex_);
+    if (!work_->isCompleted()) return false;
+    // Whoever sees this may write to the tensors.
+    if (!watched_end_) watched_end_ = buffers_.modified().value_or("");
+    return true;
+  }
+  bool isSuccess() const override { return work_->isSuccess(); }
+  std::exception_ptr exception() const override { return work_->exception(); }
+  int sourceRank() const override {
+    return call_.group->global_rank(work_->sourceRank());
+  }
+  std::vector<at::Tensor> result() override { return buffers_.results(); }
+  void synchronize() override { wait(::kNoTimeout); }
+  void abort() override { work_->abort(); }
+  uint64_t getSequencenumber() const override { return call_.number; }
+
+  // Its value: the tensors that were written, in the order of the call.
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    auto self = c10::intrusive_ptr<CollectiveWork>::reclaim_copy(this);
+    return work_->getFuture()->then(
+        [self](c10::ivalue::Future& ended) -> c10::IValue {
+          if (ended.hasError()) std::rethrow_exception(ended.exception_ptr());
+          self->finish();
+          return self->buffers_.results();
+        },
+        c10::ListType::ofTensors());
+  }
+
+  bool wait(milliseconds timeout) override {
+    try {
+      if (!work_->wait(timeout == ::kNoTimeout ? call_.timeout : timeout)) {
+        throw std::runtime_error("it was aborted");
+      }
+      finish();
+    } catch (const c10::Error& error) {
+      end_span(true);
+      call_.fail(started_, error.what_without_backtrace());
+    } catch (const std::exception& error) {
+      end_span(true);
+      call_.fail(started_, error.what());
+    }
+    end_span(false);
+    return true;
+  }
+
+ private:
+  // Once: afterwards the tensors are the user's.
+  void finish() {
+    std::lock_guard lock(finish_mutex_);
+    if (finished_) return;
+    finished_ = true;
+    auto modified =
+        watched_end_ ? *watched_end_ : buffers_.modified().value_or("");
+    if (!modified.empty()) {
+      throw std::runtime_error(
+          "a tensor, " + modified +
+          ", was modified in place while the operation was under way; wait() "
+          "before you write to it");
+    }
+    buffers_.write_back();
+  }
+
+  void end_span(bool failed) {
+    if (ends_span_) span_->end(failed);
+  }
+
+  Call call_;
+  Deadline started_;
+  WorkPtr work_;
+  std::mutex finish_mutex_;
+  Buffers buffers_;
+  bool finished_ = false;
+  std::optional<std::string> watched_end_{};
+  std::shared_ptr<Span> span_;
+  bool ends_span_ = false;
+};
+
+class JoinedWorks final : public Work {
+ public:
+  explicit JoinedWorks(std::vector<WorkPtr> works)
+      : Work(-1, works.front()->retrieveOpType()), works_(std::move(works)) {}
+
+  bool isCompleted() override {
+    for (auto& work : works_) {
+      if (!work->isCompleted()) return false;
+    }
+    return true;
+  }
+  bool isSuccess() const override {
+    for (const auto& work : works_) {
+      if (!work->isSuccess()) return false;
+    }
+    return true;
+  }
+  std::exception_ptr exception() const override {
+    for (const auto& work : works_) {
+      if (auto failure = work->exception()) return failure;
+    }
+    return nullptr;
+  }
+  bool wait(milliseconds timeout) override {
+    if (timeout == ::kNoTimeout) {
+      for (auto& work : works_) work->wait(timeout);
+      return true;
+    }
+    auto deadline = Deadline::after(timeout);
+    for (auto& work : works_) {
+      // Zero would mean: as long as it takes.
+      work->wait(std::max(deadline.remaining(), milliseconds(1)));
+    }
+    return true;
+  }
+  void synchronize() override { wait(::kNoTimeout); }
+  void abort() override {
+    for (auto& work : works_) work->abort();
+  }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    c10::List<c10::intrusive_ptr<c10::ivalue::Future>> futures(
+        c10::FutureType::create(c10::ListType::ofTensors()));
+    for (auto& work : works_) futures.push_back(work->getFuture());
+    return c10::collectAll(futures);
+  }
+
+ private:
+  std::vector<WorkPtr> works_;
+};
+
+// Three lines: the text, what goes out, what comes in.
+std::string encode(const Agreed& agreed) {
+  std::ostringstream out;
+  out << agreed.text << '\n';
+  for (auto count : agreed.sends) out << count << ' ';
+  out << '\n';
+  for (auto count : agreed.receives) out << count << ' ';
+  return out.str();
+}
+
+Agreed decode(const std::string& lines) {
+  std::istringstream in(lines);
+  Agreed agreed;
+  std::string numbers;
+  std::getline(in, agreed.text);
+  for (auto* counts : {&agreed.sends, &agreed.receives}) {
+    std::getline(in, numbers);
+    std::istringstream line(numbers);
+    for (int64_t count = 0; line >> count;) counts->push_back(count);
+  }
+  return agreed;
+}
+
+void compare(const Call& call, Agreed own, const Deadline& deadline) {
+  own.text = c10::str(call.operation, " #", call.number,
+                      own.text.empty() ? "" : " ", own.text);
+  std::vector<Agreed> given;
+  for (const auto& lines : roll_call(*call.group, encode(own), deadline)) {
+    given.push_back(decode(lines));
+  }
+  auto global = [&](size_t member) {
+    return call.group->global_rank(static_cast<int>(member));
+  };
+  if (!std::all_of(given.begin(), given.end(), [&](const Agreed& other) {
+        return other.text == own.text;
+      })) {
+    std::string all;
+    for (size_t member = 0; member < given.size(); ++member) {
+      all += c10::str(member ? "; rank " : "rank ", global(member), ": ",
+                      given[member].text);
+    }
+    throw std::runtime_error("the ranks disagree about this call (" + all +
+                             "); all must make the same calls in one order");
+  }
+  for (size_t from = 0; from < given.size(); ++from) {
+    for (size_t to = 0; to < given[from].sends.size(); ++to) {
+      const auto sent = given[from].sends[to];
+      const auto expected = given[to].receives.at(from);
+      if (sent == expected) continue;
+      throw std::runtime_error(
+          c10::str("the ranks disagree about this call: rank ", global(from),
+                   " sends ", sent, " elements to rank ", global(to),
+                   ", which expects ", expected, " from it"));
+    }
+  }
+}
+
+WorkPtr start_and_wait(Call call, bool async_op, Buffers buffers,
+                       const Agreement& agreement,
+                       const std::function<WorkPtr()>& start) {
+  auto started = Deadline::after(call.timeout);
+  auto span = begin_span(call, buffers);
+  auto fail = [&](const char* cause) {
+    span.end(true);
+    call.fail(started, cause);
+  };
+  WorkPtr work;
+  try {
+    if (agreement && call.group->checks_calls()) {
+      compare(call, agreement(), started);
+    }
+    work = start();
+    if (!async_op) {
+      if (!work->wait(call.timeout)) {
+        throw std::runtime_error("it was aborted");
+      }
+      buffers.write_back();
+    }
+  } catch (const c10::Error& error) {
+    fail(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    fail(error.what());
+  }
+  if (!async_op) return nullptr;
+  return c10::make_intrusive<CollectiveWork>(std::move(call), started,
+                                             std::move(buffers),
+                                             std::move(work), std::move(span));
+}
+
+}  // namespace
+
+WorkPtr run_collective(Call call, bool async_op, Buffers buffers,
+                       const Agreement& agreement,
+                       const std::function<WorkPtr()>& start) {
+  call.number = call.group->next_sequence_number();
+  return start_and_wait(std::move(call), async_op, std::move(buffers),
+                        agreement, start);
+}
+
+WorkPtr run_message(Call call, bool async_op, Buffers buffers,
+                    const std::function<WorkPtr()>& start) {
+  return start_and_wait(std::move(call), async_op, std::move(buffers), {},
+                        start);
+}
+
+WorkPtr join_works(std::vector<WorkPtr> works) {
+  if (works.size() == 1) return works.front();
+  return c10::make_intrusive<JoinedWorks>(std::move(works));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,189 @@
+#include "lockstep/comm/object_collectives.h"
+
+#include <ATen/ATen.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstring>
+#include <nlohmann/json.hpp>
+
+#include "lockstep/comm/collective_call.h"
+#include "lockstep/comm/data_movement.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t kMaxBytes = int64_t{1} << 30;
+
+// What one operation needs: its errors, and the options of its parts.
+struct ObjectCall {
+  ObjectCall(const char* name, const ObjectOptions& options)
+      : call(name, options.group, options.timeout),
+        device(call.group->control_device()),
+        deadline(Deadline::after(call.timeout)) {
+    call.group->backend(device.type());  // not destroyed
+  }
+
+  // For the next part: what is left of the time.
+  CollectiveOptions next() const {
+    return {.group = call.group,
+            .timeout =
+                std::max(deadline.remaining(), std::chrono::milliseconds(1))};
+  }
+  int size() const { return call.group->size(); }
+  bool is_member(int member) const { return call.group->rank() == member; }
+
+  at::Tensor encode(const Object& object) const {
+    const auto bytes = Object::to_cbor(object);
+    if (static_cast<int64_t>(bytes.size()) > kMaxBytes) {
+      throw call.mistake(c10::str("the object is ", bytes.size(),
+                                  " bytes as CBOR; allowed are ", kMaxBytes,
+                                  "; send large data as tensors"));
+    }
+    auto tensor = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
+    std::memcpy(tensor.mutable_data_ptr(), bytes.data(), bytes.size());
+    return tensor.to(device);
+  }
+
+  Object decode(const at::Tensor& tensor, int64_t size, int member) const {
+    auto bytes = tensor.narrow(0, 0, size).cpu();
+    const auto* begin = bytes.const_data_ptr<uint8_t>();
+    try {
+      return Object::from_cbor(begin, begin + size);
+    } catch (const Object::exception& error) {
+      call.fail(deadline,
+                c10::str("what rank ", call.group->global_rank(member),
+                         " sent is no object: ", error.what())
+                    .c_str());
+    }
+  }
+
+  at::Tensor sizes(std::vector<int64_t> of) const {
+    return at::tensor(of, at::kLong).to(device);
+  }
+  at::Tensor bytes(int64_t count) const {
+    return at::empty({count}, at::TensorOptions(at::kByte).device(device));
+  }
+  // Another rank's word: it may be anything.
+  int64_t checked_size(int64_t size, int member) const {
+    if (size >= 0 && size <= kMaxBytes) return size;
+    call.fail(deadline,
+              c10::str("rank ", call.group->global_rank(member), " announced ",
+                       size, " bytes; allowed are ", kMaxBytes)
+                  .c_str());
+  }
+  // Of every rank, on every rank.
+  std::vector<int64_t> exchange_sizes(int64_t own) const {
+    auto all = sizes(std::vector<int64_t>(size()));
+    all_gather_into_tensor(all, sizes({own}), next());
+    auto host = all.cpu();
+    const auto* first = host.const_data_ptr<int64_t>();
+    std::vector<int64_t> counts(first, first + size());
+    for (int member = 0; member < size(); ++member) {
+      checked_size(counts[member], member);
+    }
+    return counts;
+  }
+
+  Call call;
+  c10::Device device;
+  Deadline deadline;
+};
+
+}  // namespace
+
+Object broadcast_object(const Object& object, int src,
+                        const ObjectOptions& options) {
+  const ObjectCall job("broadcast_object", options);
+  const int root = job.call.member("src", src);
+  at::Tensor payload;
+  auto size = job.sizes({0});
+  if (job.is_member(root)) {
+    payload = job.encode(object);
+    size.fill_(payload.numel());
+  }
+  broadcast(size, src, job.next());
+  const auto count = job.checked_size(size.item<int64_t>(), root);
+  if (!payload.defined()) payload = job.bytes(count);
+  broadcast(payload, src, job.next());
+  return job.is_member(root) ? object : job.decode(payload, count, root);
+}
+
+std::vector<Object> all_gather_object(const Object& object,
+                                      const ObjectOptions& options) {
+  const ObjectCall job("all_gather_object", options);
+  const auto payload = job.encode(object);
+  const auto counts = job.exchange_sizes(payload.numel());
+  std::vector<at::Tensor> received;
+  for (auto count : counts) received.push_back(job.bytes(count));
+  all_gather(received, payload, job.next());
+  std::vector<Object> objects;
+  for (int member = 0; member < job.size(); ++member) {
+    objects.push_back(job.decode(received[member], counts[member], member));
+  }
+  return objects;
+}
+
+std::vector<Object> gather_object(const Object& object, int dst,
+                                  const ObjectOptions& options) {
+  const ObjectCall job("gather_object", options);
+  const int root = job.call.member("dst", dst);
+  const auto payload = job.encode(object);
+  const auto counts = job.exchange_sizes(payload.numel());
+  // gather() wants one shape: the longest.
+  const auto longest = *std::max_element(counts.begin(), counts.end());
+  auto padded = job.bytes(longest);
+  padded.narrow(0, 0, payload.numel()).copy_(payload);
+  padded.narrow(0, payload.numel(), longest - payload.numel()).zero_();
+  std::vector<at::Tensor> received;
+  if (job.is_member(root)) {
+    for (int member = 0; member < job.size(); ++member) {
+      received.push_back(job.bytes(longest));
+    }
+  }
+  gather(padded, received, dst, job.next());
+  std::vector<Object> objects;
+  for (size_t member = 0; member < received.size(); ++member) {
+    objects.push_back(
+        job.decode(received[member], counts[member], static_cast<int>(member)));
+  }
+  return objects;
+}
+
+Object scatter_object(const std::vector<Object>& objects, int src,
+                      const ObjectOptions& options) {
+  const ObjectCall job("scatter_object", options);
+  const int root = job.call.member("src", src);
+  std::vector<at::Tensor> payloads;
+  std::vector<int64_t> counts(job.size());
+  if (job.is_member(root)) {
+    if (static_cast<int>(objects.size()) != job.size()) {
+      throw job.call.mistake(c10::str("objects holds ", objects.size(),
+                                      "; give one a rank (", job.size(), ")"));
+    }
+    for (int member = 0; member < job.size(); ++member) {
+      payloads.push_back(job.encode(objects[member]));
+      counts[member] = payloads.back().numel();
+    }
+  }
+  auto sizes = job.sizes(counts);
+  broadcast(sizes, src, job.next());
+  auto host = sizes.cpu();
+  int64_t longest = 0;
+  for (int member = 0; member < job.size(); ++member) {
+    counts[member] =
+        job.checked_size(host.const_data_ptr<int64_t>()[member], root);
+    longest = std::max(longest, counts[member]);
+  }
+  for (auto& payload : payloads) {
+    auto padded = job.bytes(longest);
+    padded.narrow(0, 0, payload.numel()).copy_(payload);
+    padded.narrow(0, payload.numel(), longest - payload.numel()).zero_();
+    payload = padded;
+  }
+  auto own = job.bytes(longest);
+  scatter(own, payloads, src, job.next());
+  return job.decode(own, counts[job.call.group->rank()], root);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,117 @@
+#include "lockstep/comm/point_to_point.h"
+
+#include <ATen/ATen.h>
+
+#include "lockstep/comm/collective_work.h"
+
+namespace lockstep {
+namespace {
+
+using Use = Buffers::Use;
+
+void require_tag(const Call& call, int tag) {
+  if (tag < 0 || tag > kMaxTag) {
+    throw call.mistake(
+        c10::str("tag is ", tag, "; allowed are 0 to ", kMaxTag));
+  }
+}
+
+int require_peer(const Call& call, const char* argument, int peer) {
+  const int member = call.member(argument, peer);
+  if (member == call.group->rank()) {
+    throw call.mistake(
+        c10::str(argument, " is this rank itself; name another"));
+  }
+  return member;
+}
+
+WorkPtr start_send(const char* operation, const at::Tensor& tensor, int dst,
+                   const PointToPointOptions& options, bool async_op) {
+  Call call(operation, options.group, options.timeout);
+  require_dense(call, "the tensor", tensor);
+  require_tag(call, options.tag);
+  const int peer = require_peer(call, "dst", dst);
+  auto& backend = call.group->backend(tensor.device().type());
+  Buffers buffers;
+  std::vector<at::Tensor> payload{buffers.move(tensor, Use::read)};
+  return run_message(std::move(call), async_op, std::move(buffers),
+                     [&] { return backend.send(payload, peer, options.tag); });
+}
+
+// `source`, if given, becomes the sender once a blocking operation has ended.
+WorkPtr start_recv(const char* operation, const at::Tensor& tensor, int src,
+                   const PointToPointOptions& options, bool async_op,
+                   int* source = nullptr) {
+  Call call(operation, options.group, options.timeout);
+  require_dense(call, "the tensor", tensor);
+  require_apart(call, {tensor});
+  require_tag(call, options.tag);
+  const auto group = call.group;
+  const int peer =
+      src == kAnySource ? kAnySource : require_peer(call, "src", src);
+  auto& backend = group->backend(tensor.device().type());
+  Buffers buffers;
+  std::vector<at::Tensor> payload{buffers.move(tensor, Use::write)};
+  WorkPtr work;
+  auto handle = run_message(std::move(call), async_op, std::move(buffers), [&] {
+    work = peer == kAnySource ? backend.recvAnysource(payload, options.tag)
+                              : backend.recv(payload, peer, options.tag);
+    return work;
+  });
+  if (source != nullptr) {
+    *source = peer == kAnySource ? group->global_rank(work->sourceRank()) : src;
+  }
+  return handle;
+}
+
+}  // namespace
+
+void send(const at::Tensor& tensor, int dst,
+          const PointToPointOptions& options) {
+  start_send("send", tensor, dst, options, /*async_op=*/false);
+}
+
+int recv(const at::Tensor& tensor, int src,
+         const PointToPointOptions& options) {
+  int source = src;
+  start_recv("recv", tensor, src, options, /*async_op=*/false, &source);
+  return source;
+}
+
+WorkPtr isend(const at::Tensor& tensor, int dst,
+              const PointToPointOptions& options) {
+  return start_send("isend", tensor, dst, options, /*async_op=*/true);
+}
+
+WorkPtr irecv(const at::Tensor& tensor, int src,
+              const PointToPointOptions& options) {
+  return start_recv("irecv", tensor, src, options, /*async_op=*/true);
+}
+
+std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list) {
+  Call call("batch_isend_irecv",
+            p2p_op_list.empty() ? nullptr : p2p_op_list[0].group, {});
+  if (p2p_op_list.empty()) {
+    throw call.mistake("the list is empty; give at least one operation");
+  }
+  for (const auto& op : p2p_op_list) {
+    if (op.group != p2p_op_list[0].group) {
+      throw call.mistake(
+          "the operations name different groups; give those of one group");
+    }
+    // All are checked before the first is started.
+    require_dense(call, "a tensor of the list", op.tensor);
+    require_tag(call, op.tag);
+    require_peer(call, "peer", op.peer);
+  }
+  std::vector<WorkPtr> works;
+  for (const auto& op : p2p_op_list) {
+    const PointToPointOptions options{.group = op.group, .tag = op.tag};
+    works.push_back(op.op == P2POp::Kind::isend
+                        ? isend(op.tensor, op.peer, options)
+                        : irecv(op.tensor, op.peer, options));
+  }
+  return works;
+}
+
+}  // namespace lockstep

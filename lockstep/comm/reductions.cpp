@@ -1,0 +1,203 @@
+#include "lockstep/comm/reductions.h"
+
+#include <ATen/ATen.h>
+
+#include <map>
+#include <numeric>
+
+#include "lockstep/comm/collective_work.h"
+
+namespace lockstep {
+namespace {
+
+std::string agreed(const ReduceOp& op, const at::Tensor& tensor) {
+  return std::string(op_name(op)) + ", " + describe(tensor);
+}
+
+// A sparse sum has as many entries as the ranks have together, so the result
+// is not in the memory of the input. Gloo has SUM only.
+WorkPtr all_reduce_sparse(Call call, const at::Tensor& tensor,
+                          const ReductionOptions& options) {
+  if (tensor.layout() != c10::kSparse) {
+    throw call.mistake(c10::str("the tensor's layout is ", tensor.layout(),
+                                "; allowed are dense and Sparse (COO)"));
+  }
+  if (options.op != ReduceOp::SUM && options.op != ReduceOp::AVG) {
+    throw call.mistake(c10::str(
+        op_name(options.op),
+        " of sparse tensors is not supported; allowed are SUM and AVG"));
+  }
+  auto& backend = call.group->backend(tensor.device().type());
+  Buffers buffers;
+  std::vector<at::Tensor> work_on{buffers.sparse(tensor)};
+  if (options.op == ReduceOp::AVG) work_on[0].div_(call.group->size());
+  c10d::AllreduceOptions opts;
+  opts.timeout = call.timeout;
+  opts.asyncOp = options.async_op;
+  return run_collective(
+      std::move(call), options.async_op, std::move(buffers),
+      [&] {
+        return Agreed{
+            c10::str(op_name(options.op), ", sparse ", describe(tensor))};
+      },
+      [&] { return backend.allreduce(work_on, opts); });
+}
+
+}  // namespace
+
+WorkPtr all_reduce(const at::Tensor& tensor, const ReductionOptions& options) {
+  Call call("all_reduce", options.group, options.timeout);
+  if (!tensor.defined()) throw call.mistake("the tensor is undefined");
+  require_reducible(call, options.op, tensor.scalar_type());
+  if (tensor.layout() != c10::kStrided) {
+    return all_reduce_sparse(std::move(call), tensor, options);
+  }
+  require_dense(call, "the tensor", tensor);
+  require_apart(call, {tensor});
+  auto& backend = call.group->backend(tensor.device().type());
+  Buffers buffers;
+  std::vector<at::Tensor> work_on{buffers.reduce(tensor)};
+  c10d::AllreduceOptions opts;
+  opts.reduceOp = options.op;
+  opts.timeout = call.timeout;
+  opts.asyncOp = options.async_op;
+  return run_collective(
+      std::move(call), options.async_op, std::move(buffers),
+      [&] { return Agreed{agreed(options.op, tensor)}; },
+      [&] { return backend.allreduce(work_on, opts); });
+}
+
+WorkPtr all_reduce_coalesced(const std::vector<at::Tensor>& tensors,
+                             const ReductionOptions& options) {
+  Call call("all_reduce_coalesced", options.group, options.timeout);
+  if (tensors.empty()) {
+    throw call.mistake("the list is empty; give at least one tensor");
+  }
+  for (const auto& tensor : tensors) {
+    require_dense(call, "a tensor of the list", tensor);
+    require_reducible(call, options.op, tensor.scalar_type());
+    if (tensor.device() != tensors[0].device()) {
+      throw call.mistake(c10::str("the list holds tensors of ",
+                                  tensors[0].device(), " and ", tensor.device(),
+                                  "; give those of one device"));
+    }
+  }
+  require_apart(call, tensors);
+  auto& backend = call.group->backend(tensors[0].device().type());
+  Buffers buffers;
+  std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype;
+  for (const auto& tensor : tensors) {
+    auto work_on = buffers.reduce(tensor);
+    by_dtype[work_on.scalar_type()].push_back(work_on);
+  }
+  c10d::AllreduceCoalescedOptions opts;
+  opts.reduceOp = options.op;
+  opts.timeout = call.timeout;
+  opts.asyncOp = options.async_op;
+  return run_collective(
+      std::move(call), options.async_op, std::move(buffers),
+      [&] {
+        std::string text = op_name(options.op);
+        for (const auto& tensor : tensors) text += ", " + describe(tensor);
+        return Agreed{text};
+      },
+      [&] {
+        std::vector<WorkPtr> works;
+        for (auto& [dtype, list] : by_dtype) {
+          works.push_back(backend.allreduce_coalesced(list, opts));
+        }
+        return join_works(std::move(works));
+      });
+}
+
+WorkPtr reduce(const at::Tensor& tensor, int dst,
+               const ReductionOptions& options) {
+  Call call("reduce", options.group, options.timeout);
+  require_dense(call, "the tensor", tensor);
+  require_reducible(call, options.op, tensor.scalar_type());
+  require_apart(call, {tensor});
+  auto& backend = call.group->backend(tensor.device().type());
+  c10d::ReduceOptions opts;
+  opts.reduceOp = options.op;
+  opts.rootRank = call.member("dst", dst);
+  opts.timeout = call.timeout;
+  opts.asyncOp = options.async_op;
+  Buffers buffers;
+  std::vector<at::Tensor> work_on{buffers.reduce(tensor)};
+  return run_collective(
+      std::move(call), options.async_op, std::move(buffers),
+      [&] {
+        return Agreed{c10::str(agreed(options.op, tensor), ", dst ", dst)};
+      },
+      [&] { return backend.reduce(work_on, opts); });
+}
+
+WorkPtr reduce_scatter(const at::Tensor& output,
+                       const std::vector<at::Tensor>& input_list,
+                       const ReductionOptions& options) {
+  Call call("reduce_scatter", options.group, options.timeout);
+  require_dense(call, "output", output);
+  require_reducible(call, options.op, output.scalar_type());
+  require_list(call, "input_list", input_list, output);
+  const int own = call.group->rank();
+  require_shape(call, "output", output, input_list[own]);
+  require_apart(call, {output});
+  auto& backend = call.group->backend(output.device().type());
+  Buffers buffers;
+  std::vector<std::vector<at::Tensor>> inputs(1);
+  for (const auto& input : input_list) {
+    inputs[0].push_back(buffers.reduce_input(input));
+  }
+  // Memory of its own: the output may be one of the inputs.
+  std::vector<at::Tensor> outputs{at::empty_like(inputs[0][own])};
+  buffers.write_from(outputs[0], output);
+  c10d::ReduceScatterOptions opts;
+  opts.reduceOp = options.op;
+  opts.timeout = call.timeout;
+  opts.asyncOp = options.async_op;
+  return run_collective(
+      std::move(call), options.async_op, std::move(buffers),
+      [&] {
+        std::string text = op_name(options.op);
+        for (const auto& input : input_list) text += ", " + describe(input);
+        return Agreed{text};
+      },
+      [&] { return backend.reduce_scatter(outputs, inputs, opts); });
+}
+
+WorkPtr reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
+                              const ReductionOptions& options) {
+  Call call("reduce_scatter_tensor", options.group, options.timeout);
+  require_dense(call, "output", output);
+  require_dense(call, "input", input);
+  require_reducible(call, options.op, output.scalar_type());
+  if (input.scalar_type() != output.scalar_type() ||
+      input.device() != output.device()) {
+    throw call.mistake(c10::str("input is ", input.scalar_type(), " on ",
+                                input.device(), ", output ",
+                                output.scalar_type(), " on ", output.device(),
+                                "; give one dtype and device"));
+  }
+  if (input.numel() != output.numel() * call.group->size()) {
+    throw call.mistake(c10::str("input has ", input.numel(),
+                                " elements; it must have those of output, ",
+                                output.numel(), ", for each of ",
+                                call.group->size(), " ranks"));
+  }
+  require_apart(call, {output});
+  auto& backend = call.group->backend(output.device().type());
+  Buffers buffers;
+  auto in = buffers.reduce_input(input);
+  auto out = at::empty({in.numel() / call.group->size()}, in.options());
+  buffers.write_from(out, output);
+  c10d::ReduceScatterOptions opts;
+  opts.reduceOp = options.op;
+  opts.timeout = call.timeout;
+  opts.asyncOp = options.async_op;
+  return run_collective(
+      std::move(call), options.async_op, std::move(buffers),
+      [&] { return Agreed{agreed(options.op, output)}; },
+      [&] { return backend._reduce_scatter_base(out, in, opts); });
+}
+
+}  // namespace lockstep

@@ -1,0 +1,60 @@
+#include "lockstep/comm/roll_call.h"
+
+#include <algorithm>
+#include <thread>
+
+namespace lockstep {
+namespace {
+
+constexpr std::chrono::microseconds kFirstPause{50};
+constexpr std::chrono::microseconds kLongestPause{5'000};
+
+std::string key(uint64_t number, int rank) {
+  return "roll_call/" + std::to_string(number) + "/" + std::to_string(rank);
+}
+
+std::string absent_ranks(const ProcessGroup& group, uint64_t number) {
+  std::string absent;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    if (group.store()->check({key(number, rank)})) continue;
+    absent +=
+        (absent.empty() ? "" : ", ") + std::to_string(group.global_rank(rank));
+  }
+  return absent;
+}
+
+}  // namespace
+
+std::vector<std::string> roll_call(ProcessGroup& group, const std::string& text,
+                                   const Deadline& deadline) {
+  auto& store = *group.store();
+  const uint64_t number = group.next_roll_call();
+  // A character in front: an empty value is as good as none to some stores.
+  const std::string value = "=" + text;
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < group.size(); ++rank) {
+    keys.push_back(key(number, rank));
+  }
+  store.set(keys[group.rank()],
+            std::vector<uint8_t>(value.begin(), value.end()));
+  // Asked for again and again, as LibTorch prints a warning of its own when
+  // Store::wait() runs out of time.
+  for (auto pause = kFirstPause; !store.check(keys);
+       pause = std::min(2 * pause, kLongestPause)) {
+    if (deadline.expired()) {
+      auto absent = absent_ranks(group, number);
+      if (absent.empty()) break;  // at the last moment
+      throw RollCallError("rank " + absent + " did not come");
+    }
+    std::this_thread::sleep_for(pause);
+  }
+  std::vector<std::string> texts;
+  for (const auto& bytes : store.multiGet(keys)) {
+    texts.emplace_back(bytes.begin() + 1, bytes.end());
+  }
+  // Whoever came to this one has read the one before.
+  if (number > 1) store.deleteKey(key(number - 1, group.rank()));
+  return texts;
+}
+
+}  // namespace lockstep

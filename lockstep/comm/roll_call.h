@@ -1,0 +1,28 @@
+#pragma once
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/comm/process_group.h"
+
+namespace lockstep {
+
+// Ranks that did not come: "rank 2, 5 did not come", of the default group.
+class RollCallError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Every member of `group` gives a text and gets those of all, in the order of
+// the group. Goes over the group's store: it depends on no backend, and knows
+// who has not come. Keys: "roll_call/<n>/<group rank>" in the n-th of a group;
+// each rank removes its own when the next has taken place.
+//
+// Blocks to the deadline at most, then throws RollCallError; c10::Error where
+// the store is gone.
+std::vector<std::string> roll_call(ProcessGroup& group, const std::string& text,
+                                   const Deadline& deadline);
+
+}  // namespace lockstep
