@@ -1,0 +1,138 @@
+#include "lockstep/launch/spawn.h"
+
+#include <cxxabi.h>
+#include <errno.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdio>
+#include <cstdlib>
+#include <exception>
+#include <iostream>
+#include <typeinfo>
+#include <utility>
+
+#include "lockstep/base/environment.h"
+#include "lockstep/launch/spawn_processes.h"
+
+namespace lockstep {
+namespace {
+
+using State = SpawnReport::State;
+
+// As what this process was spawned, if it was.
+std::optional<SpawnAssignment> read_assignment() {
+  const auto text = get_env(SpawnProcess::kVariable);
+  if (!text) return std::nullopt;
+  auto assignment = SpawnAssignment::parse(*text);
+  if (!assignment || assignment->parent != getppid()) return std::nullopt;
+  return assignment;
+}
+
+std::string type_name(const std::type_info& type) {
+  int status = 0;
+  const std::unique_ptr<char, decltype(&std::free)> name(
+      abi::__cxa_demangle(type.name(), nullptr, nullptr, &status), &std::free);
+  return name ? name.get() : type.name();
+}
+
+// By name, as this layer knows no LibTorch. c10's DistError and its kinds are
+// what a rank gets to see of a peer that has ended.
+bool is_of_communication(const std::string& type) {
+  return type.starts_with("c10::Dist") || type.starts_with("gloo::");
+}
+
+// For a process whose peers wait for it: no statics, which may wait for them.
+[[noreturn]] void end_failed(const SpawnReport& report, State state,
+                             const std::string& text) {
+  report.tell(state, text);
+  std::cout.flush();
+  std::clog.flush();
+  std::fflush(nullptr);
+  _exit(EXIT_FAILURE);
+}
+
+[[noreturn]] void run_assigned(const SpawnAssignment& assignment,
+                               const SpawnCall& call,
+                               const std::function<void(int)>& fn) {
+  // Again: a program that has changed its user or group has lost it.
+  prctl(PR_SET_PDEATHSIG, SIGKILL);
+  if (getppid() != assignment.parent) _exit(128 + SIGKILL);
+  // Executed under the name "exe".
+  prctl(PR_SET_NAME, program_invocation_short_name);
+  const auto report =
+      SpawnReport::inherit(assignment.report_fd, assignment.report_inode);
+  if (call.file != assignment.call.file || call.line != assignment.call.line) {
+    end_failed(report, State::astray,
+               "came to " + call.describe() +
+                   " instead; each spawned process must make the same spawn() "
+                   "calls in the same order");
+  }
+  report.tell(State::reached);
+  try {
+    fn(assignment.rank);
+  } catch (const std::exception& error) {
+    const std::string type = type_name(typeid(error));
+    end_failed(report,
+               is_of_communication(type) ? State::lost_peers : State::threw,
+               "threw " + type + ": " + error.what());
+  } catch (...) {
+    const std::type_info* type = abi::__cxa_current_exception_type();
+    end_failed(report, State::threw,
+               "threw " + (type != nullptr ? type_name(*type) : "something") +
+                   ", which is no std::exception");
+  }
+  report.tell(State::returned);
+  std::exit(EXIT_SUCCESS);
+}
+
+}  // namespace
+
+SpawnContext::SpawnContext() = default;
+SpawnContext::SpawnContext(std::unique_ptr<Processes> processes)
+    : processes_(std::move(processes)) {}
+SpawnContext::SpawnContext(SpawnContext&& other) noexcept = default;
+SpawnContext& SpawnContext::operator=(SpawnContext&& other) noexcept = default;
+SpawnContext::~SpawnContext() = default;
+
+std::vector<pid_t> SpawnContext::pids() const {
+  return processes_ ? processes_->pids() : std::vector<pid_t>();
+}
+
+bool SpawnContext::join(std::optional<std::chrono::milliseconds> timeout) {
+  return !processes_ || processes_->join(timeout);
+}
+
+SpawnContext spawn(const std::function<void(int)>& fn, int nprocs,
+                   const SpawnOptions& options, std::source_location location) {
+  if (nprocs < 1) {
+    throw std::invalid_argument("spawn: nprocs is " + std::to_string(nprocs) +
+                                "; it must be at least 1");
+  }
+  if (!fn) {
+    throw std::invalid_argument(
+        "spawn: fn is empty; give a function that takes the rank");
+  }
+  static std::atomic<int> calls{0};
+  static const std::optional<SpawnAssignment> assignment = read_assignment();
+  const SpawnCall call{++calls, location.file_name(), location.line()};
+  if (assignment) {
+    if (call.number < assignment->call.number) return SpawnContext();
+    if (call.number == assignment->call.number) {
+      run_assigned(*assignment, call, fn);
+    }
+    throw std::invalid_argument(
+        call.describe() + " was called in rank " +
+        std::to_string(assignment->rank) + " of " +
+        assignment->call.describe() +
+        "; spawned processes cannot spawn: start all from the first process");
+  }
+  SpawnContext context(
+      std::make_unique<SpawnContext::Processes>(call, nprocs, options));
+  if (options.join) context.join();
+  return context;
+}
+
+}  // namespace lockstep

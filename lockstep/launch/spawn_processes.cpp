@@ -1,0 +1,338 @@
+#include "lockstep/launch/spawn_processes.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <climits>
+#include <fstream>
+#include <iterator>
+#include <sstream>
+#include <tuple>
+#include <utility>
+
+#include "lockstep/launch/worker_environment.h"
+#include "lockstep/launch/worker_process.h"
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::nanoseconds;
+
+// Between SIGTERM and SIGKILL where no grace period is given; the launcher's.
+constexpr milliseconds kShutdownTimeout{500};
+// How long the cause of an echo may take to come to light.
+constexpr milliseconds kCauseTimeout{1000};
+// After SIGKILL: only a process that is stuck in the kernel takes it.
+constexpr milliseconds kKillTimeout{5000};
+// A deadline far enough to be none, near enough to be added to any clock.
+constexpr milliseconds kLongestTimeout{std::chrono::hours(24 * 3650)};
+
+FileDescriptor open_null() {
+  FileDescriptor fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+  if (!fd) throw_errno("opening /dev/null for spawned processes");
+  return above_standard_streams(std::move(fd));
+}
+
+// argv as the kernel keeps it: each argument ends with a zero byte.
+std::vector<std::string> arguments_of_this_program() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::vector<std::string> arguments;
+  for (std::string text; std::getline(file, text, '\0');) {
+    arguments.push_back(text);
+  }
+  if (arguments.empty()) {
+    throw std::runtime_error(
+        "spawn: the arguments of this program cannot be read from "
+        "/proc/self/cmdline; mount /proc");
+  }
+  return arguments;
+}
+
+std::vector<std::string> environment_of(
+    const SpawnAssignment& assignment, int nprocs, const StorePort& port,
+    int master_listen_fd, const std::vector<std::string>& inherited) {
+  WorkerIdentity identity;
+  identity.local_rank = assignment.rank;
+  identity.local_world_size = nprocs;
+  identity.master_addr = port.address();
+  identity.master_port = port.port();
+  identity.run_id = "spawn-" + std::to_string(assignment.parent) + "-" +
+                    std::to_string(assignment.call.number);
+  identity.master_listen_fd = master_listen_fd;
+  auto entries = worker_environment(identity, inherited);
+  const std::string assigned = std::string(SpawnProcess::kVariable) + "=";
+  std::erase_if(entries, [&](const std::string& entry) {
+    // The error file of a launcher around this process is not theirs.
+    return entry == "TORCHELASTIC_ERROR_FILE=" || entry.starts_with(assigned);
+  });
+  entries.push_back(assigned + assignment.to_string());
+  return entries;
+}
+
+bool tells_text(SpawnReport::State state) {
+  using State = SpawnReport::State;
+  return state == State::threw || state == State::lost_peers ||
+         state == State::astray;
+}
+
+// What a failure is likely to be, the most telling first: processes that it
+// took along fail, too, and may even end sooner, as fn's variables are
+// destroyed, and connections closed, before its exception can be told.
+enum class Cause { signal, exception, exit_code, echo };
+
+Cause cause_of(const SpawnProcess& process) {
+  const auto state = process.report().told().state;
+  if (state == SpawnReport::State::lost_peers) return Cause::echo;
+  if (tells_text(state)) return Cause::exception;
+  const auto status = process.wait_status();
+  if (!status || !WIFSIGNALED(*status)) return Cause::exit_code;
+  // From a write to a peer that has ended.
+  return WTERMSIG(*status) == SIGPIPE ? Cause::echo : Cause::signal;
+}
+
+std::string ended_how(const SpawnProcess& process) {
+  const auto status = process.wait_status();
+  if (!status) {
+    return "ended, and other code of this process took its exit code (it "
+           "ignores SIGCHLD, or waits for any child)";
+  }
+  if (WIFSIGNALED(*status)) {
+    return "was killed by " + signal_name(WTERMSIG(*status));
+  }
+  return "ended with exit code " + std::to_string(WEXITSTATUS(*status));
+}
+
+}  // namespace
+
+std::string SpawnCall::describe() const {
+  return "spawn() at " + file.substr(file.rfind('/') + 1) + ":" +
+         std::to_string(line);
+}
+
+std::string SpawnAssignment::to_string() const {
+  std::ostringstream text;
+  text << parent << ' ' << rank << ' ' << report_fd << ' ' << report_inode
+       << ' ' << call.number << ' ' << call.line << ' ' << call.file;
+  return text.str();
+}
+
+std::optional<SpawnAssignment> SpawnAssignment::parse(const std::string& text) {
+  SpawnAssignment read;
+  std::istringstream stream(text);
+  stream >> read.parent >> read.rank >> read.report_fd >> read.report_inode >>
+      read.call.number >> read.call.line >> std::ws;
+  std::getline(stream, read.call.file);
+  if (!stream) return std::nullopt;
+  return read;
+}
+
+SpawnContext::Processes::Processes(const SpawnCall& call, int nprocs,
+                                   const SpawnOptions& options)
+    : call_(call),
+      nprocs_(nprocs),
+      options_(options),
+      port_(StorePort::hold("127.0.0.1", 0)) {
+  // The keeper takes no signal: a user's handler runs where it ran before, and
+  // none in a child that shares this memory until it executes.
+  sigset_t all;
+  sigset_t original;
+  sigfillset(&all);
+  pthread_sigmask(SIG_SETMASK, &all, &original);
+  try {
+    keeper_ = std::thread(&Processes::keep, this, std::cref(original));
+  } catch (...) {
+    pthread_sigmask(SIG_SETMASK, &original, nullptr);
+    throw;
+  }
+  pthread_sigmask(SIG_SETMASK, &original, nullptr);
+  started_.wait();
+  if (start_error_) {
+    keeper_.join();
+    std::rethrow_exception(start_error_);
+  }
+}
+
+SpawnContext::Processes::~Processes() {
+  signal_all(SIGKILL);
+  processes_.clear();
+  released_.count_down();
+  keeper_.join();
+}
+
+void SpawnContext::Processes::keep(const sigset_t& signal_mask) {
+  try {
+    start_all(signal_mask);
+  } catch (...) {
+    signal_all(SIGKILL);
+    processes_.clear();
+    start_error_ = std::current_exception();
+  }
+  // `signal_mask` is the constructor's, which goes on from here.
+  started_.count_down();
+  if (!start_error_) released_.wait();
+}
+
+void SpawnContext::Processes::start_all(const sigset_t& signal_mask) {
+  const auto arguments = arguments_of_this_program();
+  const auto inherited = current_environment();
+  const FileDescriptor null = open_null();
+  const FileDescriptor listen = above_standard_streams(
+      FileDescriptor(::fcntl(port_.fd(), F_DUPFD_CLOEXEC, 3)));
+  if (!listen) throw_errno("duplicating the store's port");
+  processes_.reserve(static_cast<size_t>(nprocs_));
+  for (int rank = 0; rank < nprocs_; ++rank) {
+    auto report = SpawnReport::create();
+    const int listen_fd = rank == 0 ? listen.get() : -1;
+    const SpawnAssignment assignment{.parent = getpid(),
+                                     .rank = rank,
+                                     .report_fd = report.fd(),
+                                     .report_inode = report.inode(),
+                                     .call = call_};
+    const auto environment =
+        environment_of(assignment, nprocs_, port_, listen_fd, inherited);
+    processes_.push_back(SpawnProcess::start({.rank = rank,
+                                              .arguments = arguments,
+                                              .environment = environment,
+                                              .stdin_fd = null.get(),
+                                              .master_listen_fd = listen_fd,
+                                              .signal_mask = signal_mask},
+                                             std::move(report)));
+  }
+}
+
+std::vector<pid_t> SpawnContext::Processes::pids() const {
+  std::vector<pid_t> pids;
+  for (const auto& process : processes_) pids.push_back(process.pid());
+  return pids;
+}
+
+void SpawnContext::Processes::reap_ended() {
+  for (auto& process : processes_) process.reap();
+}
+
+size_t SpawnContext::Processes::running() const {
+  return static_cast<size_t>(
+      std::count_if(processes_.begin(), processes_.end(),
+                    [](const auto& process) { return !process.ended(); }));
+}
+
+void SpawnContext::Processes::signal_all(int signal) const {
+  for (const auto& process : processes_) process.signal(signal);
+}
+
+void SpawnContext::Processes::wait(const std::optional<Deadline>& deadline,
+                                   bool any) {
+  const size_t at_first = running();
+  while (true) {
+    reap_ended();
+    const size_t left = running();
+    if (left == 0 || (any && left < at_first)) return;
+    if (deadline && deadline->expired()) return;
+    std::vector<pollfd> entries;
+    for (const auto& process : processes_) {
+      if (!process.ended()) entries.push_back({process.pidfd(), POLLIN, 0});
+    }
+    const int64_t allowed = deadline ? deadline->remaining().count() : -1;
+    // EINTR among the results: a handler of the user's has run; wait on.
+    ::poll(entries.data(), entries.size(),
+           static_cast<int>(std::min<int64_t>(allowed, INT_MAX)));
+  }
+}
+
+bool SpawnContext::Processes::failed(const SpawnProcess& process) const {
+  using State = SpawnReport::State;
+  const State state = process.report().told().state;
+  if (tells_text(state)) return true;
+  if (!process.ended()) return false;
+  if (state == State::starting) return true;
+  if (!process.wait_status()) return state != State::returned;
+  return *process.wait_status() != 0;
+}
+
+const SpawnProcess* SpawnContext::Processes::first_failure() const {
+  const auto order = [](const SpawnProcess* process) {
+    const Cause cause = cause_of(*process);
+    const bool timed = cause == Cause::exception || cause == Cause::echo;
+    return std::tuple(cause,
+                      timed ? process->report().told().when : nanoseconds(0),
+                      process->rank());
+  };
+  const SpawnProcess* first = nullptr;
+  for (const auto& process : processes_) {
+    if (!failed(process)) continue;
+    if (first == nullptr || order(&process) < order(first)) first = &process;
+  }
+  return first;
+}
+
+const SpawnProcess* SpawnContext::Processes::await_cause() {
+  const auto deadline = Deadline::after(kCauseTimeout);
+  const SpawnProcess* process = first_failure();
+  while (process != nullptr && cause_of(*process) == Cause::echo &&
+         running() > 0 && !deadline.expired()) {
+    wait(deadline, true);
+    process = first_failure();
+  }
+  return process;
+}
+
+void SpawnContext::Processes::stop() {
+  const auto wait_for = [this](milliseconds time) {
+    wait(Deadline::after(time), false);
+  };
+  if (options_.grace_period) wait_for(*options_.grace_period);
+  signal_all(SIGTERM);
+  wait_for(options_.grace_period.value_or(kShutdownTimeout));
+  signal_all(SIGKILL);
+  wait_for(kKillTimeout);
+}
+
+SpawnError SpawnContext::Processes::error_of(
+    const SpawnProcess& process) const {
+  using State = SpawnReport::State;
+  const State state = process.report().told().state;
+  const auto status = process.wait_status();
+  std::string text =
+      call_.describe() + ": rank " + std::to_string(process.rank()) + " of " +
+      std::to_string(nprocs_) + " (pid " + std::to_string(process.pid()) + ") ";
+  int exit_code = status ? exit_code_of(*status) : -1;
+  std::optional<int> signal;
+  if (tells_text(state)) {
+    text += process.report().text();
+    exit_code = 1;  // its process may have been stopped on its way out
+  } else {
+    text += ended_how(process);
+    if (status && WIFSIGNALED(*status)) signal = WTERMSIG(*status);
+    if (state == State::starting) {
+      text +=
+          " without having reached this call; each spawned process runs main() "
+          "again, and what stands before the call must lead it there";
+    } else if (state == State::returned) {
+      text += " after fn had returned, while its statics were destroyed";
+    }
+  }
+  return SpawnError(text, process.rank(), process.pid(), exit_code, signal);
+}
+
+bool SpawnContext::Processes::join(std::optional<milliseconds> timeout) {
+  std::optional<Deadline> deadline;
+  if (timeout) deadline = Deadline::after(std::min(*timeout, kLongestTimeout));
+  while (true) {
+    if (error_) throw SpawnError(*error_);
+    reap_ended();
+    if (const SpawnProcess* process = await_cause()) {
+      stop();
+      error_ = error_of(*process);
+      continue;
+    }
+    if (running() == 0) return true;
+    if (deadline && deadline->expired()) return false;
+    wait(deadline, true);
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,37 @@
+// Ranks that this program spawns join a group with nothing else set:
+// `spawn_all_reduce NPROCS [fail]`. For spawn_torch_test.cpp.
+#include <torch/torch.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <stdexcept>
+
+#include "lockstep/comm/collectives.h"
+#include "lockstep/comm/init.h"
+#include "lockstep/launch/spawn.h"
+
+int main(int argc, char** argv) {
+  const int nprocs = std::atoi(argv[1]);
+  const bool fails = argc > 2;
+  // Threads of LibTorch are there before the processes are made.
+  auto warm = torch::ones({256, 256}).matmul(torch::ones({256, 256}));
+  try {
+    lockstep::spawn(
+        [&](int rank) {
+          auto group = lockstep::init_process_group("gloo");
+          auto tensor = torch::full({2}, rank + 1.0);
+          lockstep::all_reduce(tensor);
+          std::printf("rank %d of %d has %g\n", lockstep::get_rank(),
+                      lockstep::get_world_size(), tensor[0].item<double>());
+          if (fails && rank == 1) {
+            throw std::runtime_error("rank 1 had enough");
+          }
+          if (fails) lockstep::all_reduce(tensor);
+        },
+        nprocs);
+  } catch (const lockstep::SpawnError& error) {
+    std::printf("failed: %s\n", error.what());
+    return 1;
+  }
+  std::printf("joined, %g\n", warm[0][0].item<double>());
+}

@@ -1,0 +1,47 @@
+// spawn() with LibTorch and a process group (spawn_all_reduce.cpp).
+#include <gmock/gmock.h>
+
+#include "tests/launch/launcher.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+class SpawnTorch : public LauncherTest {
+ protected:
+  const std::string program_ = LOCKSTEP_BIN_DIR "/tests/spawn_all_reduce";
+};
+
+TEST_F(SpawnTorch, RanksMeetInAGroup) {
+  for (const int size : {1, 2, 4}) {
+    const auto result = run_program({program_, std::to_string(size)});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(result.err, "");
+    const std::string sum = std::to_string(size * (size + 1) / 2);
+    for (int rank = 0; rank < size; ++rank) {
+      EXPECT_THAT(result.out,
+                  HasSubstr("rank " + std::to_string(rank) + " of " +
+                            std::to_string(size) + " has " + sum + "\n"));
+    }
+    EXPECT_EQ(count(result.out, "joined, 256\n"), 1) << result.out;
+  }
+}
+
+TEST_F(SpawnTorch, WorldsUnderALauncherMeetEachInItsOwnGroup) {
+  const auto result = run({"--nproc-per-node=2", program_, "2"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(count(result.out, "rank 0 of 2 has 3\n"), 2) << result.out;
+  EXPECT_EQ(count(result.out, "rank 1 of 2 has 3\n"), 2) << result.out;
+}
+
+TEST_F(SpawnTorch, RankThatThrowsIsNamedNotThePeersThatWaitForIt) {
+  const auto result = run_program({program_, "3", "fail"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.out, HasSubstr("rank 1 of 3 (pid "));
+  EXPECT_THAT(result.out,
+              HasSubstr("threw std::runtime_error: rank 1 had enough\n"));
+}
+
+}  // namespace
+}  // namespace lockstep::testing
