@@ -2,6 +2,7 @@
 
     ./dev bench                      every benchmark
     ./dev bench mlp narrow           these
+    ./dev bench comm                 operations between ranks: lockstep bench
     ./dev bench --rounds 9 job       more rounds, less noise
     ./dev bench --quick              does it run? not a measurement
 
@@ -211,6 +212,36 @@ BENCHMARKS = {
 }
 
 
+# Of `lockstep bench`, which alternates with its peers by itself and prints a
+# table of its own.
+COMM = "comm"
+COMM_SIZES = "4,1K,16K,256K,4M"
+NAMES = [*BENCHMARKS, COMM]
+
+
+def bench_comm(args):
+    """all_reduce beside the peers, into a file of its own."""
+    path = comm_path(args)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    programs = Programs(args.build.resolve())
+    command = programs.existing(
+        programs.build / "bin" / "lockstep", "./dev build", [
+            programs.build / "bin" / "lockstep", "bench", "all_reduce",
+            "--peers", "--python", sys.executable, "--ranks", RANKS,
+            "--backend", BACKEND, "--sizes", COMM_SIZES, "--rounds",
+            args.rounds, "--seconds", 0.02 if args.quick else 0.3,
+            "--json", path])
+    with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as scratch:
+        stdout, _ = run_child(command, pathlib.Path(scratch))
+    print(stdout.rstrip())
+    print(f"\nfigures of every round: {path}")
+
+
+def comm_path(args):
+    is_alone = args.names == [COMM] and args.json is not None
+    return args.json if is_alone else args.build / "bench" / f"{COMM}.json"
+
+
 def measure(names, rounds, programs, scratch, quick):
     """name -> side -> the figures of each round."""
     figures = {name: {side: [] for side in BENCHMARKS[name].sides}
@@ -347,7 +378,7 @@ def parse_args():
     parser = argparse.ArgumentParser(
         prog="./dev bench", description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME",
-                        help=f"of {', '.join(BENCHMARKS)}; none: all")
+                        help=f"of {', '.join(NAMES)}; none: all")
     parser.add_argument("--rounds", type=int, default=None,
                         help="of each benchmark (default: 4)")
     parser.add_argument("--json", type=pathlib.Path, metavar="PATH",
@@ -359,25 +390,35 @@ def parse_args():
                         help="the build to measure (default: build)")
     args = parser.parse_args()
     for name in args.names:
-        if name not in BENCHMARKS:
+        if name not in NAMES:
             parser.error(f"no benchmark \"{name}\"; "
-                         f"there are {', '.join(BENCHMARKS)}")
-    args.names = list(dict.fromkeys(args.names)) or list(BENCHMARKS)
+                         f"there are {', '.join(NAMES)}")
+    args.names = list(dict.fromkeys(args.names)) or NAMES
     if args.rounds is None:
         args.rounds = 1 if args.quick else 4
     if args.rounds < 1:
         parser.error(f"--rounds is {args.rounds}; give 1 or more")
-    if args.json is None:
+    if args.json is None and args.names != [COMM]:
         name = args.names[0] if len(args.names) == 1 else "ddp"
         args.json = args.build / "bench" / f"{name}.json"
     return args
 
 
 def bench(args):
+    steps = [name for name in args.names if name != COMM]
+    if steps:
+        bench_training(args, steps)
+    if COMM in args.names:
+        if steps:
+            print()
+        bench_comm(args)
+
+
+def bench_training(args, names):
     facts = machine()
     begin = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as scratch:
-        figures = measure(args.names, args.rounds,
+        figures = measure(names, args.rounds,
                           Programs(args.build.resolve()),
                           pathlib.Path(scratch), args.quick)
     results = [summarise(name, sides) for name, sides in figures.items()]

@@ -9,4 +9,5 @@
 #include "lockstep/data/data_loader.h"
 #include "lockstep/data/distributed_sampler.h"
 #include "lockstep/data/tensor_dataset.h"
+#include "lockstep/launch/spawn.h"
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"

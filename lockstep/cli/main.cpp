@@ -7,6 +7,7 @@
 #include <iostream>
 #include <string>
 
+#include "lockstep/cli/bench.h"
 #include "lockstep/cli/command_line.h"
 #include "lockstep/cli/run.h"
 
@@ -41,6 +42,7 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   int exit_code = 0;
   lockstep::add_run_command(app, exit_code);
+  lockstep::add_bench_command(app, argc, argv, exit_code);
 
   const std::string word = argc > 1 ? argv[1] : "";
   const auto commands =

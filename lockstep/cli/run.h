@@ -4,7 +4,7 @@
 
 namespace lockstep {
 
-// `lockstep run`: torchrun's options on one host (docs/launcher.md). Adds the
+// `lockstep run`: torchrun's options (docs/launcher.md). Adds the
 // subcommand to `app`; when it was given, parsing runs it to its end and puts
 // the exit code of the launch into `exit_code`. What it has to say goes to
 // stderr, each line behind "lockstep run: "; a user's mistake is one line.

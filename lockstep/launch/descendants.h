@@ -29,7 +29,7 @@ bool reap_children(const Reaped& reaped);
 // die. Returns at once when there is none. `grace` is there for processes that
 // clean up after a dead parent, such as the resource tracker of Python's
 // multiprocessing, which unlinks shared memory.
-// Requires SIGCHLD blocked and no other thread. Blocks for at most `grace` and
+// Requires SIGCHLD blocked in every thread. Blocks for at most `grace` and
 // 5 s; false where a process outlived that (uninterruptible in the kernel).
 bool end_descendants(std::chrono::milliseconds grace, const Reaped& reaped);
 

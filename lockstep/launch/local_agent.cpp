@@ -6,7 +6,9 @@
 
 #include <cerrno>
 #include <cstdio>
+#include <type_traits>
 #include <utility>
+#include <variant>
 
 #include "lockstep/launch/descendants.h"
 
@@ -20,6 +22,8 @@ constexpr milliseconds kLeftoverGrace{200};
 // How long a worker may outlive SIGKILL (uninterruptible in the kernel) until
 // it is given up.
 constexpr milliseconds kKillAllowance{5000};
+// How often the job's connection is looked after.
+constexpr milliseconds kJobInterval{1000};
 // How long the console may take nothing once all workers have ended.
 constexpr milliseconds kConsoleIdle{60'000};
 
@@ -47,6 +51,19 @@ FileDescriptor open_child_events() {
   return fd;
 }
 
+int exit_code_of(const std::exception& error) {
+  const auto* refused = dynamic_cast<const ProgramError*>(&error);
+  return refused != nullptr ? refused->exit_code() : 1;
+}
+
+Verdict give_up(int exit_code, const std::string& text) {
+  Verdict verdict;
+  verdict.kind = Verdict::Kind::given_up;
+  verdict.exit_code = exit_code;
+  verdict.text = text;
+  return verdict;
+}
+
 void discard_events(int fd) {
   signalfd_siginfo info{};
   while (read(fd, &info, sizeof(info)) > 0) {
@@ -56,144 +73,276 @@ void discard_events(int fd) {
 }  // namespace
 
 LocalAgent::LocalAgent(LocalAgentOptions options, const RunDirectory& directory,
-                       StorePort first_port, GuardianLink link, Report report)
+                       std::optional<StorePort> first_port, GuardianLink link,
+                       Report report, std::unique_ptr<JobMember> job)
     : options_(std::move(options)),
       directory_(directory),
       port_(std::move(first_port)),
       link_(std::move(link)),
       report_(std::move(report)),
-      child_events_(open_child_events()) {
+      child_events_(open_child_events()),
+      job_(std::move(job)) {
   adopt_orphans();
 }
 
 int LocalAgent::run() {
-  const int max_restarts = options_.workers.max_restarts;
-  for (int restarts = 0;; ++restarts) {
-    if (!port_) {
-      port_ = StorePort::hold(options_.master_addr, options_.master_port);
-    }
-    const auto failure = run_round(restarts, *port_);
-    // Closed before the next is opened, which may have to be the same.
-    port_.reset();
-    if (guardian_gone_) return 128 + SIGKILL;
-
-    const bool final = restarts == max_restarts || ending_signal_ != 0;
-    if (failure) {
-      std::string text = describe(*failure, restarts, max_restarts);
-      if (!final) {
-        text += "\n  restarting all " +
-                count_workers(
-                    static_cast<size_t>(options_.workers.nproc_per_node)) +
-                ": restart " + std::to_string(restarts + 1) + " of " +
-                std::to_string(max_restarts);
-      }
-      report_(text);
-    }
-    if (ending_signal_ != 0) return 128 + ending_signal_;
-    if (!failure) return 0;
-    if (final) return failure->exit_code;
+  try {
+    return run_rounds();
+  } catch (const std::exception& error) {
+    end_job(give_up(exit_code_of(error), node_name() + ": " + error.what()));
+    throw;
   }
 }
 
-std::optional<WorkerFailure> LocalAgent::run_round(int restart_count,
-                                                   const StorePort& port) {
-  std::optional<WorkerGroup> group;
+int LocalAgent::run_rounds() {
+  for (round_ = 0;; ++round_) {
+    stop_ = {};
+    failure_.reset();
+    verdict_.reset();
+    if (const auto plan = form_round()) run_workers(*plan);
+    // Closed before the next is opened, which may have to be the same.
+    port_.reset();
+    if (const auto exit_code = end_round()) return *exit_code;
+  }
+}
+
+std::optional<RoundPlan> LocalAgent::form_round() {
+  if (job_) return await_plan();
+  if (!port_) {
+    port_ = StorePort::hold(options_.master_addr, options_.master_port);
+  }
+  RoundPlan plan;
+  plan.round = round_;
+  plan.place = NodePlace::alone(options_.workers.nproc_per_node);
+  plan.master_addr = port_->address();
+  plan.master_port = port_->port();
+  return plan;
+}
+
+std::optional<RoundPlan> LocalAgent::await_plan() {
+  plan_.reset();
+  if (node_rank_ >= 0)
+    join_round({{node_rank_, options_.workers.run_id}, reachable_host_});
+  while (!plan_ && !verdict_ && !ending()) {
+    wait_for_event();
+    serve_guardian();
+    serve_job();
+  }
+  return verdict_ || ending() ? std::nullopt : plan_;
+}
+
+void LocalAgent::run_workers(const RoundPlan& plan) {
   try {
-    group.emplace(options_.workers, restart_count, port, directory_,
-                  link_.original_mask, mux_);
+    group_.emplace(options_.workers, plan, port_ ? port_->fd() : -1, directory_,
+                   link_.original_mask, mux_);
   } catch (...) {
     end_descendants(milliseconds(0), [](pid_t, int) {});
     throw;
   }
-  Stop stop;
-  while (group->running() > 0 && !stop.given_up) {
-    wait_for_event(*group, stop);
+  while (group_->running() > 0 && !stop_.given_up) {
+    wait_for_event();
     reap_children(
-        [&](pid_t pid, int status) { group->set_ended(pid, status); });
-    if (group->failed() && !stop.kill_at) {
-      group->settle();
-      stop.kill_at = Deadline::after(options_.failure_shutdown_timeout);
-      group->signal_process_groups(SIGTERM);
+        [&](pid_t pid, int status) { group_->set_ended(pid, status); });
+    if (group_->failed() && !stop_.kill_at) {
+      if (job_) job_->propose(round_, failed_verdict());
+      stop_after_failure();
     }
-    serve_guardian(*group, stop);
-    enforce_deadline(*group, stop);
+    serve_guardian();
+    serve_job();
+    enforce_deadline();
   }
-  end_leftovers(*group);
+  end_leftovers();
   // A failure that a forwarded signal brought about is the signal's doing.
-  return stop.signal != 0 ? std::nullopt : group->first_failure();
+  if (stop_.signal == 0) failure_ = group_->first_failure();
+  set_verdict_of_workers();
+  group_.reset();
 }
 
-void LocalAgent::wait_for_event(WorkerGroup& group, const Stop& stop) {
+void LocalAgent::set_verdict_of_workers() {
+  if (!job_) {
+    verdict_ = failure_ ? failed_verdict() : Verdict{};
+    return;
+  }
+  if (!stop_.kill_at) job_->report_success();
+  // The other nodes may still fail, and all start anew.
+  while (!verdict_ && !ending()) {
+    wait_for_event();
+    serve_guardian();
+    serve_job();
+  }
+}
+
+std::optional<int> LocalAgent::end_round() {
+  if (guardian_gone_) return 128 + SIGKILL;
+  const int max_restarts = options_.workers.max_restarts;
+  const bool last = ending_signal_ != 0 ||
+                    (verdict_ && verdict_->ends_job(round_, max_restarts));
+  const bool failed = verdict_ && verdict_->kind == Verdict::Kind::failed;
+  std::string text;
+  if (failure_ && failed && verdict_->node_rank == node_rank_) {
+    failure_->node = job_ ? node_name() : "";
+    text = describe(*failure_, round_, max_restarts);
+  } else if (verdict_ && verdict_->kind != Verdict::Kind::signalled) {
+    text = verdict_->text;
+  }
+  if (!last && failed) {
+    text += "\n  restarting all " +
+            count_workers(
+                static_cast<size_t>(plan_ ? plan_->place.world_size
+                                          : options_.workers.nproc_per_node)) +
+            ": restart " + std::to_string(round_ + 1) + " of " +
+            std::to_string(max_restarts);
+  }
+  if (!text.empty()) report_(text);
+  if (ending_signal_ != 0) return 128 + ending_signal_;
+  if (last) return verdict_->exit_code;
+  return std::nullopt;
+}
+
+void LocalAgent::wait_for_event() {
   entries_.clear();
   entries_.push_back({child_events_.get(), POLLIN, 0});
   if (!guardian_gone_) {
     entries_.push_back({link_.commands.get(), POLLIN, 0});
   }
+  // After this round's verdict, what comes is for the next.
+  const bool hears_job = job_ && !verdict_;
+  if (hears_job) entries_.push_back({job_->event_fd(), POLLIN, 0});
   mux_.add_poll_entries(entries_);
-  const int timeout = stop.kill_at && group.running() > 0
-                          ? static_cast<int>(stop.kill_at->remaining().count())
-                          : -1;
-  if (poll(entries_.data(), entries_.size(), timeout) <= 0) return;
+  milliseconds timeout = hears_job ? kJobInterval : milliseconds(-1);
+  if (stop_.kill_at && running() > 0) {
+    const milliseconds left = stop_.kill_at->remaining();
+    timeout = hears_job ? std::min(timeout, left) : left;
+  }
+  if (poll(entries_.data(), entries_.size(),
+           static_cast<int>(timeout.count())) <= 0) {
+    return;
+  }
   discard_events(child_events_.get());
   mux_.handle_poll_entries(entries_);
 }
 
-void LocalAgent::serve_guardian(WorkerGroup& group, Stop& stop) {
+void LocalAgent::serve_guardian() {
   while (!guardian_gone_) {
     char signal = 0;
     const ssize_t count = read(link_.commands.get(), &signal, 1);
     if (count == 1) {
-      forward(group, stop, signal);
+      forward(signal);
     } else if (count == 0) {
       // The launcher was killed: no time for anything.
       guardian_gone_ = true;
-      kill_now(stop);
+      end_job(give_up(128 + SIGKILL,
+                      "the launcher of " + node_name() + " was killed"));
+      kill_now();
     } else if (errno != EINTR) {
       return;  // nothing more to read
     }
   }
 }
 
-void LocalAgent::forward(WorkerGroup& group, Stop& stop, int signal) {
+void LocalAgent::serve_job() {
+  if (!job_) return;
+  job_->shut_if_silent();
+  while (!verdict_) {
+    auto event = job_->take_event();
+    if (!event) return;
+    std::visit(
+        [this](auto& news) {
+          using News = std::decay_t<decltype(news)>;
+          if constexpr (std::is_same_v<News, Joined>) {
+            join_round(news);
+          } else if constexpr (std::is_same_v<News, Notice>) {
+            report_(news.text);
+          } else if constexpr (std::is_same_v<News, RoundPlan>) {
+            plan_ = news;
+          } else {
+            verdict_ = news;
+            obey_verdict();
+          }
+        },
+        *event);
+  }
+}
+
+void LocalAgent::join_round(const Joined& joined) {
+  node_rank_ = joined.membership.node_rank;
+  options_.workers.run_id = joined.membership.run_id;
+  reachable_host_ = joined.reachable_host;
+  RoundOffer offer;
+  if (node_rank_ == 0) {
+    port_ = StorePort::hold_for_nodes(reachable_host_);
+    offer = {port_->address(), port_->port()};
+  }
+  job_->offer_round(round_, offer);
+}
+
+void LocalAgent::obey_verdict() {
+  if (verdict_->kind == Verdict::Kind::signalled) {
+    // Its own signal comes back, too.
+    if (ending_signal_ == 0) stop_by_signal(verdict_->signal, verdict_->text);
+  } else if (running() > 0 && !stop_.kill_at) {
+    stop_after_failure();
+  }
+}
+
+void LocalAgent::forward(int signal) {
   if (!stops_workers(signal)) {
-    group.signal_process_groups(signal);
+    if (group_) group_->signal_process_groups(signal);
+  } else if (ending_signal_ == 0) {
+    Verdict verdict;
+    verdict.kind = Verdict::Kind::signalled;
+    verdict.node_rank = node_rank_;
+    verdict.exit_code = 128 + signal;
+    verdict.signal = signal;
+    verdict.text = signal_name(signal) + " at " + node_name();
+    stop_by_signal(signal, signal_name(signal));
+    end_job(verdict);
+  } else if (signal == SIGINT) {
+    kill_now();
+  }
+}
+
+void LocalAgent::stop_by_signal(int signal, const std::string& text) {
+  ending_signal_ = signal;
+  if (running() == 0) {
+    if (job_) report_(text + " ends the job");
     return;
   }
-  if (ending_signal_ == 0) {
-    ending_signal_ = signal;
-    if (stop.kill_at) return;  // they are being stopped, and faster
-    group.settle();
-    stop.signal = signal;
-    stop.kill_at = Deadline::after(options_.shutdown_timeout);
-    group.signal_process_groups(signal);
-    report_(signal_name(signal) + " forwarded to " +
-            count_workers(group.running()) + ", which may take " +
-            seconds(options_.shutdown_timeout) + " to end" +
-            (signal == SIGINT ? "; once more kills at once" : ""));
-  } else if (signal == SIGINT) {
-    kill_now(stop);
-  }
+  if (stop_.kill_at) return;  // they are being stopped, and faster
+  group_->settle();
+  stop_.signal = signal;
+  stop_.kill_at = Deadline::after(options_.shutdown_timeout);
+  group_->signal_process_groups(signal);
+  report_(text + " forwarded to " + count_workers(running()) +
+          ", which may take " + seconds(options_.shutdown_timeout) + " to end" +
+          (signal == SIGINT ? "; once more kills at once" : ""));
 }
 
-void LocalAgent::kill_now(Stop& stop) {
-  if (!stop.killed) stop.kill_at = Deadline::after(milliseconds(0));
+void LocalAgent::stop_after_failure() {
+  group_->settle();
+  stop_.kill_at = Deadline::after(options_.failure_shutdown_timeout);
+  group_->signal_process_groups(SIGTERM);
 }
 
-void LocalAgent::enforce_deadline(WorkerGroup& group, Stop& stop) {
-  if (!stop.kill_at || !stop.kill_at->expired() || group.running() == 0) return;
-  if (!stop.killed) {
-    stop.killed = true;
-    stop.kill_at = Deadline::after(kKillAllowance);
-    group.kill_workers();
+void LocalAgent::kill_now() {
+  if (!stop_.killed) stop_.kill_at = Deadline::after(milliseconds(0));
+}
+
+void LocalAgent::enforce_deadline() {
+  if (!stop_.kill_at || !stop_.kill_at->expired() || running() == 0) return;
+  if (!stop_.killed) {
+    stop_.killed = true;
+    stop_.kill_at = Deadline::after(kKillAllowance);
+    group_->kill_workers();
   } else {
-    stop.given_up = true;
+    stop_.given_up = true;
   }
 }
 
-void LocalAgent::end_leftovers(WorkerGroup& group) {
+void LocalAgent::end_leftovers() {
   const bool all_ended = end_descendants(
       kLeftoverGrace,
-      [&](pid_t pid, int status) { group.set_ended(pid, status); });
+      [&](pid_t pid, int status) { group_->set_ended(pid, status); });
   const int interrupt = guardian_gone_ ? -1 : link_.commands.get();
   mux_.drain(guardian_gone_ ? milliseconds(0) : kConsoleIdle, interrupt);
   if (!all_ended) {
@@ -201,6 +350,30 @@ void LocalAgent::end_leftovers(WorkerGroup& group) {
         "a process outlived SIGKILL, uninterruptible in the kernel; it is "
         "left behind");
   }
+}
+
+std::string LocalAgent::node_name() const {
+  if (node_rank_ < 0) return options_.host_name;
+  return "node " + std::to_string(node_rank_) + " (" + options_.host_name + ")";
+}
+
+Verdict LocalAgent::failed_verdict() const {
+  auto failure = *group_->first_failure();
+  if (job_) failure.node = node_name();
+  Verdict verdict;
+  verdict.kind = Verdict::Kind::failed;
+  verdict.node_rank = node_rank_;
+  verdict.exit_code = failure.exit_code;
+  verdict.text = headline(failure);
+  return verdict;
+}
+
+void LocalAgent::end_job(Verdict verdict) {
+  if (!job_) return;
+  verdict.node_rank = node_rank_;
+  job_->propose(round_, verdict);
+  // The others may be about to start anew, after a failure elsewhere.
+  job_->propose(round_ + 1, verdict);
 }
 
 }  // namespace lockstep

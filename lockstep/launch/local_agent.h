@@ -2,11 +2,13 @@
 
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/launch/job_member.h"
 #include "lockstep/launch/output_mux.h"
 #include "lockstep/launch/process_guardian.h"
 #include "lockstep/launch/run_directory.h"
@@ -17,8 +19,11 @@ namespace lockstep {
 
 struct LocalAgentOptions {
   WorkerGroupOptions workers{};
+  // Of rank 0's store, where there is one node.
   std::string master_addr = "127.0.0.1";
   int master_port = 0;  // 0: a free one, another in every round
+  // This host, in messages to several nodes.
+  std::string host_name{};
   // After a signal from the user or the scheduler was forwarded: how long the
   // workers have, for a last snapshot, until SIGKILL.
   std::chrono::milliseconds shutdown_timeout{30'000};
@@ -27,11 +32,12 @@ struct LocalAgentOptions {
   std::chrono::milliseconds failure_shutdown_timeout{500};
 };
 
-// The elastic agent of one host: starts the workers, watches them, stops all
+// The elastic agent of one node: starts the workers, watches them, stops all
 // when one fails, starts them anew while restarts are left, passes signals on.
+// As member of a job of several nodes it does so in step with their agents.
 // After torchrun's LocalElasticAgent, but driven by events: it sleeps until a
-// child ends, output comes or the guardian writes. One thread. Requires all
-// signals blocked (run_guarded() sees to that).
+// child ends, output comes, the guardian writes or the job has news. One
+// thread. Requires all signals blocked (run_guarded() sees to that).
 class LocalAgent {
  public:
   // Called with text for the user, without a name before it or a newline
@@ -39,15 +45,18 @@ class LocalAgent {
   // that the mux carries.
   using Report = std::function<void(const std::string& text)>;
 
+  // `first_port` is what the first round uses; taken when it is needed where
+  // it is nothing. `job` is nothing where there is one node.
   LocalAgent(LocalAgentOptions options, const RunDirectory& directory,
-             StorePort first_port, GuardianLink link, Report report);
+             std::optional<StorePort> first_port, GuardianLink link,
+             Report report, std::unique_ptr<JobMember> job = nullptr);
 
   // Blocks until no worker, and nothing that a worker started, is left.
   // Returns the exit code of the launch: 0, or the first failing worker's in
   // the last round (128 + signal where a signal killed it), or 128 + signal
-  // where a forwarded signal ended the job. Throws ProgramError,
-  // std::invalid_argument and std::system_error where a round cannot be
-  // started; nothing is left then either.
+  // where a forwarded signal ended the job; of several nodes the same on all.
+  // Throws ProgramError, std::invalid_argument and std::system_error where a
+  // round cannot be started; nothing is left then either.
   int run();
 
  private:
@@ -59,14 +68,31 @@ class LocalAgent {
     bool given_up = false;
   };
 
-  std::optional<WorkerFailure> run_round(int restart_count,
-                                         const StorePort& port);
-  void wait_for_event(WorkerGroup& group, const Stop& stop);
-  void serve_guardian(WorkerGroup& group, Stop& stop);
-  static void kill_now(Stop& stop);
-  void forward(WorkerGroup& group, Stop& stop, int signal);
-  void enforce_deadline(WorkerGroup& group, Stop& stop);
-  void end_leftovers(WorkerGroup& group);
+  int run_rounds();
+  // Nothing where the job ended before the round began.
+  std::optional<RoundPlan> form_round();
+  std::optional<RoundPlan> await_plan();
+  void run_workers(const RoundPlan& plan);
+  void set_verdict_of_workers();
+  std::optional<int> end_round();
+
+  bool ending() const { return ending_signal_ != 0 || guardian_gone_; }
+  size_t running() const { return group_ ? group_->running() : 0; }
+  void wait_for_event();
+  void serve_guardian();
+  void serve_job();
+  void join_round(const Joined& joined);
+  void obey_verdict();
+  void forward(int signal);
+  void stop_by_signal(int signal, const std::string& text);
+  void stop_after_failure();
+  void kill_now();
+  void enforce_deadline();
+  void end_leftovers();
+
+  std::string node_name() const;
+  Verdict failed_verdict() const;
+  void end_job(Verdict verdict);
 
   LocalAgentOptions options_;
   const RunDirectory& directory_;
@@ -75,9 +101,22 @@ class LocalAgent {
   Report report_;
   FileDescriptor child_events_;  // signalfd of SIGCHLD
   OutputMux mux_;
+  std::unique_ptr<JobMember> job_;
   std::vector<pollfd> entries_;
   int ending_signal_ = 0;  // the first forwarded signal that ends the job
   bool guardian_gone_ = false;
+
+  // Of the job: this node's rank, and where others reach this node.
+  int node_rank_ = -1;
+  std::string reachable_host_;
+
+  // Of this round.
+  int round_ = 0;
+  std::optional<RoundPlan> plan_;
+  std::optional<WorkerGroup> group_;
+  Stop stop_;
+  std::optional<WorkerFailure> failure_;  // of this node
+  std::optional<Verdict> verdict_;
 };
 
 }  // namespace lockstep

@@ -83,11 +83,10 @@ std::set<int> parse_local_ranks(std::string_view option,
 }
 
 std::string line_prefix(const OutputOptions& options, std::string_view role,
-                        int local_rank) {
-  const std::string rank = std::to_string(local_rank);
+                        int local_rank, int rank) {
   std::string prefix = options.prefix_template;
-  replace_all(prefix, "${local_rank}", rank);
-  replace_all(prefix, "${rank}", rank);
+  replace_all(prefix, "${local_rank}", std::to_string(local_rank));
+  replace_all(prefix, "${rank}", std::to_string(rank));
   replace_all(prefix, "${role_name}", role);
   return prefix;
 }

@@ -49,6 +49,6 @@ struct OutputOptions {
 
 // The prefix of a worker's lines on the console.
 std::string line_prefix(const OutputOptions& options, std::string_view role,
-                        int local_rank);
+                        int local_rank, int rank);
 
 }  // namespace lockstep

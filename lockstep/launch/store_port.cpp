@@ -1,52 +1,13 @@
 #include "lockstep/launch/store_port.h"
 
-#include <netdb.h>
-#include <netinet/in.h>
-#include <sys/socket.h>
-
 #include <cerrno>
-#include <cstring>
-#include <memory>
 #include <stdexcept>
+#include <vector>
+
+#include "lockstep/launch/endpoint.h"
 
 namespace lockstep {
 namespace {
-
-struct AddressListDeleter {
-  void operator()(addrinfo* list) const { freeaddrinfo(list); }
-};
-using AddressList = std::unique_ptr<addrinfo, AddressListDeleter>;
-
-AddressList look_up(const std::string& address, int port) {
-  // torchrun writes an IPv6 address in brackets; the resolver wants it bare.
-  std::string host = address;
-  if (host.starts_with('[') && host.ends_with(']')) {
-    host = host.substr(1, host.size() - 2);
-  }
-  addrinfo hints{};
-  hints.ai_socktype = SOCK_STREAM;
-  hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
-  addrinfo* list = nullptr;
-  const int error =
-      getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &list);
-  if (error != 0) {
-    throw std::invalid_argument(
-        "address \"" + address + "\" cannot be resolved (" +
-        gai_strerror(error) +
-        "); on one host leave --master-addr out: 127.0.0.1 is used");
-  }
-  return AddressList(list);
-}
-
-int bound_port(int fd) {
-  sockaddr_storage name{};
-  socklen_t length = sizeof(name);
-  if (getsockname(fd, reinterpret_cast<sockaddr*>(&name), &length) != 0) {
-    throw_errno("getsockname of the store's port");
-  }
-  // The port stands at the same place in sockaddr_in and sockaddr_in6.
-  return ntohs(reinterpret_cast<sockaddr_in*>(&name)->sin_port);
-}
 
 [[noreturn]] void refuse(const std::string& address, int port, int error) {
   const std::string where =
@@ -60,8 +21,8 @@ int bound_port(int fd) {
   if (error == EADDRNOTAVAIL) {
     throw std::invalid_argument(
         "address " + address +
-        " is not an address of this host, and workers on several hosts are "
-        "not supported yet; leave --master-addr out: 127.0.0.1 is used");
+        " is not an address of this host; on one host leave --master-addr out: "
+        "127.0.0.1 is used; for several give --nnodes");
   }
   if (error == EACCES) {
     throw std::invalid_argument(where +
@@ -72,25 +33,23 @@ int bound_port(int fd) {
   throw_errno("binding " + where);
 }
 
+std::vector<SocketAddress> look_up(const std::string& address, int port) {
+  try {
+    return resolve({address, port});
+  } catch (const UnresolvedHost& error) {
+    throw std::invalid_argument(
+        std::string(error.what()) +
+        "; on one host leave --master-addr out: 127.0.0.1 is used");
+  }
+}
+
 }  // namespace
 
 StorePort StorePort::hold(const std::string& address, int port) {
-  const AddressList list = look_up(address, port);
   int error = EADDRNOTAVAIL;
-  for (const addrinfo* entry = list.get(); entry != nullptr;
-       entry = entry->ai_next) {
-    FileDescriptor fd(
-        ::socket(entry->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
-    if (!fd) {
-      error = errno;
-      continue;
-    }
-    const int on = 1;
-    if (setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0) {
-      throw_errno("SO_REUSEADDR of the store's port");
-    }
-    if (::bind(fd.get(), entry->ai_addr, entry->ai_addrlen) == 0) {
-      const int number = bound_port(fd.get());
+  for (const SocketAddress& one : look_up(address, port)) {
+    if (FileDescriptor fd = bind_socket(one)) {
+      const int number = bound_address(fd.get()).port();
       return StorePort(std::move(fd), address, number);
     }
     error = errno;
@@ -98,6 +57,14 @@ StorePort StorePort::hold(const std::string& address, int port) {
     if (error == EADDRINUSE) break;
   }
   refuse(address, port, error);
+}
+
+StorePort StorePort::hold_for_nodes(const std::string& address) {
+  const SocketAddress first = look_up(address, 0).front();
+  FileDescriptor fd = bind_socket(reachable_address(address, first));
+  if (!fd) refuse(address, 0, errno);
+  const int number = bound_address(fd.get()).port();
+  return StorePort(std::move(fd), address, number);
 }
 
 }  // namespace lockstep

@@ -13,7 +13,7 @@ namespace lockstep {
 // which sets SO_REUSEADDR, can bind it and listen. Measured with LibTorch 2.13,
 // which binds the wildcard address.
 //
-// Local rank 0 also inherits the descriptor and may listen on it instead
+// Rank 0 also inherits the descriptor and may listen on it instead
 // (environment variable LOCKSTEP_MASTER_LISTEN_FD). Then the launcher shares a
 // listening socket, so the port stays open until both are closed.
 class StorePort {
@@ -23,6 +23,11 @@ class StorePort {
   // and its timeouts. Throws std::invalid_argument that names address and port
   // where they are taken or not of this host.
   static StorePort hold(const std::string& address, int port);
+
+  // Binds a free port for workers of several nodes, who reach this one by
+  // `address`: on loopback where the address is, else on every interface
+  // (reachable_address(), endpoint.h). Throws as hold().
+  static StorePort hold_for_nodes(const std::string& address);
 
   const std::string& address() const { return address_; }  // as it was given
   int port() const { return port_; }

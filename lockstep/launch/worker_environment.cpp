@@ -47,25 +47,27 @@ bool limits_omp_threads(int local_world_size,
 std::vector<std::string> worker_environment(
     const WorkerIdentity& worker, const std::vector<std::string>& inherited) {
   std::vector<std::string> entries = inherited;
-  const std::string rank = std::to_string(worker.local_rank);
-  const std::string size = std::to_string(worker.local_world_size);
-  set(entries, "LOCAL_RANK", rank);
-  set(entries, "RANK", rank);
-  set(entries, "ROLE_RANK", rank);
-  set(entries, "GROUP_RANK", "0");
+  const NodePlace place =
+      worker.place.value_or(NodePlace::alone(worker.local_world_size));
+  const auto set_number = [&](std::string_view name, int number) {
+    set(entries, name, std::to_string(number));
+  };
+  set_number("LOCAL_RANK", worker.local_rank);
+  set_number("RANK", place.first_rank + worker.local_rank);
+  set_number("ROLE_RANK", place.first_role_rank + worker.local_rank);
+  set_number("GROUP_RANK", place.node_rank);
   set(entries, "ROLE_NAME", worker.role);
-  set(entries, "LOCAL_WORLD_SIZE", size);
-  set(entries, "WORLD_SIZE", size);
-  set(entries, "ROLE_WORLD_SIZE", size);
-  set(entries, "GROUP_WORLD_SIZE", "1");
+  set_number("LOCAL_WORLD_SIZE", worker.local_world_size);
+  set_number("WORLD_SIZE", place.world_size);
+  set_number("ROLE_WORLD_SIZE", place.role_world_size);
+  set_number("GROUP_WORLD_SIZE", place.nnodes);
   set(entries, "MASTER_ADDR", worker.master_addr);
-  set(entries, "MASTER_PORT", std::to_string(worker.master_port));
-  set(entries, "TORCHELASTIC_RESTART_COUNT",
-      std::to_string(worker.restart_count));
+  set_number("MASTER_PORT", worker.master_port);
+  set_number("TORCHELASTIC_RESTART_COUNT", worker.restart_count);
   set(entries, "TORCHELASTIC_MAX_RESTARTS",
       std::to_string(worker.max_restarts));
   set(entries, "TORCHELASTIC_RUN_ID", worker.run_id);
-  // Python's spelling: the launcher hosts no store, rank 0 does.
+  // Python's spelling: the launcher hosts no store for workers, rank 0 does.
   set(entries, "TORCHELASTIC_USE_AGENT_STORE", "False");
   set(entries, "TORCHELASTIC_ERROR_FILE", worker.error_file);
   if (!contains(inherited, "TORCH_NCCL_ASYNC_ERROR_HANDLING")) {

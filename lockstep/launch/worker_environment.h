@@ -1,16 +1,19 @@
 #pragma once
 
+#include <optional>
 #include <string>
 #include <vector>
+
+#include "lockstep/launch/round_plan.h"
 
 namespace lockstep {
 
 // What one worker is told about itself: torchrun's contract (PyTorch 2.13,
-// elastic/agent/server/local_elastic_agent.py, _start_workers) for one host,
-// where rank and local rank are the same.
+// elastic/agent/server/local_elastic_agent.py, _start_workers).
 struct WorkerIdentity {
   int local_rank = 0;
   int local_world_size = 1;
+  std::optional<NodePlace> place{};  // unset: there is one node
   std::string role = "default";
   std::string master_addr = "127.0.0.1";
   int master_port = 0;
@@ -18,7 +21,7 @@ struct WorkerIdentity {
   int max_restarts = 0;
   std::string run_id{};
   std::string error_file{};   // where a worker may write its exception as JSON
-  int master_listen_fd = -1;  // local rank 0 only: StorePort::fd()
+  int master_listen_fd = -1;  // rank 0 only: StorePort::fd()
 };
 
 // The environment of a worker, entries "NAME=value" for execve: `inherited`

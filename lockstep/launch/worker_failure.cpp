@@ -54,16 +54,24 @@ std::string read_error_file(const std::filesystem::path& file) {
   return {};
 }
 
+std::string headline(const WorkerFailure& failure) {
+  std::string line = "rank " + std::to_string(failure.rank) + " failed";
+  if (!failure.node.empty()) line += " on " + failure.node;
+  line += ": ";
+  if (failure.signal) {
+    line += "killed by " + signal_name(*failure.signal) + " (";
+  }
+  line += "exit code " + std::to_string(failure.exit_code);
+  if (failure.signal) line += ")";
+  return line;
+}
+
 std::string describe(const WorkerFailure& failure, int restarts_used,
                      int max_restarts) {
-  const std::string rank = std::to_string(failure.local_rank);
-  std::string block = "rank " + rank + " failed: ";
-  if (failure.signal)
-    block += "killed by " + signal_name(*failure.signal) + " (";
-  block += "exit code " + std::to_string(failure.exit_code);
-  if (failure.signal) block += ")";
-  block += "\n  local rank " + rank + ", pid " + std::to_string(failure.pid) +
-           ", after " + seconds(failure.lifetime) + ", restarts used " +
+  std::string block = headline(failure);
+  block += "\n  local rank " + std::to_string(failure.local_rank) + ", pid " +
+           std::to_string(failure.pid) + ", after " +
+           seconds(failure.lifetime) + ", restarts used " +
            std::to_string(restarts_used) + " of " +
            std::to_string(max_restarts);
   std::string message = failure.message;

@@ -11,7 +11,9 @@ namespace lockstep {
 
 // The first worker of a round that failed.
 struct WorkerFailure {
+  int rank = 0;
   int local_rank = 0;
+  std::string node{};  // "node 1 (its host)"; empty where there is one
   pid_t pid = 0;
   int exit_code = 0;            // 128 + signal where a signal ended it
   std::optional<int> signal{};  // that signal
@@ -24,6 +26,9 @@ struct WorkerFailure {
 // to 2,000 characters, its control characters replaced. Empty where there is
 // no such file or it holds something else: a worker may die while writing it.
 std::string read_error_file(const std::filesystem::path& file);
+
+// "rank 9 failed on node 1 (its host): exit code 3".
+std::string headline(const WorkerFailure& failure);
 
 // One block for the user, lines parted by '\n', the last without:
 //

@@ -19,7 +19,7 @@ FileDescriptor open_file(const std::string& path, int flags) {
 // One output stream of one worker: where it goes by the options. Owns nothing
 // where the worker writes to the launcher's own.
 FileDescriptor route_stream(const OutputOptions& options,
-                            const std::string& role, int local_rank,
+                            const std::string& role, int local_rank, int rank,
                             Streams stream, const RunDirectory& run_directory,
                             const std::filesystem::path& directory,
                             OutputMux& mux) {
@@ -41,7 +41,7 @@ FileDescriptor route_stream(const OutputOptions& options,
   if (teed && shown) {
     return mux.add_stream(stream == Streams::out ? OutputMux::Console::out
                                                  : OutputMux::Console::err,
-                          line_prefix(options, role, local_rank),
+                          line_prefix(options, role, local_rank, rank),
                           std::move(file));
   }
   if (file) return file;
@@ -50,34 +50,39 @@ FileDescriptor route_stream(const OutputOptions& options,
 
 }  // namespace
 
-WorkerGroup::WorkerGroup(const WorkerGroupOptions& options, int restart_count,
-                         const StorePort& port, const RunDirectory& directory,
-                         const sigset_t& signal_mask, OutputMux& mux) {
+WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
+                         const RoundPlan& plan, int master_listen_fd,
+                         const RunDirectory& directory,
+                         const sigset_t& signal_mask, OutputMux& mux)
+    : first_rank_(plan.place.first_rank) {
   const std::vector<std::string> inherited = current_environment();
   const FileDescriptor no_input = open_file("/dev/null", O_RDONLY);
   // set_ended() points into it.
   workers_.reserve(static_cast<size_t>(options.nproc_per_node));
   for (int rank = 0; rank < options.nproc_per_node; ++rank) {
-    const auto path = directory.worker_directory(restart_count, rank);
+    const auto path = directory.worker_directory(plan.round, rank);
     error_files_.push_back(path / "error.json");
 
     WorkerIdentity identity;
     identity.local_rank = rank;
+    identity.place = plan.place;
+    identity.master_addr = plan.master_addr;
+    identity.master_port = plan.master_port;
+    identity.restart_count = plan.round;
     identity.local_world_size = options.nproc_per_node;
     identity.role = options.role;
-    identity.master_addr = port.address();
-    identity.master_port = port.port();
-    identity.restart_count = restart_count;
     identity.max_restarts = options.max_restarts;
     identity.run_id = options.run_id;
     identity.error_file = error_files_.back();
-    identity.master_listen_fd = rank == 0 ? port.fd() : -1;
+    identity.master_listen_fd = rank == 0 ? master_listen_fd : -1;
     const auto environment = worker_environment(identity, inherited);
 
-    const FileDescriptor out = route_stream(options.output, options.role, rank,
-                                            Streams::out, directory, path, mux);
-    const FileDescriptor err = route_stream(options.output, options.role, rank,
-                                            Streams::err, directory, path, mux);
+    const auto route = [&](Streams stream) {
+      return route_stream(options.output, options.role, rank,
+                          first_rank_ + rank, stream, directory, path, mux);
+    };
+    const FileDescriptor out = route(Streams::out);
+    const FileDescriptor err = route(Streams::err);
     WorkerStart start{options.program, environment};
     start.stdin_fd = rank == 0 ? 0 : no_input.get();
     if (out) start.stdout_fd = out.get();
@@ -125,6 +130,7 @@ std::optional<WorkerFailure> WorkerGroup::first_failure() const {
   if (failed_ == nullptr) return std::nullopt;
   const auto rank = static_cast<size_t>(failed_ - workers_.data());
   WorkerFailure failure;
+  failure.rank = first_rank_ + static_cast<int>(rank);
   failure.local_rank = static_cast<int>(rank);
   failure.pid = failed_->pid();
   failure.exit_code = failed_->exit_code();

@@ -11,8 +11,8 @@
 #include "lockstep/launch/output_mux.h"
 #include "lockstep/launch/output_options.h"
 #include "lockstep/launch/program.h"
+#include "lockstep/launch/round_plan.h"
 #include "lockstep/launch/run_directory.h"
-#include "lockstep/launch/store_port.h"
 #include "lockstep/launch/worker_failure.h"
 #include "lockstep/launch/worker_process.h"
 
@@ -28,16 +28,17 @@ struct WorkerGroupOptions {
   OutputOptions output{};
 };
 
-// The workers of one round (an attempt, in torchrun's words), ranks 0 to
-// nproc_per_node - 1. Local rank 0 has the launcher's stdin, the others
-// /dev/null: several readers of one terminal would share its lines by chance.
-// Not thread-safe, as WorkerProcess.
+// The workers of one node in one round (an attempt, in torchrun's words), local
+// ranks 0 to nproc_per_node - 1. Local rank 0 has the launcher's stdin, the
+// others /dev/null: several readers of one terminal would share its lines by
+// chance. Not thread-safe, as WorkerProcess.
 class WorkerGroup {
  public:
   // Starts every worker; those already started are killed, not reaped, when
-  // one cannot be. Throws ProgramError, std::system_error.
-  WorkerGroup(const WorkerGroupOptions& options, int restart_count,
-              const StorePort& port, const RunDirectory& directory,
+  // one cannot be. `master_listen_fd` is StorePort::fd() where this node has
+  // rank 0, else -1. Throws ProgramError, std::system_error.
+  WorkerGroup(const WorkerGroupOptions& options, const RoundPlan& plan,
+              int master_listen_fd, const RunDirectory& directory,
               const sigset_t& signal_mask, OutputMux& mux);
 
   // To every worker that has not ended.
@@ -61,6 +62,7 @@ class WorkerGroup {
   const WorkerProcess* more_telling(const WorkerProcess* one,
                                     const WorkerProcess* other) const;
 
+  int first_rank_;
   std::vector<WorkerProcess> workers_;
   std::vector<std::filesystem::path> error_files_;
   const WorkerProcess* failed_ = nullptr;

@@ -17,6 +17,7 @@ import time
 
 def processes(build):
     found = []
+    ours = (str(build / "bin"), str(build / "libexec"))
     for entry in pathlib.Path("/proc").iterdir():
         if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
@@ -25,7 +26,7 @@ def processes(build):
             command = (entry / "cmdline").read_bytes().replace(b"\0", b" ")
         except OSError:
             continue  # ended meanwhile, or not ours to see
-        if program.startswith(str(build / "bin")):
+        if program.startswith(ours):
             found.append(f"process {entry.name}: {command.decode().strip()}")
     return found
 

@@ -47,6 +47,8 @@ TEST_F(CommandLine, TakesDashUnderscoreEqualsAndEnvironment) {
            {"--nnodes=1:1", "--rdzv_backend=c10d",
             "--rdzv-endpoint=localhost:0", "--nproc-per-node=5",
             "--nproc-per-node=2"},
+           {"--node_rank=0", "--rdzv_conf=join_timeout=60,is_host=true",
+            "--local_addr=127.0.0.1", "--nproc-per-node=2"},
        }) {
     EXPECT_EQ(sorted(run_script(options, script).out), expected)
         << ::testing::PrintToString(options);
@@ -100,7 +102,24 @@ TEST_F(CommandLine, EachMistakeIsOneLineAndStartsNothing) {
        2,
        "GPU",
        {"CUDA_VISIBLE_DEVICES="}},
-      {{"run", "--nnodes=2", touch, proof}, 2, "not supported yet"},
+      {{"run", "--nnodes=0", touch, proof}, 2, "is \"0\"; allowed"},
+      {{"run", "--nnodes=2", "--standalone", touch, proof}, 2, "--standalone"},
+      {{"run", "--nnodes=2", "--node-rank=2", touch, proof}, 2, "from 0 to 1"},
+      {{"run", "--nnodes=2", "--rdzv-backend=c10d", touch, proof},
+       2,
+       "--rdzv-endpoint=HOST"},
+      {{"run", "--nnodes=2", "--rdzv-endpoint=[::1", touch, proof},
+       2,
+       "in brackets"},
+      {{"run", "--nnodes=2", "--rdzv-endpoint=a:b", touch, proof},
+       2,
+       "port of --rdzv-endpoint is \"b\""},
+      {{"run", "--nnodes=2", "--rdzv-endpoint=:29400", touch, proof},
+       2,
+       "allowed is HOST"},
+      {{"run", "--nnodes=2", "--master-port=0", touch, proof}, 2, "port 0"},
+      {{"run", "--rdzv-conf=last_call=3", touch, proof}, 2, "join_timeout"},
+      {{"run", "--rdzv-conf=is_host=5", touch, proof}, 2, "true and false"},
       {{"run", "--nnodes=1:4", touch, proof}, 2, "not supported yet"},
       {{"run", "--node-rank=1", touch, proof}, 2, "can only be 0"},
       {{"run", "--rdzv-backend=etcd", touch, proof}, 2, "static and c10d"},
@@ -113,7 +132,8 @@ TEST_F(CommandLine, EachMistakeIsOneLineAndStartsNothing) {
       {{"run", "--log-dir=/proc/nothing", touch, proof}, 2, "/proc/nothing"},
       {{"run", "--local-ranks-filter=a", touch, proof}, 2, "is \"a\""},
       {{"run", "--numa_binding=node", touch, proof}, 2, "not supported"},
-      {{"run", touch, proof}, 2, "PET_RDZV_CONF", {"PET_RDZV_CONF=a=b"}},
+      {{"run", touch, proof}, 2, "PET_RUN_PATH", {"PET_RUN_PATH=a"}},
+      {{"run", touch, proof}, 2, "has \"a=b\"", {"PET_RDZV_CONF=a=b"}},
       {{"run", "-m", "--no-python", touch, proof}, 2, "exclude each other"},
       {{"run", "/no/such/program"}, 127, "/no/such/program: No such file"},
       {{"run", "no-such-program"}, 127, "not found in PATH"},
@@ -180,6 +200,14 @@ TEST_F(CommandLine, PortInUseIsOneLineWithAddressAndPort) {
     EXPECT_EQ(result.exit_code, 2);
     EXPECT_EQ(lines(result.err).size(), 1u) << result.err;
     EXPECT_THAT(result.err, HasSubstr("address 127.0.0.1 port " + port));
+  }
+}
+
+TEST_F(CommandLine, BracketsOfAnIpv6AddressAreNotTheWorkers) {
+  for (const char* option :
+       {"--master-addr=[::1]", "--master-addr=::1", "--rdzv-endpoint=[::1]",
+        "--rdzv-endpoint=[::1]:0", "--local-addr=::1"}) {
+    EXPECT_EQ(run_script({option}, "echo $MASTER_ADDR").out, "::1\n") << option;
   }
 }
 

@@ -9,6 +9,7 @@
 #include <fstream>
 #include <stdexcept>
 
+#include "lockstep/launch/endpoint.h"
 #include "lockstep/launch/process_count.h"
 #include "lockstep/launch/program.h"
 #include "lockstep/launch/store_port.h"
@@ -92,10 +93,46 @@ TEST(StorePort, TakesNamesAndIpv6) {
   EXPECT_THROW(StorePort::hold("no-such-host.invalid", 0),
                std::invalid_argument);
   try {
-    EXPECT_EQ(StorePort::hold("[::1]", 0).address(), "[::1]");
+    EXPECT_EQ(StorePort::hold("::1", 0).address(), "::1");
   } catch (const std::exception& error) {
     GTEST_SKIP() << "no IPv6 here: " << error.what();
   }
+}
+
+TEST(Endpoint, HostAndPortInEverySpelling) {
+  const struct {
+    const char* text;
+    const char* host;
+    int port;
+  } cases[] = {{"node0", "node0", 29400},       {"node0:123", "node0", 123},
+               {"192.0.2.1:0", "192.0.2.1", 0}, {"[::1]:29603", "::1", 29603},
+               {"[::1]", "::1", 29400},         {"fe80::1", "fe80::1", 29400}};
+  for (const auto& one : cases) {
+    const Endpoint endpoint = parse_endpoint("--option", one.text, 29400);
+    EXPECT_EQ(endpoint.host, one.host) << one.text;
+    EXPECT_EQ(endpoint.port, one.port) << one.text;
+  }
+  EXPECT_EQ((Endpoint{"::1", 5}).text(), "[::1]:5");
+  EXPECT_EQ((Endpoint{"node0", 5}).text(), "node0:5");
+  for (const char* text : {"", ":1", "node0:", "node0:x", "node0:70000", "[::1",
+                           "[::1]1", "http://node0", "a b"}) {
+    EXPECT_THROW(parse_endpoint("--option", text, 1), std::invalid_argument)
+        << text;
+  }
+}
+
+TEST(Endpoint, OnlyLoopbackItselfIsReachedByLoopback) {
+  for (const char* host : {"localhost", "127.0.0.1", "127.3.2.1", "::1"}) {
+    EXPECT_TRUE(names_loopback(host)) << host;
+  }
+  for (const char* host : {"0.0.0.0", "192.0.2.1", "node0", "::", "fe80::1"}) {
+    EXPECT_FALSE(names_loopback(host)) << host;
+  }
+  const auto own = resolve({"127.0.0.1", 7}).front();
+  EXPECT_EQ(reachable_address("127.0.0.1", own).host(), "127.0.0.1");
+  // As Debian maps a host's own name: others reach it elsewhere.
+  EXPECT_EQ(reachable_address("node0", own).host(), "0.0.0.0");
+  EXPECT_EQ(local_address_towards(own), "127.0.0.1");
 }
 
 TEST(Program, NameWithoutSlashIsSearchedInPath) {

@@ -5,14 +5,14 @@
 #include <fstream>
 
 #include "lockstep/base/environment.h"
-#include "tests/launch/launcher.h"
+#include "tests/launch/nodes.h"
 
 namespace lockstep::testing {
 namespace {
 
 namespace fs = std::filesystem;
 
-class PythonInterop : public LauncherTest {
+class PythonInterop : public NodesTest {
  protected:
   void SetUp() override {
     python_ = get_env("LOCKSTEP_PYTHON")
@@ -22,11 +22,7 @@ class PythonInterop : public LauncherTest {
   std::string python_;
 };
 
-// Its TCPStore binds the port that the launcher holds; after a failure the next
-// round meets a store of its own.
-TEST_F(PythonInterop, GlooGroupRestartsOnAFreshStore) {
-  const fs::path script = scratch() / "group.py";
-  std::ofstream(script) << R"(
+const char* const kGroup = R"(
 import os
 import torch
 import torch.distributed as dist
@@ -41,6 +37,12 @@ if dist.get_rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
 dist.barrier()
 dist.destroy_process_group()
 )";
+
+// Its TCPStore binds the port that the launcher holds; after a failure the next
+// round meets a store of its own.
+TEST_F(PythonInterop, GlooGroupRestartsOnAFreshStore) {
+  const fs::path script = scratch() / "group.py";
+  std::ofstream(script) << kGroup;
   auto launcher = start({"--nproc-per-node=2", "--max-restarts=1",
                          // Python -u writes a line in pieces.
                          "--prefix-lines", script},
@@ -49,6 +51,25 @@ dist.destroy_process_group()
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(count(result.out, "sum 3.0 0\n"), 2) << result.out;
   EXPECT_EQ(count(result.out, "sum 3.0 1\n"), 2) << result.out;
+}
+
+TEST_F(PythonInterop, GlooGroupOverTwoNodesRestartsOnAFreshStore) {
+  const fs::path script = scratch() / "group.py";
+  std::ofstream(script) << kGroup;
+  std::vector<std::unique_ptr<RunningProgram>> nodes;
+  const std::string port = std::to_string(free_port());
+  for (const char* rank : {"0", "1"}) {
+    nodes.push_back(
+        start({"--nnodes=2", std::string("--node-rank=") + rank,
+               "--rdzv-backend=c10d", "--rdzv-endpoint=[::1]:" + port,
+               "--max-restarts=1", script},
+              {.environment = {"PYTHON_EXEC=" + python_}}));
+  }
+  for (auto& node : nodes) {
+    const auto result = node->finish(std::chrono::seconds(100));
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(result.out, "sum 3.0 0\nsum 3.0 1\n");
+  }
 }
 
 }  // namespace

@@ -23,9 +23,24 @@ run(${binary}/consumer)
 if(NOT output MATCHES "rank 0 of 1 trained")
   message(FATAL_ERROR "the consumer said:\n${output}")
 endif()
+run(${binary}/consumer spawn)
+if(NOT output MATCHES "rank 1 of 2 trained.*both ended well")
+  message(FATAL_ERROR "the consumer said:\n${output}")
+endif()
 run(${prefix}/bin/lockstep run --standalone --nproc-per-node=2
     ${binary}/consumer)
 if(NOT output MATCHES "rank 0 of 2 trained" OR
    NOT output MATCHES "rank 1 of 2 trained")
   message(FATAL_ERROR "the consumer said:\n${output}")
+endif()
+
+# Two nodes: the installed launcher finds its module, and that LibTorch.
+string(RANDOM LENGTH 4 ALPHABET 0123456789 digits)
+set(node "${prefix}/bin/lockstep run --nnodes=2 --master-addr=127.0.0.1 \
+--master-port=2${digits} --rdzv-conf=join_timeout=60")
+run(sh -c "${node} --node-rank=1 true & ${node} --node-rank=0 true && wait $!")
+# A subcommand that is a program of its own is found, and finds LibTorch.
+run(${prefix}/bin/lockstep bench all_reduce --sizes=4 --iters=1)
+if(NOT output MATCHES "# all_reduce sum float32, 2 ranks")
+  message(FATAL_ERROR "lockstep bench said:\n${output}")
 endif()

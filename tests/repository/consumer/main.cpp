@@ -1,11 +1,13 @@
 // The program that README.md shows, with options given by name: their
-// aggregates must not trip a user's -Wextra -Werror.
+// aggregates must not trip a user's -Wextra -Werror. With an argument it spawns
+// two ranks of its own.
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
 
 #include <cstdio>
+#include <cstdlib>
 
-int main() {
+int train() {
   auto group = lockstep::init_process_group();
 
   lockstep::TensorDataset dataset(torch::randn({64, 4}), torch::randn({64, 1}));
@@ -29,4 +31,10 @@ int main() {
   std::printf("rank %d of %d trained\n", lockstep::get_rank(),
               total.item<int>());
   return total.item<int>() == lockstep::get_world_size() ? 0 : 1;
+}
+
+int main(int argc, char**) {
+  if (argc == 1) return train();
+  lockstep::spawn([](int) { std::exit(train()); }, 2, {.join = true});
+  std::puts("both ended well");
 }

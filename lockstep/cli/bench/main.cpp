@@ -1,0 +1,41 @@
+// `lockstep bench`: starts ranks of ours and of peers, and times them in turns.
+// The ranks are programs of their own (rank/, lockstep-bench-python.py); this
+// one links no LibTorch, so that a mistyped option is said at once.
+
+#include <signal.h>
+
+#include <exception>
+#include <stdexcept>
+
+#include "lockstep/cli/bench/measure.h"
+#include "lockstep/cli/command_line.h"
+
+namespace {
+
+constexpr const char* kName = "lockstep bench";
+constexpr int kUsageError = 2;
+constexpr int kFailure = 1;
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  using namespace lockstep::bench;
+  try {
+    const auto options = parse_options(argc, argv);
+    if (!options) return 0;
+    // A rank that has died is seen by its exit, not by a write to it.
+    signal(SIGPIPE, SIG_IGN);
+    const StopSignal stop;
+    if (run(*options, stop)) return 0;
+    lockstep::write_message(kName, "results were wrong; see above");
+    return kFailure;
+  } catch (const Interrupted& interrupted) {
+    return 128 + interrupted.signal();
+  } catch (const std::invalid_argument& error) {
+    lockstep::write_message(kName, error.what());
+    return kUsageError;
+  } catch (const std::exception& error) {
+    lockstep::write_message(kName, error.what());
+    return kFailure;
+  }
+}

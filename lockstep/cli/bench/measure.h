@@ -1,0 +1,14 @@
+#pragma once
+
+#include "lockstep/cli/bench/options.h"
+#include "lockstep/cli/bench/stop_signal.h"
+
+namespace lockstep::bench {
+
+// Runs the whole bench: prints the table, writes the JSON. False where an
+// element of a result was wrong (each such measurement is named on stderr).
+// Throws std::invalid_argument for what the user can mend, WorldError,
+// Interrupted; no process is left behind whatever is thrown.
+bool run(const Options& options, const StopSignal& stop);
+
+}  // namespace lockstep::bench

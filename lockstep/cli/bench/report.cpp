@@ -1,0 +1,247 @@
+#include "lockstep/cli/bench/report.h"
+
+#include <sched.h>
+#include <sys/utsname.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdlib>
+#include <ctime>
+#include <fstream>
+
+namespace lockstep::bench {
+namespace {
+
+// Keeps the order in which fields are written here.
+using json = nlohmann::ordered_json;
+
+constexpr int kFormat = 1;  // of the JSON
+constexpr double kIdleLoad = 0.5;
+
+template <typename... Values>
+std::string format(const char* pattern, Values... values) {
+  char text[256];
+  std::snprintf(text, sizeof(text), pattern, values...);
+  return text;
+}
+
+// Four figures that fit 9 columns.
+std::string microseconds(double value) {
+  return format(value < 1000      ? "%9.2f"
+                : value < 100'000 ? "%9.1f"
+                                  : "%9.0f",
+                value);
+}
+
+std::string bandwidth(double value) {
+  return format(value < 1 ? "%8.4f" : "%8.2f", value);
+}
+
+// Rounded to the double that prints as briefly.
+json thousandth(double value) {
+  return std::strtod(format("%.3f", value).c_str(), nullptr);
+}
+
+json millionth(double value) {
+  return std::strtod(format("%.6f", value).c_str(), nullptr);
+}
+
+json latencies_json(const Latencies& latencies) {
+  return {{"min", thousandth(latencies.min)},
+          {"p50", thousandth(latencies.p50)},
+          {"p90", thousandth(latencies.p90)},
+          {"p99", thousandth(latencies.p99)},
+          {"max", thousandth(latencies.max)}};
+}
+
+void add_figures(json& entry, const Configuration& configuration,
+                 const Figures& figures) {
+  const Latencies latencies = figures.latencies();
+  const double factor =
+      bus_factor(configuration.operation, configuration.ranks);
+  const auto bandwidth =
+      bandwidths(configuration.bytes(), latencies.p50, factor);
+  entry["iterations"] = latencies.iterations;
+  entry["latency_us"] = latencies_json(latencies);
+  entry["algbw_gbps"] = nullptr;
+  entry["busbw_gbps"] = nullptr;
+  if (bandwidth) {
+    entry["algbw_gbps"] = millionth(bandwidth->algorithm);
+    entry["busbw_gbps"] = millionth(bandwidth->bus);
+  }
+  entry["wrong"] = figures.wrong;
+  entry["rounds"] = json::array();
+  for (const auto& round : figures.rounds) {
+    json one = latencies_json(round);
+    one["iterations"] = round.iterations;
+    entry["rounds"].push_back(std::move(one));
+  }
+}
+
+std::string processor() {
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line);) {
+    const size_t colon = line.find(": ");
+    if (line.starts_with("model name") && colon != std::string::npos) {
+      return line.substr(colon + 2);
+    }
+  }
+  utsname names{};
+  uname(&names);
+  return names.machine;
+}
+
+}  // namespace
+
+int cores() {
+  cpu_set_t mine;
+  CPU_ZERO(&mine);
+  // Fails on a host of more than CPU_SETSIZE processors.
+  if (sched_getaffinity(0, sizeof(mine), &mine) == 0) return CPU_COUNT(&mine);
+  return static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+}
+
+Ratio ratio(const Figures& peer, const Figures& ours) {
+  std::vector<double> by_round;
+  for (size_t i = 0; i < std::min(peer.rounds.size(), ours.rounds.size());
+       ++i) {
+    by_round.push_back(peer.rounds[i].p50 / ours.rounds[i].p50);
+  }
+  const auto [least, greatest] = std::ranges::minmax_element(by_round);
+  return {peer.latencies().p50 / ours.latencies().p50, *least, *greatest};
+}
+
+Table::Table(std::FILE* out, const Options& options,
+             std::vector<std::string> peer_names)
+    : out_(out), options_(options), peer_names_(std::move(peer_names)) {}
+
+void Table::add_machine(const json& machine) {
+  const double load = machine.at("load_before");
+  std::fprintf(out_, "# %d cores, %s; torch %s; backend %s; %d round%s\n",
+               machine.at("cores").get<int>(),
+               machine.at("cpu").get<std::string>().c_str(),
+               machine.at("torch").get<std::string>().c_str(),
+               options_.backend.c_str(), options_.rounds,
+               options_.rounds == 1 ? "" : "s");
+  if (load > kIdleLoad) {
+    std::fprintf(out_,
+                 "# The machine was not idle (load %.2f): trust ratios, not "
+                 "times.\n",
+                 load);
+  }
+}
+
+void Table::add_heading(const Configuration& configuration) {
+  const auto& [operation, dtype, ranks, elements] = configuration;
+  std::string what(operation.name);
+  if (operation.reduces) what += " " + options_.reduce_op;
+  if (operation.volume != Volume::none) what += " " + std::string(dtype.name);
+  if (options_.async_op) what += " async";
+  std::fprintf(out_, "\n# %s, %d ranks; times in us, bandwidths in GB/s\n",
+               what.c_str(), ranks);
+  std::fprintf(out_, "%11s %11s %7s %9s %9s %9s %9s %9s %8s %8s %6s", "bytes",
+               "elements", "iters", "min", "p50", "p90", "p99", "max", "algbw",
+               "busbw", "wrong");
+  for (const auto& name : peer_names_) {
+    std::fprintf(out_, " %9s %6s %11s", name.c_str(), "ratio", "of rounds");
+  }
+  std::fputc('\n', out_);
+  std::fflush(out_);
+}
+
+void Table::add_row(const Configuration& configuration,
+                    const std::vector<Figures>& figures) {
+  const Figures& ours = figures.at(0);
+  const Latencies times = ours.latencies();
+  const auto width =
+      bandwidths(configuration.bytes(), times.p50,
+                 bus_factor(configuration.operation, configuration.ranks));
+  std::string line = format("%11lld %11lld %7lld",
+                            static_cast<long long>(configuration.bytes()),
+                            static_cast<long long>(configuration.elements),
+                            static_cast<long long>(times.iterations));
+  for (const double time :
+       {times.min, times.p50, times.p90, times.p99, times.max}) {
+    line += ' ' + microseconds(time);
+  }
+  line += ' ' + (width ? bandwidth(width->algorithm) : format("%8s", "-"));
+  line += ' ' + (width ? bandwidth(width->bus) : format("%8s", "-"));
+  line += format(" %6lld", static_cast<long long>(ours.wrong));
+  for (size_t i = 1; i < figures.size(); ++i) {
+    if (figures[i].rounds.empty()) {
+      line += format(" %9s %6s %11s", "-", "-", "-");
+      continue;
+    }
+    const Ratio by = ratio(figures[i], ours);
+    line += ' ' + microseconds(figures[i].latencies().p50) +
+            format(" %5.2fx %5.2f-%5.2f", by.value, by.min, by.max);
+    if (figures[i].wrong > 0) line += " WRONG";
+  }
+  std::fprintf(out_, "%s\n", line.c_str());
+  std::fflush(out_);
+}
+
+json to_json(const Configuration& configuration, const Options& options,
+             const std::vector<Figures>& figures) {
+  const Operation& operation = configuration.operation;
+  const bool has_data = operation.volume != Volume::none;
+  json entries = json::array();
+  for (const auto& one : figures) {
+    json entry{{"operation", operation.name},
+               {"side", one.side},
+               {"ranks", configuration.ranks},
+               {"dtype", nullptr},
+               {"reduce_op", nullptr},
+               {"async", options.async_op},
+               {"bytes", configuration.bytes()},
+               {"elements", configuration.elements},
+               {"bus_factor", bus_factor(operation, configuration.ranks)}};
+    // Peers have backends of their own, and say so.
+    if (has_data) entry["dtype"] = configuration.dtype.name;
+    if (operation.reduces) entry["reduce_op"] = options.reduce_op;
+    if (one.rounds.empty()) {
+      entry["error"] = one.error;
+    } else {
+      add_figures(entry, configuration, one);
+      if (&one != &figures.front()) {
+        const Ratio by = ratio(one, figures.front());
+        entry["ratio"] = thousandth(by.value);
+        entry["ratio_min"] = thousandth(by.min);
+        entry["ratio_max"] = thousandth(by.max);
+      }
+    }
+    entries.push_back(std::move(entry));
+  }
+  return entries;
+}
+
+json document(const Options& options, const json& machine, const json& sides,
+              json results, double seconds) {
+  char date[32];
+  const std::time_t now = std::time(nullptr);
+  std::tm utc{};
+  gmtime_r(&now, &utc);
+  std::strftime(date, sizeof(date), "%Y-%m-%dT%H:%M:%S+00:00", &utc);
+  return {{"format", kFormat},
+          {"date", date},
+          {"seconds", thousandth(seconds)},
+          {"machine", machine},
+          {"sides", sides},
+          {"rounds", options.rounds},
+          {"warmup", options.warmup},
+          {"results", std::move(results)}};
+}
+
+json machine_facts() {
+  utsname names{};
+  uname(&names);
+  double load[1] = {0};
+  getloadavg(load, 1);
+  return {{"cores", cores()},
+          {"cpu", processor()},
+          {"system", std::string(names.sysname) + " " + names.release},
+          {"load_before", std::round(load[0] * 100) / 100}};
+}
+
+}  // namespace lockstep::bench

@@ -1,0 +1,76 @@
+#pragma once
+
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "lockstep/cli/bench/figures.h"
+#include "lockstep/cli/bench/operations.h"
+#include "lockstep/cli/bench/options.h"
+
+namespace lockstep::bench {
+
+// One thing to measure.
+struct Configuration {
+  Operation operation;
+  DType dtype;
+  int ranks;
+  int64_t elements;  // of S
+  int64_t bytes() const { return elements * dtype.bytes; }
+};
+
+// What one side made of it.
+struct Figures {
+  std::string side;
+  std::string error{};  // why there are none; only a peer's
+  std::vector<Latencies> rounds{};
+  int64_t wrong = 0;  // elements, of all ranks
+
+  Latencies latencies() const { return of_rounds(rounds); }
+};
+
+// A peer's median latency by ours: above 1, ours is faster.
+struct Ratio {
+  double value;  // of the medians
+  double min;    // of the rounds, each with itself
+  double max;
+};
+Ratio ratio(const Figures& peer, const Figures& ours);
+
+// The table, line by line as figures come. docs/benchmarks.md has its columns.
+class Table {
+ public:
+  Table(std::FILE* out, const Options& options,
+        std::vector<std::string> peer_names);
+  void add_machine(const nlohmann::ordered_json& machine);
+  // Before the rows of one operation, dtype and world.
+  void add_heading(const Configuration& configuration);
+  // `figures`: ours, then the peers'.
+  void add_row(const Configuration& configuration,
+               const std::vector<Figures>& figures);
+
+ private:
+  std::FILE* out_;
+  const Options& options_;
+  std::vector<std::string> peer_names_;
+};
+
+// The entries of the JSON's "results", one a side.
+nlohmann::ordered_json to_json(const Configuration& configuration,
+                               const Options& options,
+                               const std::vector<Figures>& figures);
+
+// The JSON around them.
+nlohmann::ordered_json document(const Options& options,
+                                const nlohmann::ordered_json& machine,
+                                const nlohmann::ordered_json& sides,
+                                nlohmann::ordered_json results, double seconds);
+
+// Processors that this process may run on.
+int cores();
+
+// cores(), processor, system, load.
+nlohmann::ordered_json machine_facts();
+
+}  // namespace lockstep::bench

@@ -1,0 +1,246 @@
+#include "lockstep/cli/bench/world.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <climits>
+#include <utility>
+
+#include "lockstep/launch/worker_environment.h"
+
+namespace lockstep::bench {
+namespace {
+
+using nlohmann::json;
+using std::chrono::milliseconds;
+
+// The ranks have `timeout` too, and know better what went wrong: they first.
+constexpr milliseconds kAnswerAllowance{2000};
+// Once one rank has failed, for the others to say so or to die: the cause is
+// then chosen among them all.
+constexpr milliseconds kAfterFailure{500};
+constexpr milliseconds kEndAllowance{10'000};
+constexpr milliseconds kKillAllowance{5000};
+constexpr milliseconds kReapInterval{5};
+
+// {read end, write end}, above the standard streams.
+std::pair<FileDescriptor, FileDescriptor> make_pipe() {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) throw_errno("pipe2");
+  return {FileDescriptor(ends[0]), FileDescriptor(ends[1])};
+}
+
+bool is_failure(const json& answer) { return answer.contains("error"); }
+
+}  // namespace
+
+World::World(std::string name, const Program& program, int ranks,
+             milliseconds timeout, const StopSignal& stop)
+    : name_(std::move(name)),
+      timeout_(timeout),
+      stop_(stop),
+      port_(StorePort::hold("127.0.0.1", 0)) {
+  for (int rank = 0; rank < ranks; ++rank) start_rank(program, rank, ranks);
+}
+
+void World::await_ready() { facts_ = collect(0).at(0); }
+
+World::~World() {
+  for (const auto& rank : ranks_) rank.process.signal_group(SIGKILL);
+  reap(Deadline::after(kKillAllowance));
+}
+
+void World::start_rank(const Program& program, int rank, int ranks) {
+  WorkerIdentity identity;
+  identity.local_rank = rank;
+  identity.local_world_size = ranks;
+  identity.master_port = port_.port();
+  identity.run_id = "bench-" + std::to_string(getpid());
+  identity.master_listen_fd = rank == 0 ? port_.fd() : -1;
+  const auto environment = worker_environment(identity, current_environment());
+  auto [in, in_write] = make_pipe();
+  auto [out_read, out] = make_pipe();
+  ranks_.push_back({.process = WorkerProcess::start(
+                        {.program = program,
+                         .environment = environment,
+                         .stdin_fd = in.get(),
+                         .stdout_fd = out.get(),
+                         .stderr_fd = STDERR_FILENO,
+                         .inherited_fd = identity.master_listen_fd,
+                         .signal_mask = stop_.original_mask()}),
+                    .in = std::move(in_write),
+                    .out = std::move(out_read)});
+}
+
+std::vector<json> World::ask(json request) {
+  request["id"] = ++last_id_;
+  const std::string line = request.dump() + '\n';
+  for (auto& rank : ranks_) {
+    // A line fits into a pipe; that nobody reads it any more is seen below.
+    [[maybe_unused]] const auto written =
+        write(rank.in.get(), line.data(), line.size());
+  }
+  return collect(last_id_);
+}
+
+std::vector<json> World::collect(int64_t id) {
+  for (auto& rank : ranks_) rank.answer = nullptr;
+  const Deadline deadline = Deadline::after(timeout_ + kAnswerAllowance);
+  while (!all_answered()) {
+    if (any_failed()) {
+      const Deadline grace = Deadline::after(kAfterFailure);
+      while (!all_answered() && !grace.expired()) {
+        await_any(grace);
+        for (auto& rank : ranks_) read_some(rank, id);
+      }
+      if (!all_answered()) fail("failed");
+      break;
+    }
+    if (deadline.expired()) fail("did not answer");
+    await_any(deadline);
+    for (auto& rank : ranks_) read_some(rank, id);
+  }
+  std::vector<json> answers;
+  for (auto& rank : ranks_) answers.push_back(std::move(rank.answer));
+  const auto failed = std::ranges::count_if(answers, is_failure);
+  if (failed == 0) return answers;
+  const auto& first = *std::ranges::find_if(answers, is_failure);
+  const std::string text = first["error"].get<std::string>();
+  if (failed == ranks()) throw Refusal(text, first.value("usage", false));
+  throw WorldError(name_ + ": rank " + std::to_string(first.value("rank", -1)) +
+                   ": " + text);
+}
+
+bool World::all_answered() const {
+  return std::ranges::none_of(
+      ranks_, [](const Rank& rank) { return rank.answer.is_null(); });
+}
+
+bool World::any_failed() const {
+  return std::ranges::any_of(ranks_, [](const Rank& rank) {
+    return rank.answer.is_null() ? !rank.out : is_failure(rank.answer);
+  });
+}
+
+void World::await_any(const Deadline& deadline) {
+  stop_.check();
+  std::vector<pollfd> entries{{stop_.fd(), POLLIN, 0}};
+  for (const auto& rank : ranks_) {
+    if (rank.out) entries.push_back({rank.out.get(), POLLIN, 0});
+  }
+  const auto left = std::min<int64_t>(deadline.remaining().count(), INT_MAX);
+  if (poll(entries.data(), entries.size(), static_cast<int>(left)) < 0 &&
+      errno != EINTR) {
+    throw_errno("poll");
+  }
+  stop_.check();
+}
+
+void World::read_some(Rank& rank, int64_t id) {
+  if (!rank.out) return;
+  pollfd entry{rank.out.get(), POLLIN, 0};
+  if (poll(&entry, 1, 0) <= 0) return;
+  char bytes[65536];
+  const ssize_t count = read(rank.out.get(), bytes, sizeof(bytes));
+  if (count < 0 && (errno == EINTR || errno == EAGAIN)) return;
+  if (count <= 0) {
+    rank.out.reset();
+    return;
+  }
+  rank.unread.append(bytes, static_cast<size_t>(count));
+  size_t begin = 0;
+  for (size_t end; (end = rank.unread.find('\n', begin)) != std::string::npos;
+       begin = end + 1) {
+    // Anything else is a library's word (Gloo greets on stdout).
+    const auto line = std::string_view(rank.unread).substr(begin, end - begin);
+    auto answer = json::parse(line, nullptr, false);
+    if (answer.is_object() && answer.value("id", int64_t{-1}) == id) {
+      rank.answer = std::move(answer);
+    }
+  }
+  rank.unread.erase(0, begin);
+}
+
+void World::reap(const Deadline& deadline) {
+  while (true) {
+    bool all = true;
+    for (auto& rank : ranks_) {
+      if (rank.process.ended()) continue;
+      int status = 0;
+      const pid_t pid = waitpid(rank.process.pid(), &status, WNOHANG);
+      if (pid == rank.process.pid()) {
+        rank.process.set_ended(status);
+      } else {
+        all = false;
+      }
+    }
+    if (all || deadline.expired()) return;
+    poll(nullptr, 0, static_cast<int>(kReapInterval.count()));
+  }
+}
+
+void World::fail(const std::string& what) {
+  reap(Deadline::after(milliseconds(0)));
+  // A killed rank first, then one that ended by itself: the others' failures
+  // are its echo.
+  const Rank* cause = nullptr;
+  const auto weight = [](const Rank& rank) {
+    if (rank.process.ended()) return rank.process.ending_signal() ? 0 : 1;
+    if (!rank.answer.is_null() && is_failure(rank.answer)) return 2;
+    return rank.answer.is_null() ? 3 : 4;
+  };
+  size_t number = 0;
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    if (cause == nullptr || weight(ranks_[i]) < weight(*cause)) {
+      cause = &ranks_[i];
+      number = i;
+    }
+  }
+  std::string text = name_ + ": rank " + std::to_string(number) + " of " +
+                     std::to_string(ranks_.size()) + " ";
+  if (cause->process.ended()) {
+    const auto signal = cause->process.ending_signal();
+    text += signal ? "was killed by " + signal_name(*signal)
+                   : "ended with exit code " +
+                         std::to_string(cause->process.exit_code());
+  } else if (!cause->answer.is_null() && is_failure(cause->answer)) {
+    text += "failed: " + cause->answer["error"].get<std::string>();
+  } else {
+    text += what + " within " +
+            std::to_string((timeout_ + kAnswerAllowance).count()) +
+            " ms; see --timeout";
+  }
+  throw WorldError(text);
+}
+
+void World::finish() {
+  for (auto& rank : ranks_) rank.in.reset();
+  const Deadline deadline = Deadline::after(kEndAllowance);
+  const auto any_open = [this] {
+    return std::ranges::any_of(ranks_,
+                               [](const Rank& rank) { return bool(rank.out); });
+  };
+  while (any_open() && !deadline.expired()) {
+    await_any(deadline);
+    for (auto& rank : ranks_) read_some(rank, -1);
+  }
+  reap(deadline);
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    const auto& process = ranks_[i].process;
+    const std::string rank = name_ + ": rank " + std::to_string(i);
+    if (!process.ended()) {
+      throw WorldError(rank + " did not end within " +
+                       std::to_string(kEndAllowance.count()) + " ms");
+    }
+    if (process.exit_code() != 0) {
+      throw WorldError(rank + " ended with exit code " +
+                       std::to_string(process.exit_code()));
+    }
+  }
+}
+
+}  // namespace lockstep::bench

@@ -1,0 +1,266 @@
+#include "lockstep/cli/run_options.h"
+
+#include <unistd.h>
+
+#include <charconv>
+#include <cmath>
+#include <fstream>
+#include <stdexcept>
+#include <string_view>
+#include <utility>
+
+#include "lockstep/base/environment.h"
+#include "lockstep/launch/process_count.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int kMostNodes = 65536;
+constexpr int kDefaultPort = 29500;      // as torchrun's static rendezvous
+constexpr int kDefaultC10dPort = 29400;  // as torchrun's c10d rendezvous
+
+std::chrono::milliseconds parse_seconds(std::string_view option,
+                                        const std::string& text) {
+  double seconds = -1;
+  const auto [end, error] =
+      std::from_chars(text.data(), text.data() + text.size(), seconds);
+  if (error != std::errc() || end != text.data() + text.size() ||
+      !(seconds >= 0 && seconds <= 86'400)) {
+    throw std::invalid_argument(std::string(option) + " is \"" + text +
+                                "\"; allowed are seconds from 0 to 86400, "
+                                "such as 0.5");
+  }
+  return std::chrono::milliseconds(std::llround(seconds * 1000));
+}
+
+int parse_nnodes(const std::string& text) {
+  const size_t colon = text.find(':');
+  const int64_t least =
+      parse_int("--nnodes", text.substr(0, colon), 1, kMostNodes);
+  if (colon == std::string::npos) return static_cast<int>(least);
+  const int64_t most =
+      parse_int("--nnodes", text.substr(colon + 1), least, kMostNodes);
+  if (most > least) {
+    throw std::invalid_argument(
+        "--nnodes is \"" + text +
+        "\": a number of nodes that changes is not supported yet; give one "
+        "number, such as --nnodes=" +
+        std::to_string(most));
+  }
+  return static_cast<int>(least);
+}
+
+bool parse_flag(const std::string& name, const std::string& value) {
+  for (const char* yes : {"1", "true", "True", "yes"}) {
+    if (value == yes) return true;
+  }
+  for (const char* no : {"0", "false", "False", "no"}) {
+    if (value == no) return false;
+  }
+  throw std::invalid_argument(name + " of --rdzv-conf is \"" + value +
+                              "\"; allowed are true and false");
+}
+
+// "KEY=VALUE,KEY=VALUE".
+void apply_rdzv_conf(const std::string& text, JobMemberOptions& job) {
+  std::optional<std::chrono::milliseconds> timeout;
+  std::string_view rest = text;
+  while (!rest.empty()) {
+    const std::string_view item = rest.substr(0, rest.find(','));
+    rest.remove_prefix(std::min(rest.size(), item.size() + 1));
+    const size_t equals = item.find('=');
+    const std::string name(item.substr(0, equals));
+    const std::string value(equals == item.npos ? "" : item.substr(equals + 1));
+    if (name == "join_timeout") {
+      job.join_timeout = parse_seconds("join_timeout of --rdzv-conf", value);
+    } else if (name == "timeout") {
+      timeout = parse_seconds("timeout of --rdzv-conf", value);
+    } else if (name == "is_host") {
+      job.store.is_host = parse_flag(name, value);
+    } else {
+      throw std::invalid_argument(
+          "--rdzv-conf has \"" + std::string(item) +
+          "\"; allowed are join_timeout=SECONDS, timeout=SECONDS and "
+          "is_host=true|false, parted by commas");
+    }
+  }
+  job.store.timeout = timeout.value_or(job.join_timeout);
+}
+
+// "[::1]" and "::1" mean the same; the workers' libraries know the second.
+std::string bare(const std::string& address) {
+  return address.starts_with('[') && address.ends_with(']')
+             ? address.substr(1, address.size() - 2)
+             : address;
+}
+
+int parse_port(const std::string& text, int if_not_given) {
+  return text.empty()
+             ? if_not_given
+             : static_cast<int>(parse_int("--master-port", text, 0, 65535));
+}
+
+std::string host_name() {
+  char name[256] = "";
+  gethostname(name, sizeof(name) - 1);
+  return name[0] == '\0' ? "this host" : name;
+}
+
+std::string random_run_id() {
+  std::ifstream source("/proc/sys/kernel/random/uuid");
+  std::string id;
+  std::getline(source, id);
+  return id.empty() ? "none" : id;
+}
+
+// Of rank 0's store, where there is one node.
+void set_store_address(const RunArguments& arguments,
+                       LocalAgentOptions& options) {
+  if (!arguments.node_rank.empty() &&
+      parse_int("--node-rank", arguments.node_rank, 0, kMostNodes) != 0) {
+    throw std::invalid_argument("--node-rank is " + arguments.node_rank +
+                                "; with one node (--nnodes=1) it can only be "
+                                "0");
+  }
+  for (const auto* address : {&arguments.master_addr, &arguments.local_addr}) {
+    if (address->empty()) continue;
+    options.master_addr = bare(*address);
+    break;
+  }
+  options.master_port = parse_port(arguments.master_port, 0);
+  if (arguments.rdzv_endpoint.empty() || arguments.standalone) return;
+  const Endpoint endpoint = parse_endpoint(
+      "--rdzv-endpoint", arguments.rdzv_endpoint, options.master_port);
+  options.master_addr = endpoint.host;
+  options.master_port = endpoint.port;
+}
+
+Endpoint store_endpoint(const RunArguments& arguments, bool c10d) {
+  if (!arguments.rdzv_endpoint.empty()) {
+    return parse_endpoint("--rdzv-endpoint", arguments.rdzv_endpoint,
+                          c10d ? kDefaultC10dPort : kDefaultPort);
+  }
+  if (c10d && arguments.master_addr.empty()) {
+    throw std::invalid_argument(
+        "several nodes need an address where they meet; give all of them the "
+        "same --rdzv-endpoint=HOST[:PORT], HOST one of theirs");
+  }
+  const std::string host =
+      arguments.master_addr.empty() ? "127.0.0.1" : arguments.master_addr;
+  return {bare(host), parse_port(arguments.master_port,
+                                 c10d ? kDefaultC10dPort : kDefaultPort)};
+}
+
+JobMemberOptions job_options(const RunArguments& arguments, int nnodes,
+                             const LocalAgentOptions& agent) {
+  if (arguments.standalone) {
+    throw std::invalid_argument(
+        "--standalone means one node, and --nnodes is " + arguments.nnodes +
+        "; leave one of them out");
+  }
+  const bool c10d = arguments.rdzv_backend == "c10d";
+  JobMemberOptions job;
+  apply_rdzv_conf(arguments.rdzv_conf, job);
+  job.store.endpoint = store_endpoint(arguments, c10d);
+  if (job.store.endpoint.port == 0) {
+    throw std::invalid_argument(
+        "port 0 is no port where nodes can meet; give all of them the same "
+        "number from 1 to 65535");
+  }
+  job.local_addr = bare(arguments.local_addr);
+  NodeDescription& node = job.node;
+  node.nnodes = nnodes;
+  node.nproc_per_node = agent.workers.nproc_per_node;
+  node.role = agent.workers.role;
+  node.max_restarts = agent.workers.max_restarts;
+  if (!arguments.rdzv_id.empty()) node.run_id = arguments.rdzv_id;
+  node.host = agent.host_name;
+  node.pid = getpid();
+  if (!arguments.node_rank.empty()) {
+    node.node_rank = static_cast<int>(
+        parse_int("--node-rank", arguments.node_rank, 0, nnodes - 1));
+  } else if (!c10d) {
+    node.node_rank = 0;
+  }
+  if (!c10d && !job.store.is_host) job.store.is_host = *node.node_rank == 0;
+  return job;
+}
+
+OutputOptions output_options(const RunArguments& arguments) {
+  OutputOptions output;
+  output.redirects = StreamSelection::parse("--redirects", arguments.redirects);
+  output.tee = StreamSelection::parse("--tee", arguments.tee);
+  output.prefix_lines = arguments.prefix_lines;
+  if (!arguments.local_ranks_filter.empty()) {
+    output.local_ranks_filter =
+        parse_local_ranks("--local-ranks-filter", arguments.local_ranks_filter);
+  }
+  if (auto prefix = get_env("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")) {
+    output.prefix_template = *prefix;
+  }
+  if (!output.redirects.empty() && arguments.log_dir.empty()) {
+    throw std::invalid_argument(
+        "--redirects writes into files; say where by --log-dir");
+  }
+  return output;
+}
+
+ProgramKind program_kind(const RunArguments& arguments) {
+  if (arguments.module && arguments.no_python) {
+    throw std::invalid_argument(
+        "--module and --no-python exclude each other; give one of them");
+  }
+  if (arguments.module) return ProgramKind::python_module;
+  return arguments.no_python ? ProgramKind::executable : ProgramKind::by_name;
+}
+
+LocalAgentOptions agent_options(const RunArguments& arguments) {
+  LocalAgentOptions options;
+  WorkerGroupOptions& workers = options.workers;
+  workers.nproc_per_node = resolve_process_count(arguments.nproc_per_node);
+  workers.max_restarts = static_cast<int>(
+      parse_int("--max-restarts", arguments.max_restarts, 0, 1'000'000));
+  workers.role = arguments.role;
+  workers.run_id = arguments.rdzv_id.empty() || arguments.standalone
+                       ? random_run_id()
+                       : arguments.rdzv_id;
+  workers.output = output_options(arguments);
+  options.host_name = host_name();
+  parse_seconds("--monitor-interval", arguments.monitor_interval);
+  if (!arguments.shutdown_timeout.empty()) {
+    options.shutdown_timeout =
+        parse_seconds("--shutdown-timeout", arguments.shutdown_timeout);
+  } else if (auto value = get_env("TORCH_ELASTIC_SHUTDOWN_TIMEOUT")) {
+    options.shutdown_timeout = parse_seconds(
+        "environment variable TORCH_ELASTIC_SHUTDOWN_TIMEOUT", *value);
+  }
+  options.failure_shutdown_timeout = parse_seconds(
+      "--failure-shutdown-timeout", arguments.failure_shutdown_timeout);
+  return options;
+}
+
+}  // namespace
+
+RunOptions run_options(const RunArguments& arguments) {
+  refuse_unsupported_environment();
+  if (arguments.rdzv_backend != "static" && arguments.rdzv_backend != "c10d") {
+    throw std::invalid_argument("--rdzv-backend is \"" +
+                                arguments.rdzv_backend +
+                                "\"; allowed are static and c10d");
+  }
+  RunOptions options;
+  options.agent = agent_options(arguments);
+  if (const int nnodes = parse_nnodes(arguments.nnodes); nnodes > 1) {
+    options.job = job_options(arguments, nnodes, options.agent);
+  } else {
+    set_store_address(arguments, options.agent);
+    JobMemberOptions ignored;
+    apply_rdzv_conf(arguments.rdzv_conf, ignored);
+  }
+  if (!arguments.log_dir.empty()) options.log_dir = arguments.log_dir;
+  options.agent.workers.program =
+      resolve_program(arguments.command, program_kind(arguments));
+  return options;
+}
+
+}  // namespace lockstep

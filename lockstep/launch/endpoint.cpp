@@ -1,0 +1,221 @@
+#include "lockstep/launch/endpoint.h"
+
+#include <arpa/inet.h>
+#include <dirent.h>
+#include <fcntl.h>
+#include <netinet/in.h>
+#include <poll.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdlib>
+#include <cstring>
+
+#include "lockstep/base/environment.h"
+
+namespace lockstep {
+namespace {
+
+struct AddressListDeleter {
+  void operator()(addrinfo* list) const { freeaddrinfo(list); }
+};
+
+struct DirectoryCloser {
+  void operator()(DIR* directory) const { closedir(directory); }
+};
+
+}  // namespace
+
+std::string Endpoint::text() const {
+  const bool v6 = host.find(':') != std::string::npos;
+  return (v6 ? "[" + host + "]" : host) + ":" + std::to_string(port);
+}
+
+Endpoint parse_endpoint(std::string_view option, const std::string& text,
+                        int default_port) {
+  const auto refuse = [&] {
+    throw std::invalid_argument(std::string(option) + " is \"" + text +
+                                "\"; allowed is HOST or HOST:PORT, an IPv6 "
+                                "address in brackets: [::1]:29400");
+  };
+  Endpoint endpoint{text, default_port};
+  std::string port;
+  bool has_port = false;
+  if (text.starts_with('[')) {
+    const size_t end = text.find(']');
+    if (end == std::string::npos) refuse();
+    endpoint.host = text.substr(1, end - 1);
+    const std::string rest = text.substr(end + 1);
+    has_port = !rest.empty();
+    if (has_port && rest[0] != ':') refuse();
+    if (has_port) port = rest.substr(1);
+  } else if (std::count(text.begin(), text.end(), ':') == 1) {
+    const size_t colon = text.find(':');
+    endpoint.host = text.substr(0, colon);
+    port = text.substr(colon + 1);
+    has_port = true;
+  }
+  const bool odd = endpoint.host.find_first_of(" /[]") != std::string::npos;
+  if (endpoint.host.empty() || odd) refuse();
+  if (has_port) {
+    endpoint.port = static_cast<int>(
+        parse_int("the port of " + std::string(option), port, 0, 65535));
+  }
+  return endpoint;
+}
+
+SocketAddress::SocketAddress(const sockaddr* address, socklen_t length)
+    : length_(length) {
+  std::memcpy(&storage_, address, std::min<size_t>(length, sizeof(storage_)));
+}
+
+bool SocketAddress::is_loopback() const {
+  if (family() == AF_INET6) {
+    const auto& v6 = reinterpret_cast<const sockaddr_in6*>(get())->sin6_addr;
+    return IN6_IS_ADDR_LOOPBACK(&v6) ||
+           (IN6_IS_ADDR_V4MAPPED(&v6) && v6.s6_addr[12] == 127);
+  }
+  const auto* v4 = reinterpret_cast<const sockaddr_in*>(get());
+  return ntohl(v4->sin_addr.s_addr) >> 24 == 127;
+}
+
+std::string SocketAddress::host() const {
+  char text[NI_MAXHOST] = "";
+  getnameinfo(get(), length_, text, sizeof(text), nullptr, 0, NI_NUMERICHOST);
+  return text;
+}
+
+int SocketAddress::port() const {
+  // It stands at the same place in sockaddr_in and sockaddr_in6.
+  return ntohs(reinterpret_cast<const sockaddr_in*>(get())->sin_port);
+}
+
+SocketAddress SocketAddress::with_port(int port) const {
+  SocketAddress changed = *this;
+  reinterpret_cast<sockaddr_in*>(&changed.storage_)->sin_port =
+      htons(static_cast<uint16_t>(port));
+  return changed;
+}
+
+SocketAddress SocketAddress::wildcard() const {
+  SocketAddress every = *this;
+  if (family() == AF_INET6) {
+    auto* v6 = reinterpret_cast<sockaddr_in6*>(&every.storage_);
+    v6->sin6_addr = in6addr_any;
+    v6->sin6_scope_id = 0;
+  } else {
+    reinterpret_cast<sockaddr_in*>(&every.storage_)->sin_addr.s_addr =
+        htonl(INADDR_ANY);
+  }
+  return every;
+}
+
+std::vector<SocketAddress> resolve(const Endpoint& endpoint) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  const int error =
+      getaddrinfo(endpoint.host.c_str(), std::to_string(endpoint.port).c_str(),
+                  &hints, &found);
+  if (error != 0) {
+    throw UnresolvedHost("address \"" + endpoint.host +
+                         "\" cannot be resolved (" + gai_strerror(error) + ")");
+  }
+  const std::unique_ptr<addrinfo, AddressListDeleter> list(found);
+  std::vector<SocketAddress> addresses;
+  for (const addrinfo* entry = list.get(); entry != nullptr;
+       entry = entry->ai_next) {
+    addresses.emplace_back(entry->ai_addr, entry->ai_addrlen);
+  }
+  return addresses;
+}
+
+bool is_numeric(const std::string& host) {
+  in6_addr any;
+  return inet_pton(AF_INET, host.c_str(), &any) == 1 ||
+         inet_pton(AF_INET6, host.substr(0, host.find('%')).c_str(), &any) == 1;
+}
+
+bool names_loopback(const std::string& host) {
+  if (host == "localhost") return true;
+  return is_numeric(host) && resolve({host, 0}).front().is_loopback();
+}
+
+FileDescriptor bind_socket(const SocketAddress& address) {
+  FileDescriptor fd(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (!fd) return fd;
+  const int on = 1;
+  if (setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
+      ::bind(fd.get(), address.get(), address.length()) != 0) {
+    const int error = errno;
+    fd.reset();
+    errno = error;
+  }
+  return fd;
+}
+
+SocketAddress bound_address(int fd) {
+  sockaddr_storage name{};
+  socklen_t length = sizeof(name);
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&name), &length) != 0) {
+    throw_errno("getsockname");
+  }
+  return {reinterpret_cast<sockaddr*>(&name), length};
+}
+
+SocketAddress reachable_address(const std::string& host,
+                                const SocketAddress& resolved) {
+  return names_loopback(host) ? resolved : resolved.wildcard();
+}
+
+bool accepts_connections(const SocketAddress& address,
+                         std::chrono::milliseconds allowed) {
+  const FileDescriptor fd(::socket(
+      address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd) return false;
+  if (::connect(fd.get(), address.get(), address.length()) == 0) return true;
+  if (errno != EINPROGRESS) return false;
+  pollfd entry{fd.get(), POLLOUT, 0};
+  if (poll(&entry, 1, static_cast<int>(allowed.count())) != 1) return false;
+  int error = 0;
+  socklen_t size = sizeof(error);
+  if (getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size) != 0 ||
+      error != 0) {
+    return false;
+  }
+  // A port that nobody listens on may be given to this very socket, which then
+  // is connected to itself.
+  const SocketAddress own = bound_address(fd.get());
+  return own.port() != address.port() || own.host() != address.host();
+}
+
+std::string local_address_towards(const SocketAddress& address) {
+  const FileDescriptor fd(
+      ::socket(address.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!fd || ::connect(fd.get(), address.get(), address.length()) != 0) {
+    throw_errno("finding this host's address towards " + address.host());
+  }
+  return bound_address(fd.get()).host();
+}
+
+void shut_connections_to(int port) {
+  const std::unique_ptr<DIR, DirectoryCloser> open(opendir("/proc/self/fd"));
+  if (!open) return;
+  while (const dirent* entry = readdir(open.get())) {
+    const int fd = std::atoi(entry->d_name);
+    sockaddr_storage name{};
+    socklen_t length = sizeof(name);
+    if (fd <= 2 ||
+        getpeername(fd, reinterpret_cast<sockaddr*>(&name), &length) != 0 ||
+        (name.ss_family != AF_INET && name.ss_family != AF_INET6)) {
+      continue;
+    }
+    if (SocketAddress(reinterpret_cast<sockaddr*>(&name), length).port() ==
+        port) {
+      ::shutdown(fd, SHUT_RDWR);
+    }
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,137 @@
+#include "lockstep/launch/store_connector.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+#include <stdexcept>
+#include <thread>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kRetryInterval{100};
+constexpr milliseconds kConnectAllowance{1000};
+// From when on the user is told what is being waited for.
+constexpr milliseconds kLongWait{5000};
+constexpr int kBacklog = 1024;
+
+bool is_of_this_host(const SocketAddress& address) {
+  return static_cast<bool>(bind_socket(address.with_port(0)));
+}
+
+std::string seconds(milliseconds time) {
+  char text[32];
+  std::snprintf(text, sizeof(text), "%g s",
+                static_cast<double>(time.count()) / 1000);
+  return text;
+}
+
+}  // namespace
+
+FileDescriptor StoreConnector::listen(
+    const std::vector<SocketAddress>& addresses) const {
+  int error = EADDRNOTAVAIL;
+  for (const SocketAddress& address : addresses) {
+    // Who must host is believed, as a gateway may map the address to it.
+    if (!options_.is_host && !is_of_this_host(address)) continue;
+    FileDescriptor fd =
+        bind_socket(reachable_address(options_.endpoint.host, address));
+    // Of two agents that both could bind, with SO_REUSEADDR, one can listen.
+    if (fd && ::listen(fd.get(), kBacklog) == 0) return fd;
+    error = errno;
+    if (error == EADDRINUSE) break;
+  }
+  if (options_.is_host == true) {
+    throw std::invalid_argument(
+        "the agents' store cannot be hosted at " + options_.endpoint.text() +
+        ": " + std::strerror(error) +
+        (error == EADDRINUSE ? "; another process listens there, give another "
+                               "port to all nodes"
+                             : "; give all nodes an address of this host"));
+  }
+  return {};
+}
+
+std::optional<OpenedStore> StoreConnector::host(
+    const std::vector<SocketAddress>& addresses,
+    const Deadline& deadline) const {
+  if (options_.is_host == false) return std::nullopt;
+  FileDescriptor fd = listen(addresses);
+  if (!fd) return std::nullopt;
+  const SocketAddress bound = bound_address(fd.get());
+  AgentStoreAddress address;
+  // The store connects to itself, and no wildcard is an address to connect to.
+  address.host = bound.is_loopback()          ? bound.host()
+                 : bound.family() == AF_INET6 ? "::1"
+                                              : "127.0.0.1";
+  address.port = static_cast<uint16_t>(bound.port());
+  address.listen_fd = fd.release();
+  address.timeout = deadline.remaining();
+  OpenedStore opened;
+  opened.store = open_(address);
+  opened.hosted = true;
+  opened.beyond_loopback = !bound.is_loopback();
+  opened.reachable_host = options_.endpoint.host;
+  return opened;
+}
+
+std::optional<OpenedStore> StoreConnector::connect(
+    const std::vector<SocketAddress>& addresses, const Deadline& deadline,
+    std::string& reason) const {
+  reason = "nobody listens there";
+  for (const SocketAddress& address : addresses) {
+    // First a connection of our own: the store's client would say on stderr
+    // how often it has tried.
+    if (!accepts_connections(address, kConnectAllowance)) continue;
+    try {
+      OpenedStore opened;
+      opened.store = open_(
+          {address.host(), static_cast<uint16_t>(address.port()), -1,
+           std::max<milliseconds>(deadline.remaining(), kConnectAllowance)});
+      opened.reachable_host = local_address_towards(address);
+      return opened;
+    } catch (const AgentStoreError& error) {
+      reason = error.what();  // it may be ending
+    }
+  }
+  return std::nullopt;
+}
+
+OpenedStore StoreConnector::open(const std::function<bool()>& cancelled,
+                                 const Notice& notice) const {
+  const Deadline deadline = Deadline::after(options_.timeout);
+  const std::string where = options_.endpoint.text();
+  bool told = false;
+  while (true) {
+    std::string reason;
+    try {
+      const auto addresses = resolve(options_.endpoint);
+      if (auto opened = host(addresses, deadline)) return std::move(*opened);
+      if (auto opened = connect(addresses, deadline, reason)) {
+        return std::move(*opened);
+      }
+    } catch (const UnresolvedHost& error) {
+      reason = error.what();
+    }
+    if (cancelled()) throw AgentStoreError("cancelled");
+    if (deadline.expired()) {
+      throw AgentStoreError(
+          "no agents' store was reached at " + where + " in " +
+          seconds(options_.timeout) + ": " + reason +
+          "; start the node that hosts it (static: node rank 0; c10d: the one "
+          "whose address this is), or name another endpoint");
+    }
+    if (!told && deadline.elapsed() > kLongWait) {
+      told = true;
+      notice("waiting for the agents' store at " + where + ", for at most " +
+             seconds(options_.timeout) + ": " + reason);
+    }
+    std::this_thread::sleep_for(std::min(kRetryInterval, deadline.remaining()));
+  }
+}
+
+}  // namespace lockstep

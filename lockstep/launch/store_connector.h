@@ -1,0 +1,68 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/launch/agent_store.h"
+#include "lockstep/launch/endpoint.h"
+
+namespace lockstep {
+
+struct StoreConnectorOptions {
+  Endpoint endpoint{};  // of the agents' store
+  // Whether this agent hosts the store. Unset: where the endpoint is an address
+  // of this host and nobody listens there yet; of several agents on that host
+  // the first does.
+  std::optional<bool> is_host{};
+  std::chrono::milliseconds timeout{600'000};  // to reach the store
+};
+
+struct OpenedStore {
+  std::unique_ptr<AgentStore> store{};
+  bool hosted = false;           // by this agent
+  bool beyond_loopback = false;  // hosted, and reachable from other hosts
+  // Where the other nodes reach this host: the endpoint's host if the store is
+  // hosted here, else the address from which this host speaks to it.
+  std::string reachable_host{};
+};
+
+// Opens the store of a job: binds the endpoint and hosts it, or waits until
+// somebody does and connects. Names and hosts that are not there yet are tried
+// again, as nodes start in any order and a name server may learn of them late.
+class StoreConnector {
+ public:
+  using Open =
+      std::function<std::unique_ptr<AgentStore>(const AgentStoreAddress&)>;
+  // Called with a line for the user when the wait gets long.
+  using Notice = std::function<void(const std::string& text)>;
+
+  explicit StoreConnector(StoreConnectorOptions options,
+                          Open open = open_c10d_store)
+      : options_(std::move(options)), open_(std::move(open)) {}
+
+  // Blocks for at most `timeout` (and one look-up of the resolver); gives up
+  // early where `cancelled` says so, asked ten times a second. Throws
+  // AgentStoreError, one line with the endpoint and the reason;
+  // std::invalid_argument where this agent must host and cannot.
+  OpenedStore open(const std::function<bool()>& cancelled,
+                   const Notice& notice) const;
+
+  const Endpoint& endpoint() const { return options_.endpoint; }
+
+ private:
+  FileDescriptor listen(const std::vector<SocketAddress>& addresses) const;
+  std::optional<OpenedStore> host(const std::vector<SocketAddress>& addresses,
+                                  const Deadline& deadline) const;
+  std::optional<OpenedStore> connect(
+      const std::vector<SocketAddress>& addresses, const Deadline& deadline,
+      std::string& reason) const;
+
+  StoreConnectorOptions options_;
+  Open open_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,301 @@
+// What agents of several nodes write into their store and make of it, without
+// a network and without time.
+#include "lockstep/launch/node_protocol.h"
+
+#include <gmock/gmock.h>
+
+#include <deque>
+
+#include "tests/launch/memory_agent_store.h"
+
+namespace lockstep::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+class NodeProtocolTest : public ::testing::Test {
+ protected:
+  static NodeDescription node(int nnodes, std::optional<int> rank = {},
+                              int nproc_per_node = 2) {
+    NodeDescription description;
+    description.nnodes = nnodes;
+    description.node_rank = rank;
+    description.nproc_per_node = nproc_per_node;
+    description.host = "host" + std::to_string(next_pid_);
+    description.pid = next_pid_++;
+    return description;
+  }
+
+  NodeProtocol& agent(const NodeDescription& description) {
+    return agents_.emplace_back(store_, description);
+  }
+
+  // Agents of so many workers each, in node order, all of them joined and with
+  // their offers made.
+  void form(const std::vector<int>& workers) {
+    const int nnodes = static_cast<int>(workers.size());
+    for (int rank = 0; rank < nnodes; ++rank) {
+      auto description = node(nnodes, rank, workers[static_cast<size_t>(rank)]);
+      description.hosts_store = rank == 0;
+      agent(description).join();
+    }
+    offer(0);
+  }
+
+  void offer(int round) {
+    for (size_t rank = 0; rank < agents_.size(); ++rank) {
+      agents_[rank].offer_round(
+          round,
+          rank == 0 ? RoundOffer{"192.0.2.1", 4000 + round} : RoundOffer{});
+    }
+  }
+
+  static Verdict failed(int node_rank, int exit_code) {
+    Verdict verdict;
+    verdict.kind = Verdict::Kind::failed;
+    verdict.node_rank = node_rank;
+    verdict.exit_code = exit_code;
+    verdict.text = "rank failed";
+    return verdict;
+  }
+
+  static std::string refusal(NodeProtocol& protocol) {
+    try {
+      protocol.join();
+    } catch (const JobRefused& error) {
+      return error.what();
+    }
+    return "was not refused";
+  }
+
+  static inline int next_pid_ = 100;
+  std::shared_ptr<StoredKeys> keys_ = std::make_shared<StoredKeys>();
+  MemoryAgentStore store_{keys_};
+  std::deque<NodeProtocol> agents_;
+};
+
+TEST_F(NodeProtocolTest, GlobalRanksGoByNodeThoughWorkersAreUneven) {
+  form({3, 1, 2});
+  const int first_ranks[] = {0, 3, 4};
+  for (size_t rank = 0; rank < 3; ++rank) {
+    const auto plan = agents_[rank].take_plan();
+    ASSERT_TRUE(plan);
+    EXPECT_EQ(plan->place.node_rank, static_cast<int>(rank));
+    EXPECT_EQ(plan->place.nnodes, 3);
+    EXPECT_EQ(plan->place.first_rank, first_ranks[rank]);
+    EXPECT_EQ(plan->place.first_role_rank, first_ranks[rank]);
+    EXPECT_EQ(plan->place.world_size, 6);
+    EXPECT_EQ(plan->place.role_world_size, 6);
+    EXPECT_EQ(plan->master_addr, "192.0.2.1");
+    EXPECT_EQ(plan->master_port, 4000);
+    EXPECT_FALSE(agents_[rank].take_plan()) << "a plan is given once";
+  }
+}
+
+TEST_F(NodeProtocolTest, RoleRanksCountWithinTheRole) {
+  auto trainer = node(3, 0, 2);
+  auto server = node(3, 1, 3);
+  auto late_trainer = node(3, 2, 1);
+  server.role = "server";
+  for (const auto& one : {trainer, server, late_trainer}) agent(one).join();
+  offer(0);
+  const auto place = agents_[2].take_plan()->place;
+  EXPECT_EQ(place.first_rank, 5);
+  EXPECT_EQ(place.world_size, 6);
+  EXPECT_EQ(place.first_role_rank, 2);
+  EXPECT_EQ(place.role_world_size, 3);
+  EXPECT_EQ(agents_[1].take_plan()->place.first_role_rank, 0);
+}
+
+TEST_F(NodeProtocolTest, NodesWithoutARankTakeTheLowestThatIsFree) {
+  EXPECT_EQ(agent(node(3, 1)).join().node_rank, 1);
+  EXPECT_EQ(agent(node(3)).join().node_rank, 0);
+  EXPECT_EQ(agent(node(3)).join().node_rank, 2);
+  EXPECT_THAT(refusal(agent(node(3))), HasSubstr("one too many"));
+}
+
+TEST_F(NodeProtocolTest, NoPlanBeforeAllHaveOffered) {
+  auto& first = agent(node(3, 0));
+  first.join();
+  first.offer_round(0, {"192.0.2.1", 4000});
+  auto& third = agent(node(3, 2));
+  third.join();
+  EXPECT_FALSE(first.take_plan());
+  EXPECT_THAT(first.absent_nodes(), ElementsAre(1, 2));
+  third.offer_round(0, {});
+  EXPECT_THAT(third.absent_nodes(), ElementsAre(1));
+}
+
+TEST_F(NodeProtocolTest, RunIdIsTheFirstAgentsWhereOthersGiveNone) {
+  auto first = node(2, 0);
+  first.run_id = "456";
+  EXPECT_EQ(agent(first).join().run_id, "456");
+  EXPECT_EQ(agent(node(2, 1)).join().run_id, "456");
+}
+
+TEST_F(NodeProtocolTest, DisagreementNamesBothAgentsAndEndsTheWait) {
+  auto first = node(2, 0);
+  first.run_id = "456";
+  first.max_restarts = 3;
+  auto& waiting = agent(first);
+  waiting.join();
+  waiting.offer_round(0, {"192.0.2.1", 4000});
+
+  auto other = first;
+  other.node_rank = 1;
+  other.host = "elsewhere";
+  const auto refuse = [&](auto change) {
+    NodeDescription changed = other;
+    change(changed);
+    return refusal(agent(changed));
+  };
+  const auto both = AllOf(HasSubstr(first.host), HasSubstr("elsewhere"));
+  EXPECT_THAT(refuse([](auto& node) { node.nnodes = 3; }),
+              AllOf(both, HasSubstr("--nnodes=3"), HasSubstr("--nnodes=2")));
+  EXPECT_THAT(refuse([](auto& node) { node.max_restarts = 0; }),
+              AllOf(both, HasSubstr("--max-restarts=0")));
+  EXPECT_THAT(refuse([](auto& node) { node.run_id = "457"; }),
+              AllOf(both, HasSubstr("--rdzv-id=457")));
+  EXPECT_THAT(refuse([](auto& node) { node.node_rank = 0; }),
+              AllOf(both, HasSubstr("--node-rank=0")));
+
+  const auto verdict = waiting.take_verdict();
+  ASSERT_TRUE(verdict);
+  EXPECT_EQ(verdict->kind, Verdict::Kind::given_up);
+  EXPECT_THAT(verdict->text, HasSubstr("--nnodes=3")) << "the first reason";
+}
+
+TEST_F(NodeProtocolTest, StrangerDoesNotDisturbAJobThatRuns) {
+  form({1, 1});
+  EXPECT_THAT(refusal(agent(node(2, 1))), HasSubstr("two agents"));
+  EXPECT_FALSE(agents_[0].take_verdict());
+}
+
+TEST_F(NodeProtocolTest, RoundSucceedsOnceEveryNodeHas) {
+  form({1, 1});
+  for (auto& one : agents_) ASSERT_TRUE(one.take_plan());
+  agents_[0].report_success();
+  EXPECT_FALSE(agents_[0].take_verdict());
+  agents_[1].report_success();
+  for (auto& one : agents_) {
+    const auto verdict = one.take_verdict();
+    ASSERT_TRUE(verdict);
+    EXPECT_EQ(verdict->kind, Verdict::Kind::succeeded);
+    EXPECT_FALSE(one.take_verdict()) << "a verdict is given once";
+  }
+}
+
+TEST_F(NodeProtocolTest, FirstVerdictStandsForAllAndEndsItsRoundOnly) {
+  form({1, 1});
+  for (auto& one : agents_) ASSERT_TRUE(one.take_plan());
+  agents_[1].propose(0, failed(1, 42));
+  agents_[0].propose(0, failed(0, 7));
+  for (auto& one : agents_) EXPECT_EQ(one.take_verdict()->exit_code, 42);
+  EXPECT_FALSE(failed(1, 42).ends_job(0, 1));
+  EXPECT_TRUE(failed(1, 42).ends_job(1, 1));
+
+  offer(1);
+  for (auto& one : agents_) {
+    EXPECT_FALSE(one.take_verdict());
+    const auto plan = one.take_plan();
+    ASSERT_TRUE(plan);
+    EXPECT_EQ(plan->round, 1);
+    EXPECT_EQ(plan->master_port, 4001);
+  }
+}
+
+// A signal to one node while another has failed and all would start anew.
+TEST_F(NodeProtocolTest, VerdictOfARoundToComeStopsItBeforeItBegins) {
+  form({1, 1});
+  for (auto& one : agents_) ASSERT_TRUE(one.take_plan());
+  agents_[1].propose(0, failed(1, 42));
+  Verdict signal;
+  signal.kind = Verdict::Kind::signalled;
+  signal.signal = 15;
+  agents_[0].propose(0, signal);
+  agents_[0].propose(1, signal);
+  EXPECT_EQ(agents_[1].take_verdict()->kind, Verdict::Kind::failed);
+  agents_[1].offer_round(1, {});
+  const auto verdict = agents_[1].take_verdict();
+  ASSERT_TRUE(verdict);
+  EXPECT_EQ(verdict->signal, 15);
+}
+
+TEST_F(NodeProtocolTest, SilentNodeIsLostAfterThreeMissedBeats) {
+  form({1, 1, 1});
+  auto now = NodeProtocol::Clock::now();
+  for (int second = 1; second <= 10; ++second) {
+    now += milliseconds(1000);
+    for (auto& one : agents_) one.beat(now);
+  }
+  EXPECT_FALSE(agents_[0].take_verdict()) << "all are heard";
+  for (int second = 1; second <= 4; ++second) {
+    now += milliseconds(1000);
+    agents_[1].beat(now);
+    agents_[0].beat(now);
+    // Its last beat came after the host's look, so the first second is its.
+    EXPECT_FALSE(second < 4 && agents_[0].take_verdict()) << second;
+  }
+  const auto verdict = agents_[1].take_verdict();
+  ASSERT_TRUE(verdict);
+  EXPECT_EQ(verdict->kind, Verdict::Kind::given_up);
+  EXPECT_EQ(verdict->node_rank, 2);
+  EXPECT_THAT(verdict->text, HasSubstr("node 2 (host"));
+  EXPECT_NE(verdict->exit_code, 0);
+  // Nobody waits for it at the end.
+  agents_[1].depart();
+  EXPECT_TRUE(agents_[0].others_have_departed());
+}
+
+TEST_F(NodeProtocolTest, HostOfTheStoreStaysUntilAllHaveDeparted) {
+  form({1, 1, 1});
+  EXPECT_EQ(agents_[2].name_of_store_host(), agents_[2].name_of(0));
+  agents_[1].depart();
+  EXPECT_FALSE(agents_[0].others_have_departed());
+  agents_[2].depart();
+  EXPECT_TRUE(agents_[0].others_have_departed());
+}
+
+TEST_F(NodeProtocolTest, StoreOfAJobThatEndsIsNotJoined) {
+  form({1, 1});
+  agents_[0].depart();
+  EXPECT_THROW(agent(node(2, 1)).join(), JobClosed);
+}
+
+TEST_F(NodeProtocolTest, ForeignRecordsAreRefusedNotBelieved) {
+  for (const char* job :
+       {"", "no json", "[]", "{}", R"({"version":1})",
+        R"({"version":2,"nnodes":2,"max_restarts":0,"run_id":"x"})",
+        R"({"version":1,"nnodes":"2","max_restarts":0,"run_id":"x"})",
+        R"({"version":1,"nnodes":-2,"max_restarts":0,"run_id":"x"})",
+        R"({"version":1,"nnodes":2e300,"max_restarts":0,"run_id":"x"})"}) {
+    store_.set("lockstep/job", job);
+    EXPECT_THROW(agent(node(2, 0)).join(), ForeignRecord) << job;
+  }
+  keys_->values.clear();
+  agents_.clear();
+  form({1, 1});
+  store_.set("lockstep/round/0/node/1",
+             R"({"nproc_per_node":100000,"role":"default"})");
+  EXPECT_THROW(agents_[0].take_plan(), ForeignRecord);
+  store_.set("lockstep/round/0/verdict",
+             R"({"kind":9,"node_rank":0,"exit_code":0,"signal":0,"text":""})");
+  EXPECT_THROW(agents_[0].take_verdict(), ForeignRecord);
+}
+
+TEST_F(NodeProtocolTest, TextsOfOthersHoldNoControlCharacters) {
+  form({1, 1});
+  auto verdict = failed(1, 3);
+  verdict.text = "two\nlines \x1b[31m and \xff";
+  agents_[1].propose(0, verdict);
+  const auto text = agents_[0].take_verdict()->text;
+  EXPECT_THAT(text, HasSubstr("two lines "));
+  EXPECT_EQ(text.find('\x1b'), std::string::npos);
+}
+
+}  // namespace
+}  // namespace lockstep::testing

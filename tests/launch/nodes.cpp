@@ -1,0 +1,60 @@
+#include "tests/launch/nodes.h"
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <thread>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/launch/endpoint.h"
+
+namespace lockstep::testing {
+
+int NodesTest::free_port() {
+  sockaddr_in6 any{};
+  any.sin6_family = AF_INET6;
+  any.sin6_addr = in6addr_any;
+  const FileDescriptor fd = bind_socket(
+      SocketAddress(reinterpret_cast<sockaddr*>(&any), sizeof(any)));
+  EXPECT_TRUE(fd) << "these tests need IPv6 on loopback";
+  return bound_address(fd.get()).port();
+}
+
+std::vector<std::string> NodesTest::c10d(const std::string& endpoint,
+                                         int nnodes, int node_rank) {
+  std::vector<std::string> options{"--nnodes=" + std::to_string(nnodes),
+                                   "--rdzv-backend=c10d",
+                                   "--rdzv-endpoint=" + endpoint};
+  if (node_rank >= 0) {
+    options.push_back("--node-rank=" + std::to_string(node_rank));
+  }
+  return options;
+}
+
+std::vector<std::string> NodesTest::fixed(int port, int nnodes, int node_rank) {
+  return {"--nnodes=" + std::to_string(nnodes),
+          "--node-rank=" + std::to_string(node_rank), "--master-addr=127.0.0.1",
+          "--master-port=" + std::to_string(port)};
+}
+
+std::vector<std::string> NodesTest::with(std::vector<std::string> options,
+                                         const std::vector<std::string>& more) {
+  options.insert(options.end(), more.begin(), more.end());
+  return options;
+}
+
+pid_t NodesTest::agent_of(const RunningProgram& launcher) {
+  const std::string& out = launcher.out();
+  return std::stoi(out.substr(out.find("agent ") + 6));
+}
+
+void NodesTest::await_store() const {
+  const auto store = resolve(parse_endpoint("endpoint", endpoint(), 0)).front();
+  const Deadline deadline = Deadline::after(std::chrono::seconds(20));
+  while (!accepts_connections(store, std::chrono::seconds(1))) {
+    ASSERT_FALSE(deadline.expired()) << "no store came";
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+}
+
+}  // namespace lockstep::testing

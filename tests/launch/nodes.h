@@ -1,0 +1,43 @@
+#pragma once
+
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "tests/launch/launcher.h"
+
+namespace lockstep::testing {
+
+// A test of several agents that run here, as if each were on a host of its own.
+class NodesTest : public LauncherTest {
+ protected:
+  // A port that was free a moment ago; of IPv6 loopback, and so of IPv4's.
+  static int free_port();
+
+  // Options of one of `nnodes` nodes that meet at HOST:PORT by c10d; no node
+  // rank where it is below 0.
+  static std::vector<std::string> c10d(const std::string& endpoint, int nnodes,
+                                       int node_rank = -1);
+  // The same by the static rendezvous at 127.0.0.1.
+  static std::vector<std::string> fixed(int port, int nnodes, int node_rank);
+
+  // `options` and, behind them, `more`.
+  static std::vector<std::string> with(std::vector<std::string> options,
+                                       const std::vector<std::string>& more);
+
+  // The process id of the agent behind "agent PID" in a worker's output.
+  static pid_t agent_of(const RunningProgram& launcher);
+
+  // Waits until somebody listens at the endpoint.
+  void await_store() const;
+
+  // The endpoint of this test.
+  std::string endpoint() const { return "[::1]:" + std::to_string(port_); }
+  int port() const { return port_; }
+
+ private:
+  int port_ = free_port();
+};
+
+}  // namespace lockstep::testing

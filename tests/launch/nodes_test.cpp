@@ -1,0 +1,259 @@
+// `lockstep run` over several nodes: ranks, environment, rendezvous, mistakes.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <set>
+
+#include "tests/launch/nodes.h"
+
+namespace lockstep::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+class Nodes : public NodesTest {
+ protected:
+  static std::vector<std::string> sorted_lines(const std::string& text) {
+    auto all = lines(text);
+    std::sort(all.begin(), all.end());
+    return all;
+  }
+};
+
+const std::string kPlace =
+    "echo $GROUP_RANK/$GROUP_WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE "
+    "$RANK/$WORLD_SIZE $ROLE_RANK/$ROLE_WORLD_SIZE $TORCHELASTIC_RUN_ID "
+    "$TORCHELASTIC_RESTART_COUNT $TORCHELASTIC_USE_AGENT_STORE "
+    "${LOCKSTEP_MASTER_LISTEN_FD:+listens}";
+
+// The tutorial's command, but for the port.
+TEST_F(Nodes, TwoNodesOfEightByC10dAtIpv6Loopback) {
+  const auto options = [&](int rank) {
+    return with(c10d(endpoint(), 2, rank),
+                {"--rdzv-id=456", "--nproc_per_node=8"});
+  };
+  const std::string script =
+      "echo $RANK/$WORLD_SIZE $MASTER_ADDR:$MASTER_PORT $TORCHELASTIC_RUN_ID";
+  auto second = start_script(options(1), script);
+  auto first = start_script(options(0), script);
+  const auto results = {first->finish(), second->finish()};
+  std::set<std::string> ranks;
+  std::set<std::string> stores;
+  for (const auto& result : results) {
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    for (const auto& line : lines(result.out)) {
+      ranks.insert(line.substr(0, line.find(' ')));
+      stores.insert(line.substr(line.find(' ') + 1));
+    }
+  }
+  EXPECT_EQ(ranks.size(), 16u);
+  EXPECT_TRUE(ranks.count("15/16"));
+  ASSERT_EQ(stores.size(), 1u);
+  EXPECT_THAT(*stores.begin(), AllOf(HasSubstr("::1:"), HasSubstr(" 456")));
+  EXPECT_EQ(stores.begin()->find(std::to_string(port())), std::string::npos)
+      << "rank 0's store has a port of its own";
+}
+
+TEST_F(Nodes, UnevenNodesByTheStaticRendezvous) {
+  const int workers[] = {1, 3, 2};
+  std::vector<std::unique_ptr<RunningProgram>> nodes;
+  for (int rank = 0; rank < 3; ++rank) {
+    nodes.push_back(start_script(
+        with(fixed(port(), 3, rank),
+             {"--rdzv-id=job7",
+              "--nproc-per-node=" + std::to_string(workers[rank])}),
+        kPlace));
+  }
+  const std::vector<std::vector<std::string>> expected{
+      {"0/3 0/1 0/6 0/6 job7 0 False listens"},
+      {"1/3 0/3 1/6 1/6 job7 0 False", "1/3 1/3 2/6 2/6 job7 0 False",
+       "1/3 2/3 3/6 3/6 job7 0 False"},
+      {"2/3 0/2 4/6 4/6 job7 0 False", "2/3 1/2 5/6 5/6 job7 0 False"}};
+  for (size_t rank = 0; rank < 3; ++rank) {
+    const auto result = nodes[rank]->finish();
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(sorted_lines(result.out), expected[rank]) << "node " << rank;
+    EXPECT_EQ(result.err.find("authentication"), std::string::npos)
+        << "loopback needs no warning";
+  }
+}
+
+TEST_F(Nodes, ArrivalDecidesWithoutNodeRanks) {
+  std::vector<std::unique_ptr<RunningProgram>> nodes;
+  for (int one = 0; one < 3; ++one) {
+    nodes.push_back(start_script(
+        c10d("127.0.0.1:" + std::to_string(port()), 3),
+        "echo $GROUP_RANK $RANK $TORCHELASTIC_RUN_ID $MASTER_PORT"));
+  }
+  std::set<char> ranks;
+  std::set<std::string> agreed;
+  for (const auto& node : nodes) {
+    const auto result = node->finish();
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    ASSERT_GT(result.out.size(), 4u) << result.err;
+    EXPECT_EQ(result.out[0], result.out[2]);
+    ranks.insert(result.out[0]);
+    agreed.insert(result.out.substr(4));
+  }
+  EXPECT_EQ(ranks, (std::set<char>{'0', '1', '2'}));
+  EXPECT_EQ(agreed.size(), 1u) << "one run id, one store";
+}
+
+TEST_F(Nodes, LocalAddrIsWhereTheOthersReachRankZero) {
+  auto second = start_script(c10d(endpoint(), 2, 1), "echo $MASTER_ADDR");
+  auto first = start_script(
+      with(c10d(endpoint(), 2, 0), {"--local-addr=127.0.0.5"}), "true");
+  EXPECT_EQ(second->finish().out, "127.0.0.5\n");
+  EXPECT_EQ(first->finish().exit_code, 0);
+}
+
+TEST_F(Nodes, WorkersInheritNothingOfTheAgentsStore) {
+  const std::string script =
+      "for fd in /proc/self/fd/*; do case $(readlink $fd) in "
+      "socket:*|anon_inode:*) echo $RANK ${fd##*/};; esac; done";
+  auto second = start_script(c10d(endpoint(), 2, 1), script);
+  auto first = start_script(c10d(endpoint(), 2, 0), script);
+  EXPECT_EQ(lines(first->finish().out).size(), 1u) << "the held port";
+  EXPECT_EQ(second->finish().out, "");
+}
+
+TEST_F(Nodes, PrefixTemplateKnowsTheGlobalRank) {
+  const auto run = [&](int rank) {
+    return start_script(
+        with(fixed(port(), 2, rank), {"--nproc-per-node=2", "--prefix-lines",
+                                      "--local-ranks-filter=1"}),
+        "echo here",
+        {.environment = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE="
+                         "${rank}.${local_rank}:"}});
+  };
+  auto first = run(0);
+  auto second = run(1);
+  EXPECT_EQ(first->finish().out, "1.1:here\n");
+  EXPECT_EQ(second->finish().out, "3.1:here\n");
+}
+
+// A shell loop of jobs: one node's next agent may come while the store of the
+// last job is still there.
+TEST_F(Nodes, JobsFollowEachOtherAtOneEndpoint) {
+  const std::string command = std::string(LOCKSTEP_BIN_DIR) +
+                              "/lockstep run --nnodes=2 --rdzv-backend=c10d "
+                              "--rdzv-endpoint=" +
+                              endpoint();
+  std::string loop = "for job in 1 2 3; do ";
+  const auto node = [&](const std::string& rank) {
+    return start_program({"/bin/sh", "-c",
+                          loop + command +
+                              " --rdzv-id=$job --node-rank=" + rank +
+                              " sh -c 'echo $TORCHELASTIC_RUN_ID' || exit; "
+                              "done"});
+  };
+  auto first = node("0");
+  auto second = node("1");
+  for (auto* one : {first.get(), second.get()}) {
+    const auto result = one->finish();
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(result.out, "1\n2\n3\n") << result.err;
+  }
+}
+
+TEST_F(Nodes, AbsentNodeIsNamed) {
+  const auto result =
+      run_script(with(c10d(endpoint(), 3, 0), {"--rdzv-conf=join_timeout=1"}),
+                 "echo never");
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(lines(result.err).size(), 1u) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("absent: nodes 1 and 2"));
+  EXPECT_EQ(result.out, "");
+}
+
+TEST_F(Nodes, StoreThatNeverComesIsNamed) {
+  const auto result = run_script(
+      with(fixed(port(), 2, 1), {"--rdzv-conf=timeout=1"}), "echo never");
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(lines(result.err).size(), 1u) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("127.0.0.1:" + std::to_string(port())));
+  EXPECT_EQ(result.out, "");
+}
+
+struct Disagreement {
+  std::vector<std::string> first;
+  std::vector<std::string> second;
+  std::vector<std::string> said;
+};
+
+TEST_F(Nodes, DisagreementIsOneLineThatNamesBothAgents) {
+  const std::vector<Disagreement> cases{
+      {{"--nnodes=3", "--node-rank=1"},
+       {"--nnodes=3", "--node-rank=1"},
+       {"two agents have --node-rank=1"}},
+      {{"--nnodes=3", "--node-rank=0"},
+       {"--nnodes=2", "--node-rank=1"},
+       {"--nnodes=2", "--nnodes=3"}},
+      {{"--nnodes=3", "--node-rank=0", "--max-restarts=2"},
+       {"--nnodes=3", "--node-rank=1", "--max-restarts=1"},
+       {"--max-restarts=1", "--max-restarts=2"}},
+      {{"--nnodes=3", "--node-rank=0", "--rdzv-id=one"},
+       {"--nnodes=3", "--node-rank=1", "--rdzv-id=two"},
+       {"--rdzv-id=one", "--rdzv-id=two"}},
+  };
+  for (const auto& one : cases) {
+    const std::vector<std::string> where{"--rdzv-backend=c10d",
+                                         "--rdzv-endpoint=" + endpoint()};
+    auto first = start_script(with(where, one.first), "echo never");
+    auto second = start_script(with(where, one.second), "echo never");
+    for (auto* node : {first.get(), second.get()}) {
+      const auto result = node->finish();
+      EXPECT_EQ(result.exit_code, 2) << result.err;
+      EXPECT_EQ(lines(result.err).size(), 1u) << result.err;
+      for (const auto& said : one.said) {
+        EXPECT_THAT(result.err, HasSubstr(said));
+      }
+      // Both agents, by their processes.
+      EXPECT_EQ(count(result.err, "pid "), 2) << result.err;
+      EXPECT_EQ(result.out, "");
+    }
+  }
+}
+
+TEST_F(Nodes, PortOfTheStoreInUseIsOneLine) {
+  auto taken = start_script(c10d(endpoint(), 2, 0), "true");
+  await_store();
+  // Static: this node must host, and cannot.
+  const auto result =
+      run_script({"--nnodes=2", "--node-rank=0", "--master-addr=::1",
+                  "--master-port=" + std::to_string(port())},
+                 "true");
+  EXPECT_EQ(result.exit_code, 2) << result.err;
+  EXPECT_EQ(lines(result.err).size(), 1u) << result.err;
+  EXPECT_THAT(result.err, AllOf(HasSubstr(endpoint()),
+                                HasSubstr("another process listens")));
+  taken->signal(SIGTERM);
+  EXPECT_EQ(taken->finish().exit_code, 128 + SIGTERM);
+}
+
+TEST_F(Nodes, MissingModuleIsOneLine) {
+  const auto result =
+      run_script(fixed(port(), 2, 0), "true",
+                 {.environment = {"LOCKSTEP_MODULE_PATH=/no/modules"}});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(lines(result.err).size(), 1u) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("/no/modules/c10d_store.so"));
+}
+
+TEST_F(Nodes, StoreBeyondLoopbackIsWarnedOf) {
+  const auto node = [&](int rank) {
+    return start_script({"--nnodes=2", "--node-rank=" + std::to_string(rank),
+                         "--rdzv-endpoint=0.0.0.0:" + std::to_string(port())},
+                        "true");
+  };
+  auto first = node(0);
+  auto second = node(1);
+  const auto result = first->finish();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(count(result.err, "without authentication"), 1) << result.err;
+  EXPECT_EQ(second->finish().err, "");
+}
+
+}  // namespace
+}  // namespace lockstep::testing
