@@ -235,6 +235,5 @@ int main(int argc, char** argv) {
   app.add_option("--report", options.report,
                  "JSON file of the outcome, renewed after each epoch");
   app.option_defaults()->always_capture_default();
-  CLI11_PARSE(app, argc, argv);
-  return examples::run_program("digits", [&] { train(options); });
+  return examples::run_program(app, argc, argv, [&] { train(options); });
 }

@@ -2,13 +2,25 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <string>
 
 #include <c10/util/Exception.h>
+#include <CLI/CLI.hpp>
 
 namespace examples {
 
-int run_program(const char* name, const std::function<void()>& body) {
+int run_program(CLI::App& app, int argc, char** argv,
+                const std::function<void()>& body) {
+  const std::string name = std::filesystem::path(argv[0]).filename().string();
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    if (error.get_exit_code() == 0) return app.exit(error);  // --help
+    std::fprintf(stderr, "%s: %s; %s --help lists the arguments\n",
+                 name.c_str(), error.what(), name.c_str());
+    return 2;
+  }
   std::string what;
   try {
     body();
@@ -19,8 +31,9 @@ int run_program(const char* name, const std::function<void()>& body) {
     what = error.what();
   }
   const char* rank = std::getenv("RANK");
-  std::fprintf(stderr, "%s%s%s: %s\n", name, rank != nullptr ? " rank " : "",
-               rank != nullptr ? rank : "", what.c_str());
+  std::fprintf(stderr, "%s%s%s: %s\n", name.c_str(),
+               rank != nullptr ? " rank " : "", rank != nullptr ? rank : "",
+               what.c_str());
   return 1;
 }
 

@@ -15,8 +15,9 @@ struct Launch {
 };
 
 // A test that runs examples of this build as a user does: alone, under
-// `lockstep run`, or under Python's torchrun. One thread a rank throughout.
-// Relative paths are in scratch().
+// `lockstep run`, or under Python's torchrun. One thread a rank throughout, and
+// no GPU even where there are some: what is printed names the device. Relative
+// paths are in scratch().
 class ExampleTest : public ProgramTest {
  protected:
   // `arguments`: the example's name and its arguments.
@@ -52,6 +53,7 @@ class ExampleTest : public ProgramTest {
       const std::vector<std::string>& arguments,
       std::vector<std::string> variables = {}) {
     variables.push_back("OMP_NUM_THREADS=1");
+    variables.push_back("CUDA_VISIBLE_DEVICES=");
     launcher.push_back(LOCKSTEP_BIN_DIR "/" + arguments.at(0));
     launcher.insert(launcher.end(), arguments.begin() + 1, arguments.end());
     return start_program(

@@ -1,0 +1,39 @@
+// 04 Gradient accumulation: four small batches, one step. Under no_sync() a
+// backward adds to this rank's own gradients and sends nothing; the first one
+// outside averages the sum.
+//
+//   $ build/bin/04_no_sync
+//   after 3 of 4 batches: gradient 3.00
+//   after 4 of 4 batches: gradient 4.00
+//
+//   $ build/bin/lockstep run --nproc-per-node=2 build/bin/04_no_sync
+//   after 3 of 4 batches: gradient 3.00
+//   after 4 of 4 batches: gradient 6.00
+
+#include <cstdio>
+
+#include <lockstep/lockstep.h>
+#include <torch/torch.h>
+
+int main() {
+  auto group = lockstep::init_process_group();
+  const int rank = lockstep::get_rank();
+
+  lockstep::DistributedDataParallel<torch::nn::Linear> model(
+      torch::nn::Linear(1, 1));
+  // The gradient of w * x is x: each batch of rank 0 adds 1, of rank 1 adds 2.
+  auto x = torch::full({1, 1}, 1.0 + rank);
+  auto print = [&](int batches) {
+    if (rank != 0) return;
+    std::printf("after %d of 4 batches: gradient %.2f\n", batches,
+                model->weight.grad().item<double>());
+  };
+
+  {
+    auto no_sync = model.no_sync();  // while it lives
+    for (int batch = 0; batch < 3; ++batch) model(x).sum().backward();
+  }
+  print(3);  // rank 0's own: 3 * 1
+  model(x).sum().backward();
+  print(4);  // the mean over the ranks of 4 * x; here optimizer.step() follows
+}
