@@ -1,0 +1,24 @@
+#pragma once
+
+#include <filesystem>
+
+namespace lockstep::testing {
+
+// Makes `folder` this process's working directory while it lives. The folder
+// is made where it does not exist, by whichever rank comes first.
+class InFolder {
+ public:
+  explicit InFolder(const std::filesystem::path& folder)
+      : before_(std::filesystem::current_path()) {
+    std::filesystem::create_directories(folder);
+    std::filesystem::current_path(folder);
+  }
+  InFolder(const InFolder&) = delete;
+  InFolder& operator=(const InFolder&) = delete;
+  ~InFolder() { std::filesystem::current_path(before_); }
+
+ private:
+  std::filesystem::path before_;
+};
+
+}  // namespace lockstep::testing

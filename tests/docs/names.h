@@ -1,0 +1,34 @@
+#pragma once
+
+// The rest of what the documentation names.
+#include <lockstep/checkpoint/module_state.h>
+#include <lockstep/checkpoint/optimizer_state.h>
+#include <lockstep/lockstep.h>
+#include <torch/torch.h>
+
+#include <type_traits>
+
+// LOCKSTEP_HAS(Type, name): does not compile unless lockstep::Type, a class,
+// has a member of that name, of whatever kind. If it has, the name is ambiguous
+// in a class that inherits another one, too.
+#define LOCKSTEP_HAS(Type, name)              \
+  {                                           \
+    struct Other {                            \
+      int name;                               \
+    };                                        \
+    struct Both : Type, Other {};             \
+    static_assert(                            \
+        ![]<class T>(std::type_identity<T>) { \
+          return requires { &T::name; };      \
+        }(std::type_identity<Both>{}),        \
+        "lockstep::" #Type " has no " #name); \
+  }
+
+// The names of ours as the documentation has them: templates with a module or
+// a dataset in place.
+namespace lockstep_names {
+using namespace lockstep;  // NOLINT
+using DistributedDataParallel =
+    ::lockstep::DistributedDataParallel<torch::nn::Linear>;
+using DataLoader = ::lockstep::DataLoader<::lockstep::TensorDataset>;
+}  // namespace lockstep_names

@@ -1,0 +1,113 @@
+"""docs/from-python.md beside the installed torch.
+
+    python_names.py PAGE
+
+Every name in a column "Python" exists; and what torch has of the things that
+the page is about is on the page: in a table, or among what is not there yet.
+"""
+
+import inspect
+import pathlib
+import re
+import sys
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+import torch.nn.parallel
+import torch.utils.data
+import torch.utils.data.distributed
+from torch.distributed import distributed_c10d
+from torch.distributed.run import get_args_parser
+
+PLACES = [dist, torch.nn.parallel, torch.utils.data.distributed,
+          torch.utils.data, torch.multiprocessing, torch.nn, torch.optim,
+          torch]
+# Whose parameters the page names all.
+SIGNATURES = [
+    dist.init_process_group, dist.new_group, dist.split_group,
+    dist.monitored_barrier, dist.barrier, dist.isend, dist.recv,
+    torch.nn.parallel.DistributedDataParallel.__init__,
+    torch.utils.data.distributed.DistributedSampler.__init__,
+    torch.utils.data.DataLoader.__init__, torch.multiprocessing.spawn]
+METHODS = [torch.nn.parallel.DistributedDataParallel,
+           torch.multiprocessing.ProcessContext]
+# Of Python alone: its own module, and what only names a type for annotations.
+NOT_OF_THE_PAGE = {"self", "GroupName", "record_comm", "reduce_op"}
+
+
+def torchrun_options():
+    return {option for action in get_args_parser()._actions
+            for option in action.option_strings if "_" not in option}
+
+
+def find(name):
+    for place in PLACES:
+        found = place
+        try:
+            for part in name.split("."):
+                found = getattr(found, part)
+            return found
+        except AttributeError:
+            pass
+    raise AttributeError(name)
+
+
+def unknown(name):
+    """Why `name` of the column is not one of Python's, or None."""
+    if name.startswith("-"):
+        return None if name in torchrun_options() else "no option of torchrun"
+    if re.fullmatch(r"[A-Z][A-Z0-9]*_[A-Z0-9_]*|RANK", name):
+        return None  # a variable of the environment
+    call = re.fullmatch(r"([\w.]+)(?:\((.*)\))?", name)
+    if not call:
+        return "not understood"
+    try:
+        found = find(call[1].removeprefix("torch."))
+    except AttributeError:
+        return "torch has no such name"
+    for parameter in re.findall(r"(\w+)=", call[2] or ""):
+        if parameter not in inspect.signature(found).parameters:
+            return f"has no parameter {parameter}"
+    return None
+
+
+def expected():
+    yield from distributed_c10d.__all__
+    yield from torchrun_options()
+    for function in SIGNATURES:
+        for parameter in inspect.signature(function).parameters:
+            if not parameter.startswith("_"):
+                yield parameter
+    for each in METHODS:
+        yield from (name for name in vars(each) if not name.startswith("_"))
+
+
+def main():
+    page = pathlib.Path(sys.argv[1])
+    text = page.read_text()
+    mistakes, columns, names = [], None, 0
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.startswith("|"):
+            columns = None
+            continue
+        cells = [cell.strip() for cell in line.strip().strip("|").split("|")]
+        if columns is None:
+            columns = cells
+            continue
+        for name in re.findall(r"`([^`]+)`",
+                               dict(zip(columns, cells)).get("Python", "")):
+            names += 1
+            why = unknown(name)
+            if why:
+                mistakes.append(f"{page}:{number}: {name}: {why}")
+    for name in sorted(set(expected()) - NOT_OF_THE_PAGE):
+        if not re.search(rf"(?<![\w-]){re.escape(name)}(?![\w-])", text):
+            mistakes.append(f"{page}: says nothing of Python's {name}")
+    if not names:
+        mistakes.append(f"{page}: no column \"Python\"")
+    print(*mistakes, sep="\n")
+    return 1 if mistakes else 0
+
+
+sys.exit(main())
