@@ -2,6 +2,7 @@
 
 // All of Lockstep. Each header is a contract of its own; read them in this
 // order.
+#include "lockstep/checkpoint/state_dict.h"
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"

@@ -4,10 +4,6 @@
 #include <cstdio>
 #include <filesystem>
 
-#include <lockstep/checkpoint/module_state.h>
-
-#include "examples/ddp_tutorial/state_dict_file.h"
-
 namespace examples {
 namespace {
 
@@ -54,7 +50,7 @@ int64_t Trainer::run_epoch(
 }
 
 void save_checkpoint(int64_t epoch, const torch::nn::Module& model) {
-  write_state_dict("checkpoint.pt", lockstep::capture_module(model));
+  lockstep::save_state_dict("checkpoint.pt", model);
   std::printf("Epoch %ld | Training checkpoint saved at checkpoint.pt\n",
               static_cast<long>(epoch));
   std::fflush(stdout);

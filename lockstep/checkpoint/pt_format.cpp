@@ -7,7 +7,7 @@
 #include <exception>
 #include <stdexcept>
 
-#include "lockstep/checkpoint/digest.h"
+#include "lockstep/base/digest.h"
 #include "lockstep/checkpoint/pickle_reader.h"
 #include "lockstep/checkpoint/pickle_writer.h"
 #include "lockstep/checkpoint/pt_tree.h"
@@ -69,11 +69,10 @@ std::string folder_of(const InputFile& file, const ZipReader& zip) {
 
 }  // namespace
 
-void write_pt(AtomicFile& file, const Snapshot& snapshot) {
+void write_pt(AtomicFile& file, const PickleValue& tree) {
   StorageTable storages;
   const std::string pickle = write_pickle(
-      tree_of(snapshot),
-      [&](const at::Tensor& tensor) { return storages.name(tensor); });
+      tree, [&](const at::Tensor& tensor) { return storages.name(tensor); });
   // LibTorch's writer throws from its destructor after a failed write: it is
   // told that all went well, and the failure is kept for the end.
   std::exception_ptr failure;

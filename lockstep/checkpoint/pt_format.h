@@ -2,15 +2,17 @@
 
 #include "lockstep/checkpoint/atomic_file.h"
 #include "lockstep/checkpoint/input_file.h"
+#include "lockstep/checkpoint/pickle_value.h"
 #include "lockstep/checkpoint/snapshot.h"
 
 namespace lockstep {
 
-// The files of torch.save (a zip archive with a pickle): a dict with
-// MODEL_STATE, EPOCHS_RUN, STEP, OPTIMIZER_STATE, SAMPLER_STATE,
-// GENERATOR_STATES and METADATA, which torch.load(weights_only=True) reads.
-// Errors: those of write_snapshot() and read_snapshot().
-void write_pt(AtomicFile& file, const Snapshot& snapshot);
+// The files of torch.save: a zip archive with a pickle, which
+// torch.load(weights_only=True) reads. `tree` is what pt_tree.h makes: a dict
+// with MODEL_STATE, EPOCHS_RUN, STEP, OPTIMIZER_STATE, SAMPLER_STATE,
+// GENERATOR_STATES and METADATA, or a state_dict; either is read. Errors: those
+// of write_snapshot() and read_snapshot().
+void write_pt(AtomicFile& file, const PickleValue& tree);
 Snapshot read_pt(const InputFile& file);
 
 }  // namespace lockstep

@@ -158,19 +158,23 @@ std::string keys_of(const Dict& dict) {
 
 }  // namespace
 
-PickleValue tree_of(const Snapshot& snapshot) {
+PickleValue tree_of(const NamedTensors& tensors) {
   Dict model;
   model.ordered = true;
   std::set<std::string> names;
-  for (const auto& [name, tensor] : snapshot.model_state) {
+  for (const auto& [name, tensor] : tensors) {
     if (!names.insert(name).second) {
       throw std::invalid_argument("the model has two tensors named \"" + name +
                                   "\"; a snapshot needs one name for each");
     }
     model.set(name, {file_form(tensor)});
   }
+  return {std::move(model)};
+}
+
+PickleValue tree_of(const Snapshot& snapshot) {
   Dict root;
-  root.set("MODEL_STATE", {std::move(model)});
+  root.set("MODEL_STATE", tree_of(snapshot.model_state));
   root.set("EPOCHS_RUN", {snapshot.epochs_run});
   root.set("STEP", {snapshot.step});
   if (snapshot.optimizer_state) {
@@ -197,16 +201,16 @@ PickleValue tree_of(const Snapshot& snapshot) {
 Snapshot snapshot_of(const PickleValue& tree) {
   const auto& root = need<Dict>(tree, "what it holds", "a dict");
   Snapshot snapshot;
-  const PickleValue* model = root.find("MODEL_STATE");
-  if (!model) {
-    if (!is_state_dict(root)) {
-      throw PickleError(
-          "it has no MODEL_STATE and is no state_dict; its keys "
-          "are " +
-          keys_of(root));
-    }
+  // First: a parameter may be named MODEL_STATE.
+  if (is_state_dict(root)) {
     snapshot.model_state = tensors_of(root);
     return snapshot;
+  }
+  const PickleValue* model = root.find("MODEL_STATE");
+  if (!model) {
+    throw PickleError(
+        "it has no MODEL_STATE and is no state_dict; its keys are " +
+        keys_of(root));
   }
   snapshot.model_state =
       tensors_of(need<Dict>(*model, "MODEL_STATE", "a dict"));

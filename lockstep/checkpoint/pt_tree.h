@@ -9,6 +9,9 @@ namespace lockstep {
 // Throws std::invalid_argument where a name is there twice.
 PickleValue tree_of(const Snapshot& snapshot);
 
+// The OrderedDict that a state_dict by itself is, in the same way.
+PickleValue tree_of(const NamedTensors& tensors);
+
 // The snapshot in such a dict, of ours or of somebody else: MODEL_STATE is
 // needed, or the dict is a state_dict itself; keys that are not known are
 // ignored. Throws PickleError.

@@ -7,7 +7,7 @@
 #include <set>
 #include <stdexcept>
 
-#include "lockstep/checkpoint/digest.h"
+#include "lockstep/base/digest.h"
 #include "lockstep/checkpoint/safetensors_header.h"
 #include "lockstep/checkpoint/safetensors_tree.h"
 #include "lockstep/checkpoint/snapshot_error.h"

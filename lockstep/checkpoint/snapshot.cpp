@@ -10,6 +10,7 @@
 #include "lockstep/checkpoint/atomic_file.h"
 #include "lockstep/checkpoint/input_file.h"
 #include "lockstep/checkpoint/pt_format.h"
+#include "lockstep/checkpoint/pt_tree.h"
 #include "lockstep/checkpoint/safetensors_format.h"
 
 namespace lockstep {
@@ -36,10 +37,21 @@ void write_snapshot(const std::string& path, const Snapshot& snapshot) {
   }
   AtomicFile file(path);
   if (std::filesystem::path(path).extension() == ".pt") {
-    write_pt(file, snapshot);
+    write_pt(file, tree_of(snapshot));
   } else {
     write_safetensors(file, snapshot);
   }
+  file.commit();
+}
+
+void write_state_dict(const std::string& path, const NamedTensors& tensors) {
+  if (std::filesystem::path(path).extension() == ".safetensors") {
+    write_snapshot(path, {.model_state = tensors});
+    return;
+  }
+  for (const auto& [name, tensor] : tensors) check_text(name);
+  AtomicFile file(path);
+  write_pt(file, tree_of(tensors));
   file.commit();
 }
 

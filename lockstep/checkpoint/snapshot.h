@@ -73,6 +73,12 @@ struct Snapshot {
 // it lacks, a name under "lockstep." in safetensors.
 void write_snapshot(const std::string& path, const Snapshot& snapshot);
 
+// The same of tensors by their names and nothing else, what Python's
+// torch.save(model.state_dict(), path) writes; a file of torch.save whatever
+// its name ("*.pth", "*.bin"), except that "*.safetensors" becomes one of
+// safetensors.
+void write_state_dict(const std::string& path, const NamedTensors& tensors);
+
 // Reads either format, whichever the content is. From the same source:
 //   .pt          a dict with MODEL_STATE, of ours or of the Python tutorial;
 //                or a bare state_dict

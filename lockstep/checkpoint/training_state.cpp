@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <system_error>
 
-#include "lockstep/checkpoint/digest.h"
+#include "lockstep/base/digest.h"
 #include "lockstep/checkpoint/module_state.h"
 #include "lockstep/checkpoint/optimizer_state.h"
 #include "lockstep/comm/collectives.h"

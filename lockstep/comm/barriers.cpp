@@ -8,7 +8,7 @@ namespace lockstep {
 
 WorkPtr barrier(const CollectiveOptions& options) {
   Call call("barrier", options.group, options.timeout);
-  auto& backend = call.group->backend(call.group->control_device().type());
+  auto& backend = call.backend();
   c10d::BarrierOptions opts;
   opts.timeout = call.timeout;
   opts.asyncOp = options.async_op;
@@ -19,7 +19,7 @@ WorkPtr barrier(const CollectiveOptions& options) {
 
 void monitored_barrier(const MonitoredBarrierOptions& options) {
   Call call("monitored_barrier", options.group, options.timeout);
-  call.group->backend(call.group->control_device().type());  // not destroyed
+  call.backend();  // not destroyed
   call.number = call.group->next_sequence_number();
   Span span("comm", call.operation,
             {{"group", call.group->name()},

@@ -6,6 +6,20 @@
 
 namespace lockstep {
 
+namespace {
+
+// In memory order, with the strides that say so: those of a tensor of one
+// element or none may be anything.
+at::Tensor in_a_row(const at::Tensor& contiguous) {
+  return contiguous.as_strided({contiguous.numel()}, {1});
+}
+
+at::Tensor as_reals(const at::Tensor& row) {
+  return row.is_complex() ? at::view_as_real(row).view({-1}) : row;
+}
+
+}  // namespace
+
 Buffers::Entry& Buffers::add(const at::Tensor& tensor, Use use) {
   entries_.push_back(
       {tensor,
@@ -21,33 +35,33 @@ at::Tensor Buffers::move(const at::Tensor& tensor, Use use) {
   // not look like a modification.
   auto data = tensor.data().resolve_conj().resolve_neg().contiguous();
   if (use == Use::write) entry.result = data;
-  if (data.is_complex()) return at::view_as_real(data).view({-1});
-  if (known_to_backends(data.scalar_type())) return data.view({-1});
-  return data.view({-1}).view(at::kByte);
+  auto row = as_reals(in_a_row(data));
+  return known_to_backends(row.scalar_type()) ? row : row.view(at::kByte);
 }
 
 at::Tensor Buffers::reduce(const at::Tensor& tensor) {
   auto& entry = add(tensor, Use::write);
   auto data = tensor.data().resolve_conj().resolve_neg().contiguous();
   entry.result = data;
-  if (data.is_complex()) return at::view_as_real(data).view({-1});
-  auto dtype = reduced_as(data.scalar_type());
-  if (dtype == data.scalar_type()) return data.view({-1});
+  const auto dtype = reduced_as(data.scalar_type());
+  if (dtype == data.scalar_type()) return as_reals(in_a_row(data));
   narrowed_.push_back({entries_.size() - 1, data.to(dtype)});
-  return narrowed_.back().wide.view({-1});
+  return in_a_row(narrowed_.back().wide);
 }
 
 at::Tensor Buffers::reduce_input(const at::Tensor& tensor) {
   add(tensor, Use::read);
   auto data = tensor.data().resolve_conj().resolve_neg().contiguous();
-  data = data.to(reduced_as(data.scalar_type()));
-  if (data.is_complex()) data = at::view_as_real(data);
-  return data.view({-1});
+  return as_reals(in_a_row(data.to(reduced_as(data.scalar_type()))));
 }
 
 at::Tensor Buffers::sparse(const at::Tensor& tensor) {
   auto& entry = add(tensor, Use::write);
-  entry.result = tensor.data().coalesce().clone();
+  // LibTorch has no sparse sum of the half types on CPUs.
+  const auto dtype = c10::isReducedFloatingType(tensor.scalar_type())
+                         ? at::kFloat
+                         : tensor.scalar_type();
+  entry.result = tensor.data().to(dtype).coalesce().clone();
   return entry.result;
 }
 
@@ -78,7 +92,7 @@ void Buffers::write_back() {
   for (auto& entry : entries_) {
     if (!entry.written) continue;
     if (entry.tensor.is_sparse()) {
-      entry.tensor.copy_(entry.result);
+      entry.tensor.copy_(entry.result.to(entry.tensor.scalar_type()));
       continue;
     }
     auto target = entry.tensor.data();

@@ -26,7 +26,7 @@ class Buffers {
   at::Tensor reduce(const at::Tensor& tensor);
   // In the same form, but only read.
   at::Tensor reduce_input(const at::Tensor& tensor);
-  // A copy, coalesced; read and written.
+  // A copy, coalesced, half types as float; read and written.
   at::Tensor sparse(const at::Tensor& tensor);
   // `tensor` becomes `flat`, a part of a larger buffer in the form of move()
   // or reduce(), when all is over.

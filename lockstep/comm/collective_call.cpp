@@ -92,11 +92,27 @@ std::invalid_argument Call::mistake(const std::string& text) const {
   return std::invalid_argument(where() + ": " + text);
 }
 
-void Call::fail(const Deadline& started, const char* cause) const {
+void Call::fail(const Deadline& deadline, const char* cause) const {
   throw c10::DistBackendError(
       {operation, __FILE__, __LINE__},
-      c10::str(where(), " failed after ", started.elapsed().count(),
-               " ms (allowed ", timeout.count(), " ms): ", cause));
+      c10::str(where(), " failed after ", deadline.elapsed().count(),
+               " ms (allowed ", deadline.allowed().count(), " ms): ", cause));
+}
+
+c10d::Backend& Call::backend(const at::Tensor& tensor) const {
+  try {
+    return group->backend(tensor.device().type());
+  } catch (const std::invalid_argument& error) {
+    throw mistake(error.what());
+  }
+}
+
+c10d::Backend& Call::backend() const {
+  try {
+    return group->backend(group->control_device().type());
+  } catch (const std::invalid_argument& error) {
+    throw mistake(error.what());
+  }
 }
 
 int Call::member(const char* argument, int global_rank) const {

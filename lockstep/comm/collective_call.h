@@ -30,7 +30,13 @@ struct Call {
 
   // For `throw call.mistake(...)`: the tail says what is allowed.
   std::invalid_argument mistake(const std::string& text) const;
-  [[noreturn]] void fail(const Deadline& started, const char* cause) const;
+  // The time is over, or the world has failed.
+  [[noreturn]] void fail(const Deadline& deadline, const char* cause) const;
+
+  // What carries `tensor`, or tensors that only the library sees; a mistake
+  // where the group has nothing for that device, or was destroyed.
+  c10d::Backend& backend(const at::Tensor& tensor) const;
+  c10d::Backend& backend() const;
 
   // Position of the default group's rank `global_rank` in the group.
   int member(const char* argument, int global_rank) const;

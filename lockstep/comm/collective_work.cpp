@@ -82,17 +82,19 @@ class CollectiveWork final : public Work {
   }
 
   bool wait(milliseconds timeout) override {
+    const auto deadline =
+        timeout == ::kNoTimeout ? started_ : Deadline::after(timeout);
     try {
-      if (!work_->wait(timeout == ::kNoTimeout ? call_.timeout : timeout)) {
+      if (!work_->wait(deadline.allowed())) {
         throw std::runtime_error("it was aborted");
       }
       finish();
     } catch (const c10::Error& error) {
       end_span(true);
-      call_.fail(started_, error.what_without_backtrace());
+      call_.fail(deadline, error.what_without_backtrace());
     } catch (const std::exception& error) {
       end_span(true);
-      call_.fail(started_, error.what());
+      call_.fail(deadline, error.what());
     }
     end_span(false);
     return true;

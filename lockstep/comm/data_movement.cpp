@@ -55,7 +55,7 @@ bool is_empty_elsewhere(const Call& call, const char* argument, int root,
 // One broadcast a rank: for shapes that differ.
 WorkPtr all_gather_uneven(Call call, const std::vector<at::Tensor>& tensor_list,
                           const at::Tensor& tensor, bool async_op) {
-  auto& backend = call.group->backend(tensor.device().type());
+  auto& backend = call.backend(tensor);
   auto opts = with_timeout<c10d::BroadcastOptions>(call, async_op);
   Buffers buffers;
   std::vector<at::Tensor> lanes;
@@ -83,7 +83,7 @@ WorkPtr broadcast(const at::Tensor& tensor, int src,
                   const CollectiveOptions& options) {
   Call call("broadcast", options.group, options.timeout);
   require_dense(call, "the tensor", tensor);
-  auto& backend = call.group->backend(tensor.device().type());
+  auto& backend = call.backend(tensor);
   auto opts = with_timeout<c10d::BroadcastOptions>(call, options.async_op);
   opts.rootRank = call.member("src", src);
   const bool sends = opts.rootRank == call.group->rank();
@@ -110,7 +110,7 @@ WorkPtr all_gather(const std::vector<at::Tensor>& tensor_list,
     return all_gather_uneven(std::move(call), tensor_list, tensor,
                              options.async_op);
   }
-  auto& backend = call.group->backend(tensor.device().type());
+  auto& backend = call.backend(tensor);
   auto opts = with_timeout<c10d::AllgatherOptions>(call, options.async_op);
   Buffers buffers;
   std::vector<at::Tensor> inputs{buffers.move(tensor, Use::read)};
@@ -140,7 +140,7 @@ WorkPtr all_gather_into_tensor(const at::Tensor& output_tensor,
                                 call.group->size(), " ranks"));
   }
   require_apart(call, {output_tensor});
-  auto& backend = call.group->backend(input_tensor.device().type());
+  auto& backend = call.backend(input_tensor);
   auto opts = with_timeout<c10d::AllgatherOptions>(call, options.async_op);
   Buffers buffers;
   auto in = buffers.move(input_tensor, Use::read);
@@ -165,6 +165,14 @@ WorkPtr all_gather_coalesced(
         c10::str("output_tensor_lists holds ", output_tensor_lists.size(),
                  " lists; give one a rank (", call.group->size(), ")"));
   }
+  for (const auto& input : input_tensor_list) {
+    require_dense(call, "a tensor of input_tensor_list", input);
+    if (input.device() != input_tensor_list[0].device()) {
+      throw call.mistake(c10::str(
+          "input_tensor_list holds tensors of ", input_tensor_list[0].device(),
+          " and ", input.device(), "; give those of one device"));
+    }
+  }
   std::vector<at::Tensor> written;
   for (size_t rank = 0; rank < output_tensor_lists.size(); ++rank) {
     const auto& list = output_tensor_lists[rank];
@@ -177,7 +185,6 @@ WorkPtr all_gather_coalesced(
     for (size_t i = 0; i < list.size(); ++i) {
       auto name = c10::str("output_tensor_lists[", rank, "][", i, "]");
       require_dense(call, name.c_str(), list[i]);
-      require_dense(call, "an input", input_tensor_list[i]);
       require_like(call, name.c_str(), list[i], "its input",
                    input_tensor_list[i]);
       require_shape(call, name.c_str(), list[i], input_tensor_list[i]);
@@ -185,7 +192,7 @@ WorkPtr all_gather_coalesced(
     }
   }
   require_apart(call, written);
-  auto& backend = call.group->backend(input_tensor_list[0].device().type());
+  auto& backend = call.backend(input_tensor_list[0]);
   auto opts = with_timeout<c10d::AllgatherOptions>(call, options.async_op);
   Buffers buffers;
   std::vector<at::Tensor> inputs;
@@ -218,7 +225,7 @@ WorkPtr gather(const at::Tensor& tensor,
                const CollectiveOptions& options) {
   Call call("gather", options.group, options.timeout);
   require_dense(call, "the tensor", tensor);
-  auto& backend = call.group->backend(tensor.device().type());
+  auto& backend = call.backend(tensor);
   auto opts = with_timeout<c10d::GatherOptions>(call, options.async_op);
   opts.rootRank = call.member("dst", dst);
   Buffers buffers;
@@ -248,7 +255,7 @@ WorkPtr scatter(const at::Tensor& tensor,
   Call call("scatter", options.group, options.timeout);
   require_dense(call, "the tensor", tensor);
   require_apart(call, {tensor});
-  auto& backend = call.group->backend(tensor.device().type());
+  auto& backend = call.backend(tensor);
   auto opts = with_timeout<c10d::ScatterOptions>(call, options.async_op);
   opts.rootRank = call.member("src", src);
   Buffers buffers;
@@ -281,7 +288,7 @@ WorkPtr all_to_all(const std::vector<at::Tensor>& output_tensor_list,
   require_list(call, "input_tensor_list", input_tensor_list, like);
   require_list(call, "output_tensor_list", output_tensor_list, like);
   require_apart(call, output_tensor_list);
-  auto& backend = call.group->backend(like.device().type());
+  auto& backend = call.backend(like);
   auto opts = with_timeout<c10d::AllToAllOptions>(call, options.async_op);
   Buffers buffers;
   // One tensor with split sizes: what every backend does with shapes that
@@ -358,7 +365,7 @@ WorkPtr all_to_all_single(const at::Tensor& output, const at::Tensor& input,
                                 "; they must be equal"));
   }
   require_apart(call, {output});
-  auto& backend = call.group->backend(input.device().type());
+  auto& backend = call.backend(input);
   auto opts = with_timeout<c10d::AllToAllOptions>(call, options.async_op);
   Buffers buffers;
   auto in = buffers.move(input, Use::read);

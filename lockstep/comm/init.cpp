@@ -1,5 +1,7 @@
 #include "lockstep/comm/init.h"
 
+#include <signal.h>
+
 #include <algorithm>
 #include <exception>
 #include <mutex>
@@ -89,6 +91,16 @@ ProcessGroupPtr make_group(const std::string& number, const std::string& name,
       std::move(backends), canonical, checks_calls);
 }
 
+// A peer that dies closes its connections, and writing to one must be an error
+// that names it, not the death of this process.
+void ignore_sigpipe() {
+  struct sigaction current {};
+  if (::sigaction(SIGPIPE, nullptr, &current) == 0 &&
+      (current.sa_flags & SA_SIGINFO) == 0 && current.sa_handler == SIG_DFL) {
+    ::signal(SIGPIPE, SIG_IGN);
+  }
+}
+
 void require_disjoint(const char* function,
                       const std::vector<std::vector<int>>& sets, int size) {
   std::vector<int> all;
@@ -144,6 +156,7 @@ ProcessGroupGuard init_process_group(const std::string& backend,
         "init_process_group was called twice; call destroy_process_group() "
         "before the second time");
   }
+  ignore_sigpipe();
   resolve_backends(backend);  // a wrong name fails before anything waits
   auto meeting = rendezvous(options);
   // A store that is given is used as it is; Python does the same.

@@ -61,6 +61,9 @@ class [[nodiscard]] ProcessGroupGuard {
 // "0/", and one for the device type), so that Python ranks which name the same
 // device map stand in the same group.
 //
+// SIGPIPE is ignored from here on, unless the program handles it: as Python
+// does, for a peer that dies closes connections that this rank may write to.
+//
 // Throws std::invalid_argument for a mistake of the caller or its environment
 // (unknown backend, initialised twice, missing variable, rank not in the
 // world, another rank with the same number or another world size), and

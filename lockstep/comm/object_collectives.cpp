@@ -21,7 +21,7 @@ struct ObjectCall {
       : call(name, options.group, options.timeout),
         device(call.group->control_device()),
         deadline(Deadline::after(call.timeout)) {
-    call.group->backend(device.type());  // not destroyed
+    call.backend();  // not destroyed
   }
 
   // For the next part: what is left of the time.

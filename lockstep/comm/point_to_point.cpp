@@ -31,7 +31,7 @@ WorkPtr start_send(const char* operation, const at::Tensor& tensor, int dst,
   require_dense(call, "the tensor", tensor);
   require_tag(call, options.tag);
   const int peer = require_peer(call, "dst", dst);
-  auto& backend = call.group->backend(tensor.device().type());
+  auto& backend = call.backend(tensor);
   Buffers buffers;
   std::vector<at::Tensor> payload{buffers.move(tensor, Use::read)};
   return run_message(std::move(call), async_op, std::move(buffers),
@@ -49,7 +49,7 @@ WorkPtr start_recv(const char* operation, const at::Tensor& tensor, int src,
   const auto group = call.group;
   const int peer =
       src == kAnySource ? kAnySource : require_peer(call, "src", src);
-  auto& backend = group->backend(tensor.device().type());
+  auto& backend = call.backend(tensor);
   Buffers buffers;
   std::vector<at::Tensor> payload{buffers.move(tensor, Use::write)};
   WorkPtr work;
@@ -94,6 +94,7 @@ std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list) {
   if (p2p_op_list.empty()) {
     throw call.mistake("the list is empty; give at least one operation");
   }
+  std::vector<at::Tensor> received;
   for (const auto& op : p2p_op_list) {
     if (op.group != p2p_op_list[0].group) {
       throw call.mistake(
@@ -103,7 +104,10 @@ std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list) {
     require_dense(call, "a tensor of the list", op.tensor);
     require_tag(call, op.tag);
     require_peer(call, "peer", op.peer);
+    call.backend(op.tensor);
+    if (op.op == P2POp::Kind::irecv) received.push_back(op.tensor);
   }
+  require_apart(call, received);
   std::vector<WorkPtr> works;
   for (const auto& op : p2p_op_list) {
     const PointToPointOptions options{.group = op.group, .tag = op.tag};

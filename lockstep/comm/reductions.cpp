@@ -27,7 +27,12 @@ WorkPtr all_reduce_sparse(Call call, const at::Tensor& tensor,
         op_name(options.op),
         " of sparse tensors is not supported; allowed are SUM and AVG"));
   }
-  auto& backend = call.group->backend(tensor.device().type());
+  if (!known_to_backends(tensor.scalar_type())) {
+    throw call.mistake(c10::str("a sparse tensor of ", tensor.scalar_type(),
+                                " cannot be reduced; convert its values, or "
+                                "give tensor.to_dense()"));
+  }
+  auto& backend = call.backend(tensor);
   Buffers buffers;
   std::vector<at::Tensor> work_on{buffers.sparse(tensor)};
   if (options.op == ReduceOp::AVG) work_on[0].div_(call.group->size());
@@ -54,7 +59,7 @@ WorkPtr all_reduce(const at::Tensor& tensor, const ReductionOptions& options) {
   }
   require_dense(call, "the tensor", tensor);
   require_apart(call, {tensor});
-  auto& backend = call.group->backend(tensor.device().type());
+  auto& backend = call.backend(tensor);
   Buffers buffers;
   std::vector<at::Tensor> work_on{buffers.reduce(tensor)};
   c10d::AllreduceOptions opts;
@@ -83,7 +88,7 @@ WorkPtr all_reduce_coalesced(const std::vector<at::Tensor>& tensors,
     }
   }
   require_apart(call, tensors);
-  auto& backend = call.group->backend(tensors[0].device().type());
+  auto& backend = call.backend(tensors[0]);
   Buffers buffers;
   std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype;
   for (const auto& tensor : tensors) {
@@ -116,7 +121,7 @@ WorkPtr reduce(const at::Tensor& tensor, int dst,
   require_dense(call, "the tensor", tensor);
   require_reducible(call, options.op, tensor.scalar_type());
   require_apart(call, {tensor});
-  auto& backend = call.group->backend(tensor.device().type());
+  auto& backend = call.backend(tensor);
   c10d::ReduceOptions opts;
   opts.reduceOp = options.op;
   opts.rootRank = call.member("dst", dst);
@@ -142,7 +147,7 @@ WorkPtr reduce_scatter(const at::Tensor& output,
   const int own = call.group->rank();
   require_shape(call, "output", output, input_list[own]);
   require_apart(call, {output});
-  auto& backend = call.group->backend(output.device().type());
+  auto& backend = call.backend(output);
   Buffers buffers;
   std::vector<std::vector<at::Tensor>> inputs(1);
   for (const auto& input : input_list) {
@@ -185,7 +190,7 @@ WorkPtr reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
                                 call.group->size(), " ranks"));
   }
   require_apart(call, {output});
-  auto& backend = call.group->backend(output.device().type());
+  auto& backend = call.backend(output);
   Buffers buffers;
   auto in = buffers.reduce_input(input);
   auto out = at::empty({in.numel() / call.group->size()}, in.options());

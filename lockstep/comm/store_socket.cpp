@@ -10,11 +10,25 @@
 namespace lockstep {
 namespace {
 
+// An address of either family.
+struct Address {
+  sockaddr_storage storage{};
+  socklen_t size = sizeof(storage);
+
+  sockaddr* get() { return reinterpret_cast<sockaddr*>(&storage); }
+  in_port_t* port() {
+    return storage.ss_family == AF_INET6
+               ? &reinterpret_cast<sockaddr_in6*>(&storage)->sin6_port
+               : &reinterpret_cast<sockaddr_in*>(&storage)->sin_port;
+  }
+};
+
 bool is_bound_to(int fd, uint16_t port) {
-  sockaddr_in address{};
-  socklen_t size = sizeof(address);
-  return ::getsockname(fd, reinterpret_cast<sockaddr*>(&address), &size) == 0 &&
-         address.sin_family == AF_INET && ntohs(address.sin_port) == port;
+  Address address;
+  return ::getsockname(fd, address.get(), &address.size) == 0 &&
+         (address.storage.ss_family == AF_INET ||
+          address.storage.ss_family == AF_INET6) &&
+         ntohs(*address.port()) == port;
 }
 
 // A copy, because the store closes what it is given and a later init needs it
@@ -27,11 +41,24 @@ std::optional<FileDescriptor> inherited(uint16_t port) {
   return copy;
 }
 
-std::optional<in_addr> ipv4_loopback(const std::string& host) {
-  in_addr address{};
+std::optional<Address> loopback_address(const std::string& host,
+                                        uint16_t port) {
+  Address address;
   const char* text = host == "localhost" ? "127.0.0.1" : host.c_str();
-  if (::inet_pton(AF_INET, text, &address) != 1) return std::nullopt;
-  if (ntohl(address.s_addr) >> 24 != 127) return std::nullopt;
+  auto* v4 = reinterpret_cast<sockaddr_in*>(&address.storage);
+  auto* v6 = reinterpret_cast<sockaddr_in6*>(&address.storage);
+  if (::inet_pton(AF_INET, text, &v4->sin_addr) == 1) {
+    if (ntohl(v4->sin_addr.s_addr) >> 24 != 127) return std::nullopt;
+    address.storage.ss_family = AF_INET;
+    address.size = sizeof(*v4);
+  } else if (::inet_pton(AF_INET6, text, &v6->sin6_addr) == 1) {
+    if (!IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr)) return std::nullopt;
+    address.storage.ss_family = AF_INET6;
+    address.size = sizeof(*v6);
+  } else {
+    return std::nullopt;
+  }
+  *address.port() = htons(port);
   return address;
 }
 
@@ -40,21 +67,17 @@ std::optional<in_addr> ipv4_loopback(const std::string& host) {
 std::optional<FileDescriptor> store_socket(const std::string& host,
                                            uint16_t port) {
   if (auto socket = inherited(port)) return socket;
-  auto loopback = ipv4_loopback(host);
-  if (!loopback) return std::nullopt;
+  auto address = loopback_address(host, port);
+  if (!address) return std::nullopt;
   auto what = "opening the store at " + host + ":" + std::to_string(port);
-  FileDescriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  FileDescriptor socket(
+      ::socket(address->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!socket) throw_errno(what);
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_port = htons(port);
-  address.sin_addr = *loopback;
   int on = 1;
   // As the store's own: the launcher holds the port with a bound socket.
   if (::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) !=
           0 ||
-      ::bind(socket.get(), reinterpret_cast<sockaddr*>(&address),
-             sizeof(address)) != 0) {
+      ::bind(socket.get(), address->get(), address->size) != 0) {
     throw_errno(what);
   }
   return socket;

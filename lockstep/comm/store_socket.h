@@ -10,8 +10,8 @@ namespace lockstep {
 
 // The socket on which rank 0's store is to listen, bound and not listening:
 // the one that the launcher holds for it (LOCKSTEP_MASTER_LISTEN_FD, see
-// docs/launcher.md), else for an IPv4 loopback `host` one of our own. Nothing
-// for other hosts: the store makes its own socket then, on every interface.
+// docs/launcher.md), else for a loopback `host` one of our own. Nothing for
+// other hosts: the store makes its own socket then, on every interface.
 //
 // A store left to itself would listen on every interface for loopback, too,
 // and look up the names of IPv4 clients at the name server, which takes 5 s

@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <exception>
 #include <iostream>
+#include <string_view>
 #include <typeinfo>
 #include <utility>
 
@@ -42,6 +43,16 @@ std::string type_name(const std::type_info& type) {
 // what a rank gets to see of a peer that has ended.
 bool is_of_communication(const std::string& type) {
   return type.starts_with("c10::Dist") || type.starts_with("gloo::");
+}
+
+// what() of a c10::Error ends with a C++ backtrace, dozens of lines that would
+// bury the one that says what went wrong. Its what_without_backtrace() is out
+// of reach of this layer, which knows no LibTorch: the text is cut at the line
+// with which LibTorch begins a backtrace (c10/util/Backtrace.cpp,
+// Exception.cpp), whatever the type, as it may have been thrown again as
+// another.
+std::string without_backtrace(std::string_view what) {
+  return std::string(what.substr(0, what.find("\nException raised from ")));
 }
 
 // For a process whose peers wait for it: no statics, which may wait for them.
@@ -77,7 +88,7 @@ bool is_of_communication(const std::string& type) {
     const std::string type = type_name(typeid(error));
     end_failed(report,
                is_of_communication(type) ? State::lost_peers : State::threw,
-               "threw " + type + ": " + error.what());
+               "threw " + type + ": " + without_backtrace(error.what()));
   } catch (...) {
     const std::type_info* type = abi::__cxa_current_exception_type();
     end_failed(report, State::threw,

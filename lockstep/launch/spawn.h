@@ -26,7 +26,8 @@ struct SpawnOptions {
 };
 
 // The process that failed first. what() says rank, pid, which spawn() call
-// started it, and the cause: the exception that left fn, or how it ended.
+// started it, and the cause: the exception that left fn, with its message (of
+// LibTorch's exceptions without the C++ backtrace), or how it ended.
 class SpawnError : public std::runtime_error {
  public:
   SpawnError(const std::string& text, int rank, pid_t pid, int exit_code,

@@ -1,5 +1,5 @@
 // Files that an accident has changed: cut short, a bit flipped, or simply not
-// a snapshot (shared/FAULTS 19). Never a crash, never wrong content.
+// a snapshot (fault 19). Never a crash, never wrong content.
 
 #include <gmock/gmock.h>
 #include <sys/stat.h>

@@ -1,8 +1,9 @@
-"""The Python side of interop_test.cpp: `interop.py write|check FOLDER`.
+"""The Python side of interop_test.cpp: `interop.py WHAT FOLDER`.
 
 write: saves what a Python program would, for C++ to read.
 check: reads what C++ saved, with torch.load(weights_only=True) and with a
        safetensors reader of a dozen lines, and goes on training with it.
+check-state-dict: loads a state_dict that C++ saved.
 """
 import json
 import struct
@@ -54,7 +55,32 @@ def load_safetensors(path):
     return tensors
 
 
+class Layers(nn.Module):
+    """Of every kind of name; the same in interop_test.cpp."""
+
+    def __init__(self):
+        super().__init__()
+        self.words = nn.Embedding(7, 8)
+        self.convolution = nn.Sequential(nn.Conv2d(1, 2, 3, bias=False),
+                                         nn.BatchNorm2d(2), nn.ReLU())
+        self.memory = nn.LSTM(8, 4, num_layers=2, bidirectional=True)
+        self.attention = nn.MultiheadAttention(8, 2)
+        self.norm = nn.LayerNorm(8)
+        self.out = nn.Linear(8, 7, bias=False)
+        self.out.weight = self.words.weight
+        self.register_buffer("mask", torch.ones(3, dtype=torch.bool))
+
+    def filled(self):
+        # Values that tell every element of every tensor.
+        with torch.no_grad():
+            for i, tensor in enumerate(self.state_dict().values()):
+                values = torch.arange(tensor.numel()) + 1000 * i
+                tensor.copy_(values.view(tensor.shape))
+        return self
+
+
 def write():
+    torch.save(Layers().filled().state_dict(), f"{FOLDER}/layers.pth")
     torch.manual_seed(0)
     model = build()
     # The tutorial's snapshot and its plain checkpoint.
@@ -123,4 +149,19 @@ def check():
                                  if not k.startswith("lockstep.")})
 
 
-{"write": write, "check": check}[sys.argv[1]]()
+def check_state_dict():
+    expected = Layers().filled().state_dict()
+    saved = torch.load(f"{FOLDER}/cpp-layers.pth", weights_only=True)
+    assert type(saved) is type(expected) and list(saved) == list(expected)
+    model = Layers()
+    print(model.load_state_dict(saved))
+    for name, tensor in model.state_dict().items():
+        assert tensor.dtype == saved[name].dtype, name
+        assert torch.equal(tensor, expected[name]), name
+    shared = [saved[name].untyped_storage().data_ptr()
+              for name in ("words.weight", "out.weight")]
+    assert shared[0] == shared[1]
+
+
+{"write": write, "check": check,
+ "check-state-dict": check_state_dict}[sys.argv[1]]()

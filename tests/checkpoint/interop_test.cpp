@@ -7,6 +7,7 @@
 
 #include "lockstep/checkpoint/module_state.h"
 #include "lockstep/checkpoint/optimizer_state.h"
+#include "lockstep/checkpoint/state_dict.h"
 #include "tests/checkpoint/sample_snapshot.h"
 
 namespace lockstep {
@@ -64,6 +65,34 @@ std::unique_ptr<optim::Optimizer> make(const std::string& name,
 const char* const kOptimizers[] = {"SGD", "Adam", "AdamW", "RMSprop",
                                    "Adagrad"};
 
+// Of every kind of name; the same in interop.py.
+struct Layers : torch::nn::Module {
+  Layers() {
+    namespace nn = torch::nn;
+    const auto words = register_module("words", nn::Embedding(7, 8));
+    register_module(
+        "convolution",
+        nn::Sequential(nn::Conv2d(nn::Conv2dOptions(1, 2, 3).bias(false)),
+                       nn::BatchNorm2d(2), nn::ReLU()));
+    register_module(
+        "memory",
+        nn::LSTM(nn::LSTMOptions(8, 4).num_layers(2).bidirectional(true)));
+    register_module("attention", nn::MultiheadAttention(
+                                     nn::MultiheadAttentionOptions(8, 2)));
+    register_module("norm", nn::LayerNorm(nn::LayerNormOptions({8})));
+    const auto out =
+        register_module("out", nn::Linear(nn::LinearOptions(8, 7).bias(false)));
+    out->named_parameters(false)["weight"].set_data(words->weight);
+    register_buffer("mask", torch::ones(3, torch::kBool));
+  }
+};
+
+at::Tensor expected(size_t index, const at::Tensor& like) {
+  return (torch::arange(like.numel()) + static_cast<int64_t>(1000 * index))
+      .view(like.sizes())
+      .to(like.scalar_type());
+}
+
 class PythonInterop : public ::testing::Test {
  protected:
   static void python(const std::string& what) {
@@ -116,6 +145,30 @@ TEST_F(PythonInterop, TensorsOfAnyKindAreRead) {
   EXPECT_EQ(t.at("uint16").to(torch::kInt)[1].item<int>(), 65535);
   EXPECT_EQ(t.at("empty").sizes(), (at::IntArrayRef{0, 3}));
   EXPECT_EQ(t.at("scalar").item<float>(), 3.5f);
+}
+
+TEST_F(PythonInterop, AStateDictOfPythonIsLoaded) {
+  Layers layers;
+  load_state_dict(file("layers.pth"), layers);
+  const auto loaded = capture_module(layers);
+  // Tied to words.weight, which holds what was filled last.
+  ASSERT_EQ(loaded[loaded.size() - 2].first, "norm.bias");
+  ASSERT_EQ(loaded.back().first, "out.weight");
+  for (size_t i = 0; i < loaded.size(); ++i) {
+    const auto& [name, tensor] = loaded[i];
+    const size_t index = name == "words.weight" ? loaded.size() - 1 : i;
+    EXPECT_TRUE(torch::equal(tensor, expected(index, tensor))) << name;
+  }
+}
+
+TEST_F(PythonInterop, AStateDictOfOursIsLoadedByPython) {
+  Layers layers;
+  const auto own = capture_module(layers);
+  for (size_t i = 0; i < own.size(); ++i) {
+    own[i].second.copy_(expected(i, own[i].second));
+  }
+  save_state_dict(file("cpp-layers.pth"), layers);
+  python("check-state-dict");
 }
 
 TEST_F(PythonInterop, CodeInAFileIsRefusedByName) {

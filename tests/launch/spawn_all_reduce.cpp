@@ -1,10 +1,11 @@
 // Ranks that this program spawns join a group with nothing else set:
-// `spawn_all_reduce NPROCS [fail]`. For spawn_torch_test.cpp.
+// `spawn_all_reduce NPROCS [fail|fail-in-torch]`. For spawn_torch_test.cpp.
 #include <torch/torch.h>
 
 #include <cstdio>
 #include <cstdlib>
 #include <stdexcept>
+#include <string>
 
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
@@ -24,6 +25,9 @@ int main(int argc, char** argv) {
           std::printf("rank %d of %d has %g\n", lockstep::get_rank(),
                       lockstep::get_world_size(), tensor[0].item<double>());
           if (fails && rank == 1) {
+            if (std::string(argv[2]) == "fail-in-torch") {
+              torch::ones({2}).add(torch::ones({3}));
+            }
             throw std::runtime_error("rank 1 had enough");
           }
           if (fails) lockstep::all_reduce(tensor);

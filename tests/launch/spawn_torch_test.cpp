@@ -7,6 +7,8 @@ namespace lockstep::testing {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::MatchesRegex;
+using ::testing::Not;
 
 class SpawnTorch : public LauncherTest {
  protected:
@@ -41,6 +43,20 @@ TEST_F(SpawnTorch, RankThatThrowsIsNamedNotThePeersThatWaitForIt) {
   EXPECT_THAT(result.out, HasSubstr("rank 1 of 3 (pid "));
   EXPECT_THAT(result.out,
               HasSubstr("threw std::runtime_error: rank 1 had enough\n"));
+}
+
+// what() of LibTorch's exceptions ends with a C++ backtrace.
+TEST_F(SpawnTorch, ErrorOfLibTorchIsShownWithoutItsBacktrace) {
+  const auto result = run_program({program_, "2", "fail-in-torch"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.out,
+              HasSubstr("threw c10::Error: The size of tensor a (2) must match "
+                        "the size of tensor b (3)"));
+  EXPECT_THAT(result.out, Not(HasSubstr("Exception raised from")));
+  EXPECT_THAT(result.out, Not(HasSubstr("frame #")));
+  EXPECT_EQ(count(result.out, "failed: "), 1) << result.out;
+  EXPECT_THAT(result.out.substr(result.out.find("failed: ")),
+              MatchesRegex("[^\n]*\n"));
 }
 
 }  // namespace

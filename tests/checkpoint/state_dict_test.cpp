@@ -1,0 +1,172 @@
+// A model's weights in a file of their own; between languages: interop_test.
+#include "lockstep/checkpoint/state_dict.h"
+
+#include <gmock/gmock.h>
+
+#include "lockstep/checkpoint/module_state.h"
+#include "tests/checkpoint/sample_snapshot.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+using namespace lockstep::testing;
+
+// Every tensor holds `value`.
+torch::nn::Sequential model_of(double value) {
+  torch::nn::Sequential model(torch::nn::Linear(3, 2),
+                              torch::nn::BatchNorm1d(2));
+  for (const auto& [name, tensor] : capture_module(*model)) {
+    tensor.fill_(value);
+  }
+  return model;
+}
+
+bool holds(const torch::nn::Module& module, double value) {
+  const auto tensors = capture_module(module);
+  return std::all_of(tensors.begin(), tensors.end(), [&](const auto& item) {
+    return item.second.eq(value).all().template item<bool>();
+  });
+}
+
+class StateDict : public ::testing::Test {
+ protected:
+  // What load_state_dict() says of `tensors`; the model stays as it was.
+  std::string refusal_of(const NamedTensors& tensors) {
+    write_state_dict(path_, tensors);
+    auto model = model_of(5);
+    try {
+      load_state_dict(path_, *model);
+      ADD_FAILURE() << "was loaded";
+    } catch (const std::invalid_argument& error) {
+      EXPECT_TRUE(holds(*model, 5));
+      EXPECT_THAT(error.what(), StartsWith(path_ + ": "));
+      return error.what();
+    }
+    return "";
+  }
+
+  const TemporaryFolder folder_;
+  const std::string path_ = folder_.file("model.pt");
+};
+
+TEST_F(StateDict, ComesBackIntoTheTensorsThatTheModelHas) {
+  save_state_dict(path_, *model_of(2));
+  auto model = model_of(5);
+  const at::Tensor alias = model->parameters()[0].detach();
+  load_state_dict(path_, *model);
+  EXPECT_TRUE(holds(*model, 2));
+  EXPECT_TRUE(alias.eq(2).all().item<bool>());
+  EXPECT_TRUE(model->parameters()[0].requires_grad());
+  EXPECT_EQ(folder_.count(), 1u);  // nothing is left aside
+}
+
+TEST_F(StateDict, IsAFileOfTorchSaveUnlessItsNameSaysSafetensors) {
+  for (const char* name : {"model.pth", "model.bin", "model"}) {
+    save_state_dict(folder_.file(name), *model_of(2));
+    EXPECT_THAT(read_file(folder_.file(name)), StartsWith("PK\3\4")) << name;
+  }
+  const std::string path = folder_.file("model.safetensors");
+  save_state_dict(path, *model_of(2));
+  EXPECT_THAT(read_file(path), Not(StartsWith("PK")));
+  auto model = model_of(5);
+  load_state_dict(path, *model);
+  EXPECT_TRUE(holds(*model, 2));
+}
+
+TEST_F(StateDict, TheModelOfASnapshotIsTakenToo) {
+  write_snapshot(path_, {.model_state = capture_module(*model_of(2)),
+                         .epochs_run = 7,
+                         .generator_states = {torch::ones(4, torch::kByte)}});
+  auto model = model_of(5);
+  load_state_dict(path_, *model);
+  EXPECT_TRUE(holds(*model, 2));
+}
+
+TEST_F(StateDict, AParameterMayHaveTheNameOfASnapshotsKey) {
+  const NamedTensors tensors = {{"MODEL_STATE", torch::ones(2)},
+                                {"STEP", torch::zeros(1)}};
+  write_state_dict(path_, tensors);
+  EXPECT_TRUE(same_snapshot(read_snapshot(path_), {.model_state = tensors}));
+}
+
+TEST_F(StateDict, WhatIsMissingTooMuchOrOtherIsNamedAtOnce) {
+  auto tensors = capture_module(*model_of(2));
+  ASSERT_EQ(tensors[0].first, "0.weight");
+  ASSERT_EQ(tensors[1].first, "0.bias");
+  ASSERT_EQ(tensors[2].first, "1.weight");
+  tensors[0].second = torch::zeros({4, 3});
+  tensors[1].first = "0.biass";
+  tensors[2].second = torch::zeros(2, torch::kDouble);
+  EXPECT_THAT(refusal_of(tensors),
+              AllOf(HasSubstr("the snapshot lacks 0.bias;"),
+                    HasSubstr("the model lacks 0.biass;"),
+                    HasSubstr("0.weight (snapshot Float[4, 3], model "
+                              "Float[2, 3])"),
+                    HasSubstr("1.weight (snapshot Double[2], model Float[2])"),
+                    Not(HasSubstr("1.bias")), Not(HasSubstr("\n"))));
+}
+
+TEST_F(StateDict, AnEmptyOneIsOfAnotherModel) {
+  EXPECT_THAT(refusal_of({}), HasSubstr("the snapshot lacks 0.weight, 0.bias"));
+}
+
+TEST_F(StateDict, ADamagedFileIsNamedAndChangesNothing) {
+  save_state_dict(path_, *model_of(2));
+  const std::string content = read_file(path_);
+  // The first of 0.weight's six.
+  const std::string two("\0\0\0\x40", 4);
+  const size_t at = content.find(two + two + two + two + two + two);
+  ASSERT_NE(at, std::string::npos);
+  auto model = model_of(5);
+  const auto refused = [&](const std::string& damaged) {
+    write_file(path_, damaged);
+    try {
+      load_state_dict(path_, *model);
+    } catch (const SnapshotError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("\"" + path_ + "\""));
+      return true;
+    }
+    return false;
+  };
+  std::string flipped = content;
+  flipped[at] ^= 1;
+  EXPECT_TRUE(refused(flipped));
+  EXPECT_TRUE(refused(content.substr(0, content.size() / 2)));
+  EXPECT_TRUE(refused(""));
+  EXPECT_TRUE(holds(*model, 5));
+  EXPECT_FALSE(refused(content));
+}
+
+TEST_F(StateDict, AFailedSaveKeepsTheOldFile) {
+  save_state_dict(path_, *model_of(2));
+  const std::string before = read_file(path_);
+  EXPECT_THROW(
+      write_state_dict(path_, {{"a", torch::ones(1)}, {"a", torch::ones(1)}}),
+      std::invalid_argument);
+  EXPECT_THROW(write_state_dict(path_, {{"\xff", torch::ones(1)}}),
+               std::invalid_argument);
+  EXPECT_THROW(write_state_dict(
+                   path_, {{"a", torch::ones(1)},
+                           {"b", torch::ones(1).to(torch::kFloat8_e4m3fn)}}),
+               std::invalid_argument);
+  EXPECT_EQ(read_file(path_), before);
+  EXPECT_EQ(folder_.count(), 1u);
+}
+
+TEST_F(StateDict, AMissingFileIsASystemError) {
+  auto model = model_of(5);
+  try {
+    load_state_dict(path_, *model);
+    FAIL();
+  } catch (const std::system_error& error) {
+    EXPECT_EQ(error.code(), std::errc::no_such_file_or_directory);
+    EXPECT_THAT(error.what(), HasSubstr(path_));
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
