@@ -124,7 +124,7 @@ TEST(AtomicFile, OnAFullDiskTheOldSnapshotStaysAndTheErrorTellsWhy) {
   EXPECT_EQ(folder.count(), 2u);
 }
 
-// shared/FAULTS 17: SIGKILL at any moment of a save.
+// Fault 17: SIGKILL at any moment of a save.
 TEST(AtomicFile, AKilledSaveLeavesOneCompleteSnapshot) {
   const TemporaryFolder folder;
   std::mt19937 random(1);

@@ -1,4 +1,4 @@
-// Files that somebody has made to do harm (shared/FAULTS 20): each is refused
+// Files that somebody has made to do harm (fault 20): each is refused
 // with one line, in little time and little memory.
 
 #include <caffe2/serialize/inline_container.h>

@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <system_error>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include "lockstep/comm/collectives.h"
@@ -92,6 +93,85 @@ WORLD_TEST(Rendezvous, ByAGivenStore, 1, 2, 3) {
       (world.folder / "store").string(), world.size);
   auto group = init_process_group(
       "gloo", {.world_size = world.size, .rank = world.rank, .store = store});
+  expect_sum_of_ones(world.size);
+}
+
+// Where a launcher keeps the store; what Python's ranks would see there.
+class LauncherStore {
+ public:
+  // Rank 0 of the test hosts it, at a port of its own.
+  LauncherStore(const World& world, const std::string& name) {
+    c10d::TCPStoreOptions options;
+    options.port = 0;
+    options.isServer = world.rank == 0;
+    options.waitWorkers = false;
+    auto file = c10::make_intrusive<c10d::FileStore>(
+        (world.folder / name).string(), world.size);
+    if (world.rank == 0) {
+      store_ = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+      auto port = std::to_string(store_->getPort());
+      file->set("port", {port.begin(), port.end()});
+    } else {
+      auto port = file->get("port");
+      options.port = static_cast<uint16_t>(
+          std::stoi(std::string(port.begin(), port.end())));
+      store_ = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
+    }
+  }
+  std::string port() const { return std::to_string(store_->getPort()); }
+
+  // Whether the default group's keys are where Python's would be.
+  bool is_used_as_python_does() const {
+    auto mark = "mark" + std::to_string(marks_++);
+    default_group()->store()->set(mark, std::vector<uint8_t>{1});
+    auto python = c10::make_intrusive<c10d::PrefixStore>(
+        "lockstep/", c10::make_intrusive<c10d::PrefixStore>(
+                         "0/", c10::make_intrusive<c10d::PrefixStore>(
+                                   "default_pg", store_)));
+    return python->check({mark});
+  }
+
+ private:
+  c10::intrusive_ptr<c10d::TCPStore> store_;
+  mutable int marks_ = 0;
+};
+
+WORLD_TEST(Rendezvous, ALaunchersStoreServesRestartsAndRounds, 2, 3) {
+  LauncherStore first(world, "first");
+  auto join = [&](const LauncherStore& store, const char* restart) {
+    ScopedEnvironment launcher({{"TORCHELASTIC_USE_AGENT_STORE", "True"},
+                                {"TORCHELASTIC_RESTART_COUNT", restart},
+                                {"MASTER_PORT", store.port()}});
+    auto group =
+        init_process_group("gloo", {.timeout = std::chrono::seconds(20)});
+    expect_sum_of_ones(world.size);
+    barrier();
+    return store.is_used_as_python_does();
+  };
+  EXPECT_TRUE(join(first, "0"));
+  EXPECT_FALSE(join(first, "0"));  // the same process joins again
+  EXPECT_FALSE(join(first, "1"));  // the launcher kept the store
+  LauncherStore second(world, "second");
+  EXPECT_TRUE(join(second, "2"));  // the launcher made a new one
+  // No rank leaves while another still asks the store that rank 0 hosts.
+  auto end = c10::make_intrusive<c10d::FileStore>(
+      (world.folder / "end").string(), world.size);
+  end->set("rank" + std::to_string(world.rank), std::vector<uint8_t>{1});
+  for (int rank = 0; rank < world.size; ++rank) {
+    end->wait({"rank" + std::to_string(rank)}, std::chrono::seconds(20));
+  }
+}
+
+// The launcher hosts the store at its own address only.
+WORLD_TEST(Rendezvous, UnderALauncherAnotherAddressIsHostedByRankZero, 2) {
+  std::string url =
+      std::string("tcp://127.0.0.1:") + std::getenv("MASTER_PORT");
+  ScopedEnvironment launcher(
+      {{"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"MASTER_PORT", "1"}});
+  auto group = init_process_group("gloo", {.init_method = url,
+                                           .timeout = std::chrono::seconds(20),
+                                           .world_size = world.size,
+                                           .rank = world.rank});
   expect_sum_of_ones(world.size);
 }
 

@@ -156,17 +156,48 @@ WORLD_TEST(DistributedDataParallel, RebuildsBucketsInRankZerosOrder, 2) {
   };
   auto net = std::make_shared<BackwardsImpl>();
   DistributedDataParallel<std::shared_ptr<BackwardsImpl>> model(
-      net, {.bucket_cap_mb = 60.0 / (1 << 20), .first_bucket_mb = 1e-5});
-  std::vector<std::vector<std::string>> before{
-      {"first.bias"}, {"first.weight"}, {"last.bias", "last.weight"}};
-  before = model.bucket_names();
-  EXPECT_EQ(before.front().front(), "first.bias");
+      net, {.bucket_cap_mb = 40.0 / (1 << 20), .first_bucket_mb = 1e-5});
+  // All at once, until an order is known.
+  EXPECT_THAT(model.bucket_names(),
+              ElementsAre(ElementsAre("last.weight", "last.bias",
+                                      "first.weight", "first.bias")));
   model(batch(world.rank)).sum().backward();
-  model(batch(world.rank)).sum().backward();
-  EXPECT_THAT(model.bucket_names().front().front(),
-              ::testing::StartsWith("last."));
-  EXPECT_THAT(model.bucket_names().back().back(),
-              ::testing::StartsWith("first."));
+  {
+    auto guard = model.no_sync();  // any forward that is trained on
+    model(batch(world.rank));
+  }
+  // 12 bytes a bias, 36 a weight.
+  EXPECT_THAT(model.bucket_names(),
+              ElementsAre(ElementsAre("last.bias"),
+                          ElementsAre("last.weight", "first.bias"),
+                          ElementsAre("first.weight")));
+}
+
+WORLD_TEST(DistributedDataParallel, BucketLimitsDefaultAsPythons, 2) {
+  auto group = init_process_group("gloo");
+  // 0.6 MiB a layer.
+  auto buckets = [&](const DistributedDataParallelOptions& options) {
+    torch::nn::Sequential net;
+    for (int i = 0; i < 4; ++i) {
+      net->push_back(
+          torch::nn::Linear(torch::nn::LinearOptions(396, 396).bias(false)));
+    }
+    DistributedDataParallel<torch::nn::Sequential> model(net, options);
+    for (int i = 0; i < 2; ++i) {
+      model(torch::ones({1, 396})).sum().backward();
+    }
+    return model.bucket_names();
+  };
+  // 1 MiB, then 25.
+  EXPECT_THAT(buckets({}), ElementsAre(ElementsAre("3.weight", "2.weight"),
+                                       ElementsAre("1.weight", "0.weight")));
+  // One limit for all, if it is given.
+  EXPECT_THAT(
+      buckets({.bucket_cap_mb = 25}),
+      ElementsAre(ElementsAre("3.weight", "2.weight", "1.weight", "0.weight")));
+  EXPECT_THAT(buckets({.bucket_cap_mb = 25, .first_bucket_mb = 0.5}),
+              ElementsAre(ElementsAre("3.weight"),
+                          ElementsAre("2.weight", "1.weight", "0.weight")));
 }
 
 WORLD_TEST(DistributedDataParallel, BuffersFollowRankZero, 2) {
@@ -192,6 +223,71 @@ WORLD_TEST(DistributedDataParallel, BuffersFollowRankZero, 2) {
   EXPECT_TRUE(means[0].equal(means[1]));
 }
 
+WORLD_TEST(DistributedDataParallel, BuffersMayTravelBeforeABackward, 2) {
+  auto group = init_process_group("gloo");
+  torch::nn::Sequential net(torch::nn::Linear(3, 4), torch::nn::BatchNorm1d(4));
+  DistributedDataParallel<torch::nn::Sequential> model(net);
+  // The second forward overwrites the buffers that the first one's graph holds.
+  auto first = model(batch(world.rank)).sum();
+  (first + model(batch(world.rank)).sum()).backward();
+}
+
+WORLD_TEST(DistributedDataParallel, BuffersOfAnyDtypeTravel, 2) {
+  auto group = init_process_group("gloo");
+  Net net;
+  std::vector<torch::Tensor> buffers;
+  for (auto dtype :
+       {torch::kByte, torch::kShort, torch::kLong, torch::kBool, torch::kHalf,
+        torch::kBFloat16, torch::kComplexFloat, torch::kFloat8_e4m3fn}) {
+    for (int64_t size : {0, 1, 3}) {
+      buffers.push_back(net->register_buffer(
+          "buffer" + std::to_string(buffers.size()),
+          torch::full({size}, world.rank == 0 ? 1 : 0).to(dtype)));
+    }
+  }
+  buffers.push_back(net->register_buffer(
+      "strided", torch::full({2, 3}, 1 - world.rank, torch::kFloat).t()));
+  DistributedDataParallel<Net> model(net);
+  for (const auto& buffer : buffers) {
+    EXPECT_TRUE(buffer.to(torch::kComplexFloat).eq(1).all().item<bool>())
+        << buffer;
+  }
+}
+
+WORLD_TEST(DistributedDataParallel, BuffersStayLocalWhereNotBroadcast, 2) {
+  auto group = init_process_group("gloo");
+  Net net;
+  auto mine = net->register_buffer("mine", torch::full({1}, world.rank));
+  DistributedDataParallel<Net> model(net, {.broadcast_buffers = false});
+  model(batch(0)).sum().backward();
+  EXPECT_EQ(mine.item<int64_t>(), world.rank);
+}
+
+WORLD_TEST(DistributedDataParallel, TiedParametersCountOnce, 2) {
+  auto group = init_process_group("gloo");
+  struct TiedImpl : torch::nn::Module {
+    TiedImpl() {
+      first = register_parameter("first", torch::ones({3, 3}));
+      tied = register_parameter("tied", first);
+    }
+    torch::Tensor forward(const torch::Tensor& x) {
+      return x.mm(first).tanh().mm(tied);
+    }
+    torch::Tensor first, tied;
+  };
+  auto net = std::make_shared<TiedImpl>();
+  DistributedDataParallel<std::shared_ptr<TiedImpl>> model(net);
+  EXPECT_THAT(model.bucket_names(), ElementsAre(ElementsAre("first")));
+  auto want = torch::zeros({3, 3});
+  for (int rank = 0; rank < world.size; ++rank) {
+    want += torch::autograd::grad({net->forward(batch(rank)).sum()},
+                                  {net->first})[0] /
+            world.size;
+  }
+  model(batch(world.rank)).sum().backward();
+  EXPECT_TRUE(torch::allclose(net->first.grad(), want));
+}
+
 WORLD_TEST(DistributedDataParallel, ADifferentShapeNamesRankAndParameter, 2,
            3) {
   auto group = init_process_group("gloo");
@@ -215,6 +311,38 @@ WORLD_TEST(DistributedDataParallel, AMissingParameterNamesRankAndParameter, 2) {
                               HasSubstr("rank 1 has parameter '1.weight'"))));
 }
 
+// What Python's check would not see.
+WORLD_TEST(DistributedDataParallel, OtherDifferencesAreNamedOnEveryRank, 2, 3) {
+  auto group = init_process_group("gloo");
+  auto last = world.size - 1;
+  auto rank = "rank " + std::to_string(last) + " has ";
+  auto expect_refused = [&](const Net& net, const std::string& words) {
+    EXPECT_THAT([&] { DistributedDataParallel<Net> model(net); },
+                ThrowsMessage<std::invalid_argument>(
+                    AllOf(HasSubstr("rank 0 has "), HasSubstr(rank + words))));
+  };
+  Net other;
+  if (world.rank == last) other->to(torch::kDouble);
+  expect_refused(other, "parameter 'first.weight' of Double[4, 3]");
+  Net frozen;
+  if (world.rank == last) frozen->first->bias.requires_grad_(false);
+  expect_refused(frozen, "parameter 'first.bias' of Float[4] without grad");
+  Net renamed;
+  renamed->register_parameter(world.rank == last ? "b" : "a", torch::ones({1}));
+  expect_refused(renamed, "parameter 'b'");
+  Net transposed;
+  auto square = torch::ones({2, 2});
+  transposed->register_parameter("square",
+                                 world.rank == last ? square.t() : square);
+  expect_refused(transposed, "parameter 'square' of Float[2, 2] with strides");
+  Net buffered;
+  if (world.rank != last) buffered->register_buffer("count", torch::ones({1}));
+  expect_refused(buffered, "no buffer number 4");
+  // And the group is as good as before.
+  DistributedDataParallel<Net> model((Net()));
+  model(batch(world.rank)).sum().backward();
+}
+
 WORLD_TEST(DistributedDataParallel, AnUnusedParameterIsNamed, 1, 2) {
   auto group = init_process_group("gloo");
   Net net;
@@ -232,7 +360,7 @@ WORLD_TEST(DistributedDataParallel, FrozenParametersStayLocal, 2) {
   for (auto& p : net->first->parameters()) p.requires_grad_(false);
   DistributedDataParallel<Net> model(net);
   EXPECT_THAT(model.bucket_names(),
-              ElementsAre(ElementsAre("second.bias", "second.weight")));
+              ElementsAre(ElementsAre("second.weight", "second.bias")));
   model(batch(world.rank)).sum().backward();
   EXPECT_FALSE(net->first->weight.grad().defined());
   net->second->weight.requires_grad_(false);

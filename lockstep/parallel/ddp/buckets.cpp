@@ -7,58 +7,46 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 namespace lockstep {
-namespace {
-
-int64_t bytes_of(const at::Tensor& tensor) {
-  return tensor.numel() * static_cast<int64_t>(tensor.element_size());
-}
-
-}  // namespace
 
 std::vector<std::vector<size_t>> assign_buckets(
-    const std::vector<NamedParameter>& parameters,
-    const std::vector<size_t>& order, const BucketLimits& limits) {
-  struct Open {
+    const std::vector<at::Tensor>& tensors, const std::vector<size_t>& order,
+    const BucketLimits& limits) {
+  struct Run {
     std::vector<size_t> members;
-    int64_t bytes = 0;
-    int64_t limit = 0;
-  };
-  // A bucket has one dtype and one device; parameters of different kinds fill
-  // buckets side by side.
-  std::map<std::pair<c10::ScalarType, std::string>, Open> open;
-  struct Closed {
+    int64_t bytes;
+    int64_t limit;
     size_t last_position;
-    std::vector<size_t> members;
   };
-  std::vector<Closed> closed;
-  auto position_of = [&](size_t parameter) {
-    return static_cast<size_t>(
-        std::find(order.begin(), order.end(), parameter) - order.begin());
-  };
-  auto close = [&](Open& bucket) {
-    size_t last = position_of(bucket.members.back());
-    closed.push_back({last, std::move(bucket.members)});
-    bucket = {{}, 0, limits.cap_bytes};
-  };
-  for (size_t index : order) {
-    const auto& tensor = parameters[index].tensor;
+  // A bucket has one dtype and one device; tensors of different kinds fill
+  // buckets side by side.
+  std::map<std::pair<c10::ScalarType, std::string>, Run> open;
+  std::vector<Run> ended;
+  for (size_t position = 0; position < order.size(); ++position) {
+    const auto& tensor = tensors[order[position]];
     auto [found, fresh] =
-        open.try_emplace({tensor.scalar_type(), tensor.device().str()});
-    Open& bucket = found->second;
-    if (fresh) bucket.limit = limits.first_bytes;
-    int64_t bytes = bytes_of(tensor);
-    if (!bucket.members.empty() && bucket.bytes + bytes > bucket.limit) {
-      close(bucket);
+        open.try_emplace({tensor.scalar_type(), tensor.device().str()},
+                         Run{.members = {},
+                             .bytes = 0,
+                             .limit = limits.first_bytes,
+                             .last_position = 0});
+    Run& run = found->second;
+    run.members.push_back(order[position]);
+    run.bytes += static_cast<int64_t>(tensor.nbytes());
+    run.last_position = position;
+    if (run.bytes >= run.limit) {
+      ended.push_back(std::move(run));
+      run = {.members = {},
+             .bytes = 0,
+             .limit = limits.cap_bytes,
+             .last_position = 0};
     }
-    bucket.members.push_back(index);
-    bucket.bytes += bytes;
   }
-  for (auto& [kind, bucket] : open) {
-    if (!bucket.members.empty()) close(bucket);
+  for (auto& [kind, run] : open) {
+    if (!run.members.empty()) ended.push_back(std::move(run));
   }
-  std::ranges::sort(closed, {}, &Closed::last_position);
+  std::ranges::sort(ended, {}, &Run::last_position);
   std::vector<std::vector<size_t>> buckets;
-  for (auto& bucket : closed) buckets.push_back(std::move(bucket.members));
+  for (auto& run : ended) buckets.push_back(std::move(run.members));
   return buckets;
 }
 

@@ -36,13 +36,13 @@ struct BucketLimits {
   int64_t cap_bytes;    // of the others
 };
 
-// Splits `order` (indices into `parameters`) into runs of one dtype and device
-// whose gradients fit the limits; a larger parameter gets a bucket of its own.
-// Buckets come in the order in which their last parameter stands in `order`,
-// which is that of readiness if `order` is.
+// Splits `order` (indices into `tensors`) into runs of one dtype and device.
+// A run ends with the tensor that brings it to its limit, as in Python, with
+// whose ranks the sizes must agree. Runs come in the order in which their last
+// tensor stands in `order`: that of readiness, if `order` is.
 std::vector<std::vector<size_t>> assign_buckets(
-    const std::vector<NamedParameter>& parameters,
-    const std::vector<size_t>& order, const BucketLimits& limits);
+    const std::vector<at::Tensor>& tensors, const std::vector<size_t>& order,
+    const BucketLimits& limits);
 
 // Allocates one bucket for `members`, zeroed, by the backend of `group` where
 // it allocates tensors itself.

@@ -1,9 +1,11 @@
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
 
 #include <stdexcept>
+#include <unordered_set>
 
 #include "lockstep/comm/init.h"
-#include "lockstep/parallel/ddp/module_state.h"
+#include "lockstep/parallel/ddp/broadcast_coalesced.h"
+#include "lockstep/parallel/ddp/model_agreement.h"
 
 namespace lockstep::detail {
 namespace {
@@ -17,37 +19,56 @@ int64_t mebibytes(const char* option, double value) {
   return static_cast<int64_t>(value * (1 << 20));
 }
 
+BucketLimits limits_of(const DistributedDataParallelOptions& options) {
+  auto cap = mebibytes("bucket_cap_mb", options.bucket_cap_mb.value_or(25));
+  auto first =
+      mebibytes("first_bucket_mb", options.first_bucket_mb.value_or(1));
+  bool first_as_others = options.bucket_cap_mb && !options.first_bucket_mb;
+  return {.first_bytes = first_as_others ? cap : first, .cap_bytes = cap};
+}
+
+// Tied tensors once, by their first name.
+std::vector<NamedParameter> unique(
+    const torch::OrderedDict<std::string, at::Tensor>& tensors) {
+  std::unordered_set<const c10::TensorImpl*> seen;
+  std::vector<NamedParameter> all;
+  for (const auto& item : tensors) {
+    if (!item.value().defined() ||
+        !seen.insert(item.value().unsafeGetTensorImpl()).second) {
+      continue;
+    }
+    all.push_back({item.key(), item.value()});
+  }
+  return all;
+}
+
 }  // namespace
 
 DdpState::DdpState(torch::nn::Module& module,
                    DistributedDataParallelOptions options)
     : options_(std::move(options)) {
-  BucketLimits limits{
-      .first_bytes = mebibytes("first_bucket_mb", options_.first_bucket_mb),
-      .cap_bytes = mebibytes("bucket_cap_mb", options_.bucket_cap_mb)};
+  auto limits = limits_of(options_);
   auto& group = options_.process_group;
   if (!group) group = default_group();
-  std::vector<NamedParameter> all;
+  auto all = unique(module.named_parameters());
   std::vector<NamedParameter> trained;
-  for (const auto& parameter : module.named_parameters()) {
-    all.push_back({parameter.key(), parameter.value()});
-    if (parameter.value().requires_grad()) trained.push_back(all.back());
+  for (const auto& parameter : all) {
+    if (parameter.tensor.requires_grad()) trained.push_back(parameter);
   }
   if (trained.empty()) {
     throw std::invalid_argument(
         "DistributedDataParallel: the module has no parameter that requires "
         "grad; wrap modules that are trained, use the others as they are");
   }
-  std::vector<NamedParameter> buffers;
-  for (const auto& buffer : module.named_buffers()) {
-    buffers.push_back({buffer.key(), buffer.value()});
-    buffers_.push_back(buffer.value());
-  }
+  auto buffers = unique(module.named_buffers());
+  for (const auto& buffer : buffers) buffers_.push_back(buffer.tensor);
   if (options_.init_sync && group->size() > 1) {
-    verify_same_across_ranks(all, "parameter", group);
-    verify_same_across_ranks(buffers, "buffer", group);
-    std::vector<at::Tensor> tensors(buffers_);
+    verify_same_model(all, buffers, trained, group);
+    std::vector<at::Tensor> tensors;
     for (const auto& parameter : all) tensors.push_back(parameter.tensor);
+    if (options_.broadcast_buffers) {
+      tensors.insert(tensors.end(), buffers_.begin(), buffers_.end());
+    }
     at::NoGradGuard no_grad;
     broadcast_coalesced(tensors, group->global_ranks()[0], group);
   }
@@ -60,8 +81,12 @@ void DdpState::before_forward() {
   if (at::GradMode::is_enabled()) reducer_->prepare(trains);
   if (options_.broadcast_buffers && require_forward_buffer_sync_ &&
       !buffers_.empty() && group->size() > 1) {
+    // The graph of an earlier forward may hold the buffers and still be wanted.
+    // As in Python it is not told: variable_data() counts changes for itself.
+    std::vector<at::Tensor> data;
+    for (const auto& buffer : buffers_) data.push_back(buffer.variable_data());
     at::NoGradGuard no_grad;
-    broadcast_coalesced(buffers_, group->global_ranks()[0], group);
+    broadcast_coalesced(data, group->global_ranks()[0], group);
   }
   require_forward_buffer_sync_ = trains;
 }

@@ -3,6 +3,7 @@
 #include <torch/nn/module.h>
 
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include "lockstep/comm/process_group.h"
@@ -12,18 +13,19 @@ namespace lockstep {
 
 // After torch.nn.parallel.DistributedDataParallel (PyTorch documentation).
 struct DistributedDataParallelOptions {
-  // Whether each forward begins with rank 0's buffers (running statistics) on
-  // every rank.
+  // Whether the constructor, and each forward behind a backward that averaged,
+  // begins with rank 0's buffers (running statistics) on every rank.
   bool broadcast_buffers{true};
   // Whether the constructor checks that the ranks' models are alike and gives
   // every rank rank 0's parameters and buffers.
   bool init_sync{true};
   ProcessGroupPtr process_group{};  // none: the default group
-  // MiB of gradients that are reduced together. Larger moves more at once,
-  // smaller starts earlier.
-  double bucket_cap_mb{25};
-  // The first bucket is small, so that reduction begins early in backward.
-  double first_bucket_mb{1};
+  // MiB of gradients that are reduced together; none: 25. Larger moves more at
+  // once, smaller starts earlier.
+  std::optional<double> bucket_cap_mb{};
+  // The same of the first bucket, whose reduction is to begin early in
+  // backward. None, as in Python: 1, or bucket_cap_mb where that is given.
+  std::optional<double> first_bucket_mb{};
 };
 
 namespace detail {
@@ -76,6 +78,11 @@ struct ModulePointer<std::shared_ptr<Impl>> {
 //
 // The constructor throws std::invalid_argument, on every rank, if the ranks'
 // models differ, naming rank and parameter.
+//
+// Ranks may run Python's DistributedDataParallel over the same model, in a
+// group as init_process_group() describes, if their options are the same and
+// they do not find unused parameters. A parameter that is registered twice
+// counts once.
 //
 // Use from one thread. Must outlive the backward passes of its forwards.
 template <typename Module>

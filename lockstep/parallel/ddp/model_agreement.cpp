@@ -1,31 +1,31 @@
-#include "lockstep/parallel/ddp/module_state.h"
+#include "lockstep/parallel/ddp/model_agreement.h"
 
 #include <sstream>
 #include <stdexcept>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include <ATen/ATen.h>
+#include <c10/util/strides.h>
 
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/digest.h"
 #include "lockstep/comm/collectives.h"
 
 namespace lockstep {
 namespace {
 
-constexpr int64_t kPieceBytes = 25 << 20;
-
-std::vector<std::string> describe(const std::vector<NamedParameter>& tensors,
-                                  const char* kind) {
-  std::vector<std::string> lines;
-  for (const auto& [name, tensor] : tensors) {
-    lines.push_back(c10::str(kind, " '", name, "' of ", tensor.scalar_type(),
-                             tensor.sizes(),
-                             tensor.requires_grad() ? "" : " without grad"));
-  }
-  return lines;
-}
-
-std::string join(const std::vector<std::string>& lines) {
+// One line a tensor, all that the ranks must agree on.
+std::string describe(const std::vector<NamedParameter>& tensors,
+                     const char* kind) {
   std::string text;
-  for (const auto& line : lines) text += line + "\n";
+  for (const auto& [name, tensor] : tensors) {
+    text += c10::str(kind, " '", name, "' of ", tensor.scalar_type(),
+                     tensor.sizes());
+    if (tensor.strides() != c10::contiguous_strides(tensor.sizes())) {
+      text += c10::str(" with strides ", tensor.strides());
+    }
+    text += tensor.requires_grad() ? "\n" : " without grad\n";
+  }
   return text;
 }
 
@@ -36,115 +36,206 @@ std::vector<std::string> split(const std::string& text) {
   return lines;
 }
 
-// FNV-1a: the same on every platform, unlike std::hash.
-int64_t digest(const std::string& text) {
-  uint64_t hash = 0xcbf29ce484222325;
-  for (unsigned char c : text) hash = (hash ^ c) * 0x100000001b3;
-  return static_cast<int64_t>(hash);
+// "rank 0 has parameter 'a' of Float[2], rank 2 has parameter 'a' of Float[3]".
+std::string first_difference(int rank, const std::string& text, int other_rank,
+                             const std::string& other_text) {
+  auto first = split(text);
+  auto other = split(other_text);
+  size_t at = 0;
+  while (at < first.size() && at < other.size() && first[at] == other[at]) ++at;
+  auto line = [&](const auto& lines, const auto& beside) -> std::string {
+    if (at < lines.size()) return lines[at];
+    // "parameter" or "buffer", as the line that the other has here.
+    return "no " + beside[at].substr(0, beside[at].find(' ')) + " number " +
+           std::to_string(at);
+  };
+  return "rank " + std::to_string(rank) + " has " + line(first, other) +
+         ", rank " + std::to_string(other_rank) + " has " + line(other, first);
 }
 
-std::vector<at::Tensor> gather(const at::Tensor& tensor,
-                               const ProcessGroupPtr& group) {
-  auto on_device = tensor.to(group->control_device());
-  std::vector<at::Tensor> all;
-  for (int i = 0; i < group->size(); ++i) {
-    all.push_back(at::empty_like(on_device));
+// Where ranks of Lockstep compare their descriptions. It takes no collective,
+// which a Python rank would not join, and no waiting: all that a rank writes
+// here lies in the store before it enters the first collective of the
+// constructor, and what the others wrote is read behind that.
+class Meeting {
+ public:
+  Meeting(std::string text, const ProcessGroupPtr& group)
+      : text_(std::move(text)), group_(group) {
+    // Each rank counts its own wrappers; they are constructed in one order.
+    auto number =
+        group->store()->add("ddp/wrapped/" + std::to_string(group->rank()), 1);
+    store_ = c10::make_intrusive<c10d::PrefixStore>(
+        "ddp/" + std::to_string(number), group->store());
+    Digest digest;
+    digest.add(text_);
+    auto mine = bytes(std::to_string(digest.value()));
+    // Whoever comes first says what the others compare with.
+    if (store_->compareSet("digest", {}, mine) != mine) {
+      store_->set("differs", bytes("1"));
+    }
   }
-  all_gather(all, on_device, {.group = group});
-  for (auto& each : all) each = each.cpu();
-  return all;
-}
 
-// Every rank's text, by two gathers: of the lengths, and of the padded bytes.
-std::vector<std::string> gather_texts(const std::string& text,
-                                      const ProcessGroupPtr& group) {
-  auto size = static_cast<int64_t>(text.size());
-  int64_t longest = 0;
-  std::vector<int64_t> sizes;
-  for (auto& each : gather(at::full({1}, size, at::kLong), group)) {
-    sizes.push_back(each.item<int64_t>());
-    longest = std::max(longest, sizes.back());
+  // After a collective. On every rank of Lockstep, or on none.
+  void throw_if_different() {
+    if (!store_->check({"differs"})) return;
+    // Python ranks do not come, so this takes its time where there are any.
+    Deadline deadline = Deadline::after(
+        std::min<std::chrono::milliseconds>(kTextsTimeout, group_->timeout()));
+    auto texts = exchange(deadline);
+    int first = -1;
+    for (int rank = 0; rank < group_->size(); ++rank) {
+      if (texts[rank].empty()) continue;
+      if (first < 0) first = rank;
+      if (texts[rank] == texts[first]) continue;
+      fail(first_difference(group_->global_ranks()[first], texts[first],
+                            group_->global_ranks()[rank], texts[rank]));
+    }
+    fail("rank " + std::to_string(group_->global_ranks()[group_->rank()]) +
+         " could not learn which, as the others are gone");
   }
-  auto padded = at::zeros({longest}, at::kByte);
-  std::copy(text.begin(), text.end(), padded.data_ptr<uint8_t>());
-  auto all = gather(padded, group);
-  std::vector<std::string> texts;
-  for (size_t i = 0; i < all.size(); ++i) {
-    const auto* data = all[i].const_data_ptr<uint8_t>();
-    texts.emplace_back(data, data + sizes[i]);
+
+  [[noreturn]] static void fail(const std::string& difference) {
+    throw std::invalid_argument("the ranks' models differ: " + difference +
+                                "; build the same model on every rank");
   }
-  return texts;
-}
+
+ private:
+  static constexpr std::chrono::seconds kTextsTimeout{5};
+
+  static std::vector<uint8_t> bytes(const std::string& text) {
+    return {text.begin(), text.end()};
+  }
+
+  std::vector<std::string> keys(const char* what) const {
+    std::vector<std::string> all;
+    for (int rank = 0; rank < group_->size(); ++rank) {
+      all.push_back(what + std::to_string(rank));
+    }
+    return all;
+  }
+
+  void wait(const std::vector<std::string>& keys, const Deadline& deadline) {
+    try {
+      store_->wait(keys, deadline.remaining());
+    } catch (const c10::Error&) {
+      // Too late, or the store's host has left: what is there must do.
+    }
+  }
+
+  // By rank of the group; empty where a rank gave none.
+  std::vector<std::string> exchange(const Deadline& deadline) {
+    std::vector<std::string> texts(group_->size());
+    texts[group_->rank()] = text_;
+    auto text_keys = keys("text/");
+    auto read_keys = keys("read/");
+    try {
+      store_->set(text_keys[group_->rank()], bytes(text_));
+      wait(text_keys, deadline);
+      for (int rank = 0; rank < group_->size(); ++rank) {
+        if (rank == group_->rank() || !store_->check({text_keys[rank]})) {
+          continue;
+        }
+        auto text = store_->get(text_keys[rank]);
+        texts[rank].assign(text.begin(), text.end());
+      }
+      // The store goes with its host, which is to be told no sooner that it may
+      // throw than all have read.
+      store_->set(read_keys[group_->rank()], bytes("1"));
+      wait(read_keys, deadline);
+    } catch (const c10::Error&) {
+      // The host has left.
+    }
+    return texts;
+  }
+
+  std::string text_;
+  ProcessGroupPtr group_;
+  c10::intrusive_ptr<c10d::Store> store_;
+};
+
+// The two collectives of Python's verify_params_across_processes: the number of
+// trained parameters from all, and the sizes and strides from rank 0.
+class PythonsCheck {
+ public:
+  PythonsCheck(const std::vector<NamedParameter>& trained,
+               const ProcessGroupPtr& group)
+      : trained_(trained), group_(group) {}
+
+  std::vector<int64_t> gather_counts() {
+    auto mine = at::full({1}, static_cast<int64_t>(trained_.size()), options());
+    std::vector<at::Tensor> all(group_->size());
+    for (auto& each : all) each = at::empty_like(mine);
+    all_gather(all, mine, {.group = group_});
+    std::vector<int64_t> counts;
+    for (auto& each : all) counts.push_back(each.item<int64_t>());
+    return counts;
+  }
+
+  void verify_counts(const std::vector<int64_t>& counts) {
+    for (int rank = 0; rank < group_->size(); ++rank) {
+      if (counts[rank] == counts[group_->rank()]) continue;
+      Meeting::fail(says(group_->rank(), counts[group_->rank()]) + ", " +
+                    says(rank, counts[rank]));
+    }
+  }
+
+  void verify_layouts() {
+    std::vector<int64_t> layouts;
+    for (const auto& [name, tensor] : trained_) {
+      layouts.insert(layouts.end(), tensor.sizes().begin(),
+                     tensor.sizes().end());
+      layouts.insert(layouts.end(), tensor.strides().begin(),
+                     tensor.strides().end());
+    }
+    auto received = at::tensor(layouts, at::kLong).to(options().device());
+    broadcast(received, group_->global_ranks()[0], {.group = group_});
+    received = received.cpu();
+    const auto* at = received.const_data_ptr<int64_t>();
+    const auto* mine = layouts.data();
+    for (const auto& [name, tensor] : trained_) {
+      auto length = 2 * tensor.dim();
+      if (!std::equal(mine, mine + length, at)) {
+        Meeting::fail(c10::str(
+            rank_name(group_->rank()), " has parameter '", name, "' of ",
+            tensor.sizes(), " with strides ", tensor.strides(), ", ",
+            rank_name(0), " has ", c10::IntArrayRef(at, tensor.dim()),
+            " with strides ", c10::IntArrayRef(at + tensor.dim(), tensor.dim()),
+            " there"));
+      }
+      mine += length;
+      at += length;
+    }
+  }
+
+ private:
+  at::TensorOptions options() const {
+    return at::TensorOptions(at::kLong).device(trained_[0].tensor.device());
+  }
+  std::string rank_name(int rank) const {
+    return "rank " + std::to_string(group_->global_ranks()[rank]);
+  }
+  std::string says(int rank, int64_t count) const {
+    return rank_name(rank) + " has " + std::to_string(count) +
+           " parameters that require grad";
+  }
+
+  const std::vector<NamedParameter>& trained_;
+  const ProcessGroupPtr& group_;
+};
 
 }  // namespace
 
-void verify_same_across_ranks(const std::vector<NamedParameter>& tensors,
-                              const char* kind, const ProcessGroupPtr& group) {
-  auto mine = join(describe(tensors, kind));
-  auto key =
-      at::tensor({static_cast<int64_t>(mine.size()), digest(mine)}, at::kLong);
-  bool same = true;
-  // Every rank sees the same digests, so all of them go on to the next gather
-  // or none does.
-  auto keys = gather(key, group);
-  for (auto& each : keys) same = same && each.equal(keys[0]);
-  if (same) return;
-  auto texts = gather_texts(mine, group);
-  auto first = split(texts[0]);
-  for (int rank = 1; rank < group->size(); ++rank) {
-    if (texts[rank] == texts[0]) continue;
-    auto other = split(texts[rank]);
-    size_t at = 0;
-    while (at < first.size() && at < other.size() && first[at] == other[at]) {
-      ++at;
-    }
-    auto line = [&](const std::vector<std::string>& lines) {
-      return at < lines.size()
-                 ? lines[at]
-                 : "no " + std::string(kind) + " number " + std::to_string(at);
-    };
-    throw std::invalid_argument(
-        "the ranks' models differ: rank " +
-        std::to_string(group->global_ranks()[0]) + " has " + line(first) +
-        ", rank " + std::to_string(group->global_ranks()[rank]) + " has " +
-        line(other) + "; build the same model on every rank");
-  }
-}
-
-void broadcast_coalesced(const std::vector<at::Tensor>& tensors, int src,
-                         const ProcessGroupPtr& group) {
-  std::vector<at::Tensor> piece;
-  int64_t piece_bytes = 0;
-  auto send = [&] {
-    if (piece.empty()) return;
-    std::vector<at::Tensor> flat;
-    for (auto& tensor : piece) {
-      flat.push_back(tensor.contiguous().view({-1}).view(at::kByte));
-    }
-    auto joined = flat.size() == 1 ? flat[0].clone() : at::cat(flat);
-    broadcast(joined, src, {.group = group});
-    int64_t offset = 0;
-    for (size_t i = 0; i < piece.size(); ++i) {
-      auto bytes = joined.narrow(0, offset, flat[i].numel());
-      offset += flat[i].numel();
-      // A copy of its own: a dtype cannot be viewed at an odd offset.
-      piece[i].copy_(
-          bytes.clone().view(piece[i].scalar_type()).view(piece[i].sizes()));
-    }
-    piece.clear();
-    piece_bytes = 0;
-  };
-  for (const auto& tensor : tensors) {
-    if (tensor.numel() == 0) continue;
-    auto detached = tensor.detach();
-    if (!piece.empty() &&
-        (piece[0].device() != detached.device() || piece_bytes > kPieceBytes)) {
-      send();
-    }
-    piece.push_back(detached);
-    piece_bytes += static_cast<int64_t>(detached.nbytes());
-  }
-  send();
+void verify_same_model(const std::vector<NamedParameter>& parameters,
+                       const std::vector<NamedParameter>& buffers,
+                       const std::vector<NamedParameter>& trained,
+                       const ProcessGroupPtr& group) {
+  Meeting meeting(
+      describe(parameters, "parameter") + describe(buffers, "buffer"), group);
+  PythonsCheck check(trained, group);
+  auto counts = check.gather_counts();
+  meeting.throw_if_different();
+  check.verify_counts(counts);
+  check.verify_layouts();
 }
 
 }  // namespace lockstep

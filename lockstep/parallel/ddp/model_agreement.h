@@ -7,17 +7,21 @@
 
 namespace lockstep {
 
-// Collective. Throws std::invalid_argument, on every rank, that names the first
-// rank, parameter and difference if the ranks of `group` do not have the same
-// names, shapes, dtypes and requires_grad in the same order. `kind` is the word
-// in the message: "parameter", "buffer".
-void verify_same_across_ranks(const std::vector<NamedParameter>& tensors,
-                              const char* kind, const ProcessGroupPtr& group);
-
-// Collective. Every tensor of every rank becomes that of rank `src` of the
-// default group, whatever its dtype; tensors of one device travel together, in
-// pieces of 25 MiB and more.
-void broadcast_coalesced(const std::vector<at::Tensor>& tensors, int src,
-                         const ProcessGroupPtr& group);
+// Collective. Throws std::invalid_argument if the ranks' models differ.
+//
+// Among ranks of Lockstep every rank throws, and the message names the first
+// rank, parameter and difference: names, shapes, strides, dtypes, requires_grad
+// and their order are compared, of parameters and buffers. They meet in the
+// group's store, at the cost of three requests a rank.
+//
+// On the wire it is what Python's DistributedDataParallel does, which knows
+// only the number of trained parameters, their sizes and strides: a rank that
+// differs from a Python rank is told that much.
+//
+// `parameters`: all; `trained`: those that require grad, one at least.
+void verify_same_model(const std::vector<NamedParameter>& parameters,
+                       const std::vector<NamedParameter>& buffers,
+                       const std::vector<NamedParameter>& trained,
+                       const ProcessGroupPtr& group);
 
 }  // namespace lockstep

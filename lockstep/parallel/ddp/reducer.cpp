@@ -1,6 +1,7 @@
 #include "lockstep/parallel/ddp/reducer.h"
 
 #include <algorithm>
+#include <limits>
 #include <numeric>
 #include <stdexcept>
 
@@ -26,6 +27,51 @@ class ReadyHook final : public torch::autograd::FunctionPostHook {
   std::function<void()> ready_;
 };
 
+// Everyone's gradients at once. They come in reverse order of the parameters,
+// mostly, and so do these buckets.
+std::vector<std::vector<size_t>> first_buckets(
+    const std::vector<at::Tensor>& tensors) {
+  std::vector<size_t> order(tensors.size());
+  std::iota(order.begin(), order.end(), 0);
+  constexpr auto kNoLimit = std::numeric_limits<int64_t>::max();
+  auto buckets = assign_buckets(tensors, order, {kNoLimit, kNoLimit});
+  std::ranges::sort(buckets, std::greater());  // by their first parameter
+  return buckets;
+}
+
+// Collective: the buckets of rank 0, which need not be as many as ours. In two
+// parts, the first of which has the same length on every rank: all members and
+// the number of buckets, then the buckets' lengths.
+std::vector<std::vector<size_t>> of_rank_zero(
+    const std::vector<std::vector<size_t>>& buckets, c10::Device device,
+    const ProcessGroupPtr& group) {
+  if (group->size() == 1) return buckets;
+  auto from_rank_zero = [&](const std::vector<int>& numbers) {
+    auto sent = at::tensor(numbers, at::kInt).to(device);
+    broadcast(sent, group->global_ranks()[0], {.group = group});
+    sent = sent.cpu();
+    const auto* data = sent.const_data_ptr<int>();
+    return std::vector<int>(data, data + sent.numel());
+  };
+  std::vector<int> members;
+  std::vector<int> lengths;
+  for (const auto& bucket : buckets) {
+    for (size_t index : bucket) members.push_back(static_cast<int>(index));
+    lengths.push_back(static_cast<int>(bucket.size()));
+  }
+  members.push_back(static_cast<int>(buckets.size()));
+  members = from_rank_zero(members);
+  lengths.resize(members.back());
+  lengths = from_rank_zero(lengths);
+  std::vector<std::vector<size_t>> agreed;
+  auto next = members.begin();
+  for (int length : lengths) {
+    agreed.emplace_back(next, next + length);
+    next += length;
+  }
+  return agreed;
+}
+
 }  // namespace
 
 Reducer::Reducer(std::vector<NamedParameter> parameters, ProcessGroupPtr group,
@@ -35,10 +81,7 @@ Reducer::Reducer(std::vector<NamedParameter> parameters, ProcessGroupPtr group,
       limits_(limits),
       share_(at::scalar_tensor(1.0 / group_->size(), at::kDouble)),
       places_(parameters_.size()) {
-  // Backward meets the last layers first.
-  std::vector<size_t> order(parameters_.size());
-  std::iota(order.rbegin(), order.rend(), 0);
-  set_buckets(order);
+  set_buckets(first_buckets(tensors()));
   for (size_t i = 0; i < parameters_.size(); ++i) {
     // The accumulator is kept: a parameter holds its own only weakly, and the
     // hook would go with it.
@@ -54,9 +97,15 @@ Reducer::~Reducer() {
   for (auto& hook : hooks_) hook.accumulator->del_post_hook(hook.key);
 }
 
-void Reducer::set_buckets(const std::vector<size_t>& order) {
+std::vector<at::Tensor> Reducer::tensors() const {
+  std::vector<at::Tensor> all;
+  for (const auto& parameter : parameters_) all.push_back(parameter.tensor);
+  return all;
+}
+
+void Reducer::set_buckets(const std::vector<std::vector<size_t>>& buckets) {
   buckets_.clear();
-  for (const auto& members : assign_buckets(parameters_, order, limits_)) {
+  for (const auto& members : buckets) {
     buckets_.push_back(make_bucket(parameters_, members, *group_));
     const auto& slots = buckets_.back().slots;
     for (size_t slot = 0; slot < slots.size(); ++slot) {
@@ -69,18 +118,14 @@ void Reducer::set_buckets(const std::vector<size_t>& order) {
 void Reducer::prepare(bool synchronize) {
   // Left over where an exception ended the last backward.
   if (in_backward_) reset_backward();
-  if (synchronize && !rebuilt_ && !ready_order_.empty()) rebuild_buckets();
+  // Under no_sync, too, as Python does: only a whole backward counts.
+  if (!rebuilt_ && ready_order_.size() == parameters_.size()) rebuild_buckets();
   synchronize_ = synchronize;
 }
 
 void Reducer::rebuild_buckets() {
-  std::vector<int64_t> mine(ready_order_.begin(), ready_order_.end());
-  auto order = at::tensor(mine, at::kLong).to(group_->control_device());
-  broadcast(order, group_->global_ranks()[0], {.group = group_});
-  order = order.cpu();
-  const auto* data = order.const_data_ptr<int64_t>();
-  std::vector<size_t> agreed(data, data + order.numel());
-
+  auto agreed = of_rank_zero(assign_buckets(tensors(), ready_order_, limits_),
+                             parameters_[0].tensor.device(), group_);
   auto old_buckets = std::move(buckets_);
   auto old_places = places_;
   set_buckets(agreed);

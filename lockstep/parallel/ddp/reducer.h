@@ -23,15 +23,20 @@ namespace lockstep {
 // of backward waits for them all. Buckets are started in their order on every
 // rank, whatever the order of readiness.
 //
-// The first buckets follow the reverse order of the parameters; after the
-// first synchronised backward they are rebuilt once in the order in which rank
-// 0's gradients became ready.
+// The first backward has one bucket for each dtype and device: in which order
+// gradients become ready is not known yet. Behind the first synchronised
+// backward buckets are made once more, in the order in which rank 0's became
+// ready, as large as the limits say.
+//
+// The operations, their order, sizes and dtypes are those of Python's
+// DistributedDataParallel (its gradient reducer), so that Python ranks may
+// stand in the group.
 //
 // Threads: the methods are for the thread that trains; hooks run on autograd's.
 class Reducer {
  public:
   // `parameters`: leaves that require grad, the same on every rank (see
-  // verify_same_across_ranks).
+  // verify_same_model).
   Reducer(std::vector<NamedParameter> parameters, ProcessGroupPtr group,
           const BucketLimits& limits);
   Reducer(const Reducer&) = delete;
@@ -40,7 +45,7 @@ class Reducer {
 
   // Before each forward. `synchronize`: whether the backward that follows is to
   // average, or only accumulates on this rank (no_sync). Collective when it
-  // rebuilds the buckets.
+  // rebuilds the buckets: behind the first backward that averaged.
   void prepare(bool synchronize);
 
   // The parameters' names, bucket by bucket, in the order of reduction.
@@ -56,7 +61,7 @@ class Reducer {
     bool undivided = false;
   };
 
-  void set_buckets(const std::vector<size_t>& order);
+  void set_buckets(const std::vector<std::vector<size_t>>& buckets);
   void rebuild_buckets();
   void start_backward();
   void mark_ready(size_t parameter);
@@ -65,6 +70,8 @@ class Reducer {
   void finish_backward();
   void reset_backward();
   std::string names_without_gradient() const;
+
+  std::vector<at::Tensor> tensors() const;
 
   std::vector<NamedParameter> parameters_;
   ProcessGroupPtr group_;
