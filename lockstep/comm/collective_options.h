@@ -17,14 +17,17 @@
 //
 // Tensors. Any dtype that LibTorch has; of a device that the group has a
 // backend for; any strides, where what is written must not overlap itself or
-// another. A tensor that requires grad is used as data: operations are not
-// differentiated. Complex tensors move, and sum, as pairs of reals.
+// another (which is checked between dense tensors). A tensor that requires grad
+// is used as data: operations are not differentiated. Complex tensors move, and
+// sum, as pairs of reals.
 //
 // Blocking. With `async_op` false, until the operation has ended on this rank
 // (CPU) or is enqueued on the current stream (CUDA); returns nullptr. With
 // `async_op` true, returns at once; the tensors must not be written, and those
 // that receive not read, until Work::wait() has returned. Work keeps them
-// alive.
+// alive. Work::getFuture(), where the backend has futures, completes with the
+// list of the tensors that were written, and stands for the wait. A wait that
+// times out may be repeated.
 //
 // Errors. std::invalid_argument for a mistake that this rank can see by
 // itself: what was given, what is allowed, what to do. c10::DistBackendError

@@ -28,6 +28,21 @@ Span begin_span(const Call& call, const Buffers& buffers) {
                {"world_size", static_cast<int64_t>(call.group->size())}});
 }
 
+// Ended by the backend's thread or by who waits, whichever is first.
+class SharedSpan {
+ public:
+  explicit SharedSpan(Span span) : span_(std::move(span)) {}
+  bool active() const { return span_.active(); }
+  void end(bool failed) {
+    std::lock_guard lock(mutex_);
+    span_.end(failed);  // the second time does nothing
+  }
+
+ private:
+  std::mutex mutex_;
+  Span span_;
+};
+
 // A work of c10d with the user's tensors, and errors in the words of Call.
 class CollectiveWork final : public Work {
  public:
@@ -38,7 +53,7 @@ class CollectiveWork final : public Work {
         started_(started),
         work_(std::move(work)),
         buffers_(std::move(buffers)),
-        span_(std::make_shared<Span>(std::move(span))) {
+        span_(std::make_shared<SharedSpan>(std::move(span))) {
     if (!span_->active()) return;
     // The end itself, where the backend tells of it, and not the wait for it.
     try {
@@ -47,8 +62,7 @@ class CollectiveWork final : public Work {
             span->end(ended.hasError());
           });
     } catch (const c10::Error&) {
-      // A message of Gloo has no future: wait() ends the span.
-      ends_span_ = true;
+      // A message of Gloo has no future.
     }
   }
 
@@ -90,13 +104,13 @@ class CollectiveWork final : public Work {
       }
       finish();
     } catch (const c10::Error& error) {
-      end_span(true);
+      span_->end(true);
       call_.fail(deadline, error.what_without_backtrace());
     } catch (const std::exception& error) {
-      end_span(true);
+      span_->end(true);
       call_.fail(deadline, error.what());
     }
-    end_span(false);
+    span_->end(false);
     return true;
   }
 
@@ -117,10 +131,6 @@ class CollectiveWork final : public Work {
     buffers_.write_back();
   }
 
-  void end_span(bool failed) {
-    if (ends_span_) span_->end(failed);
-  }
-
   Call call_;
   Deadline started_;
   WorkPtr work_;
@@ -128,8 +138,7 @@ class CollectiveWork final : public Work {
   Buffers buffers_;
   bool finished_ = false;
   std::optional<std::string> watched_end_{};
-  std::shared_ptr<Span> span_;
-  bool ends_span_ = false;
+  std::shared_ptr<SharedSpan> span_;
 };
 
 class JoinedWorks final : public Work {

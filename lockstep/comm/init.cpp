@@ -171,10 +171,13 @@ ProcessGroupGuard init_process_group(const std::string& backend,
                          backend, options.timeout, w.store,
                          options.check_calls.value_or(
                              get_env("TORCH_DISTRIBUTED_DEBUG") == "DETAIL"));
+    meeting.remember_host();
   } catch (const c10::Error& error) {
     w.store.reset();
+    meeting.remember_host();
     auto absent = meeting.absent_ranks();
     if (absent.empty()) throw;
+    meeting.part();
     throw c10::DistBackendError(
         {__func__, __FILE__, __LINE__},
         c10::str("init_process_group: a world of ", meeting.world_size,

@@ -64,10 +64,12 @@ c10::Device ProcessGroup::control_device() const {
 
 void ProcessGroup::close() {
   closed_ = true;
-  backends_.clear();
+  // A backend that was aborted may wait for its peers for ever.
+  if (!aborted_) backends_.clear();
 }
 
 void ProcessGroup::abort() {
+  aborted_ = true;
   for (auto& [type, backend] : backends_) backend->abort();
 }
 

@@ -95,9 +95,9 @@ class ProcessGroup {
   // Operations pending here may stay so. The group is of no use afterwards.
   void abort();
 
-  // Lets go of the backends: what is called afterwards is an error that says
-  // so. Blocks as a backend's destructor does. Not while another thread uses
-  // the group.
+  // What is called afterwards is an error that says so. Lets go of the
+  // backends unless they were aborted; blocks as their destructors do. Not
+  // while another thread uses the group.
   void close();
 
  private:
@@ -110,6 +110,7 @@ class ProcessGroup {
   std::string backend_config_;
   bool checks_calls_;
   bool closed_ = false;
+  bool aborted_ = false;
   std::atomic<uint64_t> sequence_number_{0};
   std::atomic<uint64_t> roll_calls_{0};
   std::atomic<uint64_t> splits_{0};

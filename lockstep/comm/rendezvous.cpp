@@ -135,12 +135,14 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
     // store waits; the others learn who is absent when they connect.
     store->waitForWorkers();
   } catch (const c10::DistError&) {
+    const auto absent = joined.absent_ranks();
+    joined.part();  // the others ask the same
     throw c10::DistStoreError(
         {__func__, __FILE__, __LINE__},
         c10::str("init_process_group: rank ", place.rank, " waited ",
                  deadline.elapsed().count(), " ms (allowed ", timeout.count(),
                  " ms) at ", where, " for a world of ", place.world_size,
-                 "; absent: rank ", joined.absent_ranks()));
+                 "; absent: rank ", absent));
   }
   store->setTimeout(timeout);
   if (options.isServer) {
@@ -153,10 +155,11 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
     // not keep the store's address taken.
     joined.group_store = store->clone();
     joined.group_store->setTimeout(timeout);
-  } else if (!agent_store) {
-    check_in->remember_host();
-  } else if (auto groups = check_in->groups_prefix(); !groups.empty()) {
-    joined.group_store = c10::make_intrusive<c10d::PrefixStore>(groups, store);
+  } else if (agent_store) {
+    if (auto groups = check_in->groups_prefix(); !groups.empty()) {
+      joined.group_store =
+          c10::make_intrusive<c10d::PrefixStore>(groups, store);
+    }
   }
   return joined;
 }
@@ -270,6 +273,15 @@ Rendezvous join_by_file(const InitProcessGroupOptions& options) {
 
 std::string Rendezvous::absent_ranks() const {
   return check_in ? check_in->absent_ranks() : "";
+}
+
+void Rendezvous::remember_host() const {
+  if (!hosted_by_rank_zero || rank == 0 || !check_in) return;
+  try {
+    check_in->remember_host();
+  } catch (const c10::Error&) {
+    // The store is gone: so is the danger to take it for the next.
+  }
 }
 
 void Rendezvous::part() const {

@@ -27,6 +27,11 @@ struct Rendezvous {
   // the message of a failed start.
   std::string absent_ranks() const;
 
+  // So that the next round does not take this store for its own. Once the
+  // groups stand (or could not be made): before, rank 0 may have opened the
+  // store and not have marked it yet. Throws nothing.
+  void remember_host() const;
+
   // The last thing before the store is released: rank 0 keeps a store that it
   // hosts until the others have left it. For kPartTimeout at most, as a peer
   // may be dead. Throws nothing.

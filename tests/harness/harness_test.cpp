@@ -3,10 +3,9 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <array>
-#include <cstdio>
-#include <memory>
 #include <string>
+
+#include "tests/harness/running_program.h"
 
 namespace lockstep {
 namespace {
@@ -14,64 +13,52 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-struct Output {
-  std::string text;
-  bool passed;
+class ProcessWorld : public testing::ProgramTest {
+ protected:
+  testing::ProgramResult run_case(const std::string& filter) {
+    return run_program({LOCKSTEP_BIN_DIR "/tests/harness_failing_cases",
+                        "--gtest_color=no", "--gtest_filter=" + filter});
+  }
 };
 
-Output run_case(const std::string& filter) {
-  std::string command =
-      LOCKSTEP_BIN_DIR
-      "/tests/harness_failing_cases --gtest_color=no --gtest_filter='" +
-      filter + "' 2>&1";
-  FILE* pipe = ::popen(command.c_str(), "r");
-  Output output;
-  std::array<char, 4096> buffer;
-  while (size_t size = std::fread(buffer.data(), 1, buffer.size(), pipe)) {
-    output.text.append(buffer.data(), size);
-  }
-  output.passed = ::pclose(pipe) == 0;
-  return output;
-}
-
-TEST(ProcessWorld, AFailedExpectationNamesRankFileAndLine) {
+TEST_F(ProcessWorld, AFailedExpectationNamesRankFileAndLine) {
   auto output = run_case("Failing.Expectation/3");
-  EXPECT_FALSE(output.passed);
-  EXPECT_THAT(output.text,
+  EXPECT_EQ(output.exit_code, 1);
+  EXPECT_THAT(output.out,
               AllOf(HasSubstr("rank 1 of 3"), HasSubstr("on purpose"),
                     HasSubstr("failing_cases.cpp:")));
-  EXPECT_THAT(output.text, Not(HasSubstr("rank 0 of 3")));
+  EXPECT_THAT(output.out, Not(HasSubstr("rank 0 of 3")));
 }
 
-TEST(ProcessWorld, AnExceptionNamesRankAndWords) {
+TEST_F(ProcessWorld, AnExceptionNamesRankAndWords) {
   auto output = run_case("Failing.Exception/3");
-  EXPECT_FALSE(output.passed);
-  EXPECT_THAT(output.text,
+  EXPECT_EQ(output.exit_code, 1);
+  EXPECT_THAT(output.out,
               AllOf(HasSubstr("rank 2 of 3"), HasSubstr("thrown on purpose")));
 }
 
-TEST(ProcessWorld, ADeadRankIsNamedWithItsSignalOrCode) {
+TEST_F(ProcessWorld, ADeadRankIsNamedWithItsSignalOrCode) {
   auto crash = run_case("Failing.Crash/3");
-  EXPECT_FALSE(crash.passed);
-  EXPECT_THAT(crash.text, HasSubstr("rank 0 of 3 was killed by signal 11"));
+  EXPECT_EQ(crash.exit_code, 1);
+  EXPECT_THAT(crash.out, HasSubstr("rank 0 of 3 was killed by signal 11"));
   auto exit = run_case("Failing.Exit/3");
-  EXPECT_FALSE(exit.passed);
-  EXPECT_THAT(exit.text, HasSubstr("rank 0 of 3 exited with code 7"));
+  EXPECT_EQ(exit.exit_code, 1);
+  EXPECT_THAT(exit.out, HasSubstr("rank 0 of 3 exited with code 7"));
 }
 
-TEST(ProcessWorld, ARankLeftWaitingIsNamedSoonAfterTheFailure) {
+TEST_F(ProcessWorld, ARankLeftWaitingIsNamedSoonAfterTheFailure) {
   auto output = run_case("Failing.PeerLeftWaiting/2");
-  EXPECT_FALSE(output.passed);
-  EXPECT_THAT(output.text,
+  EXPECT_EQ(output.exit_code, 1);
+  EXPECT_THAT(output.out,
               AllOf(HasSubstr("rank 0 of 2: "), HasSubstr("leaves its peer"),
                     HasSubstr("rank 1 of 2 was still in the case")));
 }
 
-TEST(ProcessWorld, TheNextCaseMeetsAFreshWorld) {
+TEST_F(ProcessWorld, TheNextCaseMeetsAFreshWorld) {
   auto output =
       run_case("Failing.Crash/3:Failing.TheNextCaseMeetsAFreshWorld/*");
-  EXPECT_FALSE(output.passed);
-  EXPECT_THAT(output.text,
+  EXPECT_EQ(output.exit_code, 1);
+  EXPECT_THAT(output.out,
               AllOf(HasSubstr("[       OK ] "
                               "Failing.TheNextCaseMeetsAFreshWorld/2"),
                     HasSubstr("[       OK ] "

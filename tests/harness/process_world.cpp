@@ -171,7 +171,7 @@ class WorldCase : public ::testing::Test {
   std::string name_;
 };
 
-json run_body(WorldTestBody body, const World& world) {
+json run_body(const WorldTestBody& body, const World& world) {
   json answer{{"failures", json::array()}};
   ::testing::TestPartResultArray results;
   {
@@ -204,7 +204,7 @@ int run_rank(int socket) {
               .size = std::stoi(std::getenv("WORLD_SIZE")),
               .folder = std::getenv("LOCKSTEP_TEST_FOLDER")};
   while (auto message = receive_message(socket)) {
-    auto body = bodies().at((*message)["run"].get<std::string>());
+    const auto& body = bodies().at((*message)["run"].get<std::string>());
     send_message(socket, run_body(body, world));
   }
   // The test program is gone or done; groups and threads need no goodbye.
@@ -213,15 +213,15 @@ int run_rank(int socket) {
 
 }  // namespace
 
-bool register_world_test(const char* suite, const char* name,
-                         std::initializer_list<int> sizes, WorldTestBody body,
+bool register_world_test(const std::string& suite, const std::string& name,
+                         const std::vector<int>& sizes, WorldTestBody body,
                          const char* file, int line) {
-  std::string key = std::string(suite) + "." + name;
-  bodies()[key] = body;
+  std::string key = suite + "." + name;
+  bodies()[key] = std::move(body);
   for (int size : sizes) {
     ::testing::RegisterTest(
-        suite, (std::string(name) + "/" + std::to_string(size)).c_str(),
-        nullptr, nullptr, file, line,
+        suite.c_str(), (name + "/" + std::to_string(size)).c_str(), nullptr,
+        nullptr, file, line,
         [size, key]() -> ::testing::Test* { return new WorldCase(size, key); });
   }
   return true;

@@ -2,8 +2,9 @@
 
 #include <chrono>
 #include <filesystem>
-#include <initializer_list>
+#include <functional>
 #include <string>
+#include <vector>
 
 // Tests over ranks that are real processes.
 //
@@ -36,11 +37,12 @@ struct World {
   std::filesystem::path folder;
 };
 
-using WorldTestBody = void (*)(const World& world);
+using WorldTestBody = std::function<void(const World& world)>;
 
-// Returns a value so that it can initialise a static.
-bool register_world_test(const char* suite, const char* name,
-                         std::initializer_list<int> sizes, WorldTestBody body,
+// What WORLD_TEST does; for cases that are made in a loop. Returns a value so
+// that it can initialise a static.
+bool register_world_test(const std::string& suite, const std::string& name,
+                         const std::vector<int>& sizes, WorldTestBody body,
                          const char* file, int line);
 
 // The main() of a test program; runs a rank where it was started as one.

@@ -4,8 +4,13 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <memory>
+#include <mutex>
+#include <set>
 #include <stdexcept>
+#include <utility>
 
+#include "lockstep/base/span.h"
 #include "lockstep/comm/init.h"
 #include "tests/harness/process_world.h"
 
@@ -402,6 +407,56 @@ WORLD_TEST(DistributedDataParallel, MistakesInOptionsAreNamed, 1) {
   EXPECT_THAT(
       [] { DistributedDataParallel<Net> model(Net(), {.bucket_cap_mb = 0}); },
       ThrowsMessage<std::invalid_argument>(HasSubstr("bucket_cap_mb is 0")));
+}
+
+// What of a step an observer is told, in the order of its begin.
+class StepObserver final : public SpanObserver {
+ public:
+  void on_begin(const SpanBegin& begin) noexcept override {
+    std::lock_guard lock(mutex_);
+    names_.push_back(std::string(begin.category) + " " +
+                     std::string(begin.name));
+    open_.insert(begin.id);
+  }
+  void on_end(const SpanEnd& end) noexcept override {
+    std::lock_guard lock(mutex_);
+    open_.erase(end.id);
+  }
+  std::vector<std::string> take_names() {
+    std::lock_guard lock(mutex_);
+    return std::exchange(names_, {});
+  }
+  size_t still_open() {
+    std::lock_guard lock(mutex_);
+    return open_.size();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<std::string> names_;
+  std::set<uint64_t> open_;
+};
+
+WORLD_TEST(DistributedDataParallel, SpansTellOfBackwardAndItsReductions, 2) {
+  auto group = init_process_group("gloo");
+  DistributedDataParallel<Net> model(Net(), {.bucket_cap_mb = 1e-6});
+  auto observer = std::make_shared<StepObserver>();
+  SpanSubscription subscription(observer);
+
+  model(batch(world.rank)).sum().backward();
+  EXPECT_THAT(observer->take_names(),
+              ElementsAre("ddp backward", "comm all_reduce", "ddp wait"));
+  model->zero_grad();
+  auto output = model(batch(world.rank));
+  EXPECT_THAT(
+      observer->take_names(),
+      ElementsAre("ddp rebuild_buckets", "comm broadcast", "comm broadcast"));
+  output.sum().backward();
+  // A bucket for each parameter now.
+  EXPECT_THAT(observer->take_names(),
+              ElementsAre("ddp backward", "comm all_reduce", "comm all_reduce",
+                          "comm all_reduce", "comm all_reduce", "ddp wait"));
+  EXPECT_EQ(observer->still_open(), 0);
 }
 
 }  // namespace

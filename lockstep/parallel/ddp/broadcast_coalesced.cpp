@@ -15,27 +15,6 @@ namespace {
 constexpr int64_t kPieceBytes = int64_t{250} << 20;
 constexpr size_t kMostInFlight = 2;  // enough to hide the copies of one
 
-// Gloo has no such numbers; their bytes are as good. (Python refuses them, so
-// no Python rank waits for anything else.)
-bool travels_as_bytes(c10::ScalarType dtype) {
-  switch (dtype) {
-    case c10::kByte:
-    case c10::kChar:
-    case c10::kInt:
-    case c10::kLong:
-    case c10::kBool:
-    case c10::kHalf:
-    case c10::kBFloat16:
-    case c10::kFloat:
-    case c10::kDouble:
-    case c10::kComplexFloat:
-    case c10::kComplexDouble:
-      return false;
-    default:
-      return true;
-  }
-}
-
 // One broadcast: tensors of one dtype and device as one flat tensor.
 class Piece {
  public:
@@ -47,9 +26,7 @@ class Piece {
     }
     // One tensor that is contiguous is broadcast where it is.
     flat_ = flat.size() == 1 ? flat[0] : at::cat(flat);
-    auto sent =
-        travels_as_bytes(flat_.scalar_type()) ? flat_.view(at::kByte) : flat_;
-    work_ = broadcast(sent, src, {.group = group, .async_op = true});
+    work_ = broadcast(flat_, src, {.group = group, .async_op = true});
   }
 
   void finish() {

@@ -124,6 +124,7 @@ void Reducer::prepare(bool synchronize) {
 }
 
 void Reducer::rebuild_buckets() {
+  Span span("ddp", "rebuild_buckets");
   auto agreed = of_rank_zero(assign_buckets(tensors(), ready_order_, limits_),
                              parameters_[0].tensor.device(), group_);
   auto old_buckets = std::move(buckets_);
@@ -144,6 +145,7 @@ void Reducer::rebuild_buckets() {
 
 void Reducer::reset_backward() {
   in_backward_ = false;
+  backward_span_.reset();
   next_bucket_ = 0;
   works_.clear();
   pending_.clear();
@@ -153,6 +155,11 @@ void Reducer::reset_backward() {
 
 void Reducer::start_backward() {
   in_backward_ = true;
+  backward_span_.emplace(
+      "ddp", "backward",
+      std::initializer_list<SpanAttribute>{
+          {"group", group_->name()},
+          {"buckets", static_cast<int64_t>(buckets_.size())}});
   ready_order_.clear();
   // Runs on the thread that called backward(), after its last gradient.
   torch::autograd::Engine::get_default_engine().queue_callback(
@@ -238,7 +245,10 @@ void Reducer::finish_backward() {
         "every rank (requires_grad_(false) before wrapping leaves one out)");
   }
   auto works = std::move(works_);
+  auto backward_span = std::move(backward_span_);
   reset_backward();
+  // What of the communication the computation did not hide.
+  Span wait_span("ddp", "wait");
   for (auto& work : works) work->wait();
 }
 

@@ -4,9 +4,11 @@
 
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
+#include "lockstep/base/span.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/process_group.h"
 #include "lockstep/parallel/ddp/buckets.h"
@@ -92,6 +94,8 @@ class Reducer {
   mutable std::mutex mutex_;
   bool synchronize_ = true;
   bool in_backward_ = false;
+  // From the first gradient to the last averaged one.
+  std::optional<Span> backward_span_;
   std::vector<size_t> pending_;  // parameters not ready, by bucket
   size_t next_bucket_ = 0;       // the first that is not started
   std::vector<WorkPtr> works_;
