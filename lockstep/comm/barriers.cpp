@@ -1,5 +1,9 @@
 #include "lockstep/comm/barriers.h"
 
+#include <c10/util/StringUtil.h>
+
+#include <stdexcept>
+
 #include "lockstep/base/span.h"
 #include "lockstep/comm/collective_work.h"
 #include "lockstep/comm/roll_call.h"
@@ -26,7 +30,14 @@ void monitored_barrier(const MonitoredBarrierOptions& options) {
              {"number", static_cast<int64_t>(call.number)}});
   auto started = Deadline::after(call.timeout);
   try {
-    roll_call(*call.group, call.operation, started);
+    const auto given = roll_call(*call.group, call.operation, started);
+    for (int member = 0; member < call.group->size(); ++member) {
+      if (given[member] == call.operation) continue;
+      // It compares its calls, and this is another one.
+      throw std::runtime_error(c10::str(
+          "rank ", call.group->global_rank(member), " called ",
+          given[member].substr(0, given[member].find('\n')), " instead"));
+    }
   } catch (const c10::Error& error) {
     span.end(true);
     call.fail(started, error.what_without_backtrace());

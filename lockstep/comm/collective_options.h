@@ -26,8 +26,8 @@
 // `async_op` true, returns at once; the tensors must not be written, and those
 // that receive not read, until Work::wait() has returned. Work keeps them
 // alive. Work::getFuture(), where the backend has futures, completes with the
-// list of the tensors that were written, and stands for the wait. A wait that
-// times out may be repeated.
+// list of the tensors that were written, and stands for the wait; so does
+// isCompleted() once it is true. A wait that times out may be repeated.
 //
 // Errors. std::invalid_argument for a mistake that this rank can see by
 // itself: what was given, what is allowed, what to do. c10::DistBackendError

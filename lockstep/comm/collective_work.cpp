@@ -67,10 +67,8 @@ class CollectiveWork final : public Work {
   }
 
   bool isCompleted() override {
-    std::lock_guard lock(finish_mutex_);
     if (!work_->isCompleted()) return false;
-    // Whoever sees this may write to the tensors.
-    if (!watched_end_) watched_end_ = buffers_.modified().value_or("");
+    if (work_->isSuccess()) finish();
     return true;
   }
   bool isSuccess() const override { return work_->isSuccess(); }
@@ -89,46 +87,70 @@ class CollectiveWork final : public Work {
     return work_->getFuture()->then(
         [self](c10::ivalue::Future& ended) -> c10::IValue {
           if (ended.hasError()) std::rethrow_exception(ended.exception_ptr());
-          self->finish();
+          self->finish_or_throw();
           return self->buffers_.results();
         },
         c10::ListType::ofTensors());
   }
 
   bool wait(milliseconds timeout) override {
+    if (finished()) {
+      // Not the backend's again: Gloo's message waits for the next one then.
+      throw_failure();
+      return true;
+    }
     const auto deadline =
         timeout == ::kNoTimeout ? started_ : Deadline::after(timeout);
     try {
       if (!work_->wait(deadline.allowed())) {
         throw std::runtime_error("it was aborted");
       }
-      finish();
     } catch (const c10::Error& error) {
-      span_->end(true);
+      end_failed_span();
       call_.fail(deadline, error.what_without_backtrace());
     } catch (const std::exception& error) {
-      span_->end(true);
+      end_failed_span();
       call_.fail(deadline, error.what());
     }
-    span_->end(false);
+    finish_or_throw();
     return true;
   }
 
  private:
-  // Once: afterwards the tensors are the user's.
+  // Once the backend is done, and once only: afterwards the tensors are the
+  // user's.
   void finish() {
     std::lock_guard lock(finish_mutex_);
     if (finished_) return;
     finished_ = true;
-    auto modified =
-        watched_end_ ? *watched_end_ : buffers_.modified().value_or("");
-    if (!modified.empty()) {
-      throw std::runtime_error(
-          "a tensor, " + modified +
-          ", was modified in place while the operation was under way; wait() "
-          "before you write to it");
+    try {
+      if (auto modified = buffers_.modified()) {
+        throw std::runtime_error(
+            "a tensor, " + *modified +
+            ", was modified in place while the operation was under way; "
+            "wait() before you write to it");
+      }
+      buffers_.write_back();
+    } catch (const std::exception& error) {
+      failure_ = error.what();
     }
-    buffers_.write_back();
+    span_->end(failure_.has_value());
+  }
+  bool finished() {
+    std::lock_guard lock(finish_mutex_);
+    return finished_;
+  }
+  void throw_failure() {
+    std::lock_guard lock(finish_mutex_);
+    if (failure_) call_.fail(started_, failure_->c_str());
+  }
+  void finish_or_throw() {
+    finish();
+    throw_failure();
+  }
+  // A wait that ran out is no end of the operation.
+  void end_failed_span() {
+    if (work_->isCompleted()) span_->end(true);
   }
 
   Call call_;
@@ -137,7 +159,7 @@ class CollectiveWork final : public Work {
   std::mutex finish_mutex_;
   Buffers buffers_;
   bool finished_ = false;
-  std::optional<std::string> watched_end_{};
+  std::optional<std::string> failure_{};
   std::shared_ptr<SharedSpan> span_;
 };
 
@@ -264,7 +286,7 @@ WorkPtr start_and_wait(Call call, bool async_op, Buffers buffers,
     }
     work = start();
     if (!async_op) {
-      if (!work->wait(call.timeout)) {
+      if (!work->wait(std::max(started.remaining(), milliseconds(1)))) {
         throw std::runtime_error("it was aborted");
       }
       buffers.write_back();

@@ -71,7 +71,8 @@ ProcessGroupPtr make_group(const std::string& number, const std::string& name,
     auto fail = [&](const char* cause) {
       throw c10::DistBackendError(
           {__func__, __FILE__, __LINE__},
-          c10::str("rank ", rank, " of group '", name, "' (", request.size,
+          c10::str("rank ", request.global_ranks[rank], " of group '", name,
+                   "' (", request.size,
                    " ranks) could not connect to its peers by \"", entry->name,
                    "\" (allowed ", timeout.count(), " ms): ", cause));
     };
@@ -99,6 +100,24 @@ void ignore_sigpipe() {
       (current.sa_flags & SA_SIGINFO) == 0 && current.sa_handler == SIG_DFL) {
     ::signal(SIGPIPE, SIG_IGN);
   }
+}
+
+// Making a group waits for its members, so the world is not locked meanwhile.
+c10::intrusive_ptr<c10d::Store> world_store() {
+  std::lock_guard lock(world().mutex);
+  return world().store;
+}
+
+// The number that Python would give the next group, and what it builds on.
+std::pair<std::string, c10::intrusive_ptr<c10d::Store>> next_group() {
+  std::lock_guard lock(world().mutex);
+  return {std::to_string(world().group_count++), world().store};
+}
+
+ProcessGroupPtr keep(ProcessGroupPtr group) {
+  std::lock_guard lock(world().mutex);
+  world().subgroups.push_back(group);
+  return group;
 }
 
 void require_disjoint(const char* function,
@@ -288,20 +307,15 @@ ProcessGroupPtr new_group(std::vector<int> ranks,
         "new_group: ranks are ", ranks,
         "; allowed are different ranks from 0 to ", parent->size() - 1));
   }
-  World& w = world();
-  std::lock_guard lock(w.mutex);
-  auto number = std::to_string(w.group_count++);
+  const auto [number, store] = next_group();
   auto member = std::find(ranks.begin(), ranks.end(), parent->rank());
   if (member == ranks.end()) return nullptr;
-  int group_rank = static_cast<int>(member - ranks.begin());
-  auto timeout =
-      options.timeout > milliseconds(0) ? options.timeout : parent->timeout();
-  auto group = make_group(
+  const int group_rank = static_cast<int>(member - ranks.begin());
+  return keep(make_group(
       number, number, group_rank, std::move(ranks),
       options.backend.empty() ? parent->backend_config() : options.backend,
-      timeout, w.store, parent->checks_calls());
-  w.subgroups.push_back(group);
-  return group;
+      options.timeout > milliseconds(0) ? options.timeout : parent->timeout(),
+      store, parent->checks_calls()));
 }
 
 ProcessGroupPtr new_subgroups_by_enumeration(
@@ -336,8 +350,6 @@ ProcessGroupPtr split_group(const std::vector<std::vector<int>>& split_ranks,
   auto parent = options.parent ? options.parent : default_group();
   parent->backend(parent->control_device().type());  // not destroyed
   require_disjoint("split_group", split_ranks, parent->size());
-  World& w = world();
-  std::lock_guard lock(w.mutex);
   // Python names its parts otherwise; the parent's name and a count keep ours
   // apart from each other.
   const auto prefix = "split/" + parent->name() + "/" +
@@ -349,14 +361,12 @@ ProcessGroupPtr split_group(const std::vector<std::vector<int>>& split_ranks,
     if (member == ranks.end()) continue;
     const int rank = static_cast<int>(member - ranks.begin());
     for (auto& of_parent : ranks) of_parent = parent->global_rank(of_parent);
-    auto group = make_group(
-        prefix + std::to_string(part), prefix + std::to_string(part), rank,
-        std::move(ranks),
+    const auto name = prefix + std::to_string(part);
+    return keep(make_group(
+        name, name, rank, std::move(ranks),
         options.backend.empty() ? parent->backend_config() : options.backend,
         options.timeout > milliseconds(0) ? options.timeout : parent->timeout(),
-        w.store, parent->checks_calls());
-    w.subgroups.push_back(group);
-    return group;
+        world_store(), parent->checks_calls()));
   }
   return nullptr;
 }

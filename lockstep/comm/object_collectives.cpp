@@ -15,6 +15,48 @@ namespace {
 
 constexpr int64_t kMaxBytes = int64_t{1} << 30;
 
+// Decoding recurses: a rank that nests without end must not take the stack.
+constexpr int kMaxDepth = 1000;
+
+// Sees how deep a CBOR text goes before anything recurses over its value.
+class DepthLimit final : public nlohmann::json_sax<Object> {
+ public:
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool key(string_t&) override { return true; }
+  bool start_object(std::size_t) override { return ++depth_ <= kMaxDepth; }
+  bool end_object() override { return --depth_ >= 0; }
+  bool start_array(std::size_t) override { return ++depth_ <= kMaxDepth; }
+  bool end_array() override { return --depth_ >= 0; }
+  bool parse_error(std::size_t, const std::string&,
+                   const Object::exception&) override {
+    return false;  // from_cbor() says what is wrong
+  }
+  bool exceeded() const { return depth_ > kMaxDepth; }
+
+ private:
+  int depth_ = 0;
+};
+
+// nullptr, or why the object cannot travel.
+const char* obstacle(const Object& object, int depth = 1) {
+  if (object.is_binary() && object.get_binary().has_subtype()) {
+    return "holds a byte string with a subtype, which CBOR does not keep; give "
+           "it without";
+  }
+  if (!object.is_structured()) return nullptr;
+  if (depth > kMaxDepth) return "is nested more than 1000 deep; flatten it";
+  for (const auto& part : object) {
+    if (const char* found = obstacle(part, depth + 1)) return found;
+  }
+  return nullptr;
+}
+
 // What one operation needs: its errors, and the options of its parts.
 struct ObjectCall {
   ObjectCall(const char* name, const ObjectOptions& options)
@@ -34,6 +76,9 @@ struct ObjectCall {
   bool is_member(int member) const { return call.group->rank() == member; }
 
   at::Tensor encode(const Object& object) const {
+    if (const char* why = obstacle(object)) {
+      throw call.mistake(std::string("the object ") + why);
+    }
     const auto bytes = Object::to_cbor(object);
     if (static_cast<int64_t>(bytes.size()) > kMaxBytes) {
       throw call.mistake(c10::str("the object is ", bytes.size(),
@@ -48,6 +93,15 @@ struct ObjectCall {
   Object decode(const at::Tensor& tensor, int64_t size, int member) const {
     auto bytes = tensor.narrow(0, 0, size).cpu();
     const auto* begin = bytes.const_data_ptr<uint8_t>();
+    DepthLimit limit;
+    Object::sax_parse(begin, begin + size, &limit,
+                      Object::input_format_t::cbor);
+    if (limit.exceeded()) {
+      call.fail(deadline,
+                c10::str("what rank ", call.group->global_rank(member),
+                         " sent is nested more than ", kMaxDepth, " deep")
+                    .c_str());
+    }
     try {
       return Object::from_cbor(begin, begin + size);
     } catch (const Object::exception& error) {

@@ -35,7 +35,9 @@ int recv(const at::Tensor& tensor, int src = kAnySource,
 
 // The same without blocking: `tensor` must be left alone until Work::wait()
 // has returned. After that, Work::sourceRank() of irecv() is the rank it came
-// from.
+// from. With Gloo there is no polling and no second try: isCompleted() says
+// nothing before wait(), and a wait that times out closes the group's
+// connections.
 WorkPtr isend(const at::Tensor& tensor, int dst,
               const PointToPointOptions& options = {});
 WorkPtr irecv(const at::Tensor& tensor, int src = kAnySource,

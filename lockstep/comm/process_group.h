@@ -62,7 +62,8 @@ class ProcessGroup {
   // reduce operation, root, shapes, dtype) is compared before it starts, so
   // that ranks that disagree, or do not come, are named on every rank instead
   // of hanging or computing nonsense. Two exchanges more a call: for finding
-  // mistakes. On where TORCH_DISTRIBUTED_DEBUG is DETAIL, as Python's, or
+  // mistakes. Goes over the store; all ranks must be Lockstep's. On where
+  // TORCH_DISTRIBUTED_DEBUG is DETAIL, as Python's, or
   // InitProcessGroupOptions::check_calls says so. Point-to-point operations
   // are not compared.
   bool checks_calls() const { return checks_calls_; }

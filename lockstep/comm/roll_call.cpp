@@ -8,19 +8,41 @@ namespace {
 
 constexpr std::chrono::microseconds kFirstPause{50};
 constexpr std::chrono::microseconds kLongestPause{5'000};
+constexpr std::chrono::milliseconds kTellTime{1'000};
 
 std::string key(uint64_t number, int rank) {
   return "roll_call/" + std::to_string(number) + "/" + std::to_string(rank);
 }
 
-std::string absent_ranks(const ProcessGroup& group, uint64_t number) {
+std::string key(uint64_t number, const char* leaf) {
+  return "roll_call/" + std::to_string(number) + "/" + leaf;
+}
+
+// The first to run out of time says for all who is absent, so that all say the
+// same. Whoever leaves may take the store along: not before all know, or for
+// kTellTime.
+[[noreturn]] void fail(const ProcessGroup& group, uint64_t number) {
+  auto& store = *group.store();
   std::string absent;
+  int64_t present = 0;
   for (int rank = 0; rank < group.size(); ++rank) {
-    if (group.store()->check({key(number, rank)})) continue;
-    absent +=
-        (absent.empty() ? "" : ", ") + std::to_string(group.global_rank(rank));
+    if (store.check({key(number, rank)})) {
+      ++present;
+    } else {
+      absent += (absent.empty() ? "" : ", ") +
+                std::to_string(group.global_rank(rank));
+    }
   }
-  return absent;
+  const auto agreed =
+      store.compareSet(key(number, "absent"), {},
+                       std::vector<uint8_t>(absent.begin(), absent.end()));
+  store.add(key(number, "told"), 1);
+  auto deadline = Deadline::after(kTellTime);
+  while (store.add(key(number, "told"), 0) < present && !deadline.expired()) {
+    std::this_thread::sleep_for(kLongestPause);
+  }
+  throw RollCallError("rank " + std::string(agreed.begin(), agreed.end()) +
+                      " did not come in time");
 }
 
 }  // namespace
@@ -41,10 +63,10 @@ std::vector<std::string> roll_call(ProcessGroup& group, const std::string& text,
   // Store::wait() runs out of time.
   for (auto pause = kFirstPause; !store.check(keys);
        pause = std::min(2 * pause, kLongestPause)) {
+    if (store.check({key(number, "absent")})) fail(group, number);
     if (deadline.expired()) {
-      auto absent = absent_ranks(group, number);
-      if (absent.empty()) break;  // at the last moment
-      throw RollCallError("rank " + absent + " did not come");
+      if (store.check(keys)) break;  // at the last moment
+      fail(group, number);
     }
     std::this_thread::sleep_for(pause);
   }

@@ -9,7 +9,8 @@
 
 namespace lockstep {
 
-// Ranks that did not come: "rank 2, 5 did not come", of the default group.
+// Ranks that did not come: "rank 2, 5 did not come in time", of the default
+// group.
 class RollCallError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -18,10 +19,12 @@ class RollCallError : public std::runtime_error {
 // Every member of `group` gives a text and gets those of all, in the order of
 // the group. Goes over the group's store: it depends on no backend, and knows
 // who has not come. Keys: "roll_call/<n>/<group rank>" in the n-th of a group;
-// each rank removes its own when the next has taken place.
+// each rank removes its own when the next has taken place; where one failed,
+// "absent" says who was, and "told" counts who knows.
 //
-// Blocks to the deadline at most, then throws RollCallError; c10::Error where
-// the store is gone.
+// Blocks to the deadline at most, then throws RollCallError, the same on every
+// rank (up to a second later: so that the host of the store does not leave
+// before the others know); c10::Error where the store is gone.
 std::vector<std::string> roll_call(ProcessGroup& group, const std::string& text,
                                    const Deadline& deadline);
 

@@ -13,29 +13,38 @@ namespace {
 
 namespace fs = std::filesystem;
 using nlohmann::json;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 class BenchRanks : public BenchTest {
  protected:
-  // `answer`: shell code that runs for each request, with $RANK and $id.
-  ProgramResult bench_of(const std::string& answer,
-                         std::vector<std::string> options = {}) {
+  // `rank`: shell code in place of the rank's program.
+  ProgramResult bench_with(const std::string& rank,
+                           const std::vector<std::string>& options) {
     fs::copy_file(LOCKSTEP_LIBEXEC_DIR "/lockstep-bench",
                   scratch() / "lockstep-bench",
                   fs::copy_options::overwrite_existing);
-    const fs::path rank = scratch() / "lockstep-bench-rank";
-    std::ofstream(rank)
-        << "#!/bin/sh\n"
-           "echo 'a library greets'\n"
-           "echo '{\"id\":0,\"rank\":'$RANK',\"torch\":\"none\"}'\n"
-           "while read -r line; do\n"
-           "  id=${line#*'\"id\":'}; id=${id%%,*}\n"
-        << answer << "\ndone\n";
-    fs::permissions(rank, fs::perms::owner_all);
+    const fs::path program = scratch() / "lockstep-bench-rank";
+    std::ofstream(program) << "#!/bin/sh\n" << rank << "\n";
+    fs::permissions(program, fs::perms::owner_all);
     std::vector<std::string> command{(scratch() / "lockstep-bench").string(),
-                                     "all_reduce", "--sizes=4000", "--iters=4"};
+                                     "all_reduce", "--iters=4"};
     command.insert(command.end(), options.begin(), options.end());
     return run_program(command);
+  }
+  // `answer`: shell code that runs for each request, with $RANK and $id.
+  ProgramResult bench_of(const std::string& answer,
+                         std::vector<std::string> options = {},
+                         const std::vector<std::string>& sizes = {
+                             "--sizes=4000"}) {
+    options.insert(options.end(), sizes.begin(), sizes.end());
+    return bench_with(
+        "echo 'a library greets'\n"
+        "echo '{\"id\":0,\"rank\":'$RANK',\"torch\":\"none\"}'\n"
+        "while read -r line; do\n"
+        "  id=${line#*'\"id\":'}; id=${id%%,*}\n" +
+            answer + "\ndone",
+        options);
   }
   static std::string say(const std::string& fields) {
     return "echo '{\"id\":'$id',\"rank\":'$RANK'," + fields + "}'";
@@ -88,6 +97,36 @@ TEST_F(BenchRanks, ARankThatFailsAloneIsNamedWithItsWords) {
             "lockstep bench: lockstep: rank 1 of 2 failed: no cable\n");
 }
 
+TEST_F(BenchRanks, ARankThatCannotStartIsNamedWithItsWords) {
+  // The rank's own program: rank 0 of it waits for rank 1.
+  const auto result = bench_with(
+      "if [ $RANK = 1 ]; then export WORLD_SIZE=none; fi\n"
+      "exec " LOCKSTEP_LIBEXEC_DIR "/lockstep-bench-rank \"$@\"",
+      {"--sizes=4"});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err,
+              AllOf(HasSubstr("lockstep bench: lockstep: rank 1 of 2 failed: "),
+                    HasSubstr("WORLD_SIZE")));
+}
+
+TEST_F(BenchRanks, ARankThatEndsIsNamedWithWhatAnotherSaysOfIt) {
+  const auto result = bench_of("if [ $RANK = 1 ]; then exit 3; fi\n" +
+                               say("\"error\":\"a peer has gone\""));
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(result.err,
+            "lockstep bench: lockstep: rank 1 of 2 ended with exit code 3; "
+            "rank 0 failed: a peer has gone\n");
+}
+
+TEST_F(BenchRanks, ARankThatClosesItsOutputIsNotSaidToBeLate) {
+  const auto result =
+      bench_of("if [ $RANK = 1 ]; then exec >&-; read -r never; fi");
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_EQ(result.err,
+            "lockstep bench: lockstep: rank 1 of 2 closed its stdout without "
+            "an answer\n");
+}
+
 TEST_F(BenchRanks, ASilentRankIsNamedWhenTheTimeIsOver) {
   const auto result = bench_of(
       "if [ $RANK = 0 ]; then " + say("\"wrong\":0,\"ns\":[1,1,1,1]") + "; fi",
@@ -96,6 +135,16 @@ TEST_F(BenchRanks, ASilentRankIsNamedWhenTheTimeIsOver) {
   EXPECT_EQ(result.err,
             "lockstep bench: lockstep: rank 1 of 2 did not answer within 3000 "
             "ms; see --timeout\n");
+}
+
+TEST_F(BenchRanks, ARangeEndsBeforeASizeThatOverflows) {
+  const auto result =
+      bench_of(say("\"wrong\":0,\"ns\":[1,1,1,1]"), {"--json=-"},
+               {"-b11G", "-e11G", "-f1073741823"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const auto results = json::parse(result.out).at("results");
+  ASSERT_EQ(results.size(), 1u);
+  EXPECT_EQ(results[0].at("bytes"), int64_t{11} << 30);
 }
 
 TEST_F(BenchRanks, WhatAllRanksRefuseIsSaidOnce) {

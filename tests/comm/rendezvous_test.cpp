@@ -1,8 +1,10 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 #include <torch/torch.h>
 
 #include <cstdlib>
+#include <filesystem>
 #include <stdexcept>
 #include <system_error>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
@@ -11,6 +13,7 @@
 
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/comm/store_socket.h"
 #include "tests/harness/process_world.h"
 
 namespace lockstep {
@@ -177,8 +180,9 @@ WORLD_TEST(Rendezvous, UnderALauncherAnotherAddressIsHostedByRankZero, 2) {
 
 WORLD_TEST(Rendezvous, AbsentRanksAreNamedAtTheTimeout, 3) {
   if (world.rank == 2) return;
-  // The host of the store waits longer, so that rank 1 can still ask it.
-  std::chrono::seconds timeout(world.rank == 0 ? 6 : 3);
+  // Long enough for LibTorch's look-up of the peer's name, which takes 5 s
+  // where no name server answers; and rank 1 fails first.
+  std::chrono::seconds timeout(world.rank == 0 ? 9 : 7);
   EXPECT_THAT(
       [&] { auto group = init_process_group("gloo", {.timeout = timeout}); },
       ThrowsMessage<c10::DistError>(
@@ -298,6 +302,27 @@ TEST(RendezvousMistakes, EachSaysWhatToDo) {
       ThrowsMessage<std::invalid_argument>(HasSubstr("timeout is 0 ms")));
   EXPECT_THAT([] { auto group = init_process_group("goo"); },
               ThrowsMessage<std::invalid_argument>(HasSubstr("goo")));
+}
+
+TEST(StoreSocket, ListensOnLoopbackOnlyOfEitherFamily) {
+  for (auto [host, family] : {std::pair{"127.0.0.1", AF_INET},
+                              {"localhost", AF_INET},
+                              {"::1", AF_INET6}}) {
+    if (family == AF_INET6 &&
+        !std::filesystem::exists("/proc/sys/net/ipv6/conf/lo")) {
+      continue;  // this kernel has no IPv6
+    }
+    auto socket = store_socket(host, 0);
+    ASSERT_TRUE(socket) << host;
+    sockaddr_storage address{};
+    socklen_t size = sizeof(address);
+    ASSERT_EQ(::getsockname(socket->get(),
+                            reinterpret_cast<sockaddr*>(&address), &size),
+              0);
+    EXPECT_EQ(address.ss_family, family) << host;
+  }
+  EXPECT_FALSE(store_socket("192.0.2.1", 0));
+  EXPECT_FALSE(store_socket("example.invalid", 0));
 }
 
 }  // namespace

@@ -128,8 +128,9 @@ std::vector<int64_t> sizes_of(const Arguments& arguments) {
                                 ", less than --min-bytes (" +
                                 std::to_string(first) + ")");
   }
-  for (int64_t bytes = first; bytes <= last; bytes *= factor) {
+  for (int64_t bytes = first;; bytes *= factor) {
     sizes.push_back(bytes);
+    if (bytes > last / factor) break;  // before a product that may overflow
   }
   return sizes;
 }

@@ -97,10 +97,10 @@ std::vector<json> World::collect(int64_t id) {
         await_any(grace);
         for (auto& rank : ranks_) read_some(rank, id);
       }
-      if (!all_answered()) fail("failed");
+      if (!all_answered()) fail();
       break;
     }
-    if (deadline.expired()) fail("did not answer");
+    if (deadline.expired()) fail();
     await_any(deadline);
     for (auto& rank : ranks_) read_some(rank, id);
   }
@@ -183,15 +183,16 @@ void World::reap(const Deadline& deadline) {
   }
 }
 
-void World::fail(const std::string& what) {
+void World::fail() {
   reap(Deadline::after(milliseconds(0)));
   // A killed rank first, then one that ended by itself: the others' failures
   // are its echo.
   const Rank* cause = nullptr;
   const auto weight = [](const Rank& rank) {
     if (rank.process.ended()) return rank.process.ending_signal() ? 0 : 1;
-    if (!rank.answer.is_null() && is_failure(rank.answer)) return 2;
-    return rank.answer.is_null() ? 3 : 4;
+    if (is_failure(rank.answer)) return 2;
+    if (!rank.answer.is_null()) return 5;
+    return rank.out ? 4 : 3;
   };
   size_t number = 0;
   for (size_t i = 0; i < ranks_.size(); ++i) {
@@ -202,17 +203,31 @@ void World::fail(const std::string& what) {
   }
   std::string text = name_ + ": rank " + std::to_string(number) + " of " +
                      std::to_string(ranks_.size()) + " ";
-  if (cause->process.ended()) {
-    const auto signal = cause->process.ending_signal();
-    text += signal ? "was killed by " + signal_name(*signal)
-                   : "ended with exit code " +
-                         std::to_string(cause->process.exit_code());
-  } else if (!cause->answer.is_null() && is_failure(cause->answer)) {
-    text += "failed: " + cause->answer["error"].get<std::string>();
+  const auto words = [](const Rank& rank) {
+    return "failed: " + rank.answer["error"].get<std::string>();
+  };
+  const auto signal =
+      cause->process.ended() ? cause->process.ending_signal() : std::nullopt;
+  if (!signal && is_failure(cause->answer)) {
+    throw WorldError(text + words(*cause));
+  }
+  if (signal) {
+    text += "was killed by " + signal_name(*signal);
+  } else if (cause->process.ended()) {
+    text +=
+        "ended with exit code " + std::to_string(cause->process.exit_code());
+  } else if (!cause->out) {
+    text += "closed its stdout without an answer";
   } else {
-    text += what + " within " +
+    text += "did not answer within " +
             std::to_string((timeout_ + kAnswerAllowance).count()) +
             " ms; see --timeout";
+  }
+  // A rank that has ended says no more: what another knows of it.
+  for (size_t i = 0; i < ranks_.size(); ++i) {
+    if (!is_failure(ranks_[i].answer)) continue;
+    text += "; rank " + std::to_string(i) + " " + words(ranks_[i]);
+    break;
   }
   throw WorldError(text);
 }

@@ -80,7 +80,7 @@ class World {
   void reap(const Deadline& deadline);
   bool all_answered() const;
   bool any_failed() const;
-  [[noreturn]] void fail(const std::string& what);
+  [[noreturn]] void fail();
 
   std::string name_;
   std::chrono::milliseconds timeout_;

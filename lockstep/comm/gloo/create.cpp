@@ -26,6 +26,11 @@ class Gloo final : public c10d::ProcessGroupGloo {
   }
 };
 
+bool is_loopback(const std::string& address) {
+  return address == "localhost" || address == "::1" ||
+         address.starts_with("127.");
+}
+
 // Whether the environment says that all ranks are on this host. Gloo's own way,
 // to look up the host's name, takes seconds where a name server is slow, and
 // loopback is all that is needed then.
@@ -33,9 +38,7 @@ bool on_one_host(int size) {
   if (size == 1) return true;
   auto local = get_env("LOCAL_WORLD_SIZE");
   if (local && local == get_env("WORLD_SIZE")) return true;
-  auto address = get_env("MASTER_ADDR").value_or("");
-  return address == "localhost" || address == "::1" ||
-         address.starts_with("127.");
+  return is_loopback(get_env("MASTER_ADDR").value_or(""));
 }
 
 // The address of this host that rank 0's host is reached from, in numbers;
@@ -74,7 +77,9 @@ std::shared_ptr<::gloo::transport::Device> choose_device(int size) {
   // Gloo's default, the address of the host's own name, is often loopback.
   if (auto master = get_env("MASTER_ADDR")) {
     auto address = address_towards(*master);
-    if (!address.empty()) {
+    // Debian's /etc/hosts calls a host's own name 127.0.1.1: peers on other
+    // hosts need another of its addresses.
+    if (!address.empty() && !is_loopback(address)) {
       return c10d::ProcessGroupGloo::createDeviceForHostname(address);
     }
   }

@@ -116,7 +116,9 @@ class Meeting {
 
   void wait(const std::vector<std::string>& keys, const Deadline& deadline) {
     try {
-      store_->wait(keys, deadline.remaining());
+      // Zero would mean: for ever.
+      store_->wait(
+          keys, std::max(deadline.remaining(), std::chrono::milliseconds(1)));
     } catch (const c10::Error&) {
       // Too late, or the store's host has left: what is there must do.
     }

@@ -97,6 +97,11 @@ Reducer::~Reducer() {
   for (auto& hook : hooks_) hook.accumulator->del_post_hook(hook.key);
 }
 
+// Of the default group, as all messages say it.
+std::string Reducer::this_rank() const {
+  return "rank " + std::to_string(group_->global_rank(group_->rank()));
+}
+
 std::vector<at::Tensor> Reducer::tensors() const {
   std::vector<at::Tensor> all;
   for (const auto& parameter : parameters_) all.push_back(parameter.tensor);
@@ -175,8 +180,7 @@ void Reducer::mark_ready(size_t parameter) {
     auto name = parameters_[parameter].name;
     reset_backward();
     throw std::runtime_error(
-        "rank " + std::to_string(group_->rank()) + ": the gradient of '" +
-        name +
+        this_rank() + ": the gradient of '" + name +
         "' became ready twice in one backward; a parameter may not take part "
         "in nested backward passes (checkpointed parts that share it)");
   }
@@ -197,15 +201,14 @@ void Reducer::take_gradient(size_t parameter) {
   at::NoGradGuard no_grad;
   if (!grad.defined()) {
     alias.zero_();
+  } else if (grad.layout() != c10::kStrided) {
+    throw std::runtime_error(
+        this_rank() + ": the gradient of '" + parameters_[parameter].name +
+        "' is sparse, which DistributedDataParallel does not reduce; build "
+        "the embedding with sparse(false)");
   } else if (same_memory(grad, alias)) {
     place.undivided = true;
     return;
-  } else if (grad.layout() != c10::kStrided) {
-    throw std::runtime_error(
-        "rank " + std::to_string(group_->rank()) + ": the gradient of '" +
-        parameters_[parameter].name +
-        "' is sparse, which DistributedDataParallel does not reduce; build "
-        "the embedding with sparse(false)");
   } else if (group_->size() == 1) {
     alias.copy_(grad);
   } else {
@@ -239,8 +242,7 @@ void Reducer::finish_backward() {
     auto names = names_without_gradient();
     reset_backward();
     throw std::runtime_error(
-        "rank " + std::to_string(group_->rank()) +
-        ": backward ended without a gradient for " + names +
+        this_rank() + ": backward ended without a gradient for " + names +
         "; every parameter that requires grad must take part in the loss on "
         "every rank (requires_grad_(false) before wrapping leaves one out)");
   }

@@ -74,6 +74,7 @@ class Reducer {
   std::string names_without_gradient() const;
 
   std::vector<at::Tensor> tensors() const;
+  std::string this_rank() const;
 
   std::vector<NamedParameter> parameters_;
   ProcessGroupPtr group_;

@@ -319,5 +319,19 @@ CONTRACT_TEST(Failures, CheckedCallsAreOnWhereTheEnvironmentSaysDetail, 2) {
   ::unsetenv("TORCH_DISTRIBUTED_DEBUG");
 }
 
+CONTRACT_TEST(Failures, ABarrierSeesWhoCalledSomethingElse, 2) {
+  auto group = world.init({.timeout = kGroupTimeout, .check_calls = true});
+  auto tensor = at::ones({2}, world.device);
+  if (world.rank == 0) {
+    EXPECT_THAT([] { monitored_barrier(); },
+                ThrowsMessage<c10::Error>(
+                    HasSubstr("rank 1 called all_reduce #1 SUM")));
+  } else {
+    EXPECT_THAT([&] { all_reduce(tensor); },
+                ThrowsMessage<c10::Error>(AllOf(
+                    HasSubstr("disagree"), HasSubstr("monitored_barrier"))));
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::testing

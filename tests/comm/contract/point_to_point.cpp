@@ -12,11 +12,15 @@
 
 #include "lockstep/comm/barriers.h"
 #include "lockstep/comm/object_collectives.h"
+#include "lockstep/comm/reductions.h"
 #include "tests/comm/contract/contract.h"
 #include "tests/comm/contract/tensors.h"
 
 namespace lockstep::testing {
 namespace {
+
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 using Kind = P2POp::Kind;
 
@@ -347,6 +351,34 @@ CONTRACT_TEST(Objects, SubgroupsNameRanksOfTheWorld, 3, 5) {
               "to " + std::to_string(world.rank));
   }
   barrier();
+}
+
+CONTRACT_TEST(Objects, WhatCannotTravelIsRefused, 1, 2) {
+  auto group = world.init();
+  Object deep;
+  for (int level = 0; level < 1001; ++level) deep = Object::array({deep});
+  EXPECT_THAT([&] { all_gather_object(deep); },
+              ThrowsMessage<std::invalid_argument>(
+                  HasSubstr("nested more than 1000 deep")));
+  EXPECT_THAT([&] { broadcast_object(Object::binary({1, 2}, 42), world.rank); },
+              ThrowsMessage<std::invalid_argument>(HasSubstr("subtype")));
+  Object allowed;
+  for (int level = 0; level < 1000; ++level) allowed = Object::array({allowed});
+  EXPECT_EQ(all_gather_object(allowed).size(), static_cast<size_t>(world.size));
+}
+
+CONTRACT_TEST(PointToPoint, AMessageThatHasEndedIsWaitedForAgainAtNoCost, 2) {
+  auto group = world.init();
+  const int peer = 1 - world.rank;
+  auto sent = at::full({3}, world.rank, world.device);
+  auto received = at::empty({3}, sent.options());
+  auto works = batch_isend_irecv(
+      {{P2POp::Kind::isend, sent, peer}, {P2POp::Kind::irecv, received, peer}});
+  for (int wait = 0; wait < 3; ++wait) {
+    for (auto& work : works) EXPECT_TRUE(work->wait());
+  }
+  all_reduce(sent);  // the group is still whole
+  EXPECT_EQ(sent[0].item<float>(), 1);
 }
 
 }  // namespace
