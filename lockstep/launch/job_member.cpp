@@ -19,6 +19,9 @@ constexpr milliseconds kDepartAllowance{5000};
 // From when on an operation that has no answer is hopeless: the store's host
 // is gone or its agent is stopped.
 constexpr milliseconds kAnswerAllowance{3000};
+// How often a member that is to end shuts what does not answer: the store's
+// client connects anew where a connection breaks while it is being opened.
+constexpr milliseconds kShutInterval{1000};
 constexpr milliseconds kLongWait{10'000};
 constexpr int kSystemError = 1;
 constexpr int kUsageError = 2;
@@ -46,11 +49,55 @@ FileDescriptor open_event() {
   return fd;
 }
 
+// Calls `noted` after each operation, as an agent makes many in a row.
+class NotingStore : public AgentStore {
+ public:
+  NotingStore(std::unique_ptr<AgentStore> store, std::function<void()> noted)
+      : store_(std::move(store)), noted_(std::move(noted)) {}
+
+  void set(const std::string& key, const std::string& value) override {
+    store_->set(key, value);
+    noted_();
+  }
+  std::optional<std::string> get(const std::string& key) override {
+    auto value = store_->get(key);
+    noted_();
+    return value;
+  }
+  bool check(const std::string& key) override {
+    const bool is_set = store_->check(key);
+    noted_();
+    return is_set;
+  }
+  int64_t add(const std::string& key, int64_t amount) override {
+    const int64_t sum = store_->add(key, amount);
+    noted_();
+    return sum;
+  }
+  std::string set_if_absent(const std::string& key,
+                            const std::string& value) override {
+    std::string held = store_->set_if_absent(key, value);
+    noted_();
+    return held;
+  }
+
+ private:
+  std::unique_ptr<AgentStore> store_;
+  std::function<void()> noted_;
+};
+
 }  // namespace
 
 JobMember::JobMember(JobMemberOptions options, StoreConnector::Open open)
     : options_(std::move(options)),
-      connector_(options_.store, std::move(open)),
+      connector_(options_.store,
+                 [this, open = std::move(open)](const auto& address) {
+                   note_progress();
+                   auto store = open(address);
+                   note_progress();
+                   return std::make_unique<NotingStore>(
+                       std::move(store), [this] { note_progress(); });
+                 }),
       event_fd_(open_event()),
       progress_(Clock::now().time_since_epoch()),
       thread_([this] { work(); }) {}
@@ -60,20 +107,24 @@ JobMember::~JobMember() {
   stop_ = true;
   changed_.notify_all();
   const auto ended = [this] { return ended_; };
-  if (!changed_.wait_for(lock, kDepartAllowance + kAnswerAllowance, ended)) {
-    lock.unlock();
-    shut_connections_to(connector_.endpoint().port);
-  } else {
-    lock.unlock();
+  const Deadline deadline =
+      Deadline::after(kDepartAllowance + kAnswerAllowance);
+  while (!changed_.wait_for(lock, kShutInterval, ended)) {
+    if (deadline.expired() || is_silent()) {
+      shut_connections_to(connector_.endpoint().port);
+    }
   }
+  lock.unlock();
   thread_.join();
+}
+
+bool JobMember::is_silent() const {
+  return Clock::now().time_since_epoch() - progress_.load() > kAnswerAllowance;
 }
 
 void JobMember::shut_if_silent() {
   const std::lock_guard lock(mutex_);
-  const Clock::duration silence =
-      Clock::now().time_since_epoch() - progress_.load();
-  if (!ended_ && silence > kAnswerAllowance) {
+  if (!ended_ && is_silent()) {
     was_silent_ = true;
     shut_connections_to(connector_.endpoint().port);
   }
@@ -214,13 +265,24 @@ std::optional<OpenedStore> JobMember::join(
       return opened;
     } catch (const JobRefused&) {
       // A host lets those read why whom it told.
-      depart(*protocol, opened.hosted);
+      try {
+        depart(*protocol, opened.hosted);
+      } catch (const AgentStoreError&) {
+        // The reason that is being thrown says more.
+      }
       throw;
     } catch (const JobClosed&) {
       if (cancelled()) return std::nullopt;
       if (deadline.expired()) throw;
-      protocol.reset();
+    } catch (const AgentStoreError& error) {
+      // Mostly the store of a job that was ending, and this job's comes next.
+      if (cancelled()) return std::nullopt;
+      if (deadline.expired()) {
+        post_lost_store(error);
+        return std::nullopt;
+      }
     }
+    protocol.reset();
     pause();
   }
 }
@@ -235,6 +297,7 @@ void JobMember::follow(NodeProtocol& protocol) {
     if (store_host_.empty()) store_host_ = protocol.name_of_store_host();
     if (auto plan = protocol.take_plan()) {
       round_deadline_.reset();
+      told = false;
       post(*plan);
     }
     if (auto verdict = protocol.take_verdict()) {

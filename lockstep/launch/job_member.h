@@ -47,9 +47,10 @@ using JobEvent = std::variant<Joined, Notice, RoundPlan, Verdict>;
 //
 // The verdict that ends the job (Verdict::ends_job) is the last event. The
 // thread then departs; where it hosts the store it first stays for the others,
-// up to 5 s. A store that is lost is such a verdict, too. Where the thread gets
-// no answer for 3 s, shut_if_silent() breaks the connection. Nothing else may
-// connect to the store's port from this process.
+// up to 5 s. A store that is lost is such a verdict, too; while joining it is
+// tried again until `join_timeout`. Where the thread gets no answer for 3 s,
+// shut_if_silent() breaks the connection. Nothing else may connect to the
+// store's port from this process.
 class JobMember {
  public:
   // Starts the thread. Throws std::system_error.
@@ -94,6 +95,7 @@ class JobMember {
   void run_commands(NodeProtocol& protocol);
   void pause();
   bool stopping();
+  bool is_silent() const;
   void note_progress() { progress_ = Clock::now().time_since_epoch(); }
 
   JobMemberOptions options_;

@@ -24,6 +24,8 @@ constexpr milliseconds kLeftoverGrace{200};
 constexpr milliseconds kKillAllowance{5000};
 // How often the job's connection is looked after.
 constexpr milliseconds kJobInterval{1000};
+// How long a node that a signal ends waits for the verdict of all nodes.
+constexpr milliseconds kVerdictAllowance{3000};
 // How long the console may take nothing once all workers have ended.
 constexpr milliseconds kConsoleIdle{60'000};
 
@@ -128,6 +130,7 @@ std::optional<RoundPlan> LocalAgent::await_plan() {
     serve_guardian();
     serve_job();
   }
+  if (ending()) await_verdict();
   return verdict_ || ending() ? std::nullopt : plan_;
 }
 
@@ -164,8 +167,19 @@ void LocalAgent::set_verdict_of_workers() {
     return;
   }
   if (!stop_.kill_at) job_->report_success();
-  // The other nodes may still fail, and all start anew.
-  while (!verdict_ && !ending()) {
+  await_verdict();
+}
+
+void LocalAgent::await_verdict() {
+  std::optional<Deadline> deadline;
+  // The other nodes may still fail, and all start anew. After a signal, too:
+  // another verdict may have come before.
+  while (!verdict_ && !guardian_gone_) {
+    if (ending_signal_ != 0) {
+      if (!deadline) deadline = Deadline::after(kVerdictAllowance);
+      // Before it has joined it has no say.
+      if (node_rank_ < 0 || deadline->expired()) return;
+    }
     wait_for_event();
     serve_guardian();
     serve_job();
@@ -175,8 +189,8 @@ void LocalAgent::set_verdict_of_workers() {
 std::optional<int> LocalAgent::end_round() {
   if (guardian_gone_) return 128 + SIGKILL;
   const int max_restarts = options_.workers.max_restarts;
-  const bool last = ending_signal_ != 0 ||
-                    (verdict_ && verdict_->ends_job(round_, max_restarts));
+  const bool ended = verdict_ && verdict_->ends_job(round_, max_restarts);
+  const bool last = ending_signal_ != 0 || ended;
   const bool failed = verdict_ && verdict_->kind == Verdict::Kind::failed;
   std::string text;
   if (failure_ && failed && verdict_->node_rank == node_rank_) {
@@ -194,8 +208,9 @@ std::optional<int> LocalAgent::end_round() {
             std::to_string(max_restarts);
   }
   if (!text.empty()) report_(text);
+  // With one node nobody else has to agree, and the signal ended it.
+  if (ended && (job_ || ending_signal_ == 0)) return verdict_->exit_code;
   if (ending_signal_ != 0) return 128 + ending_signal_;
-  if (last) return verdict_->exit_code;
   return std::nullopt;
 }
 

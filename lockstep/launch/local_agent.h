@@ -74,6 +74,7 @@ class LocalAgent {
   std::optional<RoundPlan> await_plan();
   void run_workers(const RoundPlan& plan);
   void set_verdict_of_workers();
+  void await_verdict();
   std::optional<int> end_round();
 
   bool ending() const { return ending_signal_ != 0 || guardian_gone_; }

@@ -27,13 +27,6 @@ std::string key(const std::string& leaf, int node_rank) {
   return kPrefix + leaf + "/" + std::to_string(node_rank);
 }
 
-std::string random_id() {
-  std::ifstream source("/proc/sys/kernel/random/uuid");
-  std::string id;
-  std::getline(source, id);
-  return id.empty() ? "none" : id;
-}
-
 [[noreturn]] void refuse_record(const std::string& where) {
   throw ForeignRecord("the agents' store holds at " + where +
                       " what no agent of this version wrote; is the endpoint "
@@ -99,7 +92,19 @@ Verdict parse_verdict(const std::string& where, const std::string& text) {
   return verdict;
 }
 
+// What Record::text() makes of a text of ours: so they can be compared.
+std::string as_recorded(const std::string& text) {
+  return Record("", dump(json{{"text", text}})).text("text");
+}
+
 }  // namespace
+
+std::string random_id() {
+  std::ifstream source("/proc/sys/kernel/random/uuid");
+  std::string id;
+  std::getline(source, id);
+  return id.empty() ? "none" : id;
+}
 
 std::string NodeProtocol::round_key(int round, const std::string& leaf) const {
   return kPrefix + "round/" + std::to_string(round) + "/" + leaf;
@@ -136,7 +141,7 @@ void NodeProtocol::agree_on_job() {
            ", the one on " + job.text("first_agent") + " with " + option + "=" +
            theirs + "; give every node the same");
   };
-  refuse_if(self_.run_id && *self_.run_id != run_id_, "--rdzv-id", own_id,
+  refuse_if(self_.run_id && as_recorded(own_id) != run_id_, "--rdzv-id", own_id,
             run_id_);
   refuse_if(job_nnodes_ != self_.nnodes, "--nnodes",
             std::to_string(self_.nnodes), std::to_string(job_nnodes_));
@@ -145,9 +150,8 @@ void NodeProtocol::agree_on_job() {
 }
 
 void NodeProtocol::claim_rank() {
-  // Containers may share host name and pid; the id tells their agents apart.
   const std::string me =
-      dump(json{{"host", self_.host}, {"pid", self_.pid}, {"id", random_id()}});
+      dump(json{{"host", self_.host}, {"pid", self_.pid}, {"id", self_.id}});
   const auto place = [](const Record& node) {
     return node.text("host") + ", pid " +
            std::to_string(node.number("pid", 0, 1 << 30));
@@ -214,11 +218,12 @@ std::optional<RoundPlan> NodeProtocol::take_plan() {
   place = NodePlace::alone(0);
   place.node_rank = node_rank_;
   place.nnodes = self_.nnodes;
+  const std::string role = as_recorded(self_.role);
   for (int rank = 0; rank < self_.nnodes; ++rank) {
     const std::string where = round_key(round_, "node/" + std::to_string(rank));
     const Record node(where, store_.get(where).value_or(""));
     const int workers = node.number("nproc_per_node", 1, kMostWorkers);
-    const bool same_role = node.text("role") == self_.role;
+    const bool same_role = node.text("role") == role;
     if (rank == 0) {
       plan.master_addr = node.text("master_addr");
       plan.master_port = node.number("master_port", 1, 65535);

@@ -15,6 +15,9 @@
 
 namespace lockstep {
 
+// Unlike every other one.
+std::string random_id();
+
 // What an agent says of itself. All agents of a job must agree on the number
 // of nodes, on max_restarts and, where they give one, on the run id.
 struct NodeDescription {
@@ -26,6 +29,9 @@ struct NodeDescription {
   std::optional<std::string> run_id{};  // unset: the first agent's
   std::string host{};                   // for messages
   pid_t pid = 0;
+  // Tells this agent from others: containers may share host name and pid. An
+  // agent that joins once more, after it lost the store, keeps its rank.
+  std::string id = random_id();
   bool hosts_store = false;
 };
 

@@ -15,6 +15,8 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kRetryInterval{100};
 constexpr milliseconds kConnectAllowance{1000};
+// How long the store's client may try on its own; we try again.
+constexpr milliseconds kOpenAllowance{3000};
 // From when on the user is told what is being waited for.
 constexpr milliseconds kLongWait{5000};
 constexpr int kBacklog = 1024;
@@ -81,18 +83,25 @@ std::optional<OpenedStore> StoreConnector::host(
 
 std::optional<OpenedStore> StoreConnector::connect(
     const std::vector<SocketAddress>& addresses, const Deadline& deadline,
-    std::string& reason) const {
+    const std::function<bool()>& cancelled, std::string& reason) const {
   reason = "nobody listens there";
   for (const SocketAddress& address : addresses) {
+    if (cancelled()) break;
     // First a connection of our own: the store's client would say on stderr
     // how often it has tried.
     if (!accepts_connections(address, kConnectAllowance)) continue;
     try {
       OpenedStore opened;
-      opened.store = open_(
-          {address.host(), static_cast<uint16_t>(address.port()), -1,
-           std::max<milliseconds>(deadline.remaining(), kConnectAllowance)});
+      opened.store =
+          open_({address.host(), static_cast<uint16_t>(address.port()), -1,
+                 std::clamp<milliseconds>(deadline.remaining(),
+                                          kConnectAllowance, kOpenAllowance)});
       opened.reachable_host = local_address_towards(address);
+      // On the host of the store, whose own name may mean 127.0.1.1 here.
+      if (names_loopback(opened.reachable_host) &&
+          !names_loopback(options_.endpoint.host)) {
+        opened.reachable_host = options_.endpoint.host;
+      }
       return opened;
     } catch (const AgentStoreError& error) {
       reason = error.what();  // it may be ending
@@ -111,7 +120,7 @@ OpenedStore StoreConnector::open(const std::function<bool()>& cancelled,
     try {
       const auto addresses = resolve(options_.endpoint);
       if (auto opened = host(addresses, deadline)) return std::move(*opened);
-      if (auto opened = connect(addresses, deadline, reason)) {
+      if (auto opened = connect(addresses, deadline, cancelled, reason)) {
         return std::move(*opened);
       }
     } catch (const UnresolvedHost& error) {

@@ -26,7 +26,8 @@ struct OpenedStore {
   bool hosted = false;           // by this agent
   bool beyond_loopback = false;  // hosted, and reachable from other hosts
   // Where the other nodes reach this host: the endpoint's host if the store is
-  // hosted here, else the address from which this host speaks to it.
+  // hosted here, by whatever agent; else the address from which this host
+  // speaks to it.
   std::string reachable_host{};
 };
 
@@ -45,7 +46,9 @@ class StoreConnector {
       : options_(std::move(options)), open_(std::move(open)) {}
 
   // Blocks for at most `timeout` (and one look-up of the resolver); gives up
-  // early where `cancelled` says so, asked ten times a second. Throws
+  // early where `cancelled` says so, asked ten times a second and once for each
+  // address; a store that accepts and does not answer holds it up until its
+  // connection is shut (shut_connections_to()). Throws
   // AgentStoreError, one line with the endpoint and the reason;
   // std::invalid_argument where this agent must host and cannot.
   OpenedStore open(const std::function<bool()>& cancelled,
@@ -59,7 +62,7 @@ class StoreConnector {
                                   const Deadline& deadline) const;
   std::optional<OpenedStore> connect(
       const std::vector<SocketAddress>& addresses, const Deadline& deadline,
-      std::string& reason) const;
+      const std::function<bool()>& cancelled, std::string& reason) const;
 
   StoreConnectorOptions options_;
   Open open_;

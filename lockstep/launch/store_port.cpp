@@ -9,7 +9,16 @@
 namespace lockstep {
 namespace {
 
-[[noreturn]] void refuse(const std::string& address, int port, int error) {
+// What to do about an address that is not of this host.
+constexpr const char* kAdviceForOneNode =
+    "; on one host leave --master-addr out: 127.0.0.1 is used; for several "
+    "give --nnodes";
+constexpr const char* kAdviceForNodes =
+    "; give this node --local-addr, a name or an address of this host by which "
+    "the other nodes reach it";
+
+[[noreturn]] void refuse(const std::string& address, int port, int error,
+                         const char* advice) {
   const std::string where =
       "address " + address + " port " + std::to_string(port);
   if (error == EADDRINUSE) {
@@ -19,10 +28,8 @@ namespace {
         "or none: then a free one is taken");
   }
   if (error == EADDRNOTAVAIL) {
-    throw std::invalid_argument(
-        "address " + address +
-        " is not an address of this host; on one host leave --master-addr out: "
-        "127.0.0.1 is used; for several give --nnodes");
+    throw std::invalid_argument("address " + address +
+                                " is not an address of this host" + advice);
   }
   if (error == EACCES) {
     throw std::invalid_argument(where +
@@ -33,13 +40,12 @@ namespace {
   throw_errno("binding " + where);
 }
 
-std::vector<SocketAddress> look_up(const std::string& address, int port) {
+std::vector<SocketAddress> look_up(const std::string& address, int port,
+                                   const char* advice) {
   try {
     return resolve({address, port});
   } catch (const UnresolvedHost& error) {
-    throw std::invalid_argument(
-        std::string(error.what()) +
-        "; on one host leave --master-addr out: 127.0.0.1 is used");
+    throw std::invalid_argument(std::string(error.what()) + advice);
   }
 }
 
@@ -47,7 +53,7 @@ std::vector<SocketAddress> look_up(const std::string& address, int port) {
 
 StorePort StorePort::hold(const std::string& address, int port) {
   int error = EADDRNOTAVAIL;
-  for (const SocketAddress& one : look_up(address, port)) {
+  for (const SocketAddress& one : look_up(address, port, kAdviceForOneNode)) {
     if (FileDescriptor fd = bind_socket(one)) {
       const int number = bound_address(fd.get()).port();
       return StorePort(std::move(fd), address, number);
@@ -56,13 +62,13 @@ StorePort StorePort::hold(const std::string& address, int port) {
     // "localhost" may be two addresses: a port taken on one is taken.
     if (error == EADDRINUSE) break;
   }
-  refuse(address, port, error);
+  refuse(address, port, error, kAdviceForOneNode);
 }
 
 StorePort StorePort::hold_for_nodes(const std::string& address) {
-  const SocketAddress first = look_up(address, 0).front();
+  const SocketAddress first = look_up(address, 0, kAdviceForNodes).front();
   FileDescriptor fd = bind_socket(reachable_address(address, first));
-  if (!fd) refuse(address, 0, errno);
+  if (!fd) refuse(address, 0, errno, kAdviceForNodes);
   const int number = bound_address(fd.get()).port();
   return StorePort(std::move(fd), address, number);
 }

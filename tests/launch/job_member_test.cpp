@@ -5,6 +5,11 @@
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <future>
+#include <utility>
 
 #include "lockstep/base/deadline.h"
 #include "tests/launch/memory_agent_store.h"
@@ -17,13 +22,16 @@ using std::chrono::seconds;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-int free_port() {
+SocketAddress on_loopback(int port) {
   sockaddr_in any{};
   any.sin_family = AF_INET;
   any.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  const FileDescriptor fd = bind_socket(
-      SocketAddress(reinterpret_cast<sockaddr*>(&any), sizeof(any)));
-  return bound_address(fd.get()).port();
+  any.sin_port = htons(static_cast<uint16_t>(port));
+  return {reinterpret_cast<sockaddr*>(&any), sizeof(any)};
+}
+
+int free_port() {
+  return bound_address(bind_socket(on_loopback(0)).get()).port();
 }
 
 class JobMemberTest : public ::testing::Test {
@@ -35,7 +43,7 @@ class JobMemberTest : public ::testing::Test {
     options.node.nnodes = nnodes;
     options.node.node_rank = node_rank;
     options.node.host = "host" + std::to_string(node_rank);
-    options.store.endpoint = {"127.0.0.1", port_};
+    options.store.endpoint = {endpoint_host_, port_};
     options.store.is_host = node_rank == 0;
     options.store.timeout = join_timeout;
     options.join_timeout = join_timeout;
@@ -43,6 +51,9 @@ class JobMemberTest : public ::testing::Test {
         options, [this](const AgentStoreAddress& address) {
           if (address.listen_fd >= 0) {
             listening_ = FileDescriptor(address.listen_fd);
+          } else if (lost_while_joining_ > 0) {
+            --lost_while_joining_;
+            return std::make_unique<MemoryAgentStore>(keys_, operations_);
           }
           return std::make_unique<MemoryAgentStore>(keys_);
         });
@@ -66,6 +77,12 @@ class JobMemberTest : public ::testing::Test {
   int port_ = free_port();
   std::shared_ptr<StoredKeys> keys_ = std::make_shared<StoredKeys>();
   FileDescriptor listening_;
+  std::string endpoint_host_ = "127.0.0.1";
+  // So many connections are lost while an agent joins: each after so many
+  // operations. Three ask whether the job has ended, write the job and take
+  // the node rank.
+  std::atomic<int> lost_while_joining_{0};
+  int operations_ = 3;
 };
 
 TEST_F(JobMemberTest, TwoMembersGoThroughARestartAndSucceed) {
@@ -106,6 +123,70 @@ TEST_F(JobMemberTest, LostStoreNamesTheNodeThatHostedIt) {
   const auto verdict = await<Verdict>(*other);
   EXPECT_EQ(verdict.kind, Verdict::Kind::given_up);
   EXPECT_THAT(verdict.text, HasSubstr("node 0 (host0) was lost"));
+}
+
+// As the store of the job before, whose host lingers for a moment.
+TEST_F(JobMemberTest, StoreLostWhileJoiningIsTriedAgainWithTheSameRank) {
+  auto host = member(0);
+  await<Joined>(*host);
+  lost_while_joining_ = 2;
+  auto other = member(1);
+  EXPECT_EQ(await<Joined>(*other).membership.node_rank, 1);
+  EXPECT_EQ(lost_while_joining_, 0);
+}
+
+TEST_F(JobMemberTest, StoreLostInEveryTryToJoinIsNamed) {
+  auto host = member(0);
+  await<Joined>(*host);
+  lost_while_joining_ = 1'000'000;
+  operations_ = 0;
+  auto other = member(1, 2, seconds(1));
+  EXPECT_THAT(await<Verdict>(*other).text,
+              AllOf(HasSubstr("127.0.0.1:" + std::to_string(port_)),
+                    HasSubstr("was lost")));
+}
+
+// A host's own name may mean a loopback address there, and there only.
+TEST_F(JobMemberTest, OtherNodesAreNotGivenALoopbackAddress) {
+  endpoint_host_ = "127.1";  // resolved as a name is
+  auto host = member(0);
+  EXPECT_EQ(await<Joined>(*host).reachable_host, "127.1");
+  auto other = member(1);
+  EXPECT_EQ(await<Joined>(*other).reachable_host, "127.1");
+}
+
+// As a host of the store that was stopped: its kernel accepts.
+TEST_F(JobMemberTest, MemberEndsWhereAStoreAcceptsAndNeverAnswers) {
+  const SocketAddress address = on_loopback(port_);
+  const FileDescriptor silent = bind_socket(address);
+  ASSERT_EQ(::listen(silent.get(), 64), 0);
+  JobMemberOptions options;
+  options.node.nnodes = 2;
+  options.node.node_rank = 1;
+  options.store.endpoint = {"127.0.0.1", port_};
+  options.store.is_host = false;
+  std::promise<void> opening;
+  std::atomic<bool> told{false};
+  // As c10d's client: waits for an answer for as long as it takes, and connects
+  // anew until its time is up.
+  const auto open =
+      [&](const AgentStoreAddress& store) -> std::unique_ptr<AgentStore> {
+    if (!told.exchange(true)) opening.set_value();
+    const Deadline deadline = Deadline::after(store.timeout);
+    while (!deadline.expired()) {
+      const FileDescriptor fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+      char answer = 0;
+      if (::connect(fd.get(), address.get(), address.length()) == 0) {
+        EXPECT_LE(read(fd.get(), &answer, 1), 0);
+      }
+    }
+    throw AgentStoreError("no answer");
+  };
+  auto job = std::make_unique<JobMember>(options, open);
+  opening.get_future().wait();
+  const Deadline watch = Deadline::after(seconds(12));
+  job.reset();
+  EXPECT_FALSE(watch.expired());
 }
 
 TEST_F(JobMemberTest, MemberThatLeavesWritesWhatWasQueued) {

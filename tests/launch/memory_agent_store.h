@@ -20,8 +20,10 @@ struct StoredKeys {
 // An AgentStore in this process: c10d's TCPStore without the network.
 class MemoryAgentStore : public AgentStore {
  public:
-  explicit MemoryAgentStore(std::shared_ptr<StoredKeys> keys)
-      : keys_(std::move(keys)) {}
+  // This connection is lost after `operations`; never where below 0.
+  explicit MemoryAgentStore(std::shared_ptr<StoredKeys> keys,
+                            int64_t operations = -1)
+      : keys_(std::move(keys)), operations_left_(operations) {}
 
   void set(const std::string& key, const std::string& value) override {
     const auto lock = locked();
@@ -50,11 +52,13 @@ class MemoryAgentStore : public AgentStore {
  private:
   std::unique_lock<std::mutex> locked() {
     std::unique_lock lock(keys_->mutex);
-    if (keys_->lost) throw AgentStoreError("the connection is closed");
+    if (keys_->lost || operations_left_-- == 0)
+      throw AgentStoreError("the connection is closed");
     return lock;
   }
 
   std::shared_ptr<StoredKeys> keys_;
+  int64_t operations_left_;
 };
 
 }  // namespace lockstep::testing

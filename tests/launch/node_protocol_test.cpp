@@ -287,6 +287,20 @@ TEST_F(NodeProtocolTest, ForeignRecordsAreRefusedNotBelieved) {
   EXPECT_THROW(agents_[0].take_verdict(), ForeignRecord);
 }
 
+TEST_F(NodeProtocolTest, OddNamesOfRunAndRoleAreTheSameForAll) {
+  for (int rank = 0; rank < 2; ++rank) {
+    auto one = node(2, rank, 3);
+    one.run_id = "tab\there \xff" + std::string(5000, 'x');
+    one.role = "a\nrole \xfe";
+    agent(one).join();
+  }
+  offer(0);
+  const auto plan = agents_[1].take_plan();
+  ASSERT_TRUE(plan);
+  EXPECT_EQ(plan->place.first_role_rank, 3);
+  EXPECT_EQ(plan->place.role_world_size, 6);
+}
+
 TEST_F(NodeProtocolTest, TextsOfOthersHoldNoControlCharacters) {
   form({1, 1});
   auto verdict = failed(1, 3);

@@ -124,6 +124,22 @@ TEST_F(NodesFaults, SignalToOneAgentEndsTheJob) {
   }
 }
 
+// As a scheduler that cleans up after a failure.
+TEST_F(NodesFaults, SignalAfterAFailureDoesNotChangeTheExitCode) {
+  start_two({},
+            "trap 'echo stopping' TERM; echo ready; "
+            "[ $RANK = 1 ] && { sleep 0.5; exit 42; }; "
+            "while :; do sleep 0.02; done",
+            "ready");
+  node(0).await_output("stopping");
+  node(0).signal(SIGTERM);
+  for (auto& one : nodes_) {
+    const auto result = one->finish(seconds(10));
+    EXPECT_EQ(result.exit_code, 42) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("rank 1 failed on node 1 ("));
+  }
+}
+
 TEST_F(NodesFaults, SignalWhileWaitingForNodesEndsTheWait) {
   auto lonely = start_script(c10d(endpoint(), 2, 0), "echo never");
   await_store();
