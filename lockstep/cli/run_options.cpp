@@ -4,12 +4,12 @@
 
 #include <charconv>
 #include <cmath>
-#include <fstream>
 #include <stdexcept>
 #include <string_view>
 #include <utility>
 
 #include "lockstep/base/environment.h"
+#include "lockstep/launch/node_protocol.h"
 #include "lockstep/launch/process_count.h"
 
 namespace lockstep {
@@ -104,13 +104,6 @@ std::string host_name() {
   char name[256] = "";
   gethostname(name, sizeof(name) - 1);
   return name[0] == '\0' ? "this host" : name;
-}
-
-std::string random_run_id() {
-  std::ifstream source("/proc/sys/kernel/random/uuid");
-  std::string id;
-  std::getline(source, id);
-  return id.empty() ? "none" : id;
 }
 
 // Of rank 0's store, where there is one node.
@@ -222,7 +215,7 @@ LocalAgentOptions agent_options(const RunArguments& arguments) {
       parse_int("--max-restarts", arguments.max_restarts, 0, 1'000'000));
   workers.role = arguments.role;
   workers.run_id = arguments.rdzv_id.empty() || arguments.standalone
-                       ? random_run_id()
+                       ? random_id()
                        : arguments.rdzv_id;
   workers.output = output_options(arguments);
   options.host_name = host_name();

@@ -127,6 +127,14 @@ std::string describe(const at::Tensor& tensor) {
   return c10::str(tensor.scalar_type(), " ", tensor.sizes());
 }
 
+std::string describe(const std::vector<at::Tensor>& list) {
+  std::string text;
+  for (const auto& tensor : list) {
+    text += (text.empty() ? "" : ", ") + describe(tensor);
+  }
+  return text;
+}
+
 void require_dense(const Call& call, const char* argument,
                    const at::Tensor& tensor) {
   if (!tensor.defined()) {

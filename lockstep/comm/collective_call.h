@@ -42,8 +42,24 @@ struct Call {
   int member(const char* argument, int global_rank) const;
 };
 
-// "Float [2, 3]".
+// "Float [2, 3]"; of several with commas between.
 std::string describe(const at::Tensor& tensor);
+std::string describe(const std::vector<at::Tensor>& list);
+
+// What c10d's options of an operation have in common.
+template <typename Options>
+Options backend_options(const Call& call, bool async_op) {
+  Options options;
+  options.timeout = call.timeout;
+  options.asyncOp = async_op;
+  return options;
+}
+template <typename Options>
+Options backend_options(const Call& call, const ReductionOptions& given) {
+  auto options = backend_options<Options>(call, given.async_op);
+  options.reduceOp = given.op;
+  return options;
+}
 
 // Defined, strided and not quantized.
 void require_dense(const Call& call, const char* argument,

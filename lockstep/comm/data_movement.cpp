@@ -12,22 +12,6 @@ namespace {
 
 using Use = Buffers::Use;
 
-template <typename Options>
-Options with_timeout(const Call& call, bool async_op) {
-  Options options;
-  options.timeout = call.timeout;
-  options.asyncOp = async_op;
-  return options;
-}
-
-std::string describe_all(const std::vector<at::Tensor>& list) {
-  std::string text;
-  for (const auto& tensor : list) {
-    text += (text.empty() ? "" : ", ") + describe(tensor);
-  }
-  return text;
-}
-
 void require_like(const Call& call, const char* argument,
                   const at::Tensor& tensor, const char* other,
                   const at::Tensor& like) {
@@ -56,7 +40,7 @@ bool is_empty_elsewhere(const Call& call, const char* argument, int root,
 WorkPtr all_gather_uneven(Call call, const std::vector<at::Tensor>& tensor_list,
                           const at::Tensor& tensor, bool async_op) {
   auto& backend = call.backend(tensor);
-  auto opts = with_timeout<c10d::BroadcastOptions>(call, async_op);
+  auto opts = backend_options<c10d::BroadcastOptions>(call, async_op);
   Buffers buffers;
   std::vector<at::Tensor> lanes;
   for (const auto& output : tensor_list) {
@@ -65,7 +49,7 @@ WorkPtr all_gather_uneven(Call call, const std::vector<at::Tensor>& tensor_list,
   lanes[call.group->rank()].copy_(buffers.move(tensor, Use::read));
   return run_collective(
       std::move(call), async_op, std::move(buffers),
-      [&] { return Agreed{describe_all(tensor_list)}; },
+      [&] { return Agreed{describe(tensor_list)}; },
       [&] {
         std::vector<WorkPtr> works;
         for (size_t root = 0; root < lanes.size(); ++root) {
@@ -84,7 +68,7 @@ WorkPtr broadcast(const at::Tensor& tensor, int src,
   Call call("broadcast", options.group, options.timeout);
   require_dense(call, "the tensor", tensor);
   auto& backend = call.backend(tensor);
-  auto opts = with_timeout<c10d::BroadcastOptions>(call, options.async_op);
+  auto opts = backend_options<c10d::BroadcastOptions>(call, options.async_op);
   opts.rootRank = call.member("src", src);
   const bool sends = opts.rootRank == call.group->rank();
   if (!sends) require_apart(call, {tensor});
@@ -111,7 +95,7 @@ WorkPtr all_gather(const std::vector<at::Tensor>& tensor_list,
                              options.async_op);
   }
   auto& backend = call.backend(tensor);
-  auto opts = with_timeout<c10d::AllgatherOptions>(call, options.async_op);
+  auto opts = backend_options<c10d::AllgatherOptions>(call, options.async_op);
   Buffers buffers;
   std::vector<at::Tensor> inputs{buffers.move(tensor, Use::read)};
   std::vector<std::vector<at::Tensor>> outputs(1);
@@ -120,7 +104,7 @@ WorkPtr all_gather(const std::vector<at::Tensor>& tensor_list,
   }
   return run_collective(
       std::move(call), options.async_op, std::move(buffers),
-      [&] { return Agreed{describe_all(tensor_list)}; },
+      [&] { return Agreed{describe(tensor_list)}; },
       [&] { return backend.allgather(outputs, inputs, opts); });
 }
 
@@ -141,7 +125,7 @@ WorkPtr all_gather_into_tensor(const at::Tensor& output_tensor,
   }
   require_apart(call, {output_tensor});
   auto& backend = call.backend(input_tensor);
-  auto opts = with_timeout<c10d::AllgatherOptions>(call, options.async_op);
+  auto opts = backend_options<c10d::AllgatherOptions>(call, options.async_op);
   Buffers buffers;
   auto in = buffers.move(input_tensor, Use::read);
   auto out = buffers.move(output_tensor, Use::write);
@@ -193,7 +177,7 @@ WorkPtr all_gather_coalesced(
   }
   require_apart(call, written);
   auto& backend = call.backend(input_tensor_list[0]);
-  auto opts = with_timeout<c10d::AllgatherOptions>(call, options.async_op);
+  auto opts = backend_options<c10d::AllgatherOptions>(call, options.async_op);
   Buffers buffers;
   std::vector<at::Tensor> inputs;
   for (const auto& input : input_tensor_list) {
@@ -208,7 +192,7 @@ WorkPtr all_gather_coalesced(
   }
   return run_collective(
       std::move(call), options.async_op, std::move(buffers),
-      [&] { return Agreed{describe_all(input_tensor_list)}; },
+      [&] { return Agreed{describe(input_tensor_list)}; },
       [&] {
         std::vector<WorkPtr> works;
         for (size_t i = 0; i < inputs.size(); ++i) {
@@ -226,7 +210,7 @@ WorkPtr gather(const at::Tensor& tensor,
   Call call("gather", options.group, options.timeout);
   require_dense(call, "the tensor", tensor);
   auto& backend = call.backend(tensor);
-  auto opts = with_timeout<c10d::GatherOptions>(call, options.async_op);
+  auto opts = backend_options<c10d::GatherOptions>(call, options.async_op);
   opts.rootRank = call.member("dst", dst);
   Buffers buffers;
   std::vector<at::Tensor> inputs{buffers.move(tensor, Use::read)};
@@ -256,7 +240,7 @@ WorkPtr scatter(const at::Tensor& tensor,
   require_dense(call, "the tensor", tensor);
   require_apart(call, {tensor});
   auto& backend = call.backend(tensor);
-  auto opts = with_timeout<c10d::ScatterOptions>(call, options.async_op);
+  auto opts = backend_options<c10d::ScatterOptions>(call, options.async_op);
   opts.rootRank = call.member("src", src);
   Buffers buffers;
   std::vector<at::Tensor> outputs{buffers.move(tensor, Use::write)};
@@ -289,7 +273,7 @@ WorkPtr all_to_all(const std::vector<at::Tensor>& output_tensor_list,
   require_list(call, "output_tensor_list", output_tensor_list, like);
   require_apart(call, output_tensor_list);
   auto& backend = call.backend(like);
-  auto opts = with_timeout<c10d::AllToAllOptions>(call, options.async_op);
+  auto opts = backend_options<c10d::AllToAllOptions>(call, options.async_op);
   Buffers buffers;
   // One tensor with split sizes: what every backend does with shapes that
   // differ, which no rank can tell for all others.
@@ -366,7 +350,7 @@ WorkPtr all_to_all_single(const at::Tensor& output, const at::Tensor& input,
   }
   require_apart(call, {output});
   auto& backend = call.backend(input);
-  auto opts = with_timeout<c10d::AllToAllOptions>(call, options.async_op);
+  auto opts = backend_options<c10d::AllToAllOptions>(call, options.async_op);
   Buffers buffers;
   auto in = buffers.move(input, Use::read);
   auto out = buffers.move(output, Use::write);

@@ -10,8 +10,10 @@
 namespace lockstep {
 namespace {
 
-std::string agreed(const ReduceOp& op, const at::Tensor& tensor) {
-  return std::string(op_name(op)) + ", " + describe(tensor);
+// `what`: a tensor, or a list of them.
+template <typename Tensors>
+std::string agreed(const ReduceOp& op, const Tensors& what) {
+  return std::string(op_name(op)) + ", " + describe(what);
 }
 
 // A sparse sum has as many entries as the ranks have together, so the result
@@ -36,9 +38,7 @@ WorkPtr all_reduce_sparse(Call call, const at::Tensor& tensor,
   Buffers buffers;
   std::vector<at::Tensor> work_on{buffers.sparse(tensor)};
   if (options.op == ReduceOp::AVG) work_on[0].div_(call.group->size());
-  c10d::AllreduceOptions opts;
-  opts.timeout = call.timeout;
-  opts.asyncOp = options.async_op;
+  auto opts = backend_options<c10d::AllreduceOptions>(call, options.async_op);
   return run_collective(
       std::move(call), options.async_op, std::move(buffers),
       [&] {
@@ -62,10 +62,7 @@ WorkPtr all_reduce(const at::Tensor& tensor, const ReductionOptions& options) {
   auto& backend = call.backend(tensor);
   Buffers buffers;
   std::vector<at::Tensor> work_on{buffers.reduce(tensor)};
-  c10d::AllreduceOptions opts;
-  opts.reduceOp = options.op;
-  opts.timeout = call.timeout;
-  opts.asyncOp = options.async_op;
+  auto opts = backend_options<c10d::AllreduceOptions>(call, options);
   return run_collective(
       std::move(call), options.async_op, std::move(buffers),
       [&] { return Agreed{agreed(options.op, tensor)}; },
@@ -95,17 +92,10 @@ WorkPtr all_reduce_coalesced(const std::vector<at::Tensor>& tensors,
     auto work_on = buffers.reduce(tensor);
     by_dtype[work_on.scalar_type()].push_back(work_on);
   }
-  c10d::AllreduceCoalescedOptions opts;
-  opts.reduceOp = options.op;
-  opts.timeout = call.timeout;
-  opts.asyncOp = options.async_op;
+  auto opts = backend_options<c10d::AllreduceCoalescedOptions>(call, options);
   return run_collective(
       std::move(call), options.async_op, std::move(buffers),
-      [&] {
-        std::string text = op_name(options.op);
-        for (const auto& tensor : tensors) text += ", " + describe(tensor);
-        return Agreed{text};
-      },
+      [&] { return Agreed{agreed(options.op, tensors)}; },
       [&] {
         std::vector<WorkPtr> works;
         for (auto& [dtype, list] : by_dtype) {
@@ -122,11 +112,8 @@ WorkPtr reduce(const at::Tensor& tensor, int dst,
   require_reducible(call, options.op, tensor.scalar_type());
   require_apart(call, {tensor});
   auto& backend = call.backend(tensor);
-  c10d::ReduceOptions opts;
-  opts.reduceOp = options.op;
+  auto opts = backend_options<c10d::ReduceOptions>(call, options);
   opts.rootRank = call.member("dst", dst);
-  opts.timeout = call.timeout;
-  opts.asyncOp = options.async_op;
   Buffers buffers;
   std::vector<at::Tensor> work_on{buffers.reduce(tensor)};
   return run_collective(
@@ -156,17 +143,10 @@ WorkPtr reduce_scatter(const at::Tensor& output,
   // Memory of its own: the output may be one of the inputs.
   std::vector<at::Tensor> outputs{at::empty_like(inputs[0][own])};
   buffers.write_from(outputs[0], output);
-  c10d::ReduceScatterOptions opts;
-  opts.reduceOp = options.op;
-  opts.timeout = call.timeout;
-  opts.asyncOp = options.async_op;
+  auto opts = backend_options<c10d::ReduceScatterOptions>(call, options);
   return run_collective(
       std::move(call), options.async_op, std::move(buffers),
-      [&] {
-        std::string text = op_name(options.op);
-        for (const auto& input : input_list) text += ", " + describe(input);
-        return Agreed{text};
-      },
+      [&] { return Agreed{agreed(options.op, input_list)}; },
       [&] { return backend.reduce_scatter(outputs, inputs, opts); });
 }
 
@@ -195,10 +175,7 @@ WorkPtr reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
   auto in = buffers.reduce_input(input);
   auto out = at::empty({in.numel() / call.group->size()}, in.options());
   buffers.write_from(out, output);
-  c10d::ReduceScatterOptions opts;
-  opts.reduceOp = options.op;
-  opts.timeout = call.timeout;
-  opts.asyncOp = options.async_op;
+  auto opts = backend_options<c10d::ReduceScatterOptions>(call, options);
   return run_collective(
       std::move(call), options.async_op, std::move(buffers),
       [&] { return Agreed{agreed(options.op, output)}; },

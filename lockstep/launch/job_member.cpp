@@ -1,11 +1,11 @@
 #include "lockstep/launch/job_member.h"
+#include "lockstep/launch/seconds_text.h"
 
 #include <sys/eventfd.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <utility>
 
 namespace lockstep {
@@ -25,13 +25,6 @@ constexpr milliseconds kShutInterval{1000};
 constexpr milliseconds kLongWait{10'000};
 constexpr int kSystemError = 1;
 constexpr int kUsageError = 2;
-
-std::string seconds(milliseconds time) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%g s",
-                static_cast<double>(time.count()) / 1000);
-  return text;
-}
 
 // "node 1" or "nodes 1, 3 and 4".
 std::string list_nodes(const std::vector<int>& ranks) {
@@ -198,7 +191,7 @@ void JobMember::post_lost_store(const AgentStoreError& error) {
     text += " was lost";
   post_end(kSystemError,
            text + ": " +
-               (was_silent_ ? "no answer for " + seconds(kAnswerAllowance)
+               (was_silent_ ? "no answer for " + seconds_text(kAnswerAllowance)
                             : error.what()));
 }
 
@@ -315,7 +308,7 @@ void JobMember::follow(NodeProtocol& protocol) {
       told = true;
       post(Notice{"waiting for " + list_nodes(protocol.absent_nodes()) +
                   " of " + std::to_string(options_.node.nnodes) +
-                  ", for at most " + seconds(options_.join_timeout)});
+                  ", for at most " + seconds_text(options_.join_timeout)});
     }
     pause();
   }
@@ -326,7 +319,7 @@ void JobMember::give_up_late_round(NodeProtocol& protocol) {
   Verdict verdict;
   verdict.kind = Verdict::Kind::given_up;
   verdict.exit_code = kSystemError;
-  verdict.text = "the agents waited " + seconds(options_.join_timeout) +
+  verdict.text = "the agents waited " + seconds_text(options_.join_timeout) +
                  " at " + connector_.endpoint().text() + " for " +
                  std::to_string(options_.node.nnodes) +
                  " nodes; absent: " + list_nodes(absent);

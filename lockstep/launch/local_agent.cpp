@@ -5,12 +5,12 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdio>
 #include <type_traits>
 #include <utility>
 #include <variant>
 
 #include "lockstep/launch/descendants.h"
+#include "lockstep/launch/seconds_text.h"
 
 namespace lockstep {
 namespace {
@@ -35,13 +35,6 @@ bool stops_workers(int signal) {
 
 std::string count_workers(size_t count) {
   return std::to_string(count) + (count == 1 ? " worker" : " workers");
-}
-
-std::string seconds(milliseconds time) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%g s",
-                static_cast<double>(time.count()) / 1000);
-  return text;
 }
 
 FileDescriptor open_child_events() {
@@ -329,8 +322,8 @@ void LocalAgent::stop_by_signal(int signal, const std::string& text) {
   stop_.kill_at = Deadline::after(options_.shutdown_timeout);
   group_->signal_process_groups(signal);
   report_(text + " forwarded to " + count_workers(running()) +
-          ", which may take " + seconds(options_.shutdown_timeout) + " to end" +
-          (signal == SIGINT ? "; once more kills at once" : ""));
+          ", which may take " + seconds_text(options_.shutdown_timeout) +
+          " to end" + (signal == SIGINT ? "; once more kills at once" : ""));
 }
 
 void LocalAgent::stop_after_failure() {

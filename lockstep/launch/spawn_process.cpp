@@ -14,6 +14,7 @@
 #include <system_error>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/launch/exec_pointers.h"
 
 namespace lockstep {
 namespace {
@@ -81,16 +82,6 @@ int execute(void* argument) {
   return fail();
 }
 
-std::vector<char*> pointers(const std::vector<std::string>& strings) {
-  std::vector<char*> result;
-  result.reserve(strings.size() + 1);
-  for (const auto& text : strings) {
-    result.push_back(const_cast<char*>(text.c_str()));
-  }
-  result.push_back(nullptr);
-  return result;
-}
-
 std::string path_of_this_program() {
   char path[PATH_MAX];
   const ssize_t size = readlink(kThisProgram, path, sizeof(path));
@@ -100,8 +91,8 @@ std::string path_of_this_program() {
 }  // namespace
 
 SpawnProcess SpawnProcess::start(const SpawnStart& start, SpawnReport report) {
-  const std::vector<char*> arguments = pointers(start.arguments);
-  const std::vector<char*> environment = pointers(start.environment);
+  const std::vector<char*> arguments = exec_pointers(start.arguments);
+  const std::vector<char*> environment = exec_pointers(start.environment);
   int ends[2];
   if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) throw_errno("spawn: pipe2");
   const FileDescriptor errors(ends[0]);

@@ -1,8 +1,8 @@
 #include "lockstep/launch/store_connector.h"
+#include "lockstep/launch/seconds_text.h"
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 #include <stdexcept>
 #include <thread>
@@ -23,13 +23,6 @@ constexpr int kBacklog = 1024;
 
 bool is_of_this_host(const SocketAddress& address) {
   return static_cast<bool>(bind_socket(address.with_port(0)));
-}
-
-std::string seconds(milliseconds time) {
-  char text[32];
-  std::snprintf(text, sizeof(text), "%g s",
-                static_cast<double>(time.count()) / 1000);
-  return text;
 }
 
 }  // namespace
@@ -130,14 +123,14 @@ OpenedStore StoreConnector::open(const std::function<bool()>& cancelled,
     if (deadline.expired()) {
       throw AgentStoreError(
           "no agents' store was reached at " + where + " in " +
-          seconds(options_.timeout) + ": " + reason +
+          seconds_text(options_.timeout) + ": " + reason +
           "; start the node that hosts it (static: node rank 0; c10d: the one "
           "whose address this is), or name another endpoint");
     }
     if (!told && deadline.elapsed() > kLongWait) {
       told = true;
       notice("waiting for the agents' store at " + where + ", for at most " +
-             seconds(options_.timeout) + ": " + reason);
+             seconds_text(options_.timeout) + ": " + reason);
     }
     std::this_thread::sleep_for(std::min(kRetryInterval, deadline.remaining()));
   }

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "lockstep/base/file_descriptor.h"
+#include "lockstep/launch/exec_pointers.h"
 
 namespace lockstep {
 namespace {
@@ -63,16 +64,6 @@ int execute(const ChildPlan& plan) {
   return pid;
 }
 
-std::vector<char*> pointers(const std::vector<std::string>& strings) {
-  std::vector<char*> result;
-  result.reserve(strings.size() + 1);
-  for (const auto& text : strings) {
-    result.push_back(const_cast<char*>(text.c_str()));
-  }
-  result.push_back(nullptr);
-  return result;
-}
-
 [[noreturn]] void refuse(const std::string& path, int error) {
   if (error == ENOEXEC) {
     throw ProgramError(126, "program " + path +
@@ -90,8 +81,8 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
 }  // namespace
 
 WorkerProcess WorkerProcess::start(const WorkerStart& start) {
-  const std::vector<char*> arguments = pointers(start.program.arguments);
-  const std::vector<char*> environment = pointers(start.environment);
+  const std::vector<char*> arguments = exec_pointers(start.program.arguments);
+  const std::vector<char*> environment = exec_pointers(start.environment);
   const ChildPlan plan{start.program.path.c_str(),
                        arguments.data(),
                        environment.data(),
