@@ -1,0 +1,150 @@
+#include "lockstep/base/shared_memory.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+constexpr size_t kHugePage = size_t{2} << 20;
+constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 8U  // Linux 6.3
+#endif
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23  // Linux 5.14
+#endif
+
+std::string amount(size_t bytes) {
+  return std::to_string(bytes) + " bytes of shared memory";
+}
+
+FileDescriptor anonymous_file() {
+  constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+  // Where vm.memfd_noexec is 2, only memory that nobody can execute is lent.
+  FileDescriptor file(::memfd_create("lockstep", kFlags | MFD_NOEXEC_SEAL));
+  if (!file && errno == EINVAL) {
+    file = FileDescriptor(::memfd_create("lockstep", kFlags));
+  }
+  if (!file) throw_errno("could not make shared memory (memfd_create)");
+  return file;
+}
+
+// Huge pages need an address that is a multiple of their size; the system
+// chooses one only for mappings of its own kinds.
+std::byte* map_aligned(int descriptor, size_t bytes) {
+  constexpr int kAccess = PROT_READ | PROT_WRITE;
+  if (bytes < kHugePage) {
+    void* at = ::mmap(nullptr, bytes, kAccess, MAP_SHARED, descriptor, 0);
+    return at == MAP_FAILED ? nullptr : static_cast<std::byte*>(at);
+  }
+  const size_t room = bytes + kHugePage;
+  void* reserved = ::mmap(nullptr, room, PROT_NONE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (reserved == MAP_FAILED) return nullptr;
+  auto* begin = static_cast<std::byte*>(reserved);
+  const auto address = reinterpret_cast<uintptr_t>(begin);
+  auto* aligned = begin + (kHugePage - address % kHugePage) % kHugePage;
+  void* at =
+      ::mmap(aligned, bytes, kAccess, MAP_SHARED | MAP_FIXED, descriptor, 0);
+  if (at == MAP_FAILED) {
+    const int error = errno;
+    ::munmap(reserved, room);
+    errno = error;
+    return nullptr;
+  }
+  if (aligned > begin) ::munmap(begin, aligned - begin);
+  const long page = ::sysconf(_SC_PAGESIZE);
+  auto* end = aligned + (bytes + page - 1) / page * page;
+  if (end < begin + room) ::munmap(end, begin + room - end);
+  return aligned;
+}
+
+}  // namespace
+
+SharedMemory::SharedMemory(FileDescriptor descriptor, size_t bytes)
+    : descriptor_(std::move(descriptor)), size_(bytes) {
+  data_ = map_aligned(descriptor_.get(), bytes);
+  if (data_ == nullptr) throw_errno("could not map " + amount(bytes));
+  if (bytes >= kHugePage) ::madvise(data_, bytes, MADV_HUGEPAGE);
+}
+
+// Touches every page, by the kernel: what is missing is an error here instead
+// of a SIGBUS later. Before Linux 5.14 fallocate() reserves the same, in small
+// pages.
+void SharedMemory::populate(const char* what) const {
+  if (::madvise(data_, size_, MADV_POPULATE_WRITE) == 0) return;
+  // What would have been the SIGBUS: the system has no page left.
+  if (errno == EFAULT) errno = ENOSPC;
+  if (errno == EINVAL &&
+      ::fallocate(descriptor_.get(), 0, 0, static_cast<off_t>(size_)) == 0) {
+    return;
+  }
+  throw_errno(what + amount(size_));
+}
+
+SharedMemory SharedMemory::create(size_t bytes) {
+  if (bytes == 0) throw std::invalid_argument("no bytes of shared memory");
+  auto descriptor = anonymous_file();
+  // Past this limit ftruncate() would send a signal that kills.
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < bytes) {
+    errno = EFBIG;
+    throw_errno("could not make " + amount(bytes) +
+                " (the limit of the size of files, ulimit -f, counts)");
+  }
+  if (::ftruncate(descriptor.get(), static_cast<off_t>(bytes)) != 0) {
+    throw_errno("could not make " + amount(bytes));
+  }
+  if (::fcntl(descriptor.get(), F_ADD_SEALS, kSeals) != 0) {
+    throw_errno("could not seal " + amount(bytes));
+  }
+  SharedMemory memory(std::move(descriptor), bytes);
+  memory.populate("could not reserve ");
+  return memory;
+}
+
+SharedMemory SharedMemory::map(FileDescriptor descriptor, size_t bytes) {
+  struct stat status {};
+  if (::fstat(descriptor.get(), &status) != 0) throw_errno("fstat");
+  const int seals = ::fcntl(descriptor.get(), F_GET_SEALS);
+  if (seals < 0 || (seals & kSeals) != kSeals ||
+      status.st_size != static_cast<off_t>(bytes)) {
+    throw std::invalid_argument(
+        "what a peer handed over is not its sealed memory of " +
+        std::to_string(bytes) + " bytes (size " +
+        std::to_string(status.st_size) + ", seals " + std::to_string(seals) +
+        ")");
+  }
+  SharedMemory memory(std::move(descriptor), bytes);
+  memory.populate("could not reach ");
+  return memory;
+}
+
+SharedMemory::SharedMemory(SharedMemory&& other) noexcept
+    : descriptor_(std::move(other.descriptor_)),
+      data_(std::exchange(other.data_, nullptr)),
+      size_(std::exchange(other.size_, 0)) {}
+
+SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
+  std::swap(descriptor_, other.descriptor_);
+  std::swap(data_, other.data_);
+  std::swap(size_, other.size_);
+  return *this;
+}
+
+SharedMemory::~SharedMemory() {
+  if (data_ != nullptr) ::munmap(data_, size_);
+}
+
+}  // namespace lockstep

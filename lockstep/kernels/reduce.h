@@ -1,0 +1,37 @@
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "lockstep/kernels/copy.h"
+#include "lockstep/kernels/dtype.h"
+
+// Reductions over raw pointers, vectorised for the machine they run on
+// (Highway chooses at run time; see target.h).
+namespace lockstep::kernels {
+
+// For i in [0, count):
+//   result = sources[0][i] op sources[1][i] op ... , from left to right,
+//   destinations[d][i] = result, for every d.
+//
+// The order is fixed, so equal inputs give equal bits on every rank and every
+// instruction set, the same as reduce_scalar(): vectors run over i, never over
+// sources. float16 and bfloat16 accumulate in float32 and are rounded once, to
+// nearest even. avg divides the accumulated sum by sources.size(), once.
+// Integers wrap. min and max: NaN wins over any number; of -0 and +0 min
+// gives -0 and max +0. Of boolean, product and min are "and", max is "or".
+//
+// A destination may be one of the sources (the same pointer), else nothing
+// overlaps. Pointers are aligned to their element; aligned to 64 bytes is
+// faster. At least one source and one destination, at most 64 of each.
+// `is_reducible(dtype, op)` must hold. Throws nothing; thread-safe.
+void reduce(std::span<void* const> destinations,
+            std::span<const void* const> sources, size_t count, DType dtype,
+            ReduceOp op, Stores stores = Stores::cached);
+
+// The plain loop that reduce() must equal bit by bit.
+void reduce_scalar(std::span<void* const> destinations,
+                   std::span<const void* const> sources, size_t count,
+                   DType dtype, ReduceOp op);
+
+}  // namespace lockstep::kernels

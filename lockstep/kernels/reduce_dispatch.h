@@ -1,0 +1,22 @@
+#pragma once
+
+#include "lockstep/kernels/reduce.h"
+
+// Inside the layer: one file a family of element types, each compiled for
+// every instruction set, so that none takes minutes to compile.
+namespace lockstep::kernels {
+
+struct ReduceCall {
+  std::span<void* const> destinations;
+  std::span<const void* const> sources;
+  size_t count;
+  DType dtype;
+  ReduceOp op;
+  Stores stores;
+};
+
+void reduce_floats(const ReduceCall& call);    // float32, float64
+void reduce_halves(const ReduceCall& call);    // float16, bfloat16
+void reduce_integers(const ReduceCall& call);  // the rest
+
+}  // namespace lockstep::kernels

@@ -1,0 +1,39 @@
+#include "lockstep/kernels/target.h"
+
+#include <hwy/highway.h>
+
+#include <stdexcept>
+
+namespace lockstep::kernels {
+
+std::vector<std::string> supported_targets() {
+  std::vector<std::string> names;
+  for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
+    names.emplace_back(hwy::TargetName(target));
+  }
+  return names;
+}
+
+std::string target_in_use() { return supported_targets().front(); }
+
+ForcedTarget::ForcedTarget(const std::string& name) {
+  std::string supported;
+  for (const int64_t target : hwy::SupportedAndGeneratedTargets()) {
+    if (name == hwy::TargetName(target)) {
+      hwy::SetSupportedTargetsForTest(target);
+      hwy::GetChosenTarget().Update(target);
+      return;
+    }
+    supported +=
+        (supported.empty() ? "" : ", ") + std::string(hwy::TargetName(target));
+  }
+  throw std::invalid_argument("cannot force the target \"" + name +
+                              "\": this machine runs " + supported);
+}
+
+ForcedTarget::~ForcedTarget() {
+  hwy::SetSupportedTargetsForTest(0);
+  hwy::GetChosenTarget().Update(hwy::SupportedTargets());
+}
+
+}  // namespace lockstep::kernels

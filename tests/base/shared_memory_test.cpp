@@ -1,0 +1,129 @@
+#include "lockstep/base/shared_memory.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/mman.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdint>
+#include <stdexcept>
+#include <system_error>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+FileDescriptor another(int descriptor) {
+  return FileDescriptor(::fcntl(descriptor, F_DUPFD_CLOEXEC, 0));
+}
+
+TEST(SharedMemory, IsZerosOfTheSizeAskedForWhereverItBegins) {
+  for (const size_t bytes :
+       {size_t{1}, size_t{4096}, size_t{5000}, (size_t{2} << 20) - 1,
+        size_t{2} << 20, (size_t{5} << 20) + 1}) {
+    const auto memory = SharedMemory::create(bytes);
+    ASSERT_TRUE(memory);
+    EXPECT_EQ(memory.size(), bytes);
+    const auto at = reinterpret_cast<uintptr_t>(memory.data());
+    EXPECT_EQ(at % (bytes >= size_t{2} << 20 ? size_t{2} << 20 : 4096), 0u);
+    EXPECT_TRUE(std::ranges::all_of(
+        memory.bytes(), [](std::byte byte) { return byte == std::byte{}; }));
+    memory.bytes().back() = std::byte{1};
+  }
+}
+
+TEST(SharedMemory, ItsMappingsShowTheSameBytes) {
+  const auto one = SharedMemory::create(3 << 20);
+  const auto other = SharedMemory::map(another(one.descriptor()), 3 << 20);
+  EXPECT_NE(one.data(), other.data());
+  one.bytes().back() = std::byte{7};
+  other.bytes().front() = std::byte{8};
+  EXPECT_EQ(other.bytes().back(), std::byte{7});
+  EXPECT_EQ(one.bytes().front(), std::byte{8});
+}
+
+TEST(SharedMemory, OutlivesItsDescriptorAndItsMaker) {
+  auto one = SharedMemory::create(4096);
+  auto other = SharedMemory::map(another(one.descriptor()), 4096);
+  other.close_descriptor();
+  EXPECT_EQ(other.descriptor(), -1);
+  one.bytes()[5] = std::byte{9};
+  one = SharedMemory();
+  EXPECT_EQ(other.bytes()[5], std::byte{9});
+}
+
+TEST(SharedMemory, AChildWritesWhatItsParentReads) {
+  const auto memory = SharedMemory::create(4096);
+  const auto child = ::fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    memory.bytes()[100] = std::byte{3};
+    ::_exit(0);
+  }
+  ASSERT_EQ(::waitpid(child, nullptr, 0), child);
+  EXPECT_EQ(memory.bytes()[100], std::byte{3});
+}
+
+TEST(SharedMemory, NobodyCanCutIt) {
+  const auto memory = SharedMemory::create(8192);
+  EXPECT_NE(::ftruncate(memory.descriptor(), 4096), 0);
+  EXPECT_EQ(errno, EPERM);
+  EXPECT_NE(::ftruncate(memory.descriptor(), 16384), 0);
+  EXPECT_NE(::fcntl(memory.descriptor(), F_ADD_SEALS, F_SEAL_WRITE), 0);
+}
+
+TEST(SharedMemory, OfAnotherSizeOrKindIsNotMapped) {
+  const auto memory = SharedMemory::create(8192);
+  EXPECT_THROW(SharedMemory::map(another(memory.descriptor()), 4096),
+               std::invalid_argument);
+  FileDescriptor unsealed(::memfd_create("unsealed", MFD_CLOEXEC));
+  ASSERT_EQ(::ftruncate(unsealed.get(), 8192), 0);
+  EXPECT_THROW(SharedMemory::map(std::move(unsealed), 8192),
+               std::invalid_argument);
+  FileDescriptor file(::open("/proc/self/exe", O_RDONLY | O_CLOEXEC));
+  EXPECT_THROW(SharedMemory::map(std::move(file), 8192), std::invalid_argument);
+}
+
+TEST(SharedMemory, ThatIsNotThereIsAnErrorWithItsSize) {
+  try {
+    SharedMemory::create(size_t{1} << 50);
+    FAIL() << "a pebibyte was found";
+  } catch (const std::system_error& error) {
+    EXPECT_THAT(error.what(), ::testing::HasSubstr("1125899906842624 bytes"));
+  }
+  EXPECT_THROW(SharedMemory::create(0), std::invalid_argument);
+}
+
+TEST(SharedMemory, AboveTheLimitOfFilesIsAnErrorAndNoSignal) {
+  rlimit usual{};
+  ASSERT_EQ(::getrlimit(RLIMIT_FSIZE, &usual), 0);
+  const rlimit small{.rlim_cur = 4096, .rlim_max = usual.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &small), 0);
+  std::error_code code;
+  try {
+    SharedMemory::create(8192);
+  } catch (const std::system_error& error) {
+    code = error.code();
+  }
+  ASSERT_EQ(::setrlimit(RLIMIT_FSIZE, &usual), 0);
+  EXPECT_EQ(code, std::errc::file_too_large);
+}
+
+TEST(SharedMemory, MovesWithItsMapping) {
+  auto one = SharedMemory::create(4096);
+  auto* data = one.data();
+  auto other = std::move(one);
+  EXPECT_FALSE(one);  // NOLINT(bugprone-use-after-move): it is empty then
+  EXPECT_EQ(other.data(), data);
+  one = std::move(other);
+  EXPECT_EQ(one.data(), data);
+  EXPECT_EQ(one.size(), 4096u);
+}
+
+}  // namespace
+}  // namespace lockstep
