@@ -9,6 +9,9 @@ install(TARGETS lockstep_command RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 # The launcher looks for its modules in ../lib/lockstep, whatever the platform
 # calls its folder of libraries.
 install(TARGETS lockstep_c10d_store LIBRARY DESTINATION lib/lockstep)
+if(TARGET lockstep_mpi)
+  install(TARGETS lockstep_mpi LIBRARY DESTINATION lib/lockstep)
+endif()
 install(DIRECTORY lockstep/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/lockstep
         FILES_MATCHING PATTERN "*.h" PATTERN "cli" EXCLUDE)
 install(EXPORT LockstepTargets NAMESPACE Lockstep::

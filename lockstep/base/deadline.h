@@ -13,8 +13,10 @@ class Deadline {
   using Clock = std::chrono::steady_clock;
 
   // `allowed` from now; zero or less has passed already.
-  static Deadline after(std::chrono::milliseconds allowed) {
-    return Deadline(Clock::now(), allowed);
+  // `now`: for who has read the clock.
+  static Deadline after(std::chrono::milliseconds allowed,
+                        Clock::time_point now = Clock::now()) {
+    return Deadline(now, allowed);
   }
 
   bool expired() const { return Clock::now() >= start_ + allowed_; }

@@ -9,6 +9,7 @@
 
 #include "lockstep/cli/bench.h"
 #include "lockstep/cli/command_line.h"
+#include "lockstep/cli/inspect.h"
 #include "lockstep/cli/run.h"
 
 namespace {
@@ -43,6 +44,7 @@ int main(int argc, char** argv) {
   int exit_code = 0;
   lockstep::add_run_command(app, exit_code);
   lockstep::add_bench_command(app, argc, argv, exit_code);
+  lockstep::add_inspect_command(app, exit_code);
 
   const std::string word = argc > 1 ? argv[1] : "";
   const auto commands =

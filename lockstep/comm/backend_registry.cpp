@@ -9,9 +9,23 @@
 namespace lockstep {
 namespace {
 
+std::string why_missing(const BackendEntry& entry) {
+  return entry.missing ? entry.missing() : std::string();
+}
+
+// For lists of what there is: an environment that is wrong is no answer there.
+bool is_missing(const BackendEntry& entry) {
+  try {
+    return !why_missing(entry).empty();
+  } catch (const std::invalid_argument&) {
+    return true;
+  }
+}
+
 std::string known_names() {
   std::string names;
   for (const auto& entry : registered_backends()) {
+    if (is_missing(entry)) continue;
     names += (names.empty() ? "\"" : ", \"") + entry.name + "\"";
   }
   return names;
@@ -19,12 +33,18 @@ std::string known_names() {
 
 const BackendEntry& find_backend(const std::string& name,
                                  const std::string& config) {
+  const auto in_config =
+      name == config ? std::string() : " in \"" + config + "\"";
   for (const auto& entry : registered_backends()) {
-    if (entry.name == name) return entry;
+    if (entry.name != name) continue;
+    if (auto why = why_missing(entry); !why.empty()) {
+      throw std::invalid_argument("backend \"" + name + "\"" + in_config +
+                                  " cannot be used: " + why);
+    }
+    return entry;
   }
   throw std::invalid_argument(
-      "unknown backend \"" + name + "\"" +
-      (name == config ? "" : " in \"" + config + "\"") +
+      "unknown backend \"" + name + "\"" + in_config +
       "; this build of Lockstep has " + known_names() +
       ". Give one of them, a device map such as \"cpu:gloo\", or nothing to "
       "choose by device");
@@ -35,8 +55,10 @@ std::map<c10::DeviceType, const BackendEntry*> choose_by_device() {
   for (auto type : {c10::kCPU, c10::kCUDA}) {
     if (type == c10::kCUDA && !at::globalContext().hasCUDA()) continue;
     for (const auto& entry : registered_backends()) {
-      if (std::ranges::count(entry.default_devices, type)) {
-        chosen.try_emplace(type, &entry);
+      if (!chosen.contains(type) &&
+          std::ranges::count(entry.default_devices, type) &&
+          why_missing(entry).empty()) {
+        chosen.emplace(type, &entry);
       }
     }
   }

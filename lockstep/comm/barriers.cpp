@@ -29,6 +29,15 @@ void monitored_barrier(const MonitoredBarrierOptions& options) {
             {{"group", call.group->name()},
              {"number", static_cast<int64_t>(call.number)}});
   auto started = Deadline::after(call.timeout);
+  auto& flight = *call.group->flight();
+  const uint64_t record =
+      flight.begin({.operation = call.operation, .number = call.number},
+                   FlightState::started);
+  auto fail = [&](const char* cause) {
+    span.end(true);
+    flight.end(record, /*failed=*/true);
+    call.fail(started, cause);
+  };
   try {
     const auto given = roll_call(*call.group, call.operation, started);
     for (int member = 0; member < call.group->size(); ++member) {
@@ -39,12 +48,11 @@ void monitored_barrier(const MonitoredBarrierOptions& options) {
           given[member].substr(0, given[member].find('\n')), " instead"));
     }
   } catch (const c10::Error& error) {
-    span.end(true);
-    call.fail(started, error.what_without_backtrace());
+    fail(error.what_without_backtrace());
   } catch (const std::exception& error) {
-    span.end(true);
-    call.fail(started, error.what());
+    fail(error.what());
   }
+  flight.end(record, /*failed=*/false);
 }
 
 }  // namespace lockstep

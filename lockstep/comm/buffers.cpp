@@ -20,17 +20,19 @@ at::Tensor as_reals(const at::Tensor& row) {
 
 }  // namespace
 
-Buffers::Entry& Buffers::add(const at::Tensor& tensor, Use use) {
+Buffers::Entry& Buffers::add(const at::Tensor& tensor, bool read,
+                             bool written) {
   entries_.push_back(
       {tensor,
        {},
-       use == Use::write,
+       read,
+       written,
        tensor.is_inference() || tensor.is_view() ? -1 : tensor._version()});
   return entries_.back();
 }
 
 at::Tensor Buffers::move(const at::Tensor& tensor, Use use) {
-  auto& entry = add(tensor, use);
+  auto& entry = add(tensor, use == Use::read, use == Use::write);
   // Not detach(), which shares the version counter: what a backend writes must
   // not look like a modification.
   auto data = tensor.data().resolve_conj().resolve_neg().contiguous();
@@ -40,7 +42,7 @@ at::Tensor Buffers::move(const at::Tensor& tensor, Use use) {
 }
 
 at::Tensor Buffers::reduce(const at::Tensor& tensor) {
-  auto& entry = add(tensor, Use::write);
+  auto& entry = add(tensor, /*read=*/true, /*written=*/true);
   auto data = tensor.data().resolve_conj().resolve_neg().contiguous();
   entry.result = data;
   const auto dtype = reduced_as(data.scalar_type());
@@ -50,13 +52,13 @@ at::Tensor Buffers::reduce(const at::Tensor& tensor) {
 }
 
 at::Tensor Buffers::reduce_input(const at::Tensor& tensor) {
-  add(tensor, Use::read);
+  add(tensor, /*read=*/true, /*written=*/false);
   auto data = tensor.data().resolve_conj().resolve_neg().contiguous();
   return as_reals(in_a_row(data.to(reduced_as(data.scalar_type()))));
 }
 
 at::Tensor Buffers::sparse(const at::Tensor& tensor) {
-  auto& entry = add(tensor, Use::write);
+  auto& entry = add(tensor, /*read=*/true, /*written=*/true);
   // LibTorch has no sparse sum of the half types on CPUs.
   const auto dtype = c10::isReducedFloatingType(tensor.scalar_type())
                          ? at::kFloat
@@ -66,7 +68,7 @@ at::Tensor Buffers::sparse(const at::Tensor& tensor) {
 }
 
 void Buffers::write_from(const at::Tensor& flat, const at::Tensor& tensor) {
-  auto& entry = add(tensor, Use::write);
+  auto& entry = add(tensor, /*read=*/false, /*written=*/true);
   auto data = flat;
   if (tensor.is_complex()) {
     data = at::view_as_complex(flat.view({-1, 2}));
@@ -115,6 +117,24 @@ uint64_t Buffers::bytes() const {
     if (!entry.tensor.is_sparse()) bytes += entry.tensor.nbytes();
   }
   return bytes;
+}
+
+std::optional<c10::Device> Buffers::device() const {
+  if (entries_.empty()) return std::nullopt;
+  return entries_.front().tensor.device();
+}
+
+Buffers::Extent Buffers::extent() const {
+  Extent extent;
+  for (const auto& entry : entries_) {
+    const auto elements = static_cast<uint64_t>(entry.tensor.numel());
+    if (extent.dtype == nullptr) {
+      extent.dtype = c10::toString(entry.tensor.scalar_type());
+    }
+    if (entry.read) extent.in += elements;
+    if (entry.written) extent.out += elements;
+  }
+  return extent;
 }
 
 }  // namespace lockstep

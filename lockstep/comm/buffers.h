@@ -39,15 +39,26 @@ class Buffers {
   void write_back();
   std::vector<at::Tensor> results() const;
   uint64_t bytes() const;
+  // Elements of the user's tensors that go in and come out, and the dtype of
+  // the first (nullptr where there is none): for the flight record.
+  struct Extent {
+    const char* dtype = nullptr;
+    uint64_t in = 0;
+    uint64_t out = 0;
+  };
+  Extent extent() const;
+  // Of the first tensor; nothing where there is none.
+  std::optional<c10::Device> device() const;
 
  private:
   struct Entry {
     at::Tensor tensor;  // the user's
     at::Tensor result;  // of its dtype, its own memory or to be copied
+    bool read;
     bool written;
     int64_t version;  // -1: not watched
   };
-  Entry& add(const at::Tensor& tensor, Use use);
+  Entry& add(const at::Tensor& tensor, bool read, bool written);
   std::vector<Entry> entries_;
   // What `result` is made from when a wider type was reduced.
   struct Narrowed {

@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "lockstep/base/flight_dump.h"
 #include "lockstep/comm/init.h"
 
 namespace lockstep {
@@ -96,7 +97,8 @@ void Call::fail(const Deadline& deadline, const char* cause) const {
   throw c10::DistBackendError(
       {operation, __FILE__, __LINE__},
       c10::str(where(), " failed after ", deadline.elapsed().count(),
-               " ms (allowed ", deadline.allowed().count(), " ms): ", cause));
+               " ms (allowed ", deadline.allowed().count(), " ms): ", cause,
+               record_failure(*group->flight())));
 }
 
 c10d::Backend& Call::backend(const at::Tensor& tensor) const {
@@ -116,6 +118,7 @@ c10d::Backend& Call::backend() const {
 }
 
 int Call::member(const char* argument, int global_rank) const {
+  peer = global_rank;
   try {
     return group->group_rank(global_rank);
   } catch (const std::invalid_argument& error) {
@@ -209,6 +212,7 @@ void require_reducible(const Call& call, const c10d::ReduceOp& op,
         "this reduce operation is not supported; allowed are SUM, AVG, "
         "PRODUCT, MIN, MAX, BAND, BOR, BXOR");
   }
+  call.reduce_op = name;
   auto refuse = [&](const char* allowed, const char* advice) {
     return call.mistake(c10::str(name, " is for ", allowed,
                                  " tensors, this one is ", dtype, "; ",

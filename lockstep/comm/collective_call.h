@@ -24,13 +24,19 @@ struct Call {
   // Of the group's collectives; 0 where it has none: point-to-point, or a
   // mistake that ended the call before it started.
   uint64_t number = 0;
+  // For the flight record, noted where they are checked, by member() and
+  // require_reducible(): root or peer, of the default group, and the reduce
+  // operation.
+  mutable int peer = -1;
+  mutable const char* reduce_op = nullptr;
 
   // "all_reduce #3 in group '1' on rank 5 (member 1 of 2)".
   std::string where() const;
 
   // For `throw call.mistake(...)`: the tail says what is allowed.
   std::invalid_argument mistake(const std::string& text) const;
-  // The time is over, or the world has failed.
+  // The time is over, or the world has failed. Writes the flight record, and
+  // says where it is.
   [[noreturn]] void fail(const Deadline& deadline, const char* cause) const;
 
   // What carries `tensor`, or tensors that only the library sees; a mistake

@@ -28,38 +28,103 @@ Span begin_span(const Call& call, const Buffers& buffers) {
                {"world_size", static_cast<int64_t>(call.group->size())}});
 }
 
-// Ended by the backend's thread or by who waits, whichever is first.
-class SharedSpan {
+uint64_t begin_record(const Call& call, const Buffers& buffers,
+                      FlightState state) {
+  auto& flight = *call.group->flight();
+  if (flight.capacity() == 0) return 0;
+  const auto extent = buffers.extent();
+  return flight.begin({.operation = call.operation,
+                       .dtype = extent.dtype,
+                       .reduce_op = call.reduce_op,
+                       .number = call.number,
+                       .peer = call.peer,
+                       .in_elements = extent.in,
+                       .out_elements = extent.out},
+                      state);
+}
+
+// Whether the future of a backend's work tells when the operation itself has
+// ended: CUDA's tells when it is on its stream, and Gloo's messages have none.
+bool has_telling_future(const Call& call, const Buffers& buffers) {
+  return call.number > 0 &&
+         buffers.device().value_or(call.group->control_device()).is_cpu();
+}
+
+// What is told when the operation ends: its span and its flight record. Ended
+// by the backend's thread or by who waits, whichever is first. Does not keep
+// the group: its destructor would run in the backend's own thread.
+class Ending {
  public:
-  explicit SharedSpan(Span span) : span_(std::move(span)) {}
+  Ending(Span span, std::shared_ptr<FlightRecorder> flight, uint64_t record)
+      : span_(std::move(span)), flight_(std::move(flight)), record_(record) {}
   bool active() const { return span_.active(); }
   void end(bool failed) {
+    flight_->end(record_, failed);  // the second time does nothing
     std::lock_guard lock(mutex_);
-    span_.end(failed);  // the second time does nothing
+    span_.end(failed);  // nor here
   }
 
  private:
   std::mutex mutex_;
   Span span_;
+  const std::shared_ptr<FlightRecorder> flight_;
+  const uint64_t record_;
 };
+
+using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
+
+// Of an operation on a stream of a GPU: its watchdog tells when the operation
+// itself has ended, and how. Null for all others.
+FuturePtr stream_ending(Work& work, const Buffers& buffers) {
+  if (buffers.device().value_or(c10::kCPU).is_cpu()) return {};
+  try {
+    return work.getFutureResult();
+  } catch (const c10::Error&) {
+    return {};  // of Gloo, through host memory: on no stream
+  }
+}
+
+void end_with(const FuturePtr& ending_future, std::shared_ptr<Ending> ending) {
+  ending_future->addCallback(
+      [ending = std::move(ending)](c10::ivalue::Future& ended) {
+        ending->end(ended.hasError() ||
+                    ended.value().toInt() !=
+                        static_cast<int64_t>(c10d::WorkResult::SUCCESS));
+      });
+}
+
+// NCCL's wait puts the wait on the current stream and returns, unless it is
+// given a time: then it asks every 10 ms. The watchdog knows the group's
+// timeout; only a shorter one of the call's own is worth that.
+milliseconds stream_wait_time(const Call& call, const Deadline& started) {
+  if (call.timeout >= call.group->timeout()) return ::kNoTimeout;
+  return std::max(started.remaining(), milliseconds(1));
+}
 
 // A work of c10d with the user's tensors, and errors in the words of Call.
 class CollectiveWork final : public Work {
  public:
   CollectiveWork(Call call, Deadline started, Buffers buffers, WorkPtr work,
-                 Span span)
+                 Span span, uint64_t record)
       : Work(call.group->rank(), work->retrieveOpType()),
         call_(std::move(call)),
         started_(started),
         work_(std::move(work)),
         buffers_(std::move(buffers)),
-        span_(std::make_shared<SharedSpan>(std::move(span))) {
-    if (!span_->active()) return;
+        ending_(std::make_shared<Ending>(std::move(span), call_.group->flight(),
+                                         record)),
+        stream_ending_(stream_ending(*work_, buffers_)) {
+    if (stream_ending_) {
+      end_with(stream_ending_, ending_);
+      return;
+    }
+    const bool records = record != 0 && has_telling_future(call_, buffers_);
+    if (!records && !ending_->active()) return;
     // The end itself, where the backend tells of it, and not the wait for it.
     try {
       work_->getFuture()->addCallback(
-          [span = span_](c10::ivalue::Future& ended) {
-            span->end(ended.hasError());
+          [ending = ending_](c10::ivalue::Future& ended) {
+            ending->end(ended.hasError());
           });
     } catch (const c10::Error&) {
       // A message of Gloo has no future.
@@ -94,6 +159,10 @@ class CollectiveWork final : public Work {
   }
 
   bool wait(milliseconds timeout) override {
+    if (stream_ending_ && finished()) {
+      // isCompleted() or the future was first, and maybe on another stream.
+      work_->wait(::kNoTimeout);
+    }
     if (finished()) {
       // Not the backend's again: Gloo's message waits for the next one then.
       throw_failure();
@@ -102,14 +171,18 @@ class CollectiveWork final : public Work {
     const auto deadline =
         timeout == ::kNoTimeout ? started_ : Deadline::after(timeout);
     try {
-      if (!work_->wait(deadline.allowed())) {
+      // The copies of write_back() come behind it on the same stream.
+      const auto time = stream_ending_ && timeout == ::kNoTimeout
+                            ? stream_wait_time(call_, started_)
+                            : deadline.allowed();
+      if (!work_->wait(time)) {
         throw std::runtime_error("it was aborted");
       }
     } catch (const c10::Error& error) {
-      end_failed_span();
+      end_failed();
       call_.fail(deadline, error.what_without_backtrace());
     } catch (const std::exception& error) {
-      end_failed_span();
+      end_failed();
       call_.fail(deadline, error.what());
     }
     finish_or_throw();
@@ -134,7 +207,10 @@ class CollectiveWork final : public Work {
     } catch (const std::exception& error) {
       failure_ = error.what();
     }
-    span_->end(failure_.has_value());
+    // On a stream it has not ended yet, unless somebody blocked for it.
+    if (failure_ || !stream_ending_ || work_->isCompleted()) {
+      ending_->end(failure_.has_value());
+    }
   }
   bool finished() {
     std::lock_guard lock(finish_mutex_);
@@ -149,8 +225,8 @@ class CollectiveWork final : public Work {
     throw_failure();
   }
   // A wait that ran out is no end of the operation.
-  void end_failed_span() {
-    if (work_->isCompleted()) span_->end(true);
+  void end_failed() {
+    if (work_->isCompleted()) ending_->end(true);
   }
 
   Call call_;
@@ -160,7 +236,8 @@ class CollectiveWork final : public Work {
   Buffers buffers_;
   bool finished_ = false;
   std::optional<std::string> failure_{};
-  std::shared_ptr<SharedSpan> span_;
+  std::shared_ptr<Ending> ending_;
+  FuturePtr stream_ending_;
 };
 
 class JoinedWorks final : public Work {
@@ -275,21 +352,36 @@ WorkPtr start_and_wait(Call call, bool async_op, Buffers buffers,
                        const std::function<WorkPtr()>& start) {
   auto started = Deadline::after(call.timeout);
   auto span = begin_span(call, buffers);
+  const bool compares = agreement && call.group->checks_calls();
+  // A copy: `call` moves into the work.
+  const auto flight = call.group->flight();
+  const auto record = begin_record(
+      call, buffers,
+      compares || async_op ? FlightState::scheduled : FlightState::started);
   auto fail = [&](const char* cause) {
     span.end(true);
+    flight->end(record, /*failed=*/true);
     call.fail(started, cause);
   };
   WorkPtr work;
   try {
-    if (agreement && call.group->checks_calls()) {
-      compare(call, agreement(), started);
-    }
+    if (compares) compare(call, agreement(), started);
+    if (!async_op) flight->start(record);
     work = start();
     if (!async_op) {
-      if (!work->wait(std::max(started.remaining(), milliseconds(1)))) {
+      const auto on_stream = stream_ending(*work, buffers);
+      if (!work->wait(on_stream
+                          ? stream_wait_time(call, started)
+                          : std::max(started.remaining(), milliseconds(1)))) {
         throw std::runtime_error("it was aborted");
       }
       buffers.write_back();
+      if (on_stream && !work->isCompleted()) {
+        end_with(on_stream,
+                 std::make_shared<Ending>(std::move(span), flight, record));
+      } else {
+        flight->end(record, /*failed=*/false);
+      }
     }
   } catch (const c10::Error& error) {
     fail(error.what_without_backtrace());
@@ -297,9 +389,9 @@ WorkPtr start_and_wait(Call call, bool async_op, Buffers buffers,
     fail(error.what());
   }
   if (!async_op) return nullptr;
-  return c10::make_intrusive<CollectiveWork>(std::move(call), started,
-                                             std::move(buffers),
-                                             std::move(work), std::move(span));
+  return c10::make_intrusive<CollectiveWork>(
+      std::move(call), started, std::move(buffers), std::move(work),
+      std::move(span), record);
 }
 
 }  // namespace

@@ -14,6 +14,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "lockstep/base/environment.h"
+#include "lockstep/base/flight_dump.h"
 #include "lockstep/comm/backend_registry.h"
 #include "lockstep/comm/rendezvous.h"
 
@@ -102,6 +103,23 @@ void ignore_sigpipe() {
   }
 }
 
+// Where nobody says where and as whom this process joins, a backend with a
+// launcher of its own may know.
+Rendezvous meet(const std::string& backend,
+                const InitProcessGroupOptions& options) {
+  const auto resolved = resolve_backends(backend);  // before anything waits
+  const bool told =
+      options.store || options.rank >= 0 || options.world_size >= 0 ||
+      !(options.init_method.empty() || options.init_method == "env://") ||
+      get_env("RANK") || get_env("WORLD_SIZE");
+  for (const auto& [type, entry] : resolved) {
+    if (!told && entry->world) {
+      return rendezvous(entry->world(options.timeout), options);
+    }
+  }
+  return rendezvous(options);
+}
+
 // Making a group waits for its members, so the world is not locked meanwhile.
 c10::intrusive_ptr<c10d::Store> world_store() {
   std::lock_guard lock(world().mutex);
@@ -176,8 +194,8 @@ ProcessGroupGuard init_process_group(const std::string& backend,
         "before the second time");
   }
   ignore_sigpipe();
-  resolve_backends(backend);  // a wrong name fails before anything waits
-  auto meeting = rendezvous(options);
+  auto meeting = meet(backend, options);
+  arm_flight_dump(meeting.rank, meeting.world_size);
   // A store that is given is used as it is; Python does the same.
   w.store = meeting.group_store;
   if (!options.store) {
@@ -269,6 +287,9 @@ int get_world_size(const ProcessGroupPtr& group) {
 int get_local_rank() {
   if (auto rank = get_env_int("LOCAL_RANK", 0, 1 << 16)) {
     return static_cast<int>(*rank);
+  }
+  if (auto rank = get_env_int("OMPI_COMM_WORLD_LOCAL_RANK", 0, 1 << 16)) {
+    return static_cast<int>(*rank);  // of mpirun
   }
   auto world_size = get_env_int("WORLD_SIZE", 1, 1 << 24);
   if (world_size && *world_size > 1) {

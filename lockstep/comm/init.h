@@ -17,6 +17,8 @@ struct InitProcessGroupOptions {
   //   env://                 RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. If
   //                          none of them is set this process is a world of
   //                          its own; if some are, an error names the others.
+  //                          With "mpi" the ranks are MPI's if neither RANK nor
+  //                          WORLD_SIZE is set (docs/mpi.md).
   //   tcp://host:port        rank and world_size below, or ?rank=R&world_size=N
   //   file:///path           a file on a file system that all ranks share
   // Must be empty if `store` is given. Empty means env://.
@@ -64,6 +66,9 @@ class [[nodiscard]] ProcessGroupGuard {
 // SIGPIPE is ignored from here on, unless the program handles it: as Python
 // does, for a peer that dies closes connections that this rank may write to.
 //
+// SIGUSR1 writes the flight record from here on, unless the program handles or
+// ignores it (docs/flight-recorder.md).
+//
 // Throws std::invalid_argument for a mistake of the caller or its environment
 // (unknown backend, initialised twice, missing variable, rank not in the
 // world, another rank with the same number or another world size), and
@@ -88,8 +93,9 @@ ProcessGroupPtr default_group();
 int get_rank(const ProcessGroupPtr& group = nullptr);
 int get_world_size(const ProcessGroupPtr& group = nullptr);
 
-// LOCAL_RANK: this process's number on its host. 0 where the variable is
-// unset and the process is alone. Throws std::invalid_argument otherwise.
+// LOCAL_RANK, else mpirun's OMPI_COMM_WORLD_LOCAL_RANK: this process's number
+// on its host. 0 where both are unset and the process is alone. Throws
+// std::invalid_argument otherwise.
 int get_local_rank();
 
 // The device this rank should compute on: cuda:LOCAL_RANK where LibTorch sees

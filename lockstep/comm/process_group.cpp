@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "lockstep/comm/direct_reduce.h"
+
 namespace lockstep {
 
 ProcessGroup::ProcessGroup(std::string name, int rank,
@@ -18,7 +20,15 @@ ProcessGroup::ProcessGroup(std::string name, int rank,
       store_(std::move(store)),
       backends_(std::move(backends)),
       backend_config_(std::move(backend_config)),
-      checks_calls_(checks_calls) {}
+      checks_calls_(checks_calls),
+      flight_(FlightRecorder::make({.name = name_,
+                                    .rank = rank_,
+                                    .ranks = global_ranks_,
+                                    .backend = backend_config_})) {
+  if (auto cpu = backends_.find(c10::kCPU); cpu != backends_.end()) {
+    direct_reduce_ = dynamic_cast<DirectReduce*>(cpu->second.get());
+  }
+}
 
 int ProcessGroup::group_rank(int global_rank) const {
   auto found =
@@ -64,6 +74,7 @@ c10::Device ProcessGroup::control_device() const {
 
 void ProcessGroup::close() {
   closed_ = true;
+  direct_reduce_ = nullptr;
   // A backend that was aborted may wait for its peers for ever.
   if (!aborted_) backends_.clear();
 }

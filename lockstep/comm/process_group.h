@@ -12,12 +12,16 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <vector>
 
+#include "lockstep/base/flight_recorder.h"
+
 namespace lockstep {
 
 // What Python's `torch.distributed` gives collectives when nothing is said:
 // 30 minutes (kBackendDefaultTimeout of c10d).
 inline constexpr std::chrono::milliseconds kDefaultTimeout =
     ::kBackendDefaultTimeout;
+
+class DirectReduce;
 
 inline constexpr const char* kDefaultGroupName = "default_pg";
 
@@ -75,6 +79,11 @@ class ProcessGroup {
   uint64_t next_roll_call() { return ++roll_calls_; }
   uint64_t next_split() { return ++splits_; }
 
+  // The last operations of this group (docs/flight-recorder.md). What takes a
+  // way of its own past run_collective() begins and ends its record here.
+  // Never null; shared with operations that outlive the group.
+  const std::shared_ptr<FlightRecorder>& flight() const { return flight_; }
+
   // Keys set here are this group's own.
   const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
 
@@ -87,6 +96,10 @@ class ProcessGroup {
   bool has_backend(c10::DeviceType type) const {
     return backends_.contains(type);
   }
+
+  // The CPU backend's shortest way to reduce; nullptr where it has none, or
+  // the group was destroyed.
+  DirectReduce* direct_reduce() const { return direct_reduce_; }
 
   // The device of tensors that only the library sees: CPU if the group has a
   // backend for it, else its first.
@@ -108,10 +121,12 @@ class ProcessGroup {
   std::chrono::milliseconds timeout_;
   c10::intrusive_ptr<c10d::Store> store_;
   Backends backends_;
+  DirectReduce* direct_reduce_ = nullptr;  // one of the backends
   std::string backend_config_;
   bool checks_calls_;
   bool closed_ = false;
   bool aborted_ = false;
+  std::shared_ptr<FlightRecorder> flight_;
   std::atomic<uint64_t> sequence_number_{0};
   std::atomic<uint64_t> roll_calls_{0};
   std::atomic<uint64_t> splits_{0};

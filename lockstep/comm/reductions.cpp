@@ -5,7 +5,9 @@
 #include <map>
 #include <numeric>
 
+#include "lockstep/base/span.h"
 #include "lockstep/comm/collective_work.h"
+#include "lockstep/comm/direct_reduce.h"
 
 namespace lockstep {
 namespace {
@@ -48,12 +50,62 @@ WorkPtr all_reduce_sparse(Call call, const at::Tensor& tensor,
       [&] { return backend.allreduce(work_on, opts); });
 }
 
+// The backend's way past options, lists, futures and works, whose making costs
+// more than the reduction of a few numbers; nullptr where there is none, or
+// somebody wants to see the call.
+DirectReduce* direct_way(const Call& call, const at::Tensor& tensor) {
+  const auto dtype = tensor.scalar_type();
+  if (!tensor.device().is_cpu() || tensor.layout() != c10::kStrided ||
+      !tensor.is_contiguous() || tensor.is_neg() || tensor.is_conj() ||
+      !known_to_backends(dtype) || call.group->checks_calls() ||
+      Span::observed()) {
+    return nullptr;
+  }
+  return call.group->direct_reduce();
+}
+
+void all_reduce_directly(DirectReduce& direct, Call& call,
+                         const at::Tensor& tensor, const ReduceOp& op) {
+  const auto now = Deadline::Clock::now();
+  const auto started = Deadline::after(call.timeout, now);
+  const auto count = tensor.numel();
+  call.number = call.group->next_sequence_number();
+  auto& flight = *call.group->flight();
+  const auto record = flight.begin(
+      {.operation = call.operation,
+       .dtype = c10::toString(tensor.scalar_type()),
+       .reduce_op = call.reduce_op,
+       .number = call.number,
+       .in_elements = static_cast<uint64_t>(count),
+       .out_elements = static_cast<uint64_t>(count)},
+      FlightState::started, now);
+  auto fail = [&](const char* cause) {
+    flight.end(record, /*failed=*/true);
+    call.fail(started, cause);
+  };
+  try {
+    direct.all_reduce_direct(tensor.mutable_data_ptr(), count,
+                             tensor.scalar_type(), op, call.timeout);
+  } catch (const c10::Error& error) {
+    fail(error.what_without_backtrace());
+  } catch (const std::exception& error) {
+    fail(error.what());
+  }
+  flight.end(record, /*failed=*/false);
+}
+
 }  // namespace
 
 WorkPtr all_reduce(const at::Tensor& tensor, const ReductionOptions& options) {
   Call call("all_reduce", options.group, options.timeout);
   if (!tensor.defined()) throw call.mistake("the tensor is undefined");
   require_reducible(call, options.op, tensor.scalar_type());
+  if (!options.async_op) {
+    if (auto* direct = direct_way(call, tensor)) {
+      all_reduce_directly(*direct, call, tensor, options.op);
+      return nullptr;
+    }
+  }
   if (tensor.layout() != c10::kStrided) {
     return all_reduce_sparse(std::move(call), tensor, options);
   }

@@ -1,15 +1,39 @@
 #include "lockstep/comm/backend_registry.h"
 #include "lockstep/comm/gloo/create.h"
+#include "lockstep/comm/hybrid/create.h"
+#include "lockstep/comm/mpi/create.h"
+#include "lockstep/comm/nccl/create.h"
+#include "lockstep/comm/shm/create.h"
 
 namespace lockstep {
 
 const std::vector<BackendEntry>& registered_backends() {
   // The one place that knows the backends; HACKING.md says how to add one.
+  // Of several for a device the first is the default.
   static const std::vector<BackendEntry> entries{
+      {.name = "lockstep",
+       .default_devices = {c10::kCPU},
+       .devices = {c10::kCPU},
+       .create = hybrid::create},
       {.name = "gloo",
        .default_devices = {c10::kCPU},
        .devices = {c10::kCPU, c10::kCUDA},
        .create = gloo::create},
+      {.name = "shm",
+       .default_devices = {c10::kCPU},
+       .devices = {c10::kCPU},
+       .create = shm::create},
+      {.name = "nccl",
+       .default_devices = {c10::kCUDA},
+       .devices = {c10::kCUDA},
+       .create = nccl::create,
+       .missing = nccl::missing},
+      {.name = "mpi",
+       .default_devices = {c10::kCPU},
+       .devices = {c10::kCPU},
+       .create = mpi::create,
+       .missing = mpi::missing,
+       .world = mpi::world},
   };
   return entries;
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
 #include <stdexcept>
 #include <thread>
 
@@ -72,8 +73,10 @@ void release_host(c10d::TCPStore& store, const CheckIn& check_in,
   }
 }
 
+// `opened`, if given, hears of the port once rank 0 listens (port 0: any).
 Rendezvous join_tcp(const Endpoint& endpoint, Place place,
-                    std::chrono::milliseconds timeout) {
+                    std::chrono::milliseconds timeout,
+                    const std::function<void(uint16_t)>& opened = {}) {
   auto where = endpoint.host + ":" + std::to_string(endpoint.port);
   Deadline deadline = Deadline::after(timeout);
   bool agent_store = launcher_hosts(endpoint);
@@ -97,6 +100,7 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
   std::optional<CheckIn> check_in;
   try {
     check_in = connect();
+    if (opened) opened(store->getPort());
     if (options.isServer) {
       check_in->mark_host();
     } else if (!agent_store) {
@@ -174,8 +178,8 @@ void refuse_unknown_scheduler() {
       throw std::invalid_argument(
           std::string(name) + " is " + std::to_string(*size) +
           ", but RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not set; "
-          "export them for each task, or start the program with `lockstep "
-          "run`");
+          "export them for each task, start the program with `lockstep run`, "
+          "or name the backend \"mpi\" under mpirun");
     }
   }
 }
@@ -287,6 +291,30 @@ void Rendezvous::remember_host() const {
 void Rendezvous::part() const {
   if (!hosted_by_rank_zero || world_size == 1) return;
   check_in->part(Deadline::after(kPartTimeout));
+}
+
+Rendezvous rendezvous(const LaunchedWorld& world,
+                      const InitProcessGroupOptions& options) {
+  const auto place = checked_place(world.rank, world.size);
+  if (world.size == 1) {
+    return without_check_in(c10::make_intrusive<c10d::HashStore>(), place);
+  }
+  if (world.rank != 0) {
+    const auto where = world.from_rank_zero({});
+    const auto space = where.find(' ');
+    const auto port = parse_int("the port of rank 0's store",
+                                where.substr(space + 1), 1, 65535);
+    return join_tcp({where.substr(0, space), static_cast<uint16_t>(port)},
+                    place, options.timeout);
+  }
+  const auto host =
+      get_env("MASTER_ADDR")
+          .value_or(world.one_host ? "127.0.0.1" : outward_address());
+  const auto port = get_env_int("MASTER_PORT", 0, 65535).value_or(0);
+  return join_tcp({host, static_cast<uint16_t>(port)}, place, options.timeout,
+                  [&](uint16_t opened) {
+                    world.from_rank_zero(host + " " + std::to_string(opened));
+                  });
 }
 
 Rendezvous rendezvous(const InitProcessGroupOptions& options) {

@@ -5,6 +5,7 @@
 
 #include "lockstep/comm/check_in.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/comm/launched_world.h"
 
 namespace lockstep {
 
@@ -48,5 +49,12 @@ struct Rendezvous {
 // (std::invalid_argument, both named), and names the absent ranks at the
 // timeout (c10::DistError).
 Rendezvous rendezvous(const InitProcessGroupOptions& options);
+
+// The same for ranks that a launcher has told their places: rank 0 hosts the
+// store, at loopback where all are on one host, else at the address that it
+// reaches other networks by; MASTER_ADDR and MASTER_PORT name others. Of
+// `options` only the timeout counts.
+Rendezvous rendezvous(const LaunchedWorld& world,
+                      const InitProcessGroupOptions& options);
 
 }  // namespace lockstep

@@ -2,8 +2,12 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
 
 #include "lockstep/base/environment.h"
 
@@ -81,6 +85,29 @@ std::optional<FileDescriptor> store_socket(const std::string& host,
     throw_errno(what);
   }
   return socket;
+}
+
+std::string outward_address() {
+  const FileDescriptor socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  // Any address beyond this host will do: one that is nobody's (RFC 5737).
+  sockaddr_in far{};
+  far.sin_family = AF_INET;
+  far.sin_port = htons(9);
+  ::inet_pton(AF_INET, "192.0.2.1", &far.sin_addr);
+  sockaddr_in own{};
+  socklen_t length = sizeof(own);
+  std::array<char, INET_ADDRSTRLEN> text{};
+  if (socket &&
+      ::connect(socket.get(), reinterpret_cast<sockaddr*>(&far), sizeof(far)) ==
+          0 &&
+      ::getsockname(socket.get(), reinterpret_cast<sockaddr*>(&own), &length) ==
+          0 &&
+      ::inet_ntop(AF_INET, &own.sin_addr, text.data(), text.size())) {
+    return text.data();
+  }
+  std::array<char, HOST_NAME_MAX + 1> name{};
+  if (::gethostname(name.data(), name.size()) != 0) throw_errno("gethostname");
+  return name.data();
 }
 
 }  // namespace lockstep

@@ -21,4 +21,8 @@ namespace lockstep {
 std::optional<FileDescriptor> store_socket(const std::string& host,
                                            uint16_t port);
 
+// The address by which this host reaches other networks, in numbers; its name
+// where there is none. Asks the routing table and sends nothing.
+std::string outward_address();
+
 }  // namespace lockstep

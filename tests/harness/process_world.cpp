@@ -70,7 +70,8 @@ class RunningWorld {
               "RANK=" + number, "LOCAL_RANK=" + number, "WORLD_SIZE=" + count,
               "LOCAL_WORLD_SIZE=" + count, "MASTER_ADDR=127.0.0.1",
               "MASTER_PORT=" + std::to_string(port_.port()),
-              "OMP_NUM_THREADS=1", "LOCKSTEP_TEST_FOLDER=" + folder_.string()});
+              "OMP_NUM_THREADS=1", "LOCKSTEP_TEST_FOLDER=" + folder_.string(),
+              "LOCKSTEP_FLIGHT_DIR=" + (folder_ / "flight").string()});
     }
   }
   RunningWorld(const RunningWorld&) = delete;

@@ -162,6 +162,9 @@ ProgramSetup ProgramTest::complete(ProgramSetup setup) const {
   setup.environment.push_back(std::string("PATH=") +
                               (path != nullptr ? path : "/usr/bin:/bin"));
   setup.environment.push_back("TMPDIR=" + (root_ / "tmp").string());
+  // Failures on purpose leave their records, which are no leftovers.
+  setup.environment.push_back("LOCKSTEP_FLIGHT_DIR=" +
+                              (root_ / "flight").string());
   setup.environment.push_back(mark_);
   return setup;
 }

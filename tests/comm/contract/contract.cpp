@@ -1,5 +1,10 @@
 #include "tests/comm/contract/contract.h"
 
+#include <gtest/gtest.h>
+
+#include <ATen/Context.h>
+#include <cstdlib>
+
 namespace lockstep::testing {
 namespace {
 
@@ -27,9 +32,14 @@ void combine(const ContractBackend& backend, const ContractCase& test) {
   auto body = [backend, run = test.body](const World& world) {
     c10::Device device(backend.device);
     if (!device.is_cpu()) {
+      const int there = at::detail::getCUDAHooks().deviceCount();
+      if (there < world.size) {
+        GTEST_SKIP() << "needs a GPU a rank, " << world.size << "; there are "
+                     << there;
+      }
       device.set_index(static_cast<c10::DeviceIndex>(get_local_rank()));
     }
-    run(ContractWorld{world, backend.config, device});
+    run(ContractWorld{world, backend.config, device, backend.ranks_a_host});
   };
   register_world_test(backend.name + "/" + test.suite, test.name, test.sizes,
                       body, test.file, test.line);
@@ -38,6 +48,12 @@ void combine(const ContractBackend& backend, const ContractCase& test) {
 }  // namespace
 
 ProcessGroupGuard ContractWorld::init(InitProcessGroupOptions options) const {
+  if (ranks_a_host > 0) {
+    ::setenv("LOCKSTEP_HOST_ID", std::to_string(rank / ranks_a_host).c_str(),
+             /*replace=*/1);
+  } else {
+    ::unsetenv("LOCKSTEP_HOST_ID");
+  }
   return init_process_group(backend, options);
 }
 

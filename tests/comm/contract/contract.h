@@ -26,6 +26,9 @@ struct ContractBackend {
   std::string name;           // of the tests
   std::string config;         // as init_process_group() takes it
   std::string device{"cpu"};  // of the tensors; "cuda": cuda:LOCAL_RANK
+  // For backends that look which ranks share a host: neighbours in rank that
+  // are told they do. 0: all that do.
+  int ranks_a_host{0};
 };
 
 // Long enough for any operation of the suite, and shorter than kCaseDeadline,
@@ -36,6 +39,7 @@ inline constexpr std::chrono::seconds kGroupTimeout{30};
 struct ContractWorld : World {
   std::string backend;
   c10::Device device;
+  int ranks_a_host;
 
   // The default group, of the backend under test.
   ProcessGroupGuard init(InitProcessGroupOptions options = {

@@ -1,0 +1,215 @@
+#include "lockstep/base/flight_recorder.h"
+
+#include <unistd.h>
+
+#include <bit>
+#include <mutex>
+#include <thread>
+#include <utility>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/environment.h"
+
+namespace lockstep {
+namespace {
+
+constexpr size_t kDefaultCapacity = 1024;
+constexpr size_t kHighestCapacity = size_t{1} << 20;
+constexpr std::chrono::milliseconds kRetireTime{1'000};
+
+// The lowest bits of Entry::word; the id stands above them.
+constexpr int kStateBits = 2;
+// While the rest of an entry is written; no id is as high.
+constexpr uint64_t kWriting = ~uint64_t{0};
+
+uint64_t word_of(uint64_t id, FlightState state) {
+  return id << kStateBits | static_cast<uint64_t>(state);
+}
+uint64_t id_of(uint64_t word) { return word >> kStateBits; }
+FlightState state_of(uint64_t word) {
+  return static_cast<FlightState>(word & ((1 << kStateBits) - 1));
+}
+
+int64_t nanoseconds(FlightRecorder::Clock::time_point time) {
+  return std::chrono::nanoseconds(time.time_since_epoch()).count();
+}
+
+// The system is asked once a thread.
+int own_thread() {
+  thread_local const int id = ::gettid();
+  return id;
+}
+
+// All recorders. The mutex is for those who change the list; who reads it
+// counts as a reader instead, as a signal handler can take no lock. The order
+// of the two in one total order (seq_cst) is what makes it safe: a reader that
+// still saw the recorder is counted when retire() looks.
+std::mutex list_mutex;
+std::atomic<FlightRecorder*> list_head{nullptr};
+std::atomic<int> readers{0};
+
+}  // namespace
+
+// A sequence lock whose writers never wait: `word` is kWriting while the rest
+// is written, and names the operation and its state afterwards. The rest is
+// written with release and read with acquire, so that who read a field of a
+// newer operation also sees that `word` has changed.
+struct alignas(64) FlightRecorder::Entry {
+  std::atomic<uint64_t> word{0};
+  std::atomic<const char*> operation{nullptr};
+  std::atomic<const char*> dtype{nullptr};
+  std::atomic<const char*> reduce_op{nullptr};
+  std::atomic<uint64_t> number{0};
+  std::atomic<uint64_t> in_elements{0};
+  std::atomic<uint64_t> out_elements{0};
+  std::atomic<int64_t> created_ns{0};
+  std::atomic<int64_t> ended_ns{0};
+  std::atomic<int> peer{0};
+  std::atomic<int> thread{0};
+};
+
+size_t FlightRecorder::default_capacity() {
+  return static_cast<size_t>(
+      get_env_int("LOCKSTEP_FLIGHT_RECORDS", 0, kHighestCapacity)
+          .value_or(kDefaultCapacity));
+}
+
+FlightRecorderPtr FlightRecorder::make(FlightGroup group, size_t capacity) {
+  FlightRecorderPtr made(
+      std::make_unique<FlightRecorder>(
+          Key(), std::move(group), capacity == 0 ? 0 : std::bit_ceil(capacity))
+          .release());
+  if (capacity == 0) return made;
+  std::lock_guard lock(list_mutex);
+  auto* place = &list_head;
+  while (auto* there = place->load(std::memory_order_relaxed)) {
+    place = &there->next_;
+  }
+  place->store(made.get(), std::memory_order_seq_cst);
+  return made;
+}
+
+FlightRecorder::FlightRecorder(Key, FlightGroup group, size_t capacity)
+    : group_(std::move(group)),
+      capacity_(capacity),
+      entries_(std::make_unique<Entry[]>(capacity)),
+      told_(~uint64_t{0}) {}
+
+FlightRecorder::~FlightRecorder() = default;
+
+void RetireFlightRecorder::operator()(FlightRecorder* recorder) const noexcept {
+  {
+    std::lock_guard lock(list_mutex);
+    auto* place = &list_head;
+    auto* there = place->load(std::memory_order_relaxed);
+    while (there != nullptr && there != recorder) {
+      place = &there->next_;
+      there = place->load(std::memory_order_relaxed);
+    }
+    if (there != nullptr) {
+      place->store(recorder->next_.load(std::memory_order_relaxed),
+                   std::memory_order_seq_cst);
+    }
+  }
+  // seq_cst: pairs with Reading's count. It is also the acquire of the release
+  // with which the last reader left.
+  const auto deadline = Deadline::after(kRetireTime);
+  while (readers.load(std::memory_order_seq_cst) != 0) {
+    if (deadline.expired()) return;
+    std::this_thread::yield();
+  }
+  std::unique_ptr<FlightRecorder> own(recorder);
+}
+
+uint64_t FlightRecorder::begin(const FlightCall& call, FlightState state,
+                               Clock::time_point now) noexcept {
+  if (capacity_ == 0) return 0;
+  constexpr auto release = std::memory_order_release;
+  const uint64_t id = last_id_.fetch_add(1, release) + 1;
+  Entry& entry = entries_[id & (capacity_ - 1)];
+  // A thread that was stopped while it wrote here, a whole ring ago: rather
+  // one operation without a record than a record made of two.
+  if (entry.word.exchange(kWriting, std::memory_order_relaxed) == kWriting) {
+    return 0;
+  }
+  entry.operation.store(call.operation, release);
+  entry.dtype.store(call.dtype, release);
+  entry.reduce_op.store(call.reduce_op, release);
+  entry.number.store(call.number, release);
+  entry.in_elements.store(call.in_elements, release);
+  entry.out_elements.store(call.out_elements, release);
+  entry.created_ns.store(nanoseconds(now), release);
+  entry.peer.store(call.peer, release);
+  entry.thread.store(own_thread(), release);
+  entry.word.store(word_of(id, state), release);
+  if (call.number > last_number_.load(std::memory_order_relaxed)) {
+    last_number_.store(call.number, release);
+  }
+  return id;
+}
+
+void FlightRecorder::start(uint64_t id) noexcept {
+  if (id == 0) return;
+  uint64_t expected = word_of(id, FlightState::scheduled);
+  entries_[id & (capacity_ - 1)].word.compare_exchange_strong(
+      expected, word_of(id, FlightState::started), std::memory_order_release,
+      std::memory_order_relaxed);
+}
+
+void FlightRecorder::end(uint64_t id, bool failed,
+                         Clock::time_point now) noexcept {
+  if (id == 0) return;
+  Entry& entry = entries_[id & (capacity_ - 1)];
+  const auto ended = failed ? FlightState::failed : FlightState::completed;
+  uint64_t word = entry.word.load(std::memory_order_relaxed);
+  do {
+    if (id_of(word) != id || state_of(word) >= FlightState::completed) return;
+    // If the ring goes round at this very point, a newer operation gets this
+    // time, until it ends itself.
+    entry.ended_ns.store(nanoseconds(now), std::memory_order_release);
+  } while (!entry.word.compare_exchange_weak(word, word_of(id, ended),
+                                             std::memory_order_release,
+                                             std::memory_order_relaxed));
+  if (failed) failures_.fetch_add(1, std::memory_order_relaxed);
+}
+
+bool FlightRecorder::read(uint64_t id, FlightRecord& record) const noexcept {
+  if (id == 0 || capacity_ == 0) return false;
+  constexpr auto acquire = std::memory_order_acquire;
+  const Entry& entry = entries_[id & (capacity_ - 1)];
+  const uint64_t word = entry.word.load(acquire);
+  if (id_of(word) != id) return false;
+  record = {.id = id,
+            .call = {.operation = entry.operation.load(acquire),
+                     .dtype = entry.dtype.load(acquire),
+                     .reduce_op = entry.reduce_op.load(acquire),
+                     .number = entry.number.load(acquire),
+                     .peer = entry.peer.load(acquire),
+                     .in_elements = entry.in_elements.load(acquire),
+                     .out_elements = entry.out_elements.load(acquire)},
+            .state = state_of(word),
+            .thread = entry.thread.load(acquire),
+            .created_ns = entry.created_ns.load(acquire),
+            .ended_ns = entry.ended_ns.load(acquire)};
+  return id_of(entry.word.load(std::memory_order_relaxed)) == id;
+}
+
+bool FlightRecorder::has_news() noexcept {
+  const uint64_t seen = last_id_.load(std::memory_order_relaxed) +
+                        failures_.load(std::memory_order_relaxed);
+  return told_.exchange(seen, std::memory_order_relaxed) != seen;
+}
+
+FlightRecorder::Reading::Reading() noexcept {
+  readers.fetch_add(1, std::memory_order_seq_cst);
+}
+
+FlightRecorder::Reading::~Reading() {
+  readers.fetch_sub(1, std::memory_order_seq_cst);
+}
+
+const FlightRecorder* FlightRecorder::Reading::first() const noexcept {
+  return list_head.load(std::memory_order_seq_cst);
+}
+
+}  // namespace lockstep

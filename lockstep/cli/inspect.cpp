@@ -1,0 +1,71 @@
+#include "lockstep/cli/inspect.h"
+
+#include <iostream>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/cli/command_line.h"
+#include "lockstep/cli/inspect/flight_comparison.h"
+#include "lockstep/cli/inspect/flight_file.h"
+#include "lockstep/cli/inspect/flight_report.h"
+
+namespace lockstep {
+namespace {
+
+constexpr const char* kName = "lockstep inspect flight";
+constexpr int kDiverged = 1;
+constexpr int kBadInput = 2;
+
+struct FlightArguments {
+  std::vector<std::string> files;
+  bool json = false;
+};
+
+int inspect_flight(const FlightArguments& arguments) {
+  std::vector<FlightFile> files;
+  try {
+    for (const auto& path : arguments.files) {
+      files.push_back(read_flight_file(path));
+    }
+    require_one_job(files);
+  } catch (const FlightFileError& error) {
+    write_message(kName, error.what());
+    return kBadInput;
+  }
+  const FlightComparison comparison = compare_flights(files);
+  std::cout << (arguments.json ? flight_json(comparison)
+                               : flight_table(comparison))
+            << std::flush;
+  return comparison.diverged() ? kDiverged : 0;
+}
+
+}  // namespace
+
+void add_inspect_command(CLI::App& app, int& exit_code) {
+  CLI::App* inspect = app.add_subcommand("inspect", "Look at what jobs left");
+  // `lockstep run` takes whatever is behind its program, and makes what is
+  // added after it do so.
+  inspect->prefix_command(false);
+  inspect->formatter(make_help_formatter("lockstep inspect COMMAND ..."));
+  inspect->get_help_ptr()->description("Print this help and exit");
+  inspect->require_subcommand(1);
+
+  CLI::App* flight = inspect->add_subcommand(
+      "flight", "Compare the flight records of a job's ranks");
+  flight->formatter(make_help_formatter(
+      "lockstep inspect flight [--json] FILE...\n"
+      "  Each FILE is the record of one rank: lockstep-flight-*-rank*.json.\n"
+      "  Exit code 0: the ranks called the same; 1: they diverged; 2: a FILE "
+      "is\n  no such record."));
+  flight->get_help_ptr()->description("Print this help and exit");
+  auto arguments = std::make_shared<FlightArguments>();
+  flight->add_option("FILE", arguments->files, "Records, one a rank")
+      ->required()
+      ->type_name("");
+  flight->add_flag("--json", arguments->json, "Print one JSON document");
+  flight->callback(
+      [arguments, &exit_code] { exit_code = inspect_flight(*arguments); });
+}
+
+}  // namespace lockstep

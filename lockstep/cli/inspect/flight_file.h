@@ -1,0 +1,64 @@
+#pragma once
+
+#include <cstdint>
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/flight_recorder.h"
+
+// A flight record (docs/flight-recorder.md) as it was read.
+namespace lockstep {
+
+// One line: the file, where in it, what is there and what is allowed.
+class FlightFileError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// Times are nanoseconds since 1970.
+struct FlightEntry {
+  uint64_t id = 0;
+  uint64_t number = 0;  // 0: a message
+  std::string operation{};
+  std::string dtype{};      // empty: none
+  std::string reduce_op{};  // empty: none
+  int peer = -1;            // -1: none, or any
+  uint64_t in_elements = 0;
+  uint64_t out_elements = 0;
+  FlightState state = FlightState::scheduled;
+  int64_t created_ns = 0;
+  int64_t ended_ns = 0;
+
+  bool ended() const { return state >= FlightState::completed; }
+};
+
+struct FlightFileGroup {
+  std::string name{};
+  std::vector<int> ranks{};
+  uint64_t last_number = 0;  // of a collective; 0: there was none
+  std::vector<FlightEntry> entries{};
+};
+
+struct FlightFile {
+  std::string path{};
+  std::string job{};  // empty: not known
+  std::string host{};
+  int rank = 0;
+  int world_size = 0;
+  int pid = 0;
+  std::string reason{};
+  int64_t time_ns = 0;
+  std::vector<FlightFileGroup> groups{};
+};
+
+// Reads and checks all of a file. It may be anybody's: at most 64 MiB are
+// read, numbers are checked against each other, and texts hold no control
+// characters. Throws FlightFileError.
+FlightFile read_flight_file(const std::string& path);
+
+// Throws FlightFileError where the files are not of different ranks of one
+// job.
+void require_one_job(const std::vector<FlightFile>& files);
+
+}  // namespace lockstep

@@ -1,0 +1,470 @@
+#include "lockstep/comm/hybrid/backend.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "lockstep/comm/shm/arguments.h"
+#include "lockstep/comm/shm/protocol_call.h"
+
+namespace lockstep::hybrid {
+namespace {
+
+using shm::left;
+using shm::Piece;
+using std::chrono::milliseconds;
+
+// What is smaller goes over one lane as a whole: a second one would save less
+// than its messages cost.
+constexpr int64_t kOneLaneBytes = 64 << 10;
+// While one part is in the network the next is reduced in memory.
+constexpr int64_t kPartBytes = 4 << 20;
+
+template <typename Options>
+Options gloo_options(const Deadline& deadline) {
+  Options options;
+  options.timeout = left(deadline);
+  return options;
+}
+
+void finish(const c10::intrusive_ptr<c10d::Work>& work,
+            const Deadline& deadline) {
+  if (!work->wait(left(deadline))) {
+    throw c10::DistBackendError({__func__, __FILE__, __LINE__},
+                                "it was aborted");
+  }
+}
+
+// Elements [begin, end) of a tensor.
+struct Slice {
+  int64_t begin;
+  int64_t end;
+};
+
+// Lane `lane`'s of `all`, whole cache lines.
+Slice lane_slice(Slice all, int lane, int lanes, int64_t element) {
+  const int64_t line = 64 / element;
+  const int64_t each =
+      ((all.end - all.begin + lanes - 1) / lanes + line - 1) / line * line;
+  return {std::min(all.begin + lane * each, all.end),
+          std::min(all.begin + (lane + 1) * each, all.end)};
+}
+
+at::Tensor cut(const at::Tensor& data, Slice slice) {
+  return data.narrow(0, slice.begin, slice.end - slice.begin);
+}
+
+}  // namespace
+
+Backend::Backend(int rank, int size, Topology topology, Links links,
+                 milliseconds timeout)
+    : c10d::Backend(rank, size),
+      topology_(std::move(topology)),
+      links_(std::move(links)),
+      timeout_(timeout) {
+  queue_.emplace("lockstep-hybrid");
+}
+
+// Pending operations use what is declared before the queue.
+Backend::~Backend() { queue_.reset(); }
+
+template <typename CallOptions, typename Operation>
+Backend::WorkPtr Backend::issue(c10d::OpType type, const CallOptions& options,
+                                Tensors results, Operation operation) {
+  const auto timeout =
+      options.timeout == c10d::kUnsetTimeout ? timeout_ : options.timeout;
+  const auto deadline = Deadline::after(timeout);
+  auto step = [this, deadline, run = std::move(operation)]() mutable {
+    at::NoGradGuard no_grad;
+    try {
+      shm::translated([&] { run(deadline); });
+    } catch (const c10::Error& error) {
+      // Other hosts may have gone on with this call: there is no way back.
+      break_down(error.what_without_backtrace());
+      throw;
+    }
+  };
+  if (options.asyncOp) {
+    return queue_->enqueue(getRank(), type, timeout, std::move(results),
+                           std::move(step));
+  }
+  queue_->run(timeout, step);
+  return completed_work();
+}
+
+template <typename CallOptions, typename Operation>
+Backend::WorkPtr Backend::forward(c10d::OpType type, const CallOptions& options,
+                                  Tensors results, Operation operation) {
+  return issue(type, options, std::move(results),
+               [run = std::move(operation)](const Deadline& deadline) mutable {
+                 finish(run(), deadline);
+               });
+}
+
+void Backend::break_down(const std::string& reason) {
+  if (links_.local) links_.local->hang_up(reason);
+  if (links_.lane) links_.lane->abort();
+  links_.flat->abort();
+}
+
+void Backend::abort() {
+  const std::string reason = "the group was aborted";
+  queue_->close(std::make_exception_ptr(
+      c10::DistBackendError({__func__, __FILE__, __LINE__}, reason)));
+  break_down(reason);
+}
+
+int Backend::host_of(int rank) const {
+  for (size_t host = 0; host < topology_.hosts.size(); ++host) {
+    if (std::ranges::count(topology_.hosts[host], rank)) {
+      return static_cast<int>(host);
+    }
+  }
+  throw std::invalid_argument(
+      c10::str("there is no rank ", rank, " in a group of ", getSize()));
+}
+
+void Backend::all_reduce(const at::Tensor& data, ReduceOpType op,
+                         std::optional<int> only_host,
+                         const Deadline& deadline) {
+  const auto element = static_cast<int64_t>(data.element_size());
+  const int lanes =
+      data.numel() * element <= kOneLaneBytes ? 1 : topology_.lanes();
+  const bool average = op == c10d::ReduceOp::AVG;
+  const auto inner = shm::require_reduction("all_reduce", data.scalar_type(),
+                                            average ? c10d::ReduceOp::SUM : op);
+  const bool has_lane = topology_.local < lanes;
+  const int neighbours = local_size();
+  auto options = gloo_options<c10d::AllreduceOptions>(deadline);
+  options.reduceOp = average ? c10d::ReduceOp::SUM : op;
+  auto* bytes = static_cast<std::byte*>(data.mutable_data_ptr());
+
+  auto slices_of = [&](Slice part) {
+    std::vector<Slice> slices;
+    for (int local = 0; local < neighbours; ++local) {
+      slices.push_back(local < lanes ? lane_slice(part, local, lanes, element)
+                                     : Slice{part.end, part.end});
+    }
+    return slices;
+  };
+  auto reduce_inside = [&](Slice part) {
+    if (!links_.local) return;
+    std::vector<const void*> inputs;
+    std::vector<size_t> counts;
+    for (const auto& slice : slices_of(part)) {
+      inputs.push_back(bytes + slice.begin * element);
+      counts.push_back(slice.end - slice.begin);
+    }
+    links_.local->reduce_scatter(const_cast<void*>(inputs[topology_.local]),
+                                 inputs, counts, inner.dtype, inner.op,
+                                 left(deadline));
+  };
+  auto gather_inside = [&](Slice part) {
+    if (!links_.local || (only_host && *only_host != topology_.host)) return;
+    std::vector<shm::Bytes> outputs;
+    for (const auto& slice : slices_of(part)) {
+      outputs.push_back(
+          {bytes + slice.begin * element,
+           static_cast<size_t>((slice.end - slice.begin) * element)});
+    }
+    const auto& own = outputs[topology_.local];
+    links_.local->all_gather(outputs, {own.data, own.size}, inner.dtype,
+                             left(deadline));
+  };
+
+  struct UnderWay {
+    Slice part;
+    at::Tensor slice;  // of this rank's lane
+    WorkPtr work;
+  };
+  std::vector<UnderWay> parts;
+  const int64_t step = std::max<int64_t>(1, kPartBytes / element);
+  for (int64_t begin = 0; begin == 0 || begin < data.numel(); begin += step) {
+    const Slice part{begin, std::min(begin + step, data.numel())};
+    reduce_inside(part);
+    parts.push_back({.part = part, .slice = {}, .work = {}});
+    if (!has_lane) continue;
+    parts.back().slice = cut(data, slices_of(part)[topology_.local]);
+    if (parts.back().slice.numel() == 0) continue;
+    Tensors list{parts.back().slice};
+    parts.back().work = links_.lane->allreduce(list, options);
+  }
+  for (auto& [part, slice, work] : parts) {
+    if (work) {
+      finish(work, deadline);
+      if (average) slice.div_(getSize());
+    }
+    gather_inside(part);
+  }
+}
+
+void Backend::broadcast_inside(const at::Tensor& data, int local_root,
+                               const Deadline& deadline) {
+  if (!links_.local) return;
+  links_.local->broadcast({data.mutable_data_ptr(), data.nbytes()}, local_root,
+                          shm::moved_as(data.scalar_type()), left(deadline));
+}
+
+void Backend::broadcast(const at::Tensor& data, int root,
+                        const Deadline& deadline) {
+  const int root_host = host_of(root);
+  const bool at_home = root_host == topology_.host;
+  if (at_home) {
+    const auto& here = topology_.hosts[topology_.host];
+    broadcast_inside(
+        data, static_cast<int>(std::ranges::find(here, root) - here.begin()),
+        deadline);
+  }
+  if (topology_.local == 0 && data.numel() != 0) {
+    auto options = gloo_options<c10d::BroadcastOptions>(deadline);
+    options.rootRank = root_host;
+    Tensors list{data};
+    finish(links_.lane->broadcast(list, options), deadline);
+  }
+  if (!at_home) broadcast_inside(data, 0, deadline);
+}
+
+void Backend::all_gather(
+    const at::Tensor& input,
+    const std::function<void(int rank, const at::Tensor&)>& take,
+    const Deadline& deadline) {
+  // One block a host, one row a rank.
+  std::vector<at::Tensor> blocks;
+  for (const auto& ranks : topology_.hosts) {
+    blocks.push_back(at::empty(
+        {static_cast<int64_t>(ranks.size()), input.numel()}, input.options()));
+  }
+  auto& own = blocks[topology_.host];
+  own[topology_.local].copy_(input);
+  if (links_.local) {
+    std::vector<shm::Bytes> rows;
+    for (int local = 0; local < local_size(); ++local) {
+      rows.push_back({own[local].mutable_data_ptr(), input.nbytes()});
+    }
+    links_.local->all_gather(rows, {rows[topology_.local].data, input.nbytes()},
+                             shm::moved_as(input.scalar_type()),
+                             left(deadline));
+  }
+  if (topology_.local == 0 && input.numel() != 0) {
+    std::vector<WorkPtr> works;
+    for (size_t host = 0; host < blocks.size(); ++host) {
+      auto options = gloo_options<c10d::BroadcastOptions>(deadline);
+      options.rootRank = static_cast<int64_t>(host);
+      Tensors list{blocks[host].view({-1})};
+      works.push_back(links_.lane->broadcast(list, options));
+    }
+    for (const auto& work : works) finish(work, deadline);
+  }
+  for (size_t host = 0; host < blocks.size(); ++host) {
+    if (static_cast<int>(host) != topology_.host) {
+      broadcast_inside(blocks[host], 0, deadline);
+    }
+    for (size_t local = 0; local < topology_.hosts[host].size(); ++local) {
+      take(topology_.hosts[host][local],
+           blocks[host][static_cast<int64_t>(local)]);
+    }
+  }
+}
+
+Backend::WorkPtr Backend::allreduce(Tensors& tensors,
+                                    const c10d::AllreduceOptions& options) {
+  const auto& tensor = shm::single("allreduce", tensors);
+  if (tensor.is_sparse()) {
+    return forward(c10d::OpType::ALLREDUCE, options, tensors,
+                   [this, list = tensors, options]() mutable {
+                     return links_.flat->allreduce(list, options);
+                   });
+  }
+  const ReduceOpType op = options.reduceOp;
+  shm::require_reduction("allreduce", tensor.scalar_type(), op);
+  Piece piece("allreduce", tensor, Piece::Use::update);
+  return issue(c10d::OpType::ALLREDUCE, options, tensors,
+               [this, piece = std::move(piece), op](const Deadline& deadline) {
+                 all_reduce(piece.flat(), op, std::nullopt, deadline);
+                 piece.write_back();
+               });
+}
+
+Backend::WorkPtr Backend::allreduce_coalesced(
+    Tensors& tensors, const c10d::AllreduceCoalescedOptions& options) {
+  const ReduceOpType op = options.reduceOp;
+  for (const auto& tensor : tensors) {
+    shm::require_reduction("allreduce_coalesced", tensor.scalar_type(), op);
+  }
+  auto list = shm::pieces("allreduce_coalesced", tensors, Piece::Use::update);
+  return issue(c10d::OpType::ALLREDUCE_COALESCED, options, tensors,
+               [this, list = std::move(list), op](const Deadline& deadline) {
+                 for (const auto& piece : list) {
+                   all_reduce(piece.flat(), op, std::nullopt, deadline);
+                 }
+                 shm::write_back(list);
+               });
+}
+
+Backend::WorkPtr Backend::reduce(Tensors& tensors,
+                                 const c10d::ReduceOptions& options) {
+  const auto& tensor = shm::single("reduce", tensors);
+  const ReduceOpType op = options.reduceOp;
+  shm::require_reduction("reduce", tensor.scalar_type(), op);
+  const int root = shm::checked_rank("reduce", options.rootRank, getSize());
+  Piece piece("reduce", tensor, Piece::Use::update);
+  return issue(
+      c10d::OpType::REDUCE, options, tensors,
+      [this, piece = std::move(piece), op, root](const Deadline& deadline) {
+        if (root == getRank()) {
+          all_reduce(piece.flat(), op, host_of(root), deadline);
+          piece.write_back();
+        } else {
+          // What the others gave stays as it was.
+          all_reduce(piece.flat().clone(), op, host_of(root), deadline);
+        }
+      });
+}
+
+Backend::WorkPtr Backend::reduce_scatter(
+    Tensors& outputs, TensorLists& inputs,
+    const c10d::ReduceScatterOptions& options) {
+  const auto& output = shm::single("reduce_scatter", outputs);
+  const auto& list = shm::one_a_rank("reduce_scatter", inputs, getSize());
+  const ReduceOpType op = options.reduceOp;
+  shm::require_reduction("reduce_scatter", output.scalar_type(), op);
+  return issue(
+      c10d::OpType::REDUCE_SCATTER, options, outputs,
+      [this, output, list, op](const Deadline& deadline) {
+        std::vector<at::Tensor> rows;
+        int64_t own = 0;
+        for (int rank = 0; rank < getSize(); ++rank) {
+          rows.push_back(list[rank].reshape({-1}));
+          if (rank < getRank()) own += rows.back().numel();
+        }
+        const auto all = at::cat(rows);
+        all_reduce(all, op, std::nullopt, deadline);
+        output.copy_(all.narrow(0, own, output.numel()).view(output.sizes()));
+      });
+}
+
+Backend::WorkPtr Backend::_reduce_scatter_base(
+    at::Tensor& output, at::Tensor& input,
+    const c10d::ReduceScatterOptions& options) {
+  shm::require_same_dtype("_reduce_scatter_base", output, input);
+  shm::require_elements("_reduce_scatter_base", input,
+                        output.numel() * getSize());
+  Tensors outputs{output};
+  TensorLists inputs(1);
+  for (const auto& row : input.reshape({getSize(), -1}).unbind(0)) {
+    inputs[0].push_back(row);
+  }
+  return reduce_scatter(outputs, inputs, options);
+}
+
+Backend::WorkPtr Backend::broadcast(Tensors& tensors,
+                                    const c10d::BroadcastOptions& options) {
+  const auto& tensor = shm::single("broadcast", tensors);
+  const int root = shm::checked_rank("broadcast", options.rootRank, getSize());
+  Piece piece("broadcast", tensor, Piece::Use::update);
+  return issue(
+      c10d::OpType::BROADCAST, options, tensors,
+      [this, piece = std::move(piece), root](const Deadline& deadline) {
+        broadcast(piece.flat(), root, deadline);
+        if (root != getRank()) piece.write_back();
+      });
+}
+
+Backend::WorkPtr Backend::allgather(TensorLists& outputs, Tensors& inputs,
+                                    const c10d::AllgatherOptions& options) {
+  const auto& input = shm::single("allgather", inputs);
+  const auto& list = shm::one_a_rank("allgather", outputs, getSize());
+  for (const auto& output : list) {
+    shm::require_same_dtype("allgather", output, input);
+    shm::require_elements("allgather", output, input.numel());
+  }
+  Piece piece("allgather", input, Piece::Use::read);
+  return issue(
+      c10d::OpType::ALLGATHER, options, list,
+      [this, piece = std::move(piece), list](const Deadline& deadline) {
+        all_gather(
+            piece.flat(),
+            [&](int rank, const at::Tensor& row) {
+              list[rank].copy_(row.view(list[rank].sizes()));
+            },
+            deadline);
+      });
+}
+
+Backend::WorkPtr Backend::_allgather_base(
+    at::Tensor& output, at::Tensor& input,
+    const c10d::AllgatherOptions& options) {
+  shm::require_same_dtype("_allgather_base", output, input);
+  shm::require_elements("_allgather_base", output, input.numel() * getSize());
+  Piece from("_allgather_base", input, Piece::Use::read);
+  Piece to("_allgather_base", output, Piece::Use::write);
+  return issue(
+      c10d::OpType::_ALLGATHER_BASE, options, {output},
+      [this, from = std::move(from),
+       to = std::move(to)](const Deadline& deadline) {
+        const auto rows = to.flat().view({getSize(), -1});
+        all_gather(
+            from.flat(),
+            [&](int rank, const at::Tensor& row) { rows[rank].copy_(row); },
+            deadline);
+        to.write_back();
+      });
+}
+
+Backend::WorkPtr Backend::gather(TensorLists& outputs, Tensors& inputs,
+                                 const c10d::GatherOptions& options) {
+  return forward(c10d::OpType::GATHER, options,
+                 outputs.empty() ? Tensors{} : outputs[0],
+                 [this, outputs, inputs, options]() mutable {
+                   return links_.flat->gather(outputs, inputs, options);
+                 });
+}
+
+Backend::WorkPtr Backend::scatter(Tensors& outputs, TensorLists& inputs,
+                                  const c10d::ScatterOptions& options) {
+  return forward(c10d::OpType::SCATTER, options, outputs,
+                 [this, outputs, inputs, options]() mutable {
+                   return links_.flat->scatter(outputs, inputs, options);
+                 });
+}
+
+Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
+                                        std::vector<int64_t>& output_splits,
+                                        std::vector<int64_t>& input_splits,
+                                        const c10d::AllToAllOptions& options) {
+  return forward(
+      c10d::OpType::ALLTOALL_BASE, options, {output},
+      [this, output, input, output_splits, input_splits, options]() mutable {
+        return links_.flat->alltoall_base(output, input, output_splits,
+                                          input_splits, options);
+      });
+}
+
+Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& options) {
+  return issue(c10d::OpType::BARRIER, options, {},
+               [this](const Deadline& deadline) {
+                 if (links_.local) links_.local->barrier(left(deadline));
+                 if (topology_.local == 0) {
+                   finish(links_.lane->barrier(
+                              gloo_options<c10d::BarrierOptions>(deadline)),
+                          deadline);
+                 }
+                 if (links_.local) links_.local->barrier(left(deadline));
+               });
+}
+
+Backend::WorkPtr Backend::send(Tensors& tensors, int to, int tag) {
+  return links_.flat->send(tensors, to, tag);
+}
+
+Backend::WorkPtr Backend::recv(Tensors& tensors, int from, int tag) {
+  return links_.flat->recv(tensors, from, tag);
+}
+
+Backend::WorkPtr Backend::recvAnysource(Tensors& tensors, int tag) {
+  return links_.flat->recvAnysource(tensors, tag);
+}
+
+}  // namespace lockstep::hybrid

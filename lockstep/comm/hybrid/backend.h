@@ -1,0 +1,127 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <vector>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/comm/hybrid/topology.h"
+#include "lockstep/comm/shm/piece.h"
+#include "lockstep/comm/shm/protocol/group.h"
+#include "lockstep/comm/work_queue.h"
+
+namespace lockstep::hybrid {
+
+// What a rank is connected by.
+struct Links {
+  std::shared_ptr<shm::Group> local;  // none: alone on its host
+  // Gloo with the ranks in the same position on the other hosts; none on ranks
+  // beyond Topology::lanes().
+  c10::intrusive_ptr<c10d::Backend> lane;
+  c10::intrusive_ptr<c10d::Backend> flat;  // Gloo with all
+};
+
+// Several hosts with several ranks on at least one of them: what can be done
+// inside a host is done in shared memory, so that every byte crosses the
+// network as seldom as it can.
+//
+//   all_reduce, reduce, reduce_scatter: reduced inside each host, a slice a
+//     lane; each lane all-reduces its slice between the hosts; gathered inside.
+//     With L ranks on each of H hosts and S bytes: 2 S (H - 1) / H on a host's
+//     link in each direction, where a ring over all ranks has
+//     2 S (L H - 1) / (L H). In parts, so that memory and network work at the
+//     same time. Bit-equal on all ranks.
+//   broadcast: inside the root's host, between the hosts, inside the others.
+//   all_gather: inside, then each host's block once to each other host.
+//   barrier: inside, between, inside.
+//   gather, scatter, all_to_all, sparse all_reduce, messages: Gloo between all
+//     ranks, as nothing crosses twice there.
+//
+// A failure breaks the group: this rank leaves both its host's memory and its
+// connections, so that its peers fail too. Calls are compared (operation,
+// sizes, dtype) within each host.
+//
+// Blocking, threads and errors as shm/backend.h.
+class Backend final : public c10d::Backend {
+ public:
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  using Tensors = std::vector<at::Tensor>;
+  using TensorLists = std::vector<std::vector<at::Tensor>>;
+
+  Backend(int rank, int size, Topology topology, Links links,
+          std::chrono::milliseconds timeout);
+  ~Backend() override;
+
+  const std::string getBackendName() const override { return "lockstep"; }
+
+  WorkPtr allreduce(Tensors& tensors,
+                    const c10d::AllreduceOptions& options) override;
+  WorkPtr allreduce_coalesced(
+      Tensors& tensors,
+      const c10d::AllreduceCoalescedOptions& options) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& options) override;
+  WorkPtr reduce_scatter(Tensors& outputs, TensorLists& inputs,
+                         const c10d::ReduceScatterOptions& options) override;
+  WorkPtr _reduce_scatter_base(
+      at::Tensor& output, at::Tensor& input,
+      const c10d::ReduceScatterOptions& options) override;
+  WorkPtr broadcast(Tensors& tensors,
+                    const c10d::BroadcastOptions& options) override;
+  WorkPtr allgather(TensorLists& outputs, Tensors& inputs,
+                    const c10d::AllgatherOptions& options) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
+                          const c10d::AllgatherOptions& options) override;
+  WorkPtr gather(TensorLists& outputs, Tensors& inputs,
+                 const c10d::GatherOptions& options) override;
+  WorkPtr scatter(Tensors& outputs, TensorLists& inputs,
+                  const c10d::ScatterOptions& options) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input,
+                        std::vector<int64_t>& output_splits,
+                        std::vector<int64_t>& input_splits,
+                        const c10d::AllToAllOptions& options) override;
+  WorkPtr barrier(const c10d::BarrierOptions& options) override;
+  WorkPtr send(Tensors& tensors, int to, int tag) override;
+  WorkPtr recv(Tensors& tensors, int from, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+
+  void abort() override;
+
+ private:
+  using ReduceOpType = c10d::ReduceOp::RedOpType;
+
+  // Runs `operation(const Deadline&)` in its turn, here or on the thread.
+  template <typename CallOptions, typename Operation>
+  WorkPtr issue(c10d::OpType type, const CallOptions& options, Tensors results,
+                Operation operation);
+  // The same for what Gloo does alone: `operation()` returns its work.
+  template <typename CallOptions, typename Operation>
+  WorkPtr forward(c10d::OpType type, const CallOptions& options,
+                  Tensors results, Operation operation);
+  void break_down(const std::string& reason);
+
+  // `data`: flat, contiguous. The result is on the ranks of `only_host`, or on
+  // all.
+  void all_reduce(const at::Tensor& data, ReduceOpType op,
+                  std::optional<int> only_host, const Deadline& deadline);
+  void all_gather(const at::Tensor& input,
+                  const std::function<void(int rank, const at::Tensor&)>& take,
+                  const Deadline& deadline);
+  void broadcast(const at::Tensor& data, int root, const Deadline& deadline);
+  void broadcast_inside(const at::Tensor& data, int local_root,
+                        const Deadline& deadline);
+
+  int host_of(int rank) const;
+  int local_size() const {
+    return static_cast<int>(topology_.hosts[topology_.host].size());
+  }
+
+  const Topology topology_;
+  const Links links_;
+  const std::chrono::milliseconds timeout_;
+  std::optional<WorkQueue> queue_;
+};
+
+}  // namespace lockstep::hybrid

@@ -1,0 +1,123 @@
+#include "lockstep/comm/hybrid/topology.h"
+
+#include <algorithm>
+#include <map>
+#include <string>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+
+#include "lockstep/base/environment.h"
+#include "lockstep/comm/shm/protocol/layout.h"
+#include "lockstep/comm/shm/protocol_call.h"
+#include "lockstep/comm/shm/store_exchange.h"
+#include "lockstep/comm/shm/tuning_file.h"
+
+namespace lockstep::hybrid {
+namespace {
+
+std::string numbered(const char* what, int rank) {
+  return what + std::to_string(rank);
+}
+
+// What every rank says under `what` + its number, in the order of the ranks.
+std::vector<std::string> told(const BackendRequest& request, const char* what,
+                              const std::string& own,
+                              const Deadline& deadline) {
+  auto& store = *request.store;
+  shm::set_text(store, numbered(what, request.rank), own);
+  std::vector<std::string> all;
+  for (int rank = 0; rank < request.size; ++rank) {
+    if (!shm::await_key(store, numbered(what, rank), deadline)) {
+      throw c10::DistBackendError(
+          {__func__, __FILE__, __LINE__},
+          c10::str("rank ", request.global_ranks[rank], " did not come within ",
+                   deadline.allowed().count(),
+                   " ms (a rank of Python's needs \"cpu:gloo\" on all ranks)"));
+    }
+    all.push_back(shm::get_text(store, numbered(what, rank)));
+  }
+  return all;
+}
+
+std::vector<int> named(const std::vector<int>& ranks,
+                       const BackendRequest& request) {
+  std::vector<int> names;
+  for (int rank : ranks) names.push_back(request.global_ranks[rank]);
+  return names;
+}
+
+// Those that say what this rank says, in parts that a segment has room for.
+std::vector<int> candidates(const std::vector<std::string>& hosts, int rank) {
+  std::vector<int> part;
+  for (int other = 0; other < static_cast<int>(hosts.size()); ++other) {
+    if (hosts[other] != hosts[rank]) continue;
+    if (part.size() == shm::kMaxRanks) {
+      if (std::ranges::count(part, rank)) break;
+      part.clear();
+    }
+    part.push_back(other);
+  }
+  return part;
+}
+
+std::optional<shm::Membership> try_to_meet(const BackendRequest& request,
+                                           const std::vector<int>& ranks,
+                                           const Deadline& deadline) {
+  auto store = c10::make_intrusive<c10d::PrefixStore>(
+      numbered("of/", ranks.front()) + "/", request.store);
+  const int position =
+      static_cast<int>(std::ranges::find(ranks, request.rank) - ranks.begin());
+  const int size = static_cast<int>(ranks.size());
+  try {
+    return shm::meet(shm::exchange_over(store),
+                     {.rank = position,
+                      .size = size,
+                      .global_ranks = named(ranks, request),
+                      .timeout = shm::left(deadline),
+                      .tuning = shm::choose_tuning(size)});
+  } catch (const shm::Unavailable& error) {
+    if (position == 0) {
+      TORCH_WARN("lockstep: ranks ", named(ranks, request),
+                 " are on one host and use Gloo, as they cannot share memory: ",
+                 error.what());
+    }
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
+int Topology::lanes() const {
+  size_t least = hosts.front().size();
+  for (const auto& ranks : hosts) least = std::min(least, ranks.size());
+  return static_cast<int>(least);
+}
+
+Neighbours find_neighbours(const BackendRequest& request,
+                           const Deadline& deadline) {
+  auto own = get_env("LOCKSTEP_HOST_ID");
+  const auto hosts = told(
+      request, "host/", own ? "given " + *own : shm::host_identity(), deadline);
+  const auto ranks = candidates(hosts, request.rank);
+  Neighbours found;
+  if (ranks.size() > 1) {
+    found.membership = try_to_meet(request, ranks, deadline);
+  }
+  const int first = found.membership ? ranks.front() : request.rank;
+  const auto shares = told(request, "shares/", std::to_string(first), deadline);
+  std::map<int, std::vector<int>> by_first;
+  for (int rank = 0; rank < request.size; ++rank) {
+    by_first[std::stoi(shares[rank])].push_back(rank);
+  }
+  auto& topology = found.topology;
+  for (auto& [leader, members] : by_first) {
+    if (leader == first) {
+      topology.host = static_cast<int>(topology.hosts.size());
+      topology.local = static_cast<int>(
+          std::ranges::find(members, request.rank) - members.begin());
+    }
+    topology.hosts.push_back(std::move(members));
+  }
+  return found;
+}
+
+}  // namespace lockstep::hybrid

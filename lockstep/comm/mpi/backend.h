@@ -1,0 +1,87 @@
+#pragma once
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <utility>
+#include <vector>
+
+#include "lockstep/comm/mpi/round.h"
+#include "lockstep/comm/work_queue.h"
+
+namespace lockstep::mpi {
+
+// A c10d::Backend over one communicator. Collectives go one after the other
+// (WorkQueue), messages beside them. All tensors are contiguous ones of the CPU
+// (std::invalid_argument otherwise); shapes are not checked beyond that.
+//
+// A collective that does not end in time, or fails, breaks the group: MPI
+// cannot take it back. Its memory is kept for ever, and what is called
+// afterwards fails at once with the first reason.
+//
+// Threads: as WorkQueue. The destructor waits for what is pending.
+class Backend final : public c10d::Backend {
+ public:
+  using WorkPtr = c10::intrusive_ptr<c10d::Work>;
+  using Tensors = std::vector<at::Tensor>;
+
+  // `timeout`: of operations that name none.
+  Backend(std::shared_ptr<Communicator> communicator,
+          std::chrono::milliseconds timeout);
+
+  const std::string getBackendName() const override { return "mpi"; }
+
+  WorkPtr allreduce(Tensors& tensors,
+                    const c10d::AllreduceOptions& opts) override;
+  WorkPtr allreduce_coalesced(
+      Tensors& tensors, const c10d::AllreduceCoalescedOptions& opts) override;
+  WorkPtr reduce(Tensors& tensors, const c10d::ReduceOptions& opts) override;
+  WorkPtr reduce_scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                         const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr _reduce_scatter_base(at::Tensor& output, at::Tensor& input,
+                               const c10d::ReduceScatterOptions& opts) override;
+  WorkPtr broadcast(Tensors& tensors,
+                    const c10d::BroadcastOptions& opts) override;
+  WorkPtr allgather(std::vector<Tensors>& outputs, Tensors& inputs,
+                    const c10d::AllgatherOptions& opts) override;
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
+                          const c10d::AllgatherOptions& opts) override;
+  WorkPtr gather(std::vector<Tensors>& outputs, Tensors& inputs,
+                 const c10d::GatherOptions& opts) override;
+  WorkPtr scatter(Tensors& outputs, std::vector<Tensors>& inputs,
+                  const c10d::ScatterOptions& opts) override;
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input,
+                        std::vector<int64_t>& output_split_sizes,
+                        std::vector<int64_t>& input_split_sizes,
+                        const c10d::AllToAllOptions& opts) override;
+  WorkPtr barrier(const c10d::BarrierOptions& opts) override;
+
+  WorkPtr send(Tensors& tensors, int to, int tag) override;
+  WorkPtr recv(Tensors& tensors, int from, int tag) override;
+  WorkPtr recvAnysource(Tensors& tensors, int tag) override;
+
+  // What waits here ends with an error. Peers learn nothing of it: they wait to
+  // their deadlines, or until mpirun ends them because this process has left.
+  void abort() override;
+
+ private:
+  // What all collectives share: the time, the turn, and what a failure means.
+  template <typename CallOptions, typename Body>
+  WorkPtr issue(c10d::OpType type, const CallOptions& opts, Tensors results,
+                Body body);
+  template <typename Body>
+  void perform(const Deadline& deadline, const Body& body);
+  void break_off(const std::string& reason);
+  void require_whole();
+
+  const LivingGroup living_;
+  std::shared_ptr<Communicator> communicator_;
+  const std::chrono::milliseconds timeout_;
+  std::mutex reason_mutex_;
+  std::string reason_;  // why the group is broken; empty while it is not
+  WorkQueue queue_{"lockstep-mpi"};  // its end comes first
+};
+
+}  // namespace lockstep::mpi

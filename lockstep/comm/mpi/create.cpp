@@ -1,0 +1,54 @@
+#include "lockstep/comm/mpi/create.h"
+
+#include <stdexcept>
+
+#include "lockstep/base/module.h"
+#include "lockstep/comm/mpi/communicator.h"
+#include "lockstep/comm/mpi/module.h"
+
+namespace lockstep {
+namespace mpi {
+namespace {
+
+Module& module() {
+  // Global: OpenMPI's own components may expect its symbols there.
+  static Module& loaded = reinterpret_cast<OpenModule>(
+      load_module("mpi_backend.so", kOpenModule, /*global=*/true))();
+  return loaded;
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Backend> create(const BackendRequest& request) {
+  return module().create(request);
+}
+
+LaunchedWorld world(std::chrono::milliseconds timeout) {
+  return module().world(timeout);
+}
+
+void use_communicator(int handle) { module().use_communicator(handle); }
+
+std::string missing() {
+  try {
+    module();
+    return {};
+  } catch (const std::runtime_error& error) {
+    return std::string("its module cannot be loaded: ") + error.what() +
+           "; install OpenMPI (Debian: libopenmpi3 and openmpi-bin), and build "
+           "Lockstep where its headers are (libopenmpi-dev)";
+  }
+}
+
+}  // namespace mpi
+
+ProcessGroupGuard init_process_group_mpi(
+    int communicator, const InitProcessGroupOptions& options) {
+  if (const auto why = mpi::missing(); !why.empty()) {
+    throw std::invalid_argument("init_process_group_mpi: " + why);
+  }
+  mpi::use_communicator(communicator);
+  return init_process_group("mpi", options);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <chrono>
+#include <string>
+
+#include "lockstep/comm/backend_registry.h"
+#include "lockstep/comm/launched_world.h"
+
+// The "mpi" backend (docs/mpi.md): CPU tensors over OpenMPI. This part is in
+// every build and loads the module that links MPI (module.h) when it is first
+// asked for.
+namespace lockstep::mpi {
+
+// Blocks until the group's ranks are here, for request.timeout at most.
+c10::intrusive_ptr<c10d::Backend> create(const BackendRequest& request);
+
+// See Module.
+LaunchedWorld world(std::chrono::milliseconds timeout);
+void use_communicator(int handle);
+
+// Why the module cannot be loaded and what to do; empty if it was.
+std::string missing();
+
+}  // namespace lockstep::mpi

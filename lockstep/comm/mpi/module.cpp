@@ -1,0 +1,166 @@
+#include "lockstep/comm/mpi/module.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <utility>
+
+#include "lockstep/base/digest.h"
+#include "lockstep/base/environment.h"
+#include "lockstep/comm/mpi/backend.h"
+
+namespace lockstep::mpi {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr size_t kTextSize = 512;
+
+// A scheduler started several of us, but MPI knows of one: each would be alone,
+// silently.
+void refuse_lone_tasks(int size) {
+  const auto tasks = get_env_int("SLURM_NTASKS", 0, 1 << 24);
+  if (size > 1 || !tasks || *tasks < 2 || get_env("OMPI_COMM_WORLD_SIZE")) {
+    return;
+  }
+  throw std::invalid_argument(
+      "SLURM_NTASKS is " + std::to_string(*tasks) +
+      ", but MPI sees a world of 1; start with mpirun, or with `srun "
+      "--mpi=pmix` where both were built for it");
+}
+
+bool all_on_one_host(const Communicator& world, const Deadline& deadline) {
+  using Name = std::array<char, MPI_MAX_PROCESSOR_NAME>;
+  // On the heap: what fails leaves them to MPI.
+  auto names = std::make_unique<std::vector<Name>>(world.size() + 1);
+  auto& own = names->back();
+  int length = 0;
+  check(MPI_Get_processor_name(own.data(), &length), "MPI_Get_processor_name");
+  try {
+    Pending("MPI_Iallgather", [&](MPI_Request* request) {
+      return MPI_Iallgather(own.data(), own.size(), MPI_CHAR,
+                            names->front().data(), own.size(), MPI_CHAR,
+                            world.handle(), request);
+    }).wait(deadline, nullptr);
+  } catch (...) {
+    names.release();
+    throw;
+  }
+  return std::all_of(names->begin(), names->end(),
+                     [&](const Name& name) { return name == own; });
+}
+
+std::string from_rank_zero(const Communicator& world, const std::string& text,
+                           const Deadline& deadline) {
+  auto buffer = std::make_unique<std::array<char, kTextSize>>();
+  buffer->fill(0);
+  text.copy(buffer->data(), kTextSize - 1);
+  try {
+    Pending("MPI_Ibcast", [&](MPI_Request* request) {
+      return MPI_Ibcast(buffer->data(), kTextSize, MPI_CHAR, 0, world.handle(),
+                        request);
+    }).wait(deadline, nullptr);
+  } catch (...) {
+    buffer.release();
+    throw;
+  }
+  return buffer->data();
+}
+
+class MpiModule final : public Module {
+ public:
+  void use_communicator(int handle) override { given_ = handle; }
+
+  LaunchedWorld world(milliseconds timeout) override {
+    const auto deadline = Deadline::after(timeout);
+    const auto given = std::exchange(given_, std::nullopt);
+    start_mpi();
+    auto parent = MPI_COMM_WORLD;
+    if (given) {
+      parent = MPI_Comm_f2c(static_cast<MPI_Fint>(*given));
+      if (parent == MPI_COMM_NULL) {
+        throw std::invalid_argument(
+            "the communicator is none (MPI_COMM_NULL); give one that this rank "
+            "belongs to");
+      }
+    }
+    world_ = Communicator::duplicate(parent, deadline);
+    unused_ = true;
+    if (!given) refuse_lone_tasks(world_->size());
+    return {
+        .rank = world_->rank(),
+        .size = world_->size(),
+        .one_host = all_on_one_host(*world_, deadline),
+        .from_rank_zero = [world = world_, deadline](const std::string& text) {
+          return from_rank_zero(*world, text, deadline);
+        }};
+  }
+
+  c10::intrusive_ptr<c10d::Backend> create(
+      const BackendRequest& request) override {
+    if (request.group_name == "0") {
+      if (!unused_) world(request.timeout);
+      unused_ = false;
+      if (request.rank != world_->rank() || request.size != world_->size()) {
+        throw std::invalid_argument(
+            c10::str("this is rank ", request.rank, " of ", request.size,
+                     " (RANK and WORLD_SIZE, or the options), but rank ",
+                     world_->rank(), " of ", world_->size(),
+                     " for MPI; start with mpirun and leave them unset"));
+      }
+    }
+    // MPI's own making of a communicator knows no deadline.
+    await_members(request);
+    Digest digest;
+    digest.add(request.group_name);
+    const int tag = static_cast<int>(digest.value() & 0x3fff);
+    return c10::make_intrusive<Backend>(
+        Communicator::of_members(*world_, request.global_ranks, tag),
+        request.timeout);
+  }
+
+ private:
+  static void await_members(const BackendRequest& request) {
+    const auto deadline = Deadline::after(request.timeout);
+    const auto key = [](int rank) { return "mpi/" + std::to_string(rank); };
+    std::vector<std::string> keys;
+    for (int rank = 0; rank < request.size; ++rank) keys.push_back(key(rank));
+    request.store->set(key(request.rank), std::vector<uint8_t>{1});
+    // Asked again and again, as LibTorch prints a warning of its own when
+    // Store::wait() runs out of time.
+    while (!request.store->check(keys)) {
+      if (deadline.expired()) {
+        std::string absent;
+        for (int rank = 0; rank < request.size; ++rank) {
+          if (request.store->check({key(rank)})) continue;
+          absent += (absent.empty() ? "" : ", ") +
+                    std::to_string(request.global_ranks[rank]);
+        }
+        throw c10::DistBackendError({__func__, __FILE__, __LINE__},
+                                    "rank " + absent + " did not come in time");
+      }
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+  }
+
+  std::optional<int> given_;
+  std::shared_ptr<Communicator> world_;  // of the latest default group
+  bool unused_ = false;                  // no group was made of it yet
+};
+
+}  // namespace
+}  // namespace lockstep::mpi
+
+extern "C" lockstep::mpi::Module& lockstep_open_mpi();
+
+lockstep::mpi::Module& lockstep_open_mpi() {
+  // Never destroyed, as MPI is not.
+  static auto& module = *std::make_unique<lockstep::mpi::MpiModule>().release();
+  return module;
+}

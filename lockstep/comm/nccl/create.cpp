@@ -1,0 +1,117 @@
+#include "lockstep/comm/nccl/create.h"
+
+#include <ATen/Context.h>
+#include <c10/cuda/CUDAFunctions.h>
+
+#include <memory>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+#include <utility>
+
+#include "lockstep/comm/init.h"
+#include "lockstep/comm/nccl/departure.h"
+
+namespace lockstep::nccl {
+namespace {
+
+class Nccl final : public c10d::ProcessGroupNCCL {
+ public:
+  Nccl(const BackendRequest& request, c10::intrusive_ptr<Options> options)
+      : ProcessGroupNCCL(request.store, request.rank, request.size,
+                         std::move(options)),
+        global_rank_(request.global_ranks.at(request.rank)) {}
+
+  Nccl(const Nccl&) = delete;
+  Nccl& operator=(const Nccl&) = delete;
+
+  // c10d's own destructor aborts what is pending unless it was shut down.
+  ~Nccl() override {
+    const bool alone = departure_ && departure_->seen();
+    departure_.reset();
+    if (aborted_) return;
+    try {
+      if (!alone) {
+        shutdown();
+        return;
+      }
+    } catch (const std::exception&) {
+      // Its operations have failed, and said so in c10d's log.
+    }
+    end();
+  }
+
+  void connect(const c10::Device& device) {
+    eagerConnectSingleDevice(device);
+    departure_ = std::make_unique<Departure>(
+        store_, getSize(), [this](int rank) { abandon(rank); });
+  }
+
+  void abort() override {
+    if (aborted_) return;
+    aborted_ = true;
+    if (departure_) departure_->announce(global_rank_);
+    end();
+  }
+
+ private:
+  // What c10d does at an error of NCCL itself: the operations end with this
+  // reason, and TORCH_NCCL_ASYNC_ERROR_HANDLING says what becomes of the
+  // process. Its abort() would end them as if they had succeeded.
+  void abandon(int rank) {
+    try {
+      abortComms(c10::str("rank ", rank, " left the group by an error"));
+    } catch (const std::exception&) {
+      // NCCL could not: the timeout of the operations remains.
+    }
+  }
+
+  void end() {
+    try {
+      ProcessGroupNCCL::abort();
+    } catch (const std::exception&) {
+      // It took longer than the group's timeout. abort() is for a rank that
+      // has an error already.
+    }
+  }
+
+  int global_rank_;
+  bool aborted_ = false;
+  std::unique_ptr<Departure> departure_;
+};
+
+// NCCL waits without an end for ranks that do not come; the store does not.
+void meet(const BackendRequest& request) {
+  std::vector<std::string> all;
+  for (int rank = 0; rank < request.size; ++rank) {
+    all.push_back("lockstep/here/" + std::to_string(rank));
+  }
+  request.store->set(all.at(request.rank), std::vector<uint8_t>{1});
+  request.store->wait(all, request.timeout);
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Backend> create(const BackendRequest& request) {
+  const auto device = local_device();
+  if (!device.is_cuda()) throw std::invalid_argument(missing());
+  auto options = c10d::ProcessGroupNCCL::Options::create();
+  options->timeout = request.timeout;
+  options->group_name = request.group_name;
+  options->global_ranks_in_group.assign(request.global_ranks.begin(),
+                                        request.global_ranks.end());
+  // Before anything of CUDA is made: else it lands on device 0 on every rank.
+  c10::cuda::set_device(device.index());
+  auto backend = c10::make_intrusive<Nccl>(request, std::move(options));
+  backend->setBoundDeviceId(device);
+  meet(request);
+  backend->connect(device);
+  return backend;
+}
+
+std::string missing() {
+  if (local_device().is_cuda()) return {};
+  return "no GPU is visible here; check the driver (nvidia-smi) and "
+         "CUDA_VISIBLE_DEVICES, or name a backend for CPUs, or none to choose "
+         "by device";
+}
+
+}  // namespace lockstep::nccl

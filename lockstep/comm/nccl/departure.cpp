@@ -1,0 +1,69 @@
+#include "lockstep/comm/nccl/departure.h"
+
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep::nccl {
+namespace {
+
+constexpr std::chrono::milliseconds kSlice{250};
+constexpr std::chrono::seconds kTellTime{1};
+
+constexpr const char* kLeft = "lockstep/left";
+constexpr const char* kHeard = "lockstep/heard";
+constexpr const char* kAllHeard = "lockstep/all_heard";
+
+}  // namespace
+
+Departure::Departure(const c10::intrusive_ptr<c10d::Store>& store, int size,
+                     std::function<void(int rank)> on_departure)
+    : store_(store->clone()),
+      size_(size),
+      on_departure_(std::move(on_departure)),
+      thread_([this](const std::stop_token& stop) { watch(stop); }) {}
+
+Departure::~Departure() { stop(); }
+
+void Departure::stop() {
+  thread_.request_stop();
+  if (thread_.joinable()) thread_.join();
+}
+
+void Departure::announce(int rank) {
+  stop();
+  // This one leaves because of the other, who is to be named.
+  if (seen_ || size_ == 1) return;
+  try {
+    const auto text = std::to_string(rank);
+    store_->set(kLeft, std::vector<uint8_t>(text.begin(), text.end()));
+    store_->wait({kAllHeard}, kTellTime);
+  } catch (const std::exception&) {
+    // The store is gone, or somebody who will never hear.
+  }
+}
+
+void Departure::watch(const std::stop_token& stop) {
+  try {
+    while (!stop.stop_requested()) {
+      try {
+        store_->wait({kLeft}, kSlice);
+      } catch (const c10::Error&) {
+        if (!store_->check({kLeft})) continue;
+      }
+      seen_ = true;
+      const auto text = store_->get(kLeft);
+      if (store_->add(kHeard, 1) == size_ - 1) {
+        store_->set(kAllHeard, std::vector<uint8_t>{1});
+      }
+      if (stop.stop_requested()) return;
+      on_departure_(std::stoi(std::string(text.begin(), text.end())));
+      return;
+    }
+  } catch (const std::exception&) {
+    // The store is gone, as it is at the end of every program: no reason to
+    // end what is pending. NCCL's own timeout remains.
+  }
+}
+
+}  // namespace lockstep::nccl

@@ -1,0 +1,108 @@
+#include "lockstep/comm/shm/create.h"
+
+#include <unistd.h>
+
+#include <array>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <vector>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/comm/shm/backend.h"
+#include "lockstep/comm/shm/protocol/handshake.h"
+#include "lockstep/comm/shm/protocol_call.h"
+#include "lockstep/comm/shm/store_exchange.h"
+#include "lockstep/comm/shm/tuning_file.h"
+
+namespace lockstep::shm {
+namespace {
+
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+constexpr int kMostRanks = 64;
+constexpr milliseconds kPause{5};
+constexpr milliseconds kTellTime{1'000};
+
+std::string host_name() {
+  std::array<char, 256> name{};
+  return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "?";
+}
+
+[[noreturn]] void fail(const std::string& why) {
+  throw c10::DistBackendError({"create", __FILE__, __LINE__}, why);
+}
+
+// What a rank says of its host: the identity, that is compared, and a name for
+// messages.
+struct Host {
+  std::string identity;
+  std::string name;
+};
+
+Host read_host(c10d::Store& store, int rank) {
+  const auto text = get_text(store, "host/" + std::to_string(rank));
+  const auto line = text.find('\n');
+  return {text.substr(0, line), line == text.npos ? "" : text.substr(line + 1)};
+}
+
+// All compare the same, so all fail or none does; and before a handshake that
+// would not get through between hosts, and could not say why.
+void require_one_host(c10d::Store& store, const BackendRequest& request,
+                      const Deadline& deadline) {
+  set_text(store, "host/" + std::to_string(request.rank),
+           host_identity() + "\n" + host_name());
+  std::vector<Host> hosts;
+  std::string elsewhere;
+  for (int rank = 0; rank < request.size; ++rank) {
+    if (!await_key(store, "host/" + std::to_string(rank), deadline)) {
+      fail(c10::str("rank ", request.global_ranks[rank],
+                    " did not come within ", deadline.allowed().count(),
+                    " ms"));
+    }
+    hosts.push_back(read_host(store, rank));
+    if (hosts[rank].identity == hosts[0].identity) continue;
+    elsewhere +=
+        c10::str(elsewhere.empty() ? "" : ", ", "rank ",
+                 request.global_ranks[rank], " (on ", hosts[rank].name, ")");
+  }
+  if (elsewhere.empty()) return;
+  // Whoever leaves may take the store along: not before all know.
+  store.add("told", 1);
+  const auto telling = Deadline::after(kTellTime);
+  while (store.add("told", 0) < request.size && !telling.expired()) {
+    std::this_thread::sleep_for(kPause);
+  }
+  fail(c10::str(
+      "these ranks cannot share memory with rank ", request.global_ranks[0],
+      " (on ", hosts[0].name, "): ", elsewhere,
+      "; they run on another host, as another user or in another network "
+      "namespace. Give \"gloo\" instead"));
+}
+
+}  // namespace
+
+c10::intrusive_ptr<c10d::Backend> create(const BackendRequest& request) {
+  if (request.size > kMostRanks) {
+    throw std::invalid_argument(c10::str("\"shm\" takes groups of up to ",
+                                         kMostRanks, " ranks, this one has ",
+                                         request.size, "; give \"gloo\""));
+  }
+  const auto deadline = Deadline::after(request.timeout);
+  const StorePtr store =
+      c10::make_intrusive<c10d::PrefixStore>("shm", request.store);
+  return translated([&] {
+    require_one_host(*store, request, deadline);
+    auto membership =
+        meet(exchange_over(store), {.rank = request.rank,
+                                    .size = request.size,
+                                    .global_ranks = request.global_ranks,
+                                    .timeout = left(deadline),
+                                    .tuning = choose_tuning(request.size)});
+    return c10::intrusive_ptr<c10d::Backend>(
+        c10::make_intrusive<Backend>(std::move(membership), request.timeout));
+  });
+}
+
+}  // namespace lockstep::shm

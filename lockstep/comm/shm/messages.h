@@ -1,0 +1,57 @@
+#pragma once
+
+#include <list>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include "lockstep/comm/shm/piece.h"
+#include "lockstep/comm/shm/protocol/group.h"
+
+namespace lockstep::shm {
+
+// The messages of one rank as works of c10d. Threads: any.
+//
+// A work's wait() moves this rank's messages meanwhile; those that nobody waits
+// for are moved by a thread, which the first message starts that does not end
+// at once. A wait that runs out may be repeated. A work that is dropped leaves
+// its message under way, and its tensor alive for that long. Works have no
+// futures.
+class Messages : public std::enable_shared_from_this<Messages> {
+ public:
+  // `timeout`: of waits that name none.
+  Messages(std::shared_ptr<Group> group, milliseconds timeout);
+  Messages(const Messages&) = delete;
+  Messages& operator=(const Messages&) = delete;
+  ~Messages();
+
+  c10::intrusive_ptr<c10d::Work> send(const at::Tensor& tensor, int to,
+                                      int32_t tag);
+  // `from` may be Group::kAnySource.
+  c10::intrusive_ptr<c10d::Work> receive(const char* operation,
+                                         const at::Tensor& tensor, int from,
+                                         int32_t tag);
+
+  // Stops the thread. Works that have not ended fail from now on.
+  void close();
+
+ private:
+  class MessageWork;
+  struct UnderWay {
+    std::shared_ptr<Message> message;
+    Piece data;
+  };
+
+  c10::intrusive_ptr<c10d::Work> track(c10d::OpType type, UnderWay started);
+  void adopt(UnderWay dropped);
+
+  const std::shared_ptr<Group> group_;
+  const milliseconds timeout_;
+  std::mutex mutex_;
+  bool closed_ = false;
+  std::list<UnderWay> dropped_;
+  std::jthread server_;
+};
+
+}  // namespace lockstep::shm

@@ -1,0 +1,249 @@
+#include "lockstep/comm/shm/protocol/collective.h"
+
+#include <cstring>
+
+namespace lockstep::shm {
+namespace {
+
+constexpr uint8_t kNoReduceOp = 255;
+constexpr uint8_t kRegistered = 1;  // of Announcement::flags
+
+}  // namespace
+
+const char* name_of(Operation operation) {
+  switch (operation) {
+    case Operation::barrier:
+      return "barrier";
+    case Operation::all_reduce:
+      return "all_reduce";
+    case Operation::reduce:
+      return "reduce";
+    case Operation::reduce_scatter:
+      return "reduce_scatter";
+    case Operation::broadcast:
+      return "broadcast";
+    case Operation::all_gather:
+      return "all_gather";
+    case Operation::gather:
+      return "gather";
+    case Operation::scatter:
+      return "scatter";
+    case Operation::all_to_all:
+      return "all_to_all";
+    case Operation::none:
+      break;
+  }
+  return "nothing";
+}
+
+Collective::Collective(Core& core, const What& what, milliseconds timeout)
+    : core_(core),
+      number_(core.sequence + 1),
+      own_(core.segment.announcement(core.rank, number_)),
+      patience_(timeout) {
+  core.waiting.throw_if_broken();
+  core.sequence = number_;
+  own_.operation = static_cast<uint8_t>(what.operation);
+  own_.dtype = static_cast<uint8_t>(what.dtype);
+  own_.reduce_op =
+      what.reduce_op ? static_cast<uint8_t>(*what.reduce_op) : kNoReduceOp;
+  own_.root = static_cast<int16_t>(what.root);
+  own_.agreed = what.agreed;
+}
+
+std::byte* Collective::room(size_t bytes) {
+  return bytes <= Announcement::kInlineBytes
+             ? own_.data.data()
+             : core_.segment.one_shot(core_.rank, number_);
+}
+
+void Collective::announce(uint64_t bytes) {
+  own_.flags = 0;
+  own_.bytes = bytes;
+  finish_announcement();
+}
+
+void Collective::announce(RegisteredMemory::Place place) {
+  own_.flags = kRegistered;
+  own_.bytes = 0;
+  own_.region = place.region;
+  std::memcpy(own_.data.data(), &place.offset, sizeof(place.offset));
+  finish_announcement();
+}
+
+void Collective::finish_announcement() {
+  auto& state = core_.own();
+  state.last_sequence.store(number_, std::memory_order_relaxed);
+  state.last_operation.store(own_.operation, std::memory_order_relaxed);
+  // Release of all that was written for this number, and of the end of the
+  // one before; pairs with the acquire in has_come().
+  own_.sequence.store(static_cast<uint32_t>(number_),
+                      std::memory_order_seq_cst);
+  core_.waiting.wake_sleepers();
+}
+
+bool Collective::has_come(int peer, std::memory_order order) const {
+  return announcement(peer).sequence.load(order) ==
+         static_cast<uint32_t>(number_);
+}
+
+bool Collective::same(const Announcement& other) const {
+  return other.operation == own_.operation && other.dtype == own_.dtype &&
+         other.reduce_op == own_.reduce_op && other.root == own_.root &&
+         other.agreed == own_.agreed;
+}
+
+void Collective::wait_for_all() {
+  for (int peer = 0; peer < core_.size; ++peer) {
+    if (peer == core_.rank) continue;
+    if (!core_.waiting.spin(
+            [&](std::memory_order order) { return has_come(peer, order); })) {
+      wait_slowly();
+      break;
+    }
+  }
+  for (int peer = 0; peer < core_.size; ++peer) {
+    if (!same(announcement(peer))) disagree();
+  }
+}
+
+// `missing`: the ranks, as bits, whose doing is waited for. A rank that has
+// left without being needed any more does no harm.
+void Collective::sleep(
+    const std::function<uint64_t(std::memory_order)>& missing,
+    const std::function<std::string(uint64_t)>& complaint) {
+  auto ready = [&](std::memory_order order) {
+    drive_messages();
+    return missing(order) == 0;
+  };
+  auto look = [&] {
+    core_.waiting.throw_if_broken();
+    for (const auto& departure : core_.waiting.departures()) {
+      // What it published before it went may have come since: asked again.
+      const uint64_t needed = missing(std::memory_order_acquire);
+      if (needed != 0 && (departure.failed || needed >> departure.rank & 1)) {
+        core_.waiting.fail(departure.words);
+      }
+    }
+  };
+  const auto& deadline = patience_.deadline();
+  if (core_.waiting.sleep(ready, deadline, look) == Waiting::Outcome::ready) {
+    return;
+  }
+  core_.waiting.fail(complaint(missing(std::memory_order_acquire)) + " after " +
+                     std::to_string(deadline.elapsed().count()) +
+                     " ms (allowed " +
+                     std::to_string(deadline.allowed().count()) + " ms)");
+}
+
+void Collective::wait_slowly() {
+  auto missing = [&](std::memory_order order) {
+    uint64_t ranks = 0;
+    for (int peer = 0; peer < core_.size; ++peer) {
+      if (peer != core_.rank && !has_come(peer, order)) {
+        ranks |= uint64_t{1} << peer;
+      }
+    }
+    return ranks;
+  };
+  sleep(missing, [&](uint64_t ranks) {
+    std::string absent;
+    for (int peer = 0; peer < core_.size; ++peer) {
+      if (ranks >> peer & 1) {
+        absent += (absent.empty() ? "" : ", ") + last_of(peer);
+      }
+    }
+    return absent;
+  });
+}
+
+// What a rank that is waited for did instead.
+std::string Collective::last_of(int peer) const {
+  const auto& state = core_.segment.state(peer);
+  const auto last = state.last_sequence.load(std::memory_order_relaxed);
+  const auto operation = static_cast<Operation>(
+      state.last_operation.load(std::memory_order_relaxed));
+  return core_.waiting.name(peer) + " has not come to " + name() +
+         (last == 0 ? " (it has called nothing yet)"
+                    : std::string(" (its last was ") + name_of(operation) +
+                          " #" + std::to_string(last) + ")");
+}
+
+void Collective::await_slowly(int peer, const std::atomic<uint64_t>& counter,
+                              uint64_t value) {
+  sleep(
+      [&](std::memory_order order) {
+        return counter.load(order) >= value ? 0 : uint64_t{1} << peer;
+      },
+      [&](uint64_t) {
+        return core_.waiting.name(peer) + " has not done its part of " + name();
+      });
+}
+
+const std::byte* Collective::data(int of) const {
+  const auto& given = announcement(of);
+  return given.bytes <= Announcement::kInlineBytes
+             ? given.data.data()
+             : core_.segment.one_shot(of, number_);
+}
+
+std::optional<RegisteredMemory::Place> Collective::place(int of) const {
+  const auto& given = announcement(of);
+  if (given.flags != kRegistered) return std::nullopt;
+  RegisteredMemory::Place place{.region = given.region, .offset = 0};
+  std::memcpy(&place.offset, given.data.data(), sizeof(place.offset));
+  return place;
+}
+
+void Collective::compare_sizes() const {
+  const int n = core_.size;
+  for (int from = 0; from < n; ++from) {
+    for (int to = 0; to < n; ++to) {
+      const uint64_t sent = sizes(from)[to];
+      const uint64_t expected = sizes(to)[n + from];
+      if (sent == expected) continue;
+      throw CallMismatch("the ranks disagree about " + name() + ": " +
+                         core_.waiting.name(from) + " sends " +
+                         std::to_string(sent) + " bytes to " +
+                         core_.waiting.name(to) + ", which expects " +
+                         std::to_string(expected) + " from it");
+    }
+  }
+}
+
+std::string Collective::name() const {
+  return std::string(name_of(static_cast<Operation>(own_.operation))) + " #" +
+         std::to_string(number_);
+}
+
+std::string Collective::describe(int of) const {
+  const auto& given = announcement(of);
+  const auto operation = static_cast<Operation>(given.operation);
+  std::string text = core_.waiting.name(of) + ": " + name_of(operation);
+  if (operation == Operation::barrier) return text;
+  text += " (";
+  if (given.reduce_op < kernels::kReduceOpCount) {
+    text += kernels::name_of(static_cast<ReduceOp>(given.reduce_op));
+    text += ", ";
+  }
+  if (given.dtype < kernels::kDTypeCount) {
+    text += kernels::name_of(static_cast<DType>(given.dtype));
+  }
+  if (given.agreed != kSizesDiffer) {
+    text += ", " + std::to_string(given.agreed) + " elements";
+  }
+  if (given.root >= 0) text += ", root " + core_.waiting.name(given.root);
+  return text + ")";
+}
+
+void Collective::disagree() const {
+  std::string all;
+  for (int of = 0; of < core_.size; ++of) {
+    all += (of == 0 ? "" : "; ") + describe(of);
+  }
+  throw CallMismatch("the ranks disagree about call #" +
+                     std::to_string(number_) + " (" + all +
+                     "); all must make the same calls in one order");
+}
+
+}  // namespace lockstep::shm

@@ -1,0 +1,84 @@
+#include "lockstep/comm/shm/protocol/group.h"
+
+#include <utility>
+
+#include "lockstep/comm/shm/protocol/collective.h"
+
+namespace lockstep::shm {
+
+Core::Core(const Membership& membership)
+    : rank(membership.meeting.rank),
+      size(membership.meeting.size),
+      tuning(membership.meeting.tuning),
+      segment(membership.segment, size, tuning),
+      links(membership.links),
+      waiting(segment, *links, rank, size, membership.meeting.global_ranks),
+      registered(*links, rank, size),
+      messages(segment, waiting, rank, size) {}
+
+Group::Group(Membership membership)
+    : core_(std::make_unique<Core>(membership)) {}
+
+Group::~Group() { leave(); }
+
+void Group::leave() {
+  core_->waiting.leave();
+  core_->links->hang_up();
+}
+
+int Group::rank() const { return core_->rank; }
+int Group::size() const { return core_->size; }
+const Tuning& Group::tuning() const { return core_->tuning; }
+uint64_t Group::sequence_number() const { return core_->sequence; }
+
+void Group::barrier(milliseconds timeout) {
+  Collective call(
+      *core_,
+      {.operation = Operation::barrier, .dtype = DType::uint8, .agreed = 0},
+      timeout);
+  call.announce(0);
+  call.wait_for_all();
+}
+
+std::shared_ptr<Message> Group::start_send(int to, int32_t tag, ConstBytes data,
+                                           DType dtype) {
+  return core_->messages.start_send(to, tag, data, dtype);
+}
+
+std::shared_ptr<Message> Group::start_receive(int from, int32_t tag, Bytes data,
+                                              DType dtype) {
+  return core_->messages.start_receive(from, tag, data, dtype);
+}
+
+void Group::wait(Message& message, milliseconds timeout) {
+  core_->messages.wait(message, timeout);
+}
+
+bool Group::has_ended(Message& message) {
+  return core_->messages.has_ended(message);
+}
+
+void Group::throw_if_failed(const Message& message) {
+  MessageEngine::throw_if_failed(message);
+}
+
+int Group::source(const Message& message) {
+  return MessageEngine::source(message);
+}
+
+void Group::serve_messages(std::stop_token stop) {
+  core_->messages.serve(std::move(stop));
+}
+
+void* Group::allocate_registered(size_t bytes) {
+  return core_->registered.allocate(bytes);
+}
+
+void Group::free_registered(void* data) { core_->registered.free(data); }
+
+void Group::hang_up(const std::string& reason) {
+  core_->waiting.break_down(reason);
+  core_->links->hang_up();
+}
+
+}  // namespace lockstep::shm

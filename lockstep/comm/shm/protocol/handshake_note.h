@@ -1,0 +1,65 @@
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+
+#include "lockstep/comm/shm/protocol/packet_socket.h"
+
+// What ranks send each other in the handshake (handshake.h). Both ends are of
+// one host: no byte order.
+namespace lockstep::shm {
+
+inline constexpr uint32_t kHandshakeMagic = 0x4d48534c;  // "LSHM"
+inline constexpr uint32_t kHandshakeVersion = 1;
+
+enum class Kind : uint32_t {
+  hello = 1,    // both ways, first on each connection
+  memory,       // rank 0: tuning, and the segment's descriptor
+  mapped,       // to rank 0: has it, and is connected to all
+  go,           // rank 0: all have
+  unavailable,  // the failures, with their text: to and from rank 0
+  broken,
+  invalid,
+};
+
+// 128 random bits in hexadecimal.
+using Secret = std::array<char, 32>;
+
+struct Note {
+  uint32_t magic;
+  uint32_t version;
+  Secret secret;
+  Kind kind;
+  int32_t rank;
+  int32_t size;
+  uint32_t pid;
+  uint64_t one_shot_bytes;
+  uint64_t chunk_bytes;
+  uint64_t streaming_bytes;
+  std::array<char, 1024> text;  // ends with 0
+};
+
+// What ends the meeting for every rank. Thrown within the handshake only.
+struct Failure {
+  Kind kind;
+  std::string text;
+};
+
+// Throws the failure as what callers know: Unavailable, GroupBroken or
+// std::invalid_argument.
+[[noreturn]] void throw_error(const Failure& failure);
+
+// As the store's keys hold a failure, and back; nothing if `value` is none.
+std::string store_value(const Failure& failure);
+std::optional<Failure> failure_in(const std::string& value);
+
+// 128 bits of the system's, in hexadecimal. Throws std::system_error.
+std::string random_hex();
+
+// A packet that holds one note, of this version and with this secret.
+bool is_genuine(const Packet& packet, const Note& note,
+                const std::string& secret);
+
+}  // namespace lockstep::shm

@@ -1,0 +1,119 @@
+#include "lockstep/comm/shm/protocol/layout.h"
+
+#include <algorithm>
+#include <bit>
+#include <stdexcept>
+#include <string>
+
+namespace lockstep::shm {
+namespace {
+
+constexpr size_t kPage = 4096;
+
+constexpr size_t rounded(size_t bytes, size_t to) {
+  return (bytes + to - 1) / to * to;
+}
+
+// Lines before the announcements: the count of sleepers.
+constexpr size_t kHead = kPage;
+
+size_t state_bytes(int ranks) {
+  return rounded(sizeof(RankState) * ranks, kPage);
+}
+
+size_t sizes_bytes(int ranks) {
+  return rounded(2 * sizeof(uint64_t) * ranks, kCacheLine);
+}
+
+size_t slot_bytes(int ranks, const Tuning& tuning) {
+  // An odd number of lines: slots of equal alignment would share few sets of
+  // the caches.
+  const size_t lines =
+      (sizeof(Announcement) + sizes_bytes(ranks) + tuning.one_shot_bytes) /
+      kCacheLine;
+  return (lines | 1) * kCacheLine;
+}
+
+size_t slots_bytes(int ranks, const Tuning& tuning) {
+  return rounded(slot_bytes(ranks, tuning) * kSlots * ranks, kPage);
+}
+
+size_t staging_bytes(int ranks, const Tuning& tuning) {
+  return tuning.chunk_bytes * kSlots * ranks;
+}
+
+// All rings of a group together take about 4 MiB.
+size_t ring_bytes_for(int ranks) {
+  constexpr size_t kAll = size_t{4} << 20;
+  const size_t rings = std::max(1, ranks * (ranks - 1));
+  return std::clamp(std::bit_floor(kAll / rings), size_t{4} << 10,
+                    size_t{256} << 10);
+}
+
+size_t ring_stride(int ranks) {
+  return sizeof(MessageRing) + ring_bytes_for(ranks);
+}
+
+}  // namespace
+
+size_t Segment::bytes(int ranks, const Tuning& tuning) {
+  return kHead + state_bytes(ranks) + slots_bytes(ranks, tuning) +
+         staging_bytes(ranks, tuning) +
+         rounded(ring_stride(ranks) * ranks * ranks, kPage);
+}
+
+Segment::Segment(std::shared_ptr<SharedMemory> memory, int ranks,
+                 const Tuning& tuning)
+    : memory_(std::move(memory)),
+      ranks_(ranks),
+      tuning_(tuning),
+      slot_bytes_(slot_bytes(ranks, tuning)),
+      ring_bytes_(ring_bytes_for(ranks)) {
+  if (ranks < 1 || ranks > kMaxRanks ||
+      memory_->size() != bytes(ranks, tuning)) {
+    throw std::invalid_argument(
+        "a segment of " + std::to_string(memory_->size()) +
+        " bytes is not one for " + std::to_string(ranks) + " ranks");
+  }
+  auto* at = memory_->data();
+  sleepers_ = reinterpret_cast<std::atomic<uint32_t>*>(at);
+  at += kHead;
+  states_ = reinterpret_cast<RankState*>(at);
+  at += state_bytes(ranks);
+  slots_ = at;
+  at += slots_bytes(ranks, tuning);
+  staging_ = at;
+  at += staging_bytes(ranks, tuning);
+  rings_ = at;
+}
+
+Announcement& Segment::announcement(int rank, uint64_t sequence) const {
+  return *reinterpret_cast<Announcement*>(
+      slots_ + (rank * kSlots + sequence % kSlots) * slot_bytes_);
+}
+
+std::span<uint64_t> Segment::sizes(int rank, uint64_t sequence) const {
+  auto* at = reinterpret_cast<std::byte*>(&announcement(rank, sequence));
+  return {reinterpret_cast<uint64_t*>(at + sizeof(Announcement)),
+          size_t{2} * ranks_};
+}
+
+std::byte* Segment::one_shot(int rank, uint64_t sequence) const {
+  auto* at = reinterpret_cast<std::byte*>(&announcement(rank, sequence));
+  return at + sizeof(Announcement) + sizes_bytes(ranks_);
+}
+
+std::byte* Segment::staging(int rank, uint64_t chunk) const {
+  return staging_ + (rank * kSlots + chunk % kSlots) * tuning_.chunk_bytes;
+}
+
+MessageRing& Segment::ring(int from, int to) const {
+  return *reinterpret_cast<MessageRing*>(rings_ + (size_t(from) * ranks_ + to) *
+                                                      ring_stride(ranks_));
+}
+
+std::byte* Segment::ring_data(int from, int to) const {
+  return reinterpret_cast<std::byte*>(&ring(from, to)) + sizeof(MessageRing);
+}
+
+}  // namespace lockstep::shm

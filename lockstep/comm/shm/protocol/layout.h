@@ -1,0 +1,120 @@
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+
+#include "lockstep/base/shared_memory.h"
+#include "lockstep/comm/shm/protocol/tuning.h"
+
+// What lies where in the segment of a group. All zeros is the state before the
+// first operation, so nobody has to initialise it. docs/shared-memory.md draws
+// it and lists each release with its acquire.
+namespace lockstep::shm {
+
+inline constexpr int kMaxRanks = 64;
+inline constexpr size_t kCacheLine = 64;
+// Announcements and staging chunks of a rank: one in use, one being filled.
+inline constexpr int kSlots = 2;
+
+// How a rank enters a collective: what it calls, and, where it fits, its data
+// behind that in the same cache line.
+struct alignas(kCacheLine) Announcement {
+  static constexpr size_t kInlineBytes = 32;
+
+  // Low half of the number of the collective. Written last, with release: all
+  // else here, and the data that belongs to it, is complete then.
+  std::atomic<uint32_t> sequence;
+  uint8_t operation;
+  uint8_t dtype;
+  uint8_t reduce_op;
+  uint8_t flags;    // of this rank alone; not compared
+  uint64_t agreed;  // elements, or a digest of sizes: compared
+  uint64_t bytes;   // of this rank's data; not compared
+  int16_t root;
+  // Registered memory that holds the data, 0 for none.
+  uint16_t reserved;
+  uint32_t region;
+  std::array<std::byte, kInlineBytes> data;  // or the offset in the region
+};
+static_assert(sizeof(Announcement) == kCacheLine);
+
+// What one rank tells all others all the time. One line each for what is
+// written at different times.
+struct RankState {
+  // How far it is in the chunks of large operations, counted over the life of
+  // the group. Written with release.
+  alignas(kCacheLine) std::atomic<uint64_t> staged;   // copied in
+  alignas(kCacheLine) std::atomic<uint64_t> reduced;  // its slice is done
+  alignas(kCacheLine) std::atomic<uint64_t> taken;    // copied out
+
+  // Where this rank's threads sleep (futex); added to by whoever wakes them.
+  alignas(kCacheLine) std::atomic<uint32_t> doorbell;
+  std::atomic<uint32_t> sleepers;  // threads of this rank that sleep or will
+
+  // Its last words. `left` is written with release behind `reason`.
+  enum : uint32_t { kHere = 0, kLeft = 1, kFailed = 2 };
+  alignas(kCacheLine) std::atomic<uint32_t> left;
+  std::array<char, 444> reason;  // ends with 0
+  // What it announced last, for messages when it does not come: the whole
+  // sequence number and the operation.
+  std::atomic<uint64_t> last_sequence;
+  std::atomic<uint32_t> last_operation;
+  // The cores its process may run on, as sched_getaffinity() has them, up to
+  // 1,024; written before the group begins.
+  alignas(kCacheLine) std::array<uint64_t, 16> cores;
+};
+
+// A ring of bytes from one rank to another. Positions only grow; position p
+// lies at p % bytes.
+struct MessageRing {
+  alignas(kCacheLine) std::atomic<uint64_t> written;  // by the sender, release
+  alignas(kCacheLine) std::atomic<uint64_t> read;  // by the receiver, release
+};
+
+// The segment, as pointers. Holds the memory.
+class Segment {
+ public:
+  // Of all that a group of `ranks` needs; a multiple of the page size.
+  static size_t bytes(int ranks, const Tuning& tuning);
+
+  // `memory` has bytes(ranks, tuning).
+  Segment(std::shared_ptr<SharedMemory> memory, int ranks,
+          const Tuning& tuning);
+
+  // Threads of all ranks that sleep: lets who publishes something skip the
+  // search for whom to wake.
+  std::atomic<uint32_t>& sleepers() const { return *sleepers_; }
+  RankState& state(int rank) const { return states_[rank]; }
+
+  Announcement& announcement(int rank, uint64_t sequence) const;
+  // Behind the announcement: for each rank the bytes that go to it, then those
+  // that are expected from it. 2 * ranks numbers.
+  std::span<uint64_t> sizes(int rank, uint64_t sequence) const;
+  // Behind that: tuning.one_shot_bytes.
+  std::byte* one_shot(int rank, uint64_t sequence) const;
+
+  // tuning.chunk_bytes.
+  std::byte* staging(int rank, uint64_t chunk) const;
+
+  MessageRing& ring(int from, int to) const;
+  std::byte* ring_data(int from, int to) const;
+  size_t ring_bytes() const { return ring_bytes_; }  // a power of two
+
+ private:
+  std::shared_ptr<SharedMemory> memory_;
+  int ranks_;
+  Tuning tuning_;
+  size_t slot_bytes_;
+  size_t ring_bytes_;
+  std::atomic<uint32_t>* sleepers_;
+  RankState* states_;
+  std::byte* slots_;
+  std::byte* staging_;
+  std::byte* rings_;
+};
+
+}  // namespace lockstep::shm

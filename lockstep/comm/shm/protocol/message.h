@@ -1,0 +1,34 @@
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "lockstep/kernels/dtype.h"
+
+namespace lockstep::shm {
+
+// One side of a message, as MessageEngine keeps it. What was asked for does not
+// change; the outcome belongs to the thread that drives until `ended`.
+class Message {
+ public:
+  enum class Failure : uint8_t { none, mismatch, broken };
+
+  bool is_send;
+  int peer;  // or Group::kAnySource
+  int32_t tag;
+  const std::byte* from;  // of a send
+  std::byte* to;          // of a receive
+  size_t bytes;
+  kernels::DType dtype;
+
+  int source{-1};
+  Failure failure{Failure::none};
+  std::string words{};  // of the failure
+  // Stored behind the outcome. seq_cst: who sleeps for it reads it once more
+  // after it has said so.
+  std::atomic<bool> ended{false};
+};
+
+}  // namespace lockstep::shm

@@ -1,0 +1,368 @@
+#include "lockstep/comm/shm/protocol/message_engine.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+#include <stdexcept>
+
+#include "lockstep/comm/shm/protocol/message.h"
+#include "lockstep/kernels/copy.h"
+
+namespace lockstep::shm {
+namespace {
+
+// Messages of one ring that one drive() moves: who waits for the mutex, or for
+// another ring, gets his turn.
+constexpr int kAtOnce = 16;
+
+bool fits(const Message& receive, const MessageHead& head) {
+  return receive.bytes == head.bytes &&
+         receive.dtype == static_cast<DType>(head.dtype);
+}
+
+bool is_sound(const MessageHead& head) {
+  return head.magic == MessageHead::kMagic && head.dtype < kernels::kDTypeCount;
+}
+
+}  // namespace
+
+MessageEngine::MessageEngine(const Segment& segment, Waiting& waiting, int rank,
+                             int size)
+    : segment_(segment),
+      waiting_(waiting),
+      rank_(rank),
+      size_(size),
+      departed_(size) {
+  outgoing_.reserve(size);
+  incoming_.reserve(size);
+  for (int peer = 0; peer < size; ++peer) {
+    outgoing_.push_back({.ring = {segment, waiting, rank, peer}});
+    incoming_.push_back({.ring = {segment, waiting, peer, rank}});
+  }
+}
+
+MessageEngine::~MessageEngine() = default;
+
+std::shared_ptr<Message> MessageEngine::start_send(int to, int32_t tag,
+                                                   ConstBytes data,
+                                                   DType dtype) {
+  check_peer(to, "to");
+  waiting_.throw_if_broken();
+  const auto message = std::make_shared<Message>(
+      true, to, tag, static_cast<const std::byte*>(data.data), nullptr,
+      data.size, dtype);
+  {
+    const Lock lock(mutex_);
+    ++under_way_;
+    if (const auto why = hopeless(to)) {
+      fail(*message, *why);
+      return message;
+    }
+    outgoing_[to].queue.push_back(message);
+    push(to);
+  }
+  if (!message->ended) started_.notify_one();
+  return message;
+}
+
+std::shared_ptr<Message> MessageEngine::start_receive(int from, int32_t tag,
+                                                      Bytes data, DType dtype) {
+  if (from != Group::kAnySource) {
+    check_peer(from, "from");
+  } else if (size_ == 1) {
+    throw std::invalid_argument(
+        "a receive from any rank, in a group that has no other rank");
+  }
+  waiting_.throw_if_broken();
+  const auto message = std::make_shared<Message>(
+      false, from, tag, nullptr, static_cast<std::byte*>(data.data), data.size,
+      dtype);
+  {
+    const Lock lock(mutex_);
+    ++under_way_;
+    if (Aside* aside = find_aside(*message)) {
+      aside->receiver = message;
+      if (aside->complete) hand_over(*aside);
+      return message;
+    }
+    receives_.push_back(message);
+    ++posted(from);
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer != from && from != Group::kAnySource) continue;
+      // What a rank that has gone had written is all there will be.
+      while (pull(peer) && !departed_[peer].empty()) {
+      }
+    }
+    if (!message->ended && hopeless(from)) settle();
+  }
+  if (!message->ended) started_.notify_one();
+  return message;
+}
+
+void MessageEngine::wait(Message& message, milliseconds timeout) {
+  const auto ready = [&](std::memory_order order) {
+    if (!message.ended) drive(order);
+    return message.ended.load();
+  };
+  Patience patience(timeout);
+  if (!waiting_.spin(ready)) {
+    const Deadline deadline = patience.deadline();
+    if (waiting_.sleep(ready, deadline, [this] { look(); }) ==
+        Waiting::Outcome::timed_out) {
+      throw MessageTimeout(described(message) +
+                           (message.is_send ? " has not been taken after "
+                                            : " has not come after ") +
+                           std::to_string(deadline.elapsed().count()) +
+                           " ms (allowed " +
+                           std::to_string(deadline.allowed().count()) + " ms)");
+    }
+  }
+  throw_if_failed(message);
+}
+
+bool MessageEngine::has_ended(Message& message) {
+  if (message.ended) return true;
+  drive();
+  if (!message.ended) look_if_due();
+  return message.ended;
+}
+
+void MessageEngine::throw_if_failed(const Message& message) {
+  if (!message.ended) return;
+  switch (message.failure) {
+    case Message::Failure::none:
+      return;
+    case Message::Failure::mismatch:
+      throw CallMismatch(message.words);
+    case Message::Failure::broken:
+      throw GroupBroken(message.words);
+  }
+}
+
+int MessageEngine::source(const Message& message) { return message.source; }
+
+bool MessageEngine::drive(std::memory_order order) {
+  if (!busy()) return false;
+  Lock lock(mutex_, std::defer_lock);
+  if (order == std::memory_order_seq_cst) {
+    // Another thread may have looked into the ring before the bytes came, and
+    // may not look again.
+    lock.lock();
+  } else if (!lock.try_lock()) {
+    return false;
+  }
+  return move();
+}
+
+void MessageEngine::serve(std::stop_token stop) {
+  const std::stop_callback wake(stop, [this] { waiting_.wake_own(); });
+  const auto idle = [&](std::memory_order order) {
+    drive(order);
+    return stop.stop_requested() || !busy();
+  };
+  while (true) {
+    {
+      Lock lock(mutex_);
+      started_.wait(lock, stop, [this] { return busy(); });
+    }
+    if (stop.stop_requested()) return;
+    if (!waiting_.spin(idle)) {
+      waiting_.sleep(idle, Deadline::after(std::chrono::hours(1)),
+                     [this] { look(); });
+    }
+  }
+}
+
+void MessageEngine::check_peer(int peer, const char* argument) const {
+  if (peer >= 0 && peer < size_ && peer != rank_) return;
+  throw std::invalid_argument(
+      std::string(argument) + " = " + std::to_string(peer) +
+      (peer == rank_ ? " is this rank itself; name another"
+                     : " is no rank of a group of " + std::to_string(size_)));
+}
+
+size_t& MessageEngine::posted(int from) {
+  return from == Group::kAnySource ? posted_to_any_ : incoming_[from].posted;
+}
+
+bool MessageEngine::move() {
+  bool moved = false;
+  for (int to = 0; to < size_; ++to) moved |= push(to);
+  // A rank that sends much does not keep a receive from any source from the
+  // others.
+  first_ = (first_ + 1) % size_;
+  for (int i = 0; i < size_; ++i) moved |= pull((first_ + i) % size_);
+  return moved;
+}
+
+bool MessageEngine::push(int to) {
+  Outgoing& out = outgoing_[to];
+  bool moved = false;
+  for (int i = 0; i < kAtOnce && !out.queue.empty(); ++i) {
+    const Message& message = *out.queue.front();
+    if (!out.begun) {
+      if (!out.ring.begin({.bytes = message.bytes,
+                           .tag = message.tag,
+                           .dtype = static_cast<uint8_t>(message.dtype),
+                           .reserved = 0,
+                           .magic = MessageHead::kMagic})) {
+        break;
+      }
+      out.begun = true;
+      out.done = 0;
+      moved = true;
+    }
+    const size_t put =
+        out.ring.put(message.from + out.done, message.bytes - out.done);
+    out.done += put;
+    moved |= put > 0;
+    if (out.done < message.bytes) break;
+    out.begun = false;
+    const Shared ended = std::move(out.queue.front());
+    out.queue.pop_front();
+    end(*ended);
+  }
+  return moved;
+}
+
+bool MessageEngine::pull(int from) {
+  Incoming& in = incoming_[from];
+  bool moved = false;
+  for (int i = 0; i < kAtOnce; ++i) {
+    if (!in.head) {
+      if (!begin(from)) break;
+      moved = true;
+    }
+    std::byte* to = nullptr;
+    if (in.aside) {
+      to = in.aside->data.get();
+    } else if (in.receiver && fits(*in.receiver, *in.head)) {
+      to = in.receiver->to;
+    }
+    const size_t taken =
+        in.ring.take(to ? to + in.done : nullptr, in.head->bytes - in.done);
+    in.done += taken;
+    moved |= taken > 0;
+    if (in.done < in.head->bytes) break;
+    finish(from);
+  }
+  return moved;
+}
+
+bool MessageEngine::begin(int from) {
+  Incoming& in = incoming_[from];
+  if (in.posted + posted_to_any_ == 0 || in.cut_off) return false;
+  const auto head = in.ring.head();
+  if (!head) return false;
+  if (!is_sound(*head)) {
+    in.cut_off = true;
+    waiting_.break_down("what came from " + waiting_.name(from) +
+                        " is no message: its memory was overwritten");
+    return false;
+  }
+  in.receiver = match(from, head->tag);
+  if (!in.receiver) {
+    auto data = room_for(from, *head);
+    if (!data) return false;
+    asides_.push_back({.source = from, .head = *head, .data = std::move(data)});
+    in.aside = &asides_.back();
+    ++under_way_;
+  }
+  in.ring.begin();
+  in.head = head;
+  in.done = 0;
+  return true;
+}
+
+void MessageEngine::finish(int from) {
+  Incoming& in = incoming_[from];
+  const MessageHead head = *in.head;
+  in.head.reset();
+  if (Aside* const aside = std::exchange(in.aside, nullptr)) {
+    --under_way_;
+    aside->complete = true;
+    if (aside->receiver) hand_over(*aside);
+  } else if (const Shared receiver = std::move(in.receiver)) {
+    if (!fits(*receiver, head)) return fail_mismatch(*receiver, from, head);
+    receiver->source = from;
+    end(*receiver);
+  }
+}
+
+std::unique_ptr<std::byte[]> MessageEngine::room_for(int from,
+                                                     const MessageHead& head) {
+  try {
+    return std::make_unique_for_overwrite<std::byte[]>(head.bytes);
+  } catch (const std::bad_alloc&) {
+    waiting_.break_down(waiting_.name(rank_) + " has no memory for " +
+                        std::to_string(head.bytes) + " bytes that " +
+                        waiting_.name(from) + " sent with tag " +
+                        std::to_string(head.tag) +
+                        ", for which no receive waits");
+    return nullptr;
+  }
+}
+
+MessageEngine::Shared MessageEngine::match(int source, int32_t tag) {
+  const auto found = std::ranges::find_if(receives_, [&](const Shared& one) {
+    return one->tag == tag &&
+           (one->peer == source || one->peer == Group::kAnySource);
+  });
+  if (found == receives_.end()) return nullptr;
+  const Shared receiver = std::move(*found);
+  receives_.erase(found);
+  --posted(receiver->peer);
+  return receiver;
+}
+
+MessageEngine::Aside* MessageEngine::find_aside(const Message& receive) {
+  const auto found = std::ranges::find_if(asides_, [&](const Aside& aside) {
+    return !aside.receiver && aside.head.tag == receive.tag &&
+           (receive.peer == aside.source || receive.peer == Group::kAnySource);
+  });
+  return found == asides_.end() ? nullptr : &*found;
+}
+
+void MessageEngine::hand_over(Aside& aside) {
+  const Shared receiver = std::move(aside.receiver);
+  const auto head = aside.head;
+  const int source = aside.source;
+  const bool fitting = fits(*receiver, head);
+  if (fitting && head.bytes > 0) {
+    kernels::copy(receiver->to, aside.data.get(), head.bytes);
+  }
+  erase(aside);
+  if (!fitting) return fail_mismatch(*receiver, source, head);
+  receiver->source = source;
+  end(*receiver);
+}
+
+void MessageEngine::erase(const Aside& aside) {
+  asides_.erase(std::ranges::find_if(
+      asides_, [&](const Aside& one) { return &one == &aside; }));
+}
+
+void MessageEngine::end(Message& message) {
+  --under_way_;
+  message.ended = true;
+  // A thread of this rank that sleeps for it: it says so before it looks at
+  // `ended`, in the one order of all seq_cst operations.
+  if (segment_.state(rank_).sleepers != 0) waiting_.wake_own();
+}
+
+void MessageEngine::fail_mismatch(Message& message, int source,
+                                  const MessageHead& head) {
+  const auto data = [](size_t bytes, DType dtype) {
+    return std::to_string(bytes) + " bytes of " + kernels::name_of(dtype);
+  };
+  message.failure = Message::Failure::mismatch;
+  message.words = waiting_.name(source) + " sent " +
+                  data(head.bytes, static_cast<DType>(head.dtype)) +
+                  " with tag " + std::to_string(head.tag) + ", where " +
+                  waiting_.name(rank_) + " receives " +
+                  data(message.bytes, message.dtype) +
+                  "; the message is dropped";
+  end(message);
+}
+
+}  // namespace lockstep::shm

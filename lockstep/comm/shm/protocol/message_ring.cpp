@@ -1,0 +1,129 @@
+#include "lockstep/comm/shm/protocol/message_ring.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "lockstep/kernels/copy.h"
+
+namespace lockstep::shm {
+namespace {
+
+// Where the head behind a message that ends at `at` lies. Both ends leave the
+// gap out by themselves: neither publishes it, so that `read` never passes
+// `written`.
+uint64_t aligned(uint64_t at) {
+  return (at + sizeof(MessageHead) - 1) / sizeof(MessageHead) *
+         sizeof(MessageHead);
+}
+
+// A large message is published in parts of the ring: the reader copies one
+// while the writer copies the next.
+constexpr size_t kParts = 4;
+
+}  // namespace
+
+RingWriter::RingWriter(const Segment& segment, const Waiting& waiting, int from,
+                       int to)
+    : ring_(segment.ring(from, to)),
+      waiting_(waiting),
+      data_(segment.ring_data(from, to)),
+      bytes_(segment.ring_bytes()),
+      at_(ring_.written.load(std::memory_order_relaxed)),
+      published_(at_) {}
+
+size_t RingWriter::room(size_t wanted) {
+  if (bytes_ - (at_ - read_) < wanted) {
+    // Pairs with RingReader::publish(): the bytes were read before they are
+    // overwritten. seq_cst, as for `written` in RingReader.
+    read_ = ring_.read.load(std::memory_order_seq_cst);
+  }
+  return bytes_ - (at_ - read_);
+}
+
+bool RingWriter::begin(const MessageHead& head) {
+  const uint64_t at = aligned(at_);
+  const size_t wanted = at - at_ + sizeof(head);
+  if (room(wanted) < wanted) return false;
+  // The ring's size is a multiple of the head's: it does not wrap.
+  std::memcpy(data_ + at % bytes_, &head, sizeof(head));
+  at_ = at + sizeof(head);
+  return true;
+}
+
+size_t RingWriter::put(const std::byte* data, size_t bytes) {
+  size_t done = 0;
+  do {
+    const size_t part = std::min(bytes - done, bytes_ / kParts);
+    const size_t size = std::min(part, room(part));
+    if (size > 0) {
+      const size_t before_end = std::min(size, bytes_ - at_ % bytes_);
+      kernels::copy(data_ + at_ % bytes_, data + done, before_end);
+      kernels::copy(data_, data + done + before_end, size - before_end);
+    }
+    if (at_ + size == published_) break;
+    publish(at_ + size);
+    done += size;
+  } while (done < bytes && done < bytes_);
+  return done;
+}
+
+void RingWriter::publish(uint64_t at) {
+  at_ = at;
+  published_ = at;
+  ring_.written.store(at, std::memory_order_seq_cst);
+  waiting_.wake_sleepers();
+}
+
+RingReader::RingReader(const Segment& segment, const Waiting& waiting, int from,
+                       int to)
+    : ring_(segment.ring(from, to)),
+      waiting_(waiting),
+      data_(segment.ring_data(from, to)),
+      bytes_(segment.ring_bytes()),
+      at_(ring_.read.load(std::memory_order_relaxed)),
+      published_(at_) {}
+
+std::optional<MessageHead> RingReader::head() {
+  const uint64_t at = aligned(at_);
+  if (written_ < at + sizeof(MessageHead)) {
+    // Pairs with RingWriter::publish(). seq_cst: a thread that has started a
+    // message and finds nothing relies on the wake-up of another one of this
+    // rank that sleeps already.
+    written_ = ring_.written.load(std::memory_order_seq_cst);
+    if (written_ < at + sizeof(MessageHead)) return std::nullopt;
+  }
+  MessageHead head;
+  std::memcpy(&head, data_ + at % bytes_, sizeof(head));
+  return head;
+}
+
+void RingReader::begin() { at_ = aligned(at_) + sizeof(MessageHead); }
+
+size_t RingReader::take(std::byte* to, size_t bytes) {
+  size_t done = 0;
+  do {
+    const size_t part = std::min(bytes - done, bytes_ / kParts);
+    if (written_ - at_ < part) {
+      written_ = ring_.written.load(std::memory_order_seq_cst);
+    }
+    const size_t size = std::min<uint64_t>(part, written_ - at_);
+    if (to && size > 0) {
+      const size_t before_end = std::min(size, bytes_ - at_ % bytes_);
+      kernels::copy(to + done, data_ + at_ % bytes_, before_end);
+      kernels::copy(to + done + before_end, data_, size - before_end);
+    }
+    if (at_ + size == published_) break;
+    publish(at_ + size);
+    done += size;
+  } while (done < bytes && done < bytes_);
+  return done;
+}
+
+void RingReader::publish(uint64_t at) {
+  at_ = at;
+  published_ = at;
+  ring_.read.store(at, std::memory_order_seq_cst);
+  waiting_.wake_sleepers();
+}
+
+}  // namespace lockstep::shm

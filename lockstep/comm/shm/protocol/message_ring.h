@@ -1,0 +1,78 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "lockstep/comm/shm/protocol/layout.h"
+#include "lockstep/comm/shm/protocol/waiting.h"
+
+// The two ends of one MessageRing. A message lies in it as a head, at a
+// multiple of 16 bytes, and its bytes; one that is larger than the ring goes
+// through it in pieces.
+namespace lockstep::shm {
+
+struct MessageHead {
+  static constexpr uint16_t kMagic = 0x4c53;
+
+  uint64_t bytes;
+  int32_t tag;
+  uint8_t dtype;
+  uint8_t reserved;
+  uint16_t magic;  // tells a ring that lost its place
+};
+static_assert(sizeof(MessageHead) == 16);
+
+// The sender's end. Threads: one at a time.
+class RingWriter {
+ public:
+  RingWriter(const Segment& segment, const Waiting& waiting, int from, int to);
+
+  // Places a head, if there is room for it. The reader sees it with the put()
+  // that must follow, for an empty message too.
+  bool begin(const MessageHead& head);
+  // Copies as much of `bytes` as there is room for and lets the reader have
+  // it; returns how much.
+  size_t put(const std::byte* data, size_t bytes);
+
+ private:
+  // Bytes that are free; asks the reader's position if they seem too few.
+  size_t room(size_t wanted);
+  void publish(uint64_t at);
+
+  MessageRing& ring_;
+  const Waiting& waiting_;
+  std::byte* data_;
+  size_t bytes_;
+  uint64_t at_;         // where the next byte goes
+  uint64_t published_;  // what ring_.written is
+  uint64_t read_ = 0;   // what ring_.read was
+};
+
+// The receiver's end. Threads: one at a time.
+class RingReader {
+ public:
+  RingReader(const Segment& segment, const Waiting& waiting, int from, int to);
+
+  // The head of the next message, if it has come.
+  std::optional<MessageHead> head();
+  // Steps behind the head that was seen. A take() must follow, for an empty
+  // message too.
+  void begin();
+  // Copies up to `bytes` of what has come (drops it where `to` is null) and
+  // gives its room back; returns how much.
+  size_t take(std::byte* to, size_t bytes);
+
+ private:
+  void publish(uint64_t at);
+
+  MessageRing& ring_;
+  const Waiting& waiting_;
+  const std::byte* data_;
+  size_t bytes_;
+  uint64_t at_;
+  uint64_t published_;
+  uint64_t written_ = 0;
+};
+
+}  // namespace lockstep::shm

@@ -1,0 +1,418 @@
+#include <algorithm>
+#include <array>
+#include <cstring>
+
+#include "lockstep/comm/shm/protocol/collective.h"
+#include "lockstep/kernels/copy.h"
+#include "lockstep/kernels/reduce.h"
+
+namespace lockstep::shm {
+namespace {
+
+std::byte* bytes_at(void* data, size_t offset) {
+  return static_cast<std::byte*>(data) + offset;
+}
+const std::byte* bytes_at(const void* data, size_t offset) {
+  return static_cast<const std::byte*>(data) + offset;
+}
+
+// An interval of elements.
+struct Interval {
+  size_t begin;
+  size_t end;
+  size_t size() const { return end - begin; }
+};
+
+size_t divided_up(size_t what, size_t by) { return (what + by - 1) / by; }
+
+// Rank `of`'s part of `elements`, in whole cache lines: two ranks that write
+// into one would take it from each other.
+Interval slice(Interval elements, int of, int ranks, size_t element_bytes) {
+  const size_t line = kCacheLine / element_bytes;
+  const size_t each =
+      divided_up(divided_up(elements.size(), ranks), line) * line;
+  return {std::min(elements.begin + of * each, elements.end),
+          std::min(elements.begin + (of + 1) * each, elements.end)};
+}
+
+// The ranks' data for one kernel, in rank order.
+struct Sources {
+  std::array<const void*, kMaxRanks> data;
+  std::span<const void* const> of(int ranks) const {
+    return {data.data(), static_cast<size_t>(ranks)};
+  }
+};
+
+// One reduction of `count` elements, which each rank has at `data`.
+struct Reduction {
+  Core& core;
+  Collective& call;
+  std::byte* data;
+  size_t count;
+  DType dtype;
+  ReduceOp op;
+  int root;  // who gets the result; -1: all
+
+  size_t element() const { return kernels::size_of(dtype); }
+  bool has_result(int rank) const { return root < 0 || root == rank; }
+};
+
+void reduce_one_shot(const Reduction& r) {
+  const size_t bytes = r.count * r.element();
+  if (bytes != 0) std::memcpy(r.call.room(bytes), r.data, bytes);
+  r.call.announce(bytes);
+  r.call.wait_for_all();
+  if (!r.has_result(r.core.rank)) return;
+  Sources sources;
+  for (int peer = 0; peer < r.core.size; ++peer) {
+    sources.data[peer] = peer == r.core.rank ? r.data : r.call.data(peer);
+  }
+  void* const destination = r.data;
+  kernels::reduce({&destination, 1}, sources.of(r.core.size), r.count, r.dtype,
+                  r.op);
+}
+
+// Every rank reaches every other's data: it reduces its slice of all, and
+// writes the result to all.
+void reduce_in_place(const Reduction& r,
+                     const std::array<std::byte*, kMaxRanks>& data) {
+  const int n = r.core.size;
+  const auto own = slice({0, r.count}, r.core.rank, n, r.element());
+  // In pieces that stay in the nearest caches from the first destination to
+  // the last.
+  const size_t piece = (size_t{16} << 10) / r.element();
+  for (size_t at = own.begin; at < own.end; at += piece) {
+    Sources sources;
+    std::array<void*, kMaxRanks> destinations;
+    size_t results = 0;
+    for (int peer = 0; peer < n; ++peer) {
+      auto* place = bytes_at(data[peer], at * r.element());
+      sources.data[peer] = place;
+      if (r.has_result(peer)) destinations[results++] = place;
+    }
+    kernels::reduce({destinations.data(), results}, sources.of(n),
+                    std::min(piece, own.end - at), r.dtype, r.op);
+  }
+  const uint64_t done = ++r.core.chunks;
+  r.call.publish(r.core.own().reduced, done);
+  for (int peer = 0; peer < n; ++peer) {
+    r.call.await(peer, r.core.segment.state(peer).reduced, done);
+  }
+}
+
+// In chunks: each rank copies in what others reduce, reduces its slice of the
+// chunk from its own data and the staged ones, puts the result where its own
+// contribution would have been staged, and copies out what others reduced.
+// Copying in is one chunk ahead.
+class StagedReduction {
+ public:
+  explicit StagedReduction(const Reduction& r)
+      : r_(r),
+        rounds_(divided_up(r.count * r.element(), r.core.tuning.chunk_bytes)),
+        chunk_(chunk_of(r, rounds_)),
+        first_(r.core.chunks) {
+    r.core.chunks += rounds_;
+  }
+
+  void run() {
+    stage(0);
+    for (uint64_t round = 0; round < rounds_; ++round) {
+      if (round + 1 < rounds_) stage(round + 1);
+      reduce(round);
+      if (r_.has_result(r_.core.rank)) copy_out(round);
+    }
+    // The root reads this rank's results at its leisure: before anybody writes
+    // there again all have announced the next operation.
+  }
+
+ private:
+  // Equal shares of all elements, in whole lines: a short last round would
+  // cost as many waits as a long one.
+  static size_t chunk_of(const Reduction& r, uint64_t rounds) {
+    const size_t line = kCacheLine / r.element();
+    return divided_up(divided_up(r.count, rounds), line) * line;
+  }
+  Interval clipped(Interval whole) const {
+    return {std::min(whole.begin, r_.count), std::min(whole.end, r_.count)};
+  }
+  Interval chunk(uint64_t round) const {
+    return {round * chunk_, (round + 1) * chunk_};
+  }
+  // Of the last, shorter chunk too in the borders of a whole one: staging must
+  // leave out all that a peer may still copy from the slot's round before.
+  Interval slice_of(int rank, uint64_t round) const {
+    return clipped(slice(chunk(round), rank, r_.core.size, r_.element()));
+  }
+  // Where element `at` of a round lies in `rank`'s staging memory.
+  std::byte* staged(int rank, uint64_t round, size_t at) const {
+    return r_.core.segment.staging(rank, first_ + round) +
+           (at - round * chunk_) * r_.element();
+  }
+
+  void stage(uint64_t round) {
+    // The slot was last read two rounds ago.
+    if (round >= kSlots) await_all(&RankState::reduced, round - kSlots);
+    const auto all = clipped(chunk(round));
+    const auto own = slice_of(r_.core.rank, round);
+    for (const auto part :
+         {Interval{all.begin, own.begin}, Interval{own.end, all.end}}) {
+      kernels::copy(staged(r_.core.rank, round, part.begin),
+                    r_.data + part.begin * r_.element(),
+                    part.size() * r_.element());
+    }
+    r_.call.publish(r_.core.own().staged, first_ + round + 1);
+  }
+
+  void reduce(uint64_t round) {
+    await_all(&RankState::staged, round);
+    const int rank = r_.core.rank;
+    const auto own = slice_of(rank, round);
+    auto* here = r_.data + own.begin * r_.element();
+    Sources sources;
+    for (int peer = 0; peer < r_.core.size; ++peer) {
+      sources.data[peer] = peer == rank ? here : staged(peer, round, own.begin);
+    }
+    std::array<void*, 2> destinations;
+    size_t results = 0;
+    if (r_.has_result(rank)) destinations[results++] = here;
+    if (r_.root != rank) {
+      destinations[results++] = staged(rank, round, own.begin);
+    }
+    kernels::reduce({destinations.data(), results}, sources.of(r_.core.size),
+                    own.size(), r_.dtype, r_.op);
+    r_.call.publish(r_.core.own().reduced, first_ + round + 1);
+  }
+
+  void copy_out(uint64_t round) {
+    // Each begins with its neighbour, so that not all read from one.
+    for (int step = 1; step < r_.core.size; ++step) {
+      const int peer = (r_.core.rank + step) % r_.core.size;
+      r_.call.await(peer, r_.core.segment.state(peer).reduced,
+                    first_ + round + 1);
+      const auto part = slice_of(peer, round);
+      kernels::copy(r_.data + part.begin * r_.element(),
+                    staged(peer, round, part.begin),
+                    part.size() * r_.element());
+    }
+  }
+
+  void await_all(std::atomic<uint64_t> RankState::*counter, uint64_t round) {
+    for (int peer = 0; peer < r_.core.size; ++peer) {
+      if (peer == r_.core.rank) continue;
+      r_.call.await(peer, r_.core.segment.state(peer).*counter,
+                    first_ + round + 1);
+    }
+  }
+
+  const Reduction& r_;
+  const uint64_t rounds_;
+  const size_t chunk_;  // elements
+  const uint64_t first_;
+};
+
+void reduce_large(const Reduction& r) {
+  const size_t bytes = r.count * r.element();
+  const auto place = r.core.registered.find(r.data, bytes);
+  if (place) {
+    r.call.announce(*place);
+  } else {
+    r.call.announce(0);
+  }
+  r.call.wait_for_all();
+  std::array<std::byte*, kMaxRanks> data;
+  bool all_registered = true;
+  for (int peer = 0; peer < r.core.size && all_registered; ++peer) {
+    all_registered = r.call.place(peer).has_value();
+  }
+  if (!all_registered) {
+    StagedReduction(r).run();
+    return;
+  }
+  try {
+    for (int peer = 0; peer < r.core.size; ++peer) {
+      data[peer] = peer == r.core.rank ? r.data
+                                       : r.core.registered.reach(
+                                             peer, *r.call.place(peer), bytes);
+    }
+  } catch (const std::exception& error) {
+    // The peers wait for this rank's slice.
+    r.core.waiting.fail(error.what());
+  }
+  reduce_in_place(r, data);
+}
+
+void reduce_any(const Reduction& r) {
+  if (r.count * r.element() <= r.core.tuning.one_shot_bytes) {
+    reduce_one_shot(r);
+  } else if (r.core.size == 1) {
+    r.call.announce(0);
+    void* const data = r.data;
+    const void* const source = data;
+    kernels::reduce({&data, 1}, {&source, 1}, r.count, r.dtype, r.op);
+  } else {
+    reduce_large(r);
+  }
+}
+
+// The parts of a reduce_scatter, one for each rank.
+struct Parts {
+  std::byte* output;
+  std::span<const void* const> inputs;
+  std::span<const size_t> counts;
+  DType dtype;
+  ReduceOp op;
+  size_t element() const { return kernels::size_of(dtype); }
+};
+
+void scatter_one_shot(Core& core, Collective& call, const Parts& parts,
+                      size_t total) {
+  auto* room = call.room(total * parts.element());
+  size_t offset = 0;
+  size_t own_offset = 0;
+  for (int peer = 0; peer < core.size; ++peer) {
+    const size_t bytes = parts.counts[peer] * parts.element();
+    if (bytes != 0) std::memcpy(room + offset, parts.inputs[peer], bytes);
+    if (peer == core.rank) own_offset = offset;
+    offset += bytes;
+  }
+  call.announce(offset);
+  call.wait_for_all();
+  Sources sources;
+  for (int peer = 0; peer < core.size; ++peer) {
+    sources.data[peer] = peer == core.rank ? parts.inputs[core.rank]
+                                           : call.data(peer) + own_offset;
+  }
+  void* const output = parts.output;
+  kernels::reduce({&output, 1}, sources.of(core.size), parts.counts[core.rank],
+                  parts.dtype, parts.op);
+}
+
+// In rounds of one piece for each rank, copying in one round ahead.
+void scatter_staged(Core& core, Collective& call, const Parts& parts) {
+  const int n = core.size;
+  const size_t element = parts.element();
+  const size_t piece_bytes =
+      core.tuning.chunk_bytes / n / kCacheLine * kCacheLine;
+  const size_t piece = piece_bytes / element;
+  const size_t longest = *std::ranges::max_element(parts.counts);
+  const uint64_t rounds = divided_up(longest, piece);
+  const uint64_t first = core.chunks;
+  core.chunks += rounds;
+  auto interval = [&](int of, uint64_t round) -> Interval {
+    return {std::min(parts.counts[of], round * piece),
+            std::min(parts.counts[of], (round + 1) * piece)};
+  };
+  auto await_all = [&](std::atomic<uint64_t> RankState::*counter,
+                       uint64_t round) {
+    for (int peer = 0; peer < n; ++peer) {
+      if (peer == core.rank) continue;
+      call.await(peer, core.segment.state(peer).*counter, first + round + 1);
+    }
+  };
+  auto stage = [&](uint64_t round) {
+    if (round >= kSlots) await_all(&RankState::reduced, round - kSlots);
+    auto* slot = core.segment.staging(core.rank, first + round);
+    for (int peer = 0; peer < n; ++peer) {
+      const auto part = interval(peer, round);
+      if (peer == core.rank || part.size() == 0) continue;
+      kernels::copy(slot + peer * piece_bytes,
+                    bytes_at(parts.inputs[peer], part.begin * element),
+                    part.size() * element);
+    }
+    call.publish(core.own().staged, first + round + 1);
+  };
+  stage(0);
+  for (uint64_t round = 0; round < rounds; ++round) {
+    if (round + 1 < rounds) stage(round + 1);
+    await_all(&RankState::staged, round);
+    const auto own = interval(core.rank, round);
+    if (own.size() != 0) {
+      Sources sources;
+      for (int peer = 0; peer < n; ++peer) {
+        sources.data[peer] =
+            peer == core.rank
+                ? bytes_at(parts.inputs[peer], own.begin * element)
+                : core.segment.staging(peer, first + round) +
+                      core.rank * piece_bytes;
+      }
+      void* const output = bytes_at(parts.output, own.begin * element);
+      kernels::reduce({&output, 1}, sources.of(n), own.size(), parts.dtype,
+                      parts.op);
+    }
+    call.publish(core.own().reduced, first + round + 1);
+  }
+}
+
+}  // namespace
+
+void Group::all_reduce(void* data, size_t count, DType dtype, ReduceOp op,
+                       milliseconds timeout) {
+  Collective call(*core_,
+                  {.operation = Operation::all_reduce,
+                   .dtype = dtype,
+                   .reduce_op = op,
+                   .agreed = count},
+                  timeout);
+  reduce_any({.core = *core_,
+              .call = call,
+              .data = static_cast<std::byte*>(data),
+              .count = count,
+              .dtype = dtype,
+              .op = op,
+              .root = -1});
+}
+
+void Group::reduce(void* data, size_t count, DType dtype, ReduceOp op, int root,
+                   milliseconds timeout) {
+  Collective call(*core_,
+                  {.operation = Operation::reduce,
+                   .dtype = dtype,
+                   .reduce_op = op,
+                   .root = root,
+                   .agreed = count},
+                  timeout);
+  reduce_any({.core = *core_,
+              .call = call,
+              .data = static_cast<std::byte*>(data),
+              .count = count,
+              .dtype = dtype,
+              .op = op,
+              .root = root});
+}
+
+void Group::reduce_scatter(void* output, std::span<const void* const> inputs,
+                           std::span<const size_t> counts, DType dtype,
+                           ReduceOp op, milliseconds timeout) {
+  const int n = core_->size;
+  const bool even = std::ranges::all_of(
+      counts, [&](size_t count) { return count == counts[0]; });
+  Collective call(*core_,
+                  {.operation = Operation::reduce_scatter,
+                   .dtype = dtype,
+                   .reduce_op = op,
+                   .agreed = even ? counts[0] : kSizesDiffer},
+                  timeout);
+  const Parts parts{.output = static_cast<std::byte*>(output),
+                    .inputs = inputs,
+                    .counts = counts,
+                    .dtype = dtype,
+                    .op = op};
+  size_t total = 0;
+  auto sizes = call.sizes();
+  for (int peer = 0; peer < n; ++peer) {
+    total += counts[peer];
+    if (even) continue;
+    sizes[peer] = counts[peer] * parts.element();
+    sizes[n + peer] = counts[core_->rank] * parts.element();
+  }
+  if (even && total * parts.element() <= core_->tuning.one_shot_bytes) {
+    scatter_one_shot(*core_, call, parts, total);
+    return;
+  }
+  call.announce(0);
+  call.wait_for_all();
+  if (!even) call.compare_sizes();
+  scatter_staged(*core_, call, parts);
+}
+
+}  // namespace lockstep::shm

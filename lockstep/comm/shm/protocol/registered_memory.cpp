@@ -1,0 +1,205 @@
+#include "lockstep/comm/shm/protocol/registered_memory.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <iterator>
+#include <stdexcept>
+#include <string>
+
+namespace lockstep::shm {
+namespace {
+
+std::string place_name(int of, RegisteredMemory::Place place, size_t bytes) {
+  return std::to_string(bytes) + " bytes at " + std::to_string(place.offset) +
+         " of region " + std::to_string(place.region) + " of peer " +
+         std::to_string(of);
+}
+
+bool lies_within(RegisteredMemory::Place place, size_t bytes, uint64_t size) {
+  return place.offset <= size && bytes <= size - place.offset;
+}
+
+}  // namespace
+
+RegisteredMemory::RegisteredMemory(const PeerLinks& links, int rank, int size)
+    : links_(links), rank_(rank), size_(size), notices_(size) {}
+
+void* RegisteredMemory::allocate(size_t bytes) {
+  if (bytes == 0) {
+    throw std::invalid_argument("0 bytes of registered memory were asked for");
+  }
+  std::lock_guard lock(mutex_);
+  // First: what peers have freed may be what is missing.
+  receive_all();
+  auto memory = SharedMemory::create(bytes);
+  auto* data = memory.data();
+  const auto region = regions_
+                          .try_emplace(data, Region{.id = new_id(),
+                                                    .memory = std::move(memory),
+                                                    .unsent = size_ - 1})
+                          .first;
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) continue;
+    notices_[peer].push_back(
+        {.id = region->second.id, .lends = &region->second});
+    ++undelivered_;
+  }
+  try {
+    deliver();
+  } catch (...) {
+    remove(region);
+    throw;
+  }
+  return data;
+}
+
+void RegisteredMemory::free(void* data) {
+  if (data == nullptr) return;
+  std::lock_guard lock(mutex_);
+  const auto region = regions_.find(static_cast<const std::byte*>(data));
+  if (region == regions_.end()) {
+    throw std::invalid_argument(
+        "what is to be freed is not the beginning of registered memory of "
+        "this group");
+  }
+  remove(region);
+  deliver();
+  receive_all();
+}
+
+std::optional<RegisteredMemory::Place> RegisteredMemory::find(const void* data,
+                                                              size_t bytes) {
+  std::lock_guard lock(mutex_);
+  if (undelivered_ != 0) deliver();
+  const auto found = region_of(data);
+  if (found == regions_.end()) return std::nullopt;
+  const auto& [begin, region] = *found;
+  const Place place{.region = region.id,
+                    .offset = static_cast<uint64_t>(
+                        static_cast<const std::byte*>(data) - begin)};
+  if (region.unsent != 0 || !lies_within(place, bytes, region.memory.size())) {
+    return std::nullopt;
+  }
+  return place;
+}
+
+std::byte* RegisteredMemory::reach(int of, Place place, size_t bytes) {
+  std::lock_guard lock(mutex_);
+  if (of == rank_) return own(place, bytes);
+  const auto key = std::pair(of, place.region);
+  auto found = borrowed_.find(key);
+  if (found == borrowed_.end()) {
+    receive(of);
+    found = borrowed_.find(key);
+  }
+  if (found == borrowed_.end()) {
+    throw std::runtime_error(place_name(of, place, bytes) +
+                             " was not lent to this rank");
+  }
+  auto& borrowed = found->second;
+  if (!lies_within(place, bytes, borrowed.bytes)) {
+    throw std::runtime_error(place_name(of, place, bytes) + " lies outside: " +
+                             std::to_string(borrowed.bytes) +
+                             " bytes were lent");
+  }
+  if (!borrowed.memory) {
+    if (!borrowed.descriptor) {
+      errno = EMFILE;
+      throw_errno("the descriptor of " + place_name(of, place, bytes) +
+                  " could not be received");
+    }
+    borrowed.memory =
+        SharedMemory::map(std::move(borrowed.descriptor), borrowed.bytes);
+    borrowed.memory.close_descriptor();
+  }
+  return borrowed.memory.data() + place.offset;
+}
+
+std::byte* RegisteredMemory::own(Place place, size_t bytes) {
+  for (const auto& [begin, region] : regions_) {
+    if (region.id == place.region &&
+        lies_within(place, bytes, region.memory.size())) {
+      return region.memory.data() + place.offset;
+    }
+  }
+  throw std::runtime_error(place_name(rank_, place, bytes) +
+                           " is not registered");
+}
+
+// The region that begins at or before `data`.
+RegisteredMemory::Regions::iterator RegisteredMemory::region_of(
+    const void* data) {
+  const auto after = regions_.upper_bound(static_cast<const std::byte*>(data));
+  return after == regions_.begin() ? regions_.end() : std::prev(after);
+}
+
+// Of no region that there is: numbers come again after 2^32 of them.
+uint32_t RegisteredMemory::new_id() {
+  const auto taken = [&](uint32_t id) {
+    return std::ranges::any_of(
+        regions_, [&](const auto& entry) { return entry.second.id == id; });
+  };
+  do {
+    ++last_id_;
+  } while (last_id_ == 0 || taken(last_id_));
+  return last_id_;
+}
+
+// As many notices as the sockets take.
+void RegisteredMemory::deliver() {
+  for (int peer = 0; peer < size_ && undelivered_ != 0; ++peer) {
+    auto& notices = notices_[peer];
+    while (!notices.empty()) {
+      const auto [id, lends] = notices.front();
+      const bool sent = lends != nullptr ? links_.lend(peer, id, lends->memory)
+                                         : links_.take_back(peer, id);
+      if (!sent) break;
+      notices.pop_front();
+      --undelivered_;
+      if (lends != nullptr && --lends->unsent == 0) {
+        lends->memory.close_descriptor();
+      }
+    }
+  }
+}
+
+void RegisteredMemory::remove(Regions::iterator region) {
+  const auto id = region->second.id;
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) continue;
+    // Who has not heard of it never will.
+    auto& notices = notices_[peer];
+    const auto unheard =
+        std::ranges::find(notices, &region->second, &Notice::lends);
+    if (unheard != notices.end()) {
+      notices.erase(unheard);
+      --undelivered_;
+    } else {
+      notices.push_back({.id = id, .lends = nullptr});
+      ++undelivered_;
+    }
+  }
+  regions_.erase(region);
+}
+
+void RegisteredMemory::receive(int from) {
+  while (auto loan = links_.receive(from)) {
+    const auto key = std::pair(from, static_cast<uint32_t>(loan->id));
+    if (loan->bytes == 0) {
+      borrowed_.erase(key);
+    } else {
+      borrowed_.insert_or_assign(key,
+                                 Borrowed{.bytes = loan->bytes,
+                                          .descriptor = std::move(loan->memory),
+                                          .memory = {}});
+    }
+  }
+}
+
+void RegisteredMemory::receive_all() {
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer != rank_) receive(peer);
+  }
+}
+
+}  // namespace lockstep::shm

@@ -1,0 +1,175 @@
+#include "lockstep/comm/shm/protocol/waiting.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <array>
+#include <bit>
+#include <cstring>
+#include <fstream>
+
+#include "lockstep/base/futex.h"
+#include "lockstep/comm/shm/protocol/errors.h"
+
+namespace lockstep::shm {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::milliseconds;
+
+// About 10 us of looking at a cache line. Longer would be no quicker where all
+// ranks run, and a loss where another program has taken a core.
+constexpr int kSpins = 200;
+// A waiting rank gives its core away this long before it sleeps: peers on the
+// same core come by then, and a system call for their waking up is spared.
+constexpr microseconds kYielding{1000};
+// Nobody is woken by the death of a process.
+constexpr milliseconds kSlice{50};
+
+// Whole cores that the control group grants; the most there can be if it does
+// not say.
+int granted_cores() {
+  std::ifstream limit("/sys/fs/cgroup/cpu.max");
+  double quota = 0;
+  double period = 0;
+  if (limit >> quota >> period && period > 0) {
+    return std::max(1, static_cast<int>(quota / period));
+  }
+  return CPU_SETSIZE;  // "max", or no such file
+}
+
+// Cores that the ranks may use between them.
+int cores_of_all(const Segment& segment, int size) {
+  int cores = 0;
+  for (size_t word = 0; word < segment.state(0).cores.size(); ++word) {
+    uint64_t together = 0;
+    for (int rank = 0; rank < size; ++rank) {
+      together |= segment.state(rank).cores[word];
+    }
+    cores += std::popcount(together);
+  }
+  return cores;
+}
+
+}  // namespace
+
+Waiting::Waiting(const Segment& segment, const PeerLinks& links, int rank,
+                 int size, std::vector<int> names)
+    : segment_(segment),
+      links_(links),
+      rank_(rank),
+      size_(size),
+      names_(std::move(names)),
+      // Who spins on a core that the awaited rank needs waits for himself.
+      spins_(size <= std::min(cores_of_all(segment, size), granted_cores())
+                 ? kSpins
+                 : 0) {}
+
+std::string Waiting::name(int rank) const {
+  return "rank " + std::to_string(names_.empty() ? rank : names_[rank]);
+}
+
+Waiting::Outcome Waiting::sleep(const Ready& ready, const Deadline& deadline,
+                                const std::function<void()>& look) {
+  using Clock = std::chrono::steady_clock;
+  for (const auto until = Clock::now() + kYielding; Clock::now() < until;) {
+    if (ready(std::memory_order_acquire)) return Outcome::ready;
+    if (deadline.expired()) break;
+    ::sched_yield();
+  }
+  auto& own = segment_.state(rank_);
+  while (true) {
+    look();
+    if (ready(std::memory_order_acquire)) return Outcome::ready;
+    if (deadline.expired()) return Outcome::timed_out;
+    // Who publishes stores first and looks for sleepers then; this rank says
+    // that it sleeps first and looks then. All four are seq_cst, so one of the
+    // two sees the other.
+    const auto bell = own.doorbell.load(std::memory_order_seq_cst);
+    own.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    segment_.sleepers().fetch_add(1, std::memory_order_seq_cst);
+    if (!ready(std::memory_order_seq_cst)) {
+      futex_wait(own.doorbell, bell,
+                 std::clamp(deadline.remaining(), milliseconds(1), kSlice));
+    }
+    segment_.sleepers().fetch_sub(1, std::memory_order_seq_cst);
+    own.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    if (ready(std::memory_order_acquire)) return Outcome::ready;
+  }
+}
+
+std::string Waiting::words_of(int rank) const {
+  const auto& reason = segment_.state(rank).reason;
+  // A peer's memory: not to be trusted to end with 0.
+  return std::string(reason.data(), ::strnlen(reason.data(), reason.size()));
+}
+
+std::vector<Waiting::Departure> Waiting::departures() const {
+  // First who hung up, then its last words: it says them before.
+  uint64_t gone = 0;
+  for (int peer : links_.hung_up()) gone |= uint64_t{1} << peer;
+  std::vector<Departure> all;
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) continue;
+    const auto left = segment_.state(peer).left.load(std::memory_order_acquire);
+    if (left == RankState::kFailed) {
+      all.push_back({.rank = peer,
+                     .well = false,
+                     .failed = true,
+                     .words = name(peer) + " failed: " + words_of(peer)});
+    } else if (gone >> peer & 1) {
+      const bool well = left == RankState::kLeft;
+      all.push_back(
+          {.rank = peer,
+           .well = well,
+           .failed = false,
+           .words = name(peer) + (well ? " has left the group" : " died")});
+    }
+  }
+  return all;
+}
+
+void Waiting::wake_all() const {
+  for (int rank = 0; rank < size_; ++rank) {
+    auto& state = segment_.state(rank);
+    if (state.sleepers.load(std::memory_order_seq_cst) == 0) continue;
+    state.doorbell.fetch_add(1, std::memory_order_seq_cst);
+    futex_wake_all(state.doorbell);
+  }
+}
+
+void Waiting::wake_own() const {
+  auto& own = segment_.state(rank_);
+  if (own.sleepers.load(std::memory_order_seq_cst) == 0) return;
+  own.doorbell.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake_all(own.doorbell);
+}
+
+void Waiting::break_down(const std::string& reason) {
+  if (breaking_.exchange(true)) return;
+  reason_ = reason;
+  auto& own = segment_.state(rank_);
+  const size_t length = std::min(reason.size(), own.reason.size() - 1);
+  std::memcpy(own.reason.data(), reason.data(), length);
+  own.reason[length] = 0;
+  // Pairs with the acquire in departures().
+  own.left.store(RankState::kFailed, std::memory_order_seq_cst);
+  // Pairs with the acquire in broken().
+  broken_.store(true, std::memory_order_seq_cst);
+  wake_sleepers();
+  wake_own();
+}
+
+void Waiting::leave() const {
+  auto& left = segment_.state(rank_).left;
+  uint32_t here = RankState::kHere;
+  left.compare_exchange_strong(here, RankState::kLeft,
+                               std::memory_order_seq_cst);
+  wake_sleepers();
+}
+
+void Waiting::throw_if_broken() const {
+  if (broken()) throw GroupBroken(reason_);
+}
+
+}  // namespace lockstep::shm

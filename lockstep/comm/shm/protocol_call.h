@@ -1,0 +1,43 @@
+#pragma once
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <chrono>
+#include <system_error>
+#include <utility>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/comm/shm/protocol/errors.h"
+
+// How the protocol is called from c10d.
+namespace lockstep::shm {
+
+// Runs `call`, whose errors become c10d's; costs nothing where it has none.
+template <typename Call>
+decltype(auto) translated(Call&& call) {
+  auto as_c10 = [](const std::exception& error) {
+    return c10::DistBackendError({"shm", __FILE__, __LINE__}, error.what());
+  };
+  try {
+    return std::forward<Call>(call)();
+  } catch (const GroupBroken& error) {
+    throw as_c10(error);
+  } catch (const CallMismatch& error) {
+    throw as_c10(error);
+  } catch (const MessageTimeout& error) {
+    throw as_c10(error);
+  } catch (const Unavailable& error) {
+    throw as_c10(error);
+  } catch (const std::system_error& error) {
+    throw as_c10(error);
+  }
+}
+
+// What is left for the next step of an operation. Never nothing: its wait shall
+// say what it waited for.
+inline std::chrono::milliseconds left(const Deadline& deadline) {
+  return std::max(deadline.remaining(), std::chrono::milliseconds(1));
+}
+
+}  // namespace lockstep::shm

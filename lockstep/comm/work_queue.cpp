@@ -1,0 +1,337 @@
+#include "lockstep/comm/work_queue.h"
+
+#include <ATen/ThreadLocalState.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <optional>
+#include <thread>
+
+#include "lockstep/base/deadline.h"
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+
+// How long a wait stays for the operation's own error, both being due.
+constexpr milliseconds kGrace{200};
+
+[[noreturn]] void throw_timeout(const Deadline& deadline, const char* what) {
+  throw c10::DistBackendError(
+      {__func__, __FILE__, __LINE__},
+      c10::str(what, " timed out after ", deadline.elapsed().count(),
+               " ms (allowed ", deadline.allowed().count(), " ms)"));
+}
+
+class CompletedWork final : public c10d::Work {
+ public:
+  bool isCompleted() override { return true; }
+  bool isSuccess() const override { return true; }
+  std::exception_ptr exception() const override { return nullptr; }
+  int sourceRank() const override { return -1; }
+  std::vector<at::Tensor> result() override { return {}; }
+  void synchronize() override {}
+  bool wait(milliseconds) override { return true; }
+};
+
+}  // namespace
+
+class WorkQueue::QueuedWork final : public c10d::Work {
+ public:
+  QueuedWork(int rank, c10d::OpType type, milliseconds timeout,
+             std::vector<at::Tensor> results)
+      : Work(rank, type),
+        timeout_(timeout),
+        results_(std::move(results)),
+        future_(c10::make_intrusive<c10::ivalue::Future>(
+            c10::ListType::ofTensors())) {}
+
+  int sourceRank() const override { return -1; }
+  std::vector<at::Tensor> result() override { return results_; }
+  void synchronize() override { wait(::kNoTimeout); }
+  c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
+    return future_;
+  }
+
+  bool wait(milliseconds timeout) override {
+    const auto deadline = Deadline::after(
+        timeout + (timeout < timeout_ ? milliseconds(0) : kGrace));
+    std::unique_lock lock(mutex_);
+    const auto ended = [this] { return completed_; };
+    if (timeout == ::kNoTimeout) {
+      cv_.wait(lock, ended);
+    } else if (!cv_.wait_for(lock, deadline.allowed(), ended)) {
+      throw_timeout(deadline, "the wait");
+    }
+    if (exception_) std::rethrow_exception(exception_);
+    return true;
+  }
+
+  void end(const std::exception_ptr& failure) {
+    finish(failure);
+    try {
+      if (failure) {
+        future_->setError(failure);
+      } else {
+        future_->markCompleted(results_);
+      }
+    } catch (...) {
+      // Of somebody's callback: there is nobody here to give it to.
+    }
+  }
+
+ private:
+  milliseconds timeout_;
+  std::vector<at::Tensor> results_;
+  c10::intrusive_ptr<c10::ivalue::Future> future_;
+};
+
+class WorkQueue::State {
+ public:
+  explicit State(std::string thread_name)
+      : thread_name_(std::move(thread_name)) {}
+
+  void take_turn(milliseconds timeout) {
+    auto expected = kIdle;
+    // Pairs with the release in leave_turn(): an operation sees what those
+    // before it have left.
+    if (!turn_.compare_exchange_strong(expected, kTaken,
+                                       std::memory_order_acquire)) {
+      stand_in_line(timeout);
+    }
+  }
+
+  void leave_turn() {
+    auto expected = kTaken;
+    if (turn_.compare_exchange_strong(expected, kIdle,
+                                      std::memory_order_release)) {
+      return;
+    }
+    std::lock_guard lock(mutex_);
+    grant_next();
+  }
+
+  static void enqueue(const std::shared_ptr<State>& self,
+                      c10::intrusive_ptr<QueuedWork> work,
+                      std::function<void()> operation) {
+    std::exception_ptr reason;
+    {
+      std::lock_guard lock(self->mutex_);
+      reason = self->closed_;
+      if (!reason) {
+        self->start_thread(self);
+        self->line_.push_back({.caller = nullptr,
+                               .item = Item{.work = work,
+                                            .operation = std::move(operation),
+                                            .thread_state = {}}});
+        if (self->claim_or_announce()) self->grant_next();
+      }
+    }
+    if (reason) work->end(reason);
+  }
+
+  void close(std::exception_ptr reason) {
+    std::deque<Place> unbegun;
+    {
+      std::lock_guard lock(mutex_);
+      if (closed_) return;
+      closed_ = reason;
+      claim_or_announce();
+      unbegun.swap(line_);
+      for (auto& place : unbegun) {
+        if (place.caller) place.caller->wake->notify_one();
+      }
+      if (granted_) {
+        unbegun.push_front({.caller = nullptr, .item = std::move(granted_)});
+        granted_.reset();
+      }
+    }
+    for (auto& place : unbegun) {
+      if (place.item) place.item->work->end(reason);
+    }
+  }
+
+  void finish() {
+    std::unique_lock lock(mutex_);
+    stopping_ = true;
+    if (!thread_.joinable()) return;
+    if (thread_.get_id() == std::this_thread::get_id()) {
+      while (granted_) execute_granted(lock);
+      // The one thread that nobody can join: it leaves its loop after this, and
+      // holds this state until then.
+      thread_.detach();
+      return;
+    }
+    thread_wakes_.notify_one();
+    lock.unlock();
+    thread_.join();
+  }
+
+ private:
+  // A line is there, or the queue is closed, only while kContended; whoever
+  // changes to or from it holds the mutex.
+  enum TurnState : int { kIdle, kTaken, kContended };
+
+  struct Item {
+    c10::intrusive_ptr<QueuedWork> work;
+    std::function<void()> operation;
+    at::ThreadLocalState thread_state;  // made in the caller
+  };
+  struct Caller {
+    std::condition_variable* wake;
+    bool granted;
+  };
+  struct Place {
+    Caller* caller;  // on its stack; nullptr: an item
+    std::optional<Item> item;
+  };
+
+  // True: the turn was free and is the caller's now.
+  bool claim_or_announce() {
+    for (auto seen = turn_.load(std::memory_order_relaxed);
+         seen != kContended;) {
+      // Acquire as in take_turn().
+      if (turn_.compare_exchange_weak(seen, kContended,
+                                      std::memory_order_acquire)) {
+        return seen == kIdle;
+      }
+    }
+    return false;
+  }
+
+  // By who has the turn. Who stands in line gets it without a moment in which
+  // another could take it.
+  void grant_next() {
+    if (closed_) return;  // nobody gets it any more
+    if (line_.empty()) {
+      turn_.store(kIdle, std::memory_order_release);
+      return;
+    }
+    auto next = std::move(line_.front());
+    line_.pop_front();
+    if (next.caller) {
+      next.caller->granted = true;
+      next.caller->wake->notify_one();
+    } else {
+      granted_ = std::move(next.item);
+      thread_wakes_.notify_one();
+    }
+  }
+
+  void stand_in_line(milliseconds timeout) {
+    const auto deadline = Deadline::after(timeout);
+    std::unique_lock lock(mutex_);
+    if (!closed_ && claim_or_announce()) return;
+    // In a callback of a future: what is pending can run only here.
+    const bool on_thread = thread_.get_id() == std::this_thread::get_id();
+    std::condition_variable own;
+    Caller caller{.wake = on_thread ? &thread_wakes_ : &own, .granted = false};
+    if (!closed_) line_.push_back({.caller = &caller, .item = std::nullopt});
+    while (!caller.granted) {
+      if (closed_) std::rethrow_exception(closed_);
+      if (on_thread && granted_) {
+        execute_granted(lock);
+      } else if (deadline.expired()) {
+        std::erase_if(line_,
+                      [&](const Place& p) { return p.caller == &caller; });
+        throw_timeout(deadline, "waiting for operations issued before");
+      } else {
+        caller.wake->wait_for(lock, deadline.remaining());
+      }
+    }
+  }
+
+  void start_thread(const std::shared_ptr<State>& self) {
+    if (thread_.joinable()) return;
+    thread_ = std::thread([self] {
+      ::pthread_setname_np(::pthread_self(),
+                           self->thread_name_.substr(0, 15).c_str());
+      self->loop();
+    });
+  }
+
+  void loop() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      thread_wakes_.wait(
+          lock, [this] { return granted_ || (stopping_ && line_.empty()); });
+      if (!granted_) return;
+      execute_granted(lock);
+    }
+  }
+
+  void execute_granted(std::unique_lock<std::mutex>& lock) {
+    auto item = std::move(granted_);
+    granted_.reset();
+    lock.unlock();
+    std::exception_ptr failure;
+    try {
+      const at::ThreadLocalStateGuard state(item->thread_state);
+      const c10::NoGradGuard no_grad;
+      item->operation();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    lock.lock();
+    grant_next();
+    lock.unlock();
+    // Behind the turn, for callbacks that use the queue; and without the lock,
+    // as the operation may own who owns the queue.
+    item->work->end(failure);
+    item.reset();
+    lock.lock();
+  }
+
+  const std::string thread_name_;
+  std::atomic<TurnState> turn_{kIdle};
+  std::mutex mutex_;
+  std::condition_variable thread_wakes_;
+  std::deque<Place> line_;
+  std::optional<Item> granted_;  // the turn is its own, the thread runs it
+  std::exception_ptr closed_;
+  bool stopping_ = false;
+  std::thread thread_;
+};
+
+WorkQueue::Turn::Turn(State& state, milliseconds timeout) : state_(state) {
+  state_.take_turn(timeout);
+}
+WorkQueue::Turn::~Turn() { state_.leave_turn(); }
+
+WorkQueue::WorkQueue(std::string thread_name)
+    : state_(std::make_shared<State>(std::move(thread_name))) {}
+
+WorkQueue::~WorkQueue() { state_->finish(); }
+
+c10::intrusive_ptr<c10d::Work> WorkQueue::enqueue(
+    int rank, c10d::OpType type, milliseconds timeout,
+    std::vector<at::Tensor> results, std::function<void()> operation) {
+  auto work =
+      c10::make_intrusive<QueuedWork>(rank, type, timeout, std::move(results));
+  State::enqueue(state_, work, std::move(operation));
+  return work;
+}
+
+void WorkQueue::close(std::exception_ptr reason) {
+  // What is let go of here may own the queue.
+  const auto state = state_;
+  state->close(std::move(reason));
+}
+
+const c10::intrusive_ptr<c10d::Work>& completed_work() {
+  // Never destroyed, as LibTorch's statics may go before it.
+  static const auto& work = *std::make_unique<c10::intrusive_ptr<c10d::Work>>(
+                                 c10::make_intrusive<CompletedWork>())
+                                 .release();
+  return work;
+}
+
+}  // namespace lockstep

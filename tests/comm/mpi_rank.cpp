@@ -1,0 +1,199 @@
+// What mpi_test.cpp starts under mpirun, one of its parts a process:
+//
+//   comm_mpi_rank PART
+//
+// Lines that it prints begin with "rank R:".
+#include <ATen/ATen.h>
+#include <c10/util/Exception.h>
+#include <mpi.h>
+#include <unistd.h>
+
+#include <iostream>
+#include <map>
+#include <sstream>
+#include <stdexcept>
+#include <string>
+
+#include "lockstep/comm/collectives.h"
+#include "lockstep/comm/mpi/communicator.h"
+
+namespace {
+
+using std::chrono::milliseconds;
+
+// In one write, as the lines of several ranks meet in one pipe.
+template <typename... Parts>
+void say(const Parts&... parts) {
+  std::ostringstream line;
+  line << "rank " << lockstep::get_rank() << ": ";
+  (line << ... << parts) << '\n';
+  std::cout << line.str() << std::flush;
+}
+
+float sum_over(const lockstep::ProcessGroupPtr& group, float value) {
+  auto tensor = at::full({3}, value);
+  lockstep::all_reduce(tensor, {.group = group});
+  return tensor[2].item<float>();
+}
+
+// No environment at all.
+void world() {
+  auto group = lockstep::init_process_group("mpi");
+  say("of ", group->size(), ", local rank ", lockstep::get_local_rank(),
+      ", sum ", sum_over(nullptr, group->rank() + 1.0f), ", backends ",
+      group->backend_config());
+}
+
+// The program's own MPI, and a communicator of the even and one of the odd
+// ranks, in which ranks count backwards.
+void communicator() {
+  int level = 0;
+  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level);
+  int rank = 0;
+  MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+  MPI_Comm half = MPI_COMM_NULL;
+  MPI_Comm_split(MPI_COMM_WORLD, rank % 2, -rank, &half);
+  for (int round = 0; round < 2; ++round) {
+    auto group = lockstep::init_process_group_mpi(MPI_Comm_c2f(half));
+    auto pair = lockstep::new_group({0, 1});
+    say("was ", rank, " in MPI_COMM_WORLD, sum ",
+        sum_over(nullptr, static_cast<float>(rank)), ", of a pair ",
+        sum_over(pair, 1));
+  }
+  MPI_Comm_free(&half);
+  int ended = 0;
+  MPI_Finalized(&ended);
+  if (ended) throw std::runtime_error("MPI was finalised behind our back");
+  MPI_Finalize();
+}
+
+void serialized() {
+  int level = 0;
+  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_SERIALIZED, &level);
+  {
+    auto group = lockstep::init_process_group("mpi");
+    const int next = (group->rank() + 1) % group->size();
+    const int previous = (group->rank() + group->size() - 1) % group->size();
+    int right = 0;
+    for (int i = 0; i < 100; ++i) {
+      auto tensor = at::full({1000}, 1.0f);
+      auto in = at::zeros({1000});
+      auto work = lockstep::all_reduce(tensor, {.async_op = true});
+      auto receiving = lockstep::irecv(in, previous);
+      auto sending =
+          lockstep::isend(at::full({1000}, static_cast<float>(i)), next);
+      receiving->wait();
+      work->wait();
+      sending->wait();
+      right += tensor.eq(group->size()).all().item<bool>() &&
+               in.eq(i).all().item<bool>();
+    }
+    say("level ", level == MPI_THREAD_SERIALIZED ? "serialized" : "other", ", ",
+        right, " of 100 are right");
+  }
+  MPI_Finalize();
+}
+
+// Rank 0 sends more than rank 1 takes, first little, then much.
+void truncated() {
+  auto group = lockstep::init_process_group("mpi");
+  for (const int64_t count : {10, 1 << 20}) {
+    if (group->rank() == 0) {
+      lockstep::isend(at::zeros({2 * count}), 1)->wait();
+      continue;
+    }
+    try {
+      lockstep::recv(at::zeros({count}), 0);
+    } catch (const c10::DistBackendError& error) {
+      say(error.what_without_backtrace());
+    }
+  }
+}
+
+void funneled() {
+  int level = 0;
+  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &level);
+  try {
+    auto group = lockstep::init_process_group("mpi");
+  } catch (const std::invalid_argument& error) {
+    std::cout << "refused: " + std::string(error.what()) + "\n" << std::flush;
+  }
+  MPI_Finalize();
+}
+
+void refused() {
+  try {
+    auto group = lockstep::init_process_group("mpi");
+  } catch (const c10::Error& error) {
+    std::cout << std::string("refused: ") + error.what_without_backtrace() +
+                     "\n"
+              << std::flush;
+  } catch (const std::exception& error) {
+    std::cout << std::string("refused: ") + error.what() + "\n" << std::flush;
+  }
+}
+
+// Until somebody from outside makes it fail.
+void forever() {
+  auto group = lockstep::init_process_group(
+      "mpi", {.timeout = std::chrono::seconds(20)});
+  say("pid ", ::getpid());
+  auto tensor = at::ones({1 << 16});
+  try {
+    for (int i = 0;; ++i) {
+      lockstep::all_reduce(tensor, {.timeout = milliseconds(1'000)});
+      if (i == 0) say("under way");
+    }
+  } catch (const c10::DistBackendError& error) {
+    say(error.what_without_backtrace());
+    try {
+      lockstep::all_reduce(tensor);
+    } catch (const c10::DistBackendError& second) {
+      say("then ", second.what_without_backtrace());
+    }
+    throw;
+  }
+}
+
+// Rank 1 returns from main while the others wait for it.
+void leaves() {
+  auto group = lockstep::init_process_group("mpi");
+  if (group->rank() == 1) throw std::runtime_error("rank 1 has had enough");
+  sum_over(nullptr, 1);
+}
+
+// More elements than an int counts.
+void large() {
+  auto group = lockstep::init_process_group("mpi");
+  const int64_t count = (int64_t{1} << 31) + 5;
+  auto tensor = at::full({count}, group->rank() + 1, at::kByte);
+  lockstep::all_reduce(tensor);
+  const int sum = group->size() * (group->size() + 1) / 2;
+  const bool reduced = tensor.eq(sum).all().item<bool>();
+  tensor.fill_(group->rank() + 7);
+  lockstep::broadcast(tensor, 1);
+  say("reduced ", reduced, ", moved ", tensor.eq(8).all().item<bool>());
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  static const std::map<std::string, void (*)()> parts{
+      {"world", world},
+      {"communicator", communicator},
+      {"serialized", serialized},
+      {"truncated", truncated},
+      {"funneled", funneled},
+      {"refused", refused},
+      {"forever", forever},
+      {"leaves", leaves},
+      {"large", large}};
+  const auto part = parts.find(argc > 1 ? argv[1] : "");
+  if (part == parts.end()) return 2;
+  try {
+    part->second();
+  } catch (const std::exception&) {
+    return 3;
+  }
+  return 0;
+}

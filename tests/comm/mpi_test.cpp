@@ -1,0 +1,215 @@
+// The "mpi" backend under mpirun: its contract, how a program joins, and what
+// happens when a rank does not come any more.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "tests/harness/running_program.h"
+
+namespace lockstep::testing {
+namespace {
+
+using std::chrono::seconds;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+const std::string kPrograms = std::string(LOCKSTEP_BIN_DIR) + "/tests/";
+
+class Mpi : public ProgramTest {
+ protected:
+  void SetUp() override {
+    if (!std::filesystem::exists(LOCKSTEP_MPIRUN)) {
+      GTEST_SKIP() << "there is no mpirun (Debian: openmpi-bin)";
+    }
+  }
+
+  std::vector<std::string> command(int ranks, const std::string& program,
+                                   std::vector<std::string> arguments) const {
+    std::vector<std::string> all{LOCKSTEP_MPIRUN, "--oversubscribe", "-n",
+                                 std::to_string(ranks)};
+    all.insert(all.end(), options_.begin(), options_.end());
+    all.push_back(kPrograms + program);
+    all.insert(all.end(), arguments.begin(), arguments.end());
+    return all;
+  }
+  ProgramSetup setup(std::vector<std::string> environment = {}) const {
+    ProgramSetup made{.environment = std::move(environment)};
+    for (const char* always :
+         {"OMPI_ALLOW_RUN_AS_ROOT=1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1",
+          "OMP_NUM_THREADS=1"}) {
+      made.environment.emplace_back(always);
+    }
+    made.environment.push_back("LOCKSTEP_TEST_FOLDER=" + scratch().string());
+    // Its files of shared memory, which a rank that is killed leaves behind.
+    made.environment.push_back("OMPI_MCA_btl_vader_backing_directory=" +
+                               scratch().string());
+    return made;
+  }
+  ProgramResult run_part(int ranks, const std::string& part,
+                         std::vector<std::string> environment = {}) {
+    return run_program(command(ranks, "comm_mpi_rank", {part}),
+                       setup(std::move(environment)), seconds(60));
+  }
+
+  void pass_contract(int ranks, const std::string& filter,
+                     std::vector<std::string> environment = {}) {
+    // Cases leave groups broken, after which there is no MPI_Finalize.
+    options_ = {"--mca", "orte_allowed_exit_without_sync", "1"};
+    const auto result =
+        run_program(command(ranks, "comm_mpi_contract",
+                            {"--gtest_brief=1", "--gtest_filter=" + filter}),
+                    setup(std::move(environment)), seconds(280));
+    EXPECT_EQ(result.exit_code, 0)
+        << result.out.substr(0, 8000) << result.err.substr(0, 4000);
+    EXPECT_EQ(count(result.out, "[  PASSED  ]"), ranks) << result.out;
+    EXPECT_EQ(count(result.out, "[  PASSED  ] 0 tests"), 0) << result.out;
+  }
+
+  std::vector<std::string> options_;
+};
+
+class MpiContract : public Mpi, public ::testing::WithParamInterface<int> {};
+TEST_P(MpiContract, HoldsUnderMpirun) { pass_contract(GetParam(), "*"); }
+INSTANTIATE_TEST_SUITE_P(Ranks, MpiContract, ::testing::Values(1, 2, 3, 5, 8));
+
+TEST_F(Mpi, TensorsLargerThanAnIntCountsGoInParts) {
+  // As large ones are rare in tests, a count is small here.
+  for (const int ranks : {2, 3}) {
+    pass_contract(ranks, "*Reductions*:*DataMovement*:*PointToPoint*",
+                  {"LOCKSTEP_MPI_MAX_COUNT=1000"});
+  }
+}
+
+TEST_F(Mpi, AWorldNeedsNoEnvironment) {
+  for (const int ranks : {1, 2, 3}) {
+    const auto result = run_part(ranks, "world");
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(result.err, "");
+    for (int rank = 0; rank < ranks; ++rank) {
+      const auto number = std::to_string(rank);
+      EXPECT_THAT(result.out,
+                  HasSubstr("rank " + number + ": of " + std::to_string(ranks) +
+                            ", local rank " + number + ", sum " +
+                            std::to_string(ranks * (ranks + 1) / 2) +
+                            ", backends cpu:mpi\n"));
+    }
+  }
+}
+
+TEST_F(Mpi, AWorldWithoutMpirunIsOfOneRank) {
+  const auto result =
+      run_program({kPrograms + "comm_mpi_rank", "world"}, setup(), seconds(60));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("rank 0: of 1,"));
+}
+
+TEST_F(Mpi, ACommunicatorOfTheProgramIsAWorld) {
+  const auto result = run_part(4, "communicator");
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  for (const char* line :
+       {"rank 1: was 0 in MPI_COMM_WORLD, sum 2, of a pair 2",
+        "rank 0: was 2 in MPI_COMM_WORLD, sum 2, of a pair 2",
+        "rank 1: was 1 in MPI_COMM_WORLD, sum 4, of a pair 2",
+        "rank 0: was 3 in MPI_COMM_WORLD, sum 4, of a pair 2"}) {
+    EXPECT_EQ(count(result.out, line), 2) << result.out;
+  }
+}
+
+TEST_F(Mpi, SerializedThreadsAreEnough) {
+  const auto result = run_part(3, "serialized");
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(count(result.out, "level serialized, 100 of 100 are right"), 3)
+      << result.out;
+}
+
+TEST_F(Mpi, AMessageLargerThanItsTensorIsAnError) {
+  const auto result = run_part(2, "truncated");
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(count(result.out, "rank 1: recv in group 'default_pg'"), 2)
+      << result.out;
+  EXPECT_EQ(count(result.out, "MPI_ERR_TRUNCATE"), 2) << result.out;
+}
+
+TEST_F(Mpi, FunneledThreadsAreRefused) {
+  const auto result = run_part(2, "funneled");
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(count(result.out,
+                  "refused: MPI runs with MPI_THREAD_FUNNELED; call "
+                  "MPI_Init_thread with MPI_THREAD_MULTIPLE"),
+            2)
+      << result.out;
+}
+
+TEST_F(Mpi, RanksOfTheEnvironmentMustBeMpis) {
+  // As under a launcher that knows nothing of MPI.
+  const auto result =
+      run_program({kPrograms + "comm_mpi_rank", "refused"},
+                  setup({"RANK=1", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1",
+                         "MASTER_PORT=1"}),
+                  seconds(60));
+  // Rank 0 is not there; a world of one is.
+  const auto alone =
+      run_program({kPrograms + "comm_mpi_rank", "refused"},
+                  setup({"RANK=0", "WORLD_SIZE=1", "MASTER_ADDR=127.0.0.1",
+                         "MASTER_PORT=0"}),
+                  seconds(60));
+  EXPECT_EQ(alone.out, "");
+  EXPECT_EQ(alone.exit_code, 0) << alone.err;
+}
+
+TEST_F(Mpi, AMissingModuleIsOneLine) {
+  const auto result =
+      run_program({kPrograms + "comm_mpi_rank", "refused"},
+                  setup({"LOCKSTEP_MODULE_PATH=/no/modules"}), seconds(60));
+  EXPECT_EQ(lines(result.out).size(), 1u) << result.out;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("backend \"mpi\" cannot be used"),
+                                HasSubstr("/no/modules/mpi_backend.so"),
+                                HasSubstr("libopenmpi")));
+}
+
+TEST_F(Mpi, AStoppedRankIsNamedByTheDeadlineOfTheOperation) {
+  auto program =
+      start_program(command(2, "comm_mpi_rank", {"forever"}), setup());
+  program->await_output("under way", 2);
+  const std::string before = "rank 1: pid ";
+  const auto at = program->out().find(before);
+  ASSERT_NE(at, std::string::npos) << program->out();
+  const auto pid = std::stoi(program->out().substr(at + before.size()));
+  ASSERT_EQ(::kill(pid, SIGSTOP), 0);
+  program->await_output("rank 0: then ");
+  const auto result = program->finish();  // mpirun ends the stopped one
+  EXPECT_NE(result.exit_code, 0);
+  EXPECT_THAT(result.out,
+              AllOf(HasSubstr("rank 0: all_reduce #"),
+                    HasSubstr("(allowed 1000 ms): MPI_Iallreduce had not ended "
+                              "after"),
+                    HasSubstr("a rank is late, dead, or in another operation"),
+                    HasSubstr("the group is broken")));
+}
+
+TEST_F(Mpi, AKilledRankEndsTheJob) {
+  auto program =
+      start_program(command(3, "comm_mpi_rank", {"forever"}), setup());
+  program->await_output("under way", 3);
+  const std::string before = "rank 2: pid ";
+  const auto at = program->out().find(before);
+  ASSERT_NE(at, std::string::npos) << program->out();
+  ASSERT_EQ(
+      ::kill(std::stoi(program->out().substr(at + before.size())), SIGKILL), 0);
+  const auto result = program->finish();
+  EXPECT_NE(result.exit_code, 0);
+}
+
+TEST_F(Mpi, ARankThatLeavesByAnExceptionEndsTheJob) {
+  // And not the others' timeouts, which are 30 minutes.
+  const auto result = run_part(3, "leaves");
+  EXPECT_NE(result.exit_code, 0);
+}
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,405 @@
+// What "shm" does when ranks disagree, die, stop or are not of one host.
+// FAULTS.md of the design: 1 to 3, 12, 13.
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/comm/collectives.h"
+#include "lockstep/comm/init.h"
+#include "lockstep/comm/shm/create.h"
+#include "tests/harness/process_world.h"
+#include "tests/harness/running_program.h"
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::ThrowsMessage;
+using testing::World;
+
+ProcessGroupGuard init() {
+  return init_process_group("cpu:shm", {.timeout = seconds(30)});
+}
+
+std::string failure_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const c10::DistBackendError& error) {
+    return error.what_without_backtrace();
+  }
+  ADD_FAILURE() << "no c10::DistBackendError was thrown";
+  return {};
+}
+
+void tell(const ProcessGroupPtr& group, const std::string& key) {
+  group->store()->set(key, std::vector<uint8_t>{1});
+}
+void await(const ProcessGroupPtr& group, const std::string& key) {
+  group->store()->wait({key}, seconds(30));
+}
+
+// Rank 1 calls `odd`, the others `call`; all learn of both, and go on.
+void expect_mismatch(const World& world, const std::function<void()>& call,
+                     const std::function<void()>& odd, const std::string& words,
+                     const std::string& odd_words) {
+  const auto text = failure_of(world.rank == 1 ? odd : call);
+  EXPECT_THAT(text, AllOf(HasSubstr("disagree"), HasSubstr("rank 0: " + words),
+                          HasSubstr("rank 1: " + odd_words)));
+  auto tensor = at::ones({3});
+  all_reduce(tensor);
+  EXPECT_TRUE(tensor.eq(world.size).all().item<bool>());
+}
+
+WORLD_TEST(ShmMismatch, IsToldOnEveryRankAndTheGroupGoesOn, 2, 3) {
+  auto group = init();
+  auto ones = [](int64_t count, at::ScalarType dtype = at::kFloat) {
+    return at::ones({count}, dtype);
+  };
+  auto gathered = at::zeros({2 * world.size});
+  for (int64_t count : {2, 100'000}) {
+    const auto elements = std::to_string(count) + " elements";
+    expect_mismatch(
+        world, [&] { all_reduce(ones(count)); },
+        [&] { all_reduce(ones(count, at::kInt)); },
+        "all_reduce (SUM, Float, " + elements,
+        "all_reduce (SUM, Int, " + elements);
+    expect_mismatch(
+        world, [&] { all_reduce(ones(count)); },
+        [&] { all_reduce(ones(count + 1)); },
+        "all_reduce (SUM, Float, " + elements,
+        "all_reduce (SUM, Float, " + std::to_string(count + 1) + " elements");
+    expect_mismatch(
+        world, [&] { all_reduce(ones(count)); },
+        [&] { all_reduce(ones(count), {.op = ReduceOp::MAX}); },
+        "all_reduce (SUM", "all_reduce (MAX");
+    expect_mismatch(
+        world, [&] { all_reduce(ones(count), {.async_op = true})->wait(); },
+        [&] { broadcast(ones(count), 0); }, "all_reduce (", "broadcast (");
+    expect_mismatch(
+        world, [&] { broadcast(ones(count), 0); },
+        [&] { broadcast(ones(count), 1); }, "broadcast (", "broadcast (");
+  }
+  expect_mismatch(
+      world, [] { barrier(); }, [&] { all_reduce(ones(2)); }, "barrier",
+      "all_reduce (");
+  // Sizes of one pair of ranks.
+  expect_mismatch(
+      world, [&] { all_gather_into_tensor(gathered, ones(2)); },
+      [&] { all_reduce(ones(2)); }, "all_gather (", "all_reduce (");
+  std::vector<at::Tensor> parts;
+  for (int i = 0; i < world.size; ++i) {
+    parts.push_back(at::zeros({world.rank == 1 && i == 0 ? 3 : 2}));
+  }
+  EXPECT_THAT(
+      failure_of([&] { all_gather(parts, ones(world.rank == 0 ? 2 : 2)); }),
+      AllOf(HasSubstr("disagree"), HasSubstr("rank 0 sends 8 bytes")));
+  barrier();
+}
+
+WORLD_TEST(ShmMismatch, OfAMessageIsToldToWhoReceivesIt, 2) {
+  auto group = init();
+  if (world.rank == 0) {
+    send(at::ones({3}), 1);
+    send(at::ones({3}), 1);
+    send(at::ones({3}), 1);
+  } else {
+    auto wrong = at::zeros({4});
+    EXPECT_THAT(failure_of([&] { recv(wrong, 0); }), HasSubstr("rank 0"));
+    auto integers = at::zeros({3}, at::kInt);
+    EXPECT_THAT(failure_of([&] { recv(integers, 0); }), HasSubstr("rank 0"));
+    auto right = at::zeros({3});
+    recv(right, 0);
+    EXPECT_TRUE(right.eq(1).all().item<bool>());
+  }
+  barrier();
+}
+
+WORLD_TEST(ShmFailures, ARankThatDoesNotComeIsNamedOnEveryOther, 2, 3) {
+  auto group = init();
+  auto tensor = at::ones({3});
+  all_reduce(tensor);
+  if (world.rank != 1) {
+    EXPECT_THAT(
+        failure_of([&] { all_reduce(tensor, {.timeout = milliseconds(300)}); }),
+        AllOf(HasSubstr("all_reduce"), HasSubstr("rank 1"),
+              HasSubstr("has not come"), HasSubstr("all_reduce #1")));
+    // It is of no use any more, and says so at once.
+    EXPECT_THAT(failure_of([] { barrier(); }), HasSubstr("rank 1"));
+    group->store()->add("failed", 1);
+  } else {
+    const auto deadline = Deadline::after(seconds(30));
+    while (group->store()->add("failed", 0) < world.size - 1 &&
+           !deadline.expired()) {
+      std::this_thread::sleep_for(milliseconds(5));
+    }
+    // The late one learns that the others have given up.
+    EXPECT_THAT(failure_of([&] { all_reduce(tensor); }),
+                AllOf(HasSubstr("rank "), HasSubstr("has not come")));
+  }
+}
+
+WORLD_TEST(ShmFailures, ARankThatAbortsIsNamedByThoseThatWait, 2, 3) {
+  auto group = init();
+  auto tensor = at::ones({3});
+  all_reduce(tensor);
+  if (world.rank == 1) {
+    auto pending = at::ones({3});
+    auto work = all_reduce(pending, {.async_op = true});
+    await(group.get(), "entered");
+    group->abort();
+    tell(group.get(), "aborted");
+    EXPECT_THROW(work->wait(), c10::DistBackendError);
+    EXPECT_THAT(failure_of([&] { all_reduce(pending); }), HasSubstr("aborted"));
+  } else if (world.rank == 0) {
+    tell(group.get(), "entered");
+    await(group.get(), "aborted");
+    EXPECT_THAT(failure_of([&] {
+                  for (int i = 0; i < 2; ++i) all_reduce(tensor);
+                }),
+                AllOf(HasSubstr("rank 1"), HasSubstr("aborted")));
+  } else {
+    EXPECT_THAT(failure_of([&] {
+                  for (int i = 0; i < 2; ++i) all_reduce(tensor);
+                }),
+                HasSubstr("rank 1"));
+  }
+  group->store()->add("seen", 1);
+  const auto deadline = Deadline::after(seconds(30));
+  while (group->store()->add("seen", 0) < world.size && !deadline.expired()) {
+    std::this_thread::sleep_for(milliseconds(5));
+  }
+}
+
+// This rank's part is taken by a process of its own, to which harm comes.
+class Victim {
+ public:
+  Victim(const World& world, const std::string& harm)
+      : program_({"/usr/bin/timeout", "--foreground", "--kill-after=5", "50",
+                  LOCKSTEP_BIN_DIR "/tests/comm_shm_victim", harm},
+                 setup(world)) {}
+
+  // Of the victim itself.
+  pid_t pid() const {
+    const auto children = testing::read_file(
+        "/proc/" + std::to_string(program_.pid()) + "/task/" +
+        std::to_string(program_.pid()) + "/children");
+    return children.empty() ? 0 : std::stoi(children);
+  }
+  void signal(int number) const {
+    if (const auto victim = pid(); victim > 0) ::kill(victim, number);
+  }
+  bool await_stopped() const {
+    const auto deadline = Deadline::after(seconds(30));
+    while (!deadline.expired()) {
+      const auto stat =
+          testing::read_file("/proc/" + std::to_string(pid()) + "/stat");
+      if (stat.find(") T ") != std::string::npos) return true;
+      std::this_thread::sleep_for(milliseconds(5));
+    }
+    return false;
+  }
+  int finish() { return program_.finish(seconds(50)).exit_code; }
+
+ private:
+  static testing::ProgramSetup setup(const World& world) {
+    testing::ProgramSetup setup{
+        .environment = {"TMPDIR=" + world.folder.string()}};
+    for (const char* name :
+         {"PATH", "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE",
+          "MASTER_ADDR", "MASTER_PORT", "OMP_NUM_THREADS"}) {
+      setup.environment.push_back(std::string(name) + "=" + std::getenv(name));
+    }
+    return setup;
+  }
+  testing::RunningProgram program_;
+};
+
+// The last rank is the victim of `harm`; the others run `call`, which must
+// fail and name it.
+void expect_death_is_named(const World& world, const std::string& harm,
+                           const std::function<void()>& call) {
+  const int victim = world.size - 1;
+  if (world.rank == victim) {
+    EXPECT_EQ(Victim(world, harm).finish(), 128 + SIGKILL);
+    return;
+  }
+  auto group = init();
+  EXPECT_THAT(failure_of(call),
+              AllOf(HasSubstr("rank " + std::to_string(victim) + " died"),
+                    HasSubstr("rank " + std::to_string(world.rank) + " of ")));
+  // And everything after that, of every kind.
+  const auto died = HasSubstr("rank " + std::to_string(victim));
+  EXPECT_THAT(failure_of([] { barrier(); }), died);
+  EXPECT_THAT(failure_of([&] {
+                auto tensor = at::zeros({2});
+                recv(tensor, victim);
+              }),
+              died);
+  group->store()->add("seen", 1);
+  const auto deadline = Deadline::after(seconds(30));
+  while (group->store()->add("seen", 0) < world.size - 1 &&
+         !deadline.expired()) {
+    std::this_thread::sleep_for(milliseconds(5));
+  }
+}
+
+WORLD_TEST(ShmFailures, ADeathBeforeTheFirstCollectiveIsNamed, 2, 3) {
+  expect_death_is_named(world, "die-before",
+                        [] { all_reduce(at::ones({1000})); });
+}
+
+WORLD_TEST(ShmFailures, ADeathWhileOthersWaitIsNamed, 2, 3) {
+  expect_death_is_named(world, "die-between", [&] {
+    all_reduce(at::ones({1000}));
+    if (world.rank == 0) tell(default_group(), "entering");
+    all_reduce(at::ones({1000}));
+  });
+}
+
+WORLD_TEST(ShmFailures, ADeathOfOneWhoWaitsIsNamed, 2, 3) {
+  expect_death_is_named(world, "die-in-wait", [&] {
+    all_reduce(at::ones({1000}));
+    if (world.rank == 0) {
+      tell(default_group(), "waiting");
+      // Not before it is dead: its announcement alone does not end a call.
+      std::this_thread::sleep_for(milliseconds(200));
+    }
+    for (int i = 0; i < 2; ++i) all_reduce(at::ones({1000}));
+  });
+}
+
+WORLD_TEST(ShmFailures, ADeathAmidLargeReductionsIsNamed, 2, 3) {
+  const int victim = world.size - 1;
+  if (world.rank == victim) {
+    Victim process(world, "die-amid");
+    const auto deadline = Deadline::after(seconds(30));
+    while (!std::filesystem::exists(world.folder / "reducing") &&
+           !deadline.expired()) {
+      std::this_thread::sleep_for(milliseconds(5));
+    }
+    std::filesystem::remove(world.folder / "reducing");
+    process.signal(SIGKILL);
+    EXPECT_EQ(process.finish(), 128 + SIGKILL);
+    return;
+  }
+  auto group = init();
+  auto text = failure_of([&] {
+    all_reduce(at::ones({1000}));
+    auto large = at::ones({4 << 20});
+    for (int i = 0;; ++i) {
+      all_reduce(large);
+      if (i == 3 && world.rank == 0) {
+        std::ofstream(world.folder / "reducing") << "1";
+      }
+    }
+  });
+  EXPECT_THAT(text, HasSubstr("rank " + std::to_string(victim) + " died"));
+  group->store()->add("seen", 1);
+  const auto deadline = Deadline::after(seconds(30));
+  while (group->store()->add("seen", 0) < world.size - 1 &&
+         !deadline.expired()) {
+    std::this_thread::sleep_for(milliseconds(5));
+  }
+}
+
+WORLD_TEST(ShmFailures, AStoppedRankThatGoesOnIsWaitedFor, 2, 3) {
+  if (world.rank == world.size - 1) {
+    Victim process(world, "stop");
+    EXPECT_TRUE(process.await_stopped());
+    std::this_thread::sleep_for(milliseconds(300));
+    process.signal(SIGCONT);
+    EXPECT_EQ(process.finish(), 0);
+    return;
+  }
+  auto group = init();
+  auto tensor = at::ones({1000});
+  all_reduce(tensor);
+  if (world.rank == 0) tell(group.get(), "entering");
+  all_reduce(tensor);
+  EXPECT_TRUE(tensor.eq(world.size * world.size).all().item<bool>());
+}
+
+WORLD_TEST(ShmFailures, AStoppedRankIsNamedAtTheDeadline, 2, 3) {
+  const int victim = world.size - 1;
+  if (world.rank == victim) {
+    Victim process(world, "stop");
+    EXPECT_TRUE(process.await_stopped());
+    const auto deadline = Deadline::after(seconds(30));
+    while (!std::filesystem::exists(world.folder / "named") &&
+           !deadline.expired()) {
+      std::this_thread::sleep_for(milliseconds(5));
+    }
+    std::filesystem::remove(world.folder / "named");
+    process.signal(SIGKILL);
+    EXPECT_EQ(process.finish(), 128 + SIGKILL);
+    return;
+  }
+  auto group = init();
+  all_reduce(at::ones({1000}));
+  if (world.rank == 0) tell(group.get(), "entering");
+  EXPECT_THAT(failure_of([&] {
+                all_reduce(at::ones({1000}), {.timeout = milliseconds(1500)});
+              }),
+              AllOf(HasSubstr("rank " + std::to_string(victim)),
+                    HasSubstr("has not come"), Not(HasSubstr("died"))));
+  group->store()->add("seen", 1);
+  const auto deadline = Deadline::after(seconds(30));
+  while (group->store()->add("seen", 0) < world.size - 1 &&
+         !deadline.expired()) {
+    std::this_thread::sleep_for(milliseconds(5));
+  }
+  if (world.rank == 0) std::ofstream(world.folder / "named") << "1";
+}
+
+BackendRequest request_of(int rank, int size, milliseconds timeout) {
+  BackendRequest request{.store = c10::make_intrusive<c10d::HashStore>(),
+                         .rank = rank,
+                         .size = size,
+                         .timeout = timeout,
+                         .group_name = "0",
+                         .global_ranks = {}};
+  for (int i = 0; i < size; ++i) request.global_ranks.push_back(10 + i);
+  return request;
+}
+
+TEST(ShmCreate, RanksOfAnotherHostAreNamedAtOnce) {
+  auto request = request_of(0, 3, seconds(30));
+  const std::string elsewhere = "another identity\nfar-away";
+  for (const char* key : {"shm/host/1", "shm/host/2"}) {
+    request.store->set(
+        key, std::vector<uint8_t>(elsewhere.begin(), elsewhere.end()));
+  }
+  EXPECT_THAT([&] { shm::create(request); },
+              ThrowsMessage<c10::DistBackendError>(
+                  AllOf(HasSubstr("rank 11 (on far-away), rank 12 (on"),
+                        HasSubstr("with rank 10"), HasSubstr("gloo"))));
+}
+
+TEST(ShmCreate, ARankThatDoesNotComeIsNamed) {
+  EXPECT_THAT([] { shm::create(request_of(0, 2, milliseconds(100))); },
+              ThrowsMessage<c10::DistBackendError>(
+                  AllOf(HasSubstr("rank 11"), HasSubstr("100 ms"))));
+}
+
+TEST(ShmCreate, MoreThan64RanksAreRefused) {
+  EXPECT_THAT([] { shm::create(request_of(0, 65, seconds(1))); },
+              ThrowsMessage<std::invalid_argument>(
+                  AllOf(HasSubstr("64"), HasSubstr("65"), HasSubstr("gloo"))));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,21 @@
+// The kernels as plain loops, in place of the library's own, for
+// ThreadSanitizer: it has to see every access to the data, and vector code is
+// not worth its while.
+#include <cstring>
+
+#include "lockstep/kernels/copy.h"
+#include "lockstep/kernels/reduce.h"
+
+namespace lockstep::kernels {
+
+void reduce(std::span<void* const> destinations,
+            std::span<const void* const> sources, size_t count, DType dtype,
+            ReduceOp op, Stores) {
+  reduce_scalar(destinations, sources, count, dtype, op);
+}
+
+void copy(void* destination, const void* source, size_t bytes, Stores) {
+  if (bytes != 0) std::memcpy(destination, source, bytes);
+}
+
+}  // namespace lockstep::kernels

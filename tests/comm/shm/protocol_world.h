@@ -1,0 +1,103 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/shm/protocol/group.h"
+#include "lockstep/comm/shm/protocol/layout.h"
+
+// Worlds of ranks for tests of the shared-memory protocol, without torch.
+namespace lockstep::shm::testing {
+
+// Small limits, so that a few kilobytes cross every algorithm.
+Tuning small_tuning();
+
+// How a rank's part of a test ended.
+struct End {
+  enum class Kind {
+    well,
+    broken,    // GroupBroken
+    mismatch,  // CallMismatch
+    other,     // any other exception
+    killed,    // by a signal; processes only
+    hung,      // had not ended in time; processes only
+  };
+  Kind kind;
+  std::string words;  // of the exception
+};
+std::ostream& operator<<(std::ostream& out, const End& end);
+// For EXPECT_EQ(faults(ends), ""): what did not end well.
+std::string faults(const std::vector<End>& ends);
+
+// Runs `body` and says how it ended.
+End end_of(const std::function<void()>& body);
+
+// Ranks as threads of this process, over one mapping and socket pairs. All
+// shared memory has one address in them, so ThreadSanitizer sees every access
+// of every rank.
+class ThreadWorld {
+ public:
+  ThreadWorld(int size, const Tuning& tuning);
+
+  int size() const { return static_cast<int>(groups_.size()); }
+  Group& group(int rank) { return *groups_.at(rank); }
+  // This rank leaves; from its own thread or between two runs.
+  void leave(int rank) { groups_.at(rank).reset(); }
+
+  // Runs `body` on every rank that has not left, each in its own thread.
+  std::vector<End> run(const std::function<void(Group&)>& body);
+
+ private:
+  std::vector<std::unique_ptr<Group>> groups_;
+};
+
+// What the processes of a test share besides the group: counters that any of
+// them may use for a meaning of their own.
+struct Signs {
+  std::atomic<uint64_t> steps[kMaxRanks];
+  std::atomic<uint32_t> go;
+};
+
+// Ranks as processes, forked from this one, which must have one thread only.
+// They meet() over memory that they inherit. Killed and reaped at the end.
+class ForkedWorld {
+ public:
+  using Body = std::function<void(Group&, Signs&)>;
+
+  // Starts the processes and returns. `global_ranks` as in Meeting.
+  ForkedWorld(int size, const Tuning& tuning, const Body& body,
+              const std::vector<int>& global_ranks = {});
+  ForkedWorld(const ForkedWorld&) = delete;
+  ForkedWorld& operator=(const ForkedWorld&) = delete;
+  ~ForkedWorld();
+
+  Signs& signs();
+  void signal(int rank, int signal);
+  // Until every rank's steps[] is at least `steps`; false after 20 s.
+  bool await_steps(uint64_t steps);
+  // Waits for all, `allowed` at most; those that run then are killed.
+  std::vector<End> finish(std::chrono::seconds allowed);
+
+ private:
+  struct Board;
+
+  void run_rank(int rank, const Tuning& tuning, const Body& body,
+                const std::vector<int>& global_ranks);
+
+  int size_;
+  Board* board_;
+  std::vector<pid_t> processes_;
+};
+
+// Sleeps; what tests use where a rank is to be late.
+void sleep_for(std::chrono::microseconds time);
+
+}  // namespace lockstep::shm::testing

@@ -1,0 +1,59 @@
+// One rank of a group over shared memory that comes to harm
+// (failures_test.cpp). RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are the
+// environment's; the argument says what happens:
+//
+//   die-before     killed before its first collective
+//   die-between    killed when the others stand in their second
+//   die-in-wait    killed while it waits in one, which the others do not enter
+//   die-amid       reduces 16 MiB again and again until somebody kills it
+//   stop           stops when the others stand in their second, and takes part
+//                  in it once it is continued
+
+#include <ATen/ATen.h>
+
+#include <csignal>
+#include <string>
+#include <thread>
+
+#include "lockstep/comm/init.h"
+#include "lockstep/comm/reductions.h"
+
+namespace {
+
+void await(c10d::Store& store, const std::string& key) {
+  store.wait({key}, std::chrono::seconds(30));
+}
+
+}  // namespace
+
+int main(int, char** argv) {
+  const std::string harm = argv[1];
+  auto group = lockstep::init_process_group(
+      "cpu:shm", {.timeout = std::chrono::seconds(30)});
+  auto& store = *group->store();
+  auto tensor = at::ones({1000});
+  if (harm == "die-before") {
+    ::raise(SIGKILL);
+  }
+  lockstep::all_reduce(tensor);
+  if (harm == "die-between") {
+    await(store, "entering");
+    ::raise(SIGKILL);
+  }
+  if (harm == "die-in-wait") {
+    std::thread([&] {
+      await(store, "waiting");
+      ::raise(SIGKILL);
+    }).detach();
+    lockstep::all_reduce(tensor);
+  }
+  if (harm == "die-amid") {
+    auto large = at::ones({4 << 20});
+    while (true) lockstep::all_reduce(large);
+  }
+  if (harm == "stop") {
+    await(store, "entering");
+    ::raise(SIGSTOP);
+    lockstep::all_reduce(tensor);
+  }
+}

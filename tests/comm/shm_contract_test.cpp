@@ -1,0 +1,3 @@
+#include "tests/comm/contract/contract.h"
+
+LOCKSTEP_COLLECTIVE_CONTRACT(SharedMemory, "cpu:shm")

@@ -1,0 +1,344 @@
+#include "lockstep/comm/work_queue.h"
+
+#include <ATen/ATen.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <pthread.h>
+#include <array>
+#include <atomic>
+#include <future>
+#include <mutex>
+#include <stdexcept>
+#include <thread>
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+constexpr milliseconds kLong{20'000};
+constexpr milliseconds kShort{30};
+
+// An operation that stays until it is let go.
+class Gate {
+ public:
+  void open() { opened_.set_value(); }
+  void operator()() const {
+    entered_->set_value();
+    if (wait_.wait_for(kLong) != std::future_status::ready) {
+      throw std::runtime_error("the gate was never opened");
+    }
+  }
+  void await_entry() const { entered_->get_future().wait_for(kLong); }
+
+ private:
+  std::promise<void> opened_;
+  std::shared_future<void> wait_{opened_.get_future().share()};
+  std::shared_ptr<std::promise<void>> entered_{
+      std::make_shared<std::promise<void>>()};
+};
+
+c10::intrusive_ptr<c10d::Work> enqueue(WorkQueue& queue,
+                                       std::function<void()> operation,
+                                       std::vector<at::Tensor> results = {}) {
+  return queue.enqueue(3, c10d::OpType::ALLREDUCE, kLong, std::move(results),
+                       std::move(operation));
+}
+
+std::exception_ptr as_pointer(const char* text) {
+  return std::make_exception_ptr(std::runtime_error(text));
+}
+
+template <typename Function>
+std::string failure_of(Function&& function) {
+  try {
+    function();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "nothing was thrown";
+}
+
+TEST(WorkQueue, RunsInTheCallerAndLetsExceptionsThrough) {
+  WorkQueue queue("queue");
+  std::thread::id where;
+  queue.run(kLong, [&] { where = std::this_thread::get_id(); });
+  EXPECT_EQ(where, std::this_thread::get_id());
+  EXPECT_THROW(queue.run(kLong, [] { throw std::out_of_range("mine"); }),
+               std::out_of_range);
+  bool ran = false;
+  queue.run(kLong, [&] { ran = true; });  // the turn was given back
+  EXPECT_TRUE(ran);
+}
+
+TEST(WorkQueue, RunsQueuedOperationsOnOneNamedThreadInOrder) {
+  WorkQueue queue("lockstep-queue");
+  std::vector<int> order;
+  std::vector<std::thread::id> threads;
+  std::string name;
+  std::vector<c10::intrusive_ptr<c10d::Work>> works;
+  for (int i = 0; i < 4; ++i) {
+    works.push_back(enqueue(queue, [&, i] {
+      std::array<char, 16> text{};
+      ::pthread_getname_np(::pthread_self(), text.data(), text.size());
+      name = text.data();
+      order.push_back(i);
+      threads.push_back(std::this_thread::get_id());
+    }));
+  }
+  for (auto& work : works) EXPECT_TRUE(work->wait(kLong));
+  EXPECT_THAT(order, ElementsAre(0, 1, 2, 3));
+  for (auto id : threads) {
+    EXPECT_EQ(id, threads[0]);
+    EXPECT_NE(id, std::this_thread::get_id());
+  }
+  EXPECT_EQ(name, "lockstep-queue");
+}
+
+TEST(WorkQueue, ASynchronousOperationStandsBehindThePendingOnes) {
+  WorkQueue queue("queue");
+  Gate gate;
+  std::vector<int> order;
+  auto first = enqueue(queue, [&] {
+    gate();
+    order.push_back(1);
+  });
+  auto second = enqueue(queue, [&] { order.push_back(2); });
+  gate.await_entry();
+  std::thread opener([&] {
+    std::this_thread::sleep_for(kShort);
+    gate.open();
+  });
+  queue.run(kLong, [&] { order.push_back(3); });
+  opener.join();
+  EXPECT_THAT(order, ElementsAre(1, 2, 3));
+  EXPECT_TRUE(first->isCompleted() || first->wait(kLong));
+  EXPECT_TRUE(second->wait(kLong));
+}
+
+TEST(WorkQueue, AQueuedOperationStandsBehindASynchronousOne) {
+  WorkQueue queue("queue");
+  std::vector<int> order;
+  c10::intrusive_ptr<c10d::Work> work;
+  queue.run(kLong, [&] {
+    std::thread([&] {
+      work = enqueue(queue, [&] { order.push_back(2); });
+    }).join();
+    std::this_thread::sleep_for(kShort);
+    order.push_back(1);
+  });
+  EXPECT_TRUE(work->wait(kLong));
+  EXPECT_THAT(order, ElementsAre(1, 2));
+}
+
+TEST(WorkQueue, NoTwoOperationsOverlapWhoeverIssuesThem) {
+  WorkQueue queue("queue");
+  std::atomic<int> inside{0};
+  std::atomic<bool> overlapped{false};
+  int total = 0;  // guarded by the turn alone
+  auto operation = [&] {
+    if (inside.fetch_add(1) != 0) overlapped = true;
+    ++total;
+    inside.fetch_sub(1);
+  };
+  constexpr int kThreads = 4;
+  constexpr int kRounds = 500;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&] {
+      for (int i = 0; i < kRounds; ++i) {
+        queue.run(kLong, operation);
+        auto work = enqueue(queue, operation);
+        if (i % 3 == 0) work->wait(kLong);
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  queue.run(kLong, [] {});  // behind all
+  EXPECT_FALSE(overlapped);
+  EXPECT_EQ(total, 2 * kThreads * kRounds);
+}
+
+TEST(WorkQueue, ASynchronousOperationThatWaitsTooLongIsNotRun) {
+  WorkQueue queue("queue");
+  Gate gate;
+  auto work = enqueue(queue, [&] { gate(); });
+  gate.await_entry();
+  bool ran = false;
+  EXPECT_THROW(queue.run(kShort, [&] { ran = true; }), c10::DistBackendError);
+  EXPECT_THAT(failure_of([&] { queue.run(kShort, [&] { ran = true; }); }),
+              HasSubstr("(allowed 30 ms)"));
+  gate.open();
+  EXPECT_TRUE(work->wait(kLong));
+  queue.run(kLong, [] {});
+  EXPECT_FALSE(ran);
+}
+
+TEST(WorkQueue, AWaitThatTimesOutMayBeRepeated) {
+  WorkQueue queue("queue");
+  Gate gate;
+  auto work = enqueue(queue, [&] { gate(); });
+  EXPECT_THROW(work->wait(kShort), c10::DistBackendError);
+  EXPECT_THAT(failure_of([&] { work->wait(kShort); }),
+              HasSubstr("timed out after"));
+  EXPECT_FALSE(work->isCompleted());
+  gate.open();
+  EXPECT_TRUE(work->wait(kLong));
+  EXPECT_TRUE(work->wait());
+  EXPECT_TRUE(work->isCompleted());
+  EXPECT_TRUE(work->isSuccess());
+  EXPECT_EQ(work->exception(), nullptr);
+}
+
+TEST(WorkQueue, AWorkHasTheResultsAndItsPlace) {
+  WorkQueue queue("queue");
+  auto tensor = at::zeros({2});
+  auto work = enqueue(queue, [tensor] { tensor.add_(5); }, {tensor});
+  auto future = work->getFuture();
+  future->wait();
+  EXPECT_TRUE(future->value().toTensorVector().at(0).is_same(tensor));
+  work->synchronize();
+  EXPECT_TRUE(work->result().at(0).is_same(tensor));
+  EXPECT_EQ(tensor[1].item<float>(), 5);
+  EXPECT_EQ(work->retrieveOpType(), c10d::OpType::ALLREDUCE);
+  EXPECT_EQ(work->sourceRank(), -1);
+}
+
+TEST(WorkQueue, AFailureComesOutOfWaitAndTheFutureAndTheQueueGoesOn) {
+  WorkQueue queue("queue");
+  auto work = enqueue(queue, [] { throw std::out_of_range("peer 2 left"); });
+  EXPECT_THROW(work->wait(kLong), std::out_of_range);
+  EXPECT_THROW(work->wait(), std::out_of_range);
+  EXPECT_TRUE(work->isCompleted());
+  EXPECT_FALSE(work->isSuccess());
+  EXPECT_NE(work->exception(), nullptr);
+  EXPECT_THAT(failure_of([&] { work->getFuture()->waitAndThrow(); }),
+              HasSubstr("peer 2 left"));
+  EXPECT_TRUE(enqueue(queue, [] {})->wait(kLong));
+}
+
+TEST(WorkQueue, TheErrorOfAnOperationThatIsDueComesBeforeTheWaits) {
+  WorkQueue queue("queue");
+  auto work = queue.enqueue(0, c10d::OpType::BARRIER, kShort, {}, [] {
+    std::this_thread::sleep_for(2 * kShort);
+    throw std::runtime_error("rank 1 did not come");
+  });
+  EXPECT_EQ(failure_of([&] { work->wait(kShort); }), "rank 1 did not come");
+}
+
+TEST(WorkQueue, QueuedOperationsRunWithoutAutograd) {
+  WorkQueue queue("queue");
+  ASSERT_TRUE(c10::GradMode::is_enabled());
+  bool enabled = true;
+  enqueue(queue, [&] { enabled = c10::GradMode::is_enabled(); })->wait(kLong);
+  EXPECT_FALSE(enabled);
+}
+
+TEST(WorkQueue, CloseEndsWhatWasNotBegunAndAllThatComes) {
+  WorkQueue queue("queue");
+  Gate gate;
+  auto running = enqueue(queue, [&] { gate(); });
+  gate.await_entry();
+  bool ran = false;
+  auto pending = enqueue(queue, [&] { ran = true; });
+  std::promise<std::string> waiting;
+  std::thread caller([&] {
+    waiting.set_value(
+        failure_of([&] { queue.run(kLong, [&] { ran = true; }); }));
+  });
+  std::this_thread::sleep_for(kShort);
+  queue.close(as_pointer("the group was aborted"));
+  queue.close(as_pointer("a second time"));
+  EXPECT_EQ(failure_of([&] { pending->wait(kLong); }), "the group was aborted");
+  EXPECT_EQ(waiting.get_future().get(), "the group was aborted");
+  caller.join();
+  auto later = enqueue(queue, [&] { ran = true; });
+  EXPECT_EQ(failure_of([&] { later->wait(kLong); }), "the group was aborted");
+  EXPECT_EQ(failure_of([&] { queue.run(kLong, [&] { ran = true; }); }),
+            "the group was aborted");
+  EXPECT_FALSE(running->isCompleted());
+  gate.open();
+  EXPECT_TRUE(running->wait(kLong));
+  EXPECT_FALSE(ran);
+}
+
+TEST(WorkQueue, CloseOfAnIdleQueueEndsAllThatComes) {
+  WorkQueue queue("queue");
+  queue.run(kLong, [&] { queue.close(as_pointer("over")); });
+  EXPECT_EQ(failure_of([&] { queue.run(kLong, [] {}); }), "over");
+  WorkQueue other("queue");
+  other.close(as_pointer("over"));
+  EXPECT_EQ(failure_of([&] { enqueue(other, [] {})->wait(kLong); }), "over");
+}
+
+TEST(WorkQueue, DestructionWaitsForWhatIsPending) {
+  std::vector<int> order;
+  {
+    WorkQueue queue("queue");
+    for (int i = 0; i < 3; ++i) {
+      enqueue(queue, [&, i] {
+        std::this_thread::sleep_for(kShort / 3);
+        order.push_back(i);
+      });
+    }
+  }
+  EXPECT_THAT(order, ElementsAre(0, 1, 2));
+}
+
+TEST(WorkQueue, MayBeDestroyedOnItsOwnThreadByTheLastOperation) {
+  struct Owner {
+    WorkQueue queue{"queue"};
+  };
+  auto ran = std::make_shared<std::atomic<int>>(0);
+  auto owner = std::make_shared<Owner>();
+  Gate gate;
+  auto first = enqueue(owner->queue, [owner, &gate, ran] {
+    gate();
+    ++*ran;
+  });
+  auto second = enqueue(owner->queue, [ran] { ++*ran; });
+  owner.reset();
+  gate.open();
+  EXPECT_TRUE(first->wait(kLong));
+  EXPECT_TRUE(second->wait(kLong));
+  EXPECT_EQ(*ran, 2);
+}
+
+TEST(WorkQueue, ACallbackOfAWorkMayUseTheQueue) {
+  WorkQueue queue("queue");
+  Gate gate;
+  std::vector<int> order;
+  auto work = enqueue(queue, [&] {
+    gate();
+    order.push_back(1);
+  });
+  work->getFuture()->addCallback([&](c10::ivalue::Future&) {
+    queue.run(kLong, [&] { order.push_back(3); });
+  });
+  auto second = enqueue(queue, [&] { order.push_back(2); });
+  gate.open();
+  EXPECT_TRUE(second->wait(kLong));
+  queue.run(kLong, [&] { order.push_back(4); });
+  EXPECT_THAT(order, ElementsAre(1, 2, 3, 4));
+}
+
+TEST(WorkQueue, TheCompletedWorkHasEndedWell) {
+  const auto& work = completed_work();
+  EXPECT_TRUE(work->isCompleted());
+  EXPECT_TRUE(work->isSuccess());
+  EXPECT_TRUE(work->wait(kShort));
+  EXPECT_EQ(work->exception(), nullptr);
+  EXPECT_TRUE(work->result().empty());
+  EXPECT_EQ(completed_work().get(), work.get());
+}
+
+}  // namespace
+}  // namespace lockstep
