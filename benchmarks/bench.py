@@ -3,6 +3,7 @@
     ./dev bench                      every benchmark
     ./dev bench mlp narrow           these
     ./dev bench comm                 operations between ranks: lockstep bench
+    ./dev bench hosts                two hosts and a slow link (hosts.py); root
     ./dev bench --rounds 9 job       more rounds, less noise
     ./dev bench --quick              does it run? not a measurement
 
@@ -28,6 +29,8 @@ import subprocess
 import sys
 import tempfile
 import time
+
+import hosts
 
 RANKS = 2
 BACKEND = "gloo"
@@ -216,7 +219,9 @@ BENCHMARKS = {
 # table of its own.
 COMM = "comm"
 COMM_SIZES = "4,1K,16K,256K,4M"
-NAMES = [*BENCHMARKS, COMM]
+# Namespaces as hosts: a table and a file of its own too.
+HOSTS = "hosts"
+NAMES = [*BENCHMARKS, COMM, HOSTS]
 
 
 def bench_comm(args):
@@ -228,13 +233,37 @@ def bench_comm(args):
         programs.build / "bin" / "lockstep", "./dev build", [
             programs.build / "bin" / "lockstep", "bench", "all_reduce",
             "--peers", "--python", sys.executable, "--ranks", RANKS,
-            "--backend", BACKEND, "--sizes", COMM_SIZES, "--rounds",
-            args.rounds, "--seconds", 0.02 if args.quick else 0.3,
-            "--json", path])
+            "--sizes", COMM_SIZES, "--rounds", args.rounds,
+            "--seconds", 0.02 if args.quick else 0.3,
+            "--json", path, "--plot", path.with_suffix(".svg")])
     with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as scratch:
         stdout, _ = run_child(command, pathlib.Path(scratch))
     print(stdout.rstrip())
-    print(f"\nfigures of every round: {path}")
+    print(f"\nfigures of every round: {path}, drawn in "
+          f"{path.with_suffix('.svg').name}")
+
+
+def bench_hosts(args):
+    """The hierarchy between two hosts beside Gloo, into a file of its own."""
+    only = args.names == [HOSTS]
+    path = (args.json if only and args.json is not None
+            else args.build / "bench" / f"{HOSTS}.json")
+    try:
+        results = hosts.measure(args.build, args.rounds, args.quick, progress)
+    except hosts.Unable as reason:
+        progress("")
+        if only:
+            raise Failure(f"no hosts can be made here: {reason}") from reason
+        print(f"hosts: skipped, no hosts can be made here: {reason}")
+        return
+    except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
+        raise Failure("a rank between the hosts failed", str(error)) from error
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"format": FORMAT, "quick": args.quick,
+                                "hosts": results}, indent=1) + "\n")
+    print(f"all_reduce of {hosts.BYTES >> 20} MiB between two hosts, a link "
+          f"of {hosts.LINK}\n\n{hosts.table(results)}\n\n"
+          f"figures of every round: {path}")
 
 
 def comm_path(args):
@@ -398,20 +427,24 @@ def parse_args():
         args.rounds = 1 if args.quick else 4
     if args.rounds < 1:
         parser.error(f"--rounds is {args.rounds}; give 1 or more")
-    if args.json is None and args.names != [COMM]:
+    if args.json is None and args.names not in ([COMM], [HOSTS]):
         name = args.names[0] if len(args.names) == 1 else "ddp"
         args.json = args.build / "bench" / f"{name}.json"
     return args
 
 
 def bench(args):
-    steps = [name for name in args.names if name != COMM]
+    steps = [name for name in args.names if name in BENCHMARKS]
     if steps:
         bench_training(args, steps)
     if COMM in args.names:
         if steps:
             print()
         bench_comm(args)
+    if HOSTS in args.names:
+        if len(args.names) > 1:
+            print()
+        bench_hosts(args)
 
 
 def bench_training(args, names):

@@ -5,6 +5,7 @@
 #include "lockstep/checkpoint/state_dict.h"
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/comm/collectives.h"
+#include "lockstep/comm/empty_shared.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/process_group.h"
 #include "lockstep/data/data_loader.h"

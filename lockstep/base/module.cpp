@@ -15,37 +15,52 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::vector<fs::path> folders() {
-  if (const auto folder = get_env("LOCKSTEP_MODULE_PATH")) return {*folder};
-  std::vector<fs::path> all;
+struct Folder {
+  fs::path path;
+  bool told;  // by the user or the installation, and not guessed
+};
+
+fs::path program() {
   std::error_code error;
-  auto folder = fs::read_symlink("/proc/self/exe", error).parent_path();
+  return fs::read_symlink("/proc/self/exe", error);
+}
+
+std::vector<Folder> folders() {
+  if (const auto folder = get_env("LOCKSTEP_MODULE_PATH")) {
+    return {{*folder, true}};
+  }
+  std::vector<Folder> all;
+  auto folder = program().parent_path();
   // A program of a build tree may lie in a folder of bin.
   for (int level = 0; level < 3 && !folder.empty(); ++level) {
-    all.push_back(folder / "lib" / "lockstep");
+    all.push_back({folder / "lib" / "lockstep", false});
     folder = folder.parent_path();
   }
-  all.emplace_back(LOCKSTEP_INSTALLED_MODULES);
+  all.push_back({LOCKSTEP_INSTALLED_MODULES, true});
   return all;
 }
 
+// A folder above the program may be one that anybody writes to.
+bool trusted(uid_t owner) {
+  struct stat status {};
+  return owner == 0 || owner == ::geteuid() ||
+         (::stat(program().c_str(), &status) == 0 && owner == status.st_uid);
+}
+
 fs::path find(const std::string& name) {
-  const auto candidates = folders();
-  std::string looked_in;
-  for (const auto& folder : candidates) {
-    const auto path = folder / name;
+  std::string looked_for;
+  for (const auto& folder : folders()) {
+    const auto path = folder.path / name;
     struct stat status {};
     if (::stat(path.c_str(), &status) == 0) {
-      // A folder above the program may be one that anybody writes to.
-      if (status.st_uid != 0 && status.st_uid != ::geteuid()) {
-        throw std::runtime_error(path.string() +
-                                 " belongs to neither this user nor root");
-      }
-      return path;
+      if (folder.told || trusted(status.st_uid)) return path;
+      throw std::runtime_error(path.string() +
+                               " belongs to neither this user, nor root, nor "
+                               "the owner of the program");
     }
-    looked_in += (looked_in.empty() ? "" : ", ") + path.string();
+    looked_for += (looked_for.empty() ? "" : ", ") + path.string();
   }
-  throw std::runtime_error("there is no " + looked_in);
+  throw std::runtime_error("there is no " + looked_for);
 }
 
 }  // namespace

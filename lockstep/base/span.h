@@ -9,10 +9,9 @@
 #include <utility>
 #include <variant>
 
-// The seam by which traces, metrics and the flight recorder see what Lockstep
-// does: every stretch of work that takes time is a span, with a begin and an
-// end, and whoever subscribes is told of both. With no subscriber a span costs
-// one relaxed load.
+// The seam by which traces and metrics see what Lockstep does: every stretch of
+// work that takes time is a span, with a begin and an end, and whoever
+// subscribes is told of both. With no subscriber a span costs one relaxed load.
 namespace lockstep {
 
 // A name and an integer or a text, both alive during the call only.

@@ -347,6 +347,25 @@ void compare(const Call& call, Agreed own, const Deadline& deadline) {
   }
 }
 
+// Of ranks that compare their calls, one of which has failed on the way: who is
+// not there any more, which most backends cannot tell. Who is a call further
+// meets this one where it compares the next, and fails too.
+std::string absent_after_failure(const Call& call) {
+  constexpr milliseconds kAnswer{1'000};
+  try {
+    roll_call(*call.group,
+              encode({.text = c10::str(call.operation, " #", call.number,
+                                       " failed"),
+                      .sends = {},
+                      .receives = {}}),
+              Deadline::after(kAnswer));
+  } catch (const RollCallError& error) {
+    return c10::str("; ", error.what());
+  } catch (const c10::Error&) {  // nor is the store
+  }
+  return {};
+}
+
 WorkPtr start_and_wait(Call call, bool async_op, Buffers buffers,
                        const Agreement& agreement,
                        const std::function<WorkPtr()>& start) {
@@ -364,8 +383,11 @@ WorkPtr start_and_wait(Call call, bool async_op, Buffers buffers,
     call.fail(started, cause);
   };
   WorkPtr work;
+  std::string failure;
+  bool compared = false;
   try {
     if (compares) compare(call, agreement(), started);
+    compared = true;
     if (!async_op) flight->start(record);
     work = start();
     if (!async_op) {
@@ -384,9 +406,13 @@ WorkPtr start_and_wait(Call call, bool async_op, Buffers buffers,
       }
     }
   } catch (const c10::Error& error) {
-    fail(error.what_without_backtrace());
+    failure = error.what_without_backtrace();
   } catch (const std::exception& error) {
-    fail(error.what());
+    failure = error.what();
+  }
+  if (!failure.empty()) {
+    if (compares && compared) failure += absent_after_failure(call);
+    fail(failure.c_str());
   }
   if (!async_op) return nullptr;
   return c10::make_intrusive<CollectiveWork>(

@@ -20,8 +20,9 @@ namespace lockstep {
 // pending; asynchronous ones on one thread, which the first of them starts.
 //
 // Threads: any, but the order in which threads issue is the order of the
-// group's operations, and must be the same on all ranks. An operation must not
-// use the queue that runs it; a callback of a work's future may.
+// group's operations, and must be the same on all ranks. An operation may
+// close() its queue, but not run() another in it; a callback of a work's future
+// may do both.
 class WorkQueue {
  public:
   // `thread_name`: at most 15 characters, as the system shows it.

@@ -14,7 +14,7 @@ class BenchPeers : public BenchTest {};
 TEST_F(BenchPeers, PythonDoesEveryOperationRightInTurnsWithOurs) {
   const std::string python = LOCKSTEP_TORCH_PYTHON;
   const auto document =
-      bench_json({"all", "--peers", "--python", python, "--ranks=3",
+      bench_json({"all", "--peers=python", "--python", python, "--ranks=3",
                   "--sizes=1000", "--iters=2", "--warmup=1", "--rounds=2"});
   expect_plausible(document);
   EXPECT_EQ(document.at("sides").at("python").at("backend"), "gloo");
@@ -32,7 +32,8 @@ TEST_F(BenchPeers, PythonDoesEveryOperationRightInTurnsWithOurs) {
     const auto p50 = [](const json& entry) {
       return entry.at("latency_us").at("p50").get<double>();
     };
-    EXPECT_NEAR(peer.at("ratio"), p50(peer) / p50(ours), 0.01);
+    const double by = p50(peer) / p50(ours);
+    EXPECT_NEAR(peer.at("ratio"), by, 0.01 * by);
     EXPECT_LE(peer.at("ratio_min"), peer.at("ratio_max"));
     EXPECT_FALSE(ours.contains("ratio"));
   }
@@ -42,7 +43,7 @@ TEST_F(BenchPeers, WhatAPeerCannotDoIsSaidAndOursIsTimed) {
   // Python's Gloo does not reduce 16-bit integers.
   const std::string path = scratch() / "bench.json";
   const auto result =
-      bench({"all_reduce", "--peers", "--python", LOCKSTEP_TORCH_PYTHON,
+      bench({"all_reduce", "--peers=python", "--python", LOCKSTEP_TORCH_PYTHON,
              "--sizes=1000,8", "--iters=1", "--rounds=1", "--dtype=int16",
              "--json", path});
   EXPECT_EQ(result.exit_code, 0);
@@ -50,7 +51,7 @@ TEST_F(BenchPeers, WhatAPeerCannotDoIsSaidAndOursIsTimed) {
               HasSubstr("lockstep bench: python: all_reduce of 500 int16 over "
                         "2 ranks: "));
   EXPECT_EQ(count(result.err, "\n"), 2) << result.err;
-  EXPECT_EQ(count(result.out, " -      -           -\n"), 2) << result.out;
+  EXPECT_EQ(count(result.out, "        -      -\n"), 2) << result.out;
   const auto results = json::parse(read_file(path)).at("results");
   ASSERT_EQ(results.size(), 4u);
   EXPECT_EQ(results[0].at("wrong"), 0);

@@ -51,6 +51,15 @@ TEST_F(BenchOptions, AMistakeIsOneLineThatSaysWhatIsAllowed) {
       {{"all_reduce", "--backend=carrier"}, "unknown backend \"carrier\""},
       {{"all_reduce", "--json=/nowhere/x.json"},
        "cannot write --json /nowhere/x.json: No such file"},
+      {{"all_reduce", "--plot=/nowhere/x.svg"},
+       "cannot write --plot /nowhere/x.svg: No such file"},
+      {{"all_reduce", "--peers=gloo,mpich"},
+       "unknown peer \"mpich\"; allowed are registered, protocol, kernel, "
+       "openmpi, gloo, python, and all"},
+      {{"all_reduce", "--tune"}, "--tune measures what it needs; give no "},
+      {{"--tune", "--ranks=65"}, "--ranks 65: shared memory takes up to 64"},
+      {{"--tune"}, "say where the file goes by --output"},
+      {{"all_reduce", "--output=x"}, "--output is of --tune"},
       {{"all_reduce", "--peers", "--python=/nowhere/python"},
        "program /nowhere/python: No such file or directory; name a Python that "
        "has torch by --python or LOCKSTEP_PYTHON"},
@@ -71,7 +80,7 @@ TEST_F(BenchOptions, APeerWithoutTorchIsOneLine) {
   std::ofstream(python) << "#!/bin/sh\nexec python3 -S -I \"$@\"\n";
   fs::permissions(python, fs::perms::owner_all);
   const auto result =
-      bench({"all_reduce", "--peers", "--sizes=4", "--iters=1"},
+      bench({"all_reduce", "--peers=python", "--sizes=4", "--iters=1"},
             {.environment = {"LOCKSTEP_PYTHON=" + python.string()}});
   EXPECT_EQ(result.exit_code, 2) << result.err;
   EXPECT_THAT(result.err, AllOf(HasSubstr("lockstep bench: python: "),

@@ -1,4 +1,4 @@
-// Real ranks on Gloo: the table and the JSON of small runs.
+// Real ranks: the table and the JSON of small runs.
 #include <gmock/gmock.h>
 #include <signal.h>
 
@@ -71,7 +71,7 @@ TEST_F(Bench, TableHasOneAlignedRowASize) {
                              "-dbfloat16", "-omax", "--async"});
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_THAT(result.out,
-              AllOf(HasSubstr(" cores, "), HasSubstr("; backend gloo;"),
+              AllOf(HasSubstr(" cores, "), HasSubstr("; backend lockstep;"),
                     HasSubstr("# all_reduce max bfloat16 async, 2 ranks")));
   const auto table = rows(result.out);
   ASSERT_EQ(table.size(), 3u) << result.out;

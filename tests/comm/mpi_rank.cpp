@@ -94,19 +94,18 @@ void serialized() {
   MPI_Finalize();
 }
 
-// Rank 0 sends more than rank 1 takes, first little, then much.
+// Rank 0 sends more than rank 1 takes. Little: OpenMPI 4.1 may crash where much
+// was sent.
 void truncated() {
   auto group = lockstep::init_process_group("mpi");
-  for (const int64_t count : {10, 1 << 20}) {
-    if (group->rank() == 0) {
-      lockstep::isend(at::zeros({2 * count}), 1)->wait();
-      continue;
-    }
-    try {
-      lockstep::recv(at::zeros({count}), 0);
-    } catch (const c10::DistBackendError& error) {
-      say(error.what_without_backtrace());
-    }
+  if (group->rank() == 0) {
+    lockstep::isend(at::zeros({20}), 1)->wait();
+    return;
+  }
+  try {
+    lockstep::recv(at::zeros({10}), 0);
+  } catch (const c10::DistBackendError& error) {
+    say(error.what_without_backtrace());
   }
 }
 
@@ -162,7 +161,7 @@ void leaves() {
   sum_over(nullptr, 1);
 }
 
-// More elements than an int counts.
+// More elements than an int counts. By hand: it takes 9 GB and a minute.
 void large() {
   auto group = lockstep::init_process_group("mpi");
   const int64_t count = (int64_t{1} << 31) + 5;

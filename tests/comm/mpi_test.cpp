@@ -2,12 +2,15 @@
 // happens when a rank does not come any more.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/socket.h>
 
 #include <filesystem>
 #include <string>
 #include <vector>
 
+#include "lockstep/base/file_descriptor.h"
 #include "tests/harness/running_program.h"
 
 namespace lockstep::testing {
@@ -19,6 +22,18 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 const std::string kPrograms = std::string(LOCKSTEP_BIN_DIR) + "/tests/";
+
+uint16_t free_port() {
+  const FileDescriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t size = sizeof(address);
+  auto* raw = reinterpret_cast<sockaddr*>(&address);
+  EXPECT_EQ(::bind(socket.get(), raw, size), 0);
+  EXPECT_EQ(::getsockname(socket.get(), raw, &size), 0);
+  return ntohs(address.sin_port);
+}
 
 class Mpi : public ProgramTest {
  protected:
@@ -130,9 +145,9 @@ TEST_F(Mpi, SerializedThreadsAreEnough) {
 TEST_F(Mpi, AMessageLargerThanItsTensorIsAnError) {
   const auto result = run_part(2, "truncated");
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_EQ(count(result.out, "rank 1: recv in group 'default_pg'"), 2)
+  EXPECT_EQ(count(result.out, "rank 1: recv in group 'default_pg'"), 1)
       << result.out;
-  EXPECT_EQ(count(result.out, "MPI_ERR_TRUNCATE"), 2) << result.out;
+  EXPECT_EQ(count(result.out, "MPI_ERR_TRUNCATE"), 1) << result.out;
 }
 
 TEST_F(Mpi, FunneledThreadsAreRefused) {
@@ -145,21 +160,30 @@ TEST_F(Mpi, FunneledThreadsAreRefused) {
       << result.out;
 }
 
-TEST_F(Mpi, RanksOfTheEnvironmentMustBeMpis) {
-  // As under a launcher that knows nothing of MPI.
-  const auto result =
-      run_program({kPrograms + "comm_mpi_rank", "refused"},
-                  setup({"RANK=1", "WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1",
-                         "MASTER_PORT=1"}),
+TEST_F(Mpi, RanksOfTheEnvironmentMustBeThoseOfMpi) {
+  const auto place = [&](const char* rank) {
+    return run_part(1, "refused",
+                    {std::string("RANK=") + rank, "WORLD_SIZE=1",
+                     "MASTER_ADDR=127.0.0.1", "MASTER_PORT=0"});
+  };
+  const auto right = place("0");
+  EXPECT_EQ(right.out, "");
+  EXPECT_EQ(right.exit_code, 0) << right.err;
+  // Two processes of a launcher that knows nothing of MPI: two worlds of one.
+  const auto wrong =
+      run_program({"/bin/sh", "-c",
+                   "for rank in 0 1; do RANK=$rank " + kPrograms +
+                       "comm_mpi_rank refused & done; wait"},
+                  setup({"WORLD_SIZE=2", "MASTER_ADDR=127.0.0.1",
+                         "MASTER_PORT=" + std::to_string(free_port())}),
                   seconds(60));
-  // Rank 0 is not there; a world of one is.
-  const auto alone =
-      run_program({kPrograms + "comm_mpi_rank", "refused"},
-                  setup({"RANK=0", "WORLD_SIZE=1", "MASTER_ADDR=127.0.0.1",
-                         "MASTER_PORT=0"}),
-                  seconds(60));
-  EXPECT_EQ(alone.out, "");
-  EXPECT_EQ(alone.exit_code, 0) << alone.err;
+  for (const char* rank : {"0", "1"}) {
+    EXPECT_EQ(count(wrong.out, std::string("this is rank ") + rank +
+                                   " of 2 (RANK and WORLD_SIZE, or the "
+                                   "options), but rank 0 of 1 for MPI"),
+              1)
+        << wrong.out << wrong.err;
+  }
 }
 
 TEST_F(Mpi, AMissingModuleIsOneLine) {

@@ -106,7 +106,7 @@ TEST(Backends, ConfigsResolve) {
   EXPECT_EQ(names("gloo"), "cpu:gloo ");
   EXPECT_EQ(names("cpu:gloo"), "cpu:gloo ");
   EXPECT_EQ(names("cpu:gloo,cuda:gloo"), "cpu:gloo cuda:gloo ");
-  EXPECT_THAT(names(""), HasSubstr("cpu:gloo"));
+  EXPECT_THAT(names(""), HasSubstr("cpu:lockstep"));
 }
 
 TEST(Backends, MistakesSayWhatThereIs) {

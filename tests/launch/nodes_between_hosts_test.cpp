@@ -3,8 +3,7 @@
 #include <gmock/gmock.h>
 #include <signal.h>
 
-#include <cstdlib>
-
+#include "tests/harness/network_hosts.h"
 #include "tests/launch/nodes.h"
 
 namespace lockstep::testing {
@@ -17,46 +16,26 @@ using ::testing::HasSubstr;
 class NodesBetweenHosts : public NodesTest {
  protected:
   void SetUp() override {
-    const bool made =
-        ip("netns add " + host_[0]) && ip("netns add " + host_[1]) &&
-        ip("link add " + cable_[0] + " netns " + host_[0] +
-           " type veth peer name " + cable_[1] + " netns " + host_[1]);
-    if (!made) GTEST_SKIP() << "no right to make network namespaces";
-    for (size_t one = 0; one < 2; ++one) {
-      ASSERT_TRUE(ip("-n " + host_[one] + " addr add " + address(one) +
-                     "/24 dev " + cable_[one]));
-      ASSERT_TRUE(ip("-n " + host_[one] + " link set " + cable_[one] + " up"));
-      ASSERT_TRUE(ip("-n " + host_[one] + " link set lo up"));
+    if (!hosts_.made()) {
+      GTEST_SKIP() << "no right to make network namespaces";
     }
   }
 
   void TearDown() override {
     nodes_.clear();
     NodesTest::TearDown();
-    for (const auto& host : host_) ip("netns del " + host);
-  }
-
-  static bool ip(const std::string& arguments) {
-    return std::system(("ip " + arguments + " >/dev/null 2>&1").c_str()) == 0;
-  }
-
-  static std::string address(size_t host) {
-    return "198.18.0." + std::to_string(host + 1);
   }
 
   // `lockstep run` on one of the hosts, one worker. Becomes node(host).
-  void start_on(size_t host, int node_rank, const std::string& script) {
-    auto command =
-        with({"/bin/sh", "-c", "exec \"$0\" \"$@\"", "ip", "netns", "exec",
-              host_[host], LOCKSTEP_BIN_DIR "/lockstep", "run"},
-             c10d(address(0) + ":29400", 2, node_rank));
+  void start_on(int host, int node_rank, const std::string& script) {
+    auto command = with(
+        with(hosts_.command_on(host), {LOCKSTEP_BIN_DIR "/lockstep", "run"}),
+        c10d(NetworkHosts::address(0) + ":29400", 2, node_rank));
     nodes_.push_back(start_program(with(command, {"sh", "-c", script})));
   }
   RunningProgram& node(size_t host) { return *nodes_[host]; }
 
-  std::string id_ = std::to_string(getpid());
-  std::string host_[2] = {"lockstep-a-" + id_, "lockstep-b-" + id_};
-  std::string cable_[2] = {"lsa" + id_, "lsb" + id_};
+  NetworkHosts hosts_;
   std::vector<std::unique_ptr<RunningProgram>> nodes_;
 };
 
@@ -92,7 +71,8 @@ TEST_F(NodesBetweenHosts, WorkersMeetWhereNodeZeroIs) {
     for (const size_t host : {0u, 1u}) {
       const auto result = node(host).finish();
       EXPECT_EQ(result.exit_code, 0) << result.err;
-      EXPECT_EQ(result.out, address(rank_of_first == 0 ? 0 : 1) + "\n");
+      EXPECT_EQ(result.out,
+                NetworkHosts::address(rank_of_first == 0 ? 0 : 1) + "\n");
       EXPECT_EQ(count(result.err, "without authentication"), host == 0 ? 1 : 0)
           << result.err;
     }
@@ -100,11 +80,11 @@ TEST_F(NodesBetweenHosts, WorkersMeetWhereNodeZeroIs) {
 }
 
 TEST_F(NodesBetweenHosts, UnpluggedHostsNameEachOther) {
-  for (const size_t host : {0u, 1u}) {
-    start_on(host, static_cast<int>(host), "echo ready; exec sleep 300");
+  for (const int host : {0, 1}) {
+    start_on(host, host, "echo ready; exec sleep 300");
   }
   for (auto& one : nodes_) one->await_output("ready\n");
-  ASSERT_TRUE(ip("-n " + host_[0] + " link set " + cable_[0] + " down"));
+  ASSERT_TRUE(hosts_.unplug());
   const auto second = node(1).finish(seconds(15));
   EXPECT_EQ(second.exit_code, 1);
   EXPECT_THAT(second.err, AllOf(HasSubstr("node 0 ("), HasSubstr("was lost"),

@@ -8,6 +8,7 @@
 #include <iostream>
 #include <memory>
 
+#include "lockstep/cli/bench/plot.h"
 #include "lockstep/cli/bench/report.h"
 #include "lockstep/cli/bench/sides.h"
 #include "lockstep/cli/bench/world.h"
@@ -35,8 +36,9 @@ class WorldSession {
                int ranks, const StopSignal& stop)
       : options_(options), ranks_(ranks) {
     for (const auto& side : sides) {
-      worlds_.push_back(std::make_unique<World>(side.name, side.program, ranks,
-                                                options.timeout, stop));
+      worlds_.push_back(std::make_unique<World>(
+          side.name, side.program, side.launch, ranks, options.timeout, stop));
+      only_all_reduce_.push_back(side.only_all_reduce);
     }
     // Not in the loop above: they start side by side.
     for (const auto& world : worlds_) await_ready(*world);
@@ -56,9 +58,15 @@ class WorldSession {
   std::vector<Figures> measure(const Configuration& configuration) {
     std::vector<Figures> figures;
     std::vector<json> requests;
-    for (const auto& world : worlds_) {
-      figures.push_back({.side = world->name()});
-      requests.push_back(try_out(*world, configuration, figures.back()));
+    for (size_t i = 0; i < worlds_.size(); ++i) {
+      figures.push_back({.side = worlds_[i]->name()});
+      if (only_all_reduce_[i] &&
+          (options_.async_op || configuration.operation.name != "all_reduce")) {
+        figures.back().error = "it does synchronous all_reduce, no other";
+        requests.emplace_back();
+        continue;
+      }
+      requests.push_back(try_out(*worlds_[i], configuration, figures.back()));
     }
     // In turns, so that a machine that is busy for a while is so for all.
     for (int round = 0; round < options_.rounds; ++round) {
@@ -175,6 +183,7 @@ class WorldSession {
   const Options& options_;
   int ranks_;
   std::vector<std::unique_ptr<World>> worlds_;
+  std::vector<bool> only_all_reduce_;  // of each
 };
 
 // The elements of S for each size asked for, each number once.
@@ -208,25 +217,22 @@ std::vector<Block> blocks(const Options& options) {
   return all;
 }
 
-void write_json(const std::string& path, const ordered_json& document) {
-  if (path == "-") {
-    std::cout << document.dump(1) << std::endl;
-    return;
-  }
+void write(const std::string& option, const std::string& path,
+           const std::string& text) {
   std::ofstream file(path);
-  file << document.dump(1) << '\n';
+  file << text;
   file.close();
   if (!file) {
-    throw std::invalid_argument("cannot write --json " + path + ": " +
+    throw std::invalid_argument("cannot write " + option + " " + path + ": " +
                                 std::strerror(errno));
   }
 }
 
 // Before minutes are spent on figures that cannot be written.
-void check_writable(const std::string& path) {
+void check_writable(const std::string& option, const std::string& path) {
   if (path.empty() || path == "-") return;
   if (!std::ofstream(path, std::ios::app)) {
-    throw std::invalid_argument("cannot write --json " + path + ": " +
+    throw std::invalid_argument("cannot write " + option + " " + path + ": " +
                                 std::strerror(errno));
   }
 }
@@ -235,8 +241,11 @@ void check_writable(const std::string& path) {
 
 bool run(const Options& options, const StopSignal& stop) {
   const auto begin = std::chrono::steady_clock::now();
-  check_writable(options.json);
-  const std::vector<Side> all_sides = sides(options);
+  check_writable("--json", options.json);
+  check_writable("--plot", options.plot);
+  std::vector<std::string> left_out;
+  const std::vector<Side> all_sides = sides(options, left_out);
+  for (const auto& line : left_out) write_message(kName, line);
   std::vector<std::string> peers;
   for (size_t i = 1; i < all_sides.size(); ++i) {
     peers.push_back(all_sides[i].name);
@@ -267,14 +276,23 @@ bool run(const Options& options, const StopSignal& stop) {
         }
         for (const auto& one : figures) right &= one.wrong == 0;
       }
+      table.add_comparison();
     }
     session.finish();
+  }
+  if (!options.plot.empty()) {
+    write("--plot", options.plot, plot(machine, results));
   }
   if (!options.json.empty()) {
     const std::chrono::duration<double> took =
         std::chrono::steady_clock::now() - begin;
-    write_json(options.json, document(options, machine, facts,
-                                      std::move(results), took.count()));
+    const std::string text =
+        document(options, machine, facts, results, took.count()).dump(1) + '\n';
+    if (options.json == "-") {
+      std::cout << text << std::flush;
+    } else {
+      write("--json", options.json, text);
+    }
   }
   return right;
 }

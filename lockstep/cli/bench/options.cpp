@@ -25,18 +25,21 @@ struct Arguments {
   std::string max_bytes;
   int64_t factor = 0;
   std::vector<std::string> dtypes{"float32"};
-  std::vector<int> ranks{2};
-  std::string backend = "gloo";
+  std::vector<int> ranks;
+  std::string backend = "lockstep";
   std::string reduce_op = "sum";
   bool async_op = false;
   int64_t iterations = 0;
   int64_t warmup = 5;
-  double seconds = 0.3;
+  double seconds = 0;
   int rounds = 0;
-  bool peers = false;
+  std::string peers;
   std::string python;
   double timeout = 300;
   std::string json;
+  std::string plot;
+  bool tune = false;
+  std::string output;
 };
 
 // Said when it is violated; the help is shorter without.
@@ -48,6 +51,7 @@ CLI::Validator between(Number lowest, Number highest) {
 void declare(CLI::App& app, Arguments& to) {
   app.formatter(make_help_formatter(
       "lockstep bench [OPTIONS] OPERATION...\n"
+      "lockstep bench --tune [--ranks LIST] [--seconds N] [--output FILE]\n"
       "  Times operations between ranks of this host. OPERATION: all_reduce,\n"
       "  all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather,\n"
       "  scatter, send_recv, barrier, or all. Lists are parted by commas."));
@@ -74,16 +78,18 @@ void declare(CLI::App& app, Arguments& to) {
   app.add_flag("--async", to.async_op,
                "Asynchronously: start, then wait for the Work")
       ->group("What");
-  add("--ranks", to.ranks, "Processes, such as 2,4 [2]", "What", "LIST")
+  add("--ranks,--nproc-per-node", to.ranks, "Processes, such as 2,4 [2]",
+      "What", "LIST")
       ->delimiter(',')
       ->check(between(2, kMostRanks));
-  add("--backend", to.backend, "Of our ranks [gloo]", "What", "NAME");
+  add("--backend", to.backend, "Of our ranks [lockstep]", "What", "NAME");
   add("-n,--iters", to.iterations,
       "Iterations of a measurement [as many as fit --seconds]", "How long")
       ->check(between(int64_t{1}, int64_t{1'000'000}));
   add("-w,--warmup", to.warmup, "Iterations before them [5]", "How long")
       ->check(between(int64_t{0}, int64_t{1'000'000}));
-  add("--seconds", to.seconds, "Of a measurement, about [0.3]", "How long")
+  add("--seconds", to.seconds,
+      "Of a measurement, about [0.3]; with --tune of all [60]", "How long")
       ->check(between(0.0, 3600.0));
   add("--rounds", to.rounds, "Measurements of each [1; with --peers 3]",
       "How long")
@@ -91,14 +97,23 @@ void declare(CLI::App& app, Arguments& to) {
   add("--timeout", to.timeout,
       "Seconds that a start or a measurement may take [300]", "How long")
       ->check(between(1.0, 86400.0));
-  app.add_flag("--peers", to.peers,
-               "Beside Python's torch.distributed on Gloo, in turns")
+  app.add_flag("--peers{all}", to.peers,
+               "Beside others, in turns; --peers=LIST: these of registered, "
+               "protocol, kernel, openmpi, gloo, python")
       ->group("Peers");
   add("--python", to.python,
       "The Python that has torch [LOCKSTEP_PYTHON, .venv, python3]", "Peers",
       "PATH");
   add("--json", to.json, "Write the figures here; -: to stdout", "Output",
       "FILE");
+  add("--plot", to.plot, "Draw latency over bytes here, as SVG", "Output",
+      "FILE");
+  app.add_flag("--tune", to.tune,
+               "Find the shared memory's thresholds for this machine")
+      ->group("Tuning");
+  add("--output", to.output,
+      "Where they go [LOCKSTEP_TUNING, ~/.config/lockstep/tuning.json]",
+      "Tuning", "FILE");
 }
 
 std::vector<int64_t> sizes_of(const Arguments& arguments) {
@@ -152,7 +167,51 @@ std::vector<Operation> operations_of(const Arguments& arguments) {
   return operations;
 }
 
+std::vector<std::string> peers_of(const std::string& text) {
+  if (text.empty()) return {};
+  const auto given = CLI::detail::split(text, ',');
+  std::string allowed;
+  for (const auto name : kPeers) allowed += std::string(name) + ", ";
+  for (const auto& name : given) {
+    if (name == "all" || std::ranges::find(kPeers, name) != kPeers.end()) {
+      continue;
+    }
+    throw std::invalid_argument("unknown peer \"" + name + "\"; allowed are " +
+                                allowed + "and all");
+  }
+  const bool all = std::ranges::find(given, "all") != given.end();
+  std::vector<std::string> peers;
+  for (const auto name : kPeers) {
+    if (all || std::ranges::find(given, name) != given.end()) {
+      peers.emplace_back(name);
+    }
+  }
+  return peers;
+}
+
+Options checked_for_tuning(const Arguments& arguments) {
+  if (!arguments.operations.empty() || !arguments.peers.empty() ||
+      !arguments.json.empty() || !arguments.plot.empty()) {
+    throw std::invalid_argument(
+        "--tune measures what it needs; give no OPERATION, --peers, --json or "
+        "--plot with it");
+  }
+  Options options;
+  options.tune = true;
+  options.ranks = arguments.ranks;
+  options.seconds = arguments.seconds > 0 ? arguments.seconds : 60;
+  options.output = arguments.output;
+  options.timeout =
+      std::chrono::milliseconds(std::llround(arguments.timeout * 1000));
+  return options;
+}
+
 Options checked(const Arguments& arguments) {
+  if (arguments.tune) return checked_for_tuning(arguments);
+  if (!arguments.output.empty()) {
+    throw std::invalid_argument(
+        "--output is of --tune; give --json or --plot for figures");
+  }
   Options options;
   options.operations = operations_of(arguments);
   options.sizes = sizes_of(arguments);
@@ -162,21 +221,23 @@ Options checked(const Arguments& arguments) {
     options.dtypes.push_back(find_dtype(name));
     if (reduces) check_reduce_op(arguments.reduce_op, options.dtypes.back());
   }
-  options.ranks = arguments.ranks;
+  options.ranks =
+      arguments.ranks.empty() ? std::vector<int>{2} : arguments.ranks;
   options.backend = arguments.backend;
   options.reduce_op = arguments.reduce_op;
   options.async_op = arguments.async_op;
   if (arguments.iterations > 0) options.iterations = arguments.iterations;
-  options.seconds = arguments.seconds;
+  options.seconds = arguments.seconds > 0 ? arguments.seconds : 0.3;
   options.warmup = arguments.warmup;
-  options.peers = arguments.peers;
-  options.rounds = arguments.rounds > 0 ? arguments.rounds
-                   : options.peers      ? 3
-                                        : 1;
+  options.peers = peers_of(arguments.peers);
+  options.rounds = arguments.rounds > 0    ? arguments.rounds
+                   : options.peers.empty() ? 1
+                                           : 3;
   options.python = arguments.python;
   options.timeout =
       std::chrono::milliseconds(std::llround(arguments.timeout * 1000));
   options.json = arguments.json;
+  options.plot = arguments.plot;
   return options;
 }
 

@@ -1,10 +1,12 @@
 #pragma once
 
+#include <array>
 #include <chrono>
 #include <cstdint>
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lockstep/cli/bench/operations.h"
@@ -25,11 +27,19 @@ struct Options {
   double seconds = 0;
   int64_t warmup = 0;
   int rounds = 0;
-  bool peers = false;
-  std::string python{};  // --python; empty: to be searched for
+  std::vector<std::string> peers{};  // names of kPeers, in its order
+  std::string python{};              // --python; empty: to be searched for
   std::chrono::milliseconds timeout{};
   std::string json{};  // a path, "-" or empty
+  std::string plot{};  // a path, or empty
+  // --tune: what is above is not measured, but thresholds.
+  bool tune = false;
+  std::string output{};  // the tuning file; empty: where the library reads it
 };
+
+// Who can stand beside ours, in the order of the table.
+inline constexpr std::array<std::string_view, 6> kPeers{
+    "registered", "protocol", "kernel", "openmpi", "gloo", "python"};
 
 // From the arguments behind `lockstep bench`; argv[0] is the program. Throws
 // std::invalid_argument, one line. Prints the help where it is asked for, and

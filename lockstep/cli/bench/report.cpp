@@ -34,6 +34,18 @@ std::string microseconds(double value) {
                 value);
 }
 
+// Of 8 columns.
+std::string short_microseconds(double value) {
+  return format(value < 1000     ? "%8.2f"
+                : value < 10'000 ? "%8.1f"
+                                 : "%8.0f",
+                value);
+}
+
+std::string times_ours(double ratio) {
+  return format(ratio < 100 ? " %5.2fx" : " %5.0fx", ratio);
+}
+
 std::string bandwidth(double value) {
   return format(value < 1 ? "%8.4f" : "%8.2f", value);
 }
@@ -41,6 +53,11 @@ std::string bandwidth(double value) {
 // Rounded to the double that prints as briefly.
 json thousandth(double value) {
   return std::strtod(format("%.3f", value).c_str(), nullptr);
+}
+
+// For what may be 0.0001 or 5,000.
+json four_figures(double value) {
+  return std::strtod(format("%.4g", value).c_str(), nullptr);
 }
 
 json millionth(double value) {
@@ -143,9 +160,6 @@ void Table::add_heading(const Configuration& configuration) {
   std::fprintf(out_, "%11s %11s %7s %9s %9s %9s %9s %9s %8s %8s %6s", "bytes",
                "elements", "iters", "min", "p50", "p90", "p99", "max", "algbw",
                "busbw", "wrong");
-  for (const auto& name : peer_names_) {
-    std::fprintf(out_, " %9s %6s %11s", name.c_str(), "ratio", "of rounds");
-  }
   std::fputc('\n', out_);
   std::fflush(out_);
 }
@@ -168,18 +182,37 @@ void Table::add_row(const Configuration& configuration,
   line += ' ' + (width ? bandwidth(width->algorithm) : format("%8s", "-"));
   line += ' ' + (width ? bandwidth(width->bus) : format("%8s", "-"));
   line += format(" %6lld", static_cast<long long>(ours.wrong));
-  for (size_t i = 1; i < figures.size(); ++i) {
-    if (figures[i].rounds.empty()) {
-      line += format(" %9s %6s %11s", "-", "-", "-");
-      continue;
-    }
-    const Ratio by = ratio(figures[i], ours);
-    line += ' ' + microseconds(figures[i].latencies().p50) +
-            format(" %5.2fx %5.2f-%5.2f", by.value, by.min, by.max);
-    if (figures[i].wrong > 0) line += " WRONG";
-  }
   std::fprintf(out_, "%s\n", line.c_str());
   std::fflush(out_);
+
+  line = format("%9lld", static_cast<long long>(configuration.bytes())) + ' ' +
+         short_microseconds(times.p50);
+  for (size_t i = 1; i < figures.size(); ++i) {
+    if (figures[i].rounds.empty()) {
+      line += format(" %8s %6s", "-", "-");
+      continue;
+    }
+    line += ' ' + short_microseconds(figures[i].latencies().p50) +
+            times_ours(ratio(figures[i], ours).value);
+    if (figures[i].wrong > 0) line += " WRONG";
+  }
+  comparison_.push_back(std::move(line));
+}
+
+void Table::add_comparison() {
+  if (!peer_names_.empty()) {
+    std::fprintf(out_, "\n# p50 in us, and times ours\n%9s %8s", "bytes",
+                 "lockstep");
+    for (const auto& name : peer_names_) {
+      std::fprintf(out_, " %8s %6s", name.substr(0, 8).c_str(), "ratio");
+    }
+    std::fputc('\n', out_);
+    for (const auto& line : comparison_) {
+      std::fprintf(out_, "%s\n", line.c_str());
+    }
+    std::fflush(out_);
+  }
+  comparison_.clear();
 }
 
 json to_json(const Configuration& configuration, const Options& options,
@@ -206,9 +239,9 @@ json to_json(const Configuration& configuration, const Options& options,
       add_figures(entry, configuration, one);
       if (&one != &figures.front()) {
         const Ratio by = ratio(one, figures.front());
-        entry["ratio"] = thousandth(by.value);
-        entry["ratio_min"] = thousandth(by.min);
-        entry["ratio_max"] = thousandth(by.max);
+        entry["ratio"] = four_figures(by.value);
+        entry["ratio_min"] = four_figures(by.min);
+        entry["ratio_max"] = four_figures(by.max);
       }
     }
     entries.push_back(std::move(entry));

@@ -49,11 +49,14 @@ class Table {
   // `figures`: ours, then the peers'.
   void add_row(const Configuration& configuration,
                const std::vector<Figures>& figures);
+  // Behind the rows: every side's median latency. Nothing without peers.
+  void add_comparison();
 
  private:
   std::FILE* out_;
   const Options& options_;
   std::vector<std::string> peer_names_;
+  std::vector<std::string> comparison_;  // its rows
 };
 
 // The entries of the JSON's "results", one a side.

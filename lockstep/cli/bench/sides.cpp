@@ -23,26 +23,108 @@ std::string beside(const std::string& name) {
   return path.string();
 }
 
+std::string timeout_of(const Options& options) {
+  return std::to_string(options.timeout.count());
+}
+
+// A side of plain/protocol_main.cpp.
+Side plain(const std::string& name, const Options& options) {
+  return {name,
+          resolve_program(
+              {beside("lockstep-bench-protocol"), name, timeout_of(options)},
+              ProgramKind::executable),
+          Launch::by_program, true};
+}
+
+// Makes the sides that are asked for.
+class Sides {
+ public:
+  Sides(const Options& options, std::vector<std::string>& left_out)
+      : options_(options), left_out_(left_out) {}
+
+  std::vector<Side> all() {
+    add_ours("lockstep", options_.backend);
+    for (const auto& peer : options_.peers) add(peer);
+    return std::move(all_);
+  }
+
+ private:
+  void add(const std::string& peer) {
+    if (peer == "registered") {
+      if (options_.backend == "gloo") {
+        return leave_out(peer, "backend gloo has no registered memory");
+      }
+      return add_ours(peer, options_.backend, "registered");
+    }
+    if (peer == "gloo") {
+      if (options_.backend == "gloo") return leave_out(peer, "it is ours");
+      return add_ours(peer, "gloo");
+    }
+    if (peer == "protocol") all_.push_back(protocol_side(options_));
+    if (peer == "kernel") all_.push_back(plain("kernel", options_));
+    if (peer == "openmpi") add_openmpi();
+    if (peer == "python") add_python();
+  }
+
+  void add_ours(const std::string& name, const std::string& backend,
+                const std::string& memory = "ordinary") {
+    all_.push_back({name,
+                    resolve_program({beside("lockstep-bench-rank"), backend,
+                                     timeout_of(options_), memory},
+                                    ProgramKind::executable),
+                    Launch::by_world, false});
+  }
+
+  void add_openmpi() {
+    const fs::path path = folder_of_this_program() / "lockstep-bench-openmpi";
+    if (!fs::exists(path)) {
+      return leave_out("openmpi",
+                       "it was not built, as there was no mpi.h (Debian: "
+                       "libopenmpi-dev)");
+    }
+    try {
+      resolve_program({"mpirun"}, ProgramKind::executable);
+    } catch (const ProgramError& error) {
+      return leave_out("openmpi", error.what());
+    }
+    all_.push_back({"openmpi",
+                    resolve_program({path.string()}, ProgramKind::executable),
+                    Launch::by_program, true});
+  }
+
+  void add_python() {
+    const std::string script = beside("lockstep-bench-python.py");
+    try {
+      all_.push_back({"python",
+                      resolve_program({find_python(options_.python), script,
+                                       timeout_of(options_)},
+                                      ProgramKind::executable),
+                      Launch::by_world, false});
+    } catch (const ProgramError& error) {
+      throw std::invalid_argument(std::string(error.what()) +
+                                  "; name a Python that has torch by --python "
+                                  "or LOCKSTEP_PYTHON");
+    }
+  }
+
+  void leave_out(const std::string& peer, const std::string& why) {
+    left_out_.push_back("without " + peer + ": " + why);
+  }
+
+  const Options& options_;
+  std::vector<std::string>& left_out_;
+  std::vector<Side> all_;
+};
+
 }  // namespace
 
-std::vector<Side> sides(const Options& options) {
-  const std::string timeout = std::to_string(options.timeout.count());
-  std::vector<Side> all;
-  all.push_back({"lockstep", resolve_program({beside("lockstep-bench-rank"),
-                                              options.backend, timeout},
-                                             ProgramKind::executable)});
-  if (!options.peers) return all;
-  const std::string script = beside("lockstep-bench-python.py");
-  try {
-    all.push_back({"python", resolve_program(
-                                 {find_python(options.python), script, timeout},
-                                 ProgramKind::executable)});
-  } catch (const ProgramError& error) {
-    throw std::invalid_argument(std::string(error.what()) +
-                                "; name a Python that has torch by --python "
-                                "or LOCKSTEP_PYTHON");
-  }
-  return all;
+std::vector<Side> sides(const Options& options,
+                        std::vector<std::string>& left_out) {
+  return Sides(options, left_out).all();
+}
+
+Side protocol_side(const Options& options) {
+  return plain("protocol", options);
 }
 
 std::string find_python(const std::string& given) {

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "lockstep/cli/bench/options.h"
+#include "lockstep/cli/bench/world.h"
 #include "lockstep/launch/program.h"
 
 namespace lockstep::bench {
@@ -13,12 +14,19 @@ namespace lockstep::bench {
 // docs/benchmarks.md ("Adding a peer").
 struct Side {
   std::string name;  // the JSON's "side" and the table's column
-  Program program;   // one rank of it
+  Program program;
+  Launch launch;
+  bool only_all_reduce;  // synchronous
 };
 
-// Ours first, then the peers asked for. Throws std::invalid_argument (or
+// Ours first, then the peers asked for. What cannot be had here is left out,
+// and `left_out` gets one line that says why. Throws std::invalid_argument (or
 // ProgramError, which is one) that names what is missing and what to do.
-std::vector<Side> sides(const Options& options);
+std::vector<Side> sides(const Options& options,
+                        std::vector<std::string>& left_out);
+
+// shm::Group without LibTorch.
+Side protocol_side(const Options& options);
 
 // --python, else LOCKSTEP_PYTHON, else .venv/bin/python in a folder above this
 // program, else python3 from PATH. Whether it has torch it says when started.

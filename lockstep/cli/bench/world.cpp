@@ -25,6 +25,7 @@ constexpr milliseconds kAnswerAllowance{2000};
 constexpr milliseconds kAfterFailure{500};
 constexpr milliseconds kEndAllowance{10'000};
 constexpr milliseconds kKillAllowance{5000};
+constexpr milliseconds kTermAllowance{2000};
 constexpr milliseconds kReapInterval{5};
 
 // {read end, write end}, above the standard streams.
@@ -38,26 +39,34 @@ bool is_failure(const json& answer) { return answer.contains("error"); }
 
 }  // namespace
 
-World::World(std::string name, const Program& program, int ranks,
+World::World(std::string name, const Program& program, Launch launch, int ranks,
              milliseconds timeout, const StopSignal& stop)
     : name_(std::move(name)),
+      launch_(launch),
+      size_(ranks),
       timeout_(timeout),
       stop_(stop),
       port_(StorePort::hold("127.0.0.1", 0)) {
-  for (int rank = 0; rank < ranks; ++rank) start_rank(program, rank, ranks);
+  const int processes = launch == Launch::by_world ? ranks : 1;
+  for (int rank = 0; rank < processes; ++rank) start_rank(program, rank);
 }
 
 void World::await_ready() { facts_ = collect(0).at(0); }
 
 World::~World() {
+  if (launch_ == Launch::by_program) {
+    // It has files to remove, and its ranks may be in no group of its.
+    for (const auto& rank : ranks_) rank.process.signal_group(SIGTERM);
+    reap(Deadline::after(kTermAllowance));
+  }
   for (const auto& rank : ranks_) rank.process.signal_group(SIGKILL);
   reap(Deadline::after(kKillAllowance));
 }
 
-void World::start_rank(const Program& program, int rank, int ranks) {
+void World::start_rank(const Program& program, int rank) {
   WorkerIdentity identity;
   identity.local_rank = rank;
-  identity.local_world_size = ranks;
+  identity.local_world_size = size_;
   identity.master_port = port_.port();
   identity.run_id = "bench-" + std::to_string(getpid());
   identity.master_listen_fd = rank == 0 ? port_.fd() : -1;
@@ -104,15 +113,29 @@ std::vector<json> World::collect(int64_t id) {
     await_any(deadline);
     for (auto& rank : ranks_) read_some(rank, id);
   }
-  std::vector<json> answers;
-  for (auto& rank : ranks_) answers.push_back(std::move(rank.answer));
+  std::vector<json> answers = take_answers();
   const auto failed = std::ranges::count_if(answers, is_failure);
   if (failed == 0) return answers;
   const auto& first = *std::ranges::find_if(answers, is_failure);
   const std::string text = first["error"].get<std::string>();
-  if (failed == ranks()) throw Refusal(text, first.value("usage", false));
+  if (failed == std::ssize(answers))
+    throw Refusal(text, first.value("usage", false));
   throw WorldError(name_ + ": rank " + std::to_string(first.value("rank", -1)) +
                    ": " + text);
+}
+
+std::vector<json> World::take_answers() {
+  std::vector<json> answers;
+  for (auto& rank : ranks_) answers.push_back(std::move(rank.answer));
+  if (launch_ == Launch::by_program && answers[0].contains("ranks")) {
+    answers = answers[0]["ranks"].get<std::vector<json>>();
+    if (std::ssize(answers) != size_) {
+      throw WorldError(name_ + " answered for " +
+                       std::to_string(answers.size()) + " of " +
+                       std::to_string(size_) + " ranks");
+    }
+  }
+  return answers;
 }
 
 bool World::all_answered() const {
@@ -201,8 +224,11 @@ void World::fail() {
       number = i;
     }
   }
-  std::string text = name_ + ": rank " + std::to_string(number) + " of " +
-                     std::to_string(ranks_.size()) + " ";
+  std::string text = name_ + ": ";
+  text += launch_ == Launch::by_world
+              ? "rank " + std::to_string(number) + " of " +
+                    std::to_string(ranks_.size()) + " "
+              : "its program ";
   const auto words = [](const Rank& rank) {
     return "failed: " + rank.answer["error"].get<std::string>();
   };

@@ -35,24 +35,30 @@ class Refusal : public std::runtime_error {
   bool is_users_mistake_;
 };
 
-// As many processes of one program, which wait to be told what to time: ours,
-// or a peer's. docs/benchmarks.md, "Adding a peer", is what they understand.
-// Killed by the kernel when this process dies. One thread.
+// Who starts the ranks of a world.
+enum class Launch {
+  by_world,    // the world: one process a rank
+  by_program,  // the program, of which there is one process
+};
+
+// Ranks of one program, which wait to be told what to time: ours, or a peer's.
+// docs/benchmarks.md, "Adding a peer", is what they understand. Killed by the
+// kernel when this process dies. One thread.
 class World {
  public:
   // Starts them. `name` is for messages: "lockstep", "python". `timeout` is for
   // await_ready() and for each ask(). `stop` outlives the world. Throws
   // ProgramError, std::system_error.
-  World(std::string name, const Program& program, int ranks,
+  World(std::string name, const Program& program, Launch launch, int ranks,
         std::chrono::milliseconds timeout, const StopSignal& stop);
   World(World&&) = delete;
-  ~World();  // SIGKILL to all, and reaps
+  // SIGKILL to all, and reaps. To a program that started ranks SIGTERM before.
+  ~World();
 
   // Until each has said that it is ready; throws as ask().
   void await_ready();
 
   const std::string& name() const { return name_; }
-  int ranks() const { return static_cast<int>(ranks_.size()); }
   // What rank 0 said of itself when it was ready.
   const nlohmann::json& facts() const { return facts_; }
 
@@ -65,6 +71,7 @@ class World {
   void finish();
 
  private:
+  // One process and its pipes. It is a rank, or answers for all.
   struct Rank {
     WorkerProcess process;
     FileDescriptor in;
@@ -73,16 +80,19 @@ class World {
     nlohmann::json answer{};
   };
 
-  void start_rank(const Program& program, int rank, int ranks);
+  void start_rank(const Program& program, int rank);
   std::vector<nlohmann::json> collect(int64_t id);
   void await_any(const Deadline& deadline);
   void read_some(Rank& rank, int64_t id);
   void reap(const Deadline& deadline);
   bool all_answered() const;
   bool any_failed() const;
+  std::vector<nlohmann::json> take_answers();
   [[noreturn]] void fail();
 
   std::string name_;
+  Launch launch_;
+  int size_;
   std::chrono::milliseconds timeout_;
   const StopSignal& stop_;
   StorePort port_;

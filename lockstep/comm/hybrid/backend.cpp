@@ -80,10 +80,18 @@ Backend::WorkPtr Backend::issue(c10d::OpType type, const CallOptions& options,
     at::NoGradGuard no_grad;
     try {
       shm::translated([&] { run(deadline); });
-    } catch (const c10::Error& error) {
+    } catch (const std::exception& error) {  // Gloo's own are not c10's
+      const auto* torch = dynamic_cast<const c10::Error*>(&error);
+      std::string reason =
+          torch ? torch->what_without_backtrace() : error.what();
+      // A rank of this host that died often shows in the network first, by the
+      // failure of those who waited for it.
+      auto dead = links_.local ? links_.local->departures() : std::string();
+      if (reason.find(dead) != reason.npos) dead.clear();
+      if (!dead.empty()) reason = dead + "; " + reason;
       // Other hosts may have gone on with this call: there is no way back.
-      break_down(error.what_without_backtrace());
-      throw;
+      break_down(reason);
+      throw c10::DistBackendError({__func__, __FILE__, __LINE__}, reason);
     }
   };
   if (options.asyncOp) {

@@ -30,6 +30,19 @@ std::string host_name() {
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "?";
 }
 
+// Behind a failure that all ranks hear of: whoever leaves may take the store
+// along.
+void wait_until_all_know(c10d::Store& store, int size) {
+  try {
+    store.add("told", 1);
+    const auto telling = Deadline::after(kTellTime);
+    while (store.add("told", 0) < size && !telling.expired()) {
+      std::this_thread::sleep_for(kPause);
+    }
+  } catch (const c10::Error&) {  // it has gone already
+  }
+}
+
 [[noreturn]] void fail(const std::string& why) {
   throw c10::DistBackendError({"create", __FILE__, __LINE__}, why);
 }
@@ -68,12 +81,7 @@ void require_one_host(c10d::Store& store, const BackendRequest& request,
                  request.global_ranks[rank], " (on ", hosts[rank].name, ")");
   }
   if (elsewhere.empty()) return;
-  // Whoever leaves may take the store along: not before all know.
-  store.add("told", 1);
-  const auto telling = Deadline::after(kTellTime);
-  while (store.add("told", 0) < request.size && !telling.expired()) {
-    std::this_thread::sleep_for(kPause);
-  }
+  wait_until_all_know(store, request.size);
   fail(c10::str(
       "these ranks cannot share memory with rank ", request.global_ranks[0],
       " (on ", hosts[0].name, "): ", elsewhere,
@@ -94,14 +102,18 @@ c10::intrusive_ptr<c10d::Backend> create(const BackendRequest& request) {
       c10::make_intrusive<c10d::PrefixStore>("shm", request.store);
   return translated([&] {
     require_one_host(*store, request, deadline);
-    auto membership =
-        meet(exchange_over(store), {.rank = request.rank,
-                                    .size = request.size,
-                                    .global_ranks = request.global_ranks,
-                                    .timeout = left(deadline),
-                                    .tuning = choose_tuning(request.size)});
-    return c10::intrusive_ptr<c10d::Backend>(
-        c10::make_intrusive<Backend>(std::move(membership), request.timeout));
+    const Meeting meeting{.rank = request.rank,
+                          .size = request.size,
+                          .global_ranks = request.global_ranks,
+                          .timeout = left(deadline),
+                          .tuning = choose_tuning(request.size)};
+    try {
+      return c10::intrusive_ptr<c10d::Backend>(c10::make_intrusive<Backend>(
+          meet(exchange_over(store), meeting), request.timeout));
+    } catch (const Unavailable&) {
+      wait_until_all_know(*store, request.size);
+      throw;
+    }
   });
 }
 

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <stdexcept>
 #include <thread>
 
 #include <c10/util/Exception.h>
@@ -36,20 +37,29 @@ std::string get_text(c10d::Store& store, const std::string& key) {
 }
 
 Exchange exchange_over(const c10::intrusive_ptr<c10d::Store>& store) {
-  return {
-      .set = [store](
-                 const std::string& key,
-                 const std::string& value) { set_text(*store, key, value); },
-      .get =
-          [store](const std::string& key, std::chrono::milliseconds allowed) {
-            if (!await_key(*store, key, Deadline::after(allowed))) {
-              throw c10::DistBackendError(
-                  {__func__, __FILE__, __LINE__},
-                  c10::str("\"", key, "\" was not in the store within ",
-                           allowed.count(), " ms"));
-            }
-            return get_text(*store, key);
-          }};
+  // For who knows nothing of LibTorch, and would take its stack trace along.
+  auto plain = [](auto&& call) {
+    try {
+      return call();
+    } catch (const c10::Error& error) {
+      throw std::runtime_error(error.what_without_backtrace());
+    }
+  };
+  return {.set =
+              [=](const std::string& key, const std::string& value) {
+                plain([&] { set_text(*store, key, value); });
+              },
+          .get =
+              [=](const std::string& key, std::chrono::milliseconds allowed) {
+                return plain([&] {
+                  if (!await_key(*store, key, Deadline::after(allowed))) {
+                    throw std::runtime_error(
+                        c10::str("\"", key, "\" was not in the store within ",
+                                 allowed.count(), " ms"));
+                  }
+                  return get_text(*store, key);
+                });
+              }};
 }
 
 }  // namespace lockstep::shm

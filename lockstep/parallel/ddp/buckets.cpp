@@ -6,6 +6,8 @@
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 
+#include "lockstep/comm/empty_shared.h"
+
 namespace lockstep {
 
 std::vector<std::vector<size_t>> assign_buckets(
@@ -52,16 +54,13 @@ std::vector<std::vector<size_t>> assign_buckets(
 
 Bucket make_bucket(const std::vector<NamedParameter>& parameters,
                    const std::vector<size_t>& members,
-                   const ProcessGroup& group) {
+                   const ProcessGroupPtr& group) {
   int64_t count = 0;
   for (size_t index : members) count += parameters[index].tensor.numel();
   const auto& first = parameters[members.front()].tensor;
   auto options = first.options().requires_grad(false);
   Bucket bucket;
-  auto& backend = group.backend(first.device().type());
-  bucket.flat = backend.supportsTensorAlloc(first.device().index())
-                    ? backend.allocateTensor(count, options)
-                    : at::empty({count}, options);
+  bucket.flat = empty_shared({count}, options, group);
   bucket.flat.zero_();
   // Below autograd and its view tracking, an alias is a tensor of its own.
   at::AutoDispatchBelowADInplaceOrView no_views;

@@ -44,11 +44,11 @@ std::vector<std::vector<size_t>> assign_buckets(
     const std::vector<at::Tensor>& tensors, const std::vector<size_t>& order,
     const BucketLimits& limits);
 
-// Allocates one bucket for `members`, zeroed, by the backend of `group` where
-// it allocates tensors itself.
+// Allocates one bucket for `members`, zeroed, in memory that the ranks of
+// `group` share where they have some (empty_shared()).
 Bucket make_bucket(const std::vector<NamedParameter>& parameters,
                    const std::vector<size_t>& members,
-                   const ProcessGroup& group);
+                   const ProcessGroupPtr& group);
 
 // True if `tensor` is exactly the memory of `alias`.
 bool same_memory(const at::Tensor& tensor, const at::Tensor& alias);

@@ -111,7 +111,7 @@ std::vector<at::Tensor> Reducer::tensors() const {
 void Reducer::set_buckets(const std::vector<std::vector<size_t>>& buckets) {
   buckets_.clear();
   for (const auto& members : buckets) {
-    buckets_.push_back(make_bucket(parameters_, members, *group_));
+    buckets_.push_back(make_bucket(parameters_, members, group_));
     const auto& slots = buckets_.back().slots;
     for (size_t slot = 0; slot < slots.size(); ++slot) {
       places_[slots[slot].parameter] = {buckets_.size() - 1, slot};

@@ -52,6 +52,43 @@ void await(const ProcessGroupPtr& group, const std::string& key) {
   group->store()->wait({key}, seconds(30));
 }
 
+// Until `count` ranks have said `key`, this one among them. Rank 0 may take the
+// store along once all have.
+void join_in(const std::string& key, int count) {
+  auto& store = *default_group()->store();
+  store.add(key, 1);
+  const auto deadline = Deadline::after(seconds(30));
+  try {
+    while (store.add(key, 0) < count && !deadline.expired()) {
+      std::this_thread::sleep_for(milliseconds(5));
+    }
+  } catch (const c10::DistError&) {
+    EXPECT_NE(default_group()->rank(), 0);
+  }
+}
+
+void await_file(const std::filesystem::path& path) {
+  const auto deadline = Deadline::after(seconds(30));
+  while (!std::filesystem::exists(path) && !deadline.expired()) {
+    std::this_thread::sleep_for(milliseconds(5));
+  }
+  EXPECT_TRUE(std::filesystem::exists(path)) << path;
+}
+
+void make_file(const std::filesystem::path& path) { std::ofstream(path) << 1; }
+
+// A program that has lost a peer ends by an exception: nobody waits for
+// anybody then.
+struct PeerLost {};
+void run_and_leave_by_exception(const std::function<void()>& body) {
+  try {
+    auto group = init();
+    body();
+    throw PeerLost{};
+  } catch (const PeerLost&) {
+  }
+}
+
 // Rank 1 calls `odd`, the others `call`; all learn of both, and go on.
 void expect_mismatch(const World& world, const std::function<void()>& call,
                      const std::function<void()>& odd, const std::string& words,
@@ -96,17 +133,22 @@ WORLD_TEST(ShmMismatch, IsToldOnEveryRankAndTheGroupGoesOn, 2, 3) {
   expect_mismatch(
       world, [] { barrier(); }, [&] { all_reduce(ones(2)); }, "barrier",
       "all_reduce (");
-  // Sizes of one pair of ranks.
   expect_mismatch(
       world, [&] { all_gather_into_tensor(gathered, ones(2)); },
       [&] { all_reduce(ones(2)); }, "all_gather (", "all_reduce (");
-  std::vector<at::Tensor> parts;
-  for (int i = 0; i < world.size; ++i) {
-    parts.push_back(at::zeros({world.rank == 1 && i == 0 ? 3 : 2}));
-  }
+  // Between one pair of ranks: rank 0 sends two, rank 1 expects three.
+  std::vector<int64_t> ins(world.size, 1);
+  std::vector<int64_t> outs(world.size, 1);
+  if (world.rank == 0) ins[1] = 2;
+  if (world.rank == 1) outs[0] = 3;
+  const AllToAllSingleOptions splits{.output_split_sizes = outs,
+                                     .input_split_sizes = ins};
+  auto in = at::zeros({world.size + (world.rank == 0 ? 1 : 0)});
+  auto out = at::zeros({world.size + (world.rank == 1 ? 2 : 0)});
   EXPECT_THAT(
-      failure_of([&] { all_gather(parts, ones(world.rank == 0 ? 2 : 2)); }),
-      AllOf(HasSubstr("disagree"), HasSubstr("rank 0 sends 8 bytes")));
+      failure_of([&] { all_to_all_single(out, in, splits); }),
+      AllOf(HasSubstr("disagree"), HasSubstr("rank 0 sends 8 bytes to rank 1"),
+            HasSubstr("expects 12")));
   barrier();
 }
 
@@ -139,17 +181,16 @@ WORLD_TEST(ShmFailures, ARankThatDoesNotComeIsNamedOnEveryOther, 2, 3) {
               HasSubstr("has not come"), HasSubstr("all_reduce #1")));
     // It is of no use any more, and says so at once.
     EXPECT_THAT(failure_of([] { barrier(); }), HasSubstr("rank 1"));
-    group->store()->add("failed", 1);
+    join_in("failed", world.size);
   } else {
-    const auto deadline = Deadline::after(seconds(30));
-    while (group->store()->add("failed", 0) < world.size - 1 &&
-           !deadline.expired()) {
-      std::this_thread::sleep_for(milliseconds(5));
-    }
-    // The late one learns that the others have given up.
-    EXPECT_THAT(failure_of([&] { all_reduce(tensor); }),
+    join_in("failed", world.size);
+    // All of what this one calls first may be there; what it calls then is not.
+    EXPECT_THAT(failure_of([&] {
+                  for (int i = 0; i < 2; ++i) all_reduce(tensor);
+                }),
                 AllOf(HasSubstr("rank "), HasSubstr("has not come")));
   }
+  join_in("seen", world.size);
 }
 
 WORLD_TEST(ShmFailures, ARankThatAbortsIsNamedByThoseThatWait, 2, 3) {
@@ -159,29 +200,19 @@ WORLD_TEST(ShmFailures, ARankThatAbortsIsNamedByThoseThatWait, 2, 3) {
   if (world.rank == 1) {
     auto pending = at::ones({3});
     auto work = all_reduce(pending, {.async_op = true});
-    await(group.get(), "entered");
     group->abort();
-    tell(group.get(), "aborted");
     EXPECT_THROW(work->wait(), c10::DistBackendError);
     EXPECT_THAT(failure_of([&] { all_reduce(pending); }), HasSubstr("aborted"));
-  } else if (world.rank == 0) {
-    tell(group.get(), "entered");
-    await(group.get(), "aborted");
+    tell(group.get(), "aborted");
+  } else {
+    if (world.rank == 0) await(group.get(), "aborted");
+    // The first may have been entered by all before.
     EXPECT_THAT(failure_of([&] {
                   for (int i = 0; i < 2; ++i) all_reduce(tensor);
                 }),
                 AllOf(HasSubstr("rank 1"), HasSubstr("aborted")));
-  } else {
-    EXPECT_THAT(failure_of([&] {
-                  for (int i = 0; i < 2; ++i) all_reduce(tensor);
-                }),
-                HasSubstr("rank 1"));
   }
-  group->store()->add("seen", 1);
-  const auto deadline = Deadline::after(seconds(30));
-  while (group->store()->add("seen", 0) < world.size && !deadline.expired()) {
-    std::this_thread::sleep_for(milliseconds(5));
-  }
+  join_in("seen", world.size);
 }
 
 // This rank's part is taken by a process of its own, to which harm comes.
@@ -216,6 +247,10 @@ class Victim {
 
  private:
   static testing::ProgramSetup setup(const World& world) {
+    // Of an earlier case.
+    for (const char* name : {"dead", "reducing", "named"}) {
+      std::filesystem::remove(world.folder / name);
+    }
     testing::ProgramSetup setup{
         .environment = {"TMPDIR=" + world.folder.string()}};
     for (const char* name :
@@ -235,26 +270,20 @@ void expect_death_is_named(const World& world, const std::string& harm,
   const int victim = world.size - 1;
   if (world.rank == victim) {
     EXPECT_EQ(Victim(world, harm).finish(), 128 + SIGKILL);
+    make_file(world.folder / "dead");
     return;
   }
-  auto group = init();
-  EXPECT_THAT(failure_of(call),
-              AllOf(HasSubstr("rank " + std::to_string(victim) + " died"),
-                    HasSubstr("rank " + std::to_string(world.rank) + " of ")));
-  // And everything after that, of every kind.
-  const auto died = HasSubstr("rank " + std::to_string(victim));
-  EXPECT_THAT(failure_of([] { barrier(); }), died);
-  EXPECT_THAT(failure_of([&] {
-                auto tensor = at::zeros({2});
-                recv(tensor, victim);
-              }),
-              died);
-  group->store()->add("seen", 1);
-  const auto deadline = Deadline::after(seconds(30));
-  while (group->store()->add("seen", 0) < world.size - 1 &&
-         !deadline.expired()) {
-    std::this_thread::sleep_for(milliseconds(5));
-  }
+  run_and_leave_by_exception([&] {
+    EXPECT_THAT(failure_of(call),
+                AllOf(HasSubstr("rank " + std::to_string(victim) + " died"),
+                      HasSubstr("rank " + std::to_string(world.rank))));
+    // And everything after that, of every kind.
+    const auto named = HasSubstr("rank " + std::to_string(victim));
+    EXPECT_THAT(failure_of([] { barrier(); }), named);
+    auto tensor = at::zeros({2});
+    EXPECT_THAT(failure_of([&] { recv(tensor, victim); }), named);
+    join_in("seen", world.size - 1);
+  });
 }
 
 WORLD_TEST(ShmFailures, ADeathBeforeTheFirstCollectiveIsNamed, 2, 3) {
@@ -275,51 +304,36 @@ WORLD_TEST(ShmFailures, ADeathOfOneWhoWaitsIsNamed, 2, 3) {
     all_reduce(at::ones({1000}));
     if (world.rank == 0) {
       tell(default_group(), "waiting");
-      // Not before it is dead: its announcement alone does not end a call.
-      std::this_thread::sleep_for(milliseconds(200));
+      await_file(world.folder / "dead");
     }
+    // It has come to the first of these.
     for (int i = 0; i < 2; ++i) all_reduce(at::ones({1000}));
   });
 }
 
 WORLD_TEST(ShmFailures, ADeathAmidLargeReductionsIsNamed, 2, 3) {
-  const int victim = world.size - 1;
-  if (world.rank == victim) {
+  if (world.rank == world.size - 1) {
     Victim process(world, "die-amid");
-    const auto deadline = Deadline::after(seconds(30));
-    while (!std::filesystem::exists(world.folder / "reducing") &&
-           !deadline.expired()) {
-      std::this_thread::sleep_for(milliseconds(5));
-    }
-    std::filesystem::remove(world.folder / "reducing");
+    await_file(world.folder / "reducing");
     process.signal(SIGKILL);
     EXPECT_EQ(process.finish(), 128 + SIGKILL);
     return;
   }
-  auto group = init();
-  auto text = failure_of([&] {
+  expect_death_is_named(world, "", [&] {
     all_reduce(at::ones({1000}));
     auto large = at::ones({4 << 20});
     for (int i = 0;; ++i) {
       all_reduce(large);
-      if (i == 3 && world.rank == 0) {
-        std::ofstream(world.folder / "reducing") << "1";
-      }
+      if (i == 3 && world.rank == 0) make_file(world.folder / "reducing");
     }
   });
-  EXPECT_THAT(text, HasSubstr("rank " + std::to_string(victim) + " died"));
-  group->store()->add("seen", 1);
-  const auto deadline = Deadline::after(seconds(30));
-  while (group->store()->add("seen", 0) < world.size - 1 &&
-         !deadline.expired()) {
-    std::this_thread::sleep_for(milliseconds(5));
-  }
 }
 
 WORLD_TEST(ShmFailures, AStoppedRankThatGoesOnIsWaitedFor, 2, 3) {
   if (world.rank == world.size - 1) {
     Victim process(world, "stop");
     EXPECT_TRUE(process.await_stopped());
+    // The others sleep by now.
     std::this_thread::sleep_for(milliseconds(300));
     process.signal(SIGCONT);
     EXPECT_EQ(process.finish(), 0);
@@ -338,31 +352,22 @@ WORLD_TEST(ShmFailures, AStoppedRankIsNamedAtTheDeadline, 2, 3) {
   if (world.rank == victim) {
     Victim process(world, "stop");
     EXPECT_TRUE(process.await_stopped());
-    const auto deadline = Deadline::after(seconds(30));
-    while (!std::filesystem::exists(world.folder / "named") &&
-           !deadline.expired()) {
-      std::this_thread::sleep_for(milliseconds(5));
-    }
-    std::filesystem::remove(world.folder / "named");
+    await_file(world.folder / "named");
     process.signal(SIGKILL);
     EXPECT_EQ(process.finish(), 128 + SIGKILL);
     return;
   }
-  auto group = init();
-  all_reduce(at::ones({1000}));
-  if (world.rank == 0) tell(group.get(), "entering");
-  EXPECT_THAT(failure_of([&] {
-                all_reduce(at::ones({1000}), {.timeout = milliseconds(1500)});
-              }),
-              AllOf(HasSubstr("rank " + std::to_string(victim)),
-                    HasSubstr("has not come"), Not(HasSubstr("died"))));
-  group->store()->add("seen", 1);
-  const auto deadline = Deadline::after(seconds(30));
-  while (group->store()->add("seen", 0) < world.size - 1 &&
-         !deadline.expired()) {
-    std::this_thread::sleep_for(milliseconds(5));
-  }
-  if (world.rank == 0) std::ofstream(world.folder / "named") << "1";
+  run_and_leave_by_exception([&] {
+    all_reduce(at::ones({1000}));
+    if (world.rank == 0) tell(default_group(), "entering");
+    EXPECT_THAT(failure_of([&] {
+                  all_reduce(at::ones({1000}), {.timeout = milliseconds(1500)});
+                }),
+                AllOf(HasSubstr("rank " + std::to_string(victim)),
+                      HasSubstr("has not come"), Not(HasSubstr("died"))));
+    join_in("seen", world.size - 1);
+    if (world.rank == 0) make_file(world.folder / "named");
+  });
 }
 
 BackendRequest request_of(int rank, int size, milliseconds timeout) {

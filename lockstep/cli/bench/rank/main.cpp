@@ -1,6 +1,7 @@
 // One rank of ours under `lockstep bench`: lockstep-bench-rank BACKEND
-// TIMEOUT_MS, with a worker's environment. It says on stdout that it is ready,
-// then answers each line of JSON on stdin with one, until stdin ends
+// TIMEOUT_MS MEMORY, with a worker's environment. MEMORY is "ordinary", or
+// "registered" for tensors of empty_shared(). It says on stdout that it is
+// ready, then answers each line of JSON on stdin with one, until stdin ends
 // (docs/benchmarks.md, "Adding a peer").
 
 #include <torch/version.h>
@@ -66,18 +67,19 @@ void meet(const at::Tensor& moment, int64_t after_ns) {
   }
 }
 
-Request request_of(const json& line) {
+Request request_of(const json& line, bool registered) {
   const std::string op = line.at("reduce_op");
   return {.operation = line.at("operation"),
           .elements = line.at("elements"),
           .dtype = kDTypes.at(line.at("dtype")),
           .reduce_op = kReduceOps.at(op),
-          .async_op = line.at("async")};
+          .async_op = line.at("async"),
+          .registered = registered};
 }
 
-json answer_to(const json& line, int rank, int world_size) {
+json answer_to(const json& line, bool registered, int rank, int world_size) {
   json answer{{"wrong", 0}};
-  OperationCase one(request_of(line), rank, world_size);
+  OperationCase one(request_of(line, registered), rank, world_size);
   if (line.at("check").get<bool>()) {
     one.fill();
     one.run();
@@ -112,17 +114,18 @@ json refusal(const std::exception& error) {
 }
 
 void serve(const std::string& backend, std::chrono::milliseconds timeout,
-           int rank) {
+           bool registered, int rank) {
   auto group = lockstep::init_process_group(backend, {.timeout = timeout});
   say({{"id", 0},
        {"rank", rank},
        {"backend", backend},
+       {"memory", registered ? "registered" : "ordinary"},
        {"torch", TORCH_VERSION}});
   for (std::string text; std::getline(std::cin, text);) {
     const json line = json::parse(text);
     json answer;
     try {
-      answer = answer_to(line, rank, group->size());
+      answer = answer_to(line, registered, rank, group->size());
     } catch (const std::exception& error) {
       answer = refusal(error);
     }
@@ -138,10 +141,18 @@ int main(int argc, char** argv) {
   int rank = 0;
   try {
     rank = static_cast<int>(lockstep::get_env_int("RANK", 0, 1 << 20).value());
-    if (argc != 3) throw std::invalid_argument("give BACKEND and TIMEOUT_MS");
+    if (argc != 4) {
+      throw std::invalid_argument("give BACKEND, TIMEOUT_MS and MEMORY");
+    }
+    const std::string memory = argv[3];
+    if (memory != "ordinary" && memory != "registered") {
+      throw std::invalid_argument("MEMORY is \"" + memory +
+                                  "\"; allowed are ordinary and registered");
+    }
     const int64_t timeout =
         lockstep::parse_int("TIMEOUT_MS", argv[2], 1, int64_t{1} << 40);
-    serve(argv[1], std::chrono::milliseconds(timeout), rank);
+    serve(argv[1], std::chrono::milliseconds(timeout), memory == "registered",
+          rank);
     return 0;
   } catch (const std::exception& error) {
     // lockstep bench has the last word; an answer, if it still waits for one.

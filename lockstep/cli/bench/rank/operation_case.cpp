@@ -6,6 +6,8 @@
 
 #include <ATen/Functions.h>
 
+#include "lockstep/comm/empty_shared.h"
+
 namespace lockstep::bench {
 namespace {
 
@@ -53,7 +55,8 @@ void OperationCase::set_up() {
   const ReductionOptions reduction{.op = request_.reduce_op,
                                    .async_op = request_.async_op};
   const auto make = [this](int64_t length) {
-    return at::empty({length}, request_.dtype);
+    return request_.registered ? empty_shared({length}, request_.dtype)
+                               : at::empty({length}, request_.dtype);
   };
   if (name == "barrier") {
     run_ = [options] { finish(barrier(options)); };
@@ -110,21 +113,21 @@ void OperationCase::set_up() {
     };
     expected_ = {{0, part, 0, rank_ * part}};
   } else if (name == "send_recv") {
-    set_up_send_recv();
+    set_up_send_recv(make);
   } else {
     throw std::invalid_argument("no operation \"" + name + "\"");
   }
 }
 
-void OperationCase::set_up_send_recv() {
+void OperationCase::set_up_send_recv(const Make& make) {
   // Rank 0 sees the whole way there and back; nobody else's time counts.
   share_ = rank_ == 0 ? 0.5 : 0;
   if (rank_ > 1) {
     run_ = [] {};
     return;
   }
-  input_ = at::empty({request_.elements}, request_.dtype);
-  output_ = at::empty_like(input_);
+  input_ = make(request_.elements);
+  output_ = make(request_.elements);
   const int peer = 1 - rank_;
   expected_ = {{0, request_.elements, peer, 0}};
   const auto there = [this, peer] {

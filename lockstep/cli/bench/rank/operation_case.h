@@ -18,6 +18,7 @@ struct Request {
   at::ScalarType dtype = at::kFloat;
   ReduceOp::RedOpType reduce_op = ReduceOp::SUM;
   bool async_op = false;
+  bool registered = false;  // in memory of empty_shared()
 };
 
 // One operation with its tensors. Roots are rank 0; send_recv is between ranks
@@ -52,7 +53,8 @@ class OperationCase {
   };
 
   void set_up();
-  void set_up_send_recv();
+  using Make = std::function<at::Tensor(int64_t length)>;
+  void set_up_send_recv(const Make& make);
   at::Tensor values(int source, int64_t begin, int64_t length) const;
   at::Tensor expected(const Segment& segment, int64_t offset,
                       int64_t length) const;

@@ -113,7 +113,7 @@ void Collective::sleep(
     const std::function<uint64_t(std::memory_order)>& missing,
     const std::function<std::string(uint64_t)>& complaint) {
   auto ready = [&](std::memory_order order) {
-    drive_messages();
+    if (core_.messages.busy()) core_.messages.drive(order);
     return missing(order) == 0;
   };
   auto look = [&] {

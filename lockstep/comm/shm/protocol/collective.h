@@ -97,9 +97,6 @@ class Collective {
              const std::function<std::string(uint64_t)>& complaint);
   void await_slowly(int peer, const std::atomic<uint64_t>& counter,
                     uint64_t value);
-  void drive_messages() const {
-    if (core_.messages.busy()) core_.messages.drive();
-  }
   bool same(const Announcement& other) const;
   [[noreturn]] void disagree() const;
   std::string describe(int of) const;

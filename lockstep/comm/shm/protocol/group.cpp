@@ -76,6 +76,14 @@ void* Group::allocate_registered(size_t bytes) {
 
 void Group::free_registered(void* data) { core_->registered.free(data); }
 
+std::string Group::departures() const {
+  std::string all;
+  for (const auto& one : core_->waiting.departures()) {
+    if (!one.well) all += (all.empty() ? "" : "; ") + one.words;
+  }
+  return all;
+}
+
 void Group::hang_up(const std::string& reason) {
   core_->waiting.break_down(reason);
   core_->links->hang_up();

@@ -40,8 +40,11 @@ struct ConstBytes {
 // Every rank calls the same collectives in the same order. Each call compares
 // its number, operation, dtype, sizes, root and reduce operation with those of
 // all other ranks before any data is touched; where they differ all ranks
-// throw CallMismatch with every rank's description, and the group goes on. So
-// every collective, a broadcast too, waits for all ranks to come.
+// throw CallMismatch with every rank's description (of sizes that differ by
+// pair: with the first pair that disagrees), and the group goes on. So every
+// collective, a broadcast too, waits for all ranks to come. What a rank can see
+// by itself (a root that is none, too few sizes, an operation that the dtype
+// does not have) is not checked here: the caller does.
 //
 // Threads: one collective at a time, from any thread (the caller's affair).
 // Messages and registered memory: any thread, at any time. hang_up(): any.
@@ -50,8 +53,10 @@ struct ConstBytes {
 // It spins while there is a core for every rank, then yields the core, then
 // sleeps and looks at the peers every 50 ms.
 //
-// Errors: GroupBroken names the rank that died, left or did not come, what it
-// called last, elapsed and allowed time. All peers then fail within a second.
+// Errors: GroupBroken names the rank that died or left, or the one that did not
+// come with what it called last, elapsed and allowed time. All peers then fail
+// within a second. A rank that comes late to a call that its peers gave up may
+// still see that call end well, and fails at the next.
 //
 // Results are bit-equal on all ranks and independent of timing: element i of a
 // reduction is ((rank 0 op rank 1) op rank 2) ..., in the arithmetic of
@@ -131,6 +136,11 @@ class Group {
   // Throws std::system_error if there is not that much.
   void* allocate_registered(size_t bytes);
   void free_registered(void* data);
+
+  // "rank 3 died": the peers that are not there any more and did not leave in
+  // peace, with what they said; empty if all are well. A system call; any
+  // thread. For who waits for something else at the same time.
+  std::string departures() const;
 
   // The peers see this rank as one that has left; what it has published stays
   // readable. For who must keep the memory for longer: no call may be under

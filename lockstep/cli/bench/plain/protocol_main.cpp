@@ -1,0 +1,80 @@
+// Two sides of `lockstep bench` without LibTorch: lockstep-bench-protocol
+// SIDE TIMEOUT_MS, with WORLD_SIZE in the environment. It forks its ranks.
+//
+//   protocol  shm::Group, called directly on ordinary memory
+//   kernel    the kernel that the protocol calls on registered memory, of all
+//             ranks at the same time, and no synchronisation: what the
+//             protocol could reach if waiting were free
+
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <exception>
+#include <memory>
+#include <stdexcept>
+#include <string>
+
+#include "lockstep/base/environment.h"
+#include "lockstep/base/file_descriptor.h"
+#include "lockstep/cli/bench/plain/board.h"
+#include "lockstep/cli/bench/plain/kernel_reducer.h"
+#include "lockstep/cli/bench/plain/protocol_reducer.h"
+#include "lockstep/cli/bench/plain/serve.h"
+
+namespace {
+
+using lockstep::bench::Board;
+
+// This process's rank: every other is a child of rank 0.
+int fork_ranks(int ranks) {
+  const pid_t first = getpid();
+  for (int rank = 1; rank < ranks; ++rank) {
+    const pid_t pid = fork();
+    if (pid < 0) lockstep::throw_errno("fork");
+    if (pid > 0) continue;
+    // Requests are rank 0's to read, and none of us outlives it.
+    close(STDIN_FILENO);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != first) _exit(1);
+    return rank;
+  }
+  return 0;
+}
+
+void run(const std::string& side, std::chrono::milliseconds timeout, int ranks,
+         Board& board, int rank) {
+  using namespace lockstep::bench;
+  if (side == "kernel") {
+    KernelReducer reducer(board, rank, ranks, timeout);
+    return serve(reducer);
+  }
+  if (side != "protocol") {
+    throw std::invalid_argument("no side \"" + side +
+                                "\"; allowed are protocol and kernel");
+  }
+  ProtocolReducer reducer(board, rank, ranks, timeout);
+  serve(reducer);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  int rank = 0;
+  try {
+    if (argc != 3) throw std::invalid_argument("give SIDE and TIMEOUT_MS");
+    const std::chrono::milliseconds timeout(
+        lockstep::parse_int("TIMEOUT_MS", argv[2], 1, int64_t{1} << 40));
+    const auto ranks = lockstep::get_env_int("WORLD_SIZE", 1, 64);
+    if (!ranks) throw std::invalid_argument("WORLD_SIZE is not set");
+    Board board;
+    rank = fork_ranks(static_cast<int>(*ranks));
+    run(argv[1], timeout, static_cast<int>(*ranks), board, rank);
+    return 0;
+  } catch (const std::exception& error) {
+    // Of several that fail the first is the one that speaks for all.
+    if (rank == 0) lockstep::bench::say_failure(error);
+    return 1;
+  }
+}

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "lockstep/cli/bench/plain/reducer.h"
+
+namespace lockstep::bench {
+
+// One all_reduce with its memory, without LibTorch.
+class ReductionCase {
+ public:
+  // All ranks. Throws std::invalid_argument for what the reducer cannot do.
+  ReductionCase(Reducer& reducer, size_t count, kernels::DType dtype,
+                kernels::ReduceOp op);
+  ReductionCase(const ReductionCase&) = delete;
+  ReductionCase& operator=(const ReductionCase&) = delete;
+  ~ReductionCase();
+
+  // Small whole numbers that belong to this rank, which every dtype reduces
+  // exactly in whatever order.
+  void fill();
+  void run() { reducer_.all_reduce(data_, count_, dtype_, op_); }
+  // Elements that are not what fill() on all ranks and one run() give, by the
+  // plain loop of the kernels. `first` then says which is the first.
+  int64_t count_wrong(std::string& first) const;
+  // Zeros, which no number of repetitions makes overflow.
+  void clear();
+
+ private:
+  Reducer& reducer_;
+  size_t count_;
+  kernels::DType dtype_;
+  kernels::ReduceOp op_;
+  std::byte* data_;
+};
+
+}  // namespace lockstep::bench

@@ -1,0 +1,173 @@
+// Ranks that die or stop: 1, 2, 3 and 6 of the faults that must be survived.
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include <random>
+#include <thread>
+
+#include "tests/faults/job.h"
+
+namespace lockstep::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class Deaths : public WaysTest {
+ protected:
+  // Two hosts with two ranks each, or three ranks.
+  Job& make() {
+    job_ = &make_job(GetParam(), GetParam().hosts == 2 ? 4 : 3);
+    return *job_;
+  }
+
+  // Not rank 0, which has the store.
+  int choose_victim() {
+    return 1 + static_cast<int>(random_() % (GetParam().hosts == 2 ? 3 : 2));
+  }
+  // Some moment of some operation.
+  void let_run() { std::this_thread::sleep_for(milliseconds(random_() % 100)); }
+
+  // Whether this rank is promised the name of the one that came to harm: by
+  // memory that it shares with it, or because calls are compared.
+  bool learns(int rank, int victim) {
+    if (GetParam().detail) return true;
+    return std::string(GetParam().backend) == "lockstep" &&
+           job_->host_of(rank) == job_->host_of(victim);
+  }
+
+  void expect_failures(int victim, seconds allowed) {
+    job_->await("failed", victim, allowed);
+    for (int rank = 0; rank < job_->size(); ++rank) {
+      if (rank == victim) continue;
+      const auto text = job_->said(rank, "failed");
+      EXPECT_THAT(text, HasSubstr("all_reduce"));
+      EXPECT_THAT(text, HasSubstr("on rank " + std::to_string(rank)));
+      EXPECT_THAT(text, HasSubstr("allowed"));
+      if (!learns(rank, victim)) continue;
+      EXPECT_THAT(text,
+                  AnyOf(HasSubstr("rank " + std::to_string(victim) + " "),
+                        HasSubstr("rank " + std::to_string(victim) + ":")));
+    }
+  }
+  seconds after_death() const {
+    return seconds(std::string(GetParam().name) == "OneHost" ? 1 : 5);
+  }
+
+  std::vector<std::string> timeout(milliseconds plain) const {
+    // Ranks that compare their calls notice a death by its absence.
+    const auto allowed = GetParam().detail ? milliseconds(2000) : plain;
+    return {"timeout=" + std::to_string(allowed.count())};
+  }
+
+ private:
+  Job* job_ = nullptr;
+  std::mt19937 random_{seed()};
+};
+
+TEST_P(Deaths, PeersOfAKilledRankFailAndNameIt) {
+  auto& job = make();
+  const int victim = choose_victim();
+  job.start("loop", timeout(seconds(30)));
+  job.await("ready");
+  let_run();
+  job.rank(victim).signal(SIGKILL);
+  expect_failures(victim, after_death());
+}
+
+TEST_P(Deaths, PeersOfAStoppedRankNameItAtTheDeadline) {
+  auto& job = make();
+  const int victim = choose_victim();
+  job.start("loop", {"timeout=2000"});
+  job.await("ready");
+  let_run();
+  job.rank(victim).signal(SIGSTOP);
+  expect_failures(victim, seconds(10));
+  for (int rank = 0; rank < job.size(); ++rank) {
+    if (rank == victim) continue;
+    EXPECT_THAT(job.said(rank, "failed"), Not(HasSubstr(" died")));
+  }
+}
+
+TEST_P(Deaths, AStoppedRankThatGoesOnIsWaitedFor) {
+  auto& job = make();
+  const int victim = choose_victim();
+  job.start("loop");
+  job.await("ready");
+  let_run();
+  job.rank(victim).signal(SIGSTOP);
+  std::this_thread::sleep_for(milliseconds(700));
+  job.rank(victim).signal(SIGCONT);
+  for (int rank = 0; rank < job.size(); ++rank) {
+    const auto turn = "turn " + std::to_string(rank) + "\n";
+    const int before = count(job.rank(rank).out(), turn);
+    job.rank(rank).await_output(turn, before + 30);
+    EXPECT_EQ(job.said(rank, "failed"), "");
+  }
+}
+
+TEST_P(Deaths, PeersOfARankThatDiesBeforeItsFirstCollectiveNameIt) {
+  auto& job = make();
+  const int victim = choose_victim();
+  auto arguments = timeout(seconds(30));
+  arguments.push_back("odd=" + std::to_string(victim));
+  job.start("first", arguments);
+  ASSERT_EQ(job.rank(victim).finish().exit_code, 128 + SIGKILL);
+  expect_failures(victim, after_death());
+}
+
+TEST_P(Deaths, WithoutTheStoreEveryRankFailsWithOneLineAndLeaves) {
+  auto& job = make();
+  auto arguments = timeout(seconds(30));
+  arguments.push_back("leave=1");
+  arguments.push_back("end=1");
+  job.start("loop", arguments);
+  job.await("ready");
+  let_run();
+  job.rank(0).signal(SIGKILL);
+  if (GetParam().detail) {
+    job.await("failed", 0, seconds(5));  // the check itself needs the store
+  } else {
+    expect_failures(0, seconds(5));
+  }
+  for (int rank = 1; rank < job.size(); ++rank) {
+    const auto result = job.rank(rank).finish(seconds(10));
+    EXPECT_EQ(result.exit_code, 1) << result.err;
+    EXPECT_EQ(count(result.out, "left "), 1);
+    EXPECT_THAT(job.said(rank, "failed"), Not(HasSubstr(" | ")));
+    EXPECT_THAT(result.err, Not(HasSubstr("terminate")));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, Deaths,
+                         ::testing::Values(kOneHost, kTwoHosts, kTwoHostsDetail,
+                                           kGloo, kGlooDetail),
+                         way_name);
+
+using DeathsInMemory = FaultsTest;
+
+// Each of the algorithms: in one line, everyone reads, slices of chunks.
+TEST_F(DeathsInMemory, OfAnySizeAreNamedInASecond) {
+  std::mt19937 random(seed());
+  for (const int elements : {1, 4096, 1 << 22}) {
+    SCOPED_TRACE(elements);
+    auto& job = make_job(kOneHost, 3);
+    const int victim = static_cast<int>(random() % 3);
+    job.start("loop", {"elements=" + std::to_string(elements)});
+    job.await("ready");
+    std::this_thread::sleep_for(milliseconds(random() % 50));
+    job.rank(victim).signal(SIGKILL);
+    job.await("failed", victim, seconds(1));
+    for (int rank = 0; rank < 3; ++rank) {
+      if (rank == victim) continue;
+      EXPECT_THAT(job.said(rank, "failed"),
+                  HasSubstr("rank " + std::to_string(victim) + " died"));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::testing

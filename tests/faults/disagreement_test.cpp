@@ -1,0 +1,178 @@
+// Ranks that do not do the same: 11, 12 and 13 of the faults that must be
+// survived.
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "lockstep/base/deadline.h"
+#include "tests/faults/job.h"
+
+namespace lockstep::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using std::chrono::seconds;
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+// A world whose ranks were started wrongly.
+class Places : public WaysTest {
+ protected:
+  // Ranks 0, 1 and 2 of 3, but for what `wrong` says of the last one.
+  Job& start(const std::vector<std::string>& wrong) {
+    auto& job = make_job(GetParam(), 3);
+    job.environment = [wrong](int rank) {
+      return rank == 2 ? wrong : std::vector<std::string>{};
+    };
+    job.start("shared", {"timeout=10000"});
+    return job;
+  }
+};
+
+TEST_P(Places, AnotherWorldSizeIsRefusedWithBothNamed) {
+  auto& job = start({"WORLD_SIZE=4"});
+  job.await("refused");
+  EXPECT_THAT(job.said(2, "refused"),
+              AllOf(HasSubstr("rank 2"), HasSubstr("world size 4"),
+                    HasSubstr("world size 3")));
+  for (int rank : {0, 1}) {
+    EXPECT_THAT(job.said(rank, "refused"),
+                AllOf(HasSubstr("world size 4"), HasSubstr("world size 3")));
+  }
+}
+
+TEST_P(Places, TwoEqualRanksAreRefusedAndNamed) {
+  auto& job = start({"RANK=1"});
+  // One of the two, whichever came second, and with it all.
+  job.rank(0).await_output("refused 0 ");
+  EXPECT_THAT(job.said(0, "refused"),
+              AllOf(HasSubstr("rank 1"), HasSubstr("two processes")));
+  for (int rank : {1, 2}) {
+    job.rank(rank).await_output("refused 1 ");
+    EXPECT_THAT(job.rank(rank).out(), HasSubstr("rank 1"));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, Places, ::testing::Values(kOneHost, kGloo),
+                         way_name);
+
+// Calls that are not the same.
+class Calls : public WaysTest {
+ protected:
+  static constexpr int kOdd = 1;
+
+  Job& start(const std::string& scenario, std::vector<std::string> arguments) {
+    job_ = &make_job(GetParam(), GetParam().hosts == 2 ? 4 : 3);
+    job_->environment = [this](int) {
+      return std::vector<std::string>{"LOCKSTEP_FLIGHT_DIR=" +
+                                      folder().string()};
+    };
+    arguments.push_back("odd=" + std::to_string(kOdd));
+    arguments.push_back("timeout=3000");
+    job_->start(scenario, arguments);
+    return *job_;
+  }
+  fs::path folder() const { return scratch() / "flight"; }
+
+  // What is compared: always in memory that ranks share, else where the debug
+  // level says so.
+  bool learns(int rank) {
+    return GetParam().detail || job_->host_of(rank) == job_->host_of(kOdd);
+  }
+
+  // What `lockstep inspect flight` finds in the records of the default group.
+  json inspect() {
+    std::vector<std::string> arguments{"inspect", "flight", "--json"};
+    for (const auto& file : fs::directory_iterator(folder())) {
+      arguments.push_back(file.path());
+    }
+    const auto result = run_command(arguments);
+    EXPECT_EQ(result.exit_code, 1) << result.out << result.err;
+    return json::parse(result.out).at("groups").at(0);
+  }
+
+ private:
+  Job* job_ = nullptr;
+};
+
+TEST_P(Calls, ThatDifferFailOnEveryRankWithAllDescriptions) {
+  const std::pair<const char*, const char*> odd[] = {
+      {"all_reduce", "1001"},
+      {"all_reduce", "Int"},
+      {"all_reduce", "MAX"},
+      {"broadcast", "1000"},
+  };
+  for (int what = 0; what < 4; ++what) {
+    SCOPED_TRACE(std::string(odd[what].first) + " of " + odd[what].second);
+    auto& job = start("disagree", {"what=" + std::to_string(what)});
+    job.await("failed", -1, seconds(20));
+    for (int rank = 0; rank < job.size(); ++rank) {
+      if (!learns(rank)) continue;
+      const auto text = job.said(rank, "failed");
+      EXPECT_THAT(text, HasSubstr("disagree"));
+      const auto at = text.find("rank 1: ");
+      ASSERT_NE(at, text.npos) << text;
+      EXPECT_THAT(text.substr(at), HasSubstr(odd[what].first));
+      EXPECT_THAT(text.substr(at), HasSubstr(odd[what].second));
+      EXPECT_THAT(text.substr(text.find("rank 0: ")),
+                  AllOf(HasSubstr("all_reduce"), HasSubstr("SUM"),
+                        HasSubstr("Float"), HasSubstr("1000")));
+    }
+  }
+}
+
+TEST_P(Calls, OneOfWhichIsLeftOutMeetAnotherAndAreRecorded) {
+  auto& job = start("skip", {});
+  job.await("failed", -1, seconds(20));
+  for (int rank = 0; rank < job.size(); ++rank) {
+    if (!learns(rank)) continue;
+    const auto text = job.said(rank, "failed");
+    EXPECT_THAT(text, AllOf(HasSubstr("#2"), HasSubstr("rank 0: all_reduce"),
+                            HasSubstr("rank 1: broadcast")));
+    EXPECT_THAT(text, HasSubstr("flight record: " + folder().string()));
+  }
+  const auto group = inspect();
+  EXPECT_EQ(group.at("verdict"), "mismatch") << group;
+  EXPECT_EQ(group.at("collective_seq_id"), 2);
+  EXPECT_EQ(group.at("diverged_ranks"), json({kOdd}));
+}
+
+TEST_P(Calls, TheLastOfWhichIsLeftOutNameTheRankWithItsLastCall) {
+  auto& job = start("behind", {});
+  job.await("failed", kOdd, seconds(20));
+  for (int rank = 0; rank < job.size(); ++rank) {
+    if (rank == kOdd || !learns(rank)) continue;
+    const auto text = job.said(rank, "failed");
+    EXPECT_THAT(text, AllOf(HasSubstr("rank 1"), HasSubstr("all_reduce #4")));
+    if (!GetParam().detail) {
+      EXPECT_THAT(text, HasSubstr("all_reduce #3"));
+    }
+  }
+  // The one that lives on, without a failure, is asked for its record.
+  job.rank(kOdd).signal(SIGUSR1);
+  const auto deadline = Deadline::after(seconds(10));
+  const auto records = [&] {
+    return std::distance(fs::directory_iterator(folder()), {});
+  };
+  while (records() < job.size() && !deadline.expired()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
+  const auto group = inspect();
+  EXPECT_EQ(group.at("verdict"), "absent") << group;
+  EXPECT_EQ(group.at("collective_seq_id"), 4);
+  EXPECT_EQ(group.at("diverged_ranks"), json({kOdd}));
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, Calls,
+                         ::testing::Values(kOneHost, kTwoHosts, kTwoHostsDetail,
+                                           kGlooDetail),
+                         way_name);
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,243 @@
+// One rank of a job that comes to harm: `faults_rank SCENARIO BACKEND [NAME=N]`
+// with the environment of a rank. It says on stdout, one line each with its
+// rank,
+//
+//   ready R             it is where the test wants it
+//   turn R              it goes on, every 50 ms at most
+//   failed R TEXT       an operation failed; line ends in TEXT are " | "
+//   refused R TEXT      the same of init_process_group()
+//   left R              it has destroyed its group behind the failure
+//   done R              its part went well
+//
+// and then stays until it is killed, a minute at most, so that nothing its
+// peers see comes from its end. Scenarios:
+//
+//   loop      all_reduce for ever, of sizes that rotate, checked
+//   first     the rank `odd` is killed behind init, the others all_reduce
+//   disagree  one call, in which `odd` differs in `what`: 0 the element count,
+//             1 the dtype, 2 the reduce operation, 3 the operation
+//   skip      all_reduce, broadcast, barrier; `odd` leaves out the first
+//   behind    four all_reduces; `odd` leaves out the last
+//   storm     `turns` operations (storm.h) of `seed`
+//   shared    all_reduce of empty_shared(), `mebibytes`; says "shared R 0" or 1
+//   held      the same, in a world that meets in the file LOCKSTEP_TEST_STORE;
+//             rank 1 says "holding 1" amid the handshake of shared memory and
+//             goes on once there is a file of that name with ".go" behind it
+//
+// Further: `timeout` in ms (30,000); `elements`, of loop, instead of several
+// sizes; `ordered`, of storm; `leave`, to destroy the group behind a failure;
+// `end`, to end instead of staying.
+
+#include <ATen/ATen.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <map>
+#include <optional>
+#include <string>
+#include <thread>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+
+#include "lockstep/comm/collectives.h"
+#include "lockstep/comm/empty_shared.h"
+#include "lockstep/comm/init.h"
+#include "tests/faults/storm.h"
+
+namespace lockstep::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+const int rank = std::stoi(std::getenv("RANK"));
+
+void say(const char* what, const std::string& more = {}) {
+  std::printf("%s %d%s%s\n", what, rank, more.empty() ? "" : " ", more.c_str());
+  std::fflush(stdout);
+}
+
+std::string one_line(const std::exception& error) {
+  const auto* torch = dynamic_cast<const c10::Error*>(&error);
+  std::string text = torch ? torch->what_without_backtrace() : error.what();
+  for (size_t at; (at = text.find('\n')) != text.npos;) {
+    text.replace(at, 1, " | ");
+  }
+  return text;
+}
+
+class Arguments {
+ public:
+  explicit Arguments(std::vector<std::string> given) {
+    for (const auto& argument : given) {
+      const auto equals = argument.find('=');
+      values_[argument.substr(0, equals)] =
+          std::stoi(argument.substr(equals + 1));
+    }
+  }
+  int get(const std::string& name, int otherwise = 0) const {
+    const auto found = values_.find(name);
+    return found == values_.end() ? otherwise : found->second;
+  }
+
+ private:
+  std::map<std::string, int> values_;
+};
+
+// Its rank 1 stops before it says that it has a listening socket: rank 0 has
+// one, and waits.
+class HeldStore : public c10d::FileStore {
+ public:
+  HeldStore(const std::string& path, int size)
+      : FileStore(path, size), go_(path + ".go") {}
+
+  void set(const std::string& key, const std::vector<uint8_t>& value) override {
+    if (rank == 1 && key.ends_with("shm/1")) {
+      say("holding");
+      for (int i = 0; i < 2000 && !std::filesystem::exists(go_); ++i) {
+        std::this_thread::sleep_for(milliseconds(10));
+      }
+    }
+    FileStore::set(key, value);
+  }
+
+ private:
+  std::string go_;
+};
+
+void expect(bool right, const std::string& what) {
+  if (!right) throw std::runtime_error(what + " is wrong");
+}
+
+bool all_are(const at::Tensor& tensor, double value) {
+  return tensor.eq(value).all().item<bool>();
+}
+
+void loop(const Arguments& given) {
+  std::vector<int64_t> sizes{1, 700, 40'000, 3 << 20};
+  if (const int only = given.get("elements")) sizes = {only};
+  auto said = std::chrono::steady_clock::now();
+  for (int64_t turn = 0;; ++turn) {
+    auto tensor = at::full({sizes[turn % sizes.size()]}, turn % 100);
+    all_reduce(tensor);
+    expect(all_are(tensor.slice(0, 0, 100), turn % 100 * get_world_size()),
+           "turn " + std::to_string(turn));
+    if (turn == 5) say("ready");
+    const auto now = std::chrono::steady_clock::now();
+    if (now - said > milliseconds(50)) {
+      said = now;
+      say("turn");
+    }
+  }
+}
+
+void disagree(int what, bool odd) {
+  auto usual = at::ones({1000});
+  if (!odd) {
+    all_reduce(usual);
+  } else if (what == 0) {
+    all_reduce(at::ones({1001}));
+  } else if (what == 1) {
+    all_reduce(at::ones({1000}, at::kInt));
+  } else if (what == 2) {
+    all_reduce(usual, {.op = ReduceOp::MAX});
+  } else {
+    broadcast(usual, 0);
+  }
+}
+
+void skip(bool odd) {
+  auto tensor = at::ones({1000});
+  all_reduce(tensor);
+  if (!odd) all_reduce(tensor);
+  broadcast(at::ones({500}), 0);
+  barrier();
+}
+
+void behind(bool odd) {
+  auto tensor = at::ones({1000});
+  for (int i = 0; i < 3; ++i) all_reduce(tensor);
+  say("ready");
+  if (!odd) all_reduce(tensor);
+}
+
+void shared(int mebibytes) {
+  auto tensor = empty_shared({mebibytes * (1 << 18)});
+  say("shared", std::to_string(is_shared(tensor)));
+  tensor.fill_(rank + 1);
+  all_reduce(tensor);
+  const int size = get_world_size();
+  expect(all_are(tensor, size * (size + 1) / 2), "the sum");
+}
+
+void play(const std::string& scenario, const Arguments& given) {
+  const bool odd = rank == given.get("odd", -1);
+  if (scenario == "loop") {
+    loop(given);
+  } else if (scenario == "first") {
+    if (odd) ::raise(SIGKILL);
+    all_reduce(at::ones({1000}));
+  } else if (scenario == "disagree") {
+    disagree(given.get("what"), odd);
+  } else if (scenario == "skip") {
+    skip(odd);
+  } else if (scenario == "behind") {
+    behind(odd);
+  } else if (scenario == "storm") {
+    run_storm({.seed = static_cast<uint32_t>(given.get("seed")),
+               .turns = given.get("turns"),
+               .in_rank_order = given.get("ordered") != 0});
+  } else {
+    shared(given.get("mebibytes", 1));
+  }
+}
+
+std::optional<ProcessGroupGuard> join(const std::string& scenario,
+                                      const std::string& backend,
+                                      const Arguments& given) {
+  InitProcessGroupOptions options{
+      .timeout = milliseconds(given.get("timeout", 30'000))};
+  if (scenario == "held") {
+    options.world_size = std::stoi(std::getenv("WORLD_SIZE"));
+    options.rank = rank;
+    options.store = c10::make_intrusive<HeldStore>(
+        std::getenv("LOCKSTEP_TEST_STORE"), options.world_size);
+  }
+  try {
+    return init_process_group(backend, options);
+  } catch (const std::exception& error) {
+    say("refused", one_line(error));
+    return std::nullopt;
+  }
+}
+
+int run(const std::string& scenario, const std::string& backend,
+        const Arguments& given) {
+  bool right = false;
+  if (auto group = join(scenario, backend, given)) {
+    try {
+      play(scenario, given);
+      right = true;
+      say("done");
+    } catch (const std::exception& error) {
+      say("failed", one_line(error));
+    }
+    if (given.get("leave")) {
+      group.reset();
+      say("left");
+    }
+    if (!given.get("end")) std::this_thread::sleep_for(seconds(60));
+  }
+  return right ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace lockstep::testing
+
+int main(int argc, char** argv) {
+  return lockstep::testing::run(
+      argv[1], argv[2], lockstep::testing::Arguments({argv + 3, argv + argc}));
+}
