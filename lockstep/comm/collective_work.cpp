@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <optional>
 #include <sstream>
 #include <stdexcept>
 #include <utility>
@@ -353,12 +354,16 @@ void compare(const Call& call, Agreed own, const Deadline& deadline) {
 std::string absent_after_failure(const Call& call) {
   constexpr milliseconds kAnswer{1'000};
   try {
-    roll_call(*call.group,
-              encode({.text = c10::str(call.operation, " #", call.number,
-                                       " failed"),
-                      .sends = {},
-                      .receives = {}}),
-              Deadline::after(kAnswer));
+    // Its ranks wait on for one that has given up, until its connections close;
+    // the other backends break down by themselves.
+    auto& backend = call.backend();
+    if (backend.getBackendName() == "gloo") backend.abort();
+    roll_call(
+        *call.group,
+        encode({.text = c10::str(call.operation, " #", call.number, " failed"),
+                .sends = {},
+                .receives = {}}),
+        Deadline::after(kAnswer));
   } catch (const RollCallError& error) {
     return c10::str("; ", error.what());
   } catch (const c10::Error&) {  // nor is the store
@@ -383,7 +388,7 @@ WorkPtr start_and_wait(Call call, bool async_op, Buffers buffers,
     call.fail(started, cause);
   };
   WorkPtr work;
-  std::string failure;
+  std::optional<std::string> failure;
   bool compared = false;
   try {
     if (compares) compare(call, agreement(), started);
@@ -410,9 +415,9 @@ WorkPtr start_and_wait(Call call, bool async_op, Buffers buffers,
   } catch (const std::exception& error) {
     failure = error.what();
   }
-  if (!failure.empty()) {
-    if (compares && compared) failure += absent_after_failure(call);
-    fail(failure.c_str());
+  if (failure) {
+    if (compares && compared) *failure += absent_after_failure(call);
+    fail(failure->c_str());
   }
   if (!async_op) return nullptr;
   return c10::make_intrusive<CollectiveWork>(

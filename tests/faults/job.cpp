@@ -1,5 +1,6 @@
 #include "tests/faults/job.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <ostream>
 #include <random>
@@ -37,19 +38,22 @@ void Job::start_rank(int rank, const std::string& scenario,
   const auto number = std::to_string(rank);
   ProgramSetup setup{.environment = environment ? environment(rank)
                                                 : std::vector<std::string>{}};
-  for (const auto& variable : {"RANK=" + number, "LOCAL_RANK=" + number,
-                               "WORLD_SIZE=" + std::to_string(size_),
-                               std::string("MASTER_ADDR=127.0.0.1"),
-                               "MASTER_PORT=" + std::to_string(port_),
-                               std::string("OMP_NUM_THREADS=1")}) {
-    setup.environment.push_back(variable);
-  }
+  std::vector<std::string> usual{
+      "RANK=" + number,        "LOCAL_RANK=" + number,
+      "MASTER_ADDR=127.0.0.1", "MASTER_PORT=" + std::to_string(port_),
+      "OMP_NUM_THREADS=1",     "WORLD_SIZE=" + std::to_string(size_)};
   if (way_.hosts > 1) {
-    setup.environment.push_back("LOCKSTEP_HOST_ID=" +
-                                std::to_string(host_of(rank)));
+    usual.push_back("LOCKSTEP_HOST_ID=" + std::to_string(host_of(rank)));
   }
-  if (way_.detail) {
-    setup.environment.push_back("TORCH_DISTRIBUTED_DEBUG=DETAIL");
+  if (way_.detail) usual.push_back("TORCH_DISTRIBUTED_DEBUG=DETAIL");
+  // A shell on the way would take the last of two.
+  for (const auto& variable : usual) {
+    const auto name = variable.substr(0, variable.find('=') + 1);
+    if (std::ranges::none_of(setup.environment, [&](const auto& given) {
+          return given.starts_with(name);
+        })) {
+      setup.environment.push_back(variable);
+    }
   }
   auto command = prefix ? prefix(rank) : std::vector<std::string>{};
   for (const auto& word : {std::string(LOCKSTEP_BIN_DIR "/tests/faults_rank"),
@@ -70,11 +74,18 @@ void Job::await(const std::string& word, int except,
 }
 
 std::string Job::said(int rank, const std::string& word) const {
-  const auto begin = word + " " + std::to_string(rank);
+  const auto all = all_said(rank, word);
+  return all.empty() ? "" : all.front();
+}
+
+std::vector<std::string> Job::all_said(int rank,
+                                       const std::string& word) const {
+  const auto begin = word + " " + std::to_string(rank) + " ";
+  std::vector<std::string> all;
   for (const auto& line : lines(ranks_.at(rank)->out())) {
-    if (line.starts_with(begin + " ")) return line.substr(begin.size() + 1);
+    if (line.starts_with(begin)) all.push_back(line.substr(begin.size()));
   }
-  return {};
+  return all;
 }
 
 FaultsTest::FaultsTest()

@@ -58,6 +58,8 @@ class Job {
              std::chrono::seconds allowed = std::chrono::seconds(30));
   // What stands behind the first "word RANK " of a rank.
   std::string said(int rank, const std::string& word) const;
+  // The same of every such line.
+  std::vector<std::string> all_said(int rank, const std::string& word) const;
 
  private:
   Starter starter_;

@@ -17,7 +17,7 @@ TEST_P(Storms, OfMixedOperationsAreRightBitByBit) {
   const bool in_memory = std::string(GetParam().name) == "OneHost";
   auto& job = make_job(GetParam(), 6);
   job.start("storm",
-            {"turns=" + std::to_string(in_memory ? 3000 : 500),
+            {"turns=" + std::to_string(in_memory ? 2000 : 300),
              "seed=" + std::to_string(seed()),
              "ordered=" + std::to_string(in_memory), "end=1", "leave=1"});
   for (int rank = 0; rank < job.size(); ++rank) {

@@ -14,8 +14,9 @@
 //
 //   loop      all_reduce for ever, of sizes that rotate, checked
 //   first     the rank `odd` is killed behind init, the others all_reduce
-//   disagree  one call, in which `odd` differs in `what`: 0 the element count,
-//             1 the dtype, 2 the reduce operation, 3 the operation
+//   disagree  `calls` calls, of which each fails: in the first `odd` differs in
+//             the element count, then in dtype, reduce operation and operation;
+//             in the end all make the same one
 //   skip      all_reduce, broadcast, barrier; `odd` leaves out the first
 //   behind    four all_reduces; `odd` leaves out the last
 //   storm     `turns` operations (storm.h) of `seed`
@@ -36,6 +37,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -134,19 +136,28 @@ void loop(const Arguments& given) {
   }
 }
 
-void disagree(int what, bool odd) {
+void disagree(int calls, bool odd) {
   auto usual = at::ones({1000});
-  if (!odd) {
-    all_reduce(usual);
-  } else if (what == 0) {
-    all_reduce(at::ones({1001}));
-  } else if (what == 1) {
-    all_reduce(at::ones({1000}, at::kInt));
-  } else if (what == 2) {
-    all_reduce(usual, {.op = ReduceOp::MAX});
-  } else {
-    broadcast(usual, 0);
+  const std::function<void()> different[] = {
+      [] { all_reduce(at::ones({1001})); },
+      [] { all_reduce(at::ones({1000}, at::kInt)); },
+      [&] { all_reduce(usual, {.op = ReduceOp::MAX}); },
+      [&] { broadcast(usual, 0); }};
+  for (int call = 0; call < calls; ++call) {
+    try {
+      if (odd) {
+        different[call]();
+      } else {
+        all_reduce(usual);
+      }
+      throw std::logic_error("nothing was noticed");
+    } catch (const c10::Error& error) {
+      say("failed", one_line(error));
+    }
   }
+  auto same = at::ones({1000});
+  all_reduce(same);
+  expect(all_are(same, get_world_size()), "the sum");
 }
 
 void skip(bool odd) {
@@ -181,7 +192,7 @@ void play(const std::string& scenario, const Arguments& given) {
     if (odd) ::raise(SIGKILL);
     all_reduce(at::ones({1000}));
   } else if (scenario == "disagree") {
-    disagree(given.get("what"), odd);
+    disagree(given.get("calls"), odd);
   } else if (scenario == "skip") {
     skip(odd);
   } else if (scenario == "behind") {

@@ -41,6 +41,8 @@ constexpr size_t kNever = 64;
 constexpr int kMeasurements =
     2 * kOneShot.size() + kChunks.size() * kStaged.size();
 
+std::string in_kib(size_t bytes) { return std::to_string(bytes / kKiB) + "K"; }
+
 json to_json(const Tuning& tuning) {
   return {{"one_shot_bytes", tuning.one_shot_bytes},
           {"chunk_bytes", tuning.chunk_bytes},
@@ -68,6 +70,9 @@ class Search {
   }
 
   void finish() { world_.finish(); }
+
+  // What was measured, a line for each size.
+  const std::vector<std::string>& evidence() const { return evidence_; }
 
  private:
   // Candidates in turns, so that a machine that is busy for a while is so for
@@ -115,6 +120,17 @@ class Search {
     return std::max(of_slowest_rank(by_rank).p50, 1e-3);
   }
 
+  void note(size_t bytes, const std::vector<std::string>& names,
+            const std::vector<double>& times) {
+    std::string line = "#   " + in_kib(bytes) + ":";
+    for (size_t i = 0; i < names.size(); ++i) {
+      char text[32];
+      std::snprintf(text, sizeof(text), " %.1f us", times[i]);
+      line += (i == 0 ? " " : ", ") + names[i] + text;
+    }
+    evidence_.push_back(line);
+  }
+
   // Where going through chunks begins to pay: of all thresholds the one with
   // which the sizes together take least, each counting the same.
   size_t best_one_shot(const Tuning& tuning) {
@@ -127,6 +143,7 @@ class Search {
     size_t best = kOneShot.front();
     for (const size_t bytes : kOneShot) {
       const auto times = measure({at_once, staged}, bytes);
+      note(bytes, {"at once", "in chunks"}, times);
       gained += std::log(times[1] / times[0]);
       // The first is a candidate whatever it gains.
       if (bytes == kOneShot.front() || gained > most) {
@@ -142,9 +159,12 @@ class Search {
     for (size_t i = 0; i < kChunks.size(); ++i) {
       candidates[i].chunk_bytes = kChunks[i];
     }
+    std::vector<std::string> names;
+    for (const size_t chunk : kChunks) names.push_back(in_kib(chunk));
     std::vector<double> costs(kChunks.size(), 0);
     for (const size_t bytes : kStaged) {
       const auto times = measure(candidates, bytes);
+      note(bytes, names, times);
       for (size_t i = 0; i < costs.size(); ++i) costs[i] += std::log(times[i]);
     }
     const auto least = std::ranges::min_element(costs);
@@ -155,6 +175,7 @@ class Search {
   double seconds_;  // of one measurement
   Side side_;
   World world_;
+  std::vector<std::string> evidence_;
   std::map<size_t, double> guesses_;  // microseconds, by bytes
 };
 
@@ -225,6 +246,8 @@ void tune(const Options& options, const StopSignal& stop) {
     tables.push_back({.ranks = ranks, .tuning = search.best()});
     search.finish();
     print_row(ranks, tables.back().tuning);
+    for (const auto& line : search.evidence()) std::puts(line.c_str());
+    std::fflush(stdout);
   }
   shm::write_tuning_file(path, tables);
   std::printf("# written to %s\n", path.c_str());

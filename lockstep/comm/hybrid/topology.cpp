@@ -18,6 +18,16 @@ std::string numbered(const char* what, int rank) {
   return what + std::to_string(rank);
 }
 
+// Who cannot tell where it runs stands alone, on Gloo.
+std::string identity_of_this_host(int rank) {
+  if (auto given = get_env("LOCKSTEP_HOST_ID")) return "given " + *given;
+  try {
+    return shm::host_identity();
+  } catch (const std::exception&) {
+    return numbered("unknown, of rank ", rank);
+  }
+}
+
 // What every rank says under `what` + its number, in the order of the ranks.
 std::vector<std::string> told(const BackendRequest& request, const char* what,
                               const std::string& own,
@@ -94,9 +104,8 @@ int Topology::lanes() const {
 
 Neighbours find_neighbours(const BackendRequest& request,
                            const Deadline& deadline) {
-  auto own = get_env("LOCKSTEP_HOST_ID");
-  const auto hosts = told(
-      request, "host/", own ? "given " + *own : shm::host_identity(), deadline);
+  const auto hosts =
+      told(request, "host/", identity_of_this_host(request.rank), deadline);
   const auto ranks = candidates(hosts, request.rank);
   Neighbours found;
   if (ranks.size() > 1) {

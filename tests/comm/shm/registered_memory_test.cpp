@@ -84,7 +84,8 @@ TEST_F(RegisteredMemories, PeersReachTheSameBytes) {
   EXPECT_EQ(place->offset, 4097u);
   data[4097] = std::byte{42};
   for (int rank = 0; rank < 3; ++rank) {
-    auto* there = (*this)[rank].reach(1, *place, 100);
+    const auto held = (*this)[rank].reach(1, *place, 100);
+    auto* there = held.get();
     EXPECT_EQ(*there, std::byte{42}) << "rank " << rank;
     there[1 + rank] = std::byte(rank + 1);
   }
@@ -200,7 +201,7 @@ TEST_F(RegisteredMemories, ARankAloneHasItToo) {
   auto* data = static_cast<std::byte*>((*this)[0].allocate(4096));
   const auto place = (*this)[0].find(data, 4096);
   ASSERT_TRUE(place.has_value());
-  EXPECT_EQ((*this)[0].reach(0, *place, 4096), data);
+  EXPECT_EQ((*this)[0].reach(0, *place, 4096).get(), data);
   (*this)[0].free(data);
 }
 
@@ -247,8 +248,8 @@ TEST_F(RegisteredMemories, ThreadsMayAllocateFindAndReachAtOnce) {
           auto* data = static_cast<std::byte*>((*this)[rank].allocate(4096));
           data[9] = std::byte(i);
           const auto place = (*this)[rank].find(data, 4096);
-          if (place &&
-              (*this)[1 - rank].reach(rank, *place, 10)[9] != std::byte(i)) {
+          if (place && (*this)[1 - rank].reach(rank, *place, 10).get()[9] !=
+                           std::byte(i)) {
             faults[thread] = "other bytes";
           }
           (*this)[rank].free(data);

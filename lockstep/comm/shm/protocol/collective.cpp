@@ -42,7 +42,6 @@ Collective::Collective(Core& core, const What& what, milliseconds timeout)
       own_(core.segment.announcement(core.rank, number_)),
       patience_(timeout) {
   core.waiting.throw_if_broken();
-  core.sequence = number_;
   own_.operation = static_cast<uint8_t>(what.operation);
   own_.dtype = static_cast<uint8_t>(what.dtype);
   own_.reduce_op =
@@ -72,6 +71,7 @@ void Collective::announce(RegisteredMemory::Place place) {
 }
 
 void Collective::finish_announcement() {
+  core_.sequence = number_;
   auto& state = core_.own();
   state.last_sequence.store(number_, std::memory_order_relaxed);
   state.last_operation.store(own_.operation, std::memory_order_relaxed);

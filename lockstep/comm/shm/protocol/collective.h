@@ -43,7 +43,8 @@ class Collective {
     int root{-1};
     uint64_t agreed;  // see Announcement
   };
-  // Takes the next number. Throws GroupBroken if the group is.
+  // Its number is the next, which it takes when it is announced: what fails
+  // before has not been called. Throws GroupBroken if the group is.
   Collective(Core& core, const What& what, milliseconds timeout);
 
   // Before announce(): where `bytes` of data go that travel with it; at most

@@ -146,8 +146,8 @@ class Group {
   // readable. For who must keep the memory for longer: no call may be under
   // way, and only free_registered() comes behind it.
   void leave();
-  // Leaves by an error: pending calls of this rank throw GroupBroken with `reason`, those
-  // of the peers name this rank and `reason`.
+  // Leaves by an error: pending calls of this rank throw GroupBroken with
+  // `reason`, those of the peers name this rank and `reason`.
   void hang_up(const std::string& reason);
 
  private:

@@ -14,6 +14,9 @@ constexpr size_t rounded(size_t bytes, size_t to) {
   return (bytes + to - 1) / to * to;
 }
 
+// Chunks of the whole size that staging has room for.
+constexpr size_t kLargeChunks = 2;
+
 // Lines before the announcements: the count of sleepers.
 constexpr size_t kHead = kPage;
 
@@ -39,10 +42,11 @@ size_t slots_bytes(int ranks, const Tuning& tuning) {
 }
 
 size_t staging_bytes(int ranks, const Tuning& tuning) {
-  return tuning.chunk_bytes * kSlots * ranks;
+  return tuning.chunk_bytes * kLargeChunks * ranks;
 }
 
-// All rings of a group together take about 4 MiB.
+// Large enough to stream through, small enough for 64 ranks: 256 KiB each for
+// two ranks, 4 KiB for many (17 MiB for 64 x 64).
 size_t ring_bytes_for(int ranks) {
   constexpr size_t kAll = size_t{4} << 20;
   const size_t rings = std::max(1, ranks * (ranks - 1));
@@ -103,8 +107,16 @@ std::byte* Segment::one_shot(int rank, uint64_t sequence) const {
   return at + sizeof(Announcement) + sizes_bytes(ranks_);
 }
 
-std::byte* Segment::staging(int rank, uint64_t chunk) const {
-  return staging_ + (rank * kSlots + chunk % kSlots) * tuning_.chunk_bytes;
+Chunking Segment::chunking(size_t bytes) const {
+  const size_t divided = bytes <= tuning_.chunk_bytes / 2 ? 4 : 1;
+  return {.bytes = tuning_.chunk_bytes / divided,
+          .slots = kLargeChunks * divided};
+}
+
+std::byte* Segment::staging(int rank, uint64_t chunk,
+                            const Chunking& by) const {
+  return staging_ + rank * kLargeChunks * tuning_.chunk_bytes +
+         chunk % by.slots * by.bytes;
 }
 
 MessageRing& Segment::ring(int from, int to) const {

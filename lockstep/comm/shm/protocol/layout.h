@@ -17,8 +17,15 @@ namespace lockstep::shm {
 
 inline constexpr int kMaxRanks = 64;
 inline constexpr size_t kCacheLine = 64;
-// Announcements and staging chunks of a rank: one in use, one being filled.
+// Announcements of a rank: one in use, one being filled.
 inline constexpr int kSlots = 2;
+
+// How one operation divides each rank's staging memory: into `slots` chunks of
+// `bytes`, used in turn, at least two of them.
+struct Chunking {
+  size_t bytes;
+  uint64_t slots;
+};
 
 // How a rank enters a collective: what it calls, and, where it fits, its data
 // behind that in the same cache line.
@@ -97,8 +104,11 @@ class Segment {
   // Behind that: tuning.one_shot_bytes.
   std::byte* one_shot(int rank, uint64_t sequence) const;
 
-  // tuning.chunk_bytes.
-  std::byte* staging(int rank, uint64_t chunk) const;
+  // For `bytes` of data. What is small goes round in smaller chunks, so that
+  // the lines it writes are not still in the nearest cache of the rank that
+  // read them last, from where they are slow to take back.
+  Chunking chunking(size_t bytes) const;
+  std::byte* staging(int rank, uint64_t chunk, const Chunking& by) const;
 
   MessageRing& ring(int from, int to) const;
   std::byte* ring_data(int from, int to) const;

@@ -74,6 +74,7 @@ class Movement {
         longest = std::max(longest, bytes_of(peer));
       }
     }
+    by_ = core_.segment.chunking(longest);
     const uint64_t rounds = (longest + chunk() - 1) / chunk();
     if (rounds == 0) return;
     first_ = core_.chunks;
@@ -87,7 +88,7 @@ class Movement {
   }
 
  private:
-  size_t chunk() const { return core_.tuning.chunk_bytes; }
+  size_t chunk() const { return by_.bytes; }
   bool is_short(size_t bytes) const {
     return bytes <= core_.tuning.one_shot_bytes;
   }
@@ -96,15 +97,14 @@ class Movement {
   void stage(uint64_t round) {
     const size_t begin = round * chunk();
     if (is_short(bytes_) || begin >= bytes_) return;
-    // The slot was last read two rounds ago.
-    if (round >= kSlots) {
+    if (round >= by_.slots) {
       for (int peer = 0; peer < core_.size; ++peer) {
         if (peer == core_.rank) continue;
         call_.await(peer, core_.segment.state(peer).taken,
-                    first_ + round - kSlots + 1);
+                    first_ + round - by_.slots + 1);
       }
     }
-    copy_range(core_.segment.staging(core_.rank, first_ + round), stream_,
+    copy_range(core_.segment.staging(core_.rank, first_ + round, by_), stream_,
                begin, std::min(chunk(), bytes_ - begin));
     call_.publish(core_.own().staged, first_ + round + 1);
   }
@@ -120,7 +120,7 @@ class Movement {
     const bool streaming = take.to.size >= core_.tuning.streaming_bytes;
     kernels::copy(
         static_cast<std::byte*>(take.to.data) + (begin - take.offset),
-        core_.segment.staging(take.from, first_ + round) +
+        core_.segment.staging(take.from, first_ + round, by_) +
             (begin - round * chunk()),
         end - begin,
         streaming ? kernels::Stores::streaming : kernels::Stores::cached);
@@ -130,6 +130,7 @@ class Movement {
   Collective& call_;
   std::span<const ConstBytes> stream_;
   size_t bytes_;
+  Chunking by_{.bytes = 0, .slots = 0};
   uint64_t first_ = 0;
 };
 

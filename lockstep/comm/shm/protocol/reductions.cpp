@@ -108,7 +108,8 @@ class StagedReduction {
  public:
   explicit StagedReduction(const Reduction& r)
       : r_(r),
-        rounds_(divided_up(r.count * r.element(), r.core.tuning.chunk_bytes)),
+        by_(r.core.segment.chunking(r.count * r.element())),
+        rounds_(divided_up(r.count * r.element(), by_.bytes)),
         chunk_(chunk_of(r, rounds_)),
         first_(r.core.chunks) {
     r.core.chunks += rounds_;
@@ -145,13 +146,12 @@ class StagedReduction {
   }
   // Where element `at` of a round lies in `rank`'s staging memory.
   std::byte* staged(int rank, uint64_t round, size_t at) const {
-    return r_.core.segment.staging(rank, first_ + round) +
+    return r_.core.segment.staging(rank, first_ + round, by_) +
            (at - round * chunk_) * r_.element();
   }
 
   void stage(uint64_t round) {
-    // The slot was last read two rounds ago.
-    if (round >= kSlots) await_all(&RankState::reduced, round - kSlots);
+    if (round >= by_.slots) await_all(&RankState::reduced, round - by_.slots);
     const auto all = clipped(chunk(round));
     const auto own = slice_of(r_.core.rank, round);
     for (const auto part :
@@ -205,6 +205,7 @@ class StagedReduction {
   }
 
   const Reduction& r_;
+  const Chunking by_;
   const uint64_t rounds_;
   const size_t chunk_;  // elements
   const uint64_t first_;
@@ -220,6 +221,7 @@ void reduce_large(const Reduction& r) {
   }
   r.call.wait_for_all();
   std::array<std::byte*, kMaxRanks> data;
+  std::array<std::shared_ptr<std::byte>, kMaxRanks> held;
   bool all_registered = true;
   for (int peer = 0; peer < r.core.size && all_registered; ++peer) {
     all_registered = r.call.place(peer).has_value();
@@ -230,9 +232,10 @@ void reduce_large(const Reduction& r) {
   }
   try {
     for (int peer = 0; peer < r.core.size; ++peer) {
-      data[peer] = peer == r.core.rank ? r.data
-                                       : r.core.registered.reach(
-                                             peer, *r.call.place(peer), bytes);
+      data[peer] = r.data;
+      if (peer == r.core.rank) continue;
+      held[peer] = r.core.registered.reach(peer, *r.call.place(peer), bytes);
+      data[peer] = held[peer].get();
     }
   } catch (const std::exception& error) {
     // The peers wait for this rank's slice.
@@ -291,8 +294,10 @@ void scatter_one_shot(Core& core, Collective& call, const Parts& parts,
 void scatter_staged(Core& core, Collective& call, const Parts& parts) {
   const int n = core.size;
   const size_t element = parts.element();
-  const size_t piece_bytes =
-      core.tuning.chunk_bytes / n / kCacheLine * kCacheLine;
+  size_t total = 0;
+  for (const size_t count : parts.counts) total += count * element;
+  const auto by = core.segment.chunking(total);
+  const size_t piece_bytes = by.bytes / n / kCacheLine * kCacheLine;
   const size_t piece = piece_bytes / element;
   const size_t longest = *std::ranges::max_element(parts.counts);
   const uint64_t rounds = divided_up(longest, piece);
@@ -310,8 +315,8 @@ void scatter_staged(Core& core, Collective& call, const Parts& parts) {
     }
   };
   auto stage = [&](uint64_t round) {
-    if (round >= kSlots) await_all(&RankState::reduced, round - kSlots);
-    auto* slot = core.segment.staging(core.rank, first + round);
+    if (round >= by.slots) await_all(&RankState::reduced, round - by.slots);
+    auto* slot = core.segment.staging(core.rank, first + round, by);
     for (int peer = 0; peer < n; ++peer) {
       const auto part = interval(peer, round);
       if (peer == core.rank || part.size() == 0) continue;
@@ -332,7 +337,7 @@ void scatter_staged(Core& core, Collective& call, const Parts& parts) {
         sources.data[peer] =
             peer == core.rank
                 ? bytes_at(parts.inputs[peer], own.begin * element)
-                : core.segment.staging(peer, first + round) +
+                : core.segment.staging(peer, first + round, by) +
                       core.rank * piece_bytes;
       }
       void* const output = bytes_at(parts.output, own.begin * element);

@@ -5,9 +5,13 @@
 #include <iterator>
 #include <stdexcept>
 #include <string>
+#include <system_error>
 
 namespace lockstep::shm {
 namespace {
+
+// Of find(): looking is a system call a peer.
+constexpr uint32_t kFindsALook = 64;
 
 std::string place_name(int of, RegisteredMemory::Place place, size_t bytes) {
   return std::to_string(bytes) + " bytes at " + std::to_string(place.offset) +
@@ -28,11 +32,15 @@ void* RegisteredMemory::allocate(size_t bytes) {
   if (bytes == 0) {
     throw std::invalid_argument("0 bytes of registered memory were asked for");
   }
-  std::lock_guard lock(mutex_);
-  // First: what peers have freed may be what is missing.
-  receive_all();
+  {
+    // First: what peers have freed may be what is missing.
+    std::lock_guard lock(mutex_);
+    receive_all();
+  }
+  // Not under the lock: it takes a while, and reductions look here.
   auto memory = SharedMemory::create(bytes);
   auto* data = memory.data();
+  std::lock_guard lock(mutex_);
   const auto region = regions_
                           .try_emplace(data, Region{.id = new_id(),
                                                     .memory = std::move(memory),
@@ -63,14 +71,22 @@ void RegisteredMemory::free(void* data) {
         "this group");
   }
   remove(region);
-  deliver();
-  receive_all();
+  try {
+    deliver();
+    receive_all();
+  } catch (const std::system_error&) {
+    // The peers are told at the next occasion. Who frees is often a
+    // destructor.
+  }
 }
 
 std::optional<RegisteredMemory::Place> RegisteredMemory::find(const void* data,
                                                               size_t bytes) {
   std::lock_guard lock(mutex_);
   if (undelivered_ != 0) deliver();
+  // What peers have freed stays in memory until this rank looks, and it may
+  // never allocate itself.
+  if (++finds_ % kFindsALook == 0) receive_all();
   const auto found = region_of(data);
   if (found == regions_.end()) return std::nullopt;
   const auto& [begin, region] = *found;
@@ -83,9 +99,10 @@ std::optional<RegisteredMemory::Place> RegisteredMemory::find(const void* data,
   return place;
 }
 
-std::byte* RegisteredMemory::reach(int of, Place place, size_t bytes) {
+std::shared_ptr<std::byte> RegisteredMemory::reach(int of, Place place,
+                                                   size_t bytes) {
   std::lock_guard lock(mutex_);
-  if (of == rank_) return own(place, bytes);
+  if (of == rank_) return {std::shared_ptr<void>(), own(place, bytes)};
   const auto key = std::pair(of, place.region);
   auto found = borrowed_.find(key);
   if (found == borrowed_.end()) {
@@ -108,11 +125,11 @@ std::byte* RegisteredMemory::reach(int of, Place place, size_t bytes) {
       throw_errno("the descriptor of " + place_name(of, place, bytes) +
                   " could not be received");
     }
-    borrowed.memory =
-        SharedMemory::map(std::move(borrowed.descriptor), borrowed.bytes);
-    borrowed.memory.close_descriptor();
+    borrowed.memory = std::make_shared<SharedMemory>(
+        SharedMemory::map(std::move(borrowed.descriptor), borrowed.bytes));
+    borrowed.memory->close_descriptor();
   }
-  return borrowed.memory.data() + place.offset;
+  return {borrowed.memory, borrowed.memory->data() + place.offset};
 }
 
 std::byte* RegisteredMemory::own(Place place, size_t bytes) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <deque>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <utility>
@@ -25,7 +26,7 @@ class RegisteredMemory {
   // back. Throws std::system_error, std::invalid_argument for 0 bytes.
   void* allocate(size_t bytes);
   // What allocate() returned, or null. The peers let go of it when they next
-  // look. Throws std::invalid_argument for anything else.
+  // look. Throws std::invalid_argument for anything else, and nothing more.
   void free(void* data);
 
   struct Place {
@@ -38,9 +39,10 @@ class RegisteredMemory {
 
   // Rank `of`'s memory at `place`, mapped when first asked for. It was found
   // by its owner before this is called, and stays until its owner has freed it
-  // and this rank looks again. Throws std::system_error if it cannot be
-  // mapped, std::runtime_error if it was not sent or is smaller.
-  std::byte* reach(int of, Place place, size_t bytes);
+  // and this rank looks again, but as long as the result is held at least.
+  // Throws std::system_error if it cannot be mapped, std::runtime_error if it
+  // was not sent or is smaller.
+  std::shared_ptr<std::byte> reach(int of, Place place, size_t bytes);
 
  private:
   struct Region {
@@ -58,7 +60,7 @@ class RegisteredMemory {
   struct Borrowed {
     uint64_t bytes;
     FileDescriptor descriptor{};
-    SharedMemory memory{};
+    std::shared_ptr<SharedMemory> memory{};
   };
   using Regions = std::map<const std::byte*, Region>;
 
@@ -78,6 +80,7 @@ class RegisteredMemory {
   std::map<std::pair<int, uint32_t>, Borrowed> borrowed_{};  // by owner and id
   std::vector<std::deque<Notice>> notices_;                  // by peer
   size_t undelivered_ = 0;  // notices of all peers
+  uint32_t finds_ = 0;
   uint32_t last_id_ = 0;
 };
 

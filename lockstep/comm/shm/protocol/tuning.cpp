@@ -22,11 +22,11 @@ void check_size(const char* name, size_t bytes, size_t multiple) {
 }  // namespace
 
 Tuning default_tuning(int ranks) {
-  const size_t one_shot = ranks <= 2   ? 32
-                          : ranks <= 4 ? 16
-                          : ranks <= 8 ? 8
-                                       : 4;
-  const size_t chunk = ranks <= 2 ? 256 : ranks <= 8 ? 128 : 64;
+  const size_t one_shot = ranks <= 8 ? 32 : 16;
+  const size_t chunk = ranks <= 2   ? 1024
+                       : ranks <= 4 ? 512
+                       : ranks <= 8 ? 256
+                                    : 128;
   return {.one_shot_bytes = one_shot * kKiB,
           .chunk_bytes = chunk * kKiB,
           .streaming_bytes = 32 * kMiB};

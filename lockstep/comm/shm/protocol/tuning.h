@@ -11,9 +11,9 @@ struct Tuning {
   // announcement, and every rank reduces all of them: one synchronisation.
   // Multiple of 64.
   size_t one_shot_bytes;
-  // What is larger goes through staging memory in chunks of this size a rank:
-  // two synchronisations a chunk, each rank reduces its slice. Multiple of
-  // 4,096.
+  // What is larger goes through staging memory in chunks of this size a rank
+  // (of a quarter of it up to half of it): two synchronisations a chunk, each
+  // rank reduces its slice. Multiple of 4,096.
   size_t chunk_bytes;
   // Results of at least this size that are not read in the same operation go
   // past the caches.

@@ -61,9 +61,10 @@ Waiting::Waiting(const Segment& segment, const PeerLinks& links, int rank,
       size_(size),
       names_(std::move(names)),
       // Who spins on a core that the awaited rank needs waits for himself.
-      spins_(size <= std::min(cores_of_all(segment, size), granted_cores())
-                 ? kSpins
-                 : 0) {}
+      most_spins_(size <= std::min(cores_of_all(segment, size), granted_cores())
+                      ? kSpins
+                      : 0),
+      spins_(most_spins_) {}
 
 std::string Waiting::name(int rank) const {
   return "rank " + std::to_string(names_.empty() ? rank : names_[rank]);

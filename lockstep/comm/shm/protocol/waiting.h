@@ -1,5 +1,6 @@
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <functional>
@@ -38,12 +39,23 @@ class Waiting {
           std::vector<int> names);
 
   // Spins for a few microseconds where there is a core for every rank. Returns
-  // whether `ready` came true.
+  // whether `ready` came true. Where spinning did not help the last times (the
+  // peer computes, or another program has its core) it is cut short.
   template <typename Ready>
-  bool spin(Ready ready) const {
-    for (int i = 0; i < spins_; ++i) {
-      if (ready(std::memory_order_acquire)) return true;
+  bool spin(Ready ready) {
+    const int spins = spins_.load(std::memory_order_relaxed);
+    for (int i = 0; i < spins; ++i) {
+      if (ready(std::memory_order_acquire)) {
+        if (spins < most_spins_ && i > 0) {
+          spins_.store(std::min(2 * spins, most_spins_),
+                       std::memory_order_relaxed);
+        }
+        return true;
+      }
       pause();
+    }
+    if (spins > kLeastSpins) {
+      spins_.store(spins / 2, std::memory_order_relaxed);
     }
     return ready(std::memory_order_acquire);
   }
@@ -109,7 +121,9 @@ class Waiting {
   int rank_;
   int size_;
   std::vector<int> names_;
-  int spins_;
+  static constexpr int kLeastSpins = 16;
+  int most_spins_;
+  std::atomic<int> spins_;
   std::atomic<bool> broken_{false};
   std::atomic<bool> breaking_{false};
   std::string reason_;
