@@ -33,7 +33,9 @@ import time
 import hosts
 
 RANKS = 2
-BACKEND = "gloo"
+# Each with its own best: what a program gets that names none.
+BACKEND = {"lockstep": "lockstep", "without_communication": "lockstep",
+           "python": "gloo"}
 PEERS = pathlib.Path(__file__).resolve().parent / "peers"
 FORMAT = 1  # of the JSON
 CHILD_TIMEOUT_S = 300
@@ -189,7 +191,7 @@ class Step:
 
     def measure(self, side, programs, scratch, quick):
         share = 5 if quick else 1
-        arguments = ["--model", self.model, "--backend", BACKEND,
+        arguments = ["--model", self.model, "--backend", BACKEND[side],
                      "--steps", max(1, self.steps // share),
                      "--warmup", max(1, self.warmup // share)]
         if side == "without_communication":
@@ -218,7 +220,7 @@ BENCHMARKS = {
 # Of `lockstep bench`, which alternates with its peers by itself and prints a
 # table of its own.
 COMM = "comm"
-COMM_SIZES = "4,1K,16K,256K,4M"
+COMM_SIZES = "4,1K,16K,256K,1M,4M,16M,64M"
 # Namespaces as hosts: a table and a file of its own too.
 HOSTS = "hosts"
 NAMES = [*BENCHMARKS, COMM, HOSTS]
@@ -311,7 +313,8 @@ def summarise(name, sides):
     """One entry of the JSON's "benchmarks"."""
     benchmark = BENCHMARKS[name]
     result = {"name": name, "what": benchmark.what, "unit": benchmark.unit,
-              "ranks": RANKS, "backend": BACKEND}
+              "ranks": RANKS, "backend": BACKEND["lockstep"],
+              "python_backend": BACKEND["python"]}
     for side, rounds in sides.items():
         result[side] = {
             "median": statistics.median(r["median"] for r in rounds),

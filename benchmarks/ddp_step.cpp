@@ -9,7 +9,7 @@
 // thread. A step takes as long as it took the slowest rank. Rank 0 prints one
 // line of JSON (docs/benchmarks.md), the peer's and the version of LibTorch:
 //
-//   {"peer": "lockstep", "model": "mlp", "ddp": true, "backend": "gloo",
+//   {"peer": "lockstep", "model": "mlp", "ddp": true, "backend": "lockstep",
 //    "ranks": 2, "batch_size": 32, "parameters": 4241409, "steps": 100,
 //    "warmup": 20, "median_us": ..., "p10_us": ..., "p90_us": ...,
 //    "torch": "2.13.0"}
@@ -38,7 +38,7 @@ struct Options {
   int64_t steps = 100;
   int64_t warmup = 20;
   int64_t batch_size = 32;
-  std::string backend = "gloo";
+  std::string backend = "lockstep";
   bool no_ddp = false;
 };
 

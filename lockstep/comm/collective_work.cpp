@@ -371,6 +371,16 @@ std::string absent_after_failure(const Call& call) {
   return {};
 }
 
+// Nobody has a handle of a blocking receive that timed out: it must not take
+// the message that the next one waits for.
+void give_up(c10d::Work& message) {
+  try {
+    message.abort();
+  } catch (const c10::Error&) {
+    // A backend that cannot.
+  }
+}
+
 WorkPtr start_and_wait(Call call, bool async_op, Buffers buffers,
                        const Agreement& agreement,
                        const std::function<WorkPtr()>& start) {
@@ -416,6 +426,7 @@ WorkPtr start_and_wait(Call call, bool async_op, Buffers buffers,
     failure = error.what();
   }
   if (failure) {
+    if (work && call.number == 0) give_up(*work);
     if (compares && compared) *failure += absent_after_failure(call);
     fail(failure->c_str());
   }

@@ -8,6 +8,7 @@
 #include <mpi.h>
 #include <unistd.h>
 
+#include <cstdlib>
 #include <iostream>
 #include <map>
 #include <sstream>
@@ -120,19 +121,93 @@ void funneled() {
   MPI_Finalize();
 }
 
-void refused() {
+// What `body` throws; nothing if it does not.
+template <typename Body>
+void say_refusal(const Body& body) {
+  std::string line;
   try {
-    auto group = lockstep::init_process_group("mpi");
+    body();
   } catch (const c10::Error& error) {
-    std::cout << std::string("refused: ") + error.what_without_backtrace() +
-                     "\n"
-              << std::flush;
+    line = std::string("refused: ") + error.what_without_backtrace() + "\n";
   } catch (const std::exception& error) {
-    std::cout << std::string("refused: ") + error.what() + "\n" << std::flush;
+    line = std::string("refused: ") + error.what() + "\n";
+  }
+  std::cout << line << std::flush;
+}
+
+void refused() {
+  say_refusal([] { auto group = lockstep::init_process_group("mpi"); });
+}
+
+void hasty() {
+  say_refusal([] {
+    auto group =
+        lockstep::init_process_group("mpi", {.timeout = milliseconds(-5)});
+  });
+}
+
+// Groups of MPI's under a default group of Gloo's: before MPI has made any, and
+// where it numbered the ranks of its last one otherwise.
+void strangers() {
+  const int rank = std::stoi(std::getenv("OMPI_COMM_WORLD_RANK"));
+  const int size = std::stoi(std::getenv("OMPI_COMM_WORLD_SIZE"));
+  const auto under_gloo = [&](const std::string& file, int as) {
+    auto group = lockstep::init_process_group(
+        "gloo",
+        {.init_method = std::string("file://") +
+                        std::getenv("LOCKSTEP_TEST_FOLDER") + "/" + file,
+         .world_size = size,
+         .rank = as});
+    say_refusal([] { lockstep::new_group({}, {.backend = "mpi"}); });
+  };
+  under_gloo("before", rank);
+  { auto group = lockstep::init_process_group("mpi"); }
+  under_gloo("reversed", size - 1 - rank);
+}
+
+// Takes the communicator of an init_process_group_mpi() that failed early, as
+// there was a group, for nothing.
+void forgotten() {
+  int level = 0;
+  MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level);
+  {
+    auto group = lockstep::init_process_group("mpi");
+    say_refusal([] {
+      auto other =
+          lockstep::init_process_group_mpi(MPI_Comm_c2f(MPI_COMM_SELF));
+    });
+  }
+  {
+    auto group = lockstep::init_process_group("mpi");
+    say("of ", group->size());
+  }
+  MPI_Finalize();
+}
+
+// Rank 1 gives a receive up before rank 0 has sent.
+void late() {
+  auto group = lockstep::init_process_group("mpi");
+  auto given_up = at::zeros({4});
+  if (group->rank() == 1) {
+    say_refusal(
+        [&] { lockstep::recv(given_up, 0, {.timeout = milliseconds(200)}); });
+    say_refusal([&] {
+      lockstep::recv(given_up, lockstep::kAnySource,
+                     {.timeout = milliseconds(200)});
+    });
+  }
+  sum_over(nullptr, 1);
+  if (group->rank() == 0) {
+    lockstep::send(at::full({4}, 7.0f), 1);
+  } else {
+    auto tensor = at::zeros({4});
+    lockstep::recv(tensor, 0, {.timeout = milliseconds(10'000)});
+    say("got ", tensor[3].item<float>(), ", not ", given_up[3].item<float>());
   }
 }
 
 // Until somebody from outside makes it fail.
+template <int kTimeoutMs>
 void forever() {
   auto group = lockstep::init_process_group(
       "mpi", {.timeout = std::chrono::seconds(20)});
@@ -140,7 +215,7 @@ void forever() {
   auto tensor = at::ones({1 << 16});
   try {
     for (int i = 0;; ++i) {
-      lockstep::all_reduce(tensor, {.timeout = milliseconds(1'000)});
+      lockstep::all_reduce(tensor, {.timeout = milliseconds(kTimeoutMs)});
       if (i == 0) say("under way");
     }
   } catch (const c10::DistBackendError& error) {
@@ -184,7 +259,12 @@ int main(int argc, char** argv) {
       {"truncated", truncated},
       {"funneled", funneled},
       {"refused", refused},
-      {"forever", forever},
+      {"hasty", hasty},
+      {"strangers", strangers},
+      {"forgotten", forgotten},
+      {"late", late},
+      {"forever", forever<1'000>},
+      {"patient", forever<60'000>},
       {"leaves", leaves},
       {"large", large}};
   const auto part = parts.find(argc > 1 ? argv[1] : "");

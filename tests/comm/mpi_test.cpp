@@ -8,6 +8,7 @@
 
 #include <filesystem>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/base/file_descriptor.h"
@@ -23,8 +24,9 @@ using ::testing::Not;
 
 const std::string kPrograms = std::string(LOCKSTEP_BIN_DIR) + "/tests/";
 
-uint16_t free_port() {
-  const FileDescriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+// A socket that listens, and its port.
+std::pair<FileDescriptor, uint16_t> busy_port() {
+  FileDescriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in address{};
   address.sin_family = AF_INET;
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
@@ -32,8 +34,11 @@ uint16_t free_port() {
   auto* raw = reinterpret_cast<sockaddr*>(&address);
   EXPECT_EQ(::bind(socket.get(), raw, size), 0);
   EXPECT_EQ(::getsockname(socket.get(), raw, &size), 0);
-  return ntohs(address.sin_port);
+  EXPECT_EQ(::listen(socket.get(), 8), 0);
+  return {std::move(socket), ntohs(address.sin_port)};
 }
+
+uint16_t free_port() { return busy_port().second; }
 
 class Mpi : public ProgramTest {
  protected:
@@ -186,6 +191,47 @@ TEST_F(Mpi, RanksOfTheEnvironmentMustBeThoseOfMpi) {
   }
 }
 
+TEST_F(Mpi, ATimeoutThatIsNoneIsRefusedBeforeMpiStarts) {
+  const auto result = run_part(2, "hasty");
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(
+      count(result.out, "refused: timeout is -5 ms; it must be more than 0\n"),
+      2)
+      << result.out;
+}
+
+TEST_F(Mpi, AGroupUnderAnotherBackendsDefaultGroupIsRefused) {
+  const auto result = run_part(2, "strangers");
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(count(result.out,
+                  "made of a default group of MPI's, but there was "
+                  "none; name \"mpi\" in init_process_group()"),
+            2)
+      << result.out;
+  for (const char* rank :
+       {"0 of 2, which is now rank 1", "1 of 2, which is now rank 0"}) {
+    EXPECT_EQ(count(result.out, std::string("had this rank as ") + rank), 1)
+        << result.out;
+  }
+}
+
+TEST_F(Mpi, ACommunicatorIsForgottenWithTheCallThatFailed) {
+  const auto result = run_part(2, "forgotten");
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(count(result.out, "refused: init_process_group was called twice"),
+            2)
+      << result.out;
+  EXPECT_EQ(count(result.out, ": of 2\n"), 2) << result.out;
+}
+
+TEST_F(Mpi, AReceiveThatWasGivenUpTakesNoLaterMessage) {
+  const auto result = run_part(2, "late");
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(count(result.out, "refused: recv in group 'default_pg'"), 2)
+      << result.out;
+  EXPECT_THAT(result.out, HasSubstr("rank 1: got 7, not 0\n"));
+}
+
 TEST_F(Mpi, AMissingModuleIsOneLine) {
   const auto result =
       run_program({kPrograms + "comm_mpi_rank", "refused"},
@@ -196,7 +242,7 @@ TEST_F(Mpi, AMissingModuleIsOneLine) {
                                 HasSubstr("libopenmpi")));
 }
 
-TEST_F(Mpi, AStoppedRankIsNamedByTheDeadlineOfTheOperation) {
+TEST_F(Mpi, AStoppedRankEndsTheOperationsOfTheOthersByTheirDeadline) {
   auto program =
       start_program(command(2, "comm_mpi_rank", {"forever"}), setup());
   program->await_output("under way", 2);
@@ -217,22 +263,34 @@ TEST_F(Mpi, AStoppedRankIsNamedByTheDeadlineOfTheOperation) {
 }
 
 TEST_F(Mpi, AKilledRankEndsTheJob) {
+  // And not the others' timeouts, which are a minute.
   auto program =
-      start_program(command(3, "comm_mpi_rank", {"forever"}), setup());
+      start_program(command(3, "comm_mpi_rank", {"patient"}), setup());
   program->await_output("under way", 3);
   const std::string before = "rank 2: pid ";
   const auto at = program->out().find(before);
   ASSERT_NE(at, std::string::npos) << program->out();
   ASSERT_EQ(
       ::kill(std::stoi(program->out().substr(at + before.size())), SIGKILL), 0);
-  const auto result = program->finish();
+  const auto result = program->finish(seconds(30));
   EXPECT_NE(result.exit_code, 0);
+  EXPECT_EQ(count(result.out, "had not ended"), 0) << result.out;
 }
 
 TEST_F(Mpi, ARankThatLeavesByAnExceptionEndsTheJob) {
   // And not the others' timeouts, which are 30 minutes.
   const auto result = run_part(3, "leaves");
   EXPECT_NE(result.exit_code, 0);
+}
+
+TEST_F(Mpi, ARankThatCannotJoinEndsTheJobThoughItsProgramGoesOn) {
+  // Rank 1 waits for the store of rank 0, which has no port for it.
+  const auto taken = busy_port();
+  const auto result =
+      run_part(2, "refused", {"MASTER_PORT=" + std::to_string(taken.second)});
+  EXPECT_NE(result.exit_code, 0);
+  EXPECT_EQ(count(result.out, "refused: "), 1) << result.out;
+  EXPECT_THAT(result.out, HasSubstr(std::to_string(taken.second)));
 }
 
 }  // namespace

@@ -1,4 +1,5 @@
-// The word of a rank that leaves: of the store alone, so it needs no GPU.
+// The word of a rank that leaves, and the meeting of those that come: of the
+// store alone, so they need no GPU.
 #include "lockstep/comm/nccl/departure.h"
 
 #include <gtest/gtest.h>
@@ -7,6 +8,8 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include "lockstep/comm/nccl/meeting.h"
 
 namespace lockstep::nccl {
 namespace {
@@ -114,6 +117,50 @@ TEST(Departure, ToAStoreThatIsGoneIsNoError) {
   Departure one(own, 2, [](int) {});
   hosted.reset();
   one.announce(1);
+}
+
+TEST(Departure, IsWaitedForInSilence) {
+  auto hosted = host();
+  auto own = guest(*hosted);
+  ::testing::internal::CaptureStderr();
+  Watcher zero(hosted), one(own);
+  EXPECT_EQ(zero.wait(milliseconds(700)), -1);
+  one.departure.announce(1);
+  zero.departure.stop();
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
+}
+
+BackendRequest member(const StorePtr& store, int rank, milliseconds timeout) {
+  return {.store = store,
+          .rank = rank,
+          .size = 3,
+          .timeout = timeout,
+          .group_name = "1",
+          .global_ranks = {4, 6, 9}};
+}
+
+TEST(Meeting, EndsWhenTheLastHasCome) {
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::future<void>> ranks;
+  for (int rank = 0; rank < 3; ++rank) {
+    ranks.push_back(std::async(std::launch::async, [&store, rank] {
+      meet(member(store, rank, kLongEnough));
+    }));
+  }
+  for (auto& rank : ranks) EXPECT_NO_THROW(rank.get());
+}
+
+TEST(Meeting, NamesTheAbsentAndNothingElseIsPrinted) {
+  auto hosted = host();
+  ::testing::internal::CaptureStderr();
+  try {
+    meet(member(hosted, 1, milliseconds(300)));
+    ADD_FAILURE() << "two did not come";
+  } catch (const c10::DistBackendError& error) {
+    EXPECT_STREQ(error.what_without_backtrace(),
+                 "rank 4, 9 did not come in time");
+  }
+  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
 }
 
 }  // namespace

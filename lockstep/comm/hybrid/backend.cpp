@@ -4,10 +4,14 @@
 
 #include <algorithm>
 #include <cstring>
+#include <memory>
+#include <mutex>
 #include <utility>
 
 #include "lockstep/comm/shm/arguments.h"
+#include "lockstep/comm/shm/protocol/layout.h"
 #include "lockstep/comm/shm/protocol_call.h"
+#include "lockstep/kernels/reduce.h"
 
 namespace lockstep::hybrid {
 namespace {
@@ -52,6 +56,15 @@ Slice lane_slice(Slice all, int lane, int lanes, int64_t element) {
           std::min(all.begin + (lane + 1) * each, all.end)};
 }
 
+void reduce_into(const at::Tensor& result, const std::vector<at::Tensor>& of,
+                 const shm::Reduction& by) {
+  std::vector<const void*> sources;
+  for (const auto& each : of) sources.push_back(each.const_data_ptr());
+  void* const destination = result.mutable_data_ptr();
+  kernels::reduce({&destination, 1}, sources,
+                  static_cast<size_t>(result.numel()), by.dtype, by.op);
+}
+
 at::Tensor cut(const at::Tensor& data, Slice slice) {
   return data.narrow(0, slice.begin, slice.end - slice.begin);
 }
@@ -67,8 +80,19 @@ Backend::Backend(int rank, int size, Topology topology, Links links,
   queue_.emplace("lockstep-hybrid");
 }
 
-// Pending operations use what is declared before the queue.
-Backend::~Backend() { queue_.reset(); }
+Backend::~Backend() {
+  // Pending operations use what is declared before the queue.
+  queue_.reset();
+  if (!broken_) return;
+  // Gloo's destructor joins threads that may wait for a peer until the timeout
+  // of an operation: they end with the process.
+  using Kept = std::vector<c10::intrusive_ptr<c10d::Backend>>;
+  static std::mutex mutex;
+  static Kept& kept = *std::make_unique<Kept>().release();
+  const std::lock_guard lock(mutex);
+  kept.push_back(std::move(links_.flat));
+  if (links_.lane) kept.push_back(std::move(links_.lane));
+}
 
 template <typename CallOptions, typename Operation>
 Backend::WorkPtr Backend::issue(c10d::OpType type, const CallOptions& options,
@@ -81,9 +105,7 @@ Backend::WorkPtr Backend::issue(c10d::OpType type, const CallOptions& options,
     try {
       shm::translated([&] { run(deadline); });
     } catch (const std::exception& error) {  // Gloo's own are not c10's
-      const auto* torch = dynamic_cast<const c10::Error*>(&error);
-      std::string reason =
-          torch ? torch->what_without_backtrace() : error.what();
+      std::string reason = shm::words_of(error);
       // A rank of this host that died often shows in the network first, by the
       // failure of those who waited for it.
       auto dead = links_.local ? links_.local->departures() : std::string();
@@ -98,7 +120,17 @@ Backend::WorkPtr Backend::issue(c10d::OpType type, const CallOptions& options,
     return queue_->enqueue(getRank(), type, timeout, std::move(results),
                            std::move(step));
   }
-  queue_->run(timeout, step);
+  bool begun = false;
+  try {
+    queue_->run(timeout, [&] {
+      begun = true;
+      step();
+    });
+  } catch (const std::exception& error) {
+    // The peers count a call that this rank did not come to.
+    if (!begun) break_down(shm::words_of(error));
+    throw;
+  }
   return completed_work();
 }
 
@@ -111,7 +143,19 @@ Backend::WorkPtr Backend::forward(c10d::OpType type, const CallOptions& options,
                });
 }
 
+void Backend::finish_lane(const WorkPtr& work, const Deadline& deadline) const {
+  try {
+    finish(work, deadline);
+  } catch (const std::exception& error) {
+    throw c10::DistBackendError(
+        {__func__, __FILE__, __LINE__},
+        c10::str("between the hosts, with rank ", links_.lane_peers, ": ",
+                 shm::words_of(error)));
+  }
+}
+
 void Backend::break_down(const std::string& reason) {
+  broken_ = true;
   if (links_.local) links_.local->hang_up(reason);
   if (links_.lane) links_.lane->abort();
   links_.flat->abort();
@@ -141,8 +185,16 @@ void Backend::all_reduce(const at::Tensor& data, ReduceOpType op,
   const int lanes =
       data.numel() * element <= kOneLaneBytes ? 1 : topology_.lanes();
   const bool average = op == c10d::ReduceOp::AVG;
-  const auto inner = shm::require_reduction("all_reduce", data.scalar_type(),
-                                            average ? c10d::ReduceOp::SUM : op);
+  const bool half = c10::isReducedFloatingType(data.scalar_type());
+  // Half types are averaged inside already: their sum may be too large.
+  const auto inner =
+      shm::require_reduction("all_reduce", data.scalar_type(),
+                             average && !half ? c10d::ReduceOp::SUM : op);
+  // Gloo's may lose a NaN, which wins in ours.
+  const bool extreme =
+      (op == c10d::ReduceOp::MIN || op == c10d::ReduceOp::MAX) &&
+      c10::isFloatingType(data.scalar_type()) &&
+      topology_.hosts.size() <= shm::kMaxRanks;
   const bool has_lane = topology_.local < lanes;
   const int neighbours = local_size();
   auto options = gloo_options<c10d::AllreduceOptions>(deadline);
@@ -184,25 +236,40 @@ void Backend::all_reduce(const at::Tensor& data, ReduceOpType op,
 
   struct UnderWay {
     Slice part;
-    at::Tensor slice;  // of this rank's lane
-    WorkPtr work;
+    at::Tensor slice{};  // of this rank's lane
+    Tensors of_hosts{};  // where Gloo only gathers
+    WorkPtr work{};
   };
   std::vector<UnderWay> parts;
   const int64_t step = std::max<int64_t>(1, kPartBytes / element);
   for (int64_t begin = 0; begin == 0 || begin < data.numel(); begin += step) {
     const Slice part{begin, std::min(begin + step, data.numel())};
     reduce_inside(part);
-    parts.push_back({.part = part, .slice = {}, .work = {}});
+    parts.push_back({.part = part});
     if (!has_lane) continue;
     parts.back().slice = cut(data, slices_of(part)[topology_.local]);
     if (parts.back().slice.numel() == 0) continue;
     Tensors list{parts.back().slice};
+    if (extreme) {
+      auto& of_hosts = parts.back().of_hosts;
+      for (size_t host = 0; host < topology_.hosts.size(); ++host) {
+        of_hosts.push_back(at::empty_like(list[0]));
+      }
+      std::vector<Tensors> outputs{of_hosts};
+      parts.back().work = links_.lane->allgather(
+          outputs, list, gloo_options<c10d::AllgatherOptions>(deadline));
+      continue;
+    }
+    if (average && half) {
+      list[0].mul_(static_cast<double>(neighbours) / getSize());
+    }
     parts.back().work = links_.lane->allreduce(list, options);
   }
-  for (auto& [part, slice, work] : parts) {
+  for (auto& [part, slice, of_hosts, work] : parts) {
     if (work) {
-      finish(work, deadline);
-      if (average) slice.div_(getSize());
+      finish_lane(work, deadline);
+      if (average && !half) slice.div_(getSize());
+      if (extreme) reduce_into(slice, of_hosts, inner);
     }
     gather_inside(part);
   }
@@ -229,7 +296,7 @@ void Backend::broadcast(const at::Tensor& data, int root,
     auto options = gloo_options<c10d::BroadcastOptions>(deadline);
     options.rootRank = root_host;
     Tensors list{data};
-    finish(links_.lane->broadcast(list, options), deadline);
+    finish_lane(links_.lane->broadcast(list, options), deadline);
   }
   if (!at_home) broadcast_inside(data, 0, deadline);
 }
@@ -263,7 +330,7 @@ void Backend::all_gather(
       Tensors list{blocks[host].view({-1})};
       works.push_back(links_.lane->broadcast(list, options));
     }
-    for (const auto& work : works) finish(work, deadline);
+    for (const auto& work : works) finish_lane(work, deadline);
   }
   for (size_t host = 0; host < blocks.size(); ++host) {
     if (static_cast<int>(host) != topology_.host) {
@@ -451,16 +518,16 @@ Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
 }
 
 Backend::WorkPtr Backend::barrier(const c10d::BarrierOptions& options) {
-  return issue(c10d::OpType::BARRIER, options, {},
-               [this](const Deadline& deadline) {
-                 if (links_.local) links_.local->barrier(left(deadline));
-                 if (topology_.local == 0) {
-                   finish(links_.lane->barrier(
-                              gloo_options<c10d::BarrierOptions>(deadline)),
-                          deadline);
-                 }
-                 if (links_.local) links_.local->barrier(left(deadline));
-               });
+  return issue(
+      c10d::OpType::BARRIER, options, {}, [this](const Deadline& deadline) {
+        if (links_.local) links_.local->barrier(left(deadline));
+        if (topology_.local == 0) {
+          finish_lane(links_.lane->barrier(
+                          gloo_options<c10d::BarrierOptions>(deadline)),
+                      deadline);
+        }
+        if (links_.local) links_.local->barrier(left(deadline));
+      });
 }
 
 Backend::WorkPtr Backend::send(Tensors& tensors, int to, int tag) {

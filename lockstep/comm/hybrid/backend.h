@@ -1,9 +1,11 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <vector>
 
@@ -21,6 +23,7 @@ struct Links {
   // Gloo with the ranks in the same position on the other hosts; none on ranks
   // beyond Topology::lanes().
   c10::intrusive_ptr<c10d::Backend> lane;
+  std::string lane_peers{};                // "2, 5", in the default group
   c10::intrusive_ptr<c10d::Backend> flat;  // Gloo with all
 };
 
@@ -101,6 +104,8 @@ class Backend final : public c10d::Backend {
   WorkPtr forward(c10d::OpType type, const CallOptions& options,
                   Tensors results, Operation operation);
   void break_down(const std::string& reason);
+  // The end of what a lane does; failures name its ranks.
+  void finish_lane(const WorkPtr& work, const Deadline& deadline) const;
 
   // `data`: flat, contiguous. The result is on the ranks of `only_host`, or on
   // all.
@@ -119,7 +124,8 @@ class Backend final : public c10d::Backend {
   }
 
   const Topology topology_;
-  const Links links_;
+  Links links_;
+  std::atomic<bool> broken_{false};
   const std::chrono::milliseconds timeout_;
   std::optional<WorkQueue> queue_;
 };

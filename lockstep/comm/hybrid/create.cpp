@@ -42,14 +42,18 @@ c10::intrusive_ptr<c10d::Backend> create(const BackendRequest& request) {
   const auto hosts = topology.hosts.size();
   if (hosts == 1) {
     if (!membership) {  // a world of one
-      membership = shm::translated([&] {
-        return shm::meet(shm::exchange_over(request.store),
-                         {.rank = 0,
-                          .size = 1,
-                          .global_ranks = request.global_ranks,
-                          .timeout = request.timeout,
-                          .tuning = shm::choose_tuning(1)});
-      });
+      try {
+        membership = shm::meet(shm::exchange_over(request.store),
+                               {.rank = 0,
+                                .size = 1,
+                                .global_ranks = request.global_ranks,
+                                .timeout = request.timeout,
+                                .tuning = shm::choose_tuning(1)});
+      } catch (const shm::Unavailable& error) {
+        TORCH_WARN("lockstep: Gloo is used, as there is no shared memory: ",
+                   error.what());
+        return gloo::create(request);
+      }
     }
     return c10::make_intrusive<shm::Backend>(std::move(*membership),
                                              request.timeout);
@@ -63,6 +67,10 @@ c10::intrusive_ptr<c10d::Backend> create(const BackendRequest& request) {
     std::vector<int> lane;
     for (const auto& ranks : topology.hosts) {
       lane.push_back(ranks[topology.local]);
+      if (ranks[topology.local] == request.rank) continue;
+      links.lane_peers +=
+          (links.lane_peers.empty() ? "" : ", ") +
+          std::to_string(request.global_ranks[ranks[topology.local]]);
     }
     links.lane = connect(request, "lane" + std::to_string(topology.local), lane,
                          topology.host, deadline);

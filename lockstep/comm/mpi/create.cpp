@@ -24,10 +24,17 @@ c10::intrusive_ptr<c10d::Backend> create(const BackendRequest& request) {
 }
 
 LaunchedWorld world(std::chrono::milliseconds timeout) {
+  if (timeout <= std::chrono::milliseconds(0)) {
+    throw std::invalid_argument("timeout is " +
+                                std::to_string(timeout.count()) +
+                                " ms; it must be more than 0");
+  }
   return module().world(timeout);
 }
 
-void use_communicator(int handle) { module().use_communicator(handle); }
+void use_communicator(std::optional<int> handle) {
+  module().use_communicator(handle);
+}
 
 std::string missing() {
   try {
@@ -48,7 +55,14 @@ ProcessGroupGuard init_process_group_mpi(
     throw std::invalid_argument("init_process_group_mpi: " + why);
   }
   mpi::use_communicator(communicator);
-  return init_process_group("mpi", options);
+  try {
+    return init_process_group("mpi", options);
+  } catch (...) {
+    // It may have failed before it came to the communicator, which the next
+    // init_process_group("mpi") must not take.
+    mpi::use_communicator(std::nullopt);
+    throw;
+  }
 }
 
 }  // namespace lockstep

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <string>
 
 #include "lockstep/comm/backend_registry.h"
@@ -14,9 +15,10 @@ namespace lockstep::mpi {
 // Blocks until the group's ranks are here, for request.timeout at most.
 c10::intrusive_ptr<c10d::Backend> create(const BackendRequest& request);
 
-// See Module.
+// See Module. world() also throws std::invalid_argument unless `timeout` is
+// more than 0, before MPI is started.
 LaunchedWorld world(std::chrono::milliseconds timeout);
-void use_communicator(int handle);
+void use_communicator(std::optional<int> handle);
 
 // Why the module cannot be loaded and what to do; empty if it was.
 std::string missing();

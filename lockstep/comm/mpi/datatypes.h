@@ -20,9 +20,9 @@ struct Reduction {
 };
 // MPI's own types and operations; for float16 and bfloat16, which it lacks,
 // ours, in which each pair of elements is combined in float32 and rounded.
-// Integers wrap.
-// Bool is reduced as bytes of 0 and 1 (BXOR and SUM keep them so). Throws
-// std::invalid_argument for another dtype or operation.
+// Integers wrap. Bool is reduced as bytes of 0 and 1, which all operations keep
+// so but SUM and AVG; those are refused for it before (collective_call.cpp).
+// Throws std::invalid_argument for another dtype or operation.
 Reduction reduction(at::ScalarType dtype, const c10d::ReduceOp& op);
 
 // `bytes` bytes as `count` elements of `type`, to be moved as they are.

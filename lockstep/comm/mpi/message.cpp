@@ -70,7 +70,16 @@ class Message final : public c10d::Work {
         tensor_(transfer->tensor),
         transfer_(std::move(transfer)) {}
   ~Message() override {
-    if (transfer_) unattended().add(std::move(transfer_));
+    if (!transfer_) return;
+    try {
+      if (opType_ != c10d::OpType::SEND && !has_ended()) {
+        transfer_->pending.cancel();
+        if (transfer_->pending.ended()) return;
+      }
+    } catch (const c10::Error&) {
+      // It stays, as one that was not cancelled.
+    }
+    unattended().add(std::move(transfer_));
   }
 
   bool isCompleted() override {

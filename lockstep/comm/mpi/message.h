@@ -11,8 +11,10 @@ namespace lockstep::mpi {
 
 // Messages stand beside the queue of collectives: they are started at once and
 // go on whenever this rank is in MPI. A wait that runs out of time may be
-// repeated. A work that is dropped before its message has ended leaves that
-// under way, with the tensor.
+// repeated. A send that is dropped before its message has ended goes on, with
+// the tensor. A receive that is dropped is cancelled, so that it does not take
+// the message of a later one; a message that has begun to come still goes to
+// its tensor.
 //
 // `timeout` is for a wait() that is given none; the works throw
 // c10::DistBackendError. They have no future, as Gloo's.

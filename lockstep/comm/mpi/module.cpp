@@ -75,12 +75,16 @@ std::string from_rank_zero(const Communicator& world, const std::string& text,
 
 class MpiModule final : public Module {
  public:
-  void use_communicator(int handle) override { given_ = handle; }
+  void use_communicator(std::optional<int> handle) override {
+    given_ = handle;
+    unused_ = false;
+  }
 
   LaunchedWorld world(milliseconds timeout) override {
     const auto deadline = Deadline::after(timeout);
     const auto given = std::exchange(given_, std::nullopt);
     start_mpi();
+    starting_ = std::make_unique<LivingGroup>();
     auto parent = MPI_COMM_WORLD;
     if (given) {
       parent = MPI_Comm_f2c(static_cast<MPI_Fint>(*given));
@@ -114,18 +118,47 @@ class MpiModule final : public Module {
                      world_->rank(), " of ", world_->size(),
                      " for MPI; start with mpirun and leave them unset"));
       }
+      auto backend = make_backend(request);
+      starting_.reset();
+      return backend;
     }
-    // MPI's own making of a communicator knows no deadline.
-    await_members(request);
-    Digest digest;
-    digest.add(request.group_name);
-    const int tag = static_cast<int>(digest.value() & 0x3fff);
-    return c10::make_intrusive<Backend>(
-        Communicator::of_members(*world_, request.global_ranks, tag),
-        request.timeout);
+    require_world(request);
+    return make_backend(request);
   }
 
  private:
+  // The default group may be another backend's, or come after one of MPI's.
+  void require_world(const BackendRequest& request) const {
+    const auto& ranks = request.global_ranks;
+    const int own = ranks.at(request.rank);
+    const int highest = *std::max_element(ranks.begin(), ranks.end());
+    if (world_ && world_->rank() == own && highest < world_->size()) return;
+    throw std::invalid_argument(c10::str(
+        "a group of MPI's is made of a default group of MPI's, but ",
+        world_ ? c10::str("the last such had this rank as ", world_->rank(),
+                          " of ", world_->size(), ", which is now rank ", own)
+               : std::string("there was none"),
+        "; name \"mpi\" in init_process_group(), or another backend here"));
+  }
+
+  c10::intrusive_ptr<c10d::Backend> make_backend(
+      const BackendRequest& request) {
+    try {
+      // MPI's own making of a communicator knows no deadline.
+      await_members(request);
+      Digest digest;
+      digest.add(request.group_name);
+      const int tag = static_cast<int>(digest.value() & 0x3fff);
+      return c10::make_intrusive<Backend>(
+          Communicator::of_members(*world_, request.global_ranks, tag),
+          request.timeout);
+    } catch (...) {
+      // One that came late may have found all, and waits for us.
+      never_finalize();
+      throw;
+    }
+  }
+
   static void await_members(const BackendRequest& request) {
     const auto deadline = Deadline::after(request.timeout);
     const auto key = [](int rank) { return "mpi/" + std::to_string(rank); };
@@ -142,6 +175,7 @@ class MpiModule final : public Module {
           absent += (absent.empty() ? "" : ", ") +
                     std::to_string(request.global_ranks[rank]);
         }
+        if (absent.empty()) return;  // the last came at the last moment
         throw c10::DistBackendError({__func__, __FILE__, __LINE__},
                                     "rank " + absent + " did not come in time");
       }
@@ -150,8 +184,9 @@ class MpiModule final : public Module {
   }
 
   std::optional<int> given_;
-  std::shared_ptr<Communicator> world_;  // of the latest default group
-  bool unused_ = false;                  // no group was made of it yet
+  std::shared_ptr<Communicator> world_;    // of the latest default group
+  bool unused_ = false;                    // no group was made of it yet
+  std::unique_ptr<LivingGroup> starting_;  // between world() and its group
 };
 
 }  // namespace

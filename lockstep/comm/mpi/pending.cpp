@@ -55,6 +55,11 @@ bool Pending::ended() {
   return flag != 0;
 }
 
+void Pending::cancel() {
+  const auto guard = calls_guard();
+  check(MPI_Cancel(&request_), "MPI_Cancel");
+}
+
 void Pending::wait(const Deadline& deadline, const Communicator* communicator,
                    size_t bytes) {
   Backoff backoff(bytes);

@@ -44,6 +44,10 @@ class Pending {
   bool ended();
   const MPI_Status& status() const { return status_; }
 
+  // Of a receive: no message that has not begun to come will come to it. It
+  // ends soon where none has; where one has, with that message.
+  void cancel();
+
   // Looks until it has ended; throws as throw_if_over().
   void wait(const Deadline& deadline, const Communicator* communicator,
             size_t bytes = 0);

@@ -18,12 +18,6 @@ bool serialized = false;  // set before the first group is made
 std::atomic<int> living{0};
 std::atomic<bool> failed{false};
 
-bool has_ended() {
-  int ended = 0;
-  MPI_Finalized(&ended);
-  return ended != 0;
-}
-
 void finalize_at_exit() {
   if (failed || living > 0 || has_ended()) return;
   MPI_Finalize();
@@ -43,6 +37,12 @@ const char* level_name(int level) {
 }
 
 }  // namespace
+
+bool has_ended() {
+  int ended = 0;
+  MPI_Finalized(&ended);
+  return ended != 0;
+}
 
 void check(int code, const char* call) {
   if (code == MPI_SUCCESS) return;

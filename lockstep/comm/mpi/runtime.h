@@ -27,6 +27,9 @@ std::unique_lock<std::mutex> calls_guard();
 // with less than MPI_THREAD_SERIALIZED.
 void start_mpi();
 
+// Whether MPI was finalised: nothing of it may be called any more.
+bool has_ended();
+
 // Something has failed: this process leaves without MPI_Finalize.
 void never_finalize();
 

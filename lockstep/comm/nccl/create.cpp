@@ -9,6 +9,7 @@
 
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/nccl/departure.h"
+#include "lockstep/comm/nccl/meeting.h"
 
 namespace lockstep::nccl {
 namespace {
@@ -77,16 +78,6 @@ class Nccl final : public c10d::ProcessGroupNCCL {
   bool aborted_ = false;
   std::unique_ptr<Departure> departure_;
 };
-
-// NCCL waits without an end for ranks that do not come; the store does not.
-void meet(const BackendRequest& request) {
-  std::vector<std::string> all;
-  for (int rank = 0; rank < request.size; ++rank) {
-    all.push_back("lockstep/here/" + std::to_string(rank));
-  }
-  request.store->set(all.at(request.rank), std::vector<uint8_t>{1});
-  request.store->wait(all, request.timeout);
-}
 
 }  // namespace
 

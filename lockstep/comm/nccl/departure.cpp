@@ -1,5 +1,7 @@
 #include "lockstep/comm/nccl/departure.h"
 
+#include <condition_variable>
+#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -7,7 +9,8 @@
 namespace lockstep::nccl {
 namespace {
 
-constexpr std::chrono::milliseconds kSlice{250};
+// Well below kTellTime, in which all are to hear.
+constexpr std::chrono::milliseconds kPause{100};
 constexpr std::chrono::seconds kTellTime{1};
 
 constexpr const char* kLeft = "lockstep/left";
@@ -45,21 +48,22 @@ void Departure::announce(int rank) {
 
 void Departure::watch(const std::stop_token& stop) {
   try {
-    while (!stop.stop_requested()) {
-      try {
-        store_->wait({kLeft}, kSlice);
-      } catch (const c10::Error&) {
-        if (!store_->check({kLeft})) continue;
-      }
-      seen_ = true;
-      const auto text = store_->get(kLeft);
-      if (store_->add(kHeard, 1) == size_ - 1) {
-        store_->set(kAllHeard, std::vector<uint8_t>{1});
-      }
-      if (stop.stop_requested()) return;
-      on_departure_(std::stoi(std::string(text.begin(), text.end())));
-      return;
+    // Asked again and again, as LibTorch prints a warning of its own when
+    // Store::wait() runs out of time.
+    std::mutex mutex;
+    std::condition_variable_any stopped;
+    std::unique_lock lock(mutex);
+    const auto is_over = [&stop] { return stop.stop_requested(); };
+    while (!store_->check({kLeft})) {
+      if (stopped.wait_for(lock, stop, kPause, is_over)) return;
     }
+    seen_ = true;
+    const auto text = store_->get(kLeft);
+    if (store_->add(kHeard, 1) == size_ - 1) {
+      store_->set(kAllHeard, std::vector<uint8_t>{1});
+    }
+    if (stop.stop_requested()) return;
+    on_departure_(std::stoi(std::string(text.begin(), text.end())));
   } catch (const std::exception&) {
     // The store is gone, as it is at the end of every program: no reason to
     // end what is pending. NCCL's own timeout remains.

@@ -18,8 +18,8 @@ namespace lockstep::nccl {
 //   lockstep/heard       how many of the others have read it
 //   lockstep/all_heard   that all have
 //
-// Threads: one of its own waits for the first key. announce() and stop() are
-// called from one thread at a time.
+// Threads: one of its own looks for the first key ten times a second.
+// announce() and stop() are called from one thread at a time.
 class Departure {
  public:
   // Of a group of `size` ranks; takes a connection of its own (Store::clone).
@@ -38,7 +38,8 @@ class Departure {
   // nobody to tell.
   void announce(int rank);
 
-  // Ends the wait; blocks for 250 ms at most, and for on_departure.
+  // Ends the watch; blocks for an answer of the store at most, and for
+  // on_departure.
   void stop();
 
   // Whether another rank's word has come.

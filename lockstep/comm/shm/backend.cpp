@@ -85,12 +85,9 @@ void Backend::all_reduce_direct(void* data, int64_t count, at::ScalarType dtype,
                                 c10d::ReduceOp::RedOpType op,
                                 milliseconds timeout) {
   const auto by = require_reduction("all_reduce", dtype, op);
-  queue_->run(timeout, [&] {
-    count_one();
-    translated([&] {
-      group_->all_reduce(data, static_cast<size_t>(count), by.dtype, by.op,
-                         timeout);
-    });
+  run_in_turn(timeout, [&] {
+    group_->all_reduce(data, static_cast<size_t>(count), by.dtype, by.op,
+                       timeout);
   });
 }
 

@@ -127,6 +127,12 @@ class Backend final : public c10d::Backend,
   template <typename CallOptions, typename Operation>
   WorkPtr issue(c10d::OpType type, const CallOptions& options, Tensors results,
                 Operation operation);
+  // Runs `operation()` when it is its turn, or breaks the group: its peers
+  // count a call that this rank did not come to, or left half done.
+  template <typename Operation>
+  void run_in_turn(milliseconds timeout, Operation&& operation);
+  template <typename Operation>
+  void run_or_break(Operation&& operation);
   // By whose turn it is.
   void count_one() {
     begun_.store(begun_.load(std::memory_order_relaxed) + 1,
@@ -141,6 +147,33 @@ class Backend final : public c10d::Backend,
   std::optional<WorkQueue> queue_;
 };
 
+template <typename Operation>
+void Backend::run_or_break(Operation&& operation) {
+  count_one();
+  try {
+    translated(std::forward<Operation>(operation));
+  } catch (const c10::DistBackendError&) {
+    throw;  // of the protocol: all ranks have it, or the group is broken
+  } catch (const std::exception& error) {
+    group_->hang_up(words_of(error));
+    throw;
+  }
+}
+
+template <typename Operation>
+void Backend::run_in_turn(milliseconds timeout, Operation&& operation) {
+  bool begun = false;
+  try {
+    queue_->run(timeout, [&] {
+      begun = true;
+      run_or_break(std::forward<Operation>(operation));
+    });
+  } catch (const std::exception& error) {
+    if (!begun) group_->hang_up(words_of(error));
+    throw;
+  }
+}
+
 template <typename CallOptions, typename Operation>
 Backend::WorkPtr Backend::issue(c10d::OpType type, const CallOptions& options,
                                 Tensors results, Operation operation) {
@@ -148,15 +181,20 @@ Backend::WorkPtr Backend::issue(c10d::OpType type, const CallOptions& options,
   const auto deadline = Deadline::after(timeout);
   // Pieces in the operation let go of tensors when it does: on the thread too.
   auto step = [this, deadline, run = std::move(operation)] {
-    count_one();
-    translated([&] { run(*group_, deadline); });
+    run(*group_, deadline);
   };
-  if (options.asyncOp) {
-    return queue_->enqueue(getRank(), type, timeout, std::move(results),
-                           std::move(step));
+  if (!options.asyncOp) {
+    run_in_turn(timeout, step);
+    return completed_work();
   }
-  queue_->run(timeout, step);
-  return completed_work();
+  try {
+    return queue_->enqueue(
+        getRank(), type, timeout, std::move(results),
+        [this, step = std::move(step)] { run_or_break(step); });
+  } catch (const std::exception& error) {
+    group_->hang_up(words_of(error));
+    throw;
+  }
 }
 
 }  // namespace lockstep::shm

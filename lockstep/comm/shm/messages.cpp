@@ -62,7 +62,7 @@ class Messages::MessageWork final : public c10d::Work {
         } catch (const MessageTimeout&) {
           throw;
         } catch (const std::runtime_error&) {
-          settle();
+          if (group().has_ended(*started_.message)) settle();
           throw;
         }
       });
@@ -72,6 +72,9 @@ class Messages::MessageWork final : public c10d::Work {
     if (exception_) std::rethrow_exception(exception_);
     return true;
   }
+
+  // A receive that nothing has come for yet fails; anything else goes on.
+  void abort() override { group().withdraw(*started_.message); }
 
  private:
   Group& group() const { return *messages_->group_; }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <string>
 #include <system_error>
 #include <utility>
 
@@ -32,6 +33,12 @@ decltype(auto) translated(Call&& call) {
   } catch (const std::system_error& error) {
     throw as_c10(error);
   }
+}
+
+// Without LibTorch's stack trace.
+inline std::string words_of(const std::exception& error) {
+  const auto* torch = dynamic_cast<const c10::Error*>(&error);
+  return torch != nullptr ? torch->what_without_backtrace() : error.what();
 }
 
 // What is left for the next step of an operation. Never nothing: its wait shall

@@ -53,11 +53,9 @@ std::vector<Outline> gather_outlines(Group& group, const Outline& own,
   group.all_gather(outputs, {&own, sizeof(own)}, DType::int64, left(deadline));
   for (size_t rank = 0; rank < all.size(); ++rank) {
     if (same_form(all[rank], all[0])) continue;
-    throw c10::DistBackendError(
-        {__func__, __FILE__, __LINE__},
-        c10::str("the ranks disagree about this call: member 0 gave ",
-                 describe(all[0]), ", member ", rank, " ",
-                 describe(all[rank])));
+    throw CallMismatch(c10::str(
+        "the ranks disagree about this call: member 0 gave ", describe(all[0]),
+        ", member ", rank, " ", describe(all[rank])));
   }
   return all;
 }

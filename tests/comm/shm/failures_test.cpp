@@ -193,6 +193,50 @@ WORLD_TEST(ShmFailures, ARankThatDoesNotComeIsNamedOnEveryOther, 2, 3) {
   join_in("seen", world.size);
 }
 
+// It was skipped, and the next call met the peers' call of before: wrong sums.
+WORLD_TEST(ShmFailures, ACallThatTimedOutInLineIsNotFollowedByAnother, 2) {
+  auto group = init();
+  auto first = at::ones({3});
+  auto second = at::ones({3});
+  if (world.rank == 0) {
+    auto work = all_reduce(first, {.async_op = true});
+    EXPECT_THAT(
+        failure_of([&] { all_reduce(second, {.timeout = milliseconds(200)}); }),
+        HasSubstr("all_reduce"));
+    failure_of([&] { all_reduce(second); });
+    join_in("failed", world.size);
+  } else {
+    join_in("failed", world.size);
+    // The first may be complete there; the second has no partner.
+    EXPECT_THAT(failure_of([&] {
+                  all_reduce(first);
+                  all_reduce(second);
+                }),
+                HasSubstr("rank 0"));
+  }
+  join_in("seen", world.size);
+}
+
+// The data went into the tensor of the call that had failed.
+WORLD_TEST(ShmFailures, ABlockingReceiveThatTimedOutTakesNoLaterMessage, 2) {
+  auto group = init();
+  if (world.rank == 0) {
+    auto given_up = at::zeros({3});
+    EXPECT_THAT(
+        failure_of([&] { recv(given_up, 1, {.timeout = milliseconds(200)}); }),
+        HasSubstr("rank 1"));
+    tell(group.get(), "given up");
+    auto tensor = at::zeros({3});
+    recv(tensor, 1);
+    EXPECT_TRUE(tensor.eq(7).all().item<bool>());
+    EXPECT_TRUE(given_up.eq(0).all().item<bool>());
+  } else {
+    await(group.get(), "given up");
+    send(at::full({3}, 7.f), 0);
+  }
+  barrier();
+}
+
 WORLD_TEST(ShmFailures, ARankThatAbortsIsNamedByThoseThatWait, 2, 3) {
   auto group = init();
   auto tensor = at::ones({3});

@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <new>
 #include <stdexcept>
@@ -64,7 +65,15 @@ class MpiReducer : public lockstep::bench::Reducer {
     if (!kOps.contains(op)) return "MPI has no mean";
     return {};
   }
-  void adopt(const json&) override {}
+  void adopt(const json& line) override {
+    const auto elements = line.at("elements").get<uint64_t>();
+    constexpr uint64_t kMost = std::numeric_limits<int>::max();
+    if (elements > kMost) {
+      throw std::invalid_argument("MPI_Allreduce counts to " +
+                                  std::to_string(kMost) + " elements; " +
+                                  std::to_string(elements) + " were asked for");
+    }
+  }
   void* allocate(size_t bytes) override {
     return ::operator new(bytes, std::align_val_t(kAlignment));
   }

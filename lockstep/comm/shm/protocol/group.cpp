@@ -58,6 +58,8 @@ bool Group::has_ended(Message& message) {
   return core_->messages.has_ended(message);
 }
 
+void Group::withdraw(Message& message) { core_->messages.withdraw(message); }
+
 void Group::throw_if_failed(const Message& message) {
   MessageEngine::throw_if_failed(message);
 }

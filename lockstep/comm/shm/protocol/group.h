@@ -122,6 +122,9 @@ class Group {
   void wait(Message& message, milliseconds timeout);
   // Without blocking; also drives.
   bool has_ended(Message& message);
+  // A receive that no message was matched with yet ends, as failed: what comes
+  // goes to the next one. Does nothing to any other.
+  void withdraw(Message& message);
   // Throws what an ended message failed with.
   static void throw_if_failed(const Message& message);
   // Who sent it; of a receive that has ended well.

@@ -127,6 +127,17 @@ bool MessageEngine::has_ended(Message& message) {
   return message.ended;
 }
 
+void MessageEngine::withdraw(Message& message) {
+  const Lock lock(mutex_);
+  const auto found = std::ranges::find_if(
+      receives_, [&](const Shared& one) { return one.get() == &message; });
+  if (found == receives_.end()) return;
+  const Shared kept = std::move(*found);
+  receives_.erase(found);
+  --posted(message.peer);
+  fail(message, "it was given up");
+}
+
 void MessageEngine::throw_if_failed(const Message& message) {
   if (!message.ended) return;
   switch (message.failure) {

@@ -54,6 +54,7 @@ class MessageEngine {
   // CallMismatch if it failed.
   void wait(Message& message, milliseconds timeout);
   bool has_ended(Message& message);
+  void withdraw(Message& message);
   // Throws what it failed with; nothing while it is under way.
   static void throw_if_failed(const Message& message);
   // Who sent it; of a receive that has ended well.
