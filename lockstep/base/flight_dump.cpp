@@ -14,6 +14,7 @@
 #include <cstring>
 #include <filesystem>
 #include <memory>
+#include <mutex>
 #include <stdexcept>
 #include <string_view>
 #include <system_error>
@@ -44,6 +45,11 @@ std::atomic<const Destination*> destination{nullptr};
 std::atomic<unsigned> dumps{0};
 // Of the last record that a failure wrote.
 std::atomic<int> failure_error{0};
+
+// A file holds the newest records of all groups to at most this number, so
+// that it stays below the 64 MiB that `lockstep inspect flight` reads: a record
+// is at most some 450 bytes, with every number at its widest.
+constexpr uint64_t kMostRecords = uint64_t{1} << 17;
 
 // Bytes to a file by what a signal handler may call.
 class SignalSafeWriter {
@@ -179,7 +185,7 @@ void write_record(SignalSafeWriter& out, const Destination& to,
 }
 
 void write_group(SignalSafeWriter& out, const Destination& to,
-                 const FlightRecorder& recorder) {
+                 const FlightRecorder& recorder, uint64_t most_records) {
   const FlightGroup& group = recorder.group();
   out.text("{\"process_group\": ");
   out.quoted(std::string_view(group.name));
@@ -192,22 +198,25 @@ void write_group(SignalSafeWriter& out, const Destination& to,
     if (i > 0) out.text(", ");
     out.number(group.ranks[i]);
   }
-  // The counts before the records: an operation that begins meanwhile is in
-  // neither.
+  // The counts before the records, which are kept to them: of an operation
+  // that begins meanwhile the id may be counted and the number not yet.
   const uint64_t last = recorder.last_id();
+  const uint64_t last_number = recorder.last_number();
   out.text("], \"capacity\": ");
   out.number(recorder.capacity());
   out.text(", \"last_record_id\": ");
   out.number(last);
   out.text(", \"last_collective_seq_id\": ");
-  out.number(recorder.last_number());
+  out.number(last_number);
   out.text(", \"entries\": [");
-  const uint64_t oldest =
-      last > recorder.capacity() ? last - recorder.capacity() : 0;
+  const uint64_t kept =
+      std::min<uint64_t>({last, recorder.capacity(), most_records});
   const char* separator = "\n  ";
-  for (uint64_t id = oldest + 1; id <= last; ++id) {
+  for (uint64_t id = last - kept + 1; id <= last; ++id) {
     FlightRecord record;
-    if (!recorder.read(id, record)) continue;
+    if (!recorder.read(id, record) || record.call.number > last_number) {
+      continue;
+    }
     out.text(separator);
     separator = ",\n  ";
     write_record(out, to, record);
@@ -236,11 +245,14 @@ void write_document(SignalSafeWriter& out, const Destination& to,
   out.text(", \"time_ns\": ");
   out.number(unix_time(to, steady_now()));
   out.text(",\n\"groups\": [");
+  uint64_t groups = 0;
+  for (auto* one = recorder; one != nullptr; one = one->next()) ++groups;
+  const uint64_t share = kMostRecords / std::max<uint64_t>(groups, 1);
   const char* separator = "\n ";
   for (; recorder != nullptr; recorder = recorder->next()) {
     out.text(separator);
     separator = ",\n ";
-    write_group(out, to, *recorder);
+    write_group(out, to, *recorder, std::max<uint64_t>(share, 1));
   }
   out.text("]}\n");
 }
@@ -374,6 +386,9 @@ std::string flight_record_path() {
 std::string record_failure(FlightRecorder& recorder) {
   const auto path = flight_record_path();
   if (recorder.capacity() == 0 || path.empty()) return {};
+  // Who has nothing new to tell names the file once it is there.
+  static std::mutex mutex;
+  std::lock_guard lock(mutex);
   if (recorder.has_news()) {
     failure_error.store(write_flight_record(FlightReason::failure),
                         std::memory_order_relaxed);

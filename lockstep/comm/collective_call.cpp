@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <string_view>
 
 #include "lockstep/base/flight_dump.h"
 #include "lockstep/comm/init.h"
@@ -17,6 +18,28 @@ struct Range {
   const char* begin;
   const char* end;
 };
+
+// " to rank 3", " from any rank"; empty for a collective.
+std::string other_end(const Call& call) {
+  const std::string_view name = call.operation;
+  const bool sends = name == "send" || name == "isend";
+  if (!sends && name != "recv" && name != "irecv") return {};
+  const char* const word = sends ? " to " : " from ";
+  if (call.peer >= 0) return word + ("rank " + std::to_string(call.peer));
+  return sends ? "" : " from any rank";
+}
+
+// Call::where(), with `end` behind the operation.
+std::string place_of(const Call& call, const std::string& end) {
+  const auto& group = *call.group;
+  const int global = group.global_rank(group.rank());
+  std::string text = call.operation + end;
+  if (call.number > 0) text += " #" + std::to_string(call.number);
+  text += " in group '" + group.name() + "' on rank " + std::to_string(global);
+  const auto size = " of " + std::to_string(group.size());
+  if (group.name() == kDefaultGroupName) return text + size;
+  return text + " (member " + std::to_string(group.rank()) + size + ")";
+}
 
 }  // namespace
 
@@ -79,15 +102,7 @@ Call::Call(const char* name, const ProcessGroupPtr& given,
       timeout(allowed > std::chrono::milliseconds(0) ? allowed
                                                      : group->timeout()) {}
 
-std::string Call::where() const {
-  const int global = group->global_rank(group->rank());
-  std::string text = operation;
-  if (number > 0) text += " #" + std::to_string(number);
-  text += " in group '" + group->name() + "' on rank " + std::to_string(global);
-  const auto size = " of " + std::to_string(group->size());
-  if (group->name() == kDefaultGroupName) return text + size;
-  return text + " (member " + std::to_string(group->rank()) + size + ")";
-}
+std::string Call::where() const { return place_of(*this, {}); }
 
 std::invalid_argument Call::mistake(const std::string& text) const {
   return std::invalid_argument(where() + ": " + text);
@@ -96,8 +111,9 @@ std::invalid_argument Call::mistake(const std::string& text) const {
 void Call::fail(const Deadline& deadline, const char* cause) const {
   throw c10::DistBackendError(
       {operation, __FILE__, __LINE__},
-      c10::str(where(), " failed after ", deadline.elapsed().count(),
-               " ms (allowed ", deadline.allowed().count(), " ms): ", cause,
+      c10::str(place_of(*this, other_end(*this)), " failed after ",
+               deadline.elapsed().count(), " ms (allowed ",
+               deadline.allowed().count(), " ms): ", cause,
                record_failure(*group->flight())));
 }
 

@@ -79,6 +79,8 @@ ProcessGroupPtr make_group(const std::string& number, const std::string& name,
     };
     try {
       backends.emplace(type, entry->create(request));
+    } catch (const std::invalid_argument&) {
+      throw;  // says by itself what is wrong with what was given
     } catch (const c10::Error& error) {
       fail(error.what_without_backtrace());
     } catch (const std::exception& error) {

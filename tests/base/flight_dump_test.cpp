@@ -12,8 +12,10 @@
 #include <cerrno>
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <nlohmann/json.hpp>
 #include <thread>
+#include <vector>
 
 #include "lockstep/base/file_descriptor.h"
 
@@ -166,6 +168,37 @@ TEST_F(FlightDump, OnlyTheLastOfALongRunIsWritten) {
   EXPECT_EQ(group.at("last_record_id"), 100);
 }
 
+// Of more groups each has its share, and the widest numbers count.
+TEST_F(FlightDump, FileOfTheLargestRingsIsNotTooLargeForInspect) {
+  arm_flight_dump(0, 1);
+  constexpr size_t kCapacity = size_t{1} << 17;
+  constexpr auto kWide = std::numeric_limits<uint64_t>::max() >> 2;
+  std::vector<FlightRecorderPtr> groups;
+  for (const char* name : {"one", "another"}) {
+    groups.push_back(FlightRecorder::make({name, 0, {0}, ""}, kCapacity));
+    for (size_t i = 0; i < kCapacity; ++i) {
+      const auto id =
+          groups.back()->begin({.operation = "reduce_scatter_tensor_coalesced",
+                                .dtype = "ComplexDouble",
+                                .reduce_op = "PRODUCT",
+                                .number = kWide,
+                                .peer = std::numeric_limits<int>::max(),
+                                .in_elements = kWide,
+                                .out_elements = kWide},
+                               FlightState::scheduled);
+      groups.back()->end(id, /*failed=*/false);
+    }
+  }
+  ASSERT_EQ(write_flight_record(FlightReason::request), 0);
+  EXPECT_LE(fs::file_size(flight_record_path()), size_t{64} << 20);
+  const json document = written();
+  for (const json& group : document.at("groups")) {
+    const json& entries = group.at("entries");
+    EXPECT_EQ(entries.size(), kCapacity / 2);
+    EXPECT_EQ(entries.back().at("record_id"), kCapacity) << "not the newest";
+  }
+}
+
 TEST_F(FlightDump, FailureIsWrittenOnceAndItsPathIsSaid) {
   arm_flight_dump(0, 1);
   auto flight = FlightRecorder::make({"g", 0, {0}, ""}, 8);
@@ -282,8 +315,11 @@ TEST_F(FlightDump, FileIsWholeWhileThreadsRecordAndOthersDump) {
   for (int round = 0; round < 50; ++round) {
     ASSERT_EQ(write_flight_record(FlightReason::request), 0);
     const json document = written();
-    for (const json& entry : document.at("groups")[0].at("entries")) {
+    const json& group = document.at("groups")[0];
+    for (const json& entry : group.at("entries")) {
       ASSERT_EQ(entry.at("collective_seq_id"), entry.at("in_elements"));
+      ASSERT_LE(entry.at("collective_seq_id"),
+                group.at("last_collective_seq_id"));
     }
   }
   done = true;

@@ -21,9 +21,7 @@ using ::testing::HasSubstr;
 class HybridBetweenHosts : public FaultsTest {
  protected:
   void SetUp() override {
-    if (!hosts_.made()) {
-      GTEST_SKIP() << "no right to make network namespaces";
-    }
+    if (!hosts_.made()) GTEST_SKIP() << hosts_.obstacle();
   }
 
   // `first` ranks on one host, the others on the other.

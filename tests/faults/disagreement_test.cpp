@@ -80,12 +80,20 @@ class Calls : public WaysTest {
   }
   fs::path folder() const { return scratch() / "flight"; }
 
+  // Those that are whole: until then a record has another name.
+  std::vector<std::string> records() const {
+    std::vector<std::string> whole;
+    std::error_code not_made_yet;
+    for (const auto& file : fs::directory_iterator(folder(), not_made_yet)) {
+      if (file.path().extension() == ".json") whole.push_back(file.path());
+    }
+    return whole;
+  }
+
   // What `lockstep inspect flight` finds in the records of the default group.
   json inspect() {
     std::vector<std::string> arguments{"inspect", "flight", "--json"};
-    for (const auto& file : fs::directory_iterator(folder())) {
-      arguments.push_back(file.path());
-    }
+    for (const auto& record : records()) arguments.push_back(record);
     const auto result = run_command(arguments);
     EXPECT_EQ(result.exit_code, 1) << result.out << result.err;
     return json::parse(result.out).at("groups").at(0);
@@ -150,10 +158,7 @@ TEST_P(Calls, TheLastOfWhichIsLeftOutNameTheRankWithItsLastCall) {
   // The one that lives on, without a failure, is asked for its record.
   job.rank(kOdd).signal(SIGUSR1);
   const auto deadline = Deadline::after(seconds(10));
-  const auto records = [&] {
-    return std::distance(fs::directory_iterator(folder()), {});
-  };
-  while (records() < job.size() && !deadline.expired()) {
+  while (std::ssize(records()) < job.size() && !deadline.expired()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   const auto group = inspect();

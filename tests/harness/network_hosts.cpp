@@ -1,14 +1,31 @@
 #include "tests/harness/network_hosts.h"
 
+#include <stdio.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
-#include <cstdlib>
+#include <stdexcept>
 
 namespace lockstep::testing {
 namespace {
 
-bool ip(const std::string& arguments) {
-  return std::system(("ip " + arguments + " >/dev/null 2>&1").c_str()) == 0;
+constexpr int kCommandNotFound = 127;  // of a shell
+
+// Empty where it went well, or the command and why not.
+std::string failure_of_ip(const std::string& arguments) {
+  const std::string command = "ip " + arguments;
+  FILE* pipe = ::popen((command + " 2>&1").c_str(), "r");
+  if (pipe == nullptr) return command + ": popen failed";
+  std::string words;
+  for (int c; (c = ::fgetc(pipe)) != EOF;) {
+    words += c == '\n' ? ' ' : static_cast<char>(c);
+  }
+  const int status = ::pclose(pipe);
+  if (status == 0) return {};
+  if (WIFEXITED(status) && WEXITSTATUS(status) == kCommandNotFound) {
+    return "there is no `ip` (Debian: iproute2)";
+  }
+  return "`" + command + "` failed: " + words;
 }
 
 }  // namespace
@@ -17,19 +34,30 @@ NetworkHosts::NetworkHosts()
     : id_(std::to_string(::getpid())),
       host_{"lockstep-a-" + id_, "lockstep-b-" + id_},
       cable_{"lsa" + id_, "lsb" + id_} {
-  made_ = ip("netns add " + host_[0]) && ip("netns add " + host_[1]) &&
-          ip("link add " + cable_[0] + " netns " + host_[0] +
-             " type veth peer name " + cable_[1] + " netns " + host_[1]);
-  for (int one = 0; one < 2 && made_; ++one) {
-    made_ = ip("-n " + host_[one] + " addr add " + address(one) + "/24 dev " +
-               cable_[one]) &&
-            ip("-n " + host_[one] + " link set " + cable_[one] + " up") &&
-            ip("-n " + host_[one] + " link set lo up");
+  for (const auto& command :
+       {"netns add " + host_[0], "netns add " + host_[1],
+        "link add " + cable_[0] + " netns " + host_[0] +
+            " type veth peer name " + cable_[1] + " netns " + host_[1]}) {
+    obstacle_ = failure_of_ip(command);
+    if (!obstacle_.empty()) return;
+  }
+  for (int one = 0; one < 2; ++one) {
+    const std::string on = "-n " + host_[one];
+    for (const auto& command :
+         {on + " addr add " + address(one) + "/24 dev " + cable_[one],
+          on + " link set " + cable_[one] + " up", on + " link set lo up"}) {
+      const auto failure = failure_of_ip(command);
+      if (failure.empty()) continue;
+      remove();
+      throw std::runtime_error(failure);
+    }
   }
 }
 
-NetworkHosts::~NetworkHosts() {
-  for (const auto& host : host_) ip("netns del " + host);
+NetworkHosts::~NetworkHosts() { remove(); }
+
+void NetworkHosts::remove() {
+  for (const auto& host : host_) failure_of_ip("netns del " + host);
 }
 
 std::string NetworkHosts::address(int host) {
@@ -42,7 +70,8 @@ std::vector<std::string> NetworkHosts::command_on(int host) const {
 }
 
 bool NetworkHosts::unplug() const {
-  return ip("-n " + host_[0] + " link set " + cable_[0] + " down");
+  return failure_of_ip("-n " + host_[0] + " link set " + cable_[0] + " down")
+      .empty();
 }
 
 }  // namespace lockstep::testing

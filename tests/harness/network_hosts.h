@@ -10,13 +10,16 @@ namespace lockstep::testing {
 // left in them.
 class NetworkHosts {
  public:
-  // made() is false where this process has no right to make them.
+  // made() is false, and obstacle() says why, where there is no `ip` or this
+  // process may make no namespace or no cable. Throws std::runtime_error where
+  // those were made and something else fails.
   NetworkHosts();
   NetworkHosts(const NetworkHosts&) = delete;
   NetworkHosts& operator=(const NetworkHosts&) = delete;
   ~NetworkHosts();
 
-  bool made() const { return made_; }
+  bool made() const { return obstacle_.empty(); }
+  const std::string& obstacle() const { return obstacle_; }
   // `host` is 0 or 1 in all of these.
   static std::string address(int host);
   // What a command on that host begins with.
@@ -24,10 +27,12 @@ class NetworkHosts {
   bool unplug() const;
 
  private:
+  void remove();
+
   std::string id_;
   std::string host_[2];
   std::string cable_[2];
-  bool made_ = false;
+  std::string obstacle_;
 };
 
 }  // namespace lockstep::testing

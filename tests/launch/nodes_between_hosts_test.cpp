@@ -16,9 +16,7 @@ using ::testing::HasSubstr;
 class NodesBetweenHosts : public NodesTest {
  protected:
   void SetUp() override {
-    if (!hosts_.made()) {
-      GTEST_SKIP() << "no right to make network namespaces";
-    }
+    if (!hosts_.made()) GTEST_SKIP() << hosts_.obstacle();
   }
 
   void TearDown() override {

@@ -44,3 +44,23 @@ run(${prefix}/bin/lockstep bench all_reduce --sizes=4 --iters=1)
 if(NOT output MATCHES "# all_reduce sum float32, 2 ranks")
   message(FATAL_ERROR "lockstep bench said:\n${output}")
 endif()
+
+# The module of MPI is found where it was installed, if there is one.
+file(GLOB_RECURSE mpi_backend ${prefix}/mpi_backend.so)
+if(NOT mpi_backend)
+  message(STATUS "not run over MPI: it was not built")
+elseif(NOT EXISTS "${MPIRUN}")
+  message(STATUS "not run over MPI: there is no mpirun (Debian: openmpi-bin)")
+else()
+  cmake_path(GET mpi_backend PARENT_PATH modules)
+  # Shared memory of MPI's in a folder of this test, and root is common in
+  # containers.
+  run(${CMAKE_COMMAND} -E env LOCKSTEP_MODULE_PATH=${modules}
+      OMPI_MCA_btl_vader_backing_directory=${binary}
+      OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
+      ${MPIRUN} --oversubscribe -n 2 ${binary}/consumer mpi)
+  if(NOT output MATCHES "rank 0 of 2 trained" OR
+     NOT output MATCHES "rank 1 of 2 trained")
+    message(FATAL_ERROR "over MPI the consumer said:\n${output}")
+  endif()
+endif()

@@ -25,7 +25,9 @@ constexpr milliseconds kAnswerAllowance{2000};
 constexpr milliseconds kAfterFailure{500};
 constexpr milliseconds kEndAllowance{10'000};
 constexpr milliseconds kKillAllowance{5000};
-constexpr milliseconds kTermAllowance{2000};
+// mpirun waits for some seconds itself before it kills its ranks, and removes
+// their files behind them.
+constexpr milliseconds kTermAllowance{10'000};
 constexpr milliseconds kReapInterval{5};
 
 // {read end, write end}, above the standard streams.
@@ -55,7 +57,9 @@ void World::await_ready() { facts_ = collect(0).at(0); }
 
 World::~World() {
   if (launch_ == Launch::by_program) {
-    // It has files to remove, and its ranks may be in no group of its.
+    // It has files to remove, and its ranks may be in no group of its. At the
+    // end of their stdin they go by themselves, unless they are at work.
+    for (auto& rank : ranks_) rank.in.reset();
     for (const auto& rank : ranks_) rank.process.signal_group(SIGTERM);
     reap(Deadline::after(kTermAllowance));
   }

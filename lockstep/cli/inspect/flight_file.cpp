@@ -18,6 +18,7 @@ namespace {
 
 using nlohmann::json;
 
+// More than the writer puts into a file (base/flight_dump.cpp).
 constexpr int64_t kMostBytes = int64_t{64} << 20;
 constexpr size_t kMostText = 256;
 constexpr int kMostRanks = 1 << 20;

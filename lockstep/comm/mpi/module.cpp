@@ -95,6 +95,7 @@ class MpiModule final : public Module {
       }
     }
     world_ = Communicator::duplicate(parent, deadline);
+    if (world_->size() == 1) starting_.reset();  // nobody to wait for
     unused_ = true;
     if (!given) refuse_lone_tasks(world_->size());
     return {

@@ -19,6 +19,7 @@
 namespace lockstep::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
@@ -174,6 +175,35 @@ CONTRACT_TEST(PointToPoint, GroupsKeepTheirMessagesApart, 2, 3) {
     EXPECT_EQ(value_of(from_other), 2);
     EXPECT_EQ(value_of(from_default), 1);
   }
+}
+
+// As the rank of the world that it is, also in a group.
+CONTRACT_TEST(PointToPoint, ErrorsNameTheOtherEnd, 3) {
+  auto group = world.init();
+  // A receive that was given up may break its group.
+  std::vector<ProcessGroupPtr> groups;
+  for (int i = 0; i < 3; ++i) groups.push_back(new_group({1, 2}));
+  auto in = number(world, -1);
+  const auto options = [&](int i) {
+    return PointToPointOptions{.group = groups[i],
+                               .timeout = std::chrono::milliseconds(200)};
+  };
+  if (world.rank == 1) {
+    const auto fails = [](const char* with) {
+      return ThrowsMessage<c10::DistBackendError>(
+          AllOf(HasSubstr(with), HasSubstr("allowed 200 ms")));
+    };
+    EXPECT_THAT([&] { recv(in, 2, options(0)); },
+                fails("recv from rank 2 in group"));
+    EXPECT_THAT([&] { irecv(in, 2, options(1))->wait(); },
+                fails("irecv from rank 2 in group"));
+    EXPECT_THAT([&] { recv(in, kAnySource, options(2)); },
+                fails("recv from any rank in group"));
+  }
+  // The peer has not left: it is lateness that is told.
+  const std::string seen = "seen";
+  if (world.rank == 1) group->store()->set(seen, std::vector<uint8_t>{1});
+  group->store()->wait({seen}, kGroupTimeout);
 }
 
 CONTRACT_TEST(PointToPoint, BatchesRunRingsBothWays, 2, 3, 5, 8) {

@@ -1,14 +1,15 @@
 // The program that README.md shows, with options given by name: their
-// aggregates must not trip a user's -Wextra -Werror. With an argument it spawns
-// two ranks of its own.
+// aggregates must not trip a user's -Wextra -Werror. "spawn" makes it spawn two
+// ranks of its own; any other argument is the backend.
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
 
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 
-int train() {
-  auto group = lockstep::init_process_group();
+int train(const std::string& backend = {}) {
+  auto group = lockstep::init_process_group(backend);
 
   lockstep::TensorDataset dataset(torch::randn({64, 4}), torch::randn({64, 1}));
   torch::nn::Linear layer(4, 1);
@@ -33,8 +34,9 @@ int train() {
   return total.item<int>() == lockstep::get_world_size() ? 0 : 1;
 }
 
-int main(int argc, char**) {
-  if (argc == 1) return train();
+int main(int argc, char** argv) {
+  const std::string how = argc > 1 ? argv[1] : "";
+  if (how != "spawn") return train(how);
   lockstep::spawn([](int) { std::exit(train()); }, 2, {.join = true});
   std::puts("both ended well");
 }
