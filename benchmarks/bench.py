@@ -396,7 +396,8 @@ def machine():
 
 def header(facts, rounds, quick):
     text = (f"{facts['cores']} cores, {facts['cpu']}; torch "
-            f"{facts['torch']}; {RANKS} ranks, {BACKEND}; "
+            f"{facts['torch']}; {RANKS} ranks, ours on {BACKEND['lockstep']}, "
+            f"Python's on {BACKEND['python']}; "
             f"{rounds} round{'s' if rounds != 1 else ''}")
     if facts["load_before"] > 0.5:
         text += (f"\nThe machine was not idle (load {facts['load_before']}): "

@@ -1,4 +1,3 @@
 #include "tests/comm/contract/contract.h"
 
-LOCKSTEP_COLLECTIVE_CONTRACT(TwoRanksAHost, "cpu:lockstep", "cpu", 2)
 LOCKSTEP_COLLECTIVE_CONTRACT(ThreeRanksAHost, "cpu:lockstep", "cpu", 3)
