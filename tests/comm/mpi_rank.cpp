@@ -159,6 +159,8 @@ void strangers() {
          .world_size = size,
          .rank = as});
     say_refusal([] { lockstep::new_group({}, {.backend = "mpi"}); });
+    // Gloo's other end may still be connecting to this one.
+    lockstep::barrier();
   };
   under_gloo("before", rank);
   { auto group = lockstep::init_process_group("mpi"); }
