@@ -124,19 +124,6 @@ const char* name_of(FlightReason reason) {
   }
 }
 
-const char* name_of(FlightState state) {
-  switch (state) {
-    case FlightState::scheduled:
-      return "scheduled";
-    case FlightState::started:
-      return "started";
-    case FlightState::completed:
-      return "completed";
-    default:
-      return "failed";
-  }
-}
-
 int64_t unix_time(const Destination& to, int64_t steady_ns) {
   return to.unix_ns + (steady_ns - to.steady_ns);
 }

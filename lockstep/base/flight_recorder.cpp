@@ -50,6 +50,19 @@ std::atomic<int> readers{0};
 
 }  // namespace
 
+const char* name_of(FlightState state) {
+  switch (state) {
+    case FlightState::scheduled:
+      return "scheduled";
+    case FlightState::started:
+      return "started";
+    case FlightState::completed:
+      return "completed";
+    default:
+      return "failed";
+  }
+}
+
 // A sequence lock whose writers never wait: `word` is kWriting while the rest
 // is written, and names the operation and its state afterwards. The rest is
 // written with release and read with acquire, so that who read a field of a

@@ -20,6 +20,7 @@ enum class FlightState : uint8_t {
   completed,
   failed,
 };
+const char* name_of(FlightState state);  // "scheduled", ...
 
 // One operation as this rank called it. The texts must live for ever: they are
 // literals, or LibTorch's names of dtypes.

@@ -45,19 +45,6 @@ std::string headline(const FlightGroupComparison& group) {
   }
 }
 
-const char* name_of(FlightState state) {
-  switch (state) {
-    case FlightState::scheduled:
-      return "scheduled";
-    case FlightState::started:
-      return "started";
-    case FlightState::completed:
-      return "completed";
-    default:
-      return "failed";
-  }
-}
-
 std::vector<std::string> cells(const FlightRow& row, uint64_t number) {
   const auto rank = std::to_string(row.rank);
   if (row.file == nullptr) return {rank, "-", "(no record)", "", ""};
