@@ -1,6 +1,7 @@
 """Measures Lockstep beside PyTorch's Python, in one run: `./dev bench`.
 
     ./dev bench                      every benchmark
+    ./dev bench ddp                  training steps: five models (training.py)
     ./dev bench mlp narrow           these
     ./dev bench comm                 operations between ranks: lockstep bench
     ./dev bench hosts                two hosts and a slow link (hosts.py); root
@@ -9,214 +10,34 @@
 
 Ours and the peer alternate, round by round, so that a machine that is busy for
 a while is so for both. A figure is the median of the rounds; what a step costs
-in one round is itself a median over steps. The table goes to standard output,
-every round's figures to JSON. What is measured, the table's columns and the
+in one round is itself a median over steps. The tables go to standard output,
+every round's figures to JSON. What is measured, the tables' columns and the
 JSON's fields: docs/benchmarks.md. Needs Python's standard library, and the
 torch that the peers import beside this interpreter.
 """
 
 import argparse
-import ctypes
 import datetime
 import importlib.metadata
 import json
 import os
 import pathlib
 import platform
-import signal
-import statistics
 import subprocess
 import sys
 import tempfile
 import time
 
 import hosts
+import processes
+import training
+from processes import Failure, Programs, RANKS, progress, run_child
+from training import BACKEND, BENCHMARKS
 
-RANKS = 2
-# Each with its own best: what a program gets that names none.
-BACKEND = {"lockstep": "lockstep", "without_communication": "lockstep",
-           "python": "gloo"}
-PEERS = pathlib.Path(__file__).resolve().parent / "peers"
-FORMAT = 1  # of the JSON
-CHILD_TIMEOUT_S = 300
-# Python's Gloo aborts now and then when its processes end (torch 2.13,
-# "terminate called without an active exception"), after all work is done. Such
-# a run does not count and is repeated; one of ours that fails ends the bench.
-PEER_ATTEMPTS = 3
-PR_SET_PDEATHSIG = 1
-PR_SET_CHILD_SUBREAPER = 36
-
-
-class Failure(Exception):
-    """What ends the run: one line, and what the child printed."""
-
-    def __init__(self, line, output="", is_of_child=False):
-        super().__init__(line)
-        self.output = output
-        self.is_of_child = is_of_child
-
-
-# --- Children: none outlives this process, whatever ends it.
-
-def prctl(option, value):
-    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
-
-
-def children_of(pid):
-    try:
-        tasks = list(pathlib.Path(f"/proc/{pid}/task").iterdir())
-        return [int(child) for task in tasks
-                for child in (task / "children").read_text().split()]
-    except OSError:  # it has ended meanwhile
-        return []
-
-
-def end_children():
-    """Kills whatever still descends from this process. (The workers of
-    torchrun have sessions of their own; as this process is their subreaper
-    they fall to it when torchrun ends.)"""
-    deadline = time.monotonic() + 10
-    while time.monotonic() < deadline:
-        descendants, queue = [], children_of(os.getpid())
-        while queue:
-            pid = queue.pop()
-            descendants.append(pid)
-            queue += children_of(pid)
-        if not descendants:
-            return
-        for pid in descendants:
-            try:
-                os.kill(pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-        while True:
-            try:
-                if os.waitpid(-1, os.WNOHANG)[0] == 0:
-                    break
-            except ChildProcessError:
-                break
-        time.sleep(0.01)
-
-
-def run_child(command, scratch):
-    """Runs `command` to its end; its standard output and its seconds."""
-    environment = dict(
-        os.environ,
-        OMP_NUM_THREADS="1",  # torchrun's default too; said, it warns no more
-        TMPDIR=str(scratch))  # torchrun leaves a folder behind
-    name = " ".join(map(str, command))
-    out_path, err_path = scratch / "stdout", scratch / "stderr"
-    with open(out_path, "wb") as out, open(err_path, "wb") as err:
-        begin = time.monotonic()
-        try:
-            child = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                env=environment, start_new_session=True,
-                preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM))
-        except OSError as error:
-            raise Failure(f"cannot start {name}: {error.strerror}") from error
-        try:
-            code = child.wait(CHILD_TIMEOUT_S)
-            seconds = time.monotonic() - begin
-            ended = f"failed with exit code {code}"
-        except subprocess.TimeoutExpired:
-            code, ended = None, f"did not end in {CHILD_TIMEOUT_S} s"
-        finally:
-            end_children()
-    stdout = out_path.read_text(errors="replace")
-    if code != 0:
-        raise Failure(f"{ended}: {name}",
-                      stdout + err_path.read_text(errors="replace"),
-                      is_of_child=True)
-    return stdout, seconds
-
-
-# --- What is measured.
-
-class Programs:
-    """The commands of both sides."""
-
-    def __init__(self, build):
-        self.build = build
-        self.torchrun = pathlib.Path(sys.executable).parent / "torchrun"
-
-    def lockstep(self, program, *arguments):
-        launcher = self.build / "bin" / "lockstep"
-        return self.existing(launcher, "./dev build", [
-            launcher, "run", "--standalone", f"--nproc-per-node={RANKS}",
-            self.build / "bin" / program, *arguments])
-
-    def python(self, program, *arguments):
-        return self.existing(self.torchrun, "./dev setup", [
-            self.torchrun, "--standalone", f"--nproc-per-node={RANKS}",
-            PEERS / program, *arguments])
-
-    @staticmethod
-    def existing(launcher, remedy, command):
-        if not launcher.exists():
-            raise Failure(f"{launcher} is missing; run {remedy}")
-        return list(map(str, command))
-
-
-class Job:
-    """The tutorial's job from launch to exit."""
-
-    unit = "s"
-    sides = ("lockstep", "python")
-    what = "Linear(20, 1), 2,048 samples, 50 epochs, a snapshot every 10"
-
-    def measure(self, side, programs, scratch, quick):
-        snapshot = scratch / "snapshot.pt"
-        arguments = ("5" if quick else "50", "10", "--snapshot", snapshot)
-        command = (programs.python("job_peer.py", *arguments)
-                   if side == "python" else
-                   programs.lockstep("multigpu_torchrun", *arguments))
-        _, seconds = run_child(command, scratch)
-        # Else the next job would resume, and have nothing to do.
-        if not snapshot.exists():
-            raise Failure(f"saved no snapshot: {' '.join(command)}")
-        snapshot.unlink()
-        return {"median": round(seconds, 4)}
-
-
-class Step:
-    """One training step, the slowest rank's, in microseconds."""
-
-    unit = "us"
-    sides = ("lockstep", "python", "without_communication")
-
-    def __init__(self, model, steps, warmup, what):
-        self.model, self.steps, self.warmup = model, steps, warmup
-        self.what = what
-
-    def measure(self, side, programs, scratch, quick):
-        share = 5 if quick else 1
-        arguments = ["--model", self.model, "--backend", BACKEND[side],
-                     "--steps", max(1, self.steps // share),
-                     "--warmup", max(1, self.warmup // share)]
-        if side == "without_communication":
-            arguments.append("--no-ddp")
-        command = (programs.python("ddp_peer.py", *arguments)
-                   if side == "python" else
-                   programs.lockstep("benchmarks/ddp_step", *arguments))
-        stdout, _ = run_child(command, scratch)
-        for line in stdout.splitlines():
-            try:
-                figures = json.loads(line)
-                return {"median": figures["median_us"], **figures}
-            except (ValueError, KeyError, TypeError):
-                continue  # another library's word
-        raise Failure(f"printed no figures: {' '.join(command)}", stdout)
-
-
-BENCHMARKS = {
-    "job": Job(),
-    "tutorial": Step("tutorial", 600, 100, "Linear(20, 1)"),
-    "mlp": Step("mlp", 40, 10, "20-2048-2048-1, 4.2 M parameters"),
-    "narrow": Step("narrow", 120, 30, "66 layers of 64"),
-}
-
-
+FORMAT = 2  # of the JSON of training
+HOSTS_FORMAT = 1
+# All training steps.
+DDP = "ddp"
 # Of `lockstep bench`, which alternates with its peers by itself and prints a
 # table of its own.
 COMM = "comm"
@@ -224,6 +45,7 @@ COMM_SIZES = "4,1K,16K,256K,1M,4M,16M,64M"
 # Namespaces as hosts: a table and a file of its own too.
 HOSTS = "hosts"
 NAMES = [*BENCHMARKS, COMM, HOSTS]
+ROUNDS = 5
 
 
 def bench_comm(args):
@@ -261,7 +83,7 @@ def bench_hosts(args):
     except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
         raise Failure("a rank between the hosts failed", str(error)) from error
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"format": FORMAT, "quick": args.quick,
+    path.write_text(json.dumps({"format": HOSTS_FORMAT, "quick": args.quick,
                                 "hosts": results}, indent=1) + "\n")
     print(f"all_reduce of {hosts.BYTES >> 20} MiB between two hosts, a link "
           f"of {hosts.LINK}\n\n{hosts.table(results)}\n\n"
@@ -273,103 +95,39 @@ def comm_path(args):
     return args.json if is_alone else args.build / "bench" / f"{COMM}.json"
 
 
-def measure(names, rounds, programs, scratch, quick):
-    """name -> side -> the figures of each round."""
-    figures = {name: {side: [] for side in BENCHMARKS[name].sides}
-               for name in names}
-    for round_ in range(rounds):
-        for name in names:
-            for side, list_ in figures[name].items():
-                progress(f"round {round_ + 1}/{rounds}: {name}, "
-                         f"{side.replace('_', ' ')}")
-                list_.append(measure_once(
-                    BENCHMARKS[name], side, programs, scratch, quick))
-    progress("")
-    return figures
-
-
-def measure_once(benchmark, side, programs, scratch, quick):
-    attempts = PEER_ATTEMPTS if side == "python" else 1
-    for failed in range(attempts):
-        try:
-            result = benchmark.measure(side, programs, scratch, quick)
-            return {**result, "failed": failed} if failed else result
-        except Failure as failure:
-            if not failure.is_of_child or failed + 1 == attempts:
-                raise
-            progress("")
-            print(f"bench: the peer {failure}; once more", file=sys.stderr)
-            (scratch / "snapshot.pt").unlink(missing_ok=True)
-
-
-def progress(text):
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-
-
-# --- What is said of it.
-
-def summarise(name, sides):
-    """One entry of the JSON's "benchmarks"."""
-    benchmark = BENCHMARKS[name]
-    result = {"name": name, "what": benchmark.what, "unit": benchmark.unit,
-              "ranks": RANKS, "backend": BACKEND["lockstep"],
-              "python_backend": BACKEND["python"]}
-    for side, rounds in sides.items():
-        result[side] = {
-            "median": statistics.median(r["median"] for r in rounds),
-            "rounds": rounds}
-
-    def ratios(over, under):
-        return [a["median"] / b["median"]
-                for a, b in zip(sides[over], sides[under])]
-
-    # Greater is better: how many times faster than the peer.
-    by_round = ratios("python", "lockstep")
-    result["ratio"] = round(
-        result["python"]["median"] / result["lockstep"]["median"], 3)
-    result["ratio_min"] = round(min(by_round), 3)
-    result["ratio_max"] = round(max(by_round), 3)
-    if "without_communication" in sides:
-        # Smaller is better: how many times a step without communication.
-        result["communication_ratio"] = round(
-            result["lockstep"]["median"] /
-            result["without_communication"]["median"], 3)
-    return result
-
-
-def shown(value, unit):
-    if unit == "s":
-        return f"{value:.2f} s"
-    return f"{value:.0f} us" if value < 10_000 else f"{value / 1000:.1f} ms"
-
-
-def table(results):
-    header = ["benchmark", "ours", "Python", "ratio", "of the rounds",
-              "without communication", "ratio"]
-    rows = []
-    for r in results:
-        row = [r["name"], shown(r["lockstep"]["median"], r["unit"]),
-               shown(r["python"]["median"], r["unit"]),
-               f"{r['ratio']:.2f}x",
-               f"{r['ratio_min']:.2f}-{r['ratio_max']:.2f}"]
-        if "without_communication" in r:
-            row += [shown(r["without_communication"]["median"], r["unit"]),
-                    f"{r['communication_ratio']:.2f}"]
-        else:
-            row += ["-", "-"]
-        rows.append(row)
-    widths = [max(map(len, column)) for column in zip(header, *rows)]
-
-    def line(cells):
-        return "| " + " | ".join(
-            cell.ljust(width) if i == 0 else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(cells, widths))) + " |"
-
-    rule = "|" + "|".join(
-        "-" * (width + 2) if i == 0 else "-" * (width + 1) + ":"
-        for i, width in enumerate(widths)) + "|"
-    return "\n".join([line(header), rule, *map(line, rows)])
+def bench_training(args, names):
+    facts = machine()
+    begin = time.monotonic()
+    traces = args.build / "bench" / "traces"
+    traces.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as scratch:
+        figures = training.measure(
+            names, args.rounds,
+            training.Place(Programs(args.build.resolve()),
+                           pathlib.Path(scratch), traces.resolve(),
+                           args.quick))
+    results = [training.summarise(name, sides)
+               for name, sides in figures.items()]
+    document = {
+        "format": FORMAT,
+        "date": datetime.datetime.now(datetime.timezone.utc)
+                        .isoformat(timespec="seconds"),
+        "seconds": round(time.monotonic() - begin, 1),
+        "machine": facts, "quick": args.quick, "rounds": args.rounds,
+        "benchmarks": results}
+    try:
+        args.json.parent.mkdir(parents=True, exist_ok=True)
+        args.json.write_text(json.dumps(document, indent=1) + "\n")
+    except OSError as error:
+        raise Failure(f"cannot write {args.json}: {error.strerror}") from error
+    print(header(facts, args.rounds, args.quick))
+    print(f"\n{training.times_table(results)}")
+    resources = training.resources_table(results)
+    if resources:
+        print(f"\nmemory in MiB\n\n{resources}")
+    print(f"\nfigures of every round: {args.json}")
+    if resources:
+        print(f"traces of a few steps of ours: {traces}")
 
 
 def cpu_model():
@@ -410,10 +168,12 @@ def header(facts, rounds, quick):
 def parse_args():
     parser = argparse.ArgumentParser(
         prog="./dev bench", description=__doc__.splitlines()[0])
+    known = ", ".join([DDP, *NAMES])
     parser.add_argument("names", nargs="*", metavar="NAME",
-                        help=f"of {', '.join(NAMES)}; none: all")
+                        help=f"of {known}; {DDP}: "
+                             f"{', '.join(training.STEPS)}; none: all")
     parser.add_argument("--rounds", type=int, default=None,
-                        help="of each benchmark (default: 4)")
+                        help=f"of each benchmark (default: {ROUNDS})")
     parser.add_argument("--json", type=pathlib.Path, metavar="PATH",
                         help="where the figures go (default: "
                              "build/bench/NAME.json; of several: ddp.json)")
@@ -422,27 +182,28 @@ def parse_args():
     parser.add_argument("--build", type=pathlib.Path, default="build",
                         help="the build to measure (default: build)")
     args = parser.parse_args()
+    names = []
     for name in args.names:
-        if name not in NAMES:
-            parser.error(f"no benchmark \"{name}\"; "
-                         f"there are {', '.join(NAMES)}")
-    args.names = list(dict.fromkeys(args.names)) or NAMES
+        if name not in [DDP, *NAMES]:
+            parser.error(f"no benchmark \"{name}\"; there are {known}")
+        names += training.STEPS if name == DDP else [name]
+    args.names = list(dict.fromkeys(names)) or NAMES
     if args.rounds is None:
-        args.rounds = 1 if args.quick else 4
+        args.rounds = 1 if args.quick else ROUNDS
     if args.rounds < 1:
         parser.error(f"--rounds is {args.rounds}; give 1 or more")
     if args.json is None and args.names not in ([COMM], [HOSTS]):
-        name = args.names[0] if len(args.names) == 1 else "ddp"
+        name = args.names[0] if len(args.names) == 1 else DDP
         args.json = args.build / "bench" / f"{name}.json"
     return args
 
 
 def bench(args):
-    steps = [name for name in args.names if name in BENCHMARKS]
-    if steps:
-        bench_training(args, steps)
+    trained = [name for name in args.names if name in BENCHMARKS]
+    if trained:
+        bench_training(args, trained)
     if COMM in args.names:
-        if steps:
+        if trained:
             print()
         bench_comm(args)
     if HOSTS in args.names:
@@ -451,42 +212,9 @@ def bench(args):
         bench_hosts(args)
 
 
-def bench_training(args, names):
-    facts = machine()
-    begin = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as scratch:
-        figures = measure(names, args.rounds,
-                          Programs(args.build.resolve()),
-                          pathlib.Path(scratch), args.quick)
-    results = [summarise(name, sides) for name, sides in figures.items()]
-    document = {
-        "format": FORMAT,
-        "date": datetime.datetime.now(datetime.timezone.utc)
-                        .isoformat(timespec="seconds"),
-        "seconds": round(time.monotonic() - begin, 1),
-        "machine": facts, "quick": args.quick, "rounds": args.rounds,
-        "benchmarks": results}
-    try:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(document, indent=1) + "\n")
-    except OSError as error:
-        raise Failure(f"cannot write {args.json}: {error.strerror}") from error
-    print(header(facts, args.rounds, args.quick))
-    print()
-    print(table(results))
-    print(f"\nfigures of every round: {args.json}")
-
-
-def interrupted(number, _):
-    raise SystemExit(128 + number)  # through every finally
-
-
 def main():
     args = parse_args()
-    prctl(PR_SET_CHILD_SUBREAPER, 1)
-    signal.signal(signal.SIGTERM, interrupted)
-    signal.signal(signal.SIGHUP, interrupted)
-    signal.signal(signal.SIGINT, interrupted)
+    processes.adopt_descendants()
     try:
         bench(args)
     except Failure as failure:

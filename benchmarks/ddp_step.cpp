@@ -4,152 +4,272 @@
 //   build/bin/lockstep run --standalone --nproc-per-node=2
 //       build/bin/benchmarks/ddp_step --model mlp
 //
-// Every rank trains the same model on its own fixed random tensors (no
-// loader): zero_grad, forward, mean squared error, backward, SGD step, on one
-// thread. A step takes as long as it took the slowest rank. Rank 0 prints one
-// line of JSON (docs/benchmarks.md), the peer's and the version of LibTorch:
+// Every rank trains the same model on its own samples, on one thread: the next
+// batch, zero_grad, forward, loss, backward, the optimizer's step. A step takes
+// as long as it took the slowest rank. Rank 0 prints one line of JSON
+// (docs/benchmarks.md), the peer's and some fields more:
 //
-//   {"peer": "lockstep", "model": "mlp", "ddp": true, "backend": "lockstep",
-//    "ranks": 2, "batch_size": 32, "parameters": 4241409, "steps": 100,
-//    "warmup": 20, "median_us": ..., "p10_us": ..., "p90_us": ...,
-//    "torch": "2.13.0"}
+//   {"peer": "lockstep", "model": "mlp", "optimizer": "sgd", "ddp": true,
+//    "backend": "lockstep", "ranks": 2, "batch_size": 32,
+//    "parameters": 4241409, "steps": 100, "warmup": 20, "median_us": ...,
+//    "mean_us": ..., "p10_us": ..., "p90_us": ..., "cpu_us": ...,
+//    "switches": ..., "memory_mib": {...}, "zero": false, "torch": "2.13.0"}
 //
-// With --no-ddp as many ranks run at the same time and do not communicate.
+// With --no-ddp as many ranks run at the same time and do not communicate. With
+// --trace FILE some steps more are traced, behind those that are timed.
 
+#include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
-#include <cstdlib>
 #include <exception>
+#include <fstream>
+#include <functional>
 #include <map>
+#include <memory>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
+#include <lockstep/base/span.h>
 #include <lockstep/lockstep.h>
+#include <lockstep/optim/adamw.h>
+#include <lockstep/optim/sgd.h>
+#include <lockstep/parallel/zero/zero_redundancy_optimizer.h>
 #include <torch/torch.h>
 #include <torch/version.h>
 #include <CLI/CLI.hpp>
 #include <nlohmann/json.hpp>
 
+#include "benchmarks/ddp_step/resources.h"
+#include "benchmarks/ddp_step/trace.h"
+#include "benchmarks/ddp_step/workloads.h"
+
 namespace {
+
+using benchmarks::Batches, benchmarks::Workload;
+using torch::nn::Sequential;
+using Clock = std::chrono::steady_clock;
+using Optimizer = torch::optim::Optimizer;
+
+constexpr int64_t kTracedSteps = 8;
 
 struct Options {
   std::string model;
+  std::string optimizer = "sgd";
   int64_t steps = 100;
   int64_t warmup = 20;
-  int64_t batch_size = 32;
+  int64_t batch_size = 0;  // 0: the model's own
   std::string backend = "lockstep";
   bool no_ddp = false;
+  bool zero = false;
+  std::string trace;
 };
 
-// What one model was measured with: nanoseconds of each step on this rank.
-struct Measurement {
-  std::vector<int64_t> step_ns;
-  int64_t parameters = 0;
-};
+using Ddp = lockstep::DistributedDataParallel<Sequential>;
 
-template <typename Model>
-std::vector<int64_t> time_steps(Model& model,
-                                std::vector<at::Tensor> parameters,
-                                const at::Tensor& data,
-                                const at::Tensor& target, int64_t steps) {
-  using Clock = std::chrono::steady_clock;
-  torch::optim::SGD optimizer(std::move(parameters), /*lr=*/1e-3);
-  torch::nn::MSELoss criterion;
-  std::vector<int64_t> times(static_cast<size_t>(steps));
-  for (auto& time : times) {
-    auto begin = Clock::now();
-    optimizer.zero_grad();
-    criterion(model->forward(data), target).backward();
-    optimizer.step();
-    time = std::chrono::nanoseconds(Clock::now() - begin).count();
+// The model, with or without communication, and what steps it.
+struct Training {
+  Sequential module = nullptr;
+  std::unique_ptr<Ddp> ddp;  // none: without communication
+  std::unique_ptr<Optimizer> optimizer;
+
+  at::Tensor forward(const at::Tensor& data) {
+    return ddp ? ddp->forward(data) : module->forward(data);
   }
-  return times;
+};
+
+// With ZeRO each rank steps a part of what `training.ddp` trains, in the one
+// copy of the parameters that the ranks share.
+template <typename Fused>
+std::unique_ptr<Optimizer> make_optimizer(
+    const Training& training, bool zero,
+    const typename Fused::Options& fused = {}) {
+  if (!zero) {
+    return std::make_unique<Fused>(training.module->parameters(), fused);
+  }
+  return std::make_unique<lockstep::ZeroRedundancyOptimizer<Fused>>(
+      *training.ddp, fused,
+      lockstep::ZeroRedundancyOptions{.shared_parameters = true});
 }
 
-template <typename Module>
-Measurement measure(Module module, int64_t features, int64_t outputs,
-                    const Options& options) {
-  torch::manual_seed(1 + lockstep::get_rank());
-  auto data = torch::randn({options.batch_size, features});
-  auto target = torch::randn({options.batch_size, outputs});
-  auto parameters = module->parameters();
-  Measurement result;
-  for (const auto& p : parameters) result.parameters += p.numel();
-  auto steps = options.warmup + options.steps;
-  if (options.no_ddp) {
-    lockstep::barrier();
-    result.step_ns = time_steps(module, parameters, data, target, steps);
-  } else {
-    auto ddp =
-        std::make_unique<lockstep::DistributedDataParallel<Module>>(module);
-    lockstep::barrier();
-    result.step_ns = time_steps(ddp, parameters, data, target, steps);
+Training make_training(const Workload& workload, const Options& options) {
+  torch::manual_seed(0);
+  Training training;
+  training.module = workload.model();
+  if (!options.no_ddp) training.ddp = std::make_unique<Ddp>(training.module);
+  // LibTorch's fused kernels, with communication and without.
+  namespace optim = lockstep::optim;
+  training.optimizer =
+      options.optimizer == "adamw"
+          ? make_optimizer<optim::AdamW>(training, options.zero)
+          : make_optimizer<optim::SGD>(training, options.zero, {.lr = 1e-3});
+  return training;
+}
+
+// The moments between the steps, and before the first and behind the last.
+std::vector<Clock::time_point> run_steps(Training& training, Batches& batches,
+                                         const Workload& workload,
+                                         int64_t steps) {
+  using lockstep::Span;
+  std::vector<Clock::time_point> moments;
+  moments.reserve(static_cast<size_t>(steps) + 1);
+  moments.push_back(Clock::now());
+  for (int64_t step = 0; step < steps; ++step) {
+    Span loading("train", "load");
+    const auto& batch = batches.next();
+    loading.end();
+    training.optimizer->zero_grad();
+    Span forward("train", "forward");
+    auto loss = workload.loss(training.forward(batch.data), batch.target);
+    forward.end();
+    Span backward("train", "backward");
+    loss.backward();
+    backward.end();
+    Span stepping("train", "optimizer");
+    training.optimizer->step();
+    stepping.end();
+    moments.push_back(Clock::now());
   }
-  result.step_ns.erase(result.step_ns.begin(),
-                       result.step_ns.begin() + options.warmup);
+  return moments;
+}
+
+// The greatest of all ranks, element by element. Collective.
+std::vector<int64_t> greatest(const std::vector<int64_t>& values) {
+  auto tensor = torch::tensor(values, torch::kInt64);
+  lockstep::all_reduce(tensor, {.op = lockstep::ReduceOp::MAX});
+  const auto* data = tensor.const_data_ptr<int64_t>();
+  return {data, data + tensor.numel()};
+}
+
+double rounded(double value, double places) {
+  return std::round(value * places) / places;
+}
+
+nlohmann::ordered_json step_figures(
+    const std::vector<Clock::time_point>& moments) {
+  std::vector<int64_t> own;
+  for (size_t i = 1; i < moments.size(); ++i) {
+    own.push_back(
+        std::chrono::nanoseconds(moments[i] - moments[i - 1]).count());
+  }
+  auto us =
+      torch::tensor(greatest(own), torch::kInt64).to(torch::kFloat64) / 1000;
+  auto quantiles =
+      torch::quantile(us, torch::tensor({0.1, 0.5, 0.9}, torch::kFloat64));
+  const auto* at = quantiles.const_data_ptr<double>();
+  return {{"median_us", rounded(at[1], 100)},
+          {"mean_us", rounded(us.mean().item<double>(), 100)},
+          {"p10_us", rounded(at[0], 100)},
+          {"p90_us", rounded(at[2], 100)}};
+}
+
+// Of the rank that has most of each. `before`: ahead of the timed steps.
+nlohmann::ordered_json usage_figures(const benchmarks::Usage& before,
+                                     const benchmarks::Usage& after,
+                                     int64_t steps) {
+  const auto most = greatest(
+      {after.cpu_us - before.cpu_us, after.switches - before.switches});
+  const auto a_step = [&](int64_t sum) {
+    return rounded(static_cast<double>(sum) / static_cast<double>(steps), 10);
+  };
+  return {{"cpu_us", a_step(most[0])}, {"switches", a_step(most[1])}};
+}
+
+nlohmann::ordered_json memory_figures(const benchmarks::Memory& start) {
+  lockstep::barrier();  // every rank has made what it shares
+  const auto now = benchmarks::memory();
+  lockstep::barrier();  // no rank has gone while others count
+  const auto kib =
+      greatest({start.rss, now.peak_rss, now.rss, now.pss, now.private_rss});
+  nlohmann::ordered_json result;
+  const char* names[] = {"start_rss", "peak_rss", "rss", "pss", "private"};
+  for (size_t i = 0; i < kib.size(); ++i) {
+    result[names[i]] = rounded(static_cast<double>(kib[i]) / 1024, 10);
+  }
   return result;
 }
 
-Measurement measure_tutorial(const Options& options) {
-  return measure(torch::nn::Linear(20, 1), 20, 1, options);
-}
-
-Measurement measure_mlp(const Options& options) {
-  using torch::nn::Linear, torch::nn::ReLU;
-  torch::nn::Sequential model(Linear(20, 2048), ReLU(), Linear(2048, 2048),
-                              ReLU(), Linear(2048, 1));
-  return measure(model, 20, 1, options);
-}
-
-// 66 layers of 64: many small parameters.
-Measurement measure_narrow(const Options& options) {
-  torch::nn::Sequential model;
-  for (int layer = 0; layer < 66; ++layer) {
-    model->push_back(torch::nn::Linear(64, 64));
-    model->push_back(torch::nn::ReLU());
+// Some steps more, whose spans of all ranks go to the file. What they say of
+// communication: over all ranks, a step and rank.
+nlohmann::ordered_json trace_steps(Training& training, Batches& batches,
+                                   const Workload& workload,
+                                   const std::string& path) {
+  auto recorder = std::make_shared<benchmarks::SpanRecorder>(1 << 16);
+  lockstep::barrier();
+  {
+    lockstep::SpanSubscription subscription(recorder);
+    run_steps(training, batches, workload, kTracedSteps);
   }
-  return measure(model, 64, 64, options);
+  lockstep::barrier();
+  const auto spans = recorder->spans();
+  const auto own = benchmarks::overlap(spans);
+  auto sums = torch::tensor(
+      {own.communication_ns, own.hidden_ns, own.waited_ns}, torch::kInt64);
+  lockstep::all_reduce(sums);
+  const auto ranks = lockstep::gather_object(
+      benchmarks::trace_events(spans, lockstep::get_rank()));
+  if (lockstep::get_rank() == 0) {
+    auto events = nlohmann::json::array();
+    for (const auto& rank : ranks) {
+      events.insert(events.end(), rank.begin(), rank.end());
+    }
+    std::ofstream file(path);
+    file << nlohmann::json{{"traceEvents", std::move(events)}} << '\n';
+    if (!file.flush()) throw std::runtime_error("cannot write " + path);
+  }
+  const auto* ns = sums.const_data_ptr<int64_t>();
+  const auto us_a_step = [&](int64_t sum) {
+    return rounded(static_cast<double>(sum) / 1000 / kTracedSteps /
+                       lockstep::get_world_size(),
+                   10);
+  };
+  nlohmann::ordered_json result = {{"communication_us", us_a_step(ns[0])},
+                                   {"hidden_us", us_a_step(ns[1])},
+                                   {"waited_us", us_a_step(ns[2])}};
+  if (ns[0] > 0) {
+    result["hidden"] =
+        rounded(static_cast<double>(ns[1]) / static_cast<double>(ns[0]), 1000);
+  }
+  return result;
 }
 
-const std::map<std::string, Measurement (*)(const Options&)> kModels = {
-    {"tutorial", measure_tutorial},
-    {"mlp", measure_mlp},
-    {"narrow", measure_narrow},
-};
+void run(Options options) {
+  torch::set_num_threads(1);
+  auto group = lockstep::init_process_group(options.backend);
+  const auto start = benchmarks::memory();
+  const auto& workload = benchmarks::workloads().at(options.model);
+  if (options.batch_size == 0) options.batch_size = workload.batch_size;
+  auto training = make_training(workload, options);
+  auto batches = workload.batches(options.batch_size);
 
-double hundredth(double value) { return std::round(value * 100) / 100; }
+  lockstep::barrier();
+  run_steps(training, *batches, workload, options.warmup);
+  const auto usage_before = benchmarks::usage();
+  const auto moments = run_steps(training, *batches, workload, options.steps);
+  const auto usage_after = benchmarks::usage();
 
-// Collective: the slowest rank of each step, summed up on rank 0.
-void report(const Measurement& measured, const Options& options) {
-  auto times = torch::tensor(measured.step_ns, torch::kInt64);
-  lockstep::all_reduce(times, {.op = lockstep::ReduceOp::MAX});
-  if (lockstep::get_rank() != 0) return;
-  auto quantiles =
-      torch::quantile(times.to(torch::kFloat64) / 1000,
-                      torch::tensor({0.1, 0.5, 0.9}, torch::kFloat64));
-  const double* us = quantiles.const_data_ptr<double>();
+  int64_t parameters = 0;
+  for (const auto& p : training.module->parameters()) parameters += p.numel();
   nlohmann::ordered_json line = {{"peer", "lockstep"},
                                  {"model", options.model},
+                                 {"optimizer", options.optimizer},
                                  {"ddp", !options.no_ddp},
                                  {"backend", options.backend},
                                  {"ranks", lockstep::get_world_size()},
                                  {"batch_size", options.batch_size},
-                                 {"parameters", measured.parameters},
+                                 {"parameters", parameters},
                                  {"steps", options.steps},
-                                 {"warmup", options.warmup},
-                                 {"median_us", hundredth(us[1])},
-                                 {"p10_us", hundredth(us[0])},
-                                 {"p90_us", hundredth(us[2])},
-                                 {"torch", TORCH_VERSION}};
-  std::printf("%s\n", line.dump().c_str());
-}
-
-void run(const Options& options) {
-  torch::set_num_threads(1);
-  auto group = lockstep::init_process_group(options.backend);
-  torch::manual_seed(0);
-  report(kModels.at(options.model)(options), options);
+                                 {"warmup", options.warmup}};
+  line.update(step_figures(moments));
+  line.update(usage_figures(usage_before, usage_after, options.steps));
+  line["memory_mib"] = memory_figures(start);
+  line["zero"] = options.zero;
+  line["torch"] = TORCH_VERSION;
+  if (!options.trace.empty()) {
+    line["trace"] = trace_steps(training, *batches, workload, options.trace);
+  }
+  if (lockstep::get_rank() == 0) std::printf("%s\n", line.dump().c_str());
 }
 
 }  // namespace
@@ -160,14 +280,23 @@ int main(int argc, char** argv) {
   auto positive = CLI::Range(1, 1'000'000);
   app.add_option("--model", options.model)
       ->required()
-      ->check(CLI::IsMember(kModels));
+      ->check(CLI::IsMember(benchmarks::workloads()));
+  app.add_option("--optimizer", options.optimizer)
+      ->check(CLI::IsMember({"sgd", "adamw"}));
   app.add_option("--steps", options.steps)->check(positive);
   app.add_option("--warmup", options.warmup)->check(CLI::Range(0, 1'000'000));
-  app.add_option("--batch-size", options.batch_size, "samples on each rank")
+  app.add_option("--batch-size", options.batch_size,
+                 "samples on each rank (default: the model's own)")
       ->check(positive);
   app.add_option("--backend", options.backend);
-  app.add_flag("--no-ddp", options.no_ddp,
-               "as many ranks, without communication");
+  auto* no_ddp = app.add_flag("--no-ddp", options.no_ddp,
+                              "as many ranks, without communication");
+  app.add_flag("--zero", options.zero,
+               "each rank steps a part of the parameters, which the ranks "
+               "share (ZeroRedundancyOptimizer)")
+      ->excludes(no_ddp);
+  app.add_option("--trace", options.trace,
+                 "file for a trace of a few steps more");
   CLI11_PARSE(app, argc, argv);
   try {
     run(options);

@@ -2,6 +2,9 @@
 
 // All of Lockstep. Each header is a contract of its own; read them in this
 // order.
+#include "lockstep/amp/autocast.h"
+#include "lockstep/amp/clip_grad.h"
+#include "lockstep/amp/grad_scaler.h"
 #include "lockstep/checkpoint/state_dict.h"
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/comm/collectives.h"
@@ -12,4 +15,11 @@
 #include "lockstep/data/distributed_sampler.h"
 #include "lockstep/data/tensor_dataset.h"
 #include "lockstep/launch/spawn.h"
+#include "lockstep/optim/adam.h"
+#include "lockstep/optim/adamw.h"
+#include "lockstep/optim/sgd.h"
+#include "lockstep/parallel/data_parallel/data_parallel.h"
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
+#include "lockstep/parallel/nn/convert_sync_batchnorm.h"
+#include "lockstep/parallel/nn/sync_batch_norm.h"
+#include "lockstep/parallel/zero/zero_redundancy_optimizer.h"

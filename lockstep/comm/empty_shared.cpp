@@ -4,8 +4,8 @@
 #include <c10/core/DefaultDtype.h>
 #include <c10/util/accumulate.h>
 
+#include "lockstep/comm/host_sharing.h"
 #include "lockstep/comm/init.h"
-#include "lockstep/comm/tensor_sharing.h"
 
 namespace lockstep {
 
@@ -34,7 +34,7 @@ bool is_shared(const at::Tensor& tensor, const ProcessGroupPtr& group) {
   if (!tensor.has_storage() || tensor.numel() == 0) return false;
   const auto& of = group ? group : default_group();
   const auto* sharing =
-      dynamic_cast<const TensorSharing*>(&of->backend(tensor.device().type()));
+      dynamic_cast<const HostSharing*>(&of->backend(tensor.device().type()));
   return sharing != nullptr &&
          sharing->shares(
              tensor.const_data_ptr(),

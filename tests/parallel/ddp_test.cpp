@@ -459,17 +459,5 @@ WORLD_TEST(DistributedDataParallel, SpansTellOfBackwardAndItsReductions, 2) {
   EXPECT_EQ(observer->still_open(), 0);
 }
 
-WORLD_TEST(DistributedDataParallel, ASparseGradientIsRefusedByName, 2) {
-  auto group = init_process_group("gloo");
-  auto embedding =
-      torch::nn::Embedding(torch::nn::EmbeddingOptions(8, 2).sparse(true));
-  DistributedDataParallel<torch::nn::Embedding> model(embedding);
-  auto loss = model(torch::tensor({1, 2})).sum();
-  EXPECT_THAT([&] { loss.backward(); },
-              ThrowsMessage<std::exception>(
-                  AllOf(HasSubstr("rank " + std::to_string(world.rank)),
-                        HasSubstr("'weight' is sparse"))));
-}
-
 }  // namespace
 }  // namespace lockstep

@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include <map>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -10,6 +9,7 @@
 #include "lockstep/comm/shm/arguments.h"
 #include "lockstep/comm/shm/messages.h"
 #include "lockstep/comm/shm/piece.h"
+#include "lockstep/comm/shm/shared_tensors.h"
 #include "lockstep/comm/shm/sparse.h"
 
 namespace lockstep::shm {
@@ -17,31 +17,6 @@ namespace lockstep::shm {
 using c10d::OpType;
 using Tensors = Backend::Tensors;
 using Use = Piece::Use;
-
-// Where tensors in registered memory lie.
-class SharedTensors {
- public:
-  void add(const void* data, size_t bytes) {
-    std::lock_guard lock(mutex_);
-    sizes_[static_cast<const std::byte*>(data)] = bytes;
-  }
-  void remove(const void* data) {
-    std::lock_guard lock(mutex_);
-    sizes_.erase(static_cast<const std::byte*>(data));
-  }
-  bool hold(const void* data, size_t bytes) {
-    const auto* begin = static_cast<const std::byte*>(data);
-    std::lock_guard lock(mutex_);
-    auto behind = sizes_.upper_bound(begin);
-    if (behind == sizes_.begin()) return false;
-    const auto& [start, size] = *std::prev(behind);
-    return begin + bytes <= start + size;
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<const std::byte*, size_t> sizes_;
-};
 
 Backend::Backend(Membership membership, milliseconds timeout)
     : c10d::Backend(membership.meeting.rank, membership.meeting.size),

@@ -10,9 +10,9 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/direct_reduce.h"
+#include "lockstep/comm/host_sharing.h"
 #include "lockstep/comm/shm/protocol/group.h"
 #include "lockstep/comm/shm/protocol_call.h"
-#include "lockstep/comm/tensor_sharing.h"
 #include "lockstep/comm/work_queue.h"
 
 namespace lockstep::shm {
@@ -40,7 +40,7 @@ class SharedTensors;
 // may outlive it.
 class Backend final : public c10d::Backend,
                       public DirectReduce,
-                      public TensorSharing {
+                      public HostSharing {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;
@@ -117,6 +117,13 @@ class Backend final : public c10d::Backend,
   void all_reduce_direct(void* data, int64_t count, at::ScalarType dtype,
                          c10d::ReduceOp::RedOpType op,
                          milliseconds timeout) override;
+
+  std::unique_ptr<BucketReduction> reduce_buckets(
+      std::vector<ReducedBucket> buckets, Results results,
+      milliseconds timeout) override;
+  std::unique_ptr<SplitBarrier> split_barrier(milliseconds timeout) override;
+  at::Tensor zeros_in_common(int64_t count, const at::TensorOptions& options,
+                             milliseconds timeout) override;
   bool shares(const void* data, size_t bytes) const override;
 
  private:

@@ -16,7 +16,7 @@ std::vector<std::vector<size_t>> assign_buckets(
   struct Run {
     std::vector<size_t> members;
     int64_t bytes;
-    int64_t limit;
+    size_t limit;  // which of `limits`
     size_t last_position;
   };
   // A bucket has one dtype and one device; tensors of different kinds fill
@@ -25,22 +25,17 @@ std::vector<std::vector<size_t>> assign_buckets(
   std::vector<Run> ended;
   for (size_t position = 0; position < order.size(); ++position) {
     const auto& tensor = tensors[order[position]];
-    auto [found, fresh] =
-        open.try_emplace({tensor.scalar_type(), tensor.device().str()},
-                         Run{.members = {},
-                             .bytes = 0,
-                             .limit = limits.first_bytes,
-                             .last_position = 0});
+    auto [found, fresh] = open.try_emplace(
+        {tensor.scalar_type(), tensor.device().str()},
+        Run{.members = {}, .bytes = 0, .limit = 0, .last_position = 0});
     Run& run = found->second;
     run.members.push_back(order[position]);
     run.bytes += static_cast<int64_t>(tensor.nbytes());
     run.last_position = position;
-    if (run.bytes >= run.limit) {
+    if (run.bytes >= limits[run.limit]) {
+      const auto next = std::min(run.limit + 1, limits.size() - 1);
       ended.push_back(std::move(run));
-      run = {.members = {},
-             .bytes = 0,
-             .limit = limits.cap_bytes,
-             .last_position = 0};
+      run = {.members = {}, .bytes = 0, .limit = next, .last_position = 0};
     }
   }
   for (auto& [kind, run] : open) {
@@ -54,11 +49,13 @@ std::vector<std::vector<size_t>> assign_buckets(
 
 Bucket make_bucket(const std::vector<NamedParameter>& parameters,
                    const std::vector<size_t>& members,
-                   const ProcessGroupPtr& group) {
+                   const ProcessGroupPtr& group,
+                   std::optional<at::ScalarType> dtype) {
   int64_t count = 0;
   for (size_t index : members) count += parameters[index].tensor.numel();
   const auto& first = parameters[members.front()].tensor;
   auto options = first.options().requires_grad(false);
+  if (dtype) options = options.dtype(*dtype);
   Bucket bucket;
   bucket.flat = empty_shared({count}, options, group);
   bucket.flat.zero_();
@@ -71,7 +68,8 @@ Bucket make_bucket(const std::vector<NamedParameter>& parameters,
                        ? tensor.strides().vec()
                        : at::empty(tensor.sizes(), c10::kMeta).strides().vec();
     bucket.slots.push_back(
-        {index, bucket.flat.as_strided(tensor.sizes(), strides, offset)});
+        {index, offset,
+         bucket.flat.as_strided(tensor.sizes(), strides, offset)});
     offset += tensor.numel();
   }
   return bucket;

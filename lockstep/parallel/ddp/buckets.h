@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -25,16 +26,16 @@ struct Bucket {
   // false): LibTorch's zero_grad() calls detach_(), which throws on views.
   struct Slot {
     size_t parameter;  // index into the parameters the buckets were made of
+    int64_t offset;    // of its first element in `flat`
     at::Tensor alias;
   };
   at::Tensor flat;  // [sum of numel], contiguous
   std::vector<Slot> slots;
 };
 
-struct BucketLimits {
-  int64_t first_bytes;  // of the first bucket of each dtype and device
-  int64_t cap_bytes;    // of the others
-};
+// Bytes at which the buckets of a dtype and device are full: the first, the
+// second, ..., and the last limit for all others. Not empty.
+using BucketLimits = std::vector<int64_t>;
 
 // Splits `order` (indices into `tensors`) into runs of one dtype and device.
 // A run ends with the tensor that brings it to its limit, as in Python, with
@@ -45,10 +46,12 @@ std::vector<std::vector<size_t>> assign_buckets(
     const BucketLimits& limits);
 
 // Allocates one bucket for `members`, zeroed, in memory that the ranks of
-// `group` share where they have some (empty_shared()).
+// `group` share where they have some (empty_shared()). `dtype`: of the bucket;
+// none: the parameters'.
 Bucket make_bucket(const std::vector<NamedParameter>& parameters,
                    const std::vector<size_t>& members,
-                   const ProcessGroupPtr& group);
+                   const ProcessGroupPtr& group,
+                   std::optional<at::ScalarType> dtype = {});
 
 // True if `tensor` is exactly the memory of `alias`.
 bool same_memory(const at::Tensor& tensor, const at::Tensor& alias);

@@ -1,55 +1,22 @@
 #pragma once
 
 #include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
 
 #include <memory>
-#include <optional>
+#include <type_traits>
 #include <utility>
+#include <vector>
 
 #include "lockstep/comm/process_group.h"
-#include "lockstep/parallel/ddp/reducer.h"
+#include "lockstep/parallel/ddp/comm_hook.h"
+#include "lockstep/parallel/ddp/ddp_options.h"
+#include "lockstep/parallel/ddp/ddp_state.h"
+#include "lockstep/parallel/ddp/logging_data.h"
+#include "lockstep/parallel/join/join.h"
 
 namespace lockstep {
-
-// After torch.nn.parallel.DistributedDataParallel (PyTorch documentation).
-struct DistributedDataParallelOptions {
-  // Whether the constructor, and each forward behind a backward that averaged,
-  // begins with rank 0's buffers (running statistics) on every rank.
-  bool broadcast_buffers{true};
-  // Whether the constructor checks that the ranks' models are alike and gives
-  // every rank rank 0's parameters and buffers.
-  bool init_sync{true};
-  ProcessGroupPtr process_group{};  // none: the default group
-  // MiB of gradients that are reduced together; none: 25. Larger moves more at
-  // once, smaller starts earlier.
-  std::optional<double> bucket_cap_mb{};
-  // The same of the first bucket, whose reduction is to begin early in
-  // backward. None, as in Python: 1, or bucket_cap_mb where that is given.
-  std::optional<double> first_bucket_mb{};
-};
-
 namespace detail {
-
-// What of DistributedDataParallel does not depend on the module's type.
-class DdpState {
- public:
-  // Collective.
-  DdpState(torch::nn::Module& module, DistributedDataParallelOptions options);
-
-  // Before the module's forward. Collective if it has buffers to broadcast.
-  void before_forward();
-
-  const Reducer& reducer() const { return *reducer_; }
-
-  bool require_backward_grad_sync = true;
-
- private:
-  DistributedDataParallelOptions options_;
-  std::vector<at::Tensor> buffers_;
-  std::unique_ptr<Reducer> reducer_;
-  // As in Python: buffers travel only after a forward that was trained on.
-  bool require_forward_buffer_sync_ = true;
-};
 
 template <typename Module>
 struct ModulePointer {  // a holder, as TORCH_MODULE makes it
@@ -63,26 +30,35 @@ struct ModulePointer<std::shared_ptr<Impl>> {
 }  // namespace detail
 
 // Data-parallel training of one module on every rank: its gradients are
-// averaged over the ranks when backward() returns.
+// averaged over the ranks when backward() returns. After
+// torch.nn.parallel.DistributedDataParallel (PyTorch documentation).
 //
 // `Module` is a module holder, a std::shared_ptr of a module, or a Sequential.
 // The module is shared, not copied: parameter names are its own, without a
-// "module." prefix, and optimizers take `model->parameters()`.
+// "module." prefix, and optimizers take `model->parameters()`. Its forward may
+// take and return anything: what a backward pass does not come to is seen in
+// that pass itself.
 //
 // The constructor is collective, as is every forward of a module with buffers
 // (and the second one of any). Each rank must call forward and backward as
-// often as the others. Blocking: backward() returns when every gradient is
-// final, or throws: c10::DistBackendError of the failed all-reduce, or
-// std::runtime_error that names this rank and the parameters that got no
-// gradient. No thread is started.
+// often as the others (or join()). Blocking: backward() returns when every
+// gradient is final, or throws: c10::DistBackendError of what failed between
+// the ranks, or std::runtime_error that names this rank and the parameters
+// that got no gradient. No thread is started.
 //
 // The constructor throws std::invalid_argument, on every rank, if the ranks'
 // models differ, naming rank and parameter.
 //
+// Gradients of Embedding and EmbeddingBag with sparse(true) stay sparse. A
+// parameter that is used twice, or registered twice, counts once. Parameters
+// whose requires_grad changes after the constructor, on every rank alike, are
+// taken in or left out from the next forward on. Higher-order gradients
+// (create_graph) are not reduced.
+//
 // Ranks may run Python's DistributedDataParallel over the same model, in a
-// group as init_process_group() describes, if their options are the same and
-// they do not find unused parameters. A parameter that is registered twice
-// counts once.
+// group as init_process_group() describes, if their options are the same, no
+// gradient is sparse and nothing of Lockstep's own is asked for (join, shards,
+// checks).
 //
 // Use from one thread. Must outlive the backward passes of its forwards.
 template <typename Module>
@@ -96,8 +72,15 @@ class DistributedDataParallel {
   // Takes and returns what the module's forward does.
   template <typename... Args>
   decltype(auto) forward(Args&&... args) {
-    state_->before_forward();
-    return module_->forward(std::forward<Args>(args)...);
+    detail::DdpState::ForwardPass pass(*state_);
+    // A module whose forward takes Tensor& sees its argument as it is.
+    if constexpr (requires {
+                    module_->forward(state_->cast(std::forward<Args>(args))...);
+                  }) {
+      return module_->forward(state_->cast(std::forward<Args>(args))...);
+    } else {
+      return module_->forward(std::forward<Args>(args)...);
+    }
   }
   template <typename... Args>
   decltype(auto) operator()(Args&&... args) {
@@ -125,10 +108,45 @@ class DistributedDataParallel {
   };
   NoSync no_sync() { return NoSync(*state_); }
 
+  // Runs `body`, a training loop, in which this rank may do another number of
+  // forward and backward passes than the others (join/join.h). With optimizers
+  // that communicate: lockstep::join({&ddp.joinable(), &optimizer}, body).
+  template <typename Body>
+  void join(Body&& body, const JoinOptions& options = {}) {
+    lockstep::join({&joinable()}, std::forward<Body>(body), options);
+  }
+  Joinable& joinable() { return *state_; }
+
+  // `hook` reduces the buckets, instead of the averaging all-reduce; sparse
+  // gradients are averaged as before. Once, before the first backward, on every
+  // rank alike. Throws std::logic_error otherwise.
+  void register_comm_hook(CommHook hook) {
+    state_->register_comm_hook(std::move(hook));
+  }
+
+  // Each parameter gets an optimizer of its own, made by `make` for that one,
+  // which steps in backward as soon as the gradient is averaged; the gradient
+  // is gone then. Gradients can be neither clipped nor unscaled nor accumulated
+  // over several backward passes outside no_sync(). Before the first backward.
+  void apply_optimizer_in_backward(detail::DdpState::MakeOptimizer make) {
+    state_->apply_optimizer_in_backward(std::move(make));
+  }
+
+  // Of this rank; times are of the last sampled iteration. Does not
+  // communicate.
+  DDPLoggingData get_ddp_logging_data() const { return state_->logging_data(); }
+  // Times are taken of the first 10 iterations, then of one in `rate` (100).
+  void set_ddp_runtime_logging_sample_rate(int64_t rate) {
+    state_->set_sample_rate(rate);
+  }
+
   // The parameters' names by bucket, in the order of reduction.
   std::vector<std::vector<std::string>> bucket_names() const {
     return state_->reducer().bucket_names();
   }
+
+  // For what shards gradients or parameters (zero/).
+  detail::DdpState& state() { return *state_; }
 
  private:
   decltype(detail::ModulePointer<Module>::get(std::declval<Module&>())) module_;

@@ -1,14 +1,18 @@
 #include "lockstep/parallel/ddp/reducer.h"
 
 #include <algorithm>
-#include <limits>
 #include <numeric>
 #include <stdexcept>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
+
+#include "lockstep/kernels/copy.h"
+#include "lockstep/parallel/ddp/bucket_order.h"
+#include "lockstep/parallel/ddp/hook_reduction.h"
 
 namespace lockstep {
 namespace {
@@ -27,74 +31,68 @@ class ReadyHook final : public torch::autograd::FunctionPostHook {
   std::function<void()> ready_;
 };
 
-// Everyone's gradients at once. They come in reverse order of the parameters,
-// mostly, and so do these buckets.
-std::vector<std::vector<size_t>> first_buckets(
-    const std::vector<at::Tensor>& tensors) {
-  std::vector<size_t> order(tensors.size());
-  std::iota(order.begin(), order.end(), 0);
-  constexpr auto kNoLimit = std::numeric_limits<int64_t>::max();
-  auto buckets = assign_buckets(tensors, order, {kNoLimit, kNoLimit});
-  std::ranges::sort(buckets, std::greater());  // by their first parameter
-  return buckets;
-}
-
-// Collective: the buckets of rank 0, which need not be as many as ours. In two
-// parts, the first of which has the same length on every rank: all members and
-// the number of buckets, then the buckets' lengths.
-std::vector<std::vector<size_t>> of_rank_zero(
-    const std::vector<std::vector<size_t>>& buckets, c10::Device device,
-    const ProcessGroupPtr& group) {
-  if (group->size() == 1) return buckets;
-  auto from_rank_zero = [&](const std::vector<int>& numbers) {
-    auto sent = at::tensor(numbers, at::kInt).to(device);
-    broadcast(sent, group->global_ranks()[0], {.group = group});
-    sent = sent.cpu();
-    const auto* data = sent.const_data_ptr<int>();
-    return std::vector<int>(data, data + sent.numel());
-  };
-  std::vector<int> members;
-  std::vector<int> lengths;
-  for (const auto& bucket : buckets) {
-    for (size_t index : bucket) members.push_back(static_cast<int>(index));
-    lengths.push_back(static_cast<int>(bucket.size()));
+// `from`, times `factor`, into `to` of the same sizes.
+void copy_scaled(const at::Tensor& to, const at::Tensor& from, double factor) {
+  const bool same_layout = from.scalar_type() == to.scalar_type() &&
+                           from.strides() == to.strides() && !from.is_neg() &&
+                           !from.is_conj();
+  if (factor != 1) {
+    at::mul_out(const_cast<at::Tensor&>(to), from,
+                at::scalar_tensor(factor, at::kDouble));
+  } else if (same_layout && to.is_cpu() && to.is_non_overlapping_and_dense()) {
+    // What the dispatcher costs is more than most parameters do.
+    kernels::copy(to.mutable_data_ptr(), from.const_data_ptr(), to.nbytes());
+  } else {
+    to.copy_(from);
   }
-  members.push_back(static_cast<int>(buckets.size()));
-  members = from_rank_zero(members);
-  lengths.resize(members.back());
-  lengths = from_rank_zero(lengths);
-  std::vector<std::vector<size_t>> agreed;
-  auto next = members.begin();
-  for (int length : lengths) {
-    agreed.emplace_back(next, next + length);
-    next += length;
-  }
-  return agreed;
 }
 
 }  // namespace
 
-Reducer::Reducer(std::vector<NamedParameter> parameters, ProcessGroupPtr group,
-                 const BucketLimits& limits)
-    : parameters_(std::move(parameters)),
-      group_(std::move(group)),
-      limits_(limits),
-      share_(at::scalar_tensor(1.0 / group_->size(), at::kDouble)),
-      places_(parameters_.size()) {
-  set_buckets(first_buckets(tensors()));
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    // The accumulator is kept: a parameter holds its own only weakly, and the
-    // hook would go with it.
-    auto accumulator =
-        torch::autograd::impl::grad_accumulator(parameters_[i].tensor);
-    auto key = accumulator->add_post_hook(
-        std::make_unique<ReadyHook>([this, i] { mark_ready(i); }));
-    hooks_.push_back({std::move(accumulator), key});
+Reducer::Reducer(std::vector<TrainedParameter> parameters,
+                 ProcessGroupPtr group, ReducerOptions options)
+    : group_(std::move(group)),
+      options_(std::move(options)),
+      divisor_(group_->size()),
+      places_(parameters.size()),
+      excluded_(parameters.size()),
+      used_(parameters.size()) {
+  for (auto& [named, sparse] : parameters) {
+    dtypes_.push_back(named.tensor.scalar_type());
+    parameters_.push_back(std::move(named));
+    sparse_.push_back(sparse);
   }
+  if (options_.check_for_nan_in_grad) check_.emplace(parameters_, group_);
+  set_buckets(first_buckets(tensors(), bucketed(), options_.first_limits));
+  hook_parameters();
 }
 
 Reducer::~Reducer() {
   for (auto& hook : hooks_) hook.accumulator->del_post_hook(hook.key);
+}
+
+void Reducer::hook_parameters() {
+  for (auto& hook : hooks_) hook.accumulator->del_post_hook(hook.key);
+  hooks_.clear();
+  auto add = [this](const at::Tensor& parameter, std::function<void()> call) {
+    // The accumulator is kept: a parameter holds its own only weakly, and the
+    // hook would go with it.
+    auto accumulator = torch::autograd::impl::grad_accumulator(parameter);
+    auto key = accumulator->add_post_hook(
+        std::make_unique<ReadyHook>(std::move(call)));
+    hooks_.push_back({std::move(accumulator), key});
+  };
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    add(parameters_[i].tensor, [this, i] { on_gradient(i); });
+  }
+  if (delayed_) {
+    add(delayed_->hook(), [this] {
+      std::lock_guard lock(mutex_);
+      if (!synchronize_) return;
+      enter_backward();
+      delayed_->start(divisor_);
+    });
+  }
 }
 
 // Of the default group, as all messages say it.
@@ -108,150 +106,479 @@ std::vector<at::Tensor> Reducer::tensors() const {
   return all;
 }
 
+std::vector<size_t> Reducer::bucketed() const {
+  std::vector<size_t> indices;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (!sparse_[i] && !excluded_[i]) indices.push_back(i);
+  }
+  return indices;
+}
+
 void Reducer::set_buckets(const std::vector<std::vector<size_t>>& buckets) {
+  // First: it works on the buckets.
+  reduction_.reset();
   buckets_.clear();
+  for (auto& place : places_) place.bucket = Place::kNone;
   for (const auto& members : buckets) {
-    buckets_.push_back(make_bucket(parameters_, members, group_));
+    buckets_.push_back(
+        make_bucket(parameters_, members, group_, options_.reduce_dtype));
     const auto& slots = buckets_.back().slots;
     for (size_t slot = 0; slot < slots.size(); ++slot) {
-      places_[slots[slot].parameter] = {buckets_.size() - 1, slot};
+      auto& place = places_[slots[slot].parameter];
+      place.bucket = buckets_.size() - 1;
+      place.slot = slot;
     }
   }
+  connect();
   reset_backward();
 }
 
+// What reduces the buckets that there are.
+void Reducer::connect() {
+  if (hook_) {
+    reduction_ = hook_buckets(buckets_, parameters_, hook_);
+    return;
+  }
+  if (buckets_.empty()) {  // all sparse, or delayed
+    reduction_ = all_reduce_buckets({}, group_);
+    return;
+  }
+  std::vector<ReducedBucket> reduced;
+  for (const auto& bucket : buckets_) {
+    auto& one = reduced.emplace_back(ReducedBucket{.flat = bucket.flat});
+    if (owned_.empty()) continue;
+    for (const auto& slot : bucket.slots) {
+      const auto& [begin, end] = owned_[slot.parameter];
+      if (begin == end) continue;
+      auto& ranges = one.owned;
+      if (!ranges.empty() && ranges.back().end == slot.offset + begin) {
+        ranges.back().end = slot.offset + end;
+      } else {
+        ranges.push_back({slot.offset + begin, slot.offset + end});
+      }
+    }
+  }
+  const bool is_sharded = !owned_.empty();
+  reduction_ = make_bucket_reduction(
+      std::move(reduced), is_sharded ? Results::owned : Results::everywhere,
+      group_);
+}
+
+void Reducer::register_comm_hook(CommHook hook) {
+  if (hook_) {
+    throw std::logic_error(
+        "register_comm_hook: there is a communication hook already; register "
+        "one, which may call others");
+  }
+  if (!owned_.empty()) {
+    throw std::logic_error(
+        "register_comm_hook: gradients are reduced in shards for a sharded "
+        "optimizer; a hook needs whole buckets: construct "
+        "ZeroRedundancyOptimizer from the parameters instead");
+  }
+  if (times_.iteration() != 0 || in_backward_) {
+    throw std::logic_error(
+        "register_comm_hook: training has begun; register the hook before the "
+        "first backward");
+  }
+  hook_ = std::move(hook);
+  connect();
+}
+
+void Reducer::shard(std::vector<ElementRange> owned) {
+  if (hook_) {
+    throw std::logic_error(
+        "gradients cannot be sharded behind a communication hook, which "
+        "reduces whole buckets: construct ZeroRedundancyOptimizer from the "
+        "parameters instead");
+  }
+  owned_ = std::move(owned);
+  connect();
+}
+
 void Reducer::prepare(bool synchronize) {
+  std::lock_guard lock(mutex_);
   // Left over where an exception ended the last backward.
   if (in_backward_) reset_backward();
-  // Under no_sync, too, as Python does: only a whole backward counts.
-  if (!rebuilt_ && ready_order_.size() == parameters_.size()) rebuild_buckets();
+  // Under no_sync, too, as Python does.
+  if (may_rebuild()) rebuild_buckets();
   synchronize_ = synchronize;
+  times_.forward_begins();
+}
+
+bool Reducer::may_rebuild() const {
+  return !rebuilt_ && times_.iteration() > 0 &&
+         (!searches_unused() || options_.skip_all_reduce_unused_params);
 }
 
 void Reducer::rebuild_buckets() {
   Span span("ddp", "rebuild_buckets");
-  auto agreed = of_rank_zero(assign_buckets(tensors(), ready_order_, limits_),
-                             parameters_[0].tensor.device(), group_);
+  rebuilt_ = true;
+  auto order = last_ready_order_;
+  std::erase_if(order, [&](size_t i) { return sparse_[i] || excluded_[i]; });
+  // Those that were unused, on this rank at least.
+  auto members = bucketed();
+  for (auto at = members.rbegin(); at != members.rend(); ++at) {
+    if (std::ranges::find(order, *at) == order.end()) order.push_back(*at);
+  }
+  if (order.empty()) return set_buckets({});
+  auto agreed =
+      order_of_rank_zero(assign_buckets(tensors(), order, options_.limits),
+                         parameters_[order[0]].tensor.device(), group_);
+  // Gradients that are still wanted (accumulation) move along.
   auto old_buckets = std::move(buckets_);
   auto old_places = places_;
+  reduction_.reset();
   set_buckets(agreed);
-  // Gradients that are still wanted (accumulation) move along.
-  for (size_t i = 0; i < parameters_.size(); ++i) {
+  at::NoGradGuard no_grad;
+  for (size_t i : members) {
     auto& grad = parameters_[i].tensor.mutable_grad();
-    const auto& old_alias =
-        old_buckets[old_places[i].bucket].slots[old_places[i].slot].alias;
+    const auto& old = old_places[i];
+    const auto& old_alias = old_buckets[old.bucket].slots[old.slot].alias;
     if (!grad.defined() || !same_memory(grad, old_alias)) continue;
     auto& alias = buckets_[places_[i].bucket].slots[places_[i].slot].alias;
     alias.copy_(grad);
     grad = alias;
   }
-  rebuilt_ = true;
 }
 
 void Reducer::reset_backward() {
   in_backward_ = false;
+  graph_task_ = -1;
   backward_span_.reset();
-  next_bucket_ = 0;
-  works_.clear();
+  next_bucket_ = delivered_ = 0;
+  missing_ = 0;
   pending_.clear();
   for (const auto& bucket : buckets_) pending_.push_back(bucket.slots.size());
-  for (auto& place : places_) place.ready = place.undivided = false;
+  for (size_t i = 0; i < places_.size(); ++i) {
+    auto& place = places_[i];
+    place.ready = excluded_[i];
+    place.unused = false;
+    place.calls = 0;
+    if (!place.ready) ++missing_;
+  }
+  ready_order_.clear();
 }
 
-void Reducer::start_backward() {
+void Reducer::start_round() {
   in_backward_ = true;
-  backward_span_.emplace(
-      "ddp", "backward",
-      std::initializer_list<SpanAttribute>{
-          {"group", group_->name()},
-          {"buckets", static_cast<int64_t>(buckets_.size())}});
-  ready_order_.clear();
-  // Runs on the thread that called backward(), after its last gradient.
-  torch::autograd::Engine::get_default_engine().queue_callback(
-      [this] { finish_backward(); });
+  times_.backward_begins();
+  if (Span::observed()) {
+    backward_span_.emplace(
+        "ddp", "backward",
+        std::initializer_list<SpanAttribute>{
+            {"group", group_->name()},
+            {"buckets", static_cast<int64_t>(buckets_.size())}});
+  }
+  reduction_->begin(divisor_);
+  factor_ = reduction_->contribution_factor();
+}
+
+// The first gradient of a backward, or of one nested in it.
+void Reducer::enter_backward() {
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (task != graph_task_) {
+    graph_task_ = task;
+    // Runs on the thread that called backward(), after its last gradient.
+    torch::autograd::Engine::get_default_engine().queue_callback(
+        [this] { end_backward(); });
+  }
+  if (in_backward_) return;
+  start_round();
+  if (searches_unused()) mark_unreachable();
+  if (options_.static_graph && learnt_) {
+    for (size_t i = 0; i < places_.size(); ++i) {
+      if (places_[i].expected_calls == 0) mark_unused(i);
+    }
+  }
+}
+
+// What this backward will not come to. It knows its nodes, so neither the
+// module's outputs nor what of them the loss uses have to be known.
+void Reducer::mark_unreachable() {
+  const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
+  if (nodes == nullptr) return;  // those that stay out are seen at the end
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (!nodes->contains(hooks_[i].accumulator.get())) mark_unused(i);
+  }
+}
+
+void Reducer::mark_unused(size_t parameter) {
+  if (places_[parameter].ready) return;
+  places_[parameter].unused = true;
+  mark_ready(parameter);
+}
+
+void Reducer::on_gradient(size_t parameter) {
+  std::lock_guard lock(mutex_);
+  if (needs_used_map()) used_[parameter] = 1;
+  if (!synchronize_) {
+    if (on_backward_end_) {
+      torch::autograd::Engine::get_default_engine().queue_callback(
+          on_backward_end_);
+    }
+    return;
+  }
+  enter_backward();
+  auto& place = places_[parameter];
+  ++place.calls;
+  if (counts_calls()) {
+    ready_order_.push_back(parameter);  // its last one counts
+    return;
+  }
+  if (options_.static_graph && place.calls < place.expected_calls) return;
+  if (place.ready) {
+    const auto& name = parameters_[parameter].name;
+    const bool excluded = excluded_[parameter];
+    const bool unused = place.unused;
+    reset_backward();
+    throw std::runtime_error(
+        this_rank() + ": the gradient of '" + name + "' " +
+        (excluded ? "came, though the first backward did not use it and "
+                    "skip_all_reduce_unused_params says that it stays so"
+         : unused ? "came in a nested backward pass, which "
+                    "find_unused_parameters cannot see beforehand; if the "
+                    "graph is the same each time, set static_graph"
+                  : "became ready twice in one backward; a parameter may take "
+                    "part in nested backward passes (checkpointed parts that "
+                    "share it) only with static_graph"));
+  }
+  mark_ready(parameter);
+  publish_ready_buckets();
 }
 
 void Reducer::mark_ready(size_t parameter) {
-  std::lock_guard lock(mutex_);
-  if (!synchronize_) return;
-  if (!in_backward_) start_backward();
-  Place& place = places_[parameter];
-  if (place.ready) {
-    auto name = parameters_[parameter].name;
-    reset_backward();
-    throw std::runtime_error(
-        this_rank() + ": the gradient of '" + name +
-        "' became ready twice in one backward; a parameter may not take part "
-        "in nested backward passes (checkpointed parts that share it)");
-  }
+  auto& place = places_[parameter];
   place.ready = true;
-  ready_order_.push_back(parameter);
-  take_gradient(parameter);
+  --missing_;
+  if (missing_ == 0) times_.last_gradient();
+  if (!place.unused && !counts_calls()) ready_order_.push_back(parameter);
+  if (place.bucket == Place::kNone) return;
+  if (!options_.batched_grad_copy) take_gradient(parameter);
   --pending_[place.bucket];
+}
+
+void Reducer::publish_ready_buckets() {
   while (next_bucket_ < buckets_.size() && pending_[next_bucket_] == 0) {
-    start_reduction(buckets_[next_bucket_++]);
+    const auto& bucket = buckets_[next_bucket_];
+    if (options_.batched_grad_copy) take_batch(bucket);
+    if (check_) check_->look(bucket);
+    times_.bucket_published();
+    reduction_->publish(next_bucket_++);
   }
+  const auto final_buckets = reduction_->advance();
+  if (!delivers_at_end()) deliver(final_buckets);
 }
 
 // Brings the parameter's gradient into its bucket.
 void Reducer::take_gradient(size_t parameter) {
-  Place& place = places_[parameter];
-  auto& alias = buckets_[place.bucket].slots[place.slot].alias;
+  const auto& place = places_[parameter];
+  const auto& alias = buckets_[place.bucket].slots[place.slot].alias;
   auto& grad = parameters_[parameter].tensor.mutable_grad();
   at::NoGradGuard no_grad;
   if (!grad.defined()) {
     alias.zero_();
+    // Of one that is unused it is not known yet whether others used it.
+    if (place.unused) return;
   } else if (grad.layout() != c10::kStrided) {
     throw std::runtime_error(
         this_rank() + ": the gradient of '" + parameters_[parameter].name +
-        "' is sparse, which DistributedDataParallel does not reduce; build "
-        "the embedding with sparse(false)");
+        "' is sparse, though its module is no Embedding or EmbeddingBag with "
+        "sparse(true); give a dense gradient (to_dense())");
   } else if (same_memory(grad, alias)) {
-    place.undivided = true;
+    if (factor_ != 1) alias.mul_(factor_);
     return;
-  } else if (group_->size() == 1) {
-    alias.copy_(grad);
   } else {
-    at::mul_out(alias, grad, share_);
+    copy_scaled(alias, grad, factor_);
   }
-  grad = alias;
+  if (grads_are_aliases()) grad = alias;
 }
 
-void Reducer::start_reduction(Bucket& bucket) {
-  if (group_->size() == 1) return;
+// The same for all of a bucket, with one call for the copies.
+void Reducer::take_batch(const Bucket& bucket) {
   at::NoGradGuard no_grad;
-  double factor = 1.0 / group_->size();
-  auto undivided = [&](const Bucket::Slot& slot) {
-    return places_[slot.parameter].undivided;
-  };
-  if (std::ranges::all_of(bucket.slots, undivided)) {
-    bucket.flat.mul_(factor);
-  } else {
-    for (auto& slot : bucket.slots) {
-      if (undivided(slot)) slot.alias.mul_(factor);
+  std::vector<at::Tensor> aliases;
+  std::vector<at::Tensor> grads;
+  for (const auto& slot : bucket.slots) {
+    auto& grad = parameters_[slot.parameter].tensor.mutable_grad();
+    if (!grad.defined() || grad.layout() != c10::kStrided ||
+        same_memory(grad, slot.alias)) {
+      take_gradient(slot.parameter);
+      if (factor_ != 1 && grad.defined()) slot.alias.div_(factor_);
+      continue;
+    }
+    aliases.push_back(slot.alias);
+    grads.push_back(grad);
+    if (grads_are_aliases()) grad = slot.alias;
+  }
+  if (!aliases.empty()) at::_foreach_copy_(aliases, grads);
+  if (factor_ != 1) bucket.flat.mul_(factor_);
+}
+
+void Reducer::end_backward() {
+  std::unique_lock lock(mutex_);
+  if (!in_backward_) return;
+  graph_task_ = -1;
+  if (missing_ != 0) {
+    // The end of a backward pass within another, which goes on.
+    if (torch::autograd::get_current_node() != nullptr) return;
+    if (counts_calls()) {
+      learn_static_graph();
+    } else if (searches_unused()) {
+      for (size_t i = 0; i < places_.size(); ++i) mark_unused(i);
+      publish_ready_buckets();
+    } else {
+      auto names = names_without_gradient();
+      reset_backward();
+      throw std::runtime_error(
+          this_rank() + ": backward ended without a gradient for " + names +
+          "; every parameter that requires grad must take part in the loss on "
+          "every rank. Set find_unused_parameters, or static_graph if it is "
+          "the same each time; requires_grad_(false) leaves one out");
     }
   }
-  works_.push_back(
-      all_reduce(bucket.flat, {.group = group_, .async_op = true}));
+  finish();
 }
 
-void Reducer::finish_backward() {
-  std::lock_guard lock(mutex_);
-  if (!in_backward_) return;
-  if (next_bucket_ < buckets_.size()) {
-    auto names = names_without_gradient();
-    reset_backward();
-    throw std::runtime_error(
-        this_rank() + ": backward ended without a gradient for " + names +
-        "; every parameter that requires grad must take part in the loss on "
-        "every rank (requires_grad_(false) before wrapping leaves one out)");
+// How often each parameter's hook was called, and in which order for the last
+// time. All gradients go out together, this once.
+void Reducer::learn_static_graph() {
+  std::vector<size_t> order;
+  for (auto at = ready_order_.rbegin(); at != ready_order_.rend(); ++at) {
+    if (std::ranges::find(order, *at) == order.end()) order.push_back(*at);
   }
-  auto works = std::move(works_);
-  auto backward_span = std::move(backward_span_);
+  std::ranges::reverse(order);
+  ready_order_ = std::move(order);
+  for (size_t i = 0; i < places_.size(); ++i) {
+    places_[i].expected_calls = places_[i].calls;
+    places_[i].unused = places_[i].calls == 0;
+    mark_ready(i);
+  }
+  publish_ready_buckets();
+}
+
+void Reducer::finish() {
+  try {
+    {
+      // What of the communication the computation did not hide.
+      Span wait_span("ddp", "wait");
+      reduction_->finish();
+    }
+    finish_sparse();
+    if (delayed_) delayed_->finish();
+    if (needs_used_map()) finish_used_map();
+    deliver(buckets_.size());
+  } catch (...) {
+    reset_backward();
+    throw;
+  }
+  times_.backward_ended();
+  last_ready_order_ = std::move(ready_order_);
+  if (options_.static_graph && !shadows_) learnt_ = true;
   reset_backward();
-  // What of the communication the computation did not hide.
-  Span wait_span("ddp", "wait");
-  for (auto& work : works) work->wait();
+  if (on_backward_end_) on_backward_end_();
+  if (check_) check_->agree();
+}
+
+void Reducer::finish_sparse() {
+  at::NoGradGuard no_grad;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (!sparse_[i]) continue;
+    const auto& [name, tensor] = parameters_[i];
+    auto& grad = tensor.mutable_grad();
+    auto sum =
+        shadows_ || !grad.defined()
+            ? at::zeros(
+                  tensor.sizes(),
+                  tensor.options().requires_grad(false).layout(c10::kSparse))
+        : grad.is_sparse() ? grad.coalesce()
+                           : grad.to_sparse();
+    if (check_) check_->look(i, sum._values());
+    if (group_->size() > 1) {
+      sum = at::mul(sum, at::scalar_tensor(1 / divisor_, at::kDouble));
+      all_reduce(sum, {.group = group_});
+    }
+    grad = std::move(sum);
+  }
+}
+
+// Which parameters some rank used. The others keep what gradient they had.
+void Reducer::finish_used_map() {
+  auto map = at::tensor(used_, at::kInt);
+  if (group_->size() > 1) {
+    auto reduced = map.to(group_->control_device());
+    all_reduce(reduced, {.group = group_});
+    map = reduced.cpu();
+  }
+  const auto* counts = map.const_data_ptr<int>();
+  unused_everywhere_.assign(parameters_.size(), false);
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    unused_everywhere_[i] = counts[i] == 0;
+    if (sparse_[i] && unused_everywhere_[i]) {
+      parameters_[i].tensor.mutable_grad().reset();
+    }
+  }
+  if (options_.skip_all_reduce_unused_params && !rebuilt_) {
+    excluded_ = unused_everywhere_;
+  }
+  if (!shadows_) {
+    used_differently_ |= !last_used_.empty() && last_used_ != used_;
+    last_used_ = used_;
+  }
+  std::ranges::fill(used_, 0);
+}
+
+bool Reducer::grads_are_aliases() const {
+  return options_.gradient_as_bucket_view && !options_.reduce_dtype;
+}
+
+// Hands the results of the buckets before `final_buckets` out.
+void Reducer::deliver(size_t final_buckets) {
+  const bool nothing_to_do = grads_are_aliases() && !on_final_ &&
+                             !needs_used_map() && !shadows_ &&
+                             !options_.static_graph;
+  if (nothing_to_do) return;
+  at::NoGradGuard no_grad;
+  std::vector<size_t> final_parameters;
+  for (; delivered_ < final_buckets; ++delivered_) {
+    final_parameters.clear();
+    for (const auto& [parameter, offset, alias] : buckets_[delivered_].slots) {
+      if (!unused_everywhere_.empty() && unused_everywhere_[parameter]) {
+        continue;
+      }
+      auto& grad = parameters_[parameter].tensor.mutable_grad();
+      if (grads_are_aliases()) {
+        grad = alias;
+      } else if (options_.reduce_dtype) {
+        grad = alias.to(dtypes_[parameter]);
+      } else if (grad.defined()) {
+        grad.copy_(alias);
+      } else {
+        grad = alias.clone();
+      }
+      final_parameters.push_back(parameter);
+    }
+    if (on_final_) on_final_(final_parameters);
+  }
+}
+
+void Reducer::shadow_backward() {
+  std::lock_guard lock(mutex_);
+  shadows_ = true;
+  try {
+    start_round();
+    at::NoGradGuard no_grad;
+    for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+      buckets_[bucket].flat.zero_();
+      reduction_->publish(bucket);
+    }
+    if (delayed_) delayed_->shadow(divisor_);
+    finish();
+  } catch (...) {
+    shadows_ = false;
+    throw;
+  }
+  shadows_ = false;
 }
 
 std::string Reducer::names_without_gradient() const {
@@ -280,6 +607,39 @@ std::vector<std::vector<std::string>> Reducer::bucket_names() const {
     }
   }
   return names;
+}
+
+void Reducer::describe(DDPLoggingData& data) const {
+  std::lock_guard lock(mutex_);
+  data.bucket_cap_bytes = options_.limits;
+  data.find_unused_parameters = options_.find_unused_parameters;
+  data.gradient_as_bucket_view = options_.gradient_as_bucket_view;
+  data.static_graph = options_.static_graph;
+  data.comm_hook = hook_ ? "user" : "allreduce";
+  data.num_parameter_tensors = static_cast<int64_t>(parameters_.size());
+  for (const auto& [name, tensor] : parameters_) {
+    data.total_parameter_size_bytes += static_cast<int64_t>(tensor.nbytes());
+    const std::string dtype = c10::toString(tensor.scalar_type());
+    if (std::ranges::find(data.dtypes, dtype) == data.dtypes.end()) {
+      data.dtypes.push_back(dtype);
+    }
+  }
+  data.num_buckets = static_cast<int64_t>(buckets_.size());
+  for (const auto& bucket : buckets_) {
+    data.bucket_sizes.push_back(static_cast<int64_t>(bucket.flat.nbytes()));
+    auto& members = data.per_bucket_param_indices.emplace_back();
+    for (const auto& slot : bucket.slots) members.push_back(slot.parameter);
+  }
+  data.has_rebuilt_buckets = rebuilt_;
+  data.prev_iteration_grad_ready_order_indices = last_ready_order_;
+  for (size_t i = 0; i < unused_everywhere_.size(); ++i) {
+    if (unused_everywhere_[i]) {
+      data.unused_parameter_size +=
+          static_cast<int64_t>(parameters_[i].tensor.nbytes());
+    }
+  }
+  data.can_set_static_graph = options_.static_graph || !used_differently_;
+  times_.describe(data);
 }
 
 }  // namespace lockstep

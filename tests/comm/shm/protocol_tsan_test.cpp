@@ -49,8 +49,10 @@ TEST_F(ShmProtocolUnderThreadSanitizer, HasNoRace) {
 }
 
 TEST_F(ShmProtocolUnderThreadSanitizer, WouldSeeThatAnOrderIsMissing) {
-  for (const char* cases : {"*OfOrdinaryMemory/0", "*OfRegisteredMemory/0",
-                            "*OfMessagesBetweenCollectives/0"}) {
+  for (const char* cases :
+       {"*OfOrdinaryMemory/0", "*OfRegisteredMemory/0",
+        "*OfMessagesBetweenCollectives/0", "*OfRoundsBesideCollectives/0",
+        "*OfASplitBarrier/0"}) {
     const auto result = run_ranks("shm_protocol_broken_races", cases);
     if (finds_no_room(result)) GTEST_SKIP() << kNoRoom;
     EXPECT_EQ(result.exit_code, kRaceFound) << result.out << result.err;

@@ -30,6 +30,12 @@ const char* name_of(Operation operation) {
       return "scatter";
     case Operation::all_to_all:
       return "all_to_all";
+    case Operation::reduce_buckets:
+      return "reduce_buckets";
+    case Operation::split_barrier:
+      return "split_barrier";
+    case Operation::memory_in_common:
+      return "memory_in_common";
     case Operation::none:
       break;
   }
@@ -107,35 +113,6 @@ void Collective::wait_for_all() {
   }
 }
 
-// `missing`: the ranks, as bits, whose doing is waited for. A rank that has
-// left without being needed any more does no harm.
-void Collective::sleep(
-    const std::function<uint64_t(std::memory_order)>& missing,
-    const std::function<std::string(uint64_t)>& complaint) {
-  auto ready = [&](std::memory_order order) {
-    if (core_.messages.busy()) core_.messages.drive(order);
-    return missing(order) == 0;
-  };
-  auto look = [&] {
-    core_.waiting.throw_if_broken();
-    for (const auto& departure : core_.waiting.departures()) {
-      // What it published before it went may have come since: asked again.
-      const uint64_t needed = missing(std::memory_order_acquire);
-      if (needed != 0 && (departure.failed || needed >> departure.rank & 1)) {
-        core_.waiting.fail(departure.words);
-      }
-    }
-  };
-  const auto& deadline = patience_.deadline();
-  if (core_.waiting.sleep(ready, deadline, look) == Waiting::Outcome::ready) {
-    return;
-  }
-  core_.waiting.fail(complaint(missing(std::memory_order_acquire)) + " after " +
-                     std::to_string(deadline.elapsed().count()) +
-                     " ms (allowed " +
-                     std::to_string(deadline.allowed().count()) + " ms)");
-}
-
 void Collective::wait_slowly() {
   auto missing = [&](std::memory_order order) {
     uint64_t ranks = 0;
@@ -146,32 +123,22 @@ void Collective::wait_slowly() {
     }
     return ranks;
   };
-  sleep(missing, [&](uint64_t ranks) {
+  core_.sleep(patience_, missing, [&](uint64_t ranks) {
     std::string absent;
     for (int peer = 0; peer < core_.size; ++peer) {
       if (ranks >> peer & 1) {
-        absent += (absent.empty() ? "" : ", ") + last_of(peer);
+        absent += (absent.empty() ? "" : ", ") + core_.waiting.name(peer) +
+                  " has not come to " + name() + core_.last_call_of(peer);
       }
     }
     return absent;
   });
 }
 
-// What a rank that is waited for did instead.
-std::string Collective::last_of(int peer) const {
-  const auto& state = core_.segment.state(peer);
-  const auto last = state.last_sequence.load(std::memory_order_relaxed);
-  const auto operation = static_cast<Operation>(
-      state.last_operation.load(std::memory_order_relaxed));
-  return core_.waiting.name(peer) + " has not come to " + name() +
-         (last == 0 ? " (it has called nothing yet)"
-                    : std::string(" (its last was ") + name_of(operation) +
-                          " #" + std::to_string(last) + ")");
-}
-
 void Collective::await_slowly(int peer, const std::atomic<uint64_t>& counter,
                               uint64_t value) {
-  sleep(
+  core_.sleep(
+      patience_,
       [&](std::memory_order order) {
         return counter.load(order) >= value ? 0 : uint64_t{1} << peer;
       },
@@ -220,7 +187,11 @@ std::string Collective::describe(int of) const {
   const auto& given = announcement(of);
   const auto operation = static_cast<Operation>(given.operation);
   std::string text = core_.waiting.name(of) + ": " + name_of(operation);
-  if (operation == Operation::barrier) return text;
+  if (operation == Operation::barrier ||
+      operation == Operation::reduce_buckets ||
+      operation == Operation::split_barrier) {
+    return text;
+  }
   text += " (";
   if (given.reduce_op < kernels::kReduceOpCount) {
     text += kernels::name_of(static_cast<ReduceOp>(given.reduce_op));

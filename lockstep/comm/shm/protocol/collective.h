@@ -3,8 +3,11 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <optional>
 #include <string>
+#include <type_traits>
+#include <vector>
 
 #include "lockstep/comm/shm/protocol/core.h"
 
@@ -21,6 +24,9 @@ enum class Operation : uint8_t {
   gather,
   scatter,
   all_to_all,
+  reduce_buckets,
+  split_barrier,
+  memory_in_common,
 };
 const char* name_of(Operation operation);
 
@@ -94,14 +100,11 @@ class Collective {
   bool has_come(int peer, std::memory_order order) const;
   void finish_announcement();
   void wait_slowly();
-  void sleep(const std::function<uint64_t(std::memory_order)>& missing,
-             const std::function<std::string(uint64_t)>& complaint);
   void await_slowly(int peer, const std::atomic<uint64_t>& counter,
                     uint64_t value);
   bool same(const Announcement& other) const;
   [[noreturn]] void disagree() const;
   std::string describe(int of) const;
-  std::string last_of(int peer) const;
   std::string name() const;
 
   Core& core_;
@@ -109,5 +112,22 @@ class Collective {
   Announcement& own_;
   Patience patience_;
 };
+
+// Every rank's `own`, in rank order: a collective of its own.
+template <typename T>
+std::vector<T> gather_all(Core& core, const Collective::What& what,
+                          const T& own, milliseconds timeout) {
+  static_assert(std::is_trivially_copyable_v<T> &&
+                sizeof(T) <= Announcement::kInlineBytes);
+  Collective call(core, what, timeout);
+  std::memcpy(call.room(sizeof(T)), &own, sizeof(T));
+  call.announce(sizeof(T));
+  call.wait_for_all();
+  std::vector<T> all(core.size);
+  for (int peer = 0; peer < core.size; ++peer) {
+    std::memcpy(&all[peer], call.data(peer), sizeof(T));
+  }
+  return all;
+}
 
 }  // namespace lockstep::shm

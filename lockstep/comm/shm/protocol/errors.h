@@ -27,7 +27,8 @@ class MessageTimeout : public std::runtime_error {
 };
 
 // Shared memory cannot be had between these ranks: the system lends none, or
-// they are not of one host. All ranks of the handshake get this.
+// they are not of one host. All ranks get this: of the handshake, or of the
+// group whose other memory is as good as before.
 class Unavailable : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

@@ -6,16 +6,6 @@
 
 namespace lockstep::shm {
 
-Core::Core(const Membership& membership)
-    : rank(membership.meeting.rank),
-      size(membership.meeting.size),
-      tuning(membership.meeting.tuning),
-      segment(membership.segment, size, tuning),
-      links(membership.links),
-      waiting(segment, *links, rank, size, membership.meeting.global_ranks),
-      registered(*links, rank, size),
-      messages(segment, waiting, rank, size) {}
-
 Group::Group(Membership membership)
     : core_(std::make_unique<Core>(membership)) {}
 

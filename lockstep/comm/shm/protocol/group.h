@@ -153,6 +153,10 @@ class Group {
   // `reason`, those of the peers name this rank and `reason`.
   void hang_up(const std::string& reason);
 
+  // For the rest of the protocol: bucket_exchange.h, arrivals.h,
+  // common_memory.h.
+  Core& core() const { return *core_; }
+
  private:
   std::unique_ptr<Core> core_;
 };

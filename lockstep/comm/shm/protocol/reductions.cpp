@@ -2,6 +2,7 @@
 #include <array>
 #include <cstring>
 
+#include "lockstep/comm/shm/protocol/bucket_layout.h"
 #include "lockstep/comm/shm/protocol/collective.h"
 #include "lockstep/kernels/copy.h"
 #include "lockstep/kernels/reduce.h"
@@ -16,24 +17,7 @@ const std::byte* bytes_at(const void* data, size_t offset) {
   return static_cast<const std::byte*>(data) + offset;
 }
 
-// An interval of elements.
-struct Interval {
-  size_t begin;
-  size_t end;
-  size_t size() const { return end - begin; }
-};
-
 size_t divided_up(size_t what, size_t by) { return (what + by - 1) / by; }
-
-// Rank `of`'s part of `elements`, in whole cache lines: two ranks that write
-// into one would take it from each other.
-Interval slice(Interval elements, int of, int ranks, size_t element_bytes) {
-  const size_t line = kCacheLine / element_bytes;
-  const size_t each =
-      divided_up(divided_up(elements.size(), ranks), line) * line;
-  return {std::min(elements.begin + of * each, elements.end),
-          std::min(elements.begin + (of + 1) * each, elements.end)};
-}
 
 // The ranks' data for one kernel, in rank order.
 struct Sources {
@@ -77,7 +61,7 @@ void reduce_one_shot(const Reduction& r) {
 void reduce_in_place(const Reduction& r,
                      const std::array<std::byte*, kMaxRanks>& data) {
   const int n = r.core.size;
-  const auto own = slice({0, r.count}, r.core.rank, n, r.element());
+  const auto own = equal_slice({0, r.count}, r.core.rank, n, r.element());
   // In pieces that stay in the nearest caches from the first destination to
   // the last.
   const size_t piece = (size_t{16} << 10) / r.element();
@@ -142,7 +126,7 @@ class StagedReduction {
   // Of the last, shorter chunk too in the borders of a whole one: staging must
   // leave out all that a peer may still copy from the slot's round before.
   Interval slice_of(int rank, uint64_t round) const {
-    return clipped(slice(chunk(round), rank, r_.core.size, r_.element()));
+    return clipped(equal_slice(chunk(round), rank, r_.core.size, r_.element()));
   }
   // Where element `at` of a round lies in `rank`'s staging memory.
   std::byte* staged(int rank, uint64_t round, size_t at) const {

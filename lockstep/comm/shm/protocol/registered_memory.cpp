@@ -80,6 +80,11 @@ void RegisteredMemory::free(void* data) {
   }
 }
 
+void RegisteredMemory::look() {
+  std::lock_guard lock(mutex_);
+  receive_all();
+}
+
 std::optional<RegisteredMemory::Place> RegisteredMemory::find(const void* data,
                                                               size_t bytes) {
   std::lock_guard lock(mutex_);

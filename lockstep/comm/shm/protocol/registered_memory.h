@@ -29,6 +29,10 @@ class RegisteredMemory {
   // look. Throws std::invalid_argument for anything else, and nothing more.
   void free(void* data);
 
+  // Takes in what the peers have lent and taken back, so that their way to
+  // this rank is free again.
+  void look();
+
   struct Place {
     uint32_t region;  // never 0
     uint64_t offset;

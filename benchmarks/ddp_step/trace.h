@@ -1,0 +1,72 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <nlohmann/json_fwd.hpp>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <lockstep/base/span.h>
+
+// Where the time of a few steps goes, from Lockstep's spans and those of the
+// step loop itself ("train": load, forward, backward, optimizer).
+namespace benchmarks {
+
+struct RecordedSpan {
+  std::string category;
+  std::string name;
+  std::vector<std::pair<std::string, int64_t>> numbers;  // its attributes
+  int64_t begin_ns;  // of the steady clock, which a host's processes share
+  int64_t end_ns;
+};
+
+// Remembers the spans that begin and end while it observes, without a lock.
+class SpanRecorder final : public lockstep::SpanObserver {
+ public:
+  explicit SpanRecorder(size_t capacity);  // spans; what comes later is lost
+
+  void on_begin(const lockstep::SpanBegin& begin) noexcept override;
+  void on_end(const lockstep::SpanEnd& end) noexcept override;
+
+  // Those that have ended, by their begin. When nobody is observed any more.
+  std::vector<RecordedSpan> spans() const;
+
+ private:
+  struct Begin {
+    uint64_t id;
+    RecordedSpan span;
+  };
+  struct End {
+    uint64_t id;
+    int64_t time_ns;
+  };
+  std::vector<Begin> begins_;
+  std::vector<End> ends_;
+  std::atomic<size_t> begun_{0};
+  std::atomic<size_t> ended_{0};
+};
+
+// How much of a rank's communication lay within its backward passes,
+// nanoseconds.
+struct Overlap {
+  // In which a span of "comm" was under way.
+  int64_t communication_ns = 0;
+  // The part of it while backward computed: inside "train"/"backward", outside
+  // every span that is called "wait".
+  int64_t hidden_ns = 0;
+  // In spans that are called "wait".
+  int64_t waited_ns = 0;
+};
+Overlap overlap(const std::vector<RecordedSpan>& spans);
+
+// One rank's events for a file of the Trace Event Format (Google, "Trace Event
+// Format", "Complete Events"), which chrome://tracing and Perfetto show: a
+// process a rank, a line a category, and further lines where spans of one
+// category overlap.
+nlohmann::json trace_events(const std::vector<RecordedSpan>& spans, int rank);
+
+}  // namespace benchmarks

@@ -1,0 +1,140 @@
+"""The programs that the benchmarks run: none outlives this process, whatever
+ends it, and each gets the same surroundings."""
+
+import ctypes
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+RANKS = 2
+PEERS = pathlib.Path(__file__).resolve().parent / "peers"
+CHILD_TIMEOUT_S = 300
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+
+
+class Failure(Exception):
+    """What ends the run: one line, and what the child printed."""
+
+    def __init__(self, line, output="", is_of_child=False):
+        super().__init__(line)
+        self.output = output
+        self.is_of_child = is_of_child
+
+
+def prctl(option, value):
+    ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def interrupted(number, _):
+    raise SystemExit(128 + number)  # through every finally
+
+
+def adopt_descendants():
+    """Whatever descends from this process falls to it, and signals end it in
+    order."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        signal.signal(number, interrupted)
+
+
+def children_of(pid):
+    try:
+        tasks = list(pathlib.Path(f"/proc/{pid}/task").iterdir())
+        return [int(child) for task in tasks
+                for child in (task / "children").read_text().split()]
+    except OSError:  # it has ended meanwhile
+        return []
+
+
+def end_children():
+    """Kills whatever still descends from this process. (The workers of
+    torchrun have sessions of their own; as this process is their subreaper
+    they fall to it when torchrun ends.)"""
+    deadline = time.monotonic() + 10
+    while time.monotonic() < deadline:
+        descendants, queue = [], children_of(os.getpid())
+        while queue:
+            pid = queue.pop()
+            descendants.append(pid)
+            queue += children_of(pid)
+        if not descendants:
+            return
+        for pid in descendants:
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        while True:
+            try:
+                if os.waitpid(-1, os.WNOHANG)[0] == 0:
+                    break
+            except ChildProcessError:
+                break
+        time.sleep(0.01)
+
+
+def run_child(command, scratch):
+    """Runs `command` to its end; its standard output and its seconds."""
+    environment = dict(
+        os.environ,
+        OMP_NUM_THREADS="1",  # torchrun's default too; said, it warns no more
+        TMPDIR=str(scratch))  # torchrun leaves a folder behind
+    name = " ".join(map(str, command))
+    out_path, err_path = scratch / "stdout", scratch / "stderr"
+    with open(out_path, "wb") as out, open(err_path, "wb") as err:
+        begin = time.monotonic()
+        try:
+            child = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
+                env=environment, start_new_session=True,
+                preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM))
+        except OSError as error:
+            raise Failure(f"cannot start {name}: {error.strerror}") from error
+        try:
+            code = child.wait(CHILD_TIMEOUT_S)
+            seconds = time.monotonic() - begin
+            ended = f"failed with exit code {code}"
+        except subprocess.TimeoutExpired:
+            code, ended = None, f"did not end in {CHILD_TIMEOUT_S} s"
+        finally:
+            end_children()
+    stdout = out_path.read_text(errors="replace")
+    if code != 0:
+        raise Failure(f"{ended}: {name}",
+                      stdout + err_path.read_text(errors="replace"),
+                      is_of_child=True)
+    return stdout, seconds
+
+
+class Programs:
+    """The commands of both sides."""
+
+    def __init__(self, build):
+        self.build = build
+        self.torchrun = pathlib.Path(sys.executable).parent / "torchrun"
+
+    def lockstep(self, program, *arguments):
+        launcher = self.build / "bin" / "lockstep"
+        return self.existing(launcher, "./dev build", [
+            launcher, "run", "--standalone", f"--nproc-per-node={RANKS}",
+            self.build / "bin" / program, *arguments])
+
+    def python(self, program, *arguments):
+        return self.existing(self.torchrun, "./dev setup", [
+            self.torchrun, "--standalone", f"--nproc-per-node={RANKS}",
+            PEERS / program, *arguments])
+
+    @staticmethod
+    def existing(launcher, remedy, command):
+        if not launcher.exists():
+            raise Failure(f"{launcher} is missing; run {remedy}")
+        return list(map(str, command))
+
+
+def progress(text):
+    if sys.stderr.isatty():
+        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)

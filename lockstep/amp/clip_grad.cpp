@@ -1,0 +1,247 @@
+#include "lockstep/amp/clip_grad.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <limits>
+#include <map>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "lockstep/amp/optimizer_gradients.h"
+
+namespace lockstep {
+
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+void check_bound(const char* function, const char* name, double bound) {
+  if (bound >= 0) return;
+  throw std::invalid_argument(std::string(function) + ": " + name + " is " +
+                              std::to_string(bound) +
+                              "; it must be 0 or greater.");
+}
+
+void check_norm_type(double norm_type) {
+  if (!std::isnan(norm_type)) return;
+  throw std::invalid_argument(
+      "get_total_norm: norm_type is NaN; give the order of a norm: 1, 2, "
+      "infinity or any other number.");
+}
+
+Tensors gradients_of(const Tensors& parameters) {
+  Tensors result;
+  for (const auto& parameter : parameters) {
+    if (parameter.grad().defined()) result.push_back(parameter.grad());
+  }
+  return result;
+}
+
+// What foreach operations take at once without falling back to single ones.
+std::vector<Tensors> by_device_and_dtype(const Tensors& tensors) {
+  std::vector<Tensors> result;
+  std::map<std::pair<std::string, c10::ScalarType>, size_t> places;
+  for (const auto& tensor : tensors) {
+    auto [place, added] = places.try_emplace(
+        {tensor.device().str(), tensor.scalar_type()}, result.size());
+    if (added) result.emplace_back();
+    result[place->second].push_back(tensor);
+  }
+  return result;
+}
+
+// A sparse tensor's values as elements of their own; others as they are.
+at::Tensor summed_values(const at::Tensor& tensor, double norm_type) {
+  if (!tensor.is_sparse()) return tensor;
+  if (norm_type > 0) return tensor.coalesce()._values();
+  throw std::invalid_argument("get_total_norm: a norm of order " +
+                              std::to_string(norm_type) +
+                              " counts zeros, of which a sparse gradient keeps "
+                              "none. Use an order above "
+                              "0, or to_dense() gradients.");
+}
+
+// Each tensor's norm. Floats of 16 bits are summed and given in float32 where
+// `widened`, else as they are.
+Tensors norms_of(const Tensors& tensors, double norm_type, bool widened) {
+  Tensors dense;
+  for (const auto& tensor : tensors) {
+    dense.push_back(summed_values(tensor, norm_type));
+  }
+  Tensors result;
+  for (const auto& alike : by_device_and_dtype(dense)) {
+    auto dtype = alike.front().scalar_type();
+    std::optional<c10::ScalarType> wide;
+    if (widened && (dtype == at::kHalf || dtype == at::kBFloat16)) {
+      wide = at::kFloat;
+    }
+    for (auto& norm : at::_foreach_norm(alike, norm_type, wide)) {
+      result.push_back(std::move(norm));
+    }
+  }
+  return result;
+}
+
+void check_finite(const at::Tensor& total_norm, double norm_type) {
+  double number = total_norm.item<double>();
+  if (std::isfinite(number)) return;
+  throw std::runtime_error(
+      "The total norm of order " + std::to_string(norm_type) +
+      " of the gradients is " + std::to_string(number) +
+      ", so they cannot be clipped. With error_if_nonfinite = false they are "
+      "scaled by it all the same.");
+}
+
+at::Tensor largest_over(const at::Tensor& local, const ProcessGroupPtr& group) {
+  // Backends differ in what MAX makes of NaN: it travels as a number.
+  auto is_nan = local.isnan();
+  auto numbers = at::stack(
+      {local.nan_to_num(0, kInfinity, -kInfinity), is_nan.to(at::kDouble)});
+  numbers = detail::agreed(numbers, ReduceOp::MAX, group);
+  return at::where(numbers[1] > 0, at::full_like(numbers[0], NAN), numbers[0]);
+}
+
+at::Tensor sharded_norm(const detail::OptimizerGradients& shards,
+                        double norm_type) {
+  if (norm_type == 0) {
+    throw std::invalid_argument(
+        "get_total_norm: norm_type 0 counts the gradients that are not zero, "
+        "and a sharded optimizer's ranks hold parts of gradients. Use another "
+        "order, or the parameters of an optimizer that is not sharded.");
+  }
+  Tensors norms;
+  for (const auto& norm :
+       norms_of(shards.tensors, norm_type, /*widened=*/true)) {
+    norms.push_back(norm.to(shards.device, at::kDouble));
+  }
+  auto like = at::TensorOptions().device(shards.device).dtype(at::kDouble);
+  auto all = norms.empty() ? at::empty({0}, like) : at::stack(norms);
+  if (norm_type == kInfinity) {
+    return largest_over(all.numel() > 0 ? all.max() : at::zeros({}, like),
+                        shards.shard_group);
+  }
+  if (norm_type == -kInfinity) {
+    auto least = all.numel() > 0 ? all.min() : at::full({}, kInfinity, like);
+    return -largest_over(-least, shards.shard_group);
+  }
+  // In float64, in which no float32's square overflows or vanishes.
+  auto sum = detail::agreed(all.pow(norm_type).sum(), ReduceOp::SUM,
+                            shards.shard_group);
+  return sum.pow(1 / norm_type);
+}
+
+void scale_to_norm(const Tensors& gradients, double max_norm,
+                   const at::Tensor& total_norm) {
+  check_bound("clip_grad_norm_", "max_norm", max_norm);
+  // Clamped, not compared: a comparison would wait for the device. Python
+  // divides by way of the reciprocal, which rounds otherwise than `/` does.
+  auto factor = ((total_norm + 1e-6).reciprocal() * max_norm).clamp_max(1.0);
+  Tensors dense;
+  for (const auto& gradient : gradients) {
+    dense.push_back(gradient.is_sparse() ? gradient._values() : gradient);
+  }
+  for (const auto& alike : by_device_and_dtype(dense)) {
+    at::_foreach_mul_(alike, factor.to(alike.front().device()));
+  }
+}
+
+void clip_values(const Tensors& gradients, double clip_value) {
+  check_bound("clip_grad_value_", "clip_value", clip_value);
+  const at::NoGradGuard no_grad;
+  Tensors dense;
+  for (auto gradient : gradients) {
+    if (gradient.is_sparse()) {
+      if (!gradient.is_coalesced()) gradient.copy_(gradient.coalesce());
+      dense.push_back(gradient._values());
+    } else {
+      dense.push_back(gradient);
+    }
+  }
+  for (const auto& alike : by_device_and_dtype(dense)) {
+    at::_foreach_clamp_min_(alike, -clip_value);
+    at::_foreach_clamp_max_(alike, clip_value);
+  }
+}
+
+at::Tensor total_norm_of(const detail::OptimizerGradients& gradients,
+                         double norm_type, bool error_if_nonfinite) {
+  if (gradients.shard_group == nullptr) {
+    return get_total_norm(gradients.tensors, norm_type, error_if_nonfinite);
+  }
+  check_norm_type(norm_type);
+  const at::NoGradGuard no_grad;
+  auto total_norm = sharded_norm(gradients, norm_type);
+  if (error_if_nonfinite) check_finite(total_norm, norm_type);
+  return total_norm;
+}
+
+}  // namespace
+
+at::Tensor get_total_norm(const std::vector<at::Tensor>& tensors,
+                          double norm_type, bool error_if_nonfinite) {
+  check_norm_type(norm_type);
+  if (tensors.empty()) return at::zeros({});
+  const at::NoGradGuard no_grad;
+  auto norms = norms_of(tensors, norm_type, /*widened=*/false);
+  // at::stack() takes several dtypes, but not several devices.
+  auto device = tensors.front().device();
+  for (auto& norm : norms) norm = norm.to(device);
+  auto total_norm = at::linalg_vector_norm(at::stack(norms), norm_type);
+  if (error_if_nonfinite) check_finite(total_norm, norm_type);
+  return total_norm;
+}
+
+at::Tensor get_total_norm(torch::optim::Optimizer& optimizer, double norm_type,
+                          bool error_if_nonfinite) {
+  return total_norm_of(detail::gradients_of(optimizer), norm_type,
+                       error_if_nonfinite);
+}
+
+void clip_grads_with_norm_(const std::vector<at::Tensor>& parameters,
+                           double max_norm, const at::Tensor& total_norm) {
+  const at::NoGradGuard no_grad;
+  scale_to_norm(gradients_of(parameters), max_norm, total_norm);
+}
+
+void clip_grads_with_norm_(torch::optim::Optimizer& optimizer, double max_norm,
+                           const at::Tensor& total_norm) {
+  const at::NoGradGuard no_grad;
+  scale_to_norm(detail::gradients_of(optimizer).tensors, max_norm, total_norm);
+}
+
+at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters,
+                           double max_norm, double norm_type,
+                           bool error_if_nonfinite) {
+  check_bound("clip_grad_norm_", "max_norm", max_norm);
+  const at::NoGradGuard no_grad;
+  auto gradients = gradients_of(parameters);
+  auto total_norm = get_total_norm(gradients, norm_type, error_if_nonfinite);
+  scale_to_norm(gradients, max_norm, total_norm);
+  return total_norm;
+}
+
+at::Tensor clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm,
+                           double norm_type, bool error_if_nonfinite) {
+  check_bound("clip_grad_norm_", "max_norm", max_norm);
+  const at::NoGradGuard no_grad;
+  auto gradients = detail::gradients_of(optimizer);
+  auto total_norm = total_norm_of(gradients, norm_type, error_if_nonfinite);
+  scale_to_norm(gradients.tensors, max_norm, total_norm);
+  return total_norm;
+}
+
+void clip_grad_value_(const std::vector<at::Tensor>& parameters,
+                      double clip_value) {
+  clip_values(gradients_of(parameters), clip_value);
+}
+
+void clip_grad_value_(torch::optim::Optimizer& optimizer, double clip_value) {
+  clip_values(detail::gradients_of(optimizer).tensors, clip_value);
+}
+
+}  // namespace lockstep

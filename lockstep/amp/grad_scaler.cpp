@@ -1,0 +1,306 @@
+#include "lockstep/amp/grad_scaler.h"
+
+#include <ATen/ATen.h>
+#include <ATen/Context.h>
+
+#include <algorithm>
+#include <cmath>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "lockstep/amp/optimizer_gradients.h"
+
+namespace lockstep {
+
+namespace {
+
+void check_scale(const char* name, double scale) {
+  if (scale > 0 && std::isfinite(scale)) return;
+  throw std::invalid_argument(std::string("GradScaler: ") + name + " is " +
+                              std::to_string(scale) +
+                              "; it must be above 0 and finite.");
+}
+
+// Copies of one tensor, one a device, made when they are first asked for.
+class DeviceCopies {
+ public:
+  explicit DeviceCopies(at::Tensor original) : original_(std::move(original)) {}
+
+  const at::Tensor& on(c10::Device device) {
+    auto found = std::ranges::find(copies_, device, &at::Tensor::device);
+    if (found != copies_.end()) return *found;
+    return copies_.emplace_back(original_.to(original_.options().device(device),
+                                             /*non_blocking=*/true,
+                                             /*copy=*/true));
+  }
+
+  const std::vector<at::Tensor>& all() const { return copies_; }
+
+ private:
+  at::Tensor original_;
+  std::vector<at::Tensor> copies_;
+};
+
+// LibTorch's kernel takes tensors of one device and dtype.
+void unscale_in_place(const std::vector<at::Tensor>& gradients,
+                      DeviceCopies& found_inf, DeviceCopies& inverse_scale) {
+  std::vector<std::vector<at::Tensor>> lists;
+  for (const auto& gradient : gradients) {
+    auto values = gradient.is_sparse() ? gradient._values() : gradient;
+    auto same = std::ranges::find_if(lists, [&](const auto& list) {
+      return list.front().device() == values.device() &&
+             list.front().scalar_type() == values.scalar_type();
+    });
+    if (same == lists.end()) {
+      lists.push_back({values});
+    } else {
+      same->push_back(values);
+    }
+  }
+  for (auto& list : lists) {
+    auto device = list.front().device();
+    // The kernel writes both through references that are not const.
+    at::Tensor found = found_inf.on(device);
+    at::_amp_foreach_non_finite_check_and_unscale_(list, found,
+                                                   inverse_scale.on(device));
+  }
+}
+
+at::Tensor sum_on(c10::Device device, const std::vector<at::Tensor>& numbers) {
+  auto sum = at::zeros({}, at::TensorOptions().device(device));
+  for (const auto& number : numbers) {
+    sum += number.to(device, /*non_blocking=*/true);
+  }
+  return sum;
+}
+
+}  // namespace
+
+GradScaler::GradScaler(const GradScalerOptions& options) : options_(options) {
+  if (options_.device == c10::DeviceType::CUDA && !at::hasCUDA()) {
+    options_.enabled = false;
+  }
+  if (!options_.enabled) return;
+  check_scale("init_scale", options_.init_scale);
+  if (!(options_.growth_factor > 1)) {
+    throw std::invalid_argument(
+        "GradScaler: growth_factor is " +
+        std::to_string(options_.growth_factor) +
+        "; it must be above 1. For a scale that does not grow, make "
+        "growth_interval large.");
+  }
+  if (!(options_.backoff_factor < 1)) {
+    throw std::invalid_argument("GradScaler: backoff_factor is " +
+                                std::to_string(options_.backoff_factor) +
+                                "; it must be below 1.");
+  }
+}
+
+void GradScaler::place_scale(const at::Tensor& output) {
+  if (scale_.defined()) return;
+  auto on_device = at::TensorOptions().device(output.device());
+  scale_ = at::full({}, options_.init_scale, on_device.dtype(at::kFloat));
+  growth_tracker_ =
+      at::full({}, init_growth_tracker_, on_device.dtype(at::kInt));
+}
+
+void GradScaler::require_scale(const char* function) const {
+  if (scale_.defined()) return;
+  throw std::logic_error(std::string("GradScaler::") + function +
+                         ": no loss was scaled yet. Call scale(loss), and "
+                         "backward() on what it returns, before this.");
+}
+
+at::Tensor GradScaler::scale(const at::Tensor& output) {
+  if (!options_.enabled) return output;
+  place_scale(output);
+  return output * scale_.to(output.device(), /*non_blocking=*/true);
+}
+
+std::vector<at::Tensor> GradScaler::scale(
+    const std::vector<at::Tensor>& outputs) {
+  if (!options_.enabled || outputs.empty()) return outputs;
+  place_scale(outputs.front());
+  DeviceCopies scales(scale_);
+  std::vector<at::Tensor> result;
+  for (const auto& output : outputs) {
+    result.push_back(output * scales.on(output.device()));
+  }
+  return result;
+}
+
+void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
+  if (!options_.enabled) return;
+  require_scale("unscale_");
+  auto& state = optimizers_[&optimizer];
+  if (state.stage != Stage::kReady) {
+    throw std::logic_error(
+        std::string("GradScaler::unscale_: ") +
+        (state.stage == Stage::kUnscaled ? "unscale_()" : "step()") +
+        " was already called for this optimizer since the last update(). Call "
+        "it once, between backward() and step().");
+  }
+  state.found_inf = unscale_gradients(optimizer);
+  state.stage = Stage::kUnscaled;
+}
+
+std::vector<at::Tensor> GradScaler::unscale_gradients(
+    torch::optim::Optimizer& optimizer) {
+  const at::NoGradGuard no_grad;
+  auto gradients = detail::gradients_of(optimizer);
+  bool half = std::ranges::any_of(gradients.tensors, [](const auto& gradient) {
+    return gradient.scalar_type() == at::kHalf;
+  });
+
+  // The reciprocal in float64, as in Python: a device's own in float32 may be
+  // off by a bit.
+  DeviceCopies inverse_scale(
+      scale_.to(at::kDouble).reciprocal().to(at::kFloat));
+  DeviceCopies found_inf(at::zeros({}, scale_.options()));
+  if (!half) unscale_in_place(gradients.tensors, found_inf, inverse_scale);
+
+  auto result = found_inf.all();
+  auto group = gradients.shard_group != nullptr ? gradients.shard_group
+                                                : options_.process_group;
+  if (group != nullptr) {
+    auto found = sum_on(scale_.device(), result);
+    auto numbers =
+        at::stack({found, at::full_like(found, !gradients.tensors.empty()),
+                   at::full_like(found, half)});
+    numbers = detail::agreed(numbers, ReduceOp::MAX, group);
+    auto seen = numbers.cpu();
+    half = seen[2].item<float>() > 0;
+    result.clear();
+    if (seen[1].item<float>() > 0) result.push_back(numbers[0].clone());
+  }
+  if (half) {
+    throw std::invalid_argument(
+        "GradScaler: there are gradients in float16, on this rank or on one "
+        "that it agrees with; they cannot be unscaled without loss. Keep "
+        "parameters in float32 and compute in float16 by autocast.");
+  }
+  return result;
+}
+
+at::Tensor GradScaler::step(torch::optim::Optimizer& optimizer,
+                            torch::optim::Optimizer::LossClosure closure) {
+  if (!options_.enabled) return optimizer.step(std::move(closure));
+  if (closure) {
+    throw std::invalid_argument(
+        "GradScaler::step: a closure was given; an enabled scaler takes none. "
+        "Compute loss and gradients before step(), or disable the scaler for "
+        "this optimizer.");
+  }
+  require_scale("step");
+  auto& state = optimizers_[&optimizer];
+  if (state.stage == Stage::kStepped) {
+    throw std::logic_error(
+        "GradScaler::step: step() was already called for this optimizer since "
+        "the last update(). Call update() at the end of each iteration.");
+  }
+  if (state.stage == Stage::kReady) unscale_(optimizer);
+  if (state.found_inf.empty()) {
+    optimizers_.erase(&optimizer);
+    throw std::logic_error(
+        "GradScaler::step: no parameter of this optimizer has a gradient. Call "
+        "backward() on a loss that depends on one, or leave the step out.");
+  }
+  at::Tensor loss;
+  if (!found_inf(optimizer)) loss = optimizer.step();
+  state.stage = Stage::kStepped;
+  return loss;
+}
+
+void GradScaler::update() {
+  if (!options_.enabled) return;
+  require_scale("update");
+  std::vector<at::Tensor> found_inf;
+  for (const auto& [optimizer, state] : optimizers_) {
+    found_inf.insert(found_inf.end(), state.found_inf.begin(),
+                     state.found_inf.end());
+  }
+  if (found_inf.empty()) {
+    throw std::logic_error(
+        "GradScaler::update: no optimizer with gradients was stepped or "
+        "unscaled since the last update(). Call step() for each optimizer "
+        "before this.");
+  }
+  at::_amp_update_scale_(scale_, growth_tracker_,
+                         sum_on(scale_.device(), found_inf),
+                         options_.growth_factor, options_.backoff_factor,
+                         options_.growth_interval);
+  optimizers_.clear();
+}
+
+void GradScaler::update(double new_scale) {
+  if (!options_.enabled) return;
+  require_scale("update");
+  check_scale("new_scale", new_scale);
+  scale_.fill_(new_scale);
+  optimizers_.clear();
+}
+
+void GradScaler::update(const at::Tensor& new_scale) {
+  if (!options_.enabled) return;
+  require_scale("update");
+  if (!new_scale.defined() || new_scale.device().type() != options_.device ||
+      new_scale.numel() != 1 || new_scale.requires_grad()) {
+    throw std::invalid_argument(
+        "GradScaler::update: new_scale must be a tensor of one element, on " +
+        c10::DeviceTypeName(options_.device, /*lower_case=*/true) +
+        ", without requires_grad; give such a one, or a double.");
+  }
+  scale_.copy_(new_scale.reshape({}));
+  optimizers_.clear();
+}
+
+bool GradScaler::found_inf(const torch::optim::Optimizer& optimizer) const {
+  if (!options_.enabled) return false;
+  auto found = optimizers_.find(&optimizer);
+  if (found == optimizers_.end() || found->second.found_inf.empty()) {
+    throw std::logic_error(
+        "GradScaler::found_inf: this optimizer was neither unscaled nor "
+        "stepped since the last update(). Ask between step() and update().");
+  }
+  return std::ranges::any_of(found->second.found_inf, [](const auto& number) {
+    return number.template item<float>() > 0;
+  });
+}
+
+double GradScaler::get_scale() const {
+  if (!options_.enabled) return 1.0;
+  return scale_.defined() ? scale_.item<double>() : options_.init_scale;
+}
+
+std::optional<GradScalerState> GradScaler::state_dict() const {
+  if (!options_.enabled) return std::nullopt;
+  return GradScalerState{.scale = get_scale(),
+                         .growth_factor = options_.growth_factor,
+                         .backoff_factor = options_.backoff_factor,
+                         .growth_interval = options_.growth_interval,
+                         .growth_tracker = growth_tracker_.defined()
+                                               ? growth_tracker_.item<int64_t>()
+                                               : init_growth_tracker_};
+}
+
+void GradScaler::load_state_dict(const std::optional<GradScalerState>& state) {
+  if (!options_.enabled) return;
+  if (!state) {
+    throw std::invalid_argument(
+        "GradScaler::load_state_dict: the state is empty, as of a scaler that "
+        "was disabled. Give the state of one that was enabled, or begin "
+        "without one.");
+  }
+  options_.init_scale = state->scale;
+  options_.growth_factor = state->growth_factor;
+  options_.backoff_factor = state->backoff_factor;
+  options_.growth_interval = state->growth_interval;
+  init_growth_tracker_ = state->growth_tracker;
+  if (scale_.defined()) {
+    scale_.fill_(state->scale);
+    growth_tracker_.fill_(state->growth_tracker);
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,78 @@
+#include "lockstep/amp/grad_scaler_state.h"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+namespace lockstep {
+
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr const char* kScale = "scale";
+constexpr const char* kGrowthFactor = "growth_factor";
+constexpr const char* kBackoffFactor = "backoff_factor";
+constexpr const char* kGrowthInterval = "growth_interval";
+constexpr const char* kGrowthTracker = "_growth_tracker";
+
+[[noreturn]] void refuse(const std::string& what) {
+  throw std::invalid_argument("The state of a GradScaler " + what +
+                              "; it is to be the JSON of a state_dict() of "
+                              "one that is enabled.");
+}
+
+double finite(const char* name, double number) {
+  if (std::isfinite(number)) return number;
+  throw std::invalid_argument(std::string("to_json: the GradScaler's ") + name +
+                              " is " + std::to_string(number) +
+                              ", which JSON cannot say; it must be finite.");
+}
+
+const Json& entry(const Json& object, const char* name) {
+  auto found = object.find(name);
+  if (found == object.end()) refuse(std::string("has no \"") + name + '"');
+  return *found;
+}
+
+double number(const Json& object, const char* name) {
+  const Json& value = entry(object, name);
+  if (!value.is_number()) {
+    refuse(std::string("has a \"") + name + "\" that is no number");
+  }
+  return value.get<double>();
+}
+
+int64_t integer(const Json& object, const char* name) {
+  const Json& value = entry(object, name);
+  if (!value.is_number_integer()) {
+    refuse(std::string("has a \"") + name + "\" that is no integer");
+  }
+  return value.get<int64_t>();
+}
+
+}  // namespace
+
+std::string to_json(const GradScalerState& state) {
+  Json object = {
+      {kScale, finite(kScale, state.scale)},
+      {kGrowthFactor, finite(kGrowthFactor, state.growth_factor)},
+      {kBackoffFactor, finite(kBackoffFactor, state.backoff_factor)},
+      {kGrowthInterval, state.growth_interval},
+      {kGrowthTracker, state.growth_tracker},
+  };
+  return object.dump();
+}
+
+GradScalerState grad_scaler_state_from_json(std::string_view text) {
+  Json object = Json::parse(text.begin(), text.end(), /*cb=*/nullptr,
+                            /*allow_exceptions=*/false);
+  if (!object.is_object()) refuse("is no JSON object");
+  return {.scale = number(object, kScale),
+          .growth_factor = number(object, kGrowthFactor),
+          .backoff_factor = number(object, kBackoffFactor),
+          .growth_interval = integer(object, kGrowthInterval),
+          .growth_tracker = integer(object, kGrowthTracker)};
+}
+
+}  // namespace lockstep

@@ -1,0 +1,202 @@
+#include "lockstep/comm/bucket_reduction.h"
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+#include <utility>
+
+#include "lockstep/comm/collective_call.h"
+#include "lockstep/comm/host_sharing.h"
+#include "lockstep/comm/init.h"
+#include "lockstep/comm/reductions.h"
+
+namespace lockstep {
+namespace {
+
+// All buckets by their own all_reduce.
+class AllReducedBuckets final : public BucketReduction {
+ public:
+  AllReducedBuckets(std::vector<ReducedBucket> buckets, ProcessGroupPtr group)
+      : buckets_(std::move(buckets)),
+        group_(std::move(group)),
+        alone_(group_->size() == 1) {
+    works_.reserve(buckets_.size());
+  }
+
+  void begin(double divisor) override {
+    if (!(divisor > 0)) {
+      throw std::invalid_argument(
+          c10::str("a round of buckets has the divisor ", divisor,
+                   "; it must be more than 0"));
+    }
+    // Of an abandoned round some ranks have started more than others: all
+    // start the rest, so that the next one's meet each other.
+    if (open_) {
+      for (auto bucket = published_; bucket < buckets_.size(); ++bucket) {
+        publish(bucket);
+      }
+      finish();
+    }
+    factor_ = 1 / divisor;
+    works_.clear();
+    published_ = complete_ = 0;
+    open_ = true;
+  }
+
+  double contribution_factor() const override { return factor_; }
+
+  void publish(size_t bucket) override {
+    if (!open_ || bucket != published_ || bucket >= buckets_.size()) {
+      throw std::logic_error(c10::str("bucket ", bucket,
+                                      " was published behind ", published_,
+                                      " others of ", buckets_.size()));
+    }
+    if (!alone_) {
+      works_.push_back(all_reduce(buckets_[bucket].flat,
+                                  {.group = group_, .async_op = true}));
+    }
+    ++published_;
+  }
+
+  size_t advance() override {
+    if (alone_) return published_;
+    while (complete_ < works_.size() && works_[complete_]->isCompleted()) {
+      // Takes what is left to be done by who waits; throws what it failed
+      // with.
+      works_[complete_]->wait();
+      ++complete_;
+    }
+    return complete_;
+  }
+
+  void finish() override {
+    if (!open_ || published_ != buckets_.size()) {
+      throw std::logic_error(c10::str(published_, " of ", buckets_.size(),
+                                      " buckets were published before "
+                                      "finish()"));
+    }
+    for (; complete_ < works_.size(); ++complete_) works_[complete_]->wait();
+    works_.clear();
+    open_ = false;
+  }
+
+ private:
+  const std::vector<ReducedBucket> buckets_;
+  const ProcessGroupPtr group_;
+  const bool alone_;
+  std::vector<WorkPtr> works_{};
+  size_t published_ = 0;
+  size_t complete_ = 0;
+  double factor_ = 1;
+  bool open_ = false;
+};
+
+// A reduction that c10d does not see: each round has a number, a record and
+// errors as any other collective of the group.
+class RecordedBuckets final : public BucketReduction {
+ public:
+  RecordedBuckets(std::unique_ptr<BucketReduction> reduction,
+                  const std::vector<ReducedBucket>& buckets,
+                  const ProcessGroupPtr& group)
+      : reduction_(std::move(reduction)),
+        call_("reduce_buckets", group, std::chrono::milliseconds(0)),
+        dtype_(buckets.empty() ? nullptr
+                               : c10::toString(buckets[0].flat.scalar_type())) {
+    for (const auto& bucket : buckets) elements_ += bucket.flat.numel();
+  }
+  ~RecordedBuckets() override { end_record(/*failed=*/true); }
+
+  void begin(double divisor) override {
+    end_record(/*failed=*/true);  // abandoned
+    call_.number = call_.group->next_sequence_number();
+    const auto now = Deadline::Clock::now();
+    started_ = Deadline::after(call_.timeout, now);
+    record_ = call_.group->flight()->begin({.operation = call_.operation,
+                                            .dtype = dtype_,
+                                            .reduce_op = "SUM",
+                                            .number = call_.number,
+                                            .in_elements = elements_,
+                                            .out_elements = elements_},
+                                           FlightState::started, now);
+    checked([&] { reduction_->begin(divisor); });
+  }
+  double contribution_factor() const override {
+    return reduction_->contribution_factor();
+  }
+  void publish(size_t bucket) override { reduction_->publish(bucket); }
+  size_t advance() override { return reduction_->advance(); }
+  void finish() override {
+    checked([&] { reduction_->finish(); });
+    end_record(/*failed=*/false);
+  }
+
+ private:
+  template <typename Step>
+  void checked(Step step) {
+    try {
+      step();
+    } catch (const c10::DistError& error) {
+      end_record(/*failed=*/true);
+      call_.fail(started_, error.what_without_backtrace());
+    }
+  }
+  void end_record(bool failed) {
+    call_.group->flight()->end(std::exchange(record_, 0), failed);
+  }
+
+  const std::unique_ptr<BucketReduction> reduction_;
+  Call call_;
+  const char* dtype_;
+  uint64_t elements_ = 0;
+  Deadline started_ = Deadline::after(std::chrono::milliseconds(0));
+  uint64_t record_ = 0;
+};
+
+// Complex numbers as pairs of reals.
+std::vector<ReducedBucket> as_real(std::vector<ReducedBucket> buckets) {
+  for (auto& [flat, owned] : buckets) {
+    if (!flat.is_complex()) continue;
+    flat = at::view_as_real(flat).view({-1});
+    for (auto& [begin, end] : owned) {
+      begin *= 2;
+      end *= 2;
+    }
+  }
+  return buckets;
+}
+
+// What the kernels have.
+bool is_shareable(const ReducedBucket& bucket) {
+  const auto dtype = bucket.flat.scalar_type();
+  return bucket.flat.is_cpu() && (dtype == at::kFloat || dtype == at::kDouble ||
+                                  dtype == at::kHalf || dtype == at::kBFloat16);
+}
+
+}  // namespace
+
+std::unique_ptr<BucketReduction> all_reduce_buckets(
+    std::vector<ReducedBucket> buckets, ProcessGroupPtr group) {
+  return std::make_unique<AllReducedBuckets>(
+      as_real(std::move(buckets)), group ? std::move(group) : default_group());
+}
+
+std::unique_ptr<BucketReduction> make_bucket_reduction(
+    std::vector<ReducedBucket> buckets, Results results,
+    const ProcessGroupPtr& group) {
+  const auto& of = group ? group : default_group();
+  buckets = as_real(std::move(buckets));
+  auto* sharing = host_sharing(of);
+  if (sharing != nullptr && of->size() > 1 && !of->checks_calls() &&
+      std::ranges::all_of(buckets, is_shareable)) {
+    if (auto reduction =
+            sharing->reduce_buckets(buckets, results, of->timeout())) {
+      return std::make_unique<RecordedBuckets>(std::move(reduction), buckets,
+                                               of);
+    }
+  }
+  return all_reduce_buckets(std::move(buckets), of);
+}
+
+}  // namespace lockstep

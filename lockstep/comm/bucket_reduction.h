@@ -1,0 +1,101 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "lockstep/comm/process_group.h"
+
+namespace lockstep {
+
+// Elements [begin, end) of a bucket.
+struct ElementRange {
+  int64_t begin;
+  int64_t end;
+  bool operator==(const ElementRange&) const = default;
+};
+
+// One bucket of a BucketReduction.
+struct ReducedBucket {
+  at::Tensor flat;  // [n], contiguous; this rank's contribution, then result
+  // What this rank reduces, ascending and disjoint; over all ranks each
+  // element once. Empty on all ranks: equal slices in rank order, each of n /
+  // size elements rounded up to whole cache lines (64 bytes), the last ones
+  // shorter or empty. Used by Results::owned, and a hint otherwise.
+  std::vector<ElementRange> owned{};
+};
+
+// Which elements hold the reduction afterwards; the others are undefined.
+enum class Results {
+  everywhere,  // all, on every rank: an all-reduce
+  owned,       // those that the rank owns: a reduce-scatter in place
+};
+
+// Reduces the same buckets again and again, once a backward pass: the seam
+// between what computes gradients (DDP, sharded optimizers) and what moves
+// them.
+//
+// A round is: begin(), then publish() of every bucket in the order of their
+// indices, advance() whenever it suits, finish(). All ranks do the same rounds,
+// in one order with the group's collectives where those are what moves buckets
+// (all_reduce_buckets()); else at any time beside them.
+//
+// Threads: one at a time. Blocking: begin() and finish() wait for peers, for
+// the group's timeout at most; publish() and advance() never do. Errors:
+// c10::DistBackendError names a rank that is gone or did not come in time;
+// std::logic_error where the calls of this rank are in a wrong order. Behind an
+// error the buckets' content is undefined.
+class BucketReduction {
+ public:
+  virtual ~BucketReduction() = default;
+
+  // A new round, in which the sum over all ranks is divided by `divisor`, more
+  // than 0 and equal on all ranks. Behind it this rank may write into its
+  // buckets: it waits, if it must, until no peer reads what they held. A round
+  // that was not finished (an exception ended that backward) is abandoned if
+  // that is so on every rank, whatever each has published of it; this begin()
+  // alone waits for all ranks to come to it.
+  virtual void begin(double divisor) = 0;
+
+  // What this rank must have multiplied its contribution by when it publishes
+  // it: 1 where the division is a part of the reduction, else 1 / divisor. Of
+  // this round; the same on all ranks.
+  virtual double contribution_factor() const = 0;
+
+  // The contribution is complete; `bucket` is this rank's no more until
+  // finish().
+  virtual void publish(size_t bucket) = 0;
+
+  // Goes on with what all ranks have published. Returns how many buckets, from
+  // the first, hold their results (as Results says) on this rank.
+  virtual size_t advance() = 0;
+
+  // Until every bucket holds its results.
+  virtual void finish() = 0;
+};
+
+// By all_reduce of each bucket: any backend, any device, any dtype that can be
+// summed; Results are everywhere. What Python's DistributedDataParallel issues.
+// In a world of one nothing is done at all. No collective.
+std::unique_ptr<BucketReduction> all_reduce_buckets(
+    std::vector<ReducedBucket> buckets, ProcessGroupPtr group);
+
+// The best way that the group has: the shared memory of one host
+// (host_sharing.h) where all buckets of all ranks lie there, else
+// all_reduce_buckets(), as in a world of one and where the group compares each
+// call (ProcessGroup::checks_calls()). Collective: buckets that differ between
+// ranks are a c10::DistBackendError on all of them. `results`: owned only in
+// shared memory; else they are everywhere, which is more.
+//
+// In shared memory a round is one collective in the group's numbers, flight
+// record and errors ("reduce_buckets #12"); the sum is that of all_reduce, bit
+// by bit. Where the divisor is the number of ranks it divides as ReduceOp::AVG,
+// else it is multiplied by 1 / divisor, for which half types are rounded twice.
+std::unique_ptr<BucketReduction> make_bucket_reduction(
+    std::vector<ReducedBucket> buckets, Results results,
+    const ProcessGroupPtr& group);
+
+}  // namespace lockstep

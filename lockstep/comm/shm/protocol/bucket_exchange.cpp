@@ -1,0 +1,415 @@
+#include "lockstep/comm/shm/protocol/bucket_exchange.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <span>
+#include <stdexcept>
+#include <utility>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/span.h"
+#include "lockstep/comm/shm/protocol/collective.h"
+#include "lockstep/kernels/reduce.h"
+#include "lockstep/kernels/scale.h"
+
+namespace lockstep::shm {
+namespace {
+
+// Pieces stay in the nearest caches from the first destination to the last.
+constexpr size_t kPieceBytes = size_t{16} << 10;
+// What is no larger (nor than the tuning's) is quicker to copy and to reduce on
+// all ranks than a second wait is.
+constexpr size_t kOneShotBytes = size_t{4} << 10;
+
+BucketLayout layout_of(Core& core, const std::vector<ExchangedBucket>& buckets,
+                       bool everywhere) {
+  BucketLayout layout{.everywhere = everywhere, .buckets = {}};
+  for (const auto& bucket : buckets) {
+    // Nobody reaches for a bucket of nothing.
+    RegisteredMemory::Place place{.region = bucket.count == 0 ? 1u : 0u,
+                                  .offset = 0};
+    if (bucket.count != 0) {
+      try {
+        place = core.registered
+                    .find(bucket.data,
+                          bucket.count * kernels::size_of(bucket.dtype))
+                    .value_or(place);
+      } catch (const std::exception&) {  // its descriptor cannot be sent
+      }
+    }
+    layout.buckets.push_back({.count = bucket.count,
+                              .dtype = bucket.dtype,
+                              .place = place,
+                              .owned = bucket.owned});
+  }
+  return layout;
+}
+
+// Of all ranks. Throws CallMismatch where they disagree.
+std::vector<BucketLayout> exchanged(Group& group, const BucketLayout& own,
+                                    uint64_t call, const Deadline& deadline) {
+  auto& core = group.core();
+  auto left = [&] { return std::max(deadline.remaining(), milliseconds(1)); };
+  const auto words = own.encode();
+  const auto sizes = gather_all(core,
+                                {.operation = Operation::reduce_buckets,
+                                 .dtype = DType::uint8,
+                                 .agreed = 0},
+                                uint64_t{words.size()}, left());
+  std::vector<std::vector<uint64_t>> given;
+  std::vector<Bytes> outputs;
+  for (const auto size : sizes) given.emplace_back(size);
+  for (auto& one : given) {
+    outputs.push_back({.data = one.data(), .size = one.size() * 8});
+  }
+  group.all_gather(outputs, {.data = words.data(), .size = words.size() * 8},
+                   DType::int64, left());
+  std::vector<BucketLayout> layouts;
+  std::vector<std::string> names;
+  for (int rank = 0; rank < core.size; ++rank) {
+    layouts.push_back(BucketLayout::decode(given[rank]));
+    names.push_back(core.waiting.name(rank));
+  }
+  if (const auto wrong = disagreement(layouts, names)) {
+    throw CallMismatch("the ranks disagree about the buckets of call #" +
+                       std::to_string(call) + " (" + *wrong +
+                       "); all must have buckets of the same sizes and dtypes, "
+                       "each element owned once");
+  }
+  return layouts;
+}
+
+bool all_reachable(std::span<const BucketLayout> layouts) {
+  return std::ranges::all_of(layouts, [](const BucketLayout& layout) {
+    return std::ranges::all_of(layout.buckets, [](const auto& bucket) {
+      return bucket.place.region != 0;
+    });
+  });
+}
+
+bool has_owners(std::span<const BucketLayout> layouts, size_t bucket) {
+  return std::ranges::any_of(layouts, [&](const BucketLayout& layout) {
+    return !layout.buckets[bucket].owned.empty();
+  });
+}
+
+}  // namespace
+
+std::unique_ptr<BucketExchange> BucketExchange::make(
+    Group& group, const std::vector<ExchangedBucket>& buckets, Results results,
+    milliseconds timeout) {
+  auto& core = group.core();
+  const auto deadline = Deadline::after(timeout);
+  auto left = [&] { return std::max(deadline.remaining(), milliseconds(1)); };
+  const Collective::What what{.operation = Operation::reduce_buckets,
+                              .dtype = DType::uint8,
+                              .agreed = 0};
+  const uint64_t call = core.sequence + 1;
+  try {
+    core.registered.look();
+  } catch (const std::exception&) {  // what it misses is found out below
+  }
+  // Behind this the way to every peer is free for loans.
+  gather_all(core, what, uint8_t{0}, left());
+  const auto layouts =
+      exchanged(group, layout_of(core, buckets, results == Results::everywhere),
+                call, deadline);
+  if (!all_reachable(layouts)) return nullptr;
+
+  std::unique_ptr<BucketExchange> made;
+  std::vector<Bucket> mapped;
+  size_t copy_bytes = 0;
+  bool well = true;
+  try {
+    for (size_t i = 0; i < buckets.size(); ++i) {
+      const auto& [data, count, dtype, owned] = buckets[i];
+      Bucket bucket{.count = count,
+                    .dtype = dtype,
+                    .owned = owned,
+                    .data = {},
+                    .held = {},
+                    .one_shot = false,
+                    .offset = copy_bytes};
+      const size_t bytes = count * kernels::size_of(dtype);
+      if (results == Results::everywhere && core.size > 1 &&
+          bytes <= std::min(kOneShotBytes, core.tuning.one_shot_bytes)) {
+        bucket.one_shot = true;
+        copy_bytes += (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
+      }
+      if (!has_owners(layouts, i)) {
+        bucket.owned = {equal_slice({0, count}, core.rank, core.size,
+                                    kernels::size_of(dtype))};
+      }
+      std::erase_if(bucket.owned,
+                    [](const Interval& one) { return one.size() == 0; });
+      for (int peer = 0; count != 0 && peer < core.size; ++peer) {
+        if (peer == core.rank) {
+          bucket.data.push_back(static_cast<std::byte*>(data));
+          continue;
+        }
+        bucket.held.push_back(
+            core.registered.reach(peer, layouts[peer].buckets[i].place, bytes));
+        bucket.data.push_back(bucket.held.back().get());
+      }
+      mapped.push_back(std::move(bucket));
+    }
+  } catch (const std::exception&) {
+    well = false;
+  }
+  const auto all = gather_all(core, what, static_cast<uint8_t>(well), left());
+  if (std::ranges::find(all, uint8_t{0}) != all.end()) return nullptr;
+  try {
+    made.reset(new BucketExchange(group, std::move(mapped), copy_bytes, results,
+                                  timeout));
+  } catch (const Unavailable&) {  // on all ranks
+  }
+  return made;
+}
+
+BucketExchange::BucketExchange(Group& group, std::vector<Bucket> buckets,
+                               size_t copy_bytes, Results results,
+                               milliseconds timeout)
+    : core_(group.core()),
+      buckets_(std::move(buckets)),
+      copy_bytes_(copy_bytes),
+      results_(results),
+      timeout_(timeout),
+      memory_(group, core_.size * (sizeof(Counters) + 2 * copy_bytes),
+              timeout) {}
+
+BucketExchange::Counters& BucketExchange::own() const {
+  return counters(core_.rank);
+}
+
+void BucketExchange::begin(double divisor) {
+  if (!(divisor > 0)) {
+    throw std::invalid_argument("a round of buckets has the divisor " +
+                                std::to_string(divisor) +
+                                "; it must be more than 0");
+  }
+  core_.waiting.throw_if_broken();
+  Patience patience(timeout_);
+  if (open_) {
+    // A peer may still be reducing what was published, into this rank's
+    // buckets: until it has given up that round too. Pairs with the loads in
+    // below().
+    own().restarts.store(++restarts_, std::memory_order_seq_cst);
+    core_.waiting.wake_sleepers();
+    await(&Counters::restarts, restarts_, patience, [this] {
+      return "has not begun a round behind round " + std::to_string(rounds_) +
+             ", which was not finished";
+    });
+  } else if (results_ == Results::owned && rounds_ > 0) {
+    // They read this rank's memory.
+    await(&Counters::reduced, base_ + buckets_.size(), patience, [this] {
+      return "has not reduced its part of all buckets of round " +
+             std::to_string(rounds_);
+    });
+  }
+  base_ = rounds_++ * buckets_.size();
+  divisor_ = divisor;
+  published_ = next_ = complete_ = 0;
+  open_ = true;
+}
+
+void BucketExchange::publish(size_t bucket) {
+  if (!open_ || bucket != published_ || bucket >= buckets_.size()) {
+    throw std::logic_error(
+        bucket_name(bucket) + " was published " +
+        (open_ ? "behind " + std::to_string(published_) + " others"
+               : "outside a round"));
+  }
+  const auto& one = buckets_[bucket];
+  if (one.one_shot && one.count != 0) {
+    // A peer that read this place two rounds ago has published the round
+    // between since, and this rank has waited for that.
+    std::memcpy(copy_of(core_.rank, one), one.data[core_.rank],
+                one.count * kernels::size_of(one.dtype));
+  }
+  ++published_;
+  // Release of this rank's contribution; pairs with the loads in all_have().
+  own().published.store(base_ + published_, std::memory_order_seq_cst);
+  core_.waiting.wake_sleepers();
+}
+
+std::byte* BucketExchange::copy_of(int of, const Bucket& bucket) const {
+  return memory_.data() + core_.size * sizeof(Counters) +
+         (2 * of + rounds_ % 2) * copy_bytes_ + bucket.offset;
+}
+
+bool BucketExchange::all_have(std::atomic<uint64_t> Counters::*counter,
+                              size_t bucket, uint64_t& known,
+                              std::memory_order order) const {
+  const uint64_t value = base_ + bucket + 1;
+  if (known >= value) return true;
+  uint64_t least = ~uint64_t{0};
+  for (int peer = 0; peer < core_.size; ++peer) {
+    const auto count = (counters(peer).*counter).load(order);
+    if (count < value) return false;
+    least = std::min(least, count);
+  }
+  known = least;
+  return true;
+}
+
+size_t BucketExchange::advance(std::memory_order order) {
+  while (next_ < published_ &&
+         all_have(&Counters::published, next_, known_published_, order)) {
+    const auto& bucket = buckets_[next_];
+    Span span("comm", "reduce_bucket",
+              {{"bucket", static_cast<int64_t>(next_)},
+               {"bytes", static_cast<int64_t>(
+                             bucket.count * kernels::size_of(bucket.dtype))}});
+    reduce(bucket);
+    ++next_;
+    // Release of the results, and of this rank's having read the others'
+    // contributions; pairs with the loads in all_have() and below().
+    own().reduced.store(base_ + next_, std::memory_order_seq_cst);
+    core_.waiting.wake_sleepers();
+  }
+  if (results_ == Results::owned) return complete_ = next_;
+  while (complete_ < next_ &&
+         (buckets_[complete_].one_shot ||
+          all_have(&Counters::reduced, complete_, known_reduced_, order))) {
+    ++complete_;
+  }
+  return complete_;
+}
+
+void BucketExchange::reduce(const Bucket& bucket) const {
+  if (core_.size == 1 && divisor_ == 1) return;
+  if (bucket.one_shot) return reduce_copies(bucket);
+  const size_t piece = kPieceBytes / kernels::size_of(bucket.dtype);
+  for (const auto& [begin, end] : bucket.owned) {
+    for (size_t at = begin; at < end; at += piece) {
+      reduce_piece(bucket, {at, std::min(at + piece, end)});
+    }
+  }
+}
+
+void BucketExchange::reduce_piece(const Bucket& bucket,
+                                  Interval elements) const {
+  const int n = core_.size;
+  const auto offset = elements.begin * kernels::size_of(bucket.dtype);
+  std::array<const void*, kMaxRanks> sources;
+  // This rank's first.
+  std::array<void*, kMaxRanks> results;
+  results[0] = bucket.data[core_.rank] + offset;
+  size_t written = 1;
+  for (int peer = 0; peer < n; ++peer) {
+    sources[peer] = bucket.data[peer] + offset;
+    if (peer != core_.rank && results_ == Results::everywhere) {
+      results[written++] = bucket.data[peer] + offset;
+    }
+  }
+  const std::span<const void* const> from(sources.data(), n);
+  if (divisor_ == n || divisor_ == 1) {
+    kernels::reduce({results.data(), written}, from, elements.size(),
+                    bucket.dtype,
+                    divisor_ == 1 ? ReduceOp::sum : ReduceOp::avg);
+    return;
+  }
+  kernels::reduce({results.data(), 1}, from, elements.size(), bucket.dtype,
+                  ReduceOp::sum);
+  // The sum itself last: the others are made of it.
+  for (size_t to = written; to-- > 0;) {
+    kernels::scale(results[to], results[0], elements.size(), bucket.dtype,
+                   1 / divisor_);
+  }
+}
+
+void BucketExchange::reduce_copies(const Bucket& bucket) const {
+  if (bucket.count == 0) return;
+  void* const result = bucket.data[core_.rank];
+  std::array<const void*, kMaxRanks> sources;
+  for (int peer = 0; peer < core_.size; ++peer) {
+    sources[peer] = peer == core_.rank ? result : copy_of(peer, bucket);
+  }
+  const bool averages = divisor_ == core_.size;
+  kernels::reduce(
+      {&result, 1}, {sources.data(), static_cast<size_t>(core_.size)},
+      bucket.count, bucket.dtype, averages ? ReduceOp::avg : ReduceOp::sum);
+  if (!averages && divisor_ != 1) {
+    kernels::scale(result, result, bucket.count, bucket.dtype, 1 / divisor_);
+  }
+}
+
+void BucketExchange::finish() {
+  if (!open_ || published_ != buckets_.size()) {
+    throw std::logic_error(
+        open_ ? "a round is to be finished, but " + bucket_name(published_) +
+                    " was not published"
+              : "a round is to be finished that was not begun");
+  }
+  Patience patience(timeout_);
+  while (advance() < buckets_.size()) await_progress(patience);
+  open_ = false;
+}
+
+void BucketExchange::await_progress(Patience& patience) {
+  const size_t before = progress();
+  if (core_.waiting.spin([&](std::memory_order order) {
+        advance(order);
+        return progress() != before;
+      })) {
+    return;
+  }
+  const bool reduced = next_ == buckets_.size();
+  core_.sleep(
+      patience,
+      [&](std::memory_order order) {
+        return reduced ? below(&Counters::reduced, base_ + next_, order)
+                       : below(&Counters::published, base_ + next_ + 1, order);
+      },
+      [&](uint64_t ranks) {
+        return complain(
+            ranks, reduced
+                       ? "has not reduced its part of " + bucket_name(complete_)
+                       : "has not published " + bucket_name(next_));
+      });
+}
+
+uint64_t BucketExchange::below(std::atomic<uint64_t> Counters::*counter,
+                               uint64_t value, std::memory_order order) const {
+  uint64_t ranks = 0;
+  for (int peer = 0; peer < core_.size; ++peer) {
+    if ((counters(peer).*counter).load(order) < value) {
+      ranks |= uint64_t{1} << peer;
+    }
+  }
+  return ranks;
+}
+
+void BucketExchange::await(
+    std::atomic<uint64_t> Counters::*counter, uint64_t value,
+    Patience& patience, const std::function<std::string()>& complaint) const {
+  const auto missing = [&](std::memory_order order) {
+    return below(counter, value, order);
+  };
+  if (core_.waiting.spin(
+          [&](std::memory_order order) { return missing(order) == 0; })) {
+    return;
+  }
+  core_.sleep(patience, missing,
+              [&](uint64_t ranks) { return complain(ranks, complaint()); });
+}
+
+std::string BucketExchange::complain(uint64_t ranks,
+                                     const std::string& complaint) const {
+  std::string all;
+  for (int peer = 0; peer < core_.size; ++peer) {
+    if ((ranks >> peer & 1) == 0) continue;
+    all += (all.empty() ? "" : ", ") + core_.waiting.name(peer) + " " +
+           complaint + core_.last_call_of(peer);
+  }
+  return all;
+}
+
+std::string BucketExchange::bucket_name(size_t bucket) const {
+  return "bucket " + std::to_string(bucket + 1) + " of " +
+         std::to_string(buckets_.size()) + " of round " +
+         std::to_string(rounds_);
+}
+
+}  // namespace lockstep::shm

@@ -1,0 +1,140 @@
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/shm/protocol/bucket_layout.h"
+#include "lockstep/comm/shm/protocol/common_memory.h"
+#include "lockstep/comm/shm/protocol/group.h"
+
+namespace lockstep::shm {
+
+class Patience;
+
+// One bucket of this rank: `count` elements of a floating dtype in its
+// registered memory.
+struct ExchangedBucket {
+  void* data;
+  size_t count;
+  DType dtype;
+  // What this rank reduces. None on all ranks: equal_slice().
+  std::vector<Interval> owned{};
+};
+
+// Reduces the same buckets of registered memory again and again, without a
+// collective a bucket and without a thread: each rank counts what it has
+// published and reduced on cache lines of its own, and reduces its elements of
+// every bucket that all have published, whenever it is asked to.
+//
+// Element i of the result is ((rank 0 + rank 1) + rank 2) ... in the arithmetic
+// of kernels::reduce(), divided: by kernels::reduce()'s avg where the divisor
+// is the number of ranks, else by kernels::scale() with 1 / divisor behind the
+// sum (which the half types thus round twice). The same bits on all ranks.
+//
+// A round is begin(), publish() of every bucket in order, advance() at any
+// time, finish(). A round that was begun and not finished is abandoned by the
+// next begin(), which all ranks must do then: what the buckets hold is
+// undefined, and only this begin() is also a barrier.
+//
+// Threads: one at a time, beside the group's collectives and messages.
+// Errors: GroupBroken, as the group's collectives; std::logic_error where this
+// rank's calls are in a wrong order. The group must outlive it.
+class BucketExchange {
+ public:
+  enum class Results { everywhere, owned };
+
+  // A collective of the group. Null on all ranks if some rank's buckets cannot
+  // be reached by all others: they are not registered, or descriptors or memory
+  // are out. Throws CallMismatch on all ranks, with what the first two say that
+  // disagree about the number of buckets, their sizes, dtypes or owners.
+  // `timeout`: of this, and of each begin() and finish().
+  static std::unique_ptr<BucketExchange> make(
+      Group& group, const std::vector<ExchangedBucket>& buckets,
+      Results results, milliseconds timeout);
+
+  // Waits for all ranks behind an abandoned round, and for the end of their
+  // reading where results are owned; else for nobody. Throws
+  // std::invalid_argument unless `divisor` is more than 0.
+  void begin(double divisor);
+  // The next one, of which this rank's contribution is complete. Never blocks.
+  void publish(size_t bucket);
+  // Never blocks. How many buckets hold their results, from the first.
+  size_t advance() { return advance(std::memory_order_acquire); }
+  void finish();
+
+ private:
+  // Of one rank; each on a line of its own, counted over all rounds.
+  struct Counters {
+    alignas(64) std::atomic<uint64_t> published;
+    alignas(64) std::atomic<uint64_t> reduced;
+    alignas(64) std::atomic<uint64_t> restarts;  // rounds behind abandoned ones
+    alignas(64) std::byte unused[64];            // lines are fetched in pairs
+  };
+  struct Bucket {
+    size_t count;
+    DType dtype;
+    std::vector<Interval> owned;
+    std::vector<std::byte*> data;                  // by rank
+    std::vector<std::shared_ptr<std::byte>> held;  // the peers' mappings
+    // So small that each rank copies its contribution beside the counters, and
+    // reduces all of it: who has all contributions waits for nobody.
+    bool one_shot;
+    size_t offset;  // of the copy
+  };
+
+  // `copy_bytes`: of each rank in one round.
+  BucketExchange(Group& group, std::vector<Bucket> buckets, size_t copy_bytes,
+                 Results results, milliseconds timeout);
+  Counters& counters(int rank) const {
+    return reinterpret_cast<Counters*>(memory_.data())[rank];
+  }
+  Counters& own() const;
+
+  // Where rank `of`'s contribution is copied: in the rounds by turns to one of
+  // two places, so that peers still read one when it writes the other.
+  std::byte* copy_of(int of, const Bucket& bucket) const;
+  size_t advance(std::memory_order order);
+  // `known`: what `counter` of every rank is at least.
+  bool all_have(std::atomic<uint64_t> Counters::*counter, size_t bucket,
+                uint64_t& known, std::memory_order order) const;
+  void reduce(const Bucket& bucket) const;
+  void reduce_copies(const Bucket& bucket) const;
+  void reduce_piece(const Bucket& bucket, Interval elements) const;
+  size_t progress() const { return next_ + complete_; }
+  void await_progress(Patience& patience);
+  // The ranks, as bits, of which `counter` is less than `value`.
+  uint64_t below(std::atomic<uint64_t> Counters::*counter, uint64_t value,
+                 std::memory_order order) const;
+  // Until no rank is.
+  void await(std::atomic<uint64_t> Counters::*counter, uint64_t value,
+             Patience& patience,
+             const std::function<std::string()>& complaint) const;
+  std::string complain(uint64_t ranks, const std::string& complaint) const;
+  std::string bucket_name(size_t bucket) const;
+
+  Core& core_;
+  const std::vector<Bucket> buckets_;
+  const size_t copy_bytes_;
+  const Results results_;
+  const milliseconds timeout_;
+  CommonMemory memory_;
+  uint64_t rounds_ = 0;    // begun
+  uint64_t restarts_ = 0;  // of them, behind abandoned ones
+  bool open_ = false;
+  double divisor_ = 1;
+  // What the counters were when the round began: buckets of all rounds before.
+  uint64_t base_ = 0;
+  uint64_t known_published_ = 0;  // by all ranks, at least
+  uint64_t known_reduced_ = 0;
+  size_t published_ = 0;  // of this round: by this rank
+  size_t next_ = 0;       // to reduce
+  size_t complete_ = 0;
+};
+
+}  // namespace lockstep::shm

@@ -1,0 +1,89 @@
+#include "lockstep/comm/shm/protocol/common_memory.h"
+
+#include <algorithm>
+#include <exception>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/comm/shm/protocol/collective.h"
+#include "lockstep/comm/shm/protocol/group.h"
+
+namespace lockstep::shm {
+namespace {
+
+constexpr uint8_t kYes = 1;
+
+// Where rank 0's memory lies; no region: it has none.
+RegisteredMemory::Place lend(Core& core, void*& owned, size_t bytes,
+                             std::string& trouble) {
+  try {
+    owned = core.registered.allocate(bytes);
+    // Its peers have looked at their sockets just before, so there was room.
+    if (const auto place = core.registered.find(owned, bytes)) return *place;
+    trouble = "the way to a peer is full";
+  } catch (const std::exception& error) {
+    trouble = error.what();
+  }
+  return {.region = 0, .offset = 0};
+}
+
+}  // namespace
+
+CommonMemory::CommonMemory(Group& group, size_t bytes,
+                           std::chrono::milliseconds timeout)
+    : group_(group) {
+  auto& core = group.core();
+  const auto deadline = Deadline::after(timeout);
+  auto left = [&] { return std::max(deadline.remaining(), milliseconds(1)); };
+  const Collective::What what{.operation = Operation::memory_in_common,
+                              .dtype = DType::uint8,
+                              .agreed = bytes};
+  std::string trouble;
+  uint8_t well = kYes;
+  try {
+    core.registered.look();
+  } catch (const std::exception& error) {
+    trouble = error.what();
+    well = 0;
+  }
+  try {
+    gather_all(core, what, well, left());
+    RegisteredMemory::Place place{.region = 0, .offset = 0};
+    if (core.rank == 0 && well == kYes) {
+      place = lend(core, owned_, bytes, trouble);
+    }
+    place = gather_all(core, what, place, left())[0];
+    if (place.region == 0) {
+      well = 0;
+      if (core.rank != 0) trouble = core.waiting.name(0) + " has none";
+    }
+    if (well == kYes) {
+      try {
+        data_ = core.registered.reach(0, place, bytes);
+      } catch (const std::exception& error) {
+        trouble = error.what();
+        well = 0;
+      }
+    }
+    const auto all = gather_all(core, what, well, left());
+    const auto without = std::ranges::find(all, uint8_t{0});
+    if (without != all.end()) {
+      if (trouble.empty()) {
+        trouble = core.waiting.name(static_cast<int>(without - all.begin())) +
+                  " cannot map it";
+      }
+      throw Unavailable(std::to_string(bytes) +
+                        " bytes of memory in common: " + trouble);
+    }
+  } catch (...) {
+    if (owned_ != nullptr) core.registered.free(owned_);
+    throw;
+  }
+}
+
+CommonMemory::~CommonMemory() {
+  if (owned_ != nullptr) group_.free_registered(owned_);
+}
+
+}  // namespace lockstep::shm

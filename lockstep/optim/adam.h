@@ -1,0 +1,52 @@
+#pragma once
+
+#include <torch/optim/adam.h>
+
+#include <concepts>
+#include <tuple>
+#include <vector>
+
+namespace lockstep::optim {
+
+// After torch.optim.Adam (PyTorch documentation).
+struct AdamOptions {
+  double lr{1e-3};
+  std::tuple<double, double> betas{0.9, 0.999};
+  double eps{1e-8};
+  double weight_decay{0};
+  bool amsgrad{false};
+  bool maximize{false};  // of all parameter groups
+
+  torch::optim::AdamOptions to_torch() const;
+};
+
+// torch::optim::Adam with LibTorch's fused kernel: one pass over a parameter,
+// its gradient and its moments. The numbers are those of Python's
+// torch.optim.Adam(fused=True), bit for bit.
+//
+// adamw.h says what holds for all optimizers of this folder.
+class Adam : public torch::optim::Adam {
+ public:
+  using Options = AdamOptions;
+
+  explicit Adam(std::vector<at::Tensor> parameters,
+                const Options& options = {});
+  explicit Adam(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                const Options& options = {});
+  // What a program that used torch::optim::Adam gives already.
+  template <std::convertible_to<torch::optim::AdamOptions> O>
+  Adam(std::vector<at::Tensor> parameters, const O& options)
+      : torch::optim::Adam(std::move(parameters),
+                           torch::optim::AdamOptions(options)) {}
+  template <std::convertible_to<torch::optim::AdamOptions> O>
+  Adam(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+       const O& options)
+      : torch::optim::Adam(groups, torch::optim::AdamOptions(options)) {}
+
+  at::Tensor step(LossClosure closure = nullptr) override;
+
+ private:
+  bool maximize_ = false;
+};
+
+}  // namespace lockstep::optim

@@ -1,0 +1,41 @@
+#include "lockstep/optim/adamw.h"
+
+#include <ATen/ops/_fused_adamw.h>
+
+#include "lockstep/optim/fused_step.h"
+
+namespace lockstep::optim {
+
+torch::optim::AdamWOptions AdamWOptions::to_torch() const {
+  return torch::optim::AdamWOptions(lr)
+      .betas(betas)
+      .eps(eps)
+      .weight_decay(weight_decay)
+      .amsgrad(amsgrad);
+}
+
+AdamW::AdamW(std::vector<at::Tensor> parameters, const Options& options)
+    : torch::optim::AdamW(std::move(parameters), options.to_torch()),
+      maximize_(options.maximize) {}
+
+AdamW::AdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+             const Options& options)
+    : torch::optim::AdamW(groups, options.to_torch()),
+      maximize_(options.maximize) {}
+
+at::Tensor AdamW::step(LossClosure closure) {
+  const at::Tensor loss = loss_of(closure);
+  const at::NoGradGuard no_grad;
+  step_adam<torch::optim::AdamWOptions, torch::optim::AdamWParamState>(
+      "AdamW", param_groups_, state_,
+      [&](const auto& o, const FusedBatch& batch, const auto& averages,
+          const auto& squares, const auto& maxima, const auto& steps) {
+        const auto [beta1, beta2] = o.betas();
+        at::_fused_adamw_(batch.parameters, batch.gradients, averages, squares,
+                          maxima, steps, o.lr(), beta1, beta2, o.weight_decay(),
+                          o.eps(), o.amsgrad(), maximize_);
+      });
+  return loss;
+}
+
+}  // namespace lockstep::optim

@@ -1,0 +1,89 @@
+#include "lockstep/optim/fused_step.h"
+
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace lockstep::optim {
+namespace {
+
+void check(const char* optimizer, size_t index, const at::Tensor& parameter,
+           const at::Tensor& gradient) {
+  const auto refuse = [&](auto&&... why) {
+    throw std::invalid_argument(
+        c10::str(optimizer, ": parameter ", index, " of its group ", why...));
+  };
+  if (gradient.layout() != c10::kStrided) {
+    refuse(
+        "has a sparse gradient, which the fused kernel does not take; make the "
+        "embedding dense (sparse(false)), or give its parameters to an "
+        "optimizer for sparse gradients, as torch::optim::SGD without "
+        "momentum");
+  }
+  if (!at::isFloatingType(parameter.scalar_type())) {
+    refuse("is of ", parameter.scalar_type(),
+           ", the fused kernel takes floating-point parameters; use "
+           "torch::optim::",
+           optimizer);
+  }
+  if (!parameter.is_non_overlapping_and_dense()) {
+    refuse(
+        "has gaps or overlaps in its memory (sizes ", parameter.sizes(),
+        ", strides ", parameter.strides(),
+        "), the fused kernel takes dense ones; use torch::optim::", optimizer);
+  }
+  if (gradient.scalar_type() != parameter.scalar_type() ||
+      gradient.device() != parameter.device()) {
+    refuse("is ", parameter.scalar_type(), " on ", parameter.device(),
+           ", its gradient ", gradient.scalar_type(), " on ", gradient.device(),
+           "; they must be the same");
+  }
+}
+
+}  // namespace
+
+std::vector<FusedBatch> fused_batches(
+    const char* optimizer, const std::vector<at::Tensor>& parameters) {
+  std::vector<FusedBatch> batches;
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const at::Tensor& parameter = parameters[i];
+    at::Tensor gradient = parameter.grad();
+    if (!gradient.defined()) continue;
+    check(optimizer, i, parameter, gradient);
+    if (parameter.numel() == 0) continue;
+    // The kernels on the CPU walk through memory, whatever the strides say.
+    if (gradient.strides() != parameter.strides()) {
+      gradient = at::empty_like(parameter.detach()).copy_(gradient);
+    }
+    auto batch = std::find_if(
+        batches.begin(), batches.end(), [&](const FusedBatch& each) {
+          const at::Tensor& like = each.parameters.front();
+          return like.scalar_type() == parameter.scalar_type() &&
+                 like.device() == parameter.device();
+        });
+    if (batch == batches.end()) batch = batches.emplace(batches.end());
+    batch->parameters.push_back(parameter);
+    batch->gradients.push_back(std::move(gradient));
+  }
+  return batches;
+}
+
+at::Tensor loss_of(const torch::optim::Optimizer::LossClosure& closure) {
+  if (!closure) return {};
+  const at::AutoGradMode with_grad(true);
+  return closure();
+}
+
+const at::Tensor& StepTensors::at(int64_t step) {
+  for (const auto& [number, tensor] : made_) {
+    if (number == step) return tensor;
+  }
+  const auto options = at::TensorOptions(device_).dtype(at::kFloat);
+  made_.emplace_back(step, at::scalar_tensor(step, options));
+  return made_.back().second;
+}
+
+}  // namespace lockstep::optim

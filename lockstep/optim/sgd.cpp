@@ -1,0 +1,81 @@
+#include "lockstep/optim/sgd.h"
+
+#include <ATen/ops/_fused_sgd.h>
+#include <ATen/ops/empty_like.h>
+
+#include "lockstep/optim/fused_step.h"
+
+namespace lockstep::optim {
+namespace {
+
+using State = torch::optim::SGDParamState;
+
+at::Tensor& momentum_of(States& states, const at::Tensor& parameter) {
+  auto& state = states[parameter.unsafeGetTensorImpl()];
+  if (!state) state = std::make_unique<State>();
+  return static_cast<State&>(*state).momentum_buffer();
+}
+
+// With momentum: the first step of a parameter is told apart by the call.
+void step_with_momentum(const FusedBatch& batch, States& states,
+                        const torch::optim::SGDOptions& o, bool maximize) {
+  struct Part {
+    FusedBatch tensors{};
+    std::vector<at::Tensor> momenta{};
+  };
+  Part first, later;
+  for (size_t i = 0; i < batch.parameters.size(); ++i) {
+    at::Tensor& momentum = momentum_of(states, batch.parameters[i]);
+    Part& part = momentum.defined() ? later : first;
+    if (!momentum.defined()) {
+      momentum = at::empty_like(batch.parameters[i].detach());
+    }
+    part.tensors.parameters.push_back(batch.parameters[i]);
+    part.tensors.gradients.push_back(batch.gradients[i]);
+    part.momenta.push_back(momentum);
+  }
+  for (Part* part : {&first, &later}) {
+    if (part->momenta.empty()) continue;
+    at::_fused_sgd_(part->tensors.parameters, part->tensors.gradients,
+                    part->momenta, o.weight_decay(), o.momentum(), o.lr(),
+                    o.dampening(), o.nesterov(), maximize, part == &first);
+  }
+}
+
+}  // namespace
+
+torch::optim::SGDOptions SGDOptions::to_torch() const {
+  return torch::optim::SGDOptions(lr)
+      .momentum(momentum)
+      .dampening(dampening)
+      .weight_decay(weight_decay)
+      .nesterov(nesterov);
+}
+
+SGD::SGD(std::vector<at::Tensor> parameters, const Options& options)
+    : torch::optim::SGD(std::move(parameters), options.to_torch()),
+      maximize_(options.maximize) {}
+
+SGD::SGD(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+         const Options& options)
+    : torch::optim::SGD(groups, options.to_torch()),
+      maximize_(options.maximize) {}
+
+at::Tensor SGD::step(LossClosure closure) {
+  const at::Tensor loss = loss_of(closure);
+  const at::NoGradGuard no_grad;
+  for (auto& group : param_groups_) {
+    const auto& o = static_cast<torch::optim::SGDOptions&>(group.options());
+    for (const FusedBatch& batch : fused_batches("SGD", group.params())) {
+      if (o.momentum() != 0) {
+        step_with_momentum(batch, state_, o, maximize_);
+        continue;
+      }
+      at::_fused_sgd_(batch.parameters, batch.gradients, {}, o.weight_decay(),
+                      0, o.lr(), o.dampening(), o.nesterov(), maximize_, false);
+    }
+  }
+  return loss;
+}
+
+}  // namespace lockstep::optim

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <torch/optim/sgd.h>
+
+#include <concepts>
+#include <vector>
+
+namespace lockstep::optim {
+
+// After torch.optim.SGD (PyTorch documentation).
+struct SGDOptions {
+  double lr{1e-3};
+  double momentum{0};
+  double dampening{0};
+  double weight_decay{0};
+  bool nesterov{false};
+  bool maximize{false};  // of all parameter groups
+
+  torch::optim::SGDOptions to_torch() const;
+};
+
+// torch::optim::SGD with LibTorch's fused kernel: one pass over a parameter,
+// its gradient and its momentum, where the C++ original makes one for each
+// term. The numbers are those of Python's torch.optim.SGD(fused=True), bit for
+// bit.
+//
+// adamw.h says what holds for all optimizers of this folder.
+class SGD : public torch::optim::SGD {
+ public:
+  using Options = SGDOptions;
+
+  explicit SGD(std::vector<at::Tensor> parameters, const Options& options = {});
+  explicit SGD(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+               const Options& options = {});
+  // What a program that used torch::optim::SGD gives already.
+  template <std::convertible_to<torch::optim::SGDOptions> O>
+  SGD(std::vector<at::Tensor> parameters, const O& options)
+      : torch::optim::SGD(std::move(parameters),
+                          torch::optim::SGDOptions(options)) {}
+  template <std::convertible_to<torch::optim::SGDOptions> O>
+  SGD(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+      const O& options)
+      : torch::optim::SGD(groups, torch::optim::SGDOptions(options)) {}
+
+  at::Tensor step(LossClosure closure = nullptr) override;
+
+ private:
+  bool maximize_ = false;
+};
+
+}  // namespace lockstep::optim

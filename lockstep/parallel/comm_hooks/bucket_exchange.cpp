@@ -1,0 +1,69 @@
+#include "lockstep/parallel/comm_hooks/bucket_exchange.h"
+
+#include <ATen/ATen.h>
+
+#include <utility>
+
+#include "lockstep/comm/collectives.h"
+#include "lockstep/comm/host_sharing.h"
+#include "lockstep/comm/init.h"
+
+namespace lockstep {
+namespace {
+
+// `start`: of the operation, told whether it is to be asynchronous.
+template <typename Start>
+CommFuture exchange(const at::Tensor& tensor, const ProcessGroupPtr& group,
+                    const Start& start, ExchangeEnd then) {
+  const bool at_once = tensor.is_cpu() && host_sharing(group) != nullptr;
+  auto work = start(!at_once);
+  if (!work) return completed_future(then());
+  CommFuture done;
+  try {
+    done = work->getFuture();
+  } catch (const c10::Error&) {  // a backend without futures
+    work->wait();
+    return completed_future(then());
+  }
+  return done->then(
+      [then = std::move(then)](c10::ivalue::Future& ended) -> c10::IValue {
+        if (ended.hasError()) std::rethrow_exception(ended.exception_ptr());
+        at::NoGradGuard no_grad;  // of this thread
+        return then();
+      },
+      c10::TensorType::get());
+}
+
+}  // namespace
+
+ProcessGroupPtr or_default(ProcessGroupPtr group) {
+  return group ? std::move(group) : default_group();
+}
+
+CommFuture all_reduce_then(const at::Tensor& tensor,
+                           const ProcessGroupPtr& group, ExchangeEnd then) {
+  return exchange(
+      tensor, group,
+      [&](bool async_op) {
+        return all_reduce(tensor, {.group = group, .async_op = async_op});
+      },
+      std::move(then));
+}
+
+CommFuture all_gather_then(const at::Tensor& output, const at::Tensor& input,
+                           const ProcessGroupPtr& group, ExchangeEnd then) {
+  return exchange(
+      input, group,
+      [&](bool async_op) {
+        return all_gather_into_tensor(output, input,
+                                      {.group = group, .async_op = async_op});
+      },
+      std::move(then));
+}
+
+CommFuture average(const at::Tensor& tensor, const ProcessGroupPtr& group) {
+  tensor.div_(group->size());
+  return all_reduce_then(tensor, group, [tensor] { return tensor; });
+}
+
+}  // namespace lockstep

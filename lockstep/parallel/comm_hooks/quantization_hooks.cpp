@@ -1,0 +1,102 @@
+#include "lockstep/parallel/comm_hooks/quantization_hooks.h"
+
+#include <ATen/ATen.h>
+#include <c10/util/StringUtil.h>
+
+#include <limits>
+#include <stdexcept>
+#include <utility>
+
+#include "lockstep/parallel/comm_hooks/bucket_exchange.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int64_t kHeader = 2 * sizeof(float);  // of a channel: scale and zero
+constexpr double kLevels = 255;
+
+// One rank's bytes on the wire: the scales of all channels, float32, then their
+// zero points, float32, then a byte an element.
+struct Message {
+  at::Tensor scales;  // [channels, 1], copies: what follows may be unaligned
+  at::Tensor zeros;   // [channels, 1]
+  at::Tensor bytes;   // [elements], a view
+
+  Message(const at::Tensor& all, int64_t channels) {
+    auto header = all.narrow(0, 0, channels * kHeader).clone().view(at::kFloat);
+    scales = header.narrow(0, 0, channels).unsqueeze(1);
+    zeros = header.narrow(0, channels, channels).unsqueeze(1);
+    bytes = all.narrow(0, channels * kHeader, all.numel() - channels * kHeader);
+  }
+};
+
+// [elements] as [channels, width], filled up with zeros.
+at::Tensor in_channels(const at::Tensor& flat, int64_t channels,
+                       int64_t width) {
+  const auto missing = channels * width - flat.numel();
+  if (missing == 0) return flat.view({channels, width});
+  return at::constant_pad_nd(flat, {0, missing}).view({channels, width});
+}
+
+at::Tensor quantize(const at::Tensor& gradients, int64_t channels,
+                    int64_t width) {
+  auto values = in_channels(gradients.to(at::kFloat), channels, width);
+  auto [lowest, highest] = at::aminmax(values, 1, /*keepdim=*/true);
+  lowest.clamp_max_(0);
+  highest.clamp_min_(0);
+  auto scales = highest.sub_(lowest).div_(kLevels);
+  scales.clamp_min_(std::numeric_limits<float>::epsilon());
+  auto zeros = lowest.div_(scales).round_().neg_().clamp_(0, kLevels);
+  auto bytes = values.div(scales).round_().add_(zeros).clamp_(0, kLevels);
+  auto header = at::cat({scales.flatten(), zeros.flatten()});
+  return at::cat(
+      {header.view(at::kByte),
+       bytes.view(-1).narrow(0, 0, gradients.numel()).to(at::kByte)});
+}
+
+at::Tensor dequantize(const at::Tensor& all, int64_t channels, int64_t width) {
+  const Message message(all, channels);
+  auto values = in_channels(message.bytes.to(at::kFloat), channels, width);
+  return values.sub_(message.zeros).mul_(message.scales);
+}
+
+// `width`: elements of a channel; 0: all are one.
+CommHook quantization_hook(ProcessGroupPtr given, int64_t width) {
+  return [group = or_default(std::move(given)), width](GradBucket& bucket) {
+    at::NoGradGuard no_grad;
+    const auto buffer = bucket.buffer();
+    const auto count = buffer.numel();
+    if (count == 0) return completed_future(buffer);
+    const auto channel = width == 0 ? count : width;
+    const auto channels = (count + channel - 1) / channel;
+    auto mine = quantize(buffer, channels, channel);
+    auto everyones = at::empty({group->size(), mine.numel()}, mine.options());
+    return all_gather_then(
+        everyones, mine, group, [buffer, everyones, channels, channel] {
+          auto sum = dequantize(everyones[0], channels, channel);
+          for (int64_t rank = 1; rank < everyones.size(0); ++rank) {
+            sum.add_(dequantize(everyones[rank], channels, channel));
+          }
+          sum.div_(everyones.size(0));
+          return buffer.copy_(sum.view(-1).narrow(0, 0, buffer.numel()));
+        });
+  };
+}
+
+}  // namespace
+
+CommHook quantization_pertensor_hook(ProcessGroupPtr group) {
+  return quantization_hook(std::move(group), 0);
+}
+
+CommHook quantization_perchannel_hook(ProcessGroupPtr group,
+                                      int64_t bucket_size) {
+  if (bucket_size < 1) {
+    throw std::invalid_argument(
+        c10::str("quantization_perchannel_hook: bucket_size is ", bucket_size,
+                 "; give how many elements share a scale, 1 or more"));
+  }
+  return quantization_hook(std::move(group), bucket_size);
+}
+
+}  // namespace lockstep

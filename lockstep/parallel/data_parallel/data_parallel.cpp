@@ -1,0 +1,100 @@
+#include "lockstep/parallel/data_parallel/data_parallel.h"
+
+#include <ATen/DeviceAccelerator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+namespace lockstep::detail {
+namespace {
+
+// What the function form keeps. The state has no reference to the module.
+struct Kept {
+  std::weak_ptr<torch::nn::Module> module;
+  std::vector<at::Device> devices;
+  int64_t intra_op_threads;
+  std::shared_ptr<DataParallelState> state;
+};
+
+struct AllKept {
+  std::mutex mutex;
+  std::vector<Kept> states;
+};
+
+AllKept& all_kept() {
+  static AllKept all;
+  return all;
+}
+
+at::Device with_index(const at::Device& device) {
+  if (device.is_cpu()) return at::kCPU;
+  if (device.has_index()) return device;
+  return c10::impl::VirtualGuardImpl(device.type()).getDevice();
+}
+
+std::vector<at::Device> all_accelerators() {
+  std::vector<at::Device> devices;
+  const auto type = at::getAccelerator();
+  // As Python, which leaves one-device MPS alone.
+  if (!type || *type == at::kMPS) return devices;
+  for (c10::DeviceIndex index = 0; index < at::accelerator::deviceCount();
+       ++index) {
+    devices.emplace_back(*type, index);
+  }
+  return devices;
+}
+
+}  // namespace
+
+DataParallelState::DataParallelState(const torch::nn::Module& module,
+                                     std::vector<at::Device> devices,
+                                     int64_t intra_op_threads)
+    : devices_(std::move(devices)) {
+  if (devices_.size() < 2) return;
+  replicas_ = std::make_unique<Replicas>(module, devices_);
+  threads_ = std::make_unique<ReplicaThreads>(devices_, intra_op_threads);
+}
+
+std::vector<at::Device> data_parallel_devices(
+    const DataParallelOptions& options) {
+  if (options.intra_op_threads < 0) {
+    throw std::invalid_argument(
+        "DataParallelOptions::intra_op_threads is " +
+        std::to_string(options.intra_op_threads) +
+        ": give a number of threads, or 0 for a share of the caller's");
+  }
+  if (options.device_ids.empty()) return all_accelerators();
+  std::vector<at::Device> devices;
+  for (const auto& device : options.device_ids) {
+    devices.push_back(with_index(device));
+  }
+  return devices;
+}
+
+std::shared_ptr<DataParallelState> kept_data_parallel_state(
+    const std::shared_ptr<torch::nn::Module>& module,
+    const DataParallelOptions& options) {
+  auto devices = data_parallel_devices(options);
+  auto& all = all_kept();
+  std::vector<Kept> dropped;  // threads end outside the lock
+  std::lock_guard lock(all.mutex);
+  const auto expired = std::ranges::stable_partition(
+      all.states, [](const Kept& kept) { return !kept.module.expired(); });
+  std::ranges::move(expired, std::back_inserter(dropped));
+  all.states.erase(expired.begin(), expired.end());
+  for (const auto& kept : all.states) {
+    if (kept.module.lock() == module && kept.devices == devices &&
+        kept.intra_op_threads == options.intra_op_threads) {
+      return kept.state;
+    }
+  }
+  auto state = std::make_shared<DataParallelState>(*module, devices,
+                                                   options.intra_op_threads);
+  all.states.push_back(
+      {module, std::move(devices), options.intra_op_threads, state});
+  return state;
+}
+
+}  // namespace lockstep::detail

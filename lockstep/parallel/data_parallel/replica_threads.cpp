@@ -1,0 +1,177 @@
+#include "lockstep/parallel/data_parallel/replica_threads.h"
+
+#include <ATen/Parallel.h>
+#include <ATen/ThreadLocalState.h>
+#include <c10/core/StreamGuard.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+#include <c10/util/Type.h>
+#include <pthread.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+#include <typeinfo>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+// Throws `message` as T where `error` is a T and not of a class derived from
+// it, which would lose its other members.
+template <typename T>
+void throw_same(const std::exception& error, const std::string& message) {
+  if (typeid(error) == typeid(T)) throw T(message);
+}
+
+[[noreturn]] void rethrow_of_replica(const std::exception_ptr& thrown,
+                                     size_t replica, const at::Device& device) {
+  const auto caught = [&](const std::string& type) {
+    return "Caught " + type + " in replica " + std::to_string(replica) +
+           " on device " + device.str() + ".";
+  };
+  try {
+    std::rethrow_exception(thrown);
+  } catch (c10::Error& error) {
+    error.add_context(caught(c10::demangle(typeid(error).name())));
+    throw;
+  } catch (const std::exception& error) {
+    const auto message = caught(c10::demangle(typeid(error).name())) +
+                         "\nOriginal message: " + error.what();
+    throw_same<std::runtime_error>(error, message);
+    throw_same<std::range_error>(error, message);
+    throw_same<std::overflow_error>(error, message);
+    throw_same<std::underflow_error>(error, message);
+    throw_same<std::logic_error>(error, message);
+    throw_same<std::invalid_argument>(error, message);
+    throw_same<std::out_of_range>(error, message);
+    throw_same<std::domain_error>(error, message);
+    throw_same<std::length_error>(error, message);
+    std::throw_with_nested(std::runtime_error(message));
+  } catch (...) {
+    std::throw_with_nested(
+        std::runtime_error(caught("an exception that is no std::exception")));
+  }
+}
+
+std::optional<c10::Stream> current_stream(const at::Device& device) {
+  if (device.is_cpu()) return {};
+  return c10::impl::VirtualGuardImpl(device.type()).getStream(device);
+}
+
+}  // namespace
+
+class ReplicaThreads::Thread {
+ public:
+  explicit Thread(size_t number) : thread_([this] { loop(); }) {
+    const auto name = "replica_" + std::to_string(number);
+    ::pthread_setname_np(thread_.native_handle(), name.substr(0, 15).c_str());
+  }
+  Thread(const Thread&) = delete;
+  Thread& operator=(const Thread&) = delete;
+  ~Thread() {
+    start({});
+    thread_.join();
+  }
+
+  // An empty task ends the thread.
+  void start(std::function<void()> task) {
+    {
+      std::lock_guard lock(mutex_);
+      task_ = std::move(task);
+      busy_ = true;
+    }
+    changed_.notify_one();
+  }
+  // Until the task has ended; what it threw.
+  std::exception_ptr wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return !busy_; });
+    return std::exchange(thrown_, nullptr);
+  }
+
+ private:
+  void loop() {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [this] { return busy_; });
+      auto task = std::exchange(task_, {});
+      if (!task) return;
+      lock.unlock();
+      std::exception_ptr thrown;
+      try {
+        task();
+      } catch (...) {
+        thrown = std::current_exception();
+      }
+      // What the task holds must be gone before the caller goes on.
+      task = {};
+      lock.lock();
+      thrown_ = std::move(thrown);
+      busy_ = false;
+      changed_.notify_one();
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::function<void()> task_;
+  bool busy_ = false;
+  std::exception_ptr thrown_;
+  std::thread thread_;  // last: it uses the others from its first moment
+};
+
+ReplicaThreads::ReplicaThreads(std::vector<at::Device> devices,
+                               int64_t intra_op_threads)
+    : devices_(std::move(devices)) {
+  const auto on_cpu = std::ranges::count_if(
+      devices_, [](auto& device) { return device.is_cpu(); });
+  const int callers = at::get_num_threads();
+  const int own =
+      intra_op_threads > 0
+          ? static_cast<int>(intra_op_threads)
+          : std::max(1, callers / std::max(1, static_cast<int>(on_cpu)));
+  for (size_t replica = 0; replica < devices_.size(); ++replica) {
+    threads_.push_back(std::make_unique<Thread>(replica));
+    if (!devices_[replica].is_cpu()) continue;
+    threads_.back()->start([own] {
+      at::get_num_threads();  // a thread's first use would set it back
+      at::set_num_threads(own);
+    });
+    threads_.back()->wait();
+  }
+  // LibTorch also takes the last number set anywhere for threads to come.
+  if (on_cpu > 0) at::set_num_threads(callers);
+}
+
+ReplicaThreads::~ReplicaThreads() = default;
+
+void ReplicaThreads::run(size_t count,
+                         const std::function<void(size_t)>& task) {
+  const at::ThreadLocalState state;
+  for (size_t replica = 0; replica < count; ++replica) {
+    threads_[replica]->start(
+        [&task, &state, replica, stream = current_stream(devices_[replica])] {
+          at::ThreadLocalStateGuard guard(state);
+          c10::OptionalStreamGuard on_stream(stream);
+          task(replica);
+        });
+  }
+  std::optional<size_t> failed;
+  std::exception_ptr thrown;
+  for (size_t replica = 0; replica < count; ++replica) {
+    auto here = threads_[replica]->wait();
+    if (here && !failed) {
+      failed = replica;
+      thrown = std::move(here);
+    }
+  }
+  if (failed) rethrow_of_replica(thrown, *failed, devices_[*failed]);
+}
+
+}  // namespace lockstep

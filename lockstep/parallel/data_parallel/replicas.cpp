@@ -1,0 +1,269 @@
+#include "lockstep/parallel/data_parallel/replicas.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty_like.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <mutex>
+#include <stdexcept>
+#include <string>
+#include <typeinfo>
+#include <utility>
+
+namespace lockstep {
+namespace {
+
+namespace autograd = torch::autograd;
+
+// Adds the gradients of a parameter's copies in the order of the replicas.
+struct AddReplicas : autograd::Node {
+  // The lowest sequence number: behind all that is ready.
+  explicit AddReplicas(const autograd::Edge& next)
+      : Node(/*sequence_nr=*/0, {next}) {}
+
+  autograd::variable_list apply(autograd::variable_list&& gradients) override {
+    at::Tensor sum;
+    bool own = false;  // whether `sum` is memory that nobody else knows
+    for (auto& gradient : gradients) {
+      if (!gradient.defined()) continue;  // of a replica that was not used
+      auto here = gradient.to(device);
+      if (!sum.defined()) {
+        sum = std::move(here);
+      } else if (own && !at::GradMode::is_enabled()) {
+        sum.add_(here);
+      } else {
+        sum = sum + here;
+        own = true;
+      }
+    }
+    return {std::move(sum)};
+  }
+
+  at::Device device = at::kCPU;
+};
+
+// A tensor object of the same memory that autograd and version counters know
+// nothing of.
+at::Tensor untracked(const at::Tensor& tensor) {
+  return tensor.variable_data();
+}
+
+bool same_layout(const at::Tensor& a, const at::Tensor& b) {
+  return a.dtype() == b.dtype() && a.layout() == b.layout() &&
+         a.sizes() == b.sizes();
+}
+
+bool same_memory(const at::Tensor& a, const at::Tensor& b) {
+  return same_layout(a, b) && a.is_alias_of(b) &&
+         a.storage_offset() == b.storage_offset() && a.strides() == b.strides();
+}
+
+int64_t version(const at::Tensor& tensor) {
+  return tensor.is_inference() ? 0 : tensor._version();
+}
+
+std::vector<torch::nn::Module*> children_of(const torch::nn::Module& module) {
+  std::vector<torch::nn::Module*> children;
+  for (const auto& child : module.modules(/*include_self=*/false)) {
+    children.push_back(child.get());
+  }
+  return children;
+}
+
+void set_training(torch::nn::Module& replica,
+                  const torch::nn::Module& original) {
+  if (replica.is_training() != original.is_training()) {
+    replica.train(original.is_training());
+  }
+}
+
+void require(const at::Tensor& tensor, const at::Device& device) {
+  if (tensor.device() == device) return;
+  throw std::invalid_argument(
+      "DataParallel: the module must have its parameters and buffers on "
+      "device " +
+      device.str() + " (the first of device_ids), but one is on " +
+      tensor.device().str());
+}
+
+// clone() initialises parameters before it copies them, from the generator that
+// the training draws from too.
+class KeepGenerator {
+ public:
+  KeepGenerator() : generator_(at::detail::getDefaultCPUGenerator()) {
+    std::lock_guard lock(generator_.mutex());
+    state_ = generator_.get_state();
+  }
+  KeepGenerator(const KeepGenerator&) = delete;
+  KeepGenerator& operator=(const KeepGenerator&) = delete;
+  ~KeepGenerator() {
+    std::lock_guard lock(generator_.mutex());
+    generator_.set_state(state_);
+  }
+
+ private:
+  at::Generator generator_;
+  at::Tensor state_;
+};
+
+[[noreturn]] void throw_not_cloneable(const torch::nn::Module& module,
+                                      const std::string& why) {
+  throw std::invalid_argument(
+      "DataParallel cannot replicate " + module.name() + ": " + why +
+      ". It must be torch::nn::Cloneable, with all registration in reset(), "
+      "or define a clone() that copies it, as must those in a Sequential.");
+}
+
+std::shared_ptr<torch::nn::Module> clone(const torch::nn::Module& module,
+                                         const at::Device& device) {
+  KeepGenerator keep;
+  std::shared_ptr<torch::nn::Module> replica;
+  try {
+    replica = module.clone(device);
+  } catch (const c10::Error& error) {
+    throw_not_cloneable(module, error.msg());
+  }
+  const auto& original = module;
+  const auto* copy = replica.get();
+  if (copy == nullptr || copy == &module || typeid(*copy) != typeid(original)) {
+    throw_not_cloneable(module, "its clone() gave no other module of its type");
+  }
+  return replica;
+}
+
+}  // namespace
+
+Replicas::Replicas(const torch::nn::Module& module,
+                   std::vector<at::Device> devices, ReplicaMemory memory)
+    : devices_(std::move(devices)), memory_(memory) {
+  make(module);
+}
+
+void Replicas::make(const torch::nn::Module& module) {
+  at::NoGradGuard no_grad;
+  c10::InferenceMode no_inference(false);
+  replicas_.clear();
+  tensors_.clear();
+  children_ = children_of(module);
+  replica_children_.clear();
+  for (size_t number = 1; number < devices_.size(); ++number) {
+    replicas_.push_back(clone(module, devices_[number]));
+    replica_children_.push_back(children_of(*replicas_.back()));
+    if (replica_children_.back().size() != children_.size()) {
+      throw_not_cloneable(module, "its clone() has other children");
+    }
+  }
+  for (const auto& parameter : module.named_parameters()) {
+    add(parameter.key(), parameter.value(), false);
+  }
+  for (const auto& buffer : module.named_buffers()) {
+    add(buffer.key(), buffer.value(), true);
+  }
+}
+
+void Replicas::add(const std::string& name, const at::Tensor& original,
+                   bool is_buffer) {
+  Copied tensor{original, is_buffer, {}, {}, {}};
+  for (const auto& replica : replicas_) {
+    const auto all =
+        is_buffer ? replica->named_buffers() : replica->named_parameters();
+    const auto* copy = all.find(name);
+    if (copy == nullptr || !copy->defined() || copy->is_same(original)) {
+      throw_not_cloneable(*replica,
+                          "its clone() has no " + name + " of its own");
+    }
+    copy->unsafeGetTensorImpl()->set_requires_grad(false);
+    tensor.copies.push_back(*copy);
+    tensor.versions.push_back(version(original));
+  }
+  tensors_.push_back(std::move(tensor));
+}
+
+bool Replicas::still_fit(const torch::nn::Module& module) const {
+  auto now = module.parameters();
+  for (const auto& buffer : module.buffers()) now.push_back(buffer);
+  if (now.size() != tensors_.size()) return false;
+  for (size_t i = 0; i < now.size(); ++i) {
+    if (!now[i].is_same(tensors_[i].original)) return false;
+  }
+  return children_of(module) == children_;
+}
+
+void Replicas::refresh(const torch::nn::Module& module, size_t count) {
+  if (!still_fit(module)) make(module);
+  at::NoGradGuard no_grad;
+  for (auto& tensor : tensors_) {
+    bool moved = false;
+    for (size_t copy = 0; copy + 1 < count; ++copy) {
+      moved |= refresh_copy(tensor, copy);
+    }
+    const auto& original = tensor.original;
+    auto gradient = original.requires_grad()
+                        ? autograd::impl::gradient_edge(original)
+                        : autograd::Edge();
+    if (moved || gradient != tensor.gradient) {
+      tensor.gradient = std::move(gradient);
+      set_gradient(tensor);
+    }
+  }
+  for (size_t replica = 0; replica + 1 < count; ++replica) {
+    // From the outermost inwards, as train() goes on to the children.
+    set_training(*replicas_[replica], module);
+    for (size_t child = 0; child < children_.size(); ++child) {
+      set_training(*replica_children_[replica][child], *children_[child]);
+    }
+  }
+}
+
+bool Replicas::refresh_copy(Copied& tensor, size_t copy) {
+  const auto& from = tensor.original;
+  auto& to = tensor.copies[copy];
+  const auto& device = devices_[copy + 1];
+  require(from, devices_.front());
+  if (memory_ == ReplicaMemory::kShared && !tensor.is_buffer &&
+      device == from.device() && !from.is_inference()) {
+    if (same_memory(from, to)) return false;
+    to.set_data(untracked(from));
+    // One counter with the memory, so that a step between forward and backward
+    // is noticed whichever replica saved the parameter.
+    autograd::impl::set_version_counter(to,
+                                        autograd::impl::version_counter(from));
+    return true;
+  }
+  const bool fits = same_layout(from, to) && to.device() == device;
+  if (!fits) to.set_data(at::empty_like(from, from.options().device(device)));
+  // Copying is not counted as a change where the original has none: what an
+  // earlier forward saved is still right.
+  untracked(to).copy_(untracked(from), /*non_blocking=*/!device.is_cpu());
+  const auto now = version(from);
+  if (now != std::exchange(tensor.versions[copy], now)) {
+    autograd::impl::bump_version(to);
+  }
+  return !fits;
+}
+
+void Replicas::set_gradient(Copied& tensor) {
+  if (!tensor.gradient.is_valid()) {
+    for (const auto& copy : tensor.copies) {
+      if (copy.grad_fn()) autograd::impl::set_gradient_edge(copy, {});
+    }
+    return;
+  }
+  auto add = c10::make_intrusive<AddReplicas>(tensor.gradient);
+  add->device = tensor.original.device();
+  for (const auto& copy : tensor.copies) {
+    const auto input = add->add_input_metadata(copy);
+    autograd::impl::set_gradient_edge(copy, {add, input});
+  }
+}
+
+void require_on_device(const torch::nn::Module& module,
+                       const at::Device& device) {
+  for (const auto& parameter : module.parameters()) require(parameter, device);
+  for (const auto& buffer : module.buffers()) require(buffer, device);
+}
+
+}  // namespace lockstep

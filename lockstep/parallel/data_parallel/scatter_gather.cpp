@@ -1,0 +1,138 @@
+#include "lockstep/parallel/data_parallel/scatter_gather.h"
+
+#include <ATen/WrapDimUtils.h>
+#include <ATen/ops/cat.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <sstream>
+#include <stdexcept>
+
+namespace lockstep {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+std::string shape(const at::Tensor& tensor) {
+  std::ostringstream text;
+  text << tensor.sizes();
+  return text.str();
+}
+
+int64_t piece_size(int64_t rows, size_t devices) {
+  const auto count = static_cast<int64_t>(devices);
+  return std::max<int64_t>(1, (rows + count - 1) / count);
+}
+
+// The pieces are no views of autograd's: those would share one version counter,
+// so that a replica that writes into its piece would spoil what the others have
+// saved for backward, and would change the history of one tensor from several
+// threads.
+struct Divide : torch::autograd::Function<Divide> {
+  static variable_list forward(AutogradContext* context,
+                               const at::Tensor& tensor,
+                               const std::vector<at::Device>& devices,
+                               int64_t dim) {
+    context->saved_data["dim"] = dim;
+    context->saved_data["device"] = tensor.device();
+    const int64_t rows = tensor.size(dim);
+    const int64_t size = piece_size(rows, devices.size());
+    variable_list pieces;
+    for (int64_t begin = 0; begin < rows || begin == 0; begin += size) {
+      const auto& device = devices[pieces.size()];
+      pieces.push_back(
+          tensor.narrow(dim, begin, std::min(size, rows - begin))
+              .to(tensor.options().device(device), device.type() != at::kCPU)
+              .variable_data());
+    }
+    return pieces;
+  }
+  static variable_list backward(AutogradContext* context,
+                                const variable_list& gradients) {
+    const auto device = context->saved_data["device"].toDevice();
+    variable_list pieces;
+    for (const auto& gradient : gradients)
+      pieces.push_back(gradient.to(device));
+    return {at::cat(pieces, context->saved_data["dim"].toInt()), at::Tensor(),
+            at::Tensor()};
+  }
+};
+
+}  // namespace
+
+Scatter::Scatter(std::vector<at::Device> devices, int64_t dim)
+    : devices_(std::move(devices)), dim_(dim) {}
+
+std::vector<at::Tensor> Scatter::divide(const at::Tensor& tensor) {
+  if (tensor.dim() == 0) {
+    throw std::invalid_argument(
+        "DataParallel was given a tensor without dimensions, which it cannot "
+        "divide over the devices: pass it as a number, which all replicas get, "
+        "or with a dimension of the batch");
+  }
+  auto pieces =
+      Divide::apply(tensor, devices_, at::maybe_wrap_dim(dim_, tensor.dim()));
+  if (parts_ && *parts_ != pieces.size()) {
+    throw std::invalid_argument(
+        "DataParallel divides all tensors along dimension " +
+        std::to_string(dim_) + ", where one of shape " + shape(tensor) +
+        " makes " + std::to_string(pieces.size()) + " parts and one of shape " +
+        first_shape_ + " " + std::to_string(*parts_) +
+        ": give them the same number of rows, and expand() what is shared");
+  }
+  if (!parts_) {
+    parts_ = pieces.size();
+    first_shape_ = shape(tensor);
+  }
+  return pieces;
+}
+
+std::vector<at::Tensor> DataParallelValue<at::Tensor>::scatter(
+    const at::Tensor& value, Scatter& over) {
+  if (!value.defined()) return std::vector<at::Tensor>(over.devices());
+  return over.divide(value);
+}
+
+at::Tensor DataParallelValue<at::Tensor>::gather(
+    const std::vector<at::Tensor>& parts, const GatherTarget& target) {
+  for (const auto& part : parts) {
+    detail::require_same_presence(parts.front().defined(), part.defined());
+  }
+  if (!parts.front().defined()) return {};
+  const bool scalars =
+      target.scalars_to_vector && target.dim == 0 &&
+      std::ranges::all_of(parts, [](auto& part) { return part.dim() == 0; });
+  std::vector<at::Tensor> here;
+  here.reserve(parts.size());
+  for (const auto& part : parts) {
+    auto moved = part.to(target.device);
+    here.push_back(scalars ? moved.unsqueeze(0) : std::move(moved));
+  }
+  return here.size() == 1 ? here.front() : at::cat(here, target.dim);
+}
+
+namespace detail {
+
+void require_same_size(size_t first, size_t other, const char* container) {
+  if (first == other) return;
+  throw std::invalid_argument(
+      "the replicas of a DataParallel returned a " + std::string(container) +
+      " of " + std::to_string(first) + " and one of " + std::to_string(other) +
+      ": results that are joined must have the same members");
+}
+
+void throw_missing_key() {
+  throw std::invalid_argument(
+      "the replicas of a DataParallel returned maps with different keys: "
+      "results that are joined must have the same members");
+}
+
+void require_same_presence(bool first, bool other) {
+  if (first == other) return;
+  throw std::invalid_argument(
+      "some replicas of a DataParallel returned a tensor or value where others "
+      "returned none: results that are joined must have the same members");
+}
+
+}  // namespace detail
+}  // namespace lockstep

@@ -1,0 +1,274 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+// How DataParallel divides what a forward takes and joins what it returns.
+namespace lockstep {
+
+// Divides the arguments of one call over devices.
+class Scatter {
+ public:
+  // `devices`: not empty. `dim`: of each tensor, negative from its end.
+  Scatter(std::vector<at::Device> devices, int64_t dim);
+
+  // As at::chunk does: pieces along the dimension, each of ceil(size / devices)
+  // but the last, and no more of them than there are rows (one of no rows).
+  // Each lies on the device of its number; there it may be the memory of
+  // `tensor`. Differentiable, also twice.
+  //
+  // Throws std::invalid_argument for a tensor without dimensions, and where an
+  // earlier one of this call made another number of pieces: Python leaves the
+  // rows of the larger out.
+  std::vector<at::Tensor> divide(const at::Tensor& tensor);
+
+  size_t devices() const { return devices_.size(); }
+  // How many replicas this call needs: the pieces, or, where no tensor was
+  // divided, every device.
+  size_t parts() const { return parts_.value_or(devices_.size()); }
+
+ private:
+  std::vector<at::Device> devices_;
+  int64_t dim_;
+  std::optional<size_t> parts_;
+  std::string first_shape_;  // of what set parts_, for the error
+};
+
+// Where the parts of a result come together.
+struct GatherTarget {
+  at::Device device;
+  int64_t dim;
+  // Whether a scalar becomes an element of a vector: one of several replicas'.
+  bool scalars_to_vector = true;
+};
+
+// What DataParallel does with an argument or result of type T. This one is for
+// what holds no tensors: an argument is copied to all replicas, a result is an
+// error of the compiler. The others below: tensors are divided and
+// concatenated; tuples, pairs, vectors, arrays, maps and optionals member by
+// member. Specialise it for types of your own.
+template <typename T>
+struct DataParallelValue {
+  static constexpr bool divides = false;
+
+  // One T for each part, or for each device where T holds nothing to divide.
+  static std::vector<T> scatter(const T& value, Scatter& over) {
+    return std::vector<T>(over.devices(), value);
+  }
+  // `parts`: one result of each replica, in their order; at least one.
+  static T gather(std::vector<T> parts, const GatherTarget&) {
+    static_assert(!std::is_same_v<T, T>,
+                  "DataParallel joins tensors, and tuples, pairs, vectors, "
+                  "arrays, maps and optionals of them. Specialise "
+                  "lockstep::DataParallelValue for a result of another type.");
+    return std::move(parts.front());
+  }
+};
+
+template <>
+struct DataParallelValue<at::Tensor> {
+  static constexpr bool divides = true;
+  // An undefined tensor goes to all.
+  static std::vector<at::Tensor> scatter(const at::Tensor& value,
+                                         Scatter& over);
+  // Scalars become a vector of the replicas' where `target.dim` is 0.
+  static at::Tensor gather(const std::vector<at::Tensor>& parts,
+                           const GatherTarget& target);
+};
+
+template <typename T>
+struct DataParallelValue<c10::ArrayRef<T>> {
+  static_assert(!std::is_same_v<T, at::Tensor>,
+                "DataParallel divides a std::vector of tensors, not a "
+                "TensorList, which owns nothing.");
+};
+
+namespace detail {
+
+// The size that all parts agree on. Throws std::invalid_argument.
+void require_same_size(size_t first, size_t other, const char* container);
+// Throws std::invalid_argument: a map's key is not in every replica's result.
+[[noreturn]] void throw_missing_key();
+void require_same_presence(bool first, bool other);
+
+// The members of `parts`, which are tuples, pairs or arrays.
+template <typename T, size_t... I>
+struct MemberwiseValue {
+  template <size_t J>
+  using Member = DataParallelValue<std::tuple_element_t<J, T>>;
+
+  static std::vector<T> scatter(const T& value, Scatter& over) {
+    // Braces: from the first to the last, so that errors are the same always.
+    [[maybe_unused]] std::tuple<std::vector<std::tuple_element_t<I, T>>...>
+        members{Member<I>::scatter(std::get<I>(value), over)...};
+    const size_t count =
+        std::min({over.devices(), std::get<I>(members).size()...});
+    std::vector<T> parts;
+    parts.reserve(count);
+    for (size_t part = 0; part < count; ++part) {
+      parts.push_back(T{std::move(std::get<I>(members)[part])...});
+    }
+    return parts;
+  }
+  static T gather(std::vector<T> parts, const GatherTarget& target) {
+    return T{gather_member<I>(parts, target)...};
+  }
+
+ private:
+  template <size_t J>
+  static auto gather_member(std::vector<T>& parts, const GatherTarget& target) {
+    std::vector<std::tuple_element_t<J, T>> members;
+    members.reserve(parts.size());
+    for (auto& part : parts) members.push_back(std::move(std::get<J>(part)));
+    return Member<J>::gather(std::move(members), target);
+  }
+};
+
+template <typename T, typename Indices>
+struct MemberwiseOf;
+template <typename T, size_t... I>
+struct MemberwiseOf<T, std::index_sequence<I...>> {
+  using type = MemberwiseValue<T, I...>;
+};
+template <typename T>
+using Memberwise =
+    typename MemberwiseOf<T,
+                          std::make_index_sequence<std::tuple_size_v<T>>>::type;
+
+template <typename Map>
+struct MapValue {
+  using Key = typename Map::key_type;
+  using Value = DataParallelValue<typename Map::mapped_type>;
+  static constexpr bool divides = Value::divides;
+
+  static std::vector<Map> scatter(const Map& value, Scatter& over) {
+    if (!divides || value.empty()) {
+      return std::vector<Map>(over.devices(), value);
+    }
+    std::vector<Map> parts;
+    for (const auto& [key, member] : value) {
+      auto pieces = Value::scatter(member, over);
+      if (parts.empty()) parts.resize(pieces.size());
+      parts.resize(std::min(parts.size(), pieces.size()));
+      for (size_t part = 0; part < parts.size(); ++part) {
+        parts[part].emplace(key, std::move(pieces[part]));
+      }
+    }
+    return parts;
+  }
+  static Map gather(std::vector<Map> parts, const GatherTarget& target) {
+    for (const auto& part : parts) {
+      require_same_size(parts.front().size(), part.size(), "map");
+    }
+    Map joined;
+    for (const auto& member : parts.front()) {
+      std::vector<typename Map::mapped_type> members;
+      for (auto& part : parts) {
+        auto found = part.find(member.first);
+        if (found == part.end()) throw_missing_key();
+        members.push_back(found->second);
+      }
+      joined.emplace(member.first, Value::gather(std::move(members), target));
+    }
+    return joined;
+  }
+};
+
+}  // namespace detail
+
+template <typename... T>
+struct DataParallelValue<std::tuple<T...>>
+    : detail::Memberwise<std::tuple<T...>> {
+  static constexpr bool divides = (DataParallelValue<T>::divides || ...);
+};
+template <typename A, typename B>
+struct DataParallelValue<std::pair<A, B>>
+    : detail::Memberwise<std::pair<A, B>> {
+  static constexpr bool divides =
+      DataParallelValue<A>::divides || DataParallelValue<B>::divides;
+};
+template <typename T, size_t N>
+struct DataParallelValue<std::array<T, N>>
+    : detail::Memberwise<std::array<T, N>> {
+  static constexpr bool divides = DataParallelValue<T>::divides;
+};
+template <typename K, typename T, typename... Rest>
+struct DataParallelValue<std::map<K, T, Rest...>>
+    : detail::MapValue<std::map<K, T, Rest...>> {};
+template <typename K, typename T, typename... Rest>
+struct DataParallelValue<std::unordered_map<K, T, Rest...>>
+    : detail::MapValue<std::unordered_map<K, T, Rest...>> {};
+
+template <typename T>
+struct DataParallelValue<std::vector<T>> {
+  static constexpr bool divides = DataParallelValue<T>::divides;
+
+  static std::vector<std::vector<T>> scatter(const std::vector<T>& value,
+                                             Scatter& over) {
+    if (!divides || value.empty()) {
+      return std::vector<std::vector<T>>(over.devices(), value);
+    }
+    std::vector<std::vector<T>> parts(over.devices());
+    for (const auto& member : value) {
+      auto pieces = DataParallelValue<T>::scatter(member, over);
+      parts.resize(std::min(parts.size(), pieces.size()));
+      for (size_t part = 0; part < parts.size(); ++part) {
+        parts[part].push_back(std::move(pieces[part]));
+      }
+    }
+    return parts;
+  }
+  static std::vector<T> gather(std::vector<std::vector<T>> parts,
+                               const GatherTarget& target) {
+    std::vector<T> joined;
+    for (const auto& part : parts) {
+      detail::require_same_size(parts.front().size(), part.size(), "vector");
+    }
+    for (size_t i = 0; i < parts.front().size(); ++i) {
+      std::vector<T> members;
+      members.reserve(parts.size());
+      for (auto& part : parts) members.push_back(std::move(part[i]));
+      joined.push_back(
+          DataParallelValue<T>::gather(std::move(members), target));
+    }
+    return joined;
+  }
+};
+
+template <typename T>
+struct DataParallelValue<std::optional<T>> {
+  static constexpr bool divides = DataParallelValue<T>::divides;
+
+  static std::vector<std::optional<T>> scatter(const std::optional<T>& value,
+                                               Scatter& over) {
+    if (!value) return std::vector<std::optional<T>>(over.devices());
+    auto pieces = DataParallelValue<T>::scatter(*value, over);
+    return {std::make_move_iterator(pieces.begin()),
+            std::make_move_iterator(pieces.end())};
+  }
+  static std::optional<T> gather(std::vector<std::optional<T>> parts,
+                                 const GatherTarget& target) {
+    std::vector<T> values;
+    for (auto& part : parts) {
+      detail::require_same_presence(parts.front().has_value(),
+                                    part.has_value());
+      if (part) values.push_back(std::move(*part));
+    }
+    if (values.empty()) return {};
+    return DataParallelValue<T>::gather(std::move(values), target);
+  }
+};
+
+}  // namespace lockstep

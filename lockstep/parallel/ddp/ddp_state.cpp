@@ -1,0 +1,400 @@
+#include "lockstep/parallel/ddp/ddp_state.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <unordered_set>
+
+#include <torch/nn/modules/embedding.h>
+
+#include "lockstep/comm/init.h"
+#include "lockstep/parallel/ddp/broadcast_coalesced.h"
+#include "lockstep/parallel/ddp/model_agreement.h"
+#include "lockstep/parallel/ddp/replica_check.h"
+
+namespace lockstep::detail {
+namespace {
+
+std::invalid_argument mistake(const std::string& what) {
+  return std::invalid_argument("DistributedDataParallel: " + what);
+}
+
+int64_t mebibytes(const char* option, double value) {
+  if (!(value > 0) || value > 1 << 20) {
+    throw mistake(
+        c10::str(option, " is ", value, "; allowed is more than 0, in MiB"));
+  }
+  return static_cast<int64_t>(value * (1 << 20));
+}
+
+BucketLimits limits_of(const DistributedDataParallelOptions& options) {
+  if (!options.bucket_cap_mb_list.empty()) {
+    if (options.bucket_cap_mb || options.first_bucket_mb) {
+      throw mistake(
+          "bucket_cap_mb_list stands beside bucket_cap_mb or first_bucket_mb; "
+          "give one of them");
+    }
+    BucketLimits limits;
+    for (double cap : options.bucket_cap_mb_list) {
+      limits.push_back(mebibytes("bucket_cap_mb_list", cap));
+    }
+    return limits;
+  }
+  auto cap = mebibytes("bucket_cap_mb", options.bucket_cap_mb.value_or(25));
+  auto first =
+      mebibytes("first_bucket_mb", options.first_bucket_mb.value_or(1));
+  const bool first_as_others =
+      options.bucket_cap_mb && !options.first_bucket_mb;
+  return {first_as_others ? cap : first, cap};
+}
+
+// Of the first backward, as Python's ranks have them.
+BucketLimits first_limits_of(const DistributedDataParallelOptions& options,
+                             const BucketLimits& limits) {
+  const bool in_one = options.bucket_cap_mb_list.empty() &&
+                      (options.static_graph || !options.find_unused_parameters);
+  return in_one ? BucketLimits{} : limits;
+}
+
+// Tied tensors once, by their first name.
+std::vector<NamedParameter> unique(
+    const torch::OrderedDict<std::string, at::Tensor>& tensors,
+    const std::unordered_set<std::string>& ignored) {
+  std::unordered_set<const c10::TensorImpl*> seen;
+  std::vector<NamedParameter> all;
+  for (const auto& item : tensors) {
+    if (!item.value().defined() || ignored.contains(item.key()) ||
+        !seen.insert(item.value().unsafeGetTensorImpl()).second) {
+      continue;
+    }
+    all.push_back({item.key(), item.value()});
+  }
+  return all;
+}
+
+std::unordered_set<std::string> ignored_names(
+    const torch::nn::Module& module,
+    const DistributedDataParallelOptions& options) {
+  const auto parameters = module.named_parameters();
+  const auto buffers = module.named_buffers();
+  for (const auto& name : options.params_and_buffers_to_ignore) {
+    if (!parameters.contains(name) && !buffers.contains(name)) {
+      throw mistake("params_and_buffers_to_ignore names '" + name +
+                    "', but the module has no parameter or buffer of that "
+                    "name; see named_parameters() and named_buffers()");
+    }
+  }
+  return {options.params_and_buffers_to_ignore.begin(),
+          options.params_and_buffers_to_ignore.end()};
+}
+
+void require_float(const char* name, std::optional<at::ScalarType> dtype) {
+  if (dtype && !c10::isFloatingType(*dtype)) {
+    throw mistake(c10::str("mixed_precision.", name, " is ", *dtype,
+                           "; allowed are floating-point dtypes, as "
+                           "at::kBFloat16"));
+  }
+}
+
+bool makes_sparse_gradients(const torch::nn::Module& module) {
+  if (const auto* embedding = module.as<torch::nn::EmbeddingImpl>()) {
+    return embedding->options.sparse();
+  }
+  if (const auto* bag = module.as<torch::nn::EmbeddingBagImpl>()) {
+    return bag->options.sparse();
+  }
+  return false;
+}
+
+bool stands_in(const std::vector<NamedParameter>& list,
+               const at::Tensor& tensor) {
+  return std::ranges::any_of(
+      list, [&](const auto& one) { return one.tensor.is_same(tensor); });
+}
+
+}  // namespace
+
+DdpState::DdpState(torch::nn::Module& module,
+                   DistributedDataParallelOptions options)
+    : module_(module), options_(std::move(options)) {
+  limits_of(options_);  // its complaints come first
+  auto& group = options_.process_group;
+  if (!group) group = default_group();
+  if (const auto& mixed = options_.mixed_precision) {
+    require_float("param_dtype", mixed->param_dtype);
+    require_float("reduce_dtype", mixed->reduce_dtype);
+    require_float("buffer_dtype", mixed->buffer_dtype);
+  }
+  if (options_.delay_all_reduce_named_params.empty() ==
+      options_.param_to_hook_all_reduce.defined()) {
+    throw mistake(
+        "delay_all_reduce_named_params and param_to_hook_all_reduce belong "
+        "together; give both or none");
+  }
+  if (options_.check_replicas_every < 0) {
+    throw mistake(c10::str("check_replicas_every is ",
+                           options_.check_replicas_every,
+                           "; allowed are iterations, or 0 for never"));
+  }
+  if (options_.skip_all_reduce_unused_params &&
+      !options_.find_unused_parameters && !options_.static_graph) {
+    throw mistake(
+        "skip_all_reduce_unused_params needs find_unused_parameters or "
+        "static_graph, which tell what is unused");
+  }
+  find_tensors();
+  std::vector<NamedParameter> trained;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (trained_[i]) trained.push_back(parameters_[i]);
+  }
+  if (trained.empty()) {
+    throw mistake(
+        "the module has no parameter that requires grad; wrap modules that "
+        "are trained, use the others as they are");
+  }
+  if (options_.init_sync && group->size() > 1) {
+    verify_same_model(parameters_, buffers_, trained, group);
+    broadcast_from(0, true, options_.broadcast_buffers ||
+                                options_.forward_sync_buffers.has_value());
+  }
+  if (const auto& mixed = options_.mixed_precision) {
+    if (mixed->buffer_dtype) {
+      for (const auto& buffer : buffers_) {
+        auto& tensor = const_cast<at::Tensor&>(buffer.tensor);
+        if (!tensor.is_floating_point()) continue;
+        tensor.set_data(tensor.to(*mixed->buffer_dtype));
+      }
+    }
+    if (mixed->param_dtype) {
+      std::vector<at::Tensor> all;
+      for (const auto& parameter : parameters_) all.push_back(parameter.tensor);
+      low_.emplace(all, *mixed->param_dtype);
+    }
+  }
+  make_reducer();
+}
+
+void DdpState::find_tensors() {
+  const auto ignored = ignored_names(module_, options_);
+  parameters_ = unique(module_.named_parameters(), ignored);
+  buffers_ = unique(module_.named_buffers(), ignored);
+  trained_.clear();
+  std::unordered_set<const c10::TensorImpl*> sparse;
+  for (const auto& part : module_.modules()) {
+    if (!makes_sparse_gradients(*part)) continue;
+    for (const auto& parameter : part->parameters(/*recurse=*/false)) {
+      sparse.insert(parameter.unsafeGetTensorImpl());
+    }
+  }
+  sparse_.clear();
+  for (const auto& parameter : parameters_) {
+    trained_.push_back(parameter.tensor.requires_grad());
+    sparse_.push_back(sparse.contains(parameter.tensor.unsafeGetTensorImpl()));
+  }
+}
+
+void DdpState::make_reducer() {
+  const auto& group = options_.process_group;
+  const auto limits = limits_of(options_);
+  std::vector<NamedParameter> delayed;
+  for (const auto& [name, tensor] : options_.delay_all_reduce_named_params) {
+    if (!tensor.defined() || !stands_in(parameters_, tensor)) {
+      throw mistake("delay_all_reduce_named_params names '" + name +
+                    "', which is no parameter of the module");
+    }
+    delayed.push_back({name, tensor});
+  }
+  std::vector<TrainedParameter> reduced;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (trained_[i] && !stands_in(delayed, parameters_[i].tensor)) {
+      reduced.push_back({parameters_[i], sparse_[i]});
+    }
+  }
+  const auto& mixed = options_.mixed_precision;
+  reducer_ = std::make_unique<Reducer>(
+      std::move(reduced), group,
+      ReducerOptions{
+          .limits = limits,
+          .first_limits = first_limits_of(options_, limits),
+          .find_unused_parameters = options_.find_unused_parameters,
+          .static_graph = options_.static_graph,
+          .gradient_as_bucket_view = options_.gradient_as_bucket_view,
+          .skip_all_reduce_unused_params =
+              options_.skip_all_reduce_unused_params,
+          .batched_grad_copy = options_.batched_grad_copy,
+          .check_for_nan_in_grad = options_.check_for_nan_in_grad,
+          .reduce_dtype = !mixed                ? std::nullopt
+                          : mixed->reduce_dtype ? mixed->reduce_dtype
+                                                : mixed->param_dtype});
+  if (!delayed.empty()) {
+    reducer_->delay(DelayedBucket(std::move(delayed),
+                                  options_.param_to_hook_all_reduce, group));
+  }
+  if (hook_) reducer_->register_comm_hook(hook_);
+  if (low_) {
+    reducer_->on_backward_end([this] { low_->restore(); });
+  }
+}
+
+void DdpState::register_comm_hook(CommHook hook) {
+  if (!hook) throw mistake("the communication hook is empty");
+  if (!optimizers_.empty()) {
+    throw std::logic_error(
+        "register_comm_hook: optimizers step in backward, behind the averaging "
+        "all-reduce; use a hook or apply_optimizer_in_backward");
+  }
+  reducer_->register_comm_hook(hook);
+  hook_ = std::move(hook);
+}
+
+void DdpState::apply_optimizer_in_backward(MakeOptimizer make) {
+  if (hook_ || !optimizers_.empty()) {
+    throw std::logic_error(
+        "apply_optimizer_in_backward: there is a communication hook or an "
+        "optimizer in backward already");
+  }
+  for (const auto& parameter : reducer_->parameters()) {
+    optimizers_.push_back(make({parameter.tensor}));
+  }
+  reducer_->on_final([this](const std::vector<size_t>& parameters) {
+    for (size_t i : parameters) {
+      optimizers_[i]->step();
+      reducer_->parameters()[i].tensor.mutable_grad().reset();
+    }
+  });
+}
+
+bool DdpState::trained_differ() const {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (parameters_[i].tensor.requires_grad() != trained_[i]) return true;
+  }
+  return false;
+}
+
+// requires_grad was changed: new buckets for what is trained now.
+void DdpState::retrain() {
+  if (gate_ || !optimizers_.empty()) {
+    throw std::runtime_error(
+        "DistributedDataParallel: requires_grad of a parameter was changed, "
+        "but an optimizer holds slices of the parameters that were trained "
+        "(sharded, or in backward); make the wrapper and the optimizer anew");
+  }
+  find_tensors();
+  std::vector<NamedParameter> trained;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (trained_[i]) trained.push_back(parameters_[i]);
+  }
+  const auto& group = options_.process_group;
+  if (trained.empty()) return reducer_.reset();
+  if (group->size() > 1) {
+    verify_same_model(parameters_, buffers_, trained, group);
+  }
+  // Gradients of the old buckets stay alive with their aliases.
+  reducer_.reset();
+  make_reducer();
+}
+
+void DdpState::before_forward() {
+  if (gate_) gate_();
+  const bool trains = at::GradMode::is_enabled() && require_backward_grad_sync;
+  int source = 0;
+  if (auto* join = current_join()) {
+    const auto& round = join->begin_iteration(*this, trains);
+    source = round.active.front();
+    if (reducer_) reducer_->set_divisor(divisor(round, join->options()));
+  } else if (reducer_) {
+    reducer_->set_divisor(options_.process_group->size());
+  }
+  if (at::GradMode::is_enabled()) {
+    if (trained_differ()) retrain();
+    if (reducer_) reducer_->prepare(trains);
+  }
+  const auto every = options_.check_replicas_every;
+  if (every > 0 && trains && reducer_ && current_join() == nullptr) {
+    const auto iteration = reducer_->times().iteration();
+    if (iteration > 0 && iteration % every == 0) {
+      verify_equal_replicas(parameters_, options_.process_group);
+    }
+  }
+  if (require_forward_buffer_sync_) broadcast_buffers(source);
+  require_forward_buffer_sync_ = trains;
+  if (low_) {
+    low_->lower();
+    if (at::GradMode::is_enabled() && reducer_) reducer_->hook_parameters();
+  }
+}
+
+void DdpState::after_forward() {
+  if (low_ && !at::GradMode::is_enabled()) low_->restore();
+}
+
+double DdpState::divisor(const JoinRound& round,
+                         const JoinOptions& options) const {
+  return options.divide_by_initial_world_size
+             ? options_.process_group->size()
+             : static_cast<double>(round.active.size());
+}
+
+void DdpState::broadcast_buffers(int rank) {
+  if (!sends_buffers() || buffers_.empty() ||
+      options_.process_group->size() == 1) {
+    return;
+  }
+  broadcast_from(rank, false, true);
+}
+
+// `rank` of the group.
+void DdpState::broadcast_from(int rank, bool parameters, bool buffers) {
+  std::vector<at::Tensor> data;
+  // A graph of before may hold them and still be wanted. As in Python it is not
+  // told: variable_data() counts changes for itself.
+  if (parameters) {
+    for (const auto& one : parameters_) {
+      data.push_back(one.tensor.variable_data());
+    }
+  }
+  if (buffers) {
+    for (const auto& one : buffers_) data.push_back(one.tensor.variable_data());
+  }
+  at::NoGradGuard no_grad;
+  const auto& group = options_.process_group;
+  broadcast_coalesced(data, group->global_rank(rank), group);
+}
+
+void DdpState::shadow(const JoinRound& round, const JoinOptions& options) {
+  if (gate_) gate_();
+  if (reducer_) reducer_->prepare(round.synchronizes);
+  if (require_forward_buffer_sync_) broadcast_buffers(round.active.front());
+  require_forward_buffer_sync_ = round.synchronizes;
+  if (!round.synchronizes || !reducer_) return;
+  reducer_->set_divisor(divisor(round, options));
+  reducer_->shadow_backward();
+}
+
+void DdpState::after_join(int last_joiner) {
+  if (gate_) gate_();
+  if (options_.process_group->size() == 1) return;
+  broadcast_from(last_joiner, true, sends_buffers());
+}
+
+DDPLoggingData DdpState::logging_data() const {
+  DDPLoggingData data;
+  const auto& group = options_.process_group;
+  data.world_size = group->size();
+  data.rank = group->rank();
+  data.module_name = module_.name();
+  data.backend_name = group->backend_config();
+  data.broadcast_buffers = sends_buffers();
+  data.mixed_precision = options_.mixed_precision.has_value();
+  if (reducer_) reducer_->describe(data);
+  return data;
+}
+
+void DdpState::set_sample_rate(int64_t rate) {
+  if (rate < 1) {
+    throw mistake(c10::str("the runtime logging sample rate is ", rate,
+                           "; allowed is 1 or more"));
+  }
+  if (reducer_) reducer_->times().set_sample_rate(rate);
+}
+
+}  // namespace lockstep::detail

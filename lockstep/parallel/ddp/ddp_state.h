@@ -1,0 +1,111 @@
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <type_traits>
+#include <vector>
+
+#include "lockstep/parallel/ddp/comm_hook.h"
+#include "lockstep/parallel/ddp/ddp_options.h"
+#include "lockstep/parallel/ddp/logging_data.h"
+#include "lockstep/parallel/ddp/reducer.h"
+#include "lockstep/parallel/join/join.h"
+
+namespace lockstep::detail {
+
+// What of DistributedDataParallel does not depend on the module's type.
+class DdpState final : public Joinable {
+ public:
+  // Collective.
+  DdpState(torch::nn::Module& module, DistributedDataParallelOptions options);
+
+  // Around the module's forward. Collective if there are buffers to broadcast.
+  class ForwardPass {
+   public:
+    explicit ForwardPass(DdpState& state) : state_(state) {
+      state_.before_forward();
+    }
+    ForwardPass(const ForwardPass&) = delete;
+    ForwardPass& operator=(const ForwardPass&) = delete;
+    ~ForwardPass() { state_.after_forward(); }
+
+   private:
+    DdpState& state_;
+  };
+
+  // An argument of forward as mixed_precision wants it.
+  template <typename Argument>
+  auto cast(Argument&& argument) const
+      -> std::conditional_t<
+          std::is_same_v<std::remove_cvref_t<Argument>, at::Tensor>, at::Tensor,
+          Argument&&> {
+    if constexpr (std::is_same_v<std::remove_cvref_t<Argument>, at::Tensor>) {
+      return low_ ? cast_floating(argument,
+                                  *options_.mixed_precision->param_dtype)
+                  : argument;
+    } else {
+      return std::forward<Argument>(argument);
+    }
+  }
+
+  void register_comm_hook(CommHook hook);
+  using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(
+      std::vector<at::Tensor> parameters)>;
+  void apply_optimizer_in_backward(MakeOptimizer make);
+
+  DDPLoggingData logging_data() const;
+  void set_sample_rate(int64_t rate);
+
+  Reducer& reducer() { return *reducer_; }
+  const Reducer& reducer() const { return *reducer_; }
+  const ProcessGroupPtr& process_group() const {
+    return options_.process_group;
+  }
+  // Called first in every forward: for what must be over before parameters are
+  // read. While there is one the trained parameters must stay the same.
+  void set_forward_gate(std::function<void()> gate) { gate_ = std::move(gate); }
+
+  const ProcessGroupPtr& join_process_group() const override {
+    return options_.process_group;
+  }
+  void shadow(const JoinRound& round, const JoinOptions& options) override;
+  void after_join(int last_joiner) override;
+
+  bool require_backward_grad_sync = true;
+
+ private:
+  void before_forward();
+  void after_forward();
+  bool sends_buffers() const {
+    return options_.forward_sync_buffers.value_or(options_.broadcast_buffers);
+  }
+  void find_tensors();
+  void make_reducer();
+  bool trained_differ() const;
+  void retrain();
+  void broadcast_from(int rank, bool parameters, bool buffers);
+  void broadcast_buffers(int rank);
+  double divisor(const JoinRound& round, const JoinOptions& options) const;
+
+  torch::nn::Module& module_;
+  DistributedDataParallelOptions options_;
+  // Without what is ignored; tied tensors once, by their first name.
+  std::vector<NamedParameter> parameters_;
+  std::vector<NamedParameter> buffers_;
+  std::vector<bool> trained_;  // by parameter
+  std::vector<bool> sparse_;
+  CommHook hook_{};
+  std::unique_ptr<Reducer> reducer_;
+  std::optional<LowPrecisionParameters> low_{};
+  std::vector<std::unique_ptr<torch::optim::Optimizer>> optimizers_;
+  std::function<void()> gate_{};
+  // As in Python: buffers travel only after a forward that was trained on.
+  bool require_forward_buffer_sync_ = true;
+};
+
+}  // namespace lockstep::detail

@@ -1,0 +1,39 @@
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "lockstep/comm/bucket_reduction.h"
+#include "lockstep/parallel/ddp/buckets.h"
+
+namespace lockstep {
+
+// Gradients that are averaged apart from all others, when that of one named
+// parameter is ready (delay_all_reduce_named_params of
+// DistributedDataParallel). Not for several threads.
+class DelayedBucket {
+ public:
+  // Collective. `parameters` of one dtype and device, the same on every rank;
+  // `hook`: whose gradient starts it, one of the reducer's or of these.
+  DelayedBucket(std::vector<NamedParameter> parameters, at::Tensor hook,
+                const ProcessGroupPtr& group);
+
+  const at::Tensor& hook() const { return hook_; }
+  // The gradients, which must be there (std::runtime_error names what is
+  // missing), are taken and published. Does not block.
+  void start(double divisor);
+  // Until they are averaged, if start() was called.
+  void finish();
+  // As start() and finish(), of zeros, on a rank that has joined.
+  void shadow(double divisor);
+
+ private:
+  std::vector<NamedParameter> parameters_;
+  at::Tensor hook_;
+  int rank_;
+  Bucket bucket_;
+  std::unique_ptr<BucketReduction> reduction_;
+  bool started_ = false;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,51 @@
+#include "lockstep/parallel/ddp/gradient_check.h"
+
+#include <ATen/ATen.h>
+
+#include <cmath>
+#include <stdexcept>
+
+#include "lockstep/comm/collectives.h"
+
+namespace lockstep {
+
+GradientCheck::GradientCheck(const std::vector<NamedParameter>& parameters,
+                             ProcessGroupPtr group)
+    : parameters_(parameters), group_(std::move(group)) {}
+
+void GradientCheck::look(const Bucket& bucket) {
+  if (found_ >= 0) return;
+  // Anything that is not finite makes the sum so: one pass where all is well.
+  // A sum of finite numbers that overflows is looked at once more.
+  const auto sum = at::real(bucket.flat.sum()).item<double>();
+  if (std::isfinite(sum) && !bucket.flat.is_complex()) return;
+  for (const auto& slot : bucket.slots) look(slot.parameter, slot.alias);
+}
+
+void GradientCheck::look(size_t parameter, const at::Tensor& gradient) {
+  if (found_ >= 0 || at::isfinite(gradient).all().item<bool>()) return;
+  found_ = static_cast<int64_t>(parameter);
+  is_nan_ = at::isnan(gradient).any().item<bool>();
+}
+
+void GradientCheck::agree() {
+  const auto device = group_->control_device();
+  auto mine = at::tensor({found_, int64_t{is_nan_}}, at::kLong).to(device);
+  auto all = at::empty({group_->size(), 2}, mine.options());
+  all_gather_into_tensor(all, mine, {.group = group_});
+  found_ = -1;
+  const auto step = step_++;
+  const auto on_cpu = all.cpu();
+  const auto seen = on_cpu.accessor<int64_t, 2>();
+  for (int rank = 0; rank < group_->size(); ++rank) {
+    if (seen[rank][0] < 0) continue;
+    throw std::runtime_error(c10::str(
+        "the gradient of '", parameters_[seen[rank][0]].name, "' on rank ",
+        group_->global_rank(rank), " has ",
+        seen[rank][1] != 0 ? "NaN" : "infinite values", " in step ", step,
+        "; the gradients of all ranks are spoilt by it: zero_grad() and leave "
+        "the step out, or load a snapshot and lower the learning rate"));
+  }
+}
+
+}  // namespace lockstep

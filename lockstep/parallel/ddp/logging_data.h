@@ -1,0 +1,100 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+// What DistributedDataParallel knows of itself, and how long its last sampled
+// iteration took; after _get_ddp_logging_data() of Python, whose keys are the
+// members' names. Times in nanoseconds, bytes where a name says bytes or size.
+struct DDPLoggingData {
+  int world_size{0};
+  int rank{0};
+  std::string module_name{};
+  std::string backend_name{};
+
+  // Options.
+  bool broadcast_buffers{false};
+  std::vector<int64_t> bucket_cap_bytes{};
+  bool find_unused_parameters{false};
+  bool gradient_as_bucket_view{false};
+  bool static_graph{false};
+  bool mixed_precision{false};
+  std::string comm_hook{};  // "allreduce", or "user" behind register_comm_hook
+
+  // The model.
+  int64_t num_parameter_tensors{0};
+  int64_t total_parameter_size_bytes{0};
+  std::vector<std::string> dtypes{};
+  int64_t num_buckets{0};
+  std::vector<int64_t> bucket_sizes{};  // bytes, in the order of reduction
+  bool has_rebuilt_buckets{false};
+  std::vector<std::vector<size_t>> per_bucket_param_indices{};
+
+  // The run.
+  int64_t iteration{0};  // backward passes that were averaged
+  // Indices of parameters, as their gradients became ready.
+  std::vector<size_t> prev_iteration_grad_ready_order_indices{};
+  int64_t unused_parameter_size{0};  // bytes, of the last iteration
+  // Whether all iterations so far used the same parameters.
+  bool can_set_static_graph{false};
+
+  // From the begin of forward to the first gradient; of those below to the last
+  // one; from the first published bucket to the last reduced one; what of that
+  // lay before the last gradient.
+  int64_t forward_compute_time{0};
+  int64_t backward_compute_time{0};
+  int64_t backward_comm_time{0};
+  int64_t backward_compute_comm_overlap_time{0};
+  int64_t avg_forward_compute_time{0};
+  int64_t avg_backward_compute_time{0};
+  int64_t avg_backward_comm_time{0};
+  int64_t avg_backward_compute_comm_overlap_time{0};
+};
+
+// Takes the times of DDPLoggingData: of each of the first 10 iterations, then
+// of one in `sample_rate`. An iteration that is not sampled reads no clock.
+class DdpTimes {
+ public:
+  using Clock = std::chrono::steady_clock;
+
+  void set_sample_rate(int64_t rate) { sample_rate_ = rate; }
+  void forward_begins() {
+    sampled_ = iteration_ < kFirstIterations || iteration_ % sample_rate_ == 0;
+    if (sampled_) forward_begin_ = Clock::now();
+  }
+  void backward_begins() {
+    if (sampled_) backward_begin_ = Clock::now();
+    published_ = false;
+  }
+  void bucket_published() {
+    if (sampled_ && !published_) comm_begin_ = Clock::now();
+    published_ = true;
+  }
+  void last_gradient() {
+    if (sampled_) last_gradient_ = Clock::now();
+  }
+  void backward_ended();
+  void describe(DDPLoggingData& data) const;
+  int64_t iteration() const { return iteration_; }
+
+ private:
+  static constexpr int64_t kFirstIterations = 10;
+  struct Durations {
+    int64_t forward = 0, backward = 0, comm = 0, overlap = 0;
+  };
+  int64_t sample_rate_ = 100;
+  int64_t iteration_ = 0;
+  int64_t samples_ = 0;
+  bool sampled_ = false;
+  bool published_ = false;
+  Clock::time_point forward_begin_{}, backward_begin_{}, comm_begin_{},
+      last_gradient_{};
+  Durations last_{};
+  Durations sums_{};
+};
+
+}  // namespace lockstep

@@ -1,0 +1,94 @@
+#include "lockstep/parallel/join/join.h"
+
+#include <ATen/ATen.h>
+
+#include <stdexcept>
+
+#include "lockstep/comm/collectives.h"
+
+namespace lockstep {
+
+Join::Join(std::vector<Joinable*> joinables, const JoinOptions& options)
+    : joinables_(std::move(joinables)), options_(options) {
+  if (joinables_.empty()) {
+    throw std::invalid_argument(
+        "join: there is nothing to join; give a DistributedDataParallel at "
+        "least");
+  }
+  group_ = joinables_[0]->join_process_group();
+  for (auto* joinable : joinables_) {
+    if (joinable->join_process_group() != group_) {
+      throw std::invalid_argument(
+          "join: the joinables are of several process groups; those of one "
+          "join must share theirs");
+    }
+    if (joinable->join_ != nullptr) {
+      throw std::invalid_argument("join: one of these is in a join already");
+    }
+  }
+  if (!options_.enable) return;
+  for (auto* joinable : joinables_) joinable->join_ = this;
+}
+
+Join::~Join() {
+  for (auto* joinable : joinables_) {
+    if (joinable->join_ == this) joinable->join_ = nullptr;
+  }
+}
+
+const JoinRound& Join::begin_iteration(const Joinable& joinable,
+                                       bool synchronizes) {
+  if (&joinable != joinables_[0]) return round_;
+  round_ = exchange(synchronizes ? 2 : 1);
+  const int size = group_->size();
+  if (options_.throw_on_early_termination &&
+      static_cast<int>(round_.active.size()) < size) {
+    for (int rank = 0, at = 0; rank < size; ++rank) {
+      if (round_.active[at] == rank) {
+        if (at + 1 < static_cast<int>(round_.active.size())) ++at;
+        continue;
+      }
+      throw std::runtime_error(c10::str(
+          "join: rank ", group_->global_rank(rank),
+          " has no more inputs, and throw_on_early_termination ends the "
+          "others"));
+    }
+  }
+  return round_;
+}
+
+JoinRound Join::exchange(int mine) {
+  auto flags = at::zeros({group_->size()}, at::kInt);
+  flags[group_->rank()] = mine;
+  flags = flags.to(group_->control_device());
+  all_reduce(flags, {.group = group_});
+  flags = flags.cpu();
+  JoinRound round;
+  const auto* of = flags.const_data_ptr<int>();
+  for (int rank = 0; rank < group_->size(); ++rank) {
+    if (of[rank] > 0) round.active.push_back(rank);
+    if (of[rank] > 1) round.synchronizes = true;
+  }
+  return round;
+}
+
+void Join::finish() {
+  if (!options_.enable) return;
+  // A rank that never had inputs knows of no round yet.
+  int last_joiner = round_.active.empty() ? 0 : round_.active.back();
+  while (true) {
+    auto round = exchange(0);
+    if (round.active.empty()) break;
+    last_joiner = round.active.back();
+    if (options_.throw_on_early_termination) {
+      throw std::runtime_error(
+          c10::str("join: rank ", group_->global_rank(group_->rank()),
+                   " has no more inputs, and throw_on_early_termination ends "
+                   "the others"));
+    }
+    for (auto* joinable : joinables_) joinable->shadow(round, options_);
+  }
+  for (auto* joinable : joinables_) joinable->after_join(last_joiner);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,51 @@
+#pragma once
+
+#include <torch/optim/optimizer.h>
+
+#include <memory>
+#include <vector>
+
+#include "lockstep/parallel/model_averaging/averagers.h"
+
+namespace lockstep {
+
+// An optimizer that steps another and then averages parameters over the ranks
+// when it is time; after torch.distributed.optim.PostLocalSGDOptimizer (PyTorch
+// documentation). For DistributedDataParallel with post_localSGD_hook().
+//
+//   auto sgd = std::make_shared<torch::optim::SGD>(model->parameters(), 0.1);
+//   auto averager = std::make_shared<PeriodicModelAverager>(
+//       PeriodicModelAveragerOptions{.period = 4, .warmup_steps = 100});
+//   PostLocalSGDOptimizer optimizer(sgd, averager);
+//
+// Learning rates may be set here (as schedulers do) or in optim(): what was
+// changed last before a step holds. Other hyperparameters are those of optim(),
+// whose state is the state: capture_optimizer(optimizer.optim()) saves it,
+// beside averager().step. One thread at a time.
+class PostLocalSGDOptimizer final : public torch::optim::Optimizer {
+ public:
+  // Throws std::invalid_argument if one is null.
+  PostLocalSGDOptimizer(std::shared_ptr<torch::optim::Optimizer> optim,
+                        std::shared_ptr<ModelAverager> averager);
+
+  // Collective in the steps in which the averager averages.
+  at::Tensor step(LossClosure closure = nullptr) override;
+
+  torch::optim::Optimizer& optim() { return *optim_; }
+  ModelAverager& averager() { return *averager_; }
+
+  // LibTorch's archive of optim(), and in it the averager's step under "step".
+  // One without it, as optim() alone writes it, sets that to 0.
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
+ private:
+  void agree_on_learning_rates();
+
+  std::shared_ptr<torch::optim::Optimizer> optim_;
+  std::shared_ptr<ModelAverager> averager_;
+  std::vector<double> learning_rates_;  // by group, when both last agreed
+  bool has_learning_rate_ = true;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,156 @@
+#pragma once
+
+#include <torch/arg.h>
+#include <torch/nn/cloneable.h>
+#include <torch/nn/options/batchnorm.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <ostream>
+#include <utility>
+
+#include "lockstep/comm/process_group.h"
+
+namespace lockstep::nn {
+
+// LibTorch's BatchNormOptions with its names and defaults, and the group.
+struct SyncBatchNormOptions {
+  /* implicit */ SyncBatchNormOptions(int64_t num_features)
+      : num_features_(num_features) {}
+  /* implicit */ SyncBatchNormOptions(const torch::nn::BatchNormOptions& plain)
+      : num_features_(plain.num_features()),
+        eps_(plain.eps()),
+        momentum_(plain.momentum()),
+        affine_(plain.affine()),
+        track_running_stats_(plain.track_running_stats()) {}
+
+  TORCH_ARG(int64_t, num_features);
+  TORCH_ARG(double, eps) = 1e-5;
+  // Of the new batch in the running statistics; none: their plain average over
+  // all batches.
+  TORCH_ARG(std::optional<double>, momentum) = 0.1;
+  TORCH_ARG(bool, affine) = true;
+  TORCH_ARG(bool, track_running_stats) = true;
+  // The ranks that normalise together, of which this one is a member. None: the
+  // default group.
+  TORCH_ARG(ProcessGroupPtr, process_group) = {};
+};
+
+// What a batch norm consists of; members and their names as BatchNorm's.
+struct SyncBatchNormState {
+  SyncBatchNormOptions options;
+  at::Tensor weight{};  // [num_features]; undefined unless affine
+  at::Tensor bias{};
+  // [num_features]; these and the count are undefined unless
+  // track_running_stats.
+  at::Tensor running_mean{};
+  at::Tensor running_var{};
+  at::Tensor num_batches_tracked{};  // int64, no dimensions
+};
+
+namespace detail {
+
+// Fresh tensors as BatchNorm begins with.
+void reset(SyncBatchNormState& state);
+at::Tensor forward(SyncBatchNormState& state, size_t dimensions, bool training,
+                   const at::Tensor& input);
+void pretty_print(const SyncBatchNormState& state, size_t dimensions,
+                  std::ostream& stream);
+
+}  // namespace detail
+
+// Batch normalisation with the mean and variance of all ranks' samples: what
+// torch::nn::BatchNorm gives one process that has the whole batch. After
+// torch.nn.SyncBatchNorm (PyTorch documentation), on CPUs too.
+//
+// Input [N, C, ...] of any floating-point type; N may differ by rank and be 0.
+// Half types are reduced in float32; weight, bias and running statistics are of
+// the input's type or, for half types, float32.
+//
+// forward() in training and the backward of its result are collective, and all
+// ranks of the group must call them alike: one all_gather of 2 C + 1 numbers,
+// one all_reduce of 2 C (where the input needs a gradient). Running statistics
+// are the same bits on every rank. The gradients of weight and bias are those
+// of this rank's samples: DistributedDataParallel averages them. Nothing is
+// communicated in eval mode, in a group of one, or without a process group;
+// then this is BatchNorm.
+//
+// Throws std::invalid_argument for another number of dimensions, of channels,
+// or another dtype; and, on every rank, if the ranks together have one value a
+// channel, which has no variance. backward() with create_graph throws
+// std::runtime_error: there is no second derivative. On a GPU not to be
+// captured in a graph.
+//
+// A type of its own, not derived from BatchNorm, whose forward is not virtual.
+// forward() stands in the derived classes: Sequential::at() wants it there.
+template <size_t D, typename Derived>
+class SyncBatchNormImplBase : public torch::nn::Cloneable<Derived>,
+                              public SyncBatchNormState {
+ public:
+  explicit SyncBatchNormImplBase(SyncBatchNormOptions given)
+      : SyncBatchNormState{.options = std::move(given)} {
+    SyncBatchNormImplBase::reset();
+  }
+  // Shares the tensors, which fit the options.
+  explicit SyncBatchNormImplBase(SyncBatchNormState state)
+      : SyncBatchNormState(std::move(state)) {
+    register_state();
+  }
+
+  void reset() override {
+    detail::reset(*this);
+    register_state();
+  }
+
+  void pretty_print(std::ostream& stream) const override {
+    detail::pretty_print(*this, D, stream);
+  }
+
+ private:
+  void register_state() {
+    this->register_parameter("weight", weight,
+                             weight.defined() && weight.requires_grad());
+    this->register_parameter("bias", bias,
+                             bias.defined() && bias.requires_grad());
+    this->register_buffer("running_mean", running_mean);
+    this->register_buffer("running_var", running_var);
+    this->register_buffer("num_batches_tracked", num_batches_tracked);
+  }
+};
+
+// Input [N, C] or [N, C, L].
+class SyncBatchNorm1dImpl
+    : public SyncBatchNormImplBase<1, SyncBatchNorm1dImpl> {
+ public:
+  using SyncBatchNormImplBase::SyncBatchNormImplBase;
+  at::Tensor forward(const at::Tensor& input) {
+    return detail::forward(*this, 1, is_training(), input);
+  }
+};
+TORCH_MODULE(SyncBatchNorm1d);
+
+// Input [N, C, H, W], channels last or not.
+class SyncBatchNorm2dImpl
+    : public SyncBatchNormImplBase<2, SyncBatchNorm2dImpl> {
+ public:
+  using SyncBatchNormImplBase::SyncBatchNormImplBase;
+  at::Tensor forward(const at::Tensor& input) {
+    return detail::forward(*this, 2, is_training(), input);
+  }
+};
+TORCH_MODULE(SyncBatchNorm2d);
+
+// Input [N, C, D, H, W], channels last or not.
+class SyncBatchNorm3dImpl
+    : public SyncBatchNormImplBase<3, SyncBatchNorm3dImpl> {
+ public:
+  using SyncBatchNormImplBase::SyncBatchNormImplBase;
+  at::Tensor forward(const at::Tensor& input) {
+    return detail::forward(*this, 3, is_training(), input);
+  }
+};
+TORCH_MODULE(SyncBatchNorm3d);
+
+}  // namespace lockstep::nn

@@ -1,0 +1,128 @@
+#include "lockstep/parallel/zero/parameter_gather.h"
+
+#include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <map>
+#include <utility>
+
+#include "lockstep/comm/collectives.h"
+#include "lockstep/comm/empty_shared.h"
+#include "lockstep/parallel/zero/parameter_piece.h"
+
+namespace lockstep {
+namespace {
+
+// Of every piece in the buffer, in bytes: a cache line, and a multiple of every
+// element's size.
+constexpr int64_t kAlignment = 64;
+
+int64_t aligned(size_t bytes) {
+  return (static_cast<int64_t>(bytes) + kAlignment - 1) / kAlignment *
+         kAlignment;
+}
+
+// Contiguous, of the shape and dtype of `like`, from byte `offset` of `bytes`.
+at::Tensor place(const at::Tensor& bytes, int64_t offset,
+                 const at::Tensor& like) {
+  const auto item = static_cast<int64_t>(like.element_size());
+  const auto strides =
+      at::empty(like.sizes(), c10::TensorOptions(c10::kMeta)).strides().vec();
+  at::Tensor tensor = at::empty({0}, like.options().requires_grad(false));
+  tensor.set_(bytes.storage(), bytes.storage_offset() / item + offset / item,
+              like.sizes(), strides);
+  return tensor;
+}
+
+}  // namespace
+
+ParameterGather::ParameterGather(const std::vector<at::Tensor>& parameters,
+                                 const std::vector<Ranges>& ranges,
+                                 ProcessGroupPtr group)
+    : group_(std::move(group)) {
+  const at::NoGradGuard no_grad;
+  const auto size = static_cast<size_t>(group_->size());
+  const auto rank = static_cast<size_t>(group_->rank());
+  if (size == 1) return;
+  std::map<std::string, std::vector<Small>> small;  // by device
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const at::Tensor& parameter = parameters[i];
+    auto& on_device = small[parameter.device().str()];
+    const int64_t piece = ranges[i][0].end - ranges[i][0].begin;
+    const bool cut = piece > 0 && piece < parameter.numel();
+    if (cut) {
+      const int64_t even = piece * static_cast<int64_t>(size);
+      const int64_t begin = ranges[i][rank].begin;
+      in_place_.push_back({memory_slice(parameter, {0, even}),
+                           memory_slice(parameter, {begin, begin + piece})});
+      if (even < parameter.numel()) {
+        on_device.push_back(
+            {memory_slice(parameter, {even, parameter.numel()}), size - 1});
+      }
+      continue;
+    }
+    if (parameter.numel() == 0) continue;
+    const auto owner = static_cast<size_t>(
+        std::find_if(ranges[i].begin(), ranges[i].end(),
+                     [](ElementRange r) { return r.end > r.begin; }) -
+        ranges[i].begin());
+    if (parameter.nbytes() < kLarge) {
+      on_device.push_back({memory_alias(parameter), owner});
+    } else {
+      broadcasts_.push_back(
+          {memory_alias(parameter), group_->global_ranks()[owner]});
+    }
+  }
+  for (const auto& [device, pieces] : small) {
+    if (!pieces.empty()) pack(pieces);
+  }
+}
+
+void ParameterGather::pack(const std::vector<Small>& small) {
+  const auto size = static_cast<size_t>(group_->size());
+  const auto rank = static_cast<size_t>(group_->rank());
+  std::vector<int64_t> used(size);
+  std::vector<int64_t> offsets;
+  for (const Small& each : small) {
+    offsets.push_back(used[each.rank]);
+    used[each.rank] += aligned(each.piece.nbytes());
+  }
+  const int64_t row = *std::max_element(used.begin(), used.end());
+  const auto options = at::TensorOptions(small.front().piece.device());
+  Packed packed;
+  packed.all = empty_shared({static_cast<int64_t>(size) * row},
+                            options.dtype(at::kByte), group_);
+  packed.all.zero_();
+  packed.mine = packed.all.narrow(0, static_cast<int64_t>(rank) * row, row);
+  for (size_t i = 0; i < small.size(); ++i) {
+    const int64_t offset =
+        static_cast<int64_t>(small[i].rank) * row + offsets[i];
+    const bool own = small[i].rank == rank;
+    (own ? packed.my_pieces : packed.their_pieces).push_back(small[i].piece);
+    (own ? packed.my_places : packed.their_places)
+        .push_back(place(packed.all, offset, small[i].piece));
+  }
+  packed_.push_back(std::move(packed));
+}
+
+void ParameterGather::run() {
+  const at::NoGradGuard no_grad;
+  for (Packed& packed : packed_) {
+    if (!packed.my_pieces.empty()) {
+      at::_foreach_copy_(packed.my_places, packed.my_pieces);
+    }
+    all_gather_into_tensor(packed.all, packed.mine, {.group = group_});
+    if (!packed.their_pieces.empty()) {
+      at::_foreach_copy_(packed.their_pieces, packed.their_places);
+    }
+  }
+  for (InPlace& each : in_place_) {
+    all_gather_into_tensor(each.all, each.mine, {.group = group_});
+  }
+  for (Broadcast& each : broadcasts_) {
+    broadcast(each.parameter, each.source, {.group = group_});
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,81 @@
+#include "lockstep/parallel/zero/parameter_piece.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty_like.h>
+
+#include <stdexcept>
+#include <utility>
+
+namespace lockstep {
+
+at::Tensor memory_slice(const at::Tensor& tensor, ElementRange range) {
+  // Below autograd and its view tracking, an alias is a tensor of its own.
+  const at::AutoDispatchBelowADInplaceOrView no_views;
+  return tensor.as_strided({range.end - range.begin}, {1},
+                           tensor.storage_offset() + range.begin);
+}
+
+at::Tensor memory_alias(const at::Tensor& tensor) {
+  const at::AutoDispatchBelowADInplaceOrView no_views;
+  return tensor.as_strided(tensor.sizes(), tensor.strides(),
+                           tensor.storage_offset());
+}
+
+ParameterPiece::ParameterPiece(at::Tensor parameter, ElementRange range,
+                               bool shaped, bool keep_gradient)
+    : parameter_(std::move(parameter)),
+      range_(range),
+      shaped_(shaped || !parameter_.is_non_overlapping_and_dense()),
+      keep_gradient_(keep_gradient),
+      piece_(part_of(parameter_)) {}
+
+at::Tensor ParameterPiece::part_of(const at::Tensor& whole) const {
+  return shaped_ ? memory_alias(whole) : memory_slice(whole, range_);
+}
+
+void ParameterPiece::refresh() {
+  const auto offset =
+      static_cast<size_t>(range_.begin) * parameter_.element_size();
+  if (piece_.const_data_ptr() ==
+      static_cast<const char*>(parameter_.const_data_ptr()) + offset) {
+    return;
+  }
+  if (!shaped_ && !parameter_.is_non_overlapping_and_dense()) {
+    throw std::invalid_argument(
+        "ZeroRedundancyOptimizer: a parameter got memory with gaps after the "
+        "optimizer was made; convert the module first");
+  }
+  piece_.set_data(part_of(parameter_));
+}
+
+const at::Tensor& ParameterPiece::gradient() {
+  at::Tensor whole = parameter_.grad();
+  if (!whole.defined()) return gradient_ = at::Tensor();
+  if (whole.layout() != c10::kStrided) {
+    throw std::invalid_argument(
+        "ZeroRedundancyOptimizer: a parameter has a sparse gradient, which "
+        "cannot be divided; make the embedding dense (sparse(false)), or give "
+        "its parameters to an optimizer of their own");
+  }
+  if (!shaped_ && whole.strides() != parameter_.strides()) {
+    const at::NoGradGuard no_grad;
+    whole = at::empty_like(parameter_.detach(), whole.options()).copy_(whole);
+    parameter_.mutable_grad() = whole;
+  }
+  const auto offset = static_cast<size_t>(range_.begin) * whole.element_size();
+  if (!gradient_.defined() || !gradient_.is_alias_of(whole) || shaped_ ||
+      gradient_.const_data_ptr() !=
+          static_cast<const char*>(whole.const_data_ptr()) + offset) {
+    gradient_ = part_of(whole);
+  }
+  return gradient_;
+}
+
+void ParameterPiece::take_gradient() { piece_.mutable_grad() = gradient(); }
+
+void ParameterPiece::drop_gradient() {
+  piece_.mutable_grad() = at::Tensor();
+  if (!keep_gradient_) gradient_ = at::Tensor();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,428 @@
+#include "lockstep/parallel/zero/sharded_optimizer.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/tensor.h>
+#include <c10/util/StringUtil.h>
+
+#include <stdexcept>
+#include <unordered_set>
+#include <utility>
+
+#include "lockstep/base/digest.h"
+#include "lockstep/checkpoint/optimizer_state.h"
+#include "lockstep/comm/collectives.h"
+#include "lockstep/comm/init.h"
+#include "lockstep/parallel/ddp/ddp_state.h"
+
+namespace lockstep::detail {
+namespace {
+
+ProcessGroupPtr group_of(const ZeroRedundancyOptions& options, DdpState* ddp) {
+  if (!ddp) {
+    return options.process_group ? options.process_group : default_group();
+  }
+  if (options.process_group && options.process_group != ddp->process_group()) {
+    throw std::invalid_argument(
+        "ZeroRedundancyOptimizer: process_group is another than that of the "
+        "DistributedDataParallel; leave it out");
+  }
+  return ddp->process_group();
+}
+
+void check_options(const ZeroRedundancyOptions& options, bool has_ddp) {
+  if (options.shared_parameters && options.step_in_backward) {
+    throw std::invalid_argument(
+        "ZeroRedundancyOptimizer: step_in_backward with shared_parameters; a "
+        "parameter that all ranks share cannot be written while another still "
+        "computes with it, use one of the two");
+  }
+  if (has_ddp) return;
+  if (options.shared_parameters || options.step_in_backward) {
+    throw std::invalid_argument(c10::str(
+        "ZeroRedundancyOptimizer: ",
+        options.shared_parameters ? "shared_parameters" : "step_in_backward",
+        " of a list of parameters; it is possible where a "
+        "DistributedDataParallel is given instead"));
+  }
+}
+
+}  // namespace
+
+ShardedOptimizer::ShardedOptimizer(Make make, bool element_wise,
+                                   std::optional<ParamGroups> groups,
+                                   ZeroRedundancyOptions options, DdpState* ddp)
+    : torch::optim::Optimizer(ParamGroups(), make({})->defaults().clone()),
+      make_(std::move(make)),
+      options_(std::move(options)),
+      group_(group_of(options_, ddp)),
+      has_ddp_(ddp != nullptr),
+      cut_(options_.cut_parameters.value_or(element_wise)),
+      partition_(group_->size(), cut_),
+      self_(std::make_shared<ShardedOptimizer*>(this)) {
+  check_options(options_, has_ddp_);
+  if (ddp) {
+    if (ddp->reducer().has_comm_hook()) {
+      throw std::invalid_argument(
+          "ZeroRedundancyOptimizer: the DistributedDataParallel has a "
+          "communication hook, which reduces whole buckets; construct the "
+          "optimizer from the parameters instead");
+    }
+    std::vector<at::Tensor> trained;
+    for (const auto& parameter : ddp->reducer().parameters()) {
+      trained.push_back(parameter.tensor);
+    }
+    register_parameters(trained);
+    if (!groups) groups.emplace({torch::optim::OptimizerParamGroup(trained)});
+  }
+  for (const auto& group : *groups) {
+    torch::optim::Optimizer::add_param_group(group);
+  }
+  adopt_groups();
+  if (ddp) bind(*ddp);
+}
+
+void ShardedOptimizer::bind(DdpState& ddp) {
+  std::vector<ElementRange> owned;
+  for (const Ranges& ranges : ranges_) {
+    owned.push_back(ranges[static_cast<size_t>(group_->rank())]);
+  }
+  if (options_.shared_parameters) share_parameters();
+  ddp.reducer().shard(std::move(owned));
+  // A gate also keeps what is trained, and so the partition, as it is.
+  ddp.set_forward_gate([shared = shared_] {
+    if (shared) shared->wait();
+  });
+  if (options_.step_in_backward) {
+    const std::weak_ptr<ShardedOptimizer*> self = self_;
+    ddp.reducer().on_final([self](const std::vector<size_t>& parameters) {
+      if (const auto alive = self.lock()) (*alive)->step_final(parameters);
+    });
+  }
+}
+
+void ShardedOptimizer::share_parameters() {
+  shared_ = std::make_shared<SharedParameters>(parameters_, group_);
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    memory_[i] = parameters_[i].const_data_ptr();
+    if (pieces_[i]) pieces_[i]->refresh();
+  }
+}
+
+void ShardedOptimizer::register_parameters(
+    const std::vector<at::Tensor>& parameters) {
+  auto ranges = partition_.add(parameters);
+  const auto rank = static_cast<size_t>(group_->rank());
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const at::Tensor& parameter = parameters[i];
+    index_.emplace(parameter.unsafeGetTensorImpl(), parameters_.size());
+    const ElementRange mine = ranges[i][rank];
+    pieces_.push_back(mine.begin == mine.end
+                          ? nullptr
+                          : std::make_unique<ParameterPiece>(parameter, mine,
+                                                             !cut_, has_ddp_));
+    parameters_.push_back(parameter);
+    memory_.push_back(parameter.const_data_ptr());
+    ranges_.push_back(std::move(ranges[i]));
+    grouped_.push_back(false);
+  }
+  gather_.reset();
+}
+
+void ShardedOptimizer::check_new_groups() const {
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (size_t g = adopted_; g < param_groups_.size(); ++g) {
+    for (const at::Tensor& parameter : param_groups_[g].params()) {
+      const auto* impl = parameter.unsafeGetTensorImpl();
+      const auto found = index_.find(impl);
+      if (!seen.insert(impl).second ||
+          (found != index_.end() && grouped_[found->second])) {
+        throw std::invalid_argument(
+            "ZeroRedundancyOptimizer: some parameters appear in more than one "
+            "parameter group, or twice in one; name each once");
+      }
+      if (has_ddp_ && found == index_.end()) {
+        throw std::invalid_argument(c10::str(
+            "ZeroRedundancyOptimizer: a parameter of sizes ", parameter.sizes(),
+            " is none that the DistributedDataParallel trains; give it to an "
+            "optimizer of its own, or freeze parameters behind the wrapper's "
+            "construction instead of before it"));
+      }
+    }
+  }
+}
+
+// What ranks disagree about they would otherwise write over each other.
+void ShardedOptimizer::agree_on_new_groups() const {
+  if (group_->size() == 1) return;
+  Digest digest;
+  int64_t count = 0;
+  for (size_t g = adopted_; g < param_groups_.size(); ++g) {
+    digest.add(uint64_t{g});
+    for (const at::Tensor& parameter : param_groups_[g].params()) {
+      digest.add(static_cast<uint64_t>(parameter.scalar_type()));
+      for (int64_t number : parameter.sizes()) {
+        digest.add(static_cast<uint64_t>(number));
+      }
+      for (int64_t number : parameter.strides()) {
+        digest.add(static_cast<uint64_t>(number));
+      }
+      ++count;
+    }
+  }
+  const at::Tensor mine =
+      at::tensor({count, static_cast<int64_t>(digest.value())}, at::kLong)
+          .to(group_->control_device());
+  at::Tensor all = at::empty({group_->size(), 2}, mine.options());
+  all_gather_into_tensor(all, mine, {.group = group_});
+  all = all.cpu();
+  for (int64_t rank = 1; rank < all.size(0); ++rank) {
+    if (all[rank].equal(all[0])) continue;
+    throw std::invalid_argument(c10::str(
+        "ZeroRedundancyOptimizer: the parameter groups of rank ", rank, " (",
+        all[rank][0].item<int64_t>(), " parameters) are not those of rank 0 (",
+        all[0][0].item<int64_t>(),
+        "): number, order, shapes, strides and dtypes must be the same on all "
+        "ranks"));
+  }
+}
+
+void ShardedOptimizer::adopt_groups() {
+  if (inner_ && adopted_ == param_groups_.size()) return;
+  try {
+    check_new_groups();
+    agree_on_new_groups();
+  } catch (...) {
+    while (param_groups_.size() > adopted_) param_groups_.pop_back();
+    throw;
+  }
+  std::vector<at::Tensor> unknown;
+  for (size_t g = adopted_; g < param_groups_.size(); ++g) {
+    for (const at::Tensor& parameter : param_groups_[g].params()) {
+      if (!index_.contains(parameter.unsafeGetTensorImpl())) {
+        unknown.push_back(parameter);
+      }
+    }
+  }
+  if (!unknown.empty()) register_parameters(unknown);
+  ParamGroups groups;
+  for (; adopted_ < param_groups_.size(); ++adopted_) {
+    const auto& group = param_groups_[adopted_];
+    std::vector<at::Tensor> pieces;
+    for (const at::Tensor& parameter : group.params()) {
+      const size_t index = index_.at(parameter.unsafeGetTensorImpl());
+      grouped_[index] = true;
+      if (pieces_[index]) pieces.push_back(pieces_[index]->tensor());
+    }
+    groups.emplace_back(std::move(pieces), group.options().clone());
+  }
+  OptimizerPtr added = make_(groups);
+  if (!inner_) {
+    inner_ = std::move(added);
+    return;
+  }
+  // Some kinds make their state in the constructor only.
+  for (auto& group : added->param_groups()) {
+    inner_->param_groups().push_back(std::move(group));
+  }
+  for (auto& [piece, state] : added->state()) {
+    inner_->state()[piece] = std::move(state);
+  }
+}
+
+void ShardedOptimizer::add_param_group(
+    const torch::optim::OptimizerParamGroup& group) {
+  torch::optim::Optimizer::add_param_group(group);
+  adopt_groups();
+}
+
+// Module::to() and its like give parameters other memory.
+void ShardedOptimizer::follow_memory() {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const void* now = parameters_[i].const_data_ptr();
+    if (now == memory_[i]) continue;
+    if (shared_ && group_->size() > 1) {
+      throw std::logic_error(
+          "ZeroRedundancyOptimizer: a parameter was moved out of the memory "
+          "that all ranks share; convert the module before the optimizer is "
+          "made, and write values in place");
+    }
+    memory_[i] = now;
+    if (pieces_[i]) pieces_[i]->refresh();
+    gather_.reset();
+  }
+  if (!shared_ && !gather_) gather_.emplace(parameters_, ranges_, group_);
+}
+
+// Schedulers and users write to the outer groups.
+void ShardedOptimizer::copy_options() {
+  for (size_t g = 0; g < param_groups_.size(); ++g) {
+    inner_->param_groups()[g].set_options(param_groups_[g].options().clone());
+  }
+}
+
+void ShardedOptimizer::step_pieces() {
+  inner_->step();
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    if (pieces_[i]) pieces_[i]->drop_gradient();
+  }
+}
+
+at::Tensor ShardedOptimizer::step(LossClosure closure) {
+  at::Tensor loss;
+  if (closure) {
+    const at::AutoGradMode with_grad(true);
+    loss = closure();
+  }
+  if (Join* join = current_join()) join->begin_iteration(*this, true);
+  take_part_in_step();
+  return loss;
+}
+
+void ShardedOptimizer::take_part_in_step() {
+  const at::NoGradGuard no_grad;
+  adopt_groups();
+  follow_memory();
+  copy_options();
+  if (!options_.step_in_backward) {
+    // All that may fail on this rank alone is before the ranks meet.
+    for (size_t i = 0; i < pieces_.size(); ++i) {
+      if (pieces_[i] && grouped_[i]) pieces_[i]->take_gradient();
+    }
+    if (shared_) shared_->begin_step();
+    step_pieces();
+  }
+  if (shared_) {
+    shared_->end_step();
+  } else {
+    gather_->run();
+  }
+  // A graph that still holds a parameter is to notice, as with any optimizer.
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (grouped_[i]) parameters_[i].unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+// Behind the wrapper's shadow of backward, which leaves averages in .grad.
+void ShardedOptimizer::shadow(const JoinRound& round, const JoinOptions&) {
+  if (round.synchronizes) take_part_in_step();
+}
+
+void ShardedOptimizer::after_join(int) { synchronize(); }
+
+void ShardedOptimizer::step_final(const std::vector<size_t>& parameters) {
+  const at::NoGradGuard no_grad;
+  follow_memory();
+  copy_options();
+  bool any = false;
+  for (size_t index : parameters) {
+    if (!pieces_[index] || !grouped_[index]) continue;
+    pieces_[index]->take_gradient();
+    any = true;
+  }
+  if (any) step_pieces();
+}
+
+void ShardedOptimizer::synchronize() {
+  if (shared_) shared_->wait();
+}
+
+std::vector<at::Tensor> ShardedOptimizer::gradient_shards() {
+  if (options_.step_in_backward) {
+    throw std::logic_error(
+        "ZeroRedundancyOptimizer: with step_in_backward the gradients are used "
+        "up when backward() returns, so they cannot be clipped or unscaled; "
+        "use step_in_backward = false");
+  }
+  adopt_groups();
+  std::vector<at::Tensor> shards;
+  for (size_t i = 0; i < pieces_.size(); ++i) {
+    if (!pieces_[i] || !grouped_[i]) continue;
+    const at::Tensor& gradient = pieces_[i]->gradient();
+    if (gradient.defined()) shards.push_back(gradient);
+  }
+  return shards;
+}
+
+ShardedOptimizer::OptimizerPtr ShardedOptimizer::make_plain() const {
+  return make_(param_groups_);
+}
+
+std::vector<NumberedPiece> ShardedOptimizer::numbered_pieces() const {
+  std::vector<NumberedPiece> numbered;
+  int64_t number = 0;
+  for (const auto& group : param_groups_) {
+    for (const at::Tensor& parameter : group.params()) {
+      const size_t index = index_.at(parameter.unsafeGetTensorImpl());
+      if (pieces_[index]) numbered.push_back({number, pieces_[index].get()});
+      ++number;
+    }
+  }
+  return numbered;
+}
+
+std::vector<at::Tensor> ShardedOptimizer::grouped_parameters() const {
+  std::vector<at::Tensor> all;
+  for (const auto& group : param_groups_) {
+    all.insert(all.end(), group.params().begin(), group.params().end());
+  }
+  return all;
+}
+
+void ShardedOptimizer::consolidate_state_dict(int to) {
+  if (to < 0 || to >= group_->size()) {
+    throw std::invalid_argument(c10::str(
+        "consolidate_state_dict: there is no rank ", to,
+        " in the optimizer's group; allowed is 0 to ", group_->size() - 1));
+  }
+  const at::NoGradGuard no_grad;
+  adopt_groups();
+  synchronize();
+  state_dict_.reset();
+  OptimizerState whole = capture_optimizer(*make_plain());
+  whole.state.clear();
+  gather_state(whole, capture_optimizer(*inner_), numbered_pieces(),
+               grouped_parameters(), to, group_);
+  if (group_->rank() == to) state_dict_ = std::move(whole);
+}
+
+const OptimizerState& ShardedOptimizer::state_dict() const {
+  if (!state_dict_) {
+    throw std::logic_error(
+        "ZeroRedundancyOptimizer: the optimizer's state is not on this rank; "
+        "call consolidate_state_dict(rank) on all ranks, then state_dict() on "
+        "that rank");
+  }
+  return *state_dict_;
+}
+
+void ShardedOptimizer::load_state_dict(const OptimizerState& state) {
+  const at::NoGradGuard no_grad;
+  adopt_groups();
+  const OptimizerPtr plain = make_plain();
+  restore_optimizer(*plain, state);
+  for (size_t g = 0; g < param_groups_.size(); ++g) {
+    param_groups_[g].set_options(plain->param_groups()[g].options().clone());
+  }
+  copy_options();
+  OptimizerState part =
+      slice_state(capture_optimizer(*plain), numbered_pieces());
+  part.param_groups = capture_optimizer(*inner_).param_groups;
+  restore_optimizer(*inner_, part);
+}
+
+void ShardedOptimizer::save(torch::serialize::OutputArchive&) const {
+  throw std::logic_error(
+      "ZeroRedundancyOptimizer: each rank holds a part of the state, which "
+      "torch::save() cannot collect; call consolidate_state_dict() on all "
+      "ranks "
+      "and save state_dict() or plain()");
+}
+
+void ShardedOptimizer::load(torch::serialize::InputArchive&) {
+  throw std::logic_error(
+      "ZeroRedundancyOptimizer: torch::load() gives each rank the whole state; "
+      "load it into plain(), then give that to load_state_dict()");
+}
+
+}  // namespace lockstep::detail

@@ -1,0 +1,130 @@
+#pragma once
+
+#include <torch/optim/optimizer.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "lockstep/checkpoint/snapshot.h"
+#include "lockstep/comm/gradient_shards.h"
+#include "lockstep/comm/process_group.h"
+#include "lockstep/parallel/join/join.h"
+#include "lockstep/parallel/zero/parameter_gather.h"
+#include "lockstep/parallel/zero/parameter_piece.h"
+#include "lockstep/parallel/zero/partition.h"
+#include "lockstep/parallel/zero/sharded_state.h"
+#include "lockstep/parallel/zero/shared_parameters.h"
+
+namespace lockstep {
+
+// After torch.distributed.optim.ZeroRedundancyOptimizer (PyTorch
+// documentation), as far as the names go.
+struct ZeroRedundancyOptions {
+  // None: that of the DistributedDataParallel, or the default group.
+  ProcessGroupPtr process_group{};
+  // One copy of the parameters for all ranks of a host, so that nothing is
+  // gathered back. With a DistributedDataParallel only.
+  bool shared_parameters{false};
+  // Each parameter is stepped as soon as its gradient is final, in backward().
+  // With a DistributedDataParallel only, and parameters of each rank's own.
+  bool step_in_backward{false};
+  // Whether large parameters are divided over the ranks, or each belongs to
+  // one. None: as ShardingTraits says of the optimizer.
+  std::optional<bool> cut_parameters{};
+};
+
+namespace detail {
+
+class DdpState;
+
+// What of ZeroRedundancyOptimizer does not depend on the optimizer's type.
+class ShardedOptimizer : public torch::optim::Optimizer,
+                         public GradientShards,
+                         public Joinable {
+ public:
+  using OptimizerPtr = std::unique_ptr<torch::optim::Optimizer>;
+  using ParamGroups = std::vector<torch::optim::OptimizerParamGroup>;
+
+  at::Tensor step(LossClosure closure = nullptr) override;
+
+  // Hides LibTorch's, which is not virtual: a group added through a reference
+  // to the base class is taken up at the next step().
+  void add_param_group(const torch::optim::OptimizerParamGroup& group);
+
+  void synchronize();
+
+  const ProcessGroupPtr& shard_group() const override { return group_; }
+  std::vector<at::Tensor> gradient_shards() override;
+
+  const ProcessGroupPtr& join_process_group() const override { return group_; }
+  void shadow(const JoinRound& round, const JoinOptions& options) override;
+  void after_join(int last_joiner) override;
+
+  void consolidate_state_dict(int to = 0);
+  const OptimizerState& state_dict() const;
+  bool has_state_dict() const { return state_dict_.has_value(); }
+  void load_state_dict(const OptimizerState& state);
+
+  // Throw std::logic_error: an archive of LibTorch's would hold one rank's
+  // part.
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
+ protected:
+  // Makes the optimizer itself over some groups.
+  using Make = std::function<OptimizerPtr(const ParamGroups& groups)>;
+
+  // `ddp`: none in the form that is given whole gradients; `groups` none: one
+  // of all that it trains.
+  ShardedOptimizer(Make make, bool element_wise,
+                   std::optional<ParamGroups> groups,
+                   ZeroRedundancyOptions options, DdpState* ddp);
+
+  const torch::optim::Optimizer& inner() const { return *inner_; }
+  // The optimizer itself over the user's parameters, without state.
+  OptimizerPtr make_plain() const;
+
+ private:
+  void bind(DdpState& ddp);
+  void share_parameters();
+  void register_parameters(const std::vector<at::Tensor>& parameters);
+  void adopt_groups();
+  void check_new_groups() const;
+  void agree_on_new_groups() const;
+  void take_part_in_step();
+  void follow_memory();
+  void copy_options();
+  void step_pieces();
+  void step_final(const std::vector<size_t>& parameters);
+  std::vector<NumberedPiece> numbered_pieces() const;
+  std::vector<at::Tensor> grouped_parameters() const;
+
+  Make make_;
+  ZeroRedundancyOptions options_;
+  ProcessGroupPtr group_;
+  bool has_ddp_;
+  bool cut_;
+  Partition partition_;
+
+  // By parameter, in the order of registration.
+  std::vector<at::Tensor> parameters_;
+  std::vector<Ranges> ranges_;
+  std::vector<const void*> memory_;
+  std::vector<std::unique_ptr<ParameterPiece>> pieces_;  // null: none here
+  std::vector<bool> grouped_;
+  std::unordered_map<const c10::TensorImpl*, size_t> index_;
+
+  size_t adopted_ = 0;  // parameter groups that inner_ has
+  OptimizerPtr inner_;
+  std::optional<ParameterGather> gather_;
+  std::shared_ptr<SharedParameters> shared_;
+  std::optional<OptimizerState> state_dict_;
+  // For what DDP calls: empty once this object is gone.
+  std::shared_ptr<ShardedOptimizer*> self_;
+};
+
+}  // namespace detail
+}  // namespace lockstep

@@ -1,0 +1,69 @@
+#pragma once
+
+#include <torch/optim/adagrad.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/adamw.h>
+#include <torch/optim/lbfgs.h>
+#include <torch/optim/rmsprop.h>
+#include <torch/optim/sgd.h>
+
+#include <concepts>
+
+#include "lockstep/optim/adam.h"
+#include "lockstep/optim/adamw.h"
+#include "lockstep/optim/sgd.h"
+
+namespace lockstep {
+
+// What ZeroRedundancyOptimizer must know of an optimizer's type. Specialise it
+// for a type of your own, or give that type a member `Options`.
+//
+//   Options       what its constructor takes behind std::vector of parameters
+//                 or of torch::optim::OptimizerParamGroup
+//   element_wise  whether it treats each element by itself, so that a parameter
+//                 may be cut. Not inherited: a class derived from SGD may look
+//                 at a parameter's norm.
+template <class Optimizer>
+struct ShardingTraits {
+  using Options = typename Optimizer::Options;
+  static constexpr bool element_wise = false;
+};
+
+namespace detail {
+template <class OptionsType>
+struct ElementWise {
+  using Options = OptionsType;
+  static constexpr bool element_wise = true;
+};
+}  // namespace detail
+
+template <>
+struct ShardingTraits<torch::optim::SGD>
+    : detail::ElementWise<torch::optim::SGDOptions> {};
+template <>
+struct ShardingTraits<torch::optim::Adam>
+    : detail::ElementWise<torch::optim::AdamOptions> {};
+template <>
+struct ShardingTraits<torch::optim::AdamW>
+    : detail::ElementWise<torch::optim::AdamWOptions> {};
+template <>
+struct ShardingTraits<torch::optim::Adagrad>
+    : detail::ElementWise<torch::optim::AdagradOptions> {};
+template <>
+struct ShardingTraits<torch::optim::RMSprop>
+    : detail::ElementWise<torch::optim::RMSpropOptions> {};
+template <>
+struct ShardingTraits<optim::SGD> : detail::ElementWise<optim::SGDOptions> {};
+template <>
+struct ShardingTraits<optim::Adam> : detail::ElementWise<optim::AdamOptions> {};
+template <>
+struct ShardingTraits<optim::AdamW> : detail::ElementWise<optim::AdamWOptions> {
+};
+
+// LBFGS works on all parameters as one vector: no part of it can be stepped
+// alone.
+template <class Optimizer>
+concept Shardable = std::derived_from<Optimizer, torch::optim::Optimizer> &&
+                    !std::derived_from<Optimizer, torch::optim::LBFGS>;
+
+}  // namespace lockstep

@@ -1,0 +1,477 @@
+// Buckets that are reduced again and again: every bit, ranks that are late,
+// leave or disagree.
+#include "lockstep/comm/shm/protocol/bucket_exchange.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/shm/protocol/arrivals.h"
+#include "lockstep/comm/shm/protocol/common_memory.h"
+#include "tests/comm/shm/bucket_rounds.h"
+#include "tests/comm/shm/protocol_world.h"
+
+namespace lockstep::shm::testing {
+namespace {
+
+using std::chrono::microseconds;
+using std::chrono::seconds;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr milliseconds kEndless{600'000};
+constexpr milliseconds kShort{300};
+constexpr seconds kTestTime{60};
+constexpr size_t kLargest = size_t{1} << 19;
+
+const Values& values() {
+  static const Values all(20'261'121, kLargest);
+  return all;
+}
+
+// Odd, small, one piece of 16 KiB and its neighbours, large, nothing.
+std::vector<BucketShape> shapes(DType dtype) {
+  const size_t piece = (size_t{16} << 10) / kernels::size_of(dtype);
+  std::vector<BucketShape> all;
+  for (const size_t count :
+       {size_t{1}, size_t{7}, size_t{0}, size_t{33}, size_t{1000}, piece,
+        2 * piece + 3, 5 * piece - 1, kLargest / kernels::size_of(dtype)}) {
+    all.push_back({.count = count, .dtype = dtype});
+  }
+  return all;
+}
+
+constexpr DType kFloating[] = {DType::float32, DType::float64, DType::float16,
+                               DType::bfloat16};
+
+void dawdle(const Group& group, uint64_t step) {
+  const auto chance = mixed(step, group.rank(), 5);
+  if (chance % 4 == 0) sleep_for(microseconds(chance / 8 % 400));
+}
+
+class Buckets : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Ranks, Buckets, ::testing::Values(1, 2, 3, 5, 8));
+
+TEST_P(Buckets, HoldTheSumOfAllRanksBitByBit) {
+  ForkedWorld world(GetParam(), small_tuning(), [](Group& group, Signs&) {
+    for (const auto dtype : kFloating) {
+      for (const auto results : {Results::everywhere, Results::owned}) {
+        for (const bool uneven : {false, true}) {
+          BucketRank rank(group, values(),
+                          {.buckets = shapes(dtype),
+                           .results = results,
+                           .uneven_owners = uneven});
+          for (uint64_t step = 0; step < 4; ++step) {
+            rank.run(step, [&] { dawdle(group, step); });
+          }
+        }
+      }
+    }
+  });
+  EXPECT_EQ(faults(world.finish(kTestTime)), "");
+}
+
+TEST_P(Buckets, AreDividedByAnyDivisor) {
+  ForkedWorld world(GetParam(), small_tuning(), [](Group& group, Signs&) {
+    for (const auto dtype : kFloating) {
+      for (const double divisor : {1.0, 3.5, 7.0}) {
+        for (const auto results : {Results::everywhere, Results::owned}) {
+          BucketRank rank(group, values(),
+                          {.buckets = {{.count = 999, .dtype = dtype},
+                                       {.count = 20'001, .dtype = dtype}},
+                           .results = results,
+                           .divisor = divisor});
+          for (uint64_t step = 0; step < 3; ++step) rank.run(step);
+        }
+      }
+    }
+  });
+  EXPECT_EQ(faults(world.finish(kTestTime)), "");
+}
+
+TEST_P(Buckets, OfSeveralExchangesInterleaveWithCollectives) {
+  ForkedWorld world(GetParam(), small_tuning(), [](Group& group, Signs&) {
+    BucketRank one(group, values(),
+                   {.buckets = {{.count = 5000}, {.count = 17}}});
+    BucketRank other(group, values(),
+                     {.buckets = {{.count = 300, .dtype = DType::bfloat16},
+                                  {.count = 9, .dtype = DType::float64},
+                                  {.count = 40'000}},
+                      .results = Results::owned,
+                      .uneven_owners = true});
+    std::vector<std::byte> room(kLargest);
+    Caller caller(group, values(), kEndless);
+    for (uint64_t step = 0; step < 60; ++step) {
+      one.run(step, [&] {
+        caller.run({.operation = Operation::all_reduce,
+                    .count = mixed(step) % 3000,
+                    .step = step},
+                   room.data());
+      });
+      dawdle(group, step);
+      other.run(step);
+      if (step % 10 == 0) {
+        BucketRank brief(group, values(), {.buckets = {{.count = 77}}});
+        brief.run(step);
+      }
+    }
+  });
+  EXPECT_EQ(faults(world.finish(kTestTime)), "");
+}
+
+TEST_P(Buckets, OfAnAbandonedRoundDoNotDisturbTheNext) {
+  ForkedWorld world(GetParam(), small_tuning(), [](Group& group, Signs&) {
+    for (const auto results : {Results::everywhere, Results::owned}) {
+      BucketRank rank(group, values(),
+                      {.buckets = {{.count = 30'000},
+                                   {.count = 5},
+                                   {.count = 100'000},
+                                   {.count = 64}},
+                       .results = results});
+      for (uint64_t step = 0; step < 60; ++step) {
+        // Sometimes twice, each rank with as many buckets as it likes.
+        for (uint64_t times = mixed(step) % 3; times > 0; --times) {
+          rank.abandon(1000 + step, mixed(step, group.rank(), times) % 4);
+          dawdle(group, step);
+        }
+        rank.run(step);
+      }
+    }
+  });
+  EXPECT_EQ(faults(world.finish(kTestTime)), "");
+}
+
+TEST_P(Buckets, OfMoreRoundsThanAnybodyCounts) {
+  ForkedWorld world(GetParam(), small_tuning(), [](Group& group, Signs&) {
+    BucketRank rank(group, values(),
+                    {.buckets = {{.count = 3}, {.count = 130}}});
+    for (uint64_t step = 0; step < 1500; ++step) rank.run(step);
+  });
+  EXPECT_EQ(faults(world.finish(kTestTime)), "");
+}
+
+TEST_P(Buckets, NoneAtAllIsARoundToo) {
+  ThreadWorld world(GetParam(), small_tuning());
+  const auto ends = world.run([](Group& group) {
+    BucketRank rank(group, values(), {.buckets = {}});
+    rank.run(0);
+    rank.run(1);
+  });
+  EXPECT_EQ(faults(ends), "");
+}
+
+// What make() says where rank 1 gives other buckets than the rest.
+std::string mismatch_of(const std::vector<ExchangedBucket>& most,
+                        const std::vector<ExchangedBucket>& of_one,
+                        Results results_of_one = Results::everywhere) {
+  ThreadWorld world(3, small_tuning());
+  std::vector<std::string> words(3);
+  const auto ends = world.run([&](Group& group) {
+    const bool odd = group.rank() == 1;
+    auto buckets = odd ? of_one : most;
+    std::vector<void*> memory;
+    for (auto& bucket : buckets) {
+      memory.push_back(group.allocate_registered(4096));
+      bucket.data = memory.back();
+    }
+    const End end = end_of([&] {
+      BucketExchange::make(
+          group, buckets, odd ? results_of_one : Results::everywhere, kEndless);
+    });
+    words[group.rank()] = end.words;
+    for (auto* one : memory) group.free_registered(one);
+    if (end.kind != End::Kind::mismatch) {
+      throw std::runtime_error("no mismatch: " + end.words);
+    }
+    group.barrier(kEndless);  // it goes on
+  });
+  EXPECT_EQ(faults(ends), "");
+  EXPECT_EQ(words[0], words[1]);
+  EXPECT_EQ(words[0], words[2]);
+  return words[0];
+}
+
+ExchangedBucket of(size_t count, DType dtype = DType::float32,
+                   std::vector<Interval> owned = {}) {
+  return {.data = nullptr,
+          .count = count,
+          .dtype = dtype,
+          .owned = std::move(owned)};
+}
+
+TEST(BucketLayouts, ThatDifferAreNamedOnAllRanks) {
+  EXPECT_THAT(mismatch_of({of(3), of(5)}, {of(3), of(6)}),
+              AllOf(HasSubstr("rank 0: bucket 2 of 2 holds 5 Float"),
+                    HasSubstr("rank 1: bucket 2 of 2 holds 6 Float")));
+  EXPECT_THAT(mismatch_of({of(3)}, {of(3, DType::bfloat16)}),
+              AllOf(HasSubstr("3 Float"), HasSubstr("3 BFloat16")));
+  EXPECT_THAT(
+      mismatch_of({of(3), of(5)}, {of(3)}),
+      AllOf(HasSubstr("rank 0: 2 buckets"), HasSubstr("rank 1: 1 buckets")));
+  EXPECT_THAT(mismatch_of({of(3)}, {of(3)}, Results::owned),
+              AllOf(HasSubstr("results everywhere"),
+                    HasSubstr("results where they are owned")));
+}
+
+TEST(BucketLayouts, WhoseOwnersAreWrongAreNamedOnAllRanks) {
+  auto owning = [](size_t begin, size_t end) {
+    return std::vector<ExchangedBucket>{
+        of(10, DType::float32, {{.begin = begin, .end = end}})};
+  };
+  EXPECT_THAT(mismatch_of({of(10)}, owning(0, 9)),
+              HasSubstr("no rank owns element 9 of bucket 1 of 1"));
+  EXPECT_THAT(mismatch_of({of(10)}, owning(2, 10)),
+              HasSubstr("no rank owns element 0"));
+  EXPECT_THAT(mismatch_of(owning(0, 5), owning(5, 10)),
+              HasSubstr("two ranks own element 0"));
+  EXPECT_THAT(mismatch_of({of(10)}, owning(5, 11)),
+              HasSubstr("rank 1 owns elements 5 to 11"));
+}
+
+TEST(BucketLayouts, CallOfSomethingElseIsNamed) {
+  ThreadWorld world(2, small_tuning());
+  const auto ends = world.run([](Group& group) {
+    if (group.rank() == 0) {
+      group.barrier(kEndless);
+    } else {
+      BucketExchange::make(group, {}, Results::everywhere, kEndless);
+    }
+  });
+  for (const auto& end : ends) {
+    EXPECT_EQ(end.kind, End::Kind::mismatch) << end;
+    EXPECT_THAT(end.words, AllOf(HasSubstr("rank 0: barrier"),
+                                 HasSubstr("rank 1: reduce_buckets")));
+  }
+}
+
+TEST(BucketLayouts, OrdinaryMemoryOfOneRankIsNoOnAllRanks) {
+  ForkedWorld world(3, small_tuning(), [](Group& group, Signs&) {
+    std::vector<float> ordinary(100);
+    auto* registered = group.allocate_registered(400);
+    const auto made = BucketExchange::make(
+        group,
+        {{.data = group.rank() == 2 ? ordinary.data() : registered,
+          .count = 100,
+          .dtype = DType::float32}},
+        Results::everywhere, kEndless);
+    group.free_registered(registered);
+    if (made) throw std::runtime_error("it was made");
+    BucketRank rank(group, values(), {.buckets = {{.count = 100}}});
+    rank.run(0);
+  });
+  EXPECT_EQ(faults(world.finish(kTestTime)), "");
+}
+
+TEST(BucketCalls, InAWrongOrderAreMistakes) {
+  ThreadWorld world(1, small_tuning());
+  const auto ends = world.run([](Group& group) {
+    BucketRank rank(group, values(), {.buckets = {{.count = 3}, {.count = 4}}});
+    auto& exchange = rank.exchange();
+    EXPECT_THROW(exchange.publish(0), std::logic_error);
+    EXPECT_THROW(exchange.finish(), std::logic_error);
+    EXPECT_THROW(exchange.begin(0), std::invalid_argument);
+    exchange.begin(1);
+    EXPECT_THROW(exchange.publish(1), std::logic_error);
+    exchange.publish(0);
+    EXPECT_THROW(exchange.publish(0), std::logic_error);
+    EXPECT_THROW(exchange.finish(), std::logic_error);
+    exchange.publish(1);
+    exchange.finish();
+    EXPECT_THROW(exchange.publish(0), std::logic_error);
+  });
+  EXPECT_EQ(faults(ends), "");
+}
+
+TEST(BucketFaults, BucketThatIsNotPublishedIsNamedWithItsRank) {
+  ThreadWorld world(3, small_tuning());
+  const auto ends = world.run([](Group& group) {
+    BucketRank rank(group, values(),
+                    {.buckets = {{.count = 3}, {.count = 400}, {.count = 5}},
+                     .timeout = kShort});
+    rank.run(0);
+    float data = 1;
+    group.all_reduce(&data, 1, DType::float32, ReduceOp::sum, kEndless);
+    if (group.rank() == 1) {
+      rank.abandon(1, 1);
+    } else {
+      rank.run(1);
+    }
+  });
+  EXPECT_EQ(ends[1].kind, End::Kind::well) << ends[1];
+  for (int rank : {0, 2}) {
+    EXPECT_EQ(ends[rank].kind, End::Kind::broken) << ends[rank];
+    EXPECT_THAT(
+        ends[rank].words,
+        AllOf(HasSubstr("rank 1 has not published bucket 2 of 3 of round 2"),
+              HasSubstr("its last was all_reduce #"),
+              HasSubstr("allowed 300 ms")));
+  }
+}
+
+TEST(BucketFaults, RankThatDoesNotReduceItsPartIsNamed) {
+  for (const auto results : {Results::everywhere, Results::owned}) {
+    ThreadWorld world(2, small_tuning());
+    const auto ends = world.run([&](Group& group) {
+      BucketRank rank(group, values(),
+                      {.buckets = {{.count = 3}, {.count = 400}},
+                       .results = results,
+                       .timeout = kShort});
+      auto& exchange = rank.exchange();
+      exchange.begin(2);
+      exchange.publish(0);
+      exchange.publish(1);
+      if (group.rank() == 0) return;
+      exchange.finish();
+      exchange.begin(2);
+    });
+    EXPECT_EQ(ends[1].kind, End::Kind::broken) << ends[1];
+    EXPECT_THAT(ends[1].words, HasSubstr("rank 0 has not reduced its part of"));
+    EXPECT_THAT(ends[1].words, HasSubstr("of round 1"));
+  }
+}
+
+TEST(BucketFaults, RoundThatOneRankAloneAbandonedIsNamed) {
+  ThreadWorld world(2, small_tuning());
+  const auto ends = world.run([](Group& group) {
+    BucketRank rank(group, values(),
+                    {.buckets = {{.count = 3}}, .timeout = kShort});
+    rank.exchange().begin(2);
+    if (group.rank() == 1) rank.exchange().begin(2);
+  });
+  EXPECT_EQ(ends[1].kind, End::Kind::broken) << ends[1];
+  EXPECT_THAT(ends[1].words,
+              HasSubstr("rank 0 has not begun a round behind round 1"));
+}
+
+TEST(BucketFaults, KilledRankIsNamedByWhoWaitsInFinish) {
+  for (const auto results : {Results::everywhere, Results::owned}) {
+    for (int victim : {0, 2}) {
+      ForkedWorld world(3, default_tuning(3), [&](Group& group, Signs& signs) {
+        BucketRank rank(group, values(),
+                        {.buckets = {{.count = 3}, {.count = 100'000}},
+                         .results = results,
+                         .timeout = kEndless});
+        for (uint64_t step = 1;; ++step) {
+          rank.run(step);
+          signs.steps[group.rank()].store(step);
+        }
+      });
+      ASSERT_TRUE(world.await_steps(3));
+      world.signal(victim, SIGKILL);
+      const auto ends = world.finish(seconds(10));
+      for (int rank = 0; rank < 3; ++rank) {
+        EXPECT_EQ(ends[rank].kind,
+                  rank == victim ? End::Kind::killed : End::Kind::broken)
+            << ends[rank];
+        if (rank == victim) continue;
+        EXPECT_THAT(ends[rank].words,
+                    HasSubstr("rank " + std::to_string(victim)));
+      }
+    }
+  }
+}
+
+TEST(BucketFaults, GroupThatIsHungUpFailsTheRoundOfAnotherThread) {
+  ThreadWorld world(2, small_tuning());
+  const auto ends = world.run([&](Group& group) {
+    BucketRank rank(group, values(),
+                    {.buckets = {{.count = 3}}, .timeout = kEndless});
+    if (group.rank() == 0) {
+      rank.run(0);
+    } else {
+      sleep_for(milliseconds(50));
+      world.group(0).hang_up("told to stop");
+    }
+  });
+  EXPECT_EQ(ends[0].kind, End::Kind::broken);
+  EXPECT_THAT(ends[0].words, HasSubstr("told to stop"));
+}
+
+TEST_P(Buckets, MemoryInCommonIsOneForAll) {
+  ForkedWorld world(GetParam(), small_tuning(), [](Group& group, Signs&) {
+    for (int repeated = 0; repeated < 3; ++repeated) {
+      CommonMemory memory(group, 10'000, kEndless);
+      const int size = group.size();
+      auto* numbers = reinterpret_cast<int*>(memory.data());
+      for (int i = 0; i < 2'500; ++i) {
+        if (i % size == group.rank() && numbers[i]++ != 0) {
+          throw std::runtime_error("it did not begin as zeros");
+        }
+      }
+      group.barrier(kEndless);
+      if (std::accumulate(numbers, numbers + 2'500, 0) != 2'500) {
+        throw std::runtime_error("the others wrote elsewhere");
+      }
+      group.barrier(kEndless);
+    }
+  });
+  EXPECT_EQ(faults(world.finish(kTestTime)), "");
+}
+
+TEST(CommonMemoryOfRanks, ThatAskForDifferentSizesIsAMismatch) {
+  ThreadWorld world(2, small_tuning());
+  const auto ends = world.run([](Group& group) {
+    CommonMemory(group, group.rank() == 0 ? 100 : 200, kEndless);
+  });
+  for (const auto& end : ends) {
+    EXPECT_EQ(end.kind, End::Kind::mismatch) << end;
+    EXPECT_THAT(end.words, AllOf(HasSubstr("memory_in_common"),
+                                 HasSubstr("100"), HasSubstr("200")));
+  }
+}
+
+TEST(CommonMemoryOfRanks, ThatThereIsNotEnoughOfIsUnavailableOnAllRanks) {
+  ThreadWorld world(2, small_tuning());
+  const auto ends = world.run([](Group& group) {
+    EXPECT_THROW(CommonMemory(group, size_t{1} << 50, kEndless), Unavailable);
+    CommonMemory(group, 100, kEndless);
+  });
+  EXPECT_EQ(faults(ends), "");
+}
+
+TEST_P(Buckets, SplitBarrierSeparatesWhatLiesBeforeFromWhatLiesBehind) {
+  ForkedWorld world(GetParam(), small_tuning(), [](Group& group, Signs&) {
+    const int size = group.size();
+    CommonMemory memory(group, size_t{2} * size * 8, kEndless);
+    Arrivals barrier(group, kEndless);
+    barrier.wait(kEndless);  // nobody has to come
+    auto* numbers = reinterpret_cast<uint64_t*>(memory.data());
+    for (uint64_t step = 1; step < 1500; ++step) {
+      numbers[step % 2 * size + group.rank()] = step;
+      barrier.arrive();
+      if (step % 50 == 0) dawdle(group, step);
+      barrier.wait(kEndless);
+      barrier.wait(kEndless);  // at once
+      for (int peer = 0; peer < size; ++peer) {
+        if (numbers[step % 2 * size + peer] != step) {
+          throw std::runtime_error("an arrival was not waited for");
+        }
+      }
+    }
+  });
+  EXPECT_EQ(faults(world.finish(kTestTime)), "");
+}
+
+TEST(SplitBarriers, NameWhoDoesNotArrive) {
+  ThreadWorld world(3, small_tuning());
+  const auto ends = world.run([](Group& group) {
+    Arrivals barrier(group, kEndless);
+    for (int i = 0; i < 3; ++i) {
+      if (i == 2 && group.rank() == 2) return;
+      barrier.arrive();
+      barrier.wait(kShort);
+    }
+  });
+  for (int rank : {0, 1}) {
+    EXPECT_EQ(ends[rank].kind, End::Kind::broken) << ends[rank];
+    EXPECT_THAT(ends[rank].words, HasSubstr("rank 2 has arrived 2 times of 3"));
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::shm::testing

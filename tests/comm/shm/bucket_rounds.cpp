@@ -1,0 +1,158 @@
+#include "tests/comm/shm/bucket_rounds.h"
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+#include <utility>
+
+#include "lockstep/kernels/reduce.h"
+#include "lockstep/kernels/scale.h"
+
+namespace lockstep::shm::testing {
+namespace {
+
+constexpr size_t kGuard = 64;
+constexpr std::byte kGuarded{0xa5};
+
+}  // namespace
+
+BucketRank::BucketRank(Group& group, const Values& values, Rounds rounds)
+    : group_(group), values_(values), rounds_(std::move(rounds)) {
+  bytes_ = kGuard;
+  std::vector<size_t> offsets;
+  for (const auto& [count, dtype] : rounds_.buckets) {
+    offsets.push_back(bytes_);
+    const size_t bytes = count * kernels::size_of(dtype);
+    bytes_ += (bytes + 63) / 64 * 64 + kGuard;
+  }
+  memory_ = static_cast<std::byte*>(group.allocate_registered(bytes_));
+  std::memset(memory_, static_cast<int>(kGuarded), bytes_);
+  std::vector<ExchangedBucket> buckets;
+  for (size_t i = 0; i < offsets.size(); ++i) {
+    data_.push_back(memory_ + offsets[i]);
+    const auto& [count, dtype] = rounds_.buckets[i];
+    buckets.push_back({.data = data_[i],
+                       .count = count,
+                       .dtype = dtype,
+                       .owned = rounds_.uneven_owners
+                                    ? owned_by(group.rank(), i)
+                                    : std::vector<Interval>{}});
+  }
+  exchange_ =
+      BucketExchange::make(group, buckets, rounds_.results, rounds_.timeout);
+  if (!exchange_) throw std::runtime_error("buckets cannot be reached");
+}
+
+BucketRank::~BucketRank() {
+  exchange_.reset();
+  group_.free_registered(memory_);
+}
+
+std::vector<Interval> BucketRank::owned_by(int rank, size_t bucket) const {
+  const auto& [count, dtype] = rounds_.buckets[bucket];
+  if (!rounds_.uneven_owners) {
+    return {equal_slice({.begin = 0, .end = count}, rank, group_.size(),
+                        kernels::size_of(dtype))};
+  }
+  std::vector<Interval> owned;
+  size_t begin = 0;
+  for (uint64_t piece = 0; begin < count; ++piece) {
+    const auto chance = mixed(bucket, piece, 77);
+    const size_t end = std::min(count, begin + 1 + chance % (count / 3 + 2));
+    // The last rank owns nothing of odd buckets.
+    const int owners =
+        std::max<int>(1, group_.size() - static_cast<int>(bucket % 2));
+    if (static_cast<int>(chance / 64 % owners) == rank) {
+      owned.push_back({.begin = begin, .end = end});
+    }
+    begin = end;
+  }
+  return owned;
+}
+
+const std::byte* BucketRank::contribution(uint64_t step, size_t bucket,
+                                          int rank) const {
+  return values_.window(rounds_.buckets[bucket].dtype, step,
+                        100 * bucket + rank);
+}
+
+void BucketRank::fill(uint64_t step, size_t bucket) {
+  const auto& [count, dtype] = rounds_.buckets[bucket];
+  if (count == 0) return;
+  std::memcpy(data_[bucket], contribution(step, bucket, group_.rank()),
+              count * kernels::size_of(dtype));
+}
+
+void BucketRank::compare(uint64_t step, size_t bucket) const {
+  const auto& [count, dtype] = rounds_.buckets[bucket];
+  const size_t element = kernels::size_of(dtype);
+  if (count == 0) return;
+  std::vector<const void*> sources;
+  for (int rank = 0; rank < group_.size(); ++rank) {
+    sources.push_back(contribution(step, bucket, rank));
+  }
+  std::vector<std::byte> expected(count * element);
+  void* const result = expected.data();
+  const double divisor = rounds_.divisor == 0 ? group_.size() : rounds_.divisor;
+  const bool averages = divisor == group_.size();
+  kernels::reduce_scalar({&result, 1}, sources, count, dtype,
+                         averages ? ReduceOp::avg : ReduceOp::sum);
+  if (!averages && divisor != 1) {
+    kernels::scale_scalar(result, result, count, dtype, 1 / divisor);
+  }
+  const auto checked = rounds_.results == Results::everywhere
+                           ? std::vector<Interval>{{.begin = 0, .end = count}}
+                           : owned_by(group_.rank(), bucket);
+  for (const auto& [begin, end] : checked) {
+    for (size_t i = begin; i < end; ++i) {
+      if (std::memcmp(data_[bucket] + i * element,
+                      expected.data() + i * element, element) != 0) {
+        throw std::runtime_error("step " + std::to_string(step) + ", bucket " +
+                                 std::to_string(bucket) + ", element " +
+                                 std::to_string(i) + " of " +
+                                 std::to_string(count) + " is wrong");
+      }
+    }
+  }
+}
+
+void BucketRank::compare_guards() const {
+  const auto* at = memory_;
+  for (size_t i = 0; i <= data_.size(); ++i) {
+    const auto* end = i < data_.size() ? data_[i] : memory_ + bytes_;
+    if (!std::all_of(at, end, [](std::byte b) { return b == kGuarded; })) {
+      throw std::runtime_error("what lies before bucket " + std::to_string(i) +
+                               " was written");
+    }
+    if (i == data_.size()) return;
+    const auto& [count, dtype] = rounds_.buckets[i];
+    at = end + count * kernels::size_of(dtype);
+  }
+}
+
+void BucketRank::run(uint64_t step, const std::function<void()>& between) {
+  exchange_->begin(rounds_.divisor == 0 ? group_.size() : rounds_.divisor);
+  for (size_t i = 0; i < data_.size(); ++i) {
+    fill(step, i);
+    if (between) between();
+    exchange_->publish(i);
+    if ((step + i) % 3 == 0) continue;
+    const auto complete = exchange_->advance();
+    if (complete > i + 1) throw std::runtime_error("complete too early");
+    for (size_t done = 0; done < complete; ++done) compare(step, done);
+  }
+  exchange_->finish();
+  for (size_t i = 0; i < data_.size(); ++i) compare(step, i);
+  compare_guards();
+}
+
+void BucketRank::abandon(uint64_t step, size_t publishes) {
+  exchange_->begin(group_.size());
+  for (size_t i = 0; i < publishes && i < data_.size(); ++i) {
+    fill(step, i);
+    exchange_->publish(i);
+    exchange_->advance();
+  }
+}
+
+}  // namespace lockstep::shm::testing

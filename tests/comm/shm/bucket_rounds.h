@@ -1,0 +1,68 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/shm/protocol/bucket_exchange.h"
+#include "tests/comm/shm/protocol_calls.h"
+
+// Rounds of a BucketExchange whose every bit is checked.
+namespace lockstep::shm::testing {
+
+using Results = BucketExchange::Results;
+
+struct BucketShape {
+  size_t count;
+  DType dtype = DType::float32;
+};
+
+// The same on all ranks.
+struct Rounds {
+  std::vector<BucketShape> buckets;
+  Results results = Results::everywhere;
+  // Whether each rank names what it owns: pieces of odd sizes, strewn over the
+  // buckets; ranks that own nothing of a bucket among them.
+  bool uneven_owners = false;
+  double divisor = 0;  // 0: the number of ranks
+  milliseconds timeout{60'000};
+};
+
+// One rank's buckets, in one piece of registered memory with guards between.
+class BucketRank {
+ public:
+  BucketRank(Group& group, const Values& values, Rounds rounds);
+  ~BucketRank();
+  BucketRank(const BucketRank&) = delete;
+  BucketRank& operator=(const BucketRank&) = delete;
+
+  BucketExchange& exchange() { return *exchange_; }
+
+  // A whole round. Throws std::runtime_error with the first wrong element.
+  // `between` is called before each publish().
+  void run(uint64_t step, const std::function<void()>& between = {});
+  // Its beginning: the first `publishes` buckets, and as much of the rest as
+  // that allows. The round is left there.
+  void abandon(uint64_t step, size_t publishes);
+
+  std::vector<Interval> owned_by(int rank, size_t bucket) const;
+
+ private:
+  void fill(uint64_t step, size_t bucket);
+  void compare(uint64_t step, size_t bucket) const;
+  void compare_guards() const;
+  const std::byte* contribution(uint64_t step, size_t bucket, int rank) const;
+
+  Group& group_;
+  const Values& values_;
+  const Rounds rounds_;
+  size_t bytes_ = 0;
+  std::byte* memory_ = nullptr;
+  std::vector<std::byte*> data_;
+  std::unique_ptr<BucketExchange> exchange_;
+};
+
+}  // namespace lockstep::shm::testing

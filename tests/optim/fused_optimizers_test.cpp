@@ -1,0 +1,228 @@
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+#include <sstream>
+
+#include "lockstep/checkpoint/optimizer_state.h"
+#include "lockstep/optim/adam.h"
+#include "lockstep/optim/adamw.h"
+#include "lockstep/optim/sgd.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+using torch::optim::OptimizerParamGroup;
+
+struct Net {
+  Net() {
+    torch::manual_seed(1);
+    layers = torch::nn::Sequential(torch::nn::Linear(5, 40), torch::nn::Tanh(),
+                                   torch::nn::Linear(40, 3));
+  }
+  std::vector<at::Tensor> parameters() const { return layers->parameters(); }
+  void backward(int step) {
+    torch::manual_seed(static_cast<uint64_t>(step) + 100);
+    layers->forward(torch::randn({8, 5})).square().mean().backward();
+  }
+  void train(torch::optim::Optimizer& optimizer, int from, int to) {
+    for (int step = from; step < to; ++step) {
+      optimizer.zero_grad();
+      backward(step);
+      optimizer.step();
+    }
+  }
+  at::Tensor flat() const {
+    return torch::nn::utils::parameters_to_vector(parameters())
+        .detach()
+        .clone();
+  }
+  torch::nn::Sequential layers{nullptr};
+};
+
+// Against LibTorch's own: the same formulas in another order of rounding.
+template <class Ours, class Theirs, class Options>
+void expect_close(const Options& options) {
+  Net a, b;
+  Ours ours(a.parameters(), options);
+  Theirs theirs(b.parameters(), options);
+  a.train(ours, 0, 20);
+  b.train(theirs, 0, 20);
+  EXPECT_LT((a.flat() - b.flat()).abs().max().item<double>(), 1e-5);
+  EXPECT_GT((a.flat() - Net().flat()).abs().max().item<double>(), 1e-3);
+}
+
+TEST(FusedOptimizers, TakeWhatLibTorchsTakeAndStepAlike) {
+  expect_close<optim::SGD, torch::optim::SGD>(
+      torch::optim::SGDOptions(0.1).momentum(0.9).nesterov(true));
+  // eps large: Adam makes a rounding error in a tiny gradient a whole step.
+  expect_close<optim::Adam, torch::optim::Adam>(
+      torch::optim::AdamOptions(1e-2).amsgrad(true).eps(1e-3));
+  expect_close<optim::AdamW, torch::optim::AdamW>(
+      torch::optim::AdamWOptions(1e-2).weight_decay(0.1).eps(1e-3));
+  Net net;
+  optim::Adam plain_rate(net.parameters(), 0.5);
+  EXPECT_EQ(plain_rate.param_groups()[0].options().get_lr(), 0.5);
+}
+
+TEST(FusedOptimizers, DefaultsArePythons) {
+  Net net;
+  const auto sgd = capture_optimizer(optim::SGD(net.parameters()));
+  const auto adam = capture_optimizer(optim::Adam(net.parameters()));
+  const auto adamw = capture_optimizer(optim::AdamW(net.parameters()));
+  const auto value = [](const OptimizerState& state, const char* name) {
+    return std::get<double>(state.param_groups[0].options.at(name));
+  };
+  EXPECT_EQ(value(sgd, "lr"), 1e-3);
+  EXPECT_EQ(value(sgd, "momentum"), 0);
+  EXPECT_EQ(value(adam, "lr"), 1e-3);
+  EXPECT_EQ(value(adam, "weight_decay"), 0);
+  EXPECT_EQ(value(adamw, "weight_decay"), 1e-2);
+  EXPECT_EQ(value(adamw, "eps"), 1e-8);
+}
+
+TEST(FusedOptimizers, GroupsHaveOptionsOfTheirOwnAndSchedulersSetThem) {
+  Net net, same;
+  auto p = net.parameters();
+  std::vector<OptimizerParamGroup> groups;
+  groups.emplace_back(std::vector<at::Tensor>{p[0], p[1]});
+  groups.emplace_back(std::vector<at::Tensor>{p[2], p[3]},
+                      std::make_unique<torch::optim::SGDOptions>(
+                          torch::optim::SGDOptions(0.5).momentum(0.9)));
+  optim::SGD optimizer(groups, {.lr = 0.1});
+  torch::optim::StepLR scheduler(optimizer, 1, 0.5);
+  const at::Tensor first = p[0].detach().clone();
+  const at::Tensor last = p[3].detach().clone();
+  net.backward(0);
+  optimizer.step();
+  EXPECT_TRUE(torch::allclose(p[0].detach(), first - 0.1 * p[0].grad()));
+  EXPECT_TRUE(torch::allclose(p[3].detach(), last - 0.5 * p[3].grad()));
+  scheduler.step();  // of LibTorch's the first call only counts
+  scheduler.step();
+  EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(), 0.05);
+  EXPECT_EQ(optimizer.param_groups()[1].options().get_lr(), 0.25);
+  EXPECT_EQ(optimizer.state().size(), 2);  // momentum in the second group only
+}
+
+TEST(FusedOptimizers, ParametersWithoutGradientAreLeftAlone) {
+  Net net;
+  auto p = net.parameters();
+  optim::AdamW optimizer(p, {.lr = 0.1});
+  p[0].mutable_grad() = torch::ones_like(p[0]);
+  const at::Tensor other = p[2].detach().clone();
+  optimizer.step();
+  EXPECT_TRUE(p[2].detach().equal(other));
+  EXPECT_EQ(optimizer.state().size(), 1);
+}
+
+TEST(FusedOptimizers, ClosureIsCalledWithGradientsEnabled) {
+  Net net;
+  optim::SGD optimizer(net.parameters());
+  const torch::NoGradGuard outside;
+  const auto loss = optimizer.step([&] {
+    EXPECT_TRUE(torch::GradMode::is_enabled());
+    return torch::full({}, 3.0);
+  });
+  EXPECT_EQ(loss.item<double>(), 3);
+}
+
+TEST(FusedOptimizers, GradientsOfOtherStridesAreReadRight) {
+  const auto run = [](bool strided) {
+    auto p = torch::arange(12.0).view({3, 4}).requires_grad_();
+    auto gradient = torch::arange(12.0).view({3, 4}) / 8;
+    p.mutable_grad() = strided ? gradient.t().contiguous().t() : gradient;
+    optim::SGD optimizer({p}, {.lr = 1});
+    optimizer.step();
+    return p.detach();
+  };
+  EXPECT_TRUE(run(true).equal(run(false)));
+}
+
+TEST(FusedOptimizers, WhatTheKernelsCannotTakeIsRefusedByName) {
+  auto sparse = torch::zeros({4, 2}).requires_grad_();
+  sparse.mutable_grad() = torch::ones({4, 2}).to_sparse(1);
+  optim::Adam adam({sparse});
+  EXPECT_THAT([&] { adam.step(); },
+              ThrowsMessage<std::invalid_argument>(
+                  HasSubstr("Adam: parameter 0 of its group has a sparse")));
+  auto gaps = torch::zeros({4, 4}).narrow(1, 0, 2).detach().requires_grad_();
+  gaps.mutable_grad() = torch::ones({4, 2});
+  optim::SGD sgd({gaps});
+  EXPECT_THAT([&] { sgd.step(); },
+              ThrowsMessage<std::invalid_argument>(HasSubstr("gaps")));
+  auto complex = torch::zeros({3}, torch::kComplexFloat).requires_grad_();
+  complex.mutable_grad() = torch::ones({3}, torch::kComplexFloat);
+  optim::AdamW adamw({complex});
+  EXPECT_THAT([&] { adamw.step(); }, ThrowsMessage<std::invalid_argument>(
+                                         HasSubstr("use torch::optim::AdamW")));
+}
+
+// What the sharded optimizer relies on.
+template <class Optimizer>
+void expect_same_in_pieces(at::ScalarType dtype) {
+  torch::manual_seed(5);
+  const auto start = torch::randn({1000}).to(dtype);
+  auto whole = start.clone().requires_grad_();
+  auto memory = start.clone();
+  std::vector<at::Tensor> pieces;
+  for (const auto& [from, to] :
+       {std::pair{0, 64}, {64, 640}, {640, 704}, {704, 1000}}) {
+    pieces.push_back(memory.slice(0, from, to).detach().requires_grad_());
+  }
+  Optimizer one({whole}), several(pieces);
+  for (int step = 0; step < 10; ++step) {
+    whole.mutable_grad() = torch::randn({1000}).to(dtype);
+    int64_t at = 0;
+    for (auto& piece : pieces) {
+      piece.mutable_grad() = whole.grad().narrow(0, at, piece.numel());
+      at += piece.numel();
+    }
+    one.step();
+    several.step();
+  }
+  EXPECT_TRUE(whole.detach().equal(memory)) << dtype;
+}
+
+TEST(FusedOptimizers, PiecesStepLikeTheWhole) {
+  for (auto dtype : {at::kFloat, at::kDouble, at::kBFloat16, at::kHalf}) {
+    expect_same_in_pieces<optim::SGD>(dtype);
+    expect_same_in_pieces<optim::Adam>(dtype);
+    expect_same_in_pieces<optim::AdamW>(dtype);
+  }
+}
+
+TEST(FusedOptimizers, StateGoesOnThroughSnapshotsAndArchives) {
+  Net through, second, third;
+  optim::AdamW straight(through.parameters(), {.lr = 0.02, .amsgrad = true});
+  through.train(straight, 0, 3);
+  const auto state = capture_optimizer(straight);
+  std::stringstream archive;
+  torch::save(straight, archive);
+  for (Net* net : {&second, &third}) {
+    torch::NoGradGuard no_grad;
+    torch::nn::utils::vector_to_parameters(through.flat(), net->parameters());
+  }
+  // Options come with the state.
+  optim::AdamW restored(second.parameters());
+  restore_optimizer(restored, state);
+  optim::AdamW loaded(third.parameters());
+  torch::load(loaded, archive);
+  through.train(straight, 3, 6);
+  second.train(restored, 3, 6);
+  third.train(loaded, 3, 6);
+  EXPECT_TRUE(second.flat().equal(through.flat()));
+  EXPECT_TRUE(third.flat().equal(through.flat()));
+}
+
+TEST(FusedOptimizers, StateGoesToLibTorchsOwn) {
+  Net net;
+  optim::Adam ours(net.parameters());
+  net.train(ours, 0, 2);
+  torch::optim::Adam theirs(net.parameters());
+  restore_optimizer(theirs, capture_optimizer(ours));
+  EXPECT_EQ(theirs.state().size(), 4);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,207 @@
+// Ranks with different numbers of batches, on shared memory and on Gloo.
+
+#include "lockstep/parallel/join/join.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <string>
+
+#include "lockstep/comm/collectives.h"
+#include "lockstep/comm/init.h"
+#include "lockstep/parallel/ddp/distributed_data_parallel.h"
+#include "tests/harness/process_world.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+using testing::World;
+
+void on_backends(const std::function<void()>& body) {
+  for (const char* backend : {"lockstep", "gloo"}) {
+    SCOPED_TRACE(backend);
+    auto group = init_process_group(backend);
+    torch::manual_seed(7);
+    body();
+  }
+}
+
+// One number, whose gradient is the rank's input.
+struct ScaleImpl : torch::nn::Module {
+  explicit ScaleImpl(bool with_buffer = false) {
+    factor = register_parameter("factor", torch::ones({3}));
+    if (with_buffer) seen = register_buffer("seen", torch::zeros({1}));
+  }
+  torch::Tensor forward(double x) {
+    if (seen.defined()) seen += x;
+    return (factor * x).sum();
+  }
+  torch::Tensor factor;
+  torch::Tensor seen{};
+};
+TORCH_MODULE(Scale);
+
+// Ranks 0, 1, ... train 2, 3, ... steps.
+int steps_of(int rank) { return 2 + rank; }
+
+// The parameter after all steps, of which each averages over those that are
+// still there.
+float expected(int size, bool by_size) {
+  double factor = 1;
+  for (int step = 0; step < steps_of(size - 1); ++step) {
+    double sum = 0;
+    int active = 0;
+    for (int rank = 0; rank < size; ++rank) {
+      if (step >= steps_of(rank)) continue;
+      sum += rank + 1;
+      ++active;
+    }
+    factor -= 0.5 * sum / (by_size ? size : active);
+  }
+  return static_cast<float>(factor);
+}
+
+void train(int rank, int size, bool by_size,
+           const DistributedDataParallelOptions& options) {
+  Scale net;
+  DistributedDataParallel<Scale> model(net, options);
+  torch::optim::SGD optimizer(net->parameters(), 0.5);
+  for (int epoch = 0; epoch < 2; ++epoch) {
+    {
+      at::NoGradGuard no_grad;
+      net->factor.fill_(1);
+    }
+    model.join(
+        [&] {
+          for (int step = 0; step < steps_of(rank); ++step) {
+            optimizer.zero_grad();
+            model(rank + 1.0).backward();
+            optimizer.step();
+          }
+        },
+        {.divide_by_initial_world_size = by_size});
+    EXPECT_FLOAT_EQ(net->factor[0].item<float>(), expected(size, by_size))
+        << epoch;
+  }
+}
+
+WORLD_TEST(Join, RanksWithoutInputsShadowTheOthers, 1, 2, 3) {
+  on_backends([&] {
+    train(world.rank, world.size, true, {});
+    train(world.rank, world.size, false, {});
+  });
+}
+
+WORLD_TEST(Join, WorksWithUnusedAndStaticGraphs, 2, 3) {
+  on_backends([&] {
+    train(world.rank, world.size, true, {.find_unused_parameters = true});
+    train(world.rank, world.size, false, {.static_graph = true});
+    train(world.rank, world.size, false, {.gradient_as_bucket_view = false});
+  });
+}
+
+WORLD_TEST(Join, ARankWithNoInputAtAllGetsTheModel, 2) {
+  on_backends([&] {
+    Scale net;
+    DistributedDataParallel<Scale> model(net);
+    torch::optim::SGD optimizer(net->parameters(), 0.5);
+    model.join(
+        [&] {
+          for (int step = 0; step < (world.rank == 0 ? 3 : 0); ++step) {
+            optimizer.zero_grad();
+            model(1.0).backward();
+            optimizer.step();
+          }
+        },
+        {.divide_by_initial_world_size = false});
+    EXPECT_FLOAT_EQ(net->factor[0].item<float>(), 1 - 3 * 0.5);
+  });
+}
+
+WORLD_TEST(Join, BuffersComeFromARankThatStillTrains, 2, 3) {
+  on_backends([&] {
+    Scale net(true);
+    DistributedDataParallel<Scale> model(net);
+    model.join([&] {
+      for (int step = 0; step < steps_of(world.rank); ++step) {
+        net->zero_grad();
+        model(world.rank + 1.0).backward();
+      }
+    });
+    // Each step begins with the buffer of the lowest rank that is there.
+    double seen = 0;
+    for (int step = 0; step < steps_of(world.size - 1); ++step) {
+      int lowest = 0;
+      while (step >= steps_of(lowest)) ++lowest;
+      seen += lowest + 1;
+    }
+    EXPECT_FLOAT_EQ(net->seen.item<float>(), seen);
+  });
+}
+
+WORLD_TEST(Join, StepsWithoutSynchronisationAreShadowed, 2) {
+  on_backends([&] {
+    Scale net;
+    DistributedDataParallel<Scale> model(net);
+    model.join([&] {
+      for (int step = 0; step < 2 + 2 * world.rank; ++step) {
+        if (step % 2 == 0) {
+          auto guard = model.no_sync();
+          model(1.0).backward();
+        } else {
+          model(1.0).backward();
+          if (step == 3) {
+            // Rank 1's two, over two ranks.
+            EXPECT_FLOAT_EQ(net->factor.grad()[0].item<float>(), 1);
+          }
+          net->zero_grad();
+        }
+      }
+    });
+  });
+}
+
+WORLD_TEST(Join, EarlyTerminationNamesTheRankOnAll, 2, 3) {
+  on_backends([&] {
+    Scale net;
+    DistributedDataParallel<Scale> model(net);
+    EXPECT_THAT(
+        [&] {
+          model.join(
+              [&] {
+                for (int step = 0; step < (world.rank == 1 ? 1 : 3); ++step) {
+                  model(1.0).backward();
+                }
+              },
+              {.throw_on_early_termination = true});
+        },
+        ThrowsMessage<std::runtime_error>(
+            AllOf(HasSubstr("rank 1"), HasSubstr("no more inputs"))));
+    // The group is as good as before.
+    auto one = torch::ones({1});
+    all_reduce(one);
+    EXPECT_EQ(one.item<float>(), world.size);
+  });
+}
+
+WORLD_TEST(Join, DisabledItDoesNothing, 2) {
+  on_backends([&] {
+    Scale net;
+    DistributedDataParallel<Scale> model(net);
+    model.join([&] { model(world.rank + 1.0).backward(); }, {.enable = false});
+    EXPECT_FLOAT_EQ(net->factor.grad()[0].item<float>(), 1.5);
+  });
+}
+
+WORLD_TEST(Join, NothingToJoinIsAMistake, 1) {
+  EXPECT_THAT([] { join({}, [] {}); },
+              ThrowsMessage<std::invalid_argument>(HasSubstr("nothing")));
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,671 @@
+// What DistributedDataParallel's options change, on shared memory and on Gloo.
+
+#include "lockstep/parallel/ddp/ddp_options.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/init.h"
+#include "lockstep/parallel/ddp/distributed_data_parallel.h"
+#include "tests/harness/process_world.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+using testing::World;
+
+void on_backends(const std::function<void()>& body) {
+  for (const char* backend : {"lockstep", "gloo"}) {
+    SCOPED_TRACE(backend);
+    auto group = init_process_group(backend);
+    torch::manual_seed(7);
+    body();
+  }
+}
+
+// Two branches of which a forward takes one, or both.
+struct BranchesImpl : torch::nn::Module {
+  BranchesImpl() {
+    left = register_module("left", torch::nn::Linear(2, 1));
+    right = register_module("right", torch::nn::Linear(2, 1));
+  }
+  torch::Tensor forward(const torch::Tensor& x, const std::string& which) {
+    torch::Tensor sum = torch::zeros({x.size(0), 1});
+    if (which != "right") sum = sum + left(x);
+    if (which != "left") sum = sum + right(x);
+    return sum;
+  }
+  torch::nn::Linear left{nullptr}, right{nullptr};
+};
+TORCH_MODULE(Branches);
+
+// A row of x for each rank, so that the bias' gradient is its share.
+torch::Tensor rows(int count = 1) { return torch::ones({count, 2}); }
+
+WORLD_TEST(DdpUnused, WhatOneRankLeavesOutIsAveragedOverAll, 2, 3) {
+  on_backends([&] {
+    Branches net;
+    DistributedDataParallel<Branches> model(net,
+                                            {.find_unused_parameters = true});
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad();
+      const bool both = world.rank == step % world.size;
+      model(rows(), both ? "both" : "left").sum().backward();
+      EXPECT_FLOAT_EQ(net->left->bias.grad().item<float>(), 1) << step;
+      ASSERT_TRUE(net->right->bias.grad().defined()) << step;
+      EXPECT_FLOAT_EQ(net->right->bias.grad().item<float>(), 1.0F / world.size)
+          << step;
+    }
+  });
+}
+
+WORLD_TEST(DdpUnused, WhatNoRankUsesKeepsItsGradient, 2) {
+  on_backends([&] {
+    Branches net;
+    DistributedDataParallel<Branches> model(net,
+                                            {.find_unused_parameters = true});
+    model(rows(), "left").sum().backward();
+    EXPECT_FALSE(net->right->bias.grad().defined());
+    net->zero_grad();
+    model(rows(), "both").sum().backward();
+    EXPECT_FLOAT_EQ(net->right->bias.grad().item<float>(), 1);
+    net->zero_grad();
+    model(rows(), "right").sum().backward();
+    EXPECT_FALSE(net->left->bias.grad().defined());
+    EXPECT_FLOAT_EQ(net->right->bias.grad().item<float>(), 1);
+  });
+}
+
+// The output of the right branch is computed and not used.
+WORLD_TEST(DdpUnused, OutputsThatTheLossLeavesOutCountAsUnused, 2) {
+  on_backends([&] {
+    struct TwoImpl : torch::nn::Module {
+      TwoImpl() {
+        left = register_module("left", torch::nn::Linear(2, 1));
+        right = register_module("right", torch::nn::Linear(2, 1));
+      }
+      std::tuple<torch::Tensor, std::map<std::string, torch::Tensor>> forward(
+          const torch::Tensor& x) {
+        return {left(x), {{"right", right(x)}}};
+      }
+      torch::nn::Linear left{nullptr}, right{nullptr};
+    };
+    auto net = std::make_shared<TwoImpl>();
+    DistributedDataParallel<std::shared_ptr<TwoImpl>> model(
+        net, {.find_unused_parameters = true});
+    for (int step = 0; step < 2; ++step) {
+      net->zero_grad();
+      auto [left, others] = model(rows());
+      auto loss = left.sum();
+      if (world.rank == 0) loss = loss + others["right"].sum();
+      loss.backward();
+      EXPECT_FLOAT_EQ(net->right->bias.grad().item<float>(), 0.5);
+    }
+  });
+}
+
+WORLD_TEST(DdpUnused, NoSyncRemembersWhatWasUsed, 2) {
+  on_backends([&] {
+    Branches net;
+    DistributedDataParallel<Branches> model(net,
+                                            {.find_unused_parameters = true});
+    {
+      auto guard = model.no_sync();
+      model(rows(), "right").sum().backward();
+    }
+    model(rows(), "left").sum().backward();
+    EXPECT_FLOAT_EQ(net->left->bias.grad().item<float>(), 1);
+    EXPECT_FLOAT_EQ(net->right->bias.grad().item<float>(), 1);
+  });
+}
+
+WORLD_TEST(DdpUnused, SkippedParametersLeaveTheBuckets, 2) {
+  on_backends([&] {
+    Branches net;
+    DistributedDataParallel<Branches> model(
+        net, {.find_unused_parameters = true,
+              .skip_all_reduce_unused_params = true});
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad();
+      model(rows(), "left").sum().backward();
+      EXPECT_FLOAT_EQ(net->left->bias.grad().item<float>(), 1);
+      EXPECT_FALSE(net->right->bias.grad().defined());
+    }
+    size_t members = 0;
+    for (const auto& bucket : model.bucket_names()) members += bucket.size();
+    EXPECT_EQ(members, 2U);
+    EXPECT_THAT(
+        [&] { model(rows(), "both").sum().backward(); },
+        ThrowsMessage<std::runtime_error>(AllOf(
+            HasSubstr("'right."), HasSubstr("skip_all_reduce_unused_params"))));
+  });
+}
+
+WORLD_TEST(DdpStaticGraph, UnusedParametersAreLearntInTheFirstBackward, 2) {
+  on_backends([&] {
+    Branches net;
+    DistributedDataParallel<Branches> model(net, {.static_graph = true});
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad();
+      model(rows(), world.rank == 0 ? "both" : "left").sum().backward();
+      EXPECT_FLOAT_EQ(net->left->bias.grad().item<float>(), 1) << step;
+      EXPECT_FLOAT_EQ(net->right->bias.grad().item<float>(), 0.5) << step;
+    }
+  });
+}
+
+// Its backward runs a backward pass of its own, over the same parameters.
+struct Nested : torch::autograd::Function<Nested> {
+  static torch::Tensor forward(torch::autograd::AutogradContext* context,
+                               const torch::Tensor& x, torch::nn::Module* net) {
+    context->saved_data["net"] = reinterpret_cast<int64_t>(net);
+    context->save_for_backward({x});
+    at::NoGradGuard no_grad;
+    return net->as<torch::nn::Linear>()->forward(x);
+  }
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* context,
+      torch::autograd::variable_list grads) {
+    auto* net = reinterpret_cast<torch::nn::Module*>(
+        context->saved_data["net"].toInt());
+    auto x = context->get_saved_variables()[0].detach().requires_grad_();
+    torch::Tensor out;
+    {
+      at::AutoGradMode enabled(true);
+      out = net->as<torch::nn::Linear>()->forward(x);
+    }
+    out.backward(grads[0]);
+    return {x.grad(), torch::Tensor()};
+  }
+};
+
+// A part that is checkpointed as often as `times`, before a plain one.
+struct CheckpointedImpl : torch::nn::Module {
+  explicit CheckpointedImpl(int times_of) : times(times_of) {
+    part = register_module("part", torch::nn::Linear(2, 2));
+    last = register_module("last", torch::nn::Linear(2, 1));
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    x = x.requires_grad_();
+    for (int i = 0; i < times; ++i) x = Nested::apply(x, part.get());
+    return last(x);
+  }
+  int times;
+  torch::nn::Linear part{nullptr}, last{nullptr};
+};
+TORCH_MODULE(Checkpointed);
+
+void expect_checkpointed_gradients(int times, bool static_graph, int rank,
+                                   int size) {
+  Checkpointed net(times);
+  DistributedDataParallel<Checkpointed> model(net,
+                                              {.static_graph = static_graph});
+  for (int step = 0; step < 3; ++step) {
+    auto want = torch::zeros({2, 2});
+    for (int r = 0; r < size; ++r) {
+      auto x = torch::full({1, 2}, r + 1.0);
+      for (int i = 0; i < times; ++i) x = net->part(x);
+      want +=
+          torch::autograd::grad({net->last(x).sum()}, {net->part->weight})[0] /
+          size;
+    }
+    net->zero_grad();
+    model(torch::full({1, 2}, rank + 1.0)).sum().backward();
+    EXPECT_TRUE(torch::allclose(net->part->weight.grad(), want)) << step;
+  }
+}
+
+WORLD_TEST(DdpReentrant, ACheckpointedPartIsAveraged, 2) {
+  on_backends([&] {
+    expect_checkpointed_gradients(1, false, world.rank, world.size);
+    expect_checkpointed_gradients(1, true, world.rank, world.size);
+  });
+}
+
+WORLD_TEST(DdpReentrant, ASharedCheckpointedPartNeedsAStaticGraph, 2) {
+  on_backends([&] {
+    expect_checkpointed_gradients(3, true, world.rank, world.size);
+    Checkpointed net(2);
+    DistributedDataParallel<Checkpointed> model(net);
+    EXPECT_THAT([&] { model(torch::ones({1, 2})).sum().backward(); },
+                ThrowsMessage<std::runtime_error>(
+                    AllOf(HasSubstr("'part."), HasSubstr("static_graph"))));
+  });
+}
+
+WORLD_TEST(DdpViews, WithoutThemGradientsStayTheirOwn, 2) {
+  on_backends([&] {
+    torch::nn::Linear net(2, 1);
+    DistributedDataParallel<torch::nn::Linear> model(
+        net, {.gradient_as_bucket_view = false});
+    torch::Tensor kept;
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad();
+      model(rows() * (world.rank + step)).sum().backward();
+      EXPECT_TRUE(
+          torch::allclose(net->weight.grad(), torch::full({1, 2}, 0.5 + step)));
+      if (kept.defined()) {
+        EXPECT_TRUE(torch::allclose(kept, torch::full({1, 2}, step - 0.5)));
+      }
+      kept = net->weight.grad();
+    }
+    // Accumulated, too.
+    model(rows() * world.rank).sum().backward();
+    EXPECT_TRUE(torch::allclose(net->weight.grad(), torch::full({1, 2}, 3.0)));
+  });
+}
+
+WORLD_TEST(DdpViews, BatchedCopiesGiveTheSame, 2) {
+  on_backends([&] {
+    torch::nn::Sequential net(torch::nn::Linear(2, 3), torch::nn::Linear(3, 1));
+    DistributedDataParallel<torch::nn::Sequential> plain(net);
+    auto other =
+        torch::nn::Sequential(torch::nn::Linear(2, 3), torch::nn::Linear(3, 1));
+    {
+      at::NoGradGuard no_grad;
+      for (size_t i = 0; i < net->parameters().size(); ++i) {
+        other->parameters()[i].copy_(net->parameters()[i]);
+      }
+    }
+    DistributedDataParallel<torch::nn::Sequential> batched(
+        other, {.batched_grad_copy = true});
+    for (int step = 0; step < 4; ++step) {
+      // Kept from the step before in one of two.
+      net->zero_grad(step % 2 == 0);
+      other->zero_grad(step % 2 == 0);
+      plain(rows() * world.rank).sum().backward();
+      batched(rows() * world.rank).sum().backward();
+      for (size_t i = 0; i < net->parameters().size(); ++i) {
+        EXPECT_TRUE(
+            other->parameters()[i].grad().equal(net->parameters()[i].grad()))
+            << step << " " << i;
+      }
+    }
+  });
+}
+
+WORLD_TEST(DdpIgnored, ParametersAndBuffersStayLocal, 2) {
+  on_backends([&] {
+    torch::nn::Sequential net(torch::nn::Linear(2, 2),
+                              torch::nn::BatchNorm1d(2));
+    {
+      at::NoGradGuard no_grad;
+      for (auto& p : net->parameters()) p.fill_(world.rank + 1.0);
+      for (auto& b : net->buffers()) b.fill_(world.rank + 1);
+    }
+    DistributedDataParallel<torch::nn::Sequential> model(
+        net, {.params_and_buffers_to_ignore = {"1.weight", "1.running_mean"}});
+    EXPECT_EQ(net->named_parameters()["0.bias"][0].item<float>(), 1);
+    EXPECT_EQ(net->named_parameters()["1.weight"][0].item<float>(),
+              world.rank + 1);
+    EXPECT_EQ(net->named_buffers()["1.running_mean"][0].item<float>(),
+              world.rank + 1);
+    EXPECT_EQ(net->named_buffers()["1.running_var"][0].item<float>(), 1);
+    EXPECT_THAT(
+        [&] {
+          DistributedDataParallel<torch::nn::Sequential> wrong(
+              net, {.params_and_buffers_to_ignore = {"2.weight"}});
+        },
+        ThrowsMessage<std::invalid_argument>(HasSubstr("'2.weight'")));
+  });
+}
+
+WORLD_TEST(DdpDelayed, NamedParametersAreAveragedByThemselves, 2) {
+  on_backends([&] {
+    torch::nn::Linear first(2, 2), second(2, 1);
+    torch::nn::Sequential net(first, second);
+    DistributedDataParallel<torch::nn::Sequential> model(
+        net, {.delay_all_reduce_named_params = {{"1.weight", second->weight},
+                                                {"1.bias", second->bias}},
+              .param_to_hook_all_reduce = first->weight});
+    size_t members = 0;
+    for (const auto& bucket : model.bucket_names()) members += bucket.size();
+    EXPECT_EQ(members, 2U);
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad();
+      (model(rows()).sum() * (world.rank + 1)).backward();
+      EXPECT_FLOAT_EQ(second->bias.grad().item<float>(), 1.5);
+    }
+  });
+}
+
+WORLD_TEST(DdpSparse, EmbeddingsKeepSparseGradients, 2, 3) {
+  on_backends([&] {
+    torch::nn::Embedding words(torch::nn::EmbeddingOptions(6, 2).sparse(true));
+    torch::nn::Sequential net(words, torch::nn::Linear(2, 1));
+    DistributedDataParallel<torch::nn::Sequential> model(net);
+    for (int step = 0; step < 3; ++step) {
+      auto want = torch::zeros({6, 2});
+      for (int rank = 0; rank < world.size; ++rank) {
+        auto out = net->forward(torch::tensor({rank, 5})).sum();
+        want += torch::autograd::grad({out}, {words->weight})[0].to_dense() /
+                world.size;
+      }
+      net->zero_grad();
+      model(torch::tensor({world.rank, 5})).sum().backward();
+      ASSERT_TRUE(words->weight.grad().is_sparse());
+      EXPECT_TRUE(torch::allclose(words->weight.grad().to_dense(), want));
+    }
+  });
+}
+
+WORLD_TEST(DdpDtypes, ComplexAndHalfParametersAreAveraged, 2) {
+  on_backends([&] {
+    struct MixImpl : torch::nn::Module {
+      MixImpl() {
+        complex = register_parameter("complex",
+                                     torch::ones({2}, torch::kComplexFloat));
+        half = register_parameter("half", torch::ones({2}, torch::kHalf));
+        brain = register_parameter("brain", torch::ones({2}, torch::kBFloat16));
+        wide = register_parameter("wide", torch::ones({2}, torch::kDouble));
+      }
+      torch::Tensor forward(double x) {
+        return at::real(complex * c10::complex<double>(x, 2 * x)).sum() +
+               (half * x).sum() + (brain * x).sum() + (wide * x).sum();
+      }
+      torch::Tensor complex, half, brain, wide;
+    };
+    auto net = std::make_shared<MixImpl>();
+    DistributedDataParallel<std::shared_ptr<MixImpl>> model(net);
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad();
+      model(world.rank + 1.0).backward();
+      // The gradient of Re(z w) is the conjugate of w.
+      auto complex = net->complex.grad()[0].item<c10::complex<double>>();
+      EXPECT_DOUBLE_EQ(complex.real(), 1.5);
+      EXPECT_DOUBLE_EQ(complex.imag(), -3);
+      EXPECT_EQ(net->half.grad()[0].item<double>(), 1.5);
+      EXPECT_EQ(net->brain.grad()[0].item<double>(), 1.5);
+      EXPECT_EQ(net->wide.grad()[0].item<double>(), 1.5);
+      EXPECT_EQ(net->half.grad().scalar_type(), torch::kHalf);
+    }
+  });
+}
+
+WORLD_TEST(DdpModel, AParameterUsedTwiceCountsOnce, 2) {
+  on_backends([&] {
+    torch::nn::Linear shared(2, 2);
+    struct TwiceImpl : torch::nn::Module {
+      explicit TwiceImpl(torch::nn::Linear layer) {
+        part = register_module("part", std::move(layer));
+      }
+      torch::Tensor forward(const torch::Tensor& x) { return part(part(x)); }
+      torch::nn::Linear part{nullptr};
+    };
+    auto net = std::make_shared<TwiceImpl>(shared);
+    DistributedDataParallel<std::shared_ptr<TwiceImpl>> model(net);
+    auto want = torch::zeros({2});
+    for (int rank = 0; rank < world.size; ++rank) {
+      want += torch::autograd::grad({net->forward(rows() * rank).sum()},
+                                    {shared->bias})[0] /
+              world.size;
+    }
+    model(rows() * world.rank).sum().backward();
+    EXPECT_TRUE(torch::allclose(shared->bias.grad(), want));
+  });
+}
+
+WORLD_TEST(DdpModel, SeveralInOneProcess, 2) {
+  on_backends([&] {
+    torch::nn::Linear first(2, 2), second(2, 1);
+    DistributedDataParallel<torch::nn::Linear> one(first);
+    DistributedDataParallel<torch::nn::Linear> two(second);
+    for (int step = 0; step < 3; ++step) {
+      first->zero_grad();
+      second->zero_grad();
+      two(one(rows() * (world.rank + 1))).sum().backward();
+      auto want = torch::zeros({1, 2});
+      for (int rank = 0; rank < world.size; ++rank) {
+        want += first->forward(rows() * (rank + 1)) / world.size;
+      }
+      EXPECT_TRUE(torch::allclose(second->weight.grad(), want));
+      EXPECT_FLOAT_EQ(second->bias.grad().item<float>(), 1);
+      EXPECT_TRUE(torch::allclose(first->bias.grad(), second->weight[0]));
+    }
+  });
+}
+
+WORLD_TEST(DdpModel, FrozenAndLaterUnfrozenParametersFollow, 2) {
+  on_backends([&] {
+    torch::nn::Linear first(2, 2), second(2, 1);
+    torch::nn::Sequential net(first, second);
+    first->weight.requires_grad_(false);
+    DistributedDataParallel<torch::nn::Sequential> model(net);
+    auto step = [&] {
+      net->zero_grad();
+      (model(rows()).sum() * (world.rank + 1)).backward();
+      EXPECT_FLOAT_EQ(second->bias.grad().item<float>(), 1.5);
+    };
+    step();
+    EXPECT_FALSE(first->weight.grad().defined());
+    first->weight.requires_grad_(true);
+    for (int i = 0; i < 3; ++i) {
+      step();
+      EXPECT_TRUE(torch::allclose(
+          first->weight.grad()[0],
+          second->weight[0][0].detach() * 1.5 * torch::ones({2})));
+    }
+    first->weight.requires_grad_(false);
+    first->bias.requires_grad_(false);
+    for (int i = 0; i < 2; ++i) step();
+    size_t members = 0;
+    for (const auto& bucket : model.bucket_names()) members += bucket.size();
+    EXPECT_EQ(members, 2U);
+  });
+}
+
+WORLD_TEST(DdpMixedPrecision, TrainsInBfloat16AndStepsInFloat32, 2) {
+  on_backends([&] {
+    torch::nn::Sequential net(torch::nn::Linear(2, 4), torch::nn::Tanh(),
+                              torch::nn::Linear(4, 1));
+    DistributedDataParallel<torch::nn::Sequential> model(
+        net,
+        {.mixed_precision = MixedPrecision{.param_dtype = torch::kBFloat16}});
+    torch::optim::SGD optimizer(net->parameters(), 0.1);
+    for (int step = 0; step < 3; ++step) {
+      optimizer.zero_grad();
+      auto out = model(rows() * (world.rank + 1.0));
+      EXPECT_EQ(out.scalar_type(), torch::kBFloat16);
+      out.sum().backward();
+      std::vector<at::Tensor> want;
+      for (const auto& p : net->parameters()) {
+        EXPECT_EQ(p.scalar_type(), torch::kFloat);
+        EXPECT_EQ(p.grad().scalar_type(), torch::kFloat);
+        want.push_back(torch::zeros_like(p));
+      }
+      for (int rank = 0; rank < world.size; ++rank) {
+        auto grads = torch::autograd::grad(
+            {net->forward(rows() * (rank + 1.0)).sum()}, net->parameters());
+        for (size_t i = 0; i < want.size(); ++i) {
+          want[i] += grads[i] / world.size;
+        }
+      }
+      for (size_t i = 0; i < want.size(); ++i) {
+        // 8 bits of mantissa, through three layers.
+        EXPECT_TRUE(
+            torch::allclose(net->parameters()[i].grad(), want[i], 4e-2, 1e-2))
+            << net->parameters()[i].grad() << want[i];
+      }
+      optimizer.step();
+    }
+    at::NoGradGuard no_grad;
+    model(rows());
+    EXPECT_EQ(net->parameters()[0].scalar_type(), torch::kFloat);
+  });
+}
+
+WORLD_TEST(DdpMixedPrecision, GradientsAreReducedInTheDtypeAskedFor, 2) {
+  on_backends([&] {
+    torch::nn::Linear net(2, 1);
+    DistributedDataParallel<torch::nn::Linear> model(
+        net,
+        {.mixed_precision = MixedPrecision{.param_dtype = torch::kBFloat16,
+                                           .reduce_dtype = torch::kFloat}});
+    for (int step = 0; step < 2; ++step) {
+      // Accumulates in float32: 256 + 1 would be 256 in bfloat16.
+      (model(rows()).sum() * (step == 0 ? 256.0 : 1.0)).backward();
+    }
+    EXPECT_EQ(net->bias.grad().item<float>(), 257);
+  });
+}
+
+WORLD_TEST(DdpOptimizerInBackward, StepsWhenItsGradientIsAveraged, 2) {
+  on_backends([&] {
+    torch::nn::Sequential net(torch::nn::Linear(2, 3), torch::nn::Linear(3, 1));
+    torch::nn::Sequential same(torch::nn::Linear(2, 3),
+                               torch::nn::Linear(3, 1));
+    DistributedDataParallel<torch::nn::Sequential> model(net);
+    {
+      at::NoGradGuard no_grad;
+      for (size_t i = 0; i < net->parameters().size(); ++i) {
+        same->parameters()[i].copy_(net->parameters()[i]);
+      }
+    }
+    DistributedDataParallel<torch::nn::Sequential> plain(same);
+    model.apply_optimizer_in_backward([](std::vector<at::Tensor> parameters) {
+      return std::make_unique<torch::optim::SGD>(
+          std::move(parameters), torch::optim::SGDOptions(0.1).momentum(0.9));
+    });
+    torch::optim::SGD optimizer(same->parameters(),
+                                torch::optim::SGDOptions(0.1).momentum(0.9));
+    for (int step = 0; step < 4; ++step) {
+      model(rows() * (world.rank + step)).sum().backward();
+      optimizer.zero_grad();
+      plain(rows() * (world.rank + step)).sum().backward();
+      optimizer.step();
+      for (size_t i = 0; i < net->parameters().size(); ++i) {
+        EXPECT_FALSE(net->parameters()[i].grad().defined());
+        EXPECT_TRUE(net->parameters()[i].equal(same->parameters()[i]));
+      }
+    }
+  });
+}
+
+WORLD_TEST(DdpHealth, ANanNamesRankParameterAndStep, 2, 3) {
+  on_backends([&] {
+    torch::nn::Sequential net(torch::nn::Linear(2, 3), torch::nn::Linear(3, 1));
+    DistributedDataParallel<torch::nn::Sequential> model(
+        net, {.check_for_nan_in_grad = true});
+    model(rows()).sum().backward();
+    model(rows()).sum().backward();
+    auto x = rows();
+    if (world.rank == 1) x[0][1] = std::numeric_limits<float>::infinity();
+    net->zero_grad();
+    // The weight's gradient is the input.
+    EXPECT_THAT([&] { (model(x) * 0.5).sum().backward(); },
+                ThrowsMessage<std::runtime_error>(AllOf(
+                    HasSubstr("'0.weight' on rank 1"), HasSubstr("step 2"))));
+    net->zero_grad();
+    EXPECT_NO_THROW(model(rows()).sum().backward());
+  });
+}
+
+WORLD_TEST(DdpHealth, DriftedReplicasNameRankAndParameter, 3) {
+  on_backends([&] {
+    torch::nn::Linear net(2, 1);
+    DistributedDataParallel<torch::nn::Linear> model(
+        net, {.check_replicas_every = 2});
+    auto step = [&] { model(rows()).sum().backward(); };
+    for (int i = 0; i < 4; ++i) step();
+    if (world.rank == 2) {
+      at::NoGradGuard no_grad;
+      net->bias += 1e-6;
+    }
+    EXPECT_THAT(
+        [&] {
+          for (int i = 0; i < 2; ++i) step();
+        },
+        ThrowsMessage<std::runtime_error>(HasSubstr("'bias' of rank 2")));
+  });
+}
+
+WORLD_TEST(DdpHook, ReplacesTheReductionOfEachBucket, 2) {
+  on_backends([&] {
+    torch::nn::Sequential net(torch::nn::Linear(2, 3), torch::nn::Linear(3, 1));
+    DistributedDataParallel<torch::nn::Sequential> model(
+        net, {.bucket_cap_mb = 1e-5});
+    std::vector<size_t> calls;
+    int last = 0;
+    model.register_comm_hook([&](GradBucket& bucket) {
+      calls.push_back(bucket.index());
+      if (bucket.is_last()) ++last;
+      EXPECT_EQ(bucket.gradients().size(), bucket.parameters().size());
+      all_reduce(bucket.buffer());  // the sum: not divided
+      return completed_future(bucket.buffer());
+    });
+    for (int step = 0; step < 2; ++step) {
+      net->zero_grad();
+      model(rows()).sum().backward();
+      EXPECT_FLOAT_EQ(net->parameters()[3].grad().item<float>(), world.size);
+    }
+    EXPECT_THAT(calls, ElementsAre(0, 0, 1, 2, 3));
+    EXPECT_EQ(last, 2);
+    EXPECT_THAT([&] { model.register_comm_hook(CommHook()); },
+                ThrowsMessage<std::invalid_argument>(HasSubstr("empty")));
+  });
+}
+
+WORLD_TEST(DdpLogging, TellsOptionsBucketsAndTimes, 2) {
+  on_backends([&] {
+    torch::nn::Sequential net(torch::nn::Linear(2, 3), torch::nn::Linear(3, 1));
+    DistributedDataParallel<torch::nn::Sequential> model(
+        net, {.bucket_cap_mb = 1e-5});
+    for (int step = 0; step < 3; ++step) model(rows()).sum().backward();
+    const auto data = model.get_ddp_logging_data();
+    EXPECT_EQ(data.world_size, 2);
+    EXPECT_EQ(data.rank, world.rank);
+    EXPECT_EQ(data.iteration, 3);
+    EXPECT_EQ(data.num_parameter_tensors, 4);
+    EXPECT_EQ(data.total_parameter_size_bytes, (6 + 3 + 3 + 1) * 4);
+    EXPECT_TRUE(data.has_rebuilt_buckets);
+    EXPECT_EQ(data.num_buckets, 4);
+    EXPECT_EQ(data.prev_iteration_grad_ready_order_indices.size(), 4U);
+    EXPECT_THAT(data.dtypes, ElementsAre("Float"));
+    EXPECT_TRUE(data.can_set_static_graph);
+    EXPECT_GT(data.forward_compute_time, 0);
+    EXPECT_GT(data.backward_compute_time, 0);
+    EXPECT_GT(data.backward_comm_time, 0);
+    EXPECT_LE(data.backward_compute_comm_overlap_time, data.backward_comm_time);
+    EXPECT_GT(data.avg_backward_comm_time, 0);
+  });
+}
+
+WORLD_TEST(DdpOptions, MistakesAreNamed, 1) {
+  on_backends([&] {
+    torch::nn::Linear net(2, 1);
+    auto wrap = [&](const DistributedDataParallelOptions& options) {
+      return [=] {
+        DistributedDataParallel<torch::nn::Linear> model(net, options);
+      };
+    };
+    EXPECT_THAT(
+        wrap({.bucket_cap_mb = 1, .bucket_cap_mb_list = {1}}),
+        ThrowsMessage<std::invalid_argument>(HasSubstr("bucket_cap_mb_list")));
+    EXPECT_THAT(wrap({.bucket_cap_mb_list = {1, -2}}),
+                ThrowsMessage<std::invalid_argument>(HasSubstr("-2")));
+    EXPECT_THAT(wrap({.skip_all_reduce_unused_params = true}),
+                ThrowsMessage<std::invalid_argument>(
+                    HasSubstr("find_unused_parameters")));
+    EXPECT_THAT(wrap({.param_to_hook_all_reduce = net->weight}),
+                ThrowsMessage<std::invalid_argument>(
+                    HasSubstr("delay_all_reduce_named_params")));
+    EXPECT_THAT(
+        wrap({.mixed_precision = MixedPrecision{.param_dtype = torch::kLong}}),
+        ThrowsMessage<std::invalid_argument>(HasSubstr("Long")));
+    EXPECT_THAT(wrap({.check_replicas_every = -1}),
+                ThrowsMessage<std::invalid_argument>(
+                    HasSubstr("check_replicas_every")));
+  });
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,192 @@
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <memory>
+#include <sstream>
+#include <vector>
+
+#include "lockstep/comm/init.h"
+#include "lockstep/parallel/comm_hooks/comm_bytes.h"
+#include "lockstep/parallel/model_averaging/averagers.h"
+#include "lockstep/parallel/model_averaging/post_local_sgd_optimizer.h"
+#include "tests/harness/process_world.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+
+at::Tensor parameter(double value, const std::vector<int64_t>& sizes = {2}) {
+  auto made = torch::full(sizes, value, torch::kFloat);
+  made.requires_grad_(true);
+  made.mutable_grad() = torch::ones(sizes);
+  return made;
+}
+
+// What a parameter that holds the rank becomes in each of `count` steps.
+std::vector<double> after_steps(ModelAverager& averager, int rank, int count) {
+  std::vector<double> values;
+  for (int step = 0; step < count; ++step) {
+    auto one = parameter(rank);
+    averager.average_parameters(std::vector<at::Tensor>{one});
+    values.push_back(one[1].item<double>());
+  }
+  return values;
+}
+
+WORLD_TEST(PeriodicModelAverager, AveragesEachPeriodBehindTheWarmup, 2) {
+  auto group = init_process_group();
+  PeriodicModelAverager averager({.period = 3, .warmup_steps = 2});
+  const double own = world.rank;
+  EXPECT_THAT(after_steps(averager, world.rank, 7),
+              ElementsAre(own, own, 0.5, own, own, 0.5, own));
+  EXPECT_EQ(averager.step, 7);
+}
+
+WORLD_TEST(PeriodicModelAverager, TakesWhatHasAGradientInItsMemory, 2, 3) {
+  auto group = init_process_group();
+  PeriodicModelAverager averager({.period = 1});
+  const double mean = (world.size - 1) / 2.0;
+  auto wide = parameter(world.rank, {2, 3});
+  auto strided = torch::full({2, 2}, world.rank, torch::kDouble).t();
+  strided.mutable_grad() = torch::ones({2, 2}, torch::kDouble);
+  auto half = torch::full({3}, world.rank, torch::kHalf);
+  half.mutable_grad() = torch::ones({3}, torch::kHalf);
+  auto without = torch::full({2}, world.rank, torch::kFloat);
+  auto memory = wide.detach();
+  CommBytes sent;
+  averager.average_parameters(std::vector<torch::optim::OptimizerParamGroup>{
+      torch::optim::OptimizerParamGroup({wide, without}),
+      torch::optim::OptimizerParamGroup({strided, half})});
+  EXPECT_TRUE(memory.eq(mean).all().item<bool>());
+  EXPECT_TRUE(strided.eq(mean).all().item<bool>());
+  EXPECT_EQ(half.scalar_type(), torch::kHalf);
+  EXPECT_TRUE(half.eq(mean).all().item<bool>());
+  EXPECT_TRUE(without.eq(world.rank).all().item<bool>());
+  EXPECT_EQ(sent.operations(), 1);
+  EXPECT_EQ(sent.bytes(), (6 + 4 + 3) * 8);
+}
+
+WORLD_TEST(PeriodicModelAverager, MistakesAreNamed, 1) {
+  auto group = init_process_group();
+  EXPECT_THAT([] { PeriodicModelAverager averager({.period = 0}); },
+              ThrowsMessage<std::invalid_argument>(HasSubstr("period is 0")));
+  EXPECT_THAT(
+      [] { PeriodicModelAverager averager({.warmup_steps = -1}); },
+      ThrowsMessage<std::invalid_argument>(HasSubstr("warmup_steps is -1")));
+}
+
+WORLD_TEST(HierarchicalModelAverager, TheLargestPeriodThatDividesAverages, 4) {
+  auto group = init_process_group();
+  HierarchicalModelAverager averager(
+      {.period_group_size_dict = {{2, 2}, {4, 4}}, .warmup_steps = 1});
+  const double own = world.rank;
+  const double pair = world.rank < 2 ? 0.5 : 2.5;
+  // Step 0 is of the warm-up.
+  EXPECT_THAT(after_steps(averager, world.rank, 9),
+              ElementsAre(own, own, pair, own, 1.5, own, pair, own, 1.5));
+}
+
+WORLD_TEST(HierarchicalModelAverager, DividesTheGroupItIsGiven, 4) {
+  auto all = init_process_group();
+  auto half = new_subgroups_by_enumeration({{0, 2}, {1, 3}});
+  HierarchicalModelAverager averager(
+      {.period_group_size_dict = {{1, 1}, {2, 2}}, .process_group = half});
+  EXPECT_THAT(after_steps(averager, world.rank, 2),
+              ElementsAre(world.rank % 2 == 0 ? 1 : 2, world.rank));
+}
+
+WORLD_TEST(HierarchicalModelAverager, MistakesAreNamed, 2) {
+  auto group = init_process_group();
+  auto expect = [](std::vector<std::pair<int64_t, int>> levels,
+                   const char* words) {
+    EXPECT_THAT(
+        [&] {
+          HierarchicalModelAverager averager(
+              {.period_group_size_dict = levels});
+        },
+        ThrowsMessage<std::invalid_argument>(HasSubstr(words)));
+  };
+  expect({}, "is empty");
+  expect({{0, 2}}, "period 0");
+  expect({{4, 1}, {2, 2}}, "period 2 of period_group_size_dict is not above");
+  expect({{2, 3}}, "group size 3");
+  expect({{2, 1}}, "of a group of 2 ranks");
+}
+
+struct Wrapped {
+  explicit Wrapped(int rank, int64_t warmup = 0)
+      : weight(parameter(rank)),
+        sgd(std::make_shared<torch::optim::SGD>(std::vector<at::Tensor>{weight},
+                                                1.0)),
+        optimizer(sgd, std::make_shared<PeriodicModelAverager>(
+                           PeriodicModelAveragerOptions{
+                               .period = 2, .warmup_steps = warmup})) {}
+  double step() {
+    weight.mutable_grad() = torch::ones({2});
+    optimizer.step();
+    return weight[0].item<double>();
+  }
+  at::Tensor weight;
+  std::shared_ptr<torch::optim::SGD> sgd;
+  PostLocalSGDOptimizer optimizer;
+};
+
+WORLD_TEST(PostLocalSGDOptimizer, StepsThenAverages, 2) {
+  auto group = init_process_group();
+  Wrapped wrapped(world.rank, /*warmup=*/1);
+  EXPECT_EQ(wrapped.step(), world.rank - 1);
+  EXPECT_EQ(wrapped.step(), 0.5 - 2);
+  EXPECT_EQ(wrapped.step(), 0.5 - 3);
+  wrapped.optimizer.zero_grad();
+  EXPECT_FALSE(wrapped.weight.grad().defined());
+  auto loss = wrapped.optimizer.step([] { return torch::ones({}); });
+  EXPECT_EQ(loss.item<double>(), 1);
+}
+
+WORLD_TEST(PostLocalSGDOptimizer, LearningRatesAreSetOnEitherSide, 1) {
+  auto group = init_process_group();
+  Wrapped wrapped(0);
+  torch::optim::StepLR scheduler(wrapped.optimizer, /*step_size=*/1,
+                                 /*gamma=*/0.5);
+  EXPECT_EQ(wrapped.step(), -1);
+  scheduler.step();  // LibTorch's first does nothing
+  scheduler.step();
+  EXPECT_EQ(wrapped.step(), -1.5);
+  wrapped.sgd->param_groups()[0].options().set_lr(2);
+  EXPECT_EQ(wrapped.step(), -3.5);
+  EXPECT_EQ(wrapped.optimizer.param_groups()[0].options().get_lr(), 2);
+}
+
+WORLD_TEST(PostLocalSGDOptimizer, AnArchiveHoldsTheAveragersStep, 1) {
+  auto group = init_process_group();
+  std::stringstream file;
+  Wrapped first(0);
+  for (int step = 0; step < 3; ++step) first.step();
+  first.sgd->param_groups()[0].options().set_lr(0.25);
+  torch::save(first.optimizer, file);
+  Wrapped second(0);
+  second.step();
+  torch::load(second.optimizer, file);
+  EXPECT_EQ(second.optimizer.averager().step, 3);
+  EXPECT_EQ(second.step(), -1.25);
+  std::stringstream plain;
+  torch::save(*first.sgd, plain);
+  torch::load(second.optimizer, plain);
+  EXPECT_EQ(second.optimizer.averager().step, 0);
+}
+
+WORLD_TEST(PostLocalSGDOptimizer, MistakesAreNamed, 1) {
+  auto group = init_process_group();
+  auto averager = std::make_shared<PeriodicModelAverager>();
+  EXPECT_THROW(PostLocalSGDOptimizer(nullptr, averager), std::invalid_argument);
+  Wrapped wrapped(0);
+  EXPECT_THROW(PostLocalSGDOptimizer(wrapped.sgd, nullptr),
+               std::invalid_argument);
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,20 @@
+#pragma once
+
+#include <torch/optim/optimizer.h>
+
+#include <memory>
+
+#include "lockstep/parallel/ddp/distributed_data_parallel.h"
+#include "tests/parallel/parity/cases.h"
+#include "tests/parallel/parity/models.h"
+
+namespace lockstep::testing {
+
+using ParallelModel = DistributedDataParallel<std::shared_ptr<ParityModel>>;
+
+// As test.optimizer and test.zero say, over all parameters of `model`.
+// Collective if it is sharded.
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Case& test,
+                                                        ParallelModel& model);
+
+}  // namespace lockstep::testing

@@ -1,0 +1,260 @@
+// The sharded optimizer behind a DistributedDataParallel, whose gradients then
+// travel only to who steps them: the same bits as with the optimizer itself
+// behind a wrapper of its own.
+
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+#include "lockstep/comm/host_sharing.h"
+#include "lockstep/comm/init.h"
+#include "lockstep/parallel/zero/zero_redundancy_optimizer.h"
+#include "tests/harness/process_world.h"
+#include "tests/parallel/zero_training.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+using torch::optim::OptimizerParamGroup;
+using namespace lockstep::testing;
+
+using Model = DistributedDataParallel<ZeroNet>;
+using Zero = ZeroRedundancyOptimizer<optim::AdamW>;
+
+constexpr int kSteps = 20;
+// Several buckets, which do not end where the partition's parts do.
+const DistributedDataParallelOptions kBuckets{.bucket_cap_mb = 0.06,
+                                              .first_bucket_mb = 0.002};
+
+void train(Model& model, torch::optim::Optimizer& optimizer, int rank, int from,
+           int to, bool set_to_none = true) {
+  for (int step = from; step < to; ++step) {
+    optimizer.zero_grad(set_to_none);
+    zero_loss(model(zero_batch(step, rank, torch::kFloat))).backward();
+    optimizer.step();
+  }
+}
+
+at::Tensor plainly_trained(int rank, int steps) {
+  Model model(ZeroNet(), kBuckets);
+  optim::AdamW optimizer(model->parameters(), {.lr = 0.01});
+  train(model, optimizer, rank, 0, steps);
+  return flat_parameters(*model.module());
+}
+
+void expect_same_bits(const World& world, const ZeroRedundancyOptions& options,
+                      bool set_to_none = true) {
+  Model model(ZeroNet(), kBuckets);
+  Zero optimizer(model, {.lr = 0.01}, options);
+  train(model, optimizer, world.rank, 0, kSteps, set_to_none);
+  optimizer.synchronize();
+  EXPECT_TRUE(flat_parameters(*model.module())
+                  .equal(plainly_trained(world.rank, kSteps)));
+}
+
+WORLD_TEST(ZeroDdp, PrivateParametersGiveTheSameBits, 1, 2, 3) {
+  auto group = init_process_group();
+  expect_same_bits(world, {});
+  expect_same_bits(world, {}, false);
+  expect_same_bits(world, {.cut_parameters = false});
+}
+WORLD_TEST(ZeroDdp, SharedParametersGiveTheSameBits, 1, 2, 3) {
+  auto group = init_process_group();
+  expect_same_bits(world, {.shared_parameters = true});
+  expect_same_bits(world, {.shared_parameters = true}, false);
+}
+WORLD_TEST(ZeroDdp, StepInBackwardGivesTheSameBits, 1, 2, 3) {
+  auto group = init_process_group();
+  expect_same_bits(world, {.step_in_backward = true});
+}
+WORLD_TEST(ZeroDdp, WithoutSharedMemoryGradientsAreWhole, 2) {
+  auto group = init_process_group("gloo");
+  expect_same_bits(world, {});
+}
+
+WORLD_TEST(ZeroDdp, SharedParametersAreOneCopy, 2, 3) {
+  auto group = init_process_group();
+  Model model(ZeroNet(), kBuckets);
+  Zero optimizer(model, {}, {.shared_parameters = true});
+  auto weight = model->first->weight;
+  barrier();
+  if (world.rank == 0) {
+    const torch::NoGradGuard no_grad;
+    weight.fill_(3);
+  }
+  barrier();
+  EXPECT_TRUE(weight.detach().equal(torch::full({201, 64}, 3.0)));
+  EXPECT_TRUE(weight.requires_grad());
+  barrier();
+}
+
+WORLD_TEST(ZeroDdp, SharedParametersOutliveOptimizerAndWrapper, 2) {
+  auto group = init_process_group();
+  ZeroNet net;
+  {
+    Model model(net, kBuckets);
+    Zero optimizer(model, {.lr = 0.01}, {.shared_parameters = true});
+    train(model, optimizer, world.rank, 0, 2);
+    optimizer.synchronize();
+  }
+  EXPECT_TRUE(flat_parameters(*net).equal(plainly_trained(world.rank, 2)));
+}
+
+WORLD_TEST(ZeroDdp, StateIsDividedByTheRanks, 2, 3) {
+  auto group = init_process_group();
+  Model model(ZeroNet(), kBuckets);
+  Zero optimizer(model);
+  train(model, optimizer, world.rank, 0, 1);
+  const auto whole =
+      static_cast<double>(2 * flat_parameters(*model.module()).nbytes());
+  EXPECT_NEAR(static_cast<double>(state_bytes(optimizer.local_optimizer())),
+              whole / world.size, 0.02 * whole);
+}
+
+WORLD_TEST(ZeroDdp, AccumulationClippingAndShards, 1, 2, 3) {
+  auto group = init_process_group();
+  const auto run = [&](bool sharded) {
+    Model model(ZeroNet(), kBuckets);
+    std::optional<Zero> zero;
+    std::optional<optim::AdamW> plain;
+    torch::optim::Optimizer* optimizer;
+    if (sharded) {
+      optimizer = &zero.emplace(model, optim::AdamWOptions{.lr = 0.01});
+    } else {
+      optimizer =
+          &plain.emplace(model->parameters(), optim::AdamWOptions{.lr = 0.01});
+    }
+    for (int step = 0; step < 6; ++step) {
+      optimizer->zero_grad();
+      {
+        auto local = model.no_sync();
+        zero_loss(model(zero_batch(2 * step, world.rank, torch::kFloat)))
+            .backward();
+      }
+      zero_loss(model(zero_batch(2 * step + 1, world.rank, torch::kFloat)))
+          .backward();
+      std::vector<at::Tensor> gradients;
+      if (sharded) {
+        gradients = zero->gradient_shards();
+      } else {
+        for (auto& p : model->parameters()) gradients.push_back(p.grad());
+      }
+      for (auto& gradient : gradients) gradient.clamp_(-1e-3, 1e-3);
+      optimizer->step();
+    }
+    return flat_parameters(*model.module());
+  };
+  EXPECT_TRUE(run(true).equal(run(false)));
+}
+
+WORLD_TEST(ZeroDdp, GroupsFrozenParametersAndSchedulers, 1, 2, 3) {
+  auto group = init_process_group();
+  const auto groups = [](Model& model) {
+    std::vector<OptimizerParamGroup> all;
+    all.emplace_back(model->first->parameters());
+    all[0].params().pop_back();  // the bias is frozen
+    all.emplace_back(model->last->parameters(),
+                     std::make_unique<torch::optim::AdamWOptions>(
+                         torch::optim::AdamWOptions(0.03)));
+    return all;
+  };
+  const auto run = [&](Model& model, auto& optimizer) {
+    torch::optim::StepLR scheduler(optimizer, 2, 0.5);
+    for (int step = 0; step < 8; ++step) {
+      if (step == 4) {
+        optimizer.add_param_group(
+            OptimizerParamGroup(model->second->parameters()));
+      }
+      train(model, optimizer, world.rank, step, step + 1);
+      if (step < 4) scheduler.step();
+    }
+  };
+  const auto frozen = [] {
+    ZeroNet net;
+    net->first->bias.set_requires_grad(false);
+    return net;
+  };
+  Model plain_model(frozen(), kBuckets);
+  optim::AdamW plain(groups(plain_model), {.lr = 0.01});
+  run(plain_model, plain);
+  const auto expected = flat_parameters(*plain_model.module());
+  for (bool shared : {false, true}) {
+    Model model(frozen(), kBuckets);
+    Zero zero(model, groups(model), {.lr = 0.01},
+              {.shared_parameters = shared});
+    run(model, zero);
+    zero.synchronize();
+    EXPECT_TRUE(flat_parameters(*model.module()).equal(expected)) << shared;
+  }
+}
+
+WORLD_TEST(ZeroDdp, SharedStateGoesOnPlainly, 2) {
+  auto group = init_process_group();
+  Model model(ZeroNet(), kBuckets);
+  Zero zero(model, {.lr = 0.01}, {.shared_parameters = true});
+  train(model, zero, world.rank, 0, 5);
+  zero.consolidate_state_dict(1);
+  if (world.rank != 1) return;
+  EXPECT_EQ(zero.plain()->state().size(), 6);
+}
+
+WORLD_TEST(ZeroDdp, SteppingInBackwardRefusesWhatNeedsGradients, 1, 2) {
+  auto group = init_process_group();
+  Model model(ZeroNet(), kBuckets);
+  Zero optimizer(model, {}, {.step_in_backward = true});
+  zero_loss(model(zero_batch(0, world.rank, torch::kFloat))).backward();
+  EXPECT_THAT([&] { optimizer.gradient_shards(); },
+              ThrowsMessage<std::logic_error>(HasSubstr("step_in_backward")));
+  optimizer.step();
+}
+
+WORLD_TEST(ZeroDdp, RanksWithoutInputsGoOnSteppingTheirParts, 2, 3) {
+  auto group = init_process_group();
+  const int steps = 3 + 2 * world.rank;
+  Model plain_model(ZeroNet(), kBuckets);
+  optim::AdamW plain(plain_model->parameters(), {.lr = 0.01});
+  plain_model.join([&] { train(plain_model, plain, world.rank, 0, steps); });
+  const auto expected = flat_parameters(*plain_model.module());
+  for (bool shared : {false, true}) {
+    Model model(ZeroNet(), kBuckets);
+    Zero zero(model, {.lr = 0.01}, {.shared_parameters = shared});
+    join({&model.joinable(), &zero},
+         [&] { train(model, zero, world.rank, 0, steps); });
+    zero.synchronize();
+    EXPECT_TRUE(flat_parameters(*model.module()).equal(expected)) << shared;
+  }
+}
+
+WORLD_TEST(ZeroDdp, ImpossibleOptionsAreRefusedOnAllRanks, 2) {
+  auto group = init_process_group("gloo");
+  const auto refused = [](const char* words) {
+    return ThrowsMessage<std::invalid_argument>(HasSubstr(words));
+  };
+  Model model(ZeroNet(), kBuckets);
+  EXPECT_THAT([&] { Zero(model, {}, {.shared_parameters = true}); },
+              refused("no memory common to all its ranks"));
+  EXPECT_THAT(
+      [&] {
+        Zero(model, {}, {.shared_parameters = true, .step_in_backward = true});
+      },
+      refused("use one of the two"));
+  std::vector<OptimizerParamGroup> foreign;
+  foreign.emplace_back(ZeroNet()->parameters());
+  EXPECT_THAT([&] { Zero(model, foreign); }, refused("is none that"));
+  Model hooked(ZeroNet(), kBuckets);
+  hooked.register_comm_hook(
+      [](GradBucket& bucket) { return completed_future(bucket.buffer()); });
+  EXPECT_THAT([&] { Zero{hooked}; }, refused("communication hook"));
+  const auto other = new_group();
+  EXPECT_THAT([&] { Zero(model, {}, {.process_group = other}); },
+              refused("another than that"));
+  // Nothing was changed: gradients are whole, the wrapper trains as before.
+  optim::AdamW plain(model->parameters(), {.lr = 0.01});
+  train(model, plain, world.rank, 0, 2);
+  EXPECT_TRUE(
+      flat_parameters(*model.module()).equal(plainly_trained(world.rank, 2)));
+}
+
+}  // namespace
+}  // namespace lockstep

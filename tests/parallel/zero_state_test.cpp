@@ -1,0 +1,122 @@
+// The state of the sharded optimizer, collected and divided anew.
+
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+#include "lockstep/checkpoint/training_state.h"
+#include "lockstep/comm/init.h"
+#include "lockstep/parallel/zero/zero_redundancy_optimizer.h"
+#include "tests/harness/process_world.h"
+#include "tests/parallel/zero_training.h"
+
+namespace lockstep {
+namespace {
+
+using namespace lockstep::testing;
+using Zero = ZeroRedundancyOptimizer<optim::AdamW>;
+
+void expect_same_state(const OptimizerState& a, const OptimizerState& b) {
+  ASSERT_EQ(a.state.size(), b.state.size());
+  for (const auto& [number, values] : b.state) {
+    for (const auto& [name, value] : values) {
+      const auto& other = a.state.at(number).at(name);
+      const auto* tensor = std::get_if<at::Tensor>(&value);
+      ASSERT_NE(tensor, nullptr);
+      EXPECT_TRUE(std::get<at::Tensor>(other).equal(*tensor))
+          << number << " " << name;
+    }
+  }
+  ASSERT_EQ(a.param_groups.size(), b.param_groups.size());
+  for (size_t g = 0; g < a.param_groups.size(); ++g) {
+    EXPECT_EQ(a.param_groups[g].params, b.param_groups[g].params);
+    EXPECT_EQ(std::get<double>(a.param_groups[g].options.at("lr")),
+              std::get<double>(b.param_groups[g].options.at("lr")));
+  }
+}
+
+template <class Optimizer>
+void expect_plain_state(const ProcessGroupPtr& group, int to,
+                        typename ShardingTraits<Optimizer>::Options options,
+                        ZeroRedundancyOptions zero = {}) {
+  ZeroNet plain_net, net;
+  Optimizer plain(plain_net->parameters(), options);
+  ZeroRedundancyOptimizer<Optimizer> sharded(net->parameters(), options, zero);
+  averaged_steps(plain_net, plain, 0, 3, group);
+  averaged_steps(net, sharded, 0, 3, group);
+  sharded.consolidate_state_dict(to);
+  EXPECT_EQ(sharded.has_state_dict(), group->rank() == to);
+  if (group->rank() == to) {
+    expect_same_state(sharded.state_dict(), capture_optimizer(plain));
+    expect_same_state(capture_optimizer(*sharded.plain()),
+                      capture_optimizer(plain));
+  } else {
+    EXPECT_THROW(sharded.state_dict(), std::logic_error);
+  }
+}
+
+WORLD_TEST(ZeroState, IsThatOfTheOptimizerItself, 1, 2, 3) {
+  auto group = init_process_group();
+  const int last = world.size - 1;
+  expect_plain_state<optim::AdamW>(group.get(), 0, {.amsgrad = true});
+  expect_plain_state<optim::SGD>(group.get(), last,
+                                 {.lr = 0.1, .momentum = 0.9});
+  expect_plain_state<optim::SGD>(group.get(), 0, {.lr = 0.1});
+  expect_plain_state<torch::optim::Adagrad>(group.get(), last, {});
+  expect_plain_state<torch::optim::RMSprop>(
+      group.get(), 0, torch::optim::RMSpropOptions(1e-3).momentum(0.9));
+  expect_plain_state<optim::AdamW>(group.get(), last, {},
+                                   {.cut_parameters = false});
+}
+
+// Saved by two ranks, loaded by three and by one.
+WORLD_TEST(ZeroState, SnapshotsKnowNothingOfRanks, 3) {
+  auto group = init_process_group();
+  const std::string path = world.folder / "zero.pt";
+  const auto pair = new_group({0, 1});
+  ZeroNet net;
+  if (pair) {
+    Zero optimizer(net->parameters(), {.lr = 0.02}, {.process_group = pair});
+    averaged_steps(net, optimizer, 0, 4, pair);
+    optimizer.param_groups()[0].options().set_lr(0.005);
+    optimizer.consolidate_state_dict();
+    const auto whole = optimizer.plain();
+    save_snapshot(path, {.model = net.ptr(), .optimizer = whole.get()},
+                  {.group = pair});
+  }
+  barrier();
+
+  ZeroNet three_net;
+  Zero three(three_net->parameters(), {.lr = 7});
+  auto whole = three.plain();
+  TrainingState state{.model = three_net.ptr(), .optimizer = whole.get()};
+  ASSERT_TRUE(load_snapshot(path, state));
+  three.load_state_dict(*whole);
+  EXPECT_EQ(three.param_groups()[0].options().get_lr(), 0.005);
+
+  ZeroNet one_net;
+  optim::AdamW one(one_net->parameters());
+  TrainingState alone{.model = one_net.ptr(), .optimizer = &one};
+  ASSERT_TRUE(load_snapshot(path, alone));
+
+  averaged_steps(three_net, three, 4, 8, group.get());
+  averaged_steps(one_net, one, 4, 8, group.get());
+  EXPECT_TRUE(flat_parameters(*three_net).equal(flat_parameters(*one_net)));
+
+  three.consolidate_state_dict(1);
+  if (world.rank == 1) {
+    expect_same_state(three.state_dict(), capture_optimizer(one));
+  }
+}
+
+WORLD_TEST(ZeroState, StateOfAnotherModelIsRefusedAndNothingChanged, 2) {
+  auto group = init_process_group();
+  ZeroNet net;
+  Zero optimizer(net->parameters());
+  averaged_steps(net, optimizer, 0, 1, group.get());
+  optim::AdamW other(net->first->parameters());
+  EXPECT_THROW(optimizer.load_state_dict(other), std::invalid_argument);
+  EXPECT_FALSE(optimizer.local_optimizer().state().empty());
+}
+
+}  // namespace
+}  // namespace lockstep
