@@ -46,7 +46,8 @@ endfunction()
 # 25 s a file without it. It is built once, for this target; others reuse it.
 function(lockstep_use_torch_pch target)
   if(NOT TARGET lockstep_torch_pch)
-    file(WRITE ${CMAKE_BINARY_DIR}/torch_pch/torch_pch.cpp "")
+    # Left alone where it is there: writing it anew would compile it anew.
+    file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/torch_pch/torch_pch.cpp CONTENT "")
     add_library(lockstep_torch_pch STATIC
                 ${CMAKE_BINARY_DIR}/torch_pch/torch_pch.cpp)
     target_link_libraries(lockstep_torch_pch PRIVATE torch)

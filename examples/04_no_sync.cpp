@@ -3,12 +3,12 @@
 // outside averages the sum.
 //
 //   $ build/bin/04_no_sync
-//   after 3 of 4 batches: gradient 3.00
-//   after 4 of 4 batches: gradient 4.00
+//   cpu: after 3 of 4 batches: gradient 3.00
+//   cpu: after 4 of 4 batches: gradient 4.00
 //
 //   $ build/bin/lockstep run --nproc-per-node=2 build/bin/04_no_sync
-//   after 3 of 4 batches: gradient 3.00
-//   after 4 of 4 batches: gradient 6.00
+//   cpu: after 3 of 4 batches: gradient 3.00
+//   cpu: after 4 of 4 batches: gradient 6.00
 
 #include <cstdio>
 
@@ -18,15 +18,18 @@
 int main() {
   auto group = lockstep::init_process_group();
   const int rank = lockstep::get_rank();
+  const auto device = lockstep::local_device();
 
-  lockstep::DistributedDataParallel<torch::nn::Linear> model(
-      torch::nn::Linear(1, 1));
+  torch::nn::Linear net(1, 1);
+  net->to(device);
+  lockstep::DistributedDataParallel<torch::nn::Linear> model(net);
   // The gradient of w * x is x: each batch of rank 0 adds 1, of rank 1 adds 2.
-  auto x = torch::full({1, 1}, 1.0 + rank);
+  auto x = torch::full({1, 1}, 1.0 + rank, device);
   auto print = [&](int batches) {
     if (rank != 0) return;
-    std::printf("after %d of 4 batches: gradient %.2f\n", batches,
-                model->weight.grad().item<double>());
+    std::printf("%s: after %d of 4 batches: gradient %.2f\n",
+                device.str().c_str(), batches,
+                net->weight.grad().item<double>());
   };
 
   {

@@ -4,6 +4,8 @@
 #include <lockstep/checkpoint/module_state.h>
 #include <lockstep/checkpoint/optimizer_state.h>
 #include <lockstep/lockstep.h>
+#include <lockstep/parallel/comm_hooks/comm_hooks.h>
+#include <lockstep/parallel/model_averaging/post_local_sgd_optimizer.h>
 #include <torch/torch.h>
 
 #include <type_traits>
@@ -30,5 +32,8 @@ namespace lockstep_names {
 using namespace lockstep;  // NOLINT
 using DistributedDataParallel =
     ::lockstep::DistributedDataParallel<torch::nn::Linear>;
+using DataParallel = ::lockstep::DataParallel<torch::nn::Linear>;
+using ZeroRedundancyOptimizer =
+    ::lockstep::ZeroRedundancyOptimizer<::lockstep::optim::AdamW>;
 using DataLoader = ::lockstep::DataLoader<::lockstep::TensorDataset>;
 }  // namespace lockstep_names

@@ -12,16 +12,30 @@ import re
 import sys
 
 import torch
+import torch.amp
 import torch.distributed as dist
+import torch.distributed.algorithms
+import torch.distributed.optim
 import torch.multiprocessing
 import torch.nn.parallel
+import torch.nn.utils
 import torch.utils.data
 import torch.utils.data.distributed
 from torch.distributed import distributed_c10d
+from torch.distributed.algorithms import ddp_comm_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
+from torch.distributed.algorithms.model_averaging import (
+    averagers, hierarchical_model_averager)
 from torch.distributed.run import get_args_parser
 
+HOOKS = [ddp_comm_hooks.default_hooks, ddp_comm_hooks.debugging_hooks,
+         ddp_comm_hooks.quantization_hooks, ddp_comm_hooks.powerSGD_hook,
+         post_localSGD_hook]
+AVERAGERS = [averagers, hierarchical_model_averager]
 PLACES = [dist, torch.nn.parallel, torch.utils.data.distributed,
           torch.utils.data, torch.multiprocessing, torch.nn, torch.optim,
+          torch.amp, torch.nn.utils, torch.distributed.optim,
+          torch.distributed.algorithms, *HOOKS, *AVERAGERS, ddp_comm_hooks,
           torch]
 # Whose parameters the page names all.
 SIGNATURES = [
@@ -29,11 +43,26 @@ SIGNATURES = [
     dist.monitored_barrier, dist.barrier, dist.isend, dist.recv,
     torch.nn.parallel.DistributedDataParallel.__init__,
     torch.utils.data.distributed.DistributedSampler.__init__,
-    torch.utils.data.DataLoader.__init__, torch.multiprocessing.spawn]
+    torch.utils.data.DataLoader.__init__, torch.multiprocessing.spawn,
+    torch.nn.DataParallel.__init__, torch.nn.parallel.data_parallel,
+    torch.nn.SyncBatchNorm.__init__, torch.amp.autocast.__init__,
+    torch.amp.GradScaler.__init__, torch.nn.utils.clip_grad_norm_,
+    torch.nn.utils.clip_grad_value_,
+    torch.distributed.optim.ZeroRedundancyOptimizer.__init__,
+    torch.distributed.optim.PostLocalSGDOptimizer.__init__,
+    torch.distributed.algorithms.Join.__init__,
+    ddp_comm_hooks.powerSGD_hook.PowerSGDState.__init__,
+    post_localSGD_hook.PostLocalSGDState.__init__,
+    averagers.PeriodicModelAverager.__init__,
+    hierarchical_model_averager.HierarchicalModelAverager.__init__]
 METHODS = [torch.nn.parallel.DistributedDataParallel,
-           torch.multiprocessing.ProcessContext]
+           torch.multiprocessing.ProcessContext, torch.nn.DataParallel,
+           torch.nn.SyncBatchNorm, torch.amp.GradScaler, dist.GradBucket,
+           torch.distributed.optim.ZeroRedundancyOptimizer,
+           torch.distributed.optim.PostLocalSGDOptimizer,
+           torch.distributed.algorithms.Join]
 # Of Python alone: its own module, and what only names a type for annotations.
-NOT_OF_THE_PAGE = {"self", "GroupName", "record_comm", "reduce_op"}
+NOT_OF_THE_PAGE = {"self", "kwargs", "GroupName", "record_comm", "reduce_op"}
 
 
 def torchrun_options():
@@ -72,8 +101,17 @@ def unknown(name):
     return None
 
 
+def defined_in(module):
+    """What is public in `module`, and no import of its."""
+    return (name for name, value in vars(module).items()
+            if getattr(value, "__module__", "") == module.__name__
+            and not name.startswith("_"))
+
+
 def expected():
     yield from distributed_c10d.__all__
+    for module in [*HOOKS, *AVERAGERS]:
+        yield from defined_in(module)
     yield from torchrun_options()
     for function in SIGNATURES:
         for parameter in inspect.signature(function).parameters:

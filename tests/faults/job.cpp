@@ -56,8 +56,8 @@ void Job::start_rank(int rank, const std::string& scenario,
     }
   }
   auto command = prefix ? prefix(rank) : std::vector<std::string>{};
-  for (const auto& word : {std::string(LOCKSTEP_BIN_DIR "/tests/faults_rank"),
-                           scenario, std::string(way_.backend)}) {
+  for (const auto& word : {LOCKSTEP_BIN_DIR "/tests/" + program, scenario,
+                           std::string(way_.backend)}) {
     command.push_back(word);
   }
   command.insert(command.end(), arguments.begin(), arguments.end());

@@ -23,6 +23,7 @@ struct Way {
 void PrintTo(const Way& way, std::ostream* out);
 
 inline constexpr Way kOneHost{"OneHost", "lockstep"};
+inline constexpr Way kOneHostDetail{"OneHostDetail", "lockstep", 1, true};
 inline constexpr Way kTwoHosts{"TwoHosts", "lockstep", 2};
 inline constexpr Way kTwoHostsDetail{"TwoHostsDetail", "lockstep", 2, true};
 inline constexpr Way kGloo{"Gloo", "gloo"};
@@ -37,11 +38,13 @@ class Job {
 
   Job(Starter starter, Way way, int size, int port);
 
+  // Which of the test programs a rank is.
+  std::string program{"faults_rank"};
   // What a rank's command begins with, and what is put before its environment.
   std::function<std::vector<std::string>(int rank)> prefix{};
   std::function<std::vector<std::string>(int rank)> environment{};
 
-  // `faults_rank SCENARIO BACKEND ARGUMENTS` as every rank, or as one.
+  // `program SCENARIO BACKEND ARGUMENTS` as every rank, or as one.
   void start(const std::string& scenario,
              const std::vector<std::string>& arguments = {});
   void start_rank(int rank, const std::string& scenario,

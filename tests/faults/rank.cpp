@@ -34,11 +34,9 @@
 
 #include <chrono>
 #include <csignal>
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <functional>
-#include <map>
 #include <optional>
 #include <string>
 #include <thread>
@@ -47,6 +45,7 @@
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/empty_shared.h"
 #include "lockstep/comm/init.h"
+#include "tests/faults/rank_report.h"
 #include "tests/faults/storm.h"
 
 namespace lockstep::testing {
@@ -55,39 +54,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-const int rank = std::stoi(std::getenv("RANK"));
-
-void say(const char* what, const std::string& more = {}) {
-  std::printf("%s %d%s%s\n", what, rank, more.empty() ? "" : " ", more.c_str());
-  std::fflush(stdout);
-}
-
-std::string one_line(const std::exception& error) {
-  const auto* torch = dynamic_cast<const c10::Error*>(&error);
-  std::string text = torch ? torch->what_without_backtrace() : error.what();
-  for (size_t at; (at = text.find('\n')) != text.npos;) {
-    text.replace(at, 1, " | ");
-  }
-  return text;
-}
-
-class Arguments {
- public:
-  explicit Arguments(std::vector<std::string> given) {
-    for (const auto& argument : given) {
-      const auto equals = argument.find('=');
-      values_[argument.substr(0, equals)] =
-          std::stoi(argument.substr(equals + 1));
-    }
-  }
-  int get(const std::string& name, int otherwise = 0) const {
-    const auto found = values_.find(name);
-    return found == values_.end() ? otherwise : found->second;
-  }
-
- private:
-  std::map<std::string, int> values_;
-};
+const int rank = own_rank();
 
 // Its rank 1 stops before it says that it has a listening socket: rank 0 has
 // one, and waits.

@@ -51,7 +51,8 @@ CASES = {
 
 def initial(index, size, dtype):
     count = torch.Size(size).numel()
-    return (((torch.arange(count) * 5 + index) % 23 - 11) / 8.0).to(dtype).view(size)
+    numbers = (torch.arange(count) * 5 + index) % 23 - 11
+    return (numbers / 8.0).to(dtype).view(size)
 
 
 def gradient(index, step, size, dtype):

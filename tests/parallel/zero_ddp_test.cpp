@@ -5,7 +5,10 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
-#include "lockstep/comm/host_sharing.h"
+#include <chrono>
+#include <optional>
+#include <thread>
+
 #include "lockstep/comm/init.h"
 #include "lockstep/parallel/zero/zero_redundancy_optimizer.h"
 #include "tests/harness/process_world.h"
@@ -87,6 +90,24 @@ WORLD_TEST(ZeroDdp, SharedParametersAreOneCopy, 2, 3) {
   EXPECT_TRUE(weight.detach().equal(torch::full({201, 64}, 3.0)));
   EXPECT_TRUE(weight.requires_grad());
   barrier();
+}
+
+// The others' next forward waits for a rank that is late with its part.
+WORLD_TEST(ZeroDdp, ForwardWaitsForRanksThatStepLate, 2, 3) {
+  auto group = init_process_group();
+  Model model(ZeroNet(), kBuckets);
+  Zero optimizer(model, {.lr = 0.01}, {.shared_parameters = true});
+  for (int step = 0; step < 6; ++step) {
+    optimizer.zero_grad();
+    zero_loss(model(zero_batch(step, world.rank, torch::kFloat))).backward();
+    if (step % world.size == world.rank) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    optimizer.step();
+  }
+  optimizer.synchronize();
+  EXPECT_TRUE(
+      flat_parameters(*model.module()).equal(plainly_trained(world.rank, 6)));
 }
 
 WORLD_TEST(ZeroDdp, SharedParametersOutliveOptimizerAndWrapper, 2) {

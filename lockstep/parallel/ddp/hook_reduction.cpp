@@ -17,7 +17,6 @@ class HookReduction final : public BucketReduction {
   void begin(double /*divisor*/) override {
     // What an abandoned round left runs on; nobody waits for it.
     futures_.clear();
-    passed_.clear();
     final_ = 0;
   }
 
@@ -31,10 +30,9 @@ class HookReduction final : public BucketReduction {
       gradients.push_back(slot.alias);
       parameters.push_back(parameters_[slot.parameter].tensor);
     }
-    // Lives as long as its future may use it.
-    auto& passed = passed_.emplace_back(std::make_unique<GradBucket>(
+    const auto passed = std::make_shared<GradBucket>(
         bucket, bucket + 1 == buckets_.size(), flat, std::move(gradients),
-        std::move(parameters)));
+        std::move(parameters));
     auto future = hook_(*passed);
     if (!future) {
       throw std::invalid_argument(
@@ -42,6 +40,8 @@ class HookReduction final : public BucketReduction {
           "completed_future(bucket.buffer()) where nothing is to be waited "
           "for");
     }
+    // Continuations may use the bucket until then, abandoned rounds' too.
+    future->addCallback([passed](c10::ivalue::Future&) {});
     futures_.push_back(std::move(future));
   }
 
@@ -52,7 +52,6 @@ class HookReduction final : public BucketReduction {
 
   void finish() override {
     while (final_ < futures_.size()) take();
-    passed_.clear();
     futures_.clear();
   }
 
@@ -73,7 +72,6 @@ class HookReduction final : public BucketReduction {
   const std::vector<NamedParameter>& parameters_;
   CommHook hook_;
   std::vector<CommFuture> futures_{};
-  std::vector<std::unique_ptr<GradBucket>> passed_{};
   size_t final_ = 0;
 };
 

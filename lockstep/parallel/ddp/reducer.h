@@ -91,7 +91,7 @@ class Reducer {
   // Instead of the averaging all-reduce. Once, before the first backward.
   void register_comm_hook(CommHook hook);
   bool has_comm_hook() const { return static_cast<bool>(hook_); }
-  void delay(DelayedBucket delayed) { delayed_.emplace(std::move(delayed)); }
+  void delay(DelayedBucket delayed);
 
   // Sharded gradients: `owned[i]`, elements of parameters()[i] in memory
   // order, are what of them is averaged on this rank; the others' gradients are
@@ -203,7 +203,8 @@ class Reducer {
   mutable std::mutex mutex_;
   bool synchronize_ = true;
   bool in_backward_ = false;
-  int graph_task_ = -1;  // whose end calls end_backward()
+  int graph_task_ = -1;  // the last whose end calls end_backward()
+  int open_tasks_ = 0;   // of these, nested in one another
   // From the first gradient to the last averaged one.
   std::optional<Span> backward_span_;
   size_t missing_ = 0;           // parameters not ready

@@ -149,7 +149,7 @@ TEST_P(Buckets, OfAnAbandonedRoundDoNotDisturbTheNext) {
 TEST_P(Buckets, OfMoreRoundsThanAnybodyCounts) {
   ForkedWorld world(GetParam(), small_tuning(), [](Group& group, Signs&) {
     BucketRank rank(group, values(),
-                    {.buckets = {{.count = 3}, {.count = 130}}});
+                    {.buckets = {{.count = 3}, {.count = 60}}});
     for (uint64_t step = 0; step < 1500; ++step) rank.run(step);
   });
   EXPECT_EQ(faults(world.finish(kTestTime)), "");

@@ -49,6 +49,21 @@ TEST_P(BucketRaces, OfRoundsBesideCollectives) {
   EXPECT_EQ(faults(ends), "");
 }
 
+// Nobody waits for anybody at the end of these rounds.
+TEST_P(BucketRaces, OfRoundsOfTinyBuckets) {
+  const auto ends = world_.run([](Group& group) {
+    BucketRank rank(group, values(),
+                    {.buckets = {{.count = 5}, {.count = 40}}});
+    for (uint64_t step = 0; step < 300; ++step) {
+      rank.run(step, [&] { dawdle(group, step); });
+      if (step % 7 == 0) rank.abandon(1000 + step, step % 3);
+    }
+    rank.run(300);
+    group.barrier(kTimeout);
+  });
+  EXPECT_EQ(faults(ends), "");
+}
+
 TEST_P(BucketRaces, OfAbandonedRounds) {
   const auto ends = world_.run([](Group& group) {
     for (const auto results : {Results::everywhere, Results::owned}) {

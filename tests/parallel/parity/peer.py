@@ -27,7 +27,6 @@ from torch.distributed.algorithms.ddp_comm_hooks import (
     default_hooks, powerSGD_hook)
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parallel.distributed import _MixedPrecision
 from torch.nn.utils import clip_grad_norm_, clip_grad_value_
 from torch.utils.data.distributed import DistributedSampler
 
@@ -41,23 +40,28 @@ OPTIMIZERS = {
 }
 
 
-class DoneAtOnce:
-    """Stream and event of the CPU, which has neither: mixed_precision uses
-    them wherever it runs."""
+class MixedPrecisionModel:
+    """What mixed_precision means, in so many words: Python's own needs streams
+    and events, so a GPU."""
 
-    def __init__(self, *args, **kwargs):
-        pass
+    LOW = torch.bfloat16
 
-    def __enter__(self):
-        return self
+    def __init__(self, plain):
+        self.plain = plain
+        for parameter in plain.parameters():
+            dist.broadcast(parameter.data, 0)
+            parameter.register_post_accumulate_grad_hook(self.average)
 
-    def __exit__(self, *exception):
-        pass
+    def __call__(self, data):
+        low = {name: parameter.to(self.LOW)
+               for name, parameter in self.plain.named_parameters()}
+        return torch.func.functional_call(self.plain, low, data.to(self.LOW))
 
-    def nothing_to_wait_for(self, *args, **kwargs):
-        pass
-
-    record = wait = wait_stream = nothing_to_wait_for
+    def average(self, parameter):
+        gradient = parameter.grad.to(self.LOW)
+        dist.all_reduce(gradient)
+        parameter.grad = gradient.div_(dist.get_world_size()).to(
+            parameter.dtype)
 
 
 def make_optimizer(case, parameters):
@@ -77,9 +81,6 @@ def ddp_options(case):
         options["broadcast_buffers"] = False
     if case["bucket_cap_mb"]:
         options["bucket_cap_mb"] = case["bucket_cap_mb"]
-    if case["mixed_precision"]:
-        low = torch.bfloat16
-        options["mixed_precision"] = _MixedPrecision(low, low, low)
     return options
 
 
@@ -104,6 +105,15 @@ def register_hook(model, case, job):
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
 
 
+class ParallelModel(DistributedDataParallel):
+    """A rank that has joined tells the others which parameters it used. Python
+    tells them what was used in its last iteration by any rank; here: none."""
+
+    def _match_unused_params_allreduce(self):
+        self.reducer._get_local_used_map().zero_()
+        super()._match_unused_params_allreduce()
+
+
 class Training:
     def __init__(self, case, job):
         self.case = case
@@ -117,8 +127,11 @@ class Training:
         self.record = {"data": data, "target": target}
         self.note_state("initial.")
 
-        self.model = DistributedDataParallel(self.plain, **ddp_options(case))
-        register_hook(self.model, case, job)
+        if case["mixed_precision"]:
+            self.model = MixedPrecisionModel(self.plain)
+        else:
+            self.model = ParallelModel(self.plain, **ddp_options(case))
+            register_hook(self.model, case, job)
         self.optimizer = make_optimizer(case, self.plain.parameters())
         self.scaler = torch.amp.GradScaler(
             "cpu", init_scale=job["init_scale"],
@@ -180,11 +193,14 @@ class Training:
         if self.case["grad_scaler"]:
             self.record["scales"][step] = self.scaler.get_scale()
 
+    def joined(self):
+        if not self.case["early"]:
+            return contextlib.nullcontext()
+        by_initial = self.case["divide_by_initial_world_size"]
+        return self.model.join(divide_by_initial_world_size=by_initial)
+
     def run(self):
-        with self.model.join(
-                divide_by_initial_world_size=self.case[
-                    "divide_by_initial_world_size"],
-                enable=self.case["early"] > 0):
+        with self.joined():
             for step in range(self.steps):
                 self.step(step)
         self.note_state("final.")
@@ -195,8 +211,6 @@ def main():
     path = Path(sys.argv[1])
     job = json.loads(path.read_text())
     warnings.simplefilter("ignore", FutureWarning)
-    torch.Stream = torch.Event = DoneAtOnce
-    torch.accelerator.current_stream = DoneAtOnce
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     for case in job["cases"]:

@@ -1,0 +1,323 @@
+// One rank of a training that comes to harm: `faults_trainer SCENARIO BACKEND
+// [NAME=N]` with the environment of a rank. It trains six parameters w0 ... w5
+// for `steps` (6), a bucket each from the second step on; their gradients
+// become ready in the order w5 ... w0. Gradients and parameters are compared
+// with their exact values in every step.
+//
+// It says what faults_rank says (rank.cpp), and stays as that does; `failed`
+// has the place before the text, as in "failed 0 backward 3: TEXT". Further:
+//
+//   harm R            it now does what its scenario says
+//   caught R TEXT     a failure that it trains on behind
+//
+// Scenarios, by what the rank `odd` does in step 3:
+//
+//   plain         nothing
+//   kill_first    is killed before its first forward
+//   kill_rebuild  ... before its second one, in which the buckets are made
+//   kill          ... in backward, when w5, w4 and w3 are published
+//   kill_update   ... between backward and the optimizer's step
+//   kill_step     ... in the optimizer's step
+//   stop          stops itself in backward, where `kill` is killed
+//   leave         has no more inputs and destroys its group
+//   barrier       has no more inputs and waits in barrier()
+//   joined        the same number of inputs, but all train under join()
+//   unused        leaves w2 out of its loss
+//   all_unused    all ranks leave out one, each another: the step is given up
+//   nan           has NaN in its gradient of w4; the step is given up
+//   drift         adds 1 to its w4 behind the step
+//
+// Further: `timeout` in ms (30,000); `elements` of a parameter (1,000); `zero`,
+// for a sharded optimizer with shared parameters; `in_place`, to zero gradients
+// instead of dropping them; `late`, ms that `odd` comes late with its gradients
+// in step 3; `check_nan` and `check_replicas`, for the options of
+// DistributedDataParallel; `leave` and `end` as faults_rank's.
+
+#include <torch/nn/module.h>
+#include <torch/optim/sgd.h>
+#include <torch/types.h>
+
+#include <array>
+#include <chrono>
+#include <csignal>
+#include <functional>
+#include <limits>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include "lockstep/comm/collectives.h"
+#include "lockstep/comm/init.h"
+#include "lockstep/parallel/ddp/distributed_data_parallel.h"
+#include "lockstep/parallel/zero/zero_redundancy_optimizer.h"
+#include "tests/faults/rank_report.h"
+
+namespace lockstep::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+
+constexpr int kParameters = 6;
+constexpr int kHarmStep = 3;
+constexpr double kLearningRate = 0.5;
+const int rank = own_rank();
+
+// Where it is, for what it says about a failure.
+std::string place;
+
+void harm(int signal) {
+  say("harm");
+  ::raise(signal);
+}
+
+// Behind w3's gradient, before w2's.
+constexpr int kAmid = 2;
+
+struct NetImpl : torch::nn::Module {
+  explicit NetImpl(int64_t elements) {
+    for (int i = 0; i < kParameters; ++i) {
+      weights[i] =
+          register_parameter("w" + std::to_string(i), torch::zeros({elements}));
+    }
+  }
+  // The gradient of each weight is `input`, times `spoilt` for w4.
+  // `before[i]` is called in backward before w_i's is there.
+  torch::Tensor forward(double input) {
+    auto loss = torch::zeros({1});
+    for (int i = 0; i < kParameters; ++i) {
+      if (i == left_out) continue;
+      auto part = weights[i] * (i == 4 ? input * spoilt : input);
+      if (before[i]) {
+        part.register_hook([call = before[i]](const at::Tensor&) { call(); });
+      }
+      loss = loss + part.sum();
+    }
+    return loss;
+  }
+  std::array<torch::Tensor, kParameters> weights;
+  std::array<std::function<void()>, kParameters> before{};
+  double spoilt = 1;
+  int left_out = -1;
+};
+TORCH_MODULE(Net);
+
+struct MortalSgd : torch::optim::SGD {
+  using Options = torch::optim::SGDOptions;
+  using SGD::SGD;
+  torch::Tensor step(LossClosure closure = nullptr) override {
+    if (doomed) harm(SIGKILL);
+    return SGD::step(std::move(closure));
+  }
+  static inline bool doomed = false;
+};
+
+class Training {
+ public:
+  Training(std::string scenario, const Arguments& given)
+      : scenario_(std::move(scenario)),
+        given_(given),
+        odd_(rank == given.get("odd", -1)),
+        net_(given.get("elements", 1000)),
+        model_(net_, options(given)) {
+    if (given.get("zero")) {
+      sharded_ = std::make_unique<Sharded>(
+          model_, MortalSgd::Options(kLearningRate),
+          ZeroRedundancyOptions{.shared_parameters = true});
+    } else {
+      plain_ = std::make_unique<MortalSgd>(net_->parameters(),
+                                           MortalSgd::Options(kLearningRate));
+    }
+  }
+
+  void run() {
+    if (odd_ && scenario_ == "kill_first") harm(SIGKILL);
+    if (scenario_ == "joined") {
+      join({&model_.joinable()}, [&] { train(); });
+      place = "after join";
+      compare_weights();
+    } else {
+      train();
+    }
+  }
+
+ private:
+  using Sharded = ZeroRedundancyOptimizer<MortalSgd>;
+
+  static DistributedDataParallelOptions options(const Arguments& given) {
+    const double bytes = 4.0 * given.get("elements", 1000);
+    return {.bucket_cap_mb = bytes / (1 << 20),
+            .check_for_nan_in_grad = given.get("check_nan") != 0,
+            .check_replicas_every = given.get("check_replicas")};
+  }
+
+  void train() {
+    for (step_ = 0; step_ < given_.get("steps", 6); ++step_) {
+      const bool harmed = step_ == kHarmStep;
+      if (odd_ && step_ == 1 && scenario_ == "kill_rebuild") harm(SIGKILL);
+      if (odd_ && harmed && has_no_more()) return;
+      prepare(harmed);
+      at_place("forward");
+      auto loss = model_(input_of(rank));
+      at_place("backward");
+      if (harmed && gives_up()) {
+        try {
+          loss.backward();
+        } catch (const std::runtime_error& error) {
+          say("caught", one_line(error));
+          zero_grad();
+          continue;
+        }
+        throw std::logic_error("nothing was noticed");
+      }
+      loss.backward();
+      compare_gradients();
+      if (odd_ && harmed && scenario_ == "kill_update") harm(SIGKILL);
+      at_place("step");
+      MortalSgd::doomed = odd_ && harmed && scenario_ == "kill_step";
+      if (sharded_) {
+        sharded_->step();
+      } else {
+        plain_->step();
+      }
+      expected_weight_ -= kLearningRate * expected_gradient();
+      if (odd_ && harmed && scenario_ == "drift") {
+        at::NoGradGuard no_grad;
+        net_->weights[4] += 1;
+      } else {
+        compare_weights();
+      }
+      zero_grad();
+    }
+  }
+
+  bool has_no_more() {
+    if (scenario_ == "joined") {
+      for (; step_ < given_.get("steps", 6); ++step_) {
+        expected_weight_ -= kLearningRate * expected_gradient();
+      }
+      return true;
+    }
+    if (scenario_ == "barrier") {
+      place = "barrier";
+      say("harm");
+      barrier();
+    }
+    return scenario_ == "leave";
+  }
+
+  void prepare(bool harmed) {
+    net_->before = {};
+    net_->left_out = -1;
+    net_->spoilt = 1;
+    if (!harmed) return;
+    if (scenario_ == "all_unused") net_->left_out = rank;
+    if (!odd_) return;
+    if (scenario_ == "unused") net_->left_out = kAmid;
+    if (scenario_ == "nan") {
+      net_->spoilt = std::numeric_limits<double>::quiet_NaN();
+    }
+    if (scenario_ == "kill") net_->before[kAmid] = [] { harm(SIGKILL); };
+    if (scenario_ == "stop") net_->before[kAmid] = [] { harm(SIGSTOP); };
+    if (const int late = given_.get("late")) {
+      net_->before[kParameters - 1] = [late] {
+        std::this_thread::sleep_for(milliseconds(late));
+      };
+    }
+  }
+  bool gives_up() const {
+    return scenario_ == "all_unused" || scenario_ == "nan";
+  }
+
+  void zero_grad() {
+    const bool drop = given_.get("in_place") == 0;
+    if (sharded_) {
+      sharded_->zero_grad(drop);
+    } else {
+      plain_->zero_grad(drop);
+    }
+  }
+
+  void at_place(const char* what) {
+    place = what + (" " + std::to_string(step_));
+  }
+
+  // Multiples of the group's size: their averages are whole numbers.
+  double input_of(int of) const {
+    return get_world_size() * (of + 1.0 + step_);
+  }
+  double expected_gradient() const {
+    double sum = 0;
+    for (int of = 0; of < get_world_size(); ++of) {
+      const bool there = scenario_ != "joined" || step_ < kHarmStep ||
+                         of != given_.get("odd", -1);
+      if (there) sum += of + 1.0 + step_;
+    }
+    return sum;
+  }
+
+  void compare_gradients() const {
+    if (sharded_) return;  // of others' parts there is none
+    for (const auto& weight : net_->weights) {
+      compare("a gradient", weight.grad(), expected_gradient());
+    }
+  }
+  void compare_weights() const {
+    if (sharded_) sharded_->synchronize();
+    for (const auto& weight : net_->weights) {
+      compare("a parameter", weight.detach(), expected_weight_);
+    }
+  }
+  void compare(const char* what, const at::Tensor& tensor,
+               double expected) const {
+    const auto wrong = tensor.ne(expected);
+    if (!wrong.any().item<bool>()) return;
+    throw std::logic_error(
+        std::string(what) + " has the value " +
+        std::to_string(tensor.index({wrong})[0].item<double>()) +
+        " instead of " + std::to_string(expected));
+  }
+
+  const std::string scenario_;
+  const Arguments given_;
+  const bool odd_;
+  Net net_;
+  DistributedDataParallel<Net> model_;
+  std::unique_ptr<MortalSgd> plain_{};
+  std::unique_ptr<Sharded> sharded_{};
+  int step_ = 0;
+  double expected_weight_ = 0;
+};
+
+int run(const std::string& scenario, const std::string& backend,
+        const Arguments& given) {
+  bool right = false;
+  std::optional<ProcessGroupGuard> group;
+  try {
+    group.emplace(init_process_group(
+        backend, {.timeout = milliseconds(given.get("timeout", 30'000))}));
+    place = "wrapper";
+    Training(scenario, given).run();
+    right = true;
+    say("done");
+  } catch (const std::exception& error) {
+    say("failed", place + ": " + one_line(error));
+  }
+  const bool left_early = scenario == "leave" && rank == given.get("odd", -1);
+  if (left_early || given.get("leave")) {
+    group.reset();
+    say("left");
+  }
+  if (!given.get("end")) std::this_thread::sleep_for(seconds(60));
+  return right ? 0 : 1;
+}
+
+}  // namespace
+}  // namespace lockstep::testing
+
+int main(int argc, char** argv) {
+  return lockstep::testing::run(
+      argv[1], argv[2], lockstep::testing::Arguments({argv + 3, argv + argc}));
+}

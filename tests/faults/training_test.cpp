@@ -1,0 +1,289 @@
+// Training whose ranks come to harm: 1, 2, 3, 13, 14, 15 and 16 of the faults
+// that must be survived, as DistributedDataParallel and the sharded optimizer
+// meet them.
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include <filesystem>
+#include <set>
+#include <thread>
+
+#include "lockstep/base/deadline.h"
+#include "tests/faults/job.h"
+
+namespace lockstep::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+constexpr int kRanks = 3;
+constexpr int kOdd = 1;
+// Of a parameter: each bucket is reduced by all ranks from copies, or in
+// slices (comm/shm/protocol/bucket_exchange.h).
+const std::vector<std::string> kBucketSizes{"elements=1000", "elements=100000"};
+
+class Training : public WaysTest {
+ protected:
+  Job& start(const std::string& scenario,
+             std::vector<std::string> arguments = {}) {
+    job_ = &make_job(GetParam(), kRanks);
+    job_->program = "faults_trainer";
+    arguments.push_back("odd=" + std::to_string(kOdd));
+    job_->start(scenario, arguments);
+    return *job_;
+  }
+
+  // Each rank reduces in the memory of the others: these are promised a name
+  // in any case. Gloo's only where calls are compared.
+  bool names() const { return in_memory() || GetParam().detail; }
+  bool in_memory() const {
+    return std::string(GetParam().backend) == "lockstep";
+  }
+  std::string odd_rank() const { return "rank " + std::to_string(kOdd); }
+
+  // Deaths are seen where the shared memory's sockets hang up; where calls are
+  // compared by absence, at the deadline. Gloo's peers fail once one of them
+  // has gone.
+  std::vector<std::string> dying() const {
+    if (GetParam().detail) return {"timeout=1500", "end=1"};
+    return {"end=1"};
+  }
+  seconds after_death() const {
+    return seconds(in_memory() && !GetParam().detail ? 1 : 5);
+  }
+
+  // The peers of the odd one say that they failed, at `place`.
+  void expect_failures(const std::string& place, seconds allowed) {
+    job_->await("failed", kOdd, allowed);
+    for (int rank = 0; rank < kRanks; ++rank) {
+      if (rank == kOdd) continue;
+      const auto text = job_->said(rank, "failed");
+      EXPECT_THAT(text, AllOf(StartsWith(place),
+                              HasSubstr("on rank " + std::to_string(rank)),
+                              HasSubstr("allowed")));
+      EXPECT_THAT(text, HasSubstr(names() ? odd_rank() : "rank"));
+    }
+  }
+  void expect_death_seen(const std::string& place) {
+    job_->rank(kOdd).await_output("harm");
+    expect_failures(place, after_death());
+    if (in_memory() && !GetParam().detail) {
+      for (int rank : {0, 2}) {
+        EXPECT_THAT(job_->said(rank, "failed"),
+                    HasSubstr(odd_rank() + " died"));
+      }
+    }
+    // The wrapper, its optimizer and the group are destroyed in peace.
+    for (int rank : {0, 2}) {
+      const auto result = job_->rank(rank).finish();
+      EXPECT_EQ(result.exit_code, 1) << result.err;
+      EXPECT_THAT(result.err, Not(HasSubstr("terminate")));
+    }
+  }
+  void expect_stopped() {
+    job_->rank(kOdd).await_output("harm");
+    const auto path =
+        "/proc/" + std::to_string(job_->rank(kOdd).pid()) + "/status";
+    const auto deadline = Deadline::after(seconds(10));
+    while (!deadline.expired() &&
+           read_file(path).find("State:\tT") == std::string::npos) {
+      std::this_thread::sleep_for(milliseconds(5));
+    }
+  }
+
+  Job* job_ = nullptr;
+};
+
+class TrainingInBothSizes : public Training {};
+
+TEST_P(TrainingInBothSizes, PeersOfARankKilledInBackwardFailInIt) {
+  for (const auto& size : kBucketSizes) {
+    SCOPED_TRACE(size);
+    auto arguments = dying();
+    arguments.push_back(size);
+    start("kill", arguments);
+    expect_death_seen("backward 3: ");
+  }
+}
+
+TEST_P(TrainingInBothSizes, ARankStoppedInBackwardIsNamedAtTheDeadline) {
+  for (const auto& size : kBucketSizes) {
+    SCOPED_TRACE(size);
+    auto& job = start("stop", {size, "timeout=1200"});
+    job.rank(kOdd).await_output("harm");
+    expect_failures("backward 3: ", seconds(10));
+    for (int rank : {0, 2}) {
+      EXPECT_THAT(job.said(rank, "failed"), Not(HasSubstr(" died")));
+    }
+  }
+}
+
+TEST_P(TrainingInBothSizes, ARankThatGoesOnBeforeTheDeadlineIsWaitedFor) {
+  for (const auto& size : kBucketSizes) {
+    SCOPED_TRACE(size);
+    auto& job = start("stop", {size, "end=1"});
+    expect_stopped();
+    std::this_thread::sleep_for(milliseconds(300));
+    job.rank(kOdd).signal(SIGCONT);
+    job.await("done");
+  }
+}
+
+// All give up the same step, behind different numbers of published buckets.
+TEST_P(TrainingInBothSizes, AStepThatAllRanksGaveUpDoesNotHarmTheNext) {
+  for (const auto& size : kBucketSizes) {
+    SCOPED_TRACE(size);
+    auto& job = start("all_unused", {size, "end=1"});
+    job.await("done");
+    for (int rank = 0; rank < kRanks; ++rank) {
+      EXPECT_THAT(job.said(rank, "caught"),
+                  AllOf(HasSubstr("rank " + std::to_string(rank) + ":"),
+                        HasSubstr("'w" + std::to_string(rank) + "'")));
+    }
+  }
+}
+
+// The late one reduces buckets of the step that was given up when the others
+// accumulate those of the next, in the same memory.
+TEST_P(TrainingInBothSizes, ARankThatGaveUpLateDoesNotHarmGradientsInPlace) {
+  for (const auto& size : kBucketSizes) {
+    SCOPED_TRACE(size);
+    start("all_unused", {size, "end=1", "late=300", "in_place=1"})
+        .await("done");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, TrainingInBothSizes,
+                         ::testing::Values(kOneHost, kOneHostDetail, kGloo),
+                         way_name);
+
+TEST_P(Training, PeersOfARankThatDiesBeforeItsFirstStepFailInBackward) {
+  start("kill_first", dying());
+  expect_death_seen("backward 0: ");
+}
+
+TEST_P(Training, PeersOfARankThatDiesBeforeBucketsAreMadeFailInForward) {
+  start("kill_rebuild", dying());
+  expect_death_seen("forward 1: ");
+}
+
+TEST_P(Training, PeersOfARankThatDiesBehindBackwardFailInTheNext) {
+  start("kill_update", dying());
+  expect_death_seen("backward 4: ");
+}
+
+TEST_P(Training, ARankThatLeavesEarlyIsNamed) {
+  auto& job = start("leave", {"timeout=1500"});
+  job.rank(kOdd).await_output("left");
+  expect_failures("backward 3: ", seconds(10));
+}
+
+TEST_P(Training, ARankThatWaitsElsewhereIsNamedWithWhatItCalled) {
+  auto& job = start("barrier", {"timeout=1500"});
+  job.rank(kOdd).await_output("harm");
+  job.await("failed", -1, seconds(10));
+  expect_failures("backward 3: ", seconds(10));
+  if (!names()) return;
+  for (int rank : {0, 2}) {
+    EXPECT_THAT(job.said(rank, "failed"), HasSubstr("barrier"));
+  }
+}
+
+TEST_P(Training, UnevenInputsUnderJoinAreTrainedOn) {
+  start("joined", {"end=1"}).await("done");
+}
+
+TEST_P(Training, AMissingGradientOnOneRankNamesItAndThatRank) {
+  auto given = dying();
+  given.push_back("leave=1");
+  auto& job = start("unused", given);
+  job.rank(kOdd).await_output("failed");
+  EXPECT_THAT(job.said(kOdd, "failed"),
+              AllOf(StartsWith("backward 3: "), HasSubstr(odd_rank() + ":"),
+                    HasSubstr("'w2'"), HasSubstr("find_unused_parameters")));
+  job.rank(kOdd).await_output("left");
+  expect_failures("backward 3: ", after_death());
+}
+
+TEST_P(Training, ANanIsNamedOnEveryRankAndTheStepCanBeLeftOut) {
+  auto& job = start("nan", {"check_nan=1", "end=1"});
+  job.await("done");
+  for (int rank = 0; rank < kRanks; ++rank) {
+    EXPECT_THAT(job.all_said(rank, "caught"),
+                ::testing::ElementsAre(AllOf(
+                    HasSubstr("'w4'"), HasSubstr("on " + odd_rank() + " "),
+                    HasSubstr("NaN"), HasSubstr("step 3"))));
+  }
+}
+
+TEST_P(Training, AReplicaThatDriftedIsNamedOnEveryRank) {
+  auto& job = start("drift", {"check_replicas=2"});
+  job.await("failed");
+  for (int rank = 0; rank < kRanks; ++rank) {
+    EXPECT_THAT(job.said(rank, "failed"),
+                AllOf(StartsWith("forward 4: "), HasSubstr("'w4'"),
+                      HasSubstr("of " + odd_rank() + " ")));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, Training,
+                         ::testing::Values(kOneHost, kGloo, kGlooDetail),
+                         way_name);
+
+std::set<std::string> shared_files() {
+  std::set<std::string> names;
+  for (const auto& file : fs::directory_iterator("/dev/shm")) {
+    names.insert(file.path());
+  }
+  return names;
+}
+
+// With a sharded optimizer and parameters in common memory.
+class SharedParameters : public Training {
+ protected:
+  SharedParameters() : files_(shared_files()) {}
+
+  void start_and_lose(const std::string& scenario, const std::string& place) {
+    start(scenario, {"zero=1", "end=1"});
+    expect_death_seen(place);
+    job_->rank(kOdd).finish();
+    EXPECT_TRUE(await_no_process(seconds(5)));
+    EXPECT_EQ(shared_files(), files_);
+  }
+
+ private:
+  std::set<std::string> files_;
+};
+
+TEST_P(SharedParameters, OfARankKilledInBackward) {
+  start_and_lose("kill", "backward 3: ");
+}
+
+TEST_P(SharedParameters, OfARankKilledBehindBackwardFailTheStep) {
+  start_and_lose("kill_update", "step 3: ");
+}
+
+// It waits for those that still step.
+TEST_P(SharedParameters, OfARankKilledInItsStepFailTheNextForward) {
+  start_and_lose("kill_step", "forward 4: ");
+}
+
+TEST_P(SharedParameters, AreTrainedOnBehindAPause) {
+  auto& job = start("stop", {"zero=1", "end=1"});
+  expect_stopped();
+  std::this_thread::sleep_for(milliseconds(300));
+  job.rank(kOdd).signal(SIGCONT);
+  job.await("done");
+}
+
+INSTANTIATE_TEST_SUITE_P(Ways, SharedParameters, ::testing::Values(kOneHost),
+                         way_name);
+
+}  // namespace
+}  // namespace lockstep::testing

@@ -1,0 +1,236 @@
+// Backward passes that leave parameters out, or nest, on shared memory and on
+// Gloo.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <map>
+#include <string>
+#include <tuple>
+
+#include "lockstep/parallel/ddp/distributed_data_parallel.h"
+#include "tests/harness/process_world.h"
+#include "tests/parallel/both_backends.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::on_both_backends;
+using ::testing::ThrowsMessage;
+using testing::World;
+
+// Two branches of which a forward takes one, or both.
+struct BranchesImpl : torch::nn::Module {
+  BranchesImpl() {
+    left = register_module("left", torch::nn::Linear(2, 1));
+    right = register_module("right", torch::nn::Linear(2, 1));
+  }
+  torch::Tensor forward(const torch::Tensor& x, const std::string& which) {
+    torch::Tensor sum = torch::zeros({x.size(0), 1});
+    if (which != "right") sum = sum + left(x);
+    if (which != "left") sum = sum + right(x);
+    return sum;
+  }
+  torch::nn::Linear left{nullptr}, right{nullptr};
+};
+TORCH_MODULE(Branches);
+
+// A row of x for each rank, so that the bias' gradient is its share.
+torch::Tensor rows(int count = 1) { return torch::ones({count, 2}); }
+
+WORLD_TEST(DdpUnused, WhatOneRankLeavesOutIsAveragedOverAll, 2, 3) {
+  on_both_backends([&] {
+    Branches net;
+    DistributedDataParallel<Branches> model(net,
+                                            {.find_unused_parameters = true});
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad();
+      const bool both = world.rank == step % world.size;
+      model(rows(), both ? "both" : "left").sum().backward();
+      EXPECT_FLOAT_EQ(net->left->bias.grad().item<float>(), 1) << step;
+      ASSERT_TRUE(net->right->bias.grad().defined()) << step;
+      EXPECT_FLOAT_EQ(net->right->bias.grad().item<float>(), 1.0F / world.size)
+          << step;
+    }
+  });
+}
+
+WORLD_TEST(DdpUnused, WhatNoRankUsesKeepsItsGradient, 2) {
+  on_both_backends([&] {
+    Branches net;
+    DistributedDataParallel<Branches> model(net,
+                                            {.find_unused_parameters = true});
+    model(rows(), "left").sum().backward();
+    EXPECT_FALSE(net->right->bias.grad().defined());
+    net->zero_grad();
+    model(rows(), "both").sum().backward();
+    EXPECT_FLOAT_EQ(net->right->bias.grad().item<float>(), 1);
+    net->zero_grad();
+    model(rows(), "right").sum().backward();
+    EXPECT_FALSE(net->left->bias.grad().defined());
+    EXPECT_FLOAT_EQ(net->right->bias.grad().item<float>(), 1);
+  });
+}
+
+// The output of the right branch is computed and not used.
+WORLD_TEST(DdpUnused, OutputsThatTheLossLeavesOutCountAsUnused, 2) {
+  on_both_backends([&] {
+    struct TwoImpl : torch::nn::Module {
+      TwoImpl() {
+        left = register_module("left", torch::nn::Linear(2, 1));
+        right = register_module("right", torch::nn::Linear(2, 1));
+      }
+      std::tuple<torch::Tensor, std::map<std::string, torch::Tensor>> forward(
+          const torch::Tensor& x) {
+        return {left(x), {{"right", right(x)}}};
+      }
+      torch::nn::Linear left{nullptr}, right{nullptr};
+    };
+    auto net = std::make_shared<TwoImpl>();
+    DistributedDataParallel<std::shared_ptr<TwoImpl>> model(
+        net, {.find_unused_parameters = true});
+    for (int step = 0; step < 2; ++step) {
+      net->zero_grad();
+      auto [left, others] = model(rows());
+      auto loss = left.sum();
+      if (world.rank == 0) loss = loss + others["right"].sum();
+      loss.backward();
+      EXPECT_FLOAT_EQ(net->right->bias.grad().item<float>(), 0.5);
+    }
+  });
+}
+
+WORLD_TEST(DdpUnused, NoSyncRemembersWhatWasUsed, 2) {
+  on_both_backends([&] {
+    Branches net;
+    DistributedDataParallel<Branches> model(net,
+                                            {.find_unused_parameters = true});
+    {
+      auto guard = model.no_sync();
+      model(rows(), "right").sum().backward();
+    }
+    model(rows(), "left").sum().backward();
+    EXPECT_FLOAT_EQ(net->left->bias.grad().item<float>(), 1);
+    EXPECT_FLOAT_EQ(net->right->bias.grad().item<float>(), 1);
+  });
+}
+
+WORLD_TEST(DdpUnused, SkippedParametersLeaveTheBuckets, 2) {
+  on_both_backends([&] {
+    Branches net;
+    DistributedDataParallel<Branches> model(
+        net, {.find_unused_parameters = true,
+              .skip_all_reduce_unused_params = true});
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad();
+      model(rows(), "left").sum().backward();
+      EXPECT_FLOAT_EQ(net->left->bias.grad().item<float>(), 1);
+      EXPECT_FALSE(net->right->bias.grad().defined());
+    }
+    size_t members = 0;
+    for (const auto& bucket : model.bucket_names()) members += bucket.size();
+    EXPECT_EQ(members, 2U);
+    EXPECT_THAT(
+        [&] { model(rows(), "both").sum().backward(); },
+        ThrowsMessage<std::runtime_error>(AllOf(
+            HasSubstr("'right."), HasSubstr("skip_all_reduce_unused_params"))));
+  });
+}
+
+WORLD_TEST(DdpStaticGraph, UnusedParametersAreLearntInTheFirstBackward, 2) {
+  on_both_backends([&] {
+    Branches net;
+    DistributedDataParallel<Branches> model(net, {.static_graph = true});
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad();
+      model(rows(), world.rank == 0 ? "both" : "left").sum().backward();
+      EXPECT_FLOAT_EQ(net->left->bias.grad().item<float>(), 1) << step;
+      EXPECT_FLOAT_EQ(net->right->bias.grad().item<float>(), 0.5) << step;
+    }
+  });
+}
+
+// Its backward runs a backward pass of its own, over the same parameters.
+struct Nested : torch::autograd::Function<Nested> {
+  static torch::Tensor forward(torch::autograd::AutogradContext* context,
+                               const torch::Tensor& x, torch::nn::Module* net) {
+    context->saved_data["net"] = reinterpret_cast<int64_t>(net);
+    context->save_for_backward({x});
+    at::NoGradGuard no_grad;
+    return net->as<torch::nn::Linear>()->forward(x);
+  }
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* context,
+      torch::autograd::variable_list grads) {
+    auto* net = reinterpret_cast<torch::nn::Module*>(
+        context->saved_data["net"].toInt());
+    auto x = context->get_saved_variables()[0].detach().requires_grad_();
+    torch::Tensor out;
+    {
+      at::AutoGradMode enabled(true);
+      out = net->as<torch::nn::Linear>()->forward(x);
+    }
+    out.backward(grads[0]);
+    return {x.grad(), torch::Tensor()};
+  }
+};
+
+// A part that is checkpointed as often as `times`, before a plain one.
+struct CheckpointedImpl : torch::nn::Module {
+  explicit CheckpointedImpl(int times_of) : times(times_of) {
+    part = register_module("part", torch::nn::Linear(2, 2));
+    last = register_module("last", torch::nn::Linear(2, 1));
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    x = x.requires_grad_();
+    for (int i = 0; i < times; ++i) x = Nested::apply(x, part.get());
+    return last(x);
+  }
+  int times;
+  torch::nn::Linear part{nullptr}, last{nullptr};
+};
+TORCH_MODULE(Checkpointed);
+
+void expect_checkpointed_gradients(int times, bool static_graph, int rank,
+                                   int size) {
+  Checkpointed net(times);
+  DistributedDataParallel<Checkpointed> model(net,
+                                              {.static_graph = static_graph});
+  for (int step = 0; step < 3; ++step) {
+    auto want = torch::zeros({2, 2});
+    for (int r = 0; r < size; ++r) {
+      auto x = torch::full({1, 2}, r + 1.0);
+      for (int i = 0; i < times; ++i) x = net->part(x);
+      want +=
+          torch::autograd::grad({net->last(x).sum()}, {net->part->weight})[0] /
+          size;
+    }
+    net->zero_grad();
+    model(torch::full({1, 2}, rank + 1.0)).sum().backward();
+    EXPECT_TRUE(torch::allclose(net->part->weight.grad(), want)) << step;
+  }
+}
+
+WORLD_TEST(DdpReentrant, ACheckpointedPartIsAveraged, 2) {
+  on_both_backends([&] {
+    expect_checkpointed_gradients(1, false, world.rank, world.size);
+    expect_checkpointed_gradients(1, true, world.rank, world.size);
+  });
+}
+
+WORLD_TEST(DdpReentrant, ASharedCheckpointedPartNeedsAStaticGraph, 2) {
+  on_both_backends([&] {
+    expect_checkpointed_gradients(3, true, world.rank, world.size);
+    Checkpointed net(2);
+    DistributedDataParallel<Checkpointed> model(net);
+    EXPECT_THAT([&] { model(torch::ones({1, 2})).sum().backward(); },
+                ThrowsMessage<std::runtime_error>(
+                    AllOf(HasSubstr("'part."), HasSubstr("static_graph"))));
+  });
+}
+
+}  // namespace
+}  // namespace lockstep
