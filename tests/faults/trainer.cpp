@@ -26,12 +26,15 @@
 //   all_unused    all ranks leave out one, each another: the step is given up
 //   nan           has NaN in its gradient of w4; the step is given up
 //   drift         adds 1 to its w4 behind the step
+//   skip_step     all ranks leave out the optimizer's step
 //
 // Further: `timeout` in ms (30,000); `elements` of a parameter (1,000); `zero`,
 // for a sharded optimizer with shared parameters; `in_place`, to zero gradients
 // instead of dropping them; `late`, ms that `odd` comes late with its gradients
-// in step 3; `check_nan` and `check_replicas`, for the options of
-// DistributedDataParallel; `leave` and `end` as faults_rank's.
+// in step 3; `spoil`, for NaN as `nan` in any scenario; `check_nan` and
+// `check_replicas`, for the options of DistributedDataParallel; `leave`, to
+// destroy the group behind a failure; `end`, to end instead of staying, without
+// `leave` at once.
 
 #include <torch/nn/module.h>
 #include <torch/optim/sgd.h>
@@ -40,10 +43,10 @@
 #include <array>
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <functional>
 #include <limits>
 #include <memory>
-#include <optional>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -72,6 +75,8 @@ void harm(int signal) {
   say("harm");
   ::raise(signal);
 }
+
+void stay() { std::this_thread::sleep_for(seconds(60)); }
 
 // Behind w3's gradient, before w2's.
 constexpr int kAmid = 2;
@@ -175,6 +180,10 @@ class Training {
       loss.backward();
       compare_gradients();
       if (odd_ && harmed && scenario_ == "kill_update") harm(SIGKILL);
+      if (harmed && scenario_ == "skip_step") {
+        zero_grad();
+        continue;
+      }
       at_place("step");
       MortalSgd::doomed = odd_ && harmed && scenario_ == "kill_step";
       if (sharded_) {
@@ -183,10 +192,10 @@ class Training {
         plain_->step();
       }
       expected_weight_ -= kLearningRate * expected_gradient();
-      if (odd_ && harmed && scenario_ == "drift") {
+      if (harmed && scenario_ == "drift") {
         at::NoGradGuard no_grad;
-        net_->weights[4] += 1;
-      } else {
+        if (odd_) net_->weights[4] += 1;
+      } else if (!harmed || scenario_ != "kill_step") {  // left to forward
         compare_weights();
       }
       zero_grad();
@@ -216,7 +225,7 @@ class Training {
     if (scenario_ == "all_unused") net_->left_out = rank;
     if (!odd_) return;
     if (scenario_ == "unused") net_->left_out = kAmid;
-    if (scenario_ == "nan") {
+    if (scenario_ == "nan" || given_.get("spoil")) {
       net_->spoilt = std::numeric_limits<double>::quiet_NaN();
     }
     if (scenario_ == "kill") net_->before[kAmid] = [] { harm(SIGKILL); };
@@ -258,8 +267,13 @@ class Training {
     return sum;
   }
 
-  void compare_gradients() const {
-    if (sharded_) return;  // of others' parts there is none
+  void compare_gradients() {
+    if (sharded_) {
+      for (const auto& shard : sharded_->gradient_shards()) {
+        compare("a shard", shard, expected_gradient());
+      }
+      return;
+    }
     for (const auto& weight : net_->weights) {
       compare("a gradient", weight.grad(), expected_gradient());
     }
@@ -291,26 +305,38 @@ class Training {
   double expected_weight_ = 0;
 };
 
+// Whether all went well. A failure leaves through the group's guard, as it
+// does in a program that does not catch it.
+bool train_in_group(const std::string& scenario, const std::string& backend,
+                    const Arguments& given) {
+  const auto group = init_process_group(
+      backend, {.timeout = milliseconds(given.get("timeout", 30'000))});
+  const bool leaves = given.get("leave") != 0;
+  try {
+    place = "wrapper";
+    Training(scenario, given).run();
+    say("done");
+    const bool left_early = scenario == "leave" && rank == given.get("odd", -1);
+    if (!left_early && !leaves && !given.get("end")) stay();
+    return true;
+  } catch (const std::exception& error) {
+    say("failed", place + ": " + one_line(error));
+    // Without a farewell, which would take its time where a peer is dead.
+    if (!leaves && given.get("end")) std::_Exit(1);
+    if (!leaves) stay();
+    throw;
+  }
+}
+
 int run(const std::string& scenario, const std::string& backend,
         const Arguments& given) {
   bool right = false;
-  std::optional<ProcessGroupGuard> group;
   try {
-    group.emplace(init_process_group(
-        backend, {.timeout = milliseconds(given.get("timeout", 30'000))}));
-    place = "wrapper";
-    Training(scenario, given).run();
-    right = true;
-    say("done");
-  } catch (const std::exception& error) {
-    say("failed", place + ": " + one_line(error));
+    right = train_in_group(scenario, backend, given);
+  } catch (const std::exception&) {  // was said
   }
-  const bool left_early = scenario == "leave" && rank == given.get("odd", -1);
-  if (left_early || given.get("leave")) {
-    group.reset();
-    say("left");
-  }
-  if (!given.get("end")) std::this_thread::sleep_for(seconds(60));
+  say("left");
+  if (!given.get("end")) stay();
   return right ? 0 : 1;
 }
 

@@ -112,23 +112,25 @@ WORLD_TEST(Join, ARankWithNoInputAtAllGetsTheModel, 2) {
   });
 }
 
-WORLD_TEST(Join, BuffersComeFromARankThatStillTrains, 2, 3) {
+WORLD_TEST(Join, BuffersComeFromTheHighestRankThatStillTrains, 2, 3) {
+  // The highest rank ends first.
+  auto steps = [&](int rank) { return 1 + world.size - rank; };
   on_both_backends([&] {
     Scale net(true);
     DistributedDataParallel<Scale> model(net);
     model.join([&] {
-      for (int step = 0; step < steps_of(world.rank); ++step) {
+      for (int step = 0; step < steps(world.rank); ++step) {
         net->zero_grad();
         model(world.rank + 1.0).backward();
       }
     });
-    // Each step but the first begins with what the lowest rank that is there
-    // has made of the buffer; in the end it is that of the last one.
-    double seen = world.size;
-    for (int step = 1; step < steps_of(world.size - 1); ++step) {
-      int lowest = 0;
-      while (step >= steps_of(lowest)) ++lowest;
-      seen += lowest + 1;
+    // Each step but the first begins with what the highest rank that is there
+    // has made of the buffer; in the end it is that of the last one, rank 0.
+    double seen = 1;
+    for (int step = 1; step < steps(0); ++step) {
+      int highest = world.size - 1;
+      while (step >= steps(highest)) --highest;
+      seen += highest + 1;
     }
     EXPECT_FLOAT_EQ(net->seen.item<float>(), seen);
   });

@@ -299,7 +299,7 @@ void DdpState::before_forward() {
   int source = 0;
   if (auto* join = current_join()) {
     const auto& round = join->begin_iteration(*this, trains);
-    source = round.active.front();
+    source = round.active.back();
     if (reducer_) reducer_->set_divisor(divisor(round, join->options()));
   } else if (reducer_) {
     reducer_->set_divisor(options_.process_group->size());
@@ -363,7 +363,7 @@ void DdpState::broadcast_from(int rank, bool parameters, bool buffers) {
 void DdpState::shadow(const JoinRound& round, const JoinOptions& options) {
   if (gate_) gate_();
   if (reducer_) reducer_->prepare(round.synchronizes);
-  if (require_forward_buffer_sync_) broadcast_buffers(round.active.front());
+  if (require_forward_buffer_sync_) broadcast_buffers(round.active.back());
   require_forward_buffer_sync_ = round.synchronizes;
   if (!round.synchronizes || !reducer_) return;
   reducer_->set_divisor(divisor(round, options));
