@@ -4,11 +4,11 @@
 // such memory (GPUs, several hosts) a line says so, and each has its own copy.
 //
 //   $ build/bin/11_sharded_optimizer
-//   cpu: 131584 bytes of optimizer state: 131584 on rank 0
+//   cpu: 524800 bytes of optimizer state: 524800 on rank 0
 //   loss 0.00, weights bit for bit as without sharding: yes
 //
 //   $ build/bin/lockstep run --nproc-per-node=2 build/bin/11_sharded_optimizer
-//   cpu: 131584 bytes of optimizer state: 66048 on rank 0, 65536 on rank 1
+//   cpu: 524800 bytes of optimizer state: 262656 on rank 0, 262144 on rank 1
 //   loss 0.00, weights bit for bit as without sharding: yes
 
 #include <cstdio>
@@ -22,14 +22,14 @@ using Model = lockstep::DistributedDataParallel<torch::nn::Linear>;
 
 torch::nn::Linear make_net() {
   torch::manual_seed(0);
-  torch::nn::Linear net(256, 64);
+  torch::nn::Linear net(1024, 64);
   net->to(lockstep::local_device());
   return net;
 }
 
 double train(Model& model, torch::optim::Optimizer& optimizer) {
   torch::manual_seed(1 + lockstep::get_rank());  // each rank has its own inputs
-  auto x = torch::randn({64, 256}).to(lockstep::local_device());
+  auto x = torch::randn({64, 1024}).to(lockstep::local_device());
   torch::Tensor loss;
   for (int step = 0; step < 300; ++step) {
     optimizer.zero_grad();

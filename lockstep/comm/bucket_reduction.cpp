@@ -122,6 +122,9 @@ class RecordedBuckets final : public BucketReduction {
                                            FlightState::started, now);
     checked([&] { reduction_->begin(divisor); });
   }
+  void reclaim() override {
+    checked([&] { reduction_->reclaim(); });
+  }
   double contribution_factor() const override {
     return reduction_->contribution_factor();
   }

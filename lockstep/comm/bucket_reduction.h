@@ -60,6 +60,11 @@ class BucketReduction {
   // alone waits for all ranks to come to it.
   virtual void begin(double divisor) = 0;
 
+  // Until no peer uses this rank's buckets on behalf of an abandoned round, so
+  // that they may be written before begin(), which waits for it otherwise.
+  // Every rank calls it, or none does.
+  virtual void reclaim() {}
+
   // What this rank must have multiplied its contribution by when it publishes
   // it: 1 where the division is a part of the reduction, else 1 / divisor. Of
   // this round; the same on all ranks.

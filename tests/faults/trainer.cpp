@@ -26,7 +26,8 @@
 //   all_unused    all ranks leave out one, each another: the step is given up
 //   nan           has NaN in its gradient of w4; the step is given up
 //   drift         adds 1 to its w4 behind the step
-//   skip_step     all ranks leave out the optimizer's step
+//   skip_step     looks at its gradients; from then on all ranks leave out the
+//                 optimizer's steps and zero theirs at once
 //
 // Further: `timeout` in ms (30,000); `elements` of a parameter (1,000); `zero`,
 // for a sharded optimizer with shared parameters; `in_place`, to zero gradients
@@ -178,12 +179,13 @@ class Training {
         throw std::logic_error("nothing was noticed");
       }
       loss.backward();
-      compare_gradients();
-      if (odd_ && harmed && scenario_ == "kill_update") harm(SIGKILL);
-      if (harmed && scenario_ == "skip_step") {
+      if (step_ >= kHarmStep && scenario_ == "skip_step") {
+        if (odd_) compare_gradients();
         zero_grad();
         continue;
       }
+      compare_gradients();
+      if (odd_ && harmed && scenario_ == "kill_update") harm(SIGKILL);
       at_place("step");
       MortalSgd::doomed = odd_ && harmed && scenario_ == "kill_step";
       if (sharded_) {

@@ -35,6 +35,9 @@ class SharedBuckets final : public BucketReduction {
   void begin(double divisor) override {
     translated([&] { exchange_->begin(divisor); });
   }
+  void reclaim() override {
+    translated([&] { exchange_->reclaim(); });
+  }
   double contribution_factor() const override { return 1; }
   void publish(size_t bucket) override { exchange_->publish(bucket); }
   size_t advance() override { return exchange_->advance(); }

@@ -7,6 +7,8 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "lockstep/comm/empty_shared.h"
+#include "lockstep/comm/host_sharing.h"
+#include "lockstep/parallel/ddp/gradient_placement.h"
 
 namespace lockstep {
 
@@ -51,33 +53,45 @@ Bucket make_bucket(const std::vector<NamedParameter>& parameters,
                    const std::vector<size_t>& members,
                    const ProcessGroupPtr& group,
                    std::optional<at::ScalarType> dtype) {
-  int64_t count = 0;
-  for (size_t index : members) count += parameters[index].tensor.numel();
   const auto& first = parameters[members.front()].tensor;
   auto options = first.options().requires_grad(false);
   if (dtype) options = options.dtype(*dtype);
+  // Ranks that share memory are ours: only there the layout is our own affair.
+  const bool aligns = first.is_cpu() && host_sharing(group) != nullptr;
+  const auto line =
+      static_cast<int64_t>(kPlacedAlignment / options.dtype().itemsize());
+  int64_t count = 0;
+  std::vector<int64_t> offsets;
+  for (size_t index : members) {
+    const auto& tensor = parameters[index].tensor;
+    if (aligns && tensor.nbytes() >= kPlacedBytes) {
+      count = (count + line - 1) / line * line;
+    }
+    offsets.push_back(count);
+    count += tensor.numel();
+  }
   Bucket bucket;
   bucket.flat = empty_shared({count}, options, group);
   bucket.flat.zero_();
   // Below autograd and its view tracking, an alias is a tensor of its own.
   at::AutoDispatchBelowADInplaceOrView no_views;
-  int64_t offset = 0;
-  for (size_t index : members) {
-    const auto& tensor = parameters[index].tensor;
+  for (size_t i = 0; i < members.size(); ++i) {
+    const auto& tensor = parameters[members[i]].tensor;
     auto strides = tensor.is_non_overlapping_and_dense()
                        ? tensor.strides().vec()
                        : at::empty(tensor.sizes(), c10::kMeta).strides().vec();
     bucket.slots.push_back(
-        {index, offset,
-         bucket.flat.as_strided(tensor.sizes(), strides, offset)});
-    offset += tensor.numel();
+        {members[i], offsets[i],
+         bucket.flat.as_strided(tensor.sizes(), strides, offsets[i])});
   }
   return bucket;
 }
 
 bool same_memory(const at::Tensor& tensor, const at::Tensor& alias) {
-  return tensor.is_alias_of(alias) && tensor.data_ptr() == alias.data_ptr() &&
-         tensor.strides() == alias.strides();
+  return tensor.const_data_ptr() == alias.const_data_ptr() &&
+         tensor.sizes() == alias.sizes() &&
+         tensor.strides() == alias.strides() &&
+         tensor.scalar_type() == alias.scalar_type();
 }
 
 }  // namespace lockstep

@@ -29,7 +29,9 @@ struct Bucket {
     int64_t offset;    // of its first element in `flat`
     at::Tensor alias;
   };
-  at::Tensor flat;  // [sum of numel], contiguous
+  // [sum of numel], contiguous. Where the ranks share memory there are zeros
+  // before large parameters, which begin at whole cache lines.
+  at::Tensor flat;
   std::vector<Slot> slots;
 };
 

@@ -153,8 +153,9 @@ DdpState::DdpState(torch::nn::Module& module,
   }
   if (options_.init_sync && group->size() > 1) {
     verify_same_model(parameters_, buffers_, trained, group);
-    broadcast_from(0, true, options_.broadcast_buffers ||
-                                options_.forward_sync_buffers.has_value());
+    broadcast_from(0, true,
+                   options_.broadcast_buffers ||
+                       options_.forward_sync_buffers.has_value());
   }
   if (const auto& mixed = options_.mixed_precision) {
     if (mixed->buffer_dtype) {
@@ -324,6 +325,7 @@ void DdpState::before_forward() {
 }
 
 void DdpState::after_forward() {
+  if (reducer_ && at::GradMode::is_enabled()) reducer_->expect_backward();
   if (low_ && !at::GradMode::is_enabled()) low_->restore();
 }
 

@@ -18,6 +18,8 @@ class GradientCheck {
   // This rank's contribution, before it is published.
   void look(const Bucket& bucket);
   void look(size_t parameter, const at::Tensor& gradient);
+  // What was seen in a backward that was given up.
+  void forget() { found_ = -1; }
   // Collective, at the end of a backward. If any rank saw something throws on
   // all ranks std::runtime_error that names rank, parameter and step (backward
   // passes that were averaged, from 0); of several the lowest rank's first.

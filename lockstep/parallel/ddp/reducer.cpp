@@ -10,6 +10,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "lockstep/comm/host_sharing.h"
 #include "lockstep/kernels/copy.h"
 #include "lockstep/parallel/ddp/bucket_order.h"
 #include "lockstep/parallel/ddp/hook_reduction.h"
@@ -85,6 +86,7 @@ void Reducer::hook_parameters() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     add(parameters_[i].tensor, [this, i] { on_gradient(i); });
   }
+  place_gradients();
   if (delayed_) {
     add(delayed_->hook(), [this] {
       std::lock_guard lock(mutex_);
@@ -93,6 +95,23 @@ void Reducer::hook_parameters() {
       delayed_->start(divisor_);
     });
   }
+}
+
+// Where the ranks share memory, so that nothing has to be multiplied in
+// passing.
+void Reducer::place_gradients() {
+  std::vector<GradientPlacement::Slot> slots;
+  if (group_->size() > 1 && host_sharing(group_) != nullptr &&
+      grads_are_aliases() && !options_.batched_grad_copy) {
+    for (const auto& bucket : buckets_) {
+      for (const auto& [parameter, offset, alias] : bucket.slots) {
+        if (!alias.is_cpu()) continue;
+        slots.push_back({parameter, parameters_[parameter].tensor, alias,
+                         bucket.flat, hooks_[parameter].accumulator.get()});
+      }
+    }
+  }
+  placement_.set_slots(slots, parameters_.size());
 }
 
 // Of the default group, as all messages say it.
@@ -130,6 +149,7 @@ void Reducer::set_buckets(const std::vector<std::vector<size_t>>& buckets) {
     }
   }
   connect();
+  if (!hooks_.empty()) place_gradients();
   reset_backward();
 }
 
@@ -147,15 +167,20 @@ void Reducer::connect() {
   for (const auto& bucket : buckets_) {
     auto& one = reduced.emplace_back(ReducedBucket{.flat = bucket.flat});
     if (owned_.empty()) continue;
-    for (const auto& slot : bucket.slots) {
-      const auto& [begin, end] = owned_[slot.parameter];
-      if (begin == end) continue;
-      auto& ranges = one.owned;
-      if (!ranges.empty() && ranges.back().end == slot.offset + begin) {
-        ranges.back().end = slot.offset + end;
+    auto own = [&ranges = one.owned](int64_t begin, int64_t end) {
+      if (begin == end) return;
+      if (!ranges.empty() && ranges.back().end == begin) {
+        ranges.back().end = end;
       } else {
-        ranges.push_back({slot.offset + begin, slot.offset + end});
+        ranges.push_back({begin, end});
       }
+    };
+    int64_t behind = 0;
+    for (const auto& [parameter, offset, alias] : bucket.slots) {
+      // The zeros before large parameters are someone's, too.
+      if (group_->rank() == 0) own(behind, offset);
+      own(offset + owned_[parameter].begin, offset + owned_[parameter].end);
+      behind = offset + alias.numel();
     }
   }
   const bool is_sharded = !owned_.empty();
@@ -204,11 +229,18 @@ void Reducer::shard(std::vector<ElementRange> owned) {
 void Reducer::prepare(bool synchronize) {
   std::lock_guard lock(mutex_);
   // Left over where an exception ended the last backward.
-  if (in_backward_) reset_backward();
+  if (in_backward_) give_up_backward();
+  placement_.disarm();
+  // Backward may accumulate in the buckets before the first hook is called.
+  reduction_->reclaim();
   // Under no_sync, too, as Python does.
   if (may_rebuild()) rebuild_buckets();
   synchronize_ = synchronize;
   times_.forward_begins();
+}
+
+void Reducer::expect_backward() {
+  if (synchronize_) placement_.arm();
 }
 
 bool Reducer::may_rebuild() const {
@@ -249,6 +281,8 @@ void Reducer::rebuild_buckets() {
 
 void Reducer::reset_backward() {
   in_backward_ = false;
+  placement_.disarm();
+  displaced_.clear();
   graph_task_ = -1;
   open_tasks_ = 0;
   backward_span_.reset();
@@ -264,6 +298,19 @@ void Reducer::reset_backward() {
     if (!place.ready) ++missing_;
   }
   ready_order_.clear();
+}
+
+// Peers may still write results of this round into the buckets, so no gradient
+// may stay there.
+void Reducer::give_up_backward() {
+  for (const auto& bucket : buckets_) {
+    for (const auto& slot : bucket.slots) {
+      auto& grad = parameters_[slot.parameter].tensor.mutable_grad();
+      if (grad.defined() && same_memory(grad, slot.alias)) grad.reset();
+    }
+  }
+  if (check_) check_->forget();
+  reset_backward();
 }
 
 void Reducer::start_round() {
@@ -338,7 +385,7 @@ void Reducer::on_gradient(size_t parameter) {
     const auto& name = parameters_[parameter].name;
     const bool excluded = excluded_[parameter];
     const bool unused = place.unused;
-    reset_backward();
+    give_up_backward();
     throw std::runtime_error(
         this_rank() + ": the gradient of '" + name + "' " +
         (excluded ? "came, though the first backward did not use it and "
@@ -361,8 +408,9 @@ void Reducer::mark_ready(size_t parameter) {
   if (missing_ == 0) times_.last_gradient();
   if (!place.unused && !counts_calls()) ready_order_.push_back(parameter);
   if (place.bucket == Place::kNone) return;
-  if (!options_.batched_grad_copy) take_gradient(parameter);
-  --pending_[place.bucket];
+  if (options_.batched_grad_copy || take_gradient(parameter)) {
+    --pending_[place.bucket];
+  }
 }
 
 void Reducer::publish_ready_buckets() {
@@ -378,27 +426,65 @@ void Reducer::publish_ready_buckets() {
 }
 
 // Brings the parameter's gradient into its bucket.
-void Reducer::take_gradient(size_t parameter) {
+bool Reducer::take_gradient(size_t parameter) {
   const auto& place = places_[parameter];
   const auto& alias = buckets_[place.bucket].slots[place.slot].alias;
   auto& grad = parameters_[parameter].tensor.mutable_grad();
   at::NoGradGuard no_grad;
-  if (!grad.defined()) {
-    alias.zero_();
-    // Of one that is unused it is not known yet whether others used it.
-    if (place.unused) return;
-  } else if (grad.layout() != c10::kStrided) {
+  if (grad.defined() && grad.layout() != c10::kStrided) {
     throw std::runtime_error(
         this_rank() + ": the gradient of '" + parameters_[parameter].name +
         "' is sparse, though its module is no Embedding or EmbeddingBag with "
         "sparse(true); give a dense gradient (to_dense())");
-  } else if (same_memory(grad, alias)) {
+  }
+  if (grad.defined() && same_memory(grad, alias)) {
     if (factor_ != 1) alias.mul_(factor_);
-    return;
-  } else {
+  } else if (placement_.held(parameter)) {
+    displaced_.push_back({parameter, {}});
+    return false;
+  } else if (grad.defined()) {
     copy_scaled(alias, grad, factor_);
+  } else {
+    alias.zero_();
+    // Of one that is unused it is not known yet whether others used it.
+    if (place.unused) return true;
   }
   if (grads_are_aliases()) grad = alias;
+  return true;
+}
+
+// What stands in a slot is saved, for as long as the reduction needs the place.
+void Reducer::take_displaced() {
+  if (displaced_.empty()) return;
+  at::NoGradGuard no_grad;
+  for (auto& [parameter, tenant] : displaced_) {
+    const auto& place = places_[parameter];
+    const auto& alias = buckets_[place.bucket].slots[place.slot].alias;
+    auto& grad = parameters_[parameter].tensor.mutable_grad();
+    tenant = alias.clone();
+    if (!grad.defined()) {
+      alias.zero_();
+    } else {
+      // The gradient itself, in another layout than the parameter's.
+      const bool stands_here = grad.const_data_ptr() == alias.const_data_ptr();
+      copy_scaled(alias, stands_here ? grad.clone() : grad, factor_);
+      grad = alias;
+    }
+    placement_.withdraw(parameter);
+    --pending_[place.bucket];
+  }
+  publish_ready_buckets();
+}
+
+void Reducer::restore_displaced() {
+  at::NoGradGuard no_grad;
+  for (const auto& [parameter, tenant] : displaced_) {
+    const auto& place = places_[parameter];
+    const auto& alias = buckets_[place.bucket].slots[place.slot].alias;
+    auto& grad = parameters_[parameter].tensor.mutable_grad();
+    if (grad.defined() && same_memory(grad, alias)) grad = alias.clone();
+    alias.copy_(tenant);
+  }
 }
 
 // The same for all of a bucket, with one call for the copies.
@@ -408,15 +494,13 @@ void Reducer::take_batch(const Bucket& bucket) {
   std::vector<at::Tensor> grads;
   for (const auto& slot : bucket.slots) {
     auto& grad = parameters_[slot.parameter].tensor.mutable_grad();
-    if (!grad.defined() || grad.layout() != c10::kStrided ||
-        same_memory(grad, slot.alias)) {
+    if (!grad.defined() || grad.layout() != c10::kStrided) {
       take_gradient(slot.parameter);
-      if (factor_ != 1 && grad.defined()) slot.alias.div_(factor_);
-      continue;
+    } else if (!same_memory(grad, slot.alias)) {
+      aliases.push_back(slot.alias);
+      grads.push_back(grad);
+      if (grads_are_aliases()) grad = slot.alias;
     }
-    aliases.push_back(slot.alias);
-    grads.push_back(grad);
-    if (grads_are_aliases()) grad = slot.alias;
   }
   if (!aliases.empty()) at::_foreach_copy_(aliases, grads);
   if (factor_ != 1) bucket.flat.mul_(factor_);
@@ -438,7 +522,7 @@ void Reducer::end_backward() {
       publish_ready_buckets();
     } else {
       auto names = names_without_gradient();
-      reset_backward();
+      give_up_backward();
       throw std::runtime_error(
           this_rank() + ": backward ended without a gradient for " + names +
           "; every parameter that requires grad must take part in the loss on "
@@ -468,6 +552,7 @@ void Reducer::learn_static_graph() {
 
 void Reducer::finish() {
   try {
+    if (!shadows_) take_displaced();
     {
       // What of the communication the computation did not hide.
       Span wait_span("ddp", "wait");
@@ -477,8 +562,9 @@ void Reducer::finish() {
     if (delayed_) delayed_->finish();
     if (needs_used_map()) finish_used_map();
     deliver(buckets_.size());
+    restore_displaced();
   } catch (...) {
-    reset_backward();
+    give_up_backward();
     throw;
   }
   times_.backward_ended();

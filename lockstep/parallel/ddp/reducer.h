@@ -17,6 +17,7 @@
 #include "lockstep/parallel/ddp/comm_hook.h"
 #include "lockstep/parallel/ddp/delayed_bucket.h"
 #include "lockstep/parallel/ddp/gradient_check.h"
+#include "lockstep/parallel/ddp/gradient_placement.h"
 #include "lockstep/parallel/ddp/logging_data.h"
 
 namespace lockstep {
@@ -45,8 +46,9 @@ struct TrainedParameter {
 //
 // A hook on each parameter marks its gradient ready. The gradient lies in a
 // bucket: either autograd accumulated it there (.grad is an alias into the
-// bucket), or, after zero_grad(set_to_none=true), it is a fresh tensor that
-// one pass copies, and .grad becomes the alias again. The last ready parameter
+// bucket), or, after zero_grad(set_to_none=true), it is a fresh tensor. A large
+// one on the CPU was computed in the bucket (gradient_placement.h), others are
+// copied there, and .grad becomes the alias again. The last ready parameter
 // of a bucket publishes it (bucket_reduction.h); each hook goes on with what
 // all ranks have published, and the end of backward waits for the rest.
 // Buckets are published in their order on every rank, whatever the order of
@@ -80,6 +82,8 @@ class Reducer {
   // average, or only accumulates on this rank (no_sync). Collective when it
   // rebuilds the buckets: behind the first backward that averaged.
   void prepare(bool synchronize);
+  // Behind the forward, if a backward is to follow.
+  void expect_backward();
   // What the sum over the ranks is divided by from the next backward on; the
   // group's size by default. The same on all ranks.
   void set_divisor(double divisor) { divisor_ = divisor; }
@@ -146,7 +150,11 @@ class Reducer {
   void mark_unused(size_t parameter);
   void mark_ready(size_t parameter);
   void publish_ready_buckets();
-  void take_gradient(size_t parameter);
+  // False: only at the end of backward, as something else has its slot.
+  bool take_gradient(size_t parameter);
+  void take_displaced();
+  void restore_displaced();
+  void place_gradients();
   void take_batch(const Bucket& bucket);
   void end_backward();
   void learn_static_graph();
@@ -155,6 +163,7 @@ class Reducer {
   void finish_used_map();
   void deliver(size_t final_buckets);
   void reset_backward();
+  void give_up_backward();
   bool grads_are_aliases() const;
   bool searches_unused() const {
     return options_.find_unused_parameters && !options_.static_graph;
@@ -188,6 +197,13 @@ class Reducer {
 
   std::vector<Bucket> buckets_;
   std::unique_ptr<BucketReduction> reduction_;
+  GradientPlacement placement_;
+  // Gradients whose slots hold something else, and that, saved meanwhile.
+  struct Displaced {
+    size_t parameter;
+    at::Tensor tenant;
+  };
+  std::vector<Displaced> displaced_;
   std::vector<Place> places_;  // by parameter
   // Left out of the buckets (skip_all_reduce_unused_params).
   std::vector<bool> excluded_;

@@ -96,6 +96,11 @@ void Reducer::shadow_backward() {
     start_round();
     at::NoGradGuard no_grad;
     for (size_t bucket = 0; bucket < buckets_.size(); ++bucket) {
+      for (const auto& [parameter, offset, alias] : buckets_[bucket].slots) {
+        if (placement_.held(parameter)) {
+          displaced_.push_back({parameter, alias.clone()});
+        }
+      }
       buckets_[bucket].flat.zero_();
       reduction_->publish(bucket);
     }

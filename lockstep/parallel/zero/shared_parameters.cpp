@@ -7,6 +7,10 @@
 #include <stdexcept>
 #include <utility>
 
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/span.h"
+#include "lockstep/comm/collective_call.h"
+
 namespace lockstep {
 namespace {
 
@@ -90,7 +94,7 @@ void SharedParameters::begin_step() {
   if (!barrier_) return;
   wait();
   barrier_->arrive();
-  barrier_->wait(group_->timeout());
+  wait();
 }
 
 void SharedParameters::end_step() {
@@ -98,7 +102,15 @@ void SharedParameters::end_step() {
 }
 
 void SharedParameters::wait() {
-  if (barrier_) barrier_->wait(group_->timeout());
+  if (!barrier_) return;
+  Span span("zero", "wait");
+  const auto begun = Deadline::after(group_->timeout());
+  try {
+    barrier_->wait(group_->timeout());
+  } catch (const c10::DistError& error) {
+    Call("step of shared parameters", group_, group_->timeout())
+        .fail(begun, error.what_without_backtrace());
+  }
 }
 
 }  // namespace lockstep

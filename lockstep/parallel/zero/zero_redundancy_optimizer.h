@@ -21,8 +21,7 @@ namespace lockstep {
 //   ZeroRedundancyOptimizer<optim::AdamW> optimizer(model, {.lr = 1e-3});
 //
 // The parameters it leads to are, bit for bit, those that `OptimizerClass`
-// itself
-// leads to from the same gradients.
+// itself leads to from the same gradients.
 //
 // `OptimizerClass`: any of lockstep::optim or torch::optim but LBFGS, or a type
 // of one's own (sharding_traits.h). Which rank steps what: partition.h.
@@ -143,7 +142,7 @@ class ZeroRedundancyOptimizer : public detail::ShardedOptimizer {
   }
 };
 
-// Its other name in Python.
+// The name that says what it is, for who comes without ZeRO in mind.
 template <class Optimizer>
 using DistributedOptimizer = ZeroRedundancyOptimizer<Optimizer>;
 

@@ -188,9 +188,18 @@ void BucketExchange::begin(double divisor) {
                                 std::to_string(divisor) +
                                 "; it must be more than 0");
   }
+  reclaim();
+  base_ = rounds_++ * buckets_.size();
+  divisor_ = divisor;
+  published_ = next_ = complete_ = 0;
+  open_ = true;
+}
+
+void BucketExchange::reclaim() {
   core_.waiting.throw_if_broken();
   Patience patience(timeout_);
   if (open_) {
+    open_ = false;
     // A peer may still be reducing what was published, into this rank's
     // buckets: until it has given up that round too. Pairs with the loads in
     // below().
@@ -200,17 +209,7 @@ void BucketExchange::begin(double divisor) {
       return "has not begun a round behind round " + std::to_string(rounds_) +
              ", which was not finished";
     });
-  } else if (results_ == Results::owned && rounds_ > 0) {
-    // They read this rank's memory.
-    await(&Counters::reduced, base_ + buckets_.size(), patience, [this] {
-      return "has not reduced its part of all buckets of round " +
-             std::to_string(rounds_);
-    });
   }
-  base_ = rounds_++ * buckets_.size();
-  divisor_ = divisor;
-  published_ = next_ = complete_ = 0;
-  open_ = true;
 }
 
 void BucketExchange::publish(size_t bucket) {
@@ -344,6 +343,13 @@ void BucketExchange::finish() {
   }
   Patience patience(timeout_);
   while (advance() < buckets_.size()) await_progress(patience);
+  // Where results are owned, peers may still read this rank's contributions.
+  if (results_ == Results::owned) {
+    await(&Counters::reduced, base_ + buckets_.size(), patience, [this] {
+      return "has not reduced its part of all buckets of round " +
+             std::to_string(rounds_);
+    });
+  }
   open_ = false;
 }
 

@@ -39,8 +39,8 @@ struct ExchangedBucket {
 //
 // A round is begin(), publish() of every bucket in order, advance() at any
 // time, finish(). A round that was begun and not finished is abandoned by the
-// next begin(), which all ranks must do then: what the buckets hold is
-// undefined, and only this begin() is also a barrier.
+// next begin() or reclaim(), which all ranks must do then: what the buckets
+// hold is undefined, and only this one is also a barrier.
 //
 // Threads: one at a time, beside the group's collectives and messages.
 // Errors: GroupBroken, as the group's collectives; std::logic_error where this
@@ -58,9 +58,11 @@ class BucketExchange {
       Group& group, const std::vector<ExchangedBucket>& buckets,
       Results results, milliseconds timeout);
 
-  // Waits for all ranks behind an abandoned round, and for the end of their
-  // reading where results are owned; else for nobody. Throws
-  // std::invalid_argument unless `divisor` is more than 0.
+  // Until no peer uses this rank's buckets: waits for all ranks behind an
+  // abandoned round, else for nobody.
+  void reclaim();
+  // Waits as reclaim(). Throws std::invalid_argument unless `divisor` is more
+  // than 0.
   void begin(double divisor);
   // The next one, of which this rank's contribution is complete. Never blocks.
   void publish(size_t bucket);
@@ -126,7 +128,7 @@ class BucketExchange {
   CommonMemory memory_;
   uint64_t rounds_ = 0;    // begun
   uint64_t restarts_ = 0;  // of them, behind abandoned ones
-  bool open_ = false;
+  bool open_ = false;      // begun, and neither finished nor abandoned
   double divisor_ = 1;
   // What the counters were when the round began: buckets of all rounds before.
   uint64_t base_ = 0;
