@@ -105,7 +105,7 @@ WORLD_TEST(GradientPlacement, WhatAHookKeepsStaysAsItWas, 2) {
   auto net = two_layers();
   DistributedDataParallel<Sequential> model(net);
   std::vector<torch::Tensor> kept;
-  auto& weight = net->parameters()[2];
+  auto weight = net->parameters()[2];
   weight.register_hook([&](const at::Tensor& grad) { kept.push_back(grad); });
   for (int step = 0; step < 3; ++step) {
     net->zero_grad();
