@@ -47,7 +47,8 @@ endfunction()
 function(lockstep_use_torch_pch target)
   if(NOT TARGET lockstep_torch_pch)
     # Left alone where it is there: writing it anew would compile it anew.
-    file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/torch_pch/torch_pch.cpp CONTENT "")
+    file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/torch_pch/torch_pch.cpp
+         CONTENT "")
     add_library(lockstep_torch_pch STATIC
                 ${CMAKE_BINARY_DIR}/torch_pch/torch_pch.cpp)
     target_link_libraries(lockstep_torch_pch PRIVATE torch)

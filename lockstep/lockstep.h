@@ -1,7 +1,6 @@
 #pragma once
 
-// All of Lockstep. Each header is a contract of its own; read them in this
-// order.
+// All of Lockstep. Each header is a contract of its own.
 #include "lockstep/amp/autocast.h"
 #include "lockstep/amp/clip_grad.h"
 #include "lockstep/amp/grad_scaler.h"

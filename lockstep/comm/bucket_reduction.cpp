@@ -31,18 +31,21 @@ class AllReducedBuckets final : public BucketReduction {
           c10::str("a round of buckets has the divisor ", divisor,
                    "; it must be more than 0"));
     }
-    // Of an abandoned round some ranks have started more than others: all
-    // start the rest, so that the next one's meet each other.
-    if (open_) {
-      for (auto bucket = published_; bucket < buckets_.size(); ++bucket) {
-        publish(bucket);
-      }
-      finish();
-    }
+    reclaim();
     factor_ = 1 / divisor;
     works_.clear();
     published_ = complete_ = 0;
     open_ = true;
+  }
+
+  // Of an abandoned round some ranks have started more than others: all start
+  // the rest, so that what comes next meets its like.
+  void reclaim() override {
+    if (!open_) return;
+    for (auto bucket = published_; bucket < buckets_.size(); ++bucket) {
+      publish(bucket);
+    }
+    finish();
   }
 
   double contribution_factor() const override { return factor_; }

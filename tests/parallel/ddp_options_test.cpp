@@ -247,6 +247,22 @@ WORLD_TEST(DdpModel, FrozenAndLaterUnfrozenParametersFollow, 2) {
   });
 }
 
+WORLD_TEST(DdpModel, AnotherDtypeBehindConstructionIsFollowed, 2) {
+  on_both_backends([&] {
+    torch::nn::Linear net(2, 1);
+    DistributedDataParallel<torch::nn::Linear> model(net);
+    model(rows() * world.rank).sum().backward();
+    net->zero_grad();
+    net->to(torch::kDouble);
+    for (int step = 0; step < 2; ++step) {
+      net->zero_grad();
+      model(rows().to(torch::kDouble) * world.rank).sum().backward();
+      EXPECT_EQ(net->weight.grad().scalar_type(), torch::kDouble);
+      EXPECT_DOUBLE_EQ(net->weight.grad()[0][0].item<double>(), 0.5);
+    }
+  });
+}
+
 WORLD_TEST(DdpMixedPrecision, TrainsInBfloat16AndStepsInFloat32, 2) {
   on_both_backends([&] {
     torch::nn::Sequential net(torch::nn::Linear(2, 4), torch::nn::Tanh(),

@@ -151,6 +151,30 @@ WORLD_TEST(GradientPlacement, KeptGradientsOutliveModelAndGroup, 2) {
       torch::allclose(kept, gradients(net, world.rank, 32)[0], 1e-4, 1e-6));
 }
 
+// oneDNN allocates by raw_allocate(), also what is as large as the gradient.
+WORLD_TEST(GradientPlacement, ConvolutionsTrain, 2) {
+  auto group = init_process_group("lockstep");
+  torch::manual_seed(1);
+  torch::nn::Conv2d net(torch::nn::Conv2dOptions(64, 64, 3));
+  static_assert(64 * 64 * 9 * sizeof(float) >= kPlacedBytes);
+  DistributedDataParallel<torch::nn::Conv2d> model(net);
+  auto images = [](int rank) {
+    torch::manual_seed(rank);
+    return torch::randn({4, 64, 8, 8}) / 16;
+  };
+  for (int step = 0; step < 3; ++step) {
+    net->zero_grad();
+    model(images(world.rank)).square().sum().backward();
+    auto mean = torch::zeros_like(net->weight);
+    for (int rank = 0; rank < world.size; ++rank) {
+      mean += torch::autograd::grad({net->forward(images(rank)).square().sum()},
+                                    {net->weight})[0] /
+              world.size;
+    }
+    EXPECT_TRUE(torch::allclose(net->weight.grad(), mean, 1e-3, 1e-5)) << step;
+  }
+}
+
 WORLD_TEST(GradientPlacement, AJoinedRankLeavesWhatIsKeptAlone, 2) {
   auto group = init_process_group("lockstep");
   auto net = two_layers();

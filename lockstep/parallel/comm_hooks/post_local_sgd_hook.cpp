@@ -9,7 +9,7 @@
 
 #include "lockstep/base/environment.h"
 #include "lockstep/comm/init.h"
-#include "lockstep/parallel/comm_hooks/bucket_exchange.h"
+#include "lockstep/parallel/comm_hooks/hook_collectives.h"
 
 namespace lockstep {
 namespace {

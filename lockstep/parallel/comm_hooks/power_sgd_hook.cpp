@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/parallel/comm_hooks/bucket_exchange.h"
+#include "lockstep/parallel/comm_hooks/hook_collectives.h"
 #include "lockstep/parallel/comm_hooks/orthogonalize.h"
 
 namespace lockstep {

@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "lockstep/parallel/comm_hooks/bucket_exchange.h"
+#include "lockstep/parallel/comm_hooks/hook_collectives.h"
 
 namespace lockstep {
 namespace {

@@ -7,7 +7,6 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "lockstep/comm/empty_shared.h"
-#include "lockstep/comm/host_sharing.h"
 #include "lockstep/parallel/ddp/gradient_placement.h"
 
 namespace lockstep {
@@ -52,12 +51,10 @@ std::vector<std::vector<size_t>> assign_buckets(
 Bucket make_bucket(const std::vector<NamedParameter>& parameters,
                    const std::vector<size_t>& members,
                    const ProcessGroupPtr& group,
-                   std::optional<at::ScalarType> dtype) {
+                   std::optional<at::ScalarType> dtype, bool aligns) {
   const auto& first = parameters[members.front()].tensor;
   auto options = first.options().requires_grad(false);
   if (dtype) options = options.dtype(*dtype);
-  // Ranks that share memory are ours: only there the layout is our own affair.
-  const bool aligns = first.is_cpu() && host_sharing(group) != nullptr;
   const auto line =
       static_cast<int64_t>(kPlacedAlignment / options.dtype().itemsize());
   int64_t count = 0;
@@ -91,7 +88,9 @@ bool same_memory(const at::Tensor& tensor, const at::Tensor& alias) {
   return tensor.const_data_ptr() == alias.const_data_ptr() &&
          tensor.sizes() == alias.sizes() &&
          tensor.strides() == alias.strides() &&
-         tensor.scalar_type() == alias.scalar_type();
+         tensor.scalar_type() == alias.scalar_type() &&
+         tensor.is_conj() == alias.is_conj() &&
+         tensor.is_neg() == alias.is_neg();
 }
 
 }  // namespace lockstep

@@ -55,7 +55,8 @@ struct DistributedDataParallelOptions {
   bool batched_grad_copy{false};
   // Parameters whose gradients are averaged by themselves, all at once, when
   // that of param_to_hook_all_reduce is ready; both or none. Theirs must be
-  // complete by then.
+  // complete by then. All of one dtype and device. Hooks, the check for NaN and
+  // optimizers in backward do not see them, and sharded optimizers refuse them.
   std::vector<std::pair<std::string, at::Tensor>>
       delay_all_reduce_named_params{};
   at::Tensor param_to_hook_all_reduce{};
@@ -69,7 +70,7 @@ struct DistributedDataParallelOptions {
   // exchange.
   bool check_for_nan_in_grad{false};
   // Not in Python: every so many iterations, forward compares digests of all
-  // parameters and buffers and throws std::runtime_error on every rank, naming
+  // parameters and throws std::runtime_error on every rank, naming
   // rank and parameter, if replicas have drifted apart. 0: never. Not under
   // join().
   int64_t check_replicas_every{0};

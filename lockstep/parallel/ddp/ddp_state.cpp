@@ -179,6 +179,7 @@ void DdpState::find_tensors() {
   parameters_ = unique(module_.named_parameters(), ignored);
   buffers_ = unique(module_.named_buffers(), ignored);
   trained_.clear();
+  kinds_.clear();
   std::unordered_set<const c10::TensorImpl*> sparse;
   for (const auto& part : module_.modules()) {
     if (!makes_sparse_gradients(*part)) continue;
@@ -189,6 +190,8 @@ void DdpState::find_tensors() {
   sparse_.clear();
   for (const auto& parameter : parameters_) {
     trained_.push_back(parameter.tensor.requires_grad());
+    kinds_.push_back(at::TensorOptions(parameter.tensor.scalar_type())
+                         .device(parameter.tensor.device()));
     sparse_.push_back(sparse.contains(parameter.tensor.unsafeGetTensorImpl()));
   }
 }
@@ -201,6 +204,14 @@ void DdpState::make_reducer() {
     if (!tensor.defined() || !stands_in(parameters_, tensor)) {
       throw mistake("delay_all_reduce_named_params names '" + name +
                     "', which is no parameter of the module");
+    }
+    const auto& first = options_.delay_all_reduce_named_params[0].second;
+    if (tensor.scalar_type() != first.scalar_type() ||
+        tensor.device() != first.device()) {
+      throw mistake(c10::str("delay_all_reduce_named_params: '", name, "' is ",
+                             tensor.toString(), " on ", tensor.device(),
+                             "; all must be as the first, ", first.toString(),
+                             " on ", first.device()));
     }
     delayed.push_back({name, tensor});
   }
@@ -230,6 +241,7 @@ void DdpState::make_reducer() {
     reducer_->delay(DelayedBucket(std::move(delayed),
                                   options_.param_to_hook_all_reduce, group));
   }
+  reducer_->times().set_sample_rate(sample_rate_);
   if (hook_) reducer_->register_comm_hook(hook_);
   if (low_) {
     reducer_->on_backward_end([this] { low_->restore(); });
@@ -248,10 +260,16 @@ void DdpState::register_comm_hook(CommHook hook) {
 }
 
 void DdpState::apply_optimizer_in_backward(MakeOptimizer make) {
-  if (hook_ || !optimizers_.empty()) {
+  if (hook_ || has_optimizer()) {
     throw std::logic_error(
-        "apply_optimizer_in_backward: there is a communication hook or an "
-        "optimizer in backward already");
+        "apply_optimizer_in_backward: there is a communication hook, a sharded "
+        "optimizer or an optimizer in backward already");
+  }
+  if (low_ || has_delayed_parameters()) {
+    throw std::logic_error(
+        "apply_optimizer_in_backward: with mixed_precision.param_dtype "
+        "parameters are low-precision copies during backward, and delayed ones "
+        "have no gradient of their own then; step behind backward");
   }
   for (const auto& parameter : reducer_->parameters()) {
     optimizers_.push_back(make({parameter.tensor}));
@@ -266,17 +284,25 @@ void DdpState::apply_optimizer_in_backward(MakeOptimizer make) {
 
 bool DdpState::trained_differ() const {
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (parameters_[i].tensor.requires_grad() != trained_[i]) return true;
+    const auto& tensor = parameters_[i].tensor;
+    if (tensor.requires_grad() != trained_[i]) return true;
+    // Then LibTorch has made another accumulator, on which no hook is.
+    if (!low_ && (tensor.scalar_type() != kinds_[i].dtype() ||
+                  tensor.device() != kinds_[i].device())) {
+      return true;
+    }
   }
   return false;
 }
 
-// requires_grad was changed: new buckets for what is trained now.
+// requires_grad, dtype or device was changed: new buckets for what is trained
+// now.
 void DdpState::retrain() {
-  if (gate_ || !optimizers_.empty()) {
+  if (has_optimizer()) {
     throw std::runtime_error(
-        "DistributedDataParallel: requires_grad of a parameter was changed, "
-        "but an optimizer holds slices of the parameters that were trained "
+        "DistributedDataParallel: requires_grad, dtype or device of a "
+        "parameter was changed, but an optimizer holds slices of the "
+        "parameters that were trained "
         "(sharded, or in backward); make the wrapper and the optimizer anew");
   }
   find_tensors();
@@ -285,12 +311,11 @@ void DdpState::retrain() {
     if (trained_[i]) trained.push_back(parameters_[i]);
   }
   const auto& group = options_.process_group;
-  if (trained.empty()) return reducer_.reset();
-  if (group->size() > 1) {
+  reducer_->prepare(false);  // what of an abandoned round is under way ends
+  if (group->size() > 1 && !trained.empty()) {
     verify_same_model(parameters_, buffers_, trained, group);
   }
   // Gradients of the old buckets stay alive with their aliases.
-  reducer_.reset();
   make_reducer();
 }
 
@@ -299,18 +324,19 @@ void DdpState::before_forward() {
   const bool trains = at::GradMode::is_enabled() && require_backward_grad_sync;
   int source = 0;
   if (auto* join = current_join()) {
-    const auto& round = join->begin_iteration(*this, trains);
+    const auto& round =
+        join->begin_iteration(*this, trains, at::GradMode::is_enabled());
     source = round.active.back();
-    if (reducer_) reducer_->set_divisor(divisor(round, join->options()));
-  } else if (reducer_) {
+    reducer_->set_divisor(divisor(round, join->options()));
+  } else {
     reducer_->set_divisor(options_.process_group->size());
   }
   if (at::GradMode::is_enabled()) {
     if (trained_differ()) retrain();
-    if (reducer_) reducer_->prepare(trains);
+    reducer_->prepare(trains);
   }
   const auto every = options_.check_replicas_every;
-  if (every > 0 && trains && reducer_ && current_join() == nullptr) {
+  if (every > 0 && trains && current_join() == nullptr) {
     const auto iteration = reducer_->times().iteration();
     if (iteration > 0 && iteration % every == 0) {
       verify_equal_replicas(parameters_, options_.process_group);
@@ -319,14 +345,16 @@ void DdpState::before_forward() {
   if (require_forward_buffer_sync_) broadcast_buffers(source);
   require_forward_buffer_sync_ = trains;
   if (low_) {
-    low_->lower();
-    if (at::GradMode::is_enabled() && reducer_) reducer_->hook_parameters();
+    lowered_ = low_->lower();
+    if (lowered_ && at::GradMode::is_enabled()) reducer_->hook_parameters();
   }
 }
 
 void DdpState::after_forward() {
-  if (reducer_ && at::GradMode::is_enabled()) reducer_->expect_backward();
-  if (low_ && !at::GradMode::is_enabled()) low_->restore();
+  if (at::GradMode::is_enabled()) reducer_->expect_backward();
+  // Not what a forward before, whose backward is to come, has lowered.
+  if (lowered_ && !at::GradMode::is_enabled()) low_->restore();
+  lowered_ = false;
 }
 
 double DdpState::divisor(const JoinRound& round,
@@ -364,10 +392,10 @@ void DdpState::broadcast_from(int rank, bool parameters, bool buffers) {
 
 void DdpState::shadow(const JoinRound& round, const JoinOptions& options) {
   if (gate_) gate_();
-  if (reducer_) reducer_->prepare(round.synchronizes);
+  if (round.trains) reducer_->prepare(round.synchronizes);
   if (require_forward_buffer_sync_) broadcast_buffers(round.active.back());
   require_forward_buffer_sync_ = round.synchronizes;
-  if (!round.synchronizes || !reducer_) return;
+  if (!round.synchronizes) return;
   reducer_->set_divisor(divisor(round, options));
   reducer_->shadow_backward();
 }
@@ -387,7 +415,7 @@ DDPLoggingData DdpState::logging_data() const {
   data.backend_name = group->backend_config();
   data.broadcast_buffers = sends_buffers();
   data.mixed_precision = options_.mixed_precision.has_value();
-  if (reducer_) reducer_->describe(data);
+  reducer_->describe(data);
   return data;
 }
 
@@ -396,7 +424,8 @@ void DdpState::set_sample_rate(int64_t rate) {
     throw mistake(c10::str("the runtime logging sample rate is ", rate,
                            "; allowed is 1 or more"));
   }
-  if (reducer_) reducer_->times().set_sample_rate(rate);
+  sample_rate_ = rate;
+  reducer_->times().set_sample_rate(rate);
 }
 
 }  // namespace lockstep::detail

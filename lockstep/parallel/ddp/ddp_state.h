@@ -66,6 +66,14 @@ class DdpState final : public Joinable {
   const ProcessGroupPtr& process_group() const {
     return options_.process_group;
   }
+  // Whether parameters are low-precision copies from forward to the end of
+  // backward.
+  bool lowers_parameters() const { return low_.has_value(); }
+  bool has_delayed_parameters() const {
+    return !options_.delay_all_reduce_named_params.empty();
+  }
+  // Whether an optimizer takes gradients in backward, or slices of them.
+  bool has_optimizer() const { return gate_ || !optimizers_.empty(); }
   // Called first in every forward: for what must be over before parameters are
   // read. While there is one the trained parameters must stay the same.
   void set_forward_gate(std::function<void()> gate) { gate_ = std::move(gate); }
@@ -97,13 +105,16 @@ class DdpState final : public Joinable {
   // Without what is ignored; tied tensors once, by their first name.
   std::vector<NamedParameter> parameters_;
   std::vector<NamedParameter> buffers_;
-  std::vector<bool> trained_;  // by parameter
+  std::vector<bool> trained_;             // by parameter
+  std::vector<at::TensorOptions> kinds_;  // dtype and device
   std::vector<bool> sparse_;
   CommHook hook_{};
   std::unique_ptr<Reducer> reducer_;
   std::optional<LowPrecisionParameters> low_{};
+  bool lowered_ = false;  // by the forward that is under way
   std::vector<std::unique_ptr<torch::optim::Optimizer>> optimizers_;
   std::function<void()> gate_{};
+  int64_t sample_rate_ = 100;
   // As in Python: buffers travel only after a forward that was trained on.
   bool require_forward_buffer_sync_ = true;
 };

@@ -48,6 +48,14 @@ void DelayedBucket::finish() {
   if (std::exchange(started_, false)) reduction_->finish();
 }
 
+void DelayedBucket::give_up() {
+  started_ = false;
+  for (const auto& slot : bucket_.slots) {
+    auto& grad = parameters_[slot.parameter].tensor.mutable_grad();
+    if (grad.defined() && same_memory(grad, slot.alias)) grad.reset();
+  }
+}
+
 void DelayedBucket::shadow(double divisor) {
   at::NoGradGuard no_grad;
   for (const auto& slot : bucket_.slots) {

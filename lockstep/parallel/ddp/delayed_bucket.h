@@ -24,6 +24,10 @@ class DelayedBucket {
   void start(double divisor);
   // Until they are averaged, if start() was called.
   void finish();
+  // A backward was given up: gradients that peers may still write go.
+  void give_up();
+  // See BucketReduction.
+  void reclaim() { reduction_->reclaim(); }
   // As start() and finish(), of zeros, on a rank that has joined.
   void shadow(double divisor);
 

@@ -20,9 +20,10 @@ class GradientCheck {
   void look(size_t parameter, const at::Tensor& gradient);
   // What was seen in a backward that was given up.
   void forget() { found_ = -1; }
-  // Collective, at the end of a backward. If any rank saw something throws on
-  // all ranks std::runtime_error that names rank, parameter and step (backward
-  // passes that were averaged, from 0); of several the lowest rank's first.
+  // Collective, at the end of a backward, before a gradient is used. If any
+  // rank saw something throws on all ranks std::runtime_error that names rank,
+  // parameter and step (backward passes that were averaged, from 0); of several
+  // the lowest rank's first.
   void agree();
 
  private:

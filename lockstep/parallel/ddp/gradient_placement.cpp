@@ -6,6 +6,9 @@
 #include <algorithm>
 #include <atomic>
 #include <cstdint>
+#include <map>
+#include <mutex>
+#include <utility>
 
 namespace lockstep {
 
@@ -63,15 +66,15 @@ class PlacingAllocator final : public c10::Allocator {
     }
     return before_->allocate(bytes);
   }
-  c10::DeleterFnPtr raw_deleter() const override {
-    return before_->raw_deleter();
-  }
+  // Of what raw_allocate() gave, which may be a slot.
+  c10::DeleterFnPtr raw_deleter() const override { return &give_back; }
   void copy_data(void* to, const void* from, size_t bytes) const override {
     before_->copy_data(to, from, bytes);
   }
 
   static std::shared_ptr<GradientPlacement::Table>& armed_here() {
-    thread_local std::shared_ptr<GradientPlacement::Table> table;
+    // Never destroyed: static objects allocate and end behind the thread's.
+    thread_local auto& table = *new std::shared_ptr<GradientPlacement::Table>();
     return table;
   }
 
@@ -90,28 +93,52 @@ class PlacingAllocator final : public c10::Allocator {
         continue;
       }
       if (record->held.exchange(true)) continue;
-      return {record->data, new std::shared_ptr<Record>(record), &give_back,
-              c10::Device(c10::kCPU)};
+      auto& self = installed();
+      std::lock_guard lock(self.mutex_);
+      self.given_[record->data] = record;
+      // Context and data are one: raw_allocate() relies on it.
+      return {record->data, record->data, &give_back, c10::Device(c10::kCPU)};
     }
     return {};
   }
 
-  static void give_back(void* context) {
-    auto* record = static_cast<std::shared_ptr<Record>*>(context);
-    (*record)->held.store(false);
-    delete record;
+  static void give_back(void* data) {
+    auto& self = installed();
+    std::shared_ptr<Record> record;
+    {
+      std::lock_guard lock(self.mutex_);
+      const auto found = self.given_.find(data);
+      if (found != self.given_.end()) {
+        record = std::move(found->second);
+        self.given_.erase(found);
+      }
+    }
+    if (record) {
+      record->held.store(false);
+    } else {
+      self.before_->raw_deleter()(data);
+    }
   }
 
   c10::Allocator* before_;
+  std::mutex mutex_;
+  std::map<void*, std::shared_ptr<Record>> given_;  // slots in use
 };
 
 GradientPlacement::GradientPlacement() : table_(std::make_shared<Table>()) {}
 
-GradientPlacement::~GradientPlacement() { disarm(); }
+GradientPlacement::~GradientPlacement() { leave_table(); }
+
+// What the table holds, buckets and parameters, shall not stay with the thread.
+void GradientPlacement::leave_table() {
+  disarm();
+  auto& armed = PlacingAllocator::armed_here();
+  if (armed == table_) armed.reset();
+}
 
 void GradientPlacement::set_slots(const std::vector<Slot>& slots,
                                   size_t parameters) {
-  disarm();
+  leave_table();
   // Another thread may still look at the one before.
   table_ = std::make_shared<Table>();
   by_parameter_.assign(parameters, nullptr);
@@ -130,11 +157,12 @@ void GradientPlacement::set_slots(const std::vector<Slot>& slots,
     by_parameter_[parameter] = record;
     table_->records.push_back(std::move(record));
   }
+  // Before there are threads that allocate, as far as can be.
+  if (!table_->records.empty()) PlacingAllocator::installed();
 }
 
 void GradientPlacement::arm() {
   if (table_->records.empty()) return;
-  PlacingAllocator::installed();
   table_->armed.store(true, std::memory_order_relaxed);
   PlacingAllocator::armed_here() = table_;
 }

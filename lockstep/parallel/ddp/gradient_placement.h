@@ -54,6 +54,7 @@ class GradientPlacement {
 
  private:
   friend class PlacingAllocator;
+  void leave_table();
   struct Record;
   struct Table;
 

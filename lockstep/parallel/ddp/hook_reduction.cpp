@@ -15,9 +15,14 @@ class HookReduction final : public BucketReduction {
       : buckets_(buckets), parameters_(parameters), hook_(std::move(hook)) {}
 
   void begin(double /*divisor*/) override {
-    // What an abandoned round left runs on; nobody waits for it.
-    futures_.clear();
+    reclaim();
     final_ = 0;
+  }
+
+  // Of an abandoned round: what is under way may still write into buckets.
+  void reclaim() override {
+    for (const auto& future : futures_) future->wait();
+    futures_.clear();
   }
 
   double contribution_factor() const override { return 1; }

@@ -15,8 +15,8 @@ LowPrecisionParameters::LowPrecisionParameters(
   }
 }
 
-void LowPrecisionParameters::lower() {
-  if (is_low_) return;
+bool LowPrecisionParameters::lower() {
+  if (is_low_) return false;
   at::NoGradGuard no_grad;
   for (auto& [parameter, master, low] : parameters_) {
     master = parameter.variable_data();
@@ -24,6 +24,7 @@ void LowPrecisionParameters::lower() {
     parameter.set_data(low);
   }
   is_low_ = true;
+  return true;
 }
 
 void LowPrecisionParameters::restore() {

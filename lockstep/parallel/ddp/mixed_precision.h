@@ -27,9 +27,9 @@ class LowPrecisionParameters {
   LowPrecisionParameters(const std::vector<at::Tensor>& parameters,
                          at::ScalarType dtype);
 
-  // Copies. Does nothing if they are low already. Makes the parameters'
-  // gradient accumulators anew, and so does restore().
-  void lower();
+  // Copies. Does nothing if they are low already; returns whether it did. Makes
+  // the parameters' gradient accumulators anew, and so does restore().
+  bool lower();
   void restore();
 
  private:

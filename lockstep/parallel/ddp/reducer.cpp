@@ -97,12 +97,16 @@ void Reducer::hook_parameters() {
   }
 }
 
-// Where the ranks share memory, so that nothing has to be multiplied in
-// passing.
+// Where the ranks share memory, so that nothing has to be multiplied in passing
+// and the layout of the buckets is our own affair; hooks see it, too.
+bool Reducer::places_gradients() const {
+  return group_->size() > 1 && host_sharing(group_) != nullptr && !hook_ &&
+         grads_are_aliases() && !options_.batched_grad_copy;
+}
+
 void Reducer::place_gradients() {
   std::vector<GradientPlacement::Slot> slots;
-  if (group_->size() > 1 && host_sharing(group_) != nullptr &&
-      grads_are_aliases() && !options_.batched_grad_copy) {
+  if (places_gradients()) {
     for (const auto& bucket : buckets_) {
       for (const auto& [parameter, offset, alias] : bucket.slots) {
         if (!alias.is_cpu()) continue;
@@ -139,8 +143,8 @@ void Reducer::set_buckets(const std::vector<std::vector<size_t>>& buckets) {
   buckets_.clear();
   for (auto& place : places_) place.bucket = Place::kNone;
   for (const auto& members : buckets) {
-    buckets_.push_back(
-        make_bucket(parameters_, members, group_, options_.reduce_dtype));
+    buckets_.push_back(make_bucket(parameters_, members, group_,
+                                   options_.reduce_dtype, places_gradients()));
     const auto& slots = buckets_.back().slots;
     for (size_t slot = 0; slot < slots.size(); ++slot) {
       auto& place = places_[slots[slot].parameter];
@@ -207,7 +211,7 @@ void Reducer::register_comm_hook(CommHook hook) {
         "first backward");
   }
   hook_ = std::move(hook);
-  connect();
+  set_buckets(first_buckets(tensors(), bucketed(), options_.first_limits));
 }
 
 void Reducer::delay(DelayedBucket delayed) {
@@ -233,6 +237,7 @@ void Reducer::prepare(bool synchronize) {
   placement_.disarm();
   // Backward may accumulate in the buckets before the first hook is called.
   reduction_->reclaim();
+  if (delayed_) delayed_->reclaim();
   // Under no_sync, too, as Python does.
   if (may_rebuild()) rebuild_buckets();
   synchronize_ = synchronize;
@@ -251,6 +256,7 @@ bool Reducer::may_rebuild() const {
 void Reducer::rebuild_buckets() {
   Span span("ddp", "rebuild_buckets");
   rebuilt_ = true;
+  if (options_.skip_all_reduce_unused_params) excluded_ = unused_everywhere_;
   auto order = last_ready_order_;
   std::erase_if(order, [&](size_t i) { return sparse_[i] || excluded_[i]; });
   // Those that were unused, on this rank at least.
@@ -309,8 +315,10 @@ void Reducer::give_up_backward() {
       if (grad.defined() && same_memory(grad, slot.alias)) grad.reset();
     }
   }
+  if (delayed_) delayed_->give_up();
   if (check_) check_->forget();
   reset_backward();
+  if (on_backward_end_) on_backward_end_();
 }
 
 void Reducer::start_round() {
@@ -464,6 +472,7 @@ void Reducer::take_displaced() {
     tenant = alias.clone();
     if (!grad.defined()) {
       alias.zero_();
+      if (!place.unused) grad = alias;
     } else {
       // The gradient itself, in another layout than the parameter's.
       const bool stands_here = grad.const_data_ptr() == alias.const_data_ptr();
@@ -561,7 +570,9 @@ void Reducer::finish() {
     finish_sparse();
     if (delayed_) delayed_->finish();
     if (needs_used_map()) finish_used_map();
+    if (check_) check_->agree();
     deliver(buckets_.size());
+    deliver_sparse();
     restore_displaced();
   } catch (...) {
     give_up_backward();
@@ -572,7 +583,6 @@ void Reducer::finish() {
   if (options_.static_graph && !shadows_) learnt_ = true;
   reset_backward();
   if (on_backward_end_) on_backward_end_();
-  if (check_) check_->agree();
 }
 
 }  // namespace lockstep

@@ -155,6 +155,7 @@ class Reducer {
   void take_displaced();
   void restore_displaced();
   void place_gradients();
+  bool places_gradients() const;
   void take_batch(const Bucket& bucket);
   void end_backward();
   void learn_static_graph();
@@ -162,6 +163,7 @@ class Reducer {
   void finish_sparse();
   void finish_used_map();
   void deliver(size_t final_buckets);
+  void deliver_sparse();
   void reset_backward();
   void give_up_backward();
   bool grads_are_aliases() const;
@@ -235,6 +237,7 @@ class Reducer {
   std::vector<int> last_used_;
   std::vector<bool> unused_everywhere_;
   bool used_differently_ = false;
+  std::vector<bool> sparse_missing_;  // had no gradient, by parameter
   std::vector<size_t> ready_order_;
   std::vector<size_t> last_ready_order_;
   bool rebuilt_ = false;

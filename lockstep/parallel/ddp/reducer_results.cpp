@@ -9,10 +9,12 @@ namespace lockstep {
 
 void Reducer::finish_sparse() {
   at::NoGradGuard no_grad;
+  sparse_missing_.assign(parameters_.size(), false);
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (!sparse_[i]) continue;
     const auto& [name, tensor] = parameters_[i];
     auto& grad = tensor.mutable_grad();
+    sparse_missing_[i] = !grad.defined();
     auto sum =
         shadows_ || !grad.defined()
             ? at::zeros(
@@ -21,11 +23,12 @@ void Reducer::finish_sparse() {
         : grad.is_sparse() ? grad.coalesce()
                            : grad.to_sparse();
     if (check_) check_->look(i, sum._values());
+    if (options_.reduce_dtype) sum = sum.to(*options_.reduce_dtype);
     if (group_->size() > 1) {
       sum = at::mul(sum, at::scalar_tensor(1 / divisor_, at::kDouble));
       all_reduce(sum, {.group = group_});
     }
-    grad = std::move(sum);
+    grad = sum.to(dtypes_[i]);
   }
 }
 
@@ -41,12 +44,9 @@ void Reducer::finish_used_map() {
   unused_everywhere_.assign(parameters_.size(), false);
   for (size_t i = 0; i < parameters_.size(); ++i) {
     unused_everywhere_[i] = counts[i] == 0;
-    if (sparse_[i] && unused_everywhere_[i]) {
+    if (sparse_[i] && unused_everywhere_[i] && sparse_missing_[i]) {
       parameters_[i].tensor.mutable_grad().reset();
     }
-  }
-  if (options_.skip_all_reduce_unused_params && !rebuilt_) {
-    excluded_ = unused_everywhere_;
   }
   if (!shadows_) {
     used_differently_ |= !last_used_.empty() && last_used_ != used_;
@@ -87,6 +87,17 @@ void Reducer::deliver(size_t final_buckets) {
     }
     if (on_final_) on_final_(final_parameters);
   }
+}
+
+void Reducer::deliver_sparse() {
+  if (!on_final_) return;
+  std::vector<size_t> final_parameters;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (sparse_[i] && parameters_[i].tensor.grad().defined()) {
+      final_parameters.push_back(i);
+    }
+  }
+  if (!final_parameters.empty()) on_final_(final_parameters);
 }
 
 void Reducer::shadow_backward() {

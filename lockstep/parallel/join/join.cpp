@@ -37,9 +37,16 @@ Join::~Join() {
 }
 
 const JoinRound& Join::begin_iteration(const Joinable& joinable,
-                                       bool synchronizes) {
-  if (&joinable != joinables_[0]) return round_;
-  round_ = exchange(synchronizes ? 2 : 1);
+                                       bool synchronizes, bool trains) {
+  if (&joinable != joinables_[0]) {
+    if (round_.active.empty()) {
+      throw std::logic_error(
+          "join: what communicates first in an iteration must be named first, "
+          "a DistributedDataParallel before its optimizer");
+    }
+    return round_;
+  }
+  round_ = exchange(synchronizes ? 3 : trains ? 2 : 1);
   const int size = group_->size();
   if (options_.throw_on_early_termination &&
       static_cast<int>(round_.active.size()) < size) {
@@ -67,7 +74,8 @@ JoinRound Join::exchange(int mine) {
   const auto* of = flags.const_data_ptr<int>();
   for (int rank = 0; rank < group_->size(); ++rank) {
     if (of[rank] > 0) round.active.push_back(rank);
-    if (of[rank] > 1) round.synchronizes = true;
+    if (of[rank] > 1) round.trains = true;
+    if (of[rank] > 2) round.synchronizes = true;
   }
   return round;
 }

@@ -26,6 +26,7 @@ struct JoinOptions {
 // Who took part in an iteration. The same on all ranks.
 struct JoinRound {
   std::vector<int> active{};  // ranks of the group, ascending
+  bool trains{false};         // whether it is with grad
   bool synchronizes{false};   // whether gradients are averaged
 };
 
@@ -67,14 +68,16 @@ class Join {
 
   // Collective: what a joinable calls first in each iteration. Of several the
   // first one's call counts; for the others returns what that found.
-  const JoinRound& begin_iteration(const Joinable& joinable, bool synchronizes);
+  // Throws std::logic_error if that has not communicated yet.
+  const JoinRound& begin_iteration(const Joinable& joinable, bool synchronizes,
+                                   bool trains = true);
   const JoinOptions& options() const { return options_; }
 
   // Shadows until all ranks came here. Collective.
   void finish();
 
  private:
-  // `mine`: 0 joined, 1 active, 2 and averages gradients.
+  // `mine`: 0 joined, 1 active, 2 and with grad, 3 and averages gradients.
   JoinRound exchange(int mine);
 
   std::vector<Joinable*> joinables_;

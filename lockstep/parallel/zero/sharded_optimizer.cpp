@@ -68,6 +68,25 @@ ShardedOptimizer::ShardedOptimizer(Make make, bool element_wise,
           "communication hook, which reduces whole buckets; construct the "
           "optimizer from the parameters instead");
     }
+    if (ddp->has_optimizer()) {
+      throw std::invalid_argument(
+          "ZeroRedundancyOptimizer: the DistributedDataParallel has a sharded "
+          "optimizer or optimizers in backward already; give one optimizer "
+          "several parameter groups instead");
+    }
+    if (ddp->has_delayed_parameters()) {
+      throw std::invalid_argument(
+          "ZeroRedundancyOptimizer: the DistributedDataParallel delays the "
+          "all-reduce of some parameters, which cannot be sharded; construct "
+          "the optimizer from the parameters instead");
+    }
+    if (ddp->lowers_parameters() &&
+        (options_.shared_parameters || options_.step_in_backward)) {
+      throw std::invalid_argument(
+          "ZeroRedundancyOptimizer: with mixed_precision.param_dtype the "
+          "parameters are low-precision copies during backward, so they can be "
+          "neither shared nor stepped there; use private parameters");
+    }
     std::vector<at::Tensor> trained;
     for (const auto& parameter : ddp->reducer().parameters()) {
       trained.push_back(parameter.tensor);
@@ -247,8 +266,8 @@ void ShardedOptimizer::follow_memory() {
           "that all ranks share; convert the module before the optimizer is "
           "made, and write values in place");
     }
-    memory_[i] = now;
     if (pieces_[i]) pieces_[i]->refresh();
+    memory_[i] = now;
     gather_.reset();
   }
   if (!shared_ && !gather_) gather_.emplace(parameters_, ranges_, group_);
@@ -256,7 +275,7 @@ void ShardedOptimizer::follow_memory() {
 
 // Schedulers and users write to the outer groups.
 void ShardedOptimizer::copy_options() {
-  for (size_t g = 0; g < param_groups_.size(); ++g) {
+  for (size_t g = 0; g < adopted_; ++g) {
     inner_->param_groups()[g].set_options(param_groups_[g].options().clone());
   }
 }
@@ -290,7 +309,13 @@ void ShardedOptimizer::take_part_in_step() {
       if (pieces_[i] && grouped_[i]) pieces_[i]->take_gradient();
     }
     if (shared_) shared_->begin_step();
-    step_pieces();
+    try {
+      step_pieces();
+    } catch (...) {
+      // The others' forward waits for this rank all the same.
+      if (shared_) shared_->end_step();
+      throw;
+    }
   }
   if (shared_) {
     shared_->end_step();
@@ -399,6 +424,7 @@ const OptimizerState& ShardedOptimizer::state_dict() const {
 void ShardedOptimizer::load_state_dict(const OptimizerState& state) {
   const at::NoGradGuard no_grad;
   adopt_groups();
+  state_dict_.reset();
   const OptimizerPtr plain = make_plain();
   restore_optimizer(*plain, state);
   for (size_t g = 0; g < param_groups_.size(); ++g) {

@@ -1,4 +1,4 @@
-#include "lockstep/parallel/comm_hooks/bucket_exchange.h"
+#include "lockstep/parallel/comm_hooks/hook_collectives.h"
 
 #include <ATen/ATen.h>
 
