@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <limits>
+#include <vector>
 
 #include "lockstep/comm/init.h"
 #include "tests/amp/sharded_sgd.h"
@@ -68,7 +69,8 @@ TEST(ClipGrad, TakesAnOptimizersGroupsAll) {
 
 TEST(ClipGrad, BoundsValuesOnBothSides) {
   auto parameters =
-      with_gradients({torch::tensor({-3.0, 0.5, 2.0, std::nan("")}),
+      with_gradients({torch::tensor(std::vector<float>{
+                          -3, 0.5, 2, std::numeric_limits<float>::quiet_NaN()}),
                       torch::tensor({9.0}, torch::kDouble)});
   clip_grad_value_(parameters, 1.0);
   auto gradient = parameters[0].grad();
