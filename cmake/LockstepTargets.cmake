@@ -44,6 +44,8 @@ endfunction()
 
 # One precompiled header for all that includes LibTorch: torch/torch.h costs
 # 25 s a file without it. It is built once, for this target; others reuse it.
+# With it an empty file still takes GCC 7 s, for the templates that LibTorch's
+# inline functions use, so that the sources of a target share that price.
 function(lockstep_use_torch_pch target)
   if(NOT TARGET lockstep_torch_pch)
     # Left alone where it is there: writing it anew would compile it anew.
@@ -59,4 +61,6 @@ function(lockstep_use_torch_pch target)
       <torch/csrc/distributed/c10d/Store.hpp>)
   endif()
   target_precompile_headers(${target} REUSE_FROM lockstep_torch_pch)
+  set_target_properties(${target} PROPERTIES
+    UNITY_BUILD ${LOCKSTEP_UNITY_BUILD} UNITY_BUILD_BATCH_SIZE 8)
 endfunction()

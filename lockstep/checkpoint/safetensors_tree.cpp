@@ -19,7 +19,7 @@ constexpr const char* kReserved = "lockstep.";
 constexpr const char* kState = "lockstep.state.";  // + index + "." + name
 constexpr const char* kGroup = "lockstep.param_groups.";   // likewise
 constexpr const char* kGenerator = "lockstep.generator.";  // + rank
-constexpr int kDepth = 8;
+constexpr int kTreeDepth = 8;
 
 // JSON has no infinity and no NaN: these three are texts.
 Json json_of(double value) {
@@ -143,7 +143,7 @@ Snapshot snapshot_of(const SafetensorsTree& tree) {
     snapshot.model_state = tree.tensors;
     return snapshot;
   }
-  const Json json = parse_strict_json(tree.description, kDepth);
+  const Json json = parse_strict_json(tree.description, kTreeDepth);
   if (json.at("format").get<int>() != kFormat) {
     throw std::runtime_error("its format is " + json.at("format").dump() +
                              ", this version of Lockstep reads 1");

@@ -15,6 +15,7 @@
 #include "lockstep/comm/empty_shared.h"
 #include "lockstep/comm/init.h"
 #include "tests/comm/contract/tensors.h"
+#include "tests/comm/failure_of.h"
 #include "tests/harness/process_world.h"
 
 namespace lockstep {
@@ -24,22 +25,13 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
+using testing::failure_of;
 using ::testing::HasSubstr;
 using testing::real_numbers;
 using testing::same_bits;
 
 ProcessGroupGuard init(const std::string& backend = "cpu:lockstep") {
   return init_process_group(backend, {.timeout = seconds(30)});
-}
-
-std::string failure_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const c10::DistBackendError& error) {
-    return error.what_without_backtrace();
-  }
-  ADD_FAILURE() << "no c10::DistBackendError was thrown";
-  return {};
 }
 
 std::vector<ReducedBucket> shared_buckets(const std::vector<int64_t>& counts,

@@ -16,11 +16,11 @@ namespace {
 
 // Of every piece in the buffer, in bytes: a cache line, and a multiple of every
 // element's size.
-constexpr int64_t kAlignment = 64;
+constexpr int64_t kPieceAlignment = 64;
 
 int64_t aligned(size_t bytes) {
-  return (static_cast<int64_t>(bytes) + kAlignment - 1) / kAlignment *
-         kAlignment;
+  return (static_cast<int64_t>(bytes) + kPieceAlignment - 1) / kPieceAlignment *
+         kPieceAlignment;
 }
 
 // Contiguous, of the shape and dtype of `like`, from byte `offset` of `bytes`.

@@ -15,7 +15,7 @@ namespace lockstep {
 namespace {
 
 // Two cache lines, which some processors fetch together.
-constexpr int64_t kAlignment = 128;
+constexpr int64_t kParameterAlignment = 128;
 
 // Two parameters in one piece of memory would no more be tied once moved.
 void refuse_overlaps(const std::vector<at::Tensor>& parameters) {
@@ -58,8 +58,9 @@ SharedParameters::SharedParameters(const std::vector<at::Tensor>& parameters,
           "shared_parameters = false"));
     }
     offsets.push_back(bytes);
-    bytes += (static_cast<int64_t>(parameter.nbytes()) + kAlignment - 1) /
-             kAlignment * kAlignment;
+    bytes +=
+        (static_cast<int64_t>(parameter.nbytes()) + kParameterAlignment - 1) /
+        kParameterAlignment * kParameterAlignment;
   }
   refuse_overlaps(parameters);
   HostSharing* sharing = host_sharing(group);

@@ -14,6 +14,7 @@
 #include "lockstep/comm/reductions.h"
 #include "tests/comm/contract/contract.h"
 #include "tests/comm/contract/tensors.h"
+#include "tests/comm/failure_of.h"
 
 namespace lockstep::testing {
 namespace {
@@ -43,17 +44,6 @@ double triangle(int size) { return size * (size + 1) / 2.0; }
 
 bool all_are(const at::Tensor& tensor, double value) {
   return tensor.eq(value).all().item<bool>();
-}
-
-template <typename Function>
-std::string failure_of(Function&& function) {
-  try {
-    function();
-  } catch (const c10::DistBackendError& error) {
-    return error.what_without_backtrace();
-  }
-  ADD_FAILURE() << "no c10::DistBackendError was thrown";
-  return {};
 }
 
 CONTRACT_TEST(Works, SeveralInFlightMayBeWaitedForInAnyOrder, 1, 2, 3, 5, 8) {

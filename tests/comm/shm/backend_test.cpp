@@ -13,6 +13,7 @@
 #include "lockstep/comm/empty_shared.h"
 #include "lockstep/comm/init.h"
 #include "tests/comm/contract/tensors.h"
+#include "tests/comm/shm/init_shm.h"
 #include "tests/harness/process_world.h"
 
 namespace lockstep {
@@ -21,12 +22,9 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::HasSubstr;
+using testing::init_shm;
 using testing::same_bits;
 using ::testing::ThrowsMessage;
-
-ProcessGroupGuard init() {
-  return init_process_group("cpu:shm", {.timeout = seconds(30)});
-}
 
 c10d::Backend& backend_of(const ProcessGroupPtr& group) {
   return group->backend(c10::kCPU);
@@ -56,7 +54,7 @@ at::Tensor sum_in_rank_order(int size, int64_t count, at::ScalarType dtype) {
 }
 
 WORLD_TEST(ShmBackend, TakesTensorsOfAnyStrides, 1, 2, 3) {
-  auto group = init();
+  auto group = init_shm();
   auto& backend = backend_of(group.get());
   const int size = world.size;
   const int last = size - 1;
@@ -120,7 +118,7 @@ WORLD_TEST(ShmBackend, TakesTensorsOfAnyStrides, 1, 2, 3) {
 }
 
 WORLD_TEST(ShmBackend, TakesWholeTensorsOfAnyStridesAndInPlace, 1, 2, 3) {
-  auto group = init();
+  auto group = init_shm();
   auto& backend = backend_of(group.get());
   const int size = world.size;
 
@@ -162,7 +160,7 @@ WORLD_TEST(ShmBackend, TakesWholeTensorsOfAnyStridesAndInPlace, 1, 2, 3) {
 }
 
 WORLD_TEST(ShmBackend, CoalescedOnesTakeMixedShapesAndDtypes, 1, 2, 3) {
-  auto group = init();
+  auto group = init_shm();
   auto& backend = backend_of(group.get());
   const int size = world.size;
   const int total = size * (size - 1) / 2;
@@ -197,7 +195,7 @@ WORLD_TEST(ShmBackend, CoalescedOnesTakeMixedShapesAndDtypes, 1, 2, 3) {
 }
 
 WORLD_TEST(ShmBackend, MovesDtypesThatItCannotReduce, 1, 2) {
-  auto group = init();
+  auto group = init_shm();
   auto& backend = backend_of(group.get());
   for (auto dtype :
        {at::kShort, at::kComplexDouble, at::kUInt64, at::kFloat8_e5m2}) {
@@ -229,7 +227,7 @@ WORLD_TEST(ShmBackend, MovesDtypesThatItCannotReduce, 1, 2) {
 }
 
 WORLD_TEST(ShmBackend, LargeSumsEqualTheScalarReferenceBitByBit, 2, 3) {
-  auto group = init();
+  auto group = init_shm();
   constexpr int64_t kElements = 4 << 20;  // 16 MiB of float32
   for (auto dtype : {at::kFloat, at::kBFloat16}) {
     for (int64_t count : {kElements, kElements - 13, int64_t{30'001}}) {
@@ -247,7 +245,7 @@ WORLD_TEST(ShmBackend, LargeSumsEqualTheScalarReferenceBitByBit, 2, 3) {
 }
 
 WORLD_TEST(ShmBackend, RegisteredMemoryGivesTheSameBits, 1, 2, 3) {
-  auto group = init();
+  auto group = init_shm();
   for (auto dtype : {at::kFloat, at::kBFloat16}) {
     for (int64_t count : {1, 1000, 300'007, 4 << 20}) {
       const auto want = sum_in_rank_order(world.size, count, dtype);
@@ -272,7 +270,7 @@ WORLD_TEST(ShmBackend, RegisteredMemoryGivesTheSameBits, 1, 2, 3) {
 }
 
 WORLD_TEST(ShmBackend, RegisteredMemoryTakesPartInEveryCollective, 2, 3) {
-  auto group = init();
+  auto group = init_shm();
   const int size = world.size;
   constexpr int64_t kEach = 100'000;
   auto whole = empty_shared({size, kEach});
@@ -308,7 +306,7 @@ WORLD_TEST(ShmBackend, RegisteredMemoryTakesPartInEveryCollective, 2, 3) {
 }
 
 WORLD_TEST(ShmBackend, SharedTensorsComeAndGoAsTheyLike, 2, 3) {
-  auto group = init();
+  auto group = init_shm();
   // Other numbers and orders on each rank, given back in between.
   std::vector<at::Tensor> kept;
   for (int round = 0; round < 30; ++round) {
@@ -329,7 +327,7 @@ WORLD_TEST(ShmBackend, SharedTensorsComeAndGoAsTheyLike, 2, 3) {
 WORLD_TEST(ShmBackend, SharedTensorsOutliveTheirGroup, 1, 2) {
   at::Tensor tensor;
   {
-    auto group = init();
+    auto group = init_shm();
     tensor = empty_shared({1000, 100}, at::requires_grad());
     EXPECT_TRUE(tensor.requires_grad());
     EXPECT_TRUE(tensor.is_leaf());
@@ -344,7 +342,7 @@ WORLD_TEST(ShmBackend, SharedTensorsOutliveTheirGroup, 1, 2) {
   tensor.detach().fill_(7);
   EXPECT_EQ(tensor.detach()[999][99].item<float>(), 7);
   // Another group's collectives take it as any tensor.
-  auto group = init();
+  auto group = init_shm();
   EXPECT_FALSE(is_shared(tensor));
   auto values = tensor.detach();
   all_reduce(values);
@@ -360,7 +358,7 @@ WORLD_TEST(ShmBackend, WithoutSharedMemoryTheTensorIsAnOrdinaryOne, 1, 2) {
 }
 
 WORLD_TEST(ShmBackend, DirectReductionsStandInTheOrderOfAllOthers, 1, 2, 3) {
-  auto group = init();
+  auto group = init_shm();
   auto& backend = backend_of(group.get());
   auto* direct = dynamic_cast<DirectReduce*>(&backend);
   ASSERT_NE(direct, nullptr);
@@ -383,7 +381,7 @@ WORLD_TEST(ShmBackend, DirectReductionsStandInTheOrderOfAllOthers, 1, 2, 3) {
 }
 
 WORLD_TEST(ShmBackend, ThreadsMayUseSeveralGroupsAtOnce, 2, 3) {
-  auto group = init();
+  auto group = init_shm();
   std::vector<ProcessGroupPtr> groups{group.get(), new_group(), new_group()};
   std::vector<std::thread> threads;
   for (size_t i = 0; i < groups.size(); ++i) {
@@ -404,7 +402,7 @@ WORLD_TEST(ShmBackend, ThreadsMayUseSeveralGroupsAtOnce, 2, 3) {
 }
 
 WORLD_TEST(ShmBackend, AMessageMovesWhileNobodyWaitsForIt, 2) {
-  auto group = init();
+  auto group = init_shm();
   auto& store = *group->store();
   constexpr int64_t kMany = 4 << 20;  // far more than fits into a ring
   if (world.rank == 0) {
@@ -420,7 +418,7 @@ WORLD_TEST(ShmBackend, AMessageMovesWhileNobodyWaitsForIt, 2) {
 }
 
 WORLD_TEST(ShmBackend, AMessageWhoseWorkWasDroppedArrives, 2) {
-  auto group = init();
+  auto group = init_shm();
   constexpr int64_t kMany = 2 << 20;
   if (world.rank == 0) {
     for (int i = 0; i < 3; ++i) isend(at::full({kMany}, 1.0f * i), 1);
@@ -440,7 +438,7 @@ WORLD_TEST(ShmBackend, AWorkThatOutlivesItsGroupFails, 2) {
   WorkPtr work;
   auto tensor = at::zeros({3});
   {
-    auto group = init();
+    auto group = init_shm();
     std::vector<at::Tensor> tensors{tensor};
     work = backend_of(group.get()).recv(tensors, 1 - world.rank, 0);
     EXPECT_FALSE(work->isCompleted());
@@ -450,7 +448,7 @@ WORLD_TEST(ShmBackend, AWorkThatOutlivesItsGroupFails, 2) {
 }
 
 WORLD_TEST(ShmBackend, AWaitForAMessageMayBeRepeated, 2) {
-  auto group = init();
+  auto group = init_shm();
   auto& store = *group->store();
   if (world.rank == 0) {
     auto tensor = at::zeros({3, 2}).t();

@@ -17,6 +17,8 @@
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/shm/create.h"
+#include "tests/comm/failure_of.h"
+#include "tests/comm/shm/init_shm.h"
 #include "tests/harness/process_world.h"
 #include "tests/harness/running_program.h"
 
@@ -26,24 +28,12 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::AllOf;
+using testing::failure_of;
 using ::testing::HasSubstr;
+using testing::init_shm;
 using ::testing::Not;
 using ::testing::ThrowsMessage;
 using testing::World;
-
-ProcessGroupGuard init() {
-  return init_process_group("cpu:shm", {.timeout = seconds(30)});
-}
-
-std::string failure_of(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const c10::DistBackendError& error) {
-    return error.what_without_backtrace();
-  }
-  ADD_FAILURE() << "no c10::DistBackendError was thrown";
-  return {};
-}
 
 void tell(const ProcessGroupPtr& group, const std::string& key) {
   group->store()->set(key, std::vector<uint8_t>{1});
@@ -82,7 +72,7 @@ void make_file(const std::filesystem::path& path) { std::ofstream(path) << 1; }
 struct PeerLost {};
 void run_and_leave_by_exception(const std::function<void()>& body) {
   try {
-    auto group = init();
+    auto group = init_shm();
     body();
     throw PeerLost{};
   } catch (const PeerLost&) {
@@ -102,7 +92,7 @@ void expect_mismatch(const World& world, const std::function<void()>& call,
 }
 
 WORLD_TEST(ShmMismatch, IsToldOnEveryRankAndTheGroupGoesOn, 2, 3) {
-  auto group = init();
+  auto group = init_shm();
   auto ones = [](int64_t count, at::ScalarType dtype = at::kFloat) {
     return at::ones({count}, dtype);
   };
@@ -153,7 +143,7 @@ WORLD_TEST(ShmMismatch, IsToldOnEveryRankAndTheGroupGoesOn, 2, 3) {
 }
 
 WORLD_TEST(ShmMismatch, OfAMessageIsToldToWhoReceivesIt, 2) {
-  auto group = init();
+  auto group = init_shm();
   if (world.rank == 0) {
     send(at::ones({3}), 1);
     send(at::ones({3}), 1);
@@ -171,7 +161,7 @@ WORLD_TEST(ShmMismatch, OfAMessageIsToldToWhoReceivesIt, 2) {
 }
 
 WORLD_TEST(ShmFailures, ARankThatDoesNotComeIsNamedOnEveryOther, 2, 3) {
-  auto group = init();
+  auto group = init_shm();
   auto tensor = at::ones({3});
   all_reduce(tensor);
   if (world.rank != 1) {
@@ -195,7 +185,7 @@ WORLD_TEST(ShmFailures, ARankThatDoesNotComeIsNamedOnEveryOther, 2, 3) {
 
 // It was skipped, and the next call met the peers' call of before: wrong sums.
 WORLD_TEST(ShmFailures, ACallThatTimedOutInLineIsNotFollowedByAnother, 2) {
-  auto group = init();
+  auto group = init_shm();
   auto first = at::ones({3});
   auto second = at::ones({3});
   if (world.rank == 0) {
@@ -219,7 +209,7 @@ WORLD_TEST(ShmFailures, ACallThatTimedOutInLineIsNotFollowedByAnother, 2) {
 
 // The data went into the tensor of the call that had failed.
 WORLD_TEST(ShmFailures, ABlockingReceiveThatTimedOutTakesNoLaterMessage, 2) {
-  auto group = init();
+  auto group = init_shm();
   if (world.rank == 0) {
     auto given_up = at::zeros({3});
     EXPECT_THAT(
@@ -238,7 +228,7 @@ WORLD_TEST(ShmFailures, ABlockingReceiveThatTimedOutTakesNoLaterMessage, 2) {
 }
 
 WORLD_TEST(ShmFailures, ARankThatAbortsIsNamedByThoseThatWait, 2, 3) {
-  auto group = init();
+  auto group = init_shm();
   auto tensor = at::ones({3});
   all_reduce(tensor);
   if (world.rank == 1) {
@@ -383,7 +373,7 @@ WORLD_TEST(ShmFailures, AStoppedRankThatGoesOnIsWaitedFor, 2, 3) {
     EXPECT_EQ(process.finish(), 0);
     return;
   }
-  auto group = init();
+  auto group = init_shm();
   auto tensor = at::ones({1000});
   all_reduce(tensor);
   if (world.rank == 0) tell(group.get(), "entering");

@@ -1,0 +1,24 @@
+// What a call that must fail between ranks says.
+#pragma once
+
+#include <c10/util/Exception.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+
+namespace lockstep::testing {
+
+// The words of the c10::DistBackendError that `call` throws, without LibTorch's
+// backtrace; the test fails if it throws none.
+inline std::string failure_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const c10::DistBackendError& error) {
+    return error.what_without_backtrace();
+  }
+  ADD_FAILURE() << "no c10::DistBackendError was thrown";
+  return {};
+}
+
+}  // namespace lockstep::testing
