@@ -11,7 +11,6 @@
 #include <map>
 
 #include <lockstep/lockstep.h>
-#include <lockstep/parallel/comm_hooks/comm_hooks.h>
 #include <torch/torch.h>
 
 // What is left out, by bucket, is kept here: a hook is any callable from a

@@ -11,7 +11,7 @@ namespace lockstep {
 // What a torch::optim::Optimizer also is that steps only a part of the
 // parameters on each rank (ZeroRedundancyOptimizer): where gradients are final
 // only in the part that the rank owns, clipping and unscaling work on that part
-// and agree over the group.
+// and agree over the group. For the thread that trains; no call blocks.
 class GradientShards {
  public:
   // The ranks that together hold all gradients, each element once.

@@ -20,7 +20,7 @@ using testing::ShardedSgd;
 using ::testing::ThrowsMessage;
 using testing::with_gradients;
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
+constexpr double kDoubleInfinity = std::numeric_limits<double>::infinity();
 
 std::vector<torch::Tensor> some_gradients(torch::ScalarType dtype) {
   torch::manual_seed(5);
@@ -101,7 +101,7 @@ TEST(ClipGrad, SparseGradientsCountByTheirSums) {
 }
 
 TEST(ClipGrad, NonFiniteNormsThrowWhereTheyAreToAndChangeNothing) {
-  auto parameters = with_gradients({torch::tensor({1.0, kInfinity})});
+  auto parameters = with_gradients({torch::tensor({1.0, kDoubleInfinity})});
   EXPECT_THAT([&] { clip_grad_norm_(parameters, 1.0, 2.0, true); },
               ThrowsMessage<std::runtime_error>(HasSubstr("inf")));
   EXPECT_EQ(parameters[0].grad()[0].item<float>(), 1);
@@ -149,7 +149,8 @@ void expect_like_whole(const ProcessGroupPtr& group, torch::ScalarType dtype,
 WORLD_TEST(ClipGradShards, NormIsThatOfTheWhole, 1, 2, 3) {
   auto group = init_process_group("gloo");
   for (auto dtype : {torch::kFloat, torch::kDouble, torch::kBFloat16}) {
-    for (double norm_type : {1.0, 2.0, 3.5, -2.0, kInfinity, -kInfinity}) {
+    for (double norm_type :
+         {1.0, 2.0, 3.5, -2.0, kDoubleInfinity, -kDoubleInfinity}) {
       expect_like_whole(group.get(), dtype, norm_type, 1e-3);
       expect_like_whole(group.get(), dtype, norm_type, 1e3);
     }
@@ -168,7 +169,7 @@ WORLD_TEST(ClipGradShards, ValuesAreClippedInTheOwnPartOnly, 2) {
 
 WORLD_TEST(ClipGradShards, OneRanksNanIsEveryRanks, 2, 3) {
   auto group = init_process_group("gloo");
-  for (double norm_type : {1.0, 2.0, kInfinity, -kInfinity}) {
+  for (double norm_type : {1.0, 2.0, kDoubleInfinity, -kDoubleInfinity}) {
     auto parameters = with_gradients({torch::ones({6})});
     ShardedSgd optimizer(parameters, 0.1, group.get());
     if (world.rank == 0) optimizer.part(parameters[0].grad())[0] = NAN;
@@ -181,7 +182,7 @@ WORLD_TEST(ClipGradShards, OneRanksNanIsEveryRanks, 2, 3) {
 
 WORLD_TEST(ClipGradShards, ARankWithoutAPartAgrees, 3) {
   auto group = init_process_group("gloo");
-  for (double norm_type : {2.0, -1.0, kInfinity, -kInfinity}) {
+  for (double norm_type : {2.0, -1.0, kDoubleInfinity, -kDoubleInfinity}) {
     auto parameters = with_gradients({torch::full({1}, -4.0)});
     ShardedSgd optimizer(parameters, 0.1, group.get());
     EXPECT_EQ(get_total_norm(optimizer, norm_type).item<double>(), 4);

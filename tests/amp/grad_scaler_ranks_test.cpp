@@ -18,7 +18,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
+constexpr float kOverflow = std::numeric_limits<float>::infinity();
 constexpr int64_t kElements = 12;
 
 struct Sharded {
@@ -41,7 +41,7 @@ WORLD_TEST(GradScalerRanks, OneRanksInfinitySkipsAllShards, 1, 2, 3) {
   model.backward();
   int last = world.size - 1;
   if (world.rank == last) {
-    model.optimizer.part(model.weight.grad()).fill_(-kInfinity);
+    model.optimizer.part(model.weight.grad()).fill_(-kOverflow);
   }
   model.scaler.step(model.optimizer);
   EXPECT_TRUE(model.scaler.found_inf(model.optimizer));
@@ -66,7 +66,7 @@ WORLD_TEST(GradScalerRanks, OtherRanksPartsAreLeftAlone, 2, 3) {
   Sharded model(group.get());
   model.backward();
   auto own = model.optimizer.part(model.weight.grad()).clone();
-  model.weight.grad().fill_(kInfinity);
+  model.weight.grad().fill_(kOverflow);
   model.optimizer.part(model.weight.grad()).copy_(own);
   model.scaler.unscale_(model.optimizer);
   EXPECT_FALSE(model.scaler.found_inf(model.optimizer));

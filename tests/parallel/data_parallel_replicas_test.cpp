@@ -14,7 +14,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-const DataParallelOptions kTwo{.device_ids = {at::kCPU, at::kCPU}};
+const DataParallelOptions kTwoReplicas{.device_ids = {at::kCPU, at::kCPU}};
 
 // How often it was cloned, all instances together.
 std::atomic<int> clones{0};
@@ -36,7 +36,7 @@ TORCH_MODULE(Counting);
 
 TEST(DataParallelReplicas, AreNotClonedInEachStep) {
   clones = 0;
-  DataParallel<Counting> model(Counting(), kTwo);
+  DataParallel<Counting> model(Counting(), kTwoReplicas);
   torch::optim::Adam optimizer(model->parameters(), 0.1);
   for (int step = 0; step < 5; ++step) {
     optimizer.zero_grad();
@@ -50,15 +50,15 @@ TEST(DataParallelReplicas, OfTheFunctionAreKeptPerModule) {
   clones = 0;
   Counting first, second;
   for (int step = 0; step < 3; ++step) {
-    data_parallel(first, torch::ones({4, 3}), kTwo);
-    data_parallel(second, torch::ones({4, 3}), kTwo);
+    data_parallel(first, torch::ones({4, 3}), kTwoReplicas);
+    data_parallel(second, torch::ones({4, 3}), kTwoReplicas);
   }
   EXPECT_EQ(clones, 2);
 }
 
 TEST(DataParallelReplicas, AreMadeAgainForAModuleWithOtherChildren) {
   torch::nn::Sequential net(torch::nn::Linear(3, 3));
-  DataParallel<torch::nn::Sequential> model(net, kTwo);
+  DataParallel<torch::nn::Sequential> model(net, kTwoReplicas);
   auto x = torch::ones({4, 3});
   EXPECT_TRUE(model(x).equal(net->forward(x)));
   net->push_back(torch::nn::Tanh());
@@ -72,7 +72,7 @@ TEST(DataParallelReplicas, TakeNoRandomNumbers) {
   torch::manual_seed(5);
   auto without = torch::rand({4});
   torch::manual_seed(5);
-  DataParallel<torch::nn::Linear> model(linear, kTwo);
+  DataParallel<torch::nn::Linear> model(linear, kTwoReplicas);
   EXPECT_TRUE(torch::rand({4}).equal(without));
 }
 
@@ -143,12 +143,13 @@ TEST(DataParallelReplicas, ModuleWithoutCloneIsNamed) {
   };
   EXPECT_THAT(message_of([] {
                 DataParallel<std::shared_ptr<PlainImpl>> model(
-                    std::make_shared<PlainImpl>(), kTwo);
+                    std::make_shared<PlainImpl>(), kTwoReplicas);
               }),
               AllOf(HasSubstr("PlainImpl"), HasSubstr("Cloneable")));
   EXPECT_THAT(message_of([] {
                 DataParallel<torch::nn::Sequential> model(
-                    torch::nn::Sequential(std::make_shared<PlainImpl>()), kTwo);
+                    torch::nn::Sequential(std::make_shared<PlainImpl>()),
+                    kTwoReplicas);
               }),
               AllOf(HasSubstr("Sequential"), HasSubstr("PlainImpl")));
 }
@@ -168,7 +169,7 @@ TEST(DataParallelReplicas, ChildWithoutCloneHasTheModulesParameters) {
     std::shared_ptr<InnerImpl> inner;
   };
   auto module = std::make_shared<OuterImpl>();
-  DataParallel<std::shared_ptr<OuterImpl>> model(module, kTwo);
+  DataParallel<std::shared_ptr<OuterImpl>> model(module, kTwoReplicas);
   auto x = torch::randn({4, 2});
   EXPECT_TRUE(model(x).equal(module->forward(x)));
 }
@@ -185,7 +186,7 @@ TEST(DataParallelReplicas, CloneThatSharesParametersIsRefused) {
   };
   EXPECT_THAT(message_of([] {
                 DataParallel<std::shared_ptr<ShallowImpl>> model(
-                    std::make_shared<ShallowImpl>(), kTwo);
+                    std::make_shared<ShallowImpl>(), kTwoReplicas);
               }),
               HasSubstr("no weight of its own"));
 }

@@ -39,7 +39,7 @@ struct BranchesImpl : torch::nn::Module {
 TORCH_MODULE(Branches);
 
 // A row of x for each rank, so that the bias' gradient is its share.
-torch::Tensor rows(int count = 1) { return torch::ones({count, 2}); }
+torch::Tensor batch_rows(int count = 1) { return torch::ones({count, 2}); }
 
 WORLD_TEST(DdpUnused, WhatOneRankLeavesOutIsAveragedOverAll, 2, 3) {
   on_both_backends([&] {
@@ -49,7 +49,7 @@ WORLD_TEST(DdpUnused, WhatOneRankLeavesOutIsAveragedOverAll, 2, 3) {
     for (int step = 0; step < 3; ++step) {
       net->zero_grad();
       const bool both = world.rank == step % world.size;
-      model(rows(), both ? "both" : "left").sum().backward();
+      model(batch_rows(), both ? "both" : "left").sum().backward();
       EXPECT_FLOAT_EQ(net->left->bias.grad().item<float>(), 1) << step;
       ASSERT_TRUE(net->right->bias.grad().defined()) << step;
       EXPECT_FLOAT_EQ(net->right->bias.grad().item<float>(), 1.0F / world.size)
@@ -63,13 +63,13 @@ WORLD_TEST(DdpUnused, WhatNoRankUsesKeepsItsGradient, 2) {
     Branches net;
     DistributedDataParallel<Branches> model(net,
                                             {.find_unused_parameters = true});
-    model(rows(), "left").sum().backward();
+    model(batch_rows(), "left").sum().backward();
     EXPECT_FALSE(net->right->bias.grad().defined());
     net->zero_grad();
-    model(rows(), "both").sum().backward();
+    model(batch_rows(), "both").sum().backward();
     EXPECT_FLOAT_EQ(net->right->bias.grad().item<float>(), 1);
     net->zero_grad();
-    model(rows(), "right").sum().backward();
+    model(batch_rows(), "right").sum().backward();
     EXPECT_FALSE(net->left->bias.grad().defined());
     EXPECT_FLOAT_EQ(net->right->bias.grad().item<float>(), 1);
   });
@@ -94,7 +94,7 @@ WORLD_TEST(DdpUnused, OutputsThatTheLossLeavesOutCountAsUnused, 2) {
         net, {.find_unused_parameters = true});
     for (int step = 0; step < 2; ++step) {
       net->zero_grad();
-      auto [left, others] = model(rows());
+      auto [left, others] = model(batch_rows());
       auto loss = left.sum();
       if (world.rank == 0) loss = loss + others["right"].sum();
       loss.backward();
@@ -110,9 +110,9 @@ WORLD_TEST(DdpUnused, NoSyncRemembersWhatWasUsed, 2) {
                                             {.find_unused_parameters = true});
     {
       auto guard = model.no_sync();
-      model(rows(), "right").sum().backward();
+      model(batch_rows(), "right").sum().backward();
     }
-    model(rows(), "left").sum().backward();
+    model(batch_rows(), "left").sum().backward();
     EXPECT_FLOAT_EQ(net->left->bias.grad().item<float>(), 1);
     EXPECT_FLOAT_EQ(net->right->bias.grad().item<float>(), 1);
   });
@@ -126,7 +126,7 @@ WORLD_TEST(DdpUnused, SkippedParametersLeaveTheBuckets, 2) {
               .skip_all_reduce_unused_params = true});
     for (int step = 0; step < 3; ++step) {
       net->zero_grad();
-      model(rows(), "left").sum().backward();
+      model(batch_rows(), "left").sum().backward();
       EXPECT_FLOAT_EQ(net->left->bias.grad().item<float>(), 1);
       EXPECT_FALSE(net->right->bias.grad().defined());
     }
@@ -134,7 +134,7 @@ WORLD_TEST(DdpUnused, SkippedParametersLeaveTheBuckets, 2) {
     for (const auto& bucket : model.bucket_names()) members += bucket.size();
     EXPECT_EQ(members, 2U);
     EXPECT_THAT(
-        [&] { model(rows(), "both").sum().backward(); },
+        [&] { model(batch_rows(), "both").sum().backward(); },
         ThrowsMessage<std::runtime_error>(AllOf(
             HasSubstr("'right."), HasSubstr("skip_all_reduce_unused_params"))));
   });
@@ -146,7 +146,7 @@ WORLD_TEST(DdpStaticGraph, UnusedParametersAreLearntInTheFirstBackward, 2) {
     DistributedDataParallel<Branches> model(net, {.static_graph = true});
     for (int step = 0; step < 3; ++step) {
       net->zero_grad();
-      model(rows(), world.rank == 0 ? "both" : "left").sum().backward();
+      model(batch_rows(), world.rank == 0 ? "both" : "left").sum().backward();
       EXPECT_FLOAT_EQ(net->left->bias.grad().item<float>(), 1) << step;
       EXPECT_FLOAT_EQ(net->right->bias.grad().item<float>(), 0.5) << step;
     }

@@ -244,6 +244,7 @@ WORLD_TEST(DdpModel, FrozenAndLaterUnfrozenParametersFollow, 2) {
     size_t members = 0;
     for (const auto& bucket : model.bucket_names()) members += bucket.size();
     EXPECT_EQ(members, 2U);
+    EXPECT_EQ(model.get_ddp_logging_data().iteration, 6);
   });
 }
 
@@ -412,6 +413,48 @@ WORLD_TEST(DdpHook, ReplacesTheReductionOfEachBucket, 2) {
     EXPECT_THAT([&] { model.register_comm_hook(CommHook()); },
                 ThrowsMessage<std::invalid_argument>(HasSubstr("empty")));
   });
+}
+
+WORLD_TEST(DdpHook, MayAskItsModule, 2) {
+  on_both_backends([&] {
+    torch::nn::Linear net(2, 1);
+    DistributedDataParallel<torch::nn::Linear> model(net);
+    int64_t iterations = -1;
+    size_t buckets = 0;
+    model.register_comm_hook([&](GradBucket& bucket) {
+      iterations = model.get_ddp_logging_data().iteration;
+      buckets = model.bucket_names().size();
+      return completed_future(bucket.buffer());
+    });
+    model(rows()).sum().backward();
+    EXPECT_EQ(iterations, 0);
+    EXPECT_EQ(buckets, 1U);
+  });
+}
+
+WORLD_TEST(DdpHook, AFutureThatStaysAwayEndsBackward, 1) {
+  auto group = init_process_group("gloo");
+  auto brief = new_group({}, {.timeout = std::chrono::milliseconds(50)});
+  torch::nn::Linear net(2, 1);
+  DistributedDataParallel<torch::nn::Linear> model(net,
+                                                   {.process_group = brief});
+  bool stays_away = true;
+  auto never = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+  model.register_comm_hook([&](GradBucket& bucket) {
+    return stays_away ? never : completed_future(bucket.buffer());
+  });
+  EXPECT_THAT([&] { model(rows()).sum().backward(); },
+              ThrowsMessage<c10::DistBackendError>(
+                  HasSubstr("future for bucket 0 was not complete")));
+  // It may still write into the bucket, so that no backward may begin.
+  EXPECT_THAT([&] { model(rows()); },
+              ThrowsMessage<c10::DistBackendError>(HasSubstr("bucket 0")));
+  never->markCompleted(torch::zeros({3}));
+  stays_away = false;
+  net->zero_grad();
+  model(rows()).sum().backward();
+  EXPECT_FLOAT_EQ(net->bias.grad().item<float>(),
+                  static_cast<float>(rows().size(0)));
 }
 
 WORLD_TEST(DdpLogging, TellsOptionsBucketsAndTimes, 2) {

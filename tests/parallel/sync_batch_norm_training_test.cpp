@@ -25,8 +25,8 @@ using torch::nn::Sequential;
 
 constexpr int64_t kRows = 12;  // of the global batch
 constexpr int kSteps = 10;
-constexpr double kFloatBound = 1e-5;
-constexpr double kDoubleBound = 1e-12;
+constexpr double kTrainedFloatBound = 1e-5;
+constexpr double kTrainedDoubleBound = 1e-12;
 
 Sequential make_net(at::ScalarType dtype,
                     std::optional<double> momentum = 0.1) {
@@ -80,7 +80,7 @@ void expect_same_training(const World& world, at::ScalarType dtype,
   train([&](const torch::Tensor& x) { return model(x); }, net, dtype, begin,
         rows[static_cast<size_t>(world.rank)], world.size);
 
-  double bound = dtype == at::kFloat ? kFloatBound : kDoubleBound;
+  double bound = dtype == at::kFloat ? kTrainedFloatBound : kTrainedDoubleBound;
   auto compare = [&](const auto& have, const auto& want) {
     for (const auto& item : want) {
       auto error = (have[item.key()] - item.value()).abs().max();

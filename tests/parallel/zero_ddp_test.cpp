@@ -17,6 +17,7 @@
 namespace lockstep {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 using torch::optim::OptimizerParamGroup;
@@ -25,7 +26,6 @@ using namespace lockstep::testing;
 using Model = DistributedDataParallel<ZeroNet>;
 using Zero = ZeroRedundancyOptimizer<optim::AdamW>;
 
-constexpr int kSteps = 20;
 // Several buckets, which do not end where the partition's parts do.
 const DistributedDataParallelOptions kBuckets{.bucket_cap_mb = 0.06,
                                               .first_bucket_mb = 0.002};
@@ -50,10 +50,10 @@ void expect_same_bits(const World& world, const ZeroRedundancyOptions& options,
                       bool set_to_none = true) {
   Model model(ZeroNet(), kBuckets);
   Zero optimizer(model, {.lr = 0.01}, options);
-  train(model, optimizer, world.rank, 0, kSteps, set_to_none);
+  train(model, optimizer, world.rank, 0, kZeroSteps, set_to_none);
   optimizer.synchronize();
   EXPECT_TRUE(flat_parameters(*model.module())
-                  .equal(plainly_trained(world.rank, kSteps)));
+                  .equal(plainly_trained(world.rank, kZeroSteps)));
 }
 
 WORLD_TEST(ZeroDdp, PrivateParametersGiveTheSameBits, 1, 2, 3) {
@@ -228,6 +228,51 @@ WORLD_TEST(ZeroDdp, SteppingInBackwardRefusesWhatNeedsGradients, 1, 2) {
   EXPECT_THAT([&] { optimizer.gradient_shards(); },
               ThrowsMessage<std::logic_error>(HasSubstr("step_in_backward")));
   optimizer.step();
+}
+
+// What stands in the other ranks' parts is no gradient.
+WORLD_TEST(ZeroDdp, BackwardOnTopOfShardsIsRefused, 2, 3) {
+  auto group = init_process_group();
+  Model model(ZeroNet(), kBuckets);
+  Zero optimizer(model, {.lr = 0.01});
+  const auto backward = [&](int step) {
+    zero_loss(model(zero_batch(step, world.rank, torch::kFloat))).backward();
+  };
+  const auto refused =
+      ThrowsMessage<std::logic_error>(HasSubstr("call zero_grad()"));
+  // The second is behind new buckets, the third is not.
+  for (int step = 0; step < 3; ++step) {
+    backward(step);
+    optimizer.step();
+    if (step == 1) {
+      auto local = model.no_sync();
+      EXPECT_THAT([&] { backward(step + 1); }, refused);
+    } else {
+      EXPECT_THAT([&] { backward(step + 1); }, refused);
+    }
+    optimizer.zero_grad();
+  }
+  // Between forward and backward is early enough.
+  auto loss = zero_loss(model(zero_batch(3, world.rank, torch::kFloat)));
+  optimizer.zero_grad();
+  loss.backward();
+  optimizer.step();
+  loss = zero_loss(model(zero_batch(4, world.rank, torch::kFloat)));
+  optimizer.zero_grad(/*set_to_none=*/false);
+  loss.backward();
+  optimizer.step();
+  EXPECT_TRUE(
+      flat_parameters(*model.module()).equal(plainly_trained(world.rank, 5)));
+}
+
+WORLD_TEST(ZeroDdp, OptionsThatDifferAreNamed, 2, 3) {
+  auto group = init_process_group();
+  Model model(ZeroNet(), kBuckets);
+  const bool last = world.rank == world.size - 1;
+  EXPECT_THAT([&] { Zero(model, {}, {.step_in_backward = last}); },
+              ThrowsMessage<std::invalid_argument>(
+                  AllOf(HasSubstr(c10::str("rank ", world.size - 1)),
+                        HasSubstr("step_in_backward"))));
 }
 
 WORLD_TEST(ZeroDdp, RanksWithoutInputsGoOnSteppingTheirParts, 2, 3) {

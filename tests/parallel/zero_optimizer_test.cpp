@@ -17,8 +17,6 @@ using ::testing::ThrowsMessage;
 using torch::optim::OptimizerParamGroup;
 using namespace lockstep::testing;
 
-constexpr int kSteps = 20;
-
 template <class Optimizer>
 void expect_same_bits(const ProcessGroupPtr& group,
                       typename ShardingTraits<Optimizer>::Options options,
@@ -28,8 +26,8 @@ void expect_same_bits(const ProcessGroupPtr& group,
   Optimizer plain(plain_net->parameters(), options);
   ZeroRedundancyOptimizer<Optimizer> sharded(sharded_net->parameters(), options,
                                              zero);
-  averaged_steps(plain_net, plain, 0, kSteps, group);
-  averaged_steps(sharded_net, sharded, 0, kSteps, group);
+  averaged_steps(plain_net, plain, 0, kZeroSteps, group);
+  averaged_steps(sharded_net, sharded, 0, kZeroSteps, group);
   EXPECT_TRUE(flat_parameters(*sharded_net).equal(flat_parameters(*plain_net)));
   EXPECT_FALSE(
       flat_parameters(*plain_net).equal(flat_parameters(*ZeroNet(dtype))));
@@ -138,7 +136,7 @@ void steps_with_groups(const ZeroNet& net, Optimizer& optimizer,
                        const ProcessGroupPtr& group) {
   net->first->bias.set_requires_grad(false);
   torch::optim::StepLR scheduler(optimizer, 2, 0.5);
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 0; step < kZeroSteps; ++step) {
     if (step == 5) {
       optimizer.add_param_group(OptimizerParamGroup(net->last->parameters()));
     }

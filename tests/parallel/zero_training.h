@@ -29,6 +29,9 @@ struct ZeroNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(ZeroNet);
 
+// Enough for a wrong bit to show.
+inline constexpr int kZeroSteps = 20;
+
 // Of one rank in one step; the ranks' differ.
 inline at::Tensor zero_batch(int step, int rank, torch::Dtype dtype) {
   torch::manual_seed(static_cast<uint64_t>(1000 + step * 10 + rank));

@@ -33,6 +33,12 @@ if(NOT output MATCHES "rank 0 of 2 trained" OR
    NOT output MATCHES "rank 1 of 2 trained")
   message(FATAL_ERROR "the consumer said:\n${output}")
 endif()
+run(${prefix}/bin/lockstep run --standalone --nproc-per-node=2
+    ${binary}/consumer sharded)
+if(NOT output MATCHES "rank 0 stepped its part" OR
+   NOT output MATCHES "rank 1 stepped its part")
+  message(FATAL_ERROR "the consumer said:\n${output}")
+endif()
 
 # Two nodes: the installed launcher finds its module, and that LibTorch.
 string(RANDOM LENGTH 4 ALPHABET 0123456789 digits)

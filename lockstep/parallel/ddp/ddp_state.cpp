@@ -236,7 +236,8 @@ void DdpState::make_reducer() {
           .check_for_nan_in_grad = options_.check_for_nan_in_grad,
           .reduce_dtype = !mixed                ? std::nullopt
                           : mixed->reduce_dtype ? mixed->reduce_dtype
-                                                : mixed->param_dtype});
+                                                : mixed->param_dtype,
+          .steps_before = reducer_ ? reducer_->steps() : 0});
   if (!delayed.empty()) {
     reducer_->delay(DelayedBucket(std::move(delayed),
                                   options_.param_to_hook_all_reduce, group));
@@ -311,9 +312,14 @@ void DdpState::retrain() {
     if (trained_[i]) trained.push_back(parameters_[i]);
   }
   const auto& group = options_.process_group;
-  reducer_->prepare(false);  // what of an abandoned round is under way ends
-  if (group->size() > 1 && !trained.empty()) {
-    verify_same_model(parameters_, buffers_, trained, group);
+  try {
+    reducer_->prepare(false);  // what of an abandoned round is under way ends
+    if (group->size() > 1 && !trained.empty()) {
+      verify_same_model(parameters_, buffers_, trained, group);
+    }
+  } catch (...) {
+    trained_.flip();  // the next forward tries again
+    throw;
   }
   // Gradients of the old buckets stay alive with their aliases.
   make_reducer();
@@ -337,8 +343,8 @@ void DdpState::before_forward() {
   }
   const auto every = options_.check_replicas_every;
   if (every > 0 && trains && current_join() == nullptr) {
-    const auto iteration = reducer_->times().iteration();
-    if (iteration > 0 && iteration % every == 0) {
+    const auto steps = reducer_->steps();
+    if (steps > 0 && steps % every == 0) {
       verify_equal_replicas(parameters_, options_.process_group);
     }
   }

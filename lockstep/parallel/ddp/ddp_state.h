@@ -18,7 +18,8 @@
 
 namespace lockstep::detail {
 
-// What of DistributedDataParallel does not depend on the module's type.
+// What of DistributedDataParallel does not depend on the module's type:
+// threads, blocking and errors are said there.
 class DdpState final : public Joinable {
  public:
   // Collective.

@@ -10,8 +10,8 @@
 namespace lockstep {
 
 GradientCheck::GradientCheck(const std::vector<NamedParameter>& parameters,
-                             ProcessGroupPtr group)
-    : parameters_(parameters), group_(std::move(group)) {}
+                             ProcessGroupPtr group, int64_t step)
+    : parameters_(parameters), group_(std::move(group)), step_(step) {}
 
 void GradientCheck::look(const Bucket& bucket) {
   if (found_ >= 0) return;

@@ -11,9 +11,10 @@ namespace lockstep {
 // lets all ranks fail alike. Not for several threads.
 class GradientCheck {
  public:
-  // `parameters`: what slots' numbers mean; must outlive this.
+  // `parameters`: what slots' numbers mean; must outlive this. `step`: the
+  // number of the next.
   GradientCheck(const std::vector<NamedParameter>& parameters,
-                ProcessGroupPtr group);
+                ProcessGroupPtr group, int64_t step = 0);
 
   // This rank's contribution, before it is published.
   void look(const Bucket& bucket);
@@ -29,7 +30,7 @@ class GradientCheck {
  private:
   const std::vector<NamedParameter>& parameters_;
   ProcessGroupPtr group_;
-  int64_t step_ = 0;
+  int64_t step_;
   int64_t found_ = -1;  // a parameter
   bool is_nan_ = false;
 };

@@ -2,6 +2,8 @@
 
 #include <ATen/ATen.h>
 
+#include <condition_variable>
+#include <mutex>
 #include <stdexcept>
 #include <utility>
 
@@ -11,8 +13,12 @@ namespace {
 class HookReduction final : public BucketReduction {
  public:
   HookReduction(const std::vector<Bucket>& buckets,
-                const std::vector<NamedParameter>& parameters, CommHook hook)
-      : buckets_(buckets), parameters_(parameters), hook_(std::move(hook)) {}
+                const std::vector<NamedParameter>& parameters, CommHook hook,
+                ProcessGroupPtr group)
+      : buckets_(buckets),
+        parameters_(parameters),
+        hook_(std::move(hook)),
+        group_(std::move(group)) {}
 
   void begin(double /*divisor*/) override {
     reclaim();
@@ -21,7 +27,7 @@ class HookReduction final : public BucketReduction {
 
   // Of an abandoned round: what is under way may still write into buckets.
   void reclaim() override {
-    for (const auto& future : futures_) future->wait();
+    for (size_t i = 0; i < futures_.size(); ++i) await(i);
     futures_.clear();
   }
 
@@ -61,8 +67,38 @@ class HookReduction final : public BucketReduction {
   }
 
  private:
+  // c10's futures have no wait with a deadline.
+  void await(size_t bucket) const {
+    const auto& future = futures_[bucket];
+    if (future->completed()) return;
+    struct Arrival {
+      std::mutex mutex;
+      std::condition_variable changed;
+      bool here = false;
+    };
+    const auto arrival = std::make_shared<Arrival>();
+    future->addCallback([arrival](c10::ivalue::Future&) {
+      const std::lock_guard lock(arrival->mutex);
+      arrival->here = true;
+      arrival->changed.notify_all();
+    });
+    const auto allowed = kChained * group_->timeout();
+    std::unique_lock lock(arrival->mutex);
+    if (arrival->changed.wait_for(lock, allowed,
+                                  [&] { return arrival->here; })) {
+      return;
+    }
+    C10_THROW_ERROR(
+        DistBackendError,
+        c10::str("rank ", group_->global_rank(group_->rank()),
+                 ": the communication hook's future for bucket ", bucket,
+                 " was not complete after ", allowed.count(),
+                 " ms; complete it, or give the group a longer timeout"));
+  }
+
   void take() {
     const auto& flat = buckets_[final_].flat;
+    await(final_);
     const auto value = wait_for_tensor(futures_[final_]);
     if (value.numel() != flat.numel()) {
       throw std::invalid_argument(c10::str(
@@ -76,6 +112,7 @@ class HookReduction final : public BucketReduction {
   const std::vector<Bucket>& buckets_;
   const std::vector<NamedParameter>& parameters_;
   CommHook hook_;
+  const ProcessGroupPtr group_;
   std::vector<CommFuture> futures_{};
   size_t final_ = 0;
 };
@@ -84,8 +121,10 @@ class HookReduction final : public BucketReduction {
 
 std::unique_ptr<BucketReduction> hook_buckets(
     const std::vector<Bucket>& buckets,
-    const std::vector<NamedParameter>& parameters, CommHook hook) {
-  return std::make_unique<HookReduction>(buckets, parameters, std::move(hook));
+    const std::vector<NamedParameter>& parameters, CommHook hook,
+    ProcessGroupPtr group) {
+  return std::make_unique<HookReduction>(buckets, parameters, std::move(hook),
+                                         std::move(group));
 }
 
 }  // namespace lockstep

@@ -31,7 +31,6 @@ void DdpTimes::backward_ended() {
 }
 
 void DdpTimes::describe(DDPLoggingData& data) const {
-  data.iteration = iteration_;
   data.forward_compute_time = last_.forward;
   data.backward_compute_time = last_.backward;
   data.backward_comm_time = last_.comm;

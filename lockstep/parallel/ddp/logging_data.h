@@ -35,7 +35,7 @@ struct DDPLoggingData {
   std::vector<std::vector<size_t>> per_bucket_param_indices{};
 
   // The run.
-  int64_t iteration{0};  // backward passes that were averaged
+  int64_t iteration{0};  // backward passes that were averaged, from 0
   // Indices of parameters, as their gradients became ready.
   std::vector<size_t> prev_iteration_grad_ready_order_indices{};
   int64_t unused_parameter_size{0};  // bytes, of the last iteration
@@ -56,7 +56,8 @@ struct DDPLoggingData {
 };
 
 // Takes the times of DDPLoggingData: of each of the first 10 iterations, then
-// of one in `sample_rate`. An iteration that is not sampled reads no clock.
+// of one in `sample_rate`. An iteration that is not sampled reads no clock. Not
+// for several threads at once (the reducer's lock guards it); no call blocks.
 class DdpTimes {
  public:
   using Clock = std::chrono::steady_clock;

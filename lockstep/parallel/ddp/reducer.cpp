@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <stdexcept>
+#include <utility>
 
 #include <ATen/ATen.h>
 #include <torch/csrc/autograd/engine.h>
@@ -10,8 +11,6 @@
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include "lockstep/comm/host_sharing.h"
-#include "lockstep/kernels/copy.h"
 #include "lockstep/parallel/ddp/bucket_order.h"
 #include "lockstep/parallel/ddp/hook_reduction.h"
 
@@ -32,22 +31,6 @@ class ReadyHook final : public torch::autograd::FunctionPostHook {
   std::function<void()> ready_;
 };
 
-// `from`, times `factor`, into `to` of the same sizes.
-void copy_scaled(const at::Tensor& to, const at::Tensor& from, double factor) {
-  const bool same_layout = from.scalar_type() == to.scalar_type() &&
-                           from.strides() == to.strides() && !from.is_neg() &&
-                           !from.is_conj();
-  if (factor != 1) {
-    at::mul_out(const_cast<at::Tensor&>(to), from,
-                at::scalar_tensor(factor, at::kDouble));
-  } else if (same_layout && to.is_cpu() && to.is_non_overlapping_and_dense()) {
-    // What the dispatcher costs is more than most parameters do.
-    kernels::copy(to.mutable_data_ptr(), from.const_data_ptr(), to.nbytes());
-  } else {
-    to.copy_(from);
-  }
-}
-
 }  // namespace
 
 Reducer::Reducer(std::vector<TrainedParameter> parameters,
@@ -63,7 +46,8 @@ Reducer::Reducer(std::vector<TrainedParameter> parameters,
     parameters_.push_back(std::move(named));
     sparse_.push_back(sparse);
   }
-  if (options_.check_for_nan_in_grad) check_.emplace(parameters_, group_);
+  if (options_.check_for_nan_in_grad)
+    check_.emplace(parameters_, group_, options_.steps_before);
   set_buckets(first_buckets(tensors(), bucketed(), options_.first_limits));
   hook_parameters();
 }
@@ -95,27 +79,6 @@ void Reducer::hook_parameters() {
       delayed_->start(divisor_);
     });
   }
-}
-
-// Where the ranks share memory, so that nothing has to be multiplied in passing
-// and the layout of the buckets is our own affair; hooks see it, too.
-bool Reducer::places_gradients() const {
-  return group_->size() > 1 && host_sharing(group_) != nullptr && !hook_ &&
-         grads_are_aliases() && !options_.batched_grad_copy;
-}
-
-void Reducer::place_gradients() {
-  std::vector<GradientPlacement::Slot> slots;
-  if (places_gradients()) {
-    for (const auto& bucket : buckets_) {
-      for (const auto& [parameter, offset, alias] : bucket.slots) {
-        if (!alias.is_cpu()) continue;
-        slots.push_back({parameter, parameters_[parameter].tensor, alias,
-                         bucket.flat, hooks_[parameter].accumulator.get()});
-      }
-    }
-  }
-  placement_.set_slots(slots, parameters_.size());
 }
 
 // Of the default group, as all messages say it.
@@ -160,7 +123,7 @@ void Reducer::set_buckets(const std::vector<std::vector<size_t>>& buckets) {
 // What reduces the buckets that there are.
 void Reducer::connect() {
   if (hook_) {
-    reduction_ = hook_buckets(buckets_, parameters_, hook_);
+    reduction_ = hook_buckets(buckets_, parameters_, hook_, group_);
     return;
   }
   if (buckets_.empty()) {  // all sparse, or delayed
@@ -268,6 +231,7 @@ void Reducer::rebuild_buckets() {
   auto agreed =
       order_of_rank_zero(assign_buckets(tensors(), order, options_.limits),
                          parameters_[order[0]].tensor.device(), group_);
+  const bool shards_are_left = holds_shards_only();
   // Gradients that are still wanted (accumulation) move along.
   auto old_buckets = std::move(buckets_);
   auto old_places = places_;
@@ -283,6 +247,7 @@ void Reducer::rebuild_buckets() {
     alias.copy_(grad);
     grad = alias;
   }
+  if (shards_are_left) remember_shards();
 }
 
 void Reducer::reset_backward() {
@@ -375,12 +340,14 @@ void Reducer::on_gradient(size_t parameter) {
   std::lock_guard lock(mutex_);
   if (needs_used_map()) used_[parameter] = 1;
   if (!synchronize_) {
+    refuse_leftover_shards(parameter);
     if (on_backward_end_) {
       torch::autograd::Engine::get_default_engine().queue_callback(
           on_backward_end_);
     }
     return;
   }
+  refuse_leftover_shards(parameter);
   enter_backward();
   auto& place = places_[parameter];
   ++place.calls;
@@ -433,90 +400,8 @@ void Reducer::publish_ready_buckets() {
   if (!delivers_at_end()) deliver(final_buckets);
 }
 
-// Brings the parameter's gradient into its bucket.
-bool Reducer::take_gradient(size_t parameter) {
-  const auto& place = places_[parameter];
-  const auto& alias = buckets_[place.bucket].slots[place.slot].alias;
-  auto& grad = parameters_[parameter].tensor.mutable_grad();
-  at::NoGradGuard no_grad;
-  if (grad.defined() && grad.layout() != c10::kStrided) {
-    throw std::runtime_error(
-        this_rank() + ": the gradient of '" + parameters_[parameter].name +
-        "' is sparse, though its module is no Embedding or EmbeddingBag with "
-        "sparse(true); give a dense gradient (to_dense())");
-  }
-  if (grad.defined() && same_memory(grad, alias)) {
-    if (factor_ != 1) alias.mul_(factor_);
-  } else if (placement_.held(parameter)) {
-    displaced_.push_back({parameter, {}});
-    return false;
-  } else if (grad.defined()) {
-    copy_scaled(alias, grad, factor_);
-  } else {
-    alias.zero_();
-    // Of one that is unused it is not known yet whether others used it.
-    if (place.unused) return true;
-  }
-  if (grads_are_aliases()) grad = alias;
-  return true;
-}
-
-// What stands in a slot is saved, for as long as the reduction needs the place.
-void Reducer::take_displaced() {
-  if (displaced_.empty()) return;
-  at::NoGradGuard no_grad;
-  for (auto& [parameter, tenant] : displaced_) {
-    const auto& place = places_[parameter];
-    const auto& alias = buckets_[place.bucket].slots[place.slot].alias;
-    auto& grad = parameters_[parameter].tensor.mutable_grad();
-    tenant = alias.clone();
-    if (!grad.defined()) {
-      alias.zero_();
-      if (!place.unused) grad = alias;
-    } else {
-      // The gradient itself, in another layout than the parameter's.
-      const bool stands_here = grad.const_data_ptr() == alias.const_data_ptr();
-      copy_scaled(alias, stands_here ? grad.clone() : grad, factor_);
-      grad = alias;
-    }
-    placement_.withdraw(parameter);
-    --pending_[place.bucket];
-  }
-  publish_ready_buckets();
-}
-
-void Reducer::restore_displaced() {
-  at::NoGradGuard no_grad;
-  for (const auto& [parameter, tenant] : displaced_) {
-    const auto& place = places_[parameter];
-    const auto& alias = buckets_[place.bucket].slots[place.slot].alias;
-    auto& grad = parameters_[parameter].tensor.mutable_grad();
-    if (grad.defined() && same_memory(grad, alias)) grad = alias.clone();
-    alias.copy_(tenant);
-  }
-}
-
-// The same for all of a bucket, with one call for the copies.
-void Reducer::take_batch(const Bucket& bucket) {
-  at::NoGradGuard no_grad;
-  std::vector<at::Tensor> aliases;
-  std::vector<at::Tensor> grads;
-  for (const auto& slot : bucket.slots) {
-    auto& grad = parameters_[slot.parameter].tensor.mutable_grad();
-    if (!grad.defined() || grad.layout() != c10::kStrided) {
-      take_gradient(slot.parameter);
-    } else if (!same_memory(grad, slot.alias)) {
-      aliases.push_back(slot.alias);
-      grads.push_back(grad);
-      if (grads_are_aliases()) grad = slot.alias;
-    }
-  }
-  if (!aliases.empty()) at::_foreach_copy_(aliases, grads);
-  if (factor_ != 1) bucket.flat.mul_(factor_);
-}
-
 void Reducer::end_backward() {
-  std::unique_lock lock(mutex_);
+  std::lock_guard lock(mutex_);
   if (!in_backward_) return;
   graph_task_ = -1;
   // The end of a backward pass within another, which comes here, too.
@@ -579,6 +464,7 @@ void Reducer::finish() {
     throw;
   }
   times_.backward_ended();
+  if (!owned_.empty()) remember_shards();
   last_ready_order_ = std::move(ready_order_);
   if (options_.static_graph && !shadows_) learnt_ = true;
   reset_backward();

@@ -35,6 +35,7 @@ struct ReducerOptions {
   bool batched_grad_copy{false};
   bool check_for_nan_in_grad{false};
   std::optional<at::ScalarType> reduce_dtype{};
+  int64_t steps_before{0};  // of the reducer that this one takes over from
 };
 
 struct TrainedParameter {
@@ -99,7 +100,8 @@ class Reducer {
 
   // Sharded gradients: `owned[i]`, elements of parameters()[i] in memory
   // order, are what of them is averaged on this rank; the others' gradients are
-  // undefined behind backward. Over all ranks each element is owned once.
+  // undefined behind backward, so that another backward on top of them throws
+  // std::logic_error. Over all ranks each element is owned once.
   // Where the group cannot (see make_bucket_reduction) all are averaged.
   // Collective; between backward passes; not with a comm hook.
   void shard(std::vector<ElementRange> owned);
@@ -124,6 +126,8 @@ class Reducer {
   // What of DDPLoggingData the reducer knows.
   void describe(DDPLoggingData& data) const;
   DdpTimes& times() { return times_; }
+  // Backward passes that were averaged.
+  int64_t steps() const { return options_.steps_before + times_.iteration(); }
 
  private:
   // Where a parameter's gradient lies, and what this backward knows of it.
@@ -156,6 +160,9 @@ class Reducer {
   void restore_displaced();
   void place_gradients();
   bool places_gradients() const;
+  void remember_shards();
+  bool holds_shards_only() const;
+  void refuse_leftover_shards(size_t parameter);
   void take_batch(const Bucket& bucket);
   void end_backward();
   void learn_static_graph();
@@ -194,6 +201,8 @@ class Reducer {
   std::optional<DelayedBucket> delayed_{};
   std::optional<GradientCheck> check_{};
   std::vector<ElementRange> owned_{};  // by parameter; empty: all are
+  // By bucket, where the last backward left shards only.
+  std::vector<int64_t> sharded_versions_{};
   OnFinal on_final_{};
   std::function<void()> on_backward_end_{};
 
@@ -217,8 +226,10 @@ class Reducer {
   };
   std::vector<Hook> hooks_;
 
-  // GPU gradients are ready on autograd's device threads.
-  mutable std::mutex mutex_;
+  // GPU gradients are ready on autograd's device threads. Recursive: a
+  // communication hook, called under it, may ask for bucket_names() and the
+  // like.
+  mutable std::recursive_mutex mutex_;
   bool synchronize_ = true;
   bool in_backward_ = false;
   int graph_task_ = -1;  // the last whose end calls end_backward()

@@ -183,6 +183,7 @@ void Reducer::describe(DDPLoggingData& data) const {
   }
   data.can_set_static_graph = options_.static_graph || !used_differently_;
   times_.describe(data);
+  data.iteration = steps();
 }
 
 }  // namespace lockstep

@@ -14,7 +14,8 @@ namespace lockstep {
 // Parameters that are cut travel where they lie, one all_gather each; what is
 // whole and smaller than kLarge, and the last few elements of those that are
 // cut, together in one all_gather a device, through a buffer; what is whole and
-// large is broadcast.
+// large is broadcast. Use from one thread. Errors: those of the collectives,
+// behind which parameters hold what had come.
 class ParameterGather {
  public:
   static constexpr size_t kLarge = size_t{1} << 20;  // bytes

@@ -30,6 +30,21 @@ ProcessGroupPtr group_of(const ZeroRedundancyOptions& options, DdpState* ddp) {
   return ddp->process_group();
 }
 
+// Bits of ShardedOptimizer::form().
+constexpr int64_t kSharedParameters = 1;
+constexpr int64_t kStepInBackward = 2;
+constexpr int64_t kCutParameters = 4;
+constexpr int64_t kOfDdp = 8;
+
+std::string words_of_form(int64_t form) {
+  std::string words =
+      form & kOfDdp ? "a DistributedDataParallel" : "parameters";
+  words += form & kCutParameters ? ", cut" : ", whole";
+  if (form & kSharedParameters) words += ", shared_parameters";
+  if (form & kStepInBackward) words += ", step_in_backward";
+  return words;
+}
+
 void check_options(const ZeroRedundancyOptions& options, bool has_ddp) {
   if (options.shared_parameters && options.step_in_backward) {
     throw std::invalid_argument(
@@ -171,6 +186,13 @@ void ShardedOptimizer::check_new_groups() const {
   }
 }
 
+// What of the options must be the same on all ranks, as bits of a number.
+int64_t ShardedOptimizer::form() const {
+  return kSharedParameters * options_.shared_parameters +
+         kStepInBackward * options_.step_in_backward + kCutParameters * cut_ +
+         kOfDdp * has_ddp_;
+}
+
 // What ranks disagree about they would otherwise write over each other.
 void ShardedOptimizer::agree_on_new_groups() const {
   if (group_->size() == 1) return;
@@ -190,17 +212,30 @@ void ShardedOptimizer::agree_on_new_groups() const {
     }
   }
   const at::Tensor mine =
-      at::tensor({count, static_cast<int64_t>(digest.value())}, at::kLong)
+      at::tensor({form(), count, static_cast<int64_t>(digest.value())},
+                 at::kLong)
           .to(group_->control_device());
-  at::Tensor all = at::empty({group_->size(), 2}, mine.options());
+  at::Tensor all = at::empty({group_->size(), 3}, mine.options());
   all_gather_into_tensor(all, mine, {.group = group_});
   all = all.cpu();
+  auto global = [&](int64_t rank) {
+    return group_->global_rank(static_cast<int>(rank));
+  };
   for (int64_t rank = 1; rank < all.size(0); ++rank) {
     if (all[rank].equal(all[0])) continue;
+    const auto theirs = all[rank][0].item<int64_t>();
+    const auto first = all[0][0].item<int64_t>();
+    if (theirs != first) {
+      throw std::invalid_argument(c10::str(
+          "ZeroRedundancyOptimizer: rank ", global(rank), " has ",
+          words_of_form(theirs), ", rank ", global(0), " ",
+          words_of_form(first), "; all ranks must make the same optimizer"));
+    }
     throw std::invalid_argument(c10::str(
-        "ZeroRedundancyOptimizer: the parameter groups of rank ", rank, " (",
-        all[rank][0].item<int64_t>(), " parameters) are not those of rank 0 (",
-        all[0][0].item<int64_t>(),
+        "ZeroRedundancyOptimizer: the parameter groups of rank ", global(rank),
+        " (", all[rank][1].item<int64_t>(),
+        " parameters) are not those of rank ", global(0), " (",
+        all[0][1].item<int64_t>(),
         "): number, order, shapes, strides and dtypes must be the same on all "
         "ranks"));
   }

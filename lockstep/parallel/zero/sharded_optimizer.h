@@ -2,6 +2,7 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -93,6 +94,7 @@ class ShardedOptimizer : public torch::optim::Optimizer,
   void register_parameters(const std::vector<at::Tensor>& parameters);
   void adopt_groups();
   void check_new_groups() const;
+  int64_t form() const;
   void agree_on_new_groups() const;
   void take_part_in_step();
   void follow_memory();

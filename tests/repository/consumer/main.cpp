@@ -1,9 +1,11 @@
 // The program that README.md shows, with options given by name: their
 // aggregates must not trip a user's -Wextra -Werror. "spawn" makes it spawn two
-// ranks of its own; any other argument is the backend.
+// ranks of its own, "sharded" trains with more of what is installed; any other
+// argument is the backend.
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
 
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <string>
@@ -34,8 +36,29 @@ int train(const std::string& backend = {}) {
   return total.item<int>() == lockstep::get_world_size() ? 0 : 1;
 }
 
+int train_sharded() {
+  auto group = lockstep::init_process_group();
+  torch::nn::Sequential net(torch::nn::Linear(4, 8), torch::nn::Linear(8, 1));
+  lockstep::DistributedDataParallel<torch::nn::Sequential> model(net);
+  lockstep::ZeroRedundancyOptimizer<lockstep::optim::AdamW> optimizer(
+      model, {.lr = 1e-3}, {.cut_parameters = false});
+  lockstep::GradScaler scaler({.device = torch::kCPU, .init_scale = 8});
+  auto loss = [&] {
+    lockstep::autocast cast(torch::kCPU, torch::kBFloat16);
+    return model(torch::ones({2, 4})).to(torch::kFloat).sum();
+  }();
+  scaler.scale(loss).backward();
+  scaler.unscale_(optimizer);
+  lockstep::clip_grad_norm_(optimizer, 1.0);
+  scaler.step(optimizer);
+  scaler.update();
+  std::printf("rank %d stepped its part\n", lockstep::get_rank());
+  return std::isfinite(loss.item<float>()) ? 0 : 1;
+}
+
 int main(int argc, char** argv) {
   const std::string how = argc > 1 ? argv[1] : "";
+  if (how == "sharded") return train_sharded();
   if (how != "spawn") return train(how);
   lockstep::spawn([](int) { std::exit(train()); }, 2, {.join = true});
   std::puts("both ended well");
