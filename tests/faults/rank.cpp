@@ -54,7 +54,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-const int rank = own_rank();
+const int my_rank = own_rank();
 
 // Its rank 1 stops before it says that it has a listening socket: rank 0 has
 // one, and waits.
@@ -64,7 +64,7 @@ class HeldStore : public c10d::FileStore {
       : FileStore(path, size), go_(path + ".go") {}
 
   void set(const std::string& key, const std::vector<uint8_t>& value) override {
-    if (rank == 1 && key.ends_with("shm/1")) {
+    if (my_rank == 1 && key.ends_with("shm/1")) {
       say("holding");
       for (int i = 0; i < 2000 && !std::filesystem::exists(go_); ++i) {
         std::this_thread::sleep_for(milliseconds(10));
@@ -145,14 +145,14 @@ void behind(bool odd) {
 void shared(int mebibytes) {
   auto tensor = empty_shared({mebibytes * (1 << 18)});
   say("shared", std::to_string(is_shared(tensor)));
-  tensor.fill_(rank + 1);
+  tensor.fill_(my_rank + 1);
   all_reduce(tensor);
   const int size = get_world_size();
   expect(all_are(tensor, size * (size + 1) / 2), "the sum");
 }
 
 void play(const std::string& scenario, const Arguments& given) {
-  const bool odd = rank == given.get("odd", -1);
+  const bool odd = my_rank == given.get("odd", -1);
   if (scenario == "loop") {
     loop(given);
   } else if (scenario == "first") {
@@ -180,7 +180,7 @@ std::optional<ProcessGroupGuard> join(const std::string& scenario,
       .timeout = milliseconds(given.get("timeout", 30'000))};
   if (scenario == "held") {
     options.world_size = std::stoi(std::getenv("WORLD_SIZE"));
-    options.rank = rank;
+    options.rank = my_rank;
     options.store = c10::make_intrusive<HeldStore>(
         std::getenv("LOCKSTEP_TEST_STORE"), options.world_size);
   }
@@ -191,6 +191,8 @@ std::optional<ProcessGroupGuard> join(const std::string& scenario,
     return std::nullopt;
   }
 }
+
+}  // namespace
 
 int run(const std::string& scenario, const std::string& backend,
         const Arguments& given) {
@@ -212,10 +214,4 @@ int run(const std::string& scenario, const std::string& backend,
   return right ? 0 : 1;
 }
 
-}  // namespace
 }  // namespace lockstep::testing
-
-int main(int argc, char** argv) {
-  return lockstep::testing::run(
-      argv[1], argv[2], lockstep::testing::Arguments({argv + 3, argv + argc}));
-}

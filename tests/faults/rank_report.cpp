@@ -41,3 +41,8 @@ int Arguments::get(const std::string& name, int otherwise) const {
 }
 
 }  // namespace lockstep::testing
+
+int main(int argc, char** argv) {
+  return lockstep::testing::run(
+      argv[1], argv[2], lockstep::testing::Arguments({argv + 3, argv + argc}));
+}

@@ -28,4 +28,9 @@ class Arguments {
   std::map<std::string, int> values_{};
 };
 
+// The program itself: "SCENARIO BACKEND NAME=N ...", its arguments. Returns its
+// exit status.
+int run(const std::string& scenario, const std::string& backend,
+        const Arguments& given);
+
 }  // namespace lockstep::testing

@@ -330,6 +330,8 @@ bool train_in_group(const std::string& scenario, const std::string& backend,
   }
 }
 
+}  // namespace
+
 int run(const std::string& scenario, const std::string& backend,
         const Arguments& given) {
   bool right = false;
@@ -342,10 +344,4 @@ int run(const std::string& scenario, const std::string& backend,
   return right ? 0 : 1;
 }
 
-}  // namespace
 }  // namespace lockstep::testing
-
-int main(int argc, char** argv) {
-  return lockstep::testing::run(
-      argv[1], argv[2], lockstep::testing::Arguments({argv + 3, argv + argc}));
-}

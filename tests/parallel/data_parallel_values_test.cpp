@@ -34,11 +34,11 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::SizeIs;
 
-const std::vector<at::Device> kThree(3, at::kCPU);
+const std::vector<at::Device> kThreeDevices(3, at::kCPU);
 
 template <typename T>
 std::vector<T> scatter(const T& value, int64_t dim = 0) {
-  Scatter over(kThree, dim);
+  Scatter over(kThreeDevices, dim);
   return DataParallelValue<T>::scatter(value, over);
 }
 
@@ -193,7 +193,7 @@ TORCH_MODULE(Many);
 
 TEST(DataParallelValues, GoThroughForwardAndBackward) {
   Many module;
-  DataParallel<Many> model(module, {.device_ids = kThree});
+  DataParallel<Many> model(module, {.device_ids = kThreeDevices});
   auto x = torch::randn({6, 2});
   std::vector<at::Tensor> more{torch::ones({6, 2}), torch::ones({6, 1})};
   auto [y, mean] = model(x, more, 2.0)["y"];
@@ -208,7 +208,7 @@ TEST(DataParallelValues, GoThroughForwardAndBackward) {
   EXPECT_TRUE(parallel.allclose(module->linear->weight.grad(), 1e-6, 1e-6));
 
   auto as_function =
-      data_parallel(module, std::tuple(x, more, 2.0), {.device_ids = kThree});
+      data_parallel(module, std::tuple(x, more, 2.0), {.device_ids = kThreeDevices});
   EXPECT_TRUE(std::get<0>(as_function["y"]).equal(y));
 }
 
@@ -218,7 +218,7 @@ TEST(DataParallelValues, ForwardWithoutArgumentsRunsOnce) {
     at::Tensor forward() { return torch::ones({2}); }
   };
   DataParallel<std::shared_ptr<NothingImpl>> model(
-      std::make_shared<NothingImpl>(), {.device_ids = kThree});
+      std::make_shared<NothingImpl>(), {.device_ids = kThreeDevices});
   EXPECT_TRUE(model().equal(torch::ones({2})));
 }
 
@@ -228,7 +228,7 @@ TEST(DataParallelValues, OfTheUsersOwnType) {
     Prediction forward(const at::Tensor& x) { return {x * 2, "twice"}; }
   };
   DataParallel<std::shared_ptr<PredictImpl>> model(
-      std::make_shared<PredictImpl>(), {.device_ids = kThree});
+      std::make_shared<PredictImpl>(), {.device_ids = kThreeDevices});
   auto all = model(torch::arange(5));
   EXPECT_TRUE(all.scores.equal(torch::arange(5) * 2));
   EXPECT_EQ(all.label, "twice");
@@ -236,7 +236,7 @@ TEST(DataParallelValues, OfTheUsersOwnType) {
 
 TEST(DataParallelValues, RecurrentModulesRun) {
   torch::nn::LSTM lstm(torch::nn::LSTMOptions(3, 4).batch_first(true));
-  DataParallel<torch::nn::LSTM> model(lstm, {.device_ids = kThree});
+  DataParallel<torch::nn::LSTM> model(lstm, {.device_ids = kThreeDevices});
   auto x = torch::randn({6, 5, 3});
   auto out = std::get<0>(model(x));
   auto expected = std::get<0>(lstm(x));

@@ -182,7 +182,7 @@ void Reducer::delay(DelayedBucket delayed) {
   hook_parameters();
 }
 
-void Reducer::shard(std::vector<ElementRange> owned) {
+void Reducer::shard(std::vector<ElementRange> owned, IsStepped is_stepped) {
   if (hook_) {
     throw std::logic_error(
         "gradients cannot be sharded behind a communication hook, which "
@@ -190,6 +190,7 @@ void Reducer::shard(std::vector<ElementRange> owned) {
         "parameters instead");
   }
   owned_ = std::move(owned);
+  is_stepped_ = std::move(is_stepped);
   connect();
 }
 
@@ -231,7 +232,6 @@ void Reducer::rebuild_buckets() {
   auto agreed =
       order_of_rank_zero(assign_buckets(tensors(), order, options_.limits),
                          parameters_[order[0]].tensor.device(), group_);
-  const bool shards_are_left = holds_shards_only();
   // Gradients that are still wanted (accumulation) move along.
   auto old_buckets = std::move(buckets_);
   auto old_places = places_;
@@ -242,12 +242,14 @@ void Reducer::rebuild_buckets() {
     auto& grad = parameters_[i].tensor.mutable_grad();
     const auto& old = old_places[i];
     const auto& old_alias = old_buckets[old.bucket].slots[old.slot].alias;
+    const bool is_shard = is_leftover_shard(i, old_alias);
+    if (!shard_versions_.empty()) shard_versions_[i] = kNoShard;
     if (!grad.defined() || !same_memory(grad, old_alias)) continue;
     auto& alias = buckets_[places_[i].bucket].slots[places_[i].slot].alias;
     alias.copy_(grad);
     grad = alias;
+    if (is_shard) shard_versions_[i] = grad._version();
   }
-  if (shards_are_left) remember_shards();
 }
 
 void Reducer::reset_backward() {

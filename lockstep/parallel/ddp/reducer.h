@@ -100,11 +100,13 @@ class Reducer {
 
   // Sharded gradients: `owned[i]`, elements of parameters()[i] in memory
   // order, are what of them is averaged on this rank; the others' gradients are
-  // undefined behind backward, so that another backward on top of them throws
-  // std::logic_error. Over all ranks each element is owned once.
+  // undefined behind backward. Over all ranks each element is owned once.
   // Where the group cannot (see make_bucket_reduction) all are averaged.
   // Collective; between backward passes; not with a comm hook.
-  void shard(std::vector<ElementRange> owned);
+  // `is_stepped(i)`: whether parameters()[i] has a gradient that matters, so
+  // that a backward on top of its shards throws std::logic_error.
+  using IsStepped = std::function<bool(size_t parameter)>;
+  void shard(std::vector<ElementRange> owned, IsStepped is_stepped);
 
   // Called in backward, in its thread, in the order of the buckets, when the
   // gradients of these parameters() are final on this rank (with
@@ -161,7 +163,8 @@ class Reducer {
   void place_gradients();
   bool places_gradients() const;
   void remember_shards();
-  bool holds_shards_only() const;
+  bool is_leftover_shard(size_t parameter, const at::Tensor& alias,
+                         int changes = 0) const;
   void refuse_leftover_shards(size_t parameter);
   void take_batch(const Bucket& bucket);
   void end_backward();
@@ -201,8 +204,10 @@ class Reducer {
   std::optional<DelayedBucket> delayed_{};
   std::optional<GradientCheck> check_{};
   std::vector<ElementRange> owned_{};  // by parameter; empty: all are
-  // By bucket, where the last backward left shards only.
-  std::vector<int64_t> sharded_versions_{};
+  IsStepped is_stepped_{};
+  // By parameter, where the last backward left shards only.
+  static constexpr int64_t kNoShard = -2;
+  std::vector<int64_t> shard_versions_{};
   OnFinal on_final_{};
   std::function<void()> on_backward_end_{};
 

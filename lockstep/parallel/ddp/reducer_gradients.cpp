@@ -134,41 +134,45 @@ void Reducer::take_batch(const Bucket& bucket) {
 
 // Of what is averaged in shards a rank has its own only: a backward that adds
 // to the rest adds to garbage. That nobody has zeroed or otherwise written to a
-// gradient since is seen by the version of its bucket.
+// gradient since is seen by its version.
 void Reducer::remember_shards() {
-  sharded_versions_.clear();
+  shard_versions_.assign(parameters_.size(), kNoShard);
   for (const auto& bucket : buckets_) {
-    sharded_versions_.push_back(bucket.flat._version());
+    for (const auto& slot : bucket.slots) {
+      shard_versions_[slot.parameter] = slot.alias._version();
+    }
   }
 }
 
-bool Reducer::holds_shards_only() const {
-  for (size_t i = 0; i < sharded_versions_.size(); ++i) {
-    if (buckets_[i].flat._version() != sharded_versions_[i]) return false;
-  }
-  return !sharded_versions_.empty();
+// `changes`: of the gradient by the backward that is under way.
+bool Reducer::is_leftover_shard(size_t parameter, const at::Tensor& alias,
+                                int changes) const {
+  if (shard_versions_.empty()) return false;
+  const auto& grad = parameters_[parameter].tensor.grad();
+  return grad.defined() && same_memory(grad, alias) &&
+         grad._version() == shard_versions_[parameter] + changes;
 }
 
-// `parameter` is the first whose gradient this backward has accumulated, which
-// counts as one change of its bucket.
+// `parameter`: the first whose gradient this backward has accumulated.
 void Reducer::refuse_leftover_shards(size_t parameter) {
-  const auto versions = std::exchange(sharded_versions_, {});
-  for (size_t i = 0; i < versions.size(); ++i) {
-    const bool changed = places_[parameter].bucket == i;
-    if (buckets_[i].flat._version() != versions[i] + changed) continue;
-    for (const auto& slot : buckets_[i].slots) {
-      const auto& [name, tensor] = parameters_[slot.parameter];
-      if (!tensor.grad().defined() || !same_memory(tensor.grad(), slot.alias)) {
+  if (shard_versions_.empty()) return;
+  for (const auto& bucket : buckets_) {
+    for (const auto& slot : bucket.slots) {
+      const int changes = slot.parameter == parameter ? 1 : 0;
+      if (!is_leftover_shard(slot.parameter, slot.alias, changes) ||
+          !is_stepped_(slot.parameter)) {
         continue;
       }
       give_up_backward();
       throw std::logic_error(
-          this_rank() + ": the gradient of '" + name +
+          this_rank() + ": the gradient of '" +
+          parameters_[slot.parameter].name +
           "' still stands from the backward before, averaged only in the part "
           "that this rank steps; call zero_grad() before the next backward, "
           "and accumulate under no_sync() before the one that averages");
     }
   }
+  shard_versions_.clear();
 }
 
 }  // namespace lockstep

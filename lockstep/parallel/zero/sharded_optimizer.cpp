@@ -122,13 +122,16 @@ void ShardedOptimizer::bind(DdpState& ddp) {
     owned.push_back(ranges[static_cast<size_t>(group_->rank())]);
   }
   if (options_.shared_parameters) share_parameters();
-  ddp.reducer().shard(std::move(owned));
+  const std::weak_ptr<ShardedOptimizer*> self = self_;
+  ddp.reducer().shard(std::move(owned), [self](size_t parameter) {
+    const auto alive = self.lock();
+    return alive && (*alive)->grouped_[parameter];
+  });
   // A gate also keeps what is trained, and so the partition, as it is.
   ddp.set_forward_gate([shared = shared_] {
     if (shared) shared->wait();
   });
   if (options_.step_in_backward) {
-    const std::weak_ptr<ShardedOptimizer*> self = self_;
     ddp.reducer().on_final([self](const std::vector<size_t>& parameters) {
       if (const auto alive = self.lock()) (*alive)->step_final(parameters);
     });

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <concepts>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -93,9 +94,10 @@ class ZeroRedundancyOptimizer : public detail::ShardedOptimizer {
                                    ZeroRedundancyOptions options = {})
       : ShardedOptimizer(maker(std::move(defaults)), Traits::element_wise,
                          std::nullopt, std::move(options), &model.state()) {}
-  template <class Module>
-  ZeroRedundancyOptimizer(DistributedDataParallel<Module>& model,
-                          ParamGroups groups, Options defaults = {},
+  // Deduced, so that `{.lr = 1e-3}` is no list of groups.
+  template <class Module, std::same_as<ParamGroups> Groups>
+  ZeroRedundancyOptimizer(DistributedDataParallel<Module>& model, Groups groups,
+                          Options defaults = {},
                           ZeroRedundancyOptions options = {})
       : ShardedOptimizer(maker(std::move(defaults)), Traits::element_wise,
                          std::move(groups), std::move(options),
