@@ -207,8 +207,8 @@ TEST(DataParallelValues, GoThroughForwardAndBackward) {
   expected.mean().backward();
   EXPECT_TRUE(parallel.allclose(module->linear->weight.grad(), 1e-6, 1e-6));
 
-  auto as_function =
-      data_parallel(module, std::tuple(x, more, 2.0), {.device_ids = kThreeDevices});
+  auto as_function = data_parallel(module, std::tuple(x, more, 2.0),
+                                   {.device_ids = kThreeDevices});
   EXPECT_TRUE(std::get<0>(as_function["y"]).equal(y));
 }
 

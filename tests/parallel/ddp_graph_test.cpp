@@ -221,6 +221,28 @@ WORLD_TEST(DdpReentrant, ACheckpointedPartIsAveraged, 2) {
   });
 }
 
+// The parameters stay low until the outer backward has ended.
+WORLD_TEST(DdpReentrant, NestedBackwardInLowPrecisionUnderNoSync, 2) {
+  on_both_backends([&] {
+    Checkpointed net(2);
+    DistributedDataParallel<Checkpointed> model(
+        net,
+        {.static_graph = true,
+         .mixed_precision = MixedPrecision{.param_dtype = torch::kBFloat16}});
+    const auto x = torch::ones({1, 2});
+    {
+      auto local = model.no_sync();
+      model(x).sum().backward();
+    }
+    EXPECT_EQ(net->part->weight.scalar_type(), torch::kFloat);
+    ASSERT_TRUE(net->part->weight.grad().defined());
+    auto want = torch::autograd::grad(
+        {net->last(net->part(net->part(x))).sum()}, {net->part->weight})[0];
+    EXPECT_TRUE(torch::allclose(net->part->weight.grad().to(torch::kFloat),
+                                want, 2e-2, 2e-2));
+  });
+}
+
 WORLD_TEST(DdpReentrant, ASharedCheckpointedPartNeedsAStaticGraph, 2) {
   on_both_backends([&] {
     expect_checkpointed_gradients(3, true, world.rank, world.size);

@@ -112,6 +112,24 @@ WORLD_TEST(Join, ARankWithNoInputAtAllGetsTheModel, 2) {
   });
 }
 
+// What a shadow averaged is not this rank's to accumulate on.
+WORLD_TEST(Join, ShadowsLeaveNoGradients, 2) {
+  on_both_backends([&] {
+    for (bool view : {true, false}) {
+      Scale net;
+      DistributedDataParallel<Scale> model(net,
+                                           {.gradient_as_bucket_view = view});
+      model.join([&] {
+        for (int step = 0; step < 1 + 2 * world.rank; ++step) {
+          model(1.0).backward();
+          net->zero_grad();
+        }
+      });
+      EXPECT_FALSE(net->factor.grad().defined()) << view;
+    }
+  });
+}
+
 WORLD_TEST(Join, BuffersComeFromTheHighestRankThatStillTrains, 2, 3) {
   // The highest rank ends first.
   auto steps = [&](int rank) { return 1 + world.size - rank; };

@@ -231,9 +231,9 @@ WORLD_TEST(ZeroDdp, SteppingInBackwardRefusesWhatNeedsGradients, 1, 2) {
 }
 
 // What stands in the other ranks' parts is no gradient.
-WORLD_TEST(ZeroDdp, BackwardOnTopOfShardsIsRefused, 2, 3) {
-  auto group = init_process_group();
-  Model model(ZeroNet(), kBuckets);
+void expect_refusals(const World& world,
+                     const DistributedDataParallelOptions& options) {
+  Model model(ZeroNet(), options);
   Zero optimizer(model, {.lr = 0.01});
   const auto backward = [&](int step) {
     zero_loss(model(zero_batch(step, world.rank, torch::kFloat))).backward();
@@ -263,6 +263,51 @@ WORLD_TEST(ZeroDdp, BackwardOnTopOfShardsIsRefused, 2, 3) {
   optimizer.step();
   EXPECT_TRUE(
       flat_parameters(*model.module()).equal(plainly_trained(world.rank, 5)));
+}
+
+WORLD_TEST(ZeroDdp, BackwardOnTopOfShardsIsRefused, 1, 2, 3) {
+  auto group = init_process_group();
+  expect_refusals(world, kBuckets);
+  auto options = kBuckets;
+  options.gradient_as_bucket_view = false;
+  expect_refusals(world, options);
+}
+
+// A gradient that autograd has written twice is as new as one written once.
+WORLD_TEST(ZeroDdp, AFreshGradientOfIndexingIsNoLeftover, 1, 2) {
+  struct RowsImpl : torch::nn::Module {
+    RowsImpl() {
+      first = register_parameter("first", torch::ones({300, 64}));
+      last = register_parameter("last", torch::ones({300, 64}));
+    }
+    at::Tensor forward(const at::Tensor& ids) {
+      // The gradient of `last` is ready first.
+      return (first.index({ids}).sin() * last.index({ids})).sum();
+    }
+    at::Tensor first, last;
+  };
+  auto group = init_process_group();
+  DistributedDataParallel<std::shared_ptr<RowsImpl>> model(
+      std::make_shared<RowsImpl>());
+  Zero optimizer(model, {.lr = 0.01});
+  for (int step = 0; step < 5; ++step) {
+    model(torch::arange(8)).backward();
+    optimizer.step();
+    optimizer.zero_grad();
+  }
+}
+
+WORLD_TEST(ZeroDdp, AMistakeOfOneRankEndsAll, 2, 3) {
+  auto group = init_process_group();
+  Model model(ZeroNet(), kBuckets);
+  std::vector<OptimizerParamGroup> groups;
+  groups.emplace_back(model->parameters());
+  const bool errs = world.rank == world.size - 1;
+  if (errs) groups.emplace_back(model->first->parameters());
+  EXPECT_THAT([&] { Zero(model, groups); },
+              ThrowsMessage<std::invalid_argument>(HasSubstr(
+                  errs ? "parameter group"
+                       : c10::str("rank ", world.size - 1, " refused"))));
 }
 
 WORLD_TEST(ZeroDdp, OptionsThatDifferAreNamed, 2, 3) {

@@ -222,6 +222,7 @@ void DdpState::make_reducer() {
     }
   }
   const auto& mixed = options_.mixed_precision;
+  const int64_t steps = reducer_ ? reducer_->steps() : 0;
   reducer_ = std::make_unique<Reducer>(
       std::move(reduced), group,
       ReducerOptions{
@@ -236,14 +237,14 @@ void DdpState::make_reducer() {
           .check_for_nan_in_grad = options_.check_for_nan_in_grad,
           .reduce_dtype = !mixed                ? std::nullopt
                           : mixed->reduce_dtype ? mixed->reduce_dtype
-                                                : mixed->param_dtype,
-          .steps_before = reducer_ ? reducer_->steps() : 0});
+                                                : mixed->param_dtype});
   if (!delayed.empty()) {
     reducer_->delay(DelayedBucket(std::move(delayed),
                                   options_.param_to_hook_all_reduce, group));
   }
   reducer_->times().set_sample_rate(sample_rate_);
   if (hook_) reducer_->register_comm_hook(hook_);
+  reducer_->continue_from(steps);
   if (low_) {
     reducer_->on_backward_end([this] { low_->restore(); });
   }
@@ -317,12 +318,12 @@ void DdpState::retrain() {
     if (group->size() > 1 && !trained.empty()) {
       verify_same_model(parameters_, buffers_, trained, group);
     }
+    // Gradients of the old buckets stay alive with their aliases.
+    make_reducer();
   } catch (...) {
     trained_.flip();  // the next forward tries again
     throw;
   }
-  // Gradients of the old buckets stay alive with their aliases.
-  make_reducer();
 }
 
 void DdpState::before_forward() {
@@ -404,10 +405,12 @@ void DdpState::shadow(const JoinRound& round, const JoinOptions& options) {
   if (!round.synchronizes) return;
   reducer_->set_divisor(divisor(round, options));
   reducer_->shadow_backward();
+  shadowed_ = true;
 }
 
 void DdpState::after_join(int last_joiner) {
   if (gate_) gate_();
+  if (std::exchange(shadowed_, false)) reducer_->drop_gradients();
   if (options_.process_group->size() == 1) return;
   broadcast_from(last_joiner, true, sends_buffers());
 }

@@ -116,6 +116,7 @@ class DdpState final : public Joinable {
   std::vector<std::unique_ptr<torch::optim::Optimizer>> optimizers_;
   std::function<void()> gate_{};
   int64_t sample_rate_ = 100;
+  bool shadowed_ = false;  // since the join began
   // As in Python: buffers travel only after a forward that was trained on.
   bool require_forward_buffer_sync_ = true;
 };

@@ -10,8 +10,8 @@
 namespace lockstep {
 
 GradientCheck::GradientCheck(const std::vector<NamedParameter>& parameters,
-                             ProcessGroupPtr group, int64_t step)
-    : parameters_(parameters), group_(std::move(group)), step_(step) {}
+                             ProcessGroupPtr group)
+    : parameters_(parameters), group_(std::move(group)) {}
 
 void GradientCheck::look(const Bucket& bucket) {
   if (found_ >= 0) return;
@@ -28,13 +28,12 @@ void GradientCheck::look(size_t parameter, const at::Tensor& gradient) {
   is_nan_ = at::isnan(gradient).any().item<bool>();
 }
 
-void GradientCheck::agree() {
+void GradientCheck::agree(int64_t step) {
   const auto device = group_->control_device();
   auto mine = at::tensor({found_, int64_t{is_nan_}}, at::kLong).to(device);
   auto all = at::empty({group_->size(), 2}, mine.options());
   all_gather_into_tensor(all, mine, {.group = group_});
   found_ = -1;
-  const auto step = step_++;
   const auto on_cpu = all.cpu();
   const auto seen = on_cpu.accessor<int64_t, 2>();
   for (int rank = 0; rank < group_->size(); ++rank) {

@@ -11,10 +11,9 @@ namespace lockstep {
 // lets all ranks fail alike. Not for several threads.
 class GradientCheck {
  public:
-  // `parameters`: what slots' numbers mean; must outlive this. `step`: the
-  // number of the next.
+  // `parameters`: what slots' numbers mean; must outlive this.
   GradientCheck(const std::vector<NamedParameter>& parameters,
-                ProcessGroupPtr group, int64_t step = 0);
+                ProcessGroupPtr group);
 
   // This rank's contribution, before it is published.
   void look(const Bucket& bucket);
@@ -23,14 +22,12 @@ class GradientCheck {
   void forget() { found_ = -1; }
   // Collective, at the end of a backward, before a gradient is used. If any
   // rank saw something throws on all ranks std::runtime_error that names rank,
-  // parameter and step (backward passes that were averaged, from 0); of several
-  // the lowest rank's first.
-  void agree();
+  // parameter and `step`; of several the lowest rank's first.
+  void agree(int64_t step);
 
  private:
   const std::vector<NamedParameter>& parameters_;
   ProcessGroupPtr group_;
-  int64_t step_;
   int64_t found_ = -1;  // a parameter
   bool is_nan_ = false;
 };

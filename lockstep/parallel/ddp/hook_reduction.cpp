@@ -27,7 +27,10 @@ class HookReduction final : public BucketReduction {
 
   // Of an abandoned round: what is under way may still write into buckets.
   void reclaim() override {
-    for (size_t i = 0; i < futures_.size(); ++i) await(i);
+    for (size_t i = 0; i < futures_.size(); ++i) {
+      await(i);
+      futures_[i]->wait();  // of a GPU: for its stream
+    }
     futures_.clear();
   }
 

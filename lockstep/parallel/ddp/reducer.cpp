@@ -46,8 +46,7 @@ Reducer::Reducer(std::vector<TrainedParameter> parameters,
     parameters_.push_back(std::move(named));
     sparse_.push_back(sparse);
   }
-  if (options_.check_for_nan_in_grad)
-    check_.emplace(parameters_, group_, options_.steps_before);
+  if (options_.check_for_nan_in_grad) check_.emplace(parameters_, group_);
   set_buckets(first_buckets(tensors(), bucketed(), options_.first_limits));
   hook_parameters();
 }
@@ -168,7 +167,7 @@ void Reducer::register_comm_hook(CommHook hook) {
         "optimizer; a hook needs whole buckets: construct "
         "ZeroRedundancyOptimizer from the parameters instead");
   }
-  if (times_.iteration() != 0 || in_backward_) {
+  if (steps() != 0 || in_backward_) {
     throw std::logic_error(
         "register_comm_hook: training has begun; register the hook before the "
         "first backward");
@@ -198,6 +197,8 @@ void Reducer::prepare(bool synchronize) {
   std::lock_guard lock(mutex_);
   // Left over where an exception ended the last backward.
   if (in_backward_) give_up_backward();
+  graph_task_ = -1;
+  open_tasks_ = 0;
   placement_.disarm();
   // Backward may accumulate in the buckets before the first hook is called.
   reduction_->reclaim();
@@ -242,13 +243,12 @@ void Reducer::rebuild_buckets() {
     auto& grad = parameters_[i].tensor.mutable_grad();
     const auto& old = old_places[i];
     const auto& old_alias = old_buckets[old.bucket].slots[old.slot].alias;
-    const bool is_shard = is_leftover_shard(i, old_alias);
-    if (!shard_versions_.empty()) shard_versions_[i] = kNoShard;
+    const bool is_shard = is_left_shard(i);
     if (!grad.defined() || !same_memory(grad, old_alias)) continue;
     auto& alias = buckets_[places_[i].bucket].slots[places_[i].slot].alias;
     alias.copy_(grad);
     grad = alias;
-    if (is_shard) shard_versions_[i] = grad._version();
+    if (is_shard) remember_shard(i);
   }
 }
 
@@ -288,6 +288,13 @@ void Reducer::give_up_backward() {
   if (on_backward_end_) on_backward_end_();
 }
 
+void Reducer::drop_gradients() {
+  for (const auto& parameter : parameters_) {
+    parameter.tensor.mutable_grad().reset();
+  }
+  if (delayed_) delayed_->give_up();
+}
+
 void Reducer::start_round() {
   in_backward_ = true;
   times_.backward_begins();
@@ -302,16 +309,20 @@ void Reducer::start_round() {
   factor_ = reduction_->contribution_factor();
 }
 
+// Has end_backward() called behind the last gradient of the backward pass that
+// is under way, on the thread that called backward().
+void Reducer::await_end() {
+  const int task = torch::autograd::get_current_graph_task_id();
+  if (task == graph_task_) return;
+  graph_task_ = task;
+  ++open_tasks_;
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [this] { end_backward(); });
+}
+
 // The first gradient of a backward, or of one nested in it.
 void Reducer::enter_backward() {
-  const int task = torch::autograd::get_current_graph_task_id();
-  if (task != graph_task_) {
-    graph_task_ = task;
-    ++open_tasks_;
-    // Runs on the thread that called backward(), after its last gradient.
-    torch::autograd::Engine::get_default_engine().queue_callback(
-        [this] { end_backward(); });
-  }
+  await_end();
   if (in_backward_) return;
   start_round();
   if (searches_unused()) mark_unreachable();
@@ -342,14 +353,11 @@ void Reducer::on_gradient(size_t parameter) {
   std::lock_guard lock(mutex_);
   if (needs_used_map()) used_[parameter] = 1;
   if (!synchronize_) {
-    refuse_leftover_shards(parameter);
-    if (on_backward_end_) {
-      torch::autograd::Engine::get_default_engine().queue_callback(
-          on_backward_end_);
-    }
+    refuse_left_shards(parameter);
+    if (on_backward_end_) await_end();
     return;
   }
-  refuse_leftover_shards(parameter);
+  refuse_left_shards(parameter);
   enter_backward();
   auto& place = places_[parameter];
   ++place.calls;
@@ -404,10 +412,14 @@ void Reducer::publish_ready_buckets() {
 
 void Reducer::end_backward() {
   std::lock_guard lock(mutex_);
-  if (!in_backward_) return;
+  if (open_tasks_ == 0) return;  // given up
   graph_task_ = -1;
   // The end of a backward pass within another, which comes here, too.
   if (--open_tasks_ > 0) return;
+  if (!in_backward_) {  // no_sync
+    if (torch::autograd::get_current_node() == nullptr) on_backward_end_();
+    return;
+  }
   if (missing_ != 0) {
     // Within another of which no gradient came yet.
     if (torch::autograd::get_current_node() != nullptr) return;
@@ -457,7 +469,7 @@ void Reducer::finish() {
     finish_sparse();
     if (delayed_) delayed_->finish();
     if (needs_used_map()) finish_used_map();
-    if (check_) check_->agree();
+    if (check_) check_->agree(steps());
     deliver(buckets_.size());
     deliver_sparse();
     restore_displaced();

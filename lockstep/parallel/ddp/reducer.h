@@ -3,6 +3,7 @@
 #include <torch/csrc/autograd/variable.h>
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -35,7 +36,6 @@ struct ReducerOptions {
   bool batched_grad_copy{false};
   bool check_for_nan_in_grad{false};
   std::optional<at::ScalarType> reduce_dtype{};
-  int64_t steps_before{0};  // of the reducer that this one takes over from
 };
 
 struct TrainedParameter {
@@ -90,8 +90,11 @@ class Reducer {
   void set_divisor(double divisor) { divisor_ = divisor; }
 
   // The part of one backward of a rank that has none (join): zeros. Leaves the
-  // averages in the gradients. Collective with the backward of the others.
+  // averages in the gradients, for a sharded optimizer. Collective with the
+  // backward of the others.
   void shadow_backward();
+  // Behind the last of these: they are no rank's to accumulate on.
+  void drop_gradients();
 
   // Instead of the averaging all-reduce. Once, before the first backward.
   void register_comm_hook(CommHook hook);
@@ -128,8 +131,10 @@ class Reducer {
   // What of DDPLoggingData the reducer knows.
   void describe(DDPLoggingData& data) const;
   DdpTimes& times() { return times_; }
-  // Backward passes that were averaged.
-  int64_t steps() const { return options_.steps_before + times_.iteration(); }
+  // Backward passes that were averaged, with those of the reducer that this one
+  // takes over from.
+  int64_t steps() const { return steps_before_ + times_.iteration(); }
+  void continue_from(int64_t steps) { steps_before_ = steps; }
 
  private:
   // Where a parameter's gradient lies, and what this backward knows of it.
@@ -150,6 +155,7 @@ class Reducer {
   bool may_rebuild() const;
 
   void start_round();
+  void await_end();
   void enter_backward();
   void on_gradient(size_t parameter);
   void mark_unreachable();
@@ -163,9 +169,9 @@ class Reducer {
   void place_gradients();
   bool places_gradients() const;
   void remember_shards();
-  bool is_leftover_shard(size_t parameter, const at::Tensor& alias,
-                         int changes = 0) const;
-  void refuse_leftover_shards(size_t parameter);
+  void remember_shard(size_t parameter);
+  bool is_left_shard(size_t parameter, int changes = 0) const;
+  void refuse_left_shards(size_t first);
   void take_batch(const Bucket& bucket);
   void end_backward();
   void learn_static_graph();
@@ -205,9 +211,12 @@ class Reducer {
   std::optional<GradientCheck> check_{};
   std::vector<ElementRange> owned_{};  // by parameter; empty: all are
   IsStepped is_stepped_{};
-  // By parameter, where the last backward left shards only.
-  static constexpr int64_t kNoShard = -2;
-  std::vector<int64_t> shard_versions_{};
+  // Gradients as the last backward left them, if in shards; by parameter.
+  struct LeftShard {
+    c10::weak_intrusive_ptr<c10::TensorImpl> gradient;
+    int64_t version;
+  };
+  std::map<size_t, LeftShard> left_shards_{};
   OnFinal on_final_{};
   std::function<void()> on_backward_end_{};
 
@@ -259,6 +268,7 @@ class Reducer {
   bool rebuilt_ = false;
   bool learnt_ = false;  // the static graph
   DdpTimes times_;
+  int64_t steps_before_ = 0;
 };
 
 }  // namespace lockstep

@@ -136,43 +136,51 @@ void Reducer::take_batch(const Bucket& bucket) {
 // to the rest adds to garbage. That nobody has zeroed or otherwise written to a
 // gradient since is seen by its version.
 void Reducer::remember_shards() {
-  shard_versions_.assign(parameters_.size(), kNoShard);
+  left_shards_.clear();
   for (const auto& bucket : buckets_) {
-    for (const auto& slot : bucket.slots) {
-      shard_versions_[slot.parameter] = slot.alias._version();
-    }
+    for (const auto& slot : bucket.slots) remember_shard(slot.parameter);
   }
+}
+
+void Reducer::remember_shard(size_t parameter) {
+  const auto& grad = parameters_[parameter].tensor.grad();
+  if (!grad.defined()) return;
+  left_shards_.insert_or_assign(
+      parameter, LeftShard{c10::weak_intrusive_ptr<c10::TensorImpl>(
+                               grad.getIntrusivePtr()),
+                           grad._version()});
 }
 
 // `changes`: of the gradient by the backward that is under way.
-bool Reducer::is_leftover_shard(size_t parameter, const at::Tensor& alias,
-                                int changes) const {
-  if (shard_versions_.empty()) return false;
+bool Reducer::is_left_shard(size_t parameter, int changes) const {
+  const auto found = left_shards_.find(parameter);
+  if (found == left_shards_.end()) return false;
+  const auto& [gradient, version] = found->second;
   const auto& grad = parameters_[parameter].tensor.grad();
-  return grad.defined() && same_memory(grad, alias) &&
-         grad._version() == shard_versions_[parameter] + changes;
+  // The memory of a tensor is not another's while it is remembered.
+  return grad.defined() &&
+         grad.unsafeGetTensorImpl() == gradient._unsafe_get_target() &&
+         grad._version() == version + changes;
 }
 
-// `parameter`: the first whose gradient this backward has accumulated.
-void Reducer::refuse_leftover_shards(size_t parameter) {
-  if (shard_versions_.empty()) return;
-  for (const auto& bucket : buckets_) {
-    for (const auto& slot : bucket.slots) {
-      const int changes = slot.parameter == parameter ? 1 : 0;
-      if (!is_leftover_shard(slot.parameter, slot.alias, changes) ||
-          !is_stepped_(slot.parameter)) {
-        continue;
-      }
-      give_up_backward();
-      throw std::logic_error(
-          this_rank() + ": the gradient of '" +
-          parameters_[slot.parameter].name +
-          "' still stands from the backward before, averaged only in the part "
-          "that this rank steps; call zero_grad() before the next backward, "
-          "and accumulate under no_sync() before the one that averages");
+// `first`: whose gradient this backward has accumulated first.
+void Reducer::refuse_left_shards(size_t first) {
+  for (const auto& [parameter, shard] : left_shards_) {
+    if (!is_left_shard(parameter, parameter == first ? 1 : 0) ||
+        !is_stepped_(parameter)) {
+      continue;
     }
+    const auto name = parameters_[parameter].name;
+    give_up_backward();
+    left_shards_.clear();
+    throw std::logic_error(
+        this_rank() + ": the gradient of '" + name +
+        "' still stands from the backward before; what a sharded optimizer "
+        "steps is averaged only in each rank's part, so that nothing can be "
+        "added to it: call zero_grad() before the next backward, and "
+        "accumulate under no_sync() before the one that averages");
   }
-  shard_versions_.clear();
+  left_shards_.clear();
 }
 
 }  // namespace lockstep

@@ -5,6 +5,7 @@
 #include <ATen/ops/tensor.h>
 #include <c10/util/StringUtil.h>
 
+#include <exception>
 #include <stdexcept>
 #include <unordered_set>
 #include <utility>
@@ -197,11 +198,12 @@ int64_t ShardedOptimizer::form() const {
 }
 
 // What ranks disagree about they would otherwise write over each other.
-void ShardedOptimizer::agree_on_new_groups() const {
+// `mistaken`: this rank refuses its groups, and says why itself.
+void ShardedOptimizer::agree_on_new_groups(bool mistaken) const {
   if (group_->size() == 1) return;
   Digest digest;
   int64_t count = 0;
-  for (size_t g = adopted_; g < param_groups_.size(); ++g) {
+  for (size_t g = adopted_; !mistaken && g < param_groups_.size(); ++g) {
     digest.add(uint64_t{g});
     for (const at::Tensor& parameter : param_groups_[g].params()) {
       digest.add(static_cast<uint64_t>(parameter.scalar_type()));
@@ -214,20 +216,28 @@ void ShardedOptimizer::agree_on_new_groups() const {
       ++count;
     }
   }
-  const at::Tensor mine =
-      at::tensor({form(), count, static_cast<int64_t>(digest.value())},
-                 at::kLong)
-          .to(group_->control_device());
-  at::Tensor all = at::empty({group_->size(), 3}, mine.options());
+  const at::Tensor mine = at::tensor({int64_t{mistaken}, form(), count,
+                                      static_cast<int64_t>(digest.value())},
+                                     at::kLong)
+                              .to(group_->control_device());
+  at::Tensor all = at::empty({group_->size(), 4}, mine.options());
   all_gather_into_tensor(all, mine, {.group = group_});
   all = all.cpu();
   auto global = [&](int64_t rank) {
     return group_->global_rank(static_cast<int>(rank));
   };
+  if (mistaken) return;
+  for (int64_t rank = 0; rank < all.size(0); ++rank) {
+    if (all[rank][0].item<int64_t>() == 0) continue;
+    throw std::invalid_argument(c10::str(
+        "ZeroRedundancyOptimizer: rank ", global(rank),
+        " refused its parameter groups and says why; all ranks must give the "
+        "same"));
+  }
   for (int64_t rank = 1; rank < all.size(0); ++rank) {
     if (all[rank].equal(all[0])) continue;
-    const auto theirs = all[rank][0].item<int64_t>();
-    const auto first = all[0][0].item<int64_t>();
+    const auto theirs = all[rank][1].item<int64_t>();
+    const auto first = all[0][1].item<int64_t>();
     if (theirs != first) {
       throw std::invalid_argument(c10::str(
           "ZeroRedundancyOptimizer: rank ", global(rank), " has ",
@@ -236,9 +246,9 @@ void ShardedOptimizer::agree_on_new_groups() const {
     }
     throw std::invalid_argument(c10::str(
         "ZeroRedundancyOptimizer: the parameter groups of rank ", global(rank),
-        " (", all[rank][1].item<int64_t>(),
+        " (", all[rank][2].item<int64_t>(),
         " parameters) are not those of rank ", global(0), " (",
-        all[0][1].item<int64_t>(),
+        all[0][2].item<int64_t>(),
         "): number, order, shapes, strides and dtypes must be the same on all "
         "ranks"));
   }
@@ -247,8 +257,14 @@ void ShardedOptimizer::agree_on_new_groups() const {
 void ShardedOptimizer::adopt_groups() {
   if (inner_ && adopted_ == param_groups_.size()) return;
   try {
-    check_new_groups();
-    agree_on_new_groups();
+    std::exception_ptr mistake;
+    try {
+      check_new_groups();
+    } catch (const std::exception&) {
+      mistake = std::current_exception();
+    }
+    agree_on_new_groups(mistake != nullptr);
+    if (mistake) std::rethrow_exception(mistake);
   } catch (...) {
     while (param_groups_.size() > adopted_) param_groups_.pop_back();
     throw;

@@ -95,7 +95,7 @@ class ShardedOptimizer : public torch::optim::Optimizer,
   void adopt_groups();
   void check_new_groups() const;
   int64_t form() const;
-  void agree_on_new_groups() const;
+  void agree_on_new_groups(bool mistaken) const;
   void take_part_in_step();
   void follow_memory();
   void copy_options();
