@@ -23,6 +23,7 @@ import torch.utils.data
 import torch.utils.data.distributed
 from torch.distributed import distributed_c10d
 from torch.distributed.algorithms import ddp_comm_hooks
+from torch.distributed.algorithms.ddp_comm_hooks import ddp_zero_hook
 from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
 from torch.distributed.algorithms.model_averaging import (
     averagers, hierarchical_model_averager)
@@ -30,7 +31,7 @@ from torch.distributed.run import get_args_parser
 
 HOOKS = [ddp_comm_hooks.default_hooks, ddp_comm_hooks.debugging_hooks,
          ddp_comm_hooks.quantization_hooks, ddp_comm_hooks.powerSGD_hook,
-         post_localSGD_hook]
+         ddp_zero_hook, post_localSGD_hook]
 AVERAGERS = [averagers, hierarchical_model_averager]
 PLACES = [dist, torch.nn.parallel, torch.utils.data.distributed,
           torch.utils.data, torch.multiprocessing, torch.nn, torch.optim,
