@@ -10,6 +10,7 @@
 #include "lockstep/comm/collective_call.h"
 #include "lockstep/comm/host_sharing.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/comm/data_movement.h"
 #include "lockstep/comm/reductions.h"
 
 namespace lockstep {
@@ -25,13 +26,14 @@ class AllReducedBuckets final : public BucketReduction {
     works_.reserve(buckets_.size());
   }
 
-  void begin(double divisor) override {
+  void begin(int64_t iteration, double divisor) override {
     if (!(divisor > 0)) {
       throw std::invalid_argument(
           c10::str("a round of buckets has the divisor ", divisor,
                    "; it must be more than 0"));
     }
     reclaim();
+    if (!alone_ && group_->checks_calls()) compare(iteration);
     factor_ = 1 / divisor;
     works_.clear();
     published_ = complete_ = 0;
@@ -86,6 +88,26 @@ class AllReducedBuckets final : public BucketReduction {
   }
 
  private:
+  void compare(int64_t iteration) const {
+    auto mine = at::full({1}, iteration,
+                         at::TensorOptions(at::kLong)
+                             .device(group_->control_device()));
+    auto all = at::empty({group_->size()}, mine.options());
+    all_gather_into_tensor(all, mine, {.group = group_});
+    all = all.cpu();
+    const auto* iterations = all.const_data_ptr<int64_t>();
+    for (int rank = 1; rank < group_->size(); ++rank) {
+      if (iterations[rank] == iterations[0]) continue;
+      C10_THROW_ERROR(
+          DistBackendError,
+          c10::str("the ranks average different iterations: rank ",
+                   group_->global_rank(0), " number ", iterations[0],
+                   ", rank ", group_->global_rank(rank), " number ",
+                   iterations[rank],
+                   "; every rank must call backward equally often"));
+    }
+  }
+
   const std::vector<ReducedBucket> buckets_;
   const ProcessGroupPtr group_;
   const bool alone_;
@@ -111,7 +133,7 @@ class RecordedBuckets final : public BucketReduction {
   }
   ~RecordedBuckets() override { end_record(/*failed=*/true); }
 
-  void begin(double divisor) override {
+  void begin(int64_t iteration, double divisor) override {
     end_record(/*failed=*/true);  // abandoned
     call_.number = call_.group->next_sequence_number();
     const auto now = Deadline::Clock::now();
@@ -123,7 +145,7 @@ class RecordedBuckets final : public BucketReduction {
                                             .in_elements = elements_,
                                             .out_elements = elements_},
                                            FlightState::started, now);
-    checked([&] { reduction_->begin(divisor); });
+    checked([&] { reduction_->begin(iteration, divisor); });
   }
   void reclaim() override {
     checked([&] { reduction_->reclaim(); });
@@ -132,7 +154,11 @@ class RecordedBuckets final : public BucketReduction {
     return reduction_->contribution_factor();
   }
   void publish(size_t bucket) override { reduction_->publish(bucket); }
-  size_t advance() override { return reduction_->advance(); }
+  size_t advance() override {
+    size_t complete = 0;
+    checked([&] { complete = reduction_->advance(); });
+    return complete;
+  }
   void finish() override {
     checked([&] { reduction_->finish(); });
     end_record(/*failed=*/false);

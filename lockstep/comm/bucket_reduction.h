@@ -53,12 +53,16 @@ class BucketReduction {
   virtual ~BucketReduction() = default;
 
   // A new round, in which the sum over all ranks is divided by `divisor`, more
-  // than 0 and equal on all ranks. Behind it this rank may write into its
+  // than 0 and equal on all ranks. `iteration`: the caller's own count; where
+  // that of some rank differs in the same round, its ranks would sum up
+  // gradients of two iterations: all of them throw c10::DistBackendError with
+  // the numbers, in shared memory always, else where the group compares calls
+  // (ProcessGroup::checks_calls()). Behind it this rank may write into its
   // buckets: it waits, if it must, until no peer reads what they held. A round
   // that was not finished (an exception ended that backward) is abandoned if
   // that is so on every rank, whatever each has published of it; this begin()
   // alone waits for all ranks to come to it.
-  virtual void begin(double divisor) = 0;
+  virtual void begin(int64_t iteration, double divisor) = 0;
 
   // Until no peer uses this rank's buckets on behalf of an abandoned round, so
   // that they may be written before begin(), which waits for it otherwise.

@@ -52,7 +52,7 @@ at::Tensor numbers(const ReducedBucket& bucket, int rank, int round) {
 void run_round(BucketReduction& reduction,
                const std::vector<ReducedBucket>& buckets,
                const testing::World& world, int round, bool by_average) {
-  reduction.begin(world.size);
+  reduction.begin(1, world.size);
   for (size_t i = 0; i < buckets.size(); ++i) {
     buckets[i].flat.copy_(numbers(buckets[i], world.rank, round));
     buckets[i].flat.mul_(reduction.contribution_factor());
@@ -122,7 +122,7 @@ WORLD_TEST(BucketReductionByAllReduce, LeavesAWorldOfOneAlone, 1) {
   const auto buckets = shared_buckets({5});
   auto reduction = make_bucket_reduction(buckets, Results::everywhere, nullptr);
   buckets[0].flat.fill_(3);
-  reduction->begin(1);
+  reduction->begin(1, 1);
   EXPECT_EQ(reduction->contribution_factor(), 1);
   reduction->publish(0);
   EXPECT_EQ(reduction->advance(), 1u);
@@ -143,7 +143,7 @@ WORLD_TEST(BucketReductionOverTheHost, OwnedElementsHoldTheResult, 2, 3) {
   auto reduction = make_bucket_reduction(buckets, Results::owned, nullptr);
   EXPECT_EQ(reduction->contribution_factor(), 1);
   for (int round = 0; round < 4; ++round) {
-    reduction->begin(5);
+    reduction->begin(1, 5);
     for (size_t i = 0; i < 2; ++i) {
       buckets[i].flat.copy_(numbers(buckets[i], world.rank, round));
       reduction->publish(i);
@@ -169,7 +169,7 @@ WORLD_TEST(BucketReduction, GoesOnBehindAnAbandonedRound, 2, 3) {
     auto reduction =
         make_bucket_reduction(buckets, Results::everywhere, nullptr);
     for (int round = 0; round < 5; ++round) {
-      reduction->begin(world.size);
+      reduction->begin(1, world.size);
       for (int i = 0; i < (world.rank + round) % 4; ++i) {
         buckets[i].flat.fill_(77);
         reduction->publish(i);
@@ -228,7 +228,7 @@ WORLD_TEST(BucketReductionOverTheHost, RoundsAreRecordedAsOneCollective, 2) {
   const auto buckets = shared_buckets({5, 100});
   auto reduction = make_bucket_reduction(buckets, Results::everywhere, nullptr);
   barrier();
-  reduction->begin(2);
+  reduction->begin(1, 2);
   auto record = last_record(group.get());
   EXPECT_STREQ(record.call.operation, "reduce_buckets");
   EXPECT_STREQ(record.call.dtype, "Float");
@@ -236,7 +236,7 @@ WORLD_TEST(BucketReductionOverTheHost, RoundsAreRecordedAsOneCollective, 2) {
   EXPECT_EQ(record.call.in_elements, 105u);
   EXPECT_EQ(record.state, FlightState::started);
   reduction->publish(0);
-  reduction->begin(2);  // abandons it
+  reduction->begin(1, 2);  // abandons it
   EXPECT_TRUE(group->flight()->read(record.id, record));
   EXPECT_EQ(record.state, FlightState::failed);
   reduction->publish(0);
@@ -278,7 +278,7 @@ WORLD_TEST(BucketReductionOverTheHost, EachBucketIsASpan, 2) {
   auto listener = std::make_shared<Listener>();
   {
     const SpanSubscription subscription(listener);
-    reduction->begin(2);
+    reduction->begin(1, 2);
     reduction->publish(0);
     reduction->publish(1);
     reduction->finish();
@@ -293,10 +293,10 @@ WORLD_TEST(BucketReductionOverTheHost, RankThatAbortsIsNamed, 2, 3) {
   const auto buckets = shared_buckets({5});
   std::vector<ReducedBucket> of_part{{.flat = empty_shared({5}, {}, part)}};
   auto reduction = make_bucket_reduction(of_part, Results::everywhere, part);
-  reduction->begin(world.size);
+  reduction->begin(1, world.size);
   if (world.rank == 1) {
     part->abort();
-    EXPECT_THAT(failure_of([&] { reduction->begin(1); }),
+    EXPECT_THAT(failure_of([&] { reduction->begin(1, 1); }),
                 HasSubstr("was aborted"));
   } else {
     reduction->publish(0);
@@ -314,7 +314,7 @@ WORLD_TEST(BucketReductionOverTheHost, RankThatDoesNotPublishIsNamed, 2) {
   std::vector<ReducedBucket> buckets{{.flat = empty_shared({5}, {}, part)}};
   auto reduction = host_sharing(part)->reduce_buckets(
       buckets, Results::everywhere, seconds(4));
-  reduction->begin(world.size);
+  reduction->begin(1, world.size);
   if (world.rank == 0) {
     reduction->publish(0);
     EXPECT_THAT(
@@ -333,7 +333,7 @@ WORLD_TEST(BucketReductionOverTheHost, OutlivesItsGroupToNoPurpose, 2) {
     reduction = make_bucket_reduction(buckets, Results::everywhere, nullptr);
     run_round(*reduction, buckets, world, 0, true);
   }
-  reduction->begin(2);
+  reduction->begin(1, 2);
   if (world.rank == 0) reduction->publish(0);
   if (world.rank == 0) {
     EXPECT_THAT(failure_of([&] { reduction->finish(); }), HasSubstr("rank 1"));

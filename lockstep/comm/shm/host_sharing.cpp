@@ -32,15 +32,19 @@ class SharedBuckets final : public BucketReduction {
         buckets_(std::move(buckets)),
         exchange_(std::move(exchange)) {}
 
-  void begin(double divisor) override {
-    translated([&] { exchange_->begin(divisor); });
+  void begin(int64_t iteration, double divisor) override {
+    translated([&] { exchange_->begin(iteration, divisor); });
   }
   void reclaim() override {
     translated([&] { exchange_->reclaim(); });
   }
   double contribution_factor() const override { return 1; }
   void publish(size_t bucket) override { exchange_->publish(bucket); }
-  size_t advance() override { return exchange_->advance(); }
+  size_t advance() override {
+    size_t complete = 0;
+    translated([&] { complete = exchange_->advance(); });
+    return complete;
+  }
   void finish() override {
     translated([&] { exchange_->finish(); });
   }

@@ -7,7 +7,6 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include "lockstep/comm/empty_shared.h"
-#include "lockstep/parallel/ddp/gradient_placement.h"
 
 namespace lockstep {
 
@@ -51,21 +50,15 @@ std::vector<std::vector<size_t>> assign_buckets(
 Bucket make_bucket(const std::vector<NamedParameter>& parameters,
                    const std::vector<size_t>& members,
                    const ProcessGroupPtr& group,
-                   std::optional<at::ScalarType> dtype, bool aligns) {
+                   std::optional<at::ScalarType> dtype) {
   const auto& first = parameters[members.front()].tensor;
   auto options = first.options().requires_grad(false);
   if (dtype) options = options.dtype(*dtype);
-  const auto line =
-      static_cast<int64_t>(kPlacedAlignment / options.dtype().itemsize());
   int64_t count = 0;
   std::vector<int64_t> offsets;
   for (size_t index : members) {
-    const auto& tensor = parameters[index].tensor;
-    if (aligns && tensor.nbytes() >= kPlacedBytes) {
-      count = (count + line - 1) / line * line;
-    }
     offsets.push_back(count);
-    count += tensor.numel();
+    count += parameters[index].tensor.numel();
   }
   Bucket bucket;
   bucket.flat = empty_shared({count}, options, group);

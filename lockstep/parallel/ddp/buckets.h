@@ -29,9 +29,7 @@ struct Bucket {
     int64_t offset;    // of its first element in `flat`
     at::Tensor alias;
   };
-  // [sum of numel], contiguous; where large parameters are aligned there are
-  // zeros before them.
-  at::Tensor flat;
+  at::Tensor flat;  // [sum of numel], contiguous
   std::vector<Slot> slots;
 };
 
@@ -49,12 +47,11 @@ std::vector<std::vector<size_t>> assign_buckets(
 
 // Allocates one bucket for `members`, zeroed, in memory that the ranks of
 // `group` share where they have some (empty_shared()). `dtype`: of the bucket;
-// none: the parameters'. `aligns`: large parameters begin at whole cache lines.
+// none: the parameters'.
 Bucket make_bucket(const std::vector<NamedParameter>& parameters,
                    const std::vector<size_t>& members,
                    const ProcessGroupPtr& group,
-                   std::optional<at::ScalarType> dtype = {},
-                   bool aligns = false);
+                   std::optional<at::ScalarType> dtype = {});
 
 // True if `tensor` is exactly the memory of `alias`.
 bool same_memory(const at::Tensor& tensor, const at::Tensor& alias);

@@ -6,6 +6,8 @@
 
 #include <torch/nn/modules/embedding.h>
 
+#include "lockstep/base/digest.h"
+#include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/parallel/ddp/broadcast_coalesced.h"
 #include "lockstep/parallel/ddp/model_agreement.h"
@@ -142,17 +144,13 @@ DdpState::DdpState(torch::nn::Module& module,
         "static_graph, which tell what is unused");
   }
   find_tensors();
-  std::vector<NamedParameter> trained;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (trained_[i]) trained.push_back(parameters_[i]);
-  }
-  if (trained.empty()) {
+  if (trained().empty()) {
     throw mistake(
         "the module has no parameter that requires grad; wrap modules that "
         "are trained, use the others as they are");
   }
   if (options_.init_sync && group->size() > 1) {
-    verify_same_model(parameters_, buffers_, trained, group);
+    verify_same_model(parameters_, buffers_, trained(), group);
     broadcast_from(0, true,
                    options_.broadcast_buffers ||
                        options_.forward_sync_buffers.has_value());
@@ -165,21 +163,23 @@ DdpState::DdpState(torch::nn::Module& module,
         tensor.set_data(tensor.to(*mixed->buffer_dtype));
       }
     }
-    if (mixed->param_dtype) {
-      std::vector<at::Tensor> all;
-      for (const auto& parameter : parameters_) all.push_back(parameter.tensor);
-      low_.emplace(all, *mixed->param_dtype);
-    }
+    if (mixed->param_dtype) make_low_precision();
   }
-  make_reducer();
+  reducers_.emplace_front(training_, make_reducer());
+  reducer_ = reducers_.front().second.get();
+}
+
+void DdpState::make_low_precision() {
+  std::vector<at::Tensor> all;
+  for (const auto& parameter : parameters_) all.push_back(parameter.tensor);
+  low_.emplace(all, *options_.mixed_precision->param_dtype);
 }
 
 void DdpState::find_tensors() {
   const auto ignored = ignored_names(module_, options_);
   parameters_ = unique(module_.named_parameters(), ignored);
   buffers_ = unique(module_.named_buffers(), ignored);
-  trained_.clear();
-  kinds_.clear();
+  training_ = training_now();
   std::unordered_set<const c10::TensorImpl*> sparse;
   for (const auto& part : module_.modules()) {
     if (!makes_sparse_gradients(*part)) continue;
@@ -189,14 +189,28 @@ void DdpState::find_tensors() {
   }
   sparse_.clear();
   for (const auto& parameter : parameters_) {
-    trained_.push_back(parameter.tensor.requires_grad());
-    kinds_.push_back(at::TensorOptions(parameter.tensor.scalar_type())
-                         .device(parameter.tensor.device()));
     sparse_.push_back(sparse.contains(parameter.tensor.unsafeGetTensorImpl()));
   }
 }
 
-void DdpState::make_reducer() {
+DdpState::Training DdpState::training_now() const {
+  Training now;
+  for (const auto& [name, tensor] : parameters_) {
+    now.trained.push_back(tensor.requires_grad());
+    now.kinds.emplace_back(tensor.scalar_type(), tensor.device());
+  }
+  return now;
+}
+
+std::vector<NamedParameter> DdpState::trained() const {
+  std::vector<NamedParameter> trained;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (training_.trained[i]) trained.push_back(parameters_[i]);
+  }
+  return trained;
+}
+
+std::unique_ptr<Reducer> DdpState::make_reducer() {
   const auto& group = options_.process_group;
   const auto limits = limits_of(options_);
   std::vector<NamedParameter> delayed;
@@ -217,13 +231,13 @@ void DdpState::make_reducer() {
   }
   std::vector<TrainedParameter> reduced;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (trained_[i] && !stands_in(delayed, parameters_[i].tensor)) {
+    if (training_.trained[i] &&
+        !stands_in(delayed, parameters_[i].tensor)) {
       reduced.push_back({parameters_[i], sparse_[i]});
     }
   }
   const auto& mixed = options_.mixed_precision;
-  const int64_t steps = reducer_ ? reducer_->steps() : 0;
-  reducer_ = std::make_unique<Reducer>(
+  auto reducer = std::make_unique<Reducer>(
       std::move(reduced), group,
       ReducerOptions{
           .limits = limits,
@@ -237,17 +251,19 @@ void DdpState::make_reducer() {
           .check_for_nan_in_grad = options_.check_for_nan_in_grad,
           .reduce_dtype = !mixed                ? std::nullopt
                           : mixed->reduce_dtype ? mixed->reduce_dtype
-                                                : mixed->param_dtype});
+                                                : mixed->param_dtype},
+      this);
   if (!delayed.empty()) {
-    reducer_->delay(DelayedBucket(std::move(delayed),
-                                  options_.param_to_hook_all_reduce, group));
+    reducer->delay(DelayedBucket(std::move(delayed),
+                                 options_.param_to_hook_all_reduce, group));
   }
-  reducer_->times().set_sample_rate(sample_rate_);
-  if (hook_) reducer_->register_comm_hook(hook_);
-  reducer_->continue_from(steps);
+  reducer->times().set_sample_rate(sample_rate_);
+  if (hook_) reducer->register_comm_hook(hook_);
   if (low_) {
-    reducer_->on_backward_end([this] { low_->restore(); });
+    reducer->around_graphs([this] { low_->lower_for_backward(); },
+                           [this] { low_->restore(); });
   }
+  return reducer;
 }
 
 void DdpState::register_comm_hook(CommHook hook) {
@@ -287,18 +303,17 @@ void DdpState::apply_optimizer_in_backward(MakeOptimizer make) {
 bool DdpState::trained_differ() const {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& tensor = parameters_[i].tensor;
-    if (tensor.requires_grad() != trained_[i]) return true;
-    // Then LibTorch has made another accumulator, on which no hook is.
-    if (!low_ && (tensor.scalar_type() != kinds_[i].dtype() ||
-                  tensor.device() != kinds_[i].device())) {
+    const auto& [dtype, device] = training_.kinds[i];
+    if (tensor.requires_grad() != training_.trained[i] ||
+        tensor.scalar_type() != dtype || tensor.device() != device) {
       return true;
     }
   }
   return false;
 }
 
-// requires_grad, dtype or device was changed: new buckets for what is trained
-// now.
+// requires_grad, dtype or device was changed: the buckets of what is trained
+// now, made before or new.
 void DdpState::retrain() {
   if (has_optimizer()) {
     throw std::runtime_error(
@@ -307,23 +322,55 @@ void DdpState::retrain() {
         "parameters that were trained "
         "(sharded, or in backward); make the wrapper and the optimizer anew");
   }
-  find_tensors();
-  std::vector<NamedParameter> trained;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (trained_[i]) trained.push_back(parameters_[i]);
+  const auto* join = current_join();
+  if (join != nullptr && !join->options().throw_on_early_termination) {
+    throw std::logic_error(
+        "DistributedDataParallel: requires_grad, dtype or device of a "
+        "parameter was changed under join(), where ranks without inputs "
+        "cannot follow; change it before join()");
   }
-  const auto& group = options_.process_group;
+  reducer_->prepare();  // an iteration that was given up ends
+  const auto before = training_;
   try {
-    reducer_->prepare(false);  // what of an abandoned round is under way ends
-    if (group->size() > 1 && !trained.empty()) {
-      verify_same_model(parameters_, buffers_, trained, group);
+    find_tensors();
+    const auto known = std::ranges::find(
+        reducers_, training_, &decltype(reducers_)::value_type::first);
+    const auto& group = options_.process_group;
+    if (group->size() > 1 && !same_on_all_ranks(known != reducers_.end())) {
+      verify_same_model(parameters_, buffers_, trained(), group);
     }
-    // Gradients of the old buckets stay alive with their aliases.
-    make_reducer();
+    if (known != reducers_.end()) {
+      reducers_.splice(reducers_.begin(), reducers_, known);
+    } else {
+      if (low_) make_low_precision();
+      reducers_.emplace_front(training_, make_reducer());
+    }
   } catch (...) {
-    trained_.flip();  // the next forward tries again
+    training_ = before;  // the next forward tries again
     throw;
   }
+  auto& next = *reducers_.front().second;
+  next.continue_from(*reducer_);
+  reducer_ = &next;
+  // Gradients of dropped buckets stay alive with their aliases.
+  if (reducers_.size() > kMostReducers) reducers_.pop_back();
+}
+
+// Whether all ranks train the same, and have buckets for it already. Collective.
+bool DdpState::same_on_all_ranks(bool known) const {
+  const auto& group = options_.process_group;
+  Digest digest;
+  for (const auto& [name, tensor] : trained()) {
+    digest.add(name);
+    digest.add(std::string(tensor.toString()));
+  }
+  const at::Tensor mine =
+      at::tensor({static_cast<int64_t>(digest.value()), int64_t{known}},
+                 at::kLong)
+          .to(group->control_device());
+  at::Tensor all = at::empty({group->size(), 2}, mine.options());
+  all_gather_into_tensor(all, mine, {.group = group});
+  return known && (all == mine).all().item<bool>();
 }
 
 void DdpState::before_forward() {
@@ -340,7 +387,7 @@ void DdpState::before_forward() {
   }
   if (at::GradMode::is_enabled()) {
     if (trained_differ()) retrain();
-    reducer_->prepare(trains);
+    reducer_->prepare();
   }
   const auto every = options_.check_replicas_every;
   if (every > 0 && trains && current_join() == nullptr) {
@@ -351,17 +398,13 @@ void DdpState::before_forward() {
   }
   if (require_forward_buffer_sync_) broadcast_buffers(source);
   require_forward_buffer_sync_ = trains;
-  if (low_) {
-    lowered_ = low_->lower();
-    if (lowered_ && at::GradMode::is_enabled()) reducer_->hook_parameters();
-  }
+  if (low_) low_->lower_for_forward();
+  if (at::GradMode::is_enabled()) reducer_->tracker().begin_forward(trains);
 }
 
 void DdpState::after_forward() {
-  if (at::GradMode::is_enabled()) reducer_->expect_backward();
-  // Not what a forward before, whose backward is to come, has lowered.
-  if (lowered_ && !at::GradMode::is_enabled()) low_->restore();
-  lowered_ = false;
+  reducer_->tracker().end_forward();
+  if (low_) low_->restore();
 }
 
 double DdpState::divisor(const JoinRound& round,
@@ -399,7 +442,7 @@ void DdpState::broadcast_from(int rank, bool parameters, bool buffers) {
 
 void DdpState::shadow(const JoinRound& round, const JoinOptions& options) {
   if (gate_) gate_();
-  if (round.trains) reducer_->prepare(round.synchronizes);
+  if (round.trains) reducer_->prepare();
   if (require_forward_buffer_sync_) broadcast_buffers(round.active.back());
   require_forward_buffer_sync_ = round.synchronizes;
   if (!round.synchronizes) return;
@@ -434,7 +477,9 @@ void DdpState::set_sample_rate(int64_t rate) {
                            "; allowed is 1 or more"));
   }
   sample_rate_ = rate;
-  reducer_->times().set_sample_rate(rate);
+  for (auto& [training, reducer] : reducers_) {
+    reducer->times().set_sample_rate(rate);
+  }
 }
 
 }  // namespace lockstep::detail

@@ -4,14 +4,17 @@
 #include <torch/optim/optimizer.h>
 
 #include <functional>
+#include <list>
 #include <memory>
 #include <optional>
 #include <string>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "lockstep/parallel/ddp/comm_hook.h"
 #include "lockstep/parallel/ddp/ddp_options.h"
+#include "lockstep/parallel/ddp/forward_result.h"
 #include "lockstep/parallel/ddp/logging_data.h"
 #include "lockstep/parallel/ddp/reducer.h"
 #include "lockstep/parallel/join/join.h"
@@ -26,6 +29,7 @@ class DdpState final : public Joinable {
   DdpState(torch::nn::Module& module, DistributedDataParallelOptions options);
 
   // Around the module's forward. Collective if there are buffers to broadcast.
+  // returns(): what forward returned.
   class ForwardPass {
    public:
     explicit ForwardPass(DdpState& state) : state_(state) {
@@ -34,6 +38,12 @@ class DdpState final : public Joinable {
     ForwardPass(const ForwardPass&) = delete;
     ForwardPass& operator=(const ForwardPass&) = delete;
     ~ForwardPass() { state_.after_forward(); }
+    template <typename Result>
+    void returns(const Result& result) {
+      visit_tensors(result, [this](const at::Tensor& tensor) {
+        state_.reducer_->tracker().result(tensor);
+      });
+    }
 
    private:
     DdpState& state_;
@@ -62,6 +72,7 @@ class DdpState final : public Joinable {
   DDPLoggingData logging_data() const;
   void set_sample_rate(int64_t rate);
 
+  // Of the parameters that are trained now.
   Reducer& reducer() { return *reducer_; }
   const Reducer& reducer() const { return *reducer_; }
   const ProcessGroupPtr& process_group() const {
@@ -94,9 +105,12 @@ class DdpState final : public Joinable {
     return options_.forward_sync_buffers.value_or(options_.broadcast_buffers);
   }
   void find_tensors();
-  void make_reducer();
+  void make_low_precision();
+  std::vector<NamedParameter> trained() const;
+  std::unique_ptr<Reducer> make_reducer();
   bool trained_differ() const;
   void retrain();
+  bool same_on_all_ranks(bool known) const;
   void broadcast_from(int rank, bool parameters, bool buffers);
   void broadcast_buffers(int rank);
   double divisor(const JoinRound& round, const JoinOptions& options) const;
@@ -106,13 +120,22 @@ class DdpState final : public Joinable {
   // Without what is ignored; tied tensors once, by their first name.
   std::vector<NamedParameter> parameters_;
   std::vector<NamedParameter> buffers_;
-  std::vector<bool> trained_;             // by parameter
-  std::vector<at::TensorOptions> kinds_;  // dtype and device
+  // What buckets are made for, by parameter.
+  struct Training {
+    std::vector<bool> trained;  // requires grad
+    std::vector<std::pair<at::ScalarType, at::Device>> kinds;
+    bool operator==(const Training&) const = default;
+  };
+  Training training_now() const;
+  Training training_;
   std::vector<bool> sparse_;
   CommHook hook_{};
-  std::unique_ptr<Reducer> reducer_;
+  // By what was trained, the last that was used first, so that parameters may
+  // be frozen in every other step. Each holds buckets of its own.
+  static constexpr size_t kMostReducers = 4;
+  std::list<std::pair<Training, std::unique_ptr<Reducer>>> reducers_;
+  Reducer* reducer_ = nullptr;
   std::optional<LowPrecisionParameters> low_{};
-  bool lowered_ = false;  // by the forward that is under way
   std::vector<std::unique_ptr<torch::optim::Optimizer>> optimizers_;
   std::function<void()> gate_{};
   int64_t sample_rate_ = 100;

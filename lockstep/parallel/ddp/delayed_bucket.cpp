@@ -21,7 +21,7 @@ DelayedBucket::DelayedBucket(std::vector<NamedParameter> parameters,
 
 void DelayedBucket::start(double divisor) {
   at::NoGradGuard no_grad;
-  reduction_->begin(divisor);
+  reduction_->begin(++begun_, divisor);
   for (const auto& slot : bucket_.slots) {
     const auto& [name, tensor] = parameters_[slot.parameter];
     auto& grad = tensor.mutable_grad();
@@ -61,7 +61,7 @@ void DelayedBucket::shadow(double divisor) {
   for (const auto& slot : bucket_.slots) {
     parameters_[slot.parameter].tensor.mutable_grad() = slot.alias;
   }
-  reduction_->begin(divisor);
+  reduction_->begin(++begun_, divisor);
   bucket_.flat.zero_();
   reduction_->publish(0);
   reduction_->finish();

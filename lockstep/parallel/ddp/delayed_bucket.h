@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <memory>
 #include <vector>
 
@@ -18,6 +19,7 @@ class DelayedBucket {
   DelayedBucket(std::vector<NamedParameter> parameters, at::Tensor hook,
                 const ProcessGroupPtr& group);
 
+  const std::vector<NamedParameter>& parameters() const { return parameters_; }
   const at::Tensor& hook() const { return hook_; }
   // The gradients, which must be there (std::runtime_error names what is
   // missing), are taken and published. Does not block.
@@ -37,6 +39,7 @@ class DelayedBucket {
   int rank_;
   Bucket bucket_;
   std::unique_ptr<BucketReduction> reduction_;
+  int64_t begun_ = 0;
   bool started_ = false;
 };
 

@@ -72,14 +72,25 @@ class DistributedDataParallel {
   // Takes and returns what the module's forward does.
   template <typename... Args>
   decltype(auto) forward(Args&&... args) {
+    const auto call = [&]() -> decltype(auto) {
+      // A module whose forward takes Tensor& sees its argument as it is.
+      if constexpr (requires {
+                      module_->forward(
+                          state_->cast(std::forward<Args>(args))...);
+                    }) {
+        return module_->forward(state_->cast(std::forward<Args>(args))...);
+      } else {
+        return module_->forward(std::forward<Args>(args)...);
+      }
+    };
+    using Result = decltype(call());
     detail::DdpState::ForwardPass pass(*state_);
-    // A module whose forward takes Tensor& sees its argument as it is.
-    if constexpr (requires {
-                    module_->forward(state_->cast(std::forward<Args>(args))...);
-                  }) {
-      return module_->forward(state_->cast(std::forward<Args>(args))...);
+    if constexpr (std::is_void_v<Result>) {
+      call();
     } else {
-      return module_->forward(std::forward<Args>(args)...);
+      Result result = call();
+      pass.returns(result);
+      return static_cast<Result>(std::forward<Result>(result));
     }
   }
   template <typename... Args>

@@ -20,7 +20,7 @@ class HookReduction final : public BucketReduction {
         hook_(std::move(hook)),
         group_(std::move(group)) {}
 
-  void begin(double /*divisor*/) override {
+  void begin(int64_t /*iteration*/, double /*divisor*/) override {
     reclaim();
     final_ = 0;
   }

@@ -15,22 +15,19 @@ LowPrecisionParameters::LowPrecisionParameters(
   }
 }
 
-bool LowPrecisionParameters::lower() {
-  if (is_low_) return false;
-  at::NoGradGuard no_grad;
+void LowPrecisionParameters::lower(bool casts) {
+  if (depth_++ > 0) return;
+  const at::NoGradGuard no_grad;
   for (auto& [parameter, master, low] : parameters_) {
     master = parameter.variable_data();
-    low.copy_(master);
+    if (casts) low.copy_(master);
     parameter.set_data(low);
   }
-  is_low_ = true;
-  return true;
 }
 
 void LowPrecisionParameters::restore() {
-  if (!is_low_) return;
+  if (--depth_ > 0) return;
   for (auto& [parameter, master, low] : parameters_) parameter.set_data(master);
-  is_low_ = false;
 }
 
 at::Tensor cast_floating(const at::Tensor& tensor, at::ScalarType dtype) {

@@ -11,7 +11,9 @@ namespace lockstep {
 // torch.nn.parallel.distributed. What is not given keeps its dtype.
 struct MixedPrecision {
   // Of floating-point parameters, and of tensors that are arguments of
-  // forward, during forward and backward.
+  // forward, while forward and backward run; at any other time parameters are
+  // what they were, so that grad() with respect to them finds none in the
+  // graph.
   std::optional<at::ScalarType> param_dtype{};
   // Of gradients in their buckets; none: param_dtype.
   std::optional<at::ScalarType> reduce_dtype{};
@@ -19,17 +21,18 @@ struct MixedPrecision {
   std::optional<at::ScalarType> buffer_dtype{};
 };
 
-// Floating-point parameters that are of `dtype` from lower() to restore() and
-// what they were otherwise. Between the two what a graph saved of them is
-// needed; an optimizer must not step. Not for several threads.
+// Floating-point parameters that are of `dtype` while forward or backward works
+// with them, and what they were at any other time. Not for several threads.
 class LowPrecisionParameters {
  public:
   LowPrecisionParameters(const std::vector<at::Tensor>& parameters,
                          at::ScalarType dtype);
 
-  // Copies. Does nothing if they are low already; returns whether it did. Makes
-  // the parameters' gradient accumulators anew, and so does restore().
-  bool lower();
+  // For a forward: casts the parameters. For its backward: takes the last
+  // forward's casts. Calls nest: restore() belongs to each, and the outermost
+  // counts. Both ways LibTorch forgets the parameters' gradient accumulators.
+  void lower_for_forward() { lower(/*casts=*/true); }
+  void lower_for_backward() { lower(/*casts=*/false); }
   void restore();
 
  private:
@@ -38,8 +41,10 @@ class LowPrecisionParameters {
     at::Tensor master;  // its data otherwise
     at::Tensor low;
   };
+  void lower(bool casts);
+
   std::vector<Parameter> parameters_;
-  bool is_low_ = false;
+  int depth_ = 0;
 };
 
 // Floating-point tensors as `dtype`, anything else as it is.

@@ -1,15 +1,10 @@
 #include "lockstep/parallel/ddp/reducer.h"
 
+#include <ATen/ATen.h>
+
 #include <algorithm>
-#include <numeric>
 #include <stdexcept>
 #include <utility>
-
-#include <ATen/ATen.h>
-#include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/functions/accumulate_grad.h>
-#include <torch/csrc/autograd/graph_task.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include "lockstep/parallel/ddp/bucket_order.h"
 #include "lockstep/parallel/ddp/hook_reduction.h"
@@ -17,142 +12,83 @@
 namespace lockstep {
 namespace {
 
-class ReadyHook final : public torch::autograd::FunctionPostHook {
- public:
-  explicit ReadyHook(std::function<void()> ready) : ready_(std::move(ready)) {}
-  torch::autograd::variable_list operator()(
-      const torch::autograd::variable_list& outputs,
-      const torch::autograd::variable_list& /*inputs*/) override {
-    ready_();
-    return outputs;
-  }
+std::vector<NamedParameter> named(
+    const std::vector<TrainedParameter>& parameters) {
+  std::vector<NamedParameter> all;
+  for (const auto& parameter : parameters) all.push_back(parameter.named);
+  return all;
+}
 
- private:
-  std::function<void()> ready_;
-};
+std::vector<bool> sparse(const std::vector<TrainedParameter>& parameters) {
+  std::vector<bool> all;
+  for (const auto& parameter : parameters) all.push_back(parameter.sparse);
+  return all;
+}
+
+[[noreturn]] void refuse_beside_sharing(const std::string& what) {
+  throw std::invalid_argument(
+      "DistributedDataParallel: another wrapper averages some of the "
+      "parameters, too, beside which " +
+      what +
+      " is not possible; put the modules that share them into one, and wrap "
+      "that");
+}
 
 }  // namespace
 
 Reducer::Reducer(std::vector<TrainedParameter> parameters,
-                 ProcessGroupPtr group, ReducerOptions options)
+                 ProcessGroupPtr group, ReducerOptions options,
+                 const void* owner)
     : group_(std::move(group)),
       options_(std::move(options)),
+      gradients_(named(parameters), sparse(parameters), group_,
+                 {.views = options_.gradient_as_bucket_view,
+                  .reduce_dtype = options_.reduce_dtype}),
+      readiness_(parameters.size(), options_.static_graph),
+      tracker_(BackwardTracker::make(*this, gradients_.tensors(), owner)),
       divisor_(group_->size()),
-      places_(parameters.size()),
-      excluded_(parameters.size()),
       used_(parameters.size()) {
-  for (auto& [named, sparse] : parameters) {
-    dtypes_.push_back(named.tensor.scalar_type());
-    parameters_.push_back(std::move(named));
-    sparse_.push_back(sparse);
-  }
-  if (options_.check_for_nan_in_grad) check_.emplace(parameters_, group_);
-  set_buckets(first_buckets(tensors(), bucketed(), options_.first_limits));
-  hook_parameters();
+  if (options_.check_for_nan_in_grad) check_.emplace(this->parameters(), group_);
+  set_buckets(
+      first_buckets(gradients_.tensors(), bucketed(), options_.first_limits));
+  tracker_->watch();
 }
 
-Reducer::~Reducer() {
-  for (auto& hook : hooks_) hook.accumulator->del_post_hook(hook.key);
-}
-
-void Reducer::hook_parameters() {
-  for (auto& hook : hooks_) hook.accumulator->del_post_hook(hook.key);
-  hooks_.clear();
-  auto add = [this](const at::Tensor& parameter, std::function<void()> call) {
-    // The accumulator is kept: a parameter holds its own only weakly, and the
-    // hook would go with it.
-    auto accumulator = torch::autograd::impl::grad_accumulator(parameter);
-    auto key = accumulator->add_post_hook(
-        std::make_unique<ReadyHook>(std::move(call)));
-    hooks_.push_back({std::move(accumulator), key});
-  };
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    add(parameters_[i].tensor, [this, i] { on_gradient(i); });
-  }
-  place_gradients();
-  if (delayed_) {
-    add(delayed_->hook(), [this] {
-      std::lock_guard lock(mutex_);
-      if (!synchronize_) return;
-      enter_backward();
-      delayed_->start(divisor_);
-    });
-  }
-}
+Reducer::~Reducer() { tracker_->detach(); }
 
 // Of the default group, as all messages say it.
 std::string Reducer::this_rank() const {
   return "rank " + std::to_string(group_->global_rank(group_->rank()));
 }
 
-std::vector<at::Tensor> Reducer::tensors() const {
-  std::vector<at::Tensor> all;
-  for (const auto& parameter : parameters_) all.push_back(parameter.tensor);
-  return all;
-}
-
 std::vector<size_t> Reducer::bucketed() const {
   std::vector<size_t> indices;
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (!sparse_[i] && !excluded_[i]) indices.push_back(i);
+  for (size_t i = 0; i < parameters().size(); ++i) {
+    if (!gradients_.is_sparse(i) && !readiness_.is_excluded(i)) {
+      indices.push_back(i);
+    }
   }
   return indices;
 }
 
-void Reducer::set_buckets(const std::vector<std::vector<size_t>>& buckets) {
-  // First: it works on the buckets.
-  reduction_.reset();
-  buckets_.clear();
-  for (auto& place : places_) place.bucket = Place::kNone;
-  for (const auto& members : buckets) {
-    buckets_.push_back(make_bucket(parameters_, members, group_,
-                                   options_.reduce_dtype, places_gradients()));
-    const auto& slots = buckets_.back().slots;
-    for (size_t slot = 0; slot < slots.size(); ++slot) {
-      auto& place = places_[slots[slot].parameter];
-      place.bucket = buckets_.size() - 1;
-      place.slot = slot;
-    }
-  }
+void Reducer::set_buckets(const std::vector<std::vector<size_t>>& members) {
+  reduction_.reset();  // first: it works on the buckets
+  gradients_.arrange(members);
   connect();
-  if (!hooks_.empty()) place_gradients();
-  reset_backward();
 }
 
 // What reduces the buckets that there are.
 void Reducer::connect() {
   if (hook_) {
-    reduction_ = hook_buckets(buckets_, parameters_, hook_, group_);
-    return;
-  }
-  if (buckets_.empty()) {  // all sparse, or delayed
+    reduction_ =
+        hook_buckets(gradients_.buckets(), parameters(), hook_, group_);
+  } else if (gradients_.buckets().empty()) {  // all sparse, or delayed
     reduction_ = all_reduce_buckets({}, group_);
-    return;
+  } else {
+    reduction_ = make_bucket_reduction(
+        gradients_.reduced_buckets(),
+        gradients_.is_sharded() ? Results::owned : Results::everywhere, group_);
   }
-  std::vector<ReducedBucket> reduced;
-  for (const auto& bucket : buckets_) {
-    auto& one = reduced.emplace_back(ReducedBucket{.flat = bucket.flat});
-    if (owned_.empty()) continue;
-    auto own = [&ranges = one.owned](int64_t begin, int64_t end) {
-      if (begin == end) return;
-      if (!ranges.empty() && ranges.back().end == begin) {
-        ranges.back().end = end;
-      } else {
-        ranges.push_back({begin, end});
-      }
-    };
-    int64_t behind = 0;
-    for (const auto& [parameter, offset, alias] : bucket.slots) {
-      // The zeros before large parameters are someone's, too.
-      if (group_->rank() == 0) own(behind, offset);
-      own(offset + owned_[parameter].begin, offset + owned_[parameter].end);
-      behind = offset + alias.numel();
-    }
-  }
-  const bool is_sharded = !owned_.empty();
-  reduction_ = make_bucket_reduction(
-      std::move(reduced), is_sharded ? Results::owned : Results::everywhere,
-      group_);
 }
 
 void Reducer::register_comm_hook(CommHook hook) {
@@ -161,248 +97,219 @@ void Reducer::register_comm_hook(CommHook hook) {
         "register_comm_hook: there is a communication hook already; register "
         "one, which may call others");
   }
-  if (!owned_.empty()) {
+  if (gradients_.is_sharded()) {
     throw std::logic_error(
         "register_comm_hook: gradients are reduced in shards for a sharded "
         "optimizer; a hook needs whole buckets: construct "
         "ZeroRedundancyOptimizer from the parameters instead");
   }
-  if (steps() != 0 || in_backward_) {
+  if (steps_ != 0 || readiness_.is_collecting()) {
     throw std::logic_error(
         "register_comm_hook: training has begun; register the hook before the "
         "first backward");
   }
   hook_ = std::move(hook);
-  set_buckets(first_buckets(tensors(), bucketed(), options_.first_limits));
+  connect();
 }
 
 void Reducer::delay(DelayedBucket delayed) {
   delayed_.emplace(std::move(delayed));
-  hook_parameters();
+  // That another wrapper averages them, too, is found out.
+  for (const auto& parameter : delayed_->parameters()) {
+    tracker_->watch_also(parameter.tensor, [] {});
+  }
+  tracker_->watch_also(delayed_->hook(), [this] { delayed_->start(divisor_); });
 }
 
 void Reducer::shard(std::vector<ElementRange> owned, IsStepped is_stepped) {
   if (hook_) {
     throw std::logic_error(
-        "gradients cannot be sharded behind a communication hook, which "
-        "reduces whole buckets: construct ZeroRedundancyOptimizer from the "
-        "parameters instead");
+        "gradients cannot be sharded where a communication hook reduces whole "
+        "buckets: construct ZeroRedundancyOptimizer from the parameters "
+        "instead");
   }
-  owned_ = std::move(owned);
+  refuse_shared("a sharded optimizer");
+  gradients_.own(std::move(owned));
   is_stepped_ = std::move(is_stepped);
   connect();
 }
 
-void Reducer::prepare(bool synchronize) {
-  std::lock_guard lock(mutex_);
-  // Left over where an exception ended the last backward.
-  if (in_backward_) give_up_backward();
-  graph_task_ = -1;
-  open_tasks_ = 0;
-  placement_.disarm();
-  // Backward may accumulate in the buckets before the first hook is called.
+void Reducer::on_final(OnFinal callback) {
+  refuse_shared("an optimizer that steps in backward");
+  on_final_ = std::move(callback);
+}
+
+void Reducer::around_graphs(std::function<void()> entered,
+                            std::function<void()> left) {
+  refuse_shared("mixed_precision.param_dtype");
+  entered_ = std::move(entered);
+  left_ = std::move(left);
+}
+
+void Reducer::refuse_shared(const char* what) const {
+  if (gradients_.any_shared()) refuse_beside_sharing(what);
+}
+
+void Reducer::parameter_shared(size_t parameter) {
+  if (parameter < parameters().size()) gradients_.share(parameter);
+  const char* what = parameter >= parameters().size() || delayed_
+                         ? "delay_all_reduce_named_params"
+                     : gradients_.is_sharded() ? "a sharded optimizer"
+                     : on_final_ ? "an optimizer that steps in backward"
+                     : entered_  ? "mixed_precision.param_dtype"
+                                 : nullptr;
+  if (what != nullptr) refuse_beside_sharing(what);
+}
+
+void Reducer::continue_from(const Reducer& before) {
+  steps_ = before.steps_;
+  begun_ = before.begun_;
+}
+
+void Reducer::prepare() {
+  tracker_->require_idle();
+  const std::lock_guard lock(tracker_->mutex());
+  // Backward may accumulate in the buckets before the reduction begins.
   reduction_->reclaim();
   if (delayed_) delayed_->reclaim();
   // Under no_sync, too, as Python does.
   if (may_rebuild()) rebuild_buckets();
-  synchronize_ = synchronize;
   times_.forward_begins();
 }
 
-void Reducer::expect_backward() {
-  if (synchronize_) placement_.arm();
-}
-
 bool Reducer::may_rebuild() const {
-  return !rebuilt_ && times_.iteration() > 0 &&
+  return !rebuilt_ && !readiness_.is_collecting() && times_.iteration() > 0 &&
          (!searches_unused() || options_.skip_all_reduce_unused_params);
 }
 
 void Reducer::rebuild_buckets() {
-  Span span("ddp", "rebuild_buckets");
+  const Span span("ddp", "rebuild_buckets");
   rebuilt_ = true;
-  if (options_.skip_all_reduce_unused_params) excluded_ = unused_everywhere_;
-  auto order = last_ready_order_;
-  std::erase_if(order, [&](size_t i) { return sparse_[i] || excluded_[i]; });
+  if (options_.skip_all_reduce_unused_params) {
+    readiness_.exclude(unused_everywhere_);
+  }
+  auto order = readiness_.last_order();
+  std::erase_if(order, [&](size_t i) {
+    return gradients_.is_sparse(i) || readiness_.is_excluded(i);
+  });
   // Those that were unused, on this rank at least.
   auto members = bucketed();
   for (auto at = members.rbegin(); at != members.rend(); ++at) {
     if (std::ranges::find(order, *at) == order.end()) order.push_back(*at);
   }
   if (order.empty()) return set_buckets({});
-  auto agreed =
-      order_of_rank_zero(assign_buckets(tensors(), order, options_.limits),
-                         parameters_[order[0]].tensor.device(), group_);
-  // Gradients that are still wanted (accumulation) move along.
-  auto old_buckets = std::move(buckets_);
-  auto old_places = places_;
-  reduction_.reset();
-  set_buckets(agreed);
-  at::NoGradGuard no_grad;
-  for (size_t i : members) {
-    auto& grad = parameters_[i].tensor.mutable_grad();
-    const auto& old = old_places[i];
-    const auto& old_alias = old_buckets[old.bucket].slots[old.slot].alias;
-    const bool is_shard = is_left_shard(i);
-    if (!grad.defined() || !same_memory(grad, old_alias)) continue;
-    auto& alias = buckets_[places_[i].bucket].slots[places_[i].slot].alias;
-    alias.copy_(grad);
-    grad = alias;
-    if (is_shard) remember_shard(i);
-  }
-}
-
-void Reducer::reset_backward() {
-  in_backward_ = false;
-  placement_.disarm();
-  displaced_.clear();
-  graph_task_ = -1;
-  open_tasks_ = 0;
-  backward_span_.reset();
-  next_bucket_ = delivered_ = 0;
-  missing_ = 0;
-  pending_.clear();
-  for (const auto& bucket : buckets_) pending_.push_back(bucket.slots.size());
-  for (size_t i = 0; i < places_.size(); ++i) {
-    auto& place = places_[i];
-    place.ready = excluded_[i];
-    place.unused = false;
-    place.calls = 0;
-    if (!place.ready) ++missing_;
-  }
-  ready_order_.clear();
-}
-
-// Peers may still write results of this round into the buckets, so no gradient
-// may stay there.
-void Reducer::give_up_backward() {
-  for (const auto& bucket : buckets_) {
-    for (const auto& slot : bucket.slots) {
-      auto& grad = parameters_[slot.parameter].tensor.mutable_grad();
-      if (grad.defined() && same_memory(grad, slot.alias)) grad.reset();
-    }
-  }
-  if (delayed_) delayed_->give_up();
-  if (check_) check_->forget();
-  reset_backward();
-  if (on_backward_end_) on_backward_end_();
+  set_buckets(order_of_rank_zero(
+      assign_buckets(gradients_.tensors(), order, options_.limits),
+      parameters()[order[0]].tensor.device(), group_));
 }
 
 void Reducer::drop_gradients() {
-  for (const auto& parameter : parameters_) {
+  for (const auto& parameter : parameters()) {
     parameter.tensor.mutable_grad().reset();
   }
   if (delayed_) delayed_->give_up();
 }
 
-void Reducer::start_round() {
-  in_backward_ = true;
+void Reducer::begin_reduction() {
   times_.backward_begins();
   if (Span::observed()) {
     backward_span_.emplace(
         "ddp", "backward",
         std::initializer_list<SpanAttribute>{
             {"group", group_->name()},
-            {"buckets", static_cast<int64_t>(buckets_.size())}});
+            {"buckets", static_cast<int64_t>(gradients_.buckets().size())}});
   }
-  reduction_->begin(divisor_);
+  next_bucket_ = delivered_ = 0;
+  pending_.clear();
+  for (const auto& bucket : gradients_.buckets()) {
+    pending_.push_back(bucket.slots.size());
+  }
+  reduction_->begin(++begun_, divisor_);
   factor_ = reduction_->contribution_factor();
 }
 
-// Has end_backward() called behind the last gradient of the backward pass that
-// is under way, on the thread that called backward().
-void Reducer::await_end() {
-  const int task = torch::autograd::get_current_graph_task_id();
-  if (task == graph_task_) return;
-  graph_task_ = task;
-  ++open_tasks_;
-  torch::autograd::Engine::get_default_engine().queue_callback(
-      [this] { end_backward(); });
-}
-
-// The first gradient of a backward, or of one nested in it.
-void Reducer::enter_backward() {
-  await_end();
-  if (in_backward_) return;
-  start_round();
-  if (searches_unused()) mark_unreachable();
-  if (options_.static_graph && learnt_) {
-    for (size_t i = 0; i < places_.size(); ++i) {
-      if (places_[i].expected_calls == 0) mark_unused(i);
+void Reducer::backward_begins() {
+  refuse_left_shards(std::nullopt);
+  readiness_.begin();
+  try {
+    begin_reduction();
+    for (size_t i = 0; i < parameters().size(); ++i) {
+      if (readiness_.is_never_used(i)) set_unused(i);
     }
+    if (!searches_unused()) return;
+    // What this backward will not come to. Neither the module's outputs nor
+    // what of them the loss uses have to be known for that.
+    const auto reachable = tracker_->reachable();
+    // Else nested passes bring them (the whole module is checkpointed).
+    if (std::ranges::find(reachable, true) == reachable.end()) return;
+    for (size_t i = 0; i < reachable.size(); ++i) {
+      if (!reachable[i]) set_unused(i);
+    }
+  } catch (...) {
+    give_up();
+    throw;
   }
 }
 
-// What this backward will not come to. It knows its nodes, so neither the
-// module's outputs nor what of them the loss uses have to be known.
-void Reducer::mark_unreachable() {
-  const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
-  if (nodes == nullptr) return;  // those that stay out are seen at the end
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (!nodes->contains(hooks_[i].accumulator.get())) mark_unused(i);
-  }
+void Reducer::set_unused(size_t parameter) {
+  if (readiness_.set_unused(parameter)) mark_ready(parameter);
 }
 
-void Reducer::mark_unused(size_t parameter) {
-  if (places_[parameter].ready) return;
-  places_[parameter].unused = true;
-  mark_ready(parameter);
-}
-
-void Reducer::on_gradient(size_t parameter) {
-  std::lock_guard lock(mutex_);
-  if (needs_used_map()) used_[parameter] = 1;
-  if (!synchronize_) {
-    refuse_left_shards(parameter);
-    if (on_backward_end_) await_end();
-    return;
-  }
+void Reducer::gradient_accumulated(size_t parameter) {
   refuse_left_shards(parameter);
-  enter_backward();
-  auto& place = places_[parameter];
-  ++place.calls;
-  if (counts_calls()) {
-    ready_order_.push_back(parameter);  // its last one counts
-    return;
+  if (needs_used_map()) used_[parameter] = 1;
+  switch (readiness_.count(parameter)) {
+    case Readiness::Gradient::awaits_more:
+      return;
+    case Readiness::Gradient::surplus:
+      refuse_surplus(parameter);
+    case Readiness::Gradient::ready:
+      mark_ready(parameter);
+      publish_ready_buckets();
   }
-  if (options_.static_graph && place.calls < place.expected_calls) return;
-  if (place.ready) {
-    const auto& name = parameters_[parameter].name;
-    const bool excluded = excluded_[parameter];
-    const bool unused = place.unused;
-    give_up_backward();
-    throw std::runtime_error(
-        this_rank() + ": the gradient of '" + name + "' " +
-        (excluded ? "came, though the first backward did not use it and "
-                    "skip_all_reduce_unused_params says that it stays so"
-         : unused ? "came in a nested backward pass, which "
-                    "find_unused_parameters cannot see beforehand; if the "
-                    "graph is the same each time, set static_graph"
-                  : "became ready twice in one backward; a parameter may take "
-                    "part in nested backward passes (checkpointed parts that "
-                    "share it) only with static_graph"));
-  }
-  mark_ready(parameter);
-  publish_ready_buckets();
+}
+
+void Reducer::local_gradient(size_t parameter, bool ours) {
+  if (ours && needs_used_map()) used_[parameter] = 1;
+  refuse_left_shards(parameter);
+}
+
+void Reducer::refuse_surplus(size_t parameter) const {
+  throw std::runtime_error(
+      this_rank() + ": the gradient of '" + parameters()[parameter].name +
+      "' " +
+      (readiness_.is_excluded(parameter)
+           ? "came, though the first backward did not use it and "
+             "skip_all_reduce_unused_params says that it stays so"
+       : readiness_.is_unused(parameter)
+           ? "came in a nested backward pass, which find_unused_parameters "
+             "cannot see beforehand; if the graph is the same each time, set "
+             "static_graph"
+           : "became ready twice in one backward; a parameter may take part in "
+             "nested backward passes (checkpointed parts that share it) only "
+             "with static_graph"));
 }
 
 void Reducer::mark_ready(size_t parameter) {
-  auto& place = places_[parameter];
-  place.ready = true;
-  --missing_;
-  if (missing_ == 0) times_.last_gradient();
-  if (!place.unused && !counts_calls()) ready_order_.push_back(parameter);
-  if (place.bucket == Place::kNone) return;
-  if (options_.batched_grad_copy || take_gradient(parameter)) {
-    --pending_[place.bucket];
+  if (readiness_.awaited() == 0) times_.last_gradient();
+  if (!gradients_.has_place(parameter)) return;
+  if (!options_.batched_grad_copy) {
+    gradients_.take(parameter, factor_, readiness_.is_unused(parameter));
   }
+  --pending_[gradients_.bucket_of(parameter)];
 }
 
 void Reducer::publish_ready_buckets() {
-  while (next_bucket_ < buckets_.size() && pending_[next_bucket_] == 0) {
-    const auto& bucket = buckets_[next_bucket_];
-    if (options_.batched_grad_copy) take_batch(bucket);
-    if (check_) check_->look(bucket);
+  // Two wrappers in one backward: one after the other.
+  if (gradients_.any_shared() && tracker_->is_averaging()) return;
+  const auto& buckets = gradients_.buckets();
+  while (next_bucket_ < buckets.size() && pending_[next_bucket_] == 0) {
+    if (options_.batched_grad_copy) {
+      gradients_.take_batch(next_bucket_, factor_, [this](size_t parameter) {
+        return readiness_.is_unused(parameter);
+      });
+    }
+    if (check_) check_->look(buckets[next_bucket_]);
     times_.bucket_published();
     reduction_->publish(next_bucket_++);
   }
@@ -410,79 +317,249 @@ void Reducer::publish_ready_buckets() {
   if (!delivers_at_end()) deliver(final_buckets);
 }
 
-void Reducer::end_backward() {
-  std::lock_guard lock(mutex_);
-  if (open_tasks_ == 0) return;  // given up
-  graph_task_ = -1;
-  // The end of a backward pass within another, which comes here, too.
-  if (--open_tasks_ > 0) return;
-  if (!in_backward_) {  // no_sync
-    if (torch::autograd::get_current_node() == nullptr) on_backward_end_();
-    return;
-  }
-  if (missing_ != 0) {
-    // Within another of which no gradient came yet.
-    if (torch::autograd::get_current_node() != nullptr) return;
-    if (counts_calls()) {
-      learn_static_graph();
-    } else if (searches_unused()) {
-      for (size_t i = 0; i < places_.size(); ++i) mark_unused(i);
-      publish_ready_buckets();
-    } else {
-      auto names = names_without_gradient();
-      give_up_backward();
-      throw std::runtime_error(
-          this_rank() + ": backward ended without a gradient for " + names +
-          "; every parameter that requires grad must take part in the loss on "
-          "every rank. Set find_unused_parameters, or static_graph if it is "
-          "the same each time; requires_grad_(false) leaves one out");
+void Reducer::backward_ends() {
+  try {
+    if (readiness_.awaited() != 0) {
+      if (readiness_.learns()) {
+        readiness_.learn();
+        for (size_t i = 0; i < parameters().size(); ++i) {
+          if (!readiness_.is_excluded(i)) mark_ready(i);
+        }
+      } else if (searches_unused()) {
+        for (size_t i = 0; i < parameters().size(); ++i) set_unused(i);
+      } else {
+        refuse_missing();
+      }
     }
+    publish_ready_buckets();
+    readiness_.end();
+    finish();
+  } catch (...) {
+    give_up();
+    throw;
   }
-  finish();
 }
 
-// How often each parameter's hook was called, and in which order for the last
-// time. All gradients go out together, this once.
-void Reducer::learn_static_graph() {
-  std::vector<size_t> order;
-  for (auto at = ready_order_.rbegin(); at != ready_order_.rend(); ++at) {
-    if (std::ranges::find(order, *at) == order.end()) order.push_back(*at);
+void Reducer::refuse_missing() const {
+  constexpr int kMostNames = 5;
+  std::string names;
+  int count = 0;
+  for (size_t i = 0; i < parameters().size(); ++i) {
+    if (readiness_.is_ready(i)) continue;
+    if (++count <= kMostNames) {
+      names += (names.empty() ? "'" : ", '") + parameters()[i].name + "'";
+    }
   }
-  std::ranges::reverse(order);
-  ready_order_ = std::move(order);
-  for (size_t i = 0; i < places_.size(); ++i) {
-    places_[i].expected_calls = places_[i].calls;
-    places_[i].unused = places_[i].calls == 0;
-    mark_ready(i);
+  if (count > kMostNames) {
+    names += " and " + std::to_string(count - kMostNames) + " more";
   }
-  publish_ready_buckets();
+  throw std::runtime_error(
+      this_rank() + ": backward ended without a gradient for " + names +
+      "; every parameter that requires grad must take part in the loss on "
+      "every rank. Set find_unused_parameters, or static_graph if it is "
+      "the same each time; requires_grad_(false) leaves one out");
+}
+
+// Where a backward would add to gradients of which this rank has its own part
+// only. `accumulated`: it has added to that one; the first of a backward shows
+// whether the others were left as they were.
+void Reducer::refuse_left_shards(std::optional<size_t> accumulated) {
+  if (!gradients_.is_sharded()) return;
+  const auto left = gradients_.left_shard(is_stepped_, accumulated);
+  if (accumulated || left) gradients_.forget_shards();
+  if (!left) return;
+  throw std::logic_error(
+      this_rank() + ": the gradient of '" + parameters()[*left].name +
+      "' still stands from the backward before; what a sharded optimizer "
+      "steps is averaged only in each rank's part, so that nothing can be "
+      "added to it: call zero_grad() before the next backward, and "
+      "accumulate under no_sync() before the one that averages");
+}
+
+void Reducer::backward_given_up() { give_up(); }
+
+// Peers may still write results into the buckets, so no gradient may stay
+// there.
+void Reducer::give_up() {
+  gradients_.abandon();
+  if (delayed_) delayed_->give_up();
+  if (check_) check_->forget();
+  backward_span_.reset();
+  readiness_.give_up();
+}
+
+void Reducer::graph_entered() {
+  if (entered_) entered_();
+}
+
+void Reducer::graph_left() {
+  if (left_) left_();
 }
 
 void Reducer::finish() {
-  try {
-    if (!shadows_) take_displaced();
-    {
-      // What of the communication the computation did not hide.
-      Span wait_span("ddp", "wait");
-      reduction_->finish();
+  {
+    // What of the communication the computation did not hide.
+    const Span wait_span("ddp", "wait");
+    reduction_->finish();
+  }
+  finish_sparse();
+  if (delayed_) delayed_->finish();
+  if (needs_used_map()) finish_used_map();
+  if (check_) check_->agree(steps_);
+  deliver(gradients_.buckets().size());
+  deliver_sparse();
+  times_.backward_ended();
+  ++steps_;
+  if (gradients_.is_sharded()) gradients_.remember_shards();
+  backward_span_.reset();
+}
+
+void Reducer::finish_sparse() {
+  const at::NoGradGuard no_grad;
+  sparse_missing_.assign(parameters().size(), false);
+  for (size_t i = 0; i < parameters().size(); ++i) {
+    if (!gradients_.is_sparse(i)) continue;
+    const auto& tensor = parameters()[i].tensor;
+    auto& grad = tensor.mutable_grad();
+    sparse_missing_[i] = !grad.defined();
+    auto sum =
+        shadows_ || !grad.defined()
+            ? at::zeros(
+                  tensor.sizes(),
+                  tensor.options().requires_grad(false).layout(c10::kSparse))
+        : grad.is_sparse() ? grad.coalesce()
+                           : grad.to_sparse();
+    if (check_) check_->look(i, sum._values());
+    if (options_.reduce_dtype) sum = sum.to(*options_.reduce_dtype);
+    if (group_->size() > 1) {
+      sum = at::mul(sum, at::scalar_tensor(1 / divisor_, at::kDouble));
+      all_reduce(sum, {.group = group_});
     }
-    finish_sparse();
-    if (delayed_) delayed_->finish();
-    if (needs_used_map()) finish_used_map();
-    if (check_) check_->agree(steps());
-    deliver(buckets_.size());
-    deliver_sparse();
-    restore_displaced();
+    grad = sum.to(gradients_.dtype(i));
+  }
+}
+
+// Which parameters some rank used. The others keep what gradient they had.
+void Reducer::finish_used_map() {
+  auto map = at::tensor(used_, at::kInt);
+  if (group_->size() > 1) {
+    auto reduced = map.to(group_->control_device());
+    all_reduce(reduced, {.group = group_});
+    map = reduced.cpu();
+  }
+  const auto* counts = map.const_data_ptr<int>();
+  unused_everywhere_.assign(parameters().size(), false);
+  for (size_t i = 0; i < parameters().size(); ++i) {
+    unused_everywhere_[i] = counts[i] == 0;
+    if (gradients_.is_sparse(i) && unused_everywhere_[i] &&
+        sparse_missing_[i]) {
+      parameters()[i].tensor.mutable_grad().reset();
+    }
+  }
+  if (!shadows_) {
+    used_differently_ |= !last_used_.empty() && last_used_ != used_;
+    last_used_ = used_;
+  }
+  std::ranges::fill(used_, 0);
+}
+
+// Hands the results of the buckets before `final_buckets` out.
+void Reducer::deliver(size_t final_buckets) {
+  const bool nothing_to_do = gradients_.all_views() && !on_final_ &&
+                             !needs_used_map() && !shadows_ &&
+                             !options_.static_graph;
+  if (nothing_to_do) return;
+  std::vector<size_t> final_parameters;
+  for (; delivered_ < final_buckets; ++delivered_) {
+    final_parameters.clear();
+    for (const auto& slot : gradients_.buckets()[delivered_].slots) {
+      if (!unused_everywhere_.empty() && unused_everywhere_[slot.parameter]) {
+        continue;
+      }
+      gradients_.give(slot.parameter);
+      final_parameters.push_back(slot.parameter);
+    }
+    if (on_final_) on_final_(final_parameters);
+  }
+}
+
+void Reducer::deliver_sparse() {
+  if (!on_final_) return;
+  std::vector<size_t> final_parameters;
+  for (size_t i = 0; i < parameters().size(); ++i) {
+    if (gradients_.is_sparse(i) && parameters()[i].tensor.grad().defined()) {
+      final_parameters.push_back(i);
+    }
+  }
+  if (!final_parameters.empty()) on_final_(final_parameters);
+}
+
+void Reducer::shadow_backward() {
+  const std::lock_guard lock(tracker_->mutex());
+  struct Shadowing {
+    bool& flag;
+    ~Shadowing() { flag = false; }
+  } shadowing{shadows_};
+  shadows_ = true;
+  try {
+    begin_reduction();
+    const at::NoGradGuard no_grad;
+    for (size_t bucket = 0; bucket < gradients_.buckets().size(); ++bucket) {
+      gradients_.buckets()[bucket].flat.zero_();
+      reduction_->publish(bucket);
+    }
+    if (delayed_) delayed_->shadow(divisor_);
+    finish();
   } catch (...) {
-    give_up_backward();
+    give_up();
     throw;
   }
-  times_.backward_ended();
-  if (!owned_.empty()) remember_shards();
-  last_ready_order_ = std::move(ready_order_);
-  if (options_.static_graph && !shadows_) learnt_ = true;
-  reset_backward();
-  if (on_backward_end_) on_backward_end_();
+}
+
+std::vector<std::vector<std::string>> Reducer::bucket_names() const {
+  const std::lock_guard lock(tracker_->mutex());
+  std::vector<std::vector<std::string>> names;
+  for (const auto& bucket : gradients_.buckets()) {
+    auto& list = names.emplace_back();
+    for (const auto& slot : bucket.slots) {
+      list.push_back(parameters()[slot.parameter].name);
+    }
+  }
+  return names;
+}
+
+void Reducer::describe(DDPLoggingData& data) const {
+  const std::lock_guard lock(tracker_->mutex());
+  data.bucket_cap_bytes = options_.limits;
+  data.find_unused_parameters = options_.find_unused_parameters;
+  data.gradient_as_bucket_view = options_.gradient_as_bucket_view;
+  data.static_graph = options_.static_graph;
+  data.comm_hook = hook_ ? "user" : "allreduce";
+  data.num_parameter_tensors = static_cast<int64_t>(parameters().size());
+  for (const auto& [name, tensor] : parameters()) {
+    data.total_parameter_size_bytes += static_cast<int64_t>(tensor.nbytes());
+    const std::string dtype = c10::toString(tensor.scalar_type());
+    if (std::ranges::find(data.dtypes, dtype) == data.dtypes.end()) {
+      data.dtypes.push_back(dtype);
+    }
+  }
+  data.num_buckets = static_cast<int64_t>(gradients_.buckets().size());
+  for (const auto& bucket : gradients_.buckets()) {
+    data.bucket_sizes.push_back(static_cast<int64_t>(bucket.flat.nbytes()));
+    auto& members = data.per_bucket_param_indices.emplace_back();
+    for (const auto& slot : bucket.slots) members.push_back(slot.parameter);
+  }
+  data.has_rebuilt_buckets = rebuilt_;
+  data.prev_iteration_grad_ready_order_indices = readiness_.last_order();
+  for (size_t i = 0; i < unused_everywhere_.size(); ++i) {
+    if (unused_everywhere_[i]) {
+      data.unused_parameter_size +=
+          static_cast<int64_t>(parameters()[i].tensor.nbytes());
+    }
+  }
+  data.can_set_static_graph = options_.static_graph || !used_differently_;
+  times_.describe(data);
+  data.iteration = steps_;
 }
 
 }  // namespace lockstep

@@ -1,11 +1,7 @@
 #pragma once
 
-#include <torch/csrc/autograd/variable.h>
-
 #include <functional>
-#include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -14,12 +10,14 @@
 #include "lockstep/comm/bucket_reduction.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/process_group.h"
+#include "lockstep/parallel/ddp/backward_tracker.h"
 #include "lockstep/parallel/ddp/buckets.h"
 #include "lockstep/parallel/ddp/comm_hook.h"
 #include "lockstep/parallel/ddp/delayed_bucket.h"
+#include "lockstep/parallel/ddp/gradient_buckets.h"
 #include "lockstep/parallel/ddp/gradient_check.h"
-#include "lockstep/parallel/ddp/gradient_placement.h"
 #include "lockstep/parallel/ddp/logging_data.h"
+#include "lockstep/parallel/ddp/readiness.h"
 
 namespace lockstep {
 
@@ -43,21 +41,22 @@ struct TrainedParameter {
   bool sparse{false};  // its gradient is
 };
 
-// Averages gradients over the ranks of a group while backward computes them.
+// Averages gradients over the ranks of a group while backward computes them:
+// publishes each bucket when its gradients are ready, and finishes what is left
+// at the end of backward. It stands on three concepts, a class each: whose a
+// backward is and when it ends (backward_tracker.h), which gradients are ready
+// (readiness.h), and where gradients live (gradient_buckets.h). What moves the
+// buckets is a BucketReduction.
 //
-// A hook on each parameter marks its gradient ready. The gradient lies in a
-// bucket: either autograd accumulated it there (.grad is an alias into the
-// bucket), or, after zero_grad(set_to_none=true), it is a fresh tensor. A large
-// one on the CPU was computed in the bucket (gradient_placement.h), others are
-// copied there, and .grad becomes the alias again. The last ready parameter
-// of a bucket publishes it (bucket_reduction.h); each hook goes on with what
-// all ranks have published, and the end of backward waits for the rest.
+// The last ready parameter of a bucket publishes it; each gradient goes on with
+// what all ranks have published, and the end of backward waits for the rest.
 // Buckets are published in their order on every rank, whatever the order of
-// readiness.
+// readiness. Where another wrapper averages some of the parameters, all are
+// published at the end, so that two wrappers do not mix their collectives.
 //
 // The first backward has one bucket for each dtype and device: in which order
-// gradients become ready is not known yet. Behind the first synchronised
-// backward buckets are made once more, in the order in which rank 0's became
+// gradients become ready is not known yet. After the first backward that
+// averaged, buckets are made once more, in the order in which rank 0's became
 // ready, as large as the limits say. (Not with find_unused_parameters, as in
 // Python, where that order may be another each time.)
 //
@@ -68,23 +67,24 @@ struct TrainedParameter {
 // are those of Python's DistributedDataParallel (its gradient reducer) for
 // dense gradients, so that Python ranks may stand in the group.
 //
-// Threads: the methods are for the thread that trains; hooks run on autograd's.
-class Reducer {
+// Threads: the methods are for the thread that trains; the listener's are
+// called in autograd's.
+class Reducer final : private BackwardListener {
  public:
   // `parameters`: leaves that require grad, the same on every rank (see
-  // verify_same_model). Collective.
+  // verify_same_model). `owner`: the wrapper; its reducers do not count as
+  // others of each other. Collective.
   Reducer(std::vector<TrainedParameter> parameters, ProcessGroupPtr group,
-          ReducerOptions options);
+          ReducerOptions options, const void* owner);
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
-  ~Reducer();
+  ~Reducer() override;
 
-  // Before each forward. `synchronize`: whether the backward that follows is to
-  // average, or only accumulates on this rank (no_sync). Collective when it
-  // rebuilds the buckets: behind the first backward that averaged.
-  void prepare(bool synchronize);
-  // Behind the forward, if a backward is to follow.
-  void expect_backward();
+  // Before each forward in grad mode. Collective when it makes the buckets
+  // anew: after the first backward that averaged.
+  void prepare();
+  // Where forward runs (BackwardTracker::begin_forward() and on).
+  BackwardTracker& tracker() { return *tracker_; }
   // What the sum over the ranks is divided by from the next backward on; the
   // group's size by default. The same on all ranks.
   void set_divisor(double divisor) { divisor_ = divisor; }
@@ -93,7 +93,7 @@ class Reducer {
   // averages in the gradients, for a sharded optimizer. Collective with the
   // backward of the others.
   void shadow_backward();
-  // Behind the last of these: they are no rank's to accumulate on.
+  // After the last of these: no rank may accumulate onto these gradients.
   void drop_gradients();
 
   // Instead of the averaging all-reduce. Once, before the first backward.
@@ -103,9 +103,10 @@ class Reducer {
 
   // Sharded gradients: `owned[i]`, elements of parameters()[i] in memory
   // order, are what of them is averaged on this rank; the others' gradients are
-  // undefined behind backward. Over all ranks each element is owned once.
+  // undefined after backward. Over all ranks each element is owned once.
   // Where the group cannot (see make_bucket_reduction) all are averaged.
-  // Collective; between backward passes; not with a comm hook.
+  // Collective; between backward passes; not with a comm hook, and not where
+  // another wrapper averages some of the parameters.
   // `is_stepped(i)`: whether parameters()[i] has a gradient that matters, so
   // that a backward on top of its shards throws std::logic_error.
   using IsStepped = std::function<bool(size_t parameter)>;
@@ -113,149 +114,97 @@ class Reducer {
 
   // Called in backward, in its thread, in the order of the buckets, when the
   // gradients of these parameters() are final on this rank (with
-  // find_unused_parameters or a check at the end of backward).
+  // find_unused_parameters or a check at the end of backward). Not where
+  // another wrapper averages some of the parameters.
   using OnFinal = std::function<void(const std::vector<size_t>& parameters)>;
-  void on_final(OnFinal callback) { on_final_ = std::move(callback); }
+  void on_final(OnFinal callback);
 
-  // New hooks on the parameters' gradient accumulators, which LibTorch makes
-  // anew when a parameter's dtype changes. Called back when backward has
-  // ended, or was given up.
-  void hook_parameters();
-  void on_backward_end(std::function<void()> callback) {
-    on_backward_end_ = std::move(callback);
+  // Called before and after autograd works on graphs of the wrapper's
+  // forwards. Not where another wrapper averages some of the parameters.
+  void around_graphs(std::function<void()> entered, std::function<void()> left);
+
+  const std::vector<NamedParameter>& parameters() const {
+    return gradients_.parameters();
   }
-
-  const std::vector<NamedParameter>& parameters() const { return parameters_; }
   // The parameters' names, bucket by bucket, in the order of reduction.
   std::vector<std::vector<std::string>> bucket_names() const;
   // What of DDPLoggingData the reducer knows.
   void describe(DDPLoggingData& data) const;
   DdpTimes& times() { return times_; }
-  // Backward passes that were averaged, with those of the reducer that this one
-  // takes over from.
-  int64_t steps() const { return steps_before_ + times_.iteration(); }
-  void continue_from(int64_t steps) { steps_before_ = steps; }
+  // Backward passes that were averaged, with those of the reducers that this
+  // one has taken over from.
+  int64_t steps() const { return steps_; }
+  // Takes the counts of the wrapper's reducer that was used so far.
+  void continue_from(const Reducer& before);
 
  private:
-  // Where a parameter's gradient lies, and what this backward knows of it.
-  struct Place {
-    static constexpr size_t kNone = ~size_t{0};
-    size_t bucket = kNone;  // none: sparse, or left out as unused
-    size_t slot = 0;
-    bool ready = false;
-    bool unused = false;     // no gradient from this backward
-    int expected_calls = 1;  // of its hook, in a static graph
-    int calls = 0;
-  };
+  void backward_begins() override;
+  void gradient_accumulated(size_t parameter) override;
+  void backward_ends() override;
+  void backward_given_up() override;
+  void local_gradient(size_t parameter, bool ours) override;
+  void graph_entered() override;
+  void graph_left() override;
+  void parameter_shared(size_t parameter) override;
 
-  void set_buckets(const std::vector<std::vector<size_t>>& buckets);
+  void set_buckets(const std::vector<std::vector<size_t>>& members);
   void connect();
   std::vector<size_t> bucketed() const;
   void rebuild_buckets();
   bool may_rebuild() const;
 
-  void start_round();
-  void await_end();
-  void enter_backward();
-  void on_gradient(size_t parameter);
-  void mark_unreachable();
-  void mark_unused(size_t parameter);
+  void begin_reduction();
+  void set_unused(size_t parameter);
   void mark_ready(size_t parameter);
   void publish_ready_buckets();
-  // False: only at the end of backward, as something else has its slot.
-  bool take_gradient(size_t parameter);
-  void take_displaced();
-  void restore_displaced();
-  void place_gradients();
-  bool places_gradients() const;
-  void remember_shards();
-  void remember_shard(size_t parameter);
-  bool is_left_shard(size_t parameter, int changes = 0) const;
-  void refuse_left_shards(size_t first);
-  void take_batch(const Bucket& bucket);
-  void end_backward();
-  void learn_static_graph();
+  void refuse_left_shards(std::optional<size_t> accumulated);
+  [[noreturn]] void refuse_surplus(size_t parameter) const;
+  [[noreturn]] void refuse_missing() const;
   void finish();
   void finish_sparse();
   void finish_used_map();
   void deliver(size_t final_buckets);
   void deliver_sparse();
-  void reset_backward();
-  void give_up_backward();
-  bool grads_are_aliases() const;
+  void give_up();
+
   bool searches_unused() const {
     return options_.find_unused_parameters && !options_.static_graph;
   }
-  bool counts_calls() const { return options_.static_graph && !learnt_; }
   bool delivers_at_end() const {
-    return needs_used_map() || options_.check_for_nan_in_grad;
+    return needs_used_map() || options_.check_for_nan_in_grad ||
+           gradients_.any_shared();
   }
   // The same on all ranks.
   bool needs_used_map() const {
     return searches_unused() ||
            (options_.static_graph && times_.iteration() == 0);
   }
-
-  std::string names_without_gradient() const;
-  std::vector<at::Tensor> tensors() const;
+  void refuse_shared(const char* what) const;
   std::string this_rank() const;
 
-  std::vector<NamedParameter> parameters_;
-  std::vector<at::ScalarType> dtypes_;  // of their gradients
-  std::vector<bool> sparse_;
   ProcessGroupPtr group_;
   ReducerOptions options_;
+  GradientBuckets gradients_;
+  Readiness readiness_;
+  std::shared_ptr<BackwardTracker> tracker_;
+  std::unique_ptr<BucketReduction> reduction_;
+
   double divisor_;
   CommHook hook_{};
   std::optional<DelayedBucket> delayed_{};
   std::optional<GradientCheck> check_{};
-  std::vector<ElementRange> owned_{};  // by parameter; empty: all are
   IsStepped is_stepped_{};
-  // Gradients as the last backward left them, if in shards; by parameter.
-  struct LeftShard {
-    c10::weak_intrusive_ptr<c10::TensorImpl> gradient;
-    int64_t version;
-  };
-  std::map<size_t, LeftShard> left_shards_{};
   OnFinal on_final_{};
-  std::function<void()> on_backward_end_{};
+  std::function<void()> entered_{};
+  std::function<void()> left_{};
 
-  std::vector<Bucket> buckets_;
-  std::unique_ptr<BucketReduction> reduction_;
-  GradientPlacement placement_;
-  // Gradients whose slots hold something else, and that, saved meanwhile.
-  struct Displaced {
-    size_t parameter;
-    at::Tensor tenant;
-  };
-  std::vector<Displaced> displaced_;
-  std::vector<Place> places_;  // by parameter
-  // Left out of the buckets (skip_all_reduce_unused_params).
-  std::vector<bool> excluded_;
-
-  struct Hook {
-    // LibTorch's own handle: its type differs between releases.
-    decltype(torch::autograd::impl::grad_accumulator(at::Tensor())) accumulator;
-    uintptr_t key;
-  };
-  std::vector<Hook> hooks_;
-
-  // GPU gradients are ready on autograd's device threads. Recursive: a
-  // communication hook, called under it, may ask for bucket_names() and the
-  // like.
-  mutable std::recursive_mutex mutex_;
-  bool synchronize_ = true;
-  bool in_backward_ = false;
-  int graph_task_ = -1;  // the last whose end calls end_backward()
-  int open_tasks_ = 0;   // of these, nested in one another
   // From the first gradient to the last averaged one.
   std::optional<Span> backward_span_;
-  size_t missing_ = 0;           // parameters not ready
-  std::vector<size_t> pending_;  // of these, by bucket
+  std::vector<size_t> pending_;  // gradients that are not ready, by bucket
   size_t next_bucket_ = 0;       // the first that is not published
-  size_t delivered_ = 0;         // to on_final_
-  double factor_ = 1;            // of contributions
-  bool shadows_ = false;         // shadow_backward()
+  size_t delivered_ = 0;
+  double factor_ = 1;     // of contributions
+  bool shadows_ = false;  // shadow_backward()
   // By parameter: used on this rank since the last average; the same of the
   // average before; by no rank.
   std::vector<int> used_;
@@ -263,12 +212,12 @@ class Reducer {
   std::vector<bool> unused_everywhere_;
   bool used_differently_ = false;
   std::vector<bool> sparse_missing_;  // had no gradient, by parameter
-  std::vector<size_t> ready_order_;
-  std::vector<size_t> last_ready_order_;
   bool rebuilt_ = false;
-  bool learnt_ = false;  // the static graph
   DdpTimes times_;
-  int64_t steps_before_ = 0;
+  int64_t steps_ = 0;
+  // Of the wrapper: reductions that were begun, given up or not. Ranks compare
+  // it.
+  int64_t begun_ = 0;
 };
 
 }  // namespace lockstep

@@ -274,8 +274,8 @@ TEST(BucketCalls, InAWrongOrderAreMistakes) {
     auto& exchange = rank.exchange();
     EXPECT_THROW(exchange.publish(0), std::logic_error);
     EXPECT_THROW(exchange.finish(), std::logic_error);
-    EXPECT_THROW(exchange.begin(0), std::invalid_argument);
-    exchange.begin(1);
+    EXPECT_THROW(exchange.begin(1, 0), std::invalid_argument);
+    exchange.begin(1, 1);
     EXPECT_THROW(exchange.publish(1), std::logic_error);
     exchange.publish(0);
     EXPECT_THROW(exchange.publish(0), std::logic_error);
@@ -322,12 +322,12 @@ TEST(BucketFaults, RankThatDoesNotReduceItsPartIsNamed) {
                        .results = results,
                        .timeout = kShort});
       auto& exchange = rank.exchange();
-      exchange.begin(2);
+      exchange.begin(1, 2);
       exchange.publish(0);
       exchange.publish(1);
       if (group.rank() == 0) return;
       exchange.finish();
-      exchange.begin(2);
+      exchange.begin(1, 2);
     });
     EXPECT_EQ(ends[1].kind, End::Kind::broken) << ends[1];
     EXPECT_THAT(ends[1].words, HasSubstr("rank 0 has not reduced its part of"));
@@ -340,8 +340,8 @@ TEST(BucketFaults, RoundThatOneRankAloneAbandonedIsNamed) {
   const auto ends = world.run([](Group& group) {
     BucketRank rank(group, values(),
                     {.buckets = {{.count = 3}}, .timeout = kShort});
-    rank.exchange().begin(2);
-    if (group.rank() == 1) rank.exchange().begin(2);
+    rank.exchange().begin(1, 2);
+    if (group.rank() == 1) rank.exchange().begin(1, 2);
   });
   EXPECT_EQ(ends[1].kind, End::Kind::broken) << ends[1];
   EXPECT_THAT(ends[1].words,

@@ -131,7 +131,8 @@ void BucketRank::compare_guards() const {
 }
 
 void BucketRank::run(uint64_t step, const std::function<void()>& between) {
-  exchange_->begin(rounds_.divisor == 0 ? group_.size() : rounds_.divisor);
+  exchange_->begin(static_cast<int64_t>(step),
+                   rounds_.divisor == 0 ? group_.size() : rounds_.divisor);
   for (size_t i = 0; i < data_.size(); ++i) {
     fill(step, i);
     if (between) between();
@@ -147,7 +148,7 @@ void BucketRank::run(uint64_t step, const std::function<void()>& between) {
 }
 
 void BucketRank::abandon(uint64_t step, size_t publishes) {
-  exchange_->begin(group_.size());
+  exchange_->begin(static_cast<int64_t>(step), group_.size());
   for (size_t i = 0; i < publishes && i < data_.size(); ++i) {
     fill(step, i);
     exchange_->publish(i);

@@ -182,7 +182,7 @@ BucketExchange::Counters& BucketExchange::own() const {
   return counters(core_.rank);
 }
 
-void BucketExchange::begin(double divisor) {
+void BucketExchange::begin(int64_t iteration, double divisor) {
   if (!(divisor > 0)) {
     throw std::invalid_argument("a round of buckets has the divisor " +
                                 std::to_string(divisor) +
@@ -190,7 +190,10 @@ void BucketExchange::begin(double divisor) {
   }
   reclaim();
   base_ = rounds_++ * buckets_.size();
+  iteration_ = iteration;
   divisor_ = divisor;
+  // Released by publish(), read in compare_iterations().
+  own().iterations[rounds_ % 2].store(iteration, std::memory_order_relaxed);
   published_ = next_ = complete_ = 0;
   open_ = true;
 }
@@ -255,6 +258,7 @@ bool BucketExchange::all_have(std::atomic<uint64_t> Counters::*counter,
 size_t BucketExchange::advance(std::memory_order order) {
   while (next_ < published_ &&
          all_have(&Counters::published, next_, known_published_, order)) {
+    if (next_ == 0) compare_iterations();
     const auto& bucket = buckets_[next_];
     Span span("comm", "reduce_bucket",
               {{"bucket", static_cast<int64_t>(next_)},
@@ -274,6 +278,22 @@ size_t BucketExchange::advance(std::memory_order order) {
     ++complete_;
   }
   return complete_;
+}
+
+// All ranks have published the first bucket of this round, and with it what
+// they say it belongs to.
+void BucketExchange::compare_iterations() const {
+  for (int peer = 0; peer < core_.size; ++peer) {
+    const auto theirs = counters(peer).iterations[rounds_ % 2].load(
+        std::memory_order_relaxed);
+    if (theirs == iteration_) continue;
+    throw CallMismatch("the ranks average different iterations: " +
+                       core_.waiting.name(core_.rank) + " number " +
+                       std::to_string(iteration_) + ", " +
+                       core_.waiting.name(peer) + " number " +
+                       std::to_string(theirs) +
+                       "; every rank must call backward equally often");
+  }
 }
 
 void BucketExchange::reduce(const Bucket& bucket) const {
@@ -342,13 +362,17 @@ void BucketExchange::finish() {
               : "a round is to be finished that was not begun");
   }
   Patience patience(timeout_);
-  while (advance() < buckets_.size()) await_progress(patience);
+  while (advance() < buckets_.size()) {
+    throw_if_abandoned();
+    await_progress(patience);
+  }
   // Where results are owned, peers may still read this rank's contributions.
   if (results_ == Results::owned) {
     await(&Counters::reduced, base_ + buckets_.size(), patience, [this] {
       return "has not reduced its part of all buckets of round " +
              std::to_string(rounds_);
     });
+    throw_if_abandoned();
   }
   open_ = false;
 }
@@ -365,6 +389,7 @@ void BucketExchange::await_progress(Patience& patience) {
   core_.sleep(
       patience,
       [&](std::memory_order order) {
+        if (abandoned() != 0) return uint64_t{0};
         return reduced ? below(&Counters::reduced, base_ + next_, order)
                        : below(&Counters::published, base_ + next_ + 1, order);
       },
@@ -374,6 +399,29 @@ void BucketExchange::await_progress(Patience& patience) {
                        ? "has not reduced its part of " + bucket_name(complete_)
                        : "has not published " + bucket_name(next_));
       });
+}
+
+uint64_t BucketExchange::abandoned() const {
+  uint64_t ranks = 0;
+  for (int peer = 0; peer < core_.size; ++peer) {
+    const auto& theirs = counters(peer);
+    // Pairs with the store in reclaim(). What the rank reduced before it is
+    // seen then: all of this round, if it is a later one that it abandoned.
+    if (theirs.restarts.load(std::memory_order_acquire) > restarts_ &&
+        theirs.reduced.load(std::memory_order_acquire) <
+            base_ + buckets_.size()) {
+      ranks |= uint64_t{1} << peer;
+    }
+  }
+  return ranks;
+}
+
+void BucketExchange::throw_if_abandoned() const {
+  const auto ranks = abandoned();
+  if (ranks == 0) return;
+  throw CallMismatch(
+      complain(ranks, "has given up the iteration that this rank waits for (an "
+                      "exception ended its backward)"));
 }
 
 uint64_t BucketExchange::below(std::atomic<uint64_t> Counters::*counter,
@@ -391,6 +439,7 @@ void BucketExchange::await(
     std::atomic<uint64_t> Counters::*counter, uint64_t value,
     Patience& patience, const std::function<std::string()>& complaint) const {
   const auto missing = [&](std::memory_order order) {
+    if (counter == &Counters::reduced && abandoned() != 0) return uint64_t{0};
     return below(counter, value, order);
   };
   if (core_.waiting.spin(

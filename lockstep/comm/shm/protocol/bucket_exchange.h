@@ -40,7 +40,8 @@ struct ExchangedBucket {
 // A round is begin(), publish() of every bucket in order, advance() at any
 // time, finish(). A round that was begun and not finished is abandoned by the
 // next begin() or reclaim(), which all ranks must do then: what the buckets
-// hold is undefined, and only this one is also a barrier.
+// hold is undefined, and only this one is also a barrier. A rank that waits in
+// finish() for one that has abandoned the round throws CallMismatch at once.
 //
 // Threads: one at a time, beside the group's collectives and messages.
 // Errors: GroupBroken, as the group's collectives; std::logic_error where this
@@ -62,11 +63,14 @@ class BucketExchange {
   // abandoned round, else for nobody.
   void reclaim();
   // Waits as reclaim(). Throws std::invalid_argument unless `divisor` is more
-  // than 0.
-  void begin(double divisor);
+  // than 0. `iteration`: the caller's count, which advance() and finish()
+  // compare between the ranks: where one differs they throw CallMismatch on all
+  // ranks that come so far.
+  void begin(int64_t iteration, double divisor);
   // The next one, of which this rank's contribution is complete. Never blocks.
   void publish(size_t bucket);
-  // Never blocks. How many buckets hold their results, from the first.
+  // Never blocks. How many buckets hold their results, from the first. Throws
+  // CallMismatch, see begin().
   size_t advance() { return advance(std::memory_order_acquire); }
   void finish();
 
@@ -74,6 +78,9 @@ class BucketExchange {
   // Of one rank; each on a line of its own, counted over all rounds.
   struct Counters {
     alignas(64) std::atomic<uint64_t> published;
+    // Of this round and the one before, by turns: where all copy (one_shot) a
+    // peer may be a round ahead.
+    std::atomic<int64_t> iterations[2];
     alignas(64) std::atomic<uint64_t> reduced;
     alignas(64) std::atomic<uint64_t> restarts;  // rounds behind abandoned ones
     alignas(64) std::byte unused[64];            // lines are fetched in pairs
@@ -102,6 +109,7 @@ class BucketExchange {
   // two places, so that peers still read one when it writes the other.
   std::byte* copy_of(int of, const Bucket& bucket) const;
   size_t advance(std::memory_order order);
+  void compare_iterations() const;
   // `known`: what `counter` of every rank is at least.
   bool all_have(std::atomic<uint64_t> Counters::*counter, size_t bucket,
                 uint64_t& known, std::memory_order order) const;
@@ -110,10 +118,13 @@ class BucketExchange {
   void reduce_piece(const Bucket& bucket, Interval elements) const;
   size_t progress() const { return next_ + complete_; }
   void await_progress(Patience& patience);
+  // The ranks, as bits, that have abandoned the round that this one is in.
+  uint64_t abandoned() const;
+  void throw_if_abandoned() const;
   // The ranks, as bits, of which `counter` is less than `value`.
   uint64_t below(std::atomic<uint64_t> Counters::*counter, uint64_t value,
                  std::memory_order order) const;
-  // Until no rank is.
+  // Until no rank is, or, of what is reduced, some have abandoned the round.
   void await(std::atomic<uint64_t> Counters::*counter, uint64_t value,
              Patience& patience,
              const std::function<std::string()>& complaint) const;
@@ -129,6 +140,7 @@ class BucketExchange {
   uint64_t rounds_ = 0;    // begun
   uint64_t restarts_ = 0;  // of them, behind abandoned ones
   bool open_ = false;      // begun, and neither finished nor abandoned
+  int64_t iteration_ = 0;
   double divisor_ = 1;
   // What the counters were when the round began: buckets of all rounds before.
   uint64_t base_ = 0;

@@ -1,6 +1,4 @@
-// Large gradients that are computed in their buckets, and what else gets there.
-
-#include "lockstep/parallel/ddp/gradient_placement.h"
+// Whose memory a large gradient is: what users hold stays theirs.
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -19,7 +17,6 @@ using torch::nn::Linear;
 using torch::nn::Sequential;
 
 constexpr int64_t kWidth = 256;  // a weight's gradient: 256 KiB
-static_assert(kWidth * kWidth * sizeof(float) >= kPlacedBytes);
 
 torch::Tensor batch(int rank, int64_t rows) {
   torch::manual_seed(50 + rank);
@@ -49,31 +46,7 @@ void expect_averages(Sequential& net, int size, int64_t rows) {
   }
 }
 
-WORLD_TEST(GradientPlacement, LargeGradientsAreComputedInTheirBuckets, 2, 3) {
-  auto group = init_process_group("lockstep");
-  auto net = two_layers();
-  DistributedDataParallel<Sequential> model(net);
-  std::vector<const void*> computed(4);
-  for (size_t i = 0; i < 4; ++i) {
-    net->parameters()[i].register_hook([&computed, i](const at::Tensor& grad) {
-      computed[i] = grad.const_data_ptr();
-    });
-  }
-  for (int step = 0; step < 4; ++step) {
-    net->zero_grad();
-    model(batch(world.rank, 32)).sum().backward();
-    expect_averages(net, world.size, 32);
-    net->zero_grad();  // expect_averages() called the hooks, too
-    model(batch(world.rank, 32)).sum().backward();
-    for (size_t i : {0, 2}) {
-      EXPECT_EQ(computed[i], net->parameters()[i].grad().const_data_ptr())
-          << "step " << step << ", parameter " << i;
-    }
-  }
-}
-
-// A gradient that is still in its slot must not be computed over.
-WORLD_TEST(GradientPlacement, GradientsThatStayAreAddedTo, 2) {
+WORLD_TEST(GradientMemory, GradientsThatStayAreAddedTo, 2) {
   auto group = init_process_group("lockstep");
   auto net = two_layers();
   DistributedDataParallel<Sequential> model(net);
@@ -89,7 +62,7 @@ WORLD_TEST(GradientPlacement, GradientsThatStayAreAddedTo, 2) {
 
 // The gradient of the second layer's input is as large as that of its weight
 // and is needed when that is ready.
-WORLD_TEST(GradientPlacement, ATensorOfTheSameSizeMayHaveTheSlot, 2) {
+WORLD_TEST(GradientMemory, ActivationsMayBeAsLargeAsWeights, 2) {
   auto group = init_process_group("lockstep");
   auto net = two_layers();
   DistributedDataParallel<Sequential> model(net);
@@ -100,7 +73,7 @@ WORLD_TEST(GradientPlacement, ATensorOfTheSameSizeMayHaveTheSlot, 2) {
   }
 }
 
-WORLD_TEST(GradientPlacement, WhatAHookKeepsStaysAsItWas, 2) {
+WORLD_TEST(GradientMemory, WhatAHookKeepsStaysAsItWas, 2) {
   auto group = init_process_group("lockstep");
   auto net = two_layers();
   DistributedDataParallel<Sequential> model(net);
@@ -118,7 +91,7 @@ WORLD_TEST(GradientPlacement, WhatAHookKeepsStaysAsItWas, 2) {
   }
 }
 
-WORLD_TEST(GradientPlacement, GradientsThatAreAskedForStayTheCallers, 2) {
+WORLD_TEST(GradientMemory, GradientsThatAreAskedForStayTheCallers, 2) {
   auto group = init_process_group("lockstep");
   auto net = two_layers();
   DistributedDataParallel<Sequential> model(net);
@@ -137,7 +110,7 @@ WORLD_TEST(GradientPlacement, GradientsThatAreAskedForStayTheCallers, 2) {
   }
 }
 
-WORLD_TEST(GradientPlacement, KeptGradientsOutliveModelAndGroup, 2) {
+WORLD_TEST(GradientMemory, KeptGradientsOutliveModelAndGroup, 2) {
   torch::Tensor kept;
   {
     auto group = init_process_group("lockstep");
@@ -151,12 +124,10 @@ WORLD_TEST(GradientPlacement, KeptGradientsOutliveModelAndGroup, 2) {
       torch::allclose(kept, gradients(net, world.rank, 32)[0], 1e-4, 1e-6));
 }
 
-// oneDNN allocates by raw_allocate(), also what is as large as the gradient.
-WORLD_TEST(GradientPlacement, ConvolutionsTrain, 2) {
+WORLD_TEST(GradientMemory, ConvolutionsTrain, 2) {
   auto group = init_process_group("lockstep");
   torch::manual_seed(1);
   torch::nn::Conv2d net(torch::nn::Conv2dOptions(64, 64, 3));
-  static_assert(64 * 64 * 9 * sizeof(float) >= kPlacedBytes);
   DistributedDataParallel<torch::nn::Conv2d> model(net);
   auto images = [](int rank) {
     torch::manual_seed(rank);
@@ -175,7 +146,7 @@ WORLD_TEST(GradientPlacement, ConvolutionsTrain, 2) {
   }
 }
 
-WORLD_TEST(GradientPlacement, AJoinedRankLeavesWhatIsKeptAlone, 2) {
+WORLD_TEST(GradientMemory, AJoinedRankLeavesWhatIsKeptAlone, 2) {
   auto group = init_process_group("lockstep");
   auto net = two_layers();
   DistributedDataParallel<Sequential> model(net);

@@ -1,0 +1,450 @@
+#include "lockstep/parallel/ddp/backward_tracker.h"
+
+#include <ATen/SequenceNumber.h>
+#include <ATen/record_function.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <chrono>
+#include <limits>
+#include <stdexcept>
+#include <thread>
+#include <unordered_set>
+
+namespace lockstep {
+namespace {
+
+using torch::autograd::variable_list;
+
+// Forwards that are remembered. Their results announce themselves without it.
+constexpr size_t kMostRanges = 4096;
+// Of nodes that accumulate: no forward makes them (LibTorch's NOTE [ Sequence
+// Number ]).
+constexpr uint64_t kNoSequenceNumber = std::numeric_limits<uint64_t>::max();
+// For the threads of GPUs to let go of a graph task that has failed.
+constexpr std::chrono::seconds kDeathTimeout{1};
+
+uint64_t this_thread() { return at::RecordFunction::currentThreadId(); }
+
+}  // namespace
+
+// After autograd has accumulated a gradient.
+class BackwardTracker::AccumulatedHook final
+    : public torch::autograd::FunctionPostHook {
+ public:
+  AccumulatedHook(std::weak_ptr<BackwardTracker> tracker, size_t index)
+      : tracker_(std::move(tracker)), index_(index) {}
+  variable_list operator()(const variable_list& outputs,
+                           const variable_list& /*inputs*/) override {
+    if (const auto tracker = tracker_.lock()) tracker->on_accumulated(index_);
+    return outputs;
+  }
+  std::shared_ptr<BackwardTracker> tracker() const { return tracker_.lock(); }
+  size_t index() const { return index_; }
+
+ private:
+  const std::weak_ptr<BackwardTracker> tracker_;
+  const size_t index_;
+};
+
+// Before autograd goes through the node that made a result of a forward.
+class BackwardTracker::ResultHook final
+    : public torch::autograd::FunctionPreHook {
+ public:
+  ResultHook(std::weak_ptr<BackwardTracker> tracker, bool synchronizes)
+      : tracker_(std::move(tracker)), synchronizes_(synchronizes) {}
+  variable_list operator()(const variable_list& grads) override {
+    if (const auto tracker = tracker_.lock()) {
+      tracker->on_result(synchronizes_);
+    }
+    return grads;
+  }
+
+ private:
+  const std::weak_ptr<BackwardTracker> tracker_;
+  const bool synchronizes_;
+};
+
+// Held by a graph task alone: reached when that has done its work, destroyed
+// unreached when an exception ended it.
+class BackwardTracker::EndMark {
+ public:
+  EndMark(std::weak_ptr<BackwardTracker> tracker, int task)
+      : tracker_(std::move(tracker)), task_(task) {}
+  EndMark(const EndMark&) = delete;
+  EndMark& operator=(const EndMark&) = delete;
+  ~EndMark() {
+    if (reached_) return;
+    if (const auto tracker = tracker_.lock()) tracker->on_task_death(task_);
+  }
+  void reach() {
+    reached_ = true;
+    if (const auto tracker = tracker_.lock()) tracker->on_task_end(task_);
+  }
+
+ private:
+  const std::weak_ptr<BackwardTracker> tracker_;
+  const int task_;
+  bool reached_ = false;
+};
+
+std::shared_ptr<BackwardTracker> BackwardTracker::make(
+    BackwardListener& listener, const std::vector<at::Tensor>& parameters,
+    const void* owner) {
+  std::shared_ptr<BackwardTracker> tracker(
+      new BackwardTracker(listener, owner));
+  for (const auto& parameter : parameters) {
+    tracker->watched_.push_back({.tensor = parameter, .accumulator = {}});
+  }
+  tracker->parameters_ = parameters.size();
+  return tracker;
+}
+
+BackwardTracker::~BackwardTracker() {
+  for (auto& watched : watched_) {
+    if (watched.accumulator) watched.accumulator->del_post_hook(watched.hook);
+  }
+}
+
+void BackwardTracker::detach() {
+  const std::lock_guard lock(mutex_);
+  listener_ = nullptr;
+}
+
+void BackwardTracker::watch() {
+  const std::lock_guard lock(mutex_);
+  for (size_t i = 0; i < watched_.size(); ++i) watch(i);
+}
+
+void BackwardTracker::watch_also(const at::Tensor& tensor,
+                                 std::function<void()> accumulated) {
+  const std::lock_guard lock(mutex_);
+  watched_.push_back(
+      {.tensor = tensor, .accumulator = {}, .also = std::move(accumulated)});
+  watch(watched_.size() - 1);
+}
+
+void BackwardTracker::watch(size_t index) {
+  auto& watched = watched_[index];
+  if (watched.accumulator &&
+      torch::autograd::impl::try_get_grad_accumulator(watched.tensor) ==
+          watched.accumulator) {
+    return;
+  }
+  // It is kept: a parameter holds its own only weakly, and the hook would go
+  // with it. The one before keeps its hook for as long as a graph has it.
+  auto accumulator = torch::autograd::impl::grad_accumulator(watched.tensor);
+  if (!accumulator) return;  // frozen
+  for (const auto& hook : accumulator->post_hooks()) {
+    const auto* theirs = dynamic_cast<const AccumulatedHook*>(hook.get());
+    const auto other = theirs != nullptr ? theirs->tracker() : nullptr;
+    if (!other || other->owner_ == owner_) continue;
+    listener_->parameter_shared(index);
+    const std::lock_guard lock(other->mutex_);
+    if (other->listener_ != nullptr) {
+      other->listener_->parameter_shared(theirs->index());
+    }
+  }
+  watched.hook = accumulator->add_post_hook(
+      std::make_unique<AccumulatedHook>(weak_from_this(), index));
+  watched.accumulator = std::move(accumulator);
+}
+
+void BackwardTracker::require_idle() {
+  std::unique_lock lock(mutex_);
+  if (torch::autograd::get_current_graph_task_id() == -1) {
+    const auto deadline = std::chrono::steady_clock::now() + kDeathTimeout;
+    while (averaging_ && std::chrono::steady_clock::now() < deadline) {
+      lock.unlock();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      lock.lock();
+    }
+  }
+  if (!averaging_) return;
+  throw std::logic_error(
+      "DistributedDataParallel: forward was called while a backward through "
+      "the wrapper is under way; call forward after backward() has returned, "
+      "and checkpoint parts inside the module, not the wrapper");
+}
+
+void BackwardTracker::begin_forward(bool synchronizes) {
+  const std::lock_guard lock(mutex_);
+  watch();
+  returned_leaf_.reset();
+  synchronizes_ = synchronizes;
+  forward_ = Position{this_thread(), at::sequence_number::peek()};
+}
+
+void BackwardTracker::result(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.requires_grad()) return;
+  const std::lock_guard lock(mutex_);
+  if (!forward_) return;
+  const auto& node = tensor.grad_fn();
+  if (!node) {
+    if (std::ranges::any_of(watched_, [&](const Watched& watched) {
+          return watched.tensor.is_same(tensor);
+        })) {
+      returned_leaf_ = synchronizes_;
+    }
+    return;
+  }
+  const bool passed_through = node->thread_id() == forward_->first &&
+                              node->sequence_nr() < forward_->second;
+  if (passed_through) return;
+  node->add_pre_hook(
+      std::make_unique<ResultHook>(weak_from_this(), synchronizes_));
+}
+
+void BackwardTracker::end_forward() {
+  const std::lock_guard lock(mutex_);
+  if (!forward_) return;
+  remember(*forward_, {at::sequence_number::peek(), synchronizes_});
+  forward_.reset();
+}
+
+void BackwardTracker::remember(Position begin, Range range) {
+  if (range.end <= begin.second) return;
+  const auto next = ranges_.upper_bound(begin);
+  if (next != ranges_.begin()) {
+    auto& [position, last] = *std::prev(next);
+    if (position.first == begin.first && last.end == begin.second &&
+        last.synchronizes == range.synchronizes) {
+      last.end = range.end;
+      return;
+    }
+  }
+  ranges_.insert_or_assign(begin, range);
+  if (ranges_.size() <= kMostRanges) return;
+  const auto& [position, oldest] = *ranges_.begin();
+  forgotten_ = {position.first, oldest.end};
+  ranges_.erase(ranges_.begin());
+}
+
+const BackwardTracker::Range* BackwardTracker::range_of(
+    const torch::autograd::Node& node) const {
+  if (node.sequence_nr() == kNoSequenceNumber) return nullptr;
+  auto found = ranges_.upper_bound({node.thread_id(), node.sequence_nr()});
+  if (found == ranges_.begin()) return nullptr;
+  --found;
+  return found->first.first == node.thread_id() &&
+                 node.sequence_nr() < found->second.end
+             ? &found->second
+             : nullptr;
+}
+
+BackwardTracker::Kind BackwardTracker::kind_by_nodes() {
+  const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
+  auto kind = Kind::foreign;
+  bool all_older = true;
+  for (const auto* node : *nodes) {
+    if (const auto* range = range_of(*node)) {
+      if (range->synchronizes) return Kind::averages;
+      kind = Kind::local;
+    }
+    all_older &= node->sequence_nr() == kNoSequenceNumber ||
+                 Position{node->thread_id(), node->sequence_nr()} < forgotten_;
+  }
+  if (kind != Kind::foreign) return kind;
+  if (returned_leaf_) return *returned_leaf_ ? Kind::averages : Kind::local;
+  if (all_older && forgotten_.second != 0) {
+    throw std::runtime_error(
+        "DistributedDataParallel: a backward goes through a graph that is "
+        "older than the last " +
+        std::to_string(kMostRanges) +
+        " forwards, so that it cannot be told whether one of the wrapper's "
+        "made it; call backward() sooner after forward");
+  }
+  return kind;
+}
+
+// Whether the graph task adds to the .grad of what is watched: grad() does not,
+// and backward() with inputs does for these.
+bool BackwardTracker::accumulates_here() const {
+  const auto* info = torch::autograd::get_current_graph_task_exec_info();
+  if (info == nullptr || info->empty()) return true;
+  return std::ranges::any_of(watched_, [&](const Watched& watched) {
+    const auto found = info->find(watched.accumulator.get());
+    return found != info->end() && found->second.needed_;
+  });
+}
+
+BackwardTracker::Task* BackwardTracker::find_task(int id) {
+  const auto found = std::ranges::find(tasks_, id, &Task::id);
+  return found == tasks_.end() ? nullptr : &*found;
+}
+
+BackwardTracker::Task& BackwardTracker::track_task(Kind kind) {
+  const int id = torch::autograd::get_current_graph_task_id();
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [mark = std::make_shared<EndMark>(weak_from_this(), id)] {
+        mark->reach();
+      });
+  tasks_.push_back({id, kind});
+  if (kind != Kind::foreign && entered_++ == 0) listener_->graph_entered();
+  return tasks_.back();
+}
+
+std::optional<BackwardTracker::Kind> BackwardTracker::remove_task(int id) {
+  const auto found = std::ranges::find(tasks_, id, &Task::id);
+  if (found == tasks_.end()) return std::nullopt;
+  const auto kind = found->kind;
+  tasks_.erase(found);
+  const auto derivatives =
+      std::ranges::find(derivatives_, id, &Derivatives::task);
+  if (derivatives != derivatives_.end()) {
+    // On a GPU, where another thread made them, there is no knowing their end;
+    // such a thread makes no other nodes.
+    const bool here = derivatives->begin.first == this_thread();
+    remember(derivatives->begin,
+             {here ? at::sequence_number::peek() : kNoSequenceNumber - 1,
+              derivatives->synchronizes});
+    derivatives_.erase(derivatives);
+  }
+  return kind;
+}
+
+void BackwardTracker::begin_averaging(int id) {
+  averaging_ = id;
+  try {
+    listener_->backward_begins();
+  } catch (...) {
+    averaging_.reset();
+    throw;
+  }
+}
+
+// Before any work of a forward's graph.
+void BackwardTracker::on_result(bool synchronizes) {
+  const std::lock_guard lock(mutex_);
+  if (listener_ == nullptr) return;
+  const int id = torch::autograd::get_current_graph_task_id();
+  auto* task = find_task(id);
+  if (task == nullptr) {
+    auto kind = Kind::observes;
+    if (accumulates_here()) {
+      kind = synchronizes ? Kind::averages : kind_by_nodes();
+      if (kind == Kind::foreign) kind = Kind::local;
+    }
+    task = &track_task(kind);
+  } else if (synchronizes && task->kind == Kind::foreign) {
+    // Gradients came first, through nodes that another thread made in forward.
+    task->kind = Kind::averages;
+    if (entered_++ == 0) listener_->graph_entered();
+  }
+  if (at::GradMode::is_enabled() &&
+      std::ranges::find(derivatives_, id, &Derivatives::task) ==
+          derivatives_.end()) {
+    derivatives_.push_back(
+        {id, {this_thread(), at::sequence_number::peek()}, synchronizes});
+  }
+  // Within one that averages it is nested.
+  if (task->kind == Kind::averages && !averaging_) begin_averaging(id);
+}
+
+void BackwardTracker::on_accumulated(size_t index) {
+  const std::lock_guard lock(mutex_);
+  if (listener_ == nullptr) return;
+  bool ours = false;
+  if (!averaging_) {
+    const int id = torch::autograd::get_current_graph_task_id();
+    auto* task = find_task(id);
+    if (task == nullptr || task->kind == Kind::observes) {
+      auto kind = kind_by_nodes();
+      // Nested in a backward through a forward under no_sync.
+      if (kind == Kind::foreign &&
+          std::ranges::find(tasks_, Kind::local, &Task::kind) != tasks_.end()) {
+        kind = Kind::local;
+      }
+      if (task == nullptr) {
+        task = &track_task(kind);
+      } else {
+        task->kind = kind == Kind::averages ? kind : Kind::local;
+      }
+    }
+    if (task->kind == Kind::averages) begin_averaging(id);
+    ours = task->kind == Kind::local;
+  }
+  const auto& also = watched_[index].also;
+  if (averaging_) {
+    if (also) {
+      also();
+    } else {
+      listener_->gradient_accumulated(index);
+    }
+  } else if (!also) {
+    listener_->local_gradient(index, ours);
+  }
+}
+
+void BackwardTracker::on_task_end(int id) {
+  const std::lock_guard lock(mutex_);
+  const auto kind = remove_task(id);
+  if (!kind || listener_ == nullptr) return;
+  if (*kind == Kind::foreign) {
+    // The node that the pass is nested in, if it is.
+    const auto node = torch::autograd::get_current_node();
+    const auto* range = node ? range_of(*node) : nullptr;
+    if (range == nullptr || !range->synchronizes) return;
+    throw std::runtime_error(
+        "DistributedDataParallel: gradients came in a backward pass that is "
+        "nested in the wrapper's (a checkpointed part), and the end of that "
+        "cannot be known, as the loss was not made of what forward returned; "
+        "return the tensors that the loss is made of");
+  }
+  struct Leave {
+    BackwardTracker& tracker;
+    ~Leave() {
+      if (--tracker.entered_ == 0) tracker.listener_->graph_left();
+    }
+  } leave{*this};
+  if (averaging_ != id) return;
+  averaging_.reset();
+  returned_leaf_.reset();
+  listener_->backward_ends();
+}
+
+void BackwardTracker::on_task_death(int id) noexcept {
+  const std::lock_guard lock(mutex_);
+  const auto kind = remove_task(id);
+  if (!kind || listener_ == nullptr) return;
+  if (averaging_ == id) {
+    averaging_.reset();
+    listener_->backward_given_up();
+  }
+  if (*kind != Kind::foreign && --entered_ == 0) listener_->graph_left();
+}
+
+std::vector<bool> BackwardTracker::reachable() const {
+  const std::lock_guard lock(mutex_);
+  const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
+  std::vector<bool> reached(parameters_);
+  bool all = true;
+  for (size_t i = 0; i < parameters_; ++i) {
+    reached[i] = nodes->contains(watched_[i].accumulator.get());
+    all &= reached[i];
+  }
+  if (all) return reached;
+  // A graph from before a change of dtype has accumulators of its own.
+  std::unordered_set<const c10::TensorImpl*> tensors;
+  for (auto* node : *nodes) {
+    if (node->sequence_nr() != kNoSequenceNumber) continue;
+    if (const auto* accumulate =
+            dynamic_cast<torch::autograd::AccumulateGrad*>(node)) {
+      tensors.insert(accumulate->variable.unsafeGetTensorImpl());
+    }
+  }
+  for (size_t i = 0; i < parameters_; ++i) {
+    reached[i] = tensors.contains(watched_[i].tensor.unsafeGetTensorImpl());
+  }
+  return reached;
+}
+
+bool BackwardTracker::is_averaging() const {
+  const std::lock_guard lock(mutex_);
+  return averaging_.has_value();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,126 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <unordered_map>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace lockstep {
+
+// Where the tensors are in what a module's forward returns: through them
+// DistributedDataParallel recognises the backward passes of its own forwards
+// (backward_tracker.h). Known are tensors; standard tuples, pairs, arrays,
+// vectors, maps, optionals, variants and smart pointers of known types; strings
+// and numbers, which hold none.
+//
+// A type of your own that is returned is an error of the compiler until it is
+// told here:
+//
+//   template <>
+//   struct lockstep::ForwardResult<Output> {
+//     template <typename Visit>
+//     static void visit(const Output& output, const Visit& visit_part) {
+//       visit_part(output.logits);
+//       visit_part(output.hidden_states);  // a vector of tensors, say
+//     }
+//   };
+template <typename T>
+struct ForwardResult {
+  static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T>,
+                "DistributedDataParallel must find the tensors in what forward "
+                "returns: specialise lockstep::ForwardResult for this type "
+                "(lockstep/parallel/ddp/forward_result.h)");
+  template <typename Visit>
+  static void visit(const T&, const Visit&) {}
+};
+
+// Calls `visit` with every tensor in `result`, undefined ones included.
+template <typename T, typename Visit>
+void visit_tensors(const T& result, const Visit& visit) {
+  if constexpr (std::is_convertible_v<const T&, const at::Tensor&>) {
+    visit(static_cast<const at::Tensor&>(result));
+  } else {
+    ForwardResult<T>::visit(
+        result, [&](const auto& part) { visit_tensors(part, visit); });
+  }
+}
+
+template <>
+struct ForwardResult<std::string> {
+  template <typename Visit>
+  static void visit(const std::string&, const Visit&) {}
+};
+
+namespace detail {
+
+struct VisitMembers {
+  template <typename Tuple, typename Visit>
+  static void visit(const Tuple& tuple, const Visit& visit_part) {
+    std::apply([&](const auto&... member) { (visit_part(member), ...); },
+               tuple);
+  }
+};
+struct VisitElements {
+  template <typename Range, typename Visit>
+  static void visit(const Range& range, const Visit& visit_part) {
+    for (const auto& element : range) visit_part(element);
+  }
+};
+struct VisitMapped {
+  template <typename Map, typename Visit>
+  static void visit(const Map& map, const Visit& visit_part) {
+    for (const auto& [key, value] : map) visit_part(value);
+  }
+};
+struct VisitPointee {
+  template <typename Pointer, typename Visit>
+  static void visit(const Pointer& pointer, const Visit& visit_part) {
+    if (pointer) visit_part(*pointer);
+  }
+};
+
+}  // namespace detail
+
+template <typename... T>
+struct ForwardResult<std::tuple<T...>> : detail::VisitMembers {};
+template <typename A, typename B>
+struct ForwardResult<std::pair<A, B>> : detail::VisitMembers {};
+template <typename T, size_t N>
+struct ForwardResult<std::array<T, N>> : detail::VisitElements {};
+template <typename T, typename A>
+struct ForwardResult<std::vector<T, A>> : detail::VisitElements {};
+template <typename K, typename T, typename... Rest>
+struct ForwardResult<std::map<K, T, Rest...>> : detail::VisitMapped {};
+template <typename K, typename T, typename... Rest>
+struct ForwardResult<std::unordered_map<K, T, Rest...>> : detail::VisitMapped {
+};
+template <typename T>
+struct ForwardResult<std::optional<T>> : detail::VisitPointee {};
+template <typename T, typename D>
+struct ForwardResult<std::unique_ptr<T, D>> : detail::VisitPointee {};
+template <typename T>
+struct ForwardResult<std::shared_ptr<T>> : detail::VisitPointee {};
+template <typename... T>
+struct ForwardResult<std::variant<T...>> {
+  template <typename Visit>
+  static void visit(const std::variant<T...>& result, const Visit& visit_part) {
+    std::visit(visit_part, result);
+  }
+};
+template <>
+struct ForwardResult<std::monostate> {
+  template <typename Visit>
+  static void visit(const std::monostate&, const Visit&) {}
+};
+
+}  // namespace lockstep

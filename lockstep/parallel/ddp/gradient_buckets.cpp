@@ -1,0 +1,218 @@
+#include "lockstep/parallel/ddp/gradient_buckets.h"
+
+#include <ATen/ATen.h>
+
+#include <stdexcept>
+#include <utility>
+
+#include "lockstep/kernels/copy.h"
+
+namespace lockstep {
+namespace {
+
+// `from`, times `factor`, into `to` of the same sizes.
+void copy_scaled(const at::Tensor& to, const at::Tensor& from, double factor) {
+  const bool same_layout = from.scalar_type() == to.scalar_type() &&
+                           from.strides() == to.strides() && !from.is_neg() &&
+                           !from.is_conj();
+  if (factor != 1) {
+    at::mul_out(const_cast<at::Tensor&>(to), from,
+                at::scalar_tensor(factor, at::kDouble));
+  } else if (same_layout && to.is_cpu() && to.is_non_overlapping_and_dense()) {
+    // What the dispatcher costs is more than most parameters do.
+    kernels::copy(to.mutable_data_ptr(), from.const_data_ptr(), to.nbytes());
+  } else {
+    to.copy_(from);
+  }
+}
+
+}  // namespace
+
+GradientBuckets::GradientBuckets(std::vector<NamedParameter> parameters,
+                                 std::vector<bool> sparse,
+                                 ProcessGroupPtr group, Options options)
+    : parameters_(std::move(parameters)),
+      sparse_(std::move(sparse)),
+      group_(std::move(group)),
+      options_(std::move(options)),
+      shared_(parameters_.size()),
+      places_(parameters_.size()) {
+  for (const auto& parameter : parameters_) {
+    dtypes_.push_back(parameter.tensor.scalar_type());
+  }
+}
+
+std::vector<at::Tensor> GradientBuckets::tensors() const {
+  std::vector<at::Tensor> all;
+  for (const auto& parameter : parameters_) all.push_back(parameter.tensor);
+  return all;
+}
+
+const at::Tensor& GradientBuckets::alias(size_t parameter) const {
+  const auto& place = places_[parameter];
+  return buckets_[place.bucket].slots[place.slot].alias;
+}
+
+at::Tensor& GradientBuckets::grad(size_t parameter) const {
+  return parameters_[parameter].tensor.mutable_grad();
+}
+
+void GradientBuckets::arrange(const std::vector<std::vector<size_t>>& members) {
+  const auto old_buckets = std::exchange(buckets_, {});
+  const auto old_places =
+      std::exchange(places_, std::vector<Place>(parameters_.size()));
+  for (const auto& parameters : members) {
+    buckets_.push_back(make_bucket(parameters_, parameters, group_,
+                                   options_.reduce_dtype));
+    const auto& slots = buckets_.back().slots;
+    for (size_t slot = 0; slot < slots.size(); ++slot) {
+      places_[slots[slot].parameter] = {buckets_.size() - 1, slot};
+    }
+  }
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const auto& old = old_places[i];
+    if (old.bucket == kNone || !has_place(i) || !grad(i).defined()) continue;
+    const auto& old_alias = old_buckets[old.bucket].slots[old.slot].alias;
+    if (!same_memory(grad(i), old_alias)) continue;
+    const bool is_shard = is_left_shard(i, 0);
+    alias(i).copy_(grad(i));
+    grad(i) = alias(i);
+    if (is_shard) remember_shard(i);
+  }
+}
+
+void GradientBuckets::share(size_t parameter) {
+  shared_[parameter] = any_shared_ = true;
+  if (!has_place(parameter) || !grad(parameter).defined()) return;
+  if (same_memory(grad(parameter), alias(parameter))) {
+    grad(parameter) = alias(parameter).clone();
+  }
+}
+
+void GradientBuckets::take(size_t parameter, double factor, bool unused) {
+  const auto& to = alias(parameter);
+  auto& from = grad(parameter);
+  const at::NoGradGuard no_grad;
+  if (from.defined() && from.layout() != c10::kStrided) {
+    throw std::runtime_error(
+        "rank " + std::to_string(group_->global_rank(group_->rank())) +
+        ": the gradient of '" + parameters_[parameter].name +
+        "' is sparse, though its module is no Embedding or EmbeddingBag with "
+        "sparse(true); give a dense gradient (to_dense())");
+  }
+  if (from.defined() && same_memory(from, to)) {
+    if (factor != 1) to.mul_(factor);
+  } else if (from.defined()) {
+    copy_scaled(to, from, factor);
+  } else {
+    to.zero_();
+    // Whether other ranks used it is not known yet.
+    if (unused) return;
+  }
+  if (is_view(parameter)) from = to;
+}
+
+void GradientBuckets::take_batch(size_t bucket, double factor,
+                                 const std::function<bool(size_t)>& is_unused) {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> places;
+  std::vector<at::Tensor> gradients;
+  for (const auto& slot : buckets_[bucket].slots) {
+    auto& from = grad(slot.parameter);
+    if (!from.defined() || from.layout() != c10::kStrided) {
+      take(slot.parameter, 1, is_unused(slot.parameter));
+    } else if (!same_memory(from, slot.alias)) {
+      places.push_back(slot.alias);
+      gradients.push_back(from);
+      if (is_view(slot.parameter)) from = slot.alias;
+    }
+  }
+  if (!places.empty()) at::_foreach_copy_(places, gradients);
+  if (factor != 1) buckets_[bucket].flat.mul_(factor);
+}
+
+void GradientBuckets::give(size_t parameter) {
+  const at::NoGradGuard no_grad;
+  const auto& average = alias(parameter);
+  auto& to = grad(parameter);
+  if (is_view(parameter)) {
+    to = average;
+  } else if (options_.reduce_dtype) {
+    to = average.to(dtypes_[parameter], /*non_blocking=*/false, /*copy=*/true);
+  } else if (to.defined()) {
+    to.copy_(average);
+  } else {
+    to = average.clone();
+  }
+}
+
+void GradientBuckets::abandon() {
+  for (const auto& bucket : buckets_) {
+    for (const auto& slot : bucket.slots) {
+      auto& gradient = grad(slot.parameter);
+      if (gradient.defined() && same_memory(gradient, slot.alias)) {
+        gradient.reset();
+      }
+    }
+  }
+}
+
+std::vector<ReducedBucket> GradientBuckets::reduced_buckets() const {
+  std::vector<ReducedBucket> reduced;
+  for (const auto& bucket : buckets_) {
+    auto& one = reduced.emplace_back(ReducedBucket{.flat = bucket.flat});
+    if (owned_.empty()) continue;
+    for (const auto& [parameter, offset, alias] : bucket.slots) {
+      const auto [begin, end] = owned_[parameter];
+      if (begin == end) continue;
+      auto& ranges = one.owned;
+      if (!ranges.empty() && ranges.back().end == offset + begin) {
+        ranges.back().end = offset + end;
+      } else {
+        ranges.push_back({offset + begin, offset + end});
+      }
+    }
+  }
+  return reduced;
+}
+
+void GradientBuckets::remember_shards() {
+  left_shards_.clear();
+  for (const auto& bucket : buckets_) {
+    for (const auto& slot : bucket.slots) remember_shard(slot.parameter);
+  }
+}
+
+void GradientBuckets::remember_shard(size_t parameter) {
+  const auto& gradient = grad(parameter);
+  if (!gradient.defined()) return;
+  left_shards_.insert_or_assign(
+      parameter, LeftShard{c10::weak_intrusive_ptr<c10::TensorImpl>(
+                               gradient.getIntrusivePtr()),
+                           gradient._version()});
+}
+
+bool GradientBuckets::is_left_shard(size_t parameter, int changes) const {
+  const auto found = left_shards_.find(parameter);
+  if (found == left_shards_.end()) return false;
+  const auto& [remembered, version] = found->second;
+  const auto& gradient = grad(parameter);
+  return gradient.defined() &&
+         gradient.unsafeGetTensorImpl() == remembered._unsafe_get_target() &&
+         gradient._version() == version + changes;
+}
+
+std::optional<size_t> GradientBuckets::left_shard(
+    const std::function<bool(size_t)>& counts,
+    std::optional<size_t> accumulated) const {
+  for (const auto& [parameter, shard] : left_shards_) {
+    if (is_left_shard(parameter, parameter == accumulated ? 1 : 0) &&
+        counts(parameter)) {
+      return parameter;
+    }
+  }
+  return std::nullopt;
+}
+
+}  // namespace lockstep

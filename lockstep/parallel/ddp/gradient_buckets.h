@@ -1,0 +1,128 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/bucket_reduction.h"
+#include "lockstep/comm/process_group.h"
+#include "lockstep/parallel/ddp/buckets.h"
+
+namespace lockstep {
+
+// Where the gradients of a wrapper's parameters live: how they come into their
+// buckets, and how the averages come out.
+//
+// Each .grad has one owner. It is a view (an alias into its bucket) where
+// `views` says so and no other wrapper averages the same parameter; peers read
+// and write it while it is reduced. Otherwise .grad has memory of its own, the
+// bucket gets a copy, and the average is copied back at the end of backward,
+// so that several wrappers can do so in one backward, one after the other.
+//
+// Sparse parameters have no place in a bucket. Not for several threads.
+class GradientBuckets {
+ public:
+  struct Options {
+    bool views{true};
+    // Of the buckets; none: the parameters'. Rules views out.
+    std::optional<at::ScalarType> reduce_dtype{};
+  };
+
+  GradientBuckets(std::vector<NamedParameter> parameters,
+                  std::vector<bool> sparse, ProcessGroupPtr group,
+                  Options options);
+
+  const std::vector<NamedParameter>& parameters() const { return parameters_; }
+  std::vector<at::Tensor> tensors() const;
+  const std::vector<Bucket>& buckets() const { return buckets_; }
+  bool is_sparse(size_t parameter) const { return sparse_[parameter]; }
+  // Of the parameter's gradient as users see it.
+  at::ScalarType dtype(size_t parameter) const { return dtypes_[parameter]; }
+  bool has_place(size_t parameter) const {
+    return places_[parameter].bucket != kNone;
+  }
+  size_t bucket_of(size_t parameter) const { return places_[parameter].bucket; }
+
+  // New buckets, in this order, of these parameters. Gradients that lie in the
+  // buckets before move along. Nothing may reduce the buckets before any more.
+  void arrange(const std::vector<std::vector<size_t>>& members);
+
+  // Another wrapper averages this parameter, too: its .grad is no view from now
+  // on.
+  void share(size_t parameter);
+  bool any_shared() const { return any_shared_; }
+  bool all_views() const {
+    return options_.views && !options_.reduce_dtype && !any_shared_;
+  }
+
+  // Brings this rank's gradient into its place, times `factor`; zeros where
+  // there is none. `unused`: this backward gave none, so that where there was
+  // none before, .grad stays undefined for now. Throws std::runtime_error for
+  // a sparse gradient.
+  void take(size_t parameter, double factor, bool unused);
+  // take() for all of a bucket, with one call for the copies.
+  void take_batch(size_t bucket, double factor,
+                  const std::function<bool(size_t)>& is_unused);
+  // The average, which is in its place now, becomes .grad.
+  void give(size_t parameter);
+
+  // Peers may still write into the buckets: no gradient may stay there.
+  void abandon();
+
+  // Where a rank has the averages of its own elements only (`owned`, of each
+  // parameter in memory order), a backward that adds to the rest adds to what
+  // is undefined. Gradients are remembered as a backward has left them; that
+  // nobody has zeroed or otherwise changed one since is told by its version.
+  void own(std::vector<ElementRange> owned) { owned_ = std::move(owned); }
+  bool is_sharded() const { return !owned_.empty(); }
+  std::vector<ReducedBucket> reduced_buckets() const;
+  void remember_shards();
+  void forget_shards() { left_shards_.clear(); }
+  // The first parameter with such a gradient, of those that `counts`.
+  // `accumulated`: this one has been added to once since, by the backward that
+  // asks.
+  std::optional<size_t> left_shard(
+      const std::function<bool(size_t)>& counts,
+      std::optional<size_t> accumulated) const;
+
+ private:
+  static constexpr size_t kNone = ~size_t{0};
+  struct Place {
+    size_t bucket = kNone;
+    size_t slot = 0;
+  };
+  struct LeftShard {
+    // Weak: the memory of a tensor is not another's while it is remembered.
+    c10::weak_intrusive_ptr<c10::TensorImpl> gradient;
+    int64_t version;
+  };
+
+  const at::Tensor& alias(size_t parameter) const;
+  at::Tensor& grad(size_t parameter) const;
+  bool is_view(size_t parameter) const {
+    return options_.views && !options_.reduce_dtype && !shared_[parameter];
+  }
+  void remember_shard(size_t parameter);
+  bool is_left_shard(size_t parameter, int changes) const;
+
+  std::vector<NamedParameter> parameters_;
+  std::vector<at::ScalarType> dtypes_;
+  std::vector<bool> sparse_;
+  ProcessGroupPtr group_;
+  Options options_;
+  std::vector<bool> shared_;
+  bool any_shared_ = false;
+  std::vector<Bucket> buckets_;
+  std::vector<Place> places_;
+  std::vector<ElementRange> owned_;  // by parameter; empty: all are
+  std::map<size_t, LeftShard> left_shards_;
+};
+
+}  // namespace lockstep
