@@ -147,6 +147,10 @@ class RecordedBuckets final : public BucketReduction {
                                            FlightState::started, now);
     checked([&] { reduction_->begin(iteration, divisor); });
   }
+  void abandon() override {
+    end_record(/*failed=*/true);
+    reduction_->abandon();
+  }
   void reclaim() override {
     checked([&] { reduction_->reclaim(); });
   }

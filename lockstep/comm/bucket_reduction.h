@@ -64,6 +64,12 @@ class BucketReduction {
   // alone waits for all ranks to come to it.
   virtual void begin(int64_t iteration, double divisor) = 0;
 
+  // This rank will not finish the round: peers that wait for it are told at
+  // once, where the buckets lie in shared memory, and throw
+  // c10::DistBackendError that names it. The next begin() or reclaim() does
+  // what is said there. Does nothing outside a round.
+  virtual void abandon() {}
+
   // Until no peer uses this rank's buckets on behalf of an abandoned round, so
   // that they may be written before begin(), which waits for it otherwise.
   // Every rank calls it, or none does.

@@ -35,6 +35,7 @@ class SharedBuckets final : public BucketReduction {
   void begin(int64_t iteration, double divisor) override {
     translated([&] { exchange_->begin(iteration, divisor); });
   }
+  void abandon() override { exchange_->abandon(); }
   void reclaim() override {
     translated([&] { exchange_->reclaim(); });
   }

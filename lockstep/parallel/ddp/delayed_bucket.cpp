@@ -49,6 +49,7 @@ void DelayedBucket::finish() {
 }
 
 void DelayedBucket::give_up() {
+  reduction_->abandon();
   started_ = false;
   for (const auto& slot : bucket_.slots) {
     auto& grad = parameters_[slot.parameter].tensor.mutable_grad();

@@ -381,6 +381,7 @@ void Reducer::backward_given_up() { give_up(); }
 // Peers may still write results into the buckets, so no gradient may stay
 // there.
 void Reducer::give_up() {
+  reduction_->abandon();
   gradients_.abandon();
   if (delayed_) delayed_->give_up();
   if (check_) check_->forget();

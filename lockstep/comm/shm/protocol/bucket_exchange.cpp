@@ -198,16 +198,22 @@ void BucketExchange::begin(int64_t iteration, double divisor) {
   open_ = true;
 }
 
+void BucketExchange::abandon() {
+  if (!open_ || abandoned_) return;
+  abandoned_ = true;
+  // Pairs with the loads in below() and abandoned().
+  own().restarts.store(++restarts_, std::memory_order_seq_cst);
+  core_.waiting.wake_sleepers();
+}
+
 void BucketExchange::reclaim() {
   core_.waiting.throw_if_broken();
   Patience patience(timeout_);
   if (open_) {
-    open_ = false;
+    abandon();
+    open_ = abandoned_ = false;
     // A peer may still be reducing what was published, into this rank's
-    // buckets: until it has given up that round too. Pairs with the loads in
-    // below().
-    own().restarts.store(++restarts_, std::memory_order_seq_cst);
-    core_.waiting.wake_sleepers();
+    // buckets: until it has given up that round too.
     await(&Counters::restarts, restarts_, patience, [this] {
       return "has not begun a round behind round " + std::to_string(rounds_) +
              ", which was not finished";
@@ -216,10 +222,11 @@ void BucketExchange::reclaim() {
 }
 
 void BucketExchange::publish(size_t bucket) {
-  if (!open_ || bucket != published_ || bucket >= buckets_.size()) {
+  if (!open_ || abandoned_ || bucket != published_ ||
+      bucket >= buckets_.size()) {
     throw std::logic_error(
         bucket_name(bucket) + " was published " +
-        (open_ ? "behind " + std::to_string(published_) + " others"
+        (open_ && !abandoned_ ? "behind " + std::to_string(published_) + " others"
                : "outside a round"));
   }
   const auto& one = buckets_[bucket];
@@ -355,9 +362,9 @@ void BucketExchange::reduce_copies(const Bucket& bucket) const {
 }
 
 void BucketExchange::finish() {
-  if (!open_ || published_ != buckets_.size()) {
+  if (!open_ || abandoned_ || published_ != buckets_.size()) {
     throw std::logic_error(
-        open_ ? "a round is to be finished, but " + bucket_name(published_) +
+        open_ && !abandoned_ ? "a round is to be finished, but " + bucket_name(published_) +
                     " was not published"
               : "a round is to be finished that was not begun");
   }

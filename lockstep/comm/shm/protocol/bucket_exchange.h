@@ -38,10 +38,11 @@ struct ExchangedBucket {
 // sum (which the half types thus round twice). The same bits on all ranks.
 //
 // A round is begin(), publish() of every bucket in order, advance() at any
-// time, finish(). A round that was begun and not finished is abandoned by the
-// next begin() or reclaim(), which all ranks must do then: what the buckets
-// hold is undefined, and only this one is also a barrier. A rank that waits in
-// finish() for one that has abandoned the round throws CallMismatch at once.
+// time, finish(). A round that was begun and not finished is abandoned by
+// abandon(), or the next begin() or reclaim(), which all ranks must do then:
+// what the buckets hold is undefined, and only these two are also a barrier. A
+// rank that waits in finish() for one that has abandoned the round throws
+// CallMismatch at once.
 //
 // Threads: one at a time, beside the group's collectives and messages.
 // Errors: GroupBroken, as the group's collectives; std::logic_error where this
@@ -59,6 +60,9 @@ class BucketExchange {
       Group& group, const std::vector<ExchangedBucket>& buckets,
       Results results, milliseconds timeout);
 
+  // Tells peers that this rank will not finish the round that it is in, if any.
+  // Never blocks.
+  void abandon();
   // Until no peer uses this rank's buckets: waits for all ranks behind an
   // abandoned round, else for nobody.
   void reclaim();
@@ -139,7 +143,8 @@ class BucketExchange {
   CommonMemory memory_;
   uint64_t rounds_ = 0;    // begun
   uint64_t restarts_ = 0;  // of them, behind abandoned ones
-  bool open_ = false;      // begun, and neither finished nor abandoned
+  bool open_ = false;      // begun, and neither finished nor reclaimed
+  bool abandoned_ = false;  // so told to the peers
   int64_t iteration_ = 0;
   double divisor_ = 1;
   // What the counters were when the round began: buckets of all rounds before.
