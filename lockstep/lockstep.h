@@ -7,6 +7,7 @@
 #include "lockstep/checkpoint/state_dict.h"
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/comm/collectives.h"
+#include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/empty_shared.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/process_group.h"
