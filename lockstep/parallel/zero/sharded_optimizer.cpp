@@ -13,6 +13,7 @@
 #include "lockstep/base/digest.h"
 #include "lockstep/checkpoint/optimizer_state.h"
 #include "lockstep/comm/collectives.h"
+#include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/parallel/ddp/ddp_state.h"
 
@@ -177,7 +178,7 @@ void ShardedOptimizer::check_new_groups() const {
           (found != index_.end() && grouped_[found->second])) {
         throw std::invalid_argument(
             "ZeroRedundancyOptimizer: some parameters appear in more than one "
-            "parameter group, or twice in one; name each once");
+            "parameter group; name each in one");
       }
       if (has_ddp_ && found == index_.end()) {
         throw std::invalid_argument(c10::str(
@@ -256,6 +257,10 @@ void ShardedOptimizer::agree_on_new_groups(bool mistaken) const {
 
 void ShardedOptimizer::adopt_groups() {
   if (inner_ && adopted_ == param_groups_.size()) return;
+  for (size_t g = adopted_; g < param_groups_.size(); ++g) {
+    auto& parameters = param_groups_[g].params();
+    parameters = distinct(std::move(parameters));
+  }
   try {
     std::exception_ptr mistake;
     try {

@@ -56,8 +56,9 @@ namespace lockstep {
 //
 // Parameters are dense or whole; a sparse gradient is refused by step() with
 // std::invalid_argument. Constructors throw std::invalid_argument, on all
-// ranks, if the ranks' groups differ, a parameter stands in two groups, one is
-// not trained by the wrapper, or an option is impossible here, saying why.
+// ranks, if the ranks' groups differ, a parameter stands in two groups (twice
+// in one it counts once), one is not trained by the wrapper, or an option is
+// impossible here, saying why.
 //
 // `step_in_backward`: this rank's part of a bucket is stepped in backward as
 // soon as it is final, and step() only gathers. For graphs that are used once,
