@@ -22,6 +22,7 @@
 #include "lockstep/parallel/data_parallel/data_parallel.h"
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
 #include "lockstep/parallel/join/join.h"
+#include "lockstep/parallel/join/joined_optimizer.h"
 #include "lockstep/parallel/model_averaging/post_local_sgd_optimizer.h"
 #include "lockstep/parallel/nn/convert_sync_batchnorm.h"
 #include "lockstep/parallel/nn/sync_batch_norm.h"
