@@ -418,6 +418,15 @@ std::vector<at::Tensor> ShardedOptimizer::gradient_shards() {
         "up when backward() returns, so they cannot be clipped or unscaled; "
         "use step_in_backward = false");
   }
+  const Join* join = current_join();
+  if (join && !join->options().throw_on_early_termination) {
+    throw std::logic_error(
+        "ZeroRedundancyOptimizer: its gradients cannot be clipped or unscaled "
+        "in a join() that shadows, for a rank without inputs steps its part "
+        "and cannot clip it. If inputs are even, give join() "
+        "throw_on_early_termination or enable = false; if not, use an "
+        "optimizer that is not sharded, with a JoinedOptimizer");
+  }
   adopt_groups();
   std::vector<at::Tensor> shards;
   for (size_t i = 0; i < pieces_.size(); ++i) {
