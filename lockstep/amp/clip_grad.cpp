@@ -11,6 +11,7 @@
 #include <utility>
 
 #include "lockstep/amp/optimizer_gradients.h"
+#include "lockstep/comm/distinct_tensors.h"
 
 namespace lockstep {
 
@@ -39,7 +40,7 @@ Tensors gradients_of(const Tensors& parameters) {
   for (const auto& parameter : parameters) {
     if (parameter.grad().defined()) result.push_back(parameter.grad());
   }
-  return result;
+  return distinct(std::move(result));
 }
 
 // What foreach operations take at once without falling back to single ones.
@@ -187,7 +188,7 @@ at::Tensor get_total_norm(const std::vector<at::Tensor>& tensors,
   check_norm_type(norm_type);
   if (tensors.empty()) return at::zeros({});
   const at::NoGradGuard no_grad;
-  auto norms = norms_of(tensors, norm_type, /*widened=*/false);
+  auto norms = norms_of(distinct(tensors), norm_type, /*widened=*/false);
   // at::stack() takes several dtypes, but not several devices.
   auto device = tensors.front().device();
   for (auto& norm : norms) norm = norm.to(device);

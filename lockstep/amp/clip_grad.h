@@ -16,6 +16,10 @@
 // optimizer it is that of its parameters on this rank, and nothing is
 // communicated; behind DistributedDataParallel it is the same everywhere.
 //
+// What a list or an optimizer names twice counts once (distinct_tensors.h): a
+// tied parameter, which LibTorch's module->parameters() names twice and
+// Python's once.
+//
 // Gradients may be of several devices and dtypes. They may be sparse (COO), for
 // norms of a positive order: their values count, added up where an index is
 // there twice. Gradients scaled by a GradScaler are unscaled first.

@@ -48,8 +48,9 @@ struct GradScalerOptions {
 //   scaler.update();
 //
 // Several optimizers may share one scaler: step() for each, then one update().
-// An optimizer is known by its address from unscale_() or step() until
-// update(), and must not move meanwhile.
+// A parameter that an optimizer names twice is unscaled once. An optimizer is
+// known by its address from unscale_() or step() until update(), and must not
+// move meanwhile.
 //
 // Ranks. A sharded optimizer (GradientShards) is unscaled where this rank owns
 // its gradients, and whether one is infinite or NaN is agreed over its

@@ -3,6 +3,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/gradient_shards.h"
 #include "lockstep/comm/reductions.h"
 
@@ -21,6 +22,7 @@ OptimizerGradients gradients_of(torch::optim::Optimizer& optimizer) {
       }
     }
   }
+  result.tensors = distinct(std::move(result.tensors));
   if (shards != nullptr) {
     result.shard_group = shards->shard_group();
     if (result.shard_group == nullptr) {

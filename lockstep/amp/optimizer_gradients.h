@@ -12,8 +12,8 @@ namespace lockstep::detail {
 
 // The gradients that `optimizer` will step by on this rank.
 struct OptimizerGradients {
-  // Those of all its parameters that have one; of a sharded optimizer
-  // (GradientShards) this rank's part. They alias the gradients.
+  // Those of all its parameters that have one, each once; of a sharded
+  // optimizer (GradientShards) this rank's part. They alias the gradients.
   std::vector<at::Tensor> tensors{};
   // The ranks that hold the other parts; null if this rank holds all.
   ProcessGroupPtr shard_group{};

@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "lockstep/checkpoint/optimizer_fields.h"
+#include "lockstep/comm/distinct_tensors.h"
 
 namespace lockstep {
 namespace {
@@ -233,7 +234,7 @@ OptimizerState capture_optimizer(const Optimizer& optimizer) {
     const auto options = group.options().clone();
     OptimizerState::Group& written = captured.param_groups.emplace_back();
     written.options = kind.capture_options(*options);
-    for (const at::Tensor& param : group.params()) {
+    for (const at::Tensor& param : distinct(group.params())) {
       const auto found = optimizer.state().find(param.unsafeGetTensorImpl());
       if (found != optimizer.state().end()) {
         captured.state[index] = kind.capture_state(*found->second, *options);
@@ -263,7 +264,7 @@ OptimizerRestore::OptimizerRestore(Optimizer& optimizer,
   std::set<int64_t> used;
   for (size_t g = 0; g < groups.size(); ++g) {
     const OptimizerState::Group& saved = state.param_groups[g];
-    const auto& params = groups[g].params();
+    const auto params = distinct(groups[g].params());
     if (params.size() != saved.params.size()) {
       refuse(kind.name, "its group " + std::to_string(g) + " has " +
                             std::to_string(saved.params.size()) +

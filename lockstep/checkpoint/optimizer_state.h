@@ -13,8 +13,9 @@ namespace lockstep {
 // state_dict() has them: Python's load_state_dict() takes them as they are.
 // For SGD, Adam, AdamW, RMSprop and Adagrad and what is derived from these;
 // throws std::invalid_argument for any other (LBFGS keeps a history that has
-// no place in a snapshot yet). State tensors share their memory with the
-// optimizer: write them before the next step.
+// no place in a snapshot yet). A parameter that a group names twice has one
+// number, that of a Python program, whose module names it once. State tensors
+// share their memory with the optimizer: write them before the next step.
 OptimizerState capture_optimizer(const torch::optim::Optimizer& optimizer);
 
 // The reverse, from our own state or from Python's. Hyperparameters are

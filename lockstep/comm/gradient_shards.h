@@ -20,9 +20,10 @@ class GradientShards {
   // This rank's part: tensors that share memory with the parameters'
   // gradients; parameters without gradient are left out. Writing to them
   // changes what step() uses. Throws std::logic_error where the gradients are
-  // used up before step() (stepping in backward), saying so. Collective, and
-  // waiting as such, only where a parameter group was added since the last
-  // step; else it does not block.
+  // used up before step() (stepping in backward), and in a join() that shadows
+  // ranks without inputs, saying so. Collective, and waiting as such, only
+  // where a parameter group was added since the last step; else it does not
+  // block.
   virtual std::vector<at::Tensor> gradient_shards() = 0;
 
  protected:

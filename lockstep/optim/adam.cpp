@@ -15,13 +15,20 @@ torch::optim::AdamOptions AdamOptions::to_torch() const {
 }
 
 Adam::Adam(std::vector<at::Tensor> parameters, const Options& options)
-    : torch::optim::Adam(std::move(parameters), options.to_torch()),
-      maximize_(options.maximize) {}
+    : Adam(ParamGroups{OptimizerParamGroup(std::move(parameters))}, options) {}
 
-Adam::Adam(const std::vector<torch::optim::OptimizerParamGroup>& groups,
-           const Options& options)
-    : torch::optim::Adam(groups, options.to_torch()),
-      maximize_(options.maximize) {}
+Adam::Adam(const ParamGroups& groups, const Options& options)
+    : Adam(groups, options.to_torch(), options.maximize) {}
+
+Adam::Adam(const ParamGroups& groups, const torch::optim::AdamOptions& options,
+           bool maximize)
+    : torch::optim::Adam(distinct_groups(groups), options),
+      maximize_(maximize) {}
+
+void Adam::add_param_group(const OptimizerParamGroup& group) {
+  torch::optim::Adam::add_param_group(
+      distinct_groups({group}, param_groups_).front());
+}
 
 at::Tensor Adam::step(LossClosure closure) {
   const at::Tensor loss = loss_of(closure);

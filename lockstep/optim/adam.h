@@ -27,26 +27,30 @@ struct AdamOptions {
 // adamw.h says what holds for all optimizers of this folder.
 class Adam : public torch::optim::Adam {
  public:
+  using OptimizerParamGroup = torch::optim::OptimizerParamGroup;
+  using ParamGroups = std::vector<OptimizerParamGroup>;
   using Options = AdamOptions;
 
   explicit Adam(std::vector<at::Tensor> parameters,
                 const Options& options = {});
-  explicit Adam(const std::vector<torch::optim::OptimizerParamGroup>& groups,
-                const Options& options = {});
+  explicit Adam(const ParamGroups& groups, const Options& options = {});
   // What a program that used torch::optim::Adam gives already.
   template <std::convertible_to<torch::optim::AdamOptions> O>
   Adam(std::vector<at::Tensor> parameters, const O& options)
-      : torch::optim::Adam(std::move(parameters),
-                           torch::optim::AdamOptions(options)) {}
+      : Adam(ParamGroups{OptimizerParamGroup(std::move(parameters))}, options,
+             false) {}
   template <std::convertible_to<torch::optim::AdamOptions> O>
-  Adam(const std::vector<torch::optim::OptimizerParamGroup>& groups,
-       const O& options)
-      : torch::optim::Adam(groups, torch::optim::AdamOptions(options)) {}
+  Adam(const ParamGroups& groups, const O& options)
+      : Adam(groups, options, false) {}
 
+  void add_param_group(const OptimizerParamGroup& group);
   at::Tensor step(LossClosure closure = nullptr) override;
 
  private:
-  bool maximize_ = false;
+  Adam(const ParamGroups& groups, const torch::optim::AdamOptions& options,
+       bool maximize);
+
+  bool maximize_;
 };
 
 }  // namespace lockstep::optim

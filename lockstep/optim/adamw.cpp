@@ -15,13 +15,20 @@ torch::optim::AdamWOptions AdamWOptions::to_torch() const {
 }
 
 AdamW::AdamW(std::vector<at::Tensor> parameters, const Options& options)
-    : torch::optim::AdamW(std::move(parameters), options.to_torch()),
-      maximize_(options.maximize) {}
+    : AdamW(ParamGroups{OptimizerParamGroup(std::move(parameters))}, options) {}
 
-AdamW::AdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups,
-             const Options& options)
-    : torch::optim::AdamW(groups, options.to_torch()),
-      maximize_(options.maximize) {}
+AdamW::AdamW(const ParamGroups& groups, const Options& options)
+    : AdamW(groups, options.to_torch(), options.maximize) {}
+
+AdamW::AdamW(const ParamGroups& groups,
+             const torch::optim::AdamWOptions& options, bool maximize)
+    : torch::optim::AdamW(distinct_groups(groups), options),
+      maximize_(maximize) {}
+
+void AdamW::add_param_group(const OptimizerParamGroup& group) {
+  torch::optim::AdamW::add_param_group(
+      distinct_groups({group}, param_groups_).front());
+}
 
 at::Tensor AdamW::step(LossClosure closure) {
   const at::Tensor loss = loss_of(closure);

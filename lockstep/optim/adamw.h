@@ -30,6 +30,12 @@ struct AdamWOptions {
 //   snapshots and save()/load() are LibTorch's, and a snapshot goes from one to
 //   the other and to Python. Snapshots do not hold `maximize`: it is whatever
 //   the constructor was given.
+// - A parameter that is named twice in a group, as module->parameters() names
+//   tied weights, stands there once, as it does in Python: it is stepped once
+//   and has one number in snapshots. In two groups it is a
+//   std::invalid_argument. (Not so for a group that is added through a
+//   reference to torch::optim::Optimizer, whose add_param_group() is not
+//   virtual.)
 // - A parameter without a gradient is skipped. Parameters are dense, of a
 //   floating dtype; step() throws std::invalid_argument that names the first
 //   that is not, or has a sparse gradient. Earlier groups are stepped then.
@@ -40,26 +46,30 @@ struct AdamWOptions {
 // LibTorch's. Threads: one at a time.
 class AdamW : public torch::optim::AdamW {
  public:
+  using OptimizerParamGroup = torch::optim::OptimizerParamGroup;
+  using ParamGroups = std::vector<OptimizerParamGroup>;
   using Options = AdamWOptions;
 
   explicit AdamW(std::vector<at::Tensor> parameters,
                  const Options& options = {});
-  explicit AdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups,
-                 const Options& options = {});
+  explicit AdamW(const ParamGroups& groups, const Options& options = {});
   // What a program that used torch::optim::AdamW gives already.
   template <std::convertible_to<torch::optim::AdamWOptions> O>
   AdamW(std::vector<at::Tensor> parameters, const O& options)
-      : torch::optim::AdamW(std::move(parameters),
-                            torch::optim::AdamWOptions(options)) {}
+      : AdamW(ParamGroups{OptimizerParamGroup(std::move(parameters))}, options,
+              false) {}
   template <std::convertible_to<torch::optim::AdamWOptions> O>
-  AdamW(const std::vector<torch::optim::OptimizerParamGroup>& groups,
-        const O& options)
-      : torch::optim::AdamW(groups, torch::optim::AdamWOptions(options)) {}
+  AdamW(const ParamGroups& groups, const O& options)
+      : AdamW(groups, options, false) {}
 
+  void add_param_group(const OptimizerParamGroup& group);
   at::Tensor step(LossClosure closure = nullptr) override;
 
  private:
-  bool maximize_ = false;
+  AdamW(const ParamGroups& groups, const torch::optim::AdamWOptions& options,
+        bool maximize);
+
+  bool maximize_;
 };
 
 }  // namespace lockstep::optim

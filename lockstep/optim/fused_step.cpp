@@ -6,6 +6,10 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <unordered_set>
+#include <utility>
+
+#include "lockstep/comm/distinct_tensors.h"
 
 namespace lockstep::optim {
 namespace {
@@ -69,6 +73,27 @@ std::vector<FusedBatch> fused_batches(
     batch->gradients.push_back(std::move(gradient));
   }
   return batches;
+}
+
+std::vector<torch::optim::OptimizerParamGroup> distinct_groups(
+    std::vector<torch::optim::OptimizerParamGroup> groups,
+    const std::vector<torch::optim::OptimizerParamGroup>& before) {
+  std::unordered_set<const c10::TensorImpl*> seen;
+  for (const auto& group : before) {
+    for (const at::Tensor& parameter : group.params()) {
+      seen.insert(parameter.unsafeGetTensorImpl());
+    }
+  }
+  for (auto& group : groups) {
+    group.params() = distinct(std::move(group.params()));
+    for (const at::Tensor& parameter : group.params()) {
+      if (seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
+      throw std::invalid_argument(c10::str(
+          "a parameter of sizes ", parameter.sizes(),
+          " appears in more than one parameter group; name each in one"));
+    }
+  }
+  return groups;
 }
 
 at::Tensor loss_of(const torch::optim::Optimizer::LossClosure& closure) {

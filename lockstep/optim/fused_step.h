@@ -24,6 +24,12 @@ struct FusedBatch {
 std::vector<FusedBatch> fused_batches(
     const char* optimizer, const std::vector<at::Tensor>& parameters);
 
+// `groups` with each parameter once. Throws std::invalid_argument, as Python
+// does, if one stands in two groups, or in one of `before`.
+std::vector<torch::optim::OptimizerParamGroup> distinct_groups(
+    std::vector<torch::optim::OptimizerParamGroup> groups,
+    const std::vector<torch::optim::OptimizerParamGroup>& before = {});
+
 // The closure's result, with autograd enabled; undefined without a closure.
 at::Tensor loss_of(const torch::optim::Optimizer::LossClosure& closure);
 

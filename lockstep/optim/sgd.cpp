@@ -53,13 +53,20 @@ torch::optim::SGDOptions SGDOptions::to_torch() const {
 }
 
 SGD::SGD(std::vector<at::Tensor> parameters, const Options& options)
-    : torch::optim::SGD(std::move(parameters), options.to_torch()),
-      maximize_(options.maximize) {}
+    : SGD(ParamGroups{OptimizerParamGroup(std::move(parameters))}, options) {}
 
-SGD::SGD(const std::vector<torch::optim::OptimizerParamGroup>& groups,
-         const Options& options)
-    : torch::optim::SGD(groups, options.to_torch()),
-      maximize_(options.maximize) {}
+SGD::SGD(const ParamGroups& groups, const Options& options)
+    : SGD(groups, options.to_torch(), options.maximize) {}
+
+SGD::SGD(const ParamGroups& groups, const torch::optim::SGDOptions& options,
+         bool maximize)
+    : torch::optim::SGD(distinct_groups(groups), options),
+      maximize_(maximize) {}
+
+void SGD::add_param_group(const OptimizerParamGroup& group) {
+  torch::optim::SGD::add_param_group(
+      distinct_groups({group}, param_groups_).front());
+}
 
 at::Tensor SGD::step(LossClosure closure) {
   const at::Tensor loss = loss_of(closure);

@@ -27,25 +27,29 @@ struct SGDOptions {
 // adamw.h says what holds for all optimizers of this folder.
 class SGD : public torch::optim::SGD {
  public:
+  using OptimizerParamGroup = torch::optim::OptimizerParamGroup;
+  using ParamGroups = std::vector<OptimizerParamGroup>;
   using Options = SGDOptions;
 
   explicit SGD(std::vector<at::Tensor> parameters, const Options& options = {});
-  explicit SGD(const std::vector<torch::optim::OptimizerParamGroup>& groups,
-               const Options& options = {});
+  explicit SGD(const ParamGroups& groups, const Options& options = {});
   // What a program that used torch::optim::SGD gives already.
   template <std::convertible_to<torch::optim::SGDOptions> O>
   SGD(std::vector<at::Tensor> parameters, const O& options)
-      : torch::optim::SGD(std::move(parameters),
-                          torch::optim::SGDOptions(options)) {}
+      : SGD(ParamGroups{OptimizerParamGroup(std::move(parameters))}, options,
+            false) {}
   template <std::convertible_to<torch::optim::SGDOptions> O>
-  SGD(const std::vector<torch::optim::OptimizerParamGroup>& groups,
-      const O& options)
-      : torch::optim::SGD(groups, torch::optim::SGDOptions(options)) {}
+  SGD(const ParamGroups& groups, const O& options)
+      : SGD(groups, options, false) {}
 
+  void add_param_group(const OptimizerParamGroup& group);
   at::Tensor step(LossClosure closure = nullptr) override;
 
  private:
-  bool maximize_ = false;
+  SGD(const ParamGroups& groups, const torch::optim::SGDOptions& options,
+      bool maximize);
+
+  bool maximize_;
 };
 
 }  // namespace lockstep::optim

@@ -67,6 +67,44 @@ TEST(ClipGrad, TakesAnOptimizersGroupsAll) {
   EXPECT_EQ(parameters[1].grad()[1].item<double>(), 1.75);
 }
 
+// module->parameters() names a tied tensor twice; Python's names it once.
+TEST(ClipGrad, AParameterListedTwiceCountsOnce) {
+  const auto tied = [] {
+    auto parameters =
+        with_gradients({torch::tensor({3.0}), torch::tensor({0.0, 4.0})});
+    parameters.push_back(parameters[0]);
+    return parameters;
+  };
+  const auto expect_clipped = [](const std::vector<torch::Tensor>& all) {
+    EXPECT_NEAR(all[0].grad()[0].item<double>(), 1.5, 1e-6);
+    EXPECT_NEAR(all[1].grad()[1].item<double>(), 2, 1e-6);
+  };
+  auto parameters = tied();
+  std::vector<torch::Tensor> gradients;
+  for (const auto& each : parameters) gradients.push_back(each.grad());
+  EXPECT_EQ(get_total_norm(gradients).item<float>(), 5);
+  EXPECT_EQ(clip_grad_norm_(parameters, 2.5).item<float>(), 5);
+  expect_clipped(parameters);
+
+  parameters = tied();
+  clip_grads_with_norm_(parameters, 2.5, torch::tensor(5.0));
+  expect_clipped(parameters);
+
+  parameters = tied();
+  torch::optim::SGD optimizer(parameters, 0.1);
+  EXPECT_EQ(get_total_norm(optimizer).item<float>(), 5);
+  EXPECT_EQ(clip_grad_norm_(optimizer, 2.5).item<float>(), 5);
+  expect_clipped(parameters);
+
+  parameters = tied();
+  torch::optim::SGD other(
+      std::vector<torch::optim::OptimizerParamGroup>{
+          {{parameters[0], parameters[1]}}, {{parameters[2]}}},
+      torch::optim::SGDOptions(0.1));
+  clip_grads_with_norm_(other, 2.5, torch::tensor(5.0));
+  expect_clipped(parameters);
+}
+
 TEST(ClipGrad, BoundsValuesOnBothSides) {
   auto parameters =
       with_gradients({torch::tensor(std::vector<float>{

@@ -49,6 +49,16 @@ TEST(GradScaler, ScalesLossesAndUnscalesGradients) {
   EXPECT_EQ(outputs[1][1].item<float>(), 2048);
 }
 
+// module->parameters() names a tied tensor twice; Python's names it once.
+TEST(GradScaler, AParameterListedTwiceIsUnscaledOnce) {
+  GradScaler scaler({.device = at::kCPU, .init_scale = 1024});
+  auto weight = torch::ones({3}).requires_grad_();
+  torch::optim::SGD optimizer({weight, weight}, 1.0);
+  scaler.scale((weight * 0.25).sum()).backward();
+  scaler.unscale_(optimizer);
+  EXPECT_EQ(weight.grad()[0].item<float>(), 0.25f);
+}
+
 // A gradient of 2^-26 is 0 in float16, of which 2^-24 is the smallest; 2^16
 // times that is not.
 TEST(GradScaler, KeepsWhatFloat16WouldLose) {

@@ -172,6 +172,24 @@ TEST(OptimizerState, WhatDoesNotFitIsNamedAndChangesNothing) {
   EXPECT_TRUE(same_optimizer(capture_optimizer(adam), good));
 }
 
+// Python's optimizer, whose module names a tied tensor once, has no number for
+// the second.
+TEST(OptimizerState, AParameterListedTwiceHasOneNumber) {
+  auto first = torch::ones({2}).requires_grad_();
+  auto second = torch::ones({3}).requires_grad_();
+  const auto options = optim::SGDOptions(0.1).momentum(0.9);
+  optim::SGD twice({first, first, second}, options);
+  (first.sum() + second.sum()).backward();
+  twice.step();
+  const auto captured = capture_optimizer(twice);
+  EXPECT_EQ(captured.param_groups[0].params, (std::vector<int64_t>{0, 1}));
+  EXPECT_EQ(captured.state.size(), 2);
+  optim::SGD once({first, second}, options);
+  restore_optimizer(once, captured);
+  restore_optimizer(twice, capture_optimizer(once));
+  EXPECT_EQ(twice.state().size(), 2);
+}
+
 TEST(OptimizerState, LbfgsIsRefused) {
   optim::LBFGS lbfgs({torch::zeros(1)}, optim::LBFGSOptions(1));
   EXPECT_THAT(message_of([&] { capture_optimizer(lbfgs); }),

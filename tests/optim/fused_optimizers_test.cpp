@@ -11,6 +11,7 @@
 namespace lockstep {
 namespace {
 
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 using torch::optim::OptimizerParamGroup;
@@ -80,6 +81,49 @@ TEST(FusedOptimizers, DefaultsArePythons) {
   EXPECT_EQ(value(adam, "weight_decay"), 0);
   EXPECT_EQ(value(adamw, "weight_decay"), 1e-2);
   EXPECT_EQ(value(adamw, "eps"), 1e-8);
+}
+
+template <class Optimizer, class Options>
+void expect_stepped_once(const Options& options) {
+  Net a, b;
+  auto tied = a.parameters();
+  tied.push_back(tied.front());
+  tied.insert(tied.begin() + 1, tied.front());
+  Optimizer once(b.parameters(), options);
+  Optimizer twice(tied, options);
+  EXPECT_EQ(twice.param_groups()[0].params().size(), 4);
+  a.train(twice, 0, 5);
+  b.train(once, 0, 5);
+  EXPECT_TRUE(a.flat().equal(b.flat()));
+  const auto state = capture_optimizer(twice);
+  EXPECT_THAT(state.param_groups[0].params, ElementsAre(0, 1, 2, 3));
+  EXPECT_EQ(state.state.size(), capture_optimizer(once).state.size());
+
+  Optimizer added(std::vector<at::Tensor>{}, options);
+  added.add_param_group(OptimizerParamGroup(tied));
+  EXPECT_EQ(added.param_groups()[1].params().size(), 4);
+  // As in Python, which raises "some parameters appear in more than one
+  // parameter group".
+  EXPECT_THAT(
+      [&] { added.add_param_group(OptimizerParamGroup({tied.front()})); },
+      ThrowsMessage<std::invalid_argument>(HasSubstr("more than one")));
+  EXPECT_EQ(added.param_groups().size(), 2);
+  std::vector<OptimizerParamGroup> groups;
+  groups.emplace_back(std::vector<at::Tensor>{tied.front()});
+  groups.emplace_back(std::vector<at::Tensor>{tied.front()});
+  EXPECT_THAT([&] { Optimizer(groups, options); },
+              ThrowsMessage<std::invalid_argument>(HasSubstr("more than one")));
+}
+
+// module->parameters() names a tied tensor twice; Python's names it once.
+TEST(FusedOptimizers, AParameterListedTwiceIsSteppedOnce) {
+  expect_stepped_once<optim::SGD>(
+      optim::SGDOptions{.lr = 0.1, .momentum = 0.9});
+  expect_stepped_once<optim::SGD>(torch::optim::SGDOptions(0.1));
+  expect_stepped_once<optim::Adam>(optim::AdamOptions{.lr = 0.01});
+  expect_stepped_once<optim::Adam>(torch::optim::AdamOptions(0.01));
+  expect_stepped_once<optim::AdamW>(optim::AdamWOptions{.lr = 0.01});
+  expect_stepped_once<optim::AdamW>(torch::optim::AdamWOptions(0.01));
 }
 
 TEST(FusedOptimizers, GroupsHaveOptionsOfTheirOwnAndSchedulersSetThem) {

@@ -70,6 +70,18 @@ WORLD_TEST(PeriodicModelAverager, TakesWhatHasAGradientInItsMemory, 2, 3) {
   EXPECT_EQ(sent.bytes(), (6 + 4 + 3) * 8);
 }
 
+// module->parameters() names a tied tensor twice; Python's names it once, and
+// a Python rank would send as many elements.
+WORLD_TEST(PeriodicModelAverager, AParameterListedTwiceIsSentOnce, 2) {
+  auto group = init_process_group();
+  PeriodicModelAverager averager({.period = 1});
+  auto tied = parameter(world.rank);
+  CommBytes sent;
+  averager.average_parameters({tied, tied});
+  EXPECT_TRUE(tied.eq(0.5).all().item<bool>());
+  EXPECT_EQ(sent.bytes(), 2 * 4);
+}
+
 WORLD_TEST(PeriodicModelAverager, MistakesAreNamed, 1) {
   auto group = init_process_group();
   EXPECT_THAT([] { PeriodicModelAverager averager({.period = 0}); },

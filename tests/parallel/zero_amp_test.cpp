@@ -16,6 +16,9 @@ namespace lockstep {
 namespace {
 
 using namespace lockstep::testing;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
 
 using Model = DistributedDataParallel<ZeroNet>;
 using Zero = ZeroRedundancyOptimizer<optim::AdamW>;
@@ -99,6 +102,45 @@ WORLD_TEST(ZeroAmp, AnOverflowInOnePartSkipsTheStepOfAll, 1, 2, 3) {
     zero.synchronize();
     EXPECT_TRUE(flat_parameters(*model.module()).equal(expected)) << shared;
     EXPECT_EQ(scale, plain_scale);
+  }
+}
+
+// A rank that has no more inputs can neither clip its part nor agree on the
+// norm: the job is to end in its first iteration, not after hours.
+WORLD_TEST(ZeroAmp, AJoinWithUnevenInputsRefusesBothAtTheFirstCall, 1, 2) {
+  auto group = init_process_group();
+  Model model{ZeroNet()};
+  Zero zero(model, kOptions);
+  GradScaler scaler({.device = torch::kCPU});
+  const auto backward = [&] {
+    zero.zero_grad();
+    scaler.scale(zero_loss(model(zero_batch(0, world.rank, torch::kFloat))))
+        .backward();
+  };
+  const auto refused = ThrowsMessage<std::logic_error>(
+      AllOf(HasSubstr("join"), HasSubstr("throw_on_early_termination")));
+  const std::vector<Joinable*> both{&model.joinable(), &zero};
+  join(both, [&] {
+    backward();
+    EXPECT_THAT([&] { clip_grad_norm_(zero, 1.0); }, refused);
+    EXPECT_THAT([&] { clip_grad_value_(zero, 1.0); }, refused);
+    EXPECT_THAT([&] { scaler.unscale_(zero); }, refused);
+    zero.step();
+  });
+  // Even inputs: nobody shadows.
+  for (const JoinOptions& even :
+       {JoinOptions{.throw_on_early_termination = true},
+        JoinOptions{.enable = false}}) {
+    join(
+        both,
+        [&] {
+          backward();
+          scaler.unscale_(zero);
+          clip_grad_norm_(zero, 1.0);
+          scaler.step(zero);
+          scaler.update();
+        },
+        even);
   }
 }
 

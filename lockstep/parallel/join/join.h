@@ -90,6 +90,17 @@ class Join {
 // different numbers of iterations; returns when all have ended theirs, with
 // the parameters and buffers of the rank that trained longest on all of them.
 //
+// A rank without inputs does not step, so the state (moments, step counts) of
+// an optimizer that each rank keeps whole stays behind there, and replicas
+// would drift apart after the join, without an error. Name a JoinedOptimizer
+// (joined_optimizer.h) for each that has any: all but SGD without momentum. A
+// sharded optimizer is named itself. Schedulers and a GradScaler have state as
+// well: step schedulers outside of the body, and see docs/zero.md.
+//
+// What else the ranks with inputs communicate in an iteration, the others do
+// not take part in: a sharded optimizer refuses clipping and unscaling, as they
+// are collective.
+//
 // Each iteration begins with the forward of the first joinable that
 // communicates; under the join every forward counts as an iteration. Blocking:
 // as the collectives. What `body` throws passes through, and the other ranks

@@ -6,6 +6,7 @@
 #include <stdexcept>
 
 #include "lockstep/comm/collectives.h"
+#include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/init.h"
 
 namespace lockstep {
@@ -72,7 +73,9 @@ void ModelAverager::average_parameters(
 
 void ModelAverager::average(const std::vector<at::Tensor>& with_gradient) {
   const auto group = group_of_step();
-  if (group && !with_gradient.empty()) average_over(group, with_gradient);
+  if (group && !with_gradient.empty()) {
+    average_over(group, distinct(with_gradient));
+  }
   ++step;
 }
 

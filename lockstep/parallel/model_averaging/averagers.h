@@ -20,8 +20,8 @@ class ModelAverager {
 
   // Behind each step of the optimizer. Collective in the steps in which it
   // averages: the parameters that have a gradient, which must be the same on
-  // all ranks, in their memory, as one flat tensor. Blocking; errors are those
-  // of all_reduce().
+  // all ranks, in their memory, each once, as one flat tensor. Blocking; errors
+  // are those of all_reduce().
   void average_parameters(const std::vector<at::Tensor>& params);
   void average_parameters(
       const std::vector<torch::optim::OptimizerParamGroup>& param_groups);

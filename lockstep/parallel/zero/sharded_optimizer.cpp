@@ -13,6 +13,7 @@
 #include "lockstep/base/digest.h"
 #include "lockstep/checkpoint/optimizer_state.h"
 #include "lockstep/comm/collectives.h"
+#include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/parallel/ddp/ddp_state.h"
 
@@ -177,7 +178,7 @@ void ShardedOptimizer::check_new_groups() const {
           (found != index_.end() && grouped_[found->second])) {
         throw std::invalid_argument(
             "ZeroRedundancyOptimizer: some parameters appear in more than one "
-            "parameter group, or twice in one; name each once");
+            "parameter group; name each in one");
       }
       if (has_ddp_ && found == index_.end()) {
         throw std::invalid_argument(c10::str(
@@ -256,6 +257,10 @@ void ShardedOptimizer::agree_on_new_groups(bool mistaken) const {
 
 void ShardedOptimizer::adopt_groups() {
   if (inner_ && adopted_ == param_groups_.size()) return;
+  for (size_t g = adopted_; g < param_groups_.size(); ++g) {
+    auto& parameters = param_groups_[g].params();
+    parameters = distinct(std::move(parameters));
+  }
   try {
     std::exception_ptr mistake;
     try {
@@ -412,6 +417,15 @@ std::vector<at::Tensor> ShardedOptimizer::gradient_shards() {
         "ZeroRedundancyOptimizer: with step_in_backward the gradients are used "
         "up when backward() returns, so they cannot be clipped or unscaled; "
         "use step_in_backward = false");
+  }
+  const Join* join = current_join();
+  if (join && !join->options().throw_on_early_termination) {
+    throw std::logic_error(
+        "ZeroRedundancyOptimizer: its gradients cannot be clipped or unscaled "
+        "in a join() that shadows, for a rank without inputs steps its part "
+        "and cannot clip it. If inputs are even, give join() "
+        "throw_on_early_termination or enable = false; if not, use an "
+        "optimizer that is not sharded, with a JoinedOptimizer");
   }
   adopt_groups();
   std::vector<at::Tensor> shards;

@@ -52,12 +52,17 @@ namespace lockstep {
 // takes part. If step() throws for a reason of one rank, the others time out at
 // their next collective. Under join() (join.h, `join({&model.joinable(),
 // &optimizer}, ...)`, in this order) a rank without inputs goes on stepping its
-// part, one step for each iteration of the others that averages gradients.
+// part, one step for each iteration of the others that averages gradients. So
+// what the others do to gradients between backward and step, such a rank would
+// not do to its part: clipping and unscaling throw std::logic_error under a
+// join() that shadows, at the first call. Changing .grad there otherwise (in
+// the form from parameters) is not noticed, and wrong.
 //
 // Parameters are dense or whole; a sparse gradient is refused by step() with
 // std::invalid_argument. Constructors throw std::invalid_argument, on all
-// ranks, if the ranks' groups differ, a parameter stands in two groups, one is
-// not trained by the wrapper, or an option is impossible here, saying why.
+// ranks, if the ranks' groups differ, a parameter stands in two groups (twice
+// in one it counts once), one is not trained by the wrapper, or an option is
+// impossible here, saying why.
 //
 // `step_in_backward`: this rank's part of a bucket is stepped in backward as
 // soon as it is final, and step() only gathers. For graphs that are used once,
