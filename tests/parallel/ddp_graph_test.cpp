@@ -254,5 +254,92 @@ WORLD_TEST(DdpReentrant, ASharedCheckpointedPartNeedsAStaticGraph, 2) {
   });
 }
 
+// All of it is checkpointed, but for a layer that is not used: autograd comes to
+// its parameters in nested passes only, and the end of these is not the end.
+struct WholeImpl : torch::nn::Module {
+  WholeImpl(int times_of, bool has_spare) : times(times_of) {
+    part = register_module("part", torch::nn::Linear(2, 2));
+    if (has_spare) spare = register_module("spare", torch::nn::Linear(2, 2));
+  }
+  torch::Tensor forward(torch::Tensor x) {
+    x = x.requires_grad_();
+    for (int i = 0; i < times; ++i) x = Nested::apply(x, part.get());
+    return x;
+  }
+  int times;
+  torch::nn::Linear part{nullptr}, spare{nullptr};
+};
+TORCH_MODULE(Whole);
+
+void expect_whole_gradients(int times, bool has_spare,
+                            DistributedDataParallelOptions options, int rank,
+                            int size) {
+  Whole net(times, has_spare);
+  DistributedDataParallel<Whole> model(net, options);
+  for (int step = 0; step < 4; ++step) {
+    auto want = torch::zeros({2, 2});
+    for (int r = 0; r < size; ++r) {
+      auto x = torch::full({1, 2}, r + 1.0 + step);
+      for (int i = 0; i < times; ++i) x = net->part(x);
+      want +=
+          torch::autograd::grad({x.square().sum()}, {net->part->weight})[0] /
+          size;
+    }
+    net->zero_grad();
+    model(torch::full({1, 2}, rank + 1.0 + step)).square().sum().backward();
+    EXPECT_TRUE(torch::allclose(net->part->weight.grad(), want)) << step;
+    if (has_spare) EXPECT_FALSE(net->spare->weight.grad().defined());
+  }
+}
+
+WORLD_TEST(DdpReentrant, AWholeModuleThatIsCheckpointedIsAveraged, 2, 3) {
+  on_both_backends([&] {
+    expect_whole_gradients(1, false, {}, world.rank, world.size);
+    expect_whole_gradients(1, false, {.static_graph = true}, world.rank,
+                           world.size);
+    expect_whole_gradients(3, false, {.static_graph = true}, world.rank,
+                           world.size);
+    expect_whole_gradients(3, true, {.static_graph = true}, world.rank,
+                           world.size);
+    expect_whole_gradients(1, true, {.find_unused_parameters = true},
+                           world.rank, world.size);
+  });
+}
+
+WORLD_TEST(DdpReentrant, AnUnusedParameterOfACheckpointedModuleIsNamed, 2) {
+  on_both_backends([&] {
+    Whole net(1, true);
+    DistributedDataParallel<Whole> model(net);
+    EXPECT_THAT([&] { model(torch::ones({1, 2})).sum().backward(); },
+                ThrowsMessage<std::runtime_error>(
+                    AllOf(HasSubstr("backward ended without a gradient for"),
+                          HasSubstr("'spare.weight'"))));
+  });
+}
+
+// Nothing that forward returned is in the loss, and its parameters come in a
+// nested pass: when the outer one ends cannot be known.
+WORLD_TEST(DdpReentrant, NestedGradientsOfAHiddenLossAreRefused, 2) {
+  on_both_backends([&] {
+    struct HiddenImpl : torch::nn::Module {
+      HiddenImpl() {
+        part = register_module("part", torch::nn::Linear(2, 2));
+      }
+      torch::Tensor forward(torch::Tensor x) {
+        hidden = Nested::apply(x.requires_grad_(), part.get());
+        return hidden * 2;
+      }
+      torch::Tensor hidden;
+      torch::nn::Linear part{nullptr};
+    };
+    auto net = std::make_shared<HiddenImpl>();
+    DistributedDataParallel<std::shared_ptr<HiddenImpl>> model(net);
+    model(torch::ones({1, 2}));
+    EXPECT_THAT([&] { net->hidden.sum().backward(); },
+                ThrowsMessage<std::runtime_error>(
+                    HasSubstr("return the tensors that the loss is made of")));
+  });
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -335,6 +335,66 @@ TEST(BucketFaults, RankThatDoesNotReduceItsPartIsNamed) {
   }
 }
 
+// Two iterations were summed up where one rank was a backward ahead.
+TEST(BucketFaults, RanksOfDifferentIterationsAreToldBoth) {
+  for (const size_t count : {3, 100'000}) {  // copied, and not
+    ThreadWorld world(3, default_tuning(3));
+    const auto ends = world.run([&](Group& group) {
+      BucketRank rank(group, values(),
+                      {.buckets = {{.count = count}}, .timeout = kEndless});
+      auto& exchange = rank.exchange();
+      rank.run(1);
+      try {
+        exchange.begin(group.rank() == 1 ? 3 : 2, 3);
+        exchange.publish(0);
+        exchange.finish();
+      } catch (const CallMismatch& error) {
+        EXPECT_THAT(error.what(),
+                    AllOf(HasSubstr("rank 1 number 3"), HasSubstr("number 2")));
+        rank.run(4);  // the group goes on
+        return;
+      }
+      ADD_FAILURE() << "no mismatch";
+    });
+    for (const auto& end : ends) EXPECT_EQ(end.kind, End::Kind::well) << end;
+  }
+}
+
+TEST(BucketFaults, RanksThatWaitForAnAbandonedRoundAreToldAtOnce) {
+  for (const auto results : {Results::everywhere, Results::owned}) {
+    for (const size_t publishes : {0, 1, 2}) {
+      ThreadWorld world(3, default_tuning(3));
+      const auto ends = world.run([&](Group& group) {
+        BucketRank rank(group, values(),
+                        {.buckets = {{.count = 3}, {.count = 100'000}},
+                         .results = results,
+                         .timeout = kEndless});
+        auto& exchange = rank.exchange();
+        rank.run(1);
+        if (group.rank() == 2) {
+          exchange.begin(2, 3);
+          for (size_t i = 0; i < publishes; ++i) exchange.publish(i);
+          exchange.abandon();
+          EXPECT_THROW(exchange.finish(), std::logic_error);
+        } else {
+          exchange.begin(2, 3);
+          exchange.publish(0);
+          exchange.publish(1);
+          std::string words;
+          try {
+            exchange.finish();
+          } catch (const CallMismatch& error) {
+            words = error.what();
+          }
+          EXPECT_THAT(words, HasSubstr("rank 2 has given up the iteration"));
+        }
+        rank.run(3);  // the group goes on
+      });
+      for (const auto& end : ends) EXPECT_EQ(end.kind, End::Kind::well) << end;
+    }
+  }
+}
+
 TEST(BucketFaults, RoundThatOneRankAloneAbandonedIsNamed) {
   ThreadWorld world(2, small_tuning());
   const auto ends = world.run([](Group& group) {
