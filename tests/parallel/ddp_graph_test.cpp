@@ -288,7 +288,9 @@ void expect_whole_gradients(int times, bool has_spare,
     net->zero_grad();
     model(torch::full({1, 2}, rank + 1.0 + step)).square().sum().backward();
     EXPECT_TRUE(torch::allclose(net->part->weight.grad(), want)) << step;
-    if (has_spare) EXPECT_FALSE(net->spare->weight.grad().defined());
+    if (has_spare) {
+      EXPECT_FALSE(net->spare->weight.grad().defined());
+    }
   }
 }
 
