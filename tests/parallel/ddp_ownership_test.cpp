@@ -7,7 +7,6 @@
 
 #include <functional>
 #include <memory>
-#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -16,79 +15,24 @@
 #include "lockstep/parallel/zero/zero_redundancy_optimizer.h"
 #include "tests/harness/process_world.h"
 #include "tests/parallel/both_backends.h"
+#include "tests/parallel/rank_averages.h"
 
 namespace lockstep {
 namespace {
 
-using ::testing::AllOf;
 using ::testing::HasSubstr;
 using testing::on_both_backends;
 using ::testing::ThrowsMessage;
 using testing::World;
 using torch::Tensor;
-
-constexpr int64_t kIn = 3;
-
-torch::TensorOptions doubles() {
-  return torch::TensorOptions().dtype(torch::kDouble);
-}
-
-// The rows of one rank in one step.
-Tensor rows(int rank, int step = 0) {
-  torch::manual_seed(1000 * step + rank + 1);
-  return torch::randn({4, kIn}, doubles());
-}
-
-torch::nn::Sequential small_net() {
-  torch::manual_seed(3);
-  torch::nn::Sequential net(torch::nn::Linear(kIn, 5), torch::nn::Tanh(),
-                            torch::nn::Linear(5, 2));
-  net->to(torch::kDouble);
-  return net;
-}
-
-using Gradients = std::vector<Tensor>;
-
-// Of `loss` with respect to the parameters, zeros where it does not depend.
-Gradients gradients(const Tensor& loss, const Gradients& parameters) {
-  auto all = torch::autograd::grad({loss}, parameters, {}, true, false, true);
-  for (size_t i = 0; i < all.size(); ++i) {
-    if (!all[i].defined()) all[i] = torch::zeros_like(parameters[i]);
-  }
-  return all;
-}
-
-Gradients averages(int size, const Gradients& parameters,
-                   const std::function<Tensor(int rank)>& loss_of) {
-  Gradients mean;
-  for (const auto& parameter : parameters) {
-    mean.push_back(torch::zeros_like(parameter));
-  }
-  for (int rank = 0; rank < size; ++rank) {
-    const auto part = gradients(loss_of(rank), parameters);
-    for (size_t i = 0; i < mean.size(); ++i) mean[i] += part[i] / size;
-  }
-  return mean;
-}
-
-void expect_gradients(const Gradients& parameters, const Gradients& expected,
-                      const char* what) {
-  for (size_t i = 0; i < parameters.size(); ++i) {
-    ASSERT_TRUE(parameters[i].grad().defined()) << what << ", parameter " << i;
-    EXPECT_TRUE(torch::allclose(parameters[i].grad(), expected[i], 1e-10,
-                                1e-12))
-        << what << ", parameter " << i << "\n"
-        << parameters[i].grad() << "\nexpected\n"
-        << expected[i];
-  }
-}
-
-// `net` as it is on every rank.
-auto loss_of(torch::nn::Sequential& net, int step = 0) {
-  return [&net, step](int rank) {
-    return net->forward(rows(rank, step)).square().sum();
-  };
-}
+using testing::averages;
+using testing::doubles;
+using testing::expect_gradients;
+using testing::gradients;
+using testing::kIn;
+using testing::loss_of;
+using testing::rows;
+using testing::small_net;
 
 using Wrapped = DistributedDataParallel<torch::nn::Sequential>;
 
@@ -417,80 +361,6 @@ WORLD_TEST(DdpOwnership, WrappersThatShareRefuseWhatNeedsTheGradients, 2) {
   });
 }
 
-// LibTorch makes the place where gradients are accumulated anew.
-WORLD_TEST(DdpOwnership, DtypeRoundTripsKeepAveraging, 2) {
-  on_both_backends([&] {
-    auto net = small_net();
-    net->to(torch::kFloat);
-    net->to(torch::kDouble);
-    Wrapped model(net);
-    const auto parameters = net->parameters();
-    for (int step = 0; step < 4; ++step) {
-      net->zero_grad();
-      auto before = model(rows(world.rank, step + 10)).square().sum();
-      net->to(torch::kFloat);
-      net->to(torch::kDouble);
-      model(rows(world.rank, step)).square().sum().backward();
-      auto expected = averages(world.size, parameters, loss_of(net, step));
-      expect_gradients(parameters, expected, "after the round trip");
-      if (step < 2) continue;
-      before.backward();  // of a graph with the old place
-      const auto older =
-          averages(world.size, parameters, loss_of(net, step + 10));
-      for (size_t i = 0; i < expected.size(); ++i) expected[i] += older[i];
-      expect_gradients(parameters, expected, "of the graph before");
-    }
-  });
-}
-
-WORLD_TEST(DdpOwnership, WhatIsFrozenInEveryOtherStepKeepsItsBuckets, 2) {
-  on_both_backends([&] {
-    auto net = small_net();
-    Wrapped model(net);
-    const auto parameters = net->parameters();
-    std::vector<const void*> places;
-    for (int step = 0; step < 10; ++step) {
-      net->zero_grad();
-      const bool frozen = step % 2 == 1;
-      for (int i : {0, 1}) parameters[i].requires_grad_(!frozen);
-      model(rows(world.rank, step)).square().sum().backward();
-      const Gradients trained(parameters.begin() + (frozen ? 2 : 0),
-                              parameters.end());
-      expect_gradients(trained,
-                       averages(world.size, trained, loss_of(net, step)),
-                       "frozen and not");
-      EXPECT_EQ(parameters[0].grad().defined(), !frozen);
-      places.push_back(parameters[3].grad().const_data_ptr());
-      EXPECT_EQ(model.get_ddp_logging_data().iteration, step + 1);
-    }
-    EXPECT_NE(places[8], places[9]);
-    EXPECT_EQ(places[8], places[6]);
-    EXPECT_EQ(places[9], places[7]);
-  });
-}
-
-WORLD_TEST(DdpOwnership, WrappersUsedInAThreadThatEndsLeaveNothing, 2) {
-  on_both_backends([&] {
-    std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> weights;
-    std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> buckets;
-    for (int i = 0; i < 4; ++i) {
-      torch::nn::Linear net(256, 256);
-      DistributedDataParallel<torch::nn::Linear> model(net);
-      std::thread([&] {
-        for (int step = 0; step < 3; ++step) {
-          net->zero_grad();
-          model(torch::ones({1, 256})).sum().backward();
-        }
-      }).join();
-      weights.emplace_back(net->weight.getIntrusivePtr());
-      buckets.push_back(net->weight.grad().storage().getWeakStorageImpl());
-    }
-    for (const auto& weight : weights) EXPECT_TRUE(weight.expired());
-    // Gloo may hold what it worked on last.
-    for (int i = 0; i < 3; ++i) EXPECT_TRUE(buckets[i].expired()) << i;
-  });
-}
-
 WORLD_TEST(DdpOwnership, ForwardInsideBackwardIsRefused, 2) {
   on_both_backends([&] {
     auto net = small_net();
@@ -504,149 +374,6 @@ WORLD_TEST(DdpOwnership, ForwardInsideBackwardIsRefused, 2) {
     EXPECT_THAT([&] { output.sum().backward(); },
                 ThrowsMessage<std::logic_error>(
                     HasSubstr("forward was called while a backward")));
-  });
-}
-
-// Throws in backward where `fails` says so.
-struct Fragile : torch::autograd::Function<Fragile> {
-  static Tensor forward(torch::autograd::AutogradContext* context,
-                        const Tensor& x, bool fails) {
-    context->saved_data["fails"] = fails;
-    return x.clone();
-  }
-  static torch::autograd::variable_list backward(
-      torch::autograd::AutogradContext* context,
-      torch::autograd::variable_list grads) {
-    if (context->saved_data["fails"].toBool()) {
-      throw std::runtime_error("this backward is fragile");
-    }
-    return {grads[0], Tensor()};
-  }
-};
-
-struct FragileNetImpl : torch::nn::Module {
-  FragileNetImpl() {
-    torch::manual_seed(9);
-    first = register_module("first", torch::nn::Linear(kIn, 4));
-    last = register_module("last", torch::nn::Linear(4, 2));
-    to(torch::kDouble);
-  }
-  Tensor forward(const Tensor& x) {
-    return last(Fragile::apply(first(x), fails));
-  }
-  bool fails = false;
-  torch::nn::Linear first{nullptr}, last{nullptr};
-};
-TORCH_MODULE(FragileNet);
-
-WORLD_TEST(DdpOwnership, BackwardsThatThrewAreForgotten, 2, 3) {
-  on_both_backends([&] {
-    FragileNet net;
-    DistributedDataParallel<FragileNet> model(net, {.bucket_cap_mb = 1e-5});
-    const auto parameters = net->parameters();
-    for (int step = 0; step < 5; ++step) {
-      net->fails = step % 2 == 1;
-      net->zero_grad();
-      auto loss = model(rows(world.rank, step)).square().sum();
-      if (net->fails) {
-        EXPECT_THAT(
-            [&] { loss.backward({}, /*retain_graph=*/true); },
-            ThrowsMessage<std::runtime_error>(HasSubstr("is fragile")));
-        // The plain module in between.
-        net->fails = false;
-        net->zero_grad();
-        net->forward(rows(7)).sum().backward();
-        net->zero_grad();
-        loss = model(rows(world.rank, step)).square().sum();
-      }
-      loss.backward();
-      expect_gradients(
-          parameters,
-          averages(world.size, parameters,
-                   [&](int rank) {
-                     return net->forward(rows(rank, step)).square().sum();
-                   }),
-          "around exceptions");
-    }
-  });
-}
-
-// Its peers were left to wait for their deadline, or averaged two iterations.
-WORLD_TEST(DdpOwnership, PeersOfABackwardThatThrewAreToldAtOnce, 2, 3) {
-  auto group = init_process_group("lockstep", {.timeout = std::chrono::seconds(
-                                                   50)});
-  FragileNet net;
-  DistributedDataParallel<FragileNet> model(net);
-  const auto parameters = net->parameters();
-  for (int step = 0; step < 4; ++step) {
-    net->zero_grad();
-    net->fails = step % 2 == 1 && world.rank == world.size - 1;
-    auto loss = model(rows(world.rank, step)).square().sum();
-    if (step % 2 == 1) {
-      const auto begun = std::chrono::steady_clock::now();
-      const std::string words =
-          net->fails ? std::string("is fragile")
-                     : "rank " + std::to_string(world.size - 1);
-      std::string said;
-      try {
-        loss.backward();
-      } catch (const std::exception& error) {
-        said = error.what();
-      }
-      EXPECT_THAT(said, HasSubstr(words));
-      if (!net->fails) {
-        EXPECT_THAT(said, HasSubstr("given up the iteration"));
-      }
-      // Long before the group's deadline.
-      EXPECT_LT(std::chrono::steady_clock::now() - begun,
-                std::chrono::seconds(25));
-      continue;
-    }
-    loss.backward();
-    expect_gradients(
-        parameters,
-        averages(world.size, parameters,
-                 [&](int rank) {
-                   return net->forward(rows(rank, step)).square().sum();
-                 }),
-        "after one rank's exception");
-  }
-}
-
-WORLD_TEST(DdpOwnership, ParametersAreLowOnlyWhileTheyAreWorkedWith, 2) {
-  on_both_backends([&] {
-    torch::nn::Linear net(kIn, 2);
-    DistributedDataParallel<torch::nn::Linear> model(
-        net, {.mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16}});
-    auto x = torch::ones({2, kIn});
-    auto unused = model(x);
-    EXPECT_EQ(unused.scalar_type(), at::kBFloat16);
-    EXPECT_EQ(net->weight.scalar_type(), at::kFloat);
-    for (int step = 0; step < 3; ++step) {
-      net->zero_grad();
-      auto loss = (model(x) * (world.rank + 1)).sum();
-      EXPECT_EQ(net->weight.scalar_type(), at::kFloat);
-      loss.backward();
-      EXPECT_EQ(net->weight.scalar_type(), at::kFloat);
-      ASSERT_EQ(net->weight.grad().scalar_type(), at::kFloat);
-      EXPECT_FLOAT_EQ(net->weight.grad()[0][0].item<float>(), 3);
-    }
-  });
-}
-
-WORLD_TEST(DdpOwnership, FreezingUnderJoinIsRefused, 2) {
-  on_both_backends([&] {
-    auto net = small_net();
-    Wrapped model(net);
-    EXPECT_THAT(
-        [&] {
-          model.join([&] {
-            model(rows(world.rank)).sum().backward();
-            net->parameters()[0].requires_grad_(false);
-            model(rows(world.rank)).sum().backward();
-          });
-        },
-        ThrowsMessage<std::logic_error>(HasSubstr("under join()")));
   });
 }
 

@@ -337,6 +337,16 @@ WORLD_TEST(ZeroDdp, RanksWithoutInputsGoOnSteppingTheirParts, 2, 3) {
   }
 }
 
+// Ranks without inputs would not take part in step().
+WORLD_TEST(ZeroDdp, AJoinThatDoesNotNameTheOptimizerIsRefused, 2) {
+  auto group = init_process_group();
+  Model model(ZeroNet(), kBuckets);
+  Zero zero(model, {.lr = 0.01});
+  EXPECT_THAT(
+      [&] { model.join([&] { train(model, zero, world.rank, 0, 1); }); },
+      ThrowsMessage<std::logic_error>(HasSubstr("name both")));
+}
+
 WORLD_TEST(ZeroDdp, ImpossibleOptionsAreRefusedOnAllRanks, 2) {
   auto group = init_process_group("gloo");
   const auto refused = [](const char* words) {

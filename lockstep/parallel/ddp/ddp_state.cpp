@@ -378,6 +378,13 @@ void DdpState::before_forward() {
   const bool trains = at::GradMode::is_enabled() && require_backward_grad_sync;
   int source = 0;
   if (auto* join = current_join()) {
+    if (gate_ && join->joinables() == 1 &&
+        !join->options().throw_on_early_termination) {
+      throw std::logic_error(
+          "DistributedDataParallel: join() without the wrapper's sharded "
+          "optimizer, which communicates in step(); name both: "
+          "lockstep::join({&model.joinable(), &optimizer}, body)");
+    }
     const auto& round =
         join->begin_iteration(*this, trains, at::GradMode::is_enabled());
     source = round.active.back();

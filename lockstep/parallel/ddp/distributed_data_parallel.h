@@ -36,8 +36,11 @@ struct ModulePointer<std::shared_ptr<Impl>> {
 // `Module` is a module holder, a std::shared_ptr of a module, or a Sequential.
 // The module is shared, not copied: parameter names are its own, without a
 // "module." prefix, and optimizers take `model->parameters()`. Its forward may
-// take and return anything: what a backward pass does not come to is seen in
-// that pass itself.
+// take anything, and return what ForwardResult knows (forward_result.h).
+//
+// A backward pass averages if it goes through a forward of this wrapper in grad
+// mode and outside no_sync(). Others, as of the plain module, do not, and grad()
+// never does (backward_tracker.h).
 //
 // The constructor is collective, as is every forward of a module with buffers
 // (and the second one of any). Each rank must call forward and backward as
@@ -52,8 +55,14 @@ struct ModulePointer<std::shared_ptr<Impl>> {
 // Gradients of Embedding and EmbeddingBag with sparse(true) stay sparse. A
 // parameter that is used twice, or registered twice, counts once. Parameters
 // whose requires_grad changes after the constructor, on every rank alike, are
-// taken in or left out from the next forward on. Higher-order gradients
+// taken in or left out from the next forward on. One that several wrappers
+// train is averaged by each of them (distributed-data-parallel.md says what is
+// not possible then: std::invalid_argument). Higher-order gradients
 // (create_graph) are not reduced.
+//
+// If an exception ends a backward, the iteration is given up: gradients that
+// lay in buckets are undefined, and the next forward begins anew if every rank
+// has given up. In shared memory peers that wait for this rank throw at once.
 //
 // Ranks may run Python's DistributedDataParallel over the same model, in a
 // group as init_process_group() describes, if their options are the same, no

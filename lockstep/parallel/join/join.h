@@ -72,6 +72,7 @@ class Join {
   const JoinRound& begin_iteration(const Joinable& joinable, bool synchronizes,
                                    bool trains = true);
   const JoinOptions& options() const { return options_; }
+  size_t joinables() const { return joinables_.size(); }
 
   // Shadows until all ranks came here. Collective.
   void finish();

@@ -263,6 +263,7 @@ bool BucketExchange::all_have(std::atomic<uint64_t> Counters::*counter,
 }
 
 size_t BucketExchange::advance(std::memory_order order) {
+  if (abandoned_) return complete_;
   while (next_ < published_ &&
          all_have(&Counters::published, next_, known_published_, order)) {
     if (next_ == 0) compare_iterations();

@@ -1,0 +1,147 @@
+// Parameters whose dtype or requires_grad changes while they are trained, and
+// wrappers that come and go.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <thread>
+#include <vector>
+
+#include "lockstep/parallel/ddp/distributed_data_parallel.h"
+#include "tests/harness/process_world.h"
+#include "tests/parallel/both_backends.h"
+#include "tests/parallel/rank_averages.h"
+
+namespace lockstep {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::on_both_backends;
+using ::testing::ThrowsMessage;
+using testing::World;
+using torch::Tensor;
+using testing::averages;
+using testing::expect_gradients;
+using testing::Gradients;
+using testing::gradients;
+using testing::kIn;
+using testing::loss_of;
+using testing::rows;
+using testing::small_net;
+
+using Wrapped = DistributedDataParallel<torch::nn::Sequential>;
+
+// LibTorch makes the place where gradients are accumulated anew.
+WORLD_TEST(DdpChanges, DtypeRoundTripsKeepAveraging, 2) {
+  on_both_backends([&] {
+    auto net = small_net();
+    net->to(torch::kFloat);
+    net->to(torch::kDouble);
+    Wrapped model(net);
+    const auto parameters = net->parameters();
+    for (int step = 0; step < 4; ++step) {
+      net->zero_grad();
+      auto before = model(rows(world.rank, step + 10)).square().sum();
+      net->to(torch::kFloat);
+      net->to(torch::kDouble);
+      model(rows(world.rank, step)).square().sum().backward();
+      auto expected = averages(world.size, parameters, loss_of(net, step));
+      expect_gradients(parameters, expected, "after the round trip");
+      if (step < 2) continue;
+      before.backward();  // of a graph with the old place
+      const auto older =
+          averages(world.size, parameters, loss_of(net, step + 10));
+      for (size_t i = 0; i < expected.size(); ++i) expected[i] += older[i];
+      expect_gradients(parameters, expected, "of the graph before");
+    }
+  });
+}
+
+WORLD_TEST(DdpChanges, WhatIsFrozenInEveryOtherStepKeepsItsBuckets, 2) {
+  on_both_backends([&] {
+    auto net = small_net();
+    Wrapped model(net);
+    const auto parameters = net->parameters();
+    std::vector<const void*> places;
+    for (int step = 0; step < 10; ++step) {
+      net->zero_grad();
+      const bool frozen = step % 2 == 1;
+      for (int i : {0, 1}) parameters[i].requires_grad_(!frozen);
+      model(rows(world.rank, step)).square().sum().backward();
+      const Gradients trained(parameters.begin() + (frozen ? 2 : 0),
+                              parameters.end());
+      expect_gradients(trained,
+                       averages(world.size, trained, loss_of(net, step)),
+                       "frozen and not");
+      EXPECT_EQ(parameters[0].grad().defined(), !frozen);
+      places.push_back(parameters[3].grad().const_data_ptr());
+      EXPECT_EQ(model.get_ddp_logging_data().iteration, step + 1);
+    }
+    EXPECT_NE(places[8], places[9]);
+    EXPECT_EQ(places[8], places[6]);
+    EXPECT_EQ(places[9], places[7]);
+  });
+}
+
+WORLD_TEST(DdpChanges, WrappersUsedInAThreadThatEndsLeaveNothing, 2) {
+  on_both_backends([&] {
+    std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> weights;
+    std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> buckets;
+    for (int i = 0; i < 4; ++i) {
+      torch::nn::Linear net(256, 256);
+      DistributedDataParallel<torch::nn::Linear> model(net);
+      std::thread([&] {
+        for (int step = 0; step < 3; ++step) {
+          net->zero_grad();
+          model(torch::ones({1, 256})).sum().backward();
+        }
+      }).join();
+      weights.emplace_back(net->weight.getIntrusivePtr());
+      buckets.push_back(net->weight.grad().storage().getWeakStorageImpl());
+    }
+    for (const auto& weight : weights) EXPECT_TRUE(weight.expired());
+    // Gloo may hold what it worked on last.
+    for (int i = 0; i < 3; ++i) EXPECT_TRUE(buckets[i].expired()) << i;
+  });
+}
+
+WORLD_TEST(DdpChanges, ParametersAreLowOnlyWhileTheyAreWorkedWith, 2) {
+  on_both_backends([&] {
+    torch::nn::Linear net(kIn, 2);
+    DistributedDataParallel<torch::nn::Linear> model(
+        net, {.mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16}});
+    auto x = torch::ones({2, kIn});
+    auto unused = model(x);
+    EXPECT_EQ(unused.scalar_type(), at::kBFloat16);
+    EXPECT_EQ(net->weight.scalar_type(), at::kFloat);
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad();
+      auto loss = (model(x) * (world.rank + 1)).sum();
+      EXPECT_EQ(net->weight.scalar_type(), at::kFloat);
+      loss.backward();
+      EXPECT_EQ(net->weight.scalar_type(), at::kFloat);
+      ASSERT_EQ(net->weight.grad().scalar_type(), at::kFloat);
+      EXPECT_FLOAT_EQ(net->weight.grad()[0][0].item<float>(), 3);
+    }
+  });
+}
+
+WORLD_TEST(DdpChanges, FreezingUnderJoinIsRefused, 2) {
+  on_both_backends([&] {
+    auto net = small_net();
+    Wrapped model(net);
+    EXPECT_THAT(
+        [&] {
+          model.join([&] {
+            model(rows(world.rank)).sum().backward();
+            net->parameters()[0].requires_grad_(false);
+            model(rows(world.rank)).sum().backward();
+          });
+        },
+        ThrowsMessage<std::logic_error>(HasSubstr("under join()")));
+  });
+}
+
+}  // namespace
+}  // namespace lockstep
