@@ -406,7 +406,13 @@ void DdpState::before_forward() {
   if (require_forward_buffer_sync_) broadcast_buffers(source);
   require_forward_buffer_sync_ = trains;
   if (low_) low_->lower_for_forward();
-  if (at::GradMode::is_enabled()) reducer_->tracker().begin_forward(trains);
+  if (!at::GradMode::is_enabled()) return;
+  try {
+    reducer_->tracker().begin_forward(trains);
+  } catch (...) {
+    if (low_) low_->restore();
+    throw;
+  }
 }
 
 void DdpState::after_forward() {
