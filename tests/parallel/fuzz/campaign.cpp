@@ -26,9 +26,11 @@ namespace lockstep::fuzz {
 namespace {
 
 constexpr const char* kBackendVariable = "LOCKSTEP_FUZZ_BACKEND";
-// Of the group: shorter than a case may take, so that ranks that wait say what
+// A reduction ends after this, with what it has.
+constexpr std::chrono::seconds kReductionTime{60};
+// The group's timeout: shorter than a case may take, so that ranks that wait say what
 // for.
-constexpr std::chrono::seconds kGroupTimeout{4};
+constexpr std::chrono::seconds kGroupTimeout{2};
 
 // Bound and never listening, so that only a store that reuses addresses can
 // take the port.
@@ -207,9 +209,11 @@ void print_reduced(FuzzWorld& world, const Case& fuzz_case,
   const auto kind = kind_of(outcome);
   auto last = outcome;
   int runs = 0;
+  const auto deadline = Deadline::after(kReductionTime);
   const auto edits =
       reduce_case(fuzz_case, [&](const std::vector<size_t>& tried) {
-        if (++runs > 3000) return false;
+        if (deadline.expired()) return false;
+        ++runs;
         const auto now = world.run(fuzz_case.seed, tried);
         if (kind_of(now) != kind) return false;
         last = now;
@@ -252,6 +256,13 @@ bool run_campaign(const CampaignOptions& options) {
     if (!failed) continue;
     std::printf("seed %llu: %s\n", static_cast<unsigned long long>(seed),
                 outcome.reason.c_str());
+    if (options.prints_statistics) {
+      std::printf(" ");
+      for (const auto& feature : features) {
+        std::printf(" [%s]", feature.c_str());
+      }
+      std::printf("\n");
+    }
     if (options.prints_programs) {
       std::printf("%s\n", program_of(fuzz_case, outcome.reason).c_str());
     }
