@@ -37,6 +37,9 @@ class FuzzWorld {
   // the rank that says it. Blocks for the case's time at most.
   Outcome run(uint64_t seed, const std::vector<size_t>& edits);
 
+  // False where the next run() starts the ranks first.
+  bool is_running() const { return !ranks_.empty(); }
+
  private:
   void start();
   void stop();

@@ -6,7 +6,7 @@
 
 #include <chrono>
 #include <cstdint>
-#include <set>
+#include <map>
 #include <string>
 
 #include "lockstep/comm/collectives.h"
