@@ -224,6 +224,17 @@ void print_reduced(FuzzWorld& world, const Case& fuzz_case,
               program_of(edited_case(fuzz_case, edits), last.reason).c_str());
 }
 
+bool is_wanted(const std::set<std::string>& features,
+               const CampaignOptions& options) {
+  auto is_there = [&](const std::string& text) {
+    return std::ranges::any_of(features, [&](const std::string& feature) {
+      return feature.find(text) != std::string::npos;
+    });
+  };
+  return std::ranges::all_of(options.with, is_there) &&
+         std::ranges::none_of(options.without, is_there);
+}
+
 void print_statistics(const std::map<std::string, Tally>& tallies, int cases) {
   std::printf("%-46s %8s %6s %8s %8s\n", "feature", "cases", "%", "refused",
               "failed");
@@ -244,6 +255,8 @@ bool run_campaign(const CampaignOptions& options) {
   int timed = 0;
   for (uint64_t seed = options.begin; seed < options.end; ++seed) {
     const auto fuzz_case = draw_case(seed, options.world_size);
+    const auto features = features_of(fuzz_case);
+    if (!is_wanted(features, options)) continue;
     const bool was_running = world.is_running();
     const auto begin = std::chrono::steady_clock::now();
     const auto outcome = world.run(seed, {});
@@ -259,7 +272,6 @@ bool run_campaign(const CampaignOptions& options) {
       tally.failed += failed ? 1 : 0;
     };
     count(sum);
-    const auto features = features_of(fuzz_case);
     for (const auto& feature : features) count(tallies[feature]);
     if (!failed) continue;
     std::printf("seed %llu: %s\n", static_cast<unsigned long long>(seed),

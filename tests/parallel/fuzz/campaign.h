@@ -24,6 +24,10 @@ struct CampaignOptions {
   bool prints_statistics{false};
   // Prints the program of each failing case as it was drawn.
   bool prints_programs{false};
+  // Only cases with a feature (features.h) that contains each of `with`, and
+  // none that contains one of `without`.
+  std::vector<std::string> with{};
+  std::vector<std::string> without{};
 };
 
 // Processes of this program that run cases over one group: they start with the

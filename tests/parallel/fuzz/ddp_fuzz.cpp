@@ -6,6 +6,9 @@
 //   --reduce           makes each failing case as small as it still fails, and
 //                      prints it as a program
 //   --program          prints each failing case as it was drawn
+//   --with TEXT, --without TEXT
+//                      leaves out cases without a feature whose name contains
+//                      TEXT, or with one; may be repeated
 //   --statistics       counts failures by what the cases had in them
 //
 // Prints a line for each failing seed and one with the sums. Exits with 1 if a
@@ -43,6 +46,10 @@ lockstep::fuzz::CampaignOptions options_of(
       options.reduces = true;
     } else if (name == "--program") {
       options.prints_programs = true;
+    } else if (name == "--with") {
+      options.with.push_back(value());
+    } else if (name == "--without") {
+      options.without.push_back(value());
     } else if (name == "--statistics") {
       options.prints_statistics = true;
     } else if (name == "--seeds") {
@@ -72,7 +79,8 @@ int main(int argc, char** argv) {
     std::fprintf(stderr,
                  "ddp_fuzz: %s\nusage: ddp_fuzz [--world N] [--backend NAME] "
                  "[--seeds BEGIN:END] [--case-timeout S] [--reduce] "
-                 "[--program] [--statistics]\n",
+                 "[--program] [--with TEXT] [--without TEXT] "
+                 "[--statistics]\n",
                  error.what());
     return 2;
   }

@@ -103,7 +103,7 @@ class CaseDraw {
         op.is_output = true;
       }
     }
-    auto& branch = dice_.percent(30)
+    auto& branch = dice_.percent(45)
                        ? add_op(OpKind::returned_parameter, Part::trunk)
                        : add_op(draw_kind(), Part::trunk);
     branch.is_output = branch.is_branch = true;
@@ -189,7 +189,7 @@ class CaseDraw {
       auto& op = case_.ops[i];
       if (op.kind == OpKind::running_mean) continue;
       if (dice_.percent(40)) op.use = dice_.one_of(uses);
-      if (op.is_output && dice_.percent(50)) op.loss_use = dice_.one_of(uses);
+      if (op.is_output && dice_.percent(80)) op.loss_use = dice_.one_of(uses);
     }
   }
 
@@ -219,7 +219,7 @@ class CaseDraw {
     options.batched_grad_copy = has(Trait::batched_copy);
     options.skip_all_reduce_unused_params = has(Trait::skip_unused);
     options.check_for_nan_in_grad = has(Trait::check_nan);
-    options.broadcast_buffers = !has(Trait::buffers) || dice_.percent(60);
+    options.broadcast_buffers = !has(Trait::buffers) || dice_.percent(45);
     options.has_comm_hook = has(Trait::comm_hook);
     if (has(Trait::adamw)) options.optimizer = Optimizer::adamw;
     if (has(Trait::in_backward)) options.stepping = Stepping::in_backward;

@@ -203,16 +203,17 @@ torch::Tensor loss_of(const Case& fuzz_case, const Event& event, int rank,
                  fuzz_case.world_size)) {
       continue;
     }
-    const auto part = (value - 0.3).square().mean() * weight;
+    // Bounded, so that no training leads to infinity.
+    const auto part = (value.tanh() - 0.3).square().mean() * weight;
     loss = loss.defined() ? loss + part : part;
     weight *= 0.5;
   }
-  if (auxiliary.defined()) loss = loss + 0.1 * auxiliary;
+  if (auxiliary.defined()) loss = loss + 0.1 * auxiliary.tanh();
   if (event.has_penalty) {
     const auto slope = torch::autograd::grad(
         {outputs[0].value.square().sum()}, {x}, {}, /*retain_graph=*/true,
         /*create_graph=*/true)[0];
-    loss = loss + 0.1 * slope.square().mean();
+    loss = loss + 0.1 * slope.tanh().square().mean();
   }
   return loss;
 }

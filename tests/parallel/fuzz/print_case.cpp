@@ -338,9 +338,9 @@ class Program {
   auto loss_of = [](auto& net, const std::vector<torch::Tensor>& outputs) {
     torch::Tensor loss = torch::zeros({}, torch::kDouble);
     for (const auto& output : outputs) {
-      if (output.defined()) loss = loss + (output - 0.3).square().mean();
+      if (output.defined()) loss = loss + (output.tanh() - 0.3).square().mean();
     }
-    if (net.aux.defined()) loss = loss + 0.1 * net.aux;
+    if (net.aux.defined()) loss = loss + 0.1 * net.aux.tanh();
     return loss;
   };
   auto show = [&](const char* when) {
@@ -501,7 +501,7 @@ class Program {
            << "auto slope = torch::autograd::grad({outputs[0].square().sum()}, "
            << "{x}, {}, true, true)[0];\n"
            << inner << slot << " = " << slot
-           << " + 0.1 * slope.square().mean();\n";
+           << " + 0.1 * slope.tanh().square().mean();\n";
     }
     out_ << indent
          << (event.exception == Deliberate::in_forward

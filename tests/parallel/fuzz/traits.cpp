@@ -97,8 +97,9 @@ std::set<Trait> draw_traits(Dice& dice) {
   static const std::vector<Trait> kOften{
       Trait::big,          Trait::big,          Trait::find_unused,
       Trait::static_graph, Trait::two_wrappers, Trait::no_sync,
-      Trait::plain_module, Trait::no_zero_grad, Trait::checkpointed_whole,
-      Trait::tied};
+      Trait::no_zero_grad, Trait::checkpointed_whole, Trait::tied,
+      Trait::zero_private, Trait::skip_unused, Trait::several_outputs,
+      Trait::buffers};
   const size_t all = static_cast<size_t>(Trait::kCount);
   Traits chosen;
   const size_t count = dice.one_of(kCounts);
@@ -115,6 +116,11 @@ std::set<Trait> draw_traits(Dice& dice) {
     } else {
       chosen.erase(Trait::skip_unused);
     }
+  }
+  // Outputs that the loss leaves out on some rank.
+  if (chosen.contains(Trait::find_unused) && dice.percent(60) &&
+      fits(Trait::several_outputs, chosen)) {
+    chosen.insert(Trait::several_outputs);
   }
   return chosen;
 }
