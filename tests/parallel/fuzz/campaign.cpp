@@ -65,11 +65,11 @@ bool is_consequence(const std::string& reason) {
 Outcome combine(const std::vector<Outcome>& outcomes) {
   Outcome all;
   const Outcome* reason = nullptr;
-  bool has_refusal = false;
+  const Outcome* refusal = nullptr;
   for (size_t rank = 0; rank < outcomes.size(); ++rank) {
     const auto& one = outcomes[rank];
     all.is_in_step &= one.is_in_step;
-    has_refusal |= one.verdict == Verdict::refused;
+    if (one.verdict == Verdict::refused) refusal = &one;
     if (one.verdict == Verdict::failed &&
         (reason == nullptr || (is_consequence(reason->reason) &&
                                !is_consequence(one.reason)))) {
@@ -78,8 +78,10 @@ Outcome combine(const std::vector<Outcome>& outcomes) {
     }
   }
   if (reason != nullptr) all.verdict = Verdict::failed;
-  if (has_refusal && (reason == nullptr || is_consequence(reason->reason))) {
+  if (refusal != nullptr &&
+      (reason == nullptr || is_consequence(reason->reason))) {
     all.verdict = Verdict::refused;
+    all.reason = refusal->reason;
   }
   return all;
 }
@@ -250,6 +252,7 @@ bool run_campaign(const CampaignOptions& options) {
   FuzzWorld world(options);
   std::map<std::string, Tally> tallies;
   Tally sum;
+  std::map<std::string, int> refusals;
   // Cases that passed, without the start of a world.
   std::chrono::duration<double> time{};
   int timed = 0;
@@ -273,6 +276,7 @@ bool run_campaign(const CampaignOptions& options) {
     };
     count(sum);
     for (const auto& feature : features) count(tallies[feature]);
+    if (refused) ++refusals[outcome.reason];
     if (!failed) continue;
     std::printf("seed %llu: %s\n", static_cast<unsigned long long>(seed),
                 outcome.reason.c_str());
@@ -286,10 +290,14 @@ bool run_campaign(const CampaignOptions& options) {
     if (options.prints_programs) {
       std::printf("%s\n", program_of(fuzz_case, outcome.reason).c_str());
     }
+    std::fflush(stdout);  // reducing takes its time
     if (options.reduces) print_reduced(world, fuzz_case, outcome);
     std::fflush(stdout);
   }
   if (options.prints_statistics) print_statistics(tallies, sum.cases);
+  for (const auto& [reason, count] : refusals) {
+    std::printf("refused %d: %s\n", count, reason.c_str());
+  }
   std::printf(
       "%s, %d ranks, seeds %llu:%llu: %d cases, %d refused, %d failed, %.0f "
       "cases/s where they pass\n",

@@ -21,11 +21,17 @@ constexpr double kTolerance = 1e-10;
 
 // Errors by which DistributedDataParallel refuses a case as its documentation
 // says it may. Everything else that is thrown is a failure.
-constexpr std::array<std::string_view, 3> kRefusals{
-    "came in a nested backward pass, which find_unused_parameters cannot see",
-    "became ready twice in one backward",
-    "the process group has no memory common to all its ranks",
+struct Refusal {
+  std::string_view error;
+  // Thrown on every rank at the same place, between two operations.
+  bool leaves_ranks_in_step;
 };
+constexpr std::array<Refusal, 3> kRefusals{{
+    {"came in a nested backward pass, which find_unused_parameters cannot see",
+     false},
+    {"became ready twice in one backward", false},
+    {"the process group has no memory common to all its ranks", true},
+}};
 
 bool is_sharded(Stepping stepping) {
   return stepping == Stepping::zero_private ||
@@ -248,8 +254,9 @@ std::string first_line(const std::string& text) {
 
 Outcome outcome_of(const std::string& error, const std::string& place) {
   for (const auto& refusal : kRefusals) {
-    if (error.find(refusal) == std::string::npos) continue;
-    return {Verdict::refused, std::string(refusal), false};
+    if (error.find(refusal.error) == std::string::npos) continue;
+    return {Verdict::refused, std::string(refusal.error),
+            refusal.leaves_ranks_in_step};
   }
   return {Verdict::failed, "threw in " + place + ": " + first_line(error),
           false};
