@@ -1,0 +1,215 @@
+#include "tests/parallel/fuzz/draw_events.h"
+
+#include <algorithm>
+#include <optional>
+
+namespace lockstep::fuzz {
+namespace {
+
+// Slots of losses; the order of the numbers is that of the forwards.
+constexpr int kFirst = 0;
+constexpr int kSecond = 1;
+constexpr int kAside = 8;    // of forwards beside the step's own
+constexpr int kDropped = 9;  // of forwards that get no backward
+
+class EventDraw {
+ public:
+  EventDraw(Case& fuzz_case, const std::set<Trait>& traits, Dice& dice)
+      : case_(fuzz_case), traits_(traits), dice_(dice) {}
+
+  void draw() {
+    size_t trunk = 0;
+    while (trunk < case_.ops.size() && case_.ops[trunk].part == Part::trunk) {
+      ++trunk;
+    }
+    case_.throwing_op = dice_.below(trunk);
+    if (has(Trait::freezing)) freezable_ = draw_freezable();
+    const int steps = static_cast<int>(3 + dice_.below(3));
+    for (step_ = 0; step_ < steps; ++step_) draw_step();
+  }
+
+ private:
+  bool has(Trait trait) const { return traits_.contains(trait); }
+  bool sometimes(Trait trait, size_t chance) {
+    return has(trait) && dice_.percent(chance);
+  }
+
+  Event& add(EventKind kind) {
+    return case_.events.emplace_back(Event{.kind = kind, .step = step_});
+  }
+
+  Event& forward(int slot, int wrapper = 0, bool synchronises = true) {
+    auto& event = add(EventKind::forward);
+    event.slot = slot;
+    event.wrapper = wrapper;
+    event.synchronises = synchronises;
+    event.batch = batch_++;
+    if (has(Trait::penalty)) {
+      event.has_penalty = has(Trait::static_graph) || dice_.percent(70);
+    }
+    return event;
+  }
+
+  void backward(std::vector<int> slots) {
+    if (sometimes(Trait::gradient, 60)) add(EventKind::gradient).slots = slots;
+    if (sometimes(Trait::backward_twice, 60)) {
+      auto& event = add(EventKind::backward);
+      event.slots = slots;
+      event.retains_graph = true;
+    }
+    add(EventKind::backward).slots = std::move(slots);
+  }
+
+  // Not of the first operation: the wrapper must go on training.
+  std::optional<size_t> draw_freezable() {
+    std::vector<size_t> possible;
+    for (size_t i = 0; i < case_.parameters.size(); ++i) {
+      const auto& first = case_.ops[0].parameters;
+      if (std::ranges::find(first, i) == first.end() &&
+          !case_.parameters[i].is_frozen) {
+        possible.push_back(i);
+      }
+    }
+    if (possible.empty()) return std::nullopt;
+    return dice_.one_of(possible);
+  }
+
+  void draw_step() {
+    batch_ = 0;
+    if (!sometimes(Trait::no_zero_grad, 60)) {
+      add(EventKind::zero_grad).sets_to_none =
+          !sometimes(Trait::zero_grad_false, 70);
+    }
+    if (freezable_) {
+      auto& event = add(EventKind::set_frozen);
+      event.parameter = *freezable_;
+      event.is_frozen = step_ % 2 == 1;
+    }
+    if (step_ > 0 && sometimes(Trait::round_trip, 60)) {
+      add(EventKind::round_trip);
+    }
+    draw_forwards_beside();
+    draw_exception();
+    const bool is_plain = has(Trait::plain_module) ||
+                          has(Trait::plain_on_rank_zero) ||
+                          has(Trait::plain_put_back);
+    const auto place = is_plain && dice_.percent(70)
+                           ? static_cast<Place>(1 + dice_.below(3))
+                           : Place::nowhere;
+    if (place == Place::before) plain_backward();
+    for (size_t i = 0; has(Trait::no_sync) && i < dice_.below(3); ++i) {
+      forward(kAside, other_wrapper_sometimes(), false);
+      add(EventKind::backward).slots = {kAside};
+    }
+    draw_own(place);
+    if (place == Place::after) plain_backward();
+    const bool must_step = case_.options.stepping != Stepping::plain;
+    if (must_step || dice_.percent(85)) add(EventKind::step);
+  }
+
+  enum class Place { nowhere, before, between, after };
+
+  int other_wrapper_sometimes() {
+    return case_.wrappers > 1 && dice_.percent(50) ? 1 : 0;
+  }
+
+  void draw_forwards_beside() {
+    if (sometimes(Trait::unused_forward, 60)) {
+      forward(kDropped, other_wrapper_sometimes());
+    }
+    if (sometimes(Trait::evaluation, 60)) evaluate();
+    // The first forwards after a backward of all ranks are collective.
+    if (step_ >= 2 && sometimes(Trait::evaluation_on_rank_zero, 80)) {
+      auto& event = evaluate();
+      event.is_on_rank_zero_only = true;
+    }
+  }
+
+  Event& evaluate() {
+    auto& event = forward(kDropped, other_wrapper_sometimes());
+    event.has_no_grad = true;
+    event.has_penalty = false;
+    return event;
+  }
+
+  void draw_exception() {
+    if (sometimes(Trait::throw_in_forward, 60)) {
+      forward(kAside).exception = Deliberate::in_forward;
+    }
+    if (sometimes(Trait::throw_in_backward, 60)) {
+      auto& event = forward(kAside);
+      event.exception = Deliberate::in_backward;
+      event.has_penalty = false;
+      add(EventKind::backward).slots = {kAside};
+      add(EventKind::zero_grad);
+    }
+  }
+
+  void plain_backward() {
+    const bool puts_back = has(Trait::plain_put_back);
+    const bool is_on_rank_zero_only =
+        has(Trait::plain_on_rank_zero) || (puts_back && dice_.percent(50));
+    const size_t begin = case_.events.size();
+    if (puts_back) add(EventKind::keep_gradients);
+    forward(kAside, other_wrapper_sometimes()).is_plain = true;
+    add(EventKind::backward).slots = {kAside};
+    if (puts_back) add(EventKind::restore_gradients);
+    for (size_t i = begin; i < case_.events.size(); ++i) {
+      case_.events[i].is_on_rank_zero_only = is_on_rank_zero_only;
+    }
+  }
+
+  // The forwards and backwards that train.
+  void draw_own(Place place) {
+    auto between = [&] {
+      if (place == Place::between) plain_backward();
+    };
+    const bool has_two = case_.wrappers > 1 || has(Trait::several_forwards) ||
+                         has(Trait::no_sync_between) ||
+                         has(Trait::sum_of_losses);
+    if (!has_two || dice_.percent(15)) {
+      forward(kFirst);
+      between();
+      return backward({kFirst});
+    }
+    const int second = case_.wrappers > 1 ? 1 : 0;
+    const bool second_synchronises = !has(Trait::no_sync_between);
+    const bool first_synchronises = second_synchronises || dice_.percent(70);
+    const bool in_turn = case_.wrappers > 1 && dice_.percent(30);
+    forward(kFirst, 0, first_synchronises);
+    if (in_turn) backward({kFirst});
+    forward(kSecond, second, second_synchronises || !first_synchronises);
+    between();
+    if (in_turn) return backward({kSecond});
+    const bool may_sum = has(Trait::sum_of_losses) || case_.wrappers > 1 ||
+                         has(Trait::no_sync_between);
+    const bool must_sum =
+        has(Trait::sum_of_losses) && !has(Trait::several_forwards);
+    const bool is_sharded = case_.options.stepping != Stepping::plain;
+    if (is_sharded || (may_sum && (must_sum || dice_.percent(40)))) {
+      return backward({kFirst, kSecond});
+    }
+    if (dice_.percent(50)) {
+      backward({kFirst});
+      backward({kSecond});
+    } else {
+      backward({kSecond});
+      backward({kFirst});
+    }
+  }
+
+  Case& case_;
+  const std::set<Trait>& traits_;
+  Dice& dice_;
+  std::optional<size_t> freezable_;
+  int step_ = 0;
+  int batch_ = 0;
+};
+
+}  // namespace
+
+void draw_events(Case& fuzz_case, const std::set<Trait>& traits, Dice& dice) {
+  EventDraw(fuzz_case, traits, dice).draw();
+}
+
+}  // namespace lockstep::fuzz

@@ -1,0 +1,226 @@
+#include "tests/parallel/fuzz/module.h"
+
+#include <cmath>
+
+#include "tests/parallel/fuzz/operations.h"
+
+namespace lockstep::fuzz {
+namespace {
+
+torch::Tensor random_tensor(uint64_t seed, at::IntArrayRef sizes) {
+  auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
+  return torch::randn(sizes, generator, torch::kDouble);
+}
+
+// Which rows of the embedding `x` picks.
+torch::Tensor rows_for(const torch::Tensor& x, int64_t count) {
+  return torch::arange(x.size(0)).remainder(count);
+}
+
+}  // namespace
+
+std::vector<torch::Tensor> make_parameters(const Case& fuzz_case, int rank) {
+  torch::NoGradGuard no_grad;
+  std::vector<torch::Tensor> tensors;
+  for (size_t i = 0; i < fuzz_case.parameters.size(); ++i) {
+    const auto& parameter = fuzz_case.parameters[i];
+    auto value = random_tensor(fuzz_case.seed * 1000 + i, parameter.sizes);
+    if (parameter.sizes.size() > 1) {
+      value /= std::sqrt(static_cast<double>(fuzz_case.width));
+    }
+    value += 0.01 * rank;
+    if (parameter.layout == Layout::transposed && value.dim() > 1) {
+      value = value.transpose(-2, -1).contiguous().transpose(-2, -1);
+    } else if (parameter.layout == Layout::gapped) {
+      auto wide = parameter.sizes;
+      wide.back() += 1;
+      auto room = torch::zeros(wide, torch::kDouble)
+                      .narrow(-1, 0, parameter.sizes.back());
+      room.copy_(value);
+      value = room;
+    }
+    tensors.push_back(value.detach().set_requires_grad(!parameter.is_frozen));
+  }
+  return tensors;
+}
+
+// Re-entrant checkpointing: forward runs without a graph, backward runs the
+// operations again and a backward pass of its own.
+struct Net::Checkpoint : torch::autograd::Function<Net::Checkpoint> {
+  static torch::Tensor forward(torch::autograd::AutogradContext* context,
+                               const torch::Tensor& x, Net* net, int64_t begin,
+                               int64_t end, const Call& call) {
+    auto& saved = context->saved_data;
+    saved["net"] = reinterpret_cast<int64_t>(net);
+    saved["begin"] = begin;
+    saved["end"] = end;
+    saved["rank"] = static_cast<int64_t>(call.rank);
+    saved["step"] = static_cast<int64_t>(call.step);
+    saved["exception"] = static_cast<int64_t>(call.exception);
+    context->save_for_backward({x});
+    at::NoGradGuard no_grad;
+    return net->run_range(begin, end, x, call, nullptr);
+  }
+
+  static torch::autograd::variable_list backward(
+      torch::autograd::AutogradContext* context,
+      torch::autograd::variable_list grads) {
+    auto& saved = context->saved_data;
+    auto* net = reinterpret_cast<Net*>(saved["net"].toInt());
+    const Call call{.rank = static_cast<int>(saved["rank"].toInt()),
+                    .step = static_cast<int>(saved["step"].toInt()),
+                    .exception =
+                        static_cast<Deliberate>(saved["exception"].toInt())};
+    auto x = context->get_saved_variables()[0].detach().requires_grad_();
+    torch::Tensor out;
+    {
+      at::AutoGradMode enabled(true);
+      out = net->run_range(saved["begin"].toInt(), saved["end"].toInt(), x,
+                           call, nullptr);
+    }
+    out.backward(grads[0]);
+    return {x.grad(), {}, {}, {}, {}};
+  }
+};
+
+Net::Net(const Case& fuzz_case, int wrapper, std::vector<torch::Tensor> tensors)
+    : case_(fuzz_case),
+      ops_(ops_of(fuzz_case, wrapper)),
+      tensors_(std::move(tensors)) {
+  for (size_t i : parameters_of(fuzz_case, wrapper)) {
+    const auto& parameter = fuzz_case.parameters[i];
+    const auto name = "p" + std::to_string(i);
+    if (parameter.is_sparse) {
+      torch::nn::Embedding embedding(
+          torch::nn::EmbeddingOptions(parameter.sizes[0], parameter.sizes[1])
+              .sparse(true)
+              ._weight(tensors_[i]));
+      // The module of LibTorch registers `_weight` itself.
+      embeddings_.emplace(i, register_module(name, embedding));
+      continue;
+    }
+    register_parameter(name, tensors_[i], tensors_[i].requires_grad());
+    if (parameter.is_registered_twice) {
+      register_parameter(name + "_again", tensors_[i],
+                         tensors_[i].requires_grad());
+    }
+  }
+  for (const auto& op : fuzz_case.ops) {
+    if (op.kind != OpKind::running_mean) continue;
+    running_mean_ = register_buffer(
+        "running_mean", torch::zeros({fuzz_case.width}, torch::kDouble));
+    break;
+  }
+}
+
+std::vector<Output> Net::run(const torch::Tensor& x, const Call& call) {
+  auxiliary = torch::Tensor();
+  std::vector<Output> outputs(1);
+  auto now = x;
+  for (size_t begin = 0; begin < ops_.size();) {
+    size_t end = begin + 1;
+    if (case_.ops[ops_[begin]].is_checkpointed) {
+      while (end < ops_.size() && case_.ops[ops_[end]].is_checkpointed) ++end;
+      now = Checkpoint::apply(now, this, static_cast<int64_t>(begin),
+                              static_cast<int64_t>(end), call);
+    } else {
+      now = run_range(begin, end, now, call, &outputs);
+    }
+    begin = end;
+  }
+  outputs[0].value = now;
+  emitted.clear();
+  for (const auto& output : outputs) emitted.push_back(output.op);
+  return outputs;
+}
+
+torch::Tensor Net::run_range(size_t begin, size_t end, torch::Tensor x,
+                             const Call& call, std::vector<Output>* outputs) {
+  for (size_t i = begin; i < end; ++i) {
+    const auto& op = case_.ops[ops_[i]];
+    if (ops_[i] == case_.throwing_op) {
+      if (call.exception == Deliberate::in_forward) throw DeliberateError();
+      if (call.exception == Deliberate::in_backward) x = throw_in_backward(x);
+    }
+    if (!is_used(op.use, call.rank, call.step, case_.world_size)) continue;
+    auto result = activate(op.activation, run_op(op, x));
+    if (op.is_output && outputs != nullptr) {
+      outputs->push_back({ops_[i], result});
+    }
+    if (!op.is_branch) x = result;
+  }
+  return x;
+}
+
+torch::Tensor Net::run_op(const Op& op, const torch::Tensor& x) {
+  std::vector<torch::Tensor> parameters;
+  for (size_t i : op.parameters) parameters.push_back(tensors_[i]);
+  switch (op.kind) {
+    case OpKind::embedding: {
+      const auto rows = rows_for(x, parameters[0].size(0));
+      const auto found = embeddings_.find(op.parameters[0]);
+      if (found != embeddings_.end()) {
+        return x + found->second->forward(rows);
+      }
+      return x + torch::embedding(parameters[0], rows);
+    }
+    case OpKind::running_mean: {
+      torch::NoGradGuard no_grad;
+      running_mean_.mul_(0.9).add_(x.detach().mean(0), 0.1);
+      break;
+    }
+    case OpKind::auxiliary_loss:
+      auxiliary = (x * parameters[0]).square().mean();
+      return x;
+    case OpKind::returned_parameter:
+      return parameters[0];
+    default:
+      return compute(op.kind, x, parameters);
+  }
+  return x + running_mean_.clone();
+}
+
+torch::Tensor input_of(const Case& fuzz_case, const Event& event, int rank) {
+  const auto seed = fuzz_case.seed * 1000003 +
+                    static_cast<uint64_t>(event.step * 100 + event.batch * 10 +
+                                          rank) +
+                    500;
+  auto x = random_tensor(seed, {fuzz_case.rows, fuzz_case.width});
+  bool needs_grad = event.has_penalty;
+  for (const auto& op : fuzz_case.ops) needs_grad |= op.is_checkpointed;
+  return x.set_requires_grad(needs_grad);
+}
+
+torch::Tensor loss_of(const Case& fuzz_case, const Event& event, int rank,
+                      const torch::Tensor& x,
+                      const std::vector<Output>& outputs,
+                      const torch::Tensor& auxiliary) {
+  torch::Tensor loss;
+  double weight = 1;
+  for (const auto& [op, value] : outputs) {
+    if (op != Output::kLast &&
+        !is_used(fuzz_case.ops[op].loss_use, rank, event.step,
+                 fuzz_case.world_size)) {
+      continue;
+    }
+    // Bounded, so that no training leads to infinity.
+    const auto part = (value.tanh() - 0.3).square().mean() * weight;
+    loss = loss.defined() ? loss + part : part;
+    weight *= 0.5;
+  }
+  if (auxiliary.defined()) loss = loss + 0.1 * auxiliary.tanh();
+  if (event.has_penalty) {
+    const auto slope = torch::autograd::grad(
+        {outputs[0].value.square().sum()}, {x}, {}, /*retain_graph=*/true,
+        /*create_graph=*/true)[0];
+    loss = loss + 0.1 * slope.tanh().square().mean();
+  }
+  return loss;
+}
+
+void round_trip(const std::vector<std::shared_ptr<Net>>& nets) {
+  for (const auto& net : nets) net->to(torch::kFloat);
+  for (const auto& net : nets) net->to(torch::kDouble);
+}
+
+}  // namespace lockstep::fuzz

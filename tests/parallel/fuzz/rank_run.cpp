@@ -1,0 +1,289 @@
+#include "tests/parallel/fuzz/rank_run.h"
+
+#include <torch/torch.h>
+
+#include <array>
+#include <exception>
+#include <map>
+#include <memory>
+#include <sstream>
+#include <string_view>
+
+#include "lockstep/comm/init.h"
+#include "tests/parallel/fuzz/operations.h"
+#include "tests/parallel/fuzz/reference.h"
+#include "tests/parallel/fuzz/wrapped.h"
+
+namespace lockstep::fuzz {
+namespace {
+
+constexpr double kTolerance = 1e-10;
+
+// Errors by which DistributedDataParallel refuses a case as its documentation
+// says it may. Everything else that is thrown is a failure.
+struct Refusal {
+  std::string_view error;
+  // Thrown on every rank at the same place, between two operations.
+  bool leaves_ranks_in_step;
+};
+constexpr std::array<Refusal, 3> kRefusals{{
+    {"came in a nested backward pass, which find_unused_parameters cannot see",
+     false},
+    {"became ready twice in one backward", false},
+    {"the process group has no memory common to all its ranks", true},
+}};
+
+bool is_sharded(Stepping stepping) {
+  return stepping == Stepping::zero_private ||
+         stepping == Stepping::zero_shared ||
+         stepping == Stepping::zero_in_backward;
+}
+
+std::string difference_between(const torch::Tensor& got,
+                               const torch::Tensor& want) {
+  torch::NoGradGuard no_grad;
+  const auto dense_got = got.is_sparse() ? got.to_dense() : got;
+  const auto dense_want = want.is_sparse() ? want.to_dense() : want;
+  if (dense_got.sizes() != dense_want.sizes()) return "another shape";
+  if (dense_got.scalar_type() != dense_want.scalar_type()) {
+    return "another dtype";
+  }
+  const auto difference =
+      (dense_got - dense_want).abs().max().template item<double>();
+  const auto scale = dense_want.abs().max().template item<double>();
+  // The training has diverged; nobody could compare it.
+  if (!(scale < 1e100)) return {};
+  // Written so that NaN is a difference.
+  if (difference <= kTolerance * std::max(1.0, scale)) return {};
+  std::ostringstream text;
+  text << "off by " << difference << " of " << scale;
+  return text.str();
+}
+
+class RankRun {
+ public:
+  explicit RankRun(const Case& fuzz_case)
+      : case_(fuzz_case),
+        rank_(get_rank()),
+        reference_(fuzz_case),
+        tensors_(make_parameters(fuzz_case, rank_)) {
+    for (int wrapper = 0; wrapper < case_.wrappers; ++wrapper) {
+      wrappers_.push_back(wrap(case_, wrapper, tensors_));
+    }
+    if (case_.options.stepping == Stepping::plain) {
+      optimizer_ = make_plain_optimizer(case_, tensors_);
+    } else {
+      optimizer_ = wrappers_[0]->make_optimizer();
+    }
+  }
+
+  void run() {
+    for (size_t i = 0; i < case_.events.size(); ++i) {
+      const auto& event = case_.events[i];
+      now_ = i;
+      reference_.run(event);
+      if (!event.is_on_rank_zero_only || rank_ == 0) run_event(event);
+      compare(event);
+    }
+  }
+
+  const std::string& difference() const { return difference_; }
+  std::string place() const {
+    const auto& event = case_.events[now_];
+    return std::string("event ") + std::to_string(now_) + " (" +
+           name_of(event.kind) + ", step " + std::to_string(event.step) + ")";
+  }
+
+ private:
+  void run_event(const Event& event) {
+    switch (event.kind) {
+      case EventKind::forward:
+        return forward(event);
+      case EventKind::backward:
+        return backward(event);
+      case EventKind::gradient:
+        return gradient(event);
+      case EventKind::zero_grad:
+        if (optimizer_) {
+          optimizer_->zero_grad(event.sets_to_none);
+        } else {
+          for (auto& wrapped : wrappers_) {
+            wrapped->net()->zero_grad(event.sets_to_none);
+          }
+        }
+        return;
+      case EventKind::keep_gradients:
+        kept_.clear();
+        for (auto& tensor : tensors_) {
+          const auto& grad = tensor.grad();
+          kept_.push_back(grad.defined() ? grad.clone() : grad);
+        }
+        return;
+      case EventKind::restore_gradients:
+        for (size_t i = 0; i < kept_.size(); ++i) {
+          tensors_[i].mutable_grad() = kept_[i];
+        }
+        kept_.clear();
+        return;
+      case EventKind::round_trip:
+        round_trip(nets());
+        return;
+      case EventKind::set_frozen:
+        tensors_[event.parameter].set_requires_grad(!event.is_frozen);
+        return;
+      case EventKind::step:
+        if (!optimizer_) return;
+        optimizer_->step();
+        if (case_.options.stepping == Stepping::zero_shared) {
+          wrappers_[0]->synchronize(*optimizer_);
+        }
+        return;
+    }
+  }
+
+  void forward(const Event& event) {
+    losses_.erase(event.slot);
+    torch::AutoGradMode mode(!event.has_no_grad);
+    const auto x = input_of(case_, event, rank_);
+    const Call call{.rank = rank_, .step = event.step,
+                    .exception = event.exception};
+    auto& wrapped = *wrappers_[event.wrapper];
+    std::vector<Output> outputs;
+    try {
+      outputs = event.is_plain
+                    ? wrapped.net()->run(x, call)
+                    : wrapped.forward(x, call, event.synchronises);
+    } catch (const DeliberateError&) {
+      return;
+    }
+    if (event.has_no_grad) return;
+    losses_[event.slot] = loss_of(case_, event, rank_, x, outputs,
+                                  wrapped.net()->auxiliary);
+  }
+
+  void backward(const Event& event) {
+    const auto total = sum_of(event.slots);
+    if (!total.defined()) return;
+    try {
+      total.backward({}, event.retains_graph);
+    } catch (const DeliberateError&) {
+    }
+  }
+
+  void gradient(const Event& event) {
+    const auto total = sum_of(event.slots);
+    if (!total.defined()) return;
+    std::vector<torch::Tensor> trained;
+    for (const auto& tensor : tensors_) {
+      if (tensor.requires_grad()) trained.push_back(tensor);
+    }
+    torch::autograd::grad({total}, trained, {}, /*retain_graph=*/true,
+                          /*create_graph=*/false, /*allow_unused=*/true);
+  }
+
+  torch::Tensor sum_of(const std::vector<int>& slots) const {
+    torch::Tensor total;
+    for (int slot : slots) {
+      const auto found = losses_.find(slot);
+      if (found == losses_.end()) continue;
+      total = total.defined() ? total + found->second : found->second;
+    }
+    return total;
+  }
+
+  void compare(const Event& event) {
+    const bool is_step = event.kind == EventKind::step;
+    if (!is_step && event.kind != EventKind::backward &&
+        event.kind != EventKind::restore_gradients) {
+      return;
+    }
+    const bool sharded = is_sharded(case_.options.stepping);
+    if (!difference_.empty() || (sharded && !is_step)) return;
+    const auto& want = reference_.parameters(rank_);
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      note(i, "p", difference_between(tensors_[i], want[i]));
+      if (sharded || !reference_.gradients_are_known()) continue;
+      note(i, "the gradient of p",
+           gradient_difference(tensors_[i].grad(), want[i].grad()));
+    }
+  }
+
+  std::string gradient_difference(const torch::Tensor& got,
+                                  const torch::Tensor& want) const {
+    if (got.defined() && want.defined()) return difference_between(got, want);
+    if (got.defined() == want.defined()) return {};
+    const auto& there = got.defined() ? got : want;
+    const auto& options = case_.options;
+    // Where a parameter may be unused, no gradient and a gradient of zeros may
+    // stand for each other.
+    if ((options.find_unused_parameters || options.static_graph) &&
+        there.abs().sum().item<double>() == 0) {
+      return {};
+    }
+    return got.defined() ? "there, but should not be" : "missing";
+  }
+
+  void note(size_t parameter, const char* what,
+            const std::string& difference) {
+    if (difference.empty() || !difference_.empty()) return;
+    difference_ = std::string(what) + std::to_string(parameter) + " is " +
+                  difference + " after " + place();
+  }
+
+  std::vector<std::shared_ptr<Net>> nets() const {
+    std::vector<std::shared_ptr<Net>> all;
+    for (const auto& wrapped : wrappers_) all.push_back(wrapped->net());
+    return all;
+  }
+
+  const Case case_;
+  const int rank_;
+  Reference reference_;
+  std::vector<torch::Tensor> tensors_;
+  std::vector<std::unique_ptr<Wrapped>> wrappers_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  std::map<int, torch::Tensor> losses_;
+  std::vector<torch::Tensor> kept_;
+  size_t now_ = 0;
+  std::string difference_;
+};
+
+std::string first_line(const std::string& text) {
+  return text.substr(0, text.find('\n')).substr(0, 300);
+}
+
+Outcome outcome_of(const std::string& error, const std::string& place) {
+  for (const auto& refusal : kRefusals) {
+    if (error.find(refusal.error) == std::string::npos) continue;
+    return {Verdict::refused, std::string(refusal.error),
+            refusal.leaves_ranks_in_step};
+  }
+  return {Verdict::failed, "threw in " + place + ": " + first_line(error),
+          false};
+}
+
+}  // namespace
+
+Outcome run_on_rank(const Case& fuzz_case) {
+  std::string place = "the constructor";
+  std::unique_ptr<RankRun> run;
+  try {
+    run = std::make_unique<RankRun>(fuzz_case);
+    run->run();
+    Outcome outcome;
+    if (!run->difference().empty()) {
+      outcome = {Verdict::failed, run->difference(), true};
+    }
+    place = "the end";
+    run.reset();
+    return outcome;
+  } catch (const c10::Error& error) {
+    if (run) place = run->place();
+    return outcome_of(error.what_without_backtrace(), place);
+  } catch (const std::exception& error) {
+    if (run) place = run->place();
+    return outcome_of(error.what(), place);
+  }
+}
+
+}  // namespace lockstep::fuzz

@@ -1,0 +1,217 @@
+#include "tests/parallel/fuzz/reference.h"
+
+#include <set>
+
+#include "tests/parallel/fuzz/operations.h"
+
+namespace lockstep::fuzz {
+
+std::unique_ptr<torch::optim::Optimizer> make_plain_optimizer(
+    const Case& fuzz_case, std::vector<torch::Tensor> parameters) {
+  if (fuzz_case.options.optimizer == Optimizer::adamw) {
+    return std::make_unique<torch::optim::AdamW>(
+        std::move(parameters),
+        torch::optim::AdamWOptions(kLearningRate).eps(kEpsilon));
+  }
+  return std::make_unique<torch::optim::SGD>(
+      std::move(parameters), torch::optim::SGDOptions(kLearningRate));
+}
+
+struct Reference::Loss {
+  torch::Tensor value;
+  int wrapper;
+  bool averages;
+  bool throws;
+  std::set<size_t> trained;  // when forward ran
+};
+
+struct Reference::Replica {
+  std::vector<torch::Tensor> tensors;
+  std::vector<std::shared_ptr<Net>> nets;
+  std::unique_ptr<torch::optim::Optimizer> optimizer;
+  std::map<int, Loss> losses;
+  std::vector<torch::Tensor> kept;
+};
+
+Reference::Reference(const Case& fuzz_case)
+    : case_(fuzz_case), was_used_(fuzz_case.parameters.size()) {
+  for (int rank = 0; rank < case_.world_size; ++rank) {
+    auto& replica = *replicas_.emplace_back(std::make_unique<Replica>());
+    replica.tensors = make_parameters(case_, 0);
+    for (int wrapper = 0; wrapper < case_.wrappers; ++wrapper) {
+      replica.nets.push_back(
+          std::make_shared<Net>(case_, wrapper, replica.tensors));
+    }
+    replica.optimizer = make_plain_optimizer(case_, replica.tensors);
+  }
+}
+
+Reference::~Reference() = default;
+
+const std::vector<torch::Tensor>& Reference::parameters(int rank) const {
+  return replicas_[rank]->tensors;
+}
+
+bool Reference::is_local(const Event& event, int rank) const {
+  return !event.is_on_rank_zero_only || rank == 0;
+}
+
+void Reference::run(const Event& event) {
+  switch (event.kind) {
+    case EventKind::forward:
+      return forward(event);
+    case EventKind::backward:
+      return backward(event);
+    case EventKind::gradient:
+      return;  // changes nothing
+    case EventKind::zero_grad:
+      for (auto& replica : replicas_) {
+        replica->optimizer->zero_grad(event.sets_to_none);
+      }
+      gradients_are_known_ = true;
+      return;
+    case EventKind::keep_gradients:
+      for (auto& replica : replicas_) {
+        replica->kept.clear();
+        for (auto& tensor : replica->tensors) {
+          const auto& grad = tensor.grad();
+          replica->kept.push_back(grad.defined() ? grad.clone() : grad);
+        }
+      }
+      return;
+    case EventKind::restore_gradients:
+      for (auto& replica : replicas_) {
+        for (size_t i = 0; i < replica->kept.size(); ++i) {
+          replica->tensors[i].mutable_grad() = replica->kept[i];
+        }
+        replica->kept.clear();
+      }
+      return;
+    case EventKind::round_trip:
+      for (auto& replica : replicas_) round_trip(replica->nets);
+      return;
+    case EventKind::set_frozen:
+      for (auto& replica : replicas_) {
+        replica->tensors[event.parameter].set_requires_grad(!event.is_frozen);
+      }
+      return;
+    case EventKind::step:
+      if (case_.options.stepping == Stepping::in_backward) return;
+      for (auto& replica : replicas_) replica->optimizer->step();
+      return;
+  }
+}
+
+void Reference::forward(const Event& event) {
+  const bool averages =
+      !event.is_plain && event.synchronises && !event.has_no_grad;
+  if (!event.is_plain) {
+    if (sends_buffers_ && case_.options.broadcast_buffers) {
+      torch::NoGradGuard no_grad;
+      for (auto& replica : replicas_) {
+        const auto source = replicas_[0]->nets[event.wrapper]->buffers();
+        auto target = replica->nets[event.wrapper]->buffers();
+        for (size_t i = 0; i < source.size(); ++i) target[i].copy_(source[i]);
+      }
+    }
+    sends_buffers_ = averages;
+  }
+  for (int rank = 0; rank < case_.world_size; ++rank) {
+    if (!is_local(event, rank)) continue;
+    auto& replica = *replicas_[rank];
+    replica.losses.erase(event.slot);
+    if (event.exception == Deliberate::in_forward) continue;
+    torch::AutoGradMode mode(!event.has_no_grad);
+    const auto x = input_of(case_, event, rank);
+    auto& net = *replica.nets[event.wrapper];
+    const auto outputs =
+        net.run(x, {.rank = rank, .step = event.step,
+                    .exception = event.exception});
+    if (event.has_no_grad) continue;
+    Loss loss{.value = loss_of(case_, event, rank, x, outputs, net.auxiliary),
+              .wrapper = event.wrapper,
+              .averages = averages,
+              .throws = event.exception == Deliberate::in_backward,
+              .trained = {}};
+    for (size_t i : parameters_of(case_, event.wrapper)) {
+      if (replica.tensors[i].requires_grad()) loss.trained.insert(i);
+    }
+    replica.losses.insert_or_assign(event.slot, std::move(loss));
+  }
+}
+
+void Reference::backward(const Event& event) {
+  std::set<size_t> averaged;
+  const auto count = case_.parameters.size();
+  std::vector<std::vector<torch::Tensor>> before(count);
+  std::vector<std::vector<torch::Tensor>> added(count);
+  for (int rank = 0; rank < case_.world_size; ++rank) {
+    auto& replica = *replicas_[rank];
+    for (size_t i = 0; i < count; ++i) {
+      before[i].push_back(replica.tensors[i].grad());
+      replica.tensors[i].mutable_grad().reset();
+    }
+    torch::Tensor total;
+    for (int slot : event.slots) {
+      const auto found = replica.losses.find(slot);
+      if (!is_local(event, rank) || found == replica.losses.end()) continue;
+      const auto& loss = found->second;
+      if (loss.throws) gradients_are_known_ = false;
+      if (loss.averages) {
+        averaged.insert(loss.trained.begin(), loss.trained.end());
+      }
+      total = total.defined() ? total + loss.value : loss.value;
+    }
+    if (total.defined() && gradients_are_known_) {
+      total.backward({}, event.retains_graph);
+    }
+    for (size_t i = 0; i < count; ++i) {
+      auto& grad = replica.tensors[i].mutable_grad();
+      added[i].push_back(grad);
+      if (grad.defined()) was_used_[i] = true;
+      if (before[i][rank].defined()) {
+        grad = grad.defined() ? before[i][rank] + grad : before[i][rank];
+      }
+    }
+  }
+  if (!gradients_are_known_) return;
+  for (size_t i : averaged) {
+    average(i, before[i], added[i]);
+    if (case_.options.stepping == Stepping::in_backward) step_in_backward(i);
+  }
+}
+
+void Reference::average(size_t parameter,
+                        const std::vector<torch::Tensor>& before,
+                        const std::vector<torch::Tensor>& added) {
+  if (!was_used_[parameter]) return;  // keeps what it had
+  was_used_[parameter] = false;
+  torch::Tensor sum;
+  auto add = [&](const torch::Tensor& part) {
+    if (!part.defined()) return;
+    const auto dense = part.is_sparse() ? part.to_dense() : part;
+    sum = sum.defined() ? sum + dense : dense.clone();
+  };
+  for (const auto& part : before) add(part);
+  for (const auto& part : added) add(part);
+  if (!sum.defined()) {
+    sum = torch::zeros_like(replicas_[0]->tensors[parameter]);
+  }
+  sum /= case_.world_size;
+  for (auto& replica : replicas_) {
+    replica->tensors[parameter].mutable_grad() = sum.clone();
+  }
+}
+
+// SGD without state, as optimizers in backward are drawn.
+void Reference::step_in_backward(size_t parameter) {
+  torch::NoGradGuard no_grad;
+  for (auto& replica : replicas_) {
+    auto& tensor = replica->tensors[parameter];
+    if (!tensor.grad().defined()) continue;
+    tensor.sub_(tensor.grad() * kLearningRate);
+    tensor.mutable_grad().reset();
+  }
+}
+
+}  // namespace lockstep::fuzz

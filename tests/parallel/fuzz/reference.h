@@ -1,0 +1,54 @@
+#pragma once
+
+#include <torch/torch.h>
+
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "tests/parallel/fuzz/case.h"
+#include "tests/parallel/fuzz/module.h"
+
+namespace lockstep::fuzz {
+
+// What a case must lead to on every rank, in one process and with LibTorch
+// alone: a replica of the module for each rank, whose gradients are averaged by
+// hand after a backward pass that the wrapper would average.
+class Reference {
+ public:
+  explicit Reference(const Case& fuzz_case);
+  ~Reference();
+
+  void run(const Event& event);
+
+  // False from an exception in backward to the next zero_grad().
+  bool gradients_are_known() const { return gradients_are_known_; }
+  const std::vector<torch::Tensor>& parameters(int rank) const;
+
+ private:
+  struct Loss;
+  struct Replica;
+
+  void forward(const Event& event);
+  void backward(const Event& event);
+  void average(size_t parameter, const std::vector<torch::Tensor>& before,
+               const std::vector<torch::Tensor>& added);
+  void step_in_backward(size_t parameter);
+  bool is_local(const Event& event, int rank) const;
+
+  const Case case_;
+  std::vector<std::unique_ptr<Replica>> replicas_;
+  // Whether some rank used the parameter since it was averaged last.
+  std::vector<bool> was_used_;
+  bool sends_buffers_{true};
+  bool gradients_are_known_{true};
+};
+
+// The optimizer of `fuzz_case` as LibTorch has it.
+std::unique_ptr<torch::optim::Optimizer> make_plain_optimizer(
+    const Case& fuzz_case, std::vector<torch::Tensor> parameters);
+
+inline constexpr double kLearningRate = 0.05;
+inline constexpr double kEpsilon = 1e-2;  // tames AdamW's first steps
+
+}  // namespace lockstep::fuzz

@@ -1,0 +1,128 @@
+#include "tests/parallel/fuzz/traits.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace lockstep::fuzz {
+namespace {
+
+using Traits = std::set<Trait>;
+
+// Of two traits, one of `some` and one of `others`: not in one case.
+struct Conflict {
+  Traits some;
+  Traits others;
+};
+
+const Traits kSteppings{Trait::in_backward, Trait::zero_private,
+                        Trait::zero_shared, Trait::zero_in_backward};
+const Traits kCheckpoints{Trait::checkpointed_part, Trait::checkpointed_whole};
+const Traits kPlain{Trait::plain_module, Trait::plain_on_rank_zero,
+                    Trait::plain_put_back};
+const Traits kThrows{Trait::throw_in_forward, Trait::throw_in_backward};
+
+// Each with the reason why the documentation, or the reference, excludes it.
+const std::vector<Conflict>& conflicts() {
+  static const std::vector<Conflict> kConflicts{
+      // One way of stepping a case.
+      {kSteppings, kSteppings},
+      // Gradients exist in shards only, or are gone after backward.
+      {kSteppings,
+       {Trait::comm_hook, Trait::backward_twice, Trait::several_forwards,
+        Trait::no_sync_between, Trait::plain_module, Trait::plain_on_rank_zero,
+        Trait::plain_put_back, Trait::no_zero_grad, Trait::throw_in_forward,
+        Trait::throw_in_backward, Trait::round_trip, Trait::freezing,
+        Trait::two_wrappers, Trait::sparse, Trait::gapped}},
+      // Parameters are written while the graph still lives.
+      {{Trait::in_backward, Trait::zero_in_backward},
+       {Trait::penalty, Trait::gradient}},
+      // The reference steps SGD without state.
+      {{Trait::in_backward}, {Trait::adamw}},
+      // LibTorch's AdamW takes no sparse gradients.
+      {{Trait::sparse}, {Trait::adamw, Trait::tied, Trait::transposed}},
+      // A re-entrant backward has no second derivative, and the recomputed
+      // forward would update buffers twice.
+      {kCheckpoints,
+       {Trait::penalty, Trait::gradient, Trait::buffers,
+        Trait::auxiliary_loss}},
+      {{Trait::checkpointed_whole},
+       {Trait::checkpointed_part, Trait::several_outputs, Trait::two_wrappers}},
+      // Only a static graph says beforehand what nested passes use.
+      {{Trait::checkpointed_part}, {Trait::find_unused, Trait::tied}},
+      // Each iteration uses the same parameters alike.
+      {{Trait::static_graph},
+       {Trait::find_unused, Trait::freezing, Trait::two_wrappers,
+        Trait::several_forwards, Trait::sum_of_losses,
+        Trait::no_sync_between}},
+      // What the first backward left out may not come later.
+      {{Trait::skip_unused}, {Trait::freezing, Trait::two_wrappers}},
+      // Whether buffers are sent depends on the last forward or on the last
+      // backward; where these differ nothing is promised.
+      {{Trait::buffers},
+       {Trait::several_forwards, Trait::sum_of_losses, Trait::no_sync_between,
+        Trait::unused_forward, Trait::evaluation_on_rank_zero,
+        Trait::evaluation, Trait::throw_in_forward, Trait::throw_in_backward,
+        Trait::two_wrappers}},
+      // What a plain backward used does not count as used by the wrapper's.
+      {kPlain, {Trait::find_unused, Trait::skip_unused}},
+      // Ranks that use different parameters reach the exception at different
+      // places.
+      {kThrows, {Trait::find_unused, Trait::skip_unused}},
+      // The forward after either is collective.
+      {{Trait::evaluation_on_rank_zero},
+       {Trait::round_trip, Trait::freezing, Trait::zero_shared,
+        Trait::throw_in_backward, Trait::throw_in_forward}},
+      {{Trait::two_wrappers}, {Trait::several_outputs}},
+  };
+  return kConflicts;
+}
+
+bool fits(Trait trait, const Traits& chosen) {
+  auto excludes = [&](const Traits& some, const Traits& others) {
+    return some.contains(trait) &&
+           std::ranges::any_of(
+               chosen, [&](Trait one) { return others.contains(one); });
+  };
+  return std::ranges::none_of(conflicts(), [&](const Conflict& conflict) {
+    return excludes(conflict.some, conflict.others) ||
+           excludes(conflict.others, conflict.some);
+  });
+}
+
+}  // namespace
+
+std::set<Trait> draw_traits(Dice& dice) {
+  static const std::vector<size_t> kCounts{0, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 6};
+  // These meet the others in more ways than one.
+  static const std::vector<Trait> kOften{
+      Trait::big,          Trait::big,          Trait::find_unused,
+      Trait::static_graph, Trait::two_wrappers, Trait::no_sync,
+      Trait::no_zero_grad, Trait::checkpointed_whole, Trait::tied,
+      Trait::zero_private, Trait::skip_unused, Trait::several_outputs,
+      Trait::buffers};
+  const size_t all = static_cast<size_t>(Trait::kCount);
+  Traits chosen;
+  const size_t count = dice.one_of(kCounts);
+  for (size_t tries = 0; chosen.size() < count && tries < 20; ++tries) {
+    const size_t number = dice.below(all + kOften.size());
+    const auto trait =
+        number < all ? static_cast<Trait>(number) : kOften[number - all];
+    if (fits(trait, chosen)) chosen.insert(trait);
+  }
+  if (chosen.contains(Trait::skip_unused) &&
+      !chosen.contains(Trait::static_graph)) {
+    if (fits(Trait::find_unused, chosen)) {
+      chosen.insert(Trait::find_unused);
+    } else {
+      chosen.erase(Trait::skip_unused);
+    }
+  }
+  // Outputs that the loss leaves out on some rank.
+  if (chosen.contains(Trait::find_unused) && dice.percent(60) &&
+      fits(Trait::several_outputs, chosen)) {
+    chosen.insert(Trait::several_outputs);
+  }
+  return chosen;
+}
+
+}  // namespace lockstep::fuzz

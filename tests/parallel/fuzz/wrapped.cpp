@@ -1,0 +1,111 @@
+#include "tests/parallel/fuzz/wrapped.h"
+
+#include <utility>
+
+#include "lockstep/comm/collectives.h"
+#include "lockstep/comm/init.h"
+#include "lockstep/optim/adamw.h"
+#include "lockstep/optim/sgd.h"
+#include "lockstep/parallel/ddp/distributed_data_parallel.h"
+#include "lockstep/parallel/zero/zero_redundancy_optimizer.h"
+#include "tests/parallel/fuzz/reference.h"
+
+namespace lockstep::fuzz {
+namespace {
+
+DistributedDataParallelOptions ddp_options(const Options& options) {
+  DistributedDataParallelOptions all;
+  all.broadcast_buffers = options.broadcast_buffers;
+  all.bucket_cap_mb = options.bucket_cap_mb;
+  all.first_bucket_mb = options.first_bucket_mb;
+  all.bucket_cap_mb_list = options.bucket_cap_mb_list;
+  all.find_unused_parameters = options.find_unused_parameters;
+  all.gradient_as_bucket_view = options.gradient_as_bucket_view;
+  all.static_graph = options.static_graph;
+  all.skip_all_reduce_unused_params = options.skip_all_reduce_unused_params;
+  all.batched_grad_copy = options.batched_grad_copy;
+  all.check_for_nan_in_grad = options.check_for_nan_in_grad;
+  return all;
+}
+
+CommFuture average_bucket(GradBucket& bucket) {
+  const auto group = default_group();
+  auto average = bucket.buffer() / group->size();
+  all_reduce(average);
+  return completed_future(average);
+}
+
+template <class Result>
+class WrappedAs final : public Wrapped {
+ public:
+  WrappedAs(const Case& fuzz_case, int wrapper,
+            const std::vector<torch::Tensor>& tensors)
+      : case_(fuzz_case),
+        net_(std::make_shared<ModuleOf<Result>>(fuzz_case, wrapper, tensors)),
+        ddp_(net_, ddp_options(fuzz_case.options)) {
+    if (case_.options.has_comm_hook) ddp_.register_comm_hook(average_bucket);
+  }
+
+  std::vector<Output> forward(const torch::Tensor& x, const Call& call,
+                              bool synchronises) override {
+    if (synchronises) return net_->take_apart(ddp_(x, call));
+    auto guard = ddp_.no_sync();
+    return net_->take_apart(ddp_(x, call));
+  }
+
+  std::shared_ptr<Net> net() const override { return net_; }
+
+  std::unique_ptr<torch::optim::Optimizer> make_optimizer() override {
+    const auto stepping = case_.options.stepping;
+    if (stepping == Stepping::in_backward) {
+      ddp_.apply_optimizer_in_backward([](std::vector<at::Tensor> parameters) {
+        return std::make_unique<torch::optim::SGD>(
+            std::move(parameters), torch::optim::SGDOptions(kLearningRate));
+      });
+      return nullptr;
+    }
+    const ZeroRedundancyOptions sharding{
+        .shared_parameters = stepping == Stepping::zero_shared,
+        .step_in_backward = stepping == Stepping::zero_in_backward};
+    if (case_.options.optimizer == Optimizer::adamw) {
+      return std::make_unique<ZeroRedundancyOptimizer<optim::AdamW>>(
+          ddp_, optim::AdamWOptions{.lr = kLearningRate, .eps = kEpsilon},
+          sharding);
+    }
+    return std::make_unique<ZeroRedundancyOptimizer<optim::SGD>>(
+        ddp_, optim::SGDOptions{.lr = kLearningRate}, sharding);
+  }
+
+  void synchronize(torch::optim::Optimizer& optimizer) override {
+    dynamic_cast<detail::ShardedOptimizer&>(optimizer).synchronize();
+  }
+
+ private:
+  const Case case_;
+  std::shared_ptr<ModuleOf<Result>> net_;
+  DistributedDataParallel<std::shared_ptr<ModuleOf<Result>>> ddp_;
+};
+
+}  // namespace
+
+std::unique_ptr<Wrapped> wrap(const Case& fuzz_case, int wrapper,
+                              const std::vector<torch::Tensor>& tensors) {
+  switch (fuzz_case.outputs) {
+    case Outputs::tensor:
+      return std::make_unique<WrappedAs<torch::Tensor>>(fuzz_case, wrapper,
+                                                        tensors);
+    case Outputs::vector:
+      return std::make_unique<WrappedAs<std::vector<torch::Tensor>>>(
+          fuzz_case, wrapper, tensors);
+    case Outputs::tuple:
+      return std::make_unique<
+          WrappedAs<std::tuple<torch::Tensor, std::vector<torch::Tensor>>>>(
+          fuzz_case, wrapper, tensors);
+    case Outputs::map:
+      return std::make_unique<WrappedAs<std::map<std::string, torch::Tensor>>>(
+          fuzz_case, wrapper, tensors);
+  }
+  return nullptr;
+}
+
+}  // namespace lockstep::fuzz
