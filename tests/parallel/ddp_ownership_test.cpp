@@ -239,6 +239,23 @@ WORLD_TEST(DdpOwnership, AReturnedParameterIsAveraged, 2) {
   });
 }
 
+// No node would tell its graphs from those of the plain module.
+WORLD_TEST(DdpOwnership, AParameterReturnedByReferenceIsRefused, 2) {
+  on_both_backends([&] {
+    struct BareImpl : torch::nn::Module {
+      BareImpl() { weight = register_parameter("weight", torch::ones({2})); }
+      Tensor& forward() { return weight; }
+      Tensor weight;
+    };
+    auto net = std::make_shared<BareImpl>();
+    DistributedDataParallel<std::shared_ptr<BareImpl>> model(net);
+    EXPECT_THAT([&] { model(); }, ThrowsMessage<std::invalid_argument>(
+                                      HasSubstr("return it by value")));
+    const torch::NoGradGuard no_grad;
+    EXPECT_TRUE(model().is_same(net->weight));
+  });
+}
+
 struct Answer {
   Tensor logits;
   std::vector<Tensor> hidden;
@@ -249,7 +266,7 @@ struct Answer {
 template <>
 struct ForwardResult<Answer> {
   template <typename Visit>
-  static void visit(const Answer& answer, const Visit& visit_part) {
+  static void visit(Answer& answer, const Visit& visit_part) {
     visit_part(answer.logits);
     visit_part(answer.hidden);
   }

@@ -173,7 +173,6 @@ void BackwardTracker::require_idle() {
 void BackwardTracker::begin_forward(bool synchronizes) {
   const std::lock_guard lock(mutex_);
   watch();
-  returned_leaf_.reset();
   synchronizes_ = synchronizes;
   forward_ = Position{this_thread(), at::sequence_number::peek()};
 }
@@ -183,19 +182,21 @@ void BackwardTracker::result(const at::Tensor& tensor) {
   const std::lock_guard lock(mutex_);
   if (!forward_) return;
   const auto& node = tensor.grad_fn();
-  if (!node) {
-    if (std::ranges::any_of(watched_, [&](const Watched& watched) {
-          return watched.tensor.is_same(tensor);
-        })) {
-      returned_leaf_ = synchronizes_;
-    }
-    return;
-  }
+  if (!node) return;
   const bool passed_through = node->thread_id() == forward_->first &&
                               node->sequence_nr() < forward_->second;
   if (passed_through) return;
   node->add_pre_hook(
       std::make_unique<ResultHook>(weak_from_this(), synchronizes_));
+}
+
+bool BackwardTracker::is_bare_parameter(const at::Tensor& tensor) const {
+  const std::lock_guard lock(mutex_);
+  return forward_ && tensor.defined() && tensor.requires_grad() &&
+         tensor.is_leaf() &&
+         std::ranges::any_of(watched_, [&](const Watched& watched) {
+           return watched.tensor.is_same(tensor);
+         });
 }
 
 void BackwardTracker::end_forward() {
@@ -248,7 +249,6 @@ BackwardTracker::Kind BackwardTracker::kind_by_nodes() {
                  Position{node->thread_id(), node->sequence_nr()} < forgotten_;
   }
   if (kind != Kind::foreign) return kind;
-  if (returned_leaf_) return *returned_leaf_ ? Kind::averages : Kind::local;
   if (all_older && forgotten_.second != 0) {
     throw std::runtime_error(
         "DistributedDataParallel: a backward goes through a graph that is "
@@ -402,7 +402,6 @@ void BackwardTracker::on_task_end(int id) {
   } leave{*this};
   if (averaging_ != id) return;
   averaging_.reset();
-  returned_leaf_.reset();
   listener_->backward_ends();
 }
 

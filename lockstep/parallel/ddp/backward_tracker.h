@@ -73,9 +73,6 @@ class BackwardListener {
 // of ours, but not announced, is refused, too (std::runtime_error at the end of
 // that pass): when the outer pass ends could not be known.
 //
-// A forward that returns a parameter itself, for which it makes no node, takes
-// the next backward of unknown origin for its own, as Python does.
-//
 // Threads: forwards by one at a time; backward in whichever thread.
 class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
  public:
@@ -106,6 +103,9 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
   // returns, before end_forward().
   void begin_forward(bool synchronizes);
   void result(const at::Tensor& tensor);
+  // Whether a result is a watched parameter itself, in grad mode, so that there
+  // is no node to recognise its graphs by.
+  bool is_bare_parameter(const at::Tensor& tensor) const;
   void end_forward();
 
   // In an averaging backward: by parameter, whether the graph that is worked on
@@ -176,8 +176,6 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
   // The forward that is under way.
   std::optional<Position> forward_;
   bool synchronizes_ = false;
-  // A forward returned a parameter; whether it synchronises.
-  std::optional<bool> returned_leaf_;
   // Where nodes of the derivatives begin, of which task.
   struct Derivatives {
     int task;

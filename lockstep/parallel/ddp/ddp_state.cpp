@@ -415,6 +415,13 @@ void DdpState::before_forward() {
   }
 }
 
+void DdpState::ForwardPass::throw_bare_parameter() {
+  throw mistake(
+      "forward returns a parameter itself, by reference or through a "
+      "shared_ptr, so that it cannot be told which backward passes are the "
+      "wrapper's; return it by value");
+}
+
 void DdpState::after_forward() {
   reducer_->tracker().end_forward();
   if (low_) low_->restore();

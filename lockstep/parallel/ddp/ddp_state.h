@@ -1,5 +1,6 @@
 #pragma once
 
+#include <ATen/ops/alias.h>
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
@@ -39,13 +40,21 @@ class DdpState final : public Joinable {
     ForwardPass& operator=(const ForwardPass&) = delete;
     ~ForwardPass() { state_.after_forward(); }
     template <typename Result>
-    void returns(const Result& result) {
-      visit_tensors(result, [this](const at::Tensor& tensor) {
-        state_.reducer_->tracker().result(tensor);
+    void returns(Result& result) {
+      auto& tracker = state_.reducer_->tracker();
+      visit_tensors(result, [&tracker]<typename Tensor>(Tensor& tensor) {
+        if (!tracker.is_bare_parameter(tensor)) return tracker.result(tensor);
+        if constexpr (std::is_const_v<Tensor>) {
+          throw_bare_parameter();
+        } else {
+          tensor = at::alias(tensor);
+          tracker.result(tensor);
+        }
       });
     }
 
    private:
+    [[noreturn]] static void throw_bare_parameter();
     DdpState& state_;
   };
 

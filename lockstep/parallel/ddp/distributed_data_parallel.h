@@ -98,7 +98,11 @@ class DistributedDataParallel {
       call();
     } else {
       Result result = call();
-      pass.returns(result);
+      if constexpr (std::is_reference_v<Result>) {
+        pass.returns(std::as_const(result));
+      } else {
+        pass.returns(result);
+      }
       return static_cast<Result>(std::forward<Result>(result));
     }
   }

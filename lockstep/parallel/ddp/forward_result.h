@@ -29,11 +29,15 @@ namespace lockstep {
 //   template <>
 //   struct lockstep::ForwardResult<Output> {
 //     template <typename Visit>
-//     static void visit(const Output& output, const Visit& visit_part) {
+//     static void visit(Output& output, const Visit& visit_part) {
 //       visit_part(output.logits);
 //       visit_part(output.hidden_states);  // a vector of tensors, say
 //     }
 //   };
+//
+// A parameter that forward returns as it is becomes an alias of it there, so
+// that graphs which begin at it are known; it must be returned by value, and a
+// std::shared_ptr, whose target others may hold, must not lead to it.
 template <typename T>
 struct ForwardResult {
   static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T>,
@@ -44,14 +48,17 @@ struct ForwardResult {
   static void visit(const T&, const Visit&) {}
 };
 
-// Calls `visit` with every tensor in `result`, undefined ones included.
+// Calls `visit` with every tensor in `result`, undefined ones included; those
+// that are not the result's own are const.
 template <typename T, typename Visit>
-void visit_tensors(const T& result, const Visit& visit) {
-  if constexpr (std::is_convertible_v<const T&, const at::Tensor&>) {
+void visit_tensors(T& result, const Visit& visit) {
+  if constexpr (std::is_convertible_v<T&, at::Tensor&>) {
+    visit(static_cast<at::Tensor&>(result));
+  } else if constexpr (std::is_convertible_v<T&, const at::Tensor&>) {
     visit(static_cast<const at::Tensor&>(result));
   } else {
-    ForwardResult<T>::visit(
-        result, [&](const auto& part) { visit_tensors(part, visit); });
+    ForwardResult<std::remove_const_t<T>>::visit(
+        result, [&](auto& part) { visit_tensors(part, visit); });
   }
 }
 
@@ -60,31 +67,35 @@ struct ForwardResult<std::string> {
   template <typename Visit>
   static void visit(const std::string&, const Visit&) {}
 };
+template <>
+struct ForwardResult<std::vector<bool>> {
+  template <typename Visit>
+  static void visit(const std::vector<bool>&, const Visit&) {}
+};
 
 namespace detail {
 
 struct VisitMembers {
   template <typename Tuple, typename Visit>
-  static void visit(const Tuple& tuple, const Visit& visit_part) {
-    std::apply([&](const auto&... member) { (visit_part(member), ...); },
-               tuple);
+  static void visit(Tuple& tuple, const Visit& visit_part) {
+    std::apply([&](auto&... member) { (visit_part(member), ...); }, tuple);
   }
 };
 struct VisitElements {
   template <typename Range, typename Visit>
-  static void visit(const Range& range, const Visit& visit_part) {
-    for (const auto& element : range) visit_part(element);
+  static void visit(Range& range, const Visit& visit_part) {
+    for (auto& element : range) visit_part(element);
   }
 };
 struct VisitMapped {
   template <typename Map, typename Visit>
-  static void visit(const Map& map, const Visit& visit_part) {
-    for (const auto& [key, value] : map) visit_part(value);
+  static void visit(Map& map, const Visit& visit_part) {
+    for (auto& [key, value] : map) visit_part(value);
   }
 };
 struct VisitPointee {
   template <typename Pointer, typename Visit>
-  static void visit(const Pointer& pointer, const Visit& visit_part) {
+  static void visit(Pointer& pointer, const Visit& visit_part) {
     if (pointer) visit_part(*pointer);
   }
 };
@@ -109,11 +120,17 @@ struct ForwardResult<std::optional<T>> : detail::VisitPointee {};
 template <typename T, typename D>
 struct ForwardResult<std::unique_ptr<T, D>> : detail::VisitPointee {};
 template <typename T>
-struct ForwardResult<std::shared_ptr<T>> : detail::VisitPointee {};
+struct ForwardResult<std::shared_ptr<T>> {
+  template <typename Visit>
+  static void visit(const std::shared_ptr<T>& pointer,
+                    const Visit& visit_part) {
+    if (pointer) visit_part(std::as_const(*pointer));
+  }
+};
 template <typename... T>
 struct ForwardResult<std::variant<T...>> {
-  template <typename Visit>
-  static void visit(const std::variant<T...>& result, const Visit& visit_part) {
+  template <typename Variant, typename Visit>
+  static void visit(Variant& result, const Visit& visit_part) {
     std::visit(visit_part, result);
   }
 };

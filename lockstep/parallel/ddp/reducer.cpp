@@ -25,6 +25,17 @@ std::vector<bool> sparse(const std::vector<TrainedParameter>& parameters) {
   return all;
 }
 
+// The sparse gradient of an embedding that was not used.
+at::Tensor no_rows(const at::Tensor& parameter) {
+  const auto options = parameter.options().requires_grad(false);
+  auto sizes = parameter.sizes().vec();
+  sizes[0] = 0;
+  return at::_sparse_coo_tensor_unsafe(
+             at::empty({1, 0}, options.dtype(at::kLong)),
+             at::empty(sizes, options), parameter.sizes())
+      ._coalesced_(true);
+}
+
 [[noreturn]] void refuse_beside_sharing(const std::string& what) {
   throw std::invalid_argument(
       "DistributedDataParallel: another wrapper averages some of the "
@@ -423,13 +434,10 @@ void Reducer::finish_sparse() {
     const auto& tensor = parameters()[i].tensor;
     auto& grad = tensor.mutable_grad();
     sparse_missing_[i] = !grad.defined();
-    auto sum =
-        shadows_ || !grad.defined()
-            ? at::zeros(
-                  tensor.sizes(),
-                  tensor.options().requires_grad(false).layout(c10::kSparse))
-        : grad.is_sparse() ? grad.coalesce()
-                           : grad.to_sparse();
+    // One sparse dimension on every rank, as embeddings have.
+    auto sum = shadows_ || !grad.defined() ? no_rows(tensor)
+               : grad.is_sparse()          ? grad.coalesce()
+                                           : grad.to_sparse(/*sparse_dim=*/1);
     if (check_) check_->look(i, sum._values());
     if (options_.reduce_dtype) sum = sum.to(*options_.reduce_dtype);
     if (group_->size() > 1) {
