@@ -28,8 +28,8 @@ namespace {
 constexpr const char* kBackendVariable = "LOCKSTEP_FUZZ_BACKEND";
 // A reduction ends after this, with what it has.
 constexpr std::chrono::seconds kReductionTime{60};
-// The group's timeout: shorter than a case may take, so that ranks that wait say what
-// for.
+// The group's timeout: shorter than a case may take, so that a rank that waits
+// says what it waits for.
 constexpr std::chrono::seconds kGroupTimeout{2};
 
 // Bound and never listening, so that only a store that reuses addresses can
@@ -176,8 +176,9 @@ void serve_as_rank(int socket) {
   const auto group = init_process_group(backend == nullptr ? "" : backend,
                                         {.timeout = kGroupTimeout});
   while (const auto message = testing::receive_message(socket)) {
+    const auto seed = (*message)["seed"].get<uint64_t>();
     const auto fuzz_case =
-        edited_case(draw_case((*message)["seed"].get<uint64_t>(), group->size()),
+        edited_case(draw_case(seed, group->size()),
                     (*message)["edits"].get<std::vector<size_t>>());
     testing::send_message(socket, to_json(run_on_rank(fuzz_case)));
   }

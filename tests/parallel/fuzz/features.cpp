@@ -53,7 +53,9 @@ void add_module(const Case& fuzz_case, Features& features) {
     const auto& parameter = fuzz_case.parameters[i];
     if (uses[i] == 0) features.insert("module: parameter of no operation");
     if (uses[i] > 1) features.insert("module: tied parameters");
-    if (parameter.is_registered_twice) features.insert("module: registered twice");
+    if (parameter.is_registered_twice) {
+      features.insert("module: registered twice");
+    }
     if (parameter.is_frozen) features.insert("module: frozen parameters");
     if (parameter.is_sparse) features.insert("module: sparse embedding");
     if (parameter.layout == Layout::transposed) {
