@@ -103,6 +103,38 @@ WORLD_TEST(DdpUnused, OutputsThatTheLossLeavesOutCountAsUnused, 2) {
   });
 }
 
+// The rank that did not use it gave another number of sparse dimensions.
+WORLD_TEST(DdpUnused, SparseEmbeddingsThatOneRankLeavesOutAreAveraged, 2, 3) {
+  on_both_backends([&] {
+    struct WordsImpl : torch::nn::Module {
+      WordsImpl() {
+        words = register_module(
+            "words", torch::nn::Embedding(
+                         torch::nn::EmbeddingOptions(4, 2).sparse(true)));
+        scale = register_parameter("scale", torch::ones({1}));
+      }
+      torch::Tensor forward(bool uses) {
+        const auto index = torch::tensor({1, 1, 3});
+        return uses ? words(index).sum() * scale : scale * 2;
+      }
+      torch::nn::Embedding words{nullptr};
+      torch::Tensor scale;
+    };
+    auto net = std::make_shared<WordsImpl>();
+    DistributedDataParallel<std::shared_ptr<WordsImpl>> model(
+        net, {.find_unused_parameters = true});
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad();
+      model(step != 2 && world.rank == step % world.size).sum().backward();
+      const auto& grad = net->words->weight.grad();
+      EXPECT_EQ(grad.defined(), step != 2);
+      if (step == 2) continue;
+      EXPECT_TRUE(grad.is_sparse());
+      EXPECT_FLOAT_EQ(grad.to_dense()[1][0].item<float>(), 2.0F / world.size);
+    }
+  });
+}
+
 WORLD_TEST(DdpUnused, NoSyncRemembersWhatWasUsed, 2) {
   on_both_backends([&] {
     Branches net;
