@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <limits>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -41,10 +42,12 @@ class AllReducedBuckets final : public BucketReduction {
   }
 
   // Of an abandoned round some ranks have started more than others: all start
-  // the rest, so that what comes next meets its like.
+  // the rest, so that what comes next meets its like. A rank that has not given
+  // up gets NaN then, and not the sum of two iterations.
   void reclaim() override {
     if (!open_) return;
     for (auto bucket = published_; bucket < buckets_.size(); ++bucket) {
+      buckets_[bucket].flat.fill_(std::numeric_limits<double>::quiet_NaN());
       publish(bucket);
     }
     finish();

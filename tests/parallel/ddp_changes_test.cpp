@@ -22,6 +22,7 @@ using ::testing::ThrowsMessage;
 using testing::World;
 using torch::Tensor;
 using testing::averages;
+using testing::doubles;
 using testing::expect_gradients;
 using testing::Gradients;
 using testing::gradients;
@@ -140,6 +141,99 @@ WORLD_TEST(DdpChanges, FreezingUnderJoinIsRefused, 2) {
           });
         },
         ThrowsMessage<std::logic_error>(HasSubstr("under join()")));
+  });
+}
+
+// Buckets of a dtype before were made anew in the dtype that came after.
+WORLD_TEST(DdpChanges, EachDtypeKeepsItsBuckets, 2) {
+  on_both_backends([&] {
+    for (const bool views : {true, false}) {
+      auto net = small_net();
+      Wrapped model(net, {.gradient_as_bucket_view = views});
+      for (const auto dtype :
+           {torch::kDouble, torch::kFloat, torch::kDouble, torch::kBFloat16,
+            torch::kFloat, torch::kDouble, torch::kDouble}) {
+        net->to(dtype);
+        net->zero_grad();
+        model(rows(world.rank).to(dtype)).square().sum().backward();
+        const auto parameters = net->parameters();
+        for (const auto& parameter : parameters) {
+          ASSERT_EQ(parameter.grad().scalar_type(), dtype);
+        }
+        if (dtype != torch::kDouble) continue;
+        expect_gradients(parameters,
+                         averages(world.size, parameters, loss_of(net)),
+                         "in float64");
+      }
+    }
+  });
+}
+
+// A GAN's step of the generator.
+WORLD_TEST(DdpChanges, AllParametersMayBeFrozen, 2) {
+  on_both_backends([&] {
+    auto net = small_net();
+    Wrapped model(net);
+    for (int step = 0; step < 4; ++step) {
+      net->zero_grad();
+      for (auto& parameter : net->parameters()) {
+        parameter.requires_grad_(step % 2 == 1);
+      }
+      auto input = rows(world.rank, step).requires_grad_();
+      model(input).square().sum().backward();
+      EXPECT_TRUE(input.grad().defined());
+      if (step % 2 == 0) continue;
+      expect_gradients(
+          net->parameters(),
+          averages(world.size, net->parameters(), loss_of(net, step)),
+          "not frozen");
+    }
+  });
+}
+
+WORLD_TEST(DdpChanges, GradientsMayBeSwapped, 2) {
+  on_both_backends([&] {
+    struct TwoImpl : torch::nn::Module {
+      TwoImpl() {
+        torch::manual_seed(2);
+        a = register_parameter("a", torch::randn({kIn}, doubles()));
+        b = register_parameter("b", torch::randn({kIn}, doubles()));
+      }
+      Tensor forward(const Tensor& x) { return x * a + (x * b).tanh(); }
+      Tensor a, b;
+    };
+    auto net = std::make_shared<TwoImpl>();
+    DistributedDataParallel<std::shared_ptr<TwoImpl>> model(net);
+    const auto parameters = net->parameters();
+    const auto mean = averages(world.size, parameters, [&](int rank) {
+      return net->forward(rows(rank)).square().sum();
+    });
+    model(rows(world.rank)).square().sum().backward();
+    std::swap(net->a.mutable_grad(), net->b.mutable_grad());
+    model(rows(world.rank)).square().sum().backward();
+    expect_gradients(parameters, {mean[0] + mean[1], mean[1] + mean[0]},
+                     "swapped");
+  });
+}
+
+// Its graph is older than forward, so that no node of forward is in it.
+WORLD_TEST(DdpChanges, AReturnedTensorOfAnOlderGraphIsAveraged, 2) {
+  on_both_backends([&] {
+    struct CachedImpl : torch::nn::Module {
+      CachedImpl() {
+        weight = register_parameter("weight", torch::ones({1}, doubles()));
+      }
+      Tensor forward() { return cached; }
+      Tensor weight, cached;
+    };
+    auto net = std::make_shared<CachedImpl>();
+    DistributedDataParallel<std::shared_ptr<CachedImpl>> model(net);
+    for (int step = 0; step < 3; ++step) {
+      net->zero_grad();
+      net->cached = net->weight * 2;
+      (model() * (world.rank + 1.0)).sum().backward();
+      EXPECT_DOUBLE_EQ(net->weight.grad().item<double>(), 3);
+    }
   });
 }
 

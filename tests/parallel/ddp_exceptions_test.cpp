@@ -5,7 +5,9 @@
 #include <torch/torch.h>
 
 #include <chrono>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
 #include "tests/harness/process_world.h"
@@ -21,7 +23,10 @@ using ::testing::ThrowsMessage;
 using testing::World;
 using torch::Tensor;
 using testing::averages;
+using testing::doubles;
 using testing::expect_gradients;
+using testing::loss_of;
+using testing::small_net;
 using testing::kIn;
 using testing::rows;
 
@@ -113,7 +118,7 @@ WORLD_TEST(DdpExceptions, PeersOfABackwardThatThrewAreToldAtOnce, 2, 3) {
       }
       EXPECT_THAT(said, HasSubstr(words));
       if (!net->fails) {
-        EXPECT_THAT(said, HasSubstr("given up the iteration"));
+        EXPECT_THAT(said, HasSubstr("has given up iteration"));
       }
       // Long before the group's deadline.
       EXPECT_LT(std::chrono::steady_clock::now() - begun,
@@ -129,6 +134,156 @@ WORLD_TEST(DdpExceptions, PeersOfABackwardThatThrewAreToldAtOnce, 2, 3) {
                  }),
         "after one rank's exception");
   }
+}
+
+// The loss, or the part of backward that is not the wrapper's, threw on one
+// rank: no round was begun there, and its next one met the others' this one.
+WORLD_TEST(DdpExceptions, AnIterationThatOneRankLosesInItsLossIsNotMixed, 2) {
+  for (const bool in_backward : {true, false}) {
+    auto group = init_process_group(
+        "lockstep", {.timeout = std::chrono::seconds(50)});
+    auto net = small_net();
+    DistributedDataParallel<torch::nn::Sequential> model(net);
+    const auto parameters = net->parameters();
+    for (int step = 0; step < 5; ++step) {
+      net->zero_grad();
+      const bool fails = step == 2 && world.rank == 1;
+      std::string said;
+      try {
+        auto output = model(rows(world.rank, step));
+        if (fails && !in_backward) throw std::runtime_error("is fragile");
+        Fragile::apply(output, fails).square().sum().backward();
+      } catch (const std::exception& error) {
+        said = error.what();
+      }
+      if (step == 2) {
+        EXPECT_THAT(said, HasSubstr(fails ? "is fragile"
+                                          : "rank 1 has given up iteration"));
+        continue;
+      }
+      EXPECT_EQ(said, "");
+      expect_gradients(parameters,
+                       averages(world.size, parameters, loss_of(net, step)),
+                       "around the lost iteration");
+    }
+  }
+}
+
+// Elsewhere than in shared memory peers are not told; they get no sum of two
+// iterations either.
+WORLD_TEST(DdpExceptions, PeersOnGlooGetNaNForWhatARankGaveUp, 2) {
+  auto group = init_process_group("gloo");
+  FragileNet net;
+  DistributedDataParallel<FragileNet> model(net);
+  for (int step = 0; step < 4; ++step) {
+    net->zero_grad();
+    net->fails = step == 2 && world.rank == 1;
+    auto loss = model(rows(world.rank, step)).square().sum();
+    if (net->fails) {
+      EXPECT_THROW(loss.backward(), std::runtime_error);
+      continue;
+    }
+    loss.backward();
+    if (step == 2) {
+      EXPECT_TRUE(net->first->weight.grad().isnan().all().item<bool>());
+    } else {
+      expect_gradients(
+          net->parameters(),
+          averages(world.size, net->parameters(),
+                   [&](int rank) {
+                     return net->forward(rows(rank, step)).square().sum();
+                   }),
+          "around what was given up");
+    }
+  }
+}
+
+// A sparse gradient where none was expected ended the process.
+WORLD_TEST(DdpExceptions, AnUnexpectedSparseGradientIsNamed, 2) {
+  on_both_backends([&] {
+    struct TableImpl : torch::nn::Module {
+      TableImpl() {
+        table = register_parameter("table", torch::ones({4, 2}));
+      }
+      Tensor forward(const Tensor& index) {
+        return torch::embedding(table, index, -1, false, /*sparse=*/true);
+      }
+      Tensor table;
+    };
+    auto net = std::make_shared<TableImpl>();
+    DistributedDataParallel<std::shared_ptr<TableImpl>> model(net);
+    EXPECT_THAT([&] { model(torch::tensor({1, 2})).sum().backward(); },
+                ThrowsMessage<std::runtime_error>(
+                    HasSubstr("the gradient of 'table' is sparse")));
+  });
+}
+
+WORLD_TEST(DdpExceptions, SteppingInBackwardCannotBeTakenBack, 2) {
+  on_both_backends([&] {
+    FragileNet net;
+    DistributedDataParallel<FragileNet> model(net);
+    model.apply_optimizer_in_backward([](std::vector<Tensor> one) {
+      return std::make_unique<torch::optim::SGD>(std::move(one), 0.1);
+    });
+    net->fails = true;
+    auto loss = model(rows(world.rank)).sum();
+    EXPECT_THROW(loss.backward(), std::runtime_error);
+    net->fails = false;
+    std::string said;
+    try {
+      model(rows(world.rank));
+    } catch (const std::runtime_error& error) {
+      said = error.what();
+    }
+    EXPECT_THAT(said, HasSubstr("load a snapshot on all ranks"));
+    model(rows(world.rank)).sum().backward();
+  });
+}
+
+// What only an iteration that was given up had used counted as used after it.
+WORLD_TEST(DdpExceptions, WhatAGivenUpIterationUsedIsUnusedAgain, 2) {
+  on_both_backends([&] {
+    FragileNet net;
+    net->register_parameter("extra", torch::ones({2}, doubles()));
+    DistributedDataParallel<FragileNet> model(net,
+                                              {.find_unused_parameters = true});
+    auto extra = net->named_parameters()["extra"];
+    net->fails = true;
+    auto loss = (model(rows(world.rank)) * extra).sum();
+    EXPECT_THROW(loss.backward(), std::runtime_error);
+    net->fails = false;
+    net->zero_grad();
+    model(rows(world.rank)).sum().backward();
+    EXPECT_FALSE(extra.grad().defined());
+  });
+}
+
+// The round of delayed gradients was begun on some ranks only.
+WORLD_TEST(DdpExceptions, DelayedGradientsAreGivenUpToo, 2) {
+  on_both_backends([&] {
+    FragileNet net;
+    DistributedDataParallelOptions options;
+    options.delay_all_reduce_named_params = {{"last.bias", net->last->bias}};
+    options.param_to_hook_all_reduce = net->first->bias;
+    DistributedDataParallel<FragileNet> model(net, options);
+    for (int step = 0; step < 4; ++step) {
+      net->zero_grad();
+      net->fails = step == 1;
+      auto loss = model(rows(world.rank, step)).square().sum();
+      if (net->fails) {
+        EXPECT_THROW(loss.backward(), std::runtime_error);
+        continue;
+      }
+      loss.backward();
+      expect_gradients(
+          net->parameters(),
+          averages(world.size, net->parameters(),
+                   [&](int rank) {
+                     return net->forward(rows(rank, step)).square().sum();
+                   }),
+          "with delayed gradients");
+    }
+  });
 }
 
 }  // namespace

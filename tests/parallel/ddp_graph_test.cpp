@@ -275,6 +275,27 @@ WORLD_TEST(DdpReentrant, NestedBackwardInLowPrecisionUnderNoSync, 2) {
   });
 }
 
+// A forward of the wrapper within such a backward took low copies for the
+// parameters themselves.
+WORLD_TEST(DdpReentrant, AForwardWithinALocalBackwardKeepsThePrecision, 2) {
+  on_both_backends([&] {
+    torch::nn::Linear net(2, 2);
+    DistributedDataParallel<torch::nn::Linear> model(
+        net, {.mixed_precision =
+                  MixedPrecision{.param_dtype = torch::kBFloat16}});
+    const auto guard = model.no_sync();
+    auto output = model(torch::ones({1, 2}));
+    output.register_hook([&](const torch::Tensor& gradient) {
+      const at::AutoGradMode recorded(true);
+      model(torch::ones({1, 2}));
+      return gradient;
+    });
+    (output * 1).sum().backward();
+    EXPECT_EQ(net->weight.scalar_type(), torch::kFloat);
+    EXPECT_TRUE(net->weight.grad().defined());
+  });
+}
+
 WORLD_TEST(DdpReentrant, ASharedCheckpointedPartNeedsAStaticGraph, 2) {
   on_both_backends([&] {
     expect_checkpointed_gradients(3, true, world.rank, world.size);

@@ -7,6 +7,7 @@
 
 #include <functional>
 #include <memory>
+#include <thread>
 #include <tuple>
 #include <vector>
 
@@ -392,6 +393,64 @@ WORLD_TEST(DdpOwnership, ForwardInsideBackwardIsRefused, 2) {
                 ThrowsMessage<std::logic_error>(
                     HasSubstr("forward was called while a backward")));
   });
+}
+
+// LibTorch does not show the root of a graph, which is all that there is here.
+WORLD_TEST(DdpOwnership, AHiddenLossOfOneOperationIsRefused, 2) {
+  on_both_backends([&] {
+    struct HiddenImpl : torch::nn::Module {
+      HiddenImpl() {
+        weight = register_parameter("weight", torch::ones({2}, doubles()));
+      }
+      Tensor forward(const Tensor& x) {
+        penalty = weight.dot(x);
+        return x * weight;
+      }
+      Tensor weight, penalty;
+    };
+    auto net = std::make_shared<HiddenImpl>();
+    DistributedDataParallel<std::shared_ptr<HiddenImpl>> model(net);
+    const auto x = torch::full({2}, world.rank + 1.0, doubles());
+    model(x);
+    EXPECT_THAT([&] { net->penalty.backward({}, /*retain_graph=*/true); },
+                ThrowsMessage<std::runtime_error>(
+                    HasSubstr("straight to parameters")));
+    net->zero_grad();
+    (net->penalty * 1).backward();
+    EXPECT_DOUBLE_EQ(net->weight.grad()[0].item<double>(), 1.5);
+    // No forward is open now: a penalty on the weight alone stays local.
+    net->zero_grad();
+    (net->weight * (world.rank + 1.0)).sum().backward();
+    EXPECT_DOUBLE_EQ(net->weight.grad()[0].item<double>(), world.rank + 1.0);
+  });
+}
+
+// Forwards of the main thread were forgotten at once where another thread had
+// made thousands.
+WORLD_TEST(DdpOwnership, TheOldestForwardsAreForgottenFirst, 2) {
+  auto group = init_process_group("lockstep");
+  Auxiliary net;
+  DistributedDataParallel<Auxiliary> model(net);
+  const auto parameters = net->parameters();
+  model(rows(world.rank));
+  auto oldest = net->auxiliary * 2;
+  std::thread([&] {
+    for (int i = 0; i < 5000; ++i) (std::get<0>(model(rows(0))) * 2).sum();
+  }).join();
+  for (int step = 0; step < 3; ++step) {
+    net->zero_grad();
+    auto [output, weight] = model(rows(world.rank, step));
+    (net->auxiliary * weight.sum()).backward();
+    expect_gradients(parameters,
+                     averages(world.size, parameters,
+                              [&](int rank) {
+                                auto [out, bare] = net->forward(rows(rank, step));
+                                return net->auxiliary * bare.sum();
+                              }),
+                     "after thousands of forwards");
+  }
+  EXPECT_THAT([&] { oldest.backward(); },
+              ThrowsMessage<std::runtime_error>(HasSubstr("is older than")));
 }
 
 }  // namespace

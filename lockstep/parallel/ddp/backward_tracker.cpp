@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <exception>
 #include <limits>
 #include <stdexcept>
 #include <thread>
@@ -54,18 +55,26 @@ class BackwardTracker::AccumulatedHook final
 class BackwardTracker::ResultHook final
     : public torch::autograd::FunctionPreHook {
  public:
-  ResultHook(std::weak_ptr<BackwardTracker> tracker, bool synchronizes)
-      : tracker_(std::move(tracker)), synchronizes_(synchronizes) {}
-  variable_list operator()(const variable_list& grads) override {
+  // `forward`: its number if it synchronises, else 0.
+  ResultHook(std::weak_ptr<BackwardTracker> tracker, uint64_t forward)
+      : tracker_(std::move(tracker)),
+        forward_(forward),
+        exceptions_(std::uncaught_exceptions()) {}
+  ~ResultHook() override {
+    if (forward_ == 0 || std::uncaught_exceptions() <= exceptions_) return;
     if (const auto tracker = tracker_.lock()) {
-      tracker->on_result(synchronizes_);
+      tracker->on_result_lost(forward_);
     }
+  }
+  variable_list operator()(const variable_list& grads) override {
+    if (const auto tracker = tracker_.lock()) tracker->on_result(forward_ != 0);
     return grads;
   }
 
  private:
   const std::weak_ptr<BackwardTracker> tracker_;
-  const bool synchronizes_;
+  const uint64_t forward_;
+  const int exceptions_;
 };
 
 // Held by a graph task alone: reached when that has done its work, destroyed
@@ -142,11 +151,12 @@ void BackwardTracker::watch(size_t index) {
     const auto* theirs = dynamic_cast<const AccumulatedHook*>(hook.get());
     const auto other = theirs != nullptr ? theirs->tracker() : nullptr;
     if (!other || other->owner_ == owner_) continue;
-    listener_->parameter_shared(index);
     const std::lock_guard lock(other->mutex_);
-    if (other->listener_ != nullptr) {
-      other->listener_->parameter_shared(theirs->index());
-    }
+    if (other->listener_ == nullptr) continue;
+    listener_->refuse_sharing(index);
+    other->listener_->refuse_sharing(theirs->index());
+    listener_->parameter_shared(index);
+    other->listener_->parameter_shared(theirs->index());
   }
   watched.hook = accumulator->add_post_hook(
       std::make_unique<AccumulatedHook>(weak_from_this(), index));
@@ -174,6 +184,7 @@ void BackwardTracker::begin_forward(bool synchronizes) {
   const std::lock_guard lock(mutex_);
   watch();
   synchronizes_ = synchronizes;
+  if (synchronizes) ++forwards_;
   forward_ = Position{this_thread(), at::sequence_number::peek()};
 }
 
@@ -183,20 +194,44 @@ void BackwardTracker::result(const at::Tensor& tensor) {
   if (!forward_) return;
   const auto& node = tensor.grad_fn();
   if (!node) return;
-  const bool passed_through = node->thread_id() == forward_->first &&
-                              node->sequence_nr() < forward_->second;
-  if (passed_through) return;
-  node->add_pre_hook(
-      std::make_unique<ResultHook>(weak_from_this(), synchronizes_));
+  if (is_older(*node)) return;  // passed on
+  node->add_pre_hook(std::make_unique<ResultHook>(
+      weak_from_this(), synchronizes_ ? forwards_ : 0));
 }
 
-bool BackwardTracker::is_bare_parameter(const at::Tensor& tensor) const {
+bool BackwardTracker::has_older_graph(const at::Tensor& tensor) const {
   const std::lock_guard lock(mutex_);
-  return forward_ && tensor.defined() && tensor.requires_grad() &&
-         tensor.is_leaf() &&
-         std::ranges::any_of(watched_, [&](const Watched& watched) {
-           return watched.tensor.is_same(tensor);
-         });
+  if (!forward_ || !tensor.defined() || !tensor.requires_grad()) return false;
+  if (tensor.is_leaf()) {
+    return std::ranges::any_of(watched_, [&](const Watched& watched) {
+      return watched.tensor.is_same(tensor);
+    });
+  }
+  const auto node = tensor.grad_fn();
+  if (!is_older(*node)) return false;
+  // A tensor that forward was given and passes on leads elsewhere.
+  std::unordered_set<const torch::autograd::Node*> seen{node.get()};
+  std::vector<const torch::autograd::Node*> open{node.get()};
+  while (!open.empty()) {
+    const auto* last = open.back();
+    open.pop_back();
+    if (std::ranges::any_of(watched_, [&](const Watched& watched) {
+          return watched.accumulator.get() == last;
+        })) {
+      return true;
+    }
+    for (const auto& edge : last->next_edges()) {
+      const auto* next = edge.function.get();
+      if (next != nullptr && seen.insert(next).second) open.push_back(next);
+    }
+  }
+  return false;
+}
+
+// Whether it was made before the forward that is under way.
+bool BackwardTracker::is_older(const torch::autograd::Node& node) const {
+  return node.thread_id() == forward_->first &&
+         node.sequence_nr() < forward_->second;
 }
 
 void BackwardTracker::end_forward() {
@@ -217,11 +252,20 @@ void BackwardTracker::remember(Position begin, Range range) {
       return;
     }
   }
+  // What lies within: derivatives that this forward took.
+  for (auto at = next; at != ranges_.end() && at->first.first == begin.first &&
+                       at->first.second < range.end;) {
+    std::erase(remembered_, at->first);
+    at = ranges_.erase(at);
+  }
   ranges_.insert_or_assign(begin, range);
-  if (ranges_.size() <= kMostRanges) return;
-  const auto& [position, oldest] = *ranges_.begin();
-  forgotten_ = {position.first, oldest.end};
-  ranges_.erase(ranges_.begin());
+  remembered_.push_back(begin);
+  if (remembered_.size() <= kMostRanges) return;
+  const auto oldest = ranges_.find(remembered_.front());
+  remembered_.pop_front();
+  auto& end = forgotten_[oldest->first.first];
+  end = std::max(end, oldest->second.end);
+  ranges_.erase(oldest);
 }
 
 const BackwardTracker::Range* BackwardTracker::range_of(
@@ -236,26 +280,39 @@ const BackwardTracker::Range* BackwardTracker::range_of(
              : nullptr;
 }
 
-BackwardTracker::Kind BackwardTracker::kind_by_nodes() {
+// LibTorch leaves the root out of the nodes of a graph that has one.
+BackwardTracker::Kind BackwardTracker::kind_by_nodes() const {
   const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
   auto kind = Kind::foreign;
-  bool all_older = true;
+  size_t numbered = 0;
+  size_t forgotten = 0;
   for (const auto* node : *nodes) {
+    if (node->sequence_nr() == kNoSequenceNumber) continue;
+    ++numbered;
     if (const auto* range = range_of(*node)) {
       if (range->synchronizes) return Kind::averages;
       kind = Kind::local;
     }
-    all_older &= node->sequence_nr() == kNoSequenceNumber ||
-                 Position{node->thread_id(), node->sequence_nr()} < forgotten_;
+    const auto end = forgotten_.find(node->thread_id());
+    if (end != forgotten_.end() && node->sequence_nr() < end->second) {
+      ++forgotten;
+    }
   }
   if (kind != Kind::foreign) return kind;
-  if (all_older && forgotten_.second != 0) {
+  if (numbered == 0 && forwards_ > averaged_) {
+    throw std::runtime_error(
+        "DistributedDataParallel: a backward leads from one operation straight "
+        "to parameters, after a forward whose backward is to come; whether it "
+        "is the wrapper's cannot be told: return the loss from forward, add it "
+        "to the others, or call its backward() before the forward");
+  }
+  if (numbered != 0 && forgotten == numbered) {
     throw std::runtime_error(
         "DistributedDataParallel: a backward goes through a graph that is "
         "older than the last " +
         std::to_string(kMostRanges) +
-        " forwards, so that it cannot be told whether one of the wrapper's "
-        "made it; call backward() sooner after forward");
+        " forwards, so the wrapper cannot tell whether its forward made this "
+        "graph; call backward() sooner after forward");
   }
   return kind;
 }
@@ -295,12 +352,12 @@ std::optional<BackwardTracker::Kind> BackwardTracker::remove_task(int id) {
   const auto derivatives =
       std::ranges::find(derivatives_, id, &Derivatives::task);
   if (derivatives != derivatives_.end()) {
-    // On a GPU, where another thread made them, there is no knowing their end;
-    // such a thread makes no other nodes.
-    const bool here = derivatives->begin.first == this_thread();
-    remember(derivatives->begin,
-             {here ? at::sequence_number::peek() : kNoSequenceNumber - 1,
-              derivatives->synchronizes});
+    // With several GPUs another thread may have made them, and their end is not
+    // known: a backward through nothing else is not recognised then.
+    if (derivatives->begin.first == this_thread()) {
+      remember(derivatives->begin,
+               {at::sequence_number::peek(), derivatives->synchronizes});
+    }
     derivatives_.erase(derivatives);
   }
   return kind;
@@ -308,10 +365,12 @@ std::optional<BackwardTracker::Kind> BackwardTracker::remove_task(int id) {
 
 void BackwardTracker::begin_averaging(int id) {
   averaging_ = id;
+  averaged_ = forwards_;
   try {
     listener_->backward_begins();
   } catch (...) {
     averaging_.reset();
+    find_task(id)->kind = Kind::failed;
     throw;
   }
 }
@@ -330,9 +389,10 @@ void BackwardTracker::on_result(bool synchronizes) {
     }
     task = &track_task(kind);
   } else if (synchronizes && task->kind == Kind::foreign) {
-    // Gradients came first, through nodes that another thread made in forward.
-    task->kind = Kind::averages;
-    if (entered_++ == 0) listener_->graph_entered();
+    throw std::runtime_error(
+        "DistributedDataParallel: gradients came before those of what forward "
+        "returned, through operations that another thread recorded in forward; "
+        "make the loss of what forward returns");
   }
   if (at::GradMode::is_enabled() &&
       std::ranges::find(derivatives_, id, &Derivatives::task) ==
@@ -342,6 +402,13 @@ void BackwardTracker::on_result(bool synchronizes) {
   }
   // Within one that averages it is nested.
   if (task->kind == Kind::averages && !averaging_) begin_averaging(id);
+}
+
+void BackwardTracker::on_result_lost(uint64_t forward) noexcept {
+  const std::lock_guard lock(mutex_);
+  if (forward <= averaged_ || listener_ == nullptr) return;
+  averaged_ = forwards_;
+  listener_->forward_lost();
 }
 
 void BackwardTracker::on_accumulated(size_t index) {
@@ -364,6 +431,7 @@ void BackwardTracker::on_accumulated(size_t index) {
         task->kind = kind == Kind::averages ? kind : Kind::local;
       }
     }
+    if (task->kind == Kind::failed) return;
     if (task->kind == Kind::averages) begin_averaging(id);
     ours = task->kind == Kind::local;
   }
@@ -407,6 +475,9 @@ void BackwardTracker::on_task_end(int id) {
 
 void BackwardTracker::on_task_death(int id) noexcept {
   const std::lock_guard lock(mutex_);
+  const auto derivatives =
+      std::ranges::find(derivatives_, id, &Derivatives::task);
+  if (derivatives != derivatives_.end()) derivatives_.erase(derivatives);
   const auto kind = remove_task(id);
   if (!kind || listener_ == nullptr) return;
   if (averaging_ == id) {

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -41,8 +42,14 @@ class BackwardListener {
   virtual void graph_entered() = 0;
   virtual void graph_left() = 0;
 
-  // Another wrapper averages this parameter, too. May refuse by throwing.
+  // Another wrapper averages this parameter (or one of watch_also()), too: first
+  // asks, which may be refused by throwing, then tells.
+  virtual void refuse_sharing(size_t parameter) const = 0;
   virtual void parameter_shared(size_t parameter) = 0;
+
+  // An exception has taken the results of a synchronising forward along before
+  // any backward averaged: this rank's part of an iteration does not come.
+  virtual void forward_lost() noexcept = 0;
 };
 
 // Tells which of the backward passes that reach the parameters of a wrapper are
@@ -73,6 +80,10 @@ class BackwardListener {
 // of ours, but not announced, is refused, too (std::runtime_error at the end of
 // that pass): when the outer pass ends could not be known.
 //
+// Where an exception destroys the results of a synchronising forward before any
+// backward has averaged, this rank has lost an iteration (forward_lost()): the
+// loss, or the part of backward before the wrapper's, has thrown.
+//
 // Threads: forwards by one at a time; backward in whichever thread.
 class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
  public:
@@ -89,10 +100,11 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
   // Puts hooks where autograd accumulates the parameters' gradients, unless
   // they are there. LibTorch makes that place anew when a parameter's dtype or
   // device changes; graphs that still have the place before keep its hook.
-  // Calls parameter_shared() of each tracker involved for what others watch.
+  // Calls refuse_sharing() and parameter_shared() of both trackers for each
+  // parameter that another one watches, too.
   void watch();
   // Also calls `accumulated` when the gradient of `tensor` is there, in an
-  // averaging backward.
+  // averaging backward, as the listener is called.
   void watch_also(const at::Tensor& tensor, std::function<void()> accumulated);
 
   // Before a forward. Throws std::logic_error if an averaging backward is under
@@ -103,9 +115,9 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
   // returns, before end_forward().
   void begin_forward(bool synchronizes);
   void result(const at::Tensor& tensor);
-  // Whether a result is a watched parameter itself, in grad mode, so that there
-  // is no node to recognise its graphs by.
-  bool is_bare_parameter(const at::Tensor& tensor) const;
+  // Whether a result leads to a watched parameter by a graph that is older than
+  // the forward, or is one itself, so that no node of forward is in it.
+  bool has_older_graph(const at::Tensor& tensor) const;
   void end_forward();
 
   // In an averaging backward: by parameter, whether the graph that is worked on
@@ -126,6 +138,7 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
     local,     // through one under no_sync
     observes,  // grad(): accumulates nothing
     foreign,   // a backward through none
+    failed,    // backward_begins() has thrown
   };
   // A graph task that is under way.
   struct Task {
@@ -153,6 +166,7 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
   void watch(size_t index);
   void on_accumulated(size_t index);
   void on_result(bool synchronizes);
+  void on_result_lost(uint64_t forward) noexcept;
   void on_task_end(int id);
   void on_task_death(int id) noexcept;
 
@@ -161,7 +175,8 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
   std::optional<Kind> remove_task(int id);
   void begin_averaging(int id);
   bool accumulates_here() const;
-  Kind kind_by_nodes();
+  Kind kind_by_nodes() const;
+  bool is_older(const torch::autograd::Node& node) const;
   const Range* range_of(const torch::autograd::Node& node) const;
   void remember(Position begin, Range range);
 
@@ -172,10 +187,13 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
   size_t parameters_ = 0;
 
   std::map<Position, Range> ranges_;  // by where they begin
-  Position forgotten_{};              // ranges before this were dropped
+  std::deque<Position> remembered_;   // the same, the oldest first
+  std::map<uint64_t, uint64_t> forgotten_;  // by thread: up to where
   // The forward that is under way.
   std::optional<Position> forward_;
   bool synchronizes_ = false;
+  uint64_t forwards_ = 0;  // that synchronised
+  uint64_t averaged_ = 0;  // of these, made before an averaging backward
   // Where nodes of the derivatives begin, of which task.
   struct Derivatives {
     int task;

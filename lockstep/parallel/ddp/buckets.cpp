@@ -78,7 +78,8 @@ Bucket make_bucket(const std::vector<NamedParameter>& parameters,
 }
 
 bool same_memory(const at::Tensor& tensor, const at::Tensor& alias) {
-  return tensor.const_data_ptr() == alias.const_data_ptr() &&
+  return tensor.has_storage() &&  // not sparse
+         tensor.const_data_ptr() == alias.const_data_ptr() &&
          tensor.sizes() == alias.sizes() &&
          tensor.strides() == alias.strides() &&
          tensor.scalar_type() == alias.scalar_type() &&

@@ -196,6 +196,7 @@ void DdpState::find_tensors() {
 DdpState::Training DdpState::training_now() const {
   Training now;
   for (const auto& [name, tensor] : parameters_) {
+    now.tensors.push_back(tensor.unsafeGetTensorImpl());
     now.trained.push_back(tensor.requires_grad());
     now.kinds.emplace_back(tensor.scalar_type(), tensor.device());
   }
@@ -301,6 +302,7 @@ void DdpState::apply_optimizer_in_backward(MakeOptimizer make) {
 }
 
 bool DdpState::trained_differ() const {
+  if (low_ && low_->is_low()) return false;  // a forward within a backward
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& tensor = parameters_[i].tensor;
     const auto& [dtype, device] = training_.kinds[i];
@@ -329,7 +331,7 @@ void DdpState::retrain() {
         "parameter was changed under join(), where ranks without inputs "
         "cannot follow; change it before join()");
   }
-  reducer_->prepare();  // an iteration that was given up ends
+  reducer_->settle();
   const auto before = training_;
   try {
     find_tensors();
@@ -415,11 +417,12 @@ void DdpState::before_forward() {
   }
 }
 
-void DdpState::ForwardPass::throw_bare_parameter() {
+void DdpState::ForwardPass::throw_older_graph() {
   throw mistake(
-      "forward returns a parameter itself, by reference or through a "
-      "shared_ptr, so that it cannot be told which backward passes are the "
-      "wrapper's; return it by value");
+      "forward returns a parameter itself, or a tensor that was computed of "
+      "parameters before, by reference or through a shared_ptr, so that it "
+      "cannot be told which backward passes are the wrapper's; return it by "
+      "value");
 }
 
 void DdpState::after_forward() {

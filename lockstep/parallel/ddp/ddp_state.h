@@ -43,9 +43,9 @@ class DdpState final : public Joinable {
     void returns(Result& result) {
       auto& tracker = state_.reducer_->tracker();
       visit_tensors(result, [&tracker]<typename Tensor>(Tensor& tensor) {
-        if (!tracker.is_bare_parameter(tensor)) return tracker.result(tensor);
+        if (!tracker.has_older_graph(tensor)) return tracker.result(tensor);
         if constexpr (std::is_const_v<Tensor>) {
-          throw_bare_parameter();
+          throw_older_graph();
         } else {
           tensor = at::alias(tensor);
           tracker.result(tensor);
@@ -54,7 +54,7 @@ class DdpState final : public Joinable {
     }
 
    private:
-    [[noreturn]] static void throw_bare_parameter();
+    [[noreturn]] static void throw_older_graph();
     DdpState& state_;
   };
 
@@ -131,6 +131,7 @@ class DdpState final : public Joinable {
   std::vector<NamedParameter> buffers_;
   // What buckets are made for, by parameter.
   struct Training {
+    std::vector<const c10::TensorImpl*> tensors;
     std::vector<bool> trained;  // requires grad
     std::vector<std::pair<at::ScalarType, at::Device>> kinds;
     bool operator==(const Training&) const = default;

@@ -19,9 +19,8 @@ DelayedBucket::DelayedBucket(std::vector<NamedParameter> parameters,
                                      Results::everywhere, group);
 }
 
-void DelayedBucket::start(double divisor) {
+void DelayedBucket::start() {
   at::NoGradGuard no_grad;
-  reduction_->begin(++begun_, divisor);
   for (const auto& slot : bucket_.slots) {
     const auto& [name, tensor] = parameters_[slot.parameter];
     auto& grad = tensor.mutable_grad();
@@ -45,7 +44,14 @@ void DelayedBucket::start(double divisor) {
 }
 
 void DelayedBucket::finish() {
-  if (std::exchange(started_, false)) reduction_->finish();
+  if (!std::exchange(started_, false)) {
+    throw std::runtime_error(c10::str(
+        "rank ", rank_,
+        ": param_to_hook_all_reduce got no gradient in a backward, so that the "
+        "delayed all-reduce was not started; name a parameter that every "
+        "backward uses"));
+  }
+  reduction_->finish();
 }
 
 void DelayedBucket::give_up() {
@@ -57,15 +63,14 @@ void DelayedBucket::give_up() {
   }
 }
 
-void DelayedBucket::shadow(double divisor) {
+void DelayedBucket::shadow() {
   at::NoGradGuard no_grad;
   for (const auto& slot : bucket_.slots) {
     parameters_[slot.parameter].tensor.mutable_grad() = slot.alias;
   }
-  reduction_->begin(++begun_, divisor);
   bucket_.flat.zero_();
   reduction_->publish(0);
-  reduction_->finish();
+  started_ = true;
 }
 
 }  // namespace lockstep

@@ -21,17 +21,22 @@ class DelayedBucket {
 
   const std::vector<NamedParameter>& parameters() const { return parameters_; }
   const at::Tensor& hook() const { return hook_; }
+  // At the begin of every backward that averages; see BucketReduction.
+  void begin(int64_t iteration, double divisor) {
+    reduction_->begin(iteration, divisor);
+    started_ = false;
+  }
   // The gradients, which must be there (std::runtime_error names what is
   // missing), are taken and published. Does not block.
-  void start(double divisor);
-  // Until they are averaged, if start() was called.
+  void start();
+  // Until they are averaged. Throws std::runtime_error without start().
   void finish();
   // A backward was given up: gradients that peers may still write go.
   void give_up();
   // See BucketReduction.
   void reclaim() { reduction_->reclaim(); }
   // As start() and finish(), of zeros, on a rank that has joined.
-  void shadow(double divisor);
+  void shadow();
 
  private:
   std::vector<NamedParameter> parameters_;
@@ -39,7 +44,6 @@ class DelayedBucket {
   int rank_;
   Bucket bucket_;
   std::unique_ptr<BucketReduction> reduction_;
-  int64_t begun_ = 0;
   bool started_ = false;
 };
 

@@ -53,7 +53,8 @@ struct ModulePointer<std::shared_ptr<Impl>> {
 // models differ, naming rank and parameter.
 //
 // Gradients of Embedding and EmbeddingBag with sparse(true) stay sparse. A
-// parameter that is used twice, or registered twice, counts once. Parameters
+// parameter that is used twice, or registered twice, counts once. One that the
+// module registers after the wrapper's constructor is not averaged. Parameters
 // whose requires_grad changes after the constructor, on every rank alike, are
 // taken in or left out from the next forward on. One that several wrappers
 // train is averaged by each of them (distributed-data-parallel.md says what is

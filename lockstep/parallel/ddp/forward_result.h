@@ -35,9 +35,10 @@ namespace lockstep {
 //     }
 //   };
 //
-// A parameter that forward returns as it is becomes an alias of it there, so
-// that graphs which begin at it are known; it must be returned by value, and a
-// std::shared_ptr, whose target others may hold, must not lead to it.
+// A parameter that forward returns as it is, or a tensor that was computed of
+// parameters before, becomes an alias there, so that the graphs which begin at
+// it are known; it must be returned by value, and a std::shared_ptr, whose
+// target others may hold, must not lead to it.
 template <typename T>
 struct ForwardResult {
   static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T>,

@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <utility>
 
@@ -62,8 +63,9 @@ void GradientBuckets::arrange(const std::vector<std::vector<size_t>>& members) {
   const auto old_places =
       std::exchange(places_, std::vector<Place>(parameters_.size()));
   for (const auto& parameters : members) {
-    buckets_.push_back(make_bucket(parameters_, parameters, group_,
-                                   options_.reduce_dtype));
+    buckets_.push_back(make_bucket(
+        parameters_, parameters, group_,
+        options_.reduce_dtype.value_or(dtypes_[parameters.front()])));
     const auto& slots = buckets_.back().slots;
     for (size_t slot = 0; slot < slots.size(); ++slot) {
       places_[slots[slot].parameter] = {buckets_.size() - 1, slot};
@@ -87,6 +89,25 @@ void GradientBuckets::share(size_t parameter) {
   if (!has_place(parameter) || !grad(parameter).defined()) return;
   if (same_memory(grad(parameter), alias(parameter))) {
     grad(parameter) = alias(parameter).clone();
+  }
+}
+
+void GradientBuckets::part() {
+  if (!options_.views) return;
+  for (const auto& bucket : buckets_) {
+    for (const auto& slot : bucket.slots) {
+      auto& gradient = grad(slot.parameter);
+      if (!gradient.defined() || gradient.is_same(slot.alias) ||
+          !gradient.has_storage() || same_memory(gradient, slot.alias)) {
+        continue;
+      }
+      if (std::ranges::any_of(buckets_, [&](const Bucket& other) {
+            return gradient.is_alias_of(other.flat);
+          })) {
+        const at::NoGradGuard no_grad;
+        gradient = gradient.clone();
+      }
+    }
   }
 }
 

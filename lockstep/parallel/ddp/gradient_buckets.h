@@ -62,6 +62,10 @@ class GradientBuckets {
     return options_.views && !options_.reduce_dtype && !any_shared_;
   }
 
+  // Before a backward: a .grad that lies in another parameter's place (users may
+  // swap them) gets memory of its own.
+  void part();
+
   // Brings this rank's gradient into its place, times `factor`; zeros where
   // there is none. `unused`: this backward gave none, so that where there was
   // none before, .grad stays undefined for now. Throws std::runtime_error for

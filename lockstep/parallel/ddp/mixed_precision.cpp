@@ -16,13 +16,15 @@ LowPrecisionParameters::LowPrecisionParameters(
 }
 
 void LowPrecisionParameters::lower(bool casts) {
-  if (depth_++ > 0) return;
-  const at::NoGradGuard no_grad;
-  for (auto& [parameter, master, low] : parameters_) {
-    master = parameter.variable_data();
-    if (casts) low.copy_(master);
-    parameter.set_data(low);
+  if (depth_ == 0) {
+    const at::NoGradGuard no_grad;
+    for (auto& [parameter, master, low] : parameters_) {
+      master = parameter.variable_data();
+      if (casts) low.copy_(master);
+      parameter.set_data(low);
+    }
   }
+  ++depth_;
 }
 
 void LowPrecisionParameters::restore() {

@@ -34,6 +34,7 @@ class LowPrecisionParameters {
   void lower_for_forward() { lower(/*casts=*/true); }
   void lower_for_backward() { lower(/*casts=*/false); }
   void restore();
+  bool is_low() const { return depth_ > 0; }
 
  private:
   struct Parameter {

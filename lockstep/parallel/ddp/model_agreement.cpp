@@ -182,6 +182,7 @@ class PythonsCheck {
   }
 
   void verify_layouts() {
+    if (trained_.empty()) return;
     std::vector<int64_t> layouts;
     for (const auto& [name, tensor] : trained_) {
       layouts.insert(layouts.end(), tensor.sizes().begin(),
@@ -211,7 +212,9 @@ class PythonsCheck {
 
  private:
   at::TensorOptions options() const {
-    return at::TensorOptions(at::kLong).device(trained_[0].tensor.device());
+    return at::TensorOptions(at::kLong).device(
+        trained_.empty() ? group_->control_device()
+                         : trained_[0].tensor.device());
   }
   std::string rank_name(int rank) const {
     return "rank " + std::to_string(group_->global_ranks()[rank]);

@@ -129,7 +129,7 @@ void Reducer::delay(DelayedBucket delayed) {
   for (const auto& parameter : delayed_->parameters()) {
     tracker_->watch_also(parameter.tensor, [] {});
   }
-  tracker_->watch_also(delayed_->hook(), [this] { delayed_->start(divisor_); });
+  tracker_->watch_also(delayed_->hook(), [this] { delayed_->start(); });
 }
 
 void Reducer::shard(std::vector<ElementRange> owned, IsStepped is_stepped) {
@@ -161,8 +161,7 @@ void Reducer::refuse_shared(const char* what) const {
   if (gradients_.any_shared()) refuse_beside_sharing(what);
 }
 
-void Reducer::parameter_shared(size_t parameter) {
-  if (parameter < parameters().size()) gradients_.share(parameter);
+void Reducer::refuse_sharing(size_t parameter) const {
   const char* what = parameter >= parameters().size() || delayed_
                          ? "delay_all_reduce_named_params"
                      : gradients_.is_sharded() ? "a sharded optimizer"
@@ -172,17 +171,31 @@ void Reducer::parameter_shared(size_t parameter) {
   if (what != nullptr) refuse_beside_sharing(what);
 }
 
+void Reducer::parameter_shared(size_t parameter) { gradients_.share(parameter); }
+
 void Reducer::continue_from(const Reducer& before) {
   steps_ = before.steps_;
   begun_ = before.begun_;
 }
 
-void Reducer::prepare() {
+void Reducer::settle() {
   tracker_->require_idle();
   const std::lock_guard lock(tracker_->mutex());
   // Backward may accumulate in the buckets before the reduction begins.
   reduction_->reclaim();
   if (delayed_) delayed_->reclaim();
+}
+
+void Reducer::prepare() {
+  settle();
+  if (std::exchange(stepped_, false)) {
+    throw std::runtime_error(
+        this_rank() +
+        ": an exception ended a backward in which optimizers step, so that "
+        "some parameters may have made a step on some ranks only; load a "
+        "snapshot on all ranks");
+  }
+  const std::lock_guard lock(tracker_->mutex());
   // Under no_sync, too, as Python does.
   if (may_rebuild()) rebuild_buckets();
   times_.forward_begins();
@@ -237,13 +250,16 @@ void Reducer::begin_reduction() {
   }
   reduction_->begin(++begun_, divisor_);
   factor_ = reduction_->contribution_factor();
+  if (delayed_) delayed_->begin(begun_, divisor_);
 }
 
 void Reducer::backward_begins() {
-  refuse_left_shards(std::nullopt);
   readiness_.begin();
+  used_before_ = used_;
   try {
     begin_reduction();
+    gradients_.part();
+    refuse_left_shards(std::nullopt);
     for (size_t i = 0; i < parameters().size(); ++i) {
       if (readiness_.is_never_used(i)) set_unused(i);
     }
@@ -389,6 +405,20 @@ void Reducer::refuse_left_shards(std::optional<size_t> accumulated) {
 
 void Reducer::backward_given_up() { give_up(); }
 
+// Peers that go on average this iteration without this rank: they are told, and
+// the next forward waits until they have given it up.
+void Reducer::forward_lost() noexcept {
+  try {
+    reduction_->begin(++begun_, divisor_);
+    reduction_->abandon();
+    if (!delayed_) return;
+    delayed_->begin(begun_, divisor_);
+    delayed_->give_up();
+  } catch (const std::exception&) {
+    // The group is broken, which the next forward says.
+  }
+}
+
 // Peers may still write results into the buckets, so no gradient may stay
 // there.
 void Reducer::give_up() {
@@ -397,7 +427,9 @@ void Reducer::give_up() {
   if (delayed_) delayed_->give_up();
   if (check_) check_->forget();
   backward_span_.reset();
+  if (readiness_.is_collecting()) used_ = used_before_;
   readiness_.give_up();
+  stepped_ = static_cast<bool>(on_final_);
 }
 
 void Reducer::graph_entered() {
@@ -517,7 +549,7 @@ void Reducer::shadow_backward() {
       gradients_.buckets()[bucket].flat.zero_();
       reduction_->publish(bucket);
     }
-    if (delayed_) delayed_->shadow(divisor_);
+    if (delayed_) delayed_->shadow();
     finish();
   } catch (...) {
     give_up();

@@ -83,6 +83,9 @@ class Reducer final : private BackwardListener {
   // Before each forward in grad mode. Collective when it makes the buckets
   // anew: after the first backward that averaged.
   void prepare();
+  // The part of prepare() that ends an iteration that was given up. Collective
+  // with that of the other ranks if there is one.
+  void settle();
   // Where forward runs (BackwardTracker::begin_forward() and on).
   BackwardTracker& tracker() { return *tracker_; }
   // What the sum over the ranks is divided by from the next backward on; the
@@ -145,7 +148,9 @@ class Reducer final : private BackwardListener {
   void local_gradient(size_t parameter, bool ours) override;
   void graph_entered() override;
   void graph_left() override;
+  void refuse_sharing(size_t parameter) const override;
   void parameter_shared(size_t parameter) override;
+  void forward_lost() noexcept override;
 
   void set_buckets(const std::vector<std::vector<size_t>>& members);
   void connect();
@@ -205,11 +210,13 @@ class Reducer final : private BackwardListener {
   size_t delivered_ = 0;
   double factor_ = 1;     // of contributions
   bool shadows_ = false;  // shadow_backward()
-  // By parameter: used on this rank since the last average; the same of the
-  // average before; by no rank.
+  bool stepped_ = false;  // on_final_ may have been called, then given up
+  // By parameter: used on this rank since the last average; the same before
+  // the backward that is under way, and at the last average.
   std::vector<int> used_;
+  std::vector<int> used_before_;
   std::vector<int> last_used_;
-  std::vector<bool> unused_everywhere_;
+  std::vector<bool> unused_everywhere_;  // by all ranks, in the last average
   bool used_differently_ = false;
   std::vector<bool> sparse_missing_;  // had no gradient, by parameter
   bool rebuilt_ = false;

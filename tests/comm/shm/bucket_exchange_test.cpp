@@ -9,6 +9,7 @@
 #include <cstring>
 #include <numeric>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "lockstep/comm/shm/protocol/arrivals.h"
@@ -386,9 +387,53 @@ TEST(BucketFaults, RanksThatWaitForAnAbandonedRoundAreToldAtOnce) {
           } catch (const CallMismatch& error) {
             words = error.what();
           }
-          EXPECT_THAT(words, HasSubstr("rank 2 has given up the iteration"));
+          EXPECT_THAT(words, HasSubstr("rank 2 has given up iteration 2"));
         }
         rank.run(3);  // the group goes on
+      });
+      for (const auto& end : ends) EXPECT_EQ(end.kind, End::Kind::well) << end;
+    }
+  }
+}
+
+// A rank that has done its part cannot keep the others from finishing; its next
+// round was taken for theirs, one step apart for ever.
+TEST(BucketFaults, RankThatGivesUpWhatTheOthersFinishIsTold) {
+  for (const auto results : {Results::everywhere, Results::owned}) {
+    for (const size_t count : {3, 100'000}) {  // copied, and not
+      ThreadWorld world(3, default_tuning(3));
+      const auto ends = world.run([&](Group& group) {
+        BucketRank rank(group, values(),
+                        {.buckets = {{.count = count}},
+                         .results = results,
+                         .timeout = kEndless});
+        auto& exchange = rank.exchange();
+        rank.run(1);
+        if (group.rank() == 1) {
+          exchange.begin(2, 3);
+          exchange.publish(0);
+          while (exchange.advance() == 0) std::this_thread::yield();
+          exchange.abandon();
+          std::string words;
+          try {
+            exchange.reclaim();
+          } catch (const CallMismatch& error) {
+            words = error.what();
+          }
+          EXPECT_THAT(words, AllOf(HasSubstr("rank 1 has given up iteration 2"),
+                                   HasSubstr("has finished it")));
+        } else {
+          exchange.begin(2, 3);
+          exchange.publish(0);
+          exchange.finish();
+        }
+        rank.run(3);  // the group goes on
+        // All give up what all could have finished.
+        exchange.begin(4, 3);
+        exchange.publish(0);
+        while (exchange.advance() == 0) std::this_thread::yield();
+        exchange.abandon();
+        rank.run(5);
       });
       for (const auto& end : ends) EXPECT_EQ(end.kind, End::Kind::well) << end;
     }
@@ -405,7 +450,7 @@ TEST(BucketFaults, RoundThatOneRankAloneAbandonedIsNamed) {
   });
   EXPECT_EQ(ends[1].kind, End::Kind::broken) << ends[1];
   EXPECT_THAT(ends[1].words,
-              HasSubstr("rank 0 has not begun a round behind round 1"));
+              HasSubstr("rank 0 has neither finished nor given up round 1"));
 }
 
 TEST(BucketFaults, KilledRankIsNamedByWhoWaitsInFinish) {

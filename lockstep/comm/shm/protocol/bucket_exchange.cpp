@@ -201,23 +201,38 @@ void BucketExchange::begin(int64_t iteration, double divisor) {
 void BucketExchange::abandon() {
   if (!open_ || abandoned_) return;
   abandoned_ = true;
-  // Pairs with the loads in below() and abandoned().
-  own().restarts.store(++restarts_, std::memory_order_seq_cst);
+  // Releases what this rank has published and reduced. Pairs with the loads in
+  // reclaim() and given_up().
+  own().given_up.store(rounds_, std::memory_order_seq_cst);
   core_.waiting.wake_sleepers();
 }
 
 void BucketExchange::reclaim() {
   core_.waiting.throw_if_broken();
+  if (!open_) return;
+  abandon();
+  // A peer may still be reducing what was published, into this rank's buckets.
   Patience patience(timeout_);
-  if (open_) {
-    abandon();
-    open_ = abandoned_ = false;
-    // A peer may still be reducing what was published, into this rank's
-    // buckets: until it has given up that round too.
-    await(&Counters::restarts, restarts_, patience, [this] {
-      return "has not begun a round behind round " + std::to_string(rounds_) +
-             ", which was not finished";
-    });
+  const auto not_ended = [this](std::memory_order order) {
+    return below(&Counters::given_up, rounds_, order) &
+           below(&Counters::finished, rounds_, order);
+  };
+  await(not_ended, patience, [this] {
+    return "has neither finished nor given up round " +
+           std::to_string(rounds_) + ", which this rank has given up";
+  });
+  open_ = abandoned_ = false;
+  for (int peer = 0; peer < core_.size; ++peer) {
+    if (counters(peer).finished.load(std::memory_order_acquire) < rounds_) {
+      continue;
+    }
+    throw CallMismatch(
+        core_.waiting.name(core_.rank) + " has given up iteration " +
+        std::to_string(iteration_) + " (an exception ended its backward), but " +
+        core_.waiting.name(peer) +
+        " had all of its gradients and has finished it, so that the replicas "
+        "differ by a step; load a snapshot on all ranks, or broadcast the "
+        "parameters of one");
   }
 }
 
@@ -370,19 +385,22 @@ void BucketExchange::finish() {
               : "a round is to be finished that was not begun");
   }
   Patience patience(timeout_);
-  while (advance() < buckets_.size()) {
-    throw_if_abandoned();
-    await_progress(patience);
-  }
+  while (advance() < buckets_.size()) await_progress(patience);
   // Where results are owned, peers may still read this rank's contributions.
   if (results_ == Results::owned) {
-    await(&Counters::reduced, base_ + buckets_.size(), patience, [this] {
+    const auto reading = [this](std::memory_order order) {
+      return below(&Counters::reduced, base_ + buckets_.size(), order);
+    };
+    await(reading, patience, [this] {
       return "has not reduced its part of all buckets of round " +
              std::to_string(rounds_);
     });
-    throw_if_abandoned();
+    throw_if_given_up(reading);
   }
   open_ = false;
+  // Pairs with the load in reclaim().
+  own().finished.store(rounds_, std::memory_order_seq_cst);
+  core_.waiting.wake_sleepers();
 }
 
 void BucketExchange::await_progress(Patience& patience) {
@@ -394,12 +412,16 @@ void BucketExchange::await_progress(Patience& patience) {
     return;
   }
   const bool reduced = next_ == buckets_.size();
+  const auto missing = [&](std::memory_order order) {
+    return reduced ? below(&Counters::reduced, base_ + complete_ + 1, order)
+                   : below(&Counters::published, base_ + next_ + 1, order);
+  };
+  throw_if_given_up(missing);
   core_.sleep(
       patience,
       [&](std::memory_order order) {
-        if (abandoned() != 0) return uint64_t{0};
-        return reduced ? below(&Counters::reduced, base_ + next_, order)
-                       : below(&Counters::published, base_ + next_ + 1, order);
+        const auto ranks = missing(order);
+        return given_up(ranks, order) != 0 ? 0 : ranks;
       },
       [&](uint64_t ranks) {
         return complain(
@@ -407,29 +429,6 @@ void BucketExchange::await_progress(Patience& patience) {
                        ? "has not reduced its part of " + bucket_name(complete_)
                        : "has not published " + bucket_name(next_));
       });
-}
-
-uint64_t BucketExchange::abandoned() const {
-  uint64_t ranks = 0;
-  for (int peer = 0; peer < core_.size; ++peer) {
-    const auto& theirs = counters(peer);
-    // Pairs with the store in reclaim(). What the rank reduced before it is
-    // seen then: all of this round, if it is a later one that it abandoned.
-    if (theirs.restarts.load(std::memory_order_acquire) > restarts_ &&
-        theirs.reduced.load(std::memory_order_acquire) <
-            base_ + buckets_.size()) {
-      ranks |= uint64_t{1} << peer;
-    }
-  }
-  return ranks;
-}
-
-void BucketExchange::throw_if_abandoned() const {
-  const auto ranks = abandoned();
-  if (ranks == 0) return;
-  throw CallMismatch(
-      complain(ranks, "has given up the iteration that this rank waits for (an "
-                      "exception ended its backward)"));
 }
 
 uint64_t BucketExchange::below(std::atomic<uint64_t> Counters::*counter,
@@ -443,18 +442,40 @@ uint64_t BucketExchange::below(std::atomic<uint64_t> Counters::*counter,
   return ranks;
 }
 
+uint64_t BucketExchange::given_up(uint64_t missing,
+                                  std::memory_order order) const {
+  return missing & ~below(&Counters::given_up, rounds_, order);
+}
+
+void BucketExchange::throw_if_given_up(const Missing& missing) const {
+  const auto order = std::memory_order_acquire;
+  if (given_up(missing(order), order) == 0) return;
+  // What a rank did before it gave up is seen now.
+  const auto ranks = given_up(missing(order), order);
+  if (ranks == 0) return;
+  std::string names;
+  for (int peer = 0; peer < core_.size; ++peer) {
+    if ((ranks >> peer & 1) == 0) continue;
+    names += (names.empty() ? "" : ", ") + core_.waiting.name(peer);
+  }
+  throw CallMismatch(names + " has given up iteration " +
+                     std::to_string(iteration_) +
+                     " (an exception ended its backward); catch this, and go "
+                     "on with the next forward on all ranks");
+}
+
 void BucketExchange::await(
-    std::atomic<uint64_t> Counters::*counter, uint64_t value,
-    Patience& patience, const std::function<std::string()>& complaint) const {
-  const auto missing = [&](std::memory_order order) {
-    if (counter == &Counters::reduced && abandoned() != 0) return uint64_t{0};
-    return below(counter, value, order);
+    const Missing& missing, Patience& patience,
+    const std::function<std::string()>& complaint) const {
+  const auto waited_for = [&](std::memory_order order) {
+    const auto ranks = missing(order);
+    return abandoned_ || given_up(ranks, order) == 0 ? ranks : 0;
   };
   if (core_.waiting.spin(
-          [&](std::memory_order order) { return missing(order) == 0; })) {
+          [&](std::memory_order order) { return waited_for(order) == 0; })) {
     return;
   }
-  core_.sleep(patience, missing,
+  core_.sleep(patience, waited_for,
               [&](uint64_t ranks) { return complain(ranks, complaint()); });
 }
 

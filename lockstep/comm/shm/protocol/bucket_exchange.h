@@ -38,11 +38,14 @@ struct ExchangedBucket {
 // sum (which the half types thus round twice). The same bits on all ranks.
 //
 // A round is begin(), publish() of every bucket in order, advance() at any
-// time, finish(). A round that was begun and not finished is abandoned by
-// abandon(), or the next begin() or reclaim(), which all ranks must do then:
-// what the buckets hold is undefined, and only these two are also a barrier. A
-// rank that waits in finish() for one that has abandoned the round throws
-// CallMismatch at once.
+// time, finish(). It may be given up instead, by abandon() or by the next
+// reclaim() or begin(). Every rank ends each round in one of these ways, and
+// either all have finished it or all have given it up when the next one begins:
+// - A rank that waits in finish() for what a rank has not done that gave the
+//   round up throws CallMismatch at once, and is to give it up, too.
+// - A rank may give up when it has done all that the others wait for, so that
+//   these finish. reclaim() and begin() of that rank throw CallMismatch then:
+//   it lacks an iteration that the others have. The round is over all the same.
 //
 // Threads: one at a time, beside the group's collectives and messages.
 // Errors: GroupBroken, as the group's collectives; std::logic_error where this
@@ -60,11 +63,12 @@ class BucketExchange {
       Group& group, const std::vector<ExchangedBucket>& buckets,
       Results results, milliseconds timeout);
 
-  // Tells peers that this rank will not finish the round that it is in, if any.
+  // Gives up the round that this rank is in, if any, and tells the others.
   // Never blocks.
   void abandon();
-  // Until no peer uses this rank's buckets: waits for all ranks behind an
-  // abandoned round, else for nobody.
+  // Gives up the round that this rank is in, if any, and waits until all ranks
+  // have ended it, so that no peer uses this rank's buckets. Throws
+  // CallMismatch if others have finished it.
   void reclaim();
   // Waits as reclaim(). Throws std::invalid_argument unless `divisor` is more
   // than 0. `iteration`: the caller's count, which advance() and finish()
@@ -86,7 +90,9 @@ class BucketExchange {
     // peer may be a round ahead.
     std::atomic<int64_t> iterations[2];
     alignas(64) std::atomic<uint64_t> reduced;
-    alignas(64) std::atomic<uint64_t> restarts;  // rounds behind abandoned ones
+    // The last round, from 1, that this rank has given up, and finished.
+    alignas(64) std::atomic<uint64_t> given_up;
+    std::atomic<uint64_t> finished;
     alignas(64) std::byte unused[64];            // lines are fetched in pairs
   };
   struct Bucket {
@@ -122,15 +128,15 @@ class BucketExchange {
   void reduce_piece(const Bucket& bucket, Interval elements) const;
   size_t progress() const { return next_ + complete_; }
   void await_progress(Patience& patience);
-  // The ranks, as bits, that have abandoned the round that this one is in.
-  uint64_t abandoned() const;
-  void throw_if_abandoned() const;
+  using Missing = std::function<uint64_t(std::memory_order)>;
   // The ranks, as bits, of which `counter` is less than `value`.
   uint64_t below(std::atomic<uint64_t> Counters::*counter, uint64_t value,
                  std::memory_order order) const;
-  // Until no rank is, or, of what is reduced, some have abandoned the round.
-  void await(std::atomic<uint64_t> Counters::*counter, uint64_t value,
-             Patience& patience,
+  // The ranks that have given up the round that this one is in, of `missing`.
+  uint64_t given_up(uint64_t missing, std::memory_order order) const;
+  void throw_if_given_up(const Missing& missing) const;
+  // Until none is missing, or one of these has given up.
+  void await(const Missing& missing, Patience& patience,
              const std::function<std::string()>& complaint) const;
   std::string complain(uint64_t ranks, const std::string& complaint) const;
   std::string bucket_name(size_t bucket) const;
@@ -141,10 +147,9 @@ class BucketExchange {
   const Results results_;
   const milliseconds timeout_;
   CommonMemory memory_;
-  uint64_t rounds_ = 0;    // begun
-  uint64_t restarts_ = 0;  // of them, behind abandoned ones
-  bool open_ = false;      // begun, and neither finished nor reclaimed
-  bool abandoned_ = false;  // so told to the peers
+  uint64_t rounds_ = 0;     // begun
+  bool open_ = false;       // begun, and neither finished nor reclaimed
+  bool abandoned_ = false;  // given up, and so told to the others
   int64_t iteration_ = 0;
   double divisor_ = 1;
   // What the counters were when the round began: buckets of all rounds before.
