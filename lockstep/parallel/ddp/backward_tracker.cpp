@@ -20,12 +20,13 @@ namespace {
 
 using torch::autograd::variable_list;
 
-// Forwards that are remembered. Their results announce themselves without it.
+// Forwards that are remembered. Results announce their backward even after
+// their range is forgotten.
 constexpr size_t kMostRanges = 4096;
-// Of nodes that accumulate: no forward makes them (LibTorch's NOTE [ Sequence
-// Number ]).
+// The sequence number of AccumulateGrad nodes, which belong to no forward
+// (LibTorch's NOTE [ Sequence Number ]).
 constexpr uint64_t kNoSequenceNumber = std::numeric_limits<uint64_t>::max();
-// For the threads of GPUs to let go of a graph task that has failed.
+// How long the threads of GPUs may still hold a graph task that has failed.
 constexpr std::chrono::seconds kDeathTimeout{1};
 
 uint64_t this_thread() { return at::RecordFunction::currentThreadId(); }
@@ -302,9 +303,10 @@ BackwardTracker::Kind BackwardTracker::kind_by_nodes() const {
   if (numbered == 0 && forwards_ > averaged_) {
     throw std::runtime_error(
         "DistributedDataParallel: a backward leads from one operation straight "
-        "to parameters, after a forward whose backward is to come; whether it "
-        "is the wrapper's cannot be told: return the loss from forward, add it "
-        "to the others, or call its backward() before the forward");
+        "to parameters, after a forward whose backward is to come, so the "
+        "wrapper cannot tell whether its forward made this graph: return the "
+        "loss from forward, add it to the others, or call its backward() "
+        "before the forward");
   }
   if (numbered != 0 && forgotten == numbered) {
     throw std::runtime_error(
@@ -452,15 +454,15 @@ void BackwardTracker::on_task_end(int id) {
   const auto kind = remove_task(id);
   if (!kind || listener_ == nullptr) return;
   if (*kind == Kind::foreign) {
-    // The node that the pass is nested in, if it is.
+    // The node that called this nested pass; null if the pass is not nested.
     const auto node = torch::autograd::get_current_node();
     const auto* range = node ? range_of(*node) : nullptr;
     if (range == nullptr || !range->synchronizes) return;
     throw std::runtime_error(
-        "DistributedDataParallel: gradients came in a backward pass that is "
-        "nested in the wrapper's (a checkpointed part), and the end of that "
-        "cannot be known, as the loss was not made of what forward returned; "
-        "return the tensors that the loss is made of");
+        "DistributedDataParallel: gradients came in a nested backward pass (a "
+        "checkpointed part), and the wrapper cannot see when the outer one "
+        "ends, because the loss uses no tensor that forward returned; return "
+        "the tensors that the loss is made of");
   }
   struct Leave {
     BackwardTracker& tracker;

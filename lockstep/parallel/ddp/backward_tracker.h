@@ -21,8 +21,9 @@ class BackwardListener {
  public:
   virtual ~BackwardListener() = default;
 
-  // A backward pass that averages begins. Before any of its gradients, but one
-  // that a way past the results of forward brings first.
+  // A backward pass that averages begins. Called before any gradient of the
+  // pass, except one that reaches its parameter without passing a result of
+  // forward.
   virtual void backward_begins() = 0;
   // Autograd has added to the .grad of the parameter with this index, in the
   // averaging backward or in one nested in it. It may come several times.
@@ -74,8 +75,8 @@ class BackwardListener {
 //   averaging --- an exception destroys the graph task ---> idle
 //                                                 (backward_given_up)
 //
-// While averaging, every gradient counts for the pass that averages, as only
-// nested passes can be under way beside it; a forward of the wrapper is refused
+// While averaging, every gradient counts for the pass that averages, as any
+// other pass that runs then is nested in it; a forward of the wrapper is refused
 // (std::logic_error). A gradient that comes in a pass that is nested in a node
 // of ours, but not announced, is refused, too (std::runtime_error at the end of
 // that pass): when the outer pass ends could not be known.
@@ -84,7 +85,7 @@ class BackwardListener {
 // backward has averaged, this rank has lost an iteration (forward_lost()): the
 // loss, or the part of backward before the wrapper's, has thrown.
 //
-// Threads: forwards by one at a time; backward in whichever thread.
+// Threads: one thread at a time calls forward; backward may run in any thread.
 class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
  public:
   // `listener` must outlive the call to detach(). `owner`: the wrapper; two
@@ -97,9 +98,9 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
   // Calls back no more.
   void detach();
 
-  // Puts hooks where autograd accumulates the parameters' gradients, unless
-  // they are there. LibTorch makes that place anew when a parameter's dtype or
-  // device changes; graphs that still have the place before keep its hook.
+  // Puts hooks on the parameters' gradient accumulators, unless they are there.
+  // LibTorch creates a new accumulator when a parameter's dtype or device
+  // changes; graphs that hold the one before keep its hook.
   // Calls refuse_sharing() and parameter_shared() of both trackers for each
   // parameter that another one watches, too.
   void watch();
@@ -194,7 +195,7 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
   bool synchronizes_ = false;
   uint64_t forwards_ = 0;  // that synchronised
   uint64_t averaged_ = 0;  // of these, made before an averaging backward
-  // Where nodes of the derivatives begin, of which task.
+  // Where the nodes begin that a task makes with create_graph.
   struct Derivatives {
     int task;
     Position begin;
@@ -203,7 +204,7 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
   std::vector<Derivatives> derivatives_;
 
   std::vector<Task> tasks_;
-  int entered_ = 0;  // of these, not foreign
+  int entered_ = 0;  // how many of tasks_ are not foreign
   std::optional<int> averaging_;
 };
 

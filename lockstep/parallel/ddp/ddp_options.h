@@ -17,7 +17,7 @@ namespace lockstep {
 // documentation), with their defaults but for gradient_as_bucket_view. The
 // same on every rank.
 struct DistributedDataParallelOptions {
-  // Whether the constructor, and each forward behind a backward that averaged,
+  // Whether the constructor, and each forward after one that synchronised,
   // begins with rank 0's buffers (running statistics) on every rank.
   bool broadcast_buffers{true};
   // Whether forward does so; none: as broadcast_buffers says. If it is given,

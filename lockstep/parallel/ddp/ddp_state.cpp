@@ -271,7 +271,7 @@ void DdpState::register_comm_hook(CommHook hook) {
   if (!hook) throw mistake("the communication hook is empty");
   if (!optimizers_.empty()) {
     throw std::logic_error(
-        "register_comm_hook: optimizers step in backward, behind the averaging "
+        "register_comm_hook: optimizers step in backward, after the averaging "
         "all-reduce; use a hook or apply_optimizer_in_backward");
   }
   reducer_->register_comm_hook(hook);
@@ -288,7 +288,7 @@ void DdpState::apply_optimizer_in_backward(MakeOptimizer make) {
     throw std::logic_error(
         "apply_optimizer_in_backward: with mixed_precision.param_dtype "
         "parameters are low-precision copies during backward, and delayed ones "
-        "have no gradient of their own then; step behind backward");
+        "have no gradient of their own then; call step() after backward()");
   }
   for (const auto& parameter : reducer_->parameters()) {
     optimizers_.push_back(make({parameter.tensor}));

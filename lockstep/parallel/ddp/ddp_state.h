@@ -140,8 +140,9 @@ class DdpState final : public Joinable {
   Training training_;
   std::vector<bool> sparse_;
   CommHook hook_{};
-  // By what was trained, the last that was used first, so that parameters may
-  // be frozen in every other step. Each holds buckets of its own.
+  // One reducer for each set of trained parameters, the most recently used
+  // first, so that parameters may be frozen in every other step. Each holds
+  // buckets of its own.
   static constexpr size_t kMostReducers = 4;
   std::list<std::pair<Training, std::unique_ptr<Reducer>>> reducers_;
   Reducer* reducer_ = nullptr;

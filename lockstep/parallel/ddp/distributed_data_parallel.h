@@ -61,9 +61,10 @@ struct ModulePointer<std::shared_ptr<Impl>> {
 // not possible then: std::invalid_argument). Higher-order gradients
 // (create_graph) are not reduced.
 //
-// If an exception ends a backward, the iteration is given up: gradients that
-// lay in buckets are undefined, and the next forward begins anew if every rank
-// has given up. In shared memory peers that wait for this rank throw at once.
+// If an exception ends a backward, or destroys the results of a forward before
+// it, the iteration is given up: gradients that lay in buckets are undefined,
+// and the next forward begins anew if every rank has given up. In shared memory
+// peers that wait for this rank throw at once; elsewhere they get NaN.
 //
 // Ranks may run Python's DistributedDataParallel over the same model, in a
 // group as init_process_group() describes, if their options are the same, no

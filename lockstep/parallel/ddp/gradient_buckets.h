@@ -31,7 +31,8 @@ class GradientBuckets {
  public:
   struct Options {
     bool views{true};
-    // Of the buckets; none: the parameters'. Rules views out.
+    // The dtype of the buckets; if unset, that of the parameters. If set, .grad
+    // is never a view.
     std::optional<at::ScalarType> reduce_dtype{};
   };
 
@@ -67,9 +68,8 @@ class GradientBuckets {
   void part();
 
   // Brings this rank's gradient into its place, times `factor`; zeros where
-  // there is none. `unused`: this backward gave none, so that where there was
-  // none before, .grad stays undefined for now. Throws std::runtime_error for
-  // a sparse gradient.
+  // there is none. `unused`: this backward produced no gradient; if .grad is
+  // undefined it stays so. Throws std::runtime_error for a sparse gradient.
   void take(size_t parameter, double factor, bool unused);
   // take() for all of a bucket, with one call for the copies.
   void take_batch(size_t bucket, double factor,
@@ -82,8 +82,8 @@ class GradientBuckets {
 
   // Where a rank has the averages of its own elements only (`owned`, of each
   // parameter in memory order), a backward that adds to the rest adds to what
-  // is undefined. Gradients are remembered as a backward has left them; that
-  // nobody has zeroed or otherwise changed one since is told by its version.
+  // is undefined. Gradients are remembered as a backward has left them; the
+  // version of the tensor shows whether it was changed since.
   void own(std::vector<ElementRange> owned) { owned_ = std::move(owned); }
   bool is_sharded() const { return !owned_.empty(); }
   std::vector<ReducedBucket> reduced_buckets() const;

@@ -13,13 +13,13 @@ Readiness::Readiness(size_t parameters, bool static_graph)
 void Readiness::require(State state, const char* call) const {
   if (state_ == state) return;
   throw std::logic_error(
-      std::string("DistributedDataParallel: ") + call + " came " +
-      (state_ == State::idle ? "while no backward averages"
-                             : "while a backward averages already"));
+      std::string("DistributedDataParallel: ") + call + " was called while " +
+      (state_ == State::idle ? "no gradients are collected"
+                             : "gradients are collected"));
 }
 
 void Readiness::begin() {
-  require(State::idle, "the begin of a backward");
+  require(State::idle, "begin()");
   state_ = State::collecting;
   order_.clear();
   awaited_ = 0;
@@ -32,7 +32,7 @@ void Readiness::begin() {
 }
 
 Readiness::Gradient Readiness::count(size_t index) {
-  require(State::collecting, "a gradient");
+  require(State::collecting, "count()");
   auto& parameter = parameters_[index];
   ++parameter.came;
   if (learns()) {
@@ -47,7 +47,7 @@ Readiness::Gradient Readiness::count(size_t index) {
 }
 
 bool Readiness::set_unused(size_t index) {
-  require(State::collecting, "an unused parameter");
+  require(State::collecting, "set_unused()");
   auto& parameter = parameters_[index];
   if (parameter.ready) return false;
   parameter.unused = true;
@@ -61,7 +61,7 @@ void Readiness::make_ready(size_t index) {
 }
 
 void Readiness::learn() {
-  require(State::collecting, "the graph that is static");
+  require(State::collecting, "learn()");
   std::vector<size_t> order;
   for (auto at = order_.rbegin(); at != order_.rend(); ++at) {
     if (std::ranges::find(order, *at) == order.end()) order.push_back(*at);
@@ -78,7 +78,7 @@ void Readiness::learn() {
 }
 
 void Readiness::end() {
-  require(State::collecting, "the end of a backward");
+  require(State::collecting, "end()");
   if (awaited_ != 0) {
     throw std::logic_error(
         "DistributedDataParallel: a backward ends, but " +
@@ -92,7 +92,7 @@ void Readiness::end() {
 void Readiness::give_up() { state_ = State::idle; }
 
 void Readiness::exclude(const std::vector<bool>& parameters) {
-  require(State::idle, "the exclusion of parameters");
+  require(State::idle, "exclude()");
   for (size_t i = 0; i < parameters_.size(); ++i) {
     parameters_[i].excluded = parameters[i];
   }

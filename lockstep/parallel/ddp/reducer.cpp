@@ -39,10 +39,10 @@ at::Tensor no_rows(const at::Tensor& parameter) {
 [[noreturn]] void refuse_beside_sharing(const std::string& what) {
   throw std::invalid_argument(
       "DistributedDataParallel: another wrapper averages some of the "
-      "parameters, too, beside which " +
+      "parameters, too; " +
       what +
-      " is not possible; put the modules that share them into one, and wrap "
-      "that");
+      " cannot be used with that. Put the modules that share them into one, "
+      "and wrap that one");
 }
 
 }  // namespace
@@ -125,7 +125,7 @@ void Reducer::register_comm_hook(CommHook hook) {
 
 void Reducer::delay(DelayedBucket delayed) {
   delayed_.emplace(std::move(delayed));
-  // That another wrapper averages them, too, is found out.
+  // Watched only to detect another wrapper that averages them.
   for (const auto& parameter : delayed_->parameters()) {
     tracker_->watch_also(parameter.tensor, [] {});
   }
@@ -264,8 +264,7 @@ void Reducer::backward_begins() {
       if (readiness_.is_never_used(i)) set_unused(i);
     }
     if (!searches_unused()) return;
-    // What this backward will not come to. Neither the module's outputs nor
-    // what of them the loss uses have to be known for that.
+    // Parameters that this graph does not reach are unused.
     const auto reachable = tracker_->reachable();
     // Else nested passes bring them (the whole module is checkpointed).
     if (std::ranges::find(reachable, true) == reachable.end()) return;
@@ -306,8 +305,8 @@ void Reducer::refuse_surplus(size_t parameter) const {
       this_rank() + ": the gradient of '" + parameters()[parameter].name +
       "' " +
       (readiness_.is_excluded(parameter)
-           ? "came, though the first backward did not use it and "
-             "skip_all_reduce_unused_params says that it stays so"
+           ? "came, but no rank used it in the first backward, and "
+             "skip_all_reduce_unused_params leaves such parameters out"
        : readiness_.is_unused(parameter)
            ? "came in a nested backward pass, which find_unused_parameters "
              "cannot see beforehand; if the graph is the same each time, set "
@@ -397,10 +396,10 @@ void Reducer::refuse_left_shards(std::optional<size_t> accumulated) {
   if (!left) return;
   throw std::logic_error(
       this_rank() + ": the gradient of '" + parameters()[*left].name +
-      "' still stands from the backward before; what a sharded optimizer "
-      "steps is averaged only in each rank's part, so that nothing can be "
-      "added to it: call zero_grad() before the next backward, and "
-      "accumulate under no_sync() before the one that averages");
+      "' still stands from the backward before; each rank has the average of "
+      "its own shard only, so a backward cannot add to this gradient: call "
+      "zero_grad() before the next backward, and accumulate under no_sync() "
+      "before the one that averages");
 }
 
 void Reducer::backward_given_up() { give_up(); }

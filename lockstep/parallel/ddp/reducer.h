@@ -222,8 +222,8 @@ class Reducer final : private BackwardListener {
   bool rebuilt_ = false;
   DdpTimes times_;
   int64_t steps_ = 0;
-  // Of the wrapper: reductions that were begun, given up or not. Ranks compare
-  // it.
+  // How many reductions the wrapper has begun, including those given up. The
+  // ranks compare it.
   int64_t begun_ = 0;
 };
 
