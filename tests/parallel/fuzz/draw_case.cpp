@@ -62,7 +62,7 @@ class CaseDraw {
         OpKind::addmm,       OpKind::lora,       OpKind::merged_lora,
         OpKind::custom,      OpKind::transposed, OpKind::reshaped,
         OpKind::chunked,     OpKind::scale,      OpKind::bias,
-        OpKind::embedding};
+        OpKind::embedding,   OpKind::scalar,     OpKind::empty};
     return dice_.one_of(kKinds);
   }
 
@@ -78,6 +78,7 @@ class CaseDraw {
     if (has(Trait::two_wrappers)) {
       add_op(draw_kind(), Part::first_head);
       add_op(draw_kind(), Part::second_head);
+      if (dice_.percent(40)) add_op(draw_kind(), Part::third_head);
     }
     if (has(Trait::sparse)) {
       auto& op = add_op(OpKind::embedding, Part::trunk);
@@ -90,7 +91,11 @@ class CaseDraw {
       if (has(Trait::two_wrappers)) op.part = Part::first_head;
     }
     if (has(Trait::several_outputs)) draw_outputs();
-    case_.wrappers = has(Trait::two_wrappers) ? 2 : 1;
+    const bool has_third = std::ranges::any_of(case_.ops, [](const Op& op) {
+      return op.part == Part::third_head;
+    });
+    case_.wrappers = has_third ? 3 : has(Trait::two_wrappers) ? 2 : 1;
+    case_.modifies_result = has(Trait::modified_result);
     if (has(Trait::checkpointed_whole)) {
       for (auto& op : case_.ops) op.is_checkpointed = true;
     }
@@ -133,12 +138,13 @@ class CaseDraw {
       if (has(Trait::transposed) && is_matrix && dice_.percent(60)) {
         parameter.layout = Layout::transposed;
       }
-      if (has(Trait::gapped) && dice_.percent(60)) {
+      if (has(Trait::gapped) && !parameter.sizes.empty() && dice_.percent(60)) {
         parameter.layout = Layout::gapped;
       }
       if (has(Trait::registered_twice) && dice_.percent(60)) {
         parameter.is_registered_twice = true;
       }
+      parameter.has_hook = has(Trait::hooks) && dice_.percent(60);
     }
     for (const auto& op : case_.ops) {
       if (op.kind == OpKind::merged_lora) {
@@ -182,20 +188,12 @@ class CaseDraw {
     if (dice_.percent(40)) {
       case_.parameters.push_back({.sizes = {case_.width, case_.width}});
     }
-    const bool throws = has(Trait::throw_in_forward) ||
-                        has(Trait::throw_in_backward);
-    if (throws || has_plain()) return;
     for (size_t i = 1; i < case_.ops.size(); ++i) {
       auto& op = case_.ops[i];
       if (op.kind == OpKind::running_mean) continue;
       if (dice_.percent(40)) op.use = dice_.one_of(uses);
       if (op.is_output && dice_.percent(80)) op.loss_use = dice_.one_of(uses);
     }
-  }
-
-  bool has_plain() const {
-    return has(Trait::plain_module) || has(Trait::plain_on_rank_zero) ||
-           has(Trait::plain_put_back);
   }
 
   void draw_options() {

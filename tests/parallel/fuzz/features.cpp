@@ -48,7 +48,9 @@ void add_module(const Case& fuzz_case, Features& features) {
   } else if (checkpointed > 0) {
     features.insert("module: checkpointed in part");
   }
-  if (fuzz_case.wrappers > 1) features.insert("module: two wrappers");
+  if (fuzz_case.wrappers == 2) features.insert("module: two wrappers");
+  if (fuzz_case.wrappers == 3) features.insert("module: three wrappers");
+  if (fuzz_case.modifies_result) features.insert("module: modified result");
   for (size_t i = 0; i < uses.size(); ++i) {
     const auto& parameter = fuzz_case.parameters[i];
     if (uses[i] == 0) features.insert("module: parameter of no operation");
@@ -56,6 +58,7 @@ void add_module(const Case& fuzz_case, Features& features) {
     if (parameter.is_registered_twice) {
       features.insert("module: registered twice");
     }
+    if (parameter.has_hook) features.insert("module: hooks on parameters");
     if (parameter.is_frozen) features.insert("module: frozen parameters");
     if (parameter.is_sparse) features.insert("module: sparse embedding");
     if (parameter.layout == Layout::transposed) {
@@ -74,6 +77,16 @@ void add_forward(const Event& event, Features& features) {
                                                : "event: evaluation");
   }
   if (event.has_penalty) features.insert("event: gradient penalty");
+  if (event.keeps_penalty_apart) features.insert("event: penalty by itself");
+  if (event.throws_on_rank_zero_only) {
+    features.insert("event: exception on rank 0 only");
+  }
+  if (event.use_step != event.step) {
+    features.insert("event: another use of parameters");
+  }
+  if (event.is_on_rank_zero_only && !event.has_no_grad && !event.is_plain) {
+    features.insert("event: forward on rank 0");
+  }
   if (event.exception == Deliberate::in_forward) {
     features.insert("event: exception in forward");
   }
@@ -136,7 +149,9 @@ std::set<std::string> features_of(const Case& fuzz_case) {
         break;
       }
       case EventKind::gradient:
-        features.insert("event: autograd::grad");
+        features.insert(event.is_on_rank_zero_only
+                            ? "event: autograd::grad on rank 0"
+                            : "event: autograd::grad");
         break;
       case EventKind::zero_grad:
         zeroed.insert(event.step);
@@ -150,6 +165,9 @@ std::set<std::string> features_of(const Case& fuzz_case) {
         break;
       case EventKind::set_frozen:
         features.insert("event: freezing");
+        break;
+      case EventKind::wrap_again:
+        features.insert("event: wrapped again");
         break;
       default:
         break;

@@ -122,6 +122,10 @@ torch::Tensor loss_of(const Case& fuzz_case, const Event& event, int rank,
                       const std::vector<Output>& outputs,
                       const torch::Tensor& auxiliary);
 
+// The squared gradient of the input.
+torch::Tensor penalty_of(const torch::Tensor& x,
+                         const std::vector<Output>& outputs);
+
 // All tensors of `parameters` to float and back, with the buffers of `nets`.
 void round_trip(const std::vector<std::shared_ptr<Net>>& nets);
 

@@ -113,7 +113,7 @@ class Program {
          << "// lockstep run --standalone --nproc-per-node="
          << case_.world_size << " ./program\n"
          << "#include <lockstep/lockstep.h>\n#include <torch/torch.h>\n\n"
-         << "#include <functional>\n#include <iostream>\n#include <vector>\n";
+         << "#include <functional>\n#include <iostream>\n#include <optional>\n#include <vector>\n";
     print_functions();
     out_ << "\nint rank = 0;\nint step = 0;\n"
          << "bool throws_in_forward = false, throws_in_backward = false;\n";
@@ -171,12 +171,16 @@ class Program {
       out_ << "  p.push_back(" << text << ".set_requires_grad("
            << (parameter.is_frozen ? "false" : "true") << "));  // p" << i
            << "\n";
+      if (parameter.has_hook && !parameter.is_frozen) {
+        out_ << "  p.back().register_hook([](torch::Tensor g) { return g * 2; "
+                "});\n";
+      }
     }
     out_ << "  return p;\n}\n";
   }
 
   std::string module_name(int wrapper) const {
-    return case_.wrappers == 1 ? "Net" : wrapper == 0 ? "NetA" : "NetB";
+    return case_.wrappers == 1 ? "Net" : std::string("Net") + "ABC"[wrapper];
   }
 
   void print_module(int wrapper) {
@@ -236,7 +240,8 @@ class Program {
       print_op(i, is_within ? "      " : "    ");
     }
     leave();
-    out_ << "    outputs[0] = x;\n    return outputs;\n  }\n";
+    out_ << "    outputs[0] = x"
+         << (case_.modifies_result ? " * 1.0" : "") << ";\n    return outputs;\n  }\n";
   }
 
   void print_op(size_t index, std::string indent) {
@@ -321,8 +326,10 @@ class Program {
     for (int i = 0; i < case_.wrappers; ++i) {
       const auto type = module_name(i);
       out_ << "  auto net" << i << " = std::make_shared<" << type << ">(p);\n"
-           << "  lockstep::DistributedDataParallel<std::shared_ptr<" << type
-           << ">> model" << i << "(net" << i << ", options);\n";
+           << "  std::optional<lockstep::DistributedDataParallel<"
+           << "std::shared_ptr<" << type << ">>>\n      wrapper" << i
+           << "(std::in_place, net" << i << ", options);\n"
+           << "  auto& model" << i << " = *wrapper" << i << ";\n";
     }
     if (case_.options.has_comm_hook) {
       out_ << "  model0.register_comm_hook(lockstep::allreduce_hook());\n";
@@ -337,7 +344,10 @@ class Program {
   };
   auto loss_of = [](auto& net, const std::vector<torch::Tensor>& outputs) {
     torch::Tensor loss = torch::zeros({}, torch::kDouble);
-    for (const auto& output : outputs) {
+)" << (case_.modifies_result
+                  ? "    auto first = outputs[0];\n"
+                    "    first.mul_(0.5).add_(0.1);\n"
+                  : "") << R"(    for (const auto& output : outputs) {
       if (output.defined()) loss = loss + (output.tanh() - 0.3).square().mean();
     }
     if (net.aux.defined()) loss = loss + 0.1 * net.aux.tanh();
@@ -457,6 +467,15 @@ class Program {
         out_ << "p[" << event.parameter << "].set_requires_grad("
              << (event.is_frozen ? "false" : "true") << ");\n";
         break;
+      case EventKind::wrap_again: {
+        const auto number = std::to_string(event.wrapper);
+        const auto type = module_name(event.wrapper);
+        out_ << "losses.clear();\n  wrapper" << number
+             << ".reset();\n  net" << number << " = std::make_shared<" << type
+             << ">(p);\n  wrapper" << number << ".emplace(net" << number
+             << ", options);\n";
+        break;
+      }
       case EventKind::step:
         if (case_.options.stepping != Stepping::in_backward) {
           out_ << "optimizer.step();\n" << indent;
@@ -480,7 +499,13 @@ class Program {
     const char* flag = event.exception == Deliberate::in_forward
                            ? "throws_in_forward"
                            : "throws_in_backward";
-    if (throws) out_ << flag << " = true;\n" << indent;
+    if (throws) {
+      out_ << flag << " = "
+           << (event.throws_on_rank_zero_only ? "rank == 0" : "true") << ";\n"
+           << indent;
+    }
+    const bool has_own_step = event.use_step != event.step;
+    if (has_own_step) out_ << "step = " << event.use_step << ";\n" << indent;
     out_ << (event.exception == Deliberate::in_forward ? "try {\n" : "{\n");
     const auto inner = indent + "  ";
     if (event.has_no_grad) out_ << inner << "at::NoGradGuard no_grad;\n";
@@ -500,14 +525,20 @@ class Program {
       out_ << inner
            << "auto slope = torch::autograd::grad({outputs[0].square().sum()}, "
            << "{x}, {}, true, true)[0];\n"
-           << inner << slot << " = " << slot
-           << " + 0.1 * slope.tanh().square().mean();\n";
+           << inner;
+      if (event.keeps_penalty_apart) {
+        out_ << "losses[" << event.slot + kPenalties << "] =";
+      } else {
+        out_ << slot << " = " << slot << " +";
+      }
+      out_ << " 0.1 * slope.tanh().square().mean();\n";
     }
     out_ << indent
          << (event.exception == Deliberate::in_forward
                  ? "} catch (const std::exception&) {}\n"
                  : "}\n");
     if (throws) out_ << indent << flag << " = false;\n";
+    if (has_own_step) out_ << indent << "step = " << event.step << ";\n";
     throws_ |= event.exception == Deliberate::in_backward;
   }
 

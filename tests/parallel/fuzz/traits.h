@@ -54,6 +54,10 @@ enum class Trait {
   throw_in_backward,
   round_trip,
   freezing,
+  hooks,
+  modified_result,
+  wrap_again,
+  forward_on_rank_zero,
   kCount
 };
 
