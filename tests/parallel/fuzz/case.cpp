@@ -46,7 +46,8 @@ const char* name_of(OpKind kind) {
       "where",     "addmm",           "lora",
       "merged_lora", "custom",        "transposed",
       "reshaped",  "chunked",         "scale",
-      "bias",      "scalar",          "empty",
+      "bias",      "scalar",          "rotated",
+      "empty",
       "embedding", "running_mean",
       "auxiliary_loss", "returned_parameter"};
   return kNames[static_cast<size_t>(kind)];

@@ -41,6 +41,12 @@ struct Parameter {
   bool is_sparse{false};
   // Doubles its gradient (Tensor::register_hook).
   bool has_hook{false};
+  bool is_complex{false};
+  // In params_and_buffers_to_ignore.
+  bool is_ignored{false};
+  // In delay_all_reduce_named_params; the first of the first operation is the
+  // one that they wait for.
+  bool is_delayed{false};
 };
 
 // What an operation computes from the activation x ([rows, width]) and its
@@ -63,6 +69,7 @@ enum class OpKind {
   scale,
   bias,
   scalar,  // a parameter without dimensions
+  rotated,  // a complex one
   empty,   // one without elements
   embedding,
   running_mean,  // a buffer
@@ -90,7 +97,7 @@ struct Op {
   Use loss_use{Use::always};  // of that output
 };
 
-enum class Outputs { tensor, vector, tuple, map };
+enum class Outputs { tensor, vector, tuple, map, record };
 
 enum class Optimizer { sgd, adamw };
 // Who steps, and where the optimizer's state is.
@@ -100,6 +107,7 @@ enum class Stepping {
   zero_private,
   zero_shared,
   zero_in_backward,
+  zero_of_list,  // of parameters, without the wrapper
 };
 
 struct Options {
@@ -114,6 +122,7 @@ struct Options {
   bool check_for_nan_in_grad{false};
   bool broadcast_buffers{true};
   bool has_comm_hook{false};
+  int64_t check_replicas_every{0};
   Optimizer optimizer{Optimizer::sgd};
   Stepping stepping{Stepping::plain};
 };

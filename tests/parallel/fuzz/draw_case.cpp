@@ -85,6 +85,12 @@ class CaseDraw {
       case_.parameters[op.parameters[0]].is_sparse = true;
       if (has(Trait::two_wrappers)) op.part = Part::first_head;
     }
+    if (has(Trait::complex)) {
+      auto& op = add_op(OpKind::rotated, Part::trunk);
+      case_.parameters.push_back(
+          {.sizes = {case_.width}, .is_complex = true});  // tied to none
+      op.parameters = {case_.parameters.size() - 1};
+    }
     if (has(Trait::buffers)) add_op(OpKind::running_mean, Part::trunk);
     if (has(Trait::auxiliary_loss)) {
       auto& op = add_op(OpKind::auxiliary_loss, Part::trunk);
@@ -155,8 +161,23 @@ class CaseDraw {
       case_.parameters[dice_.below(case_.parameters.size())].is_frozen = true;
     }
     keep_wrappers_trained();
+    draw_special_parameters();
     for (auto& parameter : case_.parameters) {
       if (parameter.is_sparse) parameter.is_frozen = false;
+    }
+  }
+
+  // Not of the first operation, which goes on as usual.
+  void draw_special_parameters() {
+    const auto& first = case_.ops[0].parameters;
+    for (size_t i = 0; i < case_.parameters.size(); ++i) {
+      auto& parameter = case_.parameters[i];
+      if (std::ranges::find(first, i) != first.end() || parameter.is_sparse) {
+        continue;
+      }
+      parameter.is_ignored = has(Trait::ignored) && dice_.percent(50);
+      parameter.is_delayed = has(Trait::delayed) && !parameter.is_frozen &&
+                             !parameter.is_complex && dice_.percent(50);
     }
   }
 
@@ -219,6 +240,10 @@ class CaseDraw {
     options.check_for_nan_in_grad = has(Trait::check_nan);
     options.broadcast_buffers = !has(Trait::buffers) || dice_.percent(45);
     options.has_comm_hook = has(Trait::comm_hook);
+    if (has(Trait::check_replicas)) {
+      options.check_replicas_every = static_cast<int64_t>(1 + dice_.below(2));
+    }
+    if (has(Trait::zero_of_list)) options.stepping = Stepping::zero_of_list;
     if (has(Trait::adamw)) options.optimizer = Optimizer::adamw;
     if (has(Trait::in_backward)) options.stepping = Stepping::in_backward;
     if (has(Trait::zero_private)) options.stepping = Stepping::zero_private;
@@ -227,7 +252,7 @@ class CaseDraw {
       options.stepping = Stepping::zero_in_backward;
     }
     static const std::vector<Outputs> kMany{Outputs::vector, Outputs::tuple,
-                                            Outputs::map};
+                                            Outputs::map, Outputs::record};
     const bool has_many = std::ranges::any_of(
         case_.ops, [](const Op& op) { return op.is_output; });
     if (has_many || dice_.percent(10)) case_.outputs = dice_.one_of(kMany);

@@ -194,7 +194,11 @@ class EventDraw {
     if (sometimes(Trait::throw_in_backward, 60)) {
       auto& event = forward(kAside, other_wrapper_sometimes());
       event.exception = Deliberate::in_backward;
-      event.throws_on_rank_zero_only = dice_.percent(50);
+      // After the last gradient peers do not know of it, and go on. A hook's
+      // collectives have no peer that could give them up.
+      event.throws_on_rank_zero_only = case_.throwing_op > 0 &&
+                                       !case_.options.has_comm_hook &&
+                                       dice_.percent(70);
       event.has_penalty = false;
       add(EventKind::backward).slots = {kAside};
       add(EventKind::zero_grad);

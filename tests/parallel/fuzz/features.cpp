@@ -22,12 +22,14 @@ void add_options(const Options& options, Features& features) {
   add(options.check_for_nan_in_grad, "option: check_for_nan_in_grad");
   add(!options.broadcast_buffers, "option: no broadcast_buffers");
   add(options.has_comm_hook, "option: comm hook");
+  add(options.check_replicas_every > 0, "option: check_replicas_every");
   add(options.optimizer == Optimizer::adamw, "optimizer: AdamW");
   static const std::map<Stepping, const char*> kWaysToStep{
       {Stepping::in_backward, "optimizer: in backward"},
       {Stepping::zero_private, "optimizer: sharded"},
       {Stepping::zero_shared, "optimizer: sharded, shared parameters"},
-      {Stepping::zero_in_backward, "optimizer: sharded, in backward"}};
+      {Stepping::zero_in_backward, "optimizer: sharded, in backward"},
+      {Stepping::zero_of_list, "optimizer: sharded, of a list"}};
   const auto found = kWaysToStep.find(options.stepping);
   if (found != kWaysToStep.end()) features.insert(found->second);
 }
@@ -58,6 +60,8 @@ void add_module(const Case& fuzz_case, Features& features) {
     if (parameter.is_registered_twice) {
       features.insert("module: registered twice");
     }
+    if (parameter.is_ignored) features.insert("module: ignored parameters");
+    if (parameter.is_delayed) features.insert("module: delayed parameters");
     if (parameter.has_hook) features.insert("module: hooks on parameters");
     if (parameter.is_frozen) features.insert("module: frozen parameters");
     if (parameter.is_sparse) features.insert("module: sparse embedding");

@@ -29,6 +29,7 @@ std::vector<torch::Tensor> make_parameters(const Case& fuzz_case, int rank) {
       value /= std::sqrt(static_cast<double>(fuzz_case.width));
     }
     value += 0.01 * rank;
+    if (parameter.is_complex) value = torch::complex(value, value.flip({0}));
     if (parameter.layout == Layout::transposed && value.dim() > 1) {
       value = value.transpose(-2, -1).contiguous().transpose(-2, -1);
     } else if (parameter.layout == Layout::gapped && value.dim() > 0) {

@@ -77,6 +77,7 @@ std::vector<std::vector<int64_t>> sizes_for(OpKind kind, int64_t width) {
       return {{}};
     case OpKind::empty:
       return {{0, width}};
+    case OpKind::rotated:
     case OpKind::bias:
     case OpKind::auxiliary_loss:
       return {{width}};
@@ -127,6 +128,8 @@ torch::Tensor compute(OpKind kind, const torch::Tensor& x,
     case OpKind::scale:
     case OpKind::scalar:
       return x * p[0];
+    case OpKind::rotated:
+      return torch::real(x * p[0]);
     case OpKind::empty:
       return x + p[0].sum(0);
     case OpKind::bias:
@@ -177,6 +180,8 @@ std::string text_of(OpKind kind, const std::vector<std::string>& names) {
     case OpKind::scale:
     case OpKind::scalar:
       return "x * " + p[0];
+    case OpKind::rotated:
+      return "torch::real(x * " + p[0] + ")";
     case OpKind::empty:
       return "x + " + p[0] + ".sum(0)";
     case OpKind::bias:

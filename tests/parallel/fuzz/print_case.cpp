@@ -168,6 +168,7 @@ class Program {
       } else {
         text = "random(" + list_of(sizes) + ")";
       }
+      if (parameter.is_complex) text = "(" + text + ").to(torch::kComplexDouble)";
       out_ << "  p.push_back(" << text << ".set_requires_grad("
            << (parameter.is_frozen ? "false" : "true") << "));  // p" << i
            << "\n";
@@ -315,6 +316,21 @@ class Program {
           !options.skip_all_reduce_unused_params);
     print("check_for_nan_in_grad", true, !options.check_for_nan_in_grad);
     print("broadcast_buffers", false, options.broadcast_buffers);
+    print("check_replicas_every", options.check_replicas_every,
+          options.check_replicas_every == 0);
+    for (size_t i = 0; i < case_.parameters.size(); ++i) {
+      const auto& parameter = case_.parameters[i];
+      const auto quoted = "\"p" + std::to_string(i) + "\"";
+      if (parameter.is_ignored) {
+        out_ << "  options.params_and_buffers_to_ignore.push_back(" << quoted
+             << ");\n";
+      }
+      if (!parameter.is_delayed) continue;
+      out_ << "  options.delay_all_reduce_named_params.emplace_back(" << quoted
+           << ", " << name(i) << ");\n"
+           << "  options.param_to_hook_all_reduce = "
+           << name(case_.ops[0].parameters[0]) << ";\n";
+    }
   }
 
   void print_main() {
@@ -390,6 +406,10 @@ class Program {
         out_ << "  model0.apply_optimizer_in_backward([](auto one) {\n"
              << "    return std::make_unique<torch::optim::SGD>(one, 0.05);\n"
              << "  });\n";
+        return;
+      case Stepping::zero_of_list:
+        out_ << "  lockstep::ZeroRedundancyOptimizer<lockstep::optim::" << kind
+             << "> optimizer(p, {.lr = 0.05});\n";
         return;
       default:
         out_ << "  lockstep::ZeroRedundancyOptimizer<lockstep::optim::" << kind

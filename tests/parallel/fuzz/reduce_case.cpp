@@ -209,6 +209,7 @@ class Smaller {
     LOCKSTEP_FUZZ_SIMPLIFY(check_for_nan_in_grad);
     LOCKSTEP_FUZZ_SIMPLIFY(broadcast_buffers);
     LOCKSTEP_FUZZ_SIMPLIFY(has_comm_hook);
+    LOCKSTEP_FUZZ_SIMPLIFY(check_replicas_every);
     LOCKSTEP_FUZZ_SIMPLIFY(optimizer);
     LOCKSTEP_FUZZ_SIMPLIFY(stepping);
 #undef LOCKSTEP_FUZZ_SIMPLIFY
@@ -232,6 +233,8 @@ class Smaller {
       simplify(of(&Parameter::is_registered_twice), false);
       simplify(of(&Parameter::is_sparse), false);
       simplify(of(&Parameter::has_hook), false);
+      simplify(of(&Parameter::is_ignored), false);
+      simplify(of(&Parameter::is_delayed), false);
       simplify(of(&Parameter::is_frozen), false);
     }
     for (size_t i = 0; i < case_.ops.size(); ++i) {

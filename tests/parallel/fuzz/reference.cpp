@@ -39,6 +39,11 @@ Reference::Reference(const Case& fuzz_case)
   for (int rank = 0; rank < case_.world_size; ++rank) {
     auto& replica = *replicas_.emplace_back(std::make_unique<Replica>());
     replica.tensors = make_parameters(case_, 0);
+    const auto own = make_parameters(case_, rank);
+    for (size_t i = 0; i < own.size(); ++i) {
+      torch::NoGradGuard no_grad;
+      if (case_.parameters[i].is_ignored) replica.tensors[i].copy_(own[i]);
+    }
     for (int wrapper = 0; wrapper < case_.wrappers; ++wrapper) {
       replica.nets.push_back(
           std::make_shared<Net>(case_, wrapper, replica.tensors));
@@ -142,7 +147,10 @@ void Reference::forward(const Event& event) {
                   exception_on(event, rank) == Deliberate::in_backward,
               .trained = {}};
     for (size_t i : parameters_of(case_, event.wrapper)) {
-      if (replica.tensors[i].requires_grad()) loss.trained.insert(i);
+      if (replica.tensors[i].requires_grad() &&
+          !case_.parameters[i].is_ignored) {
+        loss.trained.insert(i);
+      }
     }
     if (event.keeps_penalty_apart) {
       auto penalty = loss;
@@ -233,6 +241,7 @@ void Reference::wrap_again(int wrapper) {
   for (auto& replica : replicas_) {
     replica->losses.clear();
     for (size_t i : parameters_of(case_, wrapper)) {
+      if (case_.parameters[i].is_ignored) continue;
       replica->tensors[i].copy_(replicas_[0]->tensors[i]);
     }
     replica->nets[wrapper] =

@@ -15,7 +15,8 @@ struct Conflict {
 };
 
 const Traits kSteppings{Trait::in_backward, Trait::zero_private,
-                        Trait::zero_shared, Trait::zero_in_backward};
+                        Trait::zero_shared, Trait::zero_in_backward,
+                        Trait::zero_of_list};
 const Traits kCheckpoints{Trait::checkpointed_part, Trait::checkpointed_whole};
 const Traits kPlain{Trait::plain_module, Trait::plain_on_rank_zero,
                     Trait::plain_put_back};
@@ -66,6 +67,25 @@ const std::vector<Conflict>& conflicts() {
       {{Trait::evaluation_on_rank_zero}, {Trait::zero_shared}},
       // Its optimizers hold on to the wrapper.
       {{Trait::wrap_again}, kSteppings},
+      // LibTorch's AdamW takes no complex parameters, and a round trip to float
+      // drops what is imaginary.
+      {{Trait::complex}, {Trait::adamw, Trait::round_trip}},
+      // These stay local to the rank, and may stand in one wrapper only.
+      {{Trait::ignored}, {Trait::two_wrappers}},
+      {{Trait::complex, Trait::ignored}, kSteppings},
+      // Delayed gradients must be complete when the first operation's are.
+      {{Trait::delayed}, kSteppings},
+      {{Trait::delayed}, kCheckpoints},
+      {{Trait::delayed}, kThrows},
+      {{Trait::delayed},
+       {Trait::penalty, Trait::find_unused, Trait::skip_unused,
+        Trait::static_graph, Trait::two_wrappers, Trait::freezing,
+        Trait::round_trip, Trait::ignored}},
+      // Replicas must be equal, and forward is collective.
+      {{Trait::check_replicas}, kPlain},
+      {{Trait::check_replicas},
+       {Trait::two_wrappers, Trait::no_sync_between,
+        Trait::forward_on_rank_zero}},
       {{Trait::modified_result}, {Trait::checkpointed_whole}},
       {{Trait::two_wrappers}, {Trait::several_outputs}},
   };
