@@ -86,10 +86,9 @@ class CaseDraw {
       if (has(Trait::two_wrappers)) op.part = Part::first_head;
     }
     if (has(Trait::complex)) {
-      auto& op = add_op(OpKind::rotated, Part::trunk);
-      case_.parameters.push_back(
-          {.sizes = {case_.width}, .is_complex = true});  // tied to none
-      op.parameters = {case_.parameters.size() - 1};
+      case_.parameters.push_back({.sizes = {case_.width}, .is_complex = true});
+      case_.ops.push_back({.kind = OpKind::rotated,
+                           .parameters = {case_.parameters.size() - 1}});
     }
     if (has(Trait::buffers)) add_op(OpKind::running_mean, Part::trunk);
     if (has(Trait::auxiliary_loss)) {

@@ -84,8 +84,9 @@ class EventDraw {
   void own_forward(int slot, int wrapper = 0, bool synchronises = true) {
     auto& event = forward(slot, wrapper, synchronises);
     apart_.erase(slot);
-    // Each backward leaves parameters out.
+    // Each of the two backwards leaves parameters out, and not the same ones.
     if (event.has_penalty && case_.options.find_unused_parameters &&
+        !case_.options.skip_all_reduce_unused_params &&
         case_.options.stepping == Stepping::plain && dice_.percent(60)) {
       event.keeps_penalty_apart = true;
       apart_.insert(slot);
