@@ -168,7 +168,9 @@ class Program {
       } else {
         text = "random(" + list_of(sizes) + ")";
       }
-      if (parameter.is_complex) text = "(" + text + ").to(torch::kComplexDouble)";
+      if (parameter.is_complex) {
+        text = "torch::complex(" + text + ", " + text + ")";
+      }
       out_ << "  p.push_back(" << text << ".set_requires_grad("
            << (parameter.is_frozen ? "false" : "true") << "));  // p" << i
            << "\n";
@@ -373,9 +375,10 @@ class Program {
     for (size_t i = 0; i < p.size(); ++i) {
       std::ostringstream line;
       line << "step " << step << ", rank " << rank << ", " << when << ": p"
-           << i << " " << p[i].sum().item<double>() << ", gradient ";
+           << i << " " << torch::real(p[i].sum()).item<double>()
+           << ", gradient ";
       if (p[i].grad().defined()) {
-        line << p[i].grad().to_dense().sum().item<double>();
+        line << torch::real(p[i].grad().to_dense().sum()).item<double>();
       } else {
         line << "none";
       }
