@@ -142,8 +142,8 @@ enum class EventKind {
 
 enum class Deliberate { none, in_forward, in_backward };
 
-// The loss of slot s leaves its penalty in slot s + kPenalties, where it is kept
-// apart.
+// A forward that keeps its penalty apart leaves it in slot s + kPenalties;
+// s is the slot of its loss.
 inline constexpr int kPenalties = 4;
 
 struct Event {

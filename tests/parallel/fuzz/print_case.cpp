@@ -113,7 +113,8 @@ class Program {
          << "// lockstep run --standalone --nproc-per-node="
          << case_.world_size << " ./program\n"
          << "#include <lockstep/lockstep.h>\n#include <torch/torch.h>\n\n"
-         << "#include <functional>\n#include <iostream>\n#include <optional>\n#include <vector>\n";
+         << "#include <functional>\n#include <iostream>\n#include <map>\n"
+         << "#include <optional>\n#include <sstream>\n#include <vector>\n";
     print_functions();
     out_ << "\nint rank = 0;\nint step = 0;\n"
          << "bool throws_in_forward = false, throws_in_backward = false;\n";
@@ -244,7 +245,8 @@ class Program {
     }
     leave();
     out_ << "    outputs[0] = x"
-         << (case_.modifies_result ? " * 1.0" : "") << ";\n    return outputs;\n  }\n";
+         << (case_.modifies_result ? " * 1.0" : "")
+         << ";\n    return outputs;\n  }\n";
   }
 
   void print_op(size_t index, std::string indent) {
