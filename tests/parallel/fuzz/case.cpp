@@ -11,7 +11,9 @@ bool has_conditions(const Case& fuzz_case) {
 }
 
 std::vector<size_t> ops_of(const Case& fuzz_case, int wrapper) {
-  const auto head = wrapper == 0 ? Part::first_head : Part::second_head;
+  static constexpr Part kHeads[] = {Part::first_head, Part::second_head,
+                                    Part::third_head};
+  const auto head = kHeads[wrapper];
   std::vector<size_t> indices;
   for (size_t i = 0; i < fuzz_case.ops.size(); ++i) {
     const auto part = fuzz_case.ops[i].part;
@@ -44,7 +46,9 @@ const char* name_of(OpKind kind) {
       "where",     "addmm",           "lora",
       "merged_lora", "custom",        "transposed",
       "reshaped",  "chunked",         "scale",
-      "bias",      "embedding",       "running_mean",
+      "bias",      "scalar",          "rotated",
+      "empty",
+      "embedding", "running_mean",
       "auxiliary_loss", "returned_parameter"};
   return kNames[static_cast<size_t>(kind)];
 }
@@ -53,7 +57,8 @@ const char* name_of(EventKind kind) {
   static constexpr const char* kNames[] = {
       "forward",        "backward",          "gradient",
       "zero_grad",      "keep_gradients",    "restore_gradients",
-      "round_trip",     "set_frozen",        "step"};
+      "round_trip",     "set_frozen",        "wrap_again",
+      "step"};
   return kNames[static_cast<size_t>(kind)];
 }
 

@@ -39,6 +39,14 @@ struct Parameter {
   bool is_registered_twice{false};
   // The weight of a torch::nn::Embedding with sparse(true).
   bool is_sparse{false};
+  // Doubles its gradient (Tensor::register_hook).
+  bool has_hook{false};
+  bool is_complex{false};
+  // In params_and_buffers_to_ignore.
+  bool is_ignored{false};
+  // In delay_all_reduce_named_params; the first of the first operation is the
+  // one that they wait for.
+  bool is_delayed{false};
 };
 
 // What an operation computes from the activation x ([rows, width]) and its
@@ -60,6 +68,9 @@ enum class OpKind {
   chunked,
   scale,
   bias,
+  scalar,  // a parameter without dimensions
+  rotated,  // a complex one
+  empty,   // one without elements
   embedding,
   running_mean,  // a buffer
   auxiliary_loss,
@@ -69,7 +80,7 @@ enum class OpKind {
 enum class Activation { none, tanh, relu };
 
 // Which operations a wrapped module runs: the trunk belongs to all of them.
-enum class Part { trunk, first_head, second_head };
+enum class Part { trunk, first_head, second_head, third_head };
 
 struct Op {
   OpKind kind{OpKind::linear};
@@ -86,7 +97,7 @@ struct Op {
   Use loss_use{Use::always};  // of that output
 };
 
-enum class Outputs { tensor, vector, tuple, map };
+enum class Outputs { tensor, vector, tuple, map, record };
 
 enum class Optimizer { sgd, adamw };
 // Who steps, and where the optimizer's state is.
@@ -96,6 +107,7 @@ enum class Stepping {
   zero_private,
   zero_shared,
   zero_in_backward,
+  zero_of_list,  // of parameters, without the wrapper
 };
 
 struct Options {
@@ -110,6 +122,7 @@ struct Options {
   bool check_for_nan_in_grad{false};
   bool broadcast_buffers{true};
   bool has_comm_hook{false};
+  int64_t check_replicas_every{0};
   Optimizer optimizer{Optimizer::sgd};
   Stepping stepping{Stepping::plain};
 };
@@ -123,15 +136,23 @@ enum class EventKind {
   restore_gradients,  // puts the copies back
   round_trip,         // the module to float and back
   set_frozen,
+  wrap_again,         // destroys a wrapper with its module, makes both anew
   step,               // of the optimizer
 };
 
 enum class Deliberate { none, in_forward, in_backward };
 
+// A forward that keeps its penalty apart leaves it in slot s + kPenalties;
+// s is the slot of its loss.
+inline constexpr int kPenalties = 4;
+
 struct Event {
   EventKind kind{EventKind::forward};
   int step{0};
   bool is_on_rank_zero_only{false};
+  // What Use counts as the step; another one for forwards that use other
+  // parameters than their neighbours.
+  int use_step{0};
 
   // forward
   int slot{0};
@@ -141,6 +162,10 @@ struct Event {
   bool synchronises{true};   // false: under no_sync()
   bool has_no_grad{false};   // under NoGradGuard; the loss is dropped
   bool has_penalty{false};   // adds the squared gradient of the input
+  // Its backward comes by itself.
+  bool keeps_penalty_apart{false};
+  // Peers give the iteration up, too, where they share memory.
+  bool throws_on_rank_zero_only{false};
   Deliberate exception{Deliberate::none};  // thrown in Case::throwing_op
 
   // backward, gradient
@@ -152,6 +177,12 @@ struct Event {
   bool is_frozen{false};
 };
 
+// What `rank` throws in a forward.
+inline Deliberate exception_on(const Event& event, int rank) {
+  return event.throws_on_rank_zero_only && rank != 0 ? Deliberate::none
+                                                     : event.exception;
+}
+
 struct Case {
   uint64_t seed{0};
   int world_size{2};
@@ -161,6 +192,8 @@ struct Case {
   std::vector<Op> ops;
   size_t throwing_op{0};
   int wrappers{1};
+  // The loss changes the first output in place.
+  bool modifies_result{false};
   Outputs outputs{Outputs::tensor};
   Options options;
   std::vector<Event> events;

@@ -62,7 +62,7 @@ class CaseDraw {
         OpKind::addmm,       OpKind::lora,       OpKind::merged_lora,
         OpKind::custom,      OpKind::transposed, OpKind::reshaped,
         OpKind::chunked,     OpKind::scale,      OpKind::bias,
-        OpKind::embedding};
+        OpKind::embedding,   OpKind::scalar,     OpKind::empty};
     return dice_.one_of(kKinds);
   }
 
@@ -78,11 +78,17 @@ class CaseDraw {
     if (has(Trait::two_wrappers)) {
       add_op(draw_kind(), Part::first_head);
       add_op(draw_kind(), Part::second_head);
+      if (dice_.percent(40)) add_op(draw_kind(), Part::third_head);
     }
     if (has(Trait::sparse)) {
       auto& op = add_op(OpKind::embedding, Part::trunk);
       case_.parameters[op.parameters[0]].is_sparse = true;
       if (has(Trait::two_wrappers)) op.part = Part::first_head;
+    }
+    if (has(Trait::complex)) {
+      case_.parameters.push_back({.sizes = {case_.width}, .is_complex = true});
+      case_.ops.push_back({.kind = OpKind::rotated,
+                           .parameters = {case_.parameters.size() - 1}});
     }
     if (has(Trait::buffers)) add_op(OpKind::running_mean, Part::trunk);
     if (has(Trait::auxiliary_loss)) {
@@ -90,7 +96,11 @@ class CaseDraw {
       if (has(Trait::two_wrappers)) op.part = Part::first_head;
     }
     if (has(Trait::several_outputs)) draw_outputs();
-    case_.wrappers = has(Trait::two_wrappers) ? 2 : 1;
+    const bool has_third = std::ranges::any_of(case_.ops, [](const Op& op) {
+      return op.part == Part::third_head;
+    });
+    case_.wrappers = has_third ? 3 : has(Trait::two_wrappers) ? 2 : 1;
+    case_.modifies_result = has(Trait::modified_result);
     if (has(Trait::checkpointed_whole)) {
       for (auto& op : case_.ops) op.is_checkpointed = true;
     }
@@ -133,12 +143,13 @@ class CaseDraw {
       if (has(Trait::transposed) && is_matrix && dice_.percent(60)) {
         parameter.layout = Layout::transposed;
       }
-      if (has(Trait::gapped) && dice_.percent(60)) {
+      if (has(Trait::gapped) && !parameter.sizes.empty() && dice_.percent(60)) {
         parameter.layout = Layout::gapped;
       }
       if (has(Trait::registered_twice) && dice_.percent(60)) {
         parameter.is_registered_twice = true;
       }
+      parameter.has_hook = has(Trait::hooks) && dice_.percent(60);
     }
     for (const auto& op : case_.ops) {
       if (op.kind == OpKind::merged_lora) {
@@ -149,8 +160,23 @@ class CaseDraw {
       case_.parameters[dice_.below(case_.parameters.size())].is_frozen = true;
     }
     keep_wrappers_trained();
+    draw_special_parameters();
     for (auto& parameter : case_.parameters) {
       if (parameter.is_sparse) parameter.is_frozen = false;
+    }
+  }
+
+  // Not of the first operation, which goes on as usual.
+  void draw_special_parameters() {
+    const auto& first = case_.ops[0].parameters;
+    for (size_t i = 0; i < case_.parameters.size(); ++i) {
+      auto& parameter = case_.parameters[i];
+      if (std::ranges::find(first, i) != first.end() || parameter.is_sparse) {
+        continue;
+      }
+      parameter.is_ignored = has(Trait::ignored) && dice_.percent(50);
+      parameter.is_delayed = has(Trait::delayed) && !parameter.is_frozen &&
+                             !parameter.is_complex && dice_.percent(50);
     }
   }
 
@@ -182,20 +208,12 @@ class CaseDraw {
     if (dice_.percent(40)) {
       case_.parameters.push_back({.sizes = {case_.width, case_.width}});
     }
-    const bool throws = has(Trait::throw_in_forward) ||
-                        has(Trait::throw_in_backward);
-    if (throws || has_plain()) return;
     for (size_t i = 1; i < case_.ops.size(); ++i) {
       auto& op = case_.ops[i];
       if (op.kind == OpKind::running_mean) continue;
       if (dice_.percent(40)) op.use = dice_.one_of(uses);
       if (op.is_output && dice_.percent(80)) op.loss_use = dice_.one_of(uses);
     }
-  }
-
-  bool has_plain() const {
-    return has(Trait::plain_module) || has(Trait::plain_on_rank_zero) ||
-           has(Trait::plain_put_back);
   }
 
   void draw_options() {
@@ -221,6 +239,10 @@ class CaseDraw {
     options.check_for_nan_in_grad = has(Trait::check_nan);
     options.broadcast_buffers = !has(Trait::buffers) || dice_.percent(45);
     options.has_comm_hook = has(Trait::comm_hook);
+    if (has(Trait::check_replicas)) {
+      options.check_replicas_every = static_cast<int64_t>(1 + dice_.below(2));
+    }
+    if (has(Trait::zero_of_list)) options.stepping = Stepping::zero_of_list;
     if (has(Trait::adamw)) options.optimizer = Optimizer::adamw;
     if (has(Trait::in_backward)) options.stepping = Stepping::in_backward;
     if (has(Trait::zero_private)) options.stepping = Stepping::zero_private;
@@ -229,7 +251,7 @@ class CaseDraw {
       options.stepping = Stepping::zero_in_backward;
     }
     static const std::vector<Outputs> kMany{Outputs::vector, Outputs::tuple,
-                                            Outputs::map};
+                                            Outputs::map, Outputs::record};
     const bool has_many = std::ranges::any_of(
         case_.ops, [](const Op& op) { return op.is_output; });
     if (has_many || dice_.percent(10)) case_.outputs = dice_.one_of(kMany);

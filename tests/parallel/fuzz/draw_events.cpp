@@ -1,7 +1,9 @@
 #include "tests/parallel/fuzz/draw_events.h"
 
 #include <algorithm>
-#include <optional>
+#include <set>
+#include <utility>
+#include <vector>
 
 namespace lockstep::fuzz {
 namespace {
@@ -24,7 +26,10 @@ class EventDraw {
     }
     case_.throwing_op = dice_.below(trunk);
     if (has(Trait::freezing)) freezable_ = draw_freezable();
-    const int steps = static_cast<int>(3 + dice_.below(3));
+    // Long enough to come back to buckets that were dropped.
+    const bool is_long = freezable_.size() > 1 && dice_.percent(40);
+    const int steps = static_cast<int>(3 + dice_.below(3)) + (is_long ? 5 : 0);
+    own_pattern_ = dice_;
     for (step_ = 0; step_ < steps; ++step_) draw_step();
   }
 
@@ -35,7 +40,8 @@ class EventDraw {
   }
 
   Event& add(EventKind kind) {
-    return case_.events.emplace_back(Event{.kind = kind, .step = step_});
+    return case_.events.emplace_back(
+        Event{.kind = kind, .step = step_, .use_step = step_});
   }
 
   Event& forward(int slot, int wrapper = 0, bool synchronises = true) {
@@ -51,17 +57,45 @@ class EventDraw {
   }
 
   void backward(std::vector<int> slots) {
-    if (sometimes(Trait::gradient, 60)) add(EventKind::gradient).slots = slots;
+    if (sometimes(Trait::gradient, 60)) {
+      auto& event = add(EventKind::gradient);
+      event.slots = slots;
+      event.is_on_rank_zero_only = dice_.percent(40);
+    }
     if (sometimes(Trait::backward_twice, 60)) {
       auto& event = add(EventKind::backward);
       event.slots = slots;
       event.retains_graph = true;
     }
+    std::vector<int> penalties;
+    for (int slot : slots) {
+      if (apart_.contains(slot)) penalties.push_back(slot + kPenalties);
+    }
+    if (!penalties.empty()) {
+      if (dice_.percent(50)) std::swap(slots, penalties);
+      auto& event = add(EventKind::backward);
+      event.slots = penalties;
+      event.retains_graph = true;
+    }
     add(EventKind::backward).slots = std::move(slots);
   }
 
+  // A forward that trains.
+  void own_forward(int slot, int wrapper = 0, bool synchronises = true) {
+    auto& event = forward(slot, wrapper, synchronises);
+    apart_.erase(slot);
+    // Each of the two backwards leaves parameters out, and not the same ones.
+    if (event.has_penalty && case_.options.find_unused_parameters &&
+        !case_.options.skip_all_reduce_unused_params &&
+        case_.options.stepping == Stepping::plain && dice_.percent(60)) {
+      event.keeps_penalty_apart = true;
+      apart_.insert(slot);
+    }
+    if (slot == kSecond && dice_.percent(50)) ++event.use_step;
+  }
+
   // Not of the first operation: the wrapper must go on training.
-  std::optional<size_t> draw_freezable() {
+  std::vector<size_t> draw_freezable() {
     std::vector<size_t> possible;
     for (size_t i = 0; i < case_.parameters.size(); ++i) {
       const auto& first = case_.ops[0].parameters;
@@ -70,8 +104,12 @@ class EventDraw {
         possible.push_back(i);
       }
     }
-    if (possible.empty()) return std::nullopt;
-    return dice_.one_of(possible);
+    // In any order; up to three, so that there are eight sets.
+    while (possible.size() > 3 || (possible.size() > 1 && dice_.percent(25))) {
+      possible.erase(possible.begin() +
+                     static_cast<std::ptrdiff_t>(dice_.below(possible.size())));
+    }
+    return possible;
   }
 
   void draw_step() {
@@ -80,10 +118,17 @@ class EventDraw {
       add(EventKind::zero_grad).sets_to_none =
           !sometimes(Trait::zero_grad_false, 70);
     }
-    if (freezable_) {
+    for (size_t parameter : freezable_) {
       auto& event = add(EventKind::set_frozen);
-      event.parameter = *freezable_;
-      event.is_frozen = step_ % 2 == 1;
+      event.parameter = parameter;
+      event.is_frozen =
+          freezable_.size() == 1 ? step_ % 2 == 1 : dice_.percent(50);
+    }
+    if (step_ > 0 && sometimes(Trait::wrap_again, 60)) {
+      add(EventKind::wrap_again).wrapper = other_wrapper_sometimes();
+    }
+    if (step_ == 0 && sometimes(Trait::forward_on_rank_zero, 50)) {
+      forward(kDropped).is_on_rank_zero_only = true;
     }
     if (step_ > 0 && sometimes(Trait::round_trip, 60)) {
       add(EventKind::round_trip);
@@ -101,7 +146,17 @@ class EventDraw {
       forward(kAside, other_wrapper_sometimes(), false);
       add(EventKind::backward).slots = {kAside};
     }
-    draw_own(place);
+    if (has(Trait::static_graph)) {
+      const auto now = std::exchange(dice_, own_pattern_);
+      draw_own(place);
+      dice_ = now;
+    } else {
+      draw_own(place);
+    }
+    // Collective before the second backward.
+    if (step_ > 0 && sometimes(Trait::forward_on_rank_zero, 70)) {
+      forward(kDropped).is_on_rank_zero_only = true;
+    }
     if (place == Place::after) plain_backward();
     const bool must_step = case_.options.stepping != Stepping::plain;
     if (must_step || dice_.percent(85)) add(EventKind::step);
@@ -110,7 +165,7 @@ class EventDraw {
   enum class Place { nowhere, before, between, after };
 
   int other_wrapper_sometimes() {
-    return case_.wrappers > 1 && dice_.percent(50) ? 1 : 0;
+    return static_cast<int>(dice_.below(case_.wrappers));
   }
 
   void draw_forwards_beside() {
@@ -118,8 +173,7 @@ class EventDraw {
       forward(kDropped, other_wrapper_sometimes());
     }
     if (sometimes(Trait::evaluation, 60)) evaluate();
-    // The first forwards after a backward of all ranks are collective.
-    if (step_ >= 2 && sometimes(Trait::evaluation_on_rank_zero, 80)) {
+    if (sometimes(Trait::evaluation_on_rank_zero, 80)) {
       auto& event = evaluate();
       event.is_on_rank_zero_only = true;
     }
@@ -134,11 +188,18 @@ class EventDraw {
 
   void draw_exception() {
     if (sometimes(Trait::throw_in_forward, 60)) {
-      forward(kAside).exception = Deliberate::in_forward;
+      auto& event = forward(kAside, other_wrapper_sometimes());
+      event.exception = Deliberate::in_forward;
+      event.throws_on_rank_zero_only = dice_.percent(50);
     }
     if (sometimes(Trait::throw_in_backward, 60)) {
-      auto& event = forward(kAside);
+      auto& event = forward(kAside, other_wrapper_sometimes());
       event.exception = Deliberate::in_backward;
+      // After the last gradient peers do not know of it, and go on. A hook's
+      // collectives have no peer that could give them up.
+      event.throws_on_rank_zero_only = case_.throwing_op > 0 &&
+                                       !case_.options.has_comm_hook &&
+                                       dice_.percent(70);
       event.has_penalty = false;
       add(EventKind::backward).slots = {kAside};
       add(EventKind::zero_grad);
@@ -151,7 +212,9 @@ class EventDraw {
         has(Trait::plain_on_rank_zero) || (puts_back && dice_.percent(50));
     const size_t begin = case_.events.size();
     if (puts_back) add(EventKind::keep_gradients);
-    forward(kAside, other_wrapper_sometimes()).is_plain = true;
+    auto& plain = forward(kAside, other_wrapper_sometimes());
+    plain.is_plain = true;
+    plain.use_step += dice_.percent(50) ? 1 : 0;
     add(EventKind::backward).slots = {kAside};
     if (puts_back) add(EventKind::restore_gradients);
     for (size_t i = begin; i < case_.events.size(); ++i) {
@@ -168,17 +231,23 @@ class EventDraw {
                          has(Trait::no_sync_between) ||
                          has(Trait::sum_of_losses);
     if (!has_two || dice_.percent(15)) {
-      forward(kFirst);
+      own_forward(kFirst);
       between();
       return backward({kFirst});
     }
-    const int second = case_.wrappers > 1 ? 1 : 0;
+    // Any two of the wrappers.
+    const int first = case_.wrappers > 2 ? other_wrapper_sometimes() : 0;
+    const int second =
+        case_.wrappers > 1
+            ? static_cast<int>(first + 1 + dice_.below(case_.wrappers - 1)) %
+                  case_.wrappers
+            : 0;
     const bool second_synchronises = !has(Trait::no_sync_between);
     const bool first_synchronises = second_synchronises || dice_.percent(70);
     const bool in_turn = case_.wrappers > 1 && dice_.percent(30);
-    forward(kFirst, 0, first_synchronises);
+    own_forward(kFirst, first, first_synchronises);
     if (in_turn) backward({kFirst});
-    forward(kSecond, second, second_synchronises || !first_synchronises);
+    own_forward(kSecond, second, second_synchronises || !first_synchronises);
     between();
     if (in_turn) return backward({kSecond});
     const bool may_sum = has(Trait::sum_of_losses) || case_.wrappers > 1 ||
@@ -201,7 +270,9 @@ class EventDraw {
   Case& case_;
   const std::set<Trait>& traits_;
   Dice& dice_;
-  std::optional<size_t> freezable_;
+  std::vector<size_t> freezable_;
+  std::set<int> apart_;   // slots whose penalty has its own backward
+  Dice own_pattern_{0};   // the same in every step of a static graph
   int step_ = 0;
   int batch_ = 0;
 };

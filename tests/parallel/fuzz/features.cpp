@@ -22,12 +22,14 @@ void add_options(const Options& options, Features& features) {
   add(options.check_for_nan_in_grad, "option: check_for_nan_in_grad");
   add(!options.broadcast_buffers, "option: no broadcast_buffers");
   add(options.has_comm_hook, "option: comm hook");
+  add(options.check_replicas_every > 0, "option: check_replicas_every");
   add(options.optimizer == Optimizer::adamw, "optimizer: AdamW");
   static const std::map<Stepping, const char*> kWaysToStep{
       {Stepping::in_backward, "optimizer: in backward"},
       {Stepping::zero_private, "optimizer: sharded"},
       {Stepping::zero_shared, "optimizer: sharded, shared parameters"},
-      {Stepping::zero_in_backward, "optimizer: sharded, in backward"}};
+      {Stepping::zero_in_backward, "optimizer: sharded, in backward"},
+      {Stepping::zero_of_list, "optimizer: sharded, of a list"}};
   const auto found = kWaysToStep.find(options.stepping);
   if (found != kWaysToStep.end()) features.insert(found->second);
 }
@@ -48,7 +50,9 @@ void add_module(const Case& fuzz_case, Features& features) {
   } else if (checkpointed > 0) {
     features.insert("module: checkpointed in part");
   }
-  if (fuzz_case.wrappers > 1) features.insert("module: two wrappers");
+  if (fuzz_case.wrappers == 2) features.insert("module: two wrappers");
+  if (fuzz_case.wrappers == 3) features.insert("module: three wrappers");
+  if (fuzz_case.modifies_result) features.insert("module: modified result");
   for (size_t i = 0; i < uses.size(); ++i) {
     const auto& parameter = fuzz_case.parameters[i];
     if (uses[i] == 0) features.insert("module: parameter of no operation");
@@ -56,6 +60,9 @@ void add_module(const Case& fuzz_case, Features& features) {
     if (parameter.is_registered_twice) {
       features.insert("module: registered twice");
     }
+    if (parameter.is_ignored) features.insert("module: ignored parameters");
+    if (parameter.is_delayed) features.insert("module: delayed parameters");
+    if (parameter.has_hook) features.insert("module: hooks on parameters");
     if (parameter.is_frozen) features.insert("module: frozen parameters");
     if (parameter.is_sparse) features.insert("module: sparse embedding");
     if (parameter.layout == Layout::transposed) {
@@ -74,6 +81,16 @@ void add_forward(const Event& event, Features& features) {
                                                : "event: evaluation");
   }
   if (event.has_penalty) features.insert("event: gradient penalty");
+  if (event.keeps_penalty_apart) features.insert("event: penalty by itself");
+  if (event.throws_on_rank_zero_only) {
+    features.insert("event: exception on rank 0 only");
+  }
+  if (event.use_step != event.step) {
+    features.insert("event: another use of parameters");
+  }
+  if (event.is_on_rank_zero_only && !event.has_no_grad && !event.is_plain) {
+    features.insert("event: forward on rank 0");
+  }
   if (event.exception == Deliberate::in_forward) {
     features.insert("event: exception in forward");
   }
@@ -136,7 +153,9 @@ std::set<std::string> features_of(const Case& fuzz_case) {
         break;
       }
       case EventKind::gradient:
-        features.insert("event: autograd::grad");
+        features.insert(event.is_on_rank_zero_only
+                            ? "event: autograd::grad on rank 0"
+                            : "event: autograd::grad");
         break;
       case EventKind::zero_grad:
         zeroed.insert(event.step);
@@ -150,6 +169,9 @@ std::set<std::string> features_of(const Case& fuzz_case) {
         break;
       case EventKind::set_frozen:
         features.insert("event: freezing");
+        break;
+      case EventKind::wrap_again:
+        features.insert("event: wrapped again");
         break;
       default:
         break;

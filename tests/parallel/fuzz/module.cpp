@@ -29,9 +29,10 @@ std::vector<torch::Tensor> make_parameters(const Case& fuzz_case, int rank) {
       value /= std::sqrt(static_cast<double>(fuzz_case.width));
     }
     value += 0.01 * rank;
+    if (parameter.is_complex) value = torch::complex(value, value.flip({0}));
     if (parameter.layout == Layout::transposed && value.dim() > 1) {
       value = value.transpose(-2, -1).contiguous().transpose(-2, -1);
-    } else if (parameter.layout == Layout::gapped) {
+    } else if (parameter.layout == Layout::gapped && value.dim() > 0) {
       auto wide = parameter.sizes;
       wide.back() += 1;
       auto room = torch::zeros(wide, torch::kDouble)
@@ -40,6 +41,10 @@ std::vector<torch::Tensor> make_parameters(const Case& fuzz_case, int rank) {
       value = room;
     }
     tensors.push_back(value.detach().set_requires_grad(!parameter.is_frozen));
+    if (parameter.has_hook && !parameter.is_frozen) {
+      tensors.back().register_hook(
+          [](const torch::Tensor& gradient) { return gradient * 2; });
+    }
   }
   return tensors;
 }
@@ -128,7 +133,7 @@ std::vector<Output> Net::run(const torch::Tensor& x, const Call& call) {
     }
     begin = end;
   }
-  outputs[0].value = now;
+  outputs[0].value = case_.modifies_result ? now * 1.0 : now;
   emitted.clear();
   for (const auto& output : outputs) emitted.push_back(output.op);
   return outputs;
@@ -196,10 +201,14 @@ torch::Tensor loss_of(const Case& fuzz_case, const Event& event, int rank,
                       const std::vector<Output>& outputs,
                       const torch::Tensor& auxiliary) {
   torch::Tensor loss;
+  if (fuzz_case.modifies_result) {
+    auto first = outputs[0].value;
+    first.mul_(0.5).add_(0.1);
+  }
   double weight = 1;
   for (const auto& [op, value] : outputs) {
     if (op != Output::kLast &&
-        !is_used(fuzz_case.ops[op].loss_use, rank, event.step,
+        !is_used(fuzz_case.ops[op].loss_use, rank, event.use_step,
                  fuzz_case.world_size)) {
       continue;
     }
@@ -209,13 +218,18 @@ torch::Tensor loss_of(const Case& fuzz_case, const Event& event, int rank,
     weight *= 0.5;
   }
   if (auxiliary.defined()) loss = loss + 0.1 * auxiliary.tanh();
-  if (event.has_penalty) {
-    const auto slope = torch::autograd::grad(
-        {outputs[0].value.square().sum()}, {x}, {}, /*retain_graph=*/true,
-        /*create_graph=*/true)[0];
-    loss = loss + 0.1 * slope.tanh().square().mean();
+  if (event.has_penalty && !event.keeps_penalty_apart) {
+    loss = loss + penalty_of(x, outputs);
   }
   return loss;
+}
+
+torch::Tensor penalty_of(const torch::Tensor& x,
+                         const std::vector<Output>& outputs) {
+  const auto slope = torch::autograd::grad(
+      {outputs[0].value.square().sum()}, {x}, {}, /*retain_graph=*/true,
+      /*create_graph=*/true)[0];
+  return 0.1 * slope.tanh().square().mean();
 }
 
 void round_trip(const std::vector<std::shared_ptr<Net>>& nets) {

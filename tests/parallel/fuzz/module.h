@@ -3,6 +3,7 @@
 #include <torch/torch.h>
 
 #include <map>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -29,6 +30,12 @@ struct Output {
   static constexpr size_t kLast = ~size_t{0};  // the last activation
   size_t op{kLast};
   torch::Tensor value;
+};
+
+// A type of result that nothing but its ForwardResult knows.
+struct OutputRecord {
+  torch::Tensor last;
+  std::optional<std::vector<torch::Tensor>> others;
 };
 
 // Runs a case's operations for one wrapper, over tensors that another module
@@ -73,7 +80,8 @@ class ModuleOf : public Net {
       std::vector<torch::Tensor> all;
       for (auto& output : outputs) all.push_back(output.value);
       return all;
-    } else if constexpr (std::is_same_v<Result, OutputTuple>) {
+    } else if constexpr (std::is_same_v<Result, OutputTuple> ||
+                         std::is_same_v<Result, OutputRecord>) {
       std::vector<torch::Tensor> others;
       for (size_t i = 1; i < outputs.size(); ++i) {
         others.push_back(outputs[i].value);
@@ -98,6 +106,9 @@ class ModuleOf : public Net {
       add(result);
     } else if constexpr (std::is_same_v<Result, std::vector<torch::Tensor>>) {
       for (const auto& value : result) add(value);
+    } else if constexpr (std::is_same_v<Result, OutputRecord>) {
+      add(result.last);
+      for (const auto& value : *result.others) add(value);
     } else if constexpr (std::is_same_v<Result, OutputTuple>) {
       add(std::get<0>(result));
       for (const auto& value : std::get<1>(result)) add(value);
@@ -121,6 +132,10 @@ torch::Tensor loss_of(const Case& fuzz_case, const Event& event, int rank,
                       const torch::Tensor& x,
                       const std::vector<Output>& outputs,
                       const torch::Tensor& auxiliary);
+
+// The squared gradient of the input.
+torch::Tensor penalty_of(const torch::Tensor& x,
+                         const std::vector<Output>& outputs);
 
 // All tensors of `parameters` to float and back, with the buffers of `nets`.
 void round_trip(const std::vector<std::shared_ptr<Net>>& nets);

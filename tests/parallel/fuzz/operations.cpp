@@ -73,6 +73,11 @@ std::vector<std::vector<int64_t>> sizes_for(OpKind kind, int64_t width) {
       return {{2 * width, width}};
     case OpKind::scale:
       return {{1}};
+    case OpKind::scalar:
+      return {{}};
+    case OpKind::empty:
+      return {{0, width}};
+    case OpKind::rotated:
     case OpKind::bias:
     case OpKind::auxiliary_loss:
       return {{width}};
@@ -121,7 +126,12 @@ torch::Tensor compute(OpKind kind, const torch::Tensor& x,
       return x.mm(halves[0]) + x.mm(halves[1]).tanh();
     }
     case OpKind::scale:
+    case OpKind::scalar:
       return x * p[0];
+    case OpKind::rotated:
+      return torch::real(x * p[0]);
+    case OpKind::empty:
+      return x + p[0].sum(0);
     case OpKind::bias:
       return x + p[0];
     case OpKind::embedding:
@@ -168,7 +178,12 @@ std::string text_of(OpKind kind, const std::vector<std::string>& names) {
       return "x.mm(" + p[0] + ".chunk(2)[0]) + x.mm(" + p[0] +
              ".chunk(2)[1]).tanh()";
     case OpKind::scale:
+    case OpKind::scalar:
       return "x * " + p[0];
+    case OpKind::rotated:
+      return "torch::real(x * " + p[0] + ")";
+    case OpKind::empty:
+      return "x + " + p[0] + ".sum(0)";
     case OpKind::bias:
       return "x + " + p[0];
     case OpKind::embedding:

@@ -113,7 +113,8 @@ class Program {
          << "// lockstep run --standalone --nproc-per-node="
          << case_.world_size << " ./program\n"
          << "#include <lockstep/lockstep.h>\n#include <torch/torch.h>\n\n"
-         << "#include <functional>\n#include <iostream>\n#include <vector>\n";
+         << "#include <functional>\n#include <iostream>\n#include <map>\n"
+         << "#include <optional>\n#include <sstream>\n#include <vector>\n";
     print_functions();
     out_ << "\nint rank = 0;\nint step = 0;\n"
          << "bool throws_in_forward = false, throws_in_backward = false;\n";
@@ -168,15 +169,22 @@ class Program {
       } else {
         text = "random(" + list_of(sizes) + ")";
       }
+      if (parameter.is_complex) {
+        text = "torch::complex(" + text + ", " + text + ")";
+      }
       out_ << "  p.push_back(" << text << ".set_requires_grad("
            << (parameter.is_frozen ? "false" : "true") << "));  // p" << i
            << "\n";
+      if (parameter.has_hook && !parameter.is_frozen) {
+        out_ << "  p.back().register_hook([](torch::Tensor g) { return g * 2; "
+                "});\n";
+      }
     }
     out_ << "  return p;\n}\n";
   }
 
   std::string module_name(int wrapper) const {
-    return case_.wrappers == 1 ? "Net" : wrapper == 0 ? "NetA" : "NetB";
+    return case_.wrappers == 1 ? "Net" : std::string("Net") + "ABC"[wrapper];
   }
 
   void print_module(int wrapper) {
@@ -236,7 +244,9 @@ class Program {
       print_op(i, is_within ? "      " : "    ");
     }
     leave();
-    out_ << "    outputs[0] = x;\n    return outputs;\n  }\n";
+    out_ << "    outputs[0] = x"
+         << (case_.modifies_result ? " * 1.0" : "")
+         << ";\n    return outputs;\n  }\n";
   }
 
   void print_op(size_t index, std::string indent) {
@@ -310,6 +320,21 @@ class Program {
           !options.skip_all_reduce_unused_params);
     print("check_for_nan_in_grad", true, !options.check_for_nan_in_grad);
     print("broadcast_buffers", false, options.broadcast_buffers);
+    print("check_replicas_every", options.check_replicas_every,
+          options.check_replicas_every == 0);
+    for (size_t i = 0; i < case_.parameters.size(); ++i) {
+      const auto& parameter = case_.parameters[i];
+      const auto quoted = "\"p" + std::to_string(i) + "\"";
+      if (parameter.is_ignored) {
+        out_ << "  options.params_and_buffers_to_ignore.push_back(" << quoted
+             << ");\n";
+      }
+      if (!parameter.is_delayed) continue;
+      out_ << "  options.delay_all_reduce_named_params.emplace_back(" << quoted
+           << ", " << name(i) << ");\n"
+           << "  options.param_to_hook_all_reduce = "
+           << name(case_.ops[0].parameters[0]) << ";\n";
+    }
   }
 
   void print_main() {
@@ -321,8 +346,10 @@ class Program {
     for (int i = 0; i < case_.wrappers; ++i) {
       const auto type = module_name(i);
       out_ << "  auto net" << i << " = std::make_shared<" << type << ">(p);\n"
-           << "  lockstep::DistributedDataParallel<std::shared_ptr<" << type
-           << ">> model" << i << "(net" << i << ", options);\n";
+           << "  std::optional<lockstep::DistributedDataParallel<"
+           << "std::shared_ptr<" << type << ">>>\n      wrapper" << i
+           << "(std::in_place, net" << i << ", options);\n"
+           << "  auto& model" << i << " = *wrapper" << i << ";\n";
     }
     if (case_.options.has_comm_hook) {
       out_ << "  model0.register_comm_hook(lockstep::allreduce_hook());\n";
@@ -337,7 +364,10 @@ class Program {
   };
   auto loss_of = [](auto& net, const std::vector<torch::Tensor>& outputs) {
     torch::Tensor loss = torch::zeros({}, torch::kDouble);
-    for (const auto& output : outputs) {
+)" << (case_.modifies_result
+                  ? "    auto first = outputs[0];\n"
+                    "    first.mul_(0.5).add_(0.1);\n"
+                  : "") << R"(    for (const auto& output : outputs) {
       if (output.defined()) loss = loss + (output.tanh() - 0.3).square().mean();
     }
     if (net.aux.defined()) loss = loss + 0.1 * net.aux.tanh();
@@ -347,9 +377,10 @@ class Program {
     for (size_t i = 0; i < p.size(); ++i) {
       std::ostringstream line;
       line << "step " << step << ", rank " << rank << ", " << when << ": p"
-           << i << " " << p[i].sum().item<double>() << ", gradient ";
+           << i << " " << torch::real(p[i].sum()).item<double>()
+           << ", gradient ";
       if (p[i].grad().defined()) {
-        line << p[i].grad().to_dense().sum().item<double>();
+        line << torch::real(p[i].grad().to_dense().sum()).item<double>();
       } else {
         line << "none";
       }
@@ -380,6 +411,10 @@ class Program {
         out_ << "  model0.apply_optimizer_in_backward([](auto one) {\n"
              << "    return std::make_unique<torch::optim::SGD>(one, 0.05);\n"
              << "  });\n";
+        return;
+      case Stepping::zero_of_list:
+        out_ << "  lockstep::ZeroRedundancyOptimizer<lockstep::optim::" << kind
+             << "> optimizer(p, {.lr = 0.05});\n";
         return;
       default:
         out_ << "  lockstep::ZeroRedundancyOptimizer<lockstep::optim::" << kind
@@ -457,6 +492,15 @@ class Program {
         out_ << "p[" << event.parameter << "].set_requires_grad("
              << (event.is_frozen ? "false" : "true") << ");\n";
         break;
+      case EventKind::wrap_again: {
+        const auto number = std::to_string(event.wrapper);
+        const auto type = module_name(event.wrapper);
+        out_ << "losses.clear();\n  wrapper" << number
+             << ".reset();\n  net" << number << " = std::make_shared<" << type
+             << ">(p);\n  wrapper" << number << ".emplace(net" << number
+             << ", options);\n";
+        break;
+      }
       case EventKind::step:
         if (case_.options.stepping != Stepping::in_backward) {
           out_ << "optimizer.step();\n" << indent;
@@ -480,7 +524,13 @@ class Program {
     const char* flag = event.exception == Deliberate::in_forward
                            ? "throws_in_forward"
                            : "throws_in_backward";
-    if (throws) out_ << flag << " = true;\n" << indent;
+    if (throws) {
+      out_ << flag << " = "
+           << (event.throws_on_rank_zero_only ? "rank == 0" : "true") << ";\n"
+           << indent;
+    }
+    const bool has_own_step = event.use_step != event.step;
+    if (has_own_step) out_ << "step = " << event.use_step << ";\n" << indent;
     out_ << (event.exception == Deliberate::in_forward ? "try {\n" : "{\n");
     const auto inner = indent + "  ";
     if (event.has_no_grad) out_ << inner << "at::NoGradGuard no_grad;\n";
@@ -500,14 +550,20 @@ class Program {
       out_ << inner
            << "auto slope = torch::autograd::grad({outputs[0].square().sum()}, "
            << "{x}, {}, true, true)[0];\n"
-           << inner << slot << " = " << slot
-           << " + 0.1 * slope.tanh().square().mean();\n";
+           << inner;
+      if (event.keeps_penalty_apart) {
+        out_ << "losses[" << event.slot + kPenalties << "] =";
+      } else {
+        out_ << slot << " = " << slot << " +";
+      }
+      out_ << " 0.1 * slope.tanh().square().mean();\n";
     }
     out_ << indent
          << (event.exception == Deliberate::in_forward
                  ? "} catch (const std::exception&) {}\n"
                  : "}\n");
     if (throws) out_ << indent << flag << " = false;\n";
+    if (has_own_step) out_ << indent << "step = " << event.step << ";\n";
     throws_ |= event.exception == Deliberate::in_backward;
   }
 

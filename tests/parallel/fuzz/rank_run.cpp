@@ -2,10 +2,12 @@
 
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <array>
 #include <exception>
 #include <map>
 #include <memory>
+#include <set>
 #include <sstream>
 #include <string_view>
 
@@ -16,6 +18,9 @@
 
 namespace lockstep::fuzz {
 namespace {
+
+// What peers of a rank that throws in backward say.
+constexpr std::string_view kGivenUp = "has given up the iteration";
 
 constexpr double kTolerance = 1e-10;
 
@@ -48,6 +53,7 @@ std::string difference_between(const torch::Tensor& got,
   if (dense_got.scalar_type() != dense_want.scalar_type()) {
     return "another dtype";
   }
+  if (dense_want.numel() == 0) return {};
   const auto difference =
       (dense_got - dense_want).abs().max().template item<double>();
   const auto scale = dense_want.abs().max().template item<double>();
@@ -131,6 +137,8 @@ class RankRun {
       case EventKind::set_frozen:
         tensors_[event.parameter].set_requires_grad(!event.is_frozen);
         return;
+      case EventKind::wrap_again:
+        return wrap_again(event.wrapper);
       case EventKind::step:
         if (!optimizer_) return;
         optimizer_->step();
@@ -143,10 +151,11 @@ class RankRun {
 
   void forward(const Event& event) {
     losses_.erase(event.slot);
+    peers_throw_.erase(event.slot);
     torch::AutoGradMode mode(!event.has_no_grad);
     const auto x = input_of(case_, event, rank_);
-    const Call call{.rank = rank_, .step = event.step,
-                    .exception = event.exception};
+    const Call call{.rank = rank_, .step = event.use_step,
+                    .exception = exception_on(event, rank_)};
     auto& wrapped = *wrappers_[event.wrapper];
     std::vector<Output> outputs;
     try {
@@ -159,6 +168,12 @@ class RankRun {
     if (event.has_no_grad) return;
     losses_[event.slot] = loss_of(case_, event, rank_, x, outputs,
                                   wrapped.net()->auxiliary);
+    if (event.keeps_penalty_apart) {
+      losses_[event.slot + kPenalties] = penalty_of(x, outputs);
+    }
+    if (event.exception == Deliberate::in_backward) {
+      peers_throw_.insert(event.slot);
+    }
   }
 
   void backward(const Event& event) {
@@ -167,7 +182,21 @@ class RankRun {
     try {
       total.backward({}, event.retains_graph);
     } catch (const DeliberateError&) {
+    } catch (const std::exception& error) {
+      const bool is_allowed =
+          std::ranges::any_of(event.slots, [&](int slot) {
+            return peers_throw_.contains(slot);
+          }) &&
+          std::string_view(error.what()).find(kGivenUp) !=
+              std::string_view::npos;
+      if (!is_allowed) throw;
     }
+  }
+
+  void wrap_again(int wrapper) {
+    losses_.clear();  // their graphs hold the module
+    wrappers_[wrapper].reset();
+    wrappers_[wrapper] = wrap(case_, wrapper, tensors_);
   }
 
   void gradient(const Event& event) {
@@ -243,6 +272,7 @@ class RankRun {
   std::vector<std::unique_ptr<Wrapped>> wrappers_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   std::map<int, torch::Tensor> losses_;
+  std::set<int> peers_throw_;  // slots whose backward some rank throws in
   std::vector<torch::Tensor> kept_;
   size_t now_ = 0;
   std::string difference_;
@@ -264,7 +294,14 @@ Outcome outcome_of(const std::string& error, const std::string& place) {
 
 }  // namespace
 
-Outcome run_on_rank(const Case& fuzz_case) {
+Outcome run_on_rank(const Case& drawn) {
+  auto fuzz_case = drawn;
+  // Without common memory peers would wait for the rank that throws until
+  // their deadline.
+  if (default_group()->backend_config().find("lockstep") ==
+      std::string::npos) {
+    for (auto& event : fuzz_case.events) event.throws_on_rank_zero_only = false;
+  }
   std::string place = "the constructor";
   std::unique_ptr<RankRun> run;
   try {

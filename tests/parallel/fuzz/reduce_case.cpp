@@ -182,12 +182,12 @@ class Smaller {
     }
     if (case_.wrappers > 1) {
       edit([](Case& smaller) {
-        smaller.wrappers = 1;
-        std::erase_if(smaller.ops, [](const Op& op) {
-          return op.part == Part::second_head;
-        });
-        std::erase_if(smaller.events, [](const Event& event) {
-          return event.wrapper > 0;
+        const int last = --smaller.wrappers;
+        const auto head = last == 1 ? Part::second_head : Part::third_head;
+        std::erase_if(smaller.ops,
+                      [&](const Op& op) { return op.part == head; });
+        std::erase_if(smaller.events, [&](const Event& event) {
+          return event.wrapper == last;
         });
         drop_unused_parameters(smaller);
       });
@@ -209,6 +209,7 @@ class Smaller {
     LOCKSTEP_FUZZ_SIMPLIFY(check_for_nan_in_grad);
     LOCKSTEP_FUZZ_SIMPLIFY(broadcast_buffers);
     LOCKSTEP_FUZZ_SIMPLIFY(has_comm_hook);
+    LOCKSTEP_FUZZ_SIMPLIFY(check_replicas_every);
     LOCKSTEP_FUZZ_SIMPLIFY(optimizer);
     LOCKSTEP_FUZZ_SIMPLIFY(stepping);
 #undef LOCKSTEP_FUZZ_SIMPLIFY
@@ -221,6 +222,7 @@ class Smaller {
 
   void simplify_module() {
     simplify([](auto& one) -> auto& { return one.rows; }, int64_t{1});
+    simplify([](auto& one) -> auto& { return one.modifies_result; }, false);
     for (size_t i = 0; i < case_.parameters.size(); ++i) {
       auto of = [i](auto member) {
         return [i, member](auto& one) -> auto& {
@@ -230,6 +232,9 @@ class Smaller {
       simplify(of(&Parameter::layout), Layout::contiguous);
       simplify(of(&Parameter::is_registered_twice), false);
       simplify(of(&Parameter::is_sparse), false);
+      simplify(of(&Parameter::has_hook), false);
+      simplify(of(&Parameter::is_ignored), false);
+      simplify(of(&Parameter::is_delayed), false);
       simplify(of(&Parameter::is_frozen), false);
     }
     for (size_t i = 0; i < case_.ops.size(); ++i) {
@@ -253,6 +258,8 @@ class Smaller {
       simplify(of(&Event::has_penalty), false);
       simplify(of(&Event::sets_to_none), true);
       simplify(of(&Event::synchronises), true);
+      simplify(of(&Event::throws_on_rank_zero_only), false);
+      simplify(of(&Event::use_step), case_.events[i].step);
     }
   }
 

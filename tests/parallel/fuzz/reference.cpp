@@ -1,7 +1,5 @@
 #include "tests/parallel/fuzz/reference.h"
 
-#include <set>
-
 #include "tests/parallel/fuzz/operations.h"
 
 namespace lockstep::fuzz {
@@ -20,6 +18,7 @@ std::unique_ptr<torch::optim::Optimizer> make_plain_optimizer(
 struct Reference::Loss {
   torch::Tensor value;
   int wrapper;
+  bool is_plain;
   bool averages;
   bool throws;
   std::set<size_t> trained;  // when forward ran
@@ -34,10 +33,17 @@ struct Reference::Replica {
 };
 
 Reference::Reference(const Case& fuzz_case)
-    : case_(fuzz_case), was_used_(fuzz_case.parameters.size()) {
+    : case_(fuzz_case),
+      used_(fuzz_case.wrappers),
+      sends_buffers_(fuzz_case.wrappers, true) {
   for (int rank = 0; rank < case_.world_size; ++rank) {
     auto& replica = *replicas_.emplace_back(std::make_unique<Replica>());
     replica.tensors = make_parameters(case_, 0);
+    const auto own = make_parameters(case_, rank);
+    for (size_t i = 0; i < own.size(); ++i) {
+      torch::NoGradGuard no_grad;
+      if (case_.parameters[i].is_ignored) replica.tensors[i].copy_(own[i]);
+    }
     for (int wrapper = 0; wrapper < case_.wrappers; ++wrapper) {
       replica.nets.push_back(
           std::make_shared<Net>(case_, wrapper, replica.tensors));
@@ -95,6 +101,8 @@ void Reference::run(const Event& event) {
         replica->tensors[event.parameter].set_requires_grad(!event.is_frozen);
       }
       return;
+    case EventKind::wrap_again:
+      return wrap_again(event.wrapper);
     case EventKind::step:
       if (case_.options.stepping == Stepping::in_backward) return;
       for (auto& replica : replicas_) replica->optimizer->step();
@@ -106,7 +114,7 @@ void Reference::forward(const Event& event) {
   const bool averages =
       !event.is_plain && event.synchronises && !event.has_no_grad;
   if (!event.is_plain) {
-    if (sends_buffers_ && case_.options.broadcast_buffers) {
+    if (sends_buffers_[event.wrapper] && case_.options.broadcast_buffers) {
       torch::NoGradGuard no_grad;
       for (auto& replica : replicas_) {
         const auto source = replicas_[0]->nets[event.wrapper]->buffers();
@@ -114,34 +122,49 @@ void Reference::forward(const Event& event) {
         for (size_t i = 0; i < source.size(); ++i) target[i].copy_(source[i]);
       }
     }
-    sends_buffers_ = averages;
+    sends_buffers_[event.wrapper] = averages;
   }
   for (int rank = 0; rank < case_.world_size; ++rank) {
     if (!is_local(event, rank)) continue;
     auto& replica = *replicas_[rank];
     replica.losses.erase(event.slot);
-    if (event.exception == Deliberate::in_forward) continue;
     torch::AutoGradMode mode(!event.has_no_grad);
     const auto x = input_of(case_, event, rank);
     auto& net = *replica.nets[event.wrapper];
-    const auto outputs =
-        net.run(x, {.rank = rank, .step = event.step,
-                    .exception = event.exception});
+    std::vector<Output> outputs;
+    try {
+      outputs = net.run(x, {.rank = rank, .step = event.use_step,
+                            .exception = exception_on(event, rank)});
+    } catch (const DeliberateError&) {
+      continue;
+    }
     if (event.has_no_grad) continue;
     Loss loss{.value = loss_of(case_, event, rank, x, outputs, net.auxiliary),
               .wrapper = event.wrapper,
+              .is_plain = event.is_plain,
               .averages = averages,
-              .throws = event.exception == Deliberate::in_backward,
+              .throws =
+                  exception_on(event, rank) == Deliberate::in_backward,
               .trained = {}};
     for (size_t i : parameters_of(case_, event.wrapper)) {
-      if (replica.tensors[i].requires_grad()) loss.trained.insert(i);
+      if (replica.tensors[i].requires_grad() &&
+          !case_.parameters[i].is_ignored) {
+        loss.trained.insert(i);
+      }
+    }
+    if (event.keeps_penalty_apart) {
+      auto penalty = loss;
+      penalty.value = penalty_of(x, outputs);
+      replica.losses.insert_or_assign(event.slot + kPenalties, penalty);
     }
     replica.losses.insert_or_assign(event.slot, std::move(loss));
   }
 }
 
 void Reference::backward(const Event& event) {
-  std::set<size_t> averaged;
+  // What each wrapper averages, and which wrappers the graph goes through.
+  std::map<int, std::set<size_t>> averaged;
+  std::set<int> involved;
   const auto count = case_.parameters.size();
   std::vector<std::vector<torch::Tensor>> before(count);
   std::vector<std::vector<torch::Tensor>> added(count);
@@ -158,8 +181,9 @@ void Reference::backward(const Event& event) {
       const auto& loss = found->second;
       if (loss.throws) gradients_are_known_ = false;
       if (loss.averages) {
-        averaged.insert(loss.trained.begin(), loss.trained.end());
+        averaged[loss.wrapper].insert(loss.trained.begin(), loss.trained.end());
       }
+      if (!loss.is_plain) involved.insert(loss.wrapper);
       total = total.defined() ? total + loss.value : loss.value;
     }
     if (total.defined() && gradients_are_known_) {
@@ -168,24 +192,32 @@ void Reference::backward(const Event& event) {
     for (size_t i = 0; i < count; ++i) {
       auto& grad = replica.tensors[i].mutable_grad();
       added[i].push_back(grad);
-      if (grad.defined()) was_used_[i] = true;
+      if (grad.defined()) {
+        for (int wrapper : involved) used_[wrapper].insert(i);
+      }
       if (before[i][rank].defined()) {
         grad = grad.defined() ? before[i][rank] + grad : before[i][rank];
       }
     }
   }
-  if (!gradients_are_known_) return;
-  for (size_t i : averaged) {
-    average(i, before[i], added[i]);
-    if (case_.options.stepping == Stepping::in_backward) step_in_backward(i);
+  if (!gradients_are_known_) {
+    for (auto& parameters : used_) parameters.clear();
+    return;
+  }
+  std::set<size_t> done;
+  for (const auto& [wrapper, parameters] : averaged) {
+    for (size_t i : parameters) {
+      // What no rank used keeps what it had.
+      if (used_[wrapper].erase(i) == 0 || !done.insert(i).second) continue;
+      average(i, before[i], added[i]);
+      if (case_.options.stepping == Stepping::in_backward) step_in_backward(i);
+    }
   }
 }
 
 void Reference::average(size_t parameter,
                         const std::vector<torch::Tensor>& before,
                         const std::vector<torch::Tensor>& added) {
-  if (!was_used_[parameter]) return;  // keeps what it had
-  was_used_[parameter] = false;
   torch::Tensor sum;
   auto add = [&](const torch::Tensor& part) {
     if (!part.defined()) return;
@@ -201,6 +233,22 @@ void Reference::average(size_t parameter,
   for (auto& replica : replicas_) {
     replica->tensors[parameter].mutable_grad() = sum.clone();
   }
+}
+
+// The constructor gives every rank rank 0's parameters.
+void Reference::wrap_again(int wrapper) {
+  torch::NoGradGuard no_grad;
+  for (auto& replica : replicas_) {
+    replica->losses.clear();
+    for (size_t i : parameters_of(case_, wrapper)) {
+      if (case_.parameters[i].is_ignored) continue;
+      replica->tensors[i].copy_(replicas_[0]->tensors[i]);
+    }
+    replica->nets[wrapper] =
+        std::make_shared<Net>(case_, wrapper, replica->tensors);
+  }
+  used_[wrapper].clear();
+  sends_buffers_[wrapper] = true;
 }
 
 // SGD without state, as optimizers in backward are drawn.

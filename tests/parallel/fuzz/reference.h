@@ -4,6 +4,7 @@
 
 #include <map>
 #include <memory>
+#include <set>
 #include <vector>
 
 #include "tests/parallel/fuzz/case.h"
@@ -31,6 +32,7 @@ class Reference {
 
   void forward(const Event& event);
   void backward(const Event& event);
+  void wrap_again(int wrapper);
   void average(size_t parameter, const std::vector<torch::Tensor>& before,
                const std::vector<torch::Tensor>& added);
   void step_in_backward(size_t parameter);
@@ -38,9 +40,10 @@ class Reference {
 
   const Case case_;
   std::vector<std::unique_ptr<Replica>> replicas_;
-  // Whether some rank used the parameter since it was averaged last.
-  std::vector<bool> was_used_;
-  bool sends_buffers_{true};
+  // By wrapper: the parameters that some rank used in a backward of it since
+  // they were averaged last, and whether the next forward sends buffers.
+  std::vector<std::set<size_t>> used_;
+  std::vector<bool> sends_buffers_;
   bool gradients_are_known_{true};
 };
 

@@ -54,6 +54,15 @@ enum class Trait {
   throw_in_backward,
   round_trip,
   freezing,
+  hooks,
+  complex,
+  ignored,
+  delayed,
+  check_replicas,
+  zero_of_list,
+  modified_result,
+  wrap_again,
+  forward_on_rank_zero,
   kCount
 };
 

@@ -10,10 +10,21 @@
 #include "lockstep/parallel/zero/zero_redundancy_optimizer.h"
 #include "tests/parallel/fuzz/reference.h"
 
+template <>
+struct lockstep::ForwardResult<lockstep::fuzz::OutputRecord> {
+  template <typename Visit>
+  static void visit(fuzz::OutputRecord& record, const Visit& visit_part) {
+    visit_part(record.last);
+    visit_part(record.others);
+  }
+};
+
 namespace lockstep::fuzz {
 namespace {
 
-DistributedDataParallelOptions ddp_options(const Options& options) {
+DistributedDataParallelOptions ddp_options(
+    const Case& fuzz_case, const std::vector<torch::Tensor>& tensors) {
+  const auto& options = fuzz_case.options;
   DistributedDataParallelOptions all;
   all.broadcast_buffers = options.broadcast_buffers;
   all.bucket_cap_mb = options.bucket_cap_mb;
@@ -25,6 +36,27 @@ DistributedDataParallelOptions ddp_options(const Options& options) {
   all.skip_all_reduce_unused_params = options.skip_all_reduce_unused_params;
   all.batched_grad_copy = options.batched_grad_copy;
   all.check_for_nan_in_grad = options.check_for_nan_in_grad;
+  all.check_replicas_every = options.check_replicas_every;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const auto& parameter = fuzz_case.parameters[i];
+    const auto name = "p" + std::to_string(i);
+    if (parameter.is_ignored) {
+      all.params_and_buffers_to_ignore.push_back(name);
+      if (parameter.is_registered_twice) {
+        all.params_and_buffers_to_ignore.push_back(name + "_again");
+      }
+    }
+    if (parameter.is_delayed) {
+      all.delay_all_reduce_named_params.emplace_back(name, tensors[i]);
+    }
+  }
+  if (!all.delay_all_reduce_named_params.empty()) {
+    for (size_t i : fuzz_case.ops[0].parameters) {
+      if (!tensors[i].requires_grad()) continue;
+      all.param_to_hook_all_reduce = tensors[i];
+      break;
+    }
+  }
   return all;
 }
 
@@ -42,7 +74,8 @@ class WrappedAs final : public Wrapped {
             const std::vector<torch::Tensor>& tensors)
       : case_(fuzz_case),
         net_(std::make_shared<ModuleOf<Result>>(fuzz_case, wrapper, tensors)),
-        ddp_(net_, ddp_options(fuzz_case.options)) {
+        tensors_(tensors),
+        ddp_(net_, ddp_options(fuzz_case, tensors)) {
     if (case_.options.has_comm_hook) ddp_.register_comm_hook(average_bucket);
   }
 
@@ -64,6 +97,18 @@ class WrappedAs final : public Wrapped {
       });
       return nullptr;
     }
+    if (stepping == Stepping::zero_of_list) {
+      std::vector<torch::Tensor> trained;
+      for (const auto& tensor : tensors_) {
+        if (tensor.requires_grad()) trained.push_back(tensor);
+      }
+      if (case_.options.optimizer == Optimizer::adamw) {
+        return std::make_unique<ZeroRedundancyOptimizer<optim::AdamW>>(
+            trained, optim::AdamWOptions{.lr = kLearningRate, .eps = kEpsilon});
+      }
+      return std::make_unique<ZeroRedundancyOptimizer<optim::SGD>>(
+          trained, optim::SGDOptions{.lr = kLearningRate});
+    }
     const ZeroRedundancyOptions sharding{
         .shared_parameters = stepping == Stepping::zero_shared,
         .step_in_backward = stepping == Stepping::zero_in_backward};
@@ -83,6 +128,7 @@ class WrappedAs final : public Wrapped {
  private:
   const Case case_;
   std::shared_ptr<ModuleOf<Result>> net_;
+  const std::vector<torch::Tensor> tensors_;
   DistributedDataParallel<std::shared_ptr<ModuleOf<Result>>> ddp_;
 };
 
@@ -104,6 +150,9 @@ std::unique_ptr<Wrapped> wrap(const Case& fuzz_case, int wrapper,
     case Outputs::map:
       return std::make_unique<WrappedAs<std::map<std::string, torch::Tensor>>>(
           fuzz_case, wrapper, tensors);
+    case Outputs::record:
+      return std::make_unique<WrappedAs<OutputRecord>>(fuzz_case, wrapper,
+                                                       tensors);
   }
   return nullptr;
 }
