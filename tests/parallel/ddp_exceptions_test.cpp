@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/comm/reductions.h"
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
 #include "tests/harness/process_world.h"
 #include "tests/parallel/both_backends.h"
@@ -284,6 +285,40 @@ WORLD_TEST(DdpExceptions, DelayedGradientsAreGivenUpToo, 2) {
           "with delayed gradients");
     }
   });
+}
+
+// The collectives of a hook met those of the other rank's next iteration.
+WORLD_TEST(DdpExceptions, HooksOfTwoIterationsDoNotMeet, 2) {
+  auto group = init_process_group(
+      "lockstep", {.timeout = std::chrono::seconds(50)});
+  FragileNet net;
+  DistributedDataParallel<FragileNet> model(net);
+  model.register_comm_hook([&](GradBucket& bucket) {
+    auto buffer = bucket.buffer();
+    all_reduce(buffer);
+    buffer.div_(world.size);
+    return completed_future(buffer);
+  });
+  int right = 0;
+  for (int step = 0; step < 8; ++step) {
+    net->zero_grad();
+    net->fails = step == 2 && world.rank == 1;
+    try {
+      model(rows(world.rank, step)).square().sum().backward();
+    } catch (const std::exception&) {
+      EXPECT_EQ(step, 2);
+      continue;
+    }
+    expect_gradients(
+        net->parameters(),
+        averages(world.size, net->parameters(),
+                 [&](int rank) {
+                   return net->forward(rows(rank, step)).square().sum();
+                 }),
+        "with a hook");
+    ++right;
+  }
+  EXPECT_EQ(right, 7);
 }
 
 }  // namespace

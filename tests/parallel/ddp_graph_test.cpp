@@ -75,6 +75,28 @@ WORLD_TEST(DdpUnused, WhatNoRankUsesKeepsItsGradient, 2) {
   });
 }
 
+// A plain backward on one rank added to it, and the average took it away.
+WORLD_TEST(DdpUnused, WhatAPlainBackwardAddedStaysWhereNoRankUsesIt, 2, 3) {
+  on_both_backends([&] {
+    for (const bool batched : {false, true}) {
+      Branches net;
+      DistributedDataParallel<Branches> model(
+          net, {.find_unused_parameters = true, .batched_grad_copy = batched});
+      for (int step = 0; step < 3; ++step) {
+        net->zero_grad(/*set_to_none=*/step == 2);
+        if (world.rank == 0) net->forward(batch_rows(), "right").sum().backward();
+        model(batch_rows(), "left").sum().backward();
+        const auto& grad = net->right->bias.grad();
+        EXPECT_FLOAT_EQ(grad.defined() ? grad.item<float>() : 0,
+                        world.rank == 0 ? 1 : 0);
+        net->right->zero_grad();
+        model(batch_rows(), "both").sum().backward();
+        EXPECT_FLOAT_EQ(net->right->bias.grad().item<float>(), 1);
+      }
+    }
+  });
+}
+
 // The output of the right branch is computed and not used.
 WORLD_TEST(DdpUnused, OutputsThatTheLossLeavesOutCountAsUnused, 2) {
   on_both_backends([&] {

@@ -122,16 +122,17 @@ void GradientBuckets::take(size_t parameter, double factor, bool unused) {
         "' is sparse, though its module is no Embedding or EmbeddingBag with "
         "sparse(true); give a dense gradient (to_dense())");
   }
-  if (from.defined() && same_memory(from, to)) {
+  const bool is_here = from.defined() && same_memory(from, to);
+  // Whether other ranks used it is not known yet; if none did, it stays.
+  if (unused && is_here) from = to.clone();
+  if (is_here) {
     if (factor != 1) to.mul_(factor);
   } else if (from.defined()) {
     copy_scaled(to, from, factor);
   } else {
     to.zero_();
-    // Whether other ranks used it is not known yet.
-    if (unused) return;
   }
-  if (is_view(parameter)) from = to;
+  if (!unused && is_view(parameter)) from = to;
 }
 
 void GradientBuckets::take_batch(size_t bucket, double factor,
@@ -141,8 +142,9 @@ void GradientBuckets::take_batch(size_t bucket, double factor,
   std::vector<at::Tensor> gradients;
   for (const auto& slot : buckets_[bucket].slots) {
     auto& from = grad(slot.parameter);
-    if (!from.defined() || from.layout() != c10::kStrided) {
-      take(slot.parameter, 1, is_unused(slot.parameter));
+    const bool unused = is_unused(slot.parameter);
+    if (unused || !from.defined() || from.layout() != c10::kStrided) {
+      take(slot.parameter, 1, unused);
     } else if (!same_memory(from, slot.alias)) {
       places.push_back(slot.alias);
       gradients.push_back(from);

@@ -68,8 +68,9 @@ class GradientBuckets {
   void part();
 
   // Brings this rank's gradient into its place, times `factor`; zeros where
-  // there is none. `unused`: this backward produced no gradient; if .grad is
-  // undefined it stays so. Throws std::runtime_error for a sparse gradient.
+  // there is none. `unused`: this backward produced no gradient; .grad stays
+  // what it was, and is no view until give(). Throws std::runtime_error for a
+  // sparse gradient.
   void take(size_t parameter, double factor, bool unused);
   // take() for all of a bucket, with one call for the copies.
   void take_batch(size_t bucket, double factor,

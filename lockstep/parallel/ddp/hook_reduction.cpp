@@ -7,6 +7,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "lockstep/comm/collectives.h"
+
 namespace lockstep {
 namespace {
 
@@ -23,15 +25,24 @@ class HookReduction final : public BucketReduction {
   void begin(int64_t /*iteration*/, double /*divisor*/) override {
     reclaim();
     final_ = 0;
+    begun_ = true;
   }
 
-  // Of an abandoned round: what is under way may still write into buckets.
+  void abandon() override { abandoned_ |= begun_; }
+
+  // What is under way of an abandoned round may still write into buckets.
   void reclaim() override {
+    if (abandoned_ && group_->size() > 1) meet();
     for (size_t i = 0; i < futures_.size(); ++i) {
       await(i);
-      futures_[i]->wait();  // of a GPU: for its stream
+      try {
+        futures_[i]->wait();  // of a GPU: for its stream
+      } catch (const std::exception&) {
+        if (!abandoned_) throw;
+      }
     }
     futures_.clear();
+    abandoned_ = begun_ = false;
   }
 
   double contribution_factor() const override { return 1; }
@@ -67,9 +78,26 @@ class HookReduction final : public BucketReduction {
   void finish() override {
     while (final_ < futures_.size()) take();
     futures_.clear();
+    begun_ = false;
   }
 
  private:
+  // All ranks have given up. One that has not is in a collective of its hook,
+  // which meets this one instead of the next round's: where calls are compared
+  // it throws there and comes here, once for each collective that it had begun.
+  void meet() const {
+    const auto one = at::TensorOptions(at::kInt).device(group_->control_device());
+    for (size_t left = buckets_.size();; --left) {
+      auto all = at::empty({group_->size()}, one);
+      try {
+        all_gather_into_tensor(all, at::zeros({1}, one), {.group = group_});
+        return;
+      } catch (const c10::DistError&) {
+        if (left == 0) throw;
+      }
+    }
+  }
+
   // c10's futures have no wait with a deadline.
   void await(size_t bucket) const {
     const auto& future = futures_[bucket];
@@ -118,6 +146,8 @@ class HookReduction final : public BucketReduction {
   const ProcessGroupPtr group_;
   std::vector<CommFuture> futures_{};
   size_t final_ = 0;
+  bool begun_ = false;
+  bool abandoned_ = false;
 };
 
 }  // namespace

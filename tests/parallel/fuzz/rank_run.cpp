@@ -20,7 +20,7 @@ namespace lockstep::fuzz {
 namespace {
 
 // What peers of a rank that throws in backward say.
-constexpr std::string_view kGivenUp = "has given up the iteration";
+constexpr std::string_view kGivenUp = "has given up iteration";
 
 constexpr double kTolerance = 1e-10;
 
@@ -31,10 +31,11 @@ struct Refusal {
   // Thrown on every rank at the same place, between two operations.
   bool leaves_ranks_in_step;
 };
-constexpr std::array<Refusal, 3> kRefusals{{
+constexpr std::array<Refusal, 4> kRefusals{{
     {"came in a nested backward pass, which find_unused_parameters cannot see",
      false},
     {"became ready twice in one backward", false},
+    {"leads from one operation straight to parameters", false},
     {"the process group has no memory common to all its ranks", true},
 }};
 
