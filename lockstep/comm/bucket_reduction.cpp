@@ -9,9 +9,9 @@
 #include <utility>
 
 #include "lockstep/comm/collective_call.h"
+#include "lockstep/comm/data_movement.h"
 #include "lockstep/comm/host_sharing.h"
 #include "lockstep/comm/init.h"
-#include "lockstep/comm/data_movement.h"
 #include "lockstep/comm/reductions.h"
 
 namespace lockstep {
@@ -92,9 +92,9 @@ class AllReducedBuckets final : public BucketReduction {
 
  private:
   void compare(int64_t iteration) const {
-    auto mine = at::full({1}, iteration,
-                         at::TensorOptions(at::kLong)
-                             .device(group_->control_device()));
+    auto mine =
+        at::full({1}, iteration,
+                 at::TensorOptions(at::kLong).device(group_->control_device()));
     auto all = at::empty({group_->size()}, mine.options());
     all_gather_into_tensor(all, mine, {.group = group_});
     all = all.cpu();
@@ -104,9 +104,8 @@ class AllReducedBuckets final : public BucketReduction {
       C10_THROW_ERROR(
           DistBackendError,
           c10::str("the ranks average different iterations: rank ",
-                   group_->global_rank(0), " number ", iterations[0],
-                   ", rank ", group_->global_rank(rank), " number ",
-                   iterations[rank],
+                   group_->global_rank(0), " number ", iterations[0], ", rank ",
+                   group_->global_rank(rank), " number ", iterations[rank],
                    "; every rank must call backward equally often"));
     }
   }

@@ -71,14 +71,14 @@ void all_reduce_directly(DirectReduce& direct, Call& call,
   const auto count = tensor.numel();
   call.number = call.group->next_sequence_number();
   auto& flight = *call.group->flight();
-  const auto record = flight.begin(
-      {.operation = call.operation,
-       .dtype = c10::toString(tensor.scalar_type()),
-       .reduce_op = call.reduce_op,
-       .number = call.number,
-       .in_elements = static_cast<uint64_t>(count),
-       .out_elements = static_cast<uint64_t>(count)},
-      FlightState::started, now);
+  const auto record =
+      flight.begin({.operation = call.operation,
+                    .dtype = c10::toString(tensor.scalar_type()),
+                    .reduce_op = call.reduce_op,
+                    .number = call.number,
+                    .in_elements = static_cast<uint64_t>(count),
+                    .out_elements = static_cast<uint64_t>(count)},
+                   FlightState::started, now);
   auto fail = [&](const char* cause) {
     flight.end(record, /*failed=*/true);
     call.fail(started, cause);

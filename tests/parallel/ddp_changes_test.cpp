@@ -16,20 +16,20 @@
 namespace lockstep {
 namespace {
 
-using ::testing::HasSubstr;
-using testing::on_both_backends;
-using ::testing::ThrowsMessage;
-using testing::World;
-using torch::Tensor;
 using testing::averages;
 using testing::doubles;
 using testing::expect_gradients;
 using testing::Gradients;
 using testing::gradients;
+using ::testing::HasSubstr;
 using testing::kIn;
 using testing::loss_of;
+using testing::on_both_backends;
 using testing::rows;
 using testing::small_net;
+using ::testing::ThrowsMessage;
+using testing::World;
+using torch::Tensor;
 
 using Wrapped = DistributedDataParallel<torch::nn::Sequential>;
 

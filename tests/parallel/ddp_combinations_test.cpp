@@ -79,7 +79,8 @@ std::vector<Cell> table() {
             for (const bool checks_nan : both)
               for (const bool skips_unused : both)
                 for (const int micro_batches : {1, 2})
-                  for (const auto zeroing : {Zeroing::to_none, Zeroing::to_zero})
+                  for (const auto zeroing :
+                       {Zeroing::to_none, Zeroing::to_zero})
                     cells.push_back({views, graph, cap, batched_copy,
                                      checks_nan, skips_unused, step,
                                      micro_batches, zeroing});
@@ -121,8 +122,7 @@ bool takes_branch(const Cell& cell, int rank, int step) {
 }
 
 Tensor loss_of(NetImpl& net, const Cell& cell, int rank, int step, int micro) {
-  return net
-      .forward(batch(rank, step, micro), takes_branch(cell, rank, step))
+  return net.forward(batch(rank, step, micro), takes_branch(cell, rank, step))
       .square()
       .sum();
 }

@@ -18,18 +18,18 @@
 namespace lockstep {
 namespace {
 
-using ::testing::HasSubstr;
-using testing::on_both_backends;
-using ::testing::ThrowsMessage;
-using testing::World;
-using torch::Tensor;
 using testing::averages;
 using testing::doubles;
 using testing::expect_gradients;
-using testing::loss_of;
-using testing::small_net;
+using ::testing::HasSubstr;
 using testing::kIn;
+using testing::loss_of;
+using testing::on_both_backends;
 using testing::rows;
+using testing::small_net;
+using ::testing::ThrowsMessage;
+using testing::World;
+using torch::Tensor;
 
 // Throws in backward where `fails` says so.
 struct Fragile : torch::autograd::Function<Fragile> {
@@ -73,9 +73,8 @@ WORLD_TEST(DdpExceptions, BackwardsThatThrewAreForgotten, 2, 3) {
       net->zero_grad();
       auto loss = model(rows(world.rank, step)).square().sum();
       if (net->fails) {
-        EXPECT_THAT(
-            [&] { loss.backward({}, /*retain_graph=*/true); },
-            ThrowsMessage<std::runtime_error>(HasSubstr("is fragile")));
+        EXPECT_THAT([&] { loss.backward({}, /*retain_graph=*/true); },
+                    ThrowsMessage<std::runtime_error>(HasSubstr("is fragile")));
         // The plain module in between.
         net->fails = false;
         net->zero_grad();
@@ -97,8 +96,8 @@ WORLD_TEST(DdpExceptions, BackwardsThatThrewAreForgotten, 2, 3) {
 
 // Its peers were left to wait for their deadline, or averaged two iterations.
 WORLD_TEST(DdpExceptions, PeersOfABackwardThatThrewAreToldAtOnce, 2, 3) {
-  auto group = init_process_group("lockstep", {.timeout = std::chrono::seconds(
-                                                   50)});
+  auto group =
+      init_process_group("lockstep", {.timeout = std::chrono::seconds(50)});
   FragileNet net;
   DistributedDataParallel<FragileNet> model(net);
   const auto parameters = net->parameters();
@@ -108,9 +107,9 @@ WORLD_TEST(DdpExceptions, PeersOfABackwardThatThrewAreToldAtOnce, 2, 3) {
     auto loss = model(rows(world.rank, step)).square().sum();
     if (step % 2 == 1) {
       const auto begun = std::chrono::steady_clock::now();
-      const std::string words =
-          net->fails ? std::string("is fragile")
-                     : "rank " + std::to_string(world.size - 1);
+      const std::string words = net->fails
+                                    ? std::string("is fragile")
+                                    : "rank " + std::to_string(world.size - 1);
       std::string said;
       try {
         loss.backward();
@@ -141,8 +140,8 @@ WORLD_TEST(DdpExceptions, PeersOfABackwardThatThrewAreToldAtOnce, 2, 3) {
 // rank: no round was begun there, and its next one met the others' this one.
 WORLD_TEST(DdpExceptions, AnIterationThatOneRankLosesInItsLossIsNotMixed, 2) {
   for (const bool in_backward : {true, false}) {
-    auto group = init_process_group(
-        "lockstep", {.timeout = std::chrono::seconds(50)});
+    auto group =
+        init_process_group("lockstep", {.timeout = std::chrono::seconds(50)});
     auto net = small_net();
     DistributedDataParallel<torch::nn::Sequential> model(net);
     const auto parameters = net->parameters();
@@ -203,9 +202,7 @@ WORLD_TEST(DdpExceptions, PeersOnGlooGetNaNForWhatARankGaveUp, 2) {
 WORLD_TEST(DdpExceptions, AnUnexpectedSparseGradientIsNamed, 2) {
   on_both_backends([&] {
     struct TableImpl : torch::nn::Module {
-      TableImpl() {
-        table = register_parameter("table", torch::ones({4, 2}));
-      }
+      TableImpl() { table = register_parameter("table", torch::ones({4, 2})); }
       Tensor forward(const Tensor& index) {
         return torch::embedding(table, index, -1, false, /*sparse=*/true);
       }
@@ -289,8 +286,8 @@ WORLD_TEST(DdpExceptions, DelayedGradientsAreGivenUpToo, 2) {
 
 // The collectives of a hook met those of the other rank's next iteration.
 WORLD_TEST(DdpExceptions, HooksOfTwoIterationsDoNotMeet, 2) {
-  auto group = init_process_group(
-      "lockstep", {.timeout = std::chrono::seconds(50)});
+  auto group =
+      init_process_group("lockstep", {.timeout = std::chrono::seconds(50)});
   FragileNet net;
   DistributedDataParallel<FragileNet> model(net);
   model.register_comm_hook([&](GradBucket& bucket) {

@@ -84,7 +84,8 @@ WORLD_TEST(DdpUnused, WhatAPlainBackwardAddedStaysWhereNoRankUsesIt, 2, 3) {
           net, {.find_unused_parameters = true, .batched_grad_copy = batched});
       for (int step = 0; step < 3; ++step) {
         net->zero_grad(/*set_to_none=*/step == 2);
-        if (world.rank == 0) net->forward(batch_rows(), "right").sum().backward();
+        if (world.rank == 0)
+          net->forward(batch_rows(), "right").sum().backward();
         model(batch_rows(), "left").sum().backward();
         const auto& grad = net->right->bias.grad();
         EXPECT_FLOAT_EQ(grad.defined() ? grad.item<float>() : 0,
@@ -303,8 +304,8 @@ WORLD_TEST(DdpReentrant, AForwardWithinALocalBackwardKeepsThePrecision, 2) {
   on_both_backends([&] {
     torch::nn::Linear net(2, 2);
     DistributedDataParallel<torch::nn::Linear> model(
-        net, {.mixed_precision =
-                  MixedPrecision{.param_dtype = torch::kBFloat16}});
+        net,
+        {.mixed_precision = MixedPrecision{.param_dtype = torch::kBFloat16}});
     const auto guard = model.no_sync();
     auto output = model(torch::ones({1, 2}));
     output.register_hook([&](const torch::Tensor& gradient) {
@@ -329,8 +330,8 @@ WORLD_TEST(DdpReentrant, ASharedCheckpointedPartNeedsAStaticGraph, 2) {
   });
 }
 
-// All of it is checkpointed, but for a layer that is not used: autograd comes to
-// its parameters in nested passes only, and the end of these is not the end.
+// All of it is checkpointed, but for a layer that is not used: autograd comes
+// to its parameters in nested passes only, and the end of these is not the end.
 struct WholeImpl : torch::nn::Module {
   WholeImpl(int times_of, bool has_spare) : times(times_of) {
     part = register_module("part", torch::nn::Linear(2, 2));
@@ -399,9 +400,7 @@ WORLD_TEST(DdpReentrant, AnUnusedParameterOfACheckpointedModuleIsNamed, 2) {
 WORLD_TEST(DdpReentrant, NestedGradientsOfAHiddenLossAreRefused, 2) {
   on_both_backends([&] {
     struct HiddenImpl : torch::nn::Module {
-      HiddenImpl() {
-        part = register_module("part", torch::nn::Linear(2, 2));
-      }
+      HiddenImpl() { part = register_module("part", torch::nn::Linear(2, 2)); }
       torch::Tensor forward(torch::Tensor x) {
         hidden = Nested::apply(x.requires_grad_(), part.get());
         return hidden * 2;

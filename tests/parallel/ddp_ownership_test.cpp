@@ -21,19 +21,19 @@
 namespace lockstep {
 namespace {
 
-using ::testing::HasSubstr;
-using testing::on_both_backends;
-using ::testing::ThrowsMessage;
-using testing::World;
-using torch::Tensor;
 using testing::averages;
 using testing::doubles;
 using testing::expect_gradients;
 using testing::gradients;
+using ::testing::HasSubstr;
 using testing::kIn;
 using testing::loss_of;
+using testing::on_both_backends;
 using testing::rows;
 using testing::small_net;
+using ::testing::ThrowsMessage;
+using testing::World;
+using torch::Tensor;
 
 using Wrapped = DistributedDataParallel<torch::nn::Sequential>;
 
@@ -96,8 +96,7 @@ WORLD_TEST(DdpOwnership, GradIsNotABackward, 2) {
         EXPECT_FALSE(parameter.grad().defined());
       }
       if (world.rank == 0) gradients(loss, parameters);
-      const auto own =
-          gradients(loss_of(net, step)(world.rank), parameters);
+      const auto own = gradients(loss_of(net, step)(world.rank), parameters);
       EXPECT_TRUE(torch::allclose(asked[0], own[0], 1e-10, 1e-12));
       loss.backward();
       expect_gradients(parameters,
@@ -284,8 +283,8 @@ WORLD_TEST(DdpOwnership, ResultsOfOnesOwnTypeAreVisited, 2) {
     };
     auto net = std::make_shared<OwnImpl>();
     DistributedDataParallel<std::shared_ptr<OwnImpl>> model(net);
-    auto x = torch::full({1, 1}, static_cast<double>(world.rank),
-                         torch::kFloat);
+    auto x =
+        torch::full({1, 1}, static_cast<double>(world.rank), torch::kFloat);
     model(x).hidden[0].sum().backward();
     EXPECT_FLOAT_EQ(net->layer->weight.grad().item<float>(), 0.5);
   });
@@ -311,7 +310,8 @@ WORLD_TEST(DdpOwnership, OneTrunkInTwoWrappers, 2, 3) {
       auto trunk = small_net();
       Head first(trunk, 1);
       Head second(trunk, 2);
-      DistributedDataParallel<Head> a(first, {.gradient_as_bucket_view = views});
+      DistributedDataParallel<Head> a(first,
+                                      {.gradient_as_bucket_view = views});
       DistributedDataParallel<Head> b(second,
                                       {.gradient_as_bucket_view = views});
       auto parameters = first->parameters();
@@ -412,9 +412,9 @@ WORLD_TEST(DdpOwnership, AHiddenLossOfOneOperationIsRefused, 2) {
     DistributedDataParallel<std::shared_ptr<HiddenImpl>> model(net);
     const auto x = torch::full({2}, world.rank + 1.0, doubles());
     model(x);
-    EXPECT_THAT([&] { net->penalty.backward({}, /*retain_graph=*/true); },
-                ThrowsMessage<std::runtime_error>(
-                    HasSubstr("straight to parameters")));
+    EXPECT_THAT(
+        [&] { net->penalty.backward({}, /*retain_graph=*/true); },
+        ThrowsMessage<std::runtime_error>(HasSubstr("straight to parameters")));
     net->zero_grad();
     (net->penalty * 1).backward();
     EXPECT_DOUBLE_EQ(net->weight.grad()[0].item<double>(), 1.5);
@@ -444,7 +444,8 @@ WORLD_TEST(DdpOwnership, TheOldestForwardsAreForgottenFirst, 2) {
     expect_gradients(parameters,
                      averages(world.size, parameters,
                               [&](int rank) {
-                                auto [out, bare] = net->forward(rows(rank, step));
+                                auto [out, bare] =
+                                    net->forward(rows(rank, step));
                                 return net->auxiliary * bare.sum();
                               }),
                      "after thousands of forwards");

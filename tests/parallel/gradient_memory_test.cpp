@@ -201,7 +201,8 @@ const std::vector<Meeting>& meetings() {
   static const std::vector<Meeting> all{
       {"x (A B) + C", [](T x, T a, T b, T c) { return x.mm(a.mm(b)) + c; }},
       {"x (A * B + C)", [](T x, T a, T b, T c) { return x.mm(a * b + c); }},
-      {"x (A Bt) + C", [](T x, T a, T b, T c) { return x.mm(a.mm(b.t())) + c; }},
+      {"x (A Bt) + C",
+       [](T x, T a, T b, T c) { return x.mm(a.mm(b.t())) + c; }},
       {"bmm",
        [](T x, T a, T b, T c) {
          return x.mm(at::bmm(a.unsqueeze(0), b.unsqueeze(0)).squeeze(0) + c);
@@ -309,7 +310,8 @@ WORLD_TEST(EqualSizes, OptimizersInBackwardTrain, 2) {
 WORLD_TEST(EqualSizes, ShardedOptimizersTrain, 2) {
   auto group = init_process_group("lockstep");
   for (const auto& options :
-       {ZeroRedundancyOptions{}, ZeroRedundancyOptions{.shared_parameters = true},
+       {ZeroRedundancyOptions{},
+        ZeroRedundancyOptions{.shared_parameters = true},
         ZeroRedundancyOptions{.step_in_backward = true}}) {
     for (const auto& meeting : meetings()) {
       auto net = std::make_shared<MeetingImpl>(meeting);

@@ -43,7 +43,7 @@ inline Gradients gradients(const Tensor& loss, const Gradients& parameters) {
 }
 
 inline Gradients averages(int size, const Gradients& parameters,
-                   const std::function<Tensor(int rank)>& loss_of) {
+                          const std::function<Tensor(int rank)>& loss_of) {
   Gradients mean;
   for (const auto& parameter : parameters) {
     mean.push_back(torch::zeros_like(parameter));
@@ -55,12 +55,12 @@ inline Gradients averages(int size, const Gradients& parameters,
   return mean;
 }
 
-inline void expect_gradients(const Gradients& parameters, const Gradients& expected,
-                      const char* what) {
+inline void expect_gradients(const Gradients& parameters,
+                             const Gradients& expected, const char* what) {
   for (size_t i = 0; i < parameters.size(); ++i) {
     ASSERT_TRUE(parameters[i].grad().defined()) << what << ", parameter " << i;
-    EXPECT_TRUE(torch::allclose(parameters[i].grad(), expected[i], 1e-10,
-                                1e-12))
+    EXPECT_TRUE(
+        torch::allclose(parameters[i].grad(), expected[i], 1e-10, 1e-12))
         << what << ", parameter " << i << "\n"
         << parameters[i].grad() << "\nexpected\n"
         << expected[i];

@@ -139,9 +139,8 @@ void BackwardTracker::watch_also(const at::Tensor& tensor,
 
 void BackwardTracker::watch(size_t index) {
   auto& watched = watched_[index];
-  if (watched.accumulator &&
-      torch::autograd::impl::try_get_grad_accumulator(watched.tensor) ==
-          watched.accumulator) {
+  if (watched.accumulator && torch::autograd::impl::try_get_grad_accumulator(
+                                 watched.tensor) == watched.accumulator) {
     return;
   }
   // It is kept: a parameter holds its own only weakly, and the hook would go

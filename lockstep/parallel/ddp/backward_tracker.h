@@ -43,8 +43,8 @@ class BackwardListener {
   virtual void graph_entered() = 0;
   virtual void graph_left() = 0;
 
-  // Another wrapper averages this parameter (or one of watch_also()), too: first
-  // asks, which may be refused by throwing, then tells.
+  // Another wrapper averages this parameter (or one of watch_also()), too:
+  // first asks, which may be refused by throwing, then tells.
   virtual void refuse_sharing(size_t parameter) const = 0;
   virtual void parameter_shared(size_t parameter) = 0;
 
@@ -76,10 +76,10 @@ class BackwardListener {
 //                                                 (backward_given_up)
 //
 // While averaging, every gradient counts for the pass that averages, as any
-// other pass that runs then is nested in it; a forward of the wrapper is refused
-// (std::logic_error). A gradient that comes in a pass that is nested in a node
-// of ours, but not announced, is refused, too (std::runtime_error at the end of
-// that pass): when the outer pass ends could not be known.
+// other pass that runs then is nested in it; a forward of the wrapper is
+// refused (std::logic_error). A gradient that comes in a pass that is nested in
+// a node of ours, but not announced, is refused, too (std::runtime_error at the
+// end of that pass): when the outer pass ends could not be known.
 //
 // Where an exception destroys the results of a synchronising forward before any
 // backward has averaged, this rank has lost an iteration (forward_lost()): the
@@ -187,8 +187,8 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
   std::vector<Watched> watched_;  // the parameters, then watch_also()
   size_t parameters_ = 0;
 
-  std::map<Position, Range> ranges_;  // by where they begin
-  std::deque<Position> remembered_;   // the same, the oldest first
+  std::map<Position, Range> ranges_;        // by where they begin
+  std::deque<Position> remembered_;         // the same, the oldest first
   std::map<uint64_t, uint64_t> forgotten_;  // by thread: up to where
   // The forward that is under way.
   std::optional<Position> forward_;

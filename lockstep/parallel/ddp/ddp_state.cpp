@@ -232,8 +232,7 @@ std::unique_ptr<Reducer> DdpState::make_reducer() {
   }
   std::vector<TrainedParameter> reduced;
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (training_.trained[i] &&
-        !stands_in(delayed, parameters_[i].tensor)) {
+    if (training_.trained[i] && !stands_in(delayed, parameters_[i].tensor)) {
       reduced.push_back({parameters_[i], sparse_[i]});
     }
   }
@@ -358,7 +357,8 @@ void DdpState::retrain() {
   if (reducers_.size() > kMostReducers) reducers_.pop_back();
 }
 
-// Whether all ranks train the same, and have buckets for it already. Collective.
+// Whether all ranks train the same, and have buckets for it already.
+// Collective.
 bool DdpState::same_on_all_ranks(bool known) const {
   const auto& group = options_.process_group;
   Digest digest;

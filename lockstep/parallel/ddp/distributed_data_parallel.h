@@ -39,8 +39,8 @@ struct ModulePointer<std::shared_ptr<Impl>> {
 // take anything, and return what ForwardResult knows (forward_result.h).
 //
 // A backward pass averages if it goes through a forward of this wrapper in grad
-// mode and outside no_sync(). Others, as of the plain module, do not, and grad()
-// never does (backward_tracker.h).
+// mode and outside no_sync(). Others, as of the plain module, do not, and
+// grad() never does (backward_tracker.h).
 //
 // The constructor is collective, as is every forward of a module with buffers
 // (and the second one of any). Each rank must call forward and backward as

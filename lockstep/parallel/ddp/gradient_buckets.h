@@ -63,8 +63,8 @@ class GradientBuckets {
     return options_.views && !options_.reduce_dtype && !any_shared_;
   }
 
-  // Before a backward: a .grad that lies in another parameter's place (users may
-  // swap them) gets memory of its own.
+  // Before a backward: a .grad that lies in another parameter's place (users
+  // may swap them) gets memory of its own.
   void part();
 
   // Brings this rank's gradient into its place, times `factor`; zeros where
@@ -93,9 +93,8 @@ class GradientBuckets {
   // The first parameter with such a gradient, of those that `counts`.
   // `accumulated`: this one has been added to once since, by the backward that
   // asks.
-  std::optional<size_t> left_shard(
-      const std::function<bool(size_t)>& counts,
-      std::optional<size_t> accumulated) const;
+  std::optional<size_t> left_shard(const std::function<bool(size_t)>& counts,
+                                   std::optional<size_t> accumulated) const;
 
  private:
   static constexpr size_t kNone = ~size_t{0};

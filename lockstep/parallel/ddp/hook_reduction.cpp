@@ -86,7 +86,8 @@ class HookReduction final : public BucketReduction {
   // which meets this one instead of the next round's: where calls are compared
   // it throws there and comes here, once for each collective that it had begun.
   void meet() const {
-    const auto one = at::TensorOptions(at::kInt).device(group_->control_device());
+    const auto one =
+        at::TensorOptions(at::kInt).device(group_->control_device());
     for (size_t left = buckets_.size();; --left) {
       auto all = at::empty({group_->size()}, one);
       try {

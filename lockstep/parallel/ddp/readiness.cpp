@@ -12,10 +12,10 @@ Readiness::Readiness(size_t parameters, bool static_graph)
 
 void Readiness::require(State state, const char* call) const {
   if (state_ == state) return;
-  throw std::logic_error(
-      std::string("DistributedDataParallel: ") + call + " was called while " +
-      (state_ == State::idle ? "no gradients are collected"
-                             : "gradients are collected"));
+  throw std::logic_error(std::string("DistributedDataParallel: ") + call +
+                         " was called while " +
+                         (state_ == State::idle ? "no gradients are collected"
+                                                : "gradients are collected"));
 }
 
 void Readiness::begin() {
@@ -80,9 +80,8 @@ void Readiness::learn() {
 void Readiness::end() {
   require(State::collecting, "end()");
   if (awaited_ != 0) {
-    throw std::logic_error(
-        "DistributedDataParallel: a backward ends, but " +
-        std::to_string(awaited_) + " gradients are awaited");
+    throw std::logic_error("DistributedDataParallel: a backward ends, but " +
+                           std::to_string(awaited_) + " gradients are awaited");
   }
   state_ = State::idle;
   learnt_ = static_graph_;

@@ -59,7 +59,8 @@ Reducer::Reducer(std::vector<TrainedParameter> parameters,
       tracker_(BackwardTracker::make(*this, gradients_.tensors(), owner)),
       divisor_(group_->size()),
       used_(parameters.size()) {
-  if (options_.check_for_nan_in_grad) check_.emplace(this->parameters(), group_);
+  if (options_.check_for_nan_in_grad)
+    check_.emplace(this->parameters(), group_);
   set_buckets(
       first_buckets(gradients_.tensors(), bucketed(), options_.first_limits));
   tracker_->watch();
@@ -171,7 +172,9 @@ void Reducer::refuse_sharing(size_t parameter) const {
   if (what != nullptr) refuse_beside_sharing(what);
 }
 
-void Reducer::parameter_shared(size_t parameter) { gradients_.share(parameter); }
+void Reducer::parameter_shared(size_t parameter) {
+  gradients_.share(parameter);
+}
 
 void Reducer::continue_from(const Reducer& before) {
   steps_ = before.steps_;

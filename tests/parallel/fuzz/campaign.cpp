@@ -71,8 +71,8 @@ Outcome combine(const std::vector<Outcome>& outcomes) {
     all.is_in_step &= one.is_in_step;
     if (one.verdict == Verdict::refused) refusal = &one;
     if (one.verdict == Verdict::failed &&
-        (reason == nullptr || (is_consequence(reason->reason) &&
-                               !is_consequence(one.reason)))) {
+        (reason == nullptr ||
+         (is_consequence(reason->reason) && !is_consequence(one.reason)))) {
       reason = &one;
       all.reason = "rank " + std::to_string(rank) + ": " + one.reason;
     }
@@ -118,13 +118,13 @@ void FuzzWorld::start() {
   for (int rank = 0; rank < options_.world_size; ++rank) {
     const auto number = std::to_string(rank);
     ranks_.emplace_back(
-        rank, std::vector<std::string>{
-                  "RANK=" + number, "LOCAL_RANK=" + number,
-                  "WORLD_SIZE=" + count, "LOCAL_WORLD_SIZE=" + count,
-                  "MASTER_ADDR=127.0.0.1",
-                  "MASTER_PORT=" + std::to_string(port), "OMP_NUM_THREADS=1",
-                  "LOCKSTEP_FLIGHT_DIR=" + (folder_ / "flight").string(),
-                  std::string(kBackendVariable) + "=" + options_.backend});
+        rank,
+        std::vector<std::string>{
+            "RANK=" + number, "LOCAL_RANK=" + number, "WORLD_SIZE=" + count,
+            "LOCAL_WORLD_SIZE=" + count, "MASTER_ADDR=127.0.0.1",
+            "MASTER_PORT=" + std::to_string(port), "OMP_NUM_THREADS=1",
+            "LOCKSTEP_FLIGHT_DIR=" + (folder_ / "flight").string(),
+            std::string(kBackendVariable) + "=" + options_.backend});
   }
 }
 
@@ -155,9 +155,9 @@ Outcome FuzzWorld::run(uint64_t seed, const std::vector<size_t>& edits) {
       has_answered[i] = true;
       --left;
       const auto answer = ranks_[i].receive();
-      outcomes[i] = answer ? from_json(*answer)
-                           : Outcome{Verdict::failed,
-                                     ranks_[i].describe_end(), false};
+      outcomes[i] =
+          answer ? from_json(*answer)
+                 : Outcome{Verdict::failed, ranks_[i].describe_end(), false};
     }
   }
   for (size_t i = 0; i < outcomes.size(); ++i) {
@@ -222,8 +222,8 @@ void print_reduced(FuzzWorld& world, const Case& fuzz_case,
         last = now;
         return true;
       });
-  std::printf("smallest after %zu edits, %d runs: %s\n%s\n", edits.size(),
-              runs, last.reason.c_str(),
+  std::printf("smallest after %zu edits, %d runs: %s\n%s\n", edits.size(), runs,
+              last.reason.c_str(),
               program_of(edited_case(fuzz_case, edits), last.reason).c_str());
 }
 

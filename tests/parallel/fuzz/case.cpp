@@ -40,24 +40,37 @@ std::vector<size_t> parameters_of(const Case& fuzz_case, int wrapper) {
 }
 
 const char* name_of(OpKind kind) {
-  static constexpr const char* kNames[] = {
-      "linear",    "linear_in_place", "product",
-      "masked",    "outer",           "batched",
-      "where",     "addmm",           "lora",
-      "merged_lora", "custom",        "transposed",
-      "reshaped",  "chunked",         "scale",
-      "bias",      "scalar",          "rotated",
-      "empty",
-      "embedding", "running_mean",
-      "auxiliary_loss", "returned_parameter"};
+  static constexpr const char* kNames[] = {"linear",
+                                           "linear_in_place",
+                                           "product",
+                                           "masked",
+                                           "outer",
+                                           "batched",
+                                           "where",
+                                           "addmm",
+                                           "lora",
+                                           "merged_lora",
+                                           "custom",
+                                           "transposed",
+                                           "reshaped",
+                                           "chunked",
+                                           "scale",
+                                           "bias",
+                                           "scalar",
+                                           "rotated",
+                                           "empty",
+                                           "embedding",
+                                           "running_mean",
+                                           "auxiliary_loss",
+                                           "returned_parameter"};
   return kNames[static_cast<size_t>(kind)];
 }
 
 const char* name_of(EventKind kind) {
   static constexpr const char* kNames[] = {
-      "forward",        "backward",          "gradient",
-      "zero_grad",      "keep_gradients",    "restore_gradients",
-      "round_trip",     "set_frozen",        "wrap_again",
+      "forward",    "backward",       "gradient",
+      "zero_grad",  "keep_gradients", "restore_gradients",
+      "round_trip", "set_frozen",     "wrap_again",
       "step"};
   return kNames[static_cast<size_t>(kind)];
 }

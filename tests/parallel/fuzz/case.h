@@ -68,9 +68,9 @@ enum class OpKind {
   chunked,
   scale,
   bias,
-  scalar,  // a parameter without dimensions
+  scalar,   // a parameter without dimensions
   rotated,  // a complex one
-  empty,   // one without elements
+  empty,    // one without elements
   embedding,
   running_mean,  // a buffer
   auxiliary_loss,
@@ -128,16 +128,16 @@ struct Options {
 };
 
 enum class EventKind {
-  forward,            // keeps a loss in `slot`
-  backward,           // of the sum of the losses in `slots`
-  gradient,           // autograd::grad() of the loss in slots[0], thrown away
+  forward,   // keeps a loss in `slot`
+  backward,  // of the sum of the losses in `slots`
+  gradient,  // autograd::grad() of the loss in slots[0], thrown away
   zero_grad,
   keep_gradients,     // copies of all .grad
   restore_gradients,  // puts the copies back
   round_trip,         // the module to float and back
   set_frozen,
-  wrap_again,         // destroys a wrapper with its module, makes both anew
-  step,               // of the optimizer
+  wrap_again,  // destroys a wrapper with its module, makes both anew
+  step,        // of the optimizer
 };
 
 enum class Deliberate { none, in_forward, in_backward };
@@ -158,10 +158,10 @@ struct Event {
   int slot{0};
   int batch{0};
   int wrapper{0};
-  bool is_plain{false};      // the module itself, not the wrapper
-  bool synchronises{true};   // false: under no_sync()
-  bool has_no_grad{false};   // under NoGradGuard; the loss is dropped
-  bool has_penalty{false};   // adds the squared gradient of the input
+  bool is_plain{false};     // the module itself, not the wrapper
+  bool synchronises{true};  // false: under no_sync()
+  bool has_no_grad{false};  // under NoGradGuard; the loss is dropped
+  bool has_penalty{false};  // adds the squared gradient of the input
   // Its backward comes by itself.
   bool keeps_penalty_apart{false};
   // Peers give the iteration up, too, where they share memory.

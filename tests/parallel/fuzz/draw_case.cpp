@@ -56,13 +56,13 @@ class CaseDraw {
 
   OpKind draw_kind() {
     static const std::vector<OpKind> kKinds{
-        OpKind::linear,      OpKind::linear,     OpKind::linear,
-        OpKind::linear_in_place, OpKind::product, OpKind::masked,
-        OpKind::outer,       OpKind::batched,    OpKind::where,
-        OpKind::addmm,       OpKind::lora,       OpKind::merged_lora,
-        OpKind::custom,      OpKind::transposed, OpKind::reshaped,
-        OpKind::chunked,     OpKind::scale,      OpKind::bias,
-        OpKind::embedding,   OpKind::scalar,     OpKind::empty};
+        OpKind::linear,          OpKind::linear,     OpKind::linear,
+        OpKind::linear_in_place, OpKind::product,    OpKind::masked,
+        OpKind::outer,           OpKind::batched,    OpKind::where,
+        OpKind::addmm,           OpKind::lora,       OpKind::merged_lora,
+        OpKind::custom,          OpKind::transposed, OpKind::reshaped,
+        OpKind::chunked,         OpKind::scale,      OpKind::bias,
+        OpKind::embedding,       OpKind::scalar,     OpKind::empty};
     return dice_.one_of(kKinds);
   }
 
@@ -96,9 +96,8 @@ class CaseDraw {
       if (has(Trait::two_wrappers)) op.part = Part::first_head;
     }
     if (has(Trait::several_outputs)) draw_outputs();
-    const bool has_third = std::ranges::any_of(case_.ops, [](const Op& op) {
-      return op.part == Part::third_head;
-    });
+    const bool has_third = std::ranges::any_of(
+        case_.ops, [](const Op& op) { return op.part == Part::third_head; });
     case_.wrappers = has_third ? 3 : has(Trait::two_wrappers) ? 2 : 1;
     case_.modifies_result = has(Trait::modified_result);
     if (has(Trait::checkpointed_whole)) {
@@ -184,9 +183,8 @@ class CaseDraw {
   // first operation of the trunk has one.
   void keep_wrappers_trained() {
     const auto& first = case_.ops[0].parameters;
-    const bool is_trained = std::ranges::any_of(first, [&](size_t i) {
-      return !case_.parameters[i].is_frozen;
-    });
+    const bool is_trained = std::ranges::any_of(
+        first, [&](size_t i) { return !case_.parameters[i].is_frozen; });
     if (!is_trained) case_.parameters[first.back()].is_frozen = false;
   }
 

@@ -195,8 +195,9 @@ class EventDraw {
     if (sometimes(Trait::throw_in_backward, 60)) {
       auto& event = forward(kAside, other_wrapper_sometimes());
       event.exception = Deliberate::in_backward;
-      // After the last gradient peers do not know of it, and go on. A hook's
-      // collectives have no peer that could give them up.
+      // After the last gradient peers finish the iteration, and the rank that
+      // threw is told to load a snapshot. Peers of a hook's collectives fail
+      // with other words than kGivenUp (ddp_exceptions_test.cpp has that).
       event.throws_on_rank_zero_only = case_.throwing_op > 0 &&
                                        !case_.options.has_comm_hook &&
                                        dice_.percent(70);
@@ -271,8 +272,8 @@ class EventDraw {
   const std::set<Trait>& traits_;
   Dice& dice_;
   std::vector<size_t> freezable_;
-  std::set<int> apart_;   // slots whose penalty has its own backward
-  Dice own_pattern_{0};   // the same in every step of a static graph
+  std::set<int> apart_;  // slots whose penalty has its own backward
+  Dice own_pattern_{0};  // the same in every step of a static graph
   int step_ = 0;
   int batch_ = 0;
 };

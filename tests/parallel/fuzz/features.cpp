@@ -98,9 +98,8 @@ void add_forward(const Event& event, Features& features) {
     features.insert("event: exception in backward");
   }
   if (event.is_plain) {
-    features.insert(event.is_on_rank_zero_only
-                        ? "event: plain module on rank 0"
-                        : "event: plain module");
+    features.insert(event.is_on_rank_zero_only ? "event: plain module on rank 0"
+                                               : "event: plain module");
   } else if (!event.synchronises) {
     features.insert("event: no_sync");
   }
@@ -134,8 +133,7 @@ std::set<std::string> features_of(const Case& fuzz_case) {
         if (open.contains(event.slot)) {
           features.insert("event: forward without backward");
         }
-        if (!event.has_no_grad &&
-            event.exception != Deliberate::in_forward) {
+        if (!event.has_no_grad && event.exception != Deliberate::in_forward) {
           open[event.slot] = &event;
         }
         break;

@@ -72,10 +72,10 @@ struct Net::Checkpoint : torch::autograd::Function<Net::Checkpoint> {
       torch::autograd::variable_list grads) {
     auto& saved = context->saved_data;
     auto* net = reinterpret_cast<Net*>(saved["net"].toInt());
-    const Call call{.rank = static_cast<int>(saved["rank"].toInt()),
-                    .step = static_cast<int>(saved["step"].toInt()),
-                    .exception =
-                        static_cast<Deliberate>(saved["exception"].toInt())};
+    const Call call{
+        .rank = static_cast<int>(saved["rank"].toInt()),
+        .step = static_cast<int>(saved["step"].toInt()),
+        .exception = static_cast<Deliberate>(saved["exception"].toInt())};
     auto x = context->get_saved_variables()[0].detach().requires_grad_();
     torch::Tensor out;
     {
@@ -186,10 +186,9 @@ torch::Tensor Net::run_op(const Op& op, const torch::Tensor& x) {
 }
 
 torch::Tensor input_of(const Case& fuzz_case, const Event& event, int rank) {
-  const auto seed = fuzz_case.seed * 1000003 +
-                    static_cast<uint64_t>(event.step * 100 + event.batch * 10 +
-                                          rank) +
-                    500;
+  const auto seed =
+      fuzz_case.seed * 1000003 +
+      static_cast<uint64_t>(event.step * 100 + event.batch * 10 + rank) + 500;
   auto x = random_tensor(seed, {fuzz_case.rows, fuzz_case.width});
   bool needs_grad = event.has_penalty;
   for (const auto& op : fuzz_case.ops) needs_grad |= op.is_checkpointed;
@@ -207,9 +206,8 @@ torch::Tensor loss_of(const Case& fuzz_case, const Event& event, int rank,
   }
   double weight = 1;
   for (const auto& [op, value] : outputs) {
-    if (op != Output::kLast &&
-        !is_used(fuzz_case.ops[op].loss_use, rank, event.use_step,
-                 fuzz_case.world_size)) {
+    if (op != Output::kLast && !is_used(fuzz_case.ops[op].loss_use, rank,
+                                        event.use_step, fuzz_case.world_size)) {
       continue;
     }
     // Bounded, so that no training leads to infinity.
@@ -226,9 +224,9 @@ torch::Tensor loss_of(const Case& fuzz_case, const Event& event, int rank,
 
 torch::Tensor penalty_of(const torch::Tensor& x,
                          const std::vector<Output>& outputs) {
-  const auto slope = torch::autograd::grad(
-      {outputs[0].value.square().sum()}, {x}, {}, /*retain_graph=*/true,
-      /*create_graph=*/true)[0];
+  const auto slope = torch::autograd::grad({outputs[0].value.square().sum()},
+                                           {x}, {}, /*retain_graph=*/true,
+                                           /*create_graph=*/true)[0];
   return 0.1 * slope.tanh().square().mean();
 }
 

@@ -9,8 +9,7 @@ namespace {
 struct ThreeWeights : torch::autograd::Function<ThreeWeights> {
   static torch::Tensor forward(torch::autograd::AutogradContext* context,
                                const torch::Tensor& x, const torch::Tensor& a,
-                               const torch::Tensor& b,
-                               const torch::Tensor& c) {
+                               const torch::Tensor& b, const torch::Tensor& c) {
     context->save_for_backward({x, a, b, c});
     return x.mm(a) * x.mm(b) + x.mm(c);
   }
@@ -168,8 +167,7 @@ std::string text_of(OpKind kind, const std::vector<std::string>& names) {
     case OpKind::merged_lora:
       return "x.mm(" + p[0] + " + " + p[2] + ".mm(" + p[1] + "))";
     case OpKind::custom:
-      return "ThreeWeights::apply(x, " + p[0] + ", " + p[1] + ", " + p[2] +
-             ")";
+      return "ThreeWeights::apply(x, " + p[0] + ", " + p[1] + ", " + p[2] + ")";
     case OpKind::transposed:
       return "x.mm(" + p[0] + ".t())";
     case OpKind::reshaped:

@@ -110,8 +110,8 @@ class Program {
   std::string text() {
     out_ << "// Seed " << case_.seed << ", " << case_.world_size
          << " ranks: " << reason_ << "\n"
-         << "// lockstep run --standalone --nproc-per-node="
-         << case_.world_size << " ./program\n"
+         << "// lockstep run --standalone --nproc-per-node=" << case_.world_size
+         << " ./program\n"
          << "#include <lockstep/lockstep.h>\n#include <torch/torch.h>\n\n"
          << "#include <functional>\n#include <iostream>\n#include <map>\n"
          << "#include <optional>\n#include <sstream>\n#include <vector>\n";
@@ -126,8 +126,8 @@ class Program {
 
  private:
   bool has_op(OpKind kind) const {
-    return std::ranges::any_of(
-        case_.ops, [&](const Op& op) { return op.kind == kind; });
+    return std::ranges::any_of(case_.ops,
+                               [&](const Op& op) { return op.kind == kind; });
   }
   bool has_exception() const {
     return std::ranges::any_of(case_.events, [](const Event& event) {
@@ -153,8 +153,8 @@ class Program {
          << "  torch::manual_seed(0);\n"
          << "  std::vector<torch::Tensor> p;\n"
          << "  auto random = [](at::IntArrayRef sizes) {\n"
-         << "    return torch::randn(sizes, torch::kDouble) / "
-         << case_.width << ";\n  };\n";
+         << "    return torch::randn(sizes, torch::kDouble) / " << case_.width
+         << ";\n  };\n";
     for (size_t i = 0; i < case_.parameters.size(); ++i) {
       const auto& parameter = case_.parameters[i];
       auto sizes = parameter.sizes;
@@ -189,8 +189,8 @@ class Program {
 
   void print_module(int wrapper) {
     const auto type = module_name(wrapper);
-    out_ << "\nstruct " << type << " : torch::nn::Module {\n  explicit "
-         << type << "(std::vector<torch::Tensor> tensors) : p(tensors) {\n";
+    out_ << "\nstruct " << type << " : torch::nn::Module {\n  explicit " << type
+         << "(std::vector<torch::Tensor> tensors) : p(tensors) {\n";
     for (size_t i : parameters_of(case_, wrapper)) {
       const auto& parameter = case_.parameters[i];
       const auto quoted = "\"p" + std::to_string(i);
@@ -244,8 +244,7 @@ class Program {
       print_op(i, is_within ? "      " : "    ");
     }
     leave();
-    out_ << "    outputs[0] = x"
-         << (case_.modifies_result ? " * 1.0" : "")
+    out_ << "    outputs[0] = x" << (case_.modifies_result ? " * 1.0" : "")
          << ";\n    return outputs;\n  }\n";
   }
 
@@ -264,25 +263,26 @@ class Program {
     std::vector<std::string> names;
     for (size_t i : op.parameters) names.push_back(name(i));
     if (op.kind == OpKind::running_mean) {
-      out_ << indent << "{\n" << indent << "  at::NoGradGuard no_grad;\n"
+      out_ << indent << "{\n"
+           << indent << "  at::NoGradGuard no_grad;\n"
            << indent << "  mean.mul_(0.9).add_(x.detach().mean(0), 0.1);\n"
-           << indent << "}\n" << indent << "y = x + mean.clone();\n";
+           << indent << "}\n"
+           << indent << "y = x + mean.clone();\n";
     } else if (op.kind == OpKind::embedding) {
       const auto& parameter = case_.parameters[op.parameters[0]];
       const auto rows = "torch::arange(x.size(0)).remainder(" +
                         std::to_string(parameter.sizes[0]) + ")";
       out_ << indent << "y = x + "
-           << (parameter.is_sparse ? "sparse->forward(" + rows + ")"
-                                   : "torch::embedding(" + names[0] + ", " +
-                                         rows + ")")
+           << (parameter.is_sparse
+                   ? "sparse->forward(" + rows + ")"
+                   : "torch::embedding(" + names[0] + ", " + rows + ")")
            << ";\n";
     } else {
       out_ << indent << "y = " << text_of(op.kind, names) << ";\n";
     }
     if (op.activation != Activation::none) {
       out_ << indent << "y = y."
-           << (op.activation == Activation::tanh ? "tanh" : "relu")
-           << "();\n";
+           << (op.activation == Activation::tanh ? "tanh" : "relu") << "();\n";
     }
     if (op.is_output) {
       // An output that the loss leaves out is there all the same.
@@ -364,10 +364,11 @@ class Program {
   };
   auto loss_of = [](auto& net, const std::vector<torch::Tensor>& outputs) {
     torch::Tensor loss = torch::zeros({}, torch::kDouble);
-)" << (case_.modifies_result
-                  ? "    auto first = outputs[0];\n"
-                    "    first.mul_(0.5).add_(0.1);\n"
-                  : "") << R"(    for (const auto& output : outputs) {
+)"
+         << (case_.modifies_result ? "    auto first = outputs[0];\n"
+                                     "    first.mul_(0.5).add_(0.1);\n"
+                                   : "")
+         << R"(    for (const auto& output : outputs) {
       if (output.defined()) loss = loss + (output.tanh() - 0.3).square().mean();
     }
     if (net.aux.defined()) loss = loss + 0.1 * net.aux.tanh();
@@ -431,8 +432,8 @@ class Program {
   std::string sum_of(const std::vector<int>& slots) const {
     std::string sum;
     for (int slot : slots) {
-      sum += (sum.empty() ? "losses[" : " + losses[") + std::to_string(slot) +
-             "]";
+      sum +=
+          (sum.empty() ? "losses[" : " + losses[") + std::to_string(slot) + "]";
     }
     return slots.size() == 1 ? sum : "(" + sum + ")";
   }
@@ -447,8 +448,7 @@ class Program {
         print_forward_event(event, indent);
         break;
       case EventKind::backward:
-        out_ << (throws_ ? "try { " : "") << sum_of(event.slots)
-             << ".backward("
+        out_ << (throws_ ? "try { " : "") << sum_of(event.slots) << ".backward("
              << (event.retains_graph ? "{}, /*retain_graph=*/true" : "") << ")"
              << (throws_ ? "; } catch (const std::exception&) {}" : ";")
              << "\n";
@@ -495,10 +495,9 @@ class Program {
       case EventKind::wrap_again: {
         const auto number = std::to_string(event.wrapper);
         const auto type = module_name(event.wrapper);
-        out_ << "losses.clear();\n  wrapper" << number
-             << ".reset();\n  net" << number << " = std::make_shared<" << type
-             << ">(p);\n  wrapper" << number << ".emplace(net" << number
-             << ", options);\n";
+        out_ << "losses.clear();\n  wrapper" << number << ".reset();\n  net"
+             << number << " = std::make_shared<" << type << ">(p);\n  wrapper"
+             << number << ".emplace(net" << number << ", options);\n";
         break;
       }
       case EventKind::step:

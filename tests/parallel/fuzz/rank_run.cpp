@@ -155,20 +155,20 @@ class RankRun {
     peers_throw_.erase(event.slot);
     torch::AutoGradMode mode(!event.has_no_grad);
     const auto x = input_of(case_, event, rank_);
-    const Call call{.rank = rank_, .step = event.use_step,
+    const Call call{.rank = rank_,
+                    .step = event.use_step,
                     .exception = exception_on(event, rank_)};
     auto& wrapped = *wrappers_[event.wrapper];
     std::vector<Output> outputs;
     try {
-      outputs = event.is_plain
-                    ? wrapped.net()->run(x, call)
-                    : wrapped.forward(x, call, event.synchronises);
+      outputs = event.is_plain ? wrapped.net()->run(x, call)
+                               : wrapped.forward(x, call, event.synchronises);
     } catch (const DeliberateError&) {
       return;
     }
     if (event.has_no_grad) return;
-    losses_[event.slot] = loss_of(case_, event, rank_, x, outputs,
-                                  wrapped.net()->auxiliary);
+    losses_[event.slot] =
+        loss_of(case_, event, rank_, x, outputs, wrapped.net()->auxiliary);
     if (event.keeps_penalty_apart) {
       losses_[event.slot + kPenalties] = penalty_of(x, outputs);
     }
@@ -185,9 +185,9 @@ class RankRun {
     } catch (const DeliberateError&) {
     } catch (const std::exception& error) {
       const bool is_allowed =
-          std::ranges::any_of(event.slots, [&](int slot) {
-            return peers_throw_.contains(slot);
-          }) &&
+          std::ranges::any_of(
+              event.slots,
+              [&](int slot) { return peers_throw_.contains(slot); }) &&
           std::string_view(error.what()).find(kGivenUp) !=
               std::string_view::npos;
       if (!is_allowed) throw;
@@ -253,8 +253,7 @@ class RankRun {
     return got.defined() ? "there, but should not be" : "missing";
   }
 
-  void note(size_t parameter, const char* what,
-            const std::string& difference) {
+  void note(size_t parameter, const char* what, const std::string& difference) {
     if (difference.empty() || !difference_.empty()) return;
     difference_ = std::string(what) + std::to_string(parameter) + " is " +
                   difference + " after " + place();
@@ -299,8 +298,7 @@ Outcome run_on_rank(const Case& drawn) {
   auto fuzz_case = drawn;
   // Without common memory peers would wait for the rank that throws until
   // their deadline.
-  if (default_group()->backend_config().find("lockstep") ==
-      std::string::npos) {
+  if (default_group()->backend_config().find("lockstep") == std::string::npos) {
     for (auto& event : fuzz_case.events) event.throws_on_rank_zero_only = false;
   }
   std::string place = "the constructor";

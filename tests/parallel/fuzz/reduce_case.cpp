@@ -102,8 +102,7 @@ class Smaller {
   }
 
   void drop_events() {
-    const bool may_drop_zero_grad =
-        case_.options.stepping == Stepping::plain;
+    const bool may_drop_zero_grad = case_.options.stepping == Stepping::plain;
     int last = 0;
     for (const auto& event : case_.events) last = std::max(last, event.step);
     for (int step = last; step >= 0; --step) {
@@ -155,9 +154,9 @@ class Smaller {
       edit([&](Case& smaller) {
         smaller.ops.erase(smaller.ops.begin() + static_cast<std::ptrdiff_t>(i));
         if (smaller.throwing_op > i) --smaller.throwing_op;
-        smaller.throwing_op = std::min(
-            smaller.throwing_op,
-            smaller.ops.empty() ? 0 : smaller.ops.size() - 1);
+        smaller.throwing_op =
+            std::min(smaller.throwing_op,
+                     smaller.ops.empty() ? 0 : smaller.ops.size() - 1);
         drop_unused_parameters(smaller);
       });
       // Another, plainer operation in its place.
@@ -196,7 +195,7 @@ class Smaller {
 
   void simplify_options() {
     const Options plain;
-#define LOCKSTEP_FUZZ_SIMPLIFY(name)                                       \
+#define LOCKSTEP_FUZZ_SIMPLIFY(name) \
   simplify([](auto& one) -> auto& { return one.options.name; }, plain.name)
     LOCKSTEP_FUZZ_SIMPLIFY(bucket_cap_mb);
     LOCKSTEP_FUZZ_SIMPLIFY(first_bucket_mb);
@@ -251,9 +250,8 @@ class Smaller {
   void simplify_events() {
     for (size_t i = 0; i < case_.events.size(); ++i) {
       auto of = [i](auto member) {
-        return [i, member](auto& one) -> auto& {
-          return one.events[i].*member;
-        };
+        return
+            [i, member](auto& one) -> auto& { return one.events[i].*member; };
       };
       simplify(of(&Event::has_penalty), false);
       simplify(of(&Event::sets_to_none), true);

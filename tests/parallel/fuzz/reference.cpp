@@ -133,7 +133,8 @@ void Reference::forward(const Event& event) {
     auto& net = *replica.nets[event.wrapper];
     std::vector<Output> outputs;
     try {
-      outputs = net.run(x, {.rank = rank, .step = event.use_step,
+      outputs = net.run(x, {.rank = rank,
+                            .step = event.use_step,
                             .exception = exception_on(event, rank)});
     } catch (const DeliberateError&) {
       continue;
@@ -143,8 +144,7 @@ void Reference::forward(const Event& event) {
               .wrapper = event.wrapper,
               .is_plain = event.is_plain,
               .averages = averages,
-              .throws =
-                  exception_on(event, rank) == Deliberate::in_backward,
+              .throws = exception_on(event, rank) == Deliberate::in_backward,
               .trained = {}};
     for (size_t i : parameters_of(case_, event.wrapper)) {
       if (replica.tensors[i].requires_grad() &&

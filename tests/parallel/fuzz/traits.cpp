@@ -32,8 +32,7 @@ const std::vector<Conflict>& conflicts() {
        {Trait::comm_hook, Trait::backward_twice, Trait::several_forwards,
         Trait::no_sync_between, Trait::plain_module, Trait::plain_on_rank_zero,
         Trait::plain_put_back, Trait::no_zero_grad, Trait::round_trip,
-        Trait::freezing, Trait::two_wrappers, Trait::sparse,
-        Trait::gapped}},
+        Trait::freezing, Trait::two_wrappers, Trait::sparse, Trait::gapped}},
       // Parameters are written while the graph still lives.
       {{Trait::in_backward, Trait::zero_in_backward},
        {Trait::penalty, Trait::gradient}},
@@ -97,9 +96,9 @@ const std::vector<Conflict>& conflicts() {
 
 bool fits(Trait trait, const Traits& chosen) {
   auto excludes = [&](const Traits& some, const Traits& others) {
-    return some.contains(trait) &&
-           std::ranges::any_of(
-               chosen, [&](Trait one) { return others.contains(one); });
+    return some.contains(trait) && std::ranges::any_of(chosen, [&](Trait one) {
+             return others.contains(one);
+           });
   };
   return std::ranges::none_of(conflicts(), [&](const Conflict& conflict) {
     return excludes(conflict.some, conflict.others) ||
@@ -113,12 +112,14 @@ std::set<Trait> draw_traits(Dice& dice) {
   static const std::vector<size_t> kCounts{0, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 6};
   // These meet the others in more ways than one.
   static const std::vector<Trait> kOften{
-      Trait::big,          Trait::big,          Trait::find_unused,
-      Trait::static_graph, Trait::two_wrappers, Trait::no_sync,
-      Trait::no_zero_grad, Trait::checkpointed_whole, Trait::tied,
-      Trait::zero_private, Trait::skip_unused, Trait::several_outputs,
-      Trait::buffers,      Trait::throw_in_backward, Trait::plain_module,
-      Trait::several_forwards};
+      Trait::big,          Trait::big,
+      Trait::find_unused,  Trait::static_graph,
+      Trait::two_wrappers, Trait::no_sync,
+      Trait::no_zero_grad, Trait::checkpointed_whole,
+      Trait::tied,         Trait::zero_private,
+      Trait::skip_unused,  Trait::several_outputs,
+      Trait::buffers,      Trait::throw_in_backward,
+      Trait::plain_module, Trait::several_forwards};
   const size_t all = static_cast<size_t>(Trait::kCount);
   Traits chosen;
   const size_t count = dice.one_of(kCounts);

@@ -228,8 +228,8 @@ void BucketExchange::reclaim() {
     }
     throw CallMismatch(
         core_.waiting.name(core_.rank) + " has given up iteration " +
-        std::to_string(iteration_) + " (an exception ended its backward), but " +
-        core_.waiting.name(peer) +
+        std::to_string(iteration_) +
+        " (an exception ended its backward), but " + core_.waiting.name(peer) +
         " had all of its gradients and has finished it, so that the replicas "
         "differ by a step; load a snapshot on all ranks, or broadcast the "
         "parameters of one");
@@ -241,8 +241,9 @@ void BucketExchange::publish(size_t bucket) {
       bucket >= buckets_.size()) {
     throw std::logic_error(
         bucket_name(bucket) + " was published " +
-        (open_ && !abandoned_ ? "behind " + std::to_string(published_) + " others"
-               : "outside a round"));
+        (open_ && !abandoned_
+             ? "behind " + std::to_string(published_) + " others"
+             : "outside a round"));
   }
   const auto& one = buckets_[bucket];
   if (one.one_shot && one.count != 0) {
@@ -307,8 +308,8 @@ size_t BucketExchange::advance(std::memory_order order) {
 // they say it belongs to.
 void BucketExchange::compare_iterations() const {
   for (int peer = 0; peer < core_.size; ++peer) {
-    const auto theirs = counters(peer).iterations[rounds_ % 2].load(
-        std::memory_order_relaxed);
+    const auto theirs =
+        counters(peer).iterations[rounds_ % 2].load(std::memory_order_relaxed);
     if (theirs == iteration_) continue;
     throw CallMismatch("the ranks average different iterations: " +
                        core_.waiting.name(core_.rank) + " number " +
@@ -380,9 +381,10 @@ void BucketExchange::reduce_copies(const Bucket& bucket) const {
 void BucketExchange::finish() {
   if (!open_ || abandoned_ || published_ != buckets_.size()) {
     throw std::logic_error(
-        open_ && !abandoned_ ? "a round is to be finished, but " + bucket_name(published_) +
-                    " was not published"
-              : "a round is to be finished that was not begun");
+        open_ && !abandoned_
+            ? "a round is to be finished, but " + bucket_name(published_) +
+                  " was not published"
+            : "a round is to be finished that was not begun");
   }
   Patience patience(timeout_);
   while (advance() < buckets_.size()) await_progress(patience);

@@ -93,7 +93,7 @@ class BucketExchange {
     // The last round, from 1, that this rank has given up, and finished.
     alignas(64) std::atomic<uint64_t> given_up;
     std::atomic<uint64_t> finished;
-    alignas(64) std::byte unused[64];            // lines are fetched in pairs
+    alignas(64) std::byte unused[64];  // lines are fetched in pairs
   };
   struct Bucket {
     size_t count;
