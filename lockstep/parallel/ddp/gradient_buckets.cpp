@@ -200,6 +200,23 @@ std::vector<ReducedBucket> GradientBuckets::reduced_buckets() const {
   return reduced;
 }
 
+void GradientBuckets::describe(DDPLoggingData& data) const {
+  data.num_parameter_tensors = static_cast<int64_t>(parameters_.size());
+  for (const auto& [name, tensor] : parameters_) {
+    data.total_parameter_size_bytes += static_cast<int64_t>(tensor.nbytes());
+    const std::string dtype = c10::toString(tensor.scalar_type());
+    if (std::ranges::find(data.dtypes, dtype) == data.dtypes.end()) {
+      data.dtypes.push_back(dtype);
+    }
+  }
+  data.num_buckets = static_cast<int64_t>(buckets_.size());
+  for (const auto& bucket : buckets_) {
+    data.bucket_sizes.push_back(static_cast<int64_t>(bucket.flat.nbytes()));
+    auto& members = data.per_bucket_param_indices.emplace_back();
+    for (const auto& slot : bucket.slots) members.push_back(slot.parameter);
+  }
+}
+
 void GradientBuckets::remember_shards() {
   left_shards_.clear();
   for (const auto& bucket : buckets_) {

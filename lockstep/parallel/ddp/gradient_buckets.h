@@ -14,6 +14,7 @@
 #include "lockstep/comm/bucket_reduction.h"
 #include "lockstep/comm/process_group.h"
 #include "lockstep/parallel/ddp/buckets.h"
+#include "lockstep/parallel/ddp/logging_data.h"
 
 namespace lockstep {
 
@@ -77,6 +78,9 @@ class GradientBuckets {
                   const std::function<bool(size_t)>& is_unused);
   // The average, which is in its place now, becomes .grad.
   void give(size_t parameter);
+
+  // What of DDPLoggingData says how many parameters and buckets there are.
+  void describe(DDPLoggingData& data) const;
 
   // Peers may still write into the buckets: no gradient may stay there.
   void abandon();

@@ -578,20 +578,7 @@ void Reducer::describe(DDPLoggingData& data) const {
   data.gradient_as_bucket_view = options_.gradient_as_bucket_view;
   data.static_graph = options_.static_graph;
   data.comm_hook = hook_ ? "user" : "allreduce";
-  data.num_parameter_tensors = static_cast<int64_t>(parameters().size());
-  for (const auto& [name, tensor] : parameters()) {
-    data.total_parameter_size_bytes += static_cast<int64_t>(tensor.nbytes());
-    const std::string dtype = c10::toString(tensor.scalar_type());
-    if (std::ranges::find(data.dtypes, dtype) == data.dtypes.end()) {
-      data.dtypes.push_back(dtype);
-    }
-  }
-  data.num_buckets = static_cast<int64_t>(gradients_.buckets().size());
-  for (const auto& bucket : gradients_.buckets()) {
-    data.bucket_sizes.push_back(static_cast<int64_t>(bucket.flat.nbytes()));
-    auto& members = data.per_bucket_param_indices.emplace_back();
-    for (const auto& slot : bucket.slots) members.push_back(slot.parameter);
-  }
+  gradients_.describe(data);
   data.has_rebuilt_buckets = rebuilt_;
   data.prev_iteration_grad_ready_order_indices = readiness_.last_order();
   for (size_t i = 0; i < unused_everywhere_.size(); ++i) {
