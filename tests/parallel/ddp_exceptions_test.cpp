@@ -7,6 +7,7 @@
 #include <chrono>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lockstep/comm/reductions.h"
@@ -136,10 +137,13 @@ WORLD_TEST(DdpExceptions, PeersOfABackwardThatThrewAreToldAtOnce, 2, 3) {
   }
 }
 
-// The loss, or the part of backward that is not the wrapper's, threw on one
-// rank: no round was begun there, and its next one met the others' this one.
+// Forward, the loss, or the part of backward that is not the wrapper's threw on
+// one rank: no round was begun there, and its next one met the others' this
+// one.
 WORLD_TEST(DdpExceptions, AnIterationThatOneRankLosesInItsLossIsNotMixed, 2) {
-  for (const bool in_backward : {true, false}) {
+  for (const char* place : {"backward", "loss", "forward"}) {
+    SCOPED_TRACE(place);
+    const std::string_view where = place;
     auto group =
         init_process_group("lockstep", {.timeout = std::chrono::seconds(50)});
     auto net = small_net();
@@ -150,15 +154,17 @@ WORLD_TEST(DdpExceptions, AnIterationThatOneRankLosesInItsLossIsNotMixed, 2) {
       const bool fails = step == 2 && world.rank == 1;
       std::string said;
       try {
+        if (fails && where == "forward") model(torch::ones({1}));
         auto output = model(rows(world.rank, step));
-        if (fails && !in_backward) throw std::runtime_error("is fragile");
+        if (fails && where == "loss") throw std::runtime_error("is fragile");
         Fragile::apply(output, fails).square().sum().backward();
       } catch (const std::exception& error) {
         said = error.what();
       }
       if (step == 2) {
-        EXPECT_THAT(said, HasSubstr(fails ? "is fragile"
-                                          : "rank 1 has given up iteration"));
+        EXPECT_THAT(said, HasSubstr(!fails ? "rank 1 has given up iteration"
+                                    : where == "forward" ? "mat1 and mat2"
+                                                         : "is fragile"));
         continue;
       }
       EXPECT_EQ(said, "");

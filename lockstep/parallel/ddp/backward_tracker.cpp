@@ -215,7 +215,8 @@ bool BackwardTracker::has_older_graph(const at::Tensor& tensor) const {
   while (!open.empty()) {
     const auto* last = open.back();
     open.pop_back();
-    if (std::ranges::any_of(watched_, [&](const Watched& watched) {
+    if (last->sequence_nr() == kNoSequenceNumber &&
+        std::ranges::any_of(watched_, [&](const Watched& watched) {
           return watched.accumulator.get() == last;
         })) {
       return true;
@@ -234,16 +235,23 @@ bool BackwardTracker::is_older(const torch::autograd::Node& node) const {
          node.sequence_nr() < forward_->second;
 }
 
-void BackwardTracker::end_forward() {
+void BackwardTracker::end_forward(bool threw) {
   const std::lock_guard lock(mutex_);
   if (!forward_) return;
   remember(*forward_, {at::sequence_number::peek(), synchronizes_});
   forward_.reset();
+  if (threw && synchronizes_) on_result_lost(forwards_);
 }
 
 void BackwardTracker::remember(Position begin, Range range) {
   if (range.end <= begin.second) return;
-  const auto next = ranges_.upper_bound(begin);
+  auto next = ranges_.lower_bound(begin);
+  // What lies within: derivatives that this forward took.
+  while (next != ranges_.end() && next->first.first == begin.first &&
+         next->first.second < range.end) {
+    std::erase(remembered_, next->first);
+    next = ranges_.erase(next);
+  }
   if (next != ranges_.begin()) {
     auto& [position, last] = *std::prev(next);
     if (position.first == begin.first && last.end == begin.second &&
@@ -252,13 +260,7 @@ void BackwardTracker::remember(Position begin, Range range) {
       return;
     }
   }
-  // What lies within: derivatives that this forward took.
-  for (auto at = next; at != ranges_.end() && at->first.first == begin.first &&
-                       at->first.second < range.end;) {
-    std::erase(remembered_, at->first);
-    at = ranges_.erase(at);
-  }
-  ranges_.insert_or_assign(begin, range);
+  ranges_.emplace(begin, range);
   remembered_.push_back(begin);
   if (remembered_.size() <= kMostRanges) return;
   const auto oldest = ranges_.find(remembered_.front());

@@ -81,9 +81,10 @@ class BackwardListener {
 // a node of ours, but not announced, is refused, too (std::runtime_error at the
 // end of that pass): when the outer pass ends could not be known.
 //
-// Where an exception destroys the results of a synchronising forward before any
-// backward has averaged, this rank has lost an iteration (forward_lost()): the
-// loss, or the part of backward before the wrapper's, has thrown.
+// Where an exception ends a synchronising forward, or destroys its results
+// before any backward has averaged, this rank has lost an iteration
+// (forward_lost()): forward, the loss, or the part of backward before the
+// wrapper's has thrown.
 //
 // Threads: one thread at a time calls forward; backward may run in any thread.
 class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
@@ -113,13 +114,13 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
   void require_idle();
   // Around a forward in grad mode, in its thread. `synchronizes`: whether
   // backward passes through it average. result(): for each tensor that it
-  // returns, before end_forward().
+  // returns, before end_forward(). `threw`: an exception ends the forward.
   void begin_forward(bool synchronizes);
   void result(const at::Tensor& tensor);
   // Whether a result leads to a watched parameter by a graph that is older than
   // the forward, or is one itself, so that no node of forward is in it.
   bool has_older_graph(const at::Tensor& tensor) const;
-  void end_forward();
+  void end_forward(bool threw);
 
   // In an averaging backward: by parameter, whether the graph that is worked on
   // leads to it.

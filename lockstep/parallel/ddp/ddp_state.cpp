@@ -425,8 +425,8 @@ void DdpState::ForwardPass::throw_older_graph() {
       "value");
 }
 
-void DdpState::after_forward() {
-  reducer_->tracker().end_forward();
+void DdpState::after_forward(bool threw) {
+  reducer_->tracker().end_forward(threw);
   if (low_) low_->restore();
 }
 

@@ -4,6 +4,7 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include <exception>
 #include <functional>
 #include <list>
 #include <memory>
@@ -38,7 +39,9 @@ class DdpState final : public Joinable {
     }
     ForwardPass(const ForwardPass&) = delete;
     ForwardPass& operator=(const ForwardPass&) = delete;
-    ~ForwardPass() { state_.after_forward(); }
+    ~ForwardPass() {
+      state_.after_forward(std::uncaught_exceptions() > exceptions_);
+    }
     template <typename Result>
     void returns(Result& result) {
       auto& tracker = state_.reducer_->tracker();
@@ -56,6 +59,7 @@ class DdpState final : public Joinable {
    private:
     [[noreturn]] static void throw_older_graph();
     DdpState& state_;
+    const int exceptions_ = std::uncaught_exceptions();
   };
 
   // An argument of forward as mixed_precision wants it.
@@ -109,7 +113,7 @@ class DdpState final : public Joinable {
 
  private:
   void before_forward();
-  void after_forward();
+  void after_forward(bool threw);
   bool sends_buffers() const {
     return options_.forward_sync_buffers.value_or(options_.broadcast_buffers);
   }
