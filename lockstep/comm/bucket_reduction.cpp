@@ -46,9 +46,13 @@ class AllReducedBuckets final : public BucketReduction {
   // up gets NaN then, and not the sum of two iterations.
   void reclaim() override {
     if (!open_) return;
-    for (auto bucket = published_; bucket < buckets_.size(); ++bucket) {
-      buckets_[bucket].flat.fill_(std::numeric_limits<double>::quiet_NaN());
-      publish(bucket);
+    for (; published_ < buckets_.size(); ++published_) {
+      if (alone_) continue;
+      // The bucket itself may hold gradients that are still wanted.
+      auto nothing = at::full_like(buckets_[published_].flat,
+                                   std::numeric_limits<double>::quiet_NaN());
+      works_.push_back(
+          all_reduce(nothing, {.group = group_, .async_op = true}));
     }
     finish();
   }

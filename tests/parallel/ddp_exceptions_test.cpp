@@ -324,5 +324,26 @@ WORLD_TEST(DdpExceptions, HooksOfTwoIterationsDoNotMeet, 2) {
   EXPECT_EQ(right, 7);
 }
 
+// What was accumulated before an iteration was lost lies in the buckets still.
+WORLD_TEST(DdpExceptions, ALostIterationLeavesAccumulatedGradientsAlone, 1, 2) {
+  on_both_backends([&] {
+    auto net = small_net();
+    DistributedDataParallel<torch::nn::Sequential> model(net);
+    const auto parameters = net->parameters();
+    model(rows(world.rank, 0)).square().sum().backward();
+    auto expected = averages(world.size, parameters, loss_of(net, 0));
+    try {
+      auto output = model(rows(world.rank, 1));
+      throw std::runtime_error("the loss throws");
+    } catch (const std::runtime_error&) {
+    }
+    expect_gradients(parameters, expected, "before the next forward");
+    model(rows(world.rank, 2)).square().sum().backward();
+    const auto later = averages(world.size, parameters, loss_of(net, 2));
+    for (size_t i = 0; i < later.size(); ++i) expected[i] += later[i];
+    expect_gradients(parameters, expected, "after it");
+  });
+}
+
 }  // namespace
 }  // namespace lockstep
