@@ -62,7 +62,7 @@ class AllReducedBuckets final : public BucketReduction {
   void publish(size_t bucket) override {
     if (!open_ || bucket != published_ || bucket >= buckets_.size()) {
       throw std::logic_error(c10::str("bucket ", bucket,
-                                      " was published behind ", published_,
+                                      " was published after ", published_,
                                       " others of ", buckets_.size()));
     }
     if (!alone_) {

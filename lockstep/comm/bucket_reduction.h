@@ -39,15 +39,17 @@ enum class Results {
 // them.
 //
 // A round is: begin(), then publish() of every bucket in the order of their
-// indices, advance() whenever it suits, finish(). All ranks do the same rounds,
-// in one order with the group's collectives where those are what moves buckets
-// (all_reduce_buckets()); else at any time beside them.
+// indices, advance() whenever it suits, finish(). A rank may give the round up
+// instead, by abandon() or by the next reclaim() or begin(); then every rank
+// gives it up, unless it needs nothing more of that one. All ranks do the same
+// rounds, in one order with the group's collectives where those are what moves
+// buckets (all_reduce_buckets()); else at any time beside them.
 //
-// Threads: one at a time. Blocking: begin() and finish() wait for peers, for
-// the group's timeout at most; publish() and advance() never do. Errors:
-// c10::DistBackendError names a rank that is gone or did not come in time;
-// std::logic_error where the calls of this rank are in a wrong order. Behind an
-// error the buckets' content is undefined.
+// Threads: one at a time. Blocking: begin(), reclaim() and finish() wait for
+// peers, for the group's timeout at most; the others never do. Errors:
+// c10::DistBackendError names a rank that is gone, did not come in time or has
+// given up; std::logic_error where the calls of this rank are in a wrong order.
+// After an error the buckets' content is undefined.
 class BucketReduction {
  public:
   virtual ~BucketReduction() = default;
@@ -57,27 +59,26 @@ class BucketReduction {
   // that of some rank differs in the same round, its ranks would sum up
   // gradients of two iterations: all of them throw c10::DistBackendError with
   // the numbers, in shared memory always, else where the group compares calls
-  // (ProcessGroup::checks_calls()). Behind it this rank may write into its
-  // buckets: it waits, if it must, until no peer reads what they held. A round
-  // that was not finished (an exception ended that backward) is abandoned if
-  // that is so on every rank, whatever each has published of it; this begin()
-  // alone waits for all ranks to come to it.
+  // (ProcessGroup::checks_calls()). Calls reclaim() first. After begin() this
+  // rank may write into its buckets.
   virtual void begin(int64_t iteration, double divisor) = 0;
 
-  // This rank will not finish the round: peers that wait for it are told at
-  // once, where the buckets lie in shared memory, and throw
-  // c10::DistBackendError that names it. The next begin() or reclaim() does
-  // what is said there. Does nothing outside a round.
+  // Gives up the round that this rank is in, if any. In shared memory peers
+  // that wait for this rank throw at once and name it.
   virtual void abandon() {}
 
-  // Until no peer uses this rank's buckets on behalf of an abandoned round, so
-  // that they may be written before begin(), which waits for it otherwise.
-  // Every rank calls it, or none does.
+  // Ends a round that was begun and not finished, and waits until no peer uses
+  // this rank's buckets for it, so that they may be written before begin().
+  // Every rank calls it, or none does. Where peers did not need this rank any
+  // more they have finished the round: in shared memory this rank throws
+  // c10::DistBackendError then, as it lacks their results. Where collectives
+  // move the buckets, peers that have not given up get NaN in those that this
+  // rank had not published.
   virtual void reclaim() {}
 
   // What this rank must have multiplied its contribution by when it publishes
-  // it: 1 where the division is a part of the reduction, else 1 / divisor. Of
-  // this round; the same on all ranks.
+  // it in this round: 1 where the division is a part of the reduction, else
+  // 1 / divisor. The same on all ranks.
   virtual double contribution_factor() const = 0;
 
   // The contribution is complete; `bucket` is this rank's no more until

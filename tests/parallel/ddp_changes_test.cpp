@@ -13,23 +13,11 @@
 #include "tests/parallel/both_backends.h"
 #include "tests/parallel/rank_averages.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
 
-using testing::averages;
-using testing::doubles;
-using testing::expect_gradients;
-using testing::Gradients;
-using testing::gradients;
 using ::testing::HasSubstr;
-using testing::kIn;
-using testing::loss_of;
-using testing::on_both_backends;
-using testing::rows;
-using testing::small_net;
 using ::testing::ThrowsMessage;
-using testing::World;
-using torch::Tensor;
 
 using Wrapped = DistributedDataParallel<torch::nn::Sequential>;
 
@@ -238,4 +226,4 @@ WORLD_TEST(DdpChanges, AReturnedTensorOfAnOlderGraphIsAveraged, 2) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

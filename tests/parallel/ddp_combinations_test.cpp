@@ -48,7 +48,7 @@ struct Cell {
 
   bool possible() const {
     if (skips_unused && graph == Graph::plain) return false;
-    // What steps in backward leaves no gradient behind to be zeroed.
+    // An optimizer that steps in backward leaves no gradient to be zeroed.
     const bool in_backward =
         step == Step::in_backward || step == Step::sharded_in_backward;
     return !in_backward || zeroing == Zeroing::to_none;

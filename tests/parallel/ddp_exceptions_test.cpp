@@ -16,21 +16,11 @@
 #include "tests/parallel/both_backends.h"
 #include "tests/parallel/rank_averages.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
 
-using testing::averages;
-using testing::doubles;
-using testing::expect_gradients;
 using ::testing::HasSubstr;
-using testing::kIn;
-using testing::loss_of;
-using testing::on_both_backends;
-using testing::rows;
-using testing::small_net;
 using ::testing::ThrowsMessage;
-using testing::World;
-using torch::Tensor;
 
 // Throws in backward where `fails` says so.
 struct Fragile : torch::autograd::Function<Fragile> {
@@ -84,13 +74,9 @@ WORLD_TEST(DdpExceptions, BackwardsThatThrewAreForgotten, 2, 3) {
         loss = model(rows(world.rank, step)).square().sum();
       }
       loss.backward();
-      expect_gradients(
-          parameters,
-          averages(world.size, parameters,
-                   [&](int rank) {
-                     return net->forward(rows(rank, step)).square().sum();
-                   }),
-          "around exceptions");
+      expect_gradients(parameters,
+                       averages(world.size, parameters, loss_of(net, step)),
+                       "around exceptions");
     }
   });
 }
@@ -127,13 +113,9 @@ WORLD_TEST(DdpExceptions, PeersOfABackwardThatThrewAreToldAtOnce, 2, 3) {
       continue;
     }
     loss.backward();
-    expect_gradients(
-        parameters,
-        averages(world.size, parameters,
-                 [&](int rank) {
-                   return net->forward(rows(rank, step)).square().sum();
-                 }),
-        "after one rank's exception");
+    expect_gradients(parameters,
+                     averages(world.size, parameters, loss_of(net, step)),
+                     "after one rank's exception");
   }
 }
 
@@ -195,10 +177,7 @@ WORLD_TEST(DdpExceptions, PeersOnGlooGetNaNForWhatARankGaveUp, 2) {
     } else {
       expect_gradients(
           net->parameters(),
-          averages(world.size, net->parameters(),
-                   [&](int rank) {
-                     return net->forward(rows(rank, step)).square().sum();
-                   }),
+          averages(world.size, net->parameters(), loss_of(net, step)),
           "around what was given up");
     }
   }
@@ -281,10 +260,7 @@ WORLD_TEST(DdpExceptions, DelayedGradientsAreGivenUpToo, 2) {
       loss.backward();
       expect_gradients(
           net->parameters(),
-          averages(world.size, net->parameters(),
-                   [&](int rank) {
-                     return net->forward(rows(rank, step)).square().sum();
-                   }),
+          averages(world.size, net->parameters(), loss_of(net, step)),
           "with delayed gradients");
     }
   });
@@ -314,10 +290,7 @@ WORLD_TEST(DdpExceptions, HooksOfTwoIterationsDoNotMeet, 2) {
     }
     expect_gradients(
         net->parameters(),
-        averages(world.size, net->parameters(),
-                 [&](int rank) {
-                   return net->forward(rows(rank, step)).square().sum();
-                 }),
+        averages(world.size, net->parameters(), loss_of(net, step)),
         "with a hook");
     ++right;
   }
@@ -346,4 +319,4 @@ WORLD_TEST(DdpExceptions, ALostIterationLeavesAccumulatedGradientsAlone, 1, 2) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

@@ -18,22 +18,11 @@
 #include "tests/parallel/both_backends.h"
 #include "tests/parallel/rank_averages.h"
 
-namespace lockstep {
+namespace lockstep::testing {
 namespace {
 
-using testing::averages;
-using testing::doubles;
-using testing::expect_gradients;
-using testing::gradients;
 using ::testing::HasSubstr;
-using testing::kIn;
-using testing::loss_of;
-using testing::on_both_backends;
-using testing::rows;
-using testing::small_net;
 using ::testing::ThrowsMessage;
-using testing::World;
-using torch::Tensor;
 
 using Wrapped = DistributedDataParallel<torch::nn::Sequential>;
 
@@ -262,16 +251,19 @@ struct Answer {
 };
 
 }  // namespace
+}  // namespace lockstep::testing
 
 template <>
-struct ForwardResult<Answer> {
+struct lockstep::ForwardResult<lockstep::testing::Answer> {
   template <typename Visit>
-  static void visit(Answer& answer, const Visit& visit_part) {
+  static void visit(lockstep::testing::Answer& answer,
+                    const Visit& visit_part) {
     visit_part(answer.logits);
     visit_part(answer.hidden);
   }
 };
 
+namespace lockstep::testing {
 namespace {
 
 WORLD_TEST(DdpOwnership, ResultsOfOnesOwnTypeAreVisited, 2) {
@@ -455,4 +447,4 @@ WORLD_TEST(DdpOwnership, TheOldestForwardsAreForgottenFirst, 2) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::testing

@@ -33,7 +33,7 @@ Sequential two_layers() {
                     Linear(kWidth, kWidth));
 }
 
-// Of one rank's batch, by this rank alone.
+// The gradients of one rank's batch, computed by this rank alone.
 std::vector<torch::Tensor> gradients(Sequential& net, int rank, int64_t rows) {
   return torch::autograd::grad({net->forward(batch(rank, rows)).sum()},
                                net->parameters());

@@ -33,7 +33,7 @@ inline torch::nn::Sequential small_net() {
 
 using Gradients = std::vector<Tensor>;
 
-// Of `loss` with respect to the parameters, zeros where it does not depend.
+// The gradients of `loss`; zeros for parameters that it does not depend on.
 inline Gradients gradients(const Tensor& loss, const Gradients& parameters) {
   auto all = torch::autograd::grad({loss}, parameters, {}, true, false, true);
   for (size_t i = 0; i < all.size(); ++i) {
@@ -67,8 +67,9 @@ inline void expect_gradients(const Gradients& parameters,
   }
 }
 
-// `net` as it is on every rank.
-inline auto loss_of(torch::nn::Sequential& net, int step = 0) {
+// The loss of each rank by `net`, a module holder that is alike on all ranks.
+template <typename Net>
+auto loss_of(Net& net, int step = 0) {
   return [&net, step](int rank) {
     return net->forward(rows(rank, step)).square().sum();
   };

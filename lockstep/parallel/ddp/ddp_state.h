@@ -85,7 +85,7 @@ class DdpState final : public Joinable {
   DDPLoggingData logging_data() const;
   void set_sample_rate(int64_t rate);
 
-  // Of the parameters that are trained now.
+  // The reducer of the parameters that are trained now.
   Reducer& reducer() { return *reducer_; }
   const Reducer& reducer() const { return *reducer_; }
   const ProcessGroupPtr& process_group() const {

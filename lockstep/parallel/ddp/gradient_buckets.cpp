@@ -29,17 +29,17 @@ void copy_scaled(const at::Tensor& to, const at::Tensor& from, double factor) {
 
 }  // namespace
 
-GradientBuckets::GradientBuckets(std::vector<NamedParameter> parameters,
-                                 std::vector<bool> sparse,
-                                 ProcessGroupPtr group, Options options)
-    : parameters_(std::move(parameters)),
-      sparse_(std::move(sparse)),
-      group_(std::move(group)),
+GradientBuckets::GradientBuckets(
+    const std::vector<TrainedParameter>& parameters, ProcessGroupPtr group,
+    Options options)
+    : group_(std::move(group)),
       options_(std::move(options)),
-      shared_(parameters_.size()),
-      places_(parameters_.size()) {
-  for (const auto& parameter : parameters_) {
-    dtypes_.push_back(parameter.tensor.scalar_type());
+      shared_(parameters.size()),
+      places_(parameters.size()) {
+  for (const auto& [named, sparse] : parameters) {
+    parameters_.push_back(named);
+    dtypes_.push_back(named.tensor.scalar_type());
+    sparse_.push_back(sparse);
   }
 }
 

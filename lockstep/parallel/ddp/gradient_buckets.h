@@ -18,6 +18,11 @@
 
 namespace lockstep {
 
+struct TrainedParameter {
+  NamedParameter named;
+  bool sparse{false};  // its gradient is
+};
+
 // Where the gradients of a wrapper's parameters live: how they come into their
 // buckets, and how the averages come out.
 //
@@ -37,15 +42,14 @@ class GradientBuckets {
     std::optional<at::ScalarType> reduce_dtype{};
   };
 
-  GradientBuckets(std::vector<NamedParameter> parameters,
-                  std::vector<bool> sparse, ProcessGroupPtr group,
-                  Options options);
+  GradientBuckets(const std::vector<TrainedParameter>& parameters,
+                  ProcessGroupPtr group, Options options);
 
   const std::vector<NamedParameter>& parameters() const { return parameters_; }
   std::vector<at::Tensor> tensors() const;
   const std::vector<Bucket>& buckets() const { return buckets_; }
   bool is_sparse(size_t parameter) const { return sparse_[parameter]; }
-  // Of the parameter's gradient as users see it.
+  // The dtype of the parameter's gradient as users see it.
   at::ScalarType dtype(size_t parameter) const { return dtypes_[parameter]; }
   bool has_place(size_t parameter) const {
     return places_[parameter].bucket != kNone;

@@ -12,19 +12,6 @@
 namespace lockstep {
 namespace {
 
-std::vector<NamedParameter> named(
-    const std::vector<TrainedParameter>& parameters) {
-  std::vector<NamedParameter> all;
-  for (const auto& parameter : parameters) all.push_back(parameter.named);
-  return all;
-}
-
-std::vector<bool> sparse(const std::vector<TrainedParameter>& parameters) {
-  std::vector<bool> all;
-  for (const auto& parameter : parameters) all.push_back(parameter.sparse);
-  return all;
-}
-
 // The sparse gradient of an embedding that was not used.
 at::Tensor no_rows(const at::Tensor& parameter) {
   const auto options = parameter.options().requires_grad(false);
@@ -47,20 +34,21 @@ at::Tensor no_rows(const at::Tensor& parameter) {
 
 }  // namespace
 
-Reducer::Reducer(std::vector<TrainedParameter> parameters,
+Reducer::Reducer(const std::vector<TrainedParameter>& parameters,
                  ProcessGroupPtr group, ReducerOptions options,
                  const void* owner)
     : group_(std::move(group)),
       options_(std::move(options)),
-      gradients_(named(parameters), sparse(parameters), group_,
+      gradients_(parameters, group_,
                  {.views = options_.gradient_as_bucket_view,
                   .reduce_dtype = options_.reduce_dtype}),
       readiness_(parameters.size(), options_.static_graph),
       tracker_(BackwardTracker::make(*this, gradients_.tensors(), owner)),
       divisor_(group_->size()),
       used_(parameters.size()) {
-  if (options_.check_for_nan_in_grad)
+  if (options_.check_for_nan_in_grad) {
     check_.emplace(this->parameters(), group_);
+  }
   set_buckets(
       first_buckets(gradients_.tensors(), bucketed(), options_.first_limits));
   tracker_->watch();

@@ -36,11 +36,6 @@ struct ReducerOptions {
   std::optional<at::ScalarType> reduce_dtype{};
 };
 
-struct TrainedParameter {
-  NamedParameter named;
-  bool sparse{false};  // its gradient is
-};
-
 // Averages gradients over the ranks of a group while backward computes them:
 // publishes each bucket when its gradients are ready, and finishes what is left
 // at the end of backward. It stands on three concepts, a class each: whose a
@@ -74,8 +69,8 @@ class Reducer final : private BackwardListener {
   // `parameters`: leaves that require grad, the same on every rank (see
   // verify_same_model). `owner`: the wrapper; its reducers do not count as
   // others of each other. Collective.
-  Reducer(std::vector<TrainedParameter> parameters, ProcessGroupPtr group,
-          ReducerOptions options, const void* owner);
+  Reducer(const std::vector<TrainedParameter>& parameters,
+          ProcessGroupPtr group, ReducerOptions options, const void* owner);
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
   ~Reducer() override;
@@ -211,12 +206,11 @@ class Reducer final : private BackwardListener {
   double factor_ = 1;     // of contributions
   bool shadows_ = false;  // shadow_backward()
   bool stepped_ = false;  // on_final_ may have been called, then given up
-  // By parameter: used on this rank since the last average; the same before
-  // the backward that is under way, and at the last average.
+  // Indexed by parameter: 1 if this rank has used it since the last average.
   std::vector<int> used_;
-  std::vector<int> used_before_;
-  std::vector<int> last_used_;
-  std::vector<bool> unused_everywhere_;  // by all ranks, in the last average
+  std::vector<int> used_before_;  // what used_ was when this backward began
+  std::vector<int> last_used_;    // what used_ was at the last average
+  std::vector<bool> unused_everywhere_;  // no rank used it in the last average
   bool used_differently_ = false;
   std::vector<bool> sparse_missing_;  // had no gradient, by parameter
   bool rebuilt_ = false;

@@ -91,8 +91,8 @@ class Join {
 // different numbers of iterations; returns when all have ended theirs, with
 // the parameters and buffers of the rank that trained longest on all of them.
 //
-// A rank without inputs does not step, so the state (moments, step counts) of
-// an optimizer that each rank keeps whole stays behind there, and replicas
+// A rank without inputs does not step, so there the state (moments, step
+// counts) of an optimizer that each rank keeps whole gets old, and replicas
 // would drift apart after the join, without an error. Name a JoinedOptimizer
 // (joined_optimizer.h) for each that has any: all but SGD without momentum. A
 // sharded optimizer is named itself. Schedulers and a GradScaler have state as

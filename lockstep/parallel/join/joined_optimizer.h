@@ -13,7 +13,7 @@ namespace lockstep {
 //   JoinedOptimizer joined(optimizer);
 //   join({&model.joinable(), &joined}, [&] { ... });
 //
-// A rank that has no more inputs does not step, so its moments stay behind, and
+// A rank that has no more inputs does not step, so its moments get old, and
 // after the join equal gradients would lead to other parameters there. This
 // gives all ranks state and hyperparameters (the learning rate, too) of the
 // optimizer of the rank that trained longest, whose parameters

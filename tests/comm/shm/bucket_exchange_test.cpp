@@ -7,6 +7,7 @@
 #include <signal.h>
 
 #include <cstring>
+#include <functional>
 #include <numeric>
 #include <string>
 #include <thread>
@@ -336,6 +337,16 @@ TEST(BucketFaults, RankThatDoesNotReduceItsPartIsNamed) {
   }
 }
 
+// The words of the CallMismatch that `call` throws; empty if it throws none.
+std::string mismatch_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const CallMismatch& error) {
+    return error.what();
+  }
+  return {};
+}
+
 // Two iterations were summed up where one rank was a backward ahead.
 TEST(BucketFaults, RanksOfDifferentIterationsAreToldBoth) {
   for (const size_t count : {3, 100'000}) {  // copied, and not
@@ -345,17 +356,13 @@ TEST(BucketFaults, RanksOfDifferentIterationsAreToldBoth) {
                       {.buckets = {{.count = count}}, .timeout = kEndless});
       auto& exchange = rank.exchange();
       rank.run(1);
-      try {
-        exchange.begin(group.rank() == 1 ? 3 : 2, 3);
-        exchange.publish(0);
-        exchange.finish();
-      } catch (const CallMismatch& error) {
-        EXPECT_THAT(error.what(),
-                    AllOf(HasSubstr("rank 1 number 3"), HasSubstr("number 2")));
-        rank.run(4);  // the group goes on
-        return;
-      }
-      ADD_FAILURE() << "no mismatch";
+      EXPECT_THAT(mismatch_of([&] {
+                    exchange.begin(group.rank() == 1 ? 3 : 2, 3);
+                    exchange.publish(0);
+                    exchange.finish();
+                  }),
+                  AllOf(HasSubstr("rank 1 number 3"), HasSubstr("number 2")));
+      rank.run(4);  // the group goes on
     });
     for (const auto& end : ends) EXPECT_EQ(end.kind, End::Kind::well) << end;
   }
@@ -381,13 +388,8 @@ TEST(BucketFaults, RanksThatWaitForAnAbandonedRoundAreToldAtOnce) {
           exchange.begin(2, 3);
           exchange.publish(0);
           exchange.publish(1);
-          std::string words;
-          try {
-            exchange.finish();
-          } catch (const CallMismatch& error) {
-            words = error.what();
-          }
-          EXPECT_THAT(words, HasSubstr("rank 2 has given up iteration 2"));
+          EXPECT_THAT(mismatch_of([&] { exchange.finish(); }),
+                      HasSubstr("rank 2 has given up iteration 2"));
         }
         rank.run(3);  // the group goes on
       });
@@ -414,14 +416,9 @@ TEST(BucketFaults, RankThatGivesUpWhatTheOthersFinishIsTold) {
           exchange.publish(0);
           while (exchange.advance() == 0) std::this_thread::yield();
           exchange.abandon();
-          std::string words;
-          try {
-            exchange.reclaim();
-          } catch (const CallMismatch& error) {
-            words = error.what();
-          }
-          EXPECT_THAT(words, AllOf(HasSubstr("rank 1 has given up iteration 2"),
-                                   HasSubstr("has finished it")));
+          EXPECT_THAT(mismatch_of([&] { exchange.reclaim(); }),
+                      AllOf(HasSubstr("rank 1 has given up iteration 2"),
+                            HasSubstr("has finished it")));
         } else {
           exchange.begin(2, 3);
           exchange.publish(0);

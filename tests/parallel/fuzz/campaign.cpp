@@ -60,8 +60,8 @@ bool is_consequence(const std::string& reason) {
          reason.find(" failed after ") != std::string::npos;
 }
 
-// Of all ranks: a refusal by one is one of the case, if the others failed for
-// want of that rank.
+// The outcome of the case. If one rank refuses it and the others fail because
+// that rank does not come, the case was refused.
 Outcome combine(const std::vector<Outcome>& outcomes) {
   Outcome all;
   const Outcome* reason = nullptr;

@@ -100,7 +100,7 @@ struct Op {
 enum class Outputs { tensor, vector, tuple, map, record };
 
 enum class Optimizer { sgd, adamw };
-// Who steps, and where the optimizer's state is.
+// Which optimizer steps the parameters, and where its state is.
 enum class Stepping {
   plain,
   in_backward,  // apply_optimizer_in_backward()

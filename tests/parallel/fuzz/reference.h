@@ -40,10 +40,10 @@ class Reference {
 
   const Case case_;
   std::vector<std::unique_ptr<Replica>> replicas_;
-  // By wrapper: the parameters that some rank used in a backward of it since
-  // they were averaged last, and whether the next forward sends buffers.
+  // Indexed by wrapper: the parameters that some rank has used in a backward of
+  // the wrapper since they were averaged last.
   std::vector<std::set<size_t>> used_;
-  std::vector<bool> sends_buffers_;
+  std::vector<bool> sends_buffers_;  // whether the next forward sends buffers
   bool gradients_are_known_{true};
 };
 

@@ -8,7 +8,7 @@ namespace {
 
 using Traits = std::set<Trait>;
 
-// Of two traits, one of `some` and one of `others`: not in one case.
+// No case has a trait of `some` together with a trait of `others`.
 struct Conflict {
   Traits some;
   Traits others;

@@ -242,7 +242,7 @@ void BucketExchange::publish(size_t bucket) {
     throw std::logic_error(
         bucket_name(bucket) + " was published " +
         (open_ && !abandoned_
-             ? "behind " + std::to_string(published_) + " others"
+             ? "after " + std::to_string(published_) + " others"
              : "outside a round"));
   }
   const auto& one = buckets_[bucket];

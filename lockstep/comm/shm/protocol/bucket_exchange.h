@@ -86,8 +86,8 @@ class BucketExchange {
   // Of one rank; each on a line of its own, counted over all rounds.
   struct Counters {
     alignas(64) std::atomic<uint64_t> published;
-    // Of this round and the one before, by turns: where all copy (one_shot) a
-    // peer may be a round ahead.
+    // The caller's iteration. The two slots alternate from round to round: with
+    // one_shot a peer may be one round ahead of this rank.
     std::atomic<int64_t> iterations[2];
     alignas(64) std::atomic<uint64_t> reduced;
     // The last round, from 1, that this rank has given up, and finished.
