@@ -1,12 +1,19 @@
-# lockstep_test(NAME SOURCES ... LABELS ... [LIBRARIES ...] [TORCH] [DEADLINE s])
+# lockstep_test(NAME SOURCES ... LABELS ... [LIBRARIES ...] [TORCH] [SANITIZED]
+#               [DEADLINE s])
 #
 # One test program and one ctest entry: its cases share a process world
 # (tests/harness/process_world.h), which costs too much to start for each.
 # TORCH: it includes LibTorch, takes the precompiled header and links the
-# harness with ranks; without it, GoogleTest's own main and nothing of torch.
-# DEADLINE: seconds until ctest kills it, a backstop behind its own deadlines.
+# harness with ranks; without it, a main() without ranks and nothing of torch.
+# SANITIZED: the presets asan and tsan build and run it; no LibTorch may be in
+# it, which no sanitizer has seen. It gets the label `sanitized`.
+# DEADLINE: seconds until ctest kills it, in case its own deadlines fail.
+#
+# Programs whose only labels are `unit` and `sanitized` run side by side, all
+# others alone. A program writes GoogleTest's report to test-results/NAME.json in
+# the build folder, from which `./dev test` counts cases (harness/summary.py).
 function(lockstep_test name)
-  cmake_parse_arguments(arg "TORCH" "DEADLINE" "SOURCES;LABELS;LIBRARIES"
+  cmake_parse_arguments(arg "TORCH;SANITIZED" "DEADLINE" "SOURCES;LABELS;LIBRARIES"
                         ${ARGN})
   if(NOT arg_DEADLINE)
     set(arg_DEADLINE 120)
@@ -23,11 +30,21 @@ function(lockstep_test name)
     lockstep_use_torch_pch(${name})
     target_link_libraries(${name} PRIVATE lockstep_test_harness)
   else()
-    target_link_libraries(${name} PRIVATE GTest::gtest GTest::gtest_main)
+    target_link_libraries(${name} PRIVATE lockstep_test_main)
   endif()
   target_link_libraries(${name} PRIVATE GTest::gmock ${arg_LIBRARIES})
   add_test(NAME ${name} COMMAND ${name})
+  set(alone ON)
+  if("${arg_LABELS}" STREQUAL "unit")
+    set(alone OFF)
+  endif()
+  if(arg_SANITIZED)
+    list(APPEND arg_LABELS sanitized)
+    add_dependencies(sanitized_tests ${name})
+  endif()
   set_tests_properties(${name} PROPERTIES
-    LABELS "${arg_LABELS}" TIMEOUT ${arg_DEADLINE}
+    LABELS "${arg_LABELS}" TIMEOUT ${arg_DEADLINE} RUN_SERIAL ${alone}
+    SKIP_RETURN_CODE 77  # kAllSkipped in tests/harness/all_tests.h
+    ENVIRONMENT GTEST_OUTPUT=json:${CMAKE_BINARY_DIR}/test-results/${name}.json
     FIXTURES_REQUIRED leftovers)
 endfunction()

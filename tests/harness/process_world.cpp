@@ -1,13 +1,10 @@
 #include "tests/harness/process_world.h"
 
-#include <arpa/inet.h>
 #include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <unistd.h>
 
 #include <exception>
@@ -15,7 +12,8 @@
 #include <memory>
 #include <vector>
 
-#include "tests/harness/rank_process.h"
+#include "tests/harness/all_tests.h"
+#include "tests/harness/rank_world.h"
 
 namespace lockstep::testing {
 namespace {
@@ -27,60 +25,9 @@ std::map<std::string, WorldTestBody>& bodies() {
   return all;
 }
 
-// A loopback port that stays this world's: bound, never listening, so that
-// only rank 0's store (which reuses addresses) can take it.
-class HeldPort {
- public:
-  HeldPort() : socket_(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)) {
-    int on = 1;
-    sockaddr_in address{};
-    address.sin_family = AF_INET;
-    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    socklen_t size = sizeof(address);
-    auto* raw = reinterpret_cast<sockaddr*>(&address);
-    if (::setsockopt(socket_.get(), SOL_SOCKET, SO_REUSEADDR, &on,
-                     sizeof(on)) != 0 ||
-        ::bind(socket_.get(), raw, size) != 0 ||
-        ::getsockname(socket_.get(), raw, &size) != 0) {
-      throw_errno("bind");
-    }
-    port_ = ntohs(address.sin_port);
-  }
-  int port() const { return port_; }
-
- private:
-  FileDescriptor socket_;
-  int port_;
-};
-
 class RunningWorld {
  public:
-  explicit RunningWorld(int size) {
-    auto pattern =
-        (std::filesystem::temp_directory_path() / "lockstep-test-XXXXXX")
-            .string();
-    if (::mkdtemp(pattern.data()) == nullptr) throw_errno("mkdtemp");
-    folder_ = pattern;
-    auto count = std::to_string(size);
-    for (int rank = 0; rank < size; ++rank) {
-      auto number = std::to_string(rank);
-      ranks_.emplace_back(
-          rank,
-          std::vector<std::string>{
-              "RANK=" + number, "LOCAL_RANK=" + number, "WORLD_SIZE=" + count,
-              "LOCAL_WORLD_SIZE=" + count, "MASTER_ADDR=127.0.0.1",
-              "MASTER_PORT=" + std::to_string(port_.port()),
-              "OMP_NUM_THREADS=1", "LOCKSTEP_TEST_FOLDER=" + folder_.string(),
-              "LOCKSTEP_FLIGHT_DIR=" + (folder_ / "flight").string()});
-    }
-  }
-  RunningWorld(const RunningWorld&) = delete;
-  RunningWorld& operator=(const RunningWorld&) = delete;
-  ~RunningWorld() {
-    ranks_.clear();
-    std::error_code ignored;
-    std::filesystem::remove_all(folder_, ignored);
-  }
+  explicit RunningWorld(int size) : world_(size), ranks_(world_.ranks()) {}
 
   // Runs one case over all ranks; its failures become the current test's.
   // False if the world is of no use any more.
@@ -141,9 +88,8 @@ class RunningWorld {
     return (*answer)["failures"].empty();
   }
 
-  HeldPort port_;
-  std::filesystem::path folder_;
-  std::vector<RankProcess> ranks_;
+  RankWorld world_;
+  std::vector<RankProcess>& ranks_;  // of world_
 };
 
 // Ends with the test program: a world must not outlive main().
@@ -233,7 +179,7 @@ int run_tests(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
   worlds = new Worlds;
   ::testing::AddGlobalTestEnvironment(worlds);
-  return RUN_ALL_TESTS();
+  return run_all_tests();
 }
 
 }  // namespace lockstep::testing

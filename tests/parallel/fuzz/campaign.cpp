@@ -1,22 +1,11 @@
 #include "tests/parallel/fuzz/campaign.h"
 
-#include <arpa/inet.h>
-#include <netinet/in.h>
-#include <poll.h>
-#include <signal.h>
-#include <sys/prctl.h>
-#include <sys/socket.h>
-#include <unistd.h>
-
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
-#include <cstdlib>
-#include <system_error>
+#include <map>
+#include <set>
 
-#include <torch/torch.h>
-
-#include "lockstep/base/deadline.h"
-#include "lockstep/comm/init.h"
 #include "tests/parallel/fuzz/draw_case.h"
 #include "tests/parallel/fuzz/features.h"
 #include "tests/parallel/fuzz/print_case.h"
@@ -25,168 +14,8 @@
 namespace lockstep::fuzz {
 namespace {
 
-constexpr const char* kBackendVariable = "LOCKSTEP_FUZZ_BACKEND";
 // A reduction ends after this, with what it has.
 constexpr std::chrono::seconds kReductionTime{60};
-// The group's timeout: shorter than a case may take, so that a rank that waits
-// says what it waits for.
-constexpr std::chrono::seconds kGroupTimeout{2};
-
-// Bound and never listening, so that only a store that reuses addresses can
-// take the port.
-FileDescriptor bind_loopback_port(int* port) {
-  FileDescriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
-  int on = 1;
-  sockaddr_in address{};
-  address.sin_family = AF_INET;
-  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-  socklen_t size = sizeof(address);
-  auto* raw = reinterpret_cast<sockaddr*>(&address);
-  if (::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) !=
-          0 ||
-      ::bind(socket.get(), raw, size) != 0 ||
-      ::getsockname(socket.get(), raw, &size) != 0) {
-    throw std::system_error(errno, std::generic_category(), "bind");
-  }
-  *port = ntohs(address.sin_port);
-  return socket;
-}
-
-// Whether the error is one that a rank has because of another one's.
-bool is_consequence(const std::string& reason) {
-  return reason.find("timed out") != std::string::npos ||
-         reason.find("timeout") != std::string::npos ||
-         reason.find("has left") != std::string::npos ||
-         reason.find(" failed after ") != std::string::npos;
-}
-
-// The outcome of the case. If one rank refuses it and the others fail because
-// that rank does not come, the case was refused.
-Outcome combine(const std::vector<Outcome>& outcomes) {
-  Outcome all;
-  const Outcome* reason = nullptr;
-  const Outcome* refusal = nullptr;
-  for (size_t rank = 0; rank < outcomes.size(); ++rank) {
-    const auto& one = outcomes[rank];
-    all.is_in_step &= one.is_in_step;
-    if (one.verdict == Verdict::refused) refusal = &one;
-    if (one.verdict == Verdict::failed &&
-        (reason == nullptr ||
-         (is_consequence(reason->reason) && !is_consequence(one.reason)))) {
-      reason = &one;
-      all.reason = "rank " + std::to_string(rank) + ": " + one.reason;
-    }
-  }
-  if (reason != nullptr) all.verdict = Verdict::failed;
-  if (refusal != nullptr &&
-      (reason == nullptr || is_consequence(reason->reason))) {
-    all.verdict = Verdict::refused;
-    all.reason = refusal->reason;
-  }
-  return all;
-}
-
-nlohmann::json to_json(const Outcome& outcome) {
-  return {{"verdict", static_cast<int>(outcome.verdict)},
-          {"reason", outcome.reason},
-          {"is_in_step", outcome.is_in_step}};
-}
-
-Outcome from_json(const nlohmann::json& message) {
-  return {static_cast<Verdict>(message["verdict"].get<int>()),
-          message["reason"].get<std::string>(),
-          message["is_in_step"].get<bool>()};
-}
-
-}  // namespace
-
-FuzzWorld::FuzzWorld(const CampaignOptions& options) : options_(options) {}
-
-FuzzWorld::~FuzzWorld() { stop(); }
-
-void FuzzWorld::start() {
-  auto pattern =
-      (std::filesystem::temp_directory_path() / "lockstep-fuzz-XXXXXX")
-          .string();
-  if (::mkdtemp(pattern.data()) == nullptr) {
-    throw std::system_error(errno, std::generic_category(), "mkdtemp");
-  }
-  folder_ = pattern;
-  int port = 0;
-  held_port_ = bind_loopback_port(&port);
-  const auto count = std::to_string(options_.world_size);
-  for (int rank = 0; rank < options_.world_size; ++rank) {
-    const auto number = std::to_string(rank);
-    ranks_.emplace_back(
-        rank,
-        std::vector<std::string>{
-            "RANK=" + number, "LOCAL_RANK=" + number, "WORLD_SIZE=" + count,
-            "LOCAL_WORLD_SIZE=" + count, "MASTER_ADDR=127.0.0.1",
-            "MASTER_PORT=" + std::to_string(port), "OMP_NUM_THREADS=1",
-            "LOCKSTEP_FLIGHT_DIR=" + (folder_ / "flight").string(),
-            std::string(kBackendVariable) + "=" + options_.backend});
-  }
-}
-
-void FuzzWorld::stop() {
-  ranks_.clear();  // kills them
-  held_port_ = FileDescriptor();
-  std::error_code ignored;
-  if (!folder_.empty()) std::filesystem::remove_all(folder_, ignored);
-  folder_.clear();
-}
-
-Outcome FuzzWorld::run(uint64_t seed, const std::vector<size_t>& edits) {
-  if (ranks_.empty()) start();
-  for (auto& rank : ranks_) rank.send({{"seed", seed}, {"edits", edits}});
-  std::vector<Outcome> outcomes(ranks_.size());
-  std::vector<bool> has_answered(ranks_.size());
-  size_t left = ranks_.size();
-  const auto deadline = Deadline::after(options_.case_timeout);
-  while (left > 0 && !deadline.expired()) {
-    std::vector<pollfd> waits;
-    for (size_t i = 0; i < ranks_.size(); ++i) {
-      waits.push_back({has_answered[i] ? -1 : ranks_[i].socket(), POLLIN, 0});
-    }
-    ::poll(waits.data(), waits.size(),
-           static_cast<int>(deadline.remaining().count()));
-    for (size_t i = 0; i < waits.size(); ++i) {
-      if (waits[i].revents == 0) continue;
-      has_answered[i] = true;
-      --left;
-      const auto answer = ranks_[i].receive();
-      outcomes[i] =
-          answer ? from_json(*answer)
-                 : Outcome{Verdict::failed, ranks_[i].describe_end(), false};
-    }
-  }
-  for (size_t i = 0; i < outcomes.size(); ++i) {
-    if (has_answered[i]) continue;
-    outcomes[i] = {Verdict::failed, "timed out: did not end", false};
-  }
-  const auto outcome = combine(outcomes);
-  if (!outcome.is_in_step) stop();
-  return outcome;
-}
-
-void serve_as_rank(int socket) {
-  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-  at::set_num_threads(1);
-  const char* backend = std::getenv(kBackendVariable);
-  const auto group = init_process_group(backend == nullptr ? "" : backend,
-                                        {.timeout = kGroupTimeout});
-  while (const auto message = testing::receive_message(socket)) {
-    const auto seed = (*message)["seed"].get<uint64_t>();
-    const auto fuzz_case =
-        edited_case(draw_case(seed, group->size()),
-                    (*message)["edits"].get<std::vector<size_t>>());
-    testing::send_message(socket, to_json(run_on_rank(fuzz_case)));
-  }
-  // The campaign is over; groups and threads need no goodbye.
-  ::_exit(0);
-}
-
-namespace {
 
 // How often a feature was drawn, and what came of it.
 struct Tally {
@@ -250,7 +79,7 @@ void print_statistics(const std::map<std::string, Tally>& tallies, int cases) {
 }  // namespace
 
 bool run_campaign(const CampaignOptions& options) {
-  FuzzWorld world(options);
+  FuzzWorld world(options.world);
   std::map<std::string, Tally> tallies;
   Tally sum;
   std::map<std::string, int> refusals;
@@ -258,7 +87,7 @@ bool run_campaign(const CampaignOptions& options) {
   std::chrono::duration<double> time{};
   int timed = 0;
   for (uint64_t seed = options.begin; seed < options.end; ++seed) {
-    const auto fuzz_case = draw_case(seed, options.world_size);
+    const auto fuzz_case = draw_case(seed, options.world.world_size);
     const auto features = features_of(fuzz_case);
     if (!is_wanted(features, options)) continue;
     const bool was_running = world.is_running();
@@ -302,7 +131,7 @@ bool run_campaign(const CampaignOptions& options) {
   std::printf(
       "%s, %d ranks, seeds %llu:%llu: %d cases, %d refused, %d failed, %.0f "
       "cases/s where they pass\n",
-      options.backend.c_str(), options.world_size,
+      options.world.backend.c_str(), options.world.world_size,
       static_cast<unsigned long long>(options.begin),
       static_cast<unsigned long long>(options.end), sum.cases, sum.refused,
       sum.failed, timed > 0 ? timed / time.count() : 0);

@@ -37,11 +37,11 @@ lockstep::fuzz::CampaignOptions options_of(
       return arguments[i];
     };
     if (name == "--world") {
-      options.world_size = std::stoi(value());
+      options.world.world_size = std::stoi(value());
     } else if (name == "--backend") {
-      options.backend = value();
+      options.world.backend = value();
     } else if (name == "--case-timeout") {
-      options.case_timeout = std::chrono::seconds(std::stoi(value()));
+      options.world.case_timeout = std::chrono::seconds(std::stoi(value()));
     } else if (name == "--reduce") {
       options.reduces = true;
     } else if (name == "--program") {

@@ -1,0 +1,63 @@
+"""Counts the cases that a run of the tests passed, failed and skipped.
+
+    summary.py RESULTS
+
+RESULTS is the folder of GoogleTest's JSON reports, a file for each program
+(cmake/LockstepTest.cmake). Prints the counts and, for each reason why cases
+were skipped, the programs and how many cases. A program that crashed has
+written no report: ctest says so.
+"""
+
+import collections
+import json
+import pathlib
+import sys
+
+
+def cases_of(report):
+    for suite in json.loads(report.read_text())["testsuites"]:
+        yield from suite["testsuite"]
+
+
+def reason_of(case):
+    """The first line of what GTEST_SKIP() was given."""
+    for skipped in case.get("skipped", []):
+        # "FILE:LINE\nMESSAGE"
+        lines = skipped["message"].split("\n", 1)[-1].strip().splitlines()
+        if lines:
+            return lines[0]
+    return "no reason given"
+
+
+def counted(number, noun):
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def main():
+    passed, failed = 0, []
+    skipped = collections.defaultdict(collections.Counter)
+    reports = sorted(pathlib.Path(sys.argv[1]).glob("*.json"))
+    for report in reports:
+        for case in cases_of(report):
+            if case["status"] != "RUN":
+                continue
+            if case["result"] == "SKIPPED":
+                skipped[reason_of(case)][report.stem] += 1
+            elif case.get("failures"):
+                failed.append(f"{report.stem}: {case['classname']}.{case['name']}")
+            else:
+                passed += 1
+
+    total = sum(count for by in skipped.values() for count in by.values())
+    print(
+        f"{counted(passed, 'case')} passed, {len(failed)} failed, "
+        f"{total} skipped in {counted(len(reports), 'program')}"
+    )
+    for reason, programs in sorted(skipped.items()):
+        names = ", ".join(f"{name} ({count})" for name, count in programs.items())
+        print(f"  skipped: {reason}: {names}")
+    for name in failed:
+        print(f"  failed: {name}")
+
+
+main()

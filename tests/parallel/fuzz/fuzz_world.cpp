@@ -1,0 +1,130 @@
+#include "tests/parallel/fuzz/fuzz_world.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <cstdlib>
+
+#include <torch/torch.h>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/comm/init.h"
+#include "tests/parallel/fuzz/draw_case.h"
+#include "tests/parallel/fuzz/reduce_case.h"
+
+namespace lockstep::fuzz {
+namespace {
+
+constexpr const char* kBackendVariable = "LOCKSTEP_FUZZ_BACKEND";
+// The group's timeout: shorter than a case may take, so that a rank that waits
+// says what it waits for.
+constexpr std::chrono::seconds kGroupTimeout{2};
+
+// Whether the error is one that a rank has because of another one's.
+bool is_consequence(const std::string& reason) {
+  return reason.find("timed out") != std::string::npos ||
+         reason.find("timeout") != std::string::npos ||
+         reason.find("has left") != std::string::npos ||
+         reason.find(" failed after ") != std::string::npos;
+}
+
+// The outcome of the case. If one rank refuses it and the others fail because
+// that rank does not come, the case was refused.
+Outcome combine(const std::vector<Outcome>& outcomes) {
+  Outcome all;
+  const Outcome* reason = nullptr;
+  const Outcome* refusal = nullptr;
+  for (size_t rank = 0; rank < outcomes.size(); ++rank) {
+    const auto& one = outcomes[rank];
+    all.is_in_step &= one.is_in_step;
+    if (one.verdict == Verdict::refused) refusal = &one;
+    if (one.verdict == Verdict::failed &&
+        (reason == nullptr ||
+         (is_consequence(reason->reason) && !is_consequence(one.reason)))) {
+      reason = &one;
+      all.reason = "rank " + std::to_string(rank) + ": " + one.reason;
+    }
+  }
+  if (reason != nullptr) all.verdict = Verdict::failed;
+  if (refusal != nullptr &&
+      (reason == nullptr || is_consequence(reason->reason))) {
+    all.verdict = Verdict::refused;
+    all.reason = refusal->reason;
+  }
+  return all;
+}
+
+nlohmann::json to_json(const Outcome& outcome) {
+  return {{"verdict", static_cast<int>(outcome.verdict)},
+          {"reason", outcome.reason},
+          {"is_in_step", outcome.is_in_step}};
+}
+
+Outcome from_json(const nlohmann::json& message) {
+  return {static_cast<Verdict>(message["verdict"].get<int>()),
+          message["reason"].get<std::string>(),
+          message["is_in_step"].get<bool>()};
+}
+
+}  // namespace
+
+FuzzWorld::FuzzWorld(FuzzWorldOptions options) : options_(std::move(options)) {}
+
+Outcome FuzzWorld::run(uint64_t seed, const std::vector<size_t>& edits) {
+  if (!world_) {
+    world_.emplace(options_.world_size,
+                   std::vector<std::string>{std::string(kBackendVariable) +
+                                            "=" + options_.backend});
+  }
+  auto& ranks = world_->ranks();
+  for (auto& rank : ranks) rank.send({{"seed", seed}, {"edits", edits}});
+  std::vector<Outcome> outcomes(ranks.size());
+  std::vector<bool> has_answered(ranks.size());
+  size_t left = ranks.size();
+  const auto deadline = Deadline::after(options_.case_timeout);
+  while (left > 0 && !deadline.expired()) {
+    std::vector<pollfd> waits;
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      waits.push_back({has_answered[i] ? -1 : ranks[i].socket(), POLLIN, 0});
+    }
+    ::poll(waits.data(), waits.size(),
+           static_cast<int>(deadline.remaining().count()));
+    for (size_t i = 0; i < waits.size(); ++i) {
+      if (waits[i].revents == 0) continue;
+      has_answered[i] = true;
+      --left;
+      const auto answer = ranks[i].receive();
+      outcomes[i] =
+          answer ? from_json(*answer)
+                 : Outcome{Verdict::failed, ranks[i].describe_end(), false};
+    }
+  }
+  for (size_t i = 0; i < outcomes.size(); ++i) {
+    if (has_answered[i]) continue;
+    outcomes[i] = {Verdict::failed, "timed out: did not end", false};
+  }
+  const auto outcome = combine(outcomes);
+  if (!outcome.is_in_step) world_.reset();
+  return outcome;
+}
+
+void serve_as_rank(int socket) {
+  ::prctl(PR_SET_PDEATHSIG, SIGKILL);
+  at::set_num_threads(1);
+  const char* backend = std::getenv(kBackendVariable);
+  const auto group = init_process_group(backend == nullptr ? "" : backend,
+                                        {.timeout = kGroupTimeout});
+  while (const auto message = testing::receive_message(socket)) {
+    const auto seed = (*message)["seed"].get<uint64_t>();
+    const auto fuzz_case =
+        edited_case(draw_case(seed, group->size()),
+                    (*message)["edits"].get<std::vector<size_t>>());
+    testing::send_message(socket, to_json(run_on_rank(fuzz_case)));
+  }
+  // The campaign is over; groups and threads need no goodbye.
+  ::_exit(0);
+}
+
+}  // namespace lockstep::fuzz
