@@ -1,0 +1,116 @@
+// The order in which a save reaches the disk. Nothing else shows a lost fsync:
+// it would take a power failure.
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <array>
+#include <filesystem>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "lockstep/checkpoint/atomic_file.h"
+#include "tests/checkpoint/sample_snapshot.h"
+
+namespace lockstep {
+namespace {
+
+// What the saving thread asks of the system, as long as it is recorded.
+thread_local std::vector<std::string>* recorded = nullptr;
+
+std::string path_of(int fd) {
+  std::array<char, 4096> path{};
+  const auto link = "/proc/self/fd/" + std::to_string(fd);
+  return ::readlink(link.c_str(), path.data(), path.size() - 1) < 0
+             ? std::string()
+             : path.data();
+}
+
+void record(const std::string& call, const std::string& path) {
+  // The file aside is named by 16 random digits.
+  const auto name = std::filesystem::path(path).filename().string();
+  const bool aside = name.find(".lockstep-") != std::string::npos;
+  const auto entry = call + (aside ? " aside" : " " + name);
+  // A file is written by several calls.
+  if (recorded->empty() || recorded->back() != entry) {
+    recorded->push_back(entry);
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
+
+// These stand before the C library's, which is a shared library, for the whole
+// test program: every call of Lockstep's sources comes here.
+extern "C" {
+
+ssize_t write(int fd, const void* data, size_t size) {
+  if (lockstep::recorded != nullptr) {
+    lockstep::record("write", lockstep::path_of(fd));
+  }
+  return ::syscall(SYS_write, fd, data, size);
+}
+
+int fsync(int fd) {
+  if (lockstep::recorded != nullptr) {
+    lockstep::record("fsync", lockstep::path_of(fd));
+  }
+  return static_cast<int>(::syscall(SYS_fsync, fd));
+}
+
+int rename(const char* from, const char* to) noexcept {
+  if (lockstep::recorded != nullptr) {
+    lockstep::record("rename to", to);
+  }
+  return static_cast<int>(
+      ::syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0));
+}
+
+}  // extern "C"
+
+namespace lockstep {
+namespace {
+
+using ::testing::ElementsAre;
+using namespace lockstep::testing;
+
+std::vector<std::string> calls_of(const std::function<void()>& save) {
+  std::vector<std::string> calls;
+  recorded = &calls;
+  save();
+  recorded = nullptr;
+  return calls;
+}
+
+TEST(Durability, AFileIsOnTheDiskBeforeItsNameIs) {
+  const TemporaryFolder folder;
+  const auto folder_name =
+      std::filesystem::path(folder.file("a")).parent_path().filename().string();
+  for (const char* name : {"new", "new"}) {  // the second replaces the first
+    EXPECT_THAT(calls_of([&] {
+                  AtomicFile file(folder.file(name));
+                  file.write("content", 7);
+                  file.commit();
+                }),
+                ElementsAre("write aside", "fsync aside", "rename to new",
+                            "fsync " + folder_name));
+  }
+}
+
+TEST(Durability, EverySnapshotFormatIsWrittenThatWay) {
+  const TemporaryFolder folder;
+  const auto folder_name =
+      std::filesystem::path(folder.file("a")).parent_path().filename().string();
+  for (const char* name : {"a.pt", "a.safetensors"}) {
+    EXPECT_THAT(
+        calls_of([&] { write_snapshot(folder.file(name), sample_snapshot()); }),
+        ElementsAre("write aside", "fsync aside",
+                    std::string("rename to ") + name, "fsync " + folder_name));
+  }
+}
+
+}  // namespace
+}  // namespace lockstep
