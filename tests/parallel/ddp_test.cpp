@@ -148,34 +148,63 @@ WORLD_TEST(DistributedDataParallel, ClippingSeesTheAveragedGradients, 2) {
   EXPECT_NEAR(norm, std::sqrt(squares), 1e-5);
 }
 
-WORLD_TEST(DistributedDataParallel, RebuildsBucketsInRankZerosOrder, 2) {
-  auto group = init_process_group("gloo");
-  // Registered in one order, used in the other.
-  struct BackwardsImpl : torch::nn::Module {
-    BackwardsImpl() {
+// Their gradients come in another order on each rank.
+WORLD_TEST(DistributedDataParallel, RebuildsBucketsInRankZerosOrder, 2, 3) {
+  struct EitherWayImpl : torch::nn::Module {
+    explicit EitherWayImpl(bool last_is_first) : is_last_first(last_is_first) {
+      torch::manual_seed(3);
       last = register_module("last", torch::nn::Linear(3, 3));
       first = register_module("first", torch::nn::Linear(3, 3));
     }
-    torch::Tensor forward(torch::Tensor x) { return last(first(x)); }
+    torch::Tensor forward(torch::Tensor x) {
+      return is_last_first ? first(last(x)) : last(first(x));
+    }
+    bool is_last_first;
     torch::nn::Linear last{nullptr}, first{nullptr};
   };
-  auto net = std::make_shared<BackwardsImpl>();
-  DistributedDataParallel<std::shared_ptr<BackwardsImpl>> model(
-      net, {.bucket_cap_mb = 40.0 / (1 << 20), .first_bucket_mb = 1e-5});
-  // All at once, until an order is known.
-  EXPECT_THAT(model.bucket_names(),
-              ElementsAre(ElementsAre("last.weight", "last.bias",
-                                      "first.weight", "first.bias")));
-  model(batch(world.rank)).sum().backward();
-  {
-    auto guard = model.no_sync();  // any forward that is trained on
-    model(batch(world.rank));
+  // Registered in one order, used in the other by rank 0 alone.
+  const auto made_by = [](int rank) {
+    return std::make_shared<EitherWayImpl>(/*last_is_first=*/rank != 0);
+  };
+  const auto gradients_of = [&](int rank) {
+    auto net = made_by(rank);
+    net->forward(batch(rank)).square().sum().backward();
+    std::vector<torch::Tensor> all;
+    for (const auto& parameter : net->parameters()) {
+      all.push_back(parameter.grad());
+    }
+    return all;
+  };
+  for (const char* backend : {"lockstep", "gloo"}) {
+    SCOPED_TRACE(backend);
+    auto group = init_process_group(backend);
+    auto net = made_by(world.rank);
+    DistributedDataParallel<std::shared_ptr<EitherWayImpl>> model(
+        net, {.bucket_cap_mb = 40.0 / (1 << 20), .first_bucket_mb = 1e-5});
+    // All at once, until an order is known.
+    EXPECT_THAT(model.bucket_names(),
+                ElementsAre(ElementsAre("last.weight", "last.bias",
+                                        "first.weight", "first.bias")));
+    model(batch(world.rank)).square().sum().backward();
+    {
+      auto guard = model.no_sync();  // any forward that is trained on
+      model(batch(world.rank));
+    }
+    // 12 bytes a bias, 36 a weight.
+    EXPECT_THAT(model.bucket_names(),
+                ElementsAre(ElementsAre("last.bias"),
+                            ElementsAre("last.weight", "first.bias"),
+                            ElementsAre("first.weight")));
+    net->zero_grad();
+    model(batch(world.rank)).square().sum().backward();
+    for (size_t i = 0; i < net->parameters().size(); ++i) {
+      auto mean = torch::zeros_like(net->parameters()[i]);
+      for (int rank = 0; rank < world.size; ++rank) {
+        mean += gradients_of(rank)[i] / world.size;
+      }
+      EXPECT_TRUE(torch::allclose(net->parameters()[i].grad(), mean));
+    }
   }
-  // 12 bytes a bias, 36 a weight.
-  EXPECT_THAT(model.bucket_names(),
-              ElementsAre(ElementsAre("last.bias"),
-                          ElementsAre("last.weight", "first.bias"),
-                          ElementsAre("first.weight")));
 }
 
 WORLD_TEST(DistributedDataParallel, BucketLimitsDefaultAsPythons, 2) {
