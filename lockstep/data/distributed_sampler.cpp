@@ -136,6 +136,7 @@ std::map<std::string, int64_t> DistributedSampler::state_dict() const {
 
 void DistributedSampler::load_state_dict(
     const std::map<std::string, int64_t>& state) {
+  if (state.empty()) return;
   auto entry = [&](const char* name) {
     auto found = state.find(name);
     if (found == state.end()) {

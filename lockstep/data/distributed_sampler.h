@@ -93,6 +93,9 @@ class DistributedSampler : public Sampler {
   // drop_last the rest of the epoch is exactly that of an uninterrupted run.
   // With another num_replicas the samples that are left are split anew.
   //
+  // An empty state, as a snapshot saved between two epochs holds, changes
+  // nothing: the next epoch begins at its beginning.
+  //
   // Throws std::invalid_argument, and changes nothing, if an entry is missing
   // or out of range, or the state was saved for another dataset size or
   // another `shuffle`. Not while a loop runs.

@@ -201,6 +201,17 @@ TEST(DistributedSampler, RefusesToGuessInALaunchedProcessWithoutAGroup) {
   unsetenv("WORLD_SIZE");
 }
 
+// TrainingState::sampler_state is empty if the snapshot was saved between two
+// epochs.
+TEST(DistributedSampler, AnEmptyStateIsTheBeginningOfTheNextEpoch) {
+  DistributedSampler sampler(10, {.seed = 3});
+  DistributedSampler other(10, {.seed = 3});
+  sampler.load_state_dict({});
+  sampler.set_epoch(2);
+  other.set_epoch(2);
+  EXPECT_EQ(sampler.begin_pass(), other.begin_pass());
+}
+
 TEST(DistributedSampler, RefusesAForeignStateAndKeepsItsOwn) {
   DistributedSampler sampler(10, part(0, 2));
   sampler.begin_pass();

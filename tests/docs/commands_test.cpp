@@ -132,11 +132,14 @@ TEST_P(Documentation, ProgramsRunAloneAndInTwoRanks) {
     if (!program["run"]) continue;
     const std::string name = "./" + program["name"].get<std::string>();
     SCOPED_TRACE(program["where"].get<std::string>());
-    const auto alone = run_here({"/bin/sh", "-c", name});
-    EXPECT_EQ(alone.exit_code, 0) << alone.out << alone.err;
-    const auto ranks =
-        run_here({"/bin/sh", "-c", "lockstep run --nproc-per-node=2 " + name});
-    EXPECT_EQ(ranks.exit_code, 0) << ranks.out << ranks.err;
+    for (const std::string launcher :
+         {"", "lockstep run --nproc-per-node=2 "}) {
+      for (int start = 1; start <= program["starts"].get<int>(); ++start) {
+        SCOPED_TRACE("start " + std::to_string(start));
+        const auto result = run_here({"/bin/sh", "-c", launcher + name});
+        EXPECT_EQ(result.exit_code, 0) << result.out << result.err;
+      }
+    }
   }
 }
 

@@ -9,6 +9,7 @@ PAGEs are relative to SOURCE. How blocks of a page are marked:
 ```cpp      With `int main(` a program of its own, else a fragment. The fragments
             of a page follow each other in one function. It runs in every rank
             of worlds of 1 and 2; programs run alone and under `lockstep run`.
+            What saves runs twice in its folder, as after a restart.
             `{ ... }`, and what begins a line with `...`, is left out.
 ```sh       Commands, run by `sh -e` in a folder of the page's own, in the order
             of the page, with the build's programs on the PATH and a free port
@@ -48,6 +49,8 @@ COMMENT = re.compile(
     r"program: (?P<program>[a-z_0-9]+) -->$|not run: (?P<why>.*?)(?: -->)?$)")
 INCLUDE = re.compile(r"^\s*#\s*include\b")
 MAIN = re.compile(r"^int main\(")
+# What a second start finds in its folder.
+SAVES = re.compile(r"\bsave_(snapshot|state_dict)\(")
 # A row of from-python.md's tables: what stands in the column of ours.
 NAME = re.compile(r"`([^`]+)`")
 
@@ -180,10 +183,19 @@ def fragments_source(pages):
                     f'world.folder / "{name}");' if runs else
                     f"[[maybe_unused]] static void {name}() {{")
             source.add(page, pieces[0].line, head.split("\n"))
+            twice = runs and any(saves(block) for block in pieces)
+            if twice:
+                source.lines += [
+                    'for (const char* start : {"first start", "second start"}) {',
+                    "SCOPED_TRACE(start);"]
             for block in pieces:
                 source.add(page, block.line, block.text)
-            source.lines.append("}")
+            source.lines.append("}}" if twice else "}")
     return source
+
+
+def saves(block):
+    return any(SAVES.search(line) for line in block.text)
 
 
 def is_program(block):
@@ -273,7 +285,8 @@ def command_entries(pages):
                 number += 1
                 name = identifier(page, number)
                 programs.append({"name": name, "called": block.program,
-                                 "where": where, "run": not block.not_run})
+                                 "where": where, "run": not block.not_run,
+                                 "starts": 2 if saves(block) else 1})
             elif block.not_run:
                 continue
             elif block.language == "python" and block.hidden:
@@ -358,7 +371,8 @@ def main():
         ["#include <nlohmann/json.hpp>", "#include <lockstep/lockstep.h>",
          "#include <torch/torch.h>", '#include "tests/docs/in_folder.h"',
          '#include "tests/docs/names.h"',
-         '#include "tests/harness/process_world.h"']))
+         '#include "tests/harness/process_world.h"',
+         "#include <gtest/gtest.h>"]))
     (out / "programs.cpp").write_text(programs_source(pages).text(
         ["#include <string>"]))
     (out / "snippets.json").write_text(
