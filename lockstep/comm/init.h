@@ -39,6 +39,11 @@ struct InitProcessGroupOptions {
 // Destroys the default group when it goes out of scope, unless
 // destroy_process_group() did. While an exception is being thrown, pending
 // operations are failed, not waited for.
+//
+// A guard stands for its group wherever a ProcessGroupPtr is expected:
+//
+//   auto group = init_process_group();
+//   all_reduce(tensor, {.group = group});
 class [[nodiscard]] ProcessGroupGuard {
  public:
   explicit ProcessGroupGuard(ProcessGroupPtr group);
@@ -47,6 +52,10 @@ class [[nodiscard]] ProcessGroupGuard {
   ~ProcessGroupGuard();
 
   const ProcessGroupPtr& get() const { return group_; }
+  operator const ProcessGroupPtr&() const& { return group_; }
+  // The guard that init_process_group() returned must be kept in a variable: a
+  // temporary one destroys the group at the end of its expression.
+  operator const ProcessGroupPtr&() const&& = delete;
   ProcessGroup* operator->() const { return group_.get(); }
 
  private:

@@ -46,6 +46,20 @@ WORLD_TEST(ProcessGroup, CanBeMadeAgainAfterDestroy, 2) {
   }
 }
 
+WORLD_TEST(ProcessGroup, TheGuardStandsForItsGroup, 1, 2) {
+  // One that nobody keeps would destroy the group at once.
+  static_assert(!std::is_convertible_v<ProcessGroupGuard, ProcessGroupPtr>);
+  auto group = init_process_group();
+  auto tensor = at::ones({1});
+  all_reduce(tensor, {.group = group});
+  EXPECT_EQ(tensor.item<float>(), static_cast<float>(world.size));
+  EXPECT_EQ(get_rank(group), world.rank);
+  const ProcessGroupPtr handle = group;
+  EXPECT_EQ(handle, default_group());
+  destroy_process_group(group);
+  EXPECT_FALSE(is_initialized());
+}
+
 WORLD_TEST(ProcessGroup, NewGroupsOfSubsetsWorkSideBySide, 3, 5) {
   auto group = init_process_group();
   std::vector<int> even;
