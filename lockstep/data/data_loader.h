@@ -5,10 +5,13 @@
 #include <torch/data/transforms/stack.h>
 
 #include <chrono>
+#include <concepts>
+#include <exception>
 #include <iterator>
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -44,6 +47,21 @@ void check_loader(const DataLoaderOptions& options, const Sampler& sampler,
 
 int64_t batches(int64_t samples, const DataLoaderOptions& options);
 
+// LibTorch's samplers know neither the ranks (each would train on everything,
+// or on what its own seed gives) nor how far the loop has come.
+template <class Other>
+Sampler& refuse_sampler() {
+  static_assert(
+      std::is_base_of_v<Sampler, Other>,
+      "lockstep::DataLoader takes a lockstep::Sampler. Instead of LibTorch's "
+      "RandomSampler or DistributedRandomSampler use "
+      "lockstep::DistributedSampler(dataset_size), which works with one "
+      "process too; instead of SequentialSampler or "
+      "DistributedSequentialSampler give it {.shuffle = false}; for an order "
+      "of your own derive from lockstep::Sampler.");
+  std::terminate();
+}
+
 // What Python's default_collate does: a list of samples becomes one batch.
 template <class Batch>
 Batch collate(Batch batch) {
@@ -69,6 +87,8 @@ torch::data::Example<at::Tensor, Target> collate(
 // `.map(...)`), TensorDataset, or a class of one's own. A batch is what
 // get_batch() returns, except that a vector of torch::data::Example is
 // stacked into one Example ([B, ...] each), as Python's default_collate does.
+//
+// Sampler: DistributedSampler, or a class of one's own; not LibTorch's.
 //
 // Dataset and sampler are *referred to*, never copied, and must outlive the
 // loader: what is said to the sampler (set_epoch, load_state_dict) reaches the
@@ -107,6 +127,12 @@ class DataLoader {
     data_detail::check_loader(options, sampler,
                               size ? static_cast<int64_t>(*size) : -1);
   }
+
+  // Does not compile: LibTorch's samplers are not Samplers.
+  template <class Other>
+    requires(!std::derived_from<Other, Sampler>)
+  DataLoader(Dataset& dataset, Other&, DataLoaderOptions = {})
+      : DataLoader(dataset, data_detail::refuse_sampler<Other>()) {}
 
   DataLoader(const DataLoader&) = delete;
   DataLoader& operator=(const DataLoader&) = delete;
