@@ -77,6 +77,19 @@ bool is_aside_name(const std::string& name, const std::string& target) {
       [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
 }
 
+void check_can_save(const std::string& path) {
+  try {
+    const AtomicFile tried(path);
+  } catch (const std::system_error& error) {
+    const std::string folder = fs::path(path).parent_path().string();
+    throw std::system_error(
+        error.code(),
+        "no snapshot can be saved as \"" + path + "\"; make the folder \"" +
+            (folder.empty() ? "." : folder) +
+            "\" and let rank 0 write there, or name another path");
+  }
+}
+
 AtomicFile::AtomicFile(const std::string& path) : path_(path) {
   const fs::path target = target_of(path);
   directory_ = target.has_parent_path() ? target.parent_path().string() : ".";

@@ -53,6 +53,11 @@ class AtomicFile {
   FileDescriptor fd_;
 };
 
+// Throws, with the path and the cause, unless a file can be made where an
+// AtomicFile of `path` would make it. Nothing stays there: for finding out
+// before hours of training, not after them, that the folder is missing.
+void check_can_save(const std::string& path);
+
 // Whether `name` (without a directory) is one that AtomicFile gives a file
 // aside for `target`.
 bool is_aside_name(const std::string& name, const std::string& target);

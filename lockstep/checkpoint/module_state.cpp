@@ -48,54 +48,70 @@ std::string list_of(const std::vector<std::string>& items) {
   return text;
 }
 
-std::map<std::string, at::Tensor> by_name(const NamedTensors& state,
-                                          const NamedTensors& own) {
+// `state` under the names of a module whose own tensors are `own`.
+NamedTensors without_wrapper(NamedTensors state, const NamedTensors& own) {
   const auto wrapped = [](const auto& item) {
     return item.first.starts_with(kWrapperPrefix);
   };
-  const bool strip = std::all_of(state.begin(), state.end(), wrapped) &&
-                     std::none_of(own.begin(), own.end(), wrapped);
-  std::map<std::string, at::Tensor> named;
-  for (const auto& [name, tensor] : state) {
-    named.emplace(strip ? name.substr(kWrapperPrefix.size()) : name, tensor);
+  if (std::all_of(state.begin(), state.end(), wrapped) &&
+      std::none_of(own.begin(), own.end(), wrapped)) {
+    for (auto& [name, tensor] : state) name.erase(0, kWrapperPrefix.size());
   }
-  return named;
+  return state;
 }
 
-std::map<std::string, at::Tensor> checked(const NamedTensors& own,
-                                          const NamedTensors& state) {
-  std::map<std::string, at::Tensor> given = by_name(state, own);
-  std::vector<std::string> missing;
-  std::vector<std::string> surplus;
+bool fits(const at::Tensor& given, const at::Tensor& own, bool convert) {
+  const bool converts =
+      convert && given.is_floating_point() && own.is_floating_point();
+  return given.sizes() == own.sizes() &&
+         (converts || given.scalar_type() == own.scalar_type());
+}
+
+struct Plan {
+  // {from the state, the module's own}
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;
+  IncompatibleKeys incompatible;
+};
+
+Plan plan(const NamedTensors& own, const NamedTensors& state,
+          const RestoreModuleOptions& options) {
+  const NamedTensors named = without_wrapper(state, own);
+  const std::map<std::string, at::Tensor> given(named.begin(), named.end());
+  const std::map<std::string, at::Tensor> expected(own.begin(), own.end());
+  Plan made;
   std::vector<std::string> different;
-  std::map<std::string, at::Tensor> expected(own.begin(), own.end());
   for (const auto& [name, tensor] : own) {
     const auto found = given.find(name);
     if (found == given.end()) {
-      missing.push_back(name);
-    } else if (found->second.sizes() != tensor.sizes() ||
-               found->second.scalar_type() != tensor.scalar_type()) {
+      made.incompatible.missing_keys.push_back(name);
+    } else if (!fits(found->second, tensor, options.convert)) {
       different.push_back(name + " (snapshot " + describe(found->second) +
                           ", model " + describe(tensor) + ")");
+    } else {
+      made.copies.emplace_back(found->second, tensor);
     }
   }
-  for (const auto& [name, tensor] : given) {
-    if (!expected.contains(name)) surplus.push_back(name);
+  for (const auto& [name, tensor] : named) {
+    if (!expected.contains(name)) {
+      made.incompatible.unexpected_keys.push_back(name);
+    }
   }
   std::string wrong;
   const auto add = [&](const char* what, const auto& items) {
     if (items.empty()) return;
     wrong += (wrong.empty() ? "" : "; ") + std::string(what) + list_of(items);
   };
-  add("the snapshot lacks ", missing);
-  add("the model lacks ", surplus);
+  if (options.strict) {
+    add("the snapshot lacks ", made.incompatible.missing_keys);
+    add("the model lacks ", made.incompatible.unexpected_keys);
+  }
   add("they differ in ", different);
   if (!wrong.empty()) {
     throw std::invalid_argument(
         "the snapshot is of another model: " + wrong +
         "; build the model that was saved, or name another snapshot");
   }
-  return given;
+  return made;
 }
 
 }  // namespace
@@ -106,16 +122,19 @@ NamedTensors capture_module(const torch::nn::Module& module) {
   return state;
 }
 
-void check_module_state(const torch::nn::Module& module,
-                        const NamedTensors& state) {
-  checked(capture_module(module), state);
+IncompatibleKeys check_module_state(const torch::nn::Module& module,
+                                    const NamedTensors& state,
+                                    const RestoreModuleOptions& options) {
+  return plan(capture_module(module), state, options).incompatible;
 }
 
-void restore_module(torch::nn::Module& module, const NamedTensors& state) {
+IncompatibleKeys restore_module(torch::nn::Module& module,
+                                const NamedTensors& state,
+                                const RestoreModuleOptions& options) {
   const at::NoGradGuard no_grad;
-  const NamedTensors own = capture_module(module);
-  const auto given = checked(own, state);
-  for (const auto& [name, tensor] : own) tensor.copy_(given.at(name));
+  Plan made = plan(capture_module(module), state, options);
+  for (const auto& [from, to] : made.copies) to.copy_(from);
+  return std::move(made.incompatible);
 }
 
 }  // namespace lockstep

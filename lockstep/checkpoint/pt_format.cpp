@@ -67,38 +67,9 @@ std::string folder_of(const InputFile& file, const ZipReader& zip) {
   return folder;
 }
 
-}  // namespace
-
-void write_pt(AtomicFile& file, const PickleValue& tree) {
-  StorageTable storages;
-  const std::string pickle = write_pickle(
-      tree, [&](const at::Tensor& tensor) { return storages.name(tensor); });
-  // LibTorch's writer throws from its destructor after a failed write: it is
-  // told that all went well, and the failure is kept for the end.
-  std::exception_ptr failure;
-  {
-    caffe2::serialize::PyTorchStreamWriter writer(
-        [&](const void* data, size_t size) {
-          try {
-            if (!failure) file.write(data, size);
-          } catch (...) {
-            failure = std::current_exception();
-          }
-          return size;
-        });
-    writer.writeRecord("data.pkl", pickle.data(), pickle.size());
-    writer.writeRecord("byteorder", "little", 6);
-    const auto& tensors = storages.tensors();
-    for (size_t i = 0; i < tensors.size() && !failure; ++i) {
-      writer.writeRecord("data/" + std::to_string(i), tensors[i].data_ptr(),
-                         tensors[i].nbytes());
-    }
-    writer.writeEndOfFile();
-  }
-  if (failure) std::rethrow_exception(failure);
-}
-
-Snapshot read_pt(const InputFile& file) {
+// `take(tree, zip)`, with errors that name the file.
+template <class Take>
+auto read_tree(const InputFile& file, Take take) {
   const ZipReader zip(file);
   const std::string folder = folder_of(file, zip);
   if (const auto* order = zip.find(folder + "byteorder")) {
@@ -132,7 +103,48 @@ Snapshot read_pt(const InputFile& file) {
     return bytes.storage();
   };
   try {
-    Snapshot snapshot = snapshot_of(read_pickle(pickle, load));
+    return take(read_pickle(pickle, load), zip);
+  } catch (const PickleError& error) {
+    throw SnapshotError(file.path(),
+                        std::string("cannot be used: ") + error.what(),
+                        kNameASnapshot);
+  }
+}
+
+}  // namespace
+
+void write_pt(AtomicFile& file, const PickleValue& tree) {
+  StorageTable storages;
+  const std::string pickle = write_pickle(
+      tree, [&](const at::Tensor& tensor) { return storages.name(tensor); });
+  // LibTorch's writer throws from its destructor after a failed write: it is
+  // told that all went well, and the failure is kept for the end.
+  std::exception_ptr failure;
+  {
+    caffe2::serialize::PyTorchStreamWriter writer(
+        [&](const void* data, size_t size) {
+          try {
+            if (!failure) file.write(data, size);
+          } catch (...) {
+            failure = std::current_exception();
+          }
+          return size;
+        });
+    writer.writeRecord("data.pkl", pickle.data(), pickle.size());
+    writer.writeRecord("byteorder", "little", 6);
+    const auto& tensors = storages.tensors();
+    for (size_t i = 0; i < tensors.size() && !failure; ++i) {
+      writer.writeRecord("data/" + std::to_string(i), tensors[i].data_ptr(),
+                         tensors[i].nbytes());
+    }
+    writer.writeEndOfFile();
+  }
+  if (failure) std::rethrow_exception(failure);
+}
+
+Snapshot read_pt(const InputFile& file) {
+  return read_tree(file, [](const PickleValue& tree, const ZipReader& zip) {
+    Snapshot snapshot = snapshot_of(tree);
     // Names and checksums stand for the content.
     Digest digest;
     for (const ZipReader::Entry& item : zip.entries()) {
@@ -142,11 +154,13 @@ Snapshot read_pt(const InputFile& file) {
     }
     snapshot.digest = digest.value();
     return snapshot;
-  } catch (const PickleError& error) {
-    throw SnapshotError(file.path(),
-                        std::string("cannot be used: ") + error.what(),
-                        kNameASnapshot);
-  }
+  });
+}
+
+NamedTensors read_pt_entry(const InputFile& file, const std::string& key) {
+  return read_tree(file, [&](const PickleValue& tree, const ZipReader&) {
+    return entry_of(tree, key);
+  });
 }
 
 }  // namespace lockstep

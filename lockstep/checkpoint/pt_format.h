@@ -15,4 +15,7 @@ namespace lockstep {
 void write_pt(AtomicFile& file, const PickleValue& tree);
 Snapshot read_pt(const InputFile& file);
 
+// The state_dict under `key` of the file's dict (read_state_dict()).
+NamedTensors read_pt_entry(const InputFile& file, const std::string& key);
+
 }  // namespace lockstep

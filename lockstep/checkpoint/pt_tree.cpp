@@ -198,6 +198,23 @@ PickleValue tree_of(const Snapshot& snapshot) {
   return {std::move(root)};
 }
 
+NamedTensors entry_of(const PickleValue& tree, const std::string& key) {
+  const auto& root = need<Dict>(tree, "what it holds", "a dict");
+  const PickleValue* entry = root.find(key);
+  if (!entry) {
+    throw std::invalid_argument("the file has no entry \"" + key +
+                                "\"; its entries are " + keys_of(root));
+  }
+  const Dict* dict = entry->as<Dict>();
+  if (!dict || !is_state_dict(*dict)) {
+    throw std::invalid_argument(
+        "the file's entry \"" + key +
+        "\" is no state_dict (a dict of tensors by name); its entries are " +
+        keys_of(root));
+  }
+  return tensors_of(*dict);
+}
+
 Snapshot snapshot_of(const PickleValue& tree) {
   const auto& root = need<Dict>(tree, "what it holds", "a dict");
   Snapshot snapshot;
@@ -210,7 +227,8 @@ Snapshot snapshot_of(const PickleValue& tree) {
   if (!model) {
     throw PickleError(
         "it has no MODEL_STATE and is no state_dict; its keys are " +
-        keys_of(root));
+        keys_of(root) +
+        ", of which load_state_dict() takes one (its option key)");
   }
   snapshot.model_state =
       tensors_of(need<Dict>(*model, "MODEL_STATE", "a dict"));

@@ -17,4 +17,9 @@ PickleValue tree_of(const NamedTensors& tensors);
 // ignored. Throws PickleError.
 Snapshot snapshot_of(const PickleValue& tree);
 
+// The state_dict under `key` of such a dict, whatever else is in it. Throws
+// PickleError if the tree is no dict, std::invalid_argument if it has no such
+// key, or if something else is there.
+NamedTensors entry_of(const PickleValue& tree, const std::string& key);
+
 }  // namespace lockstep

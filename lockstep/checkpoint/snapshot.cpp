@@ -26,6 +26,32 @@ void check_text(const std::string& text) {
   }
 }
 
+// Whether it is a file of torch.save; if not, it is one of safetensors.
+bool is_pt(const InputFile& file) {
+  // By content: a .pt that was renamed is still one.
+  std::array<unsigned char, 9> head{};
+  const size_t size = std::min<uint64_t>(head.size(), file.size());
+  file.read_at(0, head.data(), size);
+  const auto begins = [&](const char* magic, size_t length) {
+    return size >= length && std::memcmp(head.data(), magic, length) == 0;
+  };
+  if (begins("PK\3\4", 4)) return true;
+  // A pickled long by itself: the magic number of torch.save before 1.6.
+  if (begins("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46", 8)) {
+    throw SnapshotError(file.path(), "is of torch.save before version 1.6",
+                        "load it in Python and save it again");
+  }
+  if (size == head.size() && head[8] == '{') return false;
+  if (size == 0) throw SnapshotError(file.path(), "is empty");
+  if (size < head.size()) {
+    throw SnapshotError(file.path(), "has " + std::to_string(size) +
+                                         " bytes only: it was cut short");
+  }
+  throw SnapshotError(file.path(),
+                      "is neither a file of torch.save nor one of safetensors",
+                      "name the file that holds the snapshot");
+}
+
 }  // namespace
 
 void write_snapshot(const std::string& path, const Snapshot& snapshot) {
@@ -57,28 +83,19 @@ void write_state_dict(const std::string& path, const NamedTensors& tensors) {
 
 Snapshot read_snapshot(const std::string& path) {
   const InputFile file(path);
-  // By content: a .pt that was renamed is still one.
-  std::array<unsigned char, 9> head{};
-  const size_t size = std::min<uint64_t>(head.size(), file.size());
-  file.read_at(0, head.data(), size);
-  const auto begins = [&](const char* magic, size_t length) {
-    return size >= length && std::memcmp(head.data(), magic, length) == 0;
-  };
-  if (begins("PK\3\4", 4)) return read_pt(file);
-  // A pickled long by itself: the magic number of torch.save before 1.6.
-  if (begins("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46", 8)) {
-    throw SnapshotError(path, "is of torch.save before version 1.6",
-                        "load it in Python and save it again");
+  return is_pt(file) ? read_pt(file) : read_safetensors(file);
+}
+
+NamedTensors read_state_dict(const std::string& path, const std::string& key) {
+  if (key.empty()) return read_snapshot(path).model_state;
+  const InputFile file(path);
+  try {
+    if (is_pt(file)) return read_pt_entry(file, key);
+    throw std::invalid_argument("a file of safetensors has no entry \"" + key +
+                                "\", only tensors; load it without a key");
+  } catch (const std::invalid_argument& error) {
+    throw std::invalid_argument(path + ": " + error.what());
   }
-  if (size == head.size() && head[8] == '{') return read_safetensors(file);
-  if (size == 0) throw SnapshotError(path, "is empty");
-  if (size < head.size()) {
-    throw SnapshotError(
-        path, "has " + std::to_string(size) + " bytes only: it was cut short");
-  }
-  throw SnapshotError(path,
-                      "is neither a file of torch.save nor one of safetensors",
-                      "name the file that holds the snapshot");
 }
 
 }  // namespace lockstep

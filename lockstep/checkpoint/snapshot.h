@@ -90,4 +90,11 @@ void write_state_dict(const std::string& path, const NamedTensors& tensors);
 // read (ENOENT where there is none).
 Snapshot read_snapshot(const std::string& path);
 
+// The tensors alone: those under `key` in the dict that torch.save wrote, such
+// as "model" of {"model": ..., "epoch": 3}; without a key read_snapshot()'s
+// model. The same errors, and std::invalid_argument if the file has no such
+// entry or if the entry is not a state_dict.
+NamedTensors read_state_dict(const std::string& path,
+                             const std::string& key = {});
+
 }  // namespace lockstep

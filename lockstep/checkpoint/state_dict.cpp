@@ -2,20 +2,24 @@
 
 #include <stdexcept>
 
-#include "lockstep/checkpoint/module_state.h"
-
 namespace lockstep {
 
 void save_state_dict(const std::string& path, const torch::nn::Module& module) {
   write_state_dict(path, capture_module(module));
 }
 
-void load_state_dict(const std::string& path, torch::nn::Module& module) {
-  const NamedTensors tensors = read_snapshot(path).model_state;
+IncompatibleKeys load_state_dict(const std::string& path,
+                                 torch::nn::Module& module,
+                                 const LoadStateDictOptions& options) {
+  NamedTensors tensors = read_state_dict(path, options.key);
   try {
-    restore_module(module, tensors);
+    return restore_module(
+        module, options.rename.apply(std::move(tensors)),
+        {.strict = options.strict, .convert = options.convert});
   } catch (const std::invalid_argument& error) {
-    throw std::invalid_argument(path + ": " + error.what());
+    throw std::invalid_argument(
+        path + ": " + error.what() +
+        " (load_state_dict() has the options rename, strict and convert)");
   }
 }
 

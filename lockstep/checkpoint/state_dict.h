@@ -4,13 +4,16 @@
 
 #include <string>
 
-#include "lockstep/checkpoint/snapshot.h"
+#include "lockstep/checkpoint/module_state.h"
+#include "lockstep/checkpoint/renaming.h"
 
 // A model's weights in a file of their own, to hand over to Python or to take
 // from there. (All that a run needs to go on: training_state.h.)
 //
 //   lockstep::save_state_dict("model.pt", *model);
 //   lockstep::load_state_dict("model.pt", *model);
+//   lockstep::load_state_dict("theirs.pt", *model,
+//                             {.key = "model", .rename = {{"backbone.", ""}}});
 //
 // `*model` of a module holder or of a std::shared_ptr; of a
 // DistributedDataParallel `*model.module()`, so that names have no "module."
@@ -28,20 +31,37 @@ namespace lockstep {
 // errors are those of write_state_dict() (snapshot.h).
 void save_state_dict(const std::string& path, const torch::nn::Module& module);
 
-// Python's module.load_state_dict(torch.load(path)), strict: the file must have
-// exactly the tensors that `module` has, of the same shape. Unlike Python,
-// which would convert, of the same dtype, too; and names that all begin with
-// "module." are taken without it.
+struct LoadStateDictOptions {
+  // For a file of torch.save({"model": model.state_dict(), "epoch": 3}, path):
+  // the name of the entry that holds the weights. Empty: the file is a
+  // state_dict by itself, or a snapshot.
+  std::string key{};
+  // From the file's names to the module's. Afterwards, names that all begin
+  // with "module." are taken without it.
+  Renaming rename{};
+  // See RestoreModuleOptions.
+  bool strict{true};
+  bool convert{false};
+};
+
+// Python's module.load_state_dict(torch.load(path)). If strict, the file must
+// have exactly the tensors that `module` has. Shapes must be the same, and so
+// must dtypes unless `convert` says otherwise (Python always converts).
 //
 // `path` is any file of read_snapshot(): a state_dict of ours or of Python, as
 // it is safe to read from strangers; of a snapshot the model is taken. Values
 // are copied into the tensors that `module` has, wherever those are: whatever
 // shares their memory sees them.
 //
+// Returns what was left out because `strict` is false.
+//
 // Throws, before anything is changed: std::system_error if there is no such
 // file, SnapshotError if it is damaged or another kind of file,
-// std::invalid_argument if it belongs to another model; it names the file and
-// the first few tensors that are missing, too many, or differ.
-void load_state_dict(const std::string& path, torch::nn::Module& module);
+// std::invalid_argument if it has no such entry or belongs to another model; it
+// names the file and the first few tensors that are missing, too many, or
+// differ.
+IncompatibleKeys load_state_dict(const std::string& path,
+                                 torch::nn::Module& module,
+                                 const LoadStateDictOptions& options = {});
 
 }  // namespace lockstep

@@ -11,6 +11,7 @@
 #include <system_error>
 
 #include "lockstep/base/digest.h"
+#include "lockstep/checkpoint/atomic_file.h"
 #include "lockstep/checkpoint/module_state.h"
 #include "lockstep/checkpoint/optimizer_state.h"
 #include "lockstep/comm/collectives.h"
@@ -22,7 +23,7 @@ namespace {
 // The ranks that save or load together; one alone where there is no group.
 class Ranks {
  public:
-  explicit Ranks(const SnapshotOptions& options) : group_(options.group) {
+  explicit Ranks(ProcessGroupPtr group) : group_(std::move(group)) {
     if (!group_ && is_initialized()) group_ = default_group();
   }
   size_t rank() const {
@@ -119,9 +120,10 @@ struct Loaded {
 
 // Everything that can fail on this rank alone.
 Loaded prepare(const std::string& path, const TrainingState& state,
-               const Ranks& ranks) {
+               const Ranks& ranks, bool will_save) {
   Loaded loaded;
   try {
+    if (will_save && ranks.rank() == 0) check_can_save(path);
     try {
       loaded.snapshot = read_snapshot(path);
     } catch (const std::system_error& error) {
@@ -210,7 +212,7 @@ void agree(const std::string& path, const Loaded& mine, const Ranks& ranks) {
 
 void save_snapshot(const std::string& path, const TrainingState& state,
                    const SnapshotOptions& options) {
-  const Ranks ranks(options);
+  const Ranks ranks(options.group);
   const auto generators = ranks.gather(generator_state());
   std::exception_ptr failure;
   if (ranks.rank() == 0) {
@@ -242,9 +244,9 @@ void save_snapshot(const std::string& path, const TrainingState& state,
 }
 
 bool load_snapshot(const std::string& path, TrainingState& state,
-                   const SnapshotOptions& options) {
-  const Ranks ranks(options);
-  const Loaded loaded = prepare(path, state, ranks);
+                   const LoadSnapshotOptions& options) {
+  const Ranks ranks(options.group);
+  const Loaded loaded = prepare(path, state, ranks, options.will_save);
   agree(path, loaded, ranks);
   if (loaded.outcome == Loaded::kMissing) return false;
   restore_module(*state.model, loaded.snapshot.model_state);

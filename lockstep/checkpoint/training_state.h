@@ -53,6 +53,15 @@ struct SnapshotOptions {
   ProcessGroupPtr group{};
 };
 
+struct LoadSnapshotOptions {
+  // As SnapshotOptions::group.
+  ProcessGroupPtr group{};
+  // Whether this run will save under the same path. If so, a folder that is
+  // missing or that rank 0 cannot write to is an error now, not at the first
+  // save. False for a run that only reads.
+  bool will_save{true};
+};
+
 // Collective. The group's first rank writes `path` (snapshot.h: format by name,
 // replaced as a whole, on the disk when this returns); model, optimizer and
 // numbers are its own, the state of the default CPU generator is each rank's.
@@ -74,12 +83,13 @@ void save_snapshot(const std::string& path, const TrainingState& state,
 // r, so that all differ and the same resume draws the same numbers; without
 // saved states they are left as they are.
 //
-// Throws, on every rank and before any of them has changed anything: if one
+// Throws, on every rank and before any of them has changed anything: if
+// nothing can be saved under `path` (LoadSnapshotOptions::will_save), if one
 // rank cannot read the file or it does not fit its model or optimizer (that
 // rank throws the errors of snapshot.h, module_state.h, optimizer_state.h, the
 // others a SnapshotError that names it), if the file is on some ranks only or
 // not the same on all.
 bool load_snapshot(const std::string& path, TrainingState& state,
-                   const SnapshotOptions& options = {});
+                   const LoadSnapshotOptions& options = {});
 
 }  // namespace lockstep

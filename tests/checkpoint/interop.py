@@ -89,6 +89,21 @@ def write():
     torch.save(model.state_dict(), f"{FOLDER}/checkpoint.pt")
     torch.save({"MODEL_STATE": model.state_dict(), "EPOCHS_RUN": 10},
                f"{FOLDER}/protocol4.pt", pickle_protocol=4)
+    # How programs save that are not the tutorial.
+    torch.save({"model": model.state_dict(),
+                "optimizer": OPTIMIZERS["Adam"](model.parameters()).state_dict(),
+                "epoch": 3, "loss": 0.25,
+                "arguments": {"lr": 0.1, "name": "a", "sizes": [1, 2]}},
+               f"{FOLDER}/entries.pt")
+    for name, dtype in {"half": torch.float16, "bfloat16": torch.bfloat16,
+                        "float": torch.float32}.items():
+        weights = {key: value.to(dtype) if value.is_floating_point() else value
+                   for key, value in model.state_dict().items()}
+        torch.save(weights, f"{FOLDER}/{name}.pt")
+        other = build()
+        other.load_state_dict(weights)
+        torch.save(other.state_dict(), f"{FOLDER}/converted-{name}.pt")
+    write_incompatible(model.state_dict())
     base = torch.arange(24.0).view(4, 6)
     torch.save({
         "transposed": base.t(), "slice": base[1:3, ::2], "same": base,
@@ -112,6 +127,31 @@ def write():
         torch.save(model.state_dict(), f"{FOLDER}/python-{name}-end.pt")
     torch.save({"fun": print}, f"{FOLDER}/function.pt")
     torch.save(build(), f"{FOLDER}/module.pt")
+
+
+def write_incompatible(weights):
+    """State dicts that do not fit, and what Python leaves out of each."""
+    fewer = {key: value for key, value in weights.items()
+             if key not in {"0.bias", "2.running_mean"}}
+    more = {"head.weight": torch.ones(2), **weights,
+            "0.scale": torch.ones(1), "2.sub.bias": torch.ones(1)}
+    others = {"0.weights" if key == "0.weight" else key: value
+              for key, value in weights.items()}
+    said = {}
+    for name, state in {"fewer.pt": fewer, "more.pt": more,
+                        "others.pt": others}.items():
+        torch.save(state, f"{FOLDER}/{name}")
+        result = build().load_state_dict(state, strict=False)
+        said[name] = {"missing": result.missing_keys,
+                      "unexpected": sorted(result.unexpected_keys)}
+        try:
+            build().load_state_dict(state)
+        except RuntimeError:
+            pass
+        else:
+            raise AssertionError(f"{name} fits")
+    with open(f"{FOLDER}/incompatible.json", "w") as file:
+        json.dump(said, file)
 
 
 def check():

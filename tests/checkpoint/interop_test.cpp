@@ -3,7 +3,9 @@
 
 #include <gmock/gmock.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <nlohmann/json.hpp>
 
 #include "lockstep/checkpoint/module_state.h"
 #include "lockstep/checkpoint/optimizer_state.h"
@@ -169,6 +171,60 @@ TEST_F(PythonInterop, AStateDictOfOursIsLoadedByPython) {
   }
   save_state_dict(file("cpp-layers.pth"), layers);
   python("check-state-dict");
+}
+
+// {'model': ..., 'epoch': ...}, which is how most programs save.
+TEST_F(PythonInterop, AnEntryOfADictIsLoadedByItsKey) {
+  auto model = build();
+  const std::string path = file("entries.pt");
+  EXPECT_THAT(
+      message_of([&] { load_state_dict(path, *model); }),
+      HasSubstr("its keys are model, optimizer, epoch, loss, arguments, "
+                "of which load_state_dict() takes one"));
+  EXPECT_THAT(
+      message_of([&] { load_state_dict(path, *model, {.key = "net"}); }),
+      HasSubstr("the file has no entry \"net\"; its entries are model, "
+                "optimizer, epoch, loss, arguments"));
+  EXPECT_THAT(
+      message_of([&] { load_state_dict(path, *model, {.key = "epoch"}); }),
+      HasSubstr("entry \"epoch\" is no state_dict"));
+  load_state_dict(path, *model, {.key = "model"});
+  const auto expected = read_snapshot(file("checkpoint.pt")).model_state;
+  const auto loaded = capture_module(*model);
+  for (size_t i = 0; i < loaded.size(); ++i) {
+    EXPECT_TRUE(torch::equal(loaded[i].second, expected[i].second));
+  }
+}
+
+TEST_F(PythonInterop, HalfWeightsOfPythonAreConverted) {
+  for (const char* name : {"half.pt", "bfloat16.pt", "float.pt"}) {
+    auto model = build();
+    EXPECT_THROW(load_state_dict(file(name), *model), std::invalid_argument);
+    load_state_dict(file(name), *model, {.convert = true});
+    const auto expected = read_snapshot(file("converted-" + std::string(name)));
+    const auto loaded = capture_module(*model);
+    for (size_t i = 0; i < loaded.size(); ++i) {
+      EXPECT_TRUE(
+          torch::equal(loaded[i].second, expected.model_state[i].second))
+          << name << " " << loaded[i].first;
+    }
+  }
+}
+
+// What Python's load_state_dict(strict=False) returns, of the same files.
+TEST_F(PythonInterop, WhatIsLeftOutIsWhatPythonLeavesOut) {
+  const auto said = nlohmann::json::parse(read_file(file("incompatible.json")));
+  for (const char* name : {"fewer.pt", "more.pt", "others.pt"}) {
+    auto model = build();
+    EXPECT_THROW(load_state_dict(file(name), *model), std::invalid_argument);
+    const auto left = load_state_dict(file(name), *model, {.strict = false});
+    const auto& python = said[name];
+    EXPECT_EQ(nlohmann::json(left.missing_keys), python["missing"]) << name;
+    // Python's are in the order of its modules.
+    auto unexpected = left.unexpected_keys;
+    std::ranges::sort(unexpected);
+    EXPECT_EQ(nlohmann::json(unexpected), python["unexpected"]) << name;
+  }
 }
 
 TEST_F(PythonInterop, CodeInAFileIsRefusedByName) {

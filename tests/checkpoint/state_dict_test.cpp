@@ -10,6 +10,7 @@ namespace lockstep {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
@@ -155,6 +156,140 @@ TEST_F(StateDict, AFailedSaveKeepsTheOldFile) {
                std::invalid_argument);
   EXPECT_EQ(read_file(path_), before);
   EXPECT_EQ(folder_.count(), 1u);
+}
+
+TEST_F(StateDict, NamesAreReplacedByPrefixOrByAFunction) {
+  auto tensors = capture_module(*model_of(2));
+  for (auto& [name, tensor] : tensors) {
+    name = (name.starts_with("0.") ? "backbone.fc." : "norm.") + name.substr(2);
+  }
+  write_state_dict(path_, tensors);
+  auto model = model_of(5);
+  load_state_dict(path_, *model,
+                  {.rename = {{"backbone.fc.", "0."}, {"norm.", "1."}}});
+  EXPECT_TRUE(holds(*model, 2));
+
+  model = model_of(5);
+  load_state_dict(path_, *model, {.rename = [](const std::string& name) {
+                    return (name.starts_with("norm.") ? "1" : "0") +
+                           name.substr(name.rfind('.'));
+                  }});
+  EXPECT_TRUE(holds(*model, 2));
+
+  // The first pair that fits counts, and what fits none stays.
+  model = model_of(5);
+  const auto left = load_state_dict(
+      path_, *model,
+      {.rename = {{"norm.", "1."}, {"norm.w", "0."}}, .strict = false});
+  EXPECT_THAT(left.missing_keys, ElementsAre("0.weight", "0.bias"));
+  EXPECT_THAT(left.unexpected_keys,
+              ElementsAre("backbone.fc.weight", "backbone.fc.bias"));
+}
+
+TEST_F(StateDict, APrefixOfAWrapperIsTakenOffAfterRenaming) {
+  auto tensors = capture_module(*model_of(2));
+  for (auto& [name, tensor] : tensors) name = "module.net." + name;
+  write_state_dict(path_, tensors);
+  auto model = model_of(5);
+  load_state_dict(path_, *model, {.rename = {{"module.net.", "module."}}});
+  EXPECT_TRUE(holds(*model, 2));
+}
+
+TEST_F(StateDict, TwoNamesThatBecomeOneAreRefused) {
+  save_state_dict(path_, *model_of(2));
+  auto model = model_of(5);
+  EXPECT_THAT(message_of([&] {
+                load_state_dict(path_, *model, {.rename = {{"0.", "1."}}});
+              }),
+              HasSubstr("rename makes \"1.weight\" of both \"0.weight\" and "
+                        "\"1.weight\""));
+  EXPECT_TRUE(holds(*model, 5));
+}
+
+TEST_F(StateDict, NotStrictItSaysWhatItLeftOut) {
+  auto tensors = capture_module(*model_of(2));
+  tensors[1].first = "0.biass";
+  write_state_dict(path_, tensors);
+  auto model = model_of(5);
+  const auto left = load_state_dict(path_, *model, {.strict = false});
+  EXPECT_THAT(left.missing_keys, ElementsAre("0.bias"));
+  EXPECT_THAT(left.unexpected_keys, ElementsAre("0.biass"));
+  const auto now = capture_module(*model);
+  EXPECT_TRUE(now[0].second.eq(2).all().item<bool>());
+  EXPECT_TRUE(now[1].second.eq(5).all().item<bool>());
+}
+
+TEST_F(StateDict, NotStrictAnotherShapeIsStillRefused) {
+  auto tensors = capture_module(*model_of(2));
+  tensors[0].second = torch::zeros({4, 3});
+  tensors.pop_back();
+  write_state_dict(path_, tensors);
+  auto model = model_of(5);
+  const std::string said =
+      message_of([&] { load_state_dict(path_, *model, {.strict = false}); });
+  EXPECT_THAT(said, AllOf(HasSubstr("0.weight (snapshot Float[4, 3]"),
+                          Not(HasSubstr("lacks"))));
+  EXPECT_TRUE(holds(*model, 5));
+}
+
+TEST_F(StateDict, FloatingPointTensorsAreConvertedIfAskedFor) {
+  for (const auto dtype : {torch::kHalf, torch::kBFloat16, torch::kDouble}) {
+    NamedTensors tensors = capture_module(*model_of(2));
+    for (auto& [name, tensor] : tensors) {
+      if (tensor.is_floating_point()) tensor = tensor.to(dtype);
+    }
+    write_state_dict(path_, tensors);
+    auto model = model_of(5);
+    EXPECT_THAT(message_of([&] { load_state_dict(path_, *model); }),
+                HasSubstr("options rename, strict and convert"));
+    EXPECT_TRUE(holds(*model, 5));
+    load_state_dict(path_, *model, {.convert = true});
+    EXPECT_TRUE(holds(*model, 2));
+    EXPECT_EQ(model->parameters()[0].scalar_type(), torch::kFloat);
+
+    // And back: weights of float32 into a model of that dtype.
+    save_state_dict(path_, *model_of(3));
+    auto low = model_of(5);
+    low->to(dtype);
+    for (const auto& item : low->named_buffers()) {
+      if (item.key().ends_with("num_batches_tracked")) {
+        item.value().set_data(item.value().to(torch::kLong));
+      }
+    }
+    load_state_dict(path_, *low, {.convert = true});
+    EXPECT_TRUE(holds(*low, 3));
+    EXPECT_EQ(low->parameters()[0].scalar_type(), dtype);
+  }
+}
+
+TEST_F(StateDict, IntegersAreNeverConverted) {
+  auto tensors = capture_module(*model_of(2));
+  ASSERT_EQ(tensors.back().first, "1.num_batches_tracked");
+  tensors.back().second = torch::ones({});
+  write_state_dict(path_, tensors);
+  auto model = model_of(5);
+  EXPECT_THAT(
+      message_of([&] { load_state_dict(path_, *model, {.convert = true}); }),
+      HasSubstr("1.num_batches_tracked (snapshot Float[], model Long[])"));
+}
+
+TEST_F(StateDict, OnlyADictOfTorchSaveHasEntries) {
+  const std::string safetensors = folder_.file("model.safetensors");
+  save_state_dict(safetensors, *model_of(2));
+  auto model = model_of(5);
+  EXPECT_THAT(message_of([&] {
+                load_state_dict(safetensors, *model, {.key = "model"});
+              }),
+              AllOf(StartsWith(safetensors),
+                    HasSubstr("safetensors has no entry \"model\"")));
+  write_snapshot(path_, {.model_state = capture_module(*model_of(2))});
+  load_state_dict(path_, *model, {.key = "MODEL_STATE"});
+  EXPECT_TRUE(holds(*model, 2));
+  EXPECT_THAT(
+      message_of([&] { load_state_dict(path_, *model, {.key = "model"}); }),
+      AllOf(StartsWith(path_),
+            HasSubstr("the file has no entry \"model\"; its "
+                      "entries are MODEL_STATE, EPOCHS_RUN")));
 }
 
 TEST_F(StateDict, AMissingFileIsASystemError) {

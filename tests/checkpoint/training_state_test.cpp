@@ -74,6 +74,41 @@ WORLD_TEST(TrainingState, WithoutAFileNothingIsLoaded, 1, 2) {
   EXPECT_EQ(run.state.next_epoch(), 0);
 }
 
+WORLD_TEST(TrainingState, AMissingFolderIsFoundBeforeTraining, 1, 2, 3) {
+  const auto group = init_process_group();
+  Run run;
+  const std::string path = world.folder / "no such folder/a.pt";
+  const std::string message =
+      message_of([&] { load_snapshot(path, run.state); });
+  EXPECT_THAT(message, HasSubstr("no snapshot can be saved as"));
+  EXPECT_THAT(message, HasSubstr("make the folder"));
+  EXPECT_THAT(message, HasSubstr("No such file or directory"));
+  EXPECT_THAT(message, ::testing::Not(HasSubstr("\n")));
+  if (world.rank > 0) {
+    EXPECT_THAT(message, HasSubstr("rank 0"));
+  }
+  // A run that only reads finds no file there.
+  EXPECT_FALSE(load_snapshot(path, run.state, {.will_save = false}));
+}
+
+WORLD_TEST(TrainingState, AFolderThatTakesNoFilesIsFoundBeforeTraining, 1, 2) {
+  const auto group = init_process_group();
+  Run run;
+  // Nobody, root included, can make a file there.
+  EXPECT_THAT(message_of([&] { load_snapshot("/proc/a.pt", run.state); }),
+              HasSubstr("no snapshot can be saved as \"/proc/a.pt\""));
+  EXPECT_FALSE(load_snapshot("/proc/a.pt", run.state, {.will_save = false}));
+}
+
+WORLD_TEST(TrainingState, LookingWhetherItCanSaveLeavesNothing, 1, 2) {
+  const auto group = init_process_group();
+  Run run;
+  const auto folder = world.folder / "empty";
+  std::filesystem::create_directories(folder);
+  EXPECT_FALSE(load_snapshot(folder / "a.pt", run.state));
+  EXPECT_TRUE(std::filesystem::is_empty(folder));
+}
+
 WORLD_TEST(TrainingState, AFailedSaveIsAnErrorOnEveryRank, 1, 2, 3) {
   const auto group = init_process_group();
   Run run;

@@ -1,0 +1,46 @@
+#pragma once
+
+#include <concepts>
+#include <functional>
+#include <initializer_list>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "lockstep/checkpoint/snapshot.h"
+
+namespace lockstep {
+
+// How names in a file become names of a module, where the two differ:
+//
+//   .rename = {{"backbone.", ""}, {"head.", "fc."}}
+//   .rename = [](const std::string& name) { return "net." + name; }
+//
+// Of prefixes the first one that a name begins with is replaced, once; a name
+// that begins with none of them stays. Without any, every name stays.
+class Renaming {
+ public:
+  using Prefixes = std::vector<std::pair<std::string, std::string>>;
+
+  Renaming() = default;
+  Renaming(std::initializer_list<Prefixes::value_type> prefixes)
+      : Renaming(Prefixes(prefixes)) {}
+  Renaming(Prefixes prefixes);
+
+  template <class Function>
+    requires(!std::same_as<std::remove_cvref_t<Function>, Renaming> &&
+             std::is_invocable_r_v<std::string, Function&, const std::string&>)
+  Renaming(Function function) : function_(std::move(function)) {}
+
+  explicit operator bool() const { return function_ != nullptr; }
+
+  // The tensors under their new names, in the same order. Throws
+  // std::invalid_argument if two names become one.
+  NamedTensors apply(NamedTensors tensors) const;
+
+ private:
+  std::function<std::string(const std::string&)> function_;
+};
+
+}  // namespace lockstep
