@@ -8,6 +8,8 @@
 #include <stdexcept>
 #include <vector>
 
+#include "lockstep/amp/slow_autocast.h"
+
 namespace lockstep {
 
 namespace {
@@ -46,6 +48,9 @@ autocast::autocast(c10::DeviceType device, std::optional<c10::ScalarType> dtype,
   auto chosen = dtype.value_or(dtype_before_);
   if (enabled) check_dtype(device, chosen);
   if (device == c10::DeviceType::CUDA && !at::hasCUDA()) enabled = false;
+  if (enabled && device == c10::DeviceType::CPU) {
+    amp_detail::warn_if_slow_on_cpu(chosen);
+  }
 
   at::autocast::set_autocast_enabled(device, enabled);
   at::autocast::set_autocast_dtype(device, chosen);

@@ -38,6 +38,11 @@ namespace lockstep {
 // thread started under a guard has none of it (backward's threads take over
 // the one of the thread that called backward).
 //
+// On a CPU without AVX-512 (bfloat16) or its FP16 extension (float16) LibTorch
+// has no fast kernels for these, and training is many times slower than in
+// float32: the first such guard warns (TORCH_WARN_ONCE), as nothing else would
+// tell.
+//
 // Throws std::invalid_argument for a device that LibTorch cannot autocast, and
 // for a dtype that the device's autocast does not take, where Python warns and
 // goes on without autocast. Where LibTorch sees no GPU, an enabled guard for

@@ -5,6 +5,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cstdlib>
+#include <iostream>
 #include <stdexcept>
 #include <thread>
 
@@ -33,6 +35,42 @@ TEST(Autocast, RunsProductsInBfloat16OnTheCpuUnlessToldOtherwise) {
     EXPECT_EQ(dtype_of_product(), at::kHalf);
   }
   EXPECT_EQ(dtype_of_product(), at::kFloat);
+}
+
+// oneDNN, which LibTorch asks, is told to use AVX2 and no more. It reads that
+// once, so the guards are in a process of their own.
+TEST(AutocastDeathTest, OnACpuWithoutFastKernelsItWarnsOnce) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  const auto guards = [](const char* isa, bool enabled) {
+    ::setenv("ONEDNN_MAX_CPU_ISA", isa, 1);
+    for (int i = 0; i < 3; ++i) {
+      autocast mixed(at::kCPU, at::kBFloat16, enabled);
+    }
+    for (int i = 0; i < 3; ++i) {
+      autocast mixed(at::kCPU, at::kHalf, enabled);
+    }
+    std::cerr << "guards ended\n";
+    std::exit(0);
+  };
+  const auto times = [](const std::string& words, int expected) {
+    return ::testing::ResultOf(
+        "times \"" + words + "\" is printed",
+        [words](const std::string& text) {
+          int found = 0;
+          for (size_t at = text.find(words); at != std::string::npos;
+               at = text.find(words, at + 1)) {
+            ++found;
+          }
+          return found;
+        },
+        expected);
+  };
+  EXPECT_EXIT(guards("AVX2", true), ::testing::ExitedWithCode(0),
+              AllOf(times("autocast: this CPU has no fast bfloat16", 1),
+                    times("autocast: this CPU has no fast float16", 1),
+                    HasSubstr("guards ended")));
+  EXPECT_EXIT(guards("AVX2", false), ::testing::ExitedWithCode(0),
+              AllOf(times("no fast", 0), HasSubstr("guards ended")));
 }
 
 TEST(Autocast, DefaultDtypesArePythons) {
