@@ -16,7 +16,8 @@ PAGEs are relative to SOURCE. How blocks of a page are marked:
             in $PORT. Must succeed.
 ```console  `$ command`, and what it prints: lines in any order, `...` for any
             text. Commands share the folder of ```sh.
-```cmake    Lines that the project in tests/repository/consumer has too.
+```cmake    Lines that a project which the tests build has too: that in
+            tests/repository/consumer, or examples/own_project.
 ```python   Run by the tests' Python, in the page's folder, after its commands.
 ```text     Anything else; not looked at.
 
@@ -320,11 +321,17 @@ def sessions(where, block):
 
 
 def check_cmake(source, page, block):
-    project = source / "tests/repository/consumer/CMakeLists.txt"
-    have = re.sub(r"\bconsumer\b", "program", project.read_text()).splitlines()
-    for line in block.text:
-        if line.strip() and line not in have:
-            raise Mistake(f"{page}:{block.line}: \"{line}\" is not in {project}")
+    projects = [(source / "tests/repository/consumer/CMakeLists.txt", "consumer"),
+                (source / "examples/own_project/CMakeLists.txt", "train")]
+    for project, program in projects:
+        have = re.sub(rf"\b{program}\b", "program", project.read_text())
+        missing = [line for line in block.text
+                   if line.strip() and line.strip() not in
+                   [each.strip() for each in have.splitlines()]]
+        if not missing:
+            return
+    raise Mistake(f"{page}:{block.line}: no project of the tests has all of these "
+                  f"lines; {project} lacks \"{missing[0]}\"")
 
 
 def check_names(source, page, text):

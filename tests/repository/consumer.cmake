@@ -40,6 +40,11 @@ if(NOT output MATCHES "rank 0 stepped its part" OR
   message(FATAL_ERROR "the consumer said:\n${output}")
 endif()
 
+# The example of docs/install.md finds it, too.
+run(${CMAKE_COMMAND} -S ${OWN_PROJECT} -B ${binary}/own_project -G Ninja
+    -D CMAKE_CXX_COMPILER=${COMPILER}
+    -D Torch_DIR=${TORCH} -D CMAKE_PREFIX_PATH=${prefix})
+
 # Two nodes: the installed launcher finds its module, and that LibTorch.
 string(RANDOM LENGTH 4 ALPHABET 0123456789 digits)
 set(node "${prefix}/bin/lockstep run --nnodes=2 --master-addr=127.0.0.1 \
