@@ -1,19 +1,20 @@
-# lockstep_test(NAME SOURCES ... LABELS ... [LIBRARIES ...] [TORCH] [SANITIZED]
-#               [DEADLINE s])
+# lockstep_test(NAME SOURCES ... LABELS ... [LIBRARIES ...] [TORCH]
+#               [SANITIZERS ...] [DEADLINE s])
 #
 # One test program and one ctest entry: its cases share a process world
 # (tests/harness/process_world.h), which costs too much to start for each.
 # TORCH: it includes LibTorch, takes the precompiled header and links the
 # harness with ranks; without it, a main() without ranks and nothing of torch.
-# SANITIZED: the presets asan and tsan build and run it; no LibTorch may be in
-# it, which no sanitizer has seen. It gets the label `sanitized`.
+# SANITIZERS: `address`, `thread` or both, if that preset is to build and run it
+# (target sanitized_tests, label `sanitized`). No LibTorch may be in it: LibTorch
+# is not instrumented.
 # DEADLINE: seconds until ctest kills it, in case its own deadlines fail.
 #
-# Programs whose only labels are `unit` and `sanitized` run side by side, all
-# others alone. A program writes GoogleTest's report to test-results/NAME.json in
+# Programs whose only label is `unit` run side by side, all others alone. A program writes GoogleTest's report to test-results/NAME.json in
 # the build folder, from which `./dev test` counts cases (harness/summary.py).
 function(lockstep_test name)
-  cmake_parse_arguments(arg "TORCH;SANITIZED" "DEADLINE" "SOURCES;LABELS;LIBRARIES"
+  cmake_parse_arguments(arg "TORCH" "DEADLINE"
+                        "SOURCES;LABELS;LIBRARIES;SANITIZERS"
                         ${ARGN})
   if(NOT arg_DEADLINE)
     set(arg_DEADLINE 120)
@@ -38,7 +39,10 @@ function(lockstep_test name)
   if("${arg_LABELS}" STREQUAL "unit")
     set(alone OFF)
   endif()
-  if(arg_SANITIZED)
+  if(LOCKSTEP_SANITIZE)  # everything takes longer
+    math(EXPR arg_DEADLINE "${arg_DEADLINE} * 5")
+  endif()
+  if(LOCKSTEP_SANITIZE IN_LIST arg_SANITIZERS)
     list(APPEND arg_LABELS sanitized)
     add_dependencies(sanitized_tests ${name})
   endif()

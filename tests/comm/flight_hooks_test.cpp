@@ -109,8 +109,9 @@ WORLD_TEST(FlightHooks, FailedCallIsRecordedAndItsErrorNamesTheFile, 2) {
                 ThrowsMessage<c10::DistBackendError>(HasSubstr(
                     "; flight record: " + (world.folder / "flight").string())));
     EXPECT_EQ(last_record(*group->flight()).state, FlightState::failed);
+    group->store()->set("failed", std::vector<uint8_t>{1});
   } else {
-    std::this_thread::sleep_for(milliseconds(500));
+    group->store()->wait({"failed"}, seconds(30));
   }
 }
 

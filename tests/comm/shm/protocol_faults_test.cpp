@@ -299,14 +299,19 @@ TEST(ShmProtocolFaults, KillWhileAMessageIsAwaitedIsNoticed) {
 
 TEST(ShmProtocolFaults, StoppedRankIsNamedAtTheDeadline) {
   ForkedWorld world(3, default_tuning(3), [&](Group& group, Signs& signs) {
-    for (uint64_t step = 1;; ++step) {
-      group.barrier(milliseconds(500));
-      signs.steps[group.rank()].store(step);
+    try {
+      for (uint64_t step = 1;; ++step) {
+        group.barrier(milliseconds(500));
+        signs.steps[group.rank()].store(step);
+      }
+    } catch (const GroupBroken&) {
+      signs.go.fetch_add(1);
+      throw;
     }
   });
   ASSERT_TRUE(world.await_steps(10));
   world.signal(2, SIGSTOP);
-  sleep_for(seconds(2));
+  ASSERT_TRUE(world.await([&] { return world.signs().go.load() == 2; }));
   world.signal(2, SIGCONT);
   const auto ends = world.finish(kNoticed);
   for (int rank : {0, 1}) {

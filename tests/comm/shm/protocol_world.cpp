@@ -244,16 +244,20 @@ void ForkedWorld::signal(int rank, int signal) {
   if (processes_.at(rank) > 0) ::kill(processes_[rank], signal);
 }
 
-bool ForkedWorld::await_steps(uint64_t steps) {
+bool ForkedWorld::await(const std::function<bool()>& condition) {
   const auto deadline = Deadline::after(seconds(20));
-  for (;;) {
-    const bool there =
-        std::all_of(board_->signs.steps, board_->signs.steps + size_,
-                    [&](const auto& done) { return done.load() >= steps; });
-    if (there) return true;
+  while (!condition()) {
     if (deadline.expired()) return false;
     sleep_for(std::chrono::microseconds(100));
   }
+  return true;
+}
+
+bool ForkedWorld::await_steps(uint64_t steps) {
+  return await([&] {
+    return std::all_of(board_->signs.steps, board_->signs.steps + size_,
+                       [&](const auto& done) { return done.load() >= steps; });
+  });
 }
 
 std::vector<End> ForkedWorld::finish(seconds allowed) {

@@ -81,6 +81,8 @@ class ForkedWorld {
 
   Signs& signs();
   void signal(int rank, int signal);
+  // Until `condition`, of the signs, is true; false after 20 s.
+  bool await(const std::function<bool()>& condition);
   // Until every rank's steps[] is at least `steps`; false after 20 s.
   bool await_steps(uint64_t steps);
   // Waits for all, `allowed` at most; those that run then are killed.
