@@ -99,9 +99,19 @@ MODELS = {
 }
 
 OPTIMIZERS = {
-    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-3),
-    "adamw": lambda parameters: torch.optim.AdamW(parameters, fused=True),
+    "sgd": (torch.optim.SGD, {"lr": 1e-3}),
+    "adamw": (torch.optim.AdamW, {}),
 }
+
+
+def make_optimizer(name, parameters, zero):
+    """Fused, as ours are: LibTorch's same kernels."""
+    kind, options = OPTIMIZERS[name]
+    if zero:
+        # Imported here: it takes memory that the other peers should not show.
+        from torch.distributed.optim import ZeroRedundancyOptimizer
+        return ZeroRedundancyOptimizer(parameters, kind, fused=True, **options)
+    return kind(parameters, fused=True, **options)
 
 
 def parse_args():
@@ -115,6 +125,8 @@ def parse_args():
     parser.add_argument("--backend", default="gloo")
     parser.add_argument("--no-ddp", action="store_true",
                         help="as many ranks, without communication")
+    parser.add_argument("--zero", action="store_true",
+                        help="each rank steps a part of the parameters")
     return parser.parse_args()
 
 
@@ -195,8 +207,9 @@ def main():
     torch.manual_seed(0)
     model = workload.model()
     if not args.no_ddp:
-        model = DistributedDataParallel(model)
-    optimizer = OPTIMIZERS[args.optimizer](model.parameters())
+        # As ours by default: gradients lie in the buckets.
+        model = DistributedDataParallel(model, gradient_as_bucket_view=True)
+    optimizer = make_optimizer(args.optimizer, model.parameters(), args.zero)
     batches = workload.batches(batch_size)
 
     dist.barrier()
@@ -207,7 +220,7 @@ def main():
 
     line = {
         "peer": "python", "model": args.model, "optimizer": args.optimizer,
-        "ddp": not args.no_ddp, "backend": args.backend,
+        "ddp": not args.no_ddp, "zero": args.zero, "backend": args.backend,
         "ranks": dist.get_world_size(), "batch_size": batch_size,
         "parameters": sum(p.numel() for p in model.parameters()),
         "steps": args.steps, "warmup": args.warmup,
