@@ -3,6 +3,7 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include <concepts>
 #include <memory>
 #include <type_traits>
 #include <utility>
@@ -18,14 +19,20 @@
 namespace lockstep {
 namespace detail {
 
+// What the constructor of DistributedDataParallel<Module> takes, and the shared
+// pointer in it.
 template <typename Module>
 struct ModulePointer {  // a holder, as TORCH_MODULE makes it
-  static auto get(const Module& module) { return module.ptr(); }
+  using Given = Module;
+  static auto get(const Given& module) { return module.ptr(); }
 };
 template <typename Impl>
 struct ModulePointer<std::shared_ptr<Impl>> {
-  static auto get(const std::shared_ptr<Impl>& module) { return module; }
+  using Given = std::shared_ptr<Impl>;
+  static auto get(const Given& module) { return module; }
 };
+template <std::derived_from<torch::nn::Module> Impl>
+struct ModulePointer<Impl> : ModulePointer<std::shared_ptr<Impl>> {};
 
 }  // namespace detail
 
@@ -33,10 +40,12 @@ struct ModulePointer<std::shared_ptr<Impl>> {
 // averaged over the ranks when backward() returns. After
 // torch.nn.parallel.DistributedDataParallel (PyTorch documentation).
 //
-// `Module` is a module holder, a std::shared_ptr of a module, or a Sequential.
-// The module is shared, not copied: parameter names are its own, without a
-// "module." prefix, and optimizers take `model->parameters()`. Its forward may
-// take anything, and return what ForwardResult knows (forward_result.h).
+// `Module` is a module holder, a Sequential, a class that derives from
+// torch::nn::Module, or a std::shared_ptr of one; a module that is not in a
+// holder is given as a std::shared_ptr. The module is shared, not copied:
+// parameter names are its own, without a "module." prefix, and optimizers take
+// `model->parameters()`. Its forward may take anything, and return what
+// ForwardResult knows (forward_result.h).
 //
 // A backward pass averages if it goes through a forward of this wrapper in grad
 // mode and outside no_sync(). Others, as of the plain module, do not, and
@@ -76,7 +85,8 @@ template <typename Module>
 class DistributedDataParallel {
  public:
   explicit DistributedDataParallel(
-      Module module, const DistributedDataParallelOptions& options = {})
+      typename detail::ModulePointer<Module>::Given module,
+      const DistributedDataParallelOptions& options = {})
       : module_(detail::ModulePointer<Module>::get(module)),
         state_(std::make_unique<detail::DdpState>(*module_, options)) {}
 
@@ -175,8 +185,15 @@ class DistributedDataParallel {
   detail::DdpState& state() { return *state_; }
 
  private:
-  decltype(detail::ModulePointer<Module>::get(std::declval<Module&>())) module_;
+  decltype(detail::ModulePointer<Module>::get(
+      std::declval<typename detail::ModulePointer<Module>::Given&>())) module_;
   std::unique_ptr<detail::DdpState> state_;
 };
+
+template <typename Module>
+DistributedDataParallel(Module) -> DistributedDataParallel<Module>;
+template <typename Module>
+DistributedDataParallel(Module, const DistributedDataParallelOptions&)
+    -> DistributedDataParallel<Module>;
 
 }  // namespace lockstep
