@@ -33,8 +33,6 @@ class Renaming {
              std::is_invocable_r_v<std::string, Function&, const std::string&>)
   Renaming(Function function) : function_(std::move(function)) {}
 
-  explicit operator bool() const { return function_ != nullptr; }
-
   // The tensors under their new names, in the same order. Throws
   // std::invalid_argument if two names become one.
   NamedTensors apply(NamedTensors tensors) const;
