@@ -27,7 +27,8 @@
 // that receive not read, until Work::wait() has returned. Work keeps them
 // alive. Work::getFuture(), where the backend has futures, completes with the
 // list of the tensors that were written, and stands for the wait; so does
-// isCompleted() once it is true. A wait that times out may be repeated.
+// isCompleted() once it is true. A wait that times out may be repeated, except
+// that of a message (point_to_point.h).
 //
 // Errors. std::invalid_argument for a mistake that this rank can see by
 // itself: what was given, what is allowed, what to do. c10::DistBackendError

@@ -371,16 +371,6 @@ std::string absent_after_failure(const Call& call) {
   return {};
 }
 
-// Nobody has a handle of a blocking receive that timed out: it must not take
-// the message that the next one waits for.
-void give_up(c10d::Work& message) {
-  try {
-    message.abort();
-  } catch (const c10::Error&) {
-    // A backend that cannot.
-  }
-}
-
 WorkPtr start_and_wait(Call call, bool async_op, Buffers buffers,
                        const Agreement& agreement,
                        const std::function<WorkPtr()>& start) {
@@ -450,6 +440,14 @@ WorkPtr run_message(Call call, bool async_op, Buffers buffers,
                     const std::function<WorkPtr()>& start) {
   return start_and_wait(std::move(call), async_op, std::move(buffers), {},
                         start);
+}
+
+void give_up(Work& message) {
+  try {
+    message.abort();
+  } catch (const c10::Error&) {
+    // A backend that cannot.
+  }
 }
 
 WorkPtr join_works(std::vector<WorkPtr> works) {

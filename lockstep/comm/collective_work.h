@@ -32,6 +32,10 @@ WorkPtr run_collective(Call call, bool async_op, Buffers buffers,
 WorkPtr run_message(Call call, bool async_op, Buffers buffers,
                     const std::function<WorkPtr()>& start);
 
+// Ends a message that nobody has a handle of any more, so that its tensor is
+// the caller's again; point_to_point.h says how far each backend can.
+void give_up(Work& message);
+
 // Several works as one: it has ended when all have, and failed with the first
 // that failed.
 WorkPtr join_works(std::vector<WorkPtr> works);

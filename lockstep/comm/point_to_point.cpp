@@ -109,11 +109,17 @@ std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list) {
   }
   require_apart(call, received);
   std::vector<WorkPtr> works;
-  for (const auto& op : p2p_op_list) {
-    const PointToPointOptions options{.group = op.group, .tag = op.tag};
-    works.push_back(op.op == P2POp::Kind::isend
-                        ? isend(op.tensor, op.peer, options)
-                        : irecv(op.tensor, op.peer, options));
+  try {
+    for (const auto& op : p2p_op_list) {
+      const PointToPointOptions options{.group = op.group, .tag = op.tag};
+      works.push_back(op.op == P2POp::Kind::isend
+                          ? isend(op.tensor, op.peer, options)
+                          : irecv(op.tensor, op.peer, options));
+    }
+  } catch (...) {
+    // The caller gets no handle of those that were started.
+    for (const auto& work : works) give_up(*work);
+    throw;
   }
   return works;
 }

@@ -13,6 +13,27 @@
 // Messages between two ranks of a group with one tag arrive in the order in
 // which they were sent. The receiver's tensor has as many bytes as the
 // sender's. No rank sends to itself.
+//
+// Timeouts. A send() or recv() that throws because its time is over, and a
+// message whose Work::wait() does, has failed for good: a wait that is repeated
+// throws again. The tensor is the caller's from then on, on the CPU: nothing
+// that comes later is written into it, and nothing that is written into it is
+// sent. What a receive has written until then stays in it. With shm and mpi the
+// same holds after Work::abort(), and for all messages of the group after
+// ProcessGroup::abort() or destroy_process_group(); with gloo after
+// ProcessGroup::abort() only. What becomes of the message depends on the
+// backend:
+//
+//           the message of a receive      the message of a send   the group
+//   shm     goes to the next receive      the receive that it     goes on
+//           of its tag, whole             belongs to fails, and
+//                                         names the sender
+//   mpi     the same; lost if MPI had     may still arrive, with  goes on
+//           begun to receive it           its content of then
+//   gloo    lost                          lost                    is broken
+//
+// "lockstep" is as shm on one host, and as gloo between several. With NCCL the
+// operation stays on the stream: its own watchdog ends it.
 namespace lockstep {
 
 // As `src` of recv() and irecv(): whoever sends first.
@@ -34,10 +55,11 @@ int recv(const at::Tensor& tensor, int src = kAnySource,
          const PointToPointOptions& options = {});
 
 // The same without blocking: `tensor` must be left alone until Work::wait()
-// has returned. After that, Work::sourceRank() of irecv() is the rank it came
-// from. With Gloo there is no polling and no second try: isCompleted() says
-// nothing before wait(), and a wait that times out closes the group's
-// connections.
+// has returned or thrown. After it has returned, Work::sourceRank() of irecv()
+// is the rank it came from. With Gloo there is no polling: isCompleted() says
+// nothing before wait(). A work that is dropped without a wait leaves its
+// message under way, and the tensor in use, with shm; with MPI a receive is
+// cancelled; with Gloo keep the work.
 WorkPtr isend(const at::Tensor& tensor, int dst,
               const PointToPointOptions& options = {});
 WorkPtr irecv(const at::Tensor& tensor, int src = kAnySource,
@@ -55,7 +77,7 @@ struct P2POp {
 
 // Starts all of them, in any order of sends and receives, without a deadlock
 // between ranks that do so. Returns one Work an operation, in their order. The
-// list is not empty.
+// list is not empty. If one cannot be started, those before it are aborted.
 std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list);
 
 }  // namespace lockstep

@@ -1,5 +1,7 @@
 #include "lockstep/comm/mpi/message.h"
 
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
 #include <list>
@@ -17,15 +19,15 @@ using std::chrono::milliseconds;
 struct Transfer {
   template <typename Start>
   Transfer(const char* call, std::shared_ptr<Communicator> through,
-           at::Tensor of, Start&& start)
+           at::Tensor content, Start&& start)
       : communicator(std::move(through)),
-        tensor(std::move(of)),
-        bytes(tensor.nbytes()),
+        staged(std::move(content)),
+        bytes(staged.nbytes()),
         pending(call,
                 [&](MPI_Request* request) { return start(*this, request); }) {}
 
   std::shared_ptr<Communicator> communicator;
-  at::Tensor tensor;
+  at::Tensor staged;  // the content, in memory of its own
   Bytes bytes;
   Pending pending;
 };
@@ -62,37 +64,19 @@ Unattended& unattended() {
 class Message final : public c10d::Work {
  public:
   Message(c10d::OpType type, const char* call,
-          std::unique_ptr<Transfer> transfer, milliseconds timeout)
+          at::Tensor tensor, std::unique_ptr<Transfer> transfer,
+          milliseconds timeout)
       : Work(transfer->communicator->rank(), type),
         call_(call),
         timeout_(timeout),
         communicator_(transfer->communicator),
-        tensor_(transfer->tensor),
+        tensor_(std::move(tensor)),
         transfer_(std::move(transfer)) {}
-  ~Message() override {
-    if (!transfer_) return;
-    try {
-      if (opType_ != c10d::OpType::SEND && !has_ended()) {
-        transfer_->pending.cancel();
-        if (transfer_->pending.ended()) return;
-      }
-    } catch (const c10::Error&) {
-      // It stays, as one that was not cancelled.
-    }
-    unattended().add(std::move(transfer_));
-  }
+  ~Message() override { give_up({}); }
 
   bool isCompleted() override {
     std::lock_guard lock(mutex_);
-    if (!transfer_) return true;
-    try {
-      if (!transfer_->pending.ended()) return false;
-      source_ = transfer_->pending.status().MPI_SOURCE;
-    } catch (const c10::Error&) {
-      exception_ = std::current_exception();
-    }
-    transfer_.reset();
-    return true;
+    return has_ended();
   }
   bool isSuccess() const override {
     std::lock_guard lock(mutex_);
@@ -113,19 +97,63 @@ class Message final : public c10d::Work {
     const auto deadline =
         Deadline::after(timeout == ::kNoTimeout ? timeout_ : timeout);
     Backoff backoff(tensor_.nbytes());
-    while (!isCompleted()) {
-      throw_if_over(call_, deadline, communicator_.get());
-      backoff.pause();
+    try {
+      while (!isCompleted()) {
+        throw_if_over(call_, deadline, communicator_.get());
+        backoff.pause();
+      }
+    } catch (const c10::DistBackendError&) {
+      give_up(std::current_exception());
     }
     if (auto failure = exception()) std::rethrow_exception(failure);
     return true;
   }
+  void abort() override {
+    give_up(std::make_exception_ptr(
+        c10::DistBackendError({__func__, __FILE__, __LINE__},
+                              std::string(call_) + " was aborted")));
+  }
 
  private:
+  // With the mutex held.
+  bool has_ended() {
+    if (!transfer_) return true;
+    try {
+      if (!transfer_->pending.ended()) return false;
+      source_ = transfer_->pending.status().MPI_SOURCE;
+      if (receives()) {
+        const c10::NoGradGuard no_grad;
+        tensor_.copy_(transfer_->staged);
+      }
+    } catch (const c10::Error&) {
+      exception_ = std::current_exception();
+    }
+    transfer_.reset();
+    return true;
+  }
+
+  // Fails with `why`, unless it has ended.
+  void give_up(std::exception_ptr why) {
+    std::lock_guard lock(mutex_);
+    if (!transfer_) return;
+    exception_ = std::move(why);
+    try {
+      if (receives()) {
+        transfer_->pending.cancel();
+        if (transfer_->pending.ended()) return transfer_.reset();
+      }
+    } catch (const c10::Error&) {
+      // It stays, as one that was not cancelled.
+    }
+    unattended().add(std::move(transfer_));
+  }
+
+  bool receives() const { return opType_ != c10d::OpType::SEND; }
+
   const char* call_;
   const milliseconds timeout_;
   const std::shared_ptr<Communicator> communicator_;
-  const at::Tensor tensor_;
+  at::Tensor tensor_;
   std::unique_ptr<Transfer> transfer_;  // none once it has ended
   int source_ = -1;
 };
@@ -138,13 +166,13 @@ c10::intrusive_ptr<c10d::Work> start_send(
   unattended().drop_those_that_ended();
   constexpr auto* kCall = "MPI_Isend";
   auto transfer = std::make_unique<Transfer>(
-      kCall, std::move(communicator), tensor,
+      kCall, std::move(communicator), tensor.clone(),
       [&](const Transfer& it, MPI_Request* request) {
-        return MPI_Isend(it.tensor.data_ptr(), it.bytes.count(),
+        return MPI_Isend(it.staged.data_ptr(), it.bytes.count(),
                          it.bytes.type(), to, tag, it.communicator->handle(),
                          request);
       });
-  return c10::make_intrusive<Message>(c10d::OpType::SEND, kCall,
+  return c10::make_intrusive<Message>(c10d::OpType::SEND, kCall, tensor,
                                       std::move(transfer), timeout);
 }
 
@@ -154,15 +182,15 @@ c10::intrusive_ptr<c10d::Work> start_recv(
   unattended().drop_those_that_ended();
   constexpr auto* kCall = "MPI_Irecv";
   auto transfer = std::make_unique<Transfer>(
-      kCall, std::move(communicator), tensor,
+      kCall, std::move(communicator), at::empty_like(tensor),
       [&](const Transfer& it, MPI_Request* request) {
-        return MPI_Irecv(it.tensor.data_ptr(), it.bytes.count(),
+        return MPI_Irecv(it.staged.data_ptr(), it.bytes.count(),
                          it.bytes.type(), from, tag, it.communicator->handle(),
                          request);
       });
   return c10::make_intrusive<Message>(
       from == MPI_ANY_SOURCE ? c10d::OpType::RECVANYSOURCE : c10d::OpType::RECV,
-      kCall, std::move(transfer), timeout);
+      kCall, tensor, std::move(transfer), timeout);
 }
 
 }  // namespace lockstep::mpi

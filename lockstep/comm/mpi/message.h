@@ -10,11 +10,13 @@
 namespace lockstep::mpi {
 
 // Messages stand beside the queue of collectives: they are started at once and
-// go on whenever this rank is in MPI. A wait that runs out of time may be
-// repeated. A send that is dropped before its message has ended goes on, with
-// the tensor. A receive that is dropped is cancelled, so that it does not take
-// the message of a later one; a message that has begun to come still goes to
-// its tensor.
+// go on whenever this rank is in MPI. MPI works on a copy of the tensor, because
+// it cannot take a message back, while a work that has failed leaves the tensor
+// to its caller. A work fails when its wait runs out of time or it is aborted;
+// its message is given up then, as that of a work that is dropped is:
+// - A send goes on, with the content that it had when it was started.
+// - A receive is cancelled, so that the next one gets the message. One that MPI
+//   had matched with a message already takes that message along.
 //
 // `timeout` is for a wait() that is given none; the works throw
 // c10::DistBackendError. They have no future, as Gloo's.

@@ -48,24 +48,12 @@ class Messages::MessageWork final : public c10d::Work {
   bool wait(milliseconds timeout) override {
     if (timeout == ::kNoTimeout) timeout = messages_->timeout_;
     if (!isCompleted()) {
-      {
-        std::lock_guard lock(messages_->mutex_);
-        if (messages_->closed_) {
-          throw c10::DistBackendError(
-              {__func__, __FILE__, __LINE__},
-              "the message was under way when its group was destroyed");
-        }
+      try {
+        translated([&] { group().wait(*started_.message, timeout); });
+      } catch (const c10::DistBackendError&) {
+        // If it has ended this was its own failure, which settle() keeps.
+        if (!group().has_ended(*started_.message)) throw;
       }
-      translated([&] {
-        try {
-          group().wait(*started_.message, timeout);
-        } catch (const MessageTimeout&) {
-          throw;
-        } catch (const std::runtime_error&) {
-          if (group().has_ended(*started_.message)) settle();
-          throw;
-        }
-      });
       settle();
     }
     std::lock_guard lock(mutex_);
@@ -73,8 +61,9 @@ class Messages::MessageWork final : public c10d::Work {
     return true;
   }
 
-  // A receive that nothing has come for yet fails; anything else goes on.
-  void abort() override { group().withdraw(*started_.message); }
+  void abort() override {
+    group().give_up(*started_.message, " was given up: it was aborted");
+  }
 
  private:
   Group& group() const { return *messages_->group_; }

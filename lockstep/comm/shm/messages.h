@@ -15,9 +15,10 @@ namespace lockstep::shm {
 //
 // A work's wait() moves this rank's messages meanwhile; those that nobody waits
 // for are moved by a thread, which the first message starts that does not end
-// at once. A wait that runs out may be repeated. A work that is dropped leaves
-// its message under way, and its tensor alive for that long. Works have no
-// futures.
+// at once. A work whose wait runs out of time, or that abort() is called for,
+// has failed, and its tensor is the caller's again (Group::give_up()). A work
+// that is dropped leaves its message under way, and its tensor alive for that
+// long. Works have no futures.
 class Messages : public std::enable_shared_from_this<Messages> {
  public:
   // `timeout`: of waits that name none.
@@ -33,7 +34,7 @@ class Messages : public std::enable_shared_from_this<Messages> {
                                          const at::Tensor& tensor, int from,
                                          int32_t tag);
 
-  // Stops the thread. Works that have not ended fail from now on.
+  // Stops the thread.
   void close();
 
  private:

@@ -26,7 +26,7 @@ decltype(auto) translated(Call&& call) {
     throw as_c10(error);
   } catch (const CallMismatch& error) {
     throw as_c10(error);
-  } catch (const MessageTimeout& error) {
+  } catch (const MessageGivenUp& error) {
     throw as_c10(error);
   } catch (const Unavailable& error) {
     throw as_c10(error);

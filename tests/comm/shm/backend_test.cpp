@@ -447,20 +447,27 @@ WORLD_TEST(ShmBackend, AWorkThatOutlivesItsGroupFails, 2) {
   EXPECT_THROW(work->wait(milliseconds(100)), c10::DistBackendError);
 }
 
-WORLD_TEST(ShmBackend, AWaitForAMessageMayBeRepeated, 2) {
+WORLD_TEST(ShmBackend, AMessageThatWasGivenUpComesToTheNextReceive, 2) {
   auto group = init_shm();
   auto& store = *group->store();
   if (world.rank == 0) {
-    auto tensor = at::zeros({3, 2}).t();
-    std::vector<at::Tensor> tensors{tensor};
+    auto given_up = at::zeros({3, 2}).t();
+    std::vector<at::Tensor> tensors{given_up};
     auto work = backend_of(group.get()).recv(tensors, 1, 5);
     EXPECT_THROW(work->wait(milliseconds(20)), c10::DistBackendError);
-    EXPECT_FALSE(work->isCompleted());
+    EXPECT_TRUE(work->isCompleted());
+    EXPECT_FALSE(work->isSuccess());
+    EXPECT_NE(work->exception(), nullptr);
     store.set("waited", std::vector<uint8_t>{1});
+    EXPECT_THROW(work->wait(), c10::DistBackendError);
+    auto tensor = at::zeros({3, 2}).t();
+    tensors = {tensor};
+    work = backend_of(group.get()).recv(tensors, 1, 5);
     EXPECT_TRUE(work->wait());
     EXPECT_TRUE(work->isSuccess());
     EXPECT_EQ(work->sourceRank(), 1);
     EXPECT_TRUE(tensor.equal(at::arange(6, at::kFloat).view({2, 3})));
+    EXPECT_TRUE(given_up.equal(at::zeros({2, 3})));
   } else {
     store.wait({"waited"}, seconds(30));
     std::vector<at::Tensor> tensors{at::arange(6, at::kFloat).view({2, 3})};

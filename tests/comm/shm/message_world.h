@@ -1,5 +1,6 @@
 #pragma once
 
+#include <gtest/gtest.h>
 #include <sys/socket.h>
 
 #include <chrono>
@@ -128,6 +129,18 @@ inline std::vector<uint8_t> pattern(size_t bytes, uint64_t seed) {
     byte = static_cast<uint8_t>(state >> 24);
   }
   return data;
+}
+
+// The words of the `Error` that `call` throws.
+template <typename Error>
+std::string error_of(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  ADD_FAILURE() << "no such error";
+  return "";
 }
 
 }  // namespace lockstep::shm

@@ -12,6 +12,7 @@ Group::Group(Membership membership)
 Group::~Group() { leave(); }
 
 void Group::leave() {
+  core_->messages.end_all("this rank has destroyed the group");
   core_->waiting.leave();
   core_->links->hang_up();
 }
@@ -48,7 +49,9 @@ bool Group::has_ended(Message& message) {
   return core_->messages.has_ended(message);
 }
 
-void Group::withdraw(Message& message) { core_->messages.withdraw(message); }
+void Group::give_up(Message& message, const std::string& why) {
+  core_->messages.give_up(message, why);
+}
 
 void Group::throw_if_failed(const Message& message) {
   MessageEngine::throw_if_failed(message);
@@ -78,6 +81,7 @@ std::string Group::departures() const {
 
 void Group::hang_up(const std::string& reason) {
   core_->waiting.break_down(reason);
+  core_->messages.end_all(reason);
   core_->links->hang_up();
 }
 

@@ -116,15 +116,17 @@ class Group {
                                       DType dtype);
   std::shared_ptr<Message> start_receive(int from, int32_t tag, Bytes data,
                                          DType dtype);
-  // Blocks; drives all of this rank's messages meanwhile. A wait that runs out
-  // throws MessageTimeout and leaves group and message as they are: it may be
-  // repeated. A message whose peer has gone fails with GroupBroken.
+  // Blocks; drives all of this rank's messages meanwhile. A message whose wait
+  // runs out of time is given up, as by give_up(), unless it ended just then.
+  // A message whose peer has gone fails with GroupBroken.
   void wait(Message& message, milliseconds timeout);
   // Without blocking; also drives.
   bool has_ended(Message& message);
-  // A receive that no message was matched with yet ends, as failed: what comes
-  // goes to the next one. Does nothing to any other.
-  void withdraw(Message& message);
+  // The message ends, failed with MessageGivenUp, whose words end with `why`,
+  // unless it has ended. Its data is the caller's again when this returns. What
+  // a receive would have got goes to the next one of its tag; the receive that
+  // a send belongs to fails, with an error that names this rank.
+  void give_up(Message& message, const std::string& why);
   // Throws what an ended message failed with.
   static void throw_if_failed(const Message& message);
   // Who sent it; of a receive that has ended well.
@@ -146,11 +148,13 @@ class Group {
   std::string departures() const;
 
   // The peers see this rank as one that has left; what it has published stays
-  // readable. For who must keep the memory for longer: no call may be under
-  // way, and only free_registered() comes behind it.
+  // readable, and its own messages that have not ended fail. For who must keep
+  // the memory for longer: no call may be under way, and only what asks for an
+  // ended message and free_registered() come after it.
   void leave();
   // Leaves by an error: pending calls of this rank throw GroupBroken with
-  // `reason`, those of the peers name this rank and `reason`.
+  // `reason`, those of the peers name this rank and `reason`. This rank's
+  // messages have ended when it returns.
   void hang_up(const std::string& reason);
 
   // For the rest of the protocol: bucket_exchange.h, arrivals.h,

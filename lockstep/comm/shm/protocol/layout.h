@@ -79,6 +79,10 @@ struct RankState {
 // lies at p % bytes.
 struct MessageRing {
   alignas(kCacheLine) std::atomic<uint64_t> written;  // by the sender, release
+  // Where the message ends that the sender gave up half-way last: what comes
+  // after that is the next head. 0 if there was none. Written before `written`
+  // passes it, and only when `read` has passed the one before.
+  std::atomic<uint64_t> cut;
   alignas(kCacheLine) std::atomic<uint64_t> read;  // by the receiver, release
 };
 

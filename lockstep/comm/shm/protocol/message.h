@@ -13,7 +13,7 @@ namespace lockstep::shm {
 // change; the outcome belongs to the thread that drives until `ended`.
 class Message {
  public:
-  enum class Failure : uint8_t { none, mismatch, broken };
+  enum class Failure : uint8_t { none, mismatch, given_up, broken };
 
   bool is_send;
   int peer;  // or Group::kAnySource

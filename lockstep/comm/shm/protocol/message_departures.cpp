@@ -71,7 +71,12 @@ void MessageEngine::settle() {
     // A message that is cut off takes all behind it along: hopeless() stays.
     size_t done = std::exchange(out.begun, false) ? out.done : 0;
     for (const Shared& message : std::exchange(out.queue, {})) {
-      fail(*message, *why, std::exchange(done, 0));
+      if (message->ended) {  // given up, and now the receiver is not told
+        --under_way_;
+        done = 0;
+      } else {
+        fail(*message, *why, std::exchange(done, 0));
+      }
     }
     if (incoming_[peer].head) cut_off_from(peer, *why);
   }

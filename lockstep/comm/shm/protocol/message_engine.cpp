@@ -21,7 +21,13 @@ bool fits(const Message& receive, const MessageHead& head) {
 }
 
 bool is_sound(const MessageHead& head) {
-  return head.magic == MessageHead::kMagic && head.dtype < kernels::kDTypeCount;
+  return head.magic == MessageHead::kMagic &&
+         head.dtype < kernels::kDTypeCount &&
+         head.content <= MessageHead::Content::given_up;
+}
+
+bool was_given_up(const MessageHead& head) {
+  return head.content == MessageHead::Content::given_up;
 }
 
 }  // namespace
@@ -109,12 +115,12 @@ void MessageEngine::wait(Message& message, milliseconds timeout) {
     const Deadline deadline = patience.deadline();
     if (waiting_.sleep(ready, deadline, [this] { look(); }) ==
         Waiting::Outcome::timed_out) {
-      throw MessageTimeout(described(message) +
-                           (message.is_send ? " has not been taken after "
-                                            : " has not come after ") +
+      give_up(message, (message.is_send ? " has not been taken after "
+                                        : " has not come after ") +
                            std::to_string(deadline.elapsed().count()) +
                            " ms (allowed " +
-                           std::to_string(deadline.allowed().count()) + " ms)");
+                           std::to_string(deadline.allowed().count()) +
+                           " ms), and was given up");
     }
   }
   throw_if_failed(message);
@@ -127,15 +133,57 @@ bool MessageEngine::has_ended(Message& message) {
   return message.ended;
 }
 
-void MessageEngine::withdraw(Message& message) {
+void MessageEngine::give_up(Message& message, const std::string& why) {
+  // Whoever drives uses the data with this mutex held, so that nobody does when
+  // this returns.
   const Lock lock(mutex_);
-  const auto found = std::ranges::find_if(
-      receives_, [&](const Shared& one) { return one.get() == &message; });
-  if (found == receives_.end()) return;
-  const Shared kept = std::move(*found);
-  receives_.erase(found);
-  --posted(message.peer);
-  fail(message, "it was given up");
+  if (message.ended) return;
+  if (!message.is_send) let_go(message);
+  if (message.ended) return;  // it did not fit what comes
+  message.failure = Message::Failure::given_up;
+  message.words = described(message) + why;
+  // A send keeps its place in the queue, and is under way until it has been
+  // told to the receiver.
+  if (message.is_send) ++under_way_;
+  end(message);
+  if (message.is_send) push(message.peer);
+}
+
+// Takes a receive out of wherever it waits for its message.
+void MessageEngine::let_go(Message& receive) {
+  const auto is_it = [&](const Shared& one) { return one.get() == &receive; };
+  if (const auto found = std::ranges::find_if(receives_, is_it);
+      found != receives_.end()) {
+    receives_.erase(found);
+    --posted(receive.peer);
+    return;
+  }
+  for (Aside& aside : asides_) {
+    if (is_it(aside.receiver)) {
+      aside.receiver = match(aside.source, aside.head.tag);
+      return;
+    }
+  }
+  for (int from = 0; from < size_; ++from) {
+    Incoming& in = incoming_[from];
+    if (!is_it(in.receiver)) continue;
+    const Shared kept = std::move(in.receiver);
+    // The rest of a message that does not fit is dropped, as ever.
+    if (!fits(receive, *in.head)) {
+      return fail_mismatch(receive, from, *in.head);
+    }
+    in.aside = put_aside(from, *in.head);
+    if (!in.aside) return;
+    if (in.done > 0) kernels::copy(in.aside->data.get(), receive.to, in.done);
+    in.aside->receiver = match(from, in.head->tag);
+    return;
+  }
+}
+
+void MessageEngine::end_all(const std::string& why) {
+  const Lock lock(mutex_);
+  if (broken_.empty()) broken_ = why;
+  settle();
 }
 
 void MessageEngine::throw_if_failed(const Message& message) {
@@ -145,6 +193,8 @@ void MessageEngine::throw_if_failed(const Message& message) {
       return;
     case Message::Failure::mismatch:
       throw CallMismatch(message.words);
+    case Message::Failure::given_up:
+      throw MessageGivenUp(message.words);
     case Message::Failure::broken:
       throw GroupBroken(message.words);
   }
@@ -211,29 +261,50 @@ bool MessageEngine::push(int to) {
   bool moved = false;
   for (int i = 0; i < kAtOnce && !out.queue.empty(); ++i) {
     const Message& message = *out.queue.front();
+    const bool given_up = message.ended;
     if (!out.begun) {
-      if (!out.ring.begin({.bytes = message.bytes,
-                           .tag = message.tag,
-                           .dtype = static_cast<uint8_t>(message.dtype),
-                           .reserved = 0,
-                           .magic = MessageHead::kMagic})) {
+      using Content = MessageHead::Content;
+      if (!out.ring.begin(
+              {.bytes = message.bytes,
+               .tag = message.tag,
+               .dtype = static_cast<uint8_t>(message.dtype),
+               .content = given_up ? Content::given_up : Content::follows,
+               .magic = MessageHead::kMagic})) {
         break;
+      }
+      moved = true;
+      if (given_up) {
+        out.ring.put(nullptr, 0);
+        pop(out);
+        continue;
       }
       out.begun = true;
       out.done = 0;
+    } else if (given_up) {
+      if (!out.ring.cut()) break;
       moved = true;
+      pop(out);
+      continue;
     }
     const size_t put =
         out.ring.put(message.from + out.done, message.bytes - out.done);
     out.done += put;
     moved |= put > 0;
     if (out.done < message.bytes) break;
-    out.begun = false;
-    const Shared ended = std::move(out.queue.front());
-    out.queue.pop_front();
-    end(*ended);
+    pop(out);
   }
   return moved;
+}
+
+void MessageEngine::pop(Outgoing& out) {
+  const Shared message = std::move(out.queue.front());
+  out.queue.pop_front();
+  out.begun = false;
+  if (message->ended) {
+    --under_way_;
+  } else {
+    end(*message);
+  }
 }
 
 bool MessageEngine::pull(int from) {
@@ -250,11 +321,13 @@ bool MessageEngine::pull(int from) {
     } else if (in.receiver && fits(*in.receiver, *in.head)) {
       to = in.receiver->to;
     }
-    const size_t taken =
-        in.ring.take(to ? to + in.done : nullptr, in.head->bytes - in.done);
+    const auto [taken, cut_off] =
+        in.ring.take(to ? to + in.done : nullptr,
+                     was_given_up(*in.head) ? 0 : in.head->bytes - in.done);
     in.done += taken;
     moved |= taken > 0;
-    if (in.done < in.head->bytes) break;
+    if (cut_off) in.head->content = MessageHead::Content::given_up;
+    if (in.done < in.head->bytes && !was_given_up(*in.head)) break;
     finish(from);
   }
   return moved;
@@ -273,11 +346,8 @@ bool MessageEngine::begin(int from) {
   }
   in.receiver = match(from, head->tag);
   if (!in.receiver) {
-    auto data = room_for(from, *head);
-    if (!data) return false;
-    asides_.push_back({.source = from, .head = *head, .data = std::move(data)});
-    in.aside = &asides_.back();
-    ++under_way_;
+    in.aside = put_aside(from, *head);
+    if (!in.aside) return false;
   }
   in.ring.begin();
   in.head = head;
@@ -291,13 +361,33 @@ void MessageEngine::finish(int from) {
   in.head.reset();
   if (Aside* const aside = std::exchange(in.aside, nullptr)) {
     --under_way_;
+    aside->head = head;
     aside->complete = true;
+    if (was_given_up(head)) aside->data.reset();
     if (aside->receiver) hand_over(*aside);
   } else if (const Shared receiver = std::move(in.receiver)) {
-    if (!fits(*receiver, head)) return fail_mismatch(*receiver, from, head);
-    receiver->source = from;
-    end(*receiver);
+    conclude(*receiver, from, head);
   }
+}
+
+void MessageEngine::conclude(Message& receive, int source,
+                             const MessageHead& head) {
+  if (was_given_up(head)) return fail_given_up(receive, source, head);
+  if (!fits(receive, head)) return fail_mismatch(receive, source, head);
+  receive.source = source;
+  end(receive);
+}
+
+MessageEngine::Aside* MessageEngine::put_aside(int from,
+                                               const MessageHead& head) {
+  std::unique_ptr<std::byte[]> data;
+  if (!was_given_up(head)) {
+    data = room_for(from, head);
+    if (!data) return nullptr;
+  }
+  asides_.push_back({.source = from, .head = head, .data = std::move(data)});
+  ++under_way_;
+  return &asides_.back();
 }
 
 std::unique_ptr<std::byte[]> MessageEngine::room_for(int from,
@@ -338,14 +428,11 @@ void MessageEngine::hand_over(Aside& aside) {
   const Shared receiver = std::move(aside.receiver);
   const auto head = aside.head;
   const int source = aside.source;
-  const bool fitting = fits(*receiver, head);
-  if (fitting && head.bytes > 0) {
+  if (aside.data && fits(*receiver, head) && head.bytes > 0) {
     kernels::copy(receiver->to, aside.data.get(), head.bytes);
   }
   erase(aside);
-  if (!fitting) return fail_mismatch(*receiver, source, head);
-  receiver->source = source;
-  end(*receiver);
+  conclude(*receiver, source, head);
 }
 
 void MessageEngine::erase(const Aside& aside) {
@@ -361,19 +448,30 @@ void MessageEngine::end(Message& message) {
   if (segment_.state(rank_).sleepers != 0) waiting_.wake_own();
 }
 
-void MessageEngine::fail_mismatch(Message& message, int source,
+std::string MessageEngine::described(const MessageHead& head) {
+  return std::to_string(head.bytes) + " bytes of " +
+         kernels::name_of(static_cast<DType>(head.dtype)) + " with tag " +
+         std::to_string(head.tag);
+}
+
+void MessageEngine::fail_given_up(Message& receive, int source,
                                   const MessageHead& head) {
-  const auto data = [](size_t bytes, DType dtype) {
-    return std::to_string(bytes) + " bytes of " + kernels::name_of(dtype);
-  };
-  message.failure = Message::Failure::mismatch;
-  message.words = waiting_.name(source) + " sent " +
-                  data(head.bytes, static_cast<DType>(head.dtype)) +
-                  " with tag " + std::to_string(head.tag) + ", where " +
-                  waiting_.name(rank_) + " receives " +
-                  data(message.bytes, message.dtype) +
+  receive.failure = Message::Failure::given_up;
+  receive.words = waiting_.name(source) + " gave up sending " +
+                  described(head) + " to " + waiting_.name(rank_) +
                   "; the message is dropped";
-  end(message);
+  end(receive);
+}
+
+void MessageEngine::fail_mismatch(Message& receive, int source,
+                                  const MessageHead& head) {
+  receive.failure = Message::Failure::mismatch;
+  receive.words = waiting_.name(source) + " sent " + described(head) +
+                  ", where " + waiting_.name(rank_) + " receives " +
+                  std::to_string(receive.bytes) + " bytes of " +
+                  kernels::name_of(receive.dtype) +
+                  "; the message is dropped";
+  end(receive);
 }
 
 }  // namespace lockstep::shm

@@ -33,6 +33,16 @@ class Message;
 // memory of its own, so that those behind it can be reached. Where no receive
 // waits for its sender at all it stays in the ring.
 //
+// Giving up. A message whose wait runs out of time, or that give_up() is called
+// for, ends as failed, and nobody uses its data from then on. Messages and
+// receives still belong together in the order in which they were started:
+// - A receive that was given up has taken no message. What was on its way to it
+//   goes, whole, to the next receive of that tag; what has come by then is
+//   copied into memory of its own first.
+// - A send that was given up is a message without content. The receive that it
+//   belongs to fails with MessageGivenUp, which names the sender. It waits for
+//   its place in the ring like any other message, but without its data.
+//
 // What a peer had written before it left or died is received. Otherwise its
 // messages fail with GroupBroken, which names it, and so do all others where it
 // said that the group is broken.
@@ -50,11 +60,16 @@ class MessageEngine {
                                       DType dtype);
   std::shared_ptr<Message> start_receive(int from, int32_t tag, Bytes data,
                                          DType dtype);
-  // Blocks until it has ended; MessageTimeout after `timeout`, GroupBroken or
-  // CallMismatch if it failed.
+  // Blocks until it has ended. Gives it up after `timeout`. Throws
+  // MessageGivenUp, GroupBroken or CallMismatch if it failed.
   void wait(Message& message, milliseconds timeout);
   bool has_ended(Message& message);
-  void withdraw(Message& message);
+  // Does nothing to a message that has ended. `why` ends the words of its
+  // failure.
+  void give_up(Message& message, const std::string& why);
+  // Fails all that is under way, and all that is started later, with
+  // GroupBroken, which begins with `why`. Afterwards no data is used any more.
+  void end_all(const std::string& why);
   // Throws what it failed with; nothing while it is under way.
   static void throw_if_failed(const Message& message);
   // Who sent it; of a receive that has ended well.
@@ -81,11 +96,12 @@ class MessageEngine {
   struct Aside {
     int source;
     MessageHead head;
-    std::unique_ptr<std::byte[]> data;
+    std::unique_ptr<std::byte[]> data;  // none if the sender gave it up
     bool complete = false;
     Shared receiver{};  // what takes it when it is complete
   };
-  // To one rank. The first of the queue is in the ring from `begun` on.
+  // To one rank. The first of the queue is in the ring from `begun` on. One that
+  // has ended was given up: its data is not used any more.
   struct Outgoing {
     RingWriter ring;
     std::deque<Shared> queue{};
@@ -113,17 +129,25 @@ class MessageEngine {
   bool pull(int from);
   bool begin(int from);
   void finish(int from);
+  Aside* put_aside(int from, const MessageHead& head);
   std::unique_ptr<std::byte[]> room_for(int from, const MessageHead& head);
   // The first receive that waits for it.
   Shared match(int source, int32_t tag);
   Aside* find_aside(const Message& receive);
   void hand_over(Aside& aside);
   void erase(const Aside& aside);
+  // What is left of the queue when a message of it was moved or given up.
+  void pop(Outgoing& out);
+  void let_go(Message& receive);
 
   void end(Message& message);
-  void fail_mismatch(Message& message, int source, const MessageHead& head);
+  // All of `head`'s bytes are in the receive's memory, if they fit and were sent.
+  void conclude(Message& receive, int source, const MessageHead& head);
+  void fail_given_up(Message& receive, int source, const MessageHead& head);
+  void fail_mismatch(Message& receive, int source, const MessageHead& head);
+  static std::string described(const MessageHead& head);
 
-  // Departures: what is hopeless fails.
+  // What cannot be completed any more fails.
   void look();
   void look_if_due();
   void settle();

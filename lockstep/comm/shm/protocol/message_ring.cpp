@@ -29,7 +29,8 @@ RingWriter::RingWriter(const Segment& segment, const Waiting& waiting, int from,
       data_(segment.ring_data(from, to)),
       bytes_(segment.ring_bytes()),
       at_(ring_.written.load(std::memory_order_relaxed)),
-      published_(at_) {}
+      published_(at_),
+      cut_(ring_.cut.load(std::memory_order_relaxed)) {}
 
 size_t RingWriter::room(size_t wanted) {
   if (bytes_ - (at_ - read_) < wanted) {
@@ -67,6 +68,20 @@ size_t RingWriter::put(const std::byte* data, size_t bytes) {
   return done;
 }
 
+bool RingWriter::cut() {
+  // The reader of a message that was cut off finds its end in the one word
+  // there is: it must have gone on before the word is written again.
+  if (cut_ != 0 && ring_.read.load(std::memory_order_seq_cst) <= cut_) {
+    return false;
+  }
+  cut_ = at_;
+  // seq_cst, as for `written`. The reader sees it at the latest with bytes that
+  // come after it, whose publication is a release of this store too.
+  ring_.cut.store(at_, std::memory_order_seq_cst);
+  waiting_.wake_sleepers();
+  return true;
+}
+
 void RingWriter::publish(uint64_t at) {
   at_ = at;
   published_ = at;
@@ -86,10 +101,7 @@ RingReader::RingReader(const Segment& segment, const Waiting& waiting, int from,
 std::optional<MessageHead> RingReader::head() {
   const uint64_t at = aligned(at_);
   if (written_ < at + sizeof(MessageHead)) {
-    // Pairs with RingWriter::publish(). seq_cst: a thread that has started a
-    // message and finds nothing relies on the wake-up of another one of this
-    // rank that sleeps already.
-    written_ = ring_.written.load(std::memory_order_seq_cst);
+    look();
     if (written_ < at + sizeof(MessageHead)) return std::nullopt;
   }
   MessageHead head;
@@ -97,16 +109,29 @@ std::optional<MessageHead> RingReader::head() {
   return head;
 }
 
+void RingReader::look() {
+  // Pairs with RingWriter::publish(). seq_cst: a thread that has started a
+  // message and finds nothing relies on the wake-up of another one of this
+  // rank that sleeps already.
+  written_ = ring_.written.load(std::memory_order_seq_cst);
+  // In this order: bytes after a cut are never seen without the cut.
+  cut_ = ring_.cut.load(std::memory_order_seq_cst);
+  // What lies before a cut was published before it.
+  written_ = std::max(written_, cut_);
+}
+
 void RingReader::begin() { at_ = aligned(at_) + sizeof(MessageHead); }
 
-size_t RingReader::take(std::byte* to, size_t bytes) {
+RingReader::Taken RingReader::take(std::byte* to, size_t bytes) {
+  const uint64_t end = at_ + bytes;
   size_t done = 0;
   do {
     const size_t part = std::min(bytes - done, bytes_ / kParts);
-    if (written_ - at_ < part) {
-      written_ = ring_.written.load(std::memory_order_seq_cst);
-    }
-    const size_t size = std::min<uint64_t>(part, written_ - at_);
+    if (written_ - at_ < part) look();
+    // A cut of an earlier message lies before this one's head.
+    const bool cut = cut_ >= at_ && cut_ < end;
+    const size_t size =
+        std::min<uint64_t>(part, (cut ? cut_ : written_) - at_);
     if (to && size > 0) {
       const size_t before_end = std::min(size, bytes_ - at_ % bytes_);
       kernels::copy(to + done, data_ + at_ % bytes_, before_end);
@@ -116,7 +141,7 @@ size_t RingReader::take(std::byte* to, size_t bytes) {
     publish(at_ + size);
     done += size;
   } while (done < bytes && done < bytes_);
-  return done;
+  return {.bytes = done, .cut_off = at_ == cut_ && at_ < end};
 }
 
 void RingReader::publish(uint64_t at) {

@@ -15,11 +15,13 @@ namespace lockstep::shm {
 struct MessageHead {
   static constexpr uint16_t kMagic = 0x4c53;
 
+  enum class Content : uint8_t { follows, given_up };
+
   uint64_t bytes;
   int32_t tag;
   uint8_t dtype;
-  uint8_t reserved;
-  uint16_t magic;  // tells a ring that lost its place
+  Content content;  // given_up: no bytes follow, the sender gave the message up
+  uint16_t magic;   // tells a ring that lost its place
 };
 static_assert(sizeof(MessageHead) == 16);
 
@@ -34,6 +36,10 @@ class RingWriter {
   // Copies as much of `bytes` as there is room for and lets the reader have
   // it; returns how much.
   size_t put(const std::byte* data, size_t bytes);
+  // The message that was begun ends here, short of its bytes: the reader sees
+  // that it is cut off, and a head may follow. Returns false, to be tried
+  // again, while the reader has not passed the message that was cut off before.
+  bool cut();
 
  private:
   // Bytes that are free; asks the reader's position if they seem too few.
@@ -46,6 +52,7 @@ class RingWriter {
   size_t bytes_;
   uint64_t at_;         // where the next byte goes
   uint64_t published_;  // what ring_.written is
+  uint64_t cut_;        // what ring_.cut is
   uint64_t read_ = 0;   // what ring_.read was
 };
 
@@ -56,14 +63,19 @@ class RingReader {
 
   // The head of the next message, if it has come.
   std::optional<MessageHead> head();
-  // Steps behind the head that was seen. A take() must follow, for an empty
+  // Steps past the head that was seen. A take() must follow, for an empty
   // message too.
   void begin();
-  // Copies up to `bytes` of what has come (drops it where `to` is null) and
-  // gives its room back; returns how much.
-  size_t take(std::byte* to, size_t bytes);
+  struct Taken {
+    size_t bytes;
+    bool cut_off;  // the sender has given the message up: no more bytes come
+  };
+  // Copies up to `bytes`, the rest of the message, of what has come (drops it
+  // if `to` is null) and gives its room back.
+  Taken take(std::byte* to, size_t bytes);
 
  private:
+  void look();
   void publish(uint64_t at);
 
   MessageRing& ring_;
@@ -72,7 +84,8 @@ class RingReader {
   size_t bytes_;
   uint64_t at_;
   uint64_t published_;
-  uint64_t written_ = 0;
+  uint64_t written_ = 0;  // what ring_.written was
+  uint64_t cut_ = 0;      // what ring_.cut was, read after that
 };
 
 }  // namespace lockstep::shm
