@@ -13,15 +13,21 @@ static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t) &&
               std::atomic<uint32_t>::is_always_lock_free);
 
 void futex_wait(const std::atomic<uint32_t>& word, uint32_t expected,
-                std::chrono::nanoseconds allowed) {
-  const auto seconds = std::chrono::floor<std::chrono::seconds>(allowed);
-  timespec limit{.tv_sec = seconds.count(),
-                 .tv_nsec = (allowed - seconds).count()};
-  ::syscall(SYS_futex, &word, FUTEX_WAIT, expected, &limit, nullptr, 0);
+                std::chrono::nanoseconds allowed, uint32_t bits) {
+  // FUTEX_WAIT_BITSET takes a moment of CLOCK_MONOTONIC, which is libstdc++'s
+  // and libc++'s steady clock, where FUTEX_WAIT takes a duration.
+  const std::chrono::nanoseconds until =
+      std::chrono::steady_clock::now().time_since_epoch() + allowed;
+  const auto seconds = std::chrono::floor<std::chrono::seconds>(until);
+  const timespec limit{.tv_sec = seconds.count(),
+                       .tv_nsec = (until - seconds).count()};
+  ::syscall(SYS_futex, &word, FUTEX_WAIT_BITSET, expected, &limit, nullptr,
+            bits);
 }
 
-void futex_wake_all(const std::atomic<uint32_t>& word) {
-  ::syscall(SYS_futex, &word, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+void futex_wake_all(const std::atomic<uint32_t>& word, uint32_t bits) {
+  ::syscall(SYS_futex, &word, FUTEX_WAKE_BITSET, INT_MAX, nullptr, nullptr,
+            bits);
 }
 
 }  // namespace lockstep

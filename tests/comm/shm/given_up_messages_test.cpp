@@ -38,7 +38,6 @@ void hear(const ProcessGroupPtr& group, const std::string& key) {
   group->store()->wait({key}, seconds(30));
 }
 
-void make_sign(const std::filesystem::path& path) { std::ofstream(path) << 1; }
 // The file is there, with its content.
 void await_sign(const std::filesystem::path& path) {
   const auto deadline = Deadline::after(seconds(30));

@@ -319,7 +319,7 @@ TEST(MessageGivingUp, IsSeenByAReceiverThatSleeps) {
                     [&] { world[1].wait(world[1].receive(0, 7, got)); }),
                 HasSubstr("rank 0 gave up"));
   });
-  while (world[1].segment.state(1).sleepers == 0) std::this_thread::yield();
+  while (world[1].segment.state(1).message_sleepers == 0) std::this_thread::yield();
   give_up(world[0], send);
 }
 

@@ -31,7 +31,12 @@ void Core::sleep(Patience& patience, const Missing& missing,
     }
   };
   const auto& deadline = patience.deadline();
-  if (waiting.sleep(ready, deadline, look) == Waiting::Outcome::ready) return;
+  // The peer that is missing may wait for the rest of a message.
+  const uint32_t bells =
+      Waiting::kCalls | (messages.busy() ? Waiting::kMessages : 0U);
+  if (waiting.sleep(ready, bells, deadline, look) == Waiting::Outcome::ready) {
+    return;
+  }
   waiting.fail(complaint(missing(std::memory_order_acquire)) + " after " +
                std::to_string(deadline.elapsed().count()) + " ms (allowed " +
                std::to_string(deadline.allowed().count()) + " ms)");

@@ -60,7 +60,10 @@ struct RankState {
 
   // Where this rank's threads sleep (futex); added to by whoever wakes them.
   alignas(kCacheLine) std::atomic<uint32_t> doorbell;
-  std::atomic<uint32_t> sleepers;  // threads of this rank that sleep or will
+  // Threads of this rank that sleep, or will, for a call of all ranks, and for a
+  // message. One that does both counts in both.
+  std::atomic<uint32_t> sleepers;
+  std::atomic<uint32_t> message_sleepers;
 
   // Its last words. `left` is written with release behind `reason`.
   enum : uint32_t { kHere = 0, kLeft = 1, kFailed = 2 };
@@ -96,8 +99,8 @@ class Segment {
   Segment(std::shared_ptr<SharedMemory> memory, int ranks,
           const Tuning& tuning);
 
-  // Threads of all ranks that sleep: lets who publishes something skip the
-  // search for whom to wake.
+  // Threads of all ranks that sleep for a call: whoever publishes something for
+  // calls need not search for sleepers if there are none.
   std::atomic<uint32_t>& sleepers() const { return *sleepers_; }
   RankState& state(int rank) const { return states_[rank]; }
 

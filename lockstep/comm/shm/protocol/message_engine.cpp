@@ -34,8 +34,7 @@ bool was_given_up(const MessageHead& head) {
 
 MessageEngine::MessageEngine(const Segment& segment, Waiting& waiting, int rank,
                              int size)
-    : segment_(segment),
-      waiting_(waiting),
+    : waiting_(waiting),
       rank_(rank),
       size_(size),
       departed_(size) {
@@ -113,8 +112,8 @@ void MessageEngine::wait(Message& message, milliseconds timeout) {
   Patience patience(timeout);
   if (!waiting_.spin(ready)) {
     const Deadline deadline = patience.deadline();
-    if (waiting_.sleep(ready, deadline, [this] { look(); }) ==
-        Waiting::Outcome::timed_out) {
+    if (waiting_.sleep(ready, Waiting::kMessages, deadline,
+                       [this] { look(); }) == Waiting::Outcome::timed_out) {
       give_up(message, (message.is_send ? " has not been taken after "
                                         : " has not come after ") +
                            std::to_string(deadline.elapsed().count()) +
@@ -216,7 +215,8 @@ bool MessageEngine::drive(std::memory_order order) {
 }
 
 void MessageEngine::serve(std::stop_token stop) {
-  const std::stop_callback wake(stop, [this] { waiting_.wake_own(); });
+  const std::stop_callback wake(stop,
+                                [this] { waiting_.wake_for_message(rank_); });
   const auto idle = [&](std::memory_order order) {
     drive(order);
     return stop.stop_requested() || !busy();
@@ -228,7 +228,8 @@ void MessageEngine::serve(std::stop_token stop) {
     }
     if (stop.stop_requested()) return;
     if (!waiting_.spin(idle)) {
-      waiting_.sleep(idle, Deadline::after(std::chrono::hours(1)),
+      waiting_.sleep(idle, Waiting::kMessages,
+                     Deadline::after(std::chrono::hours(1)),
                      [this] { look(); });
     }
   }
@@ -445,7 +446,7 @@ void MessageEngine::end(Message& message) {
   message.ended = true;
   // A thread of this rank that sleeps for it: it says so before it looks at
   // `ended`, in the one order of all seq_cst operations.
-  if (segment_.state(rank_).sleepers != 0) waiting_.wake_own();
+  waiting_.wake_for_message(rank_);
 }
 
 std::string MessageEngine::described(const MessageHead& head) {

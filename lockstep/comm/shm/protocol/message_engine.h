@@ -156,7 +156,6 @@ class MessageEngine {
   void fail(Message& message, const std::string& why, size_t done = 0);
   std::string described(const Message& message) const;
 
-  const Segment& segment_;
   Waiting& waiting_;
   const int rank_;
   const int size_;

@@ -26,6 +26,7 @@ RingWriter::RingWriter(const Segment& segment, const Waiting& waiting, int from,
                        int to)
     : ring_(segment.ring(from, to)),
       waiting_(waiting),
+      to_(to),
       data_(segment.ring_data(from, to)),
       bytes_(segment.ring_bytes()),
       at_(ring_.written.load(std::memory_order_relaxed)),
@@ -78,7 +79,7 @@ bool RingWriter::cut() {
   // seq_cst, as for `written`. The reader sees it at the latest with bytes that
   // come after it, whose publication is a release of this store too.
   ring_.cut.store(at_, std::memory_order_seq_cst);
-  waiting_.wake_sleepers();
+  waiting_.wake_for_message(to_);
   return true;
 }
 
@@ -86,13 +87,14 @@ void RingWriter::publish(uint64_t at) {
   at_ = at;
   published_ = at;
   ring_.written.store(at, std::memory_order_seq_cst);
-  waiting_.wake_sleepers();
+  waiting_.wake_for_message(to_);
 }
 
 RingReader::RingReader(const Segment& segment, const Waiting& waiting, int from,
                        int to)
     : ring_(segment.ring(from, to)),
       waiting_(waiting),
+      from_(from),
       data_(segment.ring_data(from, to)),
       bytes_(segment.ring_bytes()),
       at_(ring_.read.load(std::memory_order_relaxed)),
@@ -148,7 +150,7 @@ void RingReader::publish(uint64_t at) {
   at_ = at;
   published_ = at;
   ring_.read.store(at, std::memory_order_seq_cst);
-  waiting_.wake_sleepers();
+  waiting_.wake_for_message(from_);
 }
 
 }  // namespace lockstep::shm

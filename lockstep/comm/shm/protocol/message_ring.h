@@ -48,6 +48,7 @@ class RingWriter {
 
   MessageRing& ring_;
   const Waiting& waiting_;
+  const int to_;
   std::byte* data_;
   size_t bytes_;
   uint64_t at_;         // where the next byte goes
@@ -80,6 +81,7 @@ class RingReader {
 
   MessageRing& ring_;
   const Waiting& waiting_;
+  const int from_;
   const std::byte* data_;
   size_t bytes_;
   uint64_t at_;

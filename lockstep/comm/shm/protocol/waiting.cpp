@@ -60,7 +60,7 @@ Waiting::Waiting(const Segment& segment, const PeerLinks& links, int rank,
       rank_(rank),
       size_(size),
       names_(std::move(names)),
-      // Who spins on a core that the awaited rank needs waits for himself.
+      // Spinning on a core that the awaited rank needs would only delay it.
       most_spins_(size <= std::min(cores_of_all(segment, size), granted_cores())
                       ? kSpins
                       : 0),
@@ -70,7 +70,8 @@ std::string Waiting::name(int rank) const {
   return "rank " + std::to_string(names_.empty() ? rank : names_[rank]);
 }
 
-Waiting::Outcome Waiting::sleep(const Ready& ready, const Deadline& deadline,
+Waiting::Outcome Waiting::sleep(const Ready& ready, uint32_t bells,
+                                const Deadline& deadline,
                                 const std::function<void()>& look) {
   using Clock = std::chrono::steady_clock;
   for (const auto until = Clock::now() + kYielding; Clock::now() < until;) {
@@ -87,14 +88,25 @@ Waiting::Outcome Waiting::sleep(const Ready& ready, const Deadline& deadline,
     // that it sleeps first and looks then. All four are seq_cst, so one of the
     // two sees the other.
     const auto bell = own.doorbell.load(std::memory_order_seq_cst);
-    own.sleepers.fetch_add(1, std::memory_order_seq_cst);
-    segment_.sleepers().fetch_add(1, std::memory_order_seq_cst);
+    if (bells & kCalls) {
+      own.sleepers.fetch_add(1, std::memory_order_seq_cst);
+      segment_.sleepers().fetch_add(1, std::memory_order_seq_cst);
+    }
+    if (bells & kMessages) {
+      own.message_sleepers.fetch_add(1, std::memory_order_seq_cst);
+    }
     if (!ready(std::memory_order_seq_cst)) {
       futex_wait(own.doorbell, bell,
-                 std::clamp(deadline.remaining(), milliseconds(1), kSlice));
+                 std::clamp(deadline.remaining(), milliseconds(1), kSlice),
+                 bells);
     }
-    segment_.sleepers().fetch_sub(1, std::memory_order_seq_cst);
-    own.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    if (bells & kMessages) {
+      own.message_sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    }
+    if (bells & kCalls) {
+      segment_.sleepers().fetch_sub(1, std::memory_order_seq_cst);
+      own.sleepers.fetch_sub(1, std::memory_order_seq_cst);
+    }
     if (ready(std::memory_order_acquire)) return Outcome::ready;
   }
 }
@@ -134,16 +146,19 @@ void Waiting::wake_all() const {
   for (int rank = 0; rank < size_; ++rank) {
     auto& state = segment_.state(rank);
     if (state.sleepers.load(std::memory_order_seq_cst) == 0) continue;
-    state.doorbell.fetch_add(1, std::memory_order_seq_cst);
-    futex_wake_all(state.doorbell);
+    ring(state, kCalls);
   }
 }
 
-void Waiting::wake_own() const {
-  auto& own = segment_.state(rank_);
-  if (own.sleepers.load(std::memory_order_seq_cst) == 0) return;
-  own.doorbell.fetch_add(1, std::memory_order_seq_cst);
-  futex_wake_all(own.doorbell);
+void Waiting::wake_everybody() const {
+  for (int rank = 0; rank < size_; ++rank) {
+    ring(segment_.state(rank), kCalls | kMessages);
+  }
+}
+
+void Waiting::ring(RankState& state, uint32_t bells) {
+  state.doorbell.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake_all(state.doorbell, bells);
 }
 
 void Waiting::break_down(const std::string& reason) {
@@ -157,8 +172,7 @@ void Waiting::break_down(const std::string& reason) {
   own.left.store(RankState::kFailed, std::memory_order_seq_cst);
   // Pairs with the acquire in broken().
   broken_.store(true, std::memory_order_seq_cst);
-  wake_sleepers();
-  wake_own();
+  wake_everybody();
 }
 
 void Waiting::leave() const {
@@ -166,7 +180,7 @@ void Waiting::leave() const {
   uint32_t here = RankState::kHere;
   left.compare_exchange_strong(here, RankState::kLeft,
                                std::memory_order_seq_cst);
-  wake_sleepers();
+  wake_everybody();
 }
 
 void Waiting::throw_if_broken() const {

@@ -60,15 +60,21 @@ class Waiting {
     return ready(std::memory_order_acquire);
   }
 
+  // What a thread sleeps for, as bits. A message wakes nobody who sleeps for
+  // calls alone, and the other way round: a receive that is pending for long has
+  // a thread that sleeps for it, and must not cost every collective a wake-up.
+  enum Bell : uint32_t { kCalls = 1, kMessages = 2 };
+
   enum class Outcome { ready, timed_out };
   // Whether the wait is over; asked with the order that its loads must have.
   // May also do what brings the end nearer.
   using Ready = std::function<bool(std::memory_order)>;
-  // The whole wait behind spin(): yields the core, then sleeps, until `ready`.
+  // The whole wait after spin(): yields the core, then sleeps, until `ready`.
   // Calls `look` before the first sleep, and whenever one is over (50 ms at
   // most, or a doorbell), to see what became of the ranks; `ready` is asked
   // again after it. What the two throw passes through.
-  Outcome sleep(const Ready& ready, const Deadline& deadline,
+  // `bells`: those of Bell that wake it.
+  Outcome sleep(const Ready& ready, uint32_t bells, const Deadline& deadline,
                 const std::function<void()>& look);
 
   // A rank that is not there any more.
@@ -81,12 +87,18 @@ class Waiting {
   // A system call. What a rank published before it went is visible after it.
   std::vector<Departure> departures() const;
 
-  // After a store (seq_cst) that others may sleep for.
+  // After a store (seq_cst) that others may sleep for in a call.
   void wake_sleepers() const {
     if (segment_.sleepers().load(std::memory_order_seq_cst) != 0) wake_all();
   }
-  // This rank's own threads; also from any thread. Cheap where none sleeps.
-  void wake_own() const;
+  // After a store (seq_cst) that threads of `rank`, another or this one, may
+  // sleep for because of a message. Any thread.
+  void wake_for_message(int rank) const {
+    RankState& state = segment_.state(rank);
+    if (state.message_sleepers.load(std::memory_order_seq_cst) != 0) {
+      ring(state, kMessages);
+    }
+  }
 
   // From now on every wait of this rank throws GroupBroken with `reason` (the
   // first one given), and so do those of the peers, who are told that this
@@ -114,6 +126,8 @@ class Waiting {
 #endif
   }
   void wake_all() const;
+  void wake_everybody() const;
+  static void ring(RankState& state, uint32_t bells);
   std::string words_of(int rank) const;
 
   const Segment& segment_;
