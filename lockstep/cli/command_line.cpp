@@ -87,6 +87,60 @@ std::string canonical_option(std::string_view argument) {
   return name;
 }
 
+bool takes_value(const CLI::Option& option) {
+  return !option.get_positional() && option.get_items_expected_max() > 0;
+}
+
+std::vector<std::string> separate_values(const CLI::App& app,
+                                         std::vector<std::string> arguments) {
+  const CLI::App* command = &app;
+  std::vector<std::string> separated;
+  size_t at = 0;
+  for (; at < arguments.size(); ++at) {
+    const std::string& argument = arguments[at];
+    if (argument == "--") break;
+    if (!argument.starts_with('-')) {
+      const auto subs = command->get_subcommands(
+          [&](const CLI::App* sub) { return sub->get_name() == argument; });
+      if (!subs.empty()) {
+        command = subs.front();
+      } else if (command->get_prefix_command()) {
+        break;  // the program, whose arguments are its own
+      }
+      separated.push_back(argument);
+      continue;
+    }
+    const size_t equals = argument.find('=');
+    const std::string name = argument.substr(0, equals);
+    const bool is_short = !argument.starts_with("--");
+    const CLI::Option* option = command->get_option_no_throw(name);
+    if (option == nullptr) {
+      separated.push_back(argument);
+      continue;
+    }
+    if (equals == std::string::npos) {
+      separated.push_back(argument);
+      if (takes_value(*option) && at + 1 < arguments.size()) {
+        separated.push_back(arguments[++at]);
+      }
+    } else if (!takes_value(*option) && equals + 1 < argument.size()) {
+      separated.push_back(argument);
+    } else if (!takes_value(*option)) {
+      throw CLI::ArgumentMismatch(
+          name + " is a flag, and \"" + argument +
+          "\" gives it an empty value; leave the = out");
+    } else if (equals + 1 == argument.size() || is_short) {
+      separated.push_back(name);
+      separated.push_back(argument.substr(equals + 1));
+    } else {
+      separated.push_back(argument);
+    }
+  }
+  separated.insert(separated.end(), arguments.begin() + static_cast<long>(at),
+                   arguments.end());
+  return separated;
+}
+
 std::shared_ptr<CLI::Formatter> make_help_formatter(const std::string& usage) {
   return std::make_shared<HelpFormatter>(usage);
 }

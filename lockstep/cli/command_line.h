@@ -3,6 +3,7 @@
 #include <CLI/CLI.hpp>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace lockstep {
 
@@ -25,6 +26,16 @@ std::string environment_name(std::string_view option);
 
 // "--nproc_per_node=2" and "--nproc-per-node" as "--nproc-per-node".
 std::string canonical_option(std::string_view argument);
+
+bool takes_value(const CLI::Option& option);
+
+// The arguments behind the program's name with each "--option=" as the two
+// words "--option" and "", and so for "-r=3", as argparse takes them: CLI11
+// would take the next argument for the value that is missing. Looks no further
+// than to "--" and to what belongs to another program. Throws
+// CLI::ArgumentMismatch for a flag with an empty value.
+std::vector<std::string> separate_values(const CLI::App& app,
+                                         std::vector<std::string> arguments);
 
 // Help that shows one spelling of each option and the usage given here.
 std::shared_ptr<CLI::Formatter> make_help_formatter(const std::string& usage);

@@ -6,9 +6,11 @@
 #include <exception>
 #include <iostream>
 #include <string>
+#include <vector>
 
 #include "lockstep/cli/bench.h"
 #include "lockstep/cli/command_line.h"
+#include "lockstep/cli/completion.h"
 #include "lockstep/cli/inspect.h"
 #include "lockstep/cli/run.h"
 
@@ -37,7 +39,7 @@ int main(int argc, char** argv) {
   open_standard_streams();
   CLI::App app("Distributed training for LibTorch.", "lockstep");
   app.formatter(lockstep::make_help_formatter("lockstep COMMAND ..."));
-  app.set_version_flag("--version", "lockstep " LOCKSTEP_VERSION,
+  app.set_version_flag("-V,--version", "lockstep " LOCKSTEP_VERSION,
                        "Print the version and exit");
   app.get_help_ptr()->description("Print this help and exit");
   app.require_subcommand(1);
@@ -45,8 +47,15 @@ int main(int argc, char** argv) {
   lockstep::add_run_command(app, exit_code);
   lockstep::add_bench_command(app, argc, argv, exit_code);
   lockstep::add_inspect_command(app, exit_code);
+  lockstep::add_completion_command(app);
+  app.add_subcommand("help", "Print the help of a command");
 
-  const std::string word = argc > 1 ? argv[1] : "";
+  std::vector<std::string> arguments(argv + 1, argv + argc);
+  if (!arguments.empty() && arguments[0] == "help") {
+    arguments.erase(arguments.begin());
+    arguments.push_back("--help");
+  }
+  const std::string word = arguments.empty() ? "" : arguments[0];
   const auto commands =
       app.get_subcommands([](const CLI::App*) { return true; });
   const bool is_command =
@@ -61,7 +70,10 @@ int main(int argc, char** argv) {
     return kUsageError;
   }
   try {
-    app.parse(argc, argv);
+    arguments = lockstep::separate_values(app, std::move(arguments));
+    // CLI11 takes them from the end.
+    std::reverse(arguments.begin(), arguments.end());
+    app.parse(std::move(arguments));
     return exit_code;
   } catch (const CLI::Success& help_or_version) {
     return app.exit(help_or_version, std::cout, std::cerr);

@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
+#include <sstream>
 
 #include "tests/launch/launcher.h"
 
@@ -14,7 +15,11 @@ namespace lockstep::testing {
 namespace {
 
 namespace fs = std::filesystem;
+using ::testing::AnyOf;
+using ::testing::Contains;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsSupersetOf;
 
 class CommandLine : public LauncherTest {
  protected:
@@ -76,6 +81,113 @@ TEST_F(CommandLine, HelpAndVersionSucceed) {
   EXPECT_THAT(run_command({"run", "--help"}).out,
               HasSubstr("--nproc-per-node"));
   EXPECT_THAT(run_command({"--version"}).out, HasSubstr("lockstep "));
+}
+
+// Every option as the parser lists it: its names, and whether it takes a value.
+struct ListedOption {
+  std::vector<std::string> names;
+  bool takes_value;
+};
+
+std::vector<ListedOption> listed_options(const std::string& help) {
+  std::vector<ListedOption> options;
+  for (const auto& line : lines(help)) {
+    std::istringstream words(line);
+    ListedOption option{{}, false};
+    for (std::string word; words >> word && word.starts_with('-');) {
+      option.names.push_back(word.substr(0, word.find(',')));
+      if (word.back() != ',') {
+        words >> word;
+        option.takes_value = word == "VALUE";
+        break;
+      }
+    }
+    if (!option.names.empty()) options.push_back(option);
+  }
+  return options;
+}
+
+// "--rdzv-id=$SLURM_JOB_ID" with the variable unset: the first argument behind
+// it is the program, whatever the option makes of nothing.
+TEST_F(CommandLine, EmptyValueOfAnOptionIsNotTheProgram) {
+  const auto options = listed_options(run_command({"run", "--help"}).out);
+  ASSERT_GT(options.size(), 20u);
+  const fs::path other = write_program("other", "#!/bin/sh\ntouch $0.ran\n");
+  const fs::path first =
+      write_program("first", "#!/bin/sh\necho first $#; touch $0.ran\n");
+  for (const auto& option : options) {
+    if (option.names.back() == "--help") continue;
+    for (const auto& name : option.names) {
+      for (const bool apart : {false, true}) {
+        if (apart && !option.takes_value) continue;
+        std::vector<std::string> arguments{name + (apart ? "" : "=")};
+        if (apart) arguments.push_back("");
+        arguments.insert(arguments.end(), {first, other});
+        const auto result = run(arguments);
+        EXPECT_FALSE(fs::exists(other.string() + ".ran")) << name;
+        if (result.exit_code == 0) {
+          EXPECT_EQ(result.out, "first 1\n") << name;
+        } else {
+          EXPECT_EQ(result.exit_code, 2) << name << result.err;
+          EXPECT_EQ(lines(result.err).size(), 1u) << name << result.err;
+          EXPECT_THAT(result.err, AnyOf(HasSubstr(option.names.front()),
+                                        HasSubstr(option.names.back())));
+          EXPECT_EQ(result.out, "") << name;
+        }
+      }
+    }
+  }
+  EXPECT_EQ(run({"--rdzv-id=", first, other}).exit_code, 0);
+}
+
+TEST_F(CommandLine, HelpIsAlsoACommandAndVersionHasAShortName) {
+  EXPECT_EQ(run_command({"help"}).out, run_command({"--help"}).out);
+  EXPECT_EQ(run_command({"help", "run"}).out,
+            run_command({"run", "--help"}).out);
+  EXPECT_EQ(run_command({"help", "inspect", "flight"}).out,
+            run_command({"inspect", "flight", "--help"}).out);
+  EXPECT_EQ(run_command({"help", "rum"}).exit_code, 2);
+  EXPECT_EQ(run_command({"-V"}).out, run_command({"--version"}).out);
+}
+
+TEST_F(CommandLine, CompletionKnowsEveryCommandAndOption) {
+  const auto script = run_command({"completion", "bash"});
+  ASSERT_EQ(script.exit_code, 0) << script.err;
+  const fs::path file = scratch() / "completion";
+  std::ofstream(file) << script.out;
+  // What a shell offers for the last of these words.
+  const auto offered = [&](const std::string& words) {
+    const auto result =
+        run_program({"/bin/bash", "-c",
+                     ". " + file.string() + "; COMP_WORDS=(" + words +
+                         "); COMP_CWORD=$((${#COMP_WORDS[@]} - 1)); " +
+                         "_lockstep; printf '%s\\n' \"${COMPREPLY[@]}\""});
+    EXPECT_EQ(result.err, "") << words;
+    return lines(result.out);
+  };
+  for (const char* command :
+       {"run", "bench", "inspect", "completion", "help"}) {
+    EXPECT_THAT(offered("lockstep ''"), Contains(command));
+  }
+  EXPECT_THAT(offered("lockstep --v"), ElementsAre("--version"));
+  EXPECT_THAT(offered("lockstep inspect ''"), Contains("flight"));
+  EXPECT_THAT(offered("lockstep inspect flight --js"), ElementsAre("--json"));
+  EXPECT_THAT(offered("lockstep completion ''"), IsSupersetOf({"bash", "zsh"}));
+  const auto run_options = offered("lockstep run --nnodes = 2 -m --");
+  for (const auto& option :
+       listed_options(run_command({"run", "--help"}).out)) {
+    EXPECT_THAT(run_options, Contains(option.names.back()));
+  }
+  // The program's words are its own.
+  EXPECT_THAT(offered("lockstep run --nnodes 2 train --no"), ElementsAre(""));
+  EXPECT_THAT(offered("lockstep run --nnodes train --no-"),
+              ElementsAre("--no-python"));
+  EXPECT_THAT(offered(LOCKSTEP_BIN_DIR "/lockstep bench --ra"),
+              Contains("--ranks"));
+
+  EXPECT_THAT(run_command({"completion", "zsh"}).out,
+              HasSubstr("bashcompinit"));
+  EXPECT_EQ(run_command({"completion", "fish"}).exit_code, 2);
 }
 
 struct Mistake {
