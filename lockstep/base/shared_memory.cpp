@@ -114,7 +114,8 @@ SharedMemory SharedMemory::create(size_t bytes) {
   return memory;
 }
 
-SharedMemory SharedMemory::map(FileDescriptor descriptor, size_t bytes) {
+SharedMemory SharedMemory::map(FileDescriptor descriptor, size_t bytes,
+                               Pages pages) {
   struct stat status {};
   if (::fstat(descriptor.get(), &status) != 0) throw_errno("fstat");
   const int seals = ::fcntl(descriptor.get(), F_GET_SEALS);
@@ -127,9 +128,11 @@ SharedMemory SharedMemory::map(FileDescriptor descriptor, size_t bytes) {
         ")");
   }
   SharedMemory memory(std::move(descriptor), bytes);
-  memory.populate("could not reach ");
+  if (pages == Pages::all) memory.touch();
   return memory;
 }
+
+void SharedMemory::touch() const { populate("could not reach "); }
 
 SharedMemory::SharedMemory(SharedMemory&& other) noexcept
     : descriptor_(std::move(other.descriptor_)),

@@ -24,10 +24,15 @@ class SharedMemory {
   // that much, or no such memory at all, std::invalid_argument for 0.
   static SharedMemory create(size_t bytes);
 
-  // Maps what create() made in another process. Throws std::system_error, or
+  // Maps what create() made in another process: with all its pages, or without
+  // any until touch() or their first use. Throws std::system_error, or
   // std::invalid_argument if `descriptor` is not such memory (not sealed, or
   // not of `bytes`).
-  static SharedMemory map(FileDescriptor descriptor, size_t bytes);
+  enum class Pages { all, none };
+  static SharedMemory map(FileDescriptor descriptor, size_t bytes,
+                          Pages pages = Pages::all);
+  // Maps all pages. Throws std::system_error.
+  void touch() const;
 
   SharedMemory(SharedMemory&& other) noexcept;
   SharedMemory& operator=(SharedMemory&& other) noexcept;

@@ -18,8 +18,9 @@ namespace lockstep {
 //
 // No collective: ranks may call it when and as often as they like, and a
 // reduction in which only some ranks give such tensors is right. The memory
-// is reserved at once and given back with the last tensor that uses it, which
-// may be after the group. Any thread; does not block on other ranks.
+// is reserved at once. It is given back when the last tensor that uses it is
+// gone, which may be after the group, and every other rank has made one more
+// call in the group. Any thread; does not block on other ranks.
 //
 // Throws std::invalid_argument if the group has no backend for the device or
 // was destroyed.

@@ -63,9 +63,8 @@ Unattended& unattended() {
 
 class Message final : public c10d::Work {
  public:
-  Message(c10d::OpType type, const char* call,
-          at::Tensor tensor, std::unique_ptr<Transfer> transfer,
-          milliseconds timeout)
+  Message(c10d::OpType type, const char* call, at::Tensor tensor,
+          std::unique_ptr<Transfer> transfer, milliseconds timeout)
       : Work(transfer->communicator->rank(), type),
         call_(call),
         timeout_(timeout),
@@ -109,9 +108,8 @@ class Message final : public c10d::Work {
     return true;
   }
   void abort() override {
-    give_up(std::make_exception_ptr(
-        c10::DistBackendError({__func__, __FILE__, __LINE__},
-                              std::string(call_) + " was aborted")));
+    give_up(std::make_exception_ptr(c10::DistBackendError(
+        {__func__, __FILE__, __LINE__}, std::string(call_) + " was aborted")));
   }
 
  private:

@@ -10,10 +10,11 @@
 namespace lockstep::mpi {
 
 // Messages stand beside the queue of collectives: they are started at once and
-// go on whenever this rank is in MPI. MPI works on a copy of the tensor, because
-// it cannot take a message back, while a work that has failed leaves the tensor
-// to its caller. A work fails when its wait runs out of time or it is aborted;
-// its message is given up then, as that of a work that is dropped is:
+// go on whenever this rank is in MPI. MPI works on a copy of the tensor,
+// because it cannot take a message back, while a work that has failed leaves
+// the tensor to its caller. A work fails when its wait runs out of time or it
+// is aborted; its message is given up then, as that of a work that is dropped
+// is:
 // - A send goes on, with the content that it had when it was started.
 // - A receive is cancelled, so that the next one gets the message. One that MPI
 //   had matched with a message already takes that message along.

@@ -22,7 +22,9 @@ constexpr int64_t kSizes[] = {3, int64_t{2} << 20};
 constexpr float kSent = 1;
 constexpr float kRefilled = 7;
 
-at::Tensor filled(int64_t count, float value) { return at::full({count}, value); }
+at::Tensor filled(int64_t count, float value) {
+  return at::full({count}, value);
+}
 
 bool all_are(const at::Tensor& tensor, float value) {
   return tensor.eq(value).all().item<bool>();
@@ -62,8 +64,8 @@ void in_groups_of_their_own(
 
 // The data of a message that came late went into the tensor.
 CONTRACT_TEST(GivenUpMessages, AReceiveLeavesTheTensorToItsCaller, 2) {
-  in_groups_of_their_own(world, [&](const ProcessGroupPtr& group,
-                                    int64_t count, bool async_op) {
+  in_groups_of_their_own(world, [&](const ProcessGroupPtr& group, int64_t count,
+                                    bool async_op) {
     auto given_up = filled(count, 0);
     const PointToPointOptions options{.group = group, .tag = 3};
     if (world.rank == 0) {
@@ -113,8 +115,8 @@ CONTRACT_TEST(GivenUpMessages, AReceiveLeavesTheTensorToItsCaller, 2) {
 
 // What the sender had written into its tensor since was received as sent.
 CONTRACT_TEST(GivenUpMessages, ASendLeavesTheTensorToItsCaller, 2) {
-  in_groups_of_their_own(world, [&](const ProcessGroupPtr& group,
-                                    int64_t count, bool async_op) {
+  in_groups_of_their_own(world, [&](const ProcessGroupPtr& group, int64_t count,
+                                    bool async_op) {
     const PointToPointOptions options{.group = group, .tag = 3};
     auto hurried = options;
     hurried.timeout = kShort;
@@ -148,8 +150,7 @@ CONTRACT_TEST(GivenUpMessages, ASendLeavesTheTensorToItsCaller, 2) {
       try {
         recv(tensor, 0, options);
         // "shm" tells it; MPI may still deliver what was sent.
-        EXPECT_TRUE(group->store()->check({"taken"}) ||
-                    world.backend == "mpi");
+        EXPECT_TRUE(group->store()->check({"taken"}) || world.backend == "mpi");
         EXPECT_TRUE(all_are(tensor, kSent));
       } catch (const c10::DistBackendError& error) {
         EXPECT_TRUE(group->store()->check({"given up"}));

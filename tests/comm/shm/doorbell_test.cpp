@@ -67,7 +67,8 @@ TEST(ShmDoorbell, AMessageWakesTheRankThatItIsFor) {
   ThreadWorld world(3, small_tuning());
   std::vector<std::jthread> waiting;
   for (const int rank : {1, 2}) {
-    waiting.emplace_back([&world, rank] { world.group(rank).barrier(kTimeout); });
+    waiting.emplace_back(
+        [&world, rank] { world.group(rank).barrier(kTimeout); });
   }
   // Rank 1 has a message under way, so that its thread in the barrier sleeps
   // for both.

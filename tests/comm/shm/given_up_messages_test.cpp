@@ -92,9 +92,7 @@ WORLD_TEST(ShmGivenUpMessages, AReceiveInTheMiddleLeavesItsMessageToTheNext,
         EXPECT_TRUE(work->isCompleted());
         EXPECT_FALSE(work->isSuccess());
       } else {
-        failure_of([&] {
-          recv(given_up, 0, {.timeout = milliseconds(200)});
-        });
+        failure_of([&] { recv(given_up, 0, {.timeout = milliseconds(200)}); });
       }
       given_up.fill_(7);
       ::kill(process, SIGCONT);
@@ -118,9 +116,8 @@ WORLD_TEST(ShmGivenUpMessages, ASendInTheMiddleFailsItsReceiveByName, 2) {
     given_up.fill_(7);
     // Behind it, in a ring that is full: not begun.
     auto small = at::full({3}, 4.0f);
-    EXPECT_THAT(
-        failure_of([&] { isend(small, 1)->wait(milliseconds(50)); }),
-        HasSubstr("send to rank 1"));
+    EXPECT_THAT(failure_of([&] { isend(small, 1)->wait(milliseconds(50)); }),
+                HasSubstr("send to rank 1"));
     small.fill_(7);
     auto next = isend(at::full({kMany}, 5.0f), 1);
     say(group.get(), "given up");

@@ -153,9 +153,9 @@ TEST(MessageGivingUp, OfAReceiveThatDoesNotFitTellsTheMismatch) {
   const auto receive = world[1].receive(0, 7, smaller);
   ASSERT_FALSE(receive->ended);
   give_up(world[1], receive);
-  EXPECT_THAT(error_of<CallMismatch>(
-                  [&] { MessageEngine::throw_if_failed(*receive); }),
-              HasSubstr("1048575 bytes"));
+  EXPECT_THAT(
+      error_of<CallMismatch>([&] { MessageEngine::throw_if_failed(*receive); }),
+      HasSubstr("1048575 bytes"));
   expect_to_arrive(world, 7, kLarge);
   EXPECT_TRUE(send->ended);
   expect_idle(world);
@@ -319,7 +319,8 @@ TEST(MessageGivingUp, IsSeenByAReceiverThatSleeps) {
                     [&] { world[1].wait(world[1].receive(0, 7, got)); }),
                 HasSubstr("rank 0 gave up"));
   });
-  while (world[1].segment.state(1).message_sleepers == 0) std::this_thread::yield();
+  while (world[1].segment.state(1).message_sleepers == 0)
+    std::this_thread::yield();
   give_up(world[0], send);
 }
 

@@ -58,9 +58,11 @@ SharedMemory SharedMemory::create(size_t bytes) {
   return {std::move(descriptor), bytes};
 }
 
-SharedMemory SharedMemory::map(FileDescriptor descriptor, size_t bytes) {
+SharedMemory SharedMemory::map(FileDescriptor descriptor, size_t bytes, Pages) {
   return {std::move(descriptor), bytes};
 }
+
+void SharedMemory::touch() const {}
 
 SharedMemory::SharedMemory(SharedMemory&& other) noexcept
     : descriptor_(std::move(other.descriptor_)),

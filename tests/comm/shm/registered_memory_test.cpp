@@ -37,7 +37,7 @@ class RegisteredMemories : public ::testing::Test {
     for (int rank = 0; rank < size; ++rank) {
       links_.push_back(std::make_unique<PeerLinks>(std::move(sockets[rank])));
       ranks_.push_back(
-          std::make_unique<RegisteredMemory>(*links_[rank], rank, size));
+          std::make_unique<RegisteredMemory>(*links_[rank], news_, rank, size));
     }
   }
   void TearDown() override {
@@ -71,6 +71,7 @@ class RegisteredMemories : public ::testing::Test {
 
   const size_t before_ = open_descriptors();
   const size_t mapped_before_ = mappings();
+  std::atomic<uint32_t> news_{0};
   std::vector<std::unique_ptr<PeerLinks>> links_;
   std::vector<std::unique_ptr<RegisteredMemory>> ranks_;
 };
@@ -114,10 +115,12 @@ TEST_F(RegisteredMemories, WhatWasNotLentOrIsTooSmallIsAnError) {
   const auto place = (*this)[0].find(data, 1);
   ASSERT_TRUE(place.has_value());
   EXPECT_THROW((*this)[1].reach(0, *place, 5001), std::runtime_error);
-  EXPECT_THROW((*this)[1].reach(0, {place->region, UINT64_MAX}, 1),
-               std::runtime_error);
-  EXPECT_THROW((*this)[1].reach(0, {place->region + 1, 0}, 1),
-               std::runtime_error);
+  EXPECT_THROW(
+      (*this)[1].reach(0, {.region = place->region, .offset = UINT64_MAX}, 1),
+      std::runtime_error);
+  EXPECT_THROW(
+      (*this)[1].reach(0, {.region = place->region + 1, .offset = 0}, 1),
+      std::runtime_error);
   EXPECT_THROW((*this)[0].reach(1, *place, 1), std::runtime_error);
 }
 
@@ -143,6 +146,96 @@ TEST_F(RegisteredMemories, RegionsInUseHoldNoDescriptors) {
     (*this)[1].reach(0, *(*this)[0].find(data, 1), 1);
   }
   EXPECT_EQ(open_descriptors(), before);
+}
+
+// Each held a descriptor in every peer until it was used.
+TEST_F(RegisteredMemories, LoansThatNobodyUsesHoldNoDescriptors) {
+  make(3);
+  const auto before = open_descriptors();
+  for (int i = 0; i < 5; ++i) (*this)[0].allocate(4096);
+  for (int rank = 0; rank < 3; ++rank) (*this)[rank].look();
+  EXPECT_EQ(open_descriptors(), before);
+}
+
+TEST_F(RegisteredMemories, LoansThatNobodyUsesHoldNoPages) {
+  make(2);
+  constexpr size_t kBytes = size_t{64} << 20;
+  const auto resident = [] {
+    std::ifstream statm("/proc/self/statm");
+    size_t total = 0;
+    size_t pages = 0;
+    statm >> total >> pages;
+    return pages * 4096;
+  };
+  (*this)[0].allocate(kBytes);
+  const size_t before = resident();
+  (*this)[1].look();
+  EXPECT_EQ(mappings(), mapped_before_ + 2);
+  EXPECT_LT(resident(), before + kBytes / 2);
+}
+
+TEST_F(RegisteredMemories, WhatIsToldIsLookedForOnce) {
+  make(2);
+  auto* data = static_cast<std::byte*>((*this)[0].allocate(4096));
+  EXPECT_EQ(mappings(), mapped_before_ + 1);
+  (*this)[1].look_if_told();
+  EXPECT_EQ(mappings(), mapped_before_ + 2);
+  (*this)[0].free(data);
+  EXPECT_EQ(mappings(), mapped_before_ + 1);
+  (*this)[1].look_if_told();
+  EXPECT_EQ(mappings(), mapped_before_);
+  // Without news nobody looks: what was sent past the counter is not seen.
+  const auto memory = SharedMemory::create(4096);
+  ASSERT_TRUE(links_[0]->lend(1, 99, memory));
+  (*this)[1].look_if_told();
+  EXPECT_THROW((*this)[1].reach(0, {.region = 98, .offset = 0}, 1),
+               std::runtime_error);
+  EXPECT_EQ(mappings(), mapped_before_ + 2);
+}
+
+TEST_F(RegisteredMemories, WhatDidNotFitIntoAFullSocketIsSentByLaterLooks) {
+  make(2);
+  auto regions = fill();
+  for (auto* region : regions) (*this)[0].free(region);
+  for (int i = 0; i < 5; ++i) {
+    (*this)[1].look_if_told();
+    (*this)[0].look_if_told();
+  }
+  EXPECT_EQ(mappings(), mapped_before_);
+}
+
+TEST_F(RegisteredMemories, WhatSomePeerDoesNotReachIsFoundNoMore) {
+  make(2);
+  auto* data = static_cast<std::byte*>((*this)[0].allocate(4096));
+  const auto place = (*this)[0].find(data, 1);
+  ASSERT_TRUE(place.has_value());
+  EXPECT_FALSE(place->reached);
+  (*this)[0].settle(*place, true);
+  EXPECT_TRUE((*this)[0].find(data, 1)->reached);
+  (*this)[0].settle(*place, false);
+  EXPECT_FALSE((*this)[0].find(data, 1));
+}
+
+TEST_F(RegisteredMemories, OneDescriptorIsKeptInReserveForALoan) {
+  make(2);
+  (*this)[1].look();
+  auto* data = static_cast<std::byte*>((*this)[0].allocate(4096));
+  *data = std::byte{42};
+  const auto place = (*this)[0].find(data, 1);
+  std::vector<FileDescriptor> all;
+  rlimit usual{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &usual), 0);
+  // Few enough to be taken up one by one.
+  const rlimit few{.rlim_cur = 200, .rlim_max = usual.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
+  for (FileDescriptor one(::dup(0)); one; one = FileDescriptor(::dup(0))) {
+    all.push_back(std::move(one));
+  }
+  EXPECT_EQ(errno, EMFILE);
+  (*this)[1].look();
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &usual), 0);
+  all.clear();
+  EXPECT_EQ(*(*this)[1].reach(0, *place, 1), std::byte{42});
 }
 
 TEST_F(RegisteredMemories, LoansSurviveAFullSocket) {
@@ -176,7 +269,8 @@ TEST_F(RegisteredMemories, WhatIsFreedUnsentIsNeverLent) {
   const auto last = (*this)[0].find(regions.back(), 1);
   ASSERT_TRUE(last.has_value());
   (*this)[1].reach(0, *last, 1);
-  EXPECT_THROW((*this)[1].reach(0, {unsent, 0}, 1), std::runtime_error);
+  EXPECT_THROW((*this)[1].reach(0, {.region = unsent, .offset = 0}, 1),
+               std::runtime_error);
   // All of them, with the way full of loans and receipts.
   for (auto* region : regions) (*this)[0].free(region);
   (*this)[1].free((*this)[1].allocate(1));

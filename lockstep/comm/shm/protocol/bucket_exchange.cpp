@@ -196,6 +196,7 @@ void BucketExchange::begin(int64_t iteration, double divisor) {
   own().iterations[rounds_ % 2].store(iteration, std::memory_order_relaxed);
   published_ = next_ = complete_ = 0;
   open_ = true;
+  core_.registered.look_if_told();
 }
 
 void BucketExchange::abandon() {

@@ -6,7 +6,9 @@ namespace lockstep::shm {
 namespace {
 
 constexpr uint8_t kNoReduceOp = 255;
-constexpr uint8_t kRegistered = 1;  // of Announcement::flags
+// Of Announcement::flags.
+constexpr uint8_t kRegistered = 1;
+constexpr uint8_t kReached = 2;  // RegisteredMemory::Place::reached
 
 }  // namespace
 
@@ -48,6 +50,7 @@ Collective::Collective(Core& core, const What& what, milliseconds timeout)
       own_(core.segment.announcement(core.rank, number_)),
       patience_(timeout) {
   core.waiting.throw_if_broken();
+  core.registered.look_if_told();
   own_.operation = static_cast<uint8_t>(what.operation);
   own_.dtype = static_cast<uint8_t>(what.dtype);
   own_.reduce_op =
@@ -69,7 +72,7 @@ void Collective::announce(uint64_t bytes) {
 }
 
 void Collective::announce(RegisteredMemory::Place place) {
-  own_.flags = kRegistered;
+  own_.flags = kRegistered | (place.reached ? kReached : 0);
   own_.bytes = 0;
   own_.region = place.region;
   std::memcpy(own_.data.data(), &place.offset, sizeof(place.offset));
@@ -156,8 +159,10 @@ const std::byte* Collective::data(int of) const {
 
 std::optional<RegisteredMemory::Place> Collective::place(int of) const {
   const auto& given = announcement(of);
-  if (given.flags != kRegistered) return std::nullopt;
-  RegisteredMemory::Place place{.region = given.region, .offset = 0};
+  if (!(given.flags & kRegistered)) return std::nullopt;
+  RegisteredMemory::Place place{.region = given.region,
+                                .reached = (given.flags & kReached) != 0,
+                                .offset = 0};
   std::memcpy(&place.offset, given.data.data(), sizeof(place.offset));
   return place;
 }

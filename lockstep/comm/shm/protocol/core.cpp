@@ -11,7 +11,7 @@ Core::Core(const Membership& membership)
       segment(membership.segment, size, tuning),
       links(membership.links),
       waiting(segment, *links, rank, size, membership.meeting.global_ranks),
-      registered(*links, rank, size),
+      registered(*links, segment.news(), rank, size),
       messages(segment, waiting, rank, size) {}
 
 void Core::sleep(Patience& patience, const Missing& missing,

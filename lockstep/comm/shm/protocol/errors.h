@@ -20,8 +20,8 @@ class CallMismatch : public std::runtime_error {
 };
 
 // A message was given up: by this rank, whose time for it was over or who asked
-// for that, or by its sender. Its memory is the caller's again, and the group is
-// as good as before.
+// for that, or by its sender. Its memory is the caller's again, and the group
+// is as good as before.
 class MessageGivenUp : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

@@ -33,11 +33,13 @@ void Group::barrier(milliseconds timeout) {
 
 std::shared_ptr<Message> Group::start_send(int to, int32_t tag, ConstBytes data,
                                            DType dtype) {
+  core_->registered.look_if_told();
   return core_->messages.start_send(to, tag, data, dtype);
 }
 
 std::shared_ptr<Message> Group::start_receive(int from, int32_t tag, Bytes data,
                                               DType dtype) {
+  core_->registered.look_if_told();
   return core_->messages.start_receive(from, tag, data, dtype);
 }
 

@@ -17,7 +17,7 @@ constexpr size_t rounded(size_t bytes, size_t to) {
 // Chunks of the whole size that staging has room for.
 constexpr size_t kLargeChunks = 2;
 
-// Lines before the announcements: the count of sleepers.
+// Lines before the announcements: the counts of sleepers and of news.
 constexpr size_t kHead = kPage;
 
 size_t state_bytes(int ranks) {
@@ -81,6 +81,7 @@ Segment::Segment(std::shared_ptr<SharedMemory> memory, int ranks,
   }
   auto* at = memory_->data();
   sleepers_ = reinterpret_cast<std::atomic<uint32_t>*>(at);
+  news_ = sleepers_ + 1;
   at += kHead;
   states_ = reinterpret_cast<RankState*>(at);
   at += state_bytes(ranks);

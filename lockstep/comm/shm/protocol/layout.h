@@ -60,8 +60,8 @@ struct RankState {
 
   // Where this rank's threads sleep (futex); added to by whoever wakes them.
   alignas(kCacheLine) std::atomic<uint32_t> doorbell;
-  // Threads of this rank that sleep, or will, for a call of all ranks, and for a
-  // message. One that does both counts in both.
+  // Threads of this rank that sleep, or will, for a call of all ranks, and for
+  // a message. One that does both counts in both.
   std::atomic<uint32_t> sleepers;
   std::atomic<uint32_t> message_sleepers;
 
@@ -102,6 +102,10 @@ class Segment {
   // Threads of all ranks that sleep for a call: whoever publishes something for
   // calls need not search for sleepers if there are none.
   std::atomic<uint32_t>& sleepers() const { return *sleepers_; }
+  // How often ranks have sent news of registered memory, modulo 2^32: a rank
+  // sees without a system call whether it has news to look for. It lies beside
+  // sleepers(), which every call reads.
+  std::atomic<uint32_t>& news() const { return *news_; }
   RankState& state(int rank) const { return states_[rank]; }
 
   Announcement& announcement(int rank, uint64_t sequence) const;
@@ -128,6 +132,7 @@ class Segment {
   size_t slot_bytes_;
   size_t ring_bytes_;
   std::atomic<uint32_t>* sleepers_;
+  std::atomic<uint32_t>* news_;
   RankState* states_;
   std::byte* slots_;
   std::byte* staging_;

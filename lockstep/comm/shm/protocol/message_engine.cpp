@@ -34,10 +34,7 @@ bool was_given_up(const MessageHead& head) {
 
 MessageEngine::MessageEngine(const Segment& segment, Waiting& waiting, int rank,
                              int size)
-    : waiting_(waiting),
-      rank_(rank),
-      size_(size),
-      departed_(size) {
+    : waiting_(waiting), rank_(rank), size_(size), departed_(size) {
   outgoing_.reserve(size);
   incoming_.reserve(size);
   for (int peer = 0; peer < size; ++peer) {
@@ -470,8 +467,7 @@ void MessageEngine::fail_mismatch(Message& receive, int source,
   receive.words = waiting_.name(source) + " sent " + described(head) +
                   ", where " + waiting_.name(rank_) + " receives " +
                   std::to_string(receive.bytes) + " bytes of " +
-                  kernels::name_of(receive.dtype) +
-                  "; the message is dropped";
+                  kernels::name_of(receive.dtype) + "; the message is dropped";
   end(receive);
 }
 

@@ -100,8 +100,8 @@ class MessageEngine {
     bool complete = false;
     Shared receiver{};  // what takes it when it is complete
   };
-  // To one rank. The first of the queue is in the ring from `begun` on. One that
-  // has ended was given up: its data is not used any more.
+  // To one rank. The first of the queue is in the ring from `begun` on. One
+  // that has ended was given up: its data is not used any more.
   struct Outgoing {
     RingWriter ring;
     std::deque<Shared> queue{};
@@ -141,7 +141,8 @@ class MessageEngine {
   void let_go(Message& receive);
 
   void end(Message& message);
-  // All of `head`'s bytes are in the receive's memory, if they fit and were sent.
+  // All of `head`'s bytes are in the receive's memory, if they fit and were
+  // sent.
   void conclude(Message& receive, int source, const MessageHead& head);
   void fail_given_up(Message& receive, int source, const MessageHead& head);
   void fail_mismatch(Message& receive, int source, const MessageHead& head);

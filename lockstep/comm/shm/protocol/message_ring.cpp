@@ -132,8 +132,7 @@ RingReader::Taken RingReader::take(std::byte* to, size_t bytes) {
     if (written_ - at_ < part) look();
     // A cut of an earlier message lies before this one's head.
     const bool cut = cut_ >= at_ && cut_ < end;
-    const size_t size =
-        std::min<uint64_t>(part, (cut ? cut_ : written_) - at_);
+    const size_t size = std::min<uint64_t>(part, (cut ? cut_ : written_) - at_);
     if (to && size > 0) {
       const size_t before_end = std::min(size, bytes_ - at_ % bytes_);
       kernels::copy(to + done, data_ + at_ % bytes_, before_end);

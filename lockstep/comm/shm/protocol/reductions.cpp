@@ -195,6 +195,23 @@ class StagedReduction {
   const uint64_t first_;
 };
 
+// Whether every rank has reached the memory of all others: `lacking`, as bits,
+// are the ranks whose memory this one does not reach. A wait for all, of
+// regions that are new to some rank.
+bool all_reach_all(const Reduction& r, RegisteredMemory::Place own,
+                   uint64_t lacking) {
+  const int n = r.core.size;
+  r.call.sizes()[0] = lacking;  // no reduction of one size has sizes
+  const uint64_t said = ++r.core.chunks;
+  r.call.publish(r.core.own().staged, said);
+  for (int peer = 0; peer < n; ++peer) {
+    r.call.await(peer, r.core.segment.state(peer).staged, said);
+    lacking |= r.call.sizes(peer)[0];
+  }
+  r.core.registered.settle(own, (lacking >> r.core.rank & 1) == 0);
+  return lacking == 0;
+}
+
 void reduce_large(const Reduction& r) {
   const size_t bytes = r.count * r.element();
   const auto place = r.core.registered.find(r.data, bytes);
@@ -206,24 +223,37 @@ void reduce_large(const Reduction& r) {
   r.call.wait_for_all();
   std::array<std::byte*, kMaxRanks> data;
   std::array<std::shared_ptr<std::byte>, kMaxRanks> held;
+  // All ranks see the same announcements, so all of them decide the same.
   bool all_registered = true;
-  for (int peer = 0; peer < r.core.size && all_registered; ++peer) {
-    all_registered = r.call.place(peer).has_value();
+  bool all_reached = true;
+  for (int peer = 0; peer < r.core.size; ++peer) {
+    const auto given = r.call.place(peer);
+    all_registered &= given.has_value();
+    all_reached &= given && given->reached;
   }
   if (!all_registered) {
     StagedReduction(r).run();
     return;
   }
-  try {
-    for (int peer = 0; peer < r.core.size; ++peer) {
-      data[peer] = r.data;
-      if (peer == r.core.rank) continue;
+  uint64_t lacking = 0;
+  std::string why;
+  for (int peer = 0; peer < r.core.size; ++peer) {
+    data[peer] = r.data;
+    if (peer == r.core.rank) continue;
+    try {
       held[peer] = r.core.registered.reach(peer, *r.call.place(peer), bytes);
       data[peer] = held[peer].get();
+    } catch (const std::exception& error) {
+      lacking |= uint64_t{1} << peer;
+      why = error.what();
     }
-  } catch (const std::exception& error) {
+  }
+  if (all_reached) {
     // The peers wait for this rank's slice.
-    r.core.waiting.fail(error.what());
+    if (lacking != 0) r.core.waiting.fail(why);
+  } else if (!all_reach_all(r, *place, lacking)) {
+    StagedReduction(r).run();
+    return;
   }
   reduce_in_place(r, data);
 }

@@ -1,5 +1,7 @@
 #include "lockstep/comm/shm/protocol/registered_memory.h"
 
+#include <fcntl.h>
+
 #include <algorithm>
 #include <cerrno>
 #include <iterator>
@@ -10,8 +12,9 @@
 namespace lockstep::shm {
 namespace {
 
-// Of find(): looking is a system call a peer.
-constexpr uint32_t kFindsALook = 64;
+FileDescriptor spare_descriptor() {
+  return FileDescriptor(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+}
 
 std::string place_name(int of, RegisteredMemory::Place place, size_t bytes) {
   return std::to_string(bytes) + " bytes at " + std::to_string(place.offset) +
@@ -25,8 +28,15 @@ bool lies_within(RegisteredMemory::Place place, size_t bytes, uint64_t size) {
 
 }  // namespace
 
-RegisteredMemory::RegisteredMemory(const PeerLinks& links, int rank, int size)
-    : links_(links), rank_(rank), size_(size), notices_(size) {}
+RegisteredMemory::RegisteredMemory(const PeerLinks& links,
+                                   std::atomic<uint32_t>& news, int rank,
+                                   int size)
+    : links_(links),
+      news_(news),
+      rank_(rank),
+      size_(size),
+      reserve_(spare_descriptor()),
+      notices_(size) {}
 
 void* RegisteredMemory::allocate(size_t bytes) {
   if (bytes == 0) {
@@ -82,26 +92,43 @@ void RegisteredMemory::free(void* data) {
 
 void RegisteredMemory::look() {
   std::lock_guard lock(mutex_);
+  deliver();
   receive_all();
+}
+
+void RegisteredMemory::try_to_look() {
+  try {
+    look();
+  } catch (const std::exception&) {
+    // reach() finds out what was missed.
+  }
 }
 
 std::optional<RegisteredMemory::Place> RegisteredMemory::find(const void* data,
                                                               size_t bytes) {
   std::lock_guard lock(mutex_);
   if (undelivered_ != 0) deliver();
-  // What peers have freed stays in memory until this rank looks, and it may
-  // never allocate itself.
-  if (++finds_ % kFindsALook == 0) receive_all();
   const auto found = region_of(data);
   if (found == regions_.end()) return std::nullopt;
   const auto& [begin, region] = *found;
   const Place place{.region = region.id,
+                    .reached = region.reached == Region::Reached::by_all,
                     .offset = static_cast<uint64_t>(
                         static_cast<const std::byte*>(data) - begin)};
-  if (region.unsent != 0 || !lies_within(place, bytes, region.memory.size())) {
+  if (region.unsent != 0 || region.reached == Region::Reached::not_by_all ||
+      !lies_within(place, bytes, region.memory.size())) {
     return std::nullopt;
   }
   return place;
+}
+
+void RegisteredMemory::settle(Place place, bool reached_by_all) {
+  std::lock_guard lock(mutex_);
+  for (auto& [begin, region] : regions_) {
+    if (region.id != place.region) continue;
+    region.reached =
+        reached_by_all ? Region::Reached::by_all : Region::Reached::not_by_all;
+  }
 }
 
 std::shared_ptr<std::byte> RegisteredMemory::reach(int of, Place place,
@@ -124,16 +151,8 @@ std::shared_ptr<std::byte> RegisteredMemory::reach(int of, Place place,
                              std::to_string(borrowed.bytes) +
                              " bytes were lent");
   }
-  if (!borrowed.memory) {
-    if (!borrowed.descriptor) {
-      errno = EMFILE;
-      throw_errno("the descriptor of " + place_name(of, place, bytes) +
-                  " could not be received");
-    }
-    borrowed.memory = std::make_shared<SharedMemory>(
-        SharedMemory::map(std::move(borrowed.descriptor), borrowed.bytes));
-    borrowed.memory->close_descriptor();
-  }
+  if (borrowed.failure) std::rethrow_exception(borrowed.failure);
+  if (!std::exchange(borrowed.touched, true)) borrowed.memory->touch();
   return {borrowed.memory, borrowed.memory->data() + place.offset};
 }
 
@@ -169,6 +188,7 @@ uint32_t RegisteredMemory::new_id() {
 
 // As many notices as the sockets take.
 void RegisteredMemory::deliver() {
+  bool told = false;
   for (int peer = 0; peer < size_ && undelivered_ != 0; ++peer) {
     auto& notices = notices_[peer];
     while (!notices.empty()) {
@@ -176,6 +196,7 @@ void RegisteredMemory::deliver() {
       const bool sent = lends != nullptr ? links_.lend(peer, id, lends->memory)
                                          : links_.take_back(peer, id);
       if (!sent) break;
+      told = true;
       notices.pop_front();
       --undelivered_;
       if (lends != nullptr && --lends->unsent == 0) {
@@ -183,6 +204,8 @@ void RegisteredMemory::deliver() {
       }
     }
   }
+  // After the sockets have it.
+  if (told) news_.fetch_add(1, std::memory_order_release);
 }
 
 void RegisteredMemory::remove(Regions::iterator region) {
@@ -204,21 +227,40 @@ void RegisteredMemory::remove(Regions::iterator region) {
   regions_.erase(region);
 }
 
+RegisteredMemory::Borrowed RegisteredMemory::borrowed(PeerLinks::Loan loan) {
+  Borrowed result{.bytes = loan.bytes};
+  try {
+    if (!loan.memory) {
+      errno = EMFILE;
+      throw_errno("the descriptor of " + std::to_string(loan.bytes) +
+                  " bytes of a peer's registered memory could not be received");
+    }
+    result.memory = std::make_shared<SharedMemory>(SharedMemory::map(
+        std::move(loan.memory), loan.bytes, SharedMemory::Pages::none));
+    result.memory->close_descriptor();
+  } catch (const std::exception&) {
+    result.failure = std::current_exception();
+  }
+  return result;
+}
+
 void RegisteredMemory::receive(int from) {
+  reserve_.reset();
   while (auto loan = links_.receive(from)) {
     const auto key = std::pair(from, static_cast<uint32_t>(loan->id));
     if (loan->bytes == 0) {
       borrowed_.erase(key);
     } else {
-      borrowed_.insert_or_assign(key,
-                                 Borrowed{.bytes = loan->bytes,
-                                          .descriptor = std::move(loan->memory),
-                                          .memory = {}});
+      borrowed_.insert_or_assign(key, borrowed(std::move(*loan)));
     }
   }
+  reserve_ = spare_descriptor();
 }
 
 void RegisteredMemory::receive_all() {
+  // Before looking: what is sent meanwhile is looked for again. Pairs with the
+  // release in deliver().
+  seen_.store(news_.load(std::memory_order_acquire), std::memory_order_relaxed);
   for (int peer = 0; peer < size_; ++peer) {
     if (peer != rank_) receive(peer);
   }

@@ -61,8 +61,9 @@ class Waiting {
   }
 
   // What a thread sleeps for, as bits. A message wakes nobody who sleeps for
-  // calls alone, and the other way round: a receive that is pending for long has
-  // a thread that sleeps for it, and must not cost every collective a wake-up.
+  // calls alone, and the other way round: a receive that is pending for long
+  // has a thread that sleeps for it, and must not cost every collective a
+  // wake-up.
   enum Bell : uint32_t { kCalls = 1, kMessages = 2 };
 
   enum class Outcome { ready, timed_out };
