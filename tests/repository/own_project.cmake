@@ -25,7 +25,7 @@ endfunction()
 run(${CMAKE_COMMAND} -S ${SOURCE}/examples/own_project -B ${binary} -G Ninja
     -D CMAKE_CXX_COMPILER=${COMPILER}
     ${launcher}
-    "-D CMAKE_CXX_FLAGS=-O1 -fpch-preprocess -Wall -Wextra -Werror"
+    "-D CMAKE_CXX_FLAGS=-O0 -fpch-preprocess -Wall -Wextra -Werror"
     -D Torch_DIR=${TORCH}
     -D LOCKSTEP_REPOSITORY=${SOURCE}
     -D FETCHCONTENT_SOURCE_DIR_LOCKSTEP=${SOURCE})
