@@ -18,11 +18,10 @@
 // message whose Work::wait() does, has failed for good: a wait that is repeated
 // throws again. The tensor is the caller's from then on, on the CPU: nothing
 // that comes later is written into it, and nothing that is written into it is
-// sent. What a receive has written until then stays in it. With shm and mpi the
-// same holds after Work::abort(), and for all messages of the group after
-// ProcessGroup::abort() or destroy_process_group(); with gloo after
-// ProcessGroup::abort() only. What becomes of the message depends on the
-// backend:
+// sent. What a receive has written until then stays in it. The same holds after
+// Work::abort() with shm and mpi, and with shm for all messages of the group
+// after ProcessGroup::abort() or destroy_process_group(). What becomes of the
+// message depends on the backend:
 //
 //           the message of a receive      the message of a send   the group
 //   shm     goes to the next receive      the receive that it     goes on

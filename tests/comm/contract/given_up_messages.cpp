@@ -167,5 +167,29 @@ CONTRACT_TEST(GivenUpMessages, ASendLeavesTheTensorToItsCaller, 2) {
   });
 }
 
+// It still took the message, and the tensor with it.
+CONTRACT_TEST(GivenUpMessages, AnAbortedReceiveLeavesItsMessageToTheNext, 2) {
+  // Gloo's abort ends waits alone.
+  if (world.device.is_cuda() || world.backend == "gloo") return;
+  auto group = world.init();
+  for (const int64_t count : kSizes) {
+    if (world.rank == 0) {
+      auto aborted = filled(count, 0);
+      auto work = irecv(aborted, 1);
+      work->abort();
+      aborted.fill_(kRefilled);
+      EXPECT_THAT(failure_of([&] { work->wait(); }), HasSubstr("aborted"));
+      say(group.get(), c10::str("aborted ", count));
+      auto next = filled(count, 0);
+      recv(next, 1);
+      EXPECT_TRUE(all_are(next, kSent));
+      EXPECT_TRUE(all_are(aborted, kRefilled));
+    } else {
+      hear(group.get(), c10::str("aborted ", count));
+      send(filled(count, kSent), 0);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::testing

@@ -72,6 +72,8 @@ WORLD_TEST(ShmGivenUpMessages, AReceiveInTheMiddleLeavesItsMessageToTheNext,
   for (const bool async_op : {false, true}) {
     const auto sign = world.folder / (async_op ? "sent async" : "sent");
     auto group = init_shm();
+    // Rank 1 may need the store, which rank 0 serves, until here.
+    barrier();
     if (world.rank == 0) {
       auto work = isend(at::full({kMany}, 3.0f), 1);
       std::ofstream(sign) << ::getpid() << std::flush;
