@@ -86,7 +86,8 @@ void check_can_save(const std::string& path) {
         error.code(),
         "no snapshot can be saved as \"" + path + "\"; make the folder \"" +
             (folder.empty() ? "." : folder) +
-            "\" and let rank 0 write there, or name another path");
+            "\" and let rank 0 write there, name another path, or, in a run "
+            "that only reads, set LoadSnapshotOptions::will_save to false");
   }
 }
 
