@@ -5,6 +5,7 @@
     ./dev bench mlp narrow           these
     ./dev bench comm                 operations between ranks: lockstep bench
     ./dev bench hosts                two hosts and a slow link (hosts.py); root
+    ./dev bench launch               two processes that do nothing (launch.py)
     ./dev bench --rounds 9 job       more rounds, less noise
     ./dev bench --quick              does it run? not a measurement
 
@@ -29,6 +30,7 @@ import tempfile
 import time
 
 import hosts
+import launch
 import processes
 import training
 from processes import Failure, Programs, RANKS, progress, run_child
@@ -44,7 +46,9 @@ COMM = "comm"
 COMM_SIZES = "4,1K,16K,256K,1M,4M,16M,64M"
 # Namespaces as hosts: a table and a file of its own too.
 HOSTS = "hosts"
-NAMES = [*BENCHMARKS, COMM, HOSTS]
+# The launchers alone; the same.
+LAUNCH = "launch"
+NAMES = [*BENCHMARKS, COMM, HOSTS, LAUNCH]
 ROUNDS = 5
 
 
@@ -88,6 +92,19 @@ def bench_hosts(args):
     print(f"all_reduce of {hosts.BYTES >> 20} MiB between two hosts, a link "
           f"of {hosts.LINK}\n\n{hosts.table(results)}\n\n"
           f"figures of every round: {path}")
+
+
+def bench_launch(args):
+    """lockstep run beside torchrun, into a file of its own."""
+    path = (args.json if args.names == [LAUNCH] and args.json is not None
+            else args.build / "bench" / f"{LAUNCH}.json")
+    facts = machine()
+    results = launch.measure(args.build, args.rounds, args.quick, progress)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"format": launch.FORMAT, "quick": args.quick,
+                                "machine": facts, **results}, indent=1) + "\n")
+    print(f"start and end of {RANKS} workers that do nothing\n\n"
+          f"{launch.table(results)}\n\nfigures of every round: {path}")
 
 
 def comm_path(args):
@@ -192,7 +209,7 @@ def parse_args():
         args.rounds = 1 if args.quick else ROUNDS
     if args.rounds < 1:
         parser.error(f"--rounds is {args.rounds}; give 1 or more")
-    if args.json is None and args.names not in ([COMM], [HOSTS]):
+    if args.json is None and args.names not in ([COMM], [HOSTS], [LAUNCH]):
         name = args.names[0] if len(args.names) == 1 else DDP
         args.json = args.build / "bench" / f"{name}.json"
     return args
@@ -210,6 +227,10 @@ def bench(args):
         if len(args.names) > 1:
             print()
         bench_hosts(args)
+    if LAUNCH in args.names:
+        if len(args.names) > 1:
+            print()
+        bench_launch(args)
 
 
 def main():
