@@ -6,6 +6,8 @@
 #include <random>
 #include <utility>
 
+#include "lockstep/base/deadline.h"
+
 namespace lockstep::testing {
 namespace {
 
@@ -66,10 +68,12 @@ void Job::start_rank(int rank, const std::string& scenario,
 
 void Job::await(const std::string& word, int except,
                 std::chrono::seconds allowed) {
+  const Deadline deadline = Deadline::after(allowed);
   for (int rank = 0; rank < size(); ++rank) {
     if (rank == except) continue;
     SCOPED_TRACE("rank " + std::to_string(rank));
-    ranks_[rank]->await_output(word + " " + std::to_string(rank), 1, allowed);
+    ranks_[rank]->await_output(word + " " + std::to_string(rank), 1,
+                               deadline.remaining());
   }
 }
 

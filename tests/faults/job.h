@@ -55,8 +55,8 @@ class Job {
   RunningProgram& rank(int rank) { return *ranks_.at(rank); }
   int host_of(int rank) const { return rank * way_.hosts / size_; }
 
-  // Waits until every rank, but for `except`, has said so; a test failure
-  // after `allowed`.
+  // Waits until every rank, but for `except`, has said so; a test failure where
+  // that takes longer than `allowed` for all of them together.
   void await(const std::string& word, int except = -1,
              std::chrono::seconds allowed = std::chrono::seconds(30));
   // What stands behind the first "word RANK " of a rank.

@@ -102,10 +102,11 @@ bool RunningProgram::read_some(int timeout_ms) {
   return any;
 }
 
-void RunningProgram::await_output(const std::string& text, int times,
-                                  std::chrono::seconds allowed) {
+void RunningProgram::await_text(const std::string& stream,
+                                const std::string& text, int times,
+                                milliseconds allowed) {
   const Deadline deadline = Deadline::after(allowed);
-  while (count(result_.out, text) < times) {
+  while (count(stream, text) < times) {
     if (deadline.expired() || (!out_ && !err_)) {
       ADD_FAILURE() << "\"" << text << "\" did not come " << times
                     << " times; stdout:\n"

@@ -43,8 +43,16 @@ class RunningProgram {
   void signal(int signal) const;
   // Reads on until stdout holds `text` `times` times; a test failure after
   // `allowed`.
-  void await_output(const std::string& text, int times = 1,
-                    std::chrono::seconds allowed = std::chrono::seconds(20));
+  void await_output(
+      const std::string& text, int times = 1,
+      std::chrono::milliseconds allowed = std::chrono::seconds(20)) {
+    await_text(result_.out, text, times, allowed);
+  }
+  // The same of stderr, once.
+  void await_error(const std::string& text, std::chrono::milliseconds allowed =
+                                                std::chrono::seconds(20)) {
+    await_text(result_.err, text, 1, allowed);
+  }
   // Reads to the end of both streams and reaps; a test failure and SIGKILL
   // after `allowed`.
   ProgramResult finish(std::chrono::seconds allowed = std::chrono::seconds(30));
@@ -53,6 +61,8 @@ class RunningProgram {
   const std::string& out() const { return result_.out; }
 
  private:
+  void await_text(const std::string& stream, const std::string& text, int times,
+                  std::chrono::milliseconds allowed);
   bool read_some(int timeout_ms);
 
   pid_t pid_ = -1;
