@@ -1,5 +1,7 @@
 #include "lockstep/cli/run.h"
 
+#include <cstdio>
+#include <ctime>
 #include <exception>
 #include <memory>
 #include <optional>
@@ -21,22 +23,42 @@ constexpr int kSystemError = 1;
 
 void say(std::string_view text) { write_message(kName, text); }
 
+// With the host and the time, for messages of several nodes in one log.
+void say_of_node(const std::string& host, std::string_view text) {
+  timespec now{};
+  clock_gettime(CLOCK_REALTIME, &now);
+  std::tm local{};
+  localtime_r(&now.tv_sec, &local);
+  char time[40];
+  const size_t length =
+      std::strftime(time, sizeof(time), "%Y-%m-%d %H:%M:%S", &local);
+  std::snprintf(time + length, sizeof(time) - length, ".%03ld",
+                now.tv_nsec / 1'000'000);
+  write_message(std::string(kName) + " [" + host + " " + time + "]", text);
+}
+
 // In the agent's process; the member's thread begins here, as none outlives a
 // fork.
 int run_agent(const RunOptions& options, RunDirectory& directory,
               std::optional<StorePort> port, GuardianLink link) {
+  LocalAgent::Report report = say;
+  if (options.job) {
+    report = [host = options.agent.host_name](const std::string& text) {
+      say_of_node(host, text);
+    };
+  }
   int exit_code = kSystemError;
   try {
     std::unique_ptr<JobMember> job;
     if (options.job) job = std::make_unique<JobMember>(*options.job);
     exit_code = LocalAgent(options.agent, directory, std::move(port),
-                           std::move(link), say, std::move(job))
+                           std::move(link), report, std::move(job))
                     .run();
   } catch (const ProgramError& error) {
-    say(error.what());
+    report(error.what());
     exit_code = error.exit_code();
   } catch (const std::exception& error) {
-    say(error.what());
+    report(error.what());
   }
   // The launcher does the same, but may have been killed.
   directory.remove_if_temporary();
@@ -52,6 +74,7 @@ int launch(const RunArguments& arguments) {
   RunDirectory directory =
       RunDirectory::create(options.log_dir, agent.workers.run_id);
 
+  for (const auto& warning : options.warnings) say(warning);
   if (arguments.standalone &&
       (!arguments.rdzv_endpoint.empty() || !arguments.rdzv_id.empty())) {
     say("--rdzv-endpoint and --rdzv-id are ignored with --standalone");
@@ -59,9 +82,11 @@ int launch(const RunArguments& arguments) {
   if (limits_omp_threads(agent.workers.nproc_per_node, current_environment())) {
     say("OMP_NUM_THREADS is not set: every worker gets OMP_NUM_THREADS=1");
   }
-  const GuardedEnd end = run_guarded([&](GuardianLink link) {
-    return run_agent(options, directory, std::move(port), std::move(link));
-  });
+  const GuardedEnd end = run_guarded(
+      [&](GuardianLink link) {
+        return run_agent(options, directory, std::move(port), std::move(link));
+      },
+      agent.ending_allowance());
   if (end.killed_by != 0) {
     say("the launcher's agent was killed by " + signal_name(end.killed_by) +
         (end.all_ended ? "; all workers were killed"
@@ -72,19 +97,26 @@ int launch(const RunArguments& arguments) {
 
 int launch_or_explain(RunArguments arguments,
                       std::vector<std::string> remaining) {
+  std::string reason;
+  int exit_code = kSystemError;
   try {
     set_command(arguments, std::move(remaining));
     return launch(arguments);
   } catch (const ProgramError& error) {
-    say(error.what());
-    return error.exit_code();
+    reason = error.what();
+    exit_code = error.exit_code();
   } catch (const std::invalid_argument& error) {
-    say(error.what());
-    return kUsageError;
+    reason = error.what();
+    exit_code = kUsageError;
   } catch (const std::exception& error) {
-    say(error.what());
-    return kSystemError;
+    reason = error.what();
   }
+  say(reason);
+  // Nodes that wait for this one would wait in vain.
+  if (auto job = decline_options(arguments, reason, exit_code)) {
+    decline_job(std::move(*job));
+  }
+  return exit_code;
 }
 
 }  // namespace

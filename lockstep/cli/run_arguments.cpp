@@ -88,6 +88,10 @@ void add_shutdown_options(CLI::App& run, RunArguments& arguments) {
                      "Seconds from SIGTERM to SIGKILL for the others once a "
                      "worker has failed [0.5]")
       ->group("Shutdown");
+  add_spelled_option(run, "--leftover-timeout", arguments.leftover_timeout,
+                     "Seconds from SIGTERM to SIGKILL for what the workers "
+                     "leave behind [0.2]")
+      ->group("Shutdown");
   add_spelled_option(run, "--monitor-interval", arguments.monitor_interval,
                      "Accepted; failures are noticed at once")
       ->group("Shutdown");
@@ -111,7 +115,9 @@ void add_rendezvous_options(CLI::App& run, RunArguments& arguments) {
       "Name of the job, TORCHELASTIC_RUN_ID of the workers [random]");
   add("--rdzv-conf", arguments.rdzv_conf,
       "join_timeout=SECONDS to wait for all nodes [600], timeout=SECONDS for "
-      "the store alone, is_host=true|false; parted by commas");
+      "the store alone, is_host=true|false, keep_alive_interval=SECONDS [5], "
+      "keep_alive_max_attempt=NUMBER of them that may be missed [3]; separated "
+      "by commas");
   add("--master-addr", arguments.master_addr,
       "One node: address of rank 0's store; several: the host of node rank 0, "
       "where no endpoint is given [127.0.0.1]");

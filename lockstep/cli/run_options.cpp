@@ -2,6 +2,8 @@
 
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <charconv>
 #include <cmath>
 #include <stdexcept>
@@ -11,11 +13,14 @@
 #include "lockstep/base/environment.h"
 #include "lockstep/launch/node_protocol.h"
 #include "lockstep/launch/process_count.h"
+#include "lockstep/launch/seconds_text.h"
 
 namespace lockstep {
 namespace {
 
 constexpr int kMostNodes = 65536;
+// How long a node that cannot start looks for the others.
+constexpr std::chrono::milliseconds kMostToTell{10'000};
 constexpr int kDefaultPort = 29500;      // as torchrun's static rendezvous
 constexpr int kDefaultC10dPort = 29400;  // as torchrun's c10d rendezvous
 
@@ -61,9 +66,20 @@ bool parse_flag(const std::string& name, const std::string& value) {
                               "\"; allowed are true and false");
 }
 
+// Keys of torchrun's rendezvous that mean nothing here.
+constexpr std::array kForeignConf{"last_call_timeout",
+                                  "close_timeout",
+                                  "heartbeat_timeout",
+                                  "read_timeout",
+                                  "store_type",
+                                  "use_libuv",
+                                  "rank"};
+
 // "KEY=VALUE,KEY=VALUE".
-void apply_rdzv_conf(const std::string& text, JobMemberOptions& job) {
+void apply_rdzv_conf(const std::string& text, JobMemberOptions& job,
+                     std::vector<std::string>& warnings) {
   std::optional<std::chrono::milliseconds> timeout;
+  KeepAlive& keep_alive = job.node.keep_alive;
   std::string_view rest = text;
   while (!rest.empty()) {
     const std::string_view item = rest.substr(0, rest.find(','));
@@ -71,18 +87,33 @@ void apply_rdzv_conf(const std::string& text, JobMemberOptions& job) {
     const size_t equals = item.find('=');
     const std::string name(item.substr(0, equals));
     const std::string value(equals == item.npos ? "" : item.substr(equals + 1));
+    const std::string option = name + " of --rdzv-conf";
     if (name == "join_timeout") {
-      job.join_timeout = parse_seconds("join_timeout of --rdzv-conf", value);
+      job.join_timeout = parse_seconds(option, value);
     } else if (name == "timeout") {
-      timeout = parse_seconds("timeout of --rdzv-conf", value);
+      timeout = parse_seconds(option, value);
     } else if (name == "is_host") {
       job.store.is_host = parse_flag(name, value);
+    } else if (name == "keep_alive_interval") {
+      keep_alive.interval = parse_seconds(option, value);
+    } else if (name == "keep_alive_max_attempt") {
+      keep_alive.max_attempt =
+          static_cast<int>(parse_int(option, value, 1, 1'000'000));
+    } else if (std::ranges::find(kForeignConf, name) != kForeignConf.end()) {
+      warnings.push_back(option + " is one of torchrun's and has no effect");
     } else {
       throw std::invalid_argument(
           "--rdzv-conf has \"" + std::string(item) +
-          "\"; allowed are join_timeout=SECONDS, timeout=SECONDS and "
-          "is_host=true|false, parted by commas");
+          "\"; allowed are join_timeout=SECONDS, timeout=SECONDS, "
+          "is_host=true|false, keep_alive_interval=SECONDS and "
+          "keep_alive_max_attempt=NUMBER, separated by commas");
     }
+  }
+  if (keep_alive.allowance() < std::chrono::seconds(1)) {
+    throw std::invalid_argument(
+        "keep_alive_interval times keep_alive_max_attempt of --rdzv-conf is " +
+        seconds_text(keep_alive.allowance()) +
+        ", after which a silent node is given up; allowed is 1 s or more");
   }
   job.store.timeout = timeout.value_or(job.join_timeout);
 }
@@ -144,8 +175,18 @@ Endpoint store_endpoint(const RunArguments& arguments, bool c10d) {
                                  c10d ? kDefaultC10dPort : kDefaultPort)};
 }
 
-JobMemberOptions job_options(const RunArguments& arguments, int nnodes,
-                             const LocalAgentOptions& agent) {
+void refuse_every_interface(const std::string& option,
+                            const std::string& host) {
+  if (!names_every_interface(host)) return;
+  throw std::invalid_argument(
+      option + " is " + host +
+      ", which means every interface and is no address that a node can reach; "
+      "give the name or an address of the host");
+}
+
+// Where and how long the nodes meet.
+JobMemberOptions meeting_options(const RunArguments& arguments, int nnodes,
+                                 std::vector<std::string>& warnings) {
   if (arguments.standalone) {
     throw std::invalid_argument(
         "--standalone means one node, and --nnodes is " + arguments.nnodes +
@@ -153,21 +194,22 @@ JobMemberOptions job_options(const RunArguments& arguments, int nnodes,
   }
   const bool c10d = arguments.rdzv_backend == "c10d";
   JobMemberOptions job;
-  apply_rdzv_conf(arguments.rdzv_conf, job);
+  apply_rdzv_conf(arguments.rdzv_conf, job, warnings);
   job.store.endpoint = store_endpoint(arguments, c10d);
   if (job.store.endpoint.port == 0) {
     throw std::invalid_argument(
         "port 0 is no port where nodes can meet; give all of them the same "
         "number from 1 to 65535");
   }
+  refuse_every_interface(arguments.rdzv_endpoint.empty()
+                             ? "--master-addr"
+                             : "the host of --rdzv-endpoint",
+                         job.store.endpoint.host);
   job.local_addr = bare(arguments.local_addr);
+  refuse_every_interface("--local-addr", job.local_addr);
   NodeDescription& node = job.node;
   node.nnodes = nnodes;
-  node.nproc_per_node = agent.workers.nproc_per_node;
-  node.role = agent.workers.role;
-  node.max_restarts = agent.workers.max_restarts;
-  if (!arguments.rdzv_id.empty()) node.run_id = arguments.rdzv_id;
-  node.host = agent.host_name;
+  node.host = host_name();
   node.pid = getpid();
   if (!arguments.node_rank.empty()) {
     node.node_rank = static_cast<int>(
@@ -179,7 +221,20 @@ JobMemberOptions job_options(const RunArguments& arguments, int nnodes,
   return job;
 }
 
-OutputOptions output_options(const RunArguments& arguments) {
+JobMemberOptions job_options(const RunArguments& arguments, int nnodes,
+                             const LocalAgentOptions& agent,
+                             std::vector<std::string>& warnings) {
+  JobMemberOptions job = meeting_options(arguments, nnodes, warnings);
+  NodeDescription& node = job.node;
+  node.nproc_per_node = agent.workers.nproc_per_node;
+  node.role = agent.workers.role;
+  node.max_restarts = agent.workers.max_restarts;
+  if (!arguments.rdzv_id.empty()) node.run_id = arguments.rdzv_id;
+  return job;
+}
+
+OutputOptions output_options(const RunArguments& arguments,
+                             std::vector<std::string>& warnings) {
   OutputOptions output;
   output.redirects = StreamSelection::parse("--redirects", arguments.redirects);
   output.tee = StreamSelection::parse("--tee", arguments.tee);
@@ -192,8 +247,9 @@ OutputOptions output_options(const RunArguments& arguments) {
     output.prefix_template = *prefix;
   }
   if (!output.redirects.empty() && arguments.log_dir.empty()) {
-    throw std::invalid_argument(
-        "--redirects writes into files; say where by --log-dir");
+    warnings.push_back(
+        "--redirects writes into files and has no effect without --log-dir");
+    output.redirects = {};
   }
   return output;
 }
@@ -207,7 +263,8 @@ ProgramKind program_kind(const RunArguments& arguments) {
   return arguments.no_python ? ProgramKind::executable : ProgramKind::by_name;
 }
 
-LocalAgentOptions agent_options(const RunArguments& arguments) {
+LocalAgentOptions agent_options(const RunArguments& arguments,
+                                std::vector<std::string>& warnings) {
   LocalAgentOptions options;
   WorkerGroupOptions& workers = options.workers;
   workers.nproc_per_node = resolve_process_count(arguments.nproc_per_node);
@@ -217,7 +274,7 @@ LocalAgentOptions agent_options(const RunArguments& arguments) {
   workers.run_id = arguments.rdzv_id.empty() || arguments.standalone
                        ? random_id()
                        : arguments.rdzv_id;
-  workers.output = output_options(arguments);
+  workers.output = output_options(arguments, warnings);
   options.host_name = host_name();
   parse_seconds("--monitor-interval", arguments.monitor_interval);
   if (!arguments.shutdown_timeout.empty()) {
@@ -229,6 +286,8 @@ LocalAgentOptions agent_options(const RunArguments& arguments) {
   }
   options.failure_shutdown_timeout = parse_seconds(
       "--failure-shutdown-timeout", arguments.failure_shutdown_timeout);
+  options.leftover_timeout =
+      parse_seconds("--leftover-timeout", arguments.leftover_timeout);
   return options;
 }
 
@@ -242,18 +301,46 @@ RunOptions run_options(const RunArguments& arguments) {
                                 "\"; allowed are static and c10d");
   }
   RunOptions options;
-  options.agent = agent_options(arguments);
+  options.agent = agent_options(arguments, options.warnings);
   if (const int nnodes = parse_nnodes(arguments.nnodes); nnodes > 1) {
-    options.job = job_options(arguments, nnodes, options.agent);
+    options.job =
+        job_options(arguments, nnodes, options.agent, options.warnings);
   } else {
     set_store_address(arguments, options.agent);
     JobMemberOptions ignored;
-    apply_rdzv_conf(arguments.rdzv_conf, ignored);
+    apply_rdzv_conf(arguments.rdzv_conf, ignored, options.warnings);
   }
   if (!arguments.log_dir.empty()) options.log_dir = arguments.log_dir;
   options.agent.workers.program =
       resolve_program(arguments.command, program_kind(arguments));
   return options;
+}
+
+std::optional<JobMemberOptions> decline_options(const RunArguments& arguments,
+                                                const std::string& reason,
+                                                int exit_code) {
+  JobMemberOptions job;
+  try {
+    const int nnodes = parse_nnodes(arguments.nnodes);
+    if (nnodes == 1) return std::nullopt;
+    std::vector<std::string> ignored;
+    job = meeting_options(arguments, nnodes, ignored);
+  } catch (const std::invalid_argument&) {
+    return std::nullopt;
+  }
+  job.join_timeout = std::min(job.join_timeout, kMostToTell);
+  job.store.timeout = std::min(job.store.timeout, kMostToTell);
+  Verdict verdict;
+  verdict.kind = Verdict::Kind::declined;
+  verdict.exit_code = exit_code;
+  verdict.text = job.node.host + ": " + reason;
+  if (job.node.node_rank) {
+    verdict.node_rank = *job.node.node_rank;
+    verdict.text = "node " + std::to_string(verdict.node_rank) + " (" +
+                   job.node.host + "): " + reason;
+  }
+  job.declines = verdict;
+  return job;
 }
 
 }  // namespace lockstep

@@ -21,12 +21,15 @@ class AgentStore {
  public:
   virtual ~AgentStore() = default;
 
+  // `value` is not empty.
   virtual void set(const std::string& key, const std::string& value) = 0;
   // Nothing where the key was never set.
   virtual std::optional<std::string> get(const std::string& key) = 0;
   virtual bool check(const std::string& key) = 0;
   // Adds to a counter, which begins at 0; returns its new value.
   virtual int64_t add(const std::string& key, int64_t amount) = 0;
+  // Makes `key` one that was never set.
+  virtual void remove(const std::string& key) = 0;
   // Sets `key` to `value`, not empty, where it was never set. Returns what the
   // key then holds.
   virtual std::string set_if_absent(const std::string& key,

@@ -1,8 +1,6 @@
 #include "lockstep/launch/endpoint.h"
 
 #include <arpa/inet.h>
-#include <dirent.h>
-#include <fcntl.h>
 #include <netinet/in.h>
 #include <poll.h>
 
@@ -16,12 +14,16 @@
 namespace lockstep {
 namespace {
 
+SocketAddress every_interface(int port) {
+  sockaddr_in6 any{};
+  any.sin6_family = AF_INET6;
+  any.sin6_addr = in6addr_any;
+  any.sin6_port = htons(static_cast<uint16_t>(port));
+  return {reinterpret_cast<sockaddr*>(&any), sizeof(any)};
+}
+
 struct AddressListDeleter {
   void operator()(addrinfo* list) const { freeaddrinfo(list); }
-};
-
-struct DirectoryCloser {
-  void operator()(DIR* directory) const { closedir(directory); }
 };
 
 }  // namespace
@@ -146,6 +148,10 @@ FileDescriptor bind_socket(const SocketAddress& address) {
   FileDescriptor fd(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!fd) return fd;
   const int on = 1;
+  const int off = 0;
+  if (address.family() == AF_INET6) {
+    setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+  }
   if (setsockopt(fd.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) != 0 ||
       ::bind(fd.get(), address.get(), address.length()) != 0) {
     const int error = errno;
@@ -164,9 +170,23 @@ SocketAddress bound_address(int fd) {
   return {reinterpret_cast<sockaddr*>(&name), length};
 }
 
-SocketAddress reachable_address(const std::string& host,
-                                const SocketAddress& resolved) {
-  return names_loopback(host) ? resolved : resolved.wildcard();
+bool names_every_interface(const std::string& host) {
+  if (!is_numeric(host)) return false;
+  const SocketAddress address = resolve({host, 0}).front();
+  return address.host() == address.wildcard().host();
+}
+
+FileDescriptor bind_for_nodes(const Endpoint& endpoint,
+                              const SocketAddress& resolved) {
+  if (is_numeric(endpoint.host) && resolved.is_loopback()) {
+    return bind_socket(resolved);
+  }
+  if (endpoint.host == "localhost") {
+    FileDescriptor fd = bind_socket(every_interface(resolved.port()));
+    // A host without IPv6 has no such address.
+    if (fd || errno == EADDRINUSE) return fd;
+  }
+  return bind_socket(resolved.wildcard());
 }
 
 bool accepts_connections(const SocketAddress& address,
@@ -197,25 +217,6 @@ std::string local_address_towards(const SocketAddress& address) {
     throw_errno("finding this host's address towards " + address.host());
   }
   return bound_address(fd.get()).host();
-}
-
-void shut_connections_to(int port) {
-  const std::unique_ptr<DIR, DirectoryCloser> open(opendir("/proc/self/fd"));
-  if (!open) return;
-  while (const dirent* entry = readdir(open.get())) {
-    const int fd = std::atoi(entry->d_name);
-    sockaddr_storage name{};
-    socklen_t length = sizeof(name);
-    if (fd <= 2 ||
-        getpeername(fd, reinterpret_cast<sockaddr*>(&name), &length) != 0 ||
-        (name.ss_family != AF_INET && name.ss_family != AF_INET6)) {
-      continue;
-    }
-    if (SocketAddress(reinterpret_cast<sockaddr*>(&name), length).port() ==
-        port) {
-      ::shutdown(fd, SHUT_RDWR);
-    }
-  }
 }
 
 }  // namespace lockstep

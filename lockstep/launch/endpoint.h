@@ -65,17 +65,23 @@ std::vector<SocketAddress> resolve(const Endpoint& endpoint);
 bool names_loopback(const std::string& host);
 bool is_numeric(const std::string& host);
 
-// A bound socket, close-on-exec, with SO_REUSEADDR. Owns nothing where the
-// system refuses; errno says why.
+// True for 0.0.0.0 and ::, which a server may bind and nobody can reach.
+bool names_every_interface(const std::string& host);
+
+// A bound socket, close-on-exec, with SO_REUSEADDR; every address of IPv6 takes
+// in those of IPv4. Owns nothing where the system refuses; errno says why.
 FileDescriptor bind_socket(const SocketAddress& address);
 // The address that a socket is bound to. Throws std::system_error.
 SocketAddress bound_address(int fd);
 
-// Where a store that other nodes reach by `host` binds: loopback where the
-// host says so, else every address of the family, since the name or address
-// may be one that a resolver or a gateway maps to this host.
-SocketAddress reachable_address(const std::string& host,
-                                const SocketAddress& resolved);
+// Binds a store of several nodes at the host and port of `endpoint`, which
+// means `resolved` here. A numeric address of loopback is taken at its word.
+// Otherwise every interface is bound, since a resolver or a gateway may map the
+// name or address to this host, and "localhost" may be what this node alone was
+// given (a PyTorchJob's master), whatever family the others use. As
+// bind_socket().
+FileDescriptor bind_for_nodes(const Endpoint& endpoint,
+                              const SocketAddress& resolved);
 
 // True where something accepts connections there: connects and closes again.
 // Blocks for at most `allowed`.
@@ -85,9 +91,5 @@ bool accepts_connections(const SocketAddress& address,
 // The address of this host from which it speaks to `address`; asks the routing
 // table, sends nothing. Throws std::system_error.
 std::string local_address_towards(const SocketAddress& address);
-
-// Shuts every TCP connection of this process to `port`, so that calls of other
-// threads that wait for an answer fail. For libraries that own their sockets.
-void shut_connections_to(int port);
 
 }  // namespace lockstep

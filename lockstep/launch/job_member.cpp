@@ -1,6 +1,9 @@
 #include "lockstep/launch/job_member.h"
+#include "lockstep/launch/number_list.h"
 #include "lockstep/launch/seconds_text.h"
+#include "lockstep/launch/store_connections.h"
 
+#include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
@@ -14,27 +17,20 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kPollInterval{50};
-// How long the host of the store stays for nodes that have not departed.
+// How long the host of the store stays for nodes that have not departed, and,
+// if one has declined, for those that have yet to come.
 constexpr milliseconds kDepartAllowance{5000};
-// From when on an operation that has no answer is hopeless: the store's host
-// is gone or its agent is stopped.
-constexpr milliseconds kAnswerAllowance{3000};
+// How long another host may acknowledge nothing. Its kernel does so although
+// its agent is stopped, so that this needs no patience.
+constexpr milliseconds kDeadHostAllowance{3000};
+// From when on a member that is to end waits for no answer any more.
+constexpr milliseconds kLastAnswerAllowance{3000};
 // How often a member that is to end shuts what does not answer: the store's
 // client connects anew where a connection breaks while it is being opened.
 constexpr milliseconds kShutInterval{1000};
 constexpr milliseconds kLongWait{10'000};
 constexpr int kSystemError = 1;
 constexpr int kUsageError = 2;
-
-// "node 1" or "nodes 1, 3 and 4".
-std::string list_nodes(const std::vector<int>& ranks) {
-  std::string text = ranks.size() == 1 ? "node " : "nodes ";
-  for (size_t at = 0; at < ranks.size(); ++at) {
-    if (at > 0) text += at + 1 == ranks.size() ? " and " : ", ";
-    text += std::to_string(ranks[at]);
-  }
-  return text;
-}
 
 FileDescriptor open_event() {
   FileDescriptor fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -50,6 +46,10 @@ class NotingStore : public AgentStore {
 
   void set(const std::string& key, const std::string& value) override {
     store_->set(key, value);
+    noted_();
+  }
+  void remove(const std::string& key) override {
+    store_->remove(key);
     noted_();
   }
   std::optional<std::string> get(const std::string& key) override {
@@ -92,7 +92,6 @@ JobMember::JobMember(JobMemberOptions options, StoreConnector::Open open)
                        std::move(store), [this] { note_progress(); });
                  }),
       event_fd_(open_event()),
-      progress_(Clock::now().time_since_epoch()),
       thread_([this] { work(); }) {}
 
 JobMember::~JobMember() {
@@ -101,9 +100,14 @@ JobMember::~JobMember() {
   changed_.notify_all();
   const auto ended = [this] { return ended_; };
   const Deadline deadline =
-      Deadline::after(kDepartAllowance + kAnswerAllowance);
+      Deadline::after(kDepartAllowance + kLastAnswerAllowance);
+  uint64_t known = progress_;
+  Deadline answer = Deadline::after(kLastAnswerAllowance);
   while (!changed_.wait_for(lock, kShutInterval, ended)) {
-    if (deadline.expired() || is_silent()) {
+    if (std::exchange(known, progress_.load()) != known) {
+      answer = Deadline::after(kLastAnswerAllowance);
+    }
+    if (deadline.expired() || answer.expired()) {
       shut_connections_to(connector_.endpoint().port);
     }
   }
@@ -111,8 +115,12 @@ JobMember::~JobMember() {
   thread_.join();
 }
 
-bool JobMember::is_silent() const {
-  return Clock::now().time_since_epoch() - progress_.load() > kAnswerAllowance;
+bool JobMember::is_silent() {
+  awake_.tick(Clock::now());
+  if (std::exchange(known_progress_, progress_.load()) != known_progress_) {
+    silent_since_ = awake_.awake();
+  }
+  return awake_.awake() - silent_since_ >= options_.node.keep_alive.allowance();
 }
 
 void JobMember::shut_if_silent() {
@@ -189,10 +197,38 @@ void JobMember::post_lost_store(const AgentStoreError& error) {
     text = store_host_ + " was lost, and with it " + text;
   else
     text += " was lost";
-  post_end(kSystemError,
-           text + ": " +
-               (was_silent_ ? "no answer for " + seconds_text(kAnswerAllowance)
-                            : error.what()));
+  const KeepAlive& keep_alive = options_.node.keep_alive;
+  text += ": " + (was_silent_
+                      ? "no answer for " + seconds_text(keep_alive.allowance())
+                      : std::string(error.what()));
+  {
+    const std::lock_guard lock(mutex_);
+    awake_.tick(Clock::now());
+    text += own_pause(awake_, keep_alive, options_.node.host);
+  }
+  post_end(kSystemError, text);
+}
+
+// Empty if there are several: a broken one may linger.
+std::string JobMember::own_connection() const {
+  const auto all = connections_to(connector_.endpoint().port);
+  return all.size() == 1 ? *all.begin() : "";
+}
+
+void decline_job(JobMemberOptions options, StoreConnector::Open open) noexcept {
+  try {
+    JobMember member(std::move(options), std::move(open));
+    while (true) {
+      pollfd entry{member.event_fd(), POLLIN, 0};
+      poll(&entry, 1, static_cast<int>(kShutInterval.count()));
+      member.shut_if_silent();
+      while (const auto event = member.take_event()) {
+        if (std::holds_alternative<Verdict>(*event)) return;
+      }
+    }
+  } catch (const std::exception&) {
+    // No thread is to be had.
+  }
 }
 
 bool JobMember::stopping() {
@@ -231,6 +267,9 @@ void JobMember::work() noexcept {
 std::optional<OpenedStore> JobMember::join(
     std::optional<NodeProtocol>& protocol) {
   const Deadline deadline = Deadline::after(options_.join_timeout);
+  const KeepAlive& keep_alive = options_.node.keep_alive;
+  const Deadline rank_deadline = Deadline::after(std::min(
+      options_.join_timeout, keep_alive.allowance() + keep_alive.interval));
   const auto cancelled = [this] {
     note_progress();
     return stopping();
@@ -238,15 +277,31 @@ std::optional<OpenedStore> JobMember::join(
   const auto notice = [this](const std::string& text) { post(Notice{text}); };
   while (true) {
     OpenedStore opened = connector_.open(cancelled, notice);
+    const int port = connector_.endpoint().port;
+    break_connections_of_dead_hosts(port, kDeadHostAllowance);
     NodeDescription node = options_.node;
     node.hosts_store = opened.hosted;
-    protocol.emplace(*opened.store, node);
+    node.connection = own_connection();
+    protocol.emplace(*opened.store, node, [port] {
+      // Those that came since.
+      break_connections_of_dead_hosts(port, kDeadHostAllowance);
+      return connections_accepted_at(port);
+    });
     try {
-      Joined joined{protocol->join(), opened.reachable_host};
-      store_host_ = protocol->name_of_store_host();
-      if (!options_.local_addr.empty()) {
-        joined.reachable_host = options_.local_addr;
+      if (options_.declines) {
+        protocol->decline(*options_.declines);
+        post(*options_.declines);
+        return opened;
       }
+      Joined joined;
+      joined.membership = protocol->join();
+      joined.hosts_store = opened.hosted;
+      joined.master_addr = options_.local_addr.empty() ? opened.reachable_host
+                                                       : options_.local_addr;
+      joined.reachable_host = joined.master_addr.empty()
+                                  ? connector_.endpoint().host
+                                  : joined.master_addr;
+      store_host_ = protocol->name_of_store_host();
       if (opened.beyond_loopback) {
         notice("the agents' store listens at " + connector_.endpoint().text() +
                " on every interface, without authentication: for trusted "
@@ -256,6 +311,9 @@ std::optional<OpenedStore> JobMember::join(
       round_deadline_ = deadline;
       post(joined);
       return opened;
+    } catch (const RankTaken&) {
+      if (cancelled()) return std::nullopt;
+      if (rank_deadline.expired()) throw;
     } catch (const JobRefused&) {
       // A host lets those read why whom it told.
       try {
@@ -281,6 +339,7 @@ std::optional<OpenedStore> JobMember::join(
 }
 
 void JobMember::follow(NodeProtocol& protocol) {
+  if (protocol.declined()) return;
   bool told = false;
   while (true) {
     const bool last = stopping();
@@ -288,9 +347,13 @@ void JobMember::follow(NodeProtocol& protocol) {
     run_commands(protocol);
     protocol.beat(Clock::now());
     if (store_host_.empty()) store_host_ = protocol.name_of_store_host();
+    if (auto notice = protocol.take_notice()) post(Notice{*notice});
     if (auto plan = protocol.take_plan()) {
       round_deadline_.reset();
       told = false;
+      if (plan->master_addr.empty()) {
+        plan->master_addr = connector_.endpoint().host;
+      }
       post(*plan);
     }
     if (auto verdict = protocol.take_verdict()) {
@@ -306,9 +369,10 @@ void JobMember::follow(NodeProtocol& protocol) {
     } else if (round_deadline_ && !told &&
                round_deadline_->elapsed() > kLongWait) {
       told = true;
-      post(Notice{"waiting for " + list_nodes(protocol.absent_nodes()) +
-                  " of " + std::to_string(options_.node.nnodes) +
-                  ", for at most " + seconds_text(options_.join_timeout)});
+      post(Notice{"waiting for " +
+                  name_numbers("node", protocol.absent_nodes()) + " of " +
+                  std::to_string(options_.node.nnodes) + ", for at most " +
+                  seconds_text(options_.join_timeout)});
     }
     pause();
   }
@@ -322,7 +386,7 @@ void JobMember::give_up_late_round(NodeProtocol& protocol) {
   verdict.text = "the agents waited " + seconds_text(options_.join_timeout) +
                  " at " + connector_.endpoint().text() + " for " +
                  std::to_string(options_.node.nnodes) +
-                 " nodes; absent: " + list_nodes(absent);
+                 " nodes; absent: " + name_numbers("node", absent);
   // With all there by now the plan comes with the next look.
   if (!absent.empty()) protocol.propose(protocol.round(), verdict);
 }

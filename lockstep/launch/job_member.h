@@ -26,12 +26,16 @@ struct JobMemberOptions {
   std::string local_addr{};
   // How long a round may wait for its nodes.
   std::chrono::milliseconds join_timeout{600'000};
+  // This node cannot take part: it says so (NodeProtocol::decline) and departs.
+  std::optional<Verdict> declines{};
 };
 
 // This agent has its node rank.
 struct Joined {
   Membership membership{};
-  std::string reachable_host{};  // for RoundOffer::master_addr
+  bool hosts_store = false;
+  std::string reachable_host{};  // by which the others reach this node
+  std::string master_addr{};     // for RoundOffer
 };
 // A line for the user.
 struct Notice {
@@ -46,11 +50,13 @@ using JobEvent = std::variant<Joined, Notice, RoundPlan, Verdict>;
 // written within 50 ms, mostly at once.
 //
 // The verdict that ends the job (Verdict::ends_job) is the last event. The
-// thread then departs; where it hosts the store it first stays for the others,
-// up to 5 s. A store that is lost is such a verdict, too; while joining it is
-// tried again until `join_timeout`. Where the thread gets no answer for 3 s,
-// shut_if_silent() breaks the connection. Nothing else may connect to the
-// store's port from this process.
+// thread then departs; if it hosts the store it first stays for the others, up
+// to 5 s. A store that is lost is such a
+// verdict, too; while joining it is tried again until `join_timeout`. Its
+// connection is broken by the kernel 3 s after the other host has ceased to
+// acknowledge anything, and by shut_if_silent() if the thread gets no answer
+// for KeepAlive::allowance(), as from an agent that is stopped. Nothing else
+// may connect to the store's port from this process.
 class JobMember {
  public:
   // Starts the thread. Throws std::system_error.
@@ -66,7 +72,8 @@ class JobMember {
   // Readable while there are events.
   int event_fd() const { return event_fd_.get(); }
   std::optional<JobEvent> take_event();
-  // To be called every second.
+  // To be called every second: a longer gap is taken for a pause of this
+  // process, in which it could not have heard an answer.
   void shut_if_silent();
 
   // These return at once. After `Joined`: asks for the plan of a round.
@@ -91,17 +98,23 @@ class JobMember {
   void post(JobEvent event);
   void post_end(int exit_code, const std::string& text);
   void post_lost_store(const AgentStoreError& error);
+  std::string own_connection() const;
   void queue(Command command);
   void run_commands(NodeProtocol& protocol);
   void pause();
   bool stopping();
-  bool is_silent() const;
-  void note_progress() { progress_ = Clock::now().time_since_epoch(); }
+  bool is_silent();
+  void note_progress() { ++progress_; }
 
   JobMemberOptions options_;
   StoreConnector connector_;
   FileDescriptor event_fd_;
-  std::atomic<Clock::duration> progress_;
+  std::atomic<uint64_t> progress_{0};  // counts answers
+  // Of is_silent(): the answers it knows, since when, and time as the caller
+  // lived through it.
+  uint64_t known_progress_ = 0;
+  AwakeClock::Clock::duration silent_since_{};
+  AwakeClock awake_{options_.node.keep_alive.longest_step()};
   std::atomic<bool> was_silent_{false};  // so that its connection was shut
   std::string store_host_;               // for the message when it is lost
   std::optional<Deadline> round_deadline_;
@@ -115,5 +128,12 @@ class JobMember {
 
   std::thread thread_;
 };
+
+// For a node that cannot take part, as its `options.declines` says: tells the
+// nodes that wait for it. Blocks until they have been told, for at most
+// `options.join_timeout` to reach the store, and, if the store is hosted here,
+// 5 s more for the others to come. Never throws: there is nobody to tell then.
+void decline_job(JobMemberOptions options,
+                 StoreConnector::Open open = open_c10d_store) noexcept;
 
 }  // namespace lockstep

@@ -4,6 +4,7 @@
 #include <sys/types.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <type_traits>
 #include <utility>
@@ -17,8 +18,6 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// For what a worker left behind, from SIGTERM to SIGKILL.
-constexpr milliseconds kLeftoverGrace{200};
 // How long a worker may outlive SIGKILL (uninterruptible in the kernel) until
 // it is given up.
 constexpr milliseconds kKillAllowance{5000};
@@ -26,8 +25,12 @@ constexpr milliseconds kKillAllowance{5000};
 constexpr milliseconds kJobInterval{1000};
 // How long a node that a signal ends waits for the verdict of all nodes.
 constexpr milliseconds kVerdictAllowance{3000};
-// How long the console may take nothing once all workers have ended.
+// How long the console may take nothing once all workers have ended; and the
+// same after a signal, whose sender waits for the launcher.
 constexpr milliseconds kConsoleIdle{60'000};
+constexpr milliseconds kSignalledConsoleIdle{2000};
+// How long an echo of a failure waits for its cause to become known.
+constexpr milliseconds kCauseAllowance{1000};
 
 bool stops_workers(int signal) {
   return signal != SIGUSR1 && signal != SIGUSR2;
@@ -76,6 +79,7 @@ LocalAgent::LocalAgent(LocalAgentOptions options, const RunDirectory& directory,
       link_(std::move(link)),
       report_(std::move(report)),
       child_events_(open_child_events()),
+      mux_(report_),
       job_(std::move(job)) {
   adopt_orphans();
 }
@@ -92,7 +96,8 @@ int LocalAgent::run() {
 int LocalAgent::run_rounds() {
   for (round_ = 0;; ++round_) {
     stop_ = {};
-    failure_.reset();
+    failures_.clear();
+    propose_at_.reset();
     verdict_.reset();
     if (const auto plan = form_round()) run_workers(*plan);
     // Closed before the next is opened, which may have to be the same.
@@ -116,8 +121,7 @@ std::optional<RoundPlan> LocalAgent::form_round() {
 
 std::optional<RoundPlan> LocalAgent::await_plan() {
   plan_.reset();
-  if (node_rank_ >= 0)
-    join_round({{node_rank_, options_.workers.run_id}, reachable_host_});
+  if (joined_) offer_round();
   while (!plan_ && !verdict_ && !ending()) {
     wait_for_event();
     serve_guardian();
@@ -130,7 +134,7 @@ std::optional<RoundPlan> LocalAgent::await_plan() {
 void LocalAgent::run_workers(const RoundPlan& plan) {
   try {
     group_.emplace(options_.workers, plan, port_ ? port_->fd() : -1, directory_,
-                   link_.original_mask, mux_);
+                   link_.surroundings, mux_);
   } catch (...) {
     end_descendants(milliseconds(0), [](pid_t, int) {});
     throw;
@@ -140,23 +144,29 @@ void LocalAgent::run_workers(const RoundPlan& plan) {
     reap_children(
         [&](pid_t pid, int status) { group_->set_ended(pid, status); });
     if (group_->failed() && !stop_.kill_at) {
-      if (job_) job_->propose(round_, failed_verdict());
+      failures_ = group_->failures();
+      if (job_) {
+        const bool echo = failures_.front().error.kind == FailureKind::echo;
+        propose_at_ = Deadline::after(echo ? kCauseAllowance : milliseconds(0));
+      }
       stop_after_failure();
     }
+    propose_failure();
     serve_guardian();
     serve_job();
     enforce_deadline();
   }
   end_leftovers();
   // A failure that a forwarded signal brought about is the signal's doing.
-  if (stop_.signal == 0) failure_ = group_->first_failure();
+  failures_.clear();
+  if (stop_.signal == 0 && group_->failed()) failures_ = group_->failures();
   set_verdict_of_workers();
   group_.reset();
 }
 
 void LocalAgent::set_verdict_of_workers() {
   if (!job_) {
-    verdict_ = failure_ ? failed_verdict() : Verdict{};
+    verdict_ = failures_.empty() ? Verdict{} : failed_verdict(failures_);
     return;
   }
   if (!stop_.kill_at) job_->report_success();
@@ -171,12 +181,22 @@ void LocalAgent::await_verdict() {
     if (ending_signal_ != 0) {
       if (!deadline) deadline = Deadline::after(kVerdictAllowance);
       // Before it has joined it has no say.
-      if (node_rank_ < 0 || deadline->expired()) return;
+      if (!joined_ || deadline->expired()) return;
     }
     wait_for_event();
+    propose_failure();
     serve_guardian();
     serve_job();
   }
+}
+
+void LocalAgent::propose_failure() {
+  if (!propose_at_) return;
+  if (running() > 0) failures_ = group_->failures();
+  const bool echo = failures_.front().error.kind == FailureKind::echo;
+  if (echo && !propose_at_->expired()) return;
+  propose_at_.reset();
+  job_->propose(round_, failed_verdict(failures_));
 }
 
 std::optional<int> LocalAgent::end_round() {
@@ -186,9 +206,9 @@ std::optional<int> LocalAgent::end_round() {
   const bool last = ending_signal_ != 0 || ended;
   const bool failed = verdict_ && verdict_->kind == Verdict::Kind::failed;
   std::string text;
-  if (failure_ && failed && verdict_->node_rank == node_rank_) {
-    failure_->node = job_ ? node_name() : "";
-    text = describe(*failure_, round_, max_restarts);
+  if (!failures_.empty() && failed && verdict_->node_rank == node_rank()) {
+    if (job_) failures_.front().node = node_name();
+    text = describe(failures_, round_, max_restarts);
   } else if (verdict_ && verdict_->kind != Verdict::Kind::signalled) {
     text = verdict_->text;
   }
@@ -218,10 +238,12 @@ void LocalAgent::wait_for_event() {
   if (hears_job) entries_.push_back({job_->event_fd(), POLLIN, 0});
   mux_.add_poll_entries(entries_);
   milliseconds timeout = hears_job ? kJobInterval : milliseconds(-1);
-  if (stop_.kill_at && running() > 0) {
-    const milliseconds left = stop_.kill_at->remaining();
-    timeout = hears_job ? std::min(timeout, left) : left;
-  }
+  const auto shorten_to = [&](const Deadline& deadline) {
+    const milliseconds left = deadline.remaining();
+    timeout = timeout < milliseconds(0) ? left : std::min(timeout, left);
+  };
+  if (stop_.kill_at && running() > 0) shorten_to(*stop_.kill_at);
+  if (propose_at_) shorten_to(*propose_at_);
   if (poll(entries_.data(), entries_.size(),
            static_cast<int>(timeout.count())) <= 0) {
     return;
@@ -239,8 +261,7 @@ void LocalAgent::serve_guardian() {
     } else if (count == 0) {
       // The launcher was killed: no time for anything.
       guardian_gone_ = true;
-      end_job(give_up(128 + SIGKILL,
-                      "the launcher of " + node_name() + " was killed"));
+      propose_lost_launcher();
       kill_now();
     } else if (errno != EINTR) {
       return;  // nothing more to read
@@ -258,7 +279,10 @@ void LocalAgent::serve_job() {
         [this](auto& news) {
           using News = std::decay_t<decltype(news)>;
           if constexpr (std::is_same_v<News, Joined>) {
-            join_round(news);
+            joined_ = news;
+            options_.workers.run_id = news.membership.run_id;
+            round_ = news.membership.round;
+            offer_round();
           } else if constexpr (std::is_same_v<News, Notice>) {
             report_(news.text);
           } else if constexpr (std::is_same_v<News, RoundPlan>) {
@@ -272,14 +296,11 @@ void LocalAgent::serve_job() {
   }
 }
 
-void LocalAgent::join_round(const Joined& joined) {
-  node_rank_ = joined.membership.node_rank;
-  options_.workers.run_id = joined.membership.run_id;
-  reachable_host_ = joined.reachable_host;
+void LocalAgent::offer_round() {
   RoundOffer offer;
-  if (node_rank_ == 0) {
-    port_ = StorePort::hold_for_nodes(reachable_host_);
-    offer = {port_->address(), port_->port()};
+  if (node_rank() == 0) {
+    port_ = StorePort::hold_for_nodes(joined_->reachable_host);
+    offer = {joined_->master_addr, port_->port()};
   }
   job_->offer_round(round_, offer);
 }
@@ -299,7 +320,7 @@ void LocalAgent::forward(int signal) {
   } else if (ending_signal_ == 0) {
     Verdict verdict;
     verdict.kind = Verdict::Kind::signalled;
-    verdict.node_rank = node_rank_;
+    verdict.node_rank = node_rank();
     verdict.exit_code = 128 + signal;
     verdict.signal = signal;
     verdict.text = signal_name(signal) + " at " + node_name();
@@ -319,8 +340,11 @@ void LocalAgent::stop_by_signal(int signal, const std::string& text) {
   if (stop_.kill_at) return;  // they are being stopped, and faster
   group_->settle();
   stop_.signal = signal;
-  stop_.kill_at = Deadline::after(options_.shutdown_timeout);
+  stop_.allowed = options_.shutdown_timeout;
+  stop_.kill_at = Deadline::after(stop_.allowed);
   group_->signal_process_groups(signal);
+  // Workers that are stopped could not take it.
+  group_->signal_process_groups(SIGCONT);
   report_(text + " forwarded to " + count_workers(running()) +
           ", which may take " + seconds_text(options_.shutdown_timeout) +
           " to end" + (signal == SIGINT ? "; once more kills at once" : ""));
@@ -328,18 +352,28 @@ void LocalAgent::stop_by_signal(int signal, const std::string& text) {
 
 void LocalAgent::stop_after_failure() {
   group_->settle();
-  stop_.kill_at = Deadline::after(options_.failure_shutdown_timeout);
+  stop_.allowed = options_.failure_shutdown_timeout;
+  stop_.kill_at = Deadline::after(stop_.allowed);
   group_->signal_process_groups(SIGTERM);
+  group_->signal_process_groups(SIGCONT);
 }
 
 void LocalAgent::kill_now() {
-  if (!stop_.killed) stop_.kill_at = Deadline::after(milliseconds(0));
+  if (stop_.killed) return;
+  stop_.at_once = true;
+  stop_.kill_at = Deadline::after(milliseconds(0));
 }
 
 void LocalAgent::enforce_deadline() {
   if (!stop_.kill_at || !stop_.kill_at->expired() || running() == 0) return;
   if (!stop_.killed) {
     stop_.killed = true;
+    if (!stop_.at_once) {
+      report_(group_->name_running() + " did not end within " +
+              seconds_text(stop_.allowed) + " of " +
+              signal_name(stop_.signal != 0 ? stop_.signal : SIGTERM) +
+              ": SIGKILL");
+    }
     stop_.kill_at = Deadline::after(kKillAllowance);
     group_->kill_workers();
   } else {
@@ -349,10 +383,13 @@ void LocalAgent::enforce_deadline() {
 
 void LocalAgent::end_leftovers() {
   const bool all_ended = end_descendants(
-      kLeftoverGrace,
+      options_.leftover_timeout,
       [&](pid_t pid, int status) { group_->set_ended(pid, status); });
   const int interrupt = guardian_gone_ ? -1 : link_.commands.get();
-  mux_.drain(guardian_gone_ ? milliseconds(0) : kConsoleIdle, interrupt);
+  const milliseconds idle = guardian_gone_        ? milliseconds(0)
+                            : ending_signal_ != 0 ? kSignalledConsoleIdle
+                                                  : kConsoleIdle;
+  mux_.drain(idle, interrupt);
   if (!all_ended) {
     report_(
         "a process outlived SIGKILL, uninterruptible in the kernel; it is "
@@ -361,24 +398,42 @@ void LocalAgent::end_leftovers() {
 }
 
 std::string LocalAgent::node_name() const {
-  if (node_rank_ < 0) return options_.host_name;
-  return "node " + std::to_string(node_rank_) + " (" + options_.host_name + ")";
+  if (!joined_) return options_.host_name;
+  return "node " + std::to_string(node_rank()) + " (" + options_.host_name +
+         ")";
 }
 
-Verdict LocalAgent::failed_verdict() const {
-  auto failure = *group_->first_failure();
+Verdict LocalAgent::failed_verdict(
+    const std::vector<WorkerFailure>& failures) const {
+  WorkerFailure failure = failures.front();
   if (job_) failure.node = node_name();
   Verdict verdict;
   verdict.kind = Verdict::Kind::failed;
-  verdict.node_rank = node_rank_;
-  verdict.exit_code = failure.exit_code;
-  verdict.text = headline(failure);
+  verdict.node_rank = node_rank();
+  // The code of one that was stopped while it failed would be SIGTERM's.
+  const auto ended_by_itself = std::ranges::find_if(
+      failures, [](const auto& one) { return !one.was_stopped; });
+  verdict.exit_code = ended_by_itself->exit_code;
+  verdict.text = summary(failure);
   return verdict;
+}
+
+// A lost node, which may be replaced; with the host of the store the job ends.
+void LocalAgent::propose_lost_launcher() {
+  Verdict verdict =
+      give_up(128 + SIGKILL, "the launcher of " + node_name() + " was killed");
+  if (!joined_ || joined_->hosts_store) {
+    end_job(verdict);
+    return;
+  }
+  verdict.kind = Verdict::Kind::failed;
+  verdict.node_rank = node_rank();
+  job_->propose(round_, verdict);
 }
 
 void LocalAgent::end_job(Verdict verdict) {
   if (!job_) return;
-  verdict.node_rank = node_rank_;
+  verdict.node_rank = node_rank();
   job_->propose(round_, verdict);
   // The others may be about to start anew, after a failure elsewhere.
   job_->propose(round_ + 1, verdict);

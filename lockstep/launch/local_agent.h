@@ -30,6 +30,14 @@ struct LocalAgentOptions {
   // After a worker failed: how long the others have from SIGTERM to SIGKILL.
   // Short, since they mostly wait for the one that is gone.
   std::chrono::milliseconds failure_shutdown_timeout{500};
+  // For what workers leave behind, from SIGTERM to SIGKILL.
+  std::chrono::milliseconds leftover_timeout{200};
+
+  // When an agent that ends at a signal has surely ended: after the workers'
+  // time it ends leftovers, its output and its membership of the job.
+  std::chrono::milliseconds ending_allowance() const {
+    return shutdown_timeout + leftover_timeout + std::chrono::seconds(30);
+  }
 };
 
 // The elastic agent of one node: starts the workers, watches them, stops all
@@ -63,6 +71,8 @@ class LocalAgent {
   // Why a round is being stopped, and since when.
   struct Stop {
     int signal = 0;  // the forwarded one; 0 after a failure
+    std::chrono::milliseconds allowed{};  // for the workers to end
+    bool at_once = false;                 // nothing is allowed any more
     std::optional<Deadline> kill_at{};
     bool killed = false;
     bool given_up = false;
@@ -82,17 +92,20 @@ class LocalAgent {
   void wait_for_event();
   void serve_guardian();
   void serve_job();
-  void join_round(const Joined& joined);
+  void offer_round();
+  void propose_lost_launcher();
   void obey_verdict();
   void forward(int signal);
   void stop_by_signal(int signal, const std::string& text);
   void stop_after_failure();
   void kill_now();
   void enforce_deadline();
+  void propose_failure();
   void end_leftovers();
 
+  int node_rank() const { return joined_ ? joined_->membership.node_rank : -1; }
   std::string node_name() const;
-  Verdict failed_verdict() const;
+  Verdict failed_verdict(const std::vector<WorkerFailure>& failures) const;
   void end_job(Verdict verdict);
 
   LocalAgentOptions options_;
@@ -107,16 +120,18 @@ class LocalAgent {
   int ending_signal_ = 0;  // the first forwarded signal that ends the job
   bool guardian_gone_ = false;
 
-  // Of the job: this node's rank, and where others reach this node.
-  int node_rank_ = -1;
-  std::string reachable_host_;
+  // Of the job, once this node has joined it.
+  std::optional<Joined> joined_;
 
   // Of this round.
   int round_ = 0;
   std::optional<RoundPlan> plan_;
   std::optional<WorkerGroup> group_;
   Stop stop_;
-  std::optional<WorkerFailure> failure_;  // of this node
+  std::vector<WorkerFailure> failures_;  // of this node
+  // When a failure of this node becomes the job's; nothing before one, and once
+  // it is proposed. An echo waits for its cause, which may be on another node.
+  std::optional<Deadline> propose_at_;
   std::optional<Verdict> verdict_;
 };
 

@@ -5,6 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "lockstep/launch/seconds_text.h"
+
 namespace lockstep {
 namespace {
 
@@ -12,6 +14,8 @@ using nlohmann::json;
 using std::chrono::milliseconds;
 
 constexpr int kVersion = 1;
+// How often the host of the store looks for nodes that are lost.
+constexpr milliseconds kLookInterval{500};
 constexpr int kUsageError = 2;
 constexpr int kSystemError = 1;
 constexpr int kMostNodes = 65536;
@@ -22,6 +26,7 @@ const std::string kPrefix = "lockstep/";
 const std::string kJob = kPrefix + "job";
 const std::string kClosed = kPrefix + "closed";
 const std::string kStoreHost = kPrefix + "store_host";
+const std::string kRound = kPrefix + "round";
 
 std::string key(const std::string& leaf, int node_rank) {
   return kPrefix + leaf + "/" + std::to_string(node_rank);
@@ -84,7 +89,7 @@ Verdict parse_verdict(const std::string& where, const std::string& text) {
   const Record record(where, text);
   Verdict verdict;
   verdict.kind = static_cast<Verdict::Kind>(
-      record.number("kind", 0, static_cast<int>(Verdict::Kind::given_up)));
+      record.number("kind", 0, static_cast<int>(Verdict::Kind::declined)));
   verdict.node_rank = record.number("node_rank", -1, kMostNodes);
   verdict.exit_code = record.number("exit_code", 0, 255);
   verdict.signal = record.number("signal", 0, 64);
@@ -106,6 +111,15 @@ std::string random_id() {
   return id.empty() ? "none" : id;
 }
 
+std::string own_pause(const AwakeClock& awake, const KeepAlive& keep_alive,
+                      const std::string& name) {
+  const auto pause = awake.recent_pause(keep_alive.allowance());
+  if (pause < keep_alive.longest_step()) return {};
+  return "; the agent of " + name + " itself did not run for " +
+         seconds_text(std::chrono::duration_cast<milliseconds>(pause)) +
+         ", so that others may have given it up";
+}
+
 std::string NodeProtocol::round_key(int round, const std::string& leaf) const {
   return kPrefix + "round/" + std::to_string(round) + "/" + leaf;
 }
@@ -116,7 +130,43 @@ Membership NodeProtocol::join() {
   claim_rank();
   if (self_.hosts_store) store_.set(kStoreHost, std::to_string(node_rank_));
   beat(Clock::now());
-  return {node_rank_, run_id_};
+  round_ = current_round();
+  return {node_rank_, run_id_, round_};
+}
+
+void NodeProtocol::decline(Verdict verdict) {
+  if (store_.check(kClosed)) throw JobClosed();
+  declined_ = true;
+  job_nnodes_ = self_.nnodes;
+  if (const auto job = store_.get(kJob)) {
+    job_nnodes_ = Record(kJob, *job).number("nnodes", 1, kMostNodes);
+  }
+  end_forming_round(current_round(), verdict);
+}
+
+// Every node was there once.
+bool NodeProtocol::has_begun() {
+  return store_.add(round_key(0, "offers"), 0) >= job_nnodes_;
+}
+
+// The round that is being formed, or runs. After one that has failed the next
+// is meant, though nobody may have offered it yet.
+int NodeProtocol::current_round() {
+  const auto text = store_.get(kRound);
+  int round = text ? Record(kRound, *text).number("number", 0, 1'000'000) : 0;
+  while (true) {
+    const std::string where = round_key(round, "verdict");
+    const auto verdict = store_.get(where);
+    if (!verdict ||
+        parse_verdict(where, *verdict).ends_job(round, self_.max_restarts)) {
+      return round;
+    }
+    ++round;
+  }
+}
+
+std::string NodeProtocol::own_record() const {
+  return dump(json{{"host", self_.host}, {"pid", self_.pid}, {"id", self_.id}});
 }
 
 void NodeProtocol::agree_on_job() {
@@ -150,8 +200,7 @@ void NodeProtocol::agree_on_job() {
 }
 
 void NodeProtocol::claim_rank() {
-  const std::string me =
-      dump(json{{"host", self_.host}, {"pid", self_.pid}, {"id", self_.id}});
+  const std::string me = own_record();
   const auto place = [](const Record& node) {
     return node.text("host") + ", pid " +
            std::to_string(node.number("pid", 0, 1 << 30));
@@ -160,12 +209,15 @@ void NodeProtocol::claim_rank() {
   if (self_.node_rank) {
     const std::string where = key("node", *self_.node_rank);
     const std::string holder = store_.set_if_absent(where, me);
+    if (holder != me && store_.check(key("departed", *self_.node_rank))) {
+      throw JobClosed();  // of an earlier start of this node
+    }
     if (holder != me) {
-      refuse("two agents have --node-rank=" + std::to_string(*self_.node_rank) +
-             ": the one on " + place(Record(where, holder)) +
-             " and the one on " + mine +
-             "; give each node its own rank, or with --rdzv-backend=c10d "
-             "none");
+      refuse_rank("two agents have --node-rank=" +
+                  std::to_string(*self_.node_rank) + ": the one on " +
+                  place(Record(where, holder)) + " and the one on " + mine +
+                  "; give each node its own rank, or with --rdzv-backend=c10d "
+                  "none");
     }
     node_rank_ = *self_.node_rank;
     return;
@@ -176,25 +228,47 @@ void NodeProtocol::claim_rank() {
       return;
     }
   }
-  refuse("the agent on " + mine + " is one too many: all " +
-         std::to_string(job_nnodes_) +
-         " nodes of this job are there; raise --nnodes, or name another "
-         "endpoint");
+  refuse_rank("the agent on " + mine + " is one too many: all " +
+              std::to_string(job_nnodes_) +
+              " nodes of this job are there; raise --nnodes, or name another "
+              "endpoint");
 }
 
 void NodeProtocol::refuse(const std::string& reason) {
-  // Those who wait would wait in vain. A job that runs is not disturbed.
-  if (store_.add(round_key(0, "offers"), 0) < job_nnodes_) {
-    Verdict verdict;
-    verdict.kind = Verdict::Kind::given_up;
-    verdict.exit_code = kUsageError;
-    verdict.text = reason;
-    propose(0, verdict);
-  }
+  Verdict verdict;
+  verdict.kind = Verdict::Kind::declined;
+  verdict.exit_code = kUsageError;
+  verdict.text = reason;
+  // The nodes of a later round have agreed, and wait for one that was lost.
+  end_forming_round(0, verdict);
   throw JobRefused(reason);
 }
 
+void NodeProtocol::refuse_rank(const std::string& reason) {
+  if (has_begun() && self_.max_restarts > 0) throw RankTaken(reason);
+  refuse(reason);
+}
+
+// Those who wait would wait in vain. A job that runs is not disturbed.
+void NodeProtocol::end_forming_round(int round, const Verdict& verdict) {
+  if (store_.add(round_key(round, "offers"), 0) < job_nnodes_) {
+    propose(round, verdict);
+  }
+}
+
 void NodeProtocol::offer_round(int round, const RoundOffer& offer) {
+  const std::string where = key("node", node_rank_);
+  const std::string holder = store_.set_if_absent(where, own_record());
+  if (holder != own_record()) {
+    throw JobRefused("node " + std::to_string(node_rank_) + " (" + self_.host +
+                     ") was given up as lost, and an agent on " +
+                     Record(where, holder).text("host") + " has its rank");
+  }
+  if (!self_.connection.empty()) {
+    store_.set(key("connection", node_rank_), self_.connection);
+  }
+  // A replacement for a lost node joins this round.
+  if (round > 0) store_.set(kRound, dump(json{{"number", round}}));
   round_ = round;
   offered_ = true;
   plan_given_ = false;
@@ -220,6 +294,8 @@ std::optional<RoundPlan> NodeProtocol::take_plan() {
   place.nnodes = self_.nnodes;
   const std::string role = as_recorded(self_.role);
   for (int rank = 0; rank < self_.nnodes; ++rank) {
+    // It was lost after it had offered, and another may come.
+    if (!store_.check(key("node", rank))) return std::nullopt;
     const std::string where = round_key(round_, "node/" + std::to_string(rank));
     const Record node(where, store_.get(where).value_or(""));
     const int workers = node.number("nproc_per_node", 1, kMostWorkers);
@@ -236,13 +312,16 @@ std::optional<RoundPlan> NodeProtocol::take_plan() {
     if (same_role) place.role_world_size += workers;
   }
   plan_given_ = true;
+  // Before a node has a reason to die: see fate_of().
+  if (self_.hosts_store) look_for_lost_nodes();
   return plan;
 }
 
 std::vector<int> NodeProtocol::absent_nodes() {
   std::vector<int> absent;
   for (int rank = 0; rank < self_.nnodes; ++rank) {
-    if (!store_.check(round_key(round_, "node/" + std::to_string(rank)))) {
+    if (!store_.check(key("node", rank)) ||
+        !store_.check(round_key(round_, "node/" + std::to_string(rank)))) {
       absent.push_back(rank);
     }
   }
@@ -268,56 +347,113 @@ std::optional<Verdict> NodeProtocol::take_verdict() {
   const auto text = store_.get(where);
   if (!text) return std::nullopt;
   verdict_given_ = true;
-  return parse_verdict(where, *text);
+  auto verdict = parse_verdict(where, *text);
+  job_ended_ = verdict.ends_job(round_, self_.max_restarts);
+  declined_ = verdict.kind == Verdict::Kind::declined;
+  return verdict;
 }
 
 void NodeProtocol::beat(Clock::time_point now) {
-  if (now < next_beat_) return;
-  next_beat_ = now + kBeatInterval;
-  if (node_rank_ >= 0) {
+  awake_.tick(now);
+  if (now >= next_beat_ && node_rank_ >= 0) {
+    next_beat_ = now + self_.keep_alive.interval;
     store_.set(key("beat", node_rank_), std::to_string(++beats_));
   }
-  if (self_.hosts_store) look_for_lost_nodes(now);
+  if (now >= next_look_ && self_.hosts_store) {
+    next_look_ = now + kLookInterval;
+    look_for_lost_nodes();
+  }
 }
 
-void NodeProtocol::look_for_lost_nodes(Clock::time_point now) {
+void NodeProtocol::look_for_lost_nodes() {
+  const auto accepted = accepted_ ? accepted_() : std::set<std::string>();
   for (int rank = 0; rank < self_.nnodes; ++rank) {
     if (rank == node_rank_) continue;
-    const auto last = store_.get(key("beat", rank));
-    if (!last || store_.check(key("departed", rank))) continue;
-    Heard& heard = heard_[rank];
-    if (heard.beat != *last) {
-      heard = {*last, now};
-      lost_.erase(rank);
-    } else if (now - heard.since >= kBeatAllowance) {
-      lost_.insert(rank);
-    }
+    if (const auto fate = fate_of(rank, accepted)) give_up(rank, *fate);
   }
-  if (lost_.empty() || verdict_given_) return;
-  Verdict verdict;
-  verdict.kind = Verdict::Kind::given_up;
-  verdict.node_rank = *lost_.begin();
-  verdict.exit_code = kSystemError;
-  verdict.text = name_of(verdict.node_rank) +
-                 " was lost: its agent has not been heard of for " +
-                 std::to_string(kBeatAllowance.count() / 1000) + " s";
-  propose(round_, verdict);
+}
+
+std::optional<std::string> NodeProtocol::fate_of(
+    int node_rank, const std::set<std::string>& accepted) {
+  const auto beat = store_.get(key("beat", node_rank));
+  if (!beat || store_.check(key("departed", node_rank))) return std::nullopt;
+  Heard& heard = heard_[node_rank];
+  if (heard.beat != *beat) {
+    heard.beat = *beat;
+    heard.since = awake_.awake();
+  }
+  if (awake_.awake() - heard.since >= self_.keep_alive.allowance()) {
+    return "its agent has not been heard of for " +
+           seconds_text(self_.keep_alive.allowance());
+  }
+  const auto connection = store_.get(key("connection", node_rank));
+  const bool connected = connection && accepted.count(*connection) > 0;
+  // One that was never seen has another name here: a gateway lies between.
+  if (heard.connected && !connected) {
+    return "its connection is closed";
+  }
+  heard.connected = connected;
+  return std::nullopt;
+}
+
+void NodeProtocol::give_up(int node_rank, const std::string& fate) {
+  std::string text = name_of(node_rank) + " was lost: " + fate;
+  text += own_pause(awake_, self_.keep_alive, name_of(node_rank_));
+  const bool takes_part =
+      offered_ &&
+      store_.check(round_key(round_, "node/" + std::to_string(node_rank)));
+  vacate(node_rank);
+  if (!takes_part) {
+    notices_.push_back(text + "; another may take its place");
+  } else if (!verdict_given_) {
+    Verdict verdict;
+    verdict.kind = Verdict::Kind::failed;
+    verdict.node_rank = node_rank;
+    verdict.exit_code = kSystemError;
+    verdict.text = text;
+    propose(round_, verdict);
+  }
+}
+
+void NodeProtocol::vacate(int node_rank) {
+  heard_.erase(node_rank);
+  store_.remove(key("beat", node_rank));
+  store_.remove(key("connection", node_rank));
+  // Last: from now on another agent may take the rank.
+  store_.remove(key("node", node_rank));
+}
+
+std::optional<std::string> NodeProtocol::take_notice() {
+  if (notices_.empty()) return std::nullopt;
+  std::string notice = std::move(notices_.front());
+  notices_.erase(notices_.begin());
+  return notice;
 }
 
 void NodeProtocol::depart() {
-  store_.set(kClosed, "1");
-  if (node_rank_ >= 0) store_.set(key("departed", node_rank_), "1");
+  if (job_ended_ || self_.hosts_store) {
+    // Nodes that have yet to come are told why the job has not begun.
+    if (has_begun()) store_.set(kClosed, "1");
+    if (node_rank_ >= 0) store_.set(key("departed", node_rank_), "1");
+  } else if (node_rank_ >= 0 &&
+             store_.get(key("node", node_rank_)) == own_record()) {
+    vacate(node_rank_);
+  }
 }
 
 bool NodeProtocol::others_have_departed() {
+  int departed = node_rank_ >= 0 && store_.check(key("departed", node_rank_));
+  int joined = 0;
   for (int rank = 0; rank < job_nnodes_; ++rank) {
-    if (rank == node_rank_ || lost_.count(rank) > 0) continue;
-    if (store_.check(key("node", rank)) &&
-        !store_.check(key("departed", rank))) {
-      return false;
+    if (rank == node_rank_) continue;
+    if (store_.check(key("departed", rank))) {
+      ++departed;
+    } else if (store_.check(key("node", rank))) {
+      ++joined;
     }
   }
-  return true;
+  // A node that declined at once has no rank and is not waited for.
+  return joined == 0 && (!declined_ || departed >= job_nnodes_ - 1);
 }
 
 std::string NodeProtocol::name_of(int node_rank) {

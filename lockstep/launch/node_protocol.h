@@ -2,7 +2,9 @@
 
 #include <sys/types.h>
 
+#include <algorithm>
 #include <chrono>
+#include <functional>
 #include <map>
 #include <optional>
 #include <set>
@@ -11,12 +13,33 @@
 #include <vector>
 
 #include "lockstep/launch/agent_store.h"
+#include "lockstep/launch/awake_clock.h"
 #include "lockstep/launch/round_plan.h"
 
 namespace lockstep {
 
 // Unlike every other one.
 std::string random_id();
+
+// How agents know that each other live. torchrun's names and defaults.
+struct KeepAlive {
+  std::chrono::milliseconds interval{5000};  // between two signs of life
+  int max_attempt = 3;
+
+  // An agent that shows no sign of life for so long is lost.
+  std::chrono::milliseconds allowance() const { return interval * max_attempt; }
+  // For an AwakeClock that is ticked each second or more often.
+  std::chrono::milliseconds longest_step() const {
+    return std::min<std::chrono::milliseconds>(std::chrono::seconds(2),
+                                               allowance() / 2);
+  }
+};
+
+// What to add to a message that another node is gone, if the agent of `name`
+// was itself not running of late: "; the agent of node 1 (its host) itself did
+// not run for 20 s, ...". Else nothing.
+std::string own_pause(const AwakeClock& awake, const KeepAlive& keep_alive,
+                      const std::string& name);
 
 // What an agent says of itself. All agents of a job must agree on the number
 // of nodes, on max_restarts and, where they give one, on the run id.
@@ -33,16 +56,22 @@ struct NodeDescription {
   // agent that joins once more, after it lost the store, keeps its rank.
   std::string id = random_id();
   bool hosts_store = false;
+  // Its connection to the store (store_connections.h); empty if it is not
+  // known.
+  std::string connection{};
+  KeepAlive keep_alive{};
 };
 
 struct Membership {
   int node_rank = 0;
   std::string run_id{};
+  int round = 0;  // the one that is being formed, or runs
 };
 
 // What a node brings to one round.
 struct RoundOffer {
-  // Where rank 0 opens the workers' store; of node rank 0 only.
+  // Where rank 0 opens the workers' store; of node rank 0 only. Empty: on the
+  // host of the agents' store, which each node reaches as it was told.
   std::string master_addr{};
   int master_port = 0;
 };
@@ -51,9 +80,12 @@ struct RoundOffer {
 struct Verdict {
   enum class Kind {
     succeeded,  // every worker returned 0
-    failed,     // a worker failed; all start anew while restarts are left
+    failed,     // a worker failed or a node was lost; all start anew while
+                // restarts are left
     signalled,  // a signal to one agent, forwarded, ends the job
-    given_up,   // the job ends: a node lost, absent or refused
+    given_up,   // the job ends: a node absent, or the store lost
+    declined,   // the job ends before it began: a node refused, or unable to
+                // take part
   };
   Kind kind = Kind::succeeded;
   int node_rank = -1;  // where it happened; -1 for no node in particular
@@ -70,6 +102,14 @@ struct Verdict {
 class JobRefused : public std::invalid_argument {
  public:
   using std::invalid_argument::invalid_argument;
+};
+
+// The rank that this agent wants, or every one, is held by agents that take
+// part in a job that runs and may be restarted. They may be dead and not yet
+// given up: to be tried again for KeepAlive::allowance(), then a refusal.
+class RankTaken : public JobRefused {
+ public:
+  using JobRefused::JobRefused;
 };
 
 // The store holds what no agent of this version wrote.
@@ -92,44 +132,55 @@ class JobClosed : public std::runtime_error {
 class NodeProtocol {
  public:
   using Clock = std::chrono::steady_clock;
-  static constexpr std::chrono::milliseconds kBeatInterval{1000};
-  // A node that has not been heard of for so long is lost.
-  static constexpr std::chrono::milliseconds kBeatAllowance{3000};
+  // The names of the connections that the host of the store has accepted and
+  // that are open.
+  using Connections = std::function<std::set<std::string>()>;
 
-  NodeProtocol(AgentStore& store, NodeDescription self)
-      : store_(store), self_(std::move(self)) {}
+  NodeProtocol(AgentStore& store, NodeDescription self,
+               Connections accepted = {})
+      : store_(store), self_(std::move(self)), accepted_(std::move(accepted)) {}
 
   // Takes a node rank. Throws JobRefused, which the nodes that are still
-  // waiting for others are told, too; JobClosed.
+  // waiting for others are told, too; RankTaken; JobClosed.
   Membership join();
+  // Instead of join(), for a node that cannot take part: ends the wait of the
+  // others with `verdict`. A job that runs is not disturbed. Throws JobClosed.
+  void decline(Verdict verdict);
 
-  // Requires join(). Rounds are numbered from 0 and follow each other.
+  // Requires join(). Rounds follow each other, from Membership::round. Throws
+  // JobRefused if this node was given up as lost and another has its rank.
   void offer_round(int round, const RoundOffer& offer);
   // This node's place once every node has offered; given once.
   std::optional<RoundPlan> take_plan();
-  // The round offered last; 0 before the first.
+  // The round offered last; before that the one that join() found.
   int round() const { return round_; }
-  // The node ranks that have not offered this round.
+  // The node ranks that have not offered this round, or were lost since.
   std::vector<int> absent_nodes();
 
   // Every worker of this node has returned 0.
   void report_success();
   // Ends `round` with `verdict` unless it has one already.
   void propose(int round, const Verdict& verdict);
-  // The verdict of the round offered last (of round 0 before the first), once
-  // it has one; given once a round.
+  // The verdict of round(), once it has one; given once a round.
   std::optional<Verdict> take_verdict();
 
-  // To be called more often than kBeatInterval: shows that this node lives.
-  // The host of the store also looks who does not, and gives up the job for a
-  // node that was lost.
+  // To be called once a second or more often: shows that this node lives. The
+  // host of the store also looks who does not. The rank of a node that was lost
+  // is free again; the round that it takes part in has failed, one that is
+  // being formed without it waits for another node.
   void beat(Clock::time_point now);
+  // A line for the user about a node that was lost between two rounds; each
+  // once.
+  std::optional<std::string> take_notice();
 
-  // This node needs the store no more.
+  // This node needs the store no more. While the job goes on, its rank is free
+  // for another.
   void depart();
   // True once every node that has joined has departed or was lost: only then
-  // may the host of the store go.
+  // may the host of the store go. Every node of the job, joined or not, if a
+  // node has declined: those who come later must be told.
   bool others_have_departed();
+  bool declined() const { return declined_; }
 
   // "node 1 (its host)"; "node 1" where it has not joined.
   std::string name_of(int node_rank);
@@ -137,19 +188,32 @@ class NodeProtocol {
   std::string name_of_store_host();
 
  private:
+  // Of a node that has joined and has not departed.
   struct Heard {
     std::string beat;
-    Clock::time_point since;
+    Clock::duration since{};  // by awake_
+    bool connected = false;   // its connection was among the accepted ones
   };
 
   std::string round_key(int round, const std::string& leaf) const;
+  std::string own_record() const;
   void agree_on_job();
   void claim_rank();
+  int current_round();
+  bool has_begun();
+  void end_forming_round(int round, const Verdict& verdict);
   [[noreturn]] void refuse(const std::string& reason);
-  void look_for_lost_nodes(Clock::time_point now);
+  [[noreturn]] void refuse_rank(const std::string& reason);
+  void look_for_lost_nodes();
+  // Why the node is lost; nothing while it lives.
+  std::optional<std::string> fate_of(int node_rank,
+                                     const std::set<std::string>& accepted);
+  void give_up(int node_rank, const std::string& fate);
+  void vacate(int node_rank);
 
   AgentStore& store_;
   NodeDescription self_;
+  Connections accepted_;
   int job_nnodes_ = 1;  // as the first agent said
   std::string run_id_;
   int node_rank_ = -1;
@@ -157,10 +221,14 @@ class NodeProtocol {
   bool offered_ = false;
   bool plan_given_ = false;
   bool verdict_given_ = false;
+  bool job_ended_ = false;
+  bool declined_ = false;  // the last verdict says so, or this node has
   int64_t beats_ = 0;
   Clock::time_point next_beat_{};
+  Clock::time_point next_look_{};
+  AwakeClock awake_{self_.keep_alive.longest_step()};
   std::map<int, Heard> heard_;
-  std::set<int> lost_;
+  std::vector<std::string> notices_;
 };
 
 }  // namespace lockstep

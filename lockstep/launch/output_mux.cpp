@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <utility>
 
 namespace lockstep {
@@ -15,14 +16,15 @@ constexpr size_t kReadSize = 64 * 1024;
 constexpr size_t kLongestLine = 1024 * 1024;
 constexpr size_t kConsoleBacklog = 256 * 1024;
 
-void write_file(int fd, std::string_view bytes) {
+// False, with errno set, where not all was written.
+bool write_file(int fd, std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t count = write(fd, bytes.data(), bytes.size());
     if (count < 0 && errno == EINTR) continue;
-    // A full disk costs the log, not the training.
-    if (count <= 0) return;
+    if (count <= 0) return false;
     bytes.remove_prefix(static_cast<size_t>(count));
   }
+  return true;
 }
 
 bool is_ready(const std::vector<pollfd>& entries, int fd, short events) {
@@ -47,11 +49,13 @@ size_t chunk_size(std::string_view bytes) {
 
 }  // namespace
 
-OutputMux::OutputMux(int stdout_fd, int stderr_fd)
-    : out_{stdout_fd, {}, 0, false}, err_{stderr_fd, {}, 0, false} {}
+OutputMux::OutputMux(Notice notice, int stdout_fd, int stderr_fd)
+    : notice_(std::move(notice)),
+      out_{"stdout", stdout_fd},
+      err_{"stderr", stderr_fd} {}
 
 FileDescriptor OutputMux::add_stream(Console console, std::string prefix,
-                                     FileDescriptor log_file) {
+                                     LogFile log_file) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) throw_errno("a worker's output pipe");
   FileDescriptor reading(ends[0]);
@@ -62,6 +66,7 @@ FileDescriptor OutputMux::add_stream(Console console, std::string prefix,
   }
   streams_.push_back({std::move(reading),
                       std::move(log_file),
+                      false,
                       console,
                       std::move(prefix),
                       {}});
@@ -114,7 +119,11 @@ void OutputMux::read_stream(Stream& stream) {
 }
 
 void OutputMux::take(Stream& stream, std::string_view bytes) {
-  if (stream.log_file) write_file(stream.log_file.get(), bytes);
+  if (stream.log_file.fd && !write_file(stream.log_file.fd.get(), bytes) &&
+      !std::exchange(stream.log_is_cut, true)) {
+    notice_("log file " + stream.log_file.path +
+            " is incomplete: " + std::strerror(errno));
+  }
   Sink* sink = sink_of(stream.console);
   if (sink == nullptr || sink->closed) return;
   while (!bytes.empty()) {
@@ -138,7 +147,7 @@ void OutputMux::end_stream(Stream& stream) {
   }
   stream.partial_line.clear();
   stream.pipe.reset();
-  stream.log_file.reset();
+  stream.log_file.fd.reset();
 }
 
 void OutputMux::write_sink(Sink& sink) {
@@ -150,8 +159,10 @@ void OutputMux::write_sink(Sink& sink) {
       sink.written += static_cast<size_t>(count);
     } else if (errno == EAGAIN) {
       break;
-    } else if (errno != EINTR) {
+    } else if (errno == EPIPE) {
       close_sink(sink);
+    } else if (errno != EINTR) {
+      drop_pending(sink, errno);
     }
   }
   if (sink.size() == 0) {
@@ -163,12 +174,22 @@ void OutputMux::write_sink(Sink& sink) {
   }
 }
 
+// What comes later is tried again.
+void OutputMux::drop_pending(Sink& sink, int error) {
+  sink.pending.clear();
+  sink.written = 0;
+  if (std::exchange(sink.has_dropped, true)) return;
+  notice_(std::string(sink.name) + " of the launcher cannot be written (" +
+          std::strerror(error) +
+          "): what the workers write there is dropped while that lasts");
+}
+
 void OutputMux::close_sink(Sink& sink) {
   sink.closed = true;
   sink.pending.clear();
   sink.written = 0;
   for (Stream& stream : streams_) {
-    if (sink_of(stream.console) == &sink && !stream.log_file) {
+    if (sink_of(stream.console) == &sink && !stream.log_file.fd) {
       end_stream(stream);
     }
   }

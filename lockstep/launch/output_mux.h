@@ -3,6 +3,7 @@
 #include <poll.h>
 
 #include <chrono>
+#include <functional>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -21,22 +22,32 @@ namespace lockstep {
 // It never blocks: it reads and writes what poll() says can be. A console that
 // reads slowly holds the workers back, through their pipes, once 256 KiB wait.
 // When the reader of the console is gone, the pipes of the streams without a
-// file are closed, so that the workers get SIGPIPE as if they wrote there.
+// file are closed, so that the workers get SIGPIPE as if they wrote there. What
+// a console or a log file cannot take for another reason, as on a full disk, is
+// dropped, and the workers go on: said once for each.
 //
 // Driven by an event loop of one thread: add_poll_entries(), poll(),
 // handle_poll_entries(). Requires SIGPIPE blocked or ignored.
 class OutputMux {
  public:
+  // Called with a line for the user.
+  using Notice = std::function<void(const std::string& text)>;
+
   // The console's descriptors, not owned: 1 and 2 but in tests.
-  explicit OutputMux(int stdout_fd = 1, int stderr_fd = 2);
+  explicit OutputMux(Notice notice, int stdout_fd = 1, int stderr_fd = 2);
+
+  // Owns nothing where there is none.
+  struct LogFile {
+    FileDescriptor fd{};
+    std::string path{};  // for messages
+  };
 
   enum class Console { none, out, err };
 
   // A new stream: returns the descriptor that the worker writes to, which the
-  // caller closes once the worker has it. `log_file` may own nothing. Throws
-  // std::system_error.
+  // caller closes once the worker has it. Throws std::system_error.
   FileDescriptor add_stream(Console console, std::string prefix,
-                            FileDescriptor log_file);
+                            LogFile log_file);
 
   // Appends what poll() must watch.
   void add_poll_entries(std::vector<pollfd>& entries) const;
@@ -51,16 +62,19 @@ class OutputMux {
  private:
   struct Stream {
     FileDescriptor pipe;
-    FileDescriptor log_file;
+    LogFile log_file;
+    bool log_is_cut = false;
     Console console = Console::none;
     std::string prefix;
     std::string partial_line;
   };
   struct Sink {
+    const char* name;
     int fd;
-    std::string pending;  // whole lines; bytes before `written` are out
+    std::string pending{};  // whole lines; bytes before `written` are out
     size_t written = 0;
     bool closed = false;
+    bool has_dropped = false;
     size_t size() const { return pending.size() - written; }
   };
 
@@ -71,8 +85,10 @@ class OutputMux {
   void take(Stream& stream, std::string_view bytes);
   void end_stream(Stream& stream);
   void write_sink(Sink& sink);
+  void drop_pending(Sink& sink, int error);
   void close_sink(Sink& sink);
 
+  Notice notice_;
   std::vector<Stream> streams_;
   Sink out_;
   Sink err_;

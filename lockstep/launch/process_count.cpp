@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <stdexcept>
 #include <vector>
 
@@ -12,6 +13,8 @@
 
 namespace lockstep {
 namespace {
+
+namespace fs = std::filesystem;
 
 constexpr int kMostProcesses = 4096;
 
@@ -21,9 +24,7 @@ bool is_number(std::string_view text) {
   });
 }
 
-}  // namespace
-
-int usable_cores() {
+int cores_in_mask() {
   // The kernel refuses a mask shorter than its own; grow until it fits.
   for (size_t cores = 1024; cores <= 1 << 20; cores *= 2) {
     cpu_set_t* mask = CPU_ALLOC(cores);
@@ -37,6 +38,64 @@ int usable_cores() {
     if (count > 0) return count;
   }
   return 1;
+}
+
+// "50000 100000" is half a core, "max 100000" no limit.
+std::optional<double> quota_of_version_2(const fs::path& group) {
+  std::ifstream file(group / "cpu.max");
+  double quota = 0;
+  double period = 0;
+  if (!(file >> quota >> period) || period <= 0) return std::nullopt;
+  return quota / period;
+}
+
+std::optional<double> quota_of_version_1(const fs::path& group) {
+  std::ifstream quota_file(group / "cpu.cfs_quota_us");
+  std::ifstream period_file(group / "cpu.cfs_period_us");
+  double quota = 0;
+  double period = 0;
+  if (!(quota_file >> quota) || !(period_file >> period) || quota <= 0 ||
+      period <= 0) {
+    return std::nullopt;
+  }
+  return quota / period;
+}
+
+}  // namespace
+
+int usable_cores() {
+  int cores = cores_in_mask();
+  if (const auto granted = granted_cores()) {
+    cores = std::min(cores, static_cast<int>(*granted));
+  }
+  return std::max(cores, 1);
+}
+
+std::optional<double> granted_cores(const std::string& root,
+                                    const std::string& membership) {
+  std::ifstream file(membership);
+  std::optional<double> least;
+  // "0::/path" of version 2, "4:cpu,cpuacct:/path" of version 1.
+  for (std::string line; std::getline(file, line);) {
+    const size_t first = line.find(':');
+    const size_t second = line.find(':', first + 1);
+    if (first == line.npos || second == line.npos) continue;
+    const std::string controllers =
+        "," + line.substr(first + 1, second - first - 1) + ",";
+    const bool old = controllers != ",,";
+    if (old && controllers.find(",cpu,") == controllers.npos) continue;
+    const fs::path top = old ? fs::path(root) / "cpu" : fs::path(root);
+    // In a container the path may be the host's, and the group itself `top`.
+    fs::path group = top / fs::path(line.substr(second + 1)).relative_path();
+    while (true) {
+      const auto granted =
+          old ? quota_of_version_1(group) : quota_of_version_2(group);
+      if (granted && (!least || *granted < *least)) least = granted;
+      if (group == top || !group.has_relative_path()) break;
+      group = group.parent_path();
+    }
+  }
+  return least;
 }
 
 int visible_gpus(const std::string& device_directory) {

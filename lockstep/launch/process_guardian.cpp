@@ -15,14 +15,13 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/launch/descendants.h"
-#include "lockstep/launch/worker_process.h"
 
 namespace lockstep {
 namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kAgentAllowance{15000};
+constexpr milliseconds kInterruptAllowance{15000};
 
 sigset_t forwarded_signals() {
   sigset_t set;
@@ -53,6 +52,12 @@ void block_all_but_faults() {
   // Another name than the launcher's: "killall -9 lockstep" leaves the agent
   // to clean up.
   prctl(PR_SET_NAME, "elastic_agent");
+  rlimit limit{};
+  if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+    link.surroundings.descriptors = limit;
+    limit.rlim_cur = limit.rlim_max;
+    setrlimit(RLIMIT_NOFILE, &limit);
+  }
   const int exit_code = body(std::move(link));
   std::fflush(nullptr);
   _exit(exit_code);
@@ -61,8 +66,10 @@ void block_all_but_faults() {
 // The launcher's side until the agent has ended.
 class Guardian {
  public:
-  Guardian(pid_t agent, FileDescriptor commands, FileDescriptor signals)
+  Guardian(pid_t agent, milliseconds agent_allowance, FileDescriptor commands,
+           FileDescriptor signals)
       : agent_(agent),
+        agent_allowance_(agent_allowance),
         commands_(std::move(commands)),
         signals_(std::move(signals)) {}
 
@@ -92,18 +99,24 @@ class Guardian {
         reap_children([this](pid_t pid, int status) {
           if (pid == agent_) agent_status_ = status;
         });
+        // It may have been stopped.
+        if (kill_agent_at_ && !agent_status_) kill(agent_, SIGCONT);
         continue;
       }
       const char byte = static_cast<char>(signal);
       // An agent that reads no more has ended or will be killed below.
       [[maybe_unused]] auto written = write(commands_.get(), &byte, 1);
+      if (signal == SIGUSR1 || signal == SIGUSR2) continue;
+      if (!kill_agent_at_) kill_agent_at_ = Deadline::after(agent_allowance_);
       if (signal == SIGINT && ++interrupts_ == 2) {
-        kill_agent_at_ = Deadline::after(kAgentAllowance);
+        kill_agent_at_ = Deadline::after(kInterruptAllowance);
       }
+      kill(agent_, SIGCONT);
     }
   }
 
   pid_t agent_;
+  milliseconds agent_allowance_;
   FileDescriptor commands_;
   FileDescriptor signals_;
   std::optional<int> agent_status_;
@@ -113,7 +126,8 @@ class Guardian {
 
 }  // namespace
 
-GuardedEnd run_guarded(const std::function<int(GuardianLink)>& body) {
+GuardedEnd run_guarded(const std::function<int(GuardianLink)>& body,
+                       milliseconds agent_allowance) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) throw_errno("guardian's pipe");
   FileDescriptor commands(ends[0]);
@@ -130,7 +144,7 @@ GuardedEnd run_guarded(const std::function<int(GuardianLink)>& body) {
   // A write to a dead agent, or to a closed stderr, is an error, no death.
   sigaddset(&blocked, SIGPIPE);
   GuardianLink link;
-  sigprocmask(SIG_BLOCK, &blocked, &link.original_mask);
+  sigprocmask(SIG_BLOCK, &blocked, &link.surroundings.signal_mask);
   FileDescriptor signals(signalfd(-1, &taken, SFD_CLOEXEC | SFD_NONBLOCK));
   if (!signals) throw_errno("signalfd");
   adopt_orphans();
@@ -146,7 +160,9 @@ GuardedEnd run_guarded(const std::function<int(GuardianLink)>& body) {
     run_agent(body, std::move(link));
   }
   commands.reset();
-  return Guardian(agent, std::move(forward), std::move(signals)).watch();
+  return Guardian(agent, agent_allowance, std::move(forward),
+                  std::move(signals))
+      .watch();
 }
 
 }  // namespace lockstep

@@ -1,10 +1,10 @@
 #pragma once
 
-#include <signal.h>
-
+#include <chrono>
 #include <functional>
 
 #include "lockstep/base/file_descriptor.h"
+#include "lockstep/launch/worker_process.h"
 
 namespace lockstep {
 
@@ -13,7 +13,9 @@ struct GuardianLink {
   // Bytes are signals to hand to the workers, in the order of their arrival;
   // the end of the stream is the guardian's death. Non-blocking.
   FileDescriptor commands{};
-  sigset_t original_mask = {};  // as it was before the launcher blocked signals
+  // As they were before the launcher blocked signals and, in the agent, raised
+  // the soft limit of descriptors to the hard one: each worker may need a few.
+  Surroundings surroundings{};
 };
 
 // How the agent ended.
@@ -40,13 +42,19 @@ struct GuardedEnd {
 // The launcher takes SIGINT, SIGTERM, SIGQUIT, SIGHUP (unless it is ignored:
 // nohup), SIGUSR1 and SIGUSR2 and passes each on as one byte. The agent blocks
 // all signals that can be blocked, so that a scheduler that signals every
-// process of a job does not count twice. Should a second SIGINT find no
-// listener, the launcher kills the agent after 15 s.
+// process of a job does not count twice.
+//
+// A signal that ends the job must not wait for an agent that is stopped
+// (SIGSTOP): the launcher continues it, however often it is stopped again, and
+// kills it when it has not ended `agent_allowance` after the first such signal,
+// or 15 s after a second SIGINT. That holds while the launcher itself runs; one
+// that is stopped takes its signal when it is continued.
 //
 // `body` must not throw; the child ends with its result, without running the
 // caller's destructors. Call it with one thread, and at the end of a program:
 // signals stay blocked after it. Blocks until the agent has ended. Throws
 // std::system_error where there is no process or pipe to be had.
-GuardedEnd run_guarded(const std::function<int(GuardianLink)>& body);
+GuardedEnd run_guarded(const std::function<int(GuardianLink)>& body,
+                       std::chrono::milliseconds agent_allowance);
 
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <cctype>
 #include <cerrno>
 #include <cstring>
 #include <optional>
@@ -103,7 +104,29 @@ void check_readable_script(const std::string& path) {
   }
 }
 
+bool continues_name(const std::string& text, size_t at) {
+  return at < text.size() &&
+         (std::isalnum(static_cast<unsigned char>(text[at])) ||
+          text[at] == '_');
+}
+
 }  // namespace
+
+void Program::expand_local_rank(int local_rank) {
+  const std::string number = std::to_string(local_rank);
+  for (size_t index = 1; index < arguments.size(); ++index) {
+    std::string& text = arguments[index];
+    for (const std::string name : {"${local_rank}", "$local_rank"}) {
+      for (size_t at = text.find(name); at != std::string::npos;
+           at = text.find(name, at + 1)) {
+        const bool escaped = at > 0 && text[at - 1] == '$';
+        const bool longer =
+            name.back() != '}' && continues_name(text, at + name.size());
+        if (!escaped && !longer) text.replace(at, name.size(), number);
+      }
+    }
+  }
+}
 
 Program resolve_program(const std::vector<std::string>& command,
                         ProgramKind kind) {

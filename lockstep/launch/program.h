@@ -10,6 +10,11 @@ namespace lockstep {
 struct Program {
   std::string path{};                    // for execve: it has a slash
   std::vector<std::string> arguments{};  // argv, argv[0] included
+
+  // Puts the number in for ${local_rank} and $local_rank in all arguments but
+  // the first, as torchrun does (elastic/utils/api.py, macros.substitute). "$$"
+  // stays, which torchrun would make a "$".
+  void expand_local_rank(int local_rank);
 };
 
 // A program that cannot be started. `exit_code()` is the shell's: 127 where it

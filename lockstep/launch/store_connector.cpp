@@ -33,8 +33,7 @@ FileDescriptor StoreConnector::listen(
   for (const SocketAddress& address : addresses) {
     // Who must host is believed, as a gateway may map the address to it.
     if (!options_.is_host && !is_of_this_host(address)) continue;
-    FileDescriptor fd =
-        bind_socket(reachable_address(options_.endpoint.host, address));
+    FileDescriptor fd = bind_for_nodes(options_.endpoint, address);
     // Of two agents that both could bind, with SO_REUSEADDR, one can listen.
     if (fd && ::listen(fd.get(), kBacklog) == 0) return fd;
     error = errno;
@@ -70,7 +69,6 @@ std::optional<OpenedStore> StoreConnector::host(
   opened.store = open_(address);
   opened.hosted = true;
   opened.beyond_loopback = !bound.is_loopback();
-  opened.reachable_host = options_.endpoint.host;
   return opened;
 }
 
@@ -89,12 +87,10 @@ std::optional<OpenedStore> StoreConnector::connect(
           open_({address.host(), static_cast<uint16_t>(address.port()), -1,
                  std::clamp<milliseconds>(deadline.remaining(),
                                           kConnectAllowance, kOpenAllowance)});
-      opened.reachable_host = local_address_towards(address);
-      // On the host of the store, whose own name may mean 127.0.1.1 here.
-      if (names_loopback(opened.reachable_host) &&
-          !names_loopback(options_.endpoint.host)) {
-        opened.reachable_host = options_.endpoint.host;
-      }
+      // On the host of the store a name, its own too, may mean loopback; no
+      // other node reaches this one there.
+      const std::string own = local_address_towards(address);
+      if (!names_loopback(own)) opened.reachable_host = own;
       return opened;
     } catch (const AgentStoreError& error) {
       reason = error.what();  // it may be ending

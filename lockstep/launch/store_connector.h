@@ -25,9 +25,9 @@ struct OpenedStore {
   std::unique_ptr<AgentStore> store{};
   bool hosted = false;           // by this agent
   bool beyond_loopback = false;  // hosted, and reachable from other hosts
-  // Where the other nodes reach this host: the endpoint's host if the store is
-  // hosted here, by whatever agent; else the address from which this host
-  // speaks to it.
+  // Where the other nodes reach this host: the address from which it speaks to
+  // the store. Empty if the store is hosted here, by whatever agent: then each
+  // node reaches this host by the endpoint that it was given itself.
   std::string reachable_host{};
 };
 

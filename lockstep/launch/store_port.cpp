@@ -67,7 +67,7 @@ StorePort StorePort::hold(const std::string& address, int port) {
 
 StorePort StorePort::hold_for_nodes(const std::string& address) {
   const SocketAddress first = look_up(address, 0, kAdviceForNodes).front();
-  FileDescriptor fd = bind_socket(reachable_address(address, first));
+  FileDescriptor fd = bind_for_nodes({address, 0}, first);
   if (!fd) refuse(address, 0, errno, kAdviceForNodes);
   const int number = bound_address(fd.get()).port();
   return StorePort(std::move(fd), address, number);

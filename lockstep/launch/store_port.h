@@ -24,9 +24,8 @@ class StorePort {
   // where they are taken or not of this host.
   static StorePort hold(const std::string& address, int port);
 
-  // Binds a free port for workers of several nodes, who reach this one by
-  // `address`: on loopback where the address is, else on every interface
-  // (reachable_address(), endpoint.h). Throws as hold().
+  // Binds a free port for workers of several nodes, which reach this one by
+  // `address` (bind_for_nodes(), endpoint.h). Throws as hold().
   static StorePort hold_for_nodes(const std::string& address);
 
   const std::string& address() const { return address_; }  // as it was given

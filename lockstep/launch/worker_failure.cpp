@@ -1,8 +1,11 @@
 #include "lockstep/launch/worker_failure.h"
 
+#include <charconv>
+#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <tuple>
 
 #include "lockstep/launch/worker_process.h"
 
@@ -10,6 +13,8 @@ namespace lockstep {
 namespace {
 
 constexpr size_t kLongestMessage = 2000;
+// Failures that have a line of their own; of the rest the ranks.
+constexpr size_t kMostDescribed = 16;
 // What is read at most: a traceback is some kilobytes.
 constexpr size_t kLargestFile = 1024 * 1024;
 
@@ -34,9 +39,31 @@ std::string seconds(std::chrono::milliseconds time) {
   return text;
 }
 
+// A string, or "" if there is none.
+std::string text_of(const nlohmann::json& object, const char* name) {
+  const auto found = object.find(name);
+  return found != object.end() && found->is_string() ? found->get<std::string>()
+                                                     : std::string();
+}
+
+// Seconds since 1970, with a fraction or without.
+std::optional<std::chrono::system_clock::time_point> parse_time(
+    const std::string& text) {
+  double seconds = 0;
+  const auto [end, error] =
+      std::from_chars(text.data(), text.data() + text.size(), seconds);
+  if (error != std::errc() || end != text.data() + text.size() ||
+      !(seconds > 0 && seconds < 1e11)) {
+    return std::nullopt;
+  }
+  if (text.find('.') == std::string::npos) seconds += 1;
+  return std::chrono::system_clock::time_point(
+      std::chrono::milliseconds(std::llround(seconds * 1000)));
+}
+
 }  // namespace
 
-std::string read_error_file(const std::filesystem::path& file) {
+ErrorRecord read_error_file(const std::filesystem::path& file) {
   std::error_code ignored;
   if (!std::filesystem::is_regular_file(file, ignored)) return {};
   std::ifstream stream(file, std::ios::binary);
@@ -46,12 +73,25 @@ std::string read_error_file(const std::filesystem::path& file) {
   const auto json = nlohmann::json::parse(text, nullptr, false);
   if (!json.is_object() || !json.contains("message")) return {};
   const auto& message = json["message"];
-  if (message.is_string()) return printable(message.get<std::string>());
-  if (message.is_object() && message.contains("message") &&
-      message["message"].is_string()) {
-    return printable(message["message"].get<std::string>());
-  }
-  return {};
+  ErrorRecord record;
+  record.message = printable(text_of(json, "message"));
+  if (!message.is_object()) return record;
+  record.message = printable(text_of(message, "message"));
+  const auto extra = message.find("extraInfo");
+  if (extra == message.end() || !extra->is_object()) return record;
+  record.time = parse_time(text_of(*extra, "timestamp"));
+  const std::string kind = text_of(*extra, "kind");
+  if (kind == "cause") record.kind = FailureKind::cause;
+  if (kind == "echo") record.kind = FailureKind::echo;
+  return record;
+}
+
+bool comes_before(const WorkerFailure& one, const WorkerFailure& other) {
+  const auto order = [](const WorkerFailure& failure) {
+    return std::tuple(failure.error.kind, failure.time(),
+                      !failure.signal.has_value(), failure.rank);
+  };
+  return order(one) < order(other);
 }
 
 std::string headline(const WorkerFailure& failure) {
@@ -63,23 +103,38 @@ std::string headline(const WorkerFailure& failure) {
   }
   line += "exit code " + std::to_string(failure.exit_code);
   if (failure.signal) line += ")";
+  if (failure.was_stopped) line += ", stopped while it was failing";
   return line;
 }
 
-std::string describe(const WorkerFailure& failure, int restarts_used,
-                     int max_restarts) {
-  std::string block = headline(failure);
-  block += "\n  local rank " + std::to_string(failure.local_rank) + ", pid " +
-           std::to_string(failure.pid) + ", after " +
-           seconds(failure.lifetime) + ", restarts used " +
-           std::to_string(restarts_used) + " of " +
+std::string summary(const WorkerFailure& failure) {
+  const std::string& message = failure.error.message;
+  std::string line = headline(failure);
+  if (!message.empty()) line += ": " + message.substr(0, message.find('\n'));
+  return line;
+}
+
+std::string describe(const std::vector<WorkerFailure>& failures,
+                     int restarts_used, int max_restarts) {
+  const WorkerFailure& first = failures.front();
+  std::string block = headline(first);
+  block += "\n  local rank " + std::to_string(first.local_rank) + ", pid " +
+           std::to_string(first.pid) + ", after " + seconds(first.lifetime) +
+           ", restarts used " + std::to_string(restarts_used) + " of " +
            std::to_string(max_restarts);
-  std::string message = failure.message;
+  std::string message = first.error.message;
   for (size_t at = message.find('\n'); at != std::string::npos;
        at = message.find('\n', at + 3)) {
     message.replace(at, 1, "\n  ");
   }
   if (!message.empty()) block += "\n  " + message;
+  for (size_t at = 1; at < failures.size(); ++at) {
+    if (at == kMostDescribed) {
+      block += "\n  then " + std::to_string(failures.size() - at) + " more:";
+    }
+    block += at < kMostDescribed ? "\n  then " + summary(failures[at])
+                                 : " " + std::to_string(failures[at].rank);
+  }
   return block;
 }
 

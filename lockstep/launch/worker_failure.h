@@ -2,14 +2,29 @@
 
 #include <sys/types.h>
 
+#include <algorithm>
 #include <chrono>
 #include <filesystem>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace lockstep {
 
-// The first worker of a round that failed.
+// What a worker's failure is to the job's, as its error file says: an error of
+// its own, or the echo of a peer's end. Python's @record does not say.
+enum class FailureKind { cause, unknown, echo };
+
+// What an error file says.
+struct ErrorRecord {
+  FailureKind kind = FailureKind::unknown;
+  std::string message{};
+  // When the error was thrown. Python's record has whole seconds, rounded down;
+  // then this is the end of that second.
+  std::optional<std::chrono::system_clock::time_point> time{};
+};
+
+// A worker that failed.
 struct WorkerFailure {
   int rank = 0;
   int local_rank = 0;
@@ -17,25 +32,45 @@ struct WorkerFailure {
   pid_t pid = 0;
   int exit_code = 0;            // 128 + signal where a signal ended it
   std::optional<int> signal{};  // that signal
+  // The launcher was stopping it already; its error file says that it had
+  // failed before.
+  bool was_stopped = false;
   std::chrono::milliseconds lifetime{};
-  std::string message{};  // from its error file; empty where it wrote none
+  std::chrono::system_clock::time_point ended{};
+  ErrorRecord error{};  // empty where it wrote none
+
+  // When it failed: as its error file says, at the latest when it ended.
+  std::chrono::system_clock::time_point time() const {
+    return error.time ? std::min(*error.time, ended) : ended;
+  }
 };
 
-// The message in an error file of torchrun's form, which Python's @record
-// writes: {"message": {"message": "...", ...}} or {"message": "..."}. Shortened
-// to 2,000 characters, its control characters replaced. Empty where there is
-// no such file or it holds something else: a worker may die while writing it.
-std::string read_error_file(const std::filesystem::path& file);
+// Whether `one` is rather the cause of the round's end than `other`: a cause
+// comes before what may be one, an echo last; then the earlier; of the same
+// moment one that a signal killed, then the lower rank.
+bool comes_before(const WorkerFailure& one, const WorkerFailure& other);
+
+// The record in an error file of torchrun's form, which Python's @record
+// writes: {"message": {"message": "...", "extraInfo": {"timestamp": "..."}}} or
+// {"message": "..."}; Lockstep's has a "kind" of "cause" or "echo" beside the
+// time stamp. The message is shortened to 2,000 characters, its control
+// characters replaced. Empty where there is no such file or it holds something
+// else: a worker may die while writing it.
+ErrorRecord read_error_file(const std::filesystem::path& file);
 
 // "rank 9 failed on node 1 (its host): exit code 3".
 std::string headline(const WorkerFailure& failure);
+// The same and, if there is one, ": " and the first line of its message.
+std::string summary(const WorkerFailure& failure);
 
-// One block for the user, lines parted by '\n', the last without:
+// One block for the user, lines separated by '\n', the last without.
+// `failures` are in the order of comes_before(), not empty:
 //
 //   rank 1 failed: killed by SIGSEGV (exit code 139)
 //     local rank 1, pid 4242, after 2.3 s, restarts used 0 of 3
 //     RuntimeError: what its error file says
-std::string describe(const WorkerFailure& failure, int restarts_used,
-                     int max_restarts);
+//     then rank 0 failed: exit code 1: the first line of its message
+std::string describe(const std::vector<WorkerFailure>& failures,
+                     int restarts_used, int max_restarts);
 
 }  // namespace lockstep

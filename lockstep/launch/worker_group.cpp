@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "lockstep/launch/number_list.h"
 #include "lockstep/launch/worker_environment.h"
 
 namespace lockstep {
@@ -32,17 +33,17 @@ FileDescriptor route_stream(const OutputOptions& options,
       run_directory.keeps_logs() &&
       (redirected || includes(options.tee.of(local_rank), stream));
 
+  const auto path =
+      directory / (stream == Streams::out ? "stdout.log" : "stderr.log");
   FileDescriptor file;
   if (to_file) {
-    const bool out = stream == Streams::out;
-    file = open_file(directory / (out ? "stdout.log" : "stderr.log"),
-                     O_WRONLY | O_CREAT | O_TRUNC | O_APPEND);
+    file = open_file(path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND);
   }
   if (teed && shown) {
     return mux.add_stream(stream == Streams::out ? OutputMux::Console::out
                                                  : OutputMux::Console::err,
                           line_prefix(options, role, local_rank, rank),
-                          std::move(file));
+                          {std::move(file), path.string()});
   }
   if (file) return file;
   return shown ? FileDescriptor() : open_file("/dev/null", O_WRONLY);
@@ -53,15 +54,16 @@ FileDescriptor route_stream(const OutputOptions& options,
 WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
                          const RoundPlan& plan, int master_listen_fd,
                          const RunDirectory& directory,
-                         const sigset_t& signal_mask, OutputMux& mux)
+                         const Surroundings& surroundings, OutputMux& mux)
     : first_rank_(plan.place.first_rank) {
   const std::vector<std::string> inherited = current_environment();
   const FileDescriptor no_input = open_file("/dev/null", O_RDONLY);
-  // set_ended() points into it.
   workers_.reserve(static_cast<size_t>(options.nproc_per_node));
   for (int rank = 0; rank < options.nproc_per_node; ++rank) {
     const auto path = directory.worker_directory(plan.round, rank);
-    error_files_.push_back(path / "error.json");
+    const auto error_file = path / "error.json";
+    Program program = options.program;
+    program.expand_local_rank(rank);
 
     WorkerIdentity identity;
     identity.local_rank = rank;
@@ -73,7 +75,7 @@ WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
     identity.role = options.role;
     identity.max_restarts = options.max_restarts;
     identity.run_id = options.run_id;
-    identity.error_file = error_files_.back();
+    identity.error_file = error_file;
     identity.master_listen_fd = rank == 0 ? master_listen_fd : -1;
     const auto environment = worker_environment(identity, inherited);
 
@@ -83,61 +85,71 @@ WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
     };
     const FileDescriptor out = route(Streams::out);
     const FileDescriptor err = route(Streams::err);
-    WorkerStart start{options.program, environment};
+    WorkerStart start{program, environment};
     start.stdin_fd = rank == 0 ? 0 : no_input.get();
     if (out) start.stdout_fd = out.get();
     if (err) start.stderr_fd = err.get();
     start.inherited_fd = identity.master_listen_fd;
-    start.signal_mask = signal_mask;
-    workers_.push_back(WorkerProcess::start(start));
+    start.surroundings = surroundings;
+    workers_.push_back({WorkerProcess::start(start), error_file});
   }
 }
 
 void WorkerGroup::signal_process_groups(int signal) const {
-  for (const auto& worker : workers_) worker.signal_group(signal);
+  for (const auto& worker : workers_) worker.process.signal_group(signal);
 }
 
 void WorkerGroup::kill_workers() const {
-  for (const auto& worker : workers_) worker.signal_process(SIGKILL);
+  for (const auto& worker : workers_) worker.process.signal_process(SIGKILL);
 }
 
 size_t WorkerGroup::running() const {
-  return static_cast<size_t>(
-      std::count_if(workers_.begin(), workers_.end(),
-                    [](const auto& worker) { return !worker.ended(); }));
+  return static_cast<size_t>(std::count_if(
+      workers_.begin(), workers_.end(),
+      [](const auto& worker) { return !worker.process.ended(); }));
+}
+
+std::string WorkerGroup::name_running() const {
+  std::vector<int> ranks;
+  for (size_t at = 0; at < workers_.size(); ++at) {
+    if (!workers_[at].process.ended()) {
+      ranks.push_back(first_rank_ + static_cast<int>(at));
+    }
+  }
+  return name_numbers("rank", ranks);
 }
 
 void WorkerGroup::set_ended(pid_t pid, int wait_status) {
   for (auto& worker : workers_) {
-    if (worker.pid() != pid || worker.ended()) continue;
-    worker.set_ended(wait_status);
-    if (!settled_ && worker.exit_code() != 0) {
-      failed_ = more_telling(failed_, &worker);
-    }
+    WorkerProcess& process = worker.process;
+    if (process.pid() != pid || process.ended()) continue;
+    process.set_ended(wait_status);
+    worker.was_stopped = settled_;
+    if (!settled_ && process.exit_code() != 0) failed_ = true;
   }
 }
 
-const WorkerProcess* WorkerGroup::more_telling(
-    const WorkerProcess* one, const WorkerProcess* other) const {
-  if (one == nullptr) return other;
-  const bool one_killed = one->ending_signal().has_value();
-  const bool other_killed = other->ending_signal().has_value();
-  if (one_killed != other_killed) return one_killed ? one : other;
-  return std::min(one, other);  // both lie in workers_, in rank order
-}
-
-std::optional<WorkerFailure> WorkerGroup::first_failure() const {
-  if (failed_ == nullptr) return std::nullopt;
-  const auto rank = static_cast<size_t>(failed_ - workers_.data());
-  WorkerFailure failure;
-  failure.rank = first_rank_ + static_cast<int>(rank);
-  failure.local_rank = static_cast<int>(rank);
-  failure.pid = failed_->pid();
-  failure.exit_code = failed_->exit_code();
-  failure.signal = failed_->ending_signal();
-  failure.lifetime = failed_->lifetime();
-  failure.message = read_error_file(error_files_[rank]);
-  return failure;
+std::vector<WorkerFailure> WorkerGroup::failures() const {
+  std::vector<WorkerFailure> all;
+  for (size_t at = 0; at < workers_.size(); ++at) {
+    const Worker& worker = workers_[at];
+    const WorkerProcess& process = worker.process;
+    if (!process.ended() || process.exit_code() == 0) continue;
+    WorkerFailure failure;
+    failure.error = read_error_file(worker.error_file);
+    failure.was_stopped = worker.was_stopped;
+    if (failure.was_stopped && failure.error.message.empty()) continue;
+    failure.local_rank = static_cast<int>(at);
+    failure.rank = first_rank_ + failure.local_rank;
+    failure.pid = process.pid();
+    failure.exit_code = process.exit_code();
+    failure.signal = process.ending_signal();
+    failure.lifetime = process.lifetime();
+    failure.ended = process.ended_at();
+    all.push_back(std::move(failure));
+  }
+  std::ranges::sort(all, comes_before);
+  return all;
 }
 
 }  // namespace lockstep

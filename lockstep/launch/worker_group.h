@@ -1,6 +1,5 @@
 #pragma once
 
-#include <signal.h>
 #include <sys/types.h>
 
 #include <filesystem>
@@ -39,7 +38,7 @@ class WorkerGroup {
   // rank 0, else -1. Throws ProgramError, std::system_error.
   WorkerGroup(const WorkerGroupOptions& options, const RoundPlan& plan,
               int master_listen_fd, const RunDirectory& directory,
-              const sigset_t& signal_mask, OutputMux& mux);
+              const Surroundings& surroundings, OutputMux& mux);
 
   // To every worker that has not ended.
   void signal_process_groups(int signal) const;
@@ -51,21 +50,26 @@ class WorkerGroup {
 
   size_t size() const { return workers_.size(); }
   size_t running() const;
-  // The worker that failed first. Among those reaped together, one that a
-  // signal ended comes first, as its peers' failures are mostly its echo; then
-  // the lowest rank. `settle()` closes the choice.
-  std::optional<WorkerFailure> first_failure() const;
-  bool failed() const { return failed_ != nullptr; }
+  // The ranks of those that have not ended: "rank 3", "ranks 0 and 3".
+  std::string name_running() const;
+  // The workers that failed, the cause first (comes_before()): those that ended
+  // badly before settle(), and those whose error file says that they were
+  // failing when they were stopped. Reads error files.
+  std::vector<WorkerFailure> failures() const;
+  bool failed() const { return failed_; }
+  // From now on the workers are being stopped: how they end is no failure.
   void settle() { settled_ = true; }
 
  private:
-  const WorkerProcess* more_telling(const WorkerProcess* one,
-                                    const WorkerProcess* other) const;
+  struct Worker {
+    WorkerProcess process;
+    std::filesystem::path error_file;
+    bool was_stopped = false;  // it ended after settle()
+  };
 
   int first_rank_;
-  std::vector<WorkerProcess> workers_;
-  std::vector<std::filesystem::path> error_files_;
-  const WorkerProcess* failed_ = nullptr;
+  std::vector<Worker> workers_;
+  bool failed_ = false;
   bool settled_ = false;
 };
 

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <string.h>
 #include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -22,7 +23,7 @@ struct ChildPlan {
   char* const* environment;
   int standard_fds[3];
   int inherited_fd;
-  const sigset_t* signal_mask;
+  const Surroundings* surroundings;
   pid_t parent;
 };
 
@@ -45,10 +46,13 @@ int execute(const ChildPlan& plan) {
     const int source = plan.standard_fds[target];
     if (source != target && dup2(source, target) < 0) return errno;
   }
+  syscall(SYS_close_range, STDERR_FILENO + 1, ~0U, 1U << 2);  // CLOEXEC
   if (plan.inherited_fd >= 0 && fcntl(plan.inherited_fd, F_SETFD, 0) != 0) {
     return errno;
   }
-  sigprocmask(SIG_SETMASK, plan.signal_mask, nullptr);
+  const auto& descriptors = plan.surroundings->descriptors;
+  if (descriptors) setrlimit(RLIMIT_NOFILE, &*descriptors);
+  sigprocmask(SIG_SETMASK, &plan.surroundings->signal_mask, nullptr);
   execve(plan.path, plan.arguments, plan.environment);
   return errno;
 }
@@ -88,7 +92,7 @@ WorkerProcess WorkerProcess::start(const WorkerStart& start) {
                        environment.data(),
                        {start.stdin_fd, start.stdout_fd, start.stderr_fd},
                        start.inherited_fd,
-                       &start.signal_mask,
+                       &start.surroundings,
                        getpid()};
   volatile int error = 0;
   const pid_t pid = spawn(plan, error);
@@ -105,6 +109,7 @@ WorkerProcess::WorkerProcess(WorkerProcess&& other) noexcept
     : pid_(std::exchange(other.pid_, -1)),
       started_(other.started_),
       ended_(other.ended_),
+      ended_at_(other.ended_at_),
       wait_status_(other.wait_status_) {}
 
 WorkerProcess::~WorkerProcess() { signal_group(SIGKILL); }
@@ -120,6 +125,7 @@ void WorkerProcess::signal_process(int signal) const {
 void WorkerProcess::set_ended(int wait_status) {
   wait_status_ = wait_status;
   ended_ = now();
+  ended_at_ = std::chrono::system_clock::now();
 }
 
 int WorkerProcess::exit_code() const { return exit_code_of(*wait_status_); }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/types.h>
 
 #include <chrono>
@@ -12,6 +13,12 @@
 
 namespace lockstep {
 
+// What the launcher changes for itself, as it found it: workers get it back.
+struct Surroundings {
+  sigset_t signal_mask = {};
+  std::optional<rlimit> descriptors{};  // RLIMIT_NOFILE, if it was changed
+};
+
 // How one worker is started.
 struct WorkerStart {
   const Program& program;
@@ -20,8 +27,11 @@ struct WorkerStart {
   int stdin_fd = 0;
   int stdout_fd = 1;
   int stderr_fd = 2;
-  int inherited_fd = -1;  // the one descriptor that survives under its number
-  sigset_t signal_mask = {};  // the mask that the worker starts with
+  // The one descriptor beyond these that survives, under its number. All others
+  // are closed, those too that the launcher inherited (as Python's subprocess
+  // does, and so torchrun); kernels before 5.11 keep the latter open.
+  int inherited_fd = -1;
+  Surroundings surroundings{};
 };
 
 // One worker: a direct child, leader of its own session and process group (so
@@ -54,6 +64,7 @@ class WorkerProcess {
   int exit_code() const;  // 128 + signal where a signal ended it
   std::optional<int> ending_signal() const;
   std::chrono::milliseconds lifetime() const { return ended_ - started_; }
+  std::chrono::system_clock::time_point ended_at() const { return ended_at_; }
 
  private:
   using Clock = std::chrono::steady_clock;
@@ -64,6 +75,7 @@ class WorkerProcess {
   pid_t pid_;
   std::chrono::milliseconds started_;
   std::chrono::milliseconds ended_{};
+  std::chrono::system_clock::time_point ended_at_{};
   std::optional<int> wait_status_;
 };
 

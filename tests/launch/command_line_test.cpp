@@ -140,6 +140,26 @@ TEST_F(CommandLine, EmptyValueOfAnOptionIsNotTheProgram) {
   EXPECT_EQ(run({"--rdzv-id=", first, other}).exit_code, 0);
 }
 
+TEST_F(CommandLine, RendezvousKeysOfTorchrunAreSaidAndPassedOver) {
+  const auto result =
+      run({"--rdzv-conf=last_call_timeout=5,read_timeout=9,join_timeout=60",
+           "true"});
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(lines(result.err).size(), 2u) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("last_call_timeout of --rdzv-conf"));
+}
+
+// torchrun: elastic/utils/api.py, macros.substitute.
+TEST_F(CommandLine, LocalRankIsPutIntoTheProgramsArguments) {
+  const auto result =
+      run({"--nproc-per-node=2", "--no-python", "echo", "--rank=${local_rank}",
+           "$local_rank", "$local_ranks", "${rank}", "a${local_rank}b", "$$"});
+  auto all = lines(result.out);
+  std::ranges::sort(all);
+  EXPECT_THAT(all, ElementsAre("--rank=0 0 $local_ranks ${rank} a0b $$",
+                               "--rank=1 1 $local_ranks ${rank} a1b $$"));
+}
+
 TEST_F(CommandLine, HelpIsAlsoACommandAndVersionHasAShortName) {
   EXPECT_EQ(run_command({"help"}).out, run_command({"--help"}).out);
   EXPECT_EQ(run_command({"help", "run"}).out,
@@ -240,7 +260,6 @@ TEST_F(CommandLine, EachMistakeIsOneLineAndStartsNothing) {
       {{"run", "--master-port=70000", touch, proof}, 2, "65535"},
       {{"run", "--master-addr=203.0.113.1", touch, proof}, 2, "of this host"},
       {{"run", "--tee=7", touch, proof}, 2, "--tee is \"7\""},
-      {{"run", "--redirects=3", touch, proof}, 2, "--log-dir"},
       {{"run", "--log-dir=/proc/nothing", touch, proof}, 2, "/proc/nothing"},
       {{"run", "--local-ranks-filter=a", touch, proof}, 2, "is \"a\""},
       {{"run", "--numa_binding=node", touch, proof}, 2, "not supported"},

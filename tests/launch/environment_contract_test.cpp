@@ -90,6 +90,26 @@ TEST_F(EnvironmentContract, MasterSocketIsInheritedByLocalRankZeroOnly) {
   EXPECT_EQ(found[0].front(), '0');
 }
 
+TEST_F(EnvironmentContract, DescriptorsOfTheCallerAreNotTheWorkers) {
+  const auto result = run_program(
+      {"/bin/sh", "-c",
+       "exec 7</etc/passwd 8>/dev/null; exec " LOCKSTEP_BIN_DIR
+       "/lockstep run sh -c 'for fd in 7 8; do [ -e /proc/$$/fd/$fd ] && "
+       "echo leaked $fd; done; echo looked'"});
+  EXPECT_EQ(result.out, "looked\n");
+}
+
+// Each worker with prefixed lines costs the launcher two descriptors.
+TEST_F(EnvironmentContract, SoftLimitOfDescriptorsIsTheWorkersAlone) {
+  const auto result =
+      run_program({"/bin/sh", "-c",
+                   "ulimit -S -n 64; exec " LOCKSTEP_BIN_DIR
+                   "/lockstep run --nproc-per-node=60 --prefix-lines sh -c "
+                   "'ulimit -S -n'"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(count(result.out, "]:64\n"), 60);
+}
+
 TEST_F(EnvironmentContract, NestedLauncherDropsTheOuterDescriptor) {
   const auto environment = worker_environment(
       {.local_rank = 1, .local_world_size = 2},

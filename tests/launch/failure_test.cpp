@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <chrono>
 #include <set>
 
@@ -36,6 +37,122 @@ TEST_F(LauncherFaults, ExitCodeIsTheFirstFailingWorkers) {
                       "[ $RANK = 1 ] && kill -SEGV $$; sleep 60");
   EXPECT_EQ(result.exit_code, 128 + SIGSEGV);
   EXPECT_THAT(result.err, HasSubstr("rank 1 failed: killed by SIGSEGV"));
+}
+
+// As the library writes it, and Python's @record without a "kind".
+std::string record(const std::string& kind, const std::string& message,
+                   const std::string& time = "$(date +%s.%N)") {
+  return "printf '{\"message\": {\"message\": \"" + message +
+         "\", \"extraInfo\": {\"timestamp\": \"%s\"" +
+         (kind.empty() ? "" : ", \"kind\": \"" + kind + "\"") + "}}}' " + time +
+         " > $TORCHELASTIC_ERROR_FILE; ";
+}
+
+// Programs that catch what they throw and return 1: the rank whose end the
+// others notice is slower to end than they are.
+// The launcher says nothing about threads.
+const ProgramSetup kOneThread{.environment = {"OMP_NUM_THREADS=1"}};
+
+TEST_F(LauncherFaults, CauseIsNamedThoughAnEchoEndedFirst) {
+  const auto result = run_script(
+      {"--nproc-per-node=3"},
+      "if [ $RANK = 1 ]; then " + record("cause", "no such file") + "touch " +
+          (scratch() / "thrown").string() + "; sleep 60; fi; " + "until [ -e " +
+          (scratch() / "thrown").string() + " ]; do sleep 0.01; done; " +
+          record("echo", "rank 1 hung up") + "exit $((RANK + 5))",
+      kOneThread);
+  const auto said = lines(result.err);
+  ASSERT_GE(said.size(), 4u) << result.err;
+  EXPECT_THAT(said[0], HasSubstr("rank 1 failed: "));
+  EXPECT_THAT(said[0], HasSubstr("stopped while it was failing"));
+  EXPECT_EQ(said[2], "  no such file");
+  EXPECT_THAT(result.err, HasSubstr("then rank "));
+  EXPECT_THAT(result.err, HasSubstr(": rank 1 hung up"));
+  EXPECT_TRUE(result.exit_code == 5 || result.exit_code == 7)
+      << "of one that ended by itself, not SIGTERM's: " << result.exit_code;
+}
+
+TEST_F(LauncherFaults, EarlierOfTwoErrorsIsTheFirst) {
+  // Of Python's kind: no word on cause or echo.
+  const auto result =
+      run_script({"--nproc-per-node=2", "--failure-shutdown-timeout=20"},
+                 "trap '' TERM; if [ $RANK = 0 ]; then sleep 0.2; " +
+                     record("", "late", "2000000002") + "exit 1; fi; " +
+                     record("", "early", "1000000000") + "sleep 0.5; exit 1",
+                 kOneThread);
+  const auto said = lines(result.err);
+  ASSERT_EQ(said.size(), 4u) << result.err;
+  EXPECT_THAT(said[0], HasSubstr("rank 1 failed"));
+  EXPECT_EQ(said[2], "  early");
+  EXPECT_EQ(said[3], "  then rank 0 failed: exit code 1: late");
+}
+
+TEST_F(LauncherFaults, RankThatWasKilledComesBeforeTheErrorsOfItsPeers) {
+  const std::string killed = (scratch() / "killed").string();
+  const auto result = run_script(
+      {"--nproc-per-node=3"},
+      "if [ $RANK = 2 ]; then touch " + killed + "; kill -KILL $$; fi; " +
+          "until [ -e " + killed + " ]; do sleep 0.01; done; sleep 0.1; " +
+          record("echo", "rank 2 is gone") + "exit 1",
+      kOneThread);
+  EXPECT_THAT(lines(result.err).front(),
+              HasSubstr("rank 2 failed: killed by SIGKILL"));
+  EXPECT_EQ(result.exit_code, 128 + SIGKILL);
+}
+
+// What the user is promised: a second. The default is 0.5 s.
+TEST_F(LauncherFaults, FirstFailureStopsTheOthersWithinASecond) {
+  const auto result = run_script(
+      {"--nproc-per-node=2"},
+      "trap '' TERM; [ $RANK = 0 ] && { sleep 0.3; date +%s%3N; exit 3; }; "
+      "while :; do date +%s%3N; sleep 0.05; done");
+  EXPECT_EQ(result.exit_code, 3);
+  std::vector<int64_t> times;
+  for (const auto& line : lines(result.out)) times.push_back(std::stoll(line));
+  // The last sign of life of the other, after some 300 ms of both.
+  ASSERT_GT(times.size(), 3u);
+  const auto [first, last] = std::ranges::minmax(times);
+  // 0.3 s and 0.5 s; a machine that is busy gets as much again.
+  EXPECT_LT(last - first, 1600) << "ms from the start to the last sign";
+  EXPECT_THAT(result.err, HasSubstr("rank 1 did not end within 0.5 s"));
+}
+
+TEST_F(LauncherFaults, StoppedAgentAndWorkersEndAtASignal) {
+  auto launcher = start_script(
+      {"--nproc-per-node=2", "--shutdown-timeout=100"},
+      "trap 'echo saved; exit 0' TERM; echo agent $PPID worker $$; "
+      "while :; do sleep 0.05; done");
+  launcher->await_output("agent ", 2);
+  for (const pid_t pid : marked_processes()) {
+    if (pid != launcher->pid()) kill(pid, SIGSTOP);
+  }
+  launcher->signal(SIGTERM);
+  const auto result = launcher->finish(seconds(30));
+  EXPECT_EQ(result.exit_code, 128 + SIGTERM) << result.err;
+  EXPECT_EQ(count(result.out, "saved\n"), 2);
+}
+
+TEST_F(LauncherFaults, AgentThatIsStoppedAfterTheSignalIsContinued) {
+  auto launcher = start_script(
+      {"--shutdown-timeout=100"},
+      "trap 'echo got; sleep 1; echo saved; exit 0' TERM; echo agent $PPID; "
+      "while :; do sleep 0.05; done");
+  launcher->await_output("agent ");
+  launcher->signal(SIGTERM);
+  launcher->await_output("got\n");
+  kill(agent_of(launcher->out()), SIGSTOP);
+  const auto result = launcher->finish(seconds(30));
+  EXPECT_EQ(result.exit_code, 128 + SIGTERM) << result.err;
+  EXPECT_EQ(count(result.out, "saved\n"), 1);
+}
+
+TEST_F(LauncherFaults, LeftoverTimeoutLetsWhatIsLeftCleanUp) {
+  const auto result = run_script(
+      {"--leftover-timeout=20"},
+      "sh -c 'trap \"sleep 1; echo cleaned; exit\" TERM; echo born; "
+      "while :; do sleep 0.05; done' & until [ -e /proc/$! ]; do :; done; "
+      "sleep 0.3");
+  EXPECT_EQ(count(result.out, "cleaned\n"), 1) << result.out;
 }
 
 TEST_F(LauncherFaults, WorkersThatIgnoreSigtermAreKilledWithinABound) {
@@ -116,7 +233,10 @@ TEST_F(LauncherFaults, WorkersThatStayAfterAForwardedSignalAreKilled) {
                                "while :; do sleep 60; done");
   launcher->await_output("ready\n", 2);
   launcher->signal(SIGTERM);
-  EXPECT_EQ(launcher->finish(seconds(10)).exit_code, 128 + SIGTERM);
+  const auto result = launcher->finish(seconds(10));
+  EXPECT_EQ(result.exit_code, 128 + SIGTERM);
+  EXPECT_THAT(result.err,
+              HasSubstr("ranks 0 and 1 did not end within 0.3 s of SIGTERM"));
 }
 
 TEST_F(LauncherFaults, SecondInterruptKillsAtOnce) {

@@ -150,9 +150,14 @@ TEST_F(JobMemberTest, StoreLostInEveryTryToJoinIsNamed) {
 TEST_F(JobMemberTest, OtherNodesAreNotGivenALoopbackAddress) {
   endpoint_host_ = "127.1";  // resolved as a name is
   auto host = member(0);
-  EXPECT_EQ(await<Joined>(*host).reachable_host, "127.1");
+  const auto hosting = await<Joined>(*host);
+  EXPECT_EQ(hosting.reachable_host, "127.1");
+  EXPECT_EQ(hosting.master_addr, "") << "each as it was told";
   auto other = member(1);
   EXPECT_EQ(await<Joined>(*other).reachable_host, "127.1");
+  host->offer_round(0, {"", 4000});
+  other->offer_round(0, {});
+  EXPECT_EQ(await<RoundPlan>(*other).master_addr, "127.1");
 }
 
 // As a host of the store that was stopped: its kernel accepts.

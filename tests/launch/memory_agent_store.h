@@ -39,6 +39,10 @@ class MemoryAgentStore : public AgentStore {
     const auto lock = locked();
     return keys_->values.count(key) > 0;
   }
+  void remove(const std::string& key) override {
+    const auto lock = locked();
+    keys_->values.erase(key);
+  }
   int64_t add(const std::string& key, int64_t amount) override {
     const auto lock = locked();
     return keys_->counters[key] += amount;

@@ -76,6 +76,7 @@ class NodeProtocolTest : public ::testing::Test {
   std::shared_ptr<StoredKeys> keys_ = std::make_shared<StoredKeys>();
   MemoryAgentStore store_{keys_};
   std::deque<NodeProtocol> agents_;
+  NodeProtocol::Clock::time_point now_ = NodeProtocol::Clock::now();
 };
 
 TEST_F(NodeProtocolTest, GlobalRanksGoByNodeThoughWorkersAreUneven) {
@@ -165,7 +166,7 @@ TEST_F(NodeProtocolTest, DisagreementNamesBothAgentsAndEndsTheWait) {
 
   const auto verdict = waiting.take_verdict();
   ASSERT_TRUE(verdict);
-  EXPECT_EQ(verdict->kind, Verdict::Kind::given_up);
+  EXPECT_EQ(verdict->kind, Verdict::Kind::declined);
   EXPECT_THAT(verdict->text, HasSubstr("--nnodes=3")) << "the first reason";
 }
 
@@ -227,33 +228,183 @@ TEST_F(NodeProtocolTest, VerdictOfARoundToComeStopsItBeforeItBegins) {
 
 TEST_F(NodeProtocolTest, SilentNodeIsLostAfterThreeMissedBeats) {
   form({1, 1, 1});
-  auto now = NodeProtocol::Clock::now();
-  for (int second = 1; second <= 10; ++second) {
-    now += milliseconds(1000);
-    for (auto& one : agents_) one.beat(now);
-  }
+  for (auto& one : agents_) ASSERT_TRUE(one.take_plan());
+  const auto pass = [&](int seconds, std::initializer_list<size_t> alive) {
+    for (int second = 1; second <= seconds; ++second) {
+      now_ += milliseconds(1000);
+      for (const size_t rank : alive) agents_[rank].beat(now_);
+    }
+  };
+  pass(40, {0, 1, 2});
   EXPECT_FALSE(agents_[0].take_verdict()) << "all are heard";
-  for (int second = 1; second <= 4; ++second) {
-    now += milliseconds(1000);
-    agents_[1].beat(now);
-    agents_[0].beat(now);
-    // Its last beat came after the host's look, so the first second is its.
-    EXPECT_FALSE(second < 4 && agents_[0].take_verdict()) << second;
-  }
+  // Its last sign of life may be 5 s old.
+  pass(9, {0, 1});
+  EXPECT_FALSE(agents_[0].take_verdict());
+  pass(7, {0, 1});
   const auto verdict = agents_[1].take_verdict();
   ASSERT_TRUE(verdict);
-  EXPECT_EQ(verdict->kind, Verdict::Kind::given_up);
+  EXPECT_EQ(verdict->kind, Verdict::Kind::failed) << "a restart may follow";
   EXPECT_EQ(verdict->node_rank, 2);
-  EXPECT_THAT(verdict->text, HasSubstr("node 2 (host"));
+  EXPECT_THAT(verdict->text,
+              AllOf(HasSubstr("node 2 (host"), HasSubstr("for 15 s")));
+  EXPECT_EQ(verdict->text.find("itself"), std::string::npos);
   EXPECT_NE(verdict->exit_code, 0);
   // Nobody waits for it at the end.
   agents_[1].depart();
   EXPECT_TRUE(agents_[0].others_have_departed());
 }
 
+// The silence of the others is as long as this agent's own pause.
+TEST_F(NodeProtocolTest, PauseOfTheHostOfTheStoreIsNoSilenceOfTheOthers) {
+  form({1, 1});
+  for (auto& one : agents_) ASSERT_TRUE(one.take_plan());
+  for (int pause = 0; pause < 5; ++pause) {
+    agents_[1].beat(now_);
+    agents_[0].beat(now_);
+    now_ += std::chrono::hours(1);
+    agents_[0].beat(now_);
+    EXPECT_FALSE(agents_[0].take_verdict()) << pause;
+  }
+}
+
+TEST_F(NodeProtocolTest, ClosedConnectionIsALostNodeAtOnce) {
+  std::set<std::string> accepted;
+  for (int rank = 0; rank < 3; ++rank) {
+    auto one = node(3, rank, 1);
+    one.hosts_store = rank == 0;
+    one.connection = "192.0.2." + std::to_string(rank) + ":999";
+    // Node 2 has another name here, as behind a gateway.
+    if (rank < 2) accepted.insert(one.connection);
+    agents_.emplace_back(store_, one, [&] { return accepted; }).join();
+  }
+  offer(0);
+  for (auto& one : agents_) ASSERT_TRUE(one.take_plan());
+  const auto pass = [&] {
+    now_ += milliseconds(1000);
+    for (auto& one : agents_) one.beat(now_);
+  };
+  EXPECT_FALSE(agents_[0].take_verdict());
+  // At once: its workers may have died of what kills it.
+  accepted.erase("192.0.2.1:999");
+  pass();
+  const auto verdict = agents_[2].take_verdict();
+  ASSERT_TRUE(verdict);
+  EXPECT_EQ(verdict->node_rank, 1);
+  EXPECT_THAT(verdict->text, HasSubstr("connection is closed"));
+}
+
+TEST_F(NodeProtocolTest, LostNodeIsReplacedInTheNextRound) {
+  form({1, 1});
+  for (auto& one : agents_) ASSERT_TRUE(one.take_plan());
+  agents_[1].beat(now_);
+  for (int second = 0; second < 20; ++second) {
+    agents_[0].beat(now_ += milliseconds(1000));
+  }
+  EXPECT_EQ(agents_[0].take_verdict()->node_rank, 1);
+  agents_[0].offer_round(1, {"192.0.2.1", 4001});
+  EXPECT_FALSE(agents_[0].take_plan());
+  auto& replacement = agent(node(2));
+  const auto membership = replacement.join();
+  EXPECT_EQ(membership.node_rank, 1);
+  EXPECT_EQ(membership.round, 1);
+  EXPECT_FALSE(replacement.take_verdict()) << "round 0 is not its own";
+  replacement.offer_round(1, {});
+  EXPECT_EQ(replacement.take_plan()->round, 1);
+  EXPECT_TRUE(agents_[0].take_plan());
+  // The lost one was only stopped, and comes back.
+  EXPECT_EQ(agents_[1].take_verdict()->node_rank, 1);
+  EXPECT_THROW(agents_[1].offer_round(1, {}), JobRefused);
+  agents_[1].depart();
+  EXPECT_FALSE(agents_[0].take_verdict()) << "its rank is another's";
+  EXPECT_TRUE(replacement.absent_nodes().empty());
+}
+
+TEST_F(NodeProtocolTest, PausedNodeThatNobodyReplacedTakesPartAgain) {
+  form({1, 1});
+  for (auto& one : agents_) ASSERT_TRUE(one.take_plan());
+  agents_[1].beat(now_);
+  for (int second = 0; second < 20; ++second) {
+    agents_[0].beat(now_ += milliseconds(1000));
+  }
+  for (auto& one : agents_) EXPECT_EQ(one.take_verdict()->node_rank, 1);
+  offer(1);
+  for (auto& one : agents_) EXPECT_TRUE(one.take_plan());
+}
+
+// The restart for the failure of its peers is the only one that it costs.
+TEST_F(NodeProtocolTest, NodeLostBetweenTwoRoundsCostsNoRound) {
+  form({1, 1});
+  for (auto& one : agents_) ASSERT_TRUE(one.take_plan());
+  agents_[1].beat(now_);
+  agents_[0].propose(0, failed(0, 7));
+  agents_[0].take_verdict();
+  agents_[0].offer_round(1, {"192.0.2.1", 4001});
+  for (int second = 0; second < 20; ++second) {
+    agents_[0].beat(now_ += milliseconds(1000));
+  }
+  EXPECT_FALSE(agents_[0].take_verdict());
+  EXPECT_THAT(agents_[0].take_notice().value_or(""),
+              AllOf(HasSubstr("node 1 ("), HasSubstr("was lost")));
+  auto& replacement = agent(node(2, 1));
+  replacement.join();
+  replacement.offer_round(1, {});
+  EXPECT_TRUE(agents_[0].take_plan());
+}
+
+// It was quicker to offer than the host of the store, which stops its workers.
+TEST_F(NodeProtocolTest, RoundDoesNotBeginWithANodeThatWasLostAfterItsOffer) {
+  form({1, 1});
+  for (auto& one : agents_) ASSERT_TRUE(one.take_plan());
+  agents_[1].beat(now_);
+  agents_[0].propose(0, failed(0, 7));
+  for (auto& one : agents_) one.take_verdict();
+  agents_[1].offer_round(1, {});
+  for (int second = 0; second < 20; ++second) {
+    agents_[0].beat(now_ += milliseconds(1000));
+  }
+  agents_[0].offer_round(1, {"192.0.2.1", 4001});
+  EXPECT_FALSE(agents_[0].take_plan());
+  auto& replacement = agent(node(2, 1));
+  EXPECT_EQ(replacement.join().round, 1);
+  replacement.offer_round(1, {});
+  EXPECT_TRUE(agents_[0].take_plan());
+  EXPECT_TRUE(replacement.take_plan());
+}
+
+TEST_F(NodeProtocolTest, NodeThatDeclinesEndsAWaitAndNoJobThatRuns) {
+  Verdict verdict;
+  verdict.kind = Verdict::Kind::declined;
+  verdict.exit_code = 127;
+  verdict.text = "node 2 (here): no program";
+  auto host = node(3, 0);
+  host.hosts_store = true;
+  auto& first = agent(host);
+  first.join();
+  first.offer_round(0, {"192.0.2.1", 4000});
+  agent(node(3, 2)).decline(verdict);
+  EXPECT_EQ(first.take_verdict()->exit_code, 127);
+  first.depart();
+  EXPECT_FALSE(first.others_have_departed()) << "node 1 has yet to be told";
+  auto& late = agent(node(3, 1));
+  late.join();
+  late.offer_round(0, {});
+  EXPECT_EQ(late.take_verdict()->text, verdict.text);
+  late.depart();
+
+  keys_->values.clear();
+  keys_->counters.clear();
+  agents_.clear();
+  form({1, 1});
+  for (auto& one : agents_) ASSERT_TRUE(one.take_plan());
+  agent(node(2, 1)).decline(verdict);
+  EXPECT_FALSE(agents_[0].take_verdict());
+}
+
 TEST_F(NodeProtocolTest, HostOfTheStoreStaysUntilAllHaveDeparted) {
   form({1, 1, 1});
   EXPECT_EQ(agents_[2].name_of_store_host(), agents_[2].name_of(0));
+  agents_[0].propose(0, failed(0, 7));  // no restart is left
+  for (auto& one : agents_) one.take_verdict();
   agents_[1].depart();
   EXPECT_FALSE(agents_[0].others_have_departed());
   agents_[2].depart();

@@ -48,8 +48,8 @@ pid_t NodesTest::agent_of(const RunningProgram& launcher) {
   return std::stoi(out.substr(out.find("agent ") + 6));
 }
 
-void NodesTest::await_store() const {
-  const auto store = resolve(parse_endpoint("endpoint", endpoint(), 0)).front();
+void NodesTest::await_store(const std::string& endpoint) {
+  const auto store = resolve(parse_endpoint("endpoint", endpoint, 0)).front();
   const Deadline deadline = Deadline::after(std::chrono::seconds(20));
   while (!accepts_connections(store, std::chrono::seconds(1))) {
     ASSERT_FALSE(deadline.expired()) << "no store came";

@@ -29,8 +29,9 @@ class NodesTest : public LauncherTest {
   // The process id of the agent behind "agent PID" in a worker's output.
   static pid_t agent_of(const RunningProgram& launcher);
 
-  // Waits until somebody listens at the endpoint.
-  void await_store() const;
+  // Waits until somebody listens at the endpoint, this test's or another.
+  void await_store() const { await_store(endpoint()); }
+  static void await_store(const std::string& endpoint);
 
   // The endpoint of this test.
   std::string endpoint() const { return "[::1]:" + std::to_string(port_); }

@@ -197,22 +197,25 @@ TEST_F(Nodes, DisagreementIsOneLineThatNamesBothAgents) {
        {"--nnodes=3", "--node-rank=1", "--rdzv-id=two"},
        {"--rdzv-id=one", "--rdzv-id=two"}},
   };
+  // All at once, as each host stays for the nodes that never come.
+  std::vector<std::unique_ptr<RunningProgram>> nodes;
   for (const auto& one : cases) {
-    const std::vector<std::string> where{"--rdzv-backend=c10d",
-                                         "--rdzv-endpoint=" + endpoint()};
-    auto first = start_script(with(where, one.first), "echo never");
-    auto second = start_script(with(where, one.second), "echo never");
-    for (auto* node : {first.get(), second.get()}) {
-      const auto result = node->finish();
-      EXPECT_EQ(result.exit_code, 2) << result.err;
-      EXPECT_EQ(lines(result.err).size(), 1u) << result.err;
-      for (const auto& said : one.said) {
-        EXPECT_THAT(result.err, HasSubstr(said));
-      }
-      // Both agents, by their processes.
-      EXPECT_EQ(count(result.err, "pid "), 2) << result.err;
-      EXPECT_EQ(result.out, "");
+    const std::vector<std::string> where{
+        "--rdzv-backend=c10d",
+        "--rdzv-endpoint=[::1]:" + std::to_string(free_port())};
+    nodes.push_back(start_script(with(where, one.first), "echo never"));
+    nodes.push_back(start_script(with(where, one.second), "echo never"));
+  }
+  for (size_t at = 0; at < nodes.size(); ++at) {
+    const auto result = nodes[at]->finish();
+    EXPECT_EQ(result.exit_code, 2) << result.err;
+    EXPECT_EQ(lines(result.err).size(), 1u) << result.err;
+    for (const auto& said : cases[at / 2].said) {
+      EXPECT_THAT(result.err, HasSubstr(said));
     }
+    // Both agents, by their processes.
+    EXPECT_EQ(count(result.err, "pid "), 2) << result.err;
+    EXPECT_EQ(result.out, "");
   }
 }
 
@@ -241,18 +244,74 @@ TEST_F(Nodes, MissingModuleIsOneLine) {
   EXPECT_THAT(result.err, HasSubstr("/no/modules/c10d_store.so"));
 }
 
-TEST_F(Nodes, StoreBeyondLoopbackIsWarnedOf) {
-  const auto node = [&](int rank) {
-    return start_script({"--nnodes=2", "--node-rank=" + std::to_string(rank),
-                         "--rdzv-endpoint=0.0.0.0:" + std::to_string(port())},
-                        "true");
+// As a PyTorchJob of Kubernetes gives it: MASTER_ADDR is "localhost" on the
+// master, and the master's name on the workers.
+TEST_F(Nodes, NodesMeetThoughNodeZeroIsToldLocalhost) {
+  const auto node = [&](int rank, const std::string& address) {
+    return start_script(
+        {}, "echo $RANK $MASTER_ADDR",
+        {.environment = {"PET_NNODES=2",
+                         "PET_NODE_RANK=" + std::to_string(rank),
+                         "PET_MASTER_ADDR=" + address,
+                         "PET_MASTER_PORT=" + std::to_string(port())}});
   };
-  auto first = node(0);
-  auto second = node(1);
+  // Of this host, and not where "localhost" is.
+  auto second = node(1, "127.0.0.2");
+  auto first = node(0, "localhost");
   const auto result = first->finish();
   EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(result.out, "0 localhost\n");
   EXPECT_EQ(count(result.err, "without authentication"), 1) << result.err;
-  EXPECT_EQ(second->finish().err, "");
+  EXPECT_EQ(second->finish().out, "1 127.0.0.2\n");
+}
+
+TEST_F(Nodes, EveryInterfaceIsNoAddressToReach) {
+  for (const char* option :
+       {"--master-addr=0.0.0.0", "--rdzv-endpoint=0.0.0.0:29400",
+        "--rdzv-endpoint=[::]:29400", "--local-addr=0.0.0.0"}) {
+    const auto result = run_script({"--nnodes=2", option}, "true");
+    EXPECT_EQ(result.exit_code, 2) << option;
+    EXPECT_EQ(lines(result.err).size(), 1u) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("every interface")) << option;
+  }
+}
+
+// Before it joined: what it lacks would let the others wait for ten minutes.
+TEST_F(Nodes, NodeThatCannotJoinEndsTheOthersWithItsReason) {
+  struct Fault {
+    std::vector<std::string> arguments;
+    int exit_code;
+    std::string reason;
+  };
+  const std::vector<Fault> faults{
+      {{"/no/such/program"}, 127, "/no/such/program"},
+      {{"missing.py"}, 127, "missing.py"},
+      {{"--log-dir=/proc/nothing", "true"}, 2, "/proc/nothing"},
+      {{"--nproc-per-node=two", "true"}, 2, "is \"two\""},
+      {{"--max-restarts=x", "true"}, 2, "--max-restarts"},
+      {{"--no-such-option", "true"}, 2, "--no-such-option"},
+  };
+  for (const auto& fault : faults) {
+    for (const int faulty : {0, 1}) {
+      std::vector<std::unique_ptr<RunningProgram>> nodes;
+      const int port = free_port();
+      for (int rank = 0; rank < 3; ++rank) {
+        nodes.push_back(start(with(
+            fixed(port, 3, rank),
+            rank == faulty ? fault.arguments
+                           : std::vector<std::string>{"sh", "-c", "true"})));
+      }
+      for (int rank = 0; rank < 3; ++rank) {
+        const auto result = nodes[static_cast<size_t>(rank)]->finish();
+        EXPECT_EQ(result.exit_code, fault.exit_code) << result.err;
+        EXPECT_EQ(count(result.err, fault.reason), 1) << rank << result.err;
+        if (rank != faulty) {
+          EXPECT_THAT(result.err,
+                      HasSubstr("node " + std::to_string(faulty) + " ("));
+        }
+      }
+    }
+  }
 }
 
 }  // namespace

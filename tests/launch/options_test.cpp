@@ -64,6 +64,48 @@ TEST(ProcessCount, GpusAreDeviceFilesLimitedByCudaVisibleDevices) {
 
 TEST(ProcessCount, CoresAreAtLeastOne) { EXPECT_GE(usable_cores(), 1); }
 
+class ControlGroups : public ::testing::Test {
+ protected:
+  ControlGroups() {
+    std::string name = (fs::temp_directory_path() / "groups_XXXXXX").string();
+    EXPECT_NE(mkdtemp(name.data()), nullptr);
+    root_ = name;
+  }
+  ~ControlGroups() override { fs::remove_all(root_); }
+
+  void write(const fs::path& path, const std::string& text) {
+    fs::create_directories((root_ / path).parent_path());
+    std::ofstream(root_ / path) << text;
+  }
+  std::optional<double> granted(const std::string& membership) {
+    write("membership", membership);
+    return granted_cores(root_, root_ / "membership");
+  }
+
+  fs::path root_;
+};
+
+TEST_F(ControlGroups, StrictestQuotaOnTheWayToTheRootCounts) {
+  write("pod/cpu.max", "250000 100000\n");
+  write("pod/job/cpu.max", "max 100000\n");
+  EXPECT_EQ(granted("0::/pod/job\n"), 2.5);
+  write("pod/job/cpu.max", "50000 100000\n");
+  EXPECT_EQ(granted("0::/pod/job\n"), 0.5);
+  EXPECT_EQ(granted("0::/elsewhere\n"), std::nullopt);
+  // In a container: the group is the root itself, the path the host's.
+  write("cpu.max", "300000 100000\n");
+  EXPECT_EQ(granted("0::/../on/the/host\n"), 3);
+  EXPECT_EQ(granted(""), std::nullopt);
+}
+
+TEST_F(ControlGroups, VersionOneIsReadToo) {
+  write("cpu/job/cpu.cfs_quota_us", "400000\n");
+  write("cpu/job/cpu.cfs_period_us", "100000\n");
+  EXPECT_EQ(granted("3:memory:/job\n2:cpu,cpuacct:/job\n"), 4);
+  write("cpu/job/cpu.cfs_quota_us", "-1\n");
+  EXPECT_EQ(granted("2:cpu,cpuacct:/job\n"), std::nullopt);
+}
+
 // What c10d's TCPStore does: the wildcard address, SO_REUSEADDR, listen.
 bool can_listen_on(int port, bool reuse_address) {
   FileDescriptor fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
@@ -129,9 +171,19 @@ TEST(Endpoint, OnlyLoopbackItselfIsReachedByLoopback) {
     EXPECT_FALSE(names_loopback(host)) << host;
   }
   const auto own = resolve({"127.0.0.1", 7}).front();
-  EXPECT_EQ(reachable_address("127.0.0.1", own).host(), "127.0.0.1");
+  const auto bound = [&](const std::string& host) {
+    const auto fd = bind_for_nodes({host, 0}, own.with_port(0));
+    return bound_address(fd.get()).host();
+  };
+  EXPECT_EQ(bound("127.0.0.1"), "127.0.0.1");
   // As Debian maps a host's own name: others reach it elsewhere.
-  EXPECT_EQ(reachable_address("node0", own).host(), "0.0.0.0");
+  EXPECT_EQ(bound("node0"), "0.0.0.0");
+  // Whatever the others call this host.
+  EXPECT_EQ(bound("localhost"), "::");
+  EXPECT_TRUE(names_every_interface("0.0.0.0"));
+  EXPECT_TRUE(names_every_interface("::"));
+  EXPECT_FALSE(names_every_interface("192.0.2.1"));
+  EXPECT_FALSE(names_every_interface("node0"));
   EXPECT_EQ(local_address_towards(own), "127.0.0.1");
 }
 

@@ -1,6 +1,15 @@
 // stdin, stdout, stderr and log files of the workers.
+#include <fcntl.h>
 #include <gmock/gmock.h>
+#include <poll.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
+#include <chrono>
+#include <thread>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/launch/output_mux.h"
 #include "tests/launch/launcher.h"
 
 namespace lockstep::testing {
@@ -81,6 +90,14 @@ TEST_F(Output, LogDirectoryKeepsEveryAttemptAndRank) {
   EXPECT_EQ(count(result.err, "err"), 0) << result.err;
 }
 
+TEST_F(Output, RedirectsWithoutLogDirectoryIsSaidAndPassedOver) {
+  const auto result = run_script({"--redirects=3"}, "echo out");
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_EQ(result.out, "out\n");
+  EXPECT_EQ(lines(result.err).size(), 1u) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("--log-dir"));
+}
+
 TEST_F(Output, FilteredRanksAreSilentOnTheConsole) {
   const auto result = run_script(
       {"--nproc-per-node=3", "--local-ranks-filter=0,2"}, "echo rank $RANK");
@@ -107,6 +124,57 @@ TEST_F(Output, MessageOfTheErrorFileIsShown) {
       {}, "echo '{\"message\": {\"mess' > $TORCHELASTIC_ERROR_FILE; exit 4");
   EXPECT_EQ(result.exit_code, 4);
   EXPECT_EQ(lines(result.err).size(), 2u) << result.err;
+}
+
+// Training must not end because a disk is full.
+TEST_F(Output, FullDiskBehindStdoutCostsTheOutputOnly) {
+  const auto result = run_program(
+      {"/bin/sh", "-c",
+       "exec " LOCKSTEP_BIN_DIR "/lockstep run --prefix-lines sh -c '"
+       "i=0; while [ $i -lt 2000 ]; do echo line; i=$((i+1)); done; "
+       "echo trained >&2' > /dev/full"});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(count(result.err, "stdout of the launcher cannot be written"), 1)
+      << result.err;
+  EXPECT_EQ(count(result.err, "[default0]:trained\n"), 1) << result.err;
+}
+
+TEST_F(Output, LogFileCutByAFullDiskSaysSo) {
+  std::string lines_of_output;
+  OutputMux mux(
+      [&](const std::string& text) { lines_of_output += text + "\n"; });
+  FileDescriptor worker = mux.add_stream(
+      OutputMux::Console::none, "",
+      {FileDescriptor(open("/dev/full", O_WRONLY)), "/logs/stdout.log"});
+  for (int round = 0; round < 3; ++round) {
+    ASSERT_EQ(write(worker.get(), "line\n", 5), 5);
+    std::vector<pollfd> entries;
+    mux.add_poll_entries(entries);
+    poll(entries.data(), entries.size(), -1);
+    mux.handle_poll_entries(entries);
+  }
+  worker.reset();
+  EXPECT_TRUE(mux.drain(std::chrono::seconds(10), -1));
+  EXPECT_EQ(lines_of_output,
+            "log file /logs/stdout.log is incomplete: No space left on "
+            "device\n");
+}
+
+TEST_F(Output, StalledReaderDoesNotHoldASignalledLauncher) {
+  auto launcher = start_script(
+      {"--prefix-lines"},
+      "echo ready; trap 'exit 0' TERM; dd if=/dev/zero bs=1M count=1 "
+      "2>/dev/null | tr '\\0' '\\n' & wait $!; exit 0");
+  launcher->await_output("ready");
+  launcher->signal(SIGTERM);
+  // Nobody reads: the pipe of 64 KiB is full. A minute was allowed.
+  const Deadline watch = Deadline::after(std::chrono::seconds(30));
+  int status = 0;
+  while (waitpid(launcher->pid(), &status, WNOHANG) == 0) {
+    ASSERT_FALSE(watch.expired());
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+  }
+  EXPECT_EQ(WEXITSTATUS(status), 128 + SIGTERM);
 }
 
 TEST_F(Output, ReaderThatGoesAwayEndsTheWorkers) {

@@ -77,16 +77,17 @@ void World::start_rank(const Program& program, int rank) {
   const auto environment = worker_environment(identity, current_environment());
   auto [in, in_write] = make_pipe();
   auto [out_read, out] = make_pipe();
-  ranks_.push_back({.process = WorkerProcess::start(
-                        {.program = program,
-                         .environment = environment,
-                         .stdin_fd = in.get(),
-                         .stdout_fd = out.get(),
-                         .stderr_fd = STDERR_FILENO,
-                         .inherited_fd = identity.master_listen_fd,
-                         .signal_mask = stop_.original_mask()}),
-                    .in = std::move(in_write),
-                    .out = std::move(out_read)});
+  ranks_.push_back(
+      {.process = WorkerProcess::start(
+           {.program = program,
+            .environment = environment,
+            .stdin_fd = in.get(),
+            .stdout_fd = out.get(),
+            .stderr_fd = STDERR_FILENO,
+            .inherited_fd = identity.master_listen_fd,
+            .surroundings = {.signal_mask = stop_.original_mask()}}),
+       .in = std::move(in_write),
+       .out = std::move(out_read)});
 }
 
 std::vector<json> World::ask(json request) {

@@ -74,16 +74,22 @@ class C10dAgentStore : public AgentStore {
 
   std::optional<std::string> get(const std::string& key) override {
     // TCPStore's get() waits for a key that is not there.
-    if (!check(key)) return std::nullopt;
-    return guarded([&] { return text(store_->get(key)); });
+    if (!guarded([&] { return store_->check({key}); })) return std::nullopt;
+    auto value = guarded([&] { return text(store_->get(key)); });
+    if (value.empty()) return std::nullopt;
+    return value;
   }
 
-  bool check(const std::string& key) override {
-    return guarded([&] { return store_->check({key}); });
-  }
+  bool check(const std::string& key) override { return get(key).has_value(); }
 
   int64_t add(const std::string& key, int64_t amount) override {
     return guarded([&] { return store_->add(key, amount); });
+  }
+
+  void remove(const std::string& key) override {
+    // Not deleted, or the get() of an agent that has just checked it would
+    // wait. compareSet() takes the empty value for none.
+    guarded([&] { store_->set(key, std::vector<uint8_t>()); });
   }
 
   std::string set_if_absent(const std::string& key,

@@ -1,0 +1,132 @@
+// Which of several failed workers is named first, and what their error files
+// say.
+#include "lockstep/launch/worker_failure.h"
+
+#include <gmock/gmock.h>
+#include <stdlib.h>
+
+#include <algorithm>
+#include <fstream>
+
+namespace lockstep::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using std::chrono::milliseconds;
+using std::chrono::system_clock;
+
+system_clock::time_point at(double seconds) {
+  return system_clock::time_point(
+      milliseconds(static_cast<int64_t>(seconds * 1000)));
+}
+
+WorkerFailure failed(int rank, double ended) {
+  WorkerFailure failure;
+  failure.rank = rank;
+  failure.exit_code = 1;
+  failure.ended = at(ended);
+  return failure;
+}
+
+WorkerFailure threw(int rank, double ended, FailureKind kind, double time) {
+  WorkerFailure failure = failed(rank, ended);
+  failure.error = {kind, "error of " + std::to_string(rank), at(time)};
+  return failure;
+}
+
+std::vector<int> order(std::vector<WorkerFailure> failures) {
+  std::ranges::sort(failures, comes_before);
+  std::vector<int> ranks;
+  for (const auto& one : failures) ranks.push_back(one.rank);
+  return ranks;
+}
+
+TEST(WorkerFailure, CausesComeFirstAndEchoesLast) {
+  EXPECT_EQ(order({threw(0, 10, FailureKind::echo, 9), failed(1, 12),
+                   threw(2, 14, FailureKind::cause, 13)}),
+            (std::vector<int>{2, 1, 0}));
+}
+
+TEST(WorkerFailure, EarlierErrorComesFirstWhoeverEndsFirst) {
+  EXPECT_EQ(order({threw(0, 10, FailureKind::unknown, 9.5),
+                   threw(1, 11, FailureKind::unknown, 9.2), failed(2, 9.4)}),
+            (std::vector<int>{1, 2, 0}));
+}
+
+TEST(WorkerFailure, OfOneMomentTheKilledThenTheLowestRank) {
+  auto killed = failed(3, 10);
+  killed.signal = 9;
+  EXPECT_EQ(order({failed(2, 10), failed(1, 10), killed}),
+            (std::vector<int>{3, 1, 2}));
+}
+
+class ErrorFile : public ::testing::Test {
+ protected:
+  ErrorFile() {
+    std::string name = (fs::temp_directory_path() / "error_XXXXXX").string();
+    EXPECT_NE(mkdtemp(name.data()), nullptr);
+    folder_ = name;
+  }
+  ~ErrorFile() override { fs::remove_all(folder_); }
+
+  ErrorRecord read(const std::string& text) {
+    std::ofstream(folder_ / "error.json") << text;
+    return read_error_file(folder_ / "error.json");
+  }
+
+  fs::path folder_;
+};
+
+TEST_F(ErrorFile, OfTheLibraryHasATimeAndAKind) {
+  const auto record = read(
+      R"({"message": {"message": "no file", "extraInfo":
+          {"timestamp": "1700000000.25", "kind": "echo"}}})");
+  EXPECT_EQ(record.message, "no file");
+  EXPECT_EQ(record.kind, FailureKind::echo);
+  EXPECT_EQ(record.time, at(1700000000.25));
+}
+
+// Python rounds down: the error may be later than what the file says, and no
+// later than the rank's end.
+TEST_F(ErrorFile, OfPythonHasWholeSeconds) {
+  WorkerFailure failure = failed(0, 1700000000.5);
+  failure.error = read(
+      R"({"message": {"message": "ValueError", "extraInfo":
+          {"py_callstack": "...", "timestamp": "1700000000"}}})");
+  EXPECT_EQ(failure.error.kind, FailureKind::unknown);
+  EXPECT_EQ(failure.time(), failure.ended);
+  failure.ended = at(1700000009);
+  EXPECT_EQ(failure.time(), at(1700000001));
+}
+
+TEST_F(ErrorFile, OddOnesAreNoMatter) {
+  EXPECT_EQ(read(R"({"message": "plain"})").message, "plain");
+  for (const char* text :
+       {"", "{\"message\": {\"mess", "[]", "{}", R"({"message": 5})",
+        R"({"message": {"extraInfo": 5}})",
+        R"({"message": {"extraInfo": {"timestamp": 5, "kind": 5}}})",
+        R"({"message": {"extraInfo": {"timestamp": "x", "kind": "other"}}})",
+        R"({"message": {"extraInfo": {"timestamp": "-1"}}})",
+        R"({"message": {"extraInfo": {"timestamp": "nan"}}})"}) {
+    const auto record = read(text);
+    EXPECT_EQ(record.message, "") << text;
+    EXPECT_EQ(record.kind, FailureKind::unknown) << text;
+    EXPECT_FALSE(record.time) << text;
+  }
+}
+
+TEST(WorkerFailure, EveryFailedRankIsListed) {
+  std::vector<WorkerFailure> failures{threw(5, 10, FailureKind::cause, 9)};
+  failures[0].error.message = "first\nsecond";
+  for (int rank = 10; rank < 30; ++rank) failures.push_back(failed(rank, 11));
+  failures[1].error.message = "gone\ntrace";
+  const std::string text = describe(failures, 0, 3);
+  EXPECT_THAT(text, ::testing::StartsWith("rank 5 failed: exit code 1\n"));
+  EXPECT_THAT(text, ::testing::HasSubstr("\n  first\n  second\n"));
+  EXPECT_THAT(text, ::testing::HasSubstr(
+                        "\n  then rank 10 failed: exit code 1: gone\n"));
+  EXPECT_THAT(text, ::testing::EndsWith("then 5 more: 25 26 27 28 29"));
+}
+
+}  // namespace
+}  // namespace lockstep::testing
