@@ -10,7 +10,7 @@
 # is not instrumented.
 # DEADLINE: seconds until ctest kills it, in case its own deadlines fail.
 #
-# Programs whose only label is `unit` run side by side, all others alone. A program writes GoogleTest's report to test-results/NAME.json in
+# Programs whose only label is `unit` run side by side, all others alone. A program writes GoogleTest's report to test-results/NAME.xml in
 # the build folder, from which `./dev test` counts cases (harness/summary.py).
 function(lockstep_test name)
   cmake_parse_arguments(arg "TORCH" "DEADLINE"
@@ -49,6 +49,6 @@ function(lockstep_test name)
   set_tests_properties(${name} PROPERTIES
     LABELS "${arg_LABELS}" TIMEOUT ${arg_DEADLINE} RUN_SERIAL ${alone}
     SKIP_RETURN_CODE 77  # kAllSkipped in tests/harness/all_tests.h
-    ENVIRONMENT GTEST_OUTPUT=json:${CMAKE_BINARY_DIR}/test-results/${name}.json
+    ENVIRONMENT GTEST_OUTPUT=xml:${CMAKE_BINARY_DIR}/test-results/${name}.xml
     FIXTURES_REQUIRED leftovers)
 endfunction()

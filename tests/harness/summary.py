@@ -2,28 +2,27 @@
 
     summary.py RESULTS
 
-RESULTS is the folder of GoogleTest's JSON reports, a file for each program
-(cmake/LockstepTest.cmake). Prints the counts and, for each reason why cases
-were skipped, the programs and how many cases. A program that crashed has
-written no report: ctest says so.
+RESULTS is the folder of GoogleTest's XML reports, a file for each program
+(cmake/LockstepTest.cmake); its JSON of version 1.12 lacks the reasons. Prints
+the counts and, for each reason why cases were skipped, the programs and how many
+cases. A program that crashed has written no report: ctest says so.
 """
 
 import collections
-import json
 import pathlib
 import sys
+import xml.etree.ElementTree
 
 
 def cases_of(report):
-    for suite in json.loads(report.read_text())["testsuites"]:
-        yield from suite["testsuite"]
+    return xml.etree.ElementTree.parse(report).iter("testcase")
 
 
 def reason_of(case):
     """The first line of what GTEST_SKIP() was given."""
-    for skipped in case.get("skipped", []):
+    for skipped in case.iter("skipped"):
         # "FILE:LINE\nMESSAGE"
-        lines = skipped["message"].split("\n", 1)[-1].strip().splitlines()
+        lines = skipped.get("message", "").split("\n", 1)[-1].strip().splitlines()
         if lines:
             return lines[0]
     return "no reason given"
@@ -36,15 +35,15 @@ def counted(number, noun):
 def main():
     passed, failed = 0, []
     skipped = collections.defaultdict(collections.Counter)
-    reports = sorted(pathlib.Path(sys.argv[1]).glob("*.json"))
+    reports = sorted(pathlib.Path(sys.argv[1]).glob("*.xml"))
     for report in reports:
         for case in cases_of(report):
-            if case["status"] != "RUN":
+            if case.get("status") != "run":
                 continue
-            if case["result"] == "SKIPPED":
+            if case.get("result") == "skipped":
                 skipped[reason_of(case)][report.stem] += 1
-            elif case.get("failures"):
-                failed.append(f"{report.stem}: {case['classname']}.{case['name']}")
+            elif case.find("failure") is not None:
+                failed.append(f"{report.stem}: {case.get('classname')}.{case.get('name')}")
             else:
                 passed += 1
 
