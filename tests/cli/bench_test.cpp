@@ -11,6 +11,7 @@ namespace {
 
 using nlohmann::json;
 using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
@@ -31,6 +32,18 @@ std::vector<std::vector<std::string>> rows(const std::string& table) {
     if (!row.empty() && isdigit(row[0][0])) all.push_back(std::move(row));
   }
   return all;
+}
+
+// The program behind `lockstep bench` is asked for its options.
+TEST_F(Bench, OptionsAreCompleted) {
+  const std::string command = LOCKSTEP_BIN_DIR "/lockstep";
+  const auto offered = run_program(
+      {"/bin/bash", "-c",
+       ". <(" + command + " completion bash); COMP_WORDS=(" + command +
+           " bench --ra); COMP_CWORD=2; _lockstep; "
+           "printf '%s\\n' \"${COMPREPLY[@]}\""});
+  EXPECT_EQ(offered.err, "");
+  EXPECT_THAT(lines(offered.out), Contains("--ranks"));
 }
 
 TEST_F(Bench, EveryOperationInWorldsWithinAndBeyondTheCores) {

@@ -202,8 +202,6 @@ TEST_F(CommandLine, CompletionKnowsEveryCommandAndOption) {
   EXPECT_THAT(offered("lockstep run --nnodes 2 train --no"), ElementsAre(""));
   EXPECT_THAT(offered("lockstep run --nnodes train --no-"),
               ElementsAre("--no-python"));
-  EXPECT_THAT(offered(LOCKSTEP_BIN_DIR "/lockstep bench --ra"),
-              Contains("--ranks"));
 
   EXPECT_THAT(run_command({"completion", "zsh"}).out,
               HasSubstr("bashcompinit"));
