@@ -17,8 +17,8 @@ namespace lockstep {
 //   .rename = {{"backbone.", ""}, {"head.", "fc."}}
 //   .rename = [](const std::string& name) { return "net." + name; }
 //
-// Of prefixes the first one that a name begins with is replaced, once; a name
-// that begins with none of them stays. Without any, every name stays.
+// In a name the first prefix of the list that it begins with is replaced, once.
+// A name that begins with none of them stays as it is.
 class Renaming {
  public:
   using Prefixes = std::vector<std::pair<std::string, std::string>>;

@@ -29,8 +29,8 @@ std::string canonical_option(std::string_view argument);
 
 bool takes_value(const CLI::Option& option);
 
-// The arguments behind the program's name with each "--option=" as the two
-// words "--option" and "", and so for "-r=3", as argparse takes them: CLI11
+// Returns the arguments after the program's name with each "--option=" as the
+// two words "--option" and "", and so for "-r=3", as argparse takes them: CLI11
 // would take the next argument for the value that is missing. Looks no further
 // than to "--" and to what belongs to another program. Throws
 // CLI::ArgumentMismatch for a flag with an empty value.

@@ -110,8 +110,9 @@ class JobMember {
   StoreConnector connector_;
   FileDescriptor event_fd_;
   std::atomic<uint64_t> progress_{0};  // counts answers
-  // Of is_silent(): the answers it knows, since when, and time as the caller
-  // lived through it.
+  // For is_silent(): how many answers it has seen, since when no other has
+  // come, and a clock that leaves out the time in which this process was
+  // stopped.
   uint64_t known_progress_ = 0;
   AwakeClock::Clock::duration silent_since_{};
   AwakeClock awake_{options_.node.keep_alive.longest_step()};

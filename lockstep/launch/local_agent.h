@@ -120,7 +120,7 @@ class LocalAgent {
   int ending_signal_ = 0;  // the first forwarded signal that ends the job
   bool guardian_gone_ = false;
 
-  // Of the job, once this node has joined it.
+  // What the nodes agreed on, once this node has joined the job.
   std::optional<Joined> joined_;
 
   // Of this round.

@@ -188,7 +188,7 @@ class NodeProtocol {
   std::string name_of_store_host();
 
  private:
-  // Of a node that has joined and has not departed.
+  // The last beat of a node that has joined and has not departed.
   struct Heard {
     std::string beat;
     Clock::duration since{};  // by awake_

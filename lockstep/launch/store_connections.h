@@ -15,9 +15,9 @@ namespace lockstep {
 // that both sides know it by one name unless an address is translated between
 // them.
 
-// Of connections that this process made to `port`.
+// Returns the names of the connections that this process made to `port`.
 std::set<std::string> connections_to(int port);
-// Of connections that this process accepted at `port`.
+// Returns the names of those that it accepted at `port`.
 std::set<std::string> connections_accepted_at(int port);
 
 // Lets the kernel break every connection to, or accepted at, `port` once the

@@ -1,5 +1,5 @@
-// Who is woken by what: a rank's doorbell counts each time that somebody rings
-// it, which is a system call.
+// Which sleepers a call or a message wakes: a rank's doorbell counts how often
+// it is rung, and each time is a system call.
 
 #include <gtest/gtest.h>
 

@@ -19,6 +19,7 @@
 #include "lockstep/comm/shm/create.h"
 #include "tests/comm/failure_of.h"
 #include "tests/comm/shm/init_shm.h"
+#include "tests/comm/store_signs.h"
 #include "tests/harness/process_world.h"
 #include "tests/harness/running_program.h"
 
@@ -28,19 +29,14 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::AllOf;
+using testing::await;
 using testing::failure_of;
 using ::testing::HasSubstr;
 using testing::init_shm;
 using ::testing::Not;
+using testing::tell;
 using ::testing::ThrowsMessage;
 using testing::World;
-
-void tell(const ProcessGroupPtr& group, const std::string& key) {
-  group->store()->set(key, std::vector<uint8_t>{1});
-}
-void await(const ProcessGroupPtr& group, const std::string& key) {
-  group->store()->wait({key}, seconds(30));
-}
 
 // Until `count` ranks have said `key`, this one among them. Rank 0 may take the
 // store along once all have.

@@ -17,6 +17,7 @@
 #include "lockstep/comm/point_to_point.h"
 #include "tests/comm/failure_of.h"
 #include "tests/comm/shm/init_shm.h"
+#include "tests/comm/store_signs.h"
 #include "tests/harness/process_world.h"
 
 namespace lockstep {
@@ -25,18 +26,13 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 using ::testing::AllOf;
+using testing::await;
 using testing::failure_of;
 using ::testing::HasSubstr;
 using testing::init_shm;
+using testing::tell;
 
 constexpr int64_t kMany = 2 << 20;  // of floats: far more than a ring holds
-
-void say(const ProcessGroupPtr& group, const std::string& key) {
-  group->store()->set(key, std::vector<uint8_t>{1});
-}
-void hear(const ProcessGroupPtr& group, const std::string& key) {
-  group->store()->wait({key}, seconds(30));
-}
 
 // The file is there, with its content.
 void await_sign(const std::filesystem::path& path) {
@@ -116,16 +112,16 @@ WORLD_TEST(ShmGivenUpMessages, ASendInTheMiddleFailsItsReceiveByName, 2) {
         failure_of([&] { send(given_up, 1, {.timeout = milliseconds(100)}); }),
         HasSubstr("send to rank 1"));
     given_up.fill_(7);
-    // Behind it, in a ring that is full: not begun.
+    // The ring is full of the first message, so this one is not begun.
     auto small = at::full({3}, 4.0f);
     EXPECT_THAT(failure_of([&] { isend(small, 1)->wait(milliseconds(50)); }),
                 HasSubstr("send to rank 1"));
     small.fill_(7);
     auto next = isend(at::full({kMany}, 5.0f), 1);
-    say(group.get(), "given up");
+    tell(group.get(), "given up");
     next->wait();
   } else {
-    hear(group.get(), "given up");
+    await(group.get(), "given up");
     auto tensor = at::zeros({kMany});
     EXPECT_THAT(failure_of([&] { recv(tensor, 0); }),
                 HasSubstr("rank 0 gave up"));
@@ -149,13 +145,13 @@ WORLD_TEST(ShmGivenUpMessages, ABatchThatFailsHalfWayGivesUpWhatItBegan, 2) {
         {{.op = P2POp::Kind::irecv, .tensor = received, .peer = 1},
          {.op = P2POp::Kind::isend, .tensor = wrong, .peer = 1}}));
     received.fill_(7);
-    say(group.get(), "failed");
+    tell(group.get(), "failed");
     auto tensor = at::zeros({3});
     recv(tensor, 1);
     EXPECT_TRUE(all_are(tensor, 5));
     EXPECT_TRUE(all_are(received, 7));
   } else {
-    hear(group.get(), "failed");
+    await(group.get(), "failed");
     send(at::full({3}, 5.0f), 0);
   }
   barrier();
@@ -174,21 +170,21 @@ WORLD_TEST(ShmGivenUpMessages, AfterAbortNoTensorIsTouched, 2) {
     EXPECT_TRUE(second->isCompleted());
     small.fill_(7);
     large.fill_(7);
-    say(group.get(), "aborted");
-    hear(group.get(), "sent");
+    tell(group.get(), "aborted");
+    await(group.get(), "sent");
     EXPECT_THAT(failure_of([&] { first->wait(); }), HasSubstr("aborted"));
     EXPECT_THAT(failure_of([&] { second->wait(); }), HasSubstr("aborted"));
     EXPECT_TRUE(all_are(small, 7));
     EXPECT_TRUE(all_are(large, 7));
-    say(group.get(), "seen");
+    tell(group.get(), "seen");
   } else {
-    hear(group.get(), "aborted");
+    await(group.get(), "aborted");
     EXPECT_THAT(failure_of([&] {
                   for (int i = 0; i < 2; ++i) send(large, 0, {.tag = 2});
                 }),
                 HasSubstr("rank 0"));
-    say(group.get(), "sent");
-    hear(group.get(), "seen");
+    tell(group.get(), "sent");
+    await(group.get(), "seen");
   }
 }
 
@@ -203,16 +199,16 @@ WORLD_TEST(ShmGivenUpMessages, AfterDestroyNoTensorIsTouched, 2) {
     const auto beside = irecv(other, 1, {.group = group, .tag = 2});
     destroy_process_group(group);
     other.fill_(7);
-    say(whole.get(), "destroyed");
-    hear(whole.get(), "sent");
+    tell(whole.get(), "destroyed");
+    await(whole.get(), "sent");
     EXPECT_TRUE(work->isCompleted());
     EXPECT_THAT(failure_of([&] { beside->wait(); }), HasSubstr("destroyed"));
     EXPECT_TRUE(all_are(other, 7));
   } else {
-    hear(whole.get(), "destroyed");
+    await(whole.get(), "destroyed");
     // It goes into the ring: that a rank has left is seen by those that wait.
     send(at::full({3}, 5.0f), 0, {.group = group, .tag = 2});
-    say(whole.get(), "sent");
+    tell(whole.get(), "sent");
   }
 }
 

@@ -6,7 +6,7 @@ namespace lockstep::shm {
 namespace {
 
 constexpr uint8_t kNoReduceOp = 255;
-// Of Announcement::flags.
+// Bits of Announcement::flags.
 constexpr uint8_t kRegistered = 1;
 constexpr uint8_t kReached = 2;  // RegisteredMemory::Place::reached
 
