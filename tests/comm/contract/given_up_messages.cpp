@@ -9,6 +9,7 @@
 #include "lockstep/comm/point_to_point.h"
 #include "tests/comm/contract/contract.h"
 #include "tests/comm/failure_of.h"
+#include "tests/comm/store_signs.h"
 
 namespace lockstep::testing {
 namespace {
@@ -30,13 +31,6 @@ bool all_are(const at::Tensor& tensor, float value) {
   return tensor.eq(value).all().item<bool>();
 }
 
-void say(const ProcessGroupPtr& group, const std::string& key) {
-  group->store()->set(key, std::vector<uint8_t>{1});
-}
-void hear(const ProcessGroupPtr& group, const std::string& key) {
-  group->store()->wait({key}, kGroupTimeout);
-}
-
 // Runs `body` in a group of its own for each size, with a blocking operation
 // and with an asynchronous one, as Gloo's groups end with a timeout.
 void in_groups_of_their_own(
@@ -54,9 +48,9 @@ void in_groups_of_their_own(
       body(own, count, async_op);
       // Nobody leaves before all have looked.
       const std::string key = c10::str("seen ", count, async_op, " ");
-      say(own, key + std::to_string(world.rank));
+      tell(own, key + std::to_string(world.rank));
       for (int rank = 0; rank < world.size; ++rank) {
-        hear(own, key + std::to_string(rank));
+        await(own, key + std::to_string(rank));
       }
     }
   }
@@ -81,8 +75,8 @@ CONTRACT_TEST(GivenUpMessages, AReceiveLeavesTheTensorToItsCaller, 2) {
                     HasSubstr("recv from rank 1"));
       }
       given_up.fill_(kRefilled);
-      say(group, "given up");
-      hear(group, "sent");
+      tell(group, "given up");
+      await(group, "sent");
       try {
         auto next = filled(count, 0);
         recv(next, 1, options);
@@ -97,13 +91,13 @@ CONTRACT_TEST(GivenUpMessages, AReceiveLeavesTheTensorToItsCaller, 2) {
         EXPECT_TRUE(all_are(given_up, kRefilled));
       }
     } else {
-      hear(group, "given up");
+      await(group, "given up");
       WorkPtr sending;
       try {
         sending = isend(filled(count, kSent), 0, options);
       } catch (const c10::DistBackendError&) {
       }
-      say(group, "sent");
+      tell(group, "sent");
       try {
         if (sending) sending->wait();
       } catch (const c10::DistBackendError&) {
@@ -137,15 +131,15 @@ CONTRACT_TEST(GivenUpMessages, ASendLeavesTheTensorToItsCaller, 2) {
       }
       EXPECT_TRUE(count == kSizes[0] || !failure.empty());
       given_up.fill_(kRefilled);
-      say(group, failure.empty() ? "taken" : "given up");
-      say(group, "done");
+      tell(group, failure.empty() ? "taken" : "given up");
+      tell(group, "done");
       try {
         send(filled(count, kSent + 1), 1, options);
       } catch (const c10::DistBackendError&) {
         EXPECT_THAT(world.backend, ::testing::AnyOf("gloo", "cpu:lockstep"));
       }
     } else {
-      hear(group, "done");
+      await(group, "done");
       auto tensor = filled(count, 0);
       try {
         recv(tensor, 0, options);
@@ -179,13 +173,13 @@ CONTRACT_TEST(GivenUpMessages, AnAbortedReceiveLeavesItsMessageToTheNext, 2) {
       work->abort();
       aborted.fill_(kRefilled);
       EXPECT_THAT(failure_of([&] { work->wait(); }), HasSubstr("aborted"));
-      say(group.get(), c10::str("aborted ", count));
+      tell(group.get(), c10::str("aborted ", count));
       auto next = filled(count, 0);
       recv(next, 1);
       EXPECT_TRUE(all_are(next, kSent));
       EXPECT_TRUE(all_are(aborted, kRefilled));
     } else {
-      hear(group.get(), c10::str("aborted ", count));
+      await(group.get(), c10::str("aborted ", count));
       send(filled(count, kSent), 0);
     }
   }
