@@ -329,8 +329,10 @@ void arm_flight_dump(int rank, int world_size) {
                       std::chrono::system_clock::now().time_since_epoch())
                       .count();
   made->steady_ns = steady_now();
-  // Kept to the end of the process: a dump may be reading one.
-  static std::vector<std::unique_ptr<Destination>> all;
+  // None is ever destroyed: a dump may be reading one, and a thread of LibTorch
+  // may fail, and dump, while the static objects of the process are destroyed.
+  static auto& all =
+      *std::make_unique<std::vector<std::unique_ptr<Destination>>>().release();
   const Destination* before = destination.load(std::memory_order_relaxed);
   if (before == nullptr || before->path != made->path ||
       before->world_size != made->world_size || before->pid != made->pid) {

@@ -10,6 +10,7 @@
 
 #include <atomic>
 #include <cerrno>
+#include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <limits>
@@ -295,6 +296,33 @@ TEST_F(FlightDump, ProcessForkedSinceWritesNothing) {
   ASSERT_EQ(::waitpid(child, &status, 0), child);
   EXPECT_EQ(WEXITSTATUS(status), ENODATA);
   EXPECT_FALSE(fs::exists(flight_record_path()));
+}
+
+// Threads of LibTorch fail, and so record, while static objects are destroyed.
+TEST_F(FlightDump, AtTheEndOfTheProcessTheFileHasItsNameStill) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    // Runs after what was made later has been destroyed.
+    std::atexit([] {
+      // What takes the place of memory that was given back.
+      std::vector<std::string> others(1000, std::string(100, 'x'));
+      write_flight_record(FlightReason::failure);
+    });
+    static const auto flight =
+        FlightRecorder::make({"g", 0, {0}, ""}, 8).release();
+    EXPECT_NE(flight, nullptr);
+    for (int rank = 0; rank < 9; ++rank) arm_flight_dump(rank, 9);
+    std::exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  std::vector<std::string> names;
+  for (const auto& entry : fs::recursive_directory_iterator(folder_)) {
+    if (entry.is_regular_file()) names.push_back(entry.path());
+  }
+  EXPECT_EQ(names, std::vector<std::string>{
+                       folder_ / "made/lockstep-flight-29500-rank8.json"});
 }
 
 TEST_F(FlightDump, FileIsWholeWhileThreadsRecordAndOthersDump) {
