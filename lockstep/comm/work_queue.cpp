@@ -62,6 +62,7 @@ class WorkQueue::QueuedWork final : public c10d::Work {
   }
 
   bool wait(milliseconds timeout) override {
+    timeout = bounded_timeout(timeout);
     const auto deadline = Deadline::after(
         timeout + (timeout < timeout_ ? milliseconds(0) : kGrace));
     std::unique_lock lock(mutex_);
@@ -244,7 +245,7 @@ class WorkQueue::State {
                       [&](const Place& p) { return p.caller == &caller; });
         throw_timeout(deadline, "waiting for operations issued before");
       } else {
-        caller.wake->wait_for(lock, deadline.remaining());
+        caller.wake->wait_for(lock, bounded_timeout(deadline.remaining()));
       }
     }
   }

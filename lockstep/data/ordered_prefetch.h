@@ -12,6 +12,8 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/base/deadline.h"
+
 namespace lockstep {
 
 // Makes items 0, 1, ..., count - 1 on background threads, a bounded number
@@ -57,7 +59,7 @@ class OrderedPrefetch {
     auto ready = [&] { return slot.item || slot.error; };
     if (timeout.count() == 0) {
       item_ready_.wait(lock, ready);
-    } else if (!item_ready_.wait_for(lock, timeout, ready)) {
+    } else if (!item_ready_.wait_for(lock, bounded_timeout(timeout), ready)) {
       return std::nullopt;
     }
     if (slot.error) std::rethrow_exception(slot.error);

@@ -21,5 +21,14 @@ TEST(Deadline, RemainingIsWithinWhatWasAllowed) {
   EXPECT_EQ(deadline.allowed(), milliseconds(60'000));
 }
 
+TEST(Deadline, TheLongestTimeoutsNeverPass) {
+  for (const auto allowed : {milliseconds::max(), milliseconds::max() / 2}) {
+    const Deadline deadline = Deadline::after(allowed);
+    EXPECT_FALSE(deadline.expired());
+    EXPECT_GT(deadline.remaining(), std::chrono::hours(24 * 365));
+    EXPECT_EQ(deadline.allowed(), allowed);
+  }
+}
+
 }  // namespace
 }  // namespace lockstep
