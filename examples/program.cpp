@@ -8,6 +8,8 @@
 #include <c10/util/Exception.h>
 #include <CLI/CLI.hpp>
 
+#include "lockstep/comm/record.h"
+
 namespace examples {
 
 int run_program(CLI::App& app, int argc, char** argv,
@@ -26,8 +28,10 @@ int run_program(CLI::App& app, int argc, char** argv,
     body();
     return 0;
   } catch (const c10::Error& error) {  // without LibTorch's stack trace
+    lockstep::record_error(error);
     what = error.what_without_backtrace();
   } catch (const std::exception& error) {
+    lockstep::record_error(error);
     what = error.what();
   }
   const char* rank = std::getenv("RANK");

@@ -11,6 +11,7 @@
 #include "lockstep/comm/empty_shared.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/process_group.h"
+#include "lockstep/comm/record.h"
 #include "lockstep/data/data_loader.h"
 #include "lockstep/data/distributed_sampler.h"
 #include "lockstep/data/tensor_dataset.h"

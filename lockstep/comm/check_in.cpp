@@ -6,6 +6,7 @@
 #include <atomic>
 #include <random>
 #include <stdexcept>
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -132,16 +133,39 @@ std::string CheckIn::groups_prefix() const {
   return text(first) == prefix_ ? "" : prefix_ + "/groups";
 }
 
-void CheckIn::part(const Deadline& deadline) const {
+bool CheckIn::part(LifeSigns* life_signs, const Deadline& deadline) const {
+  constexpr std::chrono::milliseconds kLongestPartPause{20};
+  const auto someone_failed = [&] {
+    return life_signs != nullptr &&
+           std::ranges::any_of(life_signs->gone_for_good(),
+                               [](const auto& rank) {
+                                 return rank.end != LifeSigns::End::left;
+                               });
+  };
+  // Asked again and again, as LibTorch prints a warning when Store::wait() runs
+  // out of time; and nothing is asked of a store whose host is gone, for which
+  // it prints another one.
+  enum class Outcome { there, failed, late };
+  const auto await = [&](const std::vector<std::string>& keys) {
+    for (std::chrono::milliseconds pause{1};;
+         pause = std::min(2 * pause, kLongestPartPause)) {
+      if (someone_failed()) return Outcome::failed;
+      if (store_->check(keys)) return Outcome::there;
+      if (deadline.expired()) return Outcome::late;
+      std::this_thread::sleep_for(pause);
+    }
+  };
   // Three steps, so that the store never goes while an answer is on its way:
   // it is then that LibTorch prints a stack trace.
   try {
+    if (someone_failed()) return true;
     if (rank_ != 0) {
-      if (!store_->check({key("rank", 0)})) return;  // Python hosts it
+      if (!store_->check({key("rank", 0)})) return true;  // Python hosts it
       store_->set(key("left", rank_), bytes("1"));
-      store_->wait({key("parted")}, deadline.remaining());
-      store_->set(key("gone", rank_), bytes("1"));
-      return;
+      const auto outcome = await({key("parted")});
+      if (outcome == Outcome::there)
+        store_->set(key("gone", rank_), bytes("1"));
+      return outcome != Outcome::late;
     }
     std::vector<std::string> left;
     std::vector<std::string> gone;
@@ -150,12 +174,15 @@ void CheckIn::part(const Deadline& deadline) const {
       left.push_back(key("left", other));
       gone.push_back(key("gone", other));
     }
-    if (left.empty()) return;
-    store_->wait(left, deadline.remaining());
+    if (left.empty()) return true;
+    if (const auto outcome = await(left); outcome != Outcome::there) {
+      return outcome == Outcome::failed;
+    }
     store_->set(key("parted"), bytes("1"));
-    store_->wait(gone, deadline.remaining());
+    return await(gone) != Outcome::late;
   } catch (const c10::Error&) {
-    // Gone or too late: nothing is left to wait for.
+    // The store is gone: nothing is left to wait for.
+    return true;
   }
 }
 

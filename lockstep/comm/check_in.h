@@ -7,6 +7,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/comm/life_signs.h"
 
 namespace lockstep {
 
@@ -65,8 +66,11 @@ class CheckIn {
   std::string groups_prefix() const;
 
   // The last thing before a store is released that rank 0 hosts: it stays
-  // until the others have left it. Throws nothing.
-  void part(const Deadline& deadline) const;
+  // until the others have left it. Returns whether that is over; false if the
+  // time was, and it may be called again. Over it is, too, as soon as a rank
+  // has died or failed (null: that is not known); nobody waits for anybody
+  // then. Throws nothing.
+  bool part(LifeSigns* life_signs, const Deadline& deadline) const;
 
  private:
   std::string key(const char* what) const;

@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <string_view>
+#include <thread>
 
+#include "lockstep/base/error_file.h"
 #include "lockstep/base/flight_dump.h"
 #include "lockstep/comm/init.h"
 
@@ -39,6 +41,22 @@ std::string place_of(const Call& call, const std::string& end) {
   const auto size = " of " + std::to_string(group.size());
   if (group.name() == kDefaultGroupName) return text + size;
   return text + " (member " + std::to_string(group.rank()) + size + ")";
+}
+
+// The peers that are gone, of whose end a failed operation may be the echo. A
+// connection that breaks tells of it before the process is known to be gone; an
+// operation whose time is over does not.
+std::string peers_behind(const ProcessGroup& group, const Deadline& deadline) {
+  constexpr std::chrono::milliseconds kConnectionFirst{300};
+  constexpr std::chrono::milliseconds kPause{10};
+  const auto known = Deadline::after(kConnectionFirst);
+  std::string gone = group.failed_peers();
+  while (gone.empty() && !group.hears_departures() && !deadline.expired() &&
+         !known.expired()) {
+    std::this_thread::sleep_for(kPause);
+    gone = group.failed_peers();
+  }
+  return gone;
 }
 
 }  // namespace
@@ -99,8 +117,15 @@ Call::Call(const char* name, const ProcessGroupPtr& given,
            std::chrono::milliseconds allowed)
     : operation(name),
       group(given ? given : default_group()),
-      timeout(allowed > std::chrono::milliseconds(0) ? allowed
-                                                     : group->timeout()) {}
+      timeout(allowed > std::chrono::milliseconds(0) ? bounded_timeout(allowed)
+                                                     : group->timeout()) {
+  group->require_own_process();
+  if (allowed < std::chrono::milliseconds(0)) {
+    throw mistake(c10::str("timeout is ", allowed.count(),
+                           " ms; give more than 0, or 0 for the group's, ",
+                           group->timeout().count(), " ms"));
+  }
+}
 
 std::string Call::where() const { return place_of(*this, {}); }
 
@@ -109,12 +134,17 @@ std::invalid_argument Call::mistake(const std::string& text) const {
 }
 
 void Call::fail(const Deadline& deadline, const char* cause) const {
-  throw c10::DistBackendError(
-      {operation, __FILE__, __LINE__},
+  const auto elapsed = deadline.elapsed();
+  const auto gone = peers_behind(*group, deadline);
+  const bool said = gone.empty() || group->hears_departures() ||
+                    std::string_view(cause).find(gone) != std::string::npos;
+  const auto text =
       c10::str(place_of(*this, other_end(*this)), " failed after ",
-               deadline.elapsed().count(), " ms (allowed ",
-               deadline.allowed().count(), " ms): ", cause,
-               record_failure(*group->flight())));
+               elapsed.count(), " ms (allowed ", deadline.allowed().count(),
+               " ms): ", cause, said ? "" : "; " + gone);
+  if (!gone.empty()) note_failure(FailureKind::echo, text);
+  throw c10::DistBackendError({operation, __FILE__, __LINE__},
+                              text + record_failure(*group->flight()));
 }
 
 c10d::Backend& Call::backend(const at::Tensor& tensor) const {

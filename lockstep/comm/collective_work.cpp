@@ -160,6 +160,7 @@ class CollectiveWork final : public Work {
   }
 
   bool wait(milliseconds timeout) override {
+    call_.group->require_own_process();
     if (stream_ending_ && finished()) {
       // isCompleted() or the future was first, and maybe on another stream.
       work_->wait(::kNoTimeout);
@@ -169,8 +170,9 @@ class CollectiveWork final : public Work {
       throw_failure();
       return true;
     }
-    const auto deadline =
-        timeout == ::kNoTimeout ? started_ : Deadline::after(timeout);
+    const auto deadline = timeout == ::kNoTimeout
+                              ? started_
+                              : Deadline::after(bounded_timeout(timeout));
     try {
       // The copies of write_back() come behind it on the same stream.
       const auto time = stream_ending_ && timeout == ::kNoTimeout

@@ -14,27 +14,39 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "lockstep/base/environment.h"
+#include "lockstep/base/error_file.h"
 #include "lockstep/base/flight_dump.h"
 #include "lockstep/comm/backend_registry.h"
+#include "lockstep/comm/life_signs.h"
 #include "lockstep/comm/rendezvous.h"
+#include "lockstep/comm/uncaught.h"
+#include "lockstep/comm/watched_store.h"
 
 namespace lockstep {
 namespace {
 
 using std::chrono::milliseconds;
 
+// How long the ranks wait for each other when they leave a store that rank 0
+// hosts, and before they close connections that a peer may still be making.
+constexpr std::chrono::seconds kPartTimeout{5};
+constexpr std::chrono::seconds kCloseTimeout{1};
+
 // The one global of the library: Python's default group and what new groups
 // are made from.
 struct World {
-  std::mutex mutex;
-  ProcessGroupPtr group;
-  std::optional<Rendezvous> meeting;
-  c10::intrusive_ptr<c10d::Store> store;  // behind "default_pg"
-  std::vector<ProcessGroupPtr> subgroups;
+  std::mutex mutex{};
+  ProcessGroupPtr group{};
+  std::optional<Rendezvous> meeting{};
+  // The default group's own part of the store ("default_pg", "0/"), in which
+  // Python puts new groups, too.
+  c10::intrusive_ptr<c10d::Store> store{};
+  std::shared_ptr<LifeSigns> life_signs{};
+  std::vector<ProcessGroupPtr> subgroups{};
   int group_count = 0;  // names new groups, as Python counts
   // Left by an exception with operations pending: a backend's destructor would
   // wait for those, so these live until the process ends.
-  std::vector<ProcessGroupPtr> aborted;
+  std::vector<ProcessGroupPtr> aborted{};
 };
 
 World& world() {
@@ -48,36 +60,38 @@ const char* device_name(c10::DeviceType type) {
   return type == c10::kCPU ? "cpu" : "cuda";
 }
 
-// Prefixes as Python's _new_process_group_helper: "<number>/", then
-// "<device>/".
-ProcessGroupPtr make_group(const std::string& number, const std::string& name,
-                           int rank, std::vector<int> global_ranks,
-                           const std::string& config, milliseconds timeout,
-                           const c10::intrusive_ptr<c10d::Store>& store,
-                           bool checks_calls) {
-  auto resolved = resolve_backends(config);
-  auto group_store =
-      c10::make_intrusive<c10d::PrefixStore>(number + "/", store);
+struct NewGroup {
+  std::string number;  // as Python names groups; what its keys stand under
+  std::string name;    // as messages do
+  int rank;
+  std::vector<int> global_ranks;
+  std::string config;
+  milliseconds timeout;
+  bool checks_calls;
+};
+
+ProcessGroup::Backends make_backends(
+    const NewGroup& group, const c10::intrusive_ptr<WatchedStore>& store,
+    std::string& canonical) {
   ProcessGroup::Backends backends;
-  std::string canonical;
-  for (const auto& [type, entry] : resolved) {
-    BackendRequest request{
-        .store = c10::make_intrusive<c10d::PrefixStore>(
-            std::string(device_name(type)) + "/", group_store),
-        .rank = rank,
-        .size = static_cast<int>(global_ranks.size()),
-        .timeout = timeout,
-        .group_name = number,
-        .global_ranks = global_ranks};
+  for (const auto& [type, entry] : resolve_backends(group.config)) {
+    BackendRequest request{.store = c10::make_intrusive<c10d::PrefixStore>(
+                               std::string(device_name(type)) + "/", store),
+                           .rank = group.rank,
+                           .size = static_cast<int>(group.global_ranks.size()),
+                           .timeout = group.timeout,
+                           .group_name = group.number,
+                           .global_ranks = group.global_ranks};
     auto fail = [&](const char* cause) {
       throw c10::DistBackendError(
           {__func__, __FILE__, __LINE__},
-          c10::str("rank ", request.global_ranks[rank], " of group '", name,
-                   "' (", request.size,
+          c10::str("rank ", group.global_ranks[group.rank], " of group '",
+                   group.name, "' (", request.size,
                    " ranks) could not connect to its peers by \"", entry->name,
-                   "\" (allowed ", timeout.count(), " ms): ", cause));
+                   "\" (allowed ", group.timeout.count(), " ms): ", cause));
     };
     try {
+      store->require_all_alive();
       backends.emplace(type, entry->create(request));
     } catch (const std::invalid_argument&) {
       throw;  // says by itself what is wrong with what was given
@@ -89,10 +103,116 @@ ProcessGroupPtr make_group(const std::string& number, const std::string& name,
     canonical += (canonical.empty() ? "" : ",") +
                  std::string(device_name(type)) + ":" + entry->name;
   }
+  return backends;
+}
+
+// `store`: the group's own part. The device types follow in it, as in Python's
+// _new_process_group_helper.
+ProcessGroupPtr make_group(const NewGroup& group,
+                           const c10::intrusive_ptr<c10d::Store>& store,
+                           const std::shared_ptr<LifeSigns>& life_signs) {
+  const auto watched =
+      c10::make_intrusive<WatchedStore>(store, life_signs, group.global_ranks);
+  std::string canonical;
+  ProcessGroup::Backends backends;
+  const auto give_up = [&](const char* why) {
+    watched->give_up(
+        c10::str("rank ", group.global_ranks[group.rank], " gave up: ", why));
+  };
+  try {
+    backends = make_backends(group, watched, canonical);
+  } catch (const c10::Error& error) {
+    give_up(error.what_without_backtrace());
+    throw;
+  } catch (const std::exception& error) {
+    give_up(error.what());
+    throw;
+  }
   return std::make_shared<ProcessGroup>(
-      name, rank, std::move(global_ranks), timeout,
-      c10::make_intrusive<c10d::PrefixStore>("lockstep/", group_store),
-      std::move(backends), canonical, checks_calls);
+      group.name, group.rank, group.global_ranks, group.timeout,
+      c10::make_intrusive<c10d::PrefixStore>("lockstep/", watched), life_signs,
+      std::move(backends), canonical, group.checks_calls);
+}
+
+c10::intrusive_ptr<c10d::Store> part_of(
+    const std::string& number, const c10::intrusive_ptr<c10d::Store>& store) {
+  return c10::make_intrusive<c10d::PrefixStore>(number + "/", store);
+}
+
+// The timeout that was given, or `otherwise` where it is 0; cut to what clocks
+// can count.
+milliseconds checked_timeout(const char* function, milliseconds given,
+                             milliseconds otherwise) {
+  if (given < milliseconds(0)) {
+    throw std::invalid_argument(c10::str(
+        function, ": timeout is ", given.count(),
+        " ms; give more than 0, or 0 for that of the group it is made from"));
+  }
+  return bounded_timeout(given > milliseconds(0) ? given : otherwise);
+}
+
+// In a child that was forked since: nothing here is its own. What it holds is
+// left as it is, as its destructors would wait for threads of the parent.
+void forsake(World& w) {
+  struct Forsaken {
+    ProcessGroupPtr group;
+    std::optional<Rendezvous> meeting;
+    c10::intrusive_ptr<c10d::Store> store;
+    std::shared_ptr<LifeSigns> life_signs;
+    std::vector<ProcessGroupPtr> subgroups;
+    std::vector<ProcessGroupPtr> aborted;
+  };
+  std::make_unique<Forsaken>(
+      Forsaken{std::exchange(w.group, nullptr),
+               std::exchange(w.meeting, std::nullopt), std::move(w.store),
+               std::exchange(w.life_signs, nullptr), std::move(w.subgroups),
+               std::move(w.aborted)})
+      .release();
+  w.store.reset();
+  w.subgroups.clear();
+  w.aborted.clear();
+  w.group_count = 0;
+}
+
+bool is_foreign(const World& w) { return w.group && w.group->is_foreign(); }
+
+// For the end of the process, which may have come in the middle of anything.
+std::string failed_peers_if_known() {
+  World& w = world();
+  const std::unique_lock lock(w.mutex, std::try_to_lock);
+  if (!lock || !w.group || is_foreign(w)) return {};
+  return w.group->failed_peers();
+}
+
+// The end of the default group and all others on this rank. In peace it waits
+// for what is pending, and for the peers; after a failure for nothing.
+void end_world(std::unique_lock<std::mutex> lock, World& w, bool in_peace) {
+  if (is_foreign(w)) return forsake(w);
+  // Destructors run outside the lock: they may wait for pending operations.
+  auto released = std::exchange(w.subgroups, {});
+  released.push_back(std::exchange(w.group, nullptr));
+  const auto meeting = std::exchange(w.meeting, std::nullopt);
+  const auto life_signs = std::exchange(w.life_signs, nullptr);
+  w.store.reset();
+  w.group_count = 0;
+  lock.unlock();
+  if (!in_peace) {
+    life_signs->leave(LifeSigns::End::failed);
+    for (const auto& each : released) each->close();
+    return;
+  }
+  // The peers hear at once that this rank has left, if they wait for it. Its
+  // life sign goes first: a peer whose operation fails then knows why.
+  life_signs->leave(LifeSigns::End::left);
+  for (const auto& each : released) each->leave();
+  // Connections are closed when all have left: a peer may still be making its
+  // own to this rank. One that goes on without this rank hears of it then.
+  const bool parted =
+      meeting->part(life_signs.get(), Deadline::after(kCloseTimeout));
+  for (const auto& each : released) each->close();
+  if (parted) return;
+  meeting->part(life_signs.get(),
+                Deadline::after(kPartTimeout - kCloseTimeout));
 }
 
 // A peer that dies closes its connections, and writing to one must be an error
@@ -122,16 +242,24 @@ Rendezvous meet(const std::string& backend,
   return rendezvous(options);
 }
 
-// Making a group waits for its members, so the world is not locked meanwhile.
-c10::intrusive_ptr<c10d::Store> world_store() {
-  std::lock_guard lock(world().mutex);
-  return world().store;
+// What new groups are made from. Making one waits for its members, so the world
+// is not locked meanwhile.
+struct Origin {
+  std::string number;  // that Python would give the group
+  c10::intrusive_ptr<c10d::Store> store;
+  std::shared_ptr<LifeSigns> life_signs;
+};
+
+Origin next_group() {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  return {std::to_string(w.group_count++), w.store, w.life_signs};
 }
 
-// The number that Python would give the next group, and what it builds on.
-std::pair<std::string, c10::intrusive_ptr<c10d::Store>> next_group() {
-  std::lock_guard lock(world().mutex);
-  return {std::to_string(world().group_count++), world().store};
+Origin split_of(const std::string& name) {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  return {name, w.store, w.life_signs};
 }
 
 ProcessGroupPtr keep(ProcessGroupPtr group) {
@@ -168,74 +296,102 @@ ProcessGroupGuard::ProcessGroupGuard(ProcessGroupPtr group)
 
 ProcessGroupGuard::~ProcessGroupGuard() {
   if (!group_) return;
-  {
-    std::lock_guard lock(world().mutex);
-    if (world().group != group_) return;
-  }
-  if (std::uncaught_exceptions() > exceptions_at_start_) {
-    World& w = world();
-    std::lock_guard lock(w.mutex);
+  World& w = world();
+  std::unique_lock lock(w.mutex);
+  if (w.group != group_) return;
+  group_.reset();
+  const bool in_peace = std::uncaught_exceptions() <= exceptions_at_start_;
+  if (!in_peace && !is_foreign(w)) {
+    note_failure(
+        FailureKind::cause_without_words,
+        "an exception ended the use of the process group (its text is "
+        "known where it is caught: lockstep::record() writes it here)");
     auto abort = [&](const ProcessGroupPtr& group) {
       group->abort();
       w.aborted.push_back(group);
     };
     for (auto& group : w.subgroups) abort(group);
-    abort(group_);
+    abort(w.group);
   }
-  group_.reset();
-  destroy_process_group();
+  end_world(std::move(lock), w, in_peace);
 }
 
 ProcessGroupGuard init_process_group(const std::string& backend,
-                                     const InitProcessGroupOptions& options) {
+                                     const InitProcessGroupOptions& given) {
   World& w = world();
   std::lock_guard lock(w.mutex);
+  if (is_foreign(w)) forsake(w);
   if (w.group) {
     throw std::invalid_argument(
         "init_process_group was called twice; call destroy_process_group() "
         "before the second time");
   }
+  auto options = given;
+  options.timeout = bounded_timeout(given.timeout);
   ignore_sigpipe();
   auto meeting = meet(backend, options);
   arm_flight_dump(meeting.rank, meeting.world_size);
   // A store that is given is used as it is; Python does the same.
-  w.store = meeting.group_store;
+  auto store = meeting.group_store;
   if (!options.store) {
-    w.store = c10::make_intrusive<c10d::PrefixStore>("default_pg", w.store);
+    store = c10::make_intrusive<c10d::PrefixStore>("default_pg", store);
   }
-  std::vector<int> ranks(meeting.world_size);
-  std::iota(ranks.begin(), ranks.end(), 0);
+  store = part_of("0", store);
+  const auto life_signs = std::make_shared<LifeSigns>(
+      c10::make_intrusive<c10d::PrefixStore>("lockstep/", store), meeting.rank,
+      meeting.world_size, meeting.hosted_by_rank_zero);
+  NewGroup group{.number = "0",
+                 .name = kDefaultGroupName,
+                 .rank = meeting.rank,
+                 .global_ranks = std::vector<int>(meeting.world_size),
+                 .config = backend,
+                 .timeout = options.timeout,
+                 .checks_calls = options.check_calls.value_or(
+                     get_env("TORCH_DISTRIBUTED_DEBUG") == "DETAIL")};
+  std::iota(group.global_ranks.begin(), group.global_ranks.end(), 0);
+  // Whoever hosts the store keeps it until the others have read why this rank
+  // gave up.
+  const auto leave = [&] {
+    life_signs->leave(LifeSigns::End::failed);
+    meeting.part(nullptr, Deadline::after(meeting.rank == 0 ? kPartTimeout
+                                                            : kCloseTimeout));
+  };
   try {
-    w.group = make_group("0", kDefaultGroupName, meeting.rank, std::move(ranks),
-                         backend, options.timeout, w.store,
-                         options.check_calls.value_or(
-                             get_env("TORCH_DISTRIBUTED_DEBUG") == "DETAIL"));
+    if (meeting.refusal) {
+      c10::make_intrusive<WatchedStore>(store, life_signs, group.global_ranks)
+          ->give_up(
+              c10::str("rank ", group.rank, " gave up: ", *meeting.refusal));
+      throw std::invalid_argument(*meeting.refusal);
+    }
+    w.group = make_group(group, store, life_signs);
     meeting.remember_host();
   } catch (const c10::Error& error) {
-    w.store.reset();
     meeting.remember_host();
     auto absent = meeting.absent_ranks();
+    leave();
     if (absent.empty()) throw;
-    meeting.part();
     throw c10::DistBackendError(
         {__func__, __FILE__, __LINE__},
         c10::str("init_process_group: a world of ", meeting.world_size,
                  ", absent: rank ", absent, "; ",
                  error.what_without_backtrace()));
   } catch (...) {
-    w.store.reset();
+    leave();
     throw;
   }
+  w.store = store;
+  w.life_signs = life_signs;
   w.group_count = 1;
   w.meeting = std::move(meeting);
+  life_signs->learn_all();
+  forget_failure();
+  identify_process(w.group->rank(), failed_peers_if_known);
+  if (options.report_uncaught) report_uncaught();
   return ProcessGroupGuard(w.group);
 }
 
 void destroy_process_group(ProcessGroupPtr group) {
   World& w = world();
-  // Destructors run outside the lock: they may wait for pending operations.
-  std::vector<ProcessGroupPtr> released;
-  std::optional<Rendezvous> meeting;
   std::unique_lock lock(w.mutex);
   if (!w.group) {
     throw std::runtime_error(
@@ -243,29 +399,20 @@ void destroy_process_group(ProcessGroupPtr group) {
         "init_process_group() makes one");
   }
   if (!group || group == w.group) {
-    released = std::move(w.subgroups);
-    w.subgroups.clear();
-    released.push_back(std::move(w.group));
-    w.group = nullptr;
-    w.store.reset();
-    meeting = std::exchange(w.meeting, std::nullopt);
-    w.group_count = 0;
-  } else if (std::erase(w.subgroups, group) > 0) {
-    released.push_back(group);
-  } else {
+    group.reset();
+    return end_world(std::move(lock), w, std::uncaught_exceptions() == 0);
+  }
+  if (std::erase(w.subgroups, group) == 0) {
     throw std::invalid_argument("destroy_process_group: group '" +
                                 group->name() + "' was destroyed before");
   }
   lock.unlock();
-  // First all part, then connections are closed: a peer may still be making
-  // its own to this rank. After an error nobody waits for anybody.
-  if (meeting && std::uncaught_exceptions() == 0) meeting->part();
-  for (const auto& each : released) each->close();
+  group->close();
 }
 
 bool is_initialized() {
   std::lock_guard lock(world().mutex);
-  return world().group != nullptr;
+  return world().group != nullptr && !is_foreign(world());
 }
 
 ProcessGroupPtr default_group() {
@@ -275,6 +422,7 @@ ProcessGroupPtr default_group() {
         "the default process group is not initialised; call "
         "init_process_group() first");
   }
+  world().group->require_own_process();
   return world().group;
 }
 
@@ -330,15 +478,22 @@ ProcessGroupPtr new_group(std::vector<int> ranks,
         "new_group: ranks are ", ranks,
         "; allowed are different ranks from 0 to ", parent->size() - 1));
   }
-  const auto [number, store] = next_group();
+  const auto timeout =
+      checked_timeout("new_group", options.timeout, parent->timeout());
+  const auto origin = next_group();
   auto member = std::find(ranks.begin(), ranks.end(), parent->rank());
   if (member == ranks.end()) return nullptr;
   const int group_rank = static_cast<int>(member - ranks.begin());
-  return keep(make_group(
-      number, number, group_rank, std::move(ranks),
-      options.backend.empty() ? parent->backend_config() : options.backend,
-      options.timeout > milliseconds(0) ? options.timeout : parent->timeout(),
-      store, parent->checks_calls()));
+  return keep(
+      make_group({.number = origin.number,
+                  .name = origin.number,
+                  .rank = group_rank,
+                  .global_ranks = std::move(ranks),
+                  .config = options.backend.empty() ? parent->backend_config()
+                                                    : options.backend,
+                  .timeout = timeout,
+                  .checks_calls = parent->checks_calls()},
+                 part_of(origin.number, origin.store), origin.life_signs));
 }
 
 ProcessGroupPtr new_subgroups_by_enumeration(
@@ -373,6 +528,8 @@ ProcessGroupPtr split_group(const std::vector<std::vector<int>>& split_ranks,
   auto parent = options.parent ? options.parent : default_group();
   parent->backend(parent->control_device().type());  // not destroyed
   require_disjoint("split_group", split_ranks, parent->size());
+  const auto timeout =
+      checked_timeout("split_group", options.timeout, parent->timeout());
   // Python names its parts otherwise; the parent's name and a count keep ours
   // apart from each other.
   const auto prefix = "split/" + parent->name() + "/" +
@@ -384,12 +541,17 @@ ProcessGroupPtr split_group(const std::vector<std::vector<int>>& split_ranks,
     if (member == ranks.end()) continue;
     const int rank = static_cast<int>(member - ranks.begin());
     for (auto& of_parent : ranks) of_parent = parent->global_rank(of_parent);
-    const auto name = prefix + std::to_string(part);
-    return keep(make_group(
-        name, name, rank, std::move(ranks),
-        options.backend.empty() ? parent->backend_config() : options.backend,
-        options.timeout > milliseconds(0) ? options.timeout : parent->timeout(),
-        world_store(), parent->checks_calls()));
+    const auto origin = split_of(prefix + std::to_string(part));
+    return keep(
+        make_group({.number = origin.number,
+                    .name = origin.number,
+                    .rank = rank,
+                    .global_ranks = std::move(ranks),
+                    .config = options.backend.empty() ? parent->backend_config()
+                                                      : options.backend,
+                    .timeout = timeout,
+                    .checks_calls = parent->checks_calls()},
+                   part_of(origin.number, origin.store), origin.life_signs));
   }
   return nullptr;
 }

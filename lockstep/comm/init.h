@@ -24,7 +24,8 @@ struct InitProcessGroupOptions {
   // Must be empty if `store` is given. Empty means env://.
   std::string init_method{};
   // Of init_process_group itself (how long to wait for the others) and of
-  // every collective without a timeout of its own.
+  // every collective without a timeout of its own. More than 0; what is longer
+  // than 24 days means 24 days.
   std::chrono::milliseconds timeout{kDefaultTimeout};
   int world_size{-1};
   int rank{-1};
@@ -34,11 +35,17 @@ struct InitProcessGroupOptions {
   // See ProcessGroup::checks_calls(); the same on all ranks. Unset: as
   // TORCH_DISTRIBUTED_DEBUG=DETAIL says.
   std::optional<bool> check_calls{};
+  // Whether an exception that nobody catches is told in one line on stderr and
+  // to the launcher (record.h), instead of with LibTorch's frames. A terminate
+  // handler that the program has set is called after that. False leaves the
+  // handling of such exceptions alone.
+  bool report_uncaught{true};
 };
 
 // Destroys the default group when it goes out of scope, unless
 // destroy_process_group() did. While an exception is being thrown, pending
-// operations are failed, not waited for.
+// operations are failed, not waited for, and so are those of the peers that
+// wait for this rank.
 //
 // A guard stands for its group wherever a ProcessGroupPtr is expected:
 //
@@ -81,15 +88,24 @@ class [[nodiscard]] ProcessGroupGuard {
 // Throws std::invalid_argument for a mistake of the caller or its environment
 // (unknown backend, initialised twice, missing variable, rank not in the
 // world, another rank with the same number or another world size), and
-// c10::DistError with the ranks that are absent when the time is over.
+// c10::DistError with the ranks that are absent when the time is over. A rank
+// of the same host that dies meanwhile, after it has come, is named within a
+// second; so is one that fails, on every host, with its reason.
 ProcessGroupGuard init_process_group(
     const std::string& backend = {},
     const InitProcessGroupOptions& options = {});
 
 // Destroys `group`; with none, the default group and all others. Blocks until
 // operations that are pending end, and, for the default group, until the other
-// ranks destroy theirs (5 s at most), so that none loses the store that rank 0
-// hosts. Peers that still communicate with this rank fail.
+// ranks destroy theirs, so that none loses the store that rank 0 hosts: 5 s at
+// most, and not if a rank is known to have died or failed.
+//
+// Peers that still wait for this rank fail: at once in shared memory and in
+// calls that go over the store, after a second on Gloo, where connections are
+// closed last.
+//
+// In a child that was forked since init_process_group() this does nothing: the
+// group is the parent's.
 void destroy_process_group(ProcessGroupPtr group = nullptr);
 
 bool is_initialized();
@@ -122,7 +138,8 @@ struct NewGroupOptions {
 // A group of the default group's ranks `ranks` (sorted; none: all of them).
 // Every rank of the default group must call this in the same order, members or
 // not; returns nullptr where this rank is no member. Blocks until all members
-// have called it.
+// have called it; throws c10::DistBackendError when the time is over, and
+// within a second if a member on this host dies or leaves, or any member fails.
 ProcessGroupPtr new_group(std::vector<int> ranks = {},
                           const NewGroupOptions& options = {});
 

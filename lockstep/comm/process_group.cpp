@@ -1,9 +1,13 @@
 #include "lockstep/comm/process_group.h"
 
+#include <unistd.h>
+
 #include <algorithm>
+#include <memory>
 #include <stdexcept>
 
 #include "lockstep/comm/direct_reduce.h"
+#include "lockstep/comm/peer_notices.h"
 
 namespace lockstep {
 
@@ -11,6 +15,7 @@ ProcessGroup::ProcessGroup(std::string name, int rank,
                            std::vector<int> global_ranks,
                            std::chrono::milliseconds timeout,
                            c10::intrusive_ptr<c10d::Store> store,
+                           std::shared_ptr<LifeSigns> life_signs,
                            Backends backends, std::string backend_config,
                            bool checks_calls)
     : name_(std::move(name)),
@@ -18,6 +23,7 @@ ProcessGroup::ProcessGroup(std::string name, int rank,
       global_ranks_(std::move(global_ranks)),
       timeout_(timeout),
       store_(std::move(store)),
+      life_signs_(std::move(life_signs)),
       backends_(std::move(backends)),
       backend_config_(std::move(backend_config)),
       checks_calls_(checks_calls),
@@ -28,6 +34,44 @@ ProcessGroup::ProcessGroup(std::string name, int rank,
   if (auto cpu = backends_.find(c10::kCPU); cpu != backends_.end()) {
     direct_reduce_ = dynamic_cast<DirectReduce*>(cpu->second.get());
   }
+}
+
+ProcessGroup::~ProcessGroup() {
+  if (!made_in_.is_foreign()) return;
+  // Their destructors would wait for threads that only the parent has, and
+  // write to sockets and memory that are the parent's.
+  std::make_unique<Backends>(std::move(backends_)).release();
+  [[maybe_unused]] auto* const kept_store = store_.release();
+}
+
+void ProcessGroup::refuse_in_child() const {
+  throw std::runtime_error(
+      "group '" + name_ + "' belongs to the process that this one (pid " +
+      std::to_string(::getpid()) +
+      ") was forked from; use it there only, or call init_process_group() in "
+      "the child, as a rank of a world of its own");
+}
+
+std::string ProcessGroup::failed_peers() const {
+  std::vector<LifeSigns::Gone> gone;
+  if (life_signs_) gone = life_signs_->gone_for_good(global_ranks_);
+  // A rank that left well is the backend's to judge: it may have given all.
+  std::string words = words_of(gone);
+  if (closed_) return words;
+  for (const auto& [type, backend] : backends_) {
+    const auto* notices = dynamic_cast<const PeerNotices*>(backend.get());
+    if (notices == nullptr) continue;
+    const auto departures = notices->departures();
+    if (!departures.empty()) return departures;
+  }
+  return words;
+}
+
+bool ProcessGroup::hears_departures() const {
+  const auto cpu = backends_.find(c10::kCPU);
+  if (cpu == backends_.end()) return false;
+  const auto* notices = dynamic_cast<const PeerNotices*>(cpu->second.get());
+  return notices != nullptr && notices->knows_all_peers();
 }
 
 int ProcessGroup::group_rank(int global_rank) const {
@@ -51,6 +95,7 @@ int ProcessGroup::global_rank(int group_rank) const {
 }
 
 c10d::Backend& ProcessGroup::backend(c10::DeviceType type) const {
+  require_own_process();
   if (closed_) {
     throw std::invalid_argument("group '" + name_ +
                                 "' was destroyed; use a group that lives, or "
@@ -72,14 +117,27 @@ c10::Device ProcessGroup::control_device() const {
   return c10::Device(backends_.begin()->first);
 }
 
-void ProcessGroup::close() {
+void ProcessGroup::leave() {
+  if (made_in_.is_foreign()) return;
   closed_ = true;
   direct_reduce_ = nullptr;
+  if (aborted_) return;
+  for (const auto& [type, backend] : backends_) {
+    if (auto* notices = dynamic_cast<PeerNotices*>(backend.get())) {
+      notices->leave();
+    }
+  }
+}
+
+void ProcessGroup::close() {
+  if (made_in_.is_foreign()) return;
+  leave();
   // A backend that was aborted may wait for its peers for ever.
   if (!aborted_) backends_.clear();
 }
 
 void ProcessGroup::abort() {
+  if (made_in_.is_foreign()) return;
   aborted_ = true;
   for (auto& [type, backend] : backends_) backend->abort();
 }

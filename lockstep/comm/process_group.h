@@ -13,6 +13,8 @@
 #include <vector>
 
 #include "lockstep/base/flight_recorder.h"
+#include "lockstep/base/process_mark.h"
+#include "lockstep/comm/life_signs.h"
 
 namespace lockstep {
 
@@ -32,15 +34,21 @@ inline constexpr const char* kDefaultGroupName = "default_pg";
 // Threads: the accessors may be called from any thread. Collectives of one
 // group must be issued in the same order on every rank, so issue them from one
 // thread or order them yourself.
+//
+// A child that was forked since holds a copy that is of no use: its operations
+// throw std::runtime_error, and its end leaves the parent's group alone.
 class ProcessGroup {
  public:
   using Backends = std::map<c10::DeviceType, c10::intrusive_ptr<c10d::Backend>>;
 
   // `global_ranks[i]` is the rank in the default group of this group's rank i.
+  // `life_signs` are those of the default group.
   ProcessGroup(std::string name, int rank, std::vector<int> global_ranks,
                std::chrono::milliseconds timeout,
-               c10::intrusive_ptr<c10d::Store> store, Backends backends,
+               c10::intrusive_ptr<c10d::Store> store,
+               std::shared_ptr<LifeSigns> life_signs, Backends backends,
                std::string backend_config, bool checks_calls);
+  ~ProcessGroup();
 
   ProcessGroup(const ProcessGroup&) = delete;
   ProcessGroup& operator=(const ProcessGroup&) = delete;
@@ -84,14 +92,32 @@ class ProcessGroup {
   // Never null; shared with operations that outlive the group.
   const std::shared_ptr<FlightRecorder>& flight() const { return flight_; }
 
-  // Keys set here are this group's own.
+  // Keys set here are this group's own. Who asks in vain for a key hears if a
+  // rank of the group is gone (watched_store.h).
   const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
+
+  // "rank 3 died": the peers of which this rank knows, by any means, that they
+  // are gone or have failed; empty if all are well. Any thread; may ask the
+  // store. For after a failure.
+  std::string failed_peers() const;
+
+  // Whether this is a copy in a child that was forked since the group was made.
+  bool is_foreign() const { return made_in_.is_foreign(); }
+  // Throws std::runtime_error if so.
+  void require_own_process() const {
+    if (made_in_.is_foreign()) refuse_in_child();
+  }
 
   // "cpu:gloo" or "cpu:gloo,cuda:nccl": what new groups are made of.
   const std::string& backend_config() const { return backend_config_; }
 
+  // Whether the CPU backend hears by itself when any peer goes, and its errors
+  // say so.
+  bool hears_departures() const;
+
   // Throws std::invalid_argument that names the device types there are, if
-  // tensors of `type` have no backend in this group, or if it was destroyed.
+  // tensors of `type` have no backend in this group, or if it was destroyed;
+  // std::runtime_error in a forked child.
   c10d::Backend& backend(c10::DeviceType type) const;
   bool has_backend(c10::DeviceType type) const {
     return backends_.contains(type);
@@ -105,21 +131,30 @@ class ProcessGroup {
   // backend for it, else its first.
   c10::Device control_device() const;
 
+  // Waits for what is pending where the ranks share memory, and tells them that
+  // this rank has left: what they still wait for from it fails at once. What is
+  // called afterwards is an error that says so. Not while another thread uses
+  // the group.
+  void leave();
+
   // Leaves the peers at once: what they wait for from this rank fails there.
   // Operations pending here may stay so. The group is of no use afterwards.
   void abort();
 
-  // What is called afterwards is an error that says so. Lets go of the
-  // backends unless they were aborted; blocks as their destructors do. Not
-  // while another thread uses the group.
+  // leave(), and lets go of the backends unless they were aborted; blocks as
+  // their destructors do.
   void close();
 
  private:
+  [[noreturn]] void refuse_in_child() const;
+
+  const ProcessMark made_in_{};
   std::string name_;
   int rank_;
   std::vector<int> global_ranks_;
   std::chrono::milliseconds timeout_;
   c10::intrusive_ptr<c10d::Store> store_;
+  std::shared_ptr<LifeSigns> life_signs_;
   Backends backends_;
   DirectReduce* direct_reduce_ = nullptr;  // one of the backends
   std::string backend_config_;

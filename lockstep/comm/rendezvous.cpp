@@ -94,6 +94,17 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
   auto prefix = CheckIn::round_prefix(agent_store);
   c10::intrusive_ptr<c10d::TCPStore> store;
   auto connect = [&] {
+    if (!options.isServer) {
+      if (auto why = await_listener(endpoint.host, endpoint.port, deadline)) {
+        throw c10::DistNetworkError(
+            {"rendezvous", __FILE__, __LINE__},
+            *why + (agent_store ? "; the launcher hosts it"
+                                : "; rank 0 hosts it: see whether it runs, and "
+                                  "at that address"));
+      }
+      options.timeout =
+          std::max(deadline.remaining(), std::chrono::milliseconds(1));
+    }
     store = c10::make_intrusive<c10d::TCPStore>(endpoint.host, options);
     return CheckIn(store, prefix, place.rank, place.world_size);
   };
@@ -127,9 +138,11 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
   try {
     check_in->announce();
   } catch (const std::invalid_argument& refusal) {
-    if (!options.isServer && !agent_store) {
-      release_host(*store, *check_in, refusal.what());
+    if (options.isServer) {  // the others that have come must hear of it
+      joined.refusal = refusal.what();
+      return joined;
     }
+    if (!agent_store) release_host(*store, *check_in, refusal.what());
     throw;
   }
   try {
@@ -140,7 +153,8 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
     store->waitForWorkers();
   } catch (const c10::DistError&) {
     const auto absent = joined.absent_ranks();
-    joined.part();  // the others ask the same
+    // The others ask the same.
+    joined.part(nullptr, Deadline::after(std::chrono::seconds(5)));
     throw c10::DistStoreError(
         {__func__, __FILE__, __LINE__},
         c10::str("init_process_group: rank ", place.rank, " waited ",
@@ -150,15 +164,15 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
   }
   store->setTimeout(timeout);
   if (options.isServer) {
-    if (auto refusal = check_in->refusal()) {
-      throw std::invalid_argument("init_process_group: rank 0 of " +
-                                  std::to_string(place.world_size) +
-                                  " gives up, as " + *refusal);
-    }
     // A connection like everyone's: a group that an exception left behind must
     // not keep the store's address taken.
     joined.group_store = store->clone();
     joined.group_store->setTimeout(timeout);
+    if (auto refusal = check_in->refusal()) {
+      joined.refusal = "init_process_group: rank 0 of " +
+                       std::to_string(place.world_size) + " gives up, as " +
+                       *refusal;
+    }
   } else if (agent_store) {
     if (auto groups = check_in->groups_prefix(); !groups.empty()) {
       joined.group_store =
@@ -260,6 +274,21 @@ Rendezvous join_by_tcp_url(const InitProcessGroupOptions& options) {
                   checked_place(rank, world_size), options.timeout);
 }
 
+// A run that was killed leaves its file, whose keys would lead its successors
+// to processes that are gone. LibTorch removes the file after a run that ends
+// well.
+std::optional<std::string> refuse_used_file(c10d::FileStore& store,
+                                            const std::string& path,
+                                            Place place) {
+  const auto rank = "rank " + std::to_string(place.rank);
+  if (store.add("lockstep/" + rank, 1) == 1) return std::nullopt;
+  return "init_method \"file://" + path + "\": " + rank +
+         " has joined by this file before. Either the file is of an earlier "
+         "run: remove it, or give each run a file of its own; or two processes "
+         "call themselves " +
+         rank + ": start each rank once";
+}
+
 Rendezvous join_by_file(const InitProcessGroupOptions& options) {
   auto path = options.init_method.substr(std::string("file://").size());
   if (path.empty() || path.front() != '/') {
@@ -270,7 +299,9 @@ Rendezvous join_by_file(const InitProcessGroupOptions& options) {
   auto place = checked_place(options.rank, options.world_size);
   auto store = c10::make_intrusive<c10d::FileStore>(path, place.world_size);
   store->setTimeout(options.timeout);
-  return without_check_in(store, place);
+  auto joined = without_check_in(store, place);
+  joined.refusal = refuse_used_file(*store, path, place);
+  return joined;
 }
 
 }  // namespace
@@ -288,9 +319,9 @@ void Rendezvous::remember_host() const {
   }
 }
 
-void Rendezvous::part() const {
-  if (!hosted_by_rank_zero || world_size == 1) return;
-  check_in->part(Deadline::after(kPartTimeout));
+bool Rendezvous::part(LifeSigns* life_signs, const Deadline& deadline) const {
+  if (!hosted_by_rank_zero || world_size == 1) return true;
+  return check_in->part(life_signs, deadline);
 }
 
 Rendezvous rendezvous(const LaunchedWorld& world,

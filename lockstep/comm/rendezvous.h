@@ -6,6 +6,7 @@
 #include "lockstep/comm/check_in.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/launched_world.h"
+#include "lockstep/comm/life_signs.h"
 
 namespace lockstep {
 
@@ -23,6 +24,10 @@ struct Rendezvous {
   c10::intrusive_ptr<c10d::Store> group_store{};
   // Whether rank 0 hosts the store (and not a launcher, or a file).
   bool hosted_by_rank_zero = false;
+  // Why this rank may not go on, which the others that have come must hear:
+  // another process called itself a rank that it may not be, or the file was
+  // used before.
+  std::optional<std::string> refusal{};
 
   // "2, 5": the ranks that have not checked in; empty if none or unknown. For
   // the message of a failed start.
@@ -34,10 +39,9 @@ struct Rendezvous {
   void remember_host() const;
 
   // The last thing before the store is released: rank 0 keeps a store that it
-  // hosts until the others have left it. For kPartTimeout at most, as a peer
-  // may be dead. Throws nothing.
-  void part() const;
-  static constexpr std::chrono::seconds kPartTimeout{5};
+  // hosts until the others have left it. Returns whether that is over
+  // (CheckIn::part). Throws nothing.
+  bool part(LifeSigns* life_signs, const Deadline& deadline) const;
 };
 
 // Resolves `options` (see InitProcessGroupOptions::init_method), connects to

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <thread>
 
+#include "lockstep/comm/watched_store.h"
+
 namespace lockstep {
 namespace {
 
@@ -18,31 +20,64 @@ std::string key(uint64_t number, const char* leaf) {
   return "roll_call/" + std::to_string(number) + "/" + leaf;
 }
 
-// The first to run out of time says for all who is absent, so that all say the
-// same. Whoever leaves may take the store along: not before all know, or for
-// kTellTime.
-[[noreturn]] void fail(const ProcessGroup& group, uint64_t number) {
-  auto& store = *group.store();
-  std::string absent;
-  int64_t present = 0;
+bool has_come(c10d::Store& store, uint64_t number, int rank) {
+  try {
+    return store.check({key(number, rank)});
+  } catch (const PeerGone&) {
+    return false;
+  }
+}
+
+std::string late_ranks(const ProcessGroup& group, uint64_t number) {
+  std::string late;
   for (int rank = 0; rank < group.size(); ++rank) {
-    if (store.check({key(number, rank)})) {
-      ++present;
-    } else {
-      absent += (absent.empty() ? "" : ", ") +
-                std::to_string(group.global_rank(rank));
+    if (has_come(*group.store(), number, rank)) continue;
+    late += (late.empty() ? "rank " : ", ") +
+            std::to_string(group.global_rank(rank));
+  }
+  return late + " did not come in time";
+}
+
+// The first to give up says why for all, so that all say the same. Whoever
+// leaves may take the store along: not before all know, or for kTellTime.
+[[noreturn]] void fail(const ProcessGroup& group, uint64_t number,
+                       const std::string& why) {
+  auto& store = *group.store();
+  std::string agreed = why;
+  try {
+    agreed = store.compareSet(key(number, "absent"), std::string(), why);
+    int64_t present = 0;
+    for (int rank = 0; rank < group.size(); ++rank) {
+      present += has_come(store, number, rank);
     }
+    store.add(key(number, "told"), 1);
+    auto deadline = Deadline::after(kTellTime);
+    while (store.add(key(number, "told"), 0) < present && !deadline.expired()) {
+      std::this_thread::sleep_for(kLongestPause);
+    }
+  } catch (const c10::Error&) {
+    // The store is gone, and with it whoever had it.
   }
-  const auto agreed =
-      store.compareSet(key(number, "absent"), {},
-                       std::vector<uint8_t>(absent.begin(), absent.end()));
-  store.add(key(number, "told"), 1);
-  auto deadline = Deadline::after(kTellTime);
-  while (store.add(key(number, "told"), 0) < present && !deadline.expired()) {
-    std::this_thread::sleep_for(kLongestPause);
+  throw RollCallError(agreed);
+}
+
+// Waits until all `keys` of the n-th roll call are there; says why they will
+// not come, or nothing.
+std::string await_all(ProcessGroup& group, uint64_t number,
+                      const std::vector<std::string>& keys,
+                      const Deadline& deadline) {
+  auto& store = *group.store();
+  // Asked again and again, as another rank may be the first to give up.
+  for (auto pause = kFirstPause; !store.check(keys);
+       pause = std::min(2 * pause, kLongestPause)) {
+    // Its words become everybody's, in fail().
+    if (store.check({key(number, "absent")})) return "another rank gave up";
+    if (deadline.expired()) {
+      return store.check(keys) ? "" : late_ranks(group, number);
+    }
+    std::this_thread::sleep_for(pause);
   }
-  throw RollCallError("rank " + std::string(agreed.begin(), agreed.end()) +
-                      " did not come in time");
+  return {};
 }
 
 }  // namespace
@@ -57,19 +92,15 @@ std::vector<std::string> roll_call(ProcessGroup& group, const std::string& text,
   for (int rank = 0; rank < group.size(); ++rank) {
     keys.push_back(key(number, rank));
   }
-  store.set(keys[group.rank()],
-            std::vector<uint8_t>(value.begin(), value.end()));
-  // Asked for again and again, as LibTorch prints a warning of its own when
-  // Store::wait() runs out of time.
-  for (auto pause = kFirstPause; !store.check(keys);
-       pause = std::min(2 * pause, kLongestPause)) {
-    if (store.check({key(number, "absent")})) fail(group, number);
-    if (deadline.expired()) {
-      if (store.check(keys)) break;  // at the last moment
-      fail(group, number);
-    }
-    std::this_thread::sleep_for(pause);
+  std::string why;
+  try {
+    store.set(keys[group.rank()],
+              std::vector<uint8_t>(value.begin(), value.end()));
+    why = await_all(group, number, keys, deadline);
+  } catch (const PeerGone& gone) {
+    why = gone.what_without_backtrace();
   }
+  if (!why.empty()) fail(group, number, why);
   std::vector<std::string> texts;
   for (const auto& bytes : store.multiGet(keys)) {
     texts.emplace_back(bytes.begin() + 1, bytes.end());

@@ -3,11 +3,18 @@
 #include <arpa/inet.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <netdb.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
+#include <cerrno>
+#include <memory>
+#include <system_error>
+#include <thread>
 
 #include "lockstep/base/environment.h"
 
@@ -66,7 +73,62 @@ std::optional<Address> loopback_address(const std::string& host,
   return address;
 }
 
+// 0 or errno. Hangs up at once.
+int try_to_connect(const addrinfo& to, const Deadline& deadline) {
+  // So that another address of the host gets its turn.
+  constexpr std::chrono::milliseconds kOneAddress{3'000};
+  const FileDescriptor socket(
+      ::socket(to.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!socket) return errno;
+  if (::connect(socket.get(), to.ai_addr, to.ai_addrlen) == 0) return 0;
+  if (errno != EINPROGRESS) return errno;
+  pollfd polled{.fd = socket.get(), .events = POLLOUT, .revents = 0};
+  const auto allowed = std::min(deadline.remaining(), kOneAddress);
+  if (::poll(&polled, 1, static_cast<int>(allowed.count())) == 0) {
+    return ETIMEDOUT;
+  }
+  int error = 0;
+  socklen_t size = sizeof(error);
+  if (::getsockopt(socket.get(), SOL_SOCKET, SO_ERROR, &error, &size) != 0) {
+    return errno;
+  }
+  return error;
+}
+
+// Nothing if somebody listens, else why nobody could be reached.
+std::optional<std::string> why_unreachable(const std::string& host,
+                                           uint16_t port,
+                                           const Deadline& deadline) {
+  addrinfo hints{};
+  hints.ai_socktype = SOCK_STREAM;
+  addrinfo* found = nullptr;
+  if (const int error = ::getaddrinfo(
+          host.c_str(), std::to_string(port).c_str(), &hints, &found)) {
+    return ::gai_strerror(error);
+  }
+  const std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)> owner(
+      found, &::freeaddrinfo);
+  int error = 0;
+  for (const auto* to = found; to != nullptr; to = to->ai_next) {
+    error = try_to_connect(*to, deadline);
+    if (error == 0) return std::nullopt;
+  }
+  return std::generic_category().message(error);
+}
+
 }  // namespace
+
+std::optional<std::string> await_listener(const std::string& host,
+                                          uint16_t port,
+                                          const Deadline& deadline) {
+  constexpr std::chrono::milliseconds kLongestRetryPause{200};
+  for (std::chrono::milliseconds pause{10};;
+       pause = std::min(2 * pause, kLongestRetryPause)) {
+    const auto why = why_unreachable(host, port, deadline);
+    if (!why || deadline.expired()) return why;
+    std::this_thread::sleep_for(std::min(pause, deadline.remaining()));
+  }
+}
 
 std::optional<FileDescriptor> store_socket(const std::string& host,
                                            uint16_t port) {

@@ -4,6 +4,7 @@
 #include <optional>
 #include <string>
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/base/file_descriptor.h"
 
 namespace lockstep {
@@ -20,6 +21,14 @@ namespace lockstep {
 // Throws std::system_error that names address and port if they are taken.
 std::optional<FileDescriptor> store_socket(const std::string& host,
                                            uint16_t port);
+
+// Waits until a store listens at `host` and `port`: nothing then, else, when
+// the time is over, why it could not be reached ("Connection refused"). Looking
+// up a name may take longer. LibTorch's client would wait up to twice its
+// timeout, and print a stack trace.
+std::optional<std::string> await_listener(const std::string& host,
+                                          uint16_t port,
+                                          const Deadline& deadline);
 
 // The address by which this host reaches other networks, in numbers; its name
 // where there is none. Asks the routing table and sends nothing.

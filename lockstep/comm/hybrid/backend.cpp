@@ -80,9 +80,19 @@ Backend::Backend(int rank, int size, Topology topology, Links links,
   queue_.emplace("lockstep-hybrid");
 }
 
-Backend::~Backend() {
+std::string Backend::departures() const {
+  if (!links_.local) return {};
+  return shm::translated([&] { return links_.local->departures(); });
+}
+
+void Backend::leave() {
   // Pending operations use what is declared before the queue.
   queue_.reset();
+  if (links_.local) links_.local->leave();
+}
+
+Backend::~Backend() {
+  leave();
   if (!broken_) return;
   // Gloo's destructor joins threads that may wait for a peer until the timeout
   // of an operation: they end with the process.

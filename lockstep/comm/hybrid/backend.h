@@ -11,6 +11,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/hybrid/topology.h"
+#include "lockstep/comm/peer_notices.h"
 #include "lockstep/comm/shm/piece.h"
 #include "lockstep/comm/shm/protocol/group.h"
 #include "lockstep/comm/work_queue.h"
@@ -48,7 +49,7 @@ struct Links {
 // sizes, dtype) within each host.
 //
 // Blocking, threads and errors as shm/backend.h.
-class Backend final : public c10d::Backend {
+class Backend final : public c10d::Backend, public PeerNotices {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;
@@ -91,6 +92,10 @@ class Backend final : public c10d::Backend {
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
   void abort() override;
+
+  std::string departures() const override;
+  bool knows_all_peers() const override { return false; }
+  void leave() override;
 
  private:
   using ReduceOpType = c10d::ReduceOp::RedOpType;

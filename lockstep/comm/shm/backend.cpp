@@ -26,7 +26,13 @@ Backend::Backend(Membership membership, milliseconds timeout)
       timeout_(timeout),
       queue_(std::in_place, "shm queue") {}
 
-Backend::~Backend() {
+Backend::~Backend() { leave(); }
+
+std::string Backend::departures() const {
+  return translated([&] { return group_->departures(); });
+}
+
+void Backend::leave() {
   queue_.reset();
   messages_->close();
   group_->leave();

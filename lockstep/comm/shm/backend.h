@@ -11,6 +11,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/direct_reduce.h"
 #include "lockstep/comm/host_sharing.h"
+#include "lockstep/comm/peer_notices.h"
 #include "lockstep/comm/shm/protocol/group.h"
 #include "lockstep/comm/shm/protocol_call.h"
 #include "lockstep/comm/work_queue.h"
@@ -40,7 +41,8 @@ class SharedTensors;
 // may outlive it.
 class Backend final : public c10d::Backend,
                       public DirectReduce,
-                      public HostSharing {
+                      public HostSharing,
+                      public PeerNotices {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;
@@ -125,6 +127,10 @@ class Backend final : public c10d::Backend,
   at::Tensor zeros_in_common(int64_t count, const at::TensorOptions& options,
                              milliseconds timeout) override;
   bool shares(const void* data, size_t bytes) const override;
+
+  std::string departures() const override;
+  bool knows_all_peers() const override { return true; }
+  void leave() override;
 
  private:
   milliseconds allowed(milliseconds given) const {

@@ -23,6 +23,15 @@ HostSharing* host_sharing(const ProcessGroupPtr& group) {
 namespace shm {
 namespace {
 
+// A child that was forked since has copies of what stands for the parent's
+// memory, which it must not write to.
+void refuse_in_child(const ProcessMark& made_in) {
+  if (!made_in.is_foreign()) return;
+  throw std::runtime_error(
+      "memory that ranks share is used in a process that was forked from a "
+      "rank; use it in the rank itself only");
+}
+
 class SharedBuckets final : public BucketReduction {
  public:
   SharedBuckets(std::shared_ptr<Group> group,
@@ -33,24 +42,34 @@ class SharedBuckets final : public BucketReduction {
         exchange_(std::move(exchange)) {}
 
   void begin(int64_t iteration, double divisor) override {
+    refuse_in_child(made_in_);
     translated([&] { exchange_->begin(iteration, divisor); });
   }
-  void abandon() override { exchange_->abandon(); }
+  void abandon() override {
+    if (!made_in_.is_foreign()) exchange_->abandon();
+  }
   void reclaim() override {
+    refuse_in_child(made_in_);
     translated([&] { exchange_->reclaim(); });
   }
   double contribution_factor() const override { return 1; }
-  void publish(size_t bucket) override { exchange_->publish(bucket); }
+  void publish(size_t bucket) override {
+    refuse_in_child(made_in_);
+    exchange_->publish(bucket);
+  }
   size_t advance() override {
+    refuse_in_child(made_in_);
     size_t complete = 0;
     translated([&] { complete = exchange_->advance(); });
     return complete;
   }
   void finish() override {
+    refuse_in_child(made_in_);
     translated([&] { exchange_->finish(); });
   }
 
  private:
+  const ProcessMark made_in_{};
   // The exchange goes first.
   const std::shared_ptr<Group> group_;
   const std::vector<ReducedBucket> buckets_;
@@ -62,12 +81,16 @@ class SharedBarrier final : public SplitBarrier {
   SharedBarrier(std::shared_ptr<Group> group, milliseconds timeout)
       : group_(std::move(group)), arrivals_(*group_, timeout) {}
 
-  void arrive() override { arrivals_.arrive(); }
+  void arrive() override {
+    if (!made_in_.is_foreign()) arrivals_.arrive();
+  }
   void wait(milliseconds timeout) override {
+    refuse_in_child(made_in_);
     translated([&] { arrivals_.wait(timeout); });
   }
 
  private:
+  const ProcessMark made_in_{};
   const std::shared_ptr<Group> group_;
   Arrivals arrivals_;
 };

@@ -12,6 +12,7 @@ Group::Group(Membership membership)
 Group::~Group() { leave(); }
 
 void Group::leave() {
+  hung_up_ = true;
   core_->messages.end_all("this rank has destroyed the group");
   core_->waiting.leave();
   core_->links->hang_up();
@@ -75,6 +76,8 @@ void Group::free_registered(void* data) { core_->registered.free(data); }
 
 std::string Group::departures() const {
   std::string all;
+  // Its own sockets look like those of peers that hung up.
+  if (hung_up_) return all;
   for (const auto& one : core_->waiting.departures()) {
     if (!one.well) all += (all.empty() ? "" : "; ") + one.words;
   }
@@ -82,6 +85,7 @@ std::string Group::departures() const {
 }
 
 void Group::hang_up(const std::string& reason) {
+  hung_up_ = true;
   core_->waiting.break_down(reason);
   core_->messages.end_all(reason);
   core_->links->hang_up();

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
@@ -143,8 +144,9 @@ class Group {
   void free_registered(void* data);
 
   // "rank 3 died": the peers that are not there any more and did not leave in
-  // peace, with what they said; empty if all are well. A system call; any
-  // thread. For who waits for something else at the same time.
+  // peace, with what they said; empty if all are well, or if this rank has left
+  // itself. A system call; any thread. For who waits for something else at the
+  // same time.
   std::string departures() const;
 
   // The peers see this rank as one that has left; what it has published stays
@@ -163,6 +165,7 @@ class Group {
 
  private:
   std::unique_ptr<Core> core_;
+  std::atomic<bool> hung_up_{false};
 };
 
 }  // namespace lockstep::shm

@@ -14,6 +14,7 @@
 #include <sstream>
 #include <stdexcept>
 #include <system_error>
+#include <thread>
 #include <utility>
 
 #include "lockstep/base/deadline.h"
@@ -31,6 +32,8 @@ using std::chrono::milliseconds;
 constexpr milliseconds kStorePortion{20};
 constexpr milliseconds kSilence{2000};
 constexpr size_t kMaxStrangers = 256;
+// How long a rank 0 that hung up is given for its reason to reach the store.
+constexpr milliseconds kLastWords{200};
 
 void write_cores(std::array<uint64_t, 16>& cores) {
   // The kernel refuses less room than it has cores.
@@ -216,20 +219,16 @@ void Handshake::publish() {
 }
 
 std::optional<std::string> Handshake::get(const std::string& key) {
-  const auto asked = Deadline::after(
-      std::clamp(deadline_.remaining(), kStorePortion / 2, kStorePortion));
   try {
-    return exchange_.get(key, asked.allowed());
+    return exchange_.get(key, std::clamp(deadline_.remaining(),
+                                         kStorePortion / 2, kStorePortion));
   } catch (const std::exception& error) {
-    // Well before its time is over this is no key that is late.
-    if (asked.remaining() <= asked.allowed() / 2) return std::nullopt;
     // It is often rank 0's process that holds the store.
     pollfd first{
         .fd = peers_[0].socket.get(), .events = POLLRDHUP, .revents = 0};
     if (::poll(&first, 1, 100) > 0) throw died(0);
-    throw Failure{
-        Kind::broken,
-        name(rank_) + " could not read from the store: " + error.what()};
+    throw Failure{Kind::broken,
+                  name(rank_) + " found nobody in the store: " + error.what()};
   }
 }
 
@@ -520,13 +519,18 @@ void Handshake::lost(int rank) {
     return;
   }
   if (rank == 0) {
-    std::string value;
-    try {
-      value = exchange_.get(key_of(0), kStorePortion);
-    } catch (const std::exception&) {
-      throw died(0);
-    }
-    learn(0, value);
+    // What it wrote last may still be on its way.
+    const auto reading = Deadline::after(kLastWords);
+    do {
+      std::optional<std::string> value;
+      try {
+        value = exchange_.get(key_of(0), kStorePortion);
+      } catch (const std::exception&) {
+        throw died(0);
+      }
+      if (value) learn(0, *value);
+      std::this_thread::sleep_for(milliseconds(5));
+    } while (!reading.expired());
   }
   throw died(rank);
 }

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -15,13 +16,14 @@
 namespace lockstep::shm {
 
 // What ranks tell each other beforehand: a store that all can reach. Its keys
-// are new for each meeting. Both throw when the store fails.
+// are new for each meeting. Both throw if the store fails, or if it knows that
+// the other ranks will not come; the text becomes that of the failed meeting.
 struct Exchange {
   std::function<void(const std::string& key, const std::string& value)> set;
-  // Blocks until the key is there; throws when `allowed` is over, which is
-  // asked for in small portions.
-  std::function<std::string(const std::string& key,
-                            std::chrono::milliseconds allowed)>
+  // Blocks until the key is there; nothing if it is not when `allowed` is over,
+  // which is asked for in small portions.
+  std::function<std::optional<std::string>(const std::string& key,
+                                           std::chrono::milliseconds allowed)>
       get;
 };
 

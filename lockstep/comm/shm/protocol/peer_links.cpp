@@ -52,22 +52,26 @@ std::vector<int> PeerLinks::hung_up() const {
 }
 
 void PeerLinks::hang_up() const {
+  if (made_in_.is_foreign()) return;
   for (const auto& socket : sockets_) {
     if (socket) ::shutdown(socket.get(), SHUT_RDWR);
   }
 }
 
 bool PeerLinks::lend(int to, uint64_t id, const SharedMemory& memory) const {
+  if (made_in_.is_foreign()) return true;
   return send(sockets_.at(to),
               {.mark = kMark, .id = id, .bytes = memory.size()},
               memory.descriptor());
 }
 
 bool PeerLinks::take_back(int to, uint64_t id) const {
+  if (made_in_.is_foreign()) return true;
   return send(sockets_.at(to), {.mark = kMark, .id = id, .bytes = 0}, -1);
 }
 
 std::optional<PeerLinks::Loan> PeerLinks::receive(int from) const {
+  if (made_in_.is_foreign()) return std::nullopt;
   Record record{};
   auto packet = receive_packet(sockets_.at(from),
                                std::as_writable_bytes(std::span(&record, 1)));

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "lockstep/base/file_descriptor.h"
+#include "lockstep/base/process_mark.h"
 #include "lockstep/base/shared_memory.h"
 
 namespace lockstep::shm {
@@ -14,6 +15,9 @@ namespace lockstep::shm {
 // carries descriptors of registered memory. No call blocks. Threads: calls are
 // serialised by the caller, except hung_up() and hang_up(), which any thread
 // may call.
+//
+// In a child that was forked since, nothing is said or heard: its copies of the
+// sockets are the parent's connections.
 class PeerLinks {
  public:
   // `sockets[r]` leads to rank r; this rank's own is empty. SOCK_SEQPACKET,
@@ -45,6 +49,7 @@ class PeerLinks {
   std::optional<Loan> receive(int from) const;
 
  private:
+  const ProcessMark made_in_{};
   std::vector<FileDescriptor> sockets_;
 };
 

@@ -1,0 +1,252 @@
+#include "lockstep/comm/life_signs.h"
+
+#include <c10/util/Exception.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <exception>
+#include <numeric>
+#include <sstream>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "lockstep/comm/shm/protocol/handshake.h"
+#include "lockstep/comm/shm/protocol/handshake_note.h"
+
+namespace lockstep {
+namespace {
+
+// A rank that has not joined yet is looked for in the store this often.
+constexpr std::chrono::milliseconds kBetweenQuestions{100};
+
+// What follows the name of a rank that has left.
+constexpr const char* kLeft = "-left";
+constexpr const char* kFailed = "-failed";
+
+FileDescriptor datagram_socket() {
+  FileDescriptor socket(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  if (!socket) throw_errno("making a socket that shows that this rank lives");
+  return socket;
+}
+
+// Calls bind() or connect() with the abstract name.
+template <typename Call>
+int with_address(const std::string& name, Call call) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  const auto length = std::min(name.size(), sizeof(address.sun_path) - 1);
+  name.copy(address.sun_path + 1, length);  // after a zero byte
+  return call(
+      reinterpret_cast<const sockaddr*>(&address),
+      static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length));
+}
+
+bool has_owner(const std::string& name) {
+  const auto socket = datagram_socket();
+  return with_address(name,
+                      [&](const sockaddr* address, socklen_t size) {
+                        return ::connect(socket.get(), address, size);
+                      }) == 0 ||
+         errno != ECONNREFUSED;
+}
+
+FileDescriptor named_socket(const std::string& name) {
+  auto socket = datagram_socket();
+  if (with_address(name, [&](const sockaddr* address, socklen_t length) {
+        return ::bind(socket.get(), address, length);
+      }) != 0) {
+    throw_errno("naming a socket that shows that this rank lives");
+  }
+  return socket;
+}
+
+std::string words_of(int rank, LifeSigns::End end) {
+  const auto name = "rank " + std::to_string(rank);
+  switch (end) {
+    case LifeSigns::End::left:
+      return name + " has left the group";
+    case LifeSigns::End::failed:
+      return name + " left because of an error";
+    default:
+      return name + " died";
+  }
+}
+
+std::string identity_of_host() {
+  try {
+    return shm::host_identity();
+  } catch (const std::exception&) {
+    return {};
+  }
+}
+
+}  // namespace
+
+LifeSigns::LifeSigns(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+                     bool rank_zero_has_store)
+    : store_(std::move(store)),
+      rank_(rank),
+      rank_zero_has_store_(rank_zero_has_store),
+      identity_(identity_of_host()),
+      peers_(size) {
+  if (identity_.empty() || size == 1) return;
+  name_ = "lockstep-alive-" + shm::random_hex();
+  socket_ = named_socket(name_);
+  store_->set(key(rank_), "here " + identity_ + " " + name_);
+}
+
+std::string LifeSigns::key(int rank) const {
+  return "alive/" + std::to_string(rank);
+}
+
+std::vector<int> LifeSigns::everyone() const {
+  std::vector<int> ranks(peers_.size());
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+std::optional<std::string> LifeSigns::said_by(int rank) {
+  if (store_failed_) return std::nullopt;
+  try {
+    if (!store_->check({key(rank)})) return std::nullopt;
+    return store_->get_to_str(key(rank));
+  } catch (const c10::Error&) {
+    // It is gone: LibTorch prints a warning at each further question.
+    store_failed_ = true;
+    return std::nullopt;
+  }
+}
+
+void LifeSigns::take_in(Peer& peer, const std::string& said) {
+  std::istringstream words(said);
+  std::string word;
+  std::string identity;
+  std::string socket;
+  words >> word >> identity >> socket;
+  if (word == "left" || word == "failed") {
+    peer.end = word == "left" ? End::left : End::failed;
+  } else if (word == "here" && identity == identity_) {
+    peer.socket = socket;
+  } else {
+    peer.unknowable = true;
+  }
+}
+
+void LifeSigns::learn_all() {
+  std::lock_guard lock(mutex_);
+  if (identity_.empty() || peers_.size() == 1) return;
+  std::vector<std::string> keys;
+  for (const int rank : everyone()) keys.push_back(key(rank));
+  try {
+    if (!store_->check(keys)) return;  // some are Python's
+    const auto all = store_->multiGet(keys);
+    for (const int rank : everyone()) {
+      take_in(peers_[rank], {all[rank].begin(), all[rank].end()});
+    }
+  } catch (const c10::Error&) {
+    store_failed_ = true;
+  }
+}
+
+// How a peer whose name has no owner went.
+std::optional<LifeSigns::End> LifeSigns::end_of(const Peer& peer, int rank) {
+  if (has_owner(peer.socket + kLeft)) return End::left;
+  if (has_owner(peer.socket + kFailed)) return End::failed;
+  if (rank == 0 && rank_zero_has_store_) {
+    store_failed_ = true;
+    return End::died;
+  }
+  // Its process has ended since, or it died.
+  const auto said = said_by(rank);
+  if (said == "left") return End::left;
+  return said == "failed" ? End::failed : End::died;
+}
+
+void LifeSigns::learn(Peer& peer, int rank, Clock::time_point now) {
+  if (peer.end || peer.unknowable) return;
+  if (peer.socket.empty()) {
+    if (now - peer.asked < kBetweenQuestions) return;
+    peer.asked = now;
+    if (const auto said = said_by(rank)) take_in(peer, *said);
+    if (peer.socket.empty()) return;
+  }
+  if (has_owner(peer.socket)) return;
+  if (!peer.missed) peer.missed = now;
+  if (now - *peer.missed >= kGrace) peer.end = end_of(peer, rank);
+}
+
+std::vector<LifeSigns::Gone> LifeSigns::gone(const std::vector<int>& ranks) {
+  std::vector<Gone> all;
+  if (made_in_.is_foreign()) return all;
+  std::lock_guard lock(mutex_);
+  if (identity_.empty()) return all;
+  const auto now = Clock::now();
+  for (const int rank : ranks) {
+    if (rank == rank_) continue;
+    auto& peer = peers_.at(rank);
+    learn(peer, rank, now);
+    if (!peer.end) continue;
+    all.push_back(
+        {.rank = rank,
+         .end = *peer.end,
+         .words = rank == 0 && rank_zero_has_store_ && *peer.end == End::died
+                      ? "rank 0 died or left, and the store with it"
+                      : words_of(rank, *peer.end)});
+  }
+  return all;
+}
+
+std::vector<LifeSigns::Gone> LifeSigns::gone() { return gone(everyone()); }
+
+std::vector<LifeSigns::Gone> LifeSigns::gone_for_good(
+    const std::vector<int>& ranks) {
+  constexpr std::chrono::milliseconds kPause{5};
+  while (true) {
+    auto all = gone(ranks);
+    {
+      std::lock_guard lock(mutex_);
+      if (std::ranges::none_of(ranks, [&](int rank) {
+            return peers_.at(rank).missed && !peers_.at(rank).end;
+          })) {
+        return all;
+      }
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+}
+
+std::vector<LifeSigns::Gone> LifeSigns::gone_for_good() {
+  return gone_for_good(everyone());
+}
+
+void LifeSigns::leave(End end) {
+  if (made_in_.is_foreign()) return;
+  std::lock_guard lock(mutex_);
+  if (!socket_) return;
+  if (end != End::died) {
+    try {
+      farewell_ = named_socket(name_ + (end == End::left ? kLeft : kFailed));
+      // For those who look when this process has ended.
+      if (!store_failed_) {
+        store_->set(key(rank_), end == End::left ? "left" : "failed");
+      }
+    } catch (const c10::Error&) {
+      store_failed_ = true;
+    } catch (const std::system_error&) {
+      // It looks like a death then.
+    }
+  }
+  socket_.reset();
+}
+
+std::string words_of(const std::vector<LifeSigns::Gone>& gone) {
+  std::string all;
+  for (const auto& one : gone) all += (all.empty() ? "" : "; ") + one.words;
+  return all;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,109 @@
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
+
+#include "lockstep/base/file_descriptor.h"
+#include "lockstep/base/process_mark.h"
+
+namespace lockstep {
+
+// Tells which ranks of the default group are gone, to waits that nothing else
+// would end before their deadline: for keys in the store above all.
+//
+// Each rank binds a datagram socket to a random abstract name (unix(7)) and
+// writes the name to the store. The kernel closes the socket when the process
+// ends, however it does. A rank asks about a peer by connecting a socket of its
+// own to that name, which neither blocks nor needs the peer to do anything: a
+// stopped process still has its name. A rank that leaves without dying has the
+// name with "-left" or "-failed" behind it from then on.
+//
+// Known are ranks of Lockstep on this host and in this network namespace. Of
+// all others nothing is ever said.
+//
+// Keys, in the default group's own part of the store: "alive/RANK": "here HOST
+// NAME", later "left" or "failed".
+//
+// Threads: any. No call waits for a peer; gone() and leave() may ask the store.
+class LifeSigns {
+ public:
+  // How a rank ends its part in the world.
+  enum class End {
+    died,    // its process ended without a word
+    failed,  // it left because of an error
+    left,    // it left in peace
+  };
+  struct Gone {
+    int rank;
+    End end;
+    std::string words;  // "rank 3 died"
+  };
+
+  // Of a default group of `size` ranks. `rank_zero_has_store`: the store goes
+  // with rank 0, so it is not asked once that is gone (LibTorch would print a
+  // warning). Writes to the store, whose errors (c10::Error) pass through.
+  // Throws std::system_error if there is no socket.
+  LifeSigns(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
+            bool rank_zero_has_store);
+  LifeSigns(const LifeSigns&) = delete;
+  LifeSigns& operator=(const LifeSigns&) = delete;
+
+  // Those of `ranks` that are gone since kGrace at least, in order. What a
+  // rank wrote before it went is in the store by then.
+  std::vector<Gone> gone(const std::vector<int>& ranks);
+  // The same of all ranks.
+  std::vector<Gone> gone();
+  static constexpr std::chrono::milliseconds kGrace{100};
+  // As gone(), but waits for those that seem to be gone, kGrace at most.
+  std::vector<Gone> gone_for_good(const std::vector<int>& ranks);
+  std::vector<Gone> gone_for_good();
+
+  // Reads from the store where all ranks can be looked for, once they have
+  // come: so they are known when the store is gone.
+  void learn_all();
+
+  // Says how this rank ends its part, and is gone for the others from then on.
+  // The first call counts. Throws nothing: if the store is gone, the peers see
+  // a death.
+  void leave(End end);
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Peer {
+    std::string socket{};  // empty: not known yet
+    bool unknowable = false;
+    std::optional<End> end{};
+    Clock::time_point asked{};  // the store, when its socket was not known
+    std::optional<Clock::time_point> missed{};
+  };
+
+  std::string key(int rank) const;
+  std::vector<int> everyone() const;
+  std::optional<std::string> said_by(int rank);
+  void take_in(Peer& peer, const std::string& said);
+  void learn(Peer& peer, int rank, Clock::time_point now);
+  std::optional<End> end_of(const Peer& peer, int rank);
+
+  const c10::intrusive_ptr<c10d::Store> store_;
+  const int rank_;
+  const bool rank_zero_has_store_;
+  const ProcessMark made_in_;
+  std::mutex mutex_;
+  FileDescriptor socket_;
+  FileDescriptor farewell_;  // the name with how it left behind it
+  std::string name_;
+  std::string identity_;  // of this host; empty: it has none
+  std::vector<Peer> peers_;
+  bool store_failed_ = false;
+};
+
+// "rank 2 died; rank 3 left because of an error"; empty if none is gone.
+std::string words_of(const std::vector<LifeSigns::Gone>& gone);
+
+}  // namespace lockstep

@@ -1,0 +1,127 @@
+#include "lockstep/comm/uncaught.h"
+
+#include <c10/util/Exception.h>
+#include <cxxabi.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <exception>
+#include <string>
+#include <typeinfo>
+
+#include "lockstep/base/environment.h"
+#include "lockstep/base/error_file.h"
+#include "lockstep/comm/record.h"
+
+namespace lockstep {
+namespace {
+
+std::atomic<int> own_rank{-1};
+std::atomic<std::string (*)()> failed_peers{nullptr};
+std::atomic<std::terminate_handler> handler_before{nullptr};
+
+std::string words_of(const std::exception& error) {
+  const auto* torch = dynamic_cast<const c10::Error*>(&error);
+  return torch != nullptr ? torch->what_without_backtrace() : error.what();
+}
+
+// An operation notes by itself that a peer is gone. What LibTorch's distributed
+// package throws otherwise may follow from the same.
+FailureKind kind_of(const std::exception& error) {
+  if (dynamic_cast<const c10::DistError*>(&error) == nullptr) {
+    return FailureKind::cause;
+  }
+  const auto ask = failed_peers.load();
+  return ask != nullptr && !ask().empty() ? FailureKind::echo
+                                          : FailureKind::cause;
+}
+
+// In one write(2), so that the lines of several ranks do not mix.
+void print_line(const std::string& words) noexcept {
+  try {
+    std::string line;
+    const int rank = own_rank.load(std::memory_order_relaxed);
+    if (rank >= 0) {
+      line = "rank " + std::to_string(rank) + ": ";
+    } else if (const auto name = get_env("RANK")) {
+      line = "rank " + *name + ": ";
+    }
+    for (const char c : words) line += c == '\n' ? ' ' : c;
+    line += '\n';
+    [[maybe_unused]] const auto written =
+        ::write(STDERR_FILENO, line.data(), line.size());
+  } catch (...) {
+    // No memory for the line.
+  }
+}
+
+void report_current_exception() noexcept {
+  const auto current = std::current_exception();
+  if (!current) {
+    const char* const words =
+        "the program was ended by std::terminate() without an exception (a "
+        "thread that was not joined, or an exception in a noexcept function)";
+    note_failure(FailureKind::cause, words);
+    return print_line(words);
+  }
+  try {
+    std::rethrow_exception(current);
+  } catch (const std::exception& error) {
+    record_error(error);
+    print_line(words_of(error));
+  } catch (...) {
+    const auto* type = abi::__cxa_current_exception_type();
+    const std::string words =
+        "an exception of type " +
+        std::string(type != nullptr ? type->name() : "unknown");
+    note_failure(FailureKind::cause, words);
+    print_line(words);
+  }
+}
+
+[[noreturn]] void handle_terminate() {
+  static std::atomic_flag entered = ATOMIC_FLAG_INIT;
+  // Another thread is ending the process.
+  while (entered.test_and_set()) ::pause();
+  report_current_exception();
+  const auto before = handler_before.load();
+  if (before != nullptr) before();
+  std::abort();
+}
+
+}  // namespace
+
+void identify_process(int rank, std::string (*ask_for_failed_peers)()) {
+  own_rank = rank;
+  failed_peers = ask_for_failed_peers;
+}
+
+void report_uncaught() {
+  const auto before = std::get_terminate();
+  if (before == handle_terminate) return;
+  // The one that a program begins with prints the exception again, with
+  // LibTorch's frames.
+  handler_before =
+      before == __gnu_cxx::__verbose_terminate_handler ? nullptr : before;
+  std::set_terminate(handle_terminate);
+}
+
+void record_error(const std::exception& error) noexcept {
+  try {
+    note_failure(kind_of(error), words_of(error));
+  } catch (...) {
+    // No memory for the words.
+  }
+}
+
+int record(const std::function<int()>& body) noexcept {
+  try {
+    return body();
+  } catch (...) {
+    report_current_exception();
+    return 1;
+  }
+}
+
+}  // namespace lockstep

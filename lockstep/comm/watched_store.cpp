@@ -1,0 +1,168 @@
+#include "lockstep/comm/watched_store.h"
+
+#include <algorithm>
+#include <thread>
+#include <utility>
+
+#include "lockstep/base/deadline.h"
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr const char* kGaveUp = "lockstep/gave_up";
+constexpr std::chrono::microseconds kFirstQuestion{50};
+constexpr std::chrono::microseconds kLongestQuestion{5'000};
+constexpr milliseconds kBetweenLooks{50};
+// A store closes before the process that has it is known to be gone.
+constexpr milliseconds kStoreHostGone{1'000};
+
+}  // namespace
+
+WatchedStore::WatchedStore(c10::intrusive_ptr<c10d::Store> store,
+                           std::shared_ptr<LifeSigns> life_signs,
+                           std::vector<int> ranks)
+    : store_(std::move(store)),
+      life_signs_(std::move(life_signs)),
+      ranks_(std::move(ranks)) {}
+
+void WatchedStore::give_up(const std::string& why) noexcept {
+  try {
+    store_->compareSet(kGaveUp, std::string(), why);
+  } catch (const std::exception&) {
+    // The store is gone, and the others know.
+  }
+}
+
+template <typename Call>
+decltype(auto) WatchedStore::asked(Call&& call) {
+  try {
+    return std::forward<Call>(call)();
+  } catch (const c10::DistError& error) {
+    std::string words;
+    const auto deadline = Deadline::after(kStoreHostGone);
+    while ((words = words_of(life_signs_->gone())).empty() &&
+           !deadline.expired()) {
+      std::this_thread::sleep_for(kLongestQuestion);
+    }
+    if (words.empty()) words = error.what_without_backtrace();
+    throw PeerGone({__func__, __FILE__, __LINE__},
+                   "the store in which the ranks meet is gone: " + words);
+  }
+}
+
+void WatchedStore::require_all_alive() {
+  throw_for(life_signs_->gone_for_good(ranks_));
+}
+
+void WatchedStore::throw_for(const std::vector<LifeSigns::Gone>& gone) {
+  // A rank that left because of an error may have said which.
+  const bool may_have_said =
+      gone.empty() || std::ranges::any_of(gone, [](const auto& rank) {
+        return rank.end == LifeSigns::End::failed;
+      });
+  std::string words;
+  if (may_have_said && asked([&] { return store_->check({kGaveUp}); })) {
+    words = asked([&] { return store_->get_to_str(kGaveUp); });
+  }
+  if (words.empty()) words = words_of(gone);
+  if (!words.empty()) throw PeerGone({__func__, __FILE__, __LINE__}, words);
+}
+
+void WatchedStore::look() {
+  {
+    std::lock_guard lock(mutex_);
+    const auto now = std::chrono::steady_clock::now();
+    if (now - looked_ < kBetweenLooks) return;
+    looked_ = now;
+  }
+  throw_for(life_signs_->gone(ranks_));
+}
+
+bool WatchedStore::check(const std::vector<std::string>& keys) {
+  if (asked([&] { return store_->check(keys); })) return true;
+  try {
+    look();
+  } catch (const PeerGone&) {
+    // What a rank wrote before it went is there by now.
+    if (asked([&] { return store_->check(keys); })) return true;
+    throw;
+  }
+  return false;
+}
+
+void WatchedStore::wait(const std::vector<std::string>& keys) {
+  wait(keys, getTimeout());
+}
+
+void WatchedStore::wait(const std::vector<std::string>& keys,
+                        const milliseconds& timeout) {
+  const auto deadline = Deadline::after(timeout);
+  for (auto pause = kFirstQuestion; !check(keys);
+       pause = std::min(2 * pause, kLongestQuestion)) {
+    if (deadline.expired()) {
+      throw c10::DistStoreError(
+          {__func__, __FILE__, __LINE__},
+          c10::str("the ranks did not write ", keys, " to the store within ",
+                   timeout.count(), " ms"));
+    }
+    std::this_thread::sleep_for(pause);
+  }
+}
+
+std::vector<uint8_t> WatchedStore::get(const std::string& key) {
+  wait({key});
+  return asked([&] { return store_->get(key); });
+}
+
+void WatchedStore::set(const std::string& key,
+                       const std::vector<uint8_t>& value) {
+  asked([&] { store_->set(key, value); });
+}
+
+std::vector<uint8_t> WatchedStore::compareSet(
+    const std::string& key, const std::vector<uint8_t>& expected,
+    const std::vector<uint8_t>& desired) {
+  return asked([&] { return store_->compareSet(key, expected, desired); });
+}
+
+int64_t WatchedStore::add(const std::string& key, int64_t value) {
+  return asked([&] { return store_->add(key, value); });
+}
+
+bool WatchedStore::deleteKey(const std::string& key) {
+  return asked([&] { return store_->deleteKey(key); });
+}
+
+int64_t WatchedStore::getNumKeys() {
+  return asked([&] { return store_->getNumKeys(); });
+}
+
+const milliseconds& WatchedStore::getTimeout() const noexcept {
+  return store_->getTimeout();
+}
+
+void WatchedStore::setTimeout(const milliseconds& timeout) {
+  store_->setTimeout(timeout);
+}
+
+void WatchedStore::append(const std::string& key,
+                          const std::vector<uint8_t>& value) {
+  asked([&] { store_->append(key, value); });
+}
+
+std::vector<std::vector<uint8_t>> WatchedStore::multiGet(
+    const std::vector<std::string>& keys) {
+  wait(keys);
+  return asked([&] { return store_->multiGet(keys); });
+}
+
+void WatchedStore::multiSet(const std::vector<std::string>& keys,
+                            const std::vector<std::vector<uint8_t>>& values) {
+  asked([&] { store_->multiSet(keys, values); });
+}
+
+bool WatchedStore::hasExtendedApi() const { return store_->hasExtendedApi(); }
+
+}  // namespace lockstep

@@ -1,0 +1,92 @@
+#pragma once
+
+#include <c10/util/Exception.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <vector>
+
+#include "lockstep/comm/life_signs.h"
+
+namespace lockstep {
+
+// What a wait in the store is for will not come: a rank of the group is gone,
+// could not make the group, or had the store. The text says which.
+class PeerGone : public c10::DistStoreError {
+ public:
+  using DistStoreError::DistStoreError;
+};
+
+// A group's part of the store as its ranks use it when they wait for each
+// other: whoever asks in vain for a key (check(), wait(), get()) hears within
+// a second that a rank of the group is gone, instead of at its deadline. So
+// every loop over check(), LibTorch's own (Gloo's connecting) included, ends
+// by a death.
+//
+// A rank that cannot make its part of the group tells the others why with
+// give_up(): their questions throw PeerGone with its words. Key:
+// "lockstep/gave_up".
+//
+// wait() and get() ask again and again, so that LibTorch prints no warning of
+// its own when their time is over, and throw c10::DistStoreError then. Errors
+// of the store itself become PeerGone. A clone() is not watched.
+//
+// Threads: any, as those of the store inside.
+class WatchedStore final : public c10d::Store {
+ public:
+  // Of the group of the default group's ranks `ranks`.
+  WatchedStore(c10::intrusive_ptr<c10d::Store> store,
+               std::shared_ptr<LifeSigns> life_signs, std::vector<int> ranks);
+
+  // Throws PeerGone if a rank of the group is gone by now: before what cannot
+  // be interrupted (Gloo's connecting).
+  void require_all_alive();
+
+  // "rank 0: why". Throws nothing; the first to give up is heard.
+  void give_up(const std::string& why) noexcept;
+
+  c10::intrusive_ptr<Store> clone() override { return store_->clone(); }
+  using Store::set;
+  void set(const std::string& key, const std::vector<uint8_t>& value) override;
+  using Store::compareSet;
+  std::vector<uint8_t> compareSet(const std::string& key,
+                                  const std::vector<uint8_t>& expected,
+                                  const std::vector<uint8_t>& desired) override;
+  std::vector<uint8_t> get(const std::string& key) override;
+  int64_t add(const std::string& key, int64_t value) override;
+  bool deleteKey(const std::string& key) override;
+  bool check(const std::vector<std::string>& keys) override;
+  int64_t getNumKeys() override;
+  void wait(const std::vector<std::string>& keys) override;
+  void wait(const std::vector<std::string>& keys,
+            const std::chrono::milliseconds& timeout) override;
+  const std::chrono::milliseconds& getTimeout() const noexcept override;
+  void setTimeout(const std::chrono::milliseconds& timeout) override;
+  void append(const std::string& key,
+              const std::vector<uint8_t>& value) override;
+  std::vector<std::vector<uint8_t>> multiGet(
+      const std::vector<std::string>& keys) override;
+  void multiSet(const std::vector<std::string>& keys,
+                const std::vector<std::vector<uint8_t>>& values) override;
+  bool hasExtendedApi() const override;
+
+ private:
+  template <typename Call>
+  decltype(auto) asked(Call&& call);
+  // Throws PeerGone if one of these is gone, or one has given up.
+  void throw_for(const std::vector<LifeSigns::Gone>& gone);
+  // The same; looks some twenty times a second.
+  void look();
+
+  const c10::intrusive_ptr<c10d::Store> store_;
+  const std::shared_ptr<LifeSigns> life_signs_;
+  const std::vector<int> ranks_;
+  std::mutex mutex_;
+  std::chrono::steady_clock::time_point looked_{};
+};
+
+}  // namespace lockstep
