@@ -3,8 +3,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -18,8 +20,9 @@ namespace {
 
 using testing::World;
 
-// This rank's part is taken by a Python process with its environment.
-void be_python(const World& world) {
+// This rank's part is taken by a Python process with its environment, which
+// plays `part` of python_rank.py.
+void be_python(const World& world, const char* part) {
   // `timeout`, so that nothing stays even if this rank is killed.
   testing::ProgramSetup setup{
       .environment = {"TMPDIR=" + world.folder.string()}};
@@ -30,7 +33,7 @@ void be_python(const World& world) {
   }
   testing::RunningProgram python(
       {"/usr/bin/timeout", "--kill-after=5", "45", LOCKSTEP_TORCH_PYTHON,
-       LOCKSTEP_SOURCE_DIR "/tests/comm/python_rank.py"},
+       LOCKSTEP_SOURCE_DIR "/tests/comm/python_rank.py", part},
       setup);
   auto result = python.finish(std::chrono::seconds(52));
   EXPECT_EQ(result.exit_code, 0) << result.err;
@@ -64,23 +67,83 @@ void be_ours(const World& world) {
   barrier();
 }
 
-void stand_together(const World& world, int python_rank) {
+// The sum of the ranks in a group of `ranks`; nothing where this rank is no
+// member.
+void expect_sum_of_ranks(const ProcessGroupPtr& group, std::vector<int> ranks) {
+  const int rank = get_rank();
+  ASSERT_EQ(group != nullptr, std::ranges::count(ranks, rank) == 1);
+  if (!group) return;
+  auto sum = torch::full({3}, rank, torch::kLong);
+  all_reduce(sum, {.group = group});
+  const int total = std::accumulate(ranks.begin(), ranks.end(), 0);
+  EXPECT_TRUE(sum.eq(total).all().item<bool>()) << sum << " is not " << total;
+}
+
+// The same groups as groups() in python_rank.py, in the same order.
+void be_ours_in_groups(const World& world) {
+  auto group =
+      init_process_group("cpu:gloo", {.timeout = std::chrono::seconds(40)});
+  const int size = world.size;
+  std::vector<int> everyone(size);
+  std::iota(everyone.begin(), everyone.end(), 0);
+  const auto make = [](const std::vector<int>& ranks) {
+    expect_sum_of_ranks(new_group(ranks), ranks);
+  };
+  make(everyone);
+  make({0, size - 1});
+  make({size - 1});
+  make({0});
+  make({everyone.begin() + 1, everyone.end()});
+  make({everyone.begin(), everyone.end() - 1});
+  // Of another device map, and of another timeout.
+  expect_sum_of_ranks(new_group({}, {.timeout = std::chrono::seconds(35),
+                                     .backend = "cpu:gloo"}),
+                      everyone);
+  expect_sum_of_ranks(new_subgroups(size), everyone);
+  if (size == 4) {
+    expect_sum_of_ranks(new_subgroups(2), world.rank < 2
+                                              ? std::vector<int>{0, 1}
+                                              : std::vector<int>{2, 3});
+    expect_sum_of_ranks(
+        new_subgroups_by_enumeration({{0, 3}, {1, 2}}),
+        world.rank % 3 == 0 ? std::vector<int>{0, 3} : std::vector<int>{1, 2});
+  }
+  make(everyone);
+  barrier();
+}
+
+// `python_ranks` are Python's, all others ours.
+void stand_together(const World& world, const std::vector<int>& python_ranks,
+                    const char* part, void (*ours)(const World&)) {
   if (!std::filesystem::exists(LOCKSTEP_TORCH_PYTHON)) {
     GTEST_SKIP() << "no Python at " << LOCKSTEP_TORCH_PYTHON;
   }
-  if (world.rank == python_rank) {
-    be_python(world);
+  if (std::ranges::count(python_ranks, world.rank)) {
+    be_python(world, part);
   } else {
-    be_ours(world);
+    ours(world);
   }
 }
 
 WORLD_TEST(PythonRank, JoinsAGroupThatOursHosts, 2, 3) {
-  stand_together(world, world.size - 1);
+  stand_together(world, {world.size - 1}, "collectives", be_ours);
 }
 
 WORLD_TEST(PythonRank, HostsAGroupThatOursJoin, 2, 3) {
-  stand_together(world, 0);
+  stand_together(world, {0}, "collectives", be_ours);
+}
+
+WORLD_TEST(PythonRank, IsLastInNewGroupsOfOurs, 2, 3, 4) {
+  stand_together(world, {world.size - 1}, "groups", be_ours_in_groups);
+}
+
+WORLD_TEST(PythonRank, IsFirstInNewGroupsOfOurs, 2, 3) {
+  stand_together(world, {0}, "groups", be_ours_in_groups);
+}
+
+// Each pair of new_subgroups() holds one rank of each language.
+WORLD_TEST(PythonRank, StandsBesideOursInEveryNewGroup, 4) {
+  stand_together(world, {0, 2}, "groups", be_ours_in_groups);
 }
 
 }  // namespace

@@ -3,10 +3,14 @@
 #include <sys/socket.h>
 #include <torch/torch.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
+#include <memory>
 #include <stdexcept>
 #include <system_error>
+#include <thread>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
@@ -187,6 +191,92 @@ WORLD_TEST(Rendezvous, AbsentRanksAreNamedAtTheTimeout, 3) {
       [&] { auto group = init_process_group("gloo", {.timeout = timeout}); },
       ThrowsMessage<c10::DistError>(
           AllOf(HasSubstr("world of 3"), HasSubstr("absent: rank 2"))));
+}
+
+// Long, and yet much shorter than what LibTorch's client may take.
+TEST(RendezvousTimeouts, AnAbsentStoreIsWaitedForToTheTimeoutAndNoLonger) {
+  for (const char* address : {"127.0.0.1", "192.0.2.1", "[::1]"}) {
+    ::testing::internal::CaptureStderr();
+    const auto start = std::chrono::steady_clock::now();
+    EXPECT_THAT(
+        [&] {
+          auto group = init_process_group(
+              "gloo", {.init_method = std::string("tcp://") + address + ":1",
+                       .timeout = std::chrono::seconds(1),
+                       .world_size = 2,
+                       .rank = 1});
+        },
+        ThrowsMessage<c10::DistError>(
+            AllOf(HasSubstr("could not reach the store at"),
+                  HasSubstr("rank 0 hosts it"), HasSubstr("allowed 1000 ms"))));
+    EXPECT_LT(std::chrono::steady_clock::now() - start,
+              std::chrono::seconds(5));
+    EXPECT_EQ(::testing::internal::GetCapturedStderr(), "") << address;
+  }
+}
+
+WORLD_TEST(Rendezvous, TheLongestTimeoutIsNone, 2) {
+  for (const char* backend : {"gloo", "lockstep"}) {
+    constexpr auto kForEver = std::chrono::milliseconds::max();
+    auto group = init_process_group(backend, {.timeout = kForEver});
+    expect_sum_of_ones(world.size);
+    auto tensor = at::ones({1});
+    all_reduce(tensor, {.async_op = true, .timeout = kForEver})->wait(kForEver);
+    EXPECT_EQ(tensor.item<float>(), world.size);
+    monitored_barrier({.timeout = kForEver});
+    auto part = new_group({}, {.timeout = kForEver});
+    all_reduce(tensor, {.group = part});
+    auto arrived = at::zeros({1});
+    if (world.rank == 0) {
+      send(tensor, 1, {.timeout = kForEver});
+    } else {
+      recv(arrived, 0, {.timeout = kForEver});
+      EXPECT_EQ(arrived.item<float>(), 2 * world.size);
+    }
+    barrier();
+  }
+}
+
+WORLD_TEST(Rendezvous, NegativeTimeoutsAreRefused, 1) {
+  constexpr std::chrono::milliseconds kNegative{-5};
+  const auto refuses = ThrowsMessage<std::invalid_argument>(
+      AllOf(HasSubstr("timeout is -5 ms"), HasSubstr("more than 0")));
+  EXPECT_THAT(
+      [&] { auto none = init_process_group("gloo", {.timeout = kNegative}); },
+      refuses);
+  auto group = init_process_group("gloo");
+  EXPECT_THAT([&] { all_reduce(at::ones({1}), {.timeout = kNegative}); },
+              refuses);
+  EXPECT_THAT([&] { new_group({}, {.timeout = kNegative}); }, refuses);
+  EXPECT_THAT([&] { split_group({{0}}, {.timeout = kNegative}); }, refuses);
+}
+
+// As a run leaves it that was killed. Rank 1 had not come to that one, and
+// hears from rank 0.
+WORLD_TEST(Rendezvous, AFileOfAnEarlierRunIsNamed, 2) {
+  const auto path = (world.folder / "stale").string();
+  if (world.rank == 0) {
+    // Never destroyed, as that run was killed.
+    std::make_unique<c10d::FileStore>(path, 3).release()->add("lockstep/rank 0",
+                                                              1);
+    ASSERT_TRUE(std::filesystem::exists(path));
+    std::ofstream(path + ".ready").close();
+  }
+  while (!std::filesystem::exists(path + ".ready")) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  std::string text;
+  try {
+    auto group = init_process_group("gloo", {.init_method = "file://" + path,
+                                             .timeout = std::chrono::minutes(5),
+                                             .world_size = 2,
+                                             .rank = world.rank});
+  } catch (const c10::Error& error) {
+    text = error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    text = error.what();
+  }
+  EXPECT_THAT(text, AllOf(HasSubstr(path), HasSubstr("of an earlier run")));
 }
 
 WORLD_TEST(Rendezvous, TwoEqualRanksAreRefused, 2) {

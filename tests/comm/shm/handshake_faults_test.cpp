@@ -209,11 +209,11 @@ TEST_F(HandshakeFault, RankZeroKilledMeanwhileIsNamedAtOnce) {
 TEST_F(HandshakeFault, AStoreThatFailsEndsTheMeetingAtOnce) {
   auto exchange = place_.exchange();
   exchange.get = [](const std::string&,
-                    std::chrono::milliseconds) -> std::string {
+                    std::chrono::milliseconds) -> std::optional<std::string> {
     throw std::runtime_error("connection reset");
   };
   EXPECT_THAT(outcome_of([&] { meet(exchange, meeting_of(1, 2)); }),
-              AllOf(StartsWith("GroupBroken: rank 1 could not read"),
+              AllOf(StartsWith("GroupBroken: rank 1 found nobody in the store"),
                     HasSubstr("connection reset")));
 }
 

@@ -57,22 +57,24 @@ Exchange MeetingPlace::exchange() const {
             std::ofstream(writer.str()) << value;
             fs::rename(writer.str(), file_of(folder, key));
           },
-      .get =
-          [folder = folder_](const std::string& key, milliseconds allowed) {
-            const auto deadline = Deadline::after(allowed);
-            for (;;) {
-              std::ifstream file(file_of(folder, key));
-              if (file) {
-                return std::string{std::istreambuf_iterator<char>(file), {}};
-              }
-              if (deadline.expired()) throw std::runtime_error("no key " + key);
-              std::this_thread::sleep_for(milliseconds(1));
-            }
-          }};
+      .get = [folder = folder_](const std::string& key, milliseconds allowed)
+          -> std::optional<std::string> {
+        const auto deadline = Deadline::after(allowed);
+        for (;;) {
+          std::ifstream file(file_of(folder, key));
+          if (file) {
+            return std::string{std::istreambuf_iterator<char>(file), {}};
+          }
+          if (deadline.expired()) return std::nullopt;
+          std::this_thread::sleep_for(milliseconds(1));
+        }
+      }};
 }
 
 std::string MeetingPlace::get(const std::string& key) const {
-  return exchange().get(key, std::chrono::seconds(20));
+  const auto value = exchange().get(key, std::chrono::seconds(20));
+  if (!value) throw std::runtime_error("no key " + key);
+  return *value;
 }
 
 std::string MeetingPlace::socket_of(int rank) const {

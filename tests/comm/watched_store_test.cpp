@@ -1,0 +1,114 @@
+#include "lockstep/comm/watched_store.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include "lockstep/base/deadline.h"
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::minutes;
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+using ::testing::ThrowsMessage;
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+// A world of three, of which this process plays every rank.
+class WatchedStores : public ::testing::Test {
+ protected:
+  WatchedStores() {
+    for (int rank = 0; rank < 3; ++rank) {
+      life_signs_.push_back(std::make_shared<LifeSigns>(
+          store_, rank, 3, /*rank_zero_has_store=*/false));
+    }
+  }
+
+  c10::intrusive_ptr<WatchedStore> watched_by(int rank,
+                                              std::vector<int> ranks = {0, 1,
+                                                                        2}) {
+    return c10::make_intrusive<WatchedStore>(store_, life_signs_[rank],
+                                             std::move(ranks));
+  }
+  // How rank 0 sees the end of the others.
+  std::string words() { return words_of(life_signs_[0]->gone()); }
+  std::string words_when_someone_is_gone() {
+    const auto deadline = Deadline::after(seconds(20));
+    while (words().empty() && !deadline.expired()) {
+      ::usleep(1000);
+    }
+    return words();
+  }
+
+  StorePtr store_ = c10::make_intrusive<c10d::HashStore>();
+  std::vector<std::shared_ptr<LifeSigns>> life_signs_;
+};
+
+TEST_F(WatchedStores, OfRanksThatLiveNothingIsSaid) {
+  for (int i = 0; i < 3; ++i) EXPECT_EQ(words(), "");
+  auto store = watched_by(0);
+  EXPECT_FALSE(store->check({"key"}));
+  store->set("key", "value");
+  EXPECT_TRUE(store->check({"key"}));
+  EXPECT_EQ(store->get_to_str("key"), "value");
+  EXPECT_THAT([&] { store->wait({"other"}, milliseconds(30)); },
+              ThrowsMessage<c10::DistStoreError>(HasSubstr("within 30 ms")));
+}
+
+TEST_F(WatchedStores, EachWayToGoHasItsWords) {
+  life_signs_[1]->leave(LifeSigns::End::left);
+  EXPECT_EQ(words_when_someone_is_gone(), "rank 1 has left the group");
+  life_signs_[2]->leave(LifeSigns::End::failed);
+  while (words() == "rank 1 has left the group") ::usleep(1000);
+  EXPECT_EQ(words(),
+            "rank 1 has left the group; rank 2 left because of an error");
+}
+
+TEST_F(WatchedStores, AWaitEndsWhenARankOfItsGroupIsGone) {
+  life_signs_[2].reset();  // as the end of its process
+  EXPECT_THAT([&] { watched_by(0)->wait({"key"}, minutes(5)); },
+              ThrowsMessage<PeerGone>(HasSubstr("rank 2 died")));
+  EXPECT_THAT([&] { watched_by(0, {0, 1})->wait({"key"}, milliseconds(300)); },
+              ThrowsMessage<c10::DistStoreError>(HasSubstr("300 ms")));
+}
+
+TEST_F(WatchedStores, WhatARankWroteBeforeItWentIsRead) {
+  auto store = watched_by(0);
+  store_->set("key", std::string("value"));
+  life_signs_[2].reset();
+  EXPECT_EQ(words_when_someone_is_gone(), "rank 2 died");
+  EXPECT_EQ(store->get_to_str("key"), "value");
+}
+
+TEST_F(WatchedStores, WhoGivesUpIsHeard) {
+  watched_by(1)->give_up("rank 1 gave up: no memory");
+  watched_by(2)->give_up("rank 2 gave up: rank 1 gave up");
+  EXPECT_THAT([&] { watched_by(0)->wait({"key"}, minutes(5)); },
+              ThrowsMessage<PeerGone>(HasSubstr("rank 1 gave up: no memory")));
+}
+
+// Its copy of the socket is no sign of the parent's life, nor is its end one of
+// the parent's death.
+TEST_F(WatchedStores, AForkedChildSaysNothingForItsParent) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    life_signs_[1]->leave(LifeSigns::End::failed);
+    ::_exit(life_signs_[1]->gone().empty() ? 0 : 1);
+  }
+  int status = -1;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(words(), "");
+}
+
+}  // namespace
+}  // namespace lockstep
