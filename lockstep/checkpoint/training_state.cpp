@@ -10,6 +10,7 @@
 #include <stdexcept>
 #include <system_error>
 
+#include "lockstep/base/current_call.h"
 #include "lockstep/base/digest.h"
 #include "lockstep/checkpoint/atomic_file.h"
 #include "lockstep/checkpoint/module_state.h"
@@ -212,6 +213,7 @@ void agree(const std::string& path, const Loaded& mine, const Ranks& ranks) {
 
 void save_snapshot(const std::string& path, const TrainingState& state,
                    const SnapshotOptions& options) {
+  const UserFunction function("save_snapshot()");
   const Ranks ranks(options.group);
   const auto generators = ranks.gather(generator_state());
   std::exception_ptr failure;
@@ -245,6 +247,7 @@ void save_snapshot(const std::string& path, const TrainingState& state,
 
 bool load_snapshot(const std::string& path, TrainingState& state,
                    const LoadSnapshotOptions& options) {
+  const UserFunction function("load_snapshot()");
   const Ranks ranks(options.group);
   const Loaded loaded = prepare(path, state, ranks, options.will_save);
   agree(path, loaded, ranks);

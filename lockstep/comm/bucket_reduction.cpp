@@ -8,7 +8,9 @@
 #include <string>
 #include <utility>
 
+#include "lockstep/base/current_call.h"
 #include "lockstep/comm/collective_call.h"
+#include "lockstep/comm/collective_work.h"
 #include "lockstep/comm/data_movement.h"
 #include "lockstep/comm/host_sharing.h"
 #include "lockstep/comm/init.h"
@@ -141,7 +143,7 @@ class RecordedBuckets final : public BucketReduction {
 
   void begin(int64_t iteration, double divisor) override {
     end_record(/*failed=*/true);  // abandoned
-    call_.number = call_.group->next_sequence_number();
+    current_.number = call_.number = call_.group->next_sequence_number();
     const auto now = Deadline::Clock::now();
     started_ = Deadline::after(call_.timeout, now);
     record_ = call_.group->flight()->begin({.operation = call_.operation,
@@ -177,6 +179,8 @@ class RecordedBuckets final : public BucketReduction {
  private:
   template <typename Step>
   void checked(Step step) {
+    current_.function = user_function();
+    const CurrentCallScope scope(&current_);
     try {
       step();
     } catch (const c10::DistError& error) {
@@ -190,6 +194,7 @@ class RecordedBuckets final : public BucketReduction {
 
   const std::unique_ptr<BucketReduction> reduction_;
   Call call_;
+  CurrentCall current_{.operation = call_.operation};
   const char* dtype_;
   uint64_t elements_ = 0;
   Deadline started_ = Deadline::after(std::chrono::milliseconds(0));
@@ -232,8 +237,11 @@ std::unique_ptr<BucketReduction> make_bucket_reduction(
   auto* sharing = host_sharing(of);
   if (sharing != nullptr && of->size() > 1 && !of->checks_calls() &&
       std::ranges::all_of(buckets, is_shareable)) {
-    if (auto reduction =
-            sharing->reduce_buckets(buckets, results, of->timeout())) {
+    std::unique_ptr<BucketReduction> reduction;
+    run_step(Call("make_bucket_reduction", of, of->timeout()), [&] {
+      reduction = sharing->reduce_buckets(buckets, results, of->timeout());
+    });
+    if (reduction) {
       return std::make_unique<RecordedBuckets>(std::move(reduction), buckets,
                                                of);
     }

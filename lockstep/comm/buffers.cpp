@@ -14,6 +14,16 @@ at::Tensor in_a_row(const at::Tensor& contiguous) {
   return contiguous.as_strided({contiguous.numel()}, {1});
 }
 
+// The values of `tensor` as ordinary contiguous memory: its own where it is
+// that already. Not detach(), which shares the version counter: what a backend
+// writes must not look like a modification.
+at::Tensor plain(const at::Tensor& tensor) {
+  if (tensor._is_zerotensor()) {  // has no memory
+    return at::zeros(tensor.sizes(), tensor.options().requires_grad(false));
+  }
+  return tensor.data().resolve_conj().resolve_neg().contiguous();
+}
+
 at::Tensor as_reals(const at::Tensor& row) {
   return row.is_complex() ? at::view_as_real(row).view({-1}) : row;
 }
@@ -27,34 +37,47 @@ Buffers::Entry& Buffers::add(const at::Tensor& tensor, bool read,
        {},
        read,
        written,
-       tensor.is_inference() || tensor.is_view() ? -1 : tensor._version()});
+       tensor.is_inference() || tensor.is_view() ? -1 : tensor._version(),
+       /*units=*/1});
   return entries_.back();
+}
+
+void Buffers::count_units(Entry& entry, const at::Tensor& row) {
+  entry.units = static_cast<uint8_t>(entry.tensor.itemsize() / row.itemsize());
 }
 
 at::Tensor Buffers::move(const at::Tensor& tensor, Use use) {
   auto& entry = add(tensor, use == Use::read, use == Use::write);
-  // Not detach(), which shares the version counter: what a backend writes must
-  // not look like a modification.
-  auto data = tensor.data().resolve_conj().resolve_neg().contiguous();
+  auto data = plain(tensor);
   if (use == Use::write) entry.result = data;
   auto row = as_reals(in_a_row(data));
-  return known_to_backends(row.scalar_type()) ? row : row.view(at::kByte);
+  if (!known_to_backends(row.scalar_type())) row = row.view(at::kByte);
+  count_units(entry, row);
+  return row;
 }
 
 at::Tensor Buffers::reduce(const at::Tensor& tensor) {
   auto& entry = add(tensor, /*read=*/true, /*written=*/true);
-  auto data = tensor.data().resolve_conj().resolve_neg().contiguous();
+  auto data = plain(tensor);
   entry.result = data;
   const auto dtype = reduced_as(data.scalar_type());
-  if (dtype == data.scalar_type()) return as_reals(in_a_row(data));
+  if (dtype == data.scalar_type()) {
+    auto row = as_reals(in_a_row(data));
+    count_units(entry, row);
+    return row;
+  }
   narrowed_.push_back({entries_.size() - 1, data.to(dtype)});
   return in_a_row(narrowed_.back().wide);
 }
 
 at::Tensor Buffers::reduce_input(const at::Tensor& tensor) {
-  add(tensor, /*read=*/true, /*written=*/false);
-  auto data = tensor.data().resolve_conj().resolve_neg().contiguous();
-  return as_reals(in_a_row(data.to(reduced_as(data.scalar_type()))));
+  auto& entry = add(tensor, /*read=*/true, /*written=*/false);
+  auto data = plain(tensor);
+  auto row = as_reals(in_a_row(data.to(reduced_as(data.scalar_type()))));
+  if (row.scalar_type() != reduced_as(data.scalar_type())) {
+    count_units(entry, row);
+  }
+  return row;
 }
 
 at::Tensor Buffers::sparse(const at::Tensor& tensor) {
@@ -117,6 +140,17 @@ uint64_t Buffers::bytes() const {
     if (!entry.tensor.is_sparse()) bytes += entry.tensor.nbytes();
   }
   return bytes;
+}
+
+std::vector<ElementType> Buffers::types() const {
+  std::vector<ElementType> types;
+  for (const auto& entry : entries_) {
+    const auto dtype = entry.tensor.scalar_type();
+    types.push_back({.code = static_cast<uint8_t>(dtype),
+                     .name = c10::toString(dtype),
+                     .units = entry.units});
+  }
+  return types;
 }
 
 std::optional<c10::Device> Buffers::device() const {

@@ -7,6 +7,8 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/base/current_call.h"
+
 namespace lockstep {
 
 // An operation's tensors in the form in which every backend takes them:
@@ -47,6 +49,8 @@ class Buffers {
     uint64_t out = 0;
   };
   Extent extent() const;
+  // Of the user's tensors, in the order in which they were added.
+  std::vector<ElementType> types() const;
   // Of the first tensor; nothing where there is none.
   std::optional<c10::Device> device() const;
 
@@ -57,8 +61,11 @@ class Buffers {
     bool read;
     bool written;
     int64_t version;  // -1: not watched
+    uint8_t units;    // of ElementType
   };
   Entry& add(const at::Tensor& tensor, bool read, bool written);
+  // `row` is what the backend gets of it.
+  static void count_units(Entry& entry, const at::Tensor& row);
   std::vector<Entry> entries_;
   // What `result` is made from when a wider type was reduced.
   struct Narrowed {

@@ -231,6 +231,11 @@ void require_shape(const Call& call, const char* argument,
 void require_apart(const Call& call, const std::vector<at::Tensor>& written) {
   std::vector<Range> ranges;
   for (const auto& tensor : written) {
+    if (tensor._is_zerotensor()) {
+      throw call.mistake(c10::str(
+          "a tensor to write to, ", describe(tensor),
+          ", is zeros without memory (a ZeroTensor); give tensor.clone()"));
+    }
     if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
       throw call.mistake(c10::str(
           "a tensor to write to overlaps itself (shape ", tensor.sizes(),

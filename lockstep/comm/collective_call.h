@@ -24,6 +24,9 @@ struct Call {
   // Of the group's collectives; 0 where it has none: point-to-point, or a
   // mistake that ended the call before it started.
   uint64_t number = 0;
+  // As CurrentCall has them.
+  uint64_t entry = 0;
+  uint16_t parts = 1;
   // For the flight record, noted where they are checked, by member() and
   // require_reducible(): root or peer, of the default group, and the reduce
   // operation.
@@ -75,7 +78,8 @@ void require_list(const Call& call, const char* argument,
                   const std::vector<at::Tensor>& list, const at::Tensor& like);
 void require_shape(const Call& call, const char* argument,
                    const at::Tensor& tensor, const at::Tensor& like);
-// No two of what the operation writes share memory, nor one with itself.
+// Each tensor that the operation writes has memory, and shares it neither with
+// another nor with itself.
 void require_apart(const Call& call, const std::vector<at::Tensor>& written);
 // Throws where `op` makes no sense on `dtype`.
 void require_reducible(const Call& call, const c10d::ReduceOp& op,

@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "lockstep/base/current_call.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/span.h"
 #include "lockstep/comm/roll_call.h"
@@ -317,7 +318,9 @@ Agreed decode(const std::string& lines) {
 }
 
 void compare(const Call& call, Agreed own, const Deadline& deadline) {
-  own.text = c10::str(call.operation, " #", call.number,
+  const char* function = user_function();
+  own.text = c10::str(function ? function : "", function ? ", at " : "",
+                      call.operation, " #", call.number,
                       own.text.empty() ? "" : " ", own.text);
   std::vector<Agreed> given;
   for (const auto& lines : roll_call(*call.group, encode(own), deadline)) {
@@ -373,6 +376,22 @@ std::string absent_after_failure(const Call& call) {
   return {};
 }
 
+CurrentCall current_call_of(const Call& call, const Buffers& buffers) {
+  CurrentCall current{.operation = call.operation,
+                      .number = call.number,
+                      .entry = call.entry,
+                      .parts = call.parts,
+                      .function = user_function()};
+  auto types = buffers.types();
+  if (types.empty()) return current;
+  current.dtype = types[0];
+  if (call.parts > 1) {
+    types.resize(std::min<size_t>(types.size(), call.parts));
+    current.others.assign(types.begin() + 1, types.end());
+  }
+  return current;
+}
+
 WorkPtr start_and_wait(Call call, bool async_op, Buffers buffers,
                        const Agreement& agreement,
                        const std::function<WorkPtr()>& start) {
@@ -396,6 +415,8 @@ WorkPtr start_and_wait(Call call, bool async_op, Buffers buffers,
     if (compares) compare(call, agreement(), started);
     compared = true;
     if (!async_op) flight->start(record);
+    auto current = current_call_of(call, buffers);
+    const CurrentCallScope scope(&current);
     work = start();
     if (!async_op) {
       const auto on_stream = stream_ending(*work, buffers);
@@ -434,8 +455,29 @@ WorkPtr run_collective(Call call, bool async_op, Buffers buffers,
                        const Agreement& agreement,
                        const std::function<WorkPtr()>& start) {
   call.number = call.group->next_sequence_number();
+  call.entry = call.group->next_entry();
   return start_and_wait(std::move(call), async_op, std::move(buffers),
                         agreement, start);
+}
+
+void run_step(Call call, const std::function<void()>& step) {
+  const auto started = Deadline::after(call.timeout);
+  call.number = call.group->next_sequence_number();
+  call.entry = call.group->next_entry();
+  auto& flight = *call.group->flight();
+  const auto record = begin_record(call, {}, FlightState::started);
+  auto current = current_call_of(call, {});
+  const CurrentCallScope scope(&current);
+  try {
+    step();
+  } catch (const c10::DistError& error) {
+    flight.end(record, /*failed=*/true);
+    call.fail(started, error.what_without_backtrace());
+  } catch (...) {
+    flight.end(record, /*failed=*/true);
+    throw;
+  }
+  flight.end(record, /*failed=*/false);
 }
 
 WorkPtr run_message(Call call, bool async_op, Buffers buffers,

@@ -28,7 +28,13 @@ WorkPtr run_collective(Call call, bool async_op, Buffers buffers,
                        const Agreement& agreement,
                        const std::function<WorkPtr()>& start);
 
-// The same without a number and a comparison, for one side of a message.
+// Runs `step`, a blocking collective that c10d does not have: with a number and
+// a flight record, and errors in the words of `call`. Its backend compares it
+// as any other.
+void run_step(Call call, const std::function<void()>& step);
+
+// As run_collective() without a number and a comparison, for one side of a
+// message.
 WorkPtr run_message(Call call, bool async_op, Buffers buffers,
                     const std::function<WorkPtr()>& start);
 

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "lockstep/comm/collective_work.h"
+#include "lockstep/comm/host_sharing.h"
 
 namespace lockstep {
 namespace {
@@ -47,6 +48,7 @@ WorkPtr all_gather_uneven(Call call, const std::vector<at::Tensor>& tensor_list,
     lanes.push_back(buffers.move(output, Use::write));
   }
   lanes[call.group->rank()].copy_(buffers.move(tensor, Use::read));
+  call.parts = static_cast<uint16_t>(lanes.size());
   return run_collective(
       std::move(call), async_op, std::move(buffers),
       [&] { return Agreed{describe(tensor_list)}; },
@@ -88,7 +90,9 @@ WorkPtr all_gather(const std::vector<at::Tensor>& tensor_list,
   require_list(call, "tensor_list", tensor_list, tensor);
   require_shape(call, "the tensor", tensor, tensor_list[call.group->rank()]);
   require_apart(call, tensor_list);
-  if (!std::all_of(tensor_list.begin(), tensor_list.end(), [&](const auto& t) {
+  // Shared memory takes them as they are, and compares each pair's sizes.
+  if (!takes_lists_at_once(call.backend(tensor)) &&
+      !std::all_of(tensor_list.begin(), tensor_list.end(), [&](const auto& t) {
         return t.sizes() == tensor.sizes();
       })) {
     return all_gather_uneven(std::move(call), tensor_list, tensor,
@@ -185,15 +189,22 @@ WorkPtr all_gather_coalesced(
   }
   // By input: Gloo's own coalescing wants one dtype.
   std::vector<std::vector<at::Tensor>> outputs(inputs.size());
+  std::vector<std::vector<at::Tensor>> by_rank;
   for (const auto& list : output_tensor_lists) {
+    by_rank.emplace_back();
     for (size_t i = 0; i < list.size(); ++i) {
-      outputs[i].push_back(buffers.move(list[i], Use::write));
+      by_rank.back().push_back(buffers.move(list[i], Use::write));
+      outputs[i].push_back(by_rank.back().back());
     }
   }
+  call.parts = static_cast<uint16_t>(inputs.size());
+  const bool at_once = takes_lists_at_once(backend);
   return run_collective(
       std::move(call), options.async_op, std::move(buffers),
       [&] { return Agreed{describe(input_tensor_list)}; },
       [&] {
+        // One call, so that a failure ends it on all ranks at the same tensor.
+        if (at_once) return backend.allgather_coalesced(by_rank, inputs, opts);
         std::vector<WorkPtr> works;
         for (size_t i = 0; i < inputs.size(); ++i) {
           std::vector<at::Tensor> in{inputs[i]};

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "lockstep/base/current_call.h"
 #include "lockstep/comm/collective_call.h"
 #include "lockstep/comm/data_movement.h"
 
@@ -148,6 +149,7 @@ struct ObjectCall {
 
 Object broadcast_object(const Object& object, int src,
                         const ObjectOptions& options) {
+  const UserFunction function("broadcast_object()");
   const ObjectCall job("broadcast_object", options);
   const int root = job.call.member("src", src);
   at::Tensor payload;
@@ -165,6 +167,7 @@ Object broadcast_object(const Object& object, int src,
 
 std::vector<Object> all_gather_object(const Object& object,
                                       const ObjectOptions& options) {
+  const UserFunction function("all_gather_object()");
   const ObjectCall job("all_gather_object", options);
   const auto payload = job.encode(object);
   const auto counts = job.exchange_sizes(payload.numel());
@@ -180,6 +183,7 @@ std::vector<Object> all_gather_object(const Object& object,
 
 std::vector<Object> gather_object(const Object& object, int dst,
                                   const ObjectOptions& options) {
+  const UserFunction function("gather_object()");
   const ObjectCall job("gather_object", options);
   const int root = job.call.member("dst", dst);
   const auto payload = job.encode(object);
@@ -206,6 +210,7 @@ std::vector<Object> gather_object(const Object& object, int dst,
 
 Object scatter_object(const std::vector<Object>& objects, int src,
                       const ObjectOptions& options) {
+  const UserFunction function("scatter_object()");
   const ObjectCall job("scatter_object", options);
   const int root = job.call.member("src", src);
   std::vector<at::Tensor> payloads;

@@ -83,6 +83,8 @@ class ProcessGroup {
   // Numbers the collectives of this group from 1, in the order in which they
   // are called; equal on all ranks as long as they agree.
   uint64_t next_sequence_number() { return ++sequence_number_; }
+  // The same without reductions of buckets: CurrentCall::entry.
+  uint64_t next_entry() { return ++entries_; }
   // The same for roll calls (roll_call.h) and for split_group().
   uint64_t next_roll_call() { return ++roll_calls_; }
   uint64_t next_split() { return ++splits_; }
@@ -163,6 +165,7 @@ class ProcessGroup {
   bool aborted_ = false;
   std::shared_ptr<FlightRecorder> flight_;
   std::atomic<uint64_t> sequence_number_{0};
+  std::atomic<uint64_t> entries_{0};
   std::atomic<uint64_t> roll_calls_{0};
   std::atomic<uint64_t> splits_{0};
 };

@@ -5,9 +5,11 @@
 #include <map>
 #include <numeric>
 
+#include "lockstep/base/current_call.h"
 #include "lockstep/base/span.h"
 #include "lockstep/comm/collective_work.h"
 #include "lockstep/comm/direct_reduce.h"
+#include "lockstep/comm/host_sharing.h"
 
 namespace lockstep {
 namespace {
@@ -57,8 +59,8 @@ DirectReduce* direct_way(const Call& call, const at::Tensor& tensor) {
   const auto dtype = tensor.scalar_type();
   if (!tensor.device().is_cpu() || tensor.layout() != c10::kStrided ||
       !tensor.is_contiguous() || tensor.is_neg() || tensor.is_conj() ||
-      !known_to_backends(dtype) || call.group->checks_calls() ||
-      Span::observed()) {
+      tensor._is_zerotensor() || !known_to_backends(dtype) ||
+      call.group->checks_calls() || Span::observed()) {
     return nullptr;
   }
   return call.group->direct_reduce();
@@ -70,6 +72,14 @@ void all_reduce_directly(DirectReduce& direct, Call& call,
   const auto started = Deadline::after(call.timeout, now);
   const auto count = tensor.numel();
   call.number = call.group->next_sequence_number();
+  CurrentCall current{
+      .operation = call.operation,
+      .number = call.number,
+      .entry = call.group->next_entry(),
+      .dtype = {.code = static_cast<uint8_t>(tensor.scalar_type()),
+                .name = c10::toString(tensor.scalar_type())},
+      .function = user_function()};
+  const CurrentCallScope scope(&current);
   auto& flight = *call.group->flight();
   const auto record =
       flight.begin({.operation = call.operation,
@@ -139,11 +149,15 @@ WorkPtr all_reduce_coalesced(const std::vector<at::Tensor>& tensors,
   require_apart(call, tensors);
   auto& backend = call.backend(tensors[0]);
   Buffers buffers;
+  // In shared memory one call whatever the dtypes, so that a failure ends it
+  // on all ranks at the same tensor.
+  const bool mixed = takes_lists_at_once(backend);
   std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype;
   for (const auto& tensor : tensors) {
     auto work_on = buffers.reduce(tensor);
-    by_dtype[work_on.scalar_type()].push_back(work_on);
+    by_dtype[mixed ? at::kFloat : work_on.scalar_type()].push_back(work_on);
   }
+  call.parts = static_cast<uint16_t>(tensors.size());
   auto opts = backend_options<c10d::AllreduceCoalescedOptions>(call, options);
   return run_collective(
       std::move(call), options.async_op, std::move(buffers),
@@ -162,12 +176,15 @@ WorkPtr reduce(const at::Tensor& tensor, int dst,
   Call call("reduce", options.group, options.timeout);
   require_dense(call, "the tensor", tensor);
   require_reducible(call, options.op, tensor.scalar_type());
-  require_apart(call, {tensor});
   auto& backend = call.backend(tensor);
   auto opts = backend_options<c10d::ReduceOptions>(call, options);
   opts.rootRank = call.member("dst", dst);
+  const bool reads_only =
+      opts.rootRank != call.group->rank() && tensor._is_zerotensor();
+  if (!reads_only) require_apart(call, {tensor});
   Buffers buffers;
-  std::vector<at::Tensor> work_on{buffers.reduce(tensor)};
+  std::vector<at::Tensor> work_on{reads_only ? buffers.reduce_input(tensor)
+                                             : buffers.reduce(tensor)};
   return run_collective(
       std::move(call), options.async_op, std::move(buffers),
       [&] {

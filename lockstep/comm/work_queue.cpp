@@ -14,6 +14,7 @@
 #include <optional>
 #include <thread>
 
+#include "lockstep/base/current_call.h"
 #include "lockstep/base/deadline.h"
 
 namespace lockstep {
@@ -31,6 +32,27 @@ constexpr milliseconds kGrace{200};
                " ms (allowed ", deadline.allowed().count(), " ms)"));
 }
 
+std::optional<CurrentCall> copied_call() {
+  const auto* call = current_call();
+  return call == nullptr ? std::nullopt : std::optional(*call);
+}
+
+// Tells the watcher, if any, of a wait.
+class WaitScope {
+ public:
+  explicit WaitScope(WorkQueueWatcher* watcher) : watcher_(watcher) {
+    if (watcher_) watcher_->caller_waits();
+  }
+  ~WaitScope() {
+    if (watcher_) watcher_->caller_goes_on();
+  }
+  WaitScope(const WaitScope&) = delete;
+  WaitScope& operator=(const WaitScope&) = delete;
+
+ private:
+  WorkQueueWatcher* const watcher_;
+};
+
 class CompletedWork final : public c10d::Work {
  public:
   bool isCompleted() override { return true; }
@@ -47,8 +69,10 @@ class CompletedWork final : public c10d::Work {
 class WorkQueue::QueuedWork final : public c10d::Work {
  public:
   QueuedWork(int rank, c10d::OpType type, milliseconds timeout,
-             std::vector<at::Tensor> results)
+             std::vector<at::Tensor> results,
+             std::shared_ptr<WorkQueueWatcher> watcher)
       : Work(rank, type),
+        watcher_(std::move(watcher)),
         timeout_(timeout),
         results_(std::move(results)),
         future_(c10::make_intrusive<c10::ivalue::Future>(
@@ -67,6 +91,10 @@ class WorkQueue::QueuedWork final : public c10d::Work {
         timeout + (timeout < timeout_ ? milliseconds(0) : kGrace));
     std::unique_lock lock(mutex_);
     const auto ended = [this] { return completed_; };
+    const WaitScope scope(
+        ended() || (timeout != ::kNoTimeout && 10 * timeout < 9 * timeout_)
+            ? nullptr
+            : watcher_.get());
     if (timeout == ::kNoTimeout) {
       cv_.wait(lock, ended);
     } else if (!cv_.wait_for(lock, deadline.allowed(), ended)) {
@@ -77,6 +105,7 @@ class WorkQueue::QueuedWork final : public c10d::Work {
   }
 
   void end(const std::exception_ptr& failure) {
+    if (watcher_) watcher_->ended();
     finish(failure);
     try {
       if (failure) {
@@ -90,6 +119,7 @@ class WorkQueue::QueuedWork final : public c10d::Work {
   }
 
  private:
+  const std::shared_ptr<WorkQueueWatcher> watcher_;
   milliseconds timeout_;
   std::vector<at::Tensor> results_;
   c10::intrusive_ptr<c10::ivalue::Future> future_;
@@ -97,8 +127,10 @@ class WorkQueue::QueuedWork final : public c10d::Work {
 
 class WorkQueue::State {
  public:
-  explicit State(std::string thread_name)
-      : thread_name_(std::move(thread_name)) {}
+  State(std::string thread_name, std::shared_ptr<WorkQueueWatcher> watcher)
+      : thread_name_(std::move(thread_name)), watcher_(std::move(watcher)) {}
+
+  const std::shared_ptr<WorkQueueWatcher>& watcher() const { return watcher_; }
 
   void take_turn(milliseconds timeout) {
     auto expected = kIdle;
@@ -127,12 +159,14 @@ class WorkQueue::State {
     {
       std::lock_guard lock(self->mutex_);
       reason = self->closed_;
+      if (self->watcher_) self->watcher_->queued();
       if (!reason) {
         self->start_thread(self);
         self->line_.push_back({.caller = nullptr,
                                .item = Item{.work = work,
                                             .operation = std::move(operation),
-                                            .thread_state = {}}});
+                                            .thread_state = {},
+                                            .call = copied_call()}});
         if (self->claim_or_announce()) self->grant_next();
       }
     }
@@ -185,6 +219,7 @@ class WorkQueue::State {
     c10::intrusive_ptr<QueuedWork> work;
     std::function<void()> operation;
     at::ThreadLocalState thread_state;  // made in the caller
+    std::optional<CurrentCall> call;    // copied there
   };
   struct Caller {
     std::condition_variable* wake;
@@ -233,6 +268,7 @@ class WorkQueue::State {
     if (!closed_ && claim_or_announce()) return;
     // In a callback of a future: what is pending can run only here.
     const bool on_thread = thread_.get_id() == std::this_thread::get_id();
+    const WaitScope scope(on_thread ? nullptr : watcher_.get());
     std::condition_variable own;
     Caller caller{.wake = on_thread ? &thread_wakes_ : &own, .granted = false};
     if (!closed_) line_.push_back({.caller = &caller, .item = std::nullopt});
@@ -277,6 +313,7 @@ class WorkQueue::State {
     try {
       const at::ThreadLocalStateGuard state(item->thread_state);
       const c10::NoGradGuard no_grad;
+      const CurrentCallScope call(item->call ? &*item->call : nullptr);
       item->operation();
     } catch (...) {
       failure = std::current_exception();
@@ -292,6 +329,7 @@ class WorkQueue::State {
   }
 
   const std::string thread_name_;
+  const std::shared_ptr<WorkQueueWatcher> watcher_;
   std::atomic<TurnState> turn_{kIdle};
   std::mutex mutex_;
   std::condition_variable thread_wakes_;
@@ -307,16 +345,18 @@ WorkQueue::Turn::Turn(State& state, milliseconds timeout) : state_(state) {
 }
 WorkQueue::Turn::~Turn() { state_.leave_turn(); }
 
-WorkQueue::WorkQueue(std::string thread_name)
-    : state_(std::make_shared<State>(std::move(thread_name))) {}
+WorkQueue::WorkQueue(std::string thread_name,
+                     std::shared_ptr<WorkQueueWatcher> watcher)
+    : state_(std::make_shared<State>(std::move(thread_name),
+                                     std::move(watcher))) {}
 
 WorkQueue::~WorkQueue() { state_->finish(); }
 
 c10::intrusive_ptr<c10d::Work> WorkQueue::enqueue(
     int rank, c10d::OpType type, milliseconds timeout,
     std::vector<at::Tensor> results, std::function<void()> operation) {
-  auto work =
-      c10::make_intrusive<QueuedWork>(rank, type, timeout, std::move(results));
+  auto work = c10::make_intrusive<QueuedWork>(
+      rank, type, timeout, std::move(results), state_->watcher());
   State::enqueue(state_, work, std::move(operation));
   return work;
 }

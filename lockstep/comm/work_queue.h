@@ -15,6 +15,19 @@
 // hierarchy of both) gives c10d's asynchronous ones. Internal to comm.
 namespace lockstep {
 
+// Is told what is pending, and when a caller waits for that. From any thread;
+// throws nothing.
+class WorkQueueWatcher {
+ public:
+  virtual ~WorkQueueWatcher() = default;
+  virtual void queued() = 0;
+  virtual void ended() = 0;  // once for each that was queued
+  // A caller blocks until pending operations have ended (not if it gives up
+  // earlier than they do), and no longer does.
+  virtual void caller_waits() = 0;
+  virtual void caller_goes_on() = 0;
+};
+
 // Runs the collectives of one group one after the other, in the order in which
 // they were issued: synchronous ones in their caller, behind those that are
 // pending; asynchronous ones on one thread, which the first of them starts.
@@ -26,7 +39,8 @@ namespace lockstep {
 class WorkQueue {
  public:
   // `thread_name`: at most 15 characters, as the system shows it.
-  explicit WorkQueue(std::string thread_name);
+  explicit WorkQueue(std::string thread_name,
+                     std::shared_ptr<WorkQueueWatcher> watcher = nullptr);
   WorkQueue(const WorkQueue&) = delete;
   WorkQueue& operator=(const WorkQueue&) = delete;
   // Waits for what is pending; after close(), for what runs. On the queue's own
@@ -46,8 +60,9 @@ class WorkQueue {
   }
 
   // Queues `operation`, which runs without autograd and otherwise with the
-  // thread-local state of the caller; what it throws comes out of the work's
-  // wait(). It must end by itself `timeout` after this call at the latest.
+  // thread-local state of the caller (its CurrentCall too); what it throws
+  // comes out of the work's wait(). It must end by itself `timeout` after this
+  // call at the latest.
   //
   // The work: wait() blocks for the time that it is given (none: to the end)
   // and throws c10::DistBackendError when that is over; it may be repeated.

@@ -9,6 +9,7 @@
 #include "lockstep/comm/shm/arguments.h"
 #include "lockstep/comm/shm/messages.h"
 #include "lockstep/comm/shm/piece.h"
+#include "lockstep/comm/shm/protocol/core.h"
 #include "lockstep/comm/shm/shared_tensors.h"
 #include "lockstep/comm/shm/sparse.h"
 
@@ -18,13 +19,36 @@ using c10d::OpType;
 using Tensors = Backend::Tensors;
 using Use = Piece::Use;
 
+namespace {
+
+// Tells the group which of its calls run without the caller's thread.
+class StandstillWatcher final : public WorkQueueWatcher {
+ public:
+  explicit StandstillWatcher(std::shared_ptr<Group> group)
+      : group_(std::move(group)) {}
+  void queued() override {
+    standstill().thread_comes();
+    standstill().queued();
+  }
+  void ended() override { standstill().dequeued(); }
+  void caller_waits() override { standstill().caller_waits(); }
+  void caller_goes_on() override { standstill().caller_goes_on(); }
+
+ private:
+  Standstill& standstill() { return group_->core().standstill; }
+  const std::shared_ptr<Group> group_;
+};
+
+}  // namespace
+
 Backend::Backend(Membership membership, milliseconds timeout)
     : c10d::Backend(membership.meeting.rank, membership.meeting.size),
       group_(std::make_shared<Group>(std::move(membership))),
       messages_(std::make_shared<Messages>(group_, timeout)),
       shared_(std::make_shared<SharedTensors>()),
       timeout_(timeout),
-      queue_(std::in_place, "shm queue") {}
+      queue_(std::in_place, "shm queue",
+             std::make_shared<StandstillWatcher>(group_)) {}
 
 Backend::~Backend() { leave(); }
 

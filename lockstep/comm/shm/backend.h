@@ -13,6 +13,7 @@
 #include "lockstep/comm/host_sharing.h"
 #include "lockstep/comm/peer_notices.h"
 #include "lockstep/comm/shm/protocol/group.h"
+#include "lockstep/comm/shm/protocol/standstill.h"
 #include "lockstep/comm/shm/protocol_call.h"
 #include "lockstep/comm/work_queue.h"
 
@@ -201,9 +202,11 @@ Backend::WorkPtr Backend::issue(c10d::OpType type, const CallOptions& options,
     return completed_work();
   }
   try {
-    return queue_->enqueue(
-        getRank(), type, timeout, std::move(results),
-        [this, step = std::move(step)] { run_or_break(step); });
+    return queue_->enqueue(getRank(), type, timeout, std::move(results),
+                           [this, step = std::move(step)] {
+                             const Standstill::OnQueue on_queue;
+                             run_or_break(step);
+                           });
   } catch (const std::exception& error) {
     group_->hang_up(words_of(error));
     throw;

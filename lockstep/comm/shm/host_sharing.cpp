@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "lockstep/base/current_call.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/shm/backend.h"
 #include "lockstep/comm/shm/piece.h"
@@ -18,6 +19,10 @@ HostSharing* host_sharing(const ProcessGroupPtr& group) {
   const auto& of = group ? group : default_group();
   if (!of->has_backend(c10::kCPU)) return nullptr;
   return dynamic_cast<HostSharing*>(&of->backend(c10::kCPU));
+}
+
+bool takes_lists_at_once(const c10d::Backend& backend) {
+  return dynamic_cast<const HostSharing*>(&backend) != nullptr;
 }
 
 namespace shm {
@@ -86,6 +91,9 @@ class SharedBarrier final : public SplitBarrier {
   }
   void wait(milliseconds timeout) override {
     refuse_in_child(made_in_);
+    CurrentCall current{.operation = "split_barrier",
+                        .function = user_function()};
+    const CurrentCallScope scope(&current);
     translated([&] { arrivals_.wait(timeout); });
   }
 

@@ -72,6 +72,9 @@ void require_in_host_memory(const char* operation, const at::Tensor& tensor) {
 // As contiguous memory, read or to be written; the tensor itself where it is
 // that already.
 at::Tensor dense_form(const at::Tensor& tensor, Piece::Use use) {
+  if (tensor._is_zerotensor()) {  // has no memory; nothing is written to it
+    return at::zeros(tensor.sizes(), tensor.options().requires_grad(false));
+  }
   const bool plain =
       tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
   if (plain) return tensor;
@@ -87,6 +90,12 @@ at::Tensor dense_form(const at::Tensor& tensor, Piece::Use use) {
 Piece::Piece(const char* operation, const at::Tensor& tensor, Use use)
     : tensor_(tensor), use_(use) {
   require_in_host_memory(operation, tensor);
+  if (use != Use::read && tensor._is_zerotensor()) {
+    throw std::invalid_argument(
+        c10::str(operation,
+                 ": a tensor to write to is zeros without memory (a "
+                 "ZeroTensor); give tensor.clone()"));
+  }
   dense_ = dense_form(tensor, use);
 }
 

@@ -6,6 +6,7 @@
 
 #include <torch/nn/modules/embedding.h>
 
+#include "lockstep/base/current_call.h"
 #include "lockstep/base/digest.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
@@ -118,6 +119,7 @@ bool stands_in(const std::vector<NamedParameter>& list,
 DdpState::DdpState(torch::nn::Module& module,
                    DistributedDataParallelOptions options)
     : module_(module), options_(std::move(options)) {
+  const UserFunction function("DistributedDataParallel's constructor");
   limits_of(options_);  // its complaints come first
   auto& group = options_.process_group;
   if (!group) group = default_group();
@@ -377,6 +379,7 @@ bool DdpState::same_on_all_ranks(bool known) const {
 
 void DdpState::before_forward() {
   if (gate_) gate_();
+  const UserFunction function("forward()");
   const bool trains = at::GradMode::is_enabled() && require_backward_grad_sync;
   int source = 0;
   if (auto* join = current_join()) {

@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <utility>
 
+#include "lockstep/base/current_call.h"
 #include "lockstep/parallel/ddp/bucket_order.h"
 #include "lockstep/parallel/ddp/hook_reduction.h"
 
@@ -178,6 +179,7 @@ void Reducer::settle() {
 }
 
 void Reducer::prepare() {
+  const UserFunction function("forward()");
   settle();
   if (std::exchange(stepped_, false)) {
     throw std::runtime_error(
@@ -245,6 +247,7 @@ void Reducer::begin_reduction() {
 }
 
 void Reducer::backward_begins() {
+  const UserFunction function("backward()");
   readiness_.begin();
   used_before_ = used_;
   try {
@@ -273,6 +276,7 @@ void Reducer::set_unused(size_t parameter) {
 }
 
 void Reducer::gradient_accumulated(size_t parameter) {
+  const UserFunction function("backward()");
   refuse_left_shards(parameter);
   if (needs_used_map()) used_[parameter] = 1;
   switch (readiness_.count(parameter)) {
@@ -335,6 +339,7 @@ void Reducer::publish_ready_buckets() {
 }
 
 void Reducer::backward_ends() {
+  const UserFunction function("backward()");
   try {
     if (readiness_.awaited() != 0) {
       if (readiness_.learns()) {

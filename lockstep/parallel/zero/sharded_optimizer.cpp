@@ -10,6 +10,7 @@
 #include <unordered_set>
 #include <utility>
 
+#include "lockstep/base/current_call.h"
 #include "lockstep/base/digest.h"
 #include "lockstep/checkpoint/optimizer_state.h"
 #include "lockstep/comm/collectives.h"
@@ -358,6 +359,7 @@ at::Tensor ShardedOptimizer::step(LossClosure closure) {
 }
 
 void ShardedOptimizer::take_part_in_step() {
+  const UserFunction function("ZeroRedundancyOptimizer::step()");
   const at::NoGradGuard no_grad;
   adopt_groups();
   follow_memory();

@@ -10,6 +10,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/span.h"
 #include "lockstep/comm/collective_call.h"
+#include "lockstep/comm/collective_work.h"
 
 namespace lockstep {
 namespace {
@@ -70,9 +71,13 @@ SharedParameters::SharedParameters(const std::vector<at::Tensor>& parameters,
         "ranks; that takes ranks of one host and the backend \"lockstep\" (or "
         "\"shm\") for the CPU. Otherwise use shared_parameters = false");
   }
-  const at::Tensor block = sharing->zeros_in_common(
-      bytes, at::TensorOptions().dtype(at::kByte), group->timeout());
-  barrier_ = sharing->split_barrier(group->timeout());
+  at::Tensor block;
+  run_step(Call("zeros_in_common", group, group->timeout()), [&] {
+    block = sharing->zeros_in_common(
+        bytes, at::TensorOptions().dtype(at::kByte), group->timeout());
+  });
+  run_step(Call("split_barrier", group, group->timeout()),
+           [&] { barrier_ = sharing->split_barrier(group->timeout()); });
   std::vector<at::Tensor> moved;
   for (size_t i = 0; i < parameters.size(); ++i) {
     const at::Tensor& parameter = parameters[i];

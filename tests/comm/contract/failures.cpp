@@ -244,6 +244,70 @@ CONTRACT_TEST(Failures, CheckedCallsTellRanksThatDisagreeApart, 2, 3, 5) {
   EXPECT_EQ(tensor[0].item<int>(), world.size);
 }
 
+CONTRACT_TEST(Failures, CheckedCallsTellListsAndEqualSizesApart, 2, 3) {
+  auto group = world.init({.timeout = kGroupTimeout, .check_calls = true});
+  auto ones = [&](int64_t count, at::ScalarType dtype = at::kFloat) {
+    return at::ones({count}, at::TensorOptions(dtype).device(world.device));
+  };
+  // Lists of different length.
+  expect_disagreement(
+      world, [&] { all_reduce_coalesced({ones(2), ones(2)}); },
+      [&] { all_reduce_coalesced({ones(2)}); },
+      "all_reduce_coalesced #1 SUM, Float [2], Float [2]",
+      "all_reduce_coalesced #1 SUM, Float [2]");
+  auto gather_lists = [&](size_t length) {
+    std::vector<at::Tensor> list(length, ones(2));
+    std::vector<std::vector<at::Tensor>> lists(world.size);
+    for (auto& one : lists) {
+      for (size_t i = 0; i < length; ++i) one.push_back(ones(2));
+    }
+    all_gather_coalesced(lists, list);
+  };
+  expect_disagreement(
+      world, [&] { gather_lists(3); }, [&] { gather_lists(2); },
+      "all_gather_coalesced #2 Float [2], Float [2], Float [2]",
+      "all_gather_coalesced #2 Float [2], Float [2]");
+  // Outputs that differ, on one rank only.
+  auto gather_to = [&](int64_t last) {
+    std::vector<at::Tensor> outputs(world.size);
+    for (auto& output : outputs) output = ones(2);
+    if (world.rank + 1 != world.size) outputs.back() = ones(last);
+    all_gather(outputs, ones(2));
+  };
+  if (world.size == 3) {
+    expect_disagreement(
+        world, [&] { gather_to(2); }, [&] { gather_to(3); },
+        "all_gather #3 Float [2], Float [2], Float [2]",
+        "all_gather #3 Float [2], Float [2], Float [3]");
+  } else {
+    barrier();
+  }
+  // As many bytes.
+  expect_disagreement(
+      world, [&] { broadcast(ones(2, at::kShort), 0); },
+      [&] { broadcast(ones(4, at::kByte), 0); }, "broadcast #4 Short [2]",
+      "broadcast #4 Byte [4]");
+  expect_disagreement(
+      world, [&] { broadcast(ones(2, at::kComplexFloat), 0); },
+      [&] { broadcast(ones(4), 0); }, "broadcast #5 ComplexFloat [2]",
+      "broadcast #5 Float [4]");
+  // What a rank keeps to itself.
+  const auto keeps = world.rank == 1 ? 3 : 2;
+  std::vector<at::Tensor> outputs(world.size);
+  for (auto& output : outputs) output = ones(2);
+  outputs[world.rank] = ones(keeps);
+  EXPECT_THAT(disagreement([&] {
+                all_to_all(outputs,
+                           std::vector<at::Tensor>(world.size, ones(2)));
+              }),
+              AllOf(HasSubstr("all_to_all #6"),
+                    HasSubstr("rank 1 sends 2 elements to rank 1"),
+                    HasSubstr("expects 3")));
+  auto tensor = ones(2);
+  all_reduce(tensor);
+  EXPECT_EQ(tensor[0].item<int>(), world.size);
+}
+
 CONTRACT_TEST(Failures, CheckedCallsTellSplitsThatDisagree, 2, 3) {
   auto group = world.init({.timeout = kGroupTimeout, .check_calls = true});
   // Rank 0 sends two elements to rank 1, which expects three.

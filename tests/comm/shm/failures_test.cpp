@@ -75,10 +75,16 @@ void run_and_leave_by_exception(const std::function<void()>& body) {
   }
 }
 
-// Rank 1 calls `odd`, the others `call`; all learn of both, and go on.
+// Rank 1 calls `odd`, the others `call`; all learn of both, and go on. The
+// words are those of the errors without the number after the operation.
 void expect_mismatch(const World& world, const std::function<void()>& call,
-                     const std::function<void()>& odd, const std::string& words,
-                     const std::string& odd_words) {
+                     const std::function<void()>& odd, std::string words,
+                     std::string odd_words) {
+  const auto number =
+      " #" + std::to_string(default_group()->flight()->last_number() + 1);
+  for (auto* text : {&words, &odd_words}) {
+    text->insert(std::min(text->find(" ("), text->size()), number);
+  }
   const auto text = failure_of(world.rank == 1 ? odd : call);
   EXPECT_THAT(text, AllOf(HasSubstr("disagree"), HasSubstr("rank 0: " + words),
                           HasSubstr("rank 1: " + odd_words)));
@@ -121,7 +127,7 @@ WORLD_TEST(ShmMismatch, IsToldOnEveryRankAndTheGroupGoesOn, 2, 3) {
       "all_reduce (");
   expect_mismatch(
       world, [&] { all_gather_into_tensor(gathered, ones(2)); },
-      [&] { all_reduce(ones(2)); }, "all_gather (", "all_reduce (");
+      [&] { all_reduce(ones(2)); }, "all_gather_into_tensor (", "all_reduce (");
   // Between one pair of ranks: rank 0 sends two, rank 1 expects three.
   std::vector<int64_t> ins(world.size, 1);
   std::vector<int64_t> outs(world.size, 1);

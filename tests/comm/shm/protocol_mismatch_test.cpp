@@ -244,7 +244,7 @@ TEST(ShmProtocolMismatchOfMany, EveryRankIsDescribed) {
     ASSERT_EQ(end.kind, End::Kind::mismatch) << end;
     for (int rank = 0; rank < 5; ++rank) {
       EXPECT_THAT(end.words, HasSubstr("rank " + std::to_string(rank) +
-                                       ": all_reduce (SUM, Float, " +
+                                       ": all_reduce #1 (SUM, Float, " +
                                        std::to_string(10 + rank)));
     }
   }

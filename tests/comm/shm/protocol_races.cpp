@@ -193,5 +193,22 @@ TEST_P(Races, OfDisagreementsAndDepartures) {
   }
 }
 
+TEST_P(Races, OfRanksThatWaitForEachOther) {
+  ThreadWorld world(GetParam(), small_tuning());
+  const auto ends = world.run([&](Group& group) {
+    std::vector<float> data(4);
+    if (group.rank() == 0) {
+      const auto message = group.start_receive(
+          1, 0, {.data = data.data(), .size = 16}, DType::float32);
+      group.wait(*message, kTimeout);
+    }
+    group.barrier(kTimeout);
+  });
+  for (const auto& end : ends) {
+    EXPECT_EQ(end.kind, End::Kind::broken) << end;
+    EXPECT_NE(end.words.find("wait for each other"), end.words.npos) << end;
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::shm::testing

@@ -30,6 +30,7 @@ std::atomic<uint64_t>& Arrivals::arrivals(int rank) const {
 }
 
 void Arrivals::arrive() noexcept {
+  group_.core().standstill.thread_comes();
   // Pairs with the loads in wait().
   arrivals(group_.rank()).store(++own_, std::memory_order_seq_cst);
   group_.core().waiting.wake_sleepers();

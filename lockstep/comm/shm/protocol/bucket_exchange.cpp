@@ -188,6 +188,7 @@ void BucketExchange::begin(int64_t iteration, double divisor) {
                                 std::to_string(divisor) +
                                 "; it must be more than 0");
   }
+  core_.standstill.thread_comes();
   reclaim();
   base_ = rounds_++ * buckets_.size();
   iteration_ = iteration;
@@ -246,6 +247,7 @@ void BucketExchange::publish(size_t bucket) {
              ? "after " + std::to_string(published_) + " others"
              : "outside a round"));
   }
+  core_.standstill.thread_comes();
   const auto& one = buckets_[bucket];
   if (one.one_shot && one.count != 0) {
     // A peer that read this place two rounds ago has published the round
@@ -431,7 +433,8 @@ void BucketExchange::await_progress(Patience& patience) {
             ranks, reduced
                        ? "has not reduced its part of " + bucket_name(complete_)
                        : "has not published " + bucket_name(next_));
-      });
+      },
+      size_in_words());
 }
 
 uint64_t BucketExchange::below(std::atomic<uint64_t> Counters::*counter,
@@ -478,8 +481,10 @@ void BucketExchange::await(
           [&](std::memory_order order) { return waited_for(order) == 0; })) {
     return;
   }
-  core_.sleep(patience, waited_for,
-              [&](uint64_t ranks) { return complain(ranks, complaint()); });
+  core_.sleep(
+      patience, waited_for,
+      [&](uint64_t ranks) { return complain(ranks, complaint()); },
+      size_in_words());
 }
 
 std::string BucketExchange::complain(uint64_t ranks,
@@ -491,6 +496,12 @@ std::string BucketExchange::complain(uint64_t ranks,
            complaint + core_.last_call_of(peer);
   }
   return all;
+}
+
+std::string BucketExchange::size_in_words() const {
+  size_t elements = 0;
+  for (const auto& bucket : buckets_) elements += bucket.count;
+  return " of " + std::to_string(elements) + " elements";
 }
 
 std::string BucketExchange::bucket_name(size_t bucket) const {

@@ -140,6 +140,8 @@ class BucketExchange {
              const std::function<std::string()>& complaint) const;
   std::string complain(uint64_t ranks, const std::string& complaint) const;
   std::string bucket_name(size_t bucket) const;
+  // Tells wrappers apart: " of 1234 elements".
+  std::string size_in_words() const;
 
   Core& core_;
   const std::vector<Bucket> buckets_;

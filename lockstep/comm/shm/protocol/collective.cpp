@@ -1,5 +1,6 @@
 #include "lockstep/comm/shm/protocol/collective.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace lockstep::shm {
@@ -9,6 +10,14 @@ constexpr uint8_t kNoReduceOp = 255;
 // Bits of Announcement::flags.
 constexpr uint8_t kRegistered = 1;
 constexpr uint8_t kReached = 2;  // RegisteredMemory::Place::reached
+
+// What is longer is cut.
+template <size_t n>
+void write_text(std::array<char, n>& to, const char* text) {
+  const size_t length = text ? ::strnlen(text, n - 1) : 0;
+  if (length != 0) std::memcpy(to.data(), text, length);
+  to[length] = 0;
+}
 
 }  // namespace
 
@@ -46,17 +55,41 @@ const char* name_of(Operation operation) {
 
 Collective::Collective(Core& core, const What& what, milliseconds timeout)
     : core_(core),
+      what_(what),
       number_(core.sequence + 1),
+      user_(current_call()),
       own_(core.segment.announcement(core.rank, number_)),
       patience_(timeout) {
   core.waiting.throw_if_broken();
+  core.standstill.thread_comes();
   core.registered.look_if_told();
   own_.operation = static_cast<uint8_t>(what.operation);
   own_.dtype = static_cast<uint8_t>(what.dtype);
   own_.reduce_op =
       what.reduce_op ? static_cast<uint8_t>(*what.reduce_op) : kNoReduceOp;
-  own_.root = static_cast<int16_t>(what.root);
+  own_.root = static_cast<int8_t>(what.root);
   own_.agreed = what.agreed;
+  own_.element = user_ ? user_->next_dtype().code : 0;
+  own_.parts_left = user_ ? user_->parts_left() : 1;
+  own_.entry = user_ ? static_cast<uint32_t>(user_->entry) : 0;
+  write_words();
+}
+
+void Collective::write_words() {
+  auto& words = core_.segment.words(core_.rank, number_);
+  const bool named = user_ && user_->operation;
+  words.number = named ? user_->number : number_;
+  words.units = user_ ? user_->next_dtype().units : 1;
+  const Core::WrittenWords wanted{
+      .function = named ? user_->function : nullptr,
+      .operation = named ? user_->operation : name_of(what_.operation),
+      .dtype = user_ ? user_->next_dtype().name : nullptr};
+  auto& written = core_.written_words[number_ % kSlots];
+  if (written == wanted) return;
+  written = wanted;
+  write_text(words.function, wanted.function);
+  write_text(words.operation, wanted.operation);
+  write_text(words.dtype, wanted.dtype);
 }
 
 std::byte* Collective::room(size_t bytes) {
@@ -73,17 +106,16 @@ void Collective::announce(uint64_t bytes) {
 
 void Collective::announce(RegisteredMemory::Place place) {
   own_.flags = kRegistered | (place.reached ? kReached : 0);
-  own_.bytes = 0;
-  own_.region = place.region;
+  own_.bytes = place.region;
   std::memcpy(own_.data.data(), &place.offset, sizeof(place.offset));
   finish_announcement();
 }
 
 void Collective::finish_announcement() {
   core_.sequence = number_;
-  auto& state = core_.own();
-  state.last_sequence.store(number_, std::memory_order_relaxed);
-  state.last_operation.store(own_.operation, std::memory_order_relaxed);
+  if (user_) ++user_->steps;
+  // Release of the words; pairs with the acquire in last_call_of().
+  core_.own().last_sequence.store(number_, std::memory_order_release);
   // Release of all that was written for this number, and of the end of the
   // one before; pairs with the acquire in has_come().
   own_.sequence.store(static_cast<uint32_t>(number_),
@@ -99,7 +131,8 @@ bool Collective::has_come(int peer, std::memory_order order) const {
 bool Collective::same(const Announcement& other) const {
   return other.operation == own_.operation && other.dtype == own_.dtype &&
          other.reduce_op == own_.reduce_op && other.root == own_.root &&
-         other.agreed == own_.agreed;
+         other.agreed == own_.agreed && other.element == own_.element &&
+         other.parts_left == own_.parts_left && other.entry == own_.entry;
 }
 
 void Collective::wait_for_all() {
@@ -160,7 +193,7 @@ const std::byte* Collective::data(int of) const {
 std::optional<RegisteredMemory::Place> Collective::place(int of) const {
   const auto& given = announcement(of);
   if (!(given.flags & kRegistered)) return std::nullopt;
-  RegisteredMemory::Place place{.region = given.region,
+  RegisteredMemory::Place place{.region = static_cast<uint32_t>(given.bytes),
                                 .reached = (given.flags & kReached) != 0,
                                 .offset = 0};
   std::memcpy(&place.offset, given.data.data(), sizeof(place.offset));
@@ -174,24 +207,27 @@ void Collective::compare_sizes() const {
       const uint64_t sent = sizes(from)[to];
       const uint64_t expected = sizes(to)[n + from];
       if (sent == expected) continue;
-      throw CallMismatch("the ranks disagree about " + name() + ": " +
-                         core_.waiting.name(from) + " sends " +
-                         std::to_string(sent) + " bytes to " +
-                         core_.waiting.name(to) + ", which expects " +
-                         std::to_string(expected) + " from it");
+      throw CallMismatch(
+          "the ranks disagree about " + name() + ": " +
+          core_.waiting.name(from) + " sends " + std::to_string(sent) +
+          " bytes to " +
+          (from == to ? "itself, but" : core_.waiting.name(to) + ", which") +
+          " expects " + std::to_string(expected) + " from it" +
+          (from == to ? "self" : ""));
     }
   }
 }
 
 std::string Collective::name() const {
-  return std::string(name_of(static_cast<Operation>(own_.operation))) + " #" +
-         std::to_string(number_);
+  return core_.call_name(core_.rank, number_);
 }
 
 std::string Collective::describe(int of) const {
   const auto& given = announcement(of);
+  const auto& words = core_.segment.words(of, number_);
   const auto operation = static_cast<Operation>(given.operation);
-  std::string text = core_.waiting.name(of) + ": " + name_of(operation);
+  std::string text =
+      core_.waiting.name(of) + ": " + core_.call_name(of, number_);
   if (operation == Operation::barrier ||
       operation == Operation::reduce_buckets ||
       operation == Operation::split_barrier) {
@@ -202,13 +238,20 @@ std::string Collective::describe(int of) const {
     text += kernels::name_of(static_cast<ReduceOp>(given.reduce_op));
     text += ", ";
   }
-  if (given.dtype < kernels::kDTypeCount) {
+  const auto dtype = text_of(words.dtype);
+  if (!dtype.empty()) {
+    text += dtype;
+  } else if (given.dtype < kernels::kDTypeCount) {
     text += kernels::name_of(static_cast<DType>(given.dtype));
   }
   if (given.agreed != kSizesDiffer) {
-    text += ", " + std::to_string(given.agreed) + " elements";
+    const uint64_t units = std::max<uint64_t>(words.units, 1);
+    text += ", " + std::to_string(given.agreed / units) + " elements";
   }
   if (given.root >= 0) text += ", root " + core_.waiting.name(given.root);
+  if (given.parts_left != 1) {
+    text += ", " + std::to_string(given.parts_left) + " parts left";
+  }
   return text + ")";
 }
 
@@ -217,8 +260,7 @@ void Collective::disagree() const {
   for (int of = 0; of < core_.size; ++of) {
     all += (of == 0 ? "" : "; ") + describe(of);
   }
-  throw CallMismatch("the ranks disagree about call #" +
-                     std::to_string(number_) + " (" + all +
+  throw CallMismatch("the ranks disagree about this call (" + all +
                      "); all must make the same calls in one order");
 }
 

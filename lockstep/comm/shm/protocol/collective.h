@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "lockstep/base/current_call.h"
 #include "lockstep/comm/shm/protocol/core.h"
 
 namespace lockstep::shm {
@@ -33,8 +34,18 @@ const char* name_of(Operation operation);
 // Announcement::agreed of what has a size of its own for each pair of ranks.
 inline constexpr uint64_t kSizesDiffer = ~uint64_t{0};
 
+// Reads what a rank wrote there, which is not to be trusted to end with 0.
+template <size_t n>
+std::string text_of(const std::array<char, n>& words) {
+  return {words.data(), ::strnlen(words.data(), n)};
+}
+
 // One call of one rank, from its announcement to its end. Internal to the
 // protocol.
+//
+// What is compared is `What`, and of the user's call (base/current_call.h) the
+// entry, the parts that are left and the dtype of its tensor. Messages name the
+// user's operation and number; outside such a call, the protocol's own.
 //
 // Announcing is also a barrier that orders the use of memory: a rank announces
 // number k when it is done with k - 1, so who has seen all announcements of k
@@ -104,11 +115,14 @@ class Collective {
                     uint64_t value);
   bool same(const Announcement& other) const;
   [[noreturn]] void disagree() const;
+  void write_words();
   std::string describe(int of) const;
   std::string name() const;
 
   Core& core_;
+  const What what_;
   const uint64_t number_;
+  CurrentCall* const user_;  // may be none
   Announcement& own_;
   Patience patience_;
 };

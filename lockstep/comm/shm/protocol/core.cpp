@@ -7,15 +7,17 @@ namespace lockstep::shm {
 Core::Core(const Membership& membership)
     : rank(membership.meeting.rank),
       size(membership.meeting.size),
+      timeout(membership.meeting.timeout),
       tuning(membership.meeting.tuning),
       segment(membership.segment, size, tuning),
       links(membership.links),
       waiting(segment, *links, rank, size, membership.meeting.global_ranks),
+      standstill(segment, waiting, rank, size),
       registered(*links, segment.news(), rank, size),
       messages(segment, waiting, rank, size) {}
 
 void Core::sleep(Patience& patience, const Missing& missing,
-                 const Complaint& complaint) {
+                 const Complaint& complaint, const std::string& detail) {
   auto ready = [&](std::memory_order order) {
     if (messages.busy()) messages.drive(order);
     return missing(order) == 0;
@@ -30,6 +32,8 @@ void Core::sleep(Patience& patience, const Missing& missing,
       }
     }
   };
+  const BlockedCall blocked(standstill, std::cref(missing),
+                            [&] { return current_name() + detail; });
   const auto& deadline = patience.deadline();
   // The peer that is missing may wait for the rest of a message.
   const uint32_t bells =
@@ -42,14 +46,31 @@ void Core::sleep(Patience& patience, const Missing& missing,
                std::to_string(deadline.allowed().count()) + " ms)");
 }
 
+std::string Core::current_name() const {
+  const auto* call = current_call();
+  if (call == nullptr || call->operation == nullptr) {
+    return sequence == 0 ? "its first call" : call_name(rank, sequence);
+  }
+  std::string words = call->operation;
+  if (call->number != 0) words += " #" + std::to_string(call->number);
+  return call->function ? call->function + (", at " + words) : words;
+}
+
+std::string Core::call_name(int of, uint64_t announced) const {
+  const auto& words = segment.words(of, announced);
+  const auto call =
+      text_of(words.operation) + " #" + std::to_string(words.number);
+  const auto function = text_of(words.function);
+  return function.empty() ? call : function + ", at " + call;
+}
+
 std::string Core::last_call_of(int peer) const {
-  const auto& state = segment.state(peer);
-  const auto last = state.last_sequence.load(std::memory_order_relaxed);
-  const auto operation = static_cast<Operation>(
-      state.last_operation.load(std::memory_order_relaxed));
+  // Pairs with the release in finish_announcement(). The peer writes the words
+  // of its next call into the other slot.
+  const auto last =
+      segment.state(peer).last_sequence.load(std::memory_order_acquire);
   return last == 0 ? " (it has called nothing yet)"
-                   : std::string(" (its last was ") + name_of(operation) +
-                         " #" + std::to_string(last) + ")";
+                   : " (its last was " + call_name(peer, last) + ")";
 }
 
 }  // namespace lockstep::shm

@@ -31,9 +31,9 @@ size_t sizes_bytes(int ranks) {
 size_t slot_bytes(int ranks, const Tuning& tuning) {
   // An odd number of lines: slots of equal alignment would share few sets of
   // the caches.
-  const size_t lines =
-      (sizeof(Announcement) + sizes_bytes(ranks) + tuning.one_shot_bytes) /
-      kCacheLine;
+  const size_t lines = (sizeof(Announcement) + sizeof(CallWords) +
+                        sizes_bytes(ranks) + tuning.one_shot_bytes) /
+                       kCacheLine;
   return (lines | 1) * kCacheLine;
 }
 
@@ -97,15 +97,20 @@ Announcement& Segment::announcement(int rank, uint64_t sequence) const {
       slots_ + (rank * kSlots + sequence % kSlots) * slot_bytes_);
 }
 
-std::span<uint64_t> Segment::sizes(int rank, uint64_t sequence) const {
+CallWords& Segment::words(int rank, uint64_t sequence) const {
   auto* at = reinterpret_cast<std::byte*>(&announcement(rank, sequence));
-  return {reinterpret_cast<uint64_t*>(at + sizeof(Announcement)),
+  return *reinterpret_cast<CallWords*>(at + sizeof(Announcement));
+}
+
+std::span<uint64_t> Segment::sizes(int rank, uint64_t sequence) const {
+  auto* at = reinterpret_cast<std::byte*>(&words(rank, sequence));
+  return {reinterpret_cast<uint64_t*>(at + sizeof(CallWords)),
           size_t{2} * ranks_};
 }
 
 std::byte* Segment::one_shot(int rank, uint64_t sequence) const {
-  auto* at = reinterpret_cast<std::byte*>(&announcement(rank, sequence));
-  return at + sizeof(Announcement) + sizes_bytes(ranks_);
+  return reinterpret_cast<std::byte*>(sizes(rank, sequence).data()) +
+         sizes_bytes(ranks_);
 }
 
 Chunking Segment::chunking(size_t bytes) const {

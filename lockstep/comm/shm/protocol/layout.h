@@ -28,7 +28,7 @@ struct Chunking {
 };
 
 // How a rank enters a collective: what it calls, and, where it fits, its data
-// behind that in the same cache line.
+// in the same cache line.
 struct alignas(kCacheLine) Announcement {
   static constexpr size_t kInlineBytes = 32;
 
@@ -40,14 +40,39 @@ struct alignas(kCacheLine) Announcement {
   uint8_t reduce_op;
   uint8_t flags;    // of this rank alone; not compared
   uint64_t agreed;  // elements, or a digest of sizes: compared
-  uint64_t bytes;   // of this rank's data; not compared
-  int16_t root;
-  // Registered memory that holds the data, 0 for none.
-  uint16_t reserved;
-  uint32_t region;
+  // Of this rank's data, or the number of the registered memory that holds it;
+  // not compared.
+  uint64_t bytes;
+  int8_t root;
+  // Of CurrentCall (base/current_call.h), compared: the code of the user's
+  // dtype, the parts that are left, and the low half of the entry.
+  uint8_t element;
+  uint16_t parts_left;
+  uint32_t entry;
   std::array<std::byte, kInlineBytes> data;  // or the offset in the region
 };
 static_assert(sizeof(Announcement) == kCacheLine);
+
+// What the user called, for messages. Written before the announcement.
+struct alignas(kCacheLine) CallWords {
+  uint64_t number;  // the user's
+  // Each ends with 0.
+  std::array<char, 47> function;  // "save_snapshot()", or nothing
+  std::array<char, 40> operation;
+  std::array<char, 24> dtype;
+  uint8_t units;  // of ElementType
+};
+static_assert(sizeof(CallWords) == 2 * kCacheLine);
+
+// The wait of a rank, for standstill.h. Written by that rank.
+struct BlockedState {
+  static constexpr size_t kWords = 21;
+  alignas(kCacheLine) std::atomic<uint64_t> wait;  // odd while it waits
+  std::atomic<uint64_t> waits_for;                 // the ranks, as bits
+  std::atomic<uint64_t> looks;  // whether its wait is over, counted
+  std::array<std::atomic<uint64_t>, kWords> words;  // a text, ends with 0
+};
+static_assert(sizeof(BlockedState) == 3 * kCacheLine);
 
 // What one rank tells all others all the time. One line each for what is
 // written at different times.
@@ -65,17 +90,17 @@ struct RankState {
   std::atomic<uint32_t> sleepers;
   std::atomic<uint32_t> message_sleepers;
 
-  // Its last words. `left` is written with release behind `reason`.
-  enum : uint32_t { kHere = 0, kLeft = 1, kFailed = 2 };
+  // Its last words. `left` is written with release after `reason`.
+  // kStandstill: it failed, and `reason` tells of several ranks.
+  enum : uint32_t { kHere = 0, kLeft = 1, kFailed = 2, kStandstill = 3 };
   alignas(kCacheLine) std::atomic<uint32_t> left;
   std::array<char, 444> reason;  // ends with 0
-  // What it announced last, for messages when it does not come: the whole
-  // sequence number and the operation.
+  // What it announced last, for messages when it does not come.
   std::atomic<uint64_t> last_sequence;
-  std::atomic<uint32_t> last_operation;
   // The cores its process may run on, as sched_getaffinity() has them, up to
   // 1,024; written before the group begins.
   alignas(kCacheLine) std::array<uint64_t, 16> cores;
+  BlockedState blocked;
 };
 
 // A ring of bytes from one rank to another. Positions only grow; position p
@@ -109,7 +134,8 @@ class Segment {
   RankState& state(int rank) const { return states_[rank]; }
 
   Announcement& announcement(int rank, uint64_t sequence) const;
-  // Behind the announcement: for each rank the bytes that go to it, then those
+  CallWords& words(int rank, uint64_t sequence) const;
+  // After these two: for each rank the bytes that go to it, then those
   // that are expected from it. 2 * ranks numbers.
   std::span<uint64_t> sizes(int rank, uint64_t sequence) const;
   // Behind that: tuning.one_shot_bytes.

@@ -10,6 +10,7 @@
 
 #include "lockstep/base/futex.h"
 #include "lockstep/comm/shm/protocol/errors.h"
+#include "lockstep/comm/shm/protocol/standstill.h"
 
 namespace lockstep::shm {
 namespace {
@@ -82,6 +83,7 @@ Waiting::Outcome Waiting::sleep(const Ready& ready, uint32_t bells,
   auto& own = segment_.state(rank_);
   while (true) {
     look();
+    if (auto* call = BlockedCall::of_this_thread()) call->look();
     if (ready(std::memory_order_acquire)) return Outcome::ready;
     if (deadline.expired()) return Outcome::timed_out;
     // Who publishes stores first and looks for sleepers then; this rank says
@@ -125,7 +127,12 @@ std::vector<Waiting::Departure> Waiting::departures() const {
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
     const auto left = segment_.state(peer).left.load(std::memory_order_acquire);
-    if (left == RankState::kFailed) {
+    if (left == RankState::kStandstill) {
+      all.push_back({.rank = peer,
+                     .well = false,
+                     .failed = true,
+                     .words = words_of(peer)});
+    } else if (left == RankState::kFailed) {
       all.push_back({.rank = peer,
                      .well = false,
                      .failed = true,
@@ -161,7 +168,7 @@ void Waiting::ring(RankState& state, uint32_t bells) {
   futex_wake_all(state.doorbell, bells);
 }
 
-void Waiting::break_down(const std::string& reason) {
+void Waiting::break_down(const std::string& reason, uint32_t how) {
   if (breaking_.exchange(true)) return;
   reason_ = reason;
   auto& own = segment_.state(rank_);
@@ -169,7 +176,7 @@ void Waiting::break_down(const std::string& reason) {
   std::memcpy(own.reason.data(), reason.data(), length);
   own.reason[length] = 0;
   // Pairs with the acquire in departures().
-  own.left.store(RankState::kFailed, std::memory_order_seq_cst);
+  own.left.store(how, std::memory_order_seq_cst);
   // Pairs with the acquire in broken().
   broken_.store(true, std::memory_order_seq_cst);
   wake_everybody();

@@ -71,10 +71,10 @@ class Waiting {
   // May also do what brings the end nearer.
   using Ready = std::function<bool(std::memory_order)>;
   // The whole wait after spin(): yields the core, then sleeps, until `ready`.
-  // Calls `look` before the first sleep, and whenever one is over (50 ms at
-  // most, or a doorbell), to see what became of the ranks; `ready` is asked
-  // again after it. What the two throw passes through.
-  // `bells`: those of Bell that wake it.
+  // Calls `look`, and that of the thread's BlockedCall, before the first sleep,
+  // and whenever one is over (50 ms at most, or a doorbell), to see what became
+  // of the ranks; `ready` is asked again after it. What the two throw passes
+  // through. `bells`: those of Bell that wake it.
   Outcome sleep(const Ready& ready, uint32_t bells, const Deadline& deadline,
                 const std::function<void()>& look);
 
@@ -104,9 +104,10 @@ class Waiting {
   // From now on every wait of this rank throws GroupBroken with `reason` (the
   // first one given), and so do those of the peers, who are told that this
   // rank failed and why. Any thread.
-  void break_down(const std::string& reason);
-  [[noreturn]] void fail(const std::string& reason) {
-    break_down(reason);
+  void break_down(const std::string& reason, uint32_t how = RankState::kFailed);
+  [[noreturn]] void fail(const std::string& reason,
+                         uint32_t how = RankState::kFailed) {
+    break_down(reason, how);
     throw_if_broken();
     throw GroupBroken(reason);  // another thread is just breaking it down
   }

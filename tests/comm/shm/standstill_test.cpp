@@ -1,0 +1,145 @@
+// Ranks that wait for each other in different calls, which no announcements
+// compare; and waits that only look so.
+#include "lockstep/comm/shm/protocol/standstill.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <array>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "lockstep/base/current_call.h"
+#include "tests/comm/shm/bucket_rounds.h"
+#include "tests/comm/shm/protocol_world.h"
+
+namespace lockstep::shm::testing {
+namespace {
+
+using std::chrono::seconds;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+constexpr milliseconds kEndless{600'000};
+constexpr milliseconds kLate{1'500};
+
+const Values& values() {
+  static const Values all(7, 4096);
+  return all;
+}
+
+void receive(Group& group, int from) {
+  std::array<float, 4> data{};
+  const auto message = group.start_receive(
+      from, 0, {.data = data.data(), .size = sizeof(data)}, DType::float32);
+  group.wait(*message, kEndless);
+}
+
+// Ranks are threads, of which each uses its group alone.
+std::vector<End> ends_of(int ranks, const std::function<void(Group&)>& body) {
+  ThreadWorld world(ranks, small_tuning());
+  return world.run(body);
+}
+
+void expect_told(const std::vector<End>& ends, const std::string& words) {
+  for (const auto& end : ends) {
+    EXPECT_EQ(end.kind, End::Kind::broken) << end;
+    EXPECT_THAT(end.words, AllOf(HasSubstr("the ranks wait for each other"),
+                                 HasSubstr(words)));
+  }
+}
+
+TEST(Standstill, OfBucketsAndABarrierIsToldToAllRanks) {
+  for (const int ranks : {2, 3, 5}) {
+    expect_told(ends_of(ranks,
+                        [](Group& group) {
+                          BucketRank buckets(group, values(),
+                                             {.buckets = {{.count = 100}},
+                                              .timeout = kEndless});
+                          buckets.run(1);
+                          if (group.rank() == 1) group.barrier(kEndless);
+                          buckets.run(2);
+                        }),
+                "rank 1 in barrier #");
+  }
+}
+
+TEST(Standstill, OfABarrierAndAReceiveIsToldToAllRanks) {
+  for (const int ranks : {2, 3}) {
+    expect_told(ends_of(ranks,
+                        [](Group& group) {
+                          if (group.rank() == 1) receive(group, 0);
+                          group.barrier(kEndless);
+                        }),
+                "rank 1 in recv from rank 0");
+  }
+}
+
+TEST(Standstill, NamesTheUsersCalls) {
+  const auto ends = ends_of(2, [](Group& group) {
+    CurrentCall call{.operation = group.rank() == 0 ? "all_gather" : "barrier",
+                     .number = 41,
+                     .function = group.rank() == 0 ? "save()" : nullptr};
+    const CurrentCallScope scope(&call);
+    if (group.rank() == 1) receive(group, 0);
+    group.barrier(kEndless);
+  });
+  expect_told(ends, "rank 0 in save(), at all_gather #41");
+}
+
+TEST(Standstill, IsNoneWhileAnotherThreadOfARankMayComeToTheCall) {
+  const auto ends = ends_of(2, [](Group& group) {
+    std::thread([&] { group.barrier(kEndless); }).join();
+    BucketRank buckets(group, values(),
+                       {.buckets = {{.count = 100}}, .timeout = kEndless});
+    if (group.rank() == 1) {
+      group.barrier(kEndless);
+      buckets.run(1);
+      return;
+    }
+    std::thread other([&] {
+      sleep_for(kLate);
+      group.barrier(kEndless);
+    });
+    buckets.run(1);
+    other.join();
+  });
+  EXPECT_EQ(faults(ends), "");
+}
+
+TEST(Standstill, IsNoneWhileARankComputes) {
+  const auto ends = ends_of(3, [](Group& group) {
+    BucketRank buckets(group, values(),
+                       {.buckets = {{.count = 100}}, .timeout = kEndless});
+    for (int late = 0; late < 3; ++late) {
+      if (group.rank() == late) sleep_for(kLate);
+      buckets.run(late);
+      if (group.rank() == (late + 1) % 3) sleep_for(kLate / 2);
+      group.barrier(kEndless);
+    }
+  });
+  EXPECT_EQ(faults(ends), "");
+}
+
+// A large message through a small ring takes many turns.
+TEST(Standstill, IsNoneWhileAMessageMoves) {
+  const auto ends = ends_of(2, [](Group& group) {
+    std::vector<std::byte> data(size_t{64} << 20);
+    const auto message =
+        group.rank() == 0
+            ? group.start_send(1, 0, {.data = data.data(), .size = data.size()},
+                               DType::uint8)
+            : group.start_receive(0, 0,
+                                  {.data = data.data(), .size = data.size()},
+                                  DType::uint8);
+    if (group.rank() == 1) group.wait(*message, kEndless);
+    group.barrier(kEndless);
+    group.wait(*message, kEndless);
+  });
+  EXPECT_EQ(faults(ends), "");
+}
+
+}  // namespace
+}  // namespace lockstep::shm::testing

@@ -1,0 +1,307 @@
+// Ranks in calls that need each other: one in backward, another in a call that
+// the first one does not come to. All are told soon, whatever the timeout, with
+// each rank's call in the user's words and its number in the flight record. And
+// what looks alike but goes on is left alone.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <torch/torch.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <functional>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "lockstep/checkpoint/training_state.h"
+#include "lockstep/comm/collectives.h"
+#include "lockstep/comm/object_collectives.h"
+#include "lockstep/comm/point_to_point.h"
+#include "lockstep/parallel/ddp/distributed_data_parallel.h"
+#include "lockstep/parallel/nn/sync_batch_norm.h"
+#include "lockstep/parallel/zero/zero_redundancy_optimizer.h"
+#include "tests/comm/failure_of.h"
+#include "tests/harness/process_world.h"
+
+namespace lockstep::testing {
+namespace {
+
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+// Far beyond the deadline of a case: what is told at the timeout fails.
+constexpr seconds kTimeout{600};
+// Longer than any standstill stays unnoticed, where somebody is to be late.
+constexpr seconds kLate{3};
+
+using Model = DistributedDataParallel<torch::nn::Linear>;
+
+struct Training {
+  Model model{torch::nn::Linear(4, 3)};
+
+  at::Tensor loss() { return model(torch::ones({2, 4})).sum(); }
+  void backward() { loss().backward(); }
+};
+
+std::string number() {
+  return "#" + std::to_string(default_group()->flight()->last_number());
+}
+
+// A program that has lost its group ends by an exception: nobody waits for
+// anybody then.
+struct GroupLost {};
+
+void in_group(const std::string& backend,
+              const InitProcessGroupOptions& options,
+              const std::function<void()>& body) {
+  try {
+    auto group = init_process_group(backend, options);
+    body();
+    throw GroupLost{};
+  } catch (const GroupLost&) {
+  }
+}
+
+// After an iteration that went well rank 0 calls `call` and the others
+// backward. All must be told both, by the words of the user.
+void expect_told(const World& world, const std::function<void(Training&)>& call,
+                 const std::string& words,
+                 const std::string& backend = "cpu:shm",
+                 bool check_calls = false) {
+  in_group(backend, {.timeout = kTimeout, .check_calls = check_calls}, [&] {
+    Training training;
+    training.backward();
+    auto loss = training.loss();
+    const auto text = failure_of([&] {
+      if (world.rank == 0) {
+        call(training);
+      } else {
+        loss.backward();
+      }
+    });
+    EXPECT_THAT(text, AllOf(HasSubstr(words), HasSubstr("backward()")));
+    EXPECT_THAT(text, HasSubstr("rank 0"));
+    EXPECT_THAT(text, HasSubstr("rank 1"));
+    EXPECT_THAT(text, HasSubstr(number())) << "not the flight record's";
+  });
+}
+
+#define UNMATCHED(name, call, words)                                       \
+  WORLD_TEST(UnmatchedCalls, BackwardAgainst##name, 2, 3) {                \
+    expect_told(                                                           \
+        world, [&]([[maybe_unused]] Training& training) { call; }, words); \
+  }
+
+UNMATCHED(Barrier, barrier(), "rank 0 in barrier #")
+UNMATCHED(AllReduce, all_reduce(at::ones({3})), "rank 0 in all_reduce #")
+UNMATCHED(LargeAllReduce, all_reduce(at::ones({300'000})),
+          "rank 0 in all_reduce #")
+UNMATCHED(AnAsynchronousAllReduce,
+          all_reduce(at::ones({3}), {.async_op = true})->wait(),
+          "rank 0 in all_reduce #")
+UNMATCHED(ACallAfterAnAsynchronousOne,
+          (all_reduce(at::ones({3}), {.async_op = true}), barrier()),
+          "rank 0 in all_reduce #")
+UNMATCHED(BroadcastObject, broadcast_object(1, 0),
+          "rank 0 in broadcast_object(), at broadcast #")
+UNMATCHED(SaveSnapshot,
+          save_snapshot(world.folder / "a.pt",
+                        {.model = training.model.module().ptr()}),
+          "rank 0 in save_snapshot(), at all_gather #")
+UNMATCHED(
+    AMessage,
+    {
+      auto tensor = at::ones({3});
+      recv(tensor, 1);
+    },
+    "rank 0 in recv from rank 1")
+
+WORLD_TEST(UnmatchedCalls, BackwardAgainstThatOfAnotherWrapper, 2, 3) {
+  in_group("cpu:shm", {.timeout = kTimeout}, [&] {
+    Training one;
+    DistributedDataParallel<torch::nn::Linear> other(torch::nn::Linear(4, 7));
+    auto losses =
+        std::vector<at::Tensor>{one.loss(), other(torch::ones({2, 4})).sum()};
+    const auto text = failure_of([&] { losses[world.rank == 0].backward(); });
+    EXPECT_THAT(
+        text, AllOf(HasSubstr("rank 0 in backward(), at reduce_buckets "
+                              "#"),
+                    HasSubstr("of 35 elements"), HasSubstr("of 15 elements")));
+  });
+}
+
+WORLD_TEST(UnmatchedCalls, BackwardAgainstAStepOfShardedOptimizers, 2) {
+  in_group("cpu:shm", {.timeout = kTimeout}, [&] {
+    Training training;
+    ZeroRedundancyOptimizer<torch::optim::SGD> optimizer(
+        training.model->parameters(), torch::optim::SGDOptions(0.1));
+    training.backward();
+    auto loss = training.loss();
+    const auto text = failure_of([&] {
+      if (world.rank == 0) {
+        optimizer.step();
+      } else {
+        loss.backward();
+      }
+    });
+    EXPECT_THAT(text, AllOf(HasSubstr("rank 0 in "
+                                      "ZeroRedundancyOptimizer::step(), at "),
+                            HasSubstr("rank 1 in backward(), at "
+                                      "reduce_buckets #")));
+  });
+}
+
+// One batch less: rank 0 has left its loop.
+WORLD_TEST(UnmatchedCalls, BackwardAgainstTheEndOfTheGroup, 2) {
+  in_group("cpu:shm", {.timeout = kTimeout}, [&] {
+    Training training;
+    training.backward();
+    if (world.rank == 0) {
+      destroy_process_group();
+      return;
+    }
+    EXPECT_THAT(failure_of([&] { training.backward(); }),
+                HasSubstr("rank 0 has left the group"));
+  });
+}
+
+// Where each call is compared over the store, backward is too.
+WORLD_TEST(UnmatchedCalls, OnGlooWithDetail, 2) {
+  expect_told(
+      world, [](Training&) { barrier(); }, "rank 0: barrier #", "gloo", true);
+  expect_told(
+      world,
+      [&](Training& training) {
+        save_snapshot(world.folder / "a.pt",
+                      {.model = training.model.module().ptr()});
+      },
+      "rank 0: save_snapshot(), at all_gather #", "gloo", true);
+}
+
+// Nothing of this stands still.
+WORLD_TEST(UnmatchedCalls, ARankThatComputesIsWaitedFor, 2) {
+  in_group("cpu:shm", {.timeout = kTimeout}, [&] {
+    Training training;
+    for (int late = 0; late < 2; ++late) {
+      auto loss = training.loss();
+      if (world.rank == late) std::this_thread::sleep_for(kLate);
+      loss.backward();
+      if (world.rank != late) std::this_thread::sleep_for(kLate);
+      barrier();
+    }
+  });
+}
+
+WORLD_TEST(UnmatchedCalls, AsynchronousCollectivesRunBesideBackward, 2) {
+  in_group("cpu:shm", {.timeout = kTimeout}, [&] {
+    Training training;
+    for (int late = 0; late < 2; ++late) {
+      auto loss = training.loss();
+      auto tensor = at::ones({3});
+      WorkPtr work;
+      // One has the collective pending and is in backward; the other comes to
+      // both late, in the other order.
+      if (world.rank == late) {
+        std::this_thread::sleep_for(kLate);
+        loss.backward();
+        work = all_reduce(tensor, {.async_op = true});
+      } else {
+        work = all_reduce(tensor, {.async_op = true});
+        loss.backward();
+      }
+      work->wait();
+      EXPECT_EQ(tensor[0].item<int>(), 2);
+    }
+  });
+}
+
+WORLD_TEST(UnmatchedCalls, AnotherThreadMayMakeTheCollectives, 2) {
+  in_group("cpu:shm", {.timeout = kTimeout}, [&] {
+    Training training;
+    std::optional<std::thread> other;
+    auto tensor = at::ones({3});
+    // It has used the group before, as the header asks.
+    std::thread([] { barrier(); }).join();
+    for (int late = 0; late < 2; ++late) {
+      auto loss = training.loss();
+      if (world.rank == late) {
+        all_reduce(tensor);
+        loss.backward();
+      } else {
+        other.emplace([&] {
+          std::this_thread::sleep_for(kLate);
+          all_reduce(tensor);
+        });
+        loss.backward();
+        other->join();
+      }
+    }
+    EXPECT_EQ(tensor[0].item<int>(), 4);
+  });
+}
+
+struct NormalizedImpl : torch::nn::Module {
+  NormalizedImpl() {
+    register_module("linear", linear);
+    register_module("norm", norm);
+  }
+  at::Tensor forward(const at::Tensor& x) { return norm(linear(x)).square(); }
+  torch::nn::Linear linear{4, 3};
+  SyncBatchNorm1d norm{3};
+};
+TORCH_MODULE(Normalized);
+
+WORLD_TEST(UnmatchedCalls, CollectivesInsideOfBackwardGoOn, 2) {
+  in_group("cpu:shm", {.timeout = kTimeout}, [&] {
+    DistributedDataParallel<Normalized> model{Normalized()};
+    for (int step = 0; step < 2; ++step) {
+      auto loss = model(torch::randn({4, 4})).sum();
+      if (world.rank == step) std::this_thread::sleep_for(kLate);
+      loss.backward();
+    }
+  });
+}
+
+// Rank 1 is stopped in a wait of which it told. The others need nothing more
+// from it there, go on, and wait for it in the next call.
+WORLD_TEST(UnmatchedCalls, ARankThatIsStoppedAndContinuedIsWaitedFor, 2, 3) {
+  in_group("cpu:shm", {.timeout = kTimeout}, [&] {
+    Training training;
+    auto pid = at::full({1}, ::getpid(), at::kInt);
+    broadcast(pid, 1);
+    auto loss = training.loss();
+    std::optional<std::thread> waker;
+    if (world.rank != 1) std::this_thread::sleep_for(milliseconds(1500));
+    if (world.rank == 0) {
+      ::kill(pid.item<int>(), SIGSTOP);
+      waker.emplace([&] {
+        std::this_thread::sleep_for(kLate);
+        ::kill(pid.item<int>(), SIGCONT);
+      });
+    }
+    loss.backward();
+    barrier();
+    if (waker) waker->join();
+  });
+}
+
+// A receive that gives up soon is a question, not a wait.
+WORLD_TEST(UnmatchedCalls, AReceiveWithAShortTimeoutGoesOn, 2) {
+  in_group("cpu:shm", {.timeout = kTimeout}, [&] {
+    if (world.rank == 0) {
+      auto tensor = at::ones({3});
+      EXPECT_THAT(
+          failure_of([&] { recv(tensor, 1, {.timeout = milliseconds(2500)}); }),
+          HasSubstr("2500 ms"));
+    }
+    barrier();
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::testing
