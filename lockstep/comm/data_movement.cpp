@@ -37,6 +37,19 @@ bool is_empty_elsewhere(const Call& call, const char* argument, int root,
   return !here;
 }
 
+// Where no other rank is told of it: the others wait for this one.
+void require_own_part(const Call& call, const c10d::Backend& backend,
+                      const std::vector<int64_t>& sends,
+                      const std::vector<int64_t>& receives) {
+  if (takes_lists_at_once(backend) || call.group->checks_calls()) return;
+  const int own = call.group->rank();
+  if (sends[own] == receives[own]) return;
+  throw call.mistake(c10::str("rank ", call.group->global_rank(own), " sends ",
+                              sends[own], " elements to itself, but expects ",
+                              receives[own],
+                              " from itself; both must be equal"));
+}
+
 // One broadcast a rank: for shapes that differ.
 WorkPtr all_gather_uneven(Call call, const std::vector<at::Tensor>& tensor_list,
                           const at::Tensor& tensor, bool async_op) {
@@ -306,6 +319,7 @@ WorkPtr all_to_all(const std::vector<at::Tensor>& output_tensor_list,
   auto out = at::empty(
       {std::accumulate(recv_counts.begin(), recv_counts.end(), int64_t{0})},
       in.options());
+  require_own_part(call, backend, send_counts, recv_counts);
   auto received = out.split_with_sizes(recv_counts);
   for (size_t i = 0; i < received.size(); ++i) {
     buffers.write_from(received[i], output_tensor_list[i]);
@@ -372,6 +386,7 @@ WorkPtr all_to_all_single(const at::Tensor& output, const at::Tensor& input,
       output.size(0) > 0 ? out.numel() / output.size(0) : 0;
   for (auto& count : send_counts) count *= send_row;
   for (auto& count : recv_counts) count *= recv_row;
+  require_own_part(call, backend, send_counts, recv_counts);
   return run_collective(
       std::move(call), options.async_op, std::move(buffers),
       [&] {

@@ -11,6 +11,7 @@
 
 #include <chrono>
 #include <functional>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 #include <thread>
@@ -18,6 +19,7 @@
 
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/comm/collectives.h"
+#include "lockstep/comm/init.h"
 #include "lockstep/comm/object_collectives.h"
 #include "lockstep/comm/point_to_point.h"
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
@@ -87,7 +89,9 @@ void expect_told(const World& world, const std::function<void(Training&)>& call,
     EXPECT_THAT(text, AllOf(HasSubstr(words), HasSubstr("backward()")));
     EXPECT_THAT(text, HasSubstr("rank 0"));
     EXPECT_THAT(text, HasSubstr("rank 1"));
-    EXPECT_THAT(text, HasSubstr(number())) << "not the flight record's";
+    if (words.find('#') != words.npos) {
+      EXPECT_THAT(text, HasSubstr(number())) << "not the flight record's";
+    }
   });
 }
 
@@ -111,7 +115,7 @@ UNMATCHED(BroadcastObject, broadcast_object(1, 0),
           "rank 0 in broadcast_object(), at broadcast #")
 UNMATCHED(SaveSnapshot,
           save_snapshot(world.folder / "a.pt",
-                        {.model = training.model.module().ptr()}),
+                        {.model = training.model.module()}),
           "rank 0 in save_snapshot(), at all_gather #")
 UNMATCHED(
     AMessage,
@@ -178,7 +182,7 @@ WORLD_TEST(UnmatchedCalls, OnGlooWithDetail, 2) {
       world,
       [&](Training& training) {
         save_snapshot(world.folder / "a.pt",
-                      {.model = training.model.module().ptr()});
+                      {.model = training.model.module()});
       },
       "rank 0: save_snapshot(), at all_gather #", "gloo", true);
 }
@@ -252,7 +256,7 @@ struct NormalizedImpl : torch::nn::Module {
   }
   at::Tensor forward(const at::Tensor& x) { return norm(linear(x)).square(); }
   torch::nn::Linear linear{4, 3};
-  SyncBatchNorm1d norm{3};
+  nn::SyncBatchNorm1d norm{3};
 };
 TORCH_MODULE(Normalized);
 

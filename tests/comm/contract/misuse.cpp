@@ -71,6 +71,32 @@ std::vector<at::Tensor> list(const ContractWorld& world, size_t count,
   return tensors;
 }
 
+CONTRACT_TEST(Misuse, OwnPartsOfAllToAllThatDifferAreToldAtOnce, 2, 3) {
+  auto group = world.init();
+  auto inputs = list(world, world.size);
+  auto outputs = list(world, world.size);
+  outputs[world.rank] = ones(world, {3});
+  std::vector<int64_t> ins(world.size, 2);
+  auto outs = ins;
+  outs[world.rank] = 3;
+  for (const auto& call : std::vector<std::function<void()>>{
+           [&] { all_to_all(outputs, inputs); },
+           [&] {
+             all_to_all_single(
+                 ones(world, {2 * world.size + 1}),
+                 ones(world, {2 * world.size}),
+                 {.output_split_sizes = outs, .input_split_sizes = ins});
+           }}) {
+    try {
+      call();
+      ADD_FAILURE() << "was accepted";
+    } catch (const std::exception& error) {
+      EXPECT_THAT(error.what(), HasSubstr("to itself"));
+    }
+  }
+  expect_in_step(world);
+}
+
 // What no operation over one tensor takes.
 std::vector<Mistake> wrong_tensors(
     const ContractWorld& world,
