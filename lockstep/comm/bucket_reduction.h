@@ -106,10 +106,13 @@ std::unique_ptr<BucketReduction> all_reduce_buckets(
 // ranks are a c10::DistBackendError on all of them. `results`: owned only in
 // shared memory; else they are everywhere, which is more.
 //
-// In shared memory a round is one collective in the group's numbers, flight
-// record and errors ("reduce_buckets #12"); the sum is that of all_reduce, bit
-// by bit. Where the divisor is the number of ranks it divides as ReduceOp::AVG,
-// else it is multiplied by 1 / divisor, for which half types are rounded twice.
+// In shared memory this is one collective in the group's numbers, flight record
+// and errors ("make_bucket_reduction #7"), and so is a round ("reduce_buckets
+// #12"): finish() counts as a blocking call of the group, so that a rank in
+// another one that waits for this rank is told (docs/shared-memory.md); the sum
+// is that of all_reduce, bit by bit. Where the divisor is the number of ranks
+// it divides as ReduceOp::AVG, else it is multiplied by 1 / divisor, for which
+// half types are rounded twice.
 std::unique_ptr<BucketReduction> make_bucket_reduction(
     std::vector<ReducedBucket> buckets, Results results,
     const ProcessGroupPtr& group);
