@@ -42,7 +42,7 @@ class ProcessGroup {
   using Backends = std::map<c10::DeviceType, c10::intrusive_ptr<c10d::Backend>>;
 
   // `global_ranks[i]` is the rank in the default group of this group's rank i.
-  // `life_signs` are those of the default group.
+  // `life_signs` are those of the default group, or none.
   ProcessGroup(std::string name, int rank, std::vector<int> global_ranks,
                std::chrono::milliseconds timeout,
                c10::intrusive_ptr<c10d::Store> store,

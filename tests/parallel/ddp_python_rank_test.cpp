@@ -234,8 +234,9 @@ void train_all_here(const World& world, const fs::path& folder) {
             &group->backend(c10::kCPU)));
     auto recorded = std::make_shared<ProcessGroup>(
         group->name(), group->rank(), group->global_ranks(), group->timeout(),
-        group->store(), ProcessGroup::Backends{{c10::kCPU, recording}},
-        group->backend_config(), /*checks_calls=*/false);
+        group->store(), /*life_signs=*/nullptr,
+        ProcessGroup::Backends{{c10::kCPU, recording}}, group->backend_config(),
+        /*checks_calls=*/false);
     auto net = make_net(job.model, world.rank);
     DistributedDataParallel<torch::nn::Sequential> model(
         net, {.process_group = recorded, .bucket_cap_mb = job.bucket_cap_mb});
