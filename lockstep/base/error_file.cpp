@@ -8,6 +8,7 @@
 #include <chrono>
 #include <memory>
 #include <mutex>
+#include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
 
@@ -30,60 +31,25 @@ Noted& noted() {
   return instance;
 }
 
-// The length of the UTF-8 sequence that `text` begins with; 0: it is none.
-size_t sequence_length(std::string_view text) {
-  const auto byte = [&](size_t i) {
-    return i < text.size() ? static_cast<unsigned char>(text[i]) : 0u;
-  };
-  const size_t length = byte(0) < 0x80   ? 1
-                        : byte(0) < 0xc2 ? 0
-                        : byte(0) < 0xe0 ? 2
-                        : byte(0) < 0xf0 ? 3
-                        : byte(0) < 0xf5 ? 4
-                                         : 0;
-  for (size_t i = 1; i < length; ++i) {
-    if (byte(i) >> 6 != 2) return 0;
-  }
-  // Overlong forms, surrogates, and what lies past U+10FFFF.
-  if ((byte(0) == 0xe0 && byte(1) < 0xa0) ||
-      (byte(0) == 0xed && byte(1) > 0x9f) ||
-      (byte(0) == 0xf0 && byte(1) < 0x90) ||
-      (byte(0) == 0xf4 && byte(1) > 0x8f)) {
-    return 0;
-  }
-  return length;
+const char* name_of(FailureKind kind) {
+  return kind == FailureKind::echo ? "echo" : "cause";
 }
 
-// As a string of JSON. A byte that is no UTF-8 becomes '?'.
-std::string quoted(std::string_view text) {
-  std::string json = "\"";
-  while (!text.empty()) {
-    const char first = text.front();
-    const size_t length = sequence_length(text);
-    if (first == '"' || first == '\\') {
-      json += {'\\', first};
-    } else if (first == '\n') {
-      json += "\\n";
-    } else if (length == 0 || static_cast<unsigned char>(first) < 0x20) {
-      json += length == 0 ? '?' : ' ';
-    } else {
-      json += text.substr(0, length);
-    }
-    text.remove_prefix(length == 0 ? 1 : length);
-  }
-  return json + "\"";
-}
-
+// Bytes that are no UTF-8 become U+FFFD.
 std::string document(FailureKind kind, std::string_view message) {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
-  const auto words = quoted(message);
-  return "{\"message\": {\"message\": " + words +
-         ", \"extraInfo\": {\"timestamp\": \"" +
-         std::to_string(std::chrono::floor<std::chrono::seconds>(now).count()) +
-         "\", \"time_ns\": \"" +
-         std::to_string(std::chrono::nanoseconds(now).count()) +
-         "\", \"py_callstack\": " + words + ", \"kind\": \"" +
-         (kind == FailureKind::echo ? "echo" : "cause") + "\"}}}\n";
+  const auto seconds = std::chrono::floor<std::chrono::seconds>(now).count();
+  const auto time_ns = std::chrono::nanoseconds(now).count();
+  const nlohmann::json json{{"message",
+                             {{"message", message},
+                              {"extraInfo",
+                               {{"timestamp", std::to_string(seconds)},
+                                {"time_ns", std::to_string(time_ns)},
+                                {"py_callstack", message},
+                                {"kind", name_of(kind)}}}}}};
+  return json.dump(-1, ' ', /*ensure_ascii=*/false,
+                   nlohmann::json::error_handler_t::replace) +
+         "\n";
 }
 
 void write_aside(const std::string& path, std::string_view bytes) {

@@ -13,14 +13,18 @@
 //                              "kind": "cause"}}}
 //
 // torchrun reads "timestamp" as an integer and prints "py_callstack"; the rest
-// is for `lockstep run`.
+// is for `lockstep run` (launch/worker_failure.h).
 namespace lockstep {
 
+// In the order in which the launcher reports failures.
 enum class FailureKind {
   // This process failed by itself.
   cause,
-  // The same, but what went wrong is known only to the program.
+  // The same, but what went wrong is known only to the program. Written as
+  // "cause".
   cause_without_words,
+  // Not noted by anybody: the file is Python's, or there is none.
+  unknown,
   // A peer failed before, and this process could not go on without it.
   echo,
 };

@@ -2,10 +2,9 @@
 
 #include <c10/util/StringUtil.h>
 
-#include <stdexcept>
-
 #include "lockstep/base/span.h"
 #include "lockstep/comm/collective_work.h"
+#include "lockstep/comm/disagreement.h"
 #include "lockstep/comm/roll_call.h"
 
 namespace lockstep {
@@ -33,24 +32,21 @@ void monitored_barrier(const MonitoredBarrierOptions& options) {
   const uint64_t record =
       flight.begin({.operation = call.operation, .number = call.number},
                    FlightState::started);
-  auto fail = [&](const char* cause) {
-    span.end(true);
-    flight.end(record, /*failed=*/true);
-    call.fail(started, cause);
-  };
   try {
     const auto given = roll_call(*call.group, call.operation, started);
     for (int member = 0; member < call.group->size(); ++member) {
       if (given[member] == call.operation) continue;
       // It compares its calls, and this is another one.
-      throw std::runtime_error(c10::str(
-          "rank ", call.group->global_rank(member), " called ",
-          given[member].substr(0, given[member].find('\n')), " instead"));
+      throw Disagreement(
+          {__func__, __FILE__, __LINE__},
+          c10::str("rank ", call.group->global_rank(member), " called ",
+                   given[member].substr(0, given[member].find('\n')),
+                   " instead"));
     }
-  } catch (const c10::Error& error) {
-    fail(error.what_without_backtrace());
   } catch (const std::exception& error) {
-    fail(error.what());
+    span.end(true);
+    flight.end(record, /*failed=*/true);
+    call.fail(started, error);
   }
   flight.end(record, /*failed=*/false);
 }

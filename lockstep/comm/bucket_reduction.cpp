@@ -185,7 +185,7 @@ class RecordedBuckets final : public BucketReduction {
       step();
     } catch (const c10::DistError& error) {
       end_record(/*failed=*/true);
-      call_.fail(started_, error.what_without_backtrace());
+      call_.fail(started_, error);
     }
   }
   void end_record(bool failed) {

@@ -10,6 +10,7 @@
 
 #include "lockstep/base/error_file.h"
 #include "lockstep/base/flight_dump.h"
+#include "lockstep/comm/disagreement.h"
 #include "lockstep/comm/init.h"
 
 namespace lockstep {
@@ -133,11 +134,18 @@ std::invalid_argument Call::mistake(const std::string& text) const {
   return std::invalid_argument(where() + ": " + text);
 }
 
-void Call::fail(const Deadline& deadline, const char* cause) const {
+void Call::fail(const Deadline& deadline, const std::exception& error,
+                const std::string& more) const {
   const auto elapsed = deadline.elapsed();
-  const auto gone = peers_behind(*group, deadline);
+  const auto* torch = dynamic_cast<const c10::Error*>(&error);
+  const auto cause =
+      (torch != nullptr ? torch->what_without_backtrace() : error.what()) +
+      more;
+  const auto gone = dynamic_cast<const Disagreement*>(&error) != nullptr
+                        ? std::string()
+                        : peers_behind(*group, deadline);
   const bool said = gone.empty() || group->hears_departures() ||
-                    std::string_view(cause).find(gone) != std::string::npos;
+                    cause.find(gone) != cause.npos;
   const auto text =
       c10::str(place_of(*this, other_end(*this)), " failed after ",
                elapsed.count(), " ms (allowed ", deadline.allowed().count(),

@@ -38,9 +38,12 @@ struct Call {
 
   // For `throw call.mistake(...)`: the tail says what is allowed.
   std::invalid_argument mistake(const std::string& text) const;
-  // The time is over, or the world has failed. Writes the flight record, and
-  // says where it is.
-  [[noreturn]] void fail(const Deadline& deadline, const char* cause) const;
+  // Throws c10::DistBackendError for `error`: the time is over, or the world
+  // has failed. `more` is said behind it. Names the peers that are gone, unless
+  // it is a Disagreement; then it is an echo for the launcher (record.h).
+  // Writes the flight record, and says where it is.
+  [[noreturn]] void fail(const Deadline& deadline, const std::exception& error,
+                         const std::string& more = {}) const;
 
   // What carries `tensor`, or tensors that only the library sees; a mistake
   // where the group has nothing for that device, or was destroyed.

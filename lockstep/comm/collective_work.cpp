@@ -14,6 +14,7 @@
 #include "lockstep/base/current_call.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/span.h"
+#include "lockstep/comm/disagreement.h"
 #include "lockstep/comm/roll_call.h"
 
 namespace lockstep {
@@ -182,12 +183,9 @@ class CollectiveWork final : public Work {
       if (!work_->wait(time)) {
         throw std::runtime_error("it was aborted");
       }
-    } catch (const c10::Error& error) {
-      end_failed();
-      call_.fail(deadline, error.what_without_backtrace());
     } catch (const std::exception& error) {
       end_failed();
-      call_.fail(deadline, error.what());
+      call_.fail(deadline, error);
     }
     finish_or_throw();
     return true;
@@ -222,7 +220,7 @@ class CollectiveWork final : public Work {
   }
   void throw_failure() {
     std::lock_guard lock(finish_mutex_);
-    if (failure_) call_.fail(started_, failure_->c_str());
+    if (failure_) call_.fail(started_, std::runtime_error(*failure_));
   }
   void finish_or_throw() {
     finish();
@@ -294,58 +292,74 @@ class JoinedWorks final : public Work {
   std::vector<WorkPtr> works_;
 };
 
-// Three lines: the text, what goes out, what comes in.
-std::string encode(const Agreed& agreed) {
+// What a rank tells the others of its call. The function of the user's that it
+// is in is for the message only: a reduction that one rank left out in
+// backward() is done in its next forward().
+struct Told {
+  Agreed agreed;
+  std::string function;  // empty: none
+
+  std::string words() const {
+    return function.empty() ? agreed.text : function + ", at " + agreed.text;
+  }
+};
+
+// Four lines: the text, what goes out, what comes in, the function.
+std::string encode(const Told& told) {
   std::ostringstream out;
-  out << agreed.text << '\n';
-  for (auto count : agreed.sends) out << count << ' ';
+  out << told.agreed.text << '\n';
+  for (auto count : told.agreed.sends) out << count << ' ';
   out << '\n';
-  for (auto count : agreed.receives) out << count << ' ';
+  for (auto count : told.agreed.receives) out << count << ' ';
+  out << '\n' << told.function;
   return out.str();
 }
 
-Agreed decode(const std::string& lines) {
+Told decode(const std::string& lines) {
   std::istringstream in(lines);
-  Agreed agreed;
+  Told told;
   std::string numbers;
-  std::getline(in, agreed.text);
-  for (auto* counts : {&agreed.sends, &agreed.receives}) {
+  std::getline(in, told.agreed.text);
+  for (auto* counts : {&told.agreed.sends, &told.agreed.receives}) {
     std::getline(in, numbers);
     std::istringstream line(numbers);
     for (int64_t count = 0; line >> count;) counts->push_back(count);
   }
-  return agreed;
+  std::getline(in, told.function);
+  return told;
 }
 
 void compare(const Call& call, Agreed own, const Deadline& deadline) {
   const char* function = user_function();
-  own.text = c10::str(function ? function : "", function ? ", at " : "",
-                      call.operation, " #", call.number,
+  own.text = c10::str(call.operation, " #", call.number,
                       own.text.empty() ? "" : " ", own.text);
-  std::vector<Agreed> given;
-  for (const auto& lines : roll_call(*call.group, encode(own), deadline)) {
+  const Told told{own, function != nullptr ? function : ""};
+  std::vector<Told> given;
+  for (const auto& lines : roll_call(*call.group, encode(told), deadline)) {
     given.push_back(decode(lines));
   }
   auto global = [&](size_t member) {
     return call.group->global_rank(static_cast<int>(member));
   };
-  if (!std::all_of(given.begin(), given.end(), [&](const Agreed& other) {
-        return other.text == own.text;
+  if (!std::all_of(given.begin(), given.end(), [&](const Told& other) {
+        return other.agreed.text == own.text;
       })) {
     std::string all;
     for (size_t member = 0; member < given.size(); ++member) {
       all += c10::str(member ? "; rank " : "rank ", global(member), ": ",
-                      given[member].text);
+                      given[member].words());
     }
-    throw std::runtime_error("the ranks disagree about this call (" + all +
-                             "); all must make the same calls in one order");
+    throw Disagreement({__func__, __FILE__, __LINE__},
+                       "the ranks disagree about this call (" + all +
+                           "); all must make the same calls in one order");
   }
   for (size_t from = 0; from < given.size(); ++from) {
-    for (size_t to = 0; to < given[from].sends.size(); ++to) {
-      const auto sent = given[from].sends[to];
-      const auto expected = given[to].receives.at(from);
+    for (size_t to = 0; to < given[from].agreed.sends.size(); ++to) {
+      const auto sent = given[from].agreed.sends[to];
+      const auto expected = given[to].agreed.receives.at(from);
       if (sent == expected) continue;
-      throw std::runtime_error(
+      throw Disagreement(
+          {__func__, __FILE__, __LINE__},
           c10::str("the ranks disagree about this call: rank ", global(from),
                    " sends ", sent, " elements to rank ", global(to),
                    ", which expects ", expected, " from it"));
@@ -363,12 +377,11 @@ std::string absent_after_failure(const Call& call) {
     // the other backends break down by themselves.
     auto& backend = call.backend();
     if (backend.getBackendName() == "gloo") backend.abort();
-    roll_call(
-        *call.group,
-        encode({.text = c10::str(call.operation, " #", call.number, " failed"),
-                .sends = {},
-                .receives = {}}),
-        Deadline::after(kAnswer));
+    const Agreed failed{
+        .text = c10::str(call.operation, " #", call.number, " failed"),
+        .sends = {},
+        .receives = {}};
+    roll_call(*call.group, encode({failed, {}}), Deadline::after(kAnswer));
   } catch (const RollCallError& error) {
     return c10::str("; ", error.what());
   } catch (const c10::Error&) {  // nor is the store
@@ -403,13 +416,7 @@ WorkPtr start_and_wait(Call call, bool async_op, Buffers buffers,
   const auto record = begin_record(
       call, buffers,
       compares || async_op ? FlightState::scheduled : FlightState::started);
-  auto fail = [&](const char* cause) {
-    span.end(true);
-    flight->end(record, /*failed=*/true);
-    call.fail(started, cause);
-  };
   WorkPtr work;
-  std::optional<std::string> failure;
   bool compared = false;
   try {
     if (compares) compare(call, agreement(), started);
@@ -433,15 +440,13 @@ WorkPtr start_and_wait(Call call, bool async_op, Buffers buffers,
         flight->end(record, /*failed=*/false);
       }
     }
-  } catch (const c10::Error& error) {
-    failure = error.what_without_backtrace();
   } catch (const std::exception& error) {
-    failure = error.what();
-  }
-  if (failure) {
     if (work && call.number == 0) give_up(*work);
-    if (compares && compared) *failure += absent_after_failure(call);
-    fail(failure->c_str());
+    const bool asks = compares && compared;
+    const auto absent = asks ? absent_after_failure(call) : std::string();
+    span.end(true);
+    flight->end(record, /*failed=*/true);
+    call.fail(started, error, absent);
   }
   if (!async_op) return nullptr;
   return c10::make_intrusive<CollectiveWork>(
@@ -472,7 +477,7 @@ void run_step(Call call, const std::function<void()>& step) {
     step();
   } catch (const c10::DistError& error) {
     flight.end(record, /*failed=*/true);
-    call.fail(started, error.what_without_backtrace());
+    call.fail(started, error);
   } catch (...) {
     flight.end(record, /*failed=*/true);
     throw;

@@ -28,9 +28,7 @@ constexpr const char* kLeft = "-left";
 constexpr const char* kFailed = "-failed";
 
 FileDescriptor datagram_socket() {
-  FileDescriptor socket(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  if (!socket) throw_errno("making a socket that shows that this rank lives");
-  return socket;
+  return FileDescriptor(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
 }
 
 // Calls bind() or connect() with the abstract name.
@@ -45,8 +43,10 @@ int with_address(const std::string& name, Call call) {
       static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length));
 }
 
+// Also where that cannot be asked: a process may have no descriptor left.
 bool has_owner(const std::string& name) {
   const auto socket = datagram_socket();
+  if (!socket) return true;
   return with_address(name,
                       [&](const sockaddr* address, socklen_t size) {
                         return ::connect(socket.get(), address, size);
@@ -56,10 +56,11 @@ bool has_owner(const std::string& name) {
 
 FileDescriptor named_socket(const std::string& name) {
   auto socket = datagram_socket();
-  if (with_address(name, [&](const sockaddr* address, socklen_t length) {
+  if (!socket ||
+      with_address(name, [&](const sockaddr* address, socklen_t length) {
         return ::bind(socket.get(), address, length);
       }) != 0) {
-    throw_errno("naming a socket that shows that this rank lives");
+    throw_errno("making a socket that shows that this rank lives");
   }
   return socket;
 }

@@ -91,6 +91,11 @@ struct ObjectCall {
     return tensor.to(device);
   }
 
+  [[noreturn]] void refuse(int member, const std::string& what) const {
+    const int rank = call.group->global_rank(member);
+    call.fail(deadline, std::runtime_error(c10::str("rank ", rank, " ", what)));
+  }
+
   Object decode(const at::Tensor& tensor, int64_t size, int member) const {
     auto bytes = tensor.narrow(0, 0, size).cpu();
     const auto* begin = bytes.const_data_ptr<uint8_t>();
@@ -98,18 +103,13 @@ struct ObjectCall {
     Object::sax_parse(begin, begin + size, &limit,
                       Object::input_format_t::cbor);
     if (limit.exceeded()) {
-      call.fail(deadline,
-                c10::str("what rank ", call.group->global_rank(member),
-                         " sent is nested more than ", kMaxDepth, " deep")
-                    .c_str());
+      refuse(member,
+             c10::str("sent what is nested more than ", kMaxDepth, " deep"));
     }
     try {
       return Object::from_cbor(begin, begin + size);
     } catch (const Object::exception& error) {
-      call.fail(deadline,
-                c10::str("what rank ", call.group->global_rank(member),
-                         " sent is no object: ", error.what())
-                    .c_str());
+      refuse(member, c10::str("sent what is no object: ", error.what()));
     }
   }
 
@@ -122,10 +122,8 @@ struct ObjectCall {
   // Another rank's word: it may be anything.
   int64_t checked_size(int64_t size, int member) const {
     if (size >= 0 && size <= kMaxBytes) return size;
-    call.fail(deadline,
-              c10::str("rank ", call.group->global_rank(member), " announced ",
-                       size, " bytes; allowed are ", kMaxBytes)
-                  .c_str());
+    refuse(member,
+           c10::str("announced ", size, " bytes; allowed are ", kMaxBytes));
   }
   // Of every rank, on every rank.
   std::vector<int64_t> exchange_sizes(int64_t own) const {

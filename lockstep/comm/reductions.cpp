@@ -89,17 +89,12 @@ void all_reduce_directly(DirectReduce& direct, Call& call,
                     .in_elements = static_cast<uint64_t>(count),
                     .out_elements = static_cast<uint64_t>(count)},
                    FlightState::started, now);
-  auto fail = [&](const char* cause) {
-    flight.end(record, /*failed=*/true);
-    call.fail(started, cause);
-  };
   try {
     direct.all_reduce_direct(tensor.mutable_data_ptr(), count,
                              tensor.scalar_type(), op, call.timeout);
-  } catch (const c10::Error& error) {
-    fail(error.what_without_backtrace());
   } catch (const std::exception& error) {
-    fail(error.what());
+    flight.end(record, /*failed=*/true);
+    call.fail(started, error);
   }
   flight.end(record, /*failed=*/false);
 }

@@ -81,9 +81,14 @@ void report_current_exception() noexcept {
 }
 
 [[noreturn]] void handle_terminate() {
-  static std::atomic_flag entered = ATOMIC_FLAG_INIT;
-  // Another thread is ending the process.
-  while (entered.test_and_set()) ::pause();
+  static std::atomic<pid_t> ending{0};
+  pid_t thread = 0;
+  if (!ending.compare_exchange_strong(thread, ::gettid())) {
+    // The handler of before has terminated, too.
+    if (thread == ::gettid()) std::abort();
+    // Another thread is ending the process.
+    while (true) ::pause();
+  }
   report_current_exception();
   const auto before = handler_before.load();
   if (before != nullptr) before();

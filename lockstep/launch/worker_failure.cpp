@@ -1,7 +1,6 @@
 #include "lockstep/launch/worker_failure.h"
 
 #include <charconv>
-#include <cmath>
 #include <cstdio>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -46,19 +45,29 @@ std::string text_of(const nlohmann::json& object, const char* name) {
                                                      : std::string();
 }
 
-// Seconds since 1970, with a fraction or without.
-std::optional<std::chrono::system_clock::time_point> parse_time(
-    const std::string& text) {
-  double seconds = 0;
+// Since 1970. 0 or less, or what is no number: none.
+std::optional<int64_t> count_of(const std::string& text) {
+  int64_t count = 0;
   const auto [end, error] =
-      std::from_chars(text.data(), text.data() + text.size(), seconds);
-  if (error != std::errc() || end != text.data() + text.size() ||
-      !(seconds > 0 && seconds < 1e11)) {
-    return std::nullopt;
+      std::from_chars(text.data(), text.data() + text.size(), count);
+  const bool whole = error == std::errc() && end == text.data() + text.size();
+  return whole && count > 0 ? std::optional(count) : std::nullopt;
+}
+
+std::optional<std::chrono::system_clock::time_point> time_of(
+    const nlohmann::json& extra) {
+  using std::chrono::system_clock;
+  if (const auto count = count_of(text_of(extra, "time_ns"))) {
+    return system_clock::time_point(
+        std::chrono::duration_cast<system_clock::duration>(
+            std::chrono::nanoseconds(*count)));
   }
-  if (text.find('.') == std::string::npos) seconds += 1;
-  return std::chrono::system_clock::time_point(
-      std::chrono::milliseconds(std::llround(seconds * 1000)));
+  constexpr int64_t kLatest = 100'000'000'000;  // the year 5138
+  if (const auto count = count_of(text_of(extra, "timestamp"));
+      count && *count < kLatest) {
+    return system_clock::time_point(std::chrono::seconds(*count + 1));
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -79,7 +88,7 @@ ErrorRecord read_error_file(const std::filesystem::path& file) {
   record.message = printable(text_of(message, "message"));
   const auto extra = message.find("extraInfo");
   if (extra == message.end() || !extra->is_object()) return record;
-  record.time = parse_time(text_of(*extra, "timestamp"));
+  record.time = time_of(*extra);
   const std::string kind = text_of(*extra, "kind");
   if (kind == "cause") record.kind = FailureKind::cause;
   if (kind == "echo") record.kind = FailureKind::echo;

@@ -9,18 +9,16 @@
 #include <string>
 #include <vector>
 
-namespace lockstep {
+#include "lockstep/base/error_file.h"
 
-// What a worker's failure is to the job's, as its error file says: an error of
-// its own, or the echo of a peer's end. Python's @record does not say.
-enum class FailureKind { cause, unknown, echo };
+namespace lockstep {
 
 // What an error file says.
 struct ErrorRecord {
   FailureKind kind = FailureKind::unknown;
   std::string message{};
-  // When the error was thrown. Python's record has whole seconds, rounded down;
-  // then this is the end of that second.
+  // When the error was thrown. Python's record has whole seconds, rounded down:
+  // from it this is the end of that second.
   std::optional<std::chrono::system_clock::time_point> time{};
 };
 
@@ -50,10 +48,10 @@ struct WorkerFailure {
 // moment one that a signal killed, then the lower rank.
 bool comes_before(const WorkerFailure& one, const WorkerFailure& other);
 
-// The record in an error file of torchrun's form, which Python's @record
-// writes: {"message": {"message": "...", "extraInfo": {"timestamp": "..."}}} or
-// {"message": "..."}; Lockstep's has a "kind" of "cause" or "echo" beside the
-// time stamp. The message is shortened to 2,000 characters, its control
+// The record in an error file of torchrun's form: Lockstep's
+// (base/error_file.h), or what Python's @record writes, which has no "time_ns"
+// and no "kind", or is
+// {"message": "..."}. The message is shortened to 2,000 characters, its control
 // characters replaced. Empty where there is no such file or it holds something
 // else: a worker may die while writing it.
 ErrorRecord read_error_file(const std::filesystem::path& file);

@@ -65,7 +65,7 @@ TEST_F(ErrorFile, HasTheFormThatTorchrunReads) {
   const auto before = seconds();
   note_failure(FailureKind::cause, "it \"broke\" \\ in\ntwo \xc3\xa4\xff\x01");
   const auto document = written();
-  EXPECT_EQ(message(), "it \"broke\" \\ in\ntwo \xc3\xa4? ");
+  EXPECT_EQ(message(), "it \"broke\" \\ in\ntwo \xc3\xa4\xef\xbf\xbd\x01");
   const auto& extra = document.at("message").at("extraInfo");
   // torchrun prints this one.
   EXPECT_EQ(extra.at("py_callstack"), document.at("message").at("message"));

@@ -2,6 +2,7 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -62,6 +63,18 @@ TEST_F(WatchedStores, OfRanksThatLiveNothingIsSaid) {
   EXPECT_EQ(store->get_to_str("key"), "value");
   EXPECT_THAT([&] { store->wait({"other"}, milliseconds(30)); },
               ThrowsMessage<c10::DistStoreError>(HasSubstr("within 30 ms")));
+}
+
+// A process without a descriptor left cannot look: it goes on.
+TEST_F(WatchedStores, OfNobodyAnythingIsSaidWhereNobodyCanLook) {
+  rlimit limit{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
+  rlimit none = limit;
+  none.rlim_cur = 0;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
+  EXPECT_EQ(words(), "");
+  EXPECT_FALSE(watched_by(0)->check({"key"}));
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &limit), 0);
 }
 
 TEST_F(WatchedStores, EachWayToGoHasItsWords) {

@@ -211,11 +211,13 @@ class Strangers : public FaultsTest {
     for (const auto& line : lines(read_file("/proc/net/unix"))) {
       std::istringstream words(line);
       std::string word;
+      std::string type;
       std::string inode;
       std::string name;
-      for (int i = 0; i < 6; ++i) words >> word;
-      words >> inode >> name;
-      if (own.contains(inode) && name.starts_with("@")) {
+      for (int i = 0; i < 4; ++i) words >> word;
+      words >> type >> word >> inode >> name;
+      // Not its life sign, a socket of datagrams to which nobody listens.
+      if (type == "0001" && own.contains(inode) && name.starts_with("@")) {
         names.insert(name.substr(1));
       }
     }

@@ -39,13 +39,24 @@ TEST_F(LauncherFaults, ExitCodeIsTheFirstFailingWorkers) {
   EXPECT_THAT(result.err, HasSubstr("rank 1 failed: killed by SIGSEGV"));
 }
 
-// As the library writes it, and Python's @record without a "kind".
-std::string record(const std::string& kind, const std::string& message,
-                   const std::string& time = "$(date +%s.%N)") {
+std::string record(const std::string& message, const std::string& extra,
+                   const std::string& time) {
   return "printf '{\"message\": {\"message\": \"" + message +
-         "\", \"extraInfo\": {\"timestamp\": \"%s\"" +
-         (kind.empty() ? "" : ", \"kind\": \"" + kind + "\"") + "}}}' " + time +
+         "\", \"extraInfo\": {" + extra + "}}}' " + time +
          " > $TORCHELASTIC_ERROR_FILE; ";
+}
+
+// As the library writes it.
+std::string library_record(const std::string& kind,
+                           const std::string& message) {
+  return record(message,
+                R"("timestamp": "%s", "time_ns": "%s", "kind": ")" + kind + '"',
+                "$(date '+%s %s%N')");
+}
+
+// As Python's @record writes it.
+std::string python_record(const std::string& message, const std::string& time) {
+  return record(message, R"("timestamp": "%s")", time);
 }
 
 // Programs that catch what they throw and return 1: the rank whose end the
@@ -56,10 +67,11 @@ const ProgramSetup kOneThread{.environment = {"OMP_NUM_THREADS=1"}};
 TEST_F(LauncherFaults, CauseIsNamedThoughAnEchoEndedFirst) {
   const auto result = run_script(
       {"--nproc-per-node=3"},
-      "if [ $RANK = 1 ]; then " + record("cause", "no such file") + "touch " +
-          (scratch() / "thrown").string() + "; sleep 60; fi; " + "until [ -e " +
-          (scratch() / "thrown").string() + " ]; do sleep 0.01; done; " +
-          record("echo", "rank 1 hung up") + "exit $((RANK + 5))",
+      "if [ $RANK = 1 ]; then " + library_record("cause", "no such file") +
+          "touch " + (scratch() / "thrown").string() + "; sleep 60; fi; " +
+          "until [ -e " + (scratch() / "thrown").string() +
+          " ]; do sleep 0.01; done; " +
+          library_record("echo", "rank 1 hung up") + "exit $((RANK + 5))",
       kOneThread);
   const auto said = lines(result.err);
   ASSERT_GE(said.size(), 4u) << result.err;
@@ -73,12 +85,11 @@ TEST_F(LauncherFaults, CauseIsNamedThoughAnEchoEndedFirst) {
 }
 
 TEST_F(LauncherFaults, EarlierOfTwoErrorsIsTheFirst) {
-  // Of Python's kind: no word on cause or echo.
   const auto result =
       run_script({"--nproc-per-node=2", "--failure-shutdown-timeout=20"},
                  "trap '' TERM; if [ $RANK = 0 ]; then sleep 0.2; " +
-                     record("", "late", "2000000002") + "exit 1; fi; " +
-                     record("", "early", "1000000000") + "sleep 0.5; exit 1",
+                     python_record("late", "2000000002") + "exit 1; fi; " +
+                     python_record("early", "1000000000") + "sleep 0.5; exit 1",
                  kOneThread);
   const auto said = lines(result.err);
   ASSERT_EQ(said.size(), 4u) << result.err;
@@ -93,7 +104,7 @@ TEST_F(LauncherFaults, RankThatWasKilledComesBeforeTheErrorsOfItsPeers) {
       {"--nproc-per-node=3"},
       "if [ $RANK = 2 ]; then touch " + killed + "; kill -KILL $$; fi; " +
           "until [ -e " + killed + " ]; do sleep 0.01; done; sleep 0.1; " +
-          record("echo", "rank 2 is gone") + "exit 1",
+          library_record("echo", "rank 2 is gone") + "exit 1",
       kOneThread);
   EXPECT_THAT(lines(result.err).front(),
               HasSubstr("rank 2 failed: killed by SIGKILL"));

@@ -78,12 +78,23 @@ class ErrorFile : public ::testing::Test {
 };
 
 TEST_F(ErrorFile, OfTheLibraryHasATimeAndAKind) {
-  const auto record = read(
-      R"({"message": {"message": "no file", "extraInfo":
-          {"timestamp": "1700000000.25", "kind": "echo"}}})");
-  EXPECT_EQ(record.message, "no file");
-  EXPECT_EQ(record.kind, FailureKind::echo);
-  EXPECT_EQ(record.time, at(1700000000.25));
+  ::setenv("TORCHELASTIC_ERROR_FILE", (folder_ / "error.json").c_str(), 1);
+  for (const auto& [noted, kind] :
+       {std::pair(FailureKind::echo, FailureKind::echo),
+        std::pair(FailureKind::cause_without_words, FailureKind::cause),
+        std::pair(FailureKind::cause, FailureKind::cause)}) {
+    const auto before = system_clock::now();
+    note_failure(noted, "no \"file\"");
+    const auto record = read_error_file(folder_ / "error.json");
+    EXPECT_EQ(record.message, "no \"file\"");
+    EXPECT_EQ(record.kind, kind);
+    EXPECT_GE(record.time, before);
+    EXPECT_LE(record.time, system_clock::now());
+    if (noted != FailureKind::cause_without_words) forget_failure();
+  }
+  forget_failure();
+  ::unsetenv("TORCHELASTIC_ERROR_FILE");
+  EXPECT_EQ(read_error_file(folder_ / "error.json").message, "");
 }
 
 // Python rounds down: the error may be later than what the file says, and no
@@ -107,7 +118,9 @@ TEST_F(ErrorFile, OddOnesAreNoMatter) {
         R"({"message": {"extraInfo": {"timestamp": 5, "kind": 5}}})",
         R"({"message": {"extraInfo": {"timestamp": "x", "kind": "other"}}})",
         R"({"message": {"extraInfo": {"timestamp": "-1"}}})",
-        R"({"message": {"extraInfo": {"timestamp": "nan"}}})"}) {
+        R"({"message": {"extraInfo": {"time_ns": "9e99"}}})",
+        R"({"message": {"extraInfo": {"timestamp": "1e9", "time_ns": 7}}})",
+        R"({"message": {"extraInfo": {"timestamp": "999999999999"}}})"}) {
     const auto record = read(text);
     EXPECT_EQ(record.message, "") << text;
     EXPECT_EQ(record.kind, FailureKind::unknown) << text;

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/comm/disagreement.h"
 #include "lockstep/comm/shm/protocol/errors.h"
 
 // How the protocol is called from c10d.
@@ -25,7 +26,7 @@ decltype(auto) translated(Call&& call) {
   } catch (const GroupBroken& error) {
     throw as_c10(error);
   } catch (const CallMismatch& error) {
-    throw as_c10(error);
+    throw Disagreement({"shm", __FILE__, __LINE__}, error.what());
   } catch (const MessageGivenUp& error) {
     throw as_c10(error);
   } catch (const Unavailable& error) {

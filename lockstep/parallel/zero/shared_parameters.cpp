@@ -115,7 +115,7 @@ void SharedParameters::wait() {
     barrier_->wait(group_->timeout());
   } catch (const c10::DistError& error) {
     Call("step of shared parameters", group_, group_->timeout())
-        .fail(begun, error.what_without_backtrace());
+        .fail(begun, error);
   }
 }
 

@@ -69,8 +69,8 @@ void Board::set(const std::string& key, const std::string& value) {
   entry.is_there.store(true, std::memory_order_release);
 }
 
-std::string Board::get(const std::string& key,
-                       std::chrono::milliseconds allowed) {
+std::optional<std::string> Board::get(const std::string& key,
+                                      std::chrono::milliseconds allowed) {
   const Deadline deadline = Deadline::after(allowed);
   while (true) {
     const size_t used = std::min(page_->used.load(), kEntries);
@@ -81,7 +81,7 @@ std::string Board::get(const std::string& key,
         return entry.value.data();
       }
     }
-    if (deadline.expired()) throw std::runtime_error("nobody has set " + key);
+    if (deadline.expired()) return std::nullopt;
     std::this_thread::sleep_for(kPause);
   }
 }

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "lockstep/comm/shm/protocol/handshake.h"
@@ -25,7 +26,8 @@ class Board {
  private:
   struct Page;
   void set(const std::string& key, const std::string& value);
-  std::string get(const std::string& key, std::chrono::milliseconds allowed);
+  std::optional<std::string> get(const std::string& key,
+                                 std::chrono::milliseconds allowed);
 
   Page* page_;
 };

@@ -35,31 +35,17 @@ void Group::barrier(milliseconds timeout) {
 
 std::shared_ptr<Message> Group::start_send(int to, int32_t tag, ConstBytes data,
                                            DType dtype) {
-  core_->standstill.thread_comes();
   core_->registered.look_if_told();
   return core_->messages.start_send(to, tag, data, dtype);
 }
 
 std::shared_ptr<Message> Group::start_receive(int from, int32_t tag, Bytes data,
                                               DType dtype) {
-  core_->standstill.thread_comes();
   core_->registered.look_if_told();
   return core_->messages.start_receive(from, tag, data, dtype);
 }
 
 void Group::wait(Message& message, milliseconds timeout) {
-  // A wait that ends soon by its timeout may be meant to: the caller goes on.
-  const bool told = 10 * timeout >= 9 * core_->timeout;
-  const BlockedCall blocked(
-      core_->standstill,
-      [&message, told](std::memory_order) -> uint64_t {
-        if (!told || message.ended || message.peer == kAnySource) return 0;
-        return uint64_t{1} << message.peer;
-      },
-      [this, &message] {
-        return (message.is_send ? "send to " : "recv from ") +
-               core_->waiting.name(message.peer);
-      });
   core_->messages.wait(message, timeout);
 }
 

@@ -58,8 +58,8 @@ struct ConstBytes {
 // come with what it called last, elapsed and allowed time. All peers then fail
 // within a second. A rank that comes late to a call that its peers gave up may
 // still see that call end well, and fails at the next. Ranks that wait for each
-// other in different calls are told so within a second (standstill.h): all
-// throw GroupBroken with each rank's call.
+// other in different collective calls are told so within a second
+// (standstill.h): all throw GroupBroken with each rank's call.
 //
 // Results are bit-equal on all ranks and independent of timing: element i of a
 // reduction is ((rank 0 op rank 1) op rank 2) ..., in the arithmetic of

@@ -100,15 +100,6 @@ void Standstill::fall_silent() {
   state(rank_).wait.fetch_add(1, kOrder);  // even
 }
 
-uint64_t Standstill::traffic(int peer) const {
-  uint64_t moved = 0;
-  for (const auto* ring :
-       {&segment_.ring(rank_, peer), &segment_.ring(peer, rank_)}) {
-    moved += ring->written.load(kOrder) + ring->read.load(kOrder);
-  }
-  return moved;
-}
-
 bool Standstill::stands_still(int peer) {
   const auto& other = state(peer);
   auto& seen = seen_[peer];
@@ -119,9 +110,8 @@ bool Standstill::stands_still(int peer) {
   }
   const auto now = std::chrono::steady_clock::now();
   const auto looks = other.looks.load(kOrder);
-  const auto moved = traffic(peer);
-  if (seen.wait != wait || seen.traffic != moved) {
-    seen = {.wait = wait, .looks = looks, .traffic = moved, .since = now};
+  if (seen.wait != wait) {
+    seen = {.wait = wait, .looks = looks, .since = now};
     return false;
   }
   return looks - seen.looks >= kLooks && now - seen.since >= kPatience;

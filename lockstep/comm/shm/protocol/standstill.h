@@ -11,47 +11,43 @@
 #include "lockstep/comm/shm/protocol/layout.h"
 #include "lockstep/comm/shm/protocol/waiting.h"
 
-// Ranks that wait for each other in different calls, and would until the
-// timeout: found within a second, though these calls exchange no announcements
-// that could be compared (one of them reduces buckets, or waits for a message).
+// Ranks that wait for each other in different collective calls, and would until
+// the timeout: found within a second, though these calls exchange no
+// announcements that could be compared (one of them reduces buckets).
 //
 // What a rank tells. A rank whose only thread in this group waits says so in
 // the segment (BlockedState): in which call, for which ranks, and how often it
 // has looked whether its wait is over. It says nothing
-// - if the group has been used by several threads of this rank, as another one
+// - if several threads of this rank have made collective calls, as another one
 //   may do what the peers wait for;
 // - while asynchronous collectives of this rank are pending, for the same
 //   reason, unless its thread waits for these: then the thread that runs them
 //   speaks for it;
-// - in a wait that the caller bounded by a short timeout, after which it goes
-// on
-//   (a message's).
+// - while it waits for a message, which any thread may send.
 //
 // What is a standstill. Rank A, which tells this itself, waits for rank B, and
 // sees that B tells one and the same wait, for A among others, while B looks
-// kLooks times and kPatience passes, and that no byte of a message moves
-// between the two.
+// kLooks times and kPatience passes.
 //
 // Why a healthy job is never blamed. B's wait can only end by something that A
 // does. All that A had done before it told its wait was visible to B in its
 // last look (stores, A's load of `looks`, B's store of `looks` and B's loads
 // are seq_cst, so if A's load does not see B's store then B's later loads see
-// A's stores), and it was not enough. A's only thread waits, A has no
-// asynchronous collectives, and both move messages in each look. The same holds
-// with A and B exchanged, as A looks itself. So neither can go on. A rank that
-// computes tells nothing, and one that is stopped (SIGSTOP) does not look.
+// A's stores), and it was not enough. A's only thread waits, and A has no
+// asynchronous collectives. The same holds with A and B exchanged, as A looks
+// itself. So neither can go on. A rank that computes tells nothing, and one
+// that is stopped (SIGSTOP) does not look.
 //
-// The one exception: a second thread of A or B that has not used the group yet
-// and whose first call the other rank waits for. Use the group in that thread
-// before (a barrier), or from one thread only.
+// The one exception: a second thread of A or B that has made no collective call
+// in this group yet, and whose first one the other rank waits for. Make one in
+// that thread before (a barrier), or all in one thread.
 //
 // Why the plain case is not missed. Two ranks, each used by one thread, that
 // block in calls which need each other tell so after a millisecond and look
 // every 50 ms.
 //
-// Not seen: circles of three ranks or more of which no two wait for each other
-// (receives only), receives from any rank, and waits outside the group's
-// segment (the store, another group, a peer on another host).
+// Not seen: waits for messages, and waits outside the group's segment (the
+// store, another group, a peer on another host).
 namespace lockstep::shm {
 
 class BlockedCall;
@@ -61,7 +57,7 @@ class Standstill {
  public:
   Standstill(const Segment& segment, Waiting& waiting, int rank, int size);
 
-  // A thread of the caller begins something in this group. Any thread.
+  // A thread of the caller begins a collective call. Any thread.
   void thread_comes() {
     const void* here = this_thread();
     const void* first = thread_.load(std::memory_order_relaxed);
@@ -93,7 +89,6 @@ class Standstill {
   struct Seen {
     uint64_t wait = 0;
     uint64_t looks = 0;
-    uint64_t traffic = 0;
     std::chrono::steady_clock::time_point since{};
   };
 
@@ -104,7 +99,6 @@ class Standstill {
   void tell(const BlockedCall& call, uint64_t ranks);
   void fall_silent();
   bool stands_still(int peer);
-  uint64_t traffic(int peer) const;
   std::string words_of(int rank) const;
   [[noreturn]] void fail();
 
@@ -126,8 +120,7 @@ class Standstill {
 // look() of the innermost one of its thread.
 class BlockedCall {
  public:
-  // The ranks, as bits, that are waited for; 0 if that is over, or if the wait
-  // shall not be told.
+  // The ranks, as bits, that are waited for; 0 if that is over.
   using Ranks = std::function<uint64_t(std::memory_order)>;
   // The call: "backward(), at reduce_buckets #3".
   using Words = std::function<std::string()>;
