@@ -217,7 +217,7 @@ class Strangers : public FaultsTest {
       for (int i = 0; i < 4; ++i) words >> word;
       words >> type >> word >> inode >> name;
       // Not its life sign, a socket of datagrams to which nobody listens.
-      if (type == "0001" && own.contains(inode) && name.starts_with("@")) {
+      if (type != "0002" && own.contains(inode) && name.starts_with("@")) {
         names.insert(name.substr(1));
       }
     }
