@@ -11,6 +11,7 @@
 #include <thread>
 #include <vector>
 
+#include "tests/comm/shm/bucket_rounds.h"
 #include "tests/comm/shm/protocol_calls.h"
 #include "tests/comm/shm/protocol_world.h"
 
@@ -196,12 +197,9 @@ TEST_P(Races, OfDisagreementsAndDepartures) {
 TEST_P(Races, OfRanksThatWaitForEachOther) {
   ThreadWorld world(GetParam(), small_tuning());
   const auto ends = world.run([&](Group& group) {
-    std::vector<float> data(4);
-    if (group.rank() == 0) {
-      const auto message = group.start_receive(
-          1, 0, {.data = data.data(), .size = 16}, DType::float32);
-      group.wait(*message, kTimeout);
-    }
+    BucketRank buckets(group, values(),
+                       {.buckets = {{.count = 100}}, .timeout = kTimeout});
+    if (group.rank() == 0) buckets.run(1);
     group.barrier(kTimeout);
   });
   for (const auto& end : ends) {
