@@ -45,7 +45,8 @@ int main() {
   const int first = 2 * lockstep::get_local_rank();
   const bool gpus = first + 1 < static_cast<int>(torch::cuda::device_count());
   auto device = [&](int number) {
-    return gpus ? torch::Device(torch::kCUDA, first + number) : torch::kCPU;
+    const auto index = static_cast<c10::DeviceIndex>(first + number);
+    return gpus ? torch::Device(torch::kCUDA, index) : torch::kCPU;
   };
 
   // The ranks' models are averaged as any others, each part on its device.
