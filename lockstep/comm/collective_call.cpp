@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <stdexcept>
 #include <string_view>
 #include <thread>
 
@@ -58,6 +59,15 @@ std::string peers_behind(const ProcessGroup& group, const Deadline& deadline) {
     gone = group.failed_peers();
   }
   return gone;
+}
+
+// Whether this rank would have failed with all its peers well: the ranks
+// disagree, or the backend refused what it was given.
+bool is_own_failure(const std::exception& error) {
+  if (dynamic_cast<const Disagreement*>(&error) != nullptr) return true;
+  if (dynamic_cast<const std::logic_error*>(&error) != nullptr) return true;
+  return dynamic_cast<const c10::Error*>(&error) != nullptr &&
+         dynamic_cast<const c10::DistError*>(&error) == nullptr;
 }
 
 }  // namespace
@@ -141,16 +151,18 @@ void Call::fail(const Deadline& deadline, const std::exception& error,
   const auto cause =
       (torch != nullptr ? torch->what_without_backtrace() : error.what()) +
       more;
-  const auto gone = dynamic_cast<const Disagreement*>(&error) != nullptr
-                        ? std::string()
-                        : peers_behind(*group, deadline);
+  const bool own = is_own_failure(error);
+  const auto gone = own ? std::string() : peers_behind(*group, deadline);
   const bool said = gone.empty() || group->hears_departures() ||
                     cause.find(gone) != cause.npos;
   const auto text =
       c10::str(place_of(*this, other_end(*this)), " failed after ",
                elapsed.count(), " ms (allowed ", deadline.allowed().count(),
                " ms): ", cause, said ? "" : "; " + gone);
-  if (!gone.empty()) note_failure(FailureKind::echo, text);
+  // Where the backend does not say who is gone, a connection that broke is the
+  // sign of a peer that failed, maybe on another host.
+  const bool broken = !own && !group->hears_departures() && !deadline.expired();
+  if (!gone.empty() || broken) note_failure(FailureKind::echo, text);
   throw c10::DistBackendError({operation, __FILE__, __LINE__},
                               text + record_failure(*group->flight()));
 }

@@ -39,9 +39,10 @@ struct Call {
   // For `throw call.mistake(...)`: the tail says what is allowed.
   std::invalid_argument mistake(const std::string& text) const;
   // Throws c10::DistBackendError for `error`: the time is over, or the world
-  // has failed. `more` is said behind it. Names the peers that are gone, unless
-  // it is a Disagreement; then it is an echo for the launcher (record.h).
-  // Writes the flight record, and says where it is.
+  // has failed. `more` follows its text. Names the peers that are gone, and is
+  // then an echo for the launcher (record.h), as is a connection that broke. A
+  // Disagreement, a std::logic_error and a c10::Error that is no DistError are
+  // this rank's own. Writes the flight record, and says where it is.
   [[noreturn]] void fail(const Deadline& deadline, const std::exception& error,
                          const std::string& more = {}) const;
 

@@ -220,7 +220,7 @@ class CollectiveWork final : public Work {
   }
   void throw_failure() {
     std::lock_guard lock(finish_mutex_);
-    if (failure_) call_.fail(started_, std::runtime_error(*failure_));
+    if (failure_) call_.fail(started_, std::logic_error(*failure_));
   }
   void finish_or_throw() {
     finish();

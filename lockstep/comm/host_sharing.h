@@ -72,9 +72,9 @@ class HostSharing {
 
 // Whether lists of tensors of any sizes and dtypes are one operation of
 // `backend`, as they are in shared memory (allgather() takes sizes that differ,
-// allreduce_coalesced() and allgather_coalesced() dtypes that differ). Then
-// what one user call becomes is compared as a whole, and ends on all ranks at
-// the same tensor if they disagree.
+// allreduce_coalesced() and allgather_coalesced() dtypes that differ; sparse
+// tensors are averaged, too). Then what one user call becomes is compared as a
+// whole, and ends on all ranks at the same tensor if they disagree.
 bool takes_lists_at_once(const c10d::Backend& backend);
 
 // Of the group's CPU backend (none given: the default group's), whose it stays:

@@ -93,7 +93,7 @@ struct ObjectCall {
 
   [[noreturn]] void refuse(int member, const std::string& what) const {
     const int rank = call.group->global_rank(member);
-    call.fail(deadline, std::runtime_error(c10::str("rank ", rank, " ", what)));
+    call.fail(deadline, std::logic_error(c10::str("rank ", rank, " ", what)));
   }
 
   Object decode(const at::Tensor& tensor, int64_t size, int member) const {

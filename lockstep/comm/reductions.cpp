@@ -21,7 +21,8 @@ std::string agreed(const ReduceOp& op, const Tensors& what) {
 }
 
 // A sparse sum has as many entries as the ranks have together, so the result
-// is not in the memory of the input. Gloo has SUM only.
+// is not in the memory of the input. Gloo has SUM only; in shared memory the
+// backend divides, so that it compares what the ranks ask for.
 WorkPtr all_reduce_sparse(Call call, const at::Tensor& tensor,
                           const ReductionOptions& options) {
   if (tensor.layout() != c10::kSparse) {
@@ -41,8 +42,12 @@ WorkPtr all_reduce_sparse(Call call, const at::Tensor& tensor,
   auto& backend = call.backend(tensor);
   Buffers buffers;
   std::vector<at::Tensor> work_on{buffers.sparse(tensor)};
-  if (options.op == ReduceOp::AVG) work_on[0].div_(call.group->size());
   auto opts = backend_options<c10d::AllreduceOptions>(call, options.async_op);
+  if (takes_lists_at_once(backend)) {
+    opts.reduceOp = options.op;
+  } else if (options.op == ReduceOp::AVG) {
+    work_on[0].div_(call.group->size());
+  }
   return run_collective(
       std::move(call), options.async_op, std::move(buffers),
       [&] {

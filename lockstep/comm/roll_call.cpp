@@ -38,8 +38,9 @@ std::string late_ranks(const ProcessGroup& group, uint64_t number) {
   return late + " did not come in time";
 }
 
-// The first to give up says why for all, so that all say the same. Whoever
-// leaves may take the store along: not before all know, or for kTellTime.
+// The first to give up says why for all, so that all say the same. Rank 0 may
+// take the store along when it leaves: not before all who came know, or for
+// kTellTime.
 [[noreturn]] void fail(const ProcessGroup& group, uint64_t number,
                        const std::string& why) {
   auto& store = *group.store();
@@ -51,6 +52,7 @@ std::string late_ranks(const ProcessGroup& group, uint64_t number) {
       present += has_come(store, number, rank);
     }
     store.add(key(number, "told"), 1);
+    if (group.global_rank(group.rank()) != 0) throw RollCallError(agreed);
     auto deadline = Deadline::after(kTellTime);
     while (store.add(key(number, "told"), 0) < present && !deadline.expired()) {
       std::this_thread::sleep_for(kLongestPause);
@@ -68,16 +70,15 @@ std::string await_all(ProcessGroup& group, uint64_t number,
                       const Deadline& deadline) {
   auto& store = *group.store();
   // Asked again and again, as another rank may be the first to give up.
-  for (auto pause = kFirstPause; !store.check(keys);
-       pause = std::min(2 * pause, kLongestPause)) {
-    // Its words become everybody's, in fail().
+  for (auto pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
+    const bool late = deadline.expired();
+    const bool all = store.check(keys);
+    // Its words become everybody's, in fail(). Also if all have come since.
     if (store.check({key(number, "absent")})) return "another rank gave up";
-    if (deadline.expired()) {
-      return store.check(keys) ? "" : late_ranks(group, number);
-    }
+    if (all) return {};
+    if (late) return late_ranks(group, number);
     std::this_thread::sleep_for(pause);
   }
-  return {};
 }
 
 }  // namespace

@@ -155,6 +155,10 @@ void JobMember::report_success() {
   queue([](NodeProtocol& protocol) { protocol.report_success(); });
 }
 
+void JobMember::ask_for_cause() {
+  queue([](NodeProtocol& protocol) { protocol.ask_for_cause(); });
+}
+
 void JobMember::propose(int round, Verdict verdict) {
   queue([round, verdict = std::move(verdict)](NodeProtocol& protocol) {
     protocol.propose(round, verdict);
@@ -356,6 +360,7 @@ void JobMember::follow(NodeProtocol& protocol) {
       }
       post(*plan);
     }
+    if (protocol.take_question()) post(CauseWanted{});
     if (auto verdict = protocol.take_verdict()) {
       round_deadline_.reset();
       const bool ends =

@@ -41,7 +41,9 @@ struct Joined {
 struct Notice {
   std::string text{};
 };
-using JobEvent = std::variant<Joined, Notice, RoundPlan, Verdict>;
+// A node wants to know whether a worker here was failing (ask_for_cause()).
+struct CauseWanted {};
+using JobEvent = std::variant<Joined, Notice, RoundPlan, CauseWanted, Verdict>;
 
 // One agent's membership in a job of several nodes: opens the store, follows
 // the protocol (node_protocol.h) and keeps the heartbeat, all in one thread of
@@ -80,6 +82,8 @@ class JobMember {
   void offer_round(int round, RoundOffer offer);
   // Every worker of this node has ended well.
   void report_success();
+  // NodeProtocol::ask_for_cause().
+  void ask_for_cause();
   // Ends `round` unless it has a verdict; the answer is the round's verdict,
   // this or another. Before `Joined` too.
   void propose(int round, Verdict verdict);

@@ -29,8 +29,11 @@ constexpr milliseconds kVerdictAllowance{3000};
 // same after a signal, whose sender waits for the launcher.
 constexpr milliseconds kConsoleIdle{60'000};
 constexpr milliseconds kSignalledConsoleIdle{2000};
-// How long an echo of a failure waits for its cause to become known.
-constexpr milliseconds kCauseAllowance{1000};
+// How long an echo of a failure waits for its cause to become known; and how
+// long a worker that is the cause may take to end by itself, so that its exit
+// code is known, once another node asks.
+constexpr milliseconds kCauseAllowance{1500};
+constexpr milliseconds kCauseEnds{500};
 
 bool stops_workers(int signal) {
   return signal != SIGUSR1 && signal != SIGUSR2;
@@ -98,6 +101,7 @@ int LocalAgent::run_rounds() {
     stop_ = {};
     failures_.clear();
     propose_at_.reset();
+    look_for_causes_at_.reset();
     verdict_.reset();
     if (const auto plan = form_round()) run_workers(*plan);
     // Closed before the next is opened, which may have to be the same.
@@ -143,11 +147,16 @@ void LocalAgent::run_workers(const RoundPlan& plan) {
     wait_for_event();
     reap_children(
         [&](pid_t pid, int status) { group_->set_ended(pid, status); });
+    if (look_for_causes_at_ && look_for_causes_at_->expired()) {
+      look_for_causes_at_.reset();
+      group_->look_for_causes();
+    }
     if (group_->failed() && !stop_.kill_at) {
       failures_ = group_->failures();
       if (job_) {
-        const bool echo = failures_.front().error.kind == FailureKind::echo;
-        propose_at_ = Deadline::after(echo ? kCauseAllowance : milliseconds(0));
+        if (only_echoes()) job_->ask_for_cause();
+        propose_at_ =
+            Deadline::after(only_echoes() ? kCauseAllowance : milliseconds(0));
       }
       stop_after_failure();
     }
@@ -183,8 +192,8 @@ void LocalAgent::await_verdict() {
       // Before it has joined it has no say.
       if (!joined_ || deadline->expired()) return;
     }
-    wait_for_event();
     propose_failure();
+    wait_for_event();
     serve_guardian();
     serve_job();
   }
@@ -193,10 +202,13 @@ void LocalAgent::await_verdict() {
 void LocalAgent::propose_failure() {
   if (!propose_at_) return;
   if (running() > 0) failures_ = group_->failures();
-  const bool echo = failures_.front().error.kind == FailureKind::echo;
-  if (echo && !propose_at_->expired()) return;
+  if (only_echoes() && !propose_at_->expired()) return;
   propose_at_.reset();
-  job_->propose(round_, failed_verdict(failures_));
+  if (!failures_.empty()) job_->propose(round_, failed_verdict(failures_));
+}
+
+bool LocalAgent::only_echoes() const {
+  return failures_.empty() || failures_.front().error.kind == FailureKind::echo;
 }
 
 std::optional<int> LocalAgent::end_round() {
@@ -244,6 +256,7 @@ void LocalAgent::wait_for_event() {
   };
   if (stop_.kill_at && running() > 0) shorten_to(*stop_.kill_at);
   if (propose_at_) shorten_to(*propose_at_);
+  if (look_for_causes_at_ && running() > 0) shorten_to(*look_for_causes_at_);
   if (poll(entries_.data(), entries_.size(),
            static_cast<int>(timeout.count())) <= 0) {
     return;
@@ -287,6 +300,8 @@ void LocalAgent::serve_job() {
             report_(news.text);
           } else if constexpr (std::is_same_v<News, RoundPlan>) {
             plan_ = news;
+          } else if constexpr (std::is_same_v<News, CauseWanted>) {
+            look_for_causes_at_ = Deadline::after(kCauseEnds);
           } else {
             verdict_ = news;
             obey_verdict();
@@ -413,7 +428,8 @@ Verdict LocalAgent::failed_verdict(
   // The code of one that was stopped while it failed would be SIGTERM's.
   const auto ended_by_itself = std::ranges::find_if(
       failures, [](const auto& one) { return !one.was_stopped; });
-  verdict.exit_code = ended_by_itself->exit_code;
+  verdict.exit_code =
+      ended_by_itself != failures.end() ? ended_by_itself->exit_code : 1;
   verdict.text = summary(failure);
   return verdict;
 }

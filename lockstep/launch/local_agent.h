@@ -101,6 +101,8 @@ class LocalAgent {
   void kill_now();
   void enforce_deadline();
   void propose_failure();
+  // Whether what is known of this node's failures are echoes only.
+  bool only_echoes() const;
   void end_leftovers();
 
   int node_rank() const { return joined_ ? joined_->membership.node_rank : -1; }
@@ -132,6 +134,8 @@ class LocalAgent {
   // When a failure of this node becomes the job's; nothing before one, and once
   // it is proposed. An echo waits for its cause, which may be on another node.
   std::optional<Deadline> propose_at_;
+  // When to see which worker of this node was failing before another node's.
+  std::optional<Deadline> look_for_causes_at_{};
   std::optional<Verdict> verdict_;
 };
 

@@ -272,6 +272,7 @@ void NodeProtocol::offer_round(int round, const RoundOffer& offer) {
   round_ = round;
   offered_ = true;
   plan_given_ = false;
+  question_given_ = false;
   verdict_given_ = false;
   store_.set(round_key(round, "node/" + std::to_string(node_rank_)),
              dump(json{{"nproc_per_node", self_.nproc_per_node},
@@ -330,6 +331,16 @@ std::vector<int> NodeProtocol::absent_nodes() {
 
 void NodeProtocol::report_success() {
   store_.add(round_key(round_, "succeeded"), 1);
+}
+
+void NodeProtocol::ask_for_cause() {
+  store_.add(round_key(round_, "questions"), 1);
+}
+
+bool NodeProtocol::take_question() {
+  if (question_given_ || verdict_given_ || !plan_given_) return false;
+  question_given_ = store_.add(round_key(round_, "questions"), 0) > 0;
+  return question_given_;
 }
 
 void NodeProtocol::propose(int round, const Verdict& verdict) {

@@ -159,6 +159,11 @@ class NodeProtocol {
 
   // Every worker of this node has returned 0.
   void report_success();
+  // A worker of this node has failed as the echo of another one's failure: the
+  // nodes are to look which of their workers was failing before.
+  void ask_for_cause();
+  // Whether a node asks so in round(); true once a round.
+  bool take_question();
   // Ends `round` with `verdict` unless it has one already.
   void propose(int round, const Verdict& verdict);
   // The verdict of round(), once it has one; given once a round.
@@ -220,6 +225,7 @@ class NodeProtocol {
   int round_ = 0;
   bool offered_ = false;
   bool plan_given_ = false;
+  bool question_given_ = false;
   bool verdict_given_ = false;
   bool job_ended_ = false;
   bool declined_ = false;  // the last verdict says so, or this node has

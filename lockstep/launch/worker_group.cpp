@@ -129,6 +129,14 @@ void WorkerGroup::set_ended(pid_t pid, int wait_status) {
   }
 }
 
+void WorkerGroup::look_for_causes() {
+  for (const auto& worker : workers_) {
+    if (worker.process.ended()) continue;
+    const auto record = read_error_file(worker.error_file);
+    failed_ = failed_ || record.kind == FailureKind::cause;
+  }
+}
+
 std::vector<WorkerFailure> WorkerGroup::failures() const {
   std::vector<WorkerFailure> all;
   for (size_t at = 0; at < workers_.size(); ++at) {

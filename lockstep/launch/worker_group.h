@@ -57,6 +57,9 @@ class WorkerGroup {
   // failing when they were stopped. Reads error files.
   std::vector<WorkerFailure> failures() const;
   bool failed() const { return failed_; }
+  // For when another node's worker has failed as an echo: the group has failed
+  // if the error file of a worker that still runs says that it was the cause.
+  void look_for_causes();
   // From now on the workers are being stopped: how they end is no failure.
   void settle() { settled_ = true; }
 

@@ -18,7 +18,8 @@
 //               when there is one
 //   absent      the same, and the others call monitored_barrier()
 //   throws      it throws, which nobody catches, and so do the others then
-//   inside      it throws, and main() catches, around the group's scope
+//   inside      it throws, and main() catches, around the group's scope; `odd`
+//               then tidies up for `tidies` ms
 //   outside     the same, within the group's scope
 //   record      the same, in lockstep::record()
 //   forks       its child uses the group, destroys it and returns from main();
@@ -186,6 +187,7 @@ int run(const std::string& scenario, const std::string& backend,
       throw_or_go_on(odd);
     } catch (const std::exception& error) {
       say("failed", one_line(error));
+      if (odd) std::this_thread::sleep_for(milliseconds(given.get("tidies")));
       return 1;
     }
   }

@@ -61,6 +61,30 @@ const std::string kMeet =
     "            time.sleep(0.02)\n"
     "'";
 
+// Of a rank on the other host nothing is known but that its connection broke.
+TEST_F(NodesBetweenHosts, CauseThatTidiesUpIsNamedBeforeItsEchoes) {
+  for (const char* backend : {"lockstep", "gloo"}) {
+    for (const int odd : {1, 0}) {
+      SCOPED_TRACE(std::string(backend) + " " + std::to_string(odd));
+      nodes_.clear();
+      for (const int host : {0, 1}) {
+        start_on(host, host,
+                 std::string("exec " LOCKSTEP_BIN_DIR
+                             "/tests/faults_departing inside ") +
+                     backend + " tidies=700 odd=" + std::to_string(odd));
+      }
+      for (const size_t host : {0u, 1u}) {
+        const auto result = node(host).finish();
+        EXPECT_EQ(result.exit_code, 1) << result.err;
+        const auto rank = std::to_string(odd);
+        EXPECT_THAT(result.err,
+                    HasSubstr("]: rank " + rank + " failed on node " + rank));
+        EXPECT_THAT(result.err, HasSubstr("an exception ended the use of"));
+      }
+    }
+  }
+}
+
 TEST_F(NodesBetweenHosts, WorkersMeetWhereNodeZeroIs) {
   // Node rank 0 once on the host of the agents' store, once on the other.
   for (const int rank_of_first : {0, 1}) {

@@ -60,14 +60,15 @@ TEST_F(NodesFaults, EveryAgentEndsWithTheFirstFailingWorkersCode) {
   }
 }
 
+std::string write_record(const std::string& kind) {
+  return "echo '{\"message\": {\"message\": \"an " + kind +
+         "\", \"extraInfo\": {\"timestamp\": \"1700000000\", \"kind\": \"" +
+         kind + "\"}}}' > $TORCHELASTIC_ERROR_FILE; ";
+}
+
 // The echo is quicker, and on another node than its cause.
 TEST_F(NodesFaults, CauseOnAnotherNodeIsNamed) {
   const std::string thrown = (scratch() / "thrown").string();
-  const auto write_record = [](const std::string& kind) {
-    return "echo '{\"message\": {\"message\": \"an " + kind +
-           "\", \"extraInfo\": {\"timestamp\": \"1700000000.5\", \"kind\": \"" +
-           kind + "\"}}}' > $TORCHELASTIC_ERROR_FILE; ";
-  };
   start_two({},
             "echo agent; [ $RANK = 0 ] && { until [ -e " + thrown +
                 " ]; do sleep 0.01; done; " + write_record("echo") +
@@ -82,6 +83,23 @@ TEST_F(NodesFaults, CauseOnAnotherNodeIsNamed) {
     // In a log of all nodes: which said so, and when.
     EXPECT_THAT(result.err,
                 ContainsRegex("lockstep run \\[[^ ]+ 20[0-9-]+ [0-9:.]+\\]: "));
+  }
+}
+
+// It catches its exception and tidies up for longer than anybody waits.
+TEST_F(NodesFaults, CauseThatStillRunsOnAnotherNodeIsNamed) {
+  const std::string thrown = (scratch() / "thrown").string();
+  start_two({},
+            "echo agent; [ $RANK = 0 ] && { until [ -e " + thrown +
+                " ]; do sleep 0.01; done; " + write_record("echo") +
+                "exit 7; }; " + write_record("cause") + "touch " + thrown +
+                "; exec sleep 60",
+            "agent");
+  for (auto& one : nodes_) {
+    const auto result = one->finish(seconds(20));
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_THAT(result.err, AllOf(HasSubstr("rank 1 failed on node 1 ("),
+                                  HasSubstr("an cause")));
   }
 }
 

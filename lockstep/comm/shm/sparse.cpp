@@ -18,14 +18,16 @@ constexpr size_t kMostDimensions = 16;
 
 // What the others must know of one rank's tensor before they receive it.
 struct Outline {
+  int64_t average;  // 1: the mean is asked for, not the sum
   int64_t entries;
   int64_t sparse_dims;
   int64_t dense_dims;
   std::array<int64_t, kMostDimensions> sizes;
 };
 
-Outline outline_of(const at::Tensor& coalesced) {
-  Outline outline{.entries = coalesced._nnz(),
+Outline outline_of(const at::Tensor& coalesced, bool average) {
+  Outline outline{.average = average,
+                  .entries = coalesced._nnz(),
                   .sparse_dims = coalesced.sparse_dim(),
                   .dense_dims = coalesced.dense_dim(),
                   .sizes = {}};
@@ -36,13 +38,14 @@ Outline outline_of(const at::Tensor& coalesced) {
 std::string describe(const Outline& outline) {
   const auto dims =
       static_cast<size_t>(outline.sparse_dims + outline.dense_dims);
-  return c10::str("sparse ", at::IntArrayRef(outline.sizes.data(), dims),
-                  " with ", outline.dense_dims, " dense dimensions");
+  return c10::str(outline.average ? "AVG" : "SUM", " of sparse ",
+                  at::IntArrayRef(outline.sizes.data(), dims), " with ",
+                  outline.dense_dims, " dense dimensions");
 }
 
 bool same_form(const Outline& a, const Outline& b) {
-  return a.sparse_dims == b.sparse_dims && a.dense_dims == b.dense_dims &&
-         a.sizes == b.sizes;
+  return a.average == b.average && a.sparse_dims == b.sparse_dims &&
+         a.dense_dims == b.dense_dims && a.sizes == b.sizes;
 }
 
 std::vector<Outline> gather_outlines(Group& group, const Outline& own,
@@ -79,7 +82,8 @@ at::Tensor sum_sparse(Group& group, const at::Tensor& tensor, bool average,
   const auto own = tensor.coalesce();
   const auto places = own.indices().contiguous();
   const auto values = own.values().contiguous();
-  const auto outlines = gather_outlines(group, outline_of(own), deadline);
+  const auto outlines =
+      gather_outlines(group, outline_of(own, average), deadline);
   std::vector<at::Tensor> all_places;
   std::vector<at::Tensor> all_values;
   for (const auto& outline : outlines) {

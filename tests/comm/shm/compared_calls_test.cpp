@@ -110,6 +110,19 @@ WORLD_TEST(ShmComparedCalls, ListsOfOtherDtypesAreNoSilentShift, 2, 3) {
               "all_reduce_coalesced #N (SUM, Int");
 }
 
+// Sparse tensors: a rank that asked for the mean got a part of the sum.
+WORLD_TEST(ShmComparedCalls, SumAndMeanOfSparseTensorsAreToldApart, 2, 3) {
+  auto group = init_process_group("cpu:shm", kPatient);
+  auto tensor = at::eye(2).to_sparse();
+  const auto op = world.rank == 0 ? ReduceOp::AVG : ReduceOp::SUM;
+  EXPECT_THAT(failure_of([&] { all_reduce(tensor, {.op = op}); }),
+              AllOf(HasSubstr("the ranks disagree"),
+                    HasSubstr("member 0 gave AVG of sparse [2, 2]"),
+                    HasSubstr("member 1 SUM of sparse [2, 2]")));
+  all_reduce(tensor);
+  EXPECT_TRUE(tensor.to_dense().equal(at::eye(2) * world.size));
+}
+
 WORLD_TEST(ShmComparedCalls, AnUnevenGatherMeetsAnEvenOne, 2, 3) {
   auto group = init_process_group("cpu:shm", kPatient);
   auto gather = [&](std::vector<int64_t> counts, bool async_op = false) {

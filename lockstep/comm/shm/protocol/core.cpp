@@ -70,7 +70,8 @@ std::string Core::last_call_of(int peer) const {
   const auto last =
       segment.state(peer).last_sequence.load(std::memory_order_acquire);
   return last == 0 ? " (it has called nothing yet)"
-                   : " (its last was " + call_name(peer, last) + ")";
+                   : " (the last collective that it announced was " +
+                         call_name(peer, last) + ")";
 }
 
 }  // namespace lockstep::shm

@@ -62,7 +62,7 @@ struct Core {
   // "barrier #3", "save_snapshot(), at broadcast #5": what `of` announced with
   // this sequence number. With the user's number.
   std::string call_name(int of, uint64_t announced) const;
-  // " (its last was barrier #3)", for complaints.
+  // " (the last collective that it announced was barrier #3)", for complaints.
   std::string last_call_of(int peer) const;
 };
 
