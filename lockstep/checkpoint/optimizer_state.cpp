@@ -1,12 +1,14 @@
 #include "lockstep/checkpoint/optimizer_state.h"
 
 #include <ATen/ATen.h>
+#include <c10/util/Type.h>
 
 #include <cmath>
 #include <set>
 #include <sstream>
 #include <stdexcept>
 #include <tuple>
+#include <typeinfo>
 
 #include "lockstep/checkpoint/optimizer_fields.h"
 #include "lockstep/comm/distinct_tensors.h"
@@ -219,11 +221,14 @@ const Kind& kind_of(const Optimizer& optimizer) {
     if (candidate.fits(optimizer)) return candidate;
   }
   throw std::invalid_argument(
-      "this kind of optimizer cannot be saved in a snapshot; SGD, Adam, AdamW, "
-      "RMSprop and Adagrad can");
+      "an optimizer of type " + c10::demangle(typeid(optimizer).name()) +
+      " cannot be saved in a snapshot; SGD, Adam, AdamW, RMSprop and Adagrad "
+      "can");
 }
 
 }  // namespace
+
+void check_can_capture(const Optimizer& optimizer) { kind_of(optimizer); }
 
 OptimizerState capture_optimizer(const Optimizer& optimizer) {
   const Kind& kind = kind_of(optimizer);

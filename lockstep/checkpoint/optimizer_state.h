@@ -17,6 +17,8 @@ namespace lockstep {
 // number, that of a Python program, whose module names it once. State tensors
 // share their memory with the optimizer: write them before the next step.
 OptimizerState capture_optimizer(const torch::optim::Optimizer& optimizer);
+// Throws std::invalid_argument where capture_optimizer() would.
+void check_can_capture(const torch::optim::Optimizer& optimizer);
 
 // The reverse, from our own state or from Python's. Hyperparameters are
 // restored, too, as load_state_dict() does; those that LibTorch lacks and that

@@ -125,6 +125,7 @@ Loaded prepare(const std::string& path, const TrainingState& state,
   Loaded loaded;
   try {
     if (will_save && ranks.rank() == 0) check_can_save(path);
+    if (will_save && state.optimizer) check_can_capture(*state.optimizer);
     try {
       loaded.snapshot = read_snapshot(path);
     } catch (const std::system_error& error) {

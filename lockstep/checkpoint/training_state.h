@@ -57,8 +57,9 @@ struct LoadSnapshotOptions {
   // As SnapshotOptions::group.
   ProcessGroupPtr group{};
   // Whether this run will save under the same path. If so, a folder that is
-  // missing or that rank 0 cannot write to is an error now, not at the first
-  // save. False for a run that only reads.
+  // missing or that rank 0 cannot write to, and an optimizer that no snapshot
+  // holds, is an error now, not at the first save. False for a run that only
+  // reads.
   bool will_save{true};
 };
 

@@ -146,7 +146,9 @@ ZipReader::Entry ZipReader::parse_entry(const std::string& directory,
   if (method != 0 || (flags & 1) != 0 || packed != entry.size) {
     throw SnapshotError(file_.path(),
                         "is not a file of torch.save: its entry \"" +
-                            entry.name + "\" is compressed or encrypted",
+                            entry.name +
+                            "\" is compressed, as in TorchScript archives of "
+                            "torch.jit.save, or encrypted",
                         "name a snapshot, or save it again with torch.save");
   }
   return entry;

@@ -1,6 +1,7 @@
 #include "lockstep/comm/uncaught.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/Type.h>
 #include <cxxabi.h>
 #include <unistd.h>
 
@@ -23,7 +24,11 @@ std::atomic<std::terminate_handler> handler_before{nullptr};
 
 std::string words_of(const std::exception& error) {
   const auto* torch = dynamic_cast<const c10::Error*>(&error);
-  return torch != nullptr ? torch->what_without_backtrace() : error.what();
+  const std::string words =
+      torch != nullptr ? torch->what_without_backtrace() : error.what();
+  if (!words.empty()) return words;
+  return "an exception of type " + c10::demangle(typeid(error).name()) +
+         " without a text";
 }
 
 // An operation notes by itself that a peer is gone. What LibTorch's distributed
@@ -74,7 +79,7 @@ void report_current_exception() noexcept {
     const auto* type = abi::__cxa_current_exception_type();
     const std::string words =
         "an exception of type " +
-        std::string(type != nullptr ? type->name() : "unknown");
+        (type != nullptr ? c10::demangle(type->name()) : "unknown");
     note_failure(FailureKind::cause, words);
     print_line(words);
   }

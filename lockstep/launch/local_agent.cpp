@@ -404,7 +404,14 @@ void LocalAgent::end_leftovers() {
   const milliseconds idle = guardian_gone_        ? milliseconds(0)
                             : ending_signal_ != 0 ? kSignalledConsoleIdle
                                                   : kConsoleIdle;
-  mux_.drain(idle, interrupt);
+  pollfd console{STDERR_FILENO, POLLOUT, 0};
+  // Said only where it is no longer waited for: the console may be stalled,
+  // too.
+  if (!mux_.drain(idle, interrupt) && !guardian_gone_ &&
+      poll(&console, 1, 0) > 0) {
+    report_("the reader of the output took nothing for " + seconds_text(idle) +
+            "; what it has not taken is lost");
+  }
   if (!all_ended) {
     report_(
         "a process outlived SIGKILL, uninterruptible in the kernel; it is "

@@ -43,8 +43,9 @@ FileDescriptor StoreConnector::listen(
     throw std::invalid_argument(
         "the agents' store cannot be hosted at " + options_.endpoint.text() +
         ": " + std::strerror(error) +
-        (error == EADDRINUSE ? "; another process listens there, give another "
-                               "port to all nodes"
+        (error == EADDRINUSE ? "; another process listens there: if it is an "
+                               "agent with the same --node-rank, give each its "
+                               "own, else give another port to all nodes"
                              : "; give all nodes an address of this host"));
   }
   return {};

@@ -91,6 +91,19 @@ WORLD_TEST(TrainingState, AMissingFolderIsFoundBeforeTraining, 1, 2, 3) {
   EXPECT_FALSE(load_snapshot(path, run.state, {.will_save = false}));
 }
 
+WORLD_TEST(TrainingState, AnOptimizerWithoutSnapshotsIsFoundBeforeTraining, 1,
+           2) {
+  const auto group = init_process_group();
+  Run run;
+  torch::optim::LBFGS optimizer(run.state.model->parameters());
+  run.state.optimizer = &optimizer;
+  const std::string path = world.folder / "lbfgs.pt";
+  EXPECT_THAT(
+      message_of([&] { load_snapshot(path, run.state); }),
+      HasSubstr("an optimizer of type torch::optim::LBFGS cannot be saved"));
+  EXPECT_FALSE(load_snapshot(path, run.state, {.will_save = false}));
+}
+
 WORLD_TEST(TrainingState, AFolderThatTakesNoFilesIsFoundBeforeTraining, 1, 2) {
   const auto group = init_process_group();
   Run run;

@@ -96,7 +96,7 @@ JoinedOptimizer::JoinedOptimizer(torch::optim::Optimizer& optimizer,
         "JoinedOptimizer: the optimizer is sharded; it takes part in join() "
         "itself, give it there instead");
   }
-  capture_optimizer(optimizer);  // refuses kinds that it does not know
+  check_can_capture(optimizer);
   const auto all =
       all_gather_object(parameters_of(optimizer), {.group = group_});
   for (size_t rank = 1; rank < all.size(); ++rank) {
