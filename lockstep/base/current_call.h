@@ -37,7 +37,7 @@ struct CurrentCall {
   // parts differ differ in parts_left() of the first of them.
   uint32_t steps = 0;
   uint16_t parts_left() const { return static_cast<uint16_t>(parts - steps); }
-  // Of the tensor that the next step exchanges.
+  // The dtype of the tensor that the next step exchanges.
   const ElementType& next_dtype() const {
     return steps == 0 || others.empty() ? dtype
            : steps <= others.size()     ? others[steps - 1]

@@ -49,7 +49,7 @@ class Buffers {
     uint64_t out = 0;
   };
   Extent extent() const;
-  // Of the user's tensors, in the order in which they were added.
+  // The dtypes of the user's tensors, in the order in which they were added.
   std::vector<ElementType> types() const;
   // Of the first tensor; nothing where there is none.
   std::optional<c10::Device> device() const;

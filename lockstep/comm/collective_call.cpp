@@ -159,8 +159,8 @@ void Call::fail(const Deadline& deadline, const std::exception& error,
       c10::str(place_of(*this, other_end(*this)), " failed after ",
                elapsed.count(), " ms (allowed ", deadline.allowed().count(),
                " ms): ", cause, said ? "" : "; " + gone);
-  // Where the backend does not say who is gone, a connection that broke is the
-  // sign of a peer that failed, maybe on another host.
+  // If the backend does not say which peer is gone, a connection that broke is
+  // the sign of a peer that failed, maybe on another host.
   const bool broken = !own && !group->hears_departures() && !deadline.expired();
   if (!gone.empty() || broken) note_failure(FailureKind::echo, text);
   throw c10::DistBackendError({operation, __FILE__, __LINE__},

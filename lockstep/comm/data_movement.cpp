@@ -37,7 +37,8 @@ bool is_empty_elsewhere(const Call& call, const char* argument, int root,
   return !here;
 }
 
-// Where no other rank is told of it: the others wait for this one.
+// Refuses sizes of the rank's own part that differ. This is for backends that
+// do not compare them between the ranks: the others wait for this one there.
 void require_own_part(const Call& call, const c10d::Backend& backend,
                       const std::vector<int64_t>& sends,
                       const std::vector<int64_t>& receives) {

@@ -262,7 +262,21 @@ Origin split_of(const std::string& name) {
   return {name, w.store, w.life_signs};
 }
 
-ProcessGroupPtr keep(ProcessGroupPtr group) {
+// Makes a group as the member `rank` of `global_ranks`. What is not given
+// (`backend` empty) is the parent's. The group lives until the world ends.
+ProcessGroupPtr make_subgroup(const Origin& origin, const ProcessGroup& parent,
+                              int rank, std::vector<int> global_ranks,
+                              const std::string& backend,
+                              milliseconds timeout) {
+  auto group =
+      make_group({.number = origin.number,
+                  .name = origin.number,
+                  .rank = rank,
+                  .global_ranks = std::move(global_ranks),
+                  .config = backend.empty() ? parent.backend_config() : backend,
+                  .timeout = timeout,
+                  .checks_calls = parent.checks_calls()},
+                 part_of(origin.number, origin.store), origin.life_signs);
   std::lock_guard lock(world().mutex);
   world().subgroups.push_back(group);
   return group;
@@ -484,16 +498,8 @@ ProcessGroupPtr new_group(std::vector<int> ranks,
   auto member = std::find(ranks.begin(), ranks.end(), parent->rank());
   if (member == ranks.end()) return nullptr;
   const int group_rank = static_cast<int>(member - ranks.begin());
-  return keep(
-      make_group({.number = origin.number,
-                  .name = origin.number,
-                  .rank = group_rank,
-                  .global_ranks = std::move(ranks),
-                  .config = options.backend.empty() ? parent->backend_config()
-                                                    : options.backend,
-                  .timeout = timeout,
-                  .checks_calls = parent->checks_calls()},
-                 part_of(origin.number, origin.store), origin.life_signs));
+  return make_subgroup(origin, *parent, group_rank, std::move(ranks),
+                       options.backend, timeout);
 }
 
 ProcessGroupPtr new_subgroups_by_enumeration(
@@ -542,16 +548,8 @@ ProcessGroupPtr split_group(const std::vector<std::vector<int>>& split_ranks,
     const int rank = static_cast<int>(member - ranks.begin());
     for (auto& of_parent : ranks) of_parent = parent->global_rank(of_parent);
     const auto origin = split_of(prefix + std::to_string(part));
-    return keep(
-        make_group({.number = origin.number,
-                    .name = origin.number,
-                    .rank = rank,
-                    .global_ranks = std::move(ranks),
-                    .config = options.backend.empty() ? parent->backend_config()
-                                                      : options.backend,
-                    .timeout = timeout,
-                    .checks_calls = parent->checks_calls()},
-                   part_of(origin.number, origin.store), origin.life_signs));
+    return make_subgroup(origin, *parent, rank, std::move(ranks),
+                         options.backend, timeout);
   }
   return nullptr;
 }

@@ -153,7 +153,7 @@ void LifeSigns::learn_all() {
   }
 }
 
-// How a peer whose name has no owner went.
+// Says how a peer went whose socket has no owner any more.
 std::optional<LifeSigns::End> LifeSigns::end_of(const Peer& peer, int rank) {
   if (has_owner(peer.socket + kLeft)) return End::left;
   if (has_owner(peer.socket + kFailed)) return End::failed;
@@ -231,7 +231,7 @@ void LifeSigns::leave(End end) {
   if (end != End::died) {
     try {
       farewell_ = named_socket(name_ + (end == End::left ? kLeft : kFailed));
-      // For those who look when this process has ended.
+      // Peers may look after this process has ended: the store says it then.
       if (!store_failed_) {
         store_->set(key(rank_), end == End::left ? "left" : "failed");
       }

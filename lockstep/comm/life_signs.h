@@ -21,8 +21,8 @@ namespace lockstep {
 // writes the name to the store. The kernel closes the socket when the process
 // ends, however it does. A rank asks about a peer by connecting a socket of its
 // own to that name, which neither blocks nor needs the peer to do anything: a
-// stopped process still has its name. A rank that leaves without dying has the
-// name with "-left" or "-failed" behind it from then on.
+// stopped process still has its name. A rank that leaves without dying binds
+// that name with "-left" or "-failed" appended, until its process ends.
 //
 // Known are ranks of Lockstep on this host and in this network namespace. Of
 // all others nothing is ever said.
@@ -45,7 +45,7 @@ class LifeSigns {
     std::string words;  // "rank 3 died"
   };
 
-  // Of a default group of `size` ranks. `rank_zero_has_store`: the store goes
+  // The default group has `size` ranks. `rank_zero_has_store`: the store goes
   // with rank 0, so it is not asked once that is gone (LibTorch would print a
   // warning). Writes to the store, whose errors (c10::Error) pass through.
   // Throws std::system_error if there is no socket.
@@ -96,7 +96,7 @@ class LifeSigns {
   const ProcessMark made_in_;
   std::mutex mutex_;
   FileDescriptor socket_;
-  FileDescriptor farewell_;  // the name with how it left behind it
+  FileDescriptor farewell_;  // bound to the name with "-left" or "-failed"
   std::string name_;
   std::string identity_;  // of this host; empty: it has none
   std::vector<Peer> peers_;

@@ -94,8 +94,8 @@ class ProcessGroup {
   // Never null; shared with operations that outlive the group.
   const std::shared_ptr<FlightRecorder>& flight() const { return flight_; }
 
-  // Keys set here are this group's own. Who asks in vain for a key hears if a
-  // rank of the group is gone (watched_store.h).
+  // Keys set here are this group's own. A rank that asks in vain for a key
+  // hears if a rank of the group is gone (watched_store.h).
   const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
 
   // "rank 3 died": the peers of which this rank knows, by any means, that they

@@ -155,6 +155,7 @@ WorkPtr all_reduce_coalesced(const std::vector<at::Tensor>& tensors,
   std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype;
   for (const auto& tensor : tensors) {
     auto work_on = buffers.reduce(tensor);
+    // One entry for all if dtypes may be mixed.
     by_dtype[mixed ? at::kFloat : work_on.scalar_type()].push_back(work_on);
   }
   call.parts = static_cast<uint16_t>(tensors.size());

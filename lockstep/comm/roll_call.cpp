@@ -38,9 +38,9 @@ std::string late_ranks(const ProcessGroup& group, uint64_t number) {
   return late + " did not come in time";
 }
 
-// The first to give up says why for all, so that all say the same. Rank 0 may
-// take the store along when it leaves: not before all who came know, or for
-// kTellTime.
+// The first rank that gives up says why for all, so that all say the same. The
+// store may be gone once rank 0 has left, so rank 0 waits until the ranks that
+// came have been told, for kTellTime at most.
 [[noreturn]] void fail(const ProcessGroup& group, uint64_t number,
                        const std::string& why) {
   auto& store = *group.store();
@@ -69,11 +69,12 @@ std::string await_all(ProcessGroup& group, uint64_t number,
                       const std::vector<std::string>& keys,
                       const Deadline& deadline) {
   auto& store = *group.store();
-  // Asked again and again, as another rank may be the first to give up.
+  // Asks again and again, as another rank may be the first to give up.
   for (auto pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
     const bool late = deadline.expired();
     const bool all = store.check(keys);
-    // Its words become everybody's, in fail(). Also if all have come since.
+    // This ends the roll call for all, also if every rank has come since. The
+    // words of the rank that gave up become everybody's in fail().
     if (store.check({key(number, "absent")})) return "another rank gave up";
     if (all) return {};
     if (late) return late_ranks(group, number);

@@ -20,7 +20,7 @@ class RollCallError : public std::runtime_error {
 // the group. Goes over the group's store: it depends on no backend, and knows
 // who has not come. Keys: "roll_call/<n>/<group rank>" in the n-th of a group;
 // each rank removes its own when the next has taken place; where one failed,
-// "absent" says why, and "told" counts who knows.
+// "absent" says why, and "told" counts the ranks that know.
 //
 // Blocks to the deadline at most, and less than a second after a rank of this
 // host has died or left (life_signs.h); then throws RollCallError, the same on

@@ -14,8 +14,9 @@
 
 namespace lockstep {
 
-// What a wait in the store is for will not come: a rank of the group is gone,
-// could not make the group, or had the store. The text says which.
+// A wait for a key of the store cannot end well any more: a rank of the group
+// is gone or could not make its part of the group, or the store went with the
+// rank that hosted it. The text says which.
 class PeerGone : public c10::DistStoreError {
  public:
   using DistStoreError::DistStoreError;
@@ -38,7 +39,7 @@ class PeerGone : public c10::DistStoreError {
 // Threads: any, as those of the store inside.
 class WatchedStore final : public c10d::Store {
  public:
-  // Of the group of the default group's ranks `ranks`.
+  // The group has the ranks `ranks` of the default group.
   WatchedStore(c10::intrusive_ptr<c10d::Store> store,
                std::shared_ptr<LifeSigns> life_signs, std::vector<int> ranks);
 

@@ -95,7 +95,7 @@ void be_ours_in_groups(const World& world) {
   make({0});
   make({everyone.begin() + 1, everyone.end()});
   make({everyone.begin(), everyone.end() - 1});
-  // Of another device map, and of another timeout.
+  // With another device map, and with another timeout.
   expect_sum_of_ranks(new_group({}, {.timeout = std::chrono::seconds(35),
                                      .backend = "cpu:gloo"}),
                       everyone);

@@ -36,8 +36,8 @@ class Training : public WaysTest {
     return *job_;
   }
 
-  // Of one that does not come, or comes to another call: on Gloo where calls
-  // are compared only.
+  // Whether errors name a rank that does not come, or comes to another call.
+  // Gloo's do only if calls are compared.
   bool names() const { return in_memory() || GetParam().detail; }
   bool in_memory() const {
     return std::string(GetParam().backend) == "lockstep";

@@ -61,7 +61,8 @@ const std::string kMeet =
     "            time.sleep(0.02)\n"
     "'";
 
-// Of a rank on the other host nothing is known but that its connection broke.
+// All that the peers know of a rank on the other host is that its connection
+// broke.
 TEST_F(NodesBetweenHosts, CauseThatTidiesUpIsNamedBeforeItsEchoes) {
   for (const char* backend : {"lockstep", "gloo"}) {
     for (const int odd : {1, 0}) {

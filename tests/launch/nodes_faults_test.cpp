@@ -66,15 +66,19 @@ std::string write_record(const std::string& kind) {
          kind + "\"}}}' > $TORCHELASTIC_ERROR_FILE; ";
 }
 
+// The script of a rank 1 that fails, then does `ending`, and of a rank 0 that
+// fails with exit code 7 as an echo of that.
+std::string cause_and_echo(const std::filesystem::path& scratch,
+                           const std::string& ending) {
+  const std::string thrown = (scratch / "thrown").string();
+  return "echo agent; [ $RANK = 0 ] && { until [ -e " + thrown +
+         " ]; do sleep 0.01; done; " + write_record("echo") + "exit 7; }; " +
+         write_record("cause") + "touch " + thrown + "; " + ending;
+}
+
 // The echo is quicker, and on another node than its cause.
 TEST_F(NodesFaults, CauseOnAnotherNodeIsNamed) {
-  const std::string thrown = (scratch() / "thrown").string();
-  start_two({},
-            "echo agent; [ $RANK = 0 ] && { until [ -e " + thrown +
-                " ]; do sleep 0.01; done; " + write_record("echo") +
-                "exit 7; }; " + write_record("cause") + "touch " + thrown +
-                "; sleep 0.4; exit 9",
-            "agent");
+  start_two({}, cause_and_echo(scratch(), "sleep 0.4; exit 9"), "agent");
   for (auto& one : nodes_) {
     const auto result = one->finish(seconds(10));
     EXPECT_EQ(result.exit_code, 9) << result.err;
@@ -88,13 +92,7 @@ TEST_F(NodesFaults, CauseOnAnotherNodeIsNamed) {
 
 // It catches its exception and tidies up for longer than anybody waits.
 TEST_F(NodesFaults, CauseThatStillRunsOnAnotherNodeIsNamed) {
-  const std::string thrown = (scratch() / "thrown").string();
-  start_two({},
-            "echo agent; [ $RANK = 0 ] && { until [ -e " + thrown +
-                " ]; do sleep 0.01; done; " + write_record("echo") +
-                "exit 7; }; " + write_record("cause") + "touch " + thrown +
-                "; exec sleep 60",
-            "agent");
+  start_two({}, cause_and_echo(scratch(), "exec sleep 60"), "agent");
   for (auto& one : nodes_) {
     const auto result = one->finish(seconds(20));
     EXPECT_EQ(result.exit_code, 1);

@@ -147,8 +147,8 @@ class Group {
 
   // "rank 3 died": the peers that are not there any more and did not leave in
   // peace, with what they said; empty if all are well, or if this rank has left
-  // itself. A system call; any thread. For who waits for something else at the
-  // same time.
+  // itself. A system call; any thread. Call it while waiting for something
+  // else.
   std::string departures() const;
 
   // The peers see this rank as one that has left; what it has published stays

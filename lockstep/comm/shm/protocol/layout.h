@@ -40,11 +40,11 @@ struct alignas(kCacheLine) Announcement {
   uint8_t reduce_op;
   uint8_t flags;    // of this rank alone; not compared
   uint64_t agreed;  // elements, or a digest of sizes: compared
-  // Of this rank's data, or the number of the registered memory that holds it;
-  // not compared.
+  // The size of this rank's data, or the number of the registered memory that
+  // holds it; not compared.
   uint64_t bytes;
   int8_t root;
-  // Of CurrentCall (base/current_call.h), compared: the code of the user's
+  // Compared, from CurrentCall (base/current_call.h): the code of the user's
   // dtype, the parts that are left, and the low half of the entry.
   uint8_t element;
   uint16_t parts_left;
