@@ -117,6 +117,13 @@ bool Standstill::stands_still(int peer) {
   return looks - seen.looks >= kLooks && now - seen.since >= kPatience;
 }
 
+// The words of the ranks that tell a wait at this moment.
+std::vector<std::string> Standstill::words_of_all() const {
+  std::vector<std::string> all;
+  for (int rank = 0; rank < size_; ++rank) all.push_back(words_of(rank));
+  return all;
+}
+
 std::string Standstill::words_of(int rank) const {
   const auto& one = state(rank);
   const auto wait = one.wait.load(kOrder);
@@ -125,12 +132,11 @@ std::string Standstill::words_of(int rank) const {
   return one.wait.load(kOrder) == wait ? words : std::string();
 }
 
-void Standstill::fail() {
+void Standstill::fail(const std::vector<std::string>& words_of_all) {
   std::map<std::string, std::string> ranks_of;
   for (int rank = 0; rank < size_; ++rank) {
-    const auto words = words_of(rank);
-    if (words.empty()) continue;
-    auto& names = ranks_of[words];
+    if (words_of_all[rank].empty()) continue;
+    auto& names = ranks_of[words_of_all[rank]];
     names += (names.empty() ? "" : " and ") + waiting_.name(rank);
   }
   std::string all;
@@ -170,7 +176,10 @@ void BlockedCall::look() {
   standstill_.tell(*this, ranks);
   for (int peer = 0; peer < standstill_.size_; ++peer) {
     if ((ranks & bit(peer)) == 0 || peer == standstill_.rank_) continue;
-    if (standstill_.stands_still(peer)) standstill_.fail();
+    // The words are read first: a peer that finds the standstill at the same
+    // time tells nothing any more once it has failed.
+    const auto words = standstill_.words_of_all();
+    if (standstill_.stands_still(peer)) standstill_.fail(words);
   }
 }
 

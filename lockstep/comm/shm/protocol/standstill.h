@@ -100,7 +100,8 @@ class Standstill {
   void fall_silent();
   bool stands_still(int peer);
   std::string words_of(int rank) const;
-  [[noreturn]] void fail();
+  std::vector<std::string> words_of_all() const;
+  [[noreturn]] void fail(const std::vector<std::string>& words_of_all);
 
   const Segment& segment_;
   Waiting& waiting_;
