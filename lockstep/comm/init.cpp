@@ -430,14 +430,15 @@ bool is_initialized() {
 }
 
 ProcessGroupPtr default_group() {
-  std::lock_guard lock(world().mutex);
-  if (!world().group) {
+  World& w = world();
+  const std::lock_guard lock(w.mutex);
+  if (!w.group) {
     throw std::runtime_error(
         "the default process group is not initialised; call "
         "init_process_group() first");
   }
-  world().group->require_own_process();
-  return world().group;
+  w.group->require_own_process();
+  return w.group;
 }
 
 int get_rank(const ProcessGroupPtr& group) {

@@ -76,27 +76,28 @@ void all_reduce_directly(DirectReduce& direct, Call& call,
   const auto now = Deadline::Clock::now();
   const auto started = Deadline::after(call.timeout, now);
   const auto count = tensor.numel();
+  const auto dtype = tensor.scalar_type();
+  const char* const dtype_name = c10::toString(dtype);
   call.number = call.group->next_sequence_number();
   CurrentCall current{
       .operation = call.operation,
       .number = call.number,
       .entry = call.group->next_entry(),
-      .dtype = {.code = static_cast<uint8_t>(tensor.scalar_type()),
-                .name = c10::toString(tensor.scalar_type())},
+      .dtype = {.code = static_cast<uint8_t>(dtype), .name = dtype_name},
       .function = user_function()};
   const CurrentCallScope scope(&current);
   auto& flight = *call.group->flight();
   const auto record =
       flight.begin({.operation = call.operation,
-                    .dtype = c10::toString(tensor.scalar_type()),
+                    .dtype = dtype_name,
                     .reduce_op = call.reduce_op,
                     .number = call.number,
                     .in_elements = static_cast<uint64_t>(count),
                     .out_elements = static_cast<uint64_t>(count)},
                    FlightState::started, now);
   try {
-    direct.all_reduce_direct(tensor.mutable_data_ptr(), count,
-                             tensor.scalar_type(), op, call.timeout);
+    direct.all_reduce_direct(tensor.mutable_data_ptr(), count, dtype, op,
+                             call.timeout);
   } catch (const std::exception& error) {
     flight.end(record, /*failed=*/true);
     call.fail(started, error);

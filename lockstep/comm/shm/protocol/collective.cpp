@@ -76,17 +76,19 @@ Collective::Collective(Core& core, const What& what, milliseconds timeout)
 }
 
 void Collective::write_words() {
-  auto& words = core_.segment.words(core_.rank, number_);
   const bool named = user_ && user_->operation;
-  words.number = named ? user_->number : number_;
-  words.units = user_ ? user_->next_dtype().units : 1;
   const Core::WrittenWords wanted{
+      .ahead = named ? user_->number - number_ : 0,
+      .units = user_ ? user_->next_dtype().units : uint8_t{1},
       .function = named ? user_->function : nullptr,
       .operation = named ? user_->operation : name_of(what_.operation),
       .dtype = user_ ? user_->next_dtype().name : nullptr};
   auto& written = core_.written_words[number_ % kSlots];
   if (written == wanted) return;
   written = wanted;
+  auto& words = core_.segment.words(core_.rank, number_);
+  words.ahead = wanted.ahead;
+  words.units = wanted.units;
   write_text(words.function, wanted.function);
   write_text(words.operation, wanted.operation);
   write_text(words.dtype, wanted.dtype);

@@ -59,7 +59,7 @@ std::string Core::current_name() const {
 std::string Core::call_name(int of, uint64_t announced) const {
   const auto& words = segment.words(of, announced);
   const auto call =
-      text_of(words.operation) + " #" + std::to_string(words.number);
+      text_of(words.operation) + " #" + std::to_string(announced + words.ahead);
   const auto function = text_of(words.function);
   return function.empty() ? call : function + ", at " + call;
 }

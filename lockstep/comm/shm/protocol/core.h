@@ -31,9 +31,11 @@ struct Core {
   RegisteredMemory registered;
   MessageEngine messages;
   uint64_t sequence = 0;  // collectives that were begun
-  // The literals that each slot of this rank's CallWords was written from, so
-  // that a call like the one before last writes nothing.
+  // What each slot of this rank's CallWords was written from (the texts are
+  // literals), so that a call like the one before last writes nothing.
   struct WrittenWords {
+    uint64_t ahead = 0;
+    uint8_t units = 0;
     const char* function = nullptr;
     const char* operation = nullptr;
     const char* dtype = nullptr;

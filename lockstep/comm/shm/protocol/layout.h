@@ -53,9 +53,12 @@ struct alignas(kCacheLine) Announcement {
 };
 static_assert(sizeof(Announcement) == kCacheLine);
 
-// What the user called, for messages. Written before the announcement.
+// What the user called, for messages. Written before the announcement, and only
+// if it changes: a processor that reads a line may fetch its neighbour too, so
+// a store beside the announcement in each call would slow down the peers.
 struct alignas(kCacheLine) CallWords {
-  uint64_t number;  // the user's
+  // The user's number minus that of the announcement, modulo 2^64.
+  uint64_t ahead;
   // Each ends with 0.
   std::array<char, 47> function;  // "save_snapshot()", or nothing
   std::array<char, 40> operation;
