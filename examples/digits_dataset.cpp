@@ -26,7 +26,10 @@ bool parse_row(std::string_view line, Row& row) {
   const char* at = line.data();
   const char* end = at + line.size();
   for (size_t i = 0; i < row.size(); ++i) {
-    if (i > 0 && (at == end || *at++ != ',')) return false;
+    if (i > 0) {
+      if (at == end || *at != ',') return false;
+      ++at;
+    }
     auto [next, error] = std::from_chars(at, end, row[i]);
     int highest = i < kPixels ? kMostInk : 9;
     if (error != std::errc() || row[i] < 0 || row[i] > highest) return false;

@@ -155,7 +155,7 @@ void clip_values(const Tensors& gradients, double clip_value) {
   check_bound("clip_grad_value_", "clip_value", clip_value);
   const at::NoGradGuard no_grad;
   Tensors dense;
-  for (auto gradient : gradients) {
+  for (const auto& gradient : gradients) {
     if (gradient.is_sparse()) {
       if (!gradient.is_coalesced()) gradient.copy_(gradient.coalesce());
       dense.push_back(gradient._values());

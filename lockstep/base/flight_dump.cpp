@@ -248,8 +248,7 @@ void write_document(SignalSafeWriter& out, const Destination& to,
 // may come in the middle of one.
 void put_aside_name(char* name, size_t size, const Destination& to) {
   const unsigned number = dumps.fetch_add(1, std::memory_order_relaxed);
-  std::memcpy(name, to.path.data(), to.path.size());
-  char* at = name + to.path.size();
+  char* at = std::copy(to.path.begin(), to.path.end(), name);
   *at++ = '.';
   at = std::to_chars(at, name + size - 1, to.pid).ptr;
   *at++ = '.';

@@ -15,7 +15,8 @@ std::string_view PickleMachine::take(uint64_t count) {
 template <class T>
 T PickleMachine::take_number() {
   T value;
-  std::memcpy(&value, take(sizeof value).data(), sizeof value);
+  const auto bytes = take(sizeof value);
+  std::memcpy(&value, bytes.data(), bytes.size());
   return value;
 }
 

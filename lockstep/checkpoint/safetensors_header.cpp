@@ -139,7 +139,7 @@ std::string safetensors_dtype(c10::ScalarType dtype) {
 }
 
 std::string make_header(const std::vector<SafetensorsEntry>& entries,
-                        std::map<std::string, std::string> metadata) {
+                        const std::map<std::string, std::string>& metadata) {
   Json header = Json::object();
   for (const SafetensorsEntry& entry : entries) {
     header[entry.name] = {{"dtype", safetensors_dtype(entry.dtype)},

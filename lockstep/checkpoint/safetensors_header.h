@@ -43,7 +43,7 @@ std::string safetensors_dtype(c10::ScalarType dtype);
 // checksum in its metadata. Throws std::invalid_argument if it is larger than
 // kMostHeaderBytes.
 std::string make_header(const std::vector<SafetensorsEntry>& entries,
-                        std::map<std::string, std::string> metadata);
+                        const std::map<std::string, std::string>& metadata);
 
 // Throws SnapshotError that says what is not right.
 SafetensorsHeader read_header(const InputFile& file);

@@ -97,7 +97,7 @@ std::optional<at::Tensor> generator_state_for(const Snapshot& snapshot,
   // is changed.
   at::Generator trial = at::detail::createCPUGenerator(0);
   if (saved.size() == size) {
-    const at::Tensor state = saved[rank].contiguous();
+    at::Tensor state = saved[rank].contiguous();
     trial.set_state(state);
     return state;
   }

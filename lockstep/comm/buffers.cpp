@@ -99,7 +99,7 @@ void Buffers::write_from(const at::Tensor& flat, const at::Tensor& tensor) {
              reduced_as(tensor.scalar_type()) != flat.scalar_type()) {
     data = flat.view(tensor.scalar_type());
   }
-  entry.result = data;
+  entry.result = std::move(data);
 }
 
 std::optional<std::string> Buffers::modified() const {

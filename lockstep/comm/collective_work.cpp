@@ -417,6 +417,7 @@ WorkPtr start_and_wait(Call call, bool async_op, Buffers buffers,
       call, buffers,
       compares || async_op ? FlightState::scheduled : FlightState::started);
   WorkPtr work;
+  FuturePtr on_stream;
   bool compared = false;
   try {
     if (compares) compare(call, agreement(), started);
@@ -426,19 +427,13 @@ WorkPtr start_and_wait(Call call, bool async_op, Buffers buffers,
     const CurrentCallScope scope(&current);
     work = start();
     if (!async_op) {
-      const auto on_stream = stream_ending(*work, buffers);
+      on_stream = stream_ending(*work, buffers);
       if (!work->wait(on_stream
                           ? stream_wait_time(call, started)
                           : std::max(started.remaining(), milliseconds(1)))) {
         throw std::runtime_error("it was aborted");
       }
       buffers.write_back();
-      if (on_stream && !work->isCompleted()) {
-        end_with(on_stream,
-                 std::make_shared<Ending>(std::move(span), flight, record));
-      } else {
-        flight->end(record, /*failed=*/false);
-      }
     }
   } catch (const std::exception& error) {
     if (work && call.number == 0) give_up(*work);
@@ -448,7 +443,15 @@ WorkPtr start_and_wait(Call call, bool async_op, Buffers buffers,
     flight->end(record, /*failed=*/true);
     call.fail(started, error, absent);
   }
-  if (!async_op) return nullptr;
+  if (!async_op) {
+    if (on_stream && !work->isCompleted()) {
+      end_with(on_stream,
+               std::make_shared<Ending>(std::move(span), flight, record));
+    } else {
+      flight->end(record, /*failed=*/false);
+    }
+    return nullptr;
+  }
   return c10::make_intrusive<CollectiveWork>(
       std::move(call), started, std::move(buffers), std::move(work),
       std::move(span), record);

@@ -84,7 +84,7 @@ ProcessGroup::Backends make_backends(
                            .global_ranks = group.global_ranks};
     auto fail = [&](const char* cause) {
       throw c10::DistBackendError(
-          {__func__, __FILE__, __LINE__},
+          {"init", __FILE__, __LINE__},
           c10::str("rank ", group.global_ranks[group.rank], " of group '",
                    group.name, "' (", request.size,
                    " ranks) could not connect to its peers by \"", entry->name,
@@ -162,7 +162,7 @@ void forsake(World& w) {
     std::vector<ProcessGroupPtr> subgroups;
     std::vector<ProcessGroupPtr> aborted;
   };
-  std::make_unique<Forsaken>(
+  (void)std::make_unique<Forsaken>(
       Forsaken{std::exchange(w.group, nullptr),
                std::exchange(w.meeting, std::nullopt), std::move(w.store),
                std::exchange(w.life_signs, nullptr), std::move(w.subgroups),
@@ -393,7 +393,7 @@ ProcessGroupGuard init_process_group(const std::string& backend,
     leave();
     throw;
   }
-  w.store = store;
+  w.store = std::move(store);
   w.life_signs = life_signs;
   w.group_count = 1;
   w.meeting = std::move(meeting);

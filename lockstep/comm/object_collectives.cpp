@@ -113,7 +113,7 @@ struct ObjectCall {
     }
   }
 
-  at::Tensor sizes(std::vector<int64_t> of) const {
+  at::Tensor sizes(const std::vector<int64_t>& of) const {
     return at::tensor(of, at::kLong).to(device);
   }
   at::Tensor bytes(int64_t count) const {

@@ -40,7 +40,7 @@ ProcessGroup::~ProcessGroup() {
   if (!made_in_.is_foreign()) return;
   // Their destructors would wait for threads that only the parent has, and
   // write to sockets and memory that are the parent's.
-  std::make_unique<Backends>(std::move(backends_)).release();
+  (void)std::make_unique<Backends>(std::move(backends_)).release();
   [[maybe_unused]] auto* const kept_store = store_.release();
 }
 

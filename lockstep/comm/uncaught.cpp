@@ -24,7 +24,7 @@ std::atomic<std::terminate_handler> handler_before{nullptr};
 
 std::string words_of(const std::exception& error) {
   const auto* torch = dynamic_cast<const c10::Error*>(&error);
-  const std::string words =
+  std::string words =
       torch != nullptr ? torch->what_without_backtrace() : error.what();
   if (!words.empty()) return words;
   return "an exception of type " + c10::demangle(typeid(error).name()) +

@@ -153,7 +153,7 @@ class WorkQueue::State {
   }
 
   static void enqueue(const std::shared_ptr<State>& self,
-                      c10::intrusive_ptr<QueuedWork> work,
+                      const c10::intrusive_ptr<QueuedWork>& work,
                       std::function<void()> operation) {
     std::exception_ptr reason;
     {
@@ -173,7 +173,7 @@ class WorkQueue::State {
     if (reason) work->end(reason);
   }
 
-  void close(std::exception_ptr reason) {
+  void close(const std::exception_ptr& reason) {
     std::deque<Place> unbegun;
     {
       std::lock_guard lock(mutex_);

@@ -3,7 +3,6 @@
 #include <cmath>
 #include <limits>
 
-#include "lockstep/kernels/convert.h"
 #include "lockstep/kernels/reduce_dispatch.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -87,11 +86,6 @@ void scale(void* destination, const void* source, size_t count, DType dtype,
   }
   HWY_DYNAMIC_DISPATCH(scale_here)
   (destination, source, count, dtype, factor, stores);
-}
-
-void scale_scalar(void* destination, const void* source, size_t count,
-                  DType dtype, double factor) {
-  convert_scaled_scalar(destination, dtype, source, dtype, count, factor);
 }
 
 }  // namespace lockstep::kernels

@@ -33,7 +33,8 @@ pid_t parent_of(const char* pid) {
   std::getline(file, line);
   const size_t name_end = line.rfind(')');
   if (name_end == std::string::npos || name_end + 4 > line.size()) return 0;
-  return static_cast<pid_t>(std::atoi(line.c_str() + name_end + 4));
+  return static_cast<pid_t>(
+      std::strtol(line.c_str() + name_end + 4, nullptr, 10));
 }
 
 // Sleeps until a child ends or `allowed` has passed.
@@ -69,7 +70,8 @@ std::vector<pid_t> child_processes() {
   while (const dirent* entry = readdir(proc.get())) {
     if (entry->d_name[0] < '1' || entry->d_name[0] > '9') continue;
     if (parent_of(entry->d_name) == self) {
-      children.push_back(static_cast<pid_t>(std::atoi(entry->d_name)));
+      children.push_back(
+          static_cast<pid_t>(std::strtol(entry->d_name, nullptr, 10)));
     }
   }
   return children;

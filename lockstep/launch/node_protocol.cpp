@@ -134,7 +134,7 @@ Membership NodeProtocol::join() {
   return {node_rank_, run_id_, round_};
 }
 
-void NodeProtocol::decline(Verdict verdict) {
+void NodeProtocol::decline(const Verdict& verdict) {
   if (store_.check(kClosed)) throw JobClosed();
   declined_ = true;
   job_nnodes_ = self_.nnodes;

@@ -145,7 +145,7 @@ class NodeProtocol {
   Membership join();
   // Instead of join(), for a node that cannot take part: ends the wait of the
   // others with `verdict`. A job that runs is not disturbed. Throws JobClosed.
-  void decline(Verdict verdict);
+  void decline(const Verdict& verdict);
 
   // Requires join(). Rounds follow each other, from Membership::round. Throws
   // JobRefused if this node was given up as lost and another has its rank.

@@ -53,7 +53,7 @@ std::optional<std::string> find_in_path(const std::string& name) {
     const size_t colon = rest.find(':');
     std::string directory(rest.substr(0, colon));
     if (directory.empty()) directory = ".";  // an empty entry means here
-    const std::string candidate = directory + "/" + name;
+    std::string candidate = directory + "/" + name;
     if (is_executable_file(candidate)) return candidate;
     if (colon == std::string_view::npos) return std::nullopt;
     rest.remove_prefix(colon + 1);

@@ -40,7 +40,7 @@ std::vector<Connection> connections() {
   std::vector<Connection> found;
   if (!open) return found;
   while (const dirent* entry = readdir(open.get())) {
-    const int fd = std::atoi(entry->d_name);
+    const int fd = static_cast<int>(std::strtol(entry->d_name, nullptr, 10));
     if (fd <= 2) continue;
     const auto own = address_by(getsockname, fd);
     const auto peer = own ? address_by(getpeername, fd) : std::nullopt;

@@ -111,7 +111,7 @@ std::string headline(const WorkerFailure& failure) {
     line += "killed by " + signal_name(*failure.signal) + " (";
   }
   line += "exit code " + std::to_string(failure.exit_code);
-  if (failure.signal) line += ")";
+  if (failure.signal) line += ')';
   if (failure.was_stopped) line += ", stopped while it was failing";
   return line;
 }

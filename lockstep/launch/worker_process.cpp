@@ -60,7 +60,8 @@ int execute(const ChildPlan& plan) {
 // Apart, and never inlined, so that no variable of the caller lives across
 // vfork()'s second return.
 [[gnu::noinline]] pid_t spawn(const ChildPlan& plan, volatile int& error) {
-  const pid_t pid = vfork();
+  // posix_spawn() could not ask for a signal at the parent's death.
+  const pid_t pid = vfork();  // NOLINT(bugprone-unsafe-functions)
   if (pid == 0) {
     error = execute(plan);
     _exit(127);

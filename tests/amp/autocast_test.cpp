@@ -150,8 +150,8 @@ TEST(Autocast, RefusesDtypesAndDevicesItCannot) {
               ThrowsMessage<std::invalid_argument>(
                   AllOf(HasSubstr("Double"), HasSubstr("cpu"),
                         HasSubstr("BFloat16 Half"), HasSubstr("enabled"))));
-  EXPECT_THROW(autocast(at::kCPU, at::kFloat), std::invalid_argument);
-  EXPECT_THROW(autocast(at::kCUDA, at::kInt), std::invalid_argument);
+  EXPECT_THROW((void)autocast(at::kCPU, at::kFloat), std::invalid_argument);
+  EXPECT_THROW((void)autocast(at::kCUDA, at::kInt), std::invalid_argument);
   EXPECT_THAT([] { autocast mixed(at::kMeta); },
               ThrowsMessage<std::invalid_argument>(HasSubstr("meta")));
   EXPECT_EQ(dtype_of_product(), at::kFloat);

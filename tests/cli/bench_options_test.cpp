@@ -56,10 +56,6 @@ TEST_F(BenchOptions, AMistakeIsOneLineThatSaysWhatIsAllowed) {
       {{"all_reduce", "--peers=gloo,mpich"},
        "unknown peer \"mpich\"; allowed are registered, protocol, kernel, "
        "openmpi, gloo, python, and all"},
-      {{"all_reduce", "--tune"}, "--tune measures what it needs; give no "},
-      {{"--tune", "--ranks=65"}, "--ranks 65: shared memory takes up to 64"},
-      {{"--tune"}, "say where the file goes by --output"},
-      {{"all_reduce", "--output=x"}, "--output is of --tune"},
       {{"all_reduce", "--peers", "--python=/nowhere/python"},
        "program /nowhere/python: No such file or directory; name a Python that "
        "has torch by --python or LOCKSTEP_PYTHON"},

@@ -241,7 +241,7 @@ TEST_F(DigitsTest, WrongDataIsOneLineThatNamesTheFile) {
   std::ofstream(path("half.csv")) << data.substr(0, data.size() / 2);
   std::ofstream(path("foreign.csv")) << "name,age\nAda,36\n";
   std::ofstream(path("long.csv")) << data << data;
-  std::ofstream(path("empty.csv"));
+  const std::ofstream empty(path("empty.csv"));
   for (const char* name :
        {"none.csv", "half.csv", "foreign.csv", "long.csv", "empty.csv"}) {
     auto result = run_alone({"digits", "--data", path(name)});

@@ -8,8 +8,8 @@
 namespace lockstep::testing {
 
 int own_rank() {
-  static const int rank = std::stoi(std::getenv("RANK"));
-  return rank;
+  static const int own = std::stoi(std::getenv("RANK"));
+  return own;
 }
 
 void say(const char* what, const std::string& more) {

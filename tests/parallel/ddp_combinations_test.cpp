@@ -39,7 +39,6 @@ struct Cell {
   bool views;
   Graph graph;
   double bucket_cap_mb;
-  bool batched_copy;
   bool checks_nan;
   bool skips_unused;
   Step step;
@@ -56,11 +55,10 @@ struct Cell {
   std::string name() const {
     std::ostringstream text;
     text << "views " << views << ", graph " << static_cast<int>(graph)
-         << ", bucket_cap_mb " << bucket_cap_mb << ", batched_copy "
-         << batched_copy << ", checks_nan " << checks_nan << ", skips_unused "
-         << skips_unused << ", step " << static_cast<int>(step)
-         << ", micro_batches " << micro_batches << ", zeroing "
-         << static_cast<int>(zeroing);
+         << ", bucket_cap_mb " << bucket_cap_mb << ", checks_nan " << checks_nan
+         << ", skips_unused " << skips_unused << ", step "
+         << static_cast<int>(step) << ", micro_batches " << micro_batches
+         << ", zeroing " << static_cast<int>(zeroing);
     return text.str();
   }
 };
@@ -75,15 +73,12 @@ std::vector<Cell> table() {
           Step::sharded_shared, Step::sharded_in_backward})
       for (const double cap : {1e-6, 1e-4, 25.0})
         for (const bool views : both)
-          for (const bool batched_copy : both)
-            for (const bool checks_nan : both)
-              for (const bool skips_unused : both)
-                for (const int micro_batches : {1, 2})
-                  for (const auto zeroing :
-                       {Zeroing::to_none, Zeroing::to_zero})
-                    cells.push_back({views, graph, cap, batched_copy,
-                                     checks_nan, skips_unused, step,
-                                     micro_batches, zeroing});
+          for (const bool checks_nan : both)
+            for (const bool skips_unused : both)
+              for (const int micro_batches : {1, 2})
+                for (const auto zeroing : {Zeroing::to_none, Zeroing::to_zero})
+                  cells.push_back({views, graph, cap, checks_nan, skips_unused,
+                                   step, micro_batches, zeroing});
   std::erase_if(cells, [](const Cell& cell) { return !cell.possible(); });
   return cells;
 }
@@ -165,7 +160,6 @@ std::vector<Tensor> trained(const Cell& cell, const World& world) {
             .gradient_as_bucket_view = cell.views,
             .static_graph = cell.graph == Graph::static_graph,
             .skip_all_reduce_unused_params = cell.skips_unused,
-            .batched_grad_copy = cell.batched_copy,
             .check_for_nan_in_grad = cell.checks_nan});
   using Sharded = ZeroRedundancyOptimizer<torch::optim::SGD>;
   std::unique_ptr<torch::optim::Optimizer> optimizer;

@@ -48,35 +48,6 @@ WORLD_TEST(DdpViews, WithoutThemGradientsStayTheirOwn, 2) {
   });
 }
 
-WORLD_TEST(DdpViews, BatchedCopiesGiveTheSame, 2) {
-  on_both_backends([&] {
-    torch::nn::Sequential net(torch::nn::Linear(2, 3), torch::nn::Linear(3, 1));
-    DistributedDataParallel<torch::nn::Sequential> plain(net);
-    auto other =
-        torch::nn::Sequential(torch::nn::Linear(2, 3), torch::nn::Linear(3, 1));
-    {
-      at::NoGradGuard no_grad;
-      for (size_t i = 0; i < net->parameters().size(); ++i) {
-        other->parameters()[i].copy_(net->parameters()[i]);
-      }
-    }
-    DistributedDataParallel<torch::nn::Sequential> batched(
-        other, {.batched_grad_copy = true});
-    for (int step = 0; step < 4; ++step) {
-      // Kept from the step before in one of two.
-      net->zero_grad(step % 2 == 0);
-      other->zero_grad(step % 2 == 0);
-      plain(rows() * world.rank).sum().backward();
-      batched(rows() * world.rank).sum().backward();
-      for (size_t i = 0; i < net->parameters().size(); ++i) {
-        EXPECT_TRUE(
-            other->parameters()[i].grad().equal(net->parameters()[i].grad()))
-            << step << " " << i;
-      }
-    }
-  });
-}
-
 WORLD_TEST(DdpIgnored, ParametersAndBuffersStayLocal, 2) {
   on_both_backends([&] {
     torch::nn::Sequential net(torch::nn::Linear(2, 2),

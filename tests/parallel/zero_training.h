@@ -34,7 +34,8 @@ inline constexpr int kZeroSteps = 20;
 
 // Of one rank in one step; the ranks' differ.
 inline at::Tensor zero_batch(int step, int rank, torch::Dtype dtype) {
-  torch::manual_seed(static_cast<uint64_t>(1000 + step * 10 + rank));
+  torch::manual_seed(uint64_t{1000} + static_cast<uint64_t>(step) * 10 +
+                     static_cast<uint64_t>(rank));
   return torch::randn({6, 64}).to(dtype);
 }
 

@@ -35,7 +35,7 @@ TORCH_MODULES = {("launch", "c10d")}
 # Programs that a subcommand starts because it needs LibTorch: they see all.
 TORCH_PROGRAMS = {("cli", "bench", "rank")}
 # Of comm, what knows nothing of LibTorch: `lockstep bench` measures it alone.
-PLAIN = re.compile(r"lockstep/(kernels/|comm/shm/(protocol/|tuning_file\.h$))")
+PLAIN = re.compile(r"lockstep/(kernels/|comm/shm/protocol/)")
 ALLOWED["torch program"] = {"cli"}.union(*ROWS)
 LONGEST = 600
 CODE = {".h", ".cpp", ".cu", ".py", ".cmake"}

@@ -8,7 +8,6 @@
 #include <stdexcept>
 
 #include "lockstep/cli/bench/measure.h"
-#include "lockstep/cli/bench/tune.h"
 #include "lockstep/cli/command_line.h"
 
 namespace {
@@ -27,10 +26,6 @@ int main(int argc, char** argv) {
     // A rank that has died is seen by its exit, not by a write to it.
     signal(SIGPIPE, SIG_IGN);
     const StopSignal stop;
-    if (options->tune) {
-      tune(*options, stop);
-      return 0;
-    }
     if (run(*options, stop)) return 0;
     lockstep::write_message(kName, "results were wrong; see above");
     return kFailure;

@@ -38,8 +38,6 @@ struct Arguments {
   double timeout = 300;
   std::string json;
   std::string plot;
-  bool tune = false;
-  std::string output;
 };
 
 // Said when it is violated; the help is shorter without.
@@ -51,7 +49,6 @@ CLI::Validator between(Number lowest, Number highest) {
 void declare(CLI::App& app, Arguments& to) {
   app.formatter(make_help_formatter(
       "lockstep bench [OPTIONS] OPERATION...\n"
-      "lockstep bench --tune [--ranks LIST] [--seconds N] [--output FILE]\n"
       "  Times operations between ranks of this host. OPERATION: all_reduce,\n"
       "  all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather,\n"
       "  scatter, send_recv, barrier, or all. Lists are parted by commas."));
@@ -88,8 +85,7 @@ void declare(CLI::App& app, Arguments& to) {
       ->check(between(int64_t{1}, int64_t{1'000'000}));
   add("-w,--warmup", to.warmup, "Iterations before them [5]", "How long")
       ->check(between(int64_t{0}, int64_t{1'000'000}));
-  add("--seconds", to.seconds,
-      "Of a measurement, about [0.3]; with --tune of all [60]", "How long")
+  add("--seconds", to.seconds, "Of a measurement, about [0.3]", "How long")
       ->check(between(0.0, 3600.0));
   add("--rounds", to.rounds, "Measurements of each [1; with --peers 3]",
       "How long")
@@ -108,12 +104,6 @@ void declare(CLI::App& app, Arguments& to) {
       "FILE");
   add("--plot", to.plot, "Draw latency over bytes here, as SVG", "Output",
       "FILE");
-  app.add_flag("--tune", to.tune,
-               "Find the shared memory's thresholds for this machine")
-      ->group("Tuning");
-  add("--output", to.output,
-      "Where they go [LOCKSTEP_TUNING, ~/.config/lockstep/tuning.json]",
-      "Tuning", "FILE");
 }
 
 std::vector<int64_t> sizes_of(const Arguments& arguments) {
@@ -189,29 +179,7 @@ std::vector<std::string> peers_of(const std::string& text) {
   return peers;
 }
 
-Options checked_for_tuning(const Arguments& arguments) {
-  if (!arguments.operations.empty() || !arguments.peers.empty() ||
-      !arguments.json.empty() || !arguments.plot.empty()) {
-    throw std::invalid_argument(
-        "--tune measures what it needs; give no OPERATION, --peers, --json or "
-        "--plot with it");
-  }
-  Options options;
-  options.tune = true;
-  options.ranks = arguments.ranks;
-  options.seconds = arguments.seconds > 0 ? arguments.seconds : 60;
-  options.output = arguments.output;
-  options.timeout =
-      std::chrono::milliseconds(std::llround(arguments.timeout * 1000));
-  return options;
-}
-
 Options checked(const Arguments& arguments) {
-  if (arguments.tune) return checked_for_tuning(arguments);
-  if (!arguments.output.empty()) {
-    throw std::invalid_argument(
-        "--output is of --tune; give --json or --plot for figures");
-  }
   Options options;
   options.operations = operations_of(arguments);
   options.sizes = sizes_of(arguments);

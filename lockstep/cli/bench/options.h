@@ -32,9 +32,6 @@ struct Options {
   std::chrono::milliseconds timeout{};
   std::string json{};  // a path, "-" or empty
   std::string plot{};  // a path, or empty
-  // --tune: what is above is not measured, but thresholds.
-  bool tune = false;
-  std::string output{};  // the tuning file; empty: where the library reads it
 };
 
 // Who can stand beside ours, in the order of the table.

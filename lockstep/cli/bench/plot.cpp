@@ -201,7 +201,8 @@ std::string draw(const Panel& panel, double top) {
       marks += format("<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3\" fill=\"%s\"/>\n",
                       place.first, place.second, colour);
     }
-    const double level = top + kAbove + 10 + kLegendLine * i;
+    const double level =
+        top + kAbove + 10 + kLegendLine * static_cast<double>(i);
     svg += "<g>\n<title>" + escaped(line.side) + "</title>\n";
     svg += "<polyline id=\"" + escaped(line.side) +
            format(
@@ -220,7 +221,7 @@ std::string draw(const Panel& panel, double top) {
 
 std::string plot(const json& machine, const json& results) {
   const auto panels = panels_of(results);
-  const double height = kTop + kHeight * panels.size();
+  const double height = kTop + kHeight * static_cast<double>(panels.size());
   std::string svg = format(
       "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n"
       "<svg xmlns=\"http://www.w3.org/2000/svg\" version=\"1.1\" "
@@ -232,7 +233,7 @@ std::string plot(const json& machine, const json& results) {
                  std::to_string(machine.at("cores").get<int>()) + " cores, " +
                      machine.at("cpu").get<std::string>());
   for (size_t i = 0; i < panels.size(); ++i) {
-    svg += draw(panels[i], kTop + kHeight * i);
+    svg += draw(panels[i], kTop + kHeight * static_cast<double>(i));
   }
   return svg + "</svg>\n";
 }

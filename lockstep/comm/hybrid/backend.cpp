@@ -123,7 +123,7 @@ Backend::WorkPtr Backend::issue(c10d::OpType type, const CallOptions& options,
       if (!dead.empty()) reason = dead + "; " + reason;
       // Other hosts may have gone on with this call: there is no way back.
       break_down(reason);
-      throw c10::DistBackendError({__func__, __FILE__, __LINE__}, reason);
+      throw c10::DistBackendError({"hybrid", __FILE__, __LINE__}, reason);
     }
   };
   if (options.asyncOp) {

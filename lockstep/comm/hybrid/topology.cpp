@@ -9,7 +9,6 @@
 #include "lockstep/comm/shm/protocol/layout.h"
 #include "lockstep/comm/shm/protocol_call.h"
 #include "lockstep/comm/shm/store_exchange.h"
-#include "lockstep/comm/shm/tuning_file.h"
 
 namespace lockstep::hybrid {
 namespace {

@@ -122,7 +122,7 @@ Backend::WorkPtr Backend::issue(OpType type, const CallOptions& opts,
 Backend::WorkPtr Backend::allreduce(Tensors& tensors,
                                     const c10d::AllreduceOptions& opts) {
   require(tensors.size() == 1, "one tensor is taken at a time");
-  const auto tensor = tensors[0];
+  const auto& tensor = tensors[0];
   if (tensor.is_sparse()) {
     require(opts.reduceOp == c10d::ReduceOp::SUM, "sparse tensors are summed");
     return issue(OpType::_ALLREDUCE_SPARSE, opts, {tensor},

@@ -44,12 +44,12 @@ bool all_on_one_host(const Communicator& world, const Deadline& deadline) {
   check(MPI_Get_processor_name(own.data(), &length), "MPI_Get_processor_name");
   try {
     Pending("MPI_Iallgather", [&](MPI_Request* request) {
-      return MPI_Iallgather(own.data(), own.size(), MPI_CHAR,
-                            names->front().data(), own.size(), MPI_CHAR,
-                            world.handle(), request);
+      return MPI_Iallgather(own.data(), MPI_MAX_PROCESSOR_NAME, MPI_CHAR,
+                            names->front().data(), MPI_MAX_PROCESSOR_NAME,
+                            MPI_CHAR, world.handle(), request);
     }).wait(deadline, nullptr);
   } catch (...) {
-    names.release();
+    (void)names.release();
     throw;
   }
   return std::all_of(names->begin(), names->end(),
@@ -67,7 +67,7 @@ std::string from_rank_zero(const Communicator& world, const std::string& text,
                         request);
     }).wait(deadline, nullptr);
   } catch (...) {
-    buffer.release();
+    (void)buffer.release();
     throw;
   }
   return buffer->data();

@@ -119,7 +119,7 @@ void all_reduce_coalesced(Round& round, const Tensors& tensors,
   take_apart(joint, tensors);
 }
 
-void all_reduce_sparse(Round& round, at::Tensor tensor) {
+void all_reduce_sparse(Round& round, const at::Tensor& tensor) {
   const auto own = tensor.coalesce();
   const auto counts = at::empty({round.size()}, at::kLong);
   all_gather(round, counts, at::full({1}, own._nnz(), at::kLong));

@@ -21,7 +21,7 @@ void all_reduce(Round& round, const at::Tensor& tensor, const ReduceOp& op);
 void all_reduce_coalesced(Round& round, const Tensors& tensors,
                           const ReduceOp& op);
 // A sparse (COO) tensor becomes the sum: entries of all ranks by all-gather.
-void all_reduce_sparse(Round& round, at::Tensor tensor);
+void all_reduce_sparse(Round& round, const at::Tensor& tensor);
 void reduce(Round& round, const at::Tensor& tensor, int root,
             const ReduceOp& op);
 // `inputs` may differ in size; rank i's output has that of inputs[i].

@@ -116,7 +116,7 @@ std::shared_ptr<Communicator> Communicator::duplicate(
     });
     pending.wait(deadline, nullptr);
   } catch (...) {
-    copy.release();
+    (void)copy.release();
     never_finalize();
     throw;
   }

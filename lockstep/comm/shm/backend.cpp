@@ -43,7 +43,7 @@ class StandstillWatcher final : public WorkQueueWatcher {
 
 Backend::Backend(Membership membership, milliseconds timeout)
     : c10d::Backend(membership.meeting.rank, membership.meeting.size),
-      group_(std::make_shared<Group>(std::move(membership))),
+      group_(std::make_shared<Group>(membership)),
       messages_(std::make_shared<Messages>(group_, timeout)),
       shared_(std::make_shared<SharedTensors>()),
       timeout_(timeout),

@@ -14,7 +14,6 @@
 #include "lockstep/comm/shm/protocol/handshake.h"
 #include "lockstep/comm/shm/protocol_call.h"
 #include "lockstep/comm/shm/store_exchange.h"
-#include "lockstep/comm/shm/tuning_file.h"
 
 namespace lockstep::shm {
 namespace {

@@ -8,8 +8,8 @@ namespace lockstep::shm {
 // docs/shared-memory.md. CPU tensors; at most 64 ranks.
 //
 // Blocks until all ranks are there, request.timeout at most. Throws
-// std::invalid_argument if there are too many ranks or the tuning file is bad
-// (tuning_file.h), c10::DistBackendError on every rank, with the rank and the
+// std::invalid_argument if there are too many ranks or LOCKSTEP_TUNING is wrong
+// (tuning.h), c10::DistBackendError on every rank, with the rank and the
 // reason, if they cannot share memory or one of them does not come.
 //
 // Keys in the store, behind "shm/": host/R, what rank R says of its host;

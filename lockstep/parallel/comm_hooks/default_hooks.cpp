@@ -14,7 +14,7 @@ namespace {
 CommHook compress_hook(ProcessGroupPtr given, at::ScalarType dtype) {
   return [group = or_default(std::move(given)), dtype](GradBucket& bucket) {
     at::NoGradGuard no_grad;
-    const auto buffer = bucket.buffer();
+    const auto& buffer = bucket.buffer();
     // Python's order of rounding. A copy even where the dtype is the same.
     auto compressed = buffer.to(dtype, /*non_blocking=*/false, /*copy=*/true)
                           .div_(group->size());

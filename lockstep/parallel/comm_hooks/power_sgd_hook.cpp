@@ -158,7 +158,7 @@ at::Tensor take(const at::Tensor& memory, int64_t& offset, int64_t batch,
 CommFuture compress_layers(PowerSGDState& state, const GradBucket& bucket) {
   const auto& group = state.options.process_group;
   const auto epsilon = state.options.orthogonalization_epsilon;
-  const auto gradients = bucket.buffer();
+  const auto& gradients = bucket.buffer();
   const auto error = feed_error_back(state, bucket, gradients);
   auto parts = divide(state, bucket);
   report_stats(state, bucket);
@@ -218,7 +218,7 @@ CommFuture compress_layers(PowerSGDState& state, const GradBucket& bucket) {
 
 CommFuture compress_bucket(PowerSGDState& state, const GradBucket& bucket) {
   const auto& group = state.options.process_group;
-  const auto gradients = bucket.buffer();
+  const auto& gradients = bucket.buffer();
   const auto count = gradients.numel();
   const auto side =
       static_cast<int64_t>(std::ceil(std::sqrt(static_cast<double>(count))));

@@ -64,7 +64,7 @@ at::Tensor dequantize(const at::Tensor& all, int64_t channels, int64_t width) {
 CommHook quantization_hook(ProcessGroupPtr given, int64_t width) {
   return [group = or_default(std::move(given)), width](GradBucket& bucket) {
     at::NoGradGuard no_grad;
-    const auto buffer = bucket.buffer();
+    const auto& buffer = bucket.buffer();
     const auto count = buffer.numel();
     if (count == 0) return completed_future(buffer);
     const auto channel = width == 0 ? count : width;

@@ -207,7 +207,7 @@ bool BackwardTracker::has_older_graph(const at::Tensor& tensor) const {
       return watched.tensor.is_same(tensor);
     });
   }
-  const auto node = tensor.grad_fn();
+  const auto& node = tensor.grad_fn();
   if (!is_older(*node)) return false;
   // A tensor that forward was given and passes on leads elsewhere.
   std::unordered_set<const torch::autograd::Node*> seen{node.get()};

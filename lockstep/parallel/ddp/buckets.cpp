@@ -53,7 +53,7 @@ Bucket make_bucket(const std::vector<NamedParameter>& parameters,
                    std::optional<at::ScalarType> dtype) {
   const auto& first = parameters[members.front()].tensor;
   auto options = first.options().requires_grad(false);
-  if (dtype) options = options.dtype(*dtype);
+  if (dtype) options = options.dtype(dtype);
   int64_t count = 0;
   std::vector<int64_t> offsets;
   for (size_t index : members) {

@@ -50,9 +50,6 @@ struct DistributedDataParallelOptions {
   // With find_unused_parameters or static_graph: what no rank used in the
   // first backward is not reduced any more; a gradient of it is an error then.
   bool skip_all_reduce_unused_params{false};
-  // A bucket's gradients are copied in by one call when they are all there:
-  // fewer kernels on a GPU.
-  bool batched_grad_copy{false};
   // Parameters whose gradients are averaged by themselves, all at once, when
   // that of param_to_hook_all_reduce is ready; both or none. Theirs must be
   // complete by then. All of one dtype and device. Hooks, the check for NaN and

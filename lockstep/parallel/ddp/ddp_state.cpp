@@ -249,7 +249,6 @@ std::unique_ptr<Reducer> DdpState::make_reducer() {
           .gradient_as_bucket_view = options_.gradient_as_bucket_view,
           .skip_all_reduce_unused_params =
               options_.skip_all_reduce_unused_params,
-          .batched_grad_copy = options_.batched_grad_copy,
           .check_for_nan_in_grad = options_.check_for_nan_in_grad,
           .reduce_dtype = !mixed                ? std::nullopt
                           : mixed->reduce_dtype ? mixed->reduce_dtype
@@ -279,7 +278,7 @@ void DdpState::register_comm_hook(CommHook hook) {
   hook_ = std::move(hook);
 }
 
-void DdpState::apply_optimizer_in_backward(MakeOptimizer make) {
+void DdpState::apply_optimizer_in_backward(const MakeOptimizer& make) {
   if (hook_ || has_optimizer()) {
     throw std::logic_error(
         "apply_optimizer_in_backward: there is a communication hook, a sharded "

@@ -80,7 +80,7 @@ class DdpState final : public Joinable {
   void register_comm_hook(CommHook hook);
   using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(
       std::vector<at::Tensor> parameters)>;
-  void apply_optimizer_in_backward(MakeOptimizer make);
+  void apply_optimizer_in_backward(const MakeOptimizer& make);
 
   DDPLoggingData logging_data() const;
   void set_sample_rate(int64_t rate);

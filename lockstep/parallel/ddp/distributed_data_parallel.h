@@ -85,7 +85,7 @@ template <typename Module>
 class DistributedDataParallel {
  public:
   explicit DistributedDataParallel(
-      typename detail::ModulePointer<Module>::Given module,
+      const typename detail::ModulePointer<Module>::Given& module,
       const DistributedDataParallelOptions& options = {})
       : module_(detail::ModulePointer<Module>::get(module)),
         state_(std::make_unique<detail::DdpState>(*module_, options)) {}

@@ -33,7 +33,7 @@ GradientBuckets::GradientBuckets(
     const std::vector<TrainedParameter>& parameters, ProcessGroupPtr group,
     Options options)
     : group_(std::move(group)),
-      options_(std::move(options)),
+      options_(options),
       shared_(parameters.size()),
       places_(parameters.size()) {
   for (const auto& [named, sparse] : parameters) {
@@ -133,26 +133,6 @@ void GradientBuckets::take(size_t parameter, double factor, bool unused) {
     to.zero_();
   }
   if (!unused && is_view(parameter)) from = to;
-}
-
-void GradientBuckets::take_batch(size_t bucket, double factor,
-                                 const std::function<bool(size_t)>& is_unused) {
-  const at::NoGradGuard no_grad;
-  std::vector<at::Tensor> places;
-  std::vector<at::Tensor> gradients;
-  for (const auto& slot : buckets_[bucket].slots) {
-    auto& from = grad(slot.parameter);
-    const bool unused = is_unused(slot.parameter);
-    if (unused || !from.defined() || from.layout() != c10::kStrided) {
-      take(slot.parameter, 1, unused);
-    } else if (!same_memory(from, slot.alias)) {
-      places.push_back(slot.alias);
-      gradients.push_back(from);
-      if (is_view(slot.parameter)) from = slot.alias;
-    }
-  }
-  if (!places.empty()) at::_foreach_copy_(places, gradients);
-  if (factor != 1) buckets_[bucket].flat.mul_(factor);
 }
 
 void GradientBuckets::give(size_t parameter) {

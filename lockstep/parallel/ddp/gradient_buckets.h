@@ -77,9 +77,6 @@ class GradientBuckets {
   // what it was, and is no view until give(). Throws std::runtime_error for a
   // sparse gradient.
   void take(size_t parameter, double factor, bool unused);
-  // take() for all of a bucket, with one call for the copies.
-  void take_batch(size_t bucket, double factor,
-                  const std::function<bool(size_t)>& is_unused);
   // The average, which is in its place now, becomes .grad.
   void give(size_t parameter);
 

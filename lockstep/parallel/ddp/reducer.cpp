@@ -314,9 +314,7 @@ void Reducer::refuse_surplus(size_t parameter) const {
 void Reducer::mark_ready(size_t parameter) {
   if (readiness_.awaited() == 0) times_.last_gradient();
   if (!gradients_.has_place(parameter)) return;
-  if (!options_.batched_grad_copy) {
-    gradients_.take(parameter, factor_, readiness_.is_unused(parameter));
-  }
+  gradients_.take(parameter, factor_, readiness_.is_unused(parameter));
   --pending_[gradients_.bucket_of(parameter)];
 }
 
@@ -325,11 +323,6 @@ void Reducer::publish_ready_buckets() {
   if (gradients_.any_shared() && tracker_->is_averaging()) return;
   const auto& buckets = gradients_.buckets();
   while (next_bucket_ < buckets.size() && pending_[next_bucket_] == 0) {
-    if (options_.batched_grad_copy) {
-      gradients_.take_batch(next_bucket_, factor_, [this](size_t parameter) {
-        return readiness_.is_unused(parameter);
-      });
-    }
     if (check_) check_->look(buckets[next_bucket_]);
     times_.bucket_published();
     reduction_->publish(next_bucket_++);

@@ -31,7 +31,6 @@ struct ReducerOptions {
   bool static_graph{false};
   bool gradient_as_bucket_view{true};
   bool skip_all_reduce_unused_params{false};
-  bool batched_grad_copy{false};
   bool check_for_nan_in_grad{false};
   std::optional<at::ScalarType> reduce_dtype{};
 };

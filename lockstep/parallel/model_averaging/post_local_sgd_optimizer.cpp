@@ -11,14 +11,14 @@ namespace {
 
 constexpr const char* kStep = "step";
 
-const std::shared_ptr<torch::optim::Optimizer>& require(
+torch::optim::Optimizer& require(
     const std::shared_ptr<torch::optim::Optimizer>& optim) {
   if (!optim || optim->param_groups().empty()) {
     throw std::invalid_argument(
         "PostLocalSGDOptimizer: there is no optimizer, or it has no "
         "parameters; give the one that steps them");
   }
-  return optim;
+  return *optim;
 }
 
 }  // namespace
@@ -26,8 +26,8 @@ const std::shared_ptr<torch::optim::Optimizer>& require(
 PostLocalSGDOptimizer::PostLocalSGDOptimizer(
     std::shared_ptr<torch::optim::Optimizer> optim,
     std::shared_ptr<ModelAverager> averager)
-    : Optimizer(require(optim)->param_groups(),
-                require(optim)->param_groups()[0].options().clone()),
+    : Optimizer(require(optim).param_groups(),
+                require(optim).param_groups()[0].options().clone()),
       optim_(std::move(optim)),
       averager_(std::move(averager)) {
   if (!averager_) {

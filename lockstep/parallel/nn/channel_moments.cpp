@@ -90,7 +90,8 @@ void of_rows(const Scalar* input, int64_t rows, int64_t channels,
           }
         }
         for (size_t c = 0; c < width; ++c) {
-          out.set(first + c, shift[c], sum[c], squares[c], rows);
+          out.set(first + static_cast<int64_t>(c), shift[c], sum[c], squares[c],
+                  rows);
         }
       };
       if (first + kBlock <= channels) {

@@ -117,7 +117,6 @@ struct Options {
   bool find_unused_parameters{false};
   bool static_graph{false};
   bool gradient_as_bucket_view{true};
-  bool batched_grad_copy{false};
   bool skip_all_reduce_unused_params{false};
   bool check_for_nan_in_grad{false};
   bool broadcast_buffers{true};

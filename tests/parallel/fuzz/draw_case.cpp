@@ -232,7 +232,6 @@ class CaseDraw {
     options.find_unused_parameters = has(Trait::find_unused);
     options.static_graph = has(Trait::static_graph);
     options.gradient_as_bucket_view = !has(Trait::no_bucket_view);
-    options.batched_grad_copy = has(Trait::batched_copy);
     options.skip_all_reduce_unused_params = has(Trait::skip_unused);
     options.check_for_nan_in_grad = has(Trait::check_nan);
     options.broadcast_buffers = !has(Trait::buffers) || dice_.percent(45);

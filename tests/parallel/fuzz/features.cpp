@@ -17,7 +17,6 @@ void add_options(const Options& options, Features& features) {
   add(options.find_unused_parameters, "option: find_unused_parameters");
   add(options.static_graph, "option: static_graph");
   add(!options.gradient_as_bucket_view, "option: no bucket views");
-  add(options.batched_grad_copy, "option: batched_grad_copy");
   add(options.skip_all_reduce_unused_params, "option: skip unused");
   add(options.check_for_nan_in_grad, "option: check_for_nan_in_grad");
   add(!options.broadcast_buffers, "option: no broadcast_buffers");

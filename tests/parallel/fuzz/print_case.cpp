@@ -315,7 +315,6 @@ class Program {
     print("find_unused_parameters", true, !options.find_unused_parameters);
     print("static_graph", true, !options.static_graph);
     print("gradient_as_bucket_view", false, options.gradient_as_bucket_view);
-    print("batched_grad_copy", true, !options.batched_grad_copy);
     print("skip_all_reduce_unused_params", true,
           !options.skip_all_reduce_unused_params);
     print("check_for_nan_in_grad", true, !options.check_for_nan_in_grad);

@@ -203,7 +203,6 @@ class Smaller {
     LOCKSTEP_FUZZ_SIMPLIFY(find_unused_parameters);
     LOCKSTEP_FUZZ_SIMPLIFY(static_graph);
     LOCKSTEP_FUZZ_SIMPLIFY(gradient_as_bucket_view);
-    LOCKSTEP_FUZZ_SIMPLIFY(batched_grad_copy);
     LOCKSTEP_FUZZ_SIMPLIFY(skip_all_reduce_unused_params);
     LOCKSTEP_FUZZ_SIMPLIFY(check_for_nan_in_grad);
     LOCKSTEP_FUZZ_SIMPLIFY(broadcast_buffers);

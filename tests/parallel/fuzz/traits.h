@@ -13,7 +13,6 @@ enum class Trait {
   find_unused,
   static_graph,
   no_bucket_view,
-  batched_copy,
   skip_unused,
   check_nan,
   buffers,

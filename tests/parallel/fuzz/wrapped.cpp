@@ -34,7 +34,6 @@ DistributedDataParallelOptions ddp_options(
   all.gradient_as_bucket_view = options.gradient_as_bucket_view;
   all.static_graph = options.static_graph;
   all.skip_all_reduce_unused_params = options.skip_all_reduce_unused_params;
-  all.batched_grad_copy = options.batched_grad_copy;
   all.check_for_nan_in_grad = options.check_for_nan_in_grad;
   all.check_replicas_every = options.check_replicas_every;
   for (size_t i = 0; i < tensors.size(); ++i) {

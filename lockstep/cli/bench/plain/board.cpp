@@ -48,15 +48,14 @@ Board::Board() {
 
 Board::~Board() { munmap(page_, sizeof(Page)); }
 
-shm::Exchange Board::exchange(const std::string& prefix) {
-  return {.set = [this, prefix](
-                     const std::string& key,
-                     const std::string& value) { set(prefix + key, value); },
-          .get =
-              [this, prefix](const std::string& key,
-                             std::chrono::milliseconds allowed) {
-                return get(prefix + key, allowed);
-              }};
+shm::Exchange Board::exchange() {
+  return {
+      .set = [this](const std::string& key,
+                    const std::string& value) { set(key, value); },
+      .get =
+          [this](const std::string& key, std::chrono::milliseconds allowed) {
+            return get(key, allowed);
+          }};
 }
 
 void Board::set(const std::string& key, const std::string& value) {

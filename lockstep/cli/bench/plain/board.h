@@ -20,8 +20,8 @@ class Board {
   Board& operator=(const Board&) = delete;
   ~Board();
 
-  // Behind `prefix`, which each meeting has for its own. The board outlives it.
-  shm::Exchange exchange(const std::string& prefix);
+  // For one meeting. The board must outlive it.
+  shm::Exchange exchange();
 
  private:
   struct Page;

@@ -60,19 +60,15 @@ class MpiReducer : public lockstep::bench::Reducer {
     std::string text(version, static_cast<size_t>(length));
     return {{"mpi", text.substr(0, text.find(','))}};
   }
-  std::string refusal(DType dtype, ReduceOp op) const override {
+  std::string refusal(size_t count, DType dtype, ReduceOp op) const override {
+    constexpr size_t kMost = std::numeric_limits<int>::max();
+    if (count > kMost) {
+      return "MPI_Allreduce counts to " + std::to_string(kMost) +
+             " elements; " + std::to_string(count) + " were asked for";
+    }
     if (!kTypes.contains(dtype)) return "MPI has no type of 16 bits' floats";
     if (!kOps.contains(op)) return "MPI has no mean";
     return {};
-  }
-  void adopt(const json& line) override {
-    const auto elements = line.at("elements").get<uint64_t>();
-    constexpr uint64_t kMost = std::numeric_limits<int>::max();
-    if (elements > kMost) {
-      throw std::invalid_argument("MPI_Allreduce counts to " +
-                                  std::to_string(kMost) + " elements; " +
-                                  std::to_string(elements) + " were asked for");
-    }
   }
   void* allocate(size_t bytes) override {
     return ::operator new(bytes, std::align_val_t(kAlignment));

@@ -5,8 +5,6 @@
 #include <new>
 #include <stdexcept>
 
-#include "lockstep/comm/shm/tuning_file.h"
-
 namespace lockstep::bench {
 namespace {
 
@@ -22,45 +20,28 @@ constexpr size_t kAlignment = 64;
 
 ProtocolReducer::ProtocolReducer(Board& board, int rank, int size,
                                  std::chrono::milliseconds timeout)
-    : board_(board),
-      rank_(rank),
+    : rank_(rank),
       size_(size),
       timeout_(timeout),
-      main_(meet(shm::choose_tuning(size))),
-      chosen_(main_.get()) {}
-
-std::unique_ptr<shm::Group> ProtocolReducer::meet(const shm::Tuning& tuning) {
-  const auto exchange = board_.exchange(std::to_string(meetings_++) + "/");
-  return std::make_unique<shm::Group>(shm::meet(
-      exchange,
-      {.rank = rank_, .size = size_, .timeout = timeout_, .tuning = tuning}));
-}
+      group_(std::make_unique<shm::Group>(
+          shm::meet(board.exchange(), {.rank = rank,
+                                       .size = size,
+                                       .timeout = timeout,
+                                       .tuning = shm::choose_tuning(size)}))) {}
 
 json ProtocolReducer::facts() const {
-  const auto& tuning = main_->tuning();
+  const auto& tuning = group_->tuning();
   return {{"tuning",
            {{"one_shot_bytes", tuning.one_shot_bytes},
             {"chunk_bytes", tuning.chunk_bytes},
             {"streaming_bytes", tuning.streaming_bytes}}}};
 }
 
-std::string ProtocolReducer::refusal(DType dtype, shm::ReduceOp op) const {
+std::string ProtocolReducer::refusal(size_t, DType dtype,
+                                     shm::ReduceOp op) const {
   if (kernels::is_reducible(dtype, op)) return {};
   return std::string("the kernels do no ") + kernels::name_of(op) + " of " +
          kernels::name_of(dtype);
-}
-
-void ProtocolReducer::adopt(const json& request) {
-  chosen_ = main_.get();
-  const auto given = request.find("tuning");
-  if (given == request.end()) return;
-  auto& group = tuned_[given->dump()];
-  if (!group) {
-    group = meet({.one_shot_bytes = given->at("one_shot_bytes"),
-                  .chunk_bytes = given->at("chunk_bytes"),
-                  .streaming_bytes = given->at("streaming_bytes")});
-  }
-  chosen_ = group.get();
 }
 
 void* ProtocolReducer::allocate(size_t bytes) {
@@ -73,20 +54,20 @@ void ProtocolReducer::release(void* data) {
 
 void ProtocolReducer::all_reduce(void* data, size_t count, DType dtype,
                                  shm::ReduceOp op) {
-  chosen_->all_reduce(data, count, dtype, op, timeout_);
+  group_->all_reduce(data, count, dtype, op, timeout_);
 }
 
 int64_t ProtocolReducer::greatest(int64_t number) {
-  main_->all_reduce(&number, 1, DType::int64, shm::ReduceOp::max, timeout_);
+  group_->all_reduce(&number, 1, DType::int64, shm::ReduceOp::max, timeout_);
   return number;
 }
 
 std::string ProtocolReducer::from_first(const std::string& text) {
   uint64_t bytes = text.size();
-  main_->broadcast({&bytes, sizeof(bytes)}, 0, DType::int64, kUntilAsked);
+  group_->broadcast({&bytes, sizeof(bytes)}, 0, DType::int64, kUntilAsked);
   std::string all = text;
   all.resize(bytes);
-  main_->broadcast({all.data(), bytes}, 0, DType::int8, timeout_);
+  group_->broadcast({all.data(), bytes}, 0, DType::int8, timeout_);
   return all;
 }
 
@@ -95,14 +76,14 @@ std::vector<std::string> ProtocolReducer::to_first(const std::string& text) {
   std::vector<shm::Bytes> places;
   for (auto& length : lengths) places.push_back({&length, sizeof(length)});
   const uint64_t own = text.size();
-  main_->all_gather(places, {&own, sizeof(own)}, DType::int64, timeout_);
+  group_->all_gather(places, {&own, sizeof(own)}, DType::int64, timeout_);
   std::vector<std::string> all(rank_ == 0 ? size_ : 0);
   places.clear();
   for (size_t rank = 0; rank < all.size(); ++rank) {
     all[rank].resize(lengths[rank]);
     places.push_back({all[rank].data(), all[rank].size()});
   }
-  main_->gather(places, {text.data(), text.size()}, 0, DType::int8, timeout_);
+  group_->gather(places, {text.data(), text.size()}, 0, DType::int8, timeout_);
   return all;
 }
 

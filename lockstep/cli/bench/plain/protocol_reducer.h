@@ -2,7 +2,6 @@
 
 #include <chrono>
 #include <cstddef>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -13,22 +12,19 @@
 
 namespace lockstep::bench {
 
-// shm::Group, called directly on ordinary memory. A request may name the
-// thresholds to work with ("tuning", as in the tuning file), which are
-// otherwise the library's for this many ranks.
+// shm::Group, called directly on ordinary memory.
 class ProtocolReducer : public Reducer {
  public:
   // Blocks until all ranks have met, `timeout` at most; all other waits have
-  // that time too, but for requests. The board outlives it.
+  // that time too, but for requests.
   ProtocolReducer(Board& board, int rank, int size,
                   std::chrono::milliseconds timeout);
 
   int rank() const override { return rank_; }
   int size() const override { return size_; }
   nlohmann::json facts() const override;
-  std::string refusal(kernels::DType dtype,
+  std::string refusal(size_t count, kernels::DType dtype,
                       kernels::ReduceOp op) const override;
-  void adopt(const nlohmann::json& request) override;
   void* allocate(size_t bytes) override;
   void release(void* data) override;
   void all_reduce(void* data, size_t count, kernels::DType dtype,
@@ -38,21 +34,14 @@ class ProtocolReducer : public Reducer {
   std::vector<std::string> to_first(const std::string& text) override;
 
  protected:
-  shm::Group& group() { return *main_; }
+  shm::Group& group() { return *group_; }
   std::chrono::milliseconds timeout() const { return timeout_; }
 
  private:
-  std::unique_ptr<shm::Group> meet(const shm::Tuning& tuning);
-
-  Board& board_;
   int rank_;
   int size_;
   std::chrono::milliseconds timeout_;
-  int meetings_ = 0;
-  std::unique_ptr<shm::Group> main_;
-  // By the text of their thresholds.
-  std::map<std::string, std::unique_ptr<shm::Group>> tuned_;
-  shm::Group* chosen_;
+  std::unique_ptr<shm::Group> group_;
 };
 
 }  // namespace lockstep::bench

@@ -22,13 +22,10 @@ class Reducer {
   virtual int size() const = 0;
   // What stands in the JSON's "sides".
   virtual nlohmann::json facts() const = 0;
-  // Why it cannot do this; empty: it can.
-  virtual std::string refusal(kernels::DType dtype,
+  // Returns why this side cannot reduce that, or nothing.
+  virtual std::string refusal(size_t count, kernels::DType dtype,
                               kernels::ReduceOp op) const = 0;
 
-  // What a request has for this side alone; all ranks. Throws
-  // std::invalid_argument for what it does not take.
-  virtual void adopt(const nlohmann::json& request) = 0;
   // This rank's part of a reduction, until release(); all ranks, one at a time.
   virtual void* allocate(size_t bytes) = 0;
   virtual void release(void* data) = 0;

@@ -78,7 +78,7 @@ std::string hexadecimal(const std::byte* element, size_t bytes) {
 ReductionCase::ReductionCase(Reducer& reducer, size_t count, DType dtype,
                              ReduceOp op)
     : reducer_(reducer), count_(count), dtype_(dtype), op_(op) {
-  const std::string refusal = reducer.refusal(dtype, op);
+  const std::string refusal = reducer.refusal(count, dtype, op);
   if (!refusal.empty()) throw std::invalid_argument(refusal);
   data_ = static_cast<std::byte*>(
       reducer_.allocate(count * kernels::size_of(dtype)));

@@ -28,7 +28,7 @@ const std::map<std::string, ReduceOp> kReduceOps{
     {"bor", ReduceOp::bor},         {"bxor", ReduceOp::bxor},
 };
 
-void say(const json& line) { std::cout << line.dump() << std::endl; }
+void say(const json& line) { std::cout << line.dump() << '\n' << std::flush; }
 
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(
@@ -55,7 +55,6 @@ json answer_to(Reducer& reducer, const json& line) {
   if (dtype == kDTypes.end()) {
     throw std::invalid_argument("this side knows no " + name);
   }
-  reducer.adopt(line);
   ReductionCase one(reducer, line.at("elements").get<size_t>(), dtype->second,
                     kReduceOps.at(line.at("reduce_op")));
   json answer{{"wrong", 0}};

@@ -46,7 +46,7 @@ const std::map<std::string, lockstep::ReduceOp::RedOpType> kReduceOps{
     {"bxor", lockstep::ReduceOp::BXOR},
 };
 
-void say(const json& line) { std::cout << line.dump() << std::endl; }
+void say(const json& line) { std::cout << line.dump() << '\n' << std::flush; }
 
 int64_t now_ns() {
   return std::chrono::duration_cast<std::chrono::nanoseconds>(

@@ -7,7 +7,7 @@
 
 namespace lockstep::shm {
 
-Group::Group(Membership membership)
+Group::Group(const Membership& membership)
     : core_(std::make_unique<Core>(membership)) {}
 
 Group::~Group() { leave(); }

@@ -66,7 +66,7 @@ struct ConstBytes {
 // kernels::reduce().
 class Group {
  public:
-  explicit Group(Membership membership);
+  explicit Group(const Membership& membership);
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
   // Leaves, if it has not. No call may be under way.
