@@ -69,8 +69,8 @@ void require_in_host_memory(const char* operation, const at::Tensor& tensor) {
                                        "; \"shm\" takes dense ones on cpu"));
 }
 
-// As contiguous memory, read or to be written; the tensor itself where it is
-// that already.
+// Returns contiguous memory to read from or to write to: the tensor itself if
+// it is contiguous already.
 at::Tensor dense_form(const at::Tensor& tensor, Piece::Use use) {
   if (tensor._is_zerotensor()) {  // has no memory; nothing is written to it
     return at::zeros(tensor.sizes(), tensor.options().requires_grad(false));

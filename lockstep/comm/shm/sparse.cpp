@@ -16,7 +16,7 @@ namespace {
 
 constexpr size_t kMostDimensions = 16;
 
-// What the others must know of one rank's tensor before they receive it.
+// What the peers must know about a rank's tensor before they receive it.
 struct Outline {
   int64_t average;  // 1: the mean is asked for, not the sum
   int64_t entries;

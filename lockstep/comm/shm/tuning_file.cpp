@@ -22,7 +22,7 @@ using nlohmann::json;
 
 constexpr const char* kVariable = "LOCKSTEP_TUNING";
 constexpr int64_t kMostRanks = 64;
-// A file of 64 tables is a tenth of that.
+// A file of 64 tables takes a tenth of this.
 constexpr std::streamsize kMostBytes = 1 << 16;
 
 [[noreturn]] void refuse(const std::string& what) {

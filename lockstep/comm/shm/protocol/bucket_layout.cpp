@@ -26,7 +26,8 @@ std::string text_of(const BucketLayout& layout, size_t bucket) {
          std::to_string(one.count) + " " + kernels::name_of(one.dtype);
 }
 
-// Of one bucket that all have alike.
+// Returns what is wrong with the owners of one bucket, of which all ranks have
+// the same size and dtype.
 std::optional<std::string> wrong_owners(std::span<const BucketLayout> layouts,
                                         std::span<const std::string> names,
                                         size_t bucket) {

@@ -14,12 +14,13 @@ namespace {
 
 constexpr uint8_t kYes = 1;
 
-// Where rank 0's memory lies; no region: it has none.
+// Allocates rank 0's memory and returns where it lies. If that fails, the
+// region is 0 and `trouble` says why.
 RegisteredMemory::Place lend(Core& core, void*& owned, size_t bytes,
                              std::string& trouble) {
   try {
     owned = core.registered.allocate(bytes);
-    // Its peers have looked at their sockets just before, so there was room.
+    // The peers have read their sockets just before, so there was room.
     if (const auto place = core.registered.find(owned, bytes)) return *place;
     trouble = "the way to a peer is full";
   } catch (const std::exception& error) {

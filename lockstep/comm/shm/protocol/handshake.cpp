@@ -28,15 +28,15 @@ namespace {
 using std::chrono::milliseconds;
 
 // How long the store is asked for one key while sockets wait, and how long a
-// stranger may stay silent.
+// stranger may stay silent. A stranger is a connection that has not said hello.
 constexpr milliseconds kStorePortion{20};
 constexpr milliseconds kSilence{2000};
 constexpr size_t kMaxStrangers = 256;
-// How long a rank 0 that hung up is given for its reason to reach the store.
+// After rank 0 has hung up: how long its reason may take to reach the store.
 constexpr milliseconds kLastWords{200};
 
 void write_cores(std::array<uint64_t, 16>& cores) {
-  // The kernel refuses less room than it has cores.
+  // sched_getaffinity() fails if there is less room than the kernel has cores.
   std::array<uint64_t, 256> all{};
   if (::sched_getaffinity(0, sizeof all,
                           reinterpret_cast<cpu_set_t*>(all.data())) != 0) {
@@ -64,7 +64,7 @@ void check_meeting(const Meeting& meeting) {
   }
 }
 
-// One rank's part in the meeting. Everything waits in run() alone.
+// One rank's part in the meeting. All of its waits are in run().
 class Handshake {
  public:
   Handshake(const Exchange& exchange, const Meeting& meeting)
@@ -78,12 +78,12 @@ class Handshake {
 
  private:
   struct Peer {
-    std::string name{};  // of its socket; empty: not known yet
+    std::string name{};  // of its socket; empty if not known yet
     FileDescriptor socket{};
     uint32_t pid = 0;
     bool met = false;     // it has said hello
-    bool mapped = false;  // rank 0's
-    bool gone = false;    // rank 0's affair
+    bool mapped = false;  // it has the memory; only rank 0 knows this
+    bool gone = false;    // it hung up; rank 0 tells why
   };
   struct Stranger {
     FileDescriptor socket;
@@ -223,7 +223,8 @@ std::optional<std::string> Handshake::get(const std::string& key) {
     return exchange_.get(key, std::clamp(deadline_.remaining(),
                                          kStorePortion / 2, kStorePortion));
   } catch (const std::exception& error) {
-    // It is often rank 0's process that holds the store.
+    // The store is often in rank 0's process: if that process has ended, this
+    // is the reason.
     pollfd first{
         .fd = peers_[0].socket.get(), .events = POLLRDHUP, .revents = 0};
     if (::poll(&first, 1, 100) > 0) throw died(0);
@@ -232,11 +233,11 @@ std::optional<std::string> Handshake::get(const std::string& key) {
   }
 }
 
-// Asks for one of the keys that are still missing, another one each time.
+// Asks for one of the keys that are still missing, for another one each time.
 // Returns whether any is missing.
 bool Handshake::read_a_name() {
-  // The others' keys come after rank 0 knows this rank: it is rank 0 that
-  // notices, and tells all, when a rank ends that has published.
+  // Rank 0 must know this rank before this rank reads the other keys: if a rank
+  // that has published ends, it is rank 0 that notices and tells all.
   if (!published_) next_name_ = 0;
   for (int tried = 0; tried < meeting_.size; ++tried) {
     const int rank = next_name_;
@@ -279,7 +280,7 @@ void Handshake::learn(int rank, const std::string& value) {
                       " are not of one host, network namespace and user"};
   }
   if (secret_.empty()) {
-    // Published before the key that was just read.
+    // The secret was published before the key that was just read.
     std::optional<std::string> secret;
     while (!(secret = get("shm/secret"))) {
       if (deadline_.expired()) throw late();
@@ -289,7 +290,8 @@ void Handshake::learn(int rank, const std::string& value) {
   peers_[rank].name = socket_name;
 }
 
-// Returns whether one is to be tried again.
+// Connects to the ranks whose names are known. Returns whether a connection
+// must be tried again.
 bool Handshake::connect_to_peers() {
   bool retry = false;
   for (int rank = 0; rank < rank_; ++rank) {
@@ -325,8 +327,9 @@ void Handshake::look_at_sockets(milliseconds patience) {
   std::vector<int> ranks;
   for (int rank = 0; rank < meeting_.size; ++rank) {
     const auto& peer = peers_[rank];
-    // What comes from one that was met is for the group's life, but for what
-    // goes between rank 0 and the others.
+    // Once a peer has said hello, what it sends is for the group and must stay
+    // in the socket, except for what rank 0 and the other ranks still send each
+    // other in the handshake.
     if (peer.socket && (!peer.met || rank == 0 || rank_ == 0)) {
       ranks.push_back(rank);
       polled.push_back(
@@ -370,7 +373,8 @@ void Handshake::accept_strangers() {
   }
 }
 
-// Returns whether it is one no longer: a peer, or dropped.
+// Returns whether it is no stranger any more: it has become a peer, or is to be
+// dropped.
 bool Handshake::hear_stranger(Stranger& stranger) {
   Note hello{};
   auto packet = receive_packet(stranger.socket,
@@ -439,7 +443,8 @@ void Handshake::hear_peer(int rank) {
                                   " what does not belong into the handshake"};
 }
 
-// Says that this rank has all it needs, or, rank 0, that all have.
+// Tells rank 0 that this rank has all it needs. On rank 0: tells the others
+// that all ranks have it.
 void Handshake::report() {
   const auto others_all = [&](auto has) {
     for (int rank = 0; rank < meeting_.size; ++rank) {
@@ -480,7 +485,8 @@ void Handshake::send(int rank, const Note& note, int descriptor) {
   switch (send_packet(peers_[rank].socket, std::as_bytes(std::span(&note, 1)),
                       descriptor)) {
     case Sent::all:
-    // What it said before it hung up comes first: hear_peer() notices.
+    // Not an error here: hear_peer() first reads what the peer said before it
+    // hung up, and then notices the end.
     case Sent::hung_up:
       return;
     case Sent::full:
@@ -489,7 +495,8 @@ void Handshake::send(int rank, const Note& note, int descriptor) {
   }
 }
 
-// Through the store for those whom no socket leads to.
+// Tells the failure over the sockets, and through the store to the ranks that
+// no socket leads to.
 void Handshake::tell(const Failure& failure) noexcept {
   try {
     if (meeting_.size > 1 && (rank_ == 0 || !published_)) {
@@ -505,13 +512,14 @@ void Handshake::tell(const Failure& failure) noexcept {
     try {
       send(rank, last);
     } catch (...) {
-      // It will see the socket close.
+      // The peer will see the socket close.
     }
   }
 }
 
-// Every end but its own is rank 0's to tell about: it may know why, and not
-// only that it was. That of rank 0 may have its reason in the store.
+// The peer hung up. Unless it is rank 0, only rank 0 reports this: it may know
+// why the rank ended, and not only that it did. If rank 0 has ended, its reason
+// may be in the store.
 void Handshake::lost(int rank) {
   if (rank_ != 0 && rank != 0) {
     peers_[rank].gone = true;
@@ -519,7 +527,7 @@ void Handshake::lost(int rank) {
     return;
   }
   if (rank == 0) {
-    // What it wrote last may still be on its way.
+    // Rank 0's last words may still be on their way to the store.
     const auto reading = Deadline::after(kLastWords);
     do {
       std::optional<std::string> value;

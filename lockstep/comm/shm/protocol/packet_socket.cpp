@@ -12,7 +12,8 @@
 namespace lockstep::shm {
 namespace {
 
-// More than ranks, so that strangers in the queue do not keep them out.
+// More than there are ranks, so that strangers in the queue do not keep ranks
+// out.
 constexpr int kBacklog = 512;
 
 FileDescriptor open_socket() {
@@ -138,7 +139,7 @@ Packet receive_packet(const FileDescriptor& socket,
                          MSG_DONTWAIT | MSG_CMSG_CLOEXEC | MSG_TRUNC);
     if (received >= 0) break;
     if (errno == EAGAIN) return packet;
-    // ECONNRESET is reported once, ahead of what came before it.
+    // ECONNRESET is reported once, before the packets that came earlier.
     if (errno != EINTR && errno != ECONNRESET) {
       throw_errno("could not receive from a peer");
     }
@@ -149,7 +150,7 @@ Packet receive_packet(const FileDescriptor& socket,
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) {
       continue;
     }
-    // The padding has room for a second one: each must find an owner.
+    // The padding has room for a second descriptor; each one must get an owner.
     const size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
     for (size_t i = 0; i < count; ++i) {
       int descriptor = -1;

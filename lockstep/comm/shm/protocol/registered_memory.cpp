@@ -43,11 +43,12 @@ void* RegisteredMemory::allocate(size_t bytes) {
     throw std::invalid_argument("0 bytes of registered memory were asked for");
   }
   {
-    // First: what peers have freed may be what is missing.
+    // Look first: what the peers have freed may be the memory that is missing.
     std::lock_guard lock(mutex_);
     receive_all();
   }
-  // Not under the lock: it takes a while, and reductions look here.
+  // This is not done under the lock: it takes a while, and reductions need the
+  // lock.
   auto memory = SharedMemory::create(bytes);
   auto* data = memory.data();
   std::lock_guard lock(mutex_);
@@ -85,8 +86,8 @@ void RegisteredMemory::free(void* data) {
     deliver();
     receive_all();
   } catch (const std::system_error&) {
-    // The peers are told at the next occasion. Who frees is often a
-    // destructor.
+    // The peers are told at the next occasion. Nothing is thrown, because the
+    // caller is often a destructor.
   }
 }
 
@@ -174,7 +175,8 @@ RegisteredMemory::Regions::iterator RegisteredMemory::region_of(
   return after == regions_.begin() ? regions_.end() : std::prev(after);
 }
 
-// Of no region that there is: numbers come again after 2^32 of them.
+// Returns an id that no region of this rank has: ids come again after 2^32 of
+// them.
 uint32_t RegisteredMemory::new_id() {
   const auto taken = [&](uint32_t id) {
     return std::ranges::any_of(
@@ -186,7 +188,7 @@ uint32_t RegisteredMemory::new_id() {
   return last_id_;
 }
 
-// As many notices as the sockets take.
+// Sends as many notices as the sockets take.
 void RegisteredMemory::deliver() {
   bool told = false;
   for (int peer = 0; peer < size_ && undelivered_ != 0; ++peer) {
@@ -204,7 +206,8 @@ void RegisteredMemory::deliver() {
       }
     }
   }
-  // After the sockets have it.
+  // Counted after the sockets have the notices. Pairs with the acquire in
+  // receive_all().
   if (told) news_.fetch_add(1, std::memory_order_release);
 }
 
@@ -212,7 +215,7 @@ void RegisteredMemory::remove(Regions::iterator region) {
   const auto id = region->second.id;
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
-    // Who has not heard of it never will.
+    // If a peer has not heard of the region, it never will.
     auto& notices = notices_[peer];
     const auto unheard =
         std::ranges::find(notices, &region->second, &Notice::lends);
@@ -258,8 +261,8 @@ void RegisteredMemory::receive(int from) {
 }
 
 void RegisteredMemory::receive_all() {
-  // Before looking: what is sent meanwhile is looked for again. Pairs with the
-  // release in deliver().
+  // Read the count before looking, so that what is sent meanwhile is looked for
+  // again. Pairs with the release in deliver().
   seen_.store(news_.load(std::memory_order_acquire), std::memory_order_relaxed);
   for (int peer = 0; peer < size_; ++peer) {
     if (peer != rank_) receive(peer);
