@@ -61,7 +61,7 @@ fs::path find(const std::string& name) {
     }
     looked_for += (looked_for.empty() ? "" : ", ") + path.string();
   }
-  throw std::runtime_error("there is no " + looked_for);
+  throw std::runtime_error("cannot find " + looked_for);
 }
 
 }  // namespace
@@ -75,8 +75,9 @@ void* load_module(const std::string& name, const char* symbol, bool global) {
   if (module == nullptr) throw std::runtime_error(::dlerror());
   void* found = ::dlsym(module, symbol);
   if (found == nullptr) {
-    throw std::runtime_error(path.string() +
-                             " is another module: " + ::dlerror());
+    throw std::runtime_error(
+        path.string() +
+        " is not the module that was asked for: " + ::dlerror());
   }
   return found;
 }

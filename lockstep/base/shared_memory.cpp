@@ -96,14 +96,17 @@ void SharedMemory::populate(const char* what) const {
 }
 
 SharedMemory SharedMemory::create(size_t bytes) {
-  if (bytes == 0) throw std::invalid_argument("no bytes of shared memory");
+  if (bytes == 0) {
+    throw std::invalid_argument(
+        "0 bytes of shared memory were asked for; ask for 1 or more");
+  }
   auto descriptor = anonymous_file();
   // Beyond this limit ftruncate() would send SIGXFSZ, which kills the process.
   rlimit limit{};
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < bytes) {
     errno = EFBIG;
     throw_errno("could not make " + amount(bytes) +
-                " (the limit of the size of files, ulimit -f, counts)");
+                " (the limit on the size of files, ulimit -f, is lower)");
   }
   if (::ftruncate(descriptor.get(), static_cast<off_t>(bytes)) != 0) {
     throw_errno("could not make " + amount(bytes));
@@ -124,7 +127,7 @@ SharedMemory SharedMemory::map(FileDescriptor descriptor, size_t bytes,
   if (seals < 0 || (seals & kSeals) != kSeals ||
       status.st_size != static_cast<off_t>(bytes)) {
     throw std::invalid_argument(
-        "what a peer handed over is not its sealed memory of " +
+        "a peer sent a descriptor that is not its sealed memory of " +
         std::to_string(bytes) + " bytes (size " +
         std::to_string(status.st_size) + ", seals " + std::to_string(seals) +
         ")");
@@ -134,7 +137,7 @@ SharedMemory SharedMemory::map(FileDescriptor descriptor, size_t bytes,
   return memory;
 }
 
-void SharedMemory::touch() const { populate("could not reach "); }
+void SharedMemory::touch() const { populate("could not map the pages of "); }
 
 SharedMemory::SharedMemory(SharedMemory&& other) noexcept
     : descriptor_(std::move(other.descriptor_)),

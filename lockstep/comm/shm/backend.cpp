@@ -277,7 +277,7 @@ at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
   if (size < 0 || !options.device().is_cpu()) {
     throw std::invalid_argument(
         c10::str("allocateTensor: ", size, " elements on ", options.device(),
-                 "; \"shm\" has memory for 0 or more on cpu"));
+                 "; \"shm\" allocates 0 or more on cpu"));
   }
   const size_t bytes = static_cast<size_t>(size) * options.dtype().itemsize();
   if (bytes == 0) return at::empty({size}, options);

@@ -63,7 +63,7 @@ class Messages::MessageWork final : public c10d::Work {
   }
 
   void abort() override {
-    group().give_up(*started_.message, " was given up: it was aborted");
+    group().give_up(*started_.message, " was given up: its work was aborted");
   }
 
  private:

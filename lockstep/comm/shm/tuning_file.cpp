@@ -31,7 +31,7 @@ constexpr std::streamsize kMostBytes = 1 << 16;
 
 void require_fields(const json& object, const std::set<std::string>& names,
                     const std::string& what) {
-  if (!object.is_object()) refuse(what + " is no object");
+  if (!object.is_object()) refuse(what + " is not an object");
   for (const auto& [name, value] : object.items()) {
     if (!names.contains(name)) {
       refuse(what + " has an unknown field \"" + name + "\"");
@@ -46,7 +46,7 @@ uint64_t number(const json& object, const char* name, const std::string& what) {
   const auto& value = object.at(name);
   if (!value.is_number_unsigned()) {
     refuse(what + "." + name + " is " + value.dump() +
-           ", not a whole number of 0 or more");
+           "; allowed is a whole number of 0 or more");
   }
   return value.get<uint64_t>();
 }
@@ -72,13 +72,13 @@ std::vector<TuningTable> parse(const std::string& text) {
   try {
     file = json::parse(text);
   } catch (const json::parse_error& error) {
-    refuse("is no JSON (at byte " + std::to_string(error.byte) + ")");
+    refuse("is not valid JSON (at byte " + std::to_string(error.byte) + ")");
   }
   require_fields(file, {"version", "tables"}, "the file");
   if (file["version"] != 1) {
-    refuse("version is " + file["version"].dump() + ", known is 1");
+    refuse("version is " + file["version"].dump() + "; allowed is 1");
   }
-  if (!file["tables"].is_array()) refuse("\"tables\" is no list");
+  if (!file["tables"].is_array()) refuse("\"tables\" is not a list");
   std::vector<TuningTable> tables;
   for (const auto& entry : file["tables"]) {
     const auto what = "tables[" + std::to_string(tables.size()) + "]";
@@ -109,14 +109,18 @@ std::vector<TuningTable> read_tuning_file(const std::filesystem::path& path) {
     if (!in) refuse("cannot be read");
     std::string text(kMostBytes + 1, '\0');
     in.read(text.data(), kMostBytes + 1);
-    if (in.gcount() > kMostBytes) refuse("is too large");
+    if (in.gcount() > kMostBytes) {
+      refuse("is too large; allowed are " + std::to_string(kMostBytes) +
+             " bytes");
+    }
     text.resize(in.gcount());
     return parse(text);
   } catch (const std::invalid_argument& error) {
     throw std::invalid_argument(
         "tuning file " + path.string() + ": " + error.what() +
-        "; write it anew with `lockstep bench --tune`, or remove it (and " +
-        kVariable + ", if that names it)");
+        "; write it again with `lockstep bench --tune`, or remove it (and "
+        "unset " +
+        kVariable + " if that names it)");
   }
 }
 

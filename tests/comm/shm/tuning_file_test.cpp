@@ -97,13 +97,13 @@ TEST_F(TuningFile, BadContentIsRefusedWithPathAndPlace) {
   };
   ASSERT_EQ(read_tuning_file(write(with(good))).size(), 1u);
   const std::pair<std::string, std::string> cases[] = {
-      {"{", "no JSON"},
-      {"[]", "no object"},
+      {"{", "not valid JSON"},
+      {"[]", "not an object"},
       {R"({"version": 1})", R"(has no "tables")"},
       {R"({"version": 2, "tables": []})", "version is 2"},
-      {R"({"version": 1, "tables": {}})", "no list"},
+      {R"({"version": 1, "tables": {}})", "not a list"},
       {R"({"version": 1, "tables": [], "host": ""})", R"(field "host")"},
-      {with("3"), "tables[0] is no object"},
+      {with("3"), "tables[0] is not an object"},
       {with(good + "," + good), "twice"},
       {with(R"({"ranks": 2})"), "tables[0] has no"},
       {with(R"({"ranks": 65, "one_shot_bytes": 1024, "chunk_bytes": 8192,)"

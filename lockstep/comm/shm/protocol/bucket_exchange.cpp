@@ -187,7 +187,7 @@ BucketExchange::Counters& BucketExchange::own() const {
 
 void BucketExchange::begin(int64_t iteration, double divisor) {
   if (!(divisor > 0)) {
-    throw std::invalid_argument("a round of buckets has the divisor " +
+    throw std::invalid_argument("a reduction of buckets has the divisor " +
                                 std::to_string(divisor) +
                                 "; it must be more than 0");
   }
@@ -224,7 +224,7 @@ void BucketExchange::reclaim() {
            below(&Counters::finished, rounds_, order);
   };
   await(not_ended, patience, [this] {
-    return "has neither finished nor given up round " +
+    return "has neither finished nor given up reduction " +
            std::to_string(rounds_) + ", which this rank has given up";
   });
   open_ = abandoned_ = false;
@@ -236,9 +236,9 @@ void BucketExchange::reclaim() {
         core_.waiting.name(core_.rank) + " has given up iteration " +
         std::to_string(iteration_) +
         " (an exception ended its backward), but " + core_.waiting.name(peer) +
-        " had all of its gradients and has finished it, so that the replicas "
-        "differ by a step; load a snapshot on all ranks, or broadcast the "
-        "parameters of one");
+        " had all of its gradients and has finished it, so the replicas differ "
+        "by a step; load a snapshot on all ranks, or broadcast the parameters "
+        "of one rank");
   }
 }
 
@@ -249,7 +249,7 @@ void BucketExchange::publish(size_t bucket) {
         bucket_name(bucket) + " was published " +
         (open_ && !abandoned_
              ? "after " + std::to_string(published_) + " others"
-             : "outside a round"));
+             : "outside a reduction"));
   }
   core_.standstill.thread_comes();
   const auto& one = buckets_[bucket];
@@ -391,9 +391,9 @@ void BucketExchange::finish() {
   if (!open_ || abandoned_ || published_ != buckets_.size()) {
     throw std::logic_error(
         open_ && !abandoned_
-            ? "a round is to be finished, but " + bucket_name(published_) +
+            ? "finish() was called, but " + bucket_name(published_) +
                   " was not published"
-            : "a round is to be finished that was not begun");
+            : "finish() was called for a reduction that was not begun");
   }
   Patience patience(timeout_);
   while (advance() < buckets_.size()) await_progress(patience);
@@ -403,7 +403,7 @@ void BucketExchange::finish() {
       return below(&Counters::reduced, base_ + buckets_.size(), order);
     };
     await(reading, patience, [this] {
-      return "has not reduced its part of all buckets of round " +
+      return "has not reduced its part of all buckets of reduction " +
              std::to_string(rounds_);
     });
     throw_if_given_up(reading);
@@ -513,7 +513,7 @@ std::string BucketExchange::size_in_words() const {
 
 std::string BucketExchange::bucket_name(size_t bucket) const {
   return "bucket " + std::to_string(bucket + 1) + " of " +
-         std::to_string(buckets_.size()) + " of round " +
+         std::to_string(buckets_.size()) + " of reduction " +
          std::to_string(rounds_);
 }
 

@@ -95,7 +95,9 @@ std::vector<uint64_t> BucketLayout::encode() const {
 BucketLayout BucketLayout::decode(std::span<const uint64_t> words) {
   size_t at = 0;
   auto next = [&] {
-    if (at == words.size()) throw std::runtime_error("a layout is cut short");
+    if (at == words.size()) {
+      throw std::runtime_error("the layout of a peer's buckets is cut short");
+    }
     return words[at++];
   };
   BucketLayout layout{.everywhere = next() != 0, .buckets = {}};

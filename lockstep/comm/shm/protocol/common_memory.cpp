@@ -22,7 +22,7 @@ RegisteredMemory::Place lend(Core& core, void*& owned, size_t bytes,
     owned = core.registered.allocate(bytes);
     // The peers have read their sockets just before, so there was room.
     if (const auto place = core.registered.find(owned, bytes)) return *place;
-    trouble = "the way to a peer is full";
+    trouble = "the socket to a peer is full";
   } catch (const std::exception& error) {
     trouble = error.what();
   }
@@ -57,7 +57,8 @@ CommonMemory::CommonMemory(Group& group, size_t bytes,
     place = gather_all(core, what, place, left())[0];
     if (place.region == 0) {
       well = 0;
-      if (core.rank != 0) trouble = core.waiting.name(0) + " has none";
+      if (core.rank != 0)
+        trouble = core.waiting.name(0) + " could not allocate them";
     }
     if (well == kYes) {
       try {
@@ -72,10 +73,10 @@ CommonMemory::CommonMemory(Group& group, size_t bytes,
     if (without != all.end()) {
       if (trouble.empty()) {
         trouble = core.waiting.name(static_cast<int>(without - all.begin())) +
-                  " cannot map it";
+                  " cannot map them";
       }
       throw Unavailable(std::to_string(bytes) +
-                        " bytes of memory in common: " + trouble);
+                        " bytes of memory in common cannot be had: " + trouble);
     }
   } catch (...) {
     if (owned_ != nullptr) core.registered.free(owned_);

@@ -228,8 +228,9 @@ std::optional<std::string> Handshake::get(const std::string& key) {
     pollfd first{
         .fd = peers_[0].socket.get(), .events = POLLRDHUP, .revents = 0};
     if (::poll(&first, 1, 100) > 0) throw died(0);
-    throw Failure{Kind::broken,
-                  name(rank_) + " found nobody in the store: " + error.what()};
+    throw Failure{
+        Kind::broken,
+        name(rank_) + " could not read from the store: " + error.what()};
   }
 }
 
@@ -264,8 +265,8 @@ void Handshake::learn(int rank, const std::string& value) {
   words >> word >> size >> socket_name >> identity;
   if (word != "here" || identity.empty()) {
     throw Failure{Kind::invalid, "the store's key " + key_of(rank) +
-                                     " holds something else: \"" + value +
-                                     "\""};
+                                     " holds \"" + value +
+                                     "\", which no rank writes there"};
   }
   if (size != meeting_.size) {
     throw Failure{Kind::invalid, name(rank) + " is one of " +
@@ -277,7 +278,7 @@ void Handshake::learn(int rank, const std::string& value) {
     throw Failure{Kind::unavailable,
                   name(std::min(rank, rank_)) + " and " +
                       name(std::max(rank, rank_)) +
-                      " are not of one host, network namespace and user"};
+                      " differ in host, network namespace or user"};
   }
   if (secret_.empty()) {
     // The secret was published before the key that was just read.
@@ -310,9 +311,10 @@ bool Handshake::connect_to_peers() {
       continue;
     }
     if (const auto user = user_of_peer(socket); user != ::geteuid()) {
-      throw Failure{Kind::unavailable,
-                    name(rank) + " has user " + std::to_string(user) + ", " +
-                        name(rank_) + " user " + std::to_string(::geteuid())};
+      throw Failure{Kind::unavailable, name(rank) + " runs as user " +
+                                           std::to_string(user) + ", " +
+                                           name(rank_) + " as user " +
+                                           std::to_string(::geteuid())};
     }
     peer.socket = std::move(socket);
     send(rank, note(Kind::hello));
@@ -439,8 +441,9 @@ void Handshake::hear_peer(int rank) {
         throw Failure{heard.kind, heard.text.data()};
     }
   }
-  throw Failure{Kind::broken, name(rank) + " sent " + name(rank_) +
-                                  " what does not belong into the handshake"};
+  throw Failure{Kind::broken,
+                name(rank) + " sent " + name(rank_) +
+                    " a packet that is not part of the handshake"};
 }
 
 // Tells rank 0 that this rank has all it needs. On rank 0: tells the others
@@ -585,8 +588,8 @@ std::string host_identity() {
   struct stat space {};
   if (!(file >> boot)) {
     throw std::runtime_error(
-        "/proc/sys/kernel/random/boot_id cannot be read: this host has no "
-        "identity");
+        "/proc/sys/kernel/random/boot_id cannot be read, so ranks cannot tell "
+        "whether they are on one host");
   }
   if (::stat("/proc/self/ns/net", &space) != 0) {
     throw_errno("/proc/self/ns/net");

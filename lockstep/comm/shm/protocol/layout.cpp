@@ -77,7 +77,7 @@ Segment::Segment(std::shared_ptr<SharedMemory> memory, int ranks,
       memory_->size() != bytes(ranks, tuning)) {
     throw std::invalid_argument(
         "a segment of " + std::to_string(memory_->size()) +
-        " bytes is not one for " + std::to_string(ranks) + " ranks");
+        " bytes does not fit a group of " + std::to_string(ranks) + " ranks");
   }
   auto* at = memory_->data();
   sleepers_ = reinterpret_cast<std::atomic<uint32_t>*>(at);

@@ -114,7 +114,8 @@ void MessageEngine::fail(Message& message, const std::string& why,
   message.words =
       why + ": " + described(message) +
       (message.is_send ? " was not taken" : " did not come") +
-      (done > 0 ? " but for " + std::to_string(done) + " of them" : "");
+      (done > 0 ? ", except for " + std::to_string(done) + " of its bytes"
+                : "");
   end(message);
 }
 

@@ -73,7 +73,7 @@ std::shared_ptr<Message> MessageEngine::start_receive(int from, int32_t tag,
     check_peer(from, "from");
   } else if (size_ == 1) {
     throw std::invalid_argument(
-        "a receive from any rank, in a group that has no other rank");
+        "this rank cannot receive from any rank: its group has no other rank");
   }
   waiting_.throw_if_broken();
   const auto message = std::make_shared<Message>(
@@ -238,8 +238,9 @@ void MessageEngine::check_peer(int peer, const char* argument) const {
   if (peer >= 0 && peer < size_ && peer != rank_) return;
   throw std::invalid_argument(
       std::string(argument) + " = " + std::to_string(peer) +
-      (peer == rank_ ? " is this rank itself; name another"
-                     : " is no rank of a group of " + std::to_string(size_)));
+      (peer == rank_
+           ? " is this rank itself; name another"
+           : " is not a rank of this group of " + std::to_string(size_)));
 }
 
 size_t& MessageEngine::posted(int from) {
@@ -341,7 +342,7 @@ bool MessageEngine::begin(int from) {
   if (!is_sound(*head)) {
     in.cut_off = true;
     waiting_.break_down("what came from " + waiting_.name(from) +
-                        " is no message: its memory was overwritten");
+                        " is not a message: the shared memory was overwritten");
     return false;
   }
   in.receiver = match(from, head->tag);
@@ -469,7 +470,7 @@ void MessageEngine::fail_mismatch(Message& receive, int source,
                                   const MessageHead& head) {
   receive.failure = Message::Failure::mismatch;
   receive.words = waiting_.name(source) + " sent " + described(head) +
-                  ", where " + waiting_.name(rank_) + " receives " +
+                  ", but " + waiting_.name(rank_) + " receives " +
                   std::to_string(receive.bytes) + " bytes of " +
                   kernels::name_of(receive.dtype) + "; the message is dropped";
   end(receive);

@@ -30,7 +30,8 @@ struct Address {
 Address abstract_address(const std::string& name) {
   Address address{.at = {.sun_family = AF_UNIX, .sun_path = {}}, .bytes = 0};
   if (name.empty() || name.size() + 1 > sizeof address.at.sun_path) {
-    throw std::invalid_argument("no name of a socket: \"" + name + "\"");
+    throw std::invalid_argument("\"" + name +
+                                "\" cannot be the name of a socket");
   }
   std::memcpy(address.at.sun_path + 1, name.data(), name.size());
   address.bytes =
@@ -77,7 +78,7 @@ uid_t user_of_peer(const FileDescriptor& socket) {
   ucred peer{};
   socklen_t bytes = sizeof peer;
   if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) {
-    throw_errno("could not ask for the user behind a Unix socket");
+    throw_errno("could not get the user at the other end of a Unix socket");
   }
   return peer.uid;
 }

@@ -43,7 +43,7 @@ std::vector<int> PeerLinks::hung_up() const {
     polled.push_back({.fd = socket.get(), .events = POLLRDHUP, .revents = 0});
   }
   while (::poll(polled.data(), polled.size(), 0) < 0) {
-    if (errno != EINTR) throw_errno("could not look at the peers' sockets");
+    if (errno != EINTR) throw_errno("could not poll the peers' sockets");
   }
   std::vector<int> ranks;
   for (size_t rank = 0; rank < polled.size(); ++rank) {
@@ -83,7 +83,7 @@ std::optional<PeerLinks::Loan> PeerLinks::receive(int from) const {
       (packet.descriptor && packet.descriptor_lost)) {
     throw std::runtime_error("peer " + std::to_string(from) + " sent " +
                              std::to_string(packet.bytes) +
-                             " bytes that are no loan of memory");
+                             " bytes that are not a loan of memory");
   }
   return Loan{.id = record.id,
               .bytes = record.bytes,

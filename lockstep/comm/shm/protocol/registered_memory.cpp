@@ -40,7 +40,8 @@ RegisteredMemory::RegisteredMemory(const PeerLinks& links,
 
 void* RegisteredMemory::allocate(size_t bytes) {
   if (bytes == 0) {
-    throw std::invalid_argument("0 bytes of registered memory were asked for");
+    throw std::invalid_argument(
+        "0 bytes of registered memory were asked for; ask for 1 or more");
   }
   {
     // Look first: what the peers have freed may be the memory that is missing.
@@ -78,7 +79,7 @@ void RegisteredMemory::free(void* data) {
   const auto region = regions_.find(static_cast<const std::byte*>(data));
   if (region == regions_.end()) {
     throw std::invalid_argument(
-        "what is to be freed is not the beginning of registered memory of "
+        "the address to free is not the beginning of registered memory of "
         "this group");
   }
   remove(region);
@@ -144,13 +145,13 @@ std::shared_ptr<std::byte> RegisteredMemory::reach(int of, Place place,
   }
   if (found == borrowed_.end()) {
     throw std::runtime_error(place_name(of, place, bytes) +
-                             " was not lent to this rank");
+                             " were not lent to this rank");
   }
   auto& borrowed = found->second;
   if (!lies_within(place, bytes, borrowed.bytes)) {
-    throw std::runtime_error(place_name(of, place, bytes) + " lies outside: " +
-                             std::to_string(borrowed.bytes) +
-                             " bytes were lent");
+    throw std::runtime_error(
+        place_name(of, place, bytes) + " lie outside of the " +
+        std::to_string(borrowed.bytes) + " bytes that were lent");
   }
   if (borrowed.failure) std::rethrow_exception(borrowed.failure);
   if (!std::exchange(borrowed.touched, true)) borrowed.memory->touch();
@@ -165,7 +166,7 @@ std::byte* RegisteredMemory::own(Place place, size_t bytes) {
     }
   }
   throw std::runtime_error(place_name(rank_, place, bytes) +
-                           " is not registered");
+                           " are not registered");
 }
 
 // The region that begins at or before `data`.

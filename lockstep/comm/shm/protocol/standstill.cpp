@@ -144,7 +144,7 @@ void Standstill::fail(const std::vector<std::string>& words_of_all) {
   for (const auto& [words, names] : ranks_of) {
     all += (all.empty() ? "" : "; ") + names + " in " + words;
   }
-  if (ranks_of.size() == 1) all += ", each in another one";
+  if (ranks_of.size() == 1) all += ", each in a different one";
   waiting_.fail("the ranks wait for each other (" + all +
                     "), so none of them can go on; all must make the same "
                     "calls in one order",
