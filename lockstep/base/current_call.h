@@ -3,38 +3,44 @@
 #include <cstdint>
 #include <vector>
 
-// What the calling thread is doing for the user: the collective of a process
-// group that it is in, and the function of the library that called that. The
-// layers below, which see neither the group nor the user's tensors, compare it
-// between ranks and name it in their errors. Per thread; WorkQueue takes it
-// along to the thread that runs an asynchronous operation.
+// Describes what the calling thread is doing for the user: the collective of a
+// process group that it is in, and the library function that made this
+// collective. The layers below see neither the process group nor the user's
+// tensors; they compare this description between ranks and name it in their
+// errors. It belongs to one thread. WorkQueue copies it to the thread that runs
+// an asynchronous operation.
 namespace lockstep {
 
-// A dtype of the user's tensors. Backends may get such elements as others: a
-// complex number as two reals, a dtype that they lack as bytes.
+// A dtype of the user's tensors. A backend may get the elements as another
+// dtype: a complex number as two reals, an element of a dtype that it lacks as
+// bytes.
 struct ElementType {
-  uint8_t code = 0;            // equal on two ranks if the dtypes are
+  uint8_t code = 0;            // equal on two ranks if the dtypes are equal
   const char* name = nullptr;  // "ComplexFloat", a literal; nullptr: unknown
-  uint8_t units = 1;           // elements of a backend for one of the user's
+  uint8_t units = 1;  // the backend's elements per element of the user's
 };
 
 struct CurrentCall {
   const char* operation = nullptr;  // "all_reduce", a literal
-  uint64_t number = 0;  // of the group's collectives: the flight recorder's
-  // The same, but counted without what needs no other collective's order, as
-  // reductions of buckets, which another thread may call beside collectives.
-  // Equal on all ranks that have made the same calls. 0: none.
+  uint64_t number = 0;  // of the collective, as in the group's flight record
+  // Counts as `number` does, but leaves out calls that need no order with other
+  // collectives, such as reductions of buckets, which another thread may run at
+  // the same time. Equal on all ranks that have made the same calls. 0: no
+  // number.
   uint64_t entry = 0;
-  // What a call with lists of tensors consists of, and the dtypes of these in
-  // the order in which they are exchanged: the first, and the others.
+  // A call with a list of tensors becomes `parts` calls of the backend's
+  // protocol. `dtype` is the dtype of the tensor that is exchanged first;
+  // `others` are those of the rest, in the order in which they are exchanged.
   uint16_t parts = 1;
   ElementType dtype{};
   std::vector<ElementType> others{};
-  // user_function() of the thread that called; nullptr: the user himself.
+  // user_function() of the calling thread; nullptr if the user called the
+  // collective directly.
   const char* function = nullptr;
 
-  // Calls of the backend's protocol that were begun for this one. Ranks whose
-  // parts differ differ in parts_left() of the first of them.
+  // How many calls of the backend's protocol were begun for this call. If
+  // `parts` differs between ranks, parts_left() differs in the first of these
+  // calls.
   uint32_t steps = 0;
   uint16_t parts_left() const { return static_cast<uint16_t>(parts - steps); }
   // The dtype of the tensor that the next step exchanges.
@@ -45,11 +51,12 @@ struct CurrentCall {
   }
 };
 
-// nullptr: the thread is in none, or the backend is used without Lockstep's
-// process groups.
+// Returns nullptr if the thread is in no collective, or if the backend is used
+// without Lockstep's process groups.
 CurrentCall* current_call() noexcept;
 
-// Makes `call`, which must live longer, the current one.
+// Makes `call` the current call of this thread until the scope ends. `call`
+// must outlive the scope.
 class CurrentCallScope {
  public:
   explicit CurrentCallScope(CurrentCall* call) noexcept;
@@ -61,8 +68,9 @@ class CurrentCallScope {
   CurrentCall* const before_;
 };
 
-// Names the function that the user called, which makes collectives of its own:
-// "save_snapshot()". A literal. Of nested ones the outermost counts.
+// Names the library function that the user called and that makes collectives of
+// its own, such as "save_snapshot()". `name` must be a literal. If such objects
+// are nested, the outermost name counts.
 class UserFunction {
  public:
   explicit UserFunction(const char* name) noexcept;
@@ -73,6 +81,6 @@ class UserFunction {
  private:
   const bool outermost_;
 };
-const char* user_function() noexcept;  // nullptr: none
+const char* user_function() noexcept;  // nullptr if there is none
 
 }  // namespace lockstep

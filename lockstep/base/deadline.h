@@ -5,9 +5,10 @@
 
 namespace lockstep {
 
-// The longest timeout that is told apart from a longer one: some 24 days. What
-// is handed to LibTorch or to the system is cut to it (bounded_timeout()), as
-// they add it to a clock, or count it in an int of milliseconds.
+// The longest timeout that LibTorch and the system are given: about 24 days.
+// bounded_timeout() shortens a longer one to it, because LibTorch and the
+// system add a timeout to a clock or count its milliseconds in an int, and both
+// could overflow.
 inline constexpr std::chrono::milliseconds kBoundedTimeout{0x7fffffff};
 
 constexpr std::chrono::milliseconds bounded_timeout(
@@ -15,16 +16,16 @@ constexpr std::chrono::milliseconds bounded_timeout(
   return std::min(timeout, kBoundedTimeout);
 }
 
-// A moment after which a wait is given up. Every wait in Lockstep takes one,
-// so that a sequence of waits shares one allowance instead of adding up.
-// A value type; safe to copy between threads.
+// The moment after which a wait is given up. Every wait in Lockstep takes a
+// deadline, so that a sequence of waits shares one timeout instead of having
+// one each. A value type; safe to copy between threads.
 class Deadline {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // `allowed` from now; zero or less has passed already, and
-  // milliseconds::max() never passes.
-  // `now`: for who has read the clock.
+  // Returns the deadline that comes `allowed` after `now`. If `allowed` is zero
+  // or less the deadline has passed already; if it is milliseconds::max() it
+  // never passes. Pass `now` if the caller has just read the clock.
   static Deadline after(std::chrono::milliseconds allowed,
                         Clock::time_point now = Clock::now()) {
     return Deadline(now, allowed);
@@ -32,15 +33,15 @@ class Deadline {
 
   bool expired() const { return Clock::now() >= end_; }
 
-  // What is left, never negative; rounded up, so that a poll() over it does
-  // not turn into a busy loop in the last millisecond.
+  // Returns the time that is left, never negative. It is rounded up, so that a
+  // poll() with it does not turn into a busy loop in the last millisecond.
   std::chrono::milliseconds remaining() const {
     auto left =
         std::chrono::ceil<std::chrono::milliseconds>(end_ - Clock::now());
     return std::max(left, std::chrono::milliseconds(0));
   }
 
-  // For messages: "after 312 ms of 300 ms".
+  // For error texts: "after 312 ms of 300 ms".
   std::chrono::milliseconds elapsed() const {
     return std::chrono::duration_cast<std::chrono::milliseconds>(Clock::now() -
                                                                  start_);
@@ -51,7 +52,7 @@ class Deadline {
   Deadline(Clock::time_point start, std::chrono::milliseconds allowed)
       : start_(start),
         allowed_(allowed),
-        // The clock counts nanoseconds, which milliseconds::max() overflows.
+        // The clock counts nanoseconds; milliseconds::max() would overflow it.
         end_(allowed < std::chrono::floor<std::chrono::milliseconds>(
                            Clock::time_point::max() - start)
                  ? start + std::max(allowed, std::chrono::milliseconds(0))

@@ -6,9 +6,9 @@
 
 namespace lockstep {
 
-// FNV-1a over 64 bits (Fowler, Noll, Vo; RFC 9923), the same on every platform,
-// unlike std::hash: to tell two files or two models apart, not to defend
-// against forgery.
+// FNV-1a over 64 bits (Fowler, Noll, Vo; RFC 9923). Unlike std::hash it is the
+// same on every platform. It tells two files or two models apart; it does not
+// protect against forgery.
 class Digest {
  public:
   void add(std::string_view bytes) {

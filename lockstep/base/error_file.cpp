@@ -18,12 +18,12 @@
 namespace lockstep {
 namespace {
 
-// What the process has noted. Never destroyed: a process may fail while its
-// static objects are destroyed.
+// The failure that the process has noted. Never destroyed, because a process
+// may fail while its static objects are destroyed.
 struct Noted {
   std::mutex mutex{};
   std::optional<FailureKind> kind{};
-  pid_t pid = 0;  // that noted first
+  pid_t pid = 0;  // of the process that noted first
 };
 
 Noted& noted() {
@@ -35,7 +35,7 @@ const char* name_of(FailureKind kind) {
   return kind == FailureKind::echo ? "echo" : "cause";
 }
 
-// Bytes that are no UTF-8 become U+FFFD.
+// Bytes that are not valid UTF-8 become U+FFFD.
 std::string document(FailureKind kind, std::string_view message) {
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   const auto seconds = std::chrono::floor<std::chrono::seconds>(now).count();
@@ -86,7 +86,7 @@ void note_failure(FailureKind kind, std::string_view message) noexcept {
       write_aside(*path, document(kind, message));
     }
   } catch (...) {
-    // No memory: the process fails without words.
+    // Out of memory: the process fails without an error file.
   }
 }
 
@@ -106,7 +106,7 @@ void forget_failure() noexcept {
       ::unlink(path->c_str());
     }
   } catch (...) {
-    // No memory.
+    // Out of memory: the file stays.
   }
 }
 

@@ -2,9 +2,9 @@
 
 #include <string_view>
 
-// Why this process fails, for the launcher that started it: the file that
-// TORCHELASTIC_ERROR_FILE names, in the form that Python's @record writes
-// (torch.distributed.elastic.multiprocessing.errors):
+// Tells the launcher that started this process why the process failed, in the
+// file that TORCHELASTIC_ERROR_FILE names. The file has the form that Python's
+// @record writes (torch.distributed.elastic.multiprocessing.errors):
 //
 //   {"message": {"message": "RuntimeError: ...",
 //                "extraInfo": {"timestamp": "1763800000",
@@ -16,30 +16,31 @@
 // is for `lockstep run` (launch/worker_failure.h).
 namespace lockstep {
 
-// In the order in which the launcher reports failures.
+// Kinds of failure, in the order in which the launcher reports them.
 enum class FailureKind {
   // This process failed by itself.
   cause,
-  // The same, but what went wrong is known only to the program. Written as
-  // "cause".
+  // This process failed by itself, but only the program knows what went wrong.
+  // The file says "cause".
   cause_without_words,
-  // Not noted by anybody: the file is Python's, or there is none.
+  // note_failure() was not called: Python wrote the file, or there is none.
   unknown,
   // A peer failed before, and this process could not go on without it.
   echo,
 };
 
-// Writes the file: aside, then renamed, so that it is always whole. The first
-// failure of the process counts: a later one is left out, except that words
-// replace a cause_without_words. Does nothing where the variable is unset, or
-// in a child that was forked since the first call. Any thread.
+// Writes the file under another name and then renames it, so that no reader
+// sees a part of it. The first failure of the process counts. A later one is
+// ignored, except that a failure of another kind replaces a
+// cause_without_words. Writes nothing if the variable is unset, and does
+// nothing in a child that was forked after the first call. Any thread.
 void note_failure(FailureKind kind, std::string_view message) noexcept;
 
-// Whether something was noted, and not forgotten since.
+// Returns whether a failure was noted and not forgotten since.
 bool failure_noted() noexcept;
 
-// The process goes on well (it has joined a world anew): removes what
-// note_failure() wrote.
+// Removes what note_failure() wrote, because the process goes on well: it has
+// joined a world again.
 void forget_failure() noexcept;
 
 }  // namespace lockstep

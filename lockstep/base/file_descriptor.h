@@ -24,7 +24,7 @@ class FileDescriptor {
   FileDescriptor& operator=(const FileDescriptor&) = delete;
   ~FileDescriptor() { reset(); }
 
-  // -1 where nothing is owned.
+  // Returns -1 if nothing is owned.
   int get() const { return fd_; }
   explicit operator bool() const { return fd_ >= 0; }
   int release() { return std::exchange(fd_, -1); }
@@ -34,7 +34,8 @@ class FileDescriptor {
   int fd_ = -1;
 };
 
-// Throws std::system_error of errno: "<what>: <the system's words>".
+// Throws std::system_error with errno and the text "<what>: <the system's
+// words>".
 [[noreturn]] void throw_errno(const std::string& what);
 
 }  // namespace lockstep

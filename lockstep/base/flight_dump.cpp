@@ -27,7 +27,7 @@ namespace {
 
 using Clock = FlightRecorder::Clock;
 
-// What a dump needs and cannot find out in a signal handler.
+// What a dump needs but cannot find out in a signal handler.
 struct Destination {
   std::string folder;
   std::string path;
@@ -36,22 +36,22 @@ struct Destination {
   int rank;
   int world_size;
   pid_t pid;
-  // One moment on both clocks: steady times become times of day by it.
+  // The same moment on both clocks, to convert steady times to times of day.
   int64_t steady_ns;
   int64_t unix_ns;
 };
 
 std::atomic<const Destination*> destination{nullptr};
 std::atomic<unsigned> dumps{0};
-// Of the last record that a failure wrote.
+// The result of the last record that a failure wrote: 0 or errno.
 std::atomic<int> failure_error{0};
 
-// A file holds the newest records of all groups to at most this number, so
-// that it stays below the 64 MiB that `lockstep inspect flight` reads: a record
-// is at most some 450 bytes, with every number at its widest.
+// The most records that a file holds: the newest ones of each group. So the
+// file stays below the 64 MiB that `lockstep inspect flight` reads: a record
+// takes at most about 450 bytes, with every number at its widest.
 constexpr uint64_t kMostRecords = uint64_t{1} << 17;
 
-// Bytes to a file by what a signal handler may call.
+// Writes bytes to a file; calls only what a signal handler may call.
 class SignalSafeWriter {
  public:
   explicit SignalSafeWriter(int fd) : fd_(fd) {}
@@ -68,11 +68,11 @@ class SignalSafeWriter {
   template <typename Integer>
   void number(Integer value) {
     char digits[24];
-    // Neither allocates nor looks at the locale.
+    // to_chars() neither allocates nor reads the locale.
     const auto end = std::to_chars(digits, digits + sizeof(digits), value).ptr;
     text({digits, static_cast<size_t>(end - digits)});
   }
-  // As a string of JSON; null where there is none.
+  // Writes `value` as a JSON string, or null if it is nullptr.
   void quoted(const char* value) {
     if (value == nullptr) return text("null");
     quoted(std::string_view(value));
@@ -82,7 +82,8 @@ class SignalSafeWriter {
     for (const char c : value) {
       const auto byte = static_cast<unsigned char>(c);
       if (c == '"' || c == '\\') text("\\");
-      // Names are ASCII; anything else would have to be valid UTF-8.
+      // Names are ASCII. Any other byte becomes "?", as JSON would require
+      // valid UTF-8.
       text(byte < 0x20 || byte >= 0x7f ? std::string_view("?")
                                        : std::string_view(&c, 1));
     }
@@ -185,8 +186,9 @@ void write_group(SignalSafeWriter& out, const Destination& to,
     if (i > 0) out.text(", ");
     out.number(group.ranks[i]);
   }
-  // The counts before the records, which are kept to them: of an operation
-  // that begins meanwhile the id may be counted and the number not yet.
+  // Read the counts before the records, and write no record beyond them. If an
+  // operation begins at this moment, its id may be counted already and its
+  // number not yet; the loop below leaves its record out.
   const uint64_t last = recorder.last_id();
   const uint64_t last_number = recorder.last_number();
   out.text("], \"capacity\": ");
@@ -244,8 +246,8 @@ void write_document(SignalSafeWriter& out, const Destination& to,
   out.text("]}\n");
 }
 
-// A name beside the file that no other dump of this process takes: a signal
-// may come in the middle of one.
+// Makes a name beside the file that no other dump of this process uses: a
+// signal may start a dump in the middle of another one.
 void put_aside_name(char* name, size_t size, const Destination& to) {
   const unsigned number = dumps.fetch_add(1, std::memory_order_relaxed);
   char* at = std::copy(to.path.begin(), to.path.end(), name);
@@ -275,7 +277,7 @@ void handle_signal() {
   ::sigaction(SIGUSR1, &action, nullptr);
 }
 
-// As a part of a file's name.
+// Returns the <job> in the file's name; empty if MASTER_PORT is no number.
 std::string job_name() {
   const auto is_number = [](const std::string& text) {
     return !text.empty() && text.size() <= 20 &&
@@ -307,7 +309,7 @@ void arm_flight_dump(int rank, int world_size) {
   made->world_size = world_size;
   made->job = job_name();
   std::error_code error;
-  // A program may change its folder.
+  // The path is absolute, as a program may change its working folder.
   made->folder = std::filesystem::absolute(folder_name(), error).string();
   const auto tag =
       made->job.empty() ? "pid" + std::to_string(made->pid) : made->job;
@@ -328,8 +330,9 @@ void arm_flight_dump(int rank, int world_size) {
                       std::chrono::system_clock::now().time_since_epoch())
                       .count();
   made->steady_ns = steady_now();
-  // None is ever destroyed: a dump may be reading one, and a thread of LibTorch
-  // may fail, and dump, while the static objects of the process are destroyed.
+  // No Destination is ever destroyed: a dump may be reading it, and a thread of
+  // LibTorch may fail, and dump, while the static objects of the process are
+  // destroyed.
   static auto& all =
       *std::make_unique<std::vector<std::unique_ptr<Destination>>>().release();
   const Destination* before = destination.load(std::memory_order_relaxed);
@@ -374,7 +377,8 @@ std::string flight_record_path() {
 std::string record_failure(FlightRecorder& recorder) {
   const auto path = flight_record_path();
   if (recorder.capacity() == 0 || path.empty()) return {};
-  // Who has nothing new to tell names the file once it is there.
+  // If another thread is writing the record, a thread without news waits for it
+  // here: the file that the error names exists then.
   static std::mutex mutex;
   std::lock_guard lock(mutex);
   if (recorder.has_news()) {

@@ -17,9 +17,9 @@ constexpr size_t kDefaultCapacity = 1024;
 constexpr size_t kHighestCapacity = size_t{1} << 20;
 constexpr std::chrono::milliseconds kRetireTime{1'000};
 
-// The lowest bits of Entry::word; the id stands above them.
+// The state is in the lowest bits of Entry::word; the id is in the bits above.
 constexpr int kStateBits = 2;
-// While the rest of an entry is written; no id is as high.
+// Entry::word while the rest of the entry is written; no id is as high.
 constexpr uint64_t kWriting = ~uint64_t{0};
 
 uint64_t word_of(uint64_t id, FlightState state) {
@@ -34,16 +34,17 @@ int64_t nanoseconds(FlightRecorder::Clock::time_point time) {
   return std::chrono::nanoseconds(time.time_since_epoch()).count();
 }
 
-// The system is asked once a thread.
+// Asks the system only once in each thread.
 int own_thread() {
   thread_local const int id = ::gettid();
   return id;
 }
 
-// All recorders. The mutex is for those who change the list; who reads it
-// counts as a reader instead, as a signal handler can take no lock. The order
-// of the two in one total order (seq_cst) is what makes it safe: a reader that
-// still saw the recorder is counted when retire() looks.
+// The list of all recorders. The mutex is for threads that change the list. A
+// signal handler can take no lock, so a dump that reads the list only adds
+// itself to `readers`. This is safe because the addition and the change of the
+// list are in one total order (seq_cst): a reader that could still see a
+// recorder is counted when RetireFlightRecorder looks at `readers`.
 std::mutex list_mutex;
 std::atomic<FlightRecorder*> list_head{nullptr};
 std::atomic<int> readers{0};
@@ -63,10 +64,10 @@ const char* name_of(FlightState state) {
   }
 }
 
-// A sequence lock whose writers never wait: `word` is kWriting while the rest
-// is written, and names the operation and its state afterwards. The rest is
-// written with release and read with acquire, so that who read a field of a
-// newer operation also sees that `word` has changed.
+// A sequence lock whose writers never wait. `word` is kWriting while the rest
+// is written; afterwards it holds the operation's id and state. The rest is
+// written with release and read with acquire, so that a reader that has read a
+// field of a newer operation also sees that `word` has changed.
 struct alignas(64) FlightRecorder::Entry {
   std::atomic<uint64_t> word{0};
   std::atomic<const char*> operation{nullptr};
@@ -124,8 +125,9 @@ void RetireFlightRecorder::operator()(FlightRecorder* recorder) const noexcept {
                    std::memory_order_seq_cst);
     }
   }
-  // seq_cst: pairs with Reading's count. It is also the acquire of the release
-  // with which the last reader left.
+  // seq_cst: this load pairs with the increment in Reading's constructor. It is
+  // also the acquire that pairs with the release with which the last reader
+  // left.
   const auto deadline = Deadline::after(kRetireTime);
   while (readers.load(std::memory_order_seq_cst) != 0) {
     if (deadline.expired()) return;
@@ -140,8 +142,9 @@ uint64_t FlightRecorder::begin(const FlightCall& call, FlightState state,
   constexpr auto release = std::memory_order_release;
   const uint64_t id = last_id_.fetch_add(1, release) + 1;
   Entry& entry = entries_[id & (capacity_ - 1)];
-  // A thread that was stopped while it wrote here, a whole ring ago: rather
-  // one operation without a record than a record made of two.
+  // Another thread still writes this entry: it was stopped there when the ring
+  // was at this entry before. Leave this operation without a record rather than
+  // make one record of two operations.
   if (entry.word.exchange(kWriting, std::memory_order_relaxed) == kWriting) {
     return 0;
   }
@@ -177,8 +180,8 @@ void FlightRecorder::end(uint64_t id, bool failed,
   uint64_t word = entry.word.load(std::memory_order_relaxed);
   do {
     if (id_of(word) != id || state_of(word) >= FlightState::completed) return;
-    // If the ring goes round at this very point, a newer operation gets this
-    // time, until it ends itself.
+    // If a newer operation takes this entry at this very moment, it keeps this
+    // time until it ends itself.
     entry.ended_ns.store(nanoseconds(now), std::memory_order_release);
   } while (!entry.word.compare_exchange_weak(word, word_of(id, ended),
                                              std::memory_order_release,

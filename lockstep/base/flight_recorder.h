@@ -8,10 +8,10 @@
 #include <string>
 #include <vector>
 
-// What the ranks of a job were doing when it stopped: each group keeps its last
-// operations, and flight_dump.h writes them to a file. After PyTorch's flight
-// recorder (PyTorch tutorials, "Flight Recorder for Debugging Stuck Jobs"), of
-// which it takes the words.
+// Records what the ranks of a job were doing when it stopped: each group keeps
+// its last operations, and flight_dump.h writes them to a file. This follows
+// PyTorch's flight recorder (PyTorch tutorials, "Flight Recorder for Debugging
+// Stuck Jobs") and uses its words.
 namespace lockstep {
 
 enum class FlightState : uint8_t {
@@ -22,43 +22,44 @@ enum class FlightState : uint8_t {
 };
 const char* name_of(FlightState state);  // "scheduled", ...
 
-// One operation as this rank called it. The texts must live for ever: they are
+// One operation as this rank called it. The texts must live forever: they are
 // literals, or LibTorch's names of dtypes.
 struct FlightCall {
   const char* operation;            // "all_reduce"
-  const char* dtype = nullptr;      // "Float"; none: a barrier
-  const char* reduce_op = nullptr;  // "SUM"; none: nothing is reduced
-  uint64_t number = 0;              // of the group's collectives; 0: a message
-  // Root or peer, of the default group; -1: there is none, or any.
+  const char* dtype = nullptr;      // "Float"; nullptr: a barrier
+  const char* reduce_op = nullptr;  // "SUM"; nullptr: no reduction
+  uint64_t number = 0;              // of the collective; 0: a message
+  // Root or peer, as a rank of the default group; -1: none, or any rank.
   int peer = -1;
-  // Elements that this rank gives, and gets.
+  // How many elements this rank gives, and how many it gets.
   uint64_t in_elements = 0;
   uint64_t out_elements = 0;
 };
 
-// The same with what became of it. Times are nanoseconds of the steady clock.
+// A recorded operation and what became of it. Times are nanoseconds of the
+// steady clock.
 struct FlightRecord {
   uint64_t id;
   FlightCall call;
   FlightState state;
-  int thread;  // that called it: gettid()
+  int thread;  // gettid() of the thread that called it
   int64_t created_ns;
-  int64_t ended_ns;  // means something where it completed or failed
+  int64_t ended_ns;  // valid only if it completed or failed
 };
 
 // The group whose operations are recorded.
 struct FlightGroup {
   std::string name;
   int rank;                // in this group
-  std::vector<int> ranks;  // of the default group, in the order of this one
+  std::vector<int> ranks;  // this group's ranks, as ranks of the default group
   std::string backend;     // "cpu:gloo"
 };
 
 class FlightRecorder;
 
-// Ends a recorder's life: out of the list of all first, then waits until no
-// dump reads it, a second at most; one that is read for longer (by a dump to a
-// file system that hangs) is left in memory.
+// Destroys a recorder: takes it out of the list of all recorders, then waits
+// until no dump reads that list, for a second at most. If a dump takes longer
+// (to a file system that hangs), the recorder stays in memory for ever.
 struct RetireFlightRecorder {
   void operator()(FlightRecorder* recorder) const noexcept;
 };
@@ -66,24 +67,26 @@ using FlightRecorderPtr = std::unique_ptr<FlightRecorder, RetireFlightRecorder>;
 
 // A ring of the last operations of one group, allocated once.
 //
-// Threads: begin(), start() and end() from any, and concurrently; they take no
-// lock, allocate nothing and cost some 10 ns beside the clock (docs/
-// flight-recorder.md). read() at the same time sees each record as a whole or
-// not at all. An operation that ends after the ring went round is forgotten.
+// Threads: any thread may call begin(), start() and end(), also at the same
+// time as others. They take no lock, allocate nothing and cost about 10 ns
+// besides reading the clock (docs/flight-recorder.md). A read() at the same
+// time sees a whole record or none. If an operation's entry was overwritten
+// before the operation ended, its end is not recorded.
 class FlightRecorder {
  public:
   using Clock = std::chrono::steady_clock;
 
-  // 1024, or what LOCKSTEP_FLIGHT_RECORDS says; 0 is off. Throws
-  // std::invalid_argument where that is no number from 0 to 1048576.
+  // Returns the value of LOCKSTEP_FLIGHT_RECORDS, or 1024 if it is unset; 0
+  // turns recording off. Throws std::invalid_argument if the value is not a
+  // number from 0 to 1048576.
   static size_t default_capacity();
 
-  // `capacity` is rounded up to a power of two; 0: records nothing, and is in
-  // no dump.
+  // Rounds `capacity` up to a power of two. A recorder with capacity 0 records
+  // nothing and is in no dump.
   static FlightRecorderPtr make(FlightGroup group,
                                 size_t capacity = default_capacity());
 
-  // By make() only.
+  // Lets only make() construct a recorder.
   class Key {
     friend class FlightRecorder;
     Key() = default;
@@ -93,16 +96,17 @@ class FlightRecorder {
   FlightRecorder& operator=(const FlightRecorder&) = delete;
   ~FlightRecorder();
 
-  // Names the operation for start() and end(); 0 where nothing is recorded,
-  // which those take too. `now` is for a caller that has read the clock.
+  // Records an operation and returns its id for start() and end(), or 0 if it
+  // is not recorded; start() and end() accept 0. Pass `now` if the caller has
+  // just read the clock.
   uint64_t begin(const FlightCall& call, FlightState state) noexcept {
     return capacity_ == 0 ? 0 : begin(call, state, Clock::now());
   }
   uint64_t begin(const FlightCall& call, FlightState state,
                  Clock::time_point now) noexcept;
-  // From scheduled to started.
+  // Changes the state from scheduled to started.
   void start(uint64_t id) noexcept;
-  // The first end counts.
+  // Records the end of the operation. Only its first end counts.
   void end(uint64_t id, bool failed) noexcept {
     if (id != 0) end(id, failed, Clock::now());
   }
@@ -110,24 +114,25 @@ class FlightRecorder {
 
   const FlightGroup& group() const noexcept { return group_; }
   size_t capacity() const noexcept { return capacity_; }
-  // How many operations were begun: their ids are 1 to this.
+  // Returns how many operations were begun. Their ids are 1 to this number.
   uint64_t last_id() const noexcept {
     return last_id_.load(std::memory_order_acquire);
   }
-  // The highest number of a collective that was begun; 0: none.
+  // Returns the highest number of a collective that was begun; 0 if none was.
   uint64_t last_number() const noexcept {
     return last_number_.load(std::memory_order_acquire);
   }
-  // False where the record is overwritten, or being written. May be called in
-  // a signal handler.
+  // Returns false if the record was overwritten or is being written. May be
+  // called in a signal handler.
   bool read(uint64_t id, FlightRecord& record) const noexcept;
 
-  // True where something was begun or failed since it was last asked: so one
-  // failure that is met again and again is dumped once.
+  // Returns whether an operation was begun or has failed since the last call.
+  // So one failure that is met again and again is dumped once.
   bool has_news() noexcept;
 
-  // Keeps all recorders of the process alive while it lives, in the order in
-  // which they were made. May be used in a signal handler.
+  // Reads all recorders of the process, in the order in which they were made:
+  // from first() by next(). They stay alive while this object does. May be used
+  // in a signal handler.
   class Reading {
    public:
     Reading() noexcept;

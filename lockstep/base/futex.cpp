@@ -14,8 +14,9 @@ static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t) &&
 
 void futex_wait(const std::atomic<uint32_t>& word, uint32_t expected,
                 std::chrono::nanoseconds allowed, uint32_t bits) {
-  // FUTEX_WAIT_BITSET takes a moment of CLOCK_MONOTONIC, which is libstdc++'s
-  // and libc++'s steady clock, where FUTEX_WAIT takes a duration.
+  // FUTEX_WAIT_BITSET takes a moment, where FUTEX_WAIT takes a duration. The
+  // moment is one of CLOCK_MONOTONIC, which is the steady clock of libstdc++
+  // and libc++.
   const std::chrono::nanoseconds until =
       std::chrono::steady_clock::now().time_since_epoch() + allowed;
   const auto seconds = std::chrono::floor<std::chrono::seconds>(until);

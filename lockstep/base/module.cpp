@@ -17,7 +17,7 @@ namespace fs = std::filesystem;
 
 struct Folder {
   fs::path path;
-  bool told;  // by the user or the installation, and not guessed
+  bool told;  // named by the user or the installation, not guessed
 };
 
 fs::path program() {
@@ -31,7 +31,7 @@ std::vector<Folder> folders() {
   }
   std::vector<Folder> all;
   auto folder = program().parent_path();
-  // A program of a build tree may lie in a folder of bin.
+  // In a build tree the program may lie in a folder below bin.
   for (int level = 0; level < 3 && !folder.empty(); ++level) {
     all.push_back({folder / "lib" / "lockstep", false});
     folder = folder.parent_path();
@@ -40,7 +40,8 @@ std::vector<Folder> folders() {
   return all;
 }
 
-// A folder above the program may be one that anybody writes to.
+// Any user may be able to write to a folder above the program, so the owner of
+// a file that was found there must be one of these.
 bool trusted(uid_t owner) {
   struct stat status {};
   return owner == 0 || owner == ::geteuid() ||
@@ -60,7 +61,7 @@ fs::path find(const std::string& name) {
     }
     looked_for += (looked_for.empty() ? "" : ", ") + path.string();
   }
-  throw std::runtime_error("there is no " + looked_for);
+  throw std::runtime_error("cannot find " + looked_for);
 }
 
 }  // namespace
@@ -74,8 +75,9 @@ void* load_module(const std::string& name, const char* symbol, bool global) {
   if (module == nullptr) throw std::runtime_error(::dlerror());
   void* found = ::dlsym(module, symbol);
   if (found == nullptr) {
-    throw std::runtime_error(path.string() +
-                             " is another module: " + ::dlerror());
+    throw std::runtime_error(
+        path.string() +
+        " is not the module that was asked for: " + ::dlerror());
   }
   return found;
 }

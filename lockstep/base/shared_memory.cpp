@@ -31,7 +31,8 @@ std::string amount(size_t bytes) {
 
 FileDescriptor anonymous_file() {
   constexpr unsigned kFlags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
-  // Where vm.memfd_noexec is 2, only memory that nobody can execute is lent.
+  // If vm.memfd_noexec is 2, the system gives only memory that cannot be
+  // executed.
   FileDescriptor file(::memfd_create("lockstep", kFlags | MFD_NOEXEC_SEAL));
   if (!file && errno == EINVAL) {
     file = FileDescriptor(::memfd_create("lockstep", kFlags));
@@ -40,8 +41,8 @@ FileDescriptor anonymous_file() {
   return file;
 }
 
-// Huge pages need an address that is a multiple of their size; the system
-// chooses one only for mappings of its own kinds.
+// Huge pages need an address that is a multiple of their size. For a mapping
+// like this one the system does not choose such an address by itself.
 std::byte* map_aligned(int descriptor, size_t bytes) {
   constexpr int kAccess = PROT_READ | PROT_WRITE;
   if (bytes < kHugePage) {
@@ -79,12 +80,13 @@ SharedMemory::SharedMemory(FileDescriptor descriptor, size_t bytes)
   if (bytes >= kHugePage) ::madvise(data_, bytes, MADV_HUGEPAGE);
 }
 
-// Touches every page, by the kernel: what is missing is an error here instead
-// of a SIGBUS later. Before Linux 5.14 fallocate() reserves the same, in small
-// pages.
+// Lets the kernel touch every page, so that missing memory is an error here
+// instead of a SIGBUS later. Before Linux 5.14 fallocate() reserves the same
+// memory, in small pages.
 void SharedMemory::populate(const char* what) const {
   if (::madvise(data_, size_, MADV_POPULATE_WRITE) == 0) return;
-  // What would have been the SIGBUS: the system has no page left.
+  // EFAULT stands for what would have been the SIGBUS: the system has no page
+  // left.
   if (errno == EFAULT) errno = ENOSPC;
   if (errno == EINVAL &&
       ::fallocate(descriptor_.get(), 0, 0, static_cast<off_t>(size_)) == 0) {
@@ -94,14 +96,17 @@ void SharedMemory::populate(const char* what) const {
 }
 
 SharedMemory SharedMemory::create(size_t bytes) {
-  if (bytes == 0) throw std::invalid_argument("no bytes of shared memory");
+  if (bytes == 0) {
+    throw std::invalid_argument(
+        "0 bytes of shared memory were asked for; ask for 1 or more");
+  }
   auto descriptor = anonymous_file();
-  // Past this limit ftruncate() would send a signal that kills.
+  // Beyond this limit ftruncate() would send SIGXFSZ, which kills the process.
   rlimit limit{};
   if (::getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < bytes) {
     errno = EFBIG;
     throw_errno("could not make " + amount(bytes) +
-                " (the limit of the size of files, ulimit -f, counts)");
+                " (the limit on the size of files, ulimit -f, is lower)");
   }
   if (::ftruncate(descriptor.get(), static_cast<off_t>(bytes)) != 0) {
     throw_errno("could not make " + amount(bytes));
@@ -122,7 +127,7 @@ SharedMemory SharedMemory::map(FileDescriptor descriptor, size_t bytes,
   if (seals < 0 || (seals & kSeals) != kSeals ||
       status.st_size != static_cast<off_t>(bytes)) {
     throw std::invalid_argument(
-        "what a peer handed over is not its sealed memory of " +
+        "a peer sent a descriptor that is not its sealed memory of " +
         std::to_string(bytes) + " bytes (size " +
         std::to_string(status.st_size) + ", seals " + std::to_string(seals) +
         ")");
@@ -132,7 +137,7 @@ SharedMemory SharedMemory::map(FileDescriptor descriptor, size_t bytes,
   return memory;
 }
 
-void SharedMemory::touch() const { populate("could not reach "); }
+void SharedMemory::touch() const { populate("could not map the pages of "); }
 
 SharedMemory::SharedMemory(SharedMemory&& other) noexcept
     : descriptor_(std::move(other.descriptor_)),

@@ -7,27 +7,28 @@
 
 namespace lockstep {
 
-// Anonymous memory that other processes map once they are handed its
-// descriptor (memfd_create(2)). It has no name that could be guessed, squatted
-// or left behind: it goes with the last process that holds it. Its pages are
-// reserved when it is made, so that writing to it later cannot fail (SIGBUS),
-// and its size is sealed, so that no holder can cut it under another.
+// Anonymous memory (memfd_create(2)) that other processes can map if they are
+// given its descriptor. It has no name that could be guessed, squatted or left
+// behind: it is freed when no process holds it any more. Its pages are reserved
+// when it is made, so that a later write cannot fail (SIGBUS). Its size is
+// sealed, so that no process can shrink it while another one uses it.
 //
-// Owns the mapping and the descriptor. Movable, not copyable. Not
-// synchronised; the memory is shared by whoever maps it, a forked child too.
+// Owns the mapping and the descriptor. Movable, not copyable. Not synchronised.
+// All processes that map the memory share it, a forked child too.
 class SharedMemory {
  public:
   SharedMemory() = default;
 
-  // `bytes` of zeros, more than 0. In huge pages where the system lends them
-  // to shared memory. Throws std::system_error with the size if there is not
-  // that much, or no such memory at all, std::invalid_argument for 0.
+  // Makes `bytes` (more than 0) of zeros, in huge pages if the system gives
+  // these to shared memory. Throws std::system_error with the size if the
+  // system does not have that much memory, or has no such memory at all;
+  // std::invalid_argument for 0 bytes.
   static SharedMemory create(size_t bytes);
 
-  // Maps what create() made in another process: with all its pages, or without
-  // any until touch() or their first use. Throws std::system_error, or
-  // std::invalid_argument if `descriptor` is not such memory (not sealed, or
-  // not of `bytes`).
+  // Maps memory that create() made in another process. Pages::all maps all of
+  // its pages now; Pages::none maps each page at touch() or at its first use.
+  // Throws std::system_error, or std::invalid_argument if `descriptor` is not
+  // such memory (not sealed, or not of `bytes`).
   enum class Pages { all, none };
   static SharedMemory map(FileDescriptor descriptor, size_t bytes,
                           Pages pages = Pages::all);
@@ -40,14 +41,17 @@ class SharedMemory {
   SharedMemory& operator=(const SharedMemory&) = delete;
   ~SharedMemory();
 
-  // Begins at a multiple of 4,096 bytes; of 2 MiB if it is that large.
+  // Begins at a multiple of 4,096 bytes; at a multiple of 2 MiB if the memory
+  // is at least that large.
   std::byte* data() const { return data_; }
   size_t size() const { return size_; }
   std::span<std::byte> bytes() const { return {data_, size_}; }
   explicit operator bool() const { return data_ != nullptr; }
-  // To hand to another process (SCM_RIGHTS). -1 once it is closed.
+  // The descriptor to give to another process (SCM_RIGHTS); -1 after
+  // close_descriptor().
   int descriptor() const { return descriptor_.get(); }
-  // The mapping stays. Descriptors are few (ulimit -n).
+  // Closes the descriptor and keeps the mapping. A process may have few
+  // descriptors (ulimit -n).
   void close_descriptor() { descriptor_.reset(); }
 
  private:

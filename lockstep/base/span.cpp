@@ -8,15 +8,15 @@ namespace lockstep {
 namespace {
 
 struct Observers {
-  // Shared while observers are called: a subscription that ends waits for
-  // calls under way.
+  // Locked as shared while observers are called, so that the end of a
+  // subscription waits for the calls under way.
   std::shared_mutex mutex;
   std::vector<SpanObserver*> list;
   std::atomic<uint64_t> last_id{0};
 };
 
 Observers& observers() {
-  // Never destroyed: spans of a backend's threads end after main().
+  // Never destroyed: spans of a backend's threads may end after main().
   static Observers& instance = *std::make_unique<Observers>().release();
   return instance;
 }

@@ -9,20 +9,20 @@
 #include <utility>
 #include <variant>
 
-// The seam by which traces and metrics see what Lockstep does: every stretch of
-// work that takes time is a span, with a begin and an end, and whoever
-// subscribes is told of both. With no subscriber a span costs one relaxed load.
+// Lets traces and metrics see what Lockstep does. Every piece of work that
+// takes time is a span, with a begin and an end, and every subscriber is told
+// of both. Without a subscriber a span costs one relaxed load.
 namespace lockstep {
 
-// A name and an integer or a text, both alive during the call only.
+// A name, and an integer or a text. The texts are valid only during the call.
 struct SpanAttribute {
   std::string_view key;
   std::variant<int64_t, std::string_view> value;
 };
 
 struct SpanBegin {
-  uint64_t id;  // unique in this process; the end bears the same
-  // Who speaks: "comm" (collectives), "ddp" (the reducer), ...
+  uint64_t id;  // unique in this process; the same in SpanEnd
+  // The part of Lockstep: "comm" (collectives), "ddp" (the reducer), ...
   std::string_view category;
   std::string_view name;  // "all_reduce"
   std::chrono::steady_clock::time_point time;
@@ -32,12 +32,13 @@ struct SpanBegin {
 struct SpanEnd {
   uint64_t id;
   std::chrono::steady_clock::time_point time;
-  bool failed;  // what end() was told
+  bool failed;  // the argument of Span::end()
 };
 
-// Called in the thread where a span begins or ends, which may be one of a
-// backend's; from several at once. Must not throw, block, or begin spans. Of a
-// span that was under way when it subscribed, an observer sees the end only.
+// Its functions are called in the thread where a span begins or ends, which may
+// be a thread of a backend, and in several threads at once. They must not
+// throw, block, or begin spans. If a span was begun before an observer
+// subscribed, the observer sees only its end.
 class SpanObserver {
  public:
   virtual ~SpanObserver() = default;
@@ -45,8 +46,8 @@ class SpanObserver {
   virtual void on_end(const SpanEnd& end) noexcept = 0;
 };
 
-// Observes from construction to destruction. Once the destructor has returned,
-// the observer is not called any more.
+// Calls the observer from construction to destruction. Once the destructor has
+// returned, the observer is not called any more.
 class [[nodiscard]] SpanSubscription {
  public:
   explicit SpanSubscription(std::shared_ptr<SpanObserver> observer);
@@ -58,12 +59,12 @@ class [[nodiscard]] SpanSubscription {
   std::shared_ptr<SpanObserver> observer_;
 };
 
-// One stretch, from construction to end() or destruction, whichever is first.
-// Moves with the work it describes and may end in another thread; end() is for
-// one thread at a time.
+// One span, from construction to end() or destruction, whichever is first. It
+// moves with the work that it describes and may end in another thread. Only one
+// thread at a time may call end().
 class Span {
  public:
-  Span() : id_(0) {}  // none
+  Span() : id_(0) {}  // no span
   Span(std::string_view category, std::string_view name,
        std::initializer_list<SpanAttribute> attributes = {})
       : id_(observed() ? begin(category, name, attributes) : 0) {}
@@ -72,7 +73,8 @@ class Span {
   ~Span();
 
   void end(bool failed = false) noexcept;
-  // False where nobody listened when it began, or it has ended.
+  // Returns false if nobody was subscribed when the span began, or if it has
+  // ended.
   bool active() const { return id_ != 0; }
 
   static bool observed() {

@@ -319,8 +319,9 @@ WORLD_TEST(BucketReductionOverTheHost, RankThatDoesNotPublishIsNamed, 2) {
     reduction->publish(0);
     EXPECT_THAT(
         failure_of([&] { reduction->finish(); }),
-        AllOf(HasSubstr("rank 1 has not published bucket 1 of 1 of round 1"),
-              HasSubstr("allowed 4000 ms")));
+        AllOf(
+            HasSubstr("rank 1 has not published bucket 1 of 1 of reduction 1"),
+            HasSubstr("allowed 4000 ms")));
   }
   barrier();
 }
@@ -397,7 +398,7 @@ WORLD_TEST(HostSharing, SplitBarrierNamesWhoDoesNotArrive, 2) {
   if (world.rank == 0) {
     barrier->arrive();
     EXPECT_THAT(failure_of([&] { barrier->wait(milliseconds(200)); }),
-                HasSubstr("rank 1 has arrived 0 times of 1"));
+                HasSubstr("rank 1 has arrived 0 of 1 times"));
   }
   lockstep::barrier();
 }

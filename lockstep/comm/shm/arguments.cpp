@@ -40,7 +40,7 @@ void require_one_a_rank(const char* operation,
                         const std::vector<at::Tensor>& tensors, int size) {
   if (static_cast<int>(tensors.size()) != size) {
     throw mistake(operation, "a list holds ", tensors.size(),
-                  " tensors; give one a rank (", size, ")");
+                  " tensors; give one for each rank (", size, ")");
   }
 }
 
@@ -55,7 +55,7 @@ void require_same_dtype(const char* operation, const at::Tensor& tensor,
                         const at::Tensor& like) {
   if (tensor.scalar_type() != like.scalar_type()) {
     throw mistake(operation, "tensors are ", like.scalar_type(), " and ",
-                  tensor.scalar_type(), "; give those of one dtype");
+                  tensor.scalar_type(), "; give tensors of one dtype");
   }
 }
 
@@ -63,13 +63,14 @@ void require_elements(const char* operation, const at::Tensor& tensor,
                       int64_t count) {
   if (tensor.numel() != count) {
     throw mistake(operation, "a tensor has ", tensor.numel(),
-                  " elements; those of the others ask for ", count);
+                  " elements; the other tensors ask for ", count);
   }
 }
 
 int checked_rank(const char* operation, int64_t rank, int size) {
   if (rank < 0 || rank >= size) {
-    throw mistake(operation, "rank ", rank, " is not in this group of ", size);
+    throw mistake(operation, "rank ", rank, " is not in this group of ", size,
+                  " ranks; give 0 to ", size - 1);
   }
   return static_cast<int>(rank);
 }
@@ -87,9 +88,11 @@ std::vector<size_t> element_counts(const char* operation,
   if (static_cast<int>(of.size()) != size ||
       std::ranges::any_of(of, [](int64_t count) { return count < 0; }) ||
       std::accumulate(of.begin(), of.end(), int64_t{0}) != all) {
-    throw mistake(operation, "splits ", rows, " of ", all,
-                  " rows; give one a rank (", size,
-                  ") that add up to these, or none where that divides");
+    throw mistake(
+        operation, "splits ", rows, " of ", all,
+        " rows; give one for each rank (", size,
+        ") that add up to the rows, or none if the rows can be divided "
+        "equally");
   }
   const int64_t row = all > 0 ? tensor.numel() / all : 0;
   std::vector<size_t> counts;

@@ -5,15 +5,17 @@
 #include <cstdint>
 #include <vector>
 
-// What c10d's lists of tensors must be. `operation` begins the messages of the
-// std::invalid_argument that all of these throw.
+// Checks and unpacks the arguments of c10d's operations. If an argument is
+// wrong, each function throws std::invalid_argument whose text begins with
+// `operation`.
 namespace lockstep::shm {
 
-// A list of one.
+// Returns the only tensor of the list, which must be defined.
 const at::Tensor& single(const char* operation,
                          const std::vector<at::Tensor>& tensors);
 
-// A list of one list of `size` tensors: one a rank.
+// Returns the only list of `lists`, which must hold `size` tensors: one for
+// each rank.
 const std::vector<at::Tensor>& one_a_rank(
     const char* operation, const std::vector<std::vector<at::Tensor>>& lists,
     int size);
@@ -26,11 +28,12 @@ void require_same_dtype(const char* operation, const at::Tensor& tensor,
 void require_elements(const char* operation, const at::Tensor& tensor,
                       int64_t count);
 
-// `rank` of a group of `size`.
+// Returns `rank`, which must be one of a group of `size` ranks.
 int checked_rank(const char* operation, int64_t rank, int size);
 
-// Elements that go to, or come from, each rank: `rows` of `tensor`, or equally
-// many where that is empty.
+// Returns how many elements go to, or come from, each rank: those of rows[r]
+// rows of `tensor` for rank r, or equally many for each rank if `rows` is
+// empty.
 std::vector<size_t> element_counts(const char* operation,
                                    const at::Tensor& tensor,
                                    const std::vector<int64_t>& rows, int size);

@@ -21,7 +21,8 @@ using Use = Piece::Use;
 
 namespace {
 
-// Tells the group which of its calls run without the caller's thread.
+// Tells the group's Standstill about collectives that run without the caller's
+// thread.
 class StandstillWatcher final : public WorkQueueWatcher {
  public:
   explicit StandstillWatcher(std::shared_ptr<Group> group)
@@ -131,7 +132,7 @@ Backend::WorkPtr Backend::reduce(Tensors& tensors,
                                  const c10d::ReduceOptions& options) {
   const auto& tensor = single("reduce", tensors);
   const int root = checked_rank("reduce", options.rootRank, getSize());
-  // What the others have stays as it is.
+  // The tensors of the other ranks stay as they are.
   const Piece data("reduce", tensor,
                    root == getRank() ? Use::update : Use::read);
   const auto by =
@@ -146,7 +147,7 @@ Backend::WorkPtr Backend::reduce(Tensors& tensors,
 
 namespace {
 
-// One reduce_scatter, of inputs that lie apart or in one tensor.
+// One reduce_scatter, whose inputs are separate tensors or parts of one tensor.
 struct Scattering {
   Piece output;
   Pieces held;  // keeps the inputs alive
@@ -196,7 +197,8 @@ Scattering scatter_whole(const at::Tensor& input, const at::Tensor& output,
   for (const auto& part : parts_of(scattering.held[0], scattering.counts)) {
     scattering.inputs.push_back(part.data);
   }
-  // In place is what is the own part of the input.
+  // If the output is this rank's own part of the input, the operation is in
+  // place and needs no copy.
   if (scattering.output.data() != scattering.inputs[rank]) {
     scattering.output.part_from(scattering.held[0], false);
   }
@@ -275,13 +277,13 @@ at::Tensor Backend::allocateTensor(long size, at::TensorOptions options) {
   if (size < 0 || !options.device().is_cpu()) {
     throw std::invalid_argument(
         c10::str("allocateTensor: ", size, " elements on ", options.device(),
-                 "; \"shm\" has memory for 0 or more on cpu"));
+                 "; \"shm\" allocates 0 or more on cpu"));
   }
   const size_t bytes = static_cast<size_t>(size) * options.dtype().itemsize();
   if (bytes == 0) return at::empty({size}, options);
   void* data = translated([&] { return group_->allocate_registered(bytes); });
   shared_->add(data, bytes);
-  // The group stays until its memory is given back.
+  // Holds the group until its memory is given back.
   auto give_back = [group = group_, shared = shared_](void* given) {
     shared->remove(given);
     group->free_registered(given);

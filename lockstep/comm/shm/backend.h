@@ -22,24 +22,26 @@ namespace lockstep::shm {
 class Messages;
 class SharedTensors;
 
-// The protocol of a Group as a c10d::Backend.
+// Makes the protocol of a Group a c10d::Backend.
 //
-// Collectives: one after the other, through a WorkQueue: with asyncOp false in
-// the caller, whose errors are thrown at once; else on one thread. Messages: in
-// any order among these; those that do not end at once go on without a waiter,
-// on one thread that the first of them starts.
+// Collectives run one after the other, through a WorkQueue. With asyncOp false
+// a collective runs in the calling thread, and its errors are thrown at once;
+// otherwise it runs on the queue's thread. Messages may be in any order with
+// collectives. A message that does not end at once goes on even if no thread
+// waits for it, on a thread that the first such message starts.
 //
-// Tensors of host memory, dense (allreduce: sparse too), of any dtype where
-// data only moves; those that are not contiguous go through a copy. What may
-// overlap: an input and the output of the same rank, if they are the same.
+// Tensors must be in host memory and dense (allreduce takes sparse ones, too).
+// Operations that only move data take any dtype. A tensor that is not
+// contiguous goes through a copy. An input and an output may overlap only if
+// they belong to the same rank and are the same memory.
 //
 // Errors: std::invalid_argument for a mistake of this rank,
 // c10::DistBackendError for all else (protocol/group.h says what they name).
 //
-// Threads: any, the order of collectives being the caller's affair. The
-// destructor waits for collectives that are pending and drops messages that
-// are; not while another thread uses the backend. Tensors from allocateTensor()
-// may outlive it.
+// Threads: any; the caller must put the collectives in order. The destructor
+// waits for pending collectives and drops pending messages. No other thread may
+// use the backend while the destructor runs. Tensors from allocateTensor() may
+// outlive the backend.
 class Backend final : public c10d::Backend,
                       public DirectReduce,
                       public HostSharing,
@@ -49,12 +51,12 @@ class Backend final : public c10d::Backend,
   using Tensors = std::vector<at::Tensor>;
   using TensorLists = std::vector<std::vector<at::Tensor>>;
 
-  // `timeout`: of what names none.
+  // `timeout` is for operations that name none.
   Backend(Membership membership, milliseconds timeout);
   ~Backend() override;
 
   const std::string getBackendName() const override { return "shm"; }
-  // Collectives that were begun on this rank.
+  // Returns how many collectives were begun on this rank.
   uint64_t getSequenceNumberForGroup() override {
     return begun_.load(std::memory_order_relaxed);
   }
@@ -100,21 +102,23 @@ class Backend final : public c10d::Backend,
                         const c10d::AllToAllOptions& options) override;
 
   WorkPtr barrier(const c10d::BarrierOptions& options) override;
-  // Names whoever does not come, as every collective here.
+  // The error names the ranks that do not come, as in every collective here.
   void monitoredBarrier(const c10d::BarrierOptions& options,
                         bool wait_all_ranks) override;
 
-  // One tensor each. Works without futures.
+  // Each takes one tensor. The works have no futures.
   WorkPtr send(Tensors& tensors, int to, int tag) override;
   WorkPtr recv(Tensors& tensors, int from, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
-  // What is pending, and all that comes, fails; the peers see this rank's end.
+  // Fails all pending and all later operations. The peers' operations fail,
+  // too, with an error that names this rank.
   void abort() override;
 
   bool supportsTensorAlloc(c10::DeviceIndex) override { return true; }
-  // Registered memory (Group::allocate_registered), `size` elements. Throws
-  // c10::DistBackendError if there is not that much.
+  // Returns `size` elements in registered memory
+  // (Group::allocate_registered()). Throws c10::DistBackendError if the system
+  // does not have that much.
   at::Tensor allocateTensor(long size, at::TensorOptions options) override;
 
   void all_reduce_direct(void* data, int64_t count, at::ScalarType dtype,
@@ -137,17 +141,19 @@ class Backend final : public c10d::Backend,
   milliseconds allowed(milliseconds given) const {
     return given == c10d::kUnsetTimeout ? timeout_ : given;
   }
-  // `operation(Group&, const Deadline&)`, in its turn: here, or on the thread.
+  // Runs `operation(Group&, const Deadline&)` when its turn comes: in the
+  // calling thread, or on the queue's thread.
   template <typename CallOptions, typename Operation>
   WorkPtr issue(c10d::OpType type, const CallOptions& options, Tensors results,
                 Operation operation);
-  // Runs `operation()` when it is its turn, or breaks the group: its peers
-  // count a call that this rank did not come to, or left half done.
+  // Runs `operation()` when its turn comes. Breaks the group if the turn does
+  // not come, or if the operation fails on this rank only: the peers count a
+  // call that this rank did not make, or left half done.
   template <typename Operation>
   void run_in_turn(milliseconds timeout, Operation&& operation);
   template <typename Operation>
   void run_or_break(Operation&& operation);
-  // By whose turn it is.
+  // Called only by the thread whose turn it is, so a load and a store suffice.
   void count_one() {
     begun_.store(begun_.load(std::memory_order_relaxed) + 1,
                  std::memory_order_relaxed);
@@ -167,7 +173,7 @@ void Backend::run_or_break(Operation&& operation) {
   try {
     translated(std::forward<Operation>(operation));
   } catch (const c10::DistBackendError&) {
-    throw;  // of the protocol: all ranks have it, or the group is broken
+    throw;  // from the protocol: all ranks get it, or the group is broken
   } catch (const std::exception& error) {
     group_->hang_up(words_of(error));
     throw;
@@ -193,7 +199,8 @@ Backend::WorkPtr Backend::issue(c10d::OpType type, const CallOptions& options,
                                 Tensors results, Operation operation) {
   const auto timeout = allowed(options.timeout);
   const auto deadline = Deadline::after(timeout);
-  // Pieces in the operation let go of tensors when it does: on the thread too.
+  // The operation's Pieces release their tensors when the operation is
+  // destroyed, on the queue's thread too.
   auto step = [this, deadline, run = std::move(operation)] {
     run(*group_, deadline);
   };

@@ -29,8 +29,8 @@ std::string host_name() {
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "?";
 }
 
-// Behind a failure that all ranks hear of: whoever leaves may take the store
-// along.
+// Called after a failure that all ranks hear of. Waits until all ranks know it,
+// for kTellTime at most: a rank that leaves earlier may take the store with it.
 void wait_until_all_know(c10d::Store& store, int size) {
   try {
     store.add("told", 1);
@@ -38,7 +38,7 @@ void wait_until_all_know(c10d::Store& store, int size) {
     while (store.add("told", 0) < size && !telling.expired()) {
       std::this_thread::sleep_for(kPause);
     }
-  } catch (const c10::Error&) {  // it has gone already
+  } catch (const c10::Error&) {  // the store is gone already
   }
 }
 
@@ -46,8 +46,8 @@ void wait_until_all_know(c10d::Store& store, int size) {
   throw c10::DistBackendError({"create", __FILE__, __LINE__}, why);
 }
 
-// What a rank says of its host: the identity, that is compared, and a name for
-// messages.
+// What a rank says about its host: the identity, which is compared, and a name
+// for error texts.
 struct Host {
   std::string identity;
   std::string name;
@@ -59,8 +59,9 @@ Host read_host(c10d::Store& store, int rank) {
   return {text.substr(0, line), line == text.npos ? "" : text.substr(line + 1)};
 }
 
-// All compare the same, so all fail or none does; and before a handshake that
-// would not get through between hosts, and could not say why.
+// Throws if the ranks are not on one host. All ranks compare the same values,
+// so all throw or none does. This comes before the handshake, which cannot
+// connect ranks of different hosts and could not say why.
 void require_one_host(c10d::Store& store, const BackendRequest& request,
                       const Deadline& deadline) {
   set_text(store, "host/" + std::to_string(request.rank),

@@ -4,16 +4,18 @@
 
 namespace lockstep::shm {
 
-// Shared memory between ranks of one host: backend.h, and
-// docs/shared-memory.md. CPU tensors; at most 64 ranks.
+// Makes the backend "shm": shared memory between ranks of one host (backend.h
+// and docs/shared-memory.md), for CPU tensors and at most 64 ranks.
 //
-// Blocks until all ranks are there, request.timeout at most. Throws
+// Blocks until all ranks have come, for request.timeout at most. Throws
 // std::invalid_argument if there are too many ranks or LOCKSTEP_TUNING is wrong
-// (tuning.h), c10::DistBackendError on every rank, with the rank and the
-// reason, if they cannot share memory or one of them does not come.
+// (protocol/tuning.h). Throws c10::DistBackendError on every rank, with the
+// rank and the reason, if the ranks cannot share memory or one of them does not
+// come.
 //
-// Keys in the store, behind "shm/": host/R, what rank R says of its host;
-// told, how many ranks know that theirs are not one; and those of meet().
+// Keys in the store, all with the prefix "shm/": host/R, what rank R says about
+// its host; told, how many ranks know that the ranks cannot share memory; and
+// the keys of meet().
 c10::intrusive_ptr<c10d::Backend> create(const BackendRequest& request);
 
 }  // namespace lockstep::shm

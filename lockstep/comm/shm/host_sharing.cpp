@@ -28,8 +28,9 @@ bool takes_lists_at_once(const c10d::Backend& backend) {
 namespace shm {
 namespace {
 
-// A child that was forked since has copies of what stands for the parent's
-// memory, which it must not write to.
+// Throws in a child that was forked after `made_in` was made. The child has
+// copies of objects that stand for the parent's memory, which it must not write
+// to.
 void refuse_in_child(const ProcessMark& made_in) {
   if (!made_in.is_foreign()) return;
   throw std::runtime_error(
@@ -75,7 +76,7 @@ class SharedBuckets final : public BucketReduction {
 
  private:
   const ProcessMark made_in_{};
-  // The exchange goes first.
+  // exchange_ uses the other two, so it is declared last and destroyed first.
   const std::shared_ptr<Group> group_;
   const std::vector<ReducedBucket> buckets_;
   const std::unique_ptr<BucketExchange> exchange_;
@@ -103,7 +104,7 @@ class SharedBarrier final : public SplitBarrier {
   Arrivals arrivals_;
 };
 
-// What tensors of memory in common hold.
+// What the tensors of zeros_in_common() keep alive.
 struct CommonTensor {
   std::shared_ptr<Group> group;
   CommonMemory memory;

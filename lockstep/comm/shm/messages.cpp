@@ -51,7 +51,8 @@ class Messages::MessageWork final : public c10d::Work {
       try {
         translated([&] { group().wait(*started_.message, timeout); });
       } catch (const c10::DistBackendError&) {
-        // If it has ended this was its own failure, which settle() keeps.
+        // If the message has ended, this is the message's own failure, which
+        // settle() keeps.
         if (!group().has_ended(*started_.message)) throw;
       }
       settle();
@@ -62,13 +63,14 @@ class Messages::MessageWork final : public c10d::Work {
   }
 
   void abort() override {
-    group().give_up(*started_.message, " was given up: it was aborted");
+    group().give_up(*started_.message, " was given up: its work was aborted");
   }
 
  private:
   Group& group() const { return *messages_->group_; }
 
-  // The message has ended: keeps its failure, or gives the tensor its content.
+  // Called when the message has ended: keeps its failure, or writes its content
+  // to the tensor.
   void settle() {
     std::lock_guard lock(mutex_);
     if (completed_) return;

@@ -13,15 +13,15 @@ namespace lockstep::shm {
 
 // The messages of one rank as works of c10d. Threads: any.
 //
-// A work's wait() moves this rank's messages meanwhile; those that nobody waits
-// for are moved by a thread, which the first message starts that does not end
-// at once. A work whose wait runs out of time, or that abort() is called for,
-// has failed, and its tensor is the caller's again (Group::give_up()). A work
-// that is dropped leaves its message under way, and its tensor alive for that
-// long. Works have no futures.
+// While a work's wait() blocks it moves this rank's messages. Messages that no
+// thread waits for are moved by a thread of this object, which starts with the
+// first message that does not end at once. If the wait of a work times out, or
+// abort() is called, the work has failed and the caller may use its tensor
+// again (Group::give_up()). If a work is dropped, its message goes on and keeps
+// the tensor alive until it ends. Works have no futures.
 class Messages : public std::enable_shared_from_this<Messages> {
  public:
-  // `timeout`: of waits that name none.
+  // `timeout` is for waits that name none.
   Messages(std::shared_ptr<Group> group, milliseconds timeout);
   Messages(const Messages&) = delete;
   Messages& operator=(const Messages&) = delete;

@@ -25,7 +25,7 @@ void require_like_own(const char* operation, const Tensors& tensors,
   require_elements(operation, tensors[rank], own.numel());
 }
 
-// One all_gather, to outputs that lie apart or in one tensor.
+// One all_gather, whose outputs are separate tensors or parts of one tensor.
 struct Gathering {
   Piece input;
   Pieces outputs;
@@ -61,7 +61,8 @@ Gathering gather_whole(const at::Tensor& output, const at::Tensor& input,
   require_elements(kName, output, input.numel() * size);
   gathering.places =
       parts_of(gathering.outputs[0], std::vector<size_t>(size, input.numel()));
-  // In place is what is the own part of the output.
+  // If the input is this rank's own part of the output, the operation is in
+  // place and needs no copy.
   if (gathering.input.data() != gathering.places[rank].data) {
     gathering.input.part_from(gathering.outputs[0], false);
   }
@@ -192,7 +193,8 @@ Backend::WorkPtr Backend::alltoall(Tensors& outputs, Tensors& inputs,
   require_one_a_rank(kName, inputs, getSize());
   auto sent = pieces(kName, inputs, Use::read);
   const auto received = pieces(kName, outputs, Use::write);
-  // Sizes are compared with those of the other ranks, the own part's too.
+  // The protocol compares the sizes with those of the other ranks, also the
+  // size of this rank's own part.
   for (int i = 0; i < getSize(); ++i) {
     require_same_dtype(kName, inputs[i], inputs[0]);
     require_same_dtype(kName, outputs[i], inputs[0]);

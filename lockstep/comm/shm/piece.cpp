@@ -66,11 +66,11 @@ void require_in_host_memory(const char* operation, const at::Tensor& tensor) {
   if (tensor.device().is_cpu() && tensor.layout() == at::kStrided) return;
   throw std::invalid_argument(c10::str(operation, ": a tensor is ",
                                        tensor.layout(), " on ", tensor.device(),
-                                       "; \"shm\" takes dense ones on cpu"));
+                                       "; \"shm\" takes dense tensors on cpu"));
 }
 
-// As contiguous memory, read or to be written; the tensor itself where it is
-// that already.
+// Returns contiguous memory to read from or to write to: the tensor itself if
+// it is contiguous already.
 at::Tensor dense_form(const at::Tensor& tensor, Piece::Use use) {
   if (tensor._is_zerotensor()) {  // has no memory; nothing is written to it
     return at::zeros(tensor.sizes(), tensor.options().requires_grad(false));
@@ -176,7 +176,7 @@ Reduction require_reduction(const char* operation, at::ScalarType dtype,
     throw std::invalid_argument(c10::str(
         operation, ": a tensor of ", dtype,
         " cannot be reduced; allowed are Float, Double, Half, BFloat16, Char, "
-        "Byte, Int, Long and Bool: convert it, or give view_as_real() of it"));
+        "Byte, Int, Long and Bool: convert it, or give its view_as_real()"));
   }
   if (!by) {
     throw std::invalid_argument(c10::str(

@@ -8,17 +8,17 @@
 
 #include "lockstep/comm/shm/protocol/group.h"
 
-// Tensors as the protocol takes them.
+// Turns tensors into what the protocol takes.
 namespace lockstep::shm {
 
-// One tensor of an operation as one piece of memory: the tensor's own where it
-// is contiguous, else a copy. Keeps the tensor alive. A value.
+// One tensor of an operation as one piece of memory: the tensor's own if it is
+// contiguous, else a copy. Keeps the tensor alive. A value type.
 class Piece {
  public:
   enum class Use { read, write, update };
 
-  // `operation` begins the messages. Throws std::invalid_argument if the tensor
-  // is not defined, dense and of host memory.
+  // Throws std::invalid_argument whose text begins with `operation` if the
+  // tensor is not defined, dense and in host memory.
   Piece(const char* operation, const at::Tensor& tensor, Use use);
 
   void* data() const { return dense_.data_ptr(); }
@@ -28,16 +28,18 @@ class Piece {
     return {dense_.const_data_ptr(), dense_.nbytes()};
   }
   const at::Tensor& tensor() const { return tensor_; }
-  // The same memory as a tensor of one dimension.
+  // Returns the same memory as a tensor of one dimension.
   at::Tensor flat() const;
-  // How it is compared with what the other ranks give.
+  // Returns the protocol's dtype, which is compared with that of the other
+  // ranks.
   DType moved_as() const;
 
-  // Takes memory of its own if it shares some with `other` (unless it is the
-  // very same, where `same_allowed`).
+  // Changes to a copy if its memory overlaps that of `other`. With
+  // `same_allowed` the two may be exactly the same memory.
   void part_from(const Piece& other, bool same_allowed);
 
-  // Once written: the tensor becomes what was written.
+  // Copies what was written to the tensor, if this piece was to be written and
+  // is a copy.
   void write_back() const;
 
  private:
@@ -48,14 +50,14 @@ class Piece {
 
 using Pieces = std::vector<Piece>;
 
-// One tensor a rank, each as Piece.
+// Returns a Piece for each tensor.
 Pieces pieces(const char* operation, const std::vector<at::Tensor>& tensors,
               Piece::Use use);
 void write_back(const Pieces& written);
 std::vector<Bytes> bytes(const Pieces& of);
 std::vector<ConstBytes> const_bytes(const Pieces& of);
 
-// Parts of a piece, one a rank; `counts` of elements.
+// Divides a piece into one part for each rank: counts[r] elements for rank r.
 std::vector<Bytes> parts_of(const Piece& whole,
                             const std::vector<size_t>& counts);
 template <typename Part>
@@ -66,11 +68,13 @@ std::vector<ConstBytes> as_const(const std::vector<Part>& parts) {
   return result;
 }
 
-// The kernels' dtype, or uint8 for what they do not have: its bytes.
+// Returns the kernels' dtype, or uint8 (plain bytes) if the kernels do not have
+// `dtype`.
 DType moved_as(at::ScalarType dtype);
 
-// What reduces `dtype` by `op`. Throws std::invalid_argument that begins with
-// `operation` where nothing does.
+// How the kernels reduce a dtype by an operation. If they cannot,
+// require_reduction() throws std::invalid_argument whose text begins with
+// `operation`.
 struct Reduction {
   DType dtype;
   ReduceOp op;

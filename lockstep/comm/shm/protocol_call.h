@@ -12,10 +12,11 @@
 #include "lockstep/comm/disagreement.h"
 #include "lockstep/comm/shm/protocol/errors.h"
 
-// How the protocol is called from c10d.
+// Calls the protocol from c10d.
 namespace lockstep::shm {
 
-// Runs `call`, whose errors become c10d's; costs nothing where it has none.
+// Runs `call` and turns errors of the protocol into errors of c10d. Costs
+// nothing if there is no error.
 template <typename Call>
 decltype(auto) translated(Call&& call) {
   auto as_c10 = [](const std::exception& error) {
@@ -36,14 +37,14 @@ decltype(auto) translated(Call&& call) {
   }
 }
 
-// Without LibTorch's stack trace.
+// Returns the text of `error`, without LibTorch's stack trace.
 inline std::string words_of(const std::exception& error) {
   const auto* torch = dynamic_cast<const c10::Error*>(&error);
   return torch != nullptr ? torch->what_without_backtrace() : error.what();
 }
 
-// What is left for the next step of an operation. Never nothing: its wait shall
-// say what it waited for.
+// Returns the time that is left for the next step of an operation. It is never
+// zero, so that the step still waits and its error says what it waited for.
 inline std::chrono::milliseconds left(const Deadline& deadline) {
   return std::max(deadline.remaining(), std::chrono::milliseconds(1));
 }

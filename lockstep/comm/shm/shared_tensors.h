@@ -6,12 +6,13 @@
 
 namespace lockstep::shm {
 
-// Where tensors in memory that ranks share lie. Threads: any.
+// Knows where the tensors lie that are in memory shared by the ranks. Threads:
+// any.
 class SharedTensors {
  public:
   void add(const void* data, size_t bytes);
   void remove(const void* data);
-  // Whether [data, data + bytes) lies in one of them.
+  // Returns whether [data, data + bytes) lies in one of them.
   bool hold(const void* data, size_t bytes);
 
  private:

@@ -16,7 +16,7 @@ namespace {
 
 constexpr size_t kMostDimensions = 16;
 
-// What the others must know of one rank's tensor before they receive it.
+// What the peers must know about a rank's tensor before they receive it.
 struct Outline {
   int64_t average;  // 1: the mean is asked for, not the sum
   int64_t entries;
@@ -57,8 +57,8 @@ std::vector<Outline> gather_outlines(Group& group, const Outline& own,
   for (size_t rank = 0; rank < all.size(); ++rank) {
     if (same_form(all[rank], all[0])) continue;
     throw CallMismatch(c10::str(
-        "the ranks disagree about this call: member 0 gave ", describe(all[0]),
-        ", member ", rank, " ", describe(all[rank])));
+        "the ranks disagree about this call: rank 0 of the group gave ",
+        describe(all[0]), ", rank ", rank, " of it ", describe(all[rank])));
   }
   return all;
 }
@@ -115,11 +115,11 @@ at::Tensor sum_sparse(Group& group, const at::Tensor& tensor, bool average,
 void require_sparse(const at::Tensor& tensor, c10d::ReduceOp::RedOpType op) {
   if (!tensor.device().is_cpu() || tensor.layout() != at::kSparse ||
       tensor.dim() > static_cast<int64_t>(kMostDimensions)) {
-    throw std::invalid_argument(
-        c10::str("all_reduce: a tensor is ", tensor.layout(), " on ",
-                 tensor.device(), " with ", tensor.dim(),
-                 " dimensions; allowed are Sparse (COO) ones on cpu of up to ",
-                 kMostDimensions));
+    throw std::invalid_argument(c10::str(
+        "all_reduce: a tensor is ", tensor.layout(), " on ", tensor.device(),
+        " with ", tensor.dim(),
+        " dimensions; allowed are Sparse (COO) tensors on cpu of up to ",
+        kMostDimensions));
   }
   if (op != c10d::ReduceOp::SUM && op != c10d::ReduceOp::AVG) {
     throw std::invalid_argument(

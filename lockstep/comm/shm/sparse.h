@@ -9,13 +9,14 @@
 
 namespace lockstep::shm {
 
-// The sum, or average, of the ranks' sparse (COO) tensors, coalesced: entry by
-// entry in the order of the ranks, the half types in float32. Each rank has as
-// many entries as it likes. Gathers their numbers and sizes, then places and
-// values, so a rank receives what all have together.
+// Returns the sum, or average, of the ranks' sparse (COO) tensors, coalesced.
+// Entries are added in rank order, those of half types in float32. Each rank
+// may have any number of entries. Gathers these numbers and the sizes, then
+// places and values, so every rank receives the entries of all ranks.
 //
 // Blocks until the deadline at most. Throws c10::DistBackendError with both
-// descriptions if the ranks' tensors differ in shape, else as Group.
+// descriptions if the ranks' tensors differ in shape; otherwise throws as Group
+// does.
 at::Tensor sum_sparse(Group& group, const at::Tensor& tensor, bool average,
                       const Deadline& deadline);
 

@@ -38,8 +38,8 @@ std::string get_text(c10d::Store& store, const std::string& key) {
 }
 
 Exchange exchange_over(const c10::intrusive_ptr<c10d::Store>& store) {
-  // The protocol knows nothing of LibTorch, and would take its stack trace
-  // along.
+  // The protocol knows nothing of LibTorch and would take its stack trace for a
+  // part of the text.
   auto plain = [](auto&& call) {
     try {
       return call();

@@ -6,11 +6,12 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/shm/protocol/handshake.h"
 
-// c10d's store as ranks use it that are about to meet.
+// Lets ranks that are about to meet use c10d's store.
 namespace lockstep::shm {
 
-// Until `key` is there; false if the time is over. Asks again and again, as
-// LibTorch prints a warning of its own when Store::wait() runs out of time.
+// Waits until `key` is there; returns false if the deadline passes first. Asks
+// again and again, because LibTorch prints a warning of its own if
+// Store::wait() times out.
 bool await_key(c10d::Store& store, const std::string& key,
                const Deadline& deadline);
 
@@ -18,7 +19,7 @@ void set_text(c10d::Store& store, const std::string& key,
               const std::string& text);
 std::string get_text(c10d::Store& store, const std::string& key);
 
-// For meet(). Keeps the store alive.
+// Returns what meet() needs. Keeps the store alive.
 Exchange exchange_over(const c10::intrusive_ptr<c10d::Store>& store);
 
 }  // namespace lockstep::shm

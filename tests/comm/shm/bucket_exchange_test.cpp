@@ -310,7 +310,7 @@ TEST(BucketFaults, BucketThatIsNotPublishedIsNamedWithItsRank) {
     EXPECT_THAT(
         ends[rank].words,
         AllOf(
-            HasSubstr("rank 1 has not published bucket 2 of 3 of round 2"),
+            HasSubstr("rank 1 has not published bucket 2 of 3 of reduction 2"),
             HasSubstr("the last collective that it announced was all_reduce #"),
             HasSubstr("allowed 300 ms")));
   }
@@ -334,7 +334,7 @@ TEST(BucketFaults, RankThatDoesNotReduceItsPartIsNamed) {
     });
     EXPECT_EQ(ends[1].kind, End::Kind::broken) << ends[1];
     EXPECT_THAT(ends[1].words, HasSubstr("rank 0 has not reduced its part of"));
-    EXPECT_THAT(ends[1].words, HasSubstr("of round 1"));
+    EXPECT_THAT(ends[1].words, HasSubstr("of reduction 1"));
   }
 }
 
@@ -447,8 +447,9 @@ TEST(BucketFaults, RoundThatOneRankAloneAbandonedIsNamed) {
     if (group.rank() == 1) rank.exchange().begin(1, 2);
   });
   EXPECT_EQ(ends[1].kind, End::Kind::broken) << ends[1];
-  EXPECT_THAT(ends[1].words,
-              HasSubstr("rank 0 has neither finished nor given up round 1"));
+  EXPECT_THAT(
+      ends[1].words,
+      HasSubstr("rank 0 has neither finished nor given up reduction 1"));
 }
 
 TEST(BucketFaults, KilledRankIsNamedByWhoWaitsInFinish) {
@@ -572,7 +573,7 @@ TEST(SplitBarriers, NameWhoDoesNotArrive) {
   });
   for (int rank : {0, 1}) {
     EXPECT_EQ(ends[rank].kind, End::Kind::broken) << ends[rank];
-    EXPECT_THAT(ends[rank].words, HasSubstr("rank 2 has arrived 2 times of 3"));
+    EXPECT_THAT(ends[rank].words, HasSubstr("rank 2 has arrived 2 of 3 times"));
   }
 }
 

@@ -117,8 +117,8 @@ WORLD_TEST(ShmComparedCalls, SumAndMeanOfSparseTensorsAreToldApart, 2, 3) {
   const auto op = world.rank == 0 ? ReduceOp::AVG : ReduceOp::SUM;
   EXPECT_THAT(failure_of([&] { all_reduce(tensor, {.op = op}); }),
               AllOf(HasSubstr("the ranks disagree"),
-                    HasSubstr("member 0 gave AVG of sparse [2, 2]"),
-                    HasSubstr("member 1 SUM of sparse [2, 2]")));
+                    HasSubstr("rank 0 of the group gave AVG of sparse [2, 2]"),
+                    HasSubstr("rank 1 of it SUM of sparse [2, 2]")));
   all_reduce(tensor);
   EXPECT_TRUE(tensor.to_dense().equal(at::eye(2) * world.size));
 }

@@ -121,7 +121,7 @@ TEST_F(HandshakeFault, ARankOfAnotherNetworkNamespaceIsUnavailableForAll) {
                     if (::unshare(CLONE_NEWNET) != 0) throw_errno("unshare");
                   }),
               Each(AllOf(StartsWith("Unavailable: "), HasSubstr("rank 1"),
-                         HasSubstr("not of one host"))));
+                         HasSubstr("differ in host"))));
 }
 
 TEST_F(HandshakeFault, ARankOfAnotherUserIsUnavailableForAll) {
@@ -132,7 +132,7 @@ TEST_F(HandshakeFault, ARankOfAnotherUserIsUnavailableForAll) {
                                         throw_errno("setuid");
                                     }),
               Each(AllOf(StartsWith("Unavailable: "),
-                         HasSubstr("rank 0 and rank 1 are not of one host"))));
+                         HasSubstr("rank 0 and rank 1 differ in host"))));
 }
 
 TEST_F(HandshakeFault, MemoryThatRankZeroCannotReserveIsUnavailableForAll) {
@@ -212,9 +212,10 @@ TEST_F(HandshakeFault, AStoreThatFailsEndsTheMeetingAtOnce) {
                     std::chrono::milliseconds) -> std::optional<std::string> {
     throw std::runtime_error("connection reset");
   };
-  EXPECT_THAT(outcome_of([&] { meet(exchange, meeting_of(1, 2)); }),
-              AllOf(StartsWith("GroupBroken: rank 1 found nobody in the store"),
-                    HasSubstr("connection reset")));
+  EXPECT_THAT(
+      outcome_of([&] { meet(exchange, meeting_of(1, 2)); }),
+      AllOf(StartsWith("GroupBroken: rank 1 could not read from the store"),
+            HasSubstr("connection reset")));
 }
 
 TEST(PeerLinks, AKilledPeerHasHungUpAlthoughItsMessageWaits) {

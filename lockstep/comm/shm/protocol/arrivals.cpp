@@ -57,7 +57,7 @@ void Arrivals::wait(milliseconds timeout) {
             (absent.empty() ? "" : ", ") + core.waiting.name(peer) +
             " has arrived " +
             std::to_string(arrivals(peer).load(std::memory_order_relaxed)) +
-            " times of " + std::to_string(own_) + " at a split barrier" +
+            " of " + std::to_string(own_) + " times at a split barrier" +
             core.last_call_of(peer);
       }
       return absent;

@@ -11,16 +11,18 @@ namespace lockstep::shm {
 // A barrier in two halves: each rank counts its arrivals on a cache line of its
 // own, and reads those of the others.
 //
-// Making it is a collective of the group (errors as CommonMemory's). The group
-// must outlive it. Threads: one at a time, beside the group's collectives.
+// Constructing it is a collective of the group, with the errors of
+// CommonMemory. The group must outlive it. Threads: one at a time, also while
+// another thread is in a collective of the group.
 class Arrivals {
  public:
   Arrivals(Group& group, std::chrono::milliseconds timeout);
 
-  // One release store; never blocks, throws nothing.
+  // Counts one arrival of this rank, by one release store. Never blocks, throws
+  // nothing.
   void arrive() noexcept;
-  // Until every rank has arrived as often as this one. Throws GroupBroken as
-  // the group's collectives.
+  // Waits until every rank has arrived as often as this one. Throws GroupBroken
+  // as the group's collectives do.
   void wait(std::chrono::milliseconds timeout);
 
  private:

@@ -16,17 +16,19 @@
 namespace lockstep::shm {
 namespace {
 
-// Pieces stay in the nearest caches from the first destination to the last.
+// Pieces of this size stay in the nearest caches while they are written to all
+// destinations.
 constexpr size_t kPieceBytes = size_t{16} << 10;
-// What is no larger (nor than the tuning's) is quicker to copy and to reduce on
-// all ranks than a second wait is.
+// If a bucket is no larger than this, nor than one_shot_bytes of the tuning,
+// copying it and reducing all of it on every rank is quicker than a second
+// wait.
 constexpr size_t kOneShotBytes = size_t{4} << 10;
 
 BucketLayout layout_of(Core& core, const std::vector<ExchangedBucket>& buckets,
                        bool everywhere) {
   BucketLayout layout{.everywhere = everywhere, .buckets = {}};
   for (const auto& bucket : buckets) {
-    // Nobody reaches for a bucket of nothing.
+    // No rank reaches for an empty bucket, so any region but 0 will do.
     RegisteredMemory::Place place{.region = bucket.count == 0 ? 1u : 0u,
                                   .offset = 0};
     if (bucket.count != 0) {
@@ -46,7 +48,7 @@ BucketLayout layout_of(Core& core, const std::vector<ExchangedBucket>& buckets,
   return layout;
 }
 
-// Of all ranks. Throws CallMismatch where they disagree.
+// Returns the layouts of all ranks. Throws CallMismatch if they disagree.
 std::vector<BucketLayout> exchanged(Group& group, const BucketLayout& own,
                                     uint64_t call, const Deadline& deadline) {
   auto& core = group.core();
@@ -108,9 +110,10 @@ std::unique_ptr<BucketExchange> BucketExchange::make(
   const uint64_t call = core.sequence + 1;
   try {
     core.registered.look();
-  } catch (const std::exception&) {  // what it misses is found out below
+  } catch (const std::exception&) {  // reach() finds what was missed
   }
-  // Behind this the way to every peer is free for loans.
+  // Every rank has read its sockets just before, so after this gather the way
+  // to every peer has room for loans, which layout_of() may send.
   gather_all(core, what, uint8_t{0}, left());
   const auto layouts =
       exchanged(group, layout_of(core, buckets, results == Results::everywhere),
@@ -184,7 +187,7 @@ BucketExchange::Counters& BucketExchange::own() const {
 
 void BucketExchange::begin(int64_t iteration, double divisor) {
   if (!(divisor > 0)) {
-    throw std::invalid_argument("a round of buckets has the divisor " +
+    throw std::invalid_argument("a reduction of buckets has the divisor " +
                                 std::to_string(divisor) +
                                 "; it must be more than 0");
   }
@@ -193,7 +196,7 @@ void BucketExchange::begin(int64_t iteration, double divisor) {
   base_ = rounds_++ * buckets_.size();
   iteration_ = iteration;
   divisor_ = divisor;
-  // Released by publish(), read in compare_iterations().
+  // Released by publish(); compare_iterations() reads it.
   own().iterations[rounds_ % 2].store(iteration, std::memory_order_relaxed);
   published_ = next_ = complete_ = 0;
   open_ = true;
@@ -213,14 +216,15 @@ void BucketExchange::reclaim() {
   core_.waiting.throw_if_broken();
   if (!open_) return;
   abandon();
-  // A peer may still be reducing what was published, into this rank's buckets.
+  // A peer may still be reducing what this rank published, and writing the
+  // results into this rank's buckets.
   Patience patience(timeout_);
   const auto not_ended = [this](std::memory_order order) {
     return below(&Counters::given_up, rounds_, order) &
            below(&Counters::finished, rounds_, order);
   };
   await(not_ended, patience, [this] {
-    return "has neither finished nor given up round " +
+    return "has neither finished nor given up reduction " +
            std::to_string(rounds_) + ", which this rank has given up";
   });
   open_ = abandoned_ = false;
@@ -232,9 +236,9 @@ void BucketExchange::reclaim() {
         core_.waiting.name(core_.rank) + " has given up iteration " +
         std::to_string(iteration_) +
         " (an exception ended its backward), but " + core_.waiting.name(peer) +
-        " had all of its gradients and has finished it, so that the replicas "
-        "differ by a step; load a snapshot on all ranks, or broadcast the "
-        "parameters of one");
+        " had all of its gradients and has finished it, so the replicas differ "
+        "by a step; load a snapshot on all ranks, or broadcast the parameters "
+        "of one rank");
   }
 }
 
@@ -245,18 +249,19 @@ void BucketExchange::publish(size_t bucket) {
         bucket_name(bucket) + " was published " +
         (open_ && !abandoned_
              ? "after " + std::to_string(published_) + " others"
-             : "outside a round"));
+             : "outside a reduction"));
   }
   core_.standstill.thread_comes();
   const auto& one = buckets_[bucket];
   if (one.one_shot && one.count != 0) {
-    // A peer that read this place two rounds ago has published the round
-    // between since, and this rank has waited for that.
+    // Two reductions ago a peer read this place. Since then it has published
+    // the buckets of the reduction in between, and this rank has waited for
+    // that.
     std::memcpy(copy_of(core_.rank, one), one.data[core_.rank],
                 one.count * kernels::size_of(one.dtype));
   }
   ++published_;
-  // Release of this rank's contribution; pairs with the loads in all_have().
+  // Releases this rank's contribution. Pairs with the loads in all_have().
   own().published.store(base_ + published_, std::memory_order_seq_cst);
   core_.waiting.wake_sleepers();
 }
@@ -293,8 +298,8 @@ size_t BucketExchange::advance(std::memory_order order) {
                              bucket.count * kernels::size_of(bucket.dtype))}});
     reduce(bucket);
     ++next_;
-    // Release of the results, and of this rank's having read the others'
-    // contributions; pairs with the loads in all_have() and below().
+    // Releases the results, and says that this rank has read the others'
+    // contributions. Pairs with the loads in all_have() and below().
     own().reduced.store(base_ + next_, std::memory_order_seq_cst);
     core_.waiting.wake_sleepers();
   }
@@ -307,8 +312,8 @@ size_t BucketExchange::advance(std::memory_order order) {
   return complete_;
 }
 
-// All ranks have published the first bucket of this round, and with it what
-// they say it belongs to.
+// Called when all ranks have published the first bucket of this reduction, and
+// with it the iteration that it belongs to.
 void BucketExchange::compare_iterations() const {
   for (int peer = 0; peer < core_.size; ++peer) {
     const auto theirs =
@@ -339,7 +344,7 @@ void BucketExchange::reduce_piece(const Bucket& bucket,
   const int n = core_.size;
   const auto offset = elements.begin * kernels::size_of(bucket.dtype);
   std::array<const void*, kMaxRanks> sources;
-  // This rank's first.
+  // This rank's place comes first.
   std::array<void*, kMaxRanks> results;
   results[0] = bucket.data[core_.rank] + offset;
   size_t written = 1;
@@ -358,7 +363,8 @@ void BucketExchange::reduce_piece(const Bucket& bucket,
   }
   kernels::reduce({results.data(), 1}, from, elements.size(), bucket.dtype,
                   ReduceOp::sum);
-  // The sum itself last: the others are made of it.
+  // The sum is scaled in place last, because the other results are made from
+  // it.
   for (size_t to = written; to-- > 0;) {
     kernels::scale(results[to], results[0], elements.size(), bucket.dtype,
                    1 / divisor_);
@@ -385,19 +391,19 @@ void BucketExchange::finish() {
   if (!open_ || abandoned_ || published_ != buckets_.size()) {
     throw std::logic_error(
         open_ && !abandoned_
-            ? "a round is to be finished, but " + bucket_name(published_) +
+            ? "finish() was called, but " + bucket_name(published_) +
                   " was not published"
-            : "a round is to be finished that was not begun");
+            : "finish() was called for a reduction that was not begun");
   }
   Patience patience(timeout_);
   while (advance() < buckets_.size()) await_progress(patience);
-  // Where results are owned, peers may still read this rank's contributions.
+  // If results are owned, peers may still be reading this rank's contributions.
   if (results_ == Results::owned) {
     const auto reading = [this](std::memory_order order) {
       return below(&Counters::reduced, base_ + buckets_.size(), order);
     };
     await(reading, patience, [this] {
-      return "has not reduced its part of all buckets of round " +
+      return "has not reduced its part of all buckets of reduction " +
              std::to_string(rounds_);
     });
     throw_if_given_up(reading);
@@ -456,7 +462,8 @@ uint64_t BucketExchange::given_up(uint64_t missing,
 void BucketExchange::throw_if_given_up(const Missing& missing) const {
   const auto order = std::memory_order_acquire;
   if (given_up(missing(order), order) == 0) return;
-  // What a rank did before it gave up is seen now.
+  // Now that the giving up is seen, everything that the rank did before is seen
+  // too, so it may not be missing any more.
   const auto ranks = given_up(missing(order), order);
   if (ranks == 0) return;
   std::string names;
@@ -506,7 +513,7 @@ std::string BucketExchange::size_in_words() const {
 
 std::string BucketExchange::bucket_name(size_t bucket) const {
   return "bucket " + std::to_string(bucket + 1) + " of " +
-         std::to_string(buckets_.size()) + " of round " +
+         std::to_string(buckets_.size()) + " of reduction " +
          std::to_string(rounds_);
 }
 

@@ -17,83 +17,95 @@ namespace lockstep::shm {
 
 class Patience;
 
-// One bucket of this rank: `count` elements of a floating dtype in its
+// One bucket of this rank: `count` elements of a floating dtype in this rank's
 // registered memory.
 struct ExchangedBucket {
   void* data;
   size_t count;
   DType dtype;
-  // What this rank reduces. None on all ranks: equal_slice().
+  // The ranges that this rank reduces. Empty on all ranks: equal_slice().
   std::vector<Interval> owned{};
 };
 
 // Reduces the same buckets of registered memory again and again, without a
-// collective a bucket and without a thread: each rank counts what it has
-// published and reduced on cache lines of its own, and reduces its elements of
-// every bucket that all have published, whenever it is asked to.
+// collective for each bucket and without a thread. Each rank counts, on cache
+// lines of its own, what it has published and reduced. Whenever a rank is asked
+// to, it reduces its elements of every bucket that all ranks have published.
 //
 // Element i of the result is ((rank 0 + rank 1) + rank 2) ... in the arithmetic
-// of kernels::reduce(), divided: by kernels::reduce()'s avg where the divisor
-// is the number of ranks, else by kernels::scale() with 1 / divisor behind the
-// sum (which the half types thus round twice). The same bits on all ranks.
+// of kernels::reduce(), divided by the divisor. If the divisor is the number of
+// ranks, avg of kernels::reduce() divides; otherwise kernels::scale()
+// multiplies the sum by 1 / divisor, so half types are rounded twice. All ranks
+// get the same bits.
 //
-// A round is begin(), publish() of every bucket in order, advance() at any
-// time, finish(). It may be given up instead, by abandon() or by the next
-// reclaim() or begin(). Every rank ends each round in one of these ways, and
-// either all have finished it or all have given it up when the next one begins:
-// - A rank that waits in finish() for what a rank has not done that gave the
-//   round up throws CallMismatch at once, and is to give it up, too.
-// - A rank may give up when it has done all that the others wait for, so that
-//   these finish. reclaim() and begin() of that rank throw CallMismatch then:
-//   it lacks an iteration that the others have. The round is over all the same.
+// One reduction is begin(), publish() of every bucket in order, advance() at
+// any time, and finish(). A rank may give the reduction up instead, by
+// abandon() or by the next reclaim() or begin(). Every rank ends each reduction
+// in one of these ways. When the next one begins, either all ranks have
+// finished this one or all have given it up:
+// - If a rank waits in finish() for something that another rank has not done
+//   and, as it gave up, will not do, the waiting rank throws CallMismatch at
+//   once. It must then give the reduction up, too.
+// - If a rank gives up after it has done all that the others wait for, the
+//   others finish. reclaim() and begin() of the rank that gave up then throw
+//   CallMismatch, because it lacks an iteration that the others have. The
+//   reduction is over nevertheless.
 //
-// Threads: one at a time, beside the group's collectives and messages.
-// Errors: GroupBroken, as the group's collectives; std::logic_error where this
-// rank's calls are in a wrong order. The group must outlive it.
+// Threads: one at a time, also while other threads use the group's collectives
+// and messages. Errors: GroupBroken, as from the group's collectives;
+// std::logic_error if this rank's calls are in a wrong order. The group must
+// outlive this object.
 class BucketExchange {
  public:
   enum class Results { everywhere, owned };
 
-  // A collective of the group. Null on all ranks if some rank's buckets cannot
-  // be reached by all others: they are not registered, or descriptors or memory
-  // are out. Throws CallMismatch on all ranks, with what the first two say that
-  // disagree about the number of buckets, their sizes, dtypes or owners.
-  // `timeout`: of this, and of each begin() and finish().
+  // A collective of the group. Returns null on all ranks if some rank's buckets
+  // cannot be reached by all others: they are not registered, or there are no
+  // descriptors or no memory left. If the ranks disagree about the number of
+  // buckets, their sizes, dtypes or owners, throws CallMismatch on all ranks,
+  // with what the first two that disagree have. `timeout` is for this call, and
+  // for each begin() and finish().
   static std::unique_ptr<BucketExchange> make(
       Group& group, const std::vector<ExchangedBucket>& buckets,
       Results results, milliseconds timeout);
 
-  // Gives up the round that this rank is in, if any, and tells the others.
+  // Gives up the reduction that this rank is in, if any, and tells the others.
   // Never blocks.
   void abandon();
-  // Gives up the round that this rank is in, if any, and waits until all ranks
-  // have ended it, so that no peer uses this rank's buckets. Throws
+  // Gives up the reduction that this rank is in, if any, and waits until all
+  // ranks have ended it, so that no peer uses this rank's buckets. Throws
   // CallMismatch if others have finished it.
   void reclaim();
-  // Waits as reclaim(). Throws std::invalid_argument unless `divisor` is more
-  // than 0. `iteration`: the caller's count, which advance() and finish()
-  // compare between the ranks: where one differs they throw CallMismatch on all
-  // ranks that come so far.
+  // Calls reclaim(), then begins a reduction. Throws std::invalid_argument
+  // unless `divisor` is more than 0. `iteration` is the caller's count, which
+  // advance() and finish() compare between the ranks: if one differs, all ranks
+  // that come so far throw CallMismatch.
   void begin(int64_t iteration, double divisor);
-  // The next one, of which this rank's contribution is complete. Never blocks.
+  // Publishes the next bucket, to which this rank's contribution is complete.
+  // Never blocks.
   void publish(size_t bucket);
-  // Never blocks. How many buckets hold their results, from the first. Throws
-  // CallMismatch, see begin().
+  // Reduces what can be reduced, without blocking. Returns how many buckets,
+  // from the first, hold their results. Throws CallMismatch, see begin().
   size_t advance() { return advance(std::memory_order_acquire); }
+  // Waits until every bucket holds its results and no peer reads this rank's
+  // buckets any more.
   void finish();
 
  private:
-  // Of one rank; each on a line of its own, counted over all rounds.
+  // The counters of one rank. They count over all reductions; each lies on a
+  // cache line of its own.
   struct Counters {
     alignas(64) std::atomic<uint64_t> published;
-    // The caller's iteration. The two slots alternate from round to round: with
-    // one_shot a peer may be one round ahead of this rank.
+    // The caller's iteration. The two places are used in turn by the
+    // reductions, because with one_shot a peer may be one reduction ahead of
+    // this rank.
     std::atomic<int64_t> iterations[2];
     alignas(64) std::atomic<uint64_t> reduced;
-    // The last round, from 1, that this rank has given up, and finished.
+    // The last reduction, counted from 1, that this rank has given up, and that
+    // it has finished.
     alignas(64) std::atomic<uint64_t> given_up;
     std::atomic<uint64_t> finished;
-    alignas(64) std::byte unused[64];  // lines are fetched in pairs
+    alignas(64) std::byte unused[64];  // processors fetch lines in pairs
   };
   struct Bucket {
     size_t count;
@@ -101,13 +113,14 @@ class BucketExchange {
     std::vector<Interval> owned;
     std::vector<std::byte*> data;                  // by rank
     std::vector<std::shared_ptr<std::byte>> held;  // the peers' mappings
-    // So small that each rank copies its contribution beside the counters, and
-    // reduces all of it: who has all contributions waits for nobody.
+    // The bucket is so small that each rank copies its contribution beside the
+    // counters and reduces all of it, so no rank waits for the results of
+    // another.
     bool one_shot;
     size_t offset;  // of the copy
   };
 
-  // `copy_bytes`: of each rank in one round.
+  // `copy_bytes` is the size of one rank's copies in one reduction.
   BucketExchange(Group& group, std::vector<Bucket> buckets, size_t copy_bytes,
                  Results results, milliseconds timeout);
   Counters& counters(int rank) const {
@@ -115,12 +128,14 @@ class BucketExchange {
   }
   Counters& own() const;
 
-  // Where rank `of`'s contribution is copied: in the rounds by turns to one of
-  // two places, so that peers still read one when it writes the other.
+  // Returns where rank `of`'s contribution is copied. Two places are used in
+  // turn by the reductions, so that peers may still read one when the rank
+  // writes the other.
   std::byte* copy_of(int of, const Bucket& bucket) const;
   size_t advance(std::memory_order order);
   void compare_iterations() const;
-  // `known`: what `counter` of every rank is at least.
+  // Returns whether `counter` of every rank covers `bucket`. `known` is a value
+  // that `counter` of every rank is known to have reached.
   bool all_have(std::atomic<uint64_t> Counters::*counter, size_t bucket,
                 uint64_t& known, std::memory_order order) const;
   void reduce(const Bucket& bucket) const;
@@ -129,18 +144,19 @@ class BucketExchange {
   size_t progress() const { return next_ + complete_; }
   void await_progress(Patience& patience);
   using Missing = std::function<uint64_t(std::memory_order)>;
-  // The ranks, as bits, of which `counter` is less than `value`.
+  // Returns the ranks, as bits, whose `counter` is less than `value`.
   uint64_t below(std::atomic<uint64_t> Counters::*counter, uint64_t value,
                  std::memory_order order) const;
-  // The ranks that have given up the round that this one is in, of `missing`.
+  // Returns those of the ranks `missing` that have given up the reduction that
+  // this rank is in.
   uint64_t given_up(uint64_t missing, std::memory_order order) const;
   void throw_if_given_up(const Missing& missing) const;
-  // Until none is missing, or one of these has given up.
+  // Waits until no rank is missing, or one that is missing has given up.
   void await(const Missing& missing, Patience& patience,
              const std::function<std::string()>& complaint) const;
   std::string complain(uint64_t ranks, const std::string& complaint) const;
   std::string bucket_name(size_t bucket) const;
-  // Tells wrappers apart: " of 1234 elements".
+  // Tells apart the wrappers that use such objects: " of 1234 elements".
   std::string size_in_words() const;
 
   Core& core_;
@@ -149,17 +165,18 @@ class BucketExchange {
   const Results results_;
   const milliseconds timeout_;
   CommonMemory memory_;
-  uint64_t rounds_ = 0;     // begun
+  uint64_t rounds_ = 0;     // reductions that were begun
   bool open_ = false;       // begun, and neither finished nor reclaimed
-  bool abandoned_ = false;  // given up, and so told to the others
+  bool abandoned_ = false;  // given up, and the others were told
   int64_t iteration_ = 0;
   double divisor_ = 1;
-  // What the counters were when the round began: buckets of all rounds before.
+  // What the counters were when this reduction began: the number of buckets in
+  // all reductions before.
   uint64_t base_ = 0;
-  uint64_t known_published_ = 0;  // by all ranks, at least
+  uint64_t known_published_ = 0;  // all ranks have counted at least this
   uint64_t known_reduced_ = 0;
-  size_t published_ = 0;  // of this round: by this rank
-  size_t next_ = 0;       // to reduce
+  size_t published_ = 0;  // by this rank, in this reduction
+  size_t next_ = 0;       // the bucket to reduce next
   size_t complete_ = 0;
 };
 

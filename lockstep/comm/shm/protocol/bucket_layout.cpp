@@ -26,7 +26,8 @@ std::string text_of(const BucketLayout& layout, size_t bucket) {
          std::to_string(one.count) + " " + kernels::name_of(one.dtype);
 }
 
-// Of one bucket that all have alike.
+// Returns what is wrong with the owners of one bucket, of which all ranks have
+// the same size and dtype.
 std::optional<std::string> wrong_owners(std::span<const BucketLayout> layouts,
                                         std::span<const std::string> names,
                                         size_t bucket) {
@@ -94,7 +95,9 @@ std::vector<uint64_t> BucketLayout::encode() const {
 BucketLayout BucketLayout::decode(std::span<const uint64_t> words) {
   size_t at = 0;
   auto next = [&] {
-    if (at == words.size()) throw std::runtime_error("a layout is cut short");
+    if (at == words.size()) {
+      throw std::runtime_error("the layout of a peer's buckets is cut short");
+    }
     return words[at++];
   };
   BucketLayout layout{.everywhere = next() != 0, .buckets = {}};

@@ -20,18 +20,19 @@ struct Interval {
   bool operator==(const Interval&) const = default;
 };
 
-// Rank `of`'s part where `elements` are divided equally between `ranks`, in
-// whole cache lines: two ranks that write into one would take it from each
-// other. The last parts may be shorter, or empty.
+// Returns rank `of`'s part if `elements` are divided equally between `ranks`.
+// The parts are whole cache lines: two ranks that write to one line would take
+// it from each other all the time. The last parts may be shorter, or empty.
 Interval equal_slice(Interval elements, int of, int ranks,
                      size_t element_bytes);
 
-// What one rank says of the buckets that all are to reduce (bucket_exchange.h).
+// What one rank tells the others about the buckets that all will reduce
+// (bucket_exchange.h).
 struct BucketLayout {
   struct Bucket {
     size_t count;
     kernels::DType dtype;
-    // Where it lies; region 0 where no peer could reach it.
+    // Where the bucket lies; region 0 if no peer could reach it.
     RegisteredMemory::Place place;
     std::vector<Interval> owned;
   };
@@ -39,13 +40,14 @@ struct BucketLayout {
   std::vector<Bucket> buckets;
 
   std::vector<uint64_t> encode() const;
-  // Throws std::runtime_error if it is none.
+  // Throws std::runtime_error if `words` is cut short.
   static BucketLayout decode(std::span<const uint64_t> words);
 };
 
-// What the ranks disagree about, the first of it; of layouts in rank order,
-// where `names` are the ranks'. Beside counts and dtypes: over all ranks the
-// owned intervals of a bucket are each element once, or there are none.
+// Returns the first thing that the ranks disagree about, or nothing. `layouts`
+// and the ranks' `names` are in rank order. The buckets must have equal counts
+// and dtypes. Over all ranks, the owned ranges of a bucket must contain each
+// element once, or there must be none.
 std::optional<std::string> disagreement(std::span<const BucketLayout> layouts,
                                         std::span<const std::string> names);
 

@@ -11,7 +11,7 @@ constexpr uint8_t kNoReduceOp = 255;
 constexpr uint8_t kRegistered = 1;
 constexpr uint8_t kReached = 2;  // RegisteredMemory::Place::reached
 
-// What is longer is cut.
+// Copies `text`; cuts it if it is too long.
 template <size_t n>
 void write_text(std::array<char, n>& to, const char* text) {
   const size_t length = text ? ::strnlen(text, n - 1) : 0;
@@ -116,10 +116,10 @@ void Collective::announce(RegisteredMemory::Place place) {
 void Collective::finish_announcement() {
   core_.sequence = number_;
   if (user_) ++user_->steps;
-  // Release of the words; pairs with the acquire in last_call_of().
+  // Releases the words. Pairs with the acquire in last_call_of().
   core_.own().last_sequence.store(number_, std::memory_order_release);
-  // Release of all that was written for this number, and of the end of the
-  // one before; pairs with the acquire in has_come().
+  // Releases all that was written for this sequence number, and says that this
+  // rank is done with the call before. Pairs with the acquire in has_come().
   own_.sequence.store(static_cast<uint32_t>(number_),
                       std::memory_order_seq_cst);
   core_.waiting.wake_sleepers();

@@ -31,26 +31,29 @@ enum class Operation : uint8_t {
 };
 const char* name_of(Operation operation);
 
-// Announcement::agreed of what has a size of its own for each pair of ranks.
+// Announcement::agreed of an operation that has a size for each pair of ranks.
 inline constexpr uint64_t kSizesDiffer = ~uint64_t{0};
 
-// Reads what a rank wrote there, which is not to be trusted to end with 0.
+// Reads a text that a rank wrote there. The rank's memory is not trusted to end
+// with 0.
 template <size_t n>
 std::string text_of(const std::array<char, n>& words) {
   return {words.data(), ::strnlen(words.data(), n)};
 }
 
-// One call of one rank, from its announcement to its end. Internal to the
-// protocol.
+// One rank's part in a collective, from its announcement to its end. Internal
+// to the protocol.
 //
-// What is compared is `What`, and of the user's call (base/current_call.h) the
-// entry, the parts that are left and the dtype of its tensor. Messages name the
-// user's operation and number; outside such a call, the protocol's own.
+// The ranks compare `What` and, of the user's call (base/current_call.h), the
+// entry, the parts that are left and the dtype of its tensor. Error texts name
+// the user's operation and number; outside of a user's call they name the
+// protocol's own.
 //
-// Announcing is also a barrier that orders the use of memory: a rank announces
-// number k when it is done with k - 1, so who has seen all announcements of k
-// may write wherever k - 1 was read; and what belongs to the announcements
-// themselves, of which there are two in turn, may be written before.
+// Announcing is also a barrier that orders the use of memory. A rank announces
+// number k when it is done with k - 1. So a rank that has seen all
+// announcements of k may write to any memory that was read for k - 1. Memory
+// that belongs to the announcements may be written before that, because each
+// rank has two of them, which it uses in turn.
 class Collective {
  public:
   struct What {
@@ -60,30 +63,32 @@ class Collective {
     int root{-1};
     uint64_t agreed;  // see Announcement
   };
-  // Its number is the next, which it takes when it is announced: what fails
-  // before has not been called. Throws GroupBroken if the group is.
+  // Takes the next sequence number, but only when it is announced: a call that
+  // fails before that was not made. Throws GroupBroken if the group is broken.
   Collective(Core& core, const What& what, milliseconds timeout);
 
-  // Before announce(): where `bytes` of data go that travel with it; at most
-  // tuning.one_shot_bytes.
+  // Returns where to write `bytes` of data that travel with the announcement,
+  // at most tuning.one_shot_bytes. Write them before announce().
   std::byte* room(size_t bytes);
   std::span<uint64_t> sizes() const {
     return core_.segment.sizes(core_.rank, number_);
   }
 
-  // `bytes`: of this rank's data, in room() or to be staged.
+  // `bytes` is the size of this rank's data, which is in room() or will be
+  // staged.
   void announce(uint64_t bytes);
-  // The data lies in registered memory.
+  // Announces data that lies in registered memory.
   void announce(RegisteredMemory::Place place);
 
-  // Until every rank has announced this number. Throws CallMismatch if they
-  // announced different things.
+  // Waits until every rank has announced this number. Throws CallMismatch if
+  // they announced different things.
   void wait_for_all();
-  // The sizes of every pair of ranks must agree; for operations that wrote
-  // sizes(). Throws CallMismatch.
+  // Throws CallMismatch if the sizes of some pair of ranks disagree. For
+  // operations that wrote sizes().
   void compare_sizes() const;
 
-  // What rank `of` announced; after wait_for_all().
+  // Returns what rank `of` announced. Call this and the next three only after
+  // wait_for_all().
   const Announcement& announcement(int of) const {
     return core_.segment.announcement(of, number_);
   }
@@ -93,7 +98,7 @@ class Collective {
   const std::byte* data(int of) const;
   std::optional<RegisteredMemory::Place> place(int of) const;
 
-  // Until `counter` of `peer` is at least `value`; acquire.
+  // Waits until `counter` of `peer` is at least `value`; an acquire.
   void await(int peer, const std::atomic<uint64_t>& counter, uint64_t value) {
     if (!core_.waiting.spin([&](std::memory_order order) {
           return counter.load(order) >= value;
@@ -101,7 +106,7 @@ class Collective {
       await_slowly(peer, counter, value);
     }
   }
-  // Release, and wakes who sleeps for it.
+  // Stores `value` with release, and wakes the threads that sleep for it.
   void publish(std::atomic<uint64_t>& counter, uint64_t value) const {
     counter.store(value, std::memory_order_seq_cst);
     core_.waiting.wake_sleepers();
@@ -122,12 +127,12 @@ class Collective {
   Core& core_;
   const What what_;
   const uint64_t number_;
-  CurrentCall* const user_;  // may be none
+  CurrentCall* const user_;  // nullptr if there is none
   Announcement& own_;
   Patience patience_;
 };
 
-// Every rank's `own`, in rank order: a collective of its own.
+// Returns every rank's `own`, in rank order. This is a collective by itself.
 template <typename T>
 std::vector<T> gather_all(Core& core, const Collective::What& what,
                           const T& own, milliseconds timeout) {

@@ -14,14 +14,15 @@ namespace {
 
 constexpr uint8_t kYes = 1;
 
-// Where rank 0's memory lies; no region: it has none.
+// Allocates rank 0's memory and returns where it lies. If that fails, the
+// region is 0 and `trouble` says why.
 RegisteredMemory::Place lend(Core& core, void*& owned, size_t bytes,
                              std::string& trouble) {
   try {
     owned = core.registered.allocate(bytes);
-    // Its peers have looked at their sockets just before, so there was room.
+    // The peers have read their sockets just before, so there was room.
     if (const auto place = core.registered.find(owned, bytes)) return *place;
-    trouble = "the way to a peer is full";
+    trouble = "the socket to a peer is full";
   } catch (const std::exception& error) {
     trouble = error.what();
   }
@@ -56,7 +57,8 @@ CommonMemory::CommonMemory(Group& group, size_t bytes,
     place = gather_all(core, what, place, left())[0];
     if (place.region == 0) {
       well = 0;
-      if (core.rank != 0) trouble = core.waiting.name(0) + " has none";
+      if (core.rank != 0)
+        trouble = core.waiting.name(0) + " could not allocate them";
     }
     if (well == kYes) {
       try {
@@ -71,10 +73,10 @@ CommonMemory::CommonMemory(Group& group, size_t bytes,
     if (without != all.end()) {
       if (trouble.empty()) {
         trouble = core.waiting.name(static_cast<int>(without - all.begin())) +
-                  " cannot map it";
+                  " cannot map them";
       }
       throw Unavailable(std::to_string(bytes) +
-                        " bytes of memory in common: " + trouble);
+                        " bytes of memory in common cannot be had: " + trouble);
     }
   } catch (...) {
     if (owned_ != nullptr) core.registered.free(owned_);

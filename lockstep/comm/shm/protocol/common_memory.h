@@ -8,15 +8,18 @@ namespace lockstep::shm {
 
 class Group;
 
-// One piece of zeroed memory that all ranks of a group map: rank 0's registered
-// memory. What they write there they order themselves.
+// One piece of zeroed memory that all ranks of a group map. It is rank 0's
+// registered memory. The ranks must put their accesses to it in order
+// themselves.
 //
-// Making it is a collective of the group: the same number of bytes (more than
-// 0) on all ranks, else all throw CallMismatch. Throws Unavailable on all ranks
-// if one of them cannot have it; GroupBroken. Blocks for `timeout` at most.
+// Constructing it is a collective of the group: all ranks give the same number
+// of bytes (more than 0), otherwise all throw CallMismatch. Throws Unavailable
+// on all ranks if one of them cannot have the memory, and GroupBroken. Blocks
+// for `timeout` at most.
 //
-// The object must not outlive the group, but may outlive Group::leave() and the
-// other ranks' objects: each keeps the memory. Threads: the data is anybody's.
+// The object must not outlive the group. It may outlive Group::leave() and the
+// other ranks' objects, each of which keeps the memory. Threads: any thread may
+// use the data.
 class CommonMemory {
  public:
   CommonMemory(Group& group, size_t bytes, std::chrono::milliseconds timeout);

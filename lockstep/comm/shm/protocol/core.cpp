@@ -25,7 +25,8 @@ void Core::sleep(Patience& patience, const Missing& missing,
   auto look = [&] {
     waiting.throw_if_broken();
     for (const auto& departure : waiting.departures()) {
-      // What it published before it went may have come since: asked again.
+      // What the rank published before it went may have come since, so ask
+      // again.
       const uint64_t needed = missing(std::memory_order_acquire);
       if (needed != 0 && (departure.failed || needed >> departure.rank & 1)) {
         waiting.fail(departure.words);
@@ -35,7 +36,8 @@ void Core::sleep(Patience& patience, const Missing& missing,
   const BlockedCall blocked(standstill, std::cref(missing),
                             [&] { return current_name() + detail; });
   const auto& deadline = patience.deadline();
-  // The peer that is missing may wait for the rest of a message.
+  // The missing peer may be waiting for the rest of a message from this rank,
+  // so messages wake this thread too.
   const uint32_t bells =
       Waiting::kCalls | (messages.busy() ? Waiting::kMessages : 0U);
   if (waiting.sleep(ready, bells, deadline, look) == Waiting::Outcome::ready) {
@@ -65,8 +67,9 @@ std::string Core::call_name(int of, uint64_t announced) const {
 }
 
 std::string Core::last_call_of(int peer) const {
-  // Pairs with the release in finish_announcement(). The peer writes the words
-  // of its next call into the other slot.
+  // Pairs with the release in finish_announcement(). The words are not
+  // overwritten meanwhile: the peer writes those of its next call into the
+  // other slot.
   const auto last =
       segment.state(peer).last_sequence.load(std::memory_order_acquire);
   return last == 0 ? " (it has called nothing yet)"

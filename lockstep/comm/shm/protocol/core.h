@@ -16,13 +16,13 @@
 
 namespace lockstep::shm {
 
-// What a group is made of. Internal to the protocol.
+// The parts that a group is made of. Internal to the protocol.
 struct Core {
   explicit Core(const Membership& membership);
 
   int rank;
   int size;
-  milliseconds timeout;  // in which the group was to meet
+  milliseconds timeout;  // of the handshake
   Tuning tuning;
   Segment segment;
   std::shared_ptr<PeerLinks> links;
@@ -32,7 +32,8 @@ struct Core {
   MessageEngine messages;
   uint64_t sequence = 0;  // collectives that were begun
   // What each slot of this rank's CallWords was written from (the texts are
-  // literals), so that a call like the one before last writes nothing.
+  // literals). A call with the same words as the call before last writes
+  // nothing.
   struct WrittenWords {
     uint64_t ahead = 0;
     uint8_t units = 0;
@@ -42,29 +43,34 @@ struct Core {
     bool operator==(const WrittenWords&) const = default;
   };
   std::array<WrittenWords, kSlots> written_words{};
-  // Chunks of staging that large operations have used: the same number on all
-  // ranks, and where the counters of RankState go on from.
+  // How many chunks of staging, or steps of reductions in place, large
+  // operations have used. It is the same on all ranks; the counters of
+  // RankState go on from it.
   uint64_t chunks = 0;
 
   RankState& own() const { return segment.state(rank); }
 
-  // The ranks, as bits, whose doing is waited for; read in this order.
+  // Returns the ranks, as bits, that are still waited for, reading with this
+  // memory order.
   using Missing = std::function<uint64_t(std::memory_order)>;
-  // What a wait whose time is over says of them.
+  // Returns what the error says about these ranks when a wait times out.
   using Complaint = std::function<std::string(uint64_t ranks)>;
-  // The whole wait behind Waiting::spin(), until nobody is missing; moves
-  // messages meanwhile, and looks for a standstill (of which this
-  // rank says current_name() and `detail`). Breaks the group where the time is
-  // over, or a rank that is missing has gone; one that has left without being
-  // needed any more does no harm. Throws GroupBroken.
+  // The rest of a wait after Waiting::spin(), until no rank is missing. Moves
+  // messages meanwhile, and looks for a standstill, in which this rank is
+  // described by current_name() and `detail`. Breaks the group and throws
+  // GroupBroken if the time is over, if a rank that is missing has gone, or if
+  // a rank has failed while some rank is missing. A rank that has left and is
+  // not missing does no harm.
   void sleep(Patience& patience, const Missing& missing,
              const Complaint& complaint, const std::string& detail = {});
-  // What this thread is in: as call_name(), before its announcement too.
+  // Returns the call that this thread is in, as call_name() has it, also before
+  // it is announced.
   std::string current_name() const;
-  // "barrier #3", "save_snapshot(), at broadcast #5": what `of` announced with
-  // this sequence number. With the user's number.
+  // Returns what rank `of` announced with this sequence number, with the user's
+  // number: "barrier #3", "save_snapshot(), at broadcast #5".
   std::string call_name(int of, uint64_t announced) const;
-  // " (the last collective that it announced was barrier #3)", for complaints.
+  // Returns " (the last collective that it announced was barrier #3)", for
+  // error texts.
   std::string last_call_of(int peer) const;
 };
 

@@ -5,31 +5,34 @@
 
 namespace lockstep::shm {
 
-// The group is of no use any more: a rank died or left, or the time was over.
-// Every later call fails with the same words.
+// The group cannot be used any more: a rank died or left, or a collective timed
+// out. Every later call fails with the same words.
 class GroupBroken : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// The ranks called different things. All of them get this, with the
-// descriptions of all; no data was touched, and the group can go on.
+// The ranks called different things. All of them throw this, with the
+// descriptions of all; no data was touched, and the group can go on. Also
+// thrown by a receive, on its rank only, if its message has another size or
+// dtype.
 class CallMismatch : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// A message was given up: by this rank, whose time for it was over or who asked
-// for that, or by its sender. Its memory is the caller's again, and the group
-// is as good as before.
+// A message was given up: by this rank, because its time was over or the caller
+// asked for it, or by its sender. The caller may use the message's memory
+// again, and the group is as good as before.
 class MessageGivenUp : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// Shared memory cannot be had between these ranks: the system lends none, or
-// they are not of one host. All ranks get this: of the handshake, or of the
-// group whose other memory is as good as before.
+// These ranks cannot share memory: the system gives none, or they are not on
+// one host. All ranks throw this. If the handshake throws it there is no group;
+// if a call of a group throws it, the group's other memory is as good as
+// before.
 class Unavailable : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;

@@ -77,7 +77,8 @@ void Group::free_registered(void* data) { core_->registered.free(data); }
 
 std::string Group::departures() const {
   std::string all;
-  // Its own sockets look like those of peers that hung up.
+  // After this rank has hung up, its own sockets look like those of peers that
+  // hung up.
   if (hung_up_) return all;
   for (const auto& one : core_->waiting.departures()) {
     if (!one.well) all += (all.empty() ? "" : "; ") + one.words;

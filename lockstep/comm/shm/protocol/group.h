@@ -26,7 +26,7 @@ using std::chrono::milliseconds;
 class Message;
 struct Core;
 
-// Where a piece of memory lies.
+// A piece of memory.
 struct Bytes {
   void* data;
   size_t size;
@@ -38,28 +38,30 @@ struct ConstBytes {
 
 // One rank's place in a group.
 //
-// Every rank calls the same collectives in the same order. Each call compares
-// its number, operation, dtype, sizes, root and reduce operation with those of
-// all other ranks before any data is touched; where they differ all ranks
-// throw CallMismatch with every rank's description (of sizes that differ by
-// pair: with the first pair that disagrees), and the group goes on. So every
-// collective, a broadcast too, waits for all ranks to come. What a rank can see
-// by itself (a root that is none, too few sizes, an operation that the dtype
-// does not have) is not checked here: the caller does.
+// Every rank calls the same collectives in the same order. Before any data is
+// touched, each call compares its number, operation, dtype, sizes, root and
+// reduce operation with those of all other ranks. If they differ, all ranks
+// throw CallMismatch with every rank's description (if sizes differ by pair:
+// with the first pair that disagrees), and the group goes on. So every
+// collective, a broadcast too, waits for all ranks to come. Mistakes that a
+// rank can see by itself (a root that is not in the group, too few sizes, an
+// operation that the dtype does not have) are not checked here: the caller must
+// check them.
 //
-// Threads: one collective at a time, from any thread (the caller's affair).
-// Messages and registered memory: any thread, at any time. hang_up(): any.
+// Threads: one collective at a time, from any thread; the caller must ensure
+// that. Messages and registered memory: any thread, at any time. hang_up(): any
+// thread.
 //
 // Blocking: each call blocks for `timeout` at most, in all its waits together.
 // It spins while there is a core for every rank, then yields the core, then
 // sleeps and looks at the peers every 50 ms.
 //
-// Errors: GroupBroken names the rank that died or left, or the one that did not
-// come with what it called last, elapsed and allowed time. All peers then fail
-// within a second. A rank that comes late to a call that its peers gave up may
-// still see that call end well, and fails at the next. Ranks that wait for each
-// other in different collective calls are told so within a second
-// (standstill.h): all throw GroupBroken with each rank's call.
+// Errors: GroupBroken names the rank that died or left; or the rank that did
+// not come, with its last call and the elapsed and allowed time. All peers then
+// fail within a second. A rank that comes late to a call that its peers gave up
+// may still see that call end well, and fails at the next. If ranks wait for
+// each other in different collective calls, all throw GroupBroken within a
+// second, with each rank's call (standstill.h).
 //
 // Results are bit-equal on all ranks and independent of timing: element i of a
 // reduction is ((rank 0 op rank 1) op rank 2) ..., in the arithmetic of
@@ -69,21 +71,23 @@ class Group {
   explicit Group(const Membership& membership);
   Group(const Group&) = delete;
   Group& operator=(const Group&) = delete;
-  // Leaves, if it has not. No call may be under way.
+  // Leaves, if this rank has not left. No call may be under way.
   ~Group();
 
   int rank() const;
   int size() const;
   const Tuning& tuning() const;
-  // Collectives that were begun.
+  // Returns how many collectives were begun.
   uint64_t sequence_number() const;
 
   void barrier(milliseconds timeout);
 
-  // `count` elements each.
+  // Reduces the `count` elements at `data` of all ranks, into `data` of every
+  // rank.
   void all_reduce(void* data, size_t count, DType dtype, ReduceOp op,
                   milliseconds timeout);
-  // Only the root's data becomes the result; that of the others stays.
+  // Like all_reduce(), but only the root's data becomes the result; the data of
+  // the others stays.
   void reduce(void* data, size_t count, DType dtype, ReduceOp op, int root,
               milliseconds timeout);
   // `output`, `counts[rank()]` elements, becomes the reduction of all ranks'
@@ -93,15 +97,18 @@ class Group {
                       std::span<const size_t> counts, DType dtype, ReduceOp op,
                       milliseconds timeout);
 
-  // Bytes of elements of `dtype`, which is only compared.
+  // The next five take the bytes of elements of `dtype`, which is only
+  // compared.
   void broadcast(Bytes data, int root, DType dtype, milliseconds timeout);
   // outputs[r] becomes rank r's input. Sizes may differ between ranks.
   void all_gather(std::span<const Bytes> outputs, ConstBytes input, DType dtype,
                   milliseconds timeout);
-  // As all_gather, on the root only; `outputs` is empty elsewhere.
+  // Like all_gather(), but only on the root; `outputs` is empty on the other
+  // ranks.
   void gather(std::span<const Bytes> outputs, ConstBytes input, int root,
               DType dtype, milliseconds timeout);
-  // `output` becomes the root's inputs[rank()]; `inputs` is empty elsewhere.
+  // `output` becomes the root's inputs[rank()]; `inputs` is empty on the other
+  // ranks.
   void scatter(Bytes output, std::span<const ConstBytes> inputs, int root,
                DType dtype, milliseconds timeout);
   // outputs[r] becomes rank r's inputs[rank()].
@@ -109,59 +116,62 @@ class Group {
                   std::span<const ConstBytes> inputs, DType dtype,
                   milliseconds timeout);
 
-  // Messages: kept in order between two ranks for one tag. The bytes of a
-  // message that is sent and those of what receives it are compared by the
-  // receiver (CallMismatch, and the message is gone), and so are the dtypes.
-  // Data must live until the message has ended. A send ends when its bytes
-  // are in shared memory, which may be before they are received.
+  // Messages between two ranks stay in order for one tag. The receiver compares
+  // the bytes and the dtype of a message with those of the receive: if they
+  // differ, the receive fails with CallMismatch, and the message is dropped.
+  // Data must live until the message has ended. A send ends when its bytes are
+  // in shared memory, which may be before they are received.
   static constexpr int kAnySource = -1;
   std::shared_ptr<Message> start_send(int to, int32_t tag, ConstBytes data,
                                       DType dtype);
   std::shared_ptr<Message> start_receive(int from, int32_t tag, Bytes data,
                                          DType dtype);
-  // Blocks; drives all of this rank's messages meanwhile. A message whose wait
-  // runs out of time is given up, as by give_up(), unless it ended just then.
-  // A message whose peer has gone fails with GroupBroken.
+  // Waits until the message has ended, and moves all of this rank's messages
+  // meanwhile. A message whose wait times out is given up, as by give_up(),
+  // unless it ended just then. A message whose peer has gone fails with
+  // GroupBroken.
   void wait(Message& message, milliseconds timeout);
-  // Without blocking; also drives.
+  // Returns whether the message has ended. Moves messages, but does not block.
   bool has_ended(Message& message);
-  // The message ends, failed with MessageGivenUp, whose words end with `why`,
-  // unless it has ended. Its data is the caller's again when this returns. What
-  // a receive would have got goes to the next one of its tag; the receive that
-  // a send belongs to fails, with an error that names this rank.
+  // Ends the message, unless it has ended: it fails with MessageGivenUp, whose
+  // words end with `why`. When this returns, the caller may use the data again.
+  // If the message is a receive, the next receive of its tag gets what it would
+  // have got. If it is a send, the receive that it belongs to fails with an
+  // error that names this rank.
   void give_up(Message& message, const std::string& why);
-  // Throws what an ended message failed with.
+  // Throws the failure of an ended message, if it failed.
   static void throw_if_failed(const Message& message);
-  // Who sent it; of a receive that has ended well.
+  // Returns the rank that sent the message, for a receive that has ended well.
   static int source(const Message& message);
-  // Moves this rank's messages while nobody waits for them; returns soon after
-  // `stop` is requested. For a thread of its own. Throws nothing.
+  // Moves this rank's messages while no thread waits for them; returns soon
+  // after `stop` is requested. For a thread of its own. Throws nothing.
   void serve_messages(std::stop_token stop);
 
-  // Memory that the peers can read and write directly, without staging: what
-  // reductions of it cost is their own reading and writing only. Owned by the
-  // group until free_registered(), which must come before the group's end.
-  // Throws std::system_error if there is not that much.
+  // Allocates memory that the peers can read and write directly, without
+  // staging: a reduction of it costs only its own reading and writing. The
+  // group owns it until free_registered(), which must come before the group's
+  // end. Throws std::system_error if the system does not have that much.
   void* allocate_registered(size_t bytes);
   void free_registered(void* data);
 
-  // "rank 3 died": the peers that are not there any more and did not leave in
-  // peace, with what they said; empty if all are well, or if this rank has left
-  // itself. A system call; any thread. Call it while waiting for something
-  // else.
+  // Returns the peers that are gone and did not leave in peace, with their last
+  // words: "rank 3 died". Returns an empty text if all are well, or if this
+  // rank has left itself. Makes a system call; any thread. Call it while
+  // waiting for something else.
   std::string departures() const;
 
-  // The peers see this rank as one that has left; what it has published stays
-  // readable, and its own messages that have not ended fail. For who must keep
-  // the memory for longer: no call may be under way, and only what asks for an
-  // ended message and free_registered() come after it.
+  // Ends this rank's part in the group in peace. What it has published stays
+  // readable. Its messages that have not ended fail. Call this instead of the
+  // destructor if the memory must stay: no call may be under way, and
+  // afterwards only has_ended(), throw_if_failed(), source() and
+  // free_registered() may be called.
   void leave();
-  // Leaves by an error: pending calls of this rank throw GroupBroken with
-  // `reason`, those of the peers name this rank and `reason`. This rank's
-  // messages have ended when it returns.
+  // Leaves with an error: pending calls of this rank throw GroupBroken with
+  // `reason`; those of the peers name this rank and `reason`. When this
+  // returns, all messages of this rank have ended.
   void hang_up(const std::string& reason);
 
-  // For the rest of the protocol: bucket_exchange.h, arrivals.h,
+  // For other parts of the protocol: bucket_exchange.h, arrivals.h,
   // common_memory.h.
   Core& core() const { return *core_; }
 

@@ -28,15 +28,15 @@ namespace {
 using std::chrono::milliseconds;
 
 // How long the store is asked for one key while sockets wait, and how long a
-// stranger may stay silent.
+// stranger may stay silent. A stranger is a connection that has not said hello.
 constexpr milliseconds kStorePortion{20};
 constexpr milliseconds kSilence{2000};
 constexpr size_t kMaxStrangers = 256;
-// How long a rank 0 that hung up is given for its reason to reach the store.
+// After rank 0 has hung up: how long its reason may take to reach the store.
 constexpr milliseconds kLastWords{200};
 
 void write_cores(std::array<uint64_t, 16>& cores) {
-  // The kernel refuses less room than it has cores.
+  // sched_getaffinity() fails if there is less room than the kernel has cores.
   std::array<uint64_t, 256> all{};
   if (::sched_getaffinity(0, sizeof all,
                           reinterpret_cast<cpu_set_t*>(all.data())) != 0) {
@@ -64,7 +64,7 @@ void check_meeting(const Meeting& meeting) {
   }
 }
 
-// One rank's part in the meeting. Everything waits in run() alone.
+// One rank's part in the meeting. All of its waits are in run().
 class Handshake {
  public:
   Handshake(const Exchange& exchange, const Meeting& meeting)
@@ -78,12 +78,12 @@ class Handshake {
 
  private:
   struct Peer {
-    std::string name{};  // of its socket; empty: not known yet
+    std::string name{};  // of its socket; empty if not known yet
     FileDescriptor socket{};
     uint32_t pid = 0;
     bool met = false;     // it has said hello
-    bool mapped = false;  // rank 0's
-    bool gone = false;    // rank 0's affair
+    bool mapped = false;  // it has the memory; only rank 0 knows this
+    bool gone = false;    // it hung up; rank 0 tells why
   };
   struct Stranger {
     FileDescriptor socket;
@@ -223,20 +223,22 @@ std::optional<std::string> Handshake::get(const std::string& key) {
     return exchange_.get(key, std::clamp(deadline_.remaining(),
                                          kStorePortion / 2, kStorePortion));
   } catch (const std::exception& error) {
-    // It is often rank 0's process that holds the store.
+    // The store is often in rank 0's process: if that process has ended, this
+    // is the reason.
     pollfd first{
         .fd = peers_[0].socket.get(), .events = POLLRDHUP, .revents = 0};
     if (::poll(&first, 1, 100) > 0) throw died(0);
-    throw Failure{Kind::broken,
-                  name(rank_) + " found nobody in the store: " + error.what()};
+    throw Failure{
+        Kind::broken,
+        name(rank_) + " could not read from the store: " + error.what()};
   }
 }
 
-// Asks for one of the keys that are still missing, another one each time.
+// Asks for one of the keys that are still missing, for another one each time.
 // Returns whether any is missing.
 bool Handshake::read_a_name() {
-  // The others' keys come after rank 0 knows this rank: it is rank 0 that
-  // notices, and tells all, when a rank ends that has published.
+  // Rank 0 must know this rank before this rank reads the other keys: if a rank
+  // that has published ends, it is rank 0 that notices and tells all.
   if (!published_) next_name_ = 0;
   for (int tried = 0; tried < meeting_.size; ++tried) {
     const int rank = next_name_;
@@ -263,8 +265,8 @@ void Handshake::learn(int rank, const std::string& value) {
   words >> word >> size >> socket_name >> identity;
   if (word != "here" || identity.empty()) {
     throw Failure{Kind::invalid, "the store's key " + key_of(rank) +
-                                     " holds something else: \"" + value +
-                                     "\""};
+                                     " holds \"" + value +
+                                     "\", which no rank writes there"};
   }
   if (size != meeting_.size) {
     throw Failure{Kind::invalid, name(rank) + " is one of " +
@@ -276,10 +278,10 @@ void Handshake::learn(int rank, const std::string& value) {
     throw Failure{Kind::unavailable,
                   name(std::min(rank, rank_)) + " and " +
                       name(std::max(rank, rank_)) +
-                      " are not of one host, network namespace and user"};
+                      " differ in host, network namespace or user"};
   }
   if (secret_.empty()) {
-    // Published before the key that was just read.
+    // The secret was published before the key that was just read.
     std::optional<std::string> secret;
     while (!(secret = get("shm/secret"))) {
       if (deadline_.expired()) throw late();
@@ -289,7 +291,8 @@ void Handshake::learn(int rank, const std::string& value) {
   peers_[rank].name = socket_name;
 }
 
-// Returns whether one is to be tried again.
+// Connects to the ranks whose names are known. Returns whether a connection
+// must be tried again.
 bool Handshake::connect_to_peers() {
   bool retry = false;
   for (int rank = 0; rank < rank_; ++rank) {
@@ -308,9 +311,10 @@ bool Handshake::connect_to_peers() {
       continue;
     }
     if (const auto user = user_of_peer(socket); user != ::geteuid()) {
-      throw Failure{Kind::unavailable,
-                    name(rank) + " has user " + std::to_string(user) + ", " +
-                        name(rank_) + " user " + std::to_string(::geteuid())};
+      throw Failure{Kind::unavailable, name(rank) + " runs as user " +
+                                           std::to_string(user) + ", " +
+                                           name(rank_) + " as user " +
+                                           std::to_string(::geteuid())};
     }
     peer.socket = std::move(socket);
     send(rank, note(Kind::hello));
@@ -325,8 +329,9 @@ void Handshake::look_at_sockets(milliseconds patience) {
   std::vector<int> ranks;
   for (int rank = 0; rank < meeting_.size; ++rank) {
     const auto& peer = peers_[rank];
-    // What comes from one that was met is for the group's life, but for what
-    // goes between rank 0 and the others.
+    // Once a peer has said hello, what it sends is for the group and must stay
+    // in the socket, except for what rank 0 and the other ranks still send each
+    // other in the handshake.
     if (peer.socket && (!peer.met || rank == 0 || rank_ == 0)) {
       ranks.push_back(rank);
       polled.push_back(
@@ -370,7 +375,8 @@ void Handshake::accept_strangers() {
   }
 }
 
-// Returns whether it is one no longer: a peer, or dropped.
+// Returns whether it is no stranger any more: it has become a peer, or is to be
+// dropped.
 bool Handshake::hear_stranger(Stranger& stranger) {
   Note hello{};
   auto packet = receive_packet(stranger.socket,
@@ -435,11 +441,13 @@ void Handshake::hear_peer(int rank) {
         throw Failure{heard.kind, heard.text.data()};
     }
   }
-  throw Failure{Kind::broken, name(rank) + " sent " + name(rank_) +
-                                  " what does not belong into the handshake"};
+  throw Failure{Kind::broken,
+                name(rank) + " sent " + name(rank_) +
+                    " a packet that is not part of the handshake"};
 }
 
-// Says that this rank has all it needs, or, rank 0, that all have.
+// Tells rank 0 that this rank has all it needs. On rank 0: tells the others
+// that all ranks have it.
 void Handshake::report() {
   const auto others_all = [&](auto has) {
     for (int rank = 0; rank < meeting_.size; ++rank) {
@@ -480,7 +488,8 @@ void Handshake::send(int rank, const Note& note, int descriptor) {
   switch (send_packet(peers_[rank].socket, std::as_bytes(std::span(&note, 1)),
                       descriptor)) {
     case Sent::all:
-    // What it said before it hung up comes first: hear_peer() notices.
+    // Not an error here: hear_peer() first reads what the peer said before it
+    // hung up, and then notices the end.
     case Sent::hung_up:
       return;
     case Sent::full:
@@ -489,7 +498,8 @@ void Handshake::send(int rank, const Note& note, int descriptor) {
   }
 }
 
-// Through the store for those whom no socket leads to.
+// Tells the failure over the sockets, and through the store to the ranks that
+// no socket leads to.
 void Handshake::tell(const Failure& failure) noexcept {
   try {
     if (meeting_.size > 1 && (rank_ == 0 || !published_)) {
@@ -505,13 +515,14 @@ void Handshake::tell(const Failure& failure) noexcept {
     try {
       send(rank, last);
     } catch (...) {
-      // It will see the socket close.
+      // The peer will see the socket close.
     }
   }
 }
 
-// Every end but its own is rank 0's to tell about: it may know why, and not
-// only that it was. That of rank 0 may have its reason in the store.
+// The peer hung up. Unless it is rank 0, only rank 0 reports this: it may know
+// why the rank ended, and not only that it did. If rank 0 has ended, its reason
+// may be in the store.
 void Handshake::lost(int rank) {
   if (rank_ != 0 && rank != 0) {
     peers_[rank].gone = true;
@@ -519,7 +530,7 @@ void Handshake::lost(int rank) {
     return;
   }
   if (rank == 0) {
-    // What it wrote last may still be on its way.
+    // Rank 0's last words may still be on their way to the store.
     const auto reading = Deadline::after(kLastWords);
     do {
       std::optional<std::string> value;
@@ -577,8 +588,8 @@ std::string host_identity() {
   struct stat space {};
   if (!(file >> boot)) {
     throw std::runtime_error(
-        "/proc/sys/kernel/random/boot_id cannot be read: this host has no "
-        "identity");
+        "/proc/sys/kernel/random/boot_id cannot be read, so ranks cannot tell "
+        "whether they are on one host");
   }
   if (::stat("/proc/self/ns/net", &space) != 0) {
     throw_errno("/proc/self/ns/net");

@@ -7,8 +7,8 @@
 
 #include "lockstep/comm/shm/protocol/packet_socket.h"
 
-// What ranks send each other in the handshake (handshake.h). Both ends are of
-// one host: no byte order.
+// What ranks send each other in the handshake (handshake.h). Both ends are on
+// one host, so there is no byte order to care about.
 namespace lockstep::shm {
 
 inline constexpr uint32_t kHandshakeMagic = 0x4d48534c;  // "LSHM"
@@ -16,10 +16,10 @@ inline constexpr uint32_t kHandshakeVersion = 1;
 
 enum class Kind : uint32_t {
   hello = 1,    // both ways, first on each connection
-  memory,       // rank 0: tuning, and the segment's descriptor
-  mapped,       // to rank 0: has it, and is connected to all
-  go,           // rank 0: all have
-  unavailable,  // the failures, with their text: to and from rank 0
+  memory,       // from rank 0: tuning, and the segment's descriptor
+  mapped,       // to rank 0: this rank has it, and is connected to all
+  go,           // from rank 0: all ranks have said `mapped`
+  unavailable,  // from here on: failures with their text, to and from rank 0
   broken,
   invalid,
 };
@@ -41,24 +41,28 @@ struct Note {
   std::array<char, 1024> text;  // ends with 0
 };
 
-// What ends the meeting for every rank. Thrown within the handshake only.
+// A failure that ends the meeting for every rank. Thrown within the handshake
+// only.
 struct Failure {
   Kind kind;
   std::string text;
 };
 
-// Throws the failure as what callers know: Unavailable, GroupBroken or
-// std::invalid_argument.
+// Throws the failure as the exception that callers know: Unavailable,
+// GroupBroken or std::invalid_argument.
 [[noreturn]] void throw_error(const Failure& failure);
 
-// As the store's keys hold a failure, and back; nothing if `value` is none.
+// Turns a failure into the value of a key of the store, and back; failure_in()
+// returns nothing if `value` is not a failure.
 std::string store_value(const Failure& failure);
 std::optional<Failure> failure_in(const std::string& value);
 
-// 128 bits of the system's, in hexadecimal. Throws std::system_error.
+// Returns 128 random bits from the system, in hexadecimal. Throws
+// std::system_error.
 std::string random_hex();
 
-// A packet that holds one note, of this version and with this secret.
+// Returns whether the packet holds one note, of this version and with this
+// secret.
 bool is_genuine(const Packet& packet, const Note& note,
                 const std::string& secret);
 

@@ -14,10 +14,10 @@ constexpr size_t rounded(size_t bytes, size_t to) {
   return (bytes + to - 1) / to * to;
 }
 
-// Chunks of the whole size that staging has room for.
+// How many chunks of full size the staging memory of a rank holds.
 constexpr size_t kLargeChunks = 2;
 
-// Lines before the announcements: the counts of sleepers and of news.
+// The first page: the counts of sleepers and of news.
 constexpr size_t kHead = kPage;
 
 size_t state_bytes(int ranks) {
@@ -29,8 +29,8 @@ size_t sizes_bytes(int ranks) {
 }
 
 size_t slot_bytes(int ranks, const Tuning& tuning) {
-  // An odd number of lines: slots of equal alignment would share few sets of
-  // the caches.
+  // An odd number of lines: otherwise slots would begin at equal alignments and
+  // share few sets of the caches.
   const size_t lines = (sizeof(Announcement) + sizeof(CallWords) +
                         sizes_bytes(ranks) + tuning.one_shot_bytes) /
                        kCacheLine;
@@ -45,8 +45,8 @@ size_t staging_bytes(int ranks, const Tuning& tuning) {
   return tuning.chunk_bytes * kLargeChunks * ranks;
 }
 
-// Large enough to stream through, small enough for 64 ranks: 256 KiB each for
-// two ranks, 4 KiB for many (17 MiB for 64 x 64).
+// Returns a size that is large enough to stream through and small enough for 64
+// ranks: 256 KiB each for two ranks, 4 KiB for many (17 MiB for 64 x 64).
 size_t ring_bytes_for(int ranks) {
   constexpr size_t kAll = size_t{4} << 20;
   const size_t rings = std::max(1, ranks * (ranks - 1));
@@ -77,7 +77,7 @@ Segment::Segment(std::shared_ptr<SharedMemory> memory, int ranks,
       memory_->size() != bytes(ranks, tuning)) {
     throw std::invalid_argument(
         "a segment of " + std::to_string(memory_->size()) +
-        " bytes is not one for " + std::to_string(ranks) + " ranks");
+        " bytes does not fit a group of " + std::to_string(ranks) + " ranks");
   }
   auto* at = memory_->data();
   sleepers_ = reinterpret_cast<std::atomic<uint32_t>*>(at);

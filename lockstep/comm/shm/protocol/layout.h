@@ -10,14 +10,14 @@
 #include "lockstep/base/shared_memory.h"
 #include "lockstep/comm/shm/protocol/tuning.h"
 
-// What lies where in the segment of a group. All zeros is the state before the
-// first operation, so nobody has to initialise it. docs/shared-memory.md draws
-// it and lists each release with its acquire.
+// The layout of the segment of a group. All zeros is the state before the first
+// operation, so no rank has to initialise it. docs/shared-memory.md has a
+// picture of it and a table of each release with its acquire.
 namespace lockstep::shm {
 
 inline constexpr int kMaxRanks = 64;
 inline constexpr size_t kCacheLine = 64;
-// Announcements of a rank: one in use, one being filled.
+// Announcements of a rank: one in use, one that is being filled.
 inline constexpr int kSlots = 2;
 
 // How one operation divides each rank's staging memory: into `slots` chunks of
@@ -27,24 +27,24 @@ struct Chunking {
   uint64_t slots;
 };
 
-// How a rank enters a collective: what it calls, and, where it fits, its data
-// in the same cache line.
+// How a rank enters a collective: what it calls and, if it fits, its data, in
+// one cache line.
 struct alignas(kCacheLine) Announcement {
   static constexpr size_t kInlineBytes = 32;
 
-  // Low half of the number of the collective. Written last, with release: all
+  // Low half of the sequence number. Written last, with release: everything
   // else here, and the data that belongs to it, is complete then.
   std::atomic<uint32_t> sequence;
   uint8_t operation;
   uint8_t dtype;
   uint8_t reduce_op;
   uint8_t flags;    // of this rank alone; not compared
-  uint64_t agreed;  // elements, or a digest of sizes: compared
-  // The size of this rank's data, or the number of the registered memory that
+  uint64_t agreed;  // elements, bytes or kSizesDiffer; compared
+  // The size of this rank's data, or the number of the registered region that
   // holds it; not compared.
   uint64_t bytes;
   int8_t root;
-  // Compared, from CurrentCall (base/current_call.h): the code of the user's
+  // Compared; from CurrentCall (base/current_call.h): the code of the user's
   // dtype, the parts that are left, and the low half of the entry.
   uint8_t element;
   uint16_t parts_left;
@@ -53,9 +53,10 @@ struct alignas(kCacheLine) Announcement {
 };
 static_assert(sizeof(Announcement) == kCacheLine);
 
-// What the user called, for messages. Written before the announcement, and only
-// if it changes: a processor that reads a line may fetch its neighbour too, so
-// a store beside the announcement in each call would slow down the peers.
+// What the user called, for error texts. Written before the announcement, and
+// only if it changes: a processor that reads a cache line may fetch the next
+// one too, so a store beside the announcement in each call would slow down the
+// peers.
 struct alignas(kCacheLine) CallWords {
   // The user's number minus that of the announcement, modulo 2^64.
   uint64_t ahead;
@@ -63,7 +64,7 @@ struct alignas(kCacheLine) CallWords {
   std::array<char, 47> function;  // "save_snapshot()", or nothing
   std::array<char, 40> operation;
   std::array<char, 24> dtype;
-  uint8_t units;  // of ElementType
+  uint8_t units;  // ElementType::units
 };
 static_assert(sizeof(CallWords) == 2 * kCacheLine);
 
@@ -72,36 +73,38 @@ struct BlockedState {
   static constexpr size_t kWords = 21;
   alignas(kCacheLine) std::atomic<uint64_t> wait;  // odd while it waits
   std::atomic<uint64_t> waits_for;                 // the ranks, as bits
-  std::atomic<uint64_t> looks;  // whether its wait is over, counted
+  std::atomic<uint64_t> looks;  // how often it has looked if its wait is over
   std::array<std::atomic<uint64_t>, kWords> words;  // a text, ends with 0
 };
 static_assert(sizeof(BlockedState) == 3 * kCacheLine);
 
-// What one rank tells all others all the time. One line each for what is
-// written at different times.
+// What one rank tells all others. Fields that are written at different times
+// lie in different cache lines.
 struct RankState {
-  // How far it is in the chunks of large operations, counted over the life of
-  // the group. Written with release.
+  // How far the rank is in the chunks of large operations, counted over the
+  // life of the group. Written with release.
   alignas(kCacheLine) std::atomic<uint64_t> staged;   // copied in
   alignas(kCacheLine) std::atomic<uint64_t> reduced;  // its slice is done
   alignas(kCacheLine) std::atomic<uint64_t> taken;    // copied out
 
-  // Where this rank's threads sleep (futex); added to by whoever wakes them.
+  // The word on which this rank's threads sleep (futex). A thread that wakes
+  // them adds 1 to it.
   alignas(kCacheLine) std::atomic<uint32_t> doorbell;
-  // Threads of this rank that sleep, or will, for a call of all ranks, and for
-  // a message. One that does both counts in both.
+  // How many threads of this rank sleep, or are about to: for a call of all
+  // ranks, and for a message. A thread that sleeps for both counts in both.
   std::atomic<uint32_t> sleepers;
   std::atomic<uint32_t> message_sleepers;
 
-  // Its last words. `left` is written with release after `reason`.
-  // kStandstill: it failed, and `reason` tells of several ranks.
+  // The rank's last words. `left` is written with release after `reason`.
+  // kStandstill: the rank has failed, and `reason` tells of several ranks.
   enum : uint32_t { kHere = 0, kLeft = 1, kFailed = 2, kStandstill = 3 };
   alignas(kCacheLine) std::atomic<uint32_t> left;
   std::array<char, 444> reason;  // ends with 0
-  // What it announced last, for messages when it does not come.
+  // The number that the rank announced last, for error texts if it does not
+  // come.
   std::atomic<uint64_t> last_sequence;
-  // The cores its process may run on, as sched_getaffinity() has them, up to
-  // 1,024; written before the group begins.
+  // The cores that the rank's process may run on, as sched_getaffinity() gives
+  // them, at most 1,024. Written before the group begins.
   alignas(kCacheLine) std::array<uint64_t, 16> cores;
   BlockedState blocked;
 };
@@ -110,43 +113,46 @@ struct RankState {
 // lies at p % bytes.
 struct MessageRing {
   alignas(kCacheLine) std::atomic<uint64_t> written;  // by the sender, release
-  // Where the message ends that the sender gave up half-way last: what comes
-  // after that is the next head. 0 if there was none. Written before `written`
-  // passes it, and only when `read` has passed the one before.
+  // Where the last message ends that the sender gave up half-way; the next head
+  // comes after this position. 0 if there was none. Written before `written`
+  // passes this position, and only after `read` has passed the one before.
   std::atomic<uint64_t> cut;
   alignas(kCacheLine) std::atomic<uint64_t> read;  // by the receiver, release
 };
 
-// The segment, as pointers. Holds the memory.
+// The parts of the segment. Keeps its memory alive.
 class Segment {
  public:
-  // Of all that a group of `ranks` needs; a multiple of the page size.
+  // Returns the size of all that a group of `ranks` needs, a multiple of the
+  // page size.
   static size_t bytes(int ranks, const Tuning& tuning);
 
-  // `memory` has bytes(ranks, tuning).
+  // `memory` must have the size bytes(ranks, tuning).
   Segment(std::shared_ptr<SharedMemory> memory, int ranks,
           const Tuning& tuning);
 
-  // Threads of all ranks that sleep for a call: whoever publishes something for
-  // calls need not search for sleepers if there are none.
+  // How many threads of all ranks sleep for a call. If it is 0, a thread that
+  // publishes something for calls need not search for sleepers.
   std::atomic<uint32_t>& sleepers() const { return *sleepers_; }
-  // How often ranks have sent news of registered memory, modulo 2^32: a rank
-  // sees without a system call whether it has news to look for. It lies beside
-  // sleepers(), which every call reads.
+  // How often ranks have sent news of registered memory, modulo 2^32. So a rank
+  // sees without a system call whether there is news to look for. It lies
+  // beside sleepers(), which every call reads.
   std::atomic<uint32_t>& news() const { return *news_; }
   RankState& state(int rank) const { return states_[rank]; }
 
   Announcement& announcement(int rank, uint64_t sequence) const;
   CallWords& words(int rank, uint64_t sequence) const;
-  // After these two: for each rank the bytes that go to it, then those
-  // that are expected from it. 2 * ranks numbers.
+  // The sizes, which lie after these two: for each rank the bytes that go to
+  // it, then for each rank the bytes that are expected from it. 2 * ranks
+  // numbers.
   std::span<uint64_t> sizes(int rank, uint64_t sequence) const;
-  // Behind that: tuning.one_shot_bytes.
+  // The room for data, tuning.one_shot_bytes, which lies after the sizes.
   std::byte* one_shot(int rank, uint64_t sequence) const;
 
-  // For `bytes` of data. What is small goes round in smaller chunks, so that
-  // the lines it writes are not still in the nearest cache of the rank that
-  // read them last, from where they are slow to take back.
+  // Returns how an operation on `bytes` of data divides staging memory. Small
+  // data uses more and smaller chunks in turn: when such a chunk is written
+  // again, its lines are no longer in the nearest cache of the peer that read
+  // them last, from where they are slow to take back.
   Chunking chunking(size_t bytes) const;
   std::byte* staging(int rank, uint64_t chunk, const Chunking& by) const;
 

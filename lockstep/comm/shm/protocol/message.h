@@ -10,7 +10,7 @@
 namespace lockstep::shm {
 
 // One side of a message, as MessageEngine keeps it. What was asked for does not
-// change; the outcome belongs to the thread that drives until `ended`.
+// change. Until `ended` is true, the outcome belongs to the thread that drives.
 class Message {
  public:
   enum class Failure : uint8_t { none, mismatch, given_up, broken };
@@ -26,8 +26,8 @@ class Message {
   int source{-1};
   Failure failure{Failure::none};
   std::string words{};  // of the failure
-  // Stored behind the outcome. seq_cst: who sleeps for it reads it once more
-  // after it has said so.
+  // Stored after the outcome. seq_cst: a thread that sleeps for the message
+  // reads this once more after it has said that it sleeps.
   std::atomic<bool> ended{false};
 };
 

@@ -4,11 +4,12 @@
 #include "lockstep/comm/shm/protocol/message.h"
 #include "lockstep/comm/shm/protocol/message_engine.h"
 
-// What becomes of messages whose peer is not there any more.
+// Decides what becomes of messages whose peer is gone.
 namespace lockstep::shm {
 namespace {
 
-// Nobody is woken by the death of a process.
+// How often the peers' sockets are looked at: the death of a process wakes no
+// thread.
 constexpr milliseconds kBetweenLooks{50};
 
 }  // namespace
@@ -31,7 +32,8 @@ void MessageEngine::look() {
   if (departures.empty() && !broken) return;
   const Lock lock(mutex_);
   for (const auto& departure : departures) {
-    // All that it had written: this comes after its departure was seen.
+    // Take all that the rank had written. Nothing more can come, as its
+    // departure was seen before.
     while (pull(departure.rank)) {
     }
     departed_[departure.rank] = departure.words;
@@ -68,10 +70,11 @@ void MessageEngine::settle() {
     const auto why = peer == rank_ ? std::nullopt : hopeless(peer);
     if (!why) continue;
     Outgoing& out = outgoing_[peer];
-    // A message that is cut off takes all behind it along: hopeless() stays.
+    // If the first message is cut off, all after it are lost, too: nothing will
+    // be sent any more, as hopeless() never changes back.
     size_t done = std::exchange(out.begun, false) ? out.done : 0;
     for (const Shared& message : std::exchange(out.queue, {})) {
-      if (message->ended) {  // given up, and now the receiver is not told
+      if (message->ended) {  // given up; the receiver will not be told any more
         --under_way_;
         done = 0;
       } else {
@@ -111,7 +114,8 @@ void MessageEngine::fail(Message& message, const std::string& why,
   message.words =
       why + ": " + described(message) +
       (message.is_send ? " was not taken" : " did not come") +
-      (done > 0 ? " but for " + std::to_string(done) + " of them" : "");
+      (done > 0 ? ", except for " + std::to_string(done) + " of its bytes"
+                : "");
   end(message);
 }
 

@@ -11,8 +11,8 @@
 namespace lockstep::shm {
 namespace {
 
-// Messages of one ring that one drive() moves: who waits for the mutex, or for
-// another ring, gets his turn.
+// How many messages of one ring a drive() moves, so that threads that wait for
+// the mutex, and other rings, get their turn.
 constexpr int kAtOnce = 16;
 
 bool fits(const Message& receive, const MessageHead& head) {
@@ -73,7 +73,7 @@ std::shared_ptr<Message> MessageEngine::start_receive(int from, int32_t tag,
     check_peer(from, "from");
   } else if (size_ == 1) {
     throw std::invalid_argument(
-        "a receive from any rank, in a group that has no other rank");
+        "this rank cannot receive from any rank: its group has no other rank");
   }
   waiting_.throw_if_broken();
   const auto message = std::make_shared<Message>(
@@ -91,7 +91,8 @@ std::shared_ptr<Message> MessageEngine::start_receive(int from, int32_t tag,
     ++posted(from);
     for (int peer = 0; peer < size_; ++peer) {
       if (peer != from && from != Group::kAnySource) continue;
-      // What a rank that has gone had written is all there will be.
+      // If the rank has gone, take all that it had written: there will be no
+      // more.
       while (pull(peer) && !departed_[peer].empty()) {
       }
     }
@@ -130,16 +131,16 @@ bool MessageEngine::has_ended(Message& message) {
 }
 
 void MessageEngine::give_up(Message& message, const std::string& why) {
-  // Whoever drives uses the data with this mutex held, so that nobody does when
-  // this returns.
+  // A thread that drives uses the data with this mutex held, so no thread uses
+  // it after this returns.
   const Lock lock(mutex_);
   if (message.ended) return;
   if (!message.is_send) let_go(message);
-  if (message.ended) return;  // it did not fit what comes
+  if (message.ended) return;  // it did not fit its message, and has failed
   message.failure = Message::Failure::given_up;
   message.words = described(message) + why;
-  // A send keeps its place in the queue, and is under way until it has been
-  // told to the receiver.
+  // A send keeps its place in the queue, and is under way until the receiver
+  // has been told that it was given up.
   if (message.is_send) ++under_way_;
   end(message);
   if (message.is_send) push(message.peer);
@@ -164,7 +165,8 @@ void MessageEngine::let_go(Message& receive) {
     Incoming& in = incoming_[from];
     if (!is_it(in.receiver)) continue;
     const Shared kept = std::move(in.receiver);
-    // The rest of a message that does not fit is dropped, as ever.
+    // If the message does not fit, the receive fails and the rest of the
+    // message is dropped, as without giving up.
     if (!fits(receive, *in.head)) {
       return fail_mismatch(receive, from, *in.head);
     }
@@ -202,8 +204,8 @@ bool MessageEngine::drive(std::memory_order order) {
   if (!busy()) return false;
   Lock lock(mutex_, std::defer_lock);
   if (order == std::memory_order_seq_cst) {
-    // Another thread may have looked into the ring before the bytes came, and
-    // may not look again.
+    // Wait for the mutex: another thread may have looked into the ring before
+    // the bytes came, and may not look again.
     lock.lock();
   } else if (!lock.try_lock()) {
     return false;
@@ -236,8 +238,9 @@ void MessageEngine::check_peer(int peer, const char* argument) const {
   if (peer >= 0 && peer < size_ && peer != rank_) return;
   throw std::invalid_argument(
       std::string(argument) + " = " + std::to_string(peer) +
-      (peer == rank_ ? " is this rank itself; name another"
-                     : " is no rank of a group of " + std::to_string(size_)));
+      (peer == rank_
+           ? " is this rank itself; name another"
+           : " is not a rank of this group of " + std::to_string(size_)));
 }
 
 size_t& MessageEngine::posted(int from) {
@@ -247,8 +250,8 @@ size_t& MessageEngine::posted(int from) {
 bool MessageEngine::move() {
   bool moved = false;
   for (int to = 0; to < size_; ++to) moved |= push(to);
-  // A rank that sends much does not keep a receive from any source from the
-  // others.
+  // Begin with another rank each time, so that a rank that sends much does not
+  // keep a receive from any source from the messages of others.
   first_ = (first_ + 1) % size_;
   for (int i = 0; i < size_; ++i) moved |= pull((first_ + i) % size_);
   return moved;
@@ -339,7 +342,7 @@ bool MessageEngine::begin(int from) {
   if (!is_sound(*head)) {
     in.cut_off = true;
     waiting_.break_down("what came from " + waiting_.name(from) +
-                        " is no message: its memory was overwritten");
+                        " is not a message: the shared memory was overwritten");
     return false;
   }
   in.receiver = match(from, head->tag);
@@ -441,8 +444,10 @@ void MessageEngine::erase(const Aside& aside) {
 void MessageEngine::end(Message& message) {
   --under_way_;
   message.ended = true;
-  // A thread of this rank that sleeps for it: it says so before it looks at
-  // `ended`, in the one order of all seq_cst operations.
+  // Wake the threads of this rank that sleep for the message. Such a thread
+  // says that it sleeps before it looks at `ended`, and this stores `ended`
+  // before it looks for sleepers. All four are seq_cst and so in one order:
+  // either the thread sees `ended`, or it is seen here.
   waiting_.wake_for_message(rank_);
 }
 
@@ -465,7 +470,7 @@ void MessageEngine::fail_mismatch(Message& receive, int source,
                                   const MessageHead& head) {
   receive.failure = Message::Failure::mismatch;
   receive.words = waiting_.name(source) + " sent " + described(head) +
-                  ", where " + waiting_.name(rank_) + " receives " +
+                  ", but " + waiting_.name(rank_) + " receives " +
                   std::to_string(receive.bytes) + " bytes of " +
                   kernels::name_of(receive.dtype) + "; the message is dropped";
   end(receive);

@@ -8,16 +8,16 @@
 namespace lockstep::shm {
 namespace {
 
-// Where the head behind a message that ends at `at` lies. Both ends leave the
-// gap out by themselves: neither publishes it, so that `read` never passes
+// Returns where the next head lies after a message that ends at `at`. Both ends
+// skip the gap by themselves: neither publishes it, so that `read` never passes
 // `written`.
 uint64_t aligned(uint64_t at) {
   return (at + sizeof(MessageHead) - 1) / sizeof(MessageHead) *
          sizeof(MessageHead);
 }
 
-// A large message is published in parts of the ring: the reader copies one
-// while the writer copies the next.
+// A large message is published in parts, each this fraction of the ring: the
+// reader copies one while the writer copies the next.
 constexpr size_t kParts = 4;
 
 }  // namespace
@@ -35,8 +35,9 @@ RingWriter::RingWriter(const Segment& segment, const Waiting& waiting, int from,
 
 size_t RingWriter::room(size_t wanted) {
   if (bytes_ - (at_ - read_) < wanted) {
-    // Pairs with RingReader::publish(): the bytes were read before they are
-    // overwritten. seq_cst, as for `written` in RingReader.
+    // Pairs with RingReader::publish(), so that the reader has read the bytes
+    // before they are overwritten. seq_cst for the same reason as in
+    // RingReader::look().
     read_ = ring_.read.load(std::memory_order_seq_cst);
   }
   return bytes_ - (at_ - read_);
@@ -46,7 +47,7 @@ bool RingWriter::begin(const MessageHead& head) {
   const uint64_t at = aligned(at_);
   const size_t wanted = at - at_ + sizeof(head);
   if (room(wanted) < wanted) return false;
-  // The ring's size is a multiple of the head's: it does not wrap.
+  // The ring's size is a multiple of the head's, so the head does not wrap.
   std::memcpy(data_ + at % bytes_, &head, sizeof(head));
   at_ = at + sizeof(head);
   return true;
@@ -70,14 +71,16 @@ size_t RingWriter::put(const std::byte* data, size_t bytes) {
 }
 
 bool RingWriter::cut() {
-  // The reader of a message that was cut off finds its end in the one word
-  // there is: it must have gone on before the word is written again.
+  // There is one word, `cut`, in which the reader finds the end of a message
+  // that was cut off. The reader must have passed the last such end before the
+  // word is written again.
   if (cut_ != 0 && ring_.read.load(std::memory_order_seq_cst) <= cut_) {
     return false;
   }
   cut_ = at_;
-  // seq_cst, as for `written`. The reader sees it at the latest with bytes that
-  // come after it, whose publication is a release of this store too.
+  // seq_cst, as for `written`. The reader sees this store at the latest
+  // together with the bytes that come after it, because their publication
+  // releases this store too.
   ring_.cut.store(at_, std::memory_order_seq_cst);
   waiting_.wake_for_message(to_);
   return true;
@@ -113,12 +116,13 @@ std::optional<MessageHead> RingReader::head() {
 
 void RingReader::look() {
   // Pairs with RingWriter::publish(). seq_cst: a thread that has started a
-  // message and finds nothing relies on the wake-up of another one of this
-  // rank that sleeps already.
+  // message and finds nothing here relies on the writer to wake another thread
+  // of this rank that sleeps already.
   written_ = ring_.written.load(std::memory_order_seq_cst);
-  // In this order: bytes after a cut are never seen without the cut.
+  // Read `cut` after `written`, so that bytes after a cut are never seen
+  // without the cut.
   cut_ = ring_.cut.load(std::memory_order_seq_cst);
-  // What lies before a cut was published before it.
+  // Everything before a cut was published before the cut.
   written_ = std::max(written_, cut_);
 }
 
@@ -130,7 +134,8 @@ RingReader::Taken RingReader::take(std::byte* to, size_t bytes) {
   do {
     const size_t part = std::min(bytes - done, bytes_ / kParts);
     if (written_ - at_ < part) look();
-    // A cut of an earlier message lies before this one's head.
+    // If the cut is that of an earlier message, it lies before this message's
+    // head.
     const bool cut = cut_ >= at_ && cut_ < end;
     const size_t size = std::min<uint64_t>(part, (cut ? cut_ : written_) - at_);
     if (to && size > 0) {

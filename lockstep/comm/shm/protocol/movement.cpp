@@ -8,7 +8,8 @@
 namespace lockstep::shm {
 namespace {
 
-// What this rank takes: bytes of the stream of rank `from`, from `offset` on.
+// One piece that this rank takes: bytes of the stream of rank `from`, from
+// `offset` on.
 struct Take {
   int from;
   size_t offset;
@@ -44,10 +45,11 @@ void copy_own(const Bytes& to, const ConstBytes& from) {
   }
 }
 
-// What all movements of data are made of. Each rank has a stream of bytes (its
-// pieces laid end to end, perhaps none) of which others take intervals. A
-// stream of up to tuning.one_shot_bytes travels with the announcement; longer
-// ones in rounds of a chunk, copied in one round ahead.
+// The algorithm of all operations that only move data. Each rank has a stream
+// of bytes (its pieces laid end to end, perhaps none), of which other ranks
+// take ranges. A stream of up to tuning.one_shot_bytes travels with the
+// announcement. A longer one goes through staging memory a chunk at a time
+// (`round` counts the chunks), copied in one chunk ahead.
 class Movement {
  public:
   Movement(Core& core, Collective& call, std::span<const ConstBytes> stream)
@@ -232,7 +234,7 @@ void Group::scatter(Bytes output, std::span<const ConstBytes> inputs, int root,
     movement.run({});
     return;
   }
-  // The root's stream is made of what the others get, in their order.
+  // The root's stream is what the other ranks get, in rank order.
   Take take{.from = root, .offset = 0, .to = output};
   for (int before = 0; before < core_->rank; ++before) {
     if (before != root) take.offset += call.sizes(root)[before];
@@ -250,8 +252,8 @@ void Group::all_to_all(std::span<const Bytes> outputs,
                    .dtype = dtype,
                    .agreed = kSizesDiffer},
                   timeout);
-  // Each rank's stream begins with what its neighbour gets, so that in every
-  // round different ranks read different streams.
+  // Each rank's stream begins with what the next rank gets, so that at any time
+  // different ranks read different streams.
   std::vector<ConstBytes> stream;
   for (int step = 1; step < n; ++step)
     stream.push_back(inputs[(rank + step) % n]);

@@ -12,7 +12,8 @@
 namespace lockstep::shm {
 namespace {
 
-// More than ranks, so that strangers in the queue do not keep them out.
+// More than there are ranks, so that strangers in the queue do not keep ranks
+// out.
 constexpr int kBacklog = 512;
 
 FileDescriptor open_socket() {
@@ -29,7 +30,8 @@ struct Address {
 Address abstract_address(const std::string& name) {
   Address address{.at = {.sun_family = AF_UNIX, .sun_path = {}}, .bytes = 0};
   if (name.empty() || name.size() + 1 > sizeof address.at.sun_path) {
-    throw std::invalid_argument("no name of a socket: \"" + name + "\"");
+    throw std::invalid_argument("\"" + name +
+                                "\" cannot be the name of a socket");
   }
   std::memcpy(address.at.sun_path + 1, name.data(), name.size());
   address.bytes =
@@ -76,7 +78,7 @@ uid_t user_of_peer(const FileDescriptor& socket) {
   ucred peer{};
   socklen_t bytes = sizeof peer;
   if (::getsockopt(socket.get(), SOL_SOCKET, SO_PEERCRED, &peer, &bytes) != 0) {
-    throw_errno("could not ask for the user behind a Unix socket");
+    throw_errno("could not get the user at the other end of a Unix socket");
   }
   return peer.uid;
 }
@@ -138,7 +140,7 @@ Packet receive_packet(const FileDescriptor& socket,
                          MSG_DONTWAIT | MSG_CMSG_CLOEXEC | MSG_TRUNC);
     if (received >= 0) break;
     if (errno == EAGAIN) return packet;
-    // ECONNRESET is reported once, ahead of what came before it.
+    // ECONNRESET is reported once, before the packets that came earlier.
     if (errno != EINTR && errno != ECONNRESET) {
       throw_errno("could not receive from a peer");
     }
@@ -149,7 +151,7 @@ Packet receive_packet(const FileDescriptor& socket,
     if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) {
       continue;
     }
-    // The padding has room for a second one: each must find an owner.
+    // The padding has room for a second descriptor; each one must get an owner.
     const size_t count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
     for (size_t i = 0; i < count; ++i) {
       int descriptor = -1;

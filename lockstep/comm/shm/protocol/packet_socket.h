@@ -10,41 +10,43 @@
 
 // Sockets that carry short packets and descriptors between processes of one
 // host (unix(7), SOCK_SEQPACKET, abstract names). None of these calls blocks;
-// all descriptors are closed on exec. Threads: any, as far as one socket is
-// used by one thread for each direction.
+// all descriptors are closed on exec. Threads: any, if only one thread at a
+// time sends on a socket, and only one receives.
 namespace lockstep::shm {
 
-// The name is without the zero byte that makes it abstract. Throws
-// std::system_error.
+// Listens at `name`, which is without the zero byte that makes it abstract.
+// Throws std::system_error.
 FileDescriptor listen_at(const std::string& name);
 
-// Who has connected, or nothing. Throws std::system_error.
+// Returns the next connection, or an empty descriptor if there is none. Throws
+// std::system_error.
 FileDescriptor accept_from(const FileDescriptor& listener);
 
-// Empty, with errno, if it cannot: EAGAIN while too many wait to be accepted,
-// ECONNREFUSED if nobody listens.
+// Connects to `name`. If it cannot, returns an empty descriptor and sets errno:
+// EAGAIN while too many wait to be accepted, ECONNREFUSED if no process
+// listens.
 FileDescriptor connect_to(const std::string& name);
 
-// The effective user of the other end when it connected or began to listen.
-// Throws std::system_error.
+// Returns the effective user of the other end when it connected or began to
+// listen. Throws std::system_error.
 uid_t user_of_peer(const FileDescriptor& socket);
 
 enum class Sent { all, full, hung_up };
-// `descriptor`: what to hand over as well, or -1. `full`: nothing was sent, to
-// be tried again. Throws std::system_error.
+// Sends one packet, and `descriptor` with it unless that is -1. If it returns
+// `full`, nothing was sent: try again later. Throws std::system_error.
 Sent send_packet(const FileDescriptor& socket, std::span<const std::byte> bytes,
                  int descriptor = -1);
 
 struct Packet {
   enum class State { none, received, hung_up };
   State state;
-  size_t bytes;  // more than fitted if the packet was longer
+  size_t bytes;  // of the whole packet, even if it did not fit
   FileDescriptor descriptor{};
-  // Descriptors came that this process has no room for, or more than one.
+  // A descriptor came for which this process had no room, or more than one.
   bool descriptor_lost;
 };
-// What has come by now, into `bytes`. `hung_up` after the last packet only.
-// Throws std::system_error.
+// Receives the next packet into `bytes`, if one has come. Returns `hung_up`
+// only after the last packet. Throws std::system_error.
 Packet receive_packet(const FileDescriptor& socket, std::span<std::byte> bytes);
 
 }  // namespace lockstep::shm

@@ -16,7 +16,8 @@ namespace {
 
 constexpr uint64_t kMark = 0x6e616f6c2e6d6873;  // "shm.loan"
 
-// Both ends run the same program: no byte order, no versions.
+// Both ends run the same program on one host, so there is no byte order and no
+// version.
 struct Record {
   uint64_t mark;
   uint64_t id;
@@ -36,13 +37,13 @@ PeerLinks::PeerLinks(std::vector<FileDescriptor> sockets)
 std::vector<int> PeerLinks::hung_up() const {
   std::vector<pollfd> polled;
   polled.reserve(sockets_.size());
-  // poll() passes over the descriptor -1 of this rank. Readable is not asked
-  // for: data that nobody has read must not look like an end.
+  // poll() skips this rank's own descriptor, -1. POLLIN is not asked for: data
+  // that was not read yet must not look like an end.
   for (const auto& socket : sockets_) {
     polled.push_back({.fd = socket.get(), .events = POLLRDHUP, .revents = 0});
   }
   while (::poll(polled.data(), polled.size(), 0) < 0) {
-    if (errno != EINTR) throw_errno("could not look at the peers' sockets");
+    if (errno != EINTR) throw_errno("could not poll the peers' sockets");
   }
   std::vector<int> ranks;
   for (size_t rank = 0; rank < polled.size(); ++rank) {
@@ -82,7 +83,7 @@ std::optional<PeerLinks::Loan> PeerLinks::receive(int from) const {
       (packet.descriptor && packet.descriptor_lost)) {
     throw std::runtime_error("peer " + std::to_string(from) + " sent " +
                              std::to_string(packet.bytes) +
-                             " bytes that are no loan of memory");
+                             " bytes that are not a loan of memory");
   }
   return Loan{.id = record.id,
               .bytes = record.bytes,

@@ -35,7 +35,7 @@ struct Reduction {
   size_t count;
   DType dtype;
   ReduceOp op;
-  int root;  // who gets the result; -1: all
+  int root;  // the rank that gets the result; -1: all
 
   size_t element() const { return kernels::size_of(dtype); }
   bool has_result(int rank) const { return root < 0 || root == rank; }
@@ -56,14 +56,14 @@ void reduce_one_shot(const Reduction& r) {
                   r.op);
 }
 
-// Every rank reaches every other's data: it reduces its slice of all, and
-// writes the result to all.
+// Reduces memory that every rank reaches: each rank reduces its slice of all
+// ranks' data, and writes the result to all ranks that get it.
 void reduce_in_place(const Reduction& r,
                      const std::array<std::byte*, kMaxRanks>& data) {
   const int n = r.core.size;
   const auto own = equal_slice({0, r.count}, r.core.rank, n, r.element());
-  // In pieces that stay in the nearest caches from the first destination to
-  // the last.
+  // Pieces of this size stay in the nearest caches while they are written to
+  // all destinations.
   const size_t piece = (size_t{16} << 10) / r.element();
   for (size_t at = own.begin; at < own.end; at += piece) {
     Sources sources;
@@ -84,10 +84,11 @@ void reduce_in_place(const Reduction& r,
   }
 }
 
-// In chunks: each rank copies in what others reduce, reduces its slice of the
-// chunk from its own data and the staged ones, puts the result where its own
-// contribution would have been staged, and copies out what others reduced.
-// Copying in is one chunk ahead.
+// Reduces in chunks (`round` counts them). For each chunk, a rank copies to its
+// staging memory what the others will reduce. It reduces its slice of the
+// chunk, from its own data and the others' staging memory, and puts the result
+// where its own contribution would have been staged. Then it copies out what
+// the others reduced. Copying in is one chunk ahead.
 class StagedReduction {
  public:
   explicit StagedReduction(const Reduction& r)
@@ -106,13 +107,13 @@ class StagedReduction {
       reduce(round);
       if (r_.has_result(r_.core.rank)) copy_out(round);
     }
-    // The root reads this rank's results at its leisure: before anybody writes
-    // there again all have announced the next operation.
+    // The root may read this rank's results later: before a rank writes there
+    // again, all ranks have announced the next operation.
   }
 
  private:
-  // Equal shares of all elements, in whole lines: a short last round would
-  // cost as many waits as a long one.
+  // Divides all elements equally into chunks of whole cache lines: a short last
+  // chunk would cost as many waits as a long one.
   static size_t chunk_of(const Reduction& r, uint64_t rounds) {
     const size_t line = kCacheLine / r.element();
     return divided_up(divided_up(r.count, rounds), line) * line;
@@ -123,12 +124,13 @@ class StagedReduction {
   Interval chunk(uint64_t round) const {
     return {round * chunk_, (round + 1) * chunk_};
   }
-  // Of the last, shorter chunk too in the borders of a whole one: staging must
-  // leave out all that a peer may still copy from the slot's round before.
+  // The slice of `rank` in a chunk. In the last, shorter chunk too it has the
+  // borders of a whole chunk: stage() must leave out everything that a peer may
+  // still be copying from the chunk that was in this slot before.
   Interval slice_of(int rank, uint64_t round) const {
     return clipped(equal_slice(chunk(round), rank, r_.core.size, r_.element()));
   }
-  // Where element `at` of a round lies in `rank`'s staging memory.
+  // Returns where element `at` of a chunk lies in `rank`'s staging memory.
   std::byte* staged(int rank, uint64_t round, size_t at) const {
     return r_.core.segment.staging(rank, first_ + round, by_) +
            (at - round * chunk_) * r_.element();
@@ -168,7 +170,8 @@ class StagedReduction {
   }
 
   void copy_out(uint64_t round) {
-    // Each begins with its neighbour, so that not all read from one.
+    // Each rank begins with the next rank, so that not all read from the same
+    // one.
     for (int step = 1; step < r_.core.size; ++step) {
       const int peer = (r_.core.rank + step) % r_.core.size;
       r_.call.await(peer, r_.core.segment.state(peer).reduced,
@@ -195,13 +198,13 @@ class StagedReduction {
   const uint64_t first_;
 };
 
-// Whether every rank has reached the memory of all others: `lacking`, as bits,
-// are the ranks whose memory this one does not reach. A wait for all, of
-// regions that are new to some rank.
+// Returns whether every rank reaches the memory of all others. `lacking` are
+// the ranks, as bits, whose memory this one does not reach. Waits for all
+// ranks; needed only if a region is new to some rank.
 bool all_reach_all(const Reduction& r, RegisteredMemory::Place own,
                    uint64_t lacking) {
   const int n = r.core.size;
-  r.call.sizes()[0] = lacking;  // no reduction of one size has sizes
+  r.call.sizes()[0] = lacking;  // unused otherwise: all counts are equal
   const uint64_t said = ++r.core.chunks;
   r.call.publish(r.core.own().staged, said);
   for (int peer = 0; peer < n; ++peer) {
@@ -223,7 +226,7 @@ void reduce_large(const Reduction& r) {
   r.call.wait_for_all();
   std::array<std::byte*, kMaxRanks> data;
   std::array<std::shared_ptr<std::byte>, kMaxRanks> held;
-  // All ranks see the same announcements, so all of them decide the same.
+  // All ranks see the same announcements, so all of them decide alike.
   bool all_registered = true;
   bool all_reached = true;
   for (int peer = 0; peer < r.core.size; ++peer) {
@@ -249,7 +252,7 @@ void reduce_large(const Reduction& r) {
     }
   }
   if (all_reached) {
-    // The peers wait for this rank's slice.
+    // The peers will wait for this rank's slice, so the group cannot go on.
     if (lacking != 0) r.core.waiting.fail(why);
   } else if (!all_reach_all(r, *place, lacking)) {
     StagedReduction(r).run();
@@ -304,7 +307,8 @@ void scatter_one_shot(Core& core, Collective& call, const Parts& parts,
                   parts.dtype, parts.op);
 }
 
-// In rounds of one piece for each rank, copying in one round ahead.
+// Reduces one piece for each rank at a time (a `round`); copying in is one
+// round ahead.
 void scatter_staged(Core& core, Collective& call, const Parts& parts) {
   const int n = core.size;
   const size_t element = parts.element();

@@ -40,14 +40,16 @@ RegisteredMemory::RegisteredMemory(const PeerLinks& links,
 
 void* RegisteredMemory::allocate(size_t bytes) {
   if (bytes == 0) {
-    throw std::invalid_argument("0 bytes of registered memory were asked for");
+    throw std::invalid_argument(
+        "0 bytes of registered memory were asked for; ask for 1 or more");
   }
   {
-    // First: what peers have freed may be what is missing.
+    // Look first: what the peers have freed may be the memory that is missing.
     std::lock_guard lock(mutex_);
     receive_all();
   }
-  // Not under the lock: it takes a while, and reductions look here.
+  // This is not done under the lock: it takes a while, and reductions need the
+  // lock.
   auto memory = SharedMemory::create(bytes);
   auto* data = memory.data();
   std::lock_guard lock(mutex_);
@@ -77,7 +79,7 @@ void RegisteredMemory::free(void* data) {
   const auto region = regions_.find(static_cast<const std::byte*>(data));
   if (region == regions_.end()) {
     throw std::invalid_argument(
-        "what is to be freed is not the beginning of registered memory of "
+        "the address to free is not the beginning of registered memory of "
         "this group");
   }
   remove(region);
@@ -85,8 +87,8 @@ void RegisteredMemory::free(void* data) {
     deliver();
     receive_all();
   } catch (const std::system_error&) {
-    // The peers are told at the next occasion. Who frees is often a
-    // destructor.
+    // The peers are told at the next occasion. Nothing is thrown, because the
+    // caller is often a destructor.
   }
 }
 
@@ -143,13 +145,13 @@ std::shared_ptr<std::byte> RegisteredMemory::reach(int of, Place place,
   }
   if (found == borrowed_.end()) {
     throw std::runtime_error(place_name(of, place, bytes) +
-                             " was not lent to this rank");
+                             " were not lent to this rank");
   }
   auto& borrowed = found->second;
   if (!lies_within(place, bytes, borrowed.bytes)) {
-    throw std::runtime_error(place_name(of, place, bytes) + " lies outside: " +
-                             std::to_string(borrowed.bytes) +
-                             " bytes were lent");
+    throw std::runtime_error(
+        place_name(of, place, bytes) + " lie outside of the " +
+        std::to_string(borrowed.bytes) + " bytes that were lent");
   }
   if (borrowed.failure) std::rethrow_exception(borrowed.failure);
   if (!std::exchange(borrowed.touched, true)) borrowed.memory->touch();
@@ -164,7 +166,7 @@ std::byte* RegisteredMemory::own(Place place, size_t bytes) {
     }
   }
   throw std::runtime_error(place_name(rank_, place, bytes) +
-                           " is not registered");
+                           " are not registered");
 }
 
 // The region that begins at or before `data`.
@@ -174,7 +176,8 @@ RegisteredMemory::Regions::iterator RegisteredMemory::region_of(
   return after == regions_.begin() ? regions_.end() : std::prev(after);
 }
 
-// Of no region that there is: numbers come again after 2^32 of them.
+// Returns an id that no region of this rank has: ids come again after 2^32 of
+// them.
 uint32_t RegisteredMemory::new_id() {
   const auto taken = [&](uint32_t id) {
     return std::ranges::any_of(
@@ -186,7 +189,7 @@ uint32_t RegisteredMemory::new_id() {
   return last_id_;
 }
 
-// As many notices as the sockets take.
+// Sends as many notices as the sockets take.
 void RegisteredMemory::deliver() {
   bool told = false;
   for (int peer = 0; peer < size_ && undelivered_ != 0; ++peer) {
@@ -204,7 +207,8 @@ void RegisteredMemory::deliver() {
       }
     }
   }
-  // After the sockets have it.
+  // Counted after the sockets have the notices. Pairs with the acquire in
+  // receive_all().
   if (told) news_.fetch_add(1, std::memory_order_release);
 }
 
@@ -212,7 +216,7 @@ void RegisteredMemory::remove(Regions::iterator region) {
   const auto id = region->second.id;
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
-    // Who has not heard of it never will.
+    // If a peer has not heard of the region, it never will.
     auto& notices = notices_[peer];
     const auto unheard =
         std::ranges::find(notices, &region->second, &Notice::lends);
@@ -258,8 +262,8 @@ void RegisteredMemory::receive(int from) {
 }
 
 void RegisteredMemory::receive_all() {
-  // Before looking: what is sent meanwhile is looked for again. Pairs with the
-  // release in deliver().
+  // Read the count before looking, so that what is sent meanwhile is looked for
+  // again. Pairs with the release in deliver().
   seen_.store(news_.load(std::memory_order_acquire), std::memory_order_relaxed);
   for (int peer = 0; peer < size_; ++peer) {
     if (peer != rank_) receive(peer);

@@ -20,33 +20,35 @@ namespace lockstep::shm {
 // Memory of this rank that its peers map, and theirs that this rank maps.
 // Threads: any.
 //
-// A loan is a descriptor that a socket carries. Who receives it maps the memory
-// and closes the descriptor at once, so that loans that nobody uses cost
-// neither descriptors nor pages. One descriptor is kept in reserve for that; if
-// there is none nevertheless, the region cannot be reached by this rank.
+// A loan is a descriptor that is sent over a socket. The rank that receives it
+// maps the memory and closes the descriptor at once, so loans that are not used
+// cost neither descriptors nor pages. One descriptor is kept in reserve for
+// this. If there is none nevertheless, this rank cannot reach the region.
 //
-// Every call of the group calls look_if_told(): what a rank has freed is let go
-// of by each peer in its next call, whatever that is.
+// Every call of the group calls look_if_told(). So when a rank has freed
+// memory, each peer lets go of it in its next call, whatever that is.
 class RegisteredMemory {
  public:
-  // `news`: Segment::news().
+  // `news` is Segment::news().
   RegisteredMemory(const PeerLinks& links, std::atomic<uint32_t>& news,
                    int rank, int size);
 
-  // A region of its own, reserved; its descriptor goes to every peer at once,
-  // or later where the way is full. Also lets go of what the peers have taken
-  // back. Throws std::system_error, std::invalid_argument for 0 bytes.
+  // Makes a region of its own, reserved. Its descriptor goes to every peer at
+  // once, or later if the socket is full. Also lets go of memory that the peers
+  // have taken back. Throws std::system_error; std::invalid_argument for 0
+  // bytes.
   void* allocate(size_t bytes);
-  // What allocate() returned, or null. The peers let go of it when they next
-  // look. Throws std::invalid_argument for anything else, and nothing more.
+  // Frees `data`, which allocate() returned, or does nothing if it is null. The
+  // peers let go of it when they next look. Throws only std::invalid_argument,
+  // for any other address.
   void free(void* data);
 
-  // Takes in what the peers have lent and taken back, so that their way to
-  // this rank is free again, and sends what they are still to be told. Throws
+  // Receives what the peers have lent and taken back, so that their sockets to
+  // this rank have room again, and sends what they are still to be told. Throws
   // std::system_error.
   void look();
-  // The same if there is something to look for: two loads if not. A failure is
-  // left to whoever needs what was missed.
+  // Calls look() if there is something to look for; costs two loads if not.
+  // Ignores a failure: the call that needs what was missed will fail.
   void look_if_told() {
     if (news_.load(std::memory_order_relaxed) !=
             seen_.load(std::memory_order_relaxed) ||
@@ -56,36 +58,38 @@ class RegisteredMemory {
   }
 
   struct Place {
-    uint32_t region;      // never 0
-    bool reached{false};  // by every peer: settle() was told so
+    uint32_t region;      // 0: none
+    bool reached{false};  // settle() was told that every peer reaches it
     uint64_t offset;
   };
-  // Where [data, data + bytes) lies in this rank's registered memory, if it
-  // does, every peer has been sent it, and none is known not to reach it.
+  // Returns where [data, data + bytes) lies in this rank's registered memory,
+  // if it does, every peer has been sent that region, and no peer is known not
+  // to reach it.
   std::optional<Place> find(const void* data, size_t bytes);
-  // The peers have tried to reach() this rank's region. One that some of them
-  // do not reach is not found any more.
+  // Called after the peers have tried to reach() this rank's region. If some of
+  // them do not reach it, find() does not find it any more.
   void settle(Place place, bool reached_by_all);
 
-  // Rank `of`'s memory at `place`. It was found by its owner before this is
-  // called, and stays until its owner has freed it and this rank looks again,
-  // but as long as the result is held at least. Throws std::system_error if it
-  // could not be mapped, std::runtime_error if it was not sent or is smaller.
+  // Returns rank `of`'s memory at `place`, which that rank's find() must have
+  // returned before. It stays mapped until its owner has freed it and this rank
+  // has looked again, and at least as long as the result is held. Throws
+  // std::system_error if it could not be mapped, std::runtime_error if it was
+  // not sent or is smaller.
   std::shared_ptr<std::byte> reach(int of, Place place, size_t bytes);
 
  private:
   struct Region {
     uint32_t id;
     SharedMemory memory;
-    int unsent;  // peers that do not know of it yet
+    int unsent;  // how many peers were not sent it yet
     enum class Reached { unknown, by_all, not_by_all };
     Reached reached = Reached::unknown;
   };
-  // What a peer is still to be told. In order: nothing is taken back before it
-  // was lent.
+  // What a peer is still to be told. Notices stay in order, so that nothing is
+  // taken back before it was lent.
   struct Notice {
     uint32_t id;
-    Region* lends;  // null: taken back
+    Region* lends;  // null: the region is taken back
   };
   // A peer's region, mapped, or why it is not.
   struct Borrowed {

@@ -15,8 +15,8 @@ thread_local BlockedCall* blocked = nullptr;
 
 uint64_t bit(int rank) { return uint64_t{1} << rank; }
 
-// Each word is released and acquired: a reader that meets words of a later wait
-// also sees that the number of the wait has changed.
+// Each word is stored with release and read with acquire: a reader that sees
+// words of a later wait also sees that the number of the wait has changed.
 void write_words(BlockedState& state, const std::string& text) {
   std::array<uint64_t, BlockedState::kWords> words{};
   std::memcpy(words.data(), text.data(),
@@ -117,7 +117,8 @@ bool Standstill::stands_still(int peer) {
   return looks - seen.looks >= kLooks && now - seen.since >= kPatience;
 }
 
-// The words of the ranks that tell a wait at this moment.
+// Returns the words of each rank that tells a wait at this moment, by rank; the
+// others are empty.
 std::vector<std::string> Standstill::words_of_all() const {
   std::vector<std::string> all;
   for (int rank = 0; rank < size_; ++rank) all.push_back(words_of(rank));
@@ -143,7 +144,7 @@ void Standstill::fail(const std::vector<std::string>& words_of_all) {
   for (const auto& [words, names] : ranks_of) {
     all += (all.empty() ? "" : "; ") + names + " in " + words;
   }
-  if (ranks_of.size() == 1) all += ", each in another one";
+  if (ranks_of.size() == 1) all += ", each in a different one";
   waiting_.fail("the ranks wait for each other (" + all +
                     "), so none of them can go on; all must make the same "
                     "calls in one order",
@@ -176,8 +177,8 @@ void BlockedCall::look() {
   standstill_.tell(*this, ranks);
   for (int peer = 0; peer < standstill_.size_; ++peer) {
     if ((ranks & bit(peer)) == 0 || peer == standstill_.rank_) continue;
-    // The words are read first: a peer that finds the standstill at the same
-    // time tells nothing any more once it has failed.
+    // Read the words first: a peer that finds the standstill at the same time
+    // and fails before this rank tells nothing any more.
     const auto words = standstill_.words_of_all();
     if (standstill_.stands_still(peer)) standstill_.fail(words);
   }

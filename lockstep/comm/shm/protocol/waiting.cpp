@@ -18,17 +18,19 @@ namespace {
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-// About 10 us of looking at a cache line. Longer would be no quicker where all
-// ranks run, and a loss where another program has taken a core.
+// About 10 us of looking at a cache line. A longer spin would be no quicker if
+// all ranks run, and a loss if another program has taken a core.
 constexpr int kSpins = 200;
-// A waiting rank gives its core away this long before it sleeps: peers on the
-// same core come by then, and a system call for their waking up is spared.
+// How long a waiting thread yields its core before it sleeps. Peers that need
+// the same core can run meanwhile, and then no system call is needed to wake
+// this thread.
 constexpr microseconds kYielding{1000};
-// Nobody is woken by the death of a process.
+// The longest sleep before the peers' sockets are looked at: the death of a
+// process wakes no thread.
 constexpr milliseconds kSlice{50};
 
-// Whole cores that the control group grants; the most there can be if it does
-// not say.
+// Returns how many whole cores the control group grants, or the most that there
+// can be if it does not say.
 int granted_cores() {
   std::ifstream limit("/sys/fs/cgroup/cpu.max");
   double quota = 0;
@@ -39,7 +41,7 @@ int granted_cores() {
   return CPU_SETSIZE;  // "max", or no such file
 }
 
-// Cores that the ranks may use between them.
+// Returns how many cores the ranks together may use.
 int cores_of_all(const Segment& segment, int size) {
   int cores = 0;
   for (size_t word = 0; word < segment.state(0).cores.size(); ++word) {
@@ -86,9 +88,10 @@ Waiting::Outcome Waiting::sleep(const Ready& ready, uint32_t bells,
     if (auto* call = BlockedCall::of_this_thread()) call->look();
     if (ready(std::memory_order_acquire)) return Outcome::ready;
     if (deadline.expired()) return Outcome::timed_out;
-    // Who publishes stores first and looks for sleepers then; this rank says
-    // that it sleeps first and looks then. All four are seq_cst, so one of the
-    // two sees the other.
+    // A thread that publishes first stores and then looks for sleepers. This
+    // thread first says that it sleeps and then looks at what was stored. All
+    // four operations are seq_cst, so at least one of the two threads sees what
+    // the other did.
     const auto bell = own.doorbell.load(std::memory_order_seq_cst);
     if (bells & kCalls) {
       own.sleepers.fetch_add(1, std::memory_order_seq_cst);
@@ -115,12 +118,13 @@ Waiting::Outcome Waiting::sleep(const Ready& ready, uint32_t bells,
 
 std::string Waiting::words_of(int rank) const {
   const auto& reason = segment_.state(rank).reason;
-  // A peer's memory: not to be trusted to end with 0.
+  // The peer's memory is not trusted to end with 0.
   return std::string(reason.data(), ::strnlen(reason.data(), reason.size()));
 }
 
 std::vector<Waiting::Departure> Waiting::departures() const {
-  // First who hung up, then its last words: it says them before.
+  // Look for ranks that hung up first, and then read their last words, which
+  // they wrote before.
   uint64_t gone = 0;
   for (int peer : links_.hung_up()) gone |= uint64_t{1} << peer;
   std::vector<Departure> all;

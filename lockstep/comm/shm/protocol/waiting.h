@@ -13,12 +13,12 @@
 #include "lockstep/comm/shm/protocol/layout.h"
 #include "lockstep/comm/shm/protocol/peer_links.h"
 
-// How the threads of one rank wait for the other ranks, and how these are
-// woken. One object a group and rank; any thread.
+// How the threads of one rank wait for the other ranks, and how they wake
+// threads that wait. One object per group and rank; any thread.
 namespace lockstep::shm {
 
-// The time that one operation has. The clock is read when the spinning is
-// over: what is quick never asks it.
+// The time that one operation has. The clock is first read when the spinning is
+// over, so a quick operation never reads it.
 class Patience {
  public:
   explicit Patience(std::chrono::milliseconds allowed) : allowed_(allowed) {}
@@ -34,13 +34,14 @@ class Patience {
 
 class Waiting {
  public:
-  // `names`: how messages call the ranks.
+  // `names` is how error texts name the ranks; if it is empty, they use the
+  // numbers in this group.
   Waiting(const Segment& segment, const PeerLinks& links, int rank, int size,
           std::vector<int> names);
 
-  // Spins for a few microseconds where there is a core for every rank. Returns
-  // whether `ready` came true. Where spinning did not help the last times (the
-  // peer computes, or another program has its core) it is cut short.
+  // Spins for a few microseconds if there is a core for every rank. Returns
+  // whether `ready` came true. If spinning did not help the last times (the
+  // peer computes, or another program has its core), the spin is shorter.
   template <typename Ready>
   bool spin(Ready ready) {
     const int spins = spins_.load(std::memory_order_relaxed);
@@ -60,40 +61,43 @@ class Waiting {
     return ready(std::memory_order_acquire);
   }
 
-  // What a thread sleeps for, as bits. A message wakes nobody who sleeps for
-  // calls alone, and the other way round: a receive that is pending for long
-  // has a thread that sleeps for it, and must not cost every collective a
-  // wake-up.
+  // What a thread sleeps for, as bits. A message does not wake a thread that
+  // sleeps only for calls, nor a call one that sleeps only for messages. A
+  // receive that is pending for long has a thread that sleeps for it, and must
+  // not cost every collective a wake-up.
   enum Bell : uint32_t { kCalls = 1, kMessages = 2 };
 
   enum class Outcome { ready, timed_out };
-  // Whether the wait is over; asked with the order that its loads must have.
-  // May also do what brings the end nearer.
+  // Returns whether the wait is over; its loads must have the given memory
+  // order. May also do something that ends the wait sooner.
   using Ready = std::function<bool(std::memory_order)>;
-  // The whole wait after spin(): yields the core, then sleeps, until `ready`.
-  // Calls `look`, and that of the thread's BlockedCall, before the first sleep,
-  // and whenever one is over (50 ms at most, or a doorbell), to see what became
-  // of the ranks; `ready` is asked again after it. What the two throw passes
-  // through. `bells`: those of Bell that wake it.
+  // The rest of a wait after spin(): yields the core, then sleeps, until
+  // `ready`. Before the first sleep and after each one (50 ms at most, or until
+  // a doorbell rings) it calls `look`, and look() of the thread's BlockedCall,
+  // to see what became of the ranks, and then asks `ready` again. Whatever
+  // these two throw passes through. `bells` are the bits of Bell that wake the
+  // thread.
   Outcome sleep(const Ready& ready, uint32_t bells, const Deadline& deadline,
                 const std::function<void()>& look);
 
-  // A rank that is not there any more.
+  // A rank that is gone.
   struct Departure {
     int rank;
-    bool well;          // it left; else it failed, or its process ended
+    bool well;          // it left; otherwise it failed or its process ended
     bool failed;        // it said that the group is broken
     std::string words;  // "rank 3 died"
   };
-  // A system call. What a rank published before it went is visible after it.
+  // Returns the ranks that are gone; a system call. What such a rank published
+  // before it went is visible afterwards.
   std::vector<Departure> departures() const;
 
-  // After a store (seq_cst) that others may sleep for in a call.
+  // Call this after a store (seq_cst) that other threads may sleep for in a
+  // call.
   void wake_sleepers() const {
     if (segment_.sleepers().load(std::memory_order_seq_cst) != 0) wake_all();
   }
-  // After a store (seq_cst) that threads of `rank`, another or this one, may
-  // sleep for because of a message. Any thread.
+  // Call this after a store (seq_cst) that threads of `rank`, another or this
+  // one, may sleep for because of a message. Any thread.
   void wake_for_message(int rank) const {
     RankState& state = segment_.state(rank);
     if (state.message_sleepers.load(std::memory_order_seq_cst) != 0) {
@@ -101,17 +105,18 @@ class Waiting {
     }
   }
 
-  // From now on every wait of this rank throws GroupBroken with `reason` (the
-  // first one given), and so do those of the peers, who are told that this
-  // rank failed and why. Any thread.
+  // Makes every wait of this rank throw GroupBroken with `reason` (the first
+  // one given) from now on, and every wait of the peers, which are told that
+  // this rank failed and why. Any thread.
   void break_down(const std::string& reason, uint32_t how = RankState::kFailed);
   [[noreturn]] void fail(const std::string& reason,
                          uint32_t how = RankState::kFailed) {
     break_down(reason, how);
     throw_if_broken();
-    throw GroupBroken(reason);  // another thread is just breaking it down
+    // Another thread is just breaking the group down.
+    throw GroupBroken(reason);
   }
-  // This rank ends well: it is not missed by who needs nothing more from it.
+  // Ends this rank well: peers that need nothing more from it go on.
   void leave() const;
   bool broken() const { return broken_.load(std::memory_order_acquire); }
   void throw_if_broken() const;
