@@ -43,7 +43,8 @@ Tensors gradients_of(const Tensors& parameters) {
   return distinct(std::move(result));
 }
 
-// What foreach operations take at once without falling back to single ones.
+// Groups tensors so that foreach operations take each group at once; they would
+// fall back to single operations for mixed devices or dtypes.
 std::vector<Tensors> by_device_and_dtype(const Tensors& tensors) {
   std::vector<Tensors> result;
   std::map<std::pair<std::string, c10::ScalarType>, size_t> places;
@@ -56,7 +57,8 @@ std::vector<Tensors> by_device_and_dtype(const Tensors& tensors) {
   return result;
 }
 
-// A sparse tensor's values as elements of their own; others as they are.
+// Returns a sparse tensor's values, added up where an index repeats, as a
+// tensor of their own; returns a dense tensor as it is.
 at::Tensor summed_values(const at::Tensor& tensor, double norm_type) {
   if (!tensor.is_sparse()) return tensor;
   if (norm_type > 0) return tensor.coalesce()._values();
@@ -67,8 +69,8 @@ at::Tensor summed_values(const at::Tensor& tensor, double norm_type) {
                               "0, or to_dense() gradients.");
 }
 
-// Each tensor's norm. Floats of 16 bits are summed and given in float32 where
-// `widened`, else as they are.
+// Returns each tensor's norm. If `widened`, tensors of 16-bit floats are
+// summed, and their norms returned, in float32.
 Tensors norms_of(const Tensors& tensors, double norm_type, bool widened) {
   Tensors dense;
   for (const auto& tensor : tensors) {
@@ -99,7 +101,7 @@ void check_finite(const at::Tensor& total_norm, double norm_type) {
 }
 
 at::Tensor largest_over(const at::Tensor& local, const ProcessGroupPtr& group) {
-  // Backends differ in what MAX makes of NaN: it travels as a number.
+  // Backends differ in what MAX does with NaN, so NaN travels as a number.
   auto is_nan = local.isnan();
   auto numbers = at::stack(
       {local.nan_to_num(0, kInfinity, -kInfinity), is_nan.to(at::kDouble)});
@@ -130,7 +132,8 @@ at::Tensor sharded_norm(const detail::OptimizerGradients& shards,
     auto least = all.numel() > 0 ? all.min() : at::full({}, kInfinity, like);
     return -largest_over(-least, shards.shard_group);
   }
-  // In float64, in which no float32's square overflows or vanishes.
+  // The sum is in float64, in which the square of a float32 neither overflows
+  // nor vanishes.
   auto sum = detail::agreed(all.pow(norm_type).sum(), ReduceOp::SUM,
                             shards.shard_group);
   return sum.pow(1 / norm_type);
@@ -139,8 +142,9 @@ at::Tensor sharded_norm(const detail::OptimizerGradients& shards,
 void scale_to_norm(const Tensors& gradients, double max_norm,
                    const at::Tensor& total_norm) {
   check_bound("clip_grad_norm_", "max_norm", max_norm);
-  // Clamped, not compared: a comparison would wait for the device. Python
-  // divides by way of the reciprocal, which rounds otherwise than `/` does.
+  // The factor is clamped, not compared with 1: a comparison would wait for the
+  // device. Python multiplies by the reciprocal, which rounds differently from
+  // `/`, so this does the same.
   auto factor = ((total_norm + 1e-6).reciprocal() * max_norm).clamp_max(1.0);
   Tensors dense;
   for (const auto& gradient : gradients) {

@@ -5,60 +5,63 @@
 
 #include <vector>
 
-// Clipping of gradients, after torch.nn.utils (PyTorch documentation,
+// Clipping of gradients, as torch.nn.utils does it (PyTorch documentation,
 // "torch.nn.utils", clip_grad_norm_ and the functions beside it).
 //
-// Each function takes the parameters (those without gradient do not count), or
-// an optimizer: then its gradients are clipped whichever way it keeps them. Of
-// a sharded optimizer (GradientShards) the norm is that of all ranks' parts
-// together: the number that one process with all gradients would get, but for
-// the rounding of float; every rank calls, and all get the same. For any other
-// optimizer it is that of its parameters on this rank, and nothing is
-// communicated; behind DistributedDataParallel it is the same everywhere.
+// Each function takes parameters (those without a gradient do not count) or an
+// optimizer, whose gradients are then clipped however it stores them. For a
+// sharded optimizer (GradientShards) the norm covers all ranks' parts together:
+// it is the number that one process with all gradients would get, except for
+// float rounding; every rank must call, and all ranks get the same number. For
+// any other optimizer the norm covers the parameters on this rank, and nothing
+// is communicated; with DistributedDataParallel it is the same on every rank.
 //
-// What a list or an optimizer names twice counts once (distinct_tensors.h): a
-// tied parameter, which LibTorch's module->parameters() names twice and
-// Python's once.
+// A tensor that a list or an optimizer names twice counts once
+// (distinct_tensors.h). An example is a tied parameter, which LibTorch's
+// module->parameters() names twice and Python's once.
 //
-// Gradients may be of several devices and dtypes. They may be sparse (COO), for
-// norms of a positive order: their values count, added up where an index is
-// there twice. Gradients scaled by a GradScaler are unscaled first.
+// Gradients may be on several devices and of several dtypes. They may be sparse
+// (COO) if the order of the norm is positive: then their values count, added up
+// where an index repeats. Gradients that were scaled by a GradScaler must be
+// unscaled first.
 //
-// Not torch::nn::utils' functions of LibTorch, because these return a double,
-// for which they wait for the device, know no order below 0, and take order 0
-// for something else than Python.
+// LibTorch's own torch::nn::utils functions are not used: they return a double,
+// for which they wait for the device, know no order below 0, and understand
+// order 0 differently from Python.
 //
-// Errors. std::invalid_argument for a bound that is negative or no number, for
-// order 0 of shards (it counts gradients, of which they are parts), and what
-// gradient_shards() throws; c10::DistBackendError if ranks cannot agree.
+// Errors. std::invalid_argument for a bound that is negative or NaN, and for
+// order 0 with a sharded optimizer (order 0 counts gradients, and its ranks
+// hold parts of gradients); whatever gradient_shards() throws;
+// c10::DistBackendError if ranks cannot agree.
 namespace lockstep {
 
-// The norm of all `tensors` as if they were one vector: of order `norm_type`
-// (infinity: the largest absolute value) over each tensor's norm of that order.
-// 0-dimensional, on the first tensor's device, in the dtype that theirs
-// promote to; 0 of no tensors. Waits for the device only with
-// `error_if_nonfinite`, which throws std::runtime_error if the norm is NaN or
-// infinite. Not differentiated.
+// Returns the norm of all `tensors` as if they were one vector: the norm of
+// order `norm_type` (infinity: the largest absolute value) of the tensors' own
+// norms of that order. The result is 0-dimensional, on the first tensor's
+// device, in the dtype that the tensors' dtypes promote to; it is 0 for an
+// empty list. Waits for the device only with `error_if_nonfinite`, which throws
+// std::runtime_error if the norm is NaN or infinite. Not differentiated.
 at::Tensor get_total_norm(const std::vector<at::Tensor>& tensors,
                           double norm_type = 2.0,
                           bool error_if_nonfinite = false);
 
-// The same of the optimizer's gradients; of a sharded one collective, float64,
-// on its first parameter's device, and if it is not finite all ranks throw.
+// Returns the same norm for the optimizer's gradients. For a sharded optimizer
+// the call is collective, and the result is float64 on its first parameter's
+// device; with `error_if_nonfinite` all ranks throw if the norm is not finite.
 at::Tensor get_total_norm(torch::optim::Optimizer& optimizer,
                           double norm_type = 2.0,
                           bool error_if_nonfinite = false);
 
 // Scales all gradients by the one factor max_norm / (total_norm + 1e-6), unless
-// that is above 1. A norm that is infinite makes them 0, one that is NaN makes
-// them NaN. Nothing is communicated.
+// that is above 1. An infinite norm makes them 0, a norm of NaN makes them NaN.
+// Nothing is communicated.
 void clip_grads_with_norm_(const std::vector<at::Tensor>& parameters,
                            double max_norm, const at::Tensor& total_norm);
 void clip_grads_with_norm_(torch::optim::Optimizer& optimizer, double max_norm,
                            const at::Tensor& total_norm);
 
-// Both: returns the gradients' norm as it was before. If `error_if_nonfinite`
-// throws, gradients are as they were.
+// Clips as above and returns the norm that the gradients had before. If
+// `error_if_nonfinite` throws, the gradients are unchanged.
 at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters,
                            double max_norm, double norm_type = 2.0,
                            bool error_if_nonfinite = false);
@@ -66,8 +69,8 @@ at::Tensor clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm,
                            double norm_type = 2.0,
                            bool error_if_nonfinite = false);
 
-// Each element of the gradients is brought into [-clip_value, clip_value]; NaN
-// stays. Nothing is communicated. A sparse gradient becomes coalesced.
+// Clamps each element of the gradients to [-clip_value, clip_value]; NaN stays
+// NaN. Nothing is communicated. A sparse gradient becomes coalesced.
 void clip_grad_value_(const std::vector<at::Tensor>& parameters,
                       double clip_value);
 void clip_grad_value_(torch::optim::Optimizer& optimizer, double clip_value);

@@ -22,7 +22,7 @@ void check_scale(const char* name, double scale) {
                               "; it must be above 0 and finite.");
 }
 
-// Copies of one tensor, one a device, made when they are first asked for.
+// Copies of one tensor, one for each device, made at the first request.
 class DeviceCopies {
  public:
   explicit DeviceCopies(at::Tensor original) : original_(std::move(original)) {}
@@ -60,7 +60,7 @@ void unscale_in_place(const std::vector<at::Tensor>& gradients,
   }
   for (auto& list : lists) {
     auto device = list.front().device();
-    // The kernel writes both through references that are not const.
+    // The kernel takes both tensors through references that are not const.
     at::Tensor found = found_inf.on(device);
     at::_amp_foreach_non_finite_check_and_unscale_(list, found,
                                                    inverse_scale.on(device));
@@ -153,8 +153,8 @@ std::vector<at::Tensor> GradScaler::unscale_gradients(
     return gradient.scalar_type() == at::kHalf;
   });
 
-  // The reciprocal in float64, as in Python: a device's own in float32 may be
-  // off by a bit.
+  // The reciprocal is computed in float64, as in Python: a device that divides
+  // in float32 may be off by one bit.
   DeviceCopies inverse_scale(
       scale_.to(at::kDouble).reciprocal().to(at::kFloat));
   DeviceCopies found_inf(at::zeros({}, scale_.options()));

@@ -14,32 +14,35 @@
 
 namespace lockstep {
 
-// After torch.amp.GradScaler (PyTorch documentation, "Automatic Mixed Precision
-// package", Gradient Scaling).
+// The options of torch.amp.GradScaler (PyTorch documentation, "Automatic Mixed
+// Precision package", Gradient Scaling).
 struct GradScalerOptions {
-  // Where training runs. For kCUDA where LibTorch sees no GPU the scaler is
-  // disabled, as Python's; is_enabled() tells.
+  // The device that training runs on. If this is kCUDA and LibTorch sees no
+  // GPU, the scaler is disabled, as in Python; is_enabled() tells.
   c10::DeviceType device{c10::DeviceType::CUDA};
   double init_scale{65536.0};  // above 0, finite
-  // By which the scale is multiplied after `growth_interval` steps without
-  // infinity or NaN, one after another; above 1.
+  // The scale is multiplied by this factor after `growth_interval` consecutive
+  // steps without infinity or NaN; above 1.
   double growth_factor{2.0};
-  // The same after a step with; below 1.
+  // The scale is multiplied by this factor after a step with infinity or NaN;
+  // below 1.
   double backoff_factor{0.5};
   int64_t growth_interval{2000};
-  // False: nothing is scaled, step() steps, the other functions do nothing.
+  // If false, nothing is scaled, step() only steps, and the other functions do
+  // nothing.
   bool enabled{true};
-  // For optimizers that are not sharded: the ranks that agree whether there was
-  // an infinity or NaN, where each has gradients of its own. None: each rank
-  // decides by its own gradients, which is right where they are the same on
-  // all ranks, as behind DistributedDataParallel. Not the default group.
+  // For optimizers that are not sharded and whose ranks have different
+  // gradients: the group whose ranks agree on whether there was an infinity or
+  // NaN. Null: each rank decides by its own gradients, which is right if they
+  // are the same on all ranks, as with DistributedDataParallel. Null does not
+  // mean the default group.
   ProcessGroupPtr process_group{};
 };
 
 // Keeps small gradients from vanishing in float16: losses are multiplied by a
-// scale before backward, gradients divided by it before the optimizer's step. A
-// step whose gradients hold an infinity or NaN is skipped, and the scale made
-// smaller; after many that do not, it is made larger.
+// scale before backward, and gradients are divided by it before the optimizer's
+// step. A step whose gradients hold an infinity or NaN is skipped, and the
+// scale is reduced; after many steps without one the scale is increased.
 //
 //   scaler.scale(loss).backward();
 //   scaler.unscale_(optimizer);                     // only to clip
@@ -47,80 +50,87 @@ struct GradScalerOptions {
 //   scaler.step(optimizer);
 //   scaler.update();
 //
-// Several optimizers may share one scaler: step() for each, then one update().
-// A parameter that an optimizer names twice is unscaled once. An optimizer is
-// known by its address from unscale_() or step() until update(), and must not
-// move meanwhile.
+// Several optimizers may share one scaler: call step() for each, then update()
+// once. A parameter that an optimizer names twice is unscaled once. The scaler
+// knows an optimizer by its address from unscale_() or step() until update(),
+// so the optimizer must not move in between.
 //
-// Ranks. A sharded optimizer (GradientShards) is unscaled where this rank owns
-// its gradients, and whether one is infinite or NaN is agreed over its
-// shard_group(), so that all ranks step or none, and all scales stay equal:
-// unscale_(), or step() where it does that, is collective then, as it is with
-// `process_group`. A rank may have no gradients if another has some.
+// Ranks. For a sharded optimizer (GradientShards) each rank unscales the
+// gradients that it owns; then the ranks of its shard_group() agree on whether
+// any gradient is infinite or NaN, so that all ranks step or none does, and all
+// scales stay equal. So unscale_(), or step() if it unscales, is collective
+// then, and also with `process_group`. A rank may have no gradients if another
+// rank has some.
 //
-// Parameters are float32 or wider (bfloat16 is taken, too); gradients in
-// float16 are refused, for what overflowed or vanished in them is lost before
-// the scale is taken out. Gradients may be sparse, and of several devices.
+// Parameters are float32 or wider (bfloat16 is accepted, too). Gradients in
+// float16 are refused: what overflowed or vanished in them was lost before they
+// could be unscaled. Gradients may be sparse, and on several devices.
 //
-// Blocks: step(), found_inf(), get_scale() and state_dict() wait for the
-// device, others do not, but where ranks agree. One thread. Errors:
-// std::invalid_argument for what is given; std::logic_error for calls out of
-// order, each named at its function: nothing has changed then;
-// c10::DistBackendError if ranks cannot agree.
+// Blocking: step(), found_inf(), get_scale() and state_dict() wait for the
+// device; the other functions do not, except when ranks have to agree. Threads:
+// one at a time. Errors: std::invalid_argument for arguments; std::logic_error
+// for calls in a wrong order, listed at each function, after which nothing has
+// changed; c10::DistBackendError if ranks cannot agree.
 class GradScaler {
  public:
-  // Throws std::invalid_argument for factors and scales that are not as above.
+  // Throws std::invalid_argument for factors and scales outside the ranges
+  // above.
   explicit GradScaler(const GradScalerOptions& options = {});
 
-  // `output`, multiplied by the scale, differentiably. The first call, here or
-  // below, settles on whose device the scale lives.
+  // Returns `output` multiplied by the scale, differentiably. The first call of
+  // either overload places the scale on its tensor's device.
   at::Tensor scale(const at::Tensor& output);
   std::vector<at::Tensor> scale(const std::vector<at::Tensor>& outputs);
 
   // Divides the optimizer's gradients by the scale and looks for infinity and
-  // NaN. For what comes between backward and step (clipping); step() does it
-  // itself otherwise. Gradients must be complete: one that accumulates is
-  // unscaled behind the last backward.
+  // NaN. Call it if something (clipping) must happen between backward and step;
+  // otherwise step() does it. Gradients must be complete: accumulated gradients
+  // are unscaled after the last backward.
   //
   // Throws std::logic_error before the first scale(), and for an optimizer that
   // was unscaled or stepped since the last update(); std::invalid_argument for
-  // gradients in float16, on all ranks that agree if one rank has some (other
-  // gradients may have been unscaled there: begin the step anew).
+  // gradients in float16. If one rank has such gradients, all ranks that agree
+  // with it throw; they may have unscaled their gradients already, so compute
+  // the gradients again.
   void unscale_(torch::optim::Optimizer& optimizer);
 
-  // unscale_(), unless it was called, and optimizer.step(), unless there was an
-  // infinity or NaN. Returns what optimizer.step() did: an undefined tensor
-  // where it takes no closure, as where it was skipped.
+  // Calls unscale_(), unless that was called, and optimizer.step(), unless
+  // there was an infinity or NaN. Returns the result of optimizer.step(), which
+  // is an undefined tensor without a closure; also returns an undefined tensor
+  // if the step was skipped.
   //
   // Throws std::logic_error before the first scale(), for an optimizer that was
-  // stepped since the last update(), and where none of its parameters has a
-  // gradient; std::invalid_argument for a closure, which would compute
-  // gradients that nobody has looked at. A disabled scaler hands it on.
+  // stepped since the last update(), and if none of its parameters has a
+  // gradient; std::invalid_argument for a closure, because the gradients that
+  // it computes would not have been checked. A disabled scaler passes the
+  // closure on.
   at::Tensor step(torch::optim::Optimizer& optimizer,
                   torch::optim::Optimizer::LossClosure closure = nullptr);
 
-  // Behind the last step() of an iteration: adapts the scale, or sets it.
+  // Adapts the scale, or sets it to `new_scale`. Call it after the last step()
+  // of an iteration.
   //
   // Throws std::logic_error before the first scale(), and, without a new scale,
-  // if no optimizer was unscaled or stepped since the last update();
-  // std::invalid_argument for a number that is not above 0 and finite, and for
-  // a tensor that is not of one element, of the option's device and without
-  // requires_grad (its number is not looked at).
+  // if no optimizer was unscaled or stepped since the last update(). Throws
+  // std::invalid_argument if a number is not above 0 and finite, or if a tensor
+  // does not have exactly one element, is not on the option's type of device,
+  // or requires a gradient (the value of a tensor is not checked).
   void update();
   void update(double new_scale);
   void update(const at::Tensor& new_scale);
 
-  // Whether unscale_() or step() since the last update() found an infinity or
-  // NaN, and step() so skips this optimizer: for schedulers, which should not
-  // go on then. False where disabled. Waits for the device. Throws
-  // std::logic_error if neither was called.
+  // Returns whether unscale_() or step() since the last update() found an
+  // infinity or NaN, in which case step() skips this optimizer. For
+  // learning-rate schedulers, which should not advance then. False if the
+  // scaler is disabled. Waits for the device. Throws std::logic_error if
+  // neither function was called.
   bool found_inf(const torch::optim::Optimizer& optimizer) const;
 
-  // 1 where disabled.
+  // Returns the scale; 1 if the scaler is disabled.
   double get_scale() const;
 
-  // Not checked, as in Python: a growth factor of 1 keeps the scale from
-  // growing.
+  // The setters do not check their values, as in Python: a growth factor of 1
+  // keeps the scale from growing.
   double get_growth_factor() const { return options_.growth_factor; }
   void set_growth_factor(double factor) { options_.growth_factor = factor; }
   double get_backoff_factor() const { return options_.backoff_factor; }
@@ -130,18 +140,20 @@ class GradScaler {
 
   bool is_enabled() const { return options_.enabled; }
 
-  // Between update() and the next scale(). None where disabled.
+  // Call it between update() and the next scale(). Returns none if the scaler
+  // is disabled.
   std::optional<GradScalerState> state_dict() const;
 
-  // Does nothing where disabled. Throws std::invalid_argument if there is no
-  // state: it was saved from a disabled scaler.
+  // Does nothing if this scaler is disabled. Throws std::invalid_argument for
+  // an empty state, which a disabled scaler has saved.
   void load_state_dict(const std::optional<GradScalerState>& state);
 
  private:
   enum class Stage { kReady, kUnscaled, kStepped };
   struct OptimizerState {
     Stage stage = Stage::kReady;
-    // One a device that has gradients; above 0: found. None: no gradients.
+    // One element for each device that has gradients; above 0: infinity or NaN
+    // was found. Empty: the optimizer has no gradients.
     std::vector<at::Tensor> found_inf;
   };
 
@@ -149,9 +161,9 @@ class GradScaler {
   void require_scale(const char* function) const;
   std::vector<at::Tensor> unscale_gradients(torch::optim::Optimizer& optimizer);
 
-  GradScalerOptions options_;  // as the setters left them
+  GradScalerOptions options_;  // current values, which setters change
   int64_t init_growth_tracker_ = 0;
-  // float32 and int32, of no dimension; undefined until the first scale().
+  // float32 and int32, 0-dimensional; undefined until the first scale().
   at::Tensor scale_;
   at::Tensor growth_tracker_;
   std::map<const torch::optim::Optimizer*, OptimizerState> optimizers_;

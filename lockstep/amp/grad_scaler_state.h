@@ -6,8 +6,8 @@
 
 namespace lockstep {
 
-// What GradScaler::state_dict() is: torch.amp.GradScaler's, under its names
-// but for `growth_tracker`, which has an underscore there.
+// The state of a GradScaler: that of torch.amp.GradScaler with the same names,
+// except for `growth_tracker`, which Python calls `_growth_tracker`.
 struct GradScalerState {
   double scale{65536.0};
   double growth_factor{2.0};
@@ -19,13 +19,15 @@ struct GradScalerState {
   bool operator==(const GradScalerState&) const = default;
 };
 
-// The state as one line of JSON, for the metadata of a snapshot; reading it
-// gives the same numbers, bit by bit. It is what Python's
-// json.dumps(scaler.state_dict()) means, and is read from there.
+// Converts the state to one line of JSON, for the metadata of a snapshot, and
+// back; the numbers that are read are the same bit by bit. The JSON is what
+// Python's json.dumps(scaler.state_dict()) writes, and JSON from there can be
+// read.
 //
-// Both throw std::invalid_argument: for a number that is not finite, which JSON
-// does not have; reading, for text that is no such object, saying which entry
-// is missing or wrong. Other entries are ignored.
+// Both throw std::invalid_argument: to_json() for a number that is not finite,
+// which JSON does not have; grad_scaler_state_from_json() for text that is no
+// such object, with the entry that is missing or wrong. Other entries are
+// ignored.
 std::string to_json(const GradScalerState& state);
 GradScalerState grad_scaler_state_from_json(std::string_view text);
 

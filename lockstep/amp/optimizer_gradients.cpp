@@ -32,7 +32,7 @@ OptimizerGradients gradients_of(torch::optim::Optimizer& optimizer) {
           "with.");
     }
     result.tensors = shards->gradient_shards();
-    // Some norms are not defined for a slice without elements.
+    // Some norms are not defined for an empty tensor.
     std::erase_if(result.tensors,
                   [](const at::Tensor& part) { return part.numel() == 0; });
   }

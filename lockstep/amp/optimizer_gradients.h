@@ -10,14 +10,16 @@
 // What clipping and unscaling share; not for users.
 namespace lockstep::detail {
 
-// The gradients that `optimizer` will step by on this rank.
+// The gradients that `optimizer` will use for its step on this rank.
 struct OptimizerGradients {
-  // Those of all its parameters that have one, each once; of a sharded
-  // optimizer (GradientShards) this rank's part. They alias the gradients.
+  // The gradients of all parameters that have one, each once; for a sharded
+  // optimizer (GradientShards) this rank's part of them. They alias the
+  // gradients.
   std::vector<at::Tensor> tensors{};
   // The ranks that hold the other parts; null if this rank holds all.
   ProcessGroupPtr shard_group{};
-  // Of the first parameter: the same on all ranks, also on one without a part.
+  // The device of the first parameter. It is the same on all ranks, also on a
+  // rank that owns no part.
   c10::Device device{c10::kCPU};
 };
 
@@ -25,9 +27,10 @@ struct OptimizerGradients {
 // std::invalid_argument if a sharded optimizer names no group.
 OptimizerGradients gradients_of(torch::optim::Optimizer& optimizer);
 
-// `numbers` reduced over `group`, on their device; where the group has no
-// backend for that, by way of one it has. Collective; the device's type is the
-// same on all ranks.
+// Reduces `numbers` over `group` and returns the result on their device; if the
+// group has no backend for that device, the numbers travel on a device that it
+// has a backend for. Collective; the type of the device must be the same on all
+// ranks.
 at::Tensor agreed(const at::Tensor& numbers, ReduceOp op,
                   const ProcessGroupPtr& group);
 

@@ -6,10 +6,10 @@
 namespace lockstep::amp_detail {
 namespace {
 
-// Whether oneDNN, which LibTorch's CPU matrix products and convolutions come
-// from, computes in that dtype here: bfloat16 needs AVX-512, float16 its FP16
-// extension (or AVX10 and the like). Without it LibTorch falls back to plain
-// loops.
+// Returns whether oneDNN, which LibTorch's CPU matrix products and convolutions
+// use, computes in that dtype on this CPU: bfloat16 needs AVX-512, float16 its
+// FP16 extension (or AVX10 and the like). Without oneDNN LibTorch falls back to
+// plain loops.
 bool is_supported(const char* question) {
   const auto op = c10::Dispatcher::singleton().findSchema({question, ""});
   return !op || op->typed<bool()>().call();

@@ -4,10 +4,10 @@
 
 namespace lockstep::amp_detail {
 
-// Warns, once in a process and dtype, if matrix products in `dtype` have no
+// Warns, once for each dtype and process, if matrix products in `dtype` have no
 // fast kernel on this CPU: they then take many times as long as in float32.
-// LibTorch is asked what it asks itself; a LibTorch that cannot be asked is
-// taken for a fast one.
+// Calls the operators by which LibTorch itself decides; if this LibTorch does
+// not have them, the CPU counts as fast.
 void warn_if_slow_on_cpu(c10::ScalarType dtype);
 
 }  // namespace lockstep::amp_detail

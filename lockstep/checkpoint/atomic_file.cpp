@@ -35,7 +35,7 @@ std::string random_digits() {
   return text.data();
 }
 
-// The file that writing to `path` replaces.
+// Returns the file that writing to `path` replaces: the target of a link.
 fs::path target_of(const std::string& path) {
   std::error_code error;
   const fs::file_status status = fs::symlink_status(path, error);
@@ -99,8 +99,8 @@ AtomicFile::AtomicFile(const std::string& path) : path_(path) {
   open_aside();
   struct stat old {};
   if (::stat((directory_ + "/" + name_).c_str(), &old) == 0) {
-    // Another owner's file may be replaced without being allowed to have its
-    // mode; that is no reason to refuse the save.
+    // The old mode cannot be set if the old file belongs to another user; that
+    // is no reason to refuse the save.
     (void)::fchmod(fd_.get(), old.st_mode & 07777);
   }
 }
@@ -125,10 +125,11 @@ void AtomicFile::open_aside() {
       if (errno == EEXIST) continue;
       fail("a file cannot be made in \"" + directory_ + "\"");
     }
-    // Where the file system has no locks, left-overs stay; nothing else is
-    // lost.
+    // If the file system has no locks, files that killed processes left behind
+    // stay; nothing else is lost.
     (void)::flock(fd_.get(), LOCK_EX | LOCK_NB);
-    // Another process may have taken it for a left-over between the two calls.
+    // Between open() and flock() another process may have found the file
+    // unlocked and removed it; then it has no link, and a new one is made.
     struct stat status {};
     if (::fstat(fd_.get(), &status) == 0 && status.st_nlink > 0) return;
   }
@@ -141,7 +142,7 @@ void AtomicFile::remove_left_overs() const {
     if (!is_aside_name(it->path().filename().string(), name_)) continue;
     const FileDescriptor left(::open(
         it->path().c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK));
-    // A lock that is held means that its save is going on.
+    // If the lock is held, the save of that file is still running.
     if (left && ::flock(left.get(), LOCK_EX | LOCK_NB) == 0) {
       ::unlink(it->path().c_str());
     }
@@ -169,7 +170,7 @@ void AtomicFile::commit() {
   aside_.clear();
   const FileDescriptor directory(
       ::open(directory_.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
-  // EINVAL: a file system whose directories need no fsync.
+  // EINVAL: the file system's directories need no fsync.
   if (!directory || (::fsync(directory.get()) != 0 && errno != EINVAL)) {
     throw_errno("snapshot \"" + path_ +
                 "\" was saved, but may not outlast a power failure: its "

@@ -12,7 +12,7 @@
 namespace lockstep {
 
 InputFile::InputFile(const std::string& path) : path_(path) {
-  // O_NONBLOCK: the open of a pipe would wait for a writer.
+  // O_NONBLOCK, because opening a pipe would otherwise wait for a writer.
   fd_ = FileDescriptor(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   if (!fd_) throw_errno("snapshot \"" + path + "\" cannot be opened");
   struct stat status {};

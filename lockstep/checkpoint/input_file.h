@@ -8,24 +8,24 @@
 
 namespace lockstep {
 
-// A regular file, open for reading at any offset. The size is taken once, when
-// it is opened; a save that replaces the path meanwhile does not disturb it
-// (the old file lives until it is closed). Reading is safe from any thread and
-// blocks on the disk.
+// A regular file, open for reading at any offset. Its size is taken once, when
+// it is opened; a save that replaces the path later does not disturb the reader
+// (the old file lives until it is closed). Any thread may read; reading blocks
+// on the disk.
 class InputFile {
  public:
-  // Throws std::system_error that names `path` if it cannot be opened, and
-  // SnapshotError if it is something else than a regular file.
+  // Throws std::system_error that names `path` if the file cannot be opened,
+  // and SnapshotError if it is not a regular file.
   explicit InputFile(const std::string& path);
 
   const std::string& path() const { return path_; }
   uint64_t size() const { return size_; }
 
-  // Exactly `size` bytes from `offset` on. Throws SnapshotError if the file
-  // ends before, std::system_error if the disk fails.
+  // Reads exactly `size` bytes from `offset` on. Throws SnapshotError if the
+  // file ends before, std::system_error if the disk fails.
   void read_at(uint64_t offset, void* to, size_t size) const;
 
-  // The same as text.
+  // Reads the same bytes into a string.
   std::string read_text(uint64_t offset, size_t size) const;
 
  private:

@@ -35,7 +35,7 @@ std::string describe(const at::Tensor& tensor) {
   return text.str();
 }
 
-// "a, b, c and 7 more"
+// Lists the first items: "a, b, c and 7 more".
 std::string list_of(const std::vector<std::string>& items) {
   constexpr size_t kShown = 5;
   std::string text;
@@ -48,7 +48,8 @@ std::string list_of(const std::vector<std::string>& items) {
   return text;
 }
 
-// `state` under the names of a module whose own tensors are `own`.
+// Returns `state` without the "module." prefix of a DistributedDataParallel, if
+// all its names have it and no tensor of the module (`own`) does.
 NamedTensors without_wrapper(NamedTensors state, const NamedTensors& own) {
   const auto wrapped = [](const auto& item) {
     return item.first.starts_with(kWrapperPrefix);
@@ -68,7 +69,7 @@ bool fits(const at::Tensor& given, const at::Tensor& own, bool convert) {
 }
 
 struct Plan {
-  // {from the state, the module's own}
+  // {tensor from the state, tensor of the module}
   std::vector<std::pair<at::Tensor, at::Tensor>> copies;
   IncompatibleKeys incompatible;
 };

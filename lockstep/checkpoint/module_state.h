@@ -6,16 +6,17 @@
 
 namespace lockstep {
 
-// The parameters and buffers of `module` under Python's names and in Python's
-// order (torch.nn.Module.state_dict: of each module its parameters, then its
-// buffers, then its children). Tensors that are not defined (a Linear without
-// bias) are left out. The tensors are detached and share their memory with the
-// module: write them before the next step.
+// Returns the parameters and buffers of `module` under Python's names and in
+// Python's order (torch.nn.Module.state_dict: for each module its parameters,
+// then its buffers, then its children). Tensors that are not defined (the bias
+// of a Linear without one) are left out. The tensors are detached and share
+// their memory with the module: write them before the next step.
 NamedTensors capture_module(const torch::nn::Module& module);
 
 struct RestoreModuleOptions {
-  // Python's: false takes the tensors that both have and leaves the others of
-  // `module` as they are. A shape or dtype that differs is an error even so.
+  // As in Python: false restores the tensors that both have and leaves the
+  // others of `module` unchanged. A shape or dtype that differs is an error
+  // even then.
   bool strict{true};
   // Whether a tensor of another floating-point dtype (bfloat16 weights for a
   // float32 model, or the other way round) is converted to the module's. Other
@@ -23,27 +24,28 @@ struct RestoreModuleOptions {
   bool convert{false};
 };
 
-// What a restore left out, under the names of `module`: those that `module` has
-// and the state lacks, in the module's order, and those that the state has and
-// `module` lacks, in the state's order. Both are empty if it was strict. What
-// torch.nn.Module.load_state_dict returns in Python.
+// The names that a restore left out, as in the result of Python's
+// torch.nn.Module.load_state_dict: names that `module` has and the state lacks,
+// in the module's order; names that the state has and `module` lacks, in the
+// state's order. Both are empty after a strict restore.
 struct IncompatibleKeys {
   std::vector<std::string> missing_keys{};
   std::vector<std::string> unexpected_keys{};
 };
 
-// Throws std::invalid_argument that names everything at once (the first few of
-// each kind): what `module` has and `state` lacks, what it has too much (both
-// only if strict), where shape or dtype differ. Names that all begin with
-// "module.", as those of a model that Python's DistributedDataParallel wraps,
-// are taken without it.
+// Returns what restore_module() would leave out. Throws std::invalid_argument
+// that names all differences at once (the first few of each kind): tensors that
+// only `module` has, tensors that only `state` has (both only if strict), and
+// tensors whose shape or dtype differs. If all names in `state` begin with
+// "module.", as for a model that Python's DistributedDataParallel wraps, that
+// prefix is ignored.
 IncompatibleKeys check_module_state(const torch::nn::Module& module,
                                     const NamedTensors& state,
                                     const RestoreModuleOptions& options = {});
 
-// check_module_state(), then copies into the tensors that `module` has:
-// whatever shares their memory sees the new values. If it throws, nothing has
-// been changed.
+// Calls check_module_state(), then copies the values into the tensors that
+// `module` has: everything that shares their memory sees the new values. If it
+// throws, nothing has been changed.
 IncompatibleKeys restore_module(torch::nn::Module& module,
                                 const NamedTensors& state,
                                 const RestoreModuleOptions& options = {});

@@ -8,14 +8,16 @@
 
 namespace lockstep {
 
-// What each kind of optimizer keeps, under Python's names: once for reading
-// and writing. A visitor has
+// What each kind of optimizer keeps, under Python's names, described once for
+// reading and for writing. A visitor has
 //
 //   field(name, T&)      double, bool or a tuple of two doubles
 //   step(name, int64_t&) an int here, a tensor in Python
 //   buffer(name, Tensor&, needed)   of the parameter's shape
-//   fixed(name, bool)    what Python has as an option and LibTorch does not
-//   ignored(name)        the same, where it changes no result
+//   fixed(name, bool)    an option of Python that LibTorch lacks, with the
+//                        only value that LibTorch can do
+//   ignored(name)        an option of Python that LibTorch lacks and that
+//                        changes no result
 //
 // The options are those of torch 2.13's Python classes.
 
@@ -46,7 +48,7 @@ struct SgdFields {
   }
   template <class Visitor>
   static void visit_state(State& s, const Options&, Visitor& v) {
-    // LibTorch takes an entry without a buffer for one with.
+    // The buffer is needed: LibTorch assumes that every entry has one.
     v.buffer("momentum_buffer", s.momentum_buffer(), true);
   }
 };

@@ -21,7 +21,7 @@ using torch::optim::Optimizer;
 using torch::optim::OptimizerOptions;
 using torch::optim::OptimizerParamState;
 
-// float32 counts exactly up to here; Python's optimizers count in it.
+// Python's optimizers count steps in float32, which is exact up to this number.
 constexpr int64_t kExactInFloat = int64_t{1} << 24;
 
 struct Capture {
@@ -50,7 +50,8 @@ struct Capture {
       "; build the optimizer that was saved, or start it afresh");
 }
 
-// A Python number: int, float, bool, or a tensor of one element.
+// Returns the value of a Python number: int, float, bool, or a tensor of one
+// element.
 double number(const StateValue& value, const std::string& kind,
               const std::string& name) {
   if (const auto* real = std::get_if<double>(&value)) return *real;
@@ -116,7 +117,7 @@ struct RestoreState {
     const auto found = values.find(name);
     if (found == values.end()) refuse(kind, where + " has no " + name);
     const double steps = number(found->second, kind, where + "'s " + name);
-    // Beyond 2^53 a double is no exact count, and a cast may overflow.
+    // Above 2^53 a double is not an exact count, and a cast may overflow.
     if (!(steps >= 0 && steps <= 9007199254740992.0)) {
       refuse(kind, where + " has " + name + " " + std::to_string(steps));
     }
@@ -138,7 +139,7 @@ struct RestoreState {
            << ", the parameter has " << param.sizes();
       refuse(kind, text.str());
     }
-    // As Python: state follows its parameter's dtype and device.
+    // As in Python, the state has its parameter's dtype and device.
     value = at::empty_like(param.detach(), at::MemoryFormat::Preserve);
     value.copy_(*saved);
   }
@@ -152,14 +153,14 @@ struct RestoreState {
   }
 };
 
-// One kind of optimizer, behind the two functions that differ by kind.
+// One kind of optimizer; the functions differ by kind.
 struct Kind {
   const char* name;
   bool (*fits)(const Optimizer&);
   Values (*capture_options)(OptimizerOptions&);
   Values (*capture_state)(OptimizerParamState&, OptimizerOptions&);
   std::unique_ptr<OptimizerOptions> (*options)(const Values&);
-  // nullptr where the saved state holds nothing.
+  // Returns nullptr if the saved state is empty.
   std::unique_ptr<OptimizerParamState> (*state)(const Values&,
                                                 const OptimizerOptions&,
                                                 const at::Tensor& param,
@@ -235,7 +236,8 @@ OptimizerState capture_optimizer(const Optimizer& optimizer) {
   OptimizerState captured;
   int64_t index = 0;
   for (const auto& group : optimizer.param_groups()) {
-    // Cloned: the fields are visited through references that could write.
+    // The options are cloned, because the fields are visited through references
+    // that could write.
     const auto options = group.options().clone();
     OptimizerState::Group& written = captured.param_groups.emplace_back();
     written.options = kind.capture_options(*options);

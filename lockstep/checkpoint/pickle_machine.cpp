@@ -34,7 +34,7 @@ void PickleMachine::push_node(Node node) {
 }
 
 PickleMachine::Node* PickleMachine::pop() {
-  // A mark shields what lies below it.
+  // Values below the last mark cannot be popped.
   if (stack_.size() <= (marks_.empty() ? 0 : marks_.back())) {
     throw PickleError("its stack runs empty");
   }
@@ -80,7 +80,8 @@ const PickleMachine::Node* PickleMachine::run() {
   return result;
 }
 
-// Each of these returns whether it knew the opcode; step(), whether to go on.
+// step() returns whether to go on; the other step functions return whether they
+// knew the opcode.
 bool PickleMachine::step(uint8_t op) {
   switch (op) {
     case '.':  // STOP

@@ -14,10 +14,10 @@
 
 namespace lockstep {
 
-// The stack machine of the pickle format (CPython, Lib/pickletools.py), for
-// the opcodes that tensors need. It builds a graph, since a pickle may mention
-// a container again before it is filled; read_pickle() turns the graph into a
-// tree. Nodes live as long as the machine, so a cycle leaks nothing.
+// The stack machine of the pickle format (CPython, Lib/pickletools.py), for the
+// opcodes that tensors need. It builds a graph, because a pickle may refer to a
+// container again before it is filled; read_pickle() turns the graph into a
+// tree. The machine owns all nodes, so a cycle leaks nothing.
 class PickleMachine {
  public:
   struct Node;
@@ -46,8 +46,8 @@ class PickleMachine {
   struct Dtype {
     c10::ScalarType dtype;
   };
-  // Of bytes where `dtype` is Byte and `untyped` is set: the tensor's own
-  // dtype decides what they mean.
+  // The identity of a storage. If `untyped` is set, `dtype` is Byte, and the
+  // tensor's own dtype says what the bytes mean.
   struct StorageId {
     std::string key;
     c10::ScalarType dtype;
@@ -63,13 +63,13 @@ class PickleMachine {
   PickleMachine(std::string_view pickle, const StorageLoader& loader)
       : pickle_(pickle), loader_(loader) {}
 
-  // Runs to STOP. The result belongs to the machine.
+  // Runs to STOP and returns the result, which the machine owns.
   const Node* run();
 
  private:
   static constexpr size_t kMostNodes = size_t{8} << 20;
 
-  // The next bytes of the pickle.
+  // Removes and returns the next `count` bytes of the pickle.
   std::string_view take(uint64_t count);
   template <class T>
   T take_number();

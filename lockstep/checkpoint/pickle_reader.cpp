@@ -10,9 +10,9 @@ namespace {
 
 using Node = PickleMachine::Node;
 
-// The graph as a tree. A node that is mentioned many times is copied as many
-// times, which is where a small pickle could grow without bound: each copy is
-// paid from a budget.
+// Turns the graph into a tree. A node to which the pickle refers many times is
+// copied as many times, so a small pickle could grow without bound; a budget
+// pays for each copy.
 class Unfolder {
  public:
   explicit Unfolder(size_t budget) : budget_(budget) {}
@@ -73,7 +73,8 @@ class Unfolder {
   PickleValue convert(const PickleMachine::StorageClass&, int) {
     return bare();
   }
-  // torch.float32 as a value, in somebody's hyperparameters: of no use here.
+  // A dtype as a value, such as torch.float32 in the hyperparameters of a
+  // Python program, is read as None: nothing here needs it.
   PickleValue convert(const PickleMachine::Dtype&, int) {
     return PickleValue{};
   }
@@ -95,8 +96,9 @@ PickleValue read_pickle(std::string_view pickle, const StorageLoader& loader) {
   }
   PickleMachine machine(pickle, loader);
   const Node* root = machine.run();
-  // A value that is mentioned again costs the file two bytes and the tree about
-  // a hundred; real files, where names are most of it, stay far below this.
+  // A second reference to a value takes two bytes in the file and about a
+  // hundred in the tree; real files, which are mostly names, stay far below
+  // this budget.
   constexpr size_t kBudgetPerByte = 256;
   constexpr size_t kMostBudget = size_t{2} << 30;
   return Unfolder(std::min(kBudgetPerByte * pickle.size(), kMostBudget))

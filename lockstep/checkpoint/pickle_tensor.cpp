@@ -1,5 +1,5 @@
-// The part of PickleMachine that knows PyTorch: which globals there are, what
-// calling them means, and when a tensor lies within its storage.
+// The part of PickleMachine that knows PyTorch: which globals exist, what
+// calling them means, and whether a tensor lies within its storage.
 
 #include <ATen/Functions.h>
 
@@ -30,7 +30,8 @@ std::vector<int64_t> integers(const Node* node) {
   return values;
 }
 
-// Throws unless every element lies in `elements` elements of storage.
+// Throws unless every element of the tensor lies in a storage of `elements`
+// elements.
 void check_extent(int64_t offset, const std::vector<int64_t>& sizes,
                   const std::vector<int64_t>& strides, uint64_t elements) {
   using Wide = unsigned __int128;
@@ -41,7 +42,8 @@ void check_extent(int64_t offset, const std::vector<int64_t>& sizes,
       std::any_of(strides.begin(), strides.end(), negative)) {
     throw PickleError("a tensor has a negative size or stride");
   }
-  // No product overflows: each factor is below 2^63 and the sums are cut off.
+  // No product overflows 128 bits: each factor is below 2^63, and the loop
+  // stops when a sum passes kMost.
   Wide count = 1;
   Wide last = static_cast<Wide>(offset);
   const bool empty = std::find(sizes.begin(), sizes.end(), 0) != sizes.end();
@@ -127,7 +129,7 @@ void PickleMachine::build() {
   stack_.push_back(const_cast<Node*>(object));
 }
 
-// ("storage", class, key, location, number of elements)
+// The tuple is ("storage", class, key, location, number of elements).
 void PickleMachine::persistent_load() {
   const Node* id = pop();
   const auto* tuple = std::get_if<Tuple>(&id->value);
@@ -161,7 +163,7 @@ c10::Storage PickleMachine::storage(const StorageId& id,
     storages_.emplace(id.key, std::make_pair(loaded, dtype));
     return loaded;
   }
-  // The loader has validated the bytes for one dtype and size only.
+  // The loader has validated the bytes for that dtype and size only.
   if (found->second.second != dtype ||
       found->second.first.nbytes() != id.bytes) {
     throw PickleError("storage " + id.key + " is described in two ways");
@@ -169,8 +171,8 @@ c10::Storage PickleMachine::storage(const StorageId& id,
   return found->second.first;
 }
 
-// v2: (storage, storage_offset, size, stride, requires_grad, backward_hooks
-// [, metadata]); v3 has the dtype after backward_hooks.
+// Arguments of v2: (storage, storage_offset, size, stride, requires_grad,
+// backward_hooks[, metadata]); v3 has the dtype after backward_hooks.
 void PickleMachine::rebuild_tensor(const Nodes& arguments, bool v3) {
   const size_t least = v3 ? 7 : 6;
   if (arguments.size() < least || arguments.size() > least + 1) {

@@ -7,12 +7,11 @@
 
 namespace lockstep {
 
-// The classes of module `torch` by which a pickle names the dtype of a
-// storage, and the names of the dtypes themselves, which stand in pickles for
-// dtypes that have no such class.
+// A dtype as pickles name it: by a storage class of module `torch`, or, if the
+// dtype has no such class, by its own name.
 struct PickledDtype {
   c10::ScalarType dtype;
-  std::string_view storage;  // empty where there is no class
+  std::string_view storage;  // empty if there is no class
   std::string_view name;
 };
 

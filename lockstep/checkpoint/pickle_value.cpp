@@ -2,8 +2,9 @@
 
 namespace lockstep {
 
-// Out of line: inlined into one another, GCC 12 takes the moves of a variant
-// for reads of members that are not there (-Wmaybe-uninitialized).
+// These are out of line because GCC 12, when it inlines them into one another,
+// mistakes the moves of a variant for reads of inactive members
+// (-Wmaybe-uninitialized).
 PickleValue::PickleValue() = default;
 PickleValue::PickleValue(Variant variant) : value(std::move(variant)) {}
 PickleValue::PickleValue(const PickleValue&) = default;

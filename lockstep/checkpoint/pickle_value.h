@@ -11,20 +11,21 @@ namespace lockstep {
 
 struct PickleItem;
 
-// What a snapshot's pickle may hold, as a tree: None, bool, int (64 bits),
-// float, str, tensor, list, tuple, dict. A value type.
+// A value in a snapshot's pickle, as a tree: None, bool, int (64 bits), float,
+// str, tensor, list, tuple, dict. A value type.
 struct PickleValue {
   using List = std::vector<PickleValue>;
   struct Tuple {
     List items;
   };
-  // In the order of insertion. A reader guarantees that no key is there twice.
+  // In the order of insertion. read_pickle() guarantees that no key occurs
+  // twice.
   struct Dict {
     std::vector<PickleItem> items;
     bool ordered = false;  // written as collections.OrderedDict
 
     void set(std::string key, PickleValue value);
-    // nullptr where there is none.
+    // Returns nullptr if there is no such key.
     const PickleValue* find(const std::string& key) const;
   };
 
@@ -41,7 +42,7 @@ struct PickleValue {
 
   Variant value;
 
-  // nullptr where it is of another type.
+  // Returns nullptr if the value has another type.
   template <class T>
   const T* as() const {
     return std::get_if<T>(&value);

@@ -10,7 +10,7 @@
 namespace lockstep {
 namespace {
 
-// Opcodes by their names in CPython's Lib/pickletools.py.
+// The comments name opcodes as CPython's Lib/pickletools.py does.
 class Writer {
  public:
   explicit Writer(const StorageNamer& namer) : namer_(namer) {}

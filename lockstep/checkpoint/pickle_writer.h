@@ -7,13 +7,14 @@
 
 namespace lockstep {
 
-// Gives the storage of a tensor its key in the archive ("0" for data/0).
+// Returns the key of a tensor's storage in the archive ("0" for data/0).
 using StorageNamer = std::function<std::string(const at::Tensor&)>;
 
-// `value` as a pickle of protocol 2 that holds what torch.save would put into
-// data.pkl: tensors as torch._utils._rebuild_tensor_v2 over a persistent id.
-// Tensors must be contiguous, start their storage and be of a dtype that
-// Python has a storage class for; throws std::invalid_argument otherwise.
+// Returns `value` as a pickle of protocol 2 with what torch.save would write to
+// data.pkl: tensors are torch._utils._rebuild_tensor_v2 with a persistent id.
+// Tensors must be contiguous, begin at the start of their storage and have a
+// dtype for which Python has a storage class; throws std::invalid_argument
+// otherwise.
 std::string write_pickle(const PickleValue& value, const StorageNamer& namer);
 
 }  // namespace lockstep

@@ -20,8 +20,8 @@ namespace {
 constexpr const char* kNameASnapshot =
     "name a file that torch.save or Lockstep wrote";
 
-// Storages in the order of their first use; tensors that are the same memory
-// (tied weights) share one, as in torch.save.
+// Lists storages in the order of their first use; tensors with the same memory
+// (tied weights) share one storage, as in torch.save.
 class StorageTable {
  public:
   std::string name(const at::Tensor& tensor) {
@@ -43,7 +43,7 @@ class StorageTable {
   std::vector<at::Tensor> tensors_;
 };
 
-// The folder of the archive ("archive/"): where its one data.pkl lies.
+// Returns the folder in the archive ("archive/") that holds data.pkl.
 std::string folder_of(const InputFile& file, const ZipReader& zip) {
   std::string folder;
   for (const ZipReader::Entry& entry : zip.entries()) {
@@ -67,7 +67,7 @@ std::string folder_of(const InputFile& file, const ZipReader& zip) {
   return folder;
 }
 
-// `take(tree, zip)`, with errors that name the file.
+// Returns take(tree, zip); errors name the file.
 template <class Take>
 auto read_tree(const InputFile& file, Take take) {
   const ZipReader zip(file);
@@ -117,8 +117,8 @@ void write_pt(AtomicFile& file, const PickleValue& tree) {
   StorageTable storages;
   const std::string pickle = write_pickle(
       tree, [&](const at::Tensor& tensor) { return storages.name(tensor); });
-  // LibTorch's writer throws from its destructor after a failed write: it is
-  // told that all went well, and the failure is kept for the end.
+  // LibTorch's writer throws from its destructor after a failed write. So it is
+  // told that every write succeeded, and the failure is thrown at the end.
   std::exception_ptr failure;
   {
     caffe2::serialize::PyTorchStreamWriter writer(
@@ -145,7 +145,7 @@ void write_pt(AtomicFile& file, const PickleValue& tree) {
 Snapshot read_pt(const InputFile& file) {
   return read_tree(file, [](const PickleValue& tree, const ZipReader& zip) {
     Snapshot snapshot = snapshot_of(tree);
-    // Names and checksums stand for the content.
+    // The digest is made from names and checksums, which stand for the content.
     Digest digest;
     for (const ZipReader::Entry& item : zip.entries()) {
       digest.add(item.name);

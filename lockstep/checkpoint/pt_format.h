@@ -7,15 +7,16 @@
 
 namespace lockstep {
 
-// The files of torch.save: a zip archive with a pickle, which
+// Files of torch.save: a zip archive with a pickle, which
 // torch.load(weights_only=True) reads. `tree` is what pt_tree.h makes: a dict
 // with MODEL_STATE, EPOCHS_RUN, STEP, OPTIMIZER_STATE, SAMPLER_STATE,
-// GENERATOR_STATES and METADATA, or a state_dict; either is read. Errors: those
-// of write_snapshot() and read_snapshot().
+// GENERATOR_STATES and METADATA, or a state_dict; read_pt() reads either. They
+// throw the errors of write_snapshot() and read_snapshot().
 void write_pt(AtomicFile& file, const PickleValue& tree);
 Snapshot read_pt(const InputFile& file);
 
-// The state_dict under `key` of the file's dict (read_state_dict()).
+// Returns the state_dict under `key` of the file's dict (for
+// read_state_dict()).
 NamedTensors read_pt_entry(const InputFile& file, const std::string& key);
 
 }  // namespace lockstep

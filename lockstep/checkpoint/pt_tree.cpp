@@ -70,14 +70,15 @@ const T& need(const Dict& dict, const std::string& key, const char* type) {
   return need<T>(*value, key, type);
 }
 
-// A list or a tuple.
+// Returns the items of a list or a tuple; nullptr for anything else.
 const List* sequence(const PickleValue& value) {
   if (const auto* list = value.as<List>()) return list;
   const auto* tuple = value.as<Tuple>();
   return tuple ? &tuple->items : nullptr;
 }
 
-// Of a value that no optimizer of LibTorch knows (a string, a dict): nothing.
+// Returns none for a value that no optimizer of LibTorch has (a string, a
+// dict).
 std::optional<StateValue> state_value(const PickleValue& value) {
   if (value.as<std::monostate>()) return std::monostate();
   if (const auto* flag = value.as<bool>()) return *flag;
@@ -218,7 +219,7 @@ NamedTensors entry_of(const PickleValue& tree, const std::string& key) {
 Snapshot snapshot_of(const PickleValue& tree) {
   const auto& root = need<Dict>(tree, "what it holds", "a dict");
   Snapshot snapshot;
-  // First: a parameter may be named MODEL_STATE.
+  // This test is first, because a parameter may be named MODEL_STATE.
   if (is_state_dict(root)) {
     snapshot.model_state = tensors_of(root);
     return snapshot;

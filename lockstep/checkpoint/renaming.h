@@ -12,13 +12,13 @@
 
 namespace lockstep {
 
-// How names in a file become names of a module, where the two differ:
+// Maps names in a file to names of a module, if the two differ:
 //
 //   .rename = {{"backbone.", ""}, {"head.", "fc."}}
 //   .rename = [](const std::string& name) { return "net." + name; }
 //
-// In a name the first prefix of the list that it begins with is replaced, once.
-// A name that begins with none of them stays as it is.
+// Only the first prefix in the list with which a name begins is replaced. A
+// name that begins with none of them stays as it is.
 class Renaming {
  public:
   using Prefixes = std::vector<std::pair<std::string, std::string>>;
@@ -33,8 +33,8 @@ class Renaming {
              std::is_invocable_r_v<std::string, Function&, const std::string&>)
   Renaming(Function function) : function_(std::move(function)) {}
 
-  // The tensors under their new names, in the same order. Throws
-  // std::invalid_argument if two names become one.
+  // Returns the tensors under their new names, in the same order. Throws
+  // std::invalid_argument if two tensors would get the same name.
   NamedTensors apply(NamedTensors tensors) const;
 
  private:

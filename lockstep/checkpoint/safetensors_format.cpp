@@ -24,8 +24,8 @@ uint32_t checksum(const at::Tensor& tensor) {
       0, static_cast<const Bytef*>(tensor.data_ptr()), tensor.nbytes()));
 }
 
-// Of every tensor, if the file has them. Throws std::runtime_error or a JSON
-// error if they are not what Lockstep writes.
+// Returns the checksum of every tensor, or nothing if the file has none. Throws
+// std::runtime_error or a JSON error if they are not what Lockstep writes.
 std::map<std::string, uint32_t> stored_checksums(
     const SafetensorsHeader& header) {
   const auto own = header.metadata.find(kHeaderChecksum);
@@ -34,7 +34,7 @@ std::map<std::string, uint32_t> stored_checksums(
   const size_t there = (own != header.metadata.end() ? 1u : 0u) +
                        (each != header.metadata.end() ? 1u : 0u) +
                        (rest != header.metadata.end() ? 1u : 0u);
-  if (there == 0) return {};  // not of Lockstep
+  if (there == 0) return {};  // not written by Lockstep
   if (there != 3 || own->second != std::to_string(header.crc32)) {
     throw std::runtime_error("it does not match its checksum");
   }
@@ -52,7 +52,8 @@ std::map<std::string, uint32_t> stored_checksums(
 
 void write_safetensors(AtomicFile& file, const Snapshot& snapshot) {
   SafetensorsTree tree = safetensors_tree_of(snapshot);
-  // Wide elements first: then every tensor is aligned, as the header is.
+  // Tensors with wide elements come first; so every tensor is aligned, because
+  // the header is.
   std::stable_sort(tree.tensors.begin(), tree.tensors.end(),
                    [](const auto& a, const auto& b) {
                      return a.second.element_size() > b.second.element_size();

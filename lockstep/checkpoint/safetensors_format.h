@@ -6,11 +6,12 @@
 
 namespace lockstep {
 
-// The safetensors format (https://huggingface.co/docs/safetensors, "Format"):
-// 8 bytes with the length N of the header, little-endian; N bytes of JSON; the
-// tensors' bytes without gaps. The model's tensors have Python's names; what
-// else a snapshot holds stands under "lockstep." (docs/snapshots.md).
-// Errors: those of write_snapshot() and read_snapshot().
+// The safetensors format (https://huggingface.co/docs/safetensors, "Format"): 8
+// bytes with the length N of the header, little-endian; N bytes of JSON; the
+// tensors' bytes without gaps. The model's tensors have Python's names;
+// everything else in a snapshot has names that begin with "lockstep."
+// (docs/snapshots.md). They throw the errors of write_snapshot() and
+// read_snapshot().
 void write_safetensors(AtomicFile& file, const Snapshot& snapshot);
 Snapshot read_safetensors(const InputFile& file);
 

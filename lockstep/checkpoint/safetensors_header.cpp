@@ -18,7 +18,7 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr const char* kMetadata = "__metadata__";
-// The header, a tensor's entry, its list of numbers.
+// Levels of nesting: the header, a tensor's entry, its list of numbers.
 constexpr int kDepth = 4;
 constexpr size_t kMostDimensions = 64;
 
@@ -45,7 +45,8 @@ constexpr std::array<NamedDtype, 16> kDtypes{{
     {"C64", c10::ScalarType::ComplexFloat},
 }};
 
-// Of a header that is one way only: Json sorts keys and writes no blanks.
+// Returns the checksum of the header's canonical text: Json sorts keys and
+// writes no blanks.
 uint32_t checksum(Json header) {
   if (header.contains(kMetadata)) header[kMetadata].erase(kHeaderChecksum);
   const std::string text = header.dump();
@@ -80,7 +81,8 @@ SafetensorsEntry entry_of(const std::string& name, const Json& json) {
       !offsets.is_array() || offsets.size() != 2) {
     throw std::runtime_error("shape or data_offsets is no proper list");
   }
-  // A factor of 0 must not hide an overflow: strides are products, too.
+  // A size of 0 counts as 1 here, so that it does not hide an overflow: strides
+  // are products of sizes, too.
   using Wide = unsigned __int128;
   constexpr Wide kMost = std::numeric_limits<int64_t>::max() / 16;
   Wide count = 1;

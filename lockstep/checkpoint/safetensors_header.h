@@ -11,8 +11,8 @@
 
 namespace lockstep {
 
-// One entry of the header: a tensor and where its bytes lie, counted from the
-// end of the header.
+// One entry of the header: a tensor and the place of its bytes, counted from
+// the end of the header.
 struct SafetensorsEntry {
   std::string name;
   c10::ScalarType dtype = c10::ScalarType::Undefined;
@@ -21,7 +21,7 @@ struct SafetensorsEntry {
   uint64_t end = 0;
 };
 
-// The header of a safetensors file, and its checks. No tensor is touched.
+// The checked header of a safetensors file, without the content of tensors.
 struct SafetensorsHeader {
   // In the order of their bytes; they cover the rest of the file exactly.
   std::vector<SafetensorsEntry> entries;
@@ -32,20 +32,20 @@ struct SafetensorsHeader {
   uint32_t crc32 = 0;
 };
 
-// The key of "__metadata__" under which that checksum is stored.
+// The key of "__metadata__" that holds this checksum.
 inline constexpr const char* kHeaderChecksum = "lockstep.header_crc32";
 
-// "F32" for Float. Throws std::invalid_argument for a dtype that the format
-// lacks.
+// Returns the format's name of a dtype: "F32" for Float. Throws
+// std::invalid_argument for a dtype that the format lacks.
 std::string safetensors_dtype(c10::ScalarType dtype);
 
-// The text of the header, padded to a multiple of 8 bytes and with the
-// checksum in its metadata. Throws std::invalid_argument if it is larger than
+// Returns the text of the header, padded to a multiple of 8 bytes and with its
+// checksum in the metadata. Throws std::invalid_argument if it is larger than
 // kMostHeaderBytes.
 std::string make_header(const std::vector<SafetensorsEntry>& entries,
                         const std::map<std::string, std::string>& metadata);
 
-// Throws SnapshotError that says what is not right.
+// Reads and checks the header. Throws SnapshotError that says what is wrong.
 SafetensorsHeader read_header(const InputFile& file);
 
 }  // namespace lockstep

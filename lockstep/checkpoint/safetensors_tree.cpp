@@ -21,7 +21,7 @@ constexpr const char* kGroup = "lockstep.param_groups.";   // likewise
 constexpr const char* kGenerator = "lockstep.generator.";  // + rank
 constexpr int kTreeDepth = 8;
 
-// JSON has no infinity and no NaN: these three are texts.
+// JSON has no infinity and no NaN, so these three are strings.
 Json json_of(double value) {
   if (std::isnan(value)) return "nan";
   if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
@@ -38,7 +38,7 @@ double double_of(const Json& json) {
   throw std::runtime_error("\"" + text + "\" is no number");
 }
 
-// What is no tensor goes into `json`, tensors under `prefix` into `tensors`.
+// Moves tensors into `tensors`, under `prefix`, and returns the rest as JSON.
 Json split(const std::map<std::string, StateValue>& values,
            const std::string& prefix, NamedTensors& tensors) {
   Json json = Json::object();
@@ -81,7 +81,7 @@ std::map<std::string, StateValue> values_of(const Json& json) {
   return values;
 }
 
-// "12.exp_avg" is parameter 12's "exp_avg".
+// Splits "12.exp_avg" into parameter 12 and its "exp_avg".
 std::pair<int64_t, std::string> split_index(const std::string& text) {
   int64_t index = -1;
   const char* end = text.data() + text.size();

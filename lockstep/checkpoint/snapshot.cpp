@@ -26,9 +26,10 @@ void check_text(const std::string& text) {
   }
 }
 
-// Whether it is a file of torch.save; if not, it is one of safetensors.
+// Returns whether it is a file of torch.save; otherwise it is a safetensors
+// file.
 bool is_pt(const InputFile& file) {
-  // By content: a .pt that was renamed is still one.
+  // The content decides: a .pt file that was renamed is still one.
   std::array<unsigned char, 9> head{};
   const size_t size = std::min<uint64_t>(head.size(), file.size());
   file.read_at(0, head.data(), size);
@@ -36,7 +37,7 @@ bool is_pt(const InputFile& file) {
     return size >= length && std::memcmp(head.data(), magic, length) == 0;
   };
   if (begins("PK\3\4", 4)) return true;
-  // A pickled long by itself: the magic number of torch.save before 1.6.
+  // A lone pickled long: the magic number of torch.save before 1.6.
   if (begins("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46", 8)) {
     throw SnapshotError(file.path(), "is of torch.save before version 1.6",
                         "load it in Python and save it again");

@@ -12,12 +12,12 @@
 
 #include "lockstep/checkpoint/snapshot_error.h"
 
-// What a snapshot is, and its two file formats. One process, no
-// communication; lockstep/checkpoint/training_state.h is the same for all
-// ranks of a job. The formats byte by byte: docs/snapshots.md.
+// Snapshots and their two file formats, for one process and without
+// communication; lockstep/checkpoint/training_state.h does the same for all
+// ranks of a job. docs/snapshots.md describes the formats byte by byte.
 namespace lockstep {
 
-// What state_dict() of a module is in Python: "0.weight" and its tensor, in
+// What Python's state_dict() of a module returns: "0.weight" and its tensor, in
 // the order of registration.
 using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 
@@ -26,8 +26,8 @@ using NamedTensors = std::vector<std::pair<std::string, at::Tensor>>;
 using StateValue = std::variant<std::monostate, bool, int64_t, double,
                                 std::vector<double>, at::Tensor>;
 
-// What state_dict() of an optimizer is in Python (PyTorch documentation,
-// torch.optim.Optimizer.state_dict): parameters are counted through all
+// What Python's state_dict() of an optimizer returns (PyTorch documentation,
+// torch.optim.Optimizer.state_dict): parameters are numbered through all
 // groups, from 0.
 struct OptimizerState {
   struct Group {
@@ -38,62 +38,61 @@ struct OptimizerState {
   std::vector<Group> param_groups{};
 };
 
-// A sampler's position, as its state_dict() gives it: "epoch", "seed", the
-// samples consumed so far. What the names mean is the sampler's affair.
+// A sampler's position, as its state_dict() returns it: "epoch", "seed", the
+// samples consumed so far. Only the sampler interprets the names.
 using SamplerState = std::map<std::string, int64_t>;
 
-// Everything that a training run needs to go on. Tensors are on the CPU once
-// read; those to be written may be anywhere.
+// Everything that a training run needs to continue. Tensors that were read are
+// on the CPU; tensors to be written may be on any device.
 struct Snapshot {
   NamedTensors model_state{};
-  // None: the file holds a model only, as the Python tutorial's.
+  // None: the file holds only a model, as the Python tutorial's does.
   std::optional<OptimizerState> optimizer_state{};
   // The last epoch that has ended, counted from 0, as the Python tutorial
-  // stores it; -1 before the first has.
+  // stores it; -1 before the first has ended.
   int64_t epochs_run{-1};
   // Optimizer steps since the beginning of training.
   int64_t step{0};
-  // Empty: the run stood between two epochs or has no sampler.
+  // Empty if the run was between two epochs or has no sampler.
   SamplerState sampler_state{};
-  // Of each rank, its CPU generator's get_state() (uint8, one dimension).
+  // The get_state() of each rank's CPU generator (uint8, one dimension).
   std::vector<at::Tensor> generator_states{};
-  // Free for the caller; UTF-8.
+  // For the caller's use; UTF-8.
   std::map<std::string, std::string> metadata{};
-  // Of the file's content, set by read_snapshot(): two files of the same
-  // digest hold the same. Not a defence against forgery.
+  // The digest of the file's content, set by read_snapshot(): two files with
+  // the same digest hold the same. Not a defence against forgery.
   uint64_t digest{0};
 };
 
 // Replaces the file at `path` as a whole (lockstep/checkpoint/atomic_file.h):
-// "*.pt" becomes a file of torch.save, any other name one of safetensors.
+// "*.pt" becomes a file of torch.save, any other name a safetensors file.
 // Blocks until it is on the disk.
 //
-// Throws std::system_error if that fails (the file that was there is kept) and
+// Throws std::system_error if writing fails (the old file is kept) and
 // std::invalid_argument for what the format cannot hold: equal names, a dtype
-// it lacks, a name under "lockstep." in safetensors.
+// that it lacks, a name under "lockstep." in safetensors.
 void write_snapshot(const std::string& path, const Snapshot& snapshot);
 
-// The same of tensors by their names and nothing else, what Python's
-// torch.save(model.state_dict(), path) writes; a file of torch.save whatever
-// its name ("*.pth", "*.bin"), except that "*.safetensors" becomes one of
-// safetensors.
+// Does the same for named tensors and nothing else, which is what Python's
+// torch.save(model.state_dict(), path) writes. "*.safetensors" becomes a
+// safetensors file, any other name ("*.pth", "*.bin") a file of torch.save.
 void write_state_dict(const std::string& path, const NamedTensors& tensors);
 
-// Reads either format, whichever the content is. From the same source:
-//   .pt          a dict with MODEL_STATE, of ours or of the Python tutorial;
+// Reads a file of either format; the content decides which, not the name:
+//   .pt          a dict with MODEL_STATE, from Lockstep or the Python tutorial;
 //                or a bare state_dict
 //   safetensors  with or without Lockstep's entries
-// Safe on files of unknown origin: no code is run, memory is bounded by the
-// size of the file, every checksum there is is compared.
+// Safe for files of unknown origin: no code is run, memory is bounded by the
+// size of the file, and every checksum that the file has is compared.
 //
 // Throws SnapshotError, and std::system_error if the file cannot be opened or
-// read (ENOENT where there is none).
+// read (ENOENT if there is none).
 Snapshot read_snapshot(const std::string& path);
 
-// The tensors alone: those under `key` in the dict that torch.save wrote, such
-// as "model" of {"model": ..., "epoch": 3}; without a key read_snapshot()'s
-// model. The same errors, and std::invalid_argument if the file has no such
-// entry or if the entry is not a state_dict.
+// Returns only the tensors: those under `key` in the dict that torch.save
+// wrote, such as "model" of {"model": ..., "epoch": 3}; without a key the model
+// of read_snapshot(). Throws the same errors, and std::invalid_argument if the
+// file has no such entry or if the entry is not a state_dict.
 NamedTensors read_state_dict(const std::string& path,
                              const std::string& key = {});
 

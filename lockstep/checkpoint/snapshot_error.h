@@ -5,10 +5,11 @@
 
 namespace lockstep {
 
-// A snapshot file that cannot be used: damaged, cut short, of another kind, or
-// not the same on all ranks. what() is one line: which file, what is wrong
-// with it, what to do. (That a file cannot be opened or written is a
-// std::system_error; that it belongs to another model, std::invalid_argument.)
+// Thrown for a snapshot file that cannot be used: damaged, cut short, of
+// another kind, or not the same on all ranks. what() is one line: which file,
+// what is wrong with it, what to do. (A file that cannot be opened or written
+// is a std::system_error; a file that belongs to another model is a
+// std::invalid_argument.)
 class SnapshotError : public std::runtime_error {
  public:
   // `problem` ends what() unless `advice` follows it.

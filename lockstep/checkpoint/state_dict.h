@@ -7,27 +7,27 @@
 #include "lockstep/checkpoint/module_state.h"
 #include "lockstep/checkpoint/renaming.h"
 
-// A model's weights in a file of their own, to hand over to Python or to take
-// from there. (All that a run needs to go on: training_state.h.)
+// A model's weights in a file of their own, to exchange with Python. (For
+// everything that a run needs to continue see training_state.h.)
 //
 //   lockstep::save_state_dict("model.pt", *model);
 //   lockstep::load_state_dict("model.pt", *model);
 //   lockstep::load_state_dict("theirs.pt", *model,
 //                             {.key = "model", .rename = {{"backbone.", ""}}});
 //
-// `*model` of a module holder or of a std::shared_ptr; of a
-// DistributedDataParallel `*model.module()`, so that names have no "module."
-// prefix.
+// The module is `*model` for a module holder or a std::shared_ptr, and
+// `*model.module()` for a DistributedDataParallel, so that names have no
+// "module." prefix.
 //
-// No communication: each process that calls reads or writes. Of several ranks
-// one saves; those that load do so each for itself, and must be given the same
-// file. Both block on the disk.
+// No communication: each process that calls these functions reads or writes.
+// One rank should save; each rank that loads does so by itself, and all must be
+// given the same file. Both functions block on the disk.
 namespace lockstep {
 
-// Python's torch.save(module.state_dict(), path): parameters and buffers under
-// Python's names and in its order (module_state.h), for
+// Writes what Python's torch.save(module.state_dict(), path) does: parameters
+// and buffers under Python's names and in its order (module_state.h), for
 // module.load_state_dict(torch.load(path, weights_only=True)). The file is
-// replaced as a whole and on the disk when this returns; names, formats and
+// replaced as a whole and is on the disk when this returns; names, formats and
 // errors are those of write_state_dict() (snapshot.h).
 void save_state_dict(const std::string& path, const torch::nn::Module& module);
 
@@ -36,30 +36,30 @@ struct LoadStateDictOptions {
   // the name of the entry that holds the weights. Empty: the file is a
   // state_dict by itself, or a snapshot.
   std::string key{};
-  // From the file's names to the module's. Afterwards, names that all begin
-  // with "module." are taken without it.
+  // Maps the file's names to the module's. Afterwards, if all names begin with
+  // "module.", that prefix is ignored.
   Renaming rename{};
   // See RestoreModuleOptions.
   bool strict{true};
   bool convert{false};
 };
 
-// Python's module.load_state_dict(torch.load(path)). If strict, the file must
-// have exactly the tensors that `module` has. Shapes must be the same, and so
-// must dtypes unless `convert` says otherwise (Python always converts).
+// Does what Python's module.load_state_dict(torch.load(path)) does. If strict,
+// the file must have exactly the tensors that `module` has. Shapes must be the
+// same, and so must dtypes unless `convert` is set (Python always converts).
 //
-// `path` is any file of read_snapshot(): a state_dict of ours or of Python, as
-// it is safe to read from strangers; of a snapshot the model is taken. Values
-// are copied into the tensors that `module` has, wherever those are: whatever
-// shares their memory sees them.
+// `path` may be any file that read_snapshot() reads: a state_dict or a
+// snapshot, whose model is used, written by Lockstep or by Python, also of
+// unknown origin. Values are copied into the tensors that `module` has, on
+// their devices: everything that shares their memory sees the new values.
 //
-// Returns what was left out because `strict` is false.
+// Returns the names that were left out because `strict` is false.
 //
 // Throws, before anything is changed: std::system_error if there is no such
 // file, SnapshotError if it is damaged or another kind of file,
-// std::invalid_argument if it has no such entry or belongs to another model; it
-// names the file and the first few tensors that are missing, too many, or
-// differ.
+// std::invalid_argument if it has no such entry or belongs to another model.
+// The last names the file and the first few tensors that are missing,
+// unexpected, or different.
 IncompatibleKeys load_state_dict(const std::string& path,
                                  torch::nn::Module& module,
                                  const LoadStateDictOptions& options = {});

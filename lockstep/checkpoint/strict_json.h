@@ -9,9 +9,9 @@
 
 namespace lockstep {
 
-// `text` as JSON, in which no object may have a key twice and nothing is
+// Parses `text` as JSON in which no object has a key twice and nothing is
 // nested deeper than `depth`. (Readers differ in which of two equal keys they
-// take; a file must not mean two things.) Throws std::runtime_error.
+// take; a file must not have two meanings.) Throws std::runtime_error.
 inline nlohmann::json parse_strict_json(std::string_view text, int depth) {
   using Json = nlohmann::json;
   std::vector<std::set<std::string>> open;

@@ -7,14 +7,16 @@
 
 namespace lockstep {
 
-// `tensor` as a file holds it: detached, on the CPU, contiguous, its bytes in
-// the machine's order (little-endian). Copies only where it is not so already.
+// Returns `tensor` as a file holds it: detached, on the CPU, contiguous, its
+// bytes in the machine's order (little-endian). Copies only if the tensor is
+// not like that already.
 inline at::Tensor file_form(const at::Tensor& tensor) {
   return tensor.detach().to(at::kCPU).resolve_conj().resolve_neg().contiguous();
 }
 
-// Whether `size` bytes are values of `dtype`: all are, except that a bool must
-// be 0 or 1 (anything else is undefined behaviour in C++).
+// Returns whether `size` bytes are valid values of `dtype`: all bytes are,
+// except that a bool must be 0 or 1 (anything else is undefined behaviour in
+// C++).
 inline bool valid_values(const void* data, size_t size, c10::ScalarType dtype) {
   const auto* bytes = static_cast<const unsigned char*>(data);
   return dtype != c10::ScalarType::Bool ||

@@ -21,7 +21,8 @@
 namespace lockstep {
 namespace {
 
-// The ranks that save or load together; one alone where there is no group.
+// The ranks that save or load together; this process alone if there is no
+// group.
 class Ranks {
  public:
   explicit Ranks(ProcessGroupPtr group) : group_(std::move(group)) {
@@ -34,7 +35,8 @@ class Ranks {
     return group_ ? static_cast<size_t>(group_->size()) : 1;
   }
 
-  // Every rank's `mine`, by rank; the same shape and dtype on all.
+  // Returns every rank's `mine`, by rank; shape and dtype must be equal on all
+  // ranks.
   std::vector<at::Tensor> gather(const at::Tensor& mine) const {
     if (size() == 1) return {mine};
     const at::Tensor sent = mine.to(group_->control_device());
@@ -45,7 +47,7 @@ class Ranks {
     return all;
   }
 
-  // `text` of the rank `from`, on all.
+  // Returns the `text` of rank `from`, on all ranks.
   std::string share(const std::string& text, size_t from) const {
     if (size() == 1) return text;
     const int source = group_->global_ranks().at(from);
@@ -87,14 +89,14 @@ at::Tensor generator_state() {
   return generator.get_state();
 }
 
-// The state that `rank` of `size` takes from a snapshot; nothing where it is
-// to keep its own.
+// Returns the state that `rank` of `size` takes from a snapshot; none if the
+// rank keeps its own.
 std::optional<at::Tensor> generator_state_for(const Snapshot& snapshot,
                                               size_t rank, size_t size) {
   const auto& saved = snapshot.generator_states;
   if (saved.empty()) return std::nullopt;
-  // A generator of our own: what it does not take is refused before anything
-  // is changed.
+  // The states are tried on a generator of our own, so that a wrong state is
+  // refused before anything is changed.
   at::Generator trial = at::detail::createCPUGenerator(0);
   if (saved.size() == size) {
     at::Tensor state = saved[rank].contiguous();
@@ -119,7 +121,7 @@ struct Loaded {
   std::exception_ptr failure;
 };
 
-// Everything that can fail on this rank alone.
+// Does everything that can fail on this rank alone.
 Loaded prepare(const std::string& path, const TrainingState& state,
                const Ranks& ranks, bool will_save) {
   Loaded loaded;
@@ -168,7 +170,7 @@ std::string list_of(const std::vector<size_t>& ranks) {
   return text;
 }
 
-// Throws the same on every rank unless all have the file, or none.
+// Throws on every rank unless all ranks have the same file, or none has one.
 void agree(const std::string& path, const Loaded& mine, const Ranks& ranks) {
   int64_t digest = 0;
   std::memcpy(&digest, &mine.snapshot.digest, sizeof digest);
@@ -238,7 +240,8 @@ void save_snapshot(const std::string& path, const TrainingState& state,
       failure = std::current_exception();
     }
   }
-  // Also the sign that the file is there: nobody returns before.
+  // This collective also tells the other ranks that the file is written: no
+  // rank returns before that.
   const std::string words = ranks.share(failure ? words_of(failure) : "", 0);
   if (failure) std::rethrow_exception(failure);
   if (!words.empty()) {

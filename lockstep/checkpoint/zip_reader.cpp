@@ -21,7 +21,7 @@ constexpr size_t kLocatorSize = 20;
 constexpr size_t kLocalSize = 30;
 constexpr size_t kEntrySize = 46;
 constexpr uint16_t kExtra64 = 1;
-// A name and two extra fields a tensor: room for a million of them.
+// Enough for a million tensors, each with a name and two extra fields.
 constexpr uint64_t kMostDirectoryBytes = uint64_t{256} << 20;
 
 template <class T>
@@ -54,7 +54,8 @@ ZipReader::Directory ZipReader::find_directory() const {
   const auto tail_size =
       static_cast<size_t>(std::min<uint64_t>(size, kEndSize + 0xffff));
   const std::string tail = file_.read_text(size - tail_size, tail_size);
-  // From the back: the end record whose comment reaches the end of the file.
+  // Searches from the back for the end record whose comment reaches the end of
+  // the file.
   size_t end = std::string::npos;
   for (size_t at = tail_size < kEndSize ? 0 : tail_size - kEndSize + 1;
        at-- > 0;) {
@@ -124,8 +125,8 @@ ZipReader::Entry ZipReader::parse_entry(const std::string& directory,
   }
   entry.name = directory.substr(at, name_size);
   at += name_size;
-  // The values that do not fit 32 bits, in this order, if their field above is
-  // full of ones (APPNOTE 4.5.3).
+  // A ZIP64 field holds those values that do not fit 32 bits, in this order;
+  // the fields above are all ones for them (APPNOTE 4.5.3).
   const size_t extra_end = at + extra_size;
   while (extra_end - at >= 4) {
     const auto id = little_endian<uint16_t>(directory, at);

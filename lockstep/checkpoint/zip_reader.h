@@ -9,14 +9,14 @@
 
 namespace lockstep {
 
-// The entries of a zip archive of the kind that torch.save writes: stored
-// (not compressed), ZIP64 where needed, no encryption, one disk. After
-// PKWARE's APPNOTE.TXT 6.3.10, sections 4.3 to 4.5.
+// The entries of a zip archive of the kind that torch.save writes: stored (not
+// compressed), ZIP64 if needed, no encryption, one disk. It follows PKWARE's
+// APPNOTE.TXT 6.3.10, sections 4.3 to 4.5.
 //
 // LibTorch's own reader (PyTorchStreamReader) is built without the check of
-// CRC-32 and takes what it is told about sizes; this one trusts nothing: every
-// extent lies in the file and overlaps no other, so all entries together are
-// no larger than the file, and read() compares the checksum.
+// CRC-32 and trusts the sizes that the file claims. This reader trusts nothing:
+// every extent lies in the file and overlaps no other, so all entries together
+// are no larger than the file, and read() compares the checksum.
 class ZipReader {
  public:
   struct Entry {
@@ -27,16 +27,16 @@ class ZipReader {
     uint32_t crc32 = 0;
   };
 
-  // Reads the directory. Throws SnapshotError that says what is not right.
-  // `file` must outlive this object.
+  // Reads the directory. Throws SnapshotError that says what is wrong. `file`
+  // must outlive this object.
   explicit ZipReader(const InputFile& file);
 
-  // nullptr where there is none of that name.
+  // Returns nullptr if no entry has that name.
   const Entry* find(const std::string& name) const;
   const std::vector<Entry>& entries() const { return entries_; }
 
-  // The content, to `to` (entry.size bytes). Throws SnapshotError that names
-  // the entry if its checksum is not the one that was stored.
+  // Reads the content into `to` (entry.size bytes). Throws SnapshotError that
+  // names the entry if the content does not match its checksum.
   void read(const Entry& entry, void* to) const;
   std::string read_text(const Entry& entry) const;
 

@@ -21,24 +21,25 @@
 namespace lockstep {
 
 struct DataLoaderOptions {
-  // Samples a batch, on this rank.
+  // Samples in each batch, on this rank.
   int64_t batch_size{1};
-  // Leave out a last batch that would be smaller.
+  // Whether to leave out a last batch that would be smaller.
   bool drop_last{false};
-  // Threads that fetch batches ahead. 0: each batch is fetched in the caller's
-  // thread when the loop asks for it.
+  // Threads that fetch batches ahead. 0: the thread of the loop fetches each
+  // batch when the loop asks for it.
   int64_t num_workers{0};
-  // Batches fetched ahead, for each worker. They are this rank's memory.
+  // Batches fetched ahead by each worker. They take up this rank's memory.
   int64_t prefetch_factor{2};
-  // How long the loop waits for one batch of the workers; zero: as long as the
-  // dataset takes.
+  // The longest time that the loop waits for one batch from the workers; zero:
+  // no limit.
   std::chrono::milliseconds timeout{0};
 };
 
 namespace data_detail {
 
-// Throws std::invalid_argument where `options` are out of range, or `sampler`
-// visits more than `dataset_size` samples (-1: the dataset does not know).
+// Throws std::invalid_argument if `options` are out of range, or if `sampler`
+// visits more than `dataset_size` samples (-1: the dataset does not know its
+// size).
 void check_loader(const DataLoaderOptions& options, const Sampler& sampler,
                   int64_t dataset_size);
 
@@ -47,8 +48,9 @@ void check_loader(const DataLoaderOptions& options, const Sampler& sampler,
 
 int64_t batches(int64_t samples, const DataLoaderOptions& options);
 
-// LibTorch's samplers know neither the ranks (each would train on everything,
-// or on what its own seed gives) nor how far the loop has come.
+// LibTorch's samplers are refused: they know neither the ranks (each rank would
+// train on everything, or on what its own seed gives) nor how far the loop has
+// come.
 template <class Other>
 Sampler& refuse_sampler() {
   static_assert(
@@ -62,7 +64,7 @@ Sampler& refuse_sampler() {
   std::terminate();
 }
 
-// What Python's default_collate does: a list of samples becomes one batch.
+// Makes one batch of a list of samples, as Python's default_collate does.
 template <class Batch>
 Batch collate(Batch batch) {
   return batch;
@@ -77,39 +79,41 @@ torch::data::Example<at::Tensor, Target> collate(
 
 }  // namespace data_detail
 
-// Loops over a dataset in batches, after torch.utils.data.DataLoader:
+// Loops over a dataset in batches, as torch.utils.data.DataLoader does:
 //
 //   DataLoader loader(dataset, sampler, {.batch_size = 32});
 //   for (auto& batch : loader) train(batch.data, batch.target);
 //
-// Dataset: anything with `get_batch(c10::ArrayRef<size_t>)` and a `size()`
-// that is or converts to an optional: LibTorch's datasets (also behind
-// `.map(...)`), TensorDataset, or a class of one's own. A batch is what
-// get_batch() returns, except that a vector of torch::data::Example is
-// stacked into one Example ([B, ...] each), as Python's default_collate does.
+// Dataset: any class with `get_batch(c10::ArrayRef<size_t>)` and a `size()`
+// that is an optional or converts to one: LibTorch's datasets (also with
+// `.map(...)`), TensorDataset, or a class of your own. A batch is what
+// get_batch() returns, except that a vector of torch::data::Example is stacked
+// into one Example ([B, ...] each), as Python's default_collate does.
 //
-// Sampler: DistributedSampler, or a class of one's own; not LibTorch's.
+// Sampler: DistributedSampler, or a class of your own; not LibTorch's.
 //
-// Dataset and sampler are *referred to*, never copied, and must outlive the
-// loader: what is said to the sampler (set_epoch, load_state_dict) reaches the
-// next loop. The sampler counts a batch as consumed when the loop receives it.
-// Batches and their order do not depend on num_workers.
+// The loader *refers to* dataset and sampler, never copies them, and both must
+// outlive it: what the program tells the sampler (set_epoch, load_state_dict)
+// reaches the next loop. The sampler counts a batch as consumed when the loop
+// receives it. Batches and their order do not depend on num_workers.
 //
-// Leaving the loop early (break, return, an exception) ends the workers; the
-// next loop is a new pass. That waits for the batches that are being fetched
-// just then. One loop at a time: a second begin() while the iterator of a
-// first lives throws std::logic_error.
+// Leaving the loop early (break, return, an exception) ends the workers, after
+// waiting for the batches that are being fetched; the next loop is a new pass.
+// Only one loop may run: a second begin() while the iterator of the first lives
+// throws std::logic_error.
 //
-// Errors: what the dataset throws is rethrown in the loop, in the place of the
-// batch, with any number of workers. std::runtime_error at the timeout.
+// Errors: what the dataset throws for a batch is rethrown in the loop when that
+// batch is due, with any number of workers. std::runtime_error if the timeout
+// is over.
 //
 // Threads: loader and loop belong to one thread. With num_workers == 1,
-// get_batch() runs in another thread than the loop; with more, in several at
-// once: the dataset must allow that.
+// get_batch() runs in another thread than the loop; with more, several threads
+// call it at once, which the dataset must allow.
 //
-// Not built on torch::data::make_data_loader: that one owns a moved copy of
-// the sampler (pytorch issue 73141), draws from it ahead of the loop, and
-// after a loop with workers was left early refuses to begin another.
+// This class does not use torch::data::make_data_loader, because that
+// function's loader owns a moved copy of the sampler (pytorch issue 73141),
+// draws from it ahead of the loop, and refuses to begin another loop after a
+// loop with workers was left early.
 template <class Dataset>
 class DataLoader {
  public:
@@ -137,12 +141,12 @@ class DataLoader {
   DataLoader(const DataLoader&) = delete;
   DataLoader& operator=(const DataLoader&) = delete;
 
-  // Starts a pass of the sampler, and blocks until the first batch is there.
+  // Starts a pass of the sampler, and blocks until the first batch exists.
   Iterator begin() { return Iterator(*this); }
   std::default_sentinel_t end() const { return {}; }
 
-  // Batches of a whole pass on this rank: Python's len(). A pass that was
-  // resumed has those that are left.
+  // Returns the number of batches in a whole pass on this rank: Python's len().
+  // A resumed pass has only the remaining ones.
   int64_t size() const {
     return data_detail::batches(sampler_.size(), options_);
   }
@@ -158,7 +162,7 @@ class DataLoader {
   bool looping_ = false;
 };
 
-// One pass: what it visits, how far it is, and its workers.
+// One pass: the indices that it visits, how far it has come, and its workers.
 template <class Dataset>
 struct DataLoader<Dataset>::Pass {
   explicit Pass(DataLoader& owner) : loader(owner) {
@@ -181,7 +185,7 @@ struct DataLoader<Dataset>::Pass {
   Pass(const Pass&) = delete;
   Pass& operator=(const Pass&) = delete;
 
-  // Called by the workers: reads only what no longer changes.
+  // The workers call this, so it reads only what no longer changes.
   Batch fetch(int64_t index) const {
     const auto batch_size = static_cast<size_t>(loader.options_.batch_size);
     const size_t first = static_cast<size_t>(index) * batch_size;
@@ -191,7 +195,7 @@ struct DataLoader<Dataset>::Pass {
   }
 
   void advance() {
-    current.reset();  // before the next one is made: one batch less in memory
+    current.reset();  // before making the next: one batch less in memory
     if (delivered == count) {
       done = true;
       return;
@@ -212,12 +216,12 @@ struct DataLoader<Dataset>::Pass {
   int64_t delivered = 0;
   bool done = false;
   std::optional<Batch> current;
-  // Last, so that its threads are gone before what they read.
+  // Declared last, so that its threads end before what they read is destroyed.
   std::optional<OrderedPrefetch<Batch>> prefetch;
 };
 
-// A move-only input iterator that owns its pass. The batch is the iterator's:
-// it may be changed or moved from, and is gone after the increment.
+// A move-only input iterator that owns its pass. The batch belongs to the
+// iterator: it may be changed or moved from, and is gone after the increment.
 template <class Dataset>
 class DataLoader<Dataset>::Iterator {
  public:

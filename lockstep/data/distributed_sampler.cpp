@@ -89,11 +89,13 @@ std::vector<size_t> DistributedSampler::begin_pass() {
 }
 
 void DistributedSampler::consumed(int64_t count) {
-  // A pass is shorter than its batches say where the last one is.
+  // The last batch may be smaller than the batch size that the loader reports,
+  // so the position stops at the end of the pass.
   position_ = std::min(position_ + count * num_replicas_, pass_end_);
 }
 
-// Where the order ends, padding included, for ranks that share it from `start`.
+// Returns the place at which the order ends, padding included, if num_replicas_
+// ranks share it from `start` on.
 int64_t DistributedSampler::total_size(int64_t start) const {
   int64_t rest = std::max<int64_t>(dataset_size_ - start, 0);
   if (drop_last_) {
@@ -164,7 +166,8 @@ void DistributedSampler::load_state_dict(
         (shuffle ? "true" : "false") + ", this sampler has " +
         (shuffle_ ? "true" : "false") + "; make it with the same option");
   }
-  // Padding adds less than one sample a rank, and ranks are counted by int.
+  // Padding adds less than one sample per rank, and the number of ranks fits an
+  // int32.
   int64_t highest = dataset_size_ + std::numeric_limits<int32_t>::max();
   if (position < 0 || position > highest) {
     throw std::invalid_argument(

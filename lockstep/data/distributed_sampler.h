@@ -9,32 +9,33 @@
 namespace lockstep {
 
 struct DistributedSamplerOptions {
-  // Into how many parts the dataset is split, and which of them is this
-  // process's. Default: world size and rank of the default process group;
-  // 1 and 0 in a process that was started alone and has no group.
+  // The number of parts that the dataset is split into, and the part of this
+  // process. Default: world size and rank of the default process group; 1 and 0
+  // in a process that was started alone and has no group.
   std::optional<int64_t> num_replicas{};
   std::optional<int64_t> rank{};
-  // A new order for every epoch; otherwise the dataset's own order.
+  // Whether every epoch has a new order; otherwise samples keep the dataset's
+  // own order.
   bool shuffle{true};
   // Must be the same on all ranks. Epoch e is shuffled by generator seed
   // `seed + e`.
   int64_t seed{0};
-  // Where the dataset does not divide evenly: leave out its tail (true), or
-  // repeat samples from the start of the order (false). Either way every rank
-  // visits the same number of samples.
+  // If the number of ranks does not divide the dataset evenly: leave out the
+  // dataset's tail (true), or repeat samples from the start of the order
+  // (false). Either way every rank visits the same number of samples.
   bool drop_last{false};
-  // False: neither repeat nor leave out, so that over all ranks each sample is
-  // visited exactly once. For evaluation. Ranks then differ by up to one
-  // sample, and may differ by one batch: do not run an operation over all
-  // ranks inside the loop (DistributedDataParallel's backward is one), but
+  // If false, samples are neither repeated nor left out, so that over all ranks
+  // each sample is visited exactly once. For evaluation. Ranks then differ by
+  // up to one sample, and may differ by one batch: do not call a collective
+  // inside the loop (the backward of DistributedDataParallel calls some), but
   // reduce sums and counts after it.
   bool pad{true};
 };
 
-// Gives each rank its own part of a dataset. After
-// torch.utils.data.distributed.DistributedSampler, and with the *same indices*
-// as Python's for the same arguments: the order comes from LibTorch's CPU
-// generator, rank r takes places r, r + num_replicas, ... of it.
+// Gives each rank its own part of a dataset. It follows
+// torch.utils.data.distributed.DistributedSampler and gives the *same indices*
+// as Python for the same arguments: the order comes from LibTorch's CPU
+// generator, and rank r takes places r, r + num_replicas, ... of it.
 //
 //   DistributedSampler sampler(dataset.size().value(), {.seed = 0});
 //   DataLoader loader(dataset, sampler, {.batch_size = 32});
@@ -43,62 +44,68 @@ struct DistributedSamplerOptions {
 //     for (auto& batch : loader) { ... }
 //   }
 //
-// Position. The sampler knows how far the training loop has come in its epoch:
-// batches that the loop has received count, the one it is working on included;
-// batches that the loader fetched ahead do not. So a state taken in the loop's
-// body after the optimizer's step continues with the next batch, and repeats
-// or skips nothing. The position counts places of the *global* order: it is
-// the same number on all ranks, so the state of rank 0 serves all of them, and
-// the rest of an epoch may be shared by another number of ranks.
+// Position. The sampler knows how far the training loop has come in its epoch.
+// Batches that the loop has received count, including the batch that it is
+// working on; batches that the loader only fetched ahead do not. So a state
+// that is taken in the loop's body after the optimizer's step continues with
+// the next batch, and repeats or skips nothing. The position counts places of
+// the *global* order: it is the same number on all ranks, so the state of rank
+// 0 serves all of them, and another number of ranks may share the rest of the
+// epoch.
 class DistributedSampler : public Sampler {
  public:
-  // Throws std::invalid_argument for a negative size, num_replicas < 1, a rank
-  // outside [0, num_replicas), and where the default is wanted in a process
-  // that was launched as one of several (WORLD_SIZE > 1) but has no group yet.
+  // Throws std::invalid_argument for a negative size, num_replicas < 1, and a
+  // rank outside [0, num_replicas). Also throws it if a default is wanted in a
+  // process that was launched as one of several (WORLD_SIZE > 1) but has no
+  // group yet.
   explicit DistributedSampler(int64_t dataset_size,
                               const DistributedSamplerOptions& options = {});
 
-  // Selects the order of the next pass. Call it before every epoch; without
-  // it every pass has the order of epoch 0. A changed epoch starts at its
-  // beginning; with the epoch unchanged, a position that was loaded stays.
-  // Not while a loop runs.
+  // Selects the order of the next pass. Call it before every epoch, but not
+  // while a loop runs; without it every pass has the order of epoch 0. A new
+  // epoch starts at its beginning; if `epoch` is the current epoch, a loaded
+  // position is kept.
   void set_epoch(int64_t epoch);
   int64_t epoch() const { return epoch_; }
 
-  // This rank's indices of the whole epoch: what iterating Python's yields.
+  // Returns this rank's indices of the whole epoch: what iterating Python's
+  // sampler yields.
   std::vector<size_t> indices() const;
 
-  // The same from the loaded position on, if load_state_dict() was called
-  // since the last pass; otherwise the whole epoch.
+  // Returns this rank's indices from the loaded position on, if
+  // load_state_dict() was called since the last pass; otherwise those of the
+  // whole epoch.
   std::vector<size_t> begin_pass() override;
   void consumed(int64_t count) override;
 
-  // This rank's samples of a whole epoch: Python's len(). Equal on all ranks
-  // unless `pad` is false.
+  // Returns the number of this rank's samples in a whole epoch: Python's len().
+  // Equal on all ranks unless `pad` is false.
   int64_t size() const override { return size_; }
   int64_t dataset_size() const override { return dataset_size_; }
   int64_t num_replicas() const { return num_replicas_; }
   int64_t rank() const { return rank_; }
 
-  // Samples of the epoch that all ranks together have consumed, padding
-  // included. 0 before the first batch.
+  // Returns how many samples of the epoch all ranks together have consumed,
+  // padding included. 0 before the first batch.
   int64_t position() const { return position_; }
 
-  // epoch, seed, position, shuffle (0 or 1) and dataset_size.
+  // Returns the entries epoch, seed, position, shuffle (0 or 1) and
+  // dataset_size.
   std::map<std::string, int64_t> state_dict() const;
 
   // Takes over epoch, seed and position: the next pass begins at the first
-  // sample that was not consumed, and is empty if all were. Options that the
-  // state does not hold are this sampler's own; with the same num_replicas and
-  // drop_last the rest of the epoch is exactly that of an uninterrupted run.
-  // With another num_replicas the samples that are left are split anew.
+  // sample that was not consumed, and is empty if all were. This sampler keeps
+  // its own options for everything that the state does not hold; with the same
+  // num_replicas and drop_last the rest of the epoch is exactly that of an
+  // uninterrupted run. With another num_replicas the remaining samples are
+  // split anew.
   //
-  // An empty state, as a snapshot saved between two epochs holds, changes
-  // nothing: the next epoch begins at its beginning.
+  // An empty state, which a snapshot between two epochs holds, changes nothing:
+  // the next epoch begins at its beginning.
   //
   // Throws std::invalid_argument, and changes nothing, if an entry is missing
-  // or out of range, or the state was saved for another dataset size or
-  // another `shuffle`. Not while a loop runs.
+  // or out of range, or if the state was saved with another dataset size or
+  // another `shuffle`. Do not call it while a loop runs.
   void load_state_dict(const std::map<std::string, int64_t>& state);
 
  private:
@@ -116,7 +123,8 @@ class DistributedSampler : public Sampler {
 
   int64_t epoch_ = 0;
   int64_t position_ = 0;
-  // Where in the order the current pass ends; position_ stops there.
+  // The place in the order at which the current pass ends; position_ stops
+  // there.
   int64_t pass_end_ = 0;
   bool resume_ = false;
 };

@@ -17,15 +17,16 @@
 namespace lockstep {
 
 // Makes items 0, 1, ..., count - 1 on background threads, a bounded number
-// ahead, and hands them out in that order whatever the threads' timing.
-// Needs nothing but the standard library (ThreadSanitizer runs it).
+// ahead, and returns them in that order whatever the threads' timing. Uses
+// nothing but the standard library, so that ThreadSanitizer can run it.
 //
-// Threads: next() is called by one thread; `produce` by all workers, at once.
+// Threads: next() is called by one thread; `produce` by several workers at
+// once.
 template <class Item>
 class OrderedPrefetch {
  public:
   // At most `ahead` items (>= 1) exist or are being made beyond those that
-  // next() has returned. Workers beyond `ahead` or `count` are not started.
+  // next() has returned. More workers than `ahead` or `count` are not started.
   OrderedPrefetch(int64_t count, int64_t workers, int64_t ahead,
                   std::function<Item(int64_t)> produce)
       : produce_(std::move(produce)),
@@ -46,13 +47,13 @@ class OrderedPrefetch {
   OrderedPrefetch(const OrderedPrefetch&) = delete;
   OrderedPrefetch& operator=(const OrderedPrefetch&) = delete;
 
-  // Blocks until the items that are being made just now are done.
+  // Blocks until the items that are being made have been finished.
   ~OrderedPrefetch() { join(); }
 
-  // The next item. Blocks until it is there, for `timeout` at most (nothing is
-  // returned then); zero waits as long as it takes. Throws what `produce` threw
-  // for this item, and again if asked again. Requires that fewer than `count`
-  // were taken.
+  // Returns the next item. Blocks until the item exists, but not longer than
+  // `timeout` (returns none then); zero means no limit. Throws what `produce`
+  // threw for this item, also if called again. Requires that fewer than `count`
+  // items were taken.
   std::optional<Item> next(std::chrono::milliseconds timeout = {}) {
     std::unique_lock lock(mutex_);
     Slot& slot = slots_[static_cast<size_t>(taken_) % slots_.size()];
@@ -84,7 +85,7 @@ class OrderedPrefetch {
         return stop_ || started_ == count_ || started_ < taken_ + size;
       });
       if (stop_ || started_ == count_) return;
-      // The slot is free: the item that had it, `size` before, was taken.
+      // The slot is free: item `index - size`, which was in it, has been taken.
       const int64_t index = started_++;
       lock.unlock();
       Slot made;
@@ -94,11 +95,11 @@ class OrderedPrefetch {
         made.error = std::current_exception();
       }
       lock.lock();
-      // Items after a failed one will never be asked for.
+      // next() never gets past a failed item, so no later one is needed.
       if (made.error) stop_ = true;
       slots_[static_cast<size_t>(index % size)] = std::move(made);
       item_ready_.notify_one();
-      // Whoever sleeps must see that all are started, or the stop.
+      // Workers that sleep must see that all items were started, or the stop.
       if (stop_ || started_ == count_) slot_free_.notify_all();
     }
   }
@@ -115,7 +116,7 @@ class OrderedPrefetch {
   const std::function<Item(int64_t)> produce_;
   const int64_t count_;
 
-  std::mutex mutex_;  // guards all below but threads_
+  std::mutex mutex_;  // guards all members below except threads_
   std::condition_variable item_ready_;
   std::condition_variable slot_free_;
   std::vector<Slot> slots_;  // item i lies in slot i % size

@@ -7,13 +7,13 @@
 
 namespace lockstep {
 
-// Samples that lie in memory: row i of `data` with row i of `target`. After
-// torch.utils.data.TensorDataset, but a batch is one gather from each tensor
-// instead of a stack of single rows.
+// A dataset in memory: sample i is row i of `data` with row i of `target`. It
+// follows torch.utils.data.TensorDataset, but makes a batch by one gather from
+// each tensor instead of stacking single rows.
 //
-// A batch is a copy, [B, ...] as the tensors are [N, ...], in their dtypes and
-// on their device; changing it leaves the dataset alone. get_batch() may be
-// called from several threads at once.
+// A batch is a copy with shape [B, ...] of tensors with shape [N, ...], in
+// their dtypes and on their device; changing the batch does not change the
+// dataset. Several threads may call get_batch() at once.
 class TensorDataset
     : public torch::data::datasets::BatchDataset<TensorDataset,
                                                  torch::data::Example<>> {
@@ -22,7 +22,7 @@ class TensorDataset
   // if one is undefined or a scalar, or if they differ in their number of rows.
   TensorDataset(at::Tensor data, at::Tensor target);
 
-  // `indices` in [0, size()); throws c10::IndexError for others.
+  // Requires `indices` in [0, size()); throws c10::IndexError otherwise.
   torch::data::Example<> get_batch(c10::ArrayRef<size_t> indices) override;
 
   std::optional<size_t> size() const override { return data_.size(0); }

@@ -8,14 +8,14 @@
 
 namespace lockstep::optim {
 
-// After torch.optim.Adam (PyTorch documentation).
+// The options of torch.optim.Adam (PyTorch documentation).
 struct AdamOptions {
   double lr{1e-3};
   std::tuple<double, double> betas{0.9, 0.999};
   double eps{1e-8};
   double weight_decay{0};
   bool amsgrad{false};
-  bool maximize{false};  // of all parameter groups
+  bool maximize{false};  // for all parameter groups
 
   torch::optim::AdamOptions to_torch() const;
 };
@@ -24,7 +24,7 @@ struct AdamOptions {
 // its gradient and its moments. The numbers are those of Python's
 // torch.optim.Adam(fused=True), bit for bit.
 //
-// adamw.h says what holds for all optimizers of this folder.
+// adamw.h lists what holds for all optimizers of this folder.
 class Adam : public torch::optim::Adam {
  public:
   using OptimizerParamGroup = torch::optim::OptimizerParamGroup;
@@ -34,7 +34,8 @@ class Adam : public torch::optim::Adam {
   explicit Adam(std::vector<at::Tensor> parameters,
                 const Options& options = {});
   explicit Adam(const ParamGroups& groups, const Options& options = {});
-  // What a program that used torch::optim::Adam gives already.
+  // These overloads accept the options of programs that used
+  // torch::optim::Adam.
   template <std::convertible_to<torch::optim::AdamOptions> O>
   Adam(std::vector<at::Tensor> parameters, const O& options)
       : Adam(ParamGroups{OptimizerParamGroup(std::move(parameters))}, options,

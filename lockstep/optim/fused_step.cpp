@@ -58,7 +58,7 @@ std::vector<FusedBatch> fused_batches(
     if (!gradient.defined()) continue;
     check(optimizer, i, parameter, gradient);
     if (parameter.numel() == 0) continue;
-    // The kernels on the CPU walk through memory, whatever the strides say.
+    // The CPU kernels walk through memory linearly and ignore the strides.
     if (gradient.strides() != parameter.strides()) {
       gradient = at::empty_like(parameter.detach()).copy_(gradient);
     }

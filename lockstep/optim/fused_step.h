@@ -6,35 +6,38 @@
 #include <utility>
 #include <vector>
 
-// What the optimizers of this folder share. Internal to it.
+// The code that the optimizers of this folder share. Internal to the folder.
 namespace lockstep::optim {
 
 using States =
     ska::flat_hash_map<void*,
                        std::unique_ptr<torch::optim::OptimizerParamState>>;
 
-// What one call of a fused kernel takes: tensors of one dtype and device.
+// The input of one call of a fused kernel: tensors of one dtype and device.
 struct FusedBatch {
   std::vector<at::Tensor> parameters{};
   std::vector<at::Tensor> gradients{};  // in their parameters' strides
 };
 
-// Those of `parameters` that have a gradient. Throws std::invalid_argument,
-// naming `optimizer` and the parameter, for what the kernels cannot take.
+// Returns those of `parameters` that have a gradient, in batches. Throws
+// std::invalid_argument, naming `optimizer` and the parameter, if the kernels
+// cannot take one.
 std::vector<FusedBatch> fused_batches(
     const char* optimizer, const std::vector<at::Tensor>& parameters);
 
-// `groups` with each parameter once. Throws std::invalid_argument, as Python
-// does, if one stands in two groups, or in one of `before`.
+// Returns `groups` with each parameter once. Throws std::invalid_argument, as
+// Python does, if a parameter is in two groups, or also in one of `before`.
 std::vector<torch::optim::OptimizerParamGroup> distinct_groups(
     std::vector<torch::optim::OptimizerParamGroup> groups,
     const std::vector<torch::optim::OptimizerParamGroup>& before = {});
 
-// The closure's result, with autograd enabled; undefined without a closure.
+// Returns the closure's result, computed with autograd enabled; an undefined
+// tensor without a closure.
 at::Tensor loss_of(const torch::optim::Optimizer::LossClosure& closure);
 
-// Scalars in the form that the kernels want: [], float32, on the parameters'
-// device. Parameters of equal steps, which are nearly always all, share one.
+// Step numbers as the kernels want them: 0-dimensional float32 tensors on the
+// parameters' device. Parameters with equal step numbers (nearly always all)
+// share one tensor.
 class StepTensors {
  public:
   explicit StepTensors(c10::Device device) : device_(device) {}
@@ -45,7 +48,8 @@ class StepTensors {
   std::vector<std::pair<int64_t, at::Tensor>> made_;
 };
 
-// Adam and AdamW differ in the types of LibTorch's classes and the kernel.
+// Adam and AdamW differ only in the types of LibTorch's classes and in the
+// kernel.
 template <class Options, class State, class Kernel>
 void step_adam(const char* name,
                std::vector<torch::optim::OptimizerParamGroup>& groups,

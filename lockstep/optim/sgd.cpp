@@ -16,7 +16,8 @@ at::Tensor& momentum_of(States& states, const at::Tensor& parameter) {
   return static_cast<State&>(*state).momentum_buffer();
 }
 
-// With momentum: the first step of a parameter is told apart by the call.
+// Steps with momentum. The kernel is told for a whole call whether this is the
+// first step, so parameters in their first step have a call of their own.
 void step_with_momentum(const FusedBatch& batch, States& states,
                         const torch::optim::SGDOptions& o, bool maximize) {
   struct Part {

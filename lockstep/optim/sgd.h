@@ -7,24 +7,23 @@
 
 namespace lockstep::optim {
 
-// After torch.optim.SGD (PyTorch documentation).
+// The options of torch.optim.SGD (PyTorch documentation).
 struct SGDOptions {
   double lr{1e-3};
   double momentum{0};
   double dampening{0};
   double weight_decay{0};
   bool nesterov{false};
-  bool maximize{false};  // of all parameter groups
+  bool maximize{false};  // for all parameter groups
 
   torch::optim::SGDOptions to_torch() const;
 };
 
 // torch::optim::SGD with LibTorch's fused kernel: one pass over a parameter,
-// its gradient and its momentum, where the C++ original makes one for each
-// term. The numbers are those of Python's torch.optim.SGD(fused=True), bit for
-// bit.
+// its gradient and its momentum; the C++ original makes one pass for each term.
+// The numbers are those of Python's torch.optim.SGD(fused=True), bit for bit.
 //
-// adamw.h says what holds for all optimizers of this folder.
+// adamw.h lists what holds for all optimizers of this folder.
 class SGD : public torch::optim::SGD {
  public:
   using OptimizerParamGroup = torch::optim::OptimizerParamGroup;
@@ -33,7 +32,7 @@ class SGD : public torch::optim::SGD {
 
   explicit SGD(std::vector<at::Tensor> parameters, const Options& options = {});
   explicit SGD(const ParamGroups& groups, const Options& options = {});
-  // What a program that used torch::optim::SGD gives already.
+  // These overloads accept the options of programs that used torch::optim::SGD.
   template <std::convertible_to<torch::optim::SGDOptions> O>
   SGD(std::vector<at::Tensor> parameters, const O& options)
       : SGD(ParamGroups{OptimizerParamGroup(std::move(parameters))}, options,

@@ -15,8 +15,8 @@ int64_t number(const SpanBegin& begin, std::string_view key) {
   return 0;
 }
 
-// A span tells the bytes of all tensors of its call, which are in a fixed
-// proportion to those that go in.
+// Returns the bytes that go into the call. A span reports the bytes of all
+// tensors of its call; those that go in are a fixed part of them.
 int64_t bytes_in(const SpanBegin& begin) {
   const auto all = number(begin, "bytes");
   const auto world_size = number(begin, "world_size");

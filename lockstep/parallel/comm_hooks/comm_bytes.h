@@ -7,23 +7,24 @@
 
 namespace lockstep {
 
-// Counts what this process gives to collectives and messages, whoever calls
-// them: DistributedDataParallel, a hook of this folder, a user's own. Counts
-// from construction to destruction.
+// Counts the bytes that this process hands to collectives and messages,
+// whatever code calls them: DistributedDataParallel, a hook of this folder, or
+// the user's program. Counts from construction to destruction.
 //
 //   lockstep::CommBytes sent;
 //   loss.backward();
 //   sent.bytes();
 //
-// bytes(): of the tensors that this rank hands in, once: an all_reduce of 1 KiB
-// is 1 KiB whatever the number of ranks, an all_gather what this rank adds.
-// What crosses the wires is in proportion to it, as the backend's algorithm
-// says. Of broadcast, gather and scatter all that the call names; of receives,
-// and of sparse tensors, nothing.
+// bytes() counts the tensors that this rank hands in, once: an all_reduce of 1
+// KiB is 1 KiB whatever the number of ranks, an all_gather is what this rank
+// contributes. The traffic on the wires is proportional to it; the factor
+// depends on the backend's algorithm. For broadcast, gather and scatter it
+// counts all tensors that the call names; for receives, and for sparse tensors,
+// it counts nothing.
 //
-// Seen by spans (base/span.h); what moves gradients without a collective (in
-// memory that ranks share) is not. While it counts, small all-reduces take the
-// longer way. Threads: any.
+// It counts by spans (base/span.h), so gradients that move without a collective
+// (in memory that ranks share) are not counted. While a counter lives, small
+// all-reduces take a slower path. Threads: any.
 class CommBytes {
  public:
   CommBytes();
@@ -33,7 +34,7 @@ class CommBytes {
 
   int64_t bytes() const;
   int64_t operations() const;
-  // From zero again.
+  // Counts from zero again.
   void reset();
 
  private:

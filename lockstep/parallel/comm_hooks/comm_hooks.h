@@ -1,7 +1,7 @@
 #pragma once
 
-// Every communication hook. ddp/comm_hook.h says what a hook is,
-// default_hooks.h what all have in common.
+// Includes every communication hook. ddp/comm_hook.h says what a hook is,
+// default_hooks.h what all hooks have in common.
 #include "lockstep/parallel/comm_hooks/comm_bytes.h"
 #include "lockstep/parallel/comm_hooks/default_hooks.h"
 #include "lockstep/parallel/comm_hooks/post_local_sgd_hook.h"

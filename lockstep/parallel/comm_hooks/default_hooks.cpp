@@ -15,7 +15,7 @@ CommHook compress_hook(ProcessGroupPtr given, at::ScalarType dtype) {
   return [group = or_default(std::move(given)), dtype](GradBucket& bucket) {
     at::NoGradGuard no_grad;
     const auto& buffer = bucket.buffer();
-    // Python's order of rounding. A copy even where the dtype is the same.
+    // Rounds in Python's order. Copies even if the dtype is the same.
     auto compressed = buffer.to(dtype, /*non_blocking=*/false, /*copy=*/true)
                           .div_(group->size());
     return all_reduce_then(compressed, group, [buffer, compressed] {
@@ -32,8 +32,8 @@ CommHook compress_wrapper(CommHook hook, at::ScalarType dtype) {
   }
   return [hook = std::move(hook), dtype](GradBucket& bucket) {
     at::NoGradGuard no_grad;
-    const auto buffer = bucket.buffer();
-    // A copy that lives as long as the wrapped hook may look at it.
+    const auto& buffer = bucket.buffer();
+    // The copy lives as long as the wrapped hook may use it.
     auto inner = std::make_shared<GradBucket>(bucket);
     inner->set_buffer(buffer.to(dtype));
     auto future = hook(*inner);

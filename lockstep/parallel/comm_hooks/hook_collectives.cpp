@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-// `start`: of the operation, told whether it is to be asynchronous.
+// `start` starts the operation; its argument says whether asynchronously.
 template <typename Start>
 CommFuture exchange(const at::Tensor& tensor, const ProcessGroupPtr& group,
                     const Start& start, ExchangeEnd then) {
@@ -28,7 +28,7 @@ CommFuture exchange(const at::Tensor& tensor, const ProcessGroupPtr& group,
   return done->then(
       [then = std::move(then)](c10::ivalue::Future& ended) -> c10::IValue {
         if (ended.hasError()) std::rethrow_exception(ended.exception_ptr());
-        at::NoGradGuard no_grad;  // of this thread
+        at::NoGradGuard no_grad;  // grad mode belongs to the thread
         return then();
       },
       c10::TensorType::get());

@@ -6,14 +6,14 @@
 #include "lockstep/comm/process_group.h"
 #include "lockstep/parallel/ddp/comm_hook.h"
 
-// After torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook, and Lin
-// et al., "Don't Use Large Mini-batches, Use Local SGD" (ICLR 2020); the form
-// of hooks as in default_hooks.h.
+// The hook of torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook,
+// and Lin et al., "Don't Use Large Mini-batches, Use Local SGD" (ICLR 2020). It
+// is registered like the hooks of default_hooks.h.
 namespace lockstep {
 
 struct PostLocalSGDOptions {
-  ProcessGroupPtr process_group{};  // none: the default group
-  // The ranks that go on averaging gradients. None: those of one host, by
+  ProcessGroupPtr process_group{};  // null: the default group
+  // The ranks that go on averaging gradients. Null: the ranks of one host, by
   // new_subgroups(LOCAL_WORLD_SIZE).
   ProcessGroupPtr subgroup{};
   int64_t start_localSGD_iter{0};
@@ -22,8 +22,8 @@ struct PostLocalSGDOptions {
 };
 
 struct PostLocalSGDState {
-  // Collective over the default group where it makes the subgroup; throws
-  // std::invalid_argument if LOCAL_WORLD_SIZE is needed and not there, or
+  // Collective over the default group if it makes the subgroup. Throws
+  // std::invalid_argument if LOCAL_WORLD_SIZE is needed but not set, or if
   // start_localSGD_iter is negative.
   explicit PostLocalSGDState(const PostLocalSGDOptions& options);
 
@@ -31,10 +31,10 @@ struct PostLocalSGDState {
   int64_t iter = 0;  // steps so far, until start_localSGD_iter
 };
 
-// Averages gradients over process_group in the first start_localSGD_iter steps,
-// then over the subgroup only, or not at all: parameters are to be averaged now
-// and then (model_averaging/averagers.h, whose warmup_steps is
-// start_localSGD_iter).
+// Averages gradients over process_group in the first start_localSGD_iter steps;
+// after them over the subgroup only, or not at all. Then the parameters must be
+// averaged now and then (model_averaging/averagers.h, with warmup_steps equal
+// to start_localSGD_iter).
 CommHook post_localSGD_hook(std::shared_ptr<PostLocalSGDState> state);
 
 }  // namespace lockstep

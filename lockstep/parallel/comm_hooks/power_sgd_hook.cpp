@@ -16,7 +16,7 @@
 namespace lockstep {
 namespace {
 
-// numpy.random.RandomState.randint(1'000'000'000).
+// Returns numpy.random.RandomState.randint(1'000'000'000).
 uint64_t next_seed(std::mt19937& rng) {
   constexpr uint32_t kMask = (1u << 30) - 1;
   uint32_t number = 0;
@@ -39,8 +39,8 @@ void report_stats(PowerSGDState& state, const GradBucket& bucket) {
   if (log) log(state.compression_stats());
 }
 
-// Adds what the last step left out, and remembers the sum in the place of it.
-// Returns that, undefined without error feedback.
+// Adds what the last step left out, and stores the sum in its place. Returns
+// the stored tensor; it is undefined without error feedback.
 at::Tensor feed_error_back(PowerSGDState& state, const GradBucket& bucket,
                            const at::Tensor& gradients) {
   if (!state.options.use_error_feedback) return {};
@@ -54,8 +54,8 @@ at::Tensor feed_error_back(PowerSGDState& state, const GradBucket& bucket,
   return error;
 }
 
-// The memory of a bucket's Qs: [count]. Second: whether it holds those of the
-// last step.
+// Returns the memory of a bucket's Qs, [count], and whether it holds those of
+// the last step.
 std::pair<at::Tensor, bool> q_memory(PowerSGDState& state,
                                      const GradBucket& bucket, int64_t count) {
   const auto& like = bucket.buffer();
@@ -75,14 +75,15 @@ at::Tensor random_like(const at::Tensor& q, at::Generator& generator) {
   return at::randn(q.sizes(), generator, q.options().device(c10::kCPU));
 }
 
-// One gradient, or several of equal shape, on the way through a step.
+// One gradient, or several of equal shape, during a step.
 struct Compressed {
   at::Tensor gradient;  // [batch, n, m]
-  at::Tensor p, q;      // [batch, n, r] and [batch, m, r]: parts of larger ones
-  std::vector<at::Tensor> copied_from;  // [n, m], where they were put together
+  at::Tensor p, q;      // [batch, n, r] and [batch, m, r]; parts of larger ones
+  // [n, m] each: the gradients that were stacked in `gradient`
+  std::vector<at::Tensor> copied_from;
 };
 
-// A bucket's gradients, divided into the two kinds.
+// A bucket's gradients, divided into compressed and uncompressed ones.
 struct Parts {
   std::vector<Compressed> compressed;    // p and q not set yet
   std::vector<at::Tensor> uncompressed;  // flat views
@@ -95,7 +96,7 @@ int64_t rank_of(const PowerSGDState& state, int64_t n, int64_t m) {
   return std::min({n, m, state.options.matrix_approximation_rank});
 }
 
-// Those of equal shape together, in the order of their first.
+// Groups matrices of equal shape, in the order of the first of each group.
 std::vector<std::vector<at::Tensor>> by_shape(
     const std::vector<at::Tensor>& matrices) {
   std::vector<std::vector<at::Tensor>> groups;
@@ -146,7 +147,7 @@ Parts divide(PowerSGDState& state, const GradBucket& bucket) {
   return parts;
 }
 
-// The place of the next [batch, rows, r] of `memory`.
+// Returns the next [batch, rows, r] of `memory`.
 at::Tensor take(const at::Tensor& memory, int64_t& offset, int64_t batch,
                 int64_t rows, int64_t rank) {
   const auto count = batch * rows * rank;
@@ -163,7 +164,7 @@ CommFuture compress_layers(PowerSGDState& state, const GradBucket& bucket) {
   auto parts = divide(state, bucket);
   report_stats(state, bucket);
 
-  // What is not compressed in front, Ps behind it: one all-reduce.
+  // One all-reduce for all: uncompressed gradients first, then the Ps.
   auto first = at::empty({parts.rest + parts.ps}, gradients.options());
   auto rest = first.narrow(0, 0, parts.rest);
   if (parts.rest > 0) at::cat_out(rest, parts.uncompressed);

@@ -11,66 +11,71 @@
 #include "lockstep/comm/process_group.h"
 #include "lockstep/parallel/ddp/comm_hook.h"
 
-// After torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook, and Vogels
-// et al., "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
-// Optimization" (NeurIPS 2019); the form of hooks as in default_hooks.h.
+// The hook of torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook, and
+// Vogels et al., "PowerSGD: Practical Low-Rank Gradient Compression for
+// Distributed Optimization" (NeurIPS 2019). It is registered like the hooks of
+// default_hooks.h.
 namespace lockstep {
 
 struct CompressionStats {
   int64_t iter = 0;
-  // Elements of all buckets that were compressed so far, and of what was sent
-  // for them; their ratio, 0 where nothing was.
+  // The elements of all gradients that went through the hook so far, the
+  // elements that were sent for them, and their ratio (0 if nothing was sent).
   int64_t numel_before_compression = 0;
   int64_t numel_after_compression = 0;
   double compress_rate = 0;
 };
 
 struct PowerSGDOptions {
-  ProcessGroupPtr process_group{};  // none: the default group
-  // The rank r of the approximation: a gradient of [n, m] is sent as (n + m) r
-  // elements. Start with 1 and double it until the accuracy is enough.
+  ProcessGroupPtr process_group{};  // null: the default group
+  // The rank r of the approximation: a gradient of shape [n, m] is sent as (n +
+  // m) r elements. Start with 1 and double it until the accuracy is good
+  // enough.
   int64_t matrix_approximation_rank{1};
-  // The first steps average without compression. At least 2 with
-  // use_error_feedback or warm_start, whose memory belongs to buckets that are
-  // made anew behind the first step.
+  // The number of first steps that average without compression. At least 2 with
+  // use_error_feedback or warm_start: they keep memory for each bucket, and the
+  // buckets are made anew after the first step.
   int64_t start_powerSGD_iter{1'000};
   // A gradient is compressed if (n + m) r times this is less than n m.
   double min_compression_rate{2};
-  // What compression left out of a step's gradients is added to the next's.
-  // Memory: two buckets' worth.
+  // Whether the error of a step's compression is added to the next step's
+  // gradients. Takes as much memory as all gradients.
   bool use_error_feedback{true};
-  // A step's Q begins with the last one's.
+  // Whether a step starts with the Q of the last step.
   bool warm_start{true};
-  // Added to the norms by which columns are divided. Without it columns of
-  // zeros stay zeros.
+  // Added to the norms by which columns are divided. With 0, columns of zeros
+  // stay zeros.
   double orthogonalization_epsilon{0};
-  // Of the first Qs; the same on all ranks. They are those of Python.
+  // The seed of the first Qs; the same on all ranks. The Qs equal Python's.
   uint32_t random_seed{0};
-  // How many steps lie between two calls of `log_compression_stats`, where
-  // there is one: in backward, on this rank.
+  // The number of steps between two calls of `log_compression_stats`, if that
+  // is set. It is called in backward, on this rank.
   int64_t compression_stats_logging_frequency{10'000};
   std::function<void(const CompressionStats&)> log_compression_stats{};
-  // Gradients of equal shape in a bucket are compressed by one operation.
+  // Whether gradients of equal shape in a bucket are compressed by one
+  // operation.
   bool batch_tensors_with_same_shape{false};
 };
 
-// What PowerSGD keeps from step to step; of one DistributedDataParallel. Public
-// as in Python: save and restore all of it with a snapshot, and a training goes
-// on as if it had not stopped. Not while a backward is under way.
+// The memory of PowerSGD from step to step, for one DistributedDataParallel.
+// Public, as in Python: a program that saves and restores all of it with a
+// snapshot continues as if it had not stopped. Do not access it during a
+// backward.
 struct PowerSGDState {
-  // Throws std::invalid_argument for an option out of its range, and as
-  // default_group() does.
+  // Throws std::invalid_argument for an option out of its range, and what
+  // default_group() throws.
   explicit PowerSGDState(const PowerSGDOptions& options = {});
 
   CompressionStats compression_stats() const;
 
   PowerSGDOptions options;
-  // Which seeds the Qs; numpy.random.RandomState(random_seed) of Python.
+  // Seeds the Qs, as Python's numpy.random.RandomState(random_seed).
   std::mt19937 rng;
-  // By GradBucket::index(). A Q is used where it is there and warm_start is on,
-  // so that one can be given for a first step: of powerSGD_hook() [sum of m r],
-  // the matrices [m, r] of the compressed gradients one behind the other, those
-  // of equal shape together; of batched_powerSGD_hook() [side, r].
+  // Both maps are indexed by GradBucket::index(). A stored Q is used if
+  // warm_start is on, so a program can also give one for the first step.
+  // Shapes: for powerSGD_hook() [sum of m r], the matrices [m, r] of the
+  // compressed gradients one after the other, those of equal shape together;
+  // for batched_powerSGD_hook() [side, r].
   std::map<size_t, at::Tensor> error_dict;
   std::map<size_t, at::Tensor> q_memory_dict;
   int64_t iter = 0;  // steps so far
@@ -79,20 +84,21 @@ struct PowerSGDState {
   int64_t next_stats_report = 0;
 };
 
-// Each gradient of two or more dimensions as a matrix M [n, m] ~ P Q^T:
-// P = M Q summed over the ranks, made orthonormal; Q = M^T P averaged. Others,
-// and those not worth it, are averaged.
+// Approximates each gradient of two or more dimensions as a matrix M [n, m] ~ P
+// Q^T: P = M Q, summed over the ranks and made orthonormal; Q = M^T P,
+// averaged. Other gradients, and those for which it does not pay, are averaged.
 //
-// On the wire: (n + m) min(n, m, r) elements of each matrix, and the others.
-// Two all-reduces a bucket, the first of which (Ps and what is not compressed)
-// is waited for in backward, as the second needs it; Python makes three.
+// On the wire: (n + m) min(n, m, r) elements for each matrix, and the other
+// gradients. Two all-reduces for each bucket (Python makes three). The first
+// (Ps and uncompressed gradients) is waited for in backward, because the second
+// needs its result.
 CommHook powerSGD_hook(std::shared_ptr<PowerSGDState> state);
 
-// The whole bucket as one square matrix, filled up with zeros: fewer and larger
-// operations, but the structure of the layers is lost; meant for rank 1.
-// Ignores orthogonalization_epsilon and min_compression_rate, as Python. (The
-// hook of torch 2.13 itself fails: it hands matrices where batches of them are
-// expected.)
+// Treats the whole bucket as one square matrix, filled up with zeros: fewer and
+// larger operations, but the structure of the layers is lost; meant for rank 1.
+// Ignores orthogonalization_epsilon and min_compression_rate, as Python does.
+// (Python's own hook fails in torch 2.13: it passes matrices where batches of
+// matrices are expected.)
 //
 // On the wire: 2 r sqrt(elements), rounded up.
 CommHook batched_powerSGD_hook(std::shared_ptr<PowerSGDState> state);

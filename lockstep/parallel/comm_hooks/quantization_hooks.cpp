@@ -12,14 +12,14 @@
 namespace lockstep {
 namespace {
 
-constexpr int64_t kHeader = 2 * sizeof(float);  // of a channel: scale and zero
+constexpr int64_t kHeader = 2 * sizeof(float);  // per channel: scale, zero
 constexpr double kLevels = 255;
 
-// One rank's bytes on the wire: the scales of all channels, float32, then their
-// zero points, float32, then a byte an element.
+// One rank's bytes on the wire: the scales of all channels, float32; their zero
+// points, float32; one byte for each element.
 struct Message {
-  at::Tensor scales;  // [channels, 1], copies: what follows may be unaligned
-  at::Tensor zeros;   // [channels, 1]
+  at::Tensor scales;  // [channels, 1]; a copy, as `all` may be unaligned
+  at::Tensor zeros;   // [channels, 1]; a copy, too
   at::Tensor bytes;   // [elements], a view
 
   Message(const at::Tensor& all, int64_t channels) {
@@ -30,7 +30,7 @@ struct Message {
   }
 };
 
-// [elements] as [channels, width], filled up with zeros.
+// Returns [elements] as [channels, width], filled up with zeros.
 at::Tensor in_channels(const at::Tensor& flat, int64_t channels,
                        int64_t width) {
   const auto missing = channels * width - flat.numel();
@@ -60,7 +60,7 @@ at::Tensor dequantize(const at::Tensor& all, int64_t channels, int64_t width) {
   return values.sub_(message.zeros).mul_(message.scales);
 }
 
-// `width`: elements of a channel; 0: all are one.
+// `width`: the elements of a channel; 0: all elements are one channel.
 CommHook quantization_hook(ProcessGroupPtr given, int64_t width) {
   return [group = or_default(std::move(given)), width](GradBucket& bucket) {
     at::NoGradGuard no_grad;

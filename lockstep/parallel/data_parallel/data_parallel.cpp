@@ -10,7 +10,8 @@
 namespace lockstep::detail {
 namespace {
 
-// What the function form keeps. The state has no reference to the module.
+// What data_parallel() keeps for a module. The state has no reference to the
+// module, so that the module can go away.
 struct Kept {
   std::weak_ptr<torch::nn::Module> module;
   std::vector<at::Device> devices;
@@ -37,7 +38,7 @@ at::Device with_index(const at::Device& device) {
 std::vector<at::Device> all_accelerators() {
   std::vector<at::Device> devices;
   const auto type = at::getAccelerator();
-  // As Python, which leaves one-device MPS alone.
+  // As in Python, which leaves MPS, with its one device, alone.
   if (!type || *type == at::kMPS) return devices;
   for (c10::DeviceIndex index = 0; index < at::accelerator::deviceCount();
        ++index) {
@@ -78,7 +79,7 @@ std::shared_ptr<DataParallelState> kept_data_parallel_state(
     const DataParallelOptions& options) {
   auto devices = data_parallel_devices(options);
   auto& all = all_kept();
-  std::vector<Kept> dropped;  // threads end outside the lock
+  std::vector<Kept> dropped;  // their threads end outside the lock
   std::lock_guard lock(all.mutex);
   const auto expired = std::ranges::stable_partition(
       all.states, [](const Kept& kept) { return !kept.module.expired(); });

@@ -19,26 +19,28 @@
 
 namespace lockstep {
 
-// After torch.nn.DataParallel (PyTorch documentation).
+// The arguments of torch.nn.DataParallel (PyTorch documentation).
 struct DataParallelOptions {
-  // Where the replicas compute, the first where the module lies. A device may
-  // stand there several times: {at::kCPU, at::kCPU} are two replicas on the
-  // CPU. Empty: every accelerator (GPU) that LibTorch sees; with none, plain
-  // forwards wherever the module is.
+  // The devices of the replicas; the module itself is on the first. A device
+  // may be named several times: {at::kCPU, at::kCPU} makes two replicas on the
+  // CPU. Empty: every accelerator (GPU) that LibTorch sees; if there is none,
+  // plain forwards on the module's own device.
   std::vector<at::Device> device_ids{};
-  // Where results are joined; none: the first of device_ids.
+  // The device on which results are joined; none: the first of device_ids.
   std::optional<at::Device> output_device{};
-  // Of the batch: along which tensors are divided and results joined.
+  // The dimension of the batch, along which tensors are divided and results
+  // joined.
   int64_t dim{0};
-  // Threads within the operations of each CPU replica's forward; 0: the
-  // caller's at::get_num_threads() divided by the CPU replicas, at least 1.
+  // Threads within the operations of each CPU replica's forward. 0: the
+  // caller's at::get_num_threads() divided by the number of CPU replicas, at
+  // least 1.
   int64_t intra_op_threads{0};
 };
 
 namespace detail {
 
-// What of DataParallel does not depend on the module's type. One device or none
-// has neither replicas nor threads.
+// The part of DataParallel that does not depend on the module's type. With less
+// than two devices there are neither replicas nor threads.
 class DataParallelState {
  public:
   DataParallelState(const torch::nn::Module& module,
@@ -48,7 +50,7 @@ class DataParallelState {
   Replicas& replicas() { return *replicas_; }
   ReplicaThreads& threads() { return *threads_; }
 
-  std::mutex in_use;  // the function form's
+  std::mutex in_use;  // held by data_parallel()
 
  private:
   std::vector<at::Device> devices_;
@@ -56,12 +58,13 @@ class DataParallelState {
   std::unique_ptr<ReplicaThreads> threads_;
 };
 
-// device_ids, or what stands for an empty one, each with its index. Throws
-// std::invalid_argument for a number of threads below 0.
+// Returns device_ids, or the default if that is empty, each with its index.
+// Throws std::invalid_argument for a number of threads below 0.
 std::vector<at::Device> data_parallel_devices(
     const DataParallelOptions& options);
 
-// The state that the function form keeps for this module and these devices.
+// Returns the state that data_parallel() keeps for this module and these
+// options.
 std::shared_ptr<DataParallelState> kept_data_parallel_state(
     const std::shared_ptr<torch::nn::Module>& module,
     const DataParallelOptions& options);
@@ -122,36 +125,39 @@ auto data_parallel_forward(DataParallelState& state, Impl& module,
 
 }  // namespace detail
 
-// Data-parallel training of one module in one process: each forward divides its
+// Data-parallel training of one module in one process. Each forward divides its
 // arguments over the devices, runs a replica of the module on each part in a
-// thread of its own, and joins the results. Backward is that of autograd, in
-// the thread that calls it on CPUs; the module's gradients are the sums over
-// the replicas. PyTorch recommends DistributedDataParallel instead, a process
-// for each device.
+// thread of its own, and joins the results. Autograd runs the backward; on CPUs
+// it does so in the thread that calls backward(). The module's gradients are
+// the sums over the replicas. PyTorch recommends DistributedDataParallel
+// instead, with a process for each device.
 //
 // `Module` is a module holder, a std::shared_ptr of a module, or a Sequential.
 // The module is shared, not copied, and is itself the first device's replica:
-// what its forward does to its buffers (running statistics) stays, what the
-// other replicas do to theirs is lost, as in Python. The others are made once
-// and follow the module: see Replicas, replicas.h. With one device the
-// constructor moves the module there and forward is the module's.
+// changes that its forward makes to its buffers (running statistics) stay,
+// changes by the other replicas are lost, as in Python. The other replicas are
+// made once and follow the module: see Replicas, replicas.h. With one device
+// the constructor moves the module there, and forward is the module's own.
 //
-// Arguments: tensors are divided along `dim`, also in tuples, pairs, vectors,
-// arrays, maps and optionals; others are copied to all replicas. A batch with
-// fewer rows than devices uses as many replicas as it makes parts. Results are
-// joined likewise; scalars become a vector of the replicas'. See
-// DataParallelValue, scatter_gather.h, for types of your own.
+// Arguments: tensors are divided along `dim`, also inside tuples, pairs,
+// vectors, arrays, maps and optionals; anything else is copied to all replicas.
+// A batch with fewer rows than devices uses only as many replicas as it has
+// parts. Results are joined in the same way; scalars become a vector with one
+// element for each replica. For types of your own see DataParallelValue,
+// scatter_gather.h.
 //
-// A forward must not write to parameters: CPU replicas share them. Random
-// numbers of CPU replicas (dropout) come from one generator in the order in
-// which the threads ask.
+// A forward must not write to parameters: CPU replicas share them. CPU replicas
+// draw random numbers (dropout) from one generator, in the order in which their
+// threads ask for them.
 //
-// Throws std::invalid_argument: a module that cannot be cloned (constructor,
-// with several devices), or is not on the first device; tensors that make
-// different numbers of parts; results that do not match. What a replica's
-// forward throws comes as ReplicaThreads says, which names replica and device.
+// Throws std::invalid_argument for a module that cannot be cloned (in the
+// constructor, with several devices) or is not on the first device, for tensors
+// that make different numbers of parts, and for results that do not match. An
+// exception from a replica's forward is rethrown as ReplicaThreads describes,
+// with replica and device.
 //
-// Use from one thread. Blocking: forward returns when every replica's has.
+// Use from one thread. Blocking: forward returns when all replicas have
+// returned.
 template <typename Module>
 class DataParallel {
  public:
@@ -166,7 +172,8 @@ class DataParallel {
         *module_, std::move(devices), options.intra_op_threads);
   }
 
-  // Takes what the module's forward does, as values; returns what it does.
+  // Takes the arguments of the module's forward, as values, and returns its
+  // result.
   template <typename... Args>
   auto forward(Args&&... args) {
     return detail::data_parallel_forward(
@@ -182,7 +189,7 @@ class DataParallel {
   auto* operator->() const { return module_.get(); }
   const auto& module() const { return module_; }
 
-  // Where forward computes; empty: wherever the module is.
+  // Returns the devices of forward; empty: the module's own device.
   const std::vector<at::Device>& device_ids() const {
     return state_->devices();
   }
@@ -194,14 +201,15 @@ class DataParallel {
   std::unique_ptr<detail::DataParallelState> state_;
 };
 
-// The same as a function: evaluates the module once over the devices, after
-// torch.nn.parallel.data_parallel. `inputs` is the argument of forward, or a
-// tuple of several.
+// Does the same as a function: runs the module once over the devices, as
+// torch.nn.parallel.data_parallel does. `inputs` is the argument of forward, or
+// a tuple of several arguments.
 //
-// Replicas and threads of a module are kept from call to call with the same
-// device_ids and intra_op_threads; those of a module that is gone are dropped
-// in the next call for any. Nothing is moved to the first device: the module
-// must be there. Any thread; calls with the same module wait for each other.
+// Replicas and threads of a module are kept for later calls with the same
+// device_ids and intra_op_threads; the next call for any module drops those of
+// modules that no longer exist. Nothing is moved to the first device: the
+// module must be there already. Any thread may call; calls with the same module
+// wait for each other.
 template <typename Module, typename... Inputs>
 auto data_parallel(const Module& module, const std::tuple<Inputs...>& inputs,
                    const DataParallelOptions& options = {}) {

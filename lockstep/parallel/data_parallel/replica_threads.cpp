@@ -22,8 +22,8 @@
 namespace lockstep {
 namespace {
 
-// Throws `message` as T where `error` is a T and not of a class derived from
-// it, which would lose its other members.
+// Throws `message` as a T if `error` is exactly a T. A class derived from T
+// does not count: its other members would be lost.
 template <typename T>
 void throw_same(const std::exception& error, const std::string& message) {
   if (typeid(error) == typeid(T)) throw T(message);
@@ -88,7 +88,7 @@ class ReplicaThreads::Thread {
     }
     changed_.notify_one();
   }
-  // Until the task has ended; what it threw.
+  // Waits until the task has ended, and returns the exception that it threw.
   std::exception_ptr wait() {
     std::unique_lock lock(mutex_);
     changed_.wait(lock, [this] { return !busy_; });
@@ -109,7 +109,7 @@ class ReplicaThreads::Thread {
       } catch (...) {
         thrown = std::current_exception();
       }
-      // What the task holds must be gone before the caller goes on.
+      // What the task holds must be destroyed before the caller goes on.
       task = {};
       lock.lock();
       thrown_ = std::move(thrown);
@@ -123,7 +123,7 @@ class ReplicaThreads::Thread {
   std::function<void()> task_;
   bool busy_ = false;
   std::exception_ptr thrown_;
-  std::thread thread_;  // last: it uses the others from its first moment
+  std::thread thread_;  // last: the thread uses the others at once
 };
 
 ReplicaThreads::ReplicaThreads(std::vector<at::Device> devices,
@@ -140,12 +140,13 @@ ReplicaThreads::ReplicaThreads(std::vector<at::Device> devices,
     threads_.push_back(std::make_unique<Thread>(replica));
     if (!devices_[replica].is_cpu()) continue;
     threads_.back()->start([own] {
-      at::get_num_threads();  // a thread's first use would set it back
+      at::get_num_threads();  // the first use in a thread resets it
       at::set_num_threads(own);
     });
     threads_.back()->wait();
   }
-  // LibTorch also takes the last number set anywhere for threads to come.
+  // LibTorch also uses the number that was set last, in any thread, for threads
+  // that start later.
   if (on_cpu > 0) at::set_num_threads(callers);
 }
 

@@ -18,17 +18,18 @@ namespace {
 
 namespace autograd = torch::autograd;
 
-// Adds the gradients of a parameter's copies in the order of the replicas.
+// Adds up the gradients of a parameter's copies, in the order of the replicas.
 struct AddReplicas : autograd::Node {
-  // The lowest sequence number: behind all that is ready.
+  // With the lowest sequence number this node runs after all others that are
+  // ready.
   explicit AddReplicas(const autograd::Edge& next)
       : Node(/*sequence_nr=*/0, {next}) {}
 
   autograd::variable_list apply(autograd::variable_list&& gradients) override {
     at::Tensor sum;
-    bool own = false;  // whether `sum` is memory that nobody else knows
+    bool own = false;  // whether no other tensor has `sum`'s memory
     for (auto& gradient : gradients) {
-      if (!gradient.defined()) continue;  // of a replica that was not used
+      if (!gradient.defined()) continue;  // this replica was not used
       auto here = gradient.to(device);
       if (!sum.defined()) {
         sum = std::move(here);
@@ -45,8 +46,8 @@ struct AddReplicas : autograd::Node {
   at::Device device = at::kCPU;
 };
 
-// A tensor object of the same memory that autograd and version counters know
-// nothing of.
+// Returns another tensor object with the same memory, which autograd and
+// version counters do not know.
 at::Tensor untracked(const at::Tensor& tensor) {
   return tensor.variable_data();
 }
@@ -89,8 +90,8 @@ void require(const at::Tensor& tensor, const at::Device& device) {
       tensor.device().str());
 }
 
-// clone() initialises parameters before it copies them, from the generator that
-// the training draws from too.
+// Restores the default generator: clone() initialises parameters before it
+// copies them, with the generator from which training draws, too.
 class KeepGenerator {
  public:
   KeepGenerator() : generator_(at::detail::getDefaultCPUGenerator()) {
@@ -210,7 +211,7 @@ void Replicas::refresh(const torch::nn::Module& module, size_t count) {
     }
   }
   for (size_t replica = 0; replica + 1 < count; ++replica) {
-    // From the outermost inwards, as train() goes on to the children.
+    // train() also sets the children, so outer modules come before inner ones.
     set_training(*replicas_[replica], module);
     for (size_t child = 0; child < children_.size(); ++child) {
       set_training(*replica_children_[replica][child], *children_[child]);
@@ -227,16 +228,17 @@ bool Replicas::refresh_copy(Copied& tensor, size_t copy) {
       device == from.device() && !from.is_inference()) {
     if (same_memory(from, to)) return false;
     to.set_data(untracked(from));
-    // One counter with the memory, so that a step between forward and backward
-    // is noticed whichever replica saved the parameter.
+    // The copy shares the version counter with the memory, so that a step
+    // between forward and backward is noticed, whichever replica saved the
+    // parameter.
     autograd::impl::set_version_counter(to,
                                         autograd::impl::version_counter(from));
     return true;
   }
   const bool fits = same_layout(from, to) && to.device() == device;
   if (!fits) to.set_data(at::empty_like(from, from.options().device(device)));
-  // Copying is not counted as a change where the original has none: what an
-  // earlier forward saved is still right.
+  // The copy counts as a change only if the original has changed: otherwise
+  // what an earlier forward saved is still right.
   untracked(to).copy_(untracked(from), /*non_blocking=*/!device.is_cpu());
   const auto now = version(from);
   if (now != std::exchange(tensor.versions[copy], now)) {

@@ -24,10 +24,10 @@ int64_t piece_size(int64_t rows, size_t devices) {
   return std::max<int64_t>(1, (rows + count - 1) / count);
 }
 
-// The pieces are no views of autograd's: those would share one version counter,
-// so that a replica that writes into its piece would spoil what the others have
-// saved for backward, and would change the history of one tensor from several
-// threads.
+// The pieces are not autograd views, because views would share one version
+// counter. A replica that writes into its piece would then invalidate what the
+// others saved for backward, and several threads would change the history of
+// one tensor.
 struct Divide : torch::autograd::Function<Divide> {
   static variable_list forward(AutogradContext* context,
                                const at::Tensor& tensor,

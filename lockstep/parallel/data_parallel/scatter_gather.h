@@ -15,59 +15,60 @@
 #include <utility>
 #include <vector>
 
-// How DataParallel divides what a forward takes and joins what it returns.
+// Divides the arguments of DataParallel's forward and joins its results.
 namespace lockstep {
 
 // Divides the arguments of one call over devices.
 class Scatter {
  public:
-  // `devices`: not empty. `dim`: of each tensor, negative from its end.
+  // `devices`: not empty. `dim`: the dimension of each tensor; negative numbers
+  // count from its end.
   Scatter(std::vector<at::Device> devices, int64_t dim);
 
-  // As at::chunk does: pieces along the dimension, each of ceil(size / devices)
-  // but the last, and no more of them than there are rows (one of no rows).
-  // Each lies on the device of its number; there it may be the memory of
-  // `tensor`. Differentiable, also twice.
+  // Divides as at::chunk does: pieces along the dimension, each of ceil(size /
+  // devices) rows except the last, and no more pieces than rows (one piece if
+  // there are no rows). Each piece is on the device of its number; on its own
+  // device it may share the memory of `tensor`. Differentiable, also twice.
   //
-  // Throws std::invalid_argument for a tensor without dimensions, and where an
-  // earlier one of this call made another number of pieces: Python leaves the
-  // rows of the larger out.
+  // Throws std::invalid_argument for a tensor without dimensions, and for a
+  // tensor that makes another number of pieces than an earlier one of this call
+  // (Python drops the additional rows).
   std::vector<at::Tensor> divide(const at::Tensor& tensor);
 
   size_t devices() const { return devices_.size(); }
-  // How many replicas this call needs: the pieces, or, where no tensor was
-  // divided, every device.
+  // Returns how many replicas this call needs: the number of pieces, or every
+  // device if no tensor was divided.
   size_t parts() const { return parts_.value_or(devices_.size()); }
 
  private:
   std::vector<at::Device> devices_;
   int64_t dim_;
   std::optional<size_t> parts_;
-  std::string first_shape_;  // of what set parts_, for the error
+  std::string first_shape_;  // of the tensor that set parts_, for the error
 };
 
-// Where the parts of a result come together.
+// The device and dimension for joining the parts of a result.
 struct GatherTarget {
   at::Device device;
   int64_t dim;
-  // Whether a scalar becomes an element of a vector: one of several replicas'.
+  // Whether scalars of several replicas become a vector.
   bool scalars_to_vector = true;
 };
 
-// What DataParallel does with an argument or result of type T. This one is for
-// what holds no tensors: an argument is copied to all replicas, a result is an
-// error of the compiler. The others below: tensors are divided and
-// concatenated; tuples, pairs, vectors, arrays, maps and optionals member by
-// member. Specialise it for types of your own.
+// Defines what DataParallel does with an argument or result of type T. This
+// general template is for types without tensors: an argument is copied to all
+// replicas, a result is a compiler error. The specialisations below divide and
+// concatenate tensors, and treat tuples, pairs, vectors, arrays, maps and
+// optionals member by member. Specialise it for types of your own.
 template <typename T>
 struct DataParallelValue {
   static constexpr bool divides = false;
 
-  // One T for each part, or for each device where T holds nothing to divide.
+  // Returns one T for each part, or for each device if T has nothing to divide.
   static std::vector<T> scatter(const T& value, Scatter& over) {
     return std::vector<T>(over.devices(), value);
   }
-  // `parts`: one result of each replica, in their order; at least one.
+  // `parts`: one result of each replica, in their order; not empty.
   static T gather(std::vector<T> parts, const GatherTarget&) {
     static_assert(!std::is_same_v<T, T>,
                   "DataParallel joins tensors, and tuples, pairs, vectors, "
@@ -80,10 +81,11 @@ struct DataParallelValue {
 template <>
 struct DataParallelValue<at::Tensor> {
   static constexpr bool divides = true;
-  // An undefined tensor goes to all.
+  // An undefined tensor goes to all replicas.
   static std::vector<at::Tensor> scatter(const at::Tensor& value,
                                          Scatter& over);
-  // Scalars become a vector of the replicas' where `target.dim` is 0.
+  // Scalars become a vector with one element for each replica if `target.dim`
+  // is 0.
   static at::Tensor gather(const std::vector<at::Tensor>& parts,
                            const GatherTarget& target);
 };
@@ -97,20 +99,20 @@ struct DataParallelValue<c10::ArrayRef<T>> {
 
 namespace detail {
 
-// The size that all parts agree on. Throws std::invalid_argument.
+// Throws std::invalid_argument if two parts differ in size.
 void require_same_size(size_t first, size_t other, const char* container);
 // Throws std::invalid_argument: a map's key is not in every replica's result.
 [[noreturn]] void throw_missing_key();
 void require_same_presence(bool first, bool other);
 
-// The members of `parts`, which are tuples, pairs or arrays.
+// For the members of tuples, pairs or arrays.
 template <typename T, size_t... I>
 struct MemberwiseValue {
   template <size_t J>
   using Member = DataParallelValue<std::tuple_element_t<J, T>>;
 
   static std::vector<T> scatter(const T& value, Scatter& over) {
-    // Braces: from the first to the last, so that errors are the same always.
+    // Braces evaluate from first to last, so that errors are always the same.
     [[maybe_unused]] std::tuple<std::vector<std::tuple_element_t<I, T>>...>
         members{Member<I>::scatter(std::get<I>(value), over)...};
     const size_t count =

@@ -20,20 +20,21 @@ namespace {
 
 using torch::autograd::variable_list;
 
-// Forwards that are remembered. Results announce their backward even after
-// their range is forgotten.
+// The number of forwards that are remembered. Results announce their backward
+// even after their range is forgotten.
 constexpr size_t kMostRanges = 4096;
 // The sequence number of AccumulateGrad nodes, which belong to no forward
 // (LibTorch's NOTE [ Sequence Number ]).
 constexpr uint64_t kNoSequenceNumber = std::numeric_limits<uint64_t>::max();
-// How long the threads of GPUs may still hold a graph task that has failed.
+// The time for which the threads of GPUs may still hold a graph task that has
+// failed.
 constexpr std::chrono::seconds kDeathTimeout{1};
 
 uint64_t this_thread() { return at::RecordFunction::currentThreadId(); }
 
 }  // namespace
 
-// After autograd has accumulated a gradient.
+// Runs after autograd has accumulated a gradient.
 class BackwardTracker::AccumulatedHook final
     : public torch::autograd::FunctionPostHook {
  public:
@@ -52,11 +53,11 @@ class BackwardTracker::AccumulatedHook final
   const size_t index_;
 };
 
-// Before autograd goes through the node that made a result of a forward.
+// Runs before autograd processes the node that made a result of a forward.
 class BackwardTracker::ResultHook final
     : public torch::autograd::FunctionPreHook {
  public:
-  // `forward`: its number if it synchronises, else 0.
+  // `forward`: the number of the forward if it synchronises, else 0.
   ResultHook(std::weak_ptr<BackwardTracker> tracker, uint64_t forward)
       : tracker_(std::move(tracker)),
         forward_(forward),
@@ -78,8 +79,8 @@ class BackwardTracker::ResultHook final
   const int exceptions_;
 };
 
-// Held by a graph task alone: reached when that has done its work, destroyed
-// unreached when an exception ended it.
+// Only the graph task holds this mark. The task reaches it when all its work is
+// done; if an exception ends the task, the mark is destroyed unreached.
 class BackwardTracker::EndMark {
  public:
   EndMark(std::weak_ptr<BackwardTracker> tracker, int task)
@@ -143,8 +144,9 @@ void BackwardTracker::watch(size_t index) {
                                  watched.tensor) == watched.accumulator) {
     return;
   }
-  // It is kept: a parameter holds its own only weakly, and the hook would go
-  // with it. The one before keeps its hook for as long as a graph has it.
+  // The accumulator is kept alive: a parameter holds its own only weakly, and
+  // the hook would vanish with it. A replaced accumulator keeps its hook as
+  // long as a graph holds it.
   auto accumulator = torch::autograd::impl::grad_accumulator(watched.tensor);
   if (!accumulator) return;  // frozen
   for (const auto& hook : accumulator->post_hooks()) {
@@ -194,7 +196,7 @@ void BackwardTracker::result(const at::Tensor& tensor) {
   if (!forward_) return;
   const auto& node = tensor.grad_fn();
   if (!node) return;
-  if (is_older(*node)) return;  // passed on
+  if (is_older(*node)) return;  // passed through
   node->add_pre_hook(std::make_unique<ResultHook>(
       weak_from_this(), synchronizes_ ? forwards_ : 0));
 }
@@ -209,7 +211,8 @@ bool BackwardTracker::has_older_graph(const at::Tensor& tensor) const {
   }
   const auto& node = tensor.grad_fn();
   if (!is_older(*node)) return false;
-  // A tensor that forward was given and passes on leads elsewhere.
+  // An older graph is harmless unless it leads to a parameter: forward may just
+  // pass on a tensor that it was given.
   std::unordered_set<const torch::autograd::Node*> seen{node.get()};
   std::vector<const torch::autograd::Node*> open{node.get()};
   while (!open.empty()) {
@@ -229,7 +232,7 @@ bool BackwardTracker::has_older_graph(const at::Tensor& tensor) const {
   return false;
 }
 
-// Whether it was made before the forward that is under way.
+// Returns whether the node was made before the forward that is running.
 bool BackwardTracker::is_older(const torch::autograd::Node& node) const {
   return node.thread_id() == forward_->first &&
          node.sequence_nr() < forward_->second;
@@ -246,7 +249,7 @@ void BackwardTracker::end_forward(bool threw) {
 void BackwardTracker::remember(Position begin, Range range) {
   if (range.end <= begin.second) return;
   auto next = ranges_.lower_bound(begin);
-  // What lies within: derivatives that this forward took.
+  // Ranges within this one are derivatives that this forward took.
   while (next != ranges_.end() && next->first.first == begin.first &&
          next->first.second < range.end) {
     std::erase(remembered_, next->first);
@@ -282,7 +285,7 @@ const BackwardTracker::Range* BackwardTracker::range_of(
              : nullptr;
 }
 
-// LibTorch leaves the root out of the nodes of a graph that has one.
+// LibTorch omits the root from the nodes of a graph that has one.
 BackwardTracker::Kind BackwardTracker::kind_by_nodes() const {
   const auto* nodes = torch::autograd::get_current_graph_task_nodes_in_graph();
   auto kind = Kind::foreign;
@@ -320,8 +323,8 @@ BackwardTracker::Kind BackwardTracker::kind_by_nodes() const {
   return kind;
 }
 
-// Whether the graph task adds to the .grad of what is watched: grad() does not,
-// and backward() with inputs does for these.
+// Returns whether the graph task adds to the .grad of a watched tensor: grad()
+// does not; backward() with inputs does so only for these inputs.
 bool BackwardTracker::accumulates_here() const {
   const auto* info = torch::autograd::get_current_graph_task_exec_info();
   if (info == nullptr || info->empty()) return true;
@@ -355,8 +358,9 @@ std::optional<BackwardTracker::Kind> BackwardTracker::remove_task(int id) {
   const auto derivatives =
       std::ranges::find(derivatives_, id, &Derivatives::task);
   if (derivatives != derivatives_.end()) {
-    // With several GPUs another thread may have made them, and their end is not
-    // known: a backward through nothing else is not recognised then.
+    // With several GPUs another thread may have made the derivatives, and then
+    // their end is not known. A backward that goes through nothing else is not
+    // recognised then.
     if (derivatives->begin.first == this_thread()) {
       remember(derivatives->begin,
                {at::sequence_number::peek(), derivatives->synchronizes});
@@ -378,7 +382,7 @@ void BackwardTracker::begin_averaging(int id) {
   }
 }
 
-// Before any work of a forward's graph.
+// Called before any work on a forward's graph.
 void BackwardTracker::on_result(bool synchronizes) {
   const std::lock_guard lock(mutex_);
   if (listener_ == nullptr) return;
@@ -403,7 +407,7 @@ void BackwardTracker::on_result(bool synchronizes) {
     derivatives_.push_back(
         {id, {this_thread(), at::sequence_number::peek()}, synchronizes});
   }
-  // Within one that averages it is nested.
+  // If another pass is averaging, this one is nested in it.
   if (task->kind == Kind::averages && !averaging_) begin_averaging(id);
 }
 
@@ -423,7 +427,7 @@ void BackwardTracker::on_accumulated(size_t index) {
     auto* task = find_task(id);
     if (task == nullptr || task->kind == Kind::observes) {
       auto kind = kind_by_nodes();
-      // Nested in a backward through a forward under no_sync.
+      // The pass is nested in a backward through a forward under no_sync.
       if (kind == Kind::foreign &&
           std::ranges::find(tasks_, Kind::local, &Task::kind) != tasks_.end()) {
         kind = Kind::local;
@@ -455,7 +459,7 @@ void BackwardTracker::on_task_end(int id) {
   const auto kind = remove_task(id);
   if (!kind || listener_ == nullptr) return;
   if (*kind == Kind::foreign) {
-    // The node that called this nested pass; null if the pass is not nested.
+    // The node that started this pass, if the pass is nested; otherwise null.
     const auto node = torch::autograd::get_current_node();
     const auto* range = node ? range_of(*node) : nullptr;
     if (range == nullptr || !range->synchronizes) return;
@@ -500,7 +504,7 @@ std::vector<bool> BackwardTracker::reachable() const {
     all &= reached[i];
   }
   if (all) return reached;
-  // A graph from before a change of dtype has accumulators of its own.
+  // A graph that was made before a change of dtype holds other accumulators.
   std::unordered_set<const c10::TensorImpl*> tensors;
   for (auto* node : *nodes) {
     if (node->sequence_nr() != kNoSequenceNumber) continue;

@@ -13,7 +13,7 @@ namespace lockstep {
 namespace {
 
 constexpr int64_t kPieceBytes = int64_t{250} << 20;
-constexpr size_t kMostInFlight = 2;  // enough to hide the copies of one
+constexpr size_t kMostInFlight = 2;  // enough to hide the copies of one piece
 
 // One broadcast: tensors of one dtype and device as one flat tensor.
 class Piece {
@@ -24,7 +24,7 @@ class Piece {
     for (const auto& member : members_) {
       flat.push_back(member.contiguous().view({-1}));
     }
-    // One tensor that is contiguous is broadcast where it is.
+    // A single contiguous tensor is broadcast in place.
     flat_ = flat.size() == 1 ? flat[0] : at::cat(flat);
     work_ = broadcast(flat_, src, {.group = group, .async_op = true});
   }

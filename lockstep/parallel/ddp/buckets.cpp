@@ -16,7 +16,7 @@ std::vector<std::vector<size_t>> assign_buckets(
   struct Run {
     std::vector<size_t> members;
     int64_t bytes;
-    size_t limit;  // which of `limits`
+    size_t limit;  // index in `limits`
     size_t last_position;
   };
   // A bucket has one dtype and one device; tensors of different kinds fill
@@ -63,7 +63,7 @@ Bucket make_bucket(const std::vector<NamedParameter>& parameters,
   Bucket bucket;
   bucket.flat = empty_shared({count}, options, group);
   bucket.flat.zero_();
-  // Below autograd and its view tracking, an alias is a tensor of its own.
+  // Below autograd and its tracking of views, an alias is a plain tensor.
   at::AutoDispatchBelowADInplaceOrView no_views;
   for (size_t i = 0; i < members.size(); ++i) {
     const auto& tensor = parameters[members[i]].tensor;

@@ -17,15 +17,16 @@ struct NamedParameter {
 };
 
 // Gradients of several parameters in one storage, so that one reduction moves
-// them all. After Li et al., "PyTorch Distributed: Experiences on Accelerating
-// Data Parallel Training" (VLDB 2020), section 3.2.3.
+// them all. It follows Li et al., "PyTorch Distributed: Experiences on
+// Accelerating Data Parallel Training" (VLDB 2020), section 3.2.3.
 struct Bucket {
-  // One parameter's place in `flat`. `alias` shares the storage of `flat`, has
-  // the parameter's sizes and, where that is dense, its strides, and is what
-  // the parameter's .grad becomes. It is no view of autograd's (is_view() is
-  // false): LibTorch's zero_grad() calls detach_(), which throws on views.
+  // The place of one parameter in `flat`. `alias` shares the storage of `flat`
+  // and has the parameter's sizes and, if the parameter is dense, its strides;
+  // it becomes the parameter's .grad. It is not an autograd view (is_view() is
+  // false), because LibTorch's zero_grad() calls detach_(), which throws for
+  // views.
   struct Slot {
-    size_t parameter;  // index into the parameters the buckets were made of
+    size_t parameter;  // index into the parameters of the buckets
     int64_t offset;    // of its first element in `flat`
     at::Tensor alias;
   };
@@ -33,27 +34,28 @@ struct Bucket {
   std::vector<Slot> slots;
 };
 
-// Bytes at which the buckets of a dtype and device are full: the first, the
-// second, ..., and the last limit for all others. Not empty.
+// The sizes in bytes at which the buckets of a dtype and device are full: the
+// first bucket, the second, ...; the last limit is for all others. Not empty.
 using BucketLimits = std::vector<int64_t>;
 
-// Splits `order` (indices into `tensors`) into runs of one dtype and device.
-// A run ends with the tensor that brings it to its limit, as in Python, with
-// whose ranks the sizes must agree. Runs come in the order in which their last
-// tensor stands in `order`: that of readiness, if `order` is.
+// Splits `order` (indices into `tensors`) into runs of one dtype and device. A
+// run ends with the tensor that brings it to its limit, as in Python, with
+// whose ranks the sizes must agree. Runs are sorted by the place of their last
+// tensor in `order`; so they become full in this order if `order` is that of
+// readiness.
 std::vector<std::vector<size_t>> assign_buckets(
     const std::vector<at::Tensor>& tensors, const std::vector<size_t>& order,
     const BucketLimits& limits);
 
 // Allocates one bucket for `members`, zeroed, in memory that the ranks of
-// `group` share where they have some (empty_shared()). `dtype`: of the bucket;
-// none: the parameters'.
+// `group` share if there is any (empty_shared()). `dtype`: the dtype of the
+// bucket; none: that of the parameters.
 Bucket make_bucket(const std::vector<NamedParameter>& parameters,
                    const std::vector<size_t>& members,
                    const ProcessGroupPtr& group,
                    std::optional<at::ScalarType> dtype = {});
 
-// True if `tensor` is exactly the memory of `alias`.
+// Returns whether `tensor` is exactly the memory of `alias`.
 bool same_memory(const at::Tensor& tensor, const at::Tensor& alias);
 
 }  // namespace lockstep

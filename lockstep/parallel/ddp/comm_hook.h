@@ -9,7 +9,7 @@
 
 namespace lockstep {
 
-// One bucket of gradients as a communication hook sees it; after
+// One bucket of gradients for a communication hook, like
 // torch.distributed.GradBucket. Valid during the hook and until its future has
 // completed.
 class GradBucket {
@@ -23,22 +23,22 @@ class GradBucket {
         gradients_(std::move(gradients)),
         parameters_(std::move(parameters)) {}
 
-  // Its place in the order in which all ranks reduce; 0 is the first to be
-  // ready in backward. Buckets change once, behind the first synchronised
-  // backward (index, sizes and all); see is_last().
+  // Returns its place in the order in which all ranks reduce; bucket 0 is the
+  // first to be ready in backward. Buckets (index, sizes and all) change once,
+  // after the first synchronised backward; see is_last().
   size_t index() const { return index_; }
-  // Of this backward.
+  // Returns whether this is the last bucket of this backward.
   bool is_last() const { return is_last_; }
-  // [sum of numel], contiguous: this rank's gradients, not divided by the
-  // group's size.
+  // Returns this rank's gradients, [sum of numel], contiguous, not divided by
+  // the group's size.
   const at::Tensor& buffer() const { return buffer_; }
-  // For hooks that wrap another, on a copy of the bucket: `buffer` ([sum of
-  // numel], contiguous, of any dtype) stands for the gradients there. What is
-  // reduced is the future's value, whatever was set. Throws
-  // std::invalid_argument if it has another shape.
+  // Replaces the gradients by `buffer` ([sum of numel], contiguous, of any
+  // dtype). For hooks that wrap another hook and pass it a copy of the bucket.
+  // The reduced gradients are always the future's value, whatever was set here.
+  // Throws std::invalid_argument if `buffer` has another shape.
   void set_buffer(at::Tensor buffer);
-  // Aliases into buffer(), one behind the other, with the parameters' shapes
-  // and, where those are dense, strides.
+  // Returns aliases into buffer(), one after the other, with the parameters'
+  // shapes and, for dense parameters, their strides.
   const std::vector<at::Tensor>& gradients() const { return gradients_; }
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
 
@@ -51,23 +51,23 @@ class GradBucket {
 };
 
 // Completes with one tensor (or a list of one, as Work::getFuture() gives): the
-// bucket's reduced gradients, of buffer()'s number of elements; what is not
-// buffer() itself is copied into it, whatever its dtype.
+// bucket's reduced gradients, with as many elements as buffer(). A tensor other
+// than buffer() is copied into it, whatever its dtype.
 using CommFuture = c10::intrusive_ptr<c10::ivalue::Future>;
 
-// Called in backward for each bucket, in order on every rank, instead of the
-// averaging all-reduce; dividing is the hook's affair. After
+// Called in backward for each bucket, in the same order on every rank, instead
+// of the averaging all-reduce; the hook must divide, too. It follows
 // DistributedDataParallel.register_comm_hook (PyTorch documentation, "DDP
-// Communication Hooks"). Must not wait for peers where it can be avoided: it
-// returns a future, which is waited for at the end of backward. What it throws
-// comes out of backward().
+// Communication Hooks"). A hook should not wait for peers if it can avoid it,
+// but return a future, which is waited for at the end of backward. An exception
+// from the hook comes out of backward().
 using CommHook = std::function<CommFuture(GradBucket& bucket)>;
 
-// Of a value that is there already.
+// Returns a future that has completed with `value`.
 CommFuture completed_future(const at::Tensor& value);
-// The value of a completed future as one tensor; waits. Throws what the future
-// failed with, or std::invalid_argument if it is anything else than one tensor
-// or a list of one.
+// Waits for the future and returns its value as one tensor. Throws the future's
+// error, or std::invalid_argument if its value is not one tensor or a list of
+// one.
 at::Tensor wait_for_tensor(const CommFuture& future);
 
 }  // namespace lockstep

@@ -50,7 +50,7 @@ BucketLimits limits_of(const DistributedDataParallelOptions& options) {
   return {first_as_others ? cap : first, cap};
 }
 
-// Of the first backward, as Python's ranks have them.
+// Returns the limits for the first backward, as Python's ranks have them.
 BucketLimits first_limits_of(const DistributedDataParallelOptions& options,
                              const BucketLimits& limits) {
   const bool in_one = options.bucket_cap_mb_list.empty() &&
@@ -58,7 +58,7 @@ BucketLimits first_limits_of(const DistributedDataParallelOptions& options,
   return in_one ? BucketLimits{} : limits;
 }
 
-// Tied tensors once, by their first name.
+// Names tied tensors once, by their first name.
 std::vector<NamedParameter> unique(
     const torch::OrderedDict<std::string, at::Tensor>& tensors,
     const std::unordered_set<std::string>& ignored) {
@@ -120,7 +120,7 @@ DdpState::DdpState(torch::nn::Module& module,
                    DistributedDataParallelOptions options)
     : module_(module), options_(std::move(options)) {
   const UserFunction function("DistributedDataParallel's constructor");
-  limits_of(options_);  // its complaints come first
+  limits_of(options_);  // its errors come first
   auto& group = options_.process_group;
   if (!group) group = default_group();
   if (const auto& mixed = options_.mixed_precision) {
@@ -314,8 +314,8 @@ bool DdpState::trained_differ() const {
   return false;
 }
 
-// requires_grad, dtype or device was changed: the buckets of what is trained
-// now, made before or new.
+// Called when requires_grad, dtype or device has changed: selects the buckets
+// for what is trained now, or makes them.
 void DdpState::retrain() {
   if (has_optimizer()) {
     throw std::runtime_error(
@@ -358,8 +358,8 @@ void DdpState::retrain() {
   if (reducers_.size() > kMostReducers) reducers_.pop_back();
 }
 
-// Whether all ranks train the same, and have buckets for it already.
-// Collective.
+// Returns whether all ranks train the same parameters and already have buckets
+// for them. Collective.
 bool DdpState::same_on_all_ranks(bool known) const {
   const auto& group = options_.process_group;
   Digest digest;
@@ -447,11 +447,12 @@ void DdpState::broadcast_buffers(int rank) {
   broadcast_from(rank, false, true);
 }
 
-// `rank` of the group.
+// `rank`: of the group.
 void DdpState::broadcast_from(int rank, bool parameters, bool buffers) {
   std::vector<at::Tensor> data;
-  // A graph of before may hold them and still be wanted. As in Python it is not
-  // told: variable_data() counts changes for itself.
+  // An older graph may hold these tensors and still be needed. As in Python,
+  // autograd is not told of this change: variable_data() has a version counter
+  // of its own.
   if (parameters) {
     for (const auto& one : parameters_) {
       data.push_back(one.tensor.variable_data());

@@ -23,15 +23,15 @@
 
 namespace lockstep::detail {
 
-// What of DistributedDataParallel does not depend on the module's type:
-// threads, blocking and errors are said there.
+// The part of DistributedDataParallel that does not depend on the module's
+// type. Threads, blocking and errors are described there.
 class DdpState final : public Joinable {
  public:
   // Collective.
   DdpState(torch::nn::Module& module, DistributedDataParallelOptions options);
 
-  // Around the module's forward. Collective if there are buffers to broadcast.
-  // returns(): what forward returned.
+  // Surrounds the module's forward. Collective if there are buffers to
+  // broadcast. returns() takes the result of forward.
   class ForwardPass {
    public:
     explicit ForwardPass(DdpState& state) : state_(state) {
@@ -62,7 +62,7 @@ class DdpState final : public Joinable {
     const int exceptions_ = std::uncaught_exceptions();
   };
 
-  // An argument of forward as mixed_precision wants it.
+  // Returns an argument of forward, cast if mixed_precision asks for it.
   template <typename Argument>
   auto cast(Argument&& argument) const
       -> std::conditional_t<
@@ -91,16 +91,17 @@ class DdpState final : public Joinable {
   const ProcessGroupPtr& process_group() const {
     return options_.process_group;
   }
-  // Whether parameters are low-precision copies from forward to the end of
-  // backward.
+  // Returns whether parameters are low-precision copies from forward to the end
+  // of backward.
   bool lowers_parameters() const { return low_.has_value(); }
   bool has_delayed_parameters() const {
     return !options_.delay_all_reduce_named_params.empty();
   }
-  // Whether an optimizer takes gradients in backward, or slices of them.
+  // Returns whether an optimizer uses gradients in backward, or slices of them.
   bool has_optimizer() const { return gate_ || !optimizers_.empty(); }
-  // Called first in every forward: for what must be over before parameters are
-  // read. While there is one the trained parameters must stay the same.
+  // `gate` is called first in every forward, and waits for what must be over
+  // before parameters are read. While there is a gate, the set of trained
+  // parameters must not change.
   void set_forward_gate(std::function<void()> gate) { gate_ = std::move(gate); }
 
   const ProcessGroupPtr& join_process_group() const override {
@@ -130,13 +131,13 @@ class DdpState final : public Joinable {
 
   torch::nn::Module& module_;
   DistributedDataParallelOptions options_;
-  // Without what is ignored; tied tensors once, by their first name.
+  // Without ignored tensors; tied tensors once, by their first name.
   std::vector<NamedParameter> parameters_;
   std::vector<NamedParameter> buffers_;
-  // What buckets are made for, by parameter.
+  // Describes, by parameter, what the buckets are made for.
   struct Training {
     std::vector<const c10::TensorImpl*> tensors;
-    std::vector<bool> trained;  // requires grad
+    std::vector<bool> trained;  // require grad
     std::vector<std::pair<at::ScalarType, at::Device>> kinds;
     bool operator==(const Training&) const = default;
   };
@@ -145,7 +146,7 @@ class DdpState final : public Joinable {
   std::vector<bool> sparse_;
   CommHook hook_{};
   // One reducer for each set of trained parameters, the most recently used
-  // first, so that parameters may be frozen in every other step. Each holds
+  // first, so that parameters may be frozen in every other step. Each has
   // buckets of its own.
   static constexpr size_t kMostReducers = 4;
   std::list<std::pair<Training, std::unique_ptr<Reducer>>> reducers_;
@@ -155,7 +156,7 @@ class DdpState final : public Joinable {
   std::function<void()> gate_{};
   int64_t sample_rate_ = 100;
   bool shadowed_ = false;  // since the join began
-  // As in Python: buffers travel only after a forward that was trained on.
+  // As in Python, buffers are sent only after a forward that synchronised.
   bool require_forward_buffer_sync_ = true;
 };
 

@@ -9,33 +9,36 @@
 
 namespace lockstep {
 
-// Gradients that are averaged apart from all others, when that of one named
-// parameter is ready (delay_all_reduce_named_params of
-// DistributedDataParallel). Not for several threads.
+// Gradients that are averaged apart from all others, when the gradient of one
+// named parameter is ready (delay_all_reduce_named_params of
+// DistributedDataParallel). One thread at a time.
 class DelayedBucket {
  public:
-  // Collective. `parameters` of one dtype and device, the same on every rank;
-  // `hook`: whose gradient starts it, one of the reducer's or of these.
+  // Collective. `parameters` must have one dtype and device and be the same on
+  // every rank. `hook`: the parameter whose gradient starts the reduction, one
+  // of the reducer's or of these.
   DelayedBucket(std::vector<NamedParameter> parameters, at::Tensor hook,
                 const ProcessGroupPtr& group);
 
   const std::vector<NamedParameter>& parameters() const { return parameters_; }
   const at::Tensor& hook() const { return hook_; }
-  // At the begin of every backward that averages; see BucketReduction.
+  // Called at the start of every averaging backward; see BucketReduction.
   void begin(int64_t iteration, double divisor) {
     reduction_->begin(iteration, divisor);
     started_ = false;
   }
-  // The gradients, which must be there (std::runtime_error names what is
-  // missing), are taken and published. Does not block.
+  // Takes and publishes the gradients. They must exist: std::runtime_error
+  // names the first that is missing. Does not block.
   void start();
-  // Until they are averaged. Throws std::runtime_error without start().
+  // Waits until the gradients are averaged. Throws std::runtime_error without
+  // start().
   void finish();
-  // A backward was given up: gradients that peers may still write go.
+  // Called when a backward was given up: drops gradients that peers may still
+  // write.
   void give_up();
   // See BucketReduction.
   void reclaim() { reduction_->reclaim(); }
-  // As start() and finish(), of zeros, on a rank that has joined.
+  // Does what start() does, with zeros, on a rank that has joined.
   void shadow();
 
  private:

@@ -19,8 +19,8 @@
 namespace lockstep {
 namespace detail {
 
-// What the constructor of DistributedDataParallel<Module> takes, and the shared
-// pointer in it.
+// The argument type of DistributedDataParallel<Module>'s constructor, and the
+// shared pointer that it holds.
 template <typename Module>
 struct ModulePointer {  // a holder, as TORCH_MODULE makes it
   using Given = Module;
@@ -36,51 +36,55 @@ struct ModulePointer<Impl> : ModulePointer<std::shared_ptr<Impl>> {};
 
 }  // namespace detail
 
-// Data-parallel training of one module on every rank: its gradients are
-// averaged over the ranks when backward() returns. After
+// Data-parallel training of one module on every rank: when backward() returns,
+// its gradients are averaged over the ranks. It follows
 // torch.nn.parallel.DistributedDataParallel (PyTorch documentation).
 //
 // `Module` is a module holder, a Sequential, a class that derives from
-// torch::nn::Module, or a std::shared_ptr of one; a module that is not in a
-// holder is given as a std::shared_ptr. The module is shared, not copied:
-// parameter names are its own, without a "module." prefix, and optimizers take
-// `model->parameters()`. Its forward may take anything, and return what
-// ForwardResult knows (forward_result.h).
+// torch::nn::Module, or a std::shared_ptr of one; a module without a holder is
+// given as a std::shared_ptr. The module is shared, not copied: parameter names
+// are its own, without a "module." prefix, and optimizers take
+// `model->parameters()`. Its forward may take anything, and may return every
+// type for which ForwardResult is defined (forward_result.h).
 //
-// A backward pass averages if it goes through a forward of this wrapper in grad
-// mode and outside no_sync(). Others, as of the plain module, do not, and
-// grad() never does (backward_tracker.h).
+// A backward pass averages if it goes through a forward of this wrapper that
+// was made in grad mode and outside no_sync(). Other passes, such as those of
+// the plain module, do not, and grad() never does (backward_tracker.h).
 //
-// The constructor is collective, as is every forward of a module with buffers
-// (and the second one of any). Each rank must call forward and backward as
-// often as the others (or join()). Blocking: backward() returns when every
-// gradient is final, or throws: c10::DistBackendError of what failed between
-// the ranks, or std::runtime_error that names this rank and the parameters
-// that got no gradient. No thread is started.
+// The constructor is collective, as is every forward of a module with buffers,
+// and for any module the forward after the first backward. Each rank must call
+// forward and backward as often as the others (or use join()). Blocking:
+// backward() returns when every gradient is final, or throws:
+// c10::DistBackendError if something failed between the ranks, or
+// std::runtime_error that names this rank and the parameters that got no
+// gradient. No thread is started.
 //
 // The constructor throws std::invalid_argument, on every rank, if the ranks'
-// models differ, naming rank and parameter.
+// models differ; it names rank and parameter.
 //
 // Gradients of Embedding and EmbeddingBag with sparse(true) stay sparse. A
-// parameter that is used twice, or registered twice, counts once. One that the
-// module registers after the wrapper's constructor is not averaged. Parameters
-// whose requires_grad changes after the constructor, on every rank alike, are
-// taken in or left out from the next forward on. One that several wrappers
-// train is averaged by each of them (distributed-data-parallel.md says what is
-// not possible then: std::invalid_argument). Higher-order gradients
-// (create_graph) are not reduced.
+// parameter that is used twice, or registered twice, counts once. A parameter
+// that the module registers after the wrapper's constructor is not averaged. If
+// requires_grad of a parameter changes after the constructor, which must happen
+// on every rank alike, the next forward includes it or leaves it out. A
+// parameter that several wrappers train is averaged by each of them
+// (distributed-data-parallel.md lists what is not possible then:
+// std::invalid_argument). Higher-order gradients (create_graph) are not
+// reduced.
 //
 // If an exception ends a backward, or destroys the results of a forward before
-// it, the iteration is given up: gradients that lay in buckets are undefined,
-// and the next forward begins anew if every rank has given up. In shared memory
-// peers that wait for this rank throw at once; elsewhere they get NaN.
+// their backward, the iteration is given up: gradients that lay in buckets
+// become undefined, and the next forward starts again, provided that every rank
+// has given up. In shared memory, peers that wait for this rank throw at once;
+// elsewhere they get NaN.
 //
-// Ranks may run Python's DistributedDataParallel over the same model, in a
-// group as init_process_group() describes, if their options are the same, no
-// gradient is sparse and nothing of Lockstep's own is asked for (join, shards,
-// checks).
+// Some ranks may run Python's DistributedDataParallel over the same model, in a
+// group that init_process_group() describes, if the options are the same, no
+// gradient is sparse, and no feature is used that only Lockstep has (join,
+// shards, checks).
 //
-// Use from one thread. Must outlive the backward passes of its forwards.
+// Use from one thread. The wrapper must outlive the backward passes of its
+// forwards.
 template <typename Module>
 class DistributedDataParallel {
  public:
@@ -90,11 +94,11 @@ class DistributedDataParallel {
       : module_(detail::ModulePointer<Module>::get(module)),
         state_(std::make_unique<detail::DdpState>(*module_, options)) {}
 
-  // Takes and returns what the module's forward does.
+  // Takes the arguments of the module's forward and returns its result.
   template <typename... Args>
   decltype(auto) forward(Args&&... args) {
     const auto call = [&]() -> decltype(auto) {
-      // A module whose forward takes Tensor& sees its argument as it is.
+      // A module whose forward takes Tensor& gets its argument uncast.
       if constexpr (requires {
                       module_->forward(
                           state_->cast(std::forward<Args>(args))...);
@@ -128,7 +132,7 @@ class DistributedDataParallel {
   const auto& module() const { return module_; }
 
   // While it lives, backward passes of forwards made under it accumulate
-  // gradients on this rank only; the next one outside averages the sum.
+  // gradients on this rank only; the next averaging backward averages the sum.
   class [[nodiscard]] NoSync {
    public:
     explicit NoSync(detail::DdpState& state)
@@ -144,9 +148,9 @@ class DistributedDataParallel {
   };
   NoSync no_sync() { return NoSync(*state_); }
 
-  // Runs `body`, a training loop, in which this rank may do another number of
+  // Runs `body`, a training loop, in which this rank may do more or fewer
   // forward and backward passes than the others (join/join.h). With optimizers
-  // that communicate: lockstep::join({&ddp.joinable(), &optimizer}, body).
+  // that communicate use lockstep::join({&ddp.joinable(), &optimizer}, body).
   template <typename Body>
   void join(Body&& body, const JoinOptions& options = {}) {
     lockstep::join({&joinable()}, std::forward<Body>(body), options);
@@ -154,34 +158,36 @@ class DistributedDataParallel {
   Joinable& joinable() { return *state_; }
 
   // `hook` reduces the buckets, instead of the averaging all-reduce; sparse
-  // gradients are averaged as before. Once, before the first backward, on every
-  // rank alike. Throws std::logic_error otherwise.
+  // gradients are averaged as before. Call it once, before the first backward,
+  // on every rank. Throws std::logic_error otherwise.
   void register_comm_hook(CommHook hook) {
     state_->register_comm_hook(std::move(hook));
   }
 
-  // Each parameter gets an optimizer of its own, made by `make` for that one,
-  // which steps in backward as soon as the gradient is averaged; the gradient
-  // is gone then. Gradients can be neither clipped nor unscaled nor accumulated
-  // over several backward passes outside no_sync(). Before the first backward.
+  // Gives each parameter an optimizer of its own, made by `make` for that
+  // parameter. The optimizer steps in backward as soon as the gradient is
+  // averaged; after the step the gradient is dropped. Gradients cannot be
+  // clipped or unscaled, nor accumulated over several backward passes outside
+  // no_sync(). Call it before the first backward.
   void apply_optimizer_in_backward(detail::DdpState::MakeOptimizer make) {
     state_->apply_optimizer_in_backward(std::move(make));
   }
 
-  // Of this rank; times are of the last sampled iteration. Does not
-  // communicate.
+  // Returns the data of this rank; times are those of the last sampled
+  // iteration. Does not communicate.
   DDPLoggingData get_ddp_logging_data() const { return state_->logging_data(); }
-  // Times are taken of the first 10 iterations, then of one in `rate` (100).
+  // Times are taken in each of the first 10 iterations, then in one of `rate`
+  // (100).
   void set_ddp_runtime_logging_sample_rate(int64_t rate) {
     state_->set_sample_rate(rate);
   }
 
-  // The parameters' names by bucket, in the order of reduction.
+  // Returns the parameters' names by bucket, in the order of reduction.
   std::vector<std::vector<std::string>> bucket_names() const {
     return state_->reducer().bucket_names();
   }
 
-  // For what shards gradients or parameters (zero/).
+  // For code that shards gradients or parameters (zero/).
   detail::DdpState& state() { return *state_; }
 
  private:

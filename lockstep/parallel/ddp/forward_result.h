@@ -17,14 +17,14 @@
 
 namespace lockstep {
 
-// Where the tensors are in what a module's forward returns: through them
+// Finds the tensors in the result of a module's forward; by them
 // DistributedDataParallel recognises the backward passes of its own forwards
-// (backward_tracker.h). Known are tensors; standard tuples, pairs, arrays,
+// (backward_tracker.h). It knows tensors; standard tuples, pairs, arrays,
 // vectors, maps, optionals, variants and smart pointers of known types; strings
-// and numbers, which hold none.
+// and numbers, which hold no tensors.
 //
-// A type of your own that is returned is an error of the compiler until it is
-// told here:
+// A forward that returns a type of your own does not compile until you
+// specialise this template for the type:
 //
 //   template <>
 //   struct lockstep::ForwardResult<Output> {
@@ -35,10 +35,10 @@ namespace lockstep {
 //     }
 //   };
 //
-// A parameter that forward returns as it is, or a tensor that was computed of
-// parameters before, becomes an alias there, so that the graphs which begin at
-// it are known; it must be returned by value, and a std::shared_ptr, whose
-// target others may hold, must not lead to it.
+// If forward returns a parameter itself, or a tensor that was computed from
+// parameters before, the wrapper replaces it by an alias, so that it recognises
+// graphs that begin there. Such a tensor must be returned by value, and not
+// through a std::shared_ptr, whose target others may hold.
 template <typename T>
 struct ForwardResult {
   static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T>,
@@ -49,8 +49,8 @@ struct ForwardResult {
   static void visit(const T&, const Visit&) {}
 };
 
-// Calls `visit` with every tensor in `result`, undefined ones included; those
-// that are not the result's own are const.
+// Calls `visit` with every tensor in `result`, including undefined ones;
+// tensors that the result does not own are const.
 template <typename T, typename Visit>
 void visit_tensors(T& result, const Visit& visit) {
   if constexpr (std::is_convertible_v<T&, at::Tensor&>) {

@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-// `from`, times `factor`, into `to` of the same sizes.
+// Writes `from` times `factor` into `to`, which has the same sizes.
 void copy_scaled(const at::Tensor& to, const at::Tensor& from, double factor) {
   const bool same_layout = from.scalar_type() == to.scalar_type() &&
                            from.strides() == to.strides() && !from.is_neg() &&
@@ -20,7 +20,7 @@ void copy_scaled(const at::Tensor& to, const at::Tensor& from, double factor) {
     at::mul_out(const_cast<at::Tensor&>(to), from,
                 at::scalar_tensor(factor, at::kDouble));
   } else if (same_layout && to.is_cpu() && to.is_non_overlapping_and_dense()) {
-    // What the dispatcher costs is more than most parameters do.
+    // For most parameters the dispatcher costs more than the copy.
     kernels::copy(to.mutable_data_ptr(), from.const_data_ptr(), to.nbytes());
   } else {
     to.copy_(from);
@@ -123,7 +123,8 @@ void GradientBuckets::take(size_t parameter, double factor, bool unused) {
         "sparse(true); give a dense gradient (to_dense())");
   }
   const bool is_here = from.defined() && same_memory(from, to);
-  // Whether other ranks used it is not known yet; if none did, it stays.
+  // Whether other ranks used the parameter is not known yet; if none did, its
+  // .grad must stay.
   if (unused && is_here) from = to.clone();
   if (is_here) {
     if (factor != 1) to.mul_(factor);

@@ -20,19 +20,19 @@ namespace lockstep {
 
 struct TrainedParameter {
   NamedParameter named;
-  bool sparse{false};  // its gradient is
+  bool sparse{false};  // whether its gradient is
 };
 
-// Where the gradients of a wrapper's parameters live: how they come into their
-// buckets, and how the averages come out.
+// Manages where the gradients of a wrapper's parameters live, how they come
+// into their buckets, and how the averages come out.
 //
-// Each .grad has one owner. It is a view (an alias into its bucket) where
-// `views` says so and no other wrapper averages the same parameter; peers read
-// and write it while it is reduced. Otherwise .grad has memory of its own, the
-// bucket gets a copy, and the average is copied back at the end of backward,
-// so that several wrappers can do so in one backward, one after the other.
+// Each .grad has one owner. It is a view (an alias into its bucket) if `views`
+// is set and no other wrapper averages the same parameter; peers read and write
+// it while it is reduced. Otherwise .grad has memory of its own, the bucket
+// gets a copy, and the average is copied back at the end of backward, so that
+// several wrappers can do this in one backward, one after the other.
 //
-// Sparse parameters have no place in a bucket. Not for several threads.
+// Sparse parameters have no place in a bucket. One thread at a time.
 class GradientBuckets {
  public:
   struct Options {
@@ -56,48 +56,50 @@ class GradientBuckets {
   }
   size_t bucket_of(size_t parameter) const { return places_[parameter].bucket; }
 
-  // New buckets, in this order, of these parameters. Gradients that lie in the
-  // buckets before move along. Nothing may reduce the buckets before any more.
+  // Makes new buckets for these parameters, in this order. Gradients in the old
+  // buckets move into the new ones. No reduction of the old buckets may be
+  // running.
   void arrange(const std::vector<std::vector<size_t>>& members);
 
-  // Another wrapper averages this parameter, too: its .grad is no view from now
-  // on.
+  // Another wrapper averages this parameter, too: its .grad is not a view from
+  // now on.
   void share(size_t parameter);
   bool any_shared() const { return any_shared_; }
   bool all_views() const {
     return options_.views && !options_.reduce_dtype && !any_shared_;
   }
 
-  // Before a backward: a .grad that lies in another parameter's place (users
-  // may swap them) gets memory of its own.
+  // Called before a backward: gives a .grad that lies in another parameter's
+  // place (users may swap them) memory of its own.
   void part();
 
-  // Brings this rank's gradient into its place, times `factor`; zeros where
-  // there is none. `unused`: this backward produced no gradient; .grad stays
-  // what it was, and is no view until give(). Throws std::runtime_error for a
-  // sparse gradient.
+  // Brings this rank's gradient into its place, times `factor`; writes zeros if
+  // there is none. `unused`: this backward produced no gradient; then .grad
+  // keeps its value and is not a view until give(). Throws std::runtime_error
+  // for a sparse gradient.
   void take(size_t parameter, double factor, bool unused);
-  // The average, which is in its place now, becomes .grad.
+  // Makes the average, which is now in its place, the parameter's .grad.
   void give(size_t parameter);
 
-  // What of DDPLoggingData says how many parameters and buckets there are.
+  // Fills in the fields of DDPLoggingData about parameters and buckets.
   void describe(DDPLoggingData& data) const;
 
-  // Peers may still write into the buckets: no gradient may stay there.
+  // Drops all gradients in the buckets, because peers may still write there.
   void abandon();
 
-  // Where a rank has the averages of its own elements only (`owned`, of each
-  // parameter in memory order), a backward that adds to the rest adds to what
-  // is undefined. Gradients are remembered as a backward has left them; the
-  // version of the tensor shows whether it was changed since.
+  // If a rank has only the averages of its own elements (`owned`, for each
+  // parameter in memory order), a backward that adds to the other elements
+  // would add to undefined values. So remember_shards() records each gradient
+  // as a backward left it; the tensor's version shows whether it has changed
+  // since.
   void own(std::vector<ElementRange> owned) { owned_ = std::move(owned); }
   bool is_sharded() const { return !owned_.empty(); }
   std::vector<ReducedBucket> reduced_buckets() const;
   void remember_shards();
   void forget_shards() { left_shards_.clear(); }
-  // The first parameter with such a gradient, of those that `counts`.
-  // `accumulated`: this one has been added to once since, by the backward that
-  // asks.
+  // Returns the first parameter with such an unchanged gradient for which
+  // `counts` returns true. `accumulated`: the backward that asks has added to
+  // this one once.
   std::optional<size_t> left_shard(const std::function<bool(size_t)>& counts,
                                    std::optional<size_t> accumulated) const;
 
@@ -108,7 +110,7 @@ class GradientBuckets {
     size_t slot = 0;
   };
   struct LeftShard {
-    // Weak: the memory of a tensor is not another's while it is remembered.
+    // Weak, but no other tensor gets this address while it is remembered.
     c10::weak_intrusive_ptr<c10::TensorImpl> gradient;
     int64_t version;
   };
@@ -130,7 +132,7 @@ class GradientBuckets {
   bool any_shared_ = false;
   std::vector<Bucket> buckets_;
   std::vector<Place> places_;
-  std::vector<ElementRange> owned_;  // by parameter; empty: all are
+  std::vector<ElementRange> owned_;  // by parameter; empty: all elements
   std::map<size_t, LeftShard> left_shards_;
 };
 

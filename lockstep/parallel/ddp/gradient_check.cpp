@@ -15,8 +15,9 @@ GradientCheck::GradientCheck(const std::vector<NamedParameter>& parameters,
 
 void GradientCheck::look(const Bucket& bucket) {
   if (found_ >= 0) return;
-  // Anything that is not finite makes the sum so: one pass where all is well.
-  // A sum of finite numbers that overflows is looked at once more.
+  // One value that is not finite makes the sum so: one pass if all is well. A
+  // sum of finite numbers may overflow, so the parameters are checked one by
+  // one then.
   const auto sum = at::real(bucket.flat.sum()).item<double>();
   if (std::isfinite(sum) && !bucket.flat.is_complex()) return;
   for (const auto& slot : bucket.slots) look(slot.parameter, slot.alias);

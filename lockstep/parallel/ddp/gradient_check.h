@@ -8,27 +8,28 @@
 namespace lockstep {
 
 // Looks for NaN and infinity in what each rank contributes to a reduction, and
-// lets all ranks fail alike. Not for several threads.
+// makes all ranks fail alike. One thread at a time.
 class GradientCheck {
  public:
-  // `parameters`: what slots' numbers mean; must outlive this.
+  // `parameters`: those to which the slots' indices refer; must outlive this.
   GradientCheck(const std::vector<NamedParameter>& parameters,
                 ProcessGroupPtr group);
 
-  // This rank's contribution, before it is published.
+  // Checks this rank's contribution, before it is published.
   void look(const Bucket& bucket);
   void look(size_t parameter, const at::Tensor& gradient);
-  // What was seen in a backward that was given up.
+  // Forgets what was seen in a backward that was given up.
   void forget() { found_ = -1; }
   // Collective, at the end of a backward, before a gradient is used. If any
-  // rank saw something throws on all ranks std::runtime_error that names rank,
-  // parameter and `step`; of several the lowest rank's first.
+  // rank saw NaN or infinity, throws std::runtime_error on all ranks, with
+  // rank, parameter and `step`; if several did, it reports the lowest rank's
+  // first.
   void agree(int64_t step);
 
  private:
   const std::vector<NamedParameter>& parameters_;
   ProcessGroupPtr group_;
-  int64_t found_ = -1;  // a parameter
+  int64_t found_ = -1;  // index of a parameter; -1: none
   bool is_nan_ = false;
 };
 

@@ -30,13 +30,14 @@ class HookReduction final : public BucketReduction {
 
   void abandon() override { abandoned_ |= begun_; }
 
-  // What is under way of an abandoned round may still write into buckets.
+  // Operations of an abandoned reduction may still write into the buckets, so
+  // this waits for them.
   void reclaim() override {
     if (abandoned_ && group_->size() > 1) meet();
     for (size_t i = 0; i < futures_.size(); ++i) {
       await(i);
       try {
-        futures_[i]->wait();  // of a GPU: for its stream
+        futures_[i]->wait();  // on a GPU: for its stream
       } catch (const std::exception&) {
         if (!abandoned_) throw;
       }
@@ -65,7 +66,8 @@ class HookReduction final : public BucketReduction {
           "completed_future(bucket.buffer()) where nothing is to be waited "
           "for");
     }
-    // Continuations may use the bucket until then, abandoned rounds' too.
+    // Continuations may use the bucket until the future completes, also those
+    // of an abandoned reduction.
     future->addCallback([passed](c10::ivalue::Future&) {});
     futures_.push_back(std::move(future));
   }
@@ -82,9 +84,11 @@ class HookReduction final : public BucketReduction {
   }
 
  private:
-  // All ranks have given up. One that has not is in a collective of its hook,
-  // which meets this one instead of the next round's: where calls are compared
-  // it throws there and comes here, once for each collective that it had begun.
+  // Returns when all ranks have given up. A rank that has not is still in a
+  // collective of its hook; that collective meets this all-gather, instead of
+  // one of the next reduction. If the backend compares calls, that rank throws
+  // there, gives up, and comes here, too. This can happen once for each
+  // collective that its hook had begun, so there are that many attempts.
   void meet() const {
     const auto one =
         at::TensorOptions(at::kInt).device(group_->control_device());
@@ -99,7 +103,7 @@ class HookReduction final : public BucketReduction {
     }
   }
 
-  // c10's futures have no wait with a deadline.
+  // Waits with a deadline, which c10's futures cannot.
   void await(size_t bucket) const {
     const auto& future = futures_[bucket];
     if (future->completed()) return;

@@ -10,22 +10,22 @@
 
 namespace lockstep {
 
-// Reduction by a communication hook, which also divides; results are
-// everywhere. `buckets` and `parameters` must outlive it.
+// Makes a reduction by a communication hook, which also divides; every rank
+// gets all results. `buckets` and `parameters` must outlive it.
 //
 // After abandon() the next reclaim() is a collective of the group, so that
-// hooks of two rounds do not meet: a rank that has not given up, and waits in a
-// collective of its hook, gets a c10::DistBackendError (at its deadline where
-// the group's backend does not compare calls) and is to give up, too.
+// hooks of two iterations do not mix. A rank that has not given up, but waits
+// in a collective of its hook, gets a c10::DistBackendError (at its deadline if
+// the group's backend does not compare calls) and must give up, too.
 //
 // Blocking: finish() and reclaim() wait for the hook's futures, begin() and
-// publish() for what the hook itself waits; after abandon() reclaim() also
-// waits for all ranks, at most for the group's timeout once for each bucket and
-// once more. Collectives that a hook starts have the deadline of their group
-// and name who did not come; a future that stays away for kChained such
-// deadlines is a c10::DistBackendError with its bucket. Errors: what the hook
-// throws or its future failed with; std::invalid_argument for a future of
-// something else than the bucket's elements.
+// publish() as long as the hook itself waits. After abandon() reclaim() also
+// waits for all ranks, at most once for each bucket and once more, each time
+// for the group's timeout. Collectives that a hook starts have their group's
+// deadline and name the ranks that did not come; a future that does not
+// complete for kChained such deadlines is a c10::DistBackendError with its
+// bucket. Errors: what the hook throws or its future failed with;
+// std::invalid_argument for a future whose value is not the bucket's elements.
 inline constexpr int kChained = 4;
 std::unique_ptr<BucketReduction> hook_buckets(
     const std::vector<Bucket>& buckets,

@@ -7,9 +7,9 @@
 
 namespace lockstep {
 
-// What DistributedDataParallel knows of itself, and how long its last sampled
-// iteration took; after _get_ddp_logging_data() of Python, whose keys are the
-// members' names. Times in nanoseconds, bytes where a name says bytes or size.
+// What DistributedDataParallel knows about itself, and how long its last
+// sampled iteration took; like Python's _get_ddp_logging_data(), whose keys are
+// the members' names. Times in nanoseconds, bytes if a name says bytes or size.
 struct DDPLoggingData {
   int world_size{0};
   int rank{0};
@@ -23,7 +23,7 @@ struct DDPLoggingData {
   bool gradient_as_bucket_view{false};
   bool static_graph{false};
   bool mixed_precision{false};
-  std::string comm_hook{};  // "allreduce", or "user" behind register_comm_hook
+  std::string comm_hook{};  // "allreduce", or "user" with register_comm_hook
 
   // The model.
   int64_t num_parameter_tensors{0};
@@ -36,15 +36,16 @@ struct DDPLoggingData {
 
   // The run.
   int64_t iteration{0};  // backward passes that were averaged, from 0
-  // Indices of parameters, as their gradients became ready.
+  // Indices of parameters, in the order in which their gradients became ready.
   std::vector<size_t> prev_iteration_grad_ready_order_indices{};
   int64_t unused_parameter_size{0};  // bytes, of the last iteration
   // Whether all iterations so far used the same parameters.
   bool can_set_static_graph{false};
 
-  // From the begin of forward to the first gradient; of those below to the last
-  // one; from the first published bucket to the last reduced one; what of that
-  // lay before the last gradient.
+  // Forward: from its start to the first gradient. Backward: from the first
+  // gradient to the last. Communication: from the first published bucket to the
+  // last reduced one. Overlap: the part of communication before the last
+  // gradient.
   int64_t forward_compute_time{0};
   int64_t backward_compute_time{0};
   int64_t backward_comm_time{0};
@@ -55,9 +56,9 @@ struct DDPLoggingData {
   int64_t avg_backward_compute_comm_overlap_time{0};
 };
 
-// Takes the times of DDPLoggingData: of each of the first 10 iterations, then
-// of one in `sample_rate`. An iteration that is not sampled reads no clock. Not
-// for several threads at once (the reducer's lock guards it); no call blocks.
+// Takes the times of DDPLoggingData: in each of the first 10 iterations, then
+// in one of `sample_rate`. An iteration that is not sampled reads no clock. One
+// thread at a time (the reducer's lock guards it); no call blocks.
 class DdpTimes {
  public:
   using Clock = std::chrono::steady_clock;

@@ -7,30 +7,31 @@
 
 namespace lockstep {
 
-// DistributedDataParallelOptions::mixed_precision; after _MixedPrecision of
-// torch.nn.parallel.distributed. What is not given keeps its dtype.
+// DistributedDataParallelOptions::mixed_precision; like _MixedPrecision of
+// torch.nn.parallel.distributed. Without a value the dtype stays as it is.
 struct MixedPrecision {
-  // Of floating-point parameters, and of tensors that are arguments of
-  // forward, while forward and backward run; at any other time parameters are
-  // what they were, so that grad() with respect to them finds none in the
-  // graph.
+  // The dtype of floating-point parameters, and of tensors that are arguments
+  // of forward, while forward and backward run. At any other time parameters
+  // have their own dtype, so grad() with respect to them does not find them in
+  // the graph.
   std::optional<at::ScalarType> param_dtype{};
-  // Of gradients in their buckets; none: param_dtype.
+  // The dtype of gradients in their buckets; none: param_dtype.
   std::optional<at::ScalarType> reduce_dtype{};
-  // Of floating-point buffers, from the constructor on.
+  // The dtype of floating-point buffers, from the constructor on.
   std::optional<at::ScalarType> buffer_dtype{};
 };
 
-// Floating-point parameters that are of `dtype` while forward or backward works
-// with them, and what they were at any other time. Not for several threads.
+// Floating-point parameters that have `dtype` while forward or backward uses
+// them, and their own dtype at any other time. One thread at a time.
 class LowPrecisionParameters {
  public:
   LowPrecisionParameters(const std::vector<at::Tensor>& parameters,
                          at::ScalarType dtype);
 
-  // For a forward: casts the parameters. For its backward: takes the last
-  // forward's casts. Calls nest: restore() belongs to each, and the outermost
-  // counts. Both ways LibTorch forgets the parameters' gradient accumulators.
+  // lower_for_forward() casts the parameters; lower_for_backward() uses the
+  // casts of the last forward. Calls nest: each needs its restore(), and only
+  // the outermost has an effect. Both directions make LibTorch drop the
+  // parameters' gradient accumulators.
   void lower_for_forward() { lower(/*casts=*/true); }
   void lower_for_backward() { lower(/*casts=*/false); }
   void restore();
@@ -39,7 +40,7 @@ class LowPrecisionParameters {
  private:
   struct Parameter {
     at::Tensor parameter;
-    at::Tensor master;  // its data otherwise
+    at::Tensor master;  // its data at other times
     at::Tensor low;
   };
   void lower(bool casts);
@@ -48,7 +49,7 @@ class LowPrecisionParameters {
   int depth_ = 0;
 };
 
-// Floating-point tensors as `dtype`, anything else as it is.
+// Casts floating-point tensors to `dtype`, and returns others unchanged.
 at::Tensor cast_floating(const at::Tensor& tensor, at::ScalarType dtype);
 
 }  // namespace lockstep

@@ -14,7 +14,7 @@
 namespace lockstep {
 namespace {
 
-// One line a tensor, all that the ranks must agree on.
+// Writes one line for each tensor, with all that the ranks must agree on.
 std::string describe(const std::vector<NamedParameter>& tensors,
                      const char* kind) {
   std::string text;
@@ -36,7 +36,8 @@ std::vector<std::string> split(const std::string& text) {
   return lines;
 }
 
-// "rank 0 has parameter 'a' of Float[2], rank 2 has parameter 'a' of Float[3]".
+// Returns, for example, "rank 0 has parameter 'a' of Float[2], rank 2 has
+// parameter 'a' of Float[3]".
 std::string first_difference(int rank, const std::string& text, int other_rank,
                              const std::string& other_text) {
   auto first = split(text);
@@ -45,7 +46,7 @@ std::string first_difference(int rank, const std::string& text, int other_rank,
   while (at < first.size() && at < other.size() && first[at] == other[at]) ++at;
   auto line = [&](const auto& lines, const auto& beside) -> std::string {
     if (at < lines.size()) return lines[at];
-    // "parameter" or "buffer", as the line that the other has here.
+    // "parameter" or "buffer", as in the other rank's line.
     return "no " + beside[at].substr(0, beside[at].find(' ')) + " number " +
            std::to_string(at);
   };
@@ -53,15 +54,15 @@ std::string first_difference(int rank, const std::string& text, int other_rank,
          ", rank " + std::to_string(other_rank) + " has " + line(other, first);
 }
 
-// Where ranks of Lockstep compare their descriptions. It takes no collective,
-// which a Python rank would not join, and no waiting: all that a rank writes
-// here lies in the store before it enters the first collective of the
-// constructor, and what the others wrote is read behind that.
+// Compares the descriptions of Lockstep's ranks through the store. This needs
+// no collective, which a Python rank would not join, and no waiting: each rank
+// writes everything to the store before it enters the first collective of the
+// constructor, and reads what the others wrote after that collective.
 class Meeting {
  public:
   Meeting(std::string text, const ProcessGroupPtr& group)
       : text_(std::move(text)), group_(group) {
-    // Each rank counts its own wrappers; they are constructed in one order.
+    // Each rank counts its own wrappers; all ranks construct them in one order.
     auto number =
         group->store()->add("ddp/wrapped/" + std::to_string(group->rank()), 1);
     store_ = c10::make_intrusive<c10d::PrefixStore>(
@@ -69,16 +70,18 @@ class Meeting {
     Digest digest;
     digest.add(text_);
     auto mine = bytes(std::to_string(digest.value()));
-    // Whoever comes first says what the others compare with.
+    // The first rank to arrive stores the digest with which the others compare
+    // theirs.
     if (store_->compareSet("digest", {}, mine) != mine) {
       store_->set("differs", bytes("1"));
     }
   }
 
-  // After a collective. On every rank of Lockstep, or on none.
+  // Called after a collective. Throws on every rank of Lockstep, or on none.
   void throw_if_different() {
     if (!store_->check({"differs"})) return;
-    // Python ranks do not come, so this takes its time where there are any.
+    // Python ranks do not take part, so with any of them this lasts until its
+    // timeout.
     Deadline deadline = Deadline::after(
         std::min<std::chrono::milliseconds>(kTextsTimeout, group_->timeout()));
     auto texts = exchange(deadline);
@@ -116,15 +119,16 @@ class Meeting {
 
   void wait(const std::vector<std::string>& keys, const Deadline& deadline) {
     try {
-      // Zero would mean: for ever.
+      // A timeout of zero would mean: for ever.
       store_->wait(
           keys, std::max(deadline.remaining(), std::chrono::milliseconds(1)));
     } catch (const c10::Error&) {
-      // Too late, or the store's host has left: what is there must do.
+      // The time is over, or the store's host has left: the texts that are
+      // there must be enough.
     }
   }
 
-  // By rank of the group; empty where a rank gave none.
+  // Returns the texts by rank of the group; empty if a rank gave none.
   std::vector<std::string> exchange(const Deadline& deadline) {
     std::vector<std::string> texts(group_->size());
     texts[group_->rank()] = text_;
@@ -140,12 +144,12 @@ class Meeting {
         auto text = store_->get(text_keys[rank]);
         texts[rank].assign(text.begin(), text.end());
       }
-      // The store goes with its host, which is to be told no sooner that it may
-      // throw than all have read.
+      // The store ends when its host throws and exits. So each rank marks that
+      // it has read the texts, and waits for all marks before it throws.
       store_->set(read_keys[group_->rank()], bytes("1"));
       wait(read_keys, deadline);
     } catch (const c10::Error&) {
-      // The host has left.
+      // The store's host has left.
     }
     return texts;
   }
@@ -155,8 +159,9 @@ class Meeting {
   c10::intrusive_ptr<c10d::Store> store_;
 };
 
-// The two collectives of Python's verify_params_across_processes: the number of
-// trained parameters from all, and the sizes and strides from rank 0.
+// The two collectives of Python's verify_params_across_processes: all ranks
+// exchange the number of trained parameters, and rank 0 sends their sizes and
+// strides.
 class PythonsCheck {
  public:
   PythonsCheck(const std::vector<NamedParameter>& trained,

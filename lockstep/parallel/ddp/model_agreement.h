@@ -9,16 +9,16 @@ namespace lockstep {
 
 // Collective. Throws std::invalid_argument if the ranks' models differ.
 //
-// Among ranks of Lockstep every rank throws, and the message names the first
+// If all ranks run Lockstep, every rank throws, and the message names the first
 // rank, parameter and difference: names, shapes, strides, dtypes, requires_grad
-// and their order are compared, of parameters and buffers. They meet in the
-// group's store, at the cost of three requests a rank.
+// and order of parameters and buffers are compared. The ranks compare through
+// the group's store, which costs each rank three requests.
 //
-// On the wire it is what Python's DistributedDataParallel does, which knows
-// only the number of trained parameters, their sizes and strides: a rank that
-// differs from a Python rank is told that much.
+// On the wire this does what Python's DistributedDataParallel does, which
+// compares only the number of trained parameters, their sizes and strides: a
+// rank that differs from a Python rank learns only that.
 //
-// `parameters`: all; `trained`: those that require grad, one at least.
+// `parameters`: all; `trained`: those that require grad, at least one.
 void verify_same_model(const std::vector<NamedParameter>& parameters,
                        const std::vector<NamedParameter>& buffers,
                        const std::vector<NamedParameter>& trained,

@@ -36,7 +36,7 @@ Readiness::Gradient Readiness::count(size_t index) {
   auto& parameter = parameters_[index];
   ++parameter.came;
   if (learns()) {
-    order_.push_back(index);  // the last one counts
+    order_.push_back(index);  // the last occurrence counts
     return Gradient::awaits_more;
   }
   if (parameter.ready) return Gradient::surplus;

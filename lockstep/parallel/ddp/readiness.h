@@ -5,9 +5,9 @@
 
 namespace lockstep {
 
-// Which gradients are ready in the iteration that is under way: each parameter
-// is awaited until its gradient has come as often as it is to come, or it is
-// known that none will.
+// Tracks which gradients are ready in the current iteration. A parameter is
+// awaited until its gradient has come as often as expected, or until it is
+// known that no gradient will come.
 //
 //   idle --- begin() ---> collecting
 //   collecting --- end(): nothing is awaited any more ---> idle
@@ -15,30 +15,31 @@ namespace lockstep {
 //
 // A call that does not fit the state throws std::logic_error.
 //
-// With a static graph the first iteration learns how often each gradient
-// comes: nothing is ready before learn(), which is called at the end of its
-// backward. Not for several threads.
+// With a static graph the first iteration learns how often each gradient comes:
+// nothing is ready before learn(), which is called at the end of the first
+// backward. One thread at a time.
 class Readiness {
  public:
   Readiness(size_t parameters, bool static_graph);
 
   void begin();
-  // Counts a gradient of `parameter`. `surplus`: it is ready already, or is
-  // known to have none.
+  // Counts a gradient of `parameter`. `surplus`: the parameter is ready
+  // already, or it was known to get no gradient.
   enum class Gradient { awaits_more, ready, surplus };
   Gradient count(size_t parameter);
-  // Makes `parameter` ready without a gradient, unless it is ready. Returns
-  // whether it was awaited.
+  // Makes `parameter` ready without a gradient, unless it is ready already.
+  // Returns whether it was awaited.
   bool set_unused(size_t parameter);
-  // Every parameter is ready; those whose gradient did not come are unused.
-  // Only if learns().
+  // Makes every parameter ready; those whose gradient did not come are unused.
+  // Requires learns().
   void learn();
   void end();
   void give_up();
 
   bool is_collecting() const { return state_ == State::collecting; }
   bool learns() const { return static_graph_ && !learnt_; }
-  // Whether this is known to stay without a gradient, from learn().
+  // Returns whether learn() has found that this parameter never gets a
+  // gradient.
   bool is_never_used(size_t parameter) const {
     return learnt_ && parameters_[parameter].expected == 0;
   }
@@ -47,13 +48,14 @@ class Readiness {
   bool is_unused(size_t parameter) const {
     return parameters_[parameter].unused;
   }
-  // These are not awaited in any iteration. While idle.
+  // Sets the parameters that are not awaited in any iteration. Call it while
+  // idle.
   void exclude(const std::vector<bool>& parameters);
   bool is_excluded(size_t parameter) const {
     return parameters_[parameter].excluded;
   }
-  // The parameters as their gradients became ready in the last iteration that
-  // was ended; those without are left out.
+  // Returns the parameters in the order in which their gradients became ready
+  // in the last iteration that ended; those without a gradient are left out.
   const std::vector<size_t>& last_order() const { return last_order_; }
 
  private:

@@ -13,7 +13,7 @@
 namespace lockstep {
 namespace {
 
-// The sparse gradient of an embedding that was not used.
+// Returns the sparse gradient of an embedding that was not used.
 at::Tensor no_rows(const at::Tensor& parameter) {
   const auto options = parameter.options().requires_grad(false);
   auto sizes = parameter.sizes().vec();
@@ -57,7 +57,7 @@ Reducer::Reducer(const std::vector<TrainedParameter>& parameters,
 
 Reducer::~Reducer() { tracker_->detach(); }
 
-// Of the default group, as all messages say it.
+// The number in the default group, as in all messages.
 std::string Reducer::this_rank() const {
   return "rank " + std::to_string(group_->global_rank(group_->rank()));
 }
@@ -73,17 +73,17 @@ std::vector<size_t> Reducer::bucketed() const {
 }
 
 void Reducer::set_buckets(const std::vector<std::vector<size_t>>& members) {
-  reduction_.reset();  // first: it works on the buckets
+  reduction_.reset();  // first, because it uses the buckets
   gradients_.arrange(members);
   connect();
 }
 
-// What reduces the buckets that there are.
+// Makes the reduction for the current buckets.
 void Reducer::connect() {
   if (hook_) {
     reduction_ =
         hook_buckets(gradients_.buckets(), parameters(), hook_, group_);
-  } else if (gradients_.buckets().empty()) {  // all sparse, or delayed
+  } else if (gradients_.buckets().empty()) {  // all are sparse or delayed
     reduction_ = all_reduce_buckets({}, group_);
   } else {
     reduction_ = make_bucket_reduction(
@@ -173,7 +173,7 @@ void Reducer::continue_from(const Reducer& before) {
 void Reducer::settle() {
   tracker_->require_idle();
   const std::lock_guard lock(tracker_->mutex());
-  // Backward may accumulate in the buckets before the reduction begins.
+  // Backward may accumulate into the buckets before the reduction begins.
   reduction_->reclaim();
   if (delayed_) delayed_->reclaim();
 }
@@ -189,7 +189,7 @@ void Reducer::prepare() {
         "snapshot on all ranks");
   }
   const std::lock_guard lock(tracker_->mutex());
-  // Under no_sync, too, as Python does.
+  // Also under no_sync, as in Python.
   if (may_rebuild()) rebuild_buckets();
   times_.forward_begins();
 }
@@ -209,7 +209,7 @@ void Reducer::rebuild_buckets() {
   std::erase_if(order, [&](size_t i) {
     return gradients_.is_sparse(i) || readiness_.is_excluded(i);
   });
-  // Those that were unused, on this rank at least.
+  // Adds the parameters that were unused, at least on this rank.
   auto members = bucketed();
   for (auto at = members.rbegin(); at != members.rend(); ++at) {
     if (std::ranges::find(order, *at) == order.end()) order.push_back(*at);
@@ -260,7 +260,8 @@ void Reducer::backward_begins() {
     if (!searches_unused()) return;
     // Parameters that this graph does not reach are unused.
     const auto reachable = tracker_->reachable();
-    // Else nested passes bring them (the whole module is checkpointed).
+    // If the graph reaches none, nested passes bring the gradients (the whole
+    // module is checkpointed).
     if (std::ranges::find(reachable, true) == reachable.end()) return;
     for (size_t i = 0; i < reachable.size(); ++i) {
       if (!reachable[i]) set_unused(i);
@@ -319,7 +320,8 @@ void Reducer::mark_ready(size_t parameter) {
 }
 
 void Reducer::publish_ready_buckets() {
-  // Two wrappers in one backward: one after the other.
+  // With two wrappers in one backward, each publishes when its own backward
+  // ends, one after the other.
   if (gradients_.any_shared() && tracker_->is_averaging()) return;
   const auto& buckets = gradients_.buckets();
   while (next_bucket_ < buckets.size() && pending_[next_bucket_] == 0) {
@@ -375,9 +377,10 @@ void Reducer::refuse_missing() const {
       "the same each time; requires_grad_(false) leaves one out");
 }
 
-// Where a backward would add to gradients of which this rank has its own part
-// only. `accumulated`: it has added to that one; the first of a backward shows
-// whether the others were left as they were.
+// Throws if a backward would add to gradients of which this rank has only its
+// own part. `accumulated`: the backward has added to this gradient already. The
+// first gradient of a backward shows whether the others were left as they were,
+// so only that one is checked.
 void Reducer::refuse_left_shards(std::optional<size_t> accumulated) {
   if (!gradients_.is_sharded()) return;
   const auto left = gradients_.left_shard(is_stepped_, accumulated);
@@ -393,8 +396,9 @@ void Reducer::refuse_left_shards(std::optional<size_t> accumulated) {
 
 void Reducer::backward_given_up() { give_up(); }
 
-// Peers that go on average this iteration without this rank: they are told, and
-// the next forward waits until they have given it up.
+// Peers that continue would average this iteration without this rank. So they
+// are told that this rank gives up, and the next forward waits until they have
+// given up, too.
 void Reducer::forward_lost() noexcept {
   try {
     reduction_->begin(++begun_, divisor_);
@@ -403,7 +407,7 @@ void Reducer::forward_lost() noexcept {
     delayed_->begin(begun_, divisor_);
     delayed_->give_up();
   } catch (const std::exception&) {
-    // The group is broken, which the next forward says.
+    // The group is broken; the next forward reports that.
   }
 }
 
@@ -430,7 +434,7 @@ void Reducer::graph_left() {
 
 void Reducer::finish() {
   {
-    // What of the communication the computation did not hide.
+    // The part of communication that computation did not hide.
     const Span wait_span("ddp", "wait");
     reduction_->finish();
   }
@@ -454,7 +458,7 @@ void Reducer::finish_sparse() {
     const auto& tensor = parameters()[i].tensor;
     auto& grad = tensor.mutable_grad();
     sparse_missing_[i] = !grad.defined();
-    // One sparse dimension on every rank, as embeddings have.
+    // Every rank must use one sparse dimension, as embeddings do.
     auto sum = shadows_ || !grad.defined() ? no_rows(tensor)
                : grad.is_sparse()          ? grad.coalesce()
                                            : grad.to_sparse(/*sparse_dim=*/1);
@@ -468,7 +472,8 @@ void Reducer::finish_sparse() {
   }
 }
 
-// Which parameters some rank used. The others keep what gradient they had.
+// Finds the parameters that some rank used. The others keep the gradient they
+// had.
 void Reducer::finish_used_map() {
   auto map = at::tensor(used_, at::kInt);
   if (group_->size() > 1) {
@@ -492,7 +497,7 @@ void Reducer::finish_used_map() {
   std::ranges::fill(used_, 0);
 }
 
-// Hands the results of the buckets before `final_buckets` out.
+// Delivers the results of the buckets before `final_buckets`.
 void Reducer::deliver(size_t final_buckets) {
   const bool nothing_to_do = gradients_.all_views() && !on_final_ &&
                              !needs_used_map() && !shadows_ &&

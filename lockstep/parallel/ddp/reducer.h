@@ -21,11 +21,12 @@
 
 namespace lockstep {
 
-// The options of DistributedDataParallel that the reducer serves; their
-// meaning is said there.
+// The options of DistributedDataParallel that the reducer implements; they are
+// described there.
 struct ReducerOptions {
   BucketLimits limits;
-  // Of the buckets before the order of readiness is known: none, all in one.
+  // The limits until the order of readiness is known. Empty: one bucket for
+  // each dtype and device.
   BucketLimits first_limits{};
   bool find_unused_parameters{false};
   bool static_graph{false};
@@ -36,102 +37,109 @@ struct ReducerOptions {
 };
 
 // Averages gradients over the ranks of a group while backward computes them:
-// publishes each bucket when its gradients are ready, and finishes what is left
-// at the end of backward. It stands on three concepts, a class each: whose a
+// publishes each bucket when its gradients are ready, and finishes the rest at
+// the end of backward. It is built of three classes, which know whose a
 // backward is and when it ends (backward_tracker.h), which gradients are ready
-// (readiness.h), and where gradients live (gradient_buckets.h). What moves the
-// buckets is a BucketReduction.
+// (readiness.h), and where gradients live (gradient_buckets.h). A
+// BucketReduction moves the buckets.
 //
-// The last ready parameter of a bucket publishes it; each gradient goes on with
-// what all ranks have published, and the end of backward waits for the rest.
-// Buckets are published in their order on every rank, whatever the order of
-// readiness. Where another wrapper averages some of the parameters, all are
-// published at the end, so that two wrappers do not mix their collectives.
+// The parameter of a bucket that is ready last publishes the bucket. Each
+// gradient that arrives also continues the reduction of what all ranks have
+// published, and the end of backward waits for the rest. Buckets are published
+// in the same order on every rank, whatever the order of readiness. If another
+// wrapper averages some of the parameters, all buckets are published at the
+// end, so that the collectives of two wrappers do not mix.
 //
-// The first backward has one bucket for each dtype and device: in which order
-// gradients become ready is not known yet. After the first backward that
-// averaged, buckets are made once more, in the order in which rank 0's became
-// ready, as large as the limits say. (Not with find_unused_parameters, as in
-// Python, where that order may be another each time.)
+// The first backward has one bucket for each dtype and device, because it is
+// not known yet in which order gradients become ready. After the first
+// averaging backward the buckets are made once more, in the order in which rank
+// 0's gradients became ready, as large as the limits say. (Not with
+// find_unused_parameters, as in Python, because that order may change each
+// time.)
 //
-// Sparse gradients, and the map of used parameters, are reduced at the end of
+// Sparse gradients and the map of used parameters are reduced at the end of
 // backward.
 //
-// Where the group reduces by collectives, these, their order, sizes and dtypes
-// are those of Python's DistributedDataParallel (its gradient reducer) for
-// dense gradients, so that Python ranks may stand in the group.
+// If the group reduces by collectives, their order, sizes and dtypes are those
+// of Python's DistributedDataParallel (its gradient reducer) for dense
+// gradients, so that Python ranks may be in the group.
 //
-// Threads: the methods are for the thread that trains; the listener's are
-// called in autograd's.
+// Threads: the training thread calls the public methods; autograd's threads
+// call those of the listener.
 class Reducer final : private BackwardListener {
  public:
   // `parameters`: leaves that require grad, the same on every rank (see
-  // verify_same_model). `owner`: the wrapper; its reducers do not count as
-  // others of each other. Collective.
+  // verify_same_model). `owner`: the wrapper; two reducers of one wrapper do
+  // not count as sharing their parameters. Collective.
   Reducer(const std::vector<TrainedParameter>& parameters,
           ProcessGroupPtr group, ReducerOptions options, const void* owner);
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
   ~Reducer() override;
 
-  // Before each forward in grad mode. Collective when it makes the buckets
-  // anew: after the first backward that averaged.
+  // Called before each forward in grad mode. Collective when it makes the
+  // buckets anew: after the first averaging backward.
   void prepare();
-  // The part of prepare() that ends an iteration that was given up. Collective
-  // with that of the other ranks if there is one.
+  // The part of prepare() that cleans up after an iteration that was given up.
+  // Collective with the other ranks' call in that case.
   void settle();
-  // Where forward runs (BackwardTracker::begin_forward() and on).
+  // Forward reports to this tracker (BackwardTracker::begin_forward() and the
+  // following functions).
   BackwardTracker& tracker() { return *tracker_; }
-  // What the sum over the ranks is divided by from the next backward on; the
-  // group's size by default. The same on all ranks.
+  // Sets the number by which the sum over the ranks is divided from the next
+  // backward on; the default is the group's size. The same on all ranks.
   void set_divisor(double divisor) { divisor_ = divisor; }
 
-  // The part of one backward of a rank that has none (join): zeros. Leaves the
-  // averages in the gradients, for a sharded optimizer. Collective with the
-  // backward of the others.
+  // Takes part in one backward of the other ranks, with zeros, on a rank that
+  // has none of its own (join). Leaves the averages in the gradients, for a
+  // sharded optimizer. Collective with the backward of the others.
   void shadow_backward();
-  // After the last of these: no rank may accumulate onto these gradients.
+  // Called after the last shadow_backward(): no rank may accumulate onto these
+  // gradients.
   void drop_gradients();
 
-  // Instead of the averaging all-reduce. Once, before the first backward.
+  // Uses `hook` instead of the averaging all-reduce. Call it once, before the
+  // first backward.
   void register_comm_hook(CommHook hook);
   bool has_comm_hook() const { return static_cast<bool>(hook_); }
   void delay(DelayedBucket delayed);
 
-  // Sharded gradients: `owned[i]`, elements of parameters()[i] in memory
-  // order, are what of them is averaged on this rank; the others' gradients are
-  // undefined after backward. Over all ranks each element is owned once.
-  // Where the group cannot (see make_bucket_reduction) all are averaged.
-  // Collective; between backward passes; not with a comm hook, and not where
-  // another wrapper averages some of the parameters.
-  // `is_stepped(i)`: whether parameters()[i] has a gradient that matters, so
-  // that a backward on top of its shards throws std::logic_error.
+  // Shards the gradients: of each parameters()[i] this rank gets the average
+  // only of the elements `owned[i]` (in memory order); its gradients elsewhere
+  // are undefined after backward. Over all ranks each element is owned once. If
+  // the group cannot do this (see make_bucket_reduction), all elements are
+  // averaged on every rank. Collective; call it between backward passes. Not
+  // possible with a comm hook, or if another wrapper averages some of the
+  // parameters. `is_stepped(i)`: whether the optimizer steps parameters()[i];
+  // if it does, a backward that would add to the shards of its gradient throws
+  // std::logic_error.
   using IsStepped = std::function<bool(size_t parameter)>;
   void shard(std::vector<ElementRange> owned, IsStepped is_stepped);
 
-  // Called in backward, in its thread, in the order of the buckets, when the
-  // gradients of these parameters() are final on this rank (with
-  // find_unused_parameters or a check at the end of backward). Not where
-  // another wrapper averages some of the parameters.
+  // Sets a callback that is called in backward, in its thread, in the order of
+  // the buckets, when the gradients of these parameters() are final on this
+  // rank (with find_unused_parameters or a check: at the end of backward). Not
+  // possible if another wrapper averages some of the parameters.
   using OnFinal = std::function<void(const std::vector<size_t>& parameters)>;
   void on_final(OnFinal callback);
 
-  // Called before and after autograd works on graphs of the wrapper's
-  // forwards. Not where another wrapper averages some of the parameters.
+  // Sets callbacks that are called before and after autograd works on graphs of
+  // the wrapper's forwards. Not possible if another wrapper averages some of
+  // the parameters.
   void around_graphs(std::function<void()> entered, std::function<void()> left);
 
   const std::vector<NamedParameter>& parameters() const {
     return gradients_.parameters();
   }
-  // The parameters' names, bucket by bucket, in the order of reduction.
+  // Returns the parameters' names, bucket by bucket, in the order of reduction.
   std::vector<std::vector<std::string>> bucket_names() const;
-  // What of DDPLoggingData the reducer knows.
+  // Fills in the fields of DDPLoggingData that the reducer knows.
   void describe(DDPLoggingData& data) const;
   DdpTimes& times() { return times_; }
-  // Backward passes that were averaged, with those of the reducers that this
-  // one has taken over from.
+  // Returns the number of backward passes that were averaged, including those
+  // of the reducers that this one replaced.
   int64_t steps() const { return steps_; }
-  // Takes the counts of the wrapper's reducer that was used so far.
+  // Continues the counts of the reducer that the wrapper used before.
   void continue_from(const Reducer& before);
 
  private:
@@ -173,7 +181,7 @@ class Reducer final : private BackwardListener {
     return needs_used_map() || options_.check_for_nan_in_grad ||
            gradients_.any_shared();
   }
-  // The same on all ranks.
+  // Equal on all ranks.
   bool needs_used_map() const {
     return searches_unused() ||
            (options_.static_graph && times_.iteration() == 0);
@@ -202,21 +210,21 @@ class Reducer final : private BackwardListener {
   std::vector<size_t> pending_;  // gradients that are not ready, by bucket
   size_t next_bucket_ = 0;       // the first that is not published
   size_t delivered_ = 0;
-  double factor_ = 1;     // of contributions
+  double factor_ = 1;     // for contributions
   bool shadows_ = false;  // shadow_backward()
-  bool stepped_ = false;  // on_final_ may have been called, then given up
-  // Indexed by parameter: 1 if this rank has used it since the last average.
+  bool stepped_ = false;  // on_final_ may have run in a backward given up
+  // For each parameter: 1 if this rank has used it since the last average.
   std::vector<int> used_;
-  std::vector<int> used_before_;  // what used_ was when this backward began
-  std::vector<int> last_used_;    // what used_ was at the last average
-  std::vector<bool> unused_everywhere_;  // no rank used it in the last average
+  std::vector<int> used_before_;         // used_ when this backward began
+  std::vector<int> last_used_;           // used_ at the last average
+  std::vector<bool> unused_everywhere_;  // no rank used it at the last average
   bool used_differently_ = false;
-  std::vector<bool> sparse_missing_;  // had no gradient, by parameter
+  std::vector<bool> sparse_missing_;  // by parameter: had no gradient
   bool rebuilt_ = false;
   DdpTimes times_;
   int64_t steps_ = 0;
-  // How many reductions the wrapper has begun, including those given up. The
-  // ranks compare it.
+  // How many reductions the wrapper has begun, including those that were given
+  // up. The ranks compare this number.
   int64_t begun_ = 0;
 };
 

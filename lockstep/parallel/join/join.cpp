@@ -82,7 +82,7 @@ JoinRound Join::exchange(int mine) {
 
 void Join::finish() {
   if (!options_.enable) return;
-  // A rank that never had inputs knows of no round yet.
+  // A rank that never had inputs has not seen any iteration yet.
   int last_joiner = round_.active.empty() ? 0 : round_.active.back();
   while (true) {
     auto round = exchange(0);

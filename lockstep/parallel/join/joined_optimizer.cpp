@@ -25,10 +25,10 @@ namespace {
 
 using NamedValues = std::map<std::string, StateValue>;
 
-// Where a value is a tensor of its parameter's shape, which travels by itself.
+// Stands for a tensor of its parameter's shape, which is sent separately.
 constexpr const char* kTensorWord = "tensor";
 
-// What state_dict() has as a scalar tensor.
+// The name of the only scalar tensor in a state_dict().
 constexpr const char* kStepName = "step";
 
 Object parameters_of(const torch::optim::Optimizer& optimizer) {
@@ -64,7 +64,7 @@ Object words_of(const NamedValues& values) {
   return words;
 }
 
-// The reverse, but for tensors, which `receive` makes.
+// Reverses words_of(); `receive` makes the tensors.
 NamedValues values_of(const Object& words,
                       const std::function<at::Tensor()>& receive) {
   NamedValues values;

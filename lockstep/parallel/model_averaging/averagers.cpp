@@ -32,7 +32,7 @@ void average_over(const ProcessGroupPtr& group,
   for (const auto& parameter : parameters) {
     flat.push_back(parameter.reshape(-1));
   }
-  // Of the widest dtype, where there are several.
+  // The result has the widest dtype of the parameters.
   auto all = at::cat(flat);
   all.div_(group->size());
   all_reduce(all, {.group = group});
@@ -44,7 +44,7 @@ void average_over(const ProcessGroupPtr& group,
   }
 }
 
-// This rank's part of `parent`: `size` neighbours.
+// Splits `parent` into groups of `size` neighbours and returns this rank's.
 ProcessGroupPtr neighbours(const ProcessGroupPtr& parent, int size) {
   std::vector<std::vector<int>> parts;
   for (int rank = 0; rank < parent->size(); ++rank) {

@@ -8,29 +8,29 @@
 
 #include "lockstep/comm/process_group.h"
 
-// After torch.distributed.algorithms.model_averaging (PyTorch source,
+// It follows torch.distributed.algorithms.model_averaging (PyTorch source,
 // averagers.py and hierarchical_model_averager.py).
 namespace lockstep {
 
-// Averages parameters over ranks that train for themselves in between
-// (post_localSGD_hook()), every so many steps. One thread at a time.
+// Averages parameters, every so many steps, over ranks that train independently
+// in between (post_localSGD_hook()). One thread at a time.
 class ModelAverager {
  public:
   virtual ~ModelAverager() = default;
 
-  // Behind each step of the optimizer. Collective in the steps in which it
-  // averages: the parameters that have a gradient, which must be the same on
-  // all ranks, in their memory, each once, as one flat tensor. Blocking; errors
-  // are those of all_reduce().
+  // Call it after each step of the optimizer. In the steps in which it averages
+  // it is collective: it averages in place the parameters that have a gradient,
+  // each once, as one flat tensor; they must be the same on all ranks.
+  // Blocking; throws the errors of all_reduce().
   void average_parameters(const std::vector<at::Tensor>& params);
   void average_parameters(
       const std::vector<torch::optim::OptimizerParamGroup>& param_groups);
 
-  // Calls of average_parameters() so far. To be restored with a snapshot.
+  // Calls of average_parameters() so far. Save and restore it with snapshots.
   int64_t step = 0;
 
  protected:
-  // Whom to average with in this step; nullptr: nobody.
+  // Returns the group to average over in this step; nullptr: no averaging.
   virtual ProcessGroupPtr group_of_step() const = 0;
 
  private:
@@ -38,15 +38,17 @@ class ModelAverager {
 };
 
 struct PeriodicModelAveragerOptions {
-  // Steps from one averaging to the next. Of 1 there is no use: averaging
-  // gradients costs less.
+  // Steps from one averaging to the next. 1 is useless: averaging gradients
+  // costs less.
   int64_t period{4};
-  // The steps before the first, in which gradients are averaged.
+  // The number of steps before the first averaging; gradients are averaged in
+  // them.
   int64_t warmup_steps{0};
-  ProcessGroupPtr process_group{};  // none: the default group
+  ProcessGroupPtr process_group{};  // null: the default group
 };
 
-// Averages in step warmup_steps, counted from 0, and each period-th behind it.
+// Averages in step warmup_steps, counted from 0, and in each period-th step
+// after it.
 class PeriodicModelAverager final : public ModelAverager {
  public:
   // Throws std::invalid_argument for a number out of range.
@@ -61,21 +63,22 @@ class PeriodicModelAverager final : public ModelAverager {
 };
 
 struct HierarchicalModelAveragerOptions {
-  // Period and size of the group that averages then, both rising; the last
-  // size is that of process_group: {{4, 8}, {16, 16}}.
+  // Pairs of a period and the size of the groups that average at that period,
+  // both rising. The last size is that of process_group. Example: {{4, 8}, {16,
+  // 16}}.
   std::vector<std::pair<int64_t, int>> period_group_size_dict{};
   int64_t warmup_steps{0};
-  ProcessGroupPtr process_group{};  // none: the default group
+  ProcessGroupPtr process_group{};  // null: the default group
 };
 
-// Averages, from step warmup_steps on, over the group of the largest period
+// From step warmup_steps on, averages over the group with the largest period
 // that divides the step's number, if there is one. A group of size k holds k
-// neighbours in rank.
+// ranks with consecutive numbers.
 class HierarchicalModelAverager final : public ModelAverager {
  public:
   // Collective over process_group: makes the groups. Throws
-  // std::invalid_argument for periods or sizes that are not as above, or sizes
-  // of which that of process_group is no multiple.
+  // std::invalid_argument for periods or sizes that are not as described above,
+  // and for sizes that do not divide the size of process_group.
   explicit HierarchicalModelAverager(
       const HierarchicalModelAveragerOptions& options);
 

@@ -39,13 +39,13 @@ PostLocalSGDOptimizer::PostLocalSGDOptimizer(
     for (const auto& group : optim_->param_groups()) {
       learning_rates_.push_back(group.options().get_lr());
     }
-  } catch (const c10::Error&) {  // an optimizer that has none
+  } catch (const c10::Error&) {  // this optimizer has no learning rate
     has_learning_rate_ = false;
   }
 }
 
 void PostLocalSGDOptimizer::agree_on_learning_rates() {
-  // Groups that were added to one side take part from here on, if both have
+  // Groups that were added on one side only count as soon as both sides have
   // them.
   auto& theirs = optim_->param_groups();
   learning_rates_.resize(std::min(param_groups().size(), theirs.size()));

@@ -9,19 +9,21 @@
 
 namespace lockstep {
 
-// An optimizer that steps another and then averages parameters over the ranks
-// when it is time; after torch.distributed.optim.PostLocalSGDOptimizer (PyTorch
-// documentation). For DistributedDataParallel with post_localSGD_hook().
+// An optimizer that steps another optimizer and then, in the averager's steps,
+// averages parameters over the ranks; it follows
+// torch.distributed.optim.PostLocalSGDOptimizer (PyTorch documentation). For
+// DistributedDataParallel with post_localSGD_hook().
 //
 //   auto sgd = std::make_shared<torch::optim::SGD>(model->parameters(), 0.1);
 //   auto averager = std::make_shared<PeriodicModelAverager>(
 //       PeriodicModelAveragerOptions{.period = 4, .warmup_steps = 100});
 //   PostLocalSGDOptimizer optimizer(sgd, averager);
 //
-// Learning rates may be set here (as schedulers do) or in optim(): what was
-// changed last before a step holds. Other hyperparameters are those of optim(),
-// whose state is the state: capture_optimizer(optimizer.optim()) saves it,
-// beside averager().step. One thread at a time.
+// Learning rates may be set here (as schedulers do) or in optim(): a step uses
+// the rate that was changed, and this optimizer's if both were. Other
+// hyperparameters, and all state, are those of optim(): save
+// capture_optimizer(optimizer.optim()) and averager().step. One thread at a
+// time.
 class PostLocalSGDOptimizer final : public torch::optim::Optimizer {
  public:
   // Throws std::invalid_argument if one is null.
@@ -34,8 +36,9 @@ class PostLocalSGDOptimizer final : public torch::optim::Optimizer {
   torch::optim::Optimizer& optim() { return *optim_; }
   ModelAverager& averager() { return *averager_; }
 
-  // LibTorch's archive of optim(), and in it the averager's step under "step".
-  // One without it, as optim() alone writes it, sets that to 0.
+  // Writes and reads LibTorch's archive of optim() with the averager's step
+  // added under "step". load() sets the step to 0 if the archive lacks it, as
+  // one that optim() alone has written.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
@@ -44,7 +47,7 @@ class PostLocalSGDOptimizer final : public torch::optim::Optimizer {
 
   std::shared_ptr<torch::optim::Optimizer> optim_;
   std::shared_ptr<ModelAverager> averager_;
-  std::vector<double> learning_rates_;  // by group, when both last agreed
+  std::vector<double> learning_rates_;  // by group, when both sides last agreed
   bool has_learning_rate_ = true;
 };
 

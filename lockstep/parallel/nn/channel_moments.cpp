@@ -12,11 +12,12 @@
 namespace lockstep::nn {
 namespace {
 
-// What at::parallel_for is to give one thread at least.
+// The least number of elements that at::parallel_for gives to a thread.
 constexpr int64_t kElementsPerThread = 32768;
-// Sums that grow side by side: one alone waits for each addition.
+// The number of sums that grow in parallel: a single sum would wait for each
+// addition.
 constexpr int64_t kLanes = 8;
-// Channels side by side in memory: a cache line of float32.
+// Channels that are processed together: a cache line of float32.
 constexpr int64_t kBlock = 16;
 
 struct Moments {  // [channels] each
@@ -28,12 +29,13 @@ struct Moments {  // [channels] each
     auto n = static_cast<double>(count);
     mean[channel] = shift + sum / n;
     double spread = (squares - sum * sum / n) / n;
-    // Rounding must not make a constant channel's negative; NaN stays.
+    // Rounding must not make the variance of a constant channel negative; NaN
+    // stays.
     variance[channel] = spread < 0 ? 0 : spread;
   }
 };
 
-// [samples, channels, length]
+// For the layout [samples, channels, length].
 template <typename Scalar>
 void of_planes(const Scalar* input, int64_t samples, int64_t channels,
                int64_t length, const Moments& out) {
@@ -67,7 +69,8 @@ void of_planes(const Scalar* input, int64_t samples, int64_t channels,
   });
 }
 
-// [rows, channels], kBlock channels at a time, whose sums stay in registers.
+// For the layout [rows, channels]: kBlock channels at a time, so that their
+// sums stay in registers.
 template <typename Scalar>
 void of_rows(const Scalar* input, int64_t rows, int64_t channels,
              const Moments& out) {

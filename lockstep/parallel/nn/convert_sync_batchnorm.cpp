@@ -52,7 +52,7 @@ std::optional<AnyModule> synchronized(const Module& module,
   return AnyModule(std::move(sync));
 }
 
-// Nothing for a class that only derives from a batch norm.
+// Returns none for a class that is derived from a batch norm.
 std::optional<AnyModule> synchronized(const Module& module,
                                       const ProcessGroupPtr& process_group) {
   using namespace torch::nn;
@@ -75,7 +75,7 @@ SyncBatchNormState* sync_state(Module& module) {
   return module.as<SyncBatchNorm3dImpl>();
 }
 
-// Whether `child` stands in `parent` as one of a container's elements.
+// Returns whether `child` is an element of the container `parent`.
 bool is_element(const Module& parent, const ModulePtr& child) {
   if (auto* sequential = parent.as<SequentialImpl>()) {
     return std::any_of(
@@ -108,7 +108,7 @@ void replace_element(Module& parent, const std::string& name,
   parent.replace_module(name, sync.ptr());
 }
 
-// What is to change, found before anything is.
+// Collects all changes before the first is made.
 class Conversion {
  public:
   explicit Conversion(const ProcessGroupPtr& process_group)
@@ -179,7 +179,7 @@ class Conversion {
   ProcessGroupPtr process_group_;
   std::vector<std::string> refused_;
   std::vector<Place> places_;
-  // By the batch norm that each replaces.
+  // Indexed by the batch norm that is replaced.
   std::map<const Module*, AnyModule> replacements_;
   std::vector<SyncBatchNormState*> regrouped_;
 };

@@ -64,7 +64,8 @@ GroupStatistics on_cpu(const at::Tensor& input, const at::Tensor& running_mean,
   check_count(all.count, input);
 
   auto mean = at::zeros({channels}, at::kDouble);
-  auto squares = at::zeros({channels}, at::kDouble);  // of deviations from it
+  // Sums of the squared deviations from the mean.
+  auto squares = at::zeros({channels}, at::kDouble);
   double* means = mean.data_ptr<double>();
   double* deviations = squares.data_ptr<double>();
   double before = 0;
@@ -94,8 +95,8 @@ GroupStatistics on_cpu(const at::Tensor& input, const at::Tensor& running_mean,
   return all;
 }
 
-// Half inputs may be empty on one rank only: the row has the dtype that the
-// others' statistics have.
+// 16-bit inputs may be empty on one rank only: so this rank's row always has
+// the dtype of the other ranks' statistics.
 at::Tensor device_row(const at::Tensor& input, double eps) {
   int64_t channels = input.size(1);
   auto options = statistics_options(input);
@@ -114,7 +115,8 @@ GroupStatistics on_device(const at::Tensor& input,
   auto rows = at::empty({group->size(), row.numel()}, row.options());
   all_gather_into_tensor(rows, row, {.group = group});
 
-  // The kernel divides by the count of each rank.
+  // The kernel divides by each rank's count, so ranks without values are left
+  // out.
   auto counts = rows.select(1, 2 * channels);
   auto present = counts.nonzero().squeeze(1);
   if (present.numel() < group->size()) {

@@ -11,7 +11,7 @@
 namespace lockstep::nn {
 namespace {
 
-// What at::parallel_for is to give one thread at least.
+// The least number of elements that at::parallel_for gives to a thread.
 constexpr int64_t kElementsPerThread = 32768;
 
 template <typename Scalar>
@@ -31,7 +31,7 @@ Scalar gradient(Scalar grad, Scalar value, Math mean, Math shift, Math slope,
       (static_cast<Math>(grad) - shift - deviation * slope) * scale);
 }
 
-// Planes of one channel: [planes, length], channels repeating.
+// For planes of one channel each, [planes, length]; the channels repeat.
 template <typename Scalar>
 void by_planes(const Scalar* grad, const Scalar* input, Scalar* out,
                int64_t planes, int64_t length, int64_t channels,
@@ -40,7 +40,8 @@ void by_planes(const Scalar* grad, const Scalar* input, Scalar* out,
   at::parallel_for(0, planes, grain, [&](int64_t begin, int64_t end) {
     for (int64_t plane = begin; plane < end; ++plane) {
       const int64_t c = plane % channels;
-      // Copies: a store to `out` might change what the pointers point to.
+      // These are copies, because the compiler must assume that a store to
+      // `out` changes what the pointers point to.
       const auto mean = terms.mean[c], shift = terms.shift[c];
       const auto slope = terms.slope[c], scale = terms.scale[c];
       const int64_t stop = (plane + 1) * length;
@@ -51,7 +52,7 @@ void by_planes(const Scalar* grad, const Scalar* input, Scalar* out,
   });
 }
 
-// Rows of one value a channel: [rows, channels].
+// For rows with one value per channel: [rows, channels].
 template <typename Scalar>
 void by_rows(const Scalar* grad, const Scalar* input, Scalar* out, int64_t rows,
              int64_t channels, const Terms<Scalar>& terms) {

@@ -4,13 +4,13 @@
 
 namespace lockstep::nn {
 
-// A batch norm's gradient by its input, on a CPU, in one pass:
+// Returns the gradient of a batch norm by its input, on a CPU, in one pass:
 //
 //   (grad_output - shift - (input - mean) * slope) * scale
 //
-// `grad_output` and `input` [N, C, ...] of one dtype, contiguous in the same
-// memory format, as the result is; the others [C], of the statistics' dtype,
-// in which it is computed.
+// `grad_output` and `input` are [N, C, ...], of one dtype and contiguous in the
+// same memory format, which the result has, too. The others are [C], of the
+// statistics' dtype, in which this computes.
 at::Tensor input_gradient(const at::Tensor& grad_output,
                           const at::Tensor& input, const at::Tensor& mean,
                           const at::Tensor& shift, const at::Tensor& slope,

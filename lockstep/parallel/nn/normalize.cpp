@@ -27,7 +27,7 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The context's way to keep what is no tensor.
+// Keeps in the autograd context what is not a tensor.
 struct KeptStatistics : torch::CustomClassHolder {
   explicit KeptStatistics(GroupStatistics given) : value(std::move(given)) {}
   GroupStatistics value;
@@ -41,8 +41,8 @@ struct Gradients {
   at::Tensor input{}, weight{}, bias{};
 };
 
-// With the kernels that LibTorch has for batch norm in one process, which take
-// half inputs with all else in float32.
+// Uses LibTorch's kernels for batch norm in one process; they take 16-bit
+// inputs with everything else in float32.
 at::Tensor normalize_cpu(const at::Tensor& input, const at::Tensor& weight,
                          const at::Tensor& bias, const GroupStatistics& all) {
   auto dtype = all.mean.scalar_type();
@@ -57,8 +57,8 @@ Gradients gradients_cpu(const at::Tensor& grad_output, const at::Tensor& input,
   const int64_t channels = input.size(1);
   Gradients result;
   if (input.numel() > 0) {
-    // The two sums over this rank's samples: of grad_output times the
-    // normalised input, and of grad_output.
+    // Two sums over this rank's samples: of grad_output times the normalised
+    // input, and of grad_output.
     std::tie(std::ignore, result.weight, result.bias) =
         at::native_batch_norm_backward(
             grad_output, input, /*weight=*/{}, all.mean, all.variance, all.mean,
@@ -79,7 +79,7 @@ Gradients gradients_cpu(const at::Tensor& grad_output, const at::Tensor& input,
   return result;
 }
 
-// As torch.nn.SyncBatchNorm does it, number by number on the wire.
+// Does what torch.nn.SyncBatchNorm does, with the same numbers on the wire.
 Gradients gradients_device(const at::Tensor& grad_output,
                            const at::Tensor& input, const at::Tensor& weight,
                            const GroupStatistics& all, bool input_needed) {
@@ -156,7 +156,7 @@ class Normalize : public torch::autograd::Function<Normalize> {
 at::Tensor normalize(const at::Tensor& input, const at::Tensor& weight,
                      const at::Tensor& bias,
                      const GroupStatistics& statistics) {
-  // LibTorch's Function takes no undefined tensors.
+  // LibTorch's Function does not take undefined tensors.
   auto given = [](const at::Tensor& tensor) {
     return tensor.defined() ? std::optional(tensor) : std::nullopt;
   };

@@ -6,12 +6,13 @@
 
 namespace lockstep::nn {
 
-// (input - mean) * invstd * weight + bias, with autograd; weight and bias may
-// be undefined. `input` [N, C, ...] is contiguous in its memory format, as is
-// the result.
+// Returns (input - mean) * invstd * weight + bias, with autograd; weight and
+// bias may be undefined. `input` [N, C, ...] is contiguous in its memory
+// format, and so is the result.
 //
-// Its backward is collective, one all_reduce, if `input` requires grad: the
-// statistics depend on every rank's input. It must be so on all ranks.
+// If `input` requires grad, which must be so on all ranks or on none, backward
+// is collective (one all_reduce), because the statistics depend on every rank's
+// input.
 at::Tensor normalize(const at::Tensor& input, const at::Tensor& weight,
                      const at::Tensor& bias, const GroupStatistics& statistics);
 

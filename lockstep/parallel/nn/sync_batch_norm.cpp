@@ -38,7 +38,8 @@ void check_input(const SyncBatchNormState& state, size_t dimensions,
   if (!text.str().empty()) throw std::invalid_argument(text.str());
 }
 
-// Before anything is communicated: the others could not be told.
+// Checked before anything is communicated, because the other ranks could not be
+// told afterwards.
 void check_dtypes(const SyncBatchNormState& state, size_t dimensions,
                   const at::Tensor& input) {
   auto dtype = input.scalar_type();
@@ -62,14 +63,15 @@ void check_dtypes(const SyncBatchNormState& state, size_t dimensions,
   }
 }
 
-// The group to synchronise with; null where there is nothing to.
+// Returns the group to synchronise with; null if there is none to synchronise
+// with.
 ProcessGroupPtr group_of(const SyncBatchNormState& state) {
   ProcessGroupPtr group = state.options.process_group();
   if (!group && is_initialized()) group = default_group();
   return group && group->size() > 1 ? group : nullptr;
 }
 
-// Counts this batch; its weight in the running statistics.
+// Counts this batch and returns its weight in the running statistics.
 double next_momentum(SyncBatchNormState& state) {
   const auto& momentum = state.options.momentum();
   if (!state.num_batches_tracked.defined()) return momentum.value_or(0);
@@ -107,7 +109,7 @@ void reset(SyncBatchNormState& state) {
 at::Tensor forward(SyncBatchNormState& state, size_t dimensions, bool training,
                    const at::Tensor& input) {
   check_input(state, dimensions, input);
-  // Running statistics serve in eval mode, and are written in training.
+  // Running statistics are used in eval mode and updated in training.
   bool tracked = !training || state.options.track_running_stats();
   auto running_mean = tracked ? state.running_mean : at::Tensor();
   auto running_var = tracked ? state.running_var : at::Tensor();
@@ -134,7 +136,7 @@ at::Tensor forward(SyncBatchNormState& state, size_t dimensions, bool training,
 void pretty_print(const SyncBatchNormState& state, size_t dimensions,
                   std::ostream& stream) {
   const auto& options = state.options;
-  std::ostringstream text;  // the stream's own flags stay as they are
+  std::ostringstream text;  // keeps the flags of `stream` as they are
   text << std::boolalpha << "lockstep::nn::" << type_name(dimensions) << '('
        << options.num_features() << ", eps=" << options.eps() << ", momentum=";
   if (options.momentum()) {

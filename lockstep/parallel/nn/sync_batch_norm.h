@@ -15,7 +15,7 @@
 
 namespace lockstep::nn {
 
-// LibTorch's BatchNormOptions with its names and defaults, and the group.
+// LibTorch's BatchNormOptions with the same names and defaults, and the group.
 struct SyncBatchNormOptions {
   /* implicit */ SyncBatchNormOptions(int64_t num_features)
       : num_features_(num_features) {}
@@ -28,17 +28,17 @@ struct SyncBatchNormOptions {
 
   TORCH_ARG(int64_t, num_features);
   TORCH_ARG(double, eps) = 1e-5;
-  // Of the new batch in the running statistics; none: their plain average over
-  // all batches.
+  // The weight of a new batch in the running statistics; none: they are the
+  // plain average over all batches.
   TORCH_ARG(std::optional<double>, momentum) = 0.1;
   TORCH_ARG(bool, affine) = true;
   TORCH_ARG(bool, track_running_stats) = true;
-  // The ranks that normalise together, of which this one is a member. None: the
-  // default group.
+  // The ranks that normalise together, including this one. Null: the default
+  // group.
   TORCH_ARG(ProcessGroupPtr, process_group) = {};
 };
 
-// What a batch norm consists of; members and their names as BatchNorm's.
+// The parts of a batch norm; the members have the names of BatchNorm's.
 struct SyncBatchNormState {
   SyncBatchNormOptions options;
   at::Tensor weight{};  // [num_features]; undefined unless affine
@@ -52,7 +52,7 @@ struct SyncBatchNormState {
 
 namespace detail {
 
-// Fresh tensors as BatchNorm begins with.
+// Makes fresh tensors, as a new BatchNorm has them.
 void reset(SyncBatchNormState& state);
 at::Tensor forward(SyncBatchNormState& state, size_t dimensions, bool training,
                    const at::Tensor& input);
@@ -61,30 +61,32 @@ void pretty_print(const SyncBatchNormState& state, size_t dimensions,
 
 }  // namespace detail
 
-// Batch normalisation with the mean and variance of all ranks' samples: what
-// torch::nn::BatchNorm gives one process that has the whole batch. After
-// torch.nn.SyncBatchNorm (PyTorch documentation), on CPUs too.
+// Batch normalisation with the mean and variance of all ranks' samples: it
+// computes what torch::nn::BatchNorm would in one process with the whole batch.
+// It follows torch.nn.SyncBatchNorm (PyTorch documentation), but works on CPUs,
+// too.
 //
-// Input [N, C, ...] of any floating-point type; N may differ by rank and be 0.
-// Half types are reduced in float32; weight, bias and running statistics are of
-// the input's type or, for half types, float32.
+// Input: [N, C, ...] of any floating-point type; N may differ between ranks and
+// be 0. 16-bit types are reduced in float32; weight, bias and running
+// statistics have the input's type or, for 16-bit types, float32.
 //
 // forward() in training and the backward of its result are collective, and all
 // ranks of the group must call them alike: one all_gather of 2 C + 1 numbers,
-// one all_reduce of 2 C (where the input needs a gradient). Running statistics
-// are the same bits on every rank. The gradients of weight and bias are those
-// of this rank's samples: DistributedDataParallel averages them. Nothing is
-// communicated in eval mode, in a group of one, or without a process group;
-// then this is BatchNorm.
+// one all_reduce of 2 C (if the input needs a gradient). Running statistics
+// have the same bits on every rank. The gradients of weight and bias are those
+// of this rank's samples: DistributedDataParallel averages them. In eval mode,
+// in a group of one, or without a process group nothing is communicated, and
+// this is a plain BatchNorm.
 //
-// Throws std::invalid_argument for another number of dimensions, of channels,
-// or another dtype; and, on every rank, if the ranks together have one value a
-// channel, which has no variance. backward() with create_graph throws
-// std::runtime_error: there is no second derivative. On a GPU not to be
-// captured in a graph.
+// Throws std::invalid_argument for a wrong number of dimensions or channels or
+// a wrong dtype; and, on every rank, if a channel has only one value on all
+// ranks together, because one value has no variance. backward() with
+// create_graph throws std::runtime_error: there is no second derivative. On a
+// GPU it cannot be captured in a graph.
 //
-// A type of its own, not derived from BatchNorm, whose forward is not virtual.
-// forward() stands in the derived classes: Sequential::at() wants it there.
+// This is not derived from BatchNorm, because BatchNorm's forward is not
+// virtual. forward() is declared in the derived classes because
+// Sequential::at() requires it.
 template <size_t D, typename Derived>
 class SyncBatchNormImplBase : public torch::nn::Cloneable<Derived>,
                               public SyncBatchNormState {
@@ -93,7 +95,7 @@ class SyncBatchNormImplBase : public torch::nn::Cloneable<Derived>,
       : SyncBatchNormState{.options = std::move(given)} {
     SyncBatchNormImplBase::reset();
   }
-  // Shares the tensors, which fit the options.
+  // Shares the tensors of `state`, which must fit its options.
   explicit SyncBatchNormImplBase(SyncBatchNormState state)
       : SyncBatchNormState(std::move(state)) {
     register_state();

@@ -14,8 +14,8 @@
 namespace lockstep {
 namespace {
 
-// Of every piece in the buffer, in bytes: a cache line, and a multiple of every
-// element's size.
+// The alignment in bytes of every piece in the buffer: a cache line, and a
+// multiple of every element's size.
 constexpr int64_t kPieceAlignment = 64;
 
 int64_t aligned(size_t bytes) {
@@ -23,7 +23,8 @@ int64_t aligned(size_t bytes) {
          kPieceAlignment;
 }
 
-// Contiguous, of the shape and dtype of `like`, from byte `offset` of `bytes`.
+// Returns a contiguous tensor with the shape and dtype of `like`, at byte
+// `offset` of `bytes`.
 at::Tensor place(const at::Tensor& bytes, int64_t offset,
                  const at::Tensor& like) {
   const auto item = static_cast<int64_t>(like.element_size());

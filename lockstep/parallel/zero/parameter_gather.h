@@ -11,20 +11,20 @@ namespace lockstep {
 
 // Gives every rank the elements that the others have stepped.
 //
-// Parameters that are cut travel where they lie, one all_gather each; what is
-// whole and smaller than kLarge, and the last few elements of those that are
-// cut, together in one all_gather a device, through a buffer; what is whole and
-// large is broadcast. Use from one thread. Errors: those of the collectives,
-// behind which parameters hold what had come.
+// Cut parameters are gathered in place, by one all_gather each. Whole
+// parameters smaller than kLarge, and the last few elements of cut ones, travel
+// together through a buffer, by one all_gather for each device. Large whole
+// parameters are broadcast. Use from one thread. Throws the errors of the
+// collectives; parameters then hold what has arrived.
 class ParameterGather {
  public:
   static constexpr size_t kLarge = size_t{1} << 20;  // bytes
 
-  // `parameters` are alike on all ranks of `group`, and keep their memory.
+  // `parameters` must be alike on all ranks of `group`, and keep their memory.
   ParameterGather(const std::vector<at::Tensor>& parameters,
                   const std::vector<Ranges>& ranges, ProcessGroupPtr group);
 
-  // Collective; blocking as collectives are.
+  // Collective. Blocks as collectives do.
   void run();
 
  private:
@@ -34,13 +34,13 @@ class ParameterGather {
   };
   struct Broadcast {
     at::Tensor parameter;
-    int source;  // of the default group
+    int source;  // in the default group
   };
   // Small pieces of one device, as bytes.
   struct Packed {
     at::Tensor all;
     at::Tensor mine;
-    // Pairs of the same shape and dtype: in a parameter, and in `all`.
+    // Pairs of equal shape and dtype: pieces in parameters, places in `all`.
     std::vector<at::Tensor> my_pieces, my_places;
     std::vector<at::Tensor> their_pieces, their_places;
   };

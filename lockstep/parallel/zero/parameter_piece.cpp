@@ -9,7 +9,7 @@
 namespace lockstep {
 
 at::Tensor memory_slice(const at::Tensor& tensor, ElementRange range) {
-  // Below autograd and its view tracking, an alias is a tensor of its own.
+  // Below autograd and its tracking of views, an alias is a plain tensor.
   const at::AutoDispatchBelowADInplaceOrView no_views;
   return tensor.as_strided({range.end - range.begin}, {1},
                            tensor.storage_offset() + range.begin);

@@ -6,43 +6,44 @@
 
 namespace lockstep {
 
-// The elements `range` of `tensor`, counted in memory order: [end - begin],
-// sharing its memory, and neither a view of autograd's nor of its version.
-// `tensor` is dense.
+// Returns the elements `range` of `tensor`, counted in memory order, as a
+// tensor of shape [end - begin] that shares its memory; it is not an autograd
+// view and does not share the version counter. `tensor` must be dense.
 at::Tensor memory_slice(const at::Tensor& tensor, ElementRange range);
 
-// The same of all of it, with its sizes and strides.
+// Returns such an alias of the whole tensor, with its sizes and strides.
 at::Tensor memory_alias(const at::Tensor& tensor);
 
 // A parameter and the part of it that one rank steps.
 class ParameterPiece {
  public:
-  // `shaped`: the piece has its parameter's shape, as an optimizer wants that
-  // looks at more than single elements; all of it then. Otherwise one
+  // `shaped`: the piece is the whole parameter, in its shape, for an optimizer
+  // that looks at more than single elements; otherwise the piece has one
   // dimension. `keep_gradient`: whether the gradient's memory stays the same
-  // from step to step (a bucket), so that the alias is worth keeping.
+  // from step to step (a bucket), so that it pays to keep the alias.
   ParameterPiece(at::Tensor parameter, ElementRange range, bool shaped,
                  bool keep_gradient);
 
   const at::Tensor& parameter() const { return parameter_; }
   ElementRange range() const { return range_; }
   bool shaped() const { return shaped_; }
-  // What the optimizer steps: the same tensor for good.
+  // Returns the tensor that the optimizer steps; it is always the same object.
   const at::Tensor& tensor() const { return piece_; }
 
-  // `whole`'s part that this piece is; `whole` is laid out as the parameter.
+  // Returns the part of `whole` that belongs to this piece; `whole` must have
+  // the layout of the parameter.
   at::Tensor part_of(const at::Tensor& whole) const;
 
-  // The parameter's memory may have been replaced (Module::to); goes after it.
+  // Follows the parameter if its memory has been replaced (Module::to).
   void refresh();
 
-  // This piece's part of the parameter's .grad; undefined where it has none. A
-  // gradient laid out differently from its parameter is laid out anew first,
-  // and the parameter's .grad becomes that one. Throws std::invalid_argument
-  // for a sparse one.
+  // Returns this piece's part of the parameter's .grad; undefined if there is
+  // none. A gradient whose layout differs from its parameter's is first copied
+  // into that layout, and the copy becomes the parameter's .grad. Throws
+  // std::invalid_argument for a sparse gradient.
   const at::Tensor& gradient();
 
-  // Gives tensor() its gradient for a step, and takes it back.
+  // Give tensor() its gradient for a step, and take it away again.
   void take_gradient();
   void drop_gradient();
 

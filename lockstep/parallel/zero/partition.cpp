@@ -40,7 +40,8 @@ Ranges Partition::whole(int64_t numel, int64_t bytes) {
   *least += bytes;
   Ranges ranges;
   for (auto rank = bytes_.begin(); rank != bytes_.end(); ++rank) {
-    // Empty at the start before the owner and at the end behind it.
+    // Ranks before the owner get an empty range at the start, ranks after it
+    // one at the end.
     ranges.push_back({rank > least ? numel : 0, rank < least ? 0 : numel});
   }
   return ranges;

@@ -9,32 +9,34 @@
 
 namespace lockstep {
 
-// One parameter's elements in the order in which they lie in memory, by rank:
-// those of rank r are [begin, end) of ranges[r], none where that is empty.
-// Ascending; together every element once.
+// The elements of one parameter that each rank owns, in memory order: rank r
+// owns the range ranges[r], which may be empty. The ranges ascend, and together
+// hold every element once.
 using Ranges = std::vector<ElementRange>;
 
-// Which rank steps which elements. After Rajbhandari et al., "ZeRO: Memory
-// Optimizations Toward Training Trillion Parameter Models" (SC 2020), section
-// 5.1. A pure function of what it is given, in order, so that ranks agree
-// without a word; it does not depend on how gradients are bucketed.
+// Decides which rank steps which elements. It follows Rajbhandari et al.,
+// "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (SC
+// 2020), section 5.1. The result depends only on the arguments and their order,
+// so ranks agree without communication; it does not depend on how gradients are
+// bucketed.
 class Partition {
  public:
-  // Where parameters are cut: multiples of this, so that a kernel that works in
-  // vectors does with a piece exactly what it does with the whole, and no two
-  // ranks write to one cache line.
+  // Parameters are cut at multiples of this number, so that a vectorised kernel
+  // does with a piece exactly what it does with the whole, and no two ranks
+  // write to one cache line.
   static constexpr int64_t kGrain = 64;
-  // Parameters of fewer elements a rank stay whole.
+  // Parameters with fewer elements per rank are not cut.
   static constexpr int64_t kSmall = 4096;
 
-  // `cut`: whether parameters may be divided, as they may where the optimizer
-  // treats each element by itself.
+  // `cut`: whether parameters may be divided; they may if the optimizer treats
+  // each element by itself.
   Partition(int world_size, bool cut);
 
-  // Of each of `parameters`. Cut: in as many contiguous pieces as there are
-  // ranks, equal but for the last, which has up to kGrain elements a rank more.
-  // Not cut, small, or not dense: whole, to the rank with the fewest bytes so
-  // far, large parameters first.
+  // Returns the ranges for each of `parameters`. If parameters are cut: as many
+  // contiguous pieces as there are ranks, of equal size except the last, which
+  // may have up to kGrain elements per rank more. Parameters that are small or
+  // not dense, or all if they are not cut, go as a whole to the rank with the
+  // fewest bytes so far, large parameters first.
   std::vector<Ranges> add(const std::vector<at::Tensor>& parameters);
 
  private:

@@ -130,7 +130,8 @@ void ShardedOptimizer::bind(DdpState& ddp) {
     const auto alive = self.lock();
     return alive && (*alive)->grouped_[parameter];
   });
-  // A gate also keeps what is trained, and so the partition, as it is.
+  // A gate also keeps the set of trained parameters, and with it the partition,
+  // as it is.
   ddp.set_forward_gate([shared = shared_] {
     if (shared) shared->wait();
   });
@@ -192,15 +193,16 @@ void ShardedOptimizer::check_new_groups() const {
   }
 }
 
-// What of the options must be the same on all ranks, as bits of a number.
+// Returns the options that must be the same on all ranks, as bits of a number.
 int64_t ShardedOptimizer::form() const {
   return kSharedParameters * options_.shared_parameters +
          kStepInBackward * options_.step_in_backward + kCutParameters * cut_ +
          kOfDdp * has_ddp_;
 }
 
-// What ranks disagree about they would otherwise write over each other.
-// `mistaken`: this rank refuses its groups, and says why itself.
+// Throws if the ranks' new groups differ; they would otherwise overwrite each
+// other's parameters. `mistaken`: this rank refuses its own groups and will
+// throw its own error.
 void ShardedOptimizer::agree_on_new_groups(bool mistaken) const {
   if (group_->size() == 1) return;
   Digest digest;
@@ -300,7 +302,7 @@ void ShardedOptimizer::adopt_groups() {
     inner_ = std::move(added);
     return;
   }
-  // Some kinds make their state in the constructor only.
+  // Some kinds of optimizers make their state only in the constructor.
   for (auto& group : added->param_groups()) {
     inner_->param_groups().push_back(std::move(group));
   }
@@ -315,7 +317,7 @@ void ShardedOptimizer::add_param_group(
   adopt_groups();
 }
 
-// Module::to() and its like give parameters other memory.
+// Module::to() and similar functions give parameters other memory.
 void ShardedOptimizer::follow_memory() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const void* now = parameters_[i].const_data_ptr();
@@ -333,7 +335,8 @@ void ShardedOptimizer::follow_memory() {
   if (!shared_ && !gather_) gather_.emplace(parameters_, ranges_, group_);
 }
 
-// Schedulers and users write to the outer groups.
+// Schedulers and users write to the outer groups, so the inner ones take their
+// options from there.
 void ShardedOptimizer::copy_options() {
   for (size_t g = 0; g < adopted_; ++g) {
     inner_->param_groups()[g].set_options(param_groups_[g].options().clone());
@@ -365,7 +368,7 @@ void ShardedOptimizer::take_part_in_step() {
   follow_memory();
   copy_options();
   if (!options_.step_in_backward) {
-    // All that may fail on this rank alone is before the ranks meet.
+    // Everything that may fail on this rank alone comes before the ranks meet.
     for (size_t i = 0; i < pieces_.size(); ++i) {
       if (pieces_[i] && grouped_[i]) pieces_[i]->take_gradient();
     }
@@ -373,7 +376,7 @@ void ShardedOptimizer::take_part_in_step() {
     try {
       step_pieces();
     } catch (...) {
-      // The others' forward waits for this rank all the same.
+      // The other ranks' forward waits for this rank in any case.
       if (shared_) shared_->end_step();
       throw;
     }
@@ -383,13 +386,15 @@ void ShardedOptimizer::take_part_in_step() {
   } else {
     gather_->run();
   }
-  // A graph that still holds a parameter is to notice, as with any optimizer.
+  // Autograd must notice the change if a graph still holds a parameter, as with
+  // any optimizer.
   for (size_t i = 0; i < parameters_.size(); ++i) {
     if (grouped_[i]) parameters_[i].unsafeGetTensorImpl()->bump_version();
   }
 }
 
-// Behind the wrapper's shadow of backward, which leaves averages in .grad.
+// Called after the wrapper has shadowed backward, which leaves the averages in
+// .grad.
 void ShardedOptimizer::shadow(const JoinRound& round, const JoinOptions&) {
   if (round.synchronizes) take_part_in_step();
 }

@@ -21,19 +21,21 @@
 
 namespace lockstep {
 
-// After torch.distributed.optim.ZeroRedundancyOptimizer (PyTorch
-// documentation), as far as the names go.
+// Options of ZeroRedundancyOptimizer; those that
+// torch.distributed.optim.ZeroRedundancyOptimizer has, too, have the same names
+// (PyTorch documentation).
 struct ZeroRedundancyOptions {
-  // None: that of the DistributedDataParallel, or the default group.
+  // Null: that of the DistributedDataParallel, or the default group.
   ProcessGroupPtr process_group{};
-  // One copy of the parameters for all ranks of a host, so that nothing is
-  // gathered back. With a DistributedDataParallel only.
+  // Whether all ranks of a host use one copy of the parameters, so that nothing
+  // must be gathered after a step. Only with a DistributedDataParallel.
   bool shared_parameters{false};
-  // Each parameter is stepped as soon as its gradient is final, in backward().
-  // With a DistributedDataParallel only, and parameters of each rank's own.
+  // Whether each parameter is stepped as soon as its gradient is final, in
+  // backward(). Only with a DistributedDataParallel, and not with
+  // shared_parameters.
   bool step_in_backward{false};
-  // Whether large parameters are divided over the ranks, or each belongs to
-  // one. None: as ShardingTraits says of the optimizer.
+  // Whether large parameters are divided over the ranks, or each belongs to one
+  // rank. None: ShardingTraits of the optimizer decides.
   std::optional<bool> cut_parameters{};
 };
 
@@ -41,7 +43,8 @@ namespace detail {
 
 class DdpState;
 
-// What of ZeroRedundancyOptimizer does not depend on the optimizer's type.
+// The part of ZeroRedundancyOptimizer that does not depend on the optimizer's
+// type.
 class ShardedOptimizer : public torch::optim::Optimizer,
                          public GradientShards,
                          public Joinable {
@@ -51,8 +54,8 @@ class ShardedOptimizer : public torch::optim::Optimizer,
 
   at::Tensor step(LossClosure closure = nullptr) override;
 
-  // Hides LibTorch's, which is not virtual: a group added through a reference
-  // to the base class is taken up at the next step().
+  // Hides LibTorch's function, which is not virtual: a group that is added
+  // through a reference to the base class takes effect at the next step().
   void add_param_group(const torch::optim::OptimizerParamGroup& group);
 
   void synchronize();
@@ -69,23 +72,23 @@ class ShardedOptimizer : public torch::optim::Optimizer,
   bool has_state_dict() const { return state_dict_.has_value(); }
   void load_state_dict(const OptimizerState& state);
 
-  // Throw std::logic_error: an archive of LibTorch's would hold one rank's
-  // part.
+  // Both throw std::logic_error: an archive of LibTorch's would hold only one
+  // rank's part.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
  protected:
-  // Makes the optimizer itself over some groups.
+  // Makes the real optimizer for some groups.
   using Make = std::function<OptimizerPtr(const ParamGroups& groups)>;
 
-  // `ddp`: none in the form that is given whole gradients; `groups` none: one
-  // of all that it trains.
+  // `ddp`: null if the optimizer gets whole gradients. `groups`: none means one
+  // group of everything that `ddp` trains.
   ShardedOptimizer(Make make, bool element_wise,
                    std::optional<ParamGroups> groups,
                    ZeroRedundancyOptions options, DdpState* ddp);
 
   const torch::optim::Optimizer& inner() const { return *inner_; }
-  // The optimizer itself over the user's parameters, without state.
+  // Makes the real optimizer for the user's parameters, without state.
   OptimizerPtr make_plain() const;
 
  private:
@@ -111,20 +114,20 @@ class ShardedOptimizer : public torch::optim::Optimizer,
   bool cut_;
   Partition partition_;
 
-  // By parameter, in the order of registration.
+  // The next members are indexed by parameter, in the order of registration.
   std::vector<at::Tensor> parameters_;
   std::vector<Ranges> ranges_;
   std::vector<const void*> memory_;
-  std::vector<std::unique_ptr<ParameterPiece>> pieces_;  // null: none here
+  std::vector<std::unique_ptr<ParameterPiece>> pieces_;  // null: no piece here
   std::vector<bool> grouped_;
   std::unordered_map<const c10::TensorImpl*, size_t> index_;
 
-  size_t adopted_ = 0;  // parameter groups that inner_ has
+  size_t adopted_ = 0;  // number of parameter groups that inner_ has
   OptimizerPtr inner_;
   std::optional<ParameterGather> gather_;
   std::shared_ptr<SharedParameters> shared_;
   std::optional<OptimizerState> state_dict_;
-  // For what DDP calls: empty once this object is gone.
+  // For the callbacks in DDP: expired when this object is gone.
   std::shared_ptr<ShardedOptimizer*> self_;
 };
 

@@ -16,11 +16,11 @@ namespace {
 
 using nlohmann::json;
 
-// What state_dict() has as a scalar tensor; all else is of its parameter's
-// shape.
+// The name of the only scalar tensor in a state_dict(); all other tensors have
+// their parameter's shape.
 constexpr const char* kStep = "step";
 
-// What a rank says of its state before it sends the tensors, in that order.
+// Describes this rank's state; the rank then sends the tensors in this order.
 json describe(const OptimizerState& mine,
               const std::vector<NumberedPiece>& pieces) {
   json all = json::array();
@@ -47,8 +47,8 @@ json describe(const OptimizerState& mine,
   return all;
 }
 
-// Calls receive(flat) with each tensor that `description` announces, to be
-// filled, and puts it in its place in `whole`.
+// Calls receive(flat) for each tensor that `description` announces, which must
+// fill it, and copies it to its place in `whole`.
 template <class Receive>
 void assemble(OptimizerState& whole, const json& description,
               const std::vector<at::Tensor>& parameters, Receive receive) {
@@ -59,7 +59,7 @@ void assemble(OptimizerState& whole, const json& description,
     auto& values = whole.state[number];
     if (entry.contains("step")) {
       const double step = entry.at("step");
-      // float32, as Python has it, counts exactly up to here.
+      // As in Python the step is float32, which counts exactly up to here.
       const bool exact = step <= double{1 << 24};
       values[kStep] = at::scalar_tensor(step, exact ? at::kFloat : at::kDouble);
     }

@@ -16,20 +16,22 @@ struct NumberedPiece {
   const ParameterPiece* piece;
 };
 
-// Collective. Adds to `whole` of the group's rank `to`, which has the options
-// and no state, the state that the ranks have of their pieces; it is left as it
-// is on the others. `mine`: what capture_optimizer() gives of the optimizer
-// over `pieces`. `parameters`: all, by number.
+// Collective. Collects the state that the ranks have for their pieces in
+// `whole` on the group's rank `to`, where `whole` must have the options and no
+// state; on other ranks `whole` is unchanged. `mine`: the result of
+// capture_optimizer() for the optimizer of `pieces`. `parameters`: all, by
+// number.
 //
-// Blocks until this rank's part is sent, and all is there on `to`.
+// Blocks until this rank's part is sent and, on rank `to`, until everything has
+// arrived.
 void gather_state(OptimizerState& whole, const OptimizerState& mine,
                   const std::vector<NumberedPiece>& pieces,
                   const std::vector<at::Tensor>& parameters, int to,
                   const ProcessGroupPtr& group);
 
-// The reverse: the state of an optimizer over `pieces`, without groups. The
-// tensors share the memory of those of `whole`, which must be laid out as their
-// parameters are.
+// Does the reverse: returns the state of an optimizer over `pieces`, without
+// groups. Its tensors share the memory of those in `whole`, which must have the
+// layout of their parameters.
 OptimizerState slice_state(const OptimizerState& whole,
                            const std::vector<NumberedPiece>& pieces);
 

@@ -15,10 +15,10 @@
 
 namespace lockstep {
 
-// What ZeroRedundancyOptimizer must know of an optimizer's type. Specialise it
+// Describes the type of an optimizer for ZeroRedundancyOptimizer. Specialise it
 // for a type of your own, or give that type a member `Options`.
 //
-//   Options       what its constructor takes behind std::vector of parameters
+//   Options       the constructor's argument after a std::vector of parameters
 //                 or of torch::optim::OptimizerParamGroup
 //   element_wise  whether it treats each element by itself, so that a parameter
 //                 may be cut. Not inherited: a class derived from SGD may look
@@ -60,7 +60,7 @@ template <>
 struct ShardingTraits<optim::AdamW> : detail::ElementWise<optim::AdamWOptions> {
 };
 
-// LBFGS works on all parameters as one vector: no part of it can be stepped
+// LBFGS works on all parameters as one vector, so no part of it can be stepped
 // alone.
 template <class Optimizer>
 concept Shardable = std::derived_from<Optimizer, torch::optim::Optimizer> &&

@@ -15,10 +15,11 @@
 namespace lockstep {
 namespace {
 
-// Two cache lines, which some processors fetch together.
+// Two cache lines, because some processors fetch two together.
 constexpr int64_t kParameterAlignment = 128;
 
-// Two parameters in one piece of memory would no more be tied once moved.
+// Two parameters that overlap in memory would not be tied any more after the
+// move.
 void refuse_overlaps(const std::vector<at::Tensor>& parameters) {
   std::vector<std::pair<const char*, const char*>> places;
   for (const at::Tensor& parameter : parameters) {

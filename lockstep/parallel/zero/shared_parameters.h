@@ -10,30 +10,33 @@
 
 namespace lockstep {
 
-// One copy of the parameters for all ranks of one host, in memory common to
-// them, and the order in which they read and write it.
+// One copy of the parameters for all ranks of one host, in memory that they
+// share, and the synchronisation of reading and writing it.
 //
-// A step is: begin_step(), writing, end_step(), wait(). Threads: one at a time.
+// A step calls begin_step(), writes, then calls end_step() and wait(). Threads:
+// one at a time.
 class SharedParameters {
  public:
-  // Collective. Moves `parameters`, which are the same on all ranks, into
-  // common memory, where they have rank 0's values; the memory lives as long as
-  // one of them. Throws std::invalid_argument, on all ranks, if the group has
-  // no such memory or a parameter cannot lie there.
+  // Collective. Moves `parameters`, which must be the same on all ranks, into
+  // shared memory, where they get rank 0's values; the memory lives as long as
+  // any of them. Throws std::invalid_argument, on all ranks, if the group has
+  // no such memory or a parameter cannot be moved there.
   SharedParameters(const std::vector<at::Tensor>& parameters,
                    const ProcessGroupPtr& group);
 
-  // Every rank has come to its step, so that none computes with the parameters.
+  // Waits until every rank has come to its step, so that no rank computes with
+  // the parameters any more.
   void begin_step();
-  // What this rank wrote may be read once the others have waited. Does not
-  // block.
+  // Tells the other ranks that this rank has finished writing; they may read it
+  // after their wait(). Does not block.
   void end_step();
-  // Until every rank's step has ended. Returns at once without one under way.
+  // Waits until every rank's step has ended. Returns at once if no step is
+  // running.
   void wait();
 
  private:
   ProcessGroupPtr group_;
-  std::unique_ptr<SplitBarrier> barrier_;  // none: this rank is alone
+  std::unique_ptr<SplitBarrier> barrier_;  // null: this rank is alone
 };
 
 }  // namespace lockstep
