@@ -18,8 +18,8 @@ void check_device(c10::DeviceType device) {
   if (at::autocast::is_autocast_available(device)) return;
   std::ostringstream message;
   message << "autocast: LibTorch has no autocast for " << device
-          << "; it has for cpu and cuda, and for accelerators that are built "
-             "into it. Name the device that the operations run on.";
+          << "; it has one for cpu, for cuda and for accelerators that are "
+             "built into it. Name the device that the operations run on.";
   throw std::invalid_argument(message.str());
 }
 
@@ -28,8 +28,8 @@ void check_dtype(c10::DeviceType device, c10::ScalarType dtype) {
   if (device == c10::DeviceType::CUDA) allowed.push_back(at::kFloat);
   if (std::ranges::find(allowed, dtype) != allowed.end()) return;
   std::ostringstream message;
-  message << "autocast: dtype " << dtype << " cannot be autocast to on "
-          << device << "; those that can:";
+  message << "autocast: dtype " << dtype << " is not supported on " << device
+          << "; supported are:";
   for (auto one : allowed) message << ' ' << one;
   message << ". Name one of them, or pass enabled = false to compute without "
              "autocast.";

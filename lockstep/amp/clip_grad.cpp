@@ -62,11 +62,10 @@ std::vector<Tensors> by_device_and_dtype(const Tensors& tensors) {
 at::Tensor summed_values(const at::Tensor& tensor, double norm_type) {
   if (!tensor.is_sparse()) return tensor;
   if (norm_type > 0) return tensor.coalesce()._values();
-  throw std::invalid_argument("get_total_norm: a norm of order " +
-                              std::to_string(norm_type) +
-                              " counts zeros, of which a sparse gradient keeps "
-                              "none. Use an order above "
-                              "0, or to_dense() gradients.");
+  throw std::invalid_argument(
+      "get_total_norm: a norm of order " + std::to_string(norm_type) +
+      " depends on zeros, which a sparse gradient does not store. Use an order "
+      "above 0, or to_dense() gradients.");
 }
 
 // Returns each tensor's norm. If `widened`, tensors of 16-bit floats are
@@ -96,8 +95,8 @@ void check_finite(const at::Tensor& total_norm, double norm_type) {
   throw std::runtime_error(
       "The total norm of order " + std::to_string(norm_type) +
       " of the gradients is " + std::to_string(number) +
-      ", so they cannot be clipped. With error_if_nonfinite = false they are "
-      "scaled by it all the same.");
+      ", so they cannot be clipped. Pass error_if_nonfinite = false to scale "
+      "them by this norm all the same.");
 }
 
 at::Tensor largest_over(const at::Tensor& local, const ProcessGroupPtr& group) {

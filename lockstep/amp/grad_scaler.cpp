@@ -176,8 +176,8 @@ std::vector<at::Tensor> GradScaler::unscale_gradients(
   }
   if (half) {
     throw std::invalid_argument(
-        "GradScaler: there are gradients in float16, on this rank or on one "
-        "that it agrees with; they cannot be unscaled without loss. Keep "
+        "GradScaler: there are gradients in float16, on this rank or on "
+        "another of its group; they cannot be unscaled without loss. Keep "
         "parameters in float32 and compute in float16 by autocast.");
   }
   return result;
@@ -249,7 +249,7 @@ void GradScaler::update(const at::Tensor& new_scale) {
     throw std::invalid_argument(
         "GradScaler::update: new_scale must be a tensor of one element, on " +
         c10::DeviceTypeName(options_.device, /*lower_case=*/true) +
-        ", without requires_grad; give such a one, or a double.");
+        ", without requires_grad; give such a tensor, or a double.");
   }
   scale_.copy_(new_scale.reshape({}));
   optimizers_.clear();
@@ -288,9 +288,9 @@ void GradScaler::load_state_dict(const std::optional<GradScalerState>& state) {
   if (!options_.enabled) return;
   if (!state) {
     throw std::invalid_argument(
-        "GradScaler::load_state_dict: the state is empty, as of a scaler that "
-        "was disabled. Give the state of one that was enabled, or begin "
-        "without one.");
+        "GradScaler::load_state_dict: the state is empty, because the scaler "
+        "that saved it was disabled. Give the state of an enabled scaler, or "
+        "begin without a state.");
   }
   options_.init_scale = state->scale;
   options_.growth_factor = state->growth_factor;

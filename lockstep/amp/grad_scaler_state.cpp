@@ -17,16 +17,16 @@ constexpr const char* kGrowthInterval = "growth_interval";
 constexpr const char* kGrowthTracker = "_growth_tracker";
 
 [[noreturn]] void refuse(const std::string& what) {
-  throw std::invalid_argument("The state of a GradScaler " + what +
-                              "; it is to be the JSON of a state_dict() of "
-                              "one that is enabled.");
+  throw std::invalid_argument(
+      "The state of a GradScaler " + what +
+      "; give the JSON of the state_dict() of an enabled scaler.");
 }
 
 double finite(const char* name, double number) {
   if (std::isfinite(number)) return number;
   throw std::invalid_argument(std::string("to_json: the GradScaler's ") + name +
                               " is " + std::to_string(number) +
-                              ", which JSON cannot say; it must be finite.");
+                              ", which JSON cannot hold; it must be finite.");
 }
 
 const Json& entry(const Json& object, const char* name) {
@@ -38,7 +38,7 @@ const Json& entry(const Json& object, const char* name) {
 double number(const Json& object, const char* name) {
   const Json& value = entry(object, name);
   if (!value.is_number()) {
-    refuse(std::string("has a \"") + name + "\" that is no number");
+    refuse(std::string("has a \"") + name + "\" that is not a number");
   }
   return value.get<double>();
 }
@@ -46,7 +46,7 @@ double number(const Json& object, const char* name) {
 int64_t integer(const Json& object, const char* name) {
   const Json& value = entry(object, name);
   if (!value.is_number_integer()) {
-    refuse(std::string("has a \"") + name + "\" that is no integer");
+    refuse(std::string("has a \"") + name + "\" that is not an integer");
   }
   return value.get<int64_t>();
 }
@@ -67,7 +67,7 @@ std::string to_json(const GradScalerState& state) {
 GradScalerState grad_scaler_state_from_json(std::string_view text) {
   Json object = Json::parse(text.begin(), text.end(), /*cb=*/nullptr,
                             /*allow_exceptions=*/false);
-  if (!object.is_object()) refuse("is no JSON object");
+  if (!object.is_object()) refuse("is not a JSON object");
   return {.scale = number(object, kScale),
           .growth_factor = number(object, kGrowthFactor),
           .backoff_factor = number(object, kBackoffFactor),

@@ -27,9 +27,9 @@ OptimizerGradients gradients_of(torch::optim::Optimizer& optimizer) {
     result.shard_group = shards->shard_group();
     if (result.shard_group == nullptr) {
       throw std::invalid_argument(
-          "The sharded optimizer has no shard_group(): its ranks cannot agree "
-          "about their gradients. Let it return the group that it was made "
-          "with.");
+          "The sharded optimizer's shard_group() is null, so its ranks cannot "
+          "agree about their gradients. shard_group() must return the group "
+          "that the optimizer was made with.");
     }
     result.tensors = shards->gradient_shards();
     // Some norms are not defined for an empty tensor.

@@ -44,20 +44,24 @@ fs::path target_of(const std::string& path) {
     target = fs::weakly_canonical(path, error);
     if (error) {
       throw std::system_error(
-          error, "snapshot \"" + path + "\" cannot be saved: its link");
+          error,
+          "snapshot \"" + path +
+              "\" cannot be saved: its symbolic link cannot be followed");
     }
   }
   const fs::file_type type = fs::status(target, error).type();
   if (type != fs::file_type::regular && type != fs::file_type::not_found &&
       type != fs::file_type::none) {
-    throw std::invalid_argument(
-        "snapshot \"" + path + "\" cannot be saved: " +
-        (type == fs::file_type::directory ? "a directory" : "no regular file") +
-        " is there; name a file");
+    throw std::invalid_argument("snapshot \"" + path + "\" cannot be saved: " +
+                                (type == fs::file_type::directory
+                                     ? "a directory"
+                                     : "something that is not a regular file") +
+                                " is there; name a file");
   }
   if (!target.has_filename()) {
-    throw std::invalid_argument("snapshot \"" + path +
-                                "\" cannot be saved: this names no file");
+    throw std::invalid_argument(
+        "snapshot \"" + path +
+        "\" cannot be saved: the path does not name a file");
   }
   return target;
 }
@@ -173,7 +177,7 @@ void AtomicFile::commit() {
   // EINVAL: the file system's directories need no fsync.
   if (!directory || (::fsync(directory.get()) != 0 && errno != EINVAL)) {
     throw_errno("snapshot \"" + path_ +
-                "\" was saved, but may not outlast a power failure: its "
+                "\" was saved, but may not survive a power failure: its "
                 "directory cannot be synchronised");
   }
 }

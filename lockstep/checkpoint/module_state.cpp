@@ -109,7 +109,7 @@ Plan plan(const NamedTensors& own, const NamedTensors& state,
   add("they differ in ", different);
   if (!wrong.empty()) {
     throw std::invalid_argument(
-        "the snapshot is of another model: " + wrong +
+        "the snapshot belongs to another model: " + wrong +
         "; build the model that was saved, or name another snapshot");
   }
   return made;

@@ -47,7 +47,7 @@ struct Capture {
 [[noreturn]] void refuse(const std::string& kind, const std::string& why) {
   throw std::invalid_argument(
       "the snapshot's optimizer state does not fit this " + kind + ": " + why +
-      "; build the optimizer that was saved, or start it afresh");
+      "; build the optimizer that was saved, or start without its state");
 }
 
 // Returns the value of a Python number: int, float, bool, or a tensor of one
@@ -63,7 +63,7 @@ double number(const StateValue& value, const std::string& kind,
   if (tensor && tensor->numel() == 1 && !tensor->is_complex()) {
     return tensor->item<double>();
   }
-  refuse(kind, name + " is no number");
+  refuse(kind, name + " is not a number");
 }
 
 struct RestoreOptions {
@@ -147,7 +147,8 @@ struct RestoreState {
     for (const auto& [name, value] : values) {
       if (!known.contains(name) &&
           !std::holds_alternative<std::monostate>(value)) {
-        refuse(kind, where + " has " + name + ", which is not of this kind");
+        refuse(kind, where + " has " + name +
+                         ", which this kind of optimizer does not have");
       }
     }
   }
@@ -293,7 +294,7 @@ OptimizerRestore::OptimizerRestore(Optimizer& optimizer,
     }
   }
   if (used.size() != state.state.size()) {
-    refuse(kind.name, "it has state of parameters that no group holds");
+    refuse(kind.name, "it has state for parameters that are in no group");
   }
 }
 

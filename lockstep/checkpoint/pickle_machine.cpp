@@ -36,7 +36,7 @@ void PickleMachine::push_node(Node node) {
 PickleMachine::Node* PickleMachine::pop() {
   // Values below the last mark cannot be popped.
   if (stack_.size() <= (marks_.empty() ? 0 : marks_.back())) {
-    throw PickleError("its stack runs empty");
+    throw PickleError("its stack is empty");
   }
   Node* top = stack_.back();
   stack_.pop_back();
@@ -66,7 +66,9 @@ void PickleMachine::memoize(uint64_t index) {
 
 void PickleMachine::recall(uint64_t index) {
   const auto found = memo_.find(index);
-  if (found == memo_.end()) throw PickleError("it recalls what it never had");
+  if (found == memo_.end()) {
+    throw PickleError("it refers to a value that it never stored");
+  }
   stack_.push_back(found->second);
 }
 
@@ -253,7 +255,7 @@ void PickleMachine::append(const Nodes& items) {
   Node* top = pop();
   stack_.push_back(top);
   auto* list = std::get_if<List>(&top->value);
-  if (!list) throw PickleError("it appends to something that is no list");
+  if (!list) throw PickleError("it appends to something that is not a list");
   list->items.insert(list->items.end(), items.begin(), items.end());
 }
 
@@ -261,7 +263,9 @@ void PickleMachine::set_items(const Nodes& items) {
   Node* top = pop();
   stack_.push_back(top);
   auto* dict = std::get_if<Dict>(&top->value);
-  if (!dict) throw PickleError("it sets an item of something that is no dict");
+  if (!dict) {
+    throw PickleError("it sets an item of something that is not a dict");
+  }
   if (items.size() % 2 != 0) throw PickleError("a key of a dict has no value");
   for (size_t i = 0; i < items.size(); i += 2) {
     dict->items.emplace_back(items[i], items[i + 1]);

@@ -27,7 +27,7 @@ class Unfolder {
 
  private:
   void pay(size_t cost) {
-    if (cost > budget_) throw PickleError("it repeats itself without measure");
+    if (cost > budget_) throw PickleError("it repeats its values too often");
     budget_ -= cost;
   }
 
@@ -64,7 +64,7 @@ class Unfolder {
       } else {
         throw PickleError("a key of a dict is neither str nor int");
       }
-      if (!fresh) throw PickleError("a key of a dict is there twice");
+      if (!fresh) throw PickleError("a key of a dict occurs twice");
       unfolded.items.push_back(std::move(item));
     }
     return PickleValue{std::move(unfolded)};

@@ -16,14 +16,14 @@ using Node = PickleMachine::Node;
 
 int64_t integer(const Node* node) {
   const auto* value = std::get_if<int64_t>(&node->value);
-  if (!value) throw PickleError("a tensor has a shape that is no number");
+  if (!value) throw PickleError("a tensor has a shape that is not a number");
   return *value;
 }
 
 std::vector<int64_t> integers(const Node* node) {
   const auto* tuple = std::get_if<PickleMachine::Tuple>(&node->value);
   if (!tuple || tuple->items.size() > kMostDimensions) {
-    throw PickleError("a tensor has no proper shape");
+    throw PickleError("a tensor has an invalid shape");
   }
   std::vector<int64_t> values;
   for (const Node* item : tuple->items) values.push_back(integer(item));
@@ -86,7 +86,7 @@ void PickleMachine::push_global(const std::string& module,
     }
   }
   throw PickleError("it asks for " + module + "." + name +
-                    ", which is not a part of tensors");
+                    ", which tensors do not need");
 }
 
 void PickleMachine::reduce() {
@@ -94,7 +94,9 @@ void PickleMachine::reduce() {
   const Node* callable = pop();
   const auto* arguments = std::get_if<Tuple>(&arguments_node->value);
   const auto* global = std::get_if<Global>(&callable->value);
-  if (!arguments || !global) throw PickleError("it calls what is no function");
+  if (!arguments || !global) {
+    throw PickleError("it calls something that is not a function");
+  }
   const Nodes& given = arguments->items;
   switch (*global) {
     case Global::kOrderedDict:
@@ -103,7 +105,7 @@ void PickleMachine::reduce() {
     case Global::kSize: {
       const auto* items =
           given.size() == 1 ? std::get_if<Tuple>(&given[0]->value) : nullptr;
-      if (!items) throw PickleError("a torch.Size is no tuple");
+      if (!items) throw PickleError("a torch.Size is not a tuple");
       return push(Tuple{items->items});
     }
     case Global::kRebuildTensorV2:
@@ -111,20 +113,20 @@ void PickleMachine::reduce() {
       return rebuild_tensor(given, *global == Global::kRebuildTensorV3);
     case Global::kRebuildParameter:  // (data, requires_grad, backward_hooks)
       if (given.size() != 3 || !std::get_if<at::Tensor>(&given[0]->value)) {
-        throw PickleError("a parameter is no tensor");
+        throw PickleError("a parameter is not a tensor");
       }
       return stack_.push_back(given[0]);
     case Global::kUntypedStorage:
       break;
   }
-  throw PickleError("it calls what is no function");
+  throw PickleError("it calls something that is not a function");
 }
 
 void PickleMachine::build() {
   pop();  // the attributes
   const Node* object = pop();
   if (!std::get_if<Dict>(&object->value)) {
-    throw PickleError("it sets attributes of something that is no dict");
+    throw PickleError("it sets attributes of something that is not a dict");
   }
   stack_.push_back(const_cast<Node*>(object));
 }
@@ -134,7 +136,7 @@ void PickleMachine::persistent_load() {
   const Node* id = pop();
   const auto* tuple = std::get_if<Tuple>(&id->value);
   if (!tuple || tuple->items.size() != 5) {
-    throw PickleError("a storage has no proper identity");
+    throw PickleError("a storage has an invalid identity");
   }
   const Nodes& items = tuple->items;
   const auto* kind = std::get_if<std::string>(&items[0]->value);
@@ -143,7 +145,7 @@ void PickleMachine::persistent_load() {
   const auto* global = std::get_if<Global>(&items[1]->value);
   const bool untyped = global && *global == Global::kUntypedStorage;
   if (!kind || *kind != "storage" || !key || (!type && !untyped)) {
-    throw PickleError("a storage has no proper identity");
+    throw PickleError("a storage has an invalid identity");
   }
   const int64_t count = integer(items[4]);
   const auto dtype = untyped ? c10::ScalarType::Byte : type->dtype;

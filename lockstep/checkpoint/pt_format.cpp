@@ -52,7 +52,7 @@ std::string folder_of(const InputFile& file, const ZipReader& zip) {
         slash == std::string::npos ? "" : entry.name.substr(slash + 1);
     if (rest == "constants.pkl") {
       throw SnapshotError(file.path(),
-                          "is a TorchScript archive (of torch::save or "
+                          "is a TorchScript archive (from torch::save or "
                           "torch.jit.save), not a snapshot",
                           kNameASnapshot);
     }
@@ -61,7 +61,8 @@ std::string folder_of(const InputFile& file, const ZipReader& zip) {
     }
   }
   if (folder.empty()) {
-    throw SnapshotError(file.path(), "is a zip file, but not of torch.save",
+    throw SnapshotError(file.path(),
+                        "is a zip file, but torch.save did not write it",
                         kNameASnapshot);
   }
   return folder;

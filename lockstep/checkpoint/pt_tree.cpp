@@ -210,7 +210,7 @@ NamedTensors entry_of(const PickleValue& tree, const std::string& key) {
   if (!dict || !is_state_dict(*dict)) {
     throw std::invalid_argument(
         "the file's entry \"" + key +
-        "\" is no state_dict (a dict of tensors by name); its entries are " +
+        "\" is not a state_dict (a dict of tensors by name); its entries are " +
         keys_of(root));
   }
   return tensors_of(*dict);
@@ -227,9 +227,9 @@ Snapshot snapshot_of(const PickleValue& tree) {
   const PickleValue* model = root.find("MODEL_STATE");
   if (!model) {
     throw PickleError(
-        "it has no MODEL_STATE and is no state_dict; its keys are " +
+        "it has no MODEL_STATE and is not a state_dict; its keys are " +
         keys_of(root) +
-        ", of which load_state_dict() takes one (its option key)");
+        ", one of which load_state_dict() can load (its option key)");
   }
   snapshot.model_state =
       tensors_of(need<Dict>(*model, "MODEL_STATE", "a dict"));

@@ -86,7 +86,7 @@ Snapshot read_safetensors(const InputFile& file) {
   } catch (const std::exception& error) {
     throw SnapshotError(
         file.path(),
-        std::string("is damaged: its header is not right: ") + error.what());
+        std::string("is damaged: its header is invalid: ") + error.what());
   }
   Digest digest;
   digest.add(uint64_t{header.crc32});

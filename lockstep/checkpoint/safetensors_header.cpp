@@ -61,7 +61,8 @@ SafetensorsEntry entry_of(const std::string& name, const Json& json) {
   }
   const auto number = [](const Json& value) {
     if (!value.is_number_unsigned()) {
-      throw std::runtime_error("a size or offset is no positive number");
+      throw std::runtime_error(
+          "a size or offset is not an integer of 0 or more");
     }
     return value.get<uint64_t>();
   };
@@ -79,7 +80,7 @@ SafetensorsEntry entry_of(const std::string& name, const Json& json) {
   const Json& offsets = json.at("data_offsets");
   if (!shape.is_array() || shape.size() > kMostDimensions ||
       !offsets.is_array() || offsets.size() != 2) {
-    throw std::runtime_error("shape or data_offsets is no proper list");
+    throw std::runtime_error("shape or data_offsets is not a valid list");
   }
   // A size of 0 counts as 1 here, so that it does not hide an overflow: strides
   // are products of sizes, too.
@@ -156,7 +157,8 @@ std::string make_header(const std::vector<SafetensorsEntry>& entries,
     throw std::invalid_argument(
         "the names and metadata of this snapshot take " +
         std::to_string(text.size()) +
-        " bytes, safetensors allows 100,000,000; name the snapshot .pt");
+        " bytes, but safetensors allows only 100,000,000; name the snapshot "
+        ".pt");
   }
   return text;
 }
@@ -169,7 +171,7 @@ SafetensorsHeader read_header(const InputFile& file) {
   };
   if (length > kMostHeaderBytes) {
     throw refuse("it claims a header of " + std::to_string(length) +
-                 " bytes, 100,000,000 are allowed");
+                 " bytes; at most 100,000,000 are allowed");
   }
   if (length > file.size() - sizeof length) {
     throw refuse("its header does not fit the file, so it was cut short");
@@ -188,7 +190,7 @@ SafetensorsHeader read_header(const InputFile& file) {
       try {
         header.entries.push_back(entry_of(name, value));
       } catch (const std::exception& error) {
-        throw std::runtime_error("of tensor \"" + name + "\": " + error.what());
+        throw std::runtime_error("tensor \"" + name + "\": " + error.what());
       }
     }
     check_coverage(header.entries, file.size() - header.data_offset);
@@ -196,7 +198,7 @@ SafetensorsHeader read_header(const InputFile& file) {
   } catch (const Json::exception&) {
     throw refuse("its header has a value of a wrong type");
   } catch (const std::runtime_error& error) {
-    throw refuse(std::string("its header is not right: ") + error.what());
+    throw refuse(std::string("its header is invalid: ") + error.what());
   }
   return header;
 }

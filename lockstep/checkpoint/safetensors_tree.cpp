@@ -35,7 +35,7 @@ double double_of(const Json& json) {
   if (text == "inf") return kInfinity;
   if (text == "-inf") return -kInfinity;
   if (text == "nan") return std::numeric_limits<double>::quiet_NaN();
-  throw std::runtime_error("\"" + text + "\" is no number");
+  throw std::runtime_error("\"" + text + "\" is not a number");
 }
 
 // Moves tensors into `tensors`, under `prefix`, and returns the rest as JSON.
@@ -146,7 +146,7 @@ Snapshot snapshot_of(const SafetensorsTree& tree) {
   const Json json = parse_strict_json(tree.description, kTreeDepth);
   if (json.at("format").get<int>() != kFormat) {
     throw std::runtime_error("its format is " + json.at("format").dump() +
-                             ", this version of Lockstep reads 1");
+                             ", but this version of Lockstep reads only 1");
   }
   snapshot.epochs_run = json.at("epochs_run").get<int64_t>();
   snapshot.step = json.at("step").get<int64_t>();

@@ -39,17 +39,19 @@ bool is_pt(const InputFile& file) {
   if (begins("PK\3\4", 4)) return true;
   // A lone pickled long: the magic number of torch.save before 1.6.
   if (begins("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46", 8)) {
-    throw SnapshotError(file.path(), "is of torch.save before version 1.6",
+    throw SnapshotError(file.path(),
+                        "was written by torch.save before version 1.6",
                         "load it in Python and save it again");
   }
   if (size == head.size() && head[8] == '{') return false;
   if (size == 0) throw SnapshotError(file.path(), "is empty");
   if (size < head.size()) {
-    throw SnapshotError(file.path(), "has " + std::to_string(size) +
-                                         " bytes only: it was cut short");
+    throw SnapshotError(file.path(),
+                        "has " + std::to_string(size) +
+                            " bytes, too few for a snapshot: it was cut short");
   }
   throw SnapshotError(file.path(),
-                      "is neither a file of torch.save nor one of safetensors",
+                      "is neither a file of torch.save nor a safetensors file",
                       "name the file that holds the snapshot");
 }
 
@@ -92,7 +94,7 @@ NamedTensors read_state_dict(const std::string& path, const std::string& key) {
   const InputFile file(path);
   try {
     if (is_pt(file)) return read_pt_entry(file, key);
-    throw std::invalid_argument("a file of safetensors has no entry \"" + key +
+    throw std::invalid_argument("a safetensors file has no entry \"" + key +
                                 "\", only tensors; load it without a key");
   } catch (const std::invalid_argument& error) {
     throw std::invalid_argument(path + ": " + error.what());

@@ -21,7 +21,7 @@ inline nlohmann::json parse_strict_json(std::string_view text, int depth) {
     if (event == Json::parse_event_t::object_end) open.pop_back();
     if (event == Json::parse_event_t::key &&
         !open.back().insert(parsed.get<std::string>()).second) {
-      throw std::runtime_error("key " + parsed.dump() + " is there twice");
+      throw std::runtime_error("key " + parsed.dump() + " occurs twice");
     }
     return true;
   };

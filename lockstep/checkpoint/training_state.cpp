@@ -207,7 +207,7 @@ void agree(const std::string& path, const Loaded& mine, const Ranks& ranks) {
   }
   if (!different.empty()) {
     throw SnapshotError(
-        path, "is another file on " + list_of(different) + " than on rank 0",
+        path, "is not the same file on " + list_of(different) + " as on rank 0",
         advice);
   }
 }

@@ -45,7 +45,9 @@ ZipReader::ZipReader(const InputFile& file) : file_(file) {
   for (uint64_t i = 0; i < where.count; ++i) {
     entries_.push_back(parse_entry(directory, at));
   }
-  if (at != directory.size()) refuse("its directory has a surplus");
+  if (at != directory.size()) {
+    refuse("its directory has bytes that belong to no entry");
+  }
   locate_content(where.offset);
 }
 
@@ -80,7 +82,7 @@ ZipReader::Directory ZipReader::find_directory() const {
       const auto offset = little_endian<uint64_t>(locator, 8);
       if (end_offset < kLocatorSize + kEnd64Size ||
           offset > end_offset - kLocatorSize - kEnd64Size) {
-        refuse("its ZIP64 record lies outside");
+        refuse("its ZIP64 record lies outside the file");
       }
       const std::string end64 = file_.read_text(offset, kEnd64Size);
       if (little_endian<uint32_t>(end64, 0) != kEndOfDirectory64) {
@@ -107,7 +109,7 @@ ZipReader::Entry ZipReader::parse_entry(const std::string& directory,
                                         size_t& at) const {
   if (directory.size() - at < kEntrySize ||
       little_endian<uint32_t>(directory, at) != kDirectoryEntry) {
-    refuse("its directory is not one of a zip file");
+    refuse("its directory is not that of a zip file");
   }
   const auto flags = little_endian<uint16_t>(directory, at + 8);
   const auto method = little_endian<uint16_t>(directory, at + 10);
@@ -121,7 +123,7 @@ ZipReader::Entry ZipReader::parse_entry(const std::string& directory,
   entry.header = little_endian<uint32_t>(directory, at + 42);
   at += kEntrySize;
   if (directory.size() - at < name_size + extra_size + comment_size) {
-    refuse("an entry of its directory reaches beyond it");
+    refuse("an entry of its directory reaches beyond the directory");
   }
   entry.name = directory.substr(at, name_size);
   at += name_size;
@@ -164,7 +166,7 @@ void ZipReader::locate_content(uint64_t directory_offset) {
     const std::string quoted = "entry \"" + entry.name + "\"";
     if (entry.header < free_from || entry.header > directory_offset ||
         directory_offset - entry.header < kLocalSize) {
-      refuse(quoted + " overlaps another or lies outside");
+      refuse(quoted + " overlaps another or lies outside the file");
     }
     const std::string local = file_.read_text(entry.header, kLocalSize);
     if (little_endian<uint32_t>(local, 0) != kLocalHeader) {
@@ -179,11 +181,11 @@ void ZipReader::locate_content(uint64_t directory_offset) {
     }
     // Two readers must not see two files under one name.
     if (file_.read_text(entry.header + kLocalSize, name_size) != entry.name) {
-      refuse(quoted + " has another name at its content");
+      refuse(quoted + " has another name in its local header");
     }
     free_from = entry.data + entry.size;
     if (!by_name_.emplace(entry.name, i).second) {
-      refuse(quoted + " is there twice");
+      refuse(quoted + " occurs twice");
     }
   }
 }

@@ -155,16 +155,17 @@ void DistributedSampler::load_state_dict(
   int64_t dataset_size = entry("dataset_size");
   if (dataset_size != dataset_size_) {
     throw std::invalid_argument(
-        "DistributedSampler: the state is of a dataset of " +
-        std::to_string(dataset_size) + " samples, this one has " +
+        "DistributedSampler: the state was saved for a dataset of " +
+        std::to_string(dataset_size) + " samples, but this dataset has " +
         std::to_string(dataset_size_) +
         "; resume with the same dataset, or start the epoch anew");
   }
   if (shuffle != shuffle_) {
     throw std::invalid_argument(
         std::string("DistributedSampler: the state was saved with shuffle = ") +
-        (shuffle ? "true" : "false") + ", this sampler has " +
-        (shuffle_ ? "true" : "false") + "; make it with the same option");
+        (shuffle ? "true" : "false") + ", but this sampler has " +
+        (shuffle_ ? "true" : "false") +
+        "; make the sampler with the same option");
   }
   // Padding adds less than one sample per rank, and the number of ranks fits an
   // int32.

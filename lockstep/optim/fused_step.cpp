@@ -24,20 +24,20 @@ void check(const char* optimizer, size_t index, const at::Tensor& parameter,
     refuse(
         "has a sparse gradient, which the fused kernel does not take; make the "
         "embedding dense (sparse(false)), or give its parameters to an "
-        "optimizer for sparse gradients, as torch::optim::SGD without "
+        "optimizer for sparse gradients, such as torch::optim::SGD without "
         "momentum");
   }
   if (!at::isFloatingType(parameter.scalar_type())) {
     refuse("is of ", parameter.scalar_type(),
-           ", the fused kernel takes floating-point parameters; use "
+           ", but the fused kernel takes floating-point parameters; use "
            "torch::optim::",
            optimizer);
   }
   if (!parameter.is_non_overlapping_and_dense()) {
-    refuse(
-        "has gaps or overlaps in its memory (sizes ", parameter.sizes(),
-        ", strides ", parameter.strides(),
-        "), the fused kernel takes dense ones; use torch::optim::", optimizer);
+    refuse("has gaps or overlaps in its memory (sizes ", parameter.sizes(),
+           ", strides ", parameter.strides(),
+           "), but the fused kernel takes dense parameters; use torch::optim::",
+           optimizer);
   }
   if (gradient.scalar_type() != parameter.scalar_type() ||
       gradient.device() != parameter.device()) {
@@ -88,9 +88,10 @@ std::vector<torch::optim::OptimizerParamGroup> distinct_groups(
     group.params() = distinct(std::move(group.params()));
     for (const at::Tensor& parameter : group.params()) {
       if (seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
-      throw std::invalid_argument(c10::str(
-          "a parameter of sizes ", parameter.sizes(),
-          " appears in more than one parameter group; name each in one"));
+      throw std::invalid_argument(
+          c10::str("a parameter of sizes ", parameter.sizes(),
+                   " appears in more than one parameter group; name each "
+                   "parameter in one group"));
     }
   }
   return groups;

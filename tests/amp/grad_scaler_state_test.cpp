@@ -38,13 +38,13 @@ TEST(GradScalerState, RefusesWhatIsNoState) {
                 ThrowsMessage<std::invalid_argument>(HasSubstr(why)))
         << text;
   };
-  refuses("", "no JSON object");
-  refuses("[1]", "no JSON object");
+  refuses("", "not a JSON object");
+  refuses("[1]", "not a JSON object");
   refuses("{}", "\"scale\"");
-  refuses(R"({"scale": "1", "growth_factor": 2})", "no number");
+  refuses(R"({"scale": "1", "growth_factor": 2})", "not a number");
   refuses(R"({"scale": 1, "growth_factor": 2, "backoff_factor": 0.5,)"
           R"("growth_interval": 0.5, "_growth_tracker": 3})",
-          "\"growth_interval\" that is no integer");
+          "\"growth_interval\" that is not an integer");
   EXPECT_THAT(
       [] { to_json({.scale = std::numeric_limits<double>::infinity()}); },
       ThrowsMessage<std::invalid_argument>(HasSubstr("scale is inf")));

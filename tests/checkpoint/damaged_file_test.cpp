@@ -92,7 +92,7 @@ TEST(ForeignFile, EachKindIsOneLineThatNamesTheFile) {
   };
   EXPECT_THAT(message(""), HasSubstr("is empty"));
   EXPECT_THAT(message("Dear reader, this is a text.\n"),
-              HasSubstr("neither a file of torch.save nor one of safetensors"));
+              HasSubstr("neither a file of torch.save nor a safetensors file"));
   EXPECT_THAT(message("\xff\xd8\xff\xe0 JFIF and so on"), HasSubstr("neither"));
   EXPECT_THAT(message("{\"json\": 1, \"but\": \"no tensors\"}"),
               HasSubstr("neither"));

@@ -38,13 +38,13 @@ TEST(HostileSafetensors, EachIsRefusedWithItsReason) {
   EXPECT_THAT(refusal("\0\xe1\xf5\x05\0\0\0\0{"s), HasSubstr("does not fit"));
   EXPECT_THAT(
       refusal(one(R"({"dtype":"F32","shape":[-2],"data_offsets":[0,8]})")),
-      HasSubstr("no positive number"));
+      HasSubstr("not an integer of 0 or more"));
   EXPECT_THAT(
       refusal(one(R"({"dtype":"F32","shape":[2],"data_offsets":[8,0]})")),
       HasSubstr("do not fit"));
   EXPECT_THAT(
       refusal(one(R"({"dtype":"F32","shape":[2],"data_offsets":[-8,0]})")),
-      HasSubstr("no positive number"));
+      HasSubstr("not an integer of 0 or more"));
   EXPECT_THAT(
       refusal(one(R"({"dtype":"F64","shape":[2],"data_offsets":[0,8]})")),
       HasSubstr("do not fit"));
@@ -53,7 +53,7 @@ TEST(HostileSafetensors, EachIsRefusedWithItsReason) {
       HasSubstr("dtype Q9"));
   EXPECT_THAT(
       refusal(one(R"({"dtype":"F32","shape":[2.0],"data_offsets":[0,8]})")),
-      HasSubstr("no positive number"));
+      HasSubstr("not an integer of 0 or more"));
   EXPECT_THAT(refusal(one(R"({"dtype":"F32","shape":[4611686018427387904,)"
                           R"(4611686018427387904,0],"data_offsets":[0,0]})")),
               HasSubstr("too large"));
@@ -127,7 +127,7 @@ TEST(HostilePickle, EachIsRefusedWithItsReason) {
                       "eval" + "\x93."),
               HasSubstr("asks for builtins.eval"));
   EXPECT_THAT(refusal(model("ctorch\nFloatStorage\n)R")),
-              HasSubstr("calls what is no function"));
+              HasSubstr("calls something that is not a function"));
   EXPECT_THAT(refusal(model(tensor("FloatStorage", 400, 0, two, one))),
               HasSubstr("has 16 bytes instead of 1600"));
   EXPECT_THAT(refusal(model(tensor("FloatStorage", -4, 0, two, one))),
@@ -164,9 +164,9 @@ TEST(HostilePickle, EachIsRefusedWithItsReason) {
   EXPECT_THAT(refusal(model(int4(7))), HasSubstr("its keys are w"));
   EXPECT_THAT(refusal("\x80\x02"s + std::string(1000, ']') + "."),
               HasSubstr("left over"));
-  EXPECT_THAT(refusal("\x80\x02h\x07."s), HasSubstr("recalls"));
+  EXPECT_THAT(refusal("\x80\x02h\x07."s), HasSubstr("never stored"));
   EXPECT_THAT(refusal("\x80\x02t."s), HasSubstr("mark"));
-  EXPECT_THAT(refusal("\x80\x02(R."s), HasSubstr("stack runs empty"));
+  EXPECT_THAT(refusal("\x80\x02(R."s), HasSubstr("stack is empty"));
   EXPECT_THAT(refusal("\x80\x02X\xff\xff\xff\xff."s), HasSubstr("too early"));
   EXPECT_THAT(refusal("\x80\x02\x8a\xff"s), HasSubstr("64 bits"));
   EXPECT_THAT(refusal("\x80\x09N."s), HasSubstr("protocol is 9"));
@@ -202,7 +202,7 @@ TEST(HostilePickle, AListThatMentionsItselfTenFoldIsBounded) {
   // What lies below the last is dropped by a tuple that is popped.
   bomb = bomb.substr(0, 2) + "(" + bomb.substr(2) + "t.";
   EXPECT_THAT(message_of([&] { read_pickle(bomb, no_storage()); }),
-              HasSubstr("without measure"));
+              HasSubstr("too often"));
 }
 
 TEST(HostilePickle, AnyBytesAreAnErrorOrAValue) {

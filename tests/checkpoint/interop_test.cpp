@@ -180,14 +180,14 @@ TEST_F(PythonInterop, AnEntryOfADictIsLoadedByItsKey) {
   EXPECT_THAT(
       message_of([&] { load_state_dict(path, *model); }),
       HasSubstr("its keys are model, optimizer, epoch, loss, arguments, "
-                "of which load_state_dict() takes one"));
+                "one of which load_state_dict() can load"));
   EXPECT_THAT(
       message_of([&] { load_state_dict(path, *model, {.key = "net"}); }),
       HasSubstr("the file has no entry \"net\"; its entries are model, "
                 "optimizer, epoch, loss, arguments"));
   EXPECT_THAT(
       message_of([&] { load_state_dict(path, *model, {.key = "epoch"}); }),
-      HasSubstr("entry \"epoch\" is no state_dict"));
+      HasSubstr("entry \"epoch\" is not a state_dict"));
   load_state_dict(path, *model, {.key = "model"});
   const auto expected = read_snapshot(file("checkpoint.pt")).model_state;
   const auto loaded = capture_module(*model);

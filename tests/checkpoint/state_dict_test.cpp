@@ -281,7 +281,7 @@ TEST_F(StateDict, OnlyADictOfTorchSaveHasEntries) {
                 load_state_dict(safetensors, *model, {.key = "model"});
               }),
               AllOf(StartsWith(safetensors),
-                    HasSubstr("safetensors has no entry \"model\"")));
+                    HasSubstr("safetensors file has no entry \"model\"")));
   write_snapshot(path_, {.model_state = capture_module(*model_of(2))});
   load_state_dict(path_, *model, {.key = "MODEL_STATE"});
   EXPECT_TRUE(holds(*model, 2));

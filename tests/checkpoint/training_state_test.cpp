@@ -167,7 +167,7 @@ WORLD_TEST(TrainingState, DifferentFilesAreRefused, 2, 3) {
   snapshot.step = world.rank == 1 ? 5 : 6;
   write_snapshot(own, snapshot);
   EXPECT_THAT(message_of([&] { load_snapshot(own, run.state); }),
-              HasSubstr("is another file on rank 1 than on rank 0"));
+              HasSubstr("is not the same file on rank 1 as on rank 0"));
   EXPECT_EQ(run.state.step, 0);
 }
 

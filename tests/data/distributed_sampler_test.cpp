@@ -226,7 +226,7 @@ TEST(DistributedSampler, RefusesAForeignStateAndKeepsItsOwn) {
   };
   refuses([](auto& s) { s.erase("seed"); }, "no entry \"seed\"");
   refuses([](auto& s) { s["dataset_size"] = 11; },
-          "a dataset of 11 samples, this one has 10");
+          "a dataset of 11 samples, but this dataset has 10");
   refuses([](auto& s) { s["shuffle"] = 0; }, "shuffle = false");
   refuses([](auto& s) { s["position"] = -2; }, "position is -2");
   refuses([](auto& s) { s["position"] = INT64_MAX; }, "damaged");

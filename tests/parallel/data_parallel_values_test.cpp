@@ -135,8 +135,9 @@ TEST(Scatter, TensorsOfDifferentNumbersOfPartsAreRefused) {
     scatter(std::tuple(torch::ones({6, 2}), torch::ones({1, 2})));
     FAIL();
   } catch (const std::invalid_argument& error) {
-    EXPECT_THAT(error.what(), HasSubstr("[1, 2] makes 1 parts and one of shape "
-                                        "[6, 2] 3"));
+    EXPECT_THAT(error.what(),
+                HasSubstr("[1, 2] makes 1 parts and a tensor of shape "
+                          "[6, 2] 3"));
   }
   EXPECT_THROW(scatter(torch::ones({})), std::invalid_argument);
 }

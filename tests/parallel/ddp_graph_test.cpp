@@ -409,8 +409,8 @@ WORLD_TEST(DdpReentrant, NestedGradientsOfAHiddenLossAreRefused, 2) {
     DistributedDataParallel<std::shared_ptr<HiddenImpl>> model(net);
     model(torch::ones({1, 2}));
     EXPECT_THAT([&] { net->hidden.sum().backward(); },
-                ThrowsMessage<std::runtime_error>(
-                    HasSubstr("return the tensors that the loss is made of")));
+                ThrowsMessage<std::runtime_error>(HasSubstr(
+                    "return the tensors from which the loss is computed")));
   });
 }
 

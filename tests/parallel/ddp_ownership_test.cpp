@@ -239,7 +239,7 @@ WORLD_TEST(DdpOwnership, AParameterReturnedByReferenceIsRefused, 2) {
     auto net = std::make_shared<BareImpl>();
     DistributedDataParallel<std::shared_ptr<BareImpl>> model(net);
     EXPECT_THAT([&] { model(); }, ThrowsMessage<std::invalid_argument>(
-                                      HasSubstr("return it by value")));
+                                      HasSubstr("return the tensor by value")));
     const torch::NoGradGuard no_grad;
     EXPECT_TRUE(model().is_same(net->weight));
   });

@@ -126,7 +126,7 @@ WORLD_TEST(HierarchicalModelAverager, MistakesAreNamed, 2) {
   expect({{0, 2}}, "period 0");
   expect({{4, 1}, {2, 2}}, "period 2 of period_group_size_dict is not above");
   expect({{2, 3}}, "group size 3");
-  expect({{2, 1}}, "of a group of 2 ranks");
+  expect({{2, 1}}, "but process_group has 2 ranks");
 }
 
 struct Wrapped {

@@ -420,7 +420,7 @@ WORLD_TEST(SyncBatchNorm, RefusesWhatItCannotNormalise, 1, 2) {
                 HasSubstr("got input size [2, 4]")));
   if (world.size == 1) return;
   refuses(SyncBatchNorm1d(3), torch::ones({2, 3}, torch::kDouble),
-          AllOf(HasSubstr("got Double input, and a module of Float"),
+          AllOf(HasSubstr("got Double input, but the module has Float"),
                 HasSubstr("to(dtype)")));
   refuses(SyncBatchNorm1d(3), torch::ones({2, 3}, torch::kLong),
           HasSubstr("expected floating-point input, got Long"));
@@ -450,7 +450,7 @@ WORLD_TEST(SyncBatchNorm, SecondDerivativesAreRefused, 2) {
                               /*create_graph=*/true);
       },
       ThrowsMessage<std::runtime_error>(
-          HasSubstr("SyncBatchNorm: has no second derivative")));
+          HasSubstr("SyncBatchNorm has no second derivative")));
 }
 
 }  // namespace

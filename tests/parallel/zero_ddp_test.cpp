@@ -354,7 +354,7 @@ WORLD_TEST(ZeroDdp, ImpossibleOptionsAreRefusedOnAllRanks, 2) {
   };
   Model model(ZeroNet(), kBuckets);
   EXPECT_THAT([&] { Zero(model, {}, {.shared_parameters = true}); },
-              refused("no memory common to all its ranks"));
+              refused("no memory that all its ranks share"));
   EXPECT_THAT(
       [&] {
         Zero(model, {}, {.shared_parameters = true, .step_in_backward = true});
@@ -362,14 +362,14 @@ WORLD_TEST(ZeroDdp, ImpossibleOptionsAreRefusedOnAllRanks, 2) {
       refused("use one of the two"));
   std::vector<OptimizerParamGroup> foreign;
   foreign.emplace_back(ZeroNet()->parameters());
-  EXPECT_THAT([&] { Zero(model, foreign); }, refused("is none that"));
+  EXPECT_THAT([&] { Zero(model, foreign); }, refused("is not trained by"));
   Model hooked(ZeroNet(), kBuckets);
   hooked.register_comm_hook(
       [](GradBucket& bucket) { return completed_future(bucket.buffer()); });
   EXPECT_THAT([&] { Zero{hooked}; }, refused("communication hook"));
   const auto other = new_group();
   EXPECT_THAT([&] { Zero(model, {}, {.process_group = other}); },
-              refused("another than that"));
+              refused("is not the group of"));
   // Nothing was changed: gradients are whole, the wrapper trains as before.
   optim::AdamW plain(model->parameters(), {.lr = 0.01});
   train(model, plain, world.rank, 0, 2);

@@ -275,9 +275,9 @@ WORLD_TEST(ZeroOptimizer, MistakesAreRefusedOnAllRanks, 2) {
     return ThrowsMessage<std::invalid_argument>(HasSubstr(words));
   };
   EXPECT_THAT([&] { Zero(net->parameters(), {}, {.shared_parameters = true}); },
-              refused("shared_parameters of a list of parameters"));
+              refused("shared_parameters needs a DistributedDataParallel"));
   EXPECT_THAT([&] { Zero(net->parameters(), {}, {.step_in_backward = true}); },
-              refused("step_in_backward of a list of parameters"));
+              refused("step_in_backward needs a DistributedDataParallel"));
   auto some = net->parameters();
   if (world.rank == 1) some.pop_back();
   EXPECT_THAT([&] { Zero{some}; }, refused("of rank 1 (5 parameters)"));

@@ -27,8 +27,8 @@ CommHook compress_hook(ProcessGroupPtr given, at::ScalarType dtype) {
 CommHook compress_wrapper(CommHook hook, at::ScalarType dtype) {
   if (!hook) {
     throw std::invalid_argument(
-        "a compression wrapper was given no hook; give the one that it is to "
-        "wrap (allreduce_hook(), say)");
+        "a compression wrapper was given no hook; give the hook that it must "
+        "wrap, such as allreduce_hook()");
   }
   return [hook = std::move(hook), dtype](GradBucket& bucket) {
     at::NoGradGuard no_grad;

@@ -20,7 +20,7 @@ ProcessGroupPtr ranks_of_this_host() {
   if (!local) {
     throw std::invalid_argument(
         "PostLocalSGDState: there is no subgroup, and LOCAL_WORLD_SIZE, the "
-        "number of ranks of a host, is not set; give a subgroup "
+        "number of ranks on a host, is not set; give a subgroup "
         "(new_subgroups()), or start the ranks with lockstep run");
   }
   return new_subgroups(static_cast<int>(*local));

@@ -295,11 +295,10 @@ PowerSGDState::PowerSGDState(const PowerSGDOptions& given)
   }
   if ((options.use_error_feedback || options.warm_start) &&
       options.start_powerSGD_iter < 2) {
-    refuse(c10::str(
-        "start_powerSGD_iter is ", options.start_powerSGD_iter,
-        ", but use_error_feedback and warm_start keep what belongs to the "
-        "buckets, which are made anew behind the first step; give 2 or more, "
-        "or turn both off"));
+    refuse(c10::str("start_powerSGD_iter is ", options.start_powerSGD_iter,
+                    ", but use_error_feedback and warm_start keep memory for "
+                    "each bucket, and the buckets are made anew after the "
+                    "first step; give 2 or more, or turn both off"));
   }
   options.compression_stats_logging_frequency =
       std::max<int64_t>(1, options.compression_stats_logging_frequency);

@@ -92,9 +92,9 @@ CommHook quantization_pertensor_hook(ProcessGroupPtr group) {
 CommHook quantization_perchannel_hook(ProcessGroupPtr group,
                                       int64_t bucket_size) {
   if (bucket_size < 1) {
-    throw std::invalid_argument(
-        c10::str("quantization_perchannel_hook: bucket_size is ", bucket_size,
-                 "; give how many elements share a scale, 1 or more"));
+    throw std::invalid_argument(c10::str(
+        "quantization_perchannel_hook: bucket_size is ", bucket_size,
+        "; give the number of elements that share a scale, 1 or more"));
   }
   return quantization_hook(std::move(group), bucket_size);
 }

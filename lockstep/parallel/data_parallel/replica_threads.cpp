@@ -54,8 +54,8 @@ void throw_same(const std::exception& error, const std::string& message) {
     throw_same<std::length_error>(error, message);
     std::throw_with_nested(std::runtime_error(message));
   } catch (...) {
-    std::throw_with_nested(
-        std::runtime_error(caught("an exception that is no std::exception")));
+    std::throw_with_nested(std::runtime_error(
+        caught("an exception that is not a std::exception")));
   }
 }
 

@@ -115,7 +115,8 @@ class KeepGenerator {
   throw std::invalid_argument(
       "DataParallel cannot replicate " + module.name() + ": " + why +
       ". It must be torch::nn::Cloneable, with all registration in reset(), "
-      "or define a clone() that copies it, as must those in a Sequential.");
+      "or define a clone() that copies it; this holds for modules in a "
+      "Sequential, too.");
 }
 
 std::shared_ptr<torch::nn::Module> clone(const torch::nn::Module& module,
@@ -130,7 +131,8 @@ std::shared_ptr<torch::nn::Module> clone(const torch::nn::Module& module,
   const auto& original = module;
   const auto* copy = replica.get();
   if (copy == nullptr || copy == &module || typeid(*copy) != typeid(original)) {
-    throw_not_cloneable(module, "its clone() gave no other module of its type");
+    throw_not_cloneable(
+        module, "its clone() did not return another module of its type");
   }
   return replica;
 }

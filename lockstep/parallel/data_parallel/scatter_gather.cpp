@@ -75,10 +75,12 @@ std::vector<at::Tensor> Scatter::divide(const at::Tensor& tensor) {
   if (parts_ && *parts_ != pieces.size()) {
     throw std::invalid_argument(
         "DataParallel divides all tensors along dimension " +
-        std::to_string(dim_) + ", where one of shape " + shape(tensor) +
-        " makes " + std::to_string(pieces.size()) + " parts and one of shape " +
-        first_shape_ + " " + std::to_string(*parts_) +
-        ": give them the same number of rows, and expand() what is shared");
+        std::to_string(dim_) + ", but a tensor of shape " + shape(tensor) +
+        " makes " + std::to_string(pieces.size()) +
+        " parts and a tensor of shape " + first_shape_ + " " +
+        std::to_string(*parts_) +
+        ": give all tensors the same number of rows, and expand() those that "
+        "are shared");
   }
   if (!parts_) {
     parts_ = pieces.size();

@@ -178,7 +178,7 @@ void BackwardTracker::require_idle() {
   if (!averaging_) return;
   throw std::logic_error(
       "DistributedDataParallel: forward was called while a backward through "
-      "the wrapper is under way; call forward after backward() has returned, "
+      "the wrapper is running; call forward after backward() has returned, "
       "and checkpoint parts inside the module, not the wrapper");
 }
 
@@ -307,10 +307,10 @@ BackwardTracker::Kind BackwardTracker::kind_by_nodes() const {
   if (numbered == 0 && forwards_ > averaged_) {
     throw std::runtime_error(
         "DistributedDataParallel: a backward leads from one operation straight "
-        "to parameters, after a forward whose backward is to come, so the "
-        "wrapper cannot tell whether its forward made this graph: return the "
-        "loss from forward, add it to the others, or call its backward() "
-        "before the forward");
+        "to parameters, while an earlier forward still waits for its backward, "
+        "so the wrapper cannot tell whether its forward made this graph: "
+        "return the loss from forward, add it to the other losses, or call its "
+        "backward() before that forward");
   }
   if (numbered != 0 && forgotten == numbered) {
     throw std::runtime_error(
@@ -399,7 +399,7 @@ void BackwardTracker::on_result(bool synchronizes) {
     throw std::runtime_error(
         "DistributedDataParallel: gradients came before those of what forward "
         "returned, through operations that another thread recorded in forward; "
-        "make the loss of what forward returns");
+        "compute the loss from what forward returns");
   }
   if (at::GradMode::is_enabled() &&
       std::ranges::find(derivatives_, id, &Derivatives::task) ==
@@ -467,7 +467,7 @@ void BackwardTracker::on_task_end(int id) {
         "DistributedDataParallel: gradients came in a nested backward pass (a "
         "checkpointed part), and the wrapper cannot see when the outer one "
         "ends, because the loss uses no tensor that forward returned; return "
-        "the tensors that the loss is made of");
+        "the tensors from which the loss is computed");
   }
   struct Leave {
     BackwardTracker& tracker;

@@ -13,7 +13,7 @@ void GradBucket::set_buffer(at::Tensor buffer) {
     throw std::invalid_argument(
         c10::str("GradBucket::set_buffer: the tensor is ", buffer.sizes(),
                  buffer.is_contiguous() ? "" : ", not contiguous",
-                 "; give a contiguous one of [", buffer_.numel(), "]"));
+                 "; give a contiguous tensor of [", buffer_.numel(), "]"));
   }
   int64_t offset = buffer.storage_offset();
   for (auto& gradient : gradients_) {
@@ -36,8 +36,9 @@ CommFuture completed_future(const at::Tensor& value) {
 at::Tensor wait_for_tensor(const CommFuture& future) {
   if (!future) {
     throw std::invalid_argument(
-        "a communication hook returned no future; return one that completes "
-        "with the bucket's gradients (completed_future())");
+        "a communication hook returned no future; return a future that "
+        "completes with the bucket's gradients, such as "
+        "completed_future(bucket.buffer())");
   }
   future->waitAndThrow();
   const auto& value = future->constValue();

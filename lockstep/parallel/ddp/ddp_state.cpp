@@ -33,8 +33,8 @@ BucketLimits limits_of(const DistributedDataParallelOptions& options) {
   if (!options.bucket_cap_mb_list.empty()) {
     if (options.bucket_cap_mb || options.first_bucket_mb) {
       throw mistake(
-          "bucket_cap_mb_list stands beside bucket_cap_mb or first_bucket_mb; "
-          "give one of them");
+          "bucket_cap_mb_list is given together with bucket_cap_mb or "
+          "first_bucket_mb; give either the list or those two");
     }
     BucketLimits limits;
     for (double cap : options.bucket_cap_mb_list) {
@@ -92,9 +92,9 @@ std::unordered_set<std::string> ignored_names(
 
 void require_float(const char* name, std::optional<at::ScalarType> dtype) {
   if (dtype && !c10::isFloatingType(*dtype)) {
-    throw mistake(c10::str("mixed_precision.", name, " is ", *dtype,
-                           "; allowed are floating-point dtypes, as "
-                           "at::kBFloat16"));
+    throw mistake(
+        c10::str("mixed_precision.", name, " is ", *dtype,
+                 "; allowed are floating-point dtypes, such as at::kBFloat16"));
   }
 }
 
@@ -143,7 +143,7 @@ DdpState::DdpState(torch::nn::Module& module,
       !options_.find_unused_parameters && !options_.static_graph) {
     throw mistake(
         "skip_all_reduce_unused_params needs find_unused_parameters or "
-        "static_graph, which tell what is unused");
+        "static_graph, which find out what is unused");
   }
   find_tensors();
   if (trained().empty()) {
@@ -220,14 +220,14 @@ std::unique_ptr<Reducer> DdpState::make_reducer() {
   for (const auto& [name, tensor] : options_.delay_all_reduce_named_params) {
     if (!tensor.defined() || !stands_in(parameters_, tensor)) {
       throw mistake("delay_all_reduce_named_params names '" + name +
-                    "', which is no parameter of the module");
+                    "', which is not a parameter of the module");
     }
     const auto& first = options_.delay_all_reduce_named_params[0].second;
     if (tensor.scalar_type() != first.scalar_type() ||
         tensor.device() != first.device()) {
       throw mistake(c10::str("delay_all_reduce_named_params: '", name, "' is ",
                              tensor.toString(), " on ", tensor.device(),
-                             "; all must be as the first, ", first.toString(),
+                             "; all must be like the first, ", first.toString(),
                              " on ", first.device()));
     }
     delayed.push_back({name, tensor});
@@ -320,9 +320,9 @@ void DdpState::retrain() {
   if (has_optimizer()) {
     throw std::runtime_error(
         "DistributedDataParallel: requires_grad, dtype or device of a "
-        "parameter was changed, but an optimizer holds slices of the "
-        "parameters that were trained "
-        "(sharded, or in backward); make the wrapper and the optimizer anew");
+        "parameter was changed, but an optimizer (sharded, or in backward) "
+        "holds slices of the parameters that were trained; make a new wrapper "
+        "and a new optimizer");
   }
   const auto* join = current_join();
   if (join != nullptr && !join->options().throw_on_early_termination) {
@@ -385,8 +385,8 @@ void DdpState::before_forward() {
     if (gate_ && join->joinables() == 1 &&
         !join->options().throw_on_early_termination) {
       throw std::logic_error(
-          "DistributedDataParallel: join() without the wrapper's sharded "
-          "optimizer, which communicates in step(); name both: "
+          "DistributedDataParallel: join() was called without the wrapper's "
+          "sharded optimizer, which communicates in step(); name both: "
           "lockstep::join({&model.joinable(), &optimizer}, body)");
     }
     const auto& round =
@@ -421,10 +421,10 @@ void DdpState::before_forward() {
 
 void DdpState::ForwardPass::throw_older_graph() {
   throw mistake(
-      "forward returns a parameter itself, or a tensor that was computed of "
-      "parameters before, by reference or through a shared_ptr, so that it "
-      "cannot be told which backward passes are the wrapper's; return it by "
-      "value");
+      "forward returns, by reference or through a shared_ptr, a parameter "
+      "itself or a tensor that was computed from parameters before, so the "
+      "wrapper cannot tell which backward passes are its own; return the "
+      "tensor by value");
 }
 
 void DdpState::after_forward(bool threw) {

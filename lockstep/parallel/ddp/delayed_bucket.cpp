@@ -27,8 +27,8 @@ void DelayedBucket::start() {
     if (!grad.defined()) {
       throw std::runtime_error(c10::str(
           "rank ", rank_, ": '", name,
-          "', whose all-reduce is delayed, has no gradient yet where that of "
-          "param_to_hook_all_reduce is ready; name a parameter whose gradient "
+          "', whose all-reduce is delayed, had no gradient yet when that of "
+          "param_to_hook_all_reduce was ready; name a parameter whose gradient "
           "comes later (one nearer to the input)"));
     }
     if (!same_memory(grad, slot.alias)) {
@@ -47,7 +47,7 @@ void DelayedBucket::finish() {
   if (!std::exchange(started_, false)) {
     throw std::runtime_error(c10::str(
         "rank ", rank_,
-        ": param_to_hook_all_reduce got no gradient in a backward, so that the "
+        ": param_to_hook_all_reduce got no gradient in a backward, so the "
         "delayed all-reduce was not started; name a parameter that every "
         "backward uses"));
   }

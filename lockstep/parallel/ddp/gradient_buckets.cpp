@@ -119,7 +119,7 @@ void GradientBuckets::take(size_t parameter, double factor, bool unused) {
     throw std::runtime_error(
         "rank " + std::to_string(group_->global_rank(group_->rank())) +
         ": the gradient of '" + parameters_[parameter].name +
-        "' is sparse, though its module is no Embedding or EmbeddingBag with "
+        "' is sparse, but its module is not an Embedding or EmbeddingBag with "
         "sparse(true); give a dense gradient (to_dense())");
   }
   const bool is_here = from.defined() && same_memory(from, to);

@@ -43,8 +43,8 @@ void GradientCheck::agree(int64_t step) {
         "the gradient of '", parameters_[seen[rank][0]].name, "' on rank ",
         group_->global_rank(rank), " has ",
         seen[rank][1] != 0 ? "NaN" : "infinite values", " in step ", step,
-        "; the gradients of all ranks are spoilt by it: zero_grad() and leave "
-        "the step out, or load a snapshot and lower the learning rate"));
+        "; the averages on all ranks are wrong now: call zero_grad() and skip "
+        "the step, or load a snapshot and lower the learning rate"));
   }
 }
 

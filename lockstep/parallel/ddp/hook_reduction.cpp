@@ -63,8 +63,7 @@ class HookReduction final : public BucketReduction {
     if (!future) {
       throw std::invalid_argument(
           "the communication hook returned no future; return "
-          "completed_future(bucket.buffer()) where nothing is to be waited "
-          "for");
+          "completed_future(bucket.buffer()) if there is nothing to wait for");
     }
     // Continuations may use the bucket until the future completes, also those
     // of an abandoned reduction.

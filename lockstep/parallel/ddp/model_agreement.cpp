@@ -94,7 +94,7 @@ class Meeting {
                             group_->global_ranks()[rank], texts[rank]));
     }
     fail("rank " + std::to_string(group_->global_ranks()[group_->rank()]) +
-         " could not learn which, as the others are gone");
+         " could not learn how, because the other ranks have gone");
   }
 
   [[noreturn]] static void fail(const std::string& difference) {

@@ -81,7 +81,8 @@ void Readiness::end() {
   require(State::collecting, "end()");
   if (awaited_ != 0) {
     throw std::logic_error("DistributedDataParallel: a backward ends, but " +
-                           std::to_string(awaited_) + " gradients are awaited");
+                           std::to_string(awaited_) +
+                           " gradients are still awaited");
   }
   state_ = State::idle;
   learnt_ = static_graph_;

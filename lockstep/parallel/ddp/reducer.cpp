@@ -29,8 +29,8 @@ at::Tensor no_rows(const at::Tensor& parameter) {
       "DistributedDataParallel: another wrapper averages some of the "
       "parameters, too; " +
       what +
-      " cannot be used with that. Put the modules that share them into one, "
-      "and wrap that one");
+      " cannot be used then. Put the modules that share them into one module, "
+      "and wrap that module");
 }
 
 }  // namespace
@@ -96,7 +96,7 @@ void Reducer::register_comm_hook(CommHook hook) {
   if (hook_) {
     throw std::logic_error(
         "register_comm_hook: there is a communication hook already; register "
-        "one, which may call others");
+        "only one, which may call others");
   }
   if (gradients_.is_sharded()) {
     throw std::logic_error(
@@ -125,7 +125,7 @@ void Reducer::delay(DelayedBucket delayed) {
 void Reducer::shard(std::vector<ElementRange> owned, IsStepped is_stepped) {
   if (hook_) {
     throw std::logic_error(
-        "gradients cannot be sharded where a communication hook reduces whole "
+        "gradients cannot be sharded if a communication hook reduces whole "
         "buckets: construct ZeroRedundancyOptimizer from the parameters "
         "instead");
   }
@@ -184,9 +184,9 @@ void Reducer::prepare() {
   if (std::exchange(stepped_, false)) {
     throw std::runtime_error(
         this_rank() +
-        ": an exception ended a backward in which optimizers step, so that "
-        "some parameters may have made a step on some ranks only; load a "
-        "snapshot on all ranks");
+        ": an exception ended a backward in which optimizers step, so some "
+        "parameters may have been stepped on some ranks only; load a snapshot "
+        "on all ranks");
   }
   const std::lock_guard lock(tracker_->mutex());
   // Also under no_sync, as in Python.
@@ -373,8 +373,8 @@ void Reducer::refuse_missing() const {
   throw std::runtime_error(
       this_rank() + ": backward ended without a gradient for " + names +
       "; every parameter that requires grad must take part in the loss on "
-      "every rank. Set find_unused_parameters, or static_graph if it is "
-      "the same each time; requires_grad_(false) leaves one out");
+      "every rank. Set find_unused_parameters, or static_graph if the same "
+      "ones are unused each time; requires_grad_(false) excludes a parameter");
 }
 
 // Throws if a backward would add to gradients of which this rank has only its
@@ -388,7 +388,7 @@ void Reducer::refuse_left_shards(std::optional<size_t> accumulated) {
   if (!left) return;
   throw std::logic_error(
       this_rank() + ": the gradient of '" + parameters()[*left].name +
-      "' still stands from the backward before; each rank has the average of "
+      "' is still that of the previous backward; each rank has the average of "
       "its own shard only, so a backward cannot add to this gradient: call "
       "zero_grad() before the next backward, and accumulate under no_sync() "
       "before the one that averages");

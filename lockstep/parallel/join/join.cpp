@@ -12,18 +12,20 @@ Join::Join(std::vector<Joinable*> joinables, const JoinOptions& options)
     : joinables_(std::move(joinables)), options_(options) {
   if (joinables_.empty()) {
     throw std::invalid_argument(
-        "join: there is nothing to join; give a DistributedDataParallel at "
-        "least");
+        "join: there is nothing to join; give at least a "
+        "DistributedDataParallel");
   }
   group_ = joinables_[0]->join_process_group();
   for (auto* joinable : joinables_) {
     if (joinable->join_process_group() != group_) {
       throw std::invalid_argument(
-          "join: the joinables are of several process groups; those of one "
-          "join must share theirs");
+          "join: the joinables belong to several process groups; all joinables "
+          "of one join must have the same group");
     }
     if (joinable->join_ != nullptr) {
-      throw std::invalid_argument("join: one of these is in a join already");
+      throw std::invalid_argument(
+          "join: one of the joinables is in a join already; end that join "
+          "first");
     }
   }
   if (!options_.enable) return;
@@ -41,8 +43,8 @@ const JoinRound& Join::begin_iteration(const Joinable& joinable,
   if (&joinable != joinables_[0]) {
     if (round_.active.empty()) {
       throw std::logic_error(
-          "join: what communicates first in an iteration must be named first, "
-          "a DistributedDataParallel before its optimizer");
+          "join: the joinable that communicates first in an iteration must be "
+          "named first; name a DistributedDataParallel before its optimizer");
     }
     return round_;
   }

@@ -94,7 +94,7 @@ JoinedOptimizer::JoinedOptimizer(torch::optim::Optimizer& optimizer,
   if (dynamic_cast<GradientShards*>(&optimizer)) {
     throw std::invalid_argument(
         "JoinedOptimizer: the optimizer is sharded; it takes part in join() "
-        "itself, give it there instead");
+        "itself, so give it to join() instead");
   }
   check_can_capture(optimizer);
   const auto all =

@@ -102,8 +102,8 @@ HierarchicalModelAverager::HierarchicalModelAverager(
   auto refuse = [](const std::string& what) {
     throw std::invalid_argument(
         "HierarchicalModelAverager: " + what +
-        "; give pairs of period and group size, both rising, of sizes that "
-        "divide the group's, which is the last");
+        "; give pairs of period and group size, both rising; each size must "
+        "divide that of process_group, and the last must be equal to it");
   };
   const auto& levels = options.period_group_size_dict;
   const auto parent =
@@ -114,21 +114,21 @@ HierarchicalModelAverager::HierarchicalModelAverager(
     if (period < 1 || (i > 0 && period <= levels[i - 1].first)) {
       refuse(
           c10::str("period ", period, " of period_group_size_dict is ",
-                   period < 1 ? "not positive" : "not above the one before"));
+                   period < 1 ? "not positive" : "not above the previous one"));
     }
     if (size < 1 || parent->size() % size != 0 ||
         (i > 0 && size <= levels[i - 1].second)) {
       refuse(c10::str("group size ", size, " of period_group_size_dict ",
                       i > 0 && size <= levels[i - 1].second
-                          ? "is not above the one before"
+                          ? "is not above the previous one"
                           : "does not divide the group",
                       " of ", parent->size(), " ranks"));
     }
   }
   if (levels.back().second != parent->size()) {
     refuse(c10::str("the last group size of period_group_size_dict is ",
-                    levels.back().second, ", of a group of ", parent->size(),
-                    " ranks"));
+                    levels.back().second, ", but process_group has ",
+                    parent->size(), " ranks"));
   }
   for (const auto& [period, size] : levels) {
     groups_.emplace_back(

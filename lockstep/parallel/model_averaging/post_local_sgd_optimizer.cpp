@@ -16,7 +16,7 @@ torch::optim::Optimizer& require(
   if (!optim || optim->param_groups().empty()) {
     throw std::invalid_argument(
         "PostLocalSGDOptimizer: there is no optimizer, or it has no "
-        "parameters; give the one that steps them");
+        "parameters; give the optimizer that steps the parameters");
   }
   return *optim;
 }

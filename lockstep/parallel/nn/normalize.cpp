@@ -131,7 +131,7 @@ class Normalize : public torch::autograd::Function<Normalize> {
                                 const variable_list& grad_outputs) {
     if (at::GradMode::is_enabled()) {
       throw std::runtime_error(
-          "SyncBatchNorm: has no second derivative; call backward() without "
+          "SyncBatchNorm has no second derivative; call backward() without "
           "create_graph");
     }
     auto saved = context->get_saved_variables();

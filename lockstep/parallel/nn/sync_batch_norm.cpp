@@ -57,9 +57,9 @@ void check_dtypes(const SyncBatchNormState& state, size_t dimensions,
     }
     throw std::invalid_argument(
         type_name(dimensions) + ": got " + c10::toString(dtype) +
-        " input, and a module of " + c10::toString(tensor.scalar_type()) +
-        "; give both one dtype (module->to(dtype)), or the module float32 for "
-        "a half type");
+        " input, but the module has " + c10::toString(tensor.scalar_type()) +
+        "; give both the same dtype (module->to(dtype)), or the module float32 "
+        "for a 16-bit input");
   }
 }
 

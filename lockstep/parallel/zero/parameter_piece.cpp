@@ -43,7 +43,7 @@ void ParameterPiece::refresh() {
   if (!shaped_ && !parameter_.is_non_overlapping_and_dense()) {
     throw std::invalid_argument(
         "ZeroRedundancyOptimizer: a parameter got memory with gaps after the "
-        "optimizer was made; convert the module first");
+        "optimizer was made; convert the module before making the optimizer");
   }
   piece_.set_data(part_of(parameter_));
 }

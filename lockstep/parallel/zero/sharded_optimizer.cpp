@@ -27,8 +27,8 @@ ProcessGroupPtr group_of(const ZeroRedundancyOptions& options, DdpState* ddp) {
   }
   if (options.process_group && options.process_group != ddp->process_group()) {
     throw std::invalid_argument(
-        "ZeroRedundancyOptimizer: process_group is another than that of the "
-        "DistributedDataParallel; leave it out");
+        "ZeroRedundancyOptimizer: process_group is not the group of the "
+        "DistributedDataParallel; leave the option out");
   }
   return ddp->process_group();
 }
@@ -51,17 +51,18 @@ std::string words_of_form(int64_t form) {
 void check_options(const ZeroRedundancyOptions& options, bool has_ddp) {
   if (options.shared_parameters && options.step_in_backward) {
     throw std::invalid_argument(
-        "ZeroRedundancyOptimizer: step_in_backward with shared_parameters; a "
-        "parameter that all ranks share cannot be written while another still "
-        "computes with it, use one of the two");
+        "ZeroRedundancyOptimizer: step_in_backward cannot be used with "
+        "shared_parameters, because a parameter that all ranks share cannot be "
+        "written while another rank still computes with it; use one of the "
+        "two");
   }
   if (has_ddp) return;
   if (options.shared_parameters || options.step_in_backward) {
     throw std::invalid_argument(c10::str(
         "ZeroRedundancyOptimizer: ",
         options.shared_parameters ? "shared_parameters" : "step_in_backward",
-        " of a list of parameters; it is possible where a "
-        "DistributedDataParallel is given instead"));
+        " needs a DistributedDataParallel, but parameters were given; give the "
+        "DistributedDataParallel instead, or leave the option out"));
   }
 }
 
@@ -180,14 +181,14 @@ void ShardedOptimizer::check_new_groups() const {
           (found != index_.end() && grouped_[found->second])) {
         throw std::invalid_argument(
             "ZeroRedundancyOptimizer: some parameters appear in more than one "
-            "parameter group; name each in one");
+            "parameter group; name each parameter in one group");
       }
       if (has_ddp_ && found == index_.end()) {
         throw std::invalid_argument(c10::str(
             "ZeroRedundancyOptimizer: a parameter of sizes ", parameter.sizes(),
-            " is none that the DistributedDataParallel trains; give it to an "
-            "optimizer of its own, or freeze parameters behind the wrapper's "
-            "construction instead of before it"));
+            " is not trained by the DistributedDataParallel; give it to an "
+            "optimizer of its own, or freeze parameters after constructing "
+            "DistributedDataParallel, not before"));
       }
     }
   }
@@ -233,10 +234,10 @@ void ShardedOptimizer::agree_on_new_groups(bool mistaken) const {
   if (mistaken) return;
   for (int64_t rank = 0; rank < all.size(0); ++rank) {
     if (all[rank][0].item<int64_t>() == 0) continue;
-    throw std::invalid_argument(c10::str(
-        "ZeroRedundancyOptimizer: rank ", global(rank),
-        " refused its parameter groups and says why; all ranks must give the "
-        "same"));
+    throw std::invalid_argument(
+        c10::str("ZeroRedundancyOptimizer: rank ", global(rank),
+                 " refused its parameter groups, and its own error says why; "
+                 "all ranks must give the same groups"));
   }
   for (int64_t rank = 1; rank < all.size(0); ++rank) {
     if (all[rank].equal(all[0])) continue;
@@ -421,16 +422,16 @@ void ShardedOptimizer::synchronize() {
 std::vector<at::Tensor> ShardedOptimizer::gradient_shards() {
   if (options_.step_in_backward) {
     throw std::logic_error(
-        "ZeroRedundancyOptimizer: with step_in_backward the gradients are used "
-        "up when backward() returns, so they cannot be clipped or unscaled; "
-        "use step_in_backward = false");
+        "ZeroRedundancyOptimizer: with step_in_backward the gradients have "
+        "been used when backward() returns, so they cannot be clipped or "
+        "unscaled; use step_in_backward = false");
   }
   const Join* join = current_join();
   if (join && !join->options().throw_on_early_termination) {
     throw std::logic_error(
         "ZeroRedundancyOptimizer: its gradients cannot be clipped or unscaled "
-        "in a join() that shadows, for a rank without inputs steps its part "
-        "and cannot clip it. If inputs are even, give join() "
+        "in a join() that shadows, because a rank without inputs steps its "
+        "part but cannot clip it. If inputs are even, give join() "
         "throw_on_early_termination or enable = false; if not, use an "
         "optimizer that is not sharded, with a JoinedOptimizer");
   }
@@ -516,8 +517,7 @@ void ShardedOptimizer::save(torch::serialize::OutputArchive&) const {
   throw std::logic_error(
       "ZeroRedundancyOptimizer: each rank holds a part of the state, which "
       "torch::save() cannot collect; call consolidate_state_dict() on all "
-      "ranks "
-      "and save state_dict() or plain()");
+      "ranks and save state_dict() or plain()");
 }
 
 void ShardedOptimizer::load(torch::serialize::InputArchive&) {

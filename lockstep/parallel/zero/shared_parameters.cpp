@@ -49,7 +49,7 @@ SharedParameters::SharedParameters(const std::vector<at::Tensor>& parameters,
     if (!parameter.device().is_cpu()) {
       throw std::invalid_argument(
           c10::str("shared_parameters: a parameter is on ", parameter.device(),
-                   "; only the memory of the CPU can be common to ranks, use "
+                   "; ranks can share only memory of the CPU; use "
                    "shared_parameters = false"));
     }
     if (!parameter.is_non_overlapping_and_dense()) {
@@ -68,8 +68,8 @@ SharedParameters::SharedParameters(const std::vector<at::Tensor>& parameters,
   HostSharing* sharing = host_sharing(group);
   if (!sharing) {
     throw std::invalid_argument(
-        "shared_parameters: the process group has no memory common to all its "
-        "ranks; that takes ranks of one host and the backend \"lockstep\" (or "
+        "shared_parameters: the process group has no memory that all its ranks "
+        "share; that needs ranks of one host and the backend \"lockstep\" (or "
         "\"shm\") for the CPU. Otherwise use shared_parameters = false");
   }
   at::Tensor block;

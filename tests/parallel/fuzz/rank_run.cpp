@@ -36,7 +36,7 @@ constexpr std::array<Refusal, 4> kRefusals{{
      false},
     {"became ready twice in one backward", false},
     {"leads from one operation straight to parameters", false},
-    {"the process group has no memory common to all its ranks", true},
+    {"the process group has no memory that all its ranks share", true},
 }};
 
 bool is_sharded(Stepping stepping) {
