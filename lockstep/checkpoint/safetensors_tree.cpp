@@ -92,6 +92,26 @@ std::pair<int64_t, std::string> split_index(const std::string& text) {
   return {index, rest == end ? "" : std::string(rest + 1, end)};
 }
 
+// Returns where the optimizer's value with this name belongs, or nullptr if the
+// snapshot has no such parameter or group.
+StateValue* optimizer_value(Snapshot& snapshot, const std::string& name) {
+  if (!snapshot.optimizer_state) return nullptr;
+  auto& [state, groups] = *snapshot.optimizer_state;
+  if (name.starts_with(kState)) {
+    const auto [index, key] =
+        split_index(name.substr(std::string_view(kState).size()));
+    const auto found = state.find(index);
+    return found == state.end() ? nullptr : &found->second[key];
+  }
+  if (name.starts_with(kGroup)) {
+    const auto [index, key] =
+        split_index(name.substr(std::string_view(kGroup).size()));
+    const auto at = static_cast<size_t>(index);
+    return at < groups.size() ? &groups[at].options[key] : nullptr;
+  }
+  return nullptr;
+}
+
 }  // namespace
 
 SafetensorsTree safetensors_tree_of(const Snapshot& snapshot) {
@@ -157,7 +177,12 @@ Snapshot snapshot_of(const SafetensorsTree& tree) {
     OptimizerState& optimizer = snapshot.optimizer_state.emplace();
     const Json& stored = json.at("optimizer_state");
     for (const auto& [index, values] : stored.at("state").items()) {
-      optimizer.state[split_index(index).first] = values_of(values);
+      const auto [parameter, key] = split_index(index);
+      if (!key.empty()) {
+        throw std::runtime_error("the optimizer's state is of \"" + index +
+                                 "\", which is not a parameter's number");
+      }
+      optimizer.state[parameter] = values_of(values);
     }
     for (const Json& group : stored.at("param_groups")) {
       optimizer.param_groups.push_back(
@@ -167,22 +192,16 @@ Snapshot snapshot_of(const SafetensorsTree& tree) {
   }
   std::map<int64_t, at::Tensor> generators;
   for (const auto& [name, tensor] : tree.tensors) {
-    const auto rest = [&, &full = name](const char* prefix) {
-      return split_index(full.substr(std::string_view(prefix).size()));
-    };
     if (!name.starts_with(kReserved)) {
       snapshot.model_state.emplace_back(name, tensor);
     } else if (name.starts_with(kGenerator)) {
-      generators[rest(kGenerator).first] = tensor;
-    } else if (name.starts_with(kState) && snapshot.optimizer_state) {
-      const auto [index, key] = rest(kState);
-      snapshot.optimizer_state->state.at(index)[key] = tensor;
-    } else if (name.starts_with(kGroup) && snapshot.optimizer_state) {
-      const auto [index, key] = rest(kGroup);
-      snapshot.optimizer_state->param_groups.at(static_cast<size_t>(index))
-          .options[key] = tensor;
+      generators[split_index(name.substr(std::string_view(kGenerator).size()))
+                     .first] = tensor;
+    } else if (auto* place = optimizer_value(snapshot, name)) {
+      *place = tensor;
     } else {
-      throw std::runtime_error("tensor \"" + name + "\" is not known");
+      throw std::runtime_error("the description says nothing of the tensor \"" +
+                               name + "\"");
     }
   }
   if (json.at("generator_states").get<size_t>() != generators.size()) {

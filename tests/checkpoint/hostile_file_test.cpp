@@ -5,6 +5,7 @@
 #include <gmock/gmock.h>
 
 #include "lockstep/checkpoint/pickle_reader.h"
+#include "lockstep/checkpoint/safetensors_tree.h"
 #include "tests/checkpoint/sample_snapshot.h"
 
 namespace lockstep {
@@ -17,6 +18,28 @@ using namespace std::string_literals;
 std::string safetensors(const std::string& header, const std::string& data) {
   const uint64_t length = header.size();
   return std::string(reinterpret_cast<const char*>(&length), 8) + header + data;
+}
+
+// A tensor of a parameter or group that the description lacks was refused with
+// "map::at", and "0.5" was read as parameter 0.
+TEST(HostileSafetensors, TensorsThatTheDescriptionLacksAreNamed) {
+  const auto refusal = [](const std::string& tensor, const std::string& state) {
+    return message_of([&] {
+      snapshot_of({.tensors = {{tensor, torch::ones({2})}},
+                   .description =
+                       R"({"format":1,"epochs_run":0,"step":0,)"
+                       R"("sampler_state":{},"metadata":{},)"
+                       R"("generator_states":0,"optimizer_state":{"state":)" +
+                       state + R"(,"param_groups":[]}})"});
+    });
+  };
+  EXPECT_EQ(refusal("lockstep.optimizer.state.0.exp_avg", R"({"0":{}})"), "");
+  for (const char* name : {"lockstep.optimizer.state.1.exp_avg",
+                           "lockstep.optimizer.group.0.lr", "lockstep.x"}) {
+    EXPECT_THAT(refusal(name, R"({"0":{}})"), HasSubstr(name));
+  }
+  EXPECT_THAT(refusal("a", R"({"0.5":{}})"),
+              HasSubstr("\"0.5\", which is not a parameter's number"));
 }
 
 TEST(HostileSafetensors, EachIsRefusedWithItsReason) {
