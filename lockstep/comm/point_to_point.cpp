@@ -117,7 +117,7 @@ std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list) {
                           : irecv(op.tensor, op.peer, options));
     }
   } catch (...) {
-    // The caller gets no handle of those that were started.
+    // The caller gets no handles of the operations that were started.
     for (const auto& work : works) give_up(*work);
     throw;
   }

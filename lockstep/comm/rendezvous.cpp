@@ -50,30 +50,31 @@ Rendezvous without_check_in(const c10::intrusive_ptr<c10d::Store>& store,
           .group_store = store};
 }
 
-// A launcher's store is at its own address, and only there: at another one a
-// program meets by itself.
+// Whether the launcher hosts the store at `endpoint`. It does so only at its
+// own address; at any other one the program's rank 0 hosts the store.
 bool launcher_hosts(const Endpoint& endpoint) {
   return get_env("TORCHELASTIC_USE_AGENT_STORE") == "True" &&
          get_env("MASTER_ADDR") == endpoint.host &&
          get_env("MASTER_PORT") == std::to_string(endpoint.port);
 }
 
-// From a rank that may not join: the host of the store counts ranks until its
-// world is complete, so it is counted to the end and finds the reason.
+// Called by a rank that may not join. The rank that hosts the store counts
+// ranks until its world is complete. So this writes the reason and completes
+// the count, and then that rank finds the reason.
 void release_host(c10d::TCPStore& store, const CheckIn& check_in,
                   const std::string& reason) {
   try {
     check_in.refuse(reason);
     int size = check_in.agreed_world_size();
     for (int counted = 0; counted < size; ++counted) {
-      store.waitForWorkers();  // only counts, where it is not the host
+      store.waitForWorkers();  // only counts: it is not the host
     }
   } catch (const c10::DistError&) {
-    // The host has gone already.
+    // The rank that hosts the store has gone already.
   }
 }
 
-// `opened`, if given, hears of the port once rank 0 listens (port 0: any).
+// `opened`, if given, is told the port once rank 0 listens (port 0: any).
 Rendezvous join_tcp(const Endpoint& endpoint, Place place,
                     std::chrono::milliseconds timeout,
                     const std::function<void(uint16_t)>& opened = {}) {
@@ -84,7 +85,7 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
   options.port = endpoint.port;
   options.isServer = place.rank == 0 && !agent_store;
   options.numWorkers = place.world_size;
-  options.waitWorkers = false;  // we check in first, to name who is absent
+  options.waitWorkers = false;  // check in first, to name absent ranks
   options.timeout = timeout;
   if (options.isServer) {
     if (auto socket = store_socket(endpoint.host, endpoint.port)) {
@@ -138,7 +139,7 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
   try {
     check_in->announce();
   } catch (const std::invalid_argument& refusal) {
-    if (options.isServer) {  // the others that have come must hear of it
+    if (options.isServer) {  // the others that have come must be told
       joined.refusal = refusal.what();
       return joined;
     }
@@ -148,12 +149,13 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
   try {
     store->setTimeout(
         std::max(deadline.remaining(), std::chrono::milliseconds(1)));
-    // Also what Python's rank 0 counts before it goes on. Only the host of the
-    // store waits; the others learn who is absent when they connect.
+    // Python's rank 0 counts the ranks in the same way before it goes on. Only
+    // the rank that hosts the store waits; the others learn which ranks are
+    // absent when they connect.
     store->waitForWorkers();
   } catch (const c10::DistError&) {
     const auto absent = joined.absent_ranks();
-    // The others ask the same.
+    // The others ask for the absent ranks, too, so keep the store for them.
     joined.part(nullptr, Deadline::after(std::chrono::seconds(5)));
     throw c10::DistStoreError(
         {__func__, __FILE__, __LINE__},
@@ -164,8 +166,8 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
   }
   store->setTimeout(timeout);
   if (options.isServer) {
-    // A connection like everyone's: a group that an exception left behind must
-    // not keep the store's address taken.
+    // A client connection, as the other ranks have: a group that an exception
+    // left alive must not keep the store's address taken.
     joined.group_store = store->clone();
     joined.group_store->setTimeout(timeout);
     if (auto refusal = check_in->refusal()) {
@@ -182,8 +184,8 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
   return joined;
 }
 
-// A scheduler's own variables: it started several of us, but nothing says
-// where they meet. Alone would be wrong, silently.
+// Throws if a scheduler's own variables say that it started several processes:
+// nothing says where they meet, and going on alone would be silently wrong.
 void refuse_unknown_scheduler() {
   for (const char* name :
        {"SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
@@ -274,9 +276,9 @@ Rendezvous join_by_tcp_url(const InitProcessGroupOptions& options) {
                   checked_place(rank, world_size), options.timeout);
 }
 
-// A run that was killed leaves its file, whose keys would lead its successors
-// to processes that are gone. LibTorch removes the file after a run that ends
-// well.
+// Returns why the file cannot be used, or nothing if it can. A run that was
+// killed leaves its file, whose keys would lead the next run to processes that
+// are gone. LibTorch removes the file after a run that ends well.
 std::optional<std::string> refuse_used_file(c10d::FileStore& store,
                                             const std::string& path,
                                             Place place) {
@@ -315,7 +317,7 @@ void Rendezvous::remember_host() const {
   try {
     check_in->remember_host();
   } catch (const c10::Error&) {
-    // The store is gone: so is the danger to take it for the next.
+    // The store is gone, so it cannot be mistaken for the next one.
   }
 }
 

@@ -7,7 +7,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "lockstep/kernels/convert.cpp"
 #include <hwy/foreach_target.h>
-// After foreach_target.h, as Highway wants it.
+// Must come after foreach_target.h, as Highway wants it.
 #include "lockstep/kernels/half_vectors_inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -16,8 +16,8 @@ namespace HWY_NAMESPACE {
 
 #if HWY_TARGET != HWY_SCALAR
 
-// Every floating type as vectors of float32: as many elements of it as one
-// such vector holds.
+// Each of these takes one floating type as vectors of float32: as many elements
+// of it at a time as one such vector holds.
 struct Float32Lanes {
   using Element = float;
   static HWY_INLINE hn::Vec<F32> load(const Element* from) {
@@ -66,7 +66,7 @@ struct BFloat16Lanes {
   }
 };
 
-// Both return how many elements they have done: whole vectors.
+// Both convert whole vectors only, and return how many elements that were.
 template <class To, class From>
 size_t convert_vectors(void* destination, const void* source, size_t count) {
   constexpr size_t kLanes = hn::MaxLanes(F32());
@@ -99,7 +99,7 @@ size_t convert_scaled_vectors(void* destination, const void* source,
   return i;
 }
 
-// body(Lanes()) with those of a floating type.
+// Returns body(Lanes()) with the Lanes of a floating type.
 template <class Body>
 size_t with_lanes(DType dtype, const Body& body) {
   switch (dtype) {
@@ -135,7 +135,7 @@ size_t convert_here([[maybe_unused]] void* destination,
 #endif
 }
 
-// Neither type is float64, whose products are not float32's.
+// Neither type may be float64, whose products are computed in float64.
 size_t convert_scaled_here([[maybe_unused]] void* destination,
                            [[maybe_unused]] DType to,
                            [[maybe_unused]] const void* source,

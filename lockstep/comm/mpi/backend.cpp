@@ -33,7 +33,7 @@ const at::Tensor& only(const std::vector<at::Tensor>& tensors) {
   return tensors[0];
 }
 
-// One a rank, on `here` alone.
+// Returns the list of one tensor for each rank if `here`, otherwise none.
 std::vector<at::Tensor> list_of(const std::vector<std::vector<at::Tensor>>& all,
                                 int size, bool here = true) {
   if (!here) return {};
@@ -43,7 +43,7 @@ std::vector<at::Tensor> list_of(const std::vector<std::vector<at::Tensor>>& all,
   return all[0];
 }
 
-// Splits of the first dimension as elements; none: all alike.
+// Converts split sizes of the first dimension to elements; none: equal parts.
 std::vector<int64_t> elements(const std::vector<int64_t>& splits,
                               const at::Tensor& tensor, int size) {
   if (splits.empty()) {
