@@ -32,7 +32,7 @@ class AllReducedBuckets final : public BucketReduction {
   void begin(int64_t iteration, double divisor) override {
     if (!(divisor > 0)) {
       throw std::invalid_argument(
-          c10::str("a round of buckets has the divisor ", divisor,
+          c10::str("a reduction of buckets has the divisor ", divisor,
                    "; it must be more than 0"));
     }
     reclaim();
@@ -64,9 +64,10 @@ class AllReducedBuckets final : public BucketReduction {
 
   void publish(size_t bucket) override {
     if (!open_ || bucket != published_ || bucket >= buckets_.size()) {
-      throw std::logic_error(c10::str("bucket ", bucket,
-                                      " was published after ", published_,
-                                      " others of ", buckets_.size()));
+      throw std::logic_error(
+          c10::str("bucket ", bucket, " was published after ", published_,
+                   " of ", buckets_.size(),
+                   " buckets; publish each once after begin(), in order"));
     }
     if (!alone_) {
       works_.push_back(all_reduce(buckets_[bucket].flat,

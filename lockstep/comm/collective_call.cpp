@@ -212,12 +212,12 @@ void require_dense(const Call& call, const char* argument,
   }
   if (tensor.layout() != c10::kStrided) {
     throw call.mistake(c10::str(argument, " is sparse (", tensor.layout(),
-                                "); give a dense one, as tensor.to_dense()"));
+                                "); give a dense one: tensor.to_dense()"));
   }
   if (tensor.is_quantized()) {
-    throw call.mistake(
-        c10::str(argument, " is quantized (", tensor.scalar_type(),
-                 "); give its int_repr(), and scale and zero point apart"));
+    throw call.mistake(c10::str(
+        argument, " is quantized (", tensor.scalar_type(),
+        "); give its int_repr(), and its scale and zero point separately"));
   }
 }
 
@@ -225,7 +225,7 @@ void require_list(const Call& call, const char* argument,
                   const std::vector<at::Tensor>& list, const at::Tensor& like) {
   if (static_cast<int>(list.size()) != call.group->size()) {
     throw call.mistake(c10::str(argument, " holds ", list.size(),
-                                " tensors; give one a rank (",
+                                " tensors; give one for each rank (",
                                 call.group->size(), ")"));
   }
   for (size_t i = 0; i < list.size(); ++i) {
@@ -292,7 +292,7 @@ void require_reducible(const Call& call, const c10d::ReduceOp& op,
   };
   if (!known_to_backends(reduced_as(dtype)) && !c10::isComplexType(dtype)) {
     throw call.mistake(
-        c10::str("a tensor of ", dtype, " cannot be reduced; convert it, as ",
+        c10::str("a tensor of ", dtype, " cannot be reduced; convert it: ",
                  c10::isFloatingType(dtype) ? "tensor.to(torch::kHalf)"
                                             : "tensor.to(torch::kLong)"));
   }

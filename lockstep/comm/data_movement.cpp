@@ -168,14 +168,14 @@ WorkPtr all_gather_coalesced(
   if (static_cast<int>(output_tensor_lists.size()) != call.group->size()) {
     throw call.mistake(
         c10::str("output_tensor_lists holds ", output_tensor_lists.size(),
-                 " lists; give one a rank (", call.group->size(), ")"));
+                 " lists; give one for each rank (", call.group->size(), ")"));
   }
   for (const auto& input : input_tensor_list) {
     require_dense(call, "a tensor of input_tensor_list", input);
     if (input.device() != input_tensor_list[0].device()) {
       throw call.mistake(c10::str(
           "input_tensor_list holds tensors of ", input_tensor_list[0].device(),
-          " and ", input.device(), "; give those of one device"));
+          " and ", input.device(), "; give tensors of one device"));
     }
   }
   std::vector<at::Tensor> written;
@@ -294,7 +294,8 @@ WorkPtr all_to_all(const std::vector<at::Tensor>& output_tensor_list,
                    const CollectiveOptions& options) {
   Call call("all_to_all", options.group, options.timeout);
   if (input_tensor_list.empty()) {
-    throw call.mistake("input_tensor_list is empty; give one tensor a rank");
+    throw call.mistake(
+        "input_tensor_list is empty; give one tensor for each rank");
   }
   require_dense(call, "input_tensor_list[0]", input_tensor_list[0]);
   const auto& like = input_tensor_list[0];

@@ -146,7 +146,7 @@ milliseconds checked_timeout(const char* function, milliseconds given,
   if (given < milliseconds(0)) {
     throw std::invalid_argument(c10::str(
         function, ": timeout is ", given.count(),
-        " ms; give more than 0, or 0 for that of the group it is made from"));
+        " ms; give more than 0, or 0 for the timeout of the parent group"));
   }
   return bounded_timeout(given > milliseconds(0) ? given : otherwise);
 }
@@ -322,8 +322,9 @@ ProcessGroupGuard::~ProcessGroupGuard() {
   if (!in_peace && !is_foreign(w)) {
     note_failure(
         FailureKind::cause_without_words,
-        "an exception ended the use of the process group (its text is "
-        "known where it is caught: lockstep::record() writes it here)");
+        "an exception left the scope of the process group's guard; its text "
+        "is known only where it is caught (run main() in lockstep::record() "
+        "to have it here)");
     auto abort = [&](const ProcessGroupPtr& group) {
       group->abort();
       w.aborted.push_back(group);
@@ -422,7 +423,7 @@ void destroy_process_group(ProcessGroupPtr group) {
   }
   if (std::erase(w.subgroups, group) == 0) {
     throw std::invalid_argument("destroy_process_group: group '" +
-                                group->name() + "' was destroyed before");
+                                group->name() + "' is destroyed already");
   }
   lock.unlock();
   group->close();

@@ -49,7 +49,7 @@ class DepthLimit final : public nlohmann::json_sax<Object> {
 const char* obstacle(const Object& object, int depth = 1) {
   if (object.is_binary() && object.get_binary().has_subtype()) {
     return "holds a byte string with a subtype, which CBOR does not keep; give "
-           "it without";
+           "it without the subtype";
   }
   if (!object.is_structured()) return nullptr;
   if (depth > kMaxDepth) return "is nested more than 1000 deep; flatten it";
@@ -105,13 +105,14 @@ struct ObjectCall {
     Object::sax_parse(begin, begin + size, &limit,
                       Object::input_format_t::cbor);
     if (limit.exceeded()) {
-      refuse(member,
-             c10::str("sent what is nested more than ", kMaxDepth, " deep"));
+      refuse(member, c10::str("sent an object that is nested more than ",
+                              kMaxDepth, " deep"));
     }
     try {
       return Object::from_cbor(begin, begin + size);
     } catch (const Object::exception& error) {
-      refuse(member, c10::str("sent what is no object: ", error.what()));
+      refuse(member,
+             c10::str("sent bytes that are not an object: ", error.what()));
     }
   }
 
@@ -218,7 +219,8 @@ Object scatter_object(const std::vector<Object>& objects, int src,
   if (job.is_member(root)) {
     if (static_cast<int>(objects.size()) != job.size()) {
       throw job.call.mistake(c10::str("objects holds ", objects.size(),
-                                      "; give one a rank (", job.size(), ")"));
+                                      "; give one for each rank (", job.size(),
+                                      ")"));
     }
     for (int member = 0; member < job.size(); ++member) {
       payloads.push_back(job.encode(objects[member]));

@@ -146,7 +146,7 @@ WorkPtr all_reduce_coalesced(const std::vector<at::Tensor>& tensors,
     if (tensor.device() != tensors[0].device()) {
       throw call.mistake(c10::str("the list holds tensors of ",
                                   tensors[0].device(), " and ", tensor.device(),
-                                  "; give those of one device"));
+                                  "; give tensors of one device"));
     }
   }
   require_apart(call, tensors);

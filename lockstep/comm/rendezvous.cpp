@@ -99,9 +99,10 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
       if (auto why = await_listener(endpoint.host, endpoint.port, deadline)) {
         throw c10::DistNetworkError(
             {"rendezvous", __FILE__, __LINE__},
-            *why + (agent_store ? "; the launcher hosts it"
-                                : "; rank 0 hosts it: see whether it runs, and "
-                                  "at that address"));
+            *why + (agent_store
+                        ? "; the launcher hosts it"
+                        : "; rank 0 hosts it: check whether rank 0 runs, "
+                          "and at that address"));
       }
       options.timeout =
           std::max(deadline.remaining(), std::chrono::milliseconds(1));
@@ -172,8 +173,8 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
     joined.group_store->setTimeout(timeout);
     if (auto refusal = check_in->refusal()) {
       joined.refusal = "init_process_group: rank 0 of " +
-                       std::to_string(place.world_size) + " gives up, as " +
-                       *refusal;
+                       std::to_string(place.world_size) +
+                       " gives up, because " + *refusal;
     }
   } else if (agent_store) {
     if (auto groups = check_in->groups_prefix(); !groups.empty()) {
@@ -285,9 +286,9 @@ std::optional<std::string> refuse_used_file(c10d::FileStore& store,
   const auto rank = "rank " + std::to_string(place.rank);
   if (store.add("lockstep/" + rank, 1) == 1) return std::nullopt;
   return "init_method \"file://" + path + "\": " + rank +
-         " has joined by this file before. Either the file is of an earlier "
-         "run: remove it, or give each run a file of its own; or two processes "
-         "call themselves " +
+         " has joined with this file before. Either the file is left from an "
+         "earlier run: remove it, or give each run a file of its own; or two "
+         "processes call themselves " +
          rank + ": start each rank once";
 }
 
@@ -295,8 +296,8 @@ Rendezvous join_by_file(const InitProcessGroupOptions& options) {
   auto path = options.init_method.substr(std::string("file://").size());
   if (path.empty() || path.front() != '/') {
     throw std::invalid_argument("init_method \"" + options.init_method +
-                                "\": give file:// and an absolute path, as "
-                                "file:///tmp/job-rendezvous");
+                                "\": give file:// and an absolute path, for "
+                                "example file:///tmp/job-rendezvous");
   }
   auto place = checked_place(options.rank, options.world_size);
   auto store = c10::make_intrusive<c10d::FileStore>(path, place.world_size);

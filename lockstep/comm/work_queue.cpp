@@ -282,7 +282,7 @@ class WorkQueue::State {
       } else if (deadline.expired()) {
         std::erase_if(line_,
                       [&](const Place& p) { return p.caller == &caller; });
-        throw_timeout(deadline, "waiting for operations issued before");
+        throw_timeout(deadline, "the wait for earlier operations");
       } else {
         caller.wake->wait_for(lock, bounded_timeout(deadline.remaining()));
       }

@@ -42,7 +42,7 @@ std::vector<std::string> told(const BackendRequest& request, const char* what,
           {__func__, __FILE__, __LINE__},
           c10::str("rank ", request.global_ranks[rank], " did not come within ",
                    deadline.allowed().count(),
-                   " ms (a rank of Python's needs \"cpu:gloo\" on all ranks)"));
+                   " ms (for a Python rank, name \"cpu:gloo\" on all ranks)"));
     }
     all.push_back(shm::get_text(store, numbered(what, rank)));
   }

@@ -32,7 +32,7 @@ void refuse_lone_tasks(int size) {
   throw std::invalid_argument(
       "SLURM_NTASKS is " + std::to_string(*tasks) +
       ", but MPI sees a world of 1; start with mpirun, or with `srun "
-      "--mpi=pmix` where both were built for it");
+      "--mpi=pmix` if both were built for it");
 }
 
 bool all_on_one_host(const Communicator& world, const Deadline& deadline) {
@@ -136,9 +136,11 @@ class MpiModule final : public Module {
     const int highest = *std::max_element(ranks.begin(), ranks.end());
     if (world_ && world_->rank() == own && highest < world_->size()) return;
     throw std::invalid_argument(c10::str(
-        "a group of MPI's is made of a default group of MPI's, but ",
-        world_ ? c10::str("the last such had this rank as ", world_->rank(),
-                          " of ", world_->size(), ", which is now rank ", own)
+        "a group with the backend \"mpi\" needs a default group with \"mpi\", "
+        "but ",
+        world_ ? c10::str("in the latest one this process was rank ",
+                          world_->rank(), " of ", world_->size(),
+                          ", and now it is rank ", own)
                : std::string("there was none"),
         "; name \"mpi\" in init_process_group(), or another backend here"));
   }

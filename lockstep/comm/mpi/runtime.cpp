@@ -64,7 +64,7 @@ void start_mpi() {
   if (has_ended()) {
     throw std::invalid_argument(
         "MPI was finalised, and cannot be started again in one process; call "
-        "MPI_Finalize behind the last group");
+        "MPI_Finalize after the last group is destroyed");
   }
   int level = MPI_THREAD_SINGLE;
   if (started) {

@@ -60,7 +60,8 @@ class Nccl final : public c10d::ProcessGroupNCCL {
   // process. c10d's abort() would end them as if they had succeeded.
   void abandon(int rank) {
     try {
-      abortComms(c10::str("rank ", rank, " left the group by an error"));
+      abortComms(
+          c10::str("rank ", rank, " left the group because of an error"));
     } catch (const std::exception&) {
       // NCCL could not abort: the timeout of the operations remains.
     }
