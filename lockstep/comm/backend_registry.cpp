@@ -13,7 +13,8 @@ std::string why_missing(const BackendEntry& entry) {
   return entry.missing ? entry.missing() : std::string();
 }
 
-// For lists of what there is: an environment that is wrong is no answer there.
+// Whether `entry` is left out of the list of backends in an error text. A
+// backend that cannot answer because the environment is wrong is left out, too.
 bool is_missing(const BackendEntry& entry) {
   try {
     return !why_missing(entry).empty();

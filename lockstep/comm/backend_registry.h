@@ -9,12 +9,12 @@
 #include "lockstep/comm/process_group.h"
 
 // The seam between the core and the backends. A backend is a folder with one
-// public function, create(), and one line in register_backends.cpp; the core
-// includes none of them.
+// public function, create(), and one entry in register_backends.cpp; the core
+// includes no header of a backend.
 namespace lockstep {
 
 struct BackendRequest {
-  c10::intrusive_ptr<c10d::Store> store;  // this group's and device type's own
+  c10::intrusive_ptr<c10d::Store> store;  // for this group and device type only
   int rank;
   int size;
   std::chrono::milliseconds timeout;
@@ -24,30 +24,33 @@ struct BackendRequest {
 
 struct BackendEntry {
   std::string name;
-  // The device types it serves when only its name is given.
+  // The device types that it serves if only its name is given.
   std::vector<c10::DeviceType> default_devices;
   // The device types it can serve at all.
   std::vector<c10::DeviceType> devices;
   // Blocks until the group's ranks are connected; throws c10::DistError.
   std::function<c10::intrusive_ptr<c10d::Backend>(const BackendRequest&)>
       create;
-  // Why it cannot be used in this build or on this machine, and what to do
-  // about it; empty if it can. Unset: it always can. May throw
-  // std::invalid_argument where the environment is wrong.
+  // Returns why the backend cannot be used in this build or on this machine,
+  // and what to do about it; an empty string if it can be used. Unset: it can
+  // always be used. May throw std::invalid_argument if the environment is
+  // wrong.
   std::function<std::string()> missing{};
-  // Where processes learn their places from the backend's own launcher, if no
-  // environment, address or store is given. Blocks until all ranks are there,
-  // for the given time at most.
+  // Asks the backend's own launcher (mpirun) for this process's rank and the
+  // world size. Called if neither the options nor the environment name a rank,
+  // a world size, an address or a store. Blocks until all ranks have come, for
+  // the given time at most. Unset: the backend has no launcher of its own.
   std::function<LaunchedWorld(std::chrono::milliseconds)> world{};
 };
 
-// In the order of registration.
+// Returns the backends in the order in which they are registered.
 const std::vector<BackendEntry>& registered_backends();
 
-// "gloo", "cpu:gloo,cuda:nccl" or "" (by device) as device type -> entry.
-// Throws std::invalid_argument that says what was given and what there is, or
-// why what was named cannot be used: another is never taken instead. Chosen by
-// device are the first of each type that can be used.
+// Parses `config`, which is "gloo", "cpu:gloo,cuda:nccl" or "" (choose by
+// device), into device type -> entry. Throws std::invalid_argument that says
+// what was given and what is allowed, or why a backend that was named cannot be
+// used: another one is never taken instead. Choosing by device takes the first
+// registered backend of each type that can be used.
 std::map<c10::DeviceType, const BackendEntry*> resolve_backends(
     const std::string& config);
 

@@ -22,7 +22,7 @@ WorkPtr barrier(const CollectiveOptions& options) {
 
 void monitored_barrier(const MonitoredBarrierOptions& options) {
   Call call("monitored_barrier", options.group, options.timeout);
-  call.backend();  // not destroyed
+  call.backend();  // throws if the group was destroyed
   call.number = call.group->next_sequence_number();
   Span span("comm", call.operation,
             {{"group", call.group->name()},
@@ -36,7 +36,7 @@ void monitored_barrier(const MonitoredBarrierOptions& options) {
     const auto given = roll_call(*call.group, call.operation, started);
     for (int member = 0; member < call.group->size(); ++member) {
       if (given[member] == call.operation) continue;
-      // It compares its calls, and this is another one.
+      // That rank compares its calls, and has come with another call.
       throw Disagreement(
           {__func__, __FILE__, __LINE__},
           c10::str("rank ", call.group->global_rank(member), " called ",

@@ -9,16 +9,17 @@ WorkPtr barrier(const CollectiveOptions& options = {});
 
 struct MonitoredBarrierOptions {
   ProcessGroupPtr group{};               // none: the default group
-  std::chrono::milliseconds timeout{0};  // zero: the group's
+  std::chrono::milliseconds timeout{0};  // zero: the group's timeout
 };
 
-// A barrier that knows who is missing: at the time-out every rank that is
-// there throws c10::DistBackendError with the ranks that are not (Python's
-// names one, or all on rank 0 with wait_all_ranks). Always blocks.
+// A barrier that names the ranks that are missing: at the timeout every rank
+// that has come throws c10::DistBackendError with the ranks that have not.
+// (Python's names one of them, or all of them on rank 0 with wait_all_ranks.)
+// Always blocks.
 //
-// Goes over the group's store, not its backend: some 0.3 ms a rank, any
-// backend, and it works where the backend hangs. All ranks must be Lockstep's:
-// Python's goes another way.
+// It uses the group's store, not its backend: it takes some 0.3 ms a rank, and
+// works with any backend, even while the backend hangs. All ranks must be
+// Lockstep's: Python's monitored_barrier uses another protocol.
 void monitored_barrier(const MonitoredBarrierOptions& options = {});
 
 }  // namespace lockstep

@@ -19,7 +19,7 @@
 namespace lockstep {
 namespace {
 
-// All buckets by their own all_reduce.
+// Reduces each bucket by an all_reduce of its own.
 class AllReducedBuckets final : public BucketReduction {
  public:
   AllReducedBuckets(std::vector<ReducedBucket> buckets, ProcessGroupPtr group)
@@ -32,7 +32,7 @@ class AllReducedBuckets final : public BucketReduction {
   void begin(int64_t iteration, double divisor) override {
     if (!(divisor > 0)) {
       throw std::invalid_argument(
-          c10::str("a round of buckets has the divisor ", divisor,
+          c10::str("a reduction of buckets has the divisor ", divisor,
                    "; it must be more than 0"));
     }
     reclaim();
@@ -43,9 +43,10 @@ class AllReducedBuckets final : public BucketReduction {
     open_ = true;
   }
 
-  // Of an abandoned round some ranks have started more than others: all start
-  // the rest, so that what comes next meets its like. A rank that has not given
-  // up gets NaN then, and not the sum of two iterations.
+  // When a reduction is abandoned, some ranks have started more of its
+  // all_reduces than others. Every rank starts the rest, so that its next
+  // collective meets the same collective of its peers. A rank that has not
+  // given up then gets NaN, and not a sum over two iterations.
   void reclaim() override {
     if (!open_) return;
     for (; published_ < buckets_.size(); ++published_) {
@@ -63,9 +64,10 @@ class AllReducedBuckets final : public BucketReduction {
 
   void publish(size_t bucket) override {
     if (!open_ || bucket != published_ || bucket >= buckets_.size()) {
-      throw std::logic_error(c10::str("bucket ", bucket,
-                                      " was published after ", published_,
-                                      " others of ", buckets_.size()));
+      throw std::logic_error(
+          c10::str("bucket ", bucket, " was published after ", published_,
+                   " of ", buckets_.size(),
+                   " buckets; publish each once after begin(), in order"));
     }
     if (!alone_) {
       works_.push_back(all_reduce(buckets_[bucket].flat,
@@ -77,8 +79,8 @@ class AllReducedBuckets final : public BucketReduction {
   size_t advance() override {
     if (alone_) return published_;
     while (complete_ < works_.size() && works_[complete_]->isCompleted()) {
-      // Takes what is left to be done by who waits; throws what it failed
-      // with.
+      // wait() does what is left for the thread that waits, and throws if the
+      // operation failed.
       works_[complete_]->wait();
       ++complete_;
     }
@@ -126,8 +128,8 @@ class AllReducedBuckets final : public BucketReduction {
   bool open_ = false;
 };
 
-// A reduction that c10d does not see: each round has a number, a record and
-// errors as any other collective of the group.
+// Wraps a reduction that c10d does not see, so that each one has a number, a
+// record and errors like any other collective of the group.
 class RecordedBuckets final : public BucketReduction {
  public:
   RecordedBuckets(std::unique_ptr<BucketReduction> reduction,
@@ -142,7 +144,7 @@ class RecordedBuckets final : public BucketReduction {
   ~RecordedBuckets() override { end_record(/*failed=*/true); }
 
   void begin(int64_t iteration, double divisor) override {
-    end_record(/*failed=*/true);  // abandoned
+    end_record(/*failed=*/true);  // if one was abandoned
     current_.number = call_.number = call_.group->next_sequence_number();
     const auto now = Deadline::Clock::now();
     started_ = Deadline::after(call_.timeout, now);
@@ -201,7 +203,7 @@ class RecordedBuckets final : public BucketReduction {
   uint64_t record_ = 0;
 };
 
-// Complex numbers as pairs of reals.
+// Returns the buckets with complex numbers as pairs of reals.
 std::vector<ReducedBucket> as_real(std::vector<ReducedBucket> buckets) {
   for (auto& [flat, owned] : buckets) {
     if (!flat.is_complex()) continue;
@@ -214,7 +216,7 @@ std::vector<ReducedBucket> as_real(std::vector<ReducedBucket> buckets) {
   return buckets;
 }
 
-// What the kernels have.
+// Whether the kernels can reduce the bucket.
 bool is_shareable(const ReducedBucket& bucket) {
   const auto dtype = bucket.flat.scalar_type();
   return bucket.flat.is_cpu() && (dtype == at::kFloat || dtype == at::kDouble ||

@@ -21,98 +21,105 @@ struct ElementRange {
 // One bucket of a BucketReduction.
 struct ReducedBucket {
   at::Tensor flat;  // [n], contiguous; this rank's contribution, then result
-  // What this rank reduces, ascending and disjoint; over all ranks each
-  // element once. Empty on all ranks: equal slices in rank order, each of n /
-  // size elements rounded up to whole cache lines (64 bytes), the last ones
-  // shorter or empty. Used by Results::owned, and a hint otherwise.
+  // The ranges that this rank reduces, ascending and disjoint; those of all
+  // ranks together contain each element once. Empty on all ranks: equal slices
+  // in rank order, each of n / size elements rounded up to whole cache lines
+  // (64 bytes), the last ones shorter or empty. Results::owned follows these
+  // ranges; otherwise they are a hint.
   std::vector<ElementRange> owned{};
 };
 
-// Which elements hold the reduction afterwards; the others are undefined.
+// Which elements hold the reduced values afterwards; the others are undefined.
 enum class Results {
   everywhere,  // all, on every rank: an all-reduce
   owned,       // those that the rank owns: a reduce-scatter in place
 };
 
 // Reduces the same buckets again and again, once a backward pass: the seam
-// between what computes gradients (DDP, sharded optimizers) and what moves
-// them.
+// between the code that computes gradients (DDP, sharded optimizers) and the
+// code that moves them.
 //
-// A round is: begin(), then publish() of every bucket in the order of their
-// indices, advance() whenever it suits, finish(). A rank may give the round up
-// instead, by abandon() or by the next reclaim() or begin(); then every rank
-// gives it up, unless it needs nothing more of that one. All ranks do the same
-// rounds, in one order with the group's collectives where those are what moves
-// buckets (all_reduce_buckets()); else at any time beside them.
+// One reduction is: begin(), then publish() of every bucket in the order of
+// their indices, advance() at any time in between, finish(). A rank may give a
+// reduction up instead, by abandon() or by the next reclaim() or begin(); then
+// every rank gives it up, except a rank that needs nothing more from the one
+// that did. All ranks make the same reductions in the same order. If
+// collectives move the buckets (all_reduce_buckets()), the reductions also keep
+// one order with the group's other collectives; otherwise they may run at any
+// time beside them.
 //
-// Threads: one at a time. Blocking: begin(), reclaim() and finish() wait for
-// peers, for the group's timeout at most; the others never do. Errors:
-// c10::DistBackendError names a rank that is gone, did not come in time or has
-// given up; std::logic_error where the calls of this rank are in a wrong order.
-// After an error the buckets' content is undefined.
+// Threads: one at a time may call. Blocking: begin(), reclaim() and finish()
+// wait for peers, for the group's timeout at most; the other functions never
+// block. Errors: c10::DistBackendError names a rank that is gone, did not come
+// in time or has given up; std::logic_error if this rank makes its calls in a
+// wrong order. After an error the contents of the buckets are undefined.
 class BucketReduction {
  public:
   virtual ~BucketReduction() = default;
 
-  // A new round, in which the sum over all ranks is divided by `divisor`, more
-  // than 0 and equal on all ranks. `iteration`: the caller's own count; where
-  // that of some rank differs in the same round, its ranks would sum up
-  // gradients of two iterations: all of them throw c10::DistBackendError with
-  // the numbers, in shared memory always, else where the group compares calls
-  // (ProcessGroup::checks_calls()). Calls reclaim() first. After begin() this
-  // rank may write into its buckets.
+  // Begins a reduction, in which the sum over all ranks is divided by
+  // `divisor`, which is more than 0 and equal on all ranks. `iteration` is the
+  // caller's own count. If it differs between ranks, they would sum gradients
+  // of different iterations, so all of them throw c10::DistBackendError with
+  // the numbers; in shared memory this is always checked, otherwise only if the
+  // group compares calls (ProcessGroup::checks_calls()). Calls reclaim() first.
+  // After begin() this rank may write into its buckets.
   virtual void begin(int64_t iteration, double divisor) = 0;
 
-  // Gives up the round that this rank is in, if any. In shared memory peers
-  // that wait for this rank throw at once and name it.
+  // Gives up the reduction that this rank has begun, if any. In shared memory,
+  // peers that wait for this rank throw at once and name it.
   virtual void abandon() {}
 
-  // Ends a round that was begun and not finished, and waits until no peer uses
-  // this rank's buckets for it, so that they may be written before begin().
-  // Every rank calls it, or none does. Where peers did not need this rank any
-  // more they have finished the round: in shared memory this rank throws
-  // c10::DistBackendError then, as it lacks their results. Where collectives
-  // move the buckets, peers that have not given up get NaN in those that this
-  // rank had not published.
+  // Ends a reduction that was begun and not finished, and waits until no peer
+  // uses this rank's buckets for it, so that this rank may write them before
+  // begin(). Every rank calls it, or none does. Peers that needed nothing more
+  // from this rank may have finished the reduction: in shared memory this rank
+  // then throws c10::DistBackendError, because it lacks the results that they
+  // have. If collectives move the buckets, peers that have not given up get NaN
+  // in the buckets that this rank had not published.
   virtual void reclaim() {}
 
-  // What this rank must have multiplied its contribution by when it publishes
-  // it in this round: 1 where the division is a part of the reduction, else
-  // 1 / divisor. The same on all ranks.
+  // Returns the factor by which this rank must have multiplied its contribution
+  // when it publishes it in this reduction: 1 if dividing is a part of the
+  // reduction, otherwise 1 / divisor. It is the same on all ranks.
   virtual double contribution_factor() const = 0;
 
-  // The contribution is complete; `bucket` is this rank's no more until
-  // finish().
+  // Says that this rank's contribution to `bucket` is complete. From then until
+  // finish() the bucket does not belong to this rank.
   virtual void publish(size_t bucket) = 0;
 
-  // Goes on with what all ranks have published. Returns how many buckets, from
-  // the first, hold their results (as Results says) on this rank.
+  // Continues with the buckets that all ranks have published. Returns how many
+  // buckets, counted from the first, hold their results (as Results says) on
+  // this rank.
   virtual size_t advance() = 0;
 
-  // Until every bucket holds its results.
+  // Blocks until every bucket holds its results.
   virtual void finish() = 0;
 };
 
-// By all_reduce of each bucket: any backend, any device, any dtype that can be
-// summed; Results are everywhere. What Python's DistributedDataParallel issues.
-// In a world of one nothing is done at all. No collective.
+// Reduces each bucket by all_reduce(), as Python's DistributedDataParallel
+// does: on any backend and device, for any dtype that can be summed. The
+// results are everywhere. In a group of one rank nothing is done at all. This
+// function is not a collective.
 std::unique_ptr<BucketReduction> all_reduce_buckets(
     std::vector<ReducedBucket> buckets, ProcessGroupPtr group);
 
-// The best way that the group has: the shared memory of one host
-// (host_sharing.h) where all buckets of all ranks lie there, else
-// all_reduce_buckets(), as in a world of one and where the group compares each
-// call (ProcessGroup::checks_calls()). Collective: buckets that differ between
-// ranks are a c10::DistBackendError on all of them. `results`: owned only in
-// shared memory; else they are everywhere, which is more.
+// Makes the best reduction that the group has: by the shared memory of one host
+// (host_sharing.h) if all buckets of all ranks lie there, otherwise by
+// all_reduce_buckets(); also by the latter in a group of one rank, and if the
+// group compares each call (ProcessGroup::checks_calls()). Collective: if
+// buckets differ between ranks, all of them throw c10::DistBackendError.
+// Results::owned is followed only in shared memory; otherwise the results are
+// everywhere, which is more.
 //
-// In shared memory this is one collective in the group's numbers, flight record
-// and errors ("make_bucket_reduction #7"), and so is a round ("reduce_buckets
-// #12"): finish() counts as a blocking call of the group, so that a rank in
-// another one that waits for this rank is told (docs/shared-memory.md); the sum
-// is that of all_reduce, bit by bit. Where the divisor is the number of ranks
-// it divides as ReduceOp::AVG, else it is multiplied by 1 / divisor, for which
-// half types are rounded twice.
+// In shared memory this function is one collective in the group's numbers,
+// flight record and errors ("make_bucket_reduction #7"), and so is each
+// reduction ("reduce_buckets #12"). finish() counts as a blocking call of the
+// group, so that a rank that waits for this one in another blocking call is
+// told (docs/shared-memory.md). The sum is that of all_reduce, bit by bit. If
+// the divisor is the number of ranks, the sum is divided as by ReduceOp::AVG;
+// otherwise it is multiplied by 1 / divisor, for which half types are rounded
+// twice.
 std::unique_ptr<BucketReduction> make_bucket_reduction(
     std::vector<ReducedBucket> buckets, Results results,
     const ProcessGroupPtr& group);

@@ -8,17 +8,18 @@ namespace lockstep {
 
 namespace {
 
-// In memory order, with the strides that say so: those of a tensor of one
-// element or none may be anything.
+// Returns the elements in memory order, as one dimension of stride 1. (The
+// strides of `contiguous` may be anything if it has one element or none.)
 at::Tensor in_a_row(const at::Tensor& contiguous) {
   return contiguous.as_strided({contiguous.numel()}, {1});
 }
 
-// The values of `tensor` as ordinary contiguous memory: its own where it is
-// that already. Not detach(), which shares the version counter: what a backend
-// writes must not look like a modification.
+// Returns the values of `tensor` in ordinary contiguous memory, which is the
+// tensor's own if that is contiguous already. Uses data(), because detach()
+// shares the version counter: what a backend writes must not look like a
+// modification.
 at::Tensor plain(const at::Tensor& tensor) {
-  if (tensor._is_zerotensor()) {  // has no memory
+  if (tensor._is_zerotensor()) {  // it has no memory
     return at::zeros(tensor.sizes(), tensor.options().requires_grad(false));
   }
   return tensor.data().resolve_conj().resolve_neg().contiguous();

@@ -11,38 +11,39 @@
 
 namespace lockstep {
 
-// An operation's tensors in the form in which every backend takes them:
-// contiguous, flat, of a dtype that it knows, and apart from autograd, which
-// neither stops nor records what is done to them. Where it can be, that is the
-// user's own memory. write_back() gives the user the results that are not.
-// Internal to comm.
+// Holds an operation's tensors in the form in which every backend takes them:
+// contiguous, flat, of a dtype that the backend knows, and apart from autograd,
+// which neither forbids nor records what is done to them. If possible that is
+// the user's own memory; otherwise write_back() copies the results to the
+// user's tensors. Internal to comm.
 class Buffers {
  public:
   enum class Use { read, write };
 
-  // To be moved only. Complex as pairs of reals (as Python), other dtypes that
-  // backends lack as bytes, flattened.
+  // Adds a tensor that is only moved, and returns it flattened: complex numbers
+  // as pairs of reals (as in Python), other dtypes that backends lack as bytes.
   at::Tensor move(const at::Tensor& tensor, Use use);
-  // To be reduced: complex as pairs of reals, small and unsigned integers in a
-  // wider type. Read and written.
+  // Adds a tensor that is reduced, so read and written: complex numbers as
+  // pairs of reals, small and unsigned integers in a wider type.
   at::Tensor reduce(const at::Tensor& tensor);
-  // In the same form, but only read.
+  // Adds a tensor in the form of reduce() that is only read.
   at::Tensor reduce_input(const at::Tensor& tensor);
-  // A copy, coalesced, half types as float; read and written.
+  // Adds a sparse tensor that is read and written. Returns a coalesced copy,
+  // with half types as float.
   at::Tensor sparse(const at::Tensor& tensor);
-  // `tensor` becomes `flat`, a part of a larger buffer in the form of move()
-  // or reduce(), when all is over.
+  // Lets write_back() copy `flat` to `tensor`. `flat` is a part of a larger
+  // buffer, in the form of move() or reduce().
   void write_from(const at::Tensor& flat, const at::Tensor& tensor);
 
-  // The shape of a tensor that was modified in place since it was added, or
-  // nothing. Views are not watched: they share one counter with all views of
-  // their base, which may well be modified elsewhere.
+  // Returns dtype and shape of a tensor that was modified in place after it was
+  // added, or nothing. Views are not watched: all views of a base share one
+  // version counter, and other views may rightly be modified meanwhile.
   std::optional<std::string> modified() const;
   void write_back();
   std::vector<at::Tensor> results() const;
   uint64_t bytes() const;
-  // Elements of the user's tensors that go in and come out, and the dtype of
-  // the first (nullptr where there is none): for the flight record.
+  // For the flight record: how many elements of the user's tensors go in and
+  // come out, and the dtype of the first tensor (nullptr if there is none).
   struct Extent {
     const char* dtype = nullptr;
     uint64_t in = 0;
@@ -51,23 +52,24 @@ class Buffers {
   Extent extent() const;
   // The dtypes of the user's tensors, in the order in which they were added.
   std::vector<ElementType> types() const;
-  // Of the first tensor; nothing where there is none.
+  // Returns the device of the first tensor, or nothing if there is no tensor.
   std::optional<c10::Device> device() const;
 
  private:
   struct Entry {
     at::Tensor tensor;  // the user's
-    at::Tensor result;  // of its dtype, its own memory or to be copied
+    at::Tensor result;  // the values for `tensor`; may be in its own memory
     bool read;
     bool written;
     int64_t version;  // -1: not watched
-    uint8_t units;    // of ElementType
+    uint8_t units;    // as in ElementType
   };
   Entry& add(const at::Tensor& tensor, bool read, bool written);
-  // `row` is what the backend gets of it.
+  // Sets `units` of `entry`, of whose tensor the backend gets `row`.
   static void count_units(Entry& entry, const at::Tensor& row);
   std::vector<Entry> entries_;
-  // What `result` is made from when a wider type was reduced.
+  // A tensor of a wider type that was reduced; write_back() makes the entry's
+  // `result` from it.
   struct Narrowed {
     size_t entry;
     at::Tensor wide;

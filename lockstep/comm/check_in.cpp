@@ -25,8 +25,8 @@ std::string text(const std::vector<uint8_t>& from) {
   return {from.begin(), from.end()};
 }
 
-// The host of the store of the round before. init_process_group(), whose
-// thread alone comes here, holds a lock.
+// The mark of the store of the previous join. It needs no lock: only
+// init_process_group() comes here, and holds one.
 std::string& last_host() {
   static std::string mark;
   return mark;
@@ -94,7 +94,7 @@ std::string CheckIn::absent_ranks() const {
         absent += (absent.empty() ? "" : ", ") + std::to_string(other);
       }
     }
-  } catch (const c10::Error&) {  // the store went with its host
+  } catch (const c10::Error&) {  // the store is gone
     return {};
   }
   return absent;
@@ -120,15 +120,16 @@ bool CheckIn::is_new_host(const Deadline& deadline) const {
                                     kHostSaysSo, deadline.remaining()));
     return text(store_->get(key("host"))) != last_host();
   } catch (const c10::DistStoreError&) {
-    return true;  // a time-out: a Python host says nothing
+    return true;  // timed out: a Python rank 0 writes no mark
   } catch (const c10::DistNetworkError&) {
-    return false;  // closed meanwhile
+    return false;  // the previous store was closed meanwhile
   }
 }
 
 std::string CheckIn::groups_prefix() const {
-  // Not by the number of the restart: whether a launcher keeps its store over
-  // restarts or makes a new one differs between its releases and options.
+  // The prefix does not depend on the number of the restart: whether a launcher
+  // keeps its store over restarts or makes a new one differs between its
+  // releases and options.
   auto first = store_->compareSet("lockstep/unprefixed", {}, bytes(prefix_));
   return text(first) == prefix_ ? "" : prefix_ + "/groups";
 }
@@ -142,9 +143,9 @@ bool CheckIn::part(LifeSigns* life_signs, const Deadline& deadline) const {
                                  return rank.end != LifeSigns::End::left;
                                });
   };
-  // Asked again and again, as LibTorch prints a warning when Store::wait() runs
-  // out of time; and nothing is asked of a store whose host is gone, for which
-  // it prints another one.
+  // Polls, because LibTorch prints a warning when Store::wait() runs out of
+  // time. Looks at the life signs first, because LibTorch prints another
+  // warning when a store is asked whose rank 0 is gone.
   enum class Outcome { there, failed, late };
   const auto await = [&](const std::vector<std::string>& keys) {
     for (std::chrono::milliseconds pause{1};;
@@ -155,12 +156,12 @@ bool CheckIn::part(LifeSigns* life_signs, const Deadline& deadline) const {
       std::this_thread::sleep_for(pause);
     }
   };
-  // Three steps, so that the store never goes while an answer is on its way:
-  // it is then that LibTorch prints a stack trace.
+  // Three steps (left, parted, gone), so that the store never goes while an
+  // answer is on its way: LibTorch would print a stack trace.
   try {
     if (someone_failed()) return true;
     if (rank_ != 0) {
-      if (!store_->check({key("rank", 0)})) return true;  // Python hosts it
+      if (!store_->check({key("rank", 0)})) return true;  // a Python rank 0
       store_->set(key("left", rank_), bytes("1"));
       const auto outcome = await({key("parted")});
       if (outcome == Outcome::there)

@@ -11,65 +11,72 @@
 
 namespace lockstep {
 
-// What ranks of Lockstep tell each other in the store before and behind their
-// groups: who is there, and that all agree on the world. Python ranks write no
-// such keys; they are not checked and not waited for.
+// What ranks of Lockstep tell each other in the store before their groups are
+// made and after these are destroyed: which ranks have come, and that all agree
+// on the world. Python ranks write no such keys, so they are not checked and
+// not waited for.
 //
-// Keys, behind `prefix` (round_prefix()):
-//   world_size   of the first that came
-//   rank/R       how many call themselves R
-//   refused      why a rank may not join, for the host of the store
-//   host         a number of the host's own (see is_new_host)
-//   left/R, parted, gone/R   the end (see part)
+// Keys, after `prefix` (round_prefix()):
+//   world_size   that of the first rank that came
+//   rank/R       how many processes call themselves rank R
+//   refused      why a rank may not join, for the rank that hosts the store
+//   host         a random number of the rank that hosts the store (mark_host())
+//   left/R, parted, gone/R   the steps of part()
 //
-// A value; may be copied. Errors of the store (c10::DistError) pass through
-// unless said otherwise.
+// May be copied. Errors of the store (c10::DistError) pass through unless said
+// otherwise.
 class CheckIn {
  public:
-  // What keys of this round stand behind: a launcher that keeps the store
-  // (`agent_store`) keeps it over restarts and over the rounds of a program
-  // that joins again. Counts rounds: once for each join.
+  // Returns the prefix of the keys of this join. A launcher that hosts the
+  // store (`agent_store`) keeps it over restarts, and while a program joins
+  // again, so each join needs keys of its own. Counts the joins: call it once
+  // for each.
   static std::string round_prefix(bool agent_store);
 
   CheckIn(c10::intrusive_ptr<c10d::Store> store, std::string prefix, int rank,
           int world_size);
 
-  // Throws std::invalid_argument if another rank has this one's number or
-  // another world size; both are named.
+  // Says that this rank has come. Throws std::invalid_argument if another
+  // process has the same rank, or another rank another world size; both are
+  // named.
   void announce() const;
 
-  // From a rank that may not join: the host of the store reads why.
+  // Called by a rank that may not join: tells the rank that hosts the store
+  // why.
   void refuse(const std::string& reason) const;
   std::optional<std::string> refusal() const;
 
-  // How many ranks the host waits for, by the first that came.
+  // Returns the world size of the first rank that came: the rank that hosts the
+  // store waits for that many.
   int agreed_world_size() const;
 
-  // "2, 5": the ranks that are not there; empty if none or unknown (the store
-  // is gone, say). Throws nothing.
+  // Returns the ranks that have not come, "2, 5"; empty if there are none or
+  // they are not known (because the store is gone, for example). Throws
+  // nothing.
   std::string absent_ranks() const;
 
-  // Rank 0 marks the store that it hosts with a number of its own; the others
-  // remember it, so as not to take a store that is being closed, or was left
-  // by an exception, for the next one when they join again.
+  // Rank 0 marks the store that it hosts with a random number. The other ranks
+  // remember that number. When they join again, they can tell the next store
+  // from one that is still being closed, or that an exception left open.
   void mark_host() const;
   void remember_host() const;
-  // False if this is the store of the round before. Blocks for the mark, for
-  // two seconds at most: a Python host writes none.
+  // Returns false if this is the store of the previous join. Blocks until the
+  // mark is there, for two seconds at most: a Python rank 0 writes none.
   bool is_new_host(const Deadline& deadline) const;
 
-  // In a store that a launcher keeps, groups of one round must not meet the
-  // keys of another. Python takes the store as it is; so do the groups of the
-  // round that comes first, and Python ranks can stand in them. The result is
-  // what the groups of this round stand behind, the same on every rank; empty
-  // for that first one.
+  // Returns the prefix of the keys of this join's groups, the same on every
+  // rank. In a store that a launcher keeps, the groups of one join must not
+  // meet the keys of another. The first join in a store has the empty prefix,
+  // because Python's groups have none and Python ranks may belong to the groups
+  // of that join.
   std::string groups_prefix() const;
 
-  // The last thing before a store is released that rank 0 hosts: it stays
-  // until the others have left it. Returns whether that is over; false if the
-  // time was, and it may be called again. Over it is, too, as soon as a rank
-  // has died or failed (null: that is not known); nobody waits for anybody
-  // then. Throws nothing.
+  // The last call before this rank releases a store that rank 0 hosts: rank 0
+  // keeps the store until the others have left it. Returns whether that is
+  // over; false if the deadline was first, and then it may be called again. It
+  // is also over as soon as `life_signs` knows a rank that died or failed,
+  // because then no rank waits for another; without `life_signs` (null) such a
+  // rank is not noticed. Throws nothing.
   bool part(LifeSigns* life_signs, const Deadline& deadline) const;
 
  private:

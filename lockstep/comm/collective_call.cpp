@@ -17,7 +17,7 @@
 namespace lockstep {
 namespace {
 
-// Where a dense tensor's elements lie.
+// The memory in which a dense tensor's elements lie.
 struct Range {
   const char* begin;
   const char* end;
@@ -33,7 +33,7 @@ std::string other_end(const Call& call) {
   return sends ? "" : " from any rank";
 }
 
-// Call::where(), with `end` behind the operation.
+// Returns Call::where() with `end` after the operation.
 std::string place_of(const Call& call, const std::string& end) {
   const auto& group = *call.group;
   const int global = group.global_rank(group.rank());
@@ -45,9 +45,10 @@ std::string place_of(const Call& call, const std::string& end) {
   return text + " (member " + std::to_string(group.rank()) + size + ")";
 }
 
-// The peers that are gone, of whose end a failed operation may be the echo. A
-// connection that breaks tells of it before the process is known to be gone; an
-// operation whose time is over does not.
+// Returns the peers that are gone and because of which an operation may have
+// failed. A connection breaks before it is known that the peer's process is
+// gone, so this waits a little for that, but not if the operation ran out of
+// time.
 std::string peers_behind(const ProcessGroup& group, const Deadline& deadline) {
   constexpr std::chrono::milliseconds kConnectionFirst{300};
   constexpr std::chrono::milliseconds kPause{10};
@@ -61,8 +62,8 @@ std::string peers_behind(const ProcessGroup& group, const Deadline& deadline) {
   return gone;
 }
 
-// Whether this rank would have failed with all its peers well: the ranks
-// disagree, or the backend refused what it was given.
+// Whether this rank would have failed even if all its peers were well: the
+// ranks disagree, or the backend refused what it was given.
 bool is_own_failure(const std::exception& error) {
   if (dynamic_cast<const Disagreement*>(&error) != nullptr) return true;
   if (dynamic_cast<const std::logic_error*>(&error) != nullptr) return true;
@@ -211,12 +212,12 @@ void require_dense(const Call& call, const char* argument,
   }
   if (tensor.layout() != c10::kStrided) {
     throw call.mistake(c10::str(argument, " is sparse (", tensor.layout(),
-                                "); give a dense one, as tensor.to_dense()"));
+                                "); give a dense one: tensor.to_dense()"));
   }
   if (tensor.is_quantized()) {
-    throw call.mistake(
-        c10::str(argument, " is quantized (", tensor.scalar_type(),
-                 "); give its int_repr(), and scale and zero point apart"));
+    throw call.mistake(c10::str(
+        argument, " is quantized (", tensor.scalar_type(),
+        "); give its int_repr(), and its scale and zero point separately"));
   }
 }
 
@@ -224,7 +225,7 @@ void require_list(const Call& call, const char* argument,
                   const std::vector<at::Tensor>& list, const at::Tensor& like) {
   if (static_cast<int>(list.size()) != call.group->size()) {
     throw call.mistake(c10::str(argument, " holds ", list.size(),
-                                " tensors; give one a rank (",
+                                " tensors; give one for each rank (",
                                 call.group->size(), ")"));
   }
   for (size_t i = 0; i < list.size(); ++i) {
@@ -291,7 +292,7 @@ void require_reducible(const Call& call, const c10d::ReduceOp& op,
   };
   if (!known_to_backends(reduced_as(dtype)) && !c10::isComplexType(dtype)) {
     throw call.mistake(
-        c10::str("a tensor of ", dtype, " cannot be reduced; convert it, as ",
+        c10::str("a tensor of ", dtype, " cannot be reduced; convert it: ",
                  c10::isFloatingType(dtype) ? "tensor.to(torch::kHalf)"
                                             : "tensor.to(torch::kLong)"));
   }

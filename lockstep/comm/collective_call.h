@@ -9,8 +9,8 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/collective_options.h"
 
-// What every operation begins with: who calls what, and whether its arguments
-// can be right. Internal to comm.
+// What every operation begins with: the description of the call, and the checks
+// of its arguments. Internal to comm.
 namespace lockstep {
 
 // One operation, as its errors and its span describe it.
@@ -21,45 +21,50 @@ struct Call {
   const char* operation;
   ProcessGroupPtr group;
   std::chrono::milliseconds timeout;
-  // Of the group's collectives; 0 where it has none: point-to-point, or a
-  // mistake that ended the call before it started.
+  // The sequence number; 0 if there is none, because this is a point-to-point
+  // operation or a mistake ended the call before it started.
   uint64_t number = 0;
-  // As CurrentCall has them.
+  // The same as in CurrentCall.
   uint64_t entry = 0;
   uint16_t parts = 1;
-  // For the flight record, noted where they are checked, by member() and
-  // require_reducible(): root or peer, of the default group, and the reduce
-  // operation.
+  // For the flight record, noted by member() and require_reducible() when they
+  // check them: the root or peer, as a rank of the default group, and the
+  // reduce operation.
   mutable int peer = -1;
   mutable const char* reduce_op = nullptr;
 
   // "all_reduce #3 in group '1' on rank 5 (member 1 of 2)".
   std::string where() const;
 
-  // For `throw call.mistake(...)`: the tail says what is allowed.
+  // Returns the exception for `throw call.mistake(...)`. `text` says what was
+  // given and what is allowed.
   std::invalid_argument mistake(const std::string& text) const;
-  // Throws c10::DistBackendError for `error`: the time is over, or the world
-  // has failed. `more` follows its text. Names the peers that are gone, and is
-  // then an echo for the launcher (record.h), as is a connection that broke. A
-  // Disagreement, a std::logic_error and a c10::Error that is no DistError are
-  // this rank's own. Writes the flight record, and says where it is.
+  // Throws c10::DistBackendError for `error`: the time is over, or something
+  // outside this rank has failed. `more` follows its text. The text names the
+  // peers that are gone. If there are such peers, or a connection broke, the
+  // failure is an echo for the launcher (record.h). A Disagreement, a
+  // std::logic_error and a c10::Error that is no DistError are this rank's own
+  // failures and no echoes. Writes the flight record, and the text says where.
   [[noreturn]] void fail(const Deadline& deadline, const std::exception& error,
                          const std::string& more = {}) const;
 
-  // What carries `tensor`, or tensors that only the library sees; a mistake
-  // where the group has nothing for that device, or was destroyed.
+  // Returns the backend for `tensor`, or for tensors that only the library
+  // sees. Throws a mistake() if the group has no backend for that device, or
+  // was destroyed.
   c10d::Backend& backend(const at::Tensor& tensor) const;
   c10d::Backend& backend() const;
 
-  // Position of the default group's rank `global_rank` in the group.
+  // Returns the rank in the group of the default group's rank `global_rank`.
+  // Throws a mistake() that names `argument` if that rank is not a member.
   int member(const char* argument, int global_rank) const;
 };
 
-// "Float [2, 3]"; of several with commas between.
+// Returns dtype and shape, "Float [2, 3]"; several are separated by commas.
 std::string describe(const at::Tensor& tensor);
 std::string describe(const std::vector<at::Tensor>& list);
 
-// What c10d's options of an operation have in common.
+// Returns c10d's options for an operation, with those fields filled in that the
+// options of all operations have.
 template <typename Options>
 Options backend_options(const Call& call, bool async_op) {
   Options options;
@@ -74,28 +79,29 @@ Options backend_options(const Call& call, const ReductionOptions& given) {
   return options;
 }
 
-// Defined, strided and not quantized.
+// Throws unless `tensor` is defined, strided and not quantized.
 void require_dense(const Call& call, const char* argument,
                    const at::Tensor& tensor);
-// One tensor a rank, dense, of the dtype and device of `like`.
+// Throws unless `list` holds one dense tensor for each rank, all of the dtype
+// and device of `like`.
 void require_list(const Call& call, const char* argument,
                   const std::vector<at::Tensor>& list, const at::Tensor& like);
 void require_shape(const Call& call, const char* argument,
                    const at::Tensor& tensor, const at::Tensor& like);
-// Each tensor that the operation writes has memory, and shares it neither with
-// another nor with itself.
+// Throws unless each tensor of `written` has memory, and overlaps neither
+// another one nor itself.
 void require_apart(const Call& call, const std::vector<at::Tensor>& written);
-// Throws where `op` makes no sense on `dtype`.
+// Throws if `op` makes no sense on `dtype`.
 void require_reducible(const Call& call, const c10d::ReduceOp& op,
                        at::ScalarType dtype);
 
 const char* op_name(const c10d::ReduceOp& op);  // nullptr: not supported
 
-// The dtype in which backends reduce `dtype`: itself, or a wider one of which
-// all reductions give the same bits once cut back.
+// Returns the dtype in which backends reduce `dtype`: itself, or a wider one in
+// which all reductions give the same bits once they are narrowed again.
 at::ScalarType reduced_as(at::ScalarType dtype);
 
-// Whether every backend has `dtype`, under one name or another.
+// Whether every backend can take `dtype`, possibly as another dtype.
 bool known_to_backends(at::ScalarType dtype);
 
 }  // namespace lockstep

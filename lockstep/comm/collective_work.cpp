@@ -46,25 +46,27 @@ uint64_t begin_record(const Call& call, const Buffers& buffers,
                       state);
 }
 
-// Whether the future of a backend's work tells when the operation itself has
-// ended: CUDA's tells when it is on its stream, and Gloo's messages have none.
+// Whether the future of a backend's work completes when the operation itself
+// has ended: CUDA's completes when the operation is on its stream, and Gloo's
+// messages have no future.
 bool has_telling_future(const Call& call, const Buffers& buffers) {
   return call.number > 0 &&
          buffers.device().value_or(call.group->control_device()).is_cpu();
 }
 
-// What is told when the operation ends: its span and its flight record. Ended
-// by the backend's thread or by who waits, whichever is first. Does not keep
-// the group: its destructor would run in the backend's own thread.
+// Ends the span and the flight record of an operation, in the backend's thread
+// or in the thread that waits, whichever is first. Does not keep the group
+// alive: otherwise the group's destructor might run in the backend's own
+// thread.
 class Ending {
  public:
   Ending(Span span, std::shared_ptr<FlightRecorder> flight, uint64_t record)
       : span_(std::move(span)), flight_(std::move(flight)), record_(record) {}
   bool active() const { return span_.active(); }
   void end(bool failed) {
-    flight_->end(record_, failed);  // the second time does nothing
+    flight_->end(record_, failed);  // does nothing the second time
     std::lock_guard lock(mutex_);
-    span_.end(failed);  // nor here
+    span_.end(failed);  // nor does this
   }
 
  private:
@@ -76,14 +78,15 @@ class Ending {
 
 using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
-// Of an operation on a stream of a GPU: its watchdog tells when the operation
-// itself has ended, and how. Null for all others.
+// Returns the future that a watchdog completes when an operation on a stream of
+// a GPU has itself ended, with the result of the operation. Returns null for
+// all other operations.
 FuturePtr stream_ending(Work& work, const Buffers& buffers) {
   if (buffers.device().value_or(c10::kCPU).is_cpu()) return {};
   try {
     return work.getFutureResult();
   } catch (const c10::Error&) {
-    return {};  // of Gloo, through host memory: on no stream
+    return {};  // Gloo goes through host memory, not a stream
   }
 }
 
@@ -96,15 +99,16 @@ void end_with(const FuturePtr& ending_future, std::shared_ptr<Ending> ending) {
       });
 }
 
-// NCCL's wait puts the wait on the current stream and returns, unless it is
-// given a time: then it asks every 10 ms. The watchdog knows the group's
-// timeout; only a shorter one of the call's own is worth that.
+// Returns the time to give to the wait for an operation on a stream. If NCCL's
+// wait is given no time, it makes the current stream wait and returns; if it is
+// given one, it blocks and asks every 10 ms. The watchdog enforces the group's
+// timeout, so only a shorter timeout of the call itself is worth that.
 milliseconds stream_wait_time(const Call& call, const Deadline& started) {
   if (call.timeout >= call.group->timeout()) return ::kNoTimeout;
   return std::max(started.remaining(), milliseconds(1));
 }
 
-// A work of c10d with the user's tensors, and errors in the words of Call.
+// A backend's work with the user's tensors, and errors in the words of Call.
 class CollectiveWork final : public Work {
  public:
   CollectiveWork(Call call, Deadline started, Buffers buffers, WorkPtr work,
@@ -123,7 +127,7 @@ class CollectiveWork final : public Work {
     }
     const bool records = record != 0 && has_telling_future(call_, buffers_);
     if (!records && !ending_->active()) return;
-    // The end itself, where the backend tells of it, and not the wait for it.
+    // Record the end itself, if the backend tells it, and not the wait for it.
     try {
       work_->getFuture()->addCallback(
           [ending = ending_](c10::ivalue::Future& ended) {
@@ -149,7 +153,8 @@ class CollectiveWork final : public Work {
   void abort() override { work_->abort(); }
   uint64_t getSequencenumber() const override { return call_.number; }
 
-  // Its value: the tensors that were written, in the order of the call.
+  // The future's value is the list of the tensors that were written, in the
+  // order of the call.
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
     auto self = c10::intrusive_ptr<CollectiveWork>::reclaim_copy(this);
     return work_->getFuture()->then(
@@ -164,11 +169,13 @@ class CollectiveWork final : public Work {
   bool wait(milliseconds timeout) override {
     call_.group->require_own_process();
     if (stream_ending_ && finished()) {
-      // isCompleted() or the future was first, and maybe on another stream.
+      // isCompleted() or the future came first, maybe with another stream
+      // current, so make the current stream wait, too.
       work_->wait(::kNoTimeout);
     }
     if (finished()) {
-      // Not the backend's again: Gloo's message waits for the next one then.
+      // Do not wait for the backend's work again: that of a Gloo message would
+      // wait for the next message.
       throw_failure();
       return true;
     }
@@ -176,7 +183,8 @@ class CollectiveWork final : public Work {
                               ? started_
                               : Deadline::after(bounded_timeout(timeout));
     try {
-      // The copies of write_back() come behind it on the same stream.
+      // The copies of write_back() follow the operation on the same stream, so
+      // the thread need not wait for its end.
       const auto time = stream_ending_ && timeout == ::kNoTimeout
                             ? stream_wait_time(call_, started_)
                             : deadline.allowed();
@@ -192,8 +200,8 @@ class CollectiveWork final : public Work {
   }
 
  private:
-  // Once the backend is done, and once only: afterwards the tensors are the
-  // user's.
+  // Runs after the backend is done, and only once: afterwards the tensors are
+  // the user's.
   void finish() {
     std::lock_guard lock(finish_mutex_);
     if (finished_) return;
@@ -209,7 +217,8 @@ class CollectiveWork final : public Work {
     } catch (const std::exception& error) {
       failure_ = error.what();
     }
-    // On a stream it has not ended yet, unless somebody blocked for it.
+    // An operation on a stream may not have ended yet; if so, the callback of
+    // end_with() ends the record.
     if (failure_ || !stream_ending_ || work_->isCompleted()) {
       ending_->end(failure_.has_value());
     }
@@ -226,7 +235,7 @@ class CollectiveWork final : public Work {
     finish();
     throw_failure();
   }
-  // A wait that ran out is no end of the operation.
+  // A wait that ran out of time does not end the operation.
   void end_failed() {
     if (work_->isCompleted()) ending_->end(true);
   }
@@ -272,7 +281,7 @@ class JoinedWorks final : public Work {
     }
     auto deadline = Deadline::after(timeout);
     for (auto& work : works_) {
-      // Zero would mean: as long as it takes.
+      // A time of zero would mean no limit.
       work->wait(std::max(deadline.remaining(), milliseconds(1)));
     }
     return true;
@@ -292,19 +301,19 @@ class JoinedWorks final : public Work {
   std::vector<WorkPtr> works_;
 };
 
-// What a rank tells the others of its call. The function of the user's that it
-// is in is for the message only: a reduction that one rank left out in
-// backward() is done in its next forward().
+// What a rank tells the others about its call. `function`, the function of the
+// library that the user called, is only for the message and is not compared: a
+// reduction that one rank left out in backward() is done in its next forward().
 struct Told {
   Agreed agreed;
-  std::string function;  // empty: none
+  std::string function;  // empty: there is none
 
   std::string words() const {
     return function.empty() ? agreed.text : function + ", at " + agreed.text;
   }
 };
 
-// Four lines: the text, what goes out, what comes in, the function.
+// Writes four lines: the text, what goes out, what comes in, the function.
 std::string encode(const Told& told) {
   std::ostringstream out;
   out << told.agreed.text << '\n';
@@ -367,14 +376,15 @@ void compare(const Call& call, Agreed own, const Deadline& deadline) {
   }
 }
 
-// Of ranks that compare their calls, one of which has failed on the way: who is
-// not there any more, which most backends cannot tell. Who is a call further
-// meets this one where it compares the next, and fails too.
+// After a call that the ranks had compared has failed, returns which ranks are
+// gone ("; rank 3 died"), because most backends cannot tell. A rank that is one
+// call ahead meets this roll call when it compares its next call, and fails,
+// too.
 std::string absent_after_failure(const Call& call) {
   constexpr milliseconds kAnswer{1'000};
   try {
-    // Its ranks wait on for one that has given up, until its connections close;
-    // the other backends break down by themselves.
+    // Gloo's ranks keep waiting for a rank that has given up until its
+    // connections close; the other backends break down by themselves.
     auto& backend = call.backend();
     if (backend.getBackendName() == "gloo") backend.abort();
     const Agreed failed{
@@ -384,7 +394,7 @@ std::string absent_after_failure(const Call& call) {
     roll_call(*call.group, encode({failed, {}}), Deadline::after(kAnswer));
   } catch (const RollCallError& error) {
     return c10::str("; ", error.what());
-  } catch (const c10::Error&) {  // nor is the store
+  } catch (const c10::Error&) {  // the store is gone, too
   }
   return {};
 }
@@ -411,7 +421,7 @@ WorkPtr start_and_wait(Call call, bool async_op, Buffers buffers,
   auto started = Deadline::after(call.timeout);
   auto span = begin_span(call, buffers);
   const bool compares = agreement && call.group->checks_calls();
-  // A copy: `call` moves into the work.
+  // Copies the pointer, because `call` moves into the work.
   const auto flight = call.group->flight();
   const auto record = begin_record(
       call, buffers,
@@ -498,7 +508,7 @@ void give_up(Work& message) {
   try {
     message.abort();
   } catch (const c10::Error&) {
-    // A backend that cannot.
+    // The backend cannot abort.
   }
 }
 

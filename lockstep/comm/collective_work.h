@@ -8,42 +8,44 @@
 #include "lockstep/comm/buffers.h"
 #include "lockstep/comm/collective_call.h"
 
-// How an operation is started, waited for and told about. Internal to comm.
+// Starts operations, waits for them, and records them (span, flight record).
+// Internal to comm.
 namespace lockstep {
 
 // What all ranks must agree on.
 struct Agreed {
   std::string text;  // the same on all: "SUM, Float [2, 3]"
-  // Elements that go to each rank, and come from each; empty where the text
-  // says it all.
+  // How many elements go to each rank, and come from each rank; empty if the
+  // text says it all.
   std::vector<int64_t> sends{};
   std::vector<int64_t> receives{};
 };
 using Agreement = std::function<Agreed()>;
 
-// Starts the operation and, unless it is asynchronous, waits for its end.
-// Numbers the call first, and compares `agreement` over the ranks where the
-// group wants that. `start` returns the backend's work.
+// Numbers the call, compares `agreement` between the ranks if the group
+// compares calls, and starts the operation. Waits for its end unless it is
+// asynchronous. `start` returns the backend's work.
 WorkPtr run_collective(Call call, bool async_op, Buffers buffers,
                        const Agreement& agreement,
                        const std::function<WorkPtr()>& start);
 
-// Runs `step`, a blocking collective that c10d does not have: with a number and
-// a flight record, and errors in the words of `call`. Its backend compares it
-// as any other.
+// Runs `step`, a blocking collective that c10d does not have, with a number, a
+// flight record and errors in the words of `call`. The backend compares it like
+// any other call.
 void run_step(Call call, const std::function<void()>& step);
 
-// As run_collective() without a number and a comparison, for one side of a
-// message.
+// Does the same as run_collective(), without a number and a comparison, for one
+// side of a message.
 WorkPtr run_message(Call call, bool async_op, Buffers buffers,
                     const std::function<WorkPtr()>& start);
 
-// Ends a message that nobody has a handle of any more, so that its tensor is
-// the caller's again; point_to_point.h says how far each backend can.
+// Ends a message of which the caller has no handle any more, so that its tensor
+// is the caller's again; point_to_point.h says how far each backend can do
+// that.
 void give_up(Work& message);
 
-// Several works as one: it has ended when all have, and failed with the first
-// that failed.
+// Joins several works into one, which has ended when all have, and has failed
+// with the first of them that failed.
 WorkPtr join_works(std::vector<WorkPtr> works);
 
 }  // namespace lockstep

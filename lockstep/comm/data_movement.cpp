@@ -37,8 +37,10 @@ bool is_empty_elsewhere(const Call& call, const char* argument, int root,
   return !here;
 }
 
-// Refuses sizes of the rank's own part that differ. This is for backends that
-// do not compare them between the ranks: the others wait for this one there.
+// Throws if this rank sends another number of elements to itself than it
+// expects from itself, and the backend does not compare sizes between ranks.
+// (One that does makes all ranks throw; here only this rank throws, and its
+// peers wait for it.)
 void require_own_part(const Call& call, const c10d::Backend& backend,
                       const std::vector<int64_t>& sends,
                       const std::vector<int64_t>& receives) {
@@ -51,7 +53,7 @@ void require_own_part(const Call& call, const c10d::Backend& backend,
                               " from itself; both must be equal"));
 }
 
-// One broadcast a rank: for shapes that differ.
+// Gathers by one broadcast for each rank, because the shapes differ.
 WorkPtr all_gather_uneven(Call call, const std::vector<at::Tensor>& tensor_list,
                           const at::Tensor& tensor, bool async_op) {
   auto& backend = call.backend(tensor);
@@ -104,7 +106,8 @@ WorkPtr all_gather(const std::vector<at::Tensor>& tensor_list,
   require_list(call, "tensor_list", tensor_list, tensor);
   require_shape(call, "the tensor", tensor, tensor_list[call.group->rank()]);
   require_apart(call, tensor_list);
-  // Shared memory takes them as they are, and compares each pair's sizes.
+  // Shared memory takes different shapes as they are, and compares each pair's
+  // sizes.
   if (!takes_lists_at_once(call.backend(tensor)) &&
       !std::all_of(tensor_list.begin(), tensor_list.end(), [&](const auto& t) {
         return t.sizes() == tensor.sizes();
@@ -165,14 +168,14 @@ WorkPtr all_gather_coalesced(
   if (static_cast<int>(output_tensor_lists.size()) != call.group->size()) {
     throw call.mistake(
         c10::str("output_tensor_lists holds ", output_tensor_lists.size(),
-                 " lists; give one a rank (", call.group->size(), ")"));
+                 " lists; give one for each rank (", call.group->size(), ")"));
   }
   for (const auto& input : input_tensor_list) {
     require_dense(call, "a tensor of input_tensor_list", input);
     if (input.device() != input_tensor_list[0].device()) {
       throw call.mistake(c10::str(
           "input_tensor_list holds tensors of ", input_tensor_list[0].device(),
-          " and ", input.device(), "; give those of one device"));
+          " and ", input.device(), "; give tensors of one device"));
     }
   }
   std::vector<at::Tensor> written;
@@ -201,7 +204,8 @@ WorkPtr all_gather_coalesced(
   for (const auto& input : input_tensor_list) {
     inputs.push_back(buffers.move(input, Use::read));
   }
-  // By input: Gloo's own coalescing wants one dtype.
+  // `outputs` is ordered by input, because Gloo's own coalescing wants one
+  // dtype.
   std::vector<std::vector<at::Tensor>> outputs(inputs.size());
   std::vector<std::vector<at::Tensor>> by_rank;
   for (const auto& list : output_tensor_lists) {
@@ -290,7 +294,8 @@ WorkPtr all_to_all(const std::vector<at::Tensor>& output_tensor_list,
                    const CollectiveOptions& options) {
   Call call("all_to_all", options.group, options.timeout);
   if (input_tensor_list.empty()) {
-    throw call.mistake("input_tensor_list is empty; give one tensor a rank");
+    throw call.mistake(
+        "input_tensor_list is empty; give one tensor for each rank");
   }
   require_dense(call, "input_tensor_list[0]", input_tensor_list[0]);
   const auto& like = input_tensor_list[0];
@@ -300,8 +305,8 @@ WorkPtr all_to_all(const std::vector<at::Tensor>& output_tensor_list,
   auto& backend = call.backend(like);
   auto opts = backend_options<c10d::AllToAllOptions>(call, options.async_op);
   Buffers buffers;
-  // One tensor with split sizes: what every backend does with shapes that
-  // differ, which no rank can tell for all others.
+  // Uses one tensor with split sizes, which every backend takes if shapes
+  // differ; no rank can tell whether the shapes of all others do.
   std::vector<at::Tensor> parts;
   std::vector<int64_t> send_counts;
   for (const auto& input : input_tensor_list) {
@@ -381,7 +386,7 @@ WorkPtr all_to_all_single(const at::Tensor& output, const at::Tensor& input,
   auto in = buffers.move(input, Use::read);
   auto out = buffers.move(output, Use::write);
   if (in.is_alias_of(out)) in = in.clone();
-  // A backend counts elements of what it gets.
+  // Backends count elements of the tensors that they get, not rows.
   const int64_t send_row = input.size(0) > 0 ? in.numel() / input.size(0) : 0;
   const int64_t recv_row =
       output.size(0) > 0 ? out.numel() / output.size(0) : 0;

@@ -8,20 +8,21 @@
 
 namespace lockstep {
 
-// What a c10d::Backend also is where its smallest all_reduce takes less time
+// The interface of a c10d::Backend whose smallest all_reduce takes less time
 // than the options, lists and works of c10d cost. Internal to comm.
 class DirectReduce {
  public:
-  // The backend's allreduce() with asyncOp false, of `count` contiguous
-  // elements at `data` in host memory: in the caller, behind what is pending,
-  // in the same order and with the same errors. Allocates nothing.
+  // Does what the backend's allreduce() with asyncOp false does, on `count`
+  // contiguous elements at `data` in host memory: it runs in the calling
+  // thread, after pending operations, in the same order and with the same
+  // errors. Allocates nothing.
   virtual void all_reduce_direct(void* data, int64_t count,
                                  at::ScalarType dtype,
                                  c10d::ReduceOp::RedOpType op,
                                  std::chrono::milliseconds timeout) = 0;
 
  protected:
-  // Owned as a backend.
+  // Objects are owned as c10d::Backend.
   ~DirectReduce() = default;
 };
 

@@ -4,8 +4,8 @@
 
 namespace lockstep {
 
-// The ranks called different things. It is a failure of all of them: a peer
-// that has gone since is not why.
+// The ranks made different calls. All of them fail for that reason: a peer that
+// has gone since is not the cause.
 class Disagreement final : public c10::DistBackendError {
  public:
   using c10::DistBackendError::DistBackendError;

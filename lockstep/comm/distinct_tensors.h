@@ -6,9 +6,10 @@
 
 namespace lockstep {
 
-// `tensors`, each where it stands first. LibTorch's module->parameters() names
-// a parameter that is registered twice (tied weights) twice, Python's names it
-// once; what steps, scales or counts parameters must do so once:
+// Returns `tensors` with each only at its first place. LibTorch's
+// module->parameters() lists a parameter that is registered twice (tied
+// weights) twice, Python's lists it once. Code that steps, scales or counts
+// parameters must do so once for each:
 //
 //   torch::optim::SGD optimizer(distinct(net->parameters()), 0.1);
 //

@@ -19,7 +19,7 @@ at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options,
   at::Tensor tensor;
   if (count > 0 && backend.supportsTensorAlloc(options.device().index())) {
     try {
-      // Not a view of what the backend gave, which autograd would track.
+      // Sets the sizes in place, because autograd would track a view.
       tensor = backend.allocateTensor(count, plain);
       tensor.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
     } catch (const c10::DistError&) {

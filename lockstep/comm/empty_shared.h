@@ -6,21 +6,22 @@
 
 namespace lockstep {
 
-// An uninitialised, contiguous tensor in memory that the ranks of `group`
-// (none: the default group) read and write directly, so that collectives need
-// not copy it in and out. Worth it for what is reduced again and again, from
-// about 100 KiB on. Every operation takes it as any other tensor, and so do the
-// collectives of other groups; views of it count too.
+// Returns an uninitialised, contiguous tensor in memory that the ranks of
+// `group` (none: the default group) read and write directly, so that
+// collectives need not copy it in and out. That pays for tensors that are
+// reduced again and again, from about 100 KiB on. Every operation takes it like
+// any other tensor, and so do the collectives of other groups; views of it are
+// as good.
 //
-// Where the group's backend for options.device() has no such memory, or there
-// is no room for it, the tensor lies in ordinary memory: the results are the
-// same bit by bit, only later. is_shared() tells.
+// If the group's backend for options.device() has no such memory, or no room is
+// left in it, the tensor lies in ordinary memory: the results are the same bit
+// by bit, but come later. is_shared() tells which it is.
 //
-// No collective: ranks may call it when and as often as they like, and a
-// reduction in which only some ranks give such tensors is right. The memory
-// is reserved at once. It is given back when the last tensor that uses it is
-// gone, which may be after the group, and every other rank has made one more
-// call in the group. Any thread; does not block on other ranks.
+// Not a collective: ranks may call it when and as often as they like, and a
+// reduction is right even if only some ranks give such tensors. The memory is
+// reserved at once. It is given back when the last tensor that uses it is gone,
+// which may be after the group is, and every other rank has made one more call
+// in the group. Any thread may call; does not block on other ranks.
 //
 // Throws std::invalid_argument if the group has no backend for the device or
 // was destroyed.

@@ -32,26 +32,26 @@ using std::chrono::milliseconds;
 constexpr std::chrono::seconds kPartTimeout{5};
 constexpr std::chrono::seconds kCloseTimeout{1};
 
-// The one global of the library: Python's default group and what new groups
-// are made from.
+// The one global of the library: the default group, as in Python, and what new
+// groups are made from.
 struct World {
   std::mutex mutex{};
   ProcessGroupPtr group{};
   std::optional<Rendezvous> meeting{};
-  // The default group's own part of the store ("default_pg", "0/"), in which
-  // Python puts new groups, too.
+  // The default group's own part of the store ("default_pg", "0/"). The parts
+  // of new groups lie in it, as in Python.
   c10::intrusive_ptr<c10d::Store> store{};
   std::shared_ptr<LifeSigns> life_signs{};
   std::vector<ProcessGroupPtr> subgroups{};
   int group_count = 0;  // names new groups, as Python counts
-  // Left by an exception with operations pending: a backend's destructor would
-  // wait for those, so these live until the process ends.
+  // Groups that an exception left with operations pending. A backend's
+  // destructor would wait for these, so the groups live until the process ends.
   std::vector<ProcessGroupPtr> aborted{};
 };
 
 World& world() {
-  // Never destroyed: a group that outlives main() must not meet a LibTorch
-  // whose statics are gone.
+  // Never destroyed: otherwise a group that outlives main() would meet a
+  // LibTorch whose statics are gone.
   static World& instance = *std::make_unique<World>().release();
   return instance;
 }
@@ -61,8 +61,8 @@ const char* device_name(c10::DeviceType type) {
 }
 
 struct NewGroup {
-  std::string number;  // as Python names groups; what its keys stand under
-  std::string name;    // as messages do
+  std::string number;  // Python's name for it; the prefix of its keys
+  std::string name;    // the name in messages
   int rank;
   std::vector<int> global_ranks;
   std::string config;
@@ -94,7 +94,7 @@ ProcessGroup::Backends make_backends(
       store->require_all_alive();
       backends.emplace(type, entry->create(request));
     } catch (const std::invalid_argument&) {
-      throw;  // says by itself what is wrong with what was given
+      throw;  // its text says what is wrong with the arguments
     } catch (const c10::Error& error) {
       fail(error.what_without_backtrace());
     } catch (const std::exception& error) {
@@ -106,8 +106,8 @@ ProcessGroup::Backends make_backends(
   return backends;
 }
 
-// `store`: the group's own part. The device types follow in it, as in Python's
-// _new_process_group_helper.
+// `store` is the group's own part of the store. The device types have their
+// parts in that, as in Python's _new_process_group_helper.
 ProcessGroupPtr make_group(const NewGroup& group,
                            const c10::intrusive_ptr<c10d::Store>& store,
                            const std::shared_ptr<LifeSigns>& life_signs) {
@@ -139,20 +139,21 @@ c10::intrusive_ptr<c10d::Store> part_of(
   return c10::make_intrusive<c10d::PrefixStore>(number + "/", store);
 }
 
-// The timeout that was given, or `otherwise` where it is 0; cut to what clocks
-// can count.
+// Returns the timeout that was given, or `otherwise` if it is 0; cut to what
+// clocks can count.
 milliseconds checked_timeout(const char* function, milliseconds given,
                              milliseconds otherwise) {
   if (given < milliseconds(0)) {
     throw std::invalid_argument(c10::str(
         function, ": timeout is ", given.count(),
-        " ms; give more than 0, or 0 for that of the group it is made from"));
+        " ms; give more than 0, or 0 for the timeout of the parent group"));
   }
   return bounded_timeout(given > milliseconds(0) ? given : otherwise);
 }
 
-// In a child that was forked since: nothing here is its own. What it holds is
-// left as it is, as its destructors would wait for threads of the parent.
+// For a child process that was forked after init_process_group(): it owns
+// nothing here. What `w` holds is leaked, because the destructors would wait
+// for threads of the parent.
 void forsake(World& w) {
   struct Forsaken {
     ProcessGroupPtr group;
@@ -176,7 +177,8 @@ void forsake(World& w) {
 
 bool is_foreign(const World& w) { return w.group && w.group->is_foreign(); }
 
-// For the end of the process, which may have come in the middle of anything.
+// Called while the process ends, maybe in the middle of anything, so it does
+// not wait for the lock of World.
 std::string failed_peers_if_known() {
   World& w = world();
   const std::unique_lock lock(w.mutex, std::try_to_lock);
@@ -184,8 +186,8 @@ std::string failed_peers_if_known() {
   return w.group->failed_peers();
 }
 
-// The end of the default group and all others on this rank. In peace it waits
-// for what is pending, and for the peers; after a failure for nothing.
+// Ends the default group and all others on this rank. If `in_peace`, waits for
+// pending operations and for the peers; after a failure it waits for nothing.
 void end_world(std::unique_lock<std::mutex> lock, World& w, bool in_peace) {
   if (is_foreign(w)) return forsake(w);
   // Destructors run outside the lock: they may wait for pending operations.
@@ -201,12 +203,14 @@ void end_world(std::unique_lock<std::mutex> lock, World& w, bool in_peace) {
     for (const auto& each : released) each->close();
     return;
   }
-  // The peers hear at once that this rank has left, if they wait for it. Its
-  // life sign goes first: a peer whose operation fails then knows why.
+  // Tell the peers at once that this rank has left, in case they wait for it.
+  // The life sign goes first, so that a peer whose operation fails then knows
+  // why.
   life_signs->leave(LifeSigns::End::left);
   for (const auto& each : released) each->leave();
-  // Connections are closed when all have left: a peer may still be making its
-  // own to this rank. One that goes on without this rank hears of it then.
+  // Close the connections after all ranks have left, because a peer may still
+  // be connecting to this rank. After kCloseTimeout close them in any case: a
+  // peer that has not left notices then that this rank has.
   const bool parted =
       meeting->part(life_signs.get(), Deadline::after(kCloseTimeout));
   for (const auto& each : released) each->close();
@@ -215,8 +219,8 @@ void end_world(std::unique_lock<std::mutex> lock, World& w, bool in_peace) {
                 Deadline::after(kPartTimeout - kCloseTimeout));
 }
 
-// A peer that dies closes its connections, and writing to one must be an error
-// that names it, not the death of this process.
+// A peer that dies closes its connections. Writing to one must be an error that
+// names the peer, not the death of this process.
 void ignore_sigpipe() {
   struct sigaction current {};
   if (::sigaction(SIGPIPE, nullptr, &current) == 0 &&
@@ -225,11 +229,11 @@ void ignore_sigpipe() {
   }
 }
 
-// Where nobody says where and as whom this process joins, a backend with a
-// launcher of its own may know.
+// If neither the options nor the environment say where this process joins and
+// as which rank, a backend with a launcher of its own may know.
 Rendezvous meet(const std::string& backend,
                 const InitProcessGroupOptions& options) {
-  const auto resolved = resolve_backends(backend);  // before anything waits
+  const auto resolved = resolve_backends(backend);  // before any wait
   const bool told =
       options.store || options.rank >= 0 || options.world_size >= 0 ||
       !(options.init_method.empty() || options.init_method == "env://") ||
@@ -242,10 +246,10 @@ Rendezvous meet(const std::string& backend,
   return rendezvous(options);
 }
 
-// What new groups are made from. Making one waits for its members, so the world
-// is not locked meanwhile.
+// What a new group is made from, copied out of World: making a group waits for
+// its members, and World must not be locked meanwhile.
 struct Origin {
-  std::string number;  // that Python would give the group
+  std::string number;  // the name that Python would give the group
   c10::intrusive_ptr<c10d::Store> store;
   std::shared_ptr<LifeSigns> life_signs;
 };
@@ -262,8 +266,8 @@ Origin split_of(const std::string& name) {
   return {name, w.store, w.life_signs};
 }
 
-// Makes a group as the member `rank` of `global_ranks`. What is not given
-// (`backend` empty) is the parent's. The group lives until the world ends.
+// Makes a group in which this process is rank `rank` of `global_ranks`. An
+// empty `backend` means the parent's. The group lives until the world ends.
 ProcessGroupPtr make_subgroup(const Origin& origin, const ProcessGroup& parent,
                               int rank, std::vector<int> global_ranks,
                               const std::string& backend,
@@ -318,8 +322,9 @@ ProcessGroupGuard::~ProcessGroupGuard() {
   if (!in_peace && !is_foreign(w)) {
     note_failure(
         FailureKind::cause_without_words,
-        "an exception ended the use of the process group (its text is "
-        "known where it is caught: lockstep::record() writes it here)");
+        "an exception left the scope of the process group's guard; its text "
+        "is known only where it is caught (run main() in lockstep::record() "
+        "to have it here)");
     auto abort = [&](const ProcessGroupPtr& group) {
       group->abort();
       w.aborted.push_back(group);
@@ -363,8 +368,8 @@ ProcessGroupGuard init_process_group(const std::string& backend,
                  .checks_calls = options.check_calls.value_or(
                      get_env("TORCH_DISTRIBUTED_DEBUG") == "DETAIL")};
   std::iota(group.global_ranks.begin(), group.global_ranks.end(), 0);
-  // Whoever hosts the store keeps it until the others have read why this rank
-  // gave up.
+  // The rank that hosts the store keeps it until the others have read why this
+  // rank gave up.
   const auto leave = [&] {
     life_signs->leave(LifeSigns::End::failed);
     meeting.part(nullptr, Deadline::after(meeting.rank == 0 ? kPartTimeout
@@ -418,7 +423,7 @@ void destroy_process_group(ProcessGroupPtr group) {
   }
   if (std::erase(w.subgroups, group) == 0) {
     throw std::invalid_argument("destroy_process_group: group '" +
-                                group->name() + "' was destroyed before");
+                                group->name() + "' is destroyed already");
   }
   lock.unlock();
   group->close();
@@ -454,7 +459,7 @@ int get_local_rank() {
     return static_cast<int>(*rank);
   }
   if (auto rank = get_env_int("OMPI_COMM_WORLD_LOCAL_RANK", 0, 1 << 16)) {
-    return static_cast<int>(*rank);  // of mpirun
+    return static_cast<int>(*rank);  // set by mpirun
   }
   auto world_size = get_env_int("WORLD_SIZE", 1, 1 << 24);
   if (world_size && *world_size > 1) {
@@ -533,12 +538,12 @@ ProcessGroupPtr new_subgroups(int group_size, const NewGroupOptions& options) {
 ProcessGroupPtr split_group(const std::vector<std::vector<int>>& split_ranks,
                             const SplitGroupOptions& options) {
   auto parent = options.parent ? options.parent : default_group();
-  parent->backend(parent->control_device().type());  // not destroyed
+  parent->backend(parent->control_device().type());  // throws if destroyed
   require_disjoint("split_group", split_ranks, parent->size());
   const auto timeout =
       checked_timeout("split_group", options.timeout, parent->timeout());
-  // Python names its parts otherwise; the parent's name and a count keep ours
-  // apart from each other.
+  // Python names the parts of a split otherwise. The parent's name and a count
+  // keep ours apart from each other.
   const auto prefix = "split/" + parent->name() + "/" +
                       std::to_string(parent->next_split()) + "/";
   for (size_t part = 0; part < split_ranks.size(); ++part) {

@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-// After torch.distributed.init_process_group (PyTorch documentation,
+// The arguments of torch.distributed.init_process_group (PyTorch documentation,
 // "Distributed communication package", Initialization).
 struct InitProcessGroupOptions {
   // How the ranks find each other:
@@ -23,29 +23,29 @@ struct InitProcessGroupOptions {
   //   file:///path           a file on a file system that all ranks share
   // Must be empty if `store` is given. Empty means env://.
   std::string init_method{};
-  // Of init_process_group itself (how long to wait for the others) and of
-  // every collective without a timeout of its own. More than 0; what is longer
-  // than 24 days means 24 days.
+  // How long init_process_group waits for the other ranks, and the timeout of
+  // every collective that is given none. More than 0; what is longer than 24
+  // days means 24 days.
   std::chrono::milliseconds timeout{kDefaultTimeout};
   int world_size{-1};
   int rank{-1};
   // A store that all ranks share, instead of an init_method; rank and
-  // world_size are required then.
+  // world_size are then required.
   c10::intrusive_ptr<c10d::Store> store{};
-  // See ProcessGroup::checks_calls(); the same on all ranks. Unset: as
-  // TORCH_DISTRIBUTED_DEBUG=DETAIL says.
+  // Whether the ranks compare their calls: see ProcessGroup::checks_calls().
+  // The same on all ranks. Unset: on if TORCH_DISTRIBUTED_DEBUG is DETAIL.
   std::optional<bool> check_calls{};
-  // Whether an exception that nobody catches is told in one line on stderr and
-  // to the launcher (record.h), instead of with LibTorch's frames. A terminate
-  // handler that the program has set is called after that. False leaves the
-  // handling of such exceptions alone.
+  // Whether an exception that nobody catches is reported in one line on stderr
+  // and to the launcher (record.h), instead of with LibTorch's stack frames. A
+  // terminate handler that the program has set is called after that. False
+  // leaves the handling of such exceptions alone.
   bool report_uncaught{true};
 };
 
 // Destroys the default group when it goes out of scope, unless
-// destroy_process_group() did. While an exception is being thrown, pending
-// operations are failed, not waited for, and so are those of the peers that
-// wait for this rank.
+// destroy_process_group() has. If an exception is being thrown then, pending
+// operations fail instead of being waited for, and so do those of the peers
+// that wait for this rank.
 //
 // A guard stands for its group wherever a ProcessGroupPtr is expected:
 //
@@ -72,40 +72,41 @@ class [[nodiscard]] ProcessGroupGuard {
 
 // Makes the default process group of this process.
 //
-// `backend`: a name ("gloo"), a device map ("cpu:gloo,cuda:nccl"), or empty:
-// by device. Blocks until every rank is there, for `options.timeout` at most.
+// `backend` is a name ("gloo"), a device map ("cpu:gloo,cuda:nccl"), or empty:
+// choose by device. Blocks until every rank has come, for `options.timeout` at
+// most.
 //
 // Uses the keys that Python's torch.distributed uses (prefixes "default_pg",
 // "0/", and one for the device type), so that Python ranks which name the same
-// device map stand in the same group.
+// device map are in the same group.
 //
-// SIGPIPE is ignored from here on, unless the program handles it: as Python
-// does, for a peer that dies closes connections that this rank may write to.
+// SIGPIPE is ignored from here on, unless the program handles it. Python does
+// the same: a peer that dies closes connections that this rank may write to.
 //
 // SIGUSR1 writes the flight record from here on, unless the program handles or
 // ignores it (docs/flight-recorder.md).
 //
 // Throws std::invalid_argument for a mistake of the caller or its environment
-// (unknown backend, initialised twice, missing variable, rank not in the
-// world, another rank with the same number or another world size), and
-// c10::DistError with the ranks that are absent when the time is over. A rank
-// of the same host that dies meanwhile, after it has come, is named within a
-// second; so is one that fails, on every host, with its reason.
+// (unknown backend, initialised twice, missing variable, rank not in the world,
+// another rank with the same number or another world size), and c10::DistError
+// with the ranks that are absent when the time is over. A rank on the same host
+// that dies after it has come is named within a second. So is a rank that
+// fails, on any host, and with its reason.
 ProcessGroupGuard init_process_group(
     const std::string& backend = {},
     const InitProcessGroupOptions& options = {});
 
-// Destroys `group`; with none, the default group and all others. Blocks until
-// operations that are pending end, and, for the default group, until the other
-// ranks destroy theirs, so that none loses the store that rank 0 hosts: 5 s at
-// most, and not if a rank is known to have died or failed.
+// Destroys `group`; if none is given, the default group and all others. Blocks
+// until pending operations have ended. For the default group it then blocks
+// until the other ranks destroy theirs, so that no rank loses the store that
+// rank 0 hosts: 5 s at most, and not if a rank is known to have died or failed.
 //
 // Peers that still wait for this rank fail: at once in shared memory and in
-// calls that go over the store, after a second on Gloo, where connections are
+// calls that use the store, after a second on Gloo, whose connections are
 // closed last.
 //
-// In a child that was forked since init_process_group() this does nothing: the
-// group is the parent's.
+// In a child process that was forked after init_process_group() this does
+// nothing: the group is the parent's.
 void destroy_process_group(ProcessGroupPtr group = nullptr);
 
 bool is_initialized();
@@ -113,57 +114,60 @@ bool is_initialized();
 // The default group. Throws std::runtime_error if there is none.
 ProcessGroupPtr default_group();
 
-// The rank of this process in `group` (none: the default group). Without an
-// initialised default group these throw std::runtime_error, as in Python.
+// Returns the rank of this process in `group` (none: the default group), or the
+// group's size. Without an initialised default group these throw
+// std::runtime_error, as in Python.
 int get_rank(const ProcessGroupPtr& group = nullptr);
 int get_world_size(const ProcessGroupPtr& group = nullptr);
 
-// LOCAL_RANK, else mpirun's OMPI_COMM_WORLD_LOCAL_RANK: this process's number
-// on its host. 0 where both are unset and the process is alone. Throws
-// std::invalid_argument otherwise.
+// Returns this process's number on its host: LOCAL_RANK, or else mpirun's
+// OMPI_COMM_WORLD_LOCAL_RANK. If both are unset, returns 0 if the process is
+// alone and throws std::invalid_argument if it is not.
 int get_local_rank();
 
-// The device this rank should compute on: cuda:LOCAL_RANK where LibTorch sees
-// that GPU, else the CPU. Throws std::invalid_argument if there are GPUs, but
-// not one for this LOCAL_RANK.
+// Returns the device that this rank should compute on: cuda:LOCAL_RANK if
+// LibTorch sees GPUs, otherwise the CPU. Throws std::invalid_argument if there
+// are GPUs, but not one for this LOCAL_RANK.
 c10::Device local_device();
 
 struct NewGroupOptions {
-  // The default group's, where 0.
+  // 0: the default group's timeout.
   std::chrono::milliseconds timeout{0};
-  // As for init_process_group; the default group's, where empty.
+  // As for init_process_group; empty: the default group's.
   std::string backend{};
 };
 
-// A group of the default group's ranks `ranks` (sorted; none: all of them).
-// Every rank of the default group must call this in the same order, members or
-// not; returns nullptr where this rank is no member. Blocks until all members
-// have called it; throws c10::DistBackendError when the time is over, and
-// within a second if a member on this host dies or leaves, or any member fails.
+// Makes a group of `ranks` of the default group, in ascending order (none: all
+// of them). Every rank of the default group must call this in the same order,
+// whether it is a member or not; returns nullptr if this rank is no member.
+// Blocks until all members have called it. Throws c10::DistBackendError when
+// the time is over, and within a second if a member on this host dies or
+// leaves, or any member fails.
 ProcessGroupPtr new_group(std::vector<int> ranks = {},
                           const NewGroupOptions& options = {});
 
-// new_group() for each set of ranks, in order; the sets must not share a rank.
-// Returns this rank's own group, or nullptr if it is in none.
+// Calls new_group() for each set of ranks, in order; the sets must not share a
+// rank. Returns this rank's own group, or nullptr if it is in none.
 ProcessGroupPtr new_subgroups_by_enumeration(
     const std::vector<std::vector<int>>& ranks_per_subgroup_list,
     const NewGroupOptions& options = {});
 
-// Groups of `group_size` ranks, neighbours in rank (with group_size the ranks
-// of a host, one group a host). The world size is a multiple of it.
+// Makes groups of `group_size` consecutive ranks (one group for each host, if
+// group_size is the number of ranks on a host). The world size must be a
+// multiple of group_size.
 ProcessGroupPtr new_subgroups(int group_size,
                               const NewGroupOptions& options = {});
 
 struct SplitGroupOptions {
   ProcessGroupPtr parent{};  // none: the default group
-  // Those of the parent, where 0 and where empty.
+  // 0 and empty: those of the parent.
   std::chrono::milliseconds timeout{0};
   std::string backend{};
 };
 
-// Divides a group: `split_ranks` are disjoint sets of ranks *of the parent*
-// (as in Python), the same on every rank of it; only they need call. Returns
-// this rank's own part, or nullptr if it is in none.
+// Divides a group: `split_ranks` are disjoint sets of ranks *of the parent* (as
+// in Python), the same on every rank of the parent; other ranks need not call.
+// Returns the group of this rank's set, or nullptr if this rank is in none.
 ProcessGroupPtr split_group(const std::vector<std::vector<int>>& split_ranks,
                             const SplitGroupOptions& options = {});
 

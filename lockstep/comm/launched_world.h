@@ -5,15 +5,15 @@
 
 namespace lockstep {
 
-// What a launcher with its own means of communication (mpirun) tells a process
-// without any environment. Internal to comm.
+// What a process is told, without any environment, by a launcher that has its
+// own means of communication (mpirun). Internal to comm.
 struct LaunchedWorld {
   int rank;
   int size;
   bool one_host;
-  // Gives every rank the text of rank 0, 500 characters at most; what the
-  // others give is ignored. Each rank calls it once. Blocks until rank 0 has,
-  // throws c10::DistBackendError when the time for that is over.
+  // Returns rank 0's text on every rank, 500 characters at most; the texts of
+  // the others are ignored. Each rank calls it once. Blocks until rank 0 has
+  // called it; throws c10::DistBackendError when the time for that is over.
   std::function<std::string(const std::string&)> from_rank_zero;
 };
 

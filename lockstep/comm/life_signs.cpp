@@ -23,7 +23,7 @@ namespace {
 // A rank that has not joined yet is looked for in the store this often.
 constexpr std::chrono::milliseconds kBetweenQuestions{100};
 
-// What follows the name of a rank that has left.
+// What is appended to the name of a rank that has left.
 constexpr const char* kLeft = "-left";
 constexpr const char* kFailed = "-failed";
 
@@ -43,7 +43,8 @@ int with_address(const std::string& name, Call call) {
       static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + length));
 }
 
-// Also where that cannot be asked: a process may have no descriptor left.
+// Whether a process has bound `name`. Also true if that cannot be asked: this
+// process may have no descriptor left.
 bool has_owner(const std::string& name) {
   const auto socket = datagram_socket();
   if (!socket) return true;
@@ -116,7 +117,8 @@ std::optional<std::string> LifeSigns::said_by(int rank) {
     if (!store_->check({key(rank)})) return std::nullopt;
     return store_->get_to_str(key(rank));
   } catch (const c10::Error&) {
-    // It is gone: LibTorch prints a warning at each further question.
+    // The store is gone. It is not asked again, because LibTorch prints a
+    // warning each time.
     store_failed_ = true;
     return std::nullopt;
   }
@@ -143,7 +145,7 @@ void LifeSigns::learn_all() {
   std::vector<std::string> keys;
   for (const int rank : everyone()) keys.push_back(key(rank));
   try {
-    if (!store_->check(keys)) return;  // some are Python's
+    if (!store_->check(keys)) return;  // some ranks are Python's
     const auto all = store_->multiGet(keys);
     for (const int rank : everyone()) {
       take_in(peers_[rank], {all[rank].begin(), all[rank].end()});
@@ -153,7 +155,7 @@ void LifeSigns::learn_all() {
   }
 }
 
-// Says how a peer went whose socket has no owner any more.
+// Returns how a peer ended whose socket has no owner any more.
 std::optional<LifeSigns::End> LifeSigns::end_of(const Peer& peer, int rank) {
   if (has_owner(peer.socket + kLeft)) return End::left;
   if (has_owner(peer.socket + kFailed)) return End::failed;
@@ -161,7 +163,7 @@ std::optional<LifeSigns::End> LifeSigns::end_of(const Peer& peer, int rank) {
     store_failed_ = true;
     return End::died;
   }
-  // Its process has ended since, or it died.
+  // The peer died, or it left and its process has ended since.
   const auto said = said_by(rank);
   if (said == "left") return End::left;
   return said == "failed" ? End::failed : End::died;
@@ -231,14 +233,14 @@ void LifeSigns::leave(End end) {
   if (end != End::died) {
     try {
       farewell_ = named_socket(name_ + (end == End::left ? kLeft : kFailed));
-      // Peers may look after this process has ended: the store says it then.
+      // Peers may look after this process has ended, so the store says it, too.
       if (!store_failed_) {
         store_->set(key(rank_), end == End::left ? "left" : "failed");
       }
     } catch (const c10::Error&) {
       store_failed_ = true;
     } catch (const std::system_error&) {
-      // It looks like a death then.
+      // The peers see a death then.
     }
   }
   socket_.reset();

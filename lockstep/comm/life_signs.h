@@ -14,21 +14,21 @@
 
 namespace lockstep {
 
-// Tells which ranks of the default group are gone, to waits that nothing else
-// would end before their deadline: for keys in the store above all.
+// Tells which ranks of the default group are gone, for waits that nothing else
+// would end before their deadline: above all, waits for keys in the store.
 //
 // Each rank binds a datagram socket to a random abstract name (unix(7)) and
 // writes the name to the store. The kernel closes the socket when the process
-// ends, however it does. A rank asks about a peer by connecting a socket of its
+// ends, however it ends. A rank asks about a peer by connecting a socket of its
 // own to that name, which neither blocks nor needs the peer to do anything: a
 // stopped process still has its name. A rank that leaves without dying binds
 // that name with "-left" or "-failed" appended, until its process ends.
 //
-// Known are ranks of Lockstep on this host and in this network namespace. Of
-// all others nothing is ever said.
+// This works for ranks of Lockstep on this host and in this network namespace.
+// Nothing is ever said about other ranks.
 //
-// Keys, in the default group's own part of the store: "alive/RANK": "here HOST
-// NAME", later "left" or "failed".
+// Key, in the default group's own part of the store: "alive/RANK", with the
+// value "here HOST NAME", later "left" or "failed".
 //
 // Threads: any. No call waits for a peer; gone() and leave() may ask the store.
 class LifeSigns {
@@ -46,31 +46,33 @@ class LifeSigns {
   };
 
   // The default group has `size` ranks. `rank_zero_has_store`: the store goes
-  // with rank 0, so it is not asked once that is gone (LibTorch would print a
-  // warning). Writes to the store, whose errors (c10::Error) pass through.
-  // Throws std::system_error if there is no socket.
+  // with rank 0, so the store is not asked once rank 0 is gone (LibTorch would
+  // print a warning). Writes to the store, whose errors (c10::Error) pass
+  // through. Throws std::system_error if there is no socket.
   LifeSigns(c10::intrusive_ptr<c10d::Store> store, int rank, int size,
             bool rank_zero_has_store);
   LifeSigns(const LifeSigns&) = delete;
   LifeSigns& operator=(const LifeSigns&) = delete;
 
-  // Those of `ranks` that are gone since kGrace at least, in order. What a
-  // rank wrote before it went is in the store by then.
+  // Returns those of `ranks` that have been gone for kGrace at least, in the
+  // order of `ranks`. What such a rank wrote before it went is in the store by
+  // then.
   std::vector<Gone> gone(const std::vector<int>& ranks);
-  // The same of all ranks.
+  // The same for all ranks.
   std::vector<Gone> gone();
   static constexpr std::chrono::milliseconds kGrace{100};
-  // As gone(), but waits for those that seem to be gone, kGrace at most.
+  // Does the same as gone(), but waits, for kGrace at most, until it is certain
+  // about the ranks that seem to be gone.
   std::vector<Gone> gone_for_good(const std::vector<int>& ranks);
   std::vector<Gone> gone_for_good();
 
-  // Reads from the store where all ranks can be looked for, once they have
-  // come: so they are known when the store is gone.
+  // Reads from the store, after all ranks have come, where to look for each of
+  // them: so this is still known when the store is gone.
   void learn_all();
 
-  // Says how this rank ends its part, and is gone for the others from then on.
-  // The first call counts. Throws nothing: if the store is gone, the peers see
-  // a death.
+  // Says how this rank ends its part. From then on it is gone for the others.
+  // Only the first call counts. Throws nothing: if the store is gone, the peers
+  // see a death.
   void leave(End end);
 
  private:
@@ -79,7 +81,7 @@ class LifeSigns {
     std::string socket{};  // empty: not known yet
     bool unknowable = false;
     std::optional<End> end{};
-    Clock::time_point asked{};  // the store, when its socket was not known
+    Clock::time_point asked{};  // when the store was asked for `socket`
     std::optional<Clock::time_point> missed{};
   };
 
@@ -103,7 +105,8 @@ class LifeSigns {
   bool store_failed_ = false;
 };
 
-// "rank 2 died; rank 3 left because of an error"; empty if none is gone.
+// Returns "rank 2 died; rank 3 left because of an error"; empty if none is
+// gone.
 std::string words_of(const std::vector<LifeSigns::Gone>& gone);
 
 }  // namespace lockstep

@@ -16,10 +16,11 @@ namespace {
 
 constexpr int64_t kMaxBytes = int64_t{1} << 30;
 
-// Decoding recurses: a rank that nests without end must not take the stack.
+// Decoding recurses: an object of another rank must not use up the stack.
 constexpr int kMaxDepth = 1000;
 
-// Sees how deep a CBOR text goes before anything recurses over its value.
+// Measures how deep CBOR data is nested before anything recurses over its
+// value.
 class DepthLimit final : public nlohmann::json_sax<Object> {
  public:
   bool null() override { return true; }
@@ -44,11 +45,11 @@ class DepthLimit final : public nlohmann::json_sax<Object> {
   int depth_ = 0;
 };
 
-// nullptr, or why the object cannot travel.
+// Returns why the object cannot be sent, or nullptr if it can.
 const char* obstacle(const Object& object, int depth = 1) {
   if (object.is_binary() && object.get_binary().has_subtype()) {
     return "holds a byte string with a subtype, which CBOR does not keep; give "
-           "it without";
+           "it without the subtype";
   }
   if (!object.is_structured()) return nullptr;
   if (depth > kMaxDepth) return "is nested more than 1000 deep; flatten it";
@@ -58,16 +59,17 @@ const char* obstacle(const Object& object, int depth = 1) {
   return nullptr;
 }
 
-// What one operation needs: its errors, and the options of its parts.
+// What one operation needs: its errors, and the options of the collectives that
+// it consists of.
 struct ObjectCall {
   ObjectCall(const char* name, const ObjectOptions& options)
       : call(name, options.group, options.timeout),
         device(call.group->control_device()),
         deadline(Deadline::after(call.timeout)) {
-    call.backend();  // not destroyed
+    call.backend();  // throws if the group was destroyed
   }
 
-  // For the next part: what is left of the time.
+  // Returns options for the next collective, with what is left of the time.
   CollectiveOptions next() const {
     return {.group = call.group,
             .timeout =
@@ -103,13 +105,14 @@ struct ObjectCall {
     Object::sax_parse(begin, begin + size, &limit,
                       Object::input_format_t::cbor);
     if (limit.exceeded()) {
-      refuse(member,
-             c10::str("sent what is nested more than ", kMaxDepth, " deep"));
+      refuse(member, c10::str("sent an object that is nested more than ",
+                              kMaxDepth, " deep"));
     }
     try {
       return Object::from_cbor(begin, begin + size);
     } catch (const Object::exception& error) {
-      refuse(member, c10::str("sent what is no object: ", error.what()));
+      refuse(member,
+             c10::str("sent bytes that are not an object: ", error.what()));
     }
   }
 
@@ -119,13 +122,13 @@ struct ObjectCall {
   at::Tensor bytes(int64_t count) const {
     return at::empty({count}, at::TensorOptions(at::kByte).device(device));
   }
-  // Another rank's word: it may be anything.
+  // `size` comes from another rank, so it may be anything.
   int64_t checked_size(int64_t size, int member) const {
     if (size >= 0 && size <= kMaxBytes) return size;
     refuse(member,
            c10::str("announced ", size, " bytes; allowed are ", kMaxBytes));
   }
-  // Of every rank, on every rank.
+  // Returns the sizes of all ranks, on every rank.
   std::vector<int64_t> exchange_sizes(int64_t own) const {
     auto all = sizes(std::vector<int64_t>(size()));
     all_gather_into_tensor(all, sizes({own}), next());
@@ -186,7 +189,7 @@ std::vector<Object> gather_object(const Object& object, int dst,
   const int root = job.call.member("dst", dst);
   const auto payload = job.encode(object);
   const auto counts = job.exchange_sizes(payload.numel());
-  // gather() wants one shape: the longest.
+  // gather() wants one shape, so the objects are padded to the longest.
   const auto longest = *std::max_element(counts.begin(), counts.end());
   auto padded = job.bytes(longest);
   padded.narrow(0, 0, payload.numel()).copy_(payload);
@@ -216,7 +219,8 @@ Object scatter_object(const std::vector<Object>& objects, int src,
   if (job.is_member(root)) {
     if (static_cast<int>(objects.size()) != job.size()) {
       throw job.call.mistake(c10::str("objects holds ", objects.size(),
-                                      "; give one a rank (", job.size(), ")"));
+                                      "; give one for each rank (", job.size(),
+                                      ")"));
     }
     for (int member = 0; member < job.size(); ++member) {
       payloads.push_back(job.encode(objects[member]));

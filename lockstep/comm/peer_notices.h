@@ -4,24 +4,24 @@
 
 namespace lockstep {
 
-// What a backend can tell its peers, and about them, beyond c10d: one whose
-// ranks share memory. Internal to comm; found by dynamic_cast.
+// What a backend whose ranks share memory can tell its peers, and tell about
+// them, beyond c10d. Internal to comm; found by dynamic_cast.
 class PeerNotices {
  public:
   virtual ~PeerNotices() = default;
 
-  // "rank 3 died; rank 2 failed: ...": the peers that did not leave in peace,
-  // empty if all are well. Any thread; a system call.
+  // Returns the peers that did not leave in peace, "rank 3 died; rank 2 failed:
+  // ..."; empty if all are well. Any thread may call; makes a system call.
   virtual std::string departures() const = 0;
 
-  // Whether departures() tells of all peers, and not of those of this host
-  // only.
+  // Whether departures() tells about all peers, and not only about those on
+  // this host.
   virtual bool knows_all_peers() const = 0;
 
-  // Ends what is pending, as the destructor does, and then tells the peers that
-  // this rank has left: what they still wait for from it fails at once, and
-  // what it has given them stays theirs. No operation may follow. Not while
-  // another thread uses the backend.
+  // Ends pending operations as the destructor does, and then tells the peers
+  // that this rank has left: operations that still wait for something from it
+  // fail at once, and what it has given them stays theirs. No operation may
+  // follow. No other thread may use the backend meanwhile.
   virtual void leave() = 0;
 };
 

@@ -98,7 +98,7 @@ std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list) {
   for (const auto& op : p2p_op_list) {
     if (op.group != p2p_op_list[0].group) {
       throw call.mistake(
-          "the operations name different groups; give those of one group");
+          "the operations name different groups; give operations of one group");
     }
     // All are checked before the first is started.
     require_dense(call, "a tensor of the list", op.tensor);
@@ -117,7 +117,7 @@ std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list) {
                           : irecv(op.tensor, op.peer, options));
     }
   } catch (...) {
-    // The caller gets no handle of those that were started.
+    // The caller gets no handles of the operations that were started.
     for (const auto& work : works) give_up(*work);
     throw;
   }

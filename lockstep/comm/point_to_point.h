@@ -6,59 +6,61 @@
 
 #include "lockstep/comm/collective_options.h"
 
-// From one rank to another, after torch.distributed (PyTorch documentation,
-// "Distributed communication package", Point-to-point communication).
-// collective_options.h says what holds for tensors, blocking and errors.
+// Messages from one rank to another, as in torch.distributed (PyTorch
+// documentation, "Distributed communication package", Point-to-point
+// communication). collective_options.h says what holds for tensors, blocking
+// and errors.
 //
 // Messages between two ranks of a group with one tag arrive in the order in
 // which they were sent. The receiver's tensor has as many bytes as the
-// sender's. No rank sends to itself.
+// sender's. A rank must not send to itself.
 //
-// Timeouts. A send() or recv() that throws because its time is over, and a
-// message whose Work::wait() does, has failed for good: a wait that is repeated
-// throws again. The tensor is the caller's from then on, on the CPU: nothing
-// that comes later is written into it, and nothing that is written into it is
-// sent. What a receive has written until then stays in it. The same holds after
-// Work::abort() with shm and mpi, and with shm for all messages of the group
-// after ProcessGroup::abort() or destroy_process_group(). What becomes of the
-// message depends on the backend:
+// Timeouts. If a send() or recv() throws because its time is over, or the
+// Work::wait() of a message does, the message has failed for good: a repeated
+// wait throws again. On the CPU the tensor belongs to the caller from then on:
+// nothing that arrives later is written into it, and nothing that is written
+// into it is sent. What a receive has written until then stays in it. The same
+// holds after Work::abort() with shm and mpi, and with shm for all messages of
+// the group after ProcessGroup::abort() or destroy_process_group(). What
+// becomes of the message depends on the backend:
 //
 //           the message of a receive      the message of a send   the group
 //   shm     goes to the next receive      the receive that it     goes on
 //           of its tag, whole             belongs to fails, and
 //                                         names the sender
 //   mpi     the same; lost if MPI had     may still arrive, with  goes on
-//           begun to receive it           its content of then
+//           begun to receive it           its old content
 //   gloo    lost                          lost                    is broken
 //
-// "lockstep" is as shm on one host, and as gloo between several. With NCCL the
-// operation stays on the stream: its own watchdog ends it.
+// "lockstep" behaves as shm on one host, and as gloo between several. With NCCL
+// the operation stays on the stream until NCCL's own watchdog ends it.
 namespace lockstep {
 
-// As `src` of recv() and irecv(): whoever sends first.
+// As `src` of recv() and irecv(): the rank that sends first.
 inline constexpr int kAnySource = -1;
 
 struct PointToPointOptions {
   ProcessGroupPtr group{};  // none: the default group
   int tag{0};               // 0 to kMaxTag; Gloo tells messages apart by it
-  std::chrono::milliseconds timeout{0};  // zero: the group's
+  std::chrono::milliseconds timeout{0};  // zero: the group's timeout
 };
 inline constexpr int kMaxTag = (1 << 30) - 1;
 
-// Blocks until `tensor` may be written again; the peer may not have it yet.
+// Blocks until `tensor` may be written again; the peer may not have the message
+// yet.
 void send(const at::Tensor& tensor, int dst,
           const PointToPointOptions& options = {});
 
-// Blocks until `tensor` is there. Returns the rank it came from.
+// Blocks until the message is in `tensor`. Returns the rank that sent it.
 int recv(const at::Tensor& tensor, int src = kAnySource,
          const PointToPointOptions& options = {});
 
-// The same without blocking: `tensor` must be left alone until Work::wait()
-// has returned or thrown. After it has returned, Work::sourceRank() of irecv()
-// is the rank it came from. With Gloo there is no polling: isCompleted() says
-// nothing before wait(). A work that is dropped without a wait leaves its
-// message under way, and the tensor in use, with shm; with MPI a receive is
-// cancelled; with Gloo keep the work.
+// Do the same without blocking: `tensor` must be left alone until Work::wait()
+// has returned or thrown. After wait() has returned, Work::sourceRank() of
+// irecv() is the rank that sent the message. With Gloo there is no polling:
+// isCompleted() says nothing before wait(). If a Work is dropped without a
+// wait, then with shm its message stays under way and its tensor in use, with
+// MPI a receive is cancelled, and with Gloo the Work must be kept instead.
 WorkPtr isend(const at::Tensor& tensor, int dst,
               const PointToPointOptions& options = {});
 WorkPtr irecv(const at::Tensor& tensor, int src = kAnySource,
@@ -74,9 +76,10 @@ struct P2POp {
   int tag{0};
 };
 
-// Starts all of them, in any order of sends and receives, without a deadlock
-// between ranks that do so. Returns one Work an operation, in their order. The
-// list is not empty. If one cannot be started, those before it are aborted.
+// Starts all operations, in any order of sends and receives, without a deadlock
+// between ranks that do so. Returns one Work for each operation, in the same
+// order. The list must not be empty. If an operation cannot be started, those
+// before it are aborted.
 std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list);
 
 }  // namespace lockstep

@@ -38,8 +38,8 @@ ProcessGroup::ProcessGroup(std::string name, int rank,
 
 ProcessGroup::~ProcessGroup() {
   if (!made_in_.is_foreign()) return;
-  // Their destructors would wait for threads that only the parent has, and
-  // write to sockets and memory that are the parent's.
+  // The backends' destructors would wait for threads that only the parent has,
+  // and write to sockets and memory that are the parent's.
   (void)std::make_unique<Backends>(std::move(backends_)).release();
   [[maybe_unused]] auto* const kept_store = store_.release();
 }
@@ -55,7 +55,8 @@ void ProcessGroup::refuse_in_child() const {
 std::string ProcessGroup::failed_peers() const {
   std::vector<LifeSigns::Gone> gone;
   if (life_signs_) gone = life_signs_->gone_for_good(global_ranks_);
-  // A rank that left well is the backend's to judge: it may have given all.
+  // Whether a rank that left in peace is missed is for the backend to judge: it
+  // may have given all that its peers need.
   std::string words = words_of(gone);
   if (closed_) return words;
   for (const auto& [type, backend] : backends_) {

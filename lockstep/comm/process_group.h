@@ -18,8 +18,8 @@
 
 namespace lockstep {
 
-// What Python's `torch.distributed` gives collectives when nothing is said:
-// 30 minutes (kBackendDefaultTimeout of c10d).
+// The default timeout of collectives in Python's torch.distributed: 30 minutes
+// (kBackendDefaultTimeout of c10d).
 inline constexpr std::chrono::milliseconds kDefaultTimeout =
     ::kBackendDefaultTimeout;
 
@@ -27,16 +27,17 @@ class DirectReduce;
 
 inline constexpr const char* kDefaultGroupName = "default_pg";
 
-// An ordered set of ranks that communicate: for each device type one
-// c10d::Backend, and the store by which they found each other. Made by
+// An ordered set of ranks that communicate: it has one c10d::Backend for each
+// device type, and the store by which the ranks found each other. Made by
 // init_process_group() and new_group(); shared by handle.
 //
 // Threads: the accessors may be called from any thread. Collectives of one
 // group must be issued in the same order on every rank, so issue them from one
 // thread or order them yourself.
 //
-// A child that was forked since holds a copy that is of no use: its operations
-// throw std::runtime_error, and its end leaves the parent's group alone.
+// A child process that is forked later holds a copy that is of no use: its
+// operations throw std::runtime_error, and its end leaves the parent's group
+// alone.
 class ProcessGroup {
  public:
   using Backends = std::map<c10::DeviceType, c10::intrusive_ptr<c10d::Backend>>;
@@ -59,92 +60,94 @@ class ProcessGroup {
   int size() const { return static_cast<int>(global_ranks_.size()); }
   const std::vector<int>& global_ranks() const { return global_ranks_; }
 
-  // This group's rank of the default group's rank `global_rank`. Throws
-  // std::invalid_argument if it is not a member.
+  // Returns the rank in this group of the default group's rank `global_rank`.
+  // Throws std::invalid_argument if that is not a member.
   int group_rank(int global_rank) const;
 
-  // The default group's rank of this group's rank `group_rank`. Throws
-  // std::invalid_argument if there is none.
+  // Returns the rank in the default group of this group's rank `group_rank`.
+  // Throws std::invalid_argument if there is none.
   int global_rank(int group_rank) const;
 
-  // For collectives that name no timeout of their own.
+  // The timeout of collectives that are given none.
   std::chrono::milliseconds timeout() const { return timeout_; }
 
   // Whether every rank's description of each collective (operation, number,
   // reduce operation, root, shapes, dtype) is compared before it starts, so
   // that ranks that disagree, or do not come, are named on every rank instead
-  // of hanging or computing nonsense. Two exchanges more a call: for finding
-  // mistakes. Goes over the store; all ranks must be Lockstep's. On where
-  // TORCH_DISTRIBUTED_DEBUG is DETAIL, as Python's, or
-  // InitProcessGroupOptions::check_calls says so. Point-to-point operations
-  // are not compared.
+  // of hanging or computing nonsense. For finding mistakes: it costs two
+  // exchanges more for each call, over the store, and all ranks must be
+  // Lockstep's. It is on if TORCH_DISTRIBUTED_DEBUG is DETAIL, as in Python, or
+  // InitProcessGroupOptions::check_calls says so. Point-to-point operations are
+  // not compared.
   bool checks_calls() const { return checks_calls_; }
 
   // Numbers the collectives of this group from 1, in the order in which they
-  // are called; equal on all ranks as long as they agree.
+  // are called; equal on all ranks as long as the ranks make the same calls.
   uint64_t next_sequence_number() { return ++sequence_number_; }
-  // The same without reductions of buckets: CurrentCall::entry.
+  // Numbers the collectives without reductions of buckets: CurrentCall::entry.
   uint64_t next_entry() { return ++entries_; }
-  // The same for roll calls (roll_call.h) and for split_group().
+  // Number the roll calls (roll_call.h) and the calls of split_group().
   uint64_t next_roll_call() { return ++roll_calls_; }
   uint64_t next_split() { return ++splits_; }
 
-  // The last operations of this group (docs/flight-recorder.md). What takes a
-  // way of its own past run_collective() begins and ends its record here.
-  // Never null; shared with operations that outlive the group.
+  // The last operations of this group (docs/flight-recorder.md). Code that does
+  // not go through run_collective() begins and ends its own record here. Never
+  // null; shared with operations that outlive the group.
   const std::shared_ptr<FlightRecorder>& flight() const { return flight_; }
 
-  // Keys set here are this group's own. A rank that asks in vain for a key
-  // hears if a rank of the group is gone (watched_store.h).
+  // The group's own part of the store. A rank that asks in vain for a key is
+  // told if a rank of the group is gone (watched_store.h).
   const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
 
-  // "rank 3 died": the peers of which this rank knows, by any means, that they
-  // are gone or have failed; empty if all are well. Any thread; may ask the
-  // store. For after a failure.
+  // Returns the peers that this rank knows, by any means, to be gone or to have
+  // failed: "rank 3 died"; empty if all are well. For use after a failure. Any
+  // thread may call; may ask the store.
   std::string failed_peers() const;
 
-  // Whether this is a copy in a child that was forked since the group was made.
+  // Whether this is the copy in a child process that was forked after the group
+  // was made.
   bool is_foreign() const { return made_in_.is_foreign(); }
-  // Throws std::runtime_error if so.
+  // Throws std::runtime_error if is_foreign().
   void require_own_process() const {
     if (made_in_.is_foreign()) refuse_in_child();
   }
 
-  // "cpu:gloo" or "cpu:gloo,cuda:nccl": what new groups are made of.
+  // The backends that new groups get: "cpu:gloo" or "cpu:gloo,cuda:nccl".
   const std::string& backend_config() const { return backend_config_; }
 
-  // Whether the CPU backend hears by itself when any peer goes, and its errors
-  // say so.
+  // Whether the CPU backend itself notices when any peer goes, and says so in
+  // its errors.
   bool hears_departures() const;
 
-  // Throws std::invalid_argument that names the device types there are, if
-  // tensors of `type` have no backend in this group, or if it was destroyed;
-  // std::runtime_error in a forked child.
+  // Throws std::invalid_argument if the group has no backend for tensors of
+  // `type` (it names the device types that there are) or was destroyed;
+  // std::runtime_error in a forked child process.
   c10d::Backend& backend(c10::DeviceType type) const;
   bool has_backend(c10::DeviceType type) const {
     return backends_.contains(type);
   }
 
-  // The CPU backend's shortest way to reduce; nullptr where it has none, or
-  // the group was destroyed.
+  // The CPU backend's shortest way to reduce; nullptr if it has none, or the
+  // group was destroyed.
   DirectReduce* direct_reduce() const { return direct_reduce_; }
 
-  // The device of tensors that only the library sees: CPU if the group has a
-  // backend for it, else its first.
+  // The device of tensors that only the library sees: the CPU if the group has
+  // a backend for it, otherwise the device type of its first backend.
   c10::Device control_device() const;
 
-  // Waits for what is pending where the ranks share memory, and tells them that
-  // this rank has left: what they still wait for from it fails at once. What is
-  // called afterwards is an error that says so. Not while another thread uses
-  // the group.
+  // If ranks share memory, waits for pending operations and tells the peers
+  // that this rank has left: operations in which they still wait for it fail at
+  // once. Later calls throw an error that says so. No other thread may use the
+  // group meanwhile.
   void leave();
 
-  // Leaves the peers at once: what they wait for from this rank fails there.
-  // Operations pending here may stay so. The group is of no use afterwards.
+  // Leaves the peers at once: operations in which they wait for this rank fail.
+  // Operations that are pending here may stay pending. The group is of no use
+  // afterwards.
   void abort();
 
-  // leave(), and lets go of the backends unless they were aborted; blocks as
-  // their destructors do.
+  // Calls leave() and then releases the backends, unless they were aborted;
+  // blocks as their destructors do.
   void close();
 
  private:

@@ -14,15 +14,16 @@
 namespace lockstep {
 namespace {
 
-// `what`: a tensor, or a list of them.
+// `what` is a tensor or a list of tensors.
 template <typename Tensors>
 std::string agreed(const ReduceOp& op, const Tensors& what) {
   return std::string(op_name(op)) + ", " + describe(what);
 }
 
-// A sparse sum has as many entries as the ranks have together, so the result
-// is not in the memory of the input. Gloo has SUM only; in shared memory the
-// backend divides, so that it compares what the ranks ask for.
+// The sum of sparse tensors has as many entries as those of all ranks together,
+// so the result is not in the memory of the input. Gloo has only SUM, so AVG
+// divides here. In shared memory the backend divides, so that it can compare
+// the operation that each rank asks for.
 WorkPtr all_reduce_sparse(Call call, const at::Tensor& tensor,
                           const ReductionOptions& options) {
   if (tensor.layout() != c10::kSparse) {
@@ -57,9 +58,10 @@ WorkPtr all_reduce_sparse(Call call, const at::Tensor& tensor,
       [&] { return backend.allreduce(work_on, opts); });
 }
 
-// The backend's way past options, lists, futures and works, whose making costs
-// more than the reduction of a few numbers; nullptr where there is none, or
-// somebody wants to see the call.
+// Returns the backend's way past options, lists, futures and works, which cost
+// more than the reduction of a few numbers. Returns nullptr if the backend has
+// none, if the tensor does not suit it, or if something must see the call (a
+// comparison of calls, an observer of spans).
 DirectReduce* direct_way(const Call& call, const at::Tensor& tensor) {
   const auto dtype = tensor.scalar_type();
   if (!tensor.device().is_cpu() || tensor.layout() != c10::kStrided ||
@@ -144,14 +146,14 @@ WorkPtr all_reduce_coalesced(const std::vector<at::Tensor>& tensors,
     if (tensor.device() != tensors[0].device()) {
       throw call.mistake(c10::str("the list holds tensors of ",
                                   tensors[0].device(), " and ", tensor.device(),
-                                  "; give those of one device"));
+                                  "; give tensors of one device"));
     }
   }
   require_apart(call, tensors);
   auto& backend = call.backend(tensors[0]);
   Buffers buffers;
-  // In shared memory one call whatever the dtypes, so that a failure ends it
-  // on all ranks at the same tensor.
+  // In shared memory all dtypes go into one call, so that a failure ends it on
+  // all ranks at the same tensor.
   const bool mixed = takes_lists_at_once(backend);
   std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype;
   for (const auto& tensor : tensors) {
@@ -211,7 +213,7 @@ WorkPtr reduce_scatter(const at::Tensor& output,
   for (const auto& input : input_list) {
     inputs[0].push_back(buffers.reduce_input(input));
   }
-  // Memory of its own: the output may be one of the inputs.
+  // The result gets memory of its own: the output may be one of the inputs.
   std::vector<at::Tensor> outputs{at::empty_like(inputs[0][own])};
   buffers.write_from(outputs[0], output);
   auto opts = backend_options<c10d::ReduceScatterOptions>(call, options);

@@ -8,8 +8,8 @@
 namespace lockstep {
 
 const std::vector<BackendEntry>& registered_backends() {
-  // The one place that knows the backends; HACKING.md says how to add one.
-  // Of several for a device the first is the default.
+  // The one place that knows the backends; HACKING.md says how to add one. The
+  // first of several backends for a device is the default.
   static const std::vector<BackendEntry> entries{
       {.name = "lockstep",
        .default_devices = {c10::kCPU},

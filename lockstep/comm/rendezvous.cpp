@@ -50,30 +50,31 @@ Rendezvous without_check_in(const c10::intrusive_ptr<c10d::Store>& store,
           .group_store = store};
 }
 
-// A launcher's store is at its own address, and only there: at another one a
-// program meets by itself.
+// Whether the launcher hosts the store at `endpoint`. It does so only at its
+// own address; at any other one the program's rank 0 hosts the store.
 bool launcher_hosts(const Endpoint& endpoint) {
   return get_env("TORCHELASTIC_USE_AGENT_STORE") == "True" &&
          get_env("MASTER_ADDR") == endpoint.host &&
          get_env("MASTER_PORT") == std::to_string(endpoint.port);
 }
 
-// From a rank that may not join: the host of the store counts ranks until its
-// world is complete, so it is counted to the end and finds the reason.
+// Called by a rank that may not join. The rank that hosts the store counts
+// ranks until its world is complete. So this writes the reason and completes
+// the count, and then that rank finds the reason.
 void release_host(c10d::TCPStore& store, const CheckIn& check_in,
                   const std::string& reason) {
   try {
     check_in.refuse(reason);
     int size = check_in.agreed_world_size();
     for (int counted = 0; counted < size; ++counted) {
-      store.waitForWorkers();  // only counts, where it is not the host
+      store.waitForWorkers();  // only counts: it is not the host
     }
   } catch (const c10::DistError&) {
-    // The host has gone already.
+    // The rank that hosts the store has gone already.
   }
 }
 
-// `opened`, if given, hears of the port once rank 0 listens (port 0: any).
+// `opened`, if given, is told the port once rank 0 listens (port 0: any).
 Rendezvous join_tcp(const Endpoint& endpoint, Place place,
                     std::chrono::milliseconds timeout,
                     const std::function<void(uint16_t)>& opened = {}) {
@@ -84,7 +85,7 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
   options.port = endpoint.port;
   options.isServer = place.rank == 0 && !agent_store;
   options.numWorkers = place.world_size;
-  options.waitWorkers = false;  // we check in first, to name who is absent
+  options.waitWorkers = false;  // check in first, to name absent ranks
   options.timeout = timeout;
   if (options.isServer) {
     if (auto socket = store_socket(endpoint.host, endpoint.port)) {
@@ -98,9 +99,10 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
       if (auto why = await_listener(endpoint.host, endpoint.port, deadline)) {
         throw c10::DistNetworkError(
             {"rendezvous", __FILE__, __LINE__},
-            *why + (agent_store ? "; the launcher hosts it"
-                                : "; rank 0 hosts it: see whether it runs, and "
-                                  "at that address"));
+            *why + (agent_store
+                        ? "; the launcher hosts it"
+                        : "; rank 0 hosts it: check whether rank 0 runs, "
+                          "and at that address"));
       }
       options.timeout =
           std::max(deadline.remaining(), std::chrono::milliseconds(1));
@@ -138,7 +140,7 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
   try {
     check_in->announce();
   } catch (const std::invalid_argument& refusal) {
-    if (options.isServer) {  // the others that have come must hear of it
+    if (options.isServer) {  // the others that have come must be told
       joined.refusal = refusal.what();
       return joined;
     }
@@ -148,12 +150,13 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
   try {
     store->setTimeout(
         std::max(deadline.remaining(), std::chrono::milliseconds(1)));
-    // Also what Python's rank 0 counts before it goes on. Only the host of the
-    // store waits; the others learn who is absent when they connect.
+    // Python's rank 0 counts the ranks in the same way before it goes on. Only
+    // the rank that hosts the store waits; the others learn which ranks are
+    // absent when they connect.
     store->waitForWorkers();
   } catch (const c10::DistError&) {
     const auto absent = joined.absent_ranks();
-    // The others ask the same.
+    // The others ask for the absent ranks, too, so keep the store for them.
     joined.part(nullptr, Deadline::after(std::chrono::seconds(5)));
     throw c10::DistStoreError(
         {__func__, __FILE__, __LINE__},
@@ -164,14 +167,14 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
   }
   store->setTimeout(timeout);
   if (options.isServer) {
-    // A connection like everyone's: a group that an exception left behind must
-    // not keep the store's address taken.
+    // A client connection, as the other ranks have: a group that an exception
+    // left alive must not keep the store's address taken.
     joined.group_store = store->clone();
     joined.group_store->setTimeout(timeout);
     if (auto refusal = check_in->refusal()) {
       joined.refusal = "init_process_group: rank 0 of " +
-                       std::to_string(place.world_size) + " gives up, as " +
-                       *refusal;
+                       std::to_string(place.world_size) +
+                       " gives up, because " + *refusal;
     }
   } else if (agent_store) {
     if (auto groups = check_in->groups_prefix(); !groups.empty()) {
@@ -182,8 +185,8 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
   return joined;
 }
 
-// A scheduler's own variables: it started several of us, but nothing says
-// where they meet. Alone would be wrong, silently.
+// Throws if a scheduler's own variables say that it started several processes:
+// nothing says where they meet, and going on alone would be silently wrong.
 void refuse_unknown_scheduler() {
   for (const char* name :
        {"SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
@@ -274,18 +277,18 @@ Rendezvous join_by_tcp_url(const InitProcessGroupOptions& options) {
                   checked_place(rank, world_size), options.timeout);
 }
 
-// A run that was killed leaves its file, whose keys would lead its successors
-// to processes that are gone. LibTorch removes the file after a run that ends
-// well.
+// Returns why the file cannot be used, or nothing if it can. A run that was
+// killed leaves its file, whose keys would lead the next run to processes that
+// are gone. LibTorch removes the file after a run that ends well.
 std::optional<std::string> refuse_used_file(c10d::FileStore& store,
                                             const std::string& path,
                                             Place place) {
   const auto rank = "rank " + std::to_string(place.rank);
   if (store.add("lockstep/" + rank, 1) == 1) return std::nullopt;
   return "init_method \"file://" + path + "\": " + rank +
-         " has joined by this file before. Either the file is of an earlier "
-         "run: remove it, or give each run a file of its own; or two processes "
-         "call themselves " +
+         " has joined with this file before. Either the file is left from an "
+         "earlier run: remove it, or give each run a file of its own; or two "
+         "processes call themselves " +
          rank + ": start each rank once";
 }
 
@@ -293,8 +296,8 @@ Rendezvous join_by_file(const InitProcessGroupOptions& options) {
   auto path = options.init_method.substr(std::string("file://").size());
   if (path.empty() || path.front() != '/') {
     throw std::invalid_argument("init_method \"" + options.init_method +
-                                "\": give file:// and an absolute path, as "
-                                "file:///tmp/job-rendezvous");
+                                "\": give file:// and an absolute path, for "
+                                "example file:///tmp/job-rendezvous");
   }
   auto place = checked_place(options.rank, options.world_size);
   auto store = c10::make_intrusive<c10d::FileStore>(path, place.world_size);
@@ -315,7 +318,7 @@ void Rendezvous::remember_host() const {
   try {
     check_in->remember_host();
   } catch (const c10::Error&) {
-    // The store is gone: so is the danger to take it for the next.
+    // The store is gone, so it cannot be mistaken for the next one.
   }
 }
 

@@ -10,54 +10,56 @@
 
 namespace lockstep {
 
-// Where and as whom a process joins its world: what an init_method resolves
-// to. `store` is shared by all ranks and holds the check-in.
+// Where, and as which rank, a process joins its world: what an init_method
+// resolves to. `store` is shared by all ranks and holds the check-in.
 struct Rendezvous {
   c10::intrusive_ptr<c10d::Store> store;
   int rank;
   int world_size;
-  // None where nobody counts the ranks (a file, a given store).
+  // None if the ranks are not counted (a file, a given store).
   std::optional<CheckIn> check_in{};
-  // What groups are to build on: `store`, or another connection to it; behind
-  // a prefix of this round where a launcher keeps the store and an earlier
-  // round has used it (see CheckIn::groups_prefix).
+  // The store for the groups: `store`, or another connection to it. It has a
+  // prefix of its own for this join if a launcher keeps the store and an
+  // earlier join has used it (see CheckIn::groups_prefix).
   c10::intrusive_ptr<c10d::Store> group_store{};
   // Whether rank 0 hosts the store (and not a launcher, or a file).
   bool hosted_by_rank_zero = false;
-  // Why this rank may not go on, which the others that have come must hear:
+  // Why this rank may not go on, which the others that have come must be told:
   // another process called itself a rank that it may not be, or the file was
   // used before.
   std::optional<std::string> refusal{};
 
-  // "2, 5": the ranks that have not checked in; empty if none or unknown. For
-  // the message of a failed start.
+  // Returns the ranks that have not checked in, "2, 5"; empty if there are none
+  // or they are not known. For the message of a failed start.
   std::string absent_ranks() const;
 
-  // So that the next round does not take this store for its own. Once the
-  // groups stand (or could not be made): before, rank 0 may have opened the
-  // store and not have marked it yet. Throws nothing.
+  // Remembers this store, so that the next join does not mistake it for its
+  // own. Call it after the groups are made (or could not be made): earlier,
+  // rank 0 may have opened the store and not have marked it yet. Throws
+  // nothing.
   void remember_host() const;
 
-  // The last thing before the store is released: rank 0 keeps a store that it
+  // The last call before the store is released: rank 0 keeps a store that it
   // hosts until the others have left it. Returns whether that is over
   // (CheckIn::part). Throws nothing.
   bool part(LifeSigns* life_signs, const Deadline& deadline) const;
 };
 
 // Resolves `options` (see InitProcessGroupOptions::init_method), connects to
-// the store (rank 0 hosts it for env:// and tcp:// unless the launcher does, at
-// its own address: TORCHELASTIC_USE_AGENT_STORE), and waits until all ranks are
-// there.
+// the store, and waits until all ranks have come. For env:// and tcp:// rank 0
+// hosts the store, unless the launcher does, at its own address
+// (TORCHELASTIC_USE_AGENT_STORE).
 //
-// Refuses two ranks of one number and ranks that disagree on the world size
-// (std::invalid_argument, both named), and names the absent ranks at the
-// timeout (c10::DistError).
+// Throws std::invalid_argument if two processes have one rank, or ranks
+// disagree on the world size (both are named), and c10::DistError with the
+// absent ranks at the timeout.
 Rendezvous rendezvous(const InitProcessGroupOptions& options);
 
-// The same for ranks that a launcher has told their places: rank 0 hosts the
-// store, at loopback where all are on one host, else at the address that it
-// reaches other networks by; MASTER_ADDR and MASTER_PORT name others. Of
-// `options` only the timeout counts.
+// Does the same for ranks that a launcher has told their rank and world size.
+// Rank 0 hosts the store: at loopback if all ranks are on one host, otherwise
+// at the address by which it reaches other networks; MASTER_ADDR and
+// MASTER_PORT name another address and port. Only the timeout of `options`
+// counts.
 Rendezvous rendezvous(const LaunchedWorld& world,
                       const InitProcessGroupOptions& options);
 

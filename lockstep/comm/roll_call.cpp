@@ -58,12 +58,12 @@ std::string late_ranks(const ProcessGroup& group, uint64_t number) {
       std::this_thread::sleep_for(kLongestPause);
     }
   } catch (const c10::Error&) {
-    // The store is gone, and with it whoever had it.
+    // The store is gone, and with it the rank that hosted it.
   }
   throw RollCallError(agreed);
 }
 
-// Waits until all `keys` of the n-th roll call are there; says why they will
+// Waits until all `keys` of the n-th roll call are there. Returns why they will
 // not come, or nothing.
 std::string await_all(ProcessGroup& group, uint64_t number,
                       const std::vector<std::string>& keys,
@@ -73,8 +73,8 @@ std::string await_all(ProcessGroup& group, uint64_t number,
   for (auto pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
     const bool late = deadline.expired();
     const bool all = store.check(keys);
-    // This ends the roll call for all, also if every rank has come since. The
-    // words of the rank that gave up become everybody's in fail().
+    // If another rank has given up, the roll call ends for all ranks, even if
+    // every rank has come since. fail() replaces this text by that rank's.
     if (store.check({key(number, "absent")})) return "another rank gave up";
     if (all) return {};
     if (late) return late_ranks(group, number);
@@ -88,7 +88,7 @@ std::vector<std::string> roll_call(ProcessGroup& group, const std::string& text,
                                    const Deadline& deadline) {
   auto& store = *group.store();
   const uint64_t number = group.next_roll_call();
-  // A character in front: an empty value is as good as none to some stores.
+  // Begins with a character, because some stores take an empty value for none.
   const std::string value = "=" + text;
   std::vector<std::string> keys;
   for (int rank = 0; rank < group.size(); ++rank) {
@@ -107,7 +107,7 @@ std::vector<std::string> roll_call(ProcessGroup& group, const std::string& text,
   for (const auto& bytes : store.multiGet(keys)) {
     texts.emplace_back(bytes.begin() + 1, bytes.end());
   }
-  // Whoever came to this one has read the one before.
+  // A rank that has come to this roll call has read the one before.
   if (number > 1) store.deleteKey(key(number - 1, group.rank()));
   return texts;
 }

@@ -21,7 +21,7 @@
 namespace lockstep {
 namespace {
 
-// An address of either family.
+// An IPv4 or IPv6 address.
 struct Address {
   sockaddr_storage storage{};
   socklen_t size = sizeof(storage);
@@ -42,8 +42,9 @@ bool is_bound_to(int fd, uint16_t port) {
          ntohs(*address.port()) == port;
 }
 
-// A copy, because the store closes what it is given and a later init needs it
-// again. Nothing if a process between the launcher and this one closed it.
+// Returns a copy of the launcher's socket, because the store closes what it is
+// given and a later init_process_group() needs the socket again. Returns
+// nothing if a process between the launcher and this one closed it.
 std::optional<FileDescriptor> inherited(uint16_t port) {
   auto fd = get_env_int("LOCKSTEP_MASTER_LISTEN_FD", 0, 1 << 20);
   if (!fd || !is_bound_to(static_cast<int>(*fd), port)) return std::nullopt;
@@ -73,9 +74,9 @@ std::optional<Address> loopback_address(const std::string& host,
   return address;
 }
 
-// 0 or errno. Hangs up at once.
+// Connects and hangs up at once. Returns 0 or errno.
 int try_to_connect(const addrinfo& to, const Deadline& deadline) {
-  // So that another address of the host gets its turn.
+  // The limit of one address, so that the others of the host get their turn.
   constexpr std::chrono::milliseconds kOneAddress{3'000};
   const FileDescriptor socket(
       ::socket(to.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
@@ -95,7 +96,8 @@ int try_to_connect(const addrinfo& to, const Deadline& deadline) {
   return error;
 }
 
-// Nothing if somebody listens, else why nobody could be reached.
+// Returns nothing if a process listens there, otherwise why none could be
+// reached.
 std::optional<std::string> why_unreachable(const std::string& host,
                                            uint16_t port,
                                            const Deadline& deadline) {
@@ -140,7 +142,8 @@ std::optional<FileDescriptor> store_socket(const std::string& host,
       ::socket(address->storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC, 0));
   if (!socket) throw_errno(what);
   int on = 1;
-  // As the store's own: the launcher holds the port with a bound socket.
+  // The store sets SO_REUSEADDR, too: the launcher holds the port with a bound
+  // socket.
   if (::setsockopt(socket.get(), SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)) !=
           0 ||
       ::bind(socket.get(), address->get(), address->size) != 0) {
@@ -151,7 +154,8 @@ std::optional<FileDescriptor> store_socket(const std::string& host,
 
 std::string outward_address() {
   const FileDescriptor socket(::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0));
-  // Any address beyond this host will do: one that is nobody's (RFC 5737).
+  // Any address beyond this host will do: this one belongs to no host (RFC
+  // 5737).
   sockaddr_in far{};
   far.sin_family = AF_INET;
   far.sin_port = htons(9);

@@ -31,8 +31,9 @@ std::string words_of(const std::exception& error) {
          " without a text";
 }
 
-// An operation notes by itself that a peer is gone. What LibTorch's distributed
-// package throws otherwise may follow from the same.
+// An operation notes by itself that a peer is gone. Other errors of LibTorch's
+// distributed package are echoes if a peer is known to be gone, because they
+// may follow from that.
 FailureKind kind_of(const std::exception& error) {
   if (dynamic_cast<const c10::DistError*>(&error) == nullptr) {
     return FailureKind::cause;
@@ -42,7 +43,7 @@ FailureKind kind_of(const std::exception& error) {
                                           : FailureKind::cause;
 }
 
-// In one write(2), so that the lines of several ranks do not mix.
+// Prints in one write(2), so that the lines of several ranks do not mix.
 void print_line(const std::string& words) noexcept {
   try {
     std::string line;
@@ -89,7 +90,7 @@ void report_current_exception() noexcept {
   static std::atomic<pid_t> ending{0};
   pid_t thread = 0;
   if (!ending.compare_exchange_strong(thread, ::gettid())) {
-    // The handler of before has terminated, too.
+    // The handler that was set before has terminated, too.
     if (thread == ::gettid()) std::abort();
     // Another thread is ending the process.
     while (true) ::pause();
@@ -110,8 +111,8 @@ void identify_process(int rank, std::string (*ask_for_failed_peers)()) {
 void report_uncaught() {
   const auto before = std::get_terminate();
   if (before == handle_terminate) return;
-  // The one that a program begins with prints the exception again, with
-  // LibTorch's frames.
+  // The handler that every program begins with is not called, because it prints
+  // the exception again, with LibTorch's stack frames.
   handler_before =
       before == __gnu_cxx::__verbose_terminate_handler ? nullptr : before;
   std::set_terminate(handle_terminate);

@@ -2,18 +2,18 @@
 
 #include <string>
 
-// Internal to comm: how the failures of this process are told (record.h).
+// Reports the failures of this process (record.h). Internal to comm.
 namespace lockstep {
 
-// Which rank this process is, and what tells the peers that it knows to be gone
-// ("rank 3 died"; empty: none). The function is called while the process ends,
-// so it waits for no lock.
+// Says which rank this process is, and which function returns the peers that
+// this rank knows to be gone ("rank 3 died"; empty: none). The function is
+// called while the process ends, so it must wait for no lock.
 void identify_process(int rank, std::string (*failed_peers)());
 
 // From here on an exception that nobody catches is written for the launcher and
-// printed in one line, "rank 3: ...". Then the terminate handler is called that
-// the program had set, or the process aborts. May be called again. Threads: one
-// at a time.
+// printed in one line, "rank 3: ...". Then the terminate handler that the
+// program had set is called, or the process aborts. May be called again.
+// Threads: one at a time may call.
 void report_uncaught();
 
 }  // namespace lockstep

@@ -15,7 +15,8 @@ constexpr const char* kGaveUp = "lockstep/gave_up";
 constexpr std::chrono::microseconds kFirstQuestion{50};
 constexpr std::chrono::microseconds kLongestQuestion{5'000};
 constexpr milliseconds kBetweenLooks{50};
-// A store closes before the process that has it is known to be gone.
+// The time to wait for the life sign of the rank that hosted the store: a store
+// closes before it is known that the process that has it is gone.
 constexpr milliseconds kStoreHostGone{1'000};
 
 }  // namespace
@@ -57,7 +58,7 @@ void WatchedStore::require_all_alive() {
 }
 
 void WatchedStore::throw_for(const std::vector<LifeSigns::Gone>& gone) {
-  // A rank that left because of an error may have said which.
+  // A rank that left because of an error may have written which error.
   const bool may_have_said =
       gone.empty() || std::ranges::any_of(gone, [](const auto& rank) {
         return rank.end == LifeSigns::End::failed;
@@ -85,7 +86,8 @@ bool WatchedStore::check(const std::vector<std::string>& keys) {
   try {
     look();
   } catch (const PeerGone&) {
-    // What a rank wrote before it went is there by now.
+    // What a rank wrote before it went is in the store by now, so look once
+    // more.
     if (asked([&] { return store_->check(keys); })) return true;
     throw;
   }

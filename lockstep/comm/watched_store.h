@@ -14,40 +14,41 @@
 
 namespace lockstep {
 
-// A wait for a key of the store cannot end well any more: a rank of the group
-// is gone or could not make its part of the group, or the store went with the
-// rank that hosted it. The text says which.
+// Thrown if a wait for a key of the store cannot end well any more: a rank of
+// the group is gone or could not make its part of the group, or the store went
+// with the rank that hosted it. The text says which.
 class PeerGone : public c10::DistStoreError {
  public:
   using DistStoreError::DistStoreError;
 };
 
-// A group's part of the store as its ranks use it when they wait for each
-// other: whoever asks in vain for a key (check(), wait(), get()) hears within
-// a second that a rank of the group is gone, instead of at its deadline. So
-// every loop over check(), LibTorch's own (Gloo's connecting) included, ends
-// by a death.
+// A group's part of the store, for ranks that wait for each other: a rank that
+// asks in vain for a key (check(), wait(), get()) is told within a second that
+// a rank of the group is gone, instead of at its deadline. So the death of a
+// rank ends every loop over check(), including LibTorch's own (Gloo's
+// connecting).
 //
 // A rank that cannot make its part of the group tells the others why with
-// give_up(): their questions throw PeerGone with its words. Key:
-// "lockstep/gave_up".
+// give_up(): then check(), wait() and get() of the others throw PeerGone with
+// its words. Key: "lockstep/gave_up".
 //
-// wait() and get() ask again and again, so that LibTorch prints no warning of
-// its own when their time is over, and throw c10::DistStoreError then. Errors
-// of the store itself become PeerGone. A clone() is not watched.
+// wait() and get() poll, so that LibTorch prints no warning of its own when
+// their time is over; they throw c10::DistStoreError then. Errors of the store
+// itself become PeerGone. A clone() is not watched.
 //
-// Threads: any, as those of the store inside.
+// Threads: any, as for the store inside.
 class WatchedStore final : public c10d::Store {
  public:
-  // The group has the ranks `ranks` of the default group.
+  // `ranks` are the group's ranks in the default group.
   WatchedStore(c10::intrusive_ptr<c10d::Store> store,
                std::shared_ptr<LifeSigns> life_signs, std::vector<int> ranks);
 
-  // Throws PeerGone if a rank of the group is gone by now: before what cannot
-  // be interrupted (Gloo's connecting).
+  // Throws PeerGone if a rank of the group is gone by now. For use before
+  // something that cannot be interrupted (Gloo's connecting).
   void require_all_alive();
 
-  // "rank 0: why". Throws nothing; the first to give up is heard.
+  // Tells the other ranks why this one gives up ("rank 0 gave up: ..."). The
+  // first rank to give up is heard. Throws nothing.
   void give_up(const std::string& why) noexcept;
 
   c10::intrusive_ptr<Store> clone() override { return store_->clone(); }
@@ -78,9 +79,10 @@ class WatchedStore final : public c10d::Store {
  private:
   template <typename Call>
   decltype(auto) asked(Call&& call);
-  // Throws PeerGone if one of these is gone, or one has given up.
+  // Throws PeerGone if `gone` is not empty, or a rank has given up.
   void throw_for(const std::vector<LifeSigns::Gone>& gone);
-  // The same; looks some twenty times a second.
+  // Does the same for the ranks that are gone now; looks some twenty times a
+  // second.
   void look();
 
   const c10::intrusive_ptr<c10d::Store> store_;

@@ -22,7 +22,8 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How long a wait stays for the operation's own error, both being due.
+// How much longer a wait lasts than its timeout, if the operation is due at the
+// same time, so that the operation's own error comes first.
 constexpr milliseconds kGrace{200};
 
 [[noreturn]] void throw_timeout(const Deadline& deadline, const char* what) {
@@ -114,7 +115,8 @@ class WorkQueue::QueuedWork final : public c10d::Work {
         future_->markCompleted(results_);
       }
     } catch (...) {
-      // Of somebody's callback: there is nobody here to give it to.
+      // A callback of the future has thrown: there is no caller here that could
+      // get the exception.
     }
   }
 
@@ -134,8 +136,8 @@ class WorkQueue::State {
 
   void take_turn(milliseconds timeout) {
     auto expected = kIdle;
-    // Pairs with the release in leave_turn(): an operation sees what those
-    // before it have left.
+    // Acquire pairs with the releases in leave_turn() and grant_next(): an
+    // operation sees what those before it have written.
     if (!turn_.compare_exchange_strong(expected, kTaken,
                                        std::memory_order_acquire)) {
       stand_in_line(timeout);
@@ -200,8 +202,8 @@ class WorkQueue::State {
     if (!thread_.joinable()) return;
     if (thread_.get_id() == std::this_thread::get_id()) {
       while (granted_) execute_granted(lock);
-      // The one thread that nobody can join: it leaves its loop after this, and
-      // holds this state until then.
+      // This thread cannot join itself: it leaves its loop after this, and
+      // keeps this state alive until then.
       thread_.detach();
       return;
     }
@@ -211,8 +213,8 @@ class WorkQueue::State {
   }
 
  private:
-  // A line is there, or the queue is closed, only while kContended; whoever
-  // changes to or from it holds the mutex.
+  // Something stands in line, or the queue is closed, only in kContended. A
+  // thread that changes to or from kContended holds the mutex.
   enum TurnState : int { kIdle, kTaken, kContended };
 
   struct Item {
@@ -226,15 +228,16 @@ class WorkQueue::State {
     bool granted;
   };
   struct Place {
-    Caller* caller;  // on its stack; nullptr: an item
+    Caller* caller;  // on that caller's stack; nullptr: an item
     std::optional<Item> item;
   };
 
-  // True: the turn was free and is the caller's now.
+  // Enters kContended. Returns true if the turn was free and is the caller's
+  // now.
   bool claim_or_announce() {
     for (auto seen = turn_.load(std::memory_order_relaxed);
          seen != kContended;) {
-      // Acquire as in take_turn().
+      // Acquire pairs as in take_turn().
       if (turn_.compare_exchange_weak(seen, kContended,
                                       std::memory_order_acquire)) {
         return seen == kIdle;
@@ -243,10 +246,10 @@ class WorkQueue::State {
     return false;
   }
 
-  // By who has the turn. Who stands in line gets it without a moment in which
-  // another could take it.
+  // Called by the thread that has the turn. The turn passes to the first in
+  // line without a moment in which another thread could take it.
   void grant_next() {
-    if (closed_) return;  // nobody gets it any more
+    if (closed_) return;  // no thread gets it any more
     if (line_.empty()) {
       turn_.store(kIdle, std::memory_order_release);
       return;
@@ -266,7 +269,7 @@ class WorkQueue::State {
     const auto deadline = Deadline::after(timeout);
     std::unique_lock lock(mutex_);
     if (!closed_ && claim_or_announce()) return;
-    // In a callback of a future: what is pending can run only here.
+    // In a callback of a future: pending operations can run only here.
     const bool on_thread = thread_.get_id() == std::this_thread::get_id();
     const WaitScope scope(on_thread ? nullptr : watcher_.get());
     std::condition_variable own;
@@ -279,7 +282,7 @@ class WorkQueue::State {
       } else if (deadline.expired()) {
         std::erase_if(line_,
                       [&](const Place& p) { return p.caller == &caller; });
-        throw_timeout(deadline, "waiting for operations issued before");
+        throw_timeout(deadline, "the wait for earlier operations");
       } else {
         caller.wake->wait_for(lock, bounded_timeout(deadline.remaining()));
       }
@@ -321,8 +324,9 @@ class WorkQueue::State {
     lock.lock();
     grant_next();
     lock.unlock();
-    // Behind the turn, for callbacks that use the queue; and without the lock,
-    // as the operation may own who owns the queue.
+    // End the work after leaving the turn, because callbacks may use the queue,
+    // and without the lock, because the operation may own the owner of the
+    // queue.
     item->work->end(failure);
     item.reset();
     lock.lock();
@@ -334,7 +338,7 @@ class WorkQueue::State {
   std::mutex mutex_;
   std::condition_variable thread_wakes_;
   std::deque<Place> line_;
-  std::optional<Item> granted_;  // the turn is its own, the thread runs it
+  std::optional<Item> granted_;  // has the turn; the thread runs it
   std::exception_ptr closed_;
   bool stopping_ = false;
   std::thread thread_;
@@ -362,13 +366,13 @@ c10::intrusive_ptr<c10d::Work> WorkQueue::enqueue(
 }
 
 void WorkQueue::close(std::exception_ptr reason) {
-  // What is let go of here may own the queue.
+  // Keep the state: an operation that is dropped here may own the queue.
   const auto state = state_;
   state->close(std::move(reason));
 }
 
 const c10::intrusive_ptr<c10d::Work>& completed_work() {
-  // Never destroyed, as LibTorch's statics may go before it.
+  // Never destroyed, as LibTorch's statics may be destroyed before it.
   static const auto& work = *std::make_unique<c10::intrusive_ptr<c10d::Work>>(
                                  c10::make_intrusive<CompletedWork>())
                                  .release();

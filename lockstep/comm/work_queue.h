@@ -11,29 +11,29 @@
 #include <utility>
 #include <vector>
 
-// How a backend whose operations block its caller (shared memory, MPI, the
-// hierarchy of both) gives c10d's asynchronous ones. Internal to comm.
+// Gives backends whose operations block their caller (shared memory, MPI,
+// hybrid) the asynchronous operations of c10d. Internal to comm.
 namespace lockstep {
 
-// Is told what is pending, and when a caller waits for that. From any thread;
-// throws nothing.
+// Is told which operations are pending, and when a caller waits for them. Its
+// functions are called from any thread; they throw nothing.
 class WorkQueueWatcher {
  public:
   virtual ~WorkQueueWatcher() = default;
   virtual void queued() = 0;
   virtual void ended() = 0;  // once for each that was queued
-  // A caller blocks until pending operations have ended (not if it gives up
-  // earlier than they do), and no longer does.
+  // A caller begins to block until pending operations have ended, and has
+  // ceased to. A caller that gives up earlier than they do is not reported.
   virtual void caller_waits() = 0;
   virtual void caller_goes_on() = 0;
 };
 
 // Runs the collectives of one group one after the other, in the order in which
-// they were issued: synchronous ones in their caller, behind those that are
+// they were issued: synchronous ones in their caller, after those that are
 // pending; asynchronous ones on one thread, which the first of them starts.
 //
-// Threads: any, but the order in which threads issue is the order of the
-// group's operations, and must be the same on all ranks. An operation may
+// Threads: any may call, but the order in which threads issue is the order of
+// the group's operations, and must be the same on all ranks. An operation may
 // close() its queue, but not run() another in it; a callback of a work's future
 // may do both.
 class WorkQueue {
@@ -43,16 +43,17 @@ class WorkQueue {
                      std::shared_ptr<WorkQueueWatcher> watcher = nullptr);
   WorkQueue(const WorkQueue&) = delete;
   WorkQueue& operator=(const WorkQueue&) = delete;
-  // Waits for what is pending; after close(), for what runs. On the queue's own
-  // thread (an operation or a callback held the last reference to the owner) it
-  // runs what is pending itself. Not while another thread is in run().
+  // Waits for pending operations; after close(), only for one that runs. If it
+  // is called on the queue's own thread (because an operation or a callback
+  // held the last reference to the owner), it runs the pending operations
+  // itself. No other thread may be in run() meanwhile.
   ~WorkQueue();
 
-  // Runs `operation` in the caller, whose exceptions pass through. With
-  // something pending waits for its end first, for `timeout` (more than 0) at
-  // most: throws c10::DistBackendError then, and `operation` was not run.
-  // Throws the reason after close(). Where nothing is pending it costs two
-  // atomic operations and no allocation.
+  // Runs `operation` in the caller, and its exceptions pass through. If
+  // operations are pending, waits for their end first, for `timeout` (more than
+  // 0) at most; when that is over, throws c10::DistBackendError, and
+  // `operation` was not run. After close() throws the reason. If nothing is
+  // pending, the queue costs two atomic operations and no allocation.
   template <typename Operation>
   void run(std::chrono::milliseconds timeout, Operation&& operation) {
     Turn turn(*state_, timeout);
@@ -60,29 +61,30 @@ class WorkQueue {
   }
 
   // Queues `operation`, which runs without autograd and otherwise with the
-  // thread-local state of the caller (its CurrentCall too); what it throws
-  // comes out of the work's wait(). It must end by itself `timeout` after this
-  // call at the latest.
+  // thread-local state of the caller (its CurrentCall too). The work's wait()
+  // throws what `operation` throws. `operation` must end by itself `timeout`
+  // after this call at the latest.
   //
   // The work: wait() blocks for the time that it is given (none: to the end)
-  // and throws c10::DistBackendError when that is over; it may be repeated.
-  // Where that time is no shorter than `timeout` it stays a little longer, so
+  // and throws c10::DistBackendError when that is over; it may be repeated. If
+  // that time is no shorter than `timeout`, wait() blocks a little longer, so
   // that the operation's own error, which knows more, comes first. sourceRank()
-  // is -1. `results` (CPU tensors): what result() and the future give.
+  // is -1. `results` (CPU tensors) are what result() and the future give.
   c10::intrusive_ptr<c10d::Work> enqueue(int rank, c10d::OpType type,
                                          std::chrono::milliseconds timeout,
                                          std::vector<at::Tensor> results,
                                          std::function<void()> operation);
 
-  // What was not begun ends with `reason` as its error, and so does what is
-  // enqueued or run from now on. What runs is not waited for: the backend makes
-  // it end. The first reason stays.
+  // Ends operations that were not begun with `reason` as their error, and
+  // likewise those that are enqueued or run from now on. Does not wait for one
+  // that runs: the backend makes it end. The first reason stays.
   void close(std::exception_ptr reason);
 
  private:
   class State;
   class QueuedWork;
-  // The caller's place in the order.
+  // Takes the caller's turn in the order of operations, and leaves it at the
+  // end.
   class Turn {
    public:
     Turn(State& state, std::chrono::milliseconds timeout);
@@ -94,12 +96,12 @@ class WorkQueue {
     State& state_;
   };
 
-  std::shared_ptr<State> state_;  // the thread's too
+  std::shared_ptr<State> state_;  // shared with the thread
 };
 
-// The work of an operation that has ended well: what synchronous calls return.
-// One object for all of them (no future, no results), as its making would cost
-// more than a small collective.
+// Returns the work of an operation that has ended well, for synchronous calls.
+// It is one object for all of them (no future, no results), because making one
+// would cost more than a small collective.
 const c10::intrusive_ptr<c10d::Work>& completed_work();
 
 }  // namespace lockstep

@@ -6,7 +6,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "lockstep/kernels/copy.cpp"
 #include <hwy/foreach_target.h>
-// After foreach_target.h, as Highway wants it.
+// Must come after foreach_target.h, as Highway wants it.
 #include <hwy/cache_control.h>
 #include <hwy/highway.h>
 

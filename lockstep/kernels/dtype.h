@@ -3,8 +3,8 @@
 #include <cstddef>
 #include <cstdint>
 
-// The element types and operations of the kernels. No torch here: comm maps
-// at::ScalarType and c10d::ReduceOp to these.
+// The element types and operations of the kernels. LibTorch is not used here:
+// comm maps at::ScalarType and c10d::ReduceOp to these.
 namespace lockstep::kernels {
 
 enum class DType : uint8_t {
@@ -32,7 +32,7 @@ enum class ReduceOp : uint8_t {
 };
 inline constexpr int kReduceOpCount = 8;
 
-size_t size_of(DType dtype);  // bytes an element
+size_t size_of(DType dtype);  // bytes of one element
 bool is_floating(DType dtype);
 
 // LibTorch's names ("Float", "BFloat16", "Bool") and c10d's ("SUM").

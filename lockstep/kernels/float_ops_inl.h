@@ -1,4 +1,4 @@
-// Operations on vectors of float32 and float64. Included once a target.
+// Operations on vectors of float32 and float64. Included once for each target.
 #if defined(LOCKSTEP_KERNELS_FLOAT_OPS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef LOCKSTEP_KERNELS_FLOAT_OPS_INL_H_
 #undef LOCKSTEP_KERNELS_FLOAT_OPS_INL_H_
@@ -36,9 +36,9 @@ struct ProductOp : PlainOp {
   }
 };
 
-// x86 gives the second operand where either is NaN or both are zeros. Or-ing
-// both orders keeps the bits of a NaN and the sign of -0, and changes nothing
-// else, as else both are equal.
+// x86's min gives the second operand if either is NaN or both are zeros. Or-ing
+// the results of both orders keeps the bits of a NaN and the sign of -0. It
+// changes nothing else, because otherwise both results are equal.
 struct MinOp : PlainOp {
   using PlainOp::PlainOp;
   template <class V>
@@ -47,7 +47,8 @@ struct MinOp : PlainOp {
   }
 };
 
-// By the least of the negated: and-ing would not keep a NaN.
+// Takes the negated minimum of the negated values: and-ing both orders would
+// not keep a NaN.
 struct MaxOp : MinOp {
   using MinOp::MinOp;
   template <class V>

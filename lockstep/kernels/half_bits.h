@@ -4,9 +4,10 @@
 #include <cstdint>
 
 // float16 and bfloat16 as their 16 bits, one value at a time: the plain
-// reference of half_vectors_inl.h. To float32 is exact; from float32 rounds to
-// nearest, ties to even, past the largest number to infinity, and keeps
-// subnormals. A NaN stays a NaN; its payload may change.
+// reference of half_vectors_inl.h. Conversion to float32 is exact. Conversion
+// from float32 rounds to nearest, ties to even; it gives infinity past the
+// largest number, and keeps subnormals. A NaN stays a NaN; its payload may
+// change.
 namespace lockstep::kernels {
 
 inline float float_of_bfloat16(uint16_t bits) {
@@ -16,9 +17,9 @@ inline float float_of_bfloat16(uint16_t bits) {
 inline uint16_t bfloat16_of_float(float value) {
   const auto bits = std::bit_cast<uint32_t>(value);
   if ((bits & 0x7fffffff) > 0x7f800000) {
-    return 0x7fc0;  // adding below could carry a NaN into a number
+    return 0x7fc0;  // the addition below could turn a NaN into a number
   }
-  // Half of the last place that stays, less one where that place is even.
+  // Adds half of the last place that stays, less one if that place is even.
   return static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
 }
 
@@ -29,8 +30,8 @@ inline float float_of_float16(uint16_t bits) {
     const float value = static_cast<float>(magnitude) * 0x1p-24f;
     return std::bit_cast<float>(std::bit_cast<uint32_t>(value) | sign);
   }
-  // The exponent's bias is 127 instead of 15; of infinity and NaN all its bits
-  // are set, which takes twice the difference.
+  // The exponent's bias is 127 instead of 15. In infinity and NaN all bits of
+  // the exponent are set, so there the difference, 112, is added twice.
   const uint32_t bias = magnitude < 0x7c00 ? 112u << 23 : 224u << 23;
   return std::bit_cast<float>(((magnitude << 13) + bias) | sign);
 }

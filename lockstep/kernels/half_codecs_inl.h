@@ -1,5 +1,5 @@
-// How the loop of the reductions (reduce_inl.h) takes float16 and bfloat16.
-// Included once a target.
+// Codecs by which the loop of the reductions (reduce_inl.h) takes float16 and
+// bfloat16. Included once for each target.
 #if defined(LOCKSTEP_KERNELS_HALF_CODECS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef LOCKSTEP_KERNELS_HALF_CODECS_INL_H_
 #undef LOCKSTEP_KERNELS_HALF_CODECS_INL_H_
@@ -19,7 +19,7 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// The lower half of the elements, and the upper.
+// Pair::a holds the lower half of the elements, Pair::b the upper half.
 struct Float16Codec {
   using Tag = U16;
   using Wide = Pair;
@@ -34,9 +34,10 @@ struct Float16Codec {
   }
 };
 
-// The even elements, and the odd: a bfloat16 is the upper half of a float32,
-// so nothing has to move between lanes. A NaN that comes of bfloat16s is one of
-// them or the processor's own, and has nothing in its lower half.
+// Pair::a holds the even elements, Pair::b the odd ones: a bfloat16 is the
+// upper half of a float32, so nothing has to move between lanes. A NaN that
+// results from bfloat16s is one of them or the processor's own, so its lower
+// half is zero, as round_to_bfloat16() requires.
 struct BFloat16Codec {
   using Tag = U16;
   using Wide = Pair;

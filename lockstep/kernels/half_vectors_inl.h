@@ -1,5 +1,5 @@
 // float16 and bfloat16 as vectors of float32; half_bits.h is the plain
-// reference and says how it rounds. Included once a target.
+// reference and says how they are rounded. Included once for each target.
 #if defined(LOCKSTEP_KERNELS_HALF_VECTORS_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef LOCKSTEP_KERNELS_HALF_VECTORS_INL_H_
 #undef LOCKSTEP_KERNELS_HALF_VECTORS_INL_H_
@@ -23,14 +23,14 @@ using U16 = hn::ScalableTag<uint16_t>;
 using HalfU16 = hn::Rebind<uint16_t, F32>;
 
 // The float32 values of one full vector of 16-bit elements. Which element is
-// where is the codec's affair.
+// where depends on the codec.
 struct Pair {
   hn::Vec<F32> a;
   hn::Vec<F32> b;
 };
 
-// Highway converts in hardware (F16C, to nearest even); where there is none its
-// own arithmetic truncates, so ours stands here.
+// On these targets Highway converts in hardware (F16C, to nearest even). On the
+// others its own arithmetic truncates, so ours is used.
 #if HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || \
     HWY_TARGET == HWY_AVX3_DL
 
@@ -98,9 +98,9 @@ HWY_INLINE hn::Vec<HalfU16> float16_of_float(hn::Vec<F32> value) {
 
 #endif
 
-// The bits of a float32 rounded to a bfloat16, which is the upper half; the
-// lower half is rubbish. A NaN must have nothing in its lower half, else it may
-// round to a number.
+// Returns the bits of a float32 rounded to a bfloat16, which is the upper half;
+// the lower half is rubbish. The lower half of a NaN must be zero, otherwise it
+// may round to a number.
 HWY_INLINE hn::Vec<U32> round_to_bfloat16(hn::Vec<F32> value) {
   const U32 du;
   const auto bits = hn::BitCast(du, value);

@@ -1,5 +1,6 @@
-// Loads and stores of the first `count` lanes of a vector, for what is left
-// over at the end. Touches no byte past them. Included once a target.
+// Loads and stores the first `count` lanes of a vector, for the elements that
+// are left over at the end. Touches no byte past them. Included once for each
+// target.
 #if defined(LOCKSTEP_KERNELS_PARTIAL_VECTORS_INL_H_) == \
     defined(HWY_TARGET_TOGGLE)
 #ifdef LOCKSTEP_KERNELS_PARTIAL_VECTORS_INL_H_

@@ -18,13 +18,13 @@ namespace lockstep::kernels {
 // instruction set, the same as reduce_scalar(): vectors run over i, never over
 // sources. float16 and bfloat16 accumulate in float32 and are rounded once, to
 // nearest even. avg divides the accumulated sum by sources.size(), once.
-// Integers wrap. min and max: NaN wins over any number; of -0 and +0 min
-// gives -0 and max +0. Of boolean, product and min are "and", max is "or".
+// Integers wrap. min and max: NaN wins over any number; of -0 and +0 min gives
+// -0 and max +0. For boolean, product and min are "and", max is "or".
 //
-// A destination may be one of the sources (the same pointer), else nothing
-// overlaps. Pointers are aligned to their element; aligned to 64 bytes is
-// faster. At least one source and one destination, at most 64 of each.
-// `is_reducible(dtype, op)` must hold. Throws nothing; thread-safe.
+// A destination may be one of the sources (the same pointer); otherwise the
+// memory must not overlap. Pointers are aligned to their element; 64 bytes are
+// faster. There is at least one source and one destination, and at most 64 of
+// each. `is_reducible(dtype, op)` must hold. Throws nothing; thread-safe.
 void reduce(std::span<void* const> destinations,
             std::span<const void* const> sources, size_t count, DType dtype,
             ReduceOp op, Stores stores = Stores::cached);

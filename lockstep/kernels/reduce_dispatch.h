@@ -2,8 +2,9 @@
 
 #include "lockstep/kernels/reduce.h"
 
-// Inside the layer: one file a family of element types, each compiled for
-// every instruction set, so that none takes minutes to compile.
+// Internal to kernels. There is one file for each family of element types,
+// because a file is compiled for every instruction set: so none takes minutes
+// to compile.
 namespace lockstep::kernels {
 
 struct ReduceCall {

@@ -3,7 +3,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "lockstep/kernels/reduce_floats.cpp"
 #include <hwy/foreach_target.h>
-// After foreach_target.h, as Highway wants it.
+// Must come after foreach_target.h, as Highway wants it.
 #include "lockstep/kernels/float_ops_inl.h"
 
 HWY_BEFORE_NAMESPACE();

@@ -1,12 +1,13 @@
-// The loop of all reductions. Included once a target by each family of types.
+// The loop of all reductions. Included once for each target by each family of
+// types.
 //
 // A Codec says how elements are stored and computed:
 //   Tag               tag of a stored vector
 //   Wide              the vector (or two) that is computed with
 //   kVectors          stored vectors a block, as many as the registers hold
 //   decode, encode    from stored to Wide and back
-// An Op combines Wides; prepare() comes before the first, finish() after the
-// last.
+// An Op combines Wides: prepare() is first applied to that of each source, and
+// finish() to the result.
 #if defined(LOCKSTEP_KERNELS_REDUCE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef LOCKSTEP_KERNELS_REDUCE_INL_H_
 #undef LOCKSTEP_KERNELS_REDUCE_INL_H_
@@ -82,7 +83,7 @@ class Reduction {
 
   // Computes the first elements, up to where the first destination is aligned
   // to a vector: stores that cross a cache line cost twice, and streaming
-  // stores must not. The number of elements.
+  // stores must not cross one. Returns the number of these elements.
   HWY_INLINE size_t align_destination() {
     const size_t past =
         reinterpret_cast<uintptr_t>(destination(0)) % kVectorBytes;
@@ -142,7 +143,7 @@ class Reduction {
 
   std::span<void* const> destinations_;
   std::span<const void* const> sources_;
-  uint64_t streamed_ = 0;  // a bit a destination
+  uint64_t streamed_ = 0;  // one bit for each destination
   Op op_;
 };
 
@@ -152,7 +153,7 @@ HWY_NOINLINE void reduce_vectors(const ReduceCall& call, size_t count) {
       .run(count, call.stores);
 }
 
-// What most operations have: nothing to prepare or to finish.
+// What most operations have in common: nothing to prepare or to finish.
 struct PlainOp {
   explicit PlainOp(size_t) {}
   template <class V>

@@ -3,7 +3,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "lockstep/kernels/reduce_integers.cpp"
 #include <hwy/foreach_target.h>
-// After foreach_target.h, as Highway wants it.
+// Must come after foreach_target.h, as Highway wants it.
 #include "lockstep/kernels/reduce_inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -12,7 +12,7 @@ namespace HWY_NAMESPACE {
 
 #if HWY_TARGET != HWY_SCALAR
 
-// Wraps, so the sign makes no difference: lanes are unsigned.
+// Products wrap, so the sign makes no difference: lanes are unsigned.
 struct WrappingProductOp : PlainOp {
   using PlainOp::PlainOp;
 
@@ -22,8 +22,9 @@ struct WrappingProductOp : PlainOp {
     return hn::Mul(a, b);
   }
 
-  // There is no product of bytes: the even ones in the lower half of 16 bits,
-  // the odd ones in the upper, where the other factor's lower half is cleared.
+  // There is no product of bytes. The products of the even bytes are computed
+  // in the lower half of 16 bits, those of the odd bytes in the upper half; for
+  // these the lower half of one factor is cleared.
   HWY_INLINE hn::Vec<hn::ScalableTag<uint8_t>> apply(
       hn::Vec<hn::ScalableTag<uint8_t>> a,
       hn::Vec<hn::ScalableTag<uint8_t>> b) const {
@@ -91,7 +92,7 @@ struct XorOp : PlainOp {
   }
 };
 
-// `Ordered` for what depends on the sign, `Wrapping` for what does not.
+// `Ordered` is for what depends on the sign, `Wrapping` for what does not.
 template <typename Ordered, typename Wrapping>
 void reduce_whole_numbers(const ReduceCall& call) {
   using Bytes = PlainCodec<uint8_t>;
@@ -100,7 +101,7 @@ void reduce_whole_numbers(const ReduceCall& call) {
     case ReduceOp::sum:
       return reduce_vectors<PlainCodec<Wrapping>, SumOp>(call, call.count);
     case ReduceOp::avg:
-      return;  // is_reducible() says no
+      return;  // is_reducible() refuses it
     case ReduceOp::product:
       return reduce_vectors<PlainCodec<Wrapping>, WrappingProductOp>(
           call, call.count);

@@ -158,7 +158,7 @@ void reduce_elements(std::span<void* const> destinations,
 void reduce_scalar(std::span<void* const> destinations,
                    std::span<const void* const> sources, size_t count,
                    DType dtype, ReduceOp op) {
-  // Of booleans, as bytes that are 0 or 1, the product and the least are "and".
+  // For booleans, which are bytes of 0 or 1, product and min are "and".
   with_element(dtype, [&](auto element) {
     reduce_elements<decltype(element)>(destinations, sources, count, op);
   });

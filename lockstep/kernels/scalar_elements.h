@@ -5,8 +5,8 @@
 #include "lockstep/kernels/dtype.h"
 #include "lockstep/kernels/half_bits.h"
 
-// For the plain loops: an element type as it is stored, and what it is
-// computed in.
+// Element types for the plain loops: how one is stored, and in which type it is
+// computed.
 namespace lockstep::kernels {
 
 template <typename T>
@@ -31,7 +31,7 @@ struct BFloat16Element {
   static Stored store(Value value) { return bfloat16_of_float(value); }
 };
 
-// body(Element()) with the element of a dtype. Booleans are bytes here.
+// Returns body(Element()) for a dtype. Booleans are bytes here.
 template <typename Body>
 void with_element(DType dtype, Body body) {
   switch (dtype) {

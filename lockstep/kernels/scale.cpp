@@ -8,7 +8,7 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "lockstep/kernels/scale.cpp"
 #include <hwy/foreach_target.h>
-// After foreach_target.h, as Highway wants it.
+// Must come after foreach_target.h, as Highway wants it.
 #include "lockstep/kernels/half_codecs_inl.h"
 #include "lockstep/kernels/reduce_inl.h"
 
@@ -81,7 +81,8 @@ HWY_EXPORT(scale_here);
 void scale(void* destination, const void* source, size_t count, DType dtype,
            double factor, Stores stores) {
   if (std::isnan(factor)) {
-    // Without a payload, which could round to a number (BFloat16Codec).
+    // Use a NaN without a payload, which could round to a number
+    // (BFloat16Codec).
     factor = std::numeric_limits<double>::quiet_NaN();
   }
   HWY_DYNAMIC_DISPATCH(scale_here)

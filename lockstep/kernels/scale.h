@@ -7,10 +7,11 @@
 
 namespace lockstep::kernels {
 
-// destination[i] = source[i] * factor, rounded once: in float64 for float64,
-// else in float32, to which the factor is rounded first. For floating types
-// only (is_floating). The destination may be the source, else nothing
-// overlaps. Pointers are aligned to their element. Throws nothing; thread-safe.
+// Writes destination[i] = source[i] * factor, rounded once: in float64 for
+// float64, otherwise in float32, to which the factor is rounded first. For
+// floating types only (is_floating). The destination may be the source;
+// otherwise the memory must not overlap. Pointers are aligned to their element.
+// Throws nothing; thread-safe.
 void scale(void* destination, const void* source, size_t count, DType dtype,
            double factor, Stores stores = Stores::cached);
 

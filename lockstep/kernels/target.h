@@ -7,16 +7,16 @@
 // Which instruction sets the kernels were compiled for, and which one runs.
 namespace lockstep::kernels {
 
-// Those this machine can run, the best first, by Highway's names: "AVX3"
-// (AVX-512), "AVX2", "SSE4", "SCALAR" (no vectors, the plain loops). Of those,
-// a forced one only while a ForcedTarget lives.
+// Returns the instruction sets that this machine can run, the best first, by
+// Highway's names: "AVX3" (AVX-512), "AVX2", "SSE4", "SCALAR" (no vectors, the
+// plain loops). While a ForcedTarget lives, only the forced one.
 std::vector<std::string> supported_targets();
 
-// The one that kernels called now use.
+// Returns the instruction set that kernels called now use.
 std::string target_in_use();
 
 // Makes every kernel of the process use one target while it lives: for tests
-// and measurements. Not to be nested, and no kernel may run in another thread
+// and measurements. Must not be nested, and no kernel may run in another thread
 // while it is made or destroyed. Throws std::invalid_argument if `name` is not
 // one of supported_targets().
 class [[nodiscard]] ForcedTarget {

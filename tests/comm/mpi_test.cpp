@@ -205,14 +205,15 @@ TEST_F(Mpi, AGroupUnderAnotherBackendsDefaultGroupIsRefused) {
   const auto result = run_part(2, "strangers");
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(count(result.out,
-                  "made of a default group of MPI's, but there was "
+                  "needs a default group with \"mpi\", but there was "
                   "none; name \"mpi\" in init_process_group()"),
             2)
       << result.out;
   // Both say one of the two: the first to refuse tells the other.
   EXPECT_EQ(
-      count(result.out, "had this rank as 0 of 2, which is now rank 1") +
-          count(result.out, "had this rank as 1 of 2, which is now rank 0"),
+      count(result.out, "this process was rank 0 of 2, and now it is rank 1") +
+          count(result.out,
+                "this process was rank 1 of 2, and now it is rank 0"),
       2)
       << result.out;
 }

@@ -276,7 +276,7 @@ WORLD_TEST(Rendezvous, AFileOfAnEarlierRunIsNamed, 2) {
   } catch (const std::exception& error) {
     text = error.what();
   }
-  EXPECT_THAT(text, AllOf(HasSubstr(path), HasSubstr("of an earlier run")));
+  EXPECT_THAT(text, AllOf(HasSubstr(path), HasSubstr("from an earlier run")));
 }
 
 WORLD_TEST(Rendezvous, TwoEqualRanksAreRefused, 2) {

@@ -14,9 +14,10 @@
 namespace lockstep::gloo {
 namespace {
 
-// A rank that leaves because of an error must not keep its peers waiting: with
-// its connections closed, what they wait for fails at once. (Operations of its
-// own that wait for a peer are not woken by that.)
+// A rank that leaves because of an error must not keep its peers waiting, so
+// abort() closes its connections: operations in which peers wait for this rank
+// then fail at once. (That does not wake this rank's own operations that wait
+// for a peer.)
 class Gloo final : public c10d::ProcessGroupGloo {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;
@@ -31,9 +32,9 @@ bool is_loopback(const std::string& address) {
          address.starts_with("127.");
 }
 
-// Whether the environment says that all ranks are on this host. Gloo's own way,
-// to look up the host's name, takes seconds where a name server is slow, and
-// loopback is all that is needed then.
+// Whether the environment says that all ranks are on this host. If so, loopback
+// is all that is needed; Gloo's own way, to look up the host's name, takes
+// seconds if a name server is slow.
 bool on_one_host(int size) {
   if (size == 1) return true;
   auto local = get_env("LOCAL_WORLD_SIZE");
@@ -41,7 +42,7 @@ bool on_one_host(int size) {
   return is_loopback(get_env("MASTER_ADDR").value_or(""));
 }
 
-// The address of this host that rank 0's host is reached from, in numbers;
+// Returns the address of this host from which `host` is reached, in numbers;
 // empty if that cannot be told. Connecting a datagram socket asks the routing
 // table and sends nothing.
 std::string address_towards(const std::string& host) {
@@ -68,7 +69,7 @@ std::string address_towards(const std::string& host) {
 }
 
 std::shared_ptr<::gloo::transport::Device> choose_device(int size) {
-  if (auto interface = get_env("GLOO_SOCKET_IFNAME")) {  // as Python's
+  if (auto interface = get_env("GLOO_SOCKET_IFNAME")) {  // as in Python
     return c10d::ProcessGroupGloo::createDeviceForInterface(*interface);
   }
   if (on_one_host(size)) {

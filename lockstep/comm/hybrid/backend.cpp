@@ -20,10 +20,11 @@ using shm::left;
 using shm::Piece;
 using std::chrono::milliseconds;
 
-// What is smaller goes over one lane as a whole: a second one would save less
+// A smaller tensor goes over one lane as a whole: a second lane would save less
 // than its messages cost.
 constexpr int64_t kOneLaneBytes = 64 << 10;
-// While one part is in the network the next is reduced in memory.
+// Larger tensors go in parts of this size: while one part is in the network,
+// the next is reduced in memory.
 constexpr int64_t kPartBytes = 4 << 20;
 
 template <typename Options>
@@ -47,7 +48,7 @@ struct Slice {
   int64_t end;
 };
 
-// Lane `lane`'s of `all`, whole cache lines.
+// Returns the slice of `all` that lane `lane` reduces, in whole cache lines.
 Slice lane_slice(Slice all, int lane, int lanes, int64_t element) {
   const int64_t line = 64 / element;
   const int64_t each =
@@ -86,7 +87,7 @@ std::string Backend::departures() const {
 }
 
 void Backend::leave() {
-  // Pending operations use what is declared before the queue.
+  // Ends the queue first: pending operations use what is declared before it.
   queue_.reset();
   if (links_.local) links_.local->leave();
 }
@@ -95,7 +96,8 @@ Backend::~Backend() {
   leave();
   if (!broken_) return;
   // Gloo's destructor joins threads that may wait for a peer until the timeout
-  // of an operation: they end with the process.
+  // of an operation. So these backends are kept, and the threads end with the
+  // process.
   using Kept = std::vector<c10::intrusive_ptr<c10d::Backend>>;
   static std::mutex mutex;
   static Kept& kept = *std::make_unique<Kept>().release();
@@ -114,10 +116,10 @@ Backend::WorkPtr Backend::issue(c10d::OpType type, const CallOptions& options,
     at::NoGradGuard no_grad;
     try {
       shm::translated([&] { run(deadline); });
-    } catch (const std::exception& error) {  // Gloo's own are not c10's
+    } catch (const std::exception& error) {  // Gloo's are not c10::Error
       std::string reason = shm::words_of(error);
-      // A rank of this host that died often shows in the network first, by the
-      // failure of those who waited for it.
+      // The death of a rank on this host often shows in the network first,
+      // because the ranks that waited for it fail.
       auto dead = links_.local ? links_.local->departures() : std::string();
       if (reason.find(dead) != reason.npos) dead.clear();
       if (!dead.empty()) reason = dead + "; " + reason;
@@ -137,7 +139,7 @@ Backend::WorkPtr Backend::issue(c10d::OpType type, const CallOptions& options,
       step();
     });
   } catch (const std::exception& error) {
-    // The peers count a call that this rank did not come to.
+    // The peers count a call in which this rank did not take part.
     if (!begun) break_down(shm::words_of(error));
     throw;
   }
@@ -196,11 +198,13 @@ void Backend::all_reduce(const at::Tensor& data, ReduceOpType op,
       data.numel() * element <= kOneLaneBytes ? 1 : topology_.lanes();
   const bool average = op == c10d::ReduceOp::AVG;
   const bool half = c10::isReducedFloatingType(data.scalar_type());
-  // Half types are averaged inside already: their sum may be too large.
+  // Half types are averaged inside each host already: their sum may be too
+  // large.
   const auto inner =
       shm::require_reduction("all_reduce", data.scalar_type(),
                              average && !half ? c10d::ReduceOp::SUM : op);
-  // Gloo's may lose a NaN, which wins in ours.
+  // Gloo's MIN and MAX may lose a NaN, which wins in ours. So Gloo only gathers
+  // the hosts' slices then, and reduce_into() reduces them.
   const bool extreme =
       (op == c10d::ReduceOp::MIN || op == c10d::ReduceOp::MAX) &&
       c10::isFloatingType(data.scalar_type()) &&
@@ -247,7 +251,7 @@ void Backend::all_reduce(const at::Tensor& data, ReduceOpType op,
   struct UnderWay {
     Slice part;
     at::Tensor slice{};  // of this rank's lane
-    Tensors of_hosts{};  // where Gloo only gathers
+    Tensors of_hosts{};  // if Gloo only gathers
     WorkPtr work{};
   };
   std::vector<UnderWay> parts;
@@ -315,7 +319,7 @@ void Backend::all_gather(
     const at::Tensor& input,
     const std::function<void(int rank, const at::Tensor&)>& take,
     const Deadline& deadline) {
-  // One block a host, one row a rank.
+  // One block for each host, with one row for each of its ranks.
   std::vector<at::Tensor> blocks;
   for (const auto& ranks : topology_.hosts) {
     blocks.push_back(at::empty(
@@ -402,7 +406,7 @@ Backend::WorkPtr Backend::reduce(Tensors& tensors,
           all_reduce(piece.flat(), op, host_of(root), deadline);
           piece.write_back();
         } else {
-          // What the others gave stays as it was.
+          // The tensors of the other ranks stay as they were.
           all_reduce(piece.flat().clone(), op, host_of(root), deadline);
         }
       });

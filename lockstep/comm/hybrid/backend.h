@@ -18,37 +18,37 @@
 
 namespace lockstep::hybrid {
 
-// What a rank is connected by.
+// The connections of a rank.
 struct Links {
   std::shared_ptr<shm::Group> local;  // none: alone on its host
   // Gloo with the ranks in the same position on the other hosts; none on ranks
   // beyond Topology::lanes().
   c10::intrusive_ptr<c10d::Backend> lane;
   std::string lane_peers{};                // "2, 5", in the default group
-  c10::intrusive_ptr<c10d::Backend> flat;  // Gloo with all
+  c10::intrusive_ptr<c10d::Backend> flat;  // Gloo with all ranks
 };
 
-// Several hosts with several ranks on at least one of them: what can be done
-// inside a host is done in shared memory, so that every byte crosses the
+// For several hosts with several ranks on at least one of them. Whatever can be
+// done inside a host is done in shared memory, so that every byte crosses the
 // network as seldom as it can.
 //
-//   all_reduce, reduce, reduce_scatter: reduced inside each host, a slice a
-//     lane; each lane all-reduces its slice between the hosts; gathered inside.
-//     With L ranks on each of H hosts and S bytes: 2 S (H - 1) / H on a host's
-//     link in each direction, where a ring over all ranks has
-//     2 S (L H - 1) / (L H). In parts, so that memory and network work at the
-//     same time. Bit-equal on all ranks.
+//   all_reduce, reduce, reduce_scatter: each host reduces inside, one slice for
+//     each lane; each lane all-reduces its slice between the hosts; each host
+//     gathers the slices inside. With L ranks on each of H hosts and S bytes,
+//     a host's link carries 2 S (H - 1) / H in each direction; a ring over all
+//     ranks would need 2 S (L H - 1) / (L H). It is done in parts, so that
+//     memory and network work at the same time. Bit-equal on all ranks.
 //   broadcast: inside the root's host, between the hosts, inside the others.
 //   all_gather: inside, then each host's block once to each other host.
 //   barrier: inside, between, inside.
 //   gather, scatter, all_to_all, sparse all_reduce, messages: Gloo between all
-//     ranks, as nothing crosses twice there.
+//     ranks, because no byte crosses the network twice there.
 //
 // A failure breaks the group: this rank leaves both its host's memory and its
 // connections, so that its peers fail too. Calls are compared (operation,
 // sizes, dtype) within each host.
 //
-// Blocking, threads and errors as shm/backend.h.
+// Blocking, threads and errors are those of shm/backend.h.
 class Backend final : public c10d::Backend, public PeerNotices {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -100,20 +100,22 @@ class Backend final : public c10d::Backend, public PeerNotices {
  private:
   using ReduceOpType = c10d::ReduceOp::RedOpType;
 
-  // Runs `operation(const Deadline&)` in its turn, here or on the thread.
+  // Runs `operation(const Deadline&)` in its turn, in the caller or on the
+  // queue's thread.
   template <typename CallOptions, typename Operation>
   WorkPtr issue(c10d::OpType type, const CallOptions& options, Tensors results,
                 Operation operation);
-  // The same for what Gloo does alone: `operation()` returns its work.
+  // Does the same for an operation that Gloo does alone: `operation()` returns
+  // its work.
   template <typename CallOptions, typename Operation>
   WorkPtr forward(c10d::OpType type, const CallOptions& options,
                   Tensors results, Operation operation);
   void break_down(const std::string& reason);
-  // The end of what a lane does; failures name its ranks.
+  // Waits for the end of a lane's operation; errors name the lane's ranks.
   void finish_lane(const WorkPtr& work, const Deadline& deadline) const;
 
-  // `data`: flat, contiguous. The result is on the ranks of `only_host`, or on
-  // all.
+  // `data` is flat and contiguous. The result is on the ranks of `only_host`,
+  // or on all ranks if there is none.
   void all_reduce(const at::Tensor& data, ReduceOpType op,
                   std::optional<int> only_host, const Deadline& deadline);
   void all_gather(const at::Tensor& input,

@@ -14,7 +14,7 @@
 namespace lockstep::hybrid {
 namespace {
 
-// Gloo between `ranks` of the group.
+// Connects `ranks` of the group by Gloo.
 c10::intrusive_ptr<c10d::Backend> connect(const BackendRequest& request,
                                           const std::string& name,
                                           const std::vector<int>& ranks,

@@ -4,16 +4,16 @@
 
 namespace lockstep::hybrid {
 
-// The backend "lockstep", the default for CPU tensors: finds which ranks share
-// a host, and takes what is fastest for that. All on one host: shared memory
-// (shm/backend.h). Several hosts: both, hybrid/backend.h. No two ranks that can
-// share memory: Gloo.
+// Makes the backend "lockstep", the default for CPU tensors: finds out which
+// ranks share a host, and takes what is fastest for that. All ranks on one
+// host: shared memory (shm/backend.h). Several hosts: shared memory and Gloo
+// (hybrid/backend.h). No two ranks that can share memory: Gloo.
 //
-// Ranks of one host that cannot share memory (a system that forbids it, more
-// than 64) stand alone, or in parts of 64; a warning of LibTorch's says so
-// once.
+// If ranks of one host cannot share memory because the system forbids it, each
+// of them counts as a host of its own; a warning of LibTorch's says so once.
+// More than 64 ranks of one host share memory in parts of 64.
 //
-// Blocks until all ranks are there, request.timeout at most. Throws
+// Blocks until all ranks have come, for request.timeout at most. Throws
 // c10::DistBackendError with the rank that did not come.
 c10::intrusive_ptr<c10d::Backend> create(const BackendRequest& request);
 

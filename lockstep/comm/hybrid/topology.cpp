@@ -17,7 +17,7 @@ std::string numbered(const char* what, int rank) {
   return what + std::to_string(rank);
 }
 
-// Who cannot tell where it runs stands alone, on Gloo.
+// A rank that cannot tell on which host it runs stands alone, on Gloo.
 std::string identity_of_this_host(int rank) {
   if (auto given = get_env("LOCKSTEP_HOST_ID")) return "given " + *given;
   try {
@@ -27,7 +27,8 @@ std::string identity_of_this_host(int rank) {
   }
 }
 
-// What every rank says under `what` + its number, in the order of the ranks.
+// Writes `own` to the store under `what` and this rank's number. Returns what
+// every rank has written so, in rank order.
 std::vector<std::string> told(const BackendRequest& request, const char* what,
                               const std::string& own,
                               const Deadline& deadline) {
@@ -40,7 +41,7 @@ std::vector<std::string> told(const BackendRequest& request, const char* what,
           {__func__, __FILE__, __LINE__},
           c10::str("rank ", request.global_ranks[rank], " did not come within ",
                    deadline.allowed().count(),
-                   " ms (a rank of Python's needs \"cpu:gloo\" on all ranks)"));
+                   " ms (for a Python rank, name \"cpu:gloo\" on all ranks)"));
     }
     all.push_back(shm::get_text(store, numbered(what, rank)));
   }
@@ -54,7 +55,8 @@ std::vector<int> named(const std::vector<int>& ranks,
   return names;
 }
 
-// Those that say what this rank says, in parts that a segment has room for.
+// Returns the ranks that name the same host as this rank, or the part of them
+// that this rank belongs to: a segment has room for so many only.
 std::vector<int> candidates(const std::vector<std::string>& hosts, int rank) {
   std::vector<int> part;
   for (int other = 0; other < static_cast<int>(hosts.size()); ++other) {

@@ -27,23 +27,24 @@ void require_tensor(const at::Tensor& tensor) {
 }
 
 const at::Tensor& only(const std::vector<at::Tensor>& tensors) {
-  require(tensors.size() == 1,
-          c10::str("one tensor is taken at a time, not ", tensors.size()));
+  require(
+      tensors.size() == 1,
+      c10::str("the list must hold one tensor, but holds ", tensors.size()));
   require_tensor(tensors[0]);
   return tensors[0];
 }
 
-// One a rank, on `here` alone.
+// Returns the list of one tensor for each rank if `here`, otherwise none.
 std::vector<at::Tensor> list_of(const std::vector<std::vector<at::Tensor>>& all,
                                 int size, bool here = true) {
   if (!here) return {};
   require(all.size() == 1 && all[0].size() == static_cast<size_t>(size),
-          c10::str("one list of ", size, " tensors is taken, one a rank"));
+          c10::str("give one list of ", size, " tensors, one for each rank"));
   for (const auto& tensor : all[0]) require_tensor(tensor);
   return all[0];
 }
 
-// Splits of the first dimension as elements; none: all alike.
+// Converts split sizes of the first dimension to elements; none: equal parts.
 std::vector<int64_t> elements(const std::vector<int64_t>& splits,
                               const at::Tensor& tensor, int size) {
   if (splits.empty()) {
@@ -97,8 +98,8 @@ void Backend::perform(const Deadline& deadline, const Body& body) {
     round.leak_memory();
     const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
     break_off(
-        std::string("the group is broken, as an operation before failed "
-                    "(") +
+        std::string("the group is broken, because an earlier operation "
+                    "failed (") +
         (torch_error ? torch_error->what_without_backtrace() : error.what()) +
         ")");
     throw;
@@ -121,10 +122,11 @@ Backend::WorkPtr Backend::issue(OpType type, const CallOptions& opts,
 
 Backend::WorkPtr Backend::allreduce(Tensors& tensors,
                                     const c10d::AllreduceOptions& opts) {
-  require(tensors.size() == 1, "one tensor is taken at a time");
+  require(tensors.size() == 1, "the list must hold one tensor");
   const auto& tensor = tensors[0];
   if (tensor.is_sparse()) {
-    require(opts.reduceOp == c10d::ReduceOp::SUM, "sparse tensors are summed");
+    require(opts.reduceOp == c10d::ReduceOp::SUM,
+            "sparse tensors can only be reduced with SUM");
     return issue(OpType::_ALLREDUCE_SPARSE, opts, {tensor},
                  [=](Round& round) { all_reduce_sparse(round, tensor); });
   }
@@ -140,7 +142,7 @@ Backend::WorkPtr Backend::allreduce_coalesced(
   for (const auto& tensor : tensors) {
     require_tensor(tensor);
     require(tensor.scalar_type() == tensors[0].scalar_type(),
-            "the tensors of a list are of one dtype");
+            "the tensors of a list must have one dtype");
   }
   return issue(OpType::ALLREDUCE_COALESCED, opts, tensors,
                [list = tensors, op = opts.reduceOp](Round& round) {

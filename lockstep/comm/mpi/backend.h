@@ -13,21 +13,21 @@
 
 namespace lockstep::mpi {
 
-// A c10d::Backend over one communicator. Collectives go one after the other
-// (WorkQueue), messages beside them. All tensors are contiguous ones of the CPU
-// (std::invalid_argument otherwise); shapes are not checked beyond that.
+// A c10d::Backend over one communicator. Collectives run one after the other
+// (WorkQueue), messages beside them. All tensors must be contiguous and on the
+// CPU (std::invalid_argument otherwise); shapes are not checked beyond that.
 //
-// A collective that does not end in time, or fails, breaks the group: MPI
-// cannot take it back. Its memory is kept for ever, and what is called
-// afterwards fails at once with the first reason.
+// A collective that does not end in time, or fails, breaks the group, because
+// MPI cannot take it back. Its memory is kept for ever, and later calls fail at
+// once with the first reason.
 //
-// Threads: as WorkQueue. The destructor waits for what is pending.
+// Threads: as for WorkQueue. The destructor waits for pending operations.
 class Backend final : public c10d::Backend {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;
 
-  // `timeout`: of operations that name none.
+  // `timeout` is for operations that are given none.
   Backend(std::shared_ptr<Communicator> communicator,
           std::chrono::milliseconds timeout);
 
@@ -62,12 +62,14 @@ class Backend final : public c10d::Backend {
   WorkPtr recv(Tensors& tensors, int from, int tag) override;
   WorkPtr recvAnysource(Tensors& tensors, int tag) override;
 
-  // What waits here ends with an error. Peers learn nothing of it: they wait to
-  // their deadlines, or until mpirun ends them because this process has left.
+  // Ends this rank's waits with an error. Peers learn nothing of it: they wait
+  // until their deadlines, or until mpirun ends them because this process has
+  // left.
   void abort() override;
 
  private:
-  // What all collectives share: the time, the turn, and what a failure means.
+  // All collectives go through issue(), which gives each its time and its turn,
+  // and perform(), which breaks the group if one fails.
   template <typename CallOptions, typename Body>
   WorkPtr issue(c10d::OpType type, const CallOptions& opts, Tensors results,
                 Body body);
@@ -81,7 +83,7 @@ class Backend final : public c10d::Backend {
   const std::chrono::milliseconds timeout_;
   std::mutex reason_mutex_;
   std::string reason_;  // why the group is broken; empty while it is not
-  WorkQueue queue_{"lockstep-mpi"};  // its end comes first
+  WorkQueue queue_{"lockstep-mpi"};  // destroyed first
 };
 
 }  // namespace lockstep::mpi

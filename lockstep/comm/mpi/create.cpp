@@ -11,7 +11,8 @@ namespace mpi {
 namespace {
 
 Module& module() {
-  // Global: OpenMPI's own components may expect its symbols there.
+  // Loaded with global symbols: OpenMPI's own components may expect MPI's
+  // there.
   static Module& loaded = reinterpret_cast<OpenModule>(
       load_module("mpi_backend.so", kOpenModule, /*global=*/true))();
   return loaded;
@@ -58,8 +59,8 @@ ProcessGroupGuard init_process_group_mpi(
   try {
     return init_process_group("mpi", options);
   } catch (...) {
-    // It may have failed before it came to the communicator, which the next
-    // init_process_group("mpi") must not take.
+    // init_process_group() may have failed before it used the communicator,
+    // which the next init_process_group("mpi") must not take.
     mpi::use_communicator(std::nullopt);
     throw;
   }

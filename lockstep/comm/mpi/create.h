@@ -8,8 +8,8 @@
 #include "lockstep/comm/launched_world.h"
 
 // The "mpi" backend (docs/mpi.md): CPU tensors over OpenMPI. This part is in
-// every build and loads the module that links MPI (module.h) when it is first
-// asked for.
+// every build. It loads the module that links MPI (module.h) when that is first
+// needed.
 namespace lockstep::mpi {
 
 // Blocks until the group's ranks are here, for request.timeout at most.
@@ -20,7 +20,8 @@ c10::intrusive_ptr<c10d::Backend> create(const BackendRequest& request);
 LaunchedWorld world(std::chrono::milliseconds timeout);
 void use_communicator(std::optional<int> handle);
 
-// Why the module cannot be loaded and what to do; empty if it was.
+// Returns why the module cannot be loaded and what to do; empty if it is
+// loaded.
 std::string missing();
 
 }  // namespace lockstep::mpi

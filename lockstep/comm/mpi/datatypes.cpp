@@ -16,8 +16,8 @@
 namespace lockstep::mpi {
 namespace {
 
-// In which two elements of type T are combined: half types in float32, bytes in
-// int, so that they wrap.
+// The type in which two elements of type T are combined: float32 for half
+// types, int for bytes, so that they wrap.
 template <typename T>
 using Wide = std::conditional_t<std::is_integral_v<T>, int, float>;
 
@@ -46,7 +46,7 @@ struct Max {
   }
 };
 
-// As MPI_User_function.
+// Has the signature of MPI_User_function.
 template <typename T, typename Operation>
 void combine(void* in, void* in_out, int* count, MPI_Datatype*) {
   const auto* a = static_cast<const T*>(in);
@@ -63,7 +63,7 @@ MPI_Op make_op(MPI_User_function* function) {
   return op;
 }
 
-// Both live as long as MPI does.
+// This type, and the operations of own_reduction(), live as long as MPI does.
 MPI_Datatype two_bytes() {
   static const MPI_Datatype type = [] {
     MPI_Datatype made = MPI_DATATYPE_NULL;
@@ -140,7 +140,7 @@ MPI_Op native_op(c10d::ReduceOp::RedOpType op) {
   }
 }
 
-// `parts` runs of max_count() bytes and a rest: one type of any size.
+// Makes one type of any size: `parts` runs of max_count() bytes, and a rest.
 MPI_Datatype large_type(int64_t parts, int64_t rest) {
   const auto part = static_cast<int>(max_count());
   const std::array<int, 2> counts{static_cast<int>(parts),
@@ -174,7 +174,7 @@ Reduction reduction(at::ScalarType dtype, const c10d::ReduceOp& op) {
   const auto guard = calls_guard();
   switch (dtype) {
     case at::kByte:
-      // OpenMPI 4.1 adds bytes with saturation where the processor has AVX.
+      // OpenMPI 4.1 adds bytes with saturation if the processor has AVX.
       if (native == MPI_SUM) return own_reduction<uint8_t>(MPI_UINT8_T, type);
       break;
     case at::kChar:

@@ -9,23 +9,24 @@
 namespace lockstep::mpi {
 
 // MPI 3 counts with int. Larger tensors are reduced in parts of this many
-// elements, and moved as one element of a larger type. LOCKSTEP_MPI_MAX_COUNT
-// makes it smaller, for tests; the same on all ranks.
+// elements, and moved as one element of a larger type. LOCKSTEP_MPI_MAX_COUNT,
+// for tests, makes the number smaller; it must be the same on all ranks.
 int64_t max_count();
 
-// How elements are combined. AVG is the sum.
+// How elements are combined. For AVG, op is the sum.
 struct Reduction {
   MPI_Datatype type;
   MPI_Op op;
 };
-// MPI's own types and operations; for float16 and bfloat16, which it lacks,
-// ours, in which each pair of elements is combined in float32 and rounded.
-// Integers wrap. Bool is reduced as bytes of 0 and 1, which all operations keep
-// so but SUM and AVG; those are refused for it before (collective_call.cpp).
-// Throws std::invalid_argument for another dtype or operation.
+// Returns MPI's own type and operation. MPI lacks float16 and bfloat16: for
+// these it returns ours, which combines each pair of elements in float32 and
+// rounds. Integers wrap. Bool is reduced as bytes of 0 and 1, which stay 0 and
+// 1 in all operations but SUM and AVG; collective_call.cpp has refused those
+// two for Bool. Throws std::invalid_argument for another dtype or operation.
 Reduction reduction(at::ScalarType dtype, const c10d::ReduceOp& op);
 
-// `bytes` bytes as `count` elements of `type`, to be moved as they are.
+// Describes `bytes` bytes as `count` elements of `type`, to be moved as they
+// are.
 class Bytes {
  public:
   explicit Bytes(size_t bytes);
@@ -35,7 +36,7 @@ class Bytes {
 
   int count() const { return count_; }
   MPI_Datatype type() const { return type_; }
-  // Not freed: an operation that was given up still uses it.
+  // Keeps the type for ever: an operation that was given up still uses it.
   void leak() { owned_ = false; }
 
  private:

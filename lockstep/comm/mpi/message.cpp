@@ -15,7 +15,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// A message with all that MPI needs until its end.
+// A message with everything that MPI needs until its end.
 struct Transfer {
   template <typename Start>
   Transfer(const char* call, std::shared_ptr<Communicator> through,
@@ -32,7 +32,7 @@ struct Transfer {
   Pending pending;
 };
 
-// Those that nobody waits for any more.
+// The transfers whose end no Work waits for any more.
 class Unattended {
  public:
   void add(std::unique_ptr<Transfer> transfer) {
@@ -45,7 +45,7 @@ class Unattended {
       try {
         return transfer->pending.ended();
       } catch (const c10::Error&) {
-        return true;  // an end as well
+        return true;  // an error ends it, too
       }
     });
   }
@@ -56,7 +56,7 @@ class Unattended {
 };
 
 Unattended& unattended() {
-  // Never destroyed: MPI may still work on what is in it.
+  // Never destroyed: MPI may still work on the transfers.
   static auto& all = *std::make_unique<Unattended>().release();
   return all;
 }
@@ -113,7 +113,7 @@ class Message final : public c10d::Work {
   }
 
  private:
-  // With the mutex held.
+  // The mutex must be held.
   bool has_ended() {
     if (!transfer_) return true;
     try {
@@ -130,7 +130,7 @@ class Message final : public c10d::Work {
     return true;
   }
 
-  // Fails with `why`, unless it has ended.
+  // Lets the message fail with `why`, unless it has ended.
   void give_up(std::exception_ptr why) {
     std::lock_guard lock(mutex_);
     if (!transfer_) return;
@@ -141,7 +141,7 @@ class Message final : public c10d::Work {
         if (transfer_->pending.ended()) return transfer_.reset();
       }
     } catch (const c10::Error&) {
-      // It stays, as one that was not cancelled.
+      // The transfer stays, like one that was not cancelled.
     }
     unattended().add(std::move(transfer_));
   }

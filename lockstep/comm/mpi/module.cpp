@@ -22,8 +22,8 @@ using std::chrono::milliseconds;
 
 constexpr size_t kTextSize = 512;
 
-// A scheduler started several of us, but MPI knows of one: each would be alone,
-// silently.
+// Throws if a scheduler started several processes but MPI knows only one: each
+// would silently be a world of its own.
 void refuse_lone_tasks(int size) {
   const auto tasks = get_env_int("SLURM_NTASKS", 0, 1 << 24);
   if (size > 1 || !tasks || *tasks < 2 || get_env("OMPI_COMM_WORLD_SIZE")) {
@@ -32,12 +32,12 @@ void refuse_lone_tasks(int size) {
   throw std::invalid_argument(
       "SLURM_NTASKS is " + std::to_string(*tasks) +
       ", but MPI sees a world of 1; start with mpirun, or with `srun "
-      "--mpi=pmix` where both were built for it");
+      "--mpi=pmix` if both were built for it");
 }
 
 bool all_on_one_host(const Communicator& world, const Deadline& deadline) {
   using Name = std::array<char, MPI_MAX_PROCESSOR_NAME>;
-  // On the heap: what fails leaves them to MPI.
+  // On the heap, because a call that fails leaves the memory to MPI.
   auto names = std::make_unique<std::vector<Name>>(world.size() + 1);
   auto& own = names->back();
   int length = 0;
@@ -95,7 +95,7 @@ class MpiModule final : public Module {
       }
     }
     world_ = Communicator::duplicate(parent, deadline);
-    if (world_->size() == 1) starting_.reset();  // nobody to wait for
+    if (world_->size() == 1) starting_.reset();  // no other rank waits
     unused_ = true;
     if (!given) refuse_lone_tasks(world_->size());
     return {
@@ -128,16 +128,19 @@ class MpiModule final : public Module {
   }
 
  private:
-  // The default group may be another backend's, or come after one of MPI's.
+  // Throws unless world_ is that of the default group. The default group may
+  // use another backend, or may have been made after world_.
   void require_world(const BackendRequest& request) const {
     const auto& ranks = request.global_ranks;
     const int own = ranks.at(request.rank);
     const int highest = *std::max_element(ranks.begin(), ranks.end());
     if (world_ && world_->rank() == own && highest < world_->size()) return;
     throw std::invalid_argument(c10::str(
-        "a group of MPI's is made of a default group of MPI's, but ",
-        world_ ? c10::str("the last such had this rank as ", world_->rank(),
-                          " of ", world_->size(), ", which is now rank ", own)
+        "a group with the backend \"mpi\" needs a default group with \"mpi\", "
+        "but ",
+        world_ ? c10::str("in the latest one this process was rank ",
+                          world_->rank(), " of ", world_->size(),
+                          ", and now it is rank ", own)
                : std::string("there was none"),
         "; name \"mpi\" in init_process_group(), or another backend here"));
   }
@@ -145,7 +148,8 @@ class MpiModule final : public Module {
   c10::intrusive_ptr<c10d::Backend> make_backend(
       const BackendRequest& request) {
     try {
-      // MPI's own making of a communicator knows no deadline.
+      // MPI itself makes a communicator without a deadline, so wait for the
+      // members first.
       await_members(request);
       Digest digest;
       digest.add(request.group_name);
@@ -154,7 +158,8 @@ class MpiModule final : public Module {
           Communicator::of_members(*world_, request.global_ranks, tag),
           request.timeout);
     } catch (...) {
-      // One that came late may have found all, and waits for us.
+      // A rank that came late may have found all members, and waits for this
+      // one in MPI.
       never_finalize();
       throw;
     }
@@ -166,8 +171,8 @@ class MpiModule final : public Module {
     std::vector<std::string> keys;
     for (int rank = 0; rank < request.size; ++rank) keys.push_back(key(rank));
     request.store->set(key(request.rank), std::vector<uint8_t>{1});
-    // Asked again and again, as LibTorch prints a warning of its own when
-    // Store::wait() runs out of time.
+    // Polls, because LibTorch prints a warning of its own when Store::wait()
+    // runs out of time.
     while (!request.store->check(keys)) {
       if (deadline.expired()) {
         std::string absent;
@@ -186,8 +191,8 @@ class MpiModule final : public Module {
 
   std::optional<int> given_;
   std::shared_ptr<Communicator> world_;    // of the latest default group
-  bool unused_ = false;                    // no group was made of it yet
-  std::unique_ptr<LivingGroup> starting_;  // between world() and its group
+  bool unused_ = false;                    // no group was made of world_ yet
+  std::unique_ptr<LivingGroup> starting_;  // from world() to create()
 };
 
 }  // namespace

@@ -29,7 +29,7 @@ void average(const Round& round, const at::Tensor& tensor, const ReduceOp& op) {
   if (op == ReduceOp::AVG) tensor.div_(round.size());
 }
 
-// One behind the other, in memory of the round.
+// Returns the tensors one after the other, in memory that `round` keeps.
 const at::Tensor& joined(Round& round, const Tensors& tensors) {
   Tensors flat;
   for (const auto& tensor : tensors) flat.push_back(tensor.flatten());
@@ -56,8 +56,9 @@ struct Stretch {
   size_t bytes;
 };
 
-// Every rank exchanges a stretch with every rank. Absolute addresses within
-// types, as the displacements of MPI's calls are ints of bytes.
+// Every rank exchanges a stretch with every rank. The types hold absolute
+// addresses, because the displacements of MPI's calls are ints that count
+// bytes.
 void exchange(Round& round, const std::vector<Stretch>& sends,
               const std::vector<Stretch>& receives) {
   const auto ranks = sends.size();
@@ -94,7 +95,7 @@ void exchange(Round& round, const std::vector<Stretch>& sends,
                           out.types.data(), MPI_BOTTOM, in.counts.data(),
                           zeros.data(), in.types.data(), round.comm(), request);
   });
-  // Only now: a round that failed leaves them to MPI.
+  // Only here: if the call above has failed, MPI keeps the types.
   const auto guard = calls_guard();
   for (auto& type : made) MPI_Type_free(&type);
 }
@@ -159,7 +160,7 @@ void reduce_scatter(Round& round, const at::Tensor& output,
   auto& counts = round.numbers(inputs.size(), 0);
   for (size_t i = 0; i < inputs.size(); ++i) {
     if (inputs[i].numel() > max_count()) {
-      // More than MPI's own call can count: one reduction a rank.
+      // MPI's own call cannot count that many: one reduction for each rank.
       for (int root = 0; root < round.size(); ++root) {
         const bool own = root == round.rank();
         if (own) output.copy_(inputs[root].view(output.sizes()));

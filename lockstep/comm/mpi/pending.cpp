@@ -11,8 +11,8 @@ namespace {
 using std::chrono::microseconds;
 
 constexpr int kLooksAtOnce = 50;
-// A sleep would slow down a transfer that goes on: not before it should have
-// ended, even on a slow network.
+// A sleep would slow down a transfer that is under way, so there is none before
+// the transfer should have ended even on a slow network.
 constexpr microseconds kYields{50'000};
 constexpr size_t kSlowBytesPerMicrosecond = 50;
 constexpr microseconds kSleep{200};

@@ -9,9 +9,9 @@
 
 namespace lockstep::mpi {
 
-// The pauses between two looks at a call that moves `bytes`. MPI has no wait
-// with a deadline, and moves data only within its calls: none at first, then
-// sched_yield, and short sleeps when it has taken long.
+// Pauses between two looks at a call that moves `bytes`. MPI has no wait with a
+// deadline, and moves data only inside its calls. So there is no pause at
+// first, then sched_yield, and short sleeps if it has taken long.
 class Backoff {
  public:
   explicit Backoff(size_t bytes);
@@ -22,13 +22,13 @@ class Backoff {
   int looks_ = 0;
 };
 
-// Throws c10::DistBackendError when the time for `call` is over, or another
-// thread has abandoned `communicator` (which may be none).
+// Throws c10::DistBackendError if the time for `call` is over, or if another
+// thread has abandoned `communicator` (which may be null).
 void throw_if_over(const char* call, const Deadline& deadline,
                    const Communicator* communicator);
 
 // A nonblocking call of MPI that has been started. MPI cannot take a collective
-// back: one that is given up stays, with the memory that it was given.
+// back: one that is given up goes on, and keeps the memory that it was given.
 class Pending {
  public:
   // `start` calls MPI with the request to fill, and returns its code. `call`
@@ -39,16 +39,16 @@ class Pending {
     check(std::forward<Start>(start)(&request_), call);
   }
 
-  // One look, which also lets MPI work. Afterwards status() is that of the
-  // message.
+  // Looks once whether the call has ended, which also lets MPI work. Once it
+  // has ended, status() is that of the message.
   bool ended();
   const MPI_Status& status() const { return status_; }
 
-  // Of a receive: no message that has not begun to come will come to it. It
-  // ends soon where none has; where one has, with that message.
+  // Cancels a receive: no message will come to it that has not begun to. If
+  // none has begun, the receive ends soon; otherwise it ends with that message.
   void cancel();
 
-  // Looks until it has ended; throws as throw_if_over().
+  // Looks until the call has ended; throws like throw_if_over().
   void wait(const Deadline& deadline, const Communicator* communicator,
             size_t bytes = 0);
 

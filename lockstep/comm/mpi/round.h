@@ -13,7 +13,7 @@
 namespace lockstep::mpi {
 
 // One collective under way: its communicator, its deadline, and the memory that
-// MPI works on. One thread.
+// MPI works on. For one thread.
 class Round {
  public:
   Round(const Communicator& communicator, const Deadline& deadline)
@@ -30,8 +30,8 @@ class Round {
         .wait(deadline_, &communicator_, bytes);
   }
 
-  // Everything that MPI is given goes through these: it stays as long as the
-  // round. References stay valid.
+  // Everything that MPI is given goes through these functions: it is kept as
+  // long as this object. References stay valid.
   const at::Tensor& keep(at::Tensor tensor) {
     return kept_.tensors.emplace_back(std::move(tensor));
   }
@@ -45,8 +45,8 @@ class Round {
     return kept_.lists.emplace_back(count, MPI_BYTE);
   }
 
-  // The round has failed: MPI may work on its memory for ever, so it is never
-  // freed.
+  // For a collective that has failed: MPI may work on its memory for ever, so
+  // the memory is never freed.
   void leak_memory() {
     for (auto& type : kept_.types) type.leak();
     std::make_unique<Kept>(std::move(kept_)).release();

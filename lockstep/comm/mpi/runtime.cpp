@@ -64,7 +64,7 @@ void start_mpi() {
   if (has_ended()) {
     throw std::invalid_argument(
         "MPI was finalised, and cannot be started again in one process; call "
-        "MPI_Finalize behind the last group");
+        "MPI_Finalize after the last group is destroyed");
   }
   int level = MPI_THREAD_SINGLE;
   if (started) {
@@ -92,7 +92,7 @@ LivingGroup::~LivingGroup() { --living; }
 
 Communicator::Communicator(MPI_Comm handle) : handle_(handle) {
   const auto guard = calls_guard();
-  // Else MPI ends the whole job at the first error.
+  // Otherwise MPI would end the whole job at the first error.
   check(MPI_Comm_set_errhandler(handle_, MPI_ERRORS_RETURN),
         "MPI_Comm_set_errhandler");
   check(MPI_Comm_rank(handle_, &rank_), "MPI_Comm_rank");

@@ -16,25 +16,26 @@ namespace lockstep::mpi {
 // MPI_SUCCESS.
 void check(int code, const char* call);
 
-// Every call of MPI is made under this: a lock where MPI runs with
-// MPI_THREAD_SERIALIZED, nothing with MPI_THREAD_MULTIPLE.
+// Returns the guard under which every call of MPI is made: a lock if MPI runs
+// with MPI_THREAD_SERIALIZED, nothing with MPI_THREAD_MULTIPLE.
 std::unique_lock<std::mutex> calls_guard();
 
-// Starts MPI unless the program has. What is started here is finalised at
+// Starts MPI unless the program has. If it was started here it is finalised at
 // exit, unless something has failed or a group still lives: MPI_Finalize waits
-// for ranks that may never come, while mpirun ends the others when one leaves
-// without it. Throws std::invalid_argument where MPI has ended, or was started
+// for ranks that may never come, while mpirun ends the others if one leaves
+// without it. Throws std::invalid_argument if MPI has ended, or was started
 // with less than MPI_THREAD_SERIALIZED.
 void start_mpi();
 
-// Whether MPI was finalised: nothing of it may be called any more.
+// Whether MPI was finalised: none of its functions may be called any more.
 bool has_ended();
 
-// Something has failed: this process leaves without MPI_Finalize.
+// Says that something has failed: this process then leaves without
+// MPI_Finalize.
 void never_finalize();
 
-// A group that lives: while there is one, this process leaves without
-// MPI_Finalize.
+// Stands for a group that lives: while there is one, this process leaves
+// without MPI_Finalize.
 class LivingGroup {
  public:
   LivingGroup();
@@ -43,22 +44,22 @@ class LivingGroup {
   ~LivingGroup();
 };
 
-// A communicator of our own, with errors as codes. Freed at the end of its life
-// unless it was broken: requests may still use it then.
+// A communicator of our own, which returns errors as codes. Its end frees it
+// unless it was abandoned: requests may still use it then.
 class Communicator {
  public:
-  // Takes `handle` over.
+  // Takes over the ownership of `handle`.
   explicit Communicator(MPI_Comm handle);
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
   ~Communicator();
 
-  // All ranks of `parent` must call; blocks to the deadline at most.
+  // All ranks of `parent` must call; blocks until the deadline at most.
   static std::shared_ptr<Communicator> duplicate(MPI_Comm parent,
                                                  const Deadline& deadline);
-  // The ranks `members` of `parent`, in that order; they alone call. Blocks
-  // until all have, without a deadline. `tag` tells it apart from another one
-  // that is made at the same time by another thread.
+  // Makes a communicator of the ranks `members` of `parent`, in that order;
+  // only they call. Blocks until all of them have called, without a deadline.
+  // `tag` tells it apart from one that another thread makes at the same time.
   static std::shared_ptr<Communicator> of_members(
       const Communicator& parent, const std::vector<int>& members, int tag);
 
@@ -66,7 +67,7 @@ class Communicator {
   int rank() const { return rank_; }
   int size() const { return size_; }
 
-  // Waits in it end with an error; it is not freed.
+  // Ends all waits in it with an error; it is not freed then.
   void abandon() { abandoned_ = true; }
   bool abandoned() const { return abandoned_; }
 

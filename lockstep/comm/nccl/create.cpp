@@ -24,7 +24,8 @@ class Nccl final : public c10d::ProcessGroupNCCL {
   Nccl(const Nccl&) = delete;
   Nccl& operator=(const Nccl&) = delete;
 
-  // c10d's own destructor aborts what is pending unless it was shut down.
+  // c10d's own destructor aborts pending operations, unless shutdown() was
+  // called.
   ~Nccl() override {
     const bool alone = departure_ && departure_->seen();
     departure_.reset();
@@ -35,7 +36,7 @@ class Nccl final : public c10d::ProcessGroupNCCL {
         return;
       }
     } catch (const std::exception&) {
-      // Its operations have failed, and said so in c10d's log.
+      // Operations of it have failed, and said so in c10d's log.
     }
     end();
   }
@@ -54,14 +55,15 @@ class Nccl final : public c10d::ProcessGroupNCCL {
   }
 
  private:
-  // What c10d does at an error of NCCL itself: the operations end with this
-  // reason, and TORCH_NCCL_ASYNC_ERROR_HANDLING says what becomes of the
-  // process. Its abort() would end them as if they had succeeded.
+  // Does what c10d does after an error of NCCL itself: the operations end with
+  // this reason, and TORCH_NCCL_ASYNC_ERROR_HANDLING says what becomes of the
+  // process. c10d's abort() would end them as if they had succeeded.
   void abandon(int rank) {
     try {
-      abortComms(c10::str("rank ", rank, " left the group by an error"));
+      abortComms(
+          c10::str("rank ", rank, " left the group because of an error"));
     } catch (const std::exception&) {
-      // NCCL could not: the timeout of the operations remains.
+      // NCCL could not abort: the timeout of the operations remains.
     }
   }
 
@@ -69,8 +71,8 @@ class Nccl final : public c10d::ProcessGroupNCCL {
     try {
       ProcessGroupNCCL::abort();
     } catch (const std::exception&) {
-      // It took longer than the group's timeout. abort() is for a rank that
-      // has an error already.
+      // The abort took longer than the group's timeout. A rank that calls
+      // abort() has an error already.
     }
   }
 
@@ -89,7 +91,8 @@ c10::intrusive_ptr<c10d::Backend> create(const BackendRequest& request) {
   options->group_name = request.group_name;
   options->global_ranks_in_group.assign(request.global_ranks.begin(),
                                         request.global_ranks.end());
-  // Before anything of CUDA is made: else it lands on device 0 on every rank.
+  // Must come before anything of CUDA is made, which would otherwise land on
+  // device 0 on every rank.
   c10::cuda::set_device(device.index());
   auto backend = c10::make_intrusive<Nccl>(request, std::move(options));
   backend->setBoundDeviceId(device);

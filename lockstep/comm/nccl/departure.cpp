@@ -9,7 +9,8 @@
 namespace lockstep::nccl {
 namespace {
 
-// Well below kTellTime, in which all are to hear.
+// The pause between two looks. It is well below kTellTime, within which all
+// ranks are to read the notice.
 constexpr std::chrono::milliseconds kPause{100};
 constexpr std::chrono::seconds kTellTime{1};
 
@@ -35,21 +36,21 @@ void Departure::stop() {
 
 void Departure::announce(int rank) {
   stop();
-  // This one leaves because of the other, who is to be named.
+  // This rank leaves because of the other one, which is the one to be named.
   if (seen_ || size_ == 1) return;
   try {
     const auto text = std::to_string(rank);
     store_->set(kLeft, std::vector<uint8_t>(text.begin(), text.end()));
     store_->wait({kAllHeard}, kTellTime);
   } catch (const std::exception&) {
-    // The store is gone, or somebody who will never hear.
+    // The store is gone, or a rank that will never read the notice.
   }
 }
 
 void Departure::watch(const std::stop_token& stop) {
   try {
-    // Asked again and again, as LibTorch prints a warning of its own when
-    // Store::wait() runs out of time.
+    // Polls, because LibTorch prints a warning of its own when Store::wait()
+    // runs out of time.
     std::mutex mutex;
     std::condition_variable_any stopped;
     std::unique_lock lock(mutex);
@@ -65,8 +66,8 @@ void Departure::watch(const std::stop_token& stop) {
     if (stop.stop_requested()) return;
     on_departure_(std::stoi(std::string(text.begin(), text.end())));
   } catch (const std::exception&) {
-    // The store is gone, as it is at the end of every program: no reason to
-    // end what is pending. NCCL's own timeout remains.
+    // The store is gone, as it is at the end of every program. That is no
+    // reason to end pending operations; NCCL's own timeout remains.
   }
 }
 

@@ -14,13 +14,13 @@
 
 namespace lockstep::nccl {
 
-// Blocks until all ranks of a new group are here, for NCCL itself waits without
-// an end for one that does not come. Keys, in the store of the group and its
-// device type: lockstep/here/R, R the rank in the group.
+// Blocks until all ranks of a new group have come, because NCCL itself would
+// wait for ever for one that does not. Key, in the store of the group and its
+// device type: "lockstep/here/R", where R is the rank in the group.
 //
-// Throws c10::DistBackendError that names the absent, by their ranks in the
-// default group, when request.timeout is over. In a header, as its tests need
-// no NCCL.
+// Throws c10::DistBackendError that names the absent ranks, as ranks of the
+// default group, when request.timeout is over. The function is in a header
+// because its tests need no NCCL.
 inline void meet(const BackendRequest& request) {
   const auto deadline = Deadline::after(request.timeout);
   const auto key = [](int rank) {
@@ -29,8 +29,8 @@ inline void meet(const BackendRequest& request) {
   std::vector<std::string> all;
   for (int rank = 0; rank < request.size; ++rank) all.push_back(key(rank));
   request.store->set(all.at(request.rank), std::vector<uint8_t>{1});
-  // Asked again and again, as LibTorch prints a warning of its own when
-  // Store::wait() runs out of time.
+  // Polls, because LibTorch prints a warning of its own when Store::wait() runs
+  // out of time.
   std::chrono::milliseconds pause{1};
   while (!request.store->check(all)) {
     if (deadline.expired()) {

@@ -1,4 +1,4 @@
-// In the place of create.cpp where LibTorch has no NCCL.
+// Replaces create.cpp if LibTorch has no NCCL.
 #include <stdexcept>
 
 #include "lockstep/comm/nccl/create.h"

@@ -269,7 +269,7 @@ CONTRACT_TEST(Misuse, ReduceScatterNamesWhatDoesNotFit, 2) {
                    std::vector<Mistake>{
                        {"too few inputs",
                         from(list(world, 1)),
-                        {"input_list", "1 tensors", "one a rank (2)"}},
+                        {"input_list", "1 tensors", "one for each rank (2)"}},
                        {"too many", from(list(world, 3)), {"3 tensors", "(2)"}},
                        {"none", from({}), {"0 tensors"}},
                        {"an undefined one",
@@ -325,7 +325,7 @@ CONTRACT_TEST(Misuse, BroadcastGatherAndScatterNameWhatDoesNotFit, 2) {
           std::vector<Mistake>{
               {"no list on dst",
                to_me({}),
-               {"gather_list", "0 tensors", "one a rank (2)"}},
+               {"gather_list", "0 tensors", "one for each rank (2)"}},
               {"a list on another rank",
                [&] { gather(tensor, list(world, 2), other); },
                {"gather_list", "2 tensors", "not rank " + std::to_string(other),
@@ -381,7 +381,7 @@ CONTRACT_TEST(Misuse, AllGatherNamesWhatDoesNotFit, 2) {
            {"tensor_list[0]", "meta", "one dtype and device"}},
           {"too few",
            into(list(world, 1)),
-           {"tensor_list", "1 tensors", "one a rank (2)"}},
+           {"tensor_list", "1 tensors", "one for each rank (2)"}},
           {"none", into({}), {"0 tensors"}},
           {"an undefined one",
            into({tensor, at::Tensor()}),
@@ -424,7 +424,7 @@ CONTRACT_TEST(Misuse, AllGatherNamesWhatDoesNotFit, 2) {
                  {"input_tensor_list", "empty"}},
                 {"a list too few",
                  [&] { all_gather_coalesced(lists(1, 1), {tensor}); },
-                 {"output_tensor_lists", "1 lists", "one a rank (2)"}},
+                 {"output_tensor_lists", "1 lists", "one for each rank (2)"}},
                 {"a tensor too many",
                  [&] { all_gather_coalesced(lists(2, 2), {tensor}); },
                  {"output_tensor_lists[0]", "2 tensors", "1 inputs"}},
@@ -441,7 +441,9 @@ CONTRACT_TEST(Misuse, AllToAllNamesWhatDoesNotFit, 2) {
   auto group = world.init();
   expect_named(
       world, "all_to_all",
-      {{"nothing", [] { all_to_all({}, {}); }, {"empty", "one tensor a rank"}},
+      {{"nothing",
+        [] { all_to_all({}, {}); },
+        {"empty", "one tensor for each rank"}},
        {"too few inputs",
         [&] { all_to_all(list(world, 2), list(world, 1)); },
         {"input_tensor_list", "1 tensors", "(2)"}},
@@ -586,7 +588,7 @@ CONTRACT_TEST(Misuse, ObjectsNameRanksAndCounts, 2) {
       wrong_ranks("src", [](int src) { scatter_object({1, 2}, src); }) +
           std::vector<Mistake>{{"too few",
                                 [&] { scatter_object({1}, world.rank); },
-                                {"objects holds 1", "one a rank (2)"}}});
+                                {"objects holds 1", "one for each rank (2)"}}});
   expect_in_step(world);
 }
 
