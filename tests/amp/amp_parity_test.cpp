@@ -25,8 +25,8 @@ namespace {
 
 using Json = nlohmann::json;
 
-// The same kernels on both sides; what may differ is how a step's operations
-// are put together.
+// Both sides use the same kernels; only the order in which a step combines its
+// operations may differ.
 constexpr double kBound = 1e-6;
 
 Json scaler_jobs() {
@@ -90,7 +90,8 @@ Json autocast_jobs() {
   return jobs;
 }
 
-// What Python makes of all jobs; null where LibTorch has no Python beside it.
+// Returns Python's results for all jobs; null if LibTorch has no Python beside
+// it.
 const Json& python() {
   static const Json answers = [] {
     if (!std::filesystem::exists(LOCKSTEP_TORCH_PYTHON)) return Json();
@@ -224,7 +225,7 @@ TEST(AmpParity, GradScaler) {
   }
 }
 
-// The runs above are of use only if they hold what they are to compare.
+// The runs above prove nothing unless they skip steps and grow the scale.
 TEST(AmpParity, RunsSkipSomeStepsAndGrow) {
   if (python().is_null()) GTEST_SKIP() << "no Python";
   for (const Json& run : python()["scaler"]) {

@@ -37,8 +37,8 @@ TEST(Autocast, RunsProductsInBfloat16OnTheCpuUnlessToldOtherwise) {
   EXPECT_EQ(dtype_of_product(), at::kFloat);
 }
 
-// oneDNN, which LibTorch asks, is told to use AVX2 and no more. It reads that
-// once, so the guards are in a process of their own.
+// Tells oneDNN, which LibTorch asks, to use AVX2 at most. oneDNN reads this
+// variable once, so the guards run in a process of their own.
 TEST(AutocastDeathTest, OnACpuWithoutFastKernelsItWarnsOnce) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   const auto guards = [](const char* isa, bool enabled) {
@@ -94,7 +94,8 @@ TEST(Autocast, NestsAndComesBackToWhatWasAround) {
   }
   EXPECT_EQ(dtype_of_product(), at::kHalf);
   {
-    autocast same(at::kCPU);  // as around, not the first default
+    // the dtype of the guard around it, not the first default
+    autocast same(at::kCPU);
     EXPECT_EQ(dtype_of_product(), at::kHalf);
   }
 }
@@ -109,13 +110,13 @@ TEST(Autocast, EndsByAnException) {
   EXPECT_EQ(dtype_of_product(), at::kFloat);
   EXPECT_EQ(at::autocast::get_autocast_dtype(at::kCPU), at::kBFloat16);
   EXPECT_TRUE(at::autocast::is_autocast_cache_enabled());
-  // And the nesting is even: one more guard is the outermost again.
+  // The nesting is balanced: one more guard is the outermost again.
   EXPECT_EQ(at::autocast::increment_nesting(), 1);
   at::autocast::decrement_nesting();
 }
 
-// A cast that is cached is one tensor; what changes the parameter behind
-// autograd's back is seen only once the cast is dropped.
+// A cached cast is one tensor. A change of the parameter that autograd does not
+// see takes effect only after the cast is dropped.
 TEST(Autocast, CastsAParameterOnceUntilTheOutermostEnds) {
   auto weight = torch::ones({2, 2}).requires_grad_();
   auto product = [&] {

@@ -1,4 +1,4 @@
-// Autocast and GradScaler on a GPU; skips where LibTorch sees none.
+// Autocast and GradScaler on a GPU; skips if LibTorch sees none.
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -49,7 +49,7 @@ struct Regression {
     scaler.scale(loss).backward();
     return loss.detach();
   }
-  // Whether the step was skipped.
+  // Returns whether the step was skipped.
   bool step(GradScaler& scaler) {
     scaler.step(optimizer);
     const bool skipped = scaler.found_inf(optimizer);
@@ -120,7 +120,7 @@ TEST_F(AmpGpu, TheScaleGrowsAfterItsInterval) {
   std::vector<double> scales;
   for (int step = 0; step < 8; ++step) {
     task.backward(scaler);
-    if (step == 4) {  // the count begins anew
+    if (step == 4) {  // an overflow, so the growth count starts again
       task.net->parameters()[0].grad().fill_(
           std::numeric_limits<float>::infinity());
     }

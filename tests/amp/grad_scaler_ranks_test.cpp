@@ -1,4 +1,5 @@
-// A scaler whose ranks have different gradients: all step, or none.
+// A scaler whose ranks have different gradients: either all ranks step, or
+// none.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -59,8 +60,8 @@ WORLD_TEST(GradScalerRanks, OneRanksInfinitySkipsAllShards, 1, 2, 3) {
   EXPECT_TRUE(torch::equal(part, torch::full_like(part, 0.75)));
 }
 
-// Gradients are final only where the rank owns them: what else stands there
-// neither counts nor changes.
+// Gradients are final only in the part that the rank owns: the rest neither
+// counts nor changes.
 WORLD_TEST(GradScalerRanks, OtherRanksPartsAreLeftAlone, 2, 3) {
   auto group = init_process_group("gloo");
   Sharded model(group.get());
@@ -89,8 +90,8 @@ WORLD_TEST(GradScalerRanks, ClipsTheNormOfAllShards, 2, 3) {
 
 WORLD_TEST(GradScalerRanks, ARankMayHaveNoGradient, 2, 3) {
   auto group = init_process_group("gloo");
-  auto weight = torch::ones({1}).requires_grad_();  // the last rank's
-  auto other = torch::ones({1}).requires_grad_();   // without gradient
+  auto weight = torch::ones({1}).requires_grad_();  // the last rank owns it
+  auto other = torch::ones({1}).requires_grad_();   // has no gradient
   testing::ShardedSgd optimizer({other, weight}, 1.0, group.get());
   GradScaler scaler({.device = at::kCPU, .init_scale = 8});
   scaler.scale(weight.sum()).backward();
@@ -115,8 +116,8 @@ WORLD_TEST(GradScalerRanks, OneRanksFloat16IsRefusedByAll, 2) {
   EXPECT_EQ(optimizer.steps, 0);
 }
 
-// Plain optimizers with gradients of their own on each rank agree only where
-// they were told with whom.
+// Plain optimizers with different gradients on each rank agree only if the
+// scaler is given their group.
 WORLD_TEST(GradScalerRanks, PlainOptimizersAgreeWhereTheyAreToldTo, 2, 3) {
   auto group = init_process_group("gloo");
   for (bool agree : {false, true}) {

@@ -50,8 +50,8 @@ TEST(GradScalerState, RefusesWhatIsNoState) {
       ThrowsMessage<std::invalid_argument>(HasSubstr("scale is inf")));
 }
 
-// One scaler's state in another, also before that one has seen a loss: they go
-// on alike.
+// One scaler's state is loaded into another, also before that one has seen a
+// loss: both continue alike.
 TEST(GradScalerState, GoesOnInAnotherScaler) {
   auto step = [](GradScaler& scaler) {
     auto weight = torch::ones({2}).requires_grad_();

@@ -59,8 +59,8 @@ TEST(GradScaler, AParameterListedTwiceIsUnscaledOnce) {
   EXPECT_EQ(weight.grad()[0].item<float>(), 0.25f);
 }
 
-// A gradient of 2^-26 is 0 in float16, of which 2^-24 is the smallest; 2^16
-// times that is not.
+// 2^-26 is 0 in float16, whose smallest number is 2^-24; 2^16 times 2^-26 is
+// not.
 TEST(GradScaler, KeepsWhatFloat16WouldLose) {
   const double tiny = std::ldexp(1.0, -26);
   auto gradient_with = [&](bool enabled) {
@@ -181,7 +181,7 @@ TEST(GradScaler, TakesANewScale) {
   EXPECT_EQ(scaler.get_scale(), 64);
   model.backward(scaler, 1);
   EXPECT_EQ(model.weight.grad()[0].item<float>(), 64);
-  scaler.step(model.optimizer);  // the last update() ended its step
+  scaler.step(model.optimizer);  // the last update() has ended the step
 
   EXPECT_THROW(scaler.update(0.0), std::invalid_argument);
   EXPECT_THROW(scaler.update(NAN), std::invalid_argument);

@@ -9,8 +9,8 @@
 
 namespace lockstep::testing {
 
-// The least that a sharded optimizer is: rank r of R steps elements n*r/R to
-// n*(r+1)/R of each parameter's n, and leaves the others as they are.
+// A minimal sharded optimizer: rank r of R steps elements n*r/R to n*(r+1)/R of
+// each parameter's n, and leaves the others unchanged.
 class ShardedSgd : public torch::optim::SGD, public GradientShards {
  public:
   ShardedSgd(std::vector<torch::Tensor> parameters, double lr,
@@ -39,7 +39,7 @@ class ShardedSgd : public torch::optim::SGD, public GradientShards {
     return {};
   }
 
-  // This rank's part of a tensor, or of what has its shape.
+  // Returns this rank's part of `whole`: a parameter, or a tensor of its shape.
   at::Tensor part(const at::Tensor& whole) const {
     auto flat = whole.view({-1});
     int64_t begin = flat.numel() * group_->rank() / group_->size();
@@ -54,7 +54,7 @@ class ShardedSgd : public torch::optim::SGD, public GradientShards {
   ProcessGroupPtr group_;
 };
 
-// Parameters with the gradients given.
+// Returns one parameter for each of `gradients`, which is its gradient.
 inline std::vector<torch::Tensor> with_gradients(
     const std::vector<torch::Tensor>& gradients) {
   std::vector<torch::Tensor> parameters;

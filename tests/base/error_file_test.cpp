@@ -67,9 +67,9 @@ TEST_F(ErrorFile, HasTheFormThatTorchrunReads) {
   const auto document = written();
   EXPECT_EQ(message(), "it \"broke\" \\ in\ntwo \xc3\xa4\xef\xbf\xbd\x01");
   const auto& extra = document.at("message").at("extraInfo");
-  // torchrun prints this one.
+  // torchrun prints py_callstack, so it must hold the message.
   EXPECT_EQ(extra.at("py_callstack"), document.at("message").at("message"));
-  // An integer, or torchrun fails itself.
+  // The timestamp must be an integer; otherwise torchrun itself fails.
   const auto time = extra.at("timestamp").get<std::string>();
   EXPECT_EQ(time.find_first_not_of("0123456789"), time.npos);
   EXPECT_GE(std::stoll(time), before);
@@ -108,7 +108,7 @@ TEST_F(ErrorFile, WithoutTheVariableThereIsNone) {
   EXPECT_TRUE(fs::is_empty(folder_));
 }
 
-// The child has inherited the variable, and its failure is not the rank's.
+// The child has inherited the variable, but its failure is not the rank's.
 TEST_F(ErrorFile, ProcessForkedSinceLeavesItAlone) {
   note_failure(FailureKind::cause, "of the parent");
   const pid_t child = ::fork();

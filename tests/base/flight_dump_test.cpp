@@ -35,7 +35,7 @@ int64_t unix_now() {
       .count();
 }
 
-// A folder, a job and a rank of its own.
+// Each test has a folder, a job and a rank of its own.
 class FlightDump : public ::testing::Test {
  protected:
   FlightDump() {
@@ -108,7 +108,8 @@ TEST_F(FlightDump, FileHasEveryFieldOfEveryGroup) {
   EXPECT_EQ(group.at("last_collective_seq_id"), 1);
   ASSERT_EQ(group.at("entries").size(), 2u);
   json reduce = group.at("entries")[0];
-  // Both clocks agree to what they may be set by meanwhile.
+  // Either clock may be adjusted during the test, so they agree within a
+  // second.
   constexpr int64_t kSecond = 1'000'000'000;
   EXPECT_GT(reduce.at("time_created_ns"), before - kSecond);
   EXPECT_LT(reduce.at("time_ended_ns"), after + kSecond);
@@ -169,7 +170,8 @@ TEST_F(FlightDump, OnlyTheLastOfALongRunIsWritten) {
   EXPECT_EQ(group.at("last_record_id"), 100);
 }
 
-// Of more groups each has its share, and the widest numbers count.
+// Several groups share the allowed size, and every number has its largest
+// width.
 TEST_F(FlightDump, FileOfTheLargestRingsIsNotTooLargeForInspect) {
   arm_flight_dump(0, 1);
   constexpr size_t kCapacity = size_t{1} << 17;
@@ -286,7 +288,7 @@ TEST_F(FlightDump, EnvironmentTurnsTheSignalOff) {
                   HasSubstr("LOCKSTEP_FLIGHT_SIGNAL"), HasSubstr("\"yes\""))));
 }
 
-// It would be written under the name of its parent's rank.
+// The child's file would have the name of its parent's rank.
 TEST_F(FlightDump, ProcessForkedSinceWritesNothing) {
   arm_flight_dump(0, 1);
   auto flight = FlightRecorder::make({"g", 0, {0}, ""}, 8);
@@ -302,9 +304,9 @@ TEST_F(FlightDump, ProcessForkedSinceWritesNothing) {
 TEST_F(FlightDump, AtTheEndOfTheProcessTheFileHasItsNameStill) {
   const pid_t child = ::fork();
   if (child == 0) {
-    // Runs after what was made later has been destroyed.
+    // Runs after the objects that are made below have been destroyed.
     std::atexit([] {
-      // What takes the place of memory that was given back.
+      // Reuses freed memory, so that a path read after its destruction shows.
       std::vector<std::string> others(1000, std::string(100, 'x'));
       write_flight_record(FlightReason::failure);
     });

@@ -97,7 +97,7 @@ TEST(FlightRecorder, RingForgetsTheOldestAndWhatEndsTooLate) {
   for (uint64_t number = 3; number <= 6; ++number) {
     EXPECT_EQ(read(*flight, ids[number - 1]).call.number, number);
   }
-  // 1 had the place that 5 has now.
+  // Record 5 has overwritten record 1, so ending 1 must not change it.
   flight->end(ids[0], /*failed=*/true);
   EXPECT_EQ(read(*flight, ids[4]).state, FlightState::started);
   EXPECT_EQ(read(*flight, ids[4]).call.number, 5u);
@@ -137,7 +137,7 @@ TEST(FlightRecorder, EnvironmentSaysHowManyAndMistakesAreNamed) {
 
 TEST(FlightRecorder, NewsAreToldOnce) {
   auto flight = recorder_of(4);
-  EXPECT_TRUE(flight->has_news());  // nothing was told yet
+  EXPECT_TRUE(flight->has_news());  // no news was taken yet
   EXPECT_FALSE(flight->has_news());
   const auto id = flight->begin(call_number(1), FlightState::started);
   EXPECT_TRUE(flight->has_news());
@@ -168,7 +168,8 @@ TEST(FlightRecorder, ListHoldsTheLivingInTheOrderOfTheirMaking) {
   EXPECT_THAT(names(), ::testing::IsEmpty());
 }
 
-// The fields of one record belong together, whoever writes meanwhile.
+// All fields of a record that was read belong together, although threads write
+// meanwhile.
 TEST(FlightRecorder, ReaderSeesWholeRecordsWhileThreadsWriteAndEnd) {
   constexpr uint64_t kCapacity = 64;
   auto flight = recorder_of(kCapacity);
@@ -186,7 +187,8 @@ TEST(FlightRecorder, ReaderSeesWholeRecordsWhileThreadsWriteAndEnd) {
             flight->begin(call_number(number), FlightState::scheduled,
                           Clock::time_point(nanoseconds(number)));
         flight->start(id);
-        flight->end(before, number % 7 == 0);  // late, as an asynchronous one
+        // late, as an asynchronous call ends
+        flight->end(before, number % 7 == 0);
         before = id;
       }
     });

@@ -18,7 +18,8 @@ using ::testing::IsEmpty;
 using ::testing::Pair;
 using ::testing::SizeIs;
 
-// Keeps what it is told. Views are alive during the call only: copied.
+// Keeps what it is told. The views are valid only during the call, so it copies
+// them.
 class Recorder : public SpanObserver {
  public:
   struct Begun {
@@ -164,7 +165,7 @@ TEST(Span, OpenOnesMayEndAfterTheSubscription) {
   EXPECT_THAT(gone->ended(), IsEmpty());
   EXPECT_THAT(stays->begun(), SizeIs(1));
   EXPECT_THAT(stays->ended(), SizeIs(2));
-  EXPECT_EQ(gone.use_count(), 1);  // the subscription let go of it
+  EXPECT_EQ(gone.use_count(), 1);  // the subscription has released the observer
 }
 
 TEST(Span, MovesWithoutEnding) {

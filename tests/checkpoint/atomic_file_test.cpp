@@ -85,8 +85,9 @@ TEST(AtomicFile, WhatIsNoFileIsNeverReplaced) {
               AllOf(HasSubstr("was not saved"), HasSubstr("none")));
 }
 
-// A limit on the size of files is what a full disk looks like to write(),
-// without the rights to mount one. It is the process's: hence a fork.
+// Limits the size of files. write() then fails as on a full disk, without the
+// rights to mount one. The limit holds for the whole process, so the action
+// runs in a fork.
 template <class Action>
 int in_child(const Action& action) {
   const pid_t child = ::fork();
@@ -155,7 +156,7 @@ TEST(AtomicFile, AKilledSaveLeavesOneCompleteSnapshot) {
       newest = snapshot.step = read.step;
     }
     EXPECT_GT(newest, 0);
-    write_snapshot(path, snapshot);  // takes the left-over with it
+    write_snapshot(path, snapshot);  // removes the left-over file, too
   }
   EXPECT_EQ(folder.count(), 2u);
 }

@@ -1,5 +1,5 @@
-// Files that an accident has changed: cut short, a bit flipped, or simply not
-// a snapshot (fault 19). Never a crash, never wrong content.
+// Files changed by an accident: cut short, a bit flipped, or simply not a
+// snapshot (fault 19). None may crash the reader or yield wrong content.
 
 #include <gmock/gmock.h>
 #include <sys/stat.h>
@@ -66,7 +66,7 @@ TEST_P(DamagedFile, AnyFlippedByteIsAnErrorOrChangesNothing) {
 }
 
 TEST_P(DamagedFile, AFlippedBitInATensorNamesIt) {
-  // 0.25f, repeated: exp_avg of parameter 0.
+  // Finds exp_avg of parameter 0, which repeats 0.25f.
   const size_t at = content_.find(std::string("\0\0\x80\x3e\0\0\x80\x3e", 8));
   ASSERT_NE(at, std::string::npos);
   content_[at + 2] ^= 1;

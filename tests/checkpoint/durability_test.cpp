@@ -1,5 +1,5 @@
-// The order in which a save reaches the disk. Nothing else shows a lost fsync:
-// it would take a power failure.
+// The order in which a save reaches the disk. Otherwise only a power failure
+// would show a missing fsync.
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -18,7 +18,7 @@
 namespace lockstep {
 namespace {
 
-// What the saving thread asks of the system, as long as it is recorded.
+// The system calls of the saving thread; null while none are recorded.
 thread_local std::vector<std::string>* recorded = nullptr;
 
 std::string path_of(int fd) {
@@ -30,11 +30,11 @@ std::string path_of(int fd) {
 }
 
 void record(const std::string& call, const std::string& path) {
-  // The file aside is named by 16 random digits.
+  // The temporary file's name ends with 16 random digits.
   const auto name = std::filesystem::path(path).filename().string();
   const bool aside = name.find(".lockstep-") != std::string::npos;
   const auto entry = call + (aside ? " aside" : " " + name);
-  // A file is written by several calls.
+  // Several write() calls on one file count once.
   if (recorded->empty() || recorded->back() != entry) {
     recorded->push_back(entry);
   }
@@ -43,8 +43,8 @@ void record(const std::string& call, const std::string& path) {
 }  // namespace
 }  // namespace lockstep
 
-// These stand before the C library's, which is a shared library, for the whole
-// test program: every call of Lockstep's sources comes here.
+// These functions replace those of the C library, which is a shared library, in
+// the whole test program: every call from Lockstep's sources comes here.
 extern "C" {
 
 ssize_t write(int fd, const void* data, size_t size) {

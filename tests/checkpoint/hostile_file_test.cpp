@@ -1,5 +1,5 @@
-// Files that somebody has made to do harm (fault 20): each is refused
-// with one line, in little time and little memory.
+// Files that somebody has made to do harm (fault 20): each is refused with a
+// one-line error, in little time and little memory.
 
 #include <caffe2/serialize/inline_container.h>
 #include <gmock/gmock.h>
@@ -102,7 +102,7 @@ TEST(HostileSafetensors, EachIsRefusedWithItsReason) {
   EXPECT_THAT(refusal(safetensors("{\"a\":\xff}", "")), HasSubstr("not valid"));
 }
 
-// A .pt file around `pickle`, with one storage of 16 bytes.
+// Writes a .pt file around `pickle`, with one storage of 16 bytes.
 void write_pt_file(const std::string& path, const std::string& pickle) {
   caffe2::serialize::PyTorchStreamWriter writer(path);
   writer.writeRecord("data.pkl", pickle.data(), pickle.size());
@@ -117,7 +117,7 @@ std::string text(const std::string& value) {
   const auto size = static_cast<uint32_t>(value.size());
   return "X"s + std::string(reinterpret_cast<const char*>(&size), 4) + value;
 }
-// A tensor over that storage, as torch.save writes it.
+// Returns the pickle of a tensor over that storage, as torch.save writes it.
 std::string tensor(const std::string& storage_class, int32_t numel,
                    int32_t offset, const std::string& size,
                    const std::string& stride) {
@@ -176,7 +176,8 @@ TEST(HostilePickle, EachIsRefusedWithItsReason) {
   EXPECT_THAT(refusal(model(tensor("FloatStorage", 4, 0, big + big + big,
                                    zero + zero + zero))),
               HasSubstr("larger than memory"));
-  // Another dtype over a storage that was checked for bool only.
+  // The second tensor reads, as another dtype, a storage that was checked for
+  // bool only.
   EXPECT_THAT(refusal("\x80\x02}("s + text("a") + good + text("b") +
                       tensor("IntStorage", 4, 0, two, one) + "u."),
               HasSubstr("described in two ways"));
@@ -210,19 +211,19 @@ TEST(HostilePickle, NestingIsBounded) {
 }
 
 TEST(HostilePickle, ACycleIsRefused) {
-  // By whichever bound it meets first.
+  // Several bounds apply to a cycle; any of them may refuse it.
   EXPECT_THROW(read_pickle("\x80\x02]q\0h\0a."s, no_storage()), PickleError);
 }
 
 TEST(HostilePickle, AListThatMentionsItselfTenFoldIsBounded) {
-  // Each list holds the one before ten times: 10^20 values in 500 bytes.
+  // Each list holds the previous one ten times: 10^20 values in 500 bytes.
   std::string bomb = "\x80\x02]q"s + '\0';
   for (char level = 1; level <= 20; ++level) {
     bomb += "](";
     for (int i = 0; i < 10; ++i) bomb += "h"s + static_cast<char>(level - 1);
     bomb += "eq"s + level;
   }
-  // What lies below the last is dropped by a tuple that is popped.
+  // The lists are inside a tuple that is popped, which drops all but the last.
   bomb = bomb.substr(0, 2) + "(" + bomb.substr(2) + "t.";
   EXPECT_THAT(message_of([&] { read_pickle(bomb, no_storage()); }),
               HasSubstr("too often"));

@@ -71,7 +71,7 @@ class Layers(nn.Module):
         self.register_buffer("mask", torch.ones(3, dtype=torch.bool))
 
     def filled(self):
-        # Values that tell every element of every tensor.
+        # Gives each element of every tensor a value of its own.
         with torch.no_grad():
             for i, tensor in enumerate(self.state_dict().values()):
                 values = torch.arange(tensor.numel()) + 1000 * i
@@ -89,7 +89,7 @@ def write():
     torch.save(model.state_dict(), f"{FOLDER}/checkpoint.pt")
     torch.save({"MODEL_STATE": model.state_dict(), "EPOCHS_RUN": 10},
                f"{FOLDER}/protocol4.pt", pickle_protocol=4)
-    # How programs save that are not the tutorial.
+    # Files as programs save them that do not follow the tutorial.
     torch.save({"model": model.state_dict(),
                 "optimizer": OPTIMIZERS["Adam"](model.parameters()).state_dict(),
                 "epoch": 3, "loss": 0.25,

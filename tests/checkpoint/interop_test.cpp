@@ -19,10 +19,10 @@ using ::testing::HasSubstr;
 using namespace lockstep::testing;
 namespace optim = torch::optim;
 
-// A bias right before batch norm would have a gradient of rounding errors
+// Has no bias right before batch norm: its gradient would be rounding errors
 // only, which Adam makes large.
-// In double, by the default: to(kDouble) would convert num_batches_tracked,
-// too, which Python's double() leaves alone.
+// Uses the default dtype to build in double: to(kDouble) would also convert
+// num_batches_tracked, which Python's double() leaves alone.
 torch::nn::Sequential build() {
   const auto before = torch::get_default_dtype();
   torch::set_default_dtype(caffe2::TypeMeta::Make<double>());
@@ -67,7 +67,7 @@ std::unique_ptr<optim::Optimizer> make(const std::string& name,
 const char* const kOptimizers[] = {"SGD", "Adam", "AdamW", "RMSprop",
                                    "Adagrad"};
 
-// Of every kind of name; the same in interop.py.
+// Has names of every kind; interop.py has the same model.
 struct Layers : torch::nn::Module {
   Layers() {
     namespace nn = torch::nn;
@@ -153,7 +153,7 @@ TEST_F(PythonInterop, AStateDictOfPythonIsLoaded) {
   Layers layers;
   load_state_dict(file("layers.pth"), layers);
   const auto loaded = capture_module(layers);
-  // Tied to words.weight, which holds what was filled last.
+  // out.weight is tied to words.weight, so it holds the value filled in last.
   ASSERT_EQ(loaded[loaded.size() - 2].first, "norm.bias");
   ASSERT_EQ(loaded.back().first, "out.weight");
   for (size_t i = 0; i < loaded.size(); ++i) {
@@ -211,7 +211,8 @@ TEST_F(PythonInterop, HalfWeightsOfPythonAreConverted) {
   }
 }
 
-// What Python's load_state_dict(strict=False) returns, of the same files.
+// Expects what Python's load_state_dict(strict=False) returns for the same
+// files.
 TEST_F(PythonInterop, WhatIsLeftOutIsWhatPythonLeavesOut) {
   const auto said = nlohmann::json::parse(read_file(file("incompatible.json")));
   for (const char* name : {"fewer.pt", "more.pt", "others.pt"}) {
@@ -220,7 +221,7 @@ TEST_F(PythonInterop, WhatIsLeftOutIsWhatPythonLeavesOut) {
     const auto left = load_state_dict(file(name), *model, {.strict = false});
     const auto& python = said[name];
     EXPECT_EQ(nlohmann::json(left.missing_keys), python["missing"]) << name;
-    // Python's are in the order of its modules.
+    // Python lists its keys in the order of its modules.
     auto unexpected = left.unexpected_keys;
     std::ranges::sort(unexpected);
     EXPECT_EQ(nlohmann::json(unexpected), python["unexpected"]) << name;

@@ -11,8 +11,8 @@
 
 #include "lockstep/checkpoint/snapshot.h"
 
-// What the tests of this folder share: a folder that goes away, files as
-// strings, a snapshot with something in every member, and its comparison.
+// Shared by the tests of this folder: a temporary folder, files as strings, and
+// a snapshot with something in every member, with its comparison.
 namespace lockstep::testing {
 
 class TemporaryFolder {
@@ -49,7 +49,7 @@ inline void write_file(const std::string& path, const std::string& content) {
   std::ofstream(path, std::ios::binary | std::ios::trunc) << content;
 }
 
-// Small, so that every byte of its file can be tried.
+// Returns a snapshot so small that a test can try every byte of its file.
 inline Snapshot sample_snapshot() {
   Snapshot s;
   s.model_state = {{"0.weight", torch::arange(6, torch::kFloat).view({2, 3})},
@@ -124,7 +124,7 @@ inline bool same_optimizer(const OptimizerState& a, const OptimizerState& b) {
   return true;
 }
 
-// Whatever the order of the tensors: safetensors sorts them by width.
+// Ignores the order of the tensors: safetensors sorts them by width.
 inline bool same_snapshot(const Snapshot& a, const Snapshot& b) {
   const std::map<std::string, at::Tensor> x(a.model_state.begin(),
                                             a.model_state.end());
@@ -148,7 +148,7 @@ inline bool same_snapshot(const Snapshot& a, const Snapshot& b) {
          a.sampler_state == b.sampler_state && a.metadata == b.metadata;
 }
 
-// What `action` throws, or "" if it does not.
+// Returns the message of what `action` throws, or "" if it does not throw.
 template <class Action>
 std::string message_of(const Action& action) {
   try {

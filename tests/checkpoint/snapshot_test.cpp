@@ -31,7 +31,7 @@ INSTANTIATE_TEST_SUITE_P(, SnapshotFormat,
 TEST_P(SnapshotFormat, EveryMemberComesBack) {
   const Snapshot saved = sample_snapshot();
   EXPECT_TRUE(same_snapshot(saved, round_trip(saved)));
-  EXPECT_EQ(folder_.count(), 1u);  // nothing is left aside
+  EXPECT_EQ(folder_.count(), 1u);  // no temporary file is left
 }
 
 TEST_P(SnapshotFormat, AnEmptySnapshotComesBack) {

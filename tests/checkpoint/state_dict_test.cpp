@@ -1,4 +1,5 @@
-// A model's weights in a file of their own; between languages: interop_test.
+// A model's weights in a file of their own. interop_test.cpp tests the exchange
+// with Python.
 #include "lockstep/checkpoint/state_dict.h"
 
 #include <gmock/gmock.h>
@@ -35,7 +36,8 @@ bool holds(const torch::nn::Module& module, double value) {
 
 class StateDict : public ::testing::Test {
  protected:
-  // What load_state_dict() says of `tensors`; the model stays as it was.
+  // Returns the error of load_state_dict() for `tensors`; the model must not
+  // change.
   std::string refusal_of(const NamedTensors& tensors) {
     write_state_dict(path_, tensors);
     auto model = model_of(5);
@@ -62,7 +64,7 @@ TEST_F(StateDict, ComesBackIntoTheTensorsThatTheModelHas) {
   EXPECT_TRUE(holds(*model, 2));
   EXPECT_TRUE(alias.eq(2).all().item<bool>());
   EXPECT_TRUE(model->parameters()[0].requires_grad());
-  EXPECT_EQ(folder_.count(), 1u);  // nothing is left aside
+  EXPECT_EQ(folder_.count(), 1u);  // no temporary file is left
 }
 
 TEST_F(StateDict, IsAFileOfTorchSaveUnlessItsNameSaysSafetensors) {
@@ -118,7 +120,7 @@ TEST_F(StateDict, AnEmptyOneIsOfAnotherModel) {
 TEST_F(StateDict, ADamagedFileIsNamedAndChangesNothing) {
   save_state_dict(path_, *model_of(2));
   const std::string content = read_file(path_);
-  // The first of 0.weight's six.
+  // Finds the first of 0.weight's six elements.
   const std::string two("\0\0\0\x40", 4);
   const size_t at = content.find(two + two + two + two + two + two);
   ASSERT_NE(at, std::string::npos);
@@ -176,7 +178,7 @@ TEST_F(StateDict, NamesAreReplacedByPrefixOrByAFunction) {
                   }});
   EXPECT_TRUE(holds(*model, 2));
 
-  // The first pair that fits counts, and what fits none stays.
+  // The first pair that matches a name is used; a name that none matches stays.
   model = model_of(5);
   const auto left = load_state_dict(
       path_, *model,
@@ -247,7 +249,7 @@ TEST_F(StateDict, FloatingPointTensorsAreConvertedIfAskedFor) {
     EXPECT_TRUE(holds(*model, 2));
     EXPECT_EQ(model->parameters()[0].scalar_type(), torch::kFloat);
 
-    // And back: weights of float32 into a model of that dtype.
+    // The other way: weights of float32 are loaded into a model of that dtype.
     save_state_dict(path_, *model_of(3));
     auto low = model_of(5);
     low->to(dtype);

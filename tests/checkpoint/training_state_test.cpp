@@ -1,4 +1,4 @@
-// Snapshots of a whole world: what one rank meets, all learn.
+// Snapshots of a whole world: an error on one rank is reported on all.
 
 #include "lockstep/checkpoint/training_state.h"
 
@@ -60,7 +60,7 @@ WORLD_TEST(TrainingState, EveryRankResumesWithItsOwnGenerator, 1, 2, 3) {
     EXPECT_EQ(second.state.sampler_state, first.state.sampler_state);
     EXPECT_TRUE(torch::equal(drawn, torch::rand({4})));
     second.train(3);
-    // The saved model was rank 0's; the others trained one of their own.
+    // Rank 0's model was saved; the other ranks trained models of their own.
     if (world.rank == 0) {
       EXPECT_TRUE(torch::equal(first.parameters(), second.parameters()));
     }
@@ -87,7 +87,7 @@ WORLD_TEST(TrainingState, AMissingFolderIsFoundBeforeTraining, 1, 2, 3) {
   if (world.rank > 0) {
     EXPECT_THAT(message, HasSubstr("rank 0"));
   }
-  // A run that only reads finds no file there.
+  // Without will_save the missing folder is only a missing file.
   EXPECT_FALSE(load_snapshot(path, run.state, {.will_save = false}));
 }
 
@@ -131,7 +131,7 @@ WORLD_TEST(TrainingState, AFailedSaveIsAnErrorOnEveryRank, 1, 2, 3) {
   if (world.rank > 0) {
     EXPECT_THAT(message, HasSubstr("by rank 0"));
   }
-  // The ranks are still in step.
+  // The ranks still make the same calls.
   save_snapshot(world.folder / "a.pt", run.state);
 }
 

@@ -1,4 +1,5 @@
-// `lockstep bench --peers`: Python's torch.distributed beside ours.
+// `lockstep bench --peers`: measures Python's torch.distributed in the same
+// run.
 #include <gmock/gmock.h>
 
 #include "tests/cli/bench_command.h"

@@ -1,4 +1,4 @@
-// Mistakes of `lockstep bench`'s user: one clear line each.
+// Mistakes of the user of `lockstep bench`: each gives one clear line.
 #include <gmock/gmock.h>
 
 #include <filesystem>
@@ -71,7 +71,7 @@ TEST_F(BenchOptions, AMistakeIsOneLineThatSaysWhatIsAllowed) {
 }
 
 TEST_F(BenchOptions, APeerWithoutTorchIsOneLine) {
-  // Starts as Python does, and has no torch.
+  // A program that starts like Python, but has no torch.
   const fs::path python = scratch() / "python";
   std::ofstream(python) << "#!/bin/sh\nexec python3 -S -I \"$@\"\n";
   fs::permissions(python, fs::perms::owner_all);

@@ -96,7 +96,7 @@ TEST_F(BenchPlainPeers, ThePlotHasALineOfEverySideWithAPointOfEverySize) {
   EXPECT_EQ(svg.attributes.at("xmlns"), "http://www.w3.org/2000/svg");
   const auto lines = svg.all("polyline");
   const auto sides = expected_sides();
-  ASSERT_EQ(lines.size(), 2 * sides.size());  // of two dtypes
+  ASSERT_EQ(lines.size(), 2 * sides.size());  // two dtypes
   std::set<std::string> ids;
   for (const auto* line : lines) {
     std::istringstream points(line->attributes.at("points"));

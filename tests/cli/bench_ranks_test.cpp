@@ -1,5 +1,5 @@
-// What `lockstep bench` makes of its ranks' answers, with ranks that answer
-// what a test wants: a copy of the program beside a script in place of the
+// What `lockstep bench` does with its ranks' answers. The ranks answer what the
+// test wants: the test copies the program and puts a script in place of the
 // rank's program.
 #include <gmock/gmock.h>
 
@@ -18,7 +18,7 @@ using ::testing::HasSubstr;
 
 class BenchRanks : public BenchTest {
  protected:
-  // `rank`: shell code in place of the rank's program.
+  // Runs the bench with `rank`, shell code, in place of the rank's program.
   ProgramResult bench_with(const std::string& rank,
                            const std::vector<std::string>& options) {
     fs::copy_file(LOCKSTEP_LIBEXEC_DIR "/lockstep-bench",
@@ -32,7 +32,8 @@ class BenchRanks : public BenchTest {
     command.insert(command.end(), options.begin(), options.end());
     return run_program(command);
   }
-  // `answer`: shell code that runs for each request, with $RANK and $id.
+  // Runs the bench with ranks that run `answer`, shell code, for each request;
+  // $RANK and $id are set.
   ProgramResult bench_of(const std::string& answer,
                          std::vector<std::string> options = {},
                          const std::vector<std::string>& sizes = {
@@ -98,7 +99,7 @@ TEST_F(BenchRanks, ARankThatFailsAloneIsNamedWithItsWords) {
 }
 
 TEST_F(BenchRanks, ARankThatCannotStartIsNamedWithItsWords) {
-  // The rank's own program: rank 0 of it waits for rank 1.
+  // Runs the rank's own program: rank 0 waits for rank 1.
   const auto result = bench_with(
       "if [ $RANK = 1 ]; then export WORLD_SIZE=none; fi\n"
       "exec " LOCKSTEP_LIBEXEC_DIR "/lockstep-bench-rank \"$@\"",

@@ -34,7 +34,7 @@ std::vector<std::vector<std::string>> rows(const std::string& table) {
   return all;
 }
 
-// The program behind `lockstep bench` is asked for its options.
+// The completion asks the program that `lockstep bench` starts for its options.
 TEST_F(Bench, OptionsAreCompleted) {
   const std::string command = LOCKSTEP_BIN_DIR "/lockstep";
   const auto offered = run_program(
@@ -58,7 +58,8 @@ TEST_F(Bench, EveryOperationInWorldsWithinAndBeyondTheCores) {
   }
   EXPECT_EQ(seen.size(), 10u);
   for (const auto& [operation, times] : seen) {
-    // Of each world, and of each size where there are sizes.
+    // There is a result for each world, and for each size unless it is a
+    // barrier.
     EXPECT_EQ(times, operation == "barrier" ? 2 : 4) << operation;
   }
 }
@@ -74,7 +75,7 @@ TEST_F(Bench, BytesAreThoseOfAllRanksPartsTogether) {
     bytes.push_back(entry.at("bytes"));
     EXPECT_EQ(entry.at("elements").get<int64_t>() * 8, bytes.back());
   }
-  // At least one element a rank; sizes that come to the same, once.
+  // Each rank has at least one element; sizes that round to the same run once.
   EXPECT_THAT(gathered, ElementsAre(24, 984));
   EXPECT_THAT(reduced, ElementsAre(8, 1000));
 }

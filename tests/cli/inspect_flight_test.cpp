@@ -1,5 +1,5 @@
-// `lockstep inspect flight` on records that were written for it: what it finds,
-// and what it says of files that are none.
+// `lockstep inspect flight` on records written for the test: what it finds, and
+// its errors for files that are no records.
 #include <gmock/gmock.h>
 
 #include <fstream>
@@ -22,8 +22,8 @@ using ::testing::StartsWith;
 constexpr int64_t kSecond = 1'000'000'000;
 constexpr int64_t kStart = 1'700'000'000 * kSecond;
 
-// The n-th collective of a rank, begun n seconds after kStart; `other` is what
-// differs.
+// Returns the n-th collective of a rank, begun n seconds after kStart; the
+// fields in `other` replace the usual ones.
 json call(int64_t number, const json& other = json::object()) {
   json entry{{"record_id", number},
              {"collective_seq_id", number},
@@ -67,7 +67,7 @@ json group_of(int rank, const std::vector<json>& calls, int world_size) {
           {"entries", calls}};
 }
 
-// Written 60 s after kStart.
+// Returns a record written 60 s after kStart.
 json record(int rank, const std::vector<json>& calls, int world_size = 3) {
   return {{"format", "lockstep-flight"},
           {"version", 1},
@@ -98,7 +98,7 @@ class InspectFlight : public LauncherTest {
     }
     return run_command(arguments);
   }
-  // The one group of what --json says.
+  // Returns the only group in the output of --json.
   json group_found(const std::vector<json>& records, int exit_code) {
     const auto result = inspect(records, {"--json"});
     EXPECT_EQ(result.exit_code, exit_code) << result.err;
@@ -107,7 +107,7 @@ class InspectFlight : public LauncherTest {
     EXPECT_EQ(document.at("groups").size(), 1u);
     return document.at("groups")[0];
   }
-  // The one line of an error about `text` as a record.
+  // Returns the one-line error for `text` as a record.
   std::string mistake(const std::string& text) {
     const auto path = write("bad.json", text);
     const auto result = run_command({"inspect", "flight", path});
@@ -170,7 +170,8 @@ TEST_F(InspectFlight, EachFieldThatRanksMustAgreeOnIsCompared) {
   }
 }
 
-// The root alone has an output, and parts of all_to_all may all differ.
+// Only the root of a gather or scatter has both sides in full, and the parts of
+// all_to_all may all differ.
 TEST_F(InspectFlight, ElementsThatDifferByNatureAreNoDivergence) {
   auto of = [](const char* operation, int in, int out) {
     return json{
@@ -213,7 +214,7 @@ TEST_F(InspectFlight, RankThatDidNotComeIsNamedWithItsLastCall) {
 }
 
 TEST_F(InspectFlight, RankThatFellBehindCallsAgoIsFoundWhereItLeft) {
-  // Asynchronous ones pile up behind.
+  // Asynchronous calls queue up after the one that rank 1 did not make.
   const json scheduled{{"state", "scheduled"}, {"time_ended_ns", nullptr}};
   const std::vector<json> ahead{call(1), call(2, scheduled), call(3, scheduled),
                                 call(4, kStarted)};
@@ -231,7 +232,7 @@ TEST_F(InspectFlight, RankWithoutARecordIsSuspectWhereOthersFailed) {
   EXPECT_THAT(group.at("findings").dump(),
               AllOf(HasSubstr("no record of rank 1"),
                     HasSubstr("it failed on ranks 0, 2")));
-  // Where all went well nobody is.
+  // A missing record is no finding if no call failed.
   EXPECT_EQ(group_found({record(0, {call(1)})}, 0).at("verdict"), "consistent");
 }
 
@@ -364,7 +365,7 @@ TEST_F(InspectFlight, RecordsOfDifferentJobsAreNotCompared) {
   EXPECT_THAT(refused({record(0, {}), other}),
               AllOf(HasSubstr("record1.json is of job 29501"),
                     HasSubstr("record0.json of job 29500")));
-  other["job"] = nullptr;  // not known
+  other["job"] = nullptr;  // the job is not known
   EXPECT_EQ(inspect({record(0, {}), other}).exit_code, 0);
 }
 

@@ -1,7 +1,8 @@
 // Ranks that diverge, for inspect_ranks_test.cpp:
 // `lockstep run --nproc-per-node=3 inspect_ranks absent|stuck|different`.
-// Each rank prints "ready <rank> <pid>" when it is where the test wants it, or
-// "failed <rank> <error>", and stays until it is killed, a minute at most.
+// Each rank prints "ready <rank> <pid>" when it has come to the point that the
+// test needs, or "failed <rank> <error>", and stays until it is killed, a
+// minute at most.
 #include <torch/torch.h>
 #include <unistd.h>
 

@@ -1,5 +1,5 @@
-// Records of real ranks that diverged (inspect_ranks.cpp): they are there after
-// a failure and after SIGUSR1, and name the rank.
+// Records of real ranks that diverged (inspect_ranks.cpp): they are written
+// after a failure and after SIGUSR1, and name the rank.
 #include <gmock/gmock.h>
 #include <signal.h>
 
@@ -30,7 +30,7 @@ class InspectRanks : public LauncherTest {
   }
   fs::path folder() const { return scratch() / "flight"; }
 
-  // The records, once there are `number`.
+  // Returns the records by rank as soon as there are `number` of them.
   std::map<int, std::string> await_records(size_t number) {
     const auto deadline = Deadline::after(std::chrono::seconds(20));
     std::map<int, std::string> records;
@@ -47,7 +47,7 @@ class InspectRanks : public LauncherTest {
     return records;
   }
 
-  // By "ready <rank> <pid>".
+  // Returns the process of each rank, from its line "ready <rank> <pid>".
   static std::map<int, pid_t> pids(const std::string& out) {
     std::map<int, pid_t> all;
     for (const auto& line : lines(out)) {
@@ -102,7 +102,7 @@ TEST_F(InspectRanks, SignalRecordsRanksThatAreStuckAndTheyGoOn) {
   job->await_output("ready ", 3);
   const auto ranks = pids(job->out());
   ASSERT_EQ(ranks.size(), 3u);
-  // Until both are inside: a record may come before.
+  // Repeats until both ranks are inside: a record may be written before that.
   const auto deadline = Deadline::after(std::chrono::seconds(20));
   json group;
   do {

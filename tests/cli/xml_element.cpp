@@ -47,7 +47,7 @@ class Parser {
     require(at_ > begin && isalpha(text_[begin]), "name");
     return std::string(text_.substr(begin, at_ - begin));
   }
-  // Up to one of `ends`, which stays.
+  // Returns the text up to one of `ends`, which is not consumed.
   std::string characters(std::string_view ends) {
     std::string result;
     while (true) {

@@ -11,15 +11,16 @@ struct XmlElement {
   std::string name{};
   std::map<std::string, std::string> attributes{};
   std::vector<XmlElement> children{};
-  std::string text{};  // of its own, without its children's
+  std::string text{};  // its own text, without its children's
 
-  // This one and all below it that are `called` so, in the document's order.
+  // Returns this element and all below it whose name is `called`, in the
+  // document's order.
   std::vector<const XmlElement*> all(std::string_view called) const;
 };
 
-// The root of a document in the plain part of XML 1.0: a declaration, elements,
-// attributes, text, the five entities; no comments, no DTD. Throws
-// std::runtime_error with the place of what is not well-formed.
+// Returns the root of a document in the plain part of XML 1.0: a declaration,
+// elements, attributes, text, the five entities; no comments, no DTD. Throws
+// std::runtime_error that says where the text is not well-formed.
 XmlElement parse_xml(std::string_view text);
 
 }  // namespace lockstep::testing
