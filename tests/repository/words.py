@@ -8,7 +8,6 @@ a few words only; that a sentence can be understood is for its readers to check.
 
 import pathlib
 import re
-import subprocess
 import sys
 
 # What is refused in any prose, unless `unless` is in the same sentence.
@@ -34,6 +33,7 @@ RIGHT = re.compile(
     r"behind (a|the) (NAT|gateway|proxy|firewall|load balancer)|`[^`]*`", re.I
 )
 SUFFIXES = {".h", ".cpp", ".cu", ".md", ".py", ".cmake", ".txt"}
+FOLDERS = ["benchmarks", "cmake", "docs", "examples", "lockstep", "tests"]
 OWN = "tests/repository/words.py"
 
 
@@ -119,13 +119,11 @@ def refused(number, text):
 
 def main():
     source = pathlib.Path(sys.argv[1])
-    files = subprocess.run(
-        ["git", "-C", source, "ls-files"], capture_output=True, text=True, check=True
-    ).stdout.split()
+    files = [path for folder in FOLDERS for path in (source / folder).rglob("*")]
     count = 0
-    for name in files:
-        path = source / name
-        if path.suffix not in SUFFIXES or name == OWN or not path.is_file():
+    for path in sorted([*source.glob("*.md"), *source.glob("*.txt"), *files]):
+        name = path.relative_to(source).as_posix()
+        if path.suffix not in SUFFIXES or name == OWN:
             continue
         lines = path.read_text().splitlines()
         for number, text, advice in findings(path, lines):
