@@ -2,7 +2,7 @@
 
     ./dev bench                      every benchmark
     ./dev bench ddp                  training steps: five models (training.py)
-    ./dev bench mlp narrow           these
+    ./dev bench mlp narrow           only these
     ./dev bench comm                 operations between ranks: lockstep bench
     ./dev bench hosts                two hosts and a slow link (hosts.py); root
     ./dev bench launch               two processes that do nothing (launch.py)
@@ -13,8 +13,8 @@ Ours and the peer alternate, round by round, so that a machine that is busy for
 a while is so for both. A figure is the median of the rounds; what a step costs
 in one round is itself a median over steps. The tables go to standard output,
 every round's figures to JSON. What is measured, the tables' columns and the
-JSON's fields: docs/benchmarks.md. Needs Python's standard library, and the
-torch that the peers import beside this interpreter.
+JSON's fields: docs/benchmarks.md. Needs only Python's standard library; the
+peers need torch beside this interpreter.
 """
 
 import argparse
@@ -38,15 +38,15 @@ from training import BACKEND, BENCHMARKS
 
 FORMAT = 2  # of the JSON of training
 HOSTS_FORMAT = 1
-# All training steps.
+# Means all training steps.
 DDP = "ddp"
-# Of `lockstep bench`, which alternates with its peers by itself and prints a
-# table of its own.
+# The benchmark `lockstep bench`, which alternates with its peers by itself and
+# prints a table of its own.
 COMM = "comm"
 COMM_SIZES = "4,1K,16K,256K,1M,4M,16M,64M"
-# Namespaces as hosts: a table and a file of its own too.
+# Namespaces as hosts; it too has a table and a file of its own.
 HOSTS = "hosts"
-# The launchers alone; the same.
+# The launchers alone; likewise.
 LAUNCH = "launch"
 NAMES = [*BENCHMARKS, COMM, HOSTS, LAUNCH]
 ROUNDS = 5

@@ -4,7 +4,8 @@
 //
 //   {"lockstep": [us, ...], "gloo": [us, ...]}   the median of each round
 //
-// What a call takes is from behind a barrier to its end on the slowest rank.
+// The time of a call is from the end of a barrier to the call's end on the
+// slowest rank.
 #include <ATen/ATen.h>
 
 #include <CLI/CLI.hpp>
@@ -29,7 +30,7 @@ using Clock = std::chrono::steady_clock;
 struct Options {
   int64_t bytes = 16 << 20;
   int rounds = 5;
-  int calls = 5;  // of a round and backend
+  int calls = 5;  // in a round, for each backend
 };
 
 Options parse(int argc, char** argv) {

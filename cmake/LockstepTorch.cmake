@@ -1,5 +1,5 @@
-# LibTorch, as the imported target `torch` of its own package, without Python:
-# libtorch_python is never linked and Python.h never included.
+# Finds LibTorch, as the imported target `torch` of its own package, without
+# Python: libtorch_python is never linked and Python.h never included.
 find_package(Torch REQUIRED)
 if(TORCH_CXX_FLAGS)
   # The wheel's dual-ABI switch; it must be the same in every object.

@@ -44,8 +44,8 @@ int inspect_flight(const FlightArguments& arguments) {
 
 void add_inspect_command(CLI::App& app, int& exit_code) {
   CLI::App* inspect = app.add_subcommand("inspect", "Look at what jobs left");
-  // `lockstep run` takes whatever is behind its program, and makes what is
-  // added after it do so.
+  // `lockstep run` takes all arguments after its program as they are, and
+  // commands that are added after it inherit that; this one must not.
   inspect->prefix_command(false);
   inspect->formatter(make_help_formatter("lockstep inspect COMMAND ..."));
   inspect->get_help_ptr()->description("Print this help and exit");

@@ -66,7 +66,7 @@ bool parse_flag(const std::string& name, const std::string& value) {
                               "\"; allowed are true and false");
 }
 
-// Keys of torchrun's rendezvous that mean nothing here.
+// Keys of torchrun's rendezvous that have no effect here.
 constexpr std::array kForeignConf{"last_call_timeout",
                                   "close_timeout",
                                   "heartbeat_timeout",
@@ -75,7 +75,7 @@ constexpr std::array kForeignConf{"last_call_timeout",
                                   "use_libuv",
                                   "rank"};
 
-// "KEY=VALUE,KEY=VALUE".
+// Applies `text`, of the form "KEY=VALUE,KEY=VALUE".
 void apply_rdzv_conf(const std::string& text, JobMemberOptions& job,
                      std::vector<std::string>& warnings) {
   std::optional<std::chrono::milliseconds> timeout;
@@ -118,7 +118,8 @@ void apply_rdzv_conf(const std::string& text, JobMemberOptions& job,
   job.store.timeout = timeout.value_or(job.join_timeout);
 }
 
-// "[::1]" and "::1" mean the same; the workers' libraries know the second.
+// Removes the brackets: "[::1]" and "::1" mean the same, but the workers'
+// libraries know only the second.
 std::string bare(const std::string& address) {
   return address.starts_with('[') && address.ends_with(']')
              ? address.substr(1, address.size() - 2)
@@ -137,7 +138,7 @@ std::string host_name() {
   return name[0] == '\0' ? "this host" : name;
 }
 
-// Of rank 0's store, where there is one node.
+// Sets the address and port of rank 0's store, if there is one node.
 void set_store_address(const RunArguments& arguments,
                        LocalAgentOptions& options) {
   if (!arguments.node_rank.empty() &&
@@ -184,7 +185,7 @@ void refuse_every_interface(const std::string& option,
       "give the name or an address of the host");
 }
 
-// Where and how long the nodes meet.
+// Returns where the nodes meet and how long they wait for each other.
 JobMemberOptions meeting_options(const RunArguments& arguments, int nnodes,
                                  std::vector<std::string>& warnings) {
   if (arguments.standalone) {

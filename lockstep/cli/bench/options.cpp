@@ -42,7 +42,8 @@ struct Arguments {
   std::string output;
 };
 
-// Said when it is violated; the help is shorter without.
+// The error names the range if it is violated; without a description the help
+// is shorter.
 template <typename Number>
 CLI::Validator between(Number lowest, Number highest) {
   return CLI::Range(lowest, highest).description("");
@@ -145,7 +146,7 @@ std::vector<int64_t> sizes_of(const Arguments& arguments) {
   }
   for (int64_t bytes = first;; bytes *= factor) {
     sizes.push_back(bytes);
-    if (bytes > last / factor) break;  // before a product that may overflow
+    if (bytes > last / factor) break;  // the next product may overflow
   }
   return sizes;
 }

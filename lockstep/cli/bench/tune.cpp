@@ -28,7 +28,7 @@ constexpr int64_t kTrialIterations = 3;
 constexpr int64_t kMostIterations = 2000;
 constexpr int kStartAfterMicroseconds = 100;
 
-// Both ways are measured at each of these.
+// At each of these sizes both ways are measured, at once and in chunks.
 constexpr std::array<size_t, 5> kOneShot{4 * kKiB, 8 * kKiB, 16 * kKiB,
                                          32 * kKiB, 64 * kKiB};
 constexpr std::array<size_t, 5> kChunks{64 * kKiB, 128 * kKiB, 256 * kKiB,
@@ -36,7 +36,8 @@ constexpr std::array<size_t, 5> kChunks{64 * kKiB, 128 * kKiB, 256 * kKiB,
 // Sizes that go through chunks.
 constexpr std::array<size_t, 4> kStaged{256 * kKiB, 1024 * kKiB, 4096 * kKiB,
                                         16384 * kKiB};
-// The least that a staged reduction can be made to take.
+// The lowest one_shot_bytes that is allowed: all sizes here then go through
+// chunks.
 constexpr size_t kNever = 64;
 constexpr int kMeasurements =
     2 * kOneShot.size() + kChunks.size() * kStaged.size();
@@ -49,7 +50,7 @@ json to_json(const Tuning& tuning) {
           {"streaming_bytes", tuning.streaming_bytes}};
 }
 
-// One number of ranks.
+// Finds the thresholds for one number of ranks.
 class Search {
  public:
   Search(const Options& options, int ranks, double seconds,
@@ -75,8 +76,9 @@ class Search {
   const std::vector<std::string>& evidence() const { return evidence_; }
 
  private:
-  // Candidates in turns, so that a machine that is busy for a while is so for
-  // all; of each the median of the rounds, in microseconds.
+  // Measures the candidates in turns, so that a machine that is busy for a
+  // while is so for all. Returns for each the median of its rounds, in
+  // microseconds.
   std::vector<double> measure(const std::vector<Tuning>& candidates,
                               size_t bytes) {
     std::vector<std::vector<double>> rounds(candidates.size());
@@ -131,8 +133,8 @@ class Search {
     evidence_.push_back(line);
   }
 
-  // Where going through chunks begins to pay: of all thresholds the one with
-  // which the sizes together take least, each counting the same.
+  // Finds the size from which on going through chunks pays: the threshold with
+  // which all sizes together take the least time, each size counting the same.
   size_t best_one_shot(const Tuning& tuning) {
     Tuning staged = tuning;
     staged.one_shot_bytes = kNever;
@@ -145,7 +147,7 @@ class Search {
       const auto times = measure({at_once, staged}, bytes);
       note(bytes, {"at once", "in chunks"}, times);
       gained += std::log(times[1] / times[0]);
-      // The first is a candidate whatever it gains.
+      // The first size is a candidate, whatever it gains.
       if (bytes == kOneShot.front() || gained > most) {
         most = gained;
         best = bytes;

@@ -5,11 +5,11 @@
 
 namespace lockstep::bench {
 
-// Measures the shared memory's thresholds (shm::Tuning) for each number of
-// ranks in options.ranks, or from 2 to the cores and twice and four times as
-// many, with the protocol alone; prints the table, and writes the file that
-// the library reads. Takes about options.seconds, and the time to start ranks.
-// Throws as run() does.
+// Measures the thresholds of shared memory (shm::Tuning), with the protocol
+// alone, for each number of ranks in options.ranks; if there are none, for 2,
+// 4, 8, ... up to the number of cores, and for once, twice and four times that
+// number. Prints the table, and writes the file that the library reads. Takes
+// about options.seconds, and the time to start ranks. Throws what run() throws.
 void tune(const Options& options, const StopSignal& stop);
 
 }  // namespace lockstep::bench

@@ -18,7 +18,7 @@ namespace {
 
 using nlohmann::json;
 
-// More than the writer puts into a file (base/flight_dump.cpp).
+// The writer puts less than this into a file (base/flight_dump.cpp).
 constexpr int64_t kMostBytes = int64_t{64} << 20;
 constexpr size_t kMostText = 256;
 constexpr int kMostRanks = 1 << 20;
@@ -46,14 +46,14 @@ std::string read_all(const std::string& path) {
         ::read(file.get(), text.data() + used, text.size() - used);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) throw FlightFileError(path + ": " + system_words());
-    if (count == 0) break;  // it was cut meanwhile
+    if (count == 0) break;  // the file was cut meanwhile
     used += static_cast<size_t>(count);
   }
   text.resize(used);
   return text;
 }
 
-// An object of the file and its place in it, for errors.
+// A JSON object of the file, and its place there, for errors.
 class Fields {
  public:
   Fields(const std::string& path, const json& object, std::string place)
@@ -69,7 +69,8 @@ class Fields {
     const json* value = find(key);
     std::string given = "is missing";
     if (value != nullptr) {
-      // What is nested may be nested without end.
+      // Only the type of a nested value is named, as it may be nested without
+      // end.
       given = "is " + (value->is_structured()
                            ? std::string(value->type_name())
                            : value->dump(-1, ' ', true,
@@ -82,7 +83,7 @@ class Fields {
 
   int64_t number(const char* key, int64_t lowest, int64_t highest) const {
     const json* value = find(key);
-    // What is above int64 would wrap.
+    // A number above int64's would wrap.
     if (value == nullptr || !value->is_number_integer() ||
         (value->is_number_unsigned() &&
          value->get<uint64_t>() > static_cast<uint64_t>(highest)) ||
@@ -92,7 +93,7 @@ class Fields {
     }
     return value->get<int64_t>();
   }
-  // Null is `none`.
+  // Returns `none` for null.
   int64_t number_or(const char* key, int64_t none, int64_t lowest,
                     int64_t highest) const {
     return is_null(key) ? none : number(key, lowest, highest);
@@ -236,7 +237,7 @@ FlightFile read_flight_file(const std::string& path) {
 void require_one_job(const std::vector<FlightFile>& files) {
   std::map<int, const FlightFile*> by_rank;
   const FlightFile& first = files.front();
-  const FlightFile* named = nullptr;  // the first with a job
+  const FlightFile* named = nullptr;  // the first file that names a job
   for (const auto& file : files) {
     if (file.world_size != first.world_size) {
       throw FlightFileError(

@@ -10,7 +10,8 @@ namespace {
 
 using nlohmann::json;
 
-// More rows than that nobody reads; those who diverged come first.
+// At most this many rows are printed, as no user would read more. If there are
+// more, the ranks that diverged come first.
 constexpr size_t kMostRows = 32;
 
 const char* name_of(FlightVerdict verdict) {

@@ -13,9 +13,9 @@ namespace {
 using nlohmann::json;
 using shm::DType;
 
-// `lockstep bench` may be busy with other sides for as long as it likes.
+// `lockstep bench` may be busy with other sides for any time.
 constexpr std::chrono::milliseconds kUntilAsked = std::chrono::hours(24);
-// As LibTorch aligns what it allocates.
+// LibTorch aligns what it allocates to this.
 constexpr size_t kAlignment = 64;
 
 }  // namespace

@@ -13,13 +13,14 @@
 
 namespace lockstep::bench {
 
-// shm::Group, called directly on ordinary memory. A request may name the
-// thresholds to work with ("tuning", as in the tuning file), which are
-// otherwise the library's for this many ranks.
+// Calls shm::Group directly, on ordinary memory. A request may name the
+// thresholds to use ("tuning", as in the tuning file); otherwise they are the
+// library's for this number of ranks.
 class ProtocolReducer : public Reducer {
  public:
-  // Blocks until all ranks have met, `timeout` at most; all other waits have
-  // that time too, but for requests. The board outlives it.
+  // Blocks until all ranks have met, for at most `timeout`. All other waits
+  // have that time too, except the wait for a request. The board must outlive
+  // this object.
   ProtocolReducer(Board& board, int rank, int size,
                   std::chrono::milliseconds timeout);
 
@@ -50,7 +51,7 @@ class ProtocolReducer : public Reducer {
   std::chrono::milliseconds timeout_;
   int meetings_ = 0;
   std::unique_ptr<shm::Group> main_;
-  // By the text of their thresholds.
+  // The groups with other thresholds, by the text of these.
   std::map<std::string, std::unique_ptr<shm::Group>> tuned_;
   shm::Group* chosen_;
 };

@@ -36,7 +36,7 @@ int64_t now_ns() {
       .count();
 }
 
-// As meet() of rank/main.cpp.
+// Does what meet() of rank/main.cpp does.
 void meet(Reducer& reducer, int64_t after_ns) {
   const int64_t latest = reducer.greatest(now_ns());
   if (after_ns == 0) return;
@@ -61,7 +61,7 @@ json answer_to(Reducer& reducer, const json& line) {
   json answer{{"wrong", 0}};
   if (line.at("check").get<bool>()) {
     one.fill();
-    reducer.greatest(0);  // a side may reduce without waiting for anybody
+    reducer.greatest(0);  // a side may reduce without waiting for others
     one.run();
     reducer.greatest(0);
     std::string first;
@@ -83,7 +83,7 @@ json answer_to(Reducer& reducer, const json& line) {
     if (i >= 0) times.push_back(took);
   }
   answer["ns"] = std::move(times);
-  reducer.greatest(0);  // before anybody takes his memory away
+  reducer.greatest(0);  // before any rank takes its memory away
   return answer;
 }
 
