@@ -81,11 +81,11 @@ def bench_hosts(args):
     except hosts.Unable as reason:
         progress("")
         if only:
-            raise Failure(f"no hosts can be made here: {reason}") from reason
-        print(f"hosts: skipped, no hosts can be made here: {reason}")
+            raise Failure(f"such hosts cannot be made here: {reason}") from reason
+        print(f"hosts: skipped, such hosts cannot be made here: {reason}")
         return
     except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
-        raise Failure("a rank between the hosts failed", str(error)) from error
+        raise Failure("a rank on the hosts failed", str(error)) from error
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"format": HOSTS_FORMAT, "quick": args.quick,
                                 "hosts": results}, indent=1) + "\n")
@@ -187,13 +187,13 @@ def parse_args():
         prog="./dev bench", description=__doc__.splitlines()[0])
     known = ", ".join([DDP, *NAMES])
     parser.add_argument("names", nargs="*", metavar="NAME",
-                        help=f"of {known}; {DDP}: "
+                        help=f"one of {known}; {DDP}: "
                              f"{', '.join(training.STEPS)}; none: all")
     parser.add_argument("--rounds", type=int, default=None,
-                        help=f"of each benchmark (default: {ROUNDS})")
+                        help=f"rounds of each benchmark (default: {ROUNDS})")
     parser.add_argument("--json", type=pathlib.Path, metavar="PATH",
                         help="where the figures go (default: "
-                             "build/bench/NAME.json; of several: ddp.json)")
+                             "build/bench/NAME.json; for several: ddp.json)")
     parser.add_argument("--quick", action="store_true",
                         help="one short round, to see that it runs")
     parser.add_argument("--build", type=pathlib.Path, default="build",
@@ -202,7 +202,7 @@ def parse_args():
     names = []
     for name in args.names:
         if name not in [DDP, *NAMES]:
-            parser.error(f"no benchmark \"{name}\"; there are {known}")
+            parser.error(f"no benchmark \"{name}\"; allowed are {known}")
         names += training.STEPS if name == DDP else [name]
     args.names = list(dict.fromkeys(names)) or NAMES
     if args.rounds is None:

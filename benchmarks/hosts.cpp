@@ -36,11 +36,11 @@ struct Options {
 Options parse(int argc, char** argv) {
   CLI::App app("All-reduce between hosts, with and without shared memory");
   Options options;
-  app.add_option("--bytes", options.bytes, "of the tensor")
+  app.add_option("--bytes", options.bytes, "size of the tensor")
       ->check(CLI::PositiveNumber);
-  app.add_option("--rounds", options.rounds, "of each backend")
+  app.add_option("--rounds", options.rounds, "rounds of each backend")
       ->check(CLI::PositiveNumber);
-  app.add_option("--calls", options.calls, "in a round")
+  app.add_option("--calls", options.calls, "calls in a round")
       ->check(CLI::PositiveNumber);
   try {
     app.parse(argc, argv);

@@ -152,7 +152,7 @@ def measure_once(name, side, place):
             if not failure.is_of_child or failed + 1 == attempts:
                 raise
             progress("")
-            print(f"bench: the peer {failure}; once more", file=sys.stderr)
+            print(f"bench: the peer {failure}; trying again", file=sys.stderr)
 
 
 # --- What is said of the figures.

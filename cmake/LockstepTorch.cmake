@@ -19,7 +19,7 @@ endif()
 # c10d's NCCL backend is in the CUDA half of LibTorch; its header needs NCCL's,
 # which lies beside torch in a wheel and nowhere in LibTorch's archive.
 set(LOCKSTEP_NCCL AUTO CACHE STRING
-    "The NCCL backend: AUTO where LibTorch has it, ON (an error if not) or OFF")
+    "The NCCL backend: AUTO (if LibTorch has it), ON (an error if not) or OFF")
 set(LOCKSTEP_HAS_NCCL OFF)
 set(LOCKSTEP_NCCL_LEFT_OUT "")
 if(LOCKSTEP_NCCL STREQUAL "OFF")

@@ -54,7 +54,7 @@ int execute(int argc, char** argv) {
 
 void add_bench_command(CLI::App& app, int argc, char** argv, int& exit_code) {
   CLI::App* bench = app.add_subcommand(
-      "bench", "Time the collective operations, beside Python's too");
+      "bench", "Time the collective operations, also beside Python's");
   // All arguments belong to the other program, even --help.
   bench->set_help_flag();
   bench->prefix_command();

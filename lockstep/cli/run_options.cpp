@@ -168,7 +168,7 @@ Endpoint store_endpoint(const RunArguments& arguments, bool c10d) {
   if (c10d && arguments.master_addr.empty()) {
     throw std::invalid_argument(
         "several nodes need an address where they meet; give all of them the "
-        "same --rdzv-endpoint=HOST[:PORT], HOST one of theirs");
+        "same --rdzv-endpoint=HOST[:PORT], with the HOST of one of them");
   }
   const std::string host =
       arguments.master_addr.empty() ? "127.0.0.1" : arguments.master_addr;
@@ -181,7 +181,7 @@ void refuse_every_interface(const std::string& option,
   if (!names_every_interface(host)) return;
   throw std::invalid_argument(
       option + " is " + host +
-      ", which means every interface and is no address that a node can reach; "
+      ", which means every interface, not an address that a node can reach; "
       "give the name or an address of the host");
 }
 
@@ -199,8 +199,8 @@ JobMemberOptions meeting_options(const RunArguments& arguments, int nnodes,
   job.store.endpoint = store_endpoint(arguments, c10d);
   if (job.store.endpoint.port == 0) {
     throw std::invalid_argument(
-        "port 0 is no port where nodes can meet; give all of them the same "
-        "number from 1 to 65535");
+        "nodes cannot meet at port 0; give all of them the same port from 1 "
+        "to 65535");
   }
   refuse_every_interface(arguments.rdzv_endpoint.empty()
                              ? "--master-addr"

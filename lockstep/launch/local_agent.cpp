@@ -363,7 +363,8 @@ void LocalAgent::stop_by_signal(int signal, const std::string& text) {
   group_->signal_process_groups(SIGCONT);
   report_(text + " forwarded to " + count_workers(running()) +
           ", which may take " + seconds_text(options_.shutdown_timeout) +
-          " to end" + (signal == SIGINT ? "; once more kills at once" : ""));
+          " to end" +
+          (signal == SIGINT ? "; a second SIGINT kills at once" : ""));
 }
 
 void LocalAgent::stop_after_failure() {

@@ -33,9 +33,10 @@ std::string key(const std::string& leaf, int node_rank) {
 }
 
 [[noreturn]] void refuse_record(const std::string& where) {
-  throw ForeignRecord("the agents' store holds at " + where +
-                      " what no agent of this version wrote; is the endpoint "
-                      "another program's?");
+  throw ForeignRecord(
+      "the agents' store holds a record at " + where +
+      " that no agent of this version wrote; if another program "
+      "uses this endpoint, name another one");
 }
 
 // A record from the store. The store has no authentication, so every field is
@@ -401,7 +402,7 @@ std::optional<std::string> NodeProtocol::fate_of(
     heard.since = awake_.awake();
   }
   if (awake_.awake() - heard.since >= self_.keep_alive.allowance()) {
-    return "its agent has not been heard of for " +
+    return "its agent has shown no sign of life for " +
            seconds_text(self_.keep_alive.allowance());
   }
   const auto connection = store_.get(key("connection", node_rank));
@@ -423,7 +424,7 @@ void NodeProtocol::give_up(int node_rank, const std::string& fate) {
       store_.check(round_key(round_, "node/" + std::to_string(node_rank)));
   vacate(node_rank);
   if (!takes_part) {
-    notices_.push_back(text + "; another may take its place");
+    notices_.push_back(text + "; another node may take its place");
   } else if (!verdict_given_) {
     Verdict verdict;
     verdict.kind = Verdict::Kind::failed;

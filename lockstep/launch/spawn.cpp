@@ -95,7 +95,7 @@ std::string without_backtrace(std::string_view what) {
     const std::type_info* type = abi::__cxa_current_exception_type();
     end_failed(report, State::threw,
                "threw " + (type != nullptr ? type_name(*type) : "something") +
-                   ", which is no std::exception");
+                   ", which is not a std::exception");
   }
   report.tell(State::returned);
   std::exit(EXIT_SUCCESS);

@@ -316,8 +316,8 @@ SpawnError SpawnContext::Processes::error_of(
     if (status && WIFSIGNALED(*status)) signal = WTERMSIG(*status);
     if (state == State::starting) {
       text +=
-          " without having reached this call; each spawned process runs main() "
-          "again, and what stands before the call must lead it there";
+          " without reaching this call; each spawned process runs main() "
+          "again, and the code before the call must lead it there";
     } else if (state == State::returned) {
       text += " after fn had returned, while its statics were destroyed";
     }

@@ -37,7 +37,8 @@ SpawnReport SpawnReport::inherit(int fd, ino_t inode) {
     throw std::runtime_error(
         "spawn: this process was spawned, but has closed descriptor " +
         std::to_string(fd) +
-        ", over which it reports; leave open what the program did not open");
+        ", which carries its report; do not close what the program did not "
+        "open");
   }
   ::fcntl(fd, F_SETFD, FD_CLOEXEC);
   return SpawnReport(FileDescriptor(fd));

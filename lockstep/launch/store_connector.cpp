@@ -77,7 +77,7 @@ std::optional<OpenedStore> StoreConnector::host(
 std::optional<OpenedStore> StoreConnector::connect(
     const std::vector<SocketAddress>& addresses, const Deadline& deadline,
     const std::function<bool()>& cancelled, std::string& reason) const {
-  reason = "nobody listens there";
+  reason = "no process listens there";
   for (const SocketAddress& address : addresses) {
     if (cancelled()) break;
     // Tries a connection of our own first: the store's client would report on

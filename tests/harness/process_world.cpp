@@ -131,7 +131,7 @@ json run_body(const WorldTestBody& body, const World& world) {
     } catch (const std::exception& error) {
       ADD_FAILURE() << "threw " << error.what();
     } catch (...) {
-      ADD_FAILURE() << "threw something that is no std::exception";
+      ADD_FAILURE() << "threw something that is not a std::exception";
     }
   }
   for (int i = 0; i < results.size() && i < 20; ++i) {

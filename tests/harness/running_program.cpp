@@ -124,8 +124,8 @@ ProgramResult RunningProgram::finish(std::chrono::seconds allowed) {
     read_some(static_cast<int>(deadline.remaining().count()));
   }
   if (out_ || err_) {
-    ADD_FAILURE() << "the program's output had no end in " << allowed.count()
-                  << " s; stderr:\n"
+    ADD_FAILURE() << "the program's output did not end within "
+                  << allowed.count() << " s; stderr:\n"
                   << result_.err;
     ::kill(pid_, SIGKILL);
   }

@@ -64,7 +64,7 @@ class WorldSession {
       figures.push_back({.side = worlds_[i]->name()});
       if (only_all_reduce_[i] &&
           (options_.async_op || configuration.operation.name != "all_reduce")) {
-        figures.back().error = "it does synchronous all_reduce, no other";
+        figures.back().error = "it does only synchronous all_reduce";
         requests.emplace_back();
         continue;
       }

@@ -55,7 +55,7 @@ void declare(CLI::App& app, Arguments& to) {
       "lockstep bench --tune [--ranks LIST] [--seconds N] [--output FILE]\n"
       "  Times operations between ranks of this host. OPERATION: all_reduce,\n"
       "  all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather,\n"
-      "  scatter, send_recv, barrier, or all. Lists are parted by commas."));
+      "  scatter, send_recv, barrier, or all. Lists are separated by commas."));
   app.get_help_ptr()->description("Print this help and exit");
   app.add_option("OPERATION", to.operations, "What to time, or all")
       ->delimiter(',');
@@ -70,12 +70,13 @@ void declare(CLI::App& app, Arguments& to) {
       "BYTES");
   add("-e,--max-bytes", to.max_bytes, "... to this one [4M] ...", "What",
       "BYTES");
-  add("-f,--factor", to.factor, "... each so many times the last [4]", "What")
+  add("-f,--factor", to.factor, "... each this many times the last [4]", "What")
       ->check(between(int64_t{2}, int64_t{1} << 30));
-  add("-d,--dtype", to.dtypes, "[float32]", "What", "LIST")->delimiter(',');
+  add("-d,--dtype", to.dtypes, "Element types [float32]", "What", "LIST")
+      ->delimiter(',');
   add("-o,--op", to.reduce_op,
-      "Of reductions: sum, avg, product, min, max, band, bor, bxor [sum]",
-      "What", "OP");
+      "Reduce by sum, avg, product, min, max, band, bor or bxor [sum]", "What",
+      "OP");
   app.add_flag("--async", to.async_op,
                "Asynchronously: start, then wait for the Work")
       ->group("What");
@@ -83,14 +84,16 @@ void declare(CLI::App& app, Arguments& to) {
       "What", "LIST")
       ->delimiter(',')
       ->check(between(2, kMostRanks));
-  add("--backend", to.backend, "Of our ranks [lockstep]", "What", "NAME");
+  add("--backend", to.backend, "Backend of our ranks [lockstep]", "What",
+      "NAME");
   add("-n,--iters", to.iterations,
       "Iterations of a measurement [as many as fit --seconds]", "How long")
       ->check(between(int64_t{1}, int64_t{1'000'000}));
   add("-w,--warmup", to.warmup, "Iterations before them [5]", "How long")
       ->check(between(int64_t{0}, int64_t{1'000'000}));
   add("--seconds", to.seconds,
-      "Of a measurement, about [0.3]; with --tune of all [60]", "How long")
+      "Time of a measurement, about [0.3]; with --tune, of all [60]",
+      "How long")
       ->check(between(0.0, 3600.0));
   add("--rounds", to.rounds, "Measurements of each [1; with --peers 3]",
       "How long")
@@ -99,8 +102,8 @@ void declare(CLI::App& app, Arguments& to) {
       "Seconds that a start or a measurement may take [300]", "How long")
       ->check(between(1.0, 86400.0));
   app.add_flag("--peers{all}", to.peers,
-               "Beside others, in turns; --peers=LIST: these of registered, "
-               "protocol, kernel, openmpi, gloo, python")
+               "Measure peers too, in turns; --peers=LIST: only these: "
+               "registered, protocol, kernel, openmpi, gloo, python")
       ->group("Peers");
   add("--python", to.python,
       "The Python that has torch [LOCKSTEP_PYTHON, .venv, python3]", "Peers",
@@ -113,7 +116,8 @@ void declare(CLI::App& app, Arguments& to) {
                "Find the shared memory's thresholds for this machine")
       ->group("Tuning");
   add("--output", to.output,
-      "Where they go [LOCKSTEP_TUNING, ~/.config/lockstep/tuning.json]",
+      "Write the thresholds here [LOCKSTEP_TUNING, "
+      "~/.config/lockstep/tuning.json]",
       "Tuning", "FILE");
 }
 
@@ -211,7 +215,7 @@ Options checked(const Arguments& arguments) {
   if (arguments.tune) return checked_for_tuning(arguments);
   if (!arguments.output.empty()) {
     throw std::invalid_argument(
-        "--output is of --tune; give --json or --plot for figures");
+        "--output is for --tune only; give --json or --plot for figures");
   }
   Options options;
   options.operations = operations_of(arguments);
@@ -267,9 +271,10 @@ int64_t parse_bytes(const std::string& text) {
     number = 0;
   }
   if (number < 1 || number > kMostBytes >> shift) {
-    throw std::invalid_argument("\"" + text +
-                                "\" is no size; allowed are 1 to 1024G bytes, "
-                                "such as 4, 64K, 1M or 1G");
+    throw std::invalid_argument(
+        "\"" + text +
+        "\" is not a size; allowed are 1 to 1024G bytes, "
+        "such as 4, 64K, 1M or 1G");
   }
   return number << shift;
 }

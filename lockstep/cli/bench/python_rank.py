@@ -31,8 +31,8 @@ try:
     import torch.distributed as dist
 except ImportError as error:
     say({"id": 0, "usage": True, "error":
-         f"{sys.executable} cannot import torch ({error}); name a Python that "
-         "can by --python or LOCKSTEP_PYTHON"})
+         f"{sys.executable} cannot import torch ({error}); with --python or "
+         "LOCKSTEP_PYTHON name a Python that can"})
     sys.exit(0)
 
 

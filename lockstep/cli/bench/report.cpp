@@ -201,7 +201,7 @@ void Table::add_row(const Configuration& configuration,
 
 void Table::add_comparison() {
   if (!peer_names_.empty()) {
-    std::fprintf(out_, "\n# p50 in us, and times ours\n%9s %8s", "bytes",
+    std::fprintf(out_, "\n# p50 in us, and its ratio to ours\n%9s %8s", "bytes",
                  "lockstep");
     for (const auto& name : peer_names_) {
       std::fprintf(out_, " %8s %6s", name.substr(0, 8).c_str(), "ratio");

@@ -57,7 +57,8 @@ class Sides {
       return add_ours(peer, options_.backend, "registered");
     }
     if (peer == "gloo") {
-      if (options_.backend == "gloo") return leave_out(peer, "it is ours");
+      if (options_.backend == "gloo")
+        return leave_out(peer, "our side is gloo");
       return add_ours(peer, "gloo");
     }
     if (peer == "protocol") all_.push_back(protocol_side(options_));
@@ -101,9 +102,9 @@ class Sides {
                                       ProgramKind::executable),
                       Launch::by_world, false});
     } catch (const ProgramError& error) {
-      throw std::invalid_argument(std::string(error.what()) +
-                                  "; name a Python that has torch by --python "
-                                  "or LOCKSTEP_PYTHON");
+      throw std::invalid_argument(
+          std::string(error.what()) +
+          "; with --python or LOCKSTEP_PYTHON name a Python that has torch");
     }
   }
 

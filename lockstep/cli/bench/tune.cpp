@@ -196,8 +196,8 @@ std::vector<int> rank_counts(const Options& options) {
   counts.erase(rest.begin(), rest.end());
   if (counts.back() > kMostRanks) {
     throw std::invalid_argument("--ranks " + std::to_string(counts.back()) +
-                                ": shared memory takes up to " +
-                                std::to_string(kMostRanks));
+                                ": shared memory takes at most " +
+                                std::to_string(kMostRanks) + " ranks");
   }
   return counts;
 }
@@ -237,8 +237,8 @@ void tune(const Options& options, const StopSignal& stop) {
                         : std::filesystem::path(options.output);
   if (path.empty()) {
     throw std::invalid_argument(
-        "neither LOCKSTEP_TUNING, XDG_CONFIG_HOME nor HOME is set; say where "
-        "the file goes by --output");
+        "neither LOCKSTEP_TUNING, XDG_CONFIG_HOME nor HOME is set; "
+        "name the file with --output");
   }
   print_heading(counts);
   std::vector<shm::TuningTable> tables;
@@ -254,7 +254,7 @@ void tune(const Options& options, const StopSignal& stop) {
   shm::write_tuning_file(path, tables);
   std::printf("# written to %s\n", path.c_str());
   if (path != shm::tuning_file_path()) {
-    std::printf("# the library reads it where LOCKSTEP_TUNING names it\n");
+    std::printf("# the library reads it if LOCKSTEP_TUNING names it\n");
   }
 }
 

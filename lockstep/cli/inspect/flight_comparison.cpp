@@ -166,8 +166,8 @@ class GroupComparer {
       if (&side == &most) continue;
       const auto& entry = *side.front()->at(number);
       findings.push_back(rank_list(of_side) + " called " + describe(entry) +
-                         " where " + rank_list(ranks(most)) + " called " +
-                         describe(expected) + ": another " +
+                         " while " + rank_list(ranks(most)) + " called " +
+                         describe(expected) + ": different " +
                          joined(differences(expected, entry), ", "));
     }
     std::ranges::sort(blamed);
@@ -208,7 +208,7 @@ class GroupComparer {
         (last->state == FlightState::failed ? "failed " : "completed ") +
         age(*member.file, last->ended_ns) + " before its record";
     if (is_older(*member.file, member.group->last_number + 1)) {
-      text += ", and that was written before others came here";
+      text += ", which was written before others came here";
     }
     return text;
   }
@@ -233,7 +233,7 @@ class GroupComparer {
     propose(FlightVerdict::no_record, trouble, ranks,
             {"no record of " + rank_list(ranks) +
              ": dead, or stuck outside of collectives; a process that lives "
-             "writes its record at kill -USR1"});
+             "writes its record after kill -USR1"});
   }
 
   void conclude() {

@@ -33,7 +33,7 @@ std::string read_all(const std::string& path) {
     throw FlightFileError(path + ": " + system_words());
   }
   if (!S_ISREG(status.st_mode)) {
-    throw FlightFileError(path + " is no file; give the records themselves");
+    throw FlightFileError(path + " is not a file; give the records themselves");
   }
   if (status.st_size > kMostBytes) {
     throw FlightFileError(path + " has " + std::to_string(status.st_size) +
@@ -61,7 +61,7 @@ class Fields {
     if (!object.is_object()) {
       throw FlightFileError(path_ + ": " +
                             (place_.empty() ? "the document" : place_) +
-                            " is no object");
+                            " is not an object");
     }
   }
 
@@ -194,7 +194,7 @@ FlightFileGroup group_from(const Fields& fields, const FlightFile& file) {
     const Fields one(file.path, entries[i], fields.place_of("entries", i));
     group.entries.push_back(entry_from(one, file, group));
     if (i > 0 && group.entries[i].id <= group.entries[i - 1].id) {
-      one.refuse("record_id", "more than that of the one before");
+      one.refuse("record_id", "more than that of the entry before");
     }
   }
   return group;
@@ -207,13 +207,14 @@ FlightFile read_flight_file(const std::string& path) {
   try {
     document = json::parse(read_all(path));
   } catch (const json::exception& error) {
-    throw FlightFileError(path + " is no JSON: " + error.what());
+    throw FlightFileError(path + " is not JSON: " + error.what());
   }
   const Fields fields(path, document, "");
   if (!document.contains("format") || document["format"] != "lockstep-flight") {
-    throw FlightFileError(path +
-                          " is no flight record of Lockstep: \"format\" must "
-                          "be \"lockstep-flight\"");
+    throw FlightFileError(
+        path +
+        " is not a flight record of Lockstep: \"format\" must "
+        "be \"lockstep-flight\"");
   }
   fields.number("version", 1, 1);
   FlightFile file;
@@ -240,16 +241,17 @@ void require_one_job(const std::vector<FlightFile>& files) {
   const FlightFile* named = nullptr;  // the first file that names a job
   for (const auto& file : files) {
     if (file.world_size != first.world_size) {
-      throw FlightFileError(
-          file.path + " is of a world of " + std::to_string(file.world_size) +
-          ", " + first.path + " of one of " + std::to_string(first.world_size) +
-          "; give the records of one job");
+      throw FlightFileError(file.path + " is of a world of size " +
+                            std::to_string(file.world_size) + ", " +
+                            first.path + " of a world of size " +
+                            std::to_string(first.world_size) +
+                            "; give the records of one job");
     }
     const auto [other, is_new] = by_rank.emplace(file.rank, &file);
     if (!is_new) {
       throw FlightFileError(file.path + " and " + other->second->path +
                             " are both of rank " + std::to_string(file.rank) +
-                            "; give one record a rank");
+                            "; give one record for each rank");
     }
     if (file.job.empty()) continue;
     if (named == nullptr) named = &file;

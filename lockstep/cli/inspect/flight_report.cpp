@@ -40,7 +40,7 @@ std::string headline(const FlightGroupComparison& group) {
     case FlightVerdict::absent:
       return who + " did not come to " + where;
     case FlightVerdict::no_record:
-      return who + " left no record, others are at " + where;
+      return who + " left no record while others are at " + where;
     default:
       return "no divergence";
   }
@@ -83,7 +83,7 @@ void print_rows(std::ostringstream& out, const FlightGroupComparison& group) {
     out << line << '\n';
   }
   if (rows.size() > kMostRows) {
-    out << "  and " << rows.size() - kMostRows << " ranks more\n";
+    out << "  and " << rows.size() - kMostRows << " more ranks\n";
   }
 }
 

@@ -62,7 +62,7 @@ class MpiReducer : public lockstep::bench::Reducer {
     return {{"mpi", text.substr(0, text.find(','))}};
   }
   std::string refusal(DType dtype, ReduceOp op) const override {
-    if (!kTypes.contains(dtype)) return "MPI has no type of 16 bits' floats";
+    if (!kTypes.contains(dtype)) return "MPI has no type for 16-bit floats";
     if (!kOps.contains(op)) return "MPI has no mean";
     return {};
   }
@@ -70,7 +70,7 @@ class MpiReducer : public lockstep::bench::Reducer {
     const auto elements = line.at("elements").get<uint64_t>();
     constexpr uint64_t kMost = std::numeric_limits<int>::max();
     if (elements > kMost) {
-      throw std::invalid_argument("MPI_Allreduce counts to " +
+      throw std::invalid_argument("MPI_Allreduce takes at most " +
                                   std::to_string(kMost) + " elements; " +
                                   std::to_string(elements) + " were asked for");
     }

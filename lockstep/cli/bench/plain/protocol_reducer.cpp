@@ -46,7 +46,7 @@ json ProtocolReducer::facts() const {
 
 std::string ProtocolReducer::refusal(DType dtype, shm::ReduceOp op) const {
   if (kernels::is_reducible(dtype, op)) return {};
-  return std::string("the kernels do no ") + kernels::name_of(op) + " of " +
+  return std::string("the kernels have no ") + kernels::name_of(op) + " of " +
          kernels::name_of(dtype);
 }
 

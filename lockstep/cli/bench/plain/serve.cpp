@@ -47,13 +47,12 @@ void meet(Reducer& reducer, int64_t after_ns) {
 // Every rank refuses for the same reasons, so that all stay in step.
 json answer_to(Reducer& reducer, const json& line) {
   if (line.at("operation") != "all_reduce" || line.at("async").get<bool>()) {
-    throw std::invalid_argument(
-        "this side does synchronous all_reduce, no other");
+    throw std::invalid_argument("this side does only synchronous all_reduce");
   }
   const std::string name = line.at("dtype");
   const auto dtype = kDTypes.find(name);
   if (dtype == kDTypes.end()) {
-    throw std::invalid_argument("this side knows no " + name);
+    throw std::invalid_argument("this side does not know dtype " + name);
   }
   reducer.adopt(line);
   ReductionCase one(reducer, line.at("elements").get<size_t>(), dtype->second,

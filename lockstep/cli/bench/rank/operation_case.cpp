@@ -115,7 +115,7 @@ void OperationCase::set_up() {
   } else if (name == "send_recv") {
     set_up_send_recv(make);
   } else {
-    throw std::invalid_argument("no operation \"" + name + "\"");
+    throw std::invalid_argument("unknown operation \"" + name + "\"");
   }
 }
 
