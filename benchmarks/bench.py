@@ -2,7 +2,7 @@
 
     ./dev bench                      every benchmark
     ./dev bench ddp                  training steps: five models (training.py)
-    ./dev bench mlp narrow           these
+    ./dev bench mlp narrow           only these
     ./dev bench comm                 operations between ranks: lockstep bench
     ./dev bench hosts                two hosts and a slow link (hosts.py); root
     ./dev bench launch               two processes that do nothing (launch.py)
@@ -13,8 +13,8 @@ Ours and the peer alternate, round by round, so that a machine that is busy for
 a while is so for both. A figure is the median of the rounds; what a step costs
 in one round is itself a median over steps. The tables go to standard output,
 every round's figures to JSON. What is measured, the tables' columns and the
-JSON's fields: docs/benchmarks.md. Needs Python's standard library, and the
-torch that the peers import beside this interpreter.
+JSON's fields: docs/benchmarks.md. Needs only Python's standard library; the
+peers need torch beside this interpreter.
 """
 
 import argparse
@@ -38,15 +38,15 @@ from training import BACKEND, BENCHMARKS
 
 FORMAT = 2  # of the JSON of training
 HOSTS_FORMAT = 1
-# All training steps.
+# Means all training steps.
 DDP = "ddp"
-# Of `lockstep bench`, which alternates with its peers by itself and prints a
-# table of its own.
+# The benchmark `lockstep bench`, which alternates with its peers by itself and
+# prints a table of its own.
 COMM = "comm"
 COMM_SIZES = "4,1K,16K,256K,1M,4M,16M,64M"
-# Namespaces as hosts: a table and a file of its own too.
+# Namespaces as hosts; it too has a table and a file of its own.
 HOSTS = "hosts"
-# The launchers alone; the same.
+# The launchers alone; likewise.
 LAUNCH = "launch"
 NAMES = [*BENCHMARKS, COMM, HOSTS, LAUNCH]
 ROUNDS = 5
@@ -81,11 +81,11 @@ def bench_hosts(args):
     except hosts.Unable as reason:
         progress("")
         if only:
-            raise Failure(f"no hosts can be made here: {reason}") from reason
-        print(f"hosts: skipped, no hosts can be made here: {reason}")
+            raise Failure(f"such hosts cannot be made here: {reason}") from reason
+        print(f"hosts: skipped, such hosts cannot be made here: {reason}")
         return
     except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
-        raise Failure("a rank between the hosts failed", str(error)) from error
+        raise Failure("a rank on the hosts failed", str(error)) from error
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"format": HOSTS_FORMAT, "quick": args.quick,
                                 "hosts": results}, indent=1) + "\n")
@@ -187,13 +187,13 @@ def parse_args():
         prog="./dev bench", description=__doc__.splitlines()[0])
     known = ", ".join([DDP, *NAMES])
     parser.add_argument("names", nargs="*", metavar="NAME",
-                        help=f"of {known}; {DDP}: "
+                        help=f"one of {known}; {DDP}: "
                              f"{', '.join(training.STEPS)}; none: all")
     parser.add_argument("--rounds", type=int, default=None,
-                        help=f"of each benchmark (default: {ROUNDS})")
+                        help=f"rounds of each benchmark (default: {ROUNDS})")
     parser.add_argument("--json", type=pathlib.Path, metavar="PATH",
                         help="where the figures go (default: "
-                             "build/bench/NAME.json; of several: ddp.json)")
+                             "build/bench/NAME.json; for several: ddp.json)")
     parser.add_argument("--quick", action="store_true",
                         help="one short round, to see that it runs")
     parser.add_argument("--build", type=pathlib.Path, default="build",
@@ -202,7 +202,7 @@ def parse_args():
     names = []
     for name in args.names:
         if name not in [DDP, *NAMES]:
-            parser.error(f"no benchmark \"{name}\"; there are {known}")
+            parser.error(f"no benchmark \"{name}\"; allowed are {known}")
         names += training.STEPS if name == DDP else [name]
     args.names = list(dict.fromkeys(names)) or NAMES
     if args.rounds is None:

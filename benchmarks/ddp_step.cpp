@@ -7,7 +7,7 @@
 // Every rank trains the same model on its own samples, on one thread: the next
 // batch, zero_grad, forward, loss, backward, the optimizer's step. A step takes
 // as long as it took the slowest rank. Rank 0 prints one line of JSON
-// (docs/benchmarks.md), the peer's and some fields more:
+// (docs/benchmarks.md) with the peer's fields and some more:
 //
 //   {"peer": "lockstep", "model": "mlp", "optimizer": "sgd", "ddp": true,
 //    "backend": "lockstep", "ranks": 2, "batch_size": 32,
@@ -16,7 +16,7 @@
 //    "switches": ..., "memory_mib": {...}, "zero": false, "torch": "2.13.0"}
 //
 // With --no-ddp as many ranks run at the same time and do not communicate. With
-// --trace FILE some steps more are traced, behind those that are timed.
+// --trace FILE some further steps are traced, after those that are timed.
 
 #include <algorithm>
 #include <chrono>
@@ -68,10 +68,10 @@ struct Options {
 
 using Ddp = lockstep::DistributedDataParallel<Sequential>;
 
-// The model, with or without communication, and what steps it.
+// The model, with or without communication, and its optimizer.
 struct Training {
   Sequential module = nullptr;
-  std::unique_ptr<Ddp> ddp;  // none: without communication
+  std::unique_ptr<Ddp> ddp;  // null: without communication
   std::unique_ptr<Optimizer> optimizer;
 
   at::Tensor forward(const at::Tensor& data) {
@@ -79,8 +79,8 @@ struct Training {
   }
 };
 
-// With ZeRO each rank steps a part of what `training.ddp` trains, in the one
-// copy of the parameters that the ranks share.
+// With `zero` each rank steps a part of the parameters that `training.ddp`
+// trains, in the one copy that the ranks share.
 template <typename Fused>
 std::unique_ptr<Optimizer> make_optimizer(
     const Training& training, bool zero,
@@ -98,7 +98,7 @@ Training make_training(const Workload& workload, const Options& options) {
   Training training;
   training.module = workload.model();
   if (!options.no_ddp) training.ddp = std::make_unique<Ddp>(training.module);
-  // LibTorch's fused kernels, with communication and without.
+  // Both use LibTorch's fused kernels, with communication and without.
   namespace optim = lockstep::optim;
   training.optimizer =
       options.optimizer == "adamw"
@@ -107,7 +107,8 @@ Training make_training(const Workload& workload, const Options& options) {
   return training;
 }
 
-// The moments between the steps, and before the first and behind the last.
+// Returns the moments before the first step, between the steps and after the
+// last.
 std::vector<Clock::time_point> run_steps(Training& training, Batches& batches,
                                          const Workload& workload,
                                          int64_t steps) {
@@ -134,7 +135,7 @@ std::vector<Clock::time_point> run_steps(Training& training, Batches& batches,
   return moments;
 }
 
-// The greatest of all ranks, element by element. Collective.
+// Returns the greatest of all ranks' values, element by element. Collective.
 std::vector<int64_t> greatest(const std::vector<int64_t>& values) {
   auto tensor = torch::tensor(values, torch::kInt64);
   lockstep::all_reduce(tensor, {.op = lockstep::ReduceOp::MAX});
@@ -164,7 +165,8 @@ nlohmann::ordered_json step_figures(
           {"p90_us", rounded(at[2], 100)}};
 }
 
-// Of the rank that has most of each. `before`: ahead of the timed steps.
+// Returns what a step used: of each figure, that of the rank with the most.
+// `before` and `after` enclose the timed steps.
 nlohmann::ordered_json usage_figures(const benchmarks::Usage& before,
                                      const benchmarks::Usage& after,
                                      int64_t steps) {
@@ -190,8 +192,9 @@ nlohmann::ordered_json memory_figures(const benchmarks::Memory& start) {
   return result;
 }
 
-// Some steps more, whose spans of all ranks go to the file. What they say of
-// communication: over all ranks, a step and rank.
+// Runs some further steps and writes the spans of all ranks to the file `path`.
+// Returns what the spans say of communication: the mean over all ranks, for one
+// step of one rank.
 nlohmann::ordered_json trace_steps(Training& training, Batches& batches,
                                    const Workload& workload,
                                    const std::string& path) {

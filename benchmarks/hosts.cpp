@@ -4,7 +4,8 @@
 //
 //   {"lockstep": [us, ...], "gloo": [us, ...]}   the median of each round
 //
-// What a call takes is from behind a barrier to its end on the slowest rank.
+// The time of a call is from the end of a barrier to the call's end on the
+// slowest rank.
 #include <ATen/ATen.h>
 
 #include <CLI/CLI.hpp>
@@ -29,17 +30,17 @@ using Clock = std::chrono::steady_clock;
 struct Options {
   int64_t bytes = 16 << 20;
   int rounds = 5;
-  int calls = 5;  // of a round and backend
+  int calls = 5;  // in a round, for each backend
 };
 
 Options parse(int argc, char** argv) {
   CLI::App app("All-reduce between hosts, with and without shared memory");
   Options options;
-  app.add_option("--bytes", options.bytes, "of the tensor")
+  app.add_option("--bytes", options.bytes, "size of the tensor")
       ->check(CLI::PositiveNumber);
-  app.add_option("--rounds", options.rounds, "of each backend")
+  app.add_option("--rounds", options.rounds, "rounds of each backend")
       ->check(CLI::PositiveNumber);
-  app.add_option("--calls", options.calls, "in a round")
+  app.add_option("--calls", options.calls, "calls in a round")
       ->check(CLI::PositiveNumber);
   try {
     app.parse(argc, argv);

@@ -16,14 +16,14 @@ import time
 
 LINK = "1gbit"
 BYTES = 16 << 20
-# Ranks a host -> how much faster the hierarchy is to be. The bytes on the link
-# allow 2 - 1/R of R ranks a host: 1.5 and 1.75.
+# Ranks a host -> how many times faster the hierarchy must be. The bytes on the
+# link allow 2 - 1/R for R ranks a host: 1.5 and 1.75.
 TARGETS = {2: 1.4, 4: 1.6}
 TIMEOUT_S = 240
 
 
 class Unable(Exception):
-    """Why there can be no such hosts here."""
+    """Raised, with the reason, if such hosts cannot be made here."""
 
 
 def command(*words):
@@ -33,7 +33,7 @@ def command(*words):
 
 
 class Hosts:
-    """Two network namespaces; gone behind `with`."""
+    """Two network namespaces; removed after `with`."""
 
     def __init__(self):
         identity = os.getpid()
@@ -78,7 +78,7 @@ class Hosts:
 
 
 def run_ranks(program, hosts, ranks_a_host, rounds, calls):
-    """The figures that rank 0 printed."""
+    """Runs the ranks. Returns the figures that rank 0 printed."""
     size = 2 * ranks_a_host
     ranks = []
     try:
@@ -107,7 +107,7 @@ def run_ranks(program, hosts, ranks_a_host, rounds, calls):
 
 
 def measure(build, rounds, quick, progress):
-    """The document: what was measured, and its table."""
+    """Returns the results, one for each number of ranks a host."""
     program = str(pathlib.Path(build).resolve() / "bin/benchmarks/hosts")
     results = []
     with Hosts() as hosts:

@@ -1,5 +1,6 @@
-"""How long a launcher takes for workers that do nothing: two times `true`,
-ours and torchrun alternating, from the start of the command to its end."""
+"""Measures how long a launcher takes for workers that do nothing: two times
+`true`, from the start of the command to its end. Ours and torchrun
+alternate."""
 
 import pathlib
 import statistics
@@ -12,11 +13,11 @@ from processes import Failure, RANKS
 FORMAT = 1
 # What README promises.
 TARGET_MS = 50
-RUNS = {"lockstep": 40, "torchrun": 2}  # of a round
+RUNS = {"lockstep": 40, "torchrun": 2}  # in a round
 
 
 def commands(build):
-    """The command of each side. Raises Failure where one is missing."""
+    """Returns the command of each side. Raises Failure if one is missing."""
     launchers = {"lockstep": pathlib.Path(build) / "bin" / "lockstep",
                  "torchrun": pathlib.Path(sys.executable).parent / "torchrun"}
     for path, remedy in zip(launchers.values(), ("./dev build", "./dev setup")):
@@ -40,10 +41,10 @@ def run_ms(command):
 
 
 def measure(build, rounds, quick, progress):
-    """The figures: milliseconds of every run of every round, by side."""
+    """Returns summarise() of the milliseconds of every run of every round."""
     sides = commands(build)
     for command in sides.values():
-        run_ms(command)  # from the disk
+        run_ms(command)  # loads the program from the disk
     figures = []
     for number in range(rounds):
         progress(f"launch: round {number + 1} of {rounds}")
@@ -55,8 +56,8 @@ def measure(build, rounds, quick, progress):
 
 
 def summarise(figures):
-    """Of each side the median over all runs and the extremes of the rounds'
-    medians; the ratio of the medians."""
+    """Returns, for each side, the median over all runs and the medians of the
+    rounds; and the ratio of the medians."""
     sides = {}
     for side in RUNS:
         medians = [statistics.median(one[side]) for one in figures]

@@ -1,4 +1,4 @@
-"""The programs that the benchmarks run: none outlives this process, whatever
+"""Runs the programs of the benchmarks: none outlives this process, whatever
 ends it, and each gets the same surroundings."""
 
 import ctypes
@@ -30,11 +30,11 @@ def prctl(option, value):
 
 
 def interrupted(number, _):
-    raise SystemExit(128 + number)  # through every finally
+    raise SystemExit(128 + number)  # runs every `finally`
 
 
 def adopt_descendants():
-    """Whatever descends from this process falls to it, and signals end it in
+    """Makes this process adopt all its descendants, and lets signals end it in
     order."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)
     for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
@@ -46,7 +46,7 @@ def children_of(pid):
         tasks = list(pathlib.Path(f"/proc/{pid}/task").iterdir())
         return [int(child) for task in tasks
                 for child in (task / "children").read_text().split()]
-    except OSError:  # it has ended meanwhile
+    except OSError:  # the process has ended meanwhile
         return []
 
 
@@ -78,11 +78,11 @@ def end_children():
 
 
 def run_child(command, scratch):
-    """Runs `command` to its end; its standard output and its seconds."""
+    """Runs `command` to its end. Returns its standard output and seconds."""
     environment = dict(
         os.environ,
-        OMP_NUM_THREADS="1",  # torchrun's default too; said, it warns no more
-        TMPDIR=str(scratch))  # torchrun leaves a folder behind
+        OMP_NUM_THREADS="1",  # torchrun's default; given, it does not warn
+        TMPDIR=str(scratch))  # torchrun leaves a folder there
     name = " ".join(map(str, command))
     out_path, err_path = scratch / "stdout", scratch / "stderr"
     with open(out_path, "wb") as out, open(err_path, "wb") as err:

@@ -1,5 +1,5 @@
-"""Training beside PyTorch's Python: what `./dev bench` times of it, and what it
-says of the figures. Fields and columns: docs/benchmarks.md."""
+"""Training beside PyTorch's Python: what `./dev bench` times, and what it says
+of the figures. Fields and columns: docs/benchmarks.md."""
 
 import dataclasses
 import json
@@ -9,7 +9,7 @@ import sys
 
 from processes import Failure, Programs, RANKS, progress, run_child
 
-# Each with its own best: what a program gets that names none.
+# Each side uses its best backend: the one that a program gets if it names none.
 BACKEND = {"lockstep": "lockstep", "without_communication": "lockstep",
            "python": "gloo"}
 # Python's Gloo aborts now and then when its processes end (torch 2.13,
@@ -44,7 +44,7 @@ class Job:
         command = (place.programs.python("job_peer.py", *arguments)
                    if side == "python" else
                    place.programs.lockstep("multigpu_torchrun", *arguments))
-        # What an attempt that failed has left: the job would resume.
+        # Removes what a failed try has left: the job would resume from it.
         snapshot.unlink(missing_ok=True)
         _, seconds = run_child(command, place.scratch)
         if not snapshot.exists():
@@ -59,13 +59,13 @@ class Step:
 
     model: str
     what: str
-    steps: int         # of ours, with communication and without
-    python_steps: int  # its steps take longer
-    faster: float      # the target: Python's time by ours
-    cost: float        # the target: ours by that without communication
+    steps: int         # of ours, also without communication
+    python_steps: int  # fewer, as they take longer
+    faster: float      # the target: Python's time divided by ours
+    cost: float        # the target: ours divided by that without communication
     aim: float = None  # what the cost is hoped to be
     optimizer: str = "sgd"
-    ours: tuple = ()   # arguments of ours alone
+    ours: tuple = ()   # arguments of our program alone
 
     unit = "us"
     sides = ("lockstep", "python", "without_communication")
@@ -97,7 +97,7 @@ class Step:
                 figures = json.loads(line)
                 return {"median": figures["median_us"], **figures}
             except (ValueError, KeyError, TypeError):
-                continue  # another library's word
+                continue  # a library's line
         raise Failure(f"printed no figures: {' '.join(command)}", stdout)
 
 
@@ -125,12 +125,13 @@ BENCHMARKS = {"job": Job(), **STEPS}
 
 
 def measure(names, rounds, place):
-    """name -> side -> the figures of each round."""
+    """Returns name -> side -> the figures of each round."""
     figures = {name: {side: [] for side in BENCHMARKS[name].sides}
                for name in names}
     for round_ in range(rounds):
         for name in names:
-            # Who is first changes, as what runs behind another may gain by it.
+            # Another side is first in each round, as a side may gain by running
+            # after another.
             sides = list(BENCHMARKS[name].sides)
             first = round_ % len(sides)
             for side in sides[first:] + sides[:first]:
@@ -151,13 +152,13 @@ def measure_once(name, side, place):
             if not failure.is_of_child or failed + 1 == attempts:
                 raise
             progress("")
-            print(f"bench: the peer {failure}; once more", file=sys.stderr)
+            print(f"bench: the peer {failure}; trying again", file=sys.stderr)
 
 
-# --- What is said of it.
+# --- What is said of the figures.
 
 def summarise(name, sides):
-    """One entry of the JSON's "benchmarks"."""
+    """Returns one entry of the JSON's "benchmarks"."""
     benchmark = BENCHMARKS[name]
     result = {"name": name, "what": benchmark.what, "unit": benchmark.unit,
               "ranks": RANKS, "backend": BACKEND["lockstep"],
@@ -186,7 +187,7 @@ def summarise(name, sides):
 
 
 def middle(rounds, field):
-    """The median of the rounds' values, or of each of their parts."""
+    """Returns the median of the rounds' values, or of each of their parts."""
     values = [figures[field] for figures in rounds]
     if isinstance(values[0], dict):
         return {part: middle(values, part) for part in values[0]}
@@ -194,7 +195,8 @@ def middle(rounds, field):
 
 
 def add_ratio(result, name, over, under):
-    # Of rounds with themselves: what slows a machine for a while slows both.
+    # Divides within each round: what slows a machine for a while slows both
+    # sides.
     by_round = [a["median"] / b["median"] for a, b in zip(over, under)]
     result[name] = round(statistics.median(by_round), 3)
     result[f"{name}_min"] = round(min(by_round), 3)
@@ -208,7 +210,7 @@ def shown(value, unit):
 
 
 def shown_ratio(result, name):
-    """Two cells: the ratio, with that of single rounds, and the target."""
+    """Returns two cells: the ratio, with its range over rounds; the target."""
     if name not in result:
         return ["-", "-"]
     target = result.get("targets", {}).get(name)
@@ -235,7 +237,7 @@ def times_table(results):
 
 
 def resources_table(results):
-    """Of training steps; none of them: an empty text."""
+    """Returns the table of the training steps; without any, an empty text."""
     sides = ("lockstep", "python", "without_communication")
     rows = []
     for r in results:

@@ -1,5 +1,5 @@
-# ccache for every compile. Precompiled headers need its "sloppiness": their
-# time stamps differ between builds although their content does not.
+# Every compile goes through ccache. Precompiled headers need its "sloppiness":
+# their time stamps differ between builds although their content does not.
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM)
   set(CMAKE_CXX_COMPILER_LAUNCHER

@@ -1,6 +1,8 @@
-# lockstep_options(TARGET): what every target of this repository compiles with.
+# lockstep_options(TARGET): sets the options with which every target of this
+# repository compiles.
 function(lockstep_options target)
-  # ccache can cache what uses a precompiled header only with -fpch-preprocess.
+  # ccache can cache a source that uses a precompiled header only with
+  # -fpch-preprocess.
   target_compile_options(${target} PRIVATE -Wall -Wextra -Wshadow
     $<$<CXX_COMPILER_ID:GNU>:-fpch-preprocess>)
   if(LOCKSTEP_WERROR)
@@ -15,10 +17,10 @@ endfunction()
 
 # lockstep_layer(NAME SOURCES ... DEPENDS ... LIBRARIES ...)
 #
-# One folder under lockstep/ as the library lockstep_NAME (Lockstep::NAME).
+# Makes one folder under lockstep/ the library lockstep_NAME (Lockstep::NAME).
 # Its headers are reached through a folder that holds a link to this layer and
-# nothing else, so that a source can include only the layers its target
-# DEPENDS on: an include against the arrows of the design fails to compile.
+# nothing else, so that a source can include only the layers its target DEPENDS
+# on: an include against the arrows of the design fails to compile.
 function(lockstep_layer name)
   cmake_parse_arguments(arg "" "" "SOURCES;DEPENDS;LIBRARIES" ${ARGN})
   set(target lockstep_${name})
@@ -42,13 +44,16 @@ function(lockstep_layer name)
   set_property(GLOBAL APPEND PROPERTY LOCKSTEP_LAYERS ${target})
 endfunction()
 
-# One precompiled header for all that includes LibTorch: torch/torch.h costs
-# 25 s a file without it. It is built once, for this target; others reuse it.
-# With it an empty file still takes GCC 7 s, for the templates that LibTorch's
-# inline functions use, so that the sources of a target share that price.
+# One precompiled header for all sources that include LibTorch: torch/torch.h
+# costs 25 s a file without it. It is built once, for the target
+# lockstep_torch_pch; the others reuse it. Even with it GCC takes 7 s for an
+# empty file, for the templates that LibTorch's inline functions use. So sources
+# of a target are compiled several at a time (unity build), which share that
+# time.
 function(lockstep_use_torch_pch target)
   if(NOT TARGET lockstep_torch_pch)
-    # Left alone where it is there: writing it anew would compile it anew.
+    # If the file is there it is left alone: writing it again would compile it
+    # again.
     file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/torch_pch/torch_pch.cpp
          CONTENT "")
     add_library(lockstep_torch_pch STATIC

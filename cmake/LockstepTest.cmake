@@ -1,17 +1,20 @@
 # lockstep_test(NAME SOURCES ... LABELS ... [LIBRARIES ...] [TORCH]
 #               [SANITIZERS ...] [DEADLINE s])
 #
-# One test program and one ctest entry: its cases share a process world
+# Adds one test program and one ctest entry: the cases share a process world
 # (tests/harness/process_world.h), which costs too much to start for each.
-# TORCH: it includes LibTorch, takes the precompiled header and links the
-# harness with ranks; without it, a main() without ranks and nothing of torch.
-# SANITIZERS: `address`, `thread` or both, if that preset is to build and run it
-# (target sanitized_tests, label `sanitized`). No LibTorch may be in it: LibTorch
-# is not instrumented.
-# DEADLINE: seconds until ctest kills it, in case its own deadlines fail.
+# TORCH: the program includes LibTorch, takes the precompiled header and links
+# the harness with ranks. Without TORCH it has a main() without ranks and no
+# LibTorch.
+# SANITIZERS: `address`, `thread` or both, if the preset of that sanitizer is to
+# build and run the program (target sanitized_tests, label `sanitized`). Such a
+# program must not link LibTorch, which is not instrumented.
+# DEADLINE: seconds until ctest kills the program, in case its own deadlines
+# fail.
 #
-# Programs whose only label is `unit` run side by side, all others alone. A program writes GoogleTest's report to test-results/NAME.xml in
-# the build folder, from which `./dev test` counts cases (harness/summary.py).
+# Programs whose only label is `unit` run side by side, all others alone. A
+# program writes GoogleTest's report to test-results/NAME.xml in the build
+# folder, from which `./dev test` counts cases (harness/summary.py).
 function(lockstep_test name)
   cmake_parse_arguments(arg "TORCH" "DEADLINE"
                         "SOURCES;LABELS;LIBRARIES;SANITIZERS"

@@ -1,5 +1,5 @@
-# LibTorch, as the imported target `torch` of its own package, without Python:
-# libtorch_python is never linked and Python.h never included.
+# Finds LibTorch, as the imported target `torch` of its own package, without
+# Python: libtorch_python is never linked and Python.h never included.
 find_package(Torch REQUIRED)
 if(TORCH_CXX_FLAGS)
   # The wheel's dual-ABI switch; it must be the same in every object.
@@ -19,7 +19,7 @@ endif()
 # c10d's NCCL backend is in the CUDA half of LibTorch; its header needs NCCL's,
 # which lies beside torch in a wheel and nowhere in LibTorch's archive.
 set(LOCKSTEP_NCCL AUTO CACHE STRING
-    "The NCCL backend: AUTO where LibTorch has it, ON (an error if not) or OFF")
+    "The NCCL backend: AUTO (if LibTorch has it), ON (an error if not) or OFF")
 set(LOCKSTEP_HAS_NCCL OFF)
 set(LOCKSTEP_NCCL_LEFT_OUT "")
 if(LOCKSTEP_NCCL STREQUAL "OFF")

@@ -10,7 +10,7 @@
 namespace benchmarks {
 namespace {
 
-// The lines "Name: 123 kB" of a file.
+// Reads the lines "Name: 123 kB" of a file.
 std::map<std::string, int64_t> sizes(const char* path) {
   std::map<std::string, int64_t> result;
   std::ifstream file(path);

@@ -2,23 +2,23 @@
 
 #include <cstdint>
 
-// What a process takes of its machine (Linux; proc(5), getrusage(2)).
+// What a process uses of its machine (Linux; proc(5), getrusage(2)).
 namespace benchmarks {
 
-// KiB. Memory that processes share counts in full in every `rss`; `pss` is
-// this process's part of it (a page of two processes counts half).
+// In KiB. Memory that processes share counts in full in every `rss`; `pss` is
+// this process's part of it (a page that two processes share counts half).
 struct Memory {
   int64_t peak_rss = 0;  // since the process began
   int64_t rss = 0;
   int64_t pss = 0;
-  int64_t private_rss = 0;  // of no other process
+  int64_t private_rss = 0;  // shared with no other process
 };
-// Now. Takes milliseconds. What cannot be read is 0.
+// Returns the figures of now; what cannot be read is 0. Takes milliseconds.
 Memory memory();
 
-// All threads of this process since it began.
+// What all threads of this process have used since it began.
 struct Usage {
-  int64_t switches = 0;  // of context: it waited, or it was put aside
+  int64_t switches = 0;  // context switches: it waited or was preempted
   int64_t cpu_us = 0;    // in user space and in the kernel
 };
 Usage usage();

@@ -13,13 +13,13 @@ int64_t nanoseconds(std::chrono::steady_clock::time_point time) {
   return std::chrono::nanoseconds(time.time_since_epoch()).count();
 }
 
-// Ascending, apart from each other.
+// In ascending order; no two of them touch.
 using Intervals = std::vector<std::pair<int64_t, int64_t>>;
 
 template <typename Predicate>
 Intervals united(const std::vector<RecordedSpan>& spans, Predicate counts) {
   Intervals result;
-  for (const auto& span : spans) {  // by their begin
+  for (const auto& span : spans) {  // in the order of their begin
     if (!counts(span)) continue;
     if (!result.empty() && span.begin_ns <= result.back().second) {
       result.back().second = std::max(result.back().second, span.end_ns);

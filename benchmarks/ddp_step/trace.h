@@ -27,12 +27,13 @@ struct RecordedSpan {
 // Remembers the spans that begin and end while it observes, without a lock.
 class SpanRecorder final : public lockstep::SpanObserver {
  public:
-  explicit SpanRecorder(size_t capacity);  // spans; what comes later is lost
+  explicit SpanRecorder(size_t capacity);  // in spans; later ones are lost
 
   void on_begin(const lockstep::SpanBegin& begin) noexcept override;
   void on_end(const lockstep::SpanEnd& end) noexcept override;
 
-  // Those that have ended, by their begin. When nobody is observed any more.
+  // Returns the spans that have ended, in the order of their begin. Call it
+  // when the observer is no longer subscribed.
   std::vector<RecordedSpan> spans() const;
 
  private:
@@ -50,23 +51,23 @@ class SpanRecorder final : public lockstep::SpanObserver {
   std::atomic<size_t> ended_{0};
 };
 
-// How much of a rank's communication lay within its backward passes,
+// How much of a rank's communication lay within its backward passes, in
 // nanoseconds.
 struct Overlap {
-  // In which a span of "comm" was under way.
+  // Time in which a span of "comm" was under way.
   int64_t communication_ns = 0;
-  // The part of it while backward computed: inside "train"/"backward", outside
-  // every span that is called "wait".
+  // The part of that time in which backward computed: inside
+  // "train"/"backward", outside every span that is called "wait".
   int64_t hidden_ns = 0;
-  // In spans that are called "wait".
+  // Time in spans that are called "wait".
   int64_t waited_ns = 0;
 };
 Overlap overlap(const std::vector<RecordedSpan>& spans);
 
-// One rank's events for a file of the Trace Event Format (Google, "Trace Event
-// Format", "Complete Events"), which chrome://tracing and Perfetto show: a
-// process a rank, a line a category, and further lines where spans of one
-// category overlap.
+// Returns one rank's events for a file of the Trace Event Format (Google,
+// "Trace Event Format", "Complete Events"), which chrome://tracing and Perfetto
+// show: a process for each rank, a line for each category, and further lines if
+// spans of one category overlap.
 nlohmann::json trace_events(const std::vector<RecordedSpan>& spans, int rank);
 
 }  // namespace benchmarks

@@ -26,7 +26,8 @@ class FixedBatch final : public Batches {
   torch::data::Example<> batch_;
 };
 
-// 2,048 samples in memory, each rank its part of them, epoch after epoch.
+// Batches of 2,048 samples in memory, to each rank its part of them, epoch
+// after epoch.
 class LoadedBatches final : public Batches {
  public:
   explicit LoadedBatches(int64_t batch_size)

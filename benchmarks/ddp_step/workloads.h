@@ -14,23 +14,23 @@
 // same models, sizes and losses in Python.
 namespace benchmarks {
 
-// Where a rank's batches come from, without end.
+// A rank's batches, without end.
 class Batches {
  public:
   virtual ~Batches() = default;
-  // The next one; valid until the next call.
+  // Returns the next batch, which is valid until the next call.
   virtual torch::data::Example<>& next() = 0;
 };
 
 struct Workload {
-  int64_t batch_size;  // samples on each rank, where none is asked for
+  int64_t batch_size;  // samples on each rank, if none is asked for
   std::function<torch::nn::Sequential()> model;
   // Needs the default group, whose rank says which samples these are.
   std::function<std::unique_ptr<Batches>(int64_t batch_size)> batches;
   at::Tensor (*loss)(const at::Tensor& output, const at::Tensor& target);
 };
 
-// By name: "tutorial", "mlp", "narrow", "transformer".
+// Returns the workloads by name: "tutorial", "mlp", "narrow", "transformer".
 const std::map<std::string, Workload>& workloads();
 
 }  // namespace benchmarks

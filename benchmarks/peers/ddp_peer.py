@@ -40,23 +40,23 @@ SAMPLES = 2048
 class Workload:
     """What is trained; benchmarks/ddp_step/workloads.cpp has the same."""
 
-    batch_size: int  # samples on each rank, where none is asked for
+    batch_size: int  # samples on each rank, if none is asked for
     model: Callable[[], nn.Module]
     batches: Callable[[int], object]  # batch size -> batches without end
     loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 
 def fixed(data, target):
-    """The same random tensors in every step."""
+    """Yields the same random tensors in every step."""
     torch.manual_seed(1 + dist.get_rank())
     return itertools.repeat((torch.randn(data), torch.randn(target)))
 
 
 def loaded(batch_size):
-    """2,048 samples in memory, each rank its part of them, epoch after
-    epoch."""
+    """Yields batches of 2,048 samples in memory, to each rank its part of them,
+    epoch after epoch."""
     torch.manual_seed(1)  # one dataset for all ranks
-    # A list, as in the tutorial, and the cheapest for the loader to collate.
+    # A list, as in the tutorial; it is the cheapest for the loader to collate.
     dataset = [(torch.rand(20), torch.rand(1)) for _ in range(SAMPLES)]
     loader = DataLoader(dataset, batch_size=batch_size, pin_memory=False,
                         shuffle=False, sampler=DistributedSampler(dataset))
@@ -105,7 +105,7 @@ OPTIMIZERS = {
 
 
 def make_optimizer(name, parameters, zero):
-    """Fused, as ours are: LibTorch's same kernels."""
+    """Makes a fused optimizer, like ours: with the same kernels of LibTorch."""
     kind, options = OPTIMIZERS[name]
     if zero:
         # Imported here: it takes memory that the other peers should not show.
@@ -131,8 +131,8 @@ def parse_args():
 
 
 def run_steps(model, optimizer, batches, loss_of, steps):
-    """The moments between the steps, and before the first and behind the last,
-    in nanoseconds."""
+    """Returns the moments before the first step, between the steps and after
+    the last, in nanoseconds."""
     moments = [time.perf_counter_ns()]
     for _ in range(steps):
         data, target = next(batches)
@@ -144,7 +144,7 @@ def run_steps(model, optimizer, batches, loss_of, steps):
 
 
 def greatest(values):
-    """The greatest of all ranks, element by element."""
+    """Returns the greatest of all ranks' values, element by element."""
     tensor = torch.tensor(values, dtype=torch.int64)
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
     return tensor
@@ -161,7 +161,7 @@ def step_figures(moments):
 
 
 def usage():
-    """Microseconds of all cores, and context switches, until now."""
+    """Returns microseconds of all cores, and context switches, until now."""
     used = resource.getrusage(resource.RUSAGE_SELF)
     return (round((used.ru_utime + used.ru_stime) * 1e6),
             used.ru_nvcsw + used.ru_nivcsw)
@@ -174,8 +174,8 @@ def usage_figures(before, after, steps):
 
 
 def memory():
-    """KiB: resident now, its peak, this process's share of it, and what no
-    other process has."""
+    """Returns KiB: resident now, its peak, this process's share of it, and
+    what no other process has."""
     sizes = {}
     for file in ("status", "smaps_rollup"):
         for line in pathlib.Path(f"/proc/self/{file}").read_text().splitlines():

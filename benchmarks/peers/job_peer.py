@@ -24,7 +24,7 @@ FEATURES = 20
 
 
 def load(path, model):
-    """Restores `model`; the epoch to begin with."""
+    """Restores `model`. Returns the epoch to begin with."""
     if not os.path.exists(path):
         return 0
     print("Loading snapshot")
@@ -42,7 +42,8 @@ def save(path, model, epoch):
 
 def train(args):
     rank = int(os.environ["LOCAL_RANK"])
-    # A list is a dataset, and the cheapest for Python's loader to collate.
+    # A list can be a dataset, and is the cheapest one for Python's loader to
+    # collate.
     dataset = [(torch.rand(FEATURES), torch.rand(1)) for _ in range(SAMPLES)]
     loader = DataLoader(dataset, batch_size=args.batch_size,
                         sampler=DistributedSampler(dataset))

@@ -17,10 +17,10 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr const char* kName = "lockstep bench";
-constexpr int kNotFound = 127;  // as a shell's
+constexpr int kNotFound = 127;  // as in a shell
 constexpr int kCannotExecute = 126;
 
-// Where an installation has it, and the build.
+// Returns where the program lies in an installation, and in a build.
 std::vector<fs::path> candidates() {
   std::error_code error;
   const fs::path bin = fs::read_symlink("/proc/self/exe", error).parent_path();
@@ -54,8 +54,8 @@ int execute(int argc, char** argv) {
 
 void add_bench_command(CLI::App& app, int argc, char** argv, int& exit_code) {
   CLI::App* bench = app.add_subcommand(
-      "bench", "Time the collective operations, beside Python's too");
-  // Everything is the other program's, --help too.
+      "bench", "Time the collective operations, also beside Python's");
+  // All arguments belong to the other program, even --help.
   bench->set_help_flag();
   bench->prefix_command();
   bench->callback(

@@ -4,11 +4,11 @@
 
 namespace lockstep {
 
-// `lockstep bench`: the program libexec/lockstep/lockstep-bench takes this
-// process's place, and all arguments behind "bench" as they are. It is found
-// from where this program lies. Adds the subcommand to `app`; parsing it
-// returns only where that program cannot be executed: one line on stderr, and
-// `exit_code`.
+// Adds the subcommand `lockstep bench` to `app`. It replaces this process by
+// the program libexec/lockstep/lockstep-bench, which gets all arguments after
+// "bench" as they are and is found relative to this program. Parsing the
+// subcommand returns only if that program cannot be executed: it then writes
+// one line to stderr and sets `exit_code`.
 void add_bench_command(CLI::App& app, int argc, char** argv, int& exit_code);
 
 }  // namespace lockstep

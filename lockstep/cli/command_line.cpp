@@ -43,7 +43,7 @@ class HelpFormatter : public CLI::Formatter {
     return names.substr(0, names.size() - 2);
   }
 
-  // CLI11 would add the type and the environment variable of each.
+  // CLI11 would add the type and the environment variable of each option.
   std::string make_option_opts(const CLI::Option* option) const override {
     return option->get_type_size() == 0 ? "" : " " + option->get_type_name();
   }
@@ -58,7 +58,7 @@ CLI::Option* add_spelled_option(CLI::App& app, const std::string& name,
                                 std::string& value,
                                 const std::string& description,
                                 const std::string& short_name) {
-  // Given twice, the last counts, as in argparse.
+  // If an option is given twice, the last one counts, as in argparse.
   return app.add_option(spellings(name, short_name), value, description)
       ->envname(environment_name(name))
       ->multi_option_policy(CLI::MultiOptionPolicy::TakeLast)

@@ -9,10 +9,10 @@
 namespace lockstep {
 namespace {
 
-// What the script does with the words before the one to complete: `path`
-// becomes the commands among them, and "program" once the program of `lockstep
-// run` has come, whose words are its own. Bash gives "--nnodes=2" as three
-// words.
+// This part of the script reads the words before the one to complete: `path`
+// becomes the commands among them, or "program" once the program of `lockstep
+// run` has come, as the words after it belong to the program. Bash gives
+// "--nnodes=2" as three words.
 constexpr const char* kBegin = R"(_lockstep() {
   local path= words= word= expected=
   for word in "${COMP_WORDS[@]:1:$((COMP_CWORD - 1))}"; do
@@ -37,7 +37,7 @@ std::vector<const CLI::App*> subcommands(const CLI::App& command) {
   return command.get_subcommands([](const CLI::App*) { return true; });
 }
 
-// Every spelling of an option, "--log_dir" too.
+// Returns every spelling of an option, "--log_dir" too.
 std::vector<std::string> spellings(const CLI::Option& option) {
   std::vector<std::string> all;
   for (const auto& name : option.get_snames()) all.push_back("-" + name);
@@ -45,7 +45,7 @@ std::vector<std::string> spellings(const CLI::Option& option) {
   return all;
 }
 
-// Branches by which the script follows the words already typed.
+// Returns the branches by which the script follows the words already typed.
 std::string steps(const CLI::App& command, const std::string& path) {
   std::string text;
   for (const auto* sub : subcommands(command)) {
@@ -69,7 +69,7 @@ std::string steps(const CLI::App& command, const std::string& path) {
   return text;
 }
 
-// Branches that say what may come next.
+// Returns the branches that say what may come next.
 std::string offers(const CLI::App& command, const std::string& path) {
   std::string words;
   for (const auto* sub : subcommands(command)) words += sub->get_name() + " ";
@@ -79,7 +79,7 @@ std::string offers(const CLI::App& command, const std::string& path) {
     }
   }
   if (words.empty()) {
-    // A program of its own, which knows its options.
+    // The command is a program of its own, which knows its options.
     words = "$(\"${COMP_WORDS[0]}\" " + command.get_name() +
             " --help 2>/dev/null | grep -oE -- '--[a-z][a-z-]*')";
   }
@@ -99,7 +99,8 @@ std::string bash_script(const CLI::App& app) {
 void add_completion_command(CLI::App& app) {
   CLI::App* completion = app.add_subcommand(
       "completion", "Print a script that completes commands in a shell");
-  // `lockstep run` made what is added after it take whatever follows.
+  // Commands that are added after `lockstep run` would take all arguments, as
+  // it does.
   completion->prefix_command(false);
   completion->formatter(make_help_formatter(
       "lockstep completion bash|zsh\n"

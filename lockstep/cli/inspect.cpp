@@ -43,9 +43,10 @@ int inspect_flight(const FlightArguments& arguments) {
 }  // namespace
 
 void add_inspect_command(CLI::App& app, int& exit_code) {
-  CLI::App* inspect = app.add_subcommand("inspect", "Look at what jobs left");
-  // `lockstep run` takes whatever is behind its program, and makes what is
-  // added after it do so.
+  CLI::App* inspect =
+      app.add_subcommand("inspect", "Look at the records that jobs left");
+  // `lockstep run` takes all arguments after its program as they are, and
+  // commands that are added after it inherit that; this one must not.
   inspect->prefix_command(false);
   inspect->formatter(make_help_formatter("lockstep inspect COMMAND ..."));
   inspect->get_help_ptr()->description("Print this help and exit");
@@ -56,11 +57,11 @@ void add_inspect_command(CLI::App& app, int& exit_code) {
   flight->formatter(make_help_formatter(
       "lockstep inspect flight [--json] FILE...\n"
       "  Each FILE is the record of one rank: lockstep-flight-*-rank*.json.\n"
-      "  Exit code 0: the ranks called the same; 1: they diverged; 2: a FILE "
-      "is\n  no such record."));
+      "  Exit code 0: the ranks made the same calls; 1: they diverged; 2: a "
+      "FILE is\n  not such a record."));
   flight->get_help_ptr()->description("Print this help and exit");
   auto arguments = std::make_shared<FlightArguments>();
-  flight->add_option("FILE", arguments->files, "Records, one a rank")
+  flight->add_option("FILE", arguments->files, "Records, one for each rank")
       ->required()
       ->type_name("");
   flight->add_flag("--json", arguments->json, "Print one JSON document");

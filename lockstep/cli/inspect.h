@@ -4,12 +4,13 @@
 
 namespace lockstep {
 
-// `lockstep inspect flight FILE...`: which rank diverged first, by the flight
-// records of the ranks of one job (docs/flight-recorder.md). Adds the command
-// to `app`; when it was given, parsing runs it and puts into `exit_code`
+// Adds the command `lockstep inspect flight FILE...` to `app`. It finds the
+// rank that diverged first by the flight records of the ranks of one job
+// (docs/flight-recorder.md). If the command is given, parsing runs it and
+// stores in `exit_code`
 //
-//   0  the ranks called the same, as far as the records say
-//   1  a rank called something else, did not come, or left no record while
+//   0  the ranks made the same calls, as far as the records say
+//   1  a rank made another call, did not come, or left no record while
 //      others wait for it
 //   2  a record cannot be read; one line on stderr says which and why
 //

@@ -18,8 +18,8 @@ namespace {
 
 constexpr int kUsageError = 2;  // as argparse, and so torchrun
 
-// A descriptor 0 to 2 that is closed would be the number of the next pipe or
-// socket, and a worker's output would go there.
+// If a descriptor from 0 to 2 were closed, the next pipe or socket would get
+// its number, and a worker's output would go there.
 void open_standard_streams() {
   for (int fd = 0; fd < 3; ++fd) {
     if (fcntl(fd, F_GETFD) == -1) open("/dev/null", O_RDWR);
@@ -71,7 +71,7 @@ int main(int argc, char** argv) {
   }
   try {
     arguments = lockstep::separate_values(app, std::move(arguments));
-    // CLI11 takes them from the end.
+    // CLI11 takes the arguments in reverse order.
     std::reverse(arguments.begin(), arguments.end());
     app.parse(std::move(arguments));
     return exit_code;

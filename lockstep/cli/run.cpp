@@ -23,7 +23,8 @@ constexpr int kSystemError = 1;
 
 void say(std::string_view text) { write_message(kName, text); }
 
-// With the host and the time, for messages of several nodes in one log.
+// Writes a message with the host and the time, as one log may hold messages of
+// several nodes.
 void say_of_node(const std::string& host, std::string_view text) {
   timespec now{};
   clock_gettime(CLOCK_REALTIME, &now);
@@ -37,8 +38,8 @@ void say_of_node(const std::string& host, std::string_view text) {
   write_message(std::string(kName) + " [" + host + " " + time + "]", text);
 }
 
-// In the agent's process; the member's thread begins here, as none outlives a
-// fork.
+// Runs in the agent's process. The member starts its thread here, since no
+// thread survives a fork.
 int run_agent(const RunOptions& options, RunDirectory& directory,
               std::optional<StorePort> port, GuardianLink link) {
   LocalAgent::Report report = say;
@@ -60,7 +61,7 @@ int run_agent(const RunOptions& options, RunDirectory& directory,
   } catch (const std::exception& error) {
     report(error.what());
   }
-  // The launcher does the same, but may have been killed.
+  // The launcher does this too, but it may have been killed.
   directory.remove_if_temporary();
   return exit_code;
 }
@@ -112,7 +113,7 @@ int launch_or_explain(RunArguments arguments,
     reason = error.what();
   }
   say(reason);
-  // Nodes that wait for this one would wait in vain.
+  // Tells the other nodes, which would wait for this one in vain.
   if (auto job = decline_options(arguments, reason, exit_code)) {
     decline_job(std::move(*job));
   }
@@ -130,8 +131,8 @@ void add_run_command(CLI::App& app, int& exit_code) {
       "with\n  underscores, and from PET_... variables as torchrun does: "
       "PET_NPROC_PER_NODE=2."));
   run->get_help_ptr()->description("Print this help and exit");
-  // From the first argument that is no option, all is the program's. After
-  // "--" CLI11 leaves it with the parent.
+  // Everything from the first argument that is not an option belongs to the
+  // program. After "--" CLI11 leaves that with the parent.
   run->prefix_command();
   app.prefix_command();
   auto arguments = std::make_shared<RunArguments>();

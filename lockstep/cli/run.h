@@ -4,10 +4,10 @@
 
 namespace lockstep {
 
-// `lockstep run`: torchrun's options (docs/launcher.md). Adds the
-// subcommand to `app`; when it was given, parsing runs it to its end and puts
-// the exit code of the launch into `exit_code`. What it has to say goes to
-// stderr, each line behind "lockstep run: "; a user's mistake is one line.
+// Adds the subcommand `lockstep run`, which takes torchrun's options
+// (docs/launcher.md), to `app`. If it is given, parsing runs the launch to its
+// end and stores its exit code in `exit_code`. Messages go to stderr, each line
+// after "lockstep run: "; a user's mistake is one line.
 void add_run_command(CLI::App& app, int& exit_code);
 
 }  // namespace lockstep

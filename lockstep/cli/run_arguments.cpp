@@ -38,7 +38,7 @@ const Unsupported* find_unsupported(const std::string& argument) {
 
 void add_worker_options(CLI::App& run, RunArguments& arguments) {
   add_spelled_flag(run, "--standalone", arguments.standalone,
-                   "One host, a free port (what happens anyway)")
+                   "One host, a free port (as without this option)")
       ->group("Workers");
   add_spelled_option(run, "--nproc-per-node", arguments.nproc_per_node,
                      "Workers: a number, auto, cpu or gpu [1]")
@@ -53,7 +53,7 @@ void add_worker_options(CLI::App& run, RunArguments& arguments) {
                    "The program is a Python module (python -m)", "-m")
       ->group("Workers");
   add_spelled_flag(run, "--no-python", arguments.no_python,
-                   "Execute the program as it is, a .py too")
+                   "Execute the program as it is, even a .py")
       ->group("Workers");
 }
 
@@ -93,7 +93,7 @@ void add_shutdown_options(CLI::App& run, RunArguments& arguments) {
                      "leave behind [0.2]")
       ->group("Shutdown");
   add_spelled_option(run, "--monitor-interval", arguments.monitor_interval,
-                     "Accepted; failures are noticed at once")
+                     "Accepted, without effect: failures are noticed at once")
       ->group("Shutdown");
 }
 
@@ -120,9 +120,10 @@ void add_rendezvous_options(CLI::App& run, RunArguments& arguments) {
       "by commas");
   add("--master-addr", arguments.master_addr,
       "One node: address of rank 0's store; several: the host of node rank 0, "
-      "where no endpoint is given [127.0.0.1]");
+      "if no endpoint is given [127.0.0.1]");
   add("--master-port", arguments.master_port,
-      "One node: port of rank 0's store [a free one in every round]; several: "
+      "One node: port of rank 0's store [a free one in every attempt]; "
+      "several: "
       "port of the agents' store [29500]");
   add("--local-addr", arguments.local_addr,
       "Address by which the others reach this node [found out]");

@@ -6,8 +6,8 @@
 
 namespace lockstep {
 
-// The options of `lockstep run` as they were written; empty where an option
-// was not given and has no one default. run_options.h says what they mean.
+// The options of `lockstep run` as they were written; empty if an option was
+// not given and has no one default. run_options.h says what they mean.
 struct RunArguments {
   bool standalone = false;
   std::string nproc_per_node = "1";
@@ -39,13 +39,15 @@ struct RunArguments {
 // Adds every option of `lockstep run` to its command, with its help.
 void add_run_arguments(CLI::App& run, RunArguments& arguments);
 
-// Takes what CLI11 left, from the first argument that is no option that it
-// knows, as the program and its arguments. Throws std::invalid_argument where
-// there is no program or the first is an option: one of torchrun's that this
-// launcher lacks is named with what to do instead.
+// Takes what CLI11 left as the program and its arguments: everything from the
+// first argument that is not an option that it knows. Throws
+// std::invalid_argument if there is no program or the first argument is an
+// option; if that is an option of torchrun that this launcher lacks, the
+// message says what to do instead.
 void set_command(RunArguments& arguments, std::vector<std::string> remaining);
 
-// The same for options that the environment sets, PET_....
+// Throws std::invalid_argument if the environment (PET_...) sets an option of
+// torchrun that this launcher lacks.
 void refuse_unsupported_environment();
 
 }  // namespace lockstep

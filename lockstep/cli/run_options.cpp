@@ -66,7 +66,7 @@ bool parse_flag(const std::string& name, const std::string& value) {
                               "\"; allowed are true and false");
 }
 
-// Keys of torchrun's rendezvous that mean nothing here.
+// Keys of torchrun's rendezvous that have no effect here.
 constexpr std::array kForeignConf{"last_call_timeout",
                                   "close_timeout",
                                   "heartbeat_timeout",
@@ -75,7 +75,7 @@ constexpr std::array kForeignConf{"last_call_timeout",
                                   "use_libuv",
                                   "rank"};
 
-// "KEY=VALUE,KEY=VALUE".
+// Applies `text`, of the form "KEY=VALUE,KEY=VALUE".
 void apply_rdzv_conf(const std::string& text, JobMemberOptions& job,
                      std::vector<std::string>& warnings) {
   std::optional<std::chrono::milliseconds> timeout;
@@ -118,7 +118,8 @@ void apply_rdzv_conf(const std::string& text, JobMemberOptions& job,
   job.store.timeout = timeout.value_or(job.join_timeout);
 }
 
-// "[::1]" and "::1" mean the same; the workers' libraries know the second.
+// Removes the brackets: "[::1]" and "::1" mean the same, but the workers'
+// libraries know only the second.
 std::string bare(const std::string& address) {
   return address.starts_with('[') && address.ends_with(']')
              ? address.substr(1, address.size() - 2)
@@ -137,7 +138,7 @@ std::string host_name() {
   return name[0] == '\0' ? "this host" : name;
 }
 
-// Of rank 0's store, where there is one node.
+// Sets the address and port of rank 0's store, if there is one node.
 void set_store_address(const RunArguments& arguments,
                        LocalAgentOptions& options) {
   if (!arguments.node_rank.empty() &&
@@ -167,7 +168,7 @@ Endpoint store_endpoint(const RunArguments& arguments, bool c10d) {
   if (c10d && arguments.master_addr.empty()) {
     throw std::invalid_argument(
         "several nodes need an address where they meet; give all of them the "
-        "same --rdzv-endpoint=HOST[:PORT], HOST one of theirs");
+        "same --rdzv-endpoint=HOST[:PORT], with the HOST of one of them");
   }
   const std::string host =
       arguments.master_addr.empty() ? "127.0.0.1" : arguments.master_addr;
@@ -180,11 +181,11 @@ void refuse_every_interface(const std::string& option,
   if (!names_every_interface(host)) return;
   throw std::invalid_argument(
       option + " is " + host +
-      ", which means every interface and is no address that a node can reach; "
+      ", which means every interface, not an address that a node can reach; "
       "give the name or an address of the host");
 }
 
-// Where and how long the nodes meet.
+// Returns where the nodes meet and how long they wait for each other.
 JobMemberOptions meeting_options(const RunArguments& arguments, int nnodes,
                                  std::vector<std::string>& warnings) {
   if (arguments.standalone) {
@@ -198,8 +199,8 @@ JobMemberOptions meeting_options(const RunArguments& arguments, int nnodes,
   job.store.endpoint = store_endpoint(arguments, c10d);
   if (job.store.endpoint.port == 0) {
     throw std::invalid_argument(
-        "port 0 is no port where nodes can meet; give all of them the same "
-        "number from 1 to 65535");
+        "nodes cannot meet at port 0; give all of them the same port from 1 "
+        "to 65535");
   }
   refuse_every_interface(arguments.rdzv_endpoint.empty()
                              ? "--master-addr"

@@ -5,10 +5,10 @@
 
 namespace lockstep {
 
-// Measures time in which this process ran. Between two ticks it counts no more
-// than `longest_step`: a longer gap means that the process was stopped,
-// suspended with its machine or starved, and what it did not hear of in that
-// time is no fault of others. One thread.
+// Measures the time in which this process ran. Between two ticks it counts no
+// more than `longest_step`: a longer gap means that the process was stopped,
+// suspended with its machine or starved. What it did not hear in that time is
+// not the fault of others. For one thread.
 class AwakeClock {
  public:
   using Clock = std::chrono::steady_clock;
@@ -17,7 +17,7 @@ class AwakeClock {
                       Clock::time_point now = Clock::now())
       : longest_step_(longest_step), last_(now) {}
 
-  // To be called more often than `longest_step`.
+  // Must be called more often than once in `longest_step`.
   void tick(Clock::time_point now) {
     const Clock::duration gap = now - last_;
     last_ = now;
@@ -28,10 +28,10 @@ class AwakeClock {
     }
   }
 
-  // Since construction, up to the last tick.
+  // The time that was counted from construction to the last tick.
   Clock::duration awake() const { return awake_; }
-  // The last gap that was too long; zero if it ended longer ago than `within`,
-  // or if there was none.
+  // The length of the last gap that was too long; zero if it ended longer ago
+  // than `within`, or if there was none.
   Clock::duration recent_pause(Clock::duration within) const {
     return awake_ - pause_end_ <= within ? pause_ : Clock::duration();
   }
@@ -41,7 +41,7 @@ class AwakeClock {
   Clock::time_point last_;
   Clock::duration awake_{};
   Clock::duration pause_{};
-  Clock::duration pause_end_{};  // by awake_
+  Clock::duration pause_end_{};  // in the time of awake_
 };
 
 }  // namespace lockstep

@@ -22,11 +22,13 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kKillAllowance{5000};
-// How often SIGKILL is repeated: a child adopted in between needs its own.
+// How often SIGKILL is repeated: a child that is adopted in between needs its
+// own.
 constexpr milliseconds kKillInterval{10};
 
-// Field 4 of /proc/PID/stat; 0 where the process is gone. The name in field 2
-// may hold anything, parentheses too, so the fields count from its last one.
+// Returns field 4 of /proc/PID/stat; 0 if the process is gone. The name in
+// field 2 may hold anything, parentheses too, so fields are counted from the
+// last parenthesis.
 pid_t parent_of(const char* pid) {
   std::ifstream file(std::string("/proc/") + pid + "/stat");
   std::string line;

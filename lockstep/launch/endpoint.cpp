@@ -88,7 +88,7 @@ std::string SocketAddress::host() const {
 }
 
 int SocketAddress::port() const {
-  // It stands at the same place in sockaddr_in and sockaddr_in6.
+  // The port has the same place in sockaddr_in and sockaddr_in6.
   return ntohs(reinterpret_cast<const sockaddr_in*>(get())->sin_port);
 }
 
@@ -183,7 +183,7 @@ FileDescriptor bind_for_nodes(const Endpoint& endpoint,
   }
   if (endpoint.host == "localhost") {
     FileDescriptor fd = bind_socket(every_interface(resolved.port()));
-    // A host without IPv6 has no such address.
+    // A host without IPv6 cannot bind this address.
     if (fd || errno == EADDRINUSE) return fd;
   }
   return bind_socket(resolved.wildcard());
@@ -204,8 +204,8 @@ bool accepts_connections(const SocketAddress& address,
       error != 0) {
     return false;
   }
-  // A port that nobody listens on may be given to this very socket, which then
-  // is connected to itself.
+  // If no process listens on the port, this very socket may be given it; it is
+  // then connected to itself.
   const SocketAddress own = bound_address(fd.get());
   return own.port() != address.port() || own.host() != address.host();
 }

@@ -5,8 +5,8 @@
 
 namespace lockstep {
 
-// argv or envp for execve(): pointers into `strings`, which must live as long,
-// and the null that ends them.
+// Returns argv or envp for execve(): pointers into `strings`, which must
+// outlive them, and a null at the end.
 inline std::vector<char*> exec_pointers(
     const std::vector<std::string>& strings) {
   std::vector<char*> result;

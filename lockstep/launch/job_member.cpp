@@ -20,13 +20,14 @@ constexpr milliseconds kPollInterval{50};
 // How long the host of the store stays for nodes that have not departed, and,
 // if one has declined, for those that have yet to come.
 constexpr milliseconds kDepartAllowance{5000};
-// How long another host may acknowledge nothing. Its kernel does so although
-// its agent is stopped, so that this needs no patience.
+// How long another host may acknowledge nothing. Its kernel acknowledges even
+// while its agent is stopped, so this can be short.
 constexpr milliseconds kDeadHostAllowance{3000};
-// From when on a member that is to end waits for no answer any more.
+// How long a member that is ending waits for an answer.
 constexpr milliseconds kLastAnswerAllowance{3000};
-// How often a member that is to end shuts what does not answer: the store's
-// client connects anew where a connection breaks while it is being opened.
+// How often a member that is ending shuts a connection that does not answer.
+// Once is not enough: the store's client connects again if a connection breaks
+// while it is being opened.
 constexpr milliseconds kShutInterval{1000};
 constexpr milliseconds kLongWait{10'000};
 constexpr int kSystemError = 1;
@@ -38,7 +39,8 @@ FileDescriptor open_event() {
   return fd;
 }
 
-// Calls `noted` after each operation, as an agent makes many in a row.
+// Calls `noted` after each operation, since an agent makes many in a row and
+// each answer counts as progress.
 class NotingStore : public AgentStore {
  public:
   NotingStore(std::unique_ptr<AgentStore> store, std::function<void()> noted)
@@ -213,7 +215,8 @@ void JobMember::post_lost_store(const AgentStoreError& error) {
   post_end(kSystemError, text);
 }
 
-// Empty if there are several: a broken one may linger.
+// Returns the name of this agent's connection to the store; empty if there are
+// several, as a broken one may linger.
 std::string JobMember::own_connection() const {
   const auto all = connections_to(connector_.endpoint().port);
   return all.size() == 1 ? *all.begin() : "";
@@ -231,7 +234,7 @@ void decline_job(JobMemberOptions options, StoreConnector::Open open) noexcept {
       }
     }
   } catch (const std::exception&) {
-    // No thread is to be had.
+    // The thread could not be started.
   }
 }
 
@@ -287,7 +290,7 @@ std::optional<OpenedStore> JobMember::join(
     node.hosts_store = opened.hosted;
     node.connection = own_connection();
     protocol.emplace(*opened.store, node, [port] {
-      // Those that came since.
+      // Also handles connections that were accepted since.
       break_connections_of_dead_hosts(port, kDeadHostAllowance);
       return connections_accepted_at(port);
     });
@@ -311,7 +314,7 @@ std::optional<OpenedStore> JobMember::join(
                " on every interface, without authentication: for trusted "
                "networks only");
       }
-      was_silent_ = false;  // until now nobody had to answer
+      was_silent_ = false;  // until now no answer was due
       round_deadline_ = deadline;
       post(joined);
       return opened;
@@ -319,18 +322,19 @@ std::optional<OpenedStore> JobMember::join(
       if (cancelled()) return std::nullopt;
       if (rank_deadline.expired()) throw;
     } catch (const JobRefused&) {
-      // A host lets those read why whom it told.
+      // If this agent hosts the store, it stays until the others have read why.
       try {
         depart(*protocol, opened.hosted);
       } catch (const AgentStoreError&) {
-        // The reason that is being thrown says more.
+        // The exception that is being thrown says more.
       }
       throw;
     } catch (const JobClosed&) {
       if (cancelled()) return std::nullopt;
       if (deadline.expired()) throw;
     } catch (const AgentStoreError& error) {
-      // Mostly the store of a job that was ending, and this job's comes next.
+      // Mostly this was the store of a job that was ending, and this job's
+      // store comes next.
       if (cancelled()) return std::nullopt;
       if (deadline.expired()) {
         post_lost_store(error);
@@ -392,7 +396,7 @@ void JobMember::give_up_late_round(NodeProtocol& protocol) {
                  " at " + connector_.endpoint().text() + " for " +
                  std::to_string(options_.node.nnodes) +
                  " nodes; absent: " + name_numbers("node", absent);
-  // With all there by now the plan comes with the next look.
+  // If all nodes have come by now, the next look finds the plan.
   if (!absent.empty()) protocol.propose(protocol.round(), verdict);
 }
 

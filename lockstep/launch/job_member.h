@@ -20,53 +20,55 @@
 namespace lockstep {
 
 struct JobMemberOptions {
-  NodeDescription node{};  // hosts_store is filled in
+  NodeDescription node{};  // JobMember sets hosts_store
   StoreConnectorOptions store{};
-  // By which the other nodes reach this one; found out where empty.
+  // The address by which the other nodes reach this one; empty: found out.
   std::string local_addr{};
   // How long a round may wait for its nodes.
   std::chrono::milliseconds join_timeout{600'000};
-  // This node cannot take part: it says so (NodeProtocol::decline) and departs.
+  // Set if this node cannot take part: it then declines with this verdict
+  // (NodeProtocol::decline()) and departs.
   std::optional<Verdict> declines{};
 };
 
-// This agent has its node rank.
+// This agent has joined the job and has its node rank.
 struct Joined {
   Membership membership{};
   bool hosts_store = false;
-  std::string reachable_host{};  // by which the others reach this node
+  std::string reachable_host{};  // this node's address for the others
   std::string master_addr{};     // for RoundOffer
 };
 // A line for the user.
 struct Notice {
   std::string text{};
 };
-// A node wants to know whether a worker here was failing (ask_for_cause()).
+// A node asks whether a worker here was failing (ask_for_cause()).
 struct CauseWanted {};
 using JobEvent = std::variant<Joined, Notice, RoundPlan, CauseWanted, Verdict>;
 
 // One agent's membership in a job of several nodes: opens the store, follows
 // the protocol (node_protocol.h) and keeps the heartbeat, all in one thread of
 // its own, so that the agent's event loop never waits for the network. That
-// loop polls event_fd() and takes events; what it has to say is queued and
-// written within 50 ms, mostly at once.
+// loop polls event_fd() and takes events. What the loop has to tell the other
+// nodes is queued; the thread writes it within 50 ms, mostly at once.
 //
 // The verdict that ends the job (Verdict::ends_job) is the last event. The
-// thread then departs; if it hosts the store it first stays for the others, up
-// to 5 s. A store that is lost is such a
-// verdict, too; while joining it is tried again until `join_timeout`. Its
-// connection is broken by the kernel 3 s after the other host has ceased to
-// acknowledge anything, and by shut_if_silent() if the thread gets no answer
-// for KeepAlive::allowance(), as from an agent that is stopped. Nothing else
-// may connect to the store's port from this process.
+// thread then departs; if it hosts the store, it stays for the others first,
+// for at most 5 s. If the store is lost, that is such a verdict too; but while
+// the agent is joining, the store is tried again until `join_timeout`.
+//
+// The connection to the store is broken by the kernel 3 s after the other host
+// has stopped acknowledging, and by shut_if_silent() if the thread gets no
+// answer for KeepAlive::allowance(), for example from an agent that is stopped.
+// No other code of this process may connect to the store's port.
 class JobMember {
  public:
   // Starts the thread. Throws std::system_error.
   explicit JobMember(JobMemberOptions options,
                      StoreConnector::Open open = open_c10d_store);
-  // Writes what is queued, departs, ends the thread: blocks for at most 12 s,
-  // mostly for some milliseconds, and for a look-up of the resolver where that
-  // is under way.
+  // Writes what is queued, departs and ends the thread. This mostly blocks for
+  // some milliseconds, and for at most 12 s; if a look-up of the resolver is
+  // under way, also until that ends.
   ~JobMember();
   JobMember(const JobMember&) = delete;
   JobMember& operator=(const JobMember&) = delete;
@@ -74,18 +76,23 @@ class JobMember {
   // Readable while there are events.
   int event_fd() const { return event_fd_.get(); }
   std::optional<JobEvent> take_event();
-  // To be called every second: a longer gap is taken for a pause of this
-  // process, in which it could not have heard an answer.
+  // Shuts the connection to the store if the thread has had no answer for
+  // KeepAlive::allowance(). Must be called every second: a longer gap counts as
+  // a pause of this process, in which it could not have heard an answer.
   void shut_if_silent();
 
-  // These return at once. After `Joined`: asks for the plan of a round.
+  // The functions below return at once.
+
+  // Offers this node for `round`, whose plan then comes as an event. Only after
+  // `Joined`.
   void offer_round(int round, RoundOffer offer);
-  // Every worker of this node has ended well.
+  // Reports that every worker of this node has ended well.
   void report_success();
-  // NodeProtocol::ask_for_cause().
+  // See NodeProtocol::ask_for_cause().
   void ask_for_cause();
-  // Ends `round` unless it has a verdict; the answer is the round's verdict,
-  // this or another. Before `Joined` too.
+  // Ends `round` with `verdict` unless the round has one already. The round's
+  // verdict, this one or another, then comes as an event. Allowed before
+  // `Joined` too.
   void propose(int round, Verdict verdict);
 
  private:
@@ -114,14 +121,14 @@ class JobMember {
   StoreConnector connector_;
   FileDescriptor event_fd_;
   std::atomic<uint64_t> progress_{0};  // counts answers
-  // For is_silent(): how many answers it has seen, since when no other has
-  // come, and a clock that leaves out the time in which this process was
-  // stopped.
+  // For is_silent(): the number of answers that it has seen, the time since
+  // which no other has come, and a clock that leaves out the time in which this
+  // process was stopped.
   uint64_t known_progress_ = 0;
   AwakeClock::Clock::duration silent_since_{};
   AwakeClock awake_{options_.node.keep_alive.longest_step()};
-  std::atomic<bool> was_silent_{false};  // so that its connection was shut
-  std::string store_host_;               // for the message when it is lost
+  std::atomic<bool> was_silent_{false};  // so its connection was shut
+  std::string store_host_;               // for the message if the store is lost
   std::optional<Deadline> round_deadline_;
 
   std::mutex mutex_;
@@ -134,10 +141,11 @@ class JobMember {
   std::thread thread_;
 };
 
-// For a node that cannot take part, as its `options.declines` says: tells the
-// nodes that wait for it. Blocks until they have been told, for at most
-// `options.join_timeout` to reach the store, and, if the store is hosted here,
-// 5 s more for the others to come. Never throws: there is nobody to tell then.
+// Tells the nodes that wait for this one that it cannot take part, as
+// `options.declines` says. Blocks until they have been told: for at most
+// `options.join_timeout` to reach the store and, if the store is hosted here,
+// for the others to come 5 s more. Never throws: if it fails, there is no node
+// that it could tell.
 void decline_job(JobMemberOptions options,
                  StoreConnector::Open open = open_c10d_store) noexcept;
 

@@ -18,15 +18,15 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// How long a worker may outlive SIGKILL (uninterruptible in the kernel) until
+// How long a worker may outlive SIGKILL (uninterruptible in the kernel) before
 // it is given up.
 constexpr milliseconds kKillAllowance{5000};
-// How often the job's connection is looked after.
+// How often the job's connection is checked.
 constexpr milliseconds kJobInterval{1000};
 // How long a node that a signal ends waits for the verdict of all nodes.
 constexpr milliseconds kVerdictAllowance{3000};
-// How long the console may take nothing once all workers have ended; and the
-// same after a signal, whose sender waits for the launcher.
+// How long the console may take nothing once all workers have ended; and how
+// long after a signal, whose sender waits for the launcher.
 constexpr milliseconds kConsoleIdle{60'000};
 constexpr milliseconds kSignalledConsoleIdle{2000};
 // How long an echo of a failure waits for its cause to become known; and how
@@ -104,7 +104,8 @@ int LocalAgent::run_rounds() {
     look_for_causes_at_.reset();
     verdict_.reset();
     if (const auto plan = form_round()) run_workers(*plan);
-    // Closed before the next is opened, which may have to be the same.
+    // Closes this port before the next attempt opens one, which may have to be
+    // the same.
     port_.reset();
     if (const auto exit_code = end_round()) return *exit_code;
   }
@@ -166,7 +167,7 @@ void LocalAgent::run_workers(const RoundPlan& plan) {
     enforce_deadline();
   }
   end_leftovers();
-  // A failure that a forwarded signal brought about is the signal's doing.
+  // A failure that a forwarded signal caused does not count as one.
   failures_.clear();
   if (stop_.signal == 0 && group_->failed()) failures_ = group_->failures();
   set_verdict_of_workers();
@@ -184,12 +185,12 @@ void LocalAgent::set_verdict_of_workers() {
 
 void LocalAgent::await_verdict() {
   std::optional<Deadline> deadline;
-  // The other nodes may still fail, and all start anew. After a signal, too:
-  // another verdict may have come before.
+  // The other nodes may still fail, and then all start again. This waits after
+  // a signal too, since another verdict may have come before the signal's.
   while (!verdict_ && !guardian_gone_) {
     if (ending_signal_ != 0) {
       if (!deadline) deadline = Deadline::after(kVerdictAllowance);
-      // Before it has joined it has no say.
+      // A node that has not joined has no say in the verdict.
       if (!joined_ || deadline->expired()) return;
     }
     propose_failure();
@@ -233,7 +234,7 @@ std::optional<int> LocalAgent::end_round() {
             std::to_string(max_restarts);
   }
   if (!text.empty()) report_(text);
-  // With one node nobody else has to agree, and the signal ended it.
+  // If there is one node, no other has to agree: the signal ended the job.
   if (ended && (job_ || ending_signal_ == 0)) return verdict_->exit_code;
   if (ending_signal_ != 0) return 128 + ending_signal_;
   return std::nullopt;
@@ -245,7 +246,7 @@ void LocalAgent::wait_for_event() {
   if (!guardian_gone_) {
     entries_.push_back({link_.commands.get(), POLLIN, 0});
   }
-  // After this round's verdict, what comes is for the next.
+  // After this round's verdict, events belong to the next round.
   const bool hears_job = job_ && !verdict_;
   if (hears_job) entries_.push_back({job_->event_fd(), POLLIN, 0});
   mux_.add_poll_entries(entries_);
@@ -272,7 +273,7 @@ void LocalAgent::serve_guardian() {
     if (count == 1) {
       forward(signal);
     } else if (count == 0) {
-      // The launcher was killed: no time for anything.
+      // The launcher was killed: the workers get no time to end.
       guardian_gone_ = true;
       propose_lost_launcher();
       kill_now();
@@ -322,7 +323,7 @@ void LocalAgent::offer_round() {
 
 void LocalAgent::obey_verdict() {
   if (verdict_->kind == Verdict::Kind::signalled) {
-    // Its own signal comes back, too.
+    // The verdict that this node proposed for its own signal comes back too.
     if (ending_signal_ == 0) stop_by_signal(verdict_->signal, verdict_->text);
   } else if (running() > 0 && !stop_.kill_at) {
     stop_after_failure();
@@ -352,17 +353,18 @@ void LocalAgent::stop_by_signal(int signal, const std::string& text) {
     if (job_) report_(text + " ends the job");
     return;
   }
-  if (stop_.kill_at) return;  // they are being stopped, and faster
+  if (stop_.kill_at) return;  // they are already being stopped, and faster
   group_->settle();
   stop_.signal = signal;
   stop_.allowed = options_.shutdown_timeout;
   stop_.kill_at = Deadline::after(stop_.allowed);
   group_->signal_process_groups(signal);
-  // Workers that are stopped could not take it.
+  // Stopped workers (SIGSTOP) could not take the signal.
   group_->signal_process_groups(SIGCONT);
   report_(text + " forwarded to " + count_workers(running()) +
           ", which may take " + seconds_text(options_.shutdown_timeout) +
-          " to end" + (signal == SIGINT ? "; once more kills at once" : ""));
+          " to end" +
+          (signal == SIGINT ? "; a second SIGINT kills at once" : ""));
 }
 
 void LocalAgent::stop_after_failure() {
@@ -405,7 +407,7 @@ void LocalAgent::end_leftovers() {
                             : ending_signal_ != 0 ? kSignalledConsoleIdle
                                                   : kConsoleIdle;
   pollfd console{STDERR_FILENO, POLLOUT, 0};
-  // Said only where it is no longer waited for: the console may be stalled,
+  // Reports only if stderr takes the line at once: the console may be stalled
   // too.
   if (!mux_.drain(idle, interrupt) && !guardian_gone_ &&
       poll(&console, 1, 0) > 0) {
@@ -432,7 +434,8 @@ Verdict LocalAgent::failed_verdict(
   Verdict verdict;
   verdict.kind = Verdict::Kind::failed;
   verdict.node_rank = node_rank();
-  // The code of one that was stopped while it failed would be SIGTERM's.
+  // The exit code of a worker that was stopped while it failed would be
+  // SIGTERM's, so this takes that of a worker that ended by itself.
   const auto ended_by_itself = std::ranges::find_if(
       failures, [](const auto& one) { return !one.was_stopped; });
   verdict.exit_code =
@@ -441,7 +444,8 @@ Verdict LocalAgent::failed_verdict(
   return verdict;
 }
 
-// A lost node, which may be replaced; with the host of the store the job ends.
+// Proposes that this node was lost, so that it may be replaced; if it hosts the
+// store, ends the job.
 void LocalAgent::propose_lost_launcher() {
   Verdict verdict =
       give_up(128 + SIGKILL, "the launcher of " + node_name() + " was killed");
@@ -458,7 +462,8 @@ void LocalAgent::end_job(Verdict verdict) {
   if (!job_) return;
   verdict.node_rank = node_rank();
   job_->propose(round_, verdict);
-  // The others may be about to start anew, after a failure elsewhere.
+  // The other nodes may be about to begin the next round, after a failure
+  // elsewhere.
   job_->propose(round_ + 1, verdict);
 }
 

@@ -19,67 +19,67 @@ namespace lockstep {
 
 struct LocalAgentOptions {
   WorkerGroupOptions workers{};
-  // Of rank 0's store, where there is one node.
+  // Address and port of rank 0's store, if there is one node.
   std::string master_addr = "127.0.0.1";
-  int master_port = 0;  // 0: a free one, another in every round
-  // This host, in messages to several nodes.
+  int master_port = 0;  // 0: a free one, another in every attempt
+  // The name of this host, for messages of a job of several nodes.
   std::string host_name{};
   // After a signal from the user or the scheduler was forwarded: how long the
-  // workers have, for a last snapshot, until SIGKILL.
+  // workers have until SIGKILL, for example for a last snapshot.
   std::chrono::milliseconds shutdown_timeout{30'000};
   // After a worker failed: how long the others have from SIGTERM to SIGKILL.
-  // Short, since they mostly wait for the one that is gone.
+  // This is short, as they mostly wait for the worker that is gone.
   std::chrono::milliseconds failure_shutdown_timeout{500};
-  // For what workers leave behind, from SIGTERM to SIGKILL.
+  // How long processes that workers leave have from SIGTERM to SIGKILL.
   std::chrono::milliseconds leftover_timeout{200};
 
-  // When an agent that ends at a signal has surely ended: after the workers'
-  // time it ends leftovers, its output and its membership of the job.
+  // How long an agent that ends at a signal may take: after the workers' time
+  // it ends leftovers, its output and its membership of the job.
   std::chrono::milliseconds ending_allowance() const {
     return shutdown_timeout + leftover_timeout + std::chrono::seconds(30);
   }
 };
 
 // The elastic agent of one node: starts the workers, watches them, stops all
-// when one fails, starts them anew while restarts are left, passes signals on.
-// As member of a job of several nodes it does so in step with their agents.
-// After torchrun's LocalElasticAgent, but driven by events: it sleeps until a
-// child ends, output comes, the guardian writes or the job has news. One
-// thread. Requires all signals blocked (run_guarded() sees to that).
+// when one fails, starts them again while restarts are left, and forwards
+// signals. In a job of several nodes it does so in step with the agents of the
+// other nodes. Follows torchrun's LocalElasticAgent, but is driven by events:
+// it sleeps until a child ends, output comes, the guardian writes or the job
+// has news. For one thread. Requires all signals blocked, as in run_guarded().
 class LocalAgent {
  public:
-  // Called with text for the user, without a name before it or a newline
-  // behind, and never in the midst of a worker's line of up to PIPE_BUF bytes
+  // Called with text for the user, without a name before it or a newline after
+  // it. Never called in the middle of a worker's line of up to PIPE_BUF bytes
   // that the mux carries.
   using Report = std::function<void(const std::string& text)>;
 
-  // `first_port` is what the first round uses; taken when it is needed where
-  // it is nothing. `job` is nothing where there is one node.
+  // `first_port` is for the first attempt; if it is nothing, a port is taken
+  // when it is needed. `job` is null if there is one node.
   LocalAgent(LocalAgentOptions options, const RunDirectory& directory,
              std::optional<StorePort> first_port, GuardianLink link,
              Report report, std::unique_ptr<JobMember> job = nullptr);
 
-  // Blocks until no worker, and nothing that a worker started, is left.
-  // Returns the exit code of the launch: 0, or the first failing worker's in
-  // the last round (128 + signal where a signal killed it), or 128 + signal
-  // where a forwarded signal ended the job; of several nodes the same on all.
-  // Throws ProgramError, std::invalid_argument and std::system_error where a
-  // round cannot be started; nothing is left then either.
+  // Blocks until no worker, and nothing that a worker started, is left. Returns
+  // the exit code of the launch: 0; or that of the first worker that failed in
+  // the last attempt (128 + signal if a signal killed it); or 128 + signal if a
+  // forwarded signal ended the job. If there are several nodes, it is the same
+  // on all. Throws ProgramError, std::invalid_argument and std::system_error if
+  // an attempt cannot be started; nothing is left then either.
   int run();
 
  private:
-  // Why a round is being stopped, and since when.
+  // Why an attempt is being stopped, and how far that has come.
   struct Stop {
     int signal = 0;  // the forwarded one; 0 after a failure
-    std::chrono::milliseconds allowed{};  // for the workers to end
-    bool at_once = false;                 // nothing is allowed any more
+    std::chrono::milliseconds allowed{};  // until SIGKILL
+    bool at_once = false;                 // no time is allowed any more
     std::optional<Deadline> kill_at{};
     bool killed = false;
     bool given_up = false;
   };
 
   int run_rounds();
-  // Nothing where the job ended before the round began.
+  // Returns nothing if the job ended before the attempt began.
   std::optional<RoundPlan> form_round();
   std::optional<RoundPlan> await_plan();
   void run_workers(const RoundPlan& plan);
@@ -101,7 +101,7 @@ class LocalAgent {
   void kill_now();
   void enforce_deadline();
   void propose_failure();
-  // Whether what is known of this node's failures are echoes only.
+  // Returns whether nothing but echoes is known of this node's failures.
   bool only_echoes() const;
   void end_leftovers();
 
@@ -125,16 +125,18 @@ class LocalAgent {
   // What the nodes agreed on, once this node has joined the job.
   std::optional<Joined> joined_;
 
-  // Of this round.
+  // The members below belong to the current attempt.
   int round_ = 0;
   std::optional<RoundPlan> plan_;
   std::optional<WorkerGroup> group_;
   Stop stop_;
   std::vector<WorkerFailure> failures_;  // of this node
-  // When a failure of this node becomes the job's; nothing before one, and once
-  // it is proposed. An echo waits for its cause, which may be on another node.
+  // When a failure of this node is proposed as the job's verdict; nothing
+  // before there is a failure and after it was proposed. An echo waits for its
+  // cause, which may be on another node.
   std::optional<Deadline> propose_at_;
-  // When to see which worker of this node was failing before another node's.
+  // When to look whether a worker of this node was failing before the one on
+  // another node that asks.
   std::optional<Deadline> look_for_causes_at_{};
   std::optional<Verdict> verdict_;
 };

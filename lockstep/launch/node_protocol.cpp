@@ -14,7 +14,7 @@ using nlohmann::json;
 using std::chrono::milliseconds;
 
 constexpr int kVersion = 1;
-// How often the host of the store looks for nodes that are lost.
+// How often the host of the store looks for lost nodes.
 constexpr milliseconds kLookInterval{500};
 constexpr int kUsageError = 2;
 constexpr int kSystemError = 1;
@@ -33,12 +33,14 @@ std::string key(const std::string& leaf, int node_rank) {
 }
 
 [[noreturn]] void refuse_record(const std::string& where) {
-  throw ForeignRecord("the agents' store holds at " + where +
-                      " what no agent of this version wrote; is the endpoint "
-                      "another program's?");
+  throw ForeignRecord(
+      "the agents' store holds a record at " + where +
+      " that no agent of this version wrote; if another program "
+      "uses this endpoint, name another one");
 }
 
-// The store has no authentication, so that what it holds is checked.
+// A record from the store. The store has no authentication, so every field is
+// checked.
 class Record {
  public:
   Record(std::string where, const std::string& text)
@@ -72,7 +74,8 @@ class Record {
   json json_;
 };
 
-// Bytes that are no UTF-8 (a host's name may be anything) become "?" marks.
+// Bytes that are not UTF-8 (a host's name may be anything) become replacement
+// characters.
 std::string dump(const json& record) {
   return record.dump(-1, ' ', false, json::error_handler_t::replace);
 }
@@ -97,7 +100,8 @@ Verdict parse_verdict(const std::string& where, const std::string& text) {
   return verdict;
 }
 
-// What Record::text() makes of a text of ours: so they can be compared.
+// Returns what Record::text() would read back for `text`, so that the two can
+// be compared.
 std::string as_recorded(const std::string& text) {
   return Record("", dump(json{{"text", text}})).text("text");
 }
@@ -144,13 +148,13 @@ void NodeProtocol::decline(const Verdict& verdict) {
   end_forming_round(current_round(), verdict);
 }
 
-// Every node was there once.
+// Returns whether every node has offered the first round.
 bool NodeProtocol::has_begun() {
   return store_.add(round_key(0, "offers"), 0) >= job_nnodes_;
 }
 
-// The round that is being formed, or runs. After one that has failed the next
-// is meant, though nobody may have offered it yet.
+// Returns the round that is being formed or runs. If the last round has failed,
+// this is the next one, although no node may have offered it yet.
 int NodeProtocol::current_round() {
   const auto text = store_.get(kRound);
   int round = text ? Record(kRound, *text).number("number", 0, 1'000'000) : 0;
@@ -210,7 +214,7 @@ void NodeProtocol::claim_rank() {
     const std::string where = key("node", *self_.node_rank);
     const std::string holder = store_.set_if_absent(where, me);
     if (holder != me && store_.check(key("departed", *self_.node_rank))) {
-      throw JobClosed();  // of an earlier start of this node
+      throw JobClosed();  // an earlier launch of this node took the rank
     }
     if (holder != me) {
       refuse_rank("two agents have --node-rank=" +
@@ -239,7 +243,8 @@ void NodeProtocol::refuse(const std::string& reason) {
   verdict.kind = Verdict::Kind::declined;
   verdict.exit_code = kUsageError;
   verdict.text = reason;
-  // The nodes of a later round have agreed, and wait for one that was lost.
+  // This ends round 0 only: the nodes of a later round have agreed already, and
+  // wait for one that was lost.
   end_forming_round(0, verdict);
   throw JobRefused(reason);
 }
@@ -249,7 +254,8 @@ void NodeProtocol::refuse_rank(const std::string& reason) {
   refuse(reason);
 }
 
-// Those who wait would wait in vain. A job that runs is not disturbed.
+// Ends the wait of nodes that would wait in vain. Does not disturb a job that
+// runs.
 void NodeProtocol::end_forming_round(int round, const Verdict& verdict) {
   if (store_.add(round_key(round, "offers"), 0) < job_nnodes_) {
     propose(round, verdict);
@@ -267,7 +273,7 @@ void NodeProtocol::offer_round(int round, const RoundOffer& offer) {
   if (!self_.connection.empty()) {
     store_.set(key("connection", node_rank_), self_.connection);
   }
-  // A replacement for a lost node joins this round.
+  // Tells a replacement for a lost node which round to join.
   if (round > 0) store_.set(kRound, dump(json{{"number", round}}));
   round_ = round;
   offered_ = true;
@@ -295,7 +301,7 @@ std::optional<RoundPlan> NodeProtocol::take_plan() {
   place.nnodes = self_.nnodes;
   const std::string role = as_recorded(self_.role);
   for (int rank = 0; rank < self_.nnodes; ++rank) {
-    // It was lost after it had offered, and another may come.
+    // The node was lost after it had offered; another may take its place.
     if (!store_.check(key("node", rank))) return std::nullopt;
     const std::string where = round_key(round_, "node/" + std::to_string(rank));
     const Record node(where, store_.get(where).value_or(""));
@@ -313,7 +319,8 @@ std::optional<RoundPlan> NodeProtocol::take_plan() {
     if (same_role) place.role_world_size += workers;
   }
   plan_given_ = true;
-  // Before a node has a reason to die: see fate_of().
+  // Notes the open connections now, before a node has a reason to die:
+  // fate_of() recognises a closed connection only if it has seen it open.
   if (self_.hosts_store) look_for_lost_nodes();
   return plan;
 }
@@ -351,7 +358,8 @@ std::optional<Verdict> NodeProtocol::take_verdict() {
   if (verdict_given_) return std::nullopt;
   if (plan_given_ &&
       store_.add(round_key(round_, "succeeded"), 0) == self_.nnodes) {
-    // Written, too: a node that a signal reaches now must not end otherwise.
+    // The success is also written as the verdict: a node that gets a signal now
+    // must not end in another way.
     propose(round_, Verdict{});
   }
   const std::string where = round_key(round_, "verdict");
@@ -394,12 +402,13 @@ std::optional<std::string> NodeProtocol::fate_of(
     heard.since = awake_.awake();
   }
   if (awake_.awake() - heard.since >= self_.keep_alive.allowance()) {
-    return "its agent has not been heard of for " +
+    return "its agent has shown no sign of life for " +
            seconds_text(self_.keep_alive.allowance());
   }
   const auto connection = store_.get(key("connection", node_rank));
   const bool connected = connection && accepted.count(*connection) > 0;
-  // One that was never seen has another name here: a gateway lies between.
+  // A connection that was never seen open has another name here, since a
+  // gateway lies between.
   if (heard.connected && !connected) {
     return "its connection is closed";
   }
@@ -415,7 +424,7 @@ void NodeProtocol::give_up(int node_rank, const std::string& fate) {
       store_.check(round_key(round_, "node/" + std::to_string(node_rank)));
   vacate(node_rank);
   if (!takes_part) {
-    notices_.push_back(text + "; another may take its place");
+    notices_.push_back(text + "; another node may take its place");
   } else if (!verdict_given_) {
     Verdict verdict;
     verdict.kind = Verdict::Kind::failed;
@@ -430,7 +439,7 @@ void NodeProtocol::vacate(int node_rank) {
   heard_.erase(node_rank);
   store_.remove(key("beat", node_rank));
   store_.remove(key("connection", node_rank));
-  // Last: from now on another agent may take the rank.
+  // This key goes last: once it is gone, another agent may take the rank.
   store_.remove(key("node", node_rank));
 }
 
@@ -443,7 +452,8 @@ std::optional<std::string> NodeProtocol::take_notice() {
 
 void NodeProtocol::depart() {
   if (job_ended_ || self_.hosts_store) {
-    // Nodes that have yet to come are told why the job has not begun.
+    // If the job has not begun, the store stays open: nodes that come later
+    // must be told why.
     if (has_begun()) store_.set(kClosed, "1");
     if (node_rank_ >= 0) store_.set(key("departed", node_rank_), "1");
   } else if (node_rank_ >= 0 &&
@@ -463,7 +473,7 @@ bool NodeProtocol::others_have_departed() {
       ++joined;
     }
   }
-  // A node that declined at once has no rank and is not waited for.
+  // A node that declined without joining has no rank and is not waited for.
   return joined == 0 && (!declined_ || departed >= job_nnodes_ - 1);
 }
 

@@ -18,45 +18,48 @@
 
 namespace lockstep {
 
-// Unlike every other one.
+// Returns an id that differs from every other one.
 std::string random_id();
 
-// How agents know that each other live. torchrun's names and defaults.
+// How agents notice that another one has died. Names and defaults are
+// torchrun's.
 struct KeepAlive {
   std::chrono::milliseconds interval{5000};  // between two signs of life
   int max_attempt = 3;
 
-  // An agent that shows no sign of life for so long is lost.
+  // An agent that shows no sign of life for this long is lost.
   std::chrono::milliseconds allowance() const { return interval * max_attempt; }
-  // For an AwakeClock that is ticked each second or more often.
+  // The longest step of an AwakeClock that is ticked at least once a second.
   std::chrono::milliseconds longest_step() const {
     return std::min<std::chrono::milliseconds>(std::chrono::seconds(2),
                                                allowance() / 2);
   }
 };
 
-// What to add to a message that another node is gone, if the agent of `name`
-// was itself not running of late: "; the agent of node 1 (its host) itself did
-// not run for 20 s, ...". Else nothing.
+// Returns what to add to a message that another node is gone if the agent of
+// `name` itself did not run for a while just before: "; the agent of node 1
+// (its host) itself did not run for 20 s, ...". Otherwise returns an empty
+// text.
 std::string own_pause(const AwakeClock& awake, const KeepAlive& keep_alive,
                       const std::string& name);
 
-// What an agent says of itself. All agents of a job must agree on the number
-// of nodes, on max_restarts and, where they give one, on the run id.
+// What an agent tells the others about itself. All agents of a job must agree
+// on the number of nodes, on max_restarts and, if they give one, on the run id.
 struct NodeDescription {
   int nnodes = 1;
-  std::optional<int> node_rank{};  // unset: the lowest that is free
+  std::optional<int> node_rank{};  // unset: the lowest free rank
   int nproc_per_node = 1;
   std::string role = "default";
   int max_restarts = 0;
   std::optional<std::string> run_id{};  // unset: the first agent's
   std::string host{};                   // for messages
   pid_t pid = 0;
-  // Tells this agent from others: containers may share host name and pid. An
-  // agent that joins once more, after it lost the store, keeps its rank.
+  // Distinguishes this agent from others, since containers may share host name
+  // and pid. An agent that lost the store and joins again keeps its rank by
+  // this id.
   std::string id = random_id();
   bool hosts_store = false;
-  // Its connection to the store (store_connections.h); empty if it is not
+  // The name of its connection to the store (store_connections.h); empty if not
   // known.
   std::string connection{};
   KeepAlive keep_alive{};
@@ -65,138 +68,155 @@ struct NodeDescription {
 struct Membership {
   int node_rank = 0;
   std::string run_id{};
-  int round = 0;  // the one that is being formed, or runs
+  int round = 0;  // the one that is being formed or runs
 };
 
-// What a node brings to one round.
+// What a node offers for one round.
 struct RoundOffer {
-  // Where rank 0 opens the workers' store; of node rank 0 only. Empty: on the
-  // host of the agents' store, which each node reaches as it was told.
+  // Where rank 0 opens the workers' store; given by node rank 0 only. Empty: on
+  // the host of the agents' store, which each node reaches by the address that
+  // it was given for that store.
   std::string master_addr{};
   int master_port = 0;
 };
 
-// How a round ended: one verdict for all nodes, that of the first who says so.
+// How a round ended. All nodes follow one verdict for it: the first that a node
+// proposed.
 struct Verdict {
   enum class Kind {
     succeeded,  // every worker returned 0
-    failed,     // a worker failed or a node was lost; all start anew while
-                // restarts are left
-    signalled,  // a signal to one agent, forwarded, ends the job
-    given_up,   // the job ends: a node absent, or the store lost
-    declined,   // the job ends before it began: a node refused, or unable to
+    failed,     // a worker failed or a node was lost; all workers start again
+                // while restarts are left
+    signalled,  // a signal that one agent forwarded ends the job
+    given_up,   // the job ends: a node is absent, or the store is lost
+    declined,   // the job ends before it began: a node was refused or cannot
                 // take part
   };
   Kind kind = Kind::succeeded;
-  int node_rank = -1;  // where it happened; -1 for no node in particular
+  int node_rank = -1;  // where it happened; -1: no particular node
   int exit_code = 0;
-  int signal = 0;      // of `signalled`
-  std::string text{};  // one line for the user; says the node
+  int signal = 0;      // for `signalled`
+  std::string text{};  // one line for the user; names the node
 
   bool ends_job(int round, int max_restarts) const {
     return kind != Kind::failed || round >= max_restarts;
   }
 };
 
-// This agent may not join: one line that names both sides.
+// Thrown if this agent may not join. what() is one line that names both sides.
 class JobRefused : public std::invalid_argument {
  public:
   using std::invalid_argument::invalid_argument;
 };
 
-// The rank that this agent wants, or every one, is held by agents that take
-// part in a job that runs and may be restarted. They may be dead and not yet
-// given up: to be tried again for KeepAlive::allowance(), then a refusal.
+// Thrown if the rank that this agent wants (or, if it wants none, every rank)
+// is held by an agent that takes part in a job that runs and may be restarted.
+// The holder may be dead but not given up yet. So the caller tries again for
+// KeepAlive::allowance() and one interval; only after that it is a refusal.
 class RankTaken : public JobRefused {
  public:
   using JobRefused::JobRefused;
 };
 
-// The store holds what no agent of this version wrote.
+// Thrown if the store holds a record that no agent of this version wrote.
 class ForeignRecord : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// The store belongs to a job that is ending: try the next.
+// Thrown if the store belongs to a job that is ending. The store of the next
+// job may come soon: try again.
 class JobClosed : public std::runtime_error {
  public:
   JobClosed() : std::runtime_error("the job at this store has ended") {}
 };
 
-// What the agents of a job write into their store and how they read it
-// (docs/launcher.md, "Between the nodes"). No call waits for another node: the
-// owner asks again and again (job_member.h). One thread.
-// Every member throws AgentStoreError where the store is lost, ForeignRecord
-// where it holds what no agent wrote.
+// Writes and reads what the agents of a job keep in their store
+// (docs/launcher.md, "Between the nodes"). A round is a rendezvous round: it
+// agrees on the attempt of the same number, and its verdict says how that
+// attempt ended. Round 0 is the start, each further one a restart.
+//
+// No call waits for another node: the owner asks again and again
+// (job_member.h). For one thread. Every member throws AgentStoreError if the
+// store is lost, ForeignRecord if it holds a record that no agent of this
+// version wrote.
 class NodeProtocol {
  public:
   using Clock = std::chrono::steady_clock;
-  // The names of the connections that the host of the store has accepted and
-  // that are open.
+  // Returns the names of the open connections that the host of the store has
+  // accepted.
   using Connections = std::function<std::set<std::string>()>;
 
   NodeProtocol(AgentStore& store, NodeDescription self,
                Connections accepted = {})
       : store_(store), self_(std::move(self)), accepted_(std::move(accepted)) {}
 
-  // Takes a node rank. Throws JobRefused, which the nodes that are still
-  // waiting for others are told, too; RankTaken; JobClosed.
+  // Takes a node rank. Throws JobRefused, and then also tells the nodes that
+  // still wait for others; RankTaken; JobClosed.
   Membership join();
-  // Instead of join(), for a node that cannot take part: ends the wait of the
-  // others with `verdict`. A job that runs is not disturbed. Throws JobClosed.
+  // Ends the wait of the other nodes with `verdict`. For a node that cannot
+  // take part; called instead of join(). Does not disturb a job that runs.
+  // Throws JobClosed.
   void decline(const Verdict& verdict);
 
-  // Requires join(). Rounds follow each other, from Membership::round. Throws
-  // JobRefused if this node was given up as lost and another has its rank.
+  // Offers this node for `round`. Requires join(). Rounds are offered in order,
+  // from Membership::round on. Throws JobRefused if this node was given up as
+  // lost and another has its rank.
   void offer_round(int round, const RoundOffer& offer);
-  // This node's place once every node has offered; given once.
+  // Returns the plan of this node once every node has offered the round, and
+  // only once.
   std::optional<RoundPlan> take_plan();
-  // The round offered last; before that the one that join() found.
+  // The round that was offered last; before the first offer, the one that
+  // join() found.
   int round() const { return round_; }
-  // The node ranks that have not offered this round, or were lost since.
+  // Returns the ranks of the nodes that have not offered this round, or were
+  // lost after that.
   std::vector<int> absent_nodes();
 
-  // Every worker of this node has returned 0.
+  // Reports that every worker of this node has returned 0.
   void report_success();
-  // A worker of this node has failed as the echo of another one's failure: the
-  // nodes are to look which of their workers was failing before.
+  // Asks all nodes to find out which of their workers was failing first: a
+  // worker of this node has failed, but only as the echo of another failure.
   void ask_for_cause();
-  // Whether a node asks so in round(); true once a round.
+  // Returns whether a node has called ask_for_cause() in round(); true only
+  // once for each round.
   bool take_question();
-  // Ends `round` with `verdict` unless it has one already.
+  // Ends `round` with `verdict` unless the round has one already.
   void propose(int round, const Verdict& verdict);
-  // The verdict of round(), once it has one; given once a round.
+  // Returns the verdict of round() once it has one, and only once for each
+  // round.
   std::optional<Verdict> take_verdict();
 
-  // To be called once a second or more often: shows that this node lives. The
-  // host of the store also looks who does not. The rank of a node that was lost
-  // is free again; the round that it takes part in has failed, one that is
-  // being formed without it waits for another node.
+  // Must be called at least once a second: shows that this node lives. On the
+  // host of the store it also looks for lost nodes. The rank of a lost node
+  // becomes free. If the node took part in the round, the round has failed; a
+  // round that is being formed without it waits for another node.
   void beat(Clock::time_point now);
-  // A line for the user about a node that was lost between two rounds; each
-  // once.
+  // Returns a line for the user about a node that was lost between two rounds;
+  // each line once.
   std::optional<std::string> take_notice();
 
-  // This node needs the store no more. While the job goes on, its rank is free
-  // for another.
+  // Records that this node no longer needs the store. While the job goes on,
+  // its rank becomes free for another node.
   void depart();
-  // True once every node that has joined has departed or was lost: only then
-  // may the host of the store go. Every node of the job, joined or not, if a
-  // node has declined: those who come later must be told.
+  // Returns true once every node that has joined has departed or was lost: only
+  // then may the host of the store end. If a node has declined, every node of
+  // the job must have departed, even one that has not joined yet: nodes that
+  // come later must be told.
   bool others_have_departed();
   bool declined() const { return declined_; }
 
-  // "node 1 (its host)"; "node 1" where it has not joined.
+  // Returns "node 1 (its host)", or "node 1" if that node has not joined.
   std::string name_of(int node_rank);
-  // The node that hosts the store; empty while nobody has said so.
+  // Returns the name of the node that hosts the store; empty until that node
+  // has joined.
   std::string name_of_store_host();
 
  private:
   // The last beat of a node that has joined and has not departed.
   struct Heard {
     std::string beat;
-    Clock::duration since{};  // by awake_
+    Clock::duration since{};  // in awake_'s time
     bool connected = false;   // its connection was among the accepted ones
   };
 
@@ -210,7 +230,7 @@ class NodeProtocol {
   [[noreturn]] void refuse(const std::string& reason);
   [[noreturn]] void refuse_rank(const std::string& reason);
   void look_for_lost_nodes();
-  // Why the node is lost; nothing while it lives.
+  // Returns why the node is lost; nothing while it lives.
   std::optional<std::string> fate_of(int node_rank,
                                      const std::set<std::string>& accepted);
   void give_up(int node_rank, const std::string& fate);
@@ -228,7 +248,7 @@ class NodeProtocol {
   bool question_given_ = false;
   bool verdict_given_ = false;
   bool job_ended_ = false;
-  bool declined_ = false;  // the last verdict says so, or this node has
+  bool declined_ = false;  // by the last verdict, or by this node
   int64_t beats_ = 0;
   Clock::time_point next_beat_{};
   Clock::time_point next_look_{};

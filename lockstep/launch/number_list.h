@@ -5,7 +5,8 @@
 
 namespace lockstep {
 
-// "node 1", "nodes 1, 3 and 4": numbers as the launcher's messages name them.
+// Returns "node 1" or "nodes 1, 3 and 4": numbers as the launcher's messages
+// write them.
 inline std::string name_numbers(const std::string& kind,
                                 const std::vector<int>& numbers) {
   std::string text = kind + (numbers.size() == 1 ? " " : "s ");

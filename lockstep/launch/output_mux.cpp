@@ -16,7 +16,7 @@ constexpr size_t kReadSize = 64 * 1024;
 constexpr size_t kLongestLine = 1024 * 1024;
 constexpr size_t kConsoleBacklog = 256 * 1024;
 
-// False, with errno set, where not all was written.
+// Returns false, with errno set, if not all was written.
 bool write_file(int fd, std::string_view bytes) {
   while (!bytes.empty()) {
     const ssize_t count = write(fd, bytes.data(), bytes.size());
@@ -38,9 +38,10 @@ bool writable_now(int fd) {
   return poll(&entry, 1, 0) == 1;
 }
 
-// How much of `bytes` to write at once: a pipe that poll() calls writable takes
-// PIPE_BUF bytes without blocking and without mixing them with another
-// writer's, so whole lines where they fit.
+// Returns how much of `bytes` to write at once. A pipe that poll() reports as
+// writable takes PIPE_BUF bytes without blocking and without mixing them with
+// another writer's. So this is at most PIPE_BUF, and ends after a whole line if
+// one fits.
 size_t chunk_size(std::string_view bytes) {
   if (bytes.size() <= PIPE_BUF) return bytes.size();
   const size_t newline = bytes.rfind('\n', PIPE_BUF - 1);
@@ -60,7 +61,8 @@ FileDescriptor OutputMux::add_stream(Console console, std::string prefix,
   if (pipe2(ends, O_CLOEXEC) != 0) throw_errno("a worker's output pipe");
   FileDescriptor reading(ends[0]);
   FileDescriptor writing(ends[1]);
-  // This end only: the worker's stays blocking, as programs expect.
+  // Only our end is non-blocking: the worker's stays blocking, as programs
+  // expect.
   if (fcntl(reading.get(), F_SETFL, O_NONBLOCK) != 0) {
     throw_errno("a worker's output pipe");
   }
@@ -174,7 +176,7 @@ void OutputMux::write_sink(Sink& sink) {
   }
 }
 
-// What comes later is tried again.
+// Drops what is pending; output that comes later is tried again.
 void OutputMux::drop_pending(Sink& sink, int error) {
   sink.pending.clear();
   sink.written = 0;
@@ -205,7 +207,7 @@ bool OutputMux::drain(std::chrono::milliseconds idle, int interrupt_fd) {
       break;
     }
     const size_t own = entries.size();
-    entries.push_back({interrupt_fd, POLLIN, 0});  // poll() passes over -1
+    entries.push_back({interrupt_fd, POLLIN, 0});  // poll() ignores -1
     const int ready =
         poll(entries.data(), entries.size(), static_cast<int>(idle.count()));
     if (ready < 0 && errno == EINTR) continue;

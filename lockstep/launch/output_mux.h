@@ -13,18 +13,19 @@
 
 namespace lockstep {
 
-// Carries the output of many workers to the console by whole lines, each behind
-// its worker's prefix, and the same bytes, unprefixed, to a worker's log file.
-// A line is never torn and never mixed with another of this mux. What a worker
-// wrote last without a newline is given one at the end of the stream. A line
-// longer than 1 MiB is broken there.
+// Carries the output of many workers to the console by whole lines, each with
+// its worker's prefix, and the same bytes, without a prefix, to the worker's
+// log file. A line is never torn and never mixed with another one of this mux.
+// If a worker's last line has no newline, it gets one at the end of the stream.
+// A line longer than 1 MiB is broken there.
 //
-// It never blocks: it reads and writes what poll() says can be. A console that
-// reads slowly holds the workers back, through their pipes, once 256 KiB wait.
-// When the reader of the console is gone, the pipes of the streams without a
-// file are closed, so that the workers get SIGPIPE as if they wrote there. What
-// a console or a log file cannot take for another reason, as on a full disk, is
-// dropped, and the workers go on: said once for each.
+// It never blocks: it reads and writes only what poll() reports as ready. If
+// the console reads slowly, the workers wait, through their pipes, once 256 KiB
+// are pending. When the reader of the console is gone, the pipes of the streams
+// without a file are closed, so that the workers get SIGPIPE as if they wrote
+// to the console. If a console or a log file cannot take output for another
+// reason, such as a full disk, that output is dropped and the workers go on; a
+// notice says so once for each.
 //
 // Driven by an event loop of one thread: add_poll_entries(), poll(),
 // handle_poll_entries(). Requires SIGPIPE blocked or ignored.
@@ -33,10 +34,11 @@ class OutputMux {
   // Called with a line for the user.
   using Notice = std::function<void(const std::string& text)>;
 
-  // The console's descriptors, not owned: 1 and 2 but in tests.
+  // `stdout_fd` and `stderr_fd` are the console's descriptors, which are not
+  // owned; only tests pass others than 1 and 2.
   explicit OutputMux(Notice notice, int stdout_fd = 1, int stderr_fd = 2);
 
-  // Owns nothing where there is none.
+  // `fd` is empty if there is no log file.
   struct LogFile {
     FileDescriptor fd{};
     std::string path{};  // for messages
@@ -44,19 +46,20 @@ class OutputMux {
 
   enum class Console { none, out, err };
 
-  // A new stream: returns the descriptor that the worker writes to, which the
-  // caller closes once the worker has it. Throws std::system_error.
+  // Adds a stream. Returns the descriptor that the worker writes to; the caller
+  // closes it once the worker has it. Throws std::system_error.
   FileDescriptor add_stream(Console console, std::string prefix,
                             LogFile log_file);
 
   // Appends what poll() must watch.
   void add_poll_entries(std::vector<pollfd>& entries) const;
-  // Serves those of `entries` that are ready; others are passed over.
+  // Serves those of `entries` that are ready and belong to this mux.
   void handle_poll_entries(const std::vector<pollfd>& entries);
 
-  // Serves until every stream has ended and everything is written, or nothing
-  // has moved for `idle`, or `interrupt_fd` (-1 for none) is readable or hung
-  // up. Then forgets all streams. False where something was left.
+  // Serves streams until every one has ended and everything is written, or
+  // nothing has moved for `idle`, or `interrupt_fd` (-1 for none) is readable
+  // or hung up. Then forgets all streams. Returns false if some output was
+  // left.
   bool drain(std::chrono::milliseconds idle, int interrupt_fd);
 
  private:
@@ -71,7 +74,7 @@ class OutputMux {
   struct Sink {
     const char* name;
     int fd;
-    std::string pending{};  // whole lines; bytes before `written` are out
+    std::string pending{};  // whole lines; `written` bytes are out
     size_t written = 0;
     bool closed = false;
     bool has_dropped = false;

@@ -8,7 +8,7 @@
 
 namespace lockstep {
 
-// A worker's standard streams as torchrun counts them; values add up.
+// A set of a worker's standard streams, with torchrun's numbers.
 enum class Streams : unsigned { none = 0, out = 1, err = 2, all = 3 };
 
 inline bool includes(Streams set, Streams one) {
@@ -31,23 +31,27 @@ class StreamSelection {
   std::map<int, Streams> by_rank_;
 };
 
-// "0,2" as a set of local ranks. Throws std::invalid_argument.
+// Parses "0,2" as a set of local ranks. Throws std::invalid_argument.
 std::set<int> parse_local_ranks(std::string_view option, std::string_view text);
 
 // Where the workers' output goes. By default they write to the launcher's own
 // stdout and stderr, with nothing in between: a terminal stays a terminal.
 struct OutputOptions {
-  StreamSelection redirects{};  // into a file of the log directory only
-  StreamSelection tee{};  // to the console by prefixed lines, and into the file
-                          // where there is a log directory
-  bool prefix_lines = false;  // tee for every stream that is not redirected
-  // Local ranks that the console shows; all where unset. Files hold all.
+  // Streams that go only into a file of the log directory.
+  StreamSelection redirects{};
+  // Streams that go to the console by prefixed lines, and into the file if
+  // there is a log directory.
+  StreamSelection tee{};
+  // Prefix the lines of every stream that is not redirected.
+  bool prefix_lines = false;
+  // Local ranks whose output the console shows; unset: all. Files get the
+  // output of all ranks.
   std::optional<std::set<int>> local_ranks_filter{};
-  // ${role_name}, ${local_rank} and ${rank} are put in.
+  // ${role_name}, ${local_rank} and ${rank} are replaced.
   std::string prefix_template = "[${role_name}${local_rank}]:";
 };
 
-// The prefix of a worker's lines on the console.
+// Returns the prefix of a worker's lines on the console.
 std::string line_prefix(const OutputOptions& options, std::string_view role,
                         int local_rank, int rank);
 

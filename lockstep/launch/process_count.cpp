@@ -25,7 +25,8 @@ bool is_number(std::string_view text) {
 }
 
 int cores_in_mask() {
-  // The kernel refuses a mask shorter than its own; grow until it fits.
+  // The kernel refuses a mask that is shorter than its own, so this grows it
+  // until it fits.
   for (size_t cores = 1024; cores <= 1 << 20; cores *= 2) {
     cpu_set_t* mask = CPU_ALLOC(cores);
     if (mask == nullptr) break;
@@ -85,7 +86,8 @@ std::optional<double> granted_cores(const std::string& root,
     const bool old = controllers != ",,";
     if (old && controllers.find(",cpu,") == controllers.npos) continue;
     const fs::path top = old ? fs::path(root) / "cpu" : fs::path(root);
-    // In a container the path may be the host's, and the group itself `top`.
+    // In a container the path may be the host's; the container's group is then
+    // `top` itself.
     fs::path group = top / fs::path(line.substr(second + 1)).relative_path();
     while (true) {
       const auto granted =

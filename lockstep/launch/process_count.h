@@ -6,32 +6,32 @@
 
 namespace lockstep {
 
-// How many worker processes `--nproc-per-node` asks for. `text` is a number
-// from 1 to 4096, or
+// Returns how many worker processes `--nproc-per-node` asks for. `text` is a
+// number from 1 to 4096, or
 //   "cpu"   the cores that this process may use (usable_cores()),
 //   "gpu"   the GPUs that a worker will see,
-//   "auto"  the GPUs where there are any, else the cores.
-// Throws std::invalid_argument that says what is allowed, also where "gpu" is
-// asked for and there is none. After torchrun's determine_local_world_size.
+//   "auto"  the GPUs if there are any, otherwise the cores.
+// Throws std::invalid_argument that says what is allowed, also if "gpu" is
+// given and there is none. Follows torchrun's determine_local_world_size.
 int resolve_process_count(std::string_view text);
 
-// Cores in this process's affinity mask (a container's cpuset counts), at most
-// as many whole ones as its control groups grant it time for
-// (granted_cores()); at least 1.
+// Returns the number of cores in this process's affinity mask (which respects a
+// container's cpuset), but at most the whole cores that its control groups
+// grant (granted_cores()), and at least 1.
 int usable_cores();
 
-// The cores' worth of time that the strictest of this process's control groups
-// grants: cpu.max (version 2), or cpu.cfs_quota_us by cpu.cfs_period_us
-// (version 1), of the group that `membership` names and of those around it,
-// below `root`. Nothing if there is no limit.
+// Returns how many cores' worth of time the strictest of this process's control
+// groups grants: cpu.max (version 2), or cpu.cfs_quota_us divided by
+// cpu.cfs_period_us (version 1). Looks at the group that `membership` names and
+// at those that contain it, below `root`. Returns nothing if there is no limit.
 std::optional<double> granted_cores(
     const std::string& root = "/sys/fs/cgroup",
     const std::string& membership = "/proc/self/cgroup");
 
-// NVIDIA devices in `device_directory` (nvidia0, nvidia1, ...), limited by
-// CUDA_VISIBLE_DEVICES as CUDA does: unset means all, and the list ends at the
-// first entry that names no device. Asks no driver: a launcher that loads CUDA
-// would take 0.3 s and GPU memory.
+// Returns the number of NVIDIA devices in `device_directory` (nvidia0, nvidia1,
+// ...), limited by CUDA_VISIBLE_DEVICES as CUDA does: unset means all, and the
+// list ends at the first entry that names no device. Does not ask the driver:
+// loading CUDA would cost the launcher 0.3 s and GPU memory.
 int visible_gpus(const std::string& device_directory = "/dev");
 
 }  // namespace lockstep

@@ -49,8 +49,8 @@ void block_all_but_faults() {
                             GuardianLink link) {
   block_all_but_faults();
   setsid();
-  // Another name than the launcher's: "killall -9 lockstep" leaves the agent
-  // to clean up.
+  // The name differs from the launcher's, so that after "killall -9 lockstep"
+  // the agent is left to clean up.
   prctl(PR_SET_NAME, "elastic_agent");
   rlimit limit{};
   if (getrlimit(RLIMIT_NOFILE, &limit) == 0) {
@@ -63,7 +63,7 @@ void block_all_but_faults() {
   _exit(exit_code);
 }
 
-// The launcher's side until the agent has ended.
+// What the launcher does until the agent has ended.
 class Guardian {
  public:
   Guardian(pid_t agent, milliseconds agent_allowance, FileDescriptor commands,
@@ -99,12 +99,12 @@ class Guardian {
         reap_children([this](pid_t pid, int status) {
           if (pid == agent_) agent_status_ = status;
         });
-        // It may have been stopped.
+        // The agent may have been stopped.
         if (kill_agent_at_ && !agent_status_) kill(agent_, SIGCONT);
         continue;
       }
       const char byte = static_cast<char>(signal);
-      // An agent that reads no more has ended or will be killed below.
+      // An agent that no longer reads has ended, or watch() will kill it.
       [[maybe_unused]] auto written = write(commands_.get(), &byte, 1);
       if (signal == SIGUSR1 || signal == SIGUSR2) continue;
       if (!kill_agent_at_) kill_agent_at_ = Deadline::after(agent_allowance_);
@@ -133,7 +133,8 @@ GuardedEnd run_guarded(const std::function<int(GuardianLink)>& body,
   FileDescriptor commands(ends[0]);
   FileDescriptor forward(ends[1]);
 
-  // An ignored SIGCHLD, which exec hands on, would reap behind our back.
+  // If SIGCHLD is ignored, which exec passes on, the kernel reaps children
+  // before this process can see how they ended.
   struct sigaction by_default {};
   by_default.sa_handler = SIG_DFL;
   sigaction(SIGCHLD, &by_default, nullptr);
@@ -141,7 +142,8 @@ GuardedEnd run_guarded(const std::function<int(GuardianLink)>& body,
   sigset_t taken = forwarded_signals();
   sigaddset(&taken, SIGCHLD);
   sigset_t blocked = taken;
-  // A write to a dead agent, or to a closed stderr, is an error, no death.
+  // With SIGPIPE blocked, a write to a dead agent or a closed stderr only
+  // fails, and does not kill this process.
   sigaddset(&blocked, SIGPIPE);
   GuardianLink link;
   sigprocmask(SIG_BLOCK, &blocked, &link.surroundings.signal_mask);
@@ -149,11 +151,11 @@ GuardedEnd run_guarded(const std::function<int(GuardianLink)>& body,
   if (!signals) throw_errno("signalfd");
   adopt_orphans();
 
-  std::fflush(nullptr);  // or the child would write what is buffered again
+  std::fflush(nullptr);  // or the child would write buffered output again
   const pid_t agent = fork();
   if (agent < 0) throw_errno("starting the launcher's agent");
   if (agent == 0) {
-    // Held here, the writing end would never let the stream end.
+    // If the agent held the writing end too, the stream would never end.
     forward.reset();
     signals.reset();
     link.commands = std::move(commands);

@@ -8,13 +8,14 @@
 
 namespace lockstep {
 
-// What the agent holds of its guardian.
+// What the agent gets from its guardian.
 struct GuardianLink {
-  // Bytes are signals to hand to the workers, in the order of their arrival;
-  // the end of the stream is the guardian's death. Non-blocking.
+  // Each byte is a signal to forward to the workers, in the order of arrival.
+  // The end of the stream means that the guardian has died. Non-blocking.
   FileDescriptor commands{};
-  // As they were before the launcher blocked signals and, in the agent, raised
-  // the soft limit of descriptors to the hard one: each worker may need a few.
+  // The state before the launcher blocked signals and, in the agent, raised the
+  // soft limit of descriptors to the hard one, as the agent may need a few for
+  // each worker.
   Surroundings surroundings{};
 };
 
@@ -22,7 +23,7 @@ struct GuardianLink {
 struct GuardedEnd {
   int exit_code = 0;      // what the body returned; 128 + signal if killed
   int killed_by = 0;      // the signal that killed the agent, or 0
-  bool all_ended = true;  // false where a descendant outlived SIGKILL
+  bool all_ended = true;  // false if a descendant outlived SIGKILL
 };
 
 // Splits the launcher into two processes, so that neither's death leaves an
@@ -33,27 +34,29 @@ struct GuardedEnd {
 //       workers  started by `body`, and whatever they start
 //
 // Both adopt orphans (descendants.h). When the launcher dies, the agent sees
-// the end of the stream and ends all its descendants; when the agent dies, the
-// kernel kills the workers (PR_SET_PDEATHSIG), what they had started falls to
-// the launcher, and the launcher ends it. Only both killed in the same instant
-// can leave a process that a worker had started; the workers themselves die
-// even then.
+// the end of the stream and ends all its descendants. When the agent dies, the
+// kernel kills the workers (PR_SET_PDEATHSIG); the launcher adopts what they
+// had started, and ends it. Only if both are killed in the same instant can a
+// process be left that a worker had started; the workers themselves die even
+// then.
 //
 // The launcher takes SIGINT, SIGTERM, SIGQUIT, SIGHUP (unless it is ignored:
 // nohup), SIGUSR1 and SIGUSR2 and passes each on as one byte. The agent blocks
-// all signals that can be blocked, so that a scheduler that signals every
-// process of a job does not count twice.
+// all signals that can be blocked, so that a signal that a scheduler sends to
+// every process of a job does not count twice.
 //
 // A signal that ends the job must not wait for an agent that is stopped
-// (SIGSTOP): the launcher continues it, however often it is stopped again, and
-// kills it when it has not ended `agent_allowance` after the first such signal,
-// or 15 s after a second SIGINT. That holds while the launcher itself runs; one
-// that is stopped takes its signal when it is continued.
+// (SIGSTOP): the launcher continues the agent, however often it is stopped
+// again, and kills it if it has not ended `agent_allowance` after the first
+// such signal, or 15 s after a second SIGINT. This holds only while the
+// launcher itself runs; a stopped launcher takes its signal when it is
+// continued.
 //
-// `body` must not throw; the child ends with its result, without running the
-// caller's destructors. Call it with one thread, and at the end of a program:
-// signals stay blocked after it. Blocks until the agent has ended. Throws
-// std::system_error where there is no process or pipe to be had.
+// `body` must not throw. The agent ends with the result of `body` as its exit
+// code, without running the caller's destructors. Call this while the process
+// has one thread, and at the end of a program: signals stay blocked afterwards.
+// Blocks until the agent has ended. Throws std::system_error if no process or
+// pipe is available.
 GuardedEnd run_guarded(const std::function<int(GuardianLink)>& body,
                        std::chrono::milliseconds agent_allowance);
 

@@ -44,7 +44,7 @@ void check_executable(const std::string& path) {
   }
 }
 
-// The first executable `name` in PATH.
+// Returns the first executable `name` in PATH.
 std::optional<std::string> find_in_path(const std::string& name) {
   // The default is execvp's own (confstr _CS_PATH).
   const std::string path = get_env("PATH").value_or("/bin:/usr/bin");
@@ -52,7 +52,7 @@ std::optional<std::string> find_in_path(const std::string& name) {
   while (true) {
     const size_t colon = rest.find(':');
     std::string directory(rest.substr(0, colon));
-    if (directory.empty()) directory = ".";  // an empty entry means here
+    if (directory.empty()) directory = ".";  // what an empty entry means
     std::string candidate = directory + "/" + name;
     if (is_executable_file(candidate)) return candidate;
     if (colon == std::string_view::npos) return std::nullopt;

@@ -11,14 +11,15 @@ struct Program {
   std::string path{};                    // for execve: it has a slash
   std::vector<std::string> arguments{};  // argv, argv[0] included
 
-  // Puts the number in for ${local_rank} and $local_rank in all arguments but
-  // the first, as torchrun does (elastic/utils/api.py, macros.substitute). "$$"
-  // stays, which torchrun would make a "$".
+  // Replaces ${local_rank} and $local_rank by the number in all arguments
+  // except the first, as torchrun does (elastic/utils/api.py,
+  // macros.substitute). Leaves "$$" as it is, which torchrun would turn into
+  // "$".
   void expand_local_rank(int local_rank);
 };
 
-// A program that cannot be started. `exit_code()` is the shell's: 127 where it
-// was not found, 126 where it was found and cannot be executed.
+// Thrown if a program cannot be started. `exit_code()` is what a shell returns:
+// 127 if the program was not found, 126 if it was found but cannot be executed.
 class ProgramError : public std::invalid_argument {
  public:
   ProgramError(int exit_code, const std::string& line)
@@ -30,16 +31,17 @@ class ProgramError : public std::invalid_argument {
 };
 
 enum class ProgramKind {
-  by_name,        // "*.py" runs under Python, anything else as it is
+  by_name,        // "*.py" runs under Python, all else as it is
   executable,     // --no-python: as it is, whatever its name
   python_module,  // --module: python -m
 };
 
 // Finds the program before any worker is started. `command` is the program and
 // its arguments, not empty. A name without a slash is searched for in PATH as
-// execvp does. Python is the value of PYTHON_EXEC, else python3, else python
-// from PATH, with -u as torchrun gives it, so that lines come when written.
-// Throws ProgramError that names the path and what is wrong with it.
+// execvp does. Python is the value of PYTHON_EXEC, otherwise python3, otherwise
+// python from PATH. It gets -u, as under torchrun, so that lines appear when
+// they are written. Throws ProgramError that names the path and what is wrong
+// with it.
 Program resolve_program(const std::vector<std::string>& command,
                         ProgramKind kind);
 

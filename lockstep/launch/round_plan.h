@@ -4,11 +4,10 @@
 
 namespace lockstep {
 
-// Where a node's workers stand among those of all nodes: global ranks go by
-// node rank, then by local rank; role ranks likewise, among the nodes of one
-// role.
+// The place of a node's workers among those of all nodes. Global ranks go by
+// node rank, then by local rank; so do role ranks, among the nodes of one role.
 struct NodePlace {
-  // The only node, of so many workers.
+  // Returns the place of the only node, which has `workers` workers.
   static NodePlace alone(int workers) {
     NodePlace place;
     place.world_size = workers;
@@ -24,9 +23,10 @@ struct NodePlace {
   int role_world_size = 1;
 };
 
-// What a node needs to start one round: the start, or a restart.
+// What a node needs to start one attempt. If there are several nodes, they
+// agree on it in the rendezvous round of the same number.
 struct RoundPlan {
-  int round = 0;  // restarts used
+  int round = 0;  // number of the attempt: restarts used
   NodePlace place{};
   std::string master_addr = "127.0.0.1";  // where rank 0 opens its store
   int master_port = 0;

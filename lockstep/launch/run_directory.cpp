@@ -15,7 +15,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// mkdtemp: a new directory, of this user only, whose name begins with `stem`.
+// Makes a new directory whose name begins with `stem` and which only this user
+// can enter.
 fs::path make_unique(const fs::path& parent, const std::string& stem,
                      const std::string& advice) {
   std::string name = (parent / (stem + "_XXXXXX")).string();
@@ -47,7 +48,8 @@ RunDirectory RunDirectory::create(const std::optional<std::string>& log_dir,
   }
   std::string stem = run_id;
   std::replace(stem.begin(), stem.end(), '/', '_');
-  // A worker may change its directory, and its error file must stay found.
+  // The path is absolute, since a worker may change its directory and must
+  // still find its error file.
   return RunDirectory(make_unique(fs::absolute(*log_dir), stem,
                                   "give a --log-dir that can be written"),
                       false);

@@ -12,14 +12,14 @@ namespace lockstep {
 //                                                              stderr.log
 //                                                              error.json
 //
-// With a log directory it is kept, every attempt of it. Without one it holds
-// the error files only, lies in TMPDIR (else /tmp), and is removed at the end
-// of this object's life, or by remove_if_temporary() in the process that
-// outlives the other (process_guardian.h).
+// With a log directory, the files of every attempt are kept. Without one, the
+// directory holds only the error files and lies in TMPDIR (otherwise /tmp); the
+// destructor removes it, or remove_if_temporary() in whichever of the
+// launcher's two processes outlives the other (process_guardian.h).
 class RunDirectory {
  public:
-  // Throws std::invalid_argument where `log_dir` cannot be made or written,
-  // and where no temporary directory can be made.
+  // Throws std::invalid_argument if `log_dir` cannot be made or written, or if
+  // no temporary directory can be made.
   static RunDirectory create(const std::optional<std::string>& log_dir,
                              const std::string& run_id);
 
@@ -28,8 +28,8 @@ class RunDirectory {
   ~RunDirectory() { remove_if_temporary(); }
 
   bool keeps_logs() const { return !temporary_; }
-  // Makes the directory of one worker of one attempt. Throws
-  // std::system_error.
+  // Makes the directory of one worker of one attempt and returns its path.
+  // Throws std::system_error.
   std::filesystem::path worker_directory(int restart, int local_rank) const;
   void remove_if_temporary() noexcept;
 

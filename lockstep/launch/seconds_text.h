@@ -6,7 +6,7 @@
 
 namespace lockstep {
 
-// "0.5 s": a time as the launcher's messages say it.
+// Returns "0.5 s": a time as the launcher's messages write it.
 inline std::string seconds_text(std::chrono::milliseconds time) {
   char text[32];
   std::snprintf(text, sizeof(text), "%g s",

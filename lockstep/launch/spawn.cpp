@@ -23,7 +23,7 @@ namespace {
 
 using State = SpawnReport::State;
 
-// As what this process was spawned, if it was.
+// Returns what this process was spawned as, if it was.
 std::optional<SpawnAssignment> read_assignment() {
   const auto text = get_env(SpawnProcess::kVariable);
   if (!text) return std::nullopt;
@@ -39,23 +39,24 @@ std::string type_name(const std::type_info& type) {
   return name ? name.get() : type.name();
 }
 
-// By name, as this layer knows no LibTorch. c10's DistError and its kinds are
-// what a rank gets to see of a peer that has ended.
+// Compares the name, because this layer does not link LibTorch. c10's DistError
+// and its subclasses are what a rank gets when a peer has ended.
 bool is_of_communication(const std::string& type) {
   return type.starts_with("c10::Dist") || type.starts_with("gloo::");
 }
 
 // what() of a c10::Error ends with a C++ backtrace, dozens of lines that would
-// bury the one that says what went wrong. Its what_without_backtrace() is out
-// of reach of this layer, which knows no LibTorch: the text is cut at the line
-// with which LibTorch begins a backtrace (c10/util/Backtrace.cpp,
-// Exception.cpp), whatever the type, as it may have been thrown again as
-// another.
+// bury the line that says what went wrong. This layer does not link LibTorch,
+// so it cannot call what_without_backtrace(). Instead it cuts the text at the
+// line with which LibTorch begins a backtrace (c10/util/Backtrace.cpp,
+// Exception.cpp), whatever the type, as the error may have been thrown again as
+// another one.
 std::string without_backtrace(std::string_view what) {
   return std::string(what.substr(0, what.find("\nException raised from ")));
 }
 
-// For a process whose peers wait for it: no statics, which may wait for them.
+// Ends a process whose peers wait for it. Does not destroy statics, which may
+// wait for those peers.
 [[noreturn]] void end_failed(const SpawnReport& report, State state,
                              const std::string& text) {
   report.tell(state, text);
@@ -68,10 +69,11 @@ std::string without_backtrace(std::string_view what) {
 [[noreturn]] void run_assigned(const SpawnAssignment& assignment,
                                const SpawnCall& call,
                                const std::function<void(int)>& fn) {
-  // Again: a program that has changed its user or group has lost it.
+  // Sets this again: the kernel clears it in a program that changes its user or
+  // group.
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != assignment.parent) _exit(128 + SIGKILL);
-  // Executed under the name "exe".
+  // Without this the process would be named "exe".
   prctl(PR_SET_NAME, program_invocation_short_name);
   const auto report =
       SpawnReport::inherit(assignment.report_fd, assignment.report_inode);
@@ -93,7 +95,7 @@ std::string without_backtrace(std::string_view what) {
     const std::type_info* type = abi::__cxa_current_exception_type();
     end_failed(report, State::threw,
                "threw " + (type != nullptr ? type_name(*type) : "something") +
-                   ", which is no std::exception");
+                   ", which is not a std::exception");
   }
   report.tell(State::returned);
   std::exit(EXIT_SUCCESS);

@@ -23,19 +23,19 @@ constexpr const char* kThisProgram = "/proc/self/exe";
 constexpr int kFailedToExecute = 127;
 constexpr size_t kStackBytes = 64 * 1024;
 
-// Sharing memory saves copying the page tables of a large process.
-// ThreadSanitizer takes any child of clone() for one of fork(), and would look
-// away for good.
+// Sharing memory saves copying the page tables of a large process. But
+// ThreadSanitizer treats every child of clone() as a child of fork(): it stops
+// checking the child, and if the memory is shared, this process too, for good.
 #ifdef __SANITIZE_THREAD__
 constexpr int kMemory = 0;
 #else
 constexpr int kMemory = CLONE_VM;
 #endif
 
-// P_PIDFD, which glibc names since 2.36.
+// P_PIDFD, which glibc defines only since 2.36.
 constexpr auto kByPidfd = static_cast<idtype_t>(3);
 
-// All that the child needs, made before clone().
+// Everything that the child needs, prepared before clone().
 struct ChildPlan {
   char* const* arguments;
   char* const* environment;
@@ -43,12 +43,13 @@ struct ChildPlan {
   int inherited_fds[2];
   const sigset_t* signal_mask;
   pid_t parent;
-  int error_pipe;  // for errno where it cannot execute
+  int error_pipe;  // takes errno if the child cannot execute
 };
 
-// Runs in the child on a stack of its own and in the parent's memory, while the
-// parent's thread is suspended: only system calls, nothing that allocates or
-// locks. Descriptors and signal actions are the child's own already.
+// Runs in the child, on a stack of its own but in the parent's memory, while
+// the parent's thread is suspended. So it makes only system calls: nothing here
+// may allocate or lock. Descriptors and signal actions are already the child's
+// own.
 int execute(void* argument) {
   auto& plan = *static_cast<ChildPlan*>(argument);
   const auto fail = [&plan] {
@@ -58,11 +59,12 @@ int execute(void* argument) {
     return kFailedToExecute;
   };
   if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return fail();
-  // The parent may have died before the line above; then nobody would kill us.
+  // If the parent died before the line above, nothing would ever kill this
+  // process.
   if (getppid() != plan.parent) return kFailedToExecute;
 
-  // Handlers would run in the parent's memory once signals are unblocked. What
-  // is ignored stays so, as over any exec.
+  // Removes signal handlers: they would run in the parent's memory once signals
+  // are unblocked. Ignored signals stay ignored, as over any exec.
   for (int signal = 1; signal < NSIG; ++signal) {
     struct sigaction action {};
     if (sigaction(signal, nullptr, &action) != 0) continue;
@@ -72,7 +74,8 @@ int execute(void* argument) {
     sigaction(signal, &action, nullptr);
   }
   if (dup2(plan.stdin_fd, STDIN_FILENO) < 0) return fail();
-  // A kernel before 5.11 refuses this; then it is as over any exec.
+  // A kernel before 5.11 refuses this flag; descriptors that are not
+  // close-on-exec then stay open, as over any exec.
   syscall(SYS_close_range, STDERR_FILENO + 1, ~0U, 1U << 2);  // CLOEXEC
   for (const int fd : plan.inherited_fds) {
     if (fd >= 0 && fcntl(fd, F_SETFD, 0) != 0) return fail();
@@ -114,7 +117,8 @@ SpawnProcess SpawnProcess::start(const SpawnStart& start, SpawnReport report) {
   if (pid < 0) throw_errno(what);
   SpawnProcess process(start.rank, pid, FileDescriptor(pidfd),
                        std::move(report));
-  // The child has executed or ended by now: what is not there will not come.
+  // The child has executed or ended by now: an error that is not in the pipe
+  // yet will not come.
   int error = 0;
   if (::read(errors.get(), &error, sizeof(error)) == sizeof(error)) {
     throw std::system_error(error, std::generic_category(), what);
@@ -133,7 +137,7 @@ SpawnProcess::~SpawnProcess() {
 }
 
 void SpawnProcess::signal(int signal) const {
-  // Fails only where the process has ended meanwhile.
+  // Fails only if the process has ended meanwhile.
   if (!ended()) syscall(SYS_pidfd_send_signal, pidfd_.get(), signal, 0, 0);
 }
 
@@ -145,11 +149,11 @@ bool SpawnProcess::reap() {
   if (result != 0 && errno == EINTR) return false;
   if (result == 0 && info.si_pid == 0) return false;  // it still runs
   if (result == 0) {
-    // Of the form of waitpid(), which the rest of this layer reads.
+    // The rest of this layer reads the form of waitpid().
     wait_status_ = info.si_code == CLD_EXITED ? W_EXITCODE(info.si_status, 0)
                                               : W_EXITCODE(0, info.si_status);
   }
-  // Else it is no child of ours any more: someone else reaped it.
+  // Otherwise the process is no longer our child: other code has reaped it.
   pidfd_.reset();
   return true;
 }

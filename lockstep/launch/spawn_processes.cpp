@@ -22,13 +22,15 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
 
-// Between SIGTERM and SIGKILL where no grace period is given; the launcher's.
+// From SIGTERM to SIGKILL if no grace period is given; the launcher's value.
 constexpr milliseconds kShutdownTimeout{500};
-// How long the cause of an echo may take to come to light.
+// How long the cause of an echo may take to become known.
 constexpr milliseconds kCauseTimeout{1000};
-// After SIGKILL: only a process that is stuck in the kernel takes it.
+// How long a process may take to end after SIGKILL; only one that is stuck in
+// the kernel takes long.
 constexpr milliseconds kKillTimeout{5000};
-// A deadline far enough to be none, near enough to be added to any clock.
+// A timeout that is long enough to mean none, but short enough to be added to
+// any clock.
 constexpr milliseconds kLongestTimeout{std::chrono::hours(24 * 3650)};
 
 FileDescriptor open_null() {
@@ -66,7 +68,8 @@ std::vector<std::string> environment_of(
   auto entries = worker_environment(identity, inherited);
   const std::string assigned = std::string(SpawnProcess::kVariable) + "=";
   std::erase_if(entries, [&](const std::string& entry) {
-    // The error file of a launcher around this process is not theirs.
+    // The error file of a launcher around this process is not for the spawned
+    // processes.
     return entry == "TORCHELASTIC_ERROR_FILE=" || entry.starts_with(assigned);
   });
   entries.push_back(assigned + assignment.to_string());
@@ -79,9 +82,10 @@ bool tells_text(SpawnReport::State state) {
          state == State::astray;
 }
 
-// What a failure is likely to be, the most telling first: processes that it
-// took along fail, too, and may even end sooner, as fn's variables are
-// destroyed, and connections closed, before its exception can be told.
+// What a failure is likely to be, the most telling first. Processes that a
+// failure takes along fail too. They may even end sooner than its cause: when
+// an exception leaves fn, fn's variables are destroyed, and connections closed,
+// before the exception can be reported.
 enum class Cause { signal, exception, exit_code, echo };
 
 Cause cause_of(const SpawnProcess& process) {
@@ -90,7 +94,7 @@ Cause cause_of(const SpawnProcess& process) {
   if (tells_text(state)) return Cause::exception;
   const auto status = process.wait_status();
   if (!status || !WIFSIGNALED(*status)) return Cause::exit_code;
-  // From a write to a peer that has ended.
+  // SIGPIPE comes from a write to a peer that has ended.
   return WTERMSIG(*status) == SIGPIPE ? Cause::echo : Cause::signal;
 }
 
@@ -136,8 +140,9 @@ SpawnContext::Processes::Processes(const SpawnCall& call, int nprocs,
       nprocs_(nprocs),
       options_(options),
       port_(StorePort::hold("127.0.0.1", 0)) {
-  // The keeper takes no signal: a user's handler runs where it ran before, and
-  // none in a child that shares this memory until it executes.
+  // The keeper starts with all signals blocked: so a user's handler runs in the
+  // threads where it ran before, and never in a child that shares this memory
+  // until it executes.
   sigset_t all;
   sigset_t original;
   sigfillset(&all);
@@ -171,7 +176,8 @@ void SpawnContext::Processes::keep(const sigset_t& signal_mask) {
     processes_.clear();
     start_error_ = std::current_exception();
   }
-  // `signal_mask` is the constructor's, which goes on from here.
+  // `signal_mask` belongs to the constructor, which goes on from here, so it is
+  // not used after this line.
   started_.count_down();
   if (!start_error_) released_.wait();
 }
@@ -237,7 +243,8 @@ void SpawnContext::Processes::wait(const std::optional<Deadline>& deadline,
       if (!process.ended()) entries.push_back({process.pidfd(), POLLIN, 0});
     }
     const int64_t allowed = deadline ? deadline->remaining().count() : -1;
-    // EINTR among the results: a handler of the user's has run; wait on.
+    // EINTR is no error here: a handler of the user has run, and the loop waits
+    // on.
     ::poll(entries.data(), entries.size(),
            static_cast<int>(std::min<int64_t>(allowed, INT_MAX)));
   }
@@ -303,14 +310,14 @@ SpawnError SpawnContext::Processes::error_of(
   std::optional<int> signal;
   if (tells_text(state)) {
     text += process.report().text();
-    exit_code = 1;  // its process may have been stopped on its way out
+    exit_code = 1;  // the process may have been stopped before it exited
   } else {
     text += ended_how(process);
     if (status && WIFSIGNALED(*status)) signal = WTERMSIG(*status);
     if (state == State::starting) {
       text +=
-          " without having reached this call; each spawned process runs main() "
-          "again, and what stands before the call must lead it there";
+          " without reaching this call; each spawned process runs main() "
+          "again, and the code before the call must lead it there";
     } else if (state == State::returned) {
       text += " after fn had returned, while its statics were destroyed";
     }

@@ -16,7 +16,7 @@
 
 namespace lockstep {
 
-// A spawn() call: the n-th of its process, and where it stands.
+// A spawn() call: its number in its process, and its place in the source.
 struct SpawnCall {
   int number = 0;
   std::string file{};
@@ -25,8 +25,9 @@ struct SpawnCall {
   std::string describe() const;  // "spawn() at train.cpp:20"
 };
 
-// What LOCKSTEP_SPAWN tells a spawned process. One that such a process starts
-// in turn inherits the variable, but is no child of `parent`.
+// What LOCKSTEP_SPAWN tells a spawned process. A process that this one starts
+// in turn inherits the variable, but ignores it, as it is not a child of
+// `parent`.
 struct SpawnAssignment {
   pid_t parent = 0;
   int rank = 0;
@@ -35,14 +36,14 @@ struct SpawnAssignment {
   SpawnCall call{};
 
   std::string to_string() const;
-  // Nothing where `text` is malformed.
+  // Returns nothing if `text` is malformed.
   static std::optional<SpawnAssignment> parse(const std::string& text);
 };
 
-// What a SpawnContext holds; see there.
+// The processes that a SpawnContext holds (spawn.h).
 class SpawnContext::Processes {
  public:
-  // Starts all, or throws std::system_error and leaves none.
+  // Starts all processes, or throws std::system_error and leaves none.
   Processes(const SpawnCall& call, int nprocs, const SpawnOptions& options);
   Processes(const Processes&) = delete;
   Processes& operator=(const Processes&) = delete;
@@ -56,12 +57,13 @@ class SpawnContext::Processes {
   void start_all(const sigset_t& signal_mask);
   void reap_ended();
   size_t running() const;
-  // Until all have ended or, if `any`, one more has.
+  // Waits until all processes have ended or, if `any`, one more has.
   void wait(const std::optional<Deadline>& deadline, bool any);
   void signal_all(int signal) const;
   bool failed(const SpawnProcess& process) const;
   const SpawnProcess* first_failure() const;
-  // The first failure; if it looks like an echo, what comes to light soon.
+  // Returns the first failure. If that looks like an echo, waits a short time
+  // for its cause and returns that.
   const SpawnProcess* await_cause();
   void stop();
   SpawnError error_of(const SpawnProcess& process) const;
@@ -73,9 +75,9 @@ class SpawnContext::Processes {
   std::vector<SpawnProcess> processes_;
   std::optional<SpawnError> error_;
   std::exception_ptr start_error_;
-  std::latch started_{1};   // counted down by the keeper
-  std::latch released_{1};  // which goes on then
-  std::thread keeper_;      // starts the processes, whose lives hang on it
+  std::latch started_{1};   // the keeper has started the processes, or failed
+  std::latch released_{1};  // the keeper may end
+  std::thread keeper_;      // starts the processes, which die if it ends
 };
 
 }  // namespace lockstep

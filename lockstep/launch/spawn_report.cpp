@@ -37,7 +37,8 @@ SpawnReport SpawnReport::inherit(int fd, ino_t inode) {
     throw std::runtime_error(
         "spawn: this process was spawned, but has closed descriptor " +
         std::to_string(fd) +
-        ", over which it reports; leave open what the program did not open");
+        ", which carries its report; do not close what the program did not "
+        "open");
   }
   ::fcntl(fd, F_SETFD, FD_CLOEXEC);
   return SpawnReport(FileDescriptor(fd));
@@ -55,7 +56,7 @@ void SpawnReport::tell(State state, const std::string& text) const {
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   const Header header{static_cast<int64_t>(state),
                       std::chrono::nanoseconds(now).count()};
-  // The state goes last: who sees it finds the text.
+  // The state is written last: a reader that sees it also finds the text.
   [[maybe_unused]] ssize_t written =
       ::pwrite(fd_.get(), text.data(), std::min(text.size(), kLongestText),
                sizeof(header));

@@ -10,10 +10,11 @@
 
 namespace lockstep {
 
-// What a spawned process has to say to the one that started it: how far it
-// came, and the exception that left fn. It lies in a file without a name
-// (memfd), which the process inherits: writing never blocks, nobody must read
-// meanwhile, and what was written outlives the writer's death.
+// What a spawned process reports to the process that started it: how far it
+// came, and the exception that left fn. The report lies in a file without a
+// name (memfd), which the spawned process inherits. So writing never blocks, no
+// reader has to be there meanwhile, and the report outlives the process that
+// wrote it.
 //
 //   int64  state, int64  nanoseconds of the steady clock, then text
 //
@@ -22,28 +23,32 @@ namespace lockstep {
 class SpawnReport {
  public:
   enum class State : int64_t {
-    starting,    // has not reached the call
-    reached,     // fn runs
-    returned,    // fn has returned
-    threw,       // an exception left fn: text
-    lost_peers,  // one of communication, mostly the echo of a peer's end: text
-    astray,      // came to another call instead: text
+    starting,  // has not reached the call
+    reached,   // fn runs
+    returned,  // fn has returned
+    // The states below have a text.
+    threw,  // an exception left fn
+    // An exception of communication left fn: mostly the echo of a peer's end.
+    lost_peers,
+    astray,  // came to another call instead
   };
-  // What is kept of a text.
+  // Longer texts are cut to this many bytes.
   static constexpr size_t kLongestText = 32 * 1024;
 
-  // The starting side. Throws std::system_error.
+  // Makes a report, in the process that starts another. Throws
+  // std::system_error.
   static SpawnReport create();
-  // The spawned side: takes over the inherited descriptor `fd`, the file of
-  // which is `inode`. Throws std::runtime_error where the program has closed it
-  // meanwhile: another file may stand there now.
+  // Opens the report in the spawned process: takes over the inherited
+  // descriptor `fd`, whose file is `inode`. Throws std::runtime_error if the
+  // program has closed it meanwhile: another file may have this number now.
   static SpawnReport inherit(int fd, ino_t inode);
 
   // Close-on-exec, above 2.
   int fd() const { return fd_.get(); }
   ino_t inode() const;
 
-  // Tells `state`. A report that cannot be written is lost: no error.
+  // Writes `state` and `text`. A report that cannot be written is lost; that is
+  // not an error.
   void tell(State state, const std::string& text = {}) const;
 
   struct Told {
@@ -59,8 +64,9 @@ class SpawnReport {
   FileDescriptor fd_;
 };
 
-// `fd` or a copy of it, above 2, where the standard streams of a spawned
-// process will lie; close-on-exec. Throws std::system_error.
+// Returns `fd`, or a copy of it with a number above 2: the standard streams of
+// a spawned process take the numbers up to 2. The copy is close-on-exec. Throws
+// std::system_error.
 FileDescriptor above_standard_streams(FileDescriptor fd);
 
 }  // namespace lockstep

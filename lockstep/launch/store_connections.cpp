@@ -51,7 +51,7 @@ std::vector<Connection> connections() {
 
 std::string name_of(const SocketAddress& side) {
   std::string host = side.host();
-  // An IPv4 peer of a socket that listens by IPv6.
+  // The peer uses IPv4, but the socket listens on IPv6.
   if (host.starts_with("::ffff:")) host = host.substr(7);
   return Endpoint{host, side.port()}.text();
 }

@@ -15,9 +15,9 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kRetryInterval{100};
 constexpr milliseconds kConnectAllowance{1000};
-// How long the store's client may try on its own; we try again.
+// How long the store's client may try by itself; open() tries again.
 constexpr milliseconds kOpenAllowance{3000};
-// From when on the user is told what is being waited for.
+// After this time the user is told what is being waited for.
 constexpr milliseconds kLongWait{5000};
 constexpr int kBacklog = 1024;
 
@@ -31,10 +31,11 @@ FileDescriptor StoreConnector::listen(
     const std::vector<SocketAddress>& addresses) const {
   int error = EADDRNOTAVAIL;
   for (const SocketAddress& address : addresses) {
-    // Who must host is believed, as a gateway may map the address to it.
+    // An agent that was told to host is believed, as a gateway may map the
+    // address to this host.
     if (!options_.is_host && !is_of_this_host(address)) continue;
     FileDescriptor fd = bind_for_nodes(options_.endpoint, address);
-    // Of two agents that both could bind, with SO_REUSEADDR, one can listen.
+    // With SO_REUSEADDR two agents can both bind, but only one can listen.
     if (fd && ::listen(fd.get(), kBacklog) == 0) return fd;
     error = errno;
     if (error == EADDRINUSE) break;
@@ -59,7 +60,7 @@ std::optional<OpenedStore> StoreConnector::host(
   if (!fd) return std::nullopt;
   const SocketAddress bound = bound_address(fd.get());
   AgentStoreAddress address;
-  // The store connects to itself, and no wildcard is an address to connect to.
+  // The store connects to itself, and cannot connect to a wildcard address.
   address.host = bound.is_loopback()          ? bound.host()
                  : bound.family() == AF_INET6 ? "::1"
                                               : "127.0.0.1";
@@ -76,11 +77,11 @@ std::optional<OpenedStore> StoreConnector::host(
 std::optional<OpenedStore> StoreConnector::connect(
     const std::vector<SocketAddress>& addresses, const Deadline& deadline,
     const std::function<bool()>& cancelled, std::string& reason) const {
-  reason = "nobody listens there";
+  reason = "no process listens there";
   for (const SocketAddress& address : addresses) {
     if (cancelled()) break;
-    // First a connection of our own: the store's client would say on stderr
-    // how often it has tried.
+    // Tries a connection of our own first: the store's client would report on
+    // stderr how often it has tried.
     if (!accepts_connections(address, kConnectAllowance)) continue;
     try {
       OpenedStore opened;
@@ -88,13 +89,13 @@ std::optional<OpenedStore> StoreConnector::connect(
           open_({address.host(), static_cast<uint16_t>(address.port()), -1,
                  std::clamp<milliseconds>(deadline.remaining(),
                                           kConnectAllowance, kOpenAllowance)});
-      // On the host of the store a name, its own too, may mean loopback; no
-      // other node reaches this one there.
+      // On the host of the store a name, even its own, may mean loopback, where
+      // no other node reaches this one.
       const std::string own = local_address_towards(address);
       if (!names_loopback(own)) opened.reachable_host = own;
       return opened;
     } catch (const AgentStoreError& error) {
-      reason = error.what();  // it may be ending
+      reason = error.what();  // the store may be ending
     }
   }
   return std::nullopt;

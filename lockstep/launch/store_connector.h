@@ -14,9 +14,9 @@ namespace lockstep {
 
 struct StoreConnectorOptions {
   Endpoint endpoint{};  // of the agents' store
-  // Whether this agent hosts the store. Unset: where the endpoint is an address
-  // of this host and nobody listens there yet; of several agents on that host
-  // the first does.
+  // Whether this agent hosts the store. Unset: it does if the endpoint is an
+  // address of this host and no process listens there yet; of several agents on
+  // that host the first one does.
   std::optional<bool> is_host{};
   std::chrono::milliseconds timeout{600'000};  // to reach the store
 };
@@ -25,15 +25,17 @@ struct OpenedStore {
   std::unique_ptr<AgentStore> store{};
   bool hosted = false;           // by this agent
   bool beyond_loopback = false;  // hosted, and reachable from other hosts
-  // Where the other nodes reach this host: the address from which it speaks to
-  // the store. Empty if the store is hosted here, by whatever agent: then each
-  // node reaches this host by the endpoint that it was given itself.
+  // The address by which the other nodes reach this host: the one from which it
+  // speaks to the store. Empty if this agent or another one on this host hosts
+  // the store: then each node reaches this host by the endpoint that it was
+  // given itself.
   std::string reachable_host{};
 };
 
-// Opens the store of a job: binds the endpoint and hosts it, or waits until
-// somebody does and connects. Names and hosts that are not there yet are tried
-// again, as nodes start in any order and a name server may learn of them late.
+// Opens the store of a job: binds the endpoint and hosts the store, or waits
+// until another agent does and connects to it. Names and hosts that are not
+// there yet are tried again, as nodes start in any order and a name server may
+// learn of them late.
 class StoreConnector {
  public:
   using Open =
@@ -45,12 +47,12 @@ class StoreConnector {
                           Open open = open_c10d_store)
       : options_(std::move(options)), open_(std::move(open)) {}
 
-  // Blocks for at most `timeout` (and one look-up of the resolver); gives up
-  // early where `cancelled` says so, asked ten times a second and once for each
-  // address; a store that accepts and does not answer holds it up until its
-  // connection is shut (shut_connections_to()). Throws
-  // AgentStoreError, one line with the endpoint and the reason;
-  // std::invalid_argument where this agent must host and cannot.
+  // Blocks for at most `timeout` (and one look-up of the resolver). Gives up
+  // early if `cancelled` returns true; it is asked ten times a second and once
+  // for each address. A store that accepts a connection but does not answer
+  // blocks this call until the connection is shut (shut_connections_to()).
+  // Throws AgentStoreError, one line with the endpoint and the reason;
+  // std::invalid_argument if this agent must host the store and cannot.
   OpenedStore open(const std::function<bool()>& cancelled,
                    const Notice& notice) const;
 

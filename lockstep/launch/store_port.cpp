@@ -59,7 +59,8 @@ StorePort StorePort::hold(const std::string& address, int port) {
       return StorePort(std::move(fd), address, number);
     }
     error = errno;
-    // "localhost" may be two addresses: a port taken on one is taken.
+    // "localhost" may be two addresses: a port that is in use on one of them
+    // counts as in use.
     if (error == EADDRINUSE) break;
   }
   refuse(address, port, error, kAdviceForOneNode);

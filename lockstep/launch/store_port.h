@@ -6,26 +6,26 @@
 
 namespace lockstep {
 
-// The address and port at which rank 0 of one round will open its c10d store,
-// held so that nobody else can take it: a TCP socket bound with SO_REUSEADDR
-// that does not listen. Linux then refuses the port to every socket without
-// SO_REUSEADDR and never hands it out as a free one, while rank 0's TCPStore,
-// which sets SO_REUSEADDR, can bind it and listen. Measured with LibTorch 2.13,
-// which binds the wildcard address.
+// The address and port at which rank 0 of one attempt will open its c10d store,
+// held so that no other process can take them: a TCP socket bound with
+// SO_REUSEADDR that does not listen. Linux then refuses the port to every
+// socket without SO_REUSEADDR and never hands it out as a free one. But rank
+// 0's TCPStore, which sets SO_REUSEADDR, can bind it and listen. Measured with
+// LibTorch 2.13, which binds the wildcard address.
 //
 // Rank 0 also inherits the descriptor and may listen on it instead
 // (environment variable LOCKSTEP_MASTER_LISTEN_FD). Then the launcher shares a
 // listening socket, so the port stays open until both are closed.
 class StorePort {
  public:
-  // Binds `address` (a numeric address, "localhost" or a name of this host)
-  // and `port`, 0 for a free one. A name is looked up by the system's resolver
-  // and its timeouts. Throws std::invalid_argument that names address and port
-  // where they are taken or not of this host.
+  // Binds `address` (a numeric address, "localhost" or a name of this host) and
+  // `port`, 0 for a free one. A name is looked up by the system's resolver,
+  // with its timeouts. Throws std::invalid_argument that names address and port
+  // if they are in use or not of this host.
   static StorePort hold(const std::string& address, int port);
 
   // Binds a free port for workers of several nodes, which reach this one by
-  // `address` (bind_for_nodes(), endpoint.h). Throws as hold().
+  // `address` (bind_for_nodes(), endpoint.h). Throws what hold() throws.
   static StorePort hold_for_nodes(const std::string& address);
 
   const std::string& address() const { return address_; }  // as it was given

@@ -67,7 +67,8 @@ std::vector<std::string> worker_environment(
   set(entries, "TORCHELASTIC_MAX_RESTARTS",
       std::to_string(worker.max_restarts));
   set(entries, "TORCHELASTIC_RUN_ID", worker.run_id);
-  // Python's spelling: the launcher hosts no store for workers, rank 0 does.
+  // Python's spelling. The workers' store is hosted by rank 0, not by the
+  // launcher.
   set(entries, "TORCHELASTIC_USE_AGENT_STORE", "False");
   set(entries, "TORCHELASTIC_ERROR_FILE", worker.error_file);
   if (!contains(inherited, "TORCH_NCCL_ASYNC_ERROR_HANDLING")) {
@@ -80,7 +81,8 @@ std::vector<std::string> worker_environment(
     set(entries, "LOCKSTEP_MASTER_LISTEN_FD",
         std::to_string(worker.master_listen_fd));
   } else {
-    // Left by a launcher around this one, it would name a foreign descriptor.
+    // A value that a launcher around this one has set would name a descriptor
+    // that this worker does not have.
     remove(entries, "LOCKSTEP_MASTER_LISTEN_FD");
   }
   return entries;

@@ -24,19 +24,20 @@ struct WorkerIdentity {
   int master_listen_fd = -1;  // rank 0 only: StorePort::fd()
 };
 
-// The environment of a worker, entries "NAME=value" for execve: `inherited`
-// with the contract's variables put in place. OMP_NUM_THREADS becomes 1 where
-// it is unset and there are several workers; TORCH_NCCL_ASYNC_ERROR_HANDLING
-// becomes 1 where it is unset. LOCKSTEP_MASTER_LISTEN_FD is removed for every
-// worker that does not inherit the descriptor.
+// Returns the environment of a worker, entries "NAME=value" for execve:
+// `inherited`, with the variables of the contract set. OMP_NUM_THREADS becomes
+// 1 if it is unset and there are several workers;
+// TORCH_NCCL_ASYNC_ERROR_HANDLING becomes 1 if it is unset.
+// LOCKSTEP_MASTER_LISTEN_FD is removed for every worker that does not inherit
+// the descriptor.
 std::vector<std::string> worker_environment(
     const WorkerIdentity& worker, const std::vector<std::string>& inherited);
 
-// The environment of this process.
+// Returns the environment of this process.
 std::vector<std::string> current_environment();
 
-// True where worker_environment() will set OMP_NUM_THREADS, which the command
-// says once.
+// Returns whether worker_environment() will set OMP_NUM_THREADS; the command
+// says so once.
 bool limits_omp_threads(int local_world_size,
                         const std::vector<std::string>& inherited);
 

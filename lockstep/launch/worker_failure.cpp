@@ -12,9 +12,10 @@ namespace lockstep {
 namespace {
 
 constexpr size_t kLongestMessage = 2000;
-// Failures that have a line of their own; of the rest the ranks.
+// This many failures get a line of their own; of the others only the ranks are
+// listed.
 constexpr size_t kMostDescribed = 16;
-// What is read at most: a traceback is some kilobytes.
+// At most this much of a file is read; a traceback has some kilobytes.
 constexpr size_t kLargestFile = 1024 * 1024;
 
 std::string printable(std::string text) {
@@ -38,14 +39,15 @@ std::string seconds(std::chrono::milliseconds time) {
   return text;
 }
 
-// A string, or "" if there is none.
+// Returns the text of the field `name`, or "" if it is not a string.
 std::string text_of(const nlohmann::json& object, const char* name) {
   const auto found = object.find(name);
   return found != object.end() && found->is_string() ? found->get<std::string>()
                                                      : std::string();
 }
 
-// Since 1970. 0 or less, or what is no number: none.
+// Parses a time since 1970. Returns nothing for 0 or less, or if it is not a
+// number.
 std::optional<int64_t> count_of(const std::string& text) {
   int64_t count = 0;
   const auto [end, error] =

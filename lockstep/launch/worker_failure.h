@@ -17,8 +17,8 @@ namespace lockstep {
 struct ErrorRecord {
   FailureKind kind = FailureKind::unknown;
   std::string message{};
-  // When the error was thrown. Python's record has whole seconds, rounded down:
-  // from it this is the end of that second.
+  // When the error was thrown. Python's record has whole seconds, rounded down;
+  // for it this is the end of that second.
   std::optional<std::chrono::system_clock::time_point> time{};
 };
 
@@ -26,43 +26,45 @@ struct ErrorRecord {
 struct WorkerFailure {
   int rank = 0;
   int local_rank = 0;
-  std::string node{};  // "node 1 (its host)"; empty where there is one
+  std::string node{};  // "node 1 (its host)"; empty if there is one
   pid_t pid = 0;
-  int exit_code = 0;            // 128 + signal where a signal ended it
+  int exit_code = 0;            // 128 + signal if a signal ended it
   std::optional<int> signal{};  // that signal
-  // The launcher was stopping it already; its error file says that it had
-  // failed before.
+  // The launcher was already stopping this worker when it ended, but its error
+  // file says that it had failed before.
   bool was_stopped = false;
   std::chrono::milliseconds lifetime{};
   std::chrono::system_clock::time_point ended{};
-  ErrorRecord error{};  // empty where it wrote none
+  ErrorRecord error{};  // empty if it wrote none
 
-  // When it failed: as its error file says, at the latest when it ended.
+  // When the worker failed: when its error file says so, but at the latest when
+  // it ended.
   std::chrono::system_clock::time_point time() const {
     return error.time ? std::min(*error.time, ended) : ended;
   }
 };
 
-// Whether `one` is rather the cause of the round's end than `other`: a cause
-// comes before what may be one, an echo last; then the earlier; of the same
-// moment one that a signal killed, then the lower rank.
+// Returns whether `one` is more likely than `other` to be the cause that ended
+// the attempt. A failure that is known to be a cause comes before one of which
+// nothing is known, and an echo comes last; then the earlier one; at the same
+// moment, one that a signal killed, then the lower rank.
 bool comes_before(const WorkerFailure& one, const WorkerFailure& other);
 
-// The record in an error file of torchrun's form: Lockstep's
-// (base/error_file.h), or what Python's @record writes, which has no "time_ns"
-// and no "kind", or is
-// {"message": "..."}. The message is shortened to 2,000 characters, its control
-// characters replaced. Empty where there is no such file or it holds something
-// else: a worker may die while writing it.
+// Reads an error file of torchrun's form: Lockstep's (base/error_file.h), or
+// what Python's @record writes, which has no "time_ns" and no "kind", or is
+// just {"message": "..."}. The message is shortened to 2,000 characters and its
+// control characters are replaced. The result is empty if there is no such
+// file, or if it holds something else: a worker may die while it writes the
+// file.
 ErrorRecord read_error_file(const std::filesystem::path& file);
 
-// "rank 9 failed on node 1 (its host): exit code 3".
+// Returns "rank 9 failed on node 1 (its host): exit code 3".
 std::string headline(const WorkerFailure& failure);
-// The same and, if there is one, ": " and the first line of its message.
+// Returns the headline and, if there is a message, ": " and its first line.
 std::string summary(const WorkerFailure& failure);
 
-// One block for the user, lines separated by '\n', the last without.
-// `failures` are in the order of comes_before(), not empty:
+// Returns one block for the user, lines separated by '\n', the last one
+// without. `failures` are sorted by comes_before() and not empty:
 //
 //   rank 1 failed: killed by SIGSEGV (exit code 139)
 //     local rank 1, pid 4242, after 2.3 s, restarts used 0 of 3

@@ -17,8 +17,8 @@ FileDescriptor open_file(const std::string& path, int flags) {
   return fd;
 }
 
-// One output stream of one worker: where it goes by the options. Owns nothing
-// where the worker writes to the launcher's own.
+// Returns the descriptor to which one output stream of one worker goes by the
+// options; an empty one if it is the launcher's own.
 FileDescriptor route_stream(const OutputOptions& options,
                             const std::string& role, int local_rank, int rank,
                             Streams stream, const RunDirectory& run_directory,

@@ -17,7 +17,7 @@
 
 namespace lockstep {
 
-// What all rounds of a launch have in common.
+// What all attempts of a launch have in common.
 struct WorkerGroupOptions {
   Program program{};
   int nproc_per_node = 1;
@@ -27,40 +27,43 @@ struct WorkerGroupOptions {
   OutputOptions output{};
 };
 
-// The workers of one node in one round (an attempt, in torchrun's words), local
-// ranks 0 to nproc_per_node - 1. Local rank 0 has the launcher's stdin, the
-// others /dev/null: several readers of one terminal would share its lines by
-// chance. Not thread-safe, as WorkerProcess.
+// The workers of one node in one attempt, local ranks 0 to nproc_per_node - 1.
+// Local rank 0 has the launcher's stdin, the others /dev/null: if several read
+// one terminal, each would get some of its lines by chance. Not thread-safe,
+// like WorkerProcess.
 class WorkerGroup {
  public:
-  // Starts every worker; those already started are killed, not reaped, when
-  // one cannot be. `master_listen_fd` is StorePort::fd() where this node has
-  // rank 0, else -1. Throws ProgramError, std::system_error.
+  // Starts every worker. If one cannot be started, kills those that were
+  // started, but does not reap them. `master_listen_fd` is StorePort::fd() if
+  // this node has rank 0, otherwise -1. Throws ProgramError, std::system_error.
   WorkerGroup(const WorkerGroupOptions& options, const RoundPlan& plan,
               int master_listen_fd, const RunDirectory& directory,
               const Surroundings& surroundings, OutputMux& mux);
 
-  // To every worker that has not ended.
+  // Sends `signal` to the process group of every worker that has not ended.
   void signal_process_groups(int signal) const;
   void kill_workers() const;  // SIGKILL to the workers themselves
 
-  // Takes note of what waitpid() gave; children that are no workers of this
-  // group are passed over.
+  // Records the status from waitpid(); ignores children that are not workers of
+  // this group.
   void set_ended(pid_t pid, int wait_status);
 
   size_t size() const { return workers_.size(); }
   size_t running() const;
-  // The ranks of those that have not ended: "rank 3", "ranks 0 and 3".
+  // Returns the ranks of the workers that have not ended, as "rank 3" or "ranks
+  // 0 and 3".
   std::string name_running() const;
-  // The workers that failed, the cause first (comes_before()): those that ended
-  // badly before settle(), and those whose error file says that they were
-  // failing when they were stopped. Reads error files.
+  // Returns the workers that failed, the cause first (comes_before()): those
+  // that ended badly before settle(), and those whose error file says that they
+  // were failing when they were stopped. Reads error files.
   std::vector<WorkerFailure> failures() const;
   bool failed() const { return failed_; }
-  // For when another node's worker has failed as an echo: the group has failed
-  // if the error file of a worker that still runs says that it was the cause.
+  // Called if a worker of another node has failed as an echo: this group has
+  // failed if the error file of a worker that still runs says that it was the
+  // cause.
   void look_for_causes();
-  // From now on the workers are being stopped: how they end is no failure.
+  // From now on the workers are being stopped: how they end does not count as a
+  // failure.
   void settle() { settled_ = true; }
 
  private:

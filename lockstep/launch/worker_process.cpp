@@ -16,7 +16,7 @@
 namespace lockstep {
 namespace {
 
-// All that the child needs, made before vfork().
+// Everything that the child needs, prepared before vfork().
 struct ChildPlan {
   const char* path;
   char* const* arguments;
@@ -28,18 +28,20 @@ struct ChildPlan {
 };
 
 // Runs in the child of vfork(), in the parent's memory while the parent is
-// suspended: only system calls, nothing that allocates or locks. Descriptors
-// and signal dispositions are the child's own already. Returns errno.
+// suspended. So it makes only system calls: nothing here may allocate or lock.
+// Descriptors and signal dispositions are already the child's own. Returns
+// errno.
 int execute(const ChildPlan& plan) {
   if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return errno;
-  // The parent may have died before the line above; then nobody would kill us.
+  // If the parent died before the line above, nothing would ever kill this
+  // process.
   if (getppid() != plan.parent) _exit(128 + SIGKILL);
   if (setsid() < 0) return errno;
 
   struct sigaction by_default {};
   by_default.sa_handler = SIG_DFL;
   for (int signal = 1; signal < NSIG; ++signal) {
-    // An ignored SIGHUP is nohup's wish, and stays.
+    // An ignored SIGHUP stays ignored, as nohup wants.
     if (signal != SIGHUP) sigaction(signal, &by_default, nullptr);
   }
   for (int target = 0; target < 3; ++target) {
@@ -57,8 +59,8 @@ int execute(const ChildPlan& plan) {
   return errno;
 }
 
-// Apart, and never inlined, so that no variable of the caller lives across
-// vfork()'s second return.
+// This is a function of its own and never inlined, so that no variable of the
+// caller lives across vfork()'s second return.
 [[gnu::noinline]] pid_t spawn(const ChildPlan& plan, volatile int& error) {
   // posix_spawn() could not ask for a signal at the parent's death.
   const pid_t pid = vfork();  // NOLINT(bugprone-unsafe-functions)

@@ -31,9 +31,10 @@ TEST_F(BenchOptions, AMistakeIsOneLineThatSaysWhatIsAllowed) {
       {{"all_reduce", "--dtype=float"},
        "unknown dtype \"float\"; allowed are float32, float64,"},
       {{"all_reduce", "--sizes=4,1X"},
-       "\"1X\" is no size; allowed are 1 to 1024G bytes, such as 4, 64K, 1M"},
-      {{"all_reduce", "--sizes=0"}, "\"0\" is no size"},
-      {{"all_reduce", "--sizes=1025G"}, "\"1025G\" is no size"},
+       "\"1X\" is not a size; allowed are 1 to 1024G bytes, such as 4, 64K, "
+       "1M"},
+      {{"all_reduce", "--sizes=0"}, "\"0\" is not a size"},
+      {{"all_reduce", "--sizes=1025G"}, "\"1025G\" is not a size"},
       {{"all_reduce", "--sizes=4", "--factor=2"}, "give a list or a range"},
       {{"all_reduce", "-b1M", "-e1K"}, "--max-bytes is 1K, less than"},
       {{"all_reduce", "--ranks=2,1"},
@@ -57,8 +58,8 @@ TEST_F(BenchOptions, AMistakeIsOneLineThatSaysWhatIsAllowed) {
        "unknown peer \"mpich\"; allowed are registered, protocol, kernel, "
        "openmpi, gloo, python, and all"},
       {{"all_reduce", "--peers", "--python=/nowhere/python"},
-       "program /nowhere/python: No such file or directory; name a Python that "
-       "has torch by --python or LOCKSTEP_PYTHON"},
+       "program /nowhere/python: No such file or directory; with --python or "
+       "LOCKSTEP_PYTHON name a Python that has torch"},
   };
   for (const auto& mistake : mistakes) {
     const auto result = bench(mistake.arguments);

@@ -142,8 +142,8 @@ TEST_F(InspectFlight, RankThatCalledSomethingElseIsNamedWithBothCalls) {
   EXPECT_THAT(
       result.out,
       AllOf(HasSubstr("rank 1 diverged at #2\n"),
-            HasSubstr("rank 1 called broadcast Float[1000] root 1 where ranks "
-                      "0, 2 called all_reduce SUM Float[1000]: another "
+            HasSubstr("rank 1 called broadcast Float[1000] root 1 while ranks "
+                      "0, 2 called all_reduce SUM Float[1000]: different "
                       "operation\n"),
             HasSubstr("#2      all_reduce SUM Float[1000]    started  for "
                       "58.00 s\n")));
@@ -156,11 +156,11 @@ TEST_F(InspectFlight, RankThatCalledSomethingElseIsNamedWithBothCalls) {
 
 TEST_F(InspectFlight, EachFieldThatRanksMustAgreeOnIsCompared) {
   const std::vector<std::pair<json, std::string>> cases{
-      {{{"dtype", "Double"}}, "another dtype"},
-      {{{"reduce_op", "MAX"}}, "another reduce operation"},
-      {{{"in_elements", 1001}, {"out_elements", 1001}}, "another elements"},
-      {{{"peer", 1}}, "another root"},
-      {{{"dtype", "Half"}, {"peer", 1}}, "another dtype, root"}};
+      {{{"dtype", "Double"}}, "different dtype"},
+      {{{"reduce_op", "MAX"}}, "different reduce operation"},
+      {{{"in_elements", 1001}, {"out_elements", 1001}}, "different elements"},
+      {{{"peer", 1}}, "different root"},
+      {{{"dtype", "Half"}, {"peer", 1}}, "different dtype, root"}};
   for (const auto& [other, words] : cases) {
     const json group = group_found({record(0, {call(1)}), record(1, {call(1)}),
                                     record(2, {call(1, other)})},
@@ -286,10 +286,10 @@ TEST_F(InspectFlight, RecordOlderThanTheOthersCallsIsSaidToBe) {
 }
 
 TEST_F(InspectFlight, EachMistakeInAFileIsOneLineThatNamesIt) {
-  EXPECT_THAT(mistake(""), HasSubstr(" is no JSON: "));
+  EXPECT_THAT(mistake(""), HasSubstr(" is not JSON: "));
   EXPECT_THAT(mistake("{\"format\": \"lockstep-flight\", "), HasSubstr("JSON"));
-  EXPECT_THAT(mistake("[]"), HasSubstr("the document is no object"));
-  EXPECT_THAT(mistake("{}"), HasSubstr("is no flight record of Lockstep"));
+  EXPECT_THAT(mistake("[]"), HasSubstr("the document is not an object"));
+  EXPECT_THAT(mistake("{}"), HasSubstr("is not a flight record of Lockstep"));
   auto damaged = [&](const std::string& at, const json& value) {
     json whole = record(0, {call(1), call(2)});
     whole[json::json_pointer(at)] = value;
@@ -305,7 +305,8 @@ TEST_F(InspectFlight, EachMistakeInAFileIsOneLineThatNamesIt) {
   EXPECT_THAT(damaged("/job", json::array()), HasSubstr(": job is array;"));
   EXPECT_THAT(damaged("/host", "\x1b[31m"), HasSubstr("printable ASCII"));
   EXPECT_THAT(damaged("/groups", nullptr), HasSubstr(": groups is null;"));
-  EXPECT_THAT(damaged("/groups/0", 1), HasSubstr(": groups[0] is no object"));
+  EXPECT_THAT(damaged("/groups/0", 1),
+              HasSubstr(": groups[0] is not an object"));
   EXPECT_THAT(damaged("/groups/0/ranks", json({0, 0})),
               HasSubstr(": groups[0].ranks is array; allowed is different"));
   EXPECT_THAT(damaged("/groups/0/ranks", json({1, 2})),
@@ -313,7 +314,7 @@ TEST_F(InspectFlight, EachMistakeInAFileIsOneLineThatNamesIt) {
   EXPECT_THAT(damaged("/groups/0/entries/1/state", "asleep"),
               HasSubstr(": groups[0].entries[1].state is \"asleep\";"));
   EXPECT_THAT(damaged("/groups/0/entries/1/record_id", 1),
-              HasSubstr("more than that of the one before"));
+              HasSubstr("more than that of the entry before"));
   EXPECT_THAT(damaged("/groups/0/entries/1/collective_seq_id", 9),
               HasSubstr("collective_seq_id is 9;"));
   json missing = record(0, {call(1)});
@@ -325,7 +326,7 @@ TEST_F(InspectFlight, EachMistakeInAFileIsOneLineThatNamesIt) {
 TEST_F(InspectFlight, NestingWithoutEndIsRefusedLikeAnythingElse) {
   EXPECT_THAT(mistake("{\"format\": " + std::string(100'000, '[') +
                       std::string(100'000, ']') + "}"),
-              HasSubstr("is no flight record"));
+              HasSubstr("is not a flight record"));
   json whole = record(0, {});
   auto text = whole.dump();
   const std::string host = "\"here\"";
@@ -341,7 +342,7 @@ TEST_F(InspectFlight, FilesThatAreNoRecordsAreNamedWithTheReason) {
   EXPECT_THAT(none.err, EndsWith("none.json: No such file or directory\n"));
   const auto folder = run_command({"inspect", "flight", scratch().string()});
   EXPECT_EQ(folder.exit_code, 2);
-  EXPECT_THAT(folder.err, HasSubstr(" is no file; "));
+  EXPECT_THAT(folder.err, HasSubstr(" is not a file; "));
   const auto large = scratch() / "large.json";
   std::ofstream(large).close();
   std::filesystem::resize_file(large, (int64_t{64} << 20) + 1);
@@ -357,9 +358,9 @@ TEST_F(InspectFlight, RecordsOfDifferentJobsAreNotCompared) {
     return result.err;
   };
   EXPECT_THAT(refused({record(0, {}), record(0, {})}),
-              HasSubstr("are both of rank 0; give one record a rank"));
+              HasSubstr("are both of rank 0; give one record for each rank"));
   EXPECT_THAT(refused({record(0, {}, 2), record(1, {}, 3)}),
-              HasSubstr("is of a world of 3"));
+              HasSubstr("is of a world of size 3"));
   auto other = record(1, {});
   other["job"] = "29501";
   EXPECT_THAT(refused({record(0, {}), other}),
@@ -400,9 +401,9 @@ TEST_F(InspectFlight, LongRankListsAndTablesAreCut) {
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(
       result.out,
-      AllOf(HasSubstr("rank 50 left no record, others are at #1\n"),
+      AllOf(HasSubstr("rank 50 left no record while others are at #1\n"),
             HasSubstr("ranks 0-49, 51-99 are inside and wait\n"),
-            HasSubstr("(no record)\n"), HasSubstr("  and 68 ranks more\n")));
+            HasSubstr("(no record)\n"), HasSubstr("  and 68 more ranks\n")));
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // Cases that fail in each way a rank can; harness_test.cpp runs them and reads
-// how the failure is told. Not a test by itself.
+// how the failure is reported. Not a test by itself.
 
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -32,7 +32,7 @@ WORLD_TEST(Failing, PeerLeftWaiting, 2) {
   ::sleep(600);
 }
 
-// After a failed case its world is replaced: this one passes.
+// The world of a failed case is replaced, so this case passes.
 WORLD_TEST(Failing, TheNextCaseMeetsAFreshWorld, 2, 3) {
   EXPECT_LT(world.rank, world.size);
 }

@@ -1,4 +1,4 @@
-// How failures in ranks reach the reader of a test's output.
+// Tests how a test's output reports failures in ranks.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

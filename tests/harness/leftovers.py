@@ -1,9 +1,9 @@
-"""Fails if the tests left anything behind on this machine.
+"""Fails if the tests left anything on this machine.
 
     leftovers.py before BUILD   notes what there is
     leftovers.py after BUILD    names what has come since
 
-Looked at: processes that run a program of the build, /dev/shm, Lockstep's
+It looks at processes that run a program of the build, /dev/shm, Lockstep's
 temporary files and folders, and Unix sockets that carry Lockstep's name.
 """
 

@@ -11,7 +11,8 @@ namespace {
 
 constexpr int kCommandNotFound = 127;  // of a shell
 
-// Empty where it went well, or the command and why not.
+// Runs `ip`. Returns an empty text if that went well, otherwise the command and
+// why it failed.
 std::string failure_of_ip(const std::string& arguments) {
   const std::string command = "ip " + arguments;
   FILE* pipe = ::popen((command + " 2>&1").c_str(), "r");

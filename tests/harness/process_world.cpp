@@ -30,7 +30,7 @@ class RunningWorld {
   explicit RunningWorld(int size) : world_(size), ranks_(world_.ranks()) {}
 
   // Runs one case over all ranks; its failures become the current test's.
-  // False if the world is of no use any more.
+  // Returns false if the world cannot be used any more.
   bool run(const std::string& name) {
     std::vector<bool> answered(ranks_.size(), false);
     for (auto& rank : ranks_) rank.send({{"run", name}});
@@ -92,7 +92,8 @@ class RunningWorld {
   std::vector<RankProcess>& ranks_;  // of world_
 };
 
-// Ends with the test program: a world must not outlive main().
+// Holds the worlds and ends them at the end of the test program: a world must
+// not outlive main().
 class Worlds : public ::testing::Environment {
  public:
   void run(int size, const std::string& name) {
@@ -130,7 +131,7 @@ json run_body(const WorldTestBody& body, const World& world) {
     } catch (const std::exception& error) {
       ADD_FAILURE() << "threw " << error.what();
     } catch (...) {
-      ADD_FAILURE() << "threw something that is no std::exception";
+      ADD_FAILURE() << "threw something that is not a std::exception";
     }
   }
   for (int i = 0; i < results.size() && i < 20; ++i) {
@@ -154,7 +155,8 @@ int run_rank(int socket) {
     const auto& body = bodies().at((*message)["run"].get<std::string>());
     send_message(socket, run_body(body, world));
   }
-  // The test program is gone or done; groups and threads need no goodbye.
+  // The test program has ended or no longer needs this rank; groups and threads
+  // need not be ended in order.
   ::_exit(0);
 }
 

@@ -14,14 +14,14 @@
 //   }
 //
 // registers ProcessGroupContract.AllReduceSums/1, /2 and /3. The body runs in
-// every rank of a world of that size. A test program starts each world once,
-// by executing itself again, and runs all its cases in it: LibTorch takes 0.3 s
-// to start. After a case that failed its world is killed and a fresh one
-// started for the next.
+// every rank of a world of that size. A test program starts each world once, by
+// executing itself again, and runs all its cases in it: LibTorch takes 0.3 s to
+// start. After a failed case its world is killed, and a fresh one is started
+// for the next case.
 //
-// A failed expectation, an exception or the death of a rank fails the case
-// with that rank named. A case that has not ended after kCaseDeadline fails
-// with the ranks named that had not answered. Ranks have the launcher's
+// A failed expectation, an exception or the death of a rank fails the case with
+// that rank named. A case that has not ended after kCaseDeadline fails, and the
+// failure names the ranks that have not answered. Ranks have the launcher's
 // environment (RANK, LOCAL_RANK, MASTER_PORT, ...) and OMP_NUM_THREADS=1, and
 // end when the test program does.
 namespace lockstep::testing {
@@ -39,13 +39,14 @@ struct World {
 
 using WorldTestBody = std::function<void(const World& world)>;
 
-// What WORLD_TEST does; for cases that are made in a loop. Returns a value so
-// that it can initialise a static.
+// Does what WORLD_TEST does, for cases that are made in a loop. Returns true,
+// so that it can initialise a static variable.
 bool register_world_test(const std::string& suite, const std::string& name,
                          const std::vector<int>& sizes, WorldTestBody body,
                          const char* file, int line);
 
-// The main() of a test program; runs a rank where it was started as one.
+// The main() of a test program; in a process that was started as a rank, runs
+// that rank.
 int run_tests(int argc, char** argv);
 
 }  // namespace lockstep::testing

@@ -18,7 +18,8 @@ namespace lockstep::testing {
 namespace {
 
 constexpr const char* kSocketVariable = "LOCKSTEP_TEST_CONTROL_FD";
-// A packet's most; longer answers (thousands of failures) are cut.
+// The longest packet. run_body() (process_world.cpp) keeps answers shorter,
+// also with thousands of failures.
 constexpr size_t kMaxMessage = 128 * 1024;
 
 }  // namespace
@@ -84,7 +85,7 @@ std::optional<nlohmann::json> RankProcess::receive() {
 }
 
 std::string RankProcess::describe_end() {
-  // Its socket is closed: it is ending by itself or never will.
+  // The socket is closed, so the process is ending by itself or never will.
   int status = 0;
   Deadline deadline = Deadline::after(std::chrono::seconds(10));
   while (::waitpid(pid_, &status, WNOHANG) == 0) {

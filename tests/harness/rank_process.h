@@ -11,13 +11,13 @@
 
 namespace lockstep::testing {
 
-// One rank of a world as its test program holds it: a child process and the
-// socket over which it is told a case to run and answers with what failed.
-// Killed and reaped at the end of its life.
+// One rank of a world, held by its test program: a child process, and the
+// socket over which it is told which case to run and answers with what failed.
+// The destructor kills and reaps the process.
 class RankProcess {
  public:
-  // Starts this program again as `rank` of `size`. `environment` is added to
-  // this process's own.
+  // Starts this program again as `rank`. `environment` is added to this
+  // process's own.
   RankProcess(int rank, const std::vector<std::string>& environment);
   RankProcess(RankProcess&& other) noexcept;
   RankProcess& operator=(RankProcess&&) = delete;
@@ -27,10 +27,10 @@ class RankProcess {
   int socket() const { return socket_.get(); }
 
   void send(const nlohmann::json& message);
-  // The next message; nothing where the process has ended.
+  // Returns the next message, or nothing if the process has ended.
   std::optional<nlohmann::json> receive();
-  // Waits for its end (it must be dead or dying): "was killed by signal 9
-  // (Killed)", "exited with code 3".
+  // Waits for the end of the process, which must be dead or dying. Returns "was
+  // killed by signal 9 (Killed)" or "exited with code 3".
   std::string describe_end();
 
  private:
@@ -41,10 +41,10 @@ class RankProcess {
   FileDescriptor socket_;
 };
 
-// The rank's side: the socket it was started with, if it was.
+// In a rank: returns the socket that it was started with. Elsewhere: nothing.
 std::optional<int> inherited_control_socket();
 
-// Over a SOCK_SEQPACKET socket, one message a packet.
+// Both use a SOCK_SEQPACKET socket, one message in each packet.
 void send_message(int socket, const nlohmann::json& message);
 std::optional<nlohmann::json> receive_message(int socket);
 

@@ -10,7 +10,7 @@
 namespace lockstep::testing {
 
 // The processes of one world, a port that is held for their store and a folder
-// that they share. Its end kills the processes and removes the folder.
+// that they share. The destructor kills the processes and removes the folder.
 class RankWorld {
  public:
   // Starts this program again as `size` ranks with the launcher's environment

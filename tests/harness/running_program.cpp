@@ -38,7 +38,7 @@ std::vector<char*> pointers(const std::vector<std::string>& strings) {
   return result;
 }
 
-// True where something was read.
+// Returns whether something was read.
 bool append_from(FileDescriptor& fd, std::string& text) {
   char bytes[65536];
   const ssize_t count = read(fd.get(), bytes, sizeof(bytes));
@@ -78,7 +78,7 @@ RunningProgram::RunningProgram(const std::vector<std::string>& command,
     errno = error;
     throw_errno(program);
   }
-  // What is given fits into a pipe.
+  // The input fits into a pipe.
   [[maybe_unused]] auto written =
       write(in.get(), setup.input.data(), setup.input.size());
   out_ = std::move(out);
@@ -124,8 +124,8 @@ ProgramResult RunningProgram::finish(std::chrono::seconds allowed) {
     read_some(static_cast<int>(deadline.remaining().count()));
   }
   if (out_ || err_) {
-    ADD_FAILURE() << "the program's output had no end in " << allowed.count()
-                  << " s; stderr:\n"
+    ADD_FAILURE() << "the program's output did not end within "
+                  << allowed.count() << " s; stderr:\n"
                   << result_.err;
     ::kill(pid_, SIGKILL);
   }
@@ -163,7 +163,8 @@ ProgramSetup ProgramTest::complete(ProgramSetup setup) const {
   setup.environment.push_back(std::string("PATH=") +
                               (path != nullptr ? path : "/usr/bin:/bin"));
   setup.environment.push_back("TMPDIR=" + (root_ / "tmp").string());
-  // Failures on purpose leave their records, which are no leftovers.
+  // Tests that fail on purpose leave flight records, which do not count as
+  // leftovers.
   setup.environment.push_back("LOCKSTEP_FLIGHT_DIR=" +
                               (root_ / "flight").string());
   setup.environment.push_back(mark_);

@@ -11,25 +11,26 @@
 
 #include "lockstep/base/file_descriptor.h"
 
-// Tests that start programs and look at their output, their end and what they
-// leave behind. Free of torch.
+// For tests that start programs and look at their output, their end and what
+// they leave. Does not link LibTorch.
 namespace lockstep::testing {
 
-// How a program is started: nothing of the test's own environment but PATH.
+// How a program is started. It gets nothing of the test's own environment
+// except PATH.
 struct ProgramSetup {
   std::vector<std::string> environment{};  // NAME=value; the first one counts
-  std::string input{};                     // stdin; /dev/null where empty
-  std::filesystem::path folder{};          // to run in; the test's where empty
+  std::string input{};                     // stdin; empty: /dev/null
+  std::filesystem::path folder{};          // to run in; empty: the test's
 };
 
 struct ProgramResult {
-  int exit_code = -1;  // 128 + signal where a signal ended it
+  int exit_code = -1;  // 128 + signal if a signal ended it
   std::string out{};
   std::string err{};
 };
 
-// One running program with its output in pipes. Killed at the end of its life
-// if it has not ended.
+// One running program with its output in pipes. The destructor kills it if it
+// has not ended.
 class RunningProgram {
  public:
   // `command`: the program's path and its arguments.
@@ -41,22 +42,22 @@ class RunningProgram {
 
   pid_t pid() const { return pid_; }
   void signal(int signal) const;
-  // Reads on until stdout holds `text` `times` times; a test failure after
+  // Reads on until stdout holds `text` `times` times. The test fails after
   // `allowed`.
   void await_output(
       const std::string& text, int times = 1,
       std::chrono::milliseconds allowed = std::chrono::seconds(20)) {
     await_text(result_.out, text, times, allowed);
   }
-  // The same of stderr, once.
+  // The same for stderr, once.
   void await_error(const std::string& text, std::chrono::milliseconds allowed =
                                                 std::chrono::seconds(20)) {
     await_text(result_.err, text, 1, allowed);
   }
-  // Reads to the end of both streams and reaps; a test failure and SIGKILL
-  // after `allowed`.
+  // Reads to the end of both streams and reaps the program. After `allowed` the
+  // test fails and the program is killed.
   ProgramResult finish(std::chrono::seconds allowed = std::chrono::seconds(30));
-  // As a reader of stdout that goes away.
+  // Stops reading stdout, as a reader that goes away.
   void close_output() { out_.reset(); }
   const std::string& out() const { return result_.out; }
 
@@ -71,7 +72,7 @@ class RunningProgram {
   ProgramResult result_;
 };
 
-// A test that starts programs. Behind each test no process that descends from
+// A test that starts programs. After each test no process that descends from
 // one, and no temporary file, may be left.
 class ProgramTest : public ::testing::Test {
  protected:
@@ -85,14 +86,14 @@ class ProgramTest : public ::testing::Test {
       const std::vector<std::string>& command, ProgramSetup setup = {},
       std::chrono::seconds allowed = std::chrono::seconds(30));
 
-  // Processes that carry this test's mark in their environment, all of
-  // `variables` (NAME=value) beside it.
+  // Returns the processes that carry this test's mark in their environment, and
+  // also all of `variables` (NAME=value).
   std::vector<pid_t> marked_processes(
       const std::vector<std::string>& variables = {}) const;
-  // Waits until there is none; false after `allowed`.
+  // Waits until there is no such process. Returns false after `allowed`.
   bool await_no_process(std::chrono::milliseconds allowed) const;
 
-  // For the test's own files; removed behind it.
+  // A folder for the test's own files; removed after the test.
   std::filesystem::path scratch() const { return root_ / "scratch"; }
 
  private:

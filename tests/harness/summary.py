@@ -3,9 +3,10 @@
     summary.py RESULTS
 
 RESULTS is the folder of GoogleTest's XML reports, a file for each program
-(cmake/LockstepTest.cmake); its JSON of version 1.12 lacks the reasons. Prints
-the counts and, for each reason why cases were skipped, the programs and how many
-cases. A program that crashed has written no report: ctest says so.
+(cmake/LockstepTest.cmake); the JSON of GoogleTest 1.12 lacks the reasons.
+Prints the counts and, for each reason why cases were skipped, the programs and
+how many cases each. A program that crashed has written no report: ctest reports
+it.
 """
 
 import collections

@@ -218,7 +218,7 @@ TEST_F(JobMemberTest, StoreThatNeverComesIsNamed) {
   auto lonely = member(1, 2, seconds(1));
   EXPECT_THAT(await<Verdict>(*lonely).text,
               AllOf(HasSubstr("127.0.0.1:" + std::to_string(port_)),
-                    HasSubstr("nobody listens there")));
+                    HasSubstr("no process listens there")));
 }
 
 }  // namespace

@@ -246,8 +246,9 @@ TEST_F(NodesFaults, PausedAgentIsGivenUpWhenItsTimeIsUpAndSaysSo) {
   kill(agent, SIGSTOP);
   const auto result = node(0).finish(seconds(20));
   EXPECT_EQ(result.exit_code, 1);
-  EXPECT_THAT(result.err, AllOf(HasSubstr("node 1 ("),
-                                HasSubstr("has not been heard of for 2 s")));
+  EXPECT_THAT(result.err,
+              AllOf(HasSubstr("node 1 ("),
+                    HasSubstr("has shown no sign of life for 2 s")));
   kill(agent, SIGCONT);
   const auto paused = node(1).finish(seconds(20));
   EXPECT_EQ(paused.exit_code, 1);

@@ -109,7 +109,7 @@ TEST_F(Spawn, FirstFailureIsRethrownWithItsRank) {
        "threw std::invalid_argument: no such file\n"},
       {{"throw-int"},
        "SpawnError rank 1 exit code 1 signal none gone\n",
-       "threw int, which is no std::exception\n"},
+       "threw int, which is not a std::exception\n"},
       {{"exit", "3"},
        "SpawnError rank 1 exit code 3 signal none gone\n",
        "ended with exit code 3\n"},
@@ -184,13 +184,13 @@ TEST_F(Spawn, ProgramThatEndsBeforeTheCallHasFailed) {
     const auto result = spawned({"end-before", code});
     EXPECT_EQ(result.exit_code, 1);
     EXPECT_THAT(result.out, HasSubstr(std::string("exit code ") + code));
-    EXPECT_THAT(
-        result.out,
-        ContainsRegex("rank [01] of 2 \\(pid [0-9]+\\) ended with exit code " +
-                      std::string(code) +
-                      " without having reached this call; each spawned process "
-                      "runs main\\(\\) again, and what stands before the call "
-                      "must lead it there\n"));
+    EXPECT_THAT(result.out,
+                ContainsRegex(
+                    "rank [01] of 2 \\(pid [0-9]+\\) ended with exit code " +
+                    std::string(code) +
+                    " without reaching this call; each spawned process runs "
+                    "main\\(\\) again, and the code before the call must lead "
+                    "it there\n"));
   }
 }
 
@@ -205,10 +205,11 @@ TEST_F(Spawn, ProgramThatComesToAnotherCallIsToldSo) {
 TEST_F(Spawn, ProgramThatClosesWhatItDidNotOpenIsToldSo) {
   const auto result = spawned({"close-report"});
   EXPECT_EQ(result.exit_code, 1);
-  EXPECT_THAT(result.out,
-              ContainsRegex("what: spawn: this process was spawned, but has "
-                            "closed descriptor [0-9]+, over which it reports; "
-                            "leave open what the program did not open\n"));
+  EXPECT_THAT(
+      result.out,
+      ContainsRegex("what: spawn: this process was spawned, but has "
+                    "closed descriptor [0-9]+, which carries its report; "
+                    "do not close what the program did not open\n"));
 }
 
 TEST_F(Spawn, ProgramThatCannotBeExecutedAgainIsNamed) {

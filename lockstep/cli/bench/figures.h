@@ -16,23 +16,27 @@ struct Latencies {
   double max = 0;
 };
 
-// The time of an iteration is that of its slowest rank. `by_rank` holds each
-// rank's nanoseconds, one number an iteration, in one order. Percentiles are
-// by nearest rank. At least one rank and one iteration, as many from each:
-// else std::runtime_error.
+// Returns the latencies of a measurement; the time of an iteration is that of
+// its slowest rank. `by_rank` holds the nanoseconds of each rank, one number
+// for each iteration, in the same order. Percentiles are by nearest rank, in
+// the statistical sense. Throws std::runtime_error unless there is at least one
+// rank and one iteration, and as many iterations from each rank.
 Latencies of_slowest_rank(const std::vector<std::vector<int64_t>>& by_rank);
 
-// Least and greatest of all, medians of the percentiles. At least one round.
+// Returns the least and the greatest latency of all rounds, and the medians of
+// the rounds' percentiles. There must be at least one round.
 Latencies of_rounds(const std::vector<Latencies>& rounds);
 
-// The mean of the middle two where the number is even. Not empty.
+// Returns the median: the mean of the middle two if there is an even number.
+// `values` must not be empty.
 double median(std::vector<double> values);
 
-// 1e9 bytes a second; from the median latency. Nothing where no data moves.
+// In 1e9 bytes per second, from the median latency.
 struct Bandwidths {
   double algorithm = 0;
   double bus = 0;
 };
+// Returns nothing if no data moves.
 std::optional<Bandwidths> bandwidths(int64_t bytes, double microseconds,
                                      double bus_factor);
 

@@ -1,6 +1,6 @@
 // `lockstep bench`: starts ranks of ours and of peers, and times them in turns.
 // The ranks are programs of their own (rank/, lockstep-bench-python.py); this
-// one links no LibTorch, so that a mistyped option is said at once.
+// one does not link LibTorch, so that it reports a mistyped option at once.
 
 #include <signal.h>
 
@@ -23,7 +23,7 @@ int main(int argc, char** argv) {
   try {
     const auto options = parse_options(argc, argv);
     if (!options) return 0;
-    // A rank that has died is seen by its exit, not by a write to it.
+    // A rank that has died is noticed by its exit, not by a write to it.
     signal(SIGPIPE, SIG_IGN);
     const StopSignal stop;
     if (run(*options, stop)) return 0;

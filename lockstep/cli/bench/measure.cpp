@@ -21,15 +21,17 @@ using nlohmann::json;
 using nlohmann::ordered_json;
 
 constexpr const char* kName = "lockstep bench";
-// To find how many iterations fit --seconds.
+// Iterations of the trial that finds how many fit into --seconds.
 constexpr int64_t kTrialIterations = 3;
 constexpr int64_t kLeastIterations = 5;
 constexpr int64_t kMostIterations = 10'000;
-// Ranks with a core each agree on a moment to begin, this much after the last
-// of them has come: enough for the agreement to reach the others.
+// If each rank has a core, the ranks agree on a moment to begin. It is this
+// long after the last of them has come: enough for the agreement to reach the
+// others.
 constexpr int kStartAfterMicroseconds = 100;
 
-// The sides' worlds of one size, and the loop over what they measure.
+// The worlds of all sides for one number of ranks, and the loop over what they
+// measure.
 class WorldSession {
  public:
   WorldSession(const Options& options, const std::vector<Side>& sides,
@@ -40,11 +42,11 @@ class WorldSession {
           side.name, side.program, side.launch, ranks, options.timeout, stop));
       only_all_reduce_.push_back(side.only_all_reduce);
     }
-    // Not in the loop above: they start side by side.
+    // This is not in the loop above, so that the worlds start side by side.
     for (const auto& world : worlds_) await_ready(*world);
   }
 
-  // By side, what it says of itself.
+  // Returns what each side says of itself.
   ordered_json facts() const {
     ordered_json facts;
     for (const auto& world : worlds_) {
@@ -62,13 +64,14 @@ class WorldSession {
       figures.push_back({.side = worlds_[i]->name()});
       if (only_all_reduce_[i] &&
           (options_.async_op || configuration.operation.name != "all_reduce")) {
-        figures.back().error = "it does synchronous all_reduce, no other";
+        figures.back().error = "it does only synchronous all_reduce";
         requests.emplace_back();
         continue;
       }
       requests.push_back(try_out(*worlds_[i], configuration, figures.back()));
     }
-    // In turns, so that a machine that is busy for a while is so for all.
+    // The sides take turns, so that a machine that is busy for a while is so
+    // for all.
     for (int round = 0; round < options_.rounds; ++round) {
       for (size_t i = 0; i < worlds_.size(); ++i) {
         if (requests[i].is_null()) continue;
@@ -122,8 +125,8 @@ class WorldSession {
         {"start_after_us", ranks_ <= cores() ? kStartAfterMicroseconds : 0}};
   }
 
-  // Checks the results, once, and finds how long an iteration takes. The
-  // request for a round; null where a peer cannot do it.
+  // Checks the results, once, and finds how long an iteration takes. Returns
+  // the request for a round; null if a peer cannot do it.
   json try_out(World& world, const Configuration& configuration,
                Figures& figures) {
     json request = request_for(configuration);
@@ -183,10 +186,11 @@ class WorldSession {
   const Options& options_;
   int ranks_;
   std::vector<std::unique_ptr<World>> worlds_;
-  std::vector<bool> only_all_reduce_;  // of each
+  std::vector<bool> only_all_reduce_;  // of each world
 };
 
-// The elements of S for each size asked for, each number once.
+// Returns the number of elements of S for each size that was asked for, each
+// number once.
 std::vector<int64_t> element_counts(const Options& options,
                                     const Operation& operation,
                                     const DType& dtype, int ranks) {
@@ -228,7 +232,7 @@ void write(const std::string& option, const std::string& path,
   }
 }
 
-// Before minutes are spent on figures that cannot be written.
+// Called before minutes are spent on figures that could not be written.
 void check_writable(const std::string& option, const std::string& path) {
   if (path.empty() || path == "-") return;
   if (!std::ofstream(path, std::ios::app)) {
@@ -250,7 +254,8 @@ bool run(const Options& options, const StopSignal& stop) {
   for (size_t i = 1; i < all_sides.size(); ++i) {
     peers.push_back(all_sides[i].name);
   }
-  // JSON on stdout is for a program: the table goes where the eye is.
+  // If JSON goes to stdout, for a program, the table goes to stderr, for
+  // people.
   Table table(options.json == "-" ? stderr : stdout, options, peers);
   ordered_json machine = machine_facts();
   ordered_json facts;

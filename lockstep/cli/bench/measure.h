@@ -5,10 +5,10 @@
 
 namespace lockstep::bench {
 
-// Runs the whole bench: prints the table, writes the JSON. False where an
-// element of a result was wrong (each such measurement is named on stderr).
-// Throws std::invalid_argument for what the user can mend, WorldError,
-// Interrupted; no process is left behind whatever is thrown.
+// Runs the whole benchmark: prints the table, writes the JSON. Returns false if
+// an element of a result was wrong (each such measurement is named on stderr).
+// Throws std::invalid_argument for what the user can correct, WorldError,
+// Interrupted. No process is left, whatever is thrown.
 bool run(const Options& options, const StopSignal& stop);
 
 }  // namespace lockstep::bench

@@ -5,9 +5,9 @@
 #include <string>
 #include <string_view>
 
-// What `lockstep bench` can measure. Sizes and bandwidths as NCCL's tests
-// define them (NVIDIA/nccl-tests, doc/PERFORMANCE.md; gather and scatter, which
-// it leaves out, by src/gather.cu and src/scatter.cu).
+// What `lockstep bench` can measure. Sizes and bandwidths are defined as in
+// NCCL's tests (NVIDIA/nccl-tests, doc/PERFORMANCE.md; for gather and scatter,
+// which that page leaves out, src/gather.cu and src/scatter.cu).
 namespace lockstep::bench {
 
 enum class Volume {
@@ -58,16 +58,18 @@ inline constexpr std::array kDTypes{
     DType{"int64", 8, false},
 };
 
-// Throw std::invalid_argument that lists the names there are.
+// Both throw std::invalid_argument that lists the allowed names.
 const Operation& find_operation(std::string_view name);
 const DType& find_dtype(std::string_view name);
-// Also where `reduce_op` ("sum", "avg", ...) is not for `dtype`.
+// Throws std::invalid_argument if `reduce_op` is not one of "sum", "avg", ...,
+// or is not for `dtype`.
 void check_reduce_op(std::string_view reduce_op, const DType& dtype);
 
 double bus_factor(const Operation& operation, int ranks);
 
-// The elements of S that come nearest to `bytes` from below, at least one a
-// rank for parts; 0 for an operation without data.
+// Returns how many elements of S fit into `bytes`, for parts an equal number
+// for each rank; at least one (for parts, one for each rank); 0 for an
+// operation without data.
 int64_t element_count(const Operation& operation, const DType& dtype,
                       int64_t bytes, int ranks);
 

@@ -40,7 +40,8 @@ struct Arguments {
   std::string plot;
 };
 
-// Said when it is violated; the help is shorter without.
+// The error names the range if it is violated; without a description the help
+// is shorter.
 template <typename Number>
 CLI::Validator between(Number lowest, Number highest) {
   return CLI::Range(lowest, highest).description("");
@@ -51,7 +52,7 @@ void declare(CLI::App& app, Arguments& to) {
       "lockstep bench [OPTIONS] OPERATION...\n"
       "  Times operations between ranks of this host. OPERATION: all_reduce,\n"
       "  all_gather, reduce_scatter, all_to_all, broadcast, reduce, gather,\n"
-      "  scatter, send_recv, barrier, or all. Lists are parted by commas."));
+      "  scatter, send_recv, barrier, or all. Lists are separated by commas."));
   app.get_help_ptr()->description("Print this help and exit");
   app.add_option("OPERATION", to.operations, "What to time, or all")
       ->delimiter(',');
@@ -66,12 +67,13 @@ void declare(CLI::App& app, Arguments& to) {
       "BYTES");
   add("-e,--max-bytes", to.max_bytes, "... to this one [4M] ...", "What",
       "BYTES");
-  add("-f,--factor", to.factor, "... each so many times the last [4]", "What")
+  add("-f,--factor", to.factor, "... each this many times the last [4]", "What")
       ->check(between(int64_t{2}, int64_t{1} << 30));
-  add("-d,--dtype", to.dtypes, "[float32]", "What", "LIST")->delimiter(',');
+  add("-d,--dtype", to.dtypes, "Element types [float32]", "What", "LIST")
+      ->delimiter(',');
   add("-o,--op", to.reduce_op,
-      "Of reductions: sum, avg, product, min, max, band, bor, bxor [sum]",
-      "What", "OP");
+      "Reduce by sum, avg, product, min, max, band, bor or bxor [sum]", "What",
+      "OP");
   app.add_flag("--async", to.async_op,
                "Asynchronously: start, then wait for the Work")
       ->group("What");
@@ -79,7 +81,8 @@ void declare(CLI::App& app, Arguments& to) {
       "What", "LIST")
       ->delimiter(',')
       ->check(between(2, kMostRanks));
-  add("--backend", to.backend, "Of our ranks [lockstep]", "What", "NAME");
+  add("--backend", to.backend, "Backend of our ranks [lockstep]", "What",
+      "NAME");
   add("-n,--iters", to.iterations,
       "Iterations of a measurement [as many as fit --seconds]", "How long")
       ->check(between(int64_t{1}, int64_t{1'000'000}));
@@ -94,8 +97,8 @@ void declare(CLI::App& app, Arguments& to) {
       "Seconds that a start or a measurement may take [300]", "How long")
       ->check(between(1.0, 86400.0));
   app.add_flag("--peers{all}", to.peers,
-               "Beside others, in turns; --peers=LIST: these of registered, "
-               "protocol, kernel, openmpi, gloo, python")
+               "Measure peers too, in turns; --peers=LIST: only these: "
+               "registered, protocol, kernel, openmpi, gloo, python")
       ->group("Peers");
   add("--python", to.python,
       "The Python that has torch [LOCKSTEP_PYTHON, .venv, python3]", "Peers",
@@ -135,7 +138,7 @@ std::vector<int64_t> sizes_of(const Arguments& arguments) {
   }
   for (int64_t bytes = first;; bytes *= factor) {
     sizes.push_back(bytes);
-    if (bytes > last / factor) break;  // before a product that may overflow
+    if (bytes > last / factor) break;  // the next product may overflow
   }
   return sizes;
 }
@@ -234,9 +237,10 @@ int64_t parse_bytes(const std::string& text) {
     number = 0;
   }
   if (number < 1 || number > kMostBytes >> shift) {
-    throw std::invalid_argument("\"" + text +
-                                "\" is no size; allowed are 1 to 1024G bytes, "
-                                "such as 4, 64K, 1M or 1G");
+    throw std::invalid_argument(
+        "\"" + text +
+        "\" is not a size; allowed are 1 to 1024G bytes, "
+        "such as 4, 64K, 1M or 1G");
   }
   return number << shift;
 }

@@ -13,7 +13,7 @@
 
 namespace lockstep::bench {
 
-// What was asked for, checked.
+// The options, checked.
 struct Options {
   std::vector<Operation> operations{};
   std::vector<int64_t> sizes{};  // bytes, as NCCL's tests count them
@@ -22,7 +22,8 @@ struct Options {
   std::string backend{};
   std::string reduce_op{};
   bool async_op = false;
-  // Of each measurement: this many iterations, or as many as fit `seconds`.
+  // Each measurement has this many iterations, or as many as fit into
+  // `seconds`.
   std::optional<int64_t> iterations{};
   double seconds = 0;
   int64_t warmup = 0;
@@ -34,16 +35,17 @@ struct Options {
   std::string plot{};  // a path, or empty
 };
 
-// Who can stand beside ours, in the order of the table.
+// The peers that can be measured beside ours, in the order of the table.
 inline constexpr std::array<std::string_view, 6> kPeers{
     "registered", "protocol", "kernel", "openmpi", "gloo", "python"};
 
-// From the arguments behind `lockstep bench`; argv[0] is the program. Throws
-// std::invalid_argument, one line. Prints the help where it is asked for, and
+// Parses the arguments after `lockstep bench`; argv[0] is the program. Throws
+// std::invalid_argument, one line. If the help is asked for, prints it and
 // returns nothing.
 std::optional<Options> parse_options(int argc, char** argv);
 
-// "4,1K,1M" and the like: bytes, K, M and G being powers of 1024.
+// Parses a number of bytes such as "4", "1K" or "1M"; K, M and G are powers of
+// 1024. Throws std::invalid_argument.
 int64_t parse_bytes(const std::string& text);
 
 }  // namespace lockstep::bench

@@ -23,8 +23,8 @@ constexpr double kAbove = 30;
 constexpr double kBelow = 50;
 constexpr double kLegendLine = 20;
 
-// Told apart by who sees no red and green too (Okabe and Ito, "Color Universal
-// Design", 2008).
+// Colours that colour-blind readers can tell apart too (Okabe and Ito, "Color
+// Universal Design", 2008).
 constexpr std::array<const char*, 7> kColours{"#000000", "#0072b2", "#56b4e9",
                                               "#009e73", "#d55e00", "#cc79a7",
                                               "#e69f00"};
@@ -86,12 +86,12 @@ std::string time_text(double microseconds) {
   return format("%.4g us", microseconds);
 }
 
-// Places of a logarithmic axis.
+// The places of values on a logarithmic axis.
 class Axis {
  public:
   Axis(double lowest, double highest, double from, double to)
       : low_(std::log(lowest)),
-        // One value alone stands at the beginning.
+        // A single value lies at the beginning of the axis.
         span_(std::max(std::log(highest) - low_, 1e-9)),
         from_(from),
         to_(to) {}
@@ -139,7 +139,7 @@ std::vector<Panel> panels_of(const json& results) {
     }
     auto& line = panels.back().line(entry.at("side"));
     if (entry.contains("error")) continue;
-    // Clocks may be too coarse for one number; a logarithm takes no 0.
+    // A coarse clock may measure 0, which has no logarithm.
     const double p50 = entry.at("latency_us").at("p50");
     line.points.emplace_back(entry["bytes"].get<double>(),
                              std::max(p50, 0.001));

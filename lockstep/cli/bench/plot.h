@@ -5,10 +5,11 @@
 
 namespace lockstep::bench {
 
-// The JSON's "results" as a picture (SVG 1.1, alone in a file, drawn by any
-// browser): median latency over bytes, both axes logarithmic, a panel for each
-// operation, dtype and world, a line for each side, and in it a point for each
-// size that it has figures of. Operations without data are left out.
+// Draws the JSON's "results" as SVG 1.1, a whole file that any browser shows:
+// median latency over bytes, both axes logarithmic. There is a panel for each
+// operation, dtype and world, in it a line for each side, and on that a point
+// for each size of which the side has figures. Operations without data are left
+// out.
 std::string plot(const nlohmann::ordered_json& machine,
                  const nlohmann::ordered_json& results);
 

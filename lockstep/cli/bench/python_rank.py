@@ -4,8 +4,8 @@
 
 with the environment of a worker (RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT).
 It says on stdout that it is ready, then answers each line of JSON on stdin
-with one, until stdin ends: docs/benchmarks.md, "Adding a peer". What it does
-for each operation is what rank/operation_case.cpp does, on Gloo.
+with a line, until stdin ends: docs/benchmarks.md, "Adding a peer". For each
+operation it does what rank/operation_case.cpp does, on Gloo.
 """
 
 import datetime
@@ -19,7 +19,7 @@ import time
 RANK = int(os.environ["RANK"])
 SIZE = int(os.environ["WORLD_SIZE"])
 CHUNK = 1 << 20  # elements that are compared at a time
-REDUCED = -1     # as the source of a segment: all ranks
+REDUCED = -1     # as the source of a segment: all ranks, reduced
 
 
 def say(line):
@@ -31,8 +31,8 @@ try:
     import torch.distributed as dist
 except ImportError as error:
     say({"id": 0, "usage": True, "error":
-         f"{sys.executable} cannot import torch ({error}); name a Python that "
-         "can by --python or LOCKSTEP_PYTHON"})
+         f"{sys.executable} cannot import torch ({error}); with --python or "
+         "LOCKSTEP_PYTHON name a Python that can"})
     sys.exit(0)
 
 
@@ -43,7 +43,7 @@ COMBINE = {
 }
 
 
-# By their names of today where there are such: the older ones warn at each call.
+# Takes the newer names if torch has them: the older ones warn at each call.
 all_gather_single = getattr(
     dist, "all_gather_single", None) or dist.all_gather_into_tensor
 reduce_scatter_single = getattr(
@@ -73,7 +73,7 @@ class OperationCase:
             work.wait()
 
     def op(self):
-        # Gloo has no mean: whoever wants one divides and sums.
+        # Gloo has no mean: divide() divides, then this sums.
         return getattr(dist.ReduceOp, {"avg": "SUM"}.get(
             self.reduce_op, self.reduce_op.upper()))
 
@@ -157,7 +157,7 @@ class OperationCase:
             dist.scatter(self.output, parts, 0, async_op=self.is_async))
 
     def set_up_send_recv(self):
-        # Rank 0 sees the whole way there and back.
+        # Rank 0 times the whole way there and back.
         self.share = 0.5 if RANK == 0 else 0
         if RANK > 1:
             self.run = lambda: None
@@ -237,7 +237,7 @@ class OperationCase:
 
 
 def meet(moment, after_ns):
-    """As meet() of rank/main.cpp."""
+    """Does what meet() of rank/main.cpp does."""
     moment[0] = time.monotonic_ns()
     dist.all_reduce(moment, dist.ReduceOp.MAX)
     if after_ns:
@@ -271,7 +271,8 @@ def answer_to(request):
 
 
 def main():
-    # Ctrl-C ends the bench, which ends this; no traceback of each rank.
+    # Ctrl-C ends the bench, which ends this process; no rank prints a
+    # traceback.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     timeout = datetime.timedelta(milliseconds=int(sys.argv[1]))
     dist.init_process_group("gloo", timeout=timeout)
@@ -281,7 +282,7 @@ def main():
         request = json.loads(line)
         try:
             answer = answer_to(request)
-        except Exception as error:  # its class is the peer's affair
+        except Exception as error:  # of any class that the peer throws
             text = str(error).strip().splitlines()
             answer = {"error": text[0] if text else repr(error)}
         say({"id": request["id"], **answer})

@@ -26,7 +26,7 @@ std::string format(const char* pattern, Values... values) {
   return text;
 }
 
-// Four figures that fit 9 columns.
+// Returns a time with about four digits, in 9 columns.
 std::string microseconds(double value) {
   return format(value < 1000      ? "%9.2f"
                 : value < 100'000 ? "%9.1f"
@@ -34,7 +34,7 @@ std::string microseconds(double value) {
                 value);
 }
 
-// Of 8 columns.
+// The same, in 8 columns.
 std::string short_microseconds(double value) {
   return format(value < 1000     ? "%8.2f"
                 : value < 10'000 ? "%8.1f"
@@ -50,12 +50,12 @@ std::string bandwidth(double value) {
   return format(value < 1 ? "%8.4f" : "%8.2f", value);
 }
 
-// Rounded to the double that prints as briefly.
+// Rounds to three decimals: to the double that prints with no more.
 json thousandth(double value) {
   return std::strtod(format("%.3f", value).c_str(), nullptr);
 }
 
-// For what may be 0.0001 or 5,000.
+// Rounds to four digits, for values that may be 0.0001 or 5,000.
 json four_figures(double value) {
   return std::strtod(format("%.4g", value).c_str(), nullptr);
 }
@@ -114,7 +114,7 @@ std::string processor() {
 int cores() {
   cpu_set_t mine;
   CPU_ZERO(&mine);
-  // Fails on a host of more than CPU_SETSIZE processors.
+  // This fails on a host of more than CPU_SETSIZE processors.
   if (sched_getaffinity(0, sizeof(mine), &mine) == 0) return CPU_COUNT(&mine);
   return static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
 }
@@ -201,7 +201,7 @@ void Table::add_row(const Configuration& configuration,
 
 void Table::add_comparison() {
   if (!peer_names_.empty()) {
-    std::fprintf(out_, "\n# p50 in us, and times ours\n%9s %8s", "bytes",
+    std::fprintf(out_, "\n# p50 in us, and its ratio to ours\n%9s %8s", "bytes",
                  "lockstep");
     for (const auto& name : peer_names_) {
       std::fprintf(out_, " %8s %6s", name.substr(0, 8).c_str(), "ratio");
@@ -230,7 +230,8 @@ json to_json(const Configuration& configuration, const Options& options,
                {"bytes", configuration.bytes()},
                {"elements", configuration.elements},
                {"bus_factor", bus_factor(operation, configuration.ranks)}};
-    // Peers have backends of their own, and say so.
+    // There is no "backend" here: peers have their own, which the JSON's
+    // "sides" name.
     if (has_data) entry["dtype"] = configuration.dtype.name;
     if (operation.reduces) entry["reduce_op"] = options.reduce_op;
     if (one.rounds.empty()) {

@@ -16,40 +16,41 @@ struct Configuration {
   Operation operation;
   DType dtype;
   int ranks;
-  int64_t elements;  // of S
+  int64_t elements;  // of S, see operations.h
   int64_t bytes() const { return elements * dtype.bytes; }
 };
 
-// What one side made of it.
+// What was measured of one side.
 struct Figures {
   std::string side;
-  std::string error{};  // why there are none; only a peer's
+  std::string error{};  // why there are no figures; only for peers
   std::vector<Latencies> rounds{};
-  int64_t wrong = 0;  // elements, of all ranks
+  int64_t wrong = 0;  // elements, on all ranks together
 
   Latencies latencies() const { return of_rounds(rounds); }
 };
 
-// A peer's median latency by ours: above 1, ours is faster.
+// A peer's median latency divided by ours: above 1, ours is faster.
 struct Ratio {
   double value;  // of the medians
-  double min;    // of the rounds, each with itself
+  double min;    // of the ratios within each round
   double max;
 };
 Ratio ratio(const Figures& peer, const Figures& ours);
 
-// The table, line by line as figures come. docs/benchmarks.md has its columns.
+// Prints the table, line by line as figures come. docs/benchmarks.md has its
+// columns.
 class Table {
  public:
   Table(std::FILE* out, const Options& options,
         std::vector<std::string> peer_names);
   void add_machine(const nlohmann::ordered_json& machine);
-  // Before the rows of one operation, dtype and world.
+  // Prints what stands before the rows of one operation, dtype and world.
   void add_heading(const Configuration& configuration);
-  // `figures`: ours, then the peers'.
+  // `figures` are ours, then the peers'.
   void add_row(const Configuration& configuration,
                const std::vector<Figures>& figures);
-  // Behind the rows: every side's median latency. Nothing without peers.
+  // Prints, after the rows, every side's median latency; without peers nothing.
   void add_comparison();
 
  private:
@@ -59,21 +60,21 @@ class Table {
   std::vector<std::string> comparison_;  // its rows
 };
 
-// The entries of the JSON's "results", one a side.
+// Returns the entries of the JSON's "results", one for each side.
 nlohmann::ordered_json to_json(const Configuration& configuration,
                                const Options& options,
                                const std::vector<Figures>& figures);
 
-// The JSON around them.
+// Returns the whole JSON, with `results` in it.
 nlohmann::ordered_json document(const Options& options,
                                 const nlohmann::ordered_json& machine,
                                 const nlohmann::ordered_json& sides,
                                 nlohmann::ordered_json results, double seconds);
 
-// Processors that this process may run on.
+// Returns the number of processors that this process may run on.
 int cores();
 
-// cores(), processor, system, load.
+// Returns cores(), the processor, the system and its load.
 nlohmann::ordered_json machine_facts();
 
 }  // namespace lockstep::bench

@@ -9,7 +9,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The programs of one folder belong together.
+// The programs of the benchmark lie in one folder.
 fs::path folder_of_this_program() {
   return fs::read_symlink("/proc/self/exe").parent_path();
 }
@@ -27,7 +27,7 @@ std::string timeout_of(const Options& options) {
   return std::to_string(options.timeout.count());
 }
 
-// A side of plain/protocol_main.cpp.
+// Returns a side that plain/protocol_main.cpp implements.
 Side plain(const std::string& name, const Options& options) {
   return {name,
           resolve_program(
@@ -36,7 +36,7 @@ Side plain(const std::string& name, const Options& options) {
           Launch::by_program, true};
 }
 
-// Makes the sides that are asked for.
+// Makes the sides that were asked for.
 class Sides {
  public:
   Sides(const Options& options, std::vector<std::string>& left_out)
@@ -57,7 +57,8 @@ class Sides {
       return add_ours(peer, options_.backend, "registered");
     }
     if (peer == "gloo") {
-      if (options_.backend == "gloo") return leave_out(peer, "it is ours");
+      if (options_.backend == "gloo")
+        return leave_out(peer, "our side is gloo");
       return add_ours(peer, "gloo");
     }
     if (peer == "protocol") all_.push_back(protocol_side(options_));
@@ -101,9 +102,9 @@ class Sides {
                                       ProgramKind::executable),
                       Launch::by_world, false});
     } catch (const ProgramError& error) {
-      throw std::invalid_argument(std::string(error.what()) +
-                                  "; name a Python that has torch by --python "
-                                  "or LOCKSTEP_PYTHON");
+      throw std::invalid_argument(
+          std::string(error.what()) +
+          "; with --python or LOCKSTEP_PYTHON name a Python that has torch");
     }
   }
 

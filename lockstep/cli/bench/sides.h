@@ -9,27 +9,29 @@
 
 namespace lockstep::bench {
 
-// Who is measured: ours, or a peer that does the same work. A further peer is
-// one more entry of sides(), and a program that understands the lines of
-// docs/benchmarks.md ("Adding a peer").
+// One side that is measured: ours, or a peer that does the same work. A further
+// peer needs one more entry in sides(), and a program that understands the
+// lines of docs/benchmarks.md ("Adding a peer").
 struct Side {
   std::string name;  // the JSON's "side" and the table's column
   Program program;
   Launch launch;
-  bool only_all_reduce;  // synchronous
+  bool only_all_reduce;  // and only synchronously
 };
 
-// Ours first, then the peers asked for. What cannot be had here is left out,
-// and `left_out` gets one line that says why. Throws std::invalid_argument (or
-// ProgramError, which is one) that names what is missing and what to do.
+// Returns our side, then the peers that were asked for. A peer that is not
+// available here is left out, and `left_out` gets one line that says why.
+// Throws std::invalid_argument (or ProgramError, which is one) that names what
+// is missing and what to do.
 std::vector<Side> sides(const Options& options,
                         std::vector<std::string>& left_out);
 
-// shm::Group without LibTorch.
+// Returns the side that uses shm::Group without LibTorch.
 Side protocol_side(const Options& options);
 
-// --python, else LOCKSTEP_PYTHON, else .venv/bin/python in a folder above this
-// program, else python3 from PATH. Whether it has torch it says when started.
+// Returns `given` (--python), otherwise LOCKSTEP_PYTHON, otherwise
+// .venv/bin/python in a folder above this program, otherwise python3 from PATH.
+// Whether that Python has torch shows only when it is started.
 std::string find_python(const std::string& given);
 
 }  // namespace lockstep::bench

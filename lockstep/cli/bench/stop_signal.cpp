@@ -10,7 +10,8 @@ StopSignal::StopSignal() {
   sigemptyset(&stops);
   for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
     struct sigaction action {};
-    // nohup's wish, and a shell's for what it runs in the background.
+    // An ignored signal stays ignored: nohup wants that, and a shell wants it
+    // for what it runs in the background.
     if (sigaction(signal, nullptr, &action) == 0 &&
         action.sa_handler != SIG_IGN) {
       sigaddset(&stops, signal);

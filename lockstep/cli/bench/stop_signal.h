@@ -8,7 +8,7 @@
 
 namespace lockstep::bench {
 
-// Leaves the program through every destructor.
+// Thrown to leave the program through every destructor.
 class Interrupted : public std::exception {
  public:
   explicit Interrupted(int signal) : signal_(signal) {}
@@ -19,15 +19,16 @@ class Interrupted : public std::exception {
   int signal_;
 };
 
-// SIGINT, SIGTERM and SIGHUP as a descriptor: blocked for the whole program
-// from construction on, for poll() to see. One a program, before any thread.
+// Makes SIGINT, SIGTERM and SIGHUP readable from a descriptor, for poll(). They
+// are blocked for the whole program from construction on. A program makes one
+// StopSignal, before it starts any thread.
 class StopSignal {
  public:
   StopSignal();
   int fd() const { return fd_.get(); }
   // Throws Interrupted if one has come.
   void check() const;
-  // What a child is to start with.
+  // The signal mask that a child must start with.
   const sigset_t& original_mask() const { return original_; }
 
  private:

@@ -18,15 +18,16 @@ namespace {
 using nlohmann::json;
 using std::chrono::milliseconds;
 
-// The ranks have `timeout` too, and know better what went wrong: they first.
+// We wait this much longer than the ranks: they have `timeout` too and know
+// better what went wrong, so they should report first.
 constexpr milliseconds kAnswerAllowance{2000};
-// Once one rank has failed, for the others to say so or to die: the cause is
-// then chosen among them all.
+// How long the others may take, once one rank has failed, to report a failure
+// or to die: the cause is then chosen among all of them.
 constexpr milliseconds kAfterFailure{500};
 constexpr milliseconds kEndAllowance{10'000};
 constexpr milliseconds kKillAllowance{5000};
-// mpirun waits for some seconds itself before it kills its ranks, and removes
-// their files behind them.
+// mpirun itself waits for some seconds before it kills its ranks, and then
+// removes their files.
 constexpr milliseconds kTermAllowance{10'000};
 constexpr milliseconds kReapInterval{5};
 
@@ -57,8 +58,9 @@ void World::await_ready() { facts_ = collect(0).at(0); }
 
 World::~World() {
   if (launch_ == Launch::by_program) {
-    // It has files to remove, and its ranks may be in no group of its. At the
-    // end of their stdin they go by themselves, unless they are at work.
+    // The program has files to remove, and its ranks may be in other process
+    // groups. When their stdin ends, they end by themselves, unless they are at
+    // work.
     for (auto& rank : ranks_) rank.in.reset();
     for (const auto& rank : ranks_) rank.process.signal_group(SIGTERM);
     reap(Deadline::after(kTermAllowance));
@@ -94,7 +96,7 @@ std::vector<json> World::ask(json request) {
   request["id"] = ++last_id_;
   const std::string line = request.dump() + '\n';
   for (auto& rank : ranks_) {
-    // A line fits into a pipe; that nobody reads it any more is seen below.
+    // A line fits into a pipe. If the rank no longer reads, collect() notices.
     [[maybe_unused]] const auto written =
         write(rank.in.get(), line.data(), line.size());
   }
@@ -183,7 +185,7 @@ void World::read_some(Rank& rank, int64_t id) {
   size_t begin = 0;
   for (size_t end; (end = rank.unread.find('\n', begin)) != std::string::npos;
        begin = end + 1) {
-    // Anything else is a library's word (Gloo greets on stdout).
+    // Any other line comes from a library (Gloo greets on stdout).
     const auto line = std::string_view(rank.unread).substr(begin, end - begin);
     auto answer = json::parse(line, nullptr, false);
     if (answer.is_object() && answer.value("id", int64_t{-1}) == id) {
@@ -213,8 +215,8 @@ void World::reap(const Deadline& deadline) {
 
 void World::fail() {
   reap(Deadline::after(milliseconds(0)));
-  // A killed rank first, then one that ended by itself: the others' failures
-  // are its echo.
+  // Blames a killed rank first, then one that ended by itself: the failures of
+  // the others are its echo.
   const Rank* cause = nullptr;
   const auto weight = [](const Rank& rank) {
     if (rank.process.ended()) return rank.process.ending_signal() ? 0 : 1;
@@ -254,7 +256,8 @@ void World::fail() {
             std::to_string((timeout_ + kAnswerAllowance).count()) +
             " ms; see --timeout";
   }
-  // A rank that has ended says no more: what another knows of it.
+  // A rank that has ended cannot say more, so this adds what another one
+  // reports.
   for (size_t i = 0; i < ranks_.size(); ++i) {
     if (!is_failure(ranks_[i].answer)) continue;
     text += "; rank " + std::to_string(i) + " " + words(ranks_[i]);

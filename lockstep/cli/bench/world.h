@@ -16,15 +16,16 @@
 
 namespace lockstep::bench {
 
-// A world that can be of no more use: a rank has died, failed by itself or
-// not answered in time.
+// Thrown if a world cannot be used any more: a rank has died, has failed while
+// others have not, or has not answered in time.
 class WorldError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
 
-// All ranks have answered that they will not, for one reason. The world goes
-// on. `is_users_mistake()`: what was asked for does not exist there.
+// Thrown if all ranks have refused a request, for one reason. The world can
+// still be used. `is_users_mistake()`: the user asked for something that does
+// not exist there.
 class Refusal : public std::runtime_error {
  public:
   Refusal(const std::string& text, bool is_users_mistake)
@@ -35,43 +36,45 @@ class Refusal : public std::runtime_error {
   bool is_users_mistake_;
 };
 
-// Who starts the ranks of a world.
+// What starts the ranks of a world.
 enum class Launch {
-  by_world,    // the world: one process a rank
+  by_world,    // the World: one process for each rank
   by_program,  // the program, of which there is one process
 };
 
-// Ranks of one program, which wait to be told what to time: ours, or a peer's.
-// docs/benchmarks.md, "Adding a peer", is what they understand. Killed by the
-// kernel when this process dies. One thread.
+// The ranks of one program, ours or a peer's, which wait to be told what to
+// time. docs/benchmarks.md, "Adding a peer", has the lines that they
+// understand. The kernel kills them when this process dies. For one thread.
 class World {
  public:
-  // Starts them. `name` is for messages: "lockstep", "python". `timeout` is for
-  // await_ready() and for each ask(). `stop` outlives the world. Throws
-  // ProgramError, std::system_error.
+  // Starts the ranks. `name` is for messages: "lockstep", "python". `timeout`
+  // is for await_ready() and for each ask(). `stop` must outlive the world.
+  // Throws ProgramError, std::system_error.
   World(std::string name, const Program& program, Launch launch, int ranks,
         std::chrono::milliseconds timeout, const StopSignal& stop);
   World(World&&) = delete;
-  // SIGKILL to all, and reaps. To a program that started ranks SIGTERM before.
+  // Sends SIGKILL to all processes and reaps them. A program that started ranks
+  // itself gets SIGTERM before that.
   ~World();
 
-  // Until each has said that it is ready; throws as ask().
+  // Waits until each rank has said that it is ready. Throws what ask() throws.
   void await_ready();
 
   const std::string& name() const { return name_; }
   // What rank 0 said of itself when it was ready.
   const nlohmann::json& facts() const { return facts_; }
 
-  // Sends `request` to every rank; their answers, by rank. Throws Refusal,
-  // WorldError and Interrupted.
+  // Sends `request` to every rank and returns their answers, by rank. Throws
+  // Refusal, WorldError and Interrupted.
   std::vector<nlohmann::json> ask(nlohmann::json request);
 
-  // Tells all to end, and waits: 10 s at most, then kills. Throws WorldError
-  // where one has failed at its end.
+  // Tells all ranks to end, and waits for at most 10 s. Throws WorldError if a
+  // rank has not ended by then (the destructor kills it), or if one has failed
+  // at its end.
   void finish();
 
  private:
-  // One process and its pipes. It is a rank, or answers for all.
+  // One process and its pipes. The process is a rank, or answers for all ranks.
   struct Rank {
     WorkerProcess process;
     FileDescriptor in;

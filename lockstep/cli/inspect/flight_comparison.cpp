@@ -10,8 +10,9 @@
 namespace lockstep {
 namespace {
 
-// The elements that all ranks of an operation have in common: gather() has its
-// output on one rank only. Nothing where they may all differ.
+// Returns the number of elements that must be the same on all ranks of an
+// operation; for gather(), whose output is on one rank only, that of the input.
+// Returns nothing if the numbers may differ on every rank.
 std::optional<uint64_t> common_elements(const FlightEntry& entry) {
   static const std::set<std::string> by_input{"gather", "reduce_scatter",
                                               "reduce_scatter_tensor"};
@@ -23,7 +24,7 @@ std::optional<uint64_t> common_elements(const FlightEntry& entry) {
   if (by_input.contains(entry.operation)) return entry.in_elements;
   if (by_output.contains(entry.operation)) return entry.out_elements;
   if (by_nothing.contains(entry.operation)) return std::nullopt;
-  // One tensor that is read, written or both.
+  // The operation has one tensor that is read, written or both.
   return std::max(entry.in_elements, entry.out_elements);
 }
 
@@ -67,7 +68,7 @@ struct Member {
   }
 };
 
-// Not as it should have ended: it runs, or it failed.
+// Returns whether an operation still runs or has failed.
 bool is_trouble(const FlightEntry& entry) {
   return entry.state != FlightState::completed;
 }
@@ -91,7 +92,8 @@ class GroupComparer {
     find_mismatch();
     find_absent();
     find_no_record();
-    // Behind an operation that still runs a rank may yet have diverged.
+    // Only if no rank has diverged: a rank may have diverged after an operation
+    // that still runs, and the lower number would hide that.
     if (!result_.diverged()) {
       if (failed_) propose(FlightVerdict::failed, *failed_, {}, {});
       if (waiting_) propose(FlightVerdict::waiting, *waiting_, {}, {});
@@ -106,13 +108,14 @@ class GroupComparer {
   }
 
  private:
-  // The lowest number counts; at one number, the graver verdict.
+  // Keeps the verdict at the lowest number; at the same number, the one that
+  // was proposed first, which is the graver one.
   void propose(FlightVerdict verdict, uint64_t number, std::vector<int> blamed,
                std::vector<std::string> findings) {
     const bool first = result_.number == 0;
     if (!first && number > result_.number) return;
     if (!first && number == result_.number) {
-      // What else is known of this number stands behind.
+      // Other findings about this number come after the first ones.
       result_.findings.insert(result_.findings.end(), findings.begin(),
                               findings.end());
       return;
@@ -125,7 +128,7 @@ class GroupComparer {
 
   void find_mismatch() {
     for (const uint64_t number : numbers_) {
-      // Sides of those who called the same.
+      // Each side holds the ranks that made the same call.
       std::vector<std::vector<const Member*>> sides;
       for (const auto& member : members_) {
         const auto* entry = member.at(number);
@@ -163,8 +166,8 @@ class GroupComparer {
       if (&side == &most) continue;
       const auto& entry = *side.front()->at(number);
       findings.push_back(rank_list(of_side) + " called " + describe(entry) +
-                         " where " + rank_list(ranks(most)) + " called " +
-                         describe(expected) + ": another " +
+                         " while " + rank_list(ranks(most)) + " called " +
+                         describe(expected) + ": different " +
                          joined(differences(expected, entry), ", "));
     }
     std::ranges::sort(blamed);
@@ -178,7 +181,7 @@ class GroupComparer {
     for (const auto& member : members_) {
       if (member.file == nullptr || last_trouble_ == 0) continue;
       const auto* last = member.last();
-      if (last != nullptr && !last->ended()) continue;  // it is in there
+      if (last != nullptr && !last->ended()) continue;  // it is inside
       const uint64_t next = member.group == nullptr
                                 ? *numbers_.begin()
                                 : member.group->last_number + 1;
@@ -205,7 +208,7 @@ class GroupComparer {
         (last->state == FlightState::failed ? "failed " : "completed ") +
         age(*member.file, last->ended_ns) + " before its record";
     if (is_older(*member.file, member.group->last_number + 1)) {
-      text += ", and that was written before others came here";
+      text += ", which was written before others came here";
     }
     return text;
   }
@@ -230,7 +233,7 @@ class GroupComparer {
     propose(FlightVerdict::no_record, trouble, ranks,
             {"no record of " + rank_list(ranks) +
              ": dead, or stuck outside of collectives; a process that lives "
-             "writes its record at kill -USR1"});
+             "writes its record after kill -USR1"});
   }
 
   void conclude() {
@@ -371,7 +374,7 @@ std::string rank_list(const std::vector<int>& sorted) {
   for (size_t i = 0; i < sorted.size();) {
     size_t end = i + 1;
     while (end < sorted.size() && sorted[end] == sorted[end - 1] + 1) ++end;
-    // Two are no range.
+    // Two ranks are not written as a range.
     if (end - i == 2) end = i + 1;
     if (i > 0) text += ", ";
     text += std::to_string(sorted[i]);

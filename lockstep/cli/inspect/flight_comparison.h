@@ -6,45 +6,49 @@
 
 #include "lockstep/cli/inspect/flight_file.h"
 
-// Lines the ranks' records up by the numbers of their collectives.
+// Compares the ranks' records, matching them by the sequence numbers of their
+// collectives.
 namespace lockstep {
 
-// In the order in which they are looked for at one number; the first three are
-// divergences.
+// In the order in which they are looked for at one sequence number. The first
+// three are divergences.
 enum class FlightVerdict {
-  mismatch,   // ranks called different things
-  absent,     // a rank did not come where others wait or failed
-  no_record,  // the same of a rank of which there is no file
-  failed,     // all called the same, and it failed
-  waiting,    // all called the same, and it has not ended
+  mismatch,   // ranks made different calls
+  absent,     // a rank did not come while others wait or failed
+  no_record,  // the same, of a rank that left no file
+  failed,     // all made the same call, and it failed
+  waiting,    // all made the same call, and it has not ended
   consistent,
 };
 
-// What one rank did at the number in question.
+// What one rank did at the sequence number in question.
 struct FlightRow {
   int rank = 0;
   const FlightFile* file = nullptr;    // nullptr: no record
-  const FlightEntry* entry = nullptr;  // nullptr: it did not come, or the ring
-                                       // has forgotten it
+  const FlightEntry* entry = nullptr;  // nullptr: it did not come, or its
+                                       // record no longer holds the entry
 };
 
 struct FlightGroupComparison {
   std::string name{};
   std::vector<int> ranks{};
   FlightVerdict verdict = FlightVerdict::consistent;
-  uint64_t number = 0;        // where; 0: nowhere
-  std::vector<int> blamed{};  // who diverged; of several sides of equal size,
-                              // all
-  // What happened, a sentence each, the most important first.
+  // The sequence number to which the verdict belongs; 0: none.
+  uint64_t number = 0;
+  // The ranks that diverged. If no side of a mismatch is the largest, these are
+  // the ranks of all sides.
+  std::vector<int> blamed{};
+  // What happened, one sentence for each finding, the most important first.
   std::vector<std::string> findings{};
   std::vector<FlightRow> rows{};
-  // Messages that have not ended or failed, as sentences.
+  // Messages that still run, and those that failed; one sentence for each.
   std::vector<std::string> messages{};
 
   bool diverged() const { return verdict <= FlightVerdict::no_record; }
 };
 
-// Points into the files that were compared.
+// The result of a comparison. It points into the compared files, which must
+// outlive it.
 struct FlightComparison {
   std::string job{};
   int world_size = 0;
@@ -55,15 +59,15 @@ struct FlightComparison {
   bool diverged() const;
 };
 
-// `files`: of different ranks of one job, one at least.
+// `files` must be of different ranks of one job, at least one.
 FlightComparison compare_flights(const std::vector<FlightFile>& files);
 
-// "all_reduce SUM Float[1000]", "broadcast Float[3] root 2", "recv Int[1] from
-// any rank".
+// Returns, for example, "all_reduce SUM Float[1000]", "broadcast Float[3] root
+// 2" or "recv Int[1] from any rank".
 std::string describe(const FlightEntry& entry);
-// "rank 3", "ranks 0-2, 5".
+// Returns "rank 3" or "ranks 0-2, 5".
 std::string rank_list(const std::vector<int>& sorted);
-// "0.412 ms", "12.50 s", "30 min".
+// Returns "0.412 ms", "12.50 s" or "30 min".
 std::string duration(int64_t nanoseconds);
 
 }  // namespace lockstep

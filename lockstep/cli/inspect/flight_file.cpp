@@ -18,7 +18,7 @@ namespace {
 
 using nlohmann::json;
 
-// More than the writer puts into a file (base/flight_dump.cpp).
+// The writer puts less than this into a file (base/flight_dump.cpp).
 constexpr int64_t kMostBytes = int64_t{64} << 20;
 constexpr size_t kMostText = 256;
 constexpr int kMostRanks = 1 << 20;
@@ -33,7 +33,7 @@ std::string read_all(const std::string& path) {
     throw FlightFileError(path + ": " + system_words());
   }
   if (!S_ISREG(status.st_mode)) {
-    throw FlightFileError(path + " is no file; give the records themselves");
+    throw FlightFileError(path + " is not a file; give the records themselves");
   }
   if (status.st_size > kMostBytes) {
     throw FlightFileError(path + " has " + std::to_string(status.st_size) +
@@ -46,14 +46,14 @@ std::string read_all(const std::string& path) {
         ::read(file.get(), text.data() + used, text.size() - used);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) throw FlightFileError(path + ": " + system_words());
-    if (count == 0) break;  // it was cut meanwhile
+    if (count == 0) break;  // the file was cut meanwhile
     used += static_cast<size_t>(count);
   }
   text.resize(used);
   return text;
 }
 
-// An object of the file and its place in it, for errors.
+// A JSON object of the file, and its place there, for errors.
 class Fields {
  public:
   Fields(const std::string& path, const json& object, std::string place)
@@ -61,7 +61,7 @@ class Fields {
     if (!object.is_object()) {
       throw FlightFileError(path_ + ": " +
                             (place_.empty() ? "the document" : place_) +
-                            " is no object");
+                            " is not an object");
     }
   }
 
@@ -69,7 +69,8 @@ class Fields {
     const json* value = find(key);
     std::string given = "is missing";
     if (value != nullptr) {
-      // What is nested may be nested without end.
+      // Only the type of a nested value is named, as it may be nested without
+      // end.
       given = "is " + (value->is_structured()
                            ? std::string(value->type_name())
                            : value->dump(-1, ' ', true,
@@ -82,7 +83,7 @@ class Fields {
 
   int64_t number(const char* key, int64_t lowest, int64_t highest) const {
     const json* value = find(key);
-    // What is above int64 would wrap.
+    // A number above int64's would wrap.
     if (value == nullptr || !value->is_number_integer() ||
         (value->is_number_unsigned() &&
          value->get<uint64_t>() > static_cast<uint64_t>(highest)) ||
@@ -92,7 +93,7 @@ class Fields {
     }
     return value->get<int64_t>();
   }
-  // Null is `none`.
+  // Returns `none` for null.
   int64_t number_or(const char* key, int64_t none, int64_t lowest,
                     int64_t highest) const {
     return is_null(key) ? none : number(key, lowest, highest);
@@ -193,7 +194,7 @@ FlightFileGroup group_from(const Fields& fields, const FlightFile& file) {
     const Fields one(file.path, entries[i], fields.place_of("entries", i));
     group.entries.push_back(entry_from(one, file, group));
     if (i > 0 && group.entries[i].id <= group.entries[i - 1].id) {
-      one.refuse("record_id", "more than that of the one before");
+      one.refuse("record_id", "more than that of the entry before");
     }
   }
   return group;
@@ -206,13 +207,14 @@ FlightFile read_flight_file(const std::string& path) {
   try {
     document = json::parse(read_all(path));
   } catch (const json::exception& error) {
-    throw FlightFileError(path + " is no JSON: " + error.what());
+    throw FlightFileError(path + " is not JSON: " + error.what());
   }
   const Fields fields(path, document, "");
   if (!document.contains("format") || document["format"] != "lockstep-flight") {
-    throw FlightFileError(path +
-                          " is no flight record of Lockstep: \"format\" must "
-                          "be \"lockstep-flight\"");
+    throw FlightFileError(
+        path +
+        " is not a flight record of Lockstep: \"format\" must "
+        "be \"lockstep-flight\"");
   }
   fields.number("version", 1, 1);
   FlightFile file;
@@ -236,19 +238,20 @@ FlightFile read_flight_file(const std::string& path) {
 void require_one_job(const std::vector<FlightFile>& files) {
   std::map<int, const FlightFile*> by_rank;
   const FlightFile& first = files.front();
-  const FlightFile* named = nullptr;  // the first with a job
+  const FlightFile* named = nullptr;  // the first file that names a job
   for (const auto& file : files) {
     if (file.world_size != first.world_size) {
-      throw FlightFileError(
-          file.path + " is of a world of " + std::to_string(file.world_size) +
-          ", " + first.path + " of one of " + std::to_string(first.world_size) +
-          "; give the records of one job");
+      throw FlightFileError(file.path + " is of a world of size " +
+                            std::to_string(file.world_size) + ", " +
+                            first.path + " of a world of size " +
+                            std::to_string(first.world_size) +
+                            "; give the records of one job");
     }
     const auto [other, is_new] = by_rank.emplace(file.rank, &file);
     if (!is_new) {
       throw FlightFileError(file.path + " and " + other->second->path +
                             " are both of rank " + std::to_string(file.rank) +
-                            "; give one record a rank");
+                            "; give one record for each rank");
     }
     if (file.job.empty()) continue;
     if (named == nullptr) named = &file;

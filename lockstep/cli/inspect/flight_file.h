@@ -10,7 +10,8 @@
 // A flight record (docs/flight-recorder.md) as it was read.
 namespace lockstep {
 
-// One line: the file, where in it, what is there and what is allowed.
+// what() is one line: the file, the place in it, what is there and what is
+// allowed.
 class FlightFileError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
@@ -36,7 +37,7 @@ struct FlightEntry {
 struct FlightFileGroup {
   std::string name{};
   std::vector<int> ranks{};
-  uint64_t last_number = 0;  // of a collective; 0: there was none
+  uint64_t last_number = 0;  // of the last collective; 0: none
   std::vector<FlightEntry> entries{};
 };
 
@@ -52,13 +53,12 @@ struct FlightFile {
   std::vector<FlightFileGroup> groups{};
 };
 
-// Reads and checks all of a file. It may be anybody's: at most 64 MiB are
-// read, numbers are checked against each other, and texts hold no control
-// characters. Throws FlightFileError.
+// Reads a file and checks all of it. The file may come from anywhere: at most
+// 64 MiB are read, numbers are checked against each other, and texts hold no
+// control characters. Throws FlightFileError.
 FlightFile read_flight_file(const std::string& path);
 
-// Throws FlightFileError where the files are not of different ranks of one
-// job.
+// Throws FlightFileError unless the files are of different ranks of one job.
 void require_one_job(const std::vector<FlightFile>& files);
 
 }  // namespace lockstep

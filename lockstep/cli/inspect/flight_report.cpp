@@ -10,7 +10,8 @@ namespace {
 
 using nlohmann::json;
 
-// More rows than that nobody reads; those who diverged come first.
+// At most this many rows are printed, as no user would read more. If there are
+// more, the ranks that diverged come first.
 constexpr size_t kMostRows = 32;
 
 const char* name_of(FlightVerdict verdict) {
@@ -39,7 +40,7 @@ std::string headline(const FlightGroupComparison& group) {
     case FlightVerdict::absent:
       return who + " did not come to " + where;
     case FlightVerdict::no_record:
-      return who + " left no record, others are at " + where;
+      return who + " left no record while others are at " + where;
     default:
       return "no divergence";
   }
@@ -82,7 +83,7 @@ void print_rows(std::ostringstream& out, const FlightGroupComparison& group) {
     out << line << '\n';
   }
   if (rows.size() > kMostRows) {
-    out << "  and " << rows.size() - kMostRows << " ranks more\n";
+    out << "  and " << rows.size() - kMostRows << " more ranks\n";
   }
 }
 

@@ -1,5 +1,5 @@
 // The module of `lockstep run` for several nodes: the only source of launch
-// that sees LibTorch. Loaded by store_module.cpp when it is needed.
+// that includes LibTorch. store_module.cpp loads it when it is needed.
 #include "lockstep/launch/agent_store.h"
 
 #include <cstdlib>
@@ -19,7 +19,7 @@ std::string text(const std::vector<uint8_t>& from) {
   return {from.begin(), from.end()};
 }
 
-// The first line: c10 puts a trace of the stack behind it.
+// Returns the first line of the message: c10 appends a stack trace.
 std::string brief(const std::exception& error) {
   std::string what = error.what();
   if (const auto* traced = dynamic_cast<const c10::Error*>(&error)) {
@@ -33,15 +33,15 @@ auto guarded(Operation operation) -> decltype(operation()) {
   try {
     return operation();
   } catch (const c10::DistNetworkError&) {
-    // Its words are about sockets and guesses.
+    // c10d's own text is about sockets, and guesses.
     throw AgentStoreError("the connection is closed");
   } catch (const std::exception& error) {
     throw AgentStoreError(brief(error));
   }
 }
 
-// c10d's client prints a stack for each lost connection. Every failure comes to
-// us as an exception, too, and the user gets one line.
+// c10d's client prints a stack trace for each lost connection. We get every
+// failure as an exception too, and the user gets one line.
 void silence_log() {
   if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr) {
     FLAGS_caffe2_log_level = 3;  // fatal
@@ -73,7 +73,7 @@ class C10dAgentStore : public AgentStore {
   }
 
   std::optional<std::string> get(const std::string& key) override {
-    // TCPStore's get() waits for a key that is not there.
+    // TCPStore's get() waits until the key is there.
     if (!guarded([&] { return store_->check({key}); })) return std::nullopt;
     auto value = guarded([&] { return text(store_->get(key)); });
     if (value.empty()) return std::nullopt;
@@ -87,8 +87,9 @@ class C10dAgentStore : public AgentStore {
   }
 
   void remove(const std::string& key) override {
-    // Not deleted, or the get() of an agent that has just checked it would
-    // wait. compareSet() takes the empty value for none.
+    // The key is emptied, not deleted: an agent that has just checked a key
+    // would wait in get() if it were deleted meanwhile. compareSet() treats an
+    // empty value like none.
     guarded([&] { store_->set(key, std::vector<uint8_t>()); });
   }
 

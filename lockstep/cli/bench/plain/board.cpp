@@ -39,7 +39,7 @@ struct Board::Page {
 };
 
 Board::Board() {
-  // Zeros; pages that are not written take no memory.
+  // The mapping begins with zeros; pages that are not written take no memory.
   void* const memory = mmap(nullptr, sizeof(Page), PROT_READ | PROT_WRITE,
                             MAP_SHARED | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (memory == MAP_FAILED) throw_errno("mmap");
@@ -64,7 +64,7 @@ void Board::set(const std::string& key, const std::string& value) {
   auto& entry = page_->entries[index];
   copy_in(entry.key, key);
   copy_in(entry.value, value);
-  // Release of both; pairs with the acquire in get().
+  // Releases key and value; pairs with the acquire in get().
   entry.is_there.store(true, std::memory_order_release);
 }
 

@@ -8,10 +8,10 @@
 
 namespace lockstep::bench {
 
-// Keys and values between processes that were forked after it was made: what
-// ranks on one host need to meet, where there is no store. Keys are never
-// forgotten; there is room for 16,384 of them. Any process of them, one thread
-// each.
+// Keys and values that processes share if they were forked after the board was
+// made. Ranks of one host use the board to meet if there is no store. Keys are
+// never forgotten; there is room for 16,384 of them. Each of the processes may
+// use the board, with one thread.
 class Board {
  public:
   // Throws std::system_error.
@@ -20,7 +20,7 @@ class Board {
   Board& operator=(const Board&) = delete;
   ~Board();
 
-  // For one meeting. The board must outlive it.
+  // Returns an exchange for one meeting. The board must outlive it.
   shm::Exchange exchange();
 
  private:

@@ -14,7 +14,7 @@ namespace {
 
 constexpr size_t kCacheLine = 64;
 constexpr size_t kMostRanks = 64;
-// What the protocol reduces at a time.
+// The protocol reduces this many bytes at a time.
 constexpr size_t kPiece = size_t{16} << 10;
 
 size_t rounded_up(size_t what, size_t to) { return (what + to - 1) / to * to; }
@@ -22,7 +22,8 @@ size_t rounded_up(size_t what, size_t to) { return (what + to - 1) / to * to; }
 }  // namespace
 
 void* KernelReducer::allocate(size_t bytes) {
-  // Each rank's data begin a page, and not all in one set of a cache.
+  // Each rank's data begin at a page. The further page keeps them from all
+  // falling into one set of a cache.
   stride_ = rounded_up(std::max<size_t>(bytes, 1), 4096) + 4096;
   const size_t all = stride_ * static_cast<size_t>(size());
   std::string where;

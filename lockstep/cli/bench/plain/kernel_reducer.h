@@ -8,10 +8,10 @@
 
 namespace lockstep::bench {
 
-// The kernel alone: all ranks' data lie in one mapping, and each rank reduces
-// its slice of all of them into all of them, as the protocol does it with
-// registered memory, but waits for nobody. Results are right when all ranks
-// have come back.
+// The kernel alone, without synchronisation. The data of all ranks lie in one
+// mapping. Each rank reduces its slice of all of them into all of them, as the
+// protocol does with registered memory, but waits for no other rank. So results
+// are right once all ranks have returned.
 class KernelReducer : public ProtocolReducer {
  public:
   using ProtocolReducer::ProtocolReducer;

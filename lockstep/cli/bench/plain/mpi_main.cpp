@@ -44,7 +44,8 @@ const std::map<ReduceOp, MPI_Op> kOps{
     {ReduceOp::bxor, MPI_BXOR},
 };
 
-// MPI's own handler of errors ends all ranks, and says why on stderr.
+// Checks no return values: MPI's own error handler ends all ranks, and says why
+// on stderr.
 class MpiReducer : public lockstep::bench::Reducer {
  public:
   MpiReducer() {
@@ -63,10 +64,10 @@ class MpiReducer : public lockstep::bench::Reducer {
   std::string refusal(size_t count, DType dtype, ReduceOp op) const override {
     constexpr size_t kMost = std::numeric_limits<int>::max();
     if (count > kMost) {
-      return "MPI_Allreduce counts to " + std::to_string(kMost) +
+      return "MPI_Allreduce takes at most " + std::to_string(kMost) +
              " elements; " + std::to_string(count) + " were asked for";
     }
-    if (!kTypes.contains(dtype)) return "MPI has no type of 16 bits' floats";
+    if (!kTypes.contains(dtype)) return "MPI has no type for 16-bit floats";
     if (!kOps.contains(op)) return "MPI has no mean";
     return {};
   }
@@ -137,14 +138,16 @@ class MpiReducer : public lockstep::bench::Reducer {
   MPI_Op op_ = MPI_SUM;
 };
 
-// Does not return.
+// Replaces this process by mpirun; does not return.
 void become_mpirun(char** argv) {
   const auto ranks = lockstep::get_env("WORLD_SIZE");
   if (!ranks) throw std::invalid_argument("WORLD_SIZE is not set");
-  // In containers it is common to be root; here mpirun starts nothing but us.
+  // Containers often run as root, which mpirun refuses; here it starts only
+  // this program.
   setenv("OMPI_ALLOW_RUN_AS_ROOT", "1", 1);
   setenv("OMPI_ALLOW_RUN_AS_ROOT_CONFIRM", "1", 1);
-  // When `lockstep bench` is killed: SIGKILL would leave mpirun's files.
+  // If `lockstep bench` is killed, mpirun gets SIGTERM: SIGKILL would leave its
+  // files.
   prctl(PR_SET_PDEATHSIG, SIGTERM);
   const std::string self = std::filesystem::read_symlink("/proc/self/exe");
   execlp("mpirun", "mpirun", "--quiet", "--oversubscribe", "--bind-to", "none",
@@ -157,7 +160,8 @@ void become_mpirun(char** argv) {
 int main(int argc, char** argv) {
   try {
     if (!lockstep::get_env("OMPI_COMM_WORLD_SIZE")) become_mpirun(argv);
-    // mpirun gives its ranks process groups of their own.
+    // mpirun gives its ranks process groups of their own, so each must die by
+    // itself when mpirun dies.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     MPI_Init(&argc, &argv);
     MpiReducer reducer;

@@ -2,8 +2,8 @@
 // SIDE TIMEOUT_MS, with WORLD_SIZE in the environment. It forks its ranks.
 //
 //   protocol  shm::Group, called directly on ordinary memory
-//   kernel    the kernel that the protocol calls on registered memory, of all
-//             ranks at the same time, and no synchronisation: what the
+//   kernel    the kernel that the protocol calls on registered memory, on all
+//             ranks at the same time and without synchronisation: what the
 //             protocol could reach if waiting were free
 
 #include <signal.h>
@@ -27,14 +27,15 @@ namespace {
 
 using lockstep::bench::Board;
 
-// This process's rank: every other is a child of rank 0.
+// Forks the other ranks, as children of rank 0. Returns the rank of the process
+// in which it returns.
 int fork_ranks(int ranks) {
   const pid_t first = getpid();
   for (int rank = 1; rank < ranks; ++rank) {
     const pid_t pid = fork();
     if (pid < 0) lockstep::throw_errno("fork");
     if (pid > 0) continue;
-    // Requests are rank 0's to read, and none of us outlives it.
+    // Only rank 0 reads requests, and no other rank may outlive it.
     close(STDIN_FILENO);
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != first) _exit(1);
@@ -73,7 +74,7 @@ int main(int argc, char** argv) {
     run(argv[1], timeout, static_cast<int>(*ranks), board, rank);
     return 0;
   } catch (const std::exception& error) {
-    // Of several that fail the first is the one that speaks for all.
+    // If several ranks fail, rank 0 speaks for all.
     if (rank == 0) lockstep::bench::say_failure(error);
     return 1;
   }

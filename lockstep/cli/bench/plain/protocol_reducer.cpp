@@ -11,9 +11,9 @@ namespace {
 using nlohmann::json;
 using shm::DType;
 
-// `lockstep bench` may be busy with other sides for as long as it likes.
+// `lockstep bench` may be busy with other sides for any time.
 constexpr std::chrono::milliseconds kUntilAsked = std::chrono::hours(24);
-// As LibTorch aligns what it allocates.
+// LibTorch aligns what it allocates to this.
 constexpr size_t kAlignment = 64;
 
 }  // namespace
@@ -40,7 +40,7 @@ json ProtocolReducer::facts() const {
 std::string ProtocolReducer::refusal(size_t, DType dtype,
                                      shm::ReduceOp op) const {
   if (kernels::is_reducible(dtype, op)) return {};
-  return std::string("the kernels do no ") + kernels::name_of(op) + " of " +
+  return std::string("the kernels have no ") + kernels::name_of(op) + " of " +
          kernels::name_of(dtype);
 }
 

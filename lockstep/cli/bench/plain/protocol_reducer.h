@@ -12,11 +12,11 @@
 
 namespace lockstep::bench {
 
-// shm::Group, called directly on ordinary memory.
+// Calls shm::Group directly, on ordinary memory.
 class ProtocolReducer : public Reducer {
  public:
-  // Blocks until all ranks have met, `timeout` at most; all other waits have
-  // that time too, but for requests.
+  // Blocks until all ranks have met, for at most `timeout`. All other waits
+  // have that time too, except the wait for a request.
   ProtocolReducer(Board& board, int rank, int size,
                   std::chrono::milliseconds timeout);
 

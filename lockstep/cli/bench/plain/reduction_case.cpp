@@ -14,11 +14,11 @@ namespace {
 using kernels::DType;
 using kernels::ReduceOp;
 
-// So many elements are made or compared at a time.
+// This many elements are made or compared at a time.
 constexpr size_t kChunk = size_t{1} << 16;
 
-// Hashed, so that what lands in a wrong place is not right by chance; products
-// of ones and twos, which stay finite.
+// The numbers are hashed, so that an element in a wrong place is not right by
+// chance. For products they are ones and twos, whose products stay finite.
 uint64_t number_at(int rank, size_t index, ReduceOp op) {
   uint64_t hashed =
       (index + uint64_t{977} * (static_cast<uint64_t>(rank) + 1)) * 2654435761;
@@ -31,7 +31,7 @@ void write(std::byte* to, size_t index, Element value) {
   std::memcpy(to + index * sizeof(value), &value, sizeof(value));
 }
 
-// 0 to 3 as the halves have them.
+// The numbers 0 to 3 as the 16-bit types write them.
 constexpr std::array<uint16_t, 4> kFloat16{0x0000, 0x3C00, 0x4000, 0x4200};
 constexpr std::array<uint16_t, 4> kBFloat16{0x0000, 0x3F80, 0x4000, 0x4040};
 

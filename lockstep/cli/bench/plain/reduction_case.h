@@ -8,24 +8,26 @@
 
 namespace lockstep::bench {
 
-// One all_reduce with its memory, without LibTorch.
+// One all_reduce with its memory, without LibTorch. "Collective": as in
+// reducer.h.
 class ReductionCase {
  public:
-  // All ranks. Throws std::invalid_argument for what the reducer cannot do.
+  // Collective. Throws std::invalid_argument for what the reducer cannot do.
   ReductionCase(Reducer& reducer, size_t count, kernels::DType dtype,
                 kernels::ReduceOp op);
   ReductionCase(const ReductionCase&) = delete;
   ReductionCase& operator=(const ReductionCase&) = delete;
   ~ReductionCase();
 
-  // Small whole numbers that belong to this rank, which every dtype reduces
-  // exactly in whatever order.
+  // Writes small whole numbers that belong to this rank, which every dtype
+  // reduces exactly in any order.
   void fill();
   void run() { reducer_.all_reduce(data_, count_, dtype_, op_); }
-  // Elements that are not what fill() on all ranks and one run() give, by the
-  // plain loop of the kernels. `first` then says which is the first.
+  // Returns the number of elements that differ from what fill() on all ranks
+  // and one run() give, by the plain loop of the kernels. `first` then
+  // describes the first of them.
   int64_t count_wrong(std::string& first) const;
-  // Zeros, which no number of repetitions makes overflow.
+  // Writes zeros, which do not overflow, however often run() is repeated.
   void clear();
 
  private:

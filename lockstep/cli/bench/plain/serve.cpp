@@ -36,7 +36,7 @@ int64_t now_ns() {
       .count();
 }
 
-// As meet() of rank/main.cpp.
+// Does what meet() of rank/main.cpp does.
 void meet(Reducer& reducer, int64_t after_ns) {
   const int64_t latest = reducer.greatest(now_ns());
   if (after_ns == 0) return;
@@ -47,20 +47,19 @@ void meet(Reducer& reducer, int64_t after_ns) {
 // Every rank refuses for the same reasons, so that all stay in step.
 json answer_to(Reducer& reducer, const json& line) {
   if (line.at("operation") != "all_reduce" || line.at("async").get<bool>()) {
-    throw std::invalid_argument(
-        "this side does synchronous all_reduce, no other");
+    throw std::invalid_argument("this side does only synchronous all_reduce");
   }
   const std::string name = line.at("dtype");
   const auto dtype = kDTypes.find(name);
   if (dtype == kDTypes.end()) {
-    throw std::invalid_argument("this side knows no " + name);
+    throw std::invalid_argument("this side does not know dtype " + name);
   }
   ReductionCase one(reducer, line.at("elements").get<size_t>(), dtype->second,
                     kReduceOps.at(line.at("reduce_op")));
   json answer{{"wrong", 0}};
   if (line.at("check").get<bool>()) {
     one.fill();
-    reducer.greatest(0);  // a side may reduce without waiting for anybody
+    reducer.greatest(0);  // a side may reduce without waiting for others
     one.run();
     reducer.greatest(0);
     std::string first;
@@ -82,7 +81,7 @@ json answer_to(Reducer& reducer, const json& line) {
     if (i >= 0) times.push_back(took);
   }
   answer["ns"] = std::move(times);
-  reducer.greatest(0);  // before anybody takes his memory away
+  reducer.greatest(0);  // before any rank takes its memory away
   return answer;
 }
 

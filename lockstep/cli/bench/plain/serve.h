@@ -4,13 +4,14 @@
 
 namespace lockstep::bench {
 
-// Tells on stdout that the world is ready, then answers each line of JSON on
-// stdin, until stdin ends (docs/benchmarks.md, "Adding a peer"). All ranks call
-// it; rank 0 alone reads and writes, for all. It measures as rank/main.cpp
-// does. What cannot be done is answered; throws where the reducer fails.
+// Says on stdout that the world is ready, then answers each line of JSON on
+// stdin, until stdin ends (docs/benchmarks.md, "Adding a peer"). All ranks must
+// call it; only rank 0 reads and writes, for all. It measures as rank/main.cpp
+// does. A request that cannot be done gets an answer that says why; throws if
+// the reducer fails.
 void serve(Reducer& reducer);
 
-// Says on stdout why this program ends, for `lockstep bench` to repeat.
+// Says on stdout why this program ends; `lockstep bench` repeats that.
 void say_failure(const std::exception& error);
 
 }  // namespace lockstep::bench

@@ -1,7 +1,7 @@
 // One rank of ours under `lockstep bench`: lockstep-bench-rank BACKEND
 // TIMEOUT_MS MEMORY, with a worker's environment. MEMORY is "ordinary", or
 // "registered" for tensors of empty_shared(). It says on stdout that it is
-// ready, then answers each line of JSON on stdin with one, until stdin ends
+// ready, then answers each line of JSON on stdin with a line, until stdin ends
 // (docs/benchmarks.md, "Adding a peer").
 
 #include <torch/version.h>
@@ -54,9 +54,10 @@ int64_t now_ns() {
       .count();
 }
 
-// Returns on all ranks at one moment, `after_ns` from when the last of them
-// has come (the ranks of a host share a clock); with 0, when each learns of it:
-// where ranks share cores, waiting for a moment would take them from others.
+// Returns on all ranks at one moment, `after_ns` after the last of them has
+// come (the ranks of a host share a clock). With 0, each rank returns when it
+// learns that all have come: if ranks share cores, spinning until a moment
+// would take the cores from other ranks.
 void meet(const at::Tensor& moment, int64_t after_ns) {
   const int64_t came = now_ns();
   *moment.mutable_data_ptr<int64_t>() = came;
@@ -155,7 +156,8 @@ int main(int argc, char** argv) {
           rank);
     return 0;
   } catch (const std::exception& error) {
-    // lockstep bench has the last word; an answer, if it still waits for one.
+    // `lockstep bench` reports the failure; this is an answer, in case it still
+    // waits for one.
     json answer = refusal(error);
     answer["id"] = 0;
     answer["rank"] = rank;

@@ -12,7 +12,7 @@ namespace lockstep::bench {
 namespace {
 
 constexpr int kReduced = -1;
-// So many elements are compared at a time: their wide copies take memory.
+// This many elements are compared at a time, as their wide copies take memory.
 constexpr int64_t kChunk = int64_t{1} << 20;
 
 void finish(const WorkPtr& work) {
@@ -115,12 +115,12 @@ void OperationCase::set_up() {
   } else if (name == "send_recv") {
     set_up_send_recv(make);
   } else {
-    throw std::invalid_argument("no operation \"" + name + "\"");
+    throw std::invalid_argument("unknown operation \"" + name + "\"");
   }
 }
 
 void OperationCase::set_up_send_recv(const Make& make) {
-  // Rank 0 sees the whole way there and back; nobody else's time counts.
+  // Rank 0 times the whole way there and back; no other rank's time counts.
   share_ = rank_ == 0 ? 0.5 : 0;
   if (rank_ > 1) {
     run_ = [] {};
@@ -145,7 +145,8 @@ void OperationCase::set_up_send_recv(const Make& make) {
   }
 }
 
-// The result holds a part of each rank's input, its `source_part`-th.
+// Expects that the result holds a part of each rank's input: its
+// `source_part`-th.
 void OperationCase::expect_parts(int source_part) {
   const int64_t part = request_.elements / size_;
   for (int source = 0; source < size_; ++source) {
@@ -158,15 +159,15 @@ std::vector<at::Tensor> OperationCase::parts_of(
   return tensor.defined() ? tensor.chunk(size_) : std::vector<at::Tensor>();
 }
 
-// Small integers, so that every dtype sums them exactly whatever the order;
-// hashed, so that what lands in a wrong place is not right by chance; and
-// products of ones and twos, which stay finite.
+// Returns small integers, so that every dtype sums them exactly in any order.
+// They are hashed, so that an element in a wrong place is not right by chance.
+// For products they are ones and twos, whose products stay finite.
 at::Tensor OperationCase::values(int source, int64_t begin,
                                  int64_t length) const {
   auto hashed = at::arange(begin, begin + length, at::kLong)
                     .add_(int64_t{977} * (source + 1))
                     .mul_(int64_t{2654435761});
-  // Else the low bits would repeat after some power of two.
+  // Without this the low bits would repeat after some power of two.
   hashed.bitwise_xor_(hashed.bitwise_right_shift(32)).bitwise_right_shift_(16);
   return request_.reduce_op == ReduceOp::PRODUCT ? hashed.bitwise_and(1).add_(1)
                                                  : hashed.bitwise_and(3);
@@ -208,7 +209,7 @@ int64_t OperationCase::count_wrong(std::string& first) const {
       const int64_t begin = segment.begin + offset;
       const auto got = output_.narrow(0, begin, length);
       const auto want = expected(segment, offset, length).to(got.dtype());
-      // A mean may be summed before it is divided or after.
+      // A mean may be divided before it is summed or after, so it is not exact.
       const bool is_mean =
           request_.reduce_op == ReduceOp::AVG && segment.source == kReduced;
       const auto differs = is_mean

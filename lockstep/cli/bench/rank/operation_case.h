@@ -28,23 +28,24 @@ class OperationCase {
   // Throws std::invalid_argument for an operation it does not know.
   OperationCase(const Request& request, int rank, int world_size);
 
-  // Writes values into the input that belong to this rank, and zeros where
-  // the result comes.
+  // Writes zeros into the output, then values that belong to this rank into the
+  // input (which may be the same tensor).
   void fill();
   void run() { run_(); }
-  // Elements of the result that are not what fill() on all ranks and one run()
-  // give. `first` then says which is the first.
+  // Returns the number of elements of the result that differ from what fill()
+  // on all ranks and one run() give. `first` then describes the first of them.
   int64_t count_wrong(std::string& first) const;
-  // Zeros, which no number of repetitions makes overflow.
+  // Writes zeros, which do not overflow, however often run() is repeated.
   void clear();
 
-  // The time of run() times this is the operation's: a round trip is two.
-  // 0 on a rank that has no part in it.
+  // Returns the factor from the time of run() to that of the operation: 0.5 for
+  // a round trip, which is two operations; 0 on a rank that takes no part.
   double share() const { return share_; }
 
  private:
-  // `length` elements of the result from `begin` are those of rank `source`'s
-  // input from `source_begin`; with source -1, all ranks' reduced.
+  // `length` elements of the result, from `begin` on, must be those of rank
+  // `source`'s input from `source_begin` on; with source -1, those of all
+  // ranks' inputs reduced.
   struct Segment {
     int64_t begin;
     int64_t length;
