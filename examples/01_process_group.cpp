@@ -1,5 +1,5 @@
 // 01 Process group: the ranks of a job, and one operation that they make
-// together. Every rank has a loss of its own; reduce() adds them up on rank 0.
+// together. Every rank has its own loss; reduce() adds the losses up on rank 0.
 //
 //   $ build/bin/01_process_group
 //   1 rank: mean loss 1.00
@@ -13,11 +13,11 @@
 #include <torch/torch.h>
 
 int main() {
-  // Who this rank is and where it finds the others stands in the environment,
-  // set by `lockstep run`. Without it the process is a world of its own.
+  // Environment variables, set by `lockstep run`, say which rank this is and
+  // where the others are. Without them the process is a world of its own.
   auto group = lockstep::init_process_group();
   const int rank = lockstep::get_rank();              // 0, 1, ...
-  const int world_size = lockstep::get_world_size();  // how many there are
+  const int world_size = lockstep::get_world_size();  // number of ranks
 
   auto loss = torch::tensor(1.0 + rank);
   lockstep::reduce(loss, /*dst=*/0);  // the sum, on rank 0 only

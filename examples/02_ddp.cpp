@@ -1,6 +1,6 @@
 // 02 DDP in ten lines: each rank computes the gradients of its own part of a
 // batch, DistributedDataParallel averages them, and every rank makes the same
-// step. So two ranks find the line that one finds in the whole batch.
+// step. So two ranks find the line that one rank finds with the whole batch.
 //
 //   $ build/bin/02_ddp
 //   1 rank, 8 points each: y = 2.00 x + 1.00
@@ -18,7 +18,7 @@ int main() {
   const int rank = lockstep::get_rank();
   const int world_size = lockstep::get_world_size();
 
-  // Eight points of y = 2x + 1, dealt out like cards.
+  // Eight points of y = 2x + 1; rank r of n takes points r, r + n, r + 2n, ...
   auto x = torch::linspace(-1, 1, 8).unsqueeze(1);
   x = x.index(
       {torch::indexing::Slice(rank, torch::indexing::None, world_size)});

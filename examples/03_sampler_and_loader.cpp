@@ -1,5 +1,5 @@
-// 03 Sampler and loader: in each epoch every sample is visited by one rank,
-// in an order that set_epoch() makes anew and that is Python's.
+// 03 Sampler and loader: in each epoch one rank visits each sample. set_epoch()
+// shuffles the samples anew, in the same order as in Python.
 //
 //   $ build/bin/03_sampler_and_loader
 //   epoch 0, rank 0: [4 1 7] [5 3 9] [0 8 6] [2]
@@ -47,7 +47,7 @@ int main() {
     std::vector<torch::Tensor> batches;
     for (auto& batch : loader) batches.push_back(batch.data);
 
-    // Only for the printing: what all ranks saw, on all of them.
+    // Only for printing: every rank gets the samples of all ranks.
     auto mine = torch::cat(batches);
     std::vector<torch::Tensor> seen(world_size);
     for (auto& samples : seen) samples = torch::empty_like(mine);

@@ -1,6 +1,6 @@
 // 04 Gradient accumulation: four small batches, one step. Under no_sync() a
-// backward adds to this rank's own gradients and sends nothing; the first one
-// outside averages the sum.
+// backward adds to this rank's own gradients and sends nothing; the first
+// backward outside of it averages the sum.
 //
 //   $ build/bin/04_no_sync
 //   cpu: after 3 of 4 batches: gradient 3.00
@@ -23,7 +23,7 @@ int main() {
   torch::nn::Linear net(1, 1);
   net->to(device);
   lockstep::DistributedDataParallel<torch::nn::Linear> model(net);
-  // The gradient of w * x is x: each batch of rank 0 adds 1, of rank 1 adds 2.
+  // The gradient of w * x is x: each batch adds 1 on rank 0 and 2 on rank 1.
   auto x = torch::full({1, 1}, 1.0 + rank, device);
   auto print = [&](int batches) {
     if (rank != 0) return;
@@ -33,10 +33,10 @@ int main() {
   };
 
   {
-    auto no_sync = model.no_sync();  // while it lives
+    auto no_sync = model.no_sync();  // a guard: in effect while it lives
     for (int batch = 0; batch < 3; ++batch) model(x).sum().backward();
   }
   print(3);  // rank 0's own: 3 * 1
   model(x).sum().backward();
-  print(4);  // the mean over the ranks of 4 * x; here optimizer.step() follows
+  print(4);  // the ranks' mean of 4 * x; optimizer.step() would follow here
 }

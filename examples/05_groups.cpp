@@ -1,5 +1,5 @@
-// 05 Groups: an operation over some of the ranks. Here two groups of
-// neighbours, as the ranks of two hosts, each with a sum of its own.
+// 05 Groups: an operation over some of the ranks. Here there are two groups of
+// neighbours, like the ranks of two hosts, each with a sum of its own.
 //
 //   $ build/bin/05_groups
 //   rank 0 is rank 0 of 1 in its group; sum of the group's ranks: 0
@@ -25,14 +25,14 @@ int main() {
   const int rank = lockstep::get_rank();
   const int world_size = lockstep::get_world_size();
 
-  // Every rank calls this, members or not: it makes all the groups, and returns
-  // this rank's own. new_group({0, 3}) makes one of any ranks.
+  // Every rank calls this. It makes all the groups and returns this rank's own.
+  // new_group({0, 3}) would make a group of ranks 0 and 3.
   auto group = lockstep::new_subgroups(std::max(world_size / 2, 1));
 
   auto sum = torch::tensor(rank);
   lockstep::all_reduce(sum, {.group = group});
 
-  // Only for the printing: one row a rank, on rank 0 of everyone.
+  // Only for printing: rank 0 of everyone gets one row from each rank.
   auto row = torch::stack(
       {torch::tensor(group->rank()), torch::tensor(group->size()), sum});
   std::vector<torch::Tensor> rows;

@@ -1,6 +1,6 @@
-// 06 Point to point: a ring. Each rank passes what it holds to the rank on its
-// right and takes from the left, until everything has come by: an all_reduce
-// made by hand, of messages between neighbours only.
+// 06 Point to point: a ring. Each rank sends the number that it holds to the
+// rank on its right and receives one from the left, until it has had them all:
+// an all_reduce made by hand, of messages between neighbours only.
 //
 //   $ build/bin/06_ring
 //   1 rank: 0 steps, sum 1
@@ -29,8 +29,8 @@ int main() {
   const int steps = world_size - 1;
   for (int step = 0; step < steps; ++step) {
     auto arriving = torch::empty_like(held);
-    // Started together, so that nobody waits for a neighbour who waits too, as
-    // all would if each called send() first and then recv().
+    // Both are started together. If each rank called send() first and then
+    // recv(), all would wait for a neighbour that waits, too.
     auto works = lockstep::batch_isend_irecv(
         {{.op = Kind::isend, .tensor = held, .peer = right},
          {.op = Kind::irecv, .tensor = arriving, .peer = left}});

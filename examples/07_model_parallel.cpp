@@ -1,7 +1,7 @@
-// 07 Model parts on two devices: a model too large for one. The forward pass
-// carries the activations over, the backward pass the gradients back. Each rank
-// takes two GPUs; where they do not suffice, both parts are on the CPU. (What
-// is printed below is of a machine without GPUs.)
+// 07 Model parts on two devices, for a model that is too large for one. The
+// forward pass moves the activations to the second device, the backward pass
+// moves the gradients back. Each rank takes two GPUs; if there are too few,
+// both parts are on the CPU. (The output below is from a machine without GPUs.)
 //
 //   $ build/bin/07_model_parallel
 //   part 1 on cpu, part 2 on cpu, output 6.00
@@ -31,7 +31,7 @@ struct TwoPartsImpl : torch::nn::Module {
   }
   torch::Tensor forward(const torch::Tensor& x) {
     auto activations = part1(x.to(devices[0]));
-    return part2(activations.to(devices[1]));  // autograd goes back the way
+    return part2(activations.to(devices[1]));  // autograd moves it back
   }
   torch::Device devices[2];
   torch::nn::Linear part1{nullptr};
@@ -49,7 +49,7 @@ int main() {
     return gpus ? torch::Device(torch::kCUDA, index) : torch::kCPU;
   };
 
-  // The ranks' models are averaged as any others, each part on its device.
+  // Gradients are averaged as for any other model, each part on its device.
   lockstep::DistributedDataParallel<TwoParts> model(
       TwoParts(device(0), device(1)));
   auto output = model(torch::full({1, 1}, 1.0 + rank));  // 2 * 3 * x

@@ -1,8 +1,9 @@
 // 08 DataParallel: one process, one module, several devices. Each forward
 // divides the batch over replicas of the module, each in a thread of its own;
-// gradients come back to the module itself. Here two replicas are on the CPU;
-// without device_ids, every GPU has one. Under a launcher each rank does the
-// same for itself: over processes it is DistributedDataParallel that trains.
+// the gradients are those of the module itself. Here two replicas are on the
+// CPU; without device_ids, every GPU has one. Under a launcher each rank trains
+// by itself: to train one model in several processes, use
+// DistributedDataParallel.
 //
 //   $ build/bin/08_data_parallel
 //   a batch of 8 over 2 replicas: 4 points on cpu, 4 points on cpu
@@ -19,14 +20,14 @@
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
 
-// Replicas are made by clone(), so that a module of one's own is Cloneable,
-// with what it registers in reset().
+// Replicas are made by clone(). So a module of your own must be Cloneable and
+// register its parts in reset().
 struct LineImpl : torch::nn::Cloneable<LineImpl> {
   LineImpl() { reset(); }
   void reset() override {
     linear = register_module("linear", torch::nn::Linear(1, 1));
   }
-  // Results may be tensors, or containers of them, which are joined.
+  // Results may be tensors or containers of tensors; the parts are joined.
   std::map<std::string, torch::Tensor> forward(const torch::Tensor& x) {
     return {{"y", linear(x)}, {"points", torch::tensor(x.size(0))}};
   }
@@ -44,7 +45,7 @@ int main() {
   lockstep::DataParallel<Line> model(
       line, {.device_ids = {torch::kCPU, torch::kCPU}});
   torch::optim::SGD optimizer(model->parameters(), /*lr=*/0.5);
-  torch::Tensor points;  // of each replica: a scalar from each makes a vector
+  torch::Tensor points;  // one element for each replica
   for (int step = 0; step < 100; ++step) {
     optimizer.zero_grad();
     auto result = model(x);

@@ -1,5 +1,5 @@
-// 09 A communication hook of one's own: each rank sends the tenth of its
-// gradients that is largest, and adds the others to those of the next step.
+// 09 A communication hook of your own: each rank sends the largest tenth of its
+// gradients, and adds the others to the gradients of the next step.
 //
 //   $ build/bin/09_comm_hook
 //   cpu: 80 bytes a step where plain averaging sends 400; loss 0.000
@@ -13,15 +13,15 @@
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
 
-// What is left out, by bucket, is kept here: a hook is any callable from a
-// bucket to a future of its gradients.
+// A hook is any callable from a bucket to a future of its gradients. This one
+// keeps, for each bucket, the gradients that it left out.
 class LargestTenth {
  public:
   lockstep::CommFuture operator()(lockstep::GradBucket& bucket) {
     torch::NoGradGuard no_grad;
     auto gradients = bucket.buffer();
     auto& left_out = left_out_[bucket.index()];
-    // Buckets are made anew behind the first step.
+    // Buckets are rebuilt after the first step.
     if (left_out.defined() && left_out.sizes() == gradients.sizes()) {
       gradients += left_out;
     }
@@ -63,7 +63,7 @@ int main() {
     auto x = torch::randn({64, 100}, device);
     optimizer.zero_grad();
     loss = torch::mse_loss(model(x), x.mm(wanted));
-    lockstep::CommBytes sent;  // counts what collectives are given
+    lockstep::CommBytes sent;  // counts the bytes given to collectives
     loss.backward();
     bytes = sent.bytes();
     optimizer.step();

@@ -1,8 +1,9 @@
 // 10 Mixed precision: autocast computes in 16 bits where that does no harm;
-// parameters and gradients stay in 32. On a GPU that is float16, whose small
-// gradients GradScaler keeps from vanishing; on the CPU bfloat16, which has the
-// range of float32 and needs no scale: the same lines run with the scaler
-// disabled. (What is printed below is of a machine without GPUs.)
+// parameters and gradients stay in 32. On a GPU the 16 bits are float16, and
+// GradScaler keeps small gradients from vanishing. On the CPU they are
+// bfloat16, which has the range of float32 and needs no scale: the same lines
+// run with the scaler disabled. (The output below is from a machine without
+// GPUs.)
 //
 //   $ build/bin/10_mixed_precision
 //   cpu: outputs in BFloat16, gradients in Float, scale 1
@@ -37,13 +38,13 @@ int main() {
   double first_loss = 0;
   double loss_now = 0;
   for (int step = 0; step < 300; ++step) {
-    // Corners of a square; whether the two signs are the same.
+    // x: corners of a square; y: 1 if both signs are the same, else -1.
     auto x = torch::randint(0, 2, {32, 2}, device) * 2.0 - 1.0;
     auto y = x.prod(1, /*keepdim=*/true);
 
     torch::Tensor loss;
     {
-      lockstep::autocast mixed(device.type(), dtype);  // while it lives
+      lockstep::autocast mixed(device.type(), dtype);  // a guard
       output = model(x);
       loss = torch::mse_loss(output, y);
     }
@@ -51,7 +52,7 @@ int main() {
     scaler.scale(loss).backward();  // averages the scaled gradients
     scaler.unscale_(optimizer);     // so that the norm is the true one
     lockstep::clip_grad_norm_(optimizer, /*max_norm=*/1.0);
-    scaler.step(optimizer);  // on all ranks, or, had one overflowed, on none
+    scaler.step(optimizer);  // on no rank if the gradients overflowed
     scaler.update();
 
     loss_now = loss.item<double>();

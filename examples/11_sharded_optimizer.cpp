@@ -1,7 +1,7 @@
 // 11 A sharded optimizer: AdamW keeps two numbers for each parameter; here each
 // rank keeps, and steps, a part of them. On one host the ranks also share one
-// copy of the parameters, so that nothing is gathered back. Where there is no
-// such memory (GPUs, several hosts) a line says so, and each has its own copy.
+// copy of the parameters, so that nothing is gathered back. If they cannot
+// (GPUs, several hosts), a line says so, and each rank has its own copy.
 //
 //   $ build/bin/11_sharded_optimizer
 //   cpu: 524800 bytes of optimizer state: 524800 on rank 0
@@ -34,7 +34,7 @@ double train(Model& model, torch::optim::Optimizer& optimizer) {
   for (int step = 0; step < 300; ++step) {
     optimizer.zero_grad();
     loss = torch::mse_loss(model(x), x.mean(1, true).expand({64, 64}));
-    loss.backward();  // sharded: averages only what this rank steps
+    loss.backward();  // if sharded, averages only what this rank steps
     optimizer.step();
   }
   return loss.item<double>();
@@ -63,7 +63,7 @@ int main() {
   }
   train(plain_model, plain);
   const double loss = train(model, *optimizer);
-  optimizer->synchronize();  // parameters are read outside of model(x) now
+  optimizer->synchronize();  // before parameters are read outside of model(x)
 
   auto bytes = torch::zeros({lockstep::get_world_size()}, torch::kLong);
   bytes[lockstep::get_rank()] = state_bytes(optimizer->local_optimizer());

@@ -1,5 +1,5 @@
 // Trains a small convolutional network on handwritten digits, alone or with as
-// many ranks as it is started with; the same global batches either way.
+// many ranks as it is started with. The global batches are the same either way.
 //
 //   build/bin/digits
 //   build/bin/lockstep run --standalone --nproc-per-node=2 build/bin/digits
@@ -8,8 +8,8 @@
 //
 //   Epoch  3 | loss 0.1204 | test accuracy 96.38 % | 5210 samples/s
 //
-// With --snapshot it saves after each epoch (and every --save-every steps) and
-// goes on from the file when it is started again.
+// With --snapshot it saves after each epoch (and every --save-every steps), and
+// resumes from the file when it is started again.
 
 #include <chrono>
 #include <cmath>
@@ -30,7 +30,7 @@ namespace {
 
 struct Options {
   int64_t epochs = 20;
-  int64_t batch_size = 128;  // of all ranks together
+  int64_t batch_size = 128;  // all ranks together
   double lr = 2e-3;
   int64_t seed = 0;
   std::string dtype = "float32";
@@ -40,8 +40,9 @@ struct Options {
   std::string report;
 };
 
-// 8x8 images; no batch norm, so that the loss of a batch does not depend on how
-// it is split over ranks. 66,000 parameters, 260 kB of gradients.
+// A network for 8x8 images with 66,000 parameters, 260 kB of gradients. It has
+// no batch norm, so that the loss of a batch does not depend on how the batch
+// is split over ranks.
 struct NetImpl : torch::nn::Module {
   NetImpl() {
     using Conv = torch::nn::Conv2dOptions;
@@ -61,8 +62,8 @@ struct NetImpl : torch::nn::Module {
 };
 TORCH_MODULE(Net);
 
-// Half a cosine from `lr` to 0 over the training; a function of the step alone,
-// so that a resumed run follows it without a state.
+// Sets the learning rate to half a cosine from `lr` to 0 over the training. It
+// depends on the step alone, so that a resumed run needs no state for it.
 void set_lr(torch::optim::Adam& optimizer, double lr, int64_t step,
             int64_t total_steps) {
   double share = static_cast<double>(step) / static_cast<double>(total_steps);
@@ -71,8 +72,8 @@ void set_lr(torch::optim::Adam& optimizer, double lr, int64_t step,
   }
 }
 
-// The share of `test` that `model` gets right, over all ranks: each takes its
-// part, every image exactly once.
+// Returns the share of `test` that `model` gets right. Each rank tests its
+// part, so that every image is tested exactly once.
 double test_accuracy(NetImpl& model, lockstep::TensorDataset& test,
                      torch::Device device, torch::ScalarType dtype) {
   torch::NoGradGuard no_grad;
@@ -92,7 +93,7 @@ double test_accuracy(NetImpl& model, lockstep::TensorDataset& test,
 }
 
 struct Outcome {
-  std::vector<double> losses;  // mean over the ranks, one an epoch
+  std::vector<double> losses;  // one per epoch, the mean over the ranks
   double accuracy = 0;
   double seconds = 0;  // since the first step of this run
   int64_t samples = 0;
@@ -138,8 +139,8 @@ void train(const Options& options) {
 
   lockstep::DistributedSampler sampler(
       static_cast<int64_t>(*digits.train.size()), {.seed = options.seed});
-  // Without its last, smaller batch an epoch is the same for any number of
-  // ranks: no sample is repeated to even them out.
+  // With drop_last an epoch is the same for any number of ranks: it leaves out
+  // the last, smaller batch, and no sample is repeated to even the ranks out.
   lockstep::DataLoader loader(
       digits.train, sampler,
       {.batch_size = options.batch_size / ranks, .drop_last = true});
@@ -190,9 +191,10 @@ void train(const Options& options) {
       }
     }
     outcome.accuracy = test_accuracy(*net, digits.test, device, dtype);
-    // None are left where a run was cut off behind the last step of the epoch.
+    // There are none if the resumed run had been cut off after the last step of
+    // this epoch.
     if (batches > 0) {
-      // The mean over steps and ranks, where it is printed.
+      // Rank 0, which prints, gets the mean over steps and ranks.
       epoch_loss /= batches * ranks;
       lockstep::reduce(epoch_loss, /*dst=*/0);
       outcome.losses.push_back(epoch_loss.item<double>());

@@ -20,7 +20,7 @@ constexpr int64_t kTestEvery = 5;
 
 using Row = std::array<int, kPixels + 1>;
 
-// Whether `line` is the 64 pixels and the digit, and nothing else.
+// Returns whether `line` is 64 pixels and a digit, and nothing else.
 bool parse_row(std::string_view line, Row& row) {
   if (line.ends_with('\r')) line.remove_suffix(1);
   const char* at = line.data();
@@ -38,7 +38,7 @@ bool parse_row(std::string_view line, Row& row) {
   return at == end;
 }
 
-// Rows of one part, gathered as plain numbers before they become tensors.
+// Gathers the rows of one part as plain numbers, before they become tensors.
 struct Part {
   std::vector<float> pixels;
   std::vector<int64_t> digits;

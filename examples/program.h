@@ -8,10 +8,11 @@ class App;
 
 namespace examples {
 
-// The main() of an example with arguments: parses them, runs `body`, returns
-// the exit code. Every failure is one line on standard error that begins with
-// the program's name: a wrong argument, code 2; what `body` throws, with the
-// rank where there is one, code 1. --help prints the arguments, code 0.
+// Parses the arguments of an example, runs `body`, and returns the exit code
+// for main(). Every failure is one line on standard error that begins with the
+// program's name: for a wrong argument the code is 2; for what `body` throws it
+// is 1, and the line has the rank if there is one. --help prints the arguments
+// and returns 0.
 int run_program(CLI::App& app, int argc, char** argv,
                 const std::function<void()>& body);
 

@@ -5,15 +5,16 @@
 
 namespace examples {
 
-// How far a training is, for a person: a bar with loss, samples/s and the time
-// that is left on a terminal, one line an epoch anywhere else. On standard
-// output; made by the rank that prints, used from its one thread.
+// Shows a person how far a training is: on a terminal a bar with loss,
+// samples/s and the time that is left, anywhere else one line per epoch. It
+// prints to standard output. Only the rank that prints makes one, and uses it
+// from one thread.
 class Progress {
  public:
-  // Steps of the whole training; those before `first_step` ran earlier.
+  // `total_steps` is the whole training; steps before `first_step` ran earlier.
   Progress(int64_t total_steps, int64_t first_step, int64_t samples_per_step);
 
-  // After step `step` (counted from 1).
+  // Call it after step `step` (counted from 1).
   void step(int64_t step, double loss);
   void epoch(int64_t epoch, int64_t step, double loss, double accuracy);
 

@@ -1,5 +1,5 @@
 // "Multi GPU training with DDP", the second program of PyTorch's "DDP tutorial
-// series": starts its own ranks, one for each GPU or, without one, each core.
+// series". It starts its own ranks: one per GPU, or without GPUs one per core.
 //
 //   build/bin/multigpu 50 10
 //   build/bin/multigpu 50 10 --nprocs 2
@@ -31,7 +31,7 @@ void train(const examples::Job& job, int rank) {
   }
 }
 
-// Empty where it can be used, else what is wrong, as CLI11 wants it.
+// Returns what is wrong with `text`, or an empty string, as CLI11 expects it.
 std::string check_process_count(const std::string& text) {
   try {
     lockstep::resolve_process_count(text);

@@ -1,6 +1,6 @@
 // "Fault-tolerant Distributed Training with torchrun", the third program of
-// PyTorch's "DDP tutorial series": its ranks are started by a launcher, and it
-// goes on from a snapshot when it is started again.
+// PyTorch's "DDP tutorial series". A launcher starts its ranks, and it resumes
+// from a snapshot when it is started again.
 //
 //   build/bin/lockstep run --standalone --nproc-per-node=2
 //       build/bin/multigpu_torchrun 50 10

@@ -1,7 +1,7 @@
 // "Multinode training", the last program of PyTorch's "DDP tutorial series":
-// multigpu_torchrun on several hosts, whose ranks are printed by their number
-// in the whole job. On each of two hosts, with R = 0 and 1 and one host's
-// address for both:
+// multigpu_torchrun on several hosts, which prints the rank's number in the
+// whole job. Run this on each of two hosts, with R = 0 and R = 1 and the same
+// endpoint:
 //
 //   build/bin/lockstep run --nnodes=2 --node-rank=R --rdzv-id=456
 //       --rdzv-backend=c10d --rdzv-endpoint=[::1]:29603 --nproc_per_node=8
@@ -12,8 +12,8 @@
 //   [CPU12] Epoch 10 | Batchsize: 32 | Steps: 4
 //   Epoch 10 | Training snapshot saved at snapshot.pt       (rank 0)
 //
-// Rank 0 writes the snapshot and all ranks read it: the hosts share the folder.
-// If some do not have the file, every rank says which and ends.
+// Rank 0 writes the snapshot and all ranks read it, so the hosts must share the
+// folder. If some ranks do not have the file, every rank names them and ends.
 
 #include <CLI/CLI.hpp>
 

@@ -1,5 +1,5 @@
 // The first program of PyTorch's "DDP tutorial series": one process, no
-// process group. The other three are this one with more ranks.
+// process group. The other three do the same with more ranks.
 //
 //   build/bin/single_gpu 50 10
 //

@@ -8,7 +8,7 @@ namespace examples {
 namespace {
 
 lockstep::TensorDataset make_dataset() {
-  // The same on every rank: each loads its own part of one dataset.
+  // The dataset is the same on every rank; each rank loads its own part of it.
   torch::manual_seed(0);
   return {torch::rand({2048, 20}), torch::rand({2048, 1})};
 }

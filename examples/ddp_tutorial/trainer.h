@@ -10,9 +10,9 @@
 
 namespace examples {
 
-// What the programs of the tutorial train, and how: Linear(20, 1) with SGD on
-// this rank's part of 2,048 random samples, the same for every rank and run.
-// Where there is no process group, this rank's part is all of them.
+// Trains the model of the tutorial: Linear(20, 1) with SGD on this rank's part
+// of 2,048 random samples, which are the same for every rank and run. Without a
+// process group this rank's part is all of them.
 class Trainer {
  public:
   // `rank` is printed beside the device: "[CPU0]". The device is
@@ -24,8 +24,8 @@ class Trainer {
   torch::nn::Linear& layer() { return layer_; }
   torch::optim::SGD& optimizer() { return optimizer_; }
 
-  // One pass over the samples, through `model`: layer(), or what wraps it.
-  // Returns the number of steps.
+  // Makes one pass over the samples, through `model`: layer(), or a wrapper of
+  // it. Returns the number of steps.
   int64_t run_epoch(
       int64_t epoch,
       const std::function<torch::Tensor(const torch::Tensor&)>& model);
@@ -41,11 +41,12 @@ class Trainer {
   torch::optim::SGD optimizer_;
 };
 
-// Writes checkpoint.pt, the model's state_dict, and says so. One rank calls it.
+// Writes the model's state_dict to checkpoint.pt and says so. Only one rank may
+// call it.
 void save_checkpoint(int64_t epoch, const torch::nn::Module& model);
 
-// Goes on from the snapshot where there is one and saves it every
-// `job.save_every` epochs; all ranks together. `rank` as for Trainer.
+// Trains, resuming from the snapshot if there is one, and saves a snapshot
+// every `job.save_every` epochs. Every rank calls it. `rank` is as for Trainer.
 void train_with_snapshots(const Job& job, int rank);
 
 }  // namespace examples

@@ -1,4 +1,5 @@
-// The smallest training: alone, or `lockstep run --nproc-per-node=2 ./train`.
+// A minimal training. Run it alone, or by
+// `lockstep run --nproc-per-node=2 ./train`.
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
 
