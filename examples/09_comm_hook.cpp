@@ -2,10 +2,10 @@
 // gradients, and adds the others to the gradients of the next step.
 //
 //   $ build/bin/09_comm_hook
-//   cpu: 80 bytes a step where plain averaging sends 400; loss 0.000
+//   cpu: 80 bytes per step instead of 400 with plain averaging; loss 0.000
 //
 //   $ build/bin/lockstep run --nproc-per-node=2 build/bin/09_comm_hook
-//   cpu: 80 bytes a step where plain averaging sends 400; loss 0.000
+//   cpu: 80 bytes per step instead of 400 with plain averaging; loss 0.000
 
 #include <cstdio>
 #include <map>
@@ -70,7 +70,8 @@ int main() {
   }
   if (lockstep::get_rank() == 0) {
     std::printf(
-        "%s: %ld bytes a step where plain averaging sends %ld; loss %.3f\n",
+        "%s: %ld bytes per step instead of %ld with plain averaging; loss "
+        "%.3f\n",
         device.str().c_str(), static_cast<long>(bytes),
         static_cast<long>(net->weight.nbytes()), loss.item<double>());
   }

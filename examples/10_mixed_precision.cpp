@@ -7,11 +7,11 @@
 //
 //   $ build/bin/10_mixed_precision
 //   cpu: outputs in BFloat16, gradients in Float, scale 1
-//   loss 1.00 at first, 0.00 in the end
+//   loss 1.00 at first, 0.00 at the end
 //
 //   $ build/bin/lockstep run --nproc-per-node=2 build/bin/10_mixed_precision
 //   cpu: outputs in BFloat16, gradients in Float, scale 1
-//   loss 1.00 at first, 0.00 in the end
+//   loss 1.00 at first, 0.00 at the end
 
 #include <cstdio>
 
@@ -64,6 +64,6 @@ int main() {
                 device.str().c_str(), c10::toString(output.scalar_type()),
                 c10::toString(last->weight.grad().scalar_type()),
                 scaler.get_scale());
-    std::printf("loss %.2f at first, %.2f in the end\n", first_loss, loss_now);
+    std::printf("loss %.2f at first, %.2f at the end\n", first_loss, loss_now);
   }
 }

@@ -124,7 +124,7 @@ void train(const Options& options) {
   if (options.batch_size % ranks != 0) {
     throw std::invalid_argument(
         "--batch-size is " + std::to_string(options.batch_size) +
-        ", which does not divide by the " + std::to_string(ranks) +
+        ", which is not a multiple of the " + std::to_string(ranks) +
         " ranks; give a multiple");
   }
   auto device = lockstep::local_device();
@@ -222,7 +222,7 @@ int main(int argc, char** argv) {
   CLI::App app("Trains a small network on handwritten digits, on every rank.");
   app.add_option("--epochs", options.epochs)->check(CLI::Range(1, 100'000));
   app.add_option("--batch-size", options.batch_size,
-                 "samples of a step, all ranks together")
+                 "samples per step, all ranks together")
       ->check(CLI::Range(1, 1438));
   app.add_option("--lr", options.lr)->check(CLI::PositiveNumber);
   app.add_option("--seed", options.seed);
@@ -232,10 +232,10 @@ int main(int argc, char** argv) {
   app.add_option("--snapshot", options.snapshot,
                  "file to save to and to resume from (*.pt or safetensors)");
   app.add_option("--save-every", options.save_every,
-                 "save every so many steps, too, not only after each epoch")
+                 "also save every so many steps, not only after each epoch")
       ->check(CLI::NonNegativeNumber);
   app.add_option("--report", options.report,
-                 "JSON file of the outcome, renewed after each epoch");
+                 "JSON file for the results, rewritten after each epoch");
   app.option_defaults()->always_capture_default();
   return examples::run_program(app, argc, argv, [&] { train(options); });
 }

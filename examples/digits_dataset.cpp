@@ -64,7 +64,7 @@ Digits read_digits(const std::filesystem::path& file) {
   if (!input) {
     throw std::runtime_error(
         file.string() +
-        ": cannot be read; it is datasets/digits/digits.csv of the repository");
+        ": cannot be read; give datasets/digits/digits.csv of the repository");
   }
   Part train;
   Part test;

@@ -18,8 +18,8 @@ void add_job_arguments(CLI::App& app, Job& job) {
                  "Input batch size on each device (default: 32)")
       ->check(CLI::Range(1, 2048));
   app.add_option("--loss", job.loss,
-                 "cross_entropy, as in the tutorial, which learns nothing "
-                 "(default), or mse")
+                 "Loss: cross_entropy, as in the tutorial, with which nothing "
+                 "is learned, or mse (default: cross_entropy)")
       ->check(CLI::IsMember({"cross_entropy", "mse"}));
 }
 

@@ -49,7 +49,7 @@ int main(int argc, char** argv) {
   CLI::App app;
   examples::add_job_arguments(app, job);
   app.add_option("--nprocs", nprocs,
-                 "Ranks: a number, gpu, cpu (cores), or auto: GPUs where there "
+                 "Ranks: a number, gpu, cpu (cores), or auto: GPUs if there "
                  "are any, else cores (default: auto)")
       ->check(check_process_count);
   return examples::run_program(app, argc, argv, [&] {

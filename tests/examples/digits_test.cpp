@@ -231,7 +231,7 @@ TEST_F(DigitsTest, BatchThatDoesNotDivideIsRefused) {
   auto result = run_ranks({2}, {"digits", "--batch-size", "127"});
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.err,
-              HasSubstr("--batch-size is 127, which does not divide by the 2 "
+              HasSubstr("--batch-size is 127, which is not a multiple of the 2 "
                         "ranks; give a multiple"));
 }
 
