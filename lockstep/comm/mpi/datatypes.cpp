@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <limits>
 #include <stdexcept>
 #include <type_traits>
@@ -33,16 +34,22 @@ struct Product {
     return a * b;
   }
 };
+// NaN wins, as in shared memory: which of the two is `a` depends on MPI.
+template <typename W>
+bool is_nan(W value) {
+  if constexpr (std::is_floating_point_v<W>) return std::isnan(value);
+  return false;
+}
 struct Min {
   template <typename W>
   static W combine(W a, W b) {
-    return b < a ? b : a;
+    return b < a || is_nan(b) ? b : a;
   }
 };
 struct Max {
   template <typename W>
   static W combine(W a, W b) {
-    return a < b ? b : a;
+    return a < b || is_nan(b) ? b : a;
   }
 };
 
