@@ -1,4 +1,4 @@
-// What a call that must fail between ranks says.
+// The error text of a call that must fail between ranks.
 #pragma once
 
 #include <c10/util/Exception.h>
@@ -9,8 +9,8 @@
 
 namespace lockstep::testing {
 
-// The words of the c10::DistBackendError that `call` throws, without LibTorch's
-// backtrace; the test fails if it throws none.
+// Returns the words of the c10::DistBackendError that `call` throws, without
+// LibTorch's backtrace; the test fails if `call` throws none.
 inline std::string failure_of(const std::function<void()>& call) {
   try {
     call();

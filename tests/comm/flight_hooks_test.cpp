@@ -1,4 +1,4 @@
-// What operations leave in the flight recorder of their group.
+// What operations write to the flight recorder of their group.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// Buckets that are reduced again and again, and what else ranks of one host
-// have in common, through tensors and process groups.
+// Repeated reductions of buckets, and other things that ranks of one host
+// share, through tensors and process groups.
 #include "lockstep/comm/host_sharing.h"
 
 #include <ATen/ATen.h>
@@ -48,7 +48,7 @@ at::Tensor numbers(const ReducedBucket& bucket, int rank, int round) {
                       100 * round + rank);
 }
 
-// One round, and what it must give: the average by all_reduce.
+// Runs one reduction and checks its results against the average by all_reduce.
 void run_round(BucketReduction& reduction,
                const std::vector<ReducedBucket>& buckets,
                const testing::World& world, int round, bool by_average) {
@@ -108,7 +108,7 @@ WORLD_TEST(BucketReductionByAllReduce, IsWhatGlooAndOrdinaryMemoryGet, 2, 3) {
   }
   auto group = init();
   auto buckets = shared_buckets({5, 100});
-  // No room on one rank, say.
+  // One rank has a bucket in ordinary memory, as if shared memory were full.
   if (world.rank == 1) buckets[1].flat = at::empty({100});
   EXPECT_EQ(host_sharing(group.get())
                 ->reduce_buckets(buckets, Results::owned, seconds(30)),
@@ -134,7 +134,8 @@ WORLD_TEST(BucketReductionByAllReduce, LeavesAWorldOfOneAlone, 1) {
 WORLD_TEST(BucketReductionOverTheHost, OwnedElementsHoldTheResult, 2, 3) {
   auto group = init();
   auto buckets = shared_buckets({1000, 64});
-  // In turn 10 elements a rank; of the second bucket rank 0 owns all.
+  // The ranks own 10 elements each in turn; rank 0 owns all of the second
+  // bucket.
   for (int64_t begin = 10 * world.rank; begin < 1000;
        begin += 10 * world.size) {
     buckets[0].owned.push_back({begin, std::min<int64_t>(begin + 10, 1000)});
@@ -236,7 +237,7 @@ WORLD_TEST(BucketReductionOverTheHost, RoundsAreRecordedAsOneCollective, 2) {
   EXPECT_EQ(record.call.in_elements, 105u);
   EXPECT_EQ(record.state, FlightState::started);
   reduction->publish(0);
-  reduction->begin(1, 2);  // abandons it
+  reduction->begin(1, 2);  // abandons the first
   EXPECT_TRUE(group->flight()->read(record.id, record));
   EXPECT_EQ(record.state, FlightState::failed);
   reduction->publish(0);
@@ -247,7 +248,7 @@ WORLD_TEST(BucketReductionOverTheHost, RoundsAreRecordedAsOneCollective, 2) {
   EXPECT_EQ(record.state, FlightState::completed);
 }
 
-// Notes what was begun.
+// Records each bucket reduction that begins.
 class Listener final : public SpanObserver {
  public:
   void on_begin(const SpanBegin& begin) noexcept override {

@@ -1,5 +1,6 @@
-// The backend "lockstep" over hosts that are really apart: what it finds by
-// itself, its results, and what is left of a rank that dies on the other host.
+// The backend "lockstep" over hosts that are really separate: what it finds out
+// by itself, its results, and what remains of a rank that dies on the other
+// host.
 #include <gmock/gmock.h>
 #include <signal.h>
 
@@ -24,7 +25,7 @@ class HybridBetweenHosts : public FaultsTest {
     if (!hosts_.made()) GTEST_SKIP() << hosts_.obstacle();
   }
 
-  // `first` ranks on one host, the others on the other.
+  // Starts `first` ranks on one host and the others on the other.
   Job& make(int first, int size) {
     auto& job = make_job(kOneHost, size);
     job.prefix = [this, first](int rank) {
@@ -37,7 +38,7 @@ class HybridBetweenHosts : public FaultsTest {
     return job;
   }
 
-  // How many groups of ranks share memory with each other: the segments that
+  // Returns how many groups of ranks share memory: the number of segments that
   // these processes map.
   static size_t segments(Job& job) {
     std::set<std::string> inodes;

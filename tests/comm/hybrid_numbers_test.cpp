@@ -1,5 +1,5 @@
-// What "lockstep" computes over several hosts where Gloo alone would compute
-// something else. Hosts are told apart by LOCKSTEP_HOST_ID.
+// Results of "lockstep" over several hosts that Gloo alone would not give.
+// LOCKSTEP_HOST_ID makes the hosts differ.
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -15,7 +15,7 @@
 namespace lockstep {
 namespace {
 
-// Ranks 0 and 1 on one host, 2 and 3 on the next, and so on.
+// Puts ranks 0 and 1 on one host, 2 and 3 on the next, and so on.
 ProcessGroupGuard init(int rank) {
   ::setenv("LOCKSTEP_HOST_ID", std::to_string(rank / 2).c_str(), 1);
   return init_process_group("cpu:lockstep",

@@ -1,4 +1,4 @@
 #include "tests/comm/contract/contract.h"
 
-// What mpi_test.cpp runs under mpirun; mpi_world.cpp is its harness.
+// mpi_test.cpp runs this under mpirun; mpi_world.cpp is its harness.
 LOCKSTEP_COLLECTIVE_CONTRACT(Mpi, "mpi")

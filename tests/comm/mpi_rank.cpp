@@ -1,8 +1,8 @@
-// What mpi_test.cpp starts under mpirun, one of its parts a process:
+// The ranks that mpi_test.cpp starts under mpirun; each process runs one part:
 //
 //   comm_mpi_rank PART
 //
-// Lines that it prints begin with "rank R:".
+// Its lines begin with "rank R:".
 #include <ATen/ATen.h>
 #include <c10/util/Exception.h>
 #include <mpi.h>
@@ -22,7 +22,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// In one write, as the lines of several ranks meet in one pipe.
+// Writes the line at once, because several ranks share one pipe.
 template <typename... Parts>
 void say(const Parts&... parts) {
   std::ostringstream line;
@@ -37,7 +37,7 @@ float sum_over(const lockstep::ProcessGroupPtr& group, float value) {
   return tensor[2].item<float>();
 }
 
-// No environment at all.
+// Joins without any environment variables.
 void world() {
   auto group = lockstep::init_process_group("mpi");
   say("of ", group->size(), ", local rank ", lockstep::get_local_rank(),
@@ -45,8 +45,8 @@ void world() {
       group->backend_config());
 }
 
-// The program's own MPI, and a communicator of the even and one of the odd
-// ranks, in which ranks count backwards.
+// Uses the program's own MPI, and two communicators, of the even and of the odd
+// ranks, which number the ranks backwards.
 void communicator() {
   int level = 0;
   MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level);
@@ -95,8 +95,8 @@ void serialized() {
   MPI_Finalize();
 }
 
-// Rank 0 sends more than rank 1 takes. Little: OpenMPI 4.1 may crash where much
-// was sent.
+// Rank 0 sends more than rank 1 receives, but not much: OpenMPI 4.1 may crash
+// after a large message.
 void truncated() {
   auto group = lockstep::init_process_group("mpi");
   if (group->rank() == 0) {
@@ -121,7 +121,7 @@ void funneled() {
   MPI_Finalize();
 }
 
-// What `body` throws; nothing if it does not.
+// Prints what `body` throws; prints nothing if it does not throw.
 template <typename Body>
 void say_refusal(const Body& body) {
   std::string line;
@@ -146,8 +146,8 @@ void hasty() {
   });
 }
 
-// Groups of MPI's under a default group of Gloo's: before MPI has made any, and
-// where it numbered the ranks of its last one otherwise.
+// Makes MPI groups under a default group of Gloo: first before MPI has made
+// any, then when MPI's last default group numbered the ranks differently.
 void strangers() {
   const int rank = std::stoi(std::getenv("OMPI_COMM_WORLD_RANK"));
   const int size = std::stoi(std::getenv("OMPI_COMM_WORLD_SIZE"));
@@ -159,7 +159,7 @@ void strangers() {
          .world_size = size,
          .rank = as});
     say_refusal([] { lockstep::new_group({}, {.backend = "mpi"}); });
-    // Gloo's other end may still be connecting to this one.
+    // Gloo's other end may still be connecting to this rank.
     lockstep::barrier();
   };
   under_gloo("before", rank);
@@ -167,8 +167,8 @@ void strangers() {
   under_gloo("reversed", size - 1 - rank);
 }
 
-// Takes the communicator of an init_process_group_mpi() that failed early, as
-// there was a group, for nothing.
+// The communicator of an init_process_group_mpi() that failed early, because
+// there was a group already, must not be used by the next one.
 void forgotten() {
   int level = 0;
   MPI_Init_thread(nullptr, nullptr, MPI_THREAD_MULTIPLE, &level);
@@ -186,7 +186,7 @@ void forgotten() {
   MPI_Finalize();
 }
 
-// Rank 1 gives a receive up before rank 0 has sent.
+// Rank 1 gives up a receive before rank 0 has sent.
 void late() {
   auto group = lockstep::init_process_group("mpi");
   auto given_up = at::zeros({4});
@@ -208,7 +208,7 @@ void late() {
   }
 }
 
-// Until somebody from outside makes it fail.
+// Runs until another process makes it fail.
 template <int kTimeoutMs>
 void forever() {
   auto group = lockstep::init_process_group(
@@ -238,7 +238,8 @@ void leaves() {
   sum_over(nullptr, 1);
 }
 
-// More elements than an int counts. By hand: it takes 9 GB and a minute.
+// Reduces more elements than an int counts. Run it by hand: it takes 9 GB and a
+// minute.
 void large() {
   auto group = lockstep::init_process_group("mpi");
   const int64_t count = (int64_t{1} << 31) + 5;

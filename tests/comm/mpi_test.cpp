@@ -1,5 +1,5 @@
 // The "mpi" backend under mpirun: its contract, how a program joins, and what
-// happens when a rank does not come any more.
+// happens when a rank no longer comes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -65,7 +65,7 @@ class Mpi : public ProgramTest {
       made.environment.emplace_back(always);
     }
     made.environment.push_back("LOCKSTEP_TEST_FOLDER=" + scratch().string());
-    // Its files of shared memory, which a rank that is killed leaves behind.
+    // OpenMPI's files of shared memory, which a killed rank leaves behind.
     made.environment.push_back("OMPI_MCA_btl_vader_backing_directory=" +
                                scratch().string());
     return made;
@@ -78,7 +78,7 @@ class Mpi : public ProgramTest {
 
   void pass_contract(int ranks, const std::string& filter,
                      std::vector<std::string> environment = {}) {
-    // Cases leave groups broken, after which there is no MPI_Finalize.
+    // Cases leave broken groups, after which MPI_Finalize is not called.
     options_ = {"--mca", "orte_allowed_exit_without_sync", "1"};
     const auto result =
         run_program(command(ranks, "comm_mpi_contract",
@@ -98,7 +98,7 @@ TEST_P(MpiContract, HoldsUnderMpirun) { pass_contract(GetParam(), "*"); }
 INSTANTIATE_TEST_SUITE_P(Ranks, MpiContract, ::testing::Values(1, 2, 3, 5));
 
 TEST_F(Mpi, TensorsLargerThanAnIntCountsGoInParts) {
-  // As large ones are rare in tests, a count is small here.
+  // Lowers the limit on a count, because the tests have few large tensors.
   for (const int ranks : {2, 3}) {
     pass_contract(ranks, "*Reductions*:*DataMovement*:*PointToPoint*",
                   {"LOCKSTEP_MPI_MAX_COUNT=1000"});
@@ -175,7 +175,8 @@ TEST_F(Mpi, RanksOfTheEnvironmentMustBeThoseOfMpi) {
   const auto right = place("0");
   EXPECT_EQ(right.out, "");
   EXPECT_EQ(right.exit_code, 0) << right.err;
-  // Two processes of a launcher that knows nothing of MPI: two worlds of one.
+  // A launcher that knows nothing of MPI starts two processes: two worlds of
+  // one.
   const auto wrong =
       run_program({"/bin/sh", "-c",
                    "for rank in 0 1; do RANK=$rank " + kPrograms +
@@ -209,7 +210,7 @@ TEST_F(Mpi, AGroupUnderAnotherBackendsDefaultGroupIsRefused) {
                   "none; name \"mpi\" in init_process_group()"),
             2)
       << result.out;
-  // Both say one of the two: the first to refuse tells the other.
+  // Both ranks print one of the two: the first to refuse tells the other.
   EXPECT_EQ(
       count(result.out, "this process was rank 0 of 2, and now it is rank 1") +
           count(result.out,
@@ -258,7 +259,7 @@ TEST_F(Mpi, AStoppedRankEndsTheOperationsOfTheOthersByTheirDeadline) {
   const auto pid = std::stoi(program->out().substr(at + before.size()));
   ASSERT_EQ(::kill(pid, SIGSTOP), 0);
   program->await_output("rank 0: then ");
-  const auto result = program->finish();  // mpirun ends the stopped one
+  const auto result = program->finish();  // mpirun ends the stopped rank
   EXPECT_NE(result.exit_code, 0);
   EXPECT_THAT(result.out,
               AllOf(HasSubstr("rank 0: all_reduce #"),
@@ -269,7 +270,7 @@ TEST_F(Mpi, AStoppedRankEndsTheOperationsOfTheOthersByTheirDeadline) {
 }
 
 TEST_F(Mpi, AKilledRankEndsTheJob) {
-  // And not the others' timeouts, which are a minute.
+  // The job must end long before the others' timeouts, which are a minute.
   auto program =
       start_program(command(3, "comm_mpi_rank", {"patient"}), setup());
   program->await_output("under way", 3);
@@ -284,13 +285,13 @@ TEST_F(Mpi, AKilledRankEndsTheJob) {
 }
 
 TEST_F(Mpi, ARankThatLeavesByAnExceptionEndsTheJob) {
-  // And not the others' timeouts, which are 30 minutes.
+  // The job must end long before the others' timeouts, which are 30 minutes.
   const auto result = run_part(3, "leaves");
   EXPECT_NE(result.exit_code, 0);
 }
 
 TEST_F(Mpi, ARankThatCannotJoinEndsTheJobThoughItsProgramGoesOn) {
-  // Rank 1 waits for the store of rank 0, which has no port for it.
+  // Rank 1 waits for the store of rank 0, which finds its port in use.
   const auto taken = busy_port();
   const auto result =
       run_part(2, "refused", {"MASTER_PORT=" + std::to_string(taken.second)});

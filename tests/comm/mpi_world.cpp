@@ -1,6 +1,6 @@
-// In the place of the harness's main.cpp and process_world.cpp, for ranks that
-// mpirun starts: each process is one rank and a test program of its own, and
-// all run the cases for worlds of their size, in the same order.
+// Replaces the harness's main.cpp and process_world.cpp for ranks that mpirun
+// starts: each process is one rank and a test program of its own, and all run
+// the cases for worlds of their size, in the same order.
 // tests/comm/mpi_test.cpp starts them.
 #include <gtest/gtest.h>
 

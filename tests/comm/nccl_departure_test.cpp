@@ -1,5 +1,5 @@
-// The word of a rank that leaves, and the meeting of those that come: of the
-// store alone, so they need no GPU.
+// How ranks announce that they leave, and how ranks that start meet. Both use
+// only the store, so these tests need no GPU.
 #include "lockstep/comm/nccl/departure.h"
 
 #include <gtest/gtest.h>
@@ -21,11 +21,11 @@ constexpr seconds kLongEnough{30};
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-// One rank that watches.
+// One rank that watches for departures.
 struct Watcher {
   explicit Watcher(const StorePtr& store, int size = 2)
       : departure(store, size, [this](int rank) { left.set_value(rank); }) {}
-  // The rank that left, or -1 if none did in that time.
+  // Returns the rank that left, or -1 if none left within `time`.
   int wait(milliseconds time) {
     auto word = left.get_future();
     if (word.wait_for(time) != std::future_status::ready) return -1;
@@ -67,7 +67,7 @@ TEST(Departure, OfTheFirstIsWhatThoseWhoComeLaterHear) {
   Watcher zero(store), one(store);
   zero.departure.announce(0);
   EXPECT_EQ(one.wait(kLongEnough), 0);
-  one.departure.announce(1);  // it leaves because of the other
+  one.departure.announce(1);  // leaves because rank 0 left
   Watcher two(store);
   EXPECT_EQ(two.wait(kLongEnough), 0);
 }
@@ -75,7 +75,8 @@ TEST(Departure, OfTheFirstIsWhatThoseWhoComeLaterHear) {
 TEST(Departure, IsHeardLongAfterTheStart) {
   auto store = c10::make_intrusive<c10d::HashStore>();
   Watcher zero(store), one(store);
-  std::this_thread::sleep_for(milliseconds(600));  // more than a slice
+  // longer than a slice of its wait
+  std::this_thread::sleep_for(milliseconds(600));
   one.departure.announce(1);
   EXPECT_EQ(zero.wait(kLongEnough), 1);
 }

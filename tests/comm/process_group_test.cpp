@@ -47,7 +47,7 @@ WORLD_TEST(ProcessGroup, CanBeMadeAgainAfterDestroy, 2) {
 }
 
 WORLD_TEST(ProcessGroup, TheGuardStandsForItsGroup, 1, 2) {
-  // One that nobody keeps would destroy the group at once.
+  // A guard that nobody keeps would destroy the group at once.
   static_assert(!std::is_convertible_v<ProcessGroupGuard, ProcessGroupPtr>);
   auto group = init_process_group();
   auto tensor = at::ones({1});
@@ -81,7 +81,7 @@ WORLD_TEST(ProcessGroup, NewGroupsOfSubsetsWorkSideBySide, 3, 5) {
     all_reduce(members, {.group = evens});
     EXPECT_EQ(members.item<float>(), even.size());
     auto value = at::full({1}, float(world.rank));
-    broadcast(value, 2, {.group = evens});  // ranks are the world's
+    broadcast(value, 2, {.group = evens});  // 2 is a rank of the world
     EXPECT_EQ(value.item<float>(), 2.0f);
     EXPECT_THROW(broadcast(value, 1, {.group = evens}), std::invalid_argument);
     destroy_process_group(evens);
@@ -92,7 +92,8 @@ WORLD_TEST(ProcessGroup, NewGroupsOfSubsetsWorkSideBySide, 3, 5) {
   barrier();
 }
 
-// In a world of its own: what was left pending lives until its processes end.
+// Runs in a world of its own: the pending operation lives until its processes
+// end.
 WORLD_TEST(ProcessGroup, AfterAnErrorOneLeavesAtOnceAndCanJoinAgain, 4) {
   auto pending = at::ones({8});
   try {
@@ -102,7 +103,7 @@ WORLD_TEST(ProcessGroup, AfterAnErrorOneLeavesAtOnceAndCanJoinAgain, 4) {
     throw std::runtime_error("as a training loop would");
   } catch (const std::runtime_error&) {
   }
-  EXPECT_FALSE(is_initialized());  // and the case ends within its deadline
+  EXPECT_FALSE(is_initialized());  // the case must end within its deadline
   auto again = init_process_group("gloo");
   auto count = at::ones({1});
   all_reduce(count);

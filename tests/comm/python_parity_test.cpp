@@ -1,7 +1,8 @@
-// The numbers of our collectives beside those of Python's torch.distributed: a
-// Python world of as many ranks (parity_peer.py) runs the same operations on
-// the same inputs first. Equal bit for bit, but for sums, averages and products
-// of floating-point numbers, which may be rounded in another order.
+// Compares the results of our collectives with those of Python's
+// torch.distributed. First a Python world of as many ranks (parity_peer.py)
+// runs the same operations on the same inputs. Results must be equal bit for
+// bit, except sums, averages and products of floating-point numbers, which may
+// be rounded in another order.
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -32,7 +33,7 @@ const std::vector<at::ScalarType> kMoved{
     at::kChar,         at::kByte,          at::kInt,  at::kLong,
     at::kComplexFloat, at::kComplexDouble, at::kBool};
 
-// What Python's Gloo reduces, of what we do.
+// Returns the dtypes that both Python's Gloo and we reduce.
 std::vector<at::ScalarType> reduced(ReduceOpType op) {
   std::vector<at::ScalarType> dtypes;
   for (auto dtype : testing::reduced_dtypes(op)) {
@@ -70,7 +71,7 @@ std::string python_name(at::ScalarType dtype) {
   }
 }
 
-// bits(), number() and values() of parity_peer.py.
+// The same as bits(), number() and values() of parity_peer.py.
 uint32_t bits(int64_t seed, int64_t index) {
   auto h =
       static_cast<uint32_t>(static_cast<uint64_t>(seed + 1) * 2654435761u +
@@ -112,8 +113,8 @@ std::vector<at::Tensor> values_of_ranks(const World& world,
   return all;
 }
 
-// What Python's rank of the same number has written, by name. Runs that rank,
-// in this one's place, the first time.
+// Returns the results of Python's rank of the same number, by name. The first
+// call runs that rank in place of this one.
 const nlohmann::json& python_results(const World& world) {
   static nlohmann::json results = [&] {
     const auto output =
@@ -124,7 +125,7 @@ const nlohmann::json& python_results(const World& world) {
                              "MASTER_PORT", "OMP_NUM_THREADS"}) {
       setup.environment.push_back(std::string(name) + "=" + std::getenv(name));
     }
-    // `timeout`, so that nothing stays even if this rank is killed.
+    // `timeout` ends the process even if this rank is killed.
     testing::RunningProgram python(
         {"/usr/bin/timeout", "--kill-after=5", "45", LOCKSTEP_TORCH_PYTHON,
          LOCKSTEP_SOURCE_DIR "/tests/comm/parity_peer.py", output},
@@ -137,13 +138,13 @@ const nlohmann::json& python_results(const World& world) {
   return results;
 }
 
-// Compares by name, and counts, so that no result of Python's is left out.
+// Compares by name, and counts, so that no result of Python is left out.
 class Comparison {
  public:
   Comparison(const World& world, std::vector<std::string> operations)
       : python_(python_results(world)), operations_(std::move(operations)) {}
 
-  // Apart by `bound` at most, see allowance(); undefined: not at all.
+  // Both may differ by `bound` at most, see allowance(); undefined: not at all.
   void expect(const std::string& name, const at::Tensor& ours,
               const at::Tensor& bound = {}) {
     ++compared_;
@@ -187,9 +188,10 @@ class Comparison {
   int compared_ = 0;
 };
 
-// How far two reductions of `inputs` in different orders may be apart:
-// undefined where not at all. Sums: both within the bound of accumulation in
-// their precision. Products of numbers below one: n roundings, relative.
+// Returns how far two reductions of `inputs` in different orders may differ;
+// undefined if they must be equal. Sums: both are within the bound of
+// accumulation in their precision. Products of numbers below one: n roundings,
+// relative.
 at::Tensor allowance(ReduceOpType op, const std::vector<at::Tensor>& inputs) {
   const auto dtype = inputs[0].scalar_type();
   if (!inputs[0].is_floating_point() && !inputs[0].is_complex()) return {};
@@ -309,7 +311,7 @@ WORLD_TEST(PythonParity, DataMovement, 2, 3) {
       parts.push_back(values(dtype, world.rank + 100 * i));
     }
     auto output = at::empty_like(own);
-    if (!c10::isComplexType(dtype)) {  // Python's take no complex ones
+    if (!c10::isComplexType(dtype)) {  // Python's reduce no complex numbers
       const std::vector<at::Tensor> none;
       all = empty();
       gather(own, world.rank == 0 ? all.unbind() : none);

@@ -73,12 +73,12 @@ def groups(rank, size):
     make(everyone)
 
 
-# As a device map: plain "gloo" makes a group for each device type.
+# Uses a device map: plain "gloo" makes a group for each device type.
 dist.init_process_group("cpu:gloo", timeout=timedelta(seconds=30))
 {"collectives": collectives, "groups": groups}[sys.argv[1]](
     dist.get_rank(), dist.get_world_size())
 dist.barrier()
 dist.destroy_process_group()
-# Not by the interpreter's own end: with torch 2.13 that aborts now and then
-# ("terminate called without an active exception"), when all is done.
+# Skips the interpreter's own shutdown: with torch 2.13 it sometimes aborts
+# ("terminate called without an active exception") after all is done.
 os._exit(0)

@@ -1,4 +1,5 @@
-// Python ranks and ours in one Gloo group, by the same keys in the store.
+// Python ranks and our ranks in one Gloo group, with the same keys in the
+// store.
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -20,10 +21,10 @@ namespace {
 
 using testing::World;
 
-// This rank's part is taken by a Python process with its environment, which
-// plays `part` of python_rank.py.
+// Replaces this rank with a Python process in its environment, which runs
+// `part` of python_rank.py.
 void be_python(const World& world, const char* part) {
-  // `timeout`, so that nothing stays even if this rank is killed.
+  // `timeout` ends the process even if this rank is killed.
   testing::ProgramSetup setup{
       .environment = {"TMPDIR=" + world.folder.string()}};
   for (const char* name :
@@ -67,8 +68,8 @@ void be_ours(const World& world) {
   barrier();
 }
 
-// The sum of the ranks in a group of `ranks`; nothing where this rank is no
-// member.
+// Checks the sum of the ranks in a group of `ranks`; does nothing if this rank
+// is no member.
 void expect_sum_of_ranks(const ProcessGroupPtr& group, std::vector<int> ranks) {
   const int rank = get_rank();
   ASSERT_EQ(group != nullptr, std::ranges::count(ranks, rank) == 1);
@@ -79,7 +80,7 @@ void expect_sum_of_ranks(const ProcessGroupPtr& group, std::vector<int> ranks) {
   EXPECT_TRUE(sum.eq(total).all().item<bool>()) << sum << " is not " << total;
 }
 
-// The same groups as groups() in python_rank.py, in the same order.
+// Makes the same groups as groups() in python_rank.py, in the same order.
 void be_ours_in_groups(const World& world) {
   auto group =
       init_process_group("cpu:gloo", {.timeout = std::chrono::seconds(40)});
@@ -95,7 +96,7 @@ void be_ours_in_groups(const World& world) {
   make({0});
   make({everyone.begin() + 1, everyone.end()});
   make({everyone.begin(), everyone.end() - 1});
-  // With another device map, and with another timeout.
+  // This group has another device map and another timeout.
   expect_sum_of_ranks(new_group({}, {.timeout = std::chrono::seconds(35),
                                      .backend = "cpu:gloo"}),
                       everyone);
@@ -112,7 +113,7 @@ void be_ours_in_groups(const World& world) {
   barrier();
 }
 
-// `python_ranks` are Python's, all others ours.
+// Ranks in `python_ranks` are Python's, all others are ours.
 void stand_together(const World& world, const std::vector<int>& python_ranks,
                     const char* part, void (*ours)(const World&)) {
   if (!std::filesystem::exists(LOCKSTEP_TORCH_PYTHON)) {

@@ -103,10 +103,10 @@ WORLD_TEST(Rendezvous, ByAGivenStore, 1, 2, 3) {
   expect_sum_of_ones(world.size);
 }
 
-// Where a launcher keeps the store; what Python's ranks would see there.
+// The store of a launcher, with the keys that Python's ranks would see there.
 class LauncherStore {
  public:
-  // Rank 0 of the test hosts it, at a port of its own.
+  // Rank 0 of the test hosts the store, at a port of its own.
   LauncherStore(const World& world, const std::string& name) {
     c10d::TCPStoreOptions options;
     options.port = 0;
@@ -127,7 +127,8 @@ class LauncherStore {
   }
   std::string port() const { return std::to_string(store_->getPort()); }
 
-  // Whether the default group's keys are where Python's would be.
+  // Returns whether the default group's keys have the names that Python gives
+  // them.
   bool is_used_as_python_does() const {
     auto mark = "mark" + std::to_string(marks_++);
     default_group()->store()->set(mark, std::vector<uint8_t>{1});
@@ -160,7 +161,7 @@ WORLD_TEST(Rendezvous, ALaunchersStoreServesRestartsAndRounds, 2, 3) {
   EXPECT_FALSE(join(first, "1"));  // the launcher kept the store
   LauncherStore second(world, "second");
   EXPECT_TRUE(join(second, "2"));  // the launcher made a new one
-  // No rank leaves while another still asks the store that rank 0 hosts.
+  // No rank may leave while another still uses the store that rank 0 hosts.
   auto end = c10::make_intrusive<c10d::FileStore>(
       (world.folder / "end").string(), world.size);
   end->set("rank" + std::to_string(world.rank), std::vector<uint8_t>{1});
@@ -169,7 +170,7 @@ WORLD_TEST(Rendezvous, ALaunchersStoreServesRestartsAndRounds, 2, 3) {
   }
 }
 
-// The launcher hosts the store at its own address only.
+// The launcher hosts the store only at its own address.
 WORLD_TEST(Rendezvous, UnderALauncherAnotherAddressIsHostedByRankZero, 2) {
   std::string url =
       std::string("tcp://127.0.0.1:") + std::getenv("MASTER_PORT");
@@ -184,8 +185,8 @@ WORLD_TEST(Rendezvous, UnderALauncherAnotherAddressIsHostedByRankZero, 2) {
 
 WORLD_TEST(Rendezvous, AbsentRanksAreNamedAtTheTimeout, 3) {
   if (world.rank == 2) return;
-  // Long enough for LibTorch's look-up of the peer's name, which takes 5 s
-  // where no name server answers; and rank 1 fails first.
+  // The timeouts cover LibTorch's look-up of the peer's name, which takes 5 s
+  // if no name server answers; and rank 1 fails first.
   std::chrono::seconds timeout(world.rank == 0 ? 9 : 7);
   EXPECT_THAT(
       [&] { auto group = init_process_group("gloo", {.timeout = timeout}); },
@@ -193,7 +194,7 @@ WORLD_TEST(Rendezvous, AbsentRanksAreNamedAtTheTimeout, 3) {
           AllOf(HasSubstr("world of 3"), HasSubstr("absent: rank 2"))));
 }
 
-// Long, and yet much shorter than what LibTorch's client may take.
+// The timeout is long, yet much shorter than LibTorch's client may take.
 TEST(RendezvousTimeouts, AnAbsentStoreIsWaitedForToTheTimeoutAndNoLonger) {
   for (const char* address : {"127.0.0.1", "192.0.2.1", "[::1]"}) {
     ::testing::internal::CaptureStderr();
@@ -251,12 +252,12 @@ WORLD_TEST(Rendezvous, NegativeTimeoutsAreRefused, 1) {
   EXPECT_THAT([&] { split_group({{0}}, {.timeout = kNegative}); }, refuses);
 }
 
-// As a run leaves it that was killed. Rank 1 had not come to that one, and
-// hears from rank 0.
+// The file is as a killed run leaves it. Rank 1 did not join that run, so rank
+// 0 must tell it.
 WORLD_TEST(Rendezvous, AFileOfAnEarlierRunIsNamed, 2) {
   const auto path = (world.folder / "stale").string();
   if (world.rank == 0) {
-    // Never destroyed, as that run was killed.
+    // The killed run did not destroy its store.
     std::make_unique<c10d::FileStore>(path, 3).release()->add("lockstep/rank 0",
                                                               1);
     ASSERT_TRUE(std::filesystem::exists(path));
@@ -301,8 +302,8 @@ WORLD_TEST(Rendezvous, TwoEqualRanksAreRefused, 2) {
 WORLD_TEST(Rendezvous, UnequalWorldSizesAreRefused, 2) {
   std::string url =
       std::string("tcp://127.0.0.1:") + std::getenv("MASTER_PORT");
-  // Rank 0 says 2, rank 1 says 3: whoever comes second is told, and the other
-  // is not left waiting beyond its timeout.
+  // Rank 0 gives 2, rank 1 gives 3: the rank that comes second reports the
+  // difference, and the other one stops waiting at its timeout.
   try {
     init(url, world.rank, world.rank == 0 ? 2 : 3)();
     FAIL() << "worlds of 2 and 3 ranks joined";

@@ -7,7 +7,7 @@
 
 #include "lockstep/comm/process_group.h"
 
-// How ranks of a test order what they do by a way that is not under test: one
+// Orders the actions of a test's ranks without what is under test: one rank
 // tells that it has come to a point, the others wait for that.
 namespace lockstep::testing {
 
@@ -15,7 +15,7 @@ inline void tell(const ProcessGroupPtr& group, const std::string& key) {
   group->store()->set(key, std::vector<uint8_t>{1});
 }
 
-// Blocks for 30 s at most; throws c10::DistStoreError after that.
+// Blocks for at most 30 s, then throws c10::DistStoreError.
 inline void await(const ProcessGroupPtr& group, const std::string& key) {
   group->store()->wait({key}, std::chrono::seconds(30));
 }

@@ -24,7 +24,7 @@ using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-// A world of three, of which this process plays every rank.
+// A world of three ranks; this process plays all of them.
 class WatchedStores : public ::testing::Test {
  protected:
   WatchedStores() {
@@ -40,7 +40,7 @@ class WatchedStores : public ::testing::Test {
     return c10::make_intrusive<WatchedStore>(store_, life_signs_[rank],
                                              std::move(ranks));
   }
-  // How rank 0 sees the end of the others.
+  // Returns what rank 0 reports about ranks that are gone.
   std::string words() { return words_of(life_signs_[0]->gone()); }
   std::string words_when_someone_is_gone() {
     const auto deadline = Deadline::after(seconds(20));
@@ -65,7 +65,7 @@ TEST_F(WatchedStores, OfRanksThatLiveNothingIsSaid) {
               ThrowsMessage<c10::DistStoreError>(HasSubstr("within 30 ms")));
 }
 
-// A process without a descriptor left cannot look: it goes on.
+// A process without a free descriptor cannot look for dead peers: it continues.
 TEST_F(WatchedStores, OfNobodyAnythingIsSaidWhereNobodyCanLook) {
   rlimit limit{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &limit), 0);
@@ -87,7 +87,7 @@ TEST_F(WatchedStores, EachWayToGoHasItsWords) {
 }
 
 TEST_F(WatchedStores, AWaitEndsWhenARankOfItsGroupIsGone) {
-  life_signs_[2].reset();  // as the end of its process
+  life_signs_[2].reset();  // as if its process had ended
   EXPECT_THAT([&] { watched_by(0)->wait({"key"}, minutes(5)); },
               ThrowsMessage<PeerGone>(HasSubstr("rank 2 died")));
   EXPECT_THAT([&] { watched_by(0, {0, 1})->wait({"key"}, milliseconds(300)); },
@@ -109,8 +109,8 @@ TEST_F(WatchedStores, WhoGivesUpIsHeard) {
               ThrowsMessage<PeerGone>(HasSubstr("rank 1 gave up: no memory")));
 }
 
-// Its copy of the socket is no sign of the parent's life, nor is its end one of
-// the parent's death.
+// The child's copy of the socket does not show that the parent lives, and the
+// child's end does not show that the parent died.
 TEST_F(WatchedStores, AForkedChildSaysNothingForItsParent) {
   const pid_t child = ::fork();
   if (child == 0) {

@@ -25,7 +25,7 @@ using ::testing::HasSubstr;
 constexpr milliseconds kLong{20'000};
 constexpr milliseconds kShort{30};
 
-// An operation that stays until it is let go.
+// An operation that blocks until the test opens the gate.
 class Gate {
  public:
   void open() { opened_.set_value(); }
@@ -75,7 +75,8 @@ TEST(WorkQueue, RunsInTheCallerAndLetsExceptionsThrough) {
   EXPECT_THROW(queue.run(kLong, [] { throw std::out_of_range("mine"); }),
                std::out_of_range);
   bool ran = false;
-  queue.run(kLong, [&] { ran = true; });  // the turn was given back
+  // the exception has given back the turn
+  queue.run(kLong, [&] { ran = true; });
   EXPECT_TRUE(ran);
 }
 
@@ -143,7 +144,7 @@ TEST(WorkQueue, NoTwoOperationsOverlapWhoeverIssuesThem) {
   WorkQueue queue("queue");
   std::atomic<int> inside{0};
   std::atomic<bool> overlapped{false};
-  int total = 0;  // guarded by the turn alone
+  int total = 0;  // guarded only by the turn
   auto operation = [&] {
     if (inside.fetch_add(1) != 0) overlapped = true;
     ++total;
@@ -162,7 +163,7 @@ TEST(WorkQueue, NoTwoOperationsOverlapWhoeverIssuesThem) {
     });
   }
   for (auto& thread : threads) thread.join();
-  queue.run(kLong, [] {});  // behind all
+  queue.run(kLong, [] {});  // runs after all others
   EXPECT_FALSE(overlapped);
   EXPECT_EQ(total, 2 * kThreads * kRounds);
 }

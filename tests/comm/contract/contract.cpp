@@ -17,8 +17,9 @@ struct ContractCase {
   int line;
 };
 
-// Backends and cases are registered by initialisers of different files, in no
-// certain order: whichever comes later meets all of the other.
+// Backends and cases are registered by initialisers of different files, in an
+// unknown order: each one that registers is combined with all of the other kind
+// so far.
 std::vector<ContractBackend>& backends() {
   static std::vector<ContractBackend> all;
   return all;

@@ -1,5 +1,5 @@
-// The contract of lockstep/comm/data_movement.h. What is moved arrives bit for
-// bit, whatever its dtype.
+// The contract of lockstep/comm/data_movement.h. All data arrives bit for bit,
+// whatever its dtype.
 
 #include "lockstep/comm/data_movement.h"
 
@@ -12,13 +12,13 @@
 namespace lockstep::testing {
 namespace {
 
-// What rank `from` has for rank `to` (0: for all).
+// Returns the data that rank `from` has for rank `to` (0: for all).
 at::Tensor content(at::ScalarType dtype, const Shape& shape, int from,
                    int to = 0) {
   return some_content(dtype, shape, from + 1000 * to);
 }
 
-// Tensors in one layout, in memory of their own.
+// Tensors in one layout, each in memory of its own.
 struct PlacedList {
   PlacedList(const ContractWorld& world, Layout how)
       : device(world.device), layout(how) {}
@@ -48,7 +48,8 @@ void expect_bits(const at::Tensor& have, const at::Tensor& want,
   EXPECT_TRUE(same_bits(have, want)) << where;
 }
 
-// (2, 3) a rank: concatenated (2 * size, 3). Without dimensions: (size).
+// Returns the shape of the tensors of all ranks together: (2, 3) gives (2 *
+// size, 3), and a shape without dimensions gives (size).
 Shape joined(Shape shape, int64_t size) {
   if (shape.empty()) shape = {1};
   shape[0] *= size;
@@ -115,7 +116,8 @@ CONTRACT_TEST(DataMovement, AllGatherMayReadWhatItWrites, 1, 2, 3) {
   auto group = world.init();
   auto own = content(at::kFloat, {3, 2}, world.rank);
   for (bool async_op : {false, true}) {
-    // The input is this rank's own output; outputs are columns of one tensor.
+    // The input is this rank's own output; the outputs are columns of one
+    // tensor.
     auto all = at::zeros({3, 2, world.size}, world.device);
     std::vector<at::Tensor> outputs;
     for (int i = 0; i < world.size; ++i) outputs.push_back(all.select(2, i));
@@ -124,7 +126,7 @@ CONTRACT_TEST(DataMovement, AllGatherMayReadWhatItWrites, 1, 2, 3) {
     for (int i = 0; i < world.size; ++i) {
       expect_bits(outputs[i], content(at::kFloat, {3, 2}, i), "columns");
     }
-    // The input overlaps itself, and may: it is only read.
+    // The input overlaps itself; this is allowed because it is only read.
     auto rows = at::empty({world.size, 4}, world.device);
     finish(
         all_gather(rows.unbind(),
@@ -270,7 +272,8 @@ CONTRACT_TEST(DataMovement, AllToAllExchangesTensors, 1, 2, 3, 5, 8) {
   }
 }
 
-// Of rank `from` for rank `to`: zeros among them, and not symmetric.
+// Returns the number of rows from rank `from` to rank `to`: some are zero, and
+// the two directions differ.
 int64_t rows(int from, int to) { return (from + 2 * to) % 4; }
 
 CONTRACT_TEST(DataMovement, AllToAllTakesShapesThatDifferByPair, 1, 2, 3, 5,
@@ -362,7 +365,7 @@ CONTRACT_TEST(DataMovement, AllToAllSingleTakesSplitsWithZerosAmongThem, 1, 2,
   }
 }
 
-// One side with splits, the other equal parts.
+// One side has splits, the other side equal parts.
 CONTRACT_TEST(DataMovement, AllToAllSingleTakesSplitsOnOneSide, 1, 2, 3) {
   auto group = world.init();
   auto input = content(at::kLong, {2 * world.size, 3}, world.rank);
@@ -391,7 +394,8 @@ CONTRACT_TEST(DataMovement, LeavesThatRequireGradAndConjugatesMoveAsData, 2,
   EXPECT_TRUE(all.eq(4).all().item<bool>());
   EXPECT_FALSE(all.requires_grad());
 
-  // A conjugated source moves as it reads; into a conjugated destination too.
+  // The values of a conjugated source are moved, not its memory; a destination
+  // may be conjugated, too.
   auto numbers = at::complex(at::arange(4.0, at::kFloat),
                              at::arange(4.0, at::kFloat) + 1.0f)
                      .to(world.device);

@@ -1,5 +1,5 @@
-// What goes wrong across ranks or groups: groups that are gone or not there,
-// mistakes in making them, and ranks that disagree in a group that checks its
+// Failures across ranks or groups: groups that have ended or never existed,
+// mistakes in making groups, and ranks that disagree in a group that checks its
 // calls.
 
 #include <ATen/ATen.h>
@@ -21,7 +21,7 @@ using ::testing::HasSubstr;
 using ::testing::Matcher;
 using ::testing::ThrowsMessage;
 
-// One call of every operation in `group`.
+// Returns one call of every operation in `group`.
 std::vector<std::pair<std::string, std::function<void()>>> every_operation(
     const ContractWorld& world, const ProcessGroupPtr& group) {
   auto tensor = at::ones({2}, world.device);
@@ -126,7 +126,8 @@ CONTRACT_TEST(Failures, MistakesInMakingGroupsSayWhatIsAllowed, 3) {
   expect([] { split_group({{0, 1}, {1}}); }, {"split_group"});
   expect([] { split_group({{0, 3}}); }, {"split_group", "3"});
   expect([] { split_group({}); }, {"split_group"});
-  // Refused before they count: the next one has the same name everywhere.
+  // Refused groups are not counted, so the next group has the same name on all
+  // ranks.
   auto next = new_group();
   auto tensor = at::ones({1}, world.device);
   all_reduce(tensor, {.group = next});
@@ -152,7 +153,7 @@ CONTRACT_TEST(Failures, ARootOutsideASubgroupIsNamedWithItsMembers, 3) {
   barrier();
 }
 
-// The text of every rank's failure of `call`.
+// Returns the error text of `call`, which must fail on every rank.
 std::string disagreement(const std::function<void()>& call) {
   try {
     call();
@@ -166,7 +167,7 @@ std::string disagreement(const std::function<void()>& call) {
   return {};
 }
 
-// Rank 1 calls `odd`, the others `call`; every rank's error has both
+// Rank 1 calls `odd`, the others `call`; every rank's error must have both
 // descriptions and the ranks that gave them.
 void expect_disagreement(const ContractWorld& world,
                          const std::function<void()>& call,
@@ -188,12 +189,12 @@ CONTRACT_TEST(Failures, CheckedCallsTellRanksThatDisagreeApart, 2, 3, 5) {
   auto ones = [&](c10::IntArrayRef shape, at::ScalarType dtype = at::kFloat) {
     return at::ones(shape, at::TensorOptions(dtype).device(world.device));
   };
-  // Shapes, also of equally many elements.
+  // Shapes, also with equal numbers of elements.
   expect_disagreement(
       world, [&] { all_reduce(ones({2, 3})); },
       [&] { all_reduce(ones({3, 2})); }, "all_reduce #1 SUM, Float [2, 3]",
       "all_reduce #1 SUM, Float [3, 2]");
-  // Dtypes, also of equal size.
+  // Dtypes, also with equal sizes.
   expect_disagreement(
       world, [&] { all_reduce(ones({2})); },
       [&] { all_reduce(ones({2}, at::kInt)); }, "all_reduce #2 SUM, Float [2]",
@@ -217,7 +218,7 @@ CONTRACT_TEST(Failures, CheckedCallsTellRanksThatDisagreeApart, 2, 3, 5) {
   expect_disagreement(
       world, [&] { reduce(ones({2}), 0); }, [&] { reduce(ones({2}), 1); },
       "reduce #7 SUM, Float [2], dst 0", "reduce #7 SUM, Float [2], dst 1");
-  // Asynchronous ones throw at once, or from wait().
+  // Asynchronous operations throw at once or from wait().
   expect_disagreement(
       world, [&] { finish(all_reduce(ones({2}), {.async_op = true})); },
       [&] { finish(all_reduce(ones({3}), {.async_op = true})); },
@@ -228,7 +229,7 @@ CONTRACT_TEST(Failures, CheckedCallsTellRanksThatDisagreeApart, 2, 3, 5) {
       [&] { all_reduce_coalesced({ones({3}), ones({2})}); },
       "all_reduce_coalesced #9 SUM, Float [2], Float [3]",
       "all_reduce_coalesced #9 SUM, Float [3], Float [2]");
-  // Order: each meets the other's call.
+  // Order: each call meets the other one.
   auto gathered = at::zeros({2 * world.size}, world.device);
   expect_disagreement(
       world, [&] { all_gather_into_tensor(gathered, ones({2})); },
@@ -238,7 +239,7 @@ CONTRACT_TEST(Failures, CheckedCallsTellRanksThatDisagreeApart, 2, 3, 5) {
       world, [&] { all_reduce(ones({2})); },
       [&] { all_gather_into_tensor(gathered, ones({2})); }, "all_reduce #11",
       "all_gather_into_tensor #11");
-  // And the group is still in step.
+  // The ranks still make the same calls.
   auto tensor = ones({2});
   all_reduce(tensor);
   EXPECT_EQ(tensor[0].item<int>(), world.size);
@@ -282,7 +283,7 @@ CONTRACT_TEST(Failures, CheckedCallsTellListsAndEqualSizesApart, 2, 3) {
   } else {
     barrier();
   }
-  // As many bytes.
+  // Equal numbers of bytes.
   expect_disagreement(
       world, [&] { broadcast(ones(2, at::kShort), 0); },
       [&] { broadcast(ones(4, at::kByte), 0); }, "broadcast #4 Short [2]",
@@ -291,7 +292,7 @@ CONTRACT_TEST(Failures, CheckedCallsTellListsAndEqualSizesApart, 2, 3) {
       world, [&] { broadcast(ones(2, at::kComplexFloat), 0); },
       [&] { broadcast(ones(4), 0); }, "broadcast #5 ComplexFloat [2]",
       "broadcast #5 Float [4]");
-  // What a rank keeps to itself.
+  // Outputs that differ only in the part that a rank keeps for itself.
   const auto keeps = world.rank == 1 ? 3 : 2;
   std::vector<at::Tensor> outputs(world.size);
   for (auto& output : outputs) output = ones(2);
@@ -347,7 +348,7 @@ CONTRACT_TEST(Failures, CheckedCallsNameARankThatDoesNotCome, 2, 3, 5) {
               HasSubstr("allowed 300 ms"), HasSubstr("rank 1 did not come")));
     group->store()->add("failed", 1);
   } else {
-    // A peer that is late, not gone.
+    // The peer is late, but has not left.
     while (group->store()->add("failed", 0) < world.size - 1) {
     }
   }
@@ -377,7 +378,7 @@ CONTRACT_TEST(Failures, CheckedCallsAreOnWhereTheEnvironmentSaysDetail, 2) {
                 AllOf(HasSubstr("rank 0: all_reduce #1 SUM, Float [2]"),
                       HasSubstr("rank 1: all_reduce #1 SUM, Float [3]")));
   }
-  // The option is the last word.
+  // The option overrides the environment.
   EXPECT_FALSE(world.init({.timeout = kGroupTimeout, .check_calls = false})
                    ->checks_calls());
   ::unsetenv("TORCH_DISTRIBUTED_DEBUG");

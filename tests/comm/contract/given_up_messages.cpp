@@ -1,4 +1,4 @@
-// Whose tensor it is after a message's time was over
+// The tensor of a message that timed out belongs to its caller again
 // (lockstep/comm/point_to_point.h).
 
 #include <ATen/ATen.h>
@@ -18,7 +18,8 @@ using std::chrono::milliseconds;
 using ::testing::HasSubstr;
 
 constexpr milliseconds kShort{200};
-// One that every backend buffers, and one that none can.
+// The first is a size that every backend buffers, the second one that no
+// backend can.
 constexpr int64_t kSizes[] = {3, int64_t{2} << 20};
 constexpr float kSent = 1;
 constexpr float kRefilled = 7;
@@ -31,13 +32,14 @@ bool all_are(const at::Tensor& tensor, float value) {
   return tensor.eq(value).all().item<bool>();
 }
 
-// Runs `body` in a group of its own for each size, with a blocking operation
-// and with an asynchronous one, as Gloo's groups end with a timeout.
+// Runs `body` for each size, with a blocking and with an asynchronous
+// operation. Each run has a group of its own, because a timeout ends a group of
+// Gloo.
 void in_groups_of_their_own(
     const ContractWorld& world,
     const std::function<void(const ProcessGroupPtr&, int64_t count,
                              bool async_op)>& body) {
-  // What a wait on a stream of a GPU does when its time is over is NCCL's.
+  // NCCL alone decides what a wait on a GPU's stream does at its timeout.
   if (world.device.is_cuda()) return;
   auto group = world.init();
   for (const int64_t count : kSizes) {
@@ -46,7 +48,7 @@ void in_groups_of_their_own(
                    << count << (async_op ? " async" : " blocking"));
       const auto own = new_group();
       body(own, count, async_op);
-      // Nobody leaves before all have looked.
+      // No rank leaves before all have looked.
       const std::string key = c10::str("seen ", count, async_op, " ");
       tell(own, key + std::to_string(world.rank));
       for (int rank = 0; rank < world.size; ++rank) {
@@ -56,7 +58,7 @@ void in_groups_of_their_own(
   }
 }
 
-// The data of a message that came late went into the tensor.
+// Regression: the data of a message that came late was written into the tensor.
 CONTRACT_TEST(GivenUpMessages, AReceiveLeavesTheTensorToItsCaller, 2) {
   in_groups_of_their_own(world, [&](const ProcessGroupPtr& group, int64_t count,
                                     bool async_op) {
@@ -86,7 +88,7 @@ CONTRACT_TEST(GivenUpMessages, AReceiveLeavesTheTensorToItsCaller, 2) {
       }
       EXPECT_TRUE(all_are(given_up, kRefilled));
       if (work) {
-        // It has failed for good.
+        // The operation stays failed.
         EXPECT_THAT(failure_of([&] { work->wait(); }), HasSubstr("irecv"));
         EXPECT_TRUE(all_are(given_up, kRefilled));
       }
@@ -107,7 +109,8 @@ CONTRACT_TEST(GivenUpMessages, AReceiveLeavesTheTensorToItsCaller, 2) {
   });
 }
 
-// What the sender had written into its tensor since was received as sent.
+// Regression: the receiver got what the sender wrote into its tensor after
+// giving up.
 CONTRACT_TEST(GivenUpMessages, ASendLeavesTheTensorToItsCaller, 2) {
   in_groups_of_their_own(world, [&](const ProcessGroupPtr& group, int64_t count,
                                     bool async_op) {
@@ -143,7 +146,7 @@ CONTRACT_TEST(GivenUpMessages, ASendLeavesTheTensorToItsCaller, 2) {
       auto tensor = filled(count, 0);
       try {
         recv(tensor, 0, options);
-        // "shm" tells it; MPI may still deliver what was sent.
+        // "shm" fails the receive; MPI may still deliver what was sent.
         EXPECT_TRUE(group->store()->check({"taken"}) || world.backend == "mpi");
         EXPECT_TRUE(all_are(tensor, kSent));
       } catch (const c10::DistBackendError& error) {
@@ -161,9 +164,9 @@ CONTRACT_TEST(GivenUpMessages, ASendLeavesTheTensorToItsCaller, 2) {
   });
 }
 
-// It still took the message, and the tensor with it.
+// Regression: the aborted receive still took the message and wrote the tensor.
 CONTRACT_TEST(GivenUpMessages, AnAbortedReceiveLeavesItsMessageToTheNext, 2) {
-  // Gloo's abort ends waits alone.
+  // Gloo's abort ends only waits.
   if (world.device.is_cuda() || world.backend == "gloo") return;
   auto group = world.init();
   for (const int64_t count : kSizes) {

@@ -16,8 +16,8 @@ namespace {
 
 using ::testing::ElementsAre;
 
-// The sum over `group` of each member's rank in the world; a rank that is no
-// member must not call it.
+// Returns the sum over `group` of each member's rank in the world; only members
+// may call this.
 double sum_of_ranks(const ContractWorld& world, const ProcessGroupPtr& group) {
   auto tensor = at::full({5}, world.rank, world.device).to(at::kFloat);
   all_reduce(tensor, {.group = group});
@@ -96,7 +96,7 @@ CONTRACT_TEST(Groups, RootsAreRanksOfTheWorld, 3, 5, 8) {
 
 CONTRACT_TEST(Groups, OverlappingOnesInterleaveTheirOperations, 3, 5, 8) {
   auto group = world.init();
-  // Each rank is in two rings of neighbours, and in the world.
+  // Each rank is in two pairs with its neighbours, and in the world.
   std::map<int, ProcessGroupPtr> pairs;
   for (int first = 0; first < world.size; ++first) {
     auto pair = new_group({first, (first + 1) % world.size});
@@ -125,7 +125,8 @@ CONTRACT_TEST(Groups, OverlappingOnesInterleaveTheirOperations, 3, 5, 8) {
     flights[i].work->wait();
     EXPECT_TRUE(flights[i].tensor.eq(flights[i].expected).all().item<bool>());
   }
-  // Synchronous ones too, as long as the order has no circle.
+  // Synchronous operations also work, as long as no circle of ranks waits for
+  // each other.
   for (auto& [first, pair] : pairs) {
     EXPECT_EQ(sum_of_ranks(world, pair), sum(pair->global_ranks()));
   }
@@ -151,14 +152,14 @@ CONTRACT_TEST(Groups, NewSubgroupsByEnumerationGiveEachRankItsOwn, 5, 8) {
   } else if (world.rank < 3) {
     expect_works(world, own, {world.rank});
   } else {
-    EXPECT_EQ(own, nullptr);  // rank 3, and those from 5
+    EXPECT_EQ(own, nullptr);  // rank 3, and ranks 5 and up
   }
   barrier();
 }
 
 CONTRACT_TEST(Groups, SplitDividesTheDefaultGroupAndAPartOfIt, 5, 8) {
   auto group = world.init();
-  // Rank 2 is in no part. A part's order is its ranks'.
+  // Rank 2 is in no part. The ranks of a part keep their order.
   std::vector<int> high;
   for (int rank = 3; rank < world.size; ++rank) high.push_back(rank);
   auto part = split_group({{0, 1}, high});
@@ -167,7 +168,7 @@ CONTRACT_TEST(Groups, SplitDividesTheDefaultGroupAndAPartOfIt, 5, 8) {
   } else {
     expect_works(world, part, world.rank < 2 ? std::vector<int>{0, 1} : high);
   }
-  // The part is split by *its* ranks, and only its members call.
+  // Splitting a part takes ranks *of the part*, and only its members call.
   if (world.rank > 2) {
     auto half = split_group({{0}, {1}}, {.parent = part});
     if (world.rank < 5) {
@@ -175,7 +176,7 @@ CONTRACT_TEST(Groups, SplitDividesTheDefaultGroupAndAPartOfIt, 5, 8) {
     } else {
       EXPECT_EQ(half, nullptr);
     }
-    // A second split of the same parent is another group.
+    // A second split of the same parent makes another group.
     auto pair = split_group({{0, 1}}, {.parent = part});
     if (world.rank < 5) {
       expect_works(world, pair, {3, 4});
@@ -206,7 +207,7 @@ CONTRACT_TEST(Groups, DestroyingOneLeavesTheOthersAlone, 3, 5) {
     expect_works(world, second, {0, 1});
     destroy_process_group(second);
   }
-  // And new ones can be made.
+  // New groups can still be made.
   expect_works(world, new_group(), all);
   expect_works(world, third, all);
 }

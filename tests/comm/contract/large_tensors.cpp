@@ -1,5 +1,5 @@
-// Tensors past every size at which a backend cuts its work into parts (the
-// largest is 4 MiB), every element compared.
+// Tensors larger than any size at which a backend cuts its work into parts (the
+// largest is 4 MiB). Every element is compared.
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -15,13 +15,14 @@ constexpr int64_t kBytes = 9 * (1 << 20) + 40;
 
 constexpr int64_t kCount = kBytes / sizeof(float);
 
-// Small integers in an order of their own for each `seed`, whose sums are
-// exact. The period is odd, so that no two parts are alike.
+// Returns small integers in a different order for each `seed`; their sums are
+// exact. The period is odd, so no two parts are alike.
 at::Tensor content(int64_t seed) {
   return at::arange(kCount, at::kFloat).mul_(seed + 3).remainder_(31);
 }
 
-// The first difference says where to look: a part, a lane, a rank's slice.
+// Reports the first difference, because its place tells what failed: a part, a
+// lane, or a rank's slice.
 void expect_equal(const at::Tensor& have, const at::Tensor& want,
                   const char* operation) {
   const auto host = have.to(at::kCPU);
@@ -70,7 +71,7 @@ CONTRACT_TEST(LargeTensors, EveryElementIsMoved, 2, 5) {
     expect_equal(all[i], content(i), "all_gather");
   }
 
-  // The output of each rank is of the whole size.
+  // The output of each rank has the whole size.
   std::vector<at::Tensor> inputs;
   auto sum = at::zeros({kCount});
   for (int i = 0; i < world.size; ++i) {

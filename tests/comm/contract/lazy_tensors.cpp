@@ -1,4 +1,4 @@
-// Tensors that are not their memory: all zeros without any (forward-mode
+// Tensors that differ from their memory: zeros that have none (forward-mode
 // differentiation makes them), and views that conjugate or negate.
 
 #include <ATen/ATen.h>
@@ -30,7 +30,7 @@ at::Tensor zeros_without_memory(const ContractWorld& world, int64_t count) {
 CONTRACT_TEST(LazyTensors, ZerosWithoutMemoryAreZerosAsInput, 2, 3) {
   auto group = world.init();
   const int n = world.size;
-  // Rank 1 gives them, the others ones.
+  // Rank 1 passes such zeros, the others ones.
   auto given = [&](int64_t count) {
     return world.rank == 1 ? zeros_without_memory(world, count)
                            : at::ones({count}, world.device);
@@ -101,7 +101,7 @@ CONTRACT_TEST(LazyTensors, ZerosWithoutMemoryAreZerosAsInput, 2, 3) {
     reduce_scatter_tensor(own, given(n * count));
     EXPECT_TRUE(is(own, n - 1)) << "reduce_scatter_tensor";
 
-    // Rank 0 alone is written to.
+    // The result is written on rank 0 only.
     tensor = given(count);
     reduce(tensor, 0);
     if (world.rank == 0) {

@@ -1,6 +1,6 @@
-// Mistakes, and what is said of them: each message is read here, its telling
-// parts that is. What this rank can see by itself is std::invalid_argument
-// before anything is sent, so the group stays in step.
+// Mistakes and their error messages. The telling parts of each message are
+// compared. A mistake that one rank can see alone throws std::invalid_argument
+// before anything is sent, so the ranks still make the same calls afterwards.
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -23,11 +23,11 @@ using ::testing::HasSubstr;
 struct Mistake {
   std::string name;
   std::function<void()> make;
-  // Beside operation, group and rank.
+  // Must stand in the message, besides operation, group and rank.
   std::vector<std::string> words;
 };
 
-// `operation` and where it was called must stand in each message.
+// Each message must name `operation` and the group and rank that called it.
 void expect_named(const ContractWorld& world, const std::string& operation,
                   const std::vector<Mistake>& mistakes) {
   const auto where = operation + " in group 'default_pg' on rank " +
@@ -97,7 +97,7 @@ CONTRACT_TEST(Misuse, OwnPartsOfAllToAllThatDifferAreToldAtOnce, 2, 3) {
   expect_in_step(world);
 }
 
-// What no operation over one tensor takes.
+// Returns tensors that every operation over one tensor refuses.
 std::vector<Mistake> wrong_tensors(
     const ContractWorld& world,
     const std::function<void(const at::Tensor&)>& call) {
@@ -109,7 +109,7 @@ std::vector<Mistake> wrong_tensors(
   };
 }
 
-// What only reading operations take.
+// Returns tensors that operations may only read.
 std::vector<Mistake> unwritable_tensors(
     const ContractWorld& world,
     const std::function<void(const at::Tensor&)>& call) {
@@ -189,7 +189,7 @@ CONTRACT_TEST(Misuse, ReductionsNameDtypesOnWhichAnOperationMakesNoSense, 2) {
     const auto allowed = reduced_dtypes(op);
     for (auto dtype : moved_dtypes()) {
       if (std::ranges::find(allowed, dtype) != allowed.end()) continue;
-      // The dtype, and what to do.
+      // The message must have the dtype, and say what to do.
       const std::vector<std::string> words{c10::toString(dtype), ";"};
       auto tensor = at::empty({2}, dtype).to(world.device);
       auto parts = std::vector<at::Tensor>{tensor, tensor};
@@ -536,7 +536,7 @@ CONTRACT_TEST(Misuse, PointToPointNamesRanksTagsAndTensors, 2) {
                peers("src", [&](int src) { irecv(tensor, src); }));
   auto second = new_group();
   auto batch = [&](P2POp op) {
-    // The first is right, and must not be started.
+    // The first operation is right, but must not be started.
     return [=] {
       batch_isend_irecv(
           {{.op = Kind::isend, .tensor = tensor, .peer = other}, op});
@@ -568,7 +568,7 @@ CONTRACT_TEST(Misuse, PointToPointNamesRanksTagsAndTensors, 2) {
                .peer = other,
                .group = second}),
         {"different groups", "one group"}}});
-  // Nothing of that was sent.
+  // Nothing of these batches was sent.
   auto in = ones(world, {1}, at::kLong);
   auto receiving = irecv(in, other);
   isend(at::full_like(in, 7), other)->wait();

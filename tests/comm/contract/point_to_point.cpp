@@ -96,7 +96,7 @@ CONTRACT_TEST(PointToPoint, AnySourceTellsWhoSent, 2, 3, 5, 8) {
       }
       EXPECT_EQ(seen.size(), static_cast<size_t>(world.size - 1));
     }
-    barrier();  // the next round is told apart from this one
+    barrier();  // so the messages of the two passes do not mix
   }
 }
 
@@ -148,7 +148,7 @@ CONTRACT_TEST(PointToPoint, ManyInFlightArriveInTheOrderTheyWereSent, 2, 3) {
   std::vector<WorkPtr> works;
   for (int i = 0; i < kMessages; ++i) {
     in.push_back(number(world, -1));
-    // Some receives are posted before their message, some behind it.
+    // Some receives are posted before their message is sent, some after it.
     if (i % 3 == 0) works.push_back(irecv(in[i], previous));
     works.push_back(isend(number(world, 1000 * world.rank + i), next));
     if (i % 3 != 0) works.push_back(irecv(in[i], previous));
@@ -177,7 +177,7 @@ CONTRACT_TEST(PointToPoint, GroupsKeepTheirMessagesApart, 2, 3) {
   }
 }
 
-// As the rank of the world that it is, also in a group.
+// Errors number the other end by its rank in the world, also in a group.
 CONTRACT_TEST(PointToPoint, ErrorsNameTheOtherEnd, 3) {
   auto group = world.init();
   // A receive that was given up may break its group.
@@ -200,7 +200,7 @@ CONTRACT_TEST(PointToPoint, ErrorsNameTheOtherEnd, 3) {
     EXPECT_THAT([&] { recv(in, kAnySource, options(2)); },
                 fails("recv from any rank in group"));
   }
-  // The peer has not left: it is lateness that is told.
+  // No peer has left before rank 1 has seen its errors, which report lateness.
   const std::string seen = "seen";
   if (world.rank == 1) group->store()->set(seen, std::vector<uint8_t>{1});
   group->store()->wait({seen}, kGroupTimeout);
@@ -210,7 +210,7 @@ CONTRACT_TEST(PointToPoint, BatchesRunRingsBothWays, 2, 3, 5, 8) {
   auto group = world.init();
   const int next = (world.rank + 1) % world.size;
   const int previous = (world.rank + world.size - 1) % world.size;
-  // Far more than fits into what the kernel buffers.
+  // The larger count is far more than the kernel buffers.
   for (int64_t count : {int64_t{3}, int64_t{1} << 20}) {
     auto make = [&](int value) {
       return at::full({count}, value,
@@ -218,7 +218,7 @@ CONTRACT_TEST(PointToPoint, BatchesRunRingsBothWays, 2, 3, 5, 8) {
     };
     auto right = make(-1);
     auto left = make(-1);
-    // With two ranks both messages have one peer: tags tell them apart.
+    // In a world of two both messages have the same peer: tags tell them apart.
     auto works = batch_isend_irecv({
         {.op = Kind::isend, .tensor = make(world.rank), .peer = next, .tag = 1},
         {.op = Kind::isend,
@@ -262,7 +262,8 @@ CONTRACT_TEST(PointToPoint, BatchesOfASubgroupNameRanksOfTheWorld, 3, 5) {
   barrier();
 }
 
-// One of each kind of JSON, byte strings, and nestings of them, by rank.
+// Returns one object of each kind of JSON, byte strings, and nestings of them;
+// they differ by rank.
 std::vector<Object> objects_of(int rank) {
   auto text = "rank " + std::to_string(rank);
   std::string long_text(static_cast<size_t>(rank + 1) * 1000, 'x');
@@ -338,7 +339,8 @@ CONTRACT_TEST(Objects, ScatterGivesEachRankItsOwn, 1, 2, 3, 5, 8) {
   auto group = world.init();
   const size_t kinds = objects_of(0).size();
   for (int src = 0; src < world.size; ++src) {
-    // Of different kinds, so of different sizes; the others give nothing.
+    // The objects are of different kinds, so of different sizes; the other
+    // ranks pass none.
     std::vector<Object> objects;
     for (int rank = 0; rank < world.size && world.rank == src; ++rank) {
       objects.push_back(objects_of(src)[static_cast<size_t>(rank + 7) % kinds]);
@@ -407,7 +409,7 @@ CONTRACT_TEST(PointToPoint, AMessageThatHasEndedIsWaitedForAgainAtNoCost, 2) {
   for (int wait = 0; wait < 3; ++wait) {
     for (auto& work : works) EXPECT_TRUE(work->wait());
   }
-  all_reduce(sent);  // the group is still whole
+  all_reduce(sent);  // the group still works
   EXPECT_EQ(sent[0].item<float>(), 1);
 }
 

@@ -28,13 +28,13 @@ std::vector<at::Tensor> exact_inputs(ReduceOpType op, at::ScalarType dtype,
       size, [&](int rank) { return exact_numbers(op, dtype, shape, rank); });
 }
 
-// `large` tensors are reduced by one operation only: they take their time.
+// Only one operation reduces `large` tensors, because they take long.
 std::vector<GridPoint> grid_of(const ContractWorld& world, ReduceOpType op,
                                bool large = true) {
   return grid(world.size, reduced_dtypes(op), large && op == ReduceOpType::SUM);
 }
 
-// `tensor` of every rank has the bits of this rank's.
+// Expects that `tensor` has the same bits on every rank.
 void expect_equal_on_all_ranks(const at::Tensor& tensor, int size) {
   auto bits = tensor.contiguous();
   std::vector<at::Tensor> all;
@@ -63,7 +63,7 @@ CONTRACT_TEST(Reductions, AllReduceMatchesTheScalarReference, 1, 2, 3, 5, 8) {
   }
 }
 
-// Accumulated in their own precision or a better one.
+// Sums must be accumulated in the dtype's precision or a better one.
 CONTRACT_TEST(Reductions, RoundedSumsAreWithinTheirBoundAndEqualOnAllRanks, 1,
               2, 3, 5, 8) {
   auto group = world.init();
@@ -82,7 +82,7 @@ CONTRACT_TEST(Reductions, RoundedSumsAreWithinTheirBoundAndEqualOnAllRanks, 1,
                            accumulation_bound(op, inputs)))
             << op_name(op) << " " << dtype << shape;
         expect_equal_on_all_ranks(tensor, world.size);
-        if (world.size > 3) break;  // the small one will do
+        if (world.size > 3) break;  // in larger worlds only the small one
       }
     }
   }
@@ -178,7 +178,7 @@ CONTRACT_TEST(Reductions, ReduceGivesTheReductionToDst, 1, 2, 3, 5, 8) {
   }
 }
 
-// What rank `rank` gives for rank `part`, of any shape.
+// Returns the numbers of rank `rank` for rank `part`, in any shape.
 at::Tensor part_of(ReduceOpType op, at::ScalarType dtype, const Shape& shape,
                    int rank, int part) {
   return exact_numbers(op, dtype, shape, rank + 100 * part);
@@ -320,8 +320,8 @@ CONTRACT_TEST(Reductions, RowsOfOneTensorMayBeReducedTogether, 2, 3) {
   EXPECT_TRUE(all.cpu().equal(expected)) << all;
 }
 
-// `entries` entries in a row of 10, at places that overlap between ranks, and
-// one place twice: not coalesced.
+// Returns a row of 10 with `entries` entries, not coalesced: their places
+// overlap between ranks, and one place occurs twice.
 at::Tensor sparse_input(at::ScalarType dtype, int rank, int64_t entries,
                         bool hybrid) {
   auto places = at::empty({1, entries}, at::kLong);
@@ -343,7 +343,8 @@ at::Tensor sparse_input(at::ScalarType dtype, int rank, int64_t entries,
 CONTRACT_TEST(Reductions, SparseTensorsAreSummedWhateverTheirEntries, 1, 2, 3,
               5, 8) {
   auto group = world.init();
-  // Rank r has r + 2 entries; rank 1 none, and in a second round all none.
+  // Rank r has r + 2 entries and rank 1 has none; the second time no rank has
+  // any.
   for (auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16,
                      at::kLong, at::kInt}) {
     for (auto op : {ReduceOpType::SUM, ReduceOpType::AVG}) {

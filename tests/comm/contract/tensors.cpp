@@ -24,7 +24,7 @@ uint64_t hash(uint64_t seed, uint64_t index) {
 bool is_real(at::ScalarType dtype) { return c10::isFloatingType(dtype); }
 bool is_complex(at::ScalarType dtype) { return c10::isComplexType(dtype); }
 
-// In [-range, range].
+// Returns an integer in [-range, range].
 double small_integer(uint64_t bits, int64_t range) {
   return static_cast<double>(static_cast<int64_t>(bits % (2 * range + 1)) -
                              range);
@@ -79,7 +79,7 @@ T combine_numbers(ReduceOpType op, T a, T b) {
   throw std::invalid_argument("no such reduction");
 }
 
-// `T` is the element type of both, dense.
+// Both tensors must be dense, with elements of type `T`.
 template <typename T, typename Combine>
 void accumulate(const at::Tensor& into, const at::Tensor& next,
                 Combine&& combine) {
@@ -93,7 +93,8 @@ at::ScalarType wide(at::ScalarType dtype) {
   return is_real(dtype) ? at::kDouble : at::kLong;
 }
 
-// Made as `T` by `value(index)`, converted to `dtype`.
+// Returns a tensor of the values value(index), computed as `T` and converted to
+// `dtype`.
 template <typename T, typename Value>
 at::Tensor filled(at::ScalarType dtype, const Shape& shape, Value&& value) {
   auto result = at::empty(shape, c10::CppTypeToScalarType<T>::value);
@@ -113,7 +114,7 @@ Shape strides_of(const Shape& shape, int64_t row_padding) {
   return strides;
 }
 
-// The elements one after another as bytes, on the CPU; a copy.
+// Returns a copy on the CPU of all elements in order, as bytes.
 at::Tensor bytes(const at::Tensor& tensor) {
   auto plain = tensor.detach().resolve_conj().resolve_neg().cpu();
   return plain.flatten().clone(at::MemoryFormat::Contiguous).view(at::kByte);
@@ -385,7 +386,8 @@ std::vector<GridPoint> grid(int world_size,
   };
   std::vector<GridPoint> points;
   auto add = [&](at::ScalarType dtype, const Shape& shape, Layout layout) {
-    // Each combination of the others meets both over the whole grid.
+    // Synchronous and asynchronous alternate, so over the whole grid each
+    // dtype, shape and layout meets both.
     points.push_back({dtype, shape, layout, points.size() % 2 == 1});
   };
   std::vector<Shape> shapes{{}, {0}, {1}, {7}, {3, 5}, {2, 0, 3}};

@@ -24,8 +24,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Tells the others of an event, and waits for one of theirs, through keys of
-// the group's store: nothing of the backend's.
+// These functions announce an event to the other ranks and wait for one of
+// theirs, through keys of the group's store, without the backend.
 void tell(const ProcessGroupPtr& group, const std::string& key) {
   group->store()->set(key, std::vector<uint8_t>{1});
 }
@@ -73,7 +73,7 @@ CONTRACT_TEST(Works, SeveralInFlightMayBeWaitedForInAnyOrder, 1, 2, 3, 5, 8) {
     };
     flights.push_back(flight);
   }
-  for (int i = kRounds; i-- > 0;) {  // backwards
+  for (int i = kRounds; i-- > 0;) {  // in reverse order
     for (size_t k = 4; k-- > 0;) flights[i].works[k]->wait();
   }
   for (int i = 0; i < kRounds; ++i) {
@@ -103,7 +103,7 @@ CONTRACT_TEST(Works, KeepsItsTensorsAlive, 2, 3) {
   auto all = at::zeros({world.size, 50'000}, world.device);
   std::vector<WorkPtr> works;
   for (int i = 0; i < 4; ++i) {
-    // The handles given here are gone before the operation has ended.
+    // The handles passed here are released before the operation has ended.
     works.push_back(all_gather_into_tensor(
         all, at::full({50'000}, world.rank + 1.0f, world.device),
         {.async_op = true}));
@@ -146,7 +146,7 @@ CONTRACT_TEST(Works, GiveFuturesThatHaveTheResult, 1, 2, 3) {
   future->wait();
   EXPECT_TRUE(future->completed());
   EXPECT_FALSE(future->hasError());
-  // Without wait(), and though the backend does not know these strides.
+  // No wait() is needed, although the backend does not know these strides.
   EXPECT_TRUE(all_are(tensor, triangle(world.size)));
   then->wait();
   EXPECT_TRUE(then->value().toBool());
@@ -187,7 +187,7 @@ CONTRACT_TEST(Works, ATimeoutNamesOperationNumberGroupRankAndTimes, 2, 3) {
                 expected);
     tell(group.get(), "timed out");
   } else {
-    // The peers have not left: it is lateness that is told.
+    // The peers have not left, so the error reports lateness.
     await(group.get(), "timed out");
   }
 }
@@ -225,7 +225,7 @@ CONTRACT_TEST(Works, APeerThatIsGoneFailsTheOthers, 3) {
   } else {
     await(group.get(), "gone");
     auto text = failure_of([&] {
-      for (int i = 0; i < 3; ++i) {  // what is sent first may be buffered
+      for (int i = 0; i < 3; ++i) {  // the first messages may be buffered
         all_reduce(at::ones({100'000}, world.device),
                    {.timeout = milliseconds(3000)});
       }
@@ -248,7 +248,7 @@ CONTRACT_TEST(Works, ATensorWrittenInFlightIsToldByWait, 2) {
                     : all_gather_into_tensor(output, input, {.async_op = true});
     if (world.rank == 0) {
       (which == 0 ? tensor : input).add_(1);
-      for (int wait = 0; wait < 2; ++wait) {  // it stays a failure
+      for (int wait = 0; wait < 2; ++wait) {  // the failure stays
         EXPECT_THAT(failure_of([&] { work->wait(); }),
                     AllOf(HasSubstr(which == 0 ? "all_reduce"
                                                : "all_gather_into_tensor"),
@@ -259,9 +259,9 @@ CONTRACT_TEST(Works, ATensorWrittenInFlightIsToldByWait, 2) {
     }
   }
   auto tensor = at::ones({3}, world.device);
-  all_reduce(tensor);  // the group is still in step
+  all_reduce(tensor);  // the ranks still make the same calls
   EXPECT_TRUE(all_are(tensor, 2));
-  // What is written behind wait() is fine.
+  // The tensor may be written after wait().
   auto work = all_reduce(tensor, {.async_op = true});
   work->wait();
   tensor.zero_();
@@ -274,13 +274,14 @@ CONTRACT_TEST(Barriers, BarrierReturnsWhenAllHaveCalledIt, 1, 2, 3, 5, 8) {
     const int late = round % world.size;
     const auto key = std::to_string(round);
     if (world.rank == late) {
-      // Until all others stand in theirs.
+      // Waits until all others are inside theirs.
       for (int i = 0; i < world.size; ++i) {
         if (i != late) await(group.get(), "waits" + key + std::to_string(i));
       }
       tell(group.get(), "late" + key);
-      // The store takes a key without an answer: a barrier of microseconds may
-      // be over before it is there. What is asked next comes behind it.
+      // The store does not confirm a key that is set, and a barrier of
+      // microseconds may end before the key is there. The store answers this
+      // question only after setting the key.
       group->store()->check({"late" + key});
       barrier();
       continue;
@@ -336,7 +337,7 @@ CONTRACT_TEST(Barriers, MonitoredBarrierNamesTheAbsentOnEveryPresentRank, 2, 3,
   for (int i = 0; i < world.size; ++i) {
     if (i != 1 && i != 4) await(group.get(), "told" + std::to_string(i));
   }
-  // The group is as it was, and the next one counts anew.
+  // The group still works, and counts its next call correctly.
   auto tensor = at::ones({1}, world.device);
   all_reduce(tensor);
   EXPECT_TRUE(all_are(tensor, world.size));

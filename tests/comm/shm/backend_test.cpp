@@ -1,5 +1,5 @@
-// What "shm" promises beyond the contract of the collectives: as a backend of
-// c10d that is called directly, and with registered memory.
+// Properties of "shm" beyond the contract of the collectives: direct calls of
+// the c10d backend, and registered memory.
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
@@ -30,7 +30,8 @@ c10d::Backend& backend_of(const ProcessGroupPtr& group) {
   return group->backend(c10::kCPU);
 }
 
-// 0, 1, 2, ... + `offset`, lying with strides that are not those of the shape.
+// Returns 0, 1, 2, ... + `offset`, with strides that are not those of the
+// shape.
 at::Tensor strided(int64_t offset, at::ScalarType dtype = at::kFloat) {
   return (at::arange(12, at::kLong) + offset).to(dtype).view({3, 4}).t();
 }
@@ -38,13 +39,13 @@ at::Tensor strided_zeros(at::ScalarType dtype = at::kFloat) {
   return at::zeros({3, 4}, dtype).t();
 }
 
-// Any reals, the same wherever they are asked for.
+// Returns reals that are the same on every rank that asks for rank `rank`'s.
 at::Tensor reals_of(int rank, int64_t count, at::ScalarType dtype) {
   auto generator = at::detail::createCPUGenerator(77 + rank);
   return at::randn({count}, generator, at::kFloat).to(dtype);
 }
 
-// ((rank 0 + rank 1) + ...) in float32, rounded once at the end.
+// Returns ((rank 0 + rank 1) + ...) in float32, rounded once at the end.
 at::Tensor sum_in_rank_order(int size, int64_t count, at::ScalarType dtype) {
   auto sum = reals_of(0, count, dtype).to(at::kFloat);
   for (int rank = 1; rank < size; ++rank) {
@@ -83,7 +84,7 @@ WORLD_TEST(ShmBackend, TakesTensorsOfAnyStrides, 1, 2, 3) {
   backend.allgather(lists, tensors, {})->wait();
   for (int i = 0; i < size; ++i) EXPECT_TRUE(lists[0][i].equal(strided(i)));
 
-  // Each rank sends its number and that of who receives it.
+  // Each rank sends its own number and the receiver's.
   std::vector<at::Tensor> inputs;
   for (int i = 0; i < size; ++i) inputs.push_back(strided(10 * world.rank + i));
   for (auto& tensor : lists[0]) tensor.zero_();
@@ -133,7 +134,7 @@ WORLD_TEST(ShmBackend, TakesWholeTensorsOfAnyStridesAndInPlace, 1, 2, 3) {
   backend._reduce_scatter_base(part, all, {})->wait();
   EXPECT_TRUE(part.equal(expected[world.rank] * size));
 
-  // In place: the own part of the whole.
+  // In place: the input is this rank's part of the output.
   all = at::zeros({size, 1000});
   own = all[world.rank].fill_(world.rank);
   backend._allgather_base(all, own, {})->wait();
@@ -141,7 +142,7 @@ WORLD_TEST(ShmBackend, TakesWholeTensorsOfAnyStridesAndInPlace, 1, 2, 3) {
   backend._reduce_scatter_base(own, all, {})->wait();
   EXPECT_TRUE(own.eq(world.rank * size).all().item<bool>());
 
-  // An output that lies across several parts of the input.
+  // The output overlaps several parts of the input.
   if (size > 1) {
     all = at::arange(1000 * size, at::kFloat);
     own = all.narrow(0, 500, 1000);
@@ -223,7 +224,7 @@ WORLD_TEST(ShmBackend, MovesDtypesThatItCannotReduce, 1, 2) {
   c10d::BroadcastOptions nobody;
   nobody.rootRank = world.size;
   EXPECT_THROW(backend.broadcast(integers, nobody), std::invalid_argument);
-  barrier();  // none of these was a call
+  barrier();  // none of these counted as a call
 }
 
 WORLD_TEST(ShmBackend, LargeSumsEqualTheScalarReferenceBitByBit, 2, 3) {
@@ -235,7 +236,7 @@ WORLD_TEST(ShmBackend, LargeSumsEqualTheScalarReferenceBitByBit, 2, 3) {
       auto tensor = reals_of(world.rank, count, dtype);
       all_reduce(tensor);
       EXPECT_TRUE(same_bits(tensor, want)) << dtype << " " << count;
-      // From an address that no vector likes.
+      // The address is not aligned for vectors.
       auto behind = at::empty({count + 1}, dtype).narrow(0, 1, count);
       behind.copy_(reals_of(world.rank, count, dtype));
       all_reduce(behind, {.async_op = true})->wait();
@@ -249,7 +250,8 @@ WORLD_TEST(ShmBackend, RegisteredMemoryGivesTheSameBits, 1, 2, 3) {
   for (auto dtype : {at::kFloat, at::kBFloat16}) {
     for (int64_t count : {1, 1000, 300'007, 4 << 20}) {
       const auto want = sum_in_rank_order(world.size, count, dtype);
-      // In shared memory on all ranks; on some; as parts at odd offsets.
+      // First all ranks have the tensor in shared memory, then all but rank 0,
+      // then all at odd offsets.
       for (int64_t offset : {0, 0, 3}) {
         auto shared = empty_shared({count + offset}, dtype);
         EXPECT_TRUE(is_shared(shared));
@@ -260,7 +262,7 @@ WORLD_TEST(ShmBackend, RegisteredMemoryGivesTheSameBits, 1, 2, 3) {
         for (int round = 0; round < 3; ++round) {
           tensor.copy_(reals_of(world.rank, count, dtype));
           all_reduce(tensor, {.async_op = round == 1});
-          if (round == 1) barrier();  // stands behind it
+          if (round == 1) barrier();  // runs after the reduction
           EXPECT_TRUE(same_bits(tensor, want))
               << dtype << " " << count << " at " << offset;
         }
@@ -307,7 +309,7 @@ WORLD_TEST(ShmBackend, RegisteredMemoryTakesPartInEveryCollective, 2, 3) {
 
 WORLD_TEST(ShmBackend, SharedTensorsComeAndGoAsTheyLike, 2, 3) {
   auto group = init_shm();
-  // Other numbers and orders on each rank, given back in between.
+  // Each rank has another number of tensors and frees them in another order.
   std::vector<at::Tensor> kept;
   for (int round = 0; round < 30; ++round) {
     if (round % (world.rank + 2) == 0) {
@@ -341,7 +343,7 @@ WORLD_TEST(ShmBackend, SharedTensorsOutliveTheirGroup, 1, 2) {
   }
   tensor.detach().fill_(7);
   EXPECT_EQ(tensor.detach()[999][99].item<float>(), 7);
-  // Another group's collectives take it as any tensor.
+  // Collectives of another group accept it like any other tensor.
   auto group = init_shm();
   EXPECT_FALSE(is_shared(tensor));
   auto values = tensor.detach();
@@ -422,7 +424,7 @@ WORLD_TEST(ShmBackend, AMessageWhoseWorkWasDroppedArrives, 2) {
   constexpr int64_t kMany = 2 << 20;
   if (world.rank == 0) {
     for (int i = 0; i < 3; ++i) isend(at::full({kMany}, 1.0f * i), 1);
-    // Memory that is given back would be taken again here.
+    // If the messages had freed their memory, these tensors would overwrite it.
     for (int i = 0; i < 3; ++i) at::full({kMany}, -1.0f);
   } else {
     for (int i = 0; i < 3; ++i) {

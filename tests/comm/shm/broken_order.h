@@ -1,5 +1,5 @@
-// Included before all else into a copy of the protocol that is wrong on
-// purpose: its acquires are none. ThreadSanitizer must complain about it.
+// Included first in a copy of the protocol that is wrong on purpose: its
+// acquire loads do not acquire. ThreadSanitizer must complain about it.
 #pragma once
 
 #include <atomic>

@@ -1,5 +1,5 @@
-// Buckets that are reduced again and again: every bit, ranks that are late,
-// leave or disagree.
+// Buckets that are reduced repeatedly: every bit is checked, and ranks are
+// late, leave or disagree.
 #include "lockstep/comm/shm/protocol/bucket_exchange.h"
 
 #include <gmock/gmock.h>
@@ -36,7 +36,8 @@ const Values& values() {
   return all;
 }
 
-// Odd, small, one piece of 16 KiB and its neighbours, large, nothing.
+// Odd and small sizes, one piece of 16 KiB and its neighbours, large sizes, and
+// zero.
 std::vector<BucketShape> shapes(DType dtype) {
   const size_t piece = (size_t{16} << 10) / kernels::size_of(dtype);
   std::vector<BucketShape> all;
@@ -136,7 +137,8 @@ TEST_P(Buckets, OfAnAbandonedRoundDoNotDisturbTheNext) {
                                    {.count = 64}},
                        .results = results});
       for (uint64_t step = 0; step < 60; ++step) {
-        // Sometimes twice, each rank with as many buckets as it likes.
+        // Sometimes abandons two reductions, each rank after any number of
+        // buckets.
         for (uint64_t times = mixed(step) % 3; times > 0; --times) {
           rank.abandon(1000 + step, mixed(step, group.rank(), times) % 4);
           dawdle(group, step);
@@ -167,7 +169,7 @@ TEST_P(Buckets, NoneAtAllIsARoundToo) {
   EXPECT_EQ(faults(ends), "");
 }
 
-// What make() says where rank 1 gives other buckets than the rest.
+// Returns the error of make() if rank 1 passes other buckets than the rest.
 std::string mismatch_of(const std::vector<ExchangedBucket>& most,
                         const std::vector<ExchangedBucket>& of_one,
                         Results results_of_one = Results::everywhere) {
@@ -190,7 +192,7 @@ std::string mismatch_of(const std::vector<ExchangedBucket>& most,
     if (end.kind != End::Kind::mismatch) {
       throw std::runtime_error("no mismatch: " + end.words);
     }
-    group.barrier(kEndless);  // it goes on
+    group.barrier(kEndless);  // the group still works
   });
   EXPECT_EQ(faults(ends), "");
   EXPECT_EQ(words[0], words[1]);
@@ -338,7 +340,8 @@ TEST(BucketFaults, RankThatDoesNotReduceItsPartIsNamed) {
   }
 }
 
-// The words of the CallMismatch that `call` throws; empty if it throws none.
+// Returns the words of the CallMismatch that `call` throws; empty if it throws
+// none.
 std::string mismatch_of(const std::function<void()>& call) {
   try {
     call();
@@ -348,9 +351,10 @@ std::string mismatch_of(const std::function<void()>& call) {
   return {};
 }
 
-// Two iterations were summed up where one rank was a backward ahead.
+// Regression: gradients of two iterations were added up if one rank was a
+// backward ahead.
 TEST(BucketFaults, RanksOfDifferentIterationsAreToldBoth) {
-  for (const size_t count : {3, 100'000}) {  // copied, and not
+  for (const size_t count : {3, 100'000}) {  // staged, and in place
     ThreadWorld world(3, default_tuning(3));
     const auto ends = world.run([&](Group& group) {
       BucketRank rank(group, values(),
@@ -363,7 +367,7 @@ TEST(BucketFaults, RanksOfDifferentIterationsAreToldBoth) {
                     exchange.finish();
                   }),
                   AllOf(HasSubstr("rank 1 number 3"), HasSubstr("number 2")));
-      rank.run(4);  // the group goes on
+      rank.run(4);  // the group still works
     });
     for (const auto& end : ends) EXPECT_EQ(end.kind, End::Kind::well) << end;
   }
@@ -392,18 +396,19 @@ TEST(BucketFaults, RanksThatWaitForAnAbandonedRoundAreToldAtOnce) {
           EXPECT_THAT(mismatch_of([&] { exchange.finish(); }),
                       HasSubstr("rank 2 has given up iteration 2"));
         }
-        rank.run(3);  // the group goes on
+        rank.run(3);  // the group still works
       });
       for (const auto& end : ends) EXPECT_EQ(end.kind, End::Kind::well) << end;
     }
   }
 }
 
-// A rank that has done its part cannot keep the others from finishing; its next
-// round was taken for theirs, one step apart for ever.
+// A rank that has done its part cannot stop the others from finishing.
+// Regression: its next reduction was taken for theirs, so it stayed one step
+// apart for ever.
 TEST(BucketFaults, RankThatGivesUpWhatTheOthersFinishIsTold) {
   for (const auto results : {Results::everywhere, Results::owned}) {
-    for (const size_t count : {3, 100'000}) {  // copied, and not
+    for (const size_t count : {3, 100'000}) {  // staged, and in place
       ThreadWorld world(3, default_tuning(3));
       const auto ends = world.run([&](Group& group) {
         BucketRank rank(group, values(),
@@ -425,8 +430,8 @@ TEST(BucketFaults, RankThatGivesUpWhatTheOthersFinishIsTold) {
           exchange.publish(0);
           exchange.finish();
         }
-        rank.run(3);  // the group goes on
-        // All give up what all could have finished.
+        rank.run(3);  // the group still works
+        // All ranks give up a reduction that all could have finished.
         exchange.begin(4, 3);
         exchange.publish(0);
         while (exchange.advance() == 0) std::this_thread::yield();
@@ -543,14 +548,14 @@ TEST_P(Buckets, SplitBarrierSeparatesWhatLiesBeforeFromWhatLiesBehind) {
     const int size = group.size();
     CommonMemory memory(group, size_t{2} * size * 8, kEndless);
     Arrivals barrier(group, kEndless);
-    barrier.wait(kEndless);  // nobody has to come
+    barrier.wait(kEndless);  // no arrival to wait for yet
     auto* numbers = reinterpret_cast<uint64_t*>(memory.data());
     for (uint64_t step = 1; step < 1500; ++step) {
       numbers[step % 2 * size + group.rank()] = step;
       barrier.arrive();
       if (step % 50 == 0) dawdle(group, step);
       barrier.wait(kEndless);
-      barrier.wait(kEndless);  // at once
+      barrier.wait(kEndless);  // returns at once
       for (int peer = 0; peer < size; ++peer) {
         if (numbers[step % 2 * size + peer] != step) {
           throw std::runtime_error("an arrival was not waited for");

@@ -1,5 +1,5 @@
-// Rounds of buckets with ranks as threads, under ThreadSanitizer: a part of the
-// program of protocol_races.cpp.
+// Reductions of buckets with ranks as threads, under ThreadSanitizer: a part of
+// the program of protocol_races.cpp.
 #include <gtest/gtest.h>
 
 #include <stdexcept>
@@ -49,7 +49,7 @@ TEST_P(BucketRaces, OfRoundsBesideCollectives) {
   EXPECT_EQ(faults(ends), "");
 }
 
-// Nobody waits for anybody at the end of these rounds.
+// No rank waits for another at the end of these reductions.
 TEST_P(BucketRaces, OfRoundsOfTinyBuckets) {
   const auto ends = world_.run([](Group& group) {
     BucketRank rank(group, values(),

@@ -59,7 +59,7 @@ std::vector<Interval> BucketRank::owned_by(int rank, size_t bucket) const {
   for (uint64_t piece = 0; begin < count; ++piece) {
     const auto chance = mixed(bucket, piece, 77);
     const size_t end = std::min(count, begin + 1 + chance % (count / 3 + 2));
-    // The last rank owns nothing of odd buckets.
+    // The last rank owns nothing of the buckets with odd numbers.
     const int owners =
         std::max<int>(1, group_.size() - static_cast<int>(bucket % 2));
     if (static_cast<int>(chance / 64 % owners) == rank) {

@@ -10,7 +10,7 @@
 #include "lockstep/comm/shm/protocol/bucket_exchange.h"
 #include "tests/comm/shm/protocol_calls.h"
 
-// Rounds of a BucketExchange whose every bit is checked.
+// Reductions by a BucketExchange; every bit of their results is checked.
 namespace lockstep::shm::testing {
 
 using Results = BucketExchange::Results;
@@ -20,18 +20,19 @@ struct BucketShape {
   DType dtype = DType::float32;
 };
 
-// The same on all ranks.
+// Must be the same on all ranks.
 struct Rounds {
   std::vector<BucketShape> buckets;
   Results results = Results::everywhere;
-  // Whether each rank names what it owns: pieces of odd sizes, strewn over the
-  // buckets; ranks that own nothing of a bucket among them.
+  // Whether each rank names the pieces that it owns: pieces of odd sizes,
+  // scattered over the buckets. Some ranks own nothing of a bucket.
   bool uneven_owners = false;
   double divisor = 0;  // 0: the number of ranks
   milliseconds timeout{60'000};
 };
 
-// One rank's buckets, in one piece of registered memory with guards between.
+// One rank's buckets, in one region of registered memory, with guards between
+// them.
 class BucketRank {
  public:
   BucketRank(Group& group, const Values& values, Rounds rounds);
@@ -41,11 +42,11 @@ class BucketRank {
 
   BucketExchange& exchange() { return *exchange_; }
 
-  // A whole round. Throws std::runtime_error with the first wrong element.
-  // `between` is called before each publish().
+  // Runs a whole reduction. Throws std::runtime_error that names the first
+  // wrong element. `between` is called before each publish().
   void run(uint64_t step, const std::function<void()>& between = {});
-  // Its beginning: the first `publishes` buckets, and as much of the rest as
-  // that allows. The round is left there.
+  // Begins a reduction and abandons it: publishes the first `publishes`
+  // buckets, and advances as far as these allow.
   void abandon(uint64_t step, size_t publishes);
 
   std::vector<Interval> owned_by(int rank, size_t bucket) const;

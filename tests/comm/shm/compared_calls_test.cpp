@@ -1,7 +1,7 @@
 // What the ranks of "shm" compare before they exchange numbers: user calls that
 // become several calls of the protocol, dtypes of equal size, and parts that a
-// rank keeps to itself. All ranks must be told, with both calls by the number
-// that the flight recorder has, and go on in step.
+// rank keeps for itself. Every rank's error must name both calls by the number
+// in the flight recorder, and the ranks must stay in step.
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -25,13 +25,14 @@ using testing::failure_of;
 using ::testing::HasSubstr;
 using testing::World;
 
-// Long: what hangs instead of being told fails by the deadline of the case.
+// The timeout is long, so a call that hangs instead of failing runs into the
+// deadline of the case.
 const InitProcessGroupOptions kPatient{.timeout = seconds(600)};
 
 uint64_t last_number() { return default_group()->flight()->last_number(); }
 
-// Rank 1 calls `odd`, the others `call`. The descriptions are looked for with
-// the number of this call in place of "#N".
+// Rank 1 calls `odd`, the others `call`. Expects both descriptions in the
+// error, with the number of this call in place of "#N".
 void expect_told(const World& world, const std::function<void()>& call,
                  const std::function<void()>& odd, std::string words,
                  std::string odd_words) {
@@ -44,7 +45,7 @@ void expect_told(const World& world, const std::function<void()>& call,
   const auto text = failure_of(world.rank == 1 ? odd : call);
   EXPECT_THAT(text, AllOf(HasSubstr("disagree"), HasSubstr("rank 0: " + words),
                           HasSubstr("rank 1: " + odd_words)));
-  // In step: nothing of the failed call is left.
+  // The ranks are in step: nothing is left of the failed call.
   for (int i = 0; i < 3; ++i) {
     auto tensor = at::full({3}, i + 1);
     all_reduce(tensor);
@@ -99,7 +100,7 @@ WORLD_TEST(ShmComparedCalls, ListsOfOtherDtypesAreNoSilentShift, 2, 3) {
       if (work) work->wait();
     };
   };
-  // As many tensors, but the dtypes in another order.
+  // The numbers of tensors are equal, but the dtypes have another order.
   expect_told(world, reduce({at::kFloat, at::kDouble, at::kFloat}),
               reduce({at::kFloat, at::kFloat, at::kDouble}),
               "all_reduce_coalesced #N (SUM, Double",
@@ -110,7 +111,8 @@ WORLD_TEST(ShmComparedCalls, ListsOfOtherDtypesAreNoSilentShift, 2, 3) {
               "all_reduce_coalesced #N (SUM, Int");
 }
 
-// Sparse tensors: a rank that asked for the mean got a part of the sum.
+// Regression, for sparse tensors: a rank that asked for the mean got a part of
+// the sum.
 WORLD_TEST(ShmComparedCalls, SumAndMeanOfSparseTensorsAreToldApart, 2, 3) {
   auto group = init_process_group("cpu:shm", kPatient);
   auto tensor = at::eye(2).to_sparse();
@@ -139,7 +141,7 @@ WORLD_TEST(ShmComparedCalls, AnUnevenGatherMeetsAnEvenOne, 2, 3) {
   for (const bool async_op : {false, true}) {
     expect_told(world, gather({4, 4}, async_op), gather({4, 5}, async_op),
                 "all_gather #N (Float, 4 elements", "all_gather #N (Float");
-    // Another size, of one pair of ranks.
+    // One pair of ranks has another size.
     const auto number = last_number() + 1;
     EXPECT_THAT(
         failure_of(world.rank == 1 ? gather({4, 6}, async_op)
@@ -237,7 +239,8 @@ WORLD_TEST(ShmComparedCalls, DtypesOfEqualSizeAreToldApart, 2) {
         },
         "all_to_all_single #N " + head, "all_to_all_single #N " + head_of_two);
   }
-  // Reduced as one type: Short is added up as Int, complex numbers as pairs.
+  // Each two are reduced as one type: Short is added up as Int, complex numbers
+  // as pairs.
   expect_told(
       world, [&] { all_reduce(tensor(3, at::kShort)); },
       [&] { all_reduce(tensor(3, at::kInt)); },

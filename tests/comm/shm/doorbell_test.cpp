@@ -1,5 +1,5 @@
-// Which sleepers a call or a message wakes: a rank's doorbell counts how often
-// it is rung, and each time is a system call.
+// Which sleeping threads a call or a message wakes. A rank's doorbell counts
+// how often it is rung, and each ring is a system call.
 
 #include <gtest/gtest.h>
 
@@ -30,7 +30,7 @@ RankState& state_of(ThreadWorld& world, int rank) {
   return world.group(rank).core().own();
 }
 
-// A barrier of two ranks by one thread: nobody waits in it.
+// Runs a barrier of two ranks in one thread, in which neither rank waits.
 void barrier_without_waiting(ThreadWorld& world) {
   const Collective::What what{
       .operation = Operation::barrier, .dtype = DType::uint8, .agreed = 0};
@@ -42,7 +42,8 @@ void barrier_without_waiting(ThreadWorld& world) {
   other.wait_for_all();
 }
 
-// A receive that was pending made each small collective a system call slower.
+// Regression: a pending receive made each small collective a system call
+// slower.
 TEST(ShmDoorbell, ACollectiveDoesNotWakeAThreadThatSleepsForAMessage) {
   ThreadWorld world(2, small_tuning());
   auto& receiver = world.group(1);
@@ -55,7 +56,7 @@ TEST(ShmDoorbell, ACollectiveDoesNotWakeAThreadThatSleepsForAMessage) {
   const uint32_t rings = state.doorbell;
   for (int i = 0; i < 100; ++i) barrier_without_waiting(world);
   EXPECT_EQ(state.doorbell, rings);
-  // It sleeps again if its slice of time was over just now.
+  // The thread may just have woken up because its slice of time was over.
   await([&] { return state.message_sleepers == 1; });
   const std::byte sent{42};
   world.group(0).start_send(1, 7, {&sent, 1}, DType::uint8);
@@ -70,8 +71,8 @@ TEST(ShmDoorbell, AMessageWakesTheRankThatItIsFor) {
     waiting.emplace_back(
         [&world, rank] { world.group(rank).barrier(kTimeout); });
   }
-  // Rank 1 has a message under way, so that its thread in the barrier sleeps
-  // for both.
+  // Rank 1 has a message under way, so its thread in the barrier sleeps for
+  // both.
   std::byte got{};
   const auto message =
       world.group(1).start_receive(0, 7, {&got, 1}, DType::uint8);
@@ -90,7 +91,8 @@ TEST(ShmDoorbell, AMessageWakesTheRankThatItIsFor) {
   EXPECT_EQ(got, sent);
 }
 
-// Its peer may wait for the rest of a large message before it comes.
+// The peer may call the collective only after it has the rest of a large
+// message.
 TEST(ShmDoorbell, ACollectiveWithAMessageUnderWaySleepsForBoth) {
   ThreadWorld world(2, small_tuning());
   std::byte got{};

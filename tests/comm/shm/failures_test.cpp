@@ -1,4 +1,4 @@
-// What "shm" does when ranks disagree, die, stop or are not of one host.
+// What "shm" does if ranks disagree, die, stop or are not on one host.
 // FAULTS.md of the design: 1 to 3, 12, 13.
 
 #include <ATen/ATen.h>
@@ -38,8 +38,8 @@ using testing::tell;
 using ::testing::ThrowsMessage;
 using testing::World;
 
-// Until `count` ranks have said `key`, this one among them. Rank 0 may take the
-// store along once all have.
+// Waits until `count` ranks have said `key`, this rank among them. Rank 0 may
+// end, and the store with it, as soon as all have.
 void join_in(const std::string& key, int count) {
   auto& store = *default_group()->store();
   store.add(key, 1);
@@ -63,8 +63,8 @@ void await_file(const std::filesystem::path& path) {
 
 void make_file(const std::filesystem::path& path) { std::ofstream(path) << 1; }
 
-// A program that has lost a peer ends by an exception: nobody waits for
-// anybody then.
+// A program that has lost a peer ends with an exception, so no rank waits for
+// another.
 struct PeerLost {};
 void run_and_leave_by_exception(const std::function<void()>& body) {
   try {
@@ -75,8 +75,9 @@ void run_and_leave_by_exception(const std::function<void()>& body) {
   }
 }
 
-// Rank 1 calls `odd`, the others `call`; all learn of both, and go on. The
-// words are those of the errors without the number after the operation.
+// Rank 1 calls `odd`, the others `call`. The error of every rank must have both
+// descriptions, without the number after the operation, and the group must
+// still work.
 void expect_mismatch(const World& world, const std::function<void()>& call,
                      const std::function<void()>& odd, std::string words,
                      std::string odd_words) {
@@ -128,7 +129,7 @@ WORLD_TEST(ShmMismatch, IsToldOnEveryRankAndTheGroupGoesOn, 2, 3) {
   expect_mismatch(
       world, [&] { all_gather_into_tensor(gathered, ones(2)); },
       [&] { all_reduce(ones(2)); }, "all_gather_into_tensor (", "all_reduce (");
-  // Between one pair of ranks: rank 0 sends two, rank 1 expects three.
+  // One pair of ranks disagrees: rank 0 sends two, rank 1 expects three.
   std::vector<int64_t> ins(world.size, 1);
   std::vector<int64_t> outs(world.size, 1);
   if (world.rank == 0) ins[1] = 2;
@@ -171,12 +172,13 @@ WORLD_TEST(ShmFailures, ARankThatDoesNotComeIsNamedOnEveryOther, 2, 3) {
         failure_of([&] { all_reduce(tensor, {.timeout = milliseconds(300)}); }),
         AllOf(HasSubstr("all_reduce"), HasSubstr("rank 1"),
               HasSubstr("has not come"), HasSubstr("all_reduce #1")));
-    // It is of no use any more, and says so at once.
+    // The group is broken, and its calls fail at once.
     EXPECT_THAT(failure_of([] { barrier(); }), HasSubstr("rank 1"));
     join_in("failed", world.size);
   } else {
     join_in("failed", world.size);
-    // All of what this one calls first may be there; what it calls then is not.
+    // All peers may have called what this rank calls first, but not its second
+    // call.
     EXPECT_THAT(failure_of([&] {
                   for (int i = 0; i < 2; ++i) all_reduce(tensor);
                 }),
@@ -185,7 +187,8 @@ WORLD_TEST(ShmFailures, ARankThatDoesNotComeIsNamedOnEveryOther, 2, 3) {
   join_in("seen", world.size);
 }
 
-// It was skipped, and the next call met the peers' call of before: wrong sums.
+// Regression: the call was skipped, and the next one met the peers' previous
+// call: wrong sums.
 WORLD_TEST(ShmFailures, ACallThatTimedOutInLineIsNotFollowedByAnother, 2) {
   auto group = init_shm();
   auto first = at::ones({3});
@@ -199,7 +202,7 @@ WORLD_TEST(ShmFailures, ACallThatTimedOutInLineIsNotFollowedByAnother, 2) {
     join_in("failed", world.size);
   } else {
     join_in("failed", world.size);
-    // The first may be complete there; the second has no partner.
+    // The peer may complete the first call; the second has no partner.
     EXPECT_THAT(failure_of([&] {
                   all_reduce(first);
                   all_reduce(second);
@@ -209,7 +212,7 @@ WORLD_TEST(ShmFailures, ACallThatTimedOutInLineIsNotFollowedByAnother, 2) {
   join_in("seen", world.size);
 }
 
-// The data went into the tensor of the call that had failed.
+// Regression: the data was written into the tensor of the call that had failed.
 WORLD_TEST(ShmFailures, ABlockingReceiveThatTimedOutTakesNoLaterMessage, 2) {
   auto group = init_shm();
   if (world.rank == 0) {
@@ -242,7 +245,7 @@ WORLD_TEST(ShmFailures, ARankThatAbortsIsNamedByThoseThatWait, 2, 3) {
     tell(group.get(), "aborted");
   } else {
     if (world.rank == 0) await(group.get(), "aborted");
-    // The first may have been entered by all before.
+    // All ranks may have entered the first call before the abort.
     EXPECT_THAT(failure_of([&] {
                   for (int i = 0; i < 2; ++i) all_reduce(tensor);
                 }),
@@ -251,7 +254,7 @@ WORLD_TEST(ShmFailures, ARankThatAbortsIsNamedByThoseThatWait, 2, 3) {
   join_in("seen", world.size);
 }
 
-// This rank's part is taken by a process of its own, to which harm comes.
+// Replaces this rank with a process that is killed or stopped.
 class Victim {
  public:
   Victim(const World& world, const std::string& harm)
@@ -259,7 +262,7 @@ class Victim {
                   LOCKSTEP_BIN_DIR "/tests/comm_shm_victim", harm},
                  setup(world)) {}
 
-  // Of the victim itself.
+  // Returns the process of the victim itself, not that of `timeout`.
   pid_t pid() const {
     const auto children = testing::read_file(
         "/proc/" + std::to_string(program_.pid()) + "/task/" +
@@ -283,7 +286,7 @@ class Victim {
 
  private:
   static testing::ProgramSetup setup(const World& world) {
-    // Of an earlier case.
+    // Removes the files of an earlier case.
     for (const char* name : {"dead", "reducing", "named"}) {
       std::filesystem::remove(world.folder / name);
     }
@@ -299,8 +302,8 @@ class Victim {
   testing::RunningProgram program_;
 };
 
-// The last rank is the victim of `harm`; the others run `call`, which must
-// fail and name it.
+// The last rank is the victim of `harm`; the others run `call`, which must fail
+// and name that rank.
 void expect_death_is_named(const World& world, const std::string& harm,
                            const std::function<void()>& call) {
   const int victim = world.size - 1;
@@ -313,7 +316,7 @@ void expect_death_is_named(const World& world, const std::string& harm,
     EXPECT_THAT(failure_of(call),
                 AllOf(HasSubstr("rank " + std::to_string(victim) + " died"),
                       HasSubstr("rank " + std::to_string(world.rank))));
-    // And everything after that, of every kind.
+    // All later calls of every kind must fail, too.
     const auto named = HasSubstr("rank " + std::to_string(victim));
     EXPECT_THAT(failure_of([] { barrier(); }), named);
     auto tensor = at::zeros({2});
@@ -342,7 +345,7 @@ WORLD_TEST(ShmFailures, ADeathOfOneWhoWaitsIsNamed, 2, 3) {
       tell(default_group(), "waiting");
       await_file(world.folder / "dead");
     }
-    // It has come to the first of these.
+    // The victim has entered the first of these.
     for (int i = 0; i < 2; ++i) all_reduce(at::ones({1000}));
   });
 }
@@ -369,7 +372,7 @@ WORLD_TEST(ShmFailures, AStoppedRankThatGoesOnIsWaitedFor, 2, 3) {
   if (world.rank == world.size - 1) {
     Victim process(world, "stop");
     EXPECT_TRUE(process.await_stopped());
-    // The others sleep by now.
+    // Lets the others fall asleep in their wait.
     std::this_thread::sleep_for(milliseconds(300));
     process.signal(SIGCONT);
     EXPECT_EQ(process.finish(), 0);

@@ -1,5 +1,5 @@
-// Messages that "shm" gives up: whose tensor it is then, what the other end
-// sees, and that what follows is right.
+// Messages that "shm" gives up: whose tensor it is afterwards, what the
+// other end sees, and that later messages arrive correctly.
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
@@ -32,9 +32,9 @@ using ::testing::HasSubstr;
 using testing::init_shm;
 using testing::tell;
 
-constexpr int64_t kMany = 2 << 20;  // of floats: far more than a ring holds
+constexpr int64_t kMany = 2 << 20;  // floats: far more than a ring holds
 
-// The file is there, with its content.
+// Waits until the file is there, with its content.
 void await_sign(const std::filesystem::path& path) {
   const auto deadline = Deadline::after(seconds(30));
   std::error_code none;
@@ -48,7 +48,7 @@ bool all_are(const at::Tensor& tensor, float value) {
   return tensor.eq(value).all().item<bool>();
 }
 
-// Until the process is stopped, as /proc/PID/stat tells.
+// Waits until /proc/PID/stat shows that the process is stopped.
 void await_stopped(pid_t process) {
   const auto deadline = Deadline::after(seconds(30));
   while (!deadline.expired()) {
@@ -62,7 +62,8 @@ void await_stopped(pid_t process) {
   FAIL() << "process " << process << " did not stop";
 }
 
-// The rest of it came into the tensor that was the caller's again.
+// Regression: the rest of the message was written into the tensor, which
+// belonged to the caller again.
 WORLD_TEST(ShmGivenUpMessages, AReceiveInTheMiddleLeavesItsMessageToTheNext,
            2) {
   for (const bool async_op : {false, true}) {
@@ -73,8 +74,8 @@ WORLD_TEST(ShmGivenUpMessages, AReceiveInTheMiddleLeavesItsMessageToTheNext,
     if (world.rank == 0) {
       auto work = isend(at::full({kMany}, 3.0f), 1);
       std::ofstream(sign) << ::getpid() << std::flush;
-      // All threads of this process stop here, with the ring full; the server
-      // of the store too.
+      // All threads of this process stop here, with the ring full; also the
+      // server of the store.
       ::raise(SIGSTOP);
       EXPECT_TRUE(work->wait());
     } else {
@@ -103,7 +104,8 @@ WORLD_TEST(ShmGivenUpMessages, AReceiveInTheMiddleLeavesItsMessageToTheNext,
   }
 }
 
-// The receiver got what the sender had written into its tensor since.
+// Regression: the receiver got what the sender wrote into its tensor after
+// giving up.
 WORLD_TEST(ShmGivenUpMessages, ASendInTheMiddleFailsItsReceiveByName, 2) {
   auto group = init_shm();
   if (world.rank == 0) {
@@ -112,7 +114,7 @@ WORLD_TEST(ShmGivenUpMessages, ASendInTheMiddleFailsItsReceiveByName, 2) {
         failure_of([&] { send(given_up, 1, {.timeout = milliseconds(100)}); }),
         HasSubstr("send to rank 1"));
     given_up.fill_(7);
-    // The ring is full of the first message, so this one is not begun.
+    // The ring is full of the first message, so this one has not begun.
     auto small = at::full({3}, 4.0f);
     EXPECT_THAT(failure_of([&] { isend(small, 1)->wait(milliseconds(50)); }),
                 HasSubstr("send to rank 1"));
@@ -134,12 +136,12 @@ WORLD_TEST(ShmGivenUpMessages, ASendInTheMiddleFailsItsReceiveByName, 2) {
   barrier();
 }
 
-// Nobody had a handle of those that were begun.
+// Regression: no handle was left for the messages that had begun.
 WORLD_TEST(ShmGivenUpMessages, ABatchThatFailsHalfWayGivesUpWhatItBegan, 2) {
   auto group = init_shm();
   auto received = at::zeros({3});
   if (world.rank == 0) {
-    // A copy in a row needs more memory than there is.
+    // A contiguous copy would need more memory than there is.
     auto wrong = at::zeros({1}).expand({int64_t{1} << 46});
     EXPECT_ANY_THROW(batch_isend_irecv(
         {{.op = P2POp::Kind::irecv, .tensor = received, .peer = 1},
@@ -157,7 +159,7 @@ WORLD_TEST(ShmGivenUpMessages, ABatchThatFailsHalfWayGivesUpWhatItBegan, 2) {
   barrier();
 }
 
-// A thread that moved messages wrote into the tensor still.
+// Regression: a thread that moved messages still wrote into the tensor.
 WORLD_TEST(ShmGivenUpMessages, AfterAbortNoTensorIsTouched, 2) {
   auto group = init_shm();
   auto small = at::zeros({3});
@@ -188,7 +190,8 @@ WORLD_TEST(ShmGivenUpMessages, AfterAbortNoTensorIsTouched, 2) {
   }
 }
 
-// A work that was asked after the end of its group moved all messages.
+// Regression: has_ended() of a work moved all messages, even after the end of
+// its group.
 WORLD_TEST(ShmGivenUpMessages, AfterDestroyNoTensorIsTouched, 2) {
   auto whole = init_shm();
   auto group = new_group();
@@ -206,7 +209,8 @@ WORLD_TEST(ShmGivenUpMessages, AfterDestroyNoTensorIsTouched, 2) {
     EXPECT_TRUE(all_are(other, 7));
   } else {
     await(whole.get(), "destroyed");
-    // It goes into the ring: that a rank has left is seen by those that wait.
+    // The send succeeds because the message fits into the ring: only ranks that
+    // wait see that a peer has left.
     send(at::full({3}, 5.0f), 0, {.group = group, .tag = 2});
     tell(whole.get(), "sent");
   }

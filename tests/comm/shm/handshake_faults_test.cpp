@@ -29,7 +29,7 @@ class HandshakeFault : public ::testing::Test {
  protected:
   void TearDown() override { EXPECT_EQ(open_descriptors(), before_); }
 
-  // How the meetings end, each in a thread.
+  // Runs each meeting in a thread and returns how it ended.
   std::vector<std::string> outcomes(const std::vector<Meeting>& meetings) {
     std::vector<std::future<std::string>> ranks;
     for (const auto& meeting : meetings) {
@@ -42,7 +42,8 @@ class HandshakeFault : public ::testing::Test {
     return texts;
   }
 
-  // The same in processes; `prepare` runs in the one of rank `prepared` first.
+  // Does the same in processes; `prepare` runs first in the process of rank
+  // `prepared`.
   std::vector<std::string> outcomes_of_processes(
       const std::vector<Meeting>& meetings, int prepared,
       const std::function<void()>& prepare) {
@@ -164,7 +165,7 @@ TEST_F(HandshakeFault, ADescriptorThatFindsNoRoomIsUnavailableForAll) {
     exchange.set = [set = exchange.set](const std::string& key,
                                         const std::string& value) {
       set(key, value);
-      // The segment's descriptor is still to come, and finds none free.
+      // The segment's descriptor arrives later, and finds no free number.
       const FileDescriptor lowest_free(::dup(STDERR_FILENO));
       limit(RLIMIT_NOFILE, lowest_free.get());
     };
@@ -177,8 +178,8 @@ TEST_F(HandshakeFault, ADescriptorThatFindsNoRoomIsUnavailableForAll) {
 }
 
 TEST_F(HandshakeFault, ARankKilledMeanwhileIsNamedAtOnce) {
-  // Rank 2 does not come before rank 1 is dead: the deadline is a minute away,
-  // and would name rank 2.
+  // Rank 2 does not come before rank 1 is dead. The deadline is a minute away,
+  // and its error would name rank 2.
   Process zero([&] {
     return outcome_of([&] { meet(place_.exchange(), meeting_of(0, 3)); });
   });

@@ -27,7 +27,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::StartsWith;
 
-// Nothing may stay open, whatever a case does.
+// No case may leave a descriptor open.
 class Handshake : public ::testing::TestWithParam<int> {
  protected:
   void TearDown() override { EXPECT_EQ(open_descriptors(), before_); }
@@ -156,7 +156,8 @@ TEST_F(Handshake, IdentityIsTheSameTwiceAndInAChild) {
   EXPECT_EQ(child.result(), host_identity());
 }
 
-// Strangers: processes that find the abstract name, which /proc/net/unix shows.
+// A process that has found the socket's abstract name, which /proc/net/unix
+// shows.
 class Stranger {
  public:
   explicit Stranger(const std::string& name) : socket_(connect_to(name)) {}
@@ -165,7 +166,7 @@ class Stranger {
     ASSERT_EQ(send_packet(socket_, bytes), Sent::all);
   }
   void say(const Note& note) { say(std::as_bytes(std::span(&note, 1))); }
-  // "" while it is connected; "dropped", or "answered".
+  // Returns "" while it is connected, else "dropped" or "answered".
   std::string fate(std::chrono::milliseconds allowed) {
     pollfd polled{.fd = socket_.get(), .events = POLLIN, .revents = 0};
     if (::poll(&polled, 1, static_cast<int>(allowed.count())) == 0) return "";
@@ -192,7 +193,7 @@ Note hello_of(int rank, int size, const std::string& secret) {
 
 class HandshakeStranger : public Handshake {
  protected:
-  // Rank 0 waits, `strange` happens to it, then rank 1 comes.
+  // Rank 0 waits, then `strange` runs, then rank 1 comes.
   template <typename Strange>
   void meet_in_spite_of(Strange strange) {
     MeetingPlace place;
@@ -217,7 +218,7 @@ TEST_F(HandshakeStranger, WithAnotherSecretIsDropped) {
 }
 
 TEST_F(HandshakeStranger, WithTheSecretIsAnswered) {
-  // What the case above would see if the secret did not count.
+  // Shows what the previous case would see if the secret did not count.
   MeetingPlace place;
   auto zero = std::async(std::launch::async, [&] {
     return outcome_of([&] { meet(place.exchange(), meeting_of(0, 2)); });
@@ -246,7 +247,7 @@ TEST_F(HandshakeStranger, ThatSpeaksGarbageIsDropped) {
 TEST_F(HandshakeStranger, ThatSaysNothingKeepsNobodyOut) {
   std::vector<Stranger> silent;
   meet_in_spite_of([&](const MeetingPlace& place) {
-    // More than are waited for at once.
+    // The number is more than the connections that are waited for at once.
     for (int i = 0; i < 300; ++i) silent.emplace_back(place.socket_of(0));
   });
 }

@@ -174,7 +174,7 @@ std::string Process::result() {
 }
 
 size_t open_descriptors() {
-  // The folder is open while it is read.
+  // Subtracts the descriptor of the folder that is being read.
   return static_cast<size_t>(
              std::distance(fs::directory_iterator("/proc/self/fd"), {})) -
          1;

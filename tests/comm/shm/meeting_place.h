@@ -10,11 +10,11 @@
 #include "lockstep/base/file_descriptor.h"
 #include "lockstep/comm/shm/protocol/handshake.h"
 
-// Where ranks of a handshake's tests meet, as threads or as processes.
+// Where the ranks of handshake tests meet, as threads or as processes.
 namespace lockstep::shm::testing {
 
-// A store of one file a key, in a folder of its own that goes with it. Threads
-// and forked processes of any user may use it.
+// A store with one file per key, in a folder of its own that is removed with
+// it. Threads and forked processes of any user may use it.
 class MeetingPlace {
  public:
   MeetingPlace();
@@ -23,9 +23,9 @@ class MeetingPlace {
   ~MeetingPlace();
 
   Exchange exchange() const;
-  // Blocks until the key is there, 20 s at most.
+  // Blocks until the key is there, at most 20 s.
   std::string get(const std::string& key) const;
-  // The abstract name of the socket that `rank` listens on.
+  // Returns the abstract name of the socket that `rank` listens on.
   std::string socket_of(int rank) const;
 
  private:
@@ -33,17 +33,18 @@ class MeetingPlace {
   pid_t owner_;
 };
 
-// A rank's description with limits that no test comes near.
+// Returns a rank's description, with limits that no test reaches.
 Meeting meeting_of(int rank, int size);
 
-// "met", or the exception's type and words.
+// Returns "met", or the exception's type and words.
 std::string outcome_of(const std::function<void()>& body);
 
-// Ranks 0 to `size` - 1 as threads; throws what the lowest threw.
+// Runs ranks 0 to `size` - 1 as threads; throws the exception of the lowest
+// rank that threw.
 std::vector<Membership> meet_in_threads(const MeetingPlace& place, int size);
 
-// A forked process that runs `body`; fork while there is one thread. Killed
-// and reaped at the end of its life.
+// A forked process that runs `body`. Fork it while the test has only one
+// thread. The destructor kills and reaps it.
 class Process {
  public:
   explicit Process(const std::function<std::string()>& body);
@@ -51,9 +52,10 @@ class Process {
   Process& operator=(Process&&) = delete;
   ~Process() { kill(); }
 
-  // SIGKILL; returns when the process is no more.
+  // Sends SIGKILL; returns when the process has ended.
   void kill();
-  // What `body` returned, or outcome_of() it; waits for the process's end.
+  // Returns the result of `body`, or its outcome_of(); waits for the process's
+  // end.
   std::string result();
 
  private:
@@ -61,7 +63,7 @@ class Process {
   FileDescriptor output_;
 };
 
-// Descriptors that this process has open.
+// Returns the number of descriptors that this process has open.
 size_t open_descriptors();
 
 }  // namespace lockstep::shm::testing

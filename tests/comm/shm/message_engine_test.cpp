@@ -59,7 +59,7 @@ TEST(MessageEngine, SendsToEachOtherAtOnceWithoutDeadlock) {
     Buffer got(1 << 20);
     const auto send = rank.send(1 - rank.rank, 0, sent);
     const auto receive = rank.receive(1 - rank.rank, 0, got);
-    // The own receive goes on meanwhile.
+    // This rank's receive progresses meanwhile.
     rank.wait(send);
     rank.wait(receive);
     EXPECT_TRUE(got == pattern(1 << 20, 1 - rank.rank));
@@ -220,7 +220,7 @@ TEST(MessageEngine, TellsBothSizesAndDtypesWhereTheyDiffer) {
     EXPECT_THAT(error_of<CallMismatch>([&] { world[1].wait(other); }),
                 AllOf(HasSubstr("bytes of Float"), HasSubstr("bytes of Int")));
     EXPECT_EQ(wrong, Buffer(16, 0xa5));
-    // What follows comes as ever.
+    // The next message arrives as usual.
     world[1].wait(
         world[1].engine.start_receive(0, 7, {got.data(), 12}, DType::float32));
     EXPECT_EQ(got, sent);
@@ -287,7 +287,8 @@ TEST(MessageEngine, ServesMessagesThatNobodyWaitsFor) {
       const auto sent = pattern(1 << 20, rank.rank + 10 * turn);
       Buffer got(sent.size());
       const auto send = rank.send(1 - rank.rank, turn, sent);
-      // Whether the server sleeps for the first message or for any.
+      // The server sleeps for the first message in one turn, for any message in
+      // the next.
       if (turn % 2 == 1) std::this_thread::sleep_for(5ms);
       const auto receive = rank.receive(1 - rank.rank, turn, got);
       while (!send->ended || !receive->ended) std::this_thread::yield();
@@ -329,7 +330,7 @@ TEST(MessageEngine, RefusesAPeerThatIsNone) {
 TEST(MessageDepartures, DeliverWhatWasWrittenBefore) {
   for (const bool dies : {false, true}) {
     MessageWorld world(3);
-    // More than one drive moves.
+    // There are more messages than one drive() moves.
     for (int i = 0; i < 100; ++i) {
       world[1].wait(world[1].send(0, i % 2, Buffer{static_cast<uint8_t>(i)}));
     }
@@ -350,7 +351,7 @@ TEST(MessageDepartures, DeliverWhatWasWrittenBefore) {
 
 TEST(MessageDepartures, DeliverWhatWasWrittenToWhoOnlyAsks) {
   MessageWorld world(2);
-  // One drive does not get as far as the last.
+  // One drive() does not reach the last message.
   for (int i = 0; i < 100; ++i) world[1].wait(world[1].send(0, 0, Buffer{1}));
   world[1].wait(world[1].send(0, 1, Buffer{9}));
   world[1].die();
@@ -392,14 +393,14 @@ TEST(MessageDepartures, FailWhatIsUnderWayWithThemOnly) {
   world[0].wait(to_living);
   world[0].wait(from_any);
   EXPECT_EQ(from_living[0], 9);
-  // Now that nobody is left.
+  // No peer is left now.
   EXPECT_THAT(error_of<GroupBroken>(
                   [&] { world[0].wait(world[0].receive(kAny, 6, got)); }),
               AllOf(HasSubstr("rank 1 died"), HasSubstr("rank 2 has left")));
 }
 
 TEST(MessageDepartures, CutAMessageOffAndTellHowFarItCame) {
-  for (const int tag : {0, 1}) {  // 1: into memory aside
+  for (const int tag : {0, 1}) {  // 1: into a buffer of the engine
     MessageWorld world(2);
     const auto large = pattern(1 << 20, 1);
     const auto send = world[1].send(0, 0, large);

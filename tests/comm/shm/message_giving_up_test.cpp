@@ -1,6 +1,6 @@
-// Messages that one end gives up before they have ended: who uses the data
-// then, what the other end gets, and that the ring goes on. Ranks do nothing
-// but what a test calls, so that each stops where the test wants it.
+// Messages that one end gives up before they have ended: which end may use the
+// data then, what the other end gets, and that the ring still works. Ranks do
+// only what a test calls, so each stops at the point that the test wants.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -32,7 +32,7 @@ bool is_refilled(const Buffer& data) {
   return data == Buffer(data.size(), kRefilled);
 }
 
-// Until nothing moves at either end.
+// Drives both ends until nothing moves.
 void move_all(MessageWorld& world, int size = 2) {
   for (bool moved = true; moved;) {
     moved = false;
@@ -40,7 +40,7 @@ void move_all(MessageWorld& world, int size = 2) {
   }
 }
 
-// Sent by rank 0, received whole by rank 1.
+// Expects that rank 1 receives a whole message from rank 0.
 void expect_to_arrive(MessageWorld& world, int tag, size_t bytes) {
   const auto sent = pattern(bytes, 77);
   Buffer got(bytes);
@@ -78,7 +78,7 @@ TEST(MessageGivingUp, IsWhatAWaitThatRunsOutDoes) {
               AllOf(HasSubstr("a message to rank 1 (tag 9, 1048576 bytes) has "
                               "not been taken after "),
                     HasSubstr("(allowed 20 ms)"), HasSubstr("given up")));
-  // A wait that is repeated says the same.
+  // A second wait reports the same failure.
   EXPECT_THAT(error_of<MessageGivenUp>([&] { world[0].wait(send); }),
               HasSubstr("(allowed 20 ms)"));
 }
@@ -124,7 +124,7 @@ TEST(MessageGivingUp, OfAReceiveInTheMiddleLeavesTheWholeToTheNext) {
       refill(given_up);
       EXPECT_THAT(failure_of(receive), HasSubstr("given up"));
       if (!next_waits_already) {
-        // It goes on in memory of its own.
+        // The message continues into a buffer of the engine.
         move_all(world);
         EXPECT_TRUE(send->ended);
         next = world[1].receive(0, 7, got);
@@ -166,7 +166,7 @@ TEST(MessageGivingUp, OfASendFailsTheReceiveThatItBelongsTo) {
     for (const bool receive_waits_already : {false, true}) {
       SCOPED_TRACE(testing::Message() << bytes << receive_waits_already);
       MessageWorld world(2);
-      // What comes first fills the ring, so that small ones are not begun.
+      // The first message fills the ring, so small ones do not begin.
       const auto first = pattern(kLarge, 1);
       Handle filling;
       if (bytes < kLarge) filling = world[0].send(1, 7, first);
@@ -220,8 +220,8 @@ TEST(MessageGivingUp, OfSendsOneAfterTheOtherInTheMiddleIsToldOfEach) {
   for (int i = 0; i < kMessages; ++i) {
     sent.push_back(pattern(kLarge, i));
     sends.push_back(world[0].send(1, 7, sent.back()));
-    // The reader takes all that is in the ring, so that the next one begins
-    // before it has seen the end of this one.
+    // The reader takes all that is in the ring. So the next message begins
+    // before the reader has seen the end of this one.
     if (i < 2) world[1].engine.drive();
     give_up(world[0], sends.back());
     refill(sent.back());

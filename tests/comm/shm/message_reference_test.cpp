@@ -1,8 +1,10 @@
 // Random messages that are waited for, polled, given up and sent again at both
-// ends, between collectives, against a plain reference: what each receive must
-// have come to, computed in one process from what the senders were told.
+// ends, between collectives. They are compared with a plain reference: one
+// process computes the end of each receive from the results that the senders
+// got.
 //
-// Part of the stress program, and of the one under ThreadSanitizer.
+// This file is a part of the stress program, and of the program under
+// ThreadSanitizer.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -27,7 +29,7 @@ using Random = std::mt19937_64;
 
 constexpr milliseconds kTimeout{50'000};
 constexpr int kTags = 3;
-// Received from any source.
+// Messages with this tag are received from any source.
 constexpr int kAnyTag = kTags;
 constexpr size_t kMostInCollective = 3000;
 constexpr uint8_t kRefilled = 0xa5;
@@ -37,8 +39,9 @@ constexpr uint64_t kSteps = 60;
 constexpr uint64_t kSteps = 900;
 #endif
 
-// The messages of one sender, receiver and tag in one step, all of one size:
-// which message a receive gets depends on what was given up before it.
+// The messages of one sender, receiver and tag in one step. All have one size,
+// because the message that a receive gets depends on earlier ones that were
+// given up.
 struct Channel {
   int from;
   int to;
@@ -59,7 +62,7 @@ Buffer content(const Channel& channel, size_t index) {
   return data;
 }
 
-// The same on all ranks. `ring` are the bytes of a ring.
+// Returns the same on all ranks. `ring` is the size of a ring in bytes.
 std::vector<Channel> channels_of(uint64_t seed, uint64_t step, int size,
                                  size_t ring) {
   Random random(mixed(seed, step));
@@ -90,13 +93,14 @@ std::vector<Channel> channels_of(uint64_t seed, uint64_t step, int size,
 
 enum class Outcome : uint8_t { none, arrived, given_up };
 
-// By channel, and there by message: each is written by one rank.
+// The outcomes of each message by channel; only one rank writes each of them.
 struct Outcomes {
   std::vector<std::vector<Outcome>> told_to_sender;
   std::vector<std::vector<Outcome>> told_to_receiver;
 };
 
-// Memory that was its caller's again: nobody may have written to it since.
+// Memory that was given back to its caller: nothing may be written to it any
+// more.
 class Refilled {
  public:
   void add(Buffer data) {
@@ -141,7 +145,7 @@ class Step {
     }
   }
 
-  // Until this rank's part of all messages has come to an end.
+  // Runs until this rank's part of all messages has ended.
   void finish() {
     const auto deadline = Deadline::after(kTimeout);
     while (!sends_.empty() || !receives_.empty()) {
@@ -165,7 +169,7 @@ class Step {
     size_t channel;
     Buffer data;
     Handle message;
-    size_t number;  // in the order of starting
+    size_t number;  // by order of starting
   };
   struct Received {
     size_t number;
@@ -181,7 +185,8 @@ class Step {
     one.message = group_.start_send(
         channels_[channel].to, channels_[channel].tag,
         {.data = one.data.data(), .size = one.data.size()}, DType::uint8);
-    // In the middle, if it is large or the ring is full.
+    // A large message, or any message while the ring is full, is given up in
+    // the middle.
     if (random_() % 4 == 0) group_.give_up(*one.message, " was cancelled");
     sends_.push_back(std::move(one));
   }
@@ -199,8 +204,8 @@ class Step {
     receives_.push_back(std::move(one));
   }
 
-  // Looks, waits for a moment, or gives up; returns whether it has ended.
-  // Waiting for a moment is giving up too, unless it ends just then.
+  // Polls, waits for a moment, or gives up; returns whether the message has
+  // ended. A wait that runs into its timeout gives up, too.
   bool has_ended(const Handle& message, uint64_t one_in) {
     const auto chance = random_() % (2 * one_in);
     if (chance == 0) {
@@ -216,7 +221,7 @@ class Step {
     return group_.has_ended(*message);
   }
 
-  // The words that a message failed with, or nothing.
+  // Returns the words of a failed message, or nothing.
   static std::string failure_of(const Message& message) {
     try {
       Group::throw_if_failed(message);
@@ -258,13 +263,13 @@ class Step {
       received_[{source, channel.tag}].push_back(
           {one.number, Outcome::given_up, {}});
     } else {
-      // By this rank: another one takes its place.
+      // This rank gave up the receive, so another one replaces it.
       receive(one.channel);
     }
   }
 
-  // The receives that were not given up, in the order of starting, belong to
-  // the messages of each sender in theirs.
+  // Assigns the receives that this rank did not give up, in the order of
+  // starting, to each sender's messages in their order.
   void assign() {
     for (size_t i = 0; i < channels_.size(); ++i) {
       const auto& channel = channels_[i];
@@ -351,7 +356,7 @@ TEST_P(MessagesAgainstAReference,
                   .step = step},
                  room.data());
       part.finish();
-      // All that can come late has come.
+      // After this barrier no data can arrive any more.
       group.barrier(kTimeout);
       part.check();
       group.barrier(kTimeout);
@@ -366,7 +371,7 @@ TEST_P(MessagesAgainstAReference,
       }
     }
   }
-  // It tests something.
+  // Checks that both outcomes occurred.
   EXPECT_GT(arrived, 0U);
   EXPECT_GT(given_up, 0U);
 }

@@ -11,8 +11,8 @@ namespace lockstep::shm {
 namespace {
 
 constexpr int kTags = 3;
-// Received from any source: all of one size, because it is not known which of
-// them comes.
+// Messages with this tag are received from any source. They all have one size,
+// because any of them may come next.
 constexpr int kAnyTag = kTags;
 constexpr size_t kAnyBytes = 100;
 
@@ -24,7 +24,7 @@ struct Planned {
   uint64_t seed;
 };
 
-// The same on all ranks.
+// Returns the same on all ranks.
 std::vector<Planned> plan(int size, int messages, std::mt19937_64& rng) {
   std::vector<Planned> all;
   for (int i = 0; i < messages; ++i) {
@@ -46,14 +46,14 @@ struct Side {
   std::shared_ptr<Message> message{};
 };
 
-// Starts this rank's sides in an order of its own, waits for them in another,
-// and compares all that came.
+// Starts this rank's sends and receives in an order of its own, waits for them
+// in another order, and compares all data that came.
 void take_part(MessageRank& rank, const std::vector<Planned>& all,
                uint64_t seed) {
   std::mt19937_64 rng(seed + rank.rank);
   std::vector<Side> sends;
   std::vector<std::vector<Side>> receives(rank.size * (kTags + 1));
-  std::vector<int> order;  // which queue goes on; -1 for the sends
+  std::vector<int> order;  // the next queue to use; -1 for the sends
   for (const auto& one : all) {
     if (one.from == rank.rank) {
       sends.push_back({.planned = &one, .data = pattern(one.bytes, one.seed)});
@@ -86,7 +86,7 @@ void take_part(MessageRank& rank, const std::vector<Planned>& all,
     }
     if (rng() % 64 == 0) std::this_thread::yield();
   }
-  // Which of those from any source got what: in the order of starting.
+  // Receives from any source get their messages in the order of starting.
   std::vector<Side*> from_any;
   for (Side* side : started) {
     if (side->planned->to == rank.rank && side->planned->tag == kAnyTag) {

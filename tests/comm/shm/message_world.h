@@ -16,8 +16,8 @@
 
 #include "lockstep/comm/shm/protocol/message_engine.h"
 
-// Message engines of several ranks in one process, over one segment: a rank is
-// a thread. So ThreadSanitizer sees both sides.
+// Message engines of several ranks in one process, over one segment. Each rank
+// is a thread, so ThreadSanitizer sees both sides.
 namespace lockstep::shm {
 
 using namespace std::chrono_literals;
@@ -53,7 +53,7 @@ class MessageRank {
     waiting.leave();
     links.hang_up();
   }
-  // What the peers see of a process that was killed.
+  // Makes the peers see the end of a killed process.
   void die() { links.hang_up(); }
 
   const int rank;
@@ -69,7 +69,8 @@ class MessageWorld {
   explicit MessageWorld(int size) {
     const auto memory = std::make_shared<SharedMemory>(
         SharedMemory::create(Segment::bytes(size, default_tuning(size))));
-    // As many cores as ranks, so that they spin where the machine allows it.
+    // Sets as many cores as ranks, so that ranks spin where the machine allows
+    // it.
     Segment(memory, size, default_tuning(size)).state(0).cores[0] =
         (uint64_t{1} << size) - 1;
     std::vector<std::vector<FileDescriptor>> sockets(size);
@@ -93,8 +94,8 @@ class MessageWorld {
 
   MessageRank& operator[](int rank) { return *ranks_[rank]; }
 
-  // Runs `body` for each rank in a thread of its own. Throws what the lowest
-  // rank threw.
+  // Runs `body` for each rank in a thread of its own. Throws the exception of
+  // the lowest rank that threw.
   void run(const std::function<void(MessageRank&)>& body) {
     std::vector<std::exception_ptr> errors(ranks_.size());
     {
@@ -118,7 +119,7 @@ class MessageWorld {
   std::vector<std::unique_ptr<MessageRank>> ranks_;
 };
 
-// Bytes that differ for each seed and do not repeat soon.
+// Returns bytes that differ for each seed and do not repeat soon.
 inline std::vector<uint8_t> pattern(size_t bytes, uint64_t seed) {
   std::vector<uint8_t> data(bytes);
   uint64_t state = seed * 0x9e3779b97f4a7c15 + 1;
@@ -131,7 +132,7 @@ inline std::vector<uint8_t> pattern(size_t bytes, uint64_t seed) {
   return data;
 }
 
-// The words of the `Error` that `call` throws.
+// Returns the words of the `Error` that `call` throws.
 template <typename Error>
 std::string error_of(const std::function<void()>& call) {
   try {

@@ -1,7 +1,7 @@
-// lockstep/base/shared_memory.h for ranks that are threads of one process, in
-// place of the library's own: memory that a rank maps while another rank has it
-// mapped is at the same address. ThreadSanitizer goes by addresses, and would
-// not see that two mappings are one memory.
+// Replaces lockstep/base/shared_memory.h's implementation for ranks that are
+// threads of one process: memory that several ranks map has the same address
+// for all of them. ThreadSanitizer compares addresses, and would not see that
+// two mappings are the same memory.
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>

@@ -1,6 +1,5 @@
-// The kernels as plain loops, in place of the library's own, for
-// ThreadSanitizer: it has to see every access to the data, and vector code is
-// not worth its while.
+// Replaces the library's kernels with plain loops for ThreadSanitizer, which
+// must see every access to the data and does not instrument vector code.
 #include <cstring>
 
 #include "lockstep/kernels/copy.h"

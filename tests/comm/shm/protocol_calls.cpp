@@ -10,14 +10,14 @@
 namespace lockstep::shm::testing {
 namespace {
 
-// Between two pieces, and in front of the first: to be left alone.
+// Lies before the first piece and after each piece; must not be written.
 constexpr size_t kGuard = 64;
 constexpr int kBlank = 0xa5;
-constexpr size_t kWindows = size_t{1} << 18;  // bytes that windows begin in
+constexpr size_t kWindows = size_t{1} << 18;  // bytes in which windows begin
 
 uint64_t fitting(DType dtype, uint64_t bits) {
   switch (dtype) {
-    case DType::float32:  // exponents 120 to 127, the others likewise
+    case DType::float32:  // exponents 120 to 127; similar for the other dtypes
       return (bits & 0x83ffffff'83ffffff) | 0x3c000000'3c000000;
     case DType::float64:
       return (bits & 0x807fffff'ffffffff) | 0x3f800000'00000000;
@@ -183,7 +183,8 @@ void Caller::run(const Call& call, std::byte* room, size_t shift,
       break;
   }
   compare();
-  // A peer that reads this data after our call has ended gets rubbish.
+  // Overwrites the data, so a peer that reads it after our call has ended gets
+  // wrong numbers.
   std::memset(room_, ~kBlank, used_);
 }
 

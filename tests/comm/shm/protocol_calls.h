@@ -8,19 +8,19 @@
 
 #include "lockstep/comm/shm/protocol/group.h"
 
-// Collectives of tests, with data that every rank can compute for all ranks:
-// so each checks every bit of what it has.
+// Collectives for tests, with data that every rank can compute for all ranks.
+// So each rank checks every bit that it has.
 namespace lockstep::shm::testing {
 
-// A good hash of numbers, the same on every machine.
+// Returns a good hash of the numbers, the same on every machine.
 uint64_t mixed(uint64_t a, uint64_t b = 0, uint64_t c = 0, uint64_t d = 0);
 
-// Random values of each dtype. Floating point ones are finite, of both signs
+// Random values of each dtype. Floating point values are finite, of both signs
 // and 8 exponents, so that sums depend on their order. The data of one rank at
-// one step is a window of them.
+// one step is a window of the values.
 class Values {
  public:
-  // Windows of up to `bytes`.
+  // The windows have at most `bytes`.
   Values(uint64_t seed, size_t bytes);
   const std::byte* window(DType dtype, uint64_t step, uint64_t stream) const;
 
@@ -43,33 +43,33 @@ enum class Operation {
 inline constexpr int kOperationCount = 9;
 bool reduces(Operation operation);
 
-// The same on all ranks.
+// Must be the same on all ranks.
 struct Call {
   Operation operation;
   DType dtype = DType::float32;
   ReduceOp op = ReduceOp::sum;
   int root = 0;
-  // Elements: of each piece, or at most of each where they are uneven (often
-  // none then). One piece for all_reduce, reduce and broadcast.
+  // Elements of each piece. If `uneven`, each piece has at most as many, and
+  // often none. all_reduce, reduce and broadcast have one piece.
   size_t count = 0;
   bool uneven = false;
-  uint64_t step = 0;  // what the data is a function of
+  uint64_t step = 0;  // selects the data
 };
 std::string describe(const Call& call, int size);
 
-// Runs calls of one rank.
+// Runs the calls of one rank.
 class Caller {
  public:
   Caller(Group& group, const Values& values, milliseconds timeout)
       : group_(group), values_(values), timeout_(timeout) {}
 
-  // Bytes that run() needs at most.
+  // Returns the bytes that run() needs at most.
   static size_t room(const Call& call, int size);
 
-  // Lays data out in `room` behind `shift` elements, calls, and compares every
-  // byte: the outputs, the inputs, and those around them. Overwrites all at
-  // once afterwards. Throws std::runtime_error with the first wrong byte.
-  // `in_place`: a reduce_scatter writes over its own input.
+  // Places data in `room` after `shift` elements, calls, and compares every
+  // byte: the outputs, the inputs, and the bytes around them. Then overwrites
+  // all of them at once. Throws std::runtime_error that names the first wrong
+  // byte. With `in_place` a reduce_scatter writes over its own input.
   void run(const Call& call, std::byte* room, size_t shift = 0,
            bool in_place = false);
 
@@ -87,7 +87,7 @@ class Caller {
   }
   const std::byte* values(uint64_t from, uint64_t to) const;
   size_t elements(int from, int to) const;
-  // Of all ranks' data that goes to `to`.
+  // Returns the reduction of all ranks' data for rank `to`.
   const std::byte* reduced(int to, size_t elements);
   void blank();
   void compare() const;
@@ -105,7 +105,7 @@ class Caller {
   Call call_{};
   std::byte* room_ = nullptr;
   size_t used_ = 0;
-  std::vector<std::byte> expected_;  // of the room
+  std::vector<std::byte> expected_;  // of the whole room
   std::vector<std::byte> result_;
 };
 

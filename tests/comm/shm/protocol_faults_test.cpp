@@ -1,4 +1,4 @@
-// Ranks that do not come, leave, are stopped or die.
+// Ranks that do not come, that leave, stop or die.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -22,8 +22,8 @@ using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 constexpr milliseconds kShort{300};
-// A rank that dies is noticed long before this: whoever waits so long has not
-// noticed it, and finish() says that it hung.
+// Peers notice a dead rank long before this timeout. A rank that waits this
+// long has not noticed it, and finish() reports that it hung.
 constexpr milliseconds kEndless{600'000};
 constexpr seconds kNoticed{10};
 
@@ -65,8 +65,8 @@ TEST(ShmProtocolFaults, CallsOfABrokenGroupFailAtOnceOnAllRanks) {
     if (group.rank() == 0) return;
     group.barrier(kShort);
   });
-  // Rank 0 comes too late to what the others gave up; all of them had come to
-  // it, so it may even end well there. kEndless: nobody waits for anything.
+  // Rank 0 comes too late to a barrier that the others gave up. All of them had
+  // entered it, so it may even end well there. kEndless: no call waits.
   world.run([&](Group& group) {
     if (group.rank() == 0) group.barrier(kEndless);
   });
@@ -156,7 +156,8 @@ TEST(ShmProtocolFaults, RankThatLeftWellIsNamedByWhoStillWaitsForIt) {
   }
 }
 
-// Each rank leaves as soon as its own part is done; others still copy then.
+// Each rank leaves as soon as its own part is done, while others may still
+// copy.
 TEST(ShmProtocolFaults, RankThatLeftAfterFinishingDisturbsNobody) {
   const Values values(4, 200'000);
   for (uint64_t step = 1; step <= 120; ++step) {
@@ -182,7 +183,7 @@ TEST(ShmProtocolFaults, RankThatLeftAfterFinishingDisturbsNobody) {
   }
 }
 
-// Processes. The words name the rank that died, on every other rank.
+// Expects, for ranks as processes, that every rank but `dead` names it.
 void expect_named(const std::vector<End>& ends, int dead,
                   const std::string& name) {
   for (int rank = 0; rank < static_cast<int>(ends.size()); ++rank) {
@@ -320,7 +321,7 @@ TEST(ShmProtocolFaults, StoppedRankIsNamedAtTheDeadline) {
         ends[rank].words,
         AllOf(HasSubstr("rank 2"), HasSubstr("barrier"), HasSubstr("500 ms")));
   }
-  // It learns that the others have given it up.
+  // Rank 2 learns that the others have given up.
   EXPECT_EQ(ends[2].kind, End::Kind::broken) << ends[2];
 }
 

@@ -1,5 +1,5 @@
-// Ranks that call different things: all of them are told, nothing is touched,
-// and the group goes on.
+// Ranks that call different things: the errors of all ranks say so, no data is
+// touched, and the group still works.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -17,10 +17,10 @@ using ::testing::HasSubstr;
 
 constexpr milliseconds kTimeout{30'000};
 constexpr int kRanks = 3;
-constexpr int kOdd = 1;  // who calls something else
+constexpr int kOdd = 1;  // the rank whose call differs
 constexpr std::byte kMark{0x5c};
 
-// What a call of these tests works on; nothing of it may change.
+// The data of a call; no byte of it may change.
 struct Memory {
   std::vector<std::byte> bytes = std::vector<std::byte>(200'000, kMark);
 
@@ -47,7 +47,7 @@ struct Disagreement {
   const char* name;
   Action most;
   Action odd;
-  // What the words of all ranks must hold.
+  // The words of every rank must contain these.
   std::vector<std::string> told;
   bool of_pairs = false;
 };
@@ -80,7 +80,8 @@ Action all_gather(const std::vector<size_t>& outputs, size_t input) {
                      kTimeout);
   };
 }
-// Each rank gives the size that `gathered` has for it.
+// Each rank passes the size in `given`; the root expects the sizes in
+// `gathered`.
 Action gather(int root, const std::vector<size_t>& gathered,
               const std::vector<size_t>& given) {
   return [=](Group& group, Memory& memory) {
@@ -210,7 +211,8 @@ TEST_P(ShmProtocolMismatch, IsToldToAllRanksAndTheGroupGoesOn) {
     for (const auto& text : which.told) {
       EXPECT_THAT(ends[0].words, HasSubstr(text));
     }
-    // Of sizes for each pair of ranks the pair that differs is told.
+    // A call with a size for each pair of ranks names only the pair that
+    // differs.
     for (int rank = 0; rank < kRanks && !which.of_pairs; ++rank) {
       EXPECT_THAT(ends[0].words, HasSubstr("rank " + std::to_string(rank)));
     }

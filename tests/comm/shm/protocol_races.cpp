@@ -1,6 +1,6 @@
-// Ranks as threads over one mapping, compiled with ThreadSanitizer: what is
-// read without the order that makes it readable is a race. A program of its
-// own, started by protocol_tsan_test.cpp.
+// Ranks as threads over one mapping, compiled with ThreadSanitizer: a read
+// without the memory order that it needs is a race. This is a program of its
+// own, which protocol_tsan_test.cpp starts.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -26,8 +26,8 @@ const Values& values() {
   return all;
 }
 
-// Every operation at sizes of every algorithm, the last chunk whole, short and
-// of three quarters.
+// Returns every operation at sizes for every algorithm; the last chunk is
+// whole, short, or three quarters long.
 std::vector<Call> calls_of_all_kinds(int size) {
   const size_t chunk = small_tuning().chunk_bytes / sizeof(float);
   std::vector<Call> calls;
@@ -49,7 +49,7 @@ class Races : public ::testing::TestWithParam<int> {
  protected:
   ThreadWorld world_{GetParam(), small_tuning()};
 
-  // Now and then another rank is late.
+  // Makes a different rank late from time to time.
   static void dawdle(const Group& group, uint64_t step) {
     const auto chance = mixed(step, group.rank(), 9);
     if (chance % 8 == 0) {
@@ -103,7 +103,7 @@ TEST_P(Races, OfMessagesBetweenCollectives) {
     const int next = (group.rank() + 1) % size;
     const int before = (group.rank() + size - 1) % size;
     for (uint64_t step = 0; step < 60; ++step) {
-      // Some larger than a ring.
+      // Some messages are larger than a ring.
       const size_t bytes = step % 20 == 0 ? 600'000 : mixed(step) % 9000;
       std::vector<uint8_t> sent(bytes, static_cast<uint8_t>(group.rank()));
       std::vector<uint8_t> received(bytes, 0xff);
@@ -160,7 +160,7 @@ TEST_P(Races, OfMessagesInAThreadBesideCollectives) {
                  room.data());
     }
     talker.join();
-    // Nobody hangs up before all have talked.
+    // No rank may leave before all have finished their messages.
     group.barrier(kTimeout);
   });
   EXPECT_EQ(faults(ends), "");

@@ -1,6 +1,7 @@
-// Thousands of random collectives back to back, messages between them, between
-// processes, more of them than cores, every bit checked. LOCKSTEP_STRESS_SEED
-// chooses other calls; LOCKSTEP_STRESS_FACTOR makes it so many times longer.
+// Thousands of random collectives back to back, with messages between them,
+// between more processes than cores. Every bit is checked. LOCKSTEP_STRESS_SEED
+// chooses other calls; LOCKSTEP_STRESS_FACTOR makes the test so many times
+// longer.
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <unistd.h>
@@ -33,7 +34,7 @@ uint64_t from_environment(const char* name, uint64_t otherwise) {
   return text == nullptr ? otherwise : std::stoull(text);
 }
 
-// A stream of numbers that is the same wherever it begins alike.
+// A random stream that is determined by the numbers it begins with.
 class Chance {
  public:
   template <typename... Numbers>
@@ -41,7 +42,7 @@ class Chance {
       : state_(mixed(static_cast<uint64_t>(numbers)...)) {}
   uint64_t below(uint64_t limit) { return (state_ = mixed(state_)) % limit; }
   bool one_in(uint64_t times) { return below(times) == 0; }
-  // From 0 to `most`; each power of two as likely as the next.
+  // Returns a number from 0 to `most`; each power of two is equally likely.
   size_t log_uniform(size_t most) {
     const double exponent = std::log2(static_cast<double>(most) + 1) *
                             static_cast<double>(below(1 << 20)) / (1 << 20);
@@ -72,7 +73,7 @@ Call call_at(uint64_t seed, uint64_t step, int size) {
   return call;
 }
 
-// Ranks come at different times: some a little late, some asleep.
+// Makes ranks come at different times: some a little late, some asleep.
 void dawdle(Chance& chance) {
   if (chance.one_in(6)) {
     for (auto times = chance.below(4); times > 0; --times) ::sched_yield();
@@ -89,8 +90,8 @@ class Traffic {
   Traffic(Group& group, const Values& values, uint64_t seed)
       : group_(group), values_(values), seed_(seed) {}
 
-  // Starts what is to start at this step, and waits for what began three steps
-  // ago: every peer has started its side of that then.
+  // Starts the messages of this step, and waits for those that began three
+  // steps ago: by then every peer has started its side of them.
   void at(uint64_t step) {
     for (uint64_t begin = step < 2 ? 0 : step - 2; begin <= step; ++begin) {
       start(begin, step);
@@ -145,7 +146,8 @@ class Traffic {
     return all;
   }
 
-  // Of one sender, receiver and tag it is always the same: they keep in order.
+  // The delay is the same for all messages of one sender, receiver and tag, so
+  // they keep their order.
   uint64_t delay(const Plan& plan, uint64_t side) const {
     return Chance(seed_, plan.from, plan.to, plan.tag * 2 + side).below(3);
   }
@@ -208,8 +210,8 @@ class Traffic {
   std::list<UnderWay> under_way_;
 };
 
-// Where this rank's data lies: ordinary memory, a region that stays, or one
-// that was just made.
+// Places this rank's data: in ordinary memory, in a region that stays, or in
+// one that was just made.
 class Rooms {
  public:
   explicit Rooms(Group& group) : group_(group) {}
@@ -257,8 +259,8 @@ void storm(Group& group, const Values& values, uint64_t seed, uint64_t steps) {
   Rooms rooms(group);
   for (uint64_t step = 0; step < steps; ++step) {
     const auto call = call_at(seed, step, group.size());
-    // One in two steps all ranks take like memory, which they need to reduce
-    // in place.
+    // In half of the steps all ranks use the same kind of memory, because a
+    // reduction in place needs that.
     const bool alike = Chance(seed, step, 4).one_in(2);
     Chance chance(seed, step, alike ? 0 : group.rank() + 1, 5);
     auto* room = rooms.room(Caller::room(call, group.size()), chance);

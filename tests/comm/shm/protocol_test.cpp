@@ -1,5 +1,6 @@
-// Every operation of the protocol against the scalar reference, bit by bit, in
-// worlds of threads. Small limits make small data take every way.
+// Compares every operation of the protocol with the scalar reference, bit by
+// bit, in worlds of threads. The limits are small, so small data reaches every
+// algorithm.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -29,9 +30,9 @@ const Values& values() {
   return all;
 }
 
-// Elements at the limits between algorithms, one less, and one more; several
-// chunks, and some chunks and a part. `parts`: what is shared by the ranks has
-// its limits where all parts together reach them.
+// Returns the numbers of elements at the limits between algorithms, one less,
+// and one more; several chunks, and some chunks and a part. If the ranks share
+// `parts`, a limit applies to all parts together.
 std::vector<size_t> sizes_for(DType dtype, const Tuning& tuning, size_t parts) {
   const size_t element = kernels::size_of(dtype);
   std::set<size_t> sizes{0, 1, 3, 7, 8, 9};
@@ -43,7 +44,7 @@ std::vector<size_t> sizes_for(DType dtype, const Tuning& tuning, size_t parts) {
     }
   }
   const size_t chunk = tuning.chunk_bytes / element;
-  // A last chunk of three quarters has its slices elsewhere.
+  // The slices of a last chunk of three quarters lie at other places.
   sizes.insert({2 * chunk + chunk * 3 / 4, 3 * chunk, 3 * chunk + 5});
   return {sizes.begin(), sizes.end()};
 }
@@ -66,7 +67,7 @@ std::vector<ReduceOp> ops_for(DType dtype) {
   return all;
 }
 
-// Runs all calls on all ranks, in rooms that `room_of` gives a rank.
+// Runs all calls on all ranks, each in the room that `room_of` gives the rank.
 using RoomOf = std::function<std::byte*(Group&, size_t bytes)>;
 void run_all(ThreadWorld& world, std::vector<Call> calls, size_t shift = 0,
              bool in_place = false, const RoomOf& room_of = {}) {
@@ -95,7 +96,7 @@ void run_all(ThreadWorld& world, std::vector<Call> calls, size_t shift = 0,
   EXPECT_EQ(faults(ends), "");
 }
 
-// Every dtype, every operation on it, and every size that matters.
+// Returns every dtype, every operation on it, and every size that matters.
 std::vector<Call> reductions(Operation operation, int size) {
   std::vector<Call> calls;
   int turn = 0;
@@ -127,7 +128,7 @@ std::vector<Call> movements(Operation operation, int size, bool uneven) {
   return calls;
 }
 
-// A bit of everything, where what matters is the memory.
+// Returns a few calls of each kind, for tests in which the memory matters.
 std::vector<Call> mixture(int size) {
   std::vector<Call> calls;
   for (int o = 0; o < kOperationCount; ++o) {
@@ -198,7 +199,8 @@ TEST_P(ShmProtocol, TakesPointersThatAreAlignedToTheElementOnly) {
 }
 
 TEST_P(ShmProtocol, RegisteredMemoryOfAllRanksGivesTheSameBits) {
-  // Whole regions, and places in the middle of them; every time a new one.
+  // Uses whole regions, and places in the middle of them; a new region every
+  // time.
   for (size_t shift : {0, 5, 1031}) {
     run_all(world_, mixture(GetParam()), shift, shift == 5,
             [&](Group& group, size_t bytes) {
@@ -227,7 +229,8 @@ TEST_P(ShmProtocol, RegisteredMemoryIsFreedAndAllocatedAgain) {
                       .count = 10 + mixed(step) % 4000,
                       .step = step};
       const size_t bytes = Caller::room(call, group.size());
-      // Each rank has another number of regions, and frees in another order.
+      // Each rank has another number of regions and frees them in another
+      // order.
       rooms.push_back(
           static_cast<std::byte*>(group.allocate_registered(bytes)));
       caller.run(call, rooms.back());
@@ -243,7 +246,7 @@ TEST_P(ShmProtocol, RegisteredMemoryIsFreedAndAllocatedAgain) {
 }
 
 TEST_P(ShmProtocol, AllRanksHaveEqualBitsOfNaNsAndZeros) {
-  // What NaN comes out is free, but it must be the same one everywhere.
+  // The result may be any NaN, but must be the same one on all ranks.
   const int size = GetParam();
   std::vector<std::vector<uint16_t>> results(size);
   for (DType dtype : {DType::float16, DType::bfloat16}) {
@@ -270,7 +273,8 @@ TEST_P(ShmProtocol, LateRanksChangeNothing) {
     Caller caller(group, values(), kTimeout);
     std::vector<std::byte> room(kLargest * 4);
     for (uint64_t step = 1; step <= 60; ++step) {
-      // Past the spinning; some past the yielding too, into the sleep.
+      // The sleep is longer than the spinning; some sleeps are longer than the
+      // yielding, too.
       const auto chance = mixed(step, group.rank(), 3);
       if (chance % 4 == 0) {
         sleep_for(std::chrono::microseconds(chance / 4 % 4000));
@@ -312,7 +316,7 @@ TEST(ShmProtocolGroups, SeveralGroupsAtOnceDoNotDisturbEachOther) {
   ThreadWorld two(3, small_tuning());
   ThreadWorld three(2, small_tuning());
   const auto ends = one.run([&](Group& group) {
-    // The groups of one rank in turns, in its one thread.
+    // Each rank uses its groups in turn, in its one thread.
     Caller first(group, values(), kTimeout);
     Caller second(two.group(2 - group.rank()), values(), kTimeout);
     std::vector<std::byte> room(kLargest * 4);

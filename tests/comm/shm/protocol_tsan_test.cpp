@@ -1,5 +1,5 @@
 // Runs protocol_races.cpp under ThreadSanitizer, and proves that it would
-// complain: the same ranks over a protocol that forgets its acquires.
+// complain: runs the same ranks over a protocol that lacks its acquires.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/personality.h>
@@ -19,8 +19,8 @@ const char* const kNoRoom =
 class ShmProtocolUnderThreadSanitizer : public ProgramTest {
  protected:
   ShmProtocolUnderThreadSanitizer() {
-    // Inherited by what is started: the sanitizer of some compilers does not
-    // find room beside addresses that are chosen from too many.
+    // The started programs inherit this setting. The sanitizer of some
+    // compilers finds no room if addresses are chosen from too wide a range.
     const int before = ::personality(0xffffffff);
     fixed_addresses_ =
         before >= 0 &&
@@ -32,7 +32,8 @@ class ShmProtocolUnderThreadSanitizer : public ProgramTest {
                         "--gtest_filter=" + cases},
                        {}, std::chrono::seconds(100));
   }
-  // Where a container forbids to fix addresses, and it needs that.
+  // Returns whether the sanitizer failed because the container forbids fixed
+  // addresses.
   bool finds_no_room(const ProgramResult& result) const {
     return !fixed_addresses_ &&
            result.err.find("unexpected memory mapping") != std::string::npos;

@@ -17,7 +17,7 @@
 // Worlds of ranks for tests of the shared-memory protocol, without torch.
 namespace lockstep::shm::testing {
 
-// Small limits, so that a few kilobytes cross every algorithm.
+// Returns limits so small that a few kilobytes reach every algorithm.
 Tuning small_tuning();
 
 // How a rank's part of a test ended.
@@ -31,25 +31,26 @@ struct End {
     hung,      // had not ended in time; processes only
   };
   Kind kind;
-  std::string words;  // of the exception
+  std::string words;  // the exception's words
 };
 std::ostream& operator<<(std::ostream& out, const End& end);
-// For EXPECT_EQ(faults(ends), ""): what did not end well.
+// Describes the ranks that did not end well; for EXPECT_EQ(faults(ends), "").
 std::string faults(const std::vector<End>& ends);
 
-// Runs `body` and says how it ended.
+// Runs `body` and returns how it ended.
 End end_of(const std::function<void()>& body);
 
-// Ranks as threads of this process, over one mapping and socket pairs. All
-// shared memory has one address in them, so ThreadSanitizer sees every access
-// of every rank.
+// Ranks as threads of this process, over one mapping and socket pairs. Shared
+// memory has the same address in all of them, so ThreadSanitizer sees every
+// access of every rank.
 class ThreadWorld {
  public:
   ThreadWorld(int size, const Tuning& tuning);
 
   int size() const { return static_cast<int>(groups_.size()); }
   Group& group(int rank) { return *groups_.at(rank); }
-  // This rank leaves; from its own thread or between two runs.
+  // Makes the rank leave. Call it from the rank's own thread or between two
+  // runs.
   void leave(int rank) { groups_.at(rank).reset(); }
 
   // Runs `body` on every rank that has not left, each in its own thread.
@@ -59,20 +60,21 @@ class ThreadWorld {
   std::vector<std::unique_ptr<Group>> groups_;
 };
 
-// What the processes of a test share besides the group: counters that any of
-// them may use for a meaning of their own.
+// What the processes of a test share besides the group: counters that a test
+// may use for any meaning.
 struct Signs {
   std::atomic<uint64_t> steps[kMaxRanks];
   std::atomic<uint32_t> go;
 };
 
-// Ranks as processes, forked from this one, which must have one thread only.
-// They meet() over memory that they inherit. Killed and reaped at the end.
+// Ranks as processes, forked from this one, which must have only one thread.
+// They meet() over memory that they inherit. The destructor kills and reaps
+// them.
 class ForkedWorld {
  public:
   using Body = std::function<void(Group&, Signs&)>;
 
-  // Starts the processes and returns. `global_ranks` as in Meeting.
+  // Starts the processes and returns. `global_ranks` is as in Meeting.
   ForkedWorld(int size, const Tuning& tuning, const Body& body,
               const std::vector<int>& global_ranks = {});
   ForkedWorld(const ForkedWorld&) = delete;
@@ -81,11 +83,14 @@ class ForkedWorld {
 
   Signs& signs();
   void signal(int rank, int signal);
-  // Until `condition`, of the signs, is true; false after 20 s.
+  // Waits until `condition`, which may read signs(), is true; returns false
+  // after 20 s.
   bool await(const std::function<bool()>& condition);
-  // Until every rank's steps[] is at least `steps`; false after 20 s.
+  // Waits until every rank's steps[] is at least `steps`; returns false after
+  // 20 s.
   bool await_steps(uint64_t steps);
-  // Waits for all, `allowed` at most; those that run then are killed.
+  // Waits for all processes, at most `allowed`, and then kills those that still
+  // run.
   std::vector<End> finish(std::chrono::seconds allowed);
 
  private:
@@ -99,7 +104,7 @@ class ForkedWorld {
   std::vector<pid_t> processes_;
 };
 
-// Sleeps; what tests use where a rank is to be late.
+// Sleeps, to make a rank late.
 void sleep_for(std::chrono::microseconds time);
 
 }  // namespace lockstep::shm::testing

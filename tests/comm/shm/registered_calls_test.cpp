@@ -1,5 +1,5 @@
-// Registered memory in the calls of a group: who lets go of it when, and what
-// happens where a rank cannot map it.
+// Registered memory in the calls of a group: when each rank releases it, and
+// what happens if a rank cannot map it.
 
 #include <gtest/gtest.h>
 #include <sys/resource.h>
@@ -19,7 +19,7 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr auto kTimeout = 60s;
-constexpr size_t kCount = 100'000;  // far more than travels with a call
+constexpr size_t kCount = 100'000;  // too much to travel with a call
 
 size_t mappings() {
   std::ifstream maps("/proc/self/maps");
@@ -46,11 +46,12 @@ void expect_sum(Group& group, float* data) {
   }
 }
 
-// Chunks that this rank has staged in its life: reductions in place stage none.
+// Returns how many chunks this rank has staged so far: reductions in place
+// stage none.
 uint64_t staged(Group& group) { return group.core().own().staged; }
 
-// What one rank had freed stayed in memory while the others only called
-// barriers, gigabytes of it.
+// Regression: memory that one rank had freed, even gigabytes, stayed mapped
+// while the others called only barriers.
 TEST(ShmRegisteredCalls, WhatIsFreedIsLetGoOfInTheNextCallOfAnyKind) {
   for (const bool messages : {false, true}) {
     SCOPED_TRACE(messages);
@@ -86,18 +87,20 @@ TEST(ShmRegisteredCalls, WhatIsFreedIsLetGoOfInTheNextCallOfAnyKind) {
   }
 }
 
-// The group was broken: it had announced that it could reach the memory.
+// Regression: the group was broken, because the rank had announced that it
+// could reach the memory.
 TEST(ShmRegisteredCalls, ARankWithoutDescriptorsStagesInstead) {
   for (const int size : {2, 3}) {
     SCOPED_TRACE(size);
     ThreadWorld world(size, small_tuning());
     std::vector<float*> data(size);
-    // In turn, so that no rank has looked for what the later ones lend.
+    // The ranks allocate in turn, so no rank has looked for the loans of the
+    // later ones.
     for (int rank = 0; rank < size; ++rank)
       data[rank] = floats(world.group(rank));
     rlimit usual{};
     ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &usual), 0);
-    // Those of the standard streams are taken. poll() wants a limit that is no
+    // The standard streams take these three. poll() needs a limit that is no
     // less than the number of sockets.
     const rlimit none{.rlim_cur = 3, .rlim_max = usual.rlim_max};
     ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
@@ -110,7 +113,7 @@ TEST(ShmRegisteredCalls, ARankWithoutDescriptorsStagesInstead) {
                   expect_sum(group, data[group.rank()]);
               })),
               "");
-    // Memory that is made now is reduced in place again.
+    // Memory that is allocated now is reduced in place again.
     EXPECT_EQ(faults(world.run([&](Group& group) {
                 float* const fresh = floats(group);
                 group.barrier(kTimeout);

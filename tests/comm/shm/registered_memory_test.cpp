@@ -17,7 +17,7 @@
 namespace lockstep::shm::testing {
 namespace {
 
-// Ranks of this process, each with memory and links of its own.
+// Ranks of this process; each has memory and links of its own.
 class RegisteredMemories : public ::testing::Test {
  protected:
   void make(int size) {
@@ -48,7 +48,7 @@ class RegisteredMemories : public ::testing::Test {
   }
   RegisteredMemory& operator[](int rank) { return *ranks_[rank]; }
 
-  // Of such memory in this process.
+  // Counts the mappings of registered memory in this process.
   static size_t mappings() {
     std::ifstream maps("/proc/self/maps");
     size_t count = 0;
@@ -58,7 +58,8 @@ class RegisteredMemories : public ::testing::Test {
     return count;
   }
 
-  // Allocates at rank 0 until the way to rank 1 is full: the last is unsent.
+  // Allocates at rank 0 until the socket to rank 1 is full: the last loan is
+  // unsent.
   std::vector<std::byte*> fill() {
     std::vector<std::byte*> regions;
     do {
@@ -148,7 +149,7 @@ TEST_F(RegisteredMemories, RegionsInUseHoldNoDescriptors) {
   EXPECT_EQ(open_descriptors(), before);
 }
 
-// Each held a descriptor in every peer until it was used.
+// Regression: each loan held a descriptor in every peer until it was used.
 TEST_F(RegisteredMemories, LoansThatNobodyUsesHoldNoDescriptors) {
   make(3);
   const auto before = open_descriptors();
@@ -184,7 +185,8 @@ TEST_F(RegisteredMemories, WhatIsToldIsLookedForOnce) {
   EXPECT_EQ(mappings(), mapped_before_ + 1);
   (*this)[1].look_if_told();
   EXPECT_EQ(mappings(), mapped_before_);
-  // Without news nobody looks: what was sent past the counter is not seen.
+  // Without news no rank looks, so it does not see a loan that bypassed the
+  // counter.
   const auto memory = SharedMemory::create(4096);
   ASSERT_TRUE(links_[0]->lend(1, 99, memory));
   (*this)[1].look_if_told();
@@ -225,7 +227,7 @@ TEST_F(RegisteredMemories, OneDescriptorIsKeptInReserveForALoan) {
   std::vector<FileDescriptor> all;
   rlimit usual{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &usual), 0);
-  // Few enough to be taken up one by one.
+  // The limit is small enough to take all descriptors one by one.
   const rlimit few{.rlim_cur = 200, .rlim_max = usual.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &few), 0);
   for (FileDescriptor one(::dup(0)); one; one = FileDescriptor(::dup(0))) {
@@ -246,7 +248,7 @@ TEST_F(RegisteredMemories, LoansSurviveAFullSocket) {
     *regions.back() = std::byte(regions.size() % 251);
     EXPECT_FALSE((*this)[0].find(regions.back(), 1));
   }
-  // Rank 1 looks, and there is room.
+  // Rank 1 looks, which makes room in the socket.
   const auto first = (*this)[0].find(regions.front(), 1);
   ASSERT_TRUE(first.has_value());
   EXPECT_EQ(*(*this)[1].reach(0, *first, 1), std::byte{1});
@@ -271,7 +273,7 @@ TEST_F(RegisteredMemories, WhatIsFreedUnsentIsNeverLent) {
   (*this)[1].reach(0, *last, 1);
   EXPECT_THROW((*this)[1].reach(0, {.region = unsent, .offset = 0}, 1),
                std::runtime_error);
-  // All of them, with the way full of loans and receipts.
+  // Frees all of them while the socket is full of loans and receipts.
   for (auto* region : regions) (*this)[0].free(region);
   (*this)[1].free((*this)[1].allocate(1));
   (*this)[0].free((*this)[0].allocate(1));
@@ -317,7 +319,7 @@ TEST_F(RegisteredMemories, ADescriptorWithoutRoomIsToldWhenItIsNeeded) {
   const auto place = (*this)[0].find(data, 1);
   rlimit usual{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &usual), 0);
-  // Standard input's number and up are taken: no lower one is free.
+  // A limit of 0 leaves no descriptor free.
   rlimit none{.rlim_cur = 0, .rlim_max = usual.rlim_max};
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &none), 0);
   std::error_code code;
@@ -354,7 +356,7 @@ TEST_F(RegisteredMemories, ThreadsMayAllocateFindAndReachAtOnce) {
   for (const auto& fault : faults) EXPECT_EQ(fault, "");
 }
 
-// PeerLinks with a peer that does not speak as it should.
+// PeerLinks with a peer that breaks the protocol.
 class OddLoans : public ::testing::Test {
  protected:
   void SetUp() override {

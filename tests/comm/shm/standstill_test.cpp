@@ -1,5 +1,5 @@
 // Ranks that wait for each other in different calls, which no announcements
-// compare; and waits that only look so.
+// compare; and waits that only look like that.
 #include "lockstep/comm/shm/protocol/standstill.h"
 
 #include <gmock/gmock.h>
@@ -44,7 +44,7 @@ void send(Group& group, int to) {
   group.wait(*message, kEndless);
 }
 
-// Ranks are threads, of which each uses its group alone.
+// The ranks are threads; only one thread uses each rank's group.
 std::vector<End> ends_of(int ranks, const std::function<void(Group&)>& body) {
   ThreadWorld world(ranks, small_tuning());
   return world.run(body);
@@ -121,7 +121,7 @@ TEST(Standstill, IsNoneWhileARankComputes) {
   EXPECT_EQ(faults(ends), "");
 }
 
-// What one waits for may come from a thread that has not used the group yet.
+// The awaited message may come from a thread that has not used the group yet.
 TEST(Standstill, IsNoneWhereOneWaitsForAMessage) {
   const auto ends = ends_of(2, [](Group& group) {
     if (group.rank() == 1) {

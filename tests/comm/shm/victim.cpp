@@ -1,13 +1,13 @@
-// One rank of a group over shared memory that comes to harm
-// (failures_test.cpp). RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are the
-// environment's; the argument says what happens:
+// A rank of a group over shared memory that is killed or stopped
+// (failures_test.cpp). The environment has RANK, WORLD_SIZE, MASTER_ADDR and
+// MASTER_PORT; the argument says what happens:
 //
 //   die-before     killed before its first collective
-//   die-between    killed when the others stand in their second
-//   die-in-wait    killed while it waits in one, which the others do not enter
-//   die-amid       reduces 16 MiB again and again until somebody kills it
-//   stop           stops when the others stand in their second, and takes part
-//                  in it once it is continued
+//   die-between    killed while the others wait in their second
+//   die-in-wait    killed while it waits in one that the others do not enter
+//   die-amid       reduces 16 MiB again and again until it is killed
+//   stop           stops while the others wait in their second, and takes part
+//                  in it after it is continued
 
 #include <ATen/ATen.h>
 
