@@ -365,10 +365,10 @@ c10::intrusive_ptr<c10d::Work> WorkQueue::enqueue(
   return work;
 }
 
-void WorkQueue::close(std::exception_ptr reason) {
+void WorkQueue::close(const std::exception_ptr& reason) {
   // Keep the state: an operation that is dropped here may own the queue.
   const auto state = state_;
-  state->close(std::move(reason));
+  state->close(reason);
 }
 
 const c10::intrusive_ptr<c10d::Work>& completed_work() {

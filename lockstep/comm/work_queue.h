@@ -78,7 +78,7 @@ class WorkQueue {
   // Ends operations that were not begun with `reason` as their error, and
   // likewise those that are enqueued or run from now on. Does not wait for one
   // that runs: the backend makes it end. The first reason stays.
-  void close(std::exception_ptr reason);
+  void close(const std::exception_ptr& reason);
 
  private:
   class State;

@@ -18,8 +18,9 @@ using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 using Batches = std::vector<std::vector<int64_t>>;
 
-// A dataset of one's own: no LibTorch base class, batches of any type, const.
-// Sample i is the number i; later ones come sooner, to disturb the order.
+// A user's dataset: no LibTorch base class, batches of any type, const. Sample
+// i is the number i. Some batches take longer than later ones, to disturb the
+// order.
 struct Numbers {
   size_t length = 0;
   int64_t fails_at = -1;
@@ -90,8 +91,8 @@ TEST(DataLoader, WorkersDoNotChangeTheBatches) {
   }
 }
 
-// pytorch issue 73141: LibTorch's loader moves the sampler into itself, and
-// set_epoch() on the caller's never reaches it.
+// pytorch issue 73141: LibTorch's loader moves the sampler into itself, so
+// set_epoch() on the caller's sampler has no effect.
 TEST(DataLoader, SetEpochReachesTheLoop) {
   Numbers dataset{50};
   DistributedSampler sampler(50);
@@ -160,7 +161,8 @@ TEST(DataLoader, SaysWhichBatchTookTooLong) {
                   HasSubstr("not fetched batch 0 of this loop after 5 ms")));
 }
 
-// The position counts what the loop received, however far the workers are.
+// The position counts the batches that the loop received, however far ahead the
+// workers are.
 TEST(DataLoader, ResumesAtEveryBatch) {
   Numbers dataset{23};
   const DistributedSamplerOptions part{.num_replicas = 2, .rank = 1, .seed = 3};

@@ -24,7 +24,7 @@ std::string content() {
   return text.str();
 }
 
-// A file with `text`, for the length of a test.
+// A file with `text`, removed at the end of the test.
 class TemporaryFile {
  public:
   explicit TemporaryFile(const std::string& text)
@@ -55,7 +55,8 @@ TEST(Digits, AreImagesWithInkBetweenZeroAndOne) {
   EXPECT_EQ(digits.train.target().dtype(), torch::kInt64);
   EXPECT_EQ(digits.train.data().min().item<float>(), 0.0f);
   EXPECT_EQ(digits.train.data().max().item<float>(), 1.0f);
-  // The whole file, counted with another program: ink 561718, digits 8070.
+  // Sums over the whole file, counted with another program: ink 561718, digits
+  // 8070.
   double ink = digits.train.data().sum(torch::kDouble).item<double>() +
                digits.test.data().sum(torch::kDouble).item<double>();
   EXPECT_EQ(ink * 16, 561718.0);
@@ -66,12 +67,12 @@ TEST(Digits, AreImagesWithInkBetweenZeroAndOne) {
 
 TEST(Digits, EveryFifthRowIsForTesting) {
   Digits digits = read_digits(kFile);
-  // The file begins with 0 1 2 3 4 5 6 7 8 9.
+  // The targets in the file begin with 0 1 2 3 4 5 6 7 8 9.
   EXPECT_TRUE(torch::equal(digits.train.target().slice(0, 0, 8),
                            torch::tensor({0, 1, 2, 3, 5, 6, 7, 8})));
   EXPECT_TRUE(
       torch::equal(digits.test.target().slice(0, 0, 2), torch::tensor({4, 9})));
-  // Its first row: 0,0,5,13,9,1,0,0,...
+  // The first row of the file is 0,0,5,13,9,1,0,0,...
   EXPECT_EQ(digits.train.data()[0][0][0][3].item<float>(), 13.0f / 16);
 }
 

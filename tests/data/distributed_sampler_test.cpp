@@ -18,7 +18,7 @@ DistributedSamplerOptions part(int64_t rank, int64_t num_replicas) {
   return {.num_replicas = num_replicas, .rank = rank};
 }
 
-// The indices of all ranks together, sorted.
+// Returns the indices of all ranks together, sorted.
 Indices visited_by_all(const DistributedSamplerOptions& options, int64_t size,
                        int64_t num_replicas) {
   Indices all;
@@ -33,7 +33,8 @@ Indices visited_by_all(const DistributedSamplerOptions& options, int64_t size,
   return all;
 }
 
-// Literals printed by torch 2.13.0's torch.utils.data.distributed.
+// The expected values were printed by torch 2.13.0's
+// torch.utils.data.distributed.
 TEST(DistributedSampler, GivesPythonsIndices) {
   EXPECT_EQ(DistributedSampler(10, part(0, 3)).indices(),
             (Indices{4, 5, 0, 2}));
@@ -49,7 +50,7 @@ TEST(DistributedSampler, GivesPythonsIndices) {
   dropping.set_epoch(5);
   EXPECT_EQ(dropping.indices(), (Indices{5, 0, 2}));
 
-  // More ranks than samples: the padding goes round more than once.
+  // There are more ranks than samples, so padding repeats them more than once.
   EXPECT_EQ(
       DistributedSampler(2, {.num_replicas = 5, .rank = 4, .shuffle = false})
           .indices(),
@@ -114,8 +115,8 @@ TEST(DistributedSampler, PositionIsTheSameOnAllRanks) {
   }
 }
 
-// For every batch size and every position: rest after resuming, in a sampler
-// that knows nothing but the state, equals the rest of the run itself.
+// For every batch size and position: a sampler that gets only the state
+// continues like the run itself.
 TEST(DistributedSampler, ResumesAtEveryPosition) {
   for (bool drop_last : {false, true}) {
     for (int64_t batch : {1, 2, 3}) {
@@ -125,10 +126,10 @@ TEST(DistributedSampler, ResumesAtEveryPosition) {
       run.set_epoch(6);
       Indices whole = run.begin_pass();
       for (size_t done = 0;; done += batch) {
-        options.seed = 0;  // the state brings its own
+        options.seed = 0;  // the state restores it
         DistributedSampler resumed(20, options);
         resumed.load_state_dict(run.state_dict());
-        resumed.set_epoch(6);  // as the training loop does
+        resumed.set_epoch(6);  // like the training loop
         EXPECT_EQ(resumed.position(), run.position());
         size_t skipped = std::min(done, whole.size());
         EXPECT_EQ(resumed.begin_pass(),

@@ -15,7 +15,7 @@ using std::chrono::milliseconds;
 TEST(OrderedPrefetch, HandsOutInOrderWhateverTheTiming) {
   for (int workers : {1, 2, 5}) {
     OrderedPrefetch<int64_t> prefetch(50, workers, 4, [](int64_t i) {
-      // Every third item is slow, so that later ones are ready before it.
+      // Every third item is slow, so later ones are ready before it.
       if (i % 3 == 0) std::this_thread::sleep_for(milliseconds(2));
       return i * i;
     });

@@ -1,4 +1,5 @@
-// Must not compile; the test data_loader_refuses_samplers reads why.
+// Must not compile; the test data_loader_refuses_samplers reads the compiler's
+// message.
 #include <torch/data/samplers/distributed.h>
 #include <torch/data/samplers/random.h>
 #include <torch/data/samplers/sequential.h>

@@ -27,7 +27,7 @@ def grid():
             yield case(size, replicas, rank, False, 0, 0, drop_last)
             for seed, epoch in itertools.product(SEEDS, EPOCHS):
                 yield case(size, replicas, rank, True, seed, epoch, drop_last)
-    # Sums below zero, and a size past the 16-bit range.
+    # Sums below zero, and a size beyond the 16-bit range.
     yield case(10, 3, 1, True, -3, 1, False)
     yield case(70001, 2, 1, True, 5, 2, False)
 

@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-// What `command` printed; its exit status in `status`.
+// Returns what `command` printed, and its exit status in `status`.
 std::string output_of(const std::string& command, int& status) {
   std::string output;
   FILE* pipe = popen(command.c_str(), "r");

@@ -19,7 +19,7 @@ WORLD_TEST(SamplerInAWorld, TakesItsPartFromTheDefaultGroup, 1, 2, 3) {
   DistributedSampler named(10,
                            {.num_replicas = world.size, .rank = world.rank});
   EXPECT_EQ(sampler.indices(), named.indices());
-  // One of the two may be given.
+  // Either option may be given without the other.
   EXPECT_EQ(DistributedSampler(10, {.num_replicas = 8}).rank(), world.rank);
 }
 

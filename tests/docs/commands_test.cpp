@@ -1,5 +1,5 @@
-// What the documentation's programs and commands do, page by page
-// (snippets.py says how a page marks them).
+// Runs the documentation's programs and commands page by page, and checks what
+// they print (snippets.py describes how a page marks them).
 
 #include <gmock/gmock.h>
 
@@ -30,7 +30,7 @@ std::vector<std::string> page_names() {
   return names;
 }
 
-// Whether `line` is `pattern`, in which "..." stands for any text.
+// Returns whether `line` matches `pattern`, in which "..." stands for any text.
 bool matches(const std::string& line, const std::string& pattern) {
   constexpr std::string_view kAny = "...";
   size_t at = 0;
@@ -51,8 +51,8 @@ bool matches(const std::string& line, const std::string& pattern) {
   }
 }
 
-// Whether the lines are those of `expected`, in any order, as ranks print in
-// any. A line that is exactly "..." stands for any number of lines.
+// Expects the lines of `expected` in any order, because ranks print in any
+// order. A line that is exactly "..." stands for any number of lines.
 void expect_lines(std::vector<std::string> printed,
                   std::vector<std::string> expected, const std::string& all) {
   const bool more = std::erase(expected, "...") > 0;
@@ -93,7 +93,7 @@ class Documentation : public ProgramTest,
         command,
         {.environment = {"OMP_NUM_THREADS=1", "CUDA_VISIBLE_DEVICES=",
                          "PORT=" + std::to_string(port_.port()),
-                         // Else torch leaves a folder in TMPDIR.
+                         // Otherwise torch leaves a folder in TMPDIR.
                          "TORCHINDUCTOR_CACHE_DIR=" + scratch().string()},
          .folder = scratch()},
         kAllowed);

@@ -4,8 +4,8 @@
 
 namespace lockstep::testing {
 
-// Makes `folder` this process's working directory while it lives. The folder
-// is made where it does not exist, by whichever rank comes first.
+// Makes `folder` this process's working directory while the object lives. The
+// first rank that comes makes the folder if it does not exist.
 class InFolder {
  public:
   explicit InFolder(const std::filesystem::path& folder)

@@ -1,6 +1,6 @@
 #pragma once
 
-// The rest of what the documentation names.
+// More headers whose names the documentation uses.
 #include <lockstep/checkpoint/module_state.h>
 #include <lockstep/checkpoint/optimizer_state.h>
 #include <lockstep/lockstep.h>
@@ -10,9 +10,9 @@
 
 #include <type_traits>
 
-// LOCKSTEP_HAS(Type, name): does not compile unless lockstep::Type, a class,
-// has a member of that name, of whatever kind. If it has, the name is ambiguous
-// in a class that inherits another one, too.
+// LOCKSTEP_HAS(Type, name) does not compile unless the class lockstep::Type has
+// a member of that name, of any kind. If it has, `name` is ambiguous in a class
+// that also inherits another `name`.
 #define LOCKSTEP_HAS(Type, name)              \
   {                                           \
     struct Other {                            \
@@ -26,8 +26,8 @@
         "lockstep::" #Type " has no " #name); \
   }
 
-// The names of ours as the documentation has them: templates with a module or
-// a dataset in place.
+// Lockstep's names as the documentation writes them: templates are given a
+// module or a dataset.
 namespace lockstep_names {
 using namespace lockstep;  // NOLINT
 using DistributedDataParallel =

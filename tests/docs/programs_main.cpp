@@ -1,12 +1,12 @@
-// The programs of the documentation, all in one (generated programs.cpp): a
-// symbolic link to this one has the name of the one that it runs.
+// All programs of the documentation in one (generated programs.cpp). A symbolic
+// link to this program has the name of the one that it runs.
 
 #include <cstdio>
 #include <exception>
 #include <filesystem>
 #include <string>
 
-// -1 if there is no program of that name.
+// Returns -1 if there is no program of that name.
 int run_program(const std::string& name, int argc, char** argv);
 
 int main(int argc, char** argv) {

@@ -38,7 +38,7 @@ PLACES = [dist, torch.nn.parallel, torch.utils.data.distributed,
           torch.amp, torch.nn.utils, torch.distributed.optim,
           torch.distributed.algorithms, *HOOKS, *AVERAGERS, ddp_comm_hooks,
           torch]
-# Whose parameters the page names all.
+# The page must name all parameters of these functions.
 SIGNATURES = [
     dist.init_process_group, dist.new_group, dist.split_group,
     dist.monitored_barrier, dist.barrier, dist.isend, dist.recv,
@@ -62,7 +62,7 @@ METHODS = [torch.nn.parallel.DistributedDataParallel,
            torch.distributed.optim.ZeroRedundancyOptimizer,
            torch.distributed.optim.PostLocalSGDOptimizer,
            torch.distributed.algorithms.Join]
-# Of Python alone: its own module, and what only names a type for annotations.
+# Names of Python alone: its own module, and names that only annotate types.
 NOT_OF_THE_PAGE = {"self", "kwargs", "GroupName", "record_comm", "reduce_op"}
 
 
@@ -88,7 +88,7 @@ def unknown(name):
     if name.startswith("-"):
         return None if name in torchrun_options() else "no option of torchrun"
     if re.fullmatch(r"[A-Z][A-Z0-9]*_[A-Z0-9_]*|RANK", name):
-        return None  # a variable of the environment
+        return None  # an environment variable
     call = re.fullmatch(r"([\w.]+)(?:\((.*)\))?", name)
     if not call:
         return "not understood"

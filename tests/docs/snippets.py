@@ -50,9 +50,9 @@ COMMENT = re.compile(
     r"program: (?P<program>[a-z_0-9]+) -->$|not run: (?P<why>.*?)(?: -->)?$)")
 INCLUDE = re.compile(r"^\s*#\s*include\b")
 MAIN = re.compile(r"^int main\(")
-# What a second start finds in its folder.
+# Snippets that save; a second start finds the file in its folder.
 SAVES = re.compile(r"\bsave_(snapshot|state_dict)\(")
-# A row of from-python.md's tables: what stands in the column of ours.
+# A name of Lockstep in a row of from-python.md's tables.
 NAME = re.compile(r"`([^`]+)`")
 
 
@@ -65,12 +65,12 @@ class Block:
     """One piece of a page: a fence, or a hidden comment."""
 
     language: str
-    line: int  # of its first line of text
+    line: int  # the line of its first text
     text: list
     hidden: bool = False
     fresh: bool = False
     program: str = ""
-    instead: list | None = None  # lines that run in its place
+    instead: list | None = None  # lines that run in place of the text
     not_run: str = ""
 
 
@@ -216,7 +216,7 @@ def programs_source(pages):
             text, inside = [], False
             for line in block.text:
                 inside = inside or bool(MAIN.match(line))
-                # Only the global main() returns 0 by itself.
+                # Only the global main() returns 0 without a return statement.
                 text.append("return 0; }" if inside and line == "}" else line)
                 inside = inside and line != "}"
             source.add(page, block.line, text)
@@ -244,7 +244,7 @@ def names_source(page, text):
         scope, _, member = name.rpartition("::")
         if not scope:
             lines.append(f"{{ using ::lockstep::{name}; }}")
-        elif scope[0].islower():  # a namespace of LibTorch's
+        elif scope[0].islower():  # a namespace of LibTorch
             lines.append(f"{{ using ::{name}; }}")
         else:
             lines.append(f"LOCKSTEP_HAS({scope}, {member})")
@@ -362,7 +362,7 @@ def main():
             command_entries({page: pages[page]})
             if command == "check":
                 check_names(source, page, texts[page])
-        except Mistake as mistake:  # `generate` leaves it to `check`
+        except Mistake as mistake:  # `check` reports it
             mistakes.append(str(mistake))
             pages[page] = []
     if command == "check":

@@ -1,5 +1,5 @@
 // The programs of PyTorch's "DDP tutorial series" that need no launcher, and
-// what all four of them say to wrong arguments.
+// the errors of all four programs for wrong arguments.
 
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -37,7 +37,8 @@ std::string checkpoint_line(int epoch) {
 class DdpTutorialTest : public ExampleTest {
  protected:
   fs::path checkpoint() const { return scratch() / "checkpoint.pt"; }
-  // The bytes of checkpoint.pt behind a run that went well.
+  // Runs a training, which must succeed, and returns the bytes of
+  // checkpoint.pt.
   std::string train(const std::vector<std::string>& arguments) {
     auto result = run_alone(arguments);
     EXPECT_EQ(result.exit_code, 0) << result.err;
@@ -86,7 +87,8 @@ TEST_F(DdpTutorialTest, MultigpuWithoutGpusTakesAllCores) {
   EXPECT_EQ(count(result.out, "] Epoch 0 | Batchsize: 1 |"), usable_cores());
 }
 
-// A batch larger than a rank's part is that part, as in the tutorial.
+// If the batch size exceeds a rank's part of the data, the batch is the whole
+// part, as in the tutorial.
 TEST_F(DdpTutorialTest, BatchsizeIsThatOfTheFirstBatch) {
   auto result =
       run_alone({"multigpu", "1", "1", "--batch_size=2048", "--nprocs=2"});
@@ -111,15 +113,15 @@ TEST_F(DdpTutorialTest, TwoRanksOfHalfTheBatchEqualOne) {
   ASSERT_THAT(spawned, SizeIs(2));
   for (size_t i = 0; i < 2; ++i) {
     EXPECT_EQ(alone[i].first, spawned[i].first);
-    // 192 steps of 1e-3, whose gradients differ by rounding. Measured: 1e-7.
+    // The gradients of 192 steps of 1e-3 differ by rounding. Measured: 1e-7.
     EXPECT_TRUE(
         alone[i].second.allclose(spawned[i].second, /*rtol=*/0, /*atol=*/1e-6))
         << alone[i].first;
   }
 }
 
-// With the tutorial's loss, which has no gradient for one output, the
-// parameters are those of the beginning.
+// The tutorial's loss has no gradient for one output, so the parameters never
+// change.
 TEST_F(DdpTutorialTest, TheTutorialsLossLearnsNothing) {
   EXPECT_TRUE(train({"single_gpu", "1", "1"}) ==
               train({"single_gpu", "3", "2"}));

@@ -1,5 +1,5 @@
-// The program of the demo from outside: the same training on any number of
-// ranks, through kills and restarts, and what it says to mistakes.
+// Runs the demo program: the same training on any number of ranks, through
+// kills and restarts, and its errors for mistakes.
 
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -54,7 +54,7 @@ class DigitsTest : public ExampleTest {
     return nlohmann::json::parse(read_file(path(name)));
   }
 
-  // A whole training; `name`.safetensors and `name`.json are its outcome.
+  // Runs a whole training, which writes `name`.safetensors and `name`.json.
   void train(const std::string& name, int ranks,
              std::vector<std::string> options) {
     options.insert(options.begin(), "digits");
@@ -74,7 +74,8 @@ class DigitsTest : public ExampleTest {
     return report(name + ".json")["losses"];
   }
 
-  // Waits until the file is another than `before` (its bytes; "" for none).
+  // Waits until the file's bytes differ from `before` ("" if there was no
+  // file).
   bool await_change(const std::string& file, const std::string& before) {
     const Deadline deadline = Deadline::after(milliseconds(40'000));
     while (!fs::exists(path(file)) || read_file(path(file)) == before) {
@@ -95,14 +96,13 @@ double worst_difference(const std::vector<double>& one,
   return worst;
 }
 
-// The sums over a batch have another order when it is split, so gradients
-// differ by rounding, 1e-17 here. Adam divides by sqrt(v) + 1e-8: the weights
-// of a unit whose gradient is far below 1e-8 may move by lr * 1e-17 / 1e-8 =
-// 2e-12 in a step, 5e-11 in the 22 steps. Measured: parameters 8e-15, losses
-// 9e-16.
+// Splitting a batch changes the order of its sums, so gradients differ by
+// rounding, here 1e-17. Adam divides by sqrt(v) + 1e-8: weights of a unit whose
+// gradient is far below 1e-8 may move by lr * 1e-17 / 1e-8 = 2e-12 in a step,
+// 5e-11 in the 22 steps. Measured: parameters 8e-15, losses 9e-16.
 constexpr double kDoubleBound = 1e-10;
-// In float32 that noise is as large as Adam's 1e-8: single weights may walk
-// freely, what the network does may not. Measured: 3e-4.
+// In float32 that noise is as large as Adam's 1e-8: single weights may move
+// freely, but the network's losses may not. Measured: 3e-4.
 constexpr double kFloatLossBound = 1e-3;
 
 TEST_F(DigitsTest, ParallelEqualsSingleInFloat64) {
@@ -129,7 +129,7 @@ TEST_F(DigitsTest, LossCurveIsTheSameInFloat32AndTheNetworkLearns) {
   ASSERT_NO_FATAL_FAILURE(train("2ranks", 2, options));
   EXPECT_LE(worst_difference(losses("alone"), losses("2ranks")),
             kFloatLossBound);
-  // 5 epochs of the demo's 20, which checks 97 %; 96.4 % are reached here.
+  // The demo trains 20 epochs and checks 97 %; these 5 epochs reach 96.4 %.
   EXPECT_GE(report("2ranks.json")["test_accuracy"].get<double>(), 0.94);
 }
 
@@ -159,7 +159,7 @@ TEST_F(DigitsTest, KilledAtAnyMomentAndResumedIsBitIdentical) {
   ASSERT_EQ(last.exit_code, 0) << last.err;
   EXPECT_THAT(last.out, HasSubstr("Resuming training from snapshot at Epoch"));
   expect_same_bits(snapshot("whole"), snapshot("killed"));
-  // Nothing of the interrupted saves is left.
+  // No file of the interrupted saves is left.
   for (const auto& entry : fs::directory_iterator(scratch())) {
     EXPECT_THAT(entry.path().filename().string(),
                 ::testing::AnyOf("whole.safetensors", "whole.json", file));
@@ -185,8 +185,8 @@ TEST_F(DigitsTest, RestartedByTheLauncherIsBitIdentical) {
   expect_same_bits(snapshot("whole"), snapshot("killed"));
 }
 
-// A kill between an epoch's last step and the snapshot at its end: the rest of
-// the epoch that is resumed is empty, and its mean loss was 0 / 0.
+// Regression: after a kill between an epoch's last step and its snapshot, the
+// rest of the resumed epoch was empty, and its mean loss was 0 / 0.
 TEST_F(DigitsTest, ResumedBehindTheLastBatchOfAnEpochGivesNumbers) {
   ASSERT_NO_FATAL_FAILURE(train("x", 1, {"--epochs", "1"}));
   const Snapshot ended = snapshot("x");
@@ -277,7 +277,7 @@ TEST_F(DigitsTest, WrongSnapshotIsOneLineARankAndLeftAsItIs) {
     SCOPED_TRACE(name);
     const std::string before = read_file(path(name));
     const std::vector<std::string> command{"digits", "--snapshot", path(name)};
-    // In turn: the same words come either way.
+    // Alternates, because one rank and two ranks must print the same words.
     auto result = alone ? run_alone(command) : run_ranks({2}, command);
     EXPECT_NE(result.exit_code, 0);
     EXPECT_EQ(read_file(path(name)), before);
@@ -286,7 +286,7 @@ TEST_F(DigitsTest, WrongSnapshotIsOneLineARankAndLeftAsItIs) {
       EXPECT_THAT(lines(result.err), ::testing::SizeIs(1)) << result.err;
       words = the_line(result.err, "digits: ");
     } else {
-      // The launcher may stop a rank before it has spoken.
+      // The launcher may stop a rank before it has printed its error.
       EXPECT_LE(count(result.err, "digits rank 0: "), 1);
       EXPECT_LE(count(result.err, "digits rank 1: "), 1);
       EXPECT_GE(count(result.err, "digits rank "), 1);
@@ -295,7 +295,7 @@ TEST_F(DigitsTest, WrongSnapshotIsOneLineARankAndLeftAsItIs) {
     EXPECT_THAT(words, HasSubstr(path(name)));
     alone = !alone;
   }
-  // A folder cannot be read, whoever runs the test.
+  // No user can read a folder as a file, not even root.
   fs::create_directory(path("folder.pt"));
   auto result = run_alone({"digits", "--snapshot", path("folder.pt")});
   EXPECT_EQ(result.exit_code, 1);

@@ -14,13 +14,13 @@ struct Launch {
   int max_restarts = 0;
 };
 
-// A test that runs examples of this build as a user does: alone, under
-// `lockstep run`, or under Python's torchrun. One thread a rank throughout, and
-// no GPU even where there are some: what is printed names the device. Relative
-// paths are in scratch().
+// Runs examples of this build as a user does: alone, under `lockstep run`, or
+// under Python's torchrun. Each rank has one thread and no GPU, even if the
+// machine has some, because the output names the device. Relative paths are in
+// scratch().
 class ExampleTest : public ProgramTest {
  protected:
-  // `arguments`: the example's name and its arguments.
+  // `arguments` are the example's name and its arguments.
   std::unique_ptr<RunningProgram> start_alone(
       const std::vector<std::string>& arguments) {
     return start_example({}, arguments);
@@ -41,7 +41,7 @@ class ExampleTest : public ProgramTest {
                           const std::vector<std::string>& arguments) {
     return start_ranks(launch, arguments)->finish(kAllowed);
   }
-  // Started by hand as one rank of several.
+  // Starts one rank of several, without a launcher.
   std::unique_ptr<RunningProgram> start_rank(
       const std::vector<std::string>& variables,
       const std::vector<std::string>& arguments) {
@@ -63,8 +63,8 @@ class ExampleTest : public ProgramTest {
   static constexpr std::chrono::seconds kAllowed{60};
 };
 
-// The line of `text` that begins with `start`; a test failure and "" unless
-// there is exactly one.
+// Returns the only line of `text` that begins with `start`; fails the test and
+// returns "" if there is not exactly one.
 inline std::string the_line(const std::string& text, const std::string& start) {
   std::string found;
   int number = 0;

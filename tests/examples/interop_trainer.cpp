@@ -1,6 +1,6 @@
-// A training that Python and C++ ranks do together, or take over in turn; what
-// it does is said in interop_trainer.py, of which this is the other half. Its
-// line begins with "cpp rank".
+// The C++ half of a training that Python and C++ ranks do together or continue
+// for each other. interop_trainer.py is the other half and describes the
+// training. This program's lines begin with "cpp rank".
 
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
@@ -32,7 +32,7 @@ torch::nn::Sequential make_net() {
                             torch::nn::BatchNorm1d(32), torch::nn::Tanh(),
                             torch::nn::Linear(32, 1));
   torch::NoGradGuard no_grad;
-  // net->to(kDouble) would convert BatchNorm's count of batches as well, which
+  // net->to(kDouble) would also convert BatchNorm's count of batches, which
   // Python leaves an integer.
   for (auto tensors : {net->parameters(), net->buffers()}) {
     for (auto& tensor : tensors) {
@@ -63,8 +63,8 @@ void train(int64_t epochs, const std::string& snapshot) {
   auto net = make_net();
   torch::optim::SGD optimizer(net->parameters(),
                               torch::optim::SGDOptions(0.05).momentum(0.9));
-  // Each rank by itself: load_snapshot() is collective, and a Python rank would
-  // not know of it.
+  // Each rank loads on its own: load_snapshot() is collective, and a Python
+  // rank would not take part.
   if (std::filesystem::exists(snapshot)) {
     auto state = lockstep::read_snapshot(snapshot);
     lockstep::restore_module(*net, state.model_state);

@@ -101,12 +101,12 @@ class Trainer:
 
 def main():
     torch.set_num_threads(1)
-    # As a device map: plain "gloo" makes a group for each device type.
+    # Uses a device map: plain "gloo" makes a group for each device type.
     dist.init_process_group("cpu:gloo", timeout=timedelta(seconds=30))
     Trainer(sys.argv[2]).train(int(sys.argv[1]))
     dist.destroy_process_group()
-    # Not by the interpreter's own end: with torch 2.13 that aborts now and then
-    # ("terminate called without an active exception", 2 runs of 85), when all
+    # Skips the interpreter's own shutdown: with torch 2.13 it sometimes aborts
+    # ("terminate called without an active exception", 2 runs of 85) after all
     # is done.
     sys.stdout.flush()
     os._exit(0)

@@ -1,6 +1,6 @@
-// The tutorial's program from outside: its lines, its snapshots, and what it
-// says when its environment or arguments are wrong. Words and order are those
-// of the PyTorch tutorial "Fault-tolerant Distributed Training with torchrun".
+// Runs the tutorial's program: its lines, its snapshots, and its errors for a
+// wrong environment or wrong arguments. Words and order are those of the
+// PyTorch tutorial "Fault-tolerant Distributed Training with torchrun".
 
 #include <gmock/gmock.h>
 
@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::UnorderedElementsAre;
 
-// Two ranks' lines come in any order; sorted, equal ones stand together.
+// Sorts the lines, because those of two ranks come in any order.
 std::vector<std::string> sorted_lines(const std::string& text) {
   auto all = lines(text);
   std::ranges::sort(all);
@@ -122,7 +122,7 @@ TEST_F(MultigpuTorchrunTest, MissingVariablesAreNamedInOneLine) {
               ElementsAre(HasSubstr("not set: MASTER_ADDR, MASTER_PORT")));
 }
 
-// By hand, without a launcher that stops the others.
+// Starts the ranks without a launcher, which would stop the others.
 TEST_F(MultigpuTorchrunTest, UnequalWorldSizesEndBothRanks) {
   auto port = StorePort::hold("127.0.0.1", 0);
   auto rank = [&](int number, int world_size) {

@@ -1,5 +1,5 @@
-// The tutorial's last program from outside: 16 ranks, under one agent or two,
-// and through a crash.
+// Runs the tutorial's last program: 16 ranks, under one agent or two, and
+// through a crash.
 
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -19,7 +19,7 @@ using ::testing::IsEmpty;
 
 constexpr int kRanks = 16;
 
-// What all ranks print of the epochs in [first, end).
+// Returns what all ranks print in the epochs [first, end).
 std::vector<std::string> epoch_lines(int first, int end, int save_every) {
   std::vector<std::string> all;
   for (int epoch = first; epoch < end; ++epoch) {
@@ -38,7 +38,8 @@ std::vector<std::string> epoch_lines(int first, int end, int save_every) {
 
 class MultinodeTest : public ExampleTest {
  protected:
-  // Two agents that meet at a port of this host, each as on a host of its own.
+  // Starts two agents that meet at a port of this host, as if each were on a
+  // host of its own.
   std::vector<std::unique_ptr<RunningProgram>> start_agents(
       int max_restarts, const std::vector<std::string>& arguments) {
     std::vector<std::unique_ptr<RunningProgram>> agents;
@@ -54,8 +55,8 @@ class MultinodeTest : public ExampleTest {
     }
     return agents;
   }
-  // Found while it starts, so that no search stands between the moment to kill
-  // it and the kill.
+  // The test looks up the process early, so that it can kill it at the right
+  // moment without a search.
   pid_t process_of(int rank) {
     const Deadline deadline = Deadline::after(kAllowed);
     while (!deadline.expired()) {
@@ -68,7 +69,7 @@ class MultinodeTest : public ExampleTest {
   }
 
  private:
-  StorePort port_ = StorePort::hold("::1", 0);  // so that nobody else takes it
+  StorePort port_ = StorePort::hold("::1", 0);  // reserved for this test
 };
 
 TEST_F(MultinodeTest, SixteenRanksUnderOneAgent) {
@@ -109,7 +110,7 @@ TEST_F(MultinodeTest, CrashedRankIsStartedAgainFromTheSnapshot) {
   ASSERT_EQ(whole.exit_code, 0) << whole.err;
 
   auto agents = start_agents(1, {"multinode", "15", "2", "--loss=mse"});
-  const pid_t victim = process_of(13);  // of the second agent
+  const pid_t victim = process_of(13);  // a rank of the second agent
   ASSERT_GT(victim, 0);
   agents[0]->await_output("Epoch 2 | Training snapshot saved", 1, kAllowed);
   ASSERT_EQ(::kill(victim, SIGKILL), 0);

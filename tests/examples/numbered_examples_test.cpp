@@ -1,5 +1,5 @@
-// The numbered examples do what their opening comments say. A line "// $ ..."
-// there is a command, the lines up to the next empty one are what it prints.
+// The numbered examples do what their opening comments say. There, a line "// $
+// ..." is a command, and the lines up to the next empty one are its output.
 
 #include <gmock/gmock.h>
 

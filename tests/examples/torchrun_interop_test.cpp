@@ -1,5 +1,5 @@
-// The examples where Python's torchrun starts them, and snapshots on their way
-// between them and Python.
+// Python's torchrun starts the examples, and snapshots go from the examples to
+// Python and back.
 
 #include <gmock/gmock.h>
 
@@ -19,8 +19,8 @@ class TorchrunInterop : public ExampleTest {
       GTEST_SKIP() << "no Python at " << LOCKSTEP_TORCH_PYTHON;
     }
   }
-  // Python's torch leaves folders of logs and caches behind: in scratch() they
-  // go with the test.
+  // Python's torch leaves folders of logs and caches behind; scratch() is
+  // removed with them.
   std::string temporary() const { return "TMPDIR=" + scratch().string(); }
   ProgramResult torchrun(const std::vector<std::string>& arguments) {
     return start_example({LOCKSTEP_TORCH_PYTHON, "-m", "torch.distributed.run",
@@ -69,8 +69,8 @@ torch.save({"MODEL_STATE": torch.nn.Linear(20, 1).state_dict(),
   EXPECT_EQ(count(result.out, "Resuming training from snapshot at Epoch 4\n"),
             2);
   EXPECT_EQ(count(result.out, "Epoch 4 | Training snapshot saved"), 1);
-  // With one logit cross entropy has no gradient: what Python wrote is what
-  // must come back.
+  // Cross entropy of one logit has no gradient, so the program must save the
+  // values that Python wrote.
   auto read = python(R"(
 import torch
 torch.manual_seed(7)
@@ -84,7 +84,7 @@ print(snapshot["EPOCHS_RUN"], all(
   EXPECT_EQ(read.out, "4 True\n");
 }
 
-// The same file, byte by byte, whichever launcher started the ranks.
+// The file must be the same, byte by byte, under either launcher.
 TEST_F(TorchrunInterop, DigitsTrainsAsUnderOurLauncher) {
   const std::vector<std::string> command{"digits", "--epochs", "1",
                                          "--snapshot"};

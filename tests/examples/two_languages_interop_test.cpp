@@ -1,6 +1,6 @@
-// Python and C++ side by side from outside: under torchrun and under `lockstep
-// run`, in one group, through a crash and a restart, and one behind the other
-// by snapshots. The training is that of interop_trainer.py and .cpp.
+// Python and C++ ranks train together: under torchrun and under `lockstep run`,
+// in one group, through a crash and a restart; and one language continues from
+// the other's snapshot. The training is that of interop_trainer.py and .cpp.
 
 #include <gmock/gmock.h>
 
@@ -17,8 +17,9 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr int kEpochs = 6;
-// Double precision, momentum, 48 steps: what sums in another order may differ
-// by. (None does today: the languages compute the same bits.)
+// How far sums in another order may differ in double precision, with momentum,
+// after 48 steps. (Today nothing differs: both languages compute the same
+// bits.)
 constexpr double kBound = 1e-12;
 
 class TwoLanguages : public ExampleTest {
@@ -52,7 +53,8 @@ class TwoLanguages : public ExampleTest {
   ProgramResult train(std::vector<std::string> launcher,
                       const std::string& python_ranks, int epochs,
                       std::vector<std::string> variables = {}) {
-    // Python's torch leaves folders behind: here they go with the test.
+    // Python's torch leaves folders behind; here they are removed with the
+    // test.
     const std::string script =
         "export TMPDIR=\"$PWD\"\n"
         "case \"$PYTHON_RANKS\" in\n"
@@ -69,7 +71,8 @@ class TwoLanguages : public ExampleTest {
     for (const std::string& variable :
          {"PYTHON_RANKS=" + python_ranks, std::string("OMP_NUM_THREADS=1"),
           std::string("CUDA_VISIBLE_DEVICES="),
-          // Python looks up the host's name, which takes seconds on some.
+          // Otherwise Python looks up the host's name, which takes seconds on
+          // some hosts.
           std::string("GLOO_SOCKET_IFNAME=lo"),
           "TMPDIR=" + scratch().string()}) {
       variables.push_back(variable);
@@ -81,7 +84,7 @@ class TwoLanguages : public ExampleTest {
     return result;
   }
 
-  // The last parameters, after a look that all ranks have the same.
+  // Returns the final parameters, after checking that all ranks have the same.
   std::vector<double> take_parameters() {
     auto bytes = read_file(scratch() / "final-0.bin");
     EXPECT_FALSE(bytes.empty());
@@ -95,7 +98,8 @@ class TwoLanguages : public ExampleTest {
     return numbers;
   }
 
-  // Of C++ alone, without a break; trained once for all tests.
+  // Returns the parameters of a training by C++ ranks alone, without a crash;
+  // it runs once for all tests.
   const std::vector<double>& uninterrupted() {
     static std::vector<double> parameters;
     if (parameters.empty()) {
@@ -115,15 +119,16 @@ class TwoLanguages : public ExampleTest {
     EXPECT_LE(worst, kBound);
   }
 
-  // Both ranks have begun twice, the second time where the snapshot says.
+  // Expects that both ranks began twice, the second time at the snapshot's
+  // epoch.
   static void expect_restarted(const ProgramResult& result,
                                const std::string& rank_zero,
                                const std::string& rank_one) {
     for (const auto& rank : {rank_zero + " rank 0", rank_one + " rank 1"}) {
       EXPECT_EQ(count(result.out, rank + " begins at epoch 0, restart 0\n"), 1)
           << result.out;
-      // The crash is at the beginning of epoch 3; rank 0 may not have come to
-      // save epoch 2.
+      // The crash is at the beginning of epoch 3, when rank 0 may not have
+      // saved epoch 2 yet.
       EXPECT_EQ(count(result.out, rank + " begins at epoch 2, restart 1\n") +
                     count(result.out, rank + " begins at epoch 3, restart 1\n"),
                 1)
@@ -134,9 +139,10 @@ class TwoLanguages : public ExampleTest {
 
 const std::vector<std::string> kCrashOfRankOne{"CRASH_RANK=1", "CRASH_EPOCH=3"};
 
-// torch 2.13's agent keeps one store for the workers of all restarts, and
-// Python ranks meet there the addresses of ranks that are dead, with or without
-// ours among them. Told so, it leaves the store to rank 0, a new one each time.
+// torch 2.13's agent keeps one store for the workers of all restarts. Python
+// ranks then find the addresses of dead ranks there, whether or not C++ ranks
+// are among them. This variable makes the agent leave the store to rank 0,
+// which makes a new one each time.
 std::vector<std::string> crash_and_fresh_store() {
   auto variables = kCrashOfRankOne;
   variables.push_back("TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1");
@@ -165,7 +171,7 @@ TEST_F(TwoLanguages, AreRestartedByTorchrunWherePythonCrashes) {
   expect_near(take_parameters(), want);
 }
 
-// In the store of the first round, where Python ranks could not.
+// Our ranks restart in the store of the first attempt; Python's could not.
 TEST_F(TwoLanguages, OursAloneAreRestartedByTorchrunInTheSameStore) {
   const auto& want = uninterrupted();
   auto result = train(torchrun(), "none", kEpochs, kCrashOfRankOne);

@@ -1,4 +1,4 @@
-// Ranks that die or stop: 1, 2, 3 and 6 of the faults that must be survived.
+// Ranks that die or stop: faults 1, 2, 3 and 6 of those that must be survived.
 #include <gmock/gmock.h>
 #include <signal.h>
 
@@ -20,22 +20,22 @@ enum class Harm { death, stop };
 
 class Deaths : public WaysTest {
  protected:
-  // Two hosts with two ranks each, or three ranks.
+  // Makes a job of two hosts with two ranks each, or of three ranks.
   Job& make() {
     job_ = &make_job(GetParam(), GetParam().hosts == 2 ? 4 : 3);
     return *job_;
   }
 
-  // Not rank 0, which has the store.
+  // Never returns rank 0, which has the store.
   int choose_victim() {
     return 1 + static_cast<int>(random_() % (GetParam().hosts == 2 ? 3 : 2));
   }
-  // Some moment of some operation.
+  // Waits for a random moment in some operation.
   void let_run() { std::this_thread::sleep_for(milliseconds(random_() % 100)); }
 
-  // Whether this rank is promised the name of the one that came to harm: all
-  // are of a rank that died on their machine, as these do; of one that stopped,
-  // by memory that they share with it, or because calls are compared.
+  // Returns whether the errors of `rank` must name `victim`. They name a rank
+  // that died on their machine, as all of these do. They name a stopped rank if
+  // they share memory with it, or if calls are compared.
   bool learns(int rank, int victim, Harm harm) {
     if (harm == Harm::death || GetParam().detail) return true;
     return std::string(GetParam().backend) == "lockstep" &&
@@ -51,8 +51,8 @@ class Deaths : public WaysTest {
       EXPECT_THAT(text, HasSubstr("on rank " + std::to_string(rank)));
       EXPECT_THAT(text, HasSubstr("allowed"));
       if (!learns(rank, victim, harm)) continue;
-      // Who waited for it so long that he came too late himself may be named
-      // beside it.
+      // A peer that waited for the victim until it was late itself may be
+      // named, too.
       EXPECT_THAT(text, ContainsRegex("rank ([0-9]+, )*" +
                                       std::to_string(victim) + "[^0-9]"));
     }
@@ -62,8 +62,8 @@ class Deaths : public WaysTest {
   }
 
   std::vector<std::string> arguments() const {
-    // Gloo's ranks notice a death once the first of them has gone, as it is
-    // connected with all.
+    // A Gloo rank is connected with all others, so the ranks notice a death at
+    // the latest when the first of them has ended.
     if (std::string(GetParam().backend) == "gloo") {
       return {"timeout=300000", "end=1"};
     }
@@ -157,7 +157,8 @@ INSTANTIATE_TEST_SUITE_P(Ways, Deaths,
 
 using DeathsInMemory = FaultsTest;
 
-// Each of the algorithms: in one line, everyone reads, slices of chunks.
+// Sizes for each algorithm: data inside the announcement, one-shot reads,
+// slices of chunks.
 TEST_F(DeathsInMemory, OfAnySizeAreNamedInASecond) {
   std::mt19937 random(seed());
   for (const int elements : {1, 4096, 1 << 22}) {

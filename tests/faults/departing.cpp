@@ -1,29 +1,31 @@
 // One rank of a job in which a rank dies, fails or leaves outside of a
 // collective: `faults_departing SCENARIO BACKEND [NAME=N]`, with the
-// environment of a rank. What it says, and when it ends, is as rank.cpp's, and
+// environment of a rank. It prints and ends as described in rank.cpp; it also
+// prints
 //
-//   waiting R        it calls what it is to be killed in
-//   child R TEXT     what its forked child was told
+//   waiting R        it enters the call in which it is to be killed
+//   child R TEXT     the errors of its forked child
 //
-// Scenarios, in which the rank `odd` comes to harm:
+// Scenarios, in which something happens to the rank `odd`:
 //
 //   new_group   it is killed before new_group(), which the others call
 //   enters      it calls new_group() alone, and the test kills it; the others
-//               call it when there is a file LOCKSTEP_TEST_GO
+//               call it as soon as the file LOCKSTEP_TEST_GO exists
 //   monitored   it is killed before monitored_barrier()
 //   meeting     it is killed in init_process_group(), in a world that meets in
-//               the file LOCKSTEP_TEST_STORE, before it says where it runs
-//   leaves      it destroys its group, and says whether there was a file
-//               LOCKSTEP_TEST_GO when it had; the others all_reduce, and leave
-//               when there is one
-//   absent      the same, and the others call monitored_barrier()
-//   throws      it throws, which nobody catches, and so do the others then
-//   inside      it throws, and main() catches, around the group's scope; `odd`
+//               the file LOCKSTEP_TEST_STORE, before it publishes its host
+//   leaves      it destroys its group, and then prints whether the file
+//               LOCKSTEP_TEST_GO existed; the others all_reduce, and leave as
+//               soon as the file exists
+//   absent      as `leaves`, but the others call monitored_barrier()
+//   throws      it throws an exception that nobody catches, and then the others
+//               do so, too
+//   inside      it throws, and main() catches around the group's scope; `odd`
 //               then tidies up for `tidies` ms
-//   outside     the same, within the group's scope
-//   record      the same, in lockstep::record()
+//   outside     as `inside`, but main() catches within the group's scope
+//   record      as `inside`, but in lockstep::record()
 //   forks       its child uses the group, destroys it and returns from main();
-//               then all go on
+//               then all ranks continue
 
 #include <ATen/ATen.h>
 #include <sys/wait.h>
@@ -133,7 +135,7 @@ void play(const std::string& scenario, bool odd) {
   }
 }
 
-// The child returns from main() as a program does that forgets to exit.
+// The child returns from main() like a program that forgets to exit.
 int fork_and_go_on(const ProcessGroupGuard& /* of main() */, bool odd) {
   all_reduce_ones();
   if (odd) {

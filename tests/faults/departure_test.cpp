@@ -1,6 +1,6 @@
 // Ranks that die, fail or leave outside of a collective, and how their peers
-// and the launcher hear of it. Deadlines are minutes long here: what is noticed
-// is noticed by what happened.
+// and the launcher learn of it. Deadlines are minutes long, so what a test sees
+// in time was caused by the event, not by a timeout.
 #include <gmock/gmock.h>
 #include <signal.h>
 
@@ -18,8 +18,8 @@ using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// Far below the five minutes of the operations themselves, and room for a
-// machine that is busy with other tests.
+// Far below the five minutes of the operations themselves, with room for a busy
+// machine.
 constexpr seconds kSoon{10};
 
 class Departures : public WaysTest {
@@ -43,7 +43,7 @@ class Departures : public WaysTest {
     }
   }
 
-  // What its ranks wait for.
+  // Sets the path of the file that the ranks wait for.
   void give_go_file(Job& job) {
     go_ = scratch() / "go";
     std::filesystem::remove(go_);
@@ -56,7 +56,7 @@ class Departures : public WaysTest {
   std::filesystem::path go_{};
 };
 
-// For each of a rank in the middle and the one that has the store.
+// Each test kills a rank in the middle, and the rank that has the store.
 TEST_P(Departures, ARankThatDiedBeforeNewGroupIsNamed) {
   for (const int victim : {1, 0}) {
     SCOPED_TRACE(victim);
@@ -130,8 +130,8 @@ INSTANTIATE_TEST_SUITE_P(Ways, Departures,
                                            kGloo, kGlooDetail),
                          way_name);
 
-// How a failure is told: by lines on stderr, and by the file that the launcher
-// reads.
+// How a failure is reported: in lines on stderr, and in the file that the
+// launcher reads.
 class Reports : public FaultsTest {
  protected:
   static constexpr int kSize = 3;
@@ -152,7 +152,7 @@ class Reports : public FaultsTest {
   std::filesystem::path file(int rank) const {
     return scratch() / ("error" + std::to_string(rank) + ".json");
   }
-  // "cause: no such file"
+  // Returns what the rank's file says, such as "cause: no such file".
   std::string written(int rank) const {
     std::ifstream stream(file(rank));
     if (!stream) return "nothing";
@@ -197,7 +197,7 @@ TEST_F(Reports, OfAProgramThatRecordsTheCauseHasItsMessage) {
   for (const auto& result : results_) EXPECT_EQ(result.exit_code, 1);
 }
 
-// It does not say what it has caught.
+// The program does not print the exception that it has caught.
 TEST_F(Reports, OfAProgramThatCatchesOutsideTheGroupACauseIsKnown) {
   run_job("inside");
   EXPECT_THAT(written(kOdd), ContainsRegex("^cause: an exception ended"));
@@ -205,7 +205,7 @@ TEST_F(Reports, OfAProgramThatCatchesOutsideTheGroupACauseIsKnown) {
   for (const auto& result : results_) EXPECT_EQ(result.exit_code, 1);
 }
 
-// Nothing of it passes Lockstep. Its peers say that they are not the first.
+// Lockstep does not see the exception, so only the peers report, as echoes.
 TEST_F(Reports, OfAProgramThatCatchesInsideTheGroupTheOthersAreEchoes) {
   run_job("outside");
   EXPECT_EQ(written(kOdd), "nothing");
@@ -241,7 +241,7 @@ INSTANTIATE_TEST_SUITE_P(Ways, ForkedChildren,
 
 class AfterADeath : public WaysTest {};
 
-// Nobody waits for the dead.
+// No rank waits for the dead one.
 TEST_P(AfterADeath, TheOthersLeaveAtOnce) {
   for (const int victim : {1, 0}) {
     SCOPED_TRACE(victim);
@@ -250,14 +250,14 @@ TEST_P(AfterADeath, TheOthersLeaveAtOnce) {
     job.await("ready");
     job.rank(victim).signal(SIGKILL);
     job.await("failed", victim, kSoon);
-    // Ranks would wait 5 s for each other.
+    // Ranks would wait 5 s for each other if none had died.
     job.await("left", victim, seconds(3));
     for (int rank = 0; rank < 3; ++rank) {
       if (rank == victim) continue;
       const auto result = job.rank(rank).finish(kSoon);
-      // LibTorch says so when a wait in its store is over. (It also says that
-      // the store is gone, to a rank that asks how another went while the host
-      // of the store leaves.)
+      // LibTorch prints these words when a wait in its store ends by timeout.
+      // (LibTorch also prints that the store is gone, if a rank asks how
+      // another one ended while the host of the store leaves.)
       EXPECT_THAT(result.err, Not(HasSubstr("timed out")));
     }
   }

@@ -1,4 +1,4 @@
-// Ranks that do not do the same: 11, 12 and 13 of the faults that must be
+// Ranks that do different things: faults 11, 12 and 13 of those that must be
 // survived.
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -23,7 +23,8 @@ using ::testing::HasSubstr;
 // A world whose ranks were started wrongly.
 class Places : public WaysTest {
  protected:
-  // Ranks 0, 1 and 2 of 3, but for what `wrong` says of the last one.
+  // Starts ranks 0, 1 and 2 of 3; `wrong` replaces the environment of the last
+  // one.
   Job& start(const std::vector<std::string>& wrong) {
     auto& job = make_job(GetParam(), 3);
     job.environment = [wrong](int rank) {
@@ -37,8 +38,9 @@ class Places : public WaysTest {
 TEST_P(Places, AnotherWorldSizeIsRefusedWithBothNamed) {
   auto& job = start({"WORLD_SIZE=4"});
   job.await("refused");
-  // Whoever came first decides which of the two sizes is the other one. Rank 0
-  // hears of it in either case; with it the store goes, and all fail.
+  // The rank that came first decides which of the two sizes is named as the
+  // other one. Rank 0 fails in either case, and its store with it, so all ranks
+  // fail.
   EXPECT_THAT(job.said(0, "refused"),
               AllOf(AnyOf(HasSubstr("rank 2 was"), HasSubstr("rank 1 was"),
                           HasSubstr("rank 0 was")),
@@ -47,7 +49,7 @@ TEST_P(Places, AnotherWorldSizeIsRefusedWithBothNamed) {
 
 TEST_P(Places, TwoEqualRanksAreRefusedAndNamed) {
   auto& job = start({"RANK=1"});
-  // One of the two, whichever came second, and with it all.
+  // The rank that came second is refused, and then all others.
   job.rank(0).await_output("refused 0 ");
   EXPECT_THAT(job.said(0, "refused"),
               AllOf(HasSubstr("rank 1"), HasSubstr("two processes")));
@@ -60,7 +62,7 @@ TEST_P(Places, TwoEqualRanksAreRefusedAndNamed) {
 INSTANTIATE_TEST_SUITE_P(Ways, Places, ::testing::Values(kOneHost, kGloo),
                          way_name);
 
-// Calls that are not the same.
+// Ranks that make different calls.
 using CallsBetweenHosts = FaultsTest;
 
 class Calls : public WaysTest {
@@ -80,7 +82,8 @@ class Calls : public WaysTest {
   }
   fs::path folder() const { return scratch() / "flight"; }
 
-  // Those that are whole: until then a record has another name.
+  // Returns the complete records: until it is complete, a record has another
+  // name.
   std::vector<std::string> records() const {
     std::vector<std::string> whole;
     std::error_code not_made_yet;
@@ -90,7 +93,8 @@ class Calls : public WaysTest {
     return whole;
   }
 
-  // What `lockstep inspect flight` finds in the records of the default group.
+  // Returns what `lockstep inspect flight` finds in the records of the default
+  // group.
   json inspect() {
     std::vector<std::string> arguments{"inspect", "flight", "--json"};
     for (const auto& record : records()) arguments.push_back(record);
@@ -108,7 +112,7 @@ TEST_P(Calls, ThatDifferFailOnEveryRankWithAllDescriptions) {
       {"broadcast", "1000"},
   };
   auto& job = start("disagree", {"calls=4"});
-  job.await("done");  // the group goes on
+  job.await("done");  // the group still works
   for (int rank = 0; rank < job.size(); ++rank) {
     const auto failures = job.all_said(rank, "failed");
     ASSERT_EQ(failures.size(), std::size(odd));
@@ -155,7 +159,7 @@ TEST_P(Calls, TheLastOfWhichIsLeftOutNameTheRankWithItsLastCall) {
       EXPECT_THAT(text, HasSubstr("all_reduce #3"));
     }
   }
-  // The one that lives on, without a failure, is asked for its record.
+  // The odd rank has not failed, so the test asks it for its record.
   job.rank(kOdd).signal(SIGUSR1);
   const auto deadline = Deadline::after(seconds(10));
   while (std::ssize(records()) < job.size() && !deadline.expired()) {
@@ -172,8 +176,8 @@ INSTANTIATE_TEST_SUITE_P(Ways, Calls,
                                            kGlooDetail),
                          way_name);
 
-// Between hosts nothing is compared where nobody asks for it, but within each:
-// there the ranks see it, and fail the others.
+// Between hosts no calls are compared by default, but within each host they
+// are. There the ranks notice the difference, and make the others fail.
 TEST_F(CallsBetweenHosts, ThatDifferFailOnEveryRank) {
   for (const char* scenario : {"skip", "disagree"}) {
     SCOPED_TRACE(scenario);

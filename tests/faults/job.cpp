@@ -48,7 +48,7 @@ void Job::start_rank(int rank, const std::string& scenario,
     usual.push_back("LOCKSTEP_HOST_ID=" + std::to_string(host_of(rank)));
   }
   if (way_.detail) usual.push_back("TORCH_DISTRIBUTED_DEBUG=DETAIL");
-  // A shell on the way would take the last of two.
+  // If a variable is given twice, a shell in between would take the last one.
   for (const auto& variable : usual) {
     const auto name = variable.substr(0, variable.find('=') + 1);
     if (std::ranges::none_of(setup.environment, [&](const auto& given) {

@@ -13,10 +13,10 @@ namespace lockstep::testing {
 
 // How the ranks of a job are connected.
 struct Way {
-  const char* name;     // of the test's instance
-  const char* backend;  // of init_process_group()
-  // Ranks are spread evenly over so many hosts, which are told apart by
-  // LOCKSTEP_HOST_ID alone.
+  const char* name;     // names the test's instance
+  const char* backend;  // for init_process_group()
+  // The ranks are spread evenly over as many hosts, which differ only by
+  // LOCKSTEP_HOST_ID.
   int hosts = 1;
   bool detail = false;  // TORCH_DISTRIBUTED_DEBUG=DETAIL: calls are compared
 };
@@ -30,7 +30,7 @@ inline constexpr Way kGloo{"Gloo", "gloo"};
 inline constexpr Way kGlooDetail{"GlooDetail", "gloo", 1, true};
 
 // A job of real processes without a launcher, which would stop the peers of a
-// rank that fails: what they see comes from the backend alone.
+// rank that fails: so all that the peers see comes from the backend.
 class Job {
  public:
   using Starter = std::function<std::unique_ptr<RunningProgram>(
@@ -38,30 +38,31 @@ class Job {
 
   Job(Starter starter, Way way, int size, int port);
 
-  // Which of the test programs a rank is.
+  // The test program that every rank runs.
   std::string program{"faults_rank"};
-  // What a rank's command begins with, and what is put before its environment.
+  // What a rank's command begins with, and variables that precede its
+  // environment.
   std::function<std::vector<std::string>(int rank)> prefix{};
   std::function<std::vector<std::string>(int rank)> environment{};
 
-  // `program SCENARIO BACKEND ARGUMENTS` as every rank, or as one.
+  // Starts `program SCENARIO BACKEND ARGUMENTS` as every rank, or as one.
   void start(const std::string& scenario,
              const std::vector<std::string>& arguments = {});
   void start_rank(int rank, const std::string& scenario,
                   const std::vector<std::string>& arguments = {});
 
   int size() const { return static_cast<int>(ranks_.size()); }
-  // In the order of their start.
+  // Returns a rank, by the order of the starts.
   RunningProgram& rank(int rank) { return *ranks_.at(rank); }
   int host_of(int rank) const { return rank * way_.hosts / size_; }
 
-  // Waits until every rank, but for `except`, has said so; a test failure where
-  // that takes longer than `allowed` for all of them together.
+  // Waits until every rank but `except` has printed `word`; fails the test if
+  // this takes longer than `allowed` for all of them together.
   void await(const std::string& word, int except = -1,
              std::chrono::seconds allowed = std::chrono::seconds(30));
-  // What stands behind the first "word RANK " of a rank.
+  // Returns the text after the first "word RANK " of a rank.
   std::string said(int rank, const std::string& word) const;
-  // The same of every such line.
+  // Returns the text of every such line.
   std::vector<std::string> all_said(int rank, const std::string& word) const;
 
  private:
@@ -79,8 +80,8 @@ class FaultsTest : public NodesTest {
 
   Job& make_job(Way way, int size);
 
-  // For what is left to chance; LOCKSTEP_TEST_SEED repeats it. Printed where
-  // the test fails.
+  // Seeds all random choices; LOCKSTEP_TEST_SEED repeats one. A failing test
+  // prints it.
   uint32_t seed() const { return seed_; }
 
  private:

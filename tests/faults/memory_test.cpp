@@ -1,5 +1,5 @@
-// Shared memory that is left behind, missing or wanted by others: 8, 9 and 10
-// of the faults that must be survived.
+// Shared memory that is left behind, missing, or attacked by others: faults 8,
+// 9 and 10 of those that must be survived.
 #include <gmock/gmock.h>
 #include <signal.h>
 #include <sys/stat.h>
@@ -24,7 +24,8 @@ using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Not;
 
-// The shared memory that a process maps or has a descriptor of, as inodes.
+// Returns the inodes of the shared memory that a process maps or has a
+// descriptor of.
 std::set<ino_t> memory_of(const fs::path& process) {
   constexpr const char* kName = "/memfd:lockstep";
   std::set<ino_t> inodes;
@@ -51,7 +52,7 @@ std::set<ino_t> memory_of(const RunningProgram& rank) {
   return memory_of("/proc/" + std::to_string(rank.pid()));
 }
 
-// Of `wanted`, what any process of this host still holds.
+// Returns those of `wanted` that some process of this host still holds.
 std::set<ino_t> still_held(const std::set<ino_t>& wanted) {
   std::set<ino_t> held;
   for (const auto& entry : fs::directory_iterator("/proc")) {
@@ -116,8 +117,8 @@ INSTANTIATE_TEST_SUITE_P(Ways, Leftovers,
 
 class NoMemory : public FaultsTest {
  protected:
-  // Two ranks whose limit of the size of files, which counts for shared
-  // memory, is `kib`, on all or on one.
+  // Starts two ranks with a limit of `kib` on the size of files, which also
+  // limits shared memory; on rank `only`, or on both.
   Job& start(Way way, int kib, int only, std::vector<std::string> arguments) {
     auto& job = make_job(way, 2);
     job.prefix = [kib, only](int rank) -> std::vector<std::string> {
@@ -133,7 +134,7 @@ class NoMemory : public FaultsTest {
 constexpr Way kShm{"Shm", "shm"};
 
 TEST_F(NoMemory, OnAnyRankIsGlooWithOneWarning) {
-  // Memory that is there already is no file that grows: rank 1 can map it.
+  // The limit on rank 1 alone has no effect: it only maps rank 0's segment.
   for (const int only : {-1, 0, 1}) {
     SCOPED_TRACE(only);
     auto& job = start(kOneHost, 100, only, {"end=1", "leave=1"});
@@ -172,8 +173,8 @@ TEST_F(NoMemory, ForATensorMakesItAnOrdinaryOne) {
   EXPECT_EQ(job.said(1, "shared"), "0");
 }
 
-// Someone else of this host, who may do what any user may. Connects `NUMBER`
-// times to each abstract socket, says something, and waits to be dropped.
+// Another user of this host, with an ordinary user's rights. Connects `NUMBER`
+// times to each abstract socket, sends something, and waits to be dropped.
 constexpr const char* kStranger =
     "import socket, sys\n"
     "held = []\n"
@@ -196,7 +197,7 @@ constexpr const char* kStranger =
 
 class Strangers : public FaultsTest {
  protected:
-  // The names of the abstract sockets that a process has.
+  // Returns the names of the abstract sockets that a process has.
   static std::vector<std::string> abstract_sockets(pid_t pid) {
     std::set<std::string> own;
     std::error_code gone;
@@ -216,7 +217,7 @@ class Strangers : public FaultsTest {
       std::string name;
       for (int i = 0; i < 4; ++i) words >> word;
       words >> type >> word >> inode >> name;
-      // Not its life sign, a socket of datagrams to which nobody listens.
+      // Skips its life sign, a datagram socket on which nobody listens.
       if (type != "0002" && own.contains(inode) && name.starts_with("@")) {
         names.insert(name.substr(1));
       }

@@ -1,5 +1,5 @@
-// More ranks than cores, several jobs, ranks in containers: 23 and 24 of the
-// faults that must be survived.
+// More ranks than cores, several jobs, ranks in containers: faults 23 and 24 of
+// those that must be survived.
 #include <gmock/gmock.h>
 #include <signal.h>
 
@@ -42,7 +42,7 @@ class Neighbours : public FaultsTest {
     return {"turns=300", "seed=" + std::to_string(seed() + job), "ordered=1",
             "end=1", "leave=1"};
   }
-  // Whether shared memory is mapped.
+  // Returns whether the process maps shared memory.
   static bool shares(pid_t pid) {
     return read_file("/proc/" + std::to_string(pid) + "/maps")
                .find("/memfd:lockstep") != std::string::npos;
@@ -75,7 +75,8 @@ TEST_F(Neighbours, OfWhichOneIsKilledLeaveTheOtherAlone) {
   }
 }
 
-// As in a container: its own process ids, mounts and System V memory.
+// Ranks run as in a container: with their own process ids, mounts and System V
+// memory.
 class Containers : public Neighbours {
  protected:
   void SetUp() override {
@@ -93,7 +94,7 @@ class Containers : public Neighbours {
     all.insert(all.end(), command.begin(), command.end());
     return all;
   }
-  // Rank 1 of 2 in a container, or each rank in one of its own.
+  // Puts rank 1 of 2 into a container, or each rank into one of its own.
   Job& make(bool each) {
     auto& job = make_job(kOneHost, 2);
     job.prefix = [each](int rank) {
@@ -101,7 +102,7 @@ class Containers : public Neighbours {
     };
     return job;
   }
-  // The rank itself, where a container is around it.
+  // Returns the process of the rank inside the container.
   static pid_t inside(const RunningProgram& container) {
     const auto pid = std::to_string(container.pid());
     return std::stoi(read_file("/proc/" + pid + "/task/" + pid + "/children"));

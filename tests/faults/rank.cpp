@@ -1,33 +1,35 @@
-// One rank of a job that comes to harm: `faults_rank SCENARIO BACKEND [NAME=N]`
-// with the environment of a rank. It says on stdout, one line each with its
-// rank,
+// One rank of a job in which ranks are killed, stopped or fail: `faults_rank
+// SCENARIO BACKEND [NAME=N]`, with the environment of a rank. It prints these
+// lines, each with its rank, on stdout:
 //
-//   ready R             it is where the test wants it
-//   turn R              it goes on, every 50 ms at most
+//   ready R             it has come to the point that the test needs
+//   turn R              it makes progress; printed every 50 ms at most
 //   failed R TEXT       an operation failed; line ends in TEXT are " | "
-//   refused R TEXT      the same of init_process_group()
-//   left R              it has destroyed its group behind the failure
+//   refused R TEXT      init_process_group() failed
+//   left R              it has destroyed its group after the failure
 //   done R              its part went well
 //
-// and then stays until it is killed, a minute at most, so that nothing its
-// peers see comes from its end. Scenarios:
+// Then it stays until it is killed, a minute at most, so that its own end
+// affects none of its peers. Scenarios:
 //
 //   loop      all_reduce for ever, of sizes that rotate, checked
-//   first     the rank `odd` is killed behind init, the others all_reduce
-//   disagree  `calls` calls, of which each fails: in the first `odd` differs in
-//             the element count, then in dtype, reduce operation and operation;
-//             in the end all make the same one
+//   first     the rank `odd` is killed after init, the others all_reduce
+//   disagree  `calls` calls, each of which fails: `odd` differs first in the
+//             element count, then in dtype, reduce operation and operation;
+//             at the end all ranks make the same call
 //   skip      all_reduce, broadcast, barrier; `odd` leaves out the first
 //   behind    four all_reduces; `odd` leaves out the last
 //   storm     `turns` operations (storm.h) of `seed`
-//   shared    all_reduce of empty_shared(), `mebibytes`; says "shared R 0" or 1
-//   held      the same, in a world that meets in the file LOCKSTEP_TEST_STORE;
-//             rank 1 says "holding 1" amid the handshake of shared memory and
-//             goes on once there is a file of that name with ".go" behind it
+//   shared    all_reduce of empty_shared(), `mebibytes`; prints "shared R 0" or
+//             1
+//   held      as `shared`, in a world that meets in the file
+//             LOCKSTEP_TEST_STORE; rank 1 prints "holding 1" during the
+//             handshake of shared memory and continues as soon as a file with
+//             ".go" appended to that name exists
 //
-// Further: `timeout` in ms (30,000); `elements`, of loop, instead of several
-// sizes; `ordered`, of storm; `leave`, to destroy the group behind a failure;
-// `end`, to end instead of staying.
+// More arguments: `timeout` in ms (30,000); `elements`, of loop, instead of
+// several sizes; `ordered`, of storm; `leave`, to destroy the group after a
+// failure; `end`, to end instead of staying.
 
 #include <ATen/ATen.h>
 #include <unistd.h>
@@ -56,8 +58,8 @@ using std::chrono::seconds;
 
 const int my_rank = own_rank();
 
-// Its rank 1 stops before it says that it has a listening socket: rank 0 has
-// one, and waits.
+// Rank 1 stops before it announces its listening socket; rank 0 has one
+// already, and waits.
 class HeldStore : public c10d::FileStore {
  public:
   HeldStore(const std::string& path, int size)

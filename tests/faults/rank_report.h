@@ -5,20 +5,20 @@
 #include <string>
 #include <vector>
 
-// What the programs that stand for one rank of a job (Job in job.h) have in
-// common: their arguments, and what they say.
+// Shared by the programs that act as one rank of a job (Job in job.h): their
+// arguments and their output.
 namespace lockstep::testing {
 
-// RANK of the environment.
+// Returns RANK from the environment.
 int own_rank();
 
-// "WHAT RANK MORE" as a line on stdout, at once.
+// Writes the line "WHAT RANK MORE" to stdout, and flushes it.
 void say(const char* what, const std::string& more = {});
 
-// Without the trace; line ends are " | ".
+// Returns the message without the trace; line ends are " | ".
 std::string one_line(const std::exception& error);
 
-// NAME=N ...
+// Arguments of the form NAME=N.
 class Arguments {
  public:
   explicit Arguments(const std::vector<std::string>& given);
@@ -28,8 +28,8 @@ class Arguments {
   std::map<std::string, int> values_{};
 };
 
-// The program itself: "SCENARIO BACKEND NAME=N ...", its arguments. Returns its
-// exit status.
+// The program itself, with its arguments "SCENARIO BACKEND NAME=N ...". Returns
+// the exit status.
 int run(const std::string& scenario, const std::string& backend,
         const Arguments& given);
 

@@ -21,7 +21,7 @@ namespace lockstep::testing {
 namespace {
 
 constexpr int64_t kMostElements = 300'000;
-// Rows of several ranks are a little more.
+// The rows of several ranks together are slightly larger than one count.
 constexpr int64_t kTableElements = 2 * kMostElements + 64;
 constexpr at::ScalarType kTypes[] = {at::kFloat, at::kDouble, at::kInt,
                                      at::kLong, at::kBFloat16};
@@ -29,11 +29,11 @@ constexpr const char* kKinds[] = {"all_reduce", "reduce",         "broadcast",
                                   "all_gather", "reduce_scatter", "all_to_all",
                                   "send, recv", "barrier"};
 
-// What all ranks do at one turn.
+// What all ranks do in one turn.
 struct Turn {
   int kind;
   at::ScalarType dtype;
-  int64_t count;   // elements, of each rank's row where there are several
+  int64_t count;   // elements; of each rank's row if there are several
   int64_t offset;  // into the tables
   int root;
   bool max;
@@ -72,7 +72,7 @@ class Runner {
             .async_op = below(plan_, 4) == 0};
   }
 
-  // Mostly none, so that operations also follow at once.
+  // Waits only sometimes, so that operations also follow without a pause.
   void delay() {
     if (below(own_, 50) != 0) return;
     std::this_thread::sleep_for(std::chrono::microseconds(below(own_, 2000)));
@@ -90,7 +90,7 @@ class Runner {
     }
     return table;
   }
-  // What a rank gives; not a part of the table, as it may be written.
+  // Returns a rank's input: a copy, because the operation may write it.
   at::Tensor given(int rank, const Turn& turn, int64_t count) {
     return table(rank, turn.dtype).narrow(0, turn.offset, count).clone();
   }
@@ -134,7 +134,7 @@ class Runner {
 
   void take(int number, const Turn& turn) {
     const ReduceOp op = turn.max ? ReduceOp::MAX : ReduceOp::SUM;
-    // Of operations with a row a rank.
+    // For operations with one row per rank.
     const int64_t row = turn.count / size_ + 1;
     switch (turn.kind) {
       case 0: {

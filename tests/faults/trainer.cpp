@@ -1,14 +1,15 @@
-// One rank of a training that comes to harm: `faults_trainer SCENARIO BACKEND
-// [NAME=N]` with the environment of a rank. It trains six parameters w0 ... w5
-// for `steps` (6), a bucket each from the second step on; their gradients
-// become ready in the order w5 ... w0. Gradients and parameters are compared
-// with their exact values in every step.
+// One rank of a training in which ranks are killed, stopped or fail:
+// `faults_trainer SCENARIO BACKEND [NAME=N]`, with the environment of a rank.
+// It trains six parameters w0 ... w5 for `steps` (6), each in a bucket of its
+// own from the second step on; their gradients become ready in the order w5 ...
+// w0. Every step compares gradients and parameters with their exact values.
 //
-// It says what faults_rank says (rank.cpp), and stays as that does; `failed`
-// has the place before the text, as in "failed 0 backward 3: TEXT". Further:
+// It prints the lines of faults_rank (rank.cpp), and stays like that program;
+// `failed` has the place before the text, as in "failed 0 backward 3: TEXT". It
+// also prints
 //
 //   harm R            it now does what its scenario says
-//   caught R TEXT     a failure that it trains on behind
+//   caught R TEXT     a failure after which it continues to train
 //
 // Scenarios, by what the rank `odd` does in step 3:
 //
@@ -21,21 +22,21 @@
 //   stop          stops itself in backward, where `kill` is killed
 //   leave         has no more inputs and destroys its group
 //   barrier       has no more inputs and waits in barrier()
-//   joined        the same number of inputs, but all train under join()
+//   joined        has no more inputs, but all ranks train under join()
 //   unused        leaves w2 out of its loss
-//   all_unused    all ranks leave out one, each another: the step is given up
-//   nan           has NaN in its gradient of w4; the step is given up
-//   drift         adds 1 to its w4 behind the step
+//   all_unused    every rank leaves out a different one: they give up the step
+//   nan           has NaN in its gradient of w4: the step is given up
+//   drift         adds 1 to its w4 after the step
 //   skip_step     looks at its gradients; from then on all ranks leave out the
 //                 optimizer's steps and zero theirs at once
 //
-// Further: `timeout` in ms (30,000); `elements` of a parameter (1,000); `zero`,
-// for a sharded optimizer with shared parameters; `in_place`, to zero gradients
-// instead of dropping them; `late`, ms that `odd` comes late with its gradients
-// in step 3; `spoil`, for NaN as `nan` in any scenario; `check_nan` and
-// `check_replicas`, for the options of DistributedDataParallel; `leave`, to
-// destroy the group behind a failure; `end`, to end instead of staying, without
-// `leave` at once.
+// More arguments: `timeout` in ms (30,000); `elements` of a parameter (1,000);
+// `zero`, for a sharded optimizer with shared parameters; `in_place`, to zero
+// gradients instead of dropping them; `late`, ms that `odd` comes late with its
+// gradients in step 3; `spoil`, for NaN as in `nan` in any scenario;
+// `check_nan` and `check_replicas`, for the options of DistributedDataParallel;
+// `leave`, to destroy the group after a failure; `end`, to end instead of
+// staying, without `leave` at once.
 
 #include <torch/nn/module.h>
 #include <torch/optim/sgd.h>
@@ -69,7 +70,7 @@ constexpr int kHarmStep = 3;
 constexpr double kLearningRate = 0.5;
 const int rank = own_rank();
 
-// Where it is, for what it says about a failure.
+// The place in the training, which is printed with a failure.
 std::string place;
 
 void harm(int signal) {
@@ -79,7 +80,7 @@ void harm(int signal) {
 
 void stay() { std::this_thread::sleep_for(seconds(60)); }
 
-// Behind w3's gradient, before w2's.
+// The moment after w3's gradient and before w2's.
 constexpr int kAmid = 2;
 
 struct NetImpl : torch::nn::Module {
@@ -89,8 +90,8 @@ struct NetImpl : torch::nn::Module {
           register_parameter("w" + std::to_string(i), torch::zeros({elements}));
     }
   }
-  // The gradient of each weight is `input`, times `spoilt` for w4.
-  // `before[i]` is called in backward before w_i's is there.
+  // The gradient of each weight is `input`, multiplied by `spoilt` for w4.
+  // Backward calls `before[i]` before the gradient of w_i is ready.
   torch::Tensor forward(double input) {
     auto loss = torch::zeros({1});
     for (int i = 0; i < kParameters; ++i) {
@@ -197,7 +198,8 @@ class Training {
       if (harmed && scenario_ == "drift") {
         at::NoGradGuard no_grad;
         if (odd_) net_->weights[4] += 1;
-      } else if (!harmed || scenario_ != "kill_step") {  // left to forward
+        // the next forward compares
+      } else if (!harmed || scenario_ != "kill_step") {
         compare_weights();
       }
       zero_grad();
@@ -255,7 +257,8 @@ class Training {
     place = what + (" " + std::to_string(step_));
   }
 
-  // Multiples of the group's size: their averages are whole numbers.
+  // The inputs are multiples of the group's size, so their averages are
+  // integers.
   double input_of(int of) const {
     return get_world_size() * (of + 1.0 + step_);
   }
@@ -307,8 +310,8 @@ class Training {
   double expected_weight_ = 0;
 };
 
-// Whether all went well. A failure leaves through the group's guard, as it
-// does in a program that does not catch it.
+// Returns whether all went well. A failure leaves through the group's guard, as
+// it does in a program that does not catch it.
 bool train_in_group(const std::string& scenario, const std::string& backend,
                     const Arguments& given) {
   const auto group = init_process_group(
@@ -323,7 +326,7 @@ bool train_in_group(const std::string& scenario, const std::string& backend,
     return true;
   } catch (const std::exception& error) {
     say("failed", place + ": " + one_line(error));
-    // Without a farewell, which would take its time where a peer is dead.
+    // Does not destroy the group, which would take long if a peer is dead.
     if (!leaves && given.get("end")) std::_Exit(1);
     if (!leaves) stay();
     throw;
@@ -337,7 +340,7 @@ int run(const std::string& scenario, const std::string& backend,
   bool right = false;
   try {
     right = train_in_group(scenario, backend, given);
-  } catch (const std::exception&) {  // was said
+  } catch (const std::exception&) {  // printed already
   }
   say("left");
   if (!given.get("end")) stay();

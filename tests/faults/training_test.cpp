@@ -1,6 +1,6 @@
-// Training whose ranks come to harm: 1, 2, 3, 13, 14, 15 and 16 of the faults
-// that must be survived, as DistributedDataParallel and the sharded optimizer
-// meet them.
+// Training in which ranks are killed, stopped or fail: faults 1, 2, 3, 13, 14,
+// 15 and 16 of those that must be survived, for DistributedDataParallel and the
+// sharded optimizer.
 #include <gmock/gmock.h>
 #include <signal.h>
 
@@ -36,24 +36,24 @@ class Training : public WaysTest {
     return *job_;
   }
 
-  // Whether errors name a rank that does not come, or comes to another call.
-  // Gloo's do only if calls are compared.
+  // Returns whether errors name a rank that does not come or makes another
+  // call. Gloo's do so only if calls are compared.
   bool names() const { return in_memory() || GetParam().detail; }
   bool in_memory() const {
     return std::string(GetParam().backend) == "lockstep";
   }
   std::string odd_rank() const { return "rank " + std::to_string(kOdd); }
 
-  // The timeout is far beyond what the test waits: a notice at the deadline
-  // fails it. On Gloo those that are not connected with the dead rank notice
-  // once one of the others has gone.
+  // The timeout is far longer than the test waits: the test fails if a death is
+  // noticed only at the deadline. On Gloo, ranks that are not connected with
+  // the dead rank notice once one of the others has ended.
   std::vector<std::string> dying() const {
     if (in_memory()) return {"timeout=300000"};
     return {"timeout=300000", "end=1"};
   }
   seconds after_death() const { return seconds(in_memory() ? 1 : 5); }
 
-  // The peers of the odd one say that they failed, at `place`.
+  // Expects that the peers of the odd rank failed, at `place`.
   void expect_failures(const std::string& place, seconds allowed,
                        const std::string& words = {}) {
     job_->await("failed", kOdd, allowed);
@@ -84,9 +84,10 @@ class Training : public WaysTest {
 
 class Backward : public Training {
  protected:
-  // Of a parameter. In shared memory each bucket is reduced by all ranks from
-  // copies, or in slices (comm/shm/protocol/bucket_exchange.h), and large
-  // gradients may be computed in the buckets.
+  // Sizes of a parameter. In shared memory all ranks reduce a bucket from
+  // copies or in slices, depending on its size
+  // (comm/shm/protocol/bucket_exchange.h), and large gradients may be computed
+  // in the buckets.
   std::vector<std::string> sizes() const {
     if (!in_memory() || GetParam().detail) return {"elements=1000"};
     return {"elements=1000", "elements=12000", "elements=100000"};
@@ -126,7 +127,8 @@ TEST_P(Backward, ARankThatGoesOnBeforeTheDeadlineIsWaitedFor) {
   }
 }
 
-// All give up the same step, behind different numbers of published buckets.
+// All ranks give up the same step, after publishing different numbers of
+// buckets.
 TEST_P(Backward, AStepThatAllRanksGaveUpDoesNotHarmTheNext) {
   for (const auto& size : sizes()) {
     SCOPED_TRACE(size);
@@ -140,8 +142,8 @@ TEST_P(Backward, AStepThatAllRanksGaveUpDoesNotHarmTheNext) {
   }
 }
 
-// The late one reduces buckets of the step that was given up when the others
-// compute those of the next, in the same memory.
+// The late rank reduces buckets of the step that was given up, while the others
+// compute gradients of the next step in the same memory.
 TEST_P(Backward, ARankThatGaveUpLateDoesNotHarmTheNextStep) {
   for (const auto& size : sizes()) {
     for (const char* in_place : {"in_place=0", "in_place=1"}) {
@@ -242,7 +244,7 @@ std::set<std::string> names_in_dev_shm() {
   return names;
 }
 
-// With a sharded optimizer and parameters in common memory.
+// Trains with a sharded optimizer and parameters in shared memory.
 class SharedParameters : public Training {
  protected:
   SharedParameters() : names_(names_in_dev_shm()) {}
@@ -272,13 +274,13 @@ TEST_P(SharedParameters, OfARankKilledBehindBackwardFailTheStep) {
   start_and_lose("kill_update", "step 3: ");
 }
 
-// It waits for those that still step.
+// The next forward waits for ranks that still step.
 TEST_P(SharedParameters, OfARankKilledInItsStepFailTheNextForward) {
   start_and_lose("kill_step", "forward 4: ");
 }
 
-// Who owns a gradient may still be adding up what the others, who are done,
-// zero in place.
+// The rank that owns a gradient may still be adding up the gradients of the
+// others, while these are done and zero theirs in place.
 TEST_P(SharedParameters, GradientsMayBeZeroedWhereTheStepIsLeftOut) {
   for (const char* size : {"elements=12000", "elements=100000"}) {
     for (const char* in_place : {"in_place=0", "in_place=1"}) {

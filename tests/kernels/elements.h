@@ -14,7 +14,7 @@
 
 #include "lockstep/kernels/dtype.h"
 
-// Arrays of any element type for the tests of the kernels.
+// Arrays of any element type, for the tests of the kernels.
 namespace lockstep::kernels {
 
 inline const std::vector<DType> kDTypes = {
@@ -25,8 +25,8 @@ inline const std::vector<ReduceOp> kReduceOps = {
     ReduceOp::sum, ReduceOp::avg,  ReduceOp::product, ReduceOp::min,
     ReduceOp::max, ReduceOp::band, ReduceOp::bor,     ReduceOp::bxor};
 
-// `size` bytes that begin `offset` bytes after a 64-byte boundary and end where
-// the allocation ends, so that AddressSanitizer sees a read past the end.
+// `size` bytes that begin `offset` bytes after a 64-byte boundary and end at
+// the end of the allocation, so that AddressSanitizer sees a read past it.
 class Bytes {
  public:
   Bytes(size_t size, size_t offset, uint8_t fill = 0xa5)
@@ -113,7 +113,7 @@ inline void fill(void* data, size_t count, DType dtype, std::mt19937_64& rng) {
   }
 }
 
-// Whether element i is a NaN.
+// Returns whether element i is a NaN.
 inline bool is_nan(const void* data, size_t i, DType dtype) {
   const auto above = [&]<typename T>(T infinity) {
     T bits;
@@ -136,7 +136,7 @@ inline bool is_nan(const void* data, size_t i, DType dtype) {
   }
 }
 
-// Equal bits, or both NaN with whatever payload.
+// Compares bits; any two NaNs are equal.
 inline testing::AssertionResult same_elements(const void* actual,
                                               const void* expected,
                                               size_t count, DType dtype) {
@@ -161,7 +161,7 @@ inline testing::AssertionResult same_elements(const void* actual,
   return testing::AssertionSuccess();
 }
 
-// The name of a test that is run for every target.
+// Returns the name of a test that runs for every target.
 inline std::string name_of_target(
     const testing::TestParamInfo<std::string>& target) {
   return target.param;

@@ -47,8 +47,8 @@ TEST(HalfBits, EveryHalfIsTheFloatThatIeee754Says) {
 TEST(HalfBits, FloatsRoundToTheNearestHalfAndTiesToEven) {
   for (const auto& half : kHalves) {
     std::vector<float> floats;
-    // Of each two neighbours the tie, and the floats on either side of it;
-    // the last of them lies between the largest number and infinity.
+    // For each two neighbours: their tie, and the floats on either side of it.
+    // The last tie lies between the largest number and infinity.
     for (int i = 0; i <= 0xffff; ++i) {
       const auto at = [&](int bits) {
         return static_cast<float>(

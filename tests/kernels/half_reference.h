@@ -5,9 +5,9 @@
 #include <cstdint>
 #include <limits>
 
-// float16 and bfloat16 by the words of IEEE 754 and in double, which holds
-// every value and every tie between two of them: written apart from the
-// kernels, to judge them.
+// Converts float16 and bfloat16 by the words of IEEE 754, in double, which
+// holds every value and every tie between two of them. It shares no code with
+// the kernels, in order to check them.
 namespace lockstep::kernels {
 
 struct HalfFormat {
@@ -36,7 +36,7 @@ inline double decode(HalfFormat format, uint16_t bits) {
   return bits & 0x8000 ? -value : value;
 }
 
-// To nearest, ties to even.
+// Rounds to nearest, ties to even.
 inline uint16_t encode(HalfFormat format, double value) {
   const auto sign = static_cast<uint16_t>(std::signbit(value) ? 0x8000 : 0);
   const double magnitude = std::fabs(value);

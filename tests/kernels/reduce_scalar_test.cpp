@@ -9,8 +9,8 @@
 #include "tests/kernels/elements.h"
 #include "tests/kernels/half_reference.h"
 
-// The reference itself, against numbers written down here and, for half types,
-// against arithmetic that shares nothing with it.
+// Checks the reference itself: against numbers written down here and, for half
+// types, against independent arithmetic.
 namespace lockstep::kernels {
 namespace {
 

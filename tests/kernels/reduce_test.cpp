@@ -12,15 +12,15 @@
 namespace lockstep::kernels {
 namespace {
 
-// Around the multiples of vectors and blocks of every target and type; the
-// largest is where the alignment and streaming of the stores begin.
+// Counts around the multiples of vectors and blocks of every target and type.
+// At the largest, the stores begin to be aligned and streamed.
 const std::vector<size_t> kCounts = {
     0,  1,  2,  3,  4,   5,   7,   8,   9,   15,  16,  17,   31,   32,  33,
     47, 63, 64, 65, 127, 128, 129, 255, 257, 511, 513, 1000, 2047, 2100};
 constexpr size_t kMostElements = 2100;
 constexpr uint8_t kGuard = 0xa5;
 
-// Sources of one type, and what reduce_scalar() makes of them. Elements do not
+// Sources of one type, and their reduction by reduce_scalar(). Elements do not
 // depend on each other, so the first n results are those of the first n
 // elements.
 struct Problem {
@@ -28,7 +28,7 @@ struct Problem {
       : dtype(type), op(operation), expected(kMostElements * size_of(type), 0) {
     std::mt19937_64 rng(source_count * 1000 + offset);
     for (size_t s = 0; s < source_count; ++s) {
-      // Each is aligned otherwise.
+      // Each source has another alignment.
       const size_t elements = offset == 0 ? 0 : (offset + s) % 7;
       sources.emplace_back(kMostElements * size_of(dtype),
                            elements * size_of(dtype));
@@ -58,7 +58,8 @@ std::string describe(const Problem& problem, size_t count) {
          std::to_string(problem.sources.size()) + " sources";
 }
 
-// Reduces into fresh destinations, and checks results and what stands around.
+// Reduces into fresh destinations, and checks the results and the bytes around
+// them.
 void expect_into_fresh(const Problem& problem, size_t count,
                        size_t destination_count, size_t offset, Stores stores) {
   const size_t size = size_of(problem.dtype);
@@ -87,7 +88,7 @@ void expect_into_fresh(const Problem& problem, size_t count,
 
 class ReduceOnTarget : public testing::TestWithParam<std::string> {
  protected:
-  // `body` of every type and operation that belong together.
+  // Calls `body` with every type and each operation that reduces it.
   template <typename Body>
   void for_each_reduction(Body body) {
     for (const DType dtype : kDTypes) {
@@ -96,7 +97,7 @@ class ReduceOnTarget : public testing::TestWithParam<std::string> {
           body(dtype, op);
         }
         if (HasFailure()) {
-          return;  // one is enough
+          return;  // one failure is enough
         }
       }
     }

@@ -56,7 +56,7 @@ TEST_P(ScaleOnTarget, EqualsTheScalarLoopBitByBitAlsoInPlace) {
   }
 }
 
-// half_bits_test.cpp holds the scalar loop's conversions to IEEE 754.
+// half_bits_test.cpp compares the scalar loop's conversions with IEEE 754.
 TEST_P(ScaleOnTarget, OfEveryHalfEqualsTheScalarLoop) {
   std::vector<uint16_t> halves(1 << 16);
   for (size_t i = 0; i < halves.size(); ++i) {

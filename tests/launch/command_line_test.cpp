@@ -1,4 +1,4 @@
-// Spellings, programs, and one clear line for each mistake.
+// Spellings of options, programs, and one clear line for each mistake.
 #include <gmock/gmock.h>
 #include <netinet/in.h>
 #include <sys/socket.h>
@@ -83,7 +83,7 @@ TEST_F(CommandLine, HelpAndVersionSucceed) {
   EXPECT_THAT(run_command({"--version"}).out, HasSubstr("lockstep "));
 }
 
-// Every option as the parser lists it: its names, and whether it takes a value.
+// An option as the parser lists it: its names, and whether it takes a value.
 struct ListedOption {
   std::vector<std::string> names;
   bool takes_value;
@@ -107,8 +107,8 @@ std::vector<ListedOption> listed_options(const std::string& help) {
   return options;
 }
 
-// "--rdzv-id=$SLURM_JOB_ID" with the variable unset: the first argument behind
-// it is the program, whatever the option makes of nothing.
+// "--rdzv-id=$SLURM_JOB_ID" with the variable unset: the first argument after
+// it is the program, however the option treats an empty value.
 TEST_F(CommandLine, EmptyValueOfAnOptionIsNotTheProgram) {
   const auto options = listed_options(run_command({"run", "--help"}).out);
   ASSERT_GT(options.size(), 20u);
@@ -175,7 +175,7 @@ TEST_F(CommandLine, CompletionKnowsEveryCommandAndOption) {
   ASSERT_EQ(script.exit_code, 0) << script.err;
   const fs::path file = scratch() / "completion";
   std::ofstream(file) << script.out;
-  // What a shell offers for the last of these words.
+  // Returns what a shell offers to complete the last of these words.
   const auto offered = [&](const std::string& words) {
     const auto result =
         run_program({"/bin/bash", "-c",
@@ -198,7 +198,7 @@ TEST_F(CommandLine, CompletionKnowsEveryCommandAndOption) {
        listed_options(run_command({"run", "--help"}).out)) {
     EXPECT_THAT(run_options, Contains(option.names.back()));
   }
-  // The program's words are its own.
+  // The program's words are not completed.
   EXPECT_THAT(offered("lockstep run --nnodes 2 train --no"), ElementsAre(""));
   EXPECT_THAT(offered("lockstep run --nnodes train --no-"),
               ElementsAre("--no-python"));
@@ -307,7 +307,7 @@ TEST_F(CommandLine, PythonScriptsRunUnderPython) {
       false);
   EXPECT_EQ(run({script, "--lr", "3"}).out, "0 ['--lr', '3'] True\n");
   EXPECT_EQ(run({"-m", "calendar", "--help"}).exit_code, 0);
-  // --no-python takes it at its word: the file has no execute permission.
+  // --no-python runs the file itself, which has no execute permission.
   EXPECT_EQ(run({"--no-python", script}).exit_code, 126);
 }
 

@@ -1,4 +1,4 @@
-// What torchrun promises to a worker, against PyTorch 2.13's list.
+// The variables that torchrun promises to a worker, after PyTorch 2.13's list.
 #include <gmock/gmock.h>
 
 #include <map>

@@ -1,5 +1,5 @@
-// FAULTS 4, 5, 7, 24 and 25: death of workers, of the launcher and its agent,
-// signals. Bounds on time are wide: the machine may be busy.
+// FAULTS 4, 5, 7, 24 and 25: deaths of workers, of the launcher and its agent,
+// and signals. Bounds on time are wide: the machine may be busy.
 #include <gmock/gmock.h>
 #include <signal.h>
 
@@ -19,7 +19,8 @@ using ::testing::HasSubstr;
 
 class LauncherFaults : public LauncherTest {
  protected:
-  // The agent: the parent of the workers, as a worker says it.
+  // Returns the agent, which is the parent of the workers, from a worker's
+  // output.
   static pid_t agent_of(const std::string& out) {
     return std::stoi(out.substr(out.find("agent ") + 6));
   }
@@ -46,7 +47,7 @@ std::string record(const std::string& message, const std::string& extra,
          " > $TORCHELASTIC_ERROR_FILE; ";
 }
 
-// As the library writes it.
+// Returns a record as Lockstep's library writes it.
 std::string library_record(const std::string& kind,
                            const std::string& message) {
   return record(message,
@@ -54,14 +55,14 @@ std::string library_record(const std::string& kind,
                 "$(date '+%s %s%N')");
 }
 
-// As Python's @record writes it.
+// Returns a record as Python's @record writes it.
 std::string python_record(const std::string& message, const std::string& time) {
   return record(message, R"("timestamp": "%s")", time);
 }
 
-// Programs that catch what they throw and return 1: the rank whose end the
-// others notice is slower to end than they are.
-// The launcher says nothing about threads.
+// These programs catch their exceptions and return 1. The rank that failed
+// first ends later than the ranks that notice it.
+// Sets OMP_NUM_THREADS, so the launcher prints nothing about threads.
 const ProgramSetup kOneThread{.environment = {"OMP_NUM_THREADS=1"}};
 
 TEST_F(LauncherFaults, CauseIsNamedThoughAnEchoEndedFirst) {
@@ -111,7 +112,7 @@ TEST_F(LauncherFaults, RankThatWasKilledComesBeforeTheErrorsOfItsPeers) {
   EXPECT_EQ(result.exit_code, 128 + SIGKILL);
 }
 
-// What the user is promised: a second. The default is 0.5 s.
+// The documentation promises a second. The default is 0.5 s.
 TEST_F(LauncherFaults, FirstFailureStopsTheOthersWithinASecond) {
   const auto result = run_script(
       {"--nproc-per-node=2"},
@@ -120,10 +121,11 @@ TEST_F(LauncherFaults, FirstFailureStopsTheOthersWithinASecond) {
   EXPECT_EQ(result.exit_code, 3);
   std::vector<int64_t> times;
   for (const auto& line : lines(result.out)) times.push_back(std::stoll(line));
-  // The last sign of life of the other, after some 300 ms of both.
+  // Compares with the last sign of life of rank 1; both ranks print for 300 ms
+  // before.
   ASSERT_GT(times.size(), 3u);
   const auto [first, last] = std::ranges::minmax(times);
-  // 0.3 s and 0.5 s; a machine that is busy gets as much again.
+  // The sum is 0.3 s and 0.5 s; a busy machine gets as much again.
   EXPECT_LT(last - first, 1600) << "ms from the start to the last sign";
   EXPECT_THAT(result.err, HasSubstr("rank 1 did not end within 0.5 s"));
 }
@@ -173,7 +175,8 @@ TEST_F(LauncherFaults, WorkersThatIgnoreSigtermAreKilledWithinABound) {
                  "trap '' TERM; [ $RANK = 0 ] && { sleep 0.2; exit 3; }; "
                  "while :; do sleep 60; done");
   EXPECT_EQ(result.exit_code, 3);
-  // 0.2 s, then 0.5 s, then 0.2 s for its child; a busy machine on top.
+  // The sum is 0.2 s, 0.5 s, and 0.2 s for its child; a busy machine takes
+  // longer.
   EXPECT_LT(watch.elapsed(), milliseconds(5000));
 }
 
@@ -287,8 +290,8 @@ TEST_F(LauncherFaults, UserSignalsPassWithoutStopping) {
   EXPECT_EQ(count(result.out, "usr2\n"), 2);
 }
 
-// Grandchildren: one in the worker's process group, one in a session of its
-// own, one that also lost its parent and its environment.
+// Starts grandchildren: one in the worker's process group, one in a session of
+// its own, and one that also lost its parent and its environment.
 const std::string kFamily =
     "sleep 300 & setsid sleep 300 & "
     "(setsid sh -c 'env -i sleep 300 & echo born; sleep 300' &) ; "
@@ -302,8 +305,8 @@ TEST_F(LauncherFaults, KilledLauncherLeavesNoOrphan) {
   EXPECT_GE(alive, 2u + 2 + 2 * 3);
   launcher->signal(SIGKILL);
   EXPECT_TRUE(await_no_process(milliseconds(1000)));
-  // Even what carries no mark: its stdout was the launcher's pipe, which has
-  // come to its end.
+  // Even the process without the mark has ended: its stdout was the launcher's
+  // pipe, and the pipe has come to its end.
   EXPECT_EQ(launcher->finish(seconds(5)).exit_code, 128 + SIGKILL);
 }
 
@@ -329,7 +332,7 @@ TEST_F(LauncherFaults, KilledAgentLeavesNoOrphan) {
 }
 
 TEST_F(LauncherFaults, BothKilledLeaveNoWorker) {
-  // With a log directory, as nobody is left to remove a temporary one.
+  // Sets a log directory, because no process is left to remove a temporary one.
   auto launcher = start_script(
       {"--nproc-per-node=2", "--log-dir=" + (scratch() / "logs").string()},
       "echo agent $PPID; exec sleep 300");
@@ -346,7 +349,8 @@ TEST_F(LauncherFaults, NothingThatAWorkerStartedOutlivesTheLaunch) {
   EXPECT_EQ(result.exit_code, 0);
 }
 
-// Some daemons start their children so; waitpid() would find nobody.
+// Some daemons start their children with SIGCHLD ignored; then waitpid() would
+// find no child.
 TEST_F(LauncherFaults, IgnoredSigchldOfTheCallerDoesNotHideEnds) {
   signal(SIGCHLD, SIG_IGN);
   auto launcher = start_script({"--nproc-per-node=2"}, "exit 5");
@@ -364,8 +368,8 @@ TEST_F(LauncherFaults, NohupIsRespected) {
 }
 
 TEST_F(LauncherFaults, WhatIsLeftMayCleanUpFirst) {
-  // As the resource tracker of Python's multiprocessing, which unlinks shared
-  // memory once its parent is gone, and which ignores SIGTERM.
+  // The shell acts like the resource tracker of Python's multiprocessing, which
+  // unlinks shared memory once its parent is gone, and which ignores SIGTERM.
   const auto result = run_script(
       {},
       "sh -c 'trap \"\" TERM; echo tracking; sleep 0.05; echo unlinked' & "

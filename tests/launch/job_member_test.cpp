@@ -1,4 +1,5 @@
-// The thread behind an agent of several nodes, with a store in this process.
+// The thread of an agent that takes part in a job of several nodes, with a
+// store in this process.
 #include "lockstep/launch/job_member.h"
 
 #include <gmock/gmock.h>
@@ -36,7 +37,8 @@ int free_port() {
 
 class JobMemberTest : public ::testing::Test {
  protected:
-  // Node rank 0 hosts; the store itself is in memory, the socket is not.
+  // Node rank 0 hosts the store. The store is in memory, but its socket is
+  // real.
   std::unique_ptr<JobMember> member(int node_rank, int nnodes = 2,
                                     seconds join_timeout = seconds(20)) {
     JobMemberOptions options;
@@ -78,9 +80,9 @@ class JobMemberTest : public ::testing::Test {
   std::shared_ptr<StoredKeys> keys_ = std::make_shared<StoredKeys>();
   FileDescriptor listening_;
   std::string endpoint_host_ = "127.0.0.1";
-  // So many connections are lost while an agent joins: each after so many
-  // operations. Three ask whether the job has ended, write the job and take
-  // the node rank.
+  // How many connections are lost while an agent joins, and after how many
+  // operations each. The first three operations ask whether the job has ended,
+  // write the job and take the node rank.
   std::atomic<int> lost_while_joining_{0};
   int operations_ = 3;
 };
@@ -125,7 +127,8 @@ TEST_F(JobMemberTest, LostStoreNamesTheNodeThatHostedIt) {
   EXPECT_THAT(verdict.text, HasSubstr("node 0 (host0) was lost"));
 }
 
-// As the store of the job before, whose host lingers for a moment.
+// This happens with the store of the previous job, whose host lingers for a
+// moment.
 TEST_F(JobMemberTest, StoreLostWhileJoiningIsTriedAgainWithTheSameRank) {
   auto host = member(0);
   await<Joined>(*host);
@@ -146,9 +149,9 @@ TEST_F(JobMemberTest, StoreLostInEveryTryToJoinIsNamed) {
                     HasSubstr("was lost")));
 }
 
-// A host's own name may mean a loopback address there, and there only.
+// A host's own name may mean a loopback address on that host, but only there.
 TEST_F(JobMemberTest, OtherNodesAreNotGivenALoopbackAddress) {
-  endpoint_host_ = "127.1";  // resolved as a name is
+  endpoint_host_ = "127.1";  // resolved like a name
   auto host = member(0);
   const auto hosting = await<Joined>(*host);
   EXPECT_EQ(hosting.reachable_host, "127.1");
@@ -160,7 +163,7 @@ TEST_F(JobMemberTest, OtherNodesAreNotGivenALoopbackAddress) {
   EXPECT_EQ(await<RoundPlan>(*other).master_addr, "127.1");
 }
 
-// As a host of the store that was stopped: its kernel accepts.
+// A stopped process that hosts the store behaves like this: its kernel accepts.
 TEST_F(JobMemberTest, MemberEndsWhereAStoreAcceptsAndNeverAnswers) {
   const SocketAddress address = on_loopback(port_);
   const FileDescriptor silent = bind_socket(address);
@@ -172,8 +175,8 @@ TEST_F(JobMemberTest, MemberEndsWhereAStoreAcceptsAndNeverAnswers) {
   options.store.is_host = false;
   std::promise<void> opening;
   std::atomic<bool> told{false};
-  // As c10d's client: waits for an answer for as long as it takes, and connects
-  // anew until its time is up.
+  // Acts like c10d's client: waits without limit for an answer, and connects
+  // again until its timeout.
   const auto open =
       [&](const AgentStoreAddress& store) -> std::unique_ptr<AgentStore> {
     if (!told.exchange(true)) opening.set_value();

@@ -11,10 +11,10 @@ namespace lockstep::testing {
 // A test that starts the `lockstep` of this build.
 class LauncherTest : public ProgramTest {
  protected:
-  // Arguments after "lockstep run".
+  // Runs "lockstep run" with `arguments`.
   ProgramResult run(const std::vector<std::string>& arguments,
                     ProgramSetup setup = {});
-  // "lockstep run" and "sh -c script" behind the options.
+  // Runs "lockstep run" with `options`, then "sh -c script".
   ProgramResult run_script(std::vector<std::string> options,
                            const std::string& script, ProgramSetup setup = {});
   std::unique_ptr<RunningProgram> start(
@@ -22,7 +22,7 @@ class LauncherTest : public ProgramTest {
   std::unique_ptr<RunningProgram> start_script(std::vector<std::string> options,
                                                const std::string& script,
                                                ProgramSetup setup = {});
-  // Any arguments behind "lockstep".
+  // Runs "lockstep" with any arguments.
   ProgramResult run_command(const std::vector<std::string>& arguments,
                             ProgramSetup setup = {});
 };

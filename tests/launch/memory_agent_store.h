@@ -9,7 +9,7 @@
 
 namespace lockstep::testing {
 
-// What the connections of one job share.
+// The state that the connections of one job share.
 struct StoredKeys {
   std::mutex mutex;
   std::map<std::string, std::string> values;
@@ -20,7 +20,7 @@ struct StoredKeys {
 // An AgentStore in this process: c10d's TCPStore without the network.
 class MemoryAgentStore : public AgentStore {
  public:
-  // This connection is lost after `operations`; never where below 0.
+  // The connection is lost after `operations`, or never if that is below 0.
   explicit MemoryAgentStore(std::shared_ptr<StoredKeys> keys,
                             int64_t operations = -1)
       : keys_(std::move(keys)), operations_left_(operations) {}

@@ -1,5 +1,5 @@
-// What agents of several nodes write into their store and make of it, without
-// a network and without time.
+// What agents of several nodes write into their store and read from it, without
+// a network and without waiting.
 #include "lockstep/launch/node_protocol.h"
 
 #include <gmock/gmock.h>
@@ -34,8 +34,8 @@ class NodeProtocolTest : public ::testing::Test {
     return agents_.emplace_back(store_, description);
   }
 
-  // Agents of so many workers each, in node order, all of them joined and with
-  // their offers made.
+  // Makes agents with these numbers of workers, in node order. All of them have
+  // joined and made their offers.
   void form(const std::vector<int>& workers) {
     const int nnodes = static_cast<int>(workers.size());
     for (int rank = 0; rank < nnodes; ++rank) {
@@ -209,7 +209,7 @@ TEST_F(NodeProtocolTest, FirstVerdictStandsForAllAndEndsItsRoundOnly) {
   }
 }
 
-// A signal to one node while another has failed and all would start anew.
+// One node has failed and all would restart, when another node gets a signal.
 TEST_F(NodeProtocolTest, VerdictOfARoundToComeStopsItBeforeItBegins) {
   form({1, 1});
   for (auto& one : agents_) ASSERT_TRUE(one.take_plan());
@@ -237,7 +237,7 @@ TEST_F(NodeProtocolTest, SilentNodeIsLostAfterThreeMissedBeats) {
   };
   pass(40, {0, 1, 2});
   EXPECT_FALSE(agents_[0].take_verdict()) << "all are heard";
-  // Its last sign of life may be 5 s old.
+  // The last sign of life of node 2 may be 5 s old.
   pass(9, {0, 1});
   EXPECT_FALSE(agents_[0].take_verdict());
   pass(7, {0, 1});
@@ -249,12 +249,12 @@ TEST_F(NodeProtocolTest, SilentNodeIsLostAfterThreeMissedBeats) {
               AllOf(HasSubstr("node 2 (host"), HasSubstr("for 15 s")));
   EXPECT_EQ(verdict->text.find("itself"), std::string::npos);
   EXPECT_NE(verdict->exit_code, 0);
-  // Nobody waits for it at the end.
+  // No agent waits for the lost node at the end.
   agents_[1].depart();
   EXPECT_TRUE(agents_[0].others_have_departed());
 }
 
-// The silence of the others is as long as this agent's own pause.
+// The others seem silent for as long as this agent itself was paused.
 TEST_F(NodeProtocolTest, PauseOfTheHostOfTheStoreIsNoSilenceOfTheOthers) {
   form({1, 1});
   for (auto& one : agents_) ASSERT_TRUE(one.take_plan());
@@ -273,7 +273,7 @@ TEST_F(NodeProtocolTest, ClosedConnectionIsALostNodeAtOnce) {
     auto one = node(3, rank, 1);
     one.hosts_store = rank == 0;
     one.connection = "192.0.2." + std::to_string(rank) + ":999";
-    // Node 2 has another name here, as behind a gateway.
+    // Node 2 has another address here, as behind a gateway.
     if (rank < 2) accepted.insert(one.connection);
     agents_.emplace_back(store_, one, [&] { return accepted; }).join();
   }
@@ -284,7 +284,7 @@ TEST_F(NodeProtocolTest, ClosedConnectionIsALostNodeAtOnce) {
     for (auto& one : agents_) one.beat(now_);
   };
   EXPECT_FALSE(agents_[0].take_verdict());
-  // At once: its workers may have died of what kills it.
+  // The loss is reported at once: the workers may die of the same cause.
   accepted.erase("192.0.2.1:999");
   pass();
   const auto verdict = agents_[2].take_verdict();
@@ -311,7 +311,7 @@ TEST_F(NodeProtocolTest, LostNodeIsReplacedInTheNextRound) {
   replacement.offer_round(1, {});
   EXPECT_EQ(replacement.take_plan()->round, 1);
   EXPECT_TRUE(agents_[0].take_plan());
-  // The lost one was only stopped, and comes back.
+  // The lost agent was only stopped, and comes back.
   EXPECT_EQ(agents_[1].take_verdict()->node_rank, 1);
   EXPECT_THROW(agents_[1].offer_round(1, {}), JobRefused);
   agents_[1].depart();
@@ -331,7 +331,7 @@ TEST_F(NodeProtocolTest, PausedNodeThatNobodyReplacedTakesPartAgain) {
   for (auto& one : agents_) EXPECT_TRUE(one.take_plan());
 }
 
-// The restart for the failure of its peers is the only one that it costs.
+// The loss uses up no restart besides the one for the failure of its peers.
 TEST_F(NodeProtocolTest, NodeLostBetweenTwoRoundsCostsNoRound) {
   form({1, 1});
   for (auto& one : agents_) ASSERT_TRUE(one.take_plan());
@@ -351,7 +351,8 @@ TEST_F(NodeProtocolTest, NodeLostBetweenTwoRoundsCostsNoRound) {
   EXPECT_TRUE(agents_[0].take_plan());
 }
 
-// It was quicker to offer than the host of the store, which stops its workers.
+// The lost node made its offer earlier than the host of the store, which was
+// still stopping its workers.
 TEST_F(NodeProtocolTest, RoundDoesNotBeginWithANodeThatWasLostAfterItsOffer) {
   form({1, 1});
   for (auto& one : agents_) ASSERT_TRUE(one.take_plan());

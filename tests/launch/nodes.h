@@ -9,27 +9,28 @@
 
 namespace lockstep::testing {
 
-// A test of several agents that run here, as if each were on a host of its own.
+// A test of several agents that run here as if each were on a host of its own.
 class NodesTest : public LauncherTest {
  protected:
-  // A port that was free a moment ago; of IPv6 loopback, and so of IPv4's.
+  // Returns a port that was free a moment ago, on the loopback of IPv6 and so
+  // of IPv4.
   static int free_port();
 
-  // Options of one of `nnodes` nodes that meet at HOST:PORT by c10d; no node
-  // rank where it is below 0.
+  // Returns the options of one of `nnodes` nodes that meet at HOST:PORT by
+  // c10d; without a node rank if it is below 0.
   static std::vector<std::string> c10d(const std::string& endpoint, int nnodes,
                                        int node_rank = -1);
-  // The same by the static rendezvous at 127.0.0.1.
+  // Returns the same for the static rendezvous at 127.0.0.1.
   static std::vector<std::string> fixed(int port, int nnodes, int node_rank);
 
-  // `options` and, behind them, `more`.
+  // Returns `options` followed by `more`.
   static std::vector<std::string> with(std::vector<std::string> options,
                                        const std::vector<std::string>& more);
 
-  // The process id of the agent behind "agent PID" in a worker's output.
+  // Returns the process id in the "agent PID" of a worker's output.
   static pid_t agent_of(const RunningProgram& launcher);
 
-  // Waits until somebody listens at the endpoint, this test's or another.
+  // Waits until a process listens at the endpoint, this test's or another.
   void await_store() const { await_store(endpoint()); }
   static void await_store(const std::string& endpoint);
 

@@ -1,5 +1,5 @@
-// Several nodes on hosts that are really apart: two network namespaces joined
-// by a cable. Needs the right to make them (root); a visible skip without.
+// Several nodes on hosts that are really separate: two network namespaces
+// joined by a cable. Making them needs root; otherwise the test skips visibly.
 #include <gmock/gmock.h>
 #include <signal.h>
 
@@ -25,7 +25,7 @@ class NodesBetweenHosts : public NodesTest {
     NodesTest::TearDown();
   }
 
-  // `lockstep run` on one of the hosts, one worker. Becomes node(host).
+  // Starts `lockstep run` with one worker on a host, as node(host).
   void start_on(int host, int node_rank, const std::string& script) {
     auto command = with(
         with(hosts_.command_on(host), {LOCKSTEP_BIN_DIR "/lockstep", "run"}),
@@ -38,7 +38,7 @@ class NodesBetweenHosts : public NodesTest {
   std::vector<std::unique_ptr<RunningProgram>> nodes_;
 };
 
-// Rank 0 listens as its store would; the other connects.
+// Rank 0 listens as its store would; the other rank connects.
 const std::string kMeet =
     "echo $MASTER_ADDR; exec python3 -c '\n"
     "import os, socket, time\n"
@@ -61,8 +61,7 @@ const std::string kMeet =
     "            time.sleep(0.02)\n"
     "'";
 
-// All that the peers know of a rank on the other host is that its connection
-// broke.
+// The peers of a rank on the other host see only that its connection broke.
 TEST_F(NodesBetweenHosts, CauseThatTidiesUpIsNamedBeforeItsEchoes) {
   for (const char* backend : {"lockstep", "gloo"}) {
     for (const int odd : {1, 0}) {
@@ -87,7 +86,8 @@ TEST_F(NodesBetweenHosts, CauseThatTidiesUpIsNamedBeforeItsEchoes) {
 }
 
 TEST_F(NodesBetweenHosts, WorkersMeetWhereNodeZeroIs) {
-  // Node rank 0 once on the host of the agents' store, once on the other.
+  // Node rank 0 is first on the host of the agents' store, then on the other
+  // one.
   for (const int rank_of_first : {0, 1}) {
     nodes_.clear();
     start_on(0, rank_of_first, kMeet);
@@ -109,8 +109,8 @@ TEST_F(NodesBetweenHosts, UnpluggedHostsNameEachOther) {
   }
   for (auto& one : nodes_) one->await_output("ready\n");
   ASSERT_TRUE(hosts_.unplug());
-  // Each is told within 5 s. An agent that is only stopped has longer: its host
-  // acknowledges.
+  // Each host reports the loss within 5 s. An agent that is only stopped has
+  // more time, because its host still acknowledges.
   const Deadline deadline = Deadline::after(seconds(5));
   for (const size_t host : {0u, 1u}) {
     node(host).await_error("was lost", deadline.remaining());

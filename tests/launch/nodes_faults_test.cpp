@@ -1,4 +1,4 @@
-// FAULTS 4, 6, 11 and 25 over several nodes: death of workers, agents,
+// FAULTS 4, 6, 11 and 25 over several nodes: deaths of workers, agents,
 // launchers and of the store's host; restarts; signals.
 #include <fcntl.h>
 #include <gmock/gmock.h>
@@ -19,12 +19,12 @@ using ::testing::AllOf;
 using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 
-// A worker that stays, and says what the tests need to know.
+// A worker that stays, and prints what the tests need to know.
 const std::string kStay = "echo agent $PPID; exec sleep 300";
 
 class NodesFaults : public NodesTest {
  protected:
-  // Two nodes whose workers run. Node 0 hosts the store.
+  // Starts two nodes and waits for their workers. Node 0 hosts the store.
   void start_two(std::vector<std::string> options, const std::string& script,
                  const std::string& ready) {
     std::string conf = "--rdzv-conf=";
@@ -55,7 +55,7 @@ TEST_F(NodesFaults, EveryAgentEndsWithTheFirstFailingWorkersCode) {
     const auto result = node(rank).finish(seconds(10));
     EXPECT_EQ(result.exit_code, 42) << result.err;
     EXPECT_THAT(result.err, HasSubstr("rank 3 failed on node 1 ("));
-    // Where it was, more is known.
+    // The node of the failure knows the local rank, too.
     EXPECT_EQ(count(result.err, "local rank 1"), rank == 1 ? 1 : 0);
   }
 }
@@ -66,8 +66,8 @@ std::string write_record(const std::string& kind) {
          kind + "\"}}}' > $TORCHELASTIC_ERROR_FILE; ";
 }
 
-// The script of a rank 1 that fails, then does `ending`, and of a rank 0 that
-// fails with exit code 7 as an echo of that.
+// Returns a script: rank 1 fails, then does `ending`; rank 0 fails with exit
+// code 7 as an echo of that.
 std::string cause_and_echo(const std::filesystem::path& scratch,
                            const std::string& ending) {
   const std::string thrown = (scratch / "thrown").string();
@@ -76,7 +76,7 @@ std::string cause_and_echo(const std::filesystem::path& scratch,
          write_record("cause") + "touch " + thrown + "; " + ending;
 }
 
-// The echo is quicker, and on another node than its cause.
+// The echo ends earlier than its cause, and on another node.
 TEST_F(NodesFaults, CauseOnAnotherNodeIsNamed) {
   start_two({}, cause_and_echo(scratch(), "sleep 0.4; exit 9"), "agent");
   for (auto& one : nodes_) {
@@ -84,13 +84,13 @@ TEST_F(NodesFaults, CauseOnAnotherNodeIsNamed) {
     EXPECT_EQ(result.exit_code, 9) << result.err;
     EXPECT_THAT(result.err, AllOf(HasSubstr("rank 1 failed on node 1 ("),
                                   HasSubstr("an cause")));
-    // In a log of all nodes: which said so, and when.
+    // The lines say which node wrote them and when, for a log of all nodes.
     EXPECT_THAT(result.err,
                 ContainsRegex("lockstep run \\[[^ ]+ 20[0-9-]+ [0-9:.]+\\]: "));
   }
 }
 
-// It catches its exception and tidies up for longer than anybody waits.
+// Rank 1 catches its exception and tidies up for longer than any agent waits.
 TEST_F(NodesFaults, CauseThatStillRunsOnAnotherNodeIsNamed) {
   start_two({}, cause_and_echo(scratch(), "exec sleep 60"), "agent");
   for (auto& one : nodes_) {
@@ -105,7 +105,8 @@ TEST_F(NodesFaults, FailureOnOneNodeRestartsAllOnAFreshStore) {
   start_two({"--nproc-per-node=2", "--max-restarts=3"},
             "echo round $TORCHELASTIC_RESTART_COUNT $MASTER_PORT; "
             "[ $TORCHELASTIC_RESTART_COUNT = 2 ] && exit 0; "
-            // The fault is now on one node, now on the other.
+            // The fault is on one node in the first attempt, on the other in
+            // the next.
             "[ $RANK = $((3 * (1 - TORCHELASTIC_RESTART_COUNT))) ] && "
             "{ sleep 0.3; exit 1; }; exec sleep 300",
             "round 2");
@@ -139,7 +140,8 @@ TEST_F(NodesFaults, NodeThatHasEndedWellStartsAnewWithTheOthers) {
 
 TEST_F(NodesFaults, ProgramThatOneHostCannotExecuteEndsAll) {
   auto first = start_script(c10d(endpoint(), 2, 0), kStay);
-  // Found, executable, and of no format that the kernel knows.
+  // The file exists and is executable, but has a format that the kernel does
+  // not know.
   const auto garbage = scratch() / "garbage";
   FileDescriptor file(open(garbage.c_str(), O_WRONLY | O_CREAT, 0755));
   ASSERT_EQ(write(file.get(), "\x01\x02 no program\n", 14), 14);
@@ -173,7 +175,7 @@ TEST_F(NodesFaults, SignalToOneAgentEndsTheJob) {
   }
 }
 
-// As a scheduler that cleans up after a failure.
+// A scheduler may send the signal to clean up after a failure.
 TEST_F(NodesFaults, SignalAfterAFailureDoesNotChangeTheExitCode) {
   start_two({},
             "trap 'echo stopping' TERM; echo ready; "
@@ -198,8 +200,9 @@ TEST_F(NodesFaults, SignalWhileWaitingForNodesEndsTheWait) {
   EXPECT_EQ(result.out, "");
 }
 
-// Suspended by a scheduler and continued, or one agent alone: the pause that
-// matters is a peer's that others of its host do not share.
+// A scheduler suspends and continues the whole job, or only one agent is
+// paused. Only a pause of a peer that other processes of its host do not share
+// counts.
 TEST_F(NodesFaults, PauseOfFiveSecondsIsNobodysDeath) {
   const auto end = scratch() / "end";
   const std::string script = "echo agent $PPID; until [ -e " + end.string() +
@@ -226,7 +229,7 @@ TEST_F(NodesFaults, PauseOfFiveSecondsIsNobodysDeath) {
   for (const pid_t pid : paused) kill(pid, SIGSTOP);
   std::this_thread::sleep_for(seconds(5));
   for (const pid_t pid : paused) kill(pid, SIGCONT);
-  // An agent that had given up somebody would have said so by its next look.
+  // An agent that had given up another one would have reported it by now.
   std::this_thread::sleep_for(seconds(2));
   std::ofstream(end).put('.');
   for (auto& job : jobs) {
@@ -255,7 +258,7 @@ TEST_F(NodesFaults, PausedAgentIsGivenUpWhenItsTimeIsUpAndSaysSo) {
   EXPECT_THAT(paused.err, HasSubstr("itself did not run for"));
 }
 
-// As a cluster that replaces a pod: the node comes again while the others wait.
+// A cluster may replace a pod: the node comes again while the others wait.
 TEST_F(NodesFaults, LostNodeUsesUpARestartAndMayBeReplaced) {
   for (const bool ranked : {true, false}) {
     nodes_.clear();

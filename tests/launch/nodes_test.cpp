@@ -27,7 +27,7 @@ const std::string kPlace =
     "$TORCHELASTIC_RESTART_COUNT $TORCHELASTIC_USE_AGENT_STORE "
     "${LOCKSTEP_MASTER_LISTEN_FD:+listens}";
 
-// The tutorial's command, but for the port.
+// Runs the tutorial's command with another port.
 TEST_F(Nodes, TwoNodesOfEightByC10dAtIpv6Loopback) {
   const auto options = [&](int rank) {
     return with(c10d(endpoint(), 2, rank),
@@ -133,8 +133,8 @@ TEST_F(Nodes, PrefixTemplateKnowsTheGlobalRank) {
   EXPECT_EQ(second->finish().out, "3.1:here\n");
 }
 
-// A shell loop of jobs: one node's next agent may come while the store of the
-// last job is still there.
+// A shell loop runs several jobs: one node's next agent may come while the
+// store of the previous job is still there.
 TEST_F(Nodes, JobsFollowEachOtherAtOneEndpoint) {
   const std::string command = std::string(LOCKSTEP_BIN_DIR) +
                               "/lockstep run --nnodes=2 --rdzv-backend=c10d "
@@ -197,7 +197,8 @@ TEST_F(Nodes, DisagreementIsOneLineThatNamesBothAgents) {
        {"--nnodes=3", "--node-rank=1", "--rdzv-id=two"},
        {"--rdzv-id=one", "--rdzv-id=two"}},
   };
-  // All at once, as each host stays for the nodes that never come.
+  // Starts all at once, because each host waits long for the nodes that never
+  // come.
   std::vector<std::unique_ptr<RunningProgram>> nodes;
   for (const auto& one : cases) {
     const std::vector<std::string> where{
@@ -213,7 +214,7 @@ TEST_F(Nodes, DisagreementIsOneLineThatNamesBothAgents) {
     for (const auto& said : cases[at / 2].said) {
       EXPECT_THAT(result.err, HasSubstr(said));
     }
-    // Both agents, by their processes.
+    // Both agents are named by their processes.
     EXPECT_EQ(count(result.err, "pid "), 2) << result.err;
     EXPECT_EQ(result.out, "");
   }
@@ -222,7 +223,7 @@ TEST_F(Nodes, DisagreementIsOneLineThatNamesBothAgents) {
 TEST_F(Nodes, PortOfTheStoreInUseIsOneLine) {
   auto taken = start_script(c10d(endpoint(), 2, 0), "true");
   await_store();
-  // Static: this node must host, and cannot.
+  // In the static rendezvous this node must host the store, but cannot.
   const auto result =
       run_script({"--nnodes=2", "--node-rank=0", "--master-addr=::1",
                   "--master-port=" + std::to_string(port())},
@@ -244,7 +245,7 @@ TEST_F(Nodes, MissingModuleIsOneLine) {
   EXPECT_THAT(result.err, HasSubstr("/no/modules/c10d_store.so"));
 }
 
-// As a PyTorchJob of Kubernetes gives it: MASTER_ADDR is "localhost" on the
+// A PyTorchJob of Kubernetes sets these: MASTER_ADDR is "localhost" on the
 // master, and the master's name on the workers.
 TEST_F(Nodes, NodesMeetThoughNodeZeroIsToldLocalhost) {
   const auto node = [&](int rank, const std::string& address) {
@@ -255,7 +256,8 @@ TEST_F(Nodes, NodesMeetThoughNodeZeroIsToldLocalhost) {
                          "PET_MASTER_ADDR=" + address,
                          "PET_MASTER_PORT=" + std::to_string(port())}});
   };
-  // Of this host, and not where "localhost" is.
+  // 127.0.0.2 reaches this host, but not a socket that is bound to "localhost"
+  // only.
   auto second = node(1, "127.0.0.2");
   auto first = node(0, "localhost");
   const auto result = first->finish();
@@ -276,7 +278,8 @@ TEST_F(Nodes, EveryInterfaceIsNoAddressToReach) {
   }
 }
 
-// Before it joined: what it lacks would let the others wait for ten minutes.
+// Each node fails before it has joined; without its reason the others would
+// wait for ten minutes.
 TEST_F(Nodes, NodeThatCannotJoinEndsTheOthersWithItsReason) {
   struct Fault {
     std::vector<std::string> arguments;

@@ -92,7 +92,8 @@ TEST_F(ControlGroups, StrictestQuotaOnTheWayToTheRootCounts) {
   write("pod/job/cpu.max", "50000 100000\n");
   EXPECT_EQ(granted("0::/pod/job\n"), 0.5);
   EXPECT_EQ(granted("0::/elsewhere\n"), std::nullopt);
-  // In a container: the group is the root itself, the path the host's.
+  // In a container the process's group is the root itself, but its path is the
+  // host's.
   write("cpu.max", "300000 100000\n");
   EXPECT_EQ(granted("0::/../on/the/host\n"), 3);
   EXPECT_EQ(granted(""), std::nullopt);
@@ -106,7 +107,7 @@ TEST_F(ControlGroups, VersionOneIsReadToo) {
   EXPECT_EQ(granted("2:cpu,cpuacct:/job\n"), std::nullopt);
 }
 
-// What c10d's TCPStore does: the wildcard address, SO_REUSEADDR, listen.
+// Does what c10d's TCPStore does: the wildcard address, SO_REUSEADDR, listen.
 bool can_listen_on(int port, bool reuse_address) {
   FileDescriptor fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const int on = reuse_address ? 1 : 0;
@@ -123,7 +124,8 @@ TEST(StorePort, IsHeldAgainstOthersAndOpenToAStore) {
   const StorePort port = StorePort::hold("127.0.0.1", 0);
   EXPECT_FALSE(can_listen_on(port.port(), false));
   EXPECT_TRUE(can_listen_on(port.port(), true));
-  // The inherited descriptor itself can listen; then the store's way is shut.
+  // The inherited descriptor itself can listen; then a store cannot bind the
+  // port any more.
   ASSERT_EQ(::listen(port.fd(), 1), 0);
   EXPECT_FALSE(can_listen_on(port.port(), true));
   EXPECT_THROW(StorePort::hold("127.0.0.1", port.port()),
@@ -176,9 +178,10 @@ TEST(Endpoint, OnlyLoopbackItselfIsReachedByLoopback) {
     return bound_address(fd.get()).host();
   };
   EXPECT_EQ(bound("127.0.0.1"), "127.0.0.1");
-  // As Debian maps a host's own name: others reach it elsewhere.
+  // Debian maps a host's own name like this; others reach the host at another
+  // address.
   EXPECT_EQ(bound("node0"), "0.0.0.0");
-  // Whatever the others call this host.
+  // The others may reach this host at any address.
   EXPECT_EQ(bound("localhost"), "::");
   EXPECT_TRUE(names_every_interface("0.0.0.0"));
   EXPECT_TRUE(names_every_interface("::"));

@@ -20,7 +20,8 @@ using ::testing::HasSubstr;
 
 class Output : public LauncherTest {
  protected:
-  // The only attempt directory of the only run below `log_dir`.
+  // Returns a directory of the only run below `log_dir`, by the number of its
+  // attempt.
   fs::path attempt(const fs::path& log_dir, int number) {
     for (const auto& run : fs::directory_iterator(log_dir)) {
       return run.path() / ("attempt_" + std::to_string(number));
@@ -34,7 +35,7 @@ TEST_F(Output, PrefixedLinesAreNeverTorn) {
   const std::string body(300, 'x');
   const auto result = run_script(
       {"--nproc-per-node=2", "--prefix-lines", "--role=net"},
-      // Written in pieces on purpose.
+      // Writes lines in pieces on purpose.
       "i=0; while [ $i -lt " + std::to_string(lines_each) + " ]; do printf '" +
           body + " '; printf \"$i\\n\"; i=$((i+1)); done");
   ASSERT_EQ(result.exit_code, 0) << result.err;
@@ -119,7 +120,7 @@ TEST_F(Output, MessageOfTheErrorFileIsShown) {
       "printf %s '{\"message\": {\"message\": \"ValueError: bad\\nday\", "
       "\"extraInfo\": {}}}' > $TORCHELASTIC_ERROR_FILE; exit 1");
   EXPECT_THAT(result.err, HasSubstr("\n  ValueError: bad\n  day\n"));
-  // Half a file, as from a worker that died while it wrote, is no matter.
+  // Half a file, from a worker that died while it wrote, must do no harm.
   result = run_script(
       {}, "echo '{\"message\": {\"mess' > $TORCHELASTIC_ERROR_FILE; exit 4");
   EXPECT_EQ(result.exit_code, 4);
@@ -167,7 +168,8 @@ TEST_F(Output, StalledReaderDoesNotHoldASignalledLauncher) {
       "2>/dev/null | tr '\\0' '\\n' & wait $!; exit 0");
   launcher->await_output("ready");
   launcher->signal(SIGTERM);
-  // Nobody reads: the pipe of 64 KiB is full. A minute was allowed.
+  // The pipe of 64 KiB is full and nobody reads it. The launcher must not wait
+  // the allowed minute.
   const Deadline watch = Deadline::after(std::chrono::seconds(30));
   int status = 0;
   while (waitpid(launcher->pid(), &status, WNOHANG) == 0) {

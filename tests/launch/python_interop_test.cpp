@@ -1,5 +1,5 @@
-// Python's torch under this launcher. The interpreter is LOCKSTEP_PYTHON, else
-// .venv/bin/python of the repository.
+// Python's torch under this launcher. The interpreter is LOCKSTEP_PYTHON, or
+// else .venv/bin/python of the repository.
 #include <gmock/gmock.h>
 
 #include <fstream>
@@ -38,8 +38,8 @@ dist.barrier()
 dist.destroy_process_group()
 )";
 
-// Its TCPStore binds the port that the launcher holds; after a failure the next
-// round meets a store of its own.
+// Python's TCPStore binds the port that the launcher holds; after a failure the
+// next attempt gets a new store.
 TEST_F(PythonInterop, GlooGroupRestartsOnAFreshStore) {
   const fs::path script = scratch() / "group.py";
   std::ofstream(script) << kGroup;

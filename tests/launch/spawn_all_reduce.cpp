@@ -1,4 +1,4 @@
-// Ranks that this program spawns join a group with nothing else set:
+// Ranks that this program spawns join a group without further settings:
 // `spawn_all_reduce NPROCS [fail|fail-in-torch]`. For spawn_torch_test.cpp.
 #include <torch/torch.h>
 
@@ -14,7 +14,7 @@
 int main(int argc, char** argv) {
   const int nprocs = std::atoi(argv[1]);
   const bool fails = argc > 2;
-  // Threads of LibTorch are there before the processes are made.
+  // Starts LibTorch's threads before the processes are made.
   auto warm = torch::ones({256, 256}).matmul(torch::ones({256, 256}));
   try {
     lockstep::spawn(

@@ -1,5 +1,5 @@
 // The program that spawn_test.cpp starts: `spawn_program MODE [ARGUMENT...]`.
-// What it prints is what is tested. Its ranks run main() again, as a user's do.
+// The test checks its output. Its ranks run main() again, as a user's do.
 #include "lockstep/launch/spawn.h"
 
 #include <fcntl.h>
@@ -18,7 +18,7 @@
 #include <thread>
 #include <vector>
 
-// As LibTorch names what a rank sees of a peer's end.
+// The name is that of LibTorch's error when a peer has ended.
 namespace c10 {
 struct DistBackendError : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -35,8 +35,8 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 using Arguments = std::vector<std::string>;
 
-// The parent may not have ended yet when a test looks for what it has left:
-// nobody stays longer than this.
+// The parent may not have ended yet when a test looks for processes that it
+// left behind, so no rank stays longer than this.
 void stay() {
   ::alarm(60);
   while (true) ::pause();
@@ -44,14 +44,14 @@ void stay() {
 
 bool is_spawned() { return ::getenv("LOCKSTEP_SPAWN") != nullptr; }
 
-// One write, so that lines of several ranks do not mix.
+// Writes the line at once, so that lines of several ranks do not mix.
 void say(const std::string& line) {
   const std::string text = line + "\n";
   [[maybe_unused]] auto written =
       ::write(STDOUT_FILENO, text.data(), text.size());
 }
 
-// Ranks wait at it until the parent opens it.
+// Ranks wait at the gate until the parent opens it.
 class Gate {
  public:
   explicit Gate(std::string path) : path_(std::move(path)) {
@@ -79,7 +79,7 @@ volatile sig_atomic_t terminated = 0;
 
 void on_terminate(int) { terminated = 1; }
 
-// Waits for SIGTERM; told that it is ready by `ready`.
+// Waits for SIGTERM; calls `ready` when it can receive it.
 void await_terminate(const std::function<void()>& ready) {
   sigset_t blocked;
   sigset_t before;
@@ -165,7 +165,7 @@ void bad_arguments(const Arguments&) {
   }
 }
 
-// Rank 1 does as `action` says, the others stay until they are stopped.
+// Rank 1 runs `action`, the others stay until they are stopped.
 void fail(const Arguments& arguments) {
   const std::string action = arguments.at(0);
   spawn(
@@ -225,7 +225,7 @@ void cannot_execute(const Arguments& arguments) {
   spawn([](int) { say("never"); }, 2);
 }
 
-// Rank 0 fails as an echo of rank 1, once it is told to stop.
+// Rank 0 fails as an echo of rank 1, when it is told to stop.
 void echo(const Arguments& arguments) {
   const Gate gate(arguments.at(0));
   spawn(
@@ -240,7 +240,7 @@ void echo(const Arguments& arguments) {
       2);
 }
 
-// Rank 0 fails because rank 1 does, and ends first.
+// Rank 0 fails because rank 1 does, but ends first.
 void echo_first(const Arguments& arguments) {
   Gate gate(arguments.at(0));
   const std::string how = arguments.at(1);
@@ -260,7 +260,7 @@ void echo_first(const Arguments& arguments) {
   processes.join();
 }
 
-// Both have failed before the parent looks: rank 1 first, then rank 0.
+// Both ranks have failed before the parent looks: first rank 1, then rank 0.
 void both_fail(const Arguments& arguments) {
   Gate gate(arguments.at(0));
   const int signal = std::atoi(arguments.at(1).c_str());
@@ -361,7 +361,8 @@ void drop(const Arguments&) {
   say("dropped");
 }
 
-// The kernel ties a process to the thread that started it: not to the user's.
+// The kernel ties a process's life to the thread that started it; this must not
+// be the user's thread.
 void thread_that_ends(const Arguments& arguments) {
   Gate gate(arguments.at(0));
   SpawnContext processes;

@@ -1,4 +1,4 @@
-// spawn() as a program without LibTorch sees it (spawn_program.cpp).
+// spawn() in a program without LibTorch (spawn_program.cpp).
 #include <gmock/gmock.h>
 #include <signal.h>
 
@@ -28,7 +28,7 @@ class Spawn : public LauncherTest {
                         ProgramSetup setup = {}) {
     return run_program(command(arguments), std::move(setup));
   }
-  // For a Gate of the program.
+  // Returns the path for a Gate of the program.
   std::string gate() {
     std::filesystem::create_directories(scratch());
     return scratch() / "gate";
@@ -157,7 +157,7 @@ TEST_F(Spawn, OfTwoFoundDeadTheEarlierExceptionOrTheSignalIsNamed) {
       HasSubstr("rank 0 exit code 134 signal " + std::to_string(SIGABRT)));
 }
 
-// Connections are closed while the cause is still on its way out of fn.
+// The connections close while the cause still unwinds out of fn.
 TEST_F(Spawn, EchoThatComesBeforeItsCauseIsNotNamed) {
   for (const char* how : {"exception", "signal"}) {
     EXPECT_THAT(spawned({"echo-first", gate(), how}).out,
@@ -276,7 +276,7 @@ TEST_F(Spawn, EachCallRunsItsOwnFunction) {
   EXPECT_EQ(count(result.out, "exit code 6"), 2) << result.out;
   EXPECT_EQ(count(result.out, "fourth 0\n"), 1);
   EXPECT_EQ(count(result.out, "fourth 1\n"), 1);
-  // Ranks of the third and the fourth call pass the second.
+  // Ranks of the third and the fourth call skip the second.
   EXPECT_EQ(count(result.out, "empty in a rank of a later call\n"), 3);
   EXPECT_EQ(count(result.out, "end\n"), 1);
 }
@@ -315,7 +315,7 @@ TEST_F(Spawn, KilledParentLeavesNoProcessThatHasNotReachedTheCall) {
 TEST_F(Spawn, InterruptOfTheTerminalReachesAll) {
   auto program = start_program(command({"interrupted"}));
   program->await_output("ready\n", 3);
-  kill(-program->pid(), SIGINT);  // as a terminal: to the process group
+  kill(-program->pid(), SIGINT);  // to the process group, as a terminal does
   EXPECT_EQ(program->finish().exit_code, 128 + SIGINT);
   EXPECT_TRUE(await_no_process(std::chrono::seconds(10)));
 }

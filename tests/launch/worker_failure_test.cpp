@@ -1,5 +1,5 @@
 // Which of several failed workers is named first, and what their error files
-// say.
+// contain.
 #include "lockstep/launch/worker_failure.h"
 
 #include <gmock/gmock.h>
@@ -97,7 +97,7 @@ TEST_F(ErrorFile, OfTheLibraryHasATimeAndAKind) {
   EXPECT_EQ(read_error_file(folder_ / "error.json").message, "");
 }
 
-// Python rounds down: the error may be later than what the file says, and no
+// Python rounds down: the error may be later than the file's time, but not
 // later than the rank's end.
 TEST_F(ErrorFile, OfPythonHasWholeSeconds) {
   WorkerFailure failure = failed(0, 1700000000.5);

@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tomllib
 
-# A mutation may make a test wait: nobody waits longer than this.
+# A mutation may make a test hang, so each test has this limit.
 TEST_SECONDS = 300
 
 
@@ -34,7 +34,7 @@ class Mutation:
         self.new = entry["new"]
         self.test = entry["test"]
         self.filter = entry.get("filter", "*")
-        # Programs that the test starts and that are not built with it.
+        # Programs that the test starts but that are not built with it.
         self.programs = entry.get("programs", [])
 
     def mistakes(self, source):
@@ -65,7 +65,7 @@ def copy_sources(source, copy):
         if not want.is_file():
             continue
         if have.exists() and have.read_bytes() == want.read_bytes():
-            continue  # keeps its time, so that it is not compiled again
+            continue  # keeps its time, so it is not compiled again
         have.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(want, have)
     kept = set(listed)

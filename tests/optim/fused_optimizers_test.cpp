@@ -42,7 +42,8 @@ struct Net {
   torch::nn::Sequential layers{nullptr};
 };
 
-// Against LibTorch's own: the same formulas in another order of rounding.
+// Compares with LibTorch's optimizer: the same formulas, rounded in another
+// order.
 template <class Ours, class Theirs, class Options>
 void expect_close(const Options& options) {
   Net a, b;
@@ -57,7 +58,8 @@ void expect_close(const Options& options) {
 TEST(FusedOptimizers, TakeWhatLibTorchsTakeAndStepAlike) {
   expect_close<optim::SGD, torch::optim::SGD>(
       torch::optim::SGDOptions(0.1).momentum(0.9).nesterov(true));
-  // eps large: Adam makes a rounding error in a tiny gradient a whole step.
+  // eps is large, because Adam turns a rounding error in a tiny gradient into a
+  // whole step.
   expect_close<optim::Adam, torch::optim::Adam>(
       torch::optim::AdamOptions(1e-2).amsgrad(true).eps(1e-3));
   expect_close<optim::AdamW, torch::optim::AdamW>(
@@ -102,8 +104,7 @@ void expect_stepped_once(const Options& options) {
   Optimizer added(std::vector<at::Tensor>{}, options);
   added.add_param_group(OptimizerParamGroup(tied));
   EXPECT_EQ(added.param_groups()[1].params().size(), 4);
-  // As in Python, which raises "some parameters appear in more than one
-  // parameter group".
+  // Python raises "some parameters appear in more than one parameter group".
   EXPECT_THAT(
       [&] { added.add_param_group(OptimizerParamGroup({tied.front()})); },
       ThrowsMessage<std::invalid_argument>(HasSubstr("more than one")));
@@ -142,7 +143,7 @@ TEST(FusedOptimizers, GroupsHaveOptionsOfTheirOwnAndSchedulersSetThem) {
   optimizer.step();
   EXPECT_TRUE(torch::allclose(p[0].detach(), first - 0.1 * p[0].grad()));
   EXPECT_TRUE(torch::allclose(p[3].detach(), last - 0.5 * p[3].grad()));
-  scheduler.step();  // of LibTorch's the first call only counts
+  scheduler.step();  // the first call of LibTorch's schedulers only counts
   scheduler.step();
   EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(), 0.05);
   EXPECT_EQ(optimizer.param_groups()[1].options().get_lr(), 0.25);
@@ -202,7 +203,7 @@ TEST(FusedOptimizers, WhatTheKernelsCannotTakeIsRefusedByName) {
                                          HasSubstr("use torch::optim::AdamW")));
 }
 
-// What the sharded optimizer relies on.
+// The sharded optimizer relies on this.
 template <class Optimizer>
 void expect_same_in_pieces(at::ScalarType dtype) {
   torch::manual_seed(5);
@@ -247,7 +248,7 @@ TEST(FusedOptimizers, StateGoesOnThroughSnapshotsAndArchives) {
     torch::NoGradGuard no_grad;
     torch::nn::utils::vector_to_parameters(through.flat(), net->parameters());
   }
-  // Options come with the state.
+  // The state includes the options.
   optim::AdamW restored(second.parameters());
   restore_optimizer(restored, state);
   optim::AdamW loaded(third.parameters());

@@ -1,6 +1,6 @@
-// The same options and gradients lead to the same bits as with Python's fused
-// optimizers. Python is fused_peer.py, which says what the numbers are; it runs
-// once.
+// The same options and gradients give the same bits as Python's fused
+// optimizers. fused_peer.py is the Python side and describes the numbers; it
+// runs once.
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -72,8 +72,8 @@ at::Tensor fractions(int64_t factor, int64_t shift, int64_t modulus, double by,
   return (numbers / by).to(dtype).view(size);
 }
 
-// `twice`: as module->parameters() names tied weights. Python's names them
-// once.
+// `twice` lists each parameter twice, as module->parameters() does with tied
+// weights; Python's lists them once.
 at::Tensor train(const std::function<OptimizerPtr(const Parameters&)>& make_it,
                  at::ScalarType dtype, bool twice) {
   Parameters parameters;

@@ -74,7 +74,8 @@ def main():
                 if step == 10:
                     optimizer.param_groups[0]["lr"] /= 2
                 for i, (parameter, size) in enumerate(zip(parameters, SIZES)):
-                    # The second has a gradient in every other step only.
+                    # The second parameter has a gradient only in every other
+                    # step.
                     skipped = i == 1 and step > 0 and step % 2 == 1
                     parameter.grad = (
                         None if skipped else gradient(i, step, size, dtype)

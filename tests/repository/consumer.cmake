@@ -40,23 +40,24 @@ if(NOT output MATCHES "rank 0 stepped its part" OR
   message(FATAL_ERROR "the consumer said:\n${output}")
 endif()
 
-# The example of docs/install.md finds it, too.
+# The example of docs/install.md finds the installed Lockstep, too.
 run(${CMAKE_COMMAND} -S ${OWN_PROJECT} -B ${binary}/own_project -G Ninja
     -D CMAKE_CXX_COMPILER=${COMPILER}
     -D Torch_DIR=${TORCH} -D CMAKE_PREFIX_PATH=${prefix})
 
-# Two nodes: the installed launcher finds its module, and that LibTorch.
+# On two nodes, the installed launcher must find its module, and the module
+# LibTorch.
 string(RANDOM LENGTH 4 ALPHABET 0123456789 digits)
 set(node "${prefix}/bin/lockstep run --nnodes=2 --master-addr=127.0.0.1 \
 --master-port=2${digits} --rdzv-conf=join_timeout=60")
 run(sh -c "${node} --node-rank=1 true & ${node} --node-rank=0 true && wait $!")
-# A subcommand that is a program of its own is found, and finds LibTorch.
+# A subcommand that is a program of its own must be found, and find LibTorch.
 run(${prefix}/bin/lockstep bench all_reduce --sizes=4 --iters=1)
 if(NOT output MATCHES "# all_reduce sum float32, 2 ranks")
   message(FATAL_ERROR "lockstep bench said:\n${output}")
 endif()
 
-# The module of MPI is found where it was installed, if there is one.
+# The module of MPI must be found where it was installed, if there is one.
 file(GLOB_RECURSE mpi_backend ${prefix}/mpi_backend.so)
 if(NOT mpi_backend)
   message(STATUS "not run over MPI: it was not built")
@@ -64,8 +65,8 @@ elseif(NOT EXISTS "${MPIRUN}")
   message(STATUS "not run over MPI: there is no mpirun (Debian: openmpi-bin)")
 else()
   cmake_path(GET mpi_backend PARENT_PATH modules)
-  # Shared memory of MPI's in a folder of this test, and root is common in
-  # containers.
+  # Puts MPI's shared memory into a folder of this test, and allows root, which
+  # is common in containers.
   run(${CMAKE_COMMAND} -E env LOCKSTEP_MODULE_PATH=${modules}
       OMPI_MCA_btl_vader_backing_directory=${binary}
       OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1

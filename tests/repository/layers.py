@@ -15,7 +15,7 @@ import pathlib
 import re
 import sys
 
-# Row by row: a layer may include those of earlier rows and itself.
+# A layer may include layers of earlier rows and itself.
 ROWS = [
     ["base"],
     ["kernels", "launch"],
@@ -32,9 +32,11 @@ ALLOWED["kernels"] = {"base", "kernels"}
 ALLOWED["cli"] = {"base", "launch", "cli"}
 WITHOUT_TORCH = {"base", "kernels", "launch", "cli"}
 TORCH_MODULES = {("launch", "c10d")}
-# Programs that a subcommand starts because it needs LibTorch: they see all.
+# Programs that a subcommand starts because it needs LibTorch: they may include
+# all.
 TORCH_PROGRAMS = {("cli", "bench", "rank")}
-# Of comm, what knows nothing of LibTorch: `lockstep bench` measures it alone.
+# The part of comm that does not use LibTorch; `lockstep bench` measures it
+# alone.
 PLAIN = re.compile(r"lockstep/(kernels/|comm/shm/protocol/)")
 ALLOWED["torch program"] = {"cli"}.union(*ROWS)
 LONGEST = 600

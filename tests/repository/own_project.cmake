@@ -1,10 +1,10 @@
 # Configures examples/own_project with Lockstep's sources as a part of it
 # (FetchContent, without the download), and compiles its source. With WHOLE it
-# builds and runs all of it, which takes as long as Lockstep does.
+# builds and runs all of it, which takes as long as building Lockstep.
 set(binary ${BUILD}/own_project)
 file(REMOVE_RECURSE ${binary})
 
-# The path is the same each time, so ccache knows what did not change.
+# The path is the same each time, so ccache recognises unchanged sources.
 set(launcher "")
 find_program(CCACHE_PROGRAM ccache)
 if(CCACHE_PROGRAM)

@@ -13,7 +13,7 @@ namespace {
 Module& module() {
   // Loaded with global symbols: OpenMPI's own components may expect MPI's
   // there.
-  static Module& loaded = reinterpret_cast<OpenModule>(
+  static Module& loaded = *reinterpret_cast<OpenModule>(
       load_module("mpi_backend.so", kOpenModule, /*global=*/true))();
   return loaded;
 }

@@ -198,10 +198,10 @@ class MpiModule final : public Module {
 }  // namespace
 }  // namespace lockstep::mpi
 
-extern "C" lockstep::mpi::Module& lockstep_open_mpi();
+extern "C" lockstep::mpi::Module* lockstep_open_mpi();
 
-lockstep::mpi::Module& lockstep_open_mpi() {
+lockstep::mpi::Module* lockstep_open_mpi() {
   // Never destroyed, as MPI is not.
   static auto& module = *std::make_unique<lockstep::mpi::MpiModule>().release();
-  return module;
+  return &module;
 }

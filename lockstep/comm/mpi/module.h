@@ -39,7 +39,7 @@ class Module {
 };
 
 // The function that the module exports, with C linkage.
-using OpenModule = Module& (*)();
+using OpenModule = Module* (*)();
 inline constexpr const char* kOpenModule = "lockstep_open_mpi";
 
 }  // namespace lockstep::mpi

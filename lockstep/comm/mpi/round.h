@@ -49,7 +49,7 @@ class Round {
   // the memory is never freed.
   void leak_memory() {
     for (auto& type : kept_.types) type.leak();
-    std::make_unique<Kept>(std::move(kept_)).release();
+    (void)std::make_unique<Kept>(std::move(kept_)).release();
   }
 
  private:

@@ -42,7 +42,7 @@ class StandstillWatcher final : public WorkQueueWatcher {
 
 }  // namespace
 
-Backend::Backend(Membership membership, milliseconds timeout)
+Backend::Backend(const Membership& membership, milliseconds timeout)
     : c10d::Backend(membership.meeting.rank, membership.meeting.size),
       group_(std::make_shared<Group>(membership)),
       messages_(std::make_shared<Messages>(group_, timeout)),

@@ -52,7 +52,7 @@ class Backend final : public c10d::Backend,
   using TensorLists = std::vector<std::vector<at::Tensor>>;
 
   // `timeout` is for operations that name none.
-  Backend(Membership membership, milliseconds timeout);
+  Backend(const Membership& membership, milliseconds timeout);
   ~Backend() override;
 
   const std::string getBackendName() const override { return "shm"; }

@@ -169,8 +169,9 @@ class DistributedDataParallel {
   // averaged; after the step the gradient is dropped. Gradients cannot be
   // clipped or unscaled, nor accumulated over several backward passes outside
   // no_sync(). Call it before the first backward.
-  void apply_optimizer_in_backward(detail::DdpState::MakeOptimizer make) {
-    state_->apply_optimizer_in_backward(std::move(make));
+  void apply_optimizer_in_backward(
+      const detail::DdpState::MakeOptimizer& make) {
+    state_->apply_optimizer_in_backward(make);
   }
 
   // Returns the data of this rank; times are those of the last sampled

@@ -1,7 +1,7 @@
 // The program that README.md shows, with options given by name: their
-// aggregates must not trip a user's -Wextra -Werror. "spawn" makes it spawn two
-// ranks of its own, "sharded" trains with more of what is installed; any other
-// argument is the backend.
+// aggregates must not cause warnings under a user's -Wextra -Werror. With
+// "spawn" it spawns two ranks of its own, with "sharded" it trains with more of
+// the installed library; any other argument is the backend.
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
 
