@@ -94,7 +94,7 @@ TEST(Autocast, NestsAndComesBackToWhatWasAround) {
   }
   EXPECT_EQ(dtype_of_product(), at::kHalf);
   {
-    // the dtype of the guard around it, not the first default
+    // Uses the dtype of the guard around it, not the first default.
     autocast same(at::kCPU);
     EXPECT_EQ(dtype_of_product(), at::kHalf);
   }

@@ -187,7 +187,7 @@ TEST(FlightRecorder, ReaderSeesWholeRecordsWhileThreadsWriteAndEnd) {
             flight->begin(call_number(number), FlightState::scheduled,
                           Clock::time_point(nanoseconds(number)));
         flight->start(id);
-        // late, as an asynchronous call ends
+        // Ends it late, as an asynchronous call does.
         flight->end(before, number % 7 == 0);
         before = id;
       }

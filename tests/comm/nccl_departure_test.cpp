@@ -75,7 +75,7 @@ TEST(Departure, OfTheFirstIsWhatThoseWhoComeLaterHear) {
 TEST(Departure, IsHeardLongAfterTheStart) {
   auto store = c10::make_intrusive<c10d::HashStore>();
   Watcher zero(store), one(store);
-  // longer than a slice of its wait
+  // Sleeps longer than a slice of its wait.
   std::this_thread::sleep_for(milliseconds(600));
   one.departure.announce(1);
   EXPECT_EQ(zero.wait(kLongEnough), 1);

@@ -75,7 +75,7 @@ TEST(WorkQueue, RunsInTheCallerAndLetsExceptionsThrough) {
   EXPECT_THROW(queue.run(kLong, [] { throw std::out_of_range("mine"); }),
                std::out_of_range);
   bool ran = false;
-  // the exception has given back the turn
+  // The exception has given back the turn.
   queue.run(kLong, [&] { ran = true; });
   EXPECT_TRUE(ran);
 }

@@ -198,8 +198,8 @@ class Training {
       if (harmed && scenario_ == "drift") {
         at::NoGradGuard no_grad;
         if (odd_) net_->weights[4] += 1;
-        // the next forward compares
       } else if (!harmed || scenario_ != "kill_step") {
+        // In kill_step the comparison is left to the next forward.
         compare_weights();
       }
       zero_grad();

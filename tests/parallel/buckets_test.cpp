@@ -16,7 +16,7 @@ std::vector<torch::Tensor> tensors(const std::vector<int64_t>& sizes) {
 }
 
 TEST(Buckets, EndWithTheTensorThatReachesTheLimit) {
-  // 4 bytes a number: first bucket 8 bytes, others 16.
+  // A number has 4 bytes; the first bucket takes 8 bytes, the others 16.
   auto list = tensors({1, 1, 1, 2, 1, 1, 9, 1});
   auto buckets = assign_buckets(list, {0, 1, 2, 3, 4, 5, 6, 7}, {8, 16});
   EXPECT_THAT(buckets, ElementsAre(ElementsAre(0, 1), ElementsAre(2, 3, 4),

@@ -1,5 +1,5 @@
-// Each hook trains a small network on the handwritten digits, and sends what
-// its formula says.
+// Each hook trains a small network on the handwritten digits, and sends as many
+// bytes as its formula says.
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -22,7 +22,7 @@ namespace {
 
 using testing::World;
 
-constexpr int64_t kBatchSize = 32;  // of a rank
+constexpr int64_t kBatchSize = 32;  // on each rank
 constexpr int64_t kSteps = 220;     // ten epochs
 
 // 4,810 parameters: [64, 64], [64], [10, 64], [10].
@@ -43,14 +43,14 @@ const examples::Digits& digits() {
 
 struct Outcome {
   double accuracy;      // on the test set
-  int64_t early_bytes;  // of the second step's backward
-  int64_t bytes;        // of the last step's
-  int64_t step_bytes;   // of kSteps optimizer steps: averaged parameters
+  int64_t early_bytes;  // sent in the second step's backward
+  int64_t bytes;        // sent in the last step's backward
+  int64_t step_bytes;   // sent by kSteps optimizer steps: averaged parameters
   bool replicas_equal;
 };
 
 struct Training {
-  std::function<CommHook()> hook{};  // none: no hook
+  std::function<CommHook()> hook{};  // null: no hook
   std::function<std::shared_ptr<ModelAverager>()> averager{};
   double lr{0.1};
 };
@@ -105,7 +105,7 @@ Outcome train(const World& world, const Training& training) {
   return outcome;
 }
 
-// Of plain averaging, which every hook must come close to.
+// The accuracy of plain averaging, which every hook must come close to.
 constexpr double kAccuracy = 0.93;
 
 Outcome expect_trained(const World& world, const CommHook& hook, int64_t bytes,
@@ -152,8 +152,8 @@ WORLD_TEST(CommHooksOnDigits, PowerSgdSendsItsFactors, 2) {
   }
 }
 
-// As one matrix the layers lose their structure: it takes a higher rank, and
-// smaller steps, as more of a gradient comes later than it was meant.
+// In one matrix the layers lose their structure. So this hook needs a higher
+// rank, and smaller steps, because more of a gradient is applied late.
 WORLD_TEST(CommHooksOnDigits, BatchedPowerSgdSendsTwoSides, 2) {
   auto group = init_process_group();
   auto state = std::make_shared<PowerSGDState>(PowerSGDOptions{
@@ -173,7 +173,7 @@ WORLD_TEST(CommHooksOnDigits, OverGlooAsWell, 2) {
                  4 * ((64 + 64) + (10 + 64) + 64 + 10));
 }
 
-// Each rank learns from its own batches: from half as many, and apart.
+// Each rank learns from its own batches only, which are half as many.
 WORLD_TEST(CommHooksOnDigits, NoopTrainsReplicasApart, 2) {
   auto group = init_process_group();
   auto outcome = train(world, {.hook = noop_hook});
@@ -186,7 +186,8 @@ WORLD_TEST(CommHooksOnDigits, PostLocalSgdAveragesParametersNowAndThen, 2) {
   auto group = init_process_group();
   constexpr int64_t kWarmup = 20;
   constexpr int64_t kPeriod = 4;
-  // Every rank alone between two averagings, the last of which is at the end.
+  // Each rank trains alone between two averagings; the last averaging is at the
+  // end.
   auto outcome = train(
       world,
       {.hook =
@@ -209,8 +210,9 @@ WORLD_TEST(CommHooksOnDigits, PostLocalSgdAveragesParametersNowAndThen, 2) {
   EXPECT_TRUE(outcome.replicas_equal);
 }
 
-// A hook of the user's own is a function of a bucket, and counted like others:
-// the largest tenth of the gradients, and what is left out later.
+// A user's hook is any function of a bucket, and its bytes are counted like
+// others'. This one sends the largest tenth of the gradients, and the rest
+// later.
 WORLD_TEST(CommHooksOnDigits, AUsersOwnHook, 2) {
   auto group = init_process_group();
   std::map<size_t, at::Tensor> left_out;

@@ -1,5 +1,5 @@
-// The hooks beside Python's, on the same gradients: comm_hooks_peer.py under
-// torchrun, run once for all cases.
+// Compares the hooks with Python's on the same gradients; comm_hooks_peer.py
+// runs once under torchrun for all cases.
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -27,7 +27,8 @@ using testing::World;
 
 constexpr int64_t kSteps = 6;  // PowerSGD compresses from the third on
 
-// In buckets: matrices, two of them alike, a kernel of a convolution, vectors.
+// The shapes in each bucket: matrices, two of them alike, a kernel of a
+// convolution, vectors.
 const json kBuckets =
     json::parse("[[[32, 16], [32], [4, 2, 3, 3], [32, 16]], [[10, 32], [10]]]");
 
@@ -44,9 +45,9 @@ struct Case {
   }
 };
 
-// Sums of two ranks have no order, so that most is equal bit by bit. PowerSGD
-// divides by norms and multiplies matrices: rounding of the last bit, and of
-// what comes of it in six steps.
+// A sum of two ranks is the same in either order, so most results are equal bit
+// by bit. PowerSGD divides by norms and multiplies matrices: it differs by
+// rounding of the last bit, which six steps enlarge.
 constexpr double kFloatBound = 1e-6;
 constexpr double kHalfBound = 2e-3;
 
@@ -55,7 +56,7 @@ json power(json options = json::object()) {
   return options;
 }
 
-// [m r] of each compressed matrix of kBuckets, for ranks of 1.
+// Returns [m r] of each compressed matrix of kBuckets, for matrices of rank 1.
 json first_qs() {
   torch::manual_seed(11);
   json all;
@@ -85,7 +86,8 @@ std::vector<Case> all_cases() {
       {"power_float64", power_sgd, "", power(), "float64", 1e-12},
       {"power_rank_2", power_sgd, "", power({{"matrix_approximation_rank", 2}}),
        "float32", kFloatBound},
-      // By QR, which may turn a column's sign with its rounding: not here.
+      // Uses QR, whose rounding may turn the sign of a column; here it does
+      // not.
       {"power_rank_4", power_sgd, "",
        power({{"matrix_approximation_rank", 4}, {"min_compression_rate", 1.0}}),
        "float32", kFloatBound},
@@ -163,7 +165,7 @@ int64_t numel_of(const json& shapes) {
   return count;
 }
 
-// A rank's gradients of all steps and buckets.
+// Returns a rank's gradients of all steps and buckets.
 torch::Tensor input_of(const Case& test, int rank) {
   torch::manual_seed(20 + rank);
   int64_t count = 0;
@@ -171,8 +173,8 @@ torch::Tensor input_of(const Case& test, int rank) {
   return torch::randn({kSteps * count}, torch::kDouble).to(test.scalar_type());
 }
 
-// Runs all cases in Python, by rank 0, unless this world has them already.
-// Nothing where LibTorch has no Python beside it.
+// Runs all cases in Python, started by rank 0, unless this world has run them
+// already. Returns nothing if LibTorch has no Python beside it.
 std::optional<fs::path> python_results(const World& world) {
   if (!fs::exists(LOCKSTEP_TORCH_PYTHON)) return std::nullopt;
   fs::path folder = world.folder / "python";
@@ -197,7 +199,7 @@ std::optional<fs::path> python_results(const World& world) {
       }
     }
     std::ofstream(folder / "cases.json") << cases;
-    // `timeout`, so that nothing stays even if this rank is killed.
+    // `timeout` ends the process even if this rank is killed.
     testing::RunningProgram python(
         {"/usr/bin/timeout", "--kill-after=5", "50", LOCKSTEP_TORCH_PYTHON,
          "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",

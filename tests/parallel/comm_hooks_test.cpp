@@ -1,4 +1,4 @@
-// The hooks on buckets of the test's own, beside formulas.
+// Calls the hooks with buckets made by the test, and compares with formulas.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -22,8 +22,8 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-// Collective. Shared memory, whose ranks reduce in their own thread, and a
-// backend whose operations run on beside it.
+// Returns a group over shared memory, whose ranks reduce in their own thread,
+// and one of a backend whose operations run in other threads. Collective.
 std::vector<ProcessGroupPtr> both_ways() {
   return {default_group(), new_group({}, {.backend = "gloo"})};
 }
@@ -124,19 +124,19 @@ WORLD_TEST(CommHooks, NoopKeepsWhatIsThere, 2) {
   EXPECT_EQ(sent.operations(), 0);
 }
 
-// Half a level at most is lost, of each rank's own range.
+// Quantization loses half a level at most, of each rank's own range.
 WORLD_TEST(CommHooks, QuantizationLosesHalfALevel, 1, 2, 3) {
   auto world_group = init_process_group();
   for (const auto& group : both_ways()) {
     constexpr int64_t kCount = 1'001;
-    // Channels of very different sizes, the last of which is not full.
+    // The channels have very different sizes, and the last one is not full.
     auto scaled = [&](int rank) {
       auto all = gradients_of(rank, kCount);
       all.narrow(0, 512, kCount - 512).mul_(1'000);
       return all;
     };
     auto mean = torch::zeros({kCount});
-    double range = 0;        // of everything
+    double range = 0;        // of all elements
     double first_range = 0;  // of the first channel
     for (int rank = 0; rank < world.size; ++rank) {
       auto all = scaled(rank);
@@ -180,7 +180,8 @@ std::shared_ptr<PowerSGDState> power_sgd(PowerSGDOptions options) {
   return std::make_shared<PowerSGDState>(options);
 }
 
-// [12, 8] twice, what is too small, a vector, a scalar: in two buckets.
+// Shapes in two buckets: [12, 8] twice, one that is too small, a vector, a
+// scalar.
 const Shapes kShapes = {{12, 8}, {12}, {12, 2, 4}, {2, 2}, {}};
 constexpr int64_t kCount = 96 + 12 + 96 + 4 + 1;
 
@@ -227,7 +228,7 @@ WORLD_TEST(PowerSgd, SendsItsFormulaAndAveragesTheRest, 2, 3) {
       for (int64_t from : {0, 108}) {
         auto got = part(result, from, 96).view({12, 8});
         EXPECT_EQ(torch::linalg_matrix_rank(got, 1e-4).item<int64_t>(), 2);
-        // Nearer to the mean than nothing is.
+        // The result is nearer to the mean than zero is.
         auto want = part(mean, from, 96).view({12, 8});
         EXPECT_LT((got - want).norm().item<double>(),
                   want.norm().item<double>());
@@ -257,8 +258,8 @@ WORLD_TEST(PowerSgd, MatricesOfItsRankComeThroughExactly, 2) {
   }
 }
 
-// What is left out comes later: the sum of what was applied follows the sum of
-// the gradients.
+// Error feedback applies later what compression leaves out, so the sum of the
+// results follows the sum of the gradients.
 WORLD_TEST(PowerSgd, ErrorFeedbackMakesUpForWhatIsLeftOut, 2) {
   auto group = init_process_group();
   auto left_over = [&](bool feedback,
@@ -291,7 +292,7 @@ WORLD_TEST(PowerSgd, WarmStartKeepsQs, 2) {
       auto bucket = make_bucket(gradients_of(world.rank, 144), {{12, 12}});
       norm = run(hook, bucket).norm().item<double>();
     }
-    // Steps of one power iteration on the same matrix.
+    // With a warm start the steps are one power iteration on the same matrix.
     if (warm) {
       EXPECT_NEAR(norm, best, 1e-2);
     } else {

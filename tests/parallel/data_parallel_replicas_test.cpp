@@ -1,4 +1,4 @@
-// How DataParallel keeps replicas, and what their threads do.
+// How DataParallel keeps replicas, and how their threads behave.
 
 #include <gmock/gmock.h>
 #include <torch/torch.h>
@@ -16,7 +16,7 @@ using ::testing::HasSubstr;
 
 const DataParallelOptions kTwoReplicas{.device_ids = {at::kCPU, at::kCPU}};
 
-// How often it was cloned, all instances together.
+// How often all instances together were cloned.
 std::atomic<int> clones{0};
 
 struct CountingImpl : torch::nn::Cloneable<CountingImpl> {
@@ -60,8 +60,8 @@ TEST(DataParallelReplicas, AreMadeAgainForAModuleWithOtherChildren) {
   torch::nn::Sequential net(torch::nn::Linear(3, 3));
   DataParallel<torch::nn::Sequential> model(net, kTwoReplicas);
   auto x = torch::ones({4, 3});
-  // In halves, as the replicas: a product of more rows may be rounded
-  // otherwise.
+  // Computes in halves like the replicas, because a product of more rows may be
+  // rounded differently.
   const auto expected = [&] {
     return torch::cat(
         {net->forward(x.slice(0, 0, 2)), net->forward(x.slice(0, 2, 4))});
@@ -89,7 +89,8 @@ TEST(DataParallelReplicas, ShareTheModulesParameters) {
   auto& replica = dynamic_cast<torch::nn::LinearImpl&>(replicas[1]);
   EXPECT_EQ(replica.weight.data_ptr(), linear->weight.data_ptr());
   EXPECT_FALSE(replica.weight.is_leaf());
-  // And their version counter: what the replica saved is known to be changed.
+  // Both also share the version counter, so autograd notices that a tensor
+  // which the replica saved has changed.
   auto out = replica.forward(torch::ones({2, 3}, at::requires_grad())).sum();
   {
     torch::NoGradGuard no_grad;
@@ -98,7 +99,7 @@ TEST(DataParallelReplicas, ShareTheModulesParameters) {
   EXPECT_THROW(out.backward(), c10::Error);
 }
 
-// What replicas on other devices do, with the CPU as the other device.
+// Replicas on other devices behave like this; here the CPU is the other device.
 TEST(DataParallelReplicas, WithMemoryOfTheirOwnFollowTheModule) {
   torch::nn::Linear linear(3, 3);
   Replicas replicas(*linear, {at::kCPU, at::kCPU}, ReplicaMemory::kOwn);
@@ -117,8 +118,8 @@ TEST(DataParallelReplicas, WithMemoryOfTheirOwnFollowTheModule) {
     EXPECT_TRUE(got.equal(linear->weight.grad()));
     optimizer.step();
   }
-  // A refresh spoils nothing that was saved where the module is unchanged; one
-  // behind a change is noticed.
+  // If the module is unchanged, a refresh keeps what a replica's graph has
+  // saved; after a change, autograd notices the refresh.
   auto input = torch::ones({2, 3}, at::requires_grad());
   replicas.refresh(*linear, 2);
   auto out = replica.forward(input).sum();
@@ -199,7 +200,7 @@ TEST(DataParallelReplicas, CloneThatSharesParametersIsRefused) {
 
 struct OwnError {};
 
-// Throws what `kind` says in the replicas whose first element is marked.
+// Throws `kind` in the replicas whose first element is marked.
 struct ThrowingImpl : torch::nn::Cloneable<ThrowingImpl> {
   void reset() override {}
   at::Tensor forward(const at::Tensor& x, const std::string& kind) {
@@ -226,7 +227,7 @@ TEST_F(DataParallelErrors, NameReplicaAndDevice) {
             }),
             "Caught std::invalid_argument in replica 1 on device cpu.\n"
             "Original message: row 1");
-  // And the threads go on.
+  // The threads still work.
   EXPECT_TRUE(
       model(torch::zeros({3}), "invalid_argument").equal(torch::zeros({3})));
 }

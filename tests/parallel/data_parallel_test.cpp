@@ -1,4 +1,4 @@
-// DataParallel against the module itself on the whole batch.
+// Compares DataParallel with the module itself on the whole batch.
 
 #include "lockstep/parallel/data_parallel/data_parallel.h"
 
@@ -16,7 +16,7 @@ using ::testing::SizeIs;
 const DataParallelOptions kTwo{.device_ids = {at::kCPU, at::kCPU}};
 const DataParallelOptions kThree{.device_ids = {at::kCPU, at::kCPU, at::kCPU}};
 
-// Whole numbers, whose products and sums are exact in any order.
+// Returns integers, whose products and sums are exact in any order.
 at::Tensor whole_numbers(at::IntArrayRef sizes) {
   return torch::randint(-4, 5, sizes, torch::kFloat64);
 }
@@ -84,7 +84,7 @@ TEST(DataParallel, GradientsHaveTheSameBitsEachTime) {
   std::vector<at::Tensor> first;
   for (int round = 0; round < 20; ++round) {
     model->zero_grad();
-    // Draws other sequence numbers for the nodes of the calling thread.
+    // Uses up sequence numbers, so the nodes of the calling thread get others.
     for (int i = 0; i < round; ++i) {
       torch::ones({1}, at::requires_grad()).exp();
     }
@@ -136,7 +136,7 @@ TEST(DataParallel, TrainsAsOneWithAdam) {
 TEST(DataParallel, BatchNormKeepsTheFirstReplicasStatistics) {
   torch::nn::BatchNorm1d module(4);
   auto first_alone = twin(module);
-  // As many threads as the caller has: batch norm sums by thread.
+  // Uses as many threads as the caller, because batch norm sums by thread.
   DataParallel<torch::nn::BatchNorm1d> model(
       module, {.device_ids = {at::kCPU, at::kCPU},
                .intra_op_threads = at::get_num_threads()});
@@ -149,7 +149,7 @@ TEST(DataParallel, BatchNormKeepsTheFirstReplicasStatistics) {
     EXPECT_TRUE(module->running_var.equal(first_alone->running_var));
     EXPECT_EQ(module->num_batches_tracked.item<int64_t>(), step + 1);
   }
-  // In evaluation every replica has those statistics.
+  // In evaluation mode every replica uses those statistics.
   model->eval();
   first_alone->eval();
   auto x = torch::randn({8, 4});
@@ -216,8 +216,8 @@ TEST(DataParallel, GradModeAndTrainingModeReachTheReplicas) {
   auto x = torch::ones({4, 3});
   EXPECT_EQ(model(x).count_nonzero().item<int64_t>(), 0);
   model->eval();
-  // In halves, as the replicas: a product of more rows may be rounded
-  // otherwise.
+  // Computes in halves like the replicas, because a product of more rows may be
+  // rounded differently.
   EXPECT_TRUE(model(x).equal(torch::cat(
       {net->forward(x.slice(0, 0, 2)), net->forward(x.slice(0, 2, 4))})));
   EXPECT_TRUE(model(x).requires_grad());

@@ -1,4 +1,4 @@
-// What DataParallel divides and joins.
+// The types that DataParallel divides and joins.
 
 #include <gmock/gmock.h>
 #include <torch/torch.h>
@@ -7,7 +7,7 @@
 
 namespace lockstep::testing {
 
-// A result of the user's own.
+// A result type of the user's own.
 struct Prediction {
   at::Tensor scores;
   std::string label;

@@ -21,7 +21,7 @@ using ::testing::ThrowsMessage;
 
 using Wrapped = DistributedDataParallel<torch::nn::Sequential>;
 
-// LibTorch makes the place where gradients are accumulated anew.
+// LibTorch then makes a new node that accumulates the gradients.
 WORLD_TEST(DdpChanges, DtypeRoundTripsKeepAveraging, 2) {
   on_both_backends([&] {
     auto net = small_net();
@@ -38,7 +38,7 @@ WORLD_TEST(DdpChanges, DtypeRoundTripsKeepAveraging, 2) {
       auto expected = averages(world.size, parameters, loss_of(net, step));
       expect_gradients(parameters, expected, "after the round trip");
       if (step < 2) continue;
-      before.backward();  // of a graph with the old place
+      before.backward();  // a graph with the old node
       const auto older =
           averages(world.size, parameters, loss_of(net, step + 10));
       for (size_t i = 0; i < expected.size(); ++i) expected[i] += older[i];
@@ -90,7 +90,7 @@ WORLD_TEST(DdpChanges, WrappersUsedInAThreadThatEndsLeaveNothing, 2) {
       buckets.push_back(net->weight.grad().storage().getWeakStorageImpl());
     }
     for (const auto& weight : weights) EXPECT_TRUE(weight.expired());
-    // Gloo may hold what it worked on last.
+    // Gloo may keep the tensors of its last operation.
     for (int i = 0; i < 3; ++i) EXPECT_TRUE(buckets[i].expired()) << i;
   });
 }
@@ -132,7 +132,7 @@ WORLD_TEST(DdpChanges, FreezingUnderJoinIsRefused, 2) {
   });
 }
 
-// Buckets of a dtype before were made anew in the dtype that came after.
+// Regression: buckets of the earlier dtype were made again in the later dtype.
 WORLD_TEST(DdpChanges, EachDtypeKeepsItsBuckets, 2) {
   on_both_backends([&] {
     for (const bool views : {true, false}) {
@@ -157,7 +157,7 @@ WORLD_TEST(DdpChanges, EachDtypeKeepsItsBuckets, 2) {
   });
 }
 
-// A GAN's step of the generator.
+// A GAN does this in the generator's step.
 WORLD_TEST(DdpChanges, AllParametersMayBeFrozen, 2) {
   on_both_backends([&] {
     auto net = small_net();
@@ -204,7 +204,8 @@ WORLD_TEST(DdpChanges, GradientsMayBeSwapped, 2) {
   });
 }
 
-// Its graph is older than forward, so that no node of forward is in it.
+// The graph of the returned tensor is older than forward, so it has no node of
+// forward.
 WORLD_TEST(DdpChanges, AReturnedTensorOfAnOlderGraphIsAveraged, 2) {
   on_both_backends([&] {
     struct CachedImpl : torch::nn::Module {

@@ -1,6 +1,6 @@
-// The options of DistributedDataParallel as a table: every combination that is
-// possible is trained for some steps, on shared memory and (one in some) on
-// Gloo, and compared with one process on the batches of all ranks.
+// The options of DistributedDataParallel as a table: trains every possible
+// combination for some steps, on shared memory and (only some combinations) on
+// Gloo, and compares with one process on the batches of all ranks.
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -47,7 +47,7 @@ struct Cell {
 
   bool possible() const {
     if (skips_unused && graph == Graph::plain) return false;
-    // An optimizer that steps in backward leaves no gradient to be zeroed.
+    // An optimizer that steps in backward leaves no gradient to zero.
     const bool in_backward =
         step == Step::in_backward || step == Step::sharded_in_backward;
     return !in_backward || zeroing == Zeroing::to_none;
@@ -83,8 +83,9 @@ std::vector<Cell> table() {
   return cells;
 }
 
-// A weight that is used twice, two of equal size that meet in one node, a
-// branch that some iterations leave out, and a layer that all do.
+// Has a weight that is used twice, two weights of equal size that meet in one
+// node, a branch that some iterations leave out, and a layer that all leave
+// out.
 struct NetImpl : torch::nn::Module {
   explicit NetImpl(bool has_idle) {
     torch::manual_seed(11);
@@ -111,7 +112,8 @@ Tensor batch(int rank, int step, int micro_batch) {
   return torch::randn({2, 3}, torch::kDouble);
 }
 
-// Whether the rank's graph has the branch; of two ranks none has in step 1.
+// Returns whether the rank's graph has the branch; of two ranks, neither has it
+// in step 1.
 bool takes_branch(const Cell& cell, int rank, int step) {
   return cell.graph != Graph::find_unused || (rank + step) % 3 == 0;
 }
@@ -206,11 +208,11 @@ std::vector<Tensor> trained(const Cell& cell, const World& world) {
   for (const auto& parameter : net->parameters()) {
     copies.push_back(parameter.detach().clone());
   }
-  if (sharded != nullptr) barrier();  // peers copy what this rank would free
+  if (sharded != nullptr) barrier();  // peers may still copy this rank's memory
   return copies;
 }
 
-// One in `every`.
+// Trains one cell in `every`.
 void train_cells(const World& world, std::vector<Cell> cells, size_t every) {
   int different = 0;
   for (size_t i = world.size % every; i < cells.size(); i += every) {
@@ -236,7 +238,7 @@ WORLD_TEST(DdpCombinations, OnGloo, 2, 3) {
   auto group = init_process_group("gloo");
   auto cells = table();
   std::erase_if(cells, [](const Cell& cell) {
-    return cell.step == Step::sharded_shared;  // no memory is common there
+    return cell.step == Step::sharded_shared;  // Gloo has no shared memory
   });
   train_cells(world, std::move(cells), 29);
 }

@@ -1,5 +1,5 @@
-// Parallel equals single: N ranks on the parts of a batch train to the same
-// parameters as one process on the whole batch.
+// Parallel equals single: N ranks on parts of a batch reach the same parameters
+// as one process on the whole batch.
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -48,7 +48,7 @@ void train(Forward&& forward, torch::optim::Optimizer& optimizer, int rank,
     optimizer.zero_grad(step % 2 == 0);
     auto out = forward(x.narrow(0, rank * part, part));
     torch::mse_loss(out, y.narrow(0, rank * part, part)).backward();
-    // A closure, because LBFGS wants one.
+    // LBFGS needs a closure.
     optimizer.step([&] { return torch::zeros({}); });
   }
 }
@@ -71,9 +71,10 @@ void expect_same_training(const World& world, const MakeOptimizer& make) {
   for (size_t i = 0; i < want.size(); ++i) {
     worst = std::max(worst, (want[i] - have[i]).abs().max().item<double>());
   }
-  // Only the order of summation differs; over 20 steps that stays far below.
+  // Only the order of summation differs; after 20 steps the difference is far
+  // below this.
   EXPECT_LT(worst, 1e-12);
-  for (auto& p : have) {  // and every rank has the same bits
+  for (auto& p : have) {  // every rank has the same bits
     std::vector<at::Tensor> all(world.size);
     for (auto& each : all) each = torch::empty_like(p);
     all_gather(all, p.detach());

@@ -1,4 +1,4 @@
-// Exceptions in the middle of a backward, on all ranks and on one.
+// Exceptions in the middle of a backward, on all ranks and on one rank.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 
-// Throws in backward where `fails` says so.
+// Throws in backward if `fails`.
 struct Fragile : torch::autograd::Function<Fragile> {
   static Tensor forward(torch::autograd::AutogradContext* context,
                         const Tensor& x, bool fails) {
@@ -66,7 +66,7 @@ WORLD_TEST(DdpExceptions, BackwardsThatThrewAreForgotten, 2, 3) {
       if (net->fails) {
         EXPECT_THAT([&] { loss.backward({}, /*retain_graph=*/true); },
                     ThrowsMessage<std::runtime_error>(HasSubstr("is fragile")));
-        // The plain module in between.
+        // Runs the plain module in between.
         net->fails = false;
         net->zero_grad();
         net->forward(rows(7)).sum().backward();
@@ -81,7 +81,8 @@ WORLD_TEST(DdpExceptions, BackwardsThatThrewAreForgotten, 2, 3) {
   });
 }
 
-// Its peers were left to wait for their deadline, or averaged two iterations.
+// Regression: the peers waited until their deadline, or averaged two
+// iterations.
 WORLD_TEST(DdpExceptions, PeersOfABackwardThatThrewAreToldAtOnce, 2, 3) {
   auto group =
       init_process_group("lockstep", {.timeout = std::chrono::seconds(50)});
@@ -107,7 +108,7 @@ WORLD_TEST(DdpExceptions, PeersOfABackwardThatThrewAreToldAtOnce, 2, 3) {
       if (!net->fails) {
         EXPECT_THAT(said, HasSubstr("has given up iteration"));
       }
-      // Long before the group's deadline.
+      // The error must come long before the group's deadline.
       EXPECT_LT(std::chrono::steady_clock::now() - begun,
                 std::chrono::seconds(25));
       continue;
@@ -119,9 +120,9 @@ WORLD_TEST(DdpExceptions, PeersOfABackwardThatThrewAreToldAtOnce, 2, 3) {
   }
 }
 
-// Forward, the loss, or the part of backward that is not the wrapper's threw on
-// one rank: no round was begun there, and its next one met the others' this
-// one.
+// Forward, the loss, or the part of backward outside of the wrapper throws on
+// one rank. Regression: that rank had not begun its reduction, so its next
+// reduction met the others' reduction of this iteration.
 WORLD_TEST(DdpExceptions, AnIterationThatOneRankLosesInItsLossIsNotMixed, 2) {
   for (const char* place : {"backward", "loss", "forward"}) {
     SCOPED_TRACE(place);
@@ -157,8 +158,8 @@ WORLD_TEST(DdpExceptions, AnIterationThatOneRankLosesInItsLossIsNotMixed, 2) {
   }
 }
 
-// Elsewhere than in shared memory peers are not told; they get no sum of two
-// iterations either.
+// Only in shared memory are peers told. Elsewhere they must at least get no sum
+// of two iterations.
 WORLD_TEST(DdpExceptions, PeersOnGlooGetNaNForWhatARankGaveUp, 2) {
   auto group = init_process_group("gloo");
   FragileNet net;
@@ -183,7 +184,7 @@ WORLD_TEST(DdpExceptions, PeersOnGlooGetNaNForWhatARankGaveUp, 2) {
   }
 }
 
-// A sparse gradient where none was expected ended the process.
+// Regression: an unexpected sparse gradient ended the process.
 WORLD_TEST(DdpExceptions, AnUnexpectedSparseGradientIsNamed, 2) {
   on_both_backends([&] {
     struct TableImpl : torch::nn::Module {
@@ -223,7 +224,8 @@ WORLD_TEST(DdpExceptions, SteppingInBackwardCannotBeTakenBack, 2) {
   });
 }
 
-// What only an iteration that was given up had used counted as used after it.
+// Regression: parameters that only a given-up iteration had used still counted
+// as used after it.
 WORLD_TEST(DdpExceptions, WhatAGivenUpIterationUsedIsUnusedAgain, 2) {
   on_both_backends([&] {
     FragileNet net;
@@ -241,7 +243,7 @@ WORLD_TEST(DdpExceptions, WhatAGivenUpIterationUsedIsUnusedAgain, 2) {
   });
 }
 
-// The round of delayed gradients was begun on some ranks only.
+// Regression: the reduction of delayed gradients was begun on some ranks only.
 WORLD_TEST(DdpExceptions, DelayedGradientsAreGivenUpToo, 2) {
   on_both_backends([&] {
     FragileNet net;
@@ -266,7 +268,8 @@ WORLD_TEST(DdpExceptions, DelayedGradientsAreGivenUpToo, 2) {
   });
 }
 
-// The collectives of a hook met those of the other rank's next iteration.
+// Regression: the collectives of a hook met those of the other rank's next
+// iteration.
 WORLD_TEST(DdpExceptions, HooksOfTwoIterationsDoNotMeet, 2) {
   auto group =
       init_process_group("lockstep", {.timeout = std::chrono::seconds(50)});
@@ -297,7 +300,7 @@ WORLD_TEST(DdpExceptions, HooksOfTwoIterationsDoNotMeet, 2) {
   EXPECT_EQ(right, 7);
 }
 
-// What was accumulated before an iteration was lost lies in the buckets still.
+// The buckets still hold the gradients accumulated before the lost iteration.
 WORLD_TEST(DdpExceptions, ALostIterationLeavesAccumulatedGradientsAlone, 1, 2) {
   on_both_backends([&] {
     auto net = small_net();

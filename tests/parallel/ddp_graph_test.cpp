@@ -1,5 +1,5 @@
-// Backward passes that leave parameters out, or nest, on shared memory and on
-// Gloo.
+// Backward passes that leave out parameters, or are nested, on shared memory
+// and on Gloo.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -22,7 +22,7 @@ using testing::on_both_backends;
 using ::testing::ThrowsMessage;
 using testing::World;
 
-// Two branches of which a forward takes one, or both.
+// Two branches; a forward takes one of them, or both.
 struct BranchesImpl : torch::nn::Module {
   BranchesImpl() {
     left = register_module("left", torch::nn::Linear(2, 1));
@@ -38,7 +38,7 @@ struct BranchesImpl : torch::nn::Module {
 };
 TORCH_MODULE(Branches);
 
-// A row of x for each rank, so that the bias' gradient is its share.
+// Returns a row of x for each rank, so the bias' gradient is this rank's share.
 torch::Tensor batch_rows(int count = 1) { return torch::ones({count, 2}); }
 
 WORLD_TEST(DdpUnused, WhatOneRankLeavesOutIsAveragedOverAll, 2, 3) {
@@ -75,7 +75,8 @@ WORLD_TEST(DdpUnused, WhatNoRankUsesKeepsItsGradient, 2) {
   });
 }
 
-// A plain backward on one rank added to it, and the average took it away.
+// Regression: a plain backward on one rank added to the gradient, and the
+// average removed that.
 WORLD_TEST(DdpUnused, WhatAPlainBackwardAddedStaysWhereNoRankUsesIt, 2, 3) {
   on_both_backends([&] {
     Branches net;
@@ -95,7 +96,7 @@ WORLD_TEST(DdpUnused, WhatAPlainBackwardAddedStaysWhereNoRankUsesIt, 2, 3) {
   });
 }
 
-// The output of the right branch is computed and not used.
+// The output of the right branch is computed but not used.
 WORLD_TEST(DdpUnused, OutputsThatTheLossLeavesOutCountAsUnused, 2) {
   on_both_backends([&] {
     struct TwoImpl : torch::nn::Module {
@@ -123,7 +124,8 @@ WORLD_TEST(DdpUnused, OutputsThatTheLossLeavesOutCountAsUnused, 2) {
   });
 }
 
-// The rank that did not use it gave another number of sparse dimensions.
+// Regression: the rank that did not use the embedding gave another number of
+// sparse dimensions.
 WORLD_TEST(DdpUnused, SparseEmbeddingsThatOneRankLeavesOutAreAveraged, 2, 3) {
   on_both_backends([&] {
     struct WordsImpl : torch::nn::Module {
@@ -205,7 +207,8 @@ WORLD_TEST(DdpStaticGraph, UnusedParametersAreLearntInTheFirstBackward, 2) {
   });
 }
 
-// Its backward runs a backward pass of its own, over the same parameters.
+// The backward of this function runs a backward pass of its own, over the same
+// parameters.
 struct Nested : torch::autograd::Function<Nested> {
   static torch::Tensor forward(torch::autograd::AutogradContext* context,
                                const torch::Tensor& x, torch::nn::Module* net) {
@@ -230,7 +233,7 @@ struct Nested : torch::autograd::Function<Nested> {
   }
 };
 
-// A part that is checkpointed as often as `times`, before a plain one.
+// A part that is checkpointed `times` times, before a plain part.
 struct CheckpointedImpl : torch::nn::Module {
   explicit CheckpointedImpl(int times_of) : times(times_of) {
     part = register_module("part", torch::nn::Linear(2, 2));
@@ -273,7 +276,7 @@ WORLD_TEST(DdpReentrant, ACheckpointedPartIsAveraged, 2) {
   });
 }
 
-// The parameters stay low until the outer backward has ended.
+// The parameters stay in low precision until the outer backward has ended.
 WORLD_TEST(DdpReentrant, NestedBackwardInLowPrecisionUnderNoSync, 2) {
   on_both_backends([&] {
     Checkpointed net(2);
@@ -295,8 +298,8 @@ WORLD_TEST(DdpReentrant, NestedBackwardInLowPrecisionUnderNoSync, 2) {
   });
 }
 
-// A forward of the wrapper within such a backward took low copies for the
-// parameters themselves.
+// Regression: a forward of the wrapper within such a backward took the copies
+// in low precision for the parameters themselves.
 WORLD_TEST(DdpReentrant, AForwardWithinALocalBackwardKeepsThePrecision, 2) {
   on_both_backends([&] {
     torch::nn::Linear net(2, 2);
@@ -327,8 +330,9 @@ WORLD_TEST(DdpReentrant, ASharedCheckpointedPartNeedsAStaticGraph, 2) {
   });
 }
 
-// All of it is checkpointed, but for a layer that is not used: autograd comes
-// to its parameters in nested passes only, and the end of these is not the end.
+// All of the module is checkpointed except a layer that is not used. Autograd
+// reaches its parameters only in nested passes, and the end of a nested pass is
+// not the end of the backward.
 struct WholeImpl : torch::nn::Module {
   WholeImpl(int times_of, bool has_spare) : times(times_of) {
     part = register_module("part", torch::nn::Linear(2, 2));
@@ -392,8 +396,8 @@ WORLD_TEST(DdpReentrant, AnUnusedParameterOfACheckpointedModuleIsNamed, 2) {
   });
 }
 
-// Nothing that forward returned is in the loss, and its parameters come in a
-// nested pass: when the outer one ends cannot be known.
+// The loss has no tensor that forward returned, and the gradients come in a
+// nested pass: the wrapper cannot know when the outer pass ends.
 WORLD_TEST(DdpReentrant, NestedGradientsOfAHiddenLossAreRefused, 2) {
   on_both_backends([&] {
     struct HiddenImpl : torch::nn::Module {

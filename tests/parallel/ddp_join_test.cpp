@@ -20,7 +20,7 @@ using testing::on_both_backends;
 using ::testing::ThrowsMessage;
 using testing::World;
 
-// One number, whose gradient is the rank's input.
+// Has one number, whose gradient is the rank's input.
 struct ScaleImpl : torch::nn::Module {
   explicit ScaleImpl(bool with_buffer = false) {
     factor = register_parameter("factor", torch::ones({3}));
@@ -35,11 +35,11 @@ struct ScaleImpl : torch::nn::Module {
 };
 TORCH_MODULE(Scale);
 
-// Ranks 0, 1, ... train 2, 3, ... steps.
+// Ranks 0, 1, ... train for 2, 3, ... steps.
 int steps_of(int rank) { return 2 + rank; }
 
-// The parameter after all steps, of which each averages over those that are
-// still there.
+// Returns the parameter after all steps; each step averages over the ranks that
+// still train.
 float expected(int size, bool by_size) {
   double factor = 1;
   for (int step = 0; step < steps_of(size - 1); ++step) {
@@ -112,7 +112,7 @@ WORLD_TEST(Join, ARankWithNoInputAtAllGetsTheModel, 2) {
   });
 }
 
-// What a shadow averaged is not this rank's to accumulate on.
+// The rank must not accumulate onto gradients that it averaged as a shadow.
 WORLD_TEST(Join, ShadowsLeaveNoGradients, 2) {
   on_both_backends([&] {
     for (bool view : {true, false}) {
@@ -142,8 +142,8 @@ WORLD_TEST(Join, BuffersComeFromTheHighestRankThatStillTrains, 2, 3) {
         model(world.rank + 1.0).backward();
       }
     });
-    // Each step but the first begins with what the highest rank that is there
-    // has made of the buffer; in the end it is that of the last one, rank 0.
+    // Each step but the first begins with the buffer of the highest rank that
+    // still trains; at the end it is that of rank 0, which trains longest.
     double seen = 1;
     for (int step = 1; step < steps(0); ++step) {
       int highest = world.size - 1;
@@ -166,7 +166,7 @@ WORLD_TEST(Join, StepsWithoutSynchronisationAreShadowed, 2) {
         } else {
           model(1.0).backward();
           if (step == 3) {
-            // Rank 1's two, over two ranks.
+            // The sum is 2 on rank 1, averaged over two ranks.
             EXPECT_FLOAT_EQ(net->factor.grad()[0].item<float>(), 1);
           }
           net->zero_grad();
@@ -192,7 +192,7 @@ WORLD_TEST(Join, EarlyTerminationNamesTheRankOnAll, 2, 3) {
         },
         ThrowsMessage<std::runtime_error>(
             AllOf(HasSubstr("rank 1"), HasSubstr("no more inputs"))));
-    // The group is as good as before.
+    // The group still works.
     auto one = torch::ones({1});
     all_reduce(one);
     EXPECT_EQ(one.item<float>(), world.size);

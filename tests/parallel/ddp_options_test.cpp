@@ -1,4 +1,5 @@
-// What DistributedDataParallel's options change, on shared memory and on Gloo.
+// The effects of DistributedDataParallel's options, on shared memory and on
+// Gloo.
 
 #include "lockstep/parallel/ddp/ddp_options.h"
 
@@ -23,7 +24,7 @@ using testing::on_both_backends;
 using ::testing::ThrowsMessage;
 using testing::World;
 
-// A row of x for each rank, so that the bias' gradient is its share.
+// Returns a row of x for each rank, so the bias' gradient is this rank's share.
 torch::Tensor rows(int count = 1) { return torch::ones({count, 2}); }
 
 WORLD_TEST(DdpViews, WithoutThemGradientsStayTheirOwn, 2) {
@@ -42,7 +43,7 @@ WORLD_TEST(DdpViews, WithoutThemGradientsStayTheirOwn, 2) {
       }
       kept = net->weight.grad();
     }
-    // Accumulated, too.
+    // Accumulates a second backward, too.
     model(rows() * world.rank).sum().backward();
     EXPECT_TRUE(torch::allclose(net->weight.grad(), torch::full({1, 2}, 3.0)));
   });
@@ -262,7 +263,7 @@ WORLD_TEST(DdpMixedPrecision, TrainsInBfloat16AndStepsInFloat32, 2) {
         }
       }
       for (size_t i = 0; i < want.size(); ++i) {
-        // 8 bits of mantissa, through three layers.
+        // bfloat16 has 8 bits of mantissa; the product passes three layers.
         EXPECT_TRUE(
             torch::allclose(net->parameters()[i].grad(), want[i], 4e-2, 1e-2))
             << net->parameters()[i].grad() << want[i];
@@ -283,7 +284,7 @@ WORLD_TEST(DdpMixedPrecision, GradientsAreReducedInTheDtypeAskedFor, 2) {
         {.mixed_precision = MixedPrecision{.param_dtype = torch::kBFloat16,
                                            .reduce_dtype = torch::kFloat}});
     for (int step = 0; step < 2; ++step) {
-      // Accumulates in float32: 256 + 1 would be 256 in bfloat16.
+      // The gradients accumulate in float32: 256 + 1 would be 256 in bfloat16.
       (model(rows()).sum() * (step == 0 ? 256.0 : 1.0)).backward();
     }
     EXPECT_EQ(net->bias.grad().item<float>(), 257);
@@ -332,7 +333,7 @@ WORLD_TEST(DdpHealth, ANanNamesRankParameterAndStep, 2, 3) {
     auto x = rows();
     if (world.rank == 1) x[0][1] = std::numeric_limits<float>::infinity();
     net->zero_grad();
-    // The weight's gradient is the input.
+    // The weight's gradient equals the input.
     EXPECT_THAT([&] { model(x).sum().backward(); },
                 ThrowsMessage<std::runtime_error>(AllOf(
                     HasSubstr("'weight' on rank 1"), HasSubstr("step 2"))));
@@ -417,7 +418,7 @@ WORLD_TEST(DdpHook, AFutureThatStaysAwayEndsBackward, 1) {
   EXPECT_THAT([&] { model(rows()).sum().backward(); },
               ThrowsMessage<c10::DistBackendError>(
                   HasSubstr("future for bucket 0 was not complete")));
-  // It may still write into the bucket, so that no backward may begin.
+  // The hook may still write into the bucket, so no backward may begin.
   EXPECT_THAT([&] { model(rows()); },
               ThrowsMessage<c10::DistBackendError>(HasSubstr("bucket 0")));
   never->markCompleted(torch::zeros({3}));

@@ -1,5 +1,5 @@
-// Which backward passes a wrapper averages, and which it leaves alone: on
-// shared memory and on Gloo, against gradients of plain modules.
+// Which backward passes a wrapper averages, and which it leaves alone. Compares
+// with gradients of plain modules, on shared memory and on Gloo.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -46,8 +46,8 @@ WORLD_TEST(DdpOwnership, BackwardOfThePlainModuleIsNotAveraged, 2, 3) {
   });
 }
 
-// A saliency map, a probe of gradients: it paired rank 0's iteration with the
-// next one of its peers, for ever.
+// The probes are a saliency map and a look at gradients. Regression: one on
+// rank 0 paired its iteration with the next one of its peers, for ever.
 WORLD_TEST(DdpOwnership, ProbesOnOneRankChangeNothing, 2, 3) {
   on_both_backends([&] {
     auto net = small_net();
@@ -95,8 +95,8 @@ WORLD_TEST(DdpOwnership, GradIsNotABackward, 2) {
   });
 }
 
-// A penalty on the gradient of the input, whose own backward does not pass
-// through a node of forward at all.
+// Uses a penalty on the gradient of the input; its own backward does not pass
+// through any node of forward.
 WORLD_TEST(DdpOwnership, BackwardOfDerivativesIsAveraged, 2) {
   on_both_backends([&] {
     auto net = small_net();
@@ -149,7 +149,7 @@ WORLD_TEST(DdpOwnership, EachForwardDecidesForItsBackward, 2) {
       for (size_t i = 0; i < expected.size(); ++i) expected[i] += own(2)[i];
       expect_gradients(parameters, expected, "second forward");
 
-      // Both in one backward; then out of order, over a retained graph.
+      // First both in one backward; then out of order, over a retained graph.
       net->zero_grad();
       {
         auto guard = model.no_sync();
@@ -171,8 +171,8 @@ WORLD_TEST(DdpOwnership, EachForwardDecidesForItsBackward, 2) {
   });
 }
 
-// A module with an auxiliary loss that forward does not return, and one output
-// that is a parameter itself.
+// Has an auxiliary loss that forward does not return, and an output that is a
+// parameter itself.
 struct AuxiliaryImpl : torch::nn::Module {
   AuxiliaryImpl() {
     torch::manual_seed(5);
@@ -228,7 +228,7 @@ WORLD_TEST(DdpOwnership, AReturnedParameterIsAveraged, 2) {
   });
 }
 
-// No node would tell its graphs from those of the plain module.
+// No node would distinguish its graphs from those of the plain module.
 WORLD_TEST(DdpOwnership, AParameterReturnedByReferenceIsRefused, 2) {
   on_both_backends([&] {
     struct BareImpl : torch::nn::Module {
@@ -387,7 +387,7 @@ WORLD_TEST(DdpOwnership, ForwardInsideBackwardIsRefused, 2) {
   });
 }
 
-// LibTorch does not show the root of a graph, which is all that there is here.
+// LibTorch does not show the root of a graph, and this graph has nothing else.
 WORLD_TEST(DdpOwnership, AHiddenLossOfOneOperationIsRefused, 2) {
   on_both_backends([&] {
     struct HiddenImpl : torch::nn::Module {
@@ -410,15 +410,15 @@ WORLD_TEST(DdpOwnership, AHiddenLossOfOneOperationIsRefused, 2) {
     net->zero_grad();
     (net->penalty * 1).backward();
     EXPECT_DOUBLE_EQ(net->weight.grad()[0].item<double>(), 1.5);
-    // No forward is open now: a penalty on the weight alone stays local.
+    // No forward is open now, so a penalty on the weight alone stays local.
     net->zero_grad();
     (net->weight * (world.rank + 1.0)).sum().backward();
     EXPECT_DOUBLE_EQ(net->weight.grad()[0].item<double>(), world.rank + 1.0);
   });
 }
 
-// Forwards of the main thread were forgotten at once where another thread had
-// made thousands.
+// Regression: forwards of the main thread were forgotten at once after another
+// thread had made thousands.
 WORLD_TEST(DdpOwnership, TheOldestForwardsAreForgottenFirst, 2) {
   auto group = init_process_group("lockstep");
   Auxiliary net;

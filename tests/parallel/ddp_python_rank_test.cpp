@@ -1,6 +1,7 @@
-// Python's DistributedDataParallel and ours in one group, training one model:
-// the same operations, the same parameters on every rank, bit by bit, and those
-// of a world that is all Python, and of one that is all ours.
+// Python's DistributedDataParallel and ours train one model in one group: they
+// run the same operations and have the same parameters on every rank, bit by
+// bit. The parameters equal those of an all-Python world, and those of a world
+// of our ranks only.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -35,7 +36,7 @@ using testing::World;
 constexpr int64_t kSteps = 20;
 constexpr int64_t kRows = 4;
 constexpr int64_t kInputs = 6;
-// What all-Python and all-C++ runs may differ by (see ddp_parity_test.cpp).
+// How far all-Python and all-C++ runs may differ (see ddp_parity_test.cpp).
 constexpr double kBound = 1e-6;
 
 struct Job {
@@ -56,7 +57,7 @@ struct Job {
   }
 };
 
-// 300 bytes and 1 KiB a bucket: a few parameters each.
+// Buckets of 300 bytes and of 1 KiB have a few parameters each.
 const std::vector<Job>& jobs() {
   static const std::vector<Job> all{{"mlp", std::nullopt, 1},
                                     {"mlp", 0.0003, 2},
@@ -66,7 +67,7 @@ const std::vector<Job>& jobs() {
   return all;
 }
 
-// ramp(), batch() and make_net() as in python_rank.py.
+// These are the same as ramp(), batch() and make_net() of python_rank.py.
 torch::Tensor ramp(int64_t size, int64_t start) {
   auto numbers = (torch::arange(size, torch::kLong) * 37 + start) % 1009;
   return (numbers - 504).to(torch::kFloat) / 504;
@@ -117,8 +118,8 @@ void train(DistributedDataParallel<torch::nn::Sequential>& model,
   }
 }
 
-// Passes on to another backend what DistributedDataParallel asks for, and notes
-// it as python_rank.py does.
+// Passes the operations of DistributedDataParallel on to another backend, and
+// records them as python_rank.py does.
 class RecordingBackend final : public c10d::Backend {
  public:
   explicit RecordingBackend(c10::intrusive_ptr<c10d::Backend> backend)
@@ -146,7 +147,7 @@ class RecordingBackend final : public c10d::Backend {
     return backend_->allgather(outputs, inputs, options);
   }
 
-  // One line an operation.
+  // Returns the record, one line per operation.
   const std::string& noted() const { return noted_; }
 
  private:
@@ -184,10 +185,10 @@ std::string rendezvous_of(const fs::path& folder) {
   return "file://" + (folder / "rendezvous").string();
 }
 
-// This rank's part is taken by a Python process.
+// Replaces this rank with a Python process.
 void be_python(const World& world, const fs::path& folder,
                std::vector<std::string> arguments) {
-  // `timeout`, so that nothing stays even if this rank is killed.
+  // `timeout` ends the process even if this rank is killed.
   std::vector<std::string> command{"/usr/bin/timeout",
                                    "--kill-after=5",
                                    "45",
@@ -202,7 +203,7 @@ void be_python(const World& world, const fs::path& folder,
   testing::RunningProgram python(
       command, {.environment = {std::string("PATH=") + std::getenv("PATH"),
                                 "TMPDIR=" + world.folder.string(),
-                                // As ours for ranks on one host.
+                                // Our ranks on one host use it, too.
                                 "GLOO_SOCKET_IFNAME=lo", "OMP_NUM_THREADS=1"}});
   auto result = python.finish(std::chrono::seconds(52));
   EXPECT_EQ(result.exit_code, 0) << result.err;
@@ -279,7 +280,7 @@ void train_together(const World& world, int python_rank) {
   auto root = world.folder / ("python" + std::to_string(python_rank));
   auto mixed = root / "mixed";
   auto ours = root / "all ours";
-  auto theirs = world.folder / "all Python";  // once for both cases
+  auto theirs = world.folder / "all Python";  // shared by both cases
   for (const auto& folder : {mixed, ours}) fs::create_directories(folder);
   if (!fs::exists(file_of(theirs, jobs().back(), world.rank, ".state"))) {
     fs::create_directories(theirs);
@@ -291,7 +292,8 @@ void train_together(const World& world, int python_rank) {
     train_all_here(world, mixed);
   }
   train_all_here(world, ours);
-  // Every rank has ended the runs before, or it had not come here.
+  // All ranks have ended the earlier runs, because rank 0 could not be here
+  // otherwise.
   if (world.rank != 0) return;
   for (const Job& job : jobs()) {
     expect_same(world, mixed, theirs, job);
@@ -307,7 +309,7 @@ WORLD_TEST(DdpWithPythonRank, TrainsWherePythonIsTheLastRank, 3) {
   train_together(world, world.size - 1);
 }
 
-// Python ranks know sizes only, and leave nothing in the store.
+// Python ranks compare only sizes, and write nothing to the store.
 WORLD_TEST(DdpWithPythonRank, ADifferentModelIsNamed, 2) {
   if (!fs::exists(LOCKSTEP_TORCH_PYTHON)) {
     GTEST_SKIP() << "no Python at " << LOCKSTEP_TORCH_PYTHON;

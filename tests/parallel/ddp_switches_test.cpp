@@ -1,5 +1,6 @@
-// Options that turn a part of DistributedDataParallel on or off, and what may
-// not stand beside optimizers in backward; on shared memory and on Gloo.
+// Options that turn a part of DistributedDataParallel on or off, and what must
+// not be used together with optimizers in backward; on shared memory and on
+// Gloo.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -28,7 +29,8 @@ using testing::on_both_backends;
 using ::testing::ThrowsMessage;
 using testing::World;
 
-// A parameter and a buffer that begin as the rank's own; the gradient is x.
+// A parameter and a buffer that begin with other values on each rank; the
+// gradient is x.
 struct RanksOwnImpl : torch::nn::Module {
   explicit RanksOwnImpl(int rank) {
     factor = register_parameter("factor", torch::full({2}, rank + 1.0));
@@ -55,7 +57,7 @@ WORLD_TEST(DdpInitSync, WithoutItParametersStayAndGradientsAreAveraged, 1, 2) {
     for (int step = 1; step <= 3; ++step) {
       optimizer.zero_grad();
       model(2.0 * (world.rank + 1)).backward();
-      const double mean = world.size + 1;  // of 2, 4, ...
+      const double mean = world.size + 1;  // the mean of 2, 4, ...
       EXPECT_EQ(first_number(net->factor.grad()), mean);
       optimizer.step();
       EXPECT_EQ(first_number(net->factor), own - step * 0.5 * mean);
@@ -119,8 +121,8 @@ std::array<int64_t, 8> times_of(const DDPLoggingData& data) {
           data.avg_backward_compute_comm_overlap_time};
 }
 
-// Whether the times that are told change in iterations 0, 1, ...: nanoseconds
-// of four spans, which do not come twice.
+// Returns for iterations 0, 1, ... whether the reported times changed. They are
+// the nanoseconds of four spans, which never repeat.
 template <typename Model>
 std::vector<bool> sampled_iterations(Model& model, int count) {
   std::vector<bool> sampled;
@@ -177,7 +179,7 @@ std::unique_ptr<torch::optim::Optimizer> make_plain_sgd(
   return std::make_unique<torch::optim::SGD>(std::move(parameters), 0.1);
 }
 
-// A refusal leaves the wrapper as it was: gradients are averaged and stay.
+// A refused call leaves the wrapper unchanged: gradients are averaged and stay.
 void expect_refused_in_backward(
     const World& world, torch::nn::Linear net,
     DistributedDataParallel<torch::nn::Linear>& model,
@@ -246,7 +248,7 @@ WORLD_TEST(DdpOptimizerInBackward, IsRefusedBesideAShardedOptimizer, 1, 2) {
     const auto shard = [&] { Zero(stepping, torch::optim::SGDOptions(0.1)); };
     EXPECT_THAT(shard, ThrowsMessage<std::invalid_argument>(
                            HasSubstr("optimizers in backward already")));
-    // Both wrappers go on with what they had.
+    // Both wrappers still train as before.
     const auto before = other->bias.detach().clone();
     stepping(torch::ones({1, 2})).sum().backward();
     EXPECT_FALSE(other->bias.grad().defined());

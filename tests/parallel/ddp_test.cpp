@@ -40,8 +40,8 @@ torch::Tensor batch(int rank, int64_t rows = 4) {
   return torch::randn({rows, 3});
 }
 
-// The mean over the ranks of the gradients of one parameter set on each rank's
-// batch, computed by this rank alone.
+// Returns the mean over the ranks of the gradients of one parameter set on each
+// rank's batch, all computed by this rank.
 std::vector<torch::Tensor> mean_gradients(Net& net, int world_size) {
   std::vector<torch::Tensor> mean;
   for (auto& p : net->parameters()) mean.push_back(torch::zeros_like(p));
@@ -107,7 +107,8 @@ WORLD_TEST(DistributedDataParallel, AccumulatesOverBackwardsWithoutZeroGrad,
   DistributedDataParallel<Net> model(net);
   auto once = mean_gradients(net, world.size);
   auto sum = once;
-  for (int round = 1; round <= 3; ++round) {  // through the bucket rebuild
+  // Before and after the buckets are rebuilt.
+  for (int round = 1; round <= 3; ++round) {
     model(batch(world.rank)).sum().backward();
     expect_gradients(net, sum, "accumulated");
     for (size_t i = 0; i < sum.size(); ++i) sum[i] = sum[i] + once[i];
@@ -148,7 +149,7 @@ WORLD_TEST(DistributedDataParallel, ClippingSeesTheAveragedGradients, 2) {
   EXPECT_NEAR(norm, std::sqrt(squares), 1e-5);
 }
 
-// Their gradients come in another order on each rank.
+// The gradients come in another order on each rank.
 WORLD_TEST(DistributedDataParallel, RebuildsBucketsInRankZerosOrder, 2, 3) {
   struct EitherWayImpl : torch::nn::Module {
     explicit EitherWayImpl(bool last_is_first) : is_last_first(last_is_first) {
@@ -162,7 +163,8 @@ WORLD_TEST(DistributedDataParallel, RebuildsBucketsInRankZerosOrder, 2, 3) {
     bool is_last_first;
     torch::nn::Linear last{nullptr}, first{nullptr};
   };
-  // Registered in one order, used in the other by rank 0 alone.
+  // All ranks register the layers in one order; rank 0 alone uses them in the
+  // other.
   const auto made_by = [](int rank) {
     return std::make_shared<EitherWayImpl>(/*last_is_first=*/rank != 0);
   };
@@ -181,16 +183,16 @@ WORLD_TEST(DistributedDataParallel, RebuildsBucketsInRankZerosOrder, 2, 3) {
     auto net = made_by(world.rank);
     DistributedDataParallel<std::shared_ptr<EitherWayImpl>> model(
         net, {.bucket_cap_mb = 40.0 / (1 << 20), .first_bucket_mb = 1e-5});
-    // All at once, until an order is known.
+    // One bucket has all parameters until an order is known.
     EXPECT_THAT(model.bucket_names(),
                 ElementsAre(ElementsAre("last.weight", "last.bias",
                                         "first.weight", "first.bias")));
     model(batch(world.rank)).square().sum().backward();
     {
-      auto guard = model.no_sync();  // any forward that is trained on
+      auto guard = model.no_sync();  // any forward in training
       model(batch(world.rank));
     }
-    // 12 bytes a bias, 36 a weight.
+    // A bias has 12 bytes, a weight 36.
     EXPECT_THAT(model.bucket_names(),
                 ElementsAre(ElementsAre("last.bias"),
                             ElementsAre("last.weight", "first.bias"),
@@ -209,7 +211,7 @@ WORLD_TEST(DistributedDataParallel, RebuildsBucketsInRankZerosOrder, 2, 3) {
 
 WORLD_TEST(DistributedDataParallel, BucketLimitsDefaultAsPythons, 2) {
   auto group = init_process_group("gloo");
-  // 0.6 MiB a layer.
+  // A layer has 0.6 MiB.
   auto buckets = [&](const DistributedDataParallelOptions& options) {
     torch::nn::Sequential net;
     for (int i = 0; i < 4; ++i) {
@@ -222,10 +224,10 @@ WORLD_TEST(DistributedDataParallel, BucketLimitsDefaultAsPythons, 2) {
     }
     return model.bucket_names();
   };
-  // 1 MiB, then 25.
+  // The limit is 1 MiB for the first bucket, then 25.
   EXPECT_THAT(buckets({}), ElementsAre(ElementsAre("3.weight", "2.weight"),
                                        ElementsAre("1.weight", "0.weight")));
-  // One limit for all, if it is given.
+  // If one limit is given, it holds for all buckets.
   EXPECT_THAT(
       buckets({.bucket_cap_mb = 25}),
       ElementsAre(ElementsAre("3.weight", "2.weight", "1.weight", "0.weight")));
@@ -242,14 +244,14 @@ WORLD_TEST(DistributedDataParallel, BuffersFollowRankZero, 2) {
     model(batch(world.rank)).sum().backward();
   }
   torch::NoGradGuard no_grad;
-  model(batch(world.rank));  // begins with rank 0's, then differs by one batch
+  model(batch(world.rank));  // begins with rank 0's, then adds one batch
   auto count = net->named_buffers()["1.num_batches_tracked"];
   EXPECT_EQ(count.item<int64_t>(), 4);
   net->eval();
   auto mean = net->named_buffers()["1.running_mean"];
   std::vector<at::Tensor> means{at::empty_like(mean), at::empty_like(mean)};
   all_gather(means, mean);
-  EXPECT_FALSE(means[0].equal(means[1]));  // the local batch of the 4th forward
+  EXPECT_FALSE(means[0].equal(means[1]));  // 4th forward's batch
   torch::AutoGradMode grad(true);
   model(batch(world.rank));
   model(batch(world.rank));
@@ -345,7 +347,7 @@ WORLD_TEST(DistributedDataParallel, AMissingParameterNamesRankAndParameter, 2) {
                               HasSubstr("rank 1 has parameter '1.weight'"))));
 }
 
-// What Python's check would not see.
+// Python's check would not notice these differences.
 WORLD_TEST(DistributedDataParallel, OtherDifferencesAreNamedOnEveryRank, 2, 3) {
   auto group = init_process_group("gloo");
   auto last = world.size - 1;
@@ -372,7 +374,7 @@ WORLD_TEST(DistributedDataParallel, OtherDifferencesAreNamedOnEveryRank, 2, 3) {
   Net buffered;
   if (world.rank != last) buffered->register_buffer("count", torch::ones({1}));
   expect_refused(buffered, "no buffer number 4");
-  // And the group is as good as before.
+  // The group still works.
   DistributedDataParallel<Net> model((Net()));
   model(batch(world.rank)).sum().backward();
 }
@@ -438,7 +440,7 @@ WORLD_TEST(DistributedDataParallel, MistakesInOptionsAreNamed, 1) {
       ThrowsMessage<std::invalid_argument>(HasSubstr("bucket_cap_mb is 0")));
 }
 
-// What of a step an observer is told, in the order of its begin.
+// Records the spans of a step in the order of their begins.
 class StepObserver final : public SpanObserver {
  public:
   void on_begin(const SpanBegin& begin) noexcept override {
@@ -481,7 +483,7 @@ WORLD_TEST(DistributedDataParallel, SpansTellOfBackwardAndItsReductions, 2) {
       observer->take_names(),
       ElementsAre("ddp rebuild_buckets", "comm broadcast", "comm broadcast"));
   output.sum().backward();
-  // A bucket for each parameter now.
+  // Each parameter has a bucket of its own now.
   EXPECT_THAT(observer->take_names(),
               ElementsAre("ddp backward", "comm all_reduce", "comm all_reduce",
                           "comm all_reduce", "comm all_reduce", "ddp wait"));

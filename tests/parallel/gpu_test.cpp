@@ -1,5 +1,5 @@
-// What of lockstep/parallel runs on one GPU, in a world of one rank; skips
-// where LibTorch sees no GPU, and what needs NCCL where that is missing.
+// The parts of lockstep/parallel that run on one GPU, in a world of one rank.
+// Skips if LibTorch sees no GPU; tests that need NCCL skip if it is missing.
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -28,7 +28,7 @@ std::string no_gpu() {
                                      : "needs a GPU, and LibTorch sees none";
 }
 
-// Why NCCL cannot be used here; empty if it can.
+// Returns why NCCL cannot be used here; empty if it can.
 std::string no_nccl() {
   if (auto reason = no_gpu(); !reason.empty()) return reason;
   const auto& all = registered_backends();
@@ -45,14 +45,14 @@ Sequential net_on_gpu() {
   return net;
 }
 
-// Steps of the plain module and the wrapped one, which take the same path as
-// long as each has its own gradients.
+// Trains the plain module and the wrapped one, which take the same path as long
+// as each has its own gradients.
 template <typename Check>
 void compare_with_plain(DistributedDataParallel<Sequential>& model,
                         const Check& check) {
   auto plain = net_on_gpu();
   torch::optim::SGD optimizer(plain->parameters(), 0.1);
-  for (int step = 0; step < 4; ++step) {  // buckets are rebuilt in the second
+  for (int step = 0; step < 4; ++step) {  // the second rebuilds the buckets
     SCOPED_TRACE(step);
     auto x = torch::randn({16, 8}, torch::kCUDA);
     auto wanted = plain->parameters();
@@ -97,7 +97,7 @@ WORLD_TEST(DdpGpu, TheFp16HookGivesThemInHalfPrecision, 1) {
   model.register_comm_hook(fp16_compress_hook());
   compare_with_plain(model, [](const auto& grad, const auto& wanted) {
     EXPECT_EQ(grad.scalar_type(), torch::kFloat);
-    // 11 bits, and steps of 6e-8 below 6e-5.
+    // float16 has 11 bits, and steps of 6e-8 below 6e-5.
     EXPECT_TRUE(torch::allclose(grad, wanted, 1e-3, 1e-7));
     EXPECT_TRUE(grad.equal(grad.to(torch::kHalf).to(torch::kFloat)))
         << "was not sent as float16";
@@ -112,7 +112,7 @@ void expect_close(const torch::Tensor& given, const torch::Tensor& wanted,
   EXPECT_TRUE(torch::allclose(given, wanted, bound, bound)) << what;
 }
 
-// Nothing is communicated by one rank: any group will do.
+// One rank communicates nothing, so any group is allowed.
 WORLD_TEST(SyncBatchNormGpu, OfOneRankIsBatchNorm, 1) {
   if (auto reason = no_gpu(); !reason.empty()) GTEST_SKIP() << reason;
   auto group = init_process_group();

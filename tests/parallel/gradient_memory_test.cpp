@@ -1,4 +1,5 @@
-// Whose memory a large gradient is: what users hold stays theirs.
+// The owner of a large gradient's memory: gradients that users keep must not
+// change.
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -33,7 +34,7 @@ Sequential two_layers() {
                     Linear(kWidth, kWidth));
 }
 
-// The gradients of one rank's batch, computed by this rank alone.
+// Returns the gradients of one rank's batch, computed by this rank alone.
 std::vector<torch::Tensor> gradients(Sequential& net, int rank, int64_t rows) {
   return torch::autograd::grad({net->forward(batch(rank, rows)).sum()},
                                net->parameters());
@@ -64,8 +65,8 @@ WORLD_TEST(GradientMemory, GradientsThatStayAreAddedTo, 2) {
   expect_averages(net, world.size, 32);
 }
 
-// The gradient of the second layer's input is as large as that of its weight
-// and is needed when that is ready.
+// The gradient of the second layer's input is as large as the gradient of its
+// weight, and is still needed when the latter is ready.
 WORLD_TEST(GradientMemory, ActivationsMayBeAsLargeAsWeights, 2) {
   auto group = init_process_group("lockstep");
   auto net = two_layers();
@@ -170,8 +171,8 @@ WORLD_TEST(GradientMemory, AJoinedRankLeavesWhatIsKeptAlone, 2) {
       torch::allclose(kept, gradients(net, world.rank, 32)[0], 1e-4, 1e-6));
 }
 
-// Parameters of one size that meet in one node of autograd. They got each
-// other's memory, on all ranks alike, so that no check saw it.
+// Parameters of one size that meet in one node of autograd. Regression: they
+// got each other's memory, on all ranks alike, so no check noticed it.
 constexpr int64_t kSide = 96;  // a parameter of doubles: 72 KiB
 
 struct ThreeEqual : torch::autograd::Function<ThreeEqual> {
@@ -277,7 +278,7 @@ WORLD_TEST(EqualSizes, ParametersThatMeetInOneNodeTrain, 2, 3) {
     torch::optim::SGD optimizer(net->parameters(), 0.05);
     Reference reference(meeting, world.size);
     for (int step = 0; step < 6; ++step) {
-      // Frozen in every other step, from the third on.
+      // The parameter is frozen in every other step, from the third on.
       const bool frozen = step > 2 && step % 2 == 1;
       net->parameters()[2].requires_grad_(!frozen);
       reference.net().parameters()[2].requires_grad_(!frozen);

@@ -1,5 +1,5 @@
-// Moments of optimizers that each rank keeps whole, after ranks did different
-// numbers of steps.
+// The state of optimizers that every rank keeps whole, after the ranks made
+// different numbers of steps.
 
 #include "lockstep/parallel/join/joined_optimizer.h"
 
@@ -32,18 +32,18 @@ void step_on(Model& model, torch::optim::Optimizer& optimizer, double x) {
   optimizer.step();
 }
 
-// The largest difference of `tensor` between this rank and rank 0.
+// Returns the largest difference of `tensor` between this rank and rank 0.
 double difference(const at::Tensor& tensor) {
   at::Tensor first = tensor.detach().clone();
   broadcast(first, 0);
   return (first - tensor.detach()).abs().max().item<double>();
 }
 
-// Rank 0 takes 4 steps, rank 1 takes 3, the last none.
+// Rank 0 takes 4 steps, rank 1 takes 3, the last rank none.
 int steps_of(int rank, int size) { return rank + 1 == size ? 0 : 4 - rank; }
 
-// Trains unevenly under join(), then evenly without; true if every rank has the
-// same parameters then, bit by bit.
+// Trains unevenly under join(), then evenly without it; returns whether every
+// rank then has the same parameters, bit by bit.
 template <class Make>
 bool replicas_agree(const Make& make, int rank, int size, bool joined) {
   torch::nn::Linear net(5, 3);
@@ -71,7 +71,7 @@ void expect_kept_alike(const Options& options, int rank, int size) {
     return std::make_unique<Optimizer>(parameters, options);
   };
   EXPECT_TRUE(replicas_agree(make, rank, size, true));
-  // Without it they drift: this is what it is for.
+  // Without JoinedOptimizer the replicas drift, which it must prevent.
   const at::Tensor agree =
       torch::tensor({replicas_agree(make, rank, size, false) ? 1.0 : 0.0});
   all_reduce(agree);
@@ -106,7 +106,7 @@ WORLD_TEST(JoinedOptimizer, LeavesTheLongestRankAsItIs, 2) {
     for (int step = 0; step < 2 + world.rank; ++step) {
       step_on(model, optimizer, 1.0);
     }
-    // A scheduler's rate goes along.
+    // The rate of a scheduler is sent, too.
     optimizer.param_groups()[0].options().set_lr(0.5 + world.rank);
   });
   EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(), 1.5);
@@ -117,8 +117,8 @@ WORLD_TEST(JoinedOptimizer, LeavesTheLongestRankAsItIs, 2) {
   }
 }
 
-// Those without state have nothing to send, and 0-dimensional parameters have
-// moments of no dimension.
+// Groups without state have nothing to send, and the moments of 0-dimensional
+// parameters have no dimensions.
 WORLD_TEST(JoinedOptimizer, TakesGroupsWithoutStateAndScalars, 2) {
   auto group = init_process_group();
   auto frozen = torch::ones({2});
@@ -150,7 +150,8 @@ WORLD_TEST(JoinedOptimizer, RefusesWhatItCannotSend, 1) {
               ThrowsMessage<std::invalid_argument>(HasSubstr("itself")));
 }
 
-// Moments would go to other parameters. At the construction: not after hours.
+// Moments would go to other parameters. The constructor refuses this, so the
+// job does not fail hours later.
 WORLD_TEST(JoinedOptimizer, OptimizersThatDifferAreRefusedOnAllRanks, 2, 3) {
   auto group = init_process_group();
   const bool last = world.rank + 1 == world.size;

@@ -26,7 +26,8 @@ at::Tensor parameter(double value, const std::vector<int64_t>& sizes = {2}) {
   return made;
 }
 
-// What a parameter that holds the rank becomes in each of `count` steps.
+// Returns the values, in each of `count` steps, of a parameter that holds the
+// rank.
 std::vector<double> after_steps(ModelAverager& averager, int rank, int count) {
   std::vector<double> values;
   for (int step = 0; step < count; ++step) {
@@ -71,7 +72,7 @@ WORLD_TEST(PeriodicModelAverager, TakesWhatHasAGradientInItsMemory, 2, 3) {
 }
 
 // module->parameters() names a tied tensor twice; Python's names it once, and
-// a Python rank would send as many elements.
+// ranks of both must send equally many elements.
 WORLD_TEST(PeriodicModelAverager, AParameterListedTwiceIsSentOnce, 2) {
   auto group = init_process_group();
   PeriodicModelAverager averager({.period = 1});
@@ -97,7 +98,7 @@ WORLD_TEST(HierarchicalModelAverager, TheLargestPeriodThatDividesAverages, 4) {
       {.period_group_size_dict = {{2, 2}, {4, 4}}, .warmup_steps = 1});
   const double own = world.rank;
   const double pair = world.rank < 2 ? 0.5 : 2.5;
-  // Step 0 is of the warm-up.
+  // Step 0 belongs to the warm-up.
   EXPECT_THAT(after_steps(averager, world.rank, 9),
               ElementsAre(own, own, pair, own, 1.5, own, pair, own, 1.5));
 }

@@ -54,7 +54,7 @@ def make_net(kind, rank):
         net = nn.Sequential(nn.Linear(INPUTS, 16), nn.BatchNorm1d(16),
                             nn.Tanh(), nn.Linear(16, 8), nn.BatchNorm1d(8),
                             nn.Tanh(), nn.Linear(8, 1))
-    # Other numbers on each rank: the wrapper is to make them those of rank 0.
+    # Each rank has other numbers: the wrapper must replace them by rank 0's.
     with torch.no_grad():
         for number, parameter in enumerate(net.parameters()):
             parameter.copy_(ramp(parameter.numel(), 100 * number + rank)
@@ -90,7 +90,7 @@ class RecordedOperations(TorchDispatchMode):
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         if func.namespace == "c10d":
             name = func._schema.name.removeprefix("c10d::").removesuffix("_")
-            # What goes in; the first argument of allgather is what comes out.
+            # Takes the input; the first argument of allgather is its output.
             tensor = args[1 if name == "allgather" else 0][0]
             dtype = str(tensor.dtype).removeprefix("torch.")
             self.lines.append(f"{name} {list(tensor.shape)} {dtype}\n")
@@ -121,7 +121,7 @@ def main():
     args = parser.parse_args()
 
     torch.set_num_threads(1)
-    # As a device map: plain "gloo" makes a group for each device type.
+    # Uses a device map: plain "gloo" makes a group for each device type.
     dist.init_process_group(
         "cpu:gloo", init_method=args.init_method, rank=args.rank,
         world_size=args.world_size, timeout=timedelta(seconds=30))
@@ -136,8 +136,8 @@ def main():
         Path(file + ".ops").write_text("".join(recorded.lines))
         write(Path(file + ".state"), net)
     dist.destroy_process_group()
-    # Not by the interpreter's own end: with torch 2.13 that aborts now and then
-    # ("terminate called without an active exception", 2 runs of 85), when all
+    # Skips the interpreter's own shutdown: with torch 2.13 it sometimes aborts
+    # ("terminate called without an active exception", 2 runs of 85) after all
     # is done.
     sys.stdout.flush()
     os._exit(0)

@@ -17,7 +17,7 @@ inline torch::TensorOptions doubles() {
   return torch::TensorOptions().dtype(torch::kDouble);
 }
 
-// The rows of one rank in one step.
+// Returns the rows of one rank in one step.
 inline Tensor rows(int rank, int step = 0) {
   torch::manual_seed(1000 * step + rank + 1);
   return torch::randn({4, kIn}, doubles());
@@ -33,7 +33,8 @@ inline torch::nn::Sequential small_net() {
 
 using Gradients = std::vector<Tensor>;
 
-// The gradients of `loss`; zeros for parameters that it does not depend on.
+// Returns the gradients of `loss`; zeros for parameters that it does not depend
+// on.
 inline Gradients gradients(const Tensor& loss, const Gradients& parameters) {
   auto all = torch::autograd::grad({loss}, parameters, {}, true, false, true);
   for (size_t i = 0; i < all.size(); ++i) {
@@ -67,7 +68,8 @@ inline void expect_gradients(const Gradients& parameters,
   }
 }
 
-// The loss of each rank by `net`, a module holder that is alike on all ranks.
+// Returns the loss of each rank by `net`, a module holder that is equal on all
+// ranks.
 template <typename Net>
 auto loss_of(Net& net, int step = 0) {
   return [&net, step](int rank) {

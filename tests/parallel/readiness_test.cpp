@@ -77,7 +77,7 @@ TEST(Readiness, WhatDoesNotFitTheStateIsRefused) {
   readiness.begin();
   EXPECT_THROW(readiness.begin(), std::logic_error);
   EXPECT_THROW(readiness.exclude({true}), std::logic_error);
-  EXPECT_THROW(readiness.end(), std::logic_error);  // one is awaited
+  EXPECT_THROW(readiness.end(), std::logic_error);  // one gradient is missing
   readiness.count(0);
   readiness.end();
 }

@@ -57,7 +57,8 @@ void expect_same_tensors(const torch::nn::Module& module,
   }
 }
 
-// LibTorch's own cannot stand in a Sequential.
+// A Sequential of LibTorch cannot contain another one; this one can be
+// contained.
 struct StackImpl : torch::nn::SequentialImpl {
   using SequentialImpl::SequentialImpl;
   torch::Tensor forward(torch::Tensor x) { return SequentialImpl::forward(x); }
@@ -90,7 +91,7 @@ TEST(ConvertSyncBatchnorm, ReplacesChildrenOfContainersAtAnyDepth) {
   EXPECT_TRUE(is<SyncBatchNorm3dImpl>(deep->ptr(0)));
   EXPECT_TRUE(is<SyncBatchNorm1dImpl>((*dict)["norm"]));
   expect_same_tensors(*all, before);
-  // What is registered is what the containers hold and call.
+  // The registered modules are those that the containers hold and call.
   EXPECT_EQ(net->children()[1], net->ptr(1));
   EXPECT_EQ(list->children()[0], list->ptr(0));
   EXPECT_EQ(dict->named_children()["norm"], (*dict)["norm"]);
@@ -131,7 +132,8 @@ TEST(ConvertSyncBatchnorm, KeepsNamesOptionsTensorsAndMode) {
   EXPECT_FALSE(second.weight.requires_grad());
   EXPECT_TRUE(second.running_var.is_same(frozen->running_var));
   EXPECT_EQ(second.running_var.scalar_type(), torch::kDouble);
-  // The optimizer made before steps what the module has now.
+  // An optimizer made before the conversion steps the parameters that the
+  // module has now.
   first.weight.mutable_grad() = torch::ones({4});
   optimizer.step();
   EXPECT_TRUE(first.weight.equal(torch::full({4}, 0.5)));
@@ -145,7 +147,7 @@ TEST(ConvertSyncBatchnorm, NoAffineHasNoParameters) {
   EXPECT_EQ(net->forward(torch::randn({5, 4})).size(1), 4);
 }
 
-// One that stands in two places stays one.
+// A module that is in two places stays one module.
 TEST(ConvertSyncBatchnorm, SharedModulesStayShared) {
   BatchNorm1d shared(4);
   Stack inner(shared);

@@ -1,4 +1,4 @@
-// SyncBatchNorm over ranks against Python's BatchNorm in one process
+// Compares SyncBatchNorm over ranks with Python's BatchNorm in one process
 // (sync_batch_norm_peer.py).
 
 #include <gtest/gtest.h>
@@ -79,7 +79,8 @@ Numbers numbers(const Case& test) {
   return all;
 }
 
-// Runs all cases in Python, by rank 0, unless this world has them already.
+// Runs all cases in Python, started by rank 0, unless this world has run them
+// already.
 fs::path python_results(const World& world) {
   fs::path folder = world.folder / "sync_batch_norm";
   if (world.rank == 0 && fs::create_directory(folder)) {
@@ -104,7 +105,7 @@ fs::path python_results(const World& world) {
            << ' ' << shape << ' ' << kSteps << ' ' << file << '\n';
     }
     jobs.close();
-    // `timeout`, so that nothing stays even if this rank is killed.
+    // `timeout` ends the process even if this rank is killed.
     testing::RunningProgram python(
         {"/usr/bin/timeout", "--kill-after=5", "50", LOCKSTEP_TORCH_PYTHON,
          LOCKSTEP_SOURCE_DIR "/tests/parallel/sync_batch_norm_peer.py",
@@ -118,7 +119,7 @@ fs::path python_results(const World& world) {
   return folder;
 }
 
-// The numbers that Python wrote, in order.
+// Reads the numbers that Python wrote, in order.
 class Wanted {
  public:
   Wanted(const std::string& file, double bound)
@@ -159,7 +160,7 @@ void expect_parity(const World& world, const Case& test,
     norm->weight.copy_(all.weight);
     norm->bias.copy_(all.bias);
   }
-  // One row on the first rank, the rest on the last, none between.
+  // The first rank has one row, the last one the rest, and the others none.
   int64_t first = world.rank == 0 ? 0 : 1;
   int64_t rows = world.rank == 0                ? 1
                  : world.rank == world.size - 1 ? kRows - 1

@@ -1,5 +1,5 @@
-// SyncBatchNorm on the parts of a batch is BatchNorm in one process on all of
-// it: outputs, gradients and running statistics.
+// SyncBatchNorm on the parts of a batch equals BatchNorm in one process on all
+// of it: outputs, gradients and running statistics.
 
 #include "lockstep/parallel/nn/sync_batch_norm.h"
 
@@ -33,7 +33,7 @@ using torch::nn::BatchNorm2d;
 using torch::nn::BatchNorm3d;
 
 constexpr int64_t kChannels = 3;
-// Differences are of the order of summation, on values around 1.
+// Only the order of summation differs, on values around 1.
 constexpr double kFloatBound = 2e-6;
 constexpr double kDoubleBound = 1e-14;
 
@@ -104,7 +104,7 @@ void expect_equal_states(const Sync& sync, const Plain& plain, double bound,
   }
 }
 
-// Trains both, of which `sync` sees this rank's part.
+// Trains both modules; `sync` gets only this rank's part.
 template <typename Sync, typename Plain>
 void expect_same(const World& world, Sync sync, Plain plain,
                  const Batches& batches) {
@@ -138,7 +138,7 @@ void expect_same(const World& world, Sync sync, Plain plain,
     expect_near(have, part_of(want), batches.bound, "output");
     expect_near(part.grad(), part_of(whole.grad()), batches.bound,
                 "gradient of the input");
-    if (plain->weight.defined()) {  // local ones, for DDP to average
+    if (plain->weight.defined()) {  // local gradients, which DDP would average
       auto weight = sync->weight.grad().clone();
       auto bias = sync->bias.grad().clone();
       if (world.size > 1) {
@@ -223,7 +223,8 @@ WORLD_TEST(SyncBatchNorm, OptionsMeanWhatBatchNormsMean, 1, 2, 3) {
                       .dtype = dtype,
                       .bound = bound};
       if (!options.track_running_stats()) {
-        // Eval mode is not synchronised: it takes each part by itself.
+        // Without running statistics, eval mode uses those of each rank's part
+        // alone.
         batches.rows = {5};
         batches.rows.resize(static_cast<size_t>(world.size), 0);
       }
@@ -255,7 +256,7 @@ WORLD_TEST(SyncBatchNorm, OptionsAreBatchNorms, 1) {
             "affine=false, track_running_stats=true)");
 }
 
-// Statistics of half inputs are float32: what is lost is the output's rounding.
+// The statistics of half inputs are float32: only the output is rounded.
 WORLD_TEST(SyncBatchNorm, HalfInputs, 1, 2, 3) {
   auto group = init_process_group();
   for (auto dtype : {at::kBFloat16, at::kHalf}) {
@@ -298,7 +299,8 @@ WORLD_TEST(SyncBatchNorm, HalfInputs, 1, 2, 3) {
   }
 }
 
-// A mean of 1e4 times the deviation leaves float32 sums of squares nothing.
+// If the mean is 1e4 times the deviation, float32 sums of squares lose the
+// variance.
 WORLD_TEST(SyncBatchNorm, KeepsTheVarianceBesideALargeMean, 2, 3) {
   auto group = init_process_group();
   torch::manual_seed(0);
@@ -329,7 +331,7 @@ WORLD_TEST(SyncBatchNorm, FreezingTheInputLeavesBackwardLocal, 2) {
   auto group = init_process_group();
   SyncBatchNorm1d sync(kChannels);
   auto out = sync(torch::randn({4, kChannels}));
-  if (world.rank == 0) {  // alone: would wait for rank 1 if it communicated
+  if (world.rank == 0) {  // would wait for rank 1 if it communicated
     out.sum().backward();
     EXPECT_TRUE(sync->bias.grad().equal(torch::full({kChannels}, 4.0)));
   }
@@ -435,7 +437,7 @@ WORLD_TEST(SyncBatchNorm, OneValueAChannelIsRefusedOnEveryRank, 1, 2, 3) {
                   "Expected more than 1 value per channel when training")));
   EXPECT_TRUE(sync->running_var.equal(torch::ones({kChannels})));
   if (world.size == 1) return;
-  // One on each of two ranks will do.
+  // One value on each of two ranks is enough.
   sync(torch::ones({world.rank < 2 ? 1 : 0, kChannels}));
 }
 

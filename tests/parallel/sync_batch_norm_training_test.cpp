@@ -1,5 +1,5 @@
-// Networks with SyncBatchNorm in DistributedDataParallel train as one process
-// with BatchNorm does on the whole batch.
+// Networks with SyncBatchNorm in DistributedDataParallel train like one process
+// with BatchNorm on the whole batch.
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -42,8 +42,8 @@ Sequential make_net(at::ScalarType dtype,
   return net;
 }
 
-// Rows of each rank; the losses are sums, so that every sample counts alike
-// however many a rank has.
+// Takes rows of each rank. The losses are sums, so every sample has the same
+// weight, however many a rank has.
 template <typename Forward>
 void train(Forward&& forward, Sequential& net, at::ScalarType dtype,
            int64_t begin, int64_t rows, int ranks) {

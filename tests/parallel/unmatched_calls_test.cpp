@@ -1,7 +1,7 @@
-// Ranks in calls that need each other: one in backward, another in a call that
-// the first one does not come to. All are told soon, whatever the timeout, with
-// each rank's call in the user's words and its number in the flight record. And
-// what looks alike but goes on is left alone.
+// Ranks in calls that need each other: one rank is in backward, another in a
+// call that the first one will not make. All ranks must fail soon, whatever the
+// timeout, and name each rank's call in the user's words and its number in the
+// flight record. Calls that only look like that must not fail.
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -36,9 +36,10 @@ using std::chrono::seconds;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Far beyond the deadline of a case: what is told at the timeout fails.
+// Far beyond the deadline of a case, so an error that comes only at the timeout
+// fails the test.
 constexpr seconds kTimeout{600};
-// Longer than any standstill stays unnoticed, where somebody is to be late.
+// How late a rank comes: longer than a standstill can stay unnoticed.
 constexpr milliseconds kLate{1500};
 
 using Model = DistributedDataParallel<torch::nn::Linear>;
@@ -54,8 +55,8 @@ std::string number() {
   return "#" + std::to_string(default_group()->flight()->last_number());
 }
 
-// A program that has lost its group ends by an exception: nobody waits for
-// anybody then.
+// A program that has lost its group ends with an exception, so no rank waits
+// for another.
 struct GroupLost {};
 
 void in_group(const std::string& backend,
@@ -69,8 +70,8 @@ void in_group(const std::string& backend,
   }
 }
 
-// After an iteration that went well rank 0 calls `call` and the others
-// backward. All must be told both, by the words of the user.
+// After an iteration that went well, rank 0 calls `call` and the others
+// backward. The error on every rank must name both calls in the user's words.
 void expect_told(const World& world, const std::function<void(Training&)>& call,
                  const std::string& words,
                  const std::string& backend = "cpu:shm",
@@ -152,7 +153,7 @@ WORLD_TEST(UnmatchedCalls, BackwardAgainstAStepOfShardedOptimizers, 2) {
   });
 }
 
-// One batch less: rank 0 has left its loop.
+// Rank 0 has one batch less and has left its loop.
 WORLD_TEST(UnmatchedCalls, BackwardAgainstTheEndOfTheGroup, 2) {
   in_group("cpu:shm", {.timeout = kTimeout}, [&] {
     Training training;
@@ -166,7 +167,7 @@ WORLD_TEST(UnmatchedCalls, BackwardAgainstTheEndOfTheGroup, 2) {
   });
 }
 
-// Where each call is compared over the store, backward is too.
+// If each call is compared through the store, backward is, too.
 WORLD_TEST(UnmatchedCalls, OnGlooWithDetail, 2) {
   expect_told(
       world, [](Training&) { barrier(); }, "rank 0: barrier #", "gloo", true);
@@ -179,7 +180,7 @@ WORLD_TEST(UnmatchedCalls, OnGlooWithDetail, 2) {
       "rank 0: save_snapshot(), at all_gather #", "gloo", true);
 }
 
-// Nothing of this stands still.
+// The ranks are late, but none of them stands still.
 WORLD_TEST(UnmatchedCalls, ARankThatComputesIsWaitedFor, 2) {
   in_group("cpu:shm", {.timeout = kTimeout}, [&] {
     Training training;
@@ -200,8 +201,8 @@ WORLD_TEST(UnmatchedCalls, AsynchronousCollectivesRunBesideBackward, 2) {
       auto loss = training.loss();
       auto tensor = at::ones({3});
       WorkPtr work;
-      // One has the collective pending and is in backward; the other comes to
-      // both late, in the other order.
+      // One rank has started the collective and is in backward; the other comes
+      // late to both, in the other order.
       if (world.rank == late) {
         std::this_thread::sleep_for(kLate);
         loss.backward();
@@ -221,7 +222,7 @@ WORLD_TEST(UnmatchedCalls, AnotherThreadMayMakeTheCollectives, 2) {
     Training training;
     std::optional<std::thread> other;
     auto tensor = at::ones({3});
-    // It has used the group before, as the header asks.
+    // The thread has used the group before, as the header requires.
     std::thread([] { barrier(); }).join();
     for (int late = 0; late < 2; ++late) {
       auto loss = training.loss();
@@ -263,8 +264,8 @@ WORLD_TEST(UnmatchedCalls, CollectivesInsideOfBackwardGoOn, 2) {
   });
 }
 
-// Rank 1 is stopped in a wait of which it told. The others need nothing more
-// from it there, go on, and wait for it in the next call.
+// Rank 1 is stopped in a wait that it has announced. The others need nothing
+// more from it there, so they continue, and wait for it in the next call.
 WORLD_TEST(UnmatchedCalls, ARankThatIsStoppedAndContinuedIsWaitedFor, 2, 3) {
   in_group("cpu:shm", {.timeout = kTimeout}, [&] {
     Training training;
@@ -286,7 +287,7 @@ WORLD_TEST(UnmatchedCalls, ARankThatIsStoppedAndContinuedIsWaitedFor, 2, 3) {
   });
 }
 
-// Its sender is a thread that has not used the group before.
+// The sender is a thread that has not used the group before.
 WORLD_TEST(UnmatchedCalls, AMessageMayComeFromAnotherThread, 2) {
   in_group("cpu:shm", {.timeout = kTimeout}, [&] {
     Training training;

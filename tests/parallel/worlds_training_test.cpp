@@ -1,6 +1,6 @@
 // Parallel equals single in worlds that are not one group on one host: two
-// hosts, with gradients past every size at which their sum is cut into parts,
-// and groups that are a part of the world.
+// hosts, with gradients larger than any size at which their sum is cut into
+// parts; and groups that are a part of the world.
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -34,12 +34,12 @@ torch::nn::Sequential net_of_width(int64_t width) {
   return net;
 }
 
-// 17 MB of gradients in double.
+// The gradients have 17 MB in double.
 torch::nn::Sequential large_net() { return net_of_width(1450); }
 
 AdamOptions adam_options() { return AdamOptions(1e-3).eps(1e-4); }
 
-// One process with the rows of all ranks.
+// Trains in one process with the rows of all ranks.
 torch::nn::Sequential trained_alone(torch::nn::Sequential net, int size) {
   const auto parameters = net->parameters();
   Adam optimizer(parameters, adam_options());
@@ -73,7 +73,7 @@ void train(Wrapped& model, torch::optim::Optimizer& optimizer, int rank) {
   }
 }
 
-// Trains one net with each optimizer over `group` and compares it with one
+// Trains one net with each optimizer over `group`, and compares it with one
 // process that has the rows of all its ranks.
 void expect_training_equals_single(const ProcessGroupPtr& group,
                                    torch::nn::Sequential (*make)()) {
@@ -96,7 +96,7 @@ void expect_training_equals_single(const ProcessGroupPtr& group,
   }
 }
 
-// The first rank after `size` / 2 begins the second host.
+// The second host begins with rank `size` / 2.
 void be_on_one_of_two_hosts(const World& world) {
   ::setenv("LOCKSTEP_HOST_ID", world.rank < (world.size + 1) / 2 ? "a" : "b",
            /*overwrite=*/1);
@@ -112,7 +112,8 @@ WORLD_TEST(Subgroups, TrainAsOneProcessWouldWithTheirRowsAlone, 3, 5) {
   for (const char* backend : {"lockstep", "gloo"}) {
     SCOPED_TRACE(backend);
     auto guard = init_process_group(backend);
-    // Not the first ranks of the world, and not in one piece.
+    // One group lacks the first rank of the world, and neither has consecutive
+    // ranks.
     std::vector<int> even, odd;
     for (int rank = 0; rank < world.size; ++rank) {
       (rank % 2 == 0 ? even : odd).push_back(rank);

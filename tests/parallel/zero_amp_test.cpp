@@ -1,4 +1,4 @@
-// Clipping and loss scaling over gradients of which each rank has a part.
+// Clipping and loss scaling over gradients of which each rank owns a part.
 
 #include <gmock/gmock.h>
 #include <torch/torch.h>
@@ -74,7 +74,8 @@ at::Tensor scaled(Model& model, Optimizer& optimizer, const World& world,
   for (int step = 0; step < 8; ++step) {
     optimizer.zero_grad();
     auto loss = zero_loss(model(zero_batch(step, world.rank, torch::kFloat)));
-    // Of one rank, in one step: it reaches the part of one rank only.
+    // One rank overflows in one step; only one rank owns the part with the
+    // infinity.
     if (step == 4 && world.rank == world.size - 1) {
       loss = loss +
              model->last->bias.sum() * std::numeric_limits<float>::infinity();
@@ -106,7 +107,7 @@ WORLD_TEST(ZeroAmp, AnOverflowInOnePartSkipsTheStepOfAll, 1, 2, 3) {
 }
 
 // A rank that has no more inputs can neither clip its part nor agree on the
-// norm: the job is to end in its first iteration, not after hours.
+// norm. So the first iteration must fail, not one hours later.
 WORLD_TEST(ZeroAmp, AJoinWithUnevenInputsRefusesBothAtTheFirstCall, 1, 2) {
   auto group = init_process_group();
   Model model{ZeroNet()};
@@ -127,7 +128,7 @@ WORLD_TEST(ZeroAmp, AJoinWithUnevenInputsRefusesBothAtTheFirstCall, 1, 2) {
     EXPECT_THAT([&] { scaler.unscale_(zero); }, refused);
     zero.step();
   });
-  // Even inputs: nobody shadows.
+  // The inputs are even, so no rank acts as a shadow.
   for (const JoinOptions& even :
        {JoinOptions{.throw_on_early_termination = true},
         JoinOptions{.enable = false}}) {

@@ -1,6 +1,6 @@
-// The sharded optimizer behind a DistributedDataParallel, whose gradients then
-// travel only to who steps them: the same bits as with the optimizer itself
-// behind a wrapper of its own.
+// The sharded optimizer over the gradients of a DistributedDataParallel, which
+// then go only to the rank that steps them. The results have the same bits as
+// those of the plain optimizer with a wrapper of its own.
 
 #include <gmock/gmock.h>
 #include <torch/torch.h>
@@ -26,7 +26,7 @@ using namespace lockstep::testing;
 using Model = DistributedDataParallel<ZeroNet>;
 using Zero = ZeroRedundancyOptimizer<optim::AdamW>;
 
-// Several buckets, which do not end where the partition's parts do.
+// Several buckets, whose ends differ from those of the partition's parts.
 const DistributedDataParallelOptions kBuckets{.bucket_cap_mb = 0.06,
                                               .first_bucket_mb = 0.002};
 
@@ -92,7 +92,8 @@ WORLD_TEST(ZeroDdp, SharedParametersAreOneCopy, 2, 3) {
   barrier();
 }
 
-// The others' next forward waits for a rank that is late with its part.
+// The next forward of the other ranks waits for a rank that steps its part
+// late.
 WORLD_TEST(ZeroDdp, ForwardWaitsForRanksThatStepLate, 2, 3) {
   auto group = init_process_group();
   Model model(ZeroNet(), kBuckets);
@@ -230,7 +231,7 @@ WORLD_TEST(ZeroDdp, SteppingInBackwardRefusesWhatNeedsGradients, 1, 2) {
   optimizer.step();
 }
 
-// What stands in the other ranks' parts is no gradient.
+// The other ranks' parts of a gradient do not contain a gradient.
 void expect_refusals(const World& world,
                      const DistributedDataParallelOptions& options) {
   Model model(ZeroNet(), options);
@@ -240,7 +241,7 @@ void expect_refusals(const World& world,
   };
   const auto refused =
       ThrowsMessage<std::logic_error>(HasSubstr("call zero_grad()"));
-  // The second is behind new buckets, the third is not.
+  // The buckets are rebuilt before the second step, but not before the third.
   for (int step = 0; step < 3; ++step) {
     backward(step);
     optimizer.step();
@@ -252,7 +253,7 @@ void expect_refusals(const World& world,
     }
     optimizer.zero_grad();
   }
-  // Between forward and backward is early enough.
+  // zero_grad() may also come between forward and backward.
   auto loss = zero_loss(model(zero_batch(3, world.rank, torch::kFloat)));
   optimizer.zero_grad();
   loss.backward();
@@ -273,7 +274,8 @@ WORLD_TEST(ZeroDdp, BackwardOnTopOfShardsIsRefused, 1, 2, 3) {
   expect_refusals(world, options);
 }
 
-// A gradient that autograd has written twice is as new as one written once.
+// A gradient that autograd has written twice counts as new like one written
+// once.
 WORLD_TEST(ZeroDdp, AFreshGradientOfIndexingIsNoLeftover, 1, 2) {
   struct RowsImpl : torch::nn::Module {
     RowsImpl() {
@@ -370,7 +372,8 @@ WORLD_TEST(ZeroDdp, ImpossibleOptionsAreRefusedOnAllRanks, 2) {
   const auto other = new_group();
   EXPECT_THAT([&] { Zero(model, {}, {.process_group = other}); },
               refused("is not the group of"));
-  // Nothing was changed: gradients are whole, the wrapper trains as before.
+  // The refusals changed nothing: gradients are whole, the wrapper trains as
+  // before.
   optim::AdamW plain(model->parameters(), {.lr = 0.01});
   train(model, plain, world.rank, 0, 2);
   EXPECT_TRUE(

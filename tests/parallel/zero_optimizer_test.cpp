@@ -1,5 +1,5 @@
-// The sharded optimizer over a list of parameters, whose gradients are whole on
-// every rank: the same bits as the optimizer itself.
+// The sharded optimizer over a list of parameters whose gradients are whole on
+// every rank: the same bits as the plain optimizer.
 
 #include <gmock/gmock.h>
 #include <torch/torch.h>
@@ -67,7 +67,7 @@ WORLD_TEST(ZeroOptimizer, WorksOverGloo, 2) {
   expect_same_bits<optim::AdamW>(group.get(), {});
 }
 
-// Looks at a whole parameter, as its norm, and at its shape.
+// Needs the norm and the shape of the whole parameter.
 class Trust : public torch::optim::Optimizer {
  public:
   using Options = torch::optim::SGDOptions;
@@ -141,7 +141,7 @@ void steps_with_groups(const ZeroNet& net, Optimizer& optimizer,
       optimizer.add_param_group(OptimizerParamGroup(net->last->parameters()));
     }
     averaged_steps(net, optimizer, step, step + 1, group);
-    // The schedulers of LibTorch hold as many rates as they began with.
+    // LibTorch's schedulers keep as many rates as there were groups at first.
     if (step < 5) scheduler.step();
   }
   EXPECT_LT(optimizer.param_groups()[1].options().get_lr(), 0.02);
@@ -190,7 +190,7 @@ WORLD_TEST(ZeroOptimizer, ShardsAreTheGradientsOnceOverAllRanks, 1, 2, 3) {
     expected += p.grad().to(torch::kDouble).square().sum().item<double>();
   }
   EXPECT_NEAR(squares.item<double>(), expected, 1e-12 * expected);
-  // What is written into them is what step() uses.
+  // step() uses the values that are written into the shards.
   for (auto& shard : optimizer.gradient_shards()) shard.zero_();
   optimizer.step();
   EXPECT_TRUE(flat_parameters(*net).equal(flat_parameters(*ZeroNet())));

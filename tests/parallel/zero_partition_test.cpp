@@ -21,12 +21,12 @@ TEST(Partition, LargeParametersAreCutWhereVectorsEnd) {
 TEST(Partition, SmallParametersGoToWhoHasLeast) {
   Partition partition(2, true);
   const auto ranges = partition.add(of_sizes({10, 1000, 700, 400}));
-  // 1000 to rank 0; 700 and 400 to rank 1; 10 to rank 0.
+  // Rank 0 gets 1000; rank 1 gets 700 and 400; rank 0 gets 10.
   EXPECT_EQ(ranges[1], (Ranges{{0, 1000}, {1000, 1000}}));
   EXPECT_EQ(ranges[2], (Ranges{{0, 0}, {0, 700}}));
   EXPECT_EQ(ranges[3], (Ranges{{0, 0}, {0, 400}}));
   EXPECT_EQ(ranges[0], (Ranges{{0, 10}, {10, 10}}));
-  // Later ones go on from there: rank 0 has 1010, rank 1 has 1100.
+  // Later parameters continue from there: rank 0 has 1010, rank 1 has 1100.
   EXPECT_EQ(partition.add(of_sizes({5}))[0], (Ranges{{0, 5}, {5, 5}}));
 }
 

@@ -1,4 +1,4 @@
-// The state of the sharded optimizer, collected and divided anew.
+// The state of the sharded optimizer, collected and partitioned again.
 
 #include <gmock/gmock.h>
 #include <torch/torch.h>
@@ -68,7 +68,7 @@ WORLD_TEST(ZeroState, IsThatOfTheOptimizerItself, 1, 2, 3) {
                                    {.cut_parameters = false});
 }
 
-// Saved by two ranks, loaded by three and by one.
+// Two ranks save; three load, and one.
 WORLD_TEST(ZeroState, SnapshotsKnowNothingOfRanks, 3) {
   auto group = init_process_group();
   const std::string path = world.folder / "zero.pt";

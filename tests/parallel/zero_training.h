@@ -9,11 +9,11 @@
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/process_group.h"
 
-// What the tests of the sharded optimizer train.
+// The model and the training loops of the tests of the sharded optimizer.
 namespace lockstep::testing {
 
-// Weights that up to three ranks cut, with and without a remainder, and what is
-// too small to cut.
+// Has weights that up to three ranks cut, with and without a remainder, and
+// tensors that are too small to cut.
 struct ZeroNetImpl : torch::nn::Module {
   explicit ZeroNetImpl(torch::Dtype dtype = torch::kFloat) {
     torch::manual_seed(1);
@@ -29,10 +29,10 @@ struct ZeroNetImpl : torch::nn::Module {
 };
 TORCH_MODULE(ZeroNet);
 
-// Enough for a wrong bit to show.
+// Enough steps for a wrong bit to show.
 inline constexpr int kZeroSteps = 20;
 
-// Of one rank in one step; the ranks' differ.
+// Returns the batch of one rank in one step; each rank has another one.
 inline at::Tensor zero_batch(int step, int rank, torch::Dtype dtype) {
   torch::manual_seed(uint64_t{1000} + static_cast<uint64_t>(step) * 10 +
                      static_cast<uint64_t>(rank));
@@ -43,7 +43,7 @@ inline at::Tensor zero_loss(const at::Tensor& output) {
   return (output - 0.5).square().mean();
 }
 
-// One backward, with gradients averaged over `group` without a wrapper.
+// Runs one backward, with gradients averaged over `group` without a wrapper.
 inline void averaged_backward(const ZeroNet& net, int step,
                               const ProcessGroupPtr& group) {
   const auto dtype = net->first->weight.scalar_type();

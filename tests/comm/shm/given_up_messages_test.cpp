@@ -190,7 +190,7 @@ WORLD_TEST(ShmGivenUpMessages, AfterAbortNoTensorIsTouched, 2) {
   }
 }
 
-// Regression: has_ended() of a work moved all messages, even after the end of
+// Regression: isCompleted() of a work moved all messages, even after the end of
 // its group.
 WORLD_TEST(ShmGivenUpMessages, AfterDestroyNoTensorIsTouched, 2) {
   auto whole = init_shm();

@@ -400,7 +400,7 @@ TEST(MessageDepartures, FailWhatIsUnderWayWithThemOnly) {
 }
 
 TEST(MessageDepartures, CutAMessageOffAndTellHowFarItCame) {
-  for (const int tag : {0, 1}) {  // 1: into a buffer of the engine
+  for (const int tag : {0, 1}) {  // 1: is put aside
     MessageWorld world(2);
     const auto large = pattern(1 << 20, 1);
     const auto send = world[1].send(0, 0, large);

@@ -124,7 +124,7 @@ TEST(MessageGivingUp, OfAReceiveInTheMiddleLeavesTheWholeToTheNext) {
       refill(given_up);
       EXPECT_THAT(failure_of(receive), HasSubstr("given up"));
       if (!next_waits_already) {
-        // The message continues into a buffer of the engine.
+        // The rest of the message is put aside in memory of its own.
         move_all(world);
         EXPECT_TRUE(send->ended);
         next = world[1].receive(0, 7, got);

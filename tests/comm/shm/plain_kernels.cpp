@@ -1,5 +1,5 @@
 // Replaces the library's kernels with plain loops for ThreadSanitizer, which
-// must see every access to the data and does not instrument vector code.
+// must see every access to the data and gains nothing from vector code.
 #include <cstring>
 
 #include "lockstep/kernels/copy.h"

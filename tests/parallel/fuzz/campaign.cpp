@@ -14,17 +14,17 @@
 namespace lockstep::fuzz {
 namespace {
 
-// A reduction ends after this, with what it has.
+// After this time the reducer stops with what it has.
 constexpr std::chrono::seconds kReductionTime{60};
 
-// How often a feature was drawn, and what came of it.
+// How often a feature was drawn, and the results of those cases.
 struct Tally {
   int cases{0};
   int refused{0};
   int failed{0};
 };
 
-// Failures of one kind: the reason without its numbers.
+// Returns the kind of a failure: its reason without the numbers.
 std::string kind_of(const Outcome& outcome) {
   if (outcome.verdict != Verdict::failed) return {};
   const auto& reason = outcome.reason;
@@ -83,7 +83,7 @@ bool run_campaign(const CampaignOptions& options) {
   std::map<std::string, Tally> tallies;
   Tally sum;
   std::map<std::string, int> refusals;
-  // Cases that passed, without the start of a world.
+  // The time of the cases that passed, without starting the world.
   std::chrono::duration<double> time{};
   int timed = 0;
   for (uint64_t seed = options.begin; seed < options.end; ++seed) {
@@ -120,7 +120,7 @@ bool run_campaign(const CampaignOptions& options) {
     if (options.prints_programs) {
       std::printf("%s\n", program_of(fuzz_case, outcome.reason).c_str());
     }
-    std::fflush(stdout);  // reducing takes its time
+    std::fflush(stdout);  // reducing takes long
     if (options.reduces) print_reduced(world, fuzz_case, outcome);
     std::fflush(stdout);
   }

@@ -7,11 +7,11 @@
 #include <vector>
 
 // One training run of the fuzzer, as plain data: a module, the options of
-// DistributedDataParallel and the events of each step. Everything that the run
-// needs is here, so that the reducer can edit it. All numbers are float64.
+// DistributedDataParallel and the events of each step. All that the run needs
+// is here, so the reducer can edit it. All numbers are float64.
 namespace lockstep::fuzz {
 
-// On which ranks and in which steps something is used.
+// The ranks and steps in which something is used.
 enum class Use { always, never, even_steps, rank_zero, one_rank_in_turn };
 
 inline bool is_used(Use use, int rank, int step, int world_size) {
@@ -37,20 +37,20 @@ struct Parameter {
   Layout layout{Layout::contiguous};
   bool is_frozen{false};
   bool is_registered_twice{false};
-  // The weight of a torch::nn::Embedding with sparse(true).
+  // The parameter is the weight of a torch::nn::Embedding with sparse(true).
   bool is_sparse{false};
-  // Doubles its gradient (Tensor::register_hook).
+  // A hook doubles the gradient (Tensor::register_hook).
   bool has_hook{false};
   bool is_complex{false};
-  // In params_and_buffers_to_ignore.
+  // The parameter is in params_and_buffers_to_ignore.
   bool is_ignored{false};
-  // In delay_all_reduce_named_params; the first of the first operation is the
-  // one that they wait for.
+  // The parameter is in delay_all_reduce_named_params; all of these wait for
+  // the first parameter of the first operation.
   bool is_delayed{false};
 };
 
-// What an operation computes from the activation x ([rows, width]) and its
-// parameters; operations.h has the formulas.
+// How an operation computes its result from the activation x ([rows, width])
+// and its parameters; operations.h has the formulas.
 enum class OpKind {
   linear,
   linear_in_place,
@@ -68,18 +68,18 @@ enum class OpKind {
   chunked,
   scale,
   bias,
-  scalar,   // a parameter without dimensions
-  rotated,  // a complex one
-  empty,    // one without elements
+  scalar,   // has a parameter without dimensions
+  rotated,  // has a complex parameter
+  empty,    // has a parameter without elements
   embedding,
-  running_mean,  // a buffer
+  running_mean,  // has a buffer
   auxiliary_loss,
   returned_parameter,
 };
 
 enum class Activation { none, tanh, relu };
 
-// Which operations a wrapped module runs: the trunk belongs to all of them.
+// Which operations a wrapped module runs; all modules run the trunk.
 enum class Part { trunk, first_head, second_head, third_head };
 
 struct Op {
@@ -88,26 +88,26 @@ struct Op {
   Part part{Part::trunk};
   Use use{Use::always};
   Activation activation{Activation::none};
-  // Neighbours with this flag run in one re-entrant checkpoint.
+  // Adjacent operations with this flag run in one re-entrant checkpoint.
   bool is_checkpointed{false};
-  // The result is an output of the module, beside the last activation; with
-  // is_branch it is nothing else.
+  // The result is an output of the module, in addition to the last activation;
+  // with is_branch it is only an output.
   bool is_output{false};
   bool is_branch{false};
-  Use loss_use{Use::always};  // of that output
+  Use loss_use{Use::always};  // when the loss uses that output
 };
 
 enum class Outputs { tensor, vector, tuple, map, record };
 
 enum class Optimizer { sgd, adamw };
-// Which optimizer steps the parameters, and where its state is.
+// The optimizer that steps the parameters, and where its state is.
 enum class Stepping {
   plain,
   in_backward,  // apply_optimizer_in_backward()
   zero_private,
   zero_shared,
   zero_in_backward,
-  zero_of_list,  // of parameters, without the wrapper
+  zero_of_list,  // over parameters, without the wrapper
 };
 
 struct Options {
@@ -128,55 +128,55 @@ struct Options {
 
 enum class EventKind {
   forward,   // keeps a loss in `slot`
-  backward,  // of the sum of the losses in `slots`
-  gradient,  // autograd::grad() of the loss in slots[0], thrown away
+  backward,  // on the sum of the losses in `slots`
+  gradient,  // autograd::grad() of the loss in slots[0], discarded
   zero_grad,
-  keep_gradients,     // copies of all .grad
+  keep_gradients,     // copies all .grad
   restore_gradients,  // puts the copies back
-  round_trip,         // the module to float and back
+  round_trip,         // converts the module to float and back
   set_frozen,
-  wrap_again,  // destroys a wrapper with its module, makes both anew
-  step,        // of the optimizer
+  wrap_again,  // destroys a wrapper with its module, then makes both
+  step,        // calls the optimizer's step()
 };
 
 enum class Deliberate { none, in_forward, in_backward };
 
-// A forward that keeps its penalty apart leaves it in slot s + kPenalties;
-// s is the slot of its loss.
+// A forward that keeps its penalty apart puts it into slot s + kPenalties,
+// where s is the slot of its loss.
 inline constexpr int kPenalties = 4;
 
 struct Event {
   EventKind kind{EventKind::forward};
   int step{0};
   bool is_on_rank_zero_only{false};
-  // What Use counts as the step; another one for forwards that use other
-  // parameters than their neighbours.
+  // The step that Use counts with; it differs for forwards that use other
+  // parameters than the forwards before and after them.
   int use_step{0};
 
-  // forward
+  // For `forward`.
   int slot{0};
   int batch{0};
   int wrapper{0};
-  bool is_plain{false};     // the module itself, not the wrapper
-  bool synchronises{true};  // false: under no_sync()
-  bool has_no_grad{false};  // under NoGradGuard; the loss is dropped
+  bool is_plain{false};     // calls the module itself, not the wrapper
+  bool synchronises{true};  // false: runs under no_sync()
+  bool has_no_grad{false};  // runs under NoGradGuard; the loss is dropped
   bool has_penalty{false};  // adds the squared gradient of the input
-  // Its backward comes by itself.
+  // The penalty has a backward of its own.
   bool keeps_penalty_apart{false};
-  // Peers give the iteration up, too, where they share memory.
+  // If the ranks share memory, the peers give up the iteration, too.
   bool throws_on_rank_zero_only{false};
   Deliberate exception{Deliberate::none};  // thrown in Case::throwing_op
 
-  // backward, gradient
+  // For `backward` and `gradient`.
   std::vector<int> slots{};
   bool retains_graph{false};
 
-  bool sets_to_none{true};  // zero_grad
-  size_t parameter{0};      // set_frozen
+  bool sets_to_none{true};  // for zero_grad
+  size_t parameter{0};      // for set_frozen
   bool is_frozen{false};
 };
 
-// What `rank` throws in a forward.
+// Returns what `rank` throws in a forward.
 inline Deliberate exception_on(const Event& event, int rank) {
   return event.throws_on_rank_zero_only && rank != 0 ? Deliberate::none
                                                      : event.exception;
@@ -191,21 +191,22 @@ struct Case {
   std::vector<Op> ops;
   size_t throwing_op{0};
   int wrappers{1};
-  // The loss changes the first output in place.
+  // The loss modifies the first output in place.
   bool modifies_result{false};
   Outputs outputs{Outputs::tensor};
   Options options;
   std::vector<Event> events;
 };
 
-// Whether some rank may use another set of parameters than another, or in
-// another step.
+// Returns whether the set of used parameters may differ between ranks or
+// between steps.
 bool has_conditions(const Case& fuzz_case);
 
-// The operations of wrapper `wrapper`, as indices.
+// Returns the indices of the operations of wrapper `wrapper`.
 std::vector<size_t> ops_of(const Case& fuzz_case, int wrapper);
-// The parameters that wrapper `wrapper` registers, as indices: those of its
-// operations, and in the first wrapper those of no operation.
+// Returns the indices of the parameters that wrapper `wrapper` registers: those
+// of its operations, and in the first wrapper also those that no operation
+// uses.
 std::vector<size_t> parameters_of(const Case& fuzz_case, int wrapper);
 
 const char* name_of(OpKind kind);

@@ -1,5 +1,5 @@
-// Random modules, options and schedules against LibTorch alone: ddp_fuzz.cpp
-// runs more of them, and makes a failing one small.
+// Compares random modules, options and schedules with LibTorch alone.
+// ddp_fuzz.cpp runs more of them, and reduces a failing one.
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -44,7 +44,7 @@ WORLD_TEST(DdpFuzz, TrainsAsOneProcessOnGloo, 2, 3) {
   expect_cases_pass("gloo", 1000, 1075);
 }
 
-// Otherwise a fault of what is rare would be found too late.
+// A rarer feature would show its faults too late.
 TEST(DdpFuzzDraw, EachFeatureIsInOneOfEightyCases) {
   constexpr int kCases = 4000;
   std::map<std::string, int> counts;

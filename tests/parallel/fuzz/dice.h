@@ -19,7 +19,7 @@ class Dice {
     z = (z ^ (z >> 27)) * 0x94d049bb133111eb;
     return z ^ (z >> 31);
   }
-  // In [0, count).
+  // Returns a number in [0, count).
   size_t below(size_t count) { return next() % count; }
   bool percent(size_t chance) { return below(100) < chance; }
   template <class T>

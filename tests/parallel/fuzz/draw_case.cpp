@@ -33,7 +33,8 @@ class CaseDraw {
  private:
   bool has(Trait trait) const { return traits_.contains(trait); }
 
-  // One with these sizes: a new one, or for tied parameters one there is.
+  // Returns a parameter with these sizes: a new one, or for tied parameters an
+  // existing one.
   size_t parameter_for(const std::vector<int64_t>& sizes) {
     if (has(Trait::tied) && dice_.percent(60)) {
       std::vector<size_t> alike;
@@ -118,7 +119,8 @@ class CaseDraw {
     branch.is_output = branch.is_branch = true;
   }
 
-  // Some of the operations that the loss cannot see; something else stays.
+  // Checkpoints some of the operations whose results the loss does not use; at
+  // least one operation stays plain.
   void draw_checkpoint() {
     if (case_.ops.size() == 1) add_op(draw_kind(), Part::trunk);
     std::vector<size_t> possible;
@@ -165,7 +167,7 @@ class CaseDraw {
     }
   }
 
-  // Not of the first operation, which goes on as usual.
+  // Skips the parameters of the first operation, which is trained as usual.
   void draw_special_parameters() {
     const auto& first = case_.ops[0].parameters;
     for (size_t i = 0; i < case_.parameters.size(); ++i) {
@@ -179,7 +181,7 @@ class CaseDraw {
     }
   }
 
-  // A wrapper wants a parameter to train, and each backward a gradient: the
+  // A wrapper needs a parameter to train, and each backward a gradient: the
   // first operation of the trunk has one.
   void keep_wrappers_trained() {
     const auto& first = case_.ops[0].parameters;
@@ -188,7 +190,7 @@ class CaseDraw {
     if (!is_trained) case_.parameters[first.back()].is_frozen = false;
   }
 
-  // What is left out on some rank or in some step.
+  // Draws what some ranks or some steps leave out.
   void draw_conditions() {
     std::vector<Use> uses;
     if (has(Trait::static_graph)) {
@@ -201,7 +203,7 @@ class CaseDraw {
     } else {
       return;
     }
-    // static_graph is good for nested passes alone, too.
+    // static_graph may also be used for nested passes alone.
     if (has(Trait::static_graph) && dice_.percent(50)) return;
     if (dice_.percent(40)) {
       case_.parameters.push_back({.sizes = {case_.width, case_.width}});
@@ -216,7 +218,7 @@ class CaseDraw {
 
   void draw_options() {
     auto& options = case_.options;
-    // MiB: from less than one element on.
+    // In MiB; the smallest is less than one element.
     static const std::vector<double> kSizes{1e-6, 1e-4, 1e-3, 0.05, 0.2, 25};
     if (has(Trait::bucket_cap)) {
       if (dice_.percent(70)) options.bucket_cap_mb = dice_.one_of(kSizes);

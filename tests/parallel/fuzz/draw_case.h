@@ -6,9 +6,9 @@
 
 namespace lockstep::fuzz {
 
-// The case of a seed: depends on nothing else but the world size. Most cases
-// combine two or three special features, and each feature comes in one of fifty
-// at least.
+// Returns the case of a seed, which depends only on the seed and the world
+// size. Most cases combine two or three special features, and each feature is
+// in at least one of fifty.
 Case draw_case(uint64_t seed, int world_size);
 
 }  // namespace lockstep::fuzz

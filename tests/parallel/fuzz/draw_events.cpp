@@ -8,11 +8,11 @@
 namespace lockstep::fuzz {
 namespace {
 
-// Slots of losses; the order of the numbers is that of the forwards.
+// Slots of losses; the numbers are in the order of the forwards.
 constexpr int kFirst = 0;
 constexpr int kSecond = 1;
-constexpr int kAside = 8;    // of forwards beside the step's own
-constexpr int kDropped = 9;  // of forwards that get no backward
+constexpr int kAside = 8;    // forwards besides the step's own
+constexpr int kDropped = 9;  // forwards that get no backward
 
 class EventDraw {
  public:
@@ -26,7 +26,7 @@ class EventDraw {
     }
     case_.throwing_op = dice_.below(trunk);
     if (has(Trait::freezing)) freezable_ = draw_freezable();
-    // Long enough to come back to buckets that were dropped.
+    // Long enough to use buckets again that were dropped.
     const bool is_long = freezable_.size() > 1 && dice_.percent(40);
     const int steps = static_cast<int>(3 + dice_.below(3)) + (is_long ? 5 : 0);
     own_pattern_ = dice_;
@@ -80,11 +80,11 @@ class EventDraw {
     add(EventKind::backward).slots = std::move(slots);
   }
 
-  // A forward that trains.
+  // Adds a forward that trains.
   void own_forward(int slot, int wrapper = 0, bool synchronises = true) {
     auto& event = forward(slot, wrapper, synchronises);
     apart_.erase(slot);
-    // Each of the two backwards leaves parameters out, and not the same ones.
+    // The two backwards leave out different parameters.
     if (event.has_penalty && case_.options.find_unused_parameters &&
         !case_.options.skip_all_reduce_unused_params &&
         case_.options.stepping == Stepping::plain && dice_.percent(60)) {
@@ -94,7 +94,7 @@ class EventDraw {
     if (slot == kSecond && dice_.percent(50)) ++event.use_step;
   }
 
-  // Not of the first operation: the wrapper must go on training.
+  // Skips the first operation: the wrapper must still train.
   std::vector<size_t> draw_freezable() {
     std::vector<size_t> possible;
     for (size_t i = 0; i < case_.parameters.size(); ++i) {
@@ -104,7 +104,8 @@ class EventDraw {
         possible.push_back(i);
       }
     }
-    // In any order; up to three, so that there are eight sets.
+    // Removes some in any order, and leaves up to three, so there are eight
+    // sets.
     while (possible.size() > 3 || (possible.size() > 1 && dice_.percent(25))) {
       possible.erase(possible.begin() +
                      static_cast<std::ptrdiff_t>(dice_.below(possible.size())));
@@ -153,7 +154,8 @@ class EventDraw {
     } else {
       draw_own(place);
     }
-    // Collective before the second backward.
+    // Such a forward is collective until the second backward, so step 0 has
+    // none.
     if (step_ > 0 && sometimes(Trait::forward_on_rank_zero, 70)) {
       forward(kDropped).is_on_rank_zero_only = true;
     }
@@ -189,16 +191,18 @@ class EventDraw {
   void draw_exception() {
     if (sometimes(Trait::throw_in_forward, 60)) {
       auto& event = forward(kAside, other_wrapper_sometimes());
-      // On all ranks: one that throws alone gives an iteration up, which the
-      // others do not have here (ddp_exceptions_test.cpp has that).
+      // Throws on all ranks: a rank that throws alone gives up an iteration,
+      // which the others do not have here (ddp_exceptions_test.cpp tests that).
       event.exception = Deliberate::in_forward;
     }
     if (sometimes(Trait::throw_in_backward, 60)) {
       auto& event = forward(kAside, other_wrapper_sometimes());
       event.exception = Deliberate::in_backward;
-      // After the last gradient peers finish the iteration, and the rank that
-      // threw is told to load a snapshot. Peers of a hook's collectives fail
-      // with other words than kGivenUp (ddp_exceptions_test.cpp has that).
+      // Rank 0 does not throw alone after the last gradient: the peers would
+      // finish the iteration, and rank 0 would be told to load a snapshot. Nor
+      // does it throw alone with a hook: the collectives of the peers would
+      // fail with other words than kGivenUp (ddp_exceptions_test.cpp tests
+      // that).
       event.throws_on_rank_zero_only = case_.throwing_op > 0 &&
                                        !case_.options.has_comm_hook &&
                                        dice_.percent(70);
@@ -224,7 +228,7 @@ class EventDraw {
     }
   }
 
-  // The forwards and backwards that train.
+  // Draws the forwards and backwards that train.
   void draw_own(Place place) {
     auto between = [&] {
       if (place == Place::between) plain_backward();
@@ -237,7 +241,7 @@ class EventDraw {
       between();
       return backward({kFirst});
     }
-    // Any two of the wrappers.
+    // Draws any two of the wrappers.
     const int first = case_.wrappers > 2 ? other_wrapper_sometimes() : 0;
     const int second =
         case_.wrappers > 1

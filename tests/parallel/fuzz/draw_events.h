@@ -9,7 +9,7 @@
 namespace lockstep::fuzz {
 
 // Adds the events of three to five steps to a case that has its module and its
-// options.
+// options already.
 void draw_events(Case& fuzz_case, const std::set<Trait>& traits, Dice& dice);
 
 }  // namespace lockstep::fuzz

@@ -142,7 +142,8 @@ std::set<std::string> features_of(const Case& fuzz_case) {
           features.insert("event: backward twice");
           break;
         }
-        // Not in the order of the forwards; a plain one is in slot 8.
+        // The order differs from that of the forwards; a plain forward is in
+        // slot 8.
         if (!event.slots.empty() && event.slots[0] == 1 && open.contains(0)) {
           features.insert("event: out of order");
         }

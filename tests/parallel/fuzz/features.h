@@ -7,8 +7,8 @@
 
 namespace lockstep::fuzz {
 
-// What is special about a case, by name: failures are counted by these, and the
-// draw refuses combinations by them.
+// Returns the names of the special features of a case. Failures are counted by
+// these names, and the draw refuses combinations by them.
 std::set<std::string> features_of(const Case& fuzz_case);
 
 }  // namespace lockstep::fuzz

@@ -18,11 +18,11 @@ namespace lockstep::fuzz {
 namespace {
 
 constexpr const char* kBackendVariable = "LOCKSTEP_FUZZ_BACKEND";
-// The group's timeout: shorter than a case may take, so that a rank that waits
-// says what it waits for.
+// The group's timeout. It is shorter than the time of a case, so a rank that
+// waits reports what it waits for.
 constexpr std::chrono::seconds kGroupTimeout{2};
 
-// Whether the error is one that a rank has because of another one's.
+// Returns whether a rank has this error only because another rank failed.
 bool is_consequence(const std::string& reason) {
   return reason.find("timed out") != std::string::npos ||
          reason.find("timeout") != std::string::npos ||
@@ -30,8 +30,8 @@ bool is_consequence(const std::string& reason) {
          reason.find(" failed after ") != std::string::npos;
 }
 
-// The outcome of the case. If one rank refuses it and the others fail because
-// that rank does not come, the case was refused.
+// Returns the outcome of the case. If one rank refuses it and the others fail
+// because that rank does not come, the case was refused.
 Outcome combine(const std::vector<Outcome>& outcomes) {
   Outcome all;
   const Outcome* reason = nullptr;
@@ -123,7 +123,7 @@ void serve_as_rank(int socket) {
                     (*message)["edits"].get<std::vector<size_t>>());
     testing::send_message(socket, to_json(run_on_rank(fuzz_case)));
   }
-  // The campaign is over; groups and threads need no goodbye.
+  // The campaign has ended; groups and threads need not be destroyed.
   ::_exit(0);
 }
 

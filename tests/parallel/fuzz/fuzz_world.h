@@ -14,21 +14,22 @@ namespace lockstep::fuzz {
 struct FuzzWorldOptions {
   int world_size{2};
   std::string backend{"lockstep"};
-  // How long one case may take before its ranks are killed.
+  // The time of one case, after which its ranks are killed.
   std::chrono::seconds case_timeout{20};
 };
 
-// Processes of this program that run cases over one group: they start with the
-// first case, and anew after one from which the group may not have recovered.
+// Processes of this program that run cases over one group. They start with the
+// first case, and again after a case from which the group may not have
+// recovered.
 class FuzzWorld {
  public:
   explicit FuzzWorld(FuzzWorldOptions options);
 
   // Runs the case of `seed` after `edits` on all ranks. The reason begins with
-  // the rank that says it. Blocks for the case's time at most.
+  // the rank that reports it. Blocks for at most the time of a case.
   Outcome run(uint64_t seed, const std::vector<size_t>& edits);
 
-  // False if the next run() starts the ranks first.
+  // Returns false if the next run() must start the ranks first.
   bool is_running() const { return world_.has_value(); }
 
  private:
@@ -36,8 +37,7 @@ class FuzzWorld {
   std::optional<testing::RankWorld> world_;
 };
 
-// What a process does that FuzzWorld has started: runs cases until the socket
-// closes.
+// Runs cases in a process that FuzzWorld has started, until the socket closes.
 [[noreturn]] void serve_as_rank(int socket);
 
 }  // namespace lockstep::fuzz

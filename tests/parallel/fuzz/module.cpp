@@ -12,7 +12,7 @@ torch::Tensor random_tensor(uint64_t seed, at::IntArrayRef sizes) {
   return torch::randn(sizes, generator, torch::kDouble);
 }
 
-// Which rows of the embedding `x` picks.
+// Returns the rows of the embedding that `x` selects.
 torch::Tensor rows_for(const torch::Tensor& x, int64_t count) {
   return torch::arange(x.size(0)).remainder(count);
 }
@@ -49,8 +49,8 @@ std::vector<torch::Tensor> make_parameters(const Case& fuzz_case, int rank) {
   return tensors;
 }
 
-// Re-entrant checkpointing: forward runs without a graph, backward runs the
-// operations again and a backward pass of its own.
+// Re-entrant checkpointing: forward runs without a graph; backward runs the
+// operations again, and a backward pass of its own.
 struct Net::Checkpoint : torch::autograd::Function<Net::Checkpoint> {
   static torch::Tensor forward(torch::autograd::AutogradContext* context,
                                const torch::Tensor& x, Net* net, int64_t begin,
@@ -100,7 +100,7 @@ Net::Net(const Case& fuzz_case, int wrapper, std::vector<torch::Tensor> tensors)
           torch::nn::EmbeddingOptions(parameter.sizes[0], parameter.sizes[1])
               .sparse(true)
               ._weight(tensors_[i]));
-      // The module of LibTorch registers `_weight` itself.
+      // LibTorch's Embedding itself registers the tensor given as `_weight`.
       embeddings_.emplace(i, register_module(name, embedding));
       continue;
     }
@@ -210,7 +210,7 @@ torch::Tensor loss_of(const Case& fuzz_case, const Event& event, int rank,
                                         event.use_step, fuzz_case.world_size)) {
       continue;
     }
-    // Bounded, so that no training leads to infinity.
+    // Bounded, so that training cannot diverge.
     const auto part = (value.tanh() - 0.3).square().mean() * weight;
     loss = loss.defined() ? loss + part : part;
     weight *= 0.5;

@@ -14,11 +14,11 @@
 
 namespace lockstep::fuzz {
 
-// The tensors of Case::parameters, from its seed. `rank` changes the values, so
-// that what rank 0 broadcasts can be told from what the others had.
+// Returns the tensors of Case::parameters, made from its seed. `rank` changes
+// the values, to distinguish rank 0's broadcast from the values of the others.
 std::vector<torch::Tensor> make_parameters(const Case& fuzz_case, int rank);
 
-// What one forward has to know beside its input.
+// What one forward needs besides its input.
 struct Call {
   int rank{0};
   int step{0};
@@ -32,23 +32,23 @@ struct Output {
   torch::Tensor value;
 };
 
-// A type of result that nothing but its ForwardResult knows.
+// A result type that only its ForwardResult knows.
 struct OutputRecord {
   torch::Tensor last;
   std::optional<std::vector<torch::Tensor>> others;
 };
 
 // Runs a case's operations for one wrapper, over tensors that another module
-// may register, too. Plain LibTorch.
+// may also register. Uses plain LibTorch only.
 class Net : public torch::nn::Module {
  public:
   Net(const Case& fuzz_case, int wrapper, std::vector<torch::Tensor> tensors);
 
   std::vector<Output> run(const torch::Tensor& x, const Call& call);
 
-  // A loss beside the outputs, of the last forward; may be undefined.
+  // A loss of the last forward in addition to its outputs; may be undefined.
   torch::Tensor auxiliary;
-  // Which operations made the outputs of the last forward.
+  // The operations that made the outputs of the last forward.
   std::vector<size_t> emitted;
 
  private:
@@ -96,7 +96,7 @@ class ModuleOf : public Net {
     }
   }
 
-  // What forward() returned, as run() had it.
+  // Returns the outputs in `result` in the form in which run() returned them.
   std::vector<Output> take_apart(const Result& result) const {
     std::vector<Output> outputs;
     auto add = [&](const torch::Tensor& value) {
@@ -124,20 +124,21 @@ class ModuleOf : public Net {
   using OutputMap = std::map<std::string, torch::Tensor>;
 };
 
-// The input of `event` on `rank`.
+// Returns the input of `event` on `rank`.
 torch::Tensor input_of(const Case& fuzz_case, const Event& event, int rank);
 
-// The loss of `event` on `rank`, from the outputs for the input `x`.
+// Returns the loss of `event` on `rank`, from the outputs for the input `x`.
 torch::Tensor loss_of(const Case& fuzz_case, const Event& event, int rank,
                       const torch::Tensor& x,
                       const std::vector<Output>& outputs,
                       const torch::Tensor& auxiliary);
 
-// The squared gradient of the input.
+// Returns the squared gradient of the input.
 torch::Tensor penalty_of(const torch::Tensor& x,
                          const std::vector<Output>& outputs);
 
-// All tensors of `parameters` to float and back, with the buffers of `nets`.
+// Converts all tensors of `parameters`, and the buffers of `nets`, to float and
+// back.
 void round_trip(const std::vector<std::shared_ptr<Net>>& nets);
 
 }  // namespace lockstep::fuzz

@@ -5,7 +5,7 @@
 namespace lockstep::fuzz {
 namespace {
 
-// x A * x B + x C, with the three gradients from one node.
+// Computes x A * x B + x C; one node gives all three gradients.
 struct ThreeWeights : torch::autograd::Function<ThreeWeights> {
   static torch::Tensor forward(torch::autograd::AutogradContext* context,
                                const torch::Tensor& x, const torch::Tensor& a,
@@ -38,7 +38,7 @@ struct Throwing : torch::autograd::Function<Throwing> {
   }
 };
 
-// Every other element.
+// Returns a mask of every other element.
 torch::Tensor mask_like(const torch::Tensor& tensor) {
   return torch::arange(tensor.numel()).remainder(2).eq(0).view(tensor.sizes());
 }

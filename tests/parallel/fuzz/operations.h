@@ -14,21 +14,21 @@ struct DeliberateError : std::runtime_error {
   DeliberateError() : std::runtime_error("the fuzzer's own exception") {}
 };
 
-// The sizes of the parameters that an operation of `kind` takes.
+// Returns the sizes of the parameters that an operation of `kind` takes.
 std::vector<std::vector<int64_t>> sizes_for(OpKind kind, int64_t width);
 
-// The formula of `kind`, for the operations that need no more than the
-// activation and their parameters: all but embedding, running_mean,
+// Computes the formula of `kind`. Only for operations that need no more than
+// the activation and their parameters: all but embedding, running_mean,
 // auxiliary_loss and returned_parameter.
 torch::Tensor compute(OpKind kind, const torch::Tensor& x,
                       const std::vector<torch::Tensor>& parameters);
 
-// The same as a line of C++, of variables of these names.
+// Returns the formula as a line of C++, for variables with these names.
 std::string text_of(OpKind kind, const std::vector<std::string>& names);
 
 torch::Tensor activate(Activation activation, const torch::Tensor& x);
 
-// x; throws a DeliberateError in backward.
+// Returns x; its backward throws a DeliberateError.
 torch::Tensor throw_in_backward(const torch::Tensor& x);
 
 }  // namespace lockstep::fuzz

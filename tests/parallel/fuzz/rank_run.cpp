@@ -19,16 +19,16 @@
 namespace lockstep::fuzz {
 namespace {
 
-// What peers of a rank that throws in backward say.
+// Part of the error on peers of a rank that throws in backward.
 constexpr std::string_view kGivenUp = "has given up iteration";
 
 constexpr double kTolerance = 1e-10;
 
-// Errors by which DistributedDataParallel refuses a case as its documentation
-// says it may. Everything else that is thrown is a failure.
+// Errors by which DistributedDataParallel may refuse a case according to its
+// documentation. Any other exception is a failure.
 struct Refusal {
   std::string_view error;
-  // Thrown on every rank at the same place, between two operations.
+  // Every rank throws at the same place, between two operations.
   bool leaves_ranks_in_step;
 };
 constexpr std::array<Refusal, 4> kRefusals{{
@@ -58,9 +58,9 @@ std::string difference_between(const torch::Tensor& got,
   const auto difference =
       (dense_got - dense_want).abs().max().template item<double>();
   const auto scale = dense_want.abs().max().template item<double>();
-  // The training has diverged; nobody could compare it.
+  // The training has diverged, so values cannot be compared.
   if (!(scale < 1e100)) return {};
-  // Written so that NaN is a difference.
+  // Written so that NaN counts as a difference.
   if (difference <= kTolerance * std::max(1.0, scale)) return {};
   std::ostringstream text;
   text << "off by " << difference << " of " << scale;
@@ -195,7 +195,7 @@ class RankRun {
   }
 
   void wrap_again(int wrapper) {
-    losses_.clear();  // their graphs hold the module
+    losses_.clear();  // their graphs keep the module alive
     wrappers_[wrapper].reset();
     wrappers_[wrapper] = wrap(case_, wrapper, tensors_);
   }
@@ -244,8 +244,8 @@ class RankRun {
     if (got.defined() == want.defined()) return {};
     const auto& there = got.defined() ? got : want;
     const auto& options = case_.options;
-    // Where a parameter may be unused, no gradient and a gradient of zeros may
-    // stand for each other.
+    // If parameters may be unused, an undefined gradient and a gradient of
+    // zeros are equal.
     if ((options.find_unused_parameters || options.static_graph) &&
         there.abs().sum().item<double>() == 0) {
       return {};
@@ -272,7 +272,7 @@ class RankRun {
   std::vector<std::unique_ptr<Wrapped>> wrappers_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   std::map<int, torch::Tensor> losses_;
-  std::set<int> peers_throw_;  // slots whose backward some rank throws in
+  std::set<int> peers_throw_;  // slots in whose backward some rank throws
   std::vector<torch::Tensor> kept_;
   size_t now_ = 0;
   std::string difference_;
@@ -296,8 +296,8 @@ Outcome outcome_of(const std::string& error, const std::string& place) {
 
 Outcome run_on_rank(const Case& drawn) {
   auto fuzz_case = drawn;
-  // Without common memory peers would wait for the rank that throws until
-  // their deadline.
+  // Without shared memory, peers would wait until their deadline for the rank
+  // that throws.
   if (default_group()->backend_config().find("lockstep") == std::string::npos) {
     for (auto& event : fuzz_case.events) event.throws_on_rank_zero_only = false;
   }

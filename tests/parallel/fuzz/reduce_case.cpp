@@ -6,7 +6,7 @@
 namespace lockstep::fuzz {
 namespace {
 
-// Parameters that no operation uses go, unless the options allow them.
+// Removes parameters that no operation uses, unless the options allow them.
 void drop_unused_parameters(Case& fuzz_case) {
   std::vector<bool> is_used(fuzz_case.parameters.size());
   for (const auto& op : fuzz_case.ops) {
@@ -32,8 +32,8 @@ void drop_unused_parameters(Case& fuzz_case) {
   fuzz_case.parameters = std::move(left);
 }
 
-// Whether the case is one that could have been drawn, as far as an edit may
-// spoil it.
+// Returns whether the case could have been drawn; checks only what an edit may
+// break.
 bool is_sound(const Case& fuzz_case) {
   const auto& options = fuzz_case.options;
   if (fuzz_case.ops.empty() || fuzz_case.parameters.empty()) return false;
@@ -58,7 +58,7 @@ bool is_sound(const Case& fuzz_case) {
       return false;
     }
   }
-  // The gradients of a backward that threw are zeroed before another.
+  // After a backward that threw, the gradients must be zeroed before another.
   bool has_thrown = false;
   for (const auto& event : fuzz_case.events) {
     if (event.exception == Deliberate::in_backward) has_thrown = true;
@@ -94,7 +94,7 @@ class Smaller {
     change(smaller);
     if (is_sound(smaller)) cases_.push_back(std::move(smaller));
   }
-  // Sets a field to its simple value, where it has another.
+  // Sets a field to its simple value, if it has another.
   template <class Value, class Field>
   void simplify(Field&& field, const Value& simple) {
     if (field(case_) == simple) return;
@@ -127,7 +127,7 @@ class Smaller {
     }
   }
 
-  // A forward with all that is done with its loss.
+  // Removes a forward and everything that uses its loss.
   void drop_slot(int step, int slot) {
     const bool is_there =
         std::ranges::any_of(case_.events, [&](const Event& event) {
@@ -159,7 +159,7 @@ class Smaller {
                      smaller.ops.empty() ? 0 : smaller.ops.size() - 1);
         drop_unused_parameters(smaller);
       });
-      // Another, plainer operation in its place.
+      // Replaces the operation by a plainer one.
       if (case_.ops[i].kind != OpKind::bias &&
           case_.ops[i].kind != OpKind::running_mean) {
         edit([&](Case& smaller) {
@@ -280,7 +280,7 @@ std::vector<size_t> reduce_case(
     const std::function<bool(const std::vector<size_t>&)>& still_fails) {
   std::vector<size_t> edits;
   auto smaller = smaller_cases(fuzz_case);
-  // Until none of them fails, counted from the last that did.
+  // Ends after a whole pass in which no smaller case fails.
   size_t next = 0;
   for (size_t passed = 0; passed < smaller.size(); ++next) {
     if (next >= smaller.size()) next = 0;
@@ -288,7 +288,7 @@ std::vector<size_t> reduce_case(
     if (still_fails(edits)) {
       smaller = smaller_cases(Case(smaller[next]));
       passed = 0;
-      --next;  // what comes after it stands in its place now
+      --next;  // the next edit has this number now
     } else {
       edits.pop_back();
       ++passed;

@@ -7,15 +7,17 @@
 
 namespace lockstep::fuzz {
 
-// All cases that are one edit smaller, in a fixed order: without an event, an
-// operation, an option, with fewer elements. A case is then named by its seed
-// and the numbers of its edits, which is all that the ranks are told.
+// Returns all cases that are one edit smaller, in a fixed order: without an
+// event, an operation or an option, or with fewer elements. So a case is named
+// by its seed and the numbers of its edits, which is all that the ranks
+// receive.
 std::vector<Case> smaller_cases(const Case& fuzz_case);
 
-// The case after these edits.
+// Returns the case after these edits.
 Case edited_case(Case fuzz_case, const std::vector<size_t>& edits);
 
-// Edits as long as `still_fails` says so of the result.
+// Returns edits that keep the case failing: adds edits as long as `still_fails`
+// returns true.
 std::vector<size_t> reduce_case(
     const Case& fuzz_case,
     const std::function<bool(const std::vector<size_t>&)>& still_fails);

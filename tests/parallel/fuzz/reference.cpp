@@ -21,7 +21,7 @@ struct Reference::Loss {
   bool is_plain;
   bool averages;
   bool throws;
-  std::set<size_t> trained;  // when forward ran
+  std::set<size_t> trained;  // at the time of the forward
 };
 
 struct Reference::Replica {
@@ -162,7 +162,7 @@ void Reference::forward(const Event& event) {
 }
 
 void Reference::backward(const Event& event) {
-  // What each wrapper averages, and which wrappers the graph goes through.
+  // What each wrapper averages, and the wrappers that the graph passes through.
   std::map<int, std::set<size_t>> averaged;
   std::set<int> involved;
   const auto count = case_.parameters.size();
@@ -207,7 +207,7 @@ void Reference::backward(const Event& event) {
   std::set<size_t> done;
   for (const auto& [wrapper, parameters] : averaged) {
     for (size_t i : parameters) {
-      // What no rank used keeps what it had.
+      // A gradient that no rank used stays unchanged.
       if (used_[wrapper].erase(i) == 0 || !done.insert(i).second) continue;
       average(i, before[i], added[i]);
       if (case_.options.stepping == Stepping::in_backward) step_in_backward(i);
@@ -235,7 +235,7 @@ void Reference::average(size_t parameter,
   }
 }
 
-// The constructor gives every rank rank 0's parameters.
+// The constructor gives rank 0's parameters to every rank.
 void Reference::wrap_again(int wrapper) {
   torch::NoGradGuard no_grad;
   for (auto& replica : replicas_) {
@@ -251,7 +251,7 @@ void Reference::wrap_again(int wrapper) {
   sends_buffers_[wrapper] = true;
 }
 
-// SGD without state, as optimizers in backward are drawn.
+// SGD without state, because only that is drawn for optimizers in backward.
 void Reference::step_in_backward(size_t parameter) {
   torch::NoGradGuard no_grad;
   for (auto& replica : replicas_) {

@@ -12,9 +12,10 @@
 
 namespace lockstep::fuzz {
 
-// What a case must lead to on every rank, in one process and with LibTorch
-// alone: a replica of the module for each rank, whose gradients are averaged by
-// hand after a backward pass that the wrapper would average.
+// Computes the results that a case must have on every rank, in one process and
+// with LibTorch alone. It has a replica of the module for each rank, and
+// averages the gradients itself after each backward pass that the wrapper would
+// average.
 class Reference {
  public:
   explicit Reference(const Case& fuzz_case);
@@ -22,7 +23,7 @@ class Reference {
 
   void run(const Event& event);
 
-  // False from an exception in backward to the next zero_grad().
+  // Returns false from an exception in backward until the next zero_grad().
   bool gradients_are_known() const { return gradients_are_known_; }
   const std::vector<torch::Tensor>& parameters(int rank) const;
 
@@ -40,18 +41,18 @@ class Reference {
 
   const Case case_;
   std::vector<std::unique_ptr<Replica>> replicas_;
-  // Indexed by wrapper: the parameters that some rank has used in a backward of
-  // the wrapper since they were averaged last.
+  // For each wrapper: the parameters that some rank has used in a backward of
+  // the wrapper since the last average.
   std::vector<std::set<size_t>> used_;
   std::vector<bool> sends_buffers_;  // whether the next forward sends buffers
   bool gradients_are_known_{true};
 };
 
-// The optimizer of `fuzz_case` as LibTorch has it.
+// Returns LibTorch's optimizer for `fuzz_case`.
 std::unique_ptr<torch::optim::Optimizer> make_plain_optimizer(
     const Case& fuzz_case, std::vector<torch::Tensor> parameters);
 
 inline constexpr double kLearningRate = 0.05;
-inline constexpr double kEpsilon = 1e-2;  // tames AdamW's first steps
+inline constexpr double kEpsilon = 1e-2;  // limits AdamW's first steps
 
 }  // namespace lockstep::fuzz

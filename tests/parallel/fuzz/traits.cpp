@@ -8,7 +8,7 @@ namespace {
 
 using Traits = std::set<Trait>;
 
-// No case has a trait of `some` together with a trait of `others`.
+// No case may have a trait of `some` together with one of `others`.
 struct Conflict {
   Traits some;
   Traits others;
@@ -22,21 +22,21 @@ const Traits kPlain{Trait::plain_module, Trait::plain_on_rank_zero,
                     Trait::plain_put_back};
 const Traits kThrows{Trait::throw_in_forward, Trait::throw_in_backward};
 
-// Each with the reason why the documentation, or the reference, excludes it.
+// Each conflict states why the documentation, or the reference, excludes it.
 const std::vector<Conflict>& conflicts() {
   static const std::vector<Conflict> kConflicts{
-      // One way of stepping a case.
+      // A case has only one way of stepping.
       {kSteppings, kSteppings},
-      // Gradients exist in shards only, or are gone after backward.
+      // Gradients exist only in shards, or are gone after backward.
       {kSteppings,
        {Trait::comm_hook, Trait::backward_twice, Trait::several_forwards,
         Trait::no_sync_between, Trait::plain_module, Trait::plain_on_rank_zero,
         Trait::plain_put_back, Trait::no_zero_grad, Trait::round_trip,
         Trait::freezing, Trait::two_wrappers, Trait::sparse, Trait::gapped}},
-      // Parameters are written while the graph still lives.
+      // Parameters are written while the graph is still in use.
       {{Trait::in_backward, Trait::zero_in_backward},
        {Trait::penalty, Trait::gradient}},
-      // The reference steps SGD without state.
+      // The reference implements SGD without state.
       {{Trait::in_backward}, {Trait::adamw}},
       // LibTorch's AdamW takes no sparse gradients.
       {{Trait::sparse}, {Trait::adamw, Trait::tied, Trait::transposed}},
@@ -47,35 +47,38 @@ const std::vector<Conflict>& conflicts() {
         Trait::auxiliary_loss}},
       {{Trait::checkpointed_whole},
        {Trait::checkpointed_part, Trait::several_outputs, Trait::two_wrappers}},
-      // Only a static graph says beforehand what nested passes use.
+      // Only a static graph knows in advance what nested passes use.
       {{Trait::checkpointed_part}, {Trait::find_unused, Trait::tied}},
-      // Each iteration uses the same parameters alike.
+      // Each iteration must use the same parameters in the same way.
       {{Trait::static_graph}, {Trait::find_unused, Trait::freezing}},
-      // What the first backward left out may not come later.
+      // Parameters that the first backward left out may not be used later.
       {{Trait::skip_unused}, {Trait::freezing, Trait::two_wrappers}},
       // A forward that sends buffers is collective.
       {{Trait::buffers}, {Trait::evaluation_on_rank_zero}},
       // A rank that throws may have stepped some parameters already.
       {kThrows, {Trait::in_backward, Trait::zero_in_backward}},
-      // So is the first forward in grad mode after buckets were made anew.
+      // The first forward in grad mode after buckets were rebuilt is
+      // collective, too.
       {{Trait::forward_on_rank_zero},
        {Trait::buffers, Trait::round_trip, Trait::freezing, Trait::wrap_again,
         Trait::zero_shared, Trait::two_wrappers, Trait::throw_in_forward,
         Trait::throw_in_backward}},
-      // Waits for peers to have stepped.
+      // Such a forward waits until peers have stepped.
       {{Trait::evaluation_on_rank_zero}, {Trait::zero_shared}},
-      // Its optimizers hold on to the wrapper.
+      // The optimizers keep a reference to the wrapper.
       {{Trait::wrap_again}, kSteppings},
       // LibTorch's AdamW takes no complex parameters, and a round trip to float
-      // drops what is imaginary.
+      // drops the imaginary part.
       {{Trait::complex}, {Trait::adamw, Trait::round_trip}},
       // LibTorch's to_dense() misreads a gradient of one element that is the
       // real part of a complex tensor.
       {{Trait::complex}, {Trait::sparse}},
-      // These stay local to the rank, and may stand in one wrapper only.
+      // These parameters stay local to the rank, and may be in one wrapper
+      // only.
       {{Trait::ignored}, {Trait::two_wrappers}},
       {{Trait::complex, Trait::ignored}, kSteppings},
-      // Delayed gradients must be complete when the first operation's are.
+      // Delayed gradients must be complete when those of the first operation
+      // are.
       {{Trait::delayed}, kSteppings},
       {{Trait::delayed}, kCheckpoints},
       {{Trait::delayed}, kThrows},
@@ -110,7 +113,7 @@ bool fits(Trait trait, const Traits& chosen) {
 
 std::set<Trait> draw_traits(Dice& dice) {
   static const std::vector<size_t> kCounts{0, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 6};
-  // These meet the others in more ways than one.
+  // These interact with the others in several ways.
   static const std::vector<Trait> kOften{
       Trait::big,          Trait::big,
       Trait::find_unused,  Trait::static_graph,
@@ -137,12 +140,13 @@ std::set<Trait> draw_traits(Dice& dice) {
       chosen.erase(Trait::skip_unused);
     }
   }
-  // A penalty may have its own backward where that may leave parameters out.
+  // A penalty may have its own backward if that backward may leave out
+  // parameters.
   if (chosen.contains(Trait::penalty) && dice.percent(60) &&
       fits(Trait::find_unused, chosen)) {
     chosen.insert(Trait::find_unused);
   }
-  // Outputs that the loss leaves out on some rank.
+  // The loss leaves out outputs on some ranks.
   if (chosen.contains(Trait::find_unused) && dice.percent(60) &&
       fits(Trait::several_outputs, chosen)) {
     chosen.insert(Trait::several_outputs);

@@ -65,7 +65,7 @@ enum class Trait {
   kCount
 };
 
-// A few traits that the documentation allows together.
+// Returns a few traits that the documentation allows together.
 std::set<Trait> draw_traits(Dice& dice);
 
 }  // namespace lockstep::fuzz

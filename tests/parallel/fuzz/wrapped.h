@@ -18,10 +18,10 @@ class Wrapped {
   virtual std::vector<Output> forward(const torch::Tensor& x, const Call& call,
                                       bool synchronises) = 0;
   virtual std::shared_ptr<Net> net() const = 0;
-  // Makes the optimizer of a case whose wrapper takes part in the stepping;
-  // nothing where optimizers step in backward.
+  // Makes the optimizer of a case whose wrapper takes part in stepping; returns
+  // null if optimizers step in backward.
   virtual std::unique_ptr<torch::optim::Optimizer> make_optimizer() = 0;
-  // Waits until parameters that are shared between ranks are stepped.
+  // Waits until the parameters shared between ranks are stepped.
   virtual void synchronize(torch::optim::Optimizer& optimizer) = 0;
 };
 

@@ -13,7 +13,7 @@ void append(Cases& cases, const Cases& more) {
   cases.insert(cases.end(), more.begin(), more.end());
 }
 
-// Each model in both dtypes.
+// Returns each model in both dtypes.
 Cases models() {
   Cases cases;
   for (const char* dtype : {"float32", "float64"}) {
@@ -46,8 +46,8 @@ Cases models() {
   return cases;
 }
 
-// From here on in float64 where nothing speaks for float32: a difference in
-// what is computed cannot hide in rounding.
+// From here on the cases use float64 unless there is a reason for float32: then
+// rounding cannot hide a difference in what is computed.
 Cases options() {
   return {
       {.name = "plain_sgd"},
@@ -136,8 +136,8 @@ Cases mixed_precision() {
            .accumulate = 2,
            .clip = "norm",
            .grad_scaler = true},
-          // Of two dimensions into each Linear: for more LibTorch's adds the
-          // bias behind a rounding, Python's before it.
+          // Each Linear has inputs of two dimensions. With more dimensions
+          // LibTorch adds the bias after a rounding, and Python before it.
           {.name = "autocast",
            .model = "cnn",
            .dtype = "float32",
@@ -161,8 +161,8 @@ Cases hooks() {
                        .hook = hook});
     }
   }
-  // In one bucket: with several Python's hook hangs, as it starts collectives
-  // when others have ended, which differs between ranks.
+  // Uses one bucket. With several, Python's hook hangs: it starts collectives
+  // when others have ended, and that order differs between ranks.
   for (int64_t rank : {1, 2, 4}) {
     cases.push_back({.name = "power_sgd_rank_" + std::to_string(rank),
                      .model = "transformer",
@@ -176,7 +176,7 @@ Cases hooks() {
        {.name = "power_sgd_in_batches",
         .hook = "power_sgd",
         .batch_tensors_with_same_shape = true}});
-  // At three ranks the order of a sum in half precision counts.
+  // At three ranks the order of a sum in half precision matters.
   for (const char* hook : {"fp16", "bf16", "power_sgd"}) {
     cases.push_back({.name = std::string("three_ranks_") + hook,
                      .ranks = 3,
@@ -218,7 +218,7 @@ Cases sharded_optimizers() {
                     .zero = zero}});
   }
   for (Case& test : cases) {
-    // Between processes that share memory.
+    // Only processes that share memory can do this.
     if (test.zero == "shared_parameters") test.backends = {"lockstep"};
   }
   return cases;

@@ -5,12 +5,12 @@
 #include <string>
 #include <vector>
 
-// The table of what is trained both by Python's DistributedDataParallel and by
-// ours. A new feature is a field here, its use in training.cpp and in peer.py,
-// and its rows in cases.cpp.
+// The table of trainings that both Python's DistributedDataParallel and ours
+// run. A new feature needs a field here, its use in training.cpp and in
+// peer.py, and rows in cases.cpp.
 namespace lockstep::testing {
 
-// What all cases have in common.
+// These constants hold for all cases.
 inline constexpr int64_t kSamples = 256;
 inline constexpr int64_t kBatchSize = 8;  // on each rank
 inline constexpr int64_t kSamplerSeed = 3;
@@ -28,41 +28,42 @@ struct InfiniteLoss {
 };
 inline constexpr InfiniteLoss kInfiniteLosses[] = {{4, 1}, {11, 0}, {12, 1}};
 
-// One training; the defaults are those of a plain loop. peer.py has the same
+// One training; the defaults are those of a plain loop. peer.py uses the same
 // names.
 struct Case {
   std::string name{};
   int ranks{2};
   std::string model{"mlp"};  // models.cpp
   std::string dtype{"float64"};
-  // "sgd", "sgd_momentum", "adam", "adamw"; with "fused_" in front the kernels
-  // of that name on either side.
+  // "sgd", "sgd_momentum", "adam" or "adamw"; with the prefix "fused_", both
+  // sides use their fused kernels.
   std::string optimizer{"sgd"};
-  int64_t accumulate{1};    // batches a step, all but the last in no_sync
+  int64_t accumulate{1};    // batches per step, all but the last in no_sync
   double bucket_cap_mb{0};  // 0: the default
   bool broadcast_buffers{true};
   bool find_unused_parameters{false};
   bool static_graph{false};
   bool mixed_precision{false};  // parameters, gradients, buffers in bfloat16
   bool autocast{false};         // in bfloat16
-  // Rank 0 trains so many steps less than the others, under join().
+  // Rank 0 trains this many steps fewer than the others, under join().
   int64_t early{0};
   bool divide_by_initial_world_size{true};
-  // "norm" (to kMaxNorm) or "value" (to kClipValue), before each step.
+  // Clips by "norm" (to kMaxNorm) or by "value" (to kClipValue) before each
+  // step.
   std::string clip{};
   bool grad_scaler{false};
-  // "allreduce", "fp16", "bf16", or "power_sgd" of some rank.
+  // "allreduce", "fp16", "bf16", or "power_sgd" with power_sgd_rank.
   std::string hook{};
   int64_t power_sgd_rank{1};
   bool batch_tensors_with_same_shape{false};
-  // ZeroRedundancyOptimizer: of "parameters", of the "model", with
-  // "shared_parameters". To Python these are all one.
+  // How ZeroRedundancyOptimizer is made: of "parameters", of the "model", or
+  // with "shared_parameters". Python has only one way.
   std::string zero{};
 
-  // Beyond rounding: what numbers may differ by at most, and why the case has
-  // it. 0: rounding.
+  // How much numbers may differ beyond rounding; cases.cpp states why a case
+  // needs this. 0: only by rounding.
   double bound{0};
-  // Parameters may be anything: only the losses are compared.
+  // Compares only the losses; parameters may have any value.
   bool losses_only{false};
   std::vector<std::string> backends{"lockstep", "gloo"};
 
@@ -73,7 +74,7 @@ struct Case {
 
 std::vector<Case> all_cases();
 
-// What peer.py reads: the cases of that many ranks.
+// Writes the cases of that many ranks for peer.py.
 void write_cases(const std::filesystem::path& path, int ranks);
 
 }  // namespace lockstep::testing

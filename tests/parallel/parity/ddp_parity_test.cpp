@@ -1,7 +1,7 @@
 // Parity with Python's DistributedDataParallel: from the same initial
-// parameters, data and sampler seed both lead to the same losses, parameters
-// and buffers, whatever the features, on either backend. The table of trainings
-// is cases.cpp, the Python side peer.py under torchrun, run once a world for
+// parameters, data and sampler seed both reach the same losses, parameters and
+// buffers, whatever the features, on either backend. cases.cpp has the table of
+// trainings. peer.py, the Python side, runs under torchrun once per world for
 // all of its cases.
 
 #include <gtest/gtest.h>
@@ -24,19 +24,19 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// What the two sides may differ by: rounding in the order of the same
-// operations (Python's Adam interpolates its moments, LibTorch's multiplies
-// and adds), over 20 steps.
+// How far the two sides may differ: rounding in the order of the same
+// operations (Python's Adam interpolates its moments, LibTorch's multiplies and
+// adds), over 20 steps.
 constexpr double kFloatBound = 1e-6;
 constexpr double kDoubleBound = 1e-12;
 
-// Trains all cases in Python, by rank 0, unless this world has them already.
-// Collective.
+// Trains all cases in Python, started by rank 0, unless this world has trained
+// them already. Collective.
 fs::path python_records(const World& world) {
   fs::path folder = world.folder / "python";
   if (world.rank == 0 && fs::create_directory(folder)) {
     write_cases(folder / "cases.json", world.size);
-    // `timeout`, so that nothing stays even if this rank is killed.
+    // `timeout` ends the process even if this rank is killed.
     RunningProgram python(
         {"/usr/bin/timeout", "--kill-after=5", "50", LOCKSTEP_TORCH_PYTHON,
          "-m", "torch.distributed.run", "--standalone",
@@ -58,7 +58,7 @@ Record read_record(const fs::path& path) {
   return {tensors.begin(), tensors.end()};
 }
 
-// NaN and infinity are as good as any number, if both sides have them.
+// NaN and infinity are equal to themselves if both sides have them.
 double difference(const at::Tensor& ours, const at::Tensor& python) {
   EXPECT_EQ(ours.sizes(), python.sizes());
   EXPECT_EQ(ours.scalar_type(), python.scalar_type());

@@ -13,7 +13,7 @@ namespace nn = torch::nn;
 
 constexpr int64_t kWidth = 10;   // of a vector
 constexpr int64_t kWords = 30;   // in the vocabulary
-constexpr int64_t kLength = 12;  // words of a text
+constexpr int64_t kLength = 12;  // words in a text
 constexpr int64_t kClasses = 5;
 
 struct Mlp : ParityModel {

@@ -12,11 +12,12 @@ class ParityModel : public torch::nn::Module {
   virtual at::Tensor forward(const at::Tensor& x) = 0;
 };
 
-// Of models.py, with the same parameters under the same names; what they hold
-// at first is of no importance.
+// Makes the model of that name in models.py, with the same parameters under the
+// same names; their initial values do not matter.
 std::shared_ptr<ParityModel> make_model(const std::string& name);
 
-// As models.py: mean squared error, or cross entropy where targets are classes.
+// Computes the loss as models.py does: mean squared error, or cross entropy if
+// targets are classes.
 at::Tensor loss_of(const at::Tensor& prediction, const at::Tensor& target);
 
 }  // namespace lockstep::testing

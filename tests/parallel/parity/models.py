@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 WIDTH = 10     # of a vector
 WORDS = 30     # in the vocabulary
-LENGTH = 12    # words of a text
+LENGTH = 12    # words in a text
 CLASSES = 5
 
 
@@ -26,8 +26,8 @@ class Mlp(nn.Module):
 
 
 class Cnn(nn.Module):
-    # The convolutions have no bias: batch norm would make its gradient zero
-    # but for rounding, which Adam makes a whole step of.
+    # The convolutions have no bias: batch norm makes its gradient zero up to
+    # rounding, and Adam would make a whole step of that.
     def __init__(self):
         super().__init__()
         self.conv1 = nn.Conv2d(1, 4, 3, padding=1, bias=False)
@@ -58,8 +58,8 @@ class Transformer(nn.Module):
     HEADS = 2
     SIZE = 16
 
-    # Query, key and value have no bias: the keys' gradient is zero but for
-    # rounding.
+    # Query, key and value have no bias: the gradient of the keys' bias is zero
+    # up to rounding.
     def __init__(self):
         super().__init__()
         self.embedding = nn.Embedding(WORDS, self.SIZE)

@@ -29,7 +29,7 @@ OptimizerPtr make(const Case& test, ParallelModel& model,
 
 }  // namespace
 
-// Python's defaults, which need not be LibTorch's, in full.
+// Sets all of Python's defaults, because LibTorch's may differ.
 OptimizerPtr make_optimizer(const Case& test, ParallelModel& model) {
   double lr = test.lr();
   const std::string& name = test.optimizer;

@@ -12,8 +12,8 @@ namespace lockstep::testing {
 
 using ParallelModel = DistributedDataParallel<std::shared_ptr<ParityModel>>;
 
-// As test.optimizer and test.zero say, over all parameters of `model`.
-// Collective if it is sharded.
+// Makes the optimizer of test.optimizer and test.zero over all parameters of
+// `model`. Collective if it is sharded.
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Case& test,
                                                         ParallelModel& model);
 

@@ -42,7 +42,7 @@ CommHook make_hook(const Case& test) {
   if (test.hook == "fp16") return fp16_compress_hook();
   if (test.hook == "bf16") return bf16_compress_hook();
   if (test.hook == "power_sgd") {
-    // Equal seeds, so equal first Qs.
+    // Equal seeds give equal first Qs.
     return powerSGD_hook(std::make_shared<PowerSGDState>(PowerSGDOptions{
         .matrix_approximation_rank = test.power_sgd_rank,
         .start_powerSGD_iter = kStartPowerSgd,
@@ -52,7 +52,7 @@ CommHook make_hook(const Case& test) {
   throw std::invalid_argument("no parity hook '" + test.hook + "'");
 }
 
-// The batches of this rank without end, epoch after epoch.
+// Returns the batches of this rank without end, epoch after epoch.
 class Batches {
  public:
   explicit Batches(const Record& python)
@@ -77,7 +77,7 @@ class Batches {
   int64_t epoch_ = 0;
 };
 
-// LibTorch's Module::to(dtype) would convert counters too.
+// LibTorch's Module::to(dtype) would also convert counters.
 void to_double(torch::nn::Module& module) {
   for (auto& tensor : module.parameters()) {
     tensor.set_data(tensor.data().to(torch::kDouble));

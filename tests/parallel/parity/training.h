@@ -8,12 +8,13 @@
 
 namespace lockstep::testing {
 
-// The tensors of one rank of a training, under the names that peer.py says.
+// The tensors of one rank of a training, under the names that peer.py uses.
 using Record = std::map<std::string, at::Tensor>;
 
-// Trains `test` by ours in the default group, from the parameters and data of
-// `python`, this rank's record of the peer. Collective. Returns what training
-// adds to those: everything but "data", "target" and "initial.".
+// Trains `test` with our wrapper in the default group, from the parameters and
+// data in `python`, the record of the Python rank with this number. Collective.
+// Returns what training adds to that record: everything but "data", "target"
+// and "initial.".
 Record train(const Case& test, const Record& python);
 
 }  // namespace lockstep::testing
