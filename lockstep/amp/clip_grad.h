@@ -29,9 +29,10 @@
 // for which they wait for the device, know no order below 0, and understand
 // order 0 differently from Python.
 //
-// Errors. std::invalid_argument for a bound that is negative or NaN, and for
-// order 0 with a sharded optimizer (order 0 counts gradients, and its ranks
-// hold parts of gradients); whatever gradient_shards() throws;
+// Errors. std::invalid_argument for a bound that is negative or NaN, for an
+// order that is NaN, for a sparse gradient with an order that is not positive,
+// and for order 0 with a sharded optimizer (order 0 counts gradients, and its
+// ranks hold parts of gradients); whatever gradient_shards() throws;
 // c10::DistBackendError if ranks cannot agree.
 namespace lockstep {
 

@@ -19,8 +19,9 @@ namespace lockstep {
 
 struct CompressionStats {
   int64_t iter = 0;
-  // The elements of all gradients that went through the hook so far, the
-  // elements that were sent for them, and their ratio (0 if nothing was sent).
+  // The elements of all gradients since start_powerSGD_iter, compressed or not,
+  // the elements that were sent for them, and the ratio of the two numbers (0
+  // if nothing was sent).
   int64_t numel_before_compression = 0;
   int64_t numel_after_compression = 0;
   double compress_rate = 0;

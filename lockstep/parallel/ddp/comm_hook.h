@@ -56,7 +56,8 @@ class GradBucket {
 using CommFuture = c10::intrusive_ptr<c10::ivalue::Future>;
 
 // Called in backward for each bucket, in the same order on every rank, instead
-// of the averaging all-reduce; the hook must divide, too. It follows
+// of the averaging all-reduce. The wrapper does not divide by the number of
+// ranks then: a hook that averages must divide itself. It follows
 // DistributedDataParallel.register_comm_hook (PyTorch documentation, "DDP
 // Communication Hooks"). A hook should not wait for peers if it can avoid it,
 // but return a future, which is waited for at the end of backward. An exception
