@@ -54,8 +54,8 @@ at::Tensor get_total_norm(torch::optim::Optimizer& optimizer,
                           bool error_if_nonfinite = false);
 
 // Scales all gradients by the one factor max_norm / (total_norm + 1e-6), unless
-// that is above 1. An infinite norm makes them 0, a norm of NaN makes them NaN.
-// Nothing is communicated.
+// that is above 1. If the norm is infinite, finite elements become 0 and
+// infinite ones NaN; if it is NaN, all become NaN. Nothing is communicated.
 void clip_grads_with_norm_(const std::vector<at::Tensor>& parameters,
                            double max_norm, const at::Tensor& total_norm);
 void clip_grads_with_norm_(torch::optim::Optimizer& optimizer, double max_norm,

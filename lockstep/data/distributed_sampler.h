@@ -24,8 +24,9 @@ struct DistributedSamplerOptions {
   // the order (true), or repeat samples from its start (false). Either way
   // every rank visits the same number of samples.
   bool drop_last{false};
-  // If false, samples are neither repeated nor left out, so that over all ranks
-  // each sample is visited exactly once. For evaluation. Ranks then differ by
+  // If false, and drop_last is false too, samples are neither repeated nor left
+  // out, so that over all ranks each sample is visited exactly once. With
+  // drop_last this option has no effect. For evaluation. Ranks then differ by
   // up to one sample, and may differ by one batch: do not call a collective
   // inside the loop (the backward of DistributedDataParallel calls some), but
   // reduce sums and counts after it.

@@ -45,7 +45,8 @@ struct PowerSGDOptions {
   // Whether a step starts with the Q of the last step.
   bool warm_start{true};
   // Added to the norms by which columns are divided. With 0, columns of zeros
-  // stay zeros.
+  // stay zeros. Used for ranks up to 2 and for 16-bit gradients; otherwise
+  // columns are made orthonormal by a QR decomposition, without this number.
   double orthogonalization_epsilon{0};
   // The seed of the first Qs; the same on all ranks. The Qs equal Python's.
   uint32_t random_seed{0};
