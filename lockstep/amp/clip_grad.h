@@ -29,9 +29,10 @@
 // for which they wait for the device, know no order below 0, and understand
 // order 0 differently from Python.
 //
-// Errors. std::invalid_argument for a bound that is negative or NaN, and for
-// order 0 with a sharded optimizer (order 0 counts gradients, and its ranks
-// hold parts of gradients); whatever gradient_shards() throws;
+// Errors. std::invalid_argument for a bound that is negative or NaN, for an
+// order that is NaN, for a sparse gradient with an order that is not positive,
+// and for order 0 with a sharded optimizer (order 0 counts gradients, and its
+// ranks hold parts of gradients); whatever gradient_shards() throws;
 // c10::DistBackendError if ranks cannot agree.
 namespace lockstep {
 
@@ -53,8 +54,8 @@ at::Tensor get_total_norm(torch::optim::Optimizer& optimizer,
                           bool error_if_nonfinite = false);
 
 // Scales all gradients by the one factor max_norm / (total_norm + 1e-6), unless
-// that is above 1. An infinite norm makes them 0, a norm of NaN makes them NaN.
-// Nothing is communicated.
+// that is above 1. If the norm is infinite, finite elements become 0 and
+// infinite ones NaN; if it is NaN, all become NaN. Nothing is communicated.
 void clip_grads_with_norm_(const std::vector<at::Tensor>& parameters,
                            double max_norm, const at::Tensor& total_norm);
 void clip_grads_with_norm_(torch::optim::Optimizer& optimizer, double max_norm,

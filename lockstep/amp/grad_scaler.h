@@ -15,7 +15,7 @@
 namespace lockstep {
 
 // The options of torch.amp.GradScaler (PyTorch documentation, "Automatic Mixed
-// Precision package", Gradient Scaling).
+// Precision package", Gradient Scaling), and process_group.
 struct GradScalerOptions {
   // The device that training runs on. If this is kCUDA and LibTorch sees no
   // GPU, the scaler is disabled, as in Python; is_enabled() tells.
@@ -111,10 +111,11 @@ class GradScaler {
   // of an iteration.
   //
   // Throws std::logic_error before the first scale(), and, without a new scale,
-  // if no optimizer was unscaled or stepped since the last update(). Throws
-  // std::invalid_argument if a number is not above 0 and finite, or if a tensor
-  // does not have exactly one element, is not on the option's type of device,
-  // or requires a gradient (the value of a tensor is not checked).
+  // if no optimizer with gradients was unscaled or stepped since the last
+  // update(). Throws std::invalid_argument if a number is not above 0 and
+  // finite, or if a tensor does not have exactly one element, is not on the
+  // option's type of device, or requires a gradient (the value of a tensor is
+  // not checked).
   void update();
   void update(double new_scale);
   void update(const at::Tensor& new_scale);
@@ -123,7 +124,7 @@ class GradScaler {
   // infinity or NaN, in which case step() skips this optimizer. For
   // learning-rate schedulers, which should not advance then. False if the
   // scaler is disabled. Waits for the device. Throws std::logic_error if
-  // neither function was called.
+  // neither function was called, or if the optimizer had no gradients.
   bool found_inf(const torch::optim::Optimizer& optimizer) const;
 
   // Returns the scale; 1 if the scaler is disabled.

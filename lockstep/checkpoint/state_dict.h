@@ -48,17 +48,18 @@ struct LoadStateDictOptions {
 // the file must have exactly the tensors that `module` has. Shapes must be the
 // same, and so must dtypes unless `convert` is set (Python always converts).
 //
-// `path` may be any file that read_snapshot() reads: a state_dict or a
-// snapshot, whose model is used, written by Lockstep or by Python, also of
-// unknown origin. Values are copied into the tensors that `module` has, on
-// their devices: everything that shares their memory sees the new values.
+// `path` may be any file that read_snapshot() reads, written by Lockstep or by
+// Python: a state_dict, or a snapshot, of which only the model is used. Reading
+// a file of unknown origin is safe. Values are copied into the tensors that
+// `module` has, on their devices: everything that shares their memory sees the
+// new values.
 //
 // Returns the names that were left out because `strict` is false.
 //
 // Throws, before anything is changed: std::system_error if there is no such
 // file, SnapshotError if it is damaged or another kind of file,
-// std::invalid_argument if it has no such entry or belongs to another model.
-// The last names the file and the first few tensors that are missing,
+// std::invalid_argument if it has no such entry or belongs to another model;
+// this error names the file and the first few tensors that are missing,
 // unexpected, or different.
 IncompatibleKeys load_state_dict(const std::string& path,
                                  torch::nn::Module& module,

@@ -28,7 +28,8 @@ struct DataLoaderOptions {
   // Threads that fetch batches ahead. 0: the thread of the loop fetches each
   // batch when the loop asks for it.
   int64_t num_workers{0};
-  // Batches fetched ahead by each worker. They take up this rank's memory.
+  // Batches fetched ahead for each worker, so num_workers * prefetch_factor in
+  // all. They take up this rank's memory.
   int64_t prefetch_factor{2};
   // The longest time that the loop waits for one batch from the workers; zero:
   // no limit.
@@ -141,7 +142,7 @@ class DataLoader {
   DataLoader(const DataLoader&) = delete;
   DataLoader& operator=(const DataLoader&) = delete;
 
-  // Starts a pass of the sampler, and blocks until the first batch exists.
+  // Starts a pass of the sampler, and blocks until the first batch is ready.
   Iterator begin() { return Iterator(*this); }
   std::default_sentinel_t end() const { return {}; }
 

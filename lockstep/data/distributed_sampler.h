@@ -20,12 +20,13 @@ struct DistributedSamplerOptions {
   // Must be the same on all ranks. Epoch e is shuffled by generator seed
   // `seed + e`.
   int64_t seed{0};
-  // If the number of ranks does not divide the dataset evenly: leave out the
-  // dataset's tail (true), or repeat samples from the start of the order
-  // (false). Either way every rank visits the same number of samples.
+  // If num_replicas does not divide the number of samples: leave out the end of
+  // the order (true), or repeat samples from its start (false). Either way
+  // every rank visits the same number of samples.
   bool drop_last{false};
-  // If false, samples are neither repeated nor left out, so that over all ranks
-  // each sample is visited exactly once. For evaluation. Ranks then differ by
+  // If false, and drop_last is false too, samples are neither repeated nor left
+  // out, so that over all ranks each sample is visited exactly once. With
+  // drop_last this option has no effect. For evaluation. Ranks then differ by
   // up to one sample, and may differ by one batch: do not call a collective
   // inside the loop (the backward of DistributedDataParallel calls some), but
   // reduce sums and counts after it.

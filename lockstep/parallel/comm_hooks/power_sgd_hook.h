@@ -19,8 +19,9 @@ namespace lockstep {
 
 struct CompressionStats {
   int64_t iter = 0;
-  // The elements of all gradients that went through the hook so far, the
-  // elements that were sent for them, and their ratio (0 if nothing was sent).
+  // The elements of all gradients since start_powerSGD_iter, compressed or not,
+  // the elements that were sent for them, and the ratio of the two numbers (0
+  // if nothing was sent).
   int64_t numel_before_compression = 0;
   int64_t numel_after_compression = 0;
   double compress_rate = 0;
@@ -44,7 +45,8 @@ struct PowerSGDOptions {
   // Whether a step starts with the Q of the last step.
   bool warm_start{true};
   // Added to the norms by which columns are divided. With 0, columns of zeros
-  // stay zeros.
+  // stay zeros. Used for ranks up to 2 and for 16-bit gradients; otherwise
+  // columns are made orthonormal by a QR decomposition, without this number.
   double orthogonalization_epsilon{0};
   // The seed of the first Qs; the same on all ranks. The Qs equal Python's.
   uint32_t random_seed{0};

@@ -19,7 +19,8 @@
 
 namespace lockstep {
 
-// The arguments of torch.nn.DataParallel (PyTorch documentation).
+// The arguments of torch.nn.DataParallel (PyTorch documentation), and
+// intra_op_threads.
 struct DataParallelOptions {
   // The devices of the replicas; the module itself is on the first. A device
   // may be named several times: {at::kCPU, at::kCPU} makes two replicas on the
@@ -208,8 +209,9 @@ class DataParallel {
 // Replicas and threads of a module are kept for later calls with the same
 // device_ids and intra_op_threads; the next call for any module drops those of
 // modules that no longer exist. Nothing is moved to the first device: the
-// module must be there already. Any thread may call; calls with the same module
-// wait for each other.
+// module must be there already. Any thread may call; calls with the same
+// module, device_ids and intra_op_threads wait for each other, other calls do
+// not.
 template <typename Module, typename... Inputs>
 auto data_parallel(const Module& module, const std::tuple<Inputs...>& inputs,
                    const DataParallelOptions& options = {}) {

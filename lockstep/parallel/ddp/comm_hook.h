@@ -24,8 +24,9 @@ class GradBucket {
         parameters_(std::move(parameters)) {}
 
   // Returns its place in the order in which all ranks reduce; bucket 0 is the
-  // first to be ready in backward. Buckets (index, sizes and all) change once,
-  // after the first synchronised backward; see is_last().
+  // first to be ready in backward. Buckets (index, sizes and all) change after
+  // the first synchronised backward, and whenever other parameters are trained
+  // (requires_grad); see is_last().
   size_t index() const { return index_; }
   // Returns whether this is the last bucket of this backward.
   bool is_last() const { return is_last_; }
@@ -56,7 +57,8 @@ class GradBucket {
 using CommFuture = c10::intrusive_ptr<c10::ivalue::Future>;
 
 // Called in backward for each bucket, in the same order on every rank, instead
-// of the averaging all-reduce; the hook must divide, too. It follows
+// of the averaging all-reduce. The wrapper does not divide by the number of
+// ranks then: a hook that averages must divide itself. It follows
 // DistributedDataParallel.register_comm_hook (PyTorch documentation, "DDP
 // Communication Hooks"). A hook should not wait for peers if it can avoid it,
 // but return a future, which is waited for at the end of backward. An exception

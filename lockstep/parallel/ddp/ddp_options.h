@@ -18,14 +18,16 @@ namespace lockstep {
 // must be the same on every rank.
 struct DistributedDataParallelOptions {
   // Whether every rank gets rank 0's buffers (running statistics) in the
-  // constructor and at the start of each forward that follows a synchronising
-  // one.
+  // constructor (if init_sync is true) and at the start of each forward that
+  // follows a synchronising one.
   bool broadcast_buffers{true};
   // Whether forward sends buffers; none: broadcast_buffers decides. If it is
-  // set, even to false, the constructor always sends buffers.
+  // set, even to false, the constructor sends buffers whatever
+  // broadcast_buffers is (if init_sync is true).
   std::optional<bool> forward_sync_buffers{};
   // Whether the constructor checks that the ranks' models are alike, and gives
-  // every rank the parameters and buffers of rank 0.
+  // every rank the parameters of rank 0, and its buffers as the two options
+  // above say.
   bool init_sync{true};
   ProcessGroupPtr process_group{};  // null: the default group
   // MiB of gradients that are reduced together; none: 25. A larger value moves

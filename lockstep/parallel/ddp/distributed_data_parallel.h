@@ -51,9 +51,10 @@ struct ModulePointer<Impl> : ModulePointer<std::shared_ptr<Impl>> {};
 // was made in grad mode and outside no_sync(). Other passes, such as those of
 // the plain module, do not, and grad() never does (backward_tracker.h).
 //
-// The constructor is collective, as is every forward of a module with buffers,
-// and for any module the forward after the first backward. Each rank must call
-// forward and backward as often as the others (or use join()). Blocking:
+// The constructor is collective. So is every forward of a module with buffers,
+// also without grad, and for any module the first forward after the first
+// averaging backward. Each rank must call forward and backward as often as the
+// others (or use join()). Blocking:
 // backward() returns when every gradient is final, or throws:
 // c10::DistBackendError if something failed between the ranks, or
 // std::runtime_error that names this rank and the parameters that got no
@@ -72,11 +73,11 @@ struct ModulePointer<Impl> : ModulePointer<std::shared_ptr<Impl>> {};
 // std::invalid_argument). Higher-order gradients (create_graph) are not
 // reduced.
 //
-// If an exception ends a backward, or destroys the results of a forward before
-// their backward, the iteration is given up: gradients that lay in buckets
-// become undefined, and the next forward starts again, provided that every rank
-// has given up. In shared memory, peers that wait for this rank throw at once;
-// elsewhere they get NaN.
+// If an exception ends a forward or a backward, or destroys the results of a
+// forward before their backward, the iteration is given up: gradients in
+// buckets become undefined, and the next forward starts again, provided that
+// every rank has given up. In shared memory, peers that wait for this rank
+// throw at once; elsewhere they get NaN.
 //
 // Some ranks may run Python's DistributedDataParallel over the same model, in a
 // group that init_process_group() describes, if the options are the same, no

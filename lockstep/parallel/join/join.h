@@ -12,8 +12,8 @@
 namespace lockstep {
 
 struct JoinOptions {
-  // False: join() does nothing and costs nothing, for inputs that are known to
-  // be even.
+  // False: join() only runs the body, and nothing is shadowed or exchanged. For
+  // inputs that are known to be even.
   bool enable{true};
   // Instead of shadowing, throws std::runtime_error on every rank as soon as
   // one has no more inputs: on that rank after its body, on the others at the
@@ -24,16 +24,17 @@ struct JoinOptions {
   bool divide_by_initial_world_size{true};
 };
 
-// The part that ranks take in an iteration. The same on all ranks.
+// What the ranks do in one iteration. The same on all ranks.
 struct JoinRound {
-  std::vector<int> active{};  // ranks of the group, ascending
+  std::vector<int> active{};  // ranks that have inputs, ascending
   bool trains{false};         // whether forward runs with grad
   bool synchronizes{false};   // whether gradients are averaged
 };
 
 class Join;
 
-// Communicates once in each iteration, and can shadow that.
+// The interface of an object that communicates once in each iteration, and can
+// shadow this communication on a rank without inputs.
 class Joinable {
  public:
   Joinable() = default;
@@ -61,8 +62,8 @@ class Joinable {
 // One join; programs use join() below.
 class Join {
  public:
-  // Throws std::invalid_argument if there are no joinables, or if they belong
-  // to several groups.
+  // Throws std::invalid_argument if there are no joinables, if they belong to
+  // several groups, or if one is in a join already.
   Join(std::vector<Joinable*> joinables, const JoinOptions& options);
   Join(const Join&) = delete;
   Join& operator=(const Join&) = delete;
@@ -106,10 +107,11 @@ class Join {
 // communicate in an iteration. So a sharded optimizer refuses clipping and
 // unscaling, which are collective.
 //
-// Each iteration begins with the forward of the first joinable; under the join
-// every forward counts as an iteration. Blocking: as the collectives are. An
-// exception from `body` passes through, and the other ranks wait for this rank
-// until their deadline.
+// Each iteration begins when the first joinable first communicates: a
+// DistributedDataParallel in forward, so that under the join every forward
+// counts as an iteration; a sharded optimizer made from parameters in step().
+// Blocking: as the collectives are. An exception from `body` passes through,
+// and the other ranks wait for this rank until their deadline.
 //
 //   join({&ddp.joinable(), &optimizer}, [&] {
 //     for (auto& batch : loader) ...

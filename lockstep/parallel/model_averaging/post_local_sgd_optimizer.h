@@ -26,7 +26,8 @@ namespace lockstep {
 // time.
 class PostLocalSGDOptimizer final : public torch::optim::Optimizer {
  public:
-  // Throws std::invalid_argument if one is null.
+  // Throws std::invalid_argument if one is null, or if `optim` has no parameter
+  // groups.
   PostLocalSGDOptimizer(std::shared_ptr<torch::optim::Optimizer> optim,
                         std::shared_ptr<ModelAverager> averager);
 

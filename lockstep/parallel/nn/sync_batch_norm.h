@@ -67,7 +67,7 @@ void pretty_print(const SyncBatchNormState& state, size_t dimensions,
 // too.
 //
 // Input: [N, C, ...] of any floating-point type; N may differ between ranks and
-// be 0. 16-bit types are reduced in float32; weight, bias and running
+// be 0. 16-bit types are reduced in float32 or wider; weight, bias and running
 // statistics have the input's type or, for 16-bit types, float32.
 //
 // forward() in training and the backward of its result are collective, and all
