@@ -114,9 +114,9 @@ bool is_initialized();
 // The default group. Throws std::runtime_error if there is none.
 ProcessGroupPtr default_group();
 
-// Returns the rank of this process in `group` (none: the default group), or the
-// group's size. Without an initialised default group these throw
-// std::runtime_error, as in Python.
+// Return the rank of this process in `group` (none: the default group), and the
+// group's size. Throw std::runtime_error if no group is given and the default
+// group is not initialised.
 int get_rank(const ProcessGroupPtr& group = nullptr);
 int get_world_size(const ProcessGroupPtr& group = nullptr);
 
@@ -127,7 +127,8 @@ int get_local_rank();
 
 // Returns the device that this rank should compute on: cuda:LOCAL_RANK if
 // LibTorch sees GPUs, otherwise the CPU. Throws std::invalid_argument if there
-// are GPUs, but not one for this LOCAL_RANK.
+// are GPUs, but not one for this LOCAL_RANK, and whatever get_local_rank()
+// throws.
 c10::Device local_device();
 
 struct NewGroupOptions {
