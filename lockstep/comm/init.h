@@ -77,8 +77,8 @@ class [[nodiscard]] ProcessGroupGuard {
 // most.
 //
 // Uses the keys that Python's torch.distributed uses (prefixes "default_pg",
-// "0/", and one for the device type), so that Python ranks which name the same
-// device map are in the same group.
+// unless `options.store` is given, "0/", and one for the device type), so that
+// Python ranks which name the same device map are in the same group.
 //
 // SIGPIPE is ignored from here on, unless the program handles it. Python does
 // the same: a peer that dies closes connections that this rank may write to.
@@ -104,6 +104,9 @@ ProcessGroupGuard init_process_group(
 // Peers that still wait for this rank fail: at once in shared memory and in
 // calls that use the store, after a second on Gloo, whose connections are
 // closed last.
+//
+// Throws std::runtime_error if there is no default group, and
+// std::invalid_argument if `group` was destroyed already.
 //
 // In a child process that was forked after init_process_group() this does
 // nothing: the group is the parent's.
