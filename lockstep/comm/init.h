@@ -100,6 +100,8 @@ ProcessGroupGuard init_process_group(
 // until pending operations have ended. For the default group it then blocks
 // until the other ranks destroy theirs, so that no rank loses the store that
 // rank 0 hosts: 5 s at most, and not if a rank is known to have died or failed.
+// If an exception is being thrown, it does not wait for the other ranks, and
+// they learn that this rank failed.
 //
 // Peers that still wait for this rank fail: at once in shared memory and in
 // calls that use the store, after a second on Gloo, whose connections are
