@@ -76,9 +76,10 @@ class [[nodiscard]] ProcessGroupGuard {
 // choose by device. Blocks until every rank has come, for `options.timeout` at
 // most.
 //
-// Uses the keys that Python's torch.distributed uses (prefixes "default_pg",
-// unless `options.store` is given, "0/", and one for the device type), so that
-// Python ranks which name the same device map are in the same group.
+// Uses the keys that Python's torch.distributed uses, so that Python ranks
+// which name the same device map are in the same group. Their prefixes are
+// "default_pg" (not if `options.store` is given), "0/", and one for the device
+// type.
 //
 // SIGPIPE is ignored from here on, unless the program handles it. Python does
 // the same: a peer that dies closes connections that this rank may write to.
@@ -101,7 +102,7 @@ ProcessGroupGuard init_process_group(
 // until the other ranks destroy theirs, so that no rank loses the store that
 // rank 0 hosts: 5 s at most, and not if a rank is known to have died or failed.
 // If an exception is being thrown, it does not wait for the other ranks, and
-// they learn that this rank failed.
+// leaves as a rank that has failed.
 //
 // Peers that still wait for this rank fail: at once in shared memory and in
 // calls that use the store, after a second on Gloo, whose connections are
