@@ -1,6 +1,7 @@
 #pragma once
 
-// All of Lockstep. Each header is a contract of its own.
+// Includes all public headers of Lockstep. Each header documents what it
+// declares.
 #include "lockstep/amp/autocast.h"
 #include "lockstep/amp/clip_grad.h"
 #include "lockstep/amp/grad_scaler.h"

@@ -76,9 +76,10 @@ class [[nodiscard]] ProcessGroupGuard {
 // choose by device. Blocks until every rank has come, for `options.timeout` at
 // most.
 //
-// Uses the keys that Python's torch.distributed uses (prefixes "default_pg",
-// "0/", and one for the device type), so that Python ranks which name the same
-// device map are in the same group.
+// Uses the keys that Python's torch.distributed uses, so that Python ranks
+// which name the same device map are in the same group. Their prefixes are
+// "default_pg" (not if `options.store` is given), "0/", and one for the device
+// type.
 //
 // SIGPIPE is ignored from here on, unless the program handles it. Python does
 // the same: a peer that dies closes connections that this rank may write to.
@@ -100,10 +101,15 @@ ProcessGroupGuard init_process_group(
 // until pending operations have ended. For the default group it then blocks
 // until the other ranks destroy theirs, so that no rank loses the store that
 // rank 0 hosts: 5 s at most, and not if a rank is known to have died or failed.
+// If an exception is being thrown, it does not wait for the other ranks, and
+// leaves as a rank that has failed.
 //
 // Peers that still wait for this rank fail: at once in shared memory and in
 // calls that use the store, after a second on Gloo, whose connections are
 // closed last.
+//
+// Throws std::runtime_error if there is no default group, and
+// std::invalid_argument if `group` was destroyed already.
 //
 // In a child process that was forked after init_process_group() this does
 // nothing: the group is the parent's.
@@ -114,9 +120,9 @@ bool is_initialized();
 // The default group. Throws std::runtime_error if there is none.
 ProcessGroupPtr default_group();
 
-// Returns the rank of this process in `group` (none: the default group), or the
-// group's size. Without an initialised default group these throw
-// std::runtime_error, as in Python.
+// Return the rank of this process in `group` (none: the default group), and the
+// group's size. Throw std::runtime_error if no group is given and the default
+// group is not initialised.
 int get_rank(const ProcessGroupPtr& group = nullptr);
 int get_world_size(const ProcessGroupPtr& group = nullptr);
 
@@ -127,7 +133,8 @@ int get_local_rank();
 
 // Returns the device that this rank should compute on: cuda:LOCAL_RANK if
 // LibTorch sees GPUs, otherwise the CPU. Throws std::invalid_argument if there
-// are GPUs, but not one for this LOCAL_RANK.
+// are GPUs, but not one for this LOCAL_RANK, and whatever get_local_rank()
+// throws.
 c10::Device local_device();
 
 struct NewGroupOptions {

@@ -12,14 +12,16 @@
 // rank that could not go on without a peer that had failed before. So a job's
 // report begins with the rank that failed first.
 //
-// Two things are written without the program's doing: an exception that nobody
-// catches (InitProcessGroupOptions::report_uncaught), and the failure of an
-// operation because a peer is gone. A program that catches what it throws, and
-// returns from main(), reports it by one of these functions.
+// Three things are written without the program's doing: an exception that
+// nobody catches (InitProcessGroupOptions::report_uncaught), the failure of an
+// operation because a peer is gone, and, without its text, that an exception
+// left the scope of a ProcessGroupGuard. A program that catches what it throws,
+// and returns from main(), reports it by one of these functions.
 namespace lockstep {
 
 // Writes `error`. Only the first failure of the process counts: later ones,
-// which follow from it, are left out. Any thread may call; throws nothing.
+// which follow from it, are left out; but `error` replaces a failure without a
+// text. Any thread may call; throws nothing.
 void record_error(const std::exception& error) noexcept;
 
 // Runs what would be main(): returns what `body` returns. If `body` throws,

@@ -42,9 +42,9 @@ class SpawnError : public std::runtime_error {
 
   int rank() const { return rank_; }
   pid_t pid() const { return pid_; }  // has ended; may be reused
-  // 1 if an exception left fn; 128 + signal if a signal ended the process; -1
-  // if other code of this process took the exit code (it ignores SIGCHLD, or
-  // waits for any child).
+  // The code with which the process ended: 1 if an exception left fn; 128 +
+  // signal if a signal ended the process. -1 if other code of this process took
+  // the exit code (it ignores SIGCHLD, or waits for any child).
   int exit_code() const { return exit_code_; }
   std::optional<int> signal() const { return signal_; }
 
@@ -57,8 +57,8 @@ class SpawnError : public std::runtime_error {
 
 // The processes of one spawn() call, like Python's ProcessContext. Movable. One
 // thread at a time may use it, not necessarily the one that called spawn(). It
-// keeps one thread that only waits, because the kernel ties the processes'
-// lives to the thread that started them.
+// keeps one thread that starts the processes and then only waits, because the
+// kernel ties their lives to the thread that started them.
 class SpawnContext {
  public:
   class Processes;
@@ -135,7 +135,8 @@ class SpawnContext {
 // the call has failed, whatever its code. Throws std::invalid_argument for
 // nprocs below 1, an empty fn, or a call inside the fn of another spawn()
 // (spawned processes cannot spawn); std::system_error if no process, thread,
-// port or descriptor is available, or if the program cannot be executed again.
+// port or descriptor is available, or if the program cannot be executed again;
+// std::runtime_error if /proc is not mounted.
 SpawnContext spawn(const std::function<void(int)>& fn, int nprocs = 1,
                    const SpawnOptions& options = {},
                    std::source_location call = std::source_location::current());
