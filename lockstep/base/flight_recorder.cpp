@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <bit>
 #include <mutex>
 #include <thread>
@@ -187,6 +188,17 @@ void FlightRecorder::end(uint64_t id, bool failed,
                                              std::memory_order_release,
                                              std::memory_order_relaxed));
   if (failed) failures_.fetch_add(1, std::memory_order_relaxed);
+}
+
+uint64_t FlightRecorder::last_number() const noexcept {
+  uint64_t highest = last_number_.load(std::memory_order_acquire);
+  const uint64_t last = last_id();
+  for (uint64_t id = last - std::min<uint64_t>(last, capacity_) + 1; id <= last;
+       ++id) {
+    FlightRecord record;
+    if (read(id, record)) highest = std::max(highest, record.call.number);
+  }
+  return highest;
 }
 
 bool FlightRecorder::read(uint64_t id, FlightRecord& record) const noexcept {

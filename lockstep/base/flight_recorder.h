@@ -119,9 +119,8 @@ class FlightRecorder {
     return last_id_.load(std::memory_order_acquire);
   }
   // Returns the highest number of a collective that was begun; 0 if none was.
-  uint64_t last_number() const noexcept {
-    return last_number_.load(std::memory_order_acquire);
-  }
+  // Reads the whole ring. May be called in a signal handler.
+  uint64_t last_number() const noexcept;
   // Returns false if the record was overwritten or is being written. May be
   // called in a signal handler.
   bool read(uint64_t id, FlightRecord& record) const noexcept;
@@ -153,6 +152,8 @@ class FlightRecorder {
   const size_t capacity_;
   const std::unique_ptr<Entry[]> entries_;
   std::atomic<uint64_t> last_id_{0};
+  // The number of one of the last collectives: threads that begin collectives
+  // at once may leave the lower one here. For when the ring has only messages.
   std::atomic<uint64_t> last_number_{0};
   std::atomic<uint64_t> failures_{0};
   std::atomic<uint64_t> told_;

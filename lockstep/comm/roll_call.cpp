@@ -28,6 +28,7 @@ bool has_come(c10d::Store& store, uint64_t number, int rank) {
   }
 }
 
+// Returns which ranks are not there, or nothing if the last one has just come.
 std::string late_ranks(const ProcessGroup& group, uint64_t number) {
   std::string late;
   for (int rank = 0; rank < group.size(); ++rank) {
@@ -35,7 +36,7 @@ std::string late_ranks(const ProcessGroup& group, uint64_t number) {
     late += (late.empty() ? "rank " : ", ") +
             std::to_string(group.global_rank(rank));
   }
-  return late + " did not come in time";
+  return late.empty() ? late : late + " did not come in time";
 }
 
 // The first rank that gives up says why for all, so that all say the same. The
@@ -77,7 +78,12 @@ std::string await_all(ProcessGroup& group, uint64_t number,
     // every rank has come since. fail() replaces this text by that rank's.
     if (store.check({key(number, "absent")})) return "another rank gave up";
     if (all) return {};
-    if (late) return late_ranks(group, number);
+    if (late) {
+      if (auto absent = late_ranks(group, number); !absent.empty()) {
+        return absent;
+      }
+      continue;
+    }
     std::this_thread::sleep_for(pause);
   }
 }

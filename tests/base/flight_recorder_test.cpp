@@ -111,6 +111,34 @@ TEST(FlightRecorder, MessagesDoNotCountAsCollectives) {
   EXPECT_EQ(flight->last_id(), 2u);
 }
 
+// The lower number of two could stay the last one, and a dump then left the
+// other collective out.
+TEST(FlightRecorder, OfTwoThreadsThatBeginAtOnceTheHigherNumberIsTheLast) {
+  auto flight = recorder_of(16);
+  constexpr uint64_t kPairs = 20'000;
+  // Sleeping threads would wake one after the other.
+  std::atomic<uint64_t> arrivals{0};
+  std::atomic<uint64_t> wrong{0};
+  const auto meet = [&](uint64_t number) {
+    arrivals.fetch_add(1);
+    while (arrivals.load() < number) {
+    }
+  };
+  const auto begin_every_other = [&](uint64_t first) {
+    for (uint64_t number = first; number <= 2 * kPairs; number += 2) {
+      const uint64_t pair = (number + 1) / 2;
+      meet(4 * pair - 2);
+      flight->begin(call_number(number), FlightState::started);
+      meet(4 * pair);
+      if (flight->last_number() != 2 * pair) wrong.fetch_add(1);
+    }
+  };
+  std::thread other(begin_every_other, 1);
+  begin_every_other(2);
+  other.join();
+  EXPECT_EQ(wrong.load(), 0u);
+}
+
 TEST(FlightRecorder, RecordsNothingWhenOff) {
   auto flight = recorder_of(0);
   const auto id = flight->begin(call_number(1), FlightState::started);

@@ -160,6 +160,17 @@ class Reports : public FaultsTest {
     return message.at("extraInfo").at("kind").get<std::string>() + ": " +
            message.at("message").get<std::string>();
   }
+  // Returns the lines without the warning that LibTorch prints, with its stack,
+  // to a rank that asks the store how another went at the moment in which the
+  // store's host ends. There may be one or none.
+  static std::vector<std::string> own_lines(const std::string& err) {
+    const auto begin = err.find("[W");
+    if (begin == err.npos) return lines(err);
+    EXPECT_THAT(err, ContainsRegex("recvValue failed|sendBytes failed"));
+    const auto end = err.find("\nrank ", begin);
+    const std::string after = end == err.npos ? "" : err.substr(end + 1);
+    return lines(err.substr(0, begin) + after);
+  }
   void expect_echoes() {
     for (const int rank : {0, 2}) {
       EXPECT_THAT(written(rank),
@@ -179,7 +190,7 @@ TEST_F(Reports, AnUncaughtExceptionIsOneLineAndACause) {
   expect_echoes();
   for (int rank = 0; rank < kSize; ++rank) {
     EXPECT_EQ(results_[rank].exit_code, 128 + SIGABRT);
-    EXPECT_EQ(lines(results_[rank].err).size(), 1u) << results_[rank].err;
+    EXPECT_EQ(own_lines(results_[rank].err).size(), 1u) << results_[rank].err;
   }
 }
 
@@ -200,7 +211,8 @@ TEST_F(Reports, OfAProgramThatRecordsTheCauseHasItsMessage) {
 // The program does not print the exception that it has caught.
 TEST_F(Reports, OfAProgramThatCatchesOutsideTheGroupACauseIsKnown) {
   run_job("inside");
-  EXPECT_THAT(written(kOdd), ContainsRegex("^cause: an exception ended"));
+  EXPECT_THAT(written(kOdd),
+              ContainsRegex("^cause: an exception left the scope"));
   expect_echoes();
   for (const auto& result : results_) EXPECT_EQ(result.exit_code, 1);
 }

@@ -79,7 +79,7 @@ TEST_F(NodesBetweenHosts, CauseThatTidiesUpIsNamedBeforeItsEchoes) {
         const auto rank = std::to_string(odd);
         EXPECT_THAT(result.err,
                     HasSubstr("]: rank " + rank + " failed on node " + rank));
-        EXPECT_THAT(result.err, HasSubstr("an exception ended the use of"));
+        EXPECT_THAT(result.err, HasSubstr("an exception left the scope of"));
       }
     }
   }
