@@ -124,7 +124,8 @@ TEST_P(Deaths, PeersOfARankThatDiesBeforeItsFirstCollectiveNameIt) {
   auto given = arguments();
   given.push_back("odd=" + std::to_string(victim));
   job.start("first", given);
-  ASSERT_EQ(job.rank(victim).finish().exit_code, 128 + SIGKILL);
+  job.await("ready");
+  job.rank(victim).signal(SIGKILL);
   expect_failures(victim, after_death());
 }
 
