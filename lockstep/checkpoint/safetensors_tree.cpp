@@ -3,6 +3,7 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <set>
 #include <stdexcept>
 
@@ -92,22 +93,26 @@ std::pair<int64_t, std::string> split_index(const std::string& text) {
   return {index, rest == end ? "" : std::string(rest + 1, end)};
 }
 
+// The same for what follows `prefix` in `name`; nothing if that begins
+// otherwise.
+std::optional<std::pair<int64_t, std::string>> index_after(
+    std::string_view prefix, const std::string& name) {
+  if (!name.starts_with(prefix)) return std::nullopt;
+  return split_index(name.substr(prefix.size()));
+}
+
 // Returns where the optimizer's value with this name belongs, or nullptr if the
 // snapshot has no such parameter or group.
 StateValue* optimizer_value(Snapshot& snapshot, const std::string& name) {
   if (!snapshot.optimizer_state) return nullptr;
   auto& [state, groups] = *snapshot.optimizer_state;
-  if (name.starts_with(kState)) {
-    const auto [index, key] =
-        split_index(name.substr(std::string_view(kState).size()));
-    const auto found = state.find(index);
-    return found == state.end() ? nullptr : &found->second[key];
+  if (const auto place = index_after(kState, name)) {
+    const auto found = state.find(place->first);
+    return found == state.end() ? nullptr : &found->second[place->second];
   }
-  if (name.starts_with(kGroup)) {
-    const auto [index, key] =
-        split_index(name.substr(std::string_view(kGroup).size()));
-    const auto at = static_cast<size_t>(index);
-    return at < groups.size() ? &groups[at].options[key] : nullptr;
+  if (const auto place = index_after(kGroup, name)) {
+    const auto at = static_cast<size_t>(place->first);
+    return at < groups.size() ? &groups[at].options[place->second] : nullptr;
   }
   return nullptr;
 }
@@ -194,9 +199,8 @@ Snapshot snapshot_of(const SafetensorsTree& tree) {
   for (const auto& [name, tensor] : tree.tensors) {
     if (!name.starts_with(kReserved)) {
       snapshot.model_state.emplace_back(name, tensor);
-    } else if (name.starts_with(kGenerator)) {
-      generators[split_index(name.substr(std::string_view(kGenerator).size()))
-                     .first] = tensor;
+    } else if (const auto rank = index_after(kGenerator, name)) {
+      generators[rank->first] = tensor;
     } else if (auto* place = optimizer_value(snapshot, name)) {
       *place = tensor;
     } else {

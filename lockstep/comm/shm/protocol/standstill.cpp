@@ -175,11 +175,11 @@ void BlockedCall::look() {
     return;
   }
   standstill_.tell(*this, ranks);
+  // Read the words first: a peer that finds the standstill at the same time and
+  // fails before this rank tells nothing any more.
+  const auto words = standstill_.words_of_all();
   for (int peer = 0; peer < standstill_.size_; ++peer) {
     if ((ranks & bit(peer)) == 0 || peer == standstill_.rank_) continue;
-    // Read the words first: a peer that finds the standstill at the same time
-    // and fails before this rank tells nothing any more.
-    const auto words = standstill_.words_of_all();
     if (standstill_.stands_still(peer)) standstill_.fail(words);
   }
 }
