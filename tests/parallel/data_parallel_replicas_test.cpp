@@ -46,16 +46,6 @@ TEST(DataParallelReplicas, AreNotClonedInEachStep) {
   EXPECT_EQ(clones, 1);
 }
 
-TEST(DataParallelReplicas, OfTheFunctionAreKeptPerModule) {
-  clones = 0;
-  Counting first, second;
-  for (int step = 0; step < 3; ++step) {
-    data_parallel(first, torch::ones({4, 3}), kTwoReplicas);
-    data_parallel(second, torch::ones({4, 3}), kTwoReplicas);
-  }
-  EXPECT_EQ(clones, 2);
-}
-
 TEST(DataParallelReplicas, AreMadeAgainForAModuleWithOtherChildren) {
   torch::nn::Sequential net(torch::nn::Linear(3, 3));
   DataParallel<torch::nn::Sequential> model(net, kTwoReplicas);

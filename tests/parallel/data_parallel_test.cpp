@@ -359,30 +359,12 @@ TEST(DataParallel, RowsAlongAnotherDimension) {
   EXPECT_TRUE(out.equal(torch::tensor({{3, 3, 3, 2, 2}, {3, 3, 3, 2, 2}})));
 }
 
-TEST(DataParallelFunction, IsTheModulesForwardAndKeepsItsReplicas) {
-  auto module = whole_linear();
-  auto single = twin(module);
-  auto x = whole_numbers({5, 3});
-  for (int step = 0; step < 3; ++step) {
-    auto out = data_parallel(module, x, kTwo);
-    EXPECT_TRUE(out.equal(single(x)));
-    out.square().sum().backward();
-    single(x).square().sum().backward();
-  }
-  expect_same_gradients(*module, *single);
-}
-
-TEST(DataParallelFunction, OneDeviceMustBeTheModules) {
-  struct ElsewhereImpl : torch::nn::Cloneable<ElsewhereImpl> {
-    ElsewhereImpl() { reset(); }
-    void reset() override {
-      register_parameter("weight", torch::ones({2}, at::kMeta));
-    }
-    at::Tensor forward(const at::Tensor& x) { return x; }
-  };
+TEST(DataParallelDevices, OneDeviceMustBeTheModules) {
+  torch::nn::Linear module(3, 2);
+  DataParallel<torch::nn::Linear> model(module, {.device_ids = {at::kCPU}});
+  module->to(at::kMeta);
   try {
-    data_parallel(std::make_shared<ElsewhereImpl>(), torch::ones({2, 3}),
-                  {.device_ids = {at::kCPU}});
+    model(torch::ones({2, 3}));
     FAIL();
   } catch (const std::invalid_argument& error) {
     EXPECT_THAT(error.what(), HasSubstr("on device cpu (the first of "

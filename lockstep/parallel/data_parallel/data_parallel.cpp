@@ -3,31 +3,11 @@
 #include <ATen/DeviceAccelerator.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 
-#include <algorithm>
 #include <stdexcept>
 #include <string>
 
 namespace lockstep::detail {
 namespace {
-
-// What data_parallel() keeps for a module. The state has no reference to the
-// module, so that the module can go away.
-struct Kept {
-  std::weak_ptr<torch::nn::Module> module;
-  std::vector<at::Device> devices;
-  int64_t intra_op_threads;
-  std::shared_ptr<DataParallelState> state;
-};
-
-struct AllKept {
-  std::mutex mutex;
-  std::vector<Kept> states;
-};
-
-AllKept& all_kept() {
-  static AllKept all;
-  return all;
-}
 
 at::Device with_index(const at::Device& device) {
   if (device.is_cpu()) return at::kCPU;
@@ -72,30 +52,6 @@ std::vector<at::Device> data_parallel_devices(
     devices.push_back(with_index(device));
   }
   return devices;
-}
-
-std::shared_ptr<DataParallelState> kept_data_parallel_state(
-    const std::shared_ptr<torch::nn::Module>& module,
-    const DataParallelOptions& options) {
-  auto devices = data_parallel_devices(options);
-  auto& all = all_kept();
-  std::vector<Kept> dropped;  // their threads end outside the lock
-  std::lock_guard lock(all.mutex);
-  const auto expired = std::ranges::stable_partition(
-      all.states, [](const Kept& kept) { return !kept.module.expired(); });
-  std::ranges::move(expired, std::back_inserter(dropped));
-  all.states.erase(expired.begin(), expired.end());
-  for (const auto& kept : all.states) {
-    if (kept.module.lock() == module && kept.devices == devices &&
-        kept.intra_op_threads == options.intra_op_threads) {
-      return kept.state;
-    }
-  }
-  auto state = std::make_shared<DataParallelState>(*module, devices,
-                                                   options.intra_op_threads);
-  all.states.push_back(
-      {module, std::move(devices), options.intra_op_threads, state});
-  return state;
 }
 
 }  // namespace lockstep::detail

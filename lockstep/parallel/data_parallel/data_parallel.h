@@ -5,7 +5,6 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <tuple>
 #include <type_traits>
@@ -51,8 +50,6 @@ class DataParallelState {
   Replicas& replicas() { return *replicas_; }
   ReplicaThreads& threads() { return *threads_; }
 
-  std::mutex in_use;  // held by data_parallel()
-
  private:
   std::vector<at::Device> devices_;
   std::unique_ptr<Replicas> replicas_;
@@ -62,12 +59,6 @@ class DataParallelState {
 // Returns device_ids, or the default if that is empty, each with its index.
 // Throws std::invalid_argument for a number of threads below 0.
 std::vector<at::Device> data_parallel_devices(
-    const DataParallelOptions& options);
-
-// Returns the state that data_parallel() keeps for this module and these
-// options.
-std::shared_ptr<DataParallelState> kept_data_parallel_state(
-    const std::shared_ptr<torch::nn::Module>& module,
     const DataParallelOptions& options);
 
 template <typename Impl>
@@ -141,11 +132,10 @@ auto data_parallel_forward(DataParallelState& state, Impl& module,
 // the constructor moves the module there, and forward is the module's own.
 //
 // Arguments: tensors are divided along `dim`, also inside tuples, pairs,
-// vectors, arrays, maps and optionals; anything else is copied to all replicas.
-// A batch with fewer rows than devices uses only as many replicas as it has
-// parts. Results are joined in the same way; scalars become a vector with one
-// element for each replica. For types of your own see DataParallelValue,
-// scatter_gather.h.
+// vectors and maps; anything else is copied to all replicas. A batch with fewer
+// rows than devices uses only as many replicas as it has parts. Results are
+// joined in the same way; scalars become a vector with one element for each
+// replica. For types of your own see DataParallelValue, scatter_gather.h.
 //
 // A forward must not write to parameters: CPU replicas share them. CPU replicas
 // draw random numbers (dropout) from one generator, in the order in which their
@@ -201,30 +191,5 @@ class DataParallel {
   int64_t dim_;
   std::unique_ptr<detail::DataParallelState> state_;
 };
-
-// Does the same as a function: runs the module once over the devices, as
-// torch.nn.parallel.data_parallel does. `inputs` is the argument of forward, or
-// a tuple of several arguments.
-//
-// Replicas and threads of a module are kept for later calls with the same
-// device_ids and intra_op_threads; the next call for any module drops those of
-// modules that no longer exist. Nothing is moved to the first device: the
-// module must be there already. Any thread may call; calls with the same
-// module, device_ids and intra_op_threads wait for each other, other calls do
-// not.
-template <typename Module, typename... Inputs>
-auto data_parallel(const Module& module, const std::tuple<Inputs...>& inputs,
-                   const DataParallelOptions& options = {}) {
-  const auto pointer = detail::module_pointer(module);
-  const auto state = detail::kept_data_parallel_state(pointer, options);
-  std::lock_guard lock(state->in_use);
-  return detail::data_parallel_forward(*state, *pointer, options.output_device,
-                                       options.dim, inputs);
-}
-template <typename Module, typename Input>
-auto data_parallel(const Module& module, const Input& input,
-                   const DataParallelOptions& options = {}) {
-  return data_parallel(module, std::tuple<Input>(input), options);
-}
 
 }  // namespace lockstep

@@ -132,8 +132,8 @@ void throw_missing_key() {
 void require_same_presence(bool first, bool other) {
   if (first == other) return;
   throw std::invalid_argument(
-      "some replicas of a DataParallel returned a tensor or value where others "
-      "returned none: results that are joined must have the same members");
+      "some replicas of a DataParallel returned a tensor where others returned "
+      "an undefined one: results that are joined must have the same members");
 }
 
 }  // namespace detail

@@ -58,8 +58,8 @@ struct GatherTarget {
 // Defines what DataParallel does with an argument or result of type T. This
 // general template is for types without tensors: an argument is copied to all
 // replicas, a result is a compiler error. The specialisations below divide and
-// concatenate tensors, and treat tuples, pairs, vectors, arrays, maps and
-// optionals member by member. Specialise it for types of your own.
+// concatenate tensors, and treat tuples, pairs, vectors and maps member by
+// member. Specialise it for types of your own.
 template <typename T>
 struct DataParallelValue {
   static constexpr bool divides = false;
@@ -71,9 +71,9 @@ struct DataParallelValue {
   // `parts`: one result of each replica, in their order; not empty.
   static T gather(std::vector<T> parts, const GatherTarget&) {
     static_assert(!std::is_same_v<T, T>,
-                  "DataParallel joins tensors, and tuples, pairs, vectors, "
-                  "arrays, maps and optionals of them. Specialise "
-                  "lockstep::DataParallelValue for a result of another type.");
+                  "DataParallel joins tensors, and tuples, pairs, vectors and "
+                  "maps of them. Specialise lockstep::DataParallelValue for a "
+                  "result of another type.");
     return std::move(parts.front());
   }
 };
@@ -105,7 +105,7 @@ void require_same_size(size_t first, size_t other, const char* container);
 [[noreturn]] void throw_missing_key();
 void require_same_presence(bool first, bool other);
 
-// For the members of tuples, pairs or arrays.
+// For the members of tuples or pairs.
 template <typename T, size_t... I>
 struct MemberwiseValue {
   template <size_t J>
@@ -149,45 +149,6 @@ using Memberwise =
     typename MemberwiseOf<T,
                           std::make_index_sequence<std::tuple_size_v<T>>>::type;
 
-template <typename Map>
-struct MapValue {
-  using Key = typename Map::key_type;
-  using Value = DataParallelValue<typename Map::mapped_type>;
-  static constexpr bool divides = Value::divides;
-
-  static std::vector<Map> scatter(const Map& value, Scatter& over) {
-    if (!divides || value.empty()) {
-      return std::vector<Map>(over.devices(), value);
-    }
-    std::vector<Map> parts;
-    for (const auto& [key, member] : value) {
-      auto pieces = Value::scatter(member, over);
-      if (parts.empty()) parts.resize(pieces.size());
-      parts.resize(std::min(parts.size(), pieces.size()));
-      for (size_t part = 0; part < parts.size(); ++part) {
-        parts[part].emplace(key, std::move(pieces[part]));
-      }
-    }
-    return parts;
-  }
-  static Map gather(std::vector<Map> parts, const GatherTarget& target) {
-    for (const auto& part : parts) {
-      require_same_size(parts.front().size(), part.size(), "map");
-    }
-    Map joined;
-    for (const auto& member : parts.front()) {
-      std::vector<typename Map::mapped_type> members;
-      for (auto& part : parts) {
-        auto found = part.find(member.first);
-        if (found == part.end()) throw_missing_key();
-        members.push_back(found->second);
-      }
-      joined.emplace(member.first, Value::gather(std::move(members), target));
-    }
-    return joined;
-  }
-};
-
 }  // namespace detail
 
 template <typename... T>
@@ -201,17 +162,44 @@ struct DataParallelValue<std::pair<A, B>>
   static constexpr bool divides =
       DataParallelValue<A>::divides || DataParallelValue<B>::divides;
 };
-template <typename T, size_t N>
-struct DataParallelValue<std::array<T, N>>
-    : detail::Memberwise<std::array<T, N>> {
+template <typename K, typename T, typename... Rest>
+struct DataParallelValue<std::map<K, T, Rest...>> {
+  using Map = std::map<K, T, Rest...>;
   static constexpr bool divides = DataParallelValue<T>::divides;
+
+  static std::vector<Map> scatter(const Map& value, Scatter& over) {
+    if (!divides || value.empty()) {
+      return std::vector<Map>(over.devices(), value);
+    }
+    std::vector<Map> parts;
+    for (const auto& [key, member] : value) {
+      auto pieces = DataParallelValue<T>::scatter(member, over);
+      if (parts.empty()) parts.resize(pieces.size());
+      parts.resize(std::min(parts.size(), pieces.size()));
+      for (size_t part = 0; part < parts.size(); ++part) {
+        parts[part].emplace(key, std::move(pieces[part]));
+      }
+    }
+    return parts;
+  }
+  static Map gather(std::vector<Map> parts, const GatherTarget& target) {
+    for (const auto& part : parts) {
+      detail::require_same_size(parts.front().size(), part.size(), "map");
+    }
+    Map joined;
+    for (const auto& member : parts.front()) {
+      std::vector<T> members;
+      for (auto& part : parts) {
+        auto found = part.find(member.first);
+        if (found == part.end()) detail::throw_missing_key();
+        members.push_back(found->second);
+      }
+      joined.emplace(member.first,
+                     DataParallelValue<T>::gather(std::move(members), target));
+    }
+    return joined;
+  }
 };
-template <typename K, typename T, typename... Rest>
-struct DataParallelValue<std::map<K, T, Rest...>>
-    : detail::MapValue<std::map<K, T, Rest...>> {};
-template <typename K, typename T, typename... Rest>
-struct DataParallelValue<std::unordered_map<K, T, Rest...>>
-    : detail::MapValue<std::unordered_map<K, T, Rest...>> {};
 
 template <typename T>
 struct DataParallelValue<std::vector<T>> {
@@ -249,28 +237,27 @@ struct DataParallelValue<std::vector<T>> {
   }
 };
 
+// Refuses containers of tensors that would be copied whole to every replica.
 template <typename T>
+  requires DataParallelValue<T>::divides
 struct DataParallelValue<std::optional<T>> {
-  static constexpr bool divides = DataParallelValue<T>::divides;
-
-  static std::vector<std::optional<T>> scatter(const std::optional<T>& value,
-                                               Scatter& over) {
-    if (!value) return std::vector<std::optional<T>>(over.devices());
-    auto pieces = DataParallelValue<T>::scatter(*value, over);
-    return {std::make_move_iterator(pieces.begin()),
-            std::make_move_iterator(pieces.end())};
-  }
-  static std::optional<T> gather(std::vector<std::optional<T>> parts,
-                                 const GatherTarget& target) {
-    std::vector<T> values;
-    for (auto& part : parts) {
-      detail::require_same_presence(parts.front().has_value(),
-                                    part.has_value());
-      if (part) values.push_back(std::move(*part));
-    }
-    if (values.empty()) return {};
-    return DataParallelValue<T>::gather(std::move(values), target);
-  }
+  static_assert(!std::is_same_v<T, T>,
+                "DataParallel divides no std::optional of tensors; give the "
+                "tensor itself, undefined if there is none.");
+};
+template <typename T, size_t N>
+  requires DataParallelValue<T>::divides
+struct DataParallelValue<std::array<T, N>> {
+  static_assert(!std::is_same_v<T, T>,
+                "DataParallel divides no std::array of tensors; give a "
+                "std::vector or a std::tuple.");
+};
+template <typename K, typename T, typename... Rest>
+  requires DataParallelValue<T>::divides
+struct DataParallelValue<std::unordered_map<K, T, Rest...>> {
+  static_assert(!std::is_same_v<T, T>,
+                "DataParallel divides no std::unordered_map of tensors; give a "
+                "std::map.");
 };
 
 }  // namespace lockstep
