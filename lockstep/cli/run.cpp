@@ -12,6 +12,7 @@
 #include "lockstep/cli/command_line.h"
 #include "lockstep/cli/run_arguments.h"
 #include "lockstep/cli/run_options.h"
+#include "lockstep/launch/wait_status.h"
 #include "lockstep/launch/worker_environment.h"
 
 namespace lockstep {

@@ -12,6 +12,7 @@
 
 #include "lockstep/launch/descendants.h"
 #include "lockstep/launch/seconds_text.h"
+#include "lockstep/launch/wait_status.h"
 
 namespace lockstep {
 namespace {

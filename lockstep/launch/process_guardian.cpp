@@ -5,13 +5,12 @@
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/types.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <chrono>
-#include <cstdio>
 #include <optional>
+#include <utility>
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/launch/descendants.h"
@@ -45,8 +44,7 @@ void block_all_but_faults() {
   sigprocmask(SIG_SETMASK, &set, nullptr);
 }
 
-[[noreturn]] void run_agent(const std::function<int(GuardianLink)>& body,
-                            GuardianLink link) {
+int run_agent(const std::function<int(GuardianLink)>& body, GuardianLink link) {
   block_all_but_faults();
   setsid();
   // The name differs from the launcher's, so that after "killall -9 lockstep"
@@ -58,34 +56,32 @@ void block_all_but_faults() {
     limit.rlim_cur = limit.rlim_max;
     setrlimit(RLIMIT_NOFILE, &limit);
   }
-  const int exit_code = body(std::move(link));
-  std::fflush(nullptr);
-  _exit(exit_code);
+  return body(std::move(link));
 }
 
 // What the launcher does until the agent has ended.
 class Guardian {
  public:
-  Guardian(pid_t agent, milliseconds agent_allowance, FileDescriptor commands,
-           FileDescriptor signals)
-      : agent_(agent),
+  Guardian(ChildProcess agent, milliseconds agent_allowance,
+           FileDescriptor commands, FileDescriptor signals)
+      : agent_(std::move(agent)),
         agent_allowance_(agent_allowance),
         commands_(std::move(commands)),
         signals_(std::move(signals)) {}
 
   GuardedEnd watch() {
-    while (!agent_status_) {
+    while (!agent_.ended()) {
       pollfd entry{signals_.get(), POLLIN, 0};
       const int timeout =
           kill_agent_at_ ? static_cast<int>(kill_agent_at_->remaining().count())
                          : -1;
       poll(&entry, 1, timeout);
-      if (kill_agent_at_ && kill_agent_at_->expired()) kill(agent_, SIGKILL);
+      if (kill_agent_at_ && kill_agent_at_->expired()) agent_.signal(SIGKILL);
       take_signals();
     }
     GuardedEnd end;
-    end.exit_code = exit_code_of(*agent_status_);
-    if (WIFSIGNALED(*agent_status_)) end.killed_by = WTERMSIG(*agent_status_);
+    end.exit_code = agent_.exit_code();
+    end.killed_by = agent_.ending_signal().value_or(0);
     end.all_ended = end_descendants(milliseconds(0), [](pid_t, int) {});
     return end;
   }
@@ -97,10 +93,10 @@ class Guardian {
       const int signal = static_cast<int>(info.ssi_signo);
       if (signal == SIGCHLD) {
         reap_children([this](pid_t pid, int status) {
-          if (pid == agent_) agent_status_ = status;
+          if (pid == agent_.pid()) agent_.set_ended(status);
         });
         // The agent may have been stopped.
-        if (kill_agent_at_ && !agent_status_) kill(agent_, SIGCONT);
+        if (kill_agent_at_) agent_.signal(SIGCONT);
         continue;
       }
       const char byte = static_cast<char>(signal);
@@ -111,15 +107,14 @@ class Guardian {
       if (signal == SIGINT && ++interrupts_ == 2) {
         kill_agent_at_ = Deadline::after(kInterruptAllowance);
       }
-      kill(agent_, SIGCONT);
+      agent_.signal(SIGCONT);
     }
   }
 
-  pid_t agent_;
+  ChildProcess agent_;
   milliseconds agent_allowance_;
   FileDescriptor commands_;
   FileDescriptor signals_;
-  std::optional<int> agent_status_;
   std::optional<Deadline> kill_agent_at_;
   int interrupts_ = 0;
 };
@@ -151,18 +146,15 @@ GuardedEnd run_guarded(const std::function<int(GuardianLink)>& body,
   if (!signals) throw_errno("signalfd");
   adopt_orphans();
 
-  std::fflush(nullptr);  // or the child would write buffered output again
-  const pid_t agent = fork();
-  if (agent < 0) throw_errno("starting the launcher's agent");
-  if (agent == 0) {
+  ChildProcess agent = ChildProcess::fork([&] {
     // If the agent held the writing end too, the stream would never end.
     forward.reset();
     signals.reset();
     link.commands = std::move(commands);
-    run_agent(body, std::move(link));
-  }
+    return run_agent(body, std::move(link));
+  });
   commands.reset();
-  return Guardian(agent, agent_allowance, std::move(forward),
+  return Guardian(std::move(agent), agent_allowance, std::move(forward),
                   std::move(signals))
       .watch();
 }

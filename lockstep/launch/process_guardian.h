@@ -4,7 +4,7 @@
 #include <functional>
 
 #include "lockstep/base/file_descriptor.h"
-#include "lockstep/launch/worker_process.h"
+#include "lockstep/launch/child_process.h"
 
 namespace lockstep {
 

@@ -148,4 +148,25 @@ Program resolve_program(const std::vector<std::string>& command,
   return program;
 }
 
+ChildProcess start_program(const ChildStart& start) {
+  const std::string name = "program " + start.path;
+  try {
+    return ChildProcess::start(start);
+  } catch (const ExecError& refusal) {
+    switch (const int error = refusal.code().value()) {
+      case ENOEXEC:
+        throw ProgramError(kNotExecutable,
+                           name +
+                               " is not in a format that this host executes; "
+                               "a script begins with #! and its interpreter");
+      case ENOENT:
+        throw ProgramError(kNotFound, name +
+                                          ": it, or the interpreter that it "
+                                          "names, does not exist");
+      default:
+        throw ProgramError(kNotExecutable, name + ": " + system_words(error));
+    }
+  }
+}
+
 }  // namespace lockstep

@@ -4,6 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/launch/child_process.h"
+
 namespace lockstep {
 
 // What every worker executes.
@@ -44,5 +46,9 @@ enum class ProgramKind {
 // with it.
 Program resolve_program(const std::vector<std::string>& command,
                         ProgramKind kind);
+
+// Starts a program in a child, as ChildProcess::start() does, but throws
+// ProgramError if the kernel refuses the program.
+ChildProcess start_program(const ChildStart& start);
 
 }  // namespace lockstep

@@ -25,7 +25,7 @@ using State = SpawnReport::State;
 
 // Returns what this process was spawned as, if it was.
 std::optional<SpawnAssignment> read_assignment() {
-  const auto text = get_env(SpawnProcess::kVariable);
+  const auto text = get_env(SpawnAssignment::kVariable);
   if (!text) return std::nullopt;
   auto assignment = SpawnAssignment::parse(*text);
   if (!assignment || assignment->parent != getppid()) return std::nullopt;

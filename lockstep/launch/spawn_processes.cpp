@@ -13,14 +13,16 @@
 #include <tuple>
 #include <utility>
 
+#include "lockstep/launch/wait_status.h"
 #include "lockstep/launch/worker_environment.h"
-#include "lockstep/launch/worker_process.h"
 
 namespace lockstep {
 namespace {
 
 using std::chrono::milliseconds;
 using std::chrono::nanoseconds;
+
+constexpr const char* kThisProgram = "/proc/self/exe";
 
 // From SIGTERM to SIGKILL if no grace period is given; the launcher's value.
 constexpr milliseconds kShutdownTimeout{500};
@@ -37,6 +39,12 @@ FileDescriptor open_null() {
   FileDescriptor fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   if (!fd) throw_errno("opening /dev/null for spawned processes");
   return above_standard_streams(std::move(fd));
+}
+
+std::string path_of_this_program() {
+  char path[PATH_MAX];
+  const ssize_t size = readlink(kThisProgram, path, sizeof(path));
+  return size < 0 ? kThisProgram : std::string(path, static_cast<size_t>(size));
 }
 
 // argv as the kernel keeps it: each argument ends with a zero byte.
@@ -66,7 +74,7 @@ std::vector<std::string> environment_of(
                     std::to_string(assignment.call.number);
   identity.master_listen_fd = master_listen_fd;
   auto entries = worker_environment(identity, inherited);
-  const std::string assigned = std::string(SpawnProcess::kVariable) + "=";
+  const std::string assigned = std::string(SpawnAssignment::kVariable) + "=";
   std::erase_if(entries, [&](const std::string& entry) {
     // The error file of a launcher around this process is not for the spawned
     // processes.
@@ -88,17 +96,17 @@ bool tells_text(SpawnReport::State state) {
 // before the exception can be reported.
 enum class Cause { signal, exception, exit_code, echo };
 
-Cause cause_of(const SpawnProcess& process) {
-  const auto state = process.report().told().state;
+Cause cause_of(const SpawnedRank& spawned) {
+  const auto state = spawned.report.told().state;
   if (state == SpawnReport::State::lost_peers) return Cause::echo;
   if (tells_text(state)) return Cause::exception;
-  const auto status = process.wait_status();
+  const auto status = spawned.process.wait_status();
   if (!status || !WIFSIGNALED(*status)) return Cause::exit_code;
   // SIGPIPE comes from a write to a peer that has ended.
   return WTERMSIG(*status) == SIGPIPE ? Cause::echo : Cause::signal;
 }
 
-std::string ended_how(const SpawnProcess& process) {
+std::string ended_how(const ChildProcess& process) {
   const auto status = process.wait_status();
   if (!status) {
     return "ended, and other code of this process took its exit code (it "
@@ -162,8 +170,7 @@ SpawnContext::Processes::Processes(const SpawnCall& call, int nprocs,
 }
 
 SpawnContext::Processes::~Processes() {
-  signal_all(SIGKILL);
-  processes_.clear();
+  kill_all();
   released_.count_down();
   keeper_.join();
 }
@@ -172,8 +179,7 @@ void SpawnContext::Processes::keep(const sigset_t& signal_mask) {
   try {
     start_all(signal_mask);
   } catch (...) {
-    signal_all(SIGKILL);
-    processes_.clear();
+    kill_all();
     start_error_ = std::current_exception();
   }
   // `signal_mask` belongs to the constructor, which goes on from here, so it is
@@ -189,7 +195,8 @@ void SpawnContext::Processes::start_all(const sigset_t& signal_mask) {
   const FileDescriptor listen = above_standard_streams(
       FileDescriptor(::fcntl(port_.fd(), F_DUPFD_CLOEXEC, 3)));
   if (!listen) throw_errno("duplicating the store's port");
-  processes_.reserve(static_cast<size_t>(nprocs_));
+  const std::string program = path_of_this_program();
+  ranks_.reserve(static_cast<size_t>(nprocs_));
   for (int rank = 0; rank < nprocs_; ++rank) {
     auto report = SpawnReport::create();
     const int listen_fd = rank == 0 ? listen.get() : -1;
@@ -200,34 +207,44 @@ void SpawnContext::Processes::start_all(const sigset_t& signal_mask) {
                                      .call = call_};
     const auto environment =
         environment_of(assignment, nprocs_, port_, listen_fd, inherited);
-    processes_.push_back(SpawnProcess::start({.rank = rank,
-                                              .arguments = arguments,
-                                              .environment = environment,
-                                              .stdin_fd = null.get(),
-                                              .master_listen_fd = listen_fd,
-                                              .signal_mask = signal_mask},
-                                             std::move(report)));
+    auto process = ChildProcess::start(
+        {.what = "spawn: executing this program (" + program +
+                 ") again as rank " + std::to_string(rank),
+         .path = kThisProgram,
+         .arguments = arguments,
+         .environment = environment,
+         .stdin_fd = null.get(),
+         .inherited_fds = {report.fd(), listen_fd},
+         .session = ChildSession::inherited,
+         .surroundings = {.signal_mask = signal_mask}});
+    ranks_.push_back({rank, std::move(process), std::move(report)});
   }
 }
 
 std::vector<pid_t> SpawnContext::Processes::pids() const {
   std::vector<pid_t> pids;
-  for (const auto& process : processes_) pids.push_back(process.pid());
+  for (const auto& spawned : ranks_) pids.push_back(spawned.process.pid());
   return pids;
 }
 
 void SpawnContext::Processes::reap_ended() {
-  for (auto& process : processes_) process.reap();
+  for (auto& spawned : ranks_) spawned.process.reap();
 }
 
 size_t SpawnContext::Processes::running() const {
-  return static_cast<size_t>(
-      std::count_if(processes_.begin(), processes_.end(),
-                    [](const auto& process) { return !process.ended(); }));
+  return static_cast<size_t>(std::count_if(
+      ranks_.begin(), ranks_.end(),
+      [](const auto& spawned) { return !spawned.process.ended(); }));
 }
 
 void SpawnContext::Processes::signal_all(int signal) const {
-  for (const auto& process : processes_) process.signal(signal);
+  for (const auto& spawned : ranks_) spawned.process.signal(signal);
+}
+
+void SpawnContext::Processes::kill_all() {
+  signal_all(SIGKILL);
+  wait(Deadline::after(kKillTimeout), false);
+  ranks_.clear();
 }
 
 void SpawnContext::Processes::wait(const std::optional<Deadline>& deadline,
@@ -239,7 +256,7 @@ void SpawnContext::Processes::wait(const std::optional<Deadline>& deadline,
     if (left == 0 || (any && left < at_first)) return;
     if (deadline && deadline->expired()) return;
     std::vector<pollfd> entries;
-    for (const auto& process : processes_) {
+    for (const auto& [rank, process, report] : ranks_) {
       if (!process.ended()) entries.push_back({process.pidfd(), POLLIN, 0});
     }
     const int64_t allowed = deadline ? deadline->remaining().count() : -1;
@@ -250,9 +267,10 @@ void SpawnContext::Processes::wait(const std::optional<Deadline>& deadline,
   }
 }
 
-bool SpawnContext::Processes::failed(const SpawnProcess& process) const {
+bool SpawnContext::Processes::failed(const SpawnedRank& spawned) const {
   using State = SpawnReport::State;
-  const State state = process.report().told().state;
+  const State state = spawned.report.told().state;
+  const ChildProcess& process = spawned.process;
   if (tells_text(state)) return true;
   if (!process.ended()) return false;
   if (state == State::starting) return true;
@@ -260,31 +278,31 @@ bool SpawnContext::Processes::failed(const SpawnProcess& process) const {
   return *process.wait_status() != 0;
 }
 
-const SpawnProcess* SpawnContext::Processes::first_failure() const {
-  const auto order = [](const SpawnProcess* process) {
-    const Cause cause = cause_of(*process);
+const SpawnedRank* SpawnContext::Processes::first_failure() const {
+  const auto order = [](const SpawnedRank* spawned) {
+    const Cause cause = cause_of(*spawned);
     const bool timed = cause == Cause::exception || cause == Cause::echo;
     return std::tuple(cause,
-                      timed ? process->report().told().when : nanoseconds(0),
-                      process->rank());
+                      timed ? spawned->report.told().when : nanoseconds(0),
+                      spawned->rank);
   };
-  const SpawnProcess* first = nullptr;
-  for (const auto& process : processes_) {
-    if (!failed(process)) continue;
-    if (first == nullptr || order(&process) < order(first)) first = &process;
+  const SpawnedRank* first = nullptr;
+  for (const auto& spawned : ranks_) {
+    if (!failed(spawned)) continue;
+    if (first == nullptr || order(&spawned) < order(first)) first = &spawned;
   }
   return first;
 }
 
-const SpawnProcess* SpawnContext::Processes::await_cause() {
+const SpawnedRank* SpawnContext::Processes::await_cause() {
   const auto deadline = Deadline::after(kCauseTimeout);
-  const SpawnProcess* process = first_failure();
-  while (process != nullptr && cause_of(*process) == Cause::echo &&
+  const SpawnedRank* failure = first_failure();
+  while (failure != nullptr && cause_of(*failure) == Cause::echo &&
          running() > 0 && !deadline.expired()) {
     wait(deadline, true);
-    process = first_failure();
+    failure = first_failure();
   }
-  return process;
+  return failure;
 }
 
 void SpawnContext::Processes::stop() {
@@ -298,18 +316,18 @@ void SpawnContext::Processes::stop() {
   wait_for(kKillTimeout);
 }
 
-SpawnError SpawnContext::Processes::error_of(
-    const SpawnProcess& process) const {
+SpawnError SpawnContext::Processes::error_of(const SpawnedRank& spawned) const {
   using State = SpawnReport::State;
-  const State state = process.report().told().state;
+  const auto& [rank, process, report] = spawned;
+  const State state = report.told().state;
   const auto status = process.wait_status();
-  std::string text =
-      call_.describe() + ": rank " + std::to_string(process.rank()) + " of " +
-      std::to_string(nprocs_) + " (pid " + std::to_string(process.pid()) + ") ";
+  std::string text = call_.describe() + ": rank " + std::to_string(rank) +
+                     " of " + std::to_string(nprocs_) + " (pid " +
+                     std::to_string(process.pid()) + ") ";
   int exit_code = status ? exit_code_of(*status) : -1;
   std::optional<int> signal;
   if (tells_text(state)) {
-    text += process.report().text();
+    text += report.text();
     exit_code = 1;  // the process may have been stopped before it exited
   } else {
     text += ended_how(process);
@@ -322,7 +340,7 @@ SpawnError SpawnContext::Processes::error_of(
       text += " after fn had returned, while its statics were destroyed";
     }
   }
-  return SpawnError(text, process.rank(), process.pid(), exit_code, signal);
+  return SpawnError(text, rank, process.pid(), exit_code, signal);
 }
 
 bool SpawnContext::Processes::join(std::optional<milliseconds> timeout) {
@@ -331,9 +349,9 @@ bool SpawnContext::Processes::join(std::optional<milliseconds> timeout) {
   while (true) {
     if (error_) throw SpawnError(*error_);
     reap_ended();
-    if (const SpawnProcess* process = await_cause()) {
+    if (const SpawnedRank* failure = await_cause()) {
       stop();
-      error_ = error_of(*process);
+      error_ = error_of(*failure);
       continue;
     }
     if (running() == 0) return true;

@@ -10,8 +10,9 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/launch/child_process.h"
 #include "lockstep/launch/spawn.h"
-#include "lockstep/launch/spawn_process.h"
+#include "lockstep/launch/spawn_report.h"
 #include "lockstep/launch/store_port.h"
 
 namespace lockstep {
@@ -29,6 +30,8 @@ struct SpawnCall {
 // in turn inherits the variable, but ignores it, as it is not a child of
 // `parent`.
 struct SpawnAssignment {
+  static constexpr const char* kVariable = "LOCKSTEP_SPAWN";
+
   pid_t parent = 0;
   int rank = 0;
   int report_fd = -1;
@@ -38,6 +41,13 @@ struct SpawnAssignment {
   std::string to_string() const;
   // Returns nothing if `text` is malformed.
   static std::optional<SpawnAssignment> parse(const std::string& text);
+};
+
+// One spawned process, held by the process that started it.
+struct SpawnedRank {
+  int rank = 0;
+  ChildProcess process;
+  SpawnReport report;
 };
 
 // The processes that a SpawnContext holds (spawn.h).
@@ -60,19 +70,21 @@ class SpawnContext::Processes {
   // Waits until all processes have ended or, if `any`, one more has.
   void wait(const std::optional<Deadline>& deadline, bool any);
   void signal_all(int signal) const;
-  bool failed(const SpawnProcess& process) const;
-  const SpawnProcess* first_failure() const;
+  // Ends all processes with SIGKILL. Blocks until the kernel has ended them.
+  void kill_all();
+  bool failed(const SpawnedRank& spawned) const;
+  const SpawnedRank* first_failure() const;
   // Returns the first failure. If that looks like an echo, waits a short time
   // for its cause and returns that.
-  const SpawnProcess* await_cause();
+  const SpawnedRank* await_cause();
   void stop();
-  SpawnError error_of(const SpawnProcess& process) const;
+  SpawnError error_of(const SpawnedRank& spawned) const;
 
   const SpawnCall call_;
   const int nprocs_;
   const SpawnOptions options_;
   StorePort port_;
-  std::vector<SpawnProcess> processes_;
+  std::vector<SpawnedRank> ranks_;
   std::optional<SpawnError> error_;
   std::exception_ptr start_error_;
   std::latch started_{1};   // the keeper has started the processes, or failed

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "lockstep/launch/child_process.h"
+
 namespace lockstep {
 namespace {
 
@@ -17,13 +19,6 @@ struct Header {
 };
 
 }  // namespace
-
-FileDescriptor above_standard_streams(FileDescriptor fd) {
-  if (fd.get() > STDERR_FILENO) return fd;
-  FileDescriptor copy(::fcntl(fd.get(), F_DUPFD_CLOEXEC, STDERR_FILENO + 1));
-  if (!copy) throw_errno("duplicating a descriptor for a spawned process");
-  return copy;
-}
 
 SpawnReport SpawnReport::create() {
   FileDescriptor fd(::memfd_create("lockstep-spawn-report", MFD_CLOEXEC));

@@ -64,9 +64,4 @@ class SpawnReport {
   FileDescriptor fd_;
 };
 
-// Returns `fd`, or a copy of it with a number above 2: the standard streams of
-// a spawned process take the numbers up to 2. The copy is close-on-exec. Throws
-// std::system_error.
-FileDescriptor above_standard_streams(FileDescriptor fd);
-
 }  // namespace lockstep

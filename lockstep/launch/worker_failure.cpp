@@ -6,7 +6,7 @@
 #include <nlohmann/json.hpp>
 #include <tuple>
 
-#include "lockstep/launch/worker_process.h"
+#include "lockstep/launch/wait_status.h"
 
 namespace lockstep {
 namespace {

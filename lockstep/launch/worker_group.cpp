@@ -1,6 +1,7 @@
 #include "lockstep/launch/worker_group.h"
 
 #include <fcntl.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <utility>
@@ -85,13 +86,17 @@ WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
     };
     const FileDescriptor out = route(Streams::out);
     const FileDescriptor err = route(Streams::err);
-    WorkerStart start{program, environment};
-    start.stdin_fd = rank == 0 ? 0 : no_input.get();
-    if (out) start.stdout_fd = out.get();
-    if (err) start.stderr_fd = err.get();
-    start.inherited_fd = identity.master_listen_fd;
-    start.surroundings = surroundings;
-    workers_.push_back({WorkerProcess::start(start), error_file});
+    workers_.push_back(
+        {start_program({.what = "starting a worker process",
+                        .path = program.path,
+                        .arguments = program.arguments,
+                        .environment = environment,
+                        .stdin_fd = rank == 0 ? STDIN_FILENO : no_input.get(),
+                        .stdout_fd = out ? out.get() : STDOUT_FILENO,
+                        .stderr_fd = err ? err.get() : STDERR_FILENO,
+                        .inherited_fds = {identity.master_listen_fd, -1},
+                        .surroundings = surroundings}),
+         error_file});
   }
 }
 
@@ -100,7 +105,7 @@ void WorkerGroup::signal_process_groups(int signal) const {
 }
 
 void WorkerGroup::kill_workers() const {
-  for (const auto& worker : workers_) worker.process.signal_process(SIGKILL);
+  for (const auto& worker : workers_) worker.process.signal(SIGKILL);
 }
 
 size_t WorkerGroup::running() const {
@@ -121,7 +126,7 @@ std::string WorkerGroup::name_running() const {
 
 void WorkerGroup::set_ended(pid_t pid, int wait_status) {
   for (auto& worker : workers_) {
-    WorkerProcess& process = worker.process;
+    ChildProcess& process = worker.process;
     if (process.pid() != pid || process.ended()) continue;
     process.set_ended(wait_status);
     worker.was_stopped = settled_;
@@ -141,7 +146,7 @@ std::vector<WorkerFailure> WorkerGroup::failures() const {
   std::vector<WorkerFailure> all;
   for (size_t at = 0; at < workers_.size(); ++at) {
     const Worker& worker = workers_[at];
-    const WorkerProcess& process = worker.process;
+    const ChildProcess& process = worker.process;
     if (!process.ended() || process.exit_code() == 0) continue;
     WorkerFailure failure;
     failure.error = read_error_file(worker.error_file);

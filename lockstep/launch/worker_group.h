@@ -7,13 +7,13 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/launch/child_process.h"
 #include "lockstep/launch/output_mux.h"
 #include "lockstep/launch/output_options.h"
 #include "lockstep/launch/program.h"
 #include "lockstep/launch/round_plan.h"
 #include "lockstep/launch/run_directory.h"
 #include "lockstep/launch/worker_failure.h"
-#include "lockstep/launch/worker_process.h"
 
 namespace lockstep {
 
@@ -30,7 +30,7 @@ struct WorkerGroupOptions {
 // The workers of one node in one attempt, local ranks 0 to nproc_per_node - 1.
 // Local rank 0 has the launcher's stdin, the others /dev/null: if several read
 // one terminal, each would get some of its lines by chance. Not thread-safe,
-// like WorkerProcess.
+// like ChildProcess.
 class WorkerGroup {
  public:
   // Starts every worker. If one cannot be started, kills those that were
@@ -68,7 +68,7 @@ class WorkerGroup {
 
  private:
   struct Worker {
-    WorkerProcess process;
+    ChildProcess process;
     std::filesystem::path error_file;
     bool was_stopped = false;  // it ended after settle()
   };

@@ -10,6 +10,7 @@
 #include <climits>
 #include <utility>
 
+#include "lockstep/launch/wait_status.h"
 #include "lockstep/launch/worker_environment.h"
 
 namespace lockstep::bench {
@@ -80,13 +81,15 @@ void World::start_rank(const Program& program, int rank) {
   auto [in, in_write] = make_pipe();
   auto [out_read, out] = make_pipe();
   ranks_.push_back(
-      {.process = WorkerProcess::start(
-           {.program = program,
+      {.process = start_program(
+           {.what = "starting rank " + std::to_string(rank) + " of " + name_,
+            .path = program.path,
+            .arguments = program.arguments,
             .environment = environment,
             .stdin_fd = in.get(),
             .stdout_fd = out.get(),
             .stderr_fd = STDERR_FILENO,
-            .inherited_fd = identity.master_listen_fd,
+            .inherited_fds = {identity.master_listen_fd, -1},
             .surroundings = {.signal_mask = stop_.original_mask()}}),
        .in = std::move(in_write),
        .out = std::move(out_read)});

@@ -10,9 +10,9 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/file_descriptor.h"
 #include "lockstep/cli/bench/stop_signal.h"
+#include "lockstep/launch/child_process.h"
 #include "lockstep/launch/program.h"
 #include "lockstep/launch/store_port.h"
-#include "lockstep/launch/worker_process.h"
 
 namespace lockstep::bench {
 
@@ -76,7 +76,7 @@ class World {
  private:
   // One process and its pipes. The process is a rank, or answers for all ranks.
   struct Rank {
-    WorkerProcess process;
+    ChildProcess process;
     FileDescriptor in;
     FileDescriptor out;
     std::string unread{};

@@ -1,0 +1,14 @@
+#pragma once
+
+#include <string>
+
+namespace lockstep {
+
+// Returns a shell's exit code for a status from waitpid(): 128 + signal if a
+// signal ended the process.
+int exit_code_of(int wait_status);
+
+// Returns "SIGTERM", or "signal 42" if the signal has no name.
+std::string signal_name(int signal);
+
+}  // namespace lockstep
