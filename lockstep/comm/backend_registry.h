@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/comm/gather_texts.h"
 #include "lockstep/comm/launched_world.h"
 #include "lockstep/comm/process_group.h"
 
@@ -20,6 +21,11 @@ struct BackendRequest {
   std::chrono::milliseconds timeout;
   std::string group_name;
   std::vector<int> global_ranks;
+
+  // The ranks of the group, as they meet in `store`.
+  StoreMembers members() const {
+    return {.store = *store, .rank = rank, .global_ranks = global_ranks};
+  }
 };
 
 struct BackendEntry {

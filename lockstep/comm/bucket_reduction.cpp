@@ -8,7 +8,6 @@
 #include <string>
 #include <utility>
 
-#include "lockstep/base/current_call.h"
 #include "lockstep/comm/collective_call.h"
 #include "lockstep/comm/collective_work.h"
 #include "lockstep/comm/data_movement.h"
@@ -128,81 +127,6 @@ class AllReducedBuckets final : public BucketReduction {
   bool open_ = false;
 };
 
-// Wraps a reduction that c10d does not see, so that each one has a number, a
-// record and errors like any other collective of the group.
-class RecordedBuckets final : public BucketReduction {
- public:
-  RecordedBuckets(std::unique_ptr<BucketReduction> reduction,
-                  const std::vector<ReducedBucket>& buckets,
-                  const ProcessGroupPtr& group)
-      : reduction_(std::move(reduction)),
-        call_("reduce_buckets", group, std::chrono::milliseconds(0)),
-        dtype_(buckets.empty() ? nullptr
-                               : c10::toString(buckets[0].flat.scalar_type())) {
-    for (const auto& bucket : buckets) elements_ += bucket.flat.numel();
-  }
-  ~RecordedBuckets() override { end_record(/*failed=*/true); }
-
-  void begin(int64_t iteration, double divisor) override {
-    end_record(/*failed=*/true);  // if one was abandoned
-    current_.number = call_.number = call_.group->next_sequence_number();
-    const auto now = Deadline::Clock::now();
-    started_ = Deadline::after(call_.timeout, now);
-    record_ = call_.group->flight()->begin({.operation = call_.operation,
-                                            .dtype = dtype_,
-                                            .reduce_op = "SUM",
-                                            .number = call_.number,
-                                            .in_elements = elements_,
-                                            .out_elements = elements_},
-                                           FlightState::started, now);
-    checked([&] { reduction_->begin(iteration, divisor); });
-  }
-  void abandon() override {
-    end_record(/*failed=*/true);
-    reduction_->abandon();
-  }
-  void reclaim() override {
-    checked([&] { reduction_->reclaim(); });
-  }
-  double contribution_factor() const override {
-    return reduction_->contribution_factor();
-  }
-  void publish(size_t bucket) override { reduction_->publish(bucket); }
-  size_t advance() override {
-    size_t complete = 0;
-    checked([&] { complete = reduction_->advance(); });
-    return complete;
-  }
-  void finish() override {
-    checked([&] { reduction_->finish(); });
-    end_record(/*failed=*/false);
-  }
-
- private:
-  template <typename Step>
-  void checked(Step step) {
-    current_.function = user_function();
-    const CurrentCallScope scope(&current_);
-    try {
-      step();
-    } catch (const c10::DistError& error) {
-      end_record(/*failed=*/true);
-      call_.fail(started_, error);
-    }
-  }
-  void end_record(bool failed) {
-    call_.group->flight()->end(std::exchange(record_, 0), failed);
-  }
-
-  const std::unique_ptr<BucketReduction> reduction_;
-  Call call_;
-  CurrentCall current_{.operation = call_.operation};
-  const char* dtype_;
-  uint64_t elements_ = 0;
-  Deadline started_ = Deadline::after(std::chrono::milliseconds(0));
-  uint64_t record_ = 0;
-};
-
 // Returns the buckets with complex numbers as pairs of reals.
 std::vector<ReducedBucket> as_real(std::vector<ReducedBucket> buckets) {
   for (auto& [flat, owned] : buckets) {
@@ -241,12 +165,9 @@ std::unique_ptr<BucketReduction> make_bucket_reduction(
       std::ranges::all_of(buckets, is_shareable)) {
     std::unique_ptr<BucketReduction> reduction;
     run_step(Call("make_bucket_reduction", of, of->timeout()), [&] {
-      reduction = sharing->reduce_buckets(buckets, results, of->timeout());
+      reduction = sharing->reduce_buckets(buckets, results, of, of->timeout());
     });
-    if (reduction) {
-      return std::make_unique<RecordedBuckets>(std::move(reduction), buckets,
-                                               of);
-    }
+    if (reduction) return reduction;
   }
   return all_reduce_buckets(std::move(buckets), of);
 }

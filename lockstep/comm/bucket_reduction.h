@@ -7,16 +7,11 @@
 #include <memory>
 #include <vector>
 
+#include "lockstep/base/range.h"
+#include "lockstep/base/results.h"
 #include "lockstep/comm/process_group.h"
 
 namespace lockstep {
-
-// Elements [begin, end) of a bucket.
-struct ElementRange {
-  int64_t begin;
-  int64_t end;
-  bool operator==(const ElementRange&) const = default;
-};
 
 // One bucket of a BucketReduction.
 struct ReducedBucket {
@@ -26,13 +21,7 @@ struct ReducedBucket {
   // in rank order, each of n / size elements rounded up to whole cache lines
   // (64 bytes), the last ones shorter or empty. Results::owned follows these
   // ranges; otherwise they are a hint.
-  std::vector<ElementRange> owned{};
-};
-
-// Which elements hold the reduced values afterwards; the others are undefined.
-enum class Results {
-  everywhere,  // all, on every rank: an all-reduce
-  owned,       // those that the rank owns: a reduce-scatter in place
+  std::vector<Range> owned{};
 };
 
 // Reduces the same buckets again and again, once a backward pass: the seam

@@ -18,7 +18,7 @@ namespace lockstep {
 namespace {
 
 // The memory in which a dense tensor's elements lie.
-struct Range {
+struct Extent {
   const char* begin;
   const char* end;
 };
@@ -250,7 +250,7 @@ void require_shape(const Call& call, const char* argument,
 }
 
 void require_apart(const Call& call, const std::vector<at::Tensor>& written) {
-  std::vector<Range> ranges;
+  std::vector<Extent> extents;
   for (const auto& tensor : written) {
     if (tensor._is_zerotensor()) {
       throw call.mistake(c10::str(
@@ -264,12 +264,12 @@ void require_apart(const Call& call, const std::vector<at::Tensor>& written) {
     }
     if (tensor.numel() == 0 || !tensor.is_non_overlapping_and_dense()) continue;
     const auto* begin = static_cast<const char*>(tensor.const_data_ptr());
-    ranges.push_back({begin, begin + tensor.nbytes()});
+    extents.push_back({begin, begin + tensor.nbytes()});
   }
-  std::sort(ranges.begin(), ranges.end(),
-            [](const Range& a, const Range& b) { return a.begin < b.begin; });
-  for (size_t i = 1; i < ranges.size(); ++i) {
-    if (ranges[i].begin < ranges[i - 1].end) {
+  std::sort(extents.begin(), extents.end(),
+            [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
+  for (size_t i = 1; i < extents.size(); ++i) {
+    if (extents[i].begin < extents[i - 1].end) {
       throw call.mistake(
           "two of the tensors to write to overlap; give each its own memory");
     }

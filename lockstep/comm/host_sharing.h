@@ -40,7 +40,8 @@ class HostSharing {
  public:
   // Makes a reduction of `buckets`, which are contiguous CPU tensors of the
   // floating dtypes that the kernels have (std::invalid_argument for others).
-  // It has no flight records and no numbers: make_bucket_reduction() adds them.
+  // Each reduction has a number and a flight record of `group`, to which this
+  // backend belongs.
   // Returns nullptr on all ranks if a bucket of some rank is not that rank's
   // own memory from empty_shared() (which falls back to ordinary memory without
   // an error), or if another rank cannot reach it (it is out of file
@@ -48,7 +49,7 @@ class HostSharing {
   // begin() and finish().
   virtual std::unique_ptr<BucketReduction> reduce_buckets(
       std::vector<ReducedBucket> buckets, Results results,
-      std::chrono::milliseconds timeout) = 0;
+      const ProcessGroupPtr& group, std::chrono::milliseconds timeout) = 0;
 
   // `timeout` is for this call.
   virtual std::unique_ptr<SplitBarrier> split_barrier(

@@ -111,7 +111,7 @@ WORLD_TEST(BucketReductionByAllReduce, IsWhatGlooAndOrdinaryMemoryGet, 2, 3) {
   // One rank has a bucket in ordinary memory, as if shared memory were full.
   if (world.rank == 1) buckets[1].flat = at::empty({100});
   EXPECT_EQ(host_sharing(group.get())
-                ->reduce_buckets(buckets, Results::owned, seconds(30)),
+                ->reduce_buckets(buckets, Results::owned, nullptr, seconds(30)),
             nullptr);
   auto reduction = make_bucket_reduction(buckets, Results::owned, nullptr);
   run_round(*reduction, buckets, world, 0, false);
@@ -211,7 +211,7 @@ WORLD_TEST(BucketReductionOverTheHost, TakesFloatingTensorsOfTheCpu, 1) {
   for (const auto& flat :
        {at::Tensor(), at::ones({4}, at::kInt), at::ones({4, 4}).t()}) {
     EXPECT_THROW(sharing.reduce_buckets({{.flat = flat}}, Results::everywhere,
-                                        seconds(30)),
+                                        nullptr, seconds(30)),
                  std::invalid_argument);
   }
   EXPECT_THROW(sharing.zeros_in_common(-1, at::kFloat, seconds(30)),
@@ -314,7 +314,7 @@ WORLD_TEST(BucketReductionOverTheHost, RankThatDoesNotPublishIsNamed, 2) {
   auto part = new_group();
   std::vector<ReducedBucket> buckets{{.flat = empty_shared({5}, {}, part)}};
   auto reduction = host_sharing(part)->reduce_buckets(
-      buckets, Results::everywhere, seconds(4));
+      buckets, Results::everywhere, part, seconds(4));
   reduction->begin(1, world.size);
   if (world.rank == 0) {
     reduction->publish(0);

@@ -1,5 +1,5 @@
-// How ranks announce that they leave, and how ranks that start meet. Both use
-// only the store, so these tests need no GPU.
+// How ranks announce that they leave. This uses only the store, so these tests
+// need no GPU.
 #include "lockstep/comm/nccl/departure.h"
 
 #include <gtest/gtest.h>
@@ -8,8 +8,6 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
-
-#include "lockstep/comm/nccl/meeting.h"
 
 namespace lockstep::nccl {
 namespace {
@@ -128,39 +126,6 @@ TEST(Departure, IsWaitedForInSilence) {
   EXPECT_EQ(zero.wait(milliseconds(700)), -1);
   one.departure.announce(1);
   zero.departure.stop();
-  EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
-}
-
-BackendRequest member(const StorePtr& store, int rank, milliseconds timeout) {
-  return {.store = store,
-          .rank = rank,
-          .size = 3,
-          .timeout = timeout,
-          .group_name = "1",
-          .global_ranks = {4, 6, 9}};
-}
-
-TEST(Meeting, EndsWhenTheLastHasCome) {
-  auto store = c10::make_intrusive<c10d::HashStore>();
-  std::vector<std::future<void>> ranks;
-  for (int rank = 0; rank < 3; ++rank) {
-    ranks.push_back(std::async(std::launch::async, [&store, rank] {
-      meet(member(store, rank, kLongEnough));
-    }));
-  }
-  for (auto& rank : ranks) EXPECT_NO_THROW(rank.get());
-}
-
-TEST(Meeting, NamesTheAbsentAndNothingElseIsPrinted) {
-  auto hosted = host();
-  ::testing::internal::CaptureStderr();
-  try {
-    meet(member(hosted, 1, milliseconds(300)));
-    ADD_FAILURE() << "two did not come";
-  } catch (const c10::DistBackendError& error) {
-    EXPECT_STREQ(error.what_without_backtrace(),
-                 "rank 4, 9 did not come in time");
-  }
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
 }
 

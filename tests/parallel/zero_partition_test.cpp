@@ -52,7 +52,7 @@ TEST(Partition, EveryElementHasOneOwner) {
     for (size_t i = 0; i < sizes.size(); ++i) {
       ASSERT_EQ(all[i].size(), static_cast<size_t>(world_size));
       int64_t end = 0;
-      for (const ElementRange& range : all[i]) {
+      for (const Range& range : all[i]) {
         EXPECT_EQ(range.begin, end);
         end = range.end;
       }

@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "lockstep/base/environment.h"
+#include "lockstep/comm/gather_texts.h"
 #include "lockstep/comm/shm/protocol/layout.h"
 #include "lockstep/comm/shm/protocol_call.h"
 #include "lockstep/comm/shm/store_exchange.h"
@@ -32,20 +33,14 @@ std::string identity_of_this_host(int rank) {
 std::vector<std::string> told(const BackendRequest& request, const char* what,
                               const std::string& own,
                               const Deadline& deadline) {
-  auto& store = *request.store;
-  shm::set_text(store, numbered(what, request.rank), own);
-  std::vector<std::string> all;
-  for (int rank = 0; rank < request.size; ++rank) {
-    if (!shm::await_key(store, numbered(what, rank), deadline)) {
-      throw c10::DistBackendError(
-          {__func__, __FILE__, __LINE__},
-          c10::str("rank ", request.global_ranks[rank], " did not come within ",
-                   deadline.allowed().count(),
-                   " ms (for a Python rank, name \"cpu:gloo\" on all ranks)"));
-    }
-    all.push_back(shm::get_text(store, numbered(what, rank)));
+  try {
+    return gather_texts(request.members(), what, own, deadline);
+  } catch (const RanksAbsent& error) {
+    throw c10::DistBackendError(
+        {__func__, __FILE__, __LINE__},
+        c10::str(error.what_without_backtrace(),
+                 " (for a Python rank, name \"cpu:gloo\" on all ranks)"));
   }
-  return all;
 }
 
 std::vector<int> named(const std::vector<int>& ranks,

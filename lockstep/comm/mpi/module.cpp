@@ -13,6 +13,7 @@
 
 #include "lockstep/base/digest.h"
 #include "lockstep/base/environment.h"
+#include "lockstep/comm/gather_texts.h"
 #include "lockstep/comm/mpi/backend.h"
 
 namespace lockstep::mpi {
@@ -150,7 +151,8 @@ class MpiModule final : public Module {
     try {
       // MPI itself makes a communicator without a deadline, so wait for the
       // members first.
-      await_members(request);
+      gather_texts(request.members(), "mpi/", "",
+                   Deadline::after(request.timeout));
       Digest digest;
       digest.add(request.group_name);
       const int tag = static_cast<int>(digest.value() & 0x3fff);
@@ -162,30 +164,6 @@ class MpiModule final : public Module {
       // one in MPI.
       never_finalize();
       throw;
-    }
-  }
-
-  static void await_members(const BackendRequest& request) {
-    const auto deadline = Deadline::after(request.timeout);
-    const auto key = [](int rank) { return "mpi/" + std::to_string(rank); };
-    std::vector<std::string> keys;
-    for (int rank = 0; rank < request.size; ++rank) keys.push_back(key(rank));
-    request.store->set(key(request.rank), std::vector<uint8_t>{1});
-    // Polls, because LibTorch prints a warning of its own when Store::wait()
-    // runs out of time.
-    while (!request.store->check(keys)) {
-      if (deadline.expired()) {
-        std::string absent;
-        for (int rank = 0; rank < request.size; ++rank) {
-          if (request.store->check({key(rank)})) continue;
-          absent += (absent.empty() ? "" : ", ") +
-                    std::to_string(request.global_ranks[rank]);
-        }
-        if (absent.empty()) return;  // the last came at the last moment
-        throw c10::DistBackendError({__func__, __FILE__, __LINE__},
-                                    "rank " + absent + " did not come in time");
-      }
-      std::this_thread::sleep_for(milliseconds(1));
     }
   }
 

@@ -7,9 +7,9 @@
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #include <utility>
 
+#include "lockstep/comm/gather_texts.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/nccl/departure.h"
-#include "lockstep/comm/nccl/meeting.h"
 
 namespace lockstep::nccl {
 namespace {
@@ -96,7 +96,9 @@ c10::intrusive_ptr<c10d::Backend> create(const BackendRequest& request) {
   c10::cuda::set_device(device.index());
   auto backend = c10::make_intrusive<Nccl>(request, std::move(options));
   backend->setBoundDeviceId(device);
-  meet(request);
+  // NCCL itself would wait for ever for a rank that does not come.
+  gather_texts(request.members(), "lockstep/here/", "",
+               Deadline::after(request.timeout));
   backend->connect(device);
   return backend;
 }

@@ -127,7 +127,7 @@ class Backend final : public c10d::Backend,
 
   std::unique_ptr<BucketReduction> reduce_buckets(
       std::vector<ReducedBucket> buckets, Results results,
-      milliseconds timeout) override;
+      const ProcessGroupPtr& group, milliseconds timeout) override;
   std::unique_ptr<SplitBarrier> split_barrier(milliseconds timeout) override;
   at::Tensor zeros_in_common(int64_t count, const at::TensorOptions& options,
                              milliseconds timeout) override;

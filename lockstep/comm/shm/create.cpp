@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/comm/gather_texts.h"
 #include "lockstep/comm/shm/backend.h"
 #include "lockstep/comm/shm/protocol/handshake.h"
 #include "lockstep/comm/shm/protocol_call.h"
@@ -53,8 +54,7 @@ struct Host {
   std::string name;
 };
 
-Host read_host(c10d::Store& store, int rank) {
-  const auto text = get_text(store, "host/" + std::to_string(rank));
+Host read_host(const std::string& text) {
   const auto line = text.find('\n');
   return {text.substr(0, line), line == text.npos ? "" : text.substr(line + 1)};
 }
@@ -64,17 +64,15 @@ Host read_host(c10d::Store& store, int rank) {
 // connect ranks of different hosts and could not say why.
 void require_one_host(c10d::Store& store, const BackendRequest& request,
                       const Deadline& deadline) {
-  set_text(store, "host/" + std::to_string(request.rank),
-           host_identity() + "\n" + host_name());
+  const auto texts =
+      gather_texts({.store = store,
+                    .rank = request.rank,
+                    .global_ranks = request.global_ranks},
+                   "host/", host_identity() + "\n" + host_name(), deadline);
   std::vector<Host> hosts;
   std::string elsewhere;
   for (int rank = 0; rank < request.size; ++rank) {
-    if (!await_key(store, "host/" + std::to_string(rank), deadline)) {
-      fail(c10::str("rank ", request.global_ranks[rank],
-                    " did not come within ", deadline.allowed().count(),
-                    " ms"));
-    }
-    hosts.push_back(read_host(store, rank));
+    hosts.push_back(read_host(texts[rank]));
     if (hosts[rank].identity == hosts[0].identity) continue;
     elsewhere +=
         c10::str(elsewhere.empty() ? "" : ", ", "rank ",

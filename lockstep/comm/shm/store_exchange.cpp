@@ -8,14 +8,17 @@
 
 #include <c10/util/Exception.h>
 
+#include "lockstep/base/deadline.h"
+
 namespace lockstep::shm {
 namespace {
 
 constexpr std::chrono::microseconds kFirstPause{50};
 constexpr std::chrono::microseconds kLongestPause{5'000};
 
-}  // namespace
-
+// Waits until `key` is there; returns false if the deadline passes first. Asks
+// again and again, because LibTorch prints a warning of its own if
+// Store::wait() times out.
 bool await_key(c10d::Store& store, const std::string& key,
                const Deadline& deadline) {
   auto pause = kFirstPause;
@@ -27,15 +30,7 @@ bool await_key(c10d::Store& store, const std::string& key,
   return true;
 }
 
-void set_text(c10d::Store& store, const std::string& key,
-              const std::string& text) {
-  store.set(key, std::vector<uint8_t>(text.begin(), text.end()));
-}
-
-std::string get_text(c10d::Store& store, const std::string& key) {
-  const auto value = store.get(key);
-  return {value.begin(), value.end()};
-}
+}  // namespace
 
 Exchange exchange_over(const c10::intrusive_ptr<c10d::Store>& store) {
   // The protocol knows nothing of LibTorch and would take its stack trace for a
@@ -49,13 +44,13 @@ Exchange exchange_over(const c10::intrusive_ptr<c10d::Store>& store) {
   };
   return {.set =
               [=](const std::string& key, const std::string& value) {
-                plain([&] { set_text(*store, key, value); });
+                plain([&] { store->set(key, value); });
               },
           .get =
               [=](const std::string& key, std::chrono::milliseconds allowed) {
                 return plain([&] {
                   return await_key(*store, key, Deadline::after(allowed))
-                             ? std::optional(get_text(*store, key))
+                             ? std::optional(store->get_to_str(key))
                              : std::nullopt;
                 });
               }};

@@ -47,10 +47,10 @@ std::vector<std::vector<size_t>> assign_buckets(
   return buckets;
 }
 
-Bucket make_bucket(const std::vector<NamedParameter>& parameters,
-                   const std::vector<size_t>& members,
-                   const ProcessGroupPtr& group,
-                   std::optional<at::ScalarType> dtype) {
+GradientBucket make_bucket(const std::vector<NamedParameter>& parameters,
+                           const std::vector<size_t>& members,
+                           const ProcessGroupPtr& group,
+                           std::optional<at::ScalarType> dtype) {
   const auto& first = parameters[members.front()].tensor;
   auto options = first.options().requires_grad(false);
   if (dtype) options = options.dtype(dtype);
@@ -60,7 +60,7 @@ Bucket make_bucket(const std::vector<NamedParameter>& parameters,
     offsets.push_back(count);
     count += parameters[index].tensor.numel();
   }
-  Bucket bucket;
+  GradientBucket bucket;
   bucket.flat = empty_shared({count}, options, group);
   bucket.flat.zero_();
   // Below autograd and its tracking of views, an alias is a plain tensor.

@@ -19,7 +19,7 @@ struct NamedParameter {
 // Gradients of several parameters in one storage, so that one reduction moves
 // them all. It follows Li et al., "PyTorch Distributed: Experiences on
 // Accelerating Data Parallel Training" (VLDB 2020), section 3.2.3.
-struct Bucket {
+struct GradientBucket {
   // The place of one parameter in `flat`. `alias` shares the storage of `flat`
   // and has the parameter's sizes and, if the parameter is dense, its strides;
   // it becomes the parameter's .grad. It is not an autograd view (is_view() is
@@ -50,10 +50,10 @@ std::vector<std::vector<size_t>> assign_buckets(
 // Allocates one bucket for `members`, zeroed, in memory that the ranks of
 // `group` share if there is any (empty_shared()). `dtype`: the dtype of the
 // bucket; none: that of the parameters.
-Bucket make_bucket(const std::vector<NamedParameter>& parameters,
-                   const std::vector<size_t>& members,
-                   const ProcessGroupPtr& group,
-                   std::optional<at::ScalarType> dtype = {});
+GradientBucket make_bucket(const std::vector<NamedParameter>& parameters,
+                           const std::vector<size_t>& members,
+                           const ProcessGroupPtr& group,
+                           std::optional<at::ScalarType> dtype = {});
 
 // Returns whether `tensor` is exactly the memory of `alias`.
 bool same_memory(const at::Tensor& tensor, const at::Tensor& alias);

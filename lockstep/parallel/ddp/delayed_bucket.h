@@ -45,7 +45,7 @@ class DelayedBucket {
   std::vector<NamedParameter> parameters_;
   at::Tensor hook_;
   int rank_;
-  Bucket bucket_;
+  GradientBucket bucket_;
   std::unique_ptr<BucketReduction> reduction_;
   bool started_ = false;
 };

@@ -101,7 +101,7 @@ void GradientBuckets::part() {
           !gradient.has_storage() || same_memory(gradient, slot.alias)) {
         continue;
       }
-      if (std::ranges::any_of(buckets_, [&](const Bucket& other) {
+      if (std::ranges::any_of(buckets_, [&](const GradientBucket& other) {
             return gradient.is_alias_of(other.flat);
           })) {
         const at::NoGradGuard no_grad;

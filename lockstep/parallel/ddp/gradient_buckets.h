@@ -47,7 +47,7 @@ class GradientBuckets {
 
   const std::vector<NamedParameter>& parameters() const { return parameters_; }
   std::vector<at::Tensor> tensors() const;
-  const std::vector<Bucket>& buckets() const { return buckets_; }
+  const std::vector<GradientBucket>& buckets() const { return buckets_; }
   bool is_sparse(size_t parameter) const { return sparse_[parameter]; }
   // The dtype of the parameter's gradient as users see it.
   at::ScalarType dtype(size_t parameter) const { return dtypes_[parameter]; }
@@ -92,7 +92,7 @@ class GradientBuckets {
   // would add to undefined values. So remember_shards() records each gradient
   // as a backward left it; the tensor's version shows whether it has changed
   // since.
-  void own(std::vector<ElementRange> owned) { owned_ = std::move(owned); }
+  void own(std::vector<Range> owned) { owned_ = std::move(owned); }
   bool is_sharded() const { return !owned_.empty(); }
   std::vector<ReducedBucket> reduced_buckets() const;
   void remember_shards();
@@ -130,9 +130,9 @@ class GradientBuckets {
   Options options_;
   std::vector<bool> shared_;
   bool any_shared_ = false;
-  std::vector<Bucket> buckets_;
+  std::vector<GradientBucket> buckets_;
   std::vector<Place> places_;
-  std::vector<ElementRange> owned_;  // by parameter; empty: all elements
+  std::vector<Range> owned_;  // by parameter; empty: all elements
   std::map<size_t, LeftShard> left_shards_;
 };
 

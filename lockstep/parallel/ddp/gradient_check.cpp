@@ -13,7 +13,7 @@ GradientCheck::GradientCheck(const std::vector<NamedParameter>& parameters,
                              ProcessGroupPtr group)
     : parameters_(parameters), group_(std::move(group)) {}
 
-void GradientCheck::look(const Bucket& bucket) {
+void GradientCheck::look(const GradientBucket& bucket) {
   if (found_ >= 0) return;
   // One value that is not finite makes the sum so: one pass if all is well. A
   // sum of finite numbers may overflow, so the parameters are checked one by

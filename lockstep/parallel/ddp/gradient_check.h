@@ -16,7 +16,7 @@ class GradientCheck {
                 ProcessGroupPtr group);
 
   // Checks this rank's contribution, before it is published.
-  void look(const Bucket& bucket);
+  void look(const GradientBucket& bucket);
   void look(size_t parameter, const at::Tensor& gradient);
   // Forgets what was seen in a backward that was given up.
   void forget() { found_ = -1; }

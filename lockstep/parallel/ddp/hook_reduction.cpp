@@ -14,7 +14,7 @@ namespace {
 
 class HookReduction final : public BucketReduction {
  public:
-  HookReduction(const std::vector<Bucket>& buckets,
+  HookReduction(const std::vector<GradientBucket>& buckets,
                 const std::vector<NamedParameter>& parameters, CommHook hook,
                 ProcessGroupPtr group)
       : buckets_(buckets),
@@ -144,7 +144,7 @@ class HookReduction final : public BucketReduction {
     ++final_;
   }
 
-  const std::vector<Bucket>& buckets_;
+  const std::vector<GradientBucket>& buckets_;
   const std::vector<NamedParameter>& parameters_;
   CommHook hook_;
   const ProcessGroupPtr group_;
@@ -157,7 +157,7 @@ class HookReduction final : public BucketReduction {
 }  // namespace
 
 std::unique_ptr<BucketReduction> hook_buckets(
-    const std::vector<Bucket>& buckets,
+    const std::vector<GradientBucket>& buckets,
     const std::vector<NamedParameter>& parameters, CommHook hook,
     ProcessGroupPtr group) {
   return std::make_unique<HookReduction>(buckets, parameters, std::move(hook),

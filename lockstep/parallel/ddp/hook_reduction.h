@@ -28,7 +28,7 @@ namespace lockstep {
 // std::invalid_argument for a future whose value is not the bucket's elements.
 inline constexpr int kChained = 4;
 std::unique_ptr<BucketReduction> hook_buckets(
-    const std::vector<Bucket>& buckets,
+    const std::vector<GradientBucket>& buckets,
     const std::vector<NamedParameter>& parameters, CommHook hook,
     ProcessGroupPtr group);
 

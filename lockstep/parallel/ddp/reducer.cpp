@@ -122,7 +122,7 @@ void Reducer::delay(DelayedBucket delayed) {
   tracker_->watch_also(delayed_->hook(), [this] { delayed_->start(); });
 }
 
-void Reducer::shard(std::vector<ElementRange> owned, IsStepped is_stepped) {
+void Reducer::shard(std::vector<Range> owned, IsStepped is_stepped) {
   if (hook_) {
     throw std::logic_error(
         "gradients cannot be sharded if a communication hook reduces whole "

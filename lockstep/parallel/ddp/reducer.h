@@ -114,7 +114,7 @@ class Reducer final : private BackwardListener {
   // if it does, a backward that would add to the shards of its gradient throws
   // std::logic_error.
   using IsStepped = std::function<bool(size_t parameter)>;
-  void shard(std::vector<ElementRange> owned, IsStepped is_stepped);
+  void shard(std::vector<Range> owned, IsStepped is_stepped);
 
   // Sets a callback that is called in backward, in its thread, in the order of
   // the buckets, when the gradients of these parameters() are final on this

@@ -66,7 +66,7 @@ ParameterGather::ParameterGather(const std::vector<at::Tensor>& parameters,
     if (parameter.numel() == 0) continue;
     const auto owner = static_cast<size_t>(
         std::find_if(ranges[i].begin(), ranges[i].end(),
-                     [](ElementRange r) { return r.end > r.begin; }) -
+                     [](Range r) { return r.end > r.begin; }) -
         ranges[i].begin());
     if (parameter.nbytes() < kLarge) {
       on_device.push_back({memory_alias(parameter), owner});

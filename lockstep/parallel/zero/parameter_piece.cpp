@@ -8,10 +8,10 @@
 
 namespace lockstep {
 
-at::Tensor memory_slice(const at::Tensor& tensor, ElementRange range) {
+at::Tensor memory_slice(const at::Tensor& tensor, Range range) {
   // Below autograd and its tracking of views, an alias is a plain tensor.
   const at::AutoDispatchBelowADInplaceOrView no_views;
-  return tensor.as_strided({range.end - range.begin}, {1},
+  return tensor.as_strided({range.size()}, {1},
                            tensor.storage_offset() + range.begin);
 }
 
@@ -21,8 +21,8 @@ at::Tensor memory_alias(const at::Tensor& tensor) {
                            tensor.storage_offset());
 }
 
-ParameterPiece::ParameterPiece(at::Tensor parameter, ElementRange range,
-                               bool shaped, bool keep_gradient)
+ParameterPiece::ParameterPiece(at::Tensor parameter, Range range, bool shaped,
+                               bool keep_gradient)
     : parameter_(std::move(parameter)),
       range_(range),
       shaped_(shaped || !parameter_.is_non_overlapping_and_dense()),

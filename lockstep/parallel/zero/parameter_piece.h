@@ -9,7 +9,7 @@ namespace lockstep {
 // Returns the elements `range` of `tensor`, counted in memory order, as a
 // tensor of shape [end - begin] that shares its memory; it is not an autograd
 // view and does not share the version counter. `tensor` must be dense.
-at::Tensor memory_slice(const at::Tensor& tensor, ElementRange range);
+at::Tensor memory_slice(const at::Tensor& tensor, Range range);
 
 // Returns such an alias of the whole tensor, with its sizes and strides.
 at::Tensor memory_alias(const at::Tensor& tensor);
@@ -21,11 +21,11 @@ class ParameterPiece {
   // that looks at more than single elements; otherwise the piece has one
   // dimension. `keep_gradient`: whether the gradient's memory stays the same
   // from step to step (a bucket), so that it pays to keep the alias.
-  ParameterPiece(at::Tensor parameter, ElementRange range, bool shaped,
+  ParameterPiece(at::Tensor parameter, Range range, bool shaped,
                  bool keep_gradient);
 
   const at::Tensor& parameter() const { return parameter_; }
-  ElementRange range() const { return range_; }
+  Range range() const { return range_; }
   bool shaped() const { return shaped_; }
   // Returns the tensor that the optimizer steps; it is always the same object.
   const at::Tensor& tensor() const { return piece_; }
@@ -49,7 +49,7 @@ class ParameterPiece {
 
  private:
   at::Tensor parameter_;
-  ElementRange range_;
+  Range range_;
   bool shaped_;
   bool keep_gradient_;
   at::Tensor piece_;

@@ -5,14 +5,14 @@
 #include <cstdint>
 #include <vector>
 
-#include "lockstep/comm/bucket_reduction.h"
+#include "lockstep/base/range.h"
 
 namespace lockstep {
 
 // The elements of one parameter that each rank owns, in memory order: rank r
 // owns the range ranges[r], which may be empty. The ranges ascend, and together
 // hold every element once.
-using Ranges = std::vector<ElementRange>;
+using Ranges = std::vector<Range>;
 
 // Decides which rank steps which elements. It follows Rajbhandari et al.,
 // "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models" (SC

@@ -121,7 +121,7 @@ ShardedOptimizer::ShardedOptimizer(Make make, bool element_wise,
 }
 
 void ShardedOptimizer::bind(DdpState& ddp) {
-  std::vector<ElementRange> owned;
+  std::vector<Range> owned;
   for (const Ranges& ranges : ranges_) {
     owned.push_back(ranges[static_cast<size_t>(group_->rank())]);
   }
@@ -158,7 +158,7 @@ void ShardedOptimizer::register_parameters(
   for (size_t i = 0; i < parameters.size(); ++i) {
     const at::Tensor& parameter = parameters[i];
     index_.emplace(parameter.unsafeGetTensorImpl(), parameters_.size());
-    const ElementRange mine = ranges[i][rank];
+    const Range mine = ranges[i][rank];
     pieces_.push_back(mine.begin == mine.end
                           ? nullptr
                           : std::make_unique<ParameterPiece>(parameter, mine,

@@ -55,7 +55,7 @@ void assemble(OptimizerState& whole, const json& description,
   for (const json& entry : description) {
     const auto number = entry.at("parameter").get<int64_t>();
     const at::Tensor& parameter = parameters[static_cast<size_t>(number)];
-    const ElementRange range{entry.at("begin"), entry.at("end")};
+    const Range range{entry.at("begin"), entry.at("end")};
     auto& values = whole.state[number];
     if (entry.contains("step")) {
       const double step = entry.at("step");
@@ -69,8 +69,7 @@ void assemble(OptimizerState& whole, const json& description,
         values[name] = at::zeros_like(parameter.detach());
         tensor = std::get_if<at::Tensor>(&values[name]);
       }
-      const at::Tensor flat =
-          at::empty({range.end - range.begin}, tensor->options());
+      const at::Tensor flat = at::empty({range.size()}, tensor->options());
       receive(flat);
       if (entry.at("shaped").get<bool>()) {
         tensor->copy_(flat.view(tensor->sizes()));

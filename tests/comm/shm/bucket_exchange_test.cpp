@@ -170,8 +170,8 @@ TEST_P(Buckets, NoneAtAllIsARoundToo) {
 }
 
 // Returns the error of make() if rank 1 passes other buckets than the rest.
-std::string mismatch_of(const std::vector<ExchangedBucket>& most,
-                        const std::vector<ExchangedBucket>& of_one,
+std::string mismatch_of(const std::vector<Bucket>& most,
+                        const std::vector<Bucket>& of_one,
                         Results results_of_one = Results::everywhere) {
   ThreadWorld world(3, small_tuning());
   std::vector<std::string> words(3);
@@ -200,8 +200,8 @@ std::string mismatch_of(const std::vector<ExchangedBucket>& most,
   return words[0];
 }
 
-ExchangedBucket of(size_t count, DType dtype = DType::float32,
-                   std::vector<Interval> owned = {}) {
+Bucket of(size_t count, DType dtype = DType::float32,
+          std::vector<Range> owned = {}) {
   return {.data = nullptr,
           .count = count,
           .dtype = dtype,
@@ -223,8 +223,8 @@ TEST(BucketLayouts, ThatDifferAreNamedOnAllRanks) {
 }
 
 TEST(BucketLayouts, WhoseOwnersAreWrongAreNamedOnAllRanks) {
-  auto owning = [](size_t begin, size_t end) {
-    return std::vector<ExchangedBucket>{
+  auto owning = [](int64_t begin, int64_t end) {
+    return std::vector<Bucket>{
         of(10, DType::float32, {{.begin = begin, .end = end}})};
   };
   EXPECT_THAT(mismatch_of({of(10)}, owning(0, 9)),
@@ -235,6 +235,8 @@ TEST(BucketLayouts, WhoseOwnersAreWrongAreNamedOnAllRanks) {
               HasSubstr("two ranks own element 0"));
   EXPECT_THAT(mismatch_of({of(10)}, owning(5, 11)),
               HasSubstr("rank 1 owns elements 5 to 11"));
+  EXPECT_THAT(mismatch_of({of(10)}, owning(-5, 10)),
+              HasSubstr("rank 1 owns elements -5 to 10"));
 }
 
 TEST(BucketLayouts, CallOfSomethingElseIsNamed) {

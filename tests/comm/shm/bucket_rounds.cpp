@@ -27,7 +27,7 @@ BucketRank::BucketRank(Group& group, const Values& values, Rounds rounds)
   }
   memory_ = static_cast<std::byte*>(group.allocate_registered(bytes_));
   std::memset(memory_, static_cast<int>(kGuarded), bytes_);
-  std::vector<ExchangedBucket> buckets;
+  std::vector<Bucket> buckets;
   for (size_t i = 0; i < offsets.size(); ++i) {
     data_.push_back(memory_ + offsets[i]);
     const auto& [count, dtype] = rounds_.buckets[i];
@@ -36,7 +36,7 @@ BucketRank::BucketRank(Group& group, const Values& values, Rounds rounds)
                        .dtype = dtype,
                        .owned = rounds_.uneven_owners
                                     ? owned_by(group.rank(), i)
-                                    : std::vector<Interval>{}});
+                                    : std::vector<Range>{}});
   }
   exchange_ =
       BucketExchange::make(group, buckets, rounds_.results, rounds_.timeout);
@@ -48,13 +48,13 @@ BucketRank::~BucketRank() {
   group_.free_registered(memory_);
 }
 
-std::vector<Interval> BucketRank::owned_by(int rank, size_t bucket) const {
+std::vector<Range> BucketRank::owned_by(int rank, size_t bucket) const {
   const auto& [count, dtype] = rounds_.buckets[bucket];
   if (!rounds_.uneven_owners) {
-    return {equal_slice({.begin = 0, .end = count}, rank, group_.size(),
+    return {equal_slice({0, static_cast<int64_t>(count)}, rank, group_.size(),
                         kernels::size_of(dtype))};
   }
-  std::vector<Interval> owned;
+  std::vector<Range> owned;
   size_t begin = 0;
   for (uint64_t piece = 0; begin < count; ++piece) {
     const auto chance = mixed(bucket, piece, 77);
@@ -63,7 +63,7 @@ std::vector<Interval> BucketRank::owned_by(int rank, size_t bucket) const {
     const int owners =
         std::max<int>(1, group_.size() - static_cast<int>(bucket % 2));
     if (static_cast<int>(chance / 64 % owners) == rank) {
-      owned.push_back({.begin = begin, .end = end});
+      owned.push_back({static_cast<int64_t>(begin), static_cast<int64_t>(end)});
     }
     begin = end;
   }
@@ -100,11 +100,12 @@ void BucketRank::compare(uint64_t step, size_t bucket) const {
   if (!averages && divisor != 1) {
     kernels::scale_scalar(result, result, count, dtype, 1 / divisor);
   }
-  const auto checked = rounds_.results == Results::everywhere
-                           ? std::vector<Interval>{{.begin = 0, .end = count}}
-                           : owned_by(group_.rank(), bucket);
+  const auto checked =
+      rounds_.results == Results::everywhere
+          ? std::vector<Range>{{0, static_cast<int64_t>(count)}}
+          : owned_by(group_.rank(), bucket);
   for (const auto& [begin, end] : checked) {
-    for (size_t i = begin; i < end; ++i) {
+    for (int64_t i = begin; i < end; ++i) {
       if (std::memcmp(data_[bucket] + i * element,
                       expected.data() + i * element, element) != 0) {
         throw std::runtime_error("step " + std::to_string(step) + ", bucket " +

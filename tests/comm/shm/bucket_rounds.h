@@ -13,8 +13,6 @@
 // Reductions by a BucketExchange; every bit of their results is checked.
 namespace lockstep::shm::testing {
 
-using Results = BucketExchange::Results;
-
 struct BucketShape {
   size_t count;
   DType dtype = DType::float32;
@@ -49,7 +47,7 @@ class BucketRank {
   // buckets, and advances as far as these allow.
   void abandon(uint64_t step, size_t publishes);
 
-  std::vector<Interval> owned_by(int rank, size_t bucket) const;
+  std::vector<Range> owned_by(int rank, size_t bucket) const;
 
  private:
   void fill(uint64_t step, size_t bucket);

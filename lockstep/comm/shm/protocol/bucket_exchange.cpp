@@ -24,9 +24,9 @@ constexpr size_t kPieceBytes = size_t{16} << 10;
 // wait.
 constexpr size_t kOneShotBytes = size_t{4} << 10;
 
-BucketLayout layout_of(Core& core, const std::vector<ExchangedBucket>& buckets,
-                       bool everywhere) {
-  BucketLayout layout{.everywhere = everywhere, .buckets = {}};
+BucketLayout layout_of(Core& core, const std::vector<Bucket>& buckets,
+                       Results results) {
+  BucketLayout layout{.results = results, .buckets = buckets};
   for (const auto& bucket : buckets) {
     // No rank reaches for an empty bucket, so any region but 0 will do.
     RegisteredMemory::Place place{.region = bucket.count == 0 ? 1u : 0u,
@@ -40,10 +40,7 @@ BucketLayout layout_of(Core& core, const std::vector<ExchangedBucket>& buckets,
       } catch (const std::exception&) {  // its descriptor cannot be sent
       }
     }
-    layout.buckets.push_back({.count = bucket.count,
-                              .dtype = bucket.dtype,
-                              .place = place,
-                              .owned = bucket.owned});
+    layout.places.push_back(place);
   }
   return layout;
 }
@@ -84,9 +81,8 @@ std::vector<BucketLayout> exchanged(Group& group, const BucketLayout& own,
 
 bool all_reachable(std::span<const BucketLayout> layouts) {
   return std::ranges::all_of(layouts, [](const BucketLayout& layout) {
-    return std::ranges::all_of(layout.buckets, [](const auto& bucket) {
-      return bucket.place.region != 0;
-    });
+    return std::ranges::all_of(
+        layout.places, [](const auto& place) { return place.region != 0; });
   });
 }
 
@@ -99,7 +95,7 @@ bool has_owners(std::span<const BucketLayout> layouts, size_t bucket) {
 }  // namespace
 
 std::unique_ptr<BucketExchange> BucketExchange::make(
-    Group& group, const std::vector<ExchangedBucket>& buckets, Results results,
+    Group& group, const std::vector<Bucket>& buckets, Results results,
     milliseconds timeout) {
   auto& core = group.core();
   const auto deadline = Deadline::after(timeout);
@@ -116,44 +112,39 @@ std::unique_ptr<BucketExchange> BucketExchange::make(
   // to every peer has room for loans, which layout_of() may send.
   gather_all(core, what, uint8_t{0}, left());
   const auto layouts =
-      exchanged(group, layout_of(core, buckets, results == Results::everywhere),
-                call, deadline);
+      exchanged(group, layout_of(core, buckets, results), call, deadline);
   if (!all_reachable(layouts)) return nullptr;
 
   std::unique_ptr<BucketExchange> made;
-  std::vector<Bucket> mapped;
+  std::vector<MappedBucket> mapped;
   size_t copy_bytes = 0;
   bool well = true;
   try {
     for (size_t i = 0; i < buckets.size(); ++i) {
-      const auto& [data, count, dtype, owned] = buckets[i];
-      Bucket bucket{.count = count,
-                    .dtype = dtype,
-                    .owned = owned,
-                    .data = {},
-                    .held = {},
-                    .one_shot = false,
-                    .offset = copy_bytes};
-      const size_t bytes = count * kernels::size_of(dtype);
+      MappedBucket bucket{buckets[i]};
+      bucket.offset = copy_bytes;
+      const size_t count = bucket.count;
+      const size_t element = kernels::size_of(bucket.dtype);
+      const size_t bytes = count * element;
       if (results == Results::everywhere && core.size > 1 &&
           bytes <= std::min(kOneShotBytes, core.tuning.one_shot_bytes)) {
         bucket.one_shot = true;
         copy_bytes += (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
       }
       if (!has_owners(layouts, i)) {
-        bucket.owned = {equal_slice({0, count}, core.rank, core.size,
-                                    kernels::size_of(dtype))};
+        bucket.owned = {equal_slice({0, static_cast<int64_t>(count)}, core.rank,
+                                    core.size, element)};
       }
       std::erase_if(bucket.owned,
-                    [](const Interval& one) { return one.size() == 0; });
+                    [](const Range& one) { return one.size() == 0; });
       for (int peer = 0; count != 0 && peer < core.size; ++peer) {
         if (peer == core.rank) {
-          bucket.data.push_back(static_cast<std::byte*>(data));
+          bucket.by_rank.push_back(static_cast<std::byte*>(bucket.data));
           continue;
         }
         bucket.held.push_back(
-            core.registered.reach(peer, layouts[peer].buckets[i].place, bytes));
-        bucket.data.push_back(bucket.held.back().get());
+            core.registered.reach(peer, layouts[peer].places[i], bytes));
+        bucket.by_rank.push_back(bucket.held.back().get());
       }
       mapped.push_back(std::move(bucket));
     }
@@ -170,7 +161,7 @@ std::unique_ptr<BucketExchange> BucketExchange::make(
   return made;
 }
 
-BucketExchange::BucketExchange(Group& group, std::vector<Bucket> buckets,
+BucketExchange::BucketExchange(Group& group, std::vector<MappedBucket> buckets,
                                size_t copy_bytes, Results results,
                                milliseconds timeout)
     : core_(group.core()),
@@ -257,7 +248,7 @@ void BucketExchange::publish(size_t bucket) {
     // Two reductions ago a peer read this place. Since then it has published
     // the buckets of the reduction in between, and this rank has waited for
     // that.
-    std::memcpy(copy_of(core_.rank, one), one.data[core_.rank],
+    std::memcpy(copy_of(core_.rank, one), one.data,
                 one.count * kernels::size_of(one.dtype));
   }
   ++published_;
@@ -266,7 +257,7 @@ void BucketExchange::publish(size_t bucket) {
   core_.waiting.wake_sleepers();
 }
 
-std::byte* BucketExchange::copy_of(int of, const Bucket& bucket) const {
+std::byte* BucketExchange::copy_of(int of, const MappedBucket& bucket) const {
   return memory_.data() + core_.size * sizeof(Counters) +
          (2 * of + rounds_ % 2) * copy_bytes_ + bucket.offset;
 }
@@ -328,30 +319,31 @@ void BucketExchange::compare_iterations() const {
   }
 }
 
-void BucketExchange::reduce(const Bucket& bucket) const {
+void BucketExchange::reduce(const MappedBucket& bucket) const {
   if (core_.size == 1 && divisor_ == 1) return;
   if (bucket.one_shot) return reduce_copies(bucket);
-  const size_t piece = kPieceBytes / kernels::size_of(bucket.dtype);
+  const auto piece =
+      static_cast<int64_t>(kPieceBytes / kernels::size_of(bucket.dtype));
   for (const auto& [begin, end] : bucket.owned) {
-    for (size_t at = begin; at < end; at += piece) {
+    for (int64_t at = begin; at < end; at += piece) {
       reduce_piece(bucket, {at, std::min(at + piece, end)});
     }
   }
 }
 
-void BucketExchange::reduce_piece(const Bucket& bucket,
-                                  Interval elements) const {
+void BucketExchange::reduce_piece(const MappedBucket& bucket,
+                                  Range elements) const {
   const int n = core_.size;
   const auto offset = elements.begin * kernels::size_of(bucket.dtype);
   std::array<const void*, kMaxRanks> sources;
   // This rank's place comes first.
   std::array<void*, kMaxRanks> results;
-  results[0] = bucket.data[core_.rank] + offset;
+  results[0] = bucket.by_rank[core_.rank] + offset;
   size_t written = 1;
   for (int peer = 0; peer < n; ++peer) {
-    sources[peer] = bucket.data[peer] + offset;
+    sources[peer] = bucket.by_rank[peer] + offset;
     if (peer != core_.rank && results_ == Results::everywhere) {
-      results[written++] = bucket.data[peer] + offset;
+      results[written++] = bucket.by_rank[peer] + offset;
     }
   }
   const std::span<const void* const> from(sources.data(), n);
@@ -371,9 +363,9 @@ void BucketExchange::reduce_piece(const Bucket& bucket,
   }
 }
 
-void BucketExchange::reduce_copies(const Bucket& bucket) const {
+void BucketExchange::reduce_copies(const MappedBucket& bucket) const {
   if (bucket.count == 0) return;
-  void* const result = bucket.data[core_.rank];
+  void* const result = bucket.data;
   std::array<const void*, kMaxRanks> sources;
   for (int peer = 0; peer < core_.size; ++peer) {
     sources[peer] = peer == core_.rank ? result : copy_of(peer, bucket);

@@ -17,16 +17,6 @@ namespace lockstep::shm {
 
 class Patience;
 
-// One bucket of this rank: `count` elements of a floating dtype in this rank's
-// registered memory.
-struct ExchangedBucket {
-  void* data;
-  size_t count;
-  DType dtype;
-  // The ranges that this rank reduces. Empty on all ranks: equal_slice().
-  std::vector<Interval> owned{};
-};
-
 // Reduces the same buckets of registered memory again and again, without a
 // collective for each bucket and without a thread. Each rank counts, on cache
 // lines of its own, what it has published and reduced. Whenever a rank is asked
@@ -57,8 +47,6 @@ struct ExchangedBucket {
 // outlive this object.
 class BucketExchange {
  public:
-  enum class Results { everywhere, owned };
-
   // A collective of the group. Returns null on all ranks if some rank's buckets
   // cannot be reached by all others: they are not registered, or there are no
   // descriptors or no memory left. If the ranks disagree about the number of
@@ -66,8 +54,8 @@ class BucketExchange {
   // with what the first two that disagree have. `timeout` is for this call, and
   // for each begin() and finish().
   static std::unique_ptr<BucketExchange> make(
-      Group& group, const std::vector<ExchangedBucket>& buckets,
-      Results results, milliseconds timeout);
+      Group& group, const std::vector<Bucket>& buckets, Results results,
+      milliseconds timeout);
 
   // Gives up the reduction that this rank is in, if any, and tells the others.
   // Never blocks.
@@ -107,22 +95,20 @@ class BucketExchange {
     std::atomic<uint64_t> finished;
     alignas(64) std::byte unused[64];  // processors fetch lines in pairs
   };
-  struct Bucket {
-    size_t count;
-    DType dtype;
-    std::vector<Interval> owned;
-    std::vector<std::byte*> data;                  // by rank
-    std::vector<std::shared_ptr<std::byte>> held;  // the peers' mappings
+  // A bucket of all ranks. `owned` are this rank's ranges, equal slices too.
+  struct MappedBucket : Bucket {
+    std::vector<std::byte*> by_rank{};  // where each rank's data is
+    std::vector<std::shared_ptr<std::byte>> held{};  // the peers' mappings
     // The bucket is so small that each rank copies its contribution beside the
     // counters and reduces all of it, so no rank waits for the results of
     // another.
-    bool one_shot;
-    size_t offset;  // of the copy
+    bool one_shot = false;
+    size_t offset = 0;  // of the copy
   };
 
   // `copy_bytes` is the size of one rank's copies in one reduction.
-  BucketExchange(Group& group, std::vector<Bucket> buckets, size_t copy_bytes,
-                 Results results, milliseconds timeout);
+  BucketExchange(Group& group, std::vector<MappedBucket> buckets,
+                 size_t copy_bytes, Results results, milliseconds timeout);
   Counters& counters(int rank) const {
     return reinterpret_cast<Counters*>(memory_.data())[rank];
   }
@@ -131,16 +117,16 @@ class BucketExchange {
   // Returns where rank `of`'s contribution is copied. Two places are used in
   // turn by the reductions, so that peers may still read one when the rank
   // writes the other.
-  std::byte* copy_of(int of, const Bucket& bucket) const;
+  std::byte* copy_of(int of, const MappedBucket& bucket) const;
   size_t advance(std::memory_order order);
   void compare_iterations() const;
   // Returns whether `counter` of every rank covers `bucket`. `known` is a value
   // that `counter` of every rank is known to have reached.
   bool all_have(std::atomic<uint64_t> Counters::*counter, size_t bucket,
                 uint64_t& known, std::memory_order order) const;
-  void reduce(const Bucket& bucket) const;
-  void reduce_copies(const Bucket& bucket) const;
-  void reduce_piece(const Bucket& bucket, Interval elements) const;
+  void reduce(const MappedBucket& bucket) const;
+  void reduce_copies(const MappedBucket& bucket) const;
+  void reduce_piece(const MappedBucket& bucket, Range elements) const;
   size_t progress() const { return next_ + complete_; }
   void await_progress(Patience& patience);
   using Missing = std::function<uint64_t(std::memory_order)>;
@@ -160,7 +146,7 @@ class BucketExchange {
   std::string size_in_words() const;
 
   Core& core_;
-  const std::vector<Bucket> buckets_;
+  const std::vector<MappedBucket> buckets_;
   const size_t copy_bytes_;
   const Results results_;
   const milliseconds timeout_;

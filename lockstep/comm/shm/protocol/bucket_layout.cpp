@@ -9,7 +9,7 @@
 namespace lockstep::shm {
 namespace {
 
-size_t divided_up(size_t what, size_t by) { return (what + by - 1) / by; }
+int64_t divided_up(int64_t what, int64_t by) { return (what + by - 1) / by; }
 
 std::string bucket_name(size_t bucket, size_t of) {
   return "bucket " + std::to_string(bucket + 1) + " of " + std::to_string(of);
@@ -17,7 +17,8 @@ std::string bucket_name(size_t bucket, size_t of) {
 
 std::string text_of(const BucketLayout& layout) {
   return std::to_string(layout.buckets.size()) + " buckets with results " +
-         (layout.everywhere ? "everywhere" : "where they are owned");
+         (layout.results == Results::everywhere ? "everywhere"
+                                                : "where they are owned");
 }
 
 std::string text_of(const BucketLayout& layout, size_t bucket) {
@@ -32,7 +33,7 @@ std::optional<std::string> wrong_owners(std::span<const BucketLayout> layouts,
                                         std::span<const std::string> names,
                                         size_t bucket) {
   struct Owned {
-    Interval elements;
+    Range elements;
     size_t rank;
   };
   std::vector<Owned> all;
@@ -45,12 +46,13 @@ std::optional<std::string> wrong_owners(std::span<const BucketLayout> layouts,
   std::ranges::sort(all, {}, [](const Owned& owned) {
     return std::pair(owned.elements.begin, owned.elements.end);
   });
-  const size_t count = layouts[0].buckets[bucket].count;
+  const auto count = static_cast<int64_t>(layouts[0].buckets[bucket].count);
   const auto where = " of " + bucket_name(bucket, layouts[0].buckets.size()) +
                      " (" + std::to_string(count) + " elements)";
-  size_t end = 0;
+  int64_t end = 0;
   for (const auto& [elements, rank] : all) {
-    if (elements.begin > elements.end || elements.end > count) {
+    if (elements.begin < 0 || elements.begin > elements.end ||
+        elements.end > count) {
       return names[rank] + " owns elements " + std::to_string(elements.begin) +
              " to " + std::to_string(elements.end) + where;
     }
@@ -69,24 +71,24 @@ std::optional<std::string> wrong_owners(std::span<const BucketLayout> layouts,
 
 }  // namespace
 
-Interval equal_slice(Interval elements, int of, int ranks,
-                     size_t element_bytes) {
-  const size_t line = kCacheLine / element_bytes;
-  const size_t each =
+Range equal_slice(Range elements, int of, int ranks, size_t element_bytes) {
+  const auto line = static_cast<int64_t>(kCacheLine / element_bytes);
+  const int64_t each =
       divided_up(divided_up(elements.size(), ranks), line) * line;
   return {std::min(elements.begin + of * each, elements.end),
           std::min(elements.begin + (of + 1) * each, elements.end)};
 }
 
 std::vector<uint64_t> BucketLayout::encode() const {
-  std::vector<uint64_t> words{everywhere, buckets.size()};
-  for (const auto& bucket : buckets) {
-    words.insert(
-        words.end(),
-        {bucket.count, static_cast<uint64_t>(bucket.dtype), bucket.place.region,
-         bucket.place.offset, bucket.owned.size()});
+  std::vector<uint64_t> words{static_cast<uint64_t>(results), buckets.size()};
+  for (size_t i = 0; i < buckets.size(); ++i) {
+    const auto& bucket = buckets[i];
+    words.insert(words.end(),
+                 {bucket.count, static_cast<uint64_t>(bucket.dtype),
+                  places[i].region, places[i].offset, bucket.owned.size()});
     for (const auto& [begin, end] : bucket.owned) {
-      words.insert(words.end(), {begin, end});
+      words.insert(words.end(),
+                   {static_cast<uint64_t>(begin), static_cast<uint64_t>(end)});
     }
   }
   return words;
@@ -100,16 +102,17 @@ BucketLayout BucketLayout::decode(std::span<const uint64_t> words) {
     }
     return words[at++];
   };
-  BucketLayout layout{.everywhere = next() != 0, .buckets = {}};
+  BucketLayout layout{.results = static_cast<Results>(next()), .buckets = {}};
   for (uint64_t left = next(); left > 0; --left) {
-    Bucket bucket{
-        .count = next(),
-        .dtype = static_cast<kernels::DType>(next()),
-        .place = {.region = static_cast<uint32_t>(next()), .offset = next()},
-        .owned = {}};
+    Bucket bucket{.data = nullptr,
+                  .count = next(),
+                  .dtype = static_cast<kernels::DType>(next())};
+    layout.places.push_back(
+        {.region = static_cast<uint32_t>(next()), .offset = next()});
     for (uint64_t owned = next(); owned > 0; --owned) {
-      const auto begin = next();
-      bucket.owned.push_back({.begin = begin, .end = next()});
+      const auto begin = static_cast<int64_t>(next());
+      bucket.owned.push_back(
+          {.begin = begin, .end = static_cast<int64_t>(next())});
     }
     layout.buckets.push_back(std::move(bucket));
   }

@@ -7,37 +7,34 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/base/range.h"
+#include "lockstep/base/results.h"
 #include "lockstep/comm/shm/protocol/registered_memory.h"
 #include "lockstep/kernels/dtype.h"
 
 namespace lockstep::shm {
 
-// Elements [begin, end).
-struct Interval {
-  size_t begin;
-  size_t end;
-  size_t size() const { return end - begin; }
-  bool operator==(const Interval&) const = default;
+// One bucket of a rank: `count` elements of a floating dtype.
+struct Bucket {
+  void* data;  // in registered memory of that rank; null in a peer's layout
+  size_t count;
+  kernels::DType dtype;
+  // The ranges that the rank reduces. Empty on all ranks: equal_slice().
+  std::vector<Range> owned{};
 };
 
 // Returns rank `of`'s part if `elements` are divided equally between `ranks`.
 // The parts are whole cache lines: two ranks that write to one line would take
 // it from each other all the time. The last parts may be shorter, or empty.
-Interval equal_slice(Interval elements, int of, int ranks,
-                     size_t element_bytes);
+Range equal_slice(Range elements, int of, int ranks, size_t element_bytes);
 
 // What one rank tells the others about the buckets that all will reduce
 // (bucket_exchange.h).
 struct BucketLayout {
-  struct Bucket {
-    size_t count;
-    kernels::DType dtype;
-    // Where the bucket lies; region 0 if no peer could reach it.
-    RegisteredMemory::Place place;
-    std::vector<Interval> owned;
-  };
-  bool everywhere;
+  Results results;
   std::vector<Bucket> buckets;
+  // Where each bucket lies; region 0 if no peer could reach it.
+  std::vector<RegisteredMemory::Place> places{};
 
   std::vector<uint64_t> encode() const;
   // Throws std::runtime_error if `words` is cut short.

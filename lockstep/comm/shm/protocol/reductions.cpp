@@ -61,11 +61,12 @@ void reduce_one_shot(const Reduction& r) {
 void reduce_in_place(const Reduction& r,
                      const std::array<std::byte*, kMaxRanks>& data) {
   const int n = r.core.size;
-  const auto own = equal_slice({0, r.count}, r.core.rank, n, r.element());
+  const auto own = equal_slice({0, static_cast<int64_t>(r.count)}, r.core.rank,
+                               n, r.element());
   // Pieces of this size stay in the nearest caches while they are written to
   // all destinations.
-  const size_t piece = (size_t{16} << 10) / r.element();
-  for (size_t at = own.begin; at < own.end; at += piece) {
+  const auto piece = static_cast<int64_t>((size_t{16} << 10) / r.element());
+  for (int64_t at = own.begin; at < own.end; at += piece) {
     Sources sources;
     std::array<void*, kMaxRanks> destinations;
     size_t results = 0;
@@ -114,26 +115,29 @@ class StagedReduction {
  private:
   // Divides all elements equally into chunks of whole cache lines: a short last
   // chunk would cost as many waits as a long one.
-  static size_t chunk_of(const Reduction& r, uint64_t rounds) {
+  static int64_t chunk_of(const Reduction& r, uint64_t rounds) {
     const size_t line = kCacheLine / r.element();
-    return divided_up(divided_up(r.count, rounds), line) * line;
+    return static_cast<int64_t>(divided_up(divided_up(r.count, rounds), line) *
+                                line);
   }
-  Interval clipped(Interval whole) const {
-    return {std::min(whole.begin, r_.count), std::min(whole.end, r_.count)};
+  Range clipped(Range whole) const {
+    const auto count = static_cast<int64_t>(r_.count);
+    return {std::min(whole.begin, count), std::min(whole.end, count)};
   }
-  Interval chunk(uint64_t round) const {
-    return {round * chunk_, (round + 1) * chunk_};
+  Range chunk(uint64_t round) const {
+    const auto begin = static_cast<int64_t>(round) * chunk_;
+    return {begin, begin + chunk_};
   }
   // The slice of `rank` in a chunk. In the last, shorter chunk too it has the
   // borders of a whole chunk: stage() must leave out everything that a peer may
   // still be copying from the chunk that was in this slot before.
-  Interval slice_of(int rank, uint64_t round) const {
+  Range slice_of(int rank, uint64_t round) const {
     return clipped(equal_slice(chunk(round), rank, r_.core.size, r_.element()));
   }
   // Returns where element `at` of a chunk lies in `rank`'s staging memory.
-  std::byte* staged(int rank, uint64_t round, size_t at) const {
+  std::byte* staged(int rank, uint64_t round, int64_t at) const {
     return r_.core.segment.staging(rank, first_ + round, by_) +
-           (at - round * chunk_) * r_.element();
+           (at - chunk(round).begin) * r_.element();
   }
 
   void stage(uint64_t round) {
@@ -141,7 +145,7 @@ class StagedReduction {
     const auto all = clipped(chunk(round));
     const auto own = slice_of(r_.core.rank, round);
     for (const auto part :
-         {Interval{all.begin, own.begin}, Interval{own.end, all.end}}) {
+         {Range{all.begin, own.begin}, Range{own.end, all.end}}) {
       kernels::copy(staged(r_.core.rank, round, part.begin),
                     r_.data + part.begin * r_.element(),
                     part.size() * r_.element());
@@ -194,7 +198,7 @@ class StagedReduction {
   const Reduction& r_;
   const Chunking by_;
   const uint64_t rounds_;
-  const size_t chunk_;  // elements
+  const int64_t chunk_;  // elements
   const uint64_t first_;
 };
 
@@ -321,9 +325,10 @@ void scatter_staged(Core& core, Collective& call, const Parts& parts) {
   const uint64_t rounds = divided_up(longest, piece);
   const uint64_t first = core.chunks;
   core.chunks += rounds;
-  auto interval = [&](int of, uint64_t round) -> Interval {
-    return {std::min(parts.counts[of], round * piece),
-            std::min(parts.counts[of], (round + 1) * piece)};
+  auto range = [&](int of, uint64_t round) -> Range {
+    const size_t count = parts.counts[of];
+    return {static_cast<int64_t>(std::min(count, round * piece)),
+            static_cast<int64_t>(std::min(count, (round + 1) * piece))};
   };
   auto await_all = [&](std::atomic<uint64_t> RankState::*counter,
                        uint64_t round) {
@@ -336,7 +341,7 @@ void scatter_staged(Core& core, Collective& call, const Parts& parts) {
     if (round >= by.slots) await_all(&RankState::reduced, round - by.slots);
     auto* slot = core.segment.staging(core.rank, first + round, by);
     for (int peer = 0; peer < n; ++peer) {
-      const auto part = interval(peer, round);
+      const auto part = range(peer, round);
       if (peer == core.rank || part.size() == 0) continue;
       kernels::copy(slot + peer * piece_bytes,
                     bytes_at(parts.inputs[peer], part.begin * element),
@@ -348,7 +353,7 @@ void scatter_staged(Core& core, Collective& call, const Parts& parts) {
   for (uint64_t round = 0; round < rounds; ++round) {
     if (round + 1 < rounds) stage(round + 1);
     await_all(&RankState::staged, round);
-    const auto own = interval(core.rank, round);
+    const auto own = range(core.rank, round);
     if (own.size() != 0) {
       Sources sources;
       for (int peer = 0; peer < n; ++peer) {

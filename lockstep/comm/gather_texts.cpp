@@ -1,0 +1,69 @@
+#include "lockstep/comm/gather_texts.h"
+
+#include <algorithm>
+#include <thread>
+
+#include "lockstep/comm/watched_store.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::chrono::microseconds kFirstPause{50};
+constexpr std::chrono::microseconds kLongestPause{5'000};
+
+// Returns the global ranks of the members that are not there, "2, 5".
+std::string absent(const StoreMembers& members,
+                   const std::vector<std::string>& keys) {
+  std::string ranks;
+  for (size_t member = 0; member < keys.size(); ++member) {
+    if (has_come(members.store, keys[member])) continue;
+    ranks += (ranks.empty() ? "" : ", ") +
+             std::to_string(members.global_ranks[member]);
+  }
+  return ranks;
+}
+
+}  // namespace
+
+bool has_come(c10d::Store& store, const std::string& key) {
+  try {
+    return store.check({key});
+  } catch (const PeerGone&) {
+    return false;
+  }
+}
+
+std::vector<std::string> gather_texts(const StoreMembers& members,
+                                      const std::string& prefix,
+                                      const std::string& text,
+                                      const Deadline& deadline,
+                                      const std::function<void()>& look) {
+  std::vector<std::string> keys;
+  for (size_t member = 0; member < members.global_ranks.size(); ++member) {
+    keys.push_back(prefix + std::to_string(member));
+  }
+  // Begins with a character, because some stores take an empty value for none.
+  const std::string value = "=" + text;
+  members.store.set(keys.at(members.rank),
+                    std::vector<uint8_t>(value.begin(), value.end()));
+  for (auto pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
+    const bool late = deadline.expired();
+    const bool all = members.store.check(keys);
+    if (look) look();
+    if (all) break;
+    if (late) {
+      const auto ranks = absent(members, keys);
+      if (ranks.empty()) continue;  // the last has come at the last moment
+      throw RanksAbsent({__func__, __FILE__, __LINE__},
+                        "rank " + ranks + " did not come in time");
+    }
+    std::this_thread::sleep_for(pause);
+  }
+  std::vector<std::string> texts;
+  for (const auto& bytes : members.store.multiGet(keys)) {
+    texts.emplace_back(bytes.begin() + 1, bytes.end());
+  }
+  return texts;
+}
+
+}  // namespace lockstep

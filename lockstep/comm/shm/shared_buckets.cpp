@@ -1,0 +1,142 @@
+#include <ATen/ATen.h>
+
+#include <stdexcept>
+#include <utility>
+
+#include "lockstep/base/current_call.h"
+#include "lockstep/comm/bucket_reduction.h"
+#include "lockstep/comm/collective_call.h"
+#include "lockstep/comm/shm/backend.h"
+#include "lockstep/comm/shm/piece.h"
+#include "lockstep/comm/shm/protocol/bucket_exchange.h"
+#include "lockstep/comm/shm/protocol_call.h"
+#include "lockstep/comm/shm/refuse_in_child.h"
+
+namespace lockstep::shm {
+namespace {
+
+// Reduces buckets by a BucketExchange. c10d sees nothing of it, so this class
+// gives each reduction a number, a flight record and errors, like those of any
+// other collective of the group.
+class SharedBuckets final : public BucketReduction {
+ public:
+  SharedBuckets(std::shared_ptr<Group> group,
+                std::vector<ReducedBucket> buckets,
+                std::unique_ptr<BucketExchange> exchange, Call call)
+      : group_(std::move(group)),
+        buckets_(std::move(buckets)),
+        exchange_(std::move(exchange)),
+        call_(std::move(call)),
+        dtype_(buckets_.empty()
+                   ? nullptr
+                   : c10::toString(buckets_[0].flat.scalar_type())) {
+    for (const auto& bucket : buckets_) elements_ += bucket.flat.numel();
+  }
+  ~SharedBuckets() override { end_record(/*failed=*/true); }
+
+  void begin(int64_t iteration, double divisor) override {
+    refuse_in_child(made_in_);
+    end_record(/*failed=*/true);  // if one was abandoned
+    current_.number = call_.number = call_.group->next_sequence_number();
+    const auto now = Deadline::Clock::now();
+    started_ = Deadline::after(call_.timeout, now);
+    record_ = call_.group->flight()->begin({.operation = call_.operation,
+                                            .dtype = dtype_,
+                                            .reduce_op = "SUM",
+                                            .number = call_.number,
+                                            .in_elements = elements_,
+                                            .out_elements = elements_},
+                                           FlightState::started, now);
+    checked([&] { exchange_->begin(iteration, divisor); });
+  }
+  void abandon() override {
+    if (made_in_.is_foreign()) return;
+    end_record(/*failed=*/true);
+    exchange_->abandon();
+  }
+  void reclaim() override {
+    checked([&] { exchange_->reclaim(); });
+  }
+  double contribution_factor() const override { return 1; }
+  void publish(size_t bucket) override {
+    refuse_in_child(made_in_);
+    exchange_->publish(bucket);
+  }
+  size_t advance() override {
+    size_t complete = 0;
+    checked([&] { complete = exchange_->advance(); });
+    return complete;
+  }
+  void finish() override {
+    checked([&] { exchange_->finish(); });
+    end_record(/*failed=*/false);
+  }
+
+ private:
+  template <typename Step>
+  void checked(Step step) {
+    refuse_in_child(made_in_);
+    current_.function = user_function();
+    const CurrentCallScope scope(&current_);
+    try {
+      translated(step);
+    } catch (const c10::DistError& error) {
+      end_record(/*failed=*/true);
+      call_.fail(started_, error);
+    }
+  }
+  void end_record(bool failed) {
+    call_.group->flight()->end(std::exchange(record_, 0), failed);
+  }
+
+  const ProcessMark made_in_{};
+  // exchange_ uses the other two, so it is declared last and destroyed first.
+  const std::shared_ptr<Group> group_;
+  const std::vector<ReducedBucket> buckets_;
+  const std::unique_ptr<BucketExchange> exchange_;
+  Call call_;
+  CurrentCall current_{.operation = call_.operation};
+  const char* dtype_;
+  uint64_t elements_ = 0;
+  Deadline started_ = Deadline::after(milliseconds(0));
+  uint64_t record_ = 0;
+};
+
+// Returns the memory of `buckets`.
+std::vector<Bucket> memory_of(const std::vector<ReducedBucket>& buckets) {
+  std::vector<Bucket> result;
+  for (size_t i = 0; i < buckets.size(); ++i) {
+    const auto& [flat, owned] = buckets[i];
+    if (!flat.defined() || !flat.device().is_cpu() ||
+        flat.layout() != at::kStrided || !flat.is_contiguous() ||
+        !kernels::is_floating(moved_as(flat.scalar_type()))) {
+      throw std::invalid_argument(c10::str(
+          "reduce_buckets: bucket ", i, " is ",
+          flat.defined() ? flat.toString() : "undefined",
+          "; give contiguous cpu tensors of float, double, half or bfloat16"));
+    }
+    result.push_back({.data = flat.data_ptr(),
+                      .count = static_cast<size_t>(flat.numel()),
+                      .dtype = moved_as(flat.scalar_type()),
+                      .owned = owned});
+  }
+  return result;
+}
+
+}  // namespace
+
+std::unique_ptr<BucketReduction> Backend::reduce_buckets(
+    std::vector<ReducedBucket> buckets, Results results,
+    const ProcessGroupPtr& group, milliseconds timeout) {
+  const auto memory = memory_of(buckets);
+  std::unique_ptr<BucketExchange> exchange;
+  run_in_turn(timeout, [&] {
+    exchange = BucketExchange::make(*group_, memory, results, timeout);
+  });
+  if (!exchange) return nullptr;
+  return std::make_unique<SharedBuckets>(
+      group_, std::move(buckets), std::move(exchange),
+      Call("reduce_buckets", group, timeout));
+}
+
+}  // namespace lockstep::shm
