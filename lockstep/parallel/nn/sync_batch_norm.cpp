@@ -12,8 +12,7 @@
 #include <string>
 
 #include "lockstep/comm/init.h"
-#include "lockstep/parallel/nn/group_statistics.h"
-#include "lockstep/parallel/nn/normalize.h"
+#include "lockstep/parallel/nn/sync_batch_norm_function.h"
 
 namespace lockstep::nn::detail {
 namespace {
@@ -124,13 +123,14 @@ at::Tensor forward(SyncBatchNormState& state, size_t dimensions, bool training,
   }
   check_dtypes(state, dimensions, input);
   double momentum = tracked ? next_momentum(state) : 0;
-  auto dense = input.contiguous(input.suggest_memory_format());
-  auto statistics = [&] {
-    at::NoGradGuard no_grad;
-    return group_statistics(dense.detach(), running_mean, running_var, momentum,
-                            state.options.eps(), group);
-  }();
-  return normalize(dense, state.weight, state.bias, statistics);
+  return sync_batch_norm(input.contiguous(input.suggest_memory_format()),
+                         {.weight = state.weight,
+                          .bias = state.bias,
+                          .running_mean = running_mean,
+                          .running_var = running_var,
+                          .momentum = momentum,
+                          .eps = state.options.eps(),
+                          .group = group});
 }
 
 void pretty_print(const SyncBatchNormState& state, size_t dimensions,
