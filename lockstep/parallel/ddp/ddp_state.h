@@ -18,6 +18,7 @@
 #include "lockstep/parallel/ddp/ddp_options.h"
 #include "lockstep/parallel/ddp/forward_result.h"
 #include "lockstep/parallel/ddp/logging_data.h"
+#include "lockstep/parallel/ddp/low_precision_parameters.h"
 #include "lockstep/parallel/ddp/reducer.h"
 #include "lockstep/parallel/join/join.h"
 

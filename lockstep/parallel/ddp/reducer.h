@@ -13,10 +13,10 @@
 #include "lockstep/parallel/ddp/backward_tracker.h"
 #include "lockstep/parallel/ddp/buckets.h"
 #include "lockstep/parallel/ddp/comm_hook.h"
+#include "lockstep/parallel/ddp/ddp_times.h"
 #include "lockstep/parallel/ddp/delayed_bucket.h"
 #include "lockstep/parallel/ddp/gradient_buckets.h"
 #include "lockstep/parallel/ddp/gradient_check.h"
-#include "lockstep/parallel/ddp/logging_data.h"
 #include "lockstep/parallel/ddp/readiness.h"
 
 namespace lockstep {

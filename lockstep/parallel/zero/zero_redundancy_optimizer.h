@@ -10,6 +10,7 @@
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
 #include "lockstep/parallel/zero/sharded_optimizer.h"
 #include "lockstep/parallel/zero/sharding_traits.h"
+#include "lockstep/parallel/zero/zero_redundancy_options.h"
 
 namespace lockstep {
 

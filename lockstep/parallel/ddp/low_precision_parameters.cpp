@@ -1,4 +1,4 @@
-#include "lockstep/parallel/ddp/mixed_precision.h"
+#include "lockstep/parallel/ddp/low_precision_parameters.h"
 
 #include <ATen/ATen.h>
 

@@ -1,4 +1,4 @@
-#include "lockstep/parallel/ddp/logging_data.h"
+#include "lockstep/parallel/ddp/ddp_times.h"
 
 #include <algorithm>
 
