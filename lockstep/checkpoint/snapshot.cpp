@@ -9,9 +9,9 @@
 
 #include "lockstep/checkpoint/atomic_file.h"
 #include "lockstep/checkpoint/input_file.h"
-#include "lockstep/checkpoint/pt_format.h"
-#include "lockstep/checkpoint/pt_tree.h"
-#include "lockstep/checkpoint/safetensors_format.h"
+#include "lockstep/checkpoint/pt/pt_format.h"
+#include "lockstep/checkpoint/pt/pt_tree.h"
+#include "lockstep/checkpoint/safetensors/safetensors_format.h"
 
 namespace lockstep {
 namespace {

@@ -1,4 +1,4 @@
-#include "lockstep/checkpoint/safetensors_header.h"
+#include "lockstep/checkpoint/safetensors/safetensors_header.h"
 
 #include <zlib.h>
 
@@ -8,9 +8,9 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-#include "lockstep/checkpoint/safetensors_format.h"
+#include "lockstep/checkpoint/safetensors/safetensors_format.h"
+#include "lockstep/checkpoint/safetensors/strict_json.h"
 #include "lockstep/checkpoint/snapshot_error.h"
-#include "lockstep/checkpoint/strict_json.h"
 
 namespace lockstep {
 namespace {

@@ -1,4 +1,4 @@
-#include "lockstep/checkpoint/pickle_machine.h"
+#include "lockstep/checkpoint/pt/pickle_machine.h"
 
 #include <bit>
 #include <cstring>

@@ -1,4 +1,4 @@
-#include "lockstep/checkpoint/pt_format.h"
+#include "lockstep/checkpoint/pt/pt_format.h"
 
 #include <ATen/ATen.h>
 #include <caffe2/serialize/inline_container.h>
@@ -8,11 +8,11 @@
 #include <stdexcept>
 
 #include "lockstep/base/digest.h"
-#include "lockstep/checkpoint/pickle_reader.h"
-#include "lockstep/checkpoint/pickle_writer.h"
-#include "lockstep/checkpoint/pt_tree.h"
+#include "lockstep/checkpoint/pt/pickle_reader.h"
+#include "lockstep/checkpoint/pt/pickle_writer.h"
+#include "lockstep/checkpoint/pt/pt_tree.h"
+#include "lockstep/checkpoint/pt/zip_reader.h"
 #include "lockstep/checkpoint/tensor_bytes.h"
-#include "lockstep/checkpoint/zip_reader.h"
 
 namespace lockstep {
 namespace {

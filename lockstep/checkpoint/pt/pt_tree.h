@@ -1,6 +1,6 @@
 #pragma once
 
-#include "lockstep/checkpoint/pickle_value.h"
+#include "lockstep/checkpoint/pt/pickle_value.h"
 #include "lockstep/checkpoint/snapshot.h"
 
 namespace lockstep {

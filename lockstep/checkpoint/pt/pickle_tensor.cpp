@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <limits>
 
-#include "lockstep/checkpoint/pickle_machine.h"
-#include "lockstep/checkpoint/pickle_types.h"
+#include "lockstep/checkpoint/pt/pickle_machine.h"
+#include "lockstep/checkpoint/pt/pickle_types.h"
 
 namespace lockstep {
 namespace {

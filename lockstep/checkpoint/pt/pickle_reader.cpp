@@ -1,9 +1,9 @@
-#include "lockstep/checkpoint/pickle_reader.h"
+#include "lockstep/checkpoint/pt/pickle_reader.h"
 
 #include <algorithm>
 #include <set>
 
-#include "lockstep/checkpoint/pickle_machine.h"
+#include "lockstep/checkpoint/pt/pickle_machine.h"
 
 namespace lockstep {
 namespace {

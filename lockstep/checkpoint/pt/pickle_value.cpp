@@ -1,4 +1,4 @@
-#include "lockstep/checkpoint/pickle_value.h"
+#include "lockstep/checkpoint/pt/pickle_value.h"
 
 namespace lockstep {
 

@@ -7,7 +7,7 @@
 #include <string>
 #include <string_view>
 
-#include "lockstep/checkpoint/pickle_value.h"
+#include "lockstep/checkpoint/pt/pickle_value.h"
 
 namespace lockstep {
 

@@ -2,7 +2,7 @@
 
 #include "lockstep/checkpoint/atomic_file.h"
 #include "lockstep/checkpoint/input_file.h"
-#include "lockstep/checkpoint/pickle_value.h"
+#include "lockstep/checkpoint/pt/pickle_value.h"
 #include "lockstep/checkpoint/snapshot.h"
 
 namespace lockstep {

@@ -1,10 +1,10 @@
-#include "lockstep/checkpoint/pt_tree.h"
+#include "lockstep/checkpoint/pt/pt_tree.h"
 
 #include <algorithm>
 #include <set>
 #include <stdexcept>
 
-#include "lockstep/checkpoint/pickle_reader.h"
+#include "lockstep/checkpoint/pt/pickle_reader.h"
 #include "lockstep/checkpoint/tensor_bytes.h"
 
 namespace lockstep {

@@ -1,4 +1,4 @@
-#include "lockstep/checkpoint/safetensors_format.h"
+#include "lockstep/checkpoint/safetensors/safetensors_format.h"
 
 #include <ATen/Functions.h>
 #include <zlib.h>
@@ -8,10 +8,10 @@
 #include <stdexcept>
 
 #include "lockstep/base/digest.h"
-#include "lockstep/checkpoint/safetensors_header.h"
-#include "lockstep/checkpoint/safetensors_tree.h"
+#include "lockstep/checkpoint/safetensors/safetensors_header.h"
+#include "lockstep/checkpoint/safetensors/safetensors_tree.h"
+#include "lockstep/checkpoint/safetensors/strict_json.h"
 #include "lockstep/checkpoint/snapshot_error.h"
-#include "lockstep/checkpoint/strict_json.h"
 #include "lockstep/checkpoint/tensor_bytes.h"
 
 namespace lockstep {

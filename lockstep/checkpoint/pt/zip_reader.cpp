@@ -1,4 +1,4 @@
-#include "lockstep/checkpoint/zip_reader.h"
+#include "lockstep/checkpoint/pt/zip_reader.h"
 
 #include <zlib.h>
 

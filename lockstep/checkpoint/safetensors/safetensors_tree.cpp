@@ -1,4 +1,4 @@
-#include "lockstep/checkpoint/safetensors_tree.h"
+#include "lockstep/checkpoint/safetensors/safetensors_tree.h"
 
 #include <charconv>
 #include <cmath>
@@ -7,7 +7,7 @@
 #include <set>
 #include <stdexcept>
 
-#include "lockstep/checkpoint/strict_json.h"
+#include "lockstep/checkpoint/safetensors/strict_json.h"
 #include "lockstep/checkpoint/tensor_bytes.h"
 
 namespace lockstep {

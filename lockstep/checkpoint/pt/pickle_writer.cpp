@@ -1,11 +1,11 @@
-#include "lockstep/checkpoint/pickle_writer.h"
+#include "lockstep/checkpoint/pt/pickle_writer.h"
 
 #include <array>
 #include <bit>
 #include <cstring>
 #include <stdexcept>
 
-#include "lockstep/checkpoint/pickle_types.h"
+#include "lockstep/checkpoint/pt/pickle_types.h"
 
 namespace lockstep {
 namespace {

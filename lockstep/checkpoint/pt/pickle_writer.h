@@ -3,7 +3,7 @@
 #include <functional>
 #include <string>
 
-#include "lockstep/checkpoint/pickle_value.h"
+#include "lockstep/checkpoint/pt/pickle_value.h"
 
 namespace lockstep {
 
