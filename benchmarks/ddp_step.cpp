@@ -15,7 +15,9 @@
 //    "mean_us": ..., "p10_us": ..., "p90_us": ..., "cpu_us": ...,
 //    "switches": ..., "memory_mib": {...}, "zero": false, "torch": "2.13.0"}
 //
-// With --no-ddp as many ranks run at the same time and do not communicate. With
+// With --backend nccl every rank trains on its GPU, and a step ends when the
+// GPU has done it. With --no-ddp as many ranks run at the same time and do not
+// communicate. With
 // --trace FILE some further steps are traced, after those that are timed.
 
 #include <algorithm>
@@ -73,6 +75,7 @@ struct Training {
   Sequential module = nullptr;
   std::unique_ptr<Ddp> ddp;  // null: without communication
   std::unique_ptr<Optimizer> optimizer;
+  at::Device device = at::kCPU;
 
   at::Tensor forward(const at::Tensor& data) {
     return ddp ? ddp->forward(data) : module->forward(data);
@@ -97,6 +100,10 @@ Training make_training(const Workload& workload, const Options& options) {
   torch::manual_seed(0);
   Training training;
   training.module = workload.model();
+  if (options.backend == "nccl") {
+    training.device = lockstep::local_device();
+    training.module->to(training.device);
+  }
   if (!options.no_ddp) training.ddp = std::make_unique<Ddp>(training.module);
   // Both use LibTorch's fused kernels, with communication and without.
   namespace optim = lockstep::optim;
@@ -115,10 +122,15 @@ std::vector<Clock::time_point> run_steps(Training& training, Batches& batches,
   using lockstep::Span;
   std::vector<Clock::time_point> moments;
   moments.reserve(static_cast<size_t>(steps) + 1);
+  const bool on_gpu = training.device.is_cuda();
   moments.push_back(Clock::now());
   for (int64_t step = 0; step < steps; ++step) {
     Span loading("train", "load");
-    const auto& batch = batches.next();
+    auto batch = batches.next();
+    if (on_gpu) {
+      batch.data = batch.data.to(training.device);
+      batch.target = batch.target.to(training.device);
+    }
     loading.end();
     training.optimizer->zero_grad();
     Span forward("train", "forward");
@@ -129,6 +141,7 @@ std::vector<Clock::time_point> run_steps(Training& training, Batches& batches,
     backward.end();
     Span stepping("train", "optimizer");
     training.optimizer->step();
+    if (on_gpu) torch::cuda::synchronize();
     stepping.end();
     moments.push_back(Clock::now());
   }
@@ -137,8 +150,10 @@ std::vector<Clock::time_point> run_steps(Training& training, Batches& batches,
 
 // Returns the greatest of all ranks' values, element by element. Collective.
 std::vector<int64_t> greatest(const std::vector<int64_t>& values) {
-  auto tensor = torch::tensor(values, torch::kInt64);
+  auto tensor = torch::tensor(values, torch::kInt64)
+                    .to(lockstep::default_group()->control_device());
   lockstep::all_reduce(tensor, {.op = lockstep::ReduceOp::MAX});
+  tensor = tensor.cpu();
   const auto* data = tensor.const_data_ptr<int64_t>();
   return {data, data + tensor.numel()};
 }
@@ -207,9 +222,12 @@ nlohmann::ordered_json trace_steps(Training& training, Batches& batches,
   lockstep::barrier();
   const auto spans = recorder->spans();
   const auto own = benchmarks::overlap(spans);
-  auto sums = torch::tensor(
-      {own.communication_ns, own.hidden_ns, own.waited_ns}, torch::kInt64);
+  auto sums =
+      torch::tensor({own.communication_ns, own.hidden_ns, own.waited_ns},
+                    torch::kInt64)
+          .to(lockstep::default_group()->control_device());
   lockstep::all_reduce(sums);
+  sums = sums.cpu();
   const auto ranks = lockstep::gather_object(
       benchmarks::trace_events(spans, lockstep::get_rank()));
   if (lockstep::get_rank() == 0) {

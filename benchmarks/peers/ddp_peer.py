@@ -13,7 +13,8 @@ long as it took the slowest rank. Rank 0 prints one line of JSON
      "p10_us": ..., "p90_us": ..., "cpu_us": ..., "switches": ...,
      "memory_mib": {...}}
 
-With --no-ddp as many ranks run at the same time and do not communicate: what
+With --backend nccl every rank trains on its GPU, and a step ends when the GPU
+has done it. With --no-ddp as many ranks run at the same time and do not communicate: what
 the step itself costs on this machine.
 """
 
@@ -21,6 +22,7 @@ import argparse
 import dataclasses
 import itertools
 import json
+import os
 import pathlib
 import resource
 import time
@@ -130,24 +132,37 @@ def parse_args():
     return parser.parse_args()
 
 
-def run_steps(model, optimizer, batches, loss_of, steps):
+def device_of(backend):
+    if backend != "nccl":
+        return torch.device("cpu")
+    device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+    torch.cuda.set_device(device)
+    return device
+
+
+def run_steps(model, optimizer, batches, loss_of, steps, device):
     """Returns the moments before the first step, between the steps and after
     the last, in nanoseconds."""
     moments = [time.perf_counter_ns()]
     for _ in range(steps):
         data, target = next(batches)
+        if device.type == "cuda":
+            data, target = data.to(device), target.to(device)
         optimizer.zero_grad()
         loss_of(model(data), target).backward()
         optimizer.step()
+        if device.type == "cuda":
+            torch.cuda.synchronize()
         moments.append(time.perf_counter_ns())
     return moments
 
 
 def greatest(values):
     """Returns the greatest of all ranks' values, element by element."""
-    tensor = torch.tensor(values, dtype=torch.int64)
+    on = device_of(dist.get_backend())
+    tensor = torch.tensor(values, dtype=torch.int64, device=on)
     dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
-    return tensor
+    return tensor.cpu()
 
 
 def step_figures(moments):
@@ -199,13 +214,14 @@ def memory_figures(start):
 def main():
     args = parse_args()
     torch.set_num_threads(1)
+    device = device_of(args.backend)
     dist.init_process_group(args.backend)
     start = memory()
 
     workload = MODELS[args.model]
     batch_size = args.batch_size or workload.batch_size
     torch.manual_seed(0)
-    model = workload.model()
+    model = workload.model().to(device)
     if not args.no_ddp:
         # As ours by default: gradients lie in the buckets.
         model = DistributedDataParallel(model, gradient_as_bucket_view=True)
@@ -213,9 +229,10 @@ def main():
     batches = workload.batches(batch_size)
 
     dist.barrier()
-    run_steps(model, optimizer, batches, workload.loss, args.warmup)
+    run_steps(model, optimizer, batches, workload.loss, args.warmup, device)
     before = usage()
-    moments = run_steps(model, optimizer, batches, workload.loss, args.steps)
+    moments = run_steps(model, optimizer, batches, workload.loss, args.steps,
+                        device)
     after = usage()
 
     line = {

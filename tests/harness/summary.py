@@ -60,4 +60,5 @@ def main():
         print(f"  failed: {name}")
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -372,36 +372,5 @@ TEST(DataParallelDevices, OneDeviceMustBeTheModules) {
   }
 }
 
-TEST(DataParallelGpu, TrainsAsOneOverTwoGpus) {
-  if (torch::cuda::device_count() < 2) {
-    GTEST_SKIP() << "needs two GPUs, and there are "
-                 << static_cast<int>(torch::cuda::device_count());
-  }
-  torch::manual_seed(3);
-  auto module = small_net();
-  auto single = twin(module);
-  const at::Device first(at::kCUDA, 0);
-  module->to(first);
-  single->to(first);
-  DataParallel<torch::nn::Sequential> model(
-      module, {.device_ids = {first, at::Device(at::kCUDA, 1)}});
-  torch::optim::Adam optimizer(model->parameters(), 0.01);
-  torch::optim::Adam optimizer_single(single->parameters(), 0.01);
-  for (int step = 0; step < 10; ++step) {
-    auto x = torch::randn({7, 6}, torch::kFloat64).to(first);
-    optimizer.zero_grad();
-    optimizer_single.zero_grad();
-    model(x).square().mean().backward();
-    single->forward(x).square().mean().backward();
-    optimizer.step();
-    optimizer_single.step();
-  }
-  auto of_single = single->parameters();
-  auto of_model = model->parameters();
-  for (size_t i = 0; i < of_single.size(); ++i) {
-    EXPECT_LE((of_model[i] - of_single[i]).abs().max().item<double>(), 1e-10);
-  }
-}
-
 }  // namespace
 }  // namespace lockstep::testing

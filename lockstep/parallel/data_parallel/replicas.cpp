@@ -13,6 +13,8 @@
 #include <typeinfo>
 #include <utility>
 
+#include "lockstep/parallel/torch_versions.h"
+
 namespace lockstep {
 namespace {
 
@@ -256,7 +258,7 @@ void Replicas::set_gradient(Copied& tensor) {
     }
     return;
   }
-  auto add = c10::make_intrusive<AddReplicas>(tensor.gradient);
+  auto add = make_node<AddReplicas>(tensor.gradient);
   add->device = tensor.original.device();
   for (const auto& copy : tensor.copies) {
     const auto input = add->add_input_metadata(copy);
