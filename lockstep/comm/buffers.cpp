@@ -1,12 +1,21 @@
 #include "lockstep/comm/buffers.h"
 
 #include <ATen/ATen.h>
+#include <ATen/MemoryOverlap.h>
+
+#include <algorithm>
 
 #include "lockstep/comm/collective_call.h"
 
 namespace lockstep {
 
 namespace {
+
+// The memory in which a dense tensor's elements lie.
+struct Extent {
+  const char* begin;
+  const char* end;
+};
 
 // Returns the elements in memory order, as one dimension of stride 1. (The
 // strides of `contiguous` may be anything if it has one element or none.)
@@ -30,6 +39,62 @@ at::Tensor as_reals(const at::Tensor& row) {
 }
 
 }  // namespace
+
+at::ScalarType reduced_as(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kShort:
+    case at::kUInt16:
+      return at::kInt;
+    case at::kUInt32:
+      return at::kLong;
+    default:
+      return dtype;
+  }
+}
+
+bool known_to_backends(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kByte:
+    case at::kChar:
+    case at::kInt:
+    case at::kLong:
+    case at::kHalf:
+    case at::kBFloat16:
+    case at::kFloat:
+    case at::kDouble:
+    case at::kBool:
+      return true;
+    default:
+      return false;
+  }
+}
+
+void require_apart(const Call& call, const std::vector<at::Tensor>& written) {
+  std::vector<Extent> extents;
+  for (const auto& tensor : written) {
+    if (tensor._is_zerotensor()) {
+      throw call.mistake(c10::str(
+          "a tensor to write to, ", describe(tensor),
+          ", is zeros without memory (a ZeroTensor); give tensor.clone()"));
+    }
+    if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+      throw call.mistake(c10::str(
+          "a tensor to write to overlaps itself (shape ", tensor.sizes(),
+          ", strides ", tensor.strides(), "); give tensor.contiguous()"));
+    }
+    if (tensor.numel() == 0 || !tensor.is_non_overlapping_and_dense()) continue;
+    const auto* begin = static_cast<const char*>(tensor.const_data_ptr());
+    extents.push_back({begin, begin + tensor.nbytes()});
+  }
+  std::sort(extents.begin(), extents.end(),
+            [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
+  for (size_t i = 1; i < extents.size(); ++i) {
+    if (extents[i].begin < extents[i - 1].end) {
+      throw call.mistake(
+          "two of the tensors to write to overlap; give each its own memory");
+    }
+  }
+}
 
 Buffers::Entry& Buffers::add(const at::Tensor& tensor, bool read,
                              bool written) {
@@ -101,6 +166,16 @@ void Buffers::write_from(const at::Tensor& flat, const at::Tensor& tensor) {
     data = flat.view(tensor.scalar_type());
   }
   entry.result = std::move(data);
+}
+
+void Buffers::require_apart(const Call& call) const {
+  std::vector<at::Tensor> written;
+  for (const auto& entry : entries_) {
+    if (entry.written && !entry.tensor.is_sparse()) {
+      written.push_back(entry.tensor);
+    }
+  }
+  lockstep::require_apart(call, written);
 }
 
 std::optional<std::string> Buffers::modified() const {

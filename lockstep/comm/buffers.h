@@ -11,11 +11,28 @@
 
 namespace lockstep {
 
+struct Call;
+
+// Returns the dtype in which backends reduce `dtype`: itself, or a wider one in
+// which all reductions give the same bits once they are narrowed again.
+at::ScalarType reduced_as(at::ScalarType dtype);
+
+// Whether every backend can take `dtype`, possibly as another dtype.
+bool known_to_backends(at::ScalarType dtype);
+
+// Throws what Buffers::require_apart() throws, for the tensors `written` of
+// several operations.
+void require_apart(const Call& call, const std::vector<at::Tensor>& written);
+
 // Holds an operation's tensors in the form in which every backend takes them:
 // contiguous, flat, of a dtype that the backend knows, and apart from autograd,
 // which neither forbids nor records what is done to them. If possible that is
 // the user's own memory; otherwise write_back() copies the results to the
 // user's tensors. Internal to comm.
+//
+// This is the one place where a tensor is made ready for a backend. Call the
+// checks of the arguments (collective_call.h) before; run_collective() and
+// run_message() call require_apart() before anything is started.
 class Buffers {
  public:
   enum class Use { read, write };
@@ -34,6 +51,10 @@ class Buffers {
   // Lets write_back() copy `flat` to `tensor`. `flat` is a part of a larger
   // buffer, in the form of move() or reduce().
   void write_from(const at::Tensor& flat, const at::Tensor& tensor);
+
+  // Throws unless each dense tensor that will be written has memory, and
+  // overlaps neither another one nor itself.
+  void require_apart(const Call& call) const;
 
   // Returns dtype and shape of a tensor that was modified in place after it was
   // added, or nothing. Views are not watched: all views of a base share one

@@ -1,6 +1,5 @@
 #include "lockstep/comm/collective_call.h"
 
-#include <ATen/MemoryOverlap.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/Exception.h>
 
@@ -11,17 +10,12 @@
 
 #include "lockstep/base/error_file.h"
 #include "lockstep/base/flight_dump.h"
+#include "lockstep/comm/buffers.h"
 #include "lockstep/comm/disagreement.h"
 #include "lockstep/comm/init.h"
 
 namespace lockstep {
 namespace {
-
-// The memory in which a dense tensor's elements lie.
-struct Extent {
-  const char* begin;
-  const char* end;
-};
 
 // " to rank 3", " from any rank"; empty for a collective.
 std::string other_end(const Call& call) {
@@ -72,35 +66,6 @@ bool is_own_failure(const std::exception& error) {
 }
 
 }  // namespace
-
-bool known_to_backends(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kByte:
-    case at::kChar:
-    case at::kInt:
-    case at::kLong:
-    case at::kHalf:
-    case at::kBFloat16:
-    case at::kFloat:
-    case at::kDouble:
-    case at::kBool:
-      return true;
-    default:
-      return false;
-  }
-}
-
-at::ScalarType reduced_as(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kShort:
-    case at::kUInt16:
-      return at::kInt;
-    case at::kUInt32:
-      return at::kLong;
-    default:
-      return dtype;
-  }
-}
 
 const char* op_name(const c10d::ReduceOp& op) {
   switch (static_cast<c10d::ReduceOp::RedOpType>(op)) {
@@ -246,33 +211,6 @@ void require_shape(const Call& call, const char* argument,
   if (tensor.sizes() != like.sizes()) {
     throw call.mistake(c10::str(argument, " has shape ", tensor.sizes(),
                                 "; it must be ", like.sizes()));
-  }
-}
-
-void require_apart(const Call& call, const std::vector<at::Tensor>& written) {
-  std::vector<Extent> extents;
-  for (const auto& tensor : written) {
-    if (tensor._is_zerotensor()) {
-      throw call.mistake(c10::str(
-          "a tensor to write to, ", describe(tensor),
-          ", is zeros without memory (a ZeroTensor); give tensor.clone()"));
-    }
-    if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
-      throw call.mistake(c10::str(
-          "a tensor to write to overlaps itself (shape ", tensor.sizes(),
-          ", strides ", tensor.strides(), "); give tensor.contiguous()"));
-    }
-    if (tensor.numel() == 0 || !tensor.is_non_overlapping_and_dense()) continue;
-    const auto* begin = static_cast<const char*>(tensor.const_data_ptr());
-    extents.push_back({begin, begin + tensor.nbytes()});
-  }
-  std::sort(extents.begin(), extents.end(),
-            [](const Extent& a, const Extent& b) { return a.begin < b.begin; });
-  for (size_t i = 1; i < extents.size(); ++i) {
-    if (extents[i].begin < extents[i - 1].end) {
-      throw call.mistake(
-          "two of the tensors to write to overlap; give each its own memory");
-    }
   }
 }
 

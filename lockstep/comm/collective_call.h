@@ -88,20 +88,10 @@ void require_list(const Call& call, const char* argument,
                   const std::vector<at::Tensor>& list, const at::Tensor& like);
 void require_shape(const Call& call, const char* argument,
                    const at::Tensor& tensor, const at::Tensor& like);
-// Throws unless each tensor of `written` has memory, and overlaps neither
-// another one nor itself.
-void require_apart(const Call& call, const std::vector<at::Tensor>& written);
 // Throws if `op` makes no sense on `dtype`.
 void require_reducible(const Call& call, const c10d::ReduceOp& op,
                        at::ScalarType dtype);
 
 const char* op_name(const c10d::ReduceOp& op);  // nullptr: not supported
-
-// Returns the dtype in which backends reduce `dtype`: itself, or a wider one in
-// which all reductions give the same bits once they are narrowed again.
-at::ScalarType reduced_as(at::ScalarType dtype);
-
-// Whether every backend can take `dtype`, possibly as another dtype.
-bool known_to_backends(at::ScalarType dtype);
 
 }  // namespace lockstep

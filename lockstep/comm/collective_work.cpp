@@ -14,8 +14,10 @@
 #include "lockstep/base/current_call.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/span.h"
+#include "lockstep/comm/backend_traits.h"
 #include "lockstep/comm/disagreement.h"
 #include "lockstep/comm/roll_call.h"
+#include "lockstep/comm/step_in_caller.h"
 
 namespace lockstep {
 namespace {
@@ -383,10 +385,8 @@ void compare(const Call& call, Agreed own, const Deadline& deadline) {
 std::string absent_after_failure(const Call& call) {
   constexpr milliseconds kAnswer{1'000};
   try {
-    // Gloo's ranks keep waiting for a rank that has given up until its
-    // connections close; the other backends break down by themselves.
     auto& backend = call.backend();
-    if (backend.getBackendName() == "gloo") backend.abort();
+    if (traits_of(backend).failure_needs_abort()) backend.abort();
     const Agreed failed{
         .text = c10::str(call.operation, " #", call.number, " failed"),
         .sends = {},
@@ -472,6 +472,7 @@ WorkPtr start_and_wait(Call call, bool async_op, Buffers buffers,
 WorkPtr run_collective(Call call, bool async_op, Buffers buffers,
                        const Agreement& agreement,
                        const std::function<WorkPtr()>& start) {
+  buffers.require_apart(call);
   call.number = call.group->next_sequence_number();
   call.entry = call.group->next_entry();
   return start_and_wait(std::move(call), async_op, std::move(buffers),
@@ -479,27 +480,18 @@ WorkPtr run_collective(Call call, bool async_op, Buffers buffers,
 }
 
 void run_step(Call call, const std::function<void()>& step) {
-  const auto started = Deadline::after(call.timeout);
-  call.number = call.group->next_sequence_number();
-  call.entry = call.group->next_entry();
-  auto& flight = *call.group->flight();
-  const auto record = begin_record(call, {}, FlightState::started);
-  auto current = current_call_of(call, {});
-  const CurrentCallScope scope(&current);
+  StepInCaller running(call);
   try {
     step();
   } catch (const c10::DistError& error) {
-    flight.end(record, /*failed=*/true);
-    call.fail(started, error);
-  } catch (...) {
-    flight.end(record, /*failed=*/true);
-    throw;
+    running.fail(error);
   }
-  flight.end(record, /*failed=*/false);
+  running.succeed();
 }
 
 WorkPtr run_message(Call call, bool async_op, Buffers buffers,
                     const std::function<WorkPtr()>& start) {
+  buffers.require_apart(call);
   return start_and_wait(std::move(call), async_op, std::move(buffers), {},
                         start);
 }

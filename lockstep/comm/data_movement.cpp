@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "lockstep/comm/backend_traits.h"
 #include "lockstep/comm/collective_work.h"
-#include "lockstep/comm/host_sharing.h"
 
 namespace lockstep {
 namespace {
@@ -44,7 +44,8 @@ bool is_empty_elsewhere(const Call& call, const char* argument, int root,
 void require_own_part(const Call& call, const c10d::Backend& backend,
                       const std::vector<int64_t>& sends,
                       const std::vector<int64_t>& receives) {
-  if (takes_lists_at_once(backend) || call.group->checks_calls()) return;
+  const bool compared = traits_of(backend).takes_lists_at_once();
+  if (compared || call.group->checks_calls()) return;
   const int own = call.group->rank();
   if (sends[own] == receives[own]) return;
   throw call.mistake(c10::str("rank ", call.group->global_rank(own), " sends ",
@@ -63,12 +64,14 @@ WorkPtr all_gather_uneven(Call call, const std::vector<at::Tensor>& tensor_list,
   for (const auto& output : tensor_list) {
     lanes.push_back(buffers.move(output, Use::write));
   }
-  lanes[call.group->rank()].copy_(buffers.move(tensor, Use::read));
+  const auto own = buffers.move(tensor, Use::read);
+  const int own_rank = call.group->rank();
   call.parts = static_cast<uint16_t>(lanes.size());
   return run_collective(
       std::move(call), async_op, std::move(buffers),
       [&] { return Agreed{describe(tensor_list)}; },
       [&] {
+        lanes[own_rank].copy_(own);
         std::vector<WorkPtr> works;
         for (size_t root = 0; root < lanes.size(); ++root) {
           opts.rootRank = static_cast<int64_t>(root);
@@ -89,7 +92,6 @@ WorkPtr broadcast(const at::Tensor& tensor, int src,
   auto opts = backend_options<c10d::BroadcastOptions>(call, options.async_op);
   opts.rootRank = call.member("src", src);
   const bool sends = opts.rootRank == call.group->rank();
-  if (!sends) require_apart(call, {tensor});
   Buffers buffers;
   std::vector<at::Tensor> lane{
       buffers.move(tensor, sends ? Use::read : Use::write)};
@@ -105,10 +107,9 @@ WorkPtr all_gather(const std::vector<at::Tensor>& tensor_list,
   require_dense(call, "the tensor", tensor);
   require_list(call, "tensor_list", tensor_list, tensor);
   require_shape(call, "the tensor", tensor, tensor_list[call.group->rank()]);
-  require_apart(call, tensor_list);
   // Shared memory takes different shapes as they are, and compares each pair's
   // sizes.
-  if (!takes_lists_at_once(call.backend(tensor)) &&
+  if (!traits_of(call.backend(tensor)).takes_lists_at_once() &&
       !std::all_of(tensor_list.begin(), tensor_list.end(), [&](const auto& t) {
         return t.sizes() == tensor.sizes();
       })) {
@@ -144,7 +145,6 @@ WorkPtr all_gather_into_tensor(const at::Tensor& output_tensor,
                                 input_tensor.numel(), ", for each of ",
                                 call.group->size(), " ranks"));
   }
-  require_apart(call, {output_tensor});
   auto& backend = call.backend(input_tensor);
   auto opts = backend_options<c10d::AllgatherOptions>(call, options.async_op);
   Buffers buffers;
@@ -178,7 +178,6 @@ WorkPtr all_gather_coalesced(
           " and ", input.device(), "; give tensors of one device"));
     }
   }
-  std::vector<at::Tensor> written;
   for (size_t rank = 0; rank < output_tensor_lists.size(); ++rank) {
     const auto& list = output_tensor_lists[rank];
     if (list.size() != input_tensor_list.size()) {
@@ -193,10 +192,8 @@ WorkPtr all_gather_coalesced(
       require_like(call, name.c_str(), list[i], "its input",
                    input_tensor_list[i]);
       require_shape(call, name.c_str(), list[i], input_tensor_list[i]);
-      written.push_back(list[i]);
     }
   }
-  require_apart(call, written);
   auto& backend = call.backend(input_tensor_list[0]);
   auto opts = backend_options<c10d::AllgatherOptions>(call, options.async_op);
   Buffers buffers;
@@ -216,7 +213,7 @@ WorkPtr all_gather_coalesced(
     }
   }
   call.parts = static_cast<uint16_t>(inputs.size());
-  const bool at_once = takes_lists_at_once(backend);
+  const bool at_once = traits_of(backend).takes_lists_at_once();
   return run_collective(
       std::move(call), options.async_op, std::move(buffers),
       [&] { return Agreed{describe(input_tensor_list)}; },
@@ -250,7 +247,6 @@ WorkPtr gather(const at::Tensor& tensor,
     for (const auto& output : gather_list) {
       require_shape(call, "a tensor of gather_list", output, tensor);
     }
-    require_apart(call, gather_list);
     outputs.emplace_back();
     for (const auto& output : gather_list) {
       outputs[0].push_back(buffers.move(output, Use::write));
@@ -267,7 +263,6 @@ WorkPtr scatter(const at::Tensor& tensor,
                 const CollectiveOptions& options) {
   Call call("scatter", options.group, options.timeout);
   require_dense(call, "the tensor", tensor);
-  require_apart(call, {tensor});
   auto& backend = call.backend(tensor);
   auto opts = backend_options<c10d::ScatterOptions>(call, options.async_op);
   opts.rootRank = call.member("src", src);
@@ -301,7 +296,6 @@ WorkPtr all_to_all(const std::vector<at::Tensor>& output_tensor_list,
   const auto& like = input_tensor_list[0];
   require_list(call, "input_tensor_list", input_tensor_list, like);
   require_list(call, "output_tensor_list", output_tensor_list, like);
-  require_apart(call, output_tensor_list);
   auto& backend = call.backend(like);
   auto opts = backend_options<c10d::AllToAllOptions>(call, options.async_op);
   Buffers buffers;
@@ -379,7 +373,6 @@ WorkPtr all_to_all_single(const at::Tensor& output, const at::Tensor& input,
                                 ", one of input ", input.sizes().slice(1),
                                 "; they must be equal"));
   }
-  require_apart(call, {output});
   auto& backend = call.backend(input);
   auto opts = backend_options<c10d::AllToAllOptions>(call, options.async_op);
   Buffers buffers;

@@ -73,13 +73,6 @@ class HostSharing {
   ~HostSharing() = default;
 };
 
-// Whether `backend` takes lists of tensors of any sizes and dtypes as one
-// operation, as shared memory does: allgather() takes different sizes,
-// allreduce_coalesced() and allgather_coalesced() take different dtypes, and
-// sparse tensors can be averaged, too. Then one call of the user is compared as
-// a whole, and if the ranks disagree it ends on all of them at the same tensor.
-bool takes_lists_at_once(const c10d::Backend& backend);
-
 // Returns this interface of the CPU backend of `group` (none: the default
 // group), or nullptr if the group's ranks are on several hosts or the backend
 // has no shared memory; that is the same on all ranks. The backend owns it, so

@@ -44,7 +44,6 @@ WorkPtr start_recv(const char* operation, const at::Tensor& tensor, int src,
                    int* source = nullptr) {
   Call call(operation, options.group, options.timeout);
   require_dense(call, "the tensor", tensor);
-  require_apart(call, {tensor});
   require_tag(call, options.tag);
   const auto group = call.group;
   const int peer =

@@ -5,11 +5,11 @@
 #include <map>
 #include <numeric>
 
-#include "lockstep/base/current_call.h"
 #include "lockstep/base/span.h"
+#include "lockstep/comm/backend_traits.h"
 #include "lockstep/comm/collective_work.h"
 #include "lockstep/comm/direct_reduce.h"
-#include "lockstep/comm/host_sharing.h"
+#include "lockstep/comm/step_in_caller.h"
 
 namespace lockstep {
 namespace {
@@ -44,7 +44,7 @@ WorkPtr all_reduce_sparse(Call call, const at::Tensor& tensor,
   Buffers buffers;
   std::vector<at::Tensor> work_on{buffers.sparse(tensor)};
   auto opts = backend_options<c10d::AllreduceOptions>(call, options.async_op);
-  if (takes_lists_at_once(backend)) {
+  if (traits_of(backend).takes_lists_at_once()) {
     opts.reduceOp = options.op;
   } else if (options.op == ReduceOp::AVG) {
     work_on[0].div_(call.group->size());
@@ -75,36 +75,18 @@ DirectReduce* direct_way(const Call& call, const at::Tensor& tensor) {
 
 void all_reduce_directly(DirectReduce& direct, Call& call,
                          const at::Tensor& tensor, const ReduceOp& op) {
-  const auto now = Deadline::Clock::now();
-  const auto started = Deadline::after(call.timeout, now);
-  const auto count = tensor.numel();
   const auto dtype = tensor.scalar_type();
-  const char* const dtype_name = c10::toString(dtype);
-  call.number = call.group->next_sequence_number();
-  CurrentCall current{
-      .operation = call.operation,
-      .number = call.number,
-      .entry = call.group->next_entry(),
-      .dtype = {.code = static_cast<uint8_t>(dtype), .name = dtype_name},
-      .function = user_function()};
-  const CurrentCallScope scope(&current);
-  auto& flight = *call.group->flight();
-  const auto record =
-      flight.begin({.operation = call.operation,
-                    .dtype = dtype_name,
-                    .reduce_op = call.reduce_op,
-                    .number = call.number,
-                    .in_elements = static_cast<uint64_t>(count),
-                    .out_elements = static_cast<uint64_t>(count)},
-                   FlightState::started, now);
+  const auto count = static_cast<uint64_t>(tensor.numel());
+  const char* const name = c10::toString(dtype);
+  StepInCaller running(call, {.dtype = name, .in = count, .out = count},
+                       {.code = static_cast<uint8_t>(dtype), .name = name});
   try {
-    direct.all_reduce_direct(tensor.mutable_data_ptr(), count, dtype, op,
-                             call.timeout);
+    direct.all_reduce_direct(tensor.mutable_data_ptr(), tensor.numel(), dtype,
+                             op, call.timeout);
   } catch (const std::exception& error) {
-    flight.end(record, /*failed=*/true);
-    call.fail(started, error);
+    running.fail(error);
   }
-  flight.end(record, /*failed=*/false);
+  running.succeed();
 }
 
 }  // namespace
@@ -123,7 +105,6 @@ WorkPtr all_reduce(const at::Tensor& tensor, const ReductionOptions& options) {
     return all_reduce_sparse(std::move(call), tensor, options);
   }
   require_dense(call, "the tensor", tensor);
-  require_apart(call, {tensor});
   auto& backend = call.backend(tensor);
   Buffers buffers;
   std::vector<at::Tensor> work_on{buffers.reduce(tensor)};
@@ -149,12 +130,11 @@ WorkPtr all_reduce_coalesced(const std::vector<at::Tensor>& tensors,
                                   "; give tensors of one device"));
     }
   }
-  require_apart(call, tensors);
   auto& backend = call.backend(tensors[0]);
   Buffers buffers;
   // In shared memory all dtypes go into one call, so that a failure ends it on
   // all ranks at the same tensor.
-  const bool mixed = takes_lists_at_once(backend);
+  const bool mixed = traits_of(backend).takes_lists_at_once();
   std::map<at::ScalarType, std::vector<at::Tensor>> by_dtype;
   for (const auto& tensor : tensors) {
     auto work_on = buffers.reduce(tensor);
@@ -185,7 +165,6 @@ WorkPtr reduce(const at::Tensor& tensor, int dst,
   opts.rootRank = call.member("dst", dst);
   const bool reads_only =
       opts.rootRank != call.group->rank() && tensor._is_zerotensor();
-  if (!reads_only) require_apart(call, {tensor});
   Buffers buffers;
   std::vector<at::Tensor> work_on{reads_only ? buffers.reduce_input(tensor)
                                              : buffers.reduce(tensor)};
@@ -206,7 +185,6 @@ WorkPtr reduce_scatter(const at::Tensor& output,
   require_list(call, "input_list", input_list, output);
   const int own = call.group->rank();
   require_shape(call, "output", output, input_list[own]);
-  require_apart(call, {output});
   auto& backend = call.backend(output);
   Buffers buffers;
   std::vector<std::vector<at::Tensor>> inputs(1);
@@ -242,7 +220,6 @@ WorkPtr reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
                                 output.numel(), ", for each of ",
                                 call.group->size(), " ranks"));
   }
-  require_apart(call, {output});
   auto& backend = call.backend(output);
   Buffers buffers;
   auto in = buffers.reduce_input(input);

@@ -10,6 +10,7 @@
 
 #include "lockstep/base/environment.h"
 #include "lockstep/base/file_descriptor.h"
+#include "lockstep/comm/backend_traits.h"
 
 namespace lockstep::gloo {
 namespace {
@@ -18,9 +19,11 @@ namespace {
 // abort() closes its connections: operations in which peers wait for this rank
 // then fail at once. (That does not wake this rank's own operations that wait
 // for a peer.)
-class Gloo final : public c10d::ProcessGroupGloo {
+class Gloo final : public c10d::ProcessGroupGloo, public BackendTraits {
  public:
   using ProcessGroupGloo::ProcessGroupGloo;
+
+  bool failure_needs_abort() const override { return true; }
 
   void abort() override {
     for (auto& context : contexts_) context->closeConnections();

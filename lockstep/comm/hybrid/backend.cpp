@@ -8,7 +8,9 @@
 #include <mutex>
 #include <utility>
 
+#include "lockstep/base/range.h"
 #include "lockstep/comm/shm/arguments.h"
+#include "lockstep/comm/shm/protocol/bucket_layout.h"
 #include "lockstep/comm/shm/protocol/layout.h"
 #include "lockstep/comm/shm/protocol_call.h"
 #include "lockstep/kernels/reduce.h"
@@ -42,21 +44,6 @@ void finish(const c10::intrusive_ptr<c10d::Work>& work,
   }
 }
 
-// Elements [begin, end) of a tensor.
-struct Slice {
-  int64_t begin;
-  int64_t end;
-};
-
-// Returns the slice of `all` that lane `lane` reduces, in whole cache lines.
-Slice lane_slice(Slice all, int lane, int lanes, int64_t element) {
-  const int64_t line = 64 / element;
-  const int64_t each =
-      ((all.end - all.begin + lanes - 1) / lanes + line - 1) / line * line;
-  return {std::min(all.begin + lane * each, all.end),
-          std::min(all.begin + (lane + 1) * each, all.end)};
-}
-
 void reduce_into(const at::Tensor& result, const std::vector<at::Tensor>& of,
                  const shm::Reduction& by) {
   std::vector<const void*> sources;
@@ -66,8 +53,8 @@ void reduce_into(const at::Tensor& result, const std::vector<at::Tensor>& of,
                   static_cast<size_t>(result.numel()), by.dtype, by.op);
 }
 
-at::Tensor cut(const at::Tensor& data, Slice slice) {
-  return data.narrow(0, slice.begin, slice.end - slice.begin);
+at::Tensor cut(const at::Tensor& data, Range range) {
+  return data.narrow(0, range.begin, range.size());
 }
 
 }  // namespace
@@ -215,33 +202,33 @@ void Backend::all_reduce(const at::Tensor& data, ReduceOpType op,
   options.reduceOp = average ? c10d::ReduceOp::SUM : op;
   auto* bytes = static_cast<std::byte*>(data.mutable_data_ptr());
 
-  auto slices_of = [&](Slice part) {
-    std::vector<Slice> slices;
+  auto slices_of = [&](Range part) {
+    std::vector<Range> slices;
     for (int local = 0; local < neighbours; ++local) {
-      slices.push_back(local < lanes ? lane_slice(part, local, lanes, element)
-                                     : Slice{part.end, part.end});
+      slices.push_back(local < lanes
+                           ? shm::equal_slice(part, local, lanes, element)
+                           : Range{part.end, part.end});
     }
     return slices;
   };
-  auto reduce_inside = [&](Slice part) {
+  auto reduce_inside = [&](Range part) {
     if (!links_.local) return;
     std::vector<const void*> inputs;
     std::vector<size_t> counts;
     for (const auto& slice : slices_of(part)) {
       inputs.push_back(bytes + slice.begin * element);
-      counts.push_back(slice.end - slice.begin);
+      counts.push_back(slice.size());
     }
     links_.local->reduce_scatter(const_cast<void*>(inputs[topology_.local]),
                                  inputs, counts, inner.dtype, inner.op,
                                  left(deadline));
   };
-  auto gather_inside = [&](Slice part) {
+  auto gather_inside = [&](Range part) {
     if (!links_.local || (only_host && *only_host != topology_.host)) return;
     std::vector<shm::Bytes> outputs;
     for (const auto& slice : slices_of(part)) {
-      outputs.push_back(
-          {bytes + slice.begin * element,
-           static_cast<size_t>((slice.end - slice.begin) * element)});
+      outputs.push_back({bytes + slice.begin * element,
+                         static_cast<size_t>(slice.size() * element)});
     }
     const auto& own = outputs[topology_.local];
     links_.local->all_gather(outputs, {own.data, own.size}, inner.dtype,
@@ -249,7 +236,7 @@ void Backend::all_reduce(const at::Tensor& data, ReduceOpType op,
   };
 
   struct UnderWay {
-    Slice part;
+    Range part;
     at::Tensor slice{};  // of this rank's lane
     Tensors of_hosts{};  // if Gloo only gathers
     WorkPtr work{};
@@ -257,7 +244,7 @@ void Backend::all_reduce(const at::Tensor& data, ReduceOpType op,
   std::vector<UnderWay> parts;
   const int64_t step = std::max<int64_t>(1, kPartBytes / element);
   for (int64_t begin = 0; begin == 0 || begin < data.numel(); begin += step) {
-    const Slice part{begin, std::min(begin + step, data.numel())};
+    const Range part{begin, std::min(begin + step, data.numel())};
     reduce_inside(part);
     parts.push_back({.part = part});
     if (!has_lane) continue;

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/comm/backend_traits.h"
 #include "lockstep/comm/direct_reduce.h"
 #include "lockstep/comm/host_sharing.h"
 #include "lockstep/comm/peer_notices.h"
@@ -44,6 +45,7 @@ class SharedTensors;
 // outlive the backend.
 class Backend final : public c10d::Backend,
                       public DirectReduce,
+                      public BackendTraits,
                       public HostSharing,
                       public PeerNotices {
  public:
@@ -56,6 +58,7 @@ class Backend final : public c10d::Backend,
   ~Backend() override;
 
   const std::string getBackendName() const override { return "shm"; }
+  bool takes_lists_at_once() const override { return true; }
   // Returns how many collectives were begun on this rank.
   uint64_t getSequenceNumberForGroup() override {
     return begun_.load(std::memory_order_relaxed);

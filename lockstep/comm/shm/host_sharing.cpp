@@ -21,10 +21,6 @@ HostSharing* host_sharing(const ProcessGroupPtr& group) {
   return dynamic_cast<HostSharing*>(&of->backend(c10::kCPU));
 }
 
-bool takes_lists_at_once(const c10d::Backend& backend) {
-  return dynamic_cast<const HostSharing*>(&backend) != nullptr;
-}
-
 namespace shm {
 namespace {
 
