@@ -17,25 +17,39 @@ namespace lockstep {
 // The options of torch.amp.GradScaler (PyTorch documentation, "Automatic Mixed
 // Precision package", Gradient Scaling), and process_group.
 struct GradScalerOptions {
+  // ---- Behaviour ----
+
   // The device that training runs on. If this is kCUDA and LibTorch sees no
-  // GPU, the scaler is disabled, as in Python; is_enabled() tells.
+  // GPU, the scaler is disabled, as in Python; is_enabled() tells. Set it to
+  // kCPU for training on CPUs. Default: kCUDA.
   c10::DeviceType device{c10::DeviceType::CUDA};
-  double init_scale{65536.0};  // above 0, finite
+
+  // The scale of the first steps; above 0, finite. Most programs leave it.
+  // Default: 65536.
+  double init_scale{65536.0};
+
   // The scale is multiplied by this factor after `growth_interval` consecutive
-  // steps without infinity or NaN; above 1.
+  // steps without infinity or NaN; above 1. Most programs leave it. Default: 2.
   double growth_factor{2.0};
+
   // The scale is multiplied by this factor after a step with infinity or NaN;
-  // below 1.
+  // below 1. Most programs leave it. Default: 0.5.
   double backoff_factor{0.5};
+
+  // See growth_factor. Lower it for a training of few steps. Default: 2000.
   int64_t growth_interval{2000};
+
   // If false, nothing is scaled, step() only steps, and the other functions do
-  // nothing.
+  // nothing: one loop for runs with and without float16. Default: true.
   bool enabled{true};
+
+  // ---- Beyond Python ----
+
   // For optimizers that are not sharded and whose ranks have different
   // gradients: the group whose ranks agree on whether there was an infinity or
-  // NaN. Null: each rank decides by its own gradients, which is right if they
-  // are the same on all ranks, as with DistributedDataParallel. Null does not
-  // mean the default group.
+  // NaN. Null does not mean the default group, but that each rank decides by
+  // its own gradients, which is right if they are the same on all ranks, as
+  // with DistributedDataParallel. Most programs leave it. Default: null.
   ProcessGroupPtr process_group{};
 };
 

@@ -14,13 +14,17 @@ namespace lockstep {
 NamedTensors capture_module(const torch::nn::Module& module);
 
 struct RestoreModuleOptions {
+  // ---- Behaviour ----
+
   // As in Python: false restores the tensors that both have and leaves the
   // others of `module` unchanged. A shape or dtype that differs is an error
-  // even then.
+  // even then. Set it to false to take over a part of another model. Default:
+  // true.
   bool strict{true};
+
   // Whether a tensor of another floating-point dtype (bfloat16 weights for a
   // float32 model, or the other way round) is converted to the module's. Other
-  // dtypes are never converted.
+  // dtypes are never converted. Default: false (Python always converts).
   bool convert{false};
 };
 

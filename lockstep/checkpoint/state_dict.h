@@ -32,14 +32,18 @@ namespace lockstep {
 void save_state_dict(const std::string& path, const torch::nn::Module& module);
 
 struct LoadStateDictOptions {
+  // ---- Behaviour ----
+
   // For a file of torch.save({"model": model.state_dict(), "epoch": 3}, path):
-  // the name of the entry that holds the weights. Empty: the file is a
+  // the name of the entry that holds the weights. Default: empty; the file is a
   // state_dict by itself, or a snapshot.
   std::string key{};
+
   // Maps the file's names to the module's. Afterwards, if all names begin with
-  // "module.", that prefix is ignored.
+  // "module.", that prefix is ignored. Default: empty.
   Renaming rename{};
-  // See RestoreModuleOptions.
+
+  // See RestoreModuleOptions. Default: true and false.
   bool strict{true};
   bool convert{false};
 };

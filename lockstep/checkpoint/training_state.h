@@ -51,17 +51,23 @@ struct TrainingState {
 };
 
 struct SnapshotOptions {
-  // Null: the default group, or this process alone if there is none.
+  // ---- Behaviour ----
+
+  // The ranks that save together. Most programs leave it. Null: the default
+  // group, or this process alone if there is none.
   ProcessGroupPtr group{};
 };
 
 struct LoadSnapshotOptions {
+  // ---- Behaviour ----
+
   // As SnapshotOptions::group.
   ProcessGroupPtr group{};
+
   // Whether this run will save to the same path. If so, a folder that is
   // missing or that rank 0 cannot write to, or an optimizer that snapshots
   // cannot hold, is an error now, not at the first save. Set it to false for a
-  // run that only reads.
+  // run that only reads. Default: true.
   bool will_save{true};
 };
 

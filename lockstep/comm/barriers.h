@@ -1,5 +1,8 @@
 #pragma once
 
+#include <chrono>
+#include <optional>
+
 #include "lockstep/comm/collective_options.h"
 
 namespace lockstep {
@@ -8,8 +11,8 @@ namespace lockstep {
 WorkPtr barrier(const CollectiveOptions& options = {});
 
 struct MonitoredBarrierOptions {
-  ProcessGroupPtr group{};               // none: the default group
-  std::chrono::milliseconds timeout{0};  // zero: the group's timeout
+  ProcessGroupPtr group{};  // none: the default group
+  std::optional<std::chrono::milliseconds> timeout{};  // none: the group's
 };
 
 // A barrier that names the ranks that are missing: at the timeout every rank

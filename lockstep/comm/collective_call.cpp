@@ -91,15 +91,14 @@ const char* op_name(const c10d::ReduceOp& op) {
 }
 
 Call::Call(const char* name, const ProcessGroupPtr& given,
-           std::chrono::milliseconds allowed)
+           std::optional<std::chrono::milliseconds> allowed)
     : operation(name),
       group(given ? given : default_group()),
-      timeout(allowed > std::chrono::milliseconds(0) ? bounded_timeout(allowed)
-                                                     : group->timeout()) {
+      timeout(bounded_timeout(allowed.value_or(group->timeout()))) {
   group->require_own_process();
-  if (allowed < std::chrono::milliseconds(0)) {
-    throw mistake(c10::str("timeout is ", allowed.count(),
-                           " ms; give more than 0, or 0 for the group's, ",
+  if (allowed && *allowed <= std::chrono::milliseconds(0)) {
+    throw mistake(c10::str("timeout is ", allowed->count(),
+                           " ms; give more than 0, or none for the group's, ",
                            group->timeout().count(), " ms"));
   }
 }

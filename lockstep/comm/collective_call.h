@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <chrono>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -16,7 +18,7 @@ namespace lockstep {
 // One operation, as its errors and its span describe it.
 struct Call {
   Call(const char* name, const ProcessGroupPtr& given,
-       std::chrono::milliseconds allowed);
+       std::optional<std::chrono::milliseconds> allowed);
 
   const char* operation;
   ProcessGroupPtr group;

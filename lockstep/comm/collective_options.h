@@ -1,6 +1,7 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
@@ -59,14 +60,14 @@ using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 struct CollectiveOptions {
   ProcessGroupPtr group{};  // none: the default group
   bool async_op{false};
-  std::chrono::milliseconds timeout{0};  // zero: the group's timeout
+  std::optional<std::chrono::milliseconds> timeout{};  // none: the group's
 };
 
 struct ReductionOptions {
   ReduceOp op{ReduceOp::SUM};
   ProcessGroupPtr group{};  // none: the default group
   bool async_op{false};
-  std::chrono::milliseconds timeout{0};  // zero: the group's timeout
+  std::optional<std::chrono::milliseconds> timeout{};  // none: the group's
 };
 
 }  // namespace lockstep

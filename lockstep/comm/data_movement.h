@@ -2,7 +2,9 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <chrono>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "lockstep/comm/collective_options.h"
@@ -63,7 +65,7 @@ struct AllToAllSingleOptions {
   std::vector<int64_t> input_split_sizes{};
   ProcessGroupPtr group{};  // none: the default group
   bool async_op{false};
-  std::chrono::milliseconds timeout{0};  // zero: the group's timeout
+  std::optional<std::chrono::milliseconds> timeout{};  // none: the group's
 };
 
 // Does all_to_all with the rows of one tensor. Both tensors have at least one

@@ -139,16 +139,17 @@ c10::intrusive_ptr<c10d::Store> part_of(
   return c10::make_intrusive<c10d::PrefixStore>(number + "/", store);
 }
 
-// Returns the timeout that was given, or `otherwise` if it is 0; cut to what
-// clocks can count.
-milliseconds checked_timeout(const char* function, milliseconds given,
+// Returns the timeout that was given, or `otherwise` if there is none; cut to
+// what clocks can count.
+milliseconds checked_timeout(const char* function,
+                             std::optional<milliseconds> given,
                              milliseconds otherwise) {
-  if (given < milliseconds(0)) {
+  if (given && *given <= milliseconds(0)) {
     throw std::invalid_argument(c10::str(
-        function, ": timeout is ", given.count(),
-        " ms; give more than 0, or 0 for the timeout of the parent group"));
+        function, ": timeout is ", given->count(),
+        " ms; give more than 0, or none for the timeout of the parent group"));
   }
-  return bounded_timeout(given > milliseconds(0) ? given : otherwise);
+  return bounded_timeout(given.value_or(otherwise));
 }
 
 // For a child process that was forked after init_process_group(): it owns
@@ -240,7 +241,7 @@ Rendezvous meet(const std::string& backend,
       get_env("RANK") || get_env("WORLD_SIZE");
   for (const auto& [type, entry] : resolved) {
     if (!told && entry->world) {
-      return rendezvous(entry->world(options.timeout), options);
+      return rendezvous(entry->world(*options.timeout), options);
     }
   }
   return rendezvous(options);
@@ -346,7 +347,8 @@ ProcessGroupGuard init_process_group(const std::string& backend,
         "before the second time");
   }
   auto options = given;
-  options.timeout = bounded_timeout(given.timeout);
+  const auto timeout = bounded_timeout(given.timeout.value_or(kDefaultTimeout));
+  options.timeout = timeout;
   ignore_sigpipe();
   auto meeting = meet(backend, options);
   arm_flight_dump(meeting.rank, meeting.world_size);
@@ -364,7 +366,7 @@ ProcessGroupGuard init_process_group(const std::string& backend,
                  .rank = meeting.rank,
                  .global_ranks = std::vector<int>(meeting.world_size),
                  .config = backend,
-                 .timeout = options.timeout,
+                 .timeout = timeout,
                  .checks_calls = options.check_calls.value_or(
                      get_env("TORCH_DISTRIBUTED_DEBUG") == "DETAIL")};
   std::iota(group.global_ranks.begin(), group.global_ranks.end(), 0);

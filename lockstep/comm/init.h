@@ -2,6 +2,7 @@
 
 #include <c10/core/Device.h>
 
+#include <chrono>
 #include <optional>
 #include <string>
 #include <vector>
@@ -13,7 +14,11 @@ namespace lockstep {
 // The arguments of torch.distributed.init_process_group (PyTorch documentation,
 // "Distributed communication package", Initialization).
 struct InitProcessGroupOptions {
-  // How the ranks find each other:
+  // ---- Behaviour: how the ranks find each other ----
+
+  // Where the ranks meet. Most programs leave it, and are started by a
+  // launcher. Must be empty if `store` is given. Default: empty, which is
+  // env://.
   //   env://                 RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. If
   //                          none of them is set this process is a world of
   //                          its own; if some are, an error names the others.
@@ -21,24 +26,35 @@ struct InitProcessGroupOptions {
   //                          WORLD_SIZE is set (docs/mpi.md).
   //   tcp://host:port        rank and world_size below, or ?rank=R&world_size=N
   //   file:///path           a file on a file system that all ranks share
-  // Must be empty if `store` is given. Empty means env://.
   std::string init_method{};
+
   // How long init_process_group waits for the other ranks, and the timeout of
-  // every collective that is given none. More than 0; what is longer than 24
-  // days means 24 days.
-  std::chrono::milliseconds timeout{kDefaultTimeout};
+  // every collective that is given none. Lower it if a hang should be noticed
+  // sooner; raise it if one rank may work for long while the others wait. More
+  // than 0; what is longer than 24 days means 24 days. Default: none, which is
+  // 30 minutes, as in Python.
+  std::optional<std::chrono::milliseconds> timeout{};
+
+  // The number of ranks, and the rank of this process. For tcp://, file:// and
+  // `store`. Default: -1, which means that init_method says it.
   int world_size{-1};
   int rank{-1};
+
   // A store that all ranks share, instead of an init_method; rank and
-  // world_size are then required.
+  // world_size are then required. Default: null.
   c10::intrusive_ptr<c10d::Store> store{};
+
+  // ---- Debugging (not in Python) ----
+
   // Whether the ranks compare their calls: see ProcessGroup::checks_calls().
-  // The same on all ranks. Unset: on if TORCH_DISTRIBUTED_DEBUG is DETAIL.
+  // The same on all ranks. Set it to true if ranks hang or get nonsense.
+  // Default: none, which is true if TORCH_DISTRIBUTED_DEBUG is DETAIL.
   std::optional<bool> check_calls{};
+
   // Whether an exception that nobody catches is reported in one line on stderr
   // and to the launcher (record.h), instead of with LibTorch's stack frames. A
-  // terminate handler that the program has set is called after that. False
-  // leaves the handling of such exceptions alone.
+  // terminate handler that the program has set is called after that. Set it to
+  // false to leave the handling of such exceptions alone. Default: true.
   bool report_uncaught{true};
 };
 
@@ -137,10 +153,17 @@ int get_local_rank();
 // throws.
 c10::Device local_device();
 
+// The arguments of torch.distributed.new_group that have a meaning here. Most
+// programs need none of them.
 struct NewGroupOptions {
-  // 0: the default group's timeout.
-  std::chrono::milliseconds timeout{0};
-  // As for init_process_group; empty: the default group's.
+  // ---- Behaviour ----
+
+  // The timeout of the new group's collectives. More than 0. Default: none,
+  // which is the default group's.
+  std::optional<std::chrono::milliseconds> timeout{};
+
+  // As for init_process_group. Set it if the new group should use another
+  // backend. Default: empty, which is the default group's.
   std::string backend{};
 };
 
@@ -166,9 +189,14 @@ ProcessGroupPtr new_subgroups(int group_size,
                               const NewGroupOptions& options = {});
 
 struct SplitGroupOptions {
-  ProcessGroupPtr parent{};  // none: the default group
-  // 0 and empty: those of the parent.
-  std::chrono::milliseconds timeout{0};
+  // ---- Behaviour ----
+
+  // The group to divide. Null: the default group.
+  ProcessGroupPtr parent{};
+
+  // As in NewGroupOptions. Default: none and empty, which are those of the
+  // parent.
+  std::optional<std::chrono::milliseconds> timeout{};
   std::string backend{};
 };
 

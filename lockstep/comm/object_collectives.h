@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <nlohmann/json_fwd.hpp>
+#include <optional>
 #include <vector>
 
 #include "lockstep/comm/process_group.h"
@@ -25,8 +26,8 @@ namespace lockstep {
 using Object = nlohmann::json;
 
 struct ObjectOptions {
-  ProcessGroupPtr group{};               // none: the default group
-  std::chrono::milliseconds timeout{0};  // zero: the group's timeout
+  ProcessGroupPtr group{};  // none: the default group
+  std::optional<std::chrono::milliseconds> timeout{};  // none: the group's
 };
 
 // Returns the object of rank `src`; the objects of the others are not used.

@@ -2,6 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <chrono>
+#include <optional>
 #include <vector>
 
 #include "lockstep/comm/collective_options.h"
@@ -42,7 +44,7 @@ inline constexpr int kAnySource = -1;
 struct PointToPointOptions {
   ProcessGroupPtr group{};  // none: the default group
   int tag{0};               // 0 to kMaxTag; Gloo tells messages apart by it
-  std::chrono::milliseconds timeout{0};  // zero: the group's timeout
+  std::optional<std::chrono::milliseconds> timeout{};  // none: the group's
 };
 inline constexpr int kMaxTag = (1 << 30) - 1;
 

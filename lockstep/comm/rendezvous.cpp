@@ -21,6 +21,10 @@ namespace {
 
 constexpr int64_t kMaxRank = 1 << 24;
 
+std::chrono::milliseconds allowed(const InitProcessGroupOptions& options) {
+  return options.timeout.value_or(kDefaultTimeout);
+}
+
 struct Endpoint {
   std::string host;
   uint16_t port;
@@ -232,7 +236,7 @@ Rendezvous join_by_environment(const InitProcessGroupOptions& options) {
   if (rank < 0) rank = *get_env_int("RANK", 0, kMaxRank);
   auto port = *get_env_int("MASTER_PORT", 0, 65535);
   return join_tcp({*get_env("MASTER_ADDR"), static_cast<uint16_t>(port)},
-                  checked_place(rank, world_size), options.timeout);
+                  checked_place(rank, world_size), allowed(options));
 }
 
 // "tcp://host:port" or "tcp://[v6]:port", with "?rank=R&world_size=N".
@@ -274,7 +278,7 @@ Rendezvous join_by_tcp_url(const InitProcessGroupOptions& options) {
   if (rank < 0) throw bad("rank is missing");
   if (world_size < 0) throw bad("world_size is missing");
   return join_tcp({host, static_cast<uint16_t>(port)},
-                  checked_place(rank, world_size), options.timeout);
+                  checked_place(rank, world_size), allowed(options));
 }
 
 // Returns why the file cannot be used, or nothing if it can. A run that was
@@ -301,7 +305,7 @@ Rendezvous join_by_file(const InitProcessGroupOptions& options) {
   }
   auto place = checked_place(options.rank, options.world_size);
   auto store = c10::make_intrusive<c10d::FileStore>(path, place.world_size);
-  store->setTimeout(options.timeout);
+  store->setTimeout(allowed(options));
   auto joined = without_check_in(store, place);
   joined.refusal = refuse_used_file(*store, path, place);
   return joined;
@@ -339,22 +343,22 @@ Rendezvous rendezvous(const LaunchedWorld& world,
     const auto port = parse_int("the port of rank 0's store",
                                 where.substr(space + 1), 1, 65535);
     return join_tcp({where.substr(0, space), static_cast<uint16_t>(port)},
-                    place, options.timeout);
+                    place, allowed(options));
   }
   const auto host =
       get_env("MASTER_ADDR")
           .value_or(world.one_host ? "127.0.0.1" : outward_address());
   const auto port = get_env_int("MASTER_PORT", 0, 65535).value_or(0);
-  return join_tcp({host, static_cast<uint16_t>(port)}, place, options.timeout,
+  return join_tcp({host, static_cast<uint16_t>(port)}, place, allowed(options),
                   [&](uint16_t opened) {
                     world.from_rank_zero(host + " " + std::to_string(opened));
                   });
 }
 
 Rendezvous rendezvous(const InitProcessGroupOptions& options) {
-  if (options.timeout <= std::chrono::milliseconds(0)) {
+  if (allowed(options) <= std::chrono::milliseconds(0)) {
     throw std::invalid_argument("timeout is " +
-                                std::to_string(options.timeout.count()) +
+                                std::to_string(allowed(options).count()) +
                                 " ms; it must be more than 0");
   }
   if (options.store) {

@@ -16,7 +16,11 @@ void check_loader(const DataLoaderOptions& options, const Sampler& sampler,
   require_at_least("batch_size", options.batch_size, 1);
   require_at_least("num_workers", options.num_workers, 0);
   require_at_least("prefetch_factor", options.prefetch_factor, 1);
-  require_at_least("timeout", options.timeout.count(), 0);
+  if (options.timeout && options.timeout->count() <= 0) {
+    throw std::invalid_argument("DataLoader: timeout is " +
+                                std::to_string(options.timeout->count()) +
+                                " ms; give more than 0, or none for no limit");
+  }
   if (dataset_size >= 0 && sampler.dataset_size() > dataset_size) {
     throw std::invalid_argument("DataLoader: the sampler was made for " +
                                 std::to_string(sampler.dataset_size()) +
@@ -29,7 +33,7 @@ void check_loader(const DataLoaderOptions& options, const Sampler& sampler,
 void throw_timeout(const DataLoaderOptions& options, int64_t batch) {
   throw std::runtime_error(
       "DataLoader: the workers had not fetched batch " + std::to_string(batch) +
-      " of this loop after " + std::to_string(options.timeout.count()) +
+      " of this loop after " + std::to_string(options.timeout->count()) +
       " ms; the dataset is stuck, or needs more workers or a longer timeout");
 }
 

@@ -20,20 +20,36 @@
 
 namespace lockstep {
 
+// The arguments of torch.utils.data.DataLoader that have a meaning here, with
+// the same names and defaults (PyTorch documentation).
 struct DataLoaderOptions {
-  // Samples in each batch, on this rank.
+  // ---- Behaviour ----
+
+  // Samples in each batch, on this rank. Default: 1.
   int64_t batch_size{1};
-  // Whether to leave out a last batch that would be smaller.
+
+  // Whether to leave out a last batch that would be smaller. Set it to true if
+  // the model needs batches of one size. Default: false.
   bool drop_last{false};
+
+  // ---- Performance ----
+
   // Threads that fetch batches ahead. 0: the thread of the loop fetches each
-  // batch when the loop asks for it.
+  // batch when the loop asks for it. Raise it if the loop waits for data;
+  // get_batch() must then allow calls from several threads. Default: 0.
   int64_t num_workers{0};
+
   // Batches fetched ahead for each worker, so num_workers * prefetch_factor in
-  // all. They take up this rank's memory.
+  // all. They take up this rank's memory. Raise it if the time to fetch a batch
+  // varies much. Default: 2.
   int64_t prefetch_factor{2};
-  // The longest time that the loop waits for one batch from the workers; zero:
-  // no limit.
-  std::chrono::milliseconds timeout{0};
+
+  // ---- Debugging ----
+
+  // The longest time that the loop waits for one batch from the workers; then
+  // it throws std::runtime_error. Set it if the dataset may get stuck. More
+  // than 0. Default: none, which is no limit.
+  std::optional<std::chrono::milliseconds> timeout{};
 };
 
 namespace data_detail {

@@ -51,16 +51,17 @@ class OrderedPrefetch {
   ~OrderedPrefetch() { join(); }
 
   // Returns the next item. Blocks until the item exists, but not longer than
-  // `timeout` (returns none then); zero means no limit. Throws what `produce`
+  // `timeout` (returns none then); none means no limit. Throws what `produce`
   // threw for this item, also if called again. Requires that fewer than `count`
   // items were taken.
-  std::optional<Item> next(std::chrono::milliseconds timeout = {}) {
+  std::optional<Item> next(
+      std::optional<std::chrono::milliseconds> timeout = {}) {
     std::unique_lock lock(mutex_);
     Slot& slot = slots_[static_cast<size_t>(taken_) % slots_.size()];
     auto ready = [&] { return slot.item || slot.error; };
-    if (timeout.count() == 0) {
+    if (!timeout) {
       item_ready_.wait(lock, ready);
-    } else if (!item_ready_.wait_for(lock, bounded_timeout(timeout), ready)) {
+    } else if (!item_ready_.wait_for(lock, bounded_timeout(*timeout), ready)) {
       return std::nullopt;
     }
     if (slot.error) std::rethrow_exception(slot.error);

@@ -9,6 +9,7 @@
 #include <chrono>
 #include <cstdio>
 #include <exception>
+#include <optional>
 #include <string>
 #include <thread>
 
@@ -47,7 +48,8 @@ int main(int, char** argv) {
       if (mode == "stuck") say_ready(rank);
       lockstep::all_reduce(
           tensor,
-          {.timeout = mode == "absent" ? milliseconds(500) : milliseconds(0)});
+          {.timeout = mode == "absent" ? std::optional(milliseconds(500))
+                                       : std::nullopt});
     }
   } catch (const std::exception& error) {
     std::printf("failed %d %s\n", rank, error.what());

@@ -238,18 +238,21 @@ WORLD_TEST(Rendezvous, TheLongestTimeoutIsNone, 2) {
   }
 }
 
-WORLD_TEST(Rendezvous, NegativeTimeoutsAreRefused, 1) {
-  constexpr std::chrono::milliseconds kNegative{-5};
-  const auto refuses = ThrowsMessage<std::invalid_argument>(
-      AllOf(HasSubstr("timeout is -5 ms"), HasSubstr("more than 0")));
-  EXPECT_THAT(
-      [&] { auto none = init_process_group("gloo", {.timeout = kNegative}); },
-      refuses);
-  auto group = init_process_group("gloo");
-  EXPECT_THAT([&] { all_reduce(at::ones({1}), {.timeout = kNegative}); },
-              refuses);
-  EXPECT_THAT([&] { new_group({}, {.timeout = kNegative}); }, refuses);
-  EXPECT_THAT([&] { split_group({{0}}, {.timeout = kNegative}); }, refuses);
+WORLD_TEST(Rendezvous, TimeoutsThatAreNotPositiveAreRefused, 1) {
+  for (const int given : {-5, 0}) {
+    const std::chrono::milliseconds timeout{given};
+    const auto refuses = ThrowsMessage<std::invalid_argument>(
+        AllOf(HasSubstr("timeout is " + std::to_string(given) + " ms"),
+              HasSubstr("more than 0")));
+    EXPECT_THAT(
+        [&] { auto none = init_process_group("gloo", {.timeout = timeout}); },
+        refuses);
+    auto group = init_process_group("gloo");
+    EXPECT_THAT([&] { all_reduce(at::ones({1}), {.timeout = timeout}); },
+                refuses);
+    EXPECT_THAT([&] { new_group({}, {.timeout = timeout}); }, refuses);
+    EXPECT_THAT([&] { split_group({{0}}, {.timeout = timeout}); }, refuses);
+  }
 }
 
 // The file is as a killed run leaves it. Rank 1 did not join that run, so rank

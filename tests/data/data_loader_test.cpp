@@ -290,7 +290,8 @@ TEST(DataLoader, RefusesBadOptions) {
   refuses({.batch_size = 0}, "batch_size is 0; it must be 1 or more");
   refuses({.num_workers = -1}, "num_workers is -1; it must be 0 or more");
   refuses({.prefetch_factor = 0}, "prefetch_factor is 0");
-  refuses({.timeout = std::chrono::milliseconds(-1)}, "timeout is -1");
+  refuses({.timeout = std::chrono::milliseconds(-1)}, "timeout is -1 ms");
+  refuses({.timeout = std::chrono::milliseconds(0)}, "none for no limit");
 
   DistributedSampler larger(5);
   EXPECT_THAT([&] { DataLoader(dataset, larger); },

@@ -158,8 +158,8 @@ std::vector<Tensor> trained(const Cell& cell, const World& world) {
   auto net = std::make_shared<NetImpl>(cell.graph != Graph::plain);
   DistributedDataParallel<std::shared_ptr<NetImpl>> model(
       net, {.bucket_cap_mb = cell.bucket_cap_mb,
-            .find_unused_parameters = cell.graph == Graph::find_unused,
             .gradient_as_bucket_view = cell.views,
+            .find_unused_parameters = cell.graph == Graph::find_unused,
             .static_graph = cell.graph == Graph::static_graph,
             .skip_all_reduce_unused_params = cell.skips_unused,
             .check_for_nan_in_grad = cell.checks_nan});

@@ -15,68 +15,113 @@ namespace lockstep {
 
 // The arguments of torch.nn.parallel.DistributedDataParallel (PyTorch
 // documentation), with the same defaults except gradient_as_bucket_view. They
-// must be the same on every rank.
+// must be the same on every rank. Most programs need none of them.
 struct DistributedDataParallelOptions {
-  // Whether every rank gets rank 0's buffers (running statistics) in the
-  // constructor (if init_sync is true) and at the start of each forward that
-  // follows a synchronising one.
+  // ---- Behaviour: what rank 0 gives the others, and the group ----
+
+  // Whether every rank gets rank 0's buffers (running statistics): in the
+  // constructor if init_sync is true, and at the start of each forward that
+  // follows a synchronising one. Set it to false if the ranks' buffers may
+  // differ, or if SyncBatchNorm keeps them equal: forward then sends nothing.
+  // Default: true.
   bool broadcast_buffers{true};
-  // Whether forward sends buffers; none: broadcast_buffers decides. If it is
-  // set, even to false, the constructor sends buffers whatever
-  // broadcast_buffers is (if init_sync is true).
+
+  // Whether forward sends buffers. If it is set, even to false, the constructor
+  // sends buffers whatever broadcast_buffers is (if init_sync is true). Set it
+  // to false to send buffers once only. Default: none; broadcast_buffers
+  // decides.
   std::optional<bool> forward_sync_buffers{};
+
   // Whether the constructor checks that the ranks' models are alike, and gives
   // every rank the parameters of rank 0, and its buffers as the two options
-  // above say.
+  // above say. Set it to false if all ranks have loaded the same weights: that
+  // saves time at the start, and a mistake goes unnoticed. Default: true.
   bool init_sync{true};
-  ProcessGroupPtr process_group{};  // null: the default group
-  // MiB of gradients that are reduced together; none: 25. A larger value moves
-  // more at once, a smaller one starts earlier.
+
+  // The ranks that average their gradients. Null: the default group. Most
+  // programs leave it.
+  ProcessGroupPtr process_group{};
+
+  // ---- Performance: buckets ----
+
+  // MiB of gradients that are reduced together. A larger value moves more at
+  // once; a smaller value starts earlier. Measure before you change it.
+  // Default: none, which is 25.
   std::optional<double> bucket_cap_mb{};
+
   // The same for the first bucket, whose reduction should begin early in
-  // backward. None, as in Python: 1, or bucket_cap_mb if that is given.
+  // backward. Most programs leave it. Default: none, which is bucket_cap_mb if
+  // that is given, otherwise 1, as in Python.
   std::optional<double> first_bucket_mb{};
-  // The same for the first, the second, ... bucket, the last for all others;
-  // replaces the two options above.
+
+  // The same for the first, the second, ... bucket, the last number for all
+  // others; replaces the two options above. Most programs leave it. Default:
+  // empty.
   std::vector<double> bucket_cap_mb_list{};
+
+  // Whether .grad is a part of its bucket. Set it to false if the program keeps
+  // gradients beyond the next backward: .grad then has memory of its own, which
+  // costs a copy and the memory. Default: true (Python's is false).
+  bool gradient_as_bucket_view{true};
+
+  // ---- Behaviour: parameters that some iterations do not use ----
+
   // Whether a backward pass may leave parameters out, on some ranks or on all.
   // Such a rank adds nothing of this backward to their averages; a parameter
-  // that no rank used keeps the gradient that it had. Costs a search of the
-  // graph and a small all-reduce.
+  // that no rank used keeps the gradient that it had. Set it to true if
+  // backward() reports parameters without a gradient. Costs a search of the
+  // graph and a small all-reduce in each iteration. Default: false.
   bool find_unused_parameters{false};
-  // Whether .grad is a part of its bucket. False gives .grad memory of its own,
-  // for code that keeps gradients beyond the next backward; that costs a copy
-  // and the memory.
-  bool gradient_as_bucket_view{true};
-  // Promises that every iteration uses the same parameters in the same way.
-  // Allows nested backward passes (checkpointing) of shared parameters, and
-  // unused parameters without a search in each iteration.
+
+  // Promises that every iteration uses the same parameters in the same way. Set
+  // it to true for nested backward passes (checkpointing) of shared parameters,
+  // or for unused parameters without a search in each iteration. Default:
+  // false.
   bool static_graph{false};
+
   // With find_unused_parameters or static_graph: parameters that no rank used
   // in the first backward are not reduced any more; a gradient for one of them
-  // is an error from then on.
+  // is an error from then on. Set it to true if large parts of the model stay
+  // unused for the whole training. Default: false.
   bool skip_all_reduce_unused_params{false};
+
+  // ---- Behaviour: parameters that are treated in another way ----
+
   // Parameters whose gradients are averaged apart from the others, all at once,
   // when the gradient of param_to_hook_all_reduce is ready; their own must be
   // complete by then. Give both options or neither. All must have one dtype and
   // device. Hooks and the check for NaN do not see these gradients; optimizers
-  // in backward and sharded optimizers refuse them.
+  // in backward and sharded optimizers refuse them. Most programs leave these
+  // two. Default: none.
   std::vector<std::pair<std::string, at::Tensor>>
       delay_all_reduce_named_params{};
   at::Tensor param_to_hook_all_reduce{};
+
   // Names from named_parameters() and named_buffers() that are neither checked,
-  // nor broadcast, nor averaged.
+  // nor broadcast, nor averaged. For parts that differ between ranks. Default:
+  // empty.
   std::vector<std::string> params_and_buffers_to_ignore{};
+
+  // ---- Performance: precision ----
+
+  // The dtypes of parameters, gradients and buffers while the model runs
+  // (mixed_precision.h). For hardware that is fast with 16-bit numbers;
+  // autocast is the more careful way. Default: none; every tensor keeps its
+  // dtype.
   std::optional<MixedPrecision> mixed_precision{};
-  // Not in Python: looks for NaN and infinity in what each rank contributes. If
-  // there is any, backward() throws std::runtime_error on every rank, with
-  // rank, parameter and step. Costs a pass over the gradients and a small
-  // exchange.
+
+  // ---- Debugging (not in Python) ----
+
+  // Looks for NaN and infinity in what each rank contributes. If there is any,
+  // backward() throws std::runtime_error on every rank, with rank, parameter
+  // and step. Costs a pass over the gradients and a small exchange. Set it to
+  // true if the loss becomes NaN. Default: false.
   bool check_for_nan_in_grad{false};
-  // Not in Python: after every so many iterations, forward compares digests of
-  // all parameters and, if replicas have drifted apart, throws
-  // std::runtime_error on every rank, with rank and parameter. 0: never. Has no
-  // effect under join().
+
+  // After every so many iterations, forward compares digests of all parameters
+  // and, if replicas have drifted apart, throws std::runtime_error on every
+  // rank, with rank and parameter. Set it, to 100 for example, if ranks give
+  // different results. Has no effect under join(). Default: 0, which is never.
   int64_t check_replicas_every{0};
 };
 

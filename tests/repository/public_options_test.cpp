@@ -1,0 +1,67 @@
+// The conventions of options, as the public headers state them: aggregates, in
+// which every member may be left out, and timeouts that are optional.
+
+#include <gtest/gtest.h>
+#include <lockstep/lockstep.h>
+
+#include <chrono>
+#include <optional>
+#include <type_traits>
+
+namespace lockstep {
+namespace {
+
+using std::chrono::milliseconds;
+using Timeout = std::optional<milliseconds>;
+
+template <typename... Options>
+constexpr bool kAggregates = (std::is_aggregate_v<Options> && ...);
+template <typename... Options>
+constexpr bool kDefaults = (std::is_default_constructible_v<Options> && ...);
+template <typename... Options>
+constexpr bool kOptionalTimeouts =
+    (std::is_same_v<decltype(Options::timeout), Timeout> && ...);
+
+TEST(PublicOptions, AreAggregatesWithDefaults) {
+  EXPECT_TRUE(
+      (kAggregates<AllToAllSingleOptions, CollectiveOptions, DataLoaderOptions,
+                   DataParallelOptions, DistributedDataParallelOptions,
+                   DistributedSamplerOptions, GradScalerOptions,
+                   HierarchicalModelAveragerOptions, InitProcessGroupOptions,
+                   JoinOptions, LoadSnapshotOptions, LoadStateDictOptions,
+                   MixedPrecision, MonitoredBarrierOptions, NewGroupOptions,
+                   ObjectOptions, PeriodicModelAveragerOptions,
+                   PointToPointOptions, PostLocalSGDOptions, PowerSGDOptions,
+                   ReductionOptions, SnapshotOptions, SpawnOptions,
+                   SplitGroupOptions, ZeroRedundancyOptions, optim::AdamOptions,
+                   optim::AdamWOptions, optim::SGDOptions>));
+  EXPECT_TRUE((kDefaults<DataLoaderOptions, DistributedDataParallelOptions,
+                         InitProcessGroupOptions, ZeroRedundancyOptions>));
+}
+
+TEST(PublicOptions, HaveOptionalTimeouts) {
+  EXPECT_TRUE((kOptionalTimeouts<AllToAllSingleOptions, CollectiveOptions,
+                                 DataLoaderOptions, InitProcessGroupOptions,
+                                 MonitoredBarrierOptions, NewGroupOptions,
+                                 ObjectOptions, PointToPointOptions,
+                                 ReductionOptions, SplitGroupOptions>));
+  EXPECT_TRUE((std::is_same_v<decltype(SpawnOptions::grace_period), Timeout>));
+  const CollectiveOptions given{.timeout = std::chrono::seconds(3)};
+  EXPECT_EQ(given.timeout, milliseconds(3000));
+  EXPECT_EQ(CollectiveOptions{}.timeout, std::nullopt);
+}
+
+// The guard of init_process_group() is given wherever a group is.
+TEST(PublicOptions, TakeTheGuardAsTheirGroup) {
+  EXPECT_TRUE((std::is_convertible_v<ProcessGroupGuard&, ProcessGroupPtr>));
+  EXPECT_FALSE((std::is_convertible_v<ProcessGroupGuard, ProcessGroupPtr>));
+  const auto group = init_process_group();
+  EXPECT_EQ((CollectiveOptions{.group = group}).group, default_group());
+  EXPECT_EQ(
+      (DistributedDataParallelOptions{.process_group = group}).process_group,
+      default_group());
+  EXPECT_EQ((SnapshotOptions{.group = group}).group, default_group());
+}
+
+}  // namespace
+}  // namespace lockstep
