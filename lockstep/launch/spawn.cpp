@@ -104,7 +104,7 @@ std::string without_backtrace(std::string_view what) {
 }  // namespace
 
 SpawnContext::SpawnContext() = default;
-SpawnContext::SpawnContext(std::unique_ptr<Processes> processes)
+SpawnContext::SpawnContext(std::unique_ptr<SpawnProcesses> processes)
     : processes_(std::move(processes)) {}
 SpawnContext::SpawnContext(SpawnContext&& other) noexcept = default;
 SpawnContext& SpawnContext::operator=(SpawnContext&& other) noexcept = default;
@@ -142,8 +142,7 @@ SpawnContext spawn(const std::function<void(int)>& fn, int nprocs,
         assignment->call.describe() +
         "; spawned processes cannot spawn: start all from the first process");
   }
-  SpawnContext context(
-      std::make_unique<SpawnContext::Processes>(call, nprocs, options));
+  SpawnContext context(std::make_unique<SpawnProcesses>(call, nprocs, options));
   if (options.join) context.join();
   return context;
 }

@@ -61,16 +61,16 @@ class SpawnError : public std::runtime_error {
   std::optional<int> signal_;
 };
 
+class SpawnProcesses;
+
 // The processes of one spawn() call, like Python's ProcessContext. Movable. One
 // thread at a time may use it, not necessarily the one that called spawn(). It
 // keeps one thread that starts the processes and then only waits, because the
 // kernel ties their lives to the thread that started them.
 class SpawnContext {
  public:
-  class Processes;
-
   SpawnContext();  // holds no process: join() returns true
-  explicit SpawnContext(std::unique_ptr<Processes> processes);
+  explicit SpawnContext(std::unique_ptr<SpawnProcesses> processes);
   SpawnContext(SpawnContext&& other) noexcept;
   // Ends the processes that this context held, as the destructor does.
   SpawnContext& operator=(SpawnContext&& other) noexcept;
@@ -97,7 +97,7 @@ class SpawnContext {
   bool join(std::optional<std::chrono::milliseconds> timeout = std::nullopt);
 
  private:
-  std::unique_ptr<Processes> processes_;
+  std::unique_ptr<SpawnProcesses> processes_;
 };
 
 // Runs fn(rank) in `nprocs` processes of this program, ranks 0 to nprocs - 1,

@@ -142,8 +142,8 @@ std::optional<SpawnAssignment> SpawnAssignment::parse(const std::string& text) {
   return read;
 }
 
-SpawnContext::Processes::Processes(const SpawnCall& call, int nprocs,
-                                   const SpawnOptions& options)
+SpawnProcesses::SpawnProcesses(const SpawnCall& call, int nprocs,
+                               const SpawnOptions& options)
     : call_(call),
       nprocs_(nprocs),
       options_(options),
@@ -156,7 +156,7 @@ SpawnContext::Processes::Processes(const SpawnCall& call, int nprocs,
   sigfillset(&all);
   pthread_sigmask(SIG_SETMASK, &all, &original);
   try {
-    keeper_ = std::thread(&Processes::keep, this, std::cref(original));
+    keeper_ = std::thread(&SpawnProcesses::keep, this, std::cref(original));
   } catch (...) {
     pthread_sigmask(SIG_SETMASK, &original, nullptr);
     throw;
@@ -169,13 +169,13 @@ SpawnContext::Processes::Processes(const SpawnCall& call, int nprocs,
   }
 }
 
-SpawnContext::Processes::~Processes() {
+SpawnProcesses::~SpawnProcesses() {
   kill_all();
   released_.count_down();
   keeper_.join();
 }
 
-void SpawnContext::Processes::keep(const sigset_t& signal_mask) {
+void SpawnProcesses::keep(const sigset_t& signal_mask) {
   try {
     start_all(signal_mask);
   } catch (...) {
@@ -188,7 +188,7 @@ void SpawnContext::Processes::keep(const sigset_t& signal_mask) {
   if (!start_error_) released_.wait();
 }
 
-void SpawnContext::Processes::start_all(const sigset_t& signal_mask) {
+void SpawnProcesses::start_all(const sigset_t& signal_mask) {
   const auto arguments = arguments_of_this_program();
   const auto inherited = current_environment();
   const FileDescriptor null = open_null();
@@ -221,34 +221,33 @@ void SpawnContext::Processes::start_all(const sigset_t& signal_mask) {
   }
 }
 
-std::vector<pid_t> SpawnContext::Processes::pids() const {
+std::vector<pid_t> SpawnProcesses::pids() const {
   std::vector<pid_t> pids;
   for (const auto& spawned : ranks_) pids.push_back(spawned.process.pid());
   return pids;
 }
 
-void SpawnContext::Processes::reap_ended() {
+void SpawnProcesses::reap_ended() {
   for (auto& spawned : ranks_) spawned.process.reap();
 }
 
-size_t SpawnContext::Processes::running() const {
+size_t SpawnProcesses::running() const {
   return static_cast<size_t>(std::count_if(
       ranks_.begin(), ranks_.end(),
       [](const auto& spawned) { return !spawned.process.ended(); }));
 }
 
-void SpawnContext::Processes::signal_all(int signal) const {
+void SpawnProcesses::signal_all(int signal) const {
   for (const auto& spawned : ranks_) spawned.process.signal(signal);
 }
 
-void SpawnContext::Processes::kill_all() {
+void SpawnProcesses::kill_all() {
   signal_all(SIGKILL);
   wait(Deadline::after(kKillTimeout), false);
   ranks_.clear();
 }
 
-void SpawnContext::Processes::wait(const std::optional<Deadline>& deadline,
-                                   bool any) {
+void SpawnProcesses::wait(const std::optional<Deadline>& deadline, bool any) {
   const size_t at_first = running();
   while (true) {
     reap_ended();
@@ -267,7 +266,7 @@ void SpawnContext::Processes::wait(const std::optional<Deadline>& deadline,
   }
 }
 
-bool SpawnContext::Processes::failed(const SpawnedRank& spawned) const {
+bool SpawnProcesses::failed(const SpawnedRank& spawned) const {
   using State = SpawnReport::State;
   const State state = spawned.report.told().state;
   const ChildProcess& process = spawned.process;
@@ -278,7 +277,7 @@ bool SpawnContext::Processes::failed(const SpawnedRank& spawned) const {
   return *process.wait_status() != 0;
 }
 
-const SpawnedRank* SpawnContext::Processes::first_failure() const {
+const SpawnedRank* SpawnProcesses::first_failure() const {
   const auto order = [](const SpawnedRank* spawned) {
     const Cause cause = cause_of(*spawned);
     const bool timed = cause == Cause::exception || cause == Cause::echo;
@@ -294,7 +293,7 @@ const SpawnedRank* SpawnContext::Processes::first_failure() const {
   return first;
 }
 
-const SpawnedRank* SpawnContext::Processes::await_cause() {
+const SpawnedRank* SpawnProcesses::await_cause() {
   const auto deadline = Deadline::after(kCauseTimeout);
   const SpawnedRank* failure = first_failure();
   while (failure != nullptr && cause_of(*failure) == Cause::echo &&
@@ -305,7 +304,7 @@ const SpawnedRank* SpawnContext::Processes::await_cause() {
   return failure;
 }
 
-void SpawnContext::Processes::stop() {
+void SpawnProcesses::stop() {
   const auto wait_for = [this](milliseconds time) {
     wait(Deadline::after(time), false);
   };
@@ -316,7 +315,7 @@ void SpawnContext::Processes::stop() {
   wait_for(kKillTimeout);
 }
 
-SpawnError SpawnContext::Processes::error_of(const SpawnedRank& spawned) const {
+SpawnError SpawnProcesses::error_of(const SpawnedRank& spawned) const {
   using State = SpawnReport::State;
   const auto& [rank, process, report] = spawned;
   const State state = report.told().state;
@@ -343,7 +342,7 @@ SpawnError SpawnContext::Processes::error_of(const SpawnedRank& spawned) const {
   return SpawnError(text, rank, process.pid(), exit_code, signal);
 }
 
-bool SpawnContext::Processes::join(std::optional<milliseconds> timeout) {
+bool SpawnProcesses::join(std::optional<milliseconds> timeout) {
   std::optional<Deadline> deadline;
   if (timeout) deadline = Deadline::after(std::min(*timeout, kLongestTimeout));
   while (true) {

@@ -51,13 +51,14 @@ struct SpawnedRank {
 };
 
 // The processes that a SpawnContext holds (spawn.h).
-class SpawnContext::Processes {
+class SpawnProcesses {
  public:
   // Starts all processes, or throws std::system_error and leaves none.
-  Processes(const SpawnCall& call, int nprocs, const SpawnOptions& options);
-  Processes(const Processes&) = delete;
-  Processes& operator=(const Processes&) = delete;
-  ~Processes();
+  SpawnProcesses(const SpawnCall& call, int nprocs,
+                 const SpawnOptions& options);
+  SpawnProcesses(const SpawnProcesses&) = delete;
+  SpawnProcesses& operator=(const SpawnProcesses&) = delete;
+  ~SpawnProcesses();
 
   std::vector<pid_t> pids() const;
   bool join(std::optional<std::chrono::milliseconds> timeout);

@@ -14,14 +14,14 @@
 #include "lockstep/comm/init.h"
 #include "lockstep/parallel/nn/sync_batch_norm_function.h"
 
-namespace lockstep::nn::detail {
+namespace lockstep::detail {
 namespace {
 
 std::string type_name(size_t dimensions) {
   return "SyncBatchNorm" + std::to_string(dimensions) + 'd';
 }
 
-void check_input(const SyncBatchNormState& state, size_t dimensions,
+void check_input(const nn::SyncBatchNormState& state, size_t dimensions,
                  const at::Tensor& input) {
   std::ostringstream text;
   auto given = static_cast<size_t>(input.dim());
@@ -39,7 +39,7 @@ void check_input(const SyncBatchNormState& state, size_t dimensions,
 
 // Checked before anything is communicated, because the other ranks could not be
 // told afterwards.
-void check_dtypes(const SyncBatchNormState& state, size_t dimensions,
+void check_dtypes(const nn::SyncBatchNormState& state, size_t dimensions,
                   const at::Tensor& input) {
   auto dtype = input.scalar_type();
   if (!at::isFloatingType(dtype)) {
@@ -64,14 +64,14 @@ void check_dtypes(const SyncBatchNormState& state, size_t dimensions,
 
 // Returns the group to synchronise with; null if there is none to synchronise
 // with.
-ProcessGroupPtr group_of(const SyncBatchNormState& state) {
+ProcessGroupPtr group_of(const nn::SyncBatchNormState& state) {
   ProcessGroupPtr group = state.options.process_group();
   if (!group && is_initialized()) group = default_group();
   return group && group->size() > 1 ? group : nullptr;
 }
 
 // Counts this batch and returns its weight in the running statistics.
-double next_momentum(SyncBatchNormState& state) {
+double next_momentum(nn::SyncBatchNormState& state) {
   const auto& momentum = state.options.momentum();
   if (!state.num_batches_tracked.defined()) return momentum.value_or(0);
   at::NoGradGuard no_grad;
@@ -93,7 +93,7 @@ void check_alone(const at::Tensor& input) {
 
 }  // namespace
 
-void reset(SyncBatchNormState& state) {
+void reset(nn::SyncBatchNormState& state) {
   const bool affine = state.options.affine();
   const bool tracked = state.options.track_running_stats();
   at::IntArrayRef size = state.options.num_features();
@@ -105,8 +105,8 @@ void reset(SyncBatchNormState& state) {
   state.num_batches_tracked = tracked ? at::zeros({}, at::kLong) : none;
 }
 
-at::Tensor forward(SyncBatchNormState& state, size_t dimensions, bool training,
-                   const at::Tensor& input) {
+at::Tensor forward(nn::SyncBatchNormState& state, size_t dimensions,
+                   bool training, const at::Tensor& input) {
   check_input(state, dimensions, input);
   // Running statistics are used in eval mode and updated in training.
   bool tracked = !training || state.options.track_running_stats();
@@ -133,7 +133,7 @@ at::Tensor forward(SyncBatchNormState& state, size_t dimensions, bool training,
                           .group = group});
 }
 
-void pretty_print(const SyncBatchNormState& state, size_t dimensions,
+void pretty_print(const nn::SyncBatchNormState& state, size_t dimensions,
                   std::ostream& stream) {
   const auto& options = state.options;
   std::ostringstream text;  // keeps the flags of `stream` as they are
@@ -149,4 +149,4 @@ void pretty_print(const SyncBatchNormState& state, size_t dimensions,
   stream << text.str();
 }
 
-}  // namespace lockstep::nn::detail
+}  // namespace lockstep::detail

@@ -50,16 +50,20 @@ struct SyncBatchNormState {
   at::Tensor num_batches_tracked{};  // int64, no dimensions
 };
 
-namespace detail {
+}  // namespace lockstep::nn
+
+namespace lockstep::detail {
 
 // Makes fresh tensors, as a new BatchNorm has them.
-void reset(SyncBatchNormState& state);
-at::Tensor forward(SyncBatchNormState& state, size_t dimensions, bool training,
-                   const at::Tensor& input);
-void pretty_print(const SyncBatchNormState& state, size_t dimensions,
+void reset(nn::SyncBatchNormState& state);
+at::Tensor forward(nn::SyncBatchNormState& state, size_t dimensions,
+                   bool training, const at::Tensor& input);
+void pretty_print(const nn::SyncBatchNormState& state, size_t dimensions,
                   std::ostream& stream);
 
-}  // namespace detail
+}  // namespace lockstep::detail
+
+namespace lockstep::nn {
 
 // Batch normalisation with the mean and variance of all ranks' samples: it
 // computes what torch::nn::BatchNorm would in one process with the whole batch.
