@@ -1,4 +1,5 @@
 include(CMakePackageConfigHelpers)
+include(cmake/LockstepHeaders.cmake)
 
 get_property(layers GLOBAL PROPERTY LOCKSTEP_LAYERS)
 install(TARGETS ${layers} lockstep
@@ -12,8 +13,12 @@ install(TARGETS lockstep_c10d_store LIBRARY DESTINATION lib/lockstep)
 if(TARGET lockstep_mpi)
   install(TARGETS lockstep_mpi LIBRARY DESTINATION lib/lockstep)
 endif()
-install(DIRECTORY lockstep/ DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/lockstep
-        FILES_MATCHING PATTERN "*.h" PATTERN "cli" EXCLUDE)
+lockstep_installed_headers(headers)
+foreach(header IN LISTS headers)
+  cmake_path(GET header PARENT_PATH folder)
+  install(FILES lockstep/${header}
+          DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/lockstep/${folder})
+endforeach()
 install(EXPORT LockstepTargets NAMESPACE Lockstep::
         DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/Lockstep)
 configure_package_config_file(

@@ -13,7 +13,6 @@
 
 #include "lockstep/base/environment.h"
 #include "lockstep/base/error_file.h"
-#include "lockstep/comm/record.h"
 
 namespace lockstep {
 namespace {
@@ -62,30 +61,6 @@ void print_line(const std::string& words) noexcept {
   }
 }
 
-void report_current_exception() noexcept {
-  const auto current = std::current_exception();
-  if (!current) {
-    const char* const words =
-        "the program was ended by std::terminate() without an exception (a "
-        "thread that was not joined, or an exception in a noexcept function)";
-    note_failure(FailureKind::cause, words);
-    return print_line(words);
-  }
-  try {
-    std::rethrow_exception(current);
-  } catch (const std::exception& error) {
-    record_error(error);
-    print_line(words_of(error));
-  } catch (...) {
-    const auto* type = abi::__cxa_current_exception_type();
-    const std::string words =
-        "an exception of type " +
-        (type != nullptr ? c10::demangle(type->name()) : "unknown");
-    note_failure(FailureKind::cause, words);
-    print_line(words);
-  }
-}
-
 [[noreturn]] void handle_terminate() {
   static std::atomic<pid_t> ending{0};
   pid_t thread = 0;
@@ -118,7 +93,7 @@ void report_uncaught() {
   std::set_terminate(handle_terminate);
 }
 
-void record_error(const std::exception& error) noexcept {
+void note_exception(const std::exception& error) noexcept {
   try {
     note_failure(kind_of(error), words_of(error));
   } catch (...) {
@@ -126,12 +101,27 @@ void record_error(const std::exception& error) noexcept {
   }
 }
 
-int record(const std::function<int()>& body) noexcept {
+void report_current_exception() noexcept {
+  const auto current = std::current_exception();
+  if (!current) {
+    const char* const words =
+        "the program was ended by std::terminate() without an exception (a "
+        "thread that was not joined, or an exception in a noexcept function)";
+    note_failure(FailureKind::cause, words);
+    return print_line(words);
+  }
   try {
-    return body();
+    std::rethrow_exception(current);
+  } catch (const std::exception& error) {
+    note_exception(error);
+    print_line(words_of(error));
   } catch (...) {
-    report_current_exception();
-    return 1;
+    const auto* type = abi::__cxa_current_exception_type();
+    const std::string words =
+        "an exception of type " +
+        (type != nullptr ? c10::demangle(type->name()) : "unknown");
+    note_failure(FailureKind::cause, words);
+    print_line(words);
   }
 }
 

@@ -1,8 +1,9 @@
 #pragma once
 
+#include <exception>
 #include <string>
 
-// Reports the failures of this process (record.h). Internal to comm.
+// Reports the failures of this process (record.h).
 namespace lockstep {
 
 // Says which rank this process is, and which function returns the peers that
@@ -15,5 +16,12 @@ void identify_process(int rank, std::string (*failed_peers)());
 // program had set is called, or the process aborts. May be called again.
 // Threads: one at a time may call.
 void report_uncaught();
+
+// Writes `error` for the launcher, as record_error() says.
+void note_exception(const std::exception& error) noexcept;
+
+// Does this with the exception that is being handled, or with the words that
+// there is none, and prints one line, "rank 3: ...".
+void report_current_exception() noexcept;
 
 }  // namespace lockstep

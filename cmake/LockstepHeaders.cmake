@@ -1,0 +1,83 @@
+# What a program may include: the one list. These headers declare their names in
+# namespace lockstep (lockstep::nn, lockstep::optim), all others in
+# lockstep::internal, which programs leave alone.
+set(LOCKSTEP_PUBLIC_HEADERS
+  amp/autocast.h
+  amp/clip_grad.h
+  amp/grad_scaler.h
+  checkpoint/module_state.h
+  checkpoint/optimizer_state.h
+  checkpoint/snapshot.h
+  checkpoint/snapshot_error.h
+  checkpoint/state_dict.h
+  checkpoint/training_state.h
+  comm/barriers.h
+  comm/collective_options.h
+  comm/collectives.h
+  comm/data_movement.h
+  comm/distinct_tensors.h
+  comm/empty_shared.h
+  comm/gradient_shards.h
+  comm/init.h
+  comm/mpi/communicator.h
+  comm/object_collectives.h
+  comm/point_to_point.h
+  comm/process_group.h
+  comm/record.h
+  comm/reductions.h
+  data/data_loader.h
+  data/distributed_sampler.h
+  data/sampler.h
+  data/tensor_dataset.h
+  launch/process_count.h
+  launch/spawn.h
+  lockstep.h
+  optim/adam.h
+  optim/adamw.h
+  optim/sgd.h
+  parallel/comm_hooks/comm_bytes.h
+  parallel/comm_hooks/comm_hooks.h
+  parallel/comm_hooks/default_hooks.h
+  parallel/comm_hooks/post_local_sgd_hook.h
+  parallel/comm_hooks/power_sgd_hook.h
+  parallel/comm_hooks/quantization_hooks.h
+  parallel/data_parallel/data_parallel.h
+  parallel/data_parallel/scatter_gather.h
+  parallel/ddp/comm_hook.h
+  parallel/ddp/ddp_options.h
+  parallel/ddp/distributed_data_parallel.h
+  parallel/ddp/forward_result.h
+  parallel/ddp/logging_data.h
+  parallel/ddp/mixed_precision.h
+  parallel/join/join.h
+  parallel/join/joined_optimizer.h
+  parallel/model_averaging/averagers.h
+  parallel/model_averaging/post_local_sgd_optimizer.h
+  parallel/nn/convert_sync_batchnorm.h
+  parallel/nn/sync_batch_norm.h
+  parallel/zero/sharding_traits.h
+  parallel/zero/zero_redundancy_optimizer.h
+  parallel/zero/zero_redundancy_options.h
+)
+
+# lockstep_installed_headers(OUT): the public headers, and the internal ones that
+# they include, as paths below the folder lockstep/.
+function(lockstep_installed_headers out)
+  set(found "")
+  set(next ${LOCKSTEP_PUBLIC_HEADERS})
+  while(next)
+    list(POP_FRONT next header)
+    if(header IN_LIST found)
+      continue()
+    endif()
+    list(APPEND found ${header})
+    file(STRINGS ${PROJECT_SOURCE_DIR}/lockstep/${header} lines
+         REGEX "^#include \"lockstep/")
+    foreach(line IN LISTS lines)
+      string(REGEX REPLACE "^#include \"lockstep/([^\"]+)\".*" "\\1" line
+             "${line}")
+      list(APPEND next ${line})
+    endforeach()
+  endwhile()
+  set(${out} ${found} PARENT_SCOPE)
+endfunction()
