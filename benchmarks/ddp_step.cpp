@@ -119,7 +119,7 @@ Training make_training(const Workload& workload, const Options& options) {
 std::vector<Clock::time_point> run_steps(Training& training, Batches& batches,
                                          const Workload& workload,
                                          int64_t steps) {
-  using lockstep::Span;
+  using lockstep::internal::Span;
   std::vector<Clock::time_point> moments;
   moments.reserve(static_cast<size_t>(steps) + 1);
   const bool on_gpu = training.device.is_cuda();
@@ -216,7 +216,7 @@ nlohmann::ordered_json trace_steps(Training& training, Batches& batches,
   auto recorder = std::make_shared<benchmarks::SpanRecorder>(1 << 16);
   lockstep::barrier();
   {
-    lockstep::SpanSubscription subscription(recorder);
+    lockstep::internal::SpanSubscription subscription(recorder);
     run_steps(training, batches, workload, kTracedSteps);
   }
   lockstep::barrier();

@@ -52,7 +52,8 @@ int64_t length(const Intervals& intervals) {
 SpanRecorder::SpanRecorder(size_t capacity)
     : begins_(capacity), ends_(capacity) {}
 
-void SpanRecorder::on_begin(const lockstep::SpanBegin& begin) noexcept {
+void SpanRecorder::on_begin(
+    const lockstep::internal::SpanBegin& begin) noexcept {
   const size_t slot = begun_.fetch_add(1, std::memory_order_relaxed);
   if (slot >= begins_.size()) return;
   auto& [id, span] = begins_[slot];
@@ -67,7 +68,7 @@ void SpanRecorder::on_begin(const lockstep::SpanBegin& begin) noexcept {
   span.begin_ns = nanoseconds(begin.time);
 }
 
-void SpanRecorder::on_end(const lockstep::SpanEnd& end) noexcept {
+void SpanRecorder::on_end(const lockstep::internal::SpanEnd& end) noexcept {
   const size_t slot = ended_.fetch_add(1, std::memory_order_relaxed);
   if (slot < ends_.size()) ends_[slot] = {end.id, nanoseconds(end.time)};
 }

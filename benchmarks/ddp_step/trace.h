@@ -25,12 +25,12 @@ struct RecordedSpan {
 };
 
 // Remembers the spans that begin and end while it observes, without a lock.
-class SpanRecorder final : public lockstep::SpanObserver {
+class SpanRecorder final : public lockstep::internal::SpanObserver {
  public:
   explicit SpanRecorder(size_t capacity);  // in spans; later ones are lost
 
-  void on_begin(const lockstep::SpanBegin& begin) noexcept override;
-  void on_end(const lockstep::SpanEnd& end) noexcept override;
+  void on_begin(const lockstep::internal::SpanBegin& begin) noexcept override;
+  void on_end(const lockstep::internal::SpanEnd& end) noexcept override;
 
   // Returns the spans that have ended, in the order of their begin. Call it
   // when the observer is no longer subscribed.

@@ -49,7 +49,7 @@ autocast::autocast(c10::DeviceType device, std::optional<c10::ScalarType> dtype,
   if (enabled) check_dtype(device, chosen);
   if (device == c10::DeviceType::CUDA && !at::hasCUDA()) enabled = false;
   if (enabled && device == c10::DeviceType::CPU) {
-    amp_detail::warn_if_slow_on_cpu(chosen);
+    internal::warn_if_slow_on_cpu(chosen);
   }
 
   at::autocast::set_autocast_enabled(device, enabled);

@@ -104,11 +104,11 @@ at::Tensor largest_over(const at::Tensor& local, const ProcessGroupPtr& group) {
   auto is_nan = local.isnan();
   auto numbers = at::stack(
       {local.nan_to_num(0, kInfinity, -kInfinity), is_nan.to(at::kDouble)});
-  numbers = detail::agreed(numbers, ReduceOp::MAX, group);
+  numbers = internal::agreed(numbers, ReduceOp::MAX, group);
   return at::where(numbers[1] > 0, at::full_like(numbers[0], NAN), numbers[0]);
 }
 
-at::Tensor sharded_norm(const detail::OptimizerGradients& shards,
+at::Tensor sharded_norm(const internal::OptimizerGradients& shards,
                         double norm_type) {
   if (norm_type == 0) {
     throw std::invalid_argument(
@@ -133,8 +133,8 @@ at::Tensor sharded_norm(const detail::OptimizerGradients& shards,
   }
   // The sum is in float64, in which the square of a float32 neither overflows
   // nor vanishes.
-  auto sum = detail::agreed(all.pow(norm_type).sum(), ReduceOp::SUM,
-                            shards.shard_group);
+  auto sum = internal::agreed(all.pow(norm_type).sum(), ReduceOp::SUM,
+                              shards.shard_group);
   return sum.pow(1 / norm_type);
 }
 
@@ -172,7 +172,7 @@ void clip_values(const Tensors& gradients, double clip_value) {
   }
 }
 
-at::Tensor total_norm_of(const detail::OptimizerGradients& gradients,
+at::Tensor total_norm_of(const internal::OptimizerGradients& gradients,
                          double norm_type, bool error_if_nonfinite) {
   if (gradients.shard_group == nullptr) {
     return get_total_norm(gradients.tensors, norm_type, error_if_nonfinite);
@@ -202,7 +202,7 @@ at::Tensor get_total_norm(const std::vector<at::Tensor>& tensors,
 
 at::Tensor get_total_norm(torch::optim::Optimizer& optimizer, double norm_type,
                           bool error_if_nonfinite) {
-  return total_norm_of(detail::gradients_of(optimizer), norm_type,
+  return total_norm_of(internal::gradients_of(optimizer), norm_type,
                        error_if_nonfinite);
 }
 
@@ -215,7 +215,8 @@ void clip_grads_with_norm_(const std::vector<at::Tensor>& parameters,
 void clip_grads_with_norm_(torch::optim::Optimizer& optimizer, double max_norm,
                            const at::Tensor& total_norm) {
   const at::NoGradGuard no_grad;
-  scale_to_norm(detail::gradients_of(optimizer).tensors, max_norm, total_norm);
+  scale_to_norm(internal::gradients_of(optimizer).tensors, max_norm,
+                total_norm);
 }
 
 at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters,
@@ -233,7 +234,7 @@ at::Tensor clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm,
                            double norm_type, bool error_if_nonfinite) {
   check_bound("clip_grad_norm_", "max_norm", max_norm);
   const at::NoGradGuard no_grad;
-  auto gradients = detail::gradients_of(optimizer);
+  auto gradients = internal::gradients_of(optimizer);
   auto total_norm = total_norm_of(gradients, norm_type, error_if_nonfinite);
   scale_to_norm(gradients.tensors, max_norm, total_norm);
   return total_norm;
@@ -245,7 +246,7 @@ void clip_grad_value_(const std::vector<at::Tensor>& parameters,
 }
 
 void clip_grad_value_(torch::optim::Optimizer& optimizer, double clip_value) {
-  clip_values(detail::gradients_of(optimizer).tensors, clip_value);
+  clip_values(internal::gradients_of(optimizer).tensors, clip_value);
 }
 
 }  // namespace lockstep

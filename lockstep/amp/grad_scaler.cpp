@@ -148,7 +148,7 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
 std::vector<at::Tensor> GradScaler::unscale_gradients(
     torch::optim::Optimizer& optimizer) {
   const at::NoGradGuard no_grad;
-  auto gradients = detail::gradients_of(optimizer);
+  auto gradients = internal::gradients_of(optimizer);
   bool half = std::ranges::any_of(gradients.tensors, [](const auto& gradient) {
     return gradient.scalar_type() == at::kHalf;
   });
@@ -168,7 +168,7 @@ std::vector<at::Tensor> GradScaler::unscale_gradients(
     auto numbers =
         at::stack({found, at::full_like(found, !gradients.tensors.empty()),
                    at::full_like(found, half)});
-    numbers = detail::agreed(numbers, ReduceOp::MAX, group);
+    numbers = internal::agreed(numbers, ReduceOp::MAX, group);
     auto seen = numbers.cpu();
     half = seen[2].item<float>() > 0;
     result.clear();
@@ -273,18 +273,20 @@ double GradScaler::get_scale() const {
   return scale_.defined() ? scale_.item<double>() : options_.init_scale;
 }
 
-std::optional<GradScalerState> GradScaler::state_dict() const {
+std::optional<internal::GradScalerState> GradScaler::state_dict() const {
   if (!options_.enabled) return std::nullopt;
-  return GradScalerState{.scale = get_scale(),
-                         .growth_factor = options_.growth_factor,
-                         .backoff_factor = options_.backoff_factor,
-                         .growth_interval = options_.growth_interval,
-                         .growth_tracker = growth_tracker_.defined()
-                                               ? growth_tracker_.item<int64_t>()
-                                               : init_growth_tracker_};
+  return internal::GradScalerState{
+      .scale = get_scale(),
+      .growth_factor = options_.growth_factor,
+      .backoff_factor = options_.backoff_factor,
+      .growth_interval = options_.growth_interval,
+      .growth_tracker = growth_tracker_.defined()
+                            ? growth_tracker_.item<int64_t>()
+                            : init_growth_tracker_};
 }
 
-void GradScaler::load_state_dict(const std::optional<GradScalerState>& state) {
+void GradScaler::load_state_dict(
+    const std::optional<internal::GradScalerState>& state) {
   if (!options_.enabled) return;
   if (!state) {
     throw std::invalid_argument(

@@ -7,7 +7,7 @@
 #include "lockstep/comm/gradient_shards.h"
 #include "lockstep/comm/reductions.h"
 
-namespace lockstep::detail {
+namespace lockstep::internal {
 
 OptimizerGradients gradients_of(torch::optim::Optimizer& optimizer) {
   OptimizerGradients result;
@@ -49,4 +49,4 @@ at::Tensor agreed(const at::Tensor& numbers, ReduceOp op,
   return shared.to(numbers.device());
 }
 
-}  // namespace lockstep::detail
+}  // namespace lockstep::internal

@@ -8,7 +8,7 @@
 #include "lockstep/comm/collective_options.h"
 
 // What clipping and unscaling share; not for users.
-namespace lockstep::detail {
+namespace lockstep::internal {
 
 // The gradients that `optimizer` will use for its step on this rank.
 struct OptimizerGradients {
@@ -34,4 +34,4 @@ OptimizerGradients gradients_of(torch::optim::Optimizer& optimizer);
 at::Tensor agreed(const at::Tensor& numbers, ReduceOp op,
                   const ProcessGroupPtr& group);
 
-}  // namespace lockstep::detail
+}  // namespace lockstep::internal

@@ -3,7 +3,7 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/util/Exception.h>
 
-namespace lockstep::amp_detail {
+namespace lockstep::internal {
 namespace {
 
 // Returns whether oneDNN, which LibTorch's CPU matrix products and convolutions
@@ -37,4 +37,4 @@ void warn_if_slow_on_cpu(c10::ScalarType dtype) {
   }
 }
 
-}  // namespace lockstep::amp_detail
+}  // namespace lockstep::internal

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 thread_local CurrentCall* call_of_thread = nullptr;
@@ -28,4 +28,4 @@ UserFunction::~UserFunction() {
 
 const char* user_function() noexcept { return function_of_thread; }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

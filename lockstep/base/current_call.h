@@ -9,7 +9,7 @@
 // tensors; they compare this description between ranks and name it in their
 // errors. It belongs to one thread. WorkQueue copies it to the thread that runs
 // an asynchronous operation.
-namespace lockstep {
+namespace lockstep::internal {
 
 // A dtype of the user's tensors. A backend may get the elements as another
 // dtype: a complex number as two reals, an element of a dtype that it lacks as
@@ -83,4 +83,4 @@ class UserFunction {
 };
 const char* user_function() noexcept;  // nullptr if there is none
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // The longest timeout that LibTorch and the system are given: about 24 days.
 // bounded_timeout() shortens a longer one to it, because LibTorch and the
@@ -63,4 +63,4 @@ class Deadline {
   Clock::time_point end_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

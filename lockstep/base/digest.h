@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string_view>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // FNV-1a over 64 bits (Fowler, Noll, Vo; RFC 9923). Unlike std::hash it is the
 // same on every platform. It tells two files or two models apart; it does not
@@ -27,4 +27,4 @@ class Digest {
   uint64_t value_ = 0xcbf29ce484222325ULL;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -4,7 +4,7 @@
 #include <cstdlib>
 #include <stdexcept>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 std::optional<std::string> get_env(const char* name) {
   const char* value = std::getenv(name);
@@ -35,4 +35,4 @@ int64_t parse_int(std::string_view what, std::string_view text, int64_t lowest,
   return number;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -5,7 +5,7 @@
 #include <string>
 #include <string_view>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Returns the value of environment variable `name`, or nothing if it is unset
 // or empty (Python's rendezvous treats the two alike). Not safe if another
@@ -24,4 +24,4 @@ std::optional<int64_t> get_env_int(const char* name, int64_t lowest,
 int64_t parse_int(std::string_view what, std::string_view text, int64_t lowest,
                   int64_t highest);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

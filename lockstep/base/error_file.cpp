@@ -15,7 +15,7 @@
 #include "lockstep/base/environment.h"
 #include "lockstep/base/file_descriptor.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 // The failure that the process has noted. Never destroyed, because a process
@@ -110,4 +110,4 @@ void forget_failure() noexcept {
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

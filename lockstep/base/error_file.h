@@ -14,7 +14,7 @@
 //
 // torchrun reads "timestamp" as an integer and prints "py_callstack"; the rest
 // is for `lockstep run` (launch/worker_failure.h).
-namespace lockstep {
+namespace lockstep::internal {
 
 // Kinds of failure, in the order in which the launcher reports them.
 enum class FailureKind {
@@ -43,4 +43,4 @@ bool failure_noted() noexcept;
 // joined a world again.
 void forget_failure() noexcept;
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

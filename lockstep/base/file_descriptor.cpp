@@ -5,7 +5,7 @@
 #include <cerrno>
 #include <system_error>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 void FileDescriptor::reset() {
   // Not repeated on EINTR: Linux has released the descriptor by then.
@@ -16,4 +16,4 @@ void throw_errno(const std::string& what) {
   throw std::system_error(errno, std::generic_category(), what);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -3,7 +3,7 @@
 #include <string>
 #include <utility>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Owns one file descriptor and closes it at the end of its life. Movable, not
 // copyable; not synchronised.
@@ -38,4 +38,4 @@ class FileDescriptor {
 // words>".
 [[noreturn]] void throw_errno(const std::string& what);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

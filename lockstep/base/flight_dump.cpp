@@ -22,7 +22,7 @@
 
 #include "lockstep/base/environment.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using Clock = FlightRecorder::Clock;
@@ -392,4 +392,4 @@ std::string record_failure(FlightRecorder& recorder) {
          std::generic_category().message(error);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -7,7 +7,7 @@
 // Writes the flight recorders of this process to a file: when an operation
 // fails, when SIGUSR1 comes, or when the program asks for it.
 // docs/flight-recorder.md describes the format.
-namespace lockstep {
+namespace lockstep::internal {
 
 // From this call on, the record says that this process is `rank` of
 // `world_size`. The record's file is
@@ -45,4 +45,4 @@ std::string flight_record_path();
 // is no record. Returns an empty text if nothing is recorded.
 std::string record_failure(FlightRecorder& recorder);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -11,7 +11,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/environment.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 constexpr size_t kDefaultCapacity = 1024;
@@ -240,4 +240,4 @@ const FlightRecorder* FlightRecorder::Reading::first() const noexcept {
   return list_head.load(std::memory_order_seq_cst);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

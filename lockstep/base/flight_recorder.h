@@ -12,7 +12,7 @@
 // its last operations, and flight_dump.h writes them to a file. This follows
 // PyTorch's flight recorder (PyTorch tutorials, "Flight Recorder for Debugging
 // Stuck Jobs") and uses its words.
-namespace lockstep {
+namespace lockstep::internal {
 
 enum class FlightState : uint8_t {
   scheduled,  // called on this rank; whether it runs is not known
@@ -160,4 +160,4 @@ class FlightRecorder {
   std::atomic<FlightRecorder*> next_{nullptr};
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -7,7 +7,7 @@
 #include <climits>
 #include <ctime>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t) &&
               std::atomic<uint32_t>::is_always_lock_free);
@@ -31,4 +31,4 @@ void futex_wake_all(const std::atomic<uint32_t>& word, uint32_t bits) {
             bits);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -6,7 +6,7 @@
 
 // Puts threads to sleep on a word of memory that several processes map
 // (futex(2), without FUTEX_PRIVATE_FLAG).
-namespace lockstep {
+namespace lockstep::internal {
 
 // Sleeps if `word` is `expected`, until futex_wake_all() wakes the thread or
 // `allowed` (more than 0) has passed. May return early: the caller must look
@@ -18,4 +18,4 @@ void futex_wait(const std::atomic<uint32_t>& word, uint32_t expected,
 // Wakes all threads that sleep on `word` with at least one of `bits`.
 void futex_wake_all(const std::atomic<uint32_t>& word, uint32_t bits);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -10,7 +10,7 @@
 
 #include "lockstep/base/environment.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 namespace fs = std::filesystem;
@@ -82,4 +82,4 @@ void* load_module(const std::string& name, const char* symbol, bool global) {
   return found;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -2,7 +2,7 @@
 
 #include <string>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // A module is a part of Lockstep that links libraries which an installed
 // Lockstep can do without. It is a shared object that is loaded when it is
@@ -22,4 +22,4 @@ namespace lockstep {
 void* load_module(const std::string& name, const char* symbol,
                   bool global = false);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -4,7 +4,7 @@
 
 #include <atomic>
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 // How many forks lie between the start of the program and this process.
@@ -24,4 +24,4 @@ bool ProcessMark::is_foreign() const noexcept {
   return forks.load(std::memory_order_relaxed) != forks_;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Remembers the process that made it. An object that stands for something
 // outside the process's own memory (sockets, memory of several processes,
@@ -22,4 +22,4 @@ class ProcessMark {
   uint64_t forks_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Elements [begin, end) of a flat tensor. A range that was read from a file, or
 // that a user gave, may be anything; in all others 0 <= begin <= end.
@@ -13,4 +13,4 @@ struct Range {
   bool operator==(const Range&) const = default;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

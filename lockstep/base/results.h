@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Which elements of a bucket hold the reduced values after a reduction; the
 // others are undefined.
@@ -11,4 +11,4 @@ enum class Results : uint8_t {
   owned,       // those that the rank owns: a reduce-scatter in place
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -12,7 +12,7 @@
 #include <string>
 #include <utility>
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 constexpr size_t kHugePage = size_t{2} << 20;
@@ -155,4 +155,4 @@ SharedMemory::~SharedMemory() {
   if (data_ != nullptr) ::munmap(data_, size_);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -5,7 +5,7 @@
 
 #include "lockstep/base/file_descriptor.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Anonymous memory (memfd_create(2)) that other processes can map if they are
 // given its descriptor. It has no name that could be guessed, squatted or left
@@ -63,4 +63,4 @@ class SharedMemory {
   size_t size_ = 0;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -4,7 +4,7 @@
 #include <shared_mutex>
 #include <vector>
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 struct Observers {
@@ -64,4 +64,4 @@ void Span::end(bool failed) noexcept {
 
 Span::~Span() { end(); }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -12,7 +12,7 @@
 // Lets traces and metrics see what Lockstep does. Every piece of work that
 // takes time is a span, with a begin and an end, and every subscriber is told
 // of both. Without a subscriber a span costs one relaxed load.
-namespace lockstep {
+namespace lockstep::internal {
 
 // A name, and an integer or a text. The texts are valid only during the call.
 struct SpanAttribute {
@@ -90,4 +90,4 @@ class Span {
   uint64_t id_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -15,7 +15,7 @@
 #include <stdexcept>
 #include <system_error>
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 namespace fs = std::filesystem;
@@ -182,4 +182,4 @@ void AtomicFile::commit() {
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

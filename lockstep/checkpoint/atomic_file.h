@@ -6,7 +6,7 @@
 
 #include "lockstep/base/file_descriptor.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Replaces a file as a whole: at every moment, even after a SIGKILL or a power
 // failure, its path holds either the old content or the new.
@@ -63,4 +63,4 @@ void check_can_save(const std::string& path);
 // to a temporary file of `target`.
 bool is_aside_name(const std::string& name, const std::string& target);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -9,7 +9,7 @@
 
 #include "lockstep/checkpoint/snapshot_error.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 InputFile::InputFile(const std::string& path) : path_(path) {
   // O_NONBLOCK, because opening a pipe would otherwise wait for a writer.
@@ -54,4 +54,4 @@ std::string InputFile::read_text(uint64_t offset, size_t size) const {
   return text;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

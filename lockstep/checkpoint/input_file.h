@@ -6,7 +6,7 @@
 
 #include "lockstep/base/file_descriptor.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // A regular file, open for reading at any offset. Its size is taken once, when
 // it is opened; a save that replaces the path later does not disturb the reader
@@ -34,4 +34,4 @@ class InputFile {
   uint64_t size_ = 0;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

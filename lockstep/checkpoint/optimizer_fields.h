@@ -6,7 +6,7 @@
 #include <torch/optim/rmsprop.h>
 #include <torch/optim/sgd.h>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // What each kind of optimizer keeps, under Python's names, described once for
 // reading and for writing. A visitor has
@@ -143,4 +143,4 @@ struct AdagradFields {
   }
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

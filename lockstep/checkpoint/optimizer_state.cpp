@@ -216,9 +216,10 @@ Kind kind() {
 }
 
 const Kind& kind_of(const Optimizer& optimizer) {
-  static const Kind kinds[] = {kind<SgdFields>(), kind<AdamFields>(),
-                               kind<AdamWFields>(), kind<RmspropFields>(),
-                               kind<AdagradFields>()};
+  static const Kind kinds[] = {
+      kind<internal::SgdFields>(), kind<internal::AdamFields>(),
+      kind<internal::AdamWFields>(), kind<internal::RmspropFields>(),
+      kind<internal::AdagradFields>()};
   for (const Kind& candidate : kinds) {
     if (candidate.fits(optimizer)) return candidate;
   }

@@ -3,7 +3,7 @@
 #include <map>
 #include <stdexcept>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 Renaming::Renaming(Prefixes prefixes) {
   function_ = [prefixes = std::move(prefixes)](const std::string& name) {
@@ -30,4 +30,4 @@ NamedTensors Renaming::apply(NamedTensors tensors) const {
   return tensors;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

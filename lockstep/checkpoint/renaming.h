@@ -10,7 +10,7 @@
 
 #include "lockstep/checkpoint/snapshot.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Maps names in a file to names of a module, if the two differ:
 //
@@ -41,4 +41,4 @@ class Renaming {
   std::function<std::string(const std::string&)> function_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

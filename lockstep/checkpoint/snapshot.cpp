@@ -28,7 +28,7 @@ void check_text(const std::string& text) {
 
 // Returns whether it is a file of torch.save; otherwise it is a safetensors
 // file.
-bool is_pt(const InputFile& file) {
+bool is_pt(const internal::InputFile& file) {
   // The content decides: a .pt file that was renamed is still one.
   std::array<unsigned char, 9> head{};
   const size_t size = std::min<uint64_t>(head.size(), file.size());
@@ -64,11 +64,11 @@ void write_snapshot(const std::string& path, const Snapshot& snapshot) {
     check_text(name);
     check_text(value);
   }
-  AtomicFile file(path);
+  internal::AtomicFile file(path);
   if (std::filesystem::path(path).extension() == ".pt") {
-    write_pt(file, tree_of(snapshot));
+    internal::write_pt(file, internal::tree_of(snapshot));
   } else {
-    write_safetensors(file, snapshot);
+    internal::write_safetensors(file, snapshot);
   }
   file.commit();
 }
@@ -79,21 +79,22 @@ void write_state_dict(const std::string& path, const NamedTensors& tensors) {
     return;
   }
   for (const auto& [name, tensor] : tensors) check_text(name);
-  AtomicFile file(path);
-  write_pt(file, tree_of(tensors));
+  internal::AtomicFile file(path);
+  internal::write_pt(file, internal::tree_of(tensors));
   file.commit();
 }
 
 Snapshot read_snapshot(const std::string& path) {
-  const InputFile file(path);
-  return is_pt(file) ? read_pt(file) : read_safetensors(file);
+  const internal::InputFile file(path);
+  return is_pt(file) ? internal::read_pt(file)
+                     : internal::read_safetensors(file);
 }
 
 NamedTensors read_state_dict(const std::string& path, const std::string& key) {
   if (key.empty()) return read_snapshot(path).model_state;
-  const InputFile file(path);
+  const internal::InputFile file(path);
   try {
-    if (is_pt(file)) return read_pt_entry(file, key);
+    if (is_pt(file)) return internal::read_pt_entry(file, key);
     throw std::invalid_argument("a safetensors file has no entry \"" + key +
                                 "\", only tensors; load it without a key");
   } catch (const std::invalid_argument& error) {

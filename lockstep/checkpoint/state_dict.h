@@ -41,7 +41,7 @@ struct LoadStateDictOptions {
 
   // Maps the file's names to the module's. Afterwards, if all names begin with
   // "module.", that prefix is ignored. Default: empty.
-  Renaming rename{};
+  internal::Renaming rename{};
 
   // See RestoreModuleOptions. Default: true and false.
   bool strict{true};

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstddef>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Returns `tensor` as a file holds it: detached, on the CPU, contiguous, its
 // bytes in the machine's order (little-endian). Copies only if the tensor is
@@ -24,4 +24,4 @@ inline bool valid_values(const void* data, size_t size, c10::ScalarType dtype) {
                      [](unsigned char byte) { return byte <= 1; });
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -104,7 +104,7 @@ std::optional<at::Tensor> generator_state_for(const Snapshot& snapshot,
     return state;
   }
   const at::Tensor first = saved[0].contiguous();
-  Digest seed;
+  internal::Digest seed;
   seed.add({static_cast<const char*>(first.data_ptr()), first.nbytes()});
   seed.add(uint64_t{rank});
   trial.set_current_seed(seed.value());
@@ -126,7 +126,7 @@ Loaded prepare(const std::string& path, const TrainingState& state,
                const Ranks& ranks, bool will_save) {
   Loaded loaded;
   try {
-    if (will_save && ranks.rank() == 0) check_can_save(path);
+    if (will_save && ranks.rank() == 0) internal::check_can_save(path);
     if (will_save && state.optimizer) check_can_capture(*state.optimizer);
     try {
       loaded.snapshot = read_snapshot(path);
@@ -216,7 +216,7 @@ void agree(const std::string& path, const Loaded& mine, const Ranks& ranks) {
 
 void save_snapshot(const std::string& path, const TrainingState& state,
                    const SnapshotOptions& options) {
-  const UserFunction function("save_snapshot()");
+  const internal::UserFunction function("save_snapshot()");
   const Ranks ranks(options.group);
   const auto generators = ranks.gather(generator_state());
   std::exception_ptr failure;
@@ -251,7 +251,7 @@ void save_snapshot(const std::string& path, const TrainingState& state,
 
 bool load_snapshot(const std::string& path, TrainingState& state,
                    const LoadSnapshotOptions& options) {
-  const UserFunction function("load_snapshot()");
+  const internal::UserFunction function("load_snapshot()");
   const Ranks ranks(options.group);
   const Loaded loaded = prepare(path, state, ranks, options.will_save);
   agree(path, loaded, ranks);

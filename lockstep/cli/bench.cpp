@@ -11,7 +11,7 @@
 
 #include "lockstep/cli/command_line.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 namespace fs = std::filesystem;
@@ -62,4 +62,4 @@ void add_bench_command(CLI::App& app, int argc, char** argv, int& exit_code) {
       [argc, argv, &exit_code] { exit_code = execute(argc, argv); });
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -2,7 +2,7 @@
 
 #include <CLI/CLI.hpp>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Adds the subcommand `lockstep bench` to `app`. It replaces this process by
 // the program libexec/lockstep/lockstep-bench, which gets all arguments after
@@ -11,4 +11,4 @@ namespace lockstep {
 // one line to stderr and sets `exit_code`.
 void add_bench_command(CLI::App& app, int argc, char** argv, int& exit_code);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

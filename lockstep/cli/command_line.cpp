@@ -9,7 +9,7 @@
 #include <memory>
 #include <utility>
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 constexpr int kStderrAllowance = 1000;  // milliseconds
@@ -161,4 +161,4 @@ void write_message(std::string_view name, std::string_view text) {
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Adds an option with a value under the spellings that torchrun knows:
 // "--nproc-per-node" is also taken as --nproc_per_node, and its default from
@@ -47,4 +47,4 @@ std::shared_ptr<CLI::Formatter> make_help_formatter(const std::string& usage);
 // reader takes nothing for 1 s: the launcher's signals must not wait for it.
 void write_message(std::string_view name, std::string_view text);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

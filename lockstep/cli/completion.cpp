@@ -6,7 +6,7 @@
 
 #include "lockstep/cli/command_line.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 // This part of the script reads the words before the one to complete: `path`
@@ -118,4 +118,4 @@ void add_completion_command(CLI::App& app) {
       });
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -10,7 +10,7 @@
 #include "lockstep/cli/inspect/flight_file.h"
 #include "lockstep/cli/inspect/flight_report.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 constexpr const char* kName = "lockstep inspect flight";
@@ -69,4 +69,4 @@ void add_inspect_command(CLI::App& app, int& exit_code) {
       [arguments, &exit_code] { exit_code = inspect_flight(*arguments); });
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

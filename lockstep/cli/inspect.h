@@ -2,7 +2,7 @@
 
 #include <CLI/CLI.hpp>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Adds the command `lockstep inspect flight FILE...` to `app`. It finds the
 // rank that diverged first by the flight records of the ranks of one job
@@ -17,4 +17,4 @@ namespace lockstep {
 // The report goes to stdout, as a table or with --json as one document.
 void add_inspect_command(CLI::App& app, int& exit_code);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

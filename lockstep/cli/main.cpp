@@ -38,16 +38,17 @@ std::string one_line(std::string text) {
 int main(int argc, char** argv) {
   open_standard_streams();
   CLI::App app("Distributed training for LibTorch.", "lockstep");
-  app.formatter(lockstep::make_help_formatter("lockstep COMMAND ..."));
+  app.formatter(
+      lockstep::internal::make_help_formatter("lockstep COMMAND ..."));
   app.set_version_flag("-V,--version", "lockstep " LOCKSTEP_VERSION,
                        "Print the version and exit");
   app.get_help_ptr()->description("Print this help and exit");
   app.require_subcommand(1);
   int exit_code = 0;
-  lockstep::add_run_command(app, exit_code);
-  lockstep::add_bench_command(app, argc, argv, exit_code);
-  lockstep::add_inspect_command(app, exit_code);
-  lockstep::add_completion_command(app);
+  lockstep::internal::add_run_command(app, exit_code);
+  lockstep::internal::add_bench_command(app, argc, argv, exit_code);
+  lockstep::internal::add_inspect_command(app, exit_code);
+  lockstep::internal::add_completion_command(app);
   app.add_subcommand("help", "Print the help of a command");
 
   std::vector<std::string> arguments(argv + 1, argv + argc);
@@ -65,12 +66,12 @@ int main(int argc, char** argv) {
   if (!is_command && !word.empty() &&
       app.get_option_no_throw(word) == nullptr) {
     const std::string kind = word[0] == '-' ? "option" : "command";
-    lockstep::write_message(
+    lockstep::internal::write_message(
         command, "unknown " + kind + " \"" + word + "\"; see lockstep --help");
     return kUsageError;
   }
   try {
-    arguments = lockstep::separate_values(app, std::move(arguments));
+    arguments = lockstep::internal::separate_values(app, std::move(arguments));
     // CLI11 takes the arguments in reverse order.
     std::reverse(arguments.begin(), arguments.end());
     app.parse(std::move(arguments));
@@ -78,11 +79,11 @@ int main(int argc, char** argv) {
   } catch (const CLI::Success& help_or_version) {
     return app.exit(help_or_version, std::cout, std::cerr);
   } catch (const CLI::ParseError& error) {
-    lockstep::write_message(
+    lockstep::internal::write_message(
         command, one_line(error.what()) + "; see " + command + " --help");
     return kUsageError;
   } catch (const std::exception& error) {
-    lockstep::write_message(command, error.what());
+    lockstep::internal::write_message(command, error.what());
     return 1;
   }
 }

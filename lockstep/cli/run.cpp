@@ -15,7 +15,7 @@
 #include "lockstep/launch/wait_status.h"
 #include "lockstep/launch/worker_environment.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 constexpr const char* kName = "lockstep run";
@@ -145,4 +145,4 @@ void add_run_command(CLI::App& app, int& exit_code) {
   });
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

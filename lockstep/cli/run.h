@@ -2,7 +2,7 @@
 
 #include <CLI/CLI.hpp>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Adds the subcommand `lockstep run`, which takes torchrun's options
 // (docs/launcher.md), to `app`. If it is given, parsing runs the launch to its
@@ -10,4 +10,4 @@ namespace lockstep {
 // after "lockstep run: "; a user's mistake is one line.
 void add_run_command(CLI::App& app, int& exit_code);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

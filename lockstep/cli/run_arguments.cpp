@@ -7,7 +7,7 @@
 #include "lockstep/base/environment.h"
 #include "lockstep/cli/command_line.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 // torchrun's options that this launcher lacks, and what to do instead.
@@ -169,4 +169,4 @@ void set_command(RunArguments& arguments, std::vector<std::string> remaining) {
                               "; see lockstep run --help");
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

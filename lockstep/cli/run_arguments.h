@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // The options of `lockstep run` as they were written; empty if an option was
 // not given and has no one default. run_options.h says what they mean.
@@ -50,4 +50,4 @@ void set_command(RunArguments& arguments, std::vector<std::string> remaining);
 // torchrun that this launcher lacks.
 void refuse_unsupported_environment();
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -15,7 +15,7 @@
 #include "lockstep/launch/process_count.h"
 #include "lockstep/launch/seconds_text.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 constexpr int kMostNodes = 65536;
@@ -344,4 +344,4 @@ std::optional<JobMemberOptions> decline_options(const RunArguments& arguments,
   return job;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -8,7 +8,7 @@
 #include "lockstep/launch/job_member.h"
 #include "lockstep/launch/local_agent.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // What `lockstep run` was asked for.
 struct RunOptions {
@@ -32,4 +32,4 @@ std::optional<JobMemberOptions> decline_options(const RunArguments& arguments,
                                                 const std::string& reason,
                                                 int exit_code);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

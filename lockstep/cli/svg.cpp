@@ -2,7 +2,7 @@
 
 #include <cstdio>
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 template <typename... Values>
@@ -103,4 +103,4 @@ void SvgPicture::end_group() { svg_ += "</g>\n"; }
 
 std::string SvgPicture::file() const { return svg_ + "</svg>\n"; }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -4,7 +4,7 @@
 #include <string>
 #include <vector>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Colours of lines in one picture, which colour-blind readers can tell apart
 // too (Okabe and Ito, "Color Universal Design", 2008).
@@ -48,4 +48,4 @@ class SvgPicture {
   std::string svg_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -6,7 +6,7 @@
 
 #include <ATen/Context.h>
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 std::string why_missing(const BackendEntry& entry) {
@@ -107,4 +107,4 @@ std::map<c10::DeviceType, const BackendEntry*> resolve_backends(
   return chosen;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -12,7 +12,7 @@
 // The seam between the core and the backends. A backend is a folder with one
 // public function, create(), and one entry in register_backends.cpp; the core
 // includes no header of a backend.
-namespace lockstep {
+namespace lockstep::internal {
 
 struct BackendRequest {
   c10::intrusive_ptr<c10d::Store> store;  // for this group and device type only
@@ -60,4 +60,4 @@ const std::vector<BackendEntry>& registered_backends();
 std::map<c10::DeviceType, const BackendEntry*> resolve_backends(
     const std::string& config);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -2,7 +2,7 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // In what a c10d::Backend differs from most others, for the code that calls all
 // of them. A backend that differs derives from this class too and overrides
@@ -31,4 +31,4 @@ inline const BackendTraits& traits_of(const c10d::Backend& backend) {
   return own != nullptr ? *own : usual;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -10,34 +10,35 @@
 namespace lockstep {
 
 WorkPtr barrier(const CollectiveOptions& options) {
-  Call call("barrier", options.group, options.timeout);
+  internal::Call call("barrier", options.group, options.timeout);
   auto& backend = call.backend();
   c10d::BarrierOptions opts;
   opts.timeout = call.timeout;
   opts.asyncOp = options.async_op;
-  return run_collective(
-      std::move(call), options.async_op, {}, [] { return Agreed{}; },
+  return internal::run_collective(
+      std::move(call), options.async_op, {}, [] { return internal::Agreed{}; },
       [&] { return backend.barrier(opts); });
 }
 
 void monitored_barrier(const MonitoredBarrierOptions& options) {
-  Call call("monitored_barrier", options.group, options.timeout);
+  internal::Call call("monitored_barrier", options.group, options.timeout);
   call.backend();  // throws if the group was destroyed
   call.number = call.group->next_sequence_number();
-  Span span("comm", call.operation,
-            {{"group", call.group->name()},
-             {"number", static_cast<int64_t>(call.number)}});
-  auto started = Deadline::after(call.timeout);
+  internal::Span span("comm", call.operation,
+                      {{"group", call.group->name()},
+                       {"number", static_cast<int64_t>(call.number)}});
+  auto started = internal::Deadline::after(call.timeout);
   auto& flight = *call.group->flight();
   const uint64_t record =
       flight.begin({.operation = call.operation, .number = call.number},
-                   FlightState::started);
+                   internal::FlightState::started);
   try {
-    const auto given = roll_call(*call.group, call.operation, started);
+    const auto given =
+        internal::roll_call(*call.group, call.operation, started);
     for (int member = 0; member < call.group->size(); ++member) {
       if (given[member] == call.operation) continue;
       // That rank compares its calls, and has come with another call.
-      throw Disagreement(
+      throw internal::Disagreement(
           {__func__, __FILE__, __LINE__},
           c10::str("rank ", call.group->global_rank(member), " called ",
                    given[member].substr(0, given[member].find('\n')),

@@ -15,7 +15,7 @@
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/reductions.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 // Reduces each bucket by an all_reduce of its own.
@@ -172,4 +172,4 @@ std::unique_ptr<BucketReduction> make_bucket_reduction(
   return all_reduce_buckets(std::move(buckets), of);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -11,7 +11,7 @@
 #include "lockstep/base/results.h"
 #include "lockstep/comm/process_group.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // One bucket of a BucketReduction.
 struct ReducedBucket {
@@ -113,4 +113,4 @@ std::unique_ptr<BucketReduction> make_bucket_reduction(
     std::vector<ReducedBucket> buckets, Results results,
     const ProcessGroupPtr& group);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

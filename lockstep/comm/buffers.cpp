@@ -7,7 +7,7 @@
 
 #include "lockstep/comm/collective_call.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 namespace {
 
@@ -175,7 +175,7 @@ void Buffers::require_apart(const Call& call) const {
       written.push_back(entry.tensor);
     }
   }
-  lockstep::require_apart(call, written);
+  lockstep::internal::require_apart(call, written);
 }
 
 std::optional<std::string> Buffers::modified() const {
@@ -247,4 +247,4 @@ Buffers::Extent Buffers::extent() const {
   return extent;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -9,7 +9,7 @@
 
 #include "lockstep/base/current_call.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 struct Call;
 
@@ -98,4 +98,4 @@ class Buffers {
   std::vector<Narrowed> narrowed_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -14,7 +14,7 @@
 
 #include "lockstep/base/environment.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 std::vector<uint8_t> bytes(const std::string& text) {
@@ -187,4 +187,4 @@ bool CheckIn::part(LifeSigns* life_signs, const Deadline& deadline) const {
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -9,7 +9,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/life_signs.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // What ranks of Lockstep tell each other in the store before their groups are
 // made and after these are destroyed: which ranks have come, and that all agree
@@ -89,4 +89,4 @@ class CheckIn {
   int world_size_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -14,7 +14,7 @@
 #include "lockstep/comm/disagreement.h"
 #include "lockstep/comm/init.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 // " to rank 3", " from any rank"; empty for a collective.
@@ -258,4 +258,4 @@ void require_reducible(const Call& call, const c10d::ReduceOp& op,
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

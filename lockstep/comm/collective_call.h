@@ -13,7 +13,7 @@
 
 // What every operation begins with: the description of the call, and the checks
 // of its arguments. Internal to comm.
-namespace lockstep {
+namespace lockstep::internal {
 
 // One operation, as its errors and its span describe it.
 struct Call {
@@ -96,4 +96,4 @@ void require_reducible(const Call& call, const c10d::ReduceOp& op,
 
 const char* op_name(const c10d::ReduceOp& op);  // nullptr: not supported
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

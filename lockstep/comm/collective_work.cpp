@@ -19,7 +19,7 @@
 #include "lockstep/comm/roll_call.h"
 #include "lockstep/comm/step_in_caller.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using std::chrono::milliseconds;
@@ -509,4 +509,4 @@ WorkPtr join_works(std::vector<WorkPtr> works) {
   return c10::make_intrusive<JoinedWorks>(std::move(works));
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -10,7 +10,7 @@
 
 // Starts operations, waits for them, and records them (span, flight record).
 // Internal to comm.
-namespace lockstep {
+namespace lockstep::internal {
 
 // What all ranks must agree on.
 struct Agreed {
@@ -48,4 +48,4 @@ void give_up(Work& message);
 // with the first of them that failed.
 WorkPtr join_works(std::vector<WorkPtr> works);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

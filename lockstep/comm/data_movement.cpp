@@ -11,9 +11,9 @@
 namespace lockstep {
 namespace {
 
-using Use = Buffers::Use;
+using Use = internal::Buffers::Use;
 
-void require_like(const Call& call, const char* argument,
+void require_like(const internal::Call& call, const char* argument,
                   const at::Tensor& tensor, const char* other,
                   const at::Tensor& like) {
   if (tensor.scalar_type() == like.scalar_type() &&
@@ -26,8 +26,8 @@ void require_like(const Call& call, const char* argument,
                               "; give one dtype and device"));
 }
 
-bool is_empty_elsewhere(const Call& call, const char* argument, int root,
-                        const std::vector<at::Tensor>& list) {
+bool is_empty_elsewhere(const internal::Call& call, const char* argument,
+                        int root, const std::vector<at::Tensor>& list) {
   const bool here = call.group->rank() == root;
   if (!here && !list.empty()) {
     throw call.mistake(c10::str(
@@ -41,10 +41,10 @@ bool is_empty_elsewhere(const Call& call, const char* argument, int root,
 // expects from itself, and the backend does not compare sizes between ranks.
 // (One that does makes all ranks throw; here only this rank throws, and its
 // peers wait for it.)
-void require_own_part(const Call& call, const c10d::Backend& backend,
+void require_own_part(const internal::Call& call, const c10d::Backend& backend,
                       const std::vector<int64_t>& sends,
                       const std::vector<int64_t>& receives) {
-  const bool compared = traits_of(backend).takes_lists_at_once();
+  const bool compared = internal::traits_of(backend).takes_lists_at_once();
   if (compared || call.group->checks_calls()) return;
   const int own = call.group->rank();
   if (sends[own] == receives[own]) return;
@@ -55,11 +55,12 @@ void require_own_part(const Call& call, const c10d::Backend& backend,
 }
 
 // Gathers by one broadcast for each rank, because the shapes differ.
-WorkPtr all_gather_uneven(Call call, const std::vector<at::Tensor>& tensor_list,
+WorkPtr all_gather_uneven(internal::Call call,
+                          const std::vector<at::Tensor>& tensor_list,
                           const at::Tensor& tensor, bool async_op) {
   auto& backend = call.backend(tensor);
-  auto opts = backend_options<c10d::BroadcastOptions>(call, async_op);
-  Buffers buffers;
+  auto opts = internal::backend_options<c10d::BroadcastOptions>(call, async_op);
+  internal::Buffers buffers;
   std::vector<at::Tensor> lanes;
   for (const auto& output : tensor_list) {
     lanes.push_back(buffers.move(output, Use::write));
@@ -67,9 +68,9 @@ WorkPtr all_gather_uneven(Call call, const std::vector<at::Tensor>& tensor_list,
   const auto own = buffers.move(tensor, Use::read);
   const int own_rank = call.group->rank();
   call.parts = static_cast<uint16_t>(lanes.size());
-  return run_collective(
+  return internal::run_collective(
       std::move(call), async_op, std::move(buffers),
-      [&] { return Agreed{describe(tensor_list)}; },
+      [&] { return internal::Agreed{internal::describe(tensor_list)}; },
       [&] {
         lanes[own_rank].copy_(own);
         std::vector<WorkPtr> works;
@@ -78,7 +79,7 @@ WorkPtr all_gather_uneven(Call call, const std::vector<at::Tensor>& tensor_list,
           std::vector<at::Tensor> lane{lanes[root]};
           works.push_back(backend.broadcast(lane, opts));
         }
-        return join_works(std::move(works));
+        return internal::join_works(std::move(works));
       });
 }
 
@@ -86,30 +87,35 @@ WorkPtr all_gather_uneven(Call call, const std::vector<at::Tensor>& tensor_list,
 
 WorkPtr broadcast(const at::Tensor& tensor, int src,
                   const CollectiveOptions& options) {
-  Call call("broadcast", options.group, options.timeout);
-  require_dense(call, "the tensor", tensor);
+  internal::Call call("broadcast", options.group, options.timeout);
+  internal::require_dense(call, "the tensor", tensor);
   auto& backend = call.backend(tensor);
-  auto opts = backend_options<c10d::BroadcastOptions>(call, options.async_op);
+  auto opts =
+      internal::backend_options<c10d::BroadcastOptions>(call, options.async_op);
   opts.rootRank = call.member("src", src);
   const bool sends = opts.rootRank == call.group->rank();
-  Buffers buffers;
+  internal::Buffers buffers;
   std::vector<at::Tensor> lane{
       buffers.move(tensor, sends ? Use::read : Use::write)};
-  return run_collective(
+  return internal::run_collective(
       std::move(call), options.async_op, std::move(buffers),
-      [&] { return Agreed{c10::str(describe(tensor), ", src ", src)}; },
+      [&] {
+        return internal::Agreed{
+            c10::str(internal::describe(tensor), ", src ", src)};
+      },
       [&] { return backend.broadcast(lane, opts); });
 }
 
 WorkPtr all_gather(const std::vector<at::Tensor>& tensor_list,
                    const at::Tensor& tensor, const CollectiveOptions& options) {
-  Call call("all_gather", options.group, options.timeout);
-  require_dense(call, "the tensor", tensor);
-  require_list(call, "tensor_list", tensor_list, tensor);
-  require_shape(call, "the tensor", tensor, tensor_list[call.group->rank()]);
+  internal::Call call("all_gather", options.group, options.timeout);
+  internal::require_dense(call, "the tensor", tensor);
+  internal::require_list(call, "tensor_list", tensor_list, tensor);
+  internal::require_shape(call, "the tensor", tensor,
+                          tensor_list[call.group->rank()]);
   // Shared memory takes different shapes as they are, and compares each pair's
   // sizes.
-  if (!traits_of(call.backend(tensor)).takes_lists_at_once() &&
+  if (!internal::traits_of(call.backend(tensor)).takes_lists_at_once() &&
       !std::all_of(tensor_list.begin(), tensor_list.end(), [&](const auto& t) {
         return t.sizes() == tensor.sizes();
       })) {
@@ -117,25 +123,26 @@ WorkPtr all_gather(const std::vector<at::Tensor>& tensor_list,
                              options.async_op);
   }
   auto& backend = call.backend(tensor);
-  auto opts = backend_options<c10d::AllgatherOptions>(call, options.async_op);
-  Buffers buffers;
+  auto opts =
+      internal::backend_options<c10d::AllgatherOptions>(call, options.async_op);
+  internal::Buffers buffers;
   std::vector<at::Tensor> inputs{buffers.move(tensor, Use::read)};
   std::vector<std::vector<at::Tensor>> outputs(1);
   for (const auto& output : tensor_list) {
     outputs[0].push_back(buffers.move(output, Use::write));
   }
-  return run_collective(
+  return internal::run_collective(
       std::move(call), options.async_op, std::move(buffers),
-      [&] { return Agreed{describe(tensor_list)}; },
+      [&] { return internal::Agreed{internal::describe(tensor_list)}; },
       [&] { return backend.allgather(outputs, inputs, opts); });
 }
 
 WorkPtr all_gather_into_tensor(const at::Tensor& output_tensor,
                                const at::Tensor& input_tensor,
                                const CollectiveOptions& options) {
-  Call call("all_gather_into_tensor", options.group, options.timeout);
-  require_dense(call, "output_tensor", output_tensor);
-  require_dense(call, "input_tensor", input_tensor);
+  internal::Call call("all_gather_into_tensor", options.group, options.timeout);
+  internal::require_dense(call, "output_tensor", output_tensor);
+  internal::require_dense(call, "input_tensor", input_tensor);
   require_like(call, "input_tensor", input_tensor, "output_tensor",
                output_tensor);
   if (output_tensor.numel() != input_tensor.numel() * call.group->size()) {
@@ -146,14 +153,15 @@ WorkPtr all_gather_into_tensor(const at::Tensor& output_tensor,
                                 call.group->size(), " ranks"));
   }
   auto& backend = call.backend(input_tensor);
-  auto opts = backend_options<c10d::AllgatherOptions>(call, options.async_op);
-  Buffers buffers;
+  auto opts =
+      internal::backend_options<c10d::AllgatherOptions>(call, options.async_op);
+  internal::Buffers buffers;
   auto in = buffers.move(input_tensor, Use::read);
   auto out = buffers.move(output_tensor, Use::write);
   if (in.is_alias_of(out)) in = in.clone();
-  return run_collective(
+  return internal::run_collective(
       std::move(call), options.async_op, std::move(buffers),
-      [&] { return Agreed{describe(input_tensor)}; },
+      [&] { return internal::Agreed{internal::describe(input_tensor)}; },
       [&] { return backend._allgather_base(out, in, opts); });
 }
 
@@ -161,7 +169,7 @@ WorkPtr all_gather_coalesced(
     const std::vector<std::vector<at::Tensor>>& output_tensor_lists,
     const std::vector<at::Tensor>& input_tensor_list,
     const CollectiveOptions& options) {
-  Call call("all_gather_coalesced", options.group, options.timeout);
+  internal::Call call("all_gather_coalesced", options.group, options.timeout);
   if (input_tensor_list.empty()) {
     throw call.mistake("input_tensor_list is empty; give at least one tensor");
   }
@@ -171,7 +179,7 @@ WorkPtr all_gather_coalesced(
                  " lists; give one for each rank (", call.group->size(), ")"));
   }
   for (const auto& input : input_tensor_list) {
-    require_dense(call, "a tensor of input_tensor_list", input);
+    internal::require_dense(call, "a tensor of input_tensor_list", input);
     if (input.device() != input_tensor_list[0].device()) {
       throw call.mistake(c10::str(
           "input_tensor_list holds tensors of ", input_tensor_list[0].device(),
@@ -188,15 +196,17 @@ WorkPtr all_gather_coalesced(
     }
     for (size_t i = 0; i < list.size(); ++i) {
       auto name = c10::str("output_tensor_lists[", rank, "][", i, "]");
-      require_dense(call, name.c_str(), list[i]);
+      internal::require_dense(call, name.c_str(), list[i]);
       require_like(call, name.c_str(), list[i], "its input",
                    input_tensor_list[i]);
-      require_shape(call, name.c_str(), list[i], input_tensor_list[i]);
+      internal::require_shape(call, name.c_str(), list[i],
+                              input_tensor_list[i]);
     }
   }
   auto& backend = call.backend(input_tensor_list[0]);
-  auto opts = backend_options<c10d::AllgatherOptions>(call, options.async_op);
-  Buffers buffers;
+  auto opts =
+      internal::backend_options<c10d::AllgatherOptions>(call, options.async_op);
+  internal::Buffers buffers;
   std::vector<at::Tensor> inputs;
   for (const auto& input : input_tensor_list) {
     inputs.push_back(buffers.move(input, Use::read));
@@ -213,10 +223,10 @@ WorkPtr all_gather_coalesced(
     }
   }
   call.parts = static_cast<uint16_t>(inputs.size());
-  const bool at_once = traits_of(backend).takes_lists_at_once();
-  return run_collective(
+  const bool at_once = internal::traits_of(backend).takes_lists_at_once();
+  return internal::run_collective(
       std::move(call), options.async_op, std::move(buffers),
-      [&] { return Agreed{describe(input_tensor_list)}; },
+      [&] { return internal::Agreed{internal::describe(input_tensor_list)}; },
       [&] {
         // One call, so that a failure ends it on all ranks at the same tensor.
         if (at_once) return backend.allgather_coalesced(by_rank, inputs, opts);
@@ -226,79 +236,88 @@ WorkPtr all_gather_coalesced(
           std::vector<std::vector<at::Tensor>> out{outputs[i]};
           works.push_back(backend.allgather(out, in, opts));
         }
-        return join_works(std::move(works));
+        return internal::join_works(std::move(works));
       });
 }
 
 WorkPtr gather(const at::Tensor& tensor,
                const std::vector<at::Tensor>& gather_list, int dst,
                const CollectiveOptions& options) {
-  Call call("gather", options.group, options.timeout);
-  require_dense(call, "the tensor", tensor);
+  internal::Call call("gather", options.group, options.timeout);
+  internal::require_dense(call, "the tensor", tensor);
   auto& backend = call.backend(tensor);
-  auto opts = backend_options<c10d::GatherOptions>(call, options.async_op);
+  auto opts =
+      internal::backend_options<c10d::GatherOptions>(call, options.async_op);
   opts.rootRank = call.member("dst", dst);
-  Buffers buffers;
+  internal::Buffers buffers;
   std::vector<at::Tensor> inputs{buffers.move(tensor, Use::read)};
   std::vector<std::vector<at::Tensor>> outputs;
   if (!is_empty_elsewhere(call, "gather_list", static_cast<int>(opts.rootRank),
                           gather_list)) {
-    require_list(call, "gather_list", gather_list, tensor);
+    internal::require_list(call, "gather_list", gather_list, tensor);
     for (const auto& output : gather_list) {
-      require_shape(call, "a tensor of gather_list", output, tensor);
+      internal::require_shape(call, "a tensor of gather_list", output, tensor);
     }
     outputs.emplace_back();
     for (const auto& output : gather_list) {
       outputs[0].push_back(buffers.move(output, Use::write));
     }
   }
-  return run_collective(
+  return internal::run_collective(
       std::move(call), options.async_op, std::move(buffers),
-      [&] { return Agreed{c10::str(describe(tensor), ", dst ", dst)}; },
+      [&] {
+        return internal::Agreed{
+            c10::str(internal::describe(tensor), ", dst ", dst)};
+      },
       [&] { return backend.gather(outputs, inputs, opts); });
 }
 
 WorkPtr scatter(const at::Tensor& tensor,
                 const std::vector<at::Tensor>& scatter_list, int src,
                 const CollectiveOptions& options) {
-  Call call("scatter", options.group, options.timeout);
-  require_dense(call, "the tensor", tensor);
+  internal::Call call("scatter", options.group, options.timeout);
+  internal::require_dense(call, "the tensor", tensor);
   auto& backend = call.backend(tensor);
-  auto opts = backend_options<c10d::ScatterOptions>(call, options.async_op);
+  auto opts =
+      internal::backend_options<c10d::ScatterOptions>(call, options.async_op);
   opts.rootRank = call.member("src", src);
-  Buffers buffers;
+  internal::Buffers buffers;
   std::vector<at::Tensor> outputs{buffers.move(tensor, Use::write)};
   std::vector<std::vector<at::Tensor>> inputs;
   if (!is_empty_elsewhere(call, "scatter_list", static_cast<int>(opts.rootRank),
                           scatter_list)) {
-    require_list(call, "scatter_list", scatter_list, tensor);
+    internal::require_list(call, "scatter_list", scatter_list, tensor);
     inputs.emplace_back();
     for (const auto& input : scatter_list) {
-      require_shape(call, "a tensor of scatter_list", input, tensor);
+      internal::require_shape(call, "a tensor of scatter_list", input, tensor);
       inputs[0].push_back(buffers.move(input, Use::read));
     }
   }
-  return run_collective(
+  return internal::run_collective(
       std::move(call), options.async_op, std::move(buffers),
-      [&] { return Agreed{c10::str(describe(tensor), ", src ", src)}; },
+      [&] {
+        return internal::Agreed{
+            c10::str(internal::describe(tensor), ", src ", src)};
+      },
       [&] { return backend.scatter(outputs, inputs, opts); });
 }
 
 WorkPtr all_to_all(const std::vector<at::Tensor>& output_tensor_list,
                    const std::vector<at::Tensor>& input_tensor_list,
                    const CollectiveOptions& options) {
-  Call call("all_to_all", options.group, options.timeout);
+  internal::Call call("all_to_all", options.group, options.timeout);
   if (input_tensor_list.empty()) {
     throw call.mistake(
         "input_tensor_list is empty; give one tensor for each rank");
   }
-  require_dense(call, "input_tensor_list[0]", input_tensor_list[0]);
+  internal::require_dense(call, "input_tensor_list[0]", input_tensor_list[0]);
   const auto& like = input_tensor_list[0];
-  require_list(call, "input_tensor_list", input_tensor_list, like);
-  require_list(call, "output_tensor_list", output_tensor_list, like);
+  internal::require_list(call, "input_tensor_list", input_tensor_list, like);
+  internal::require_list(call, "output_tensor_list", output_tensor_list, like);
   auto& backend = call.backend(like);
-  auto opts = backend_options<c10d::AllToAllOptions>(call, options.async_op);
-  Buffers buffers;
+  auto opts =
+      internal::backend_options<c10d::AllToAllOptions>(call, options.async_op);
+  internal::Buffers buffers;
   // Uses one tensor with split sizes, which every backend takes if shapes
   // differ; no rank can tell whether the shapes of all others do.
   std::vector<at::Tensor> parts;
@@ -309,7 +328,7 @@ WorkPtr all_to_all(const std::vector<at::Tensor>& output_tensor_list,
   }
   auto in = at::cat(parts);
   const int64_t scale = like.is_complex() ? 2
-                        : known_to_backends(like.scalar_type())
+                        : internal::known_to_backends(like.scalar_type())
                             ? 1
                             : static_cast<int64_t>(like.itemsize());
   std::vector<int64_t> recv_counts;
@@ -324,10 +343,11 @@ WorkPtr all_to_all(const std::vector<at::Tensor>& output_tensor_list,
   for (size_t i = 0; i < received.size(); ++i) {
     buffers.write_from(received[i], output_tensor_list[i]);
   }
-  return run_collective(
+  return internal::run_collective(
       std::move(call), options.async_op, std::move(buffers),
       [&] {
-        return Agreed{c10::str(like.scalar_type()), send_counts, recv_counts};
+        return internal::Agreed{c10::str(like.scalar_type()), send_counts,
+                                recv_counts};
       },
       [&] {
         return backend.alltoall_base(out, in, recv_counts, send_counts, opts);
@@ -336,9 +356,9 @@ WorkPtr all_to_all(const std::vector<at::Tensor>& output_tensor_list,
 
 WorkPtr all_to_all_single(const at::Tensor& output, const at::Tensor& input,
                           const AllToAllSingleOptions& options) {
-  Call call("all_to_all_single", options.group, options.timeout);
-  require_dense(call, "output", output);
-  require_dense(call, "input", input);
+  internal::Call call("all_to_all_single", options.group, options.timeout);
+  internal::require_dense(call, "output", output);
+  internal::require_dense(call, "input", input);
   require_like(call, "output", output, "input", input);
   if (output.dim() == 0 || input.dim() == 0) {
     throw call.mistake(
@@ -374,8 +394,9 @@ WorkPtr all_to_all_single(const at::Tensor& output, const at::Tensor& input,
                                 "; they must be equal"));
   }
   auto& backend = call.backend(input);
-  auto opts = backend_options<c10d::AllToAllOptions>(call, options.async_op);
-  Buffers buffers;
+  auto opts =
+      internal::backend_options<c10d::AllToAllOptions>(call, options.async_op);
+  internal::Buffers buffers;
   auto in = buffers.move(input, Use::read);
   auto out = buffers.move(output, Use::write);
   if (in.is_alias_of(out)) in = in.clone();
@@ -386,10 +407,10 @@ WorkPtr all_to_all_single(const at::Tensor& output, const at::Tensor& input,
   for (auto& count : send_counts) count *= send_row;
   for (auto& count : recv_counts) count *= recv_row;
   require_own_part(call, backend, send_counts, recv_counts);
-  return run_collective(
+  return internal::run_collective(
       std::move(call), options.async_op, std::move(buffers),
       [&] {
-        return Agreed{
+        return internal::Agreed{
             c10::str(input.scalar_type(), ", rows of ", input.sizes().slice(1)),
             send_counts, recv_counts};
       },

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // The interface of a c10d::Backend whose smallest all_reduce takes less time
 // than the options, lists and works of c10d cost. Internal to comm.
@@ -26,4 +26,4 @@ class DirectReduce {
   ~DirectReduce() = default;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

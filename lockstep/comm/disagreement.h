@@ -2,7 +2,7 @@
 
 #include <c10/util/Exception.h>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // The ranks made different calls. All of them fail for that reason: a peer that
 // has gone since is not the cause.
@@ -11,4 +11,4 @@ class Disagreement final : public c10::DistBackendError {
   using c10::DistBackendError::DistBackendError;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

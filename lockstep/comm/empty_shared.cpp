@@ -33,8 +33,8 @@ at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options,
 bool is_shared(const at::Tensor& tensor, const ProcessGroupPtr& group) {
   if (!tensor.has_storage() || tensor.numel() == 0) return false;
   const auto& of = group ? group : default_group();
-  const auto* sharing =
-      dynamic_cast<const HostSharing*>(&of->backend(tensor.device().type()));
+  const auto* sharing = dynamic_cast<const internal::HostSharing*>(
+      &of->backend(tensor.device().type()));
   return sharing != nullptr &&
          sharing->shares(
              tensor.const_data_ptr(),

@@ -5,7 +5,7 @@
 
 #include "lockstep/comm/watched_store.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 constexpr std::chrono::microseconds kFirstPause{50};
@@ -66,4 +66,4 @@ std::vector<std::string> gather_texts(const StoreMembers& members,
   return texts;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -9,7 +9,7 @@
 
 #include "lockstep/base/deadline.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Names the ranks that did not come: "rank 2, 5 did not come in time".
 class RanksAbsent : public c10::DistBackendError {
@@ -49,4 +49,4 @@ std::vector<std::string> gather_texts(const StoreMembers& members,
 // Whether a rank has written to `key`. False if it cannot come any more.
 bool has_come(c10d::Store& store, const std::string& key);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

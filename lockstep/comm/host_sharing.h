@@ -11,7 +11,7 @@
 #include "lockstep/comm/bucket_reduction.h"
 #include "lockstep/comm/process_group.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // A barrier in two halves, so that the work between them hides the wait.
 // Threads: one at a time may call.
@@ -79,4 +79,4 @@ class HostSharing {
 // it must not be used for longer than the group.
 HostSharing* host_sharing(const ProcessGroupPtr& group);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

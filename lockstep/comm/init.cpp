@@ -37,11 +37,11 @@ constexpr std::chrono::seconds kCloseTimeout{1};
 struct World {
   std::mutex mutex{};
   ProcessGroupPtr group{};
-  std::optional<Rendezvous> meeting{};
+  std::optional<internal::Rendezvous> meeting{};
   // The default group's own part of the store ("default_pg", "0/"). The parts
   // of new groups lie in it, as in Python.
   c10::intrusive_ptr<c10d::Store> store{};
-  std::shared_ptr<LifeSigns> life_signs{};
+  std::shared_ptr<internal::LifeSigns> life_signs{};
   std::vector<ProcessGroupPtr> subgroups{};
   int group_count = 0;  // names new groups, as Python counts
   // Groups that an exception left with operations pending. A backend's
@@ -71,17 +71,19 @@ struct NewGroup {
 };
 
 ProcessGroup::Backends make_backends(
-    const NewGroup& group, const c10::intrusive_ptr<WatchedStore>& store,
+    const NewGroup& group,
+    const c10::intrusive_ptr<internal::WatchedStore>& store,
     std::string& canonical) {
   ProcessGroup::Backends backends;
-  for (const auto& [type, entry] : resolve_backends(group.config)) {
-    BackendRequest request{.store = c10::make_intrusive<c10d::PrefixStore>(
-                               std::string(device_name(type)) + "/", store),
-                           .rank = group.rank,
-                           .size = static_cast<int>(group.global_ranks.size()),
-                           .timeout = group.timeout,
-                           .group_name = group.number,
-                           .global_ranks = group.global_ranks};
+  for (const auto& [type, entry] : internal::resolve_backends(group.config)) {
+    internal::BackendRequest request{
+        .store = c10::make_intrusive<c10d::PrefixStore>(
+            std::string(device_name(type)) + "/", store),
+        .rank = group.rank,
+        .size = static_cast<int>(group.global_ranks.size()),
+        .timeout = group.timeout,
+        .group_name = group.number,
+        .global_ranks = group.global_ranks};
     auto fail = [&](const char* cause) {
       throw c10::DistBackendError(
           {"init", __FILE__, __LINE__},
@@ -108,11 +110,11 @@ ProcessGroup::Backends make_backends(
 
 // `store` is the group's own part of the store. The device types have their
 // parts in that, as in Python's _new_process_group_helper.
-ProcessGroupPtr make_group(const NewGroup& group,
-                           const c10::intrusive_ptr<c10d::Store>& store,
-                           const std::shared_ptr<LifeSigns>& life_signs) {
-  const auto watched =
-      c10::make_intrusive<WatchedStore>(store, life_signs, group.global_ranks);
+ProcessGroupPtr make_group(
+    const NewGroup& group, const c10::intrusive_ptr<c10d::Store>& store,
+    const std::shared_ptr<internal::LifeSigns>& life_signs) {
+  const auto watched = c10::make_intrusive<internal::WatchedStore>(
+      store, life_signs, group.global_ranks);
   std::string canonical;
   ProcessGroup::Backends backends;
   const auto give_up = [&](const char* why) {
@@ -149,7 +151,7 @@ milliseconds checked_timeout(const char* function,
         function, ": timeout is ", given->count(),
         " ms; give more than 0, or none for the timeout of the parent group"));
   }
-  return bounded_timeout(given.value_or(otherwise));
+  return internal::bounded_timeout(given.value_or(otherwise));
 }
 
 // For a child process that was forked after init_process_group(): it owns
@@ -158,9 +160,9 @@ milliseconds checked_timeout(const char* function,
 void forsake(World& w) {
   struct Forsaken {
     ProcessGroupPtr group;
-    std::optional<Rendezvous> meeting;
+    std::optional<internal::Rendezvous> meeting;
     c10::intrusive_ptr<c10d::Store> store;
-    std::shared_ptr<LifeSigns> life_signs;
+    std::shared_ptr<internal::LifeSigns> life_signs;
     std::vector<ProcessGroupPtr> subgroups;
     std::vector<ProcessGroupPtr> aborted;
   };
@@ -200,24 +202,24 @@ void end_world(std::unique_lock<std::mutex> lock, World& w, bool in_peace) {
   w.group_count = 0;
   lock.unlock();
   if (!in_peace) {
-    life_signs->leave(LifeSigns::End::failed);
+    life_signs->leave(internal::LifeSigns::End::failed);
     for (const auto& each : released) each->close();
     return;
   }
   // Tell the peers at once that this rank has left, in case they wait for it.
   // The life sign goes first, so that a peer whose operation fails then knows
   // why.
-  life_signs->leave(LifeSigns::End::left);
+  life_signs->leave(internal::LifeSigns::End::left);
   for (const auto& each : released) each->leave();
   // Close the connections after all ranks have left, because a peer may still
   // be connecting to this rank. After kCloseTimeout close them in any case: a
   // peer that has not left notices then that this rank has.
   const bool parted =
-      meeting->part(life_signs.get(), Deadline::after(kCloseTimeout));
+      meeting->part(life_signs.get(), internal::Deadline::after(kCloseTimeout));
   for (const auto& each : released) each->close();
   if (parted) return;
   meeting->part(life_signs.get(),
-                Deadline::after(kPartTimeout - kCloseTimeout));
+                internal::Deadline::after(kPartTimeout - kCloseTimeout));
 }
 
 // A peer that dies closes its connections. Writing to one must be an error that
@@ -232,19 +234,19 @@ void ignore_sigpipe() {
 
 // If neither the options nor the environment say where this process joins and
 // as which rank, a backend with a launcher of its own may know.
-Rendezvous meet(const std::string& backend,
-                const InitProcessGroupOptions& options) {
-  const auto resolved = resolve_backends(backend);  // before any wait
+internal::Rendezvous meet(const std::string& backend,
+                          const InitProcessGroupOptions& options) {
+  const auto resolved = internal::resolve_backends(backend);  // before any wait
   const bool told =
       options.store || options.rank >= 0 || options.world_size >= 0 ||
       !(options.init_method.empty() || options.init_method == "env://") ||
-      get_env("RANK") || get_env("WORLD_SIZE");
+      internal::get_env("RANK") || internal::get_env("WORLD_SIZE");
   for (const auto& [type, entry] : resolved) {
     if (!told && entry->world) {
-      return rendezvous(entry->world(*options.timeout), options);
+      return internal::rendezvous(entry->world(*options.timeout), options);
     }
   }
-  return rendezvous(options);
+  return internal::rendezvous(options);
 }
 
 // What a new group is made from, copied out of World: making a group waits for
@@ -252,7 +254,7 @@ Rendezvous meet(const std::string& backend,
 struct Origin {
   std::string number;  // the name that Python would give the group
   c10::intrusive_ptr<c10d::Store> store;
-  std::shared_ptr<LifeSigns> life_signs;
+  std::shared_ptr<internal::LifeSigns> life_signs;
 };
 
 Origin next_group() {
@@ -321,8 +323,8 @@ ProcessGroupGuard::~ProcessGroupGuard() {
   group_.reset();
   const bool in_peace = std::uncaught_exceptions() <= exceptions_at_start_;
   if (!in_peace && !is_foreign(w)) {
-    note_failure(
-        FailureKind::cause_without_words,
+    internal::note_failure(
+        internal::FailureKind::cause_without_words,
         "an exception left the scope of the process group's guard; its text "
         "is known only where it is caught (run main() in lockstep::record() "
         "to have it here)");
@@ -347,18 +349,19 @@ ProcessGroupGuard init_process_group(const std::string& backend,
         "before the second time");
   }
   auto options = given;
-  const auto timeout = bounded_timeout(given.timeout.value_or(kDefaultTimeout));
+  const auto timeout =
+      internal::bounded_timeout(given.timeout.value_or(kDefaultTimeout));
   options.timeout = timeout;
   ignore_sigpipe();
   auto meeting = meet(backend, options);
-  arm_flight_dump(meeting.rank, meeting.world_size);
+  internal::arm_flight_dump(meeting.rank, meeting.world_size);
   // A store that is given is used as it is; Python does the same.
   auto store = meeting.group_store;
   if (!options.store) {
     store = c10::make_intrusive<c10d::PrefixStore>("default_pg", store);
   }
   store = part_of("0", store);
-  const auto life_signs = std::make_shared<LifeSigns>(
+  const auto life_signs = std::make_shared<internal::LifeSigns>(
       c10::make_intrusive<c10d::PrefixStore>("lockstep/", store), meeting.rank,
       meeting.world_size, meeting.hosted_by_rank_zero);
   NewGroup group{.number = "0",
@@ -368,18 +371,20 @@ ProcessGroupGuard init_process_group(const std::string& backend,
                  .config = backend,
                  .timeout = timeout,
                  .checks_calls = options.check_calls.value_or(
-                     get_env("TORCH_DISTRIBUTED_DEBUG") == "DETAIL")};
+                     internal::get_env("TORCH_DISTRIBUTED_DEBUG") == "DETAIL")};
   std::iota(group.global_ranks.begin(), group.global_ranks.end(), 0);
   // The rank that hosts the store keeps it until the others have read why this
   // rank gave up.
   const auto leave = [&] {
-    life_signs->leave(LifeSigns::End::failed);
-    meeting.part(nullptr, Deadline::after(meeting.rank == 0 ? kPartTimeout
-                                                            : kCloseTimeout));
+    life_signs->leave(internal::LifeSigns::End::failed);
+    meeting.part(nullptr,
+                 internal::Deadline::after(meeting.rank == 0 ? kPartTimeout
+                                                             : kCloseTimeout));
   };
   try {
     if (meeting.refusal) {
-      c10::make_intrusive<WatchedStore>(store, life_signs, group.global_ranks)
+      c10::make_intrusive<internal::WatchedStore>(store, life_signs,
+                                                  group.global_ranks)
           ->give_up(
               c10::str("rank ", group.rank, " gave up: ", *meeting.refusal));
       throw std::invalid_argument(*meeting.refusal);
@@ -405,9 +410,9 @@ ProcessGroupGuard init_process_group(const std::string& backend,
   w.group_count = 1;
   w.meeting = std::move(meeting);
   life_signs->learn_all();
-  forget_failure();
-  identify_process(w.group->rank(), failed_peers_if_known);
-  if (options.report_uncaught) report_uncaught();
+  internal::forget_failure();
+  internal::identify_process(w.group->rank(), failed_peers_if_known);
+  if (options.report_uncaught) internal::report_uncaught();
   return ProcessGroupGuard(w.group);
 }
 
@@ -457,13 +462,14 @@ int get_world_size(const ProcessGroupPtr& group) {
 }
 
 int get_local_rank() {
-  if (auto rank = get_env_int("LOCAL_RANK", 0, 1 << 16)) {
+  if (auto rank = internal::get_env_int("LOCAL_RANK", 0, 1 << 16)) {
     return static_cast<int>(*rank);
   }
-  if (auto rank = get_env_int("OMPI_COMM_WORLD_LOCAL_RANK", 0, 1 << 16)) {
+  if (auto rank =
+          internal::get_env_int("OMPI_COMM_WORLD_LOCAL_RANK", 0, 1 << 16)) {
     return static_cast<int>(*rank);  // set by mpirun
   }
-  auto world_size = get_env_int("WORLD_SIZE", 1, 1 << 24);
+  auto world_size = internal::get_env_int("WORLD_SIZE", 1, 1 << 24);
   if (world_size && *world_size > 1) {
     throw std::invalid_argument(
         "LOCAL_RANK is not set, but WORLD_SIZE is " +

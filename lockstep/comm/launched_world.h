@@ -3,7 +3,7 @@
 #include <functional>
 #include <string>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // What a process is told, without any environment, by a launcher that has its
 // own means of communication (mpirun). Internal to comm.
@@ -17,4 +17,4 @@ struct LaunchedWorld {
   std::function<std::string(const std::string&)> from_rank_zero;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -17,7 +17,7 @@
 #include "lockstep/comm/shm/protocol/handshake.h"
 #include "lockstep/comm/shm/protocol/handshake_note.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 // A rank that has not joined yet is looked for in the store this often.
@@ -252,4 +252,4 @@ std::string words_of(const std::vector<LifeSigns::Gone>& gone) {
   return all;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

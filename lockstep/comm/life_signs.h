@@ -12,7 +12,7 @@
 #include "lockstep/base/file_descriptor.h"
 #include "lockstep/base/process_mark.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Tells which ranks of the default group are gone, for waits that nothing else
 // would end before their deadline: above all, waits for keys in the store.
@@ -109,4 +109,4 @@ class LifeSigns {
 // gone.
 std::string words_of(const std::vector<LifeSigns::Gone>& gone);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -65,7 +65,7 @@ struct ObjectCall {
   ObjectCall(const char* name, const ObjectOptions& options)
       : call(name, options.group, options.timeout),
         device(call.group->control_device()),
-        deadline(Deadline::after(call.timeout)) {
+        deadline(internal::Deadline::after(call.timeout)) {
     call.backend();  // throws if the group was destroyed
   }
 
@@ -141,16 +141,16 @@ struct ObjectCall {
     return counts;
   }
 
-  Call call;
+  internal::Call call;
   c10::Device device;
-  Deadline deadline;
+  internal::Deadline deadline;
 };
 
 }  // namespace
 
 Object broadcast_object(const Object& object, int src,
                         const ObjectOptions& options) {
-  const UserFunction function("broadcast_object()");
+  const internal::UserFunction function("broadcast_object()");
   const ObjectCall job("broadcast_object", options);
   const int root = job.call.member("src", src);
   at::Tensor payload;
@@ -168,7 +168,7 @@ Object broadcast_object(const Object& object, int src,
 
 std::vector<Object> all_gather_object(const Object& object,
                                       const ObjectOptions& options) {
-  const UserFunction function("all_gather_object()");
+  const internal::UserFunction function("all_gather_object()");
   const ObjectCall job("all_gather_object", options);
   const auto payload = job.encode(object);
   const auto counts = job.exchange_sizes(payload.numel());
@@ -184,7 +184,7 @@ std::vector<Object> all_gather_object(const Object& object,
 
 std::vector<Object> gather_object(const Object& object, int dst,
                                   const ObjectOptions& options) {
-  const UserFunction function("gather_object()");
+  const internal::UserFunction function("gather_object()");
   const ObjectCall job("gather_object", options);
   const int root = job.call.member("dst", dst);
   const auto payload = job.encode(object);
@@ -211,7 +211,7 @@ std::vector<Object> gather_object(const Object& object, int dst,
 
 Object scatter_object(const std::vector<Object>& objects, int src,
                       const ObjectOptions& options) {
-  const UserFunction function("scatter_object()");
+  const internal::UserFunction function("scatter_object()");
   const ObjectCall job("scatter_object", options);
   const int root = job.call.member("src", src);
   std::vector<at::Tensor> payloads;

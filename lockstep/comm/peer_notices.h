@@ -2,7 +2,7 @@
 
 #include <string>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // What a backend whose ranks share memory can tell its peers, and tell about
 // them, beyond c10d. Internal to comm; found by dynamic_cast.
@@ -25,4 +25,4 @@ class PeerNotices {
   virtual void leave() = 0;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

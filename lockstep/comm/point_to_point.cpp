@@ -7,16 +7,16 @@
 namespace lockstep {
 namespace {
 
-using Use = Buffers::Use;
+using Use = internal::Buffers::Use;
 
-void require_tag(const Call& call, int tag) {
+void require_tag(const internal::Call& call, int tag) {
   if (tag < 0 || tag > kMaxTag) {
     throw call.mistake(
         c10::str("tag is ", tag, "; allowed are 0 to ", kMaxTag));
   }
 }
 
-int require_peer(const Call& call, const char* argument, int peer) {
+int require_peer(const internal::Call& call, const char* argument, int peer) {
   const int member = call.member(argument, peer);
   if (member == call.group->rank()) {
     throw call.mistake(
@@ -27,36 +27,38 @@ int require_peer(const Call& call, const char* argument, int peer) {
 
 WorkPtr start_send(const char* operation, const at::Tensor& tensor, int dst,
                    const PointToPointOptions& options, bool async_op) {
-  Call call(operation, options.group, options.timeout);
-  require_dense(call, "the tensor", tensor);
+  internal::Call call(operation, options.group, options.timeout);
+  internal::require_dense(call, "the tensor", tensor);
   require_tag(call, options.tag);
   const int peer = require_peer(call, "dst", dst);
   auto& backend = call.backend(tensor);
-  Buffers buffers;
+  internal::Buffers buffers;
   std::vector<at::Tensor> payload{buffers.move(tensor, Use::read)};
-  return run_message(std::move(call), async_op, std::move(buffers),
-                     [&] { return backend.send(payload, peer, options.tag); });
+  return internal::run_message(
+      std::move(call), async_op, std::move(buffers),
+      [&] { return backend.send(payload, peer, options.tag); });
 }
 
 // `source`, if given, becomes the sender once a blocking operation has ended.
 WorkPtr start_recv(const char* operation, const at::Tensor& tensor, int src,
                    const PointToPointOptions& options, bool async_op,
                    int* source = nullptr) {
-  Call call(operation, options.group, options.timeout);
-  require_dense(call, "the tensor", tensor);
+  internal::Call call(operation, options.group, options.timeout);
+  internal::require_dense(call, "the tensor", tensor);
   require_tag(call, options.tag);
   const auto group = call.group;
   const int peer =
       src == kAnySource ? kAnySource : require_peer(call, "src", src);
   auto& backend = call.backend(tensor);
-  Buffers buffers;
+  internal::Buffers buffers;
   std::vector<at::Tensor> payload{buffers.move(tensor, Use::write)};
   WorkPtr work;
-  auto handle = run_message(std::move(call), async_op, std::move(buffers), [&] {
-    work = peer == kAnySource ? backend.recvAnysource(payload, options.tag)
-                              : backend.recv(payload, peer, options.tag);
-    return work;
-  });
+  auto handle =
+      internal::run_message(std::move(call), async_op, std::move(buffers), [&] {
+        work = peer == kAnySource ? backend.recvAnysource(payload, options.tag)
+                                  : backend.recv(payload, peer, options.tag);
+        return work;
+      });
   if (source != nullptr) {
     *source = peer == kAnySource ? group->global_rank(work->sourceRank()) : src;
   }
@@ -88,8 +90,8 @@ WorkPtr irecv(const at::Tensor& tensor, int src,
 }
 
 std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list) {
-  Call call("batch_isend_irecv",
-            p2p_op_list.empty() ? nullptr : p2p_op_list[0].group, {});
+  internal::Call call("batch_isend_irecv",
+                      p2p_op_list.empty() ? nullptr : p2p_op_list[0].group, {});
   if (p2p_op_list.empty()) {
     throw call.mistake("the list is empty; give at least one operation");
   }
@@ -100,13 +102,13 @@ std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list) {
           "the operations name different groups; give operations of one group");
     }
     // All are checked before the first is started.
-    require_dense(call, "a tensor of the list", op.tensor);
+    internal::require_dense(call, "a tensor of the list", op.tensor);
     require_tag(call, op.tag);
     require_peer(call, "peer", op.peer);
     call.backend(op.tensor);
     if (op.op == P2POp::Kind::irecv) received.push_back(op.tensor);
   }
-  require_apart(call, received);
+  internal::require_apart(call, received);
   std::vector<WorkPtr> works;
   try {
     for (const auto& op : p2p_op_list) {
@@ -117,7 +119,7 @@ std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list) {
     }
   } catch (...) {
     // The caller gets no handles of the operations that were started.
-    for (const auto& work : works) give_up(*work);
+    for (const auto& work : works) internal::give_up(*work);
     throw;
   }
   return works;

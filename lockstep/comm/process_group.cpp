@@ -15,7 +15,7 @@ ProcessGroup::ProcessGroup(std::string name, int rank,
                            std::vector<int> global_ranks,
                            std::chrono::milliseconds timeout,
                            c10::intrusive_ptr<c10d::Store> store,
-                           std::shared_ptr<LifeSigns> life_signs,
+                           std::shared_ptr<internal::LifeSigns> life_signs,
                            Backends backends, std::string backend_config,
                            bool checks_calls)
     : name_(std::move(name)),
@@ -27,12 +27,12 @@ ProcessGroup::ProcessGroup(std::string name, int rank,
       backends_(std::move(backends)),
       backend_config_(std::move(backend_config)),
       checks_calls_(checks_calls),
-      flight_(FlightRecorder::make({.name = name_,
-                                    .rank = rank_,
-                                    .ranks = global_ranks_,
-                                    .backend = backend_config_})) {
+      flight_(internal::FlightRecorder::make({.name = name_,
+                                              .rank = rank_,
+                                              .ranks = global_ranks_,
+                                              .backend = backend_config_})) {
   if (auto cpu = backends_.find(c10::kCPU); cpu != backends_.end()) {
-    direct_reduce_ = dynamic_cast<DirectReduce*>(cpu->second.get());
+    direct_reduce_ = dynamic_cast<internal::DirectReduce*>(cpu->second.get());
   }
 }
 
@@ -53,14 +53,15 @@ void ProcessGroup::refuse_in_child() const {
 }
 
 std::string ProcessGroup::failed_peers() const {
-  std::vector<LifeSigns::Gone> gone;
+  std::vector<internal::LifeSigns::Gone> gone;
   if (life_signs_) gone = life_signs_->gone_for_good(global_ranks_);
   // Whether a rank that left in peace is missed is for the backend to judge: it
   // may have given all that its peers need.
-  std::string words = words_of(gone);
+  std::string words = internal::words_of(gone);
   if (closed_) return words;
   for (const auto& [type, backend] : backends_) {
-    const auto* notices = dynamic_cast<const PeerNotices*>(backend.get());
+    const auto* notices =
+        dynamic_cast<const internal::PeerNotices*>(backend.get());
     if (notices == nullptr) continue;
     const auto departures = notices->departures();
     if (!departures.empty()) return departures;
@@ -71,7 +72,8 @@ std::string ProcessGroup::failed_peers() const {
 bool ProcessGroup::hears_departures() const {
   const auto cpu = backends_.find(c10::kCPU);
   if (cpu == backends_.end()) return false;
-  const auto* notices = dynamic_cast<const PeerNotices*>(cpu->second.get());
+  const auto* notices =
+      dynamic_cast<const internal::PeerNotices*>(cpu->second.get());
   return notices != nullptr && notices->knows_all_peers();
 }
 
@@ -124,7 +126,7 @@ void ProcessGroup::leave() {
   direct_reduce_ = nullptr;
   if (aborted_) return;
   for (const auto& [type, backend] : backends_) {
-    if (auto* notices = dynamic_cast<PeerNotices*>(backend.get())) {
+    if (auto* notices = dynamic_cast<internal::PeerNotices*>(backend.get())) {
       notices->leave();
     }
   }

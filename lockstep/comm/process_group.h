@@ -23,7 +23,9 @@ namespace lockstep {
 inline constexpr std::chrono::milliseconds kDefaultTimeout =
     ::kBackendDefaultTimeout;
 
+namespace internal {
 class DirectReduce;
+}
 
 inline constexpr const char* kDefaultGroupName = "default_pg";
 
@@ -47,8 +49,9 @@ class ProcessGroup {
   ProcessGroup(std::string name, int rank, std::vector<int> global_ranks,
                std::chrono::milliseconds timeout,
                c10::intrusive_ptr<c10d::Store> store,
-               std::shared_ptr<LifeSigns> life_signs, Backends backends,
-               std::string backend_config, bool checks_calls);
+               std::shared_ptr<internal::LifeSigns> life_signs,
+               Backends backends, std::string backend_config,
+               bool checks_calls);
   ~ProcessGroup();
 
   ProcessGroup(const ProcessGroup&) = delete;
@@ -93,7 +96,9 @@ class ProcessGroup {
   // The last operations of this group (docs/flight-recorder.md). Code that does
   // not go through run_collective() begins and ends its own record here. Never
   // null; shared with operations that outlive the group.
-  const std::shared_ptr<FlightRecorder>& flight() const { return flight_; }
+  const std::shared_ptr<internal::FlightRecorder>& flight() const {
+    return flight_;
+  }
 
   // The group's own part of the store. A rank that asks in vain for a key is
   // told if a rank of the group is gone (watched_store.h).
@@ -129,7 +134,7 @@ class ProcessGroup {
 
   // The CPU backend's shortest way to reduce; nullptr if it has none, or the
   // group was destroyed.
-  DirectReduce* direct_reduce() const { return direct_reduce_; }
+  internal::DirectReduce* direct_reduce() const { return direct_reduce_; }
 
   // The device of tensors that only the library sees: the CPU if the group has
   // a backend for it, otherwise the device type of its first backend.
@@ -153,20 +158,20 @@ class ProcessGroup {
  private:
   [[noreturn]] void refuse_in_child() const;
 
-  const ProcessMark made_in_{};
+  const internal::ProcessMark made_in_{};
   std::string name_;
   int rank_;
   std::vector<int> global_ranks_;
   std::chrono::milliseconds timeout_;
   c10::intrusive_ptr<c10d::Store> store_;
-  std::shared_ptr<LifeSigns> life_signs_;
+  std::shared_ptr<internal::LifeSigns> life_signs_;
   Backends backends_;
-  DirectReduce* direct_reduce_ = nullptr;  // one of the backends
+  internal::DirectReduce* direct_reduce_ = nullptr;  // one of the backends
   std::string backend_config_;
   bool checks_calls_;
   bool closed_ = false;
   bool aborted_ = false;
-  std::shared_ptr<FlightRecorder> flight_;
+  std::shared_ptr<internal::FlightRecorder> flight_;
   std::atomic<uint64_t> sequence_number_{0};
   std::atomic<uint64_t> entries_{0};
   std::atomic<uint64_t> roll_calls_{0};

@@ -5,14 +5,14 @@
 namespace lockstep {
 
 void record_error(const std::exception& error) noexcept {
-  note_exception(error);
+  internal::note_exception(error);
 }
 
 int record(const std::function<int()>& body) noexcept {
   try {
     return body();
   } catch (...) {
-    report_current_exception();
+    internal::report_current_exception();
     return 1;
   }
 }

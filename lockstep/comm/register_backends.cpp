@@ -5,7 +5,7 @@
 #include "lockstep/comm/nccl/create.h"
 #include "lockstep/comm/shm/create.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 const std::vector<BackendEntry>& registered_backends() {
   // The one place that knows the backends; HACKING.md says how to add one. The
@@ -38,4 +38,4 @@ const std::vector<BackendEntry>& registered_backends() {
   return entries;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

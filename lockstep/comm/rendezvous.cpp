@@ -16,7 +16,7 @@
 #include "lockstep/base/environment.h"
 #include "lockstep/comm/store_socket.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 constexpr int64_t kMaxRank = 1 << 24;
@@ -379,4 +379,4 @@ Rendezvous rendezvous(const InitProcessGroupOptions& options) {
                               "tcp://host:port and file:///path");
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

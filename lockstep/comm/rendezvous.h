@@ -8,7 +8,7 @@
 #include "lockstep/comm/launched_world.h"
 #include "lockstep/comm/life_signs.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Where, and as which rank, a process joins its world: what an init_method
 // resolves to. `store` is shared by all ranks and holds the check-in.
@@ -63,4 +63,4 @@ Rendezvous rendezvous(const InitProcessGroupOptions& options);
 Rendezvous rendezvous(const LaunchedWorld& world,
                       const InitProcessGroupOptions& options);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

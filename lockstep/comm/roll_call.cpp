@@ -5,7 +5,7 @@
 #include "lockstep/comm/gather_texts.h"
 #include "lockstep/comm/watched_store.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 constexpr std::chrono::milliseconds kPause{5};
@@ -74,4 +74,4 @@ std::vector<std::string> roll_call(ProcessGroup& group, const std::string& text,
   return texts;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -7,7 +7,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/process_group.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Says which ranks did not come, "rank 2, 5 did not come in time" or "rank 3
 // died", by their ranks in the default group.
@@ -31,4 +31,4 @@ class RollCallError : public std::runtime_error {
 std::vector<std::string> roll_call(ProcessGroup& group, const std::string& text,
                                    const Deadline& deadline);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -9,7 +9,7 @@
 #include "lockstep/comm/buffers.h"
 #include "lockstep/comm/collective_call.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // A collective that runs in the calling thread and has no Work: gives it a
 // number and a flight record, and makes it the thread's current call while this
@@ -65,4 +65,4 @@ class StepInCaller {
   uint64_t record_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

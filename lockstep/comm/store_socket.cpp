@@ -18,7 +18,7 @@
 
 #include "lockstep/base/environment.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 // An IPv4 or IPv6 address.
@@ -176,4 +176,4 @@ std::string outward_address() {
   return name.data();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -7,7 +7,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/file_descriptor.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Returns the socket on which rank 0's store is to listen, bound and not
 // listening: the one that the launcher holds for it (LOCKSTEP_MASTER_LISTEN_FD,
@@ -36,4 +36,4 @@ std::optional<std::string> await_listener(const std::string& host,
 // the host's name if there is none. Asks the routing table and sends nothing.
 std::string outward_address();
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

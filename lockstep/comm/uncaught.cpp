@@ -14,7 +14,7 @@
 #include "lockstep/base/environment.h"
 #include "lockstep/base/error_file.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 std::atomic<int> own_rank{-1};
@@ -125,4 +125,4 @@ void report_current_exception() noexcept {
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -4,7 +4,7 @@
 #include <string>
 
 // Reports the failures of this process (record.h).
-namespace lockstep {
+namespace lockstep::internal {
 
 // Says which rank this process is, and which function returns the peers that
 // this rank knows to be gone ("rank 3 died"; empty: none). The function is
@@ -24,4 +24,4 @@ void note_exception(const std::exception& error) noexcept;
 // there is none, and prints one line, "rank 3: ...".
 void report_current_exception() noexcept;
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

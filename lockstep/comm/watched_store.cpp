@@ -6,7 +6,7 @@
 
 #include "lockstep/base/deadline.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using std::chrono::milliseconds;
@@ -167,4 +167,4 @@ void WatchedStore::multiSet(const std::vector<std::string>& keys,
 
 bool WatchedStore::hasExtendedApi() const { return store_->hasExtendedApi(); }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

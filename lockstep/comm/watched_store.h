@@ -12,7 +12,7 @@
 
 #include "lockstep/comm/life_signs.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Thrown if a wait for a key of the store cannot end well any more: a rank of
 // the group is gone or could not make its part of the group, or the store went
@@ -92,4 +92,4 @@ class WatchedStore final : public c10d::Store {
   std::chrono::steady_clock::time_point looked_{};
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

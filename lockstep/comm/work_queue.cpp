@@ -17,7 +17,7 @@
 #include "lockstep/base/current_call.h"
 #include "lockstep/base/deadline.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using std::chrono::milliseconds;
@@ -379,4 +379,4 @@ const c10::intrusive_ptr<c10d::Work>& completed_work() {
   return work;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

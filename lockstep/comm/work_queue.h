@@ -13,7 +13,7 @@
 
 // Gives backends whose operations block their caller (shared memory, MPI,
 // hybrid) the asynchronous operations of c10d. Internal to comm.
-namespace lockstep {
+namespace lockstep::internal {
 
 // Is told which operations are pending, and when a caller waits for them. Its
 // functions are called from any thread; they throw nothing.
@@ -104,4 +104,4 @@ class WorkQueue {
 // would cost more than a small collective.
 const c10::intrusive_ptr<c10d::Work>& completed_work();
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -2,7 +2,7 @@
 
 #include <stdexcept>
 
-namespace lockstep::data_detail {
+namespace lockstep::internal {
 
 void check_loader(const DataLoaderOptions& options, const Sampler& sampler,
                   int64_t dataset_size) {
@@ -43,4 +43,4 @@ int64_t batches(int64_t samples, const DataLoaderOptions& options) {
              : (samples + options.batch_size - 1) / options.batch_size;
 }
 
-}  // namespace lockstep::data_detail
+}  // namespace lockstep::internal

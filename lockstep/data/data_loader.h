@@ -52,7 +52,7 @@ struct DataLoaderOptions {
   std::optional<std::chrono::milliseconds> timeout{};
 };
 
-namespace data_detail {
+namespace internal {
 
 // Throws std::invalid_argument if `options` are out of range, or if `sampler`
 // visits more than `dataset_size` samples (-1: the dataset does not know its
@@ -94,7 +94,7 @@ torch::data::Example<at::Tensor, Target> collate(
       std::move(samples));
 }
 
-}  // namespace data_detail
+}  // namespace internal
 
 // Loops over a dataset in batches, as torch.utils.data.DataLoader does:
 //
@@ -134,9 +134,8 @@ torch::data::Example<at::Tensor, Target> collate(
 template <class Dataset>
 class DataLoader {
  public:
-  using Batch =
-      decltype(data_detail::collate(std::declval<Dataset&>().get_batch(
-          std::declval<c10::ArrayRef<size_t>>())));
+  using Batch = decltype(internal::collate(std::declval<Dataset&>().get_batch(
+      std::declval<c10::ArrayRef<size_t>>())));
 
   class Iterator;
 
@@ -145,15 +144,15 @@ class DataLoader {
   DataLoader(Dataset& dataset, Sampler& sampler, DataLoaderOptions options = {})
       : dataset_(dataset), sampler_(sampler), options_(options) {
     std::optional<size_t> size = dataset.size();
-    data_detail::check_loader(options, sampler,
-                              size ? static_cast<int64_t>(*size) : -1);
+    internal::check_loader(options, sampler,
+                           size ? static_cast<int64_t>(*size) : -1);
   }
 
   // Does not compile: LibTorch's samplers are not Samplers.
   template <class Other>
     requires(!std::derived_from<Other, Sampler>)
   DataLoader(Dataset& dataset, Other&, DataLoaderOptions = {})
-      : DataLoader(dataset, data_detail::refuse_sampler<Other>()) {}
+      : DataLoader(dataset, internal::refuse_sampler<Other>()) {}
 
   DataLoader(const DataLoader&) = delete;
   DataLoader& operator=(const DataLoader&) = delete;
@@ -164,9 +163,7 @@ class DataLoader {
 
   // Returns the number of batches in a whole pass on this rank: Python's len().
   // A resumed pass has only the remaining ones.
-  int64_t size() const {
-    return data_detail::batches(sampler_.size(), options_);
-  }
+  int64_t size() const { return internal::batches(sampler_.size(), options_); }
 
   const DataLoaderOptions& options() const { return options_; }
 
@@ -190,7 +187,7 @@ struct DataLoader<Dataset>::Pass {
     }
     const DataLoaderOptions& options = loader.options_;
     indices = loader.sampler_.begin_pass();
-    count = data_detail::batches(static_cast<int64_t>(indices.size()), options);
+    count = internal::batches(static_cast<int64_t>(indices.size()), options);
     if (options.num_workers > 0) {
       prefetch.emplace(count, options.num_workers,
                        options.num_workers * options.prefetch_factor,
@@ -207,7 +204,7 @@ struct DataLoader<Dataset>::Pass {
     const auto batch_size = static_cast<size_t>(loader.options_.batch_size);
     const size_t first = static_cast<size_t>(index) * batch_size;
     const size_t size = std::min(batch_size, indices.size() - first);
-    return data_detail::collate(loader.dataset_.get_batch(
+    return internal::collate(loader.dataset_.get_batch(
         c10::ArrayRef<size_t>(indices.data() + first, size)));
   }
 
@@ -219,7 +216,7 @@ struct DataLoader<Dataset>::Pass {
     }
     if (prefetch) {
       current = prefetch->next(loader.options_.timeout);
-      if (!current) data_detail::throw_timeout(loader.options_, delivered);
+      if (!current) internal::throw_timeout(loader.options_, delivered);
     } else {
       current.emplace(fetch(delivered));
     }
@@ -234,7 +231,7 @@ struct DataLoader<Dataset>::Pass {
   bool done = false;
   std::optional<Batch> current;
   // Declared last, so that its threads end before what they read is destroyed.
-  std::optional<OrderedPrefetch<Batch>> prefetch;
+  std::optional<internal::OrderedPrefetch<Batch>> prefetch;
 };
 
 // A move-only input iterator that owns its pass. The batch belongs to the

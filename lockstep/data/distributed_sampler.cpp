@@ -16,8 +16,8 @@ namespace {
 // A rank that forgot init_process_group() would train on the whole dataset as
 // if it were alone, and nothing would look wrong.
 void require_started_alone() {
-  auto world_size =
-      get_env_int("WORLD_SIZE", 1, std::numeric_limits<int32_t>::max());
+  auto world_size = internal::get_env_int("WORLD_SIZE", 1,
+                                          std::numeric_limits<int32_t>::max());
   if (world_size.value_or(1) > 1) {
     throw std::invalid_argument(
         "DistributedSampler: WORLD_SIZE is " + std::to_string(*world_size) +

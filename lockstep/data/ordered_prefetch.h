@@ -14,7 +14,7 @@
 
 #include "lockstep/base/deadline.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Makes items 0, 1, ..., count - 1 on background threads, a bounded number
 // ahead, and returns them in that order whatever the threads' timing. Uses
@@ -128,4 +128,4 @@ class OrderedPrefetch {
   std::vector<std::thread> threads_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

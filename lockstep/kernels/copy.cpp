@@ -11,7 +11,7 @@
 #include <hwy/highway.h>
 
 HWY_BEFORE_NAMESPACE();
-namespace lockstep::kernels {
+namespace lockstep::internal::kernels {
 namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -47,11 +47,11 @@ void copy_streaming(uint8_t* to, const uint8_t* from, size_t bytes) {
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace lockstep::kernels
+}  // namespace lockstep::internal::kernels
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace lockstep::kernels {
+namespace lockstep::internal::kernels {
 
 HWY_EXPORT(copy_streaming);
 
@@ -68,5 +68,5 @@ void copy(void* destination, const void* source, size_t bytes, Stores stores) {
   }
 }
 
-}  // namespace lockstep::kernels
+}  // namespace lockstep::internal::kernels
 #endif

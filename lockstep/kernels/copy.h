@@ -2,7 +2,7 @@
 
 #include <cstddef>
 
-namespace lockstep::kernels {
+namespace lockstep::internal::kernels {
 
 // How results are written. `streaming` goes past the caches, which saves
 // reading the cache lines that are overwritten: for data that is larger than
@@ -14,4 +14,4 @@ enum class Stores { cached, streaming };
 void copy(void* destination, const void* source, size_t bytes,
           Stores stores = Stores::cached);
 
-}  // namespace lockstep::kernels
+}  // namespace lockstep::internal::kernels

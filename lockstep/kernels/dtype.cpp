@@ -1,6 +1,6 @@
 #include "lockstep/kernels/dtype.h"
 
-namespace lockstep::kernels {
+namespace lockstep::internal::kernels {
 
 size_t size_of(DType dtype) {
   switch (dtype) {
@@ -90,4 +90,4 @@ bool is_reducible(DType dtype, ReduceOp op) {
   return false;
 }
 
-}  // namespace lockstep::kernels
+}  // namespace lockstep::internal::kernels

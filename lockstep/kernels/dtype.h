@@ -5,7 +5,7 @@
 
 // The element types and operations of the kernels. LibTorch is not used here:
 // comm maps at::ScalarType and c10d::ReduceOp to these.
-namespace lockstep::kernels {
+namespace lockstep::internal::kernels {
 
 enum class DType : uint8_t {
   float32,
@@ -43,4 +43,4 @@ const char* name_of(ReduceOp op);
 // all but boolean, the bitwise ones for integers and boolean.
 bool is_reducible(DType dtype, ReduceOp op);
 
-}  // namespace lockstep::kernels
+}  // namespace lockstep::internal::kernels

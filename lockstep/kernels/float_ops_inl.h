@@ -11,7 +11,7 @@
 #include "lockstep/kernels/reduce_inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace lockstep::kernels {
+namespace lockstep::internal::kernels {
 namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -82,7 +82,7 @@ void reduce_floating(const ReduceCall& call) {
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace lockstep::kernels
+}  // namespace lockstep::internal::kernels
 HWY_AFTER_NAMESPACE();
 
 #endif

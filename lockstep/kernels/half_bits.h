@@ -8,7 +8,7 @@
 // from float32 rounds to nearest, ties to even; it gives infinity past the
 // largest number, and keeps subnormals. A NaN stays a NaN; its payload may
 // change.
-namespace lockstep::kernels {
+namespace lockstep::internal::kernels {
 
 inline float float_of_bfloat16(uint16_t bits) {
   return std::bit_cast<float>(uint32_t{bits} << 16);
@@ -56,4 +56,4 @@ inline uint16_t float16_of_float(float value) {
   return static_cast<uint16_t>(result | sign);
 }
 
-}  // namespace lockstep::kernels
+}  // namespace lockstep::internal::kernels

@@ -12,7 +12,7 @@
 #include <cstdint>
 
 HWY_BEFORE_NAMESPACE();
-namespace lockstep::kernels {
+namespace lockstep::internal::kernels {
 namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -128,7 +128,7 @@ HWY_INLINE hn::Vec<HalfU16> bfloat16_of_float(hn::Vec<F32> value) {
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace lockstep::kernels
+}  // namespace lockstep::internal::kernels
 HWY_AFTER_NAMESPACE();
 
 #endif

@@ -15,7 +15,7 @@
 #include <cstring>
 
 HWY_BEFORE_NAMESPACE();
-namespace lockstep::kernels {
+namespace lockstep::internal::kernels {
 namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -53,7 +53,7 @@ HWY_INLINE void store_first(D d, hn::Vec<D> vector, T* to, size_t count) {
 #endif
 
 }  // namespace HWY_NAMESPACE
-}  // namespace lockstep::kernels
+}  // namespace lockstep::internal::kernels
 HWY_AFTER_NAMESPACE();
 
 #endif

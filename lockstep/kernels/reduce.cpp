@@ -2,7 +2,7 @@
 
 #include "lockstep/kernels/reduce_dispatch.h"
 
-namespace lockstep::kernels {
+namespace lockstep::internal::kernels {
 
 void reduce(std::span<void* const> destinations,
             std::span<const void* const> sources, size_t count, DType dtype,
@@ -29,4 +29,4 @@ void reduce(std::span<void* const> destinations,
   }
 }
 
-}  // namespace lockstep::kernels
+}  // namespace lockstep::internal::kernels

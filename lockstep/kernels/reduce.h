@@ -8,7 +8,7 @@
 
 // Reductions over raw pointers, vectorised for the machine they run on
 // (Highway chooses at run time; see target.h).
-namespace lockstep::kernels {
+namespace lockstep::internal::kernels {
 
 // For i in [0, count):
 //   result = sources[0][i] op sources[1][i] op ... , from left to right,
@@ -34,4 +34,4 @@ void reduce_scalar(std::span<void* const> destinations,
                    std::span<const void* const> sources, size_t count,
                    DType dtype, ReduceOp op);
 
-}  // namespace lockstep::kernels
+}  // namespace lockstep::internal::kernels

@@ -5,7 +5,7 @@
 // Internal to kernels. There is one file for each family of element types,
 // because a file is compiled for every instruction set: so none takes minutes
 // to compile.
-namespace lockstep::kernels {
+namespace lockstep::internal::kernels {
 
 struct ReduceCall {
   std::span<void* const> destinations;
@@ -20,4 +20,4 @@ void reduce_floats(const ReduceCall& call);    // float32, float64
 void reduce_halves(const ReduceCall& call);    // float16, bfloat16
 void reduce_integers(const ReduceCall& call);  // the rest
 
-}  // namespace lockstep::kernels
+}  // namespace lockstep::internal::kernels

@@ -7,7 +7,7 @@
 #include "lockstep/kernels/float_ops_inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace lockstep::kernels {
+namespace lockstep::internal::kernels {
 namespace HWY_NAMESPACE {
 
 template <class Op>
@@ -27,11 +27,11 @@ void reduce_floats_here(const ReduceCall& call) {
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace lockstep::kernels
+}  // namespace lockstep::internal::kernels
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace lockstep::kernels {
+namespace lockstep::internal::kernels {
 
 HWY_EXPORT(reduce_floats_here);
 
@@ -39,5 +39,5 @@ void reduce_floats(const ReduceCall& call) {
   HWY_DYNAMIC_DISPATCH(reduce_floats_here)(call);
 }
 
-}  // namespace lockstep::kernels
+}  // namespace lockstep::internal::kernels
 #endif

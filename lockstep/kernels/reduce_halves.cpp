@@ -8,7 +8,7 @@
 #include "lockstep/kernels/half_codecs_inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace lockstep::kernels {
+namespace lockstep::internal::kernels {
 namespace HWY_NAMESPACE {
 
 void reduce_halves_here(const ReduceCall& call) {
@@ -25,11 +25,11 @@ void reduce_halves_here(const ReduceCall& call) {
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace lockstep::kernels
+}  // namespace lockstep::internal::kernels
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace lockstep::kernels {
+namespace lockstep::internal::kernels {
 
 HWY_EXPORT(reduce_halves_here);
 
@@ -37,5 +37,5 @@ void reduce_halves(const ReduceCall& call) {
   HWY_DYNAMIC_DISPATCH(reduce_halves_here)(call);
 }
 
-}  // namespace lockstep::kernels
+}  // namespace lockstep::internal::kernels
 #endif

@@ -26,7 +26,7 @@
 #include "lockstep/kernels/reduce_dispatch.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace lockstep::kernels {
+namespace lockstep::internal::kernels {
 namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
@@ -175,7 +175,7 @@ struct SumOp : PlainOp {
 };
 
 }  // namespace HWY_NAMESPACE
-}  // namespace lockstep::kernels
+}  // namespace lockstep::internal::kernels
 HWY_AFTER_NAMESPACE();
 
 #endif

@@ -7,7 +7,7 @@
 #include "lockstep/kernels/reduce_inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace lockstep::kernels {
+namespace lockstep::internal::kernels {
 namespace HWY_NAMESPACE {
 
 #if HWY_TARGET != HWY_SCALAR
@@ -139,11 +139,11 @@ void reduce_integers_here(const ReduceCall& call) {
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace lockstep::kernels
+}  // namespace lockstep::internal::kernels
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace lockstep::kernels {
+namespace lockstep::internal::kernels {
 
 HWY_EXPORT(reduce_integers_here);
 
@@ -151,5 +151,5 @@ void reduce_integers(const ReduceCall& call) {
   HWY_DYNAMIC_DISPATCH(reduce_integers_here)(call);
 }
 
-}  // namespace lockstep::kernels
+}  // namespace lockstep::internal::kernels
 #endif

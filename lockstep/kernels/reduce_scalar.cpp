@@ -5,7 +5,7 @@
 #include "lockstep/kernels/reduce.h"
 #include "lockstep/kernels/scalar_elements.h"
 
-namespace lockstep::kernels {
+namespace lockstep::internal::kernels {
 namespace {
 
 template <typename T>
@@ -164,4 +164,4 @@ void reduce_scalar(std::span<void* const> destinations,
   });
 }
 
-}  // namespace lockstep::kernels
+}  // namespace lockstep::internal::kernels

@@ -7,7 +7,7 @@
 
 // Element types for the plain loops: how one is stored, and in which type it is
 // computed.
-namespace lockstep::kernels {
+namespace lockstep::internal::kernels {
 
 template <typename T>
 struct PlainElement {
@@ -55,4 +55,4 @@ void with_element(DType dtype, Body body) {
   }
 }
 
-}  // namespace lockstep::kernels
+}  // namespace lockstep::internal::kernels

@@ -13,7 +13,7 @@
 #include "lockstep/kernels/reduce_inl.h"
 
 HWY_BEFORE_NAMESPACE();
-namespace lockstep::kernels {
+namespace lockstep::internal::kernels {
 namespace HWY_NAMESPACE {
 
 #if HWY_TARGET != HWY_SCALAR
@@ -70,11 +70,11 @@ void scale_here(void* destination, const void* source, size_t count,
 }
 
 }  // namespace HWY_NAMESPACE
-}  // namespace lockstep::kernels
+}  // namespace lockstep::internal::kernels
 HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
-namespace lockstep::kernels {
+namespace lockstep::internal::kernels {
 
 HWY_EXPORT(scale_here);
 
@@ -89,5 +89,5 @@ void scale(void* destination, const void* source, size_t count, DType dtype,
   (destination, source, count, dtype, factor, stores);
 }
 
-}  // namespace lockstep::kernels
+}  // namespace lockstep::internal::kernels
 #endif

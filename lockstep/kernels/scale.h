@@ -5,7 +5,7 @@
 #include "lockstep/kernels/copy.h"
 #include "lockstep/kernels/dtype.h"
 
-namespace lockstep::kernels {
+namespace lockstep::internal::kernels {
 
 // Writes destination[i] = source[i] * factor, rounded once: in float64 for
 // float64, otherwise in float32, to which the factor is rounded first. For
@@ -19,4 +19,4 @@ void scale(void* destination, const void* source, size_t count, DType dtype,
 void scale_scalar(void* destination, const void* source, size_t count,
                   DType dtype, double factor);
 
-}  // namespace lockstep::kernels
+}  // namespace lockstep::internal::kernels

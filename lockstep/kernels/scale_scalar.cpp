@@ -1,7 +1,7 @@
 #include "lockstep/kernels/scalar_elements.h"
 #include "lockstep/kernels/scale.h"
 
-namespace lockstep::kernels {
+namespace lockstep::internal::kernels {
 
 void scale_scalar(void* destination, const void* source, size_t count,
                   DType dtype, double factor) {
@@ -17,4 +17,4 @@ void scale_scalar(void* destination, const void* source, size_t count,
   });
 }
 
-}  // namespace lockstep::kernels
+}  // namespace lockstep::internal::kernels

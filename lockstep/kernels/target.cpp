@@ -4,7 +4,7 @@
 
 #include <stdexcept>
 
-namespace lockstep::kernels {
+namespace lockstep::internal::kernels {
 
 std::vector<std::string> supported_targets() {
   std::vector<std::string> names;
@@ -36,4 +36,4 @@ ForcedTarget::~ForcedTarget() {
   hwy::GetChosenTarget().Update(hwy::SupportedTargets());
 }
 
-}  // namespace lockstep::kernels
+}  // namespace lockstep::internal::kernels

@@ -5,7 +5,7 @@
 #include <vector>
 
 // Which instruction sets the kernels were compiled for, and which one runs.
-namespace lockstep::kernels {
+namespace lockstep::internal::kernels {
 
 // Returns the instruction sets that this machine can run, the best first, by
 // Highway's names: "AVX3" (AVX-512), "AVX2", "SSE4", "SCALAR" (no vectors, the
@@ -27,4 +27,4 @@ class [[nodiscard]] ForcedTarget {
   ~ForcedTarget();
 };
 
-}  // namespace lockstep::kernels
+}  // namespace lockstep::internal::kernels

@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // The key-value store through which the agents of a job's nodes agree
 // (docs/launcher.md, "Between the nodes"). One agent hosts it; keys live as
@@ -65,4 +65,4 @@ inline constexpr const char* kOpenAgentStore = "lockstep_open_agent_store";
 // no such module, AgentStoreError if no store is reached.
 std::unique_ptr<AgentStore> open_c10d_store(const AgentStoreAddress& address);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

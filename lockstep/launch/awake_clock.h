@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <chrono>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Measures the time in which this process ran. Between two ticks it counts no
 // more than `longest_step`: a longer gap means that the process was stopped,
@@ -44,4 +44,4 @@ class AwakeClock {
   Clock::duration pause_end_{};  // in the time of awake_
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

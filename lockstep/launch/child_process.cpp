@@ -15,7 +15,7 @@
 #include "lockstep/launch/exec_pointers.h"
 #include "lockstep/launch/wait_status.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 constexpr int kFailedToExecute = 127;
@@ -254,4 +254,4 @@ FileDescriptor above_standard_streams(FileDescriptor fd) {
   return copy;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -14,7 +14,7 @@
 
 #include "lockstep/base/file_descriptor.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // What a launcher changes for itself, as it found it. Its children get these
 // values back.
@@ -142,4 +142,4 @@ class ChildProcess {
 // std::system_error.
 FileDescriptor above_standard_streams(FileDescriptor fd);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

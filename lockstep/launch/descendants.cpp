@@ -16,7 +16,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/file_descriptor.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using std::chrono::milliseconds;
@@ -110,4 +110,4 @@ bool end_descendants(milliseconds grace, const Reaped& reaped) {
   return false;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

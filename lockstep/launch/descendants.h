@@ -6,7 +6,7 @@
 #include <functional>
 #include <vector>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Makes this process adopt the orphans among its descendants
 // (PR_SET_CHILD_SUBREAPER), whatever session or process group they have made
@@ -35,4 +35,4 @@ bool reap_children(const Reaped& reaped);
 // Returns false if a process outlived that (uninterruptible in the kernel).
 bool end_descendants(std::chrono::milliseconds grace, const Reaped& reaped);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -11,7 +11,7 @@
 
 #include "lockstep/base/environment.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 SocketAddress every_interface(int port) {
@@ -219,4 +219,4 @@ std::string local_address_towards(const SocketAddress& address) {
   return bound_address(fd.get()).host();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -13,7 +13,7 @@
 
 #include "lockstep/base/file_descriptor.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // A host and a TCP port, as the options name them.
 struct Endpoint {
@@ -97,4 +97,4 @@ bool accepts_connections(const SocketAddress& address,
 // routing table and sends nothing. Throws std::system_error.
 std::string local_address_towards(const SocketAddress& address);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Returns argv or envp for execve(): pointers into `strings`, which must
 // outlive them, and a null at the end.
@@ -18,4 +18,4 @@ inline std::vector<char*> exec_pointers(
   return result;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

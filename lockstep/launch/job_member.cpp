@@ -11,7 +11,7 @@
 #include <cerrno>
 #include <utility>
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using std::chrono::milliseconds;
@@ -410,4 +410,4 @@ void JobMember::depart(NodeProtocol& protocol, bool hosted) {
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -17,7 +17,7 @@
 #include "lockstep/launch/node_protocol.h"
 #include "lockstep/launch/store_connector.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 struct JobMemberOptions {
   NodeDescription node{};  // JobMember sets hosts_store
@@ -149,4 +149,4 @@ class JobMember {
 void decline_job(JobMemberOptions options,
                  StoreConnector::Open open = open_c10d_store) noexcept;
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -14,7 +14,7 @@
 #include "lockstep/launch/seconds_text.h"
 #include "lockstep/launch/wait_status.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using std::chrono::milliseconds;
@@ -468,4 +468,4 @@ void LocalAgent::end_job(Verdict verdict) {
   job_->propose(round_ + 1, verdict);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

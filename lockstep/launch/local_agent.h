@@ -15,7 +15,7 @@
 #include "lockstep/launch/store_port.h"
 #include "lockstep/launch/worker_group.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 struct LocalAgentOptions {
   WorkerGroupOptions workers{};
@@ -141,4 +141,4 @@ class LocalAgent {
   std::optional<Verdict> verdict_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -7,7 +7,7 @@
 
 #include "lockstep/launch/seconds_text.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using nlohmann::json;
@@ -493,4 +493,4 @@ std::string NodeProtocol::name_of_store_host() {
   return name_of(std::stoi(*rank));
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

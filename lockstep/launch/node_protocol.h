@@ -16,7 +16,7 @@
 #include "lockstep/launch/awake_clock.h"
 #include "lockstep/launch/round_plan.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Returns an id that differs from every other one.
 std::string random_id();
@@ -257,4 +257,4 @@ class NodeProtocol {
   std::vector<std::string> notices_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Returns "node 1" or "nodes 1, 3 and 4": numbers as the launcher's messages
 // write them.
@@ -17,4 +17,4 @@ inline std::string name_numbers(const std::string& kind,
   return text;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <utility>
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 constexpr size_t kReadSize = 64 * 1024;
@@ -218,4 +218,4 @@ bool OutputMux::drain(std::chrono::milliseconds idle, int interrupt_fd) {
   return complete;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -11,7 +11,7 @@
 
 #include "lockstep/base/file_descriptor.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Carries the output of many workers to the console by whole lines, each with
 // its worker's prefix, and the same bytes, without a prefix, to the worker's
@@ -97,4 +97,4 @@ class OutputMux {
   Sink err_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -6,7 +6,7 @@
 
 #include "lockstep/base/environment.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 constexpr int kHighestRank = 4095;
@@ -91,4 +91,4 @@ std::string line_prefix(const OutputOptions& options, std::string_view role,
   return prefix;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // A set of a worker's standard streams, with torchrun's numbers.
 enum class Streams : unsigned { none = 0, out = 1, err = 2, all = 3 };
@@ -55,4 +55,4 @@ struct OutputOptions {
 std::string line_prefix(const OutputOptions& options, std::string_view role,
                         int local_rank, int rank);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

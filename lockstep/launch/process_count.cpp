@@ -154,7 +154,7 @@ int resolve_process_count(std::string_view text) {
                                 ", \"auto\", \"cpu\" or \"gpu\"");
   }
   return static_cast<int>(
-      parse_int("--nproc-per-node", text, 1, kMostProcesses));
+      internal::parse_int("--nproc-per-node", text, 1, kMostProcesses));
 }
 
 }  // namespace lockstep

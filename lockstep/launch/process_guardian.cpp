@@ -15,7 +15,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/launch/descendants.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using std::chrono::milliseconds;
@@ -159,4 +159,4 @@ GuardedEnd run_guarded(const std::function<int(GuardianLink)>& body,
       .watch();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -6,7 +6,7 @@
 #include "lockstep/base/file_descriptor.h"
 #include "lockstep/launch/child_process.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // What the agent gets from its guardian.
 struct GuardianLink {
@@ -60,4 +60,4 @@ struct GuardedEnd {
 GuardedEnd run_guarded(const std::function<int(GuardianLink)>& body,
                        std::chrono::milliseconds agent_allowance);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -11,7 +11,7 @@
 
 #include "lockstep/base/environment.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 constexpr int kNotFound = 127;
@@ -169,4 +169,4 @@ ChildProcess start_program(const ChildStart& start) {
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -6,7 +6,7 @@
 
 #include "lockstep/launch/child_process.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // What every worker executes.
 struct Program {
@@ -51,4 +51,4 @@ Program resolve_program(const std::vector<std::string>& command,
 // ProgramError if the kernel refuses the program.
 ChildProcess start_program(const ChildStart& start);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

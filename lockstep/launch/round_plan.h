@@ -2,7 +2,7 @@
 
 #include <string>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // The place of a node's workers among those of all nodes. Global ranks go by
 // node rank, then by local rank; so do role ranks, among the nodes of one role.
@@ -32,4 +32,4 @@ struct RoundPlan {
   int master_port = 0;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -10,7 +10,7 @@
 
 #include "lockstep/base/environment.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 namespace fs = std::filesystem;
@@ -72,4 +72,4 @@ void RunDirectory::remove_if_temporary() noexcept {
   fs::remove_all(path_, ignored);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

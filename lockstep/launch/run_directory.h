@@ -4,7 +4,7 @@
 #include <optional>
 #include <string>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // The files of one launch, laid out as torchrun lays them out:
 //
@@ -41,4 +41,4 @@ class RunDirectory {
   bool temporary_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

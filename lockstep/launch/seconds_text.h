@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <string>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Returns "0.5 s": a time as the launcher's messages write it.
 inline std::string seconds_text(std::chrono::milliseconds time) {
@@ -14,4 +14,4 @@ inline std::string seconds_text(std::chrono::milliseconds time) {
   return text;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -21,13 +21,13 @@
 namespace lockstep {
 namespace {
 
-using State = SpawnReport::State;
+using State = internal::SpawnReport::State;
 
 // Returns what this process was spawned as, if it was.
-std::optional<SpawnAssignment> read_assignment() {
-  const auto text = get_env(SpawnAssignment::kVariable);
+std::optional<internal::SpawnAssignment> read_assignment() {
+  const auto text = internal::get_env(internal::SpawnAssignment::kVariable);
   if (!text) return std::nullopt;
-  auto assignment = SpawnAssignment::parse(*text);
+  auto assignment = internal::SpawnAssignment::parse(*text);
   if (!assignment || assignment->parent != getppid()) return std::nullopt;
   return assignment;
 }
@@ -57,7 +57,7 @@ std::string without_backtrace(std::string_view what) {
 
 // Ends a process whose peers wait for it. Does not destroy statics, which may
 // wait for those peers.
-[[noreturn]] void end_failed(const SpawnReport& report, State state,
+[[noreturn]] void end_failed(const internal::SpawnReport& report, State state,
                              const std::string& text) {
   report.tell(state, text);
   std::cout.flush();
@@ -66,8 +66,8 @@ std::string without_backtrace(std::string_view what) {
   _exit(EXIT_FAILURE);
 }
 
-[[noreturn]] void run_assigned(const SpawnAssignment& assignment,
-                               const SpawnCall& call,
+[[noreturn]] void run_assigned(const internal::SpawnAssignment& assignment,
+                               const internal::SpawnCall& call,
                                const std::function<void(int)>& fn) {
   // Sets this again: the kernel clears it in a program that changes its user or
   // group.
@@ -75,8 +75,8 @@ std::string without_backtrace(std::string_view what) {
   if (getppid() != assignment.parent) _exit(128 + SIGKILL);
   // Without this the process would be named "exe".
   prctl(PR_SET_NAME, program_invocation_short_name);
-  const auto report =
-      SpawnReport::inherit(assignment.report_fd, assignment.report_inode);
+  const auto report = internal::SpawnReport::inherit(assignment.report_fd,
+                                                     assignment.report_inode);
   if (call.file != assignment.call.file || call.line != assignment.call.line) {
     end_failed(report, State::astray,
                "came to " + call.describe() +
@@ -104,7 +104,7 @@ std::string without_backtrace(std::string_view what) {
 }  // namespace
 
 SpawnContext::SpawnContext() = default;
-SpawnContext::SpawnContext(std::unique_ptr<SpawnProcesses> processes)
+SpawnContext::SpawnContext(std::unique_ptr<internal::SpawnProcesses> processes)
     : processes_(std::move(processes)) {}
 SpawnContext::SpawnContext(SpawnContext&& other) noexcept = default;
 SpawnContext& SpawnContext::operator=(SpawnContext&& other) noexcept = default;
@@ -129,8 +129,10 @@ SpawnContext spawn(const std::function<void(int)>& fn, int nprocs,
         "spawn: fn is empty; give a function that takes the rank");
   }
   static std::atomic<int> calls{0};
-  static const std::optional<SpawnAssignment> assignment = read_assignment();
-  const SpawnCall call{++calls, location.file_name(), location.line()};
+  static const std::optional<internal::SpawnAssignment> assignment =
+      read_assignment();
+  const internal::SpawnCall call{++calls, location.file_name(),
+                                 location.line()};
   if (assignment) {
     if (call.number < assignment->call.number) return SpawnContext();
     if (call.number == assignment->call.number) {
@@ -142,7 +144,8 @@ SpawnContext spawn(const std::function<void(int)>& fn, int nprocs,
         assignment->call.describe() +
         "; spawned processes cannot spawn: start all from the first process");
   }
-  SpawnContext context(std::make_unique<SpawnProcesses>(call, nprocs, options));
+  SpawnContext context(
+      std::make_unique<internal::SpawnProcesses>(call, nprocs, options));
   if (options.join) context.join();
   return context;
 }

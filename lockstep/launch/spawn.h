@@ -61,7 +61,9 @@ class SpawnError : public std::runtime_error {
   std::optional<int> signal_;
 };
 
+namespace internal {
 class SpawnProcesses;
+}
 
 // The processes of one spawn() call, like Python's ProcessContext. Movable. One
 // thread at a time may use it, not necessarily the one that called spawn(). It
@@ -70,7 +72,7 @@ class SpawnProcesses;
 class SpawnContext {
  public:
   SpawnContext();  // holds no process: join() returns true
-  explicit SpawnContext(std::unique_ptr<SpawnProcesses> processes);
+  explicit SpawnContext(std::unique_ptr<internal::SpawnProcesses> processes);
   SpawnContext(SpawnContext&& other) noexcept;
   // Ends the processes that this context held, as the destructor does.
   SpawnContext& operator=(SpawnContext&& other) noexcept;
@@ -97,7 +99,7 @@ class SpawnContext {
   bool join(std::optional<std::chrono::milliseconds> timeout = std::nullopt);
 
  private:
-  std::unique_ptr<SpawnProcesses> processes_;
+  std::unique_ptr<internal::SpawnProcesses> processes_;
 };
 
 // Runs fn(rank) in `nprocs` processes of this program, ranks 0 to nprocs - 1,

@@ -16,7 +16,7 @@
 #include "lockstep/launch/wait_status.h"
 #include "lockstep/launch/worker_environment.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using std::chrono::milliseconds;
@@ -359,4 +359,4 @@ bool SpawnProcesses::join(std::optional<milliseconds> timeout) {
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

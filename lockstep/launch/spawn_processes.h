@@ -15,7 +15,7 @@
 #include "lockstep/launch/spawn_report.h"
 #include "lockstep/launch/store_port.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // A spawn() call: its number in its process, and its place in the source.
 struct SpawnCall {
@@ -93,4 +93,4 @@ class SpawnProcesses {
   std::thread keeper_;      // starts the processes, which die if it ends
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -10,7 +10,7 @@
 
 #include "lockstep/launch/child_process.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 struct Header {
@@ -76,4 +76,4 @@ std::string SpawnReport::text() const {
   return text;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -8,7 +8,7 @@
 
 #include "lockstep/base/file_descriptor.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // What a spawned process reports to the process that started it: how far it
 // came, and the exception that left fn. The report lies in a file without a
@@ -64,4 +64,4 @@ class SpawnReport {
   FileDescriptor fd_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

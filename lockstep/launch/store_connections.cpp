@@ -12,7 +12,7 @@
 
 #include "lockstep/launch/endpoint.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 struct Connection {
@@ -96,4 +96,4 @@ void shut_connections_to(int port) {
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

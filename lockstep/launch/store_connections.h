@@ -4,7 +4,7 @@
 #include <set>
 #include <string>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // The TCP connections of this process to a store, or to the store that it
 // hosts. The sockets belong to a library (c10d) that gives no access to them
@@ -30,4 +30,4 @@ void break_connections_of_dead_hosts(int port,
 // which other threads wait for an answer fail.
 void shut_connections_to(int port);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

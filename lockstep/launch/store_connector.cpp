@@ -8,7 +8,7 @@
 #include <thread>
 #include <utility>
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using std::chrono::milliseconds;
@@ -134,4 +134,4 @@ OpenedStore StoreConnector::open(const std::function<bool()>& cancelled,
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -10,7 +10,7 @@
 #include "lockstep/launch/agent_store.h"
 #include "lockstep/launch/endpoint.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 struct StoreConnectorOptions {
   Endpoint endpoint{};  // of the agents' store
@@ -70,4 +70,4 @@ class StoreConnector {
   Open open_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

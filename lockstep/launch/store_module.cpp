@@ -3,7 +3,7 @@
 #include "lockstep/base/module.h"
 #include "lockstep/launch/agent_store.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 OpenAgentStore load() {
@@ -27,4 +27,4 @@ std::unique_ptr<AgentStore> open_c10d_store(const AgentStoreAddress& address) {
   return std::unique_ptr<AgentStore>(open(address));
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

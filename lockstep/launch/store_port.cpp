@@ -6,7 +6,7 @@
 
 #include "lockstep/launch/endpoint.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 // What to do about an address that is not of this host.
@@ -74,4 +74,4 @@ StorePort StorePort::hold_for_nodes(const std::string& address) {
   return StorePort(std::move(fd), address, number);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -4,7 +4,7 @@
 
 #include "lockstep/base/file_descriptor.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // The address and port at which rank 0 of one attempt will open its c10d store,
 // held so that no other process can take them: a TCP socket bound with
@@ -42,4 +42,4 @@ class StorePort {
   int port_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

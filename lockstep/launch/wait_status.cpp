@@ -3,7 +3,7 @@
 #include <string.h>
 #include <sys/wait.h>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 int exit_code_of(int wait_status) {
   return WIFSIGNALED(wait_status) ? 128 + WTERMSIG(wait_status)
@@ -16,4 +16,4 @@ std::string signal_name(int signal) {
                          : "signal " + std::to_string(signal);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

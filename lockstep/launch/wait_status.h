@@ -2,7 +2,7 @@
 
 #include <string>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Returns a shell's exit code for a status from waitpid(): 128 + signal if a
 // signal ended the process.
@@ -11,4 +11,4 @@ int exit_code_of(int wait_status);
 // Returns "SIGTERM", or "signal 42" if the signal has no name.
 std::string signal_name(int signal);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <string_view>
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 bool defines(const std::string& entry, std::string_view name) {
@@ -88,4 +88,4 @@ std::vector<std::string> worker_environment(
   return entries;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -6,7 +6,7 @@
 
 #include "lockstep/launch/round_plan.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // What one worker is told about itself: torchrun's contract (PyTorch 2.13,
 // elastic/agent/server/local_elastic_agent.py, _start_workers).
@@ -41,4 +41,4 @@ std::vector<std::string> current_environment();
 bool limits_omp_threads(int local_world_size,
                         const std::vector<std::string>& inherited);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -8,7 +8,7 @@
 
 #include "lockstep/launch/wait_status.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 constexpr size_t kLongestMessage = 2000;
@@ -149,4 +149,4 @@ std::string describe(const std::vector<WorkerFailure>& failures,
   return block;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

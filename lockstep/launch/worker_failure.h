@@ -11,7 +11,7 @@
 
 #include "lockstep/base/error_file.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // What an error file says.
 struct ErrorRecord {
@@ -73,4 +73,4 @@ std::string summary(const WorkerFailure& failure);
 std::string describe(const std::vector<WorkerFailure>& failures,
                      int restarts_used, int max_restarts);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

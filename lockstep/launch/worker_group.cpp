@@ -9,7 +9,7 @@
 #include "lockstep/launch/number_list.h"
 #include "lockstep/launch/worker_environment.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 FileDescriptor open_file(const std::string& path, int flags) {
@@ -165,4 +165,4 @@ std::vector<WorkerFailure> WorkerGroup::failures() const {
   return all;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -15,7 +15,7 @@
 #include "lockstep/launch/run_directory.h"
 #include "lockstep/launch/worker_failure.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // What all attempts of a launch have in common.
 struct WorkerGroupOptions {
@@ -79,4 +79,4 @@ class WorkerGroup {
   bool settled_ = false;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

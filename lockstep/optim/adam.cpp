@@ -22,21 +22,22 @@ Adam::Adam(const ParamGroups& groups, const Options& options)
 
 Adam::Adam(const ParamGroups& groups, const torch::optim::AdamOptions& options,
            bool maximize)
-    : torch::optim::Adam(distinct_groups(groups), options),
+    : torch::optim::Adam(internal::distinct_groups(groups), options),
       maximize_(maximize) {}
 
 void Adam::add_param_group(const OptimizerParamGroup& group) {
   torch::optim::Adam::add_param_group(
-      distinct_groups({group}, param_groups_).front());
+      internal::distinct_groups({group}, param_groups_).front());
 }
 
 at::Tensor Adam::step(LossClosure closure) {
-  const at::Tensor loss = loss_of(closure);
+  const at::Tensor loss = internal::loss_of(closure);
   const at::NoGradGuard no_grad;
-  step_adam<torch::optim::AdamOptions, torch::optim::AdamParamState>(
+  internal::step_adam<torch::optim::AdamOptions, torch::optim::AdamParamState>(
       "Adam", param_groups_, state_,
-      [&](const auto& o, const FusedBatch& batch, const auto& averages,
-          const auto& squares, const auto& maxima, const auto& steps) {
+      [&](const auto& o, const internal::FusedBatch& batch,
+          const auto& averages, const auto& squares, const auto& maxima,
+          const auto& steps) {
         const auto [beta1, beta2] = o.betas();
         at::_fused_adam_(batch.parameters, batch.gradients, averages, squares,
                          maxima, steps, o.lr(), beta1, beta2, o.weight_decay(),

@@ -22,21 +22,23 @@ AdamW::AdamW(const ParamGroups& groups, const Options& options)
 
 AdamW::AdamW(const ParamGroups& groups,
              const torch::optim::AdamWOptions& options, bool maximize)
-    : torch::optim::AdamW(distinct_groups(groups), options),
+    : torch::optim::AdamW(internal::distinct_groups(groups), options),
       maximize_(maximize) {}
 
 void AdamW::add_param_group(const OptimizerParamGroup& group) {
   torch::optim::AdamW::add_param_group(
-      distinct_groups({group}, param_groups_).front());
+      internal::distinct_groups({group}, param_groups_).front());
 }
 
 at::Tensor AdamW::step(LossClosure closure) {
-  const at::Tensor loss = loss_of(closure);
+  const at::Tensor loss = internal::loss_of(closure);
   const at::NoGradGuard no_grad;
-  step_adam<torch::optim::AdamWOptions, torch::optim::AdamWParamState>(
+  internal::step_adam<torch::optim::AdamWOptions,
+                      torch::optim::AdamWParamState>(
       "AdamW", param_groups_, state_,
-      [&](const auto& o, const FusedBatch& batch, const auto& averages,
-          const auto& squares, const auto& maxima, const auto& steps) {
+      [&](const auto& o, const internal::FusedBatch& batch,
+          const auto& averages, const auto& squares, const auto& maxima,
+          const auto& steps) {
         const auto [beta1, beta2] = o.betas();
         at::_fused_adamw_(batch.parameters, batch.gradients, averages, squares,
                           maxima, steps, o.lr(), beta1, beta2, o.weight_decay(),

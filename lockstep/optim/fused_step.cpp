@@ -11,7 +11,7 @@
 
 #include "lockstep/comm/distinct_tensors.h"
 
-namespace lockstep::optim {
+namespace lockstep::internal {
 namespace {
 
 void check(const char* optimizer, size_t index, const at::Tensor& parameter,
@@ -112,4 +112,4 @@ const at::Tensor& StepTensors::at(int64_t step) {
   return made_.back().second;
 }
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::internal

@@ -7,7 +7,7 @@
 #include <vector>
 
 // The code that the optimizers of this folder share. Internal to the folder.
-namespace lockstep::optim {
+namespace lockstep::internal {
 
 using States =
     ska::flat_hash_map<void*,
@@ -82,4 +82,4 @@ void step_adam(const char* name,
   }
 }
 
-}  // namespace lockstep::optim
+}  // namespace lockstep::internal

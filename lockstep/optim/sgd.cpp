@@ -10,7 +10,7 @@ namespace {
 
 using State = torch::optim::SGDParamState;
 
-at::Tensor& momentum_of(States& states, const at::Tensor& parameter) {
+at::Tensor& momentum_of(internal::States& states, const at::Tensor& parameter) {
   auto& state = states[parameter.unsafeGetTensorImpl()];
   if (!state) state = std::make_unique<State>();
   return static_cast<State&>(*state).momentum_buffer();
@@ -18,10 +18,11 @@ at::Tensor& momentum_of(States& states, const at::Tensor& parameter) {
 
 // Steps with momentum. The kernel is told for a whole call whether this is the
 // first step, so parameters in their first step have a call of their own.
-void step_with_momentum(const FusedBatch& batch, States& states,
+void step_with_momentum(const internal::FusedBatch& batch,
+                        internal::States& states,
                         const torch::optim::SGDOptions& o, bool maximize) {
   struct Part {
-    FusedBatch tensors{};
+    internal::FusedBatch tensors{};
     std::vector<at::Tensor> momenta{};
   };
   Part first, later;
@@ -61,20 +62,21 @@ SGD::SGD(const ParamGroups& groups, const Options& options)
 
 SGD::SGD(const ParamGroups& groups, const torch::optim::SGDOptions& options,
          bool maximize)
-    : torch::optim::SGD(distinct_groups(groups), options),
+    : torch::optim::SGD(internal::distinct_groups(groups), options),
       maximize_(maximize) {}
 
 void SGD::add_param_group(const OptimizerParamGroup& group) {
   torch::optim::SGD::add_param_group(
-      distinct_groups({group}, param_groups_).front());
+      internal::distinct_groups({group}, param_groups_).front());
 }
 
 at::Tensor SGD::step(LossClosure closure) {
-  const at::Tensor loss = loss_of(closure);
+  const at::Tensor loss = internal::loss_of(closure);
   const at::NoGradGuard no_grad;
   for (auto& group : param_groups_) {
     const auto& o = static_cast<torch::optim::SGDOptions&>(group.options());
-    for (const FusedBatch& batch : fused_batches("SGD", group.params())) {
+    for (const internal::FusedBatch& batch :
+         internal::fused_batches("SGD", group.params())) {
       if (o.momentum() != 0) {
         step_with_momentum(batch, state_, o, maximize_);
         continue;

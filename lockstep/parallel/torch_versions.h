@@ -6,7 +6,7 @@
 #include <memory>
 #include <utility>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // This header holds whatever differs between the versions of LibTorch that
 // Lockstep compiles with, 2.12 and 2.13; no other file asks for the version.
@@ -24,4 +24,4 @@ auto make_node(Arguments&&... arguments) {
 #endif
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

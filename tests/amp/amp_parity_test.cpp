@@ -20,7 +20,7 @@
 #include "lockstep/amp/grad_scaler.h"
 #include "tests/harness/running_program.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using Json = nlohmann::json;
@@ -289,4 +289,4 @@ TEST(AmpParity, TrainingUnderAutocast) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -12,7 +12,7 @@
 
 #include "examples/digits_dataset.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::AllOf;
@@ -221,4 +221,4 @@ TEST(Autocast, TrainsTheDigitsInBfloat16) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

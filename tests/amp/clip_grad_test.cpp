@@ -12,7 +12,7 @@
 #include "tests/amp/sharded_sgd.h"
 #include "tests/harness/process_world.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::HasSubstr;
@@ -235,4 +235,4 @@ WORLD_TEST(ClipGradShards, Order0IsRefused, 2) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -10,7 +10,7 @@
 #include "lockstep/amp/autocast.h"
 #include "lockstep/amp/grad_scaler.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 class AmpGpu : public ::testing::Test {
@@ -179,4 +179,4 @@ TEST_F(AmpGpu, LinearsAreLoweredAndLossesFloat32) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -13,7 +13,7 @@
 #include "tests/amp/sharded_sgd.h"
 #include "tests/harness/process_world.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::HasSubstr;
@@ -137,4 +137,4 @@ WORLD_TEST(GradScalerRanks, PlainOptimizersAgreeWhereTheyAreToldTo, 2, 3) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

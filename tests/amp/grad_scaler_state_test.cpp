@@ -8,7 +8,7 @@
 
 #include "lockstep/amp/grad_scaler.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::HasSubstr;
@@ -96,4 +96,4 @@ TEST(GradScalerState, OfADisabledScalerIsNone) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -8,7 +8,7 @@
 
 #include "lockstep/amp/clip_grad.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::AllOf;
@@ -291,4 +291,4 @@ TEST(GradScaler, RefusesGradientsInFloat16) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

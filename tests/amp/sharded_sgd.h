@@ -7,7 +7,7 @@
 
 #include "lockstep/comm/gradient_shards.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 
 // A minimal sharded optimizer: rank r of R steps elements n*r/R to n*(r+1)/R of
 // each parameter's n, and leaves the others unchanged.
@@ -67,4 +67,4 @@ inline std::vector<torch::Tensor> with_gradients(
   return parameters;
 }
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

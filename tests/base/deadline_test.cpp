@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using std::chrono::milliseconds;
@@ -31,4 +31,4 @@ TEST(Deadline, TheLongestTimeoutsNeverPass) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

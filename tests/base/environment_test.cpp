@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <stdexcept>
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 TEST(Environment, UnsetAndEmptyAreAlike) {
@@ -42,4 +42,4 @@ TEST(Environment, ParseIntTakesAllOfTheText) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

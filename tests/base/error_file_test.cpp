@@ -13,7 +13,7 @@
 
 #include "lockstep/base/file_descriptor.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 namespace fs = std::filesystem;
@@ -122,4 +122,4 @@ TEST_F(ErrorFile, ProcessForkedSinceLeavesItAlone) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -20,7 +20,7 @@
 
 #include "lockstep/base/file_descriptor.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 namespace fs = std::filesystem;
@@ -358,4 +358,4 @@ TEST_F(FlightDump, FileIsWholeWhileThreadsRecordAndOthersDump) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

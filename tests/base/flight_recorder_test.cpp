@@ -12,7 +12,7 @@
 
 #include "lockstep/base/deadline.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using std::chrono::nanoseconds;
@@ -266,4 +266,4 @@ TEST(FlightRecorder, RetiresOnlyWhenNobodyReads) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

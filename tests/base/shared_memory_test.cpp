@@ -15,7 +15,7 @@
 #include <system_error>
 #include <utility>
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 FileDescriptor another(int descriptor) {
@@ -126,4 +126,4 @@ TEST(SharedMemory, MovesWithItsMapping) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

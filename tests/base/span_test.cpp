@@ -10,7 +10,7 @@
 #include <thread>
 #include <vector>
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::ElementsAre;
@@ -219,4 +219,4 @@ TEST(Span, IdsAreUniqueAcrossThreadsAndSubscriptionsComeAndGoMeanwhile) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -12,12 +12,12 @@
 
 #include "tests/checkpoint/sample_snapshot.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using namespace lockstep::testing;
+using namespace lockstep::internal::testing;
 
 void save(const std::string& path, const std::string& content) {
   AtomicFile file(path);
@@ -162,4 +162,4 @@ TEST(AtomicFile, AKilledSaveLeavesOneCompleteSnapshot) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -8,13 +8,13 @@
 
 #include "tests/checkpoint/sample_snapshot.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::Not;
-using namespace lockstep::testing;
+using namespace lockstep::internal::testing;
 
 class DamagedFile : public ::testing::TestWithParam<const char*> {
  protected:
@@ -133,4 +133,4 @@ TEST(MissingFile, ADirectoryOrAPipeIsNoSnapshot) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

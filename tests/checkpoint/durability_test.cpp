@@ -15,7 +15,7 @@
 #include "lockstep/checkpoint/atomic_file.h"
 #include "tests/checkpoint/sample_snapshot.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 // The system calls of the saving thread; null while none are recorded.
@@ -41,29 +41,29 @@ void record(const std::string& call, const std::string& path) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal
 
 // These functions replace those of the C library, which is a shared library, in
 // the whole test program: every call from Lockstep's sources comes here.
 extern "C" {
 
 ssize_t write(int fd, const void* data, size_t size) {
-  if (lockstep::recorded != nullptr) {
-    lockstep::record("write", lockstep::path_of(fd));
+  if (lockstep::internal::recorded != nullptr) {
+    lockstep::internal::record("write", lockstep::internal::path_of(fd));
   }
   return ::syscall(SYS_write, fd, data, size);
 }
 
 int fsync(int fd) {
-  if (lockstep::recorded != nullptr) {
-    lockstep::record("fsync", lockstep::path_of(fd));
+  if (lockstep::internal::recorded != nullptr) {
+    lockstep::internal::record("fsync", lockstep::internal::path_of(fd));
   }
   return static_cast<int>(::syscall(SYS_fsync, fd));
 }
 
 int rename(const char* from, const char* to) noexcept {
-  if (lockstep::recorded != nullptr) {
-    lockstep::record("rename to", to);
+  if (lockstep::internal::recorded != nullptr) {
+    lockstep::internal::record("rename to", to);
   }
   return static_cast<int>(
       ::syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0));
@@ -71,11 +71,11 @@ int rename(const char* from, const char* to) noexcept {
 
 }  // extern "C"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::ElementsAre;
-using namespace lockstep::testing;
+using namespace lockstep::internal::testing;
 
 std::vector<std::string> calls_of(const std::function<void()>& save) {
   std::vector<std::string> calls;
@@ -113,4 +113,4 @@ TEST(Durability, EverySnapshotFormatIsWrittenThatWay) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

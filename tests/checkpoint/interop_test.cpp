@@ -12,11 +12,11 @@
 #include "lockstep/checkpoint/state_dict.h"
 #include "tests/checkpoint/sample_snapshot.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::HasSubstr;
-using namespace lockstep::testing;
+using namespace lockstep::internal::testing;
 namespace optim = torch::optim;
 
 // Has no bias right before batch norm: its gradient would be rounding errors
@@ -277,4 +277,4 @@ TEST_F(PythonInterop, EveryOptimizerOfOursGoesOnInPython) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -5,12 +5,12 @@
 #include "lockstep/checkpoint/module_state.h"
 #include "tests/checkpoint/sample_snapshot.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using namespace lockstep::testing;
+using namespace lockstep::internal::testing;
 namespace optim = torch::optim;
 
 using Params = std::vector<at::Tensor>;
@@ -244,4 +244,4 @@ TEST(ModuleState, EveryDifferenceIsInOneErrorAndNothingIsChanged) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -13,7 +13,7 @@
 
 // Shared by the tests of this folder: a temporary folder, files as strings, and
 // a snapshot with something in every member, with its comparison.
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 
 class TemporaryFolder {
  public:
@@ -159,4 +159,4 @@ std::string message_of(const Action& action) {
   }
 }
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

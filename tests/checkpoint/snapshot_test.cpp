@@ -4,11 +4,11 @@
 
 #include "tests/checkpoint/sample_snapshot.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::HasSubstr;
-using namespace lockstep::testing;
+using namespace lockstep::internal::testing;
 
 class SnapshotFormat : public ::testing::TestWithParam<const char*> {
  protected:
@@ -126,4 +126,4 @@ TEST(Snapshot, TheFormatIsToldByTheContentOfAFile) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -7,7 +7,7 @@
 #include "lockstep/checkpoint/module_state.h"
 #include "tests/checkpoint/sample_snapshot.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::AllOf;
@@ -15,7 +15,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
-using namespace lockstep::testing;
+using namespace lockstep::internal::testing;
 
 // Every tensor holds `value`.
 torch::nn::Sequential model_of(double value) {
@@ -306,4 +306,4 @@ TEST_F(StateDict, AMissingFileIsASystemError) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -9,11 +9,11 @@
 #include "tests/checkpoint/sample_snapshot.h"
 #include "tests/harness/process_world.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::HasSubstr;
-using namespace lockstep::testing;
+using namespace lockstep::internal::testing;
 
 struct Run {
   torch::nn::Sequential model{torch::nn::Linear(4, 4), torch::nn::Dropout(0.5),
@@ -215,4 +215,4 @@ WORLD_TEST(TrainingState, AnotherWorldSizeSeedsEachRankDifferently, 2) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -3,7 +3,7 @@
 #include <map>
 #include <utility>
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using nlohmann::json;
@@ -91,4 +91,4 @@ void expect_plausible(const json& document) {
   }
 }
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

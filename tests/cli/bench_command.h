@@ -6,7 +6,7 @@
 
 #include "tests/harness/running_program.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 
 // A test of `lockstep bench` of this build.
 class BenchTest : public ProgramTest {
@@ -26,4 +26,4 @@ class BenchTest : public ProgramTest {
 // NCCL's tests, wrong elements.
 void expect_plausible(const nlohmann::json& document);
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -4,7 +4,7 @@
 
 #include "tests/cli/bench_command.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using nlohmann::json;
@@ -61,4 +61,4 @@ TEST_F(BenchPeers, WhatAPeerCannotDoIsSaidAndOursIsTimed) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -8,7 +8,7 @@
 #include "tests/cli/bench_command.h"
 #include "tests/cli/xml_element.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 namespace fs = std::filesystem;
@@ -154,4 +154,4 @@ TEST_F(BenchPlainPeers, KilledItLeavesNoProcess) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -8,7 +8,7 @@
 
 #include "tests/cli/bench_command.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 namespace fs = std::filesystem;
@@ -158,4 +158,4 @@ TEST_F(BenchRanks, WhatAllRanksRefuseIsSaidOnce) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

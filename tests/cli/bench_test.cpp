@@ -6,7 +6,7 @@
 
 #include "tests/cli/bench_command.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using nlohmann::json;
@@ -139,4 +139,4 @@ TEST_F(Bench, InterruptLeavesNoProcess) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -7,7 +7,7 @@
 
 #include "tests/launch/launcher.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using nlohmann::json;
@@ -407,4 +407,4 @@ TEST_F(InspectFlight, LongRankListsAndTablesAreCut) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -3,7 +3,7 @@
 #include <cctype>
 #include <stdexcept>
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 class Parser {
@@ -114,4 +114,4 @@ std::vector<const XmlElement*> XmlElement::all(std::string_view called) const {
 
 XmlElement parse_xml(std::string_view text) { return Parser(text).document(); }
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -5,7 +5,7 @@
 #include <string_view>
 #include <vector>
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 
 struct XmlElement {
   std::string name{};
@@ -23,4 +23,4 @@ struct XmlElement {
 // std::runtime_error that says where the text is not well-formed.
 XmlElement parse_xml(std::string_view text);
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -10,7 +10,7 @@
 
 #include "lockstep/comm/init.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::AllOf;
@@ -110,4 +110,4 @@ TEST(Registered, HaveNamesOfTheirOwnAndDefaultsThatTheyServe) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -7,7 +7,7 @@
 #include <functional>
 #include <string>
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 
 // Returns the words of the c10::DistBackendError that `call` throws, without
 // LibTorch's backtrace; the test fails if `call` throws none.
@@ -21,4 +21,4 @@ inline std::string failure_of(const std::function<void()>& call) {
   return {};
 }
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

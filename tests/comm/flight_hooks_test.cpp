@@ -10,7 +10,7 @@
 #include "lockstep/comm/init.h"
 #include "tests/harness/process_world.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using std::chrono::milliseconds;
@@ -116,4 +116,4 @@ WORLD_TEST(FlightHooks, FailedCallIsRecordedAndItsErrorNamesTheFile, 2) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -14,7 +14,7 @@
 #include "lockstep/comm/life_signs.h"
 #include "lockstep/comm/watched_store.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using std::chrono::milliseconds;
@@ -121,4 +121,4 @@ TEST(GatherTexts, ARankThatGivesUpMeanwhileEndsTheWait) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

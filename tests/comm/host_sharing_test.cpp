@@ -18,7 +18,7 @@
 #include "tests/comm/failure_of.h"
 #include "tests/harness/process_world.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using std::chrono::milliseconds;
@@ -405,4 +405,4 @@ WORLD_TEST(HostSharing, SplitBarrierNamesWhoDoesNotArrive, 2) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -12,7 +12,7 @@
 #include "tests/faults/job.h"
 #include "tests/harness/network_hosts.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using std::chrono::milliseconds;
@@ -107,4 +107,4 @@ TEST_F(HybridBetweenHosts, ThatAreUnpluggedFailAtTheDeadline) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

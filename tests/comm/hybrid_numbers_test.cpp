@@ -12,7 +12,7 @@
 #include "lockstep/comm/init.h"
 #include "tests/harness/process_world.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 // Puts ranks 0 and 1 on one host, 2 and 3 on the next, and so on.
@@ -48,4 +48,4 @@ WORLD_TEST(HybridNumbers, AnAverageOfHalvesNeedsNoLargerNumbers, 3, 4, 5) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

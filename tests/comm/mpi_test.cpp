@@ -14,7 +14,7 @@
 #include "lockstep/base/file_descriptor.h"
 #include "tests/harness/running_program.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using std::chrono::seconds;
@@ -301,4 +301,4 @@ TEST_F(Mpi, ARankThatCannotJoinEndsTheJobThoughItsProgramGoesOn) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -10,7 +10,7 @@
 
 #include "tests/harness/process_world.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 int number(const char* variable) {
@@ -49,7 +49,7 @@ bool register_world_test(const std::string& suite, const std::string& name,
   return true;
 }
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing
 
 int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);

@@ -9,7 +9,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-namespace lockstep::nccl {
+namespace lockstep::internal::nccl {
 namespace {
 
 using std::chrono::milliseconds;
@@ -130,4 +130,4 @@ TEST(Departure, IsWaitedForInSilence) {
 }
 
 }  // namespace
-}  // namespace lockstep::nccl
+}  // namespace lockstep::internal::nccl

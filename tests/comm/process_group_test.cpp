@@ -9,7 +9,7 @@
 #include "lockstep/comm/init.h"
 #include "tests/harness/process_world.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::HasSubstr;
@@ -139,4 +139,4 @@ TEST(Backends, MistakesSayWhatThereIs) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -19,7 +19,7 @@
 #include "tests/harness/process_world.h"
 #include "tests/harness/running_program.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using testing::ReduceOpType;
@@ -368,4 +368,4 @@ WORLD_TEST(PythonParity, PointToPoint, 2, 3) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

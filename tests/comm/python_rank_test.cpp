@@ -16,7 +16,7 @@
 #include "tests/harness/process_world.h"
 #include "tests/harness/running_program.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using testing::World;
@@ -148,4 +148,4 @@ WORLD_TEST(PythonRank, StandsBesideOursInEveryNewGroup, 4) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -20,7 +20,7 @@
 #include "lockstep/comm/store_socket.h"
 #include "tests/harness/process_world.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::AllOf;
@@ -420,4 +420,4 @@ TEST(StoreSocket, ListensOnLoopbackOnlyOfEitherFamily) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -11,7 +11,7 @@
 
 #include "lockstep/comm/process_group.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using std::chrono::milliseconds;
@@ -53,4 +53,4 @@ TEST(RollCall, ARankThatDoesNotComeIsNamed) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -9,7 +9,7 @@
 
 // Orders the actions of a test's ranks without what is under test: one rank
 // tells that it has come to a point, the others wait for that.
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 
 inline void tell(const ProcessGroupPtr& group, const std::string& key) {
   group->store()->set(key, std::vector<uint8_t>{1});
@@ -20,4 +20,4 @@ inline void await(const ProcessGroupPtr& group, const std::string& key) {
   group->store()->wait({key}, std::chrono::seconds(30));
 }
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

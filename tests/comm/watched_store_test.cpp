@@ -14,7 +14,7 @@
 
 #include "lockstep/base/deadline.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using std::chrono::milliseconds;
@@ -124,4 +124,4 @@ TEST_F(WatchedStores, AForkedChildSaysNothingForItsParent) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

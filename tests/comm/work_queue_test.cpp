@@ -15,7 +15,7 @@
 #include <stdexcept>
 #include <thread>
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using std::chrono::milliseconds;
@@ -342,4 +342,4 @@ TEST(WorkQueue, TheCompletedWorkHasEndedWell) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -11,7 +11,7 @@
 #include "lockstep/data/distributed_sampler.h"
 #include "lockstep/data/tensor_dataset.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::HasSubstr;
@@ -300,4 +300,4 @@ TEST(DataLoader, RefusesBadOptions) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

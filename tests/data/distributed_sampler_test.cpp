@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <cstdlib>
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::AllOf;
@@ -234,4 +234,4 @@ TEST(DistributedSampler, RefusesAForeignStateAndKeepsItsOwn) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

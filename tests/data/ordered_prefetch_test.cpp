@@ -7,7 +7,7 @@
 #include <memory>
 #include <stdexcept>
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using std::chrono::milliseconds;
@@ -87,4 +87,4 @@ TEST(OrderedPrefetch, OfNothingStartsNothing) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -8,7 +8,7 @@
 
 #include "lockstep/data/distributed_sampler.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 // Returns what `command` printed, and its exit status in `status`.
@@ -56,4 +56,4 @@ TEST(SamplerParity, SameIndicesAsPythonOverTheGrid) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

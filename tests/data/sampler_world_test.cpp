@@ -8,7 +8,7 @@
 #include "lockstep/data/tensor_dataset.h"
 #include "tests/harness/process_world.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 WORLD_TEST(SamplerInAWorld, TakesItsPartFromTheDefaultGroup, 1, 2, 3) {
@@ -35,4 +35,4 @@ WORLD_TEST(SamplerInAWorld, EvaluationSeesEachSampleOnce, 1, 2, 3) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

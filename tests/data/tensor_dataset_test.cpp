@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::HasSubstr;
@@ -47,4 +47,4 @@ TEST(TensorDataset, RefusesIndicesOutsideTheDataset) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -11,7 +11,7 @@
 #include "lockstep/launch/store_port.h"
 #include "tests/harness/running_program.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 namespace fs = std::filesystem;
@@ -167,4 +167,4 @@ INSTANTIATE_TEST_SUITE_P(All, Documentation, ::testing::ValuesIn(page_names()),
                          });
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

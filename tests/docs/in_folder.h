@@ -2,7 +2,7 @@
 
 #include <filesystem>
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 
 // Makes `folder` this process's working directory while the object lives. The
 // first rank that comes makes the folder if it does not exist.
@@ -21,4 +21,4 @@ class InFolder {
   std::filesystem::path before_;
 };
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

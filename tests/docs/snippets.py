@@ -180,7 +180,7 @@ def fragments_source(pages):
             name = identifier(page, number)
             runs = not any(block.not_run for block in pieces)
             head = (f"WORLD_TEST(Docs, {name}, 1, 2) {{\n"
-                    "const lockstep::testing::InFolder in_folder("
+                    "const lockstep::internal::testing::InFolder in_folder("
                     f'world.folder / "{name}");' if runs else
                     f"[[maybe_unused]] static void {name}() {{")
             source.add(page, pieces[0].line, head.split("\n"))

@@ -15,7 +15,7 @@
 #include "lockstep/checkpoint/snapshot.h"
 #include "tests/examples/example_test.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 namespace fs = std::filesystem;
@@ -303,4 +303,4 @@ TEST_F(DigitsTest, WrongSnapshotIsOneLineARankAndLeftAsItIs) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -6,7 +6,7 @@
 
 #include "tests/harness/running_program.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 
 // How the ranks of an example are started.
 struct Launch {
@@ -78,4 +78,4 @@ inline std::string the_line(const std::string& text, const std::string& start) {
   return found;
 }
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

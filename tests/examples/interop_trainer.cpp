@@ -48,8 +48,8 @@ torch::nn::Sequential make_net() {
 
 void crash_if_told(const std::string& restart, int rank, int64_t epoch) {
   if (restart == "0" &&
-      lockstep::get_env("CRASH_RANK") == std::to_string(rank) &&
-      lockstep::get_env("CRASH_EPOCH") == std::to_string(epoch)) {
+      lockstep::internal::get_env("CRASH_RANK") == std::to_string(rank) &&
+      lockstep::internal::get_env("CRASH_EPOCH") == std::to_string(epoch)) {
     ::raise(SIGKILL);
   }
 }
@@ -58,7 +58,8 @@ void train(int64_t epochs, const std::string& snapshot) {
   auto group = lockstep::init_process_group(
       "cpu:gloo", {.timeout = std::chrono::seconds(30)});
   int rank = lockstep::get_rank();
-  auto restart = lockstep::get_env("TORCHELASTIC_RESTART_COUNT").value_or("0");
+  auto restart =
+      lockstep::internal::get_env("TORCHELASTIC_RESTART_COUNT").value_or("0");
   int64_t first_epoch = 0;
   auto net = make_net();
   torch::optim::SGD optimizer(net->parameters(),

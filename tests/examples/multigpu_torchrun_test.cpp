@@ -11,7 +11,7 @@
 #include "lockstep/launch/store_port.h"
 #include "tests/examples/example_test.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using ::testing::ElementsAre;
@@ -146,4 +146,4 @@ TEST_F(MultigpuTorchrunTest, UnequalWorldSizesEndBothRanks) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

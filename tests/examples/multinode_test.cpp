@@ -12,7 +12,7 @@
 #include "lockstep/launch/store_port.h"
 #include "tests/examples/example_test.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using ::testing::IsEmpty;
@@ -128,4 +128,4 @@ TEST_F(MultinodeTest, CrashedRankIsStartedAgainFromTheSnapshot) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -8,7 +8,7 @@
 
 #include "tests/examples/example_test.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 namespace fs = std::filesystem;
@@ -105,4 +105,4 @@ INSTANTIATE_TEST_SUITE_P(All, NumberedExamples,
                          });
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

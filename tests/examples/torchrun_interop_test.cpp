@@ -7,7 +7,7 @@
 
 #include "tests/examples/example_test.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using ::testing::HasSubstr;
@@ -104,4 +104,4 @@ TEST_F(TorchrunInterop, DigitsTrainsAsUnderOurLauncher) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

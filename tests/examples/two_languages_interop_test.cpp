@@ -11,7 +11,7 @@
 
 #include "tests/examples/example_test.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using ::testing::HasSubstr;
@@ -208,4 +208,4 @@ TEST_F(TwoLanguages, EachGoesOnFromTheOthersSnapshot) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

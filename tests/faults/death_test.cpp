@@ -7,7 +7,7 @@
 
 #include "tests/faults/job.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using std::chrono::milliseconds;
@@ -180,4 +180,4 @@ TEST_F(DeathsInMemory, OfAnySizeAreNamedInASecond) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -45,7 +45,7 @@
 #include "lockstep/comm/record.h"
 #include "tests/faults/rank_report.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using std::chrono::milliseconds;
@@ -213,4 +213,4 @@ int run(const std::string& scenario, const std::string& backend,
   return 0;
 }
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -9,7 +9,7 @@
 
 #include "tests/faults/job.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using std::chrono::seconds;
@@ -296,4 +296,4 @@ TEST_F(Meetings, OfARankThatFailsInInitTheOthersHearWhy) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

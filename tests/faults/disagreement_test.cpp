@@ -10,7 +10,7 @@
 #include "lockstep/base/deadline.h"
 #include "tests/faults/job.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 namespace fs = std::filesystem;
@@ -193,4 +193,4 @@ TEST_F(CallsBetweenHosts, ThatDifferFailOnEveryRank) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -8,7 +8,7 @@
 
 #include "lockstep/base/deadline.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 uint32_t choose_seed() {
@@ -111,4 +111,4 @@ Job& FaultsTest::make_job(Way way, int size) {
   return *jobs_.back();
 }
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

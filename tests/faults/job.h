@@ -9,7 +9,7 @@
 
 #include "tests/launch/nodes.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 
 // How the ranks of a job are connected.
 struct Way {
@@ -95,4 +95,4 @@ class WaysTest : public FaultsTest,
 
 std::string way_name(const ::testing::TestParamInfo<Way>& info);
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

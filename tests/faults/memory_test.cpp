@@ -13,7 +13,7 @@
 #include "lockstep/base/deadline.h"
 #include "tests/faults/job.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 namespace fs = std::filesystem;
@@ -266,4 +266,4 @@ TEST_F(Strangers, OfAnotherUserAreDropped) {
 TEST_F(Strangers, WithoutTheSecretAreDropped) { expect_dropped({}); }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -5,7 +5,7 @@
 
 #include "tests/faults/job.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using std::chrono::seconds;
@@ -136,4 +136,4 @@ TEST_F(Containers, TellOfADeathAcrossTheirBorders) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -50,7 +50,7 @@
 #include "tests/faults/rank_report.h"
 #include "tests/faults/storm.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using std::chrono::milliseconds;
@@ -219,4 +219,4 @@ int run(const std::string& scenario, const std::string& backend,
   return right ? 0 : 1;
 }
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -5,7 +5,7 @@
 #include <cstdio>
 #include <cstdlib>
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 
 int own_rank() {
   static const int own = std::stoi(std::getenv("RANK"));
@@ -40,9 +40,10 @@ int Arguments::get(const std::string& name, int otherwise) const {
   return found == values_.end() ? otherwise : found->second;
 }
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing
 
 int main(int argc, char** argv) {
-  return lockstep::testing::run(
-      argv[1], argv[2], lockstep::testing::Arguments({argv + 3, argv + argc}));
+  return lockstep::internal::testing::run(
+      argv[1], argv[2],
+      lockstep::internal::testing::Arguments({argv + 3, argv + argc}));
 }

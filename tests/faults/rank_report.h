@@ -7,7 +7,7 @@
 
 // Shared by the programs that act as one rank of a job (Job in job.h): their
 // arguments and their output.
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 
 // Returns RANK from the environment.
 int own_rank();
@@ -33,4 +33,4 @@ class Arguments {
 int run(const std::string& scenario, const std::string& backend,
         const Arguments& given);
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -17,7 +17,7 @@
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 constexpr int64_t kMostElements = 300'000;
@@ -210,4 +210,4 @@ class Runner {
 
 void run_storm(const Storm& storm) { Runner(storm).run(); }
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -2,7 +2,7 @@
 
 #include <cstdint>
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 
 struct Storm {
   uint32_t seed;  // the same on all ranks
@@ -18,4 +18,4 @@ struct Storm {
 // result bit by bit; throws std::runtime_error that names the wrong turn.
 void run_storm(const Storm& storm);
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

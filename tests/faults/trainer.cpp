@@ -59,7 +59,7 @@
 #include "lockstep/parallel/zero/zero_redundancy_optimizer.h"
 #include "tests/faults/rank_report.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using std::chrono::milliseconds;
@@ -347,4 +347,4 @@ int run(const std::string& scenario, const std::string& backend,
   return right ? 0 : 1;
 }
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

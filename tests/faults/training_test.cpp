@@ -11,7 +11,7 @@
 #include "lockstep/base/deadline.h"
 #include "tests/faults/job.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 namespace fs = std::filesystem;
@@ -303,4 +303,4 @@ INSTANTIATE_TEST_SUITE_P(Ways, SharedParameters, ::testing::Values(kOneHost),
                          way_name);
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 
 int run_all_tests() {
   const int status = RUN_ALL_TESTS();
@@ -12,4 +12,4 @@ int run_all_tests() {
   return status == 0 && none_ran ? kAllSkipped : status;
 }
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

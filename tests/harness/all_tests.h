@@ -1,7 +1,7 @@
 #pragma once
 
 // What every test program's main() calls last.
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 
 // The exit status that tells ctest that a program has skipped all its cases:
 // SKIP_RETURN_CODE in cmake/LockstepTest.cmake.
@@ -11,4 +11,4 @@ inline constexpr int kAllSkipped = 77;
 // skipped: with 0 a skipped program would show as passed.
 int run_all_tests();
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

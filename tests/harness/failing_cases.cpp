@@ -9,7 +9,7 @@
 
 #include "tests/harness/process_world.h"
 
-using lockstep::testing::World;
+using lockstep::internal::testing::World;
 
 WORLD_TEST(Failing, Expectation, 3) {
   EXPECT_NE(world.rank, 1) << "on purpose";

@@ -7,7 +7,7 @@
 
 #include "tests/harness/running_program.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::AllOf;
@@ -66,4 +66,4 @@ TEST_F(ProcessWorld, TheNextCaseMeetsAFreshWorld) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -6,7 +6,7 @@
 
 #include <stdexcept>
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 constexpr int kCommandNotFound = 127;  // of a shell
@@ -75,4 +75,4 @@ bool NetworkHosts::unplug() const {
       .empty();
 }
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

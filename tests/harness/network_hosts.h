@@ -3,7 +3,7 @@
 #include <string>
 #include <vector>
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 
 // Two hosts that are really separate: network namespaces joined by a cable
 // (veth), with the addresses 198.18.0.1 and 198.18.0.2. They go with this
@@ -35,4 +35,4 @@ class NetworkHosts {
   std::string obstacle_;
 };
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

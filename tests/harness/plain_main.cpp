@@ -6,5 +6,5 @@
 
 int main(int argc, char** argv) {
   ::testing::InitGoogleTest(&argc, argv);
-  return lockstep::testing::run_all_tests();
+  return lockstep::internal::testing::run_all_tests();
 }

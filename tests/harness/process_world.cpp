@@ -15,7 +15,7 @@
 #include "tests/harness/all_tests.h"
 #include "tests/harness/rank_world.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using nlohmann::json;
@@ -184,4 +184,4 @@ int run_tests(int argc, char** argv) {
   return run_all_tests();
 }
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

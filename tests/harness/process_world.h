@@ -24,7 +24,7 @@
 // failure names the ranks that have not answered. Ranks have the launcher's
 // environment (RANK, LOCAL_RANK, MASTER_PORT, ...) and OMP_NUM_THREADS=1, and
 // end when the test program does.
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 
 inline constexpr std::chrono::seconds kCaseDeadline{60};
 // How long the others may take once one rank has failed.
@@ -49,13 +49,14 @@ bool register_world_test(const std::string& suite, const std::string& name,
 // that rank.
 int run_tests(int argc, char** argv);
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing
 
-#define WORLD_TEST(suite, name, ...)                                         \
-  static void suite##_##name##_body(const ::lockstep::testing::World&);      \
-  [[maybe_unused]] static const bool suite##_##name##_registered =           \
-      ::lockstep::testing::register_world_test(#suite, #name, {__VA_ARGS__}, \
-                                               &suite##_##name##_body,       \
-                                               __FILE__, __LINE__);          \
-  static void suite##_##name##_body(                                         \
-      [[maybe_unused]] const ::lockstep::testing::World& world)
+#define WORLD_TEST(suite, name, ...)                                      \
+  static void suite##_##name##_body(                                      \
+      const ::lockstep::internal::testing::World&);                       \
+  [[maybe_unused]] static const bool suite##_##name##_registered =        \
+      ::lockstep::internal::testing::register_world_test(                 \
+          #suite, #name, {__VA_ARGS__}, &suite##_##name##_body, __FILE__, \
+          __LINE__);                                                      \
+  static void suite##_##name##_body(                                      \
+      [[maybe_unused]] const ::lockstep::internal::testing::World& world)

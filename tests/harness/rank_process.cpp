@@ -14,7 +14,7 @@
 
 extern char** environ;
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 constexpr const char* kSocketVariable = "LOCKSTEP_TEST_CONTROL_FD";
@@ -127,4 +127,4 @@ std::optional<nlohmann::json> receive_message(int socket) {
   return nlohmann::json::parse(text);
 }
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

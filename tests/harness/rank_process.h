@@ -9,7 +9,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/file_descriptor.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 
 // One rank of a world, held by its test program: a child process, and the
 // socket over which it is told which case to run and answers with what failed.
@@ -48,4 +48,4 @@ std::optional<int> inherited_control_socket();
 void send_message(int socket, const nlohmann::json& message);
 std::optional<nlohmann::json> receive_message(int socket);
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -4,7 +4,7 @@
 
 #include <system_error>
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 std::filesystem::path make_folder() {
@@ -42,4 +42,4 @@ RankWorld::~RankWorld() {
   std::filesystem::remove_all(folder_, ignored);
 }
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -7,7 +7,7 @@
 #include "lockstep/launch/store_port.h"
 #include "tests/harness/rank_process.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 
 // The processes of one world, a port that is held for their store and a folder
 // that they share. The destructor kills the processes and removes the folder.
@@ -30,4 +30,4 @@ class RankWorld {
   std::vector<RankProcess> ranks_;
 };
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -17,7 +17,7 @@
 
 #include "lockstep/base/deadline.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 namespace fs = std::filesystem;
@@ -233,4 +233,4 @@ std::string read_file(const fs::path& path) {
   return text.str();
 }
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

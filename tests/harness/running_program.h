@@ -13,7 +13,7 @@
 
 // For tests that start programs and look at their output, their end and what
 // they leave. Does not link LibTorch.
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 
 // How a program is started. It gets nothing of the test's own environment
 // except PATH.
@@ -107,4 +107,4 @@ std::vector<std::string> lines(const std::string& text);
 int count(const std::string& text, const std::string& part);
 std::string read_file(const std::filesystem::path& path);
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -8,7 +8,7 @@
 #include "lockstep/kernels/target.h"
 #include "tests/kernels/elements.h"
 
-namespace lockstep::kernels {
+namespace lockstep::internal::kernels {
 namespace {
 
 class CopyOnTarget : public testing::TestWithParam<std::string> {
@@ -48,4 +48,4 @@ INSTANTIATE_TEST_SUITE_P(EveryTarget, CopyOnTarget,
                          name_of_target);
 
 }  // namespace
-}  // namespace lockstep::kernels
+}  // namespace lockstep::internal::kernels

@@ -15,7 +15,7 @@
 #include "lockstep/kernels/dtype.h"
 
 // Arrays of any element type, for the tests of the kernels.
-namespace lockstep::kernels {
+namespace lockstep::internal::kernels {
 
 inline const std::vector<DType> kDTypes = {
     DType::float32,  DType::float64, DType::float16,
@@ -167,4 +167,4 @@ inline std::string name_of_target(
   return target.param;
 }
 
-}  // namespace lockstep::kernels
+}  // namespace lockstep::internal::kernels

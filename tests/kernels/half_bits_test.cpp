@@ -10,7 +10,7 @@
 
 #include "tests/kernels/half_reference.h"
 
-namespace lockstep::kernels {
+namespace lockstep::internal::kernels {
 namespace {
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
@@ -81,4 +81,4 @@ TEST(HalfBits, FloatsRoundToTheNearestHalfAndTiesToEven) {
 }
 
 }  // namespace
-}  // namespace lockstep::kernels
+}  // namespace lockstep::internal::kernels

@@ -8,7 +8,7 @@
 // Converts float16 and bfloat16 by the words of IEEE 754, in double, which
 // holds every value and every tie between two of them. It shares no code with
 // the kernels, in order to check them.
-namespace lockstep::kernels {
+namespace lockstep::internal::kernels {
 
 struct HalfFormat {
   int exponent_bits;
@@ -64,4 +64,4 @@ inline uint16_t encode(HalfFormat format, double value) {
                                (whole & ((1 << format.mantissa_bits) - 1)));
 }
 
-}  // namespace lockstep::kernels
+}  // namespace lockstep::internal::kernels

@@ -11,7 +11,7 @@
 
 // Checks the reference itself: against numbers written down here and, for half
 // types, against independent arithmetic.
-namespace lockstep::kernels {
+namespace lockstep::internal::kernels {
 namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
@@ -142,4 +142,4 @@ TEST(DTypes, SaysWhatCanBeReduced) {
 }
 
 }  // namespace
-}  // namespace lockstep::kernels
+}  // namespace lockstep::internal::kernels

@@ -9,7 +9,7 @@
 #include "lockstep/kernels/target.h"
 #include "tests/kernels/elements.h"
 
-namespace lockstep::kernels {
+namespace lockstep::internal::kernels {
 namespace {
 
 // Counts around the multiples of vectors and blocks of every target and type.
@@ -181,4 +181,4 @@ INSTANTIATE_TEST_SUITE_P(EveryTarget, ReduceOnTarget,
                          name_of_target);
 
 }  // namespace
-}  // namespace lockstep::kernels
+}  // namespace lockstep::internal::kernels

@@ -10,7 +10,7 @@
 #include "lockstep/kernels/target.h"
 #include "tests/kernels/elements.h"
 
-namespace lockstep::kernels {
+namespace lockstep::internal::kernels {
 namespace {
 
 const std::vector<DType> kFloatingTypes = {DType::float32, DType::float64,
@@ -93,4 +93,4 @@ TEST(ScaleScalar, ProductsAreOfTheTypeItself) {
 }
 
 }  // namespace
-}  // namespace lockstep::kernels
+}  // namespace lockstep::internal::kernels

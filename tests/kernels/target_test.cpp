@@ -7,7 +7,7 @@
 
 #include "lockstep/kernels/reduce.h"
 
-namespace lockstep::kernels {
+namespace lockstep::internal::kernels {
 namespace {
 
 #if defined(__x86_64__)
@@ -49,4 +49,4 @@ TEST(Target, OneThatDoesNotExistIsRefusedByName) {
 }
 
 }  // namespace
-}  // namespace lockstep::kernels
+}  // namespace lockstep::internal::kernels

@@ -11,7 +11,7 @@
 
 #include "lockstep/launch/worker_environment.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 ChildProcess start_shell(const std::string& script, int stdout_fd = 1,
@@ -149,4 +149,4 @@ TEST(ChildProcess, AChildThatOtherCodeReapedEndsWithoutAStatus) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -11,7 +11,7 @@
 
 #include "tests/launch/launcher.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 namespace fs = std::filesystem;
@@ -350,4 +350,4 @@ TEST_F(CommandLine, GivenPortIsUsedInEveryRound) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -6,7 +6,7 @@
 #include "lockstep/launch/worker_environment.h"
 #include "tests/launch/launcher.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using ::testing::HasSubstr;
@@ -122,4 +122,4 @@ TEST_F(EnvironmentContract, NestedLauncherDropsTheOuterDescriptor) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

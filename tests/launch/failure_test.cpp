@@ -10,7 +10,7 @@
 #include "lockstep/base/deadline.h"
 #include "tests/launch/launcher.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using std::chrono::milliseconds;
@@ -392,4 +392,4 @@ TEST_F(LauncherFaults, SignalToEveryProcessOfTheJobCountsOnce) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -15,7 +15,7 @@
 #include "lockstep/base/deadline.h"
 #include "tests/launch/memory_agent_store.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using std::chrono::milliseconds;
@@ -225,4 +225,4 @@ TEST_F(JobMemberTest, StoreThatNeverComesIsNamed) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -2,7 +2,7 @@
 
 #include <utility>
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 std::vector<std::string> behind(std::vector<std::string> first,
@@ -43,4 +43,4 @@ ProgramResult LauncherTest::run_script(std::vector<std::string> options,
   return start_script(std::move(options), script, std::move(setup))->finish();
 }
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

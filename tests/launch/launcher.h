@@ -6,7 +6,7 @@
 
 #include "tests/harness/running_program.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 
 // A test that starts the `lockstep` of this build.
 class LauncherTest : public ProgramTest {
@@ -27,4 +27,4 @@ class LauncherTest : public ProgramTest {
                             ProgramSetup setup = {});
 };
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -7,7 +7,7 @@
 
 #include "lockstep/launch/agent_store.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 
 // The state that the connections of one job share.
 struct StoredKeys {
@@ -65,4 +65,4 @@ class MemoryAgentStore : public AgentStore {
   int64_t operations_left_;
 };
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

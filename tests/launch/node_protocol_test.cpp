@@ -8,7 +8,7 @@
 
 #include "tests/launch/memory_agent_store.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using std::chrono::milliseconds;
@@ -464,4 +464,4 @@ TEST_F(NodeProtocolTest, TextsOfOthersHoldNoControlCharacters) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

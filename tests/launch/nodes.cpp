@@ -8,7 +8,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/launch/endpoint.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 
 int NodesTest::free_port() {
   sockaddr_in6 any{};
@@ -57,4 +57,4 @@ void NodesTest::await_store(const std::string& endpoint) {
   }
 }
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -7,7 +7,7 @@
 
 #include "tests/launch/launcher.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 
 // A test of several agents that run here as if each were on a host of its own.
 class NodesTest : public LauncherTest {
@@ -42,4 +42,4 @@ class NodesTest : public LauncherTest {
   int port_ = free_port();
 };
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

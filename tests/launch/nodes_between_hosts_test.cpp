@@ -7,7 +7,7 @@
 #include "tests/harness/network_hosts.h"
 #include "tests/launch/nodes.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using std::chrono::seconds;
@@ -124,4 +124,4 @@ TEST_F(NodesBetweenHosts, UnpluggedHostsNameEachOther) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

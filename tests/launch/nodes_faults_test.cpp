@@ -11,7 +11,7 @@
 
 #include "tests/launch/nodes.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using std::chrono::seconds;
@@ -348,4 +348,4 @@ TEST_F(NodesFaults, KilledLauncherEndsTheOtherNodeAtOnce) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

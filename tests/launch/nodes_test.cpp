@@ -6,7 +6,7 @@
 
 #include "tests/launch/nodes.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using ::testing::AllOf;
@@ -318,4 +318,4 @@ TEST_F(Nodes, NodeThatCannotJoinEndsTheOthersWithItsReason) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -14,7 +14,7 @@
 #include "lockstep/launch/program.h"
 #include "lockstep/launch/store_port.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 namespace fs = std::filesystem;
@@ -199,4 +199,4 @@ TEST(Program, NameWithoutSlashIsSearchedInPath) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -12,7 +12,7 @@
 #include "lockstep/launch/output_mux.h"
 #include "tests/launch/launcher.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 namespace fs = std::filesystem;
@@ -188,4 +188,4 @@ TEST_F(Output, ReaderThatGoesAwayEndsTheWorkers) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

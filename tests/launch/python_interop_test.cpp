@@ -7,7 +7,7 @@
 #include "lockstep/base/environment.h"
 #include "tests/launch/nodes.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 namespace fs = std::filesystem;
@@ -73,4 +73,4 @@ TEST_F(PythonInterop, GlooGroupOverTwoNodesRestartsOnAFreshStore) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

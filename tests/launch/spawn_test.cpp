@@ -6,7 +6,7 @@
 
 #include "tests/launch/launcher.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using std::chrono::milliseconds;
@@ -331,4 +331,4 @@ TEST_F(Spawn, InterruptThatTheParentHandlesEndsInAnError) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -3,7 +3,7 @@
 
 #include "tests/launch/launcher.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using ::testing::HasSubstr;
@@ -60,4 +60,4 @@ TEST_F(SpawnTorch, ErrorOfLibTorchIsShownWithoutItsBacktrace) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

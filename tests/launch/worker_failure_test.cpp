@@ -8,7 +8,7 @@
 #include <algorithm>
 #include <fstream>
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 namespace fs = std::filesystem;
@@ -142,4 +142,4 @@ TEST(WorkerFailure, EveryFailedRankIsListed) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -8,7 +8,7 @@
 #include "lockstep/optim/adamw.h"
 #include "lockstep/optim/sgd.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::ElementsAre;
@@ -270,4 +270,4 @@ TEST(FusedOptimizers, StateGoesToLibTorchsOwn) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

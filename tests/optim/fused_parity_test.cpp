@@ -20,7 +20,7 @@
 #include "lockstep/optim/sgd.h"
 #include "tests/harness/running_program.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 namespace fs = std::filesystem;
@@ -140,4 +140,4 @@ TEST(FusedParity, BitsArePythons) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

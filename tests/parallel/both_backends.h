@@ -7,7 +7,7 @@
 
 #include "lockstep/comm/init.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 
 // Runs `body` in a world over shared memory, then in one over Gloo, each from
 // the same random numbers on every rank.
@@ -20,4 +20,4 @@ inline void on_both_backends(const std::function<void()>& body) {
   }
 }
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -4,7 +4,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::ElementsAre;
@@ -44,4 +44,4 @@ TEST(Buckets, EveryTensorStandsInExactlyOne) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -17,7 +17,7 @@
 #include "lockstep/parallel/model_averaging/post_local_sgd_optimizer.h"
 #include "tests/harness/process_world.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using testing::World;
@@ -245,4 +245,4 @@ WORLD_TEST(CommHooksOnDigits, AUsersOwnHook, 2) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

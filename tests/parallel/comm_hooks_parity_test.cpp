@@ -18,7 +18,7 @@
 #include "tests/harness/process_world.h"
 #include "tests/harness/running_program.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 namespace fs = std::filesystem;
@@ -259,4 +259,4 @@ WORLD_TEST(CommHookParity, InSharedMemory, 2) { expect_parity(world, ""); }
 WORLD_TEST(CommHookParity, OverGloo, 2) { expect_parity(world, "gloo"); }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

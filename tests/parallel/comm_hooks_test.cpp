@@ -15,7 +15,7 @@
 #include "lockstep/parallel/comm_hooks/comm_hooks.h"
 #include "tests/harness/process_world.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::AllOf;
@@ -461,4 +461,4 @@ WORLD_TEST(CommBytes, CountsWhatThisRankHandsIn, 2, 3) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -5,7 +5,7 @@
 
 #include "lockstep/parallel/data_parallel/data_parallel.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 torch::nn::Sequential net_on(at::Device device) {
@@ -45,4 +45,4 @@ TEST(DataParallelGpu, TrainsAsOneOverTwoGpus) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -8,7 +8,7 @@
 
 #include "lockstep/parallel/data_parallel/data_parallel.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using ::testing::AllOf;
@@ -283,4 +283,4 @@ TEST(ReplicaThreads, StayFromCallToCall) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -6,7 +6,7 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using ::testing::HasSubstr;
@@ -373,4 +373,4 @@ TEST(DataParallelDevices, OneDeviceMustBeTheModules) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -5,7 +5,7 @@
 
 #include "lockstep/parallel/data_parallel/data_parallel.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 
 // A result type of the user's own.
 struct Prediction {
@@ -13,11 +13,11 @@ struct Prediction {
   std::string label;
 };
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing
 
 template <>
-struct lockstep::DataParallelValue<lockstep::testing::Prediction> {
-  using Prediction = lockstep::testing::Prediction;
+struct lockstep::DataParallelValue<lockstep::internal::testing::Prediction> {
+  using Prediction = lockstep::internal::testing::Prediction;
   static Prediction gather(std::vector<Prediction> parts,
                            const GatherTarget& target) {
     std::vector<at::Tensor> scores;
@@ -27,7 +27,7 @@ struct lockstep::DataParallelValue<lockstep::testing::Prediction> {
   }
 };
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using ::testing::ElementsAre;
@@ -239,4 +239,4 @@ TEST(DataParallelValues, RecurrentModulesRun) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

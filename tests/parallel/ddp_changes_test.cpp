@@ -13,7 +13,7 @@
 #include "tests/parallel/both_backends.h"
 #include "tests/parallel/rank_averages.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using ::testing::HasSubstr;
@@ -227,4 +227,4 @@ WORLD_TEST(DdpChanges, AReturnedTensorOfAnOlderGraphIsAveraged, 2) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -18,7 +18,7 @@
 #include "lockstep/parallel/zero/zero_redundancy_optimizer.h"
 #include "tests/harness/process_world.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using testing::World;
@@ -244,4 +244,4 @@ WORLD_TEST(DdpCombinations, OnGloo, 2, 3) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

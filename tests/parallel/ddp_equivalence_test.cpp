@@ -10,7 +10,7 @@
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
 #include "tests/harness/process_world.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using testing::World;
@@ -125,4 +125,4 @@ WORLD_TEST(ParallelEqualsSingle, Lbfgs, 2) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

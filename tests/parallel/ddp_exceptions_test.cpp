@@ -16,7 +16,7 @@
 #include "tests/parallel/both_backends.h"
 #include "tests/parallel/rank_averages.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using ::testing::HasSubstr;
@@ -322,4 +322,4 @@ WORLD_TEST(DdpExceptions, ALostIterationLeavesAccumulatedGradientsAlone, 1, 2) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

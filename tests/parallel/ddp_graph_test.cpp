@@ -13,7 +13,7 @@
 #include "tests/harness/process_world.h"
 #include "tests/parallel/both_backends.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::AllOf;
@@ -419,4 +419,4 @@ WORLD_TEST(DdpReentrant, NestedGradientsOfAHiddenLossAreRefused, 2) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -11,7 +11,7 @@
 #include "tests/harness/process_world.h"
 #include "tests/parallel/both_backends.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::AllOf;
@@ -214,4 +214,4 @@ WORLD_TEST(Join, NothingToJoinIsAMistake, 1) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

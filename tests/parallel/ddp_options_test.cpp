@@ -14,7 +14,7 @@
 #include "tests/harness/process_world.h"
 #include "tests/parallel/both_backends.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::AllOf;
@@ -483,4 +483,4 @@ WORLD_TEST(DdpOptions, MistakesAreNamed, 1) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

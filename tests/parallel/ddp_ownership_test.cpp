@@ -18,7 +18,7 @@
 #include "tests/parallel/both_backends.h"
 #include "tests/parallel/rank_averages.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using ::testing::HasSubstr;
@@ -251,19 +251,19 @@ struct Answer {
 };
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing
 
 template <>
-struct lockstep::ForwardResult<lockstep::testing::Answer> {
+struct lockstep::ForwardResult<lockstep::internal::testing::Answer> {
   template <typename Visit>
-  static void visit(lockstep::testing::Answer& answer,
+  static void visit(lockstep::internal::testing::Answer& answer,
                     const Visit& visit_part) {
     visit_part(answer.logits);
     visit_part(answer.hidden);
   }
 };
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 WORLD_TEST(DdpOwnership, ResultsOfOnesOwnTypeAreVisited, 2) {
@@ -447,4 +447,4 @@ WORLD_TEST(DdpOwnership, TheOldestForwardsAreForgottenFirst, 2) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -24,7 +24,7 @@
 #include "tests/harness/process_world.h"
 #include "tests/harness/running_program.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 namespace fs = std::filesystem;
@@ -333,4 +333,4 @@ WORLD_TEST(DdpWithPythonRank, ADifferentModelIsNamed, 2) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -20,7 +20,7 @@
 #include "tests/harness/process_world.h"
 #include "tests/parallel/both_backends.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::AllOf;
@@ -261,4 +261,4 @@ WORLD_TEST(DdpOptimizerInBackward, IsRefusedBesideAShardedOptimizer, 1, 2) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

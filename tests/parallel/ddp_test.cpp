@@ -14,7 +14,7 @@
 #include "lockstep/comm/init.h"
 #include "tests/harness/process_world.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::AllOf;
@@ -491,4 +491,4 @@ WORLD_TEST(DistributedDataParallel, SpansTellOfBackwardAndItsReductions, 2) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

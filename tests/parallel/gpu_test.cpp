@@ -15,7 +15,7 @@
 #include "lockstep/parallel/nn/sync_batch_norm.h"
 #include "tests/harness/process_world.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using nn::SyncBatchNorm2d;
@@ -151,4 +151,4 @@ WORLD_TEST(SyncBatchNormGpu, OfOneRankIsBatchNorm, 1) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

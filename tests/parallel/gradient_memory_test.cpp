@@ -14,7 +14,7 @@
 #include "lockstep/parallel/zero/zero_redundancy_optimizer.h"
 #include "tests/harness/process_world.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using testing::World;
@@ -334,4 +334,4 @@ WORLD_TEST(EqualSizes, ShardedOptimizersTrain, 2) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -17,7 +17,7 @@
 #include "tests/harness/process_world.h"
 #include "tests/parallel/both_backends.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::HasSubstr;
@@ -163,4 +163,4 @@ WORLD_TEST(JoinedOptimizer, OptimizersThatDifferAreRefusedOnAllRanks, 2, 3) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

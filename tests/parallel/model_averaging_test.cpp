@@ -12,7 +12,7 @@
 #include "lockstep/parallel/model_averaging/post_local_sgd_optimizer.h"
 #include "tests/harness/process_world.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::ElementsAre;
@@ -202,4 +202,4 @@ WORLD_TEST(PostLocalSGDOptimizer, MistakesAreNamed, 1) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

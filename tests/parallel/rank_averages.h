@@ -7,7 +7,7 @@
 #include <vector>
 
 // A small model, and the gradients that one process computes for all ranks.
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 
 using torch::Tensor;
 
@@ -77,4 +77,4 @@ auto loss_of(Net& net, int step = 0) {
   };
 }
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

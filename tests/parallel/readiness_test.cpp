@@ -5,7 +5,7 @@
 
 #include <stdexcept>
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::ElementsAre;
@@ -83,4 +83,4 @@ TEST(Readiness, WhatDoesNotFitTheStateIsRefused) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -12,7 +12,7 @@
 #include "lockstep/parallel/nn/sync_batch_norm.h"
 #include "tests/harness/process_world.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using nn::convert_sync_batchnorm;
@@ -214,4 +214,4 @@ WORLD_TEST(ConvertSyncBatchnorm, GivesAllTheGroup, 2) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

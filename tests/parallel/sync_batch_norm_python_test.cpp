@@ -19,7 +19,7 @@
 #include "tests/harness/process_world.h"
 #include "tests/harness/running_program.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 namespace fs = std::filesystem;
@@ -213,4 +213,4 @@ WORLD_TEST(SyncBatchNormParity, PythonsBatchNormOnTheWholeBatch, 2, 3) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

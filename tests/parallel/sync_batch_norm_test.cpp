@@ -17,7 +17,7 @@
 #include "lockstep/comm/init.h"
 #include "tests/harness/process_world.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using nn::SyncBatchNorm1d;
@@ -456,4 +456,4 @@ WORLD_TEST(SyncBatchNorm, SecondDerivativesAreRefused, 2) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -15,7 +15,7 @@
 #include "lockstep/parallel/nn/convert_sync_batchnorm.h"
 #include "tests/harness/process_world.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using testing::World;
@@ -128,4 +128,4 @@ WORLD_TEST(SyncBatchNormTraining, EqualsItWithCumulativeStatistics, 2) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -28,7 +28,7 @@
 #include "tests/comm/failure_of.h"
 #include "tests/harness/process_world.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using std::chrono::milliseconds;
@@ -309,4 +309,4 @@ WORLD_TEST(UnmatchedCalls, AMessageMayComeFromAnotherThread, 2) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -15,7 +15,7 @@
 #include "tests/harness/process_world.h"
 #include "tests/parallel/rank_averages.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using Wrapped = DistributedDataParallel<torch::nn::Sequential>;
@@ -135,4 +135,4 @@ WORLD_TEST(Subgroups, OfTwoHostsTrainAsOneProcess, 5) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -12,10 +12,10 @@
 #include "tests/harness/process_world.h"
 #include "tests/parallel/zero_training.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
-using namespace lockstep::testing;
+using namespace lockstep::internal::testing;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
@@ -157,4 +157,4 @@ WORLD_TEST(ZeroAmp, SteppingInBackwardRefusesBoth, 2) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -14,14 +14,14 @@
 #include "tests/harness/process_world.h"
 #include "tests/parallel/zero_training.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 using torch::optim::OptimizerParamGroup;
-using namespace lockstep::testing;
+using namespace lockstep::internal::testing;
 
 using Model = DistributedDataParallel<ZeroNet>;
 using Zero = ZeroRedundancyOptimizer<optim::AdamW>;
@@ -381,4 +381,4 @@ WORLD_TEST(ZeroDdp, ImpossibleOptionsAreRefusedOnAllRanks, 2) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -9,13 +9,13 @@
 #include "tests/harness/process_world.h"
 #include "tests/parallel/zero_training.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 using torch::optim::OptimizerParamGroup;
-using namespace lockstep::testing;
+using namespace lockstep::internal::testing;
 
 template <class Optimizer>
 void expect_same_bits(const ProcessGroupPtr& group,
@@ -302,4 +302,4 @@ WORLD_TEST(ZeroOptimizer, MistakesAreRefusedOnAllRanks, 2) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

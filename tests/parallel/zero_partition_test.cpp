@@ -3,7 +3,7 @@
 
 #include "lockstep/parallel/zero/partition.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 std::vector<at::Tensor> of_sizes(const std::vector<int64_t>& sizes) {
@@ -62,4 +62,4 @@ TEST(Partition, EveryElementHasOneOwner) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

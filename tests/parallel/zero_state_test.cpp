@@ -9,10 +9,10 @@
 #include "tests/harness/process_world.h"
 #include "tests/parallel/zero_training.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
-using namespace lockstep::testing;
+using namespace lockstep::internal::testing;
 using Zero = ZeroRedundancyOptimizer<optim::AdamW>;
 
 void expect_same_state(const OptimizerState& a, const OptimizerState& b) {
@@ -119,4 +119,4 @@ WORLD_TEST(ZeroState, StateOfAnotherModelIsRefusedAndNothingChanged, 2) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

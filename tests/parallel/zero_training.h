@@ -10,7 +10,7 @@
 #include "lockstep/comm/process_group.h"
 
 // The model and the training loops of the tests of the sharded optimizer.
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 
 // Has weights that up to three ranks cut, with and without a remainder, and
 // tensors that are too small to cut.
@@ -85,4 +85,4 @@ inline int64_t state_bytes(const torch::optim::Optimizer& optimizer) {
   return bytes;
 }
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -8,6 +8,9 @@
   nothing of LibTorch; of launch one folder does, c10d, which is a module that
   is loaded when it is needed, and of the command the programs that a subcommand
   starts (TORCH_PROGRAMS).
+- Headers that users may include (LOCKSTEP_PUBLIC_HEADERS) declare their names in
+  lockstep, lockstep::nn or lockstep::optim; all others in lockstep::internal and
+  nowhere else. No header lets internal names in by a using-directive.
 """
 
 import pathlib
@@ -71,9 +74,36 @@ def check_includes(source):
                 yield f"{path}:{number}: Lockstep must not need Python"
 
 
+def public_headers(source):
+    text = (source / "cmake/LockstepHeaders.cmake").read_text()
+    names = re.search(r"set\(LOCKSTEP_PUBLIC_HEADERS([^)]*)\)", text)[1].split()
+    return {source / "lockstep" / name for name in names}
+
+
+def check_namespaces(source):
+    public = public_headers(source)
+    for path in sorted(public):
+        if not path.exists():
+            yield f"{path}: is listed as public and is not there"
+    for path in sorted((source / "lockstep").rglob("*.h")):
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            here = f"{path}:{number}"
+            match = re.match(r"\s*(?:inline )?namespace (lockstep(?:::\w+)*) \{",
+                             line)
+            inside = match and match[1].startswith("lockstep::internal")
+            if match and path not in public and not inside:
+                yield (f"{here}: this header is not public, so its names belong "
+                       "into lockstep::internal")
+            if match and path in public and not inside and match[1] not in {
+                    "lockstep", "lockstep::nn", "lockstep::optim"}:
+                yield f"{here}: {match[1]} is no namespace of users"
+            if re.match(r"\s*using namespace .*internal", line):
+                yield f"{here}: lets internal names into another namespace"
+
+
 def main():
     source = pathlib.Path(sys.argv[1])
-    faults = list(check_includes(source))
+    faults = [*check_includes(source), *check_namespaces(source)]
     print(*faults, sep="\n")
     return 1 if faults else 0
 

@@ -3,7 +3,7 @@
 #include <bit>
 #include <cstring>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 std::string_view PickleMachine::take(uint64_t count) {
   if (count > pickle_.size()) throw PickleError("it ends too early");
@@ -272,4 +272,4 @@ void PickleMachine::set_items(const Nodes& items) {
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -12,7 +12,7 @@
 
 #include "lockstep/checkpoint/pt/pickle_reader.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // The stack machine of the pickle format (CPython, Lib/pickletools.py), for the
 // opcodes that tensors need. It builds a graph, because a pickle may refer to a
@@ -109,4 +109,4 @@ class PickleMachine {
   std::map<std::string, std::pair<c10::Storage, c10::ScalarType>> storages_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

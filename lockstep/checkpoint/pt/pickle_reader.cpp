@@ -5,7 +5,7 @@
 
 #include "lockstep/checkpoint/pt/pickle_machine.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using Node = PickleMachine::Node;
@@ -105,4 +105,4 @@ PickleValue read_pickle(std::string_view pickle, const StorageLoader& loader) {
       .unfold(root, 0);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -9,7 +9,7 @@
 
 #include "lockstep/checkpoint/pt/pickle_value.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Says what is wrong with a pickle; the caller adds the name of the file.
 class PickleError : public std::runtime_error {
@@ -41,4 +41,4 @@ inline constexpr size_t kMostPickleBytes = size_t{64} << 20;
 inline constexpr int kMostPickleDepth = 32;
 inline constexpr size_t kMostDimensions = 64;
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -9,7 +9,7 @@
 #include "lockstep/checkpoint/pt/pickle_machine.h"
 #include "lockstep/checkpoint/pt/pickle_types.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using Node = PickleMachine::Node;
@@ -198,4 +198,4 @@ void PickleMachine::rebuild_tensor(const Nodes& arguments, bool v3) {
   push(std::move(tensor));
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -5,7 +5,7 @@
 #include <array>
 #include <string_view>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // A dtype as pickles name it: by a storage class of module `torch`, or, if the
 // dtype has no such class, by its own name.
@@ -33,4 +33,4 @@ inline constexpr std::array<PickledDtype, 15> kPickledDtypes{{
     {c10::ScalarType::UInt64, "", "uint64"},
 }};
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

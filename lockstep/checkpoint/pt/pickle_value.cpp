@@ -1,6 +1,6 @@
 #include "lockstep/checkpoint/pt/pickle_value.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // These are out of line because GCC 12, when it inlines them into one another,
 // mistakes the moves of a variant for reads of inactive members
@@ -27,4 +27,4 @@ const PickleValue* PickleValue::Dict::find(const std::string& key) const {
   return nullptr;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

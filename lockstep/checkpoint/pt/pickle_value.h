@@ -7,7 +7,7 @@
 #include <variant>
 #include <vector>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 struct PickleItem;
 
@@ -54,4 +54,4 @@ struct PickleItem {
   PickleValue value;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

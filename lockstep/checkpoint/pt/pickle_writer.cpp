@@ -7,7 +7,7 @@
 
 #include "lockstep/checkpoint/pt/pickle_types.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 // The comments name opcodes as CPython's Lib/pickletools.py does.
@@ -144,4 +144,4 @@ std::string write_pickle(const PickleValue& value, const StorageNamer& namer) {
   return Writer(namer).finish(value);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -5,7 +5,7 @@
 
 #include "lockstep/checkpoint/pt/pickle_value.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Returns the key of a tensor's storage in the archive ("0" for data/0).
 using StorageNamer = std::function<std::string(const at::Tensor&)>;
@@ -17,4 +17,4 @@ using StorageNamer = std::function<std::string(const at::Tensor&)>;
 // otherwise.
 std::string write_pickle(const PickleValue& value, const StorageNamer& namer);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

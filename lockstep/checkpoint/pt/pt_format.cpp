@@ -14,7 +14,7 @@
 #include "lockstep/checkpoint/pt/zip_reader.h"
 #include "lockstep/checkpoint/tensor_bytes.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 constexpr const char* kNameASnapshot =
@@ -164,4 +164,4 @@ NamedTensors read_pt_entry(const InputFile& file, const std::string& key) {
   });
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

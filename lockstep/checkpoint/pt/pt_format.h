@@ -5,7 +5,7 @@
 #include "lockstep/checkpoint/pt/pickle_value.h"
 #include "lockstep/checkpoint/snapshot.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Files of torch.save: a zip archive with a pickle, which
 // torch.load(weights_only=True) reads. `tree` is what pt_tree.h makes: a dict
@@ -19,4 +19,4 @@ Snapshot read_pt(const InputFile& file);
 // read_state_dict()).
 NamedTensors read_pt_entry(const InputFile& file, const std::string& key);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -7,7 +7,7 @@
 #include "lockstep/checkpoint/pt/pickle_reader.h"
 #include "lockstep/checkpoint/tensor_bytes.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using Dict = PickleValue::Dict;
@@ -269,4 +269,4 @@ Snapshot snapshot_of(const PickleValue& tree) {
   return snapshot;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -3,7 +3,7 @@
 #include "lockstep/checkpoint/pt/pickle_value.h"
 #include "lockstep/checkpoint/snapshot.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Returns the dict that a .pt file holds. Tensors are in file form
 // (tensor_bytes.h). Throws std::invalid_argument if a name occurs twice.
@@ -22,4 +22,4 @@ Snapshot snapshot_of(const PickleValue& tree);
 // it has no such key, or if the entry is not a state_dict.
 NamedTensors entry_of(const PickleValue& tree, const std::string& key);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

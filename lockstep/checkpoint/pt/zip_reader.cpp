@@ -7,7 +7,7 @@
 
 #include "lockstep/checkpoint/snapshot_error.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 constexpr uint32_t kLocalHeader = 0x04034b50;
@@ -210,4 +210,4 @@ std::string ZipReader::read_text(const Entry& entry) const {
   return text;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -7,7 +7,7 @@
 
 #include "lockstep/checkpoint/input_file.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // The entries of a zip archive of the kind that torch.save writes: stored (not
 // compressed), ZIP64 if needed, no encryption, one disk. It follows PKWARE's
@@ -56,4 +56,4 @@ class ZipReader {
   std::map<std::string, size_t> by_name_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

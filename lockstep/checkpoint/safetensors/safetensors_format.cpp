@@ -14,7 +14,7 @@
 #include "lockstep/checkpoint/snapshot_error.h"
 #include "lockstep/checkpoint/tensor_bytes.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 constexpr const char* kChecksums = "lockstep.crc32";
@@ -122,4 +122,4 @@ Snapshot read_safetensors(const InputFile& file) {
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

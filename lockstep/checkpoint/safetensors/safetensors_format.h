@@ -4,7 +4,7 @@
 #include "lockstep/checkpoint/input_file.h"
 #include "lockstep/checkpoint/snapshot.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // The safetensors format (https://huggingface.co/docs/safetensors, "Format"): 8
 // bytes with the length N of the header, little-endian; N bytes of JSON; the
@@ -18,4 +18,4 @@ Snapshot read_safetensors(const InputFile& file);
 // The reference implementation's limit for the header.
 inline constexpr uint64_t kMostHeaderBytes = 100'000'000;
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -12,7 +12,7 @@
 #include "lockstep/checkpoint/safetensors/strict_json.h"
 #include "lockstep/checkpoint/snapshot_error.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using Json = nlohmann::json;
@@ -203,4 +203,4 @@ SafetensorsHeader read_header(const InputFile& file) {
   return header;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

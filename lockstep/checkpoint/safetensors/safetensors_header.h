@@ -9,7 +9,7 @@
 
 #include "lockstep/checkpoint/input_file.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // One entry of the header: a tensor and the place of its bytes, counted from
 // the end of the header.
@@ -48,4 +48,4 @@ std::string make_header(const std::vector<SafetensorsEntry>& entries,
 // Reads and checks the header. Throws SnapshotError that says what is wrong.
 SafetensorsHeader read_header(const InputFile& file);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -10,7 +10,7 @@
 #include "lockstep/checkpoint/safetensors/strict_json.h"
 #include "lockstep/checkpoint/tensor_bytes.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using Json = nlohmann::json;
@@ -217,4 +217,4 @@ Snapshot snapshot_of(const SafetensorsTree& tree) {
   return snapshot;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

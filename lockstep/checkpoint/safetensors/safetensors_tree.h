@@ -4,7 +4,7 @@
 
 #include "lockstep/checkpoint/snapshot.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // A snapshot as safetensors can hold it: named tensors, and one text.
 struct SafetensorsTree {
@@ -27,4 +27,4 @@ SafetensorsTree safetensors_tree_of(const Snapshot& snapshot);
 // wrong with the description or what is missing.
 Snapshot snapshot_of(const SafetensorsTree& tree);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

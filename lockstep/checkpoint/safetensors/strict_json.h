@@ -7,7 +7,7 @@
 #include <string_view>
 #include <vector>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Parses `text` as JSON in which no object has a key twice and nothing is
 // nested deeper than `depth`. (Readers differ in which of two equal keys they
@@ -32,4 +32,4 @@ inline nlohmann::json parse_strict_json(std::string_view text, int depth) {
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -4,7 +4,7 @@
 #include <cmath>
 #include <stdexcept>
 
-namespace lockstep::bench {
+namespace lockstep::internal::bench {
 namespace {
 
 double percentile(const std::vector<int64_t>& sorted, double share) {
@@ -72,4 +72,4 @@ std::optional<Bandwidths> bandwidths(int64_t bytes, double microseconds,
   return Bandwidths{algorithm, algorithm * bus_factor};
 }
 
-}  // namespace lockstep::bench
+}  // namespace lockstep::internal::bench

@@ -4,7 +4,7 @@
 #include <optional>
 #include <vector>
 
-namespace lockstep::bench {
+namespace lockstep::internal::bench {
 
 // The latencies of one measurement or of all its rounds, in microseconds.
 struct Latencies {
@@ -40,4 +40,4 @@ struct Bandwidths {
 std::optional<Bandwidths> bandwidths(int64_t bytes, double microseconds,
                                      double bus_factor);
 
-}  // namespace lockstep::bench
+}  // namespace lockstep::internal::bench

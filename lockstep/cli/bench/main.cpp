@@ -19,7 +19,7 @@ constexpr int kFailure = 1;
 }  // namespace
 
 int main(int argc, char** argv) {
-  using namespace lockstep::bench;
+  using namespace lockstep::internal::bench;
   try {
     const auto options = parse_options(argc, argv);
     if (!options) return 0;
@@ -27,15 +27,15 @@ int main(int argc, char** argv) {
     signal(SIGPIPE, SIG_IGN);
     const StopSignal stop;
     if (run(*options, stop)) return 0;
-    lockstep::write_message(kName, "results were wrong; see above");
+    lockstep::internal::write_message(kName, "results were wrong; see above");
     return kFailure;
   } catch (const Interrupted& interrupted) {
     return 128 + interrupted.signal();
   } catch (const std::invalid_argument& error) {
-    lockstep::write_message(kName, error.what());
+    lockstep::internal::write_message(kName, error.what());
     return kUsageError;
   } catch (const std::exception& error) {
-    lockstep::write_message(kName, error.what());
+    lockstep::internal::write_message(kName, error.what());
     return kFailure;
   }
 }

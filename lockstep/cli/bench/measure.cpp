@@ -14,7 +14,7 @@
 #include "lockstep/cli/bench/world.h"
 #include "lockstep/cli/command_line.h"
 
-namespace lockstep::bench {
+namespace lockstep::internal::bench {
 namespace {
 
 using nlohmann::json;
@@ -302,4 +302,4 @@ bool run(const Options& options, const StopSignal& stop) {
   return right;
 }
 
-}  // namespace lockstep::bench
+}  // namespace lockstep::internal::bench

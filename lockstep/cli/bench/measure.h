@@ -3,7 +3,7 @@
 #include "lockstep/cli/bench/options.h"
 #include "lockstep/cli/bench/stop_signal.h"
 
-namespace lockstep::bench {
+namespace lockstep::internal::bench {
 
 // Runs the whole benchmark: prints the table, writes the JSON. Returns false if
 // an element of a result was wrong (each such measurement is named on stderr).
@@ -11,4 +11,4 @@ namespace lockstep::bench {
 // Interrupted. No process is left, whatever is thrown.
 bool run(const Options& options, const StopSignal& stop);
 
-}  // namespace lockstep::bench
+}  // namespace lockstep::internal::bench

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <stdexcept>
 
-namespace lockstep::bench {
+namespace lockstep::internal::bench {
 namespace {
 
 constexpr std::array<std::string_view, 8> kReduceOps{
@@ -73,4 +73,4 @@ int64_t element_count(const Operation& operation, const DType& dtype,
   return std::max<int64_t>(1, bytes / dtype.bytes / multiple) * multiple;
 }
 
-}  // namespace lockstep::bench
+}  // namespace lockstep::internal::bench

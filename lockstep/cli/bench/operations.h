@@ -8,7 +8,7 @@
 // What `lockstep bench` can measure. Sizes and bandwidths are defined as in
 // NCCL's tests (NVIDIA/nccl-tests, doc/PERFORMANCE.md; for gather and scatter,
 // which that page leaves out, src/gather.cu and src/scatter.cu).
-namespace lockstep::bench {
+namespace lockstep::internal::bench {
 
 enum class Volume {
   none,   // moves no data
@@ -73,4 +73,4 @@ double bus_factor(const Operation& operation, int ranks);
 int64_t element_count(const Operation& operation, const DType& dtype,
                       int64_t bytes, int ranks);
 
-}  // namespace lockstep::bench
+}  // namespace lockstep::internal::bench

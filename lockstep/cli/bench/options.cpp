@@ -10,7 +10,7 @@
 
 #include "lockstep/cli/command_line.h"
 
-namespace lockstep::bench {
+namespace lockstep::internal::bench {
 namespace {
 
 constexpr int64_t kMostBytes = int64_t{1} << 40;
@@ -262,4 +262,4 @@ std::optional<Options> parse_options(int argc, char** argv) {
   return checked(arguments);
 }
 
-}  // namespace lockstep::bench
+}  // namespace lockstep::internal::bench

@@ -11,7 +11,7 @@
 
 #include "lockstep/cli/bench/operations.h"
 
-namespace lockstep::bench {
+namespace lockstep::internal::bench {
 
 // The options, checked.
 struct Options {
@@ -48,4 +48,4 @@ std::optional<Options> parse_options(int argc, char** argv);
 // 1024. Throws std::invalid_argument.
 int64_t parse_bytes(const std::string& text);
 
-}  // namespace lockstep::bench
+}  // namespace lockstep::internal::bench

@@ -9,7 +9,7 @@
 
 #include "lockstep/cli/svg.h"
 
-namespace lockstep::bench {
+namespace lockstep::internal::bench {
 namespace {
 
 using json = nlohmann::ordered_json;
@@ -179,4 +179,4 @@ std::string plot(const json& machine, const json& results) {
   return picture.file();
 }
 
-}  // namespace lockstep::bench
+}  // namespace lockstep::internal::bench

@@ -3,7 +3,7 @@
 #include <nlohmann/json.hpp>
 #include <string>
 
-namespace lockstep::bench {
+namespace lockstep::internal::bench {
 
 // Draws the JSON's "results" as SVG 1.1, a whole file that any browser shows:
 // median latency over bytes, both axes logarithmic. There is a panel for each
@@ -13,4 +13,4 @@ namespace lockstep::bench {
 std::string plot(const nlohmann::ordered_json& machine,
                  const nlohmann::ordered_json& results);
 
-}  // namespace lockstep::bench
+}  // namespace lockstep::internal::bench

@@ -10,7 +10,7 @@
 #include <ctime>
 #include <fstream>
 
-namespace lockstep::bench {
+namespace lockstep::internal::bench {
 namespace {
 
 // Keeps the order in which fields are written here.
@@ -278,4 +278,4 @@ json machine_facts() {
           {"load_before", std::round(load[0] * 100) / 100}};
 }
 
-}  // namespace lockstep::bench
+}  // namespace lockstep::internal::bench

@@ -9,7 +9,7 @@
 #include "lockstep/cli/bench/operations.h"
 #include "lockstep/cli/bench/options.h"
 
-namespace lockstep::bench {
+namespace lockstep::internal::bench {
 
 // One thing to measure.
 struct Configuration {
@@ -77,4 +77,4 @@ int cores();
 // Returns cores(), the processor, the system and its load.
 nlohmann::ordered_json machine_facts();
 
-}  // namespace lockstep::bench
+}  // namespace lockstep::internal::bench

@@ -4,7 +4,7 @@
 
 #include "lockstep/base/environment.h"
 
-namespace lockstep::bench {
+namespace lockstep::internal::bench {
 namespace {
 
 namespace fs = std::filesystem;
@@ -141,4 +141,4 @@ std::string find_python(const std::string& given) {
   return "python3";
 }
 
-}  // namespace lockstep::bench
+}  // namespace lockstep::internal::bench

@@ -7,7 +7,7 @@
 #include "lockstep/cli/bench/world.h"
 #include "lockstep/launch/program.h"
 
-namespace lockstep::bench {
+namespace lockstep::internal::bench {
 
 // One side that is measured: ours, or a peer that does the same work. A further
 // peer needs one more entry in sides(), and a program that understands the
@@ -34,4 +34,4 @@ Side protocol_side(const Options& options);
 // Whether that Python has torch shows only when it is started.
 std::string find_python(const std::string& given);
 
-}  // namespace lockstep::bench
+}  // namespace lockstep::internal::bench

@@ -3,7 +3,7 @@
 #include <sys/signalfd.h>
 #include <unistd.h>
 
-namespace lockstep::bench {
+namespace lockstep::internal::bench {
 
 StopSignal::StopSignal() {
   sigset_t stops;
@@ -29,4 +29,4 @@ void StopSignal::check() const {
   }
 }
 
-}  // namespace lockstep::bench
+}  // namespace lockstep::internal::bench

@@ -6,7 +6,7 @@
 
 #include "lockstep/base/file_descriptor.h"
 
-namespace lockstep::bench {
+namespace lockstep::internal::bench {
 
 // Thrown to leave the program through every destructor.
 class Interrupted : public std::exception {
@@ -36,4 +36,4 @@ class StopSignal {
   FileDescriptor fd_;
 };
 
-}  // namespace lockstep::bench
+}  // namespace lockstep::internal::bench

@@ -13,7 +13,7 @@
 #include "lockstep/launch/wait_status.h"
 #include "lockstep/launch/worker_environment.h"
 
-namespace lockstep::bench {
+namespace lockstep::internal::bench {
 namespace {
 
 using nlohmann::json;
@@ -295,4 +295,4 @@ void World::finish() {
   }
 }
 
-}  // namespace lockstep::bench
+}  // namespace lockstep::internal::bench

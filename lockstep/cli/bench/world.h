@@ -14,7 +14,7 @@
 #include "lockstep/launch/program.h"
 #include "lockstep/launch/store_port.h"
 
-namespace lockstep::bench {
+namespace lockstep::internal::bench {
 
 // Thrown if a world cannot be used any more: a rank has died, has failed while
 // others have not, or has not answered in time.
@@ -104,4 +104,4 @@ class World {
   nlohmann::json facts_;
 };
 
-}  // namespace lockstep::bench
+}  // namespace lockstep::internal::bench

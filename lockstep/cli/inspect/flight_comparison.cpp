@@ -7,7 +7,7 @@
 #include <set>
 #include <utility>
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 // Returns the number of elements that must be the same on all ranks of an
@@ -397,4 +397,4 @@ std::string duration(int64_t nanoseconds) {
   return text;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

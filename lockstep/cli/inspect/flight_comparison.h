@@ -8,7 +8,7 @@
 
 // Compares the ranks' records, matching them by the sequence numbers of their
 // collectives.
-namespace lockstep {
+namespace lockstep::internal {
 
 // In the order in which they are looked for at one sequence number. The first
 // three are divergences.
@@ -70,4 +70,4 @@ std::string rank_list(const std::vector<int>& sorted);
 // Returns "0.412 ms", "12.50 s" or "30 min".
 std::string duration(int64_t nanoseconds);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

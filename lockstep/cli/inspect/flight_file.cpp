@@ -13,7 +13,7 @@
 
 #include "lockstep/base/file_descriptor.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using nlohmann::json;
@@ -263,4 +263,4 @@ void require_one_job(const std::vector<FlightFile>& files) {
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -8,7 +8,7 @@
 #include "lockstep/base/flight_recorder.h"
 
 // A flight record (docs/flight-recorder.md) as it was read.
-namespace lockstep {
+namespace lockstep::internal {
 
 // what() is one line: the file, the place in it, what is there and what is
 // allowed.
@@ -61,4 +61,4 @@ FlightFile read_flight_file(const std::string& path);
 // Throws FlightFileError unless the files are of different ranks of one job.
 void require_one_job(const std::vector<FlightFile>& files);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

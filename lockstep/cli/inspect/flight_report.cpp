@@ -5,7 +5,7 @@
 #include <sstream>
 #include <vector>
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using nlohmann::json;
@@ -148,4 +148,4 @@ std::string flight_json(const FlightComparison& comparison) {
   return document.dump(1) + "\n";
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -5,7 +5,7 @@
 #include "lockstep/cli/inspect/flight_comparison.h"
 
 // The texts that show a comparison. Both end with a newline.
-namespace lockstep {
+namespace lockstep::internal {
 
 // Returns a table for people: what was found in each group, and a row for each
 // rank.
@@ -14,4 +14,4 @@ std::string flight_table(const FlightComparison& comparison);
 // Returns JSON for programs; docs/flight-recorder.md has the fields.
 std::string flight_json(const FlightComparison& comparison);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -12,7 +12,7 @@
 #include "lockstep/base/file_descriptor.h"
 #include "lockstep/comm/backend_traits.h"
 
-namespace lockstep::gloo {
+namespace lockstep::internal::gloo {
 namespace {
 
 // A rank that leaves because of an error must not keep its peers waiting, so
@@ -102,4 +102,4 @@ c10::intrusive_ptr<c10d::Backend> create(const BackendRequest& request) {
                                    options);
 }
 
-}  // namespace lockstep::gloo
+}  // namespace lockstep::internal::gloo

@@ -15,7 +15,7 @@
 #include "lockstep/comm/shm/protocol_call.h"
 #include "lockstep/kernels/reduce.h"
 
-namespace lockstep::hybrid {
+namespace lockstep::internal::hybrid {
 namespace {
 
 using shm::left;
@@ -543,4 +543,4 @@ Backend::WorkPtr Backend::recvAnysource(Tensors& tensors, int tag) {
   return links_.flat->recvAnysource(tensors, tag);
 }
 
-}  // namespace lockstep::hybrid
+}  // namespace lockstep::internal::hybrid

@@ -16,7 +16,7 @@
 #include "lockstep/comm/shm/protocol/group.h"
 #include "lockstep/comm/work_queue.h"
 
-namespace lockstep::hybrid {
+namespace lockstep::internal::hybrid {
 
 // The connections of a rank.
 struct Links {
@@ -137,4 +137,4 @@ class Backend final : public c10d::Backend, public PeerNotices {
   std::optional<WorkQueue> queue_;
 };
 
-}  // namespace lockstep::hybrid
+}  // namespace lockstep::internal::hybrid

@@ -11,7 +11,7 @@
 #include "lockstep/comm/shm/protocol_call.h"
 #include "lockstep/comm/shm/store_exchange.h"
 
-namespace lockstep::hybrid {
+namespace lockstep::internal::hybrid {
 namespace {
 
 // Connects `ranks` of the group by Gloo.
@@ -82,4 +82,4 @@ c10::intrusive_ptr<c10d::Backend> create(const BackendRequest& request) {
                                       request.timeout);
 }
 
-}  // namespace lockstep::hybrid
+}  // namespace lockstep::internal::hybrid

@@ -2,7 +2,7 @@
 
 #include "lockstep/comm/backend_registry.h"
 
-namespace lockstep::hybrid {
+namespace lockstep::internal::hybrid {
 
 // Makes the backend "lockstep", the default for CPU tensors: finds out which
 // ranks share a host, and takes what is fastest for that. All ranks on one
@@ -17,4 +17,4 @@ namespace lockstep::hybrid {
 // c10::DistBackendError with the rank that did not come.
 c10::intrusive_ptr<c10d::Backend> create(const BackendRequest& request);
 
-}  // namespace lockstep::hybrid
+}  // namespace lockstep::internal::hybrid

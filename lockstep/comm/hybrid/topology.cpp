@@ -11,7 +11,7 @@
 #include "lockstep/comm/shm/protocol_call.h"
 #include "lockstep/comm/shm/store_exchange.h"
 
-namespace lockstep::hybrid {
+namespace lockstep::internal::hybrid {
 namespace {
 
 std::string numbered(const char* what, int rank) {
@@ -125,4 +125,4 @@ Neighbours find_neighbours(const BackendRequest& request,
   return found;
 }
 
-}  // namespace lockstep::hybrid
+}  // namespace lockstep::internal::hybrid

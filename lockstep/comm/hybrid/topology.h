@@ -7,7 +7,7 @@
 #include "lockstep/comm/backend_registry.h"
 #include "lockstep/comm/shm/protocol/handshake.h"
 
-namespace lockstep::hybrid {
+namespace lockstep::internal::hybrid {
 
 // Which ranks of a group share memory. The same on all ranks except `host` and
 // `local`, which are this rank's place.
@@ -40,4 +40,4 @@ struct Neighbours {
 Neighbours find_neighbours(const BackendRequest& request,
                            const Deadline& deadline);
 
-}  // namespace lockstep::hybrid
+}  // namespace lockstep::internal::hybrid

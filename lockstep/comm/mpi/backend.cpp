@@ -9,7 +9,7 @@
 #include "lockstep/comm/mpi/message.h"
 #include "lockstep/comm/mpi/operations.h"
 
-namespace lockstep::mpi {
+namespace lockstep::internal::mpi {
 namespace {
 
 using c10d::OpType;
@@ -269,4 +269,4 @@ Backend::WorkPtr Backend::recvAnysource(Tensors& tensors, int tag) {
                     timeout_);
 }
 
-}  // namespace lockstep::mpi
+}  // namespace lockstep::internal::mpi

@@ -11,7 +11,7 @@
 #include "lockstep/comm/mpi/round.h"
 #include "lockstep/comm/work_queue.h"
 
-namespace lockstep::mpi {
+namespace lockstep::internal::mpi {
 
 // A c10d::Backend over one communicator. Collectives run one after the other
 // (WorkQueue), messages beside them. All tensors must be contiguous and on the
@@ -86,4 +86,4 @@ class Backend final : public c10d::Backend {
   WorkQueue queue_{"lockstep-mpi"};  // destroyed first
 };
 
-}  // namespace lockstep::mpi
+}  // namespace lockstep::internal::mpi

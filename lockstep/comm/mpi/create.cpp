@@ -6,7 +6,7 @@
 #include "lockstep/comm/mpi/communicator.h"
 #include "lockstep/comm/mpi/module.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace mpi {
 namespace {
 
@@ -66,4 +66,4 @@ ProcessGroupGuard init_process_group_mpi(
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

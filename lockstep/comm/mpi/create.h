@@ -10,7 +10,7 @@
 // The "mpi" backend (docs/mpi.md): CPU tensors over OpenMPI. This part is in
 // every build. It loads the module that links MPI (module.h) when that is first
 // needed.
-namespace lockstep::mpi {
+namespace lockstep::internal::mpi {
 
 // Blocks until the group's ranks are here, for request.timeout at most.
 c10::intrusive_ptr<c10d::Backend> create(const BackendRequest& request);
@@ -24,4 +24,4 @@ void use_communicator(std::optional<int> handle);
 // loaded.
 std::string missing();
 
-}  // namespace lockstep::mpi
+}  // namespace lockstep::internal::mpi

@@ -14,7 +14,7 @@
 #include "lockstep/base/environment.h"
 #include "lockstep/comm/mpi/runtime.h"
 
-namespace lockstep::mpi {
+namespace lockstep::internal::mpi {
 namespace {
 
 // The type in which two elements of type T are combined: float32 for half
@@ -221,4 +221,4 @@ Bytes::~Bytes() {
   MPI_Type_free(&type_);
 }
 
-}  // namespace lockstep::mpi
+}  // namespace lockstep::internal::mpi

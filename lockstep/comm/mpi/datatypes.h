@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <torch/csrc/distributed/c10d/Types.hpp>
 
-namespace lockstep::mpi {
+namespace lockstep::internal::mpi {
 
 // MPI 3 counts with int. Larger tensors are reduced in parts of this many
 // elements, and moved as one element of a larger type. LOCKSTEP_MPI_MAX_COUNT,
@@ -45,4 +45,4 @@ class Bytes {
   bool owned_ = false;
 };
 
-}  // namespace lockstep::mpi
+}  // namespace lockstep::internal::mpi

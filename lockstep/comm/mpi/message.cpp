@@ -10,7 +10,7 @@
 #include "lockstep/comm/mpi/datatypes.h"
 #include "lockstep/comm/mpi/pending.h"
 
-namespace lockstep::mpi {
+namespace lockstep::internal::mpi {
 namespace {
 
 using std::chrono::milliseconds;
@@ -191,4 +191,4 @@ c10::intrusive_ptr<c10d::Work> start_recv(
       kCall, tensor, std::move(transfer), timeout);
 }
 
-}  // namespace lockstep::mpi
+}  // namespace lockstep::internal::mpi

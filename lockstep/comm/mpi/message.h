@@ -7,7 +7,7 @@
 
 #include "lockstep/comm/mpi/runtime.h"
 
-namespace lockstep::mpi {
+namespace lockstep::internal::mpi {
 
 // Messages do not go through the queue of collectives: they are started at once
 // and make progress whenever this rank is in MPI. MPI works on a copy of the
@@ -29,4 +29,4 @@ c10::intrusive_ptr<c10d::Work> start_recv(
     std::shared_ptr<Communicator> communicator, const at::Tensor& tensor,
     int from, int tag, std::chrono::milliseconds timeout);
 
-}  // namespace lockstep::mpi
+}  // namespace lockstep::internal::mpi

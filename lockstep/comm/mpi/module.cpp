@@ -16,7 +16,7 @@
 #include "lockstep/comm/gather_texts.h"
 #include "lockstep/comm/mpi/backend.h"
 
-namespace lockstep::mpi {
+namespace lockstep::internal::mpi {
 namespace {
 
 using std::chrono::milliseconds;
@@ -174,12 +174,13 @@ class MpiModule final : public Module {
 };
 
 }  // namespace
-}  // namespace lockstep::mpi
+}  // namespace lockstep::internal::mpi
 
-extern "C" lockstep::mpi::Module* lockstep_open_mpi();
+extern "C" lockstep::internal::mpi::Module* lockstep_open_mpi();
 
-lockstep::mpi::Module* lockstep_open_mpi() {
+lockstep::internal::mpi::Module* lockstep_open_mpi() {
   // Never destroyed, as MPI is not.
-  static auto& module = *std::make_unique<lockstep::mpi::MpiModule>().release();
+  static auto& module =
+      *std::make_unique<lockstep::internal::mpi::MpiModule>().release();
   return &module;
 }

@@ -6,7 +6,7 @@
 #include "lockstep/comm/backend_registry.h"
 #include "lockstep/comm/launched_world.h"
 
-namespace lockstep::mpi {
+namespace lockstep::internal::mpi {
 
 // The interface of lib/lockstep/mpi_backend.so, which alone links MPI. There is
 // one object for the life of the process. One thread at a time may call, as for
@@ -42,4 +42,4 @@ class Module {
 using OpenModule = Module* (*)();
 inline constexpr const char* kOpenModule = "lockstep_open_mpi";
 
-}  // namespace lockstep::mpi
+}  // namespace lockstep::internal::mpi

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace lockstep::mpi {
+namespace lockstep::internal::mpi {
 namespace {
 
 char* bytes_of(const at::Tensor& tensor) {
@@ -296,4 +296,4 @@ void barrier(Round& round) {
   });
 }
 
-}  // namespace lockstep::mpi
+}  // namespace lockstep::internal::mpi

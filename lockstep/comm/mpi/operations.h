@@ -12,7 +12,7 @@
 // throws c10::DistBackendError. Shapes are those of c10d's methods of the same
 // names; the caller checks them. Each function makes the MPI call of its own
 // name.
-namespace lockstep::mpi {
+namespace lockstep::internal::mpi {
 
 using ReduceOp = c10d::ReduceOp;
 using Tensors = std::vector<at::Tensor>;
@@ -49,4 +49,4 @@ void all_to_all(Round& round, const at::Tensor& output, const at::Tensor& input,
                 const std::vector<int64_t>& sends);
 void barrier(Round& round);
 
-}  // namespace lockstep::mpi
+}  // namespace lockstep::internal::mpi

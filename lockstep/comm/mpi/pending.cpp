@@ -5,7 +5,7 @@
 
 #include <thread>
 
-namespace lockstep::mpi {
+namespace lockstep::internal::mpi {
 namespace {
 
 using std::chrono::microseconds;
@@ -69,4 +69,4 @@ void Pending::wait(const Deadline& deadline, const Communicator* communicator,
   }
 }
 
-}  // namespace lockstep::mpi
+}  // namespace lockstep::internal::mpi

@@ -7,7 +7,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/mpi/runtime.h"
 
-namespace lockstep::mpi {
+namespace lockstep::internal::mpi {
 
 // Pauses between two looks at a call that moves `bytes`. MPI has no wait with a
 // deadline, and moves data only inside its calls. So there is no pause at
@@ -58,4 +58,4 @@ class Pending {
   MPI_Status status_{};
 };
 
-}  // namespace lockstep::mpi
+}  // namespace lockstep::internal::mpi

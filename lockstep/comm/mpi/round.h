@@ -10,7 +10,7 @@
 #include "lockstep/comm/mpi/datatypes.h"
 #include "lockstep/comm/mpi/pending.h"
 
-namespace lockstep::mpi {
+namespace lockstep::internal::mpi {
 
 // One collective under way: its communicator, its deadline, and the memory that
 // MPI works on. For one thread.
@@ -65,4 +65,4 @@ class Round {
   Kept kept_;
 };
 
-}  // namespace lockstep::mpi
+}  // namespace lockstep::internal::mpi

@@ -9,7 +9,7 @@
 
 #include "lockstep/comm/mpi/pending.h"
 
-namespace lockstep::mpi {
+namespace lockstep::internal::mpi {
 namespace {
 
 std::mutex calls;
@@ -142,4 +142,4 @@ std::shared_ptr<Communicator> Communicator::of_members(
   return std::make_shared<Communicator>(made);
 }
 
-}  // namespace lockstep::mpi
+}  // namespace lockstep::internal::mpi

@@ -10,7 +10,7 @@
 #include "lockstep/base/deadline.h"
 
 // MPI in this process, and communicators. Internal to the module.
-namespace lockstep::mpi {
+namespace lockstep::internal::mpi {
 
 // Throws c10::DistBackendError with MPI's words for `code` unless it is
 // MPI_SUCCESS.
@@ -78,4 +78,4 @@ class Communicator {
   std::atomic<bool> abandoned_{false};
 };
 
-}  // namespace lockstep::mpi
+}  // namespace lockstep::internal::mpi

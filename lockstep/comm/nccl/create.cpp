@@ -11,7 +11,7 @@
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/nccl/departure.h"
 
-namespace lockstep::nccl {
+namespace lockstep::internal::nccl {
 namespace {
 
 class Nccl final : public c10d::ProcessGroupNCCL {
@@ -110,4 +110,4 @@ std::string missing() {
          "by device";
 }
 
-}  // namespace lockstep::nccl
+}  // namespace lockstep::internal::nccl

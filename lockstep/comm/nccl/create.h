@@ -4,7 +4,7 @@
 
 #include "lockstep/comm/backend_registry.h"
 
-namespace lockstep::nccl {
+namespace lockstep::internal::nccl {
 
 // Makes c10d's ProcessGroupNCCL for CUDA tensors (docs/nccl.md). In a build
 // without NCCL (no_nccl.cpp) it throws std::invalid_argument with missing().
@@ -26,4 +26,4 @@ c10::intrusive_ptr<c10d::Backend> create(const BackendRequest& request);
 // (local_device()).
 std::string missing();
 
-}  // namespace lockstep::nccl
+}  // namespace lockstep::internal::nccl

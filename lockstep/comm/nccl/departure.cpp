@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-namespace lockstep::nccl {
+namespace lockstep::internal::nccl {
 namespace {
 
 // The pause between two looks. It is well below kTellTime, within which all
@@ -71,4 +71,4 @@ void Departure::watch(const std::stop_token& stop) {
   }
 }
 
-}  // namespace lockstep::nccl
+}  // namespace lockstep::internal::nccl

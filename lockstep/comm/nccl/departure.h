@@ -8,7 +8,7 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-namespace lockstep::nccl {
+namespace lockstep::internal::nccl {
 
 // Notices of ranks that leave a group because of an error. NCCL gives none
 // between GPUs of one host: kernels of the other ranks wait for the rank that
@@ -56,4 +56,4 @@ class Departure {
   std::jthread thread_;  // the last member, as it uses the others
 };
 
-}  // namespace lockstep::nccl
+}  // namespace lockstep::internal::nccl

@@ -3,7 +3,7 @@
 
 #include "lockstep/comm/nccl/create.h"
 
-namespace lockstep::nccl {
+namespace lockstep::internal::nccl {
 
 c10::intrusive_ptr<c10d::Backend> create(const BackendRequest&) {
   throw std::invalid_argument(missing());
@@ -15,4 +15,4 @@ std::string missing() {
          "name a backend for CPUs, or none to choose by device";
 }
 
-}  // namespace lockstep::nccl
+}  // namespace lockstep::internal::nccl

@@ -7,7 +7,7 @@
 #include <numeric>
 #include <stdexcept>
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 namespace {
 
 template <typename... Parts>
@@ -102,4 +102,4 @@ std::vector<size_t> element_counts(const char* operation,
   return counts;
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

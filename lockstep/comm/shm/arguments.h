@@ -8,7 +8,7 @@
 // Checks and unpacks the arguments of c10d's operations. If an argument is
 // wrong, each function throws std::invalid_argument whose text begins with
 // `operation`.
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 
 // Returns the only tensor of the list, which must be defined.
 const at::Tensor& single(const char* operation,
@@ -38,4 +38,4 @@ std::vector<size_t> element_counts(const char* operation,
                                    const at::Tensor& tensor,
                                    const std::vector<int64_t>& rows, int size);
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

@@ -13,7 +13,7 @@
 #include "lockstep/comm/shm/shared_tensors.h"
 #include "lockstep/comm/shm/sparse.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 
 using c10d::OpType;
 using Tensors = Backend::Tensors;
@@ -295,4 +295,4 @@ bool Backend::shares(const void* data, size_t bytes) const {
   return shared_->hold(data, bytes);
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

@@ -18,7 +18,7 @@
 #include "lockstep/comm/shm/protocol_call.h"
 #include "lockstep/comm/work_queue.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 
 class Messages;
 class SharedTensors;
@@ -223,4 +223,4 @@ Backend::WorkPtr Backend::issue(c10d::OpType type, const CallOptions& options,
   }
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

@@ -16,7 +16,7 @@
 #include "lockstep/comm/shm/protocol_call.h"
 #include "lockstep/comm/shm/store_exchange.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 namespace {
 
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
@@ -115,4 +115,4 @@ c10::intrusive_ptr<c10d::Backend> create(const BackendRequest& request) {
   });
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

@@ -2,7 +2,7 @@
 
 #include "lockstep/comm/backend_registry.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 
 // Makes the backend "shm": shared memory between ranks of one host (backend.h
 // and docs/shared-memory.md), for CPU tensors and at most 64 ranks.
@@ -18,4 +18,4 @@ namespace lockstep::shm {
 // the keys of meet().
 c10::intrusive_ptr<c10d::Backend> create(const BackendRequest& request);
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

@@ -13,7 +13,7 @@
 #include "lockstep/comm/shm/refuse_in_child.h"
 #include "lockstep/comm/shm/shared_tensors.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 HostSharing* host_sharing(const ProcessGroupPtr& group) {
   const auto& of = group ? group : default_group();
@@ -88,4 +88,4 @@ at::Tensor Backend::zeros_in_common(int64_t count,
 }
 
 }  // namespace shm
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -7,7 +7,7 @@
 
 #include "lockstep/comm/shm/protocol_call.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 
 class Messages::MessageWork final : public c10d::Work {
  public:
@@ -148,4 +148,4 @@ void Messages::adopt(UnderWay dropped) {
   }
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

@@ -9,7 +9,7 @@
 #include "lockstep/comm/shm/piece.h"
 #include "lockstep/comm/shm/protocol/group.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 
 // The messages of one rank as works of c10d. Threads: any.
 //
@@ -55,4 +55,4 @@ class Messages : public std::enable_shared_from_this<Messages> {
   std::jthread server_;
 };
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

@@ -9,7 +9,7 @@
 #include "lockstep/comm/shm/backend.h"
 #include "lockstep/comm/shm/piece.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 
 using c10d::OpType;
 using Tensors = Backend::Tensors;
@@ -230,4 +230,4 @@ Backend::WorkPtr Backend::alltoall_base(at::Tensor& output, at::Tensor& input,
                });
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

@@ -7,7 +7,7 @@
 #include <optional>
 #include <stdexcept>
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 namespace {
 
 std::optional<DType> kernel_dtype(at::ScalarType dtype) {
@@ -194,4 +194,4 @@ Reduction require_reduction(const char* operation, at::ScalarType dtype,
   return {.dtype = *of, .op = *by};
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

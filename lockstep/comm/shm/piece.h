@@ -9,7 +9,7 @@
 #include "lockstep/comm/shm/protocol/group.h"
 
 // Turns tensors into what the protocol takes.
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 
 // One tensor of an operation as one piece of memory: the tensor's own if it is
 // contiguous, else a copy. Keeps the tensor alive. A value type.
@@ -82,4 +82,4 @@ struct Reduction {
 Reduction require_reduction(const char* operation, at::ScalarType dtype,
                             c10d::ReduceOp::RedOpType op);
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

@@ -13,7 +13,7 @@
 #include "lockstep/comm/shm/protocol/errors.h"
 
 // Calls the protocol from c10d.
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 
 // Runs `call` and turns errors of the protocol into errors of c10d. Costs
 // nothing if there is no error.
@@ -49,4 +49,4 @@ inline std::chrono::milliseconds left(const Deadline& deadline) {
   return std::max(deadline.remaining(), std::chrono::milliseconds(1));
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

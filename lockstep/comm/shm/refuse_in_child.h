@@ -4,7 +4,7 @@
 
 #include "lockstep/base/process_mark.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 
 // Throws in a child that was forked after `made_in` was made. The child has
 // copies of objects that stand for the parent's memory, which it must not write
@@ -16,4 +16,4 @@ inline void refuse_in_child(const ProcessMark& made_in) {
       "rank; use it in the rank itself only");
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

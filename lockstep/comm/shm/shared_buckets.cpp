@@ -12,7 +12,7 @@
 #include "lockstep/comm/shm/protocol_call.h"
 #include "lockstep/comm/shm/refuse_in_child.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 namespace {
 
 // Reduces buckets by a BucketExchange. c10d sees nothing of it, so this class
@@ -139,4 +139,4 @@ std::unique_ptr<BucketReduction> Backend::reduce_buckets(
       Call("reduce_buckets", group, timeout));
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

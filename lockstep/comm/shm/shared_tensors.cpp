@@ -2,7 +2,7 @@
 
 #include <iterator>
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 
 void SharedTensors::add(const void* data, size_t bytes) {
   std::lock_guard lock(mutex_);
@@ -23,4 +23,4 @@ bool SharedTensors::hold(const void* data, size_t bytes) {
   return begin + bytes <= start + size;
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

@@ -4,7 +4,7 @@
 #include <map>
 #include <mutex>
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 
 // Knows where the tensors lie that are in memory shared by the ranks. Threads:
 // any.
@@ -20,4 +20,4 @@ class SharedTensors {
   std::map<const std::byte*, size_t> sizes_{};
 };
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

@@ -11,7 +11,7 @@
 #include "lockstep/comm/shm/piece.h"
 #include "lockstep/comm/shm/protocol_call.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 namespace {
 
 constexpr size_t kMostDimensions = 16;
@@ -127,4 +127,4 @@ void require_sparse(const at::Tensor& tensor, c10d::ReduceOp::RedOpType op) {
   }
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

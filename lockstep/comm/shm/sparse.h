@@ -7,7 +7,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/shm/protocol/group.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 
 // Returns the sum, or average, of the ranks' sparse (COO) tensors, coalesced.
 // Entries are added in rank order, those of half types in float32. Each rank
@@ -23,4 +23,4 @@ at::Tensor sum_sparse(Group& group, const at::Tensor& tensor, bool average,
 // Throws std::invalid_argument unless sum_sparse() takes such tensors.
 void require_sparse(const at::Tensor& tensor, c10d::ReduceOp::RedOpType op);
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

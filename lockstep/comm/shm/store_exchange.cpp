@@ -10,7 +10,7 @@
 
 #include "lockstep/base/deadline.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 namespace {
 
 constexpr std::chrono::microseconds kFirstPause{50};
@@ -56,4 +56,4 @@ Exchange exchange_over(const c10::intrusive_ptr<c10d::Store>& store) {
               }};
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

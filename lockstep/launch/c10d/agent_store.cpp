@@ -8,7 +8,7 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 std::vector<uint8_t> bytes(const std::string& text) {
@@ -104,9 +104,10 @@ class C10dAgentStore : public AgentStore {
 };
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal
 
-extern "C" lockstep::AgentStore* lockstep_open_agent_store(
-    const lockstep::AgentStoreAddress& address) {
-  return std::make_unique<lockstep::C10dAgentStore>(address).release();
+extern "C" lockstep::internal::AgentStore* lockstep_open_agent_store(
+    const lockstep::internal::AgentStoreAddress& address) {
+  return std::make_unique<lockstep::internal::C10dAgentStore>(address)
+      .release();
 }

@@ -6,7 +6,7 @@
 namespace lockstep {
 namespace {
 
-int64_t number(const SpanBegin& begin, std::string_view key) {
+int64_t number(const internal::SpanBegin& begin, std::string_view key) {
   for (const auto& attribute : begin.attributes) {
     if (attribute.key != key) continue;
     const auto* value = std::get_if<int64_t>(&attribute.value);
@@ -17,7 +17,7 @@ int64_t number(const SpanBegin& begin, std::string_view key) {
 
 // Returns the bytes that go into the call. A span reports the bytes of all
 // tensors of its call; those that go in are a fixed part of them.
-int64_t bytes_in(const SpanBegin& begin) {
+int64_t bytes_in(const internal::SpanBegin& begin) {
   const auto all = number(begin, "bytes");
   const auto world_size = number(begin, "world_size");
   const auto name = begin.name;
@@ -32,14 +32,14 @@ int64_t bytes_in(const SpanBegin& begin) {
 
 }  // namespace
 
-class CommBytes::Observer final : public SpanObserver {
+class CommBytes::Observer final : public internal::SpanObserver {
  public:
-  void on_begin(const SpanBegin& begin) noexcept override {
+  void on_begin(const internal::SpanBegin& begin) noexcept override {
     if (begin.category != "comm") return;
     bytes.fetch_add(bytes_in(begin), std::memory_order_relaxed);
     operations.fetch_add(1, std::memory_order_relaxed);
   }
-  void on_end(const SpanEnd& /*end*/) noexcept override {}
+  void on_end(const internal::SpanEnd& /*end*/) noexcept override {}
 
   std::atomic<int64_t> bytes{0};
   std::atomic<int64_t> operations{0};

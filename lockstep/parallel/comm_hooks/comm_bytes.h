@@ -40,7 +40,7 @@ class CommBytes {
  private:
   class Observer;
   std::shared_ptr<Observer> observer_;
-  SpanSubscription subscription_;
+  internal::SpanSubscription subscription_;
 };
 
 }  // namespace lockstep

@@ -12,13 +12,14 @@ namespace lockstep {
 namespace {
 
 CommHook compress_hook(ProcessGroupPtr given, at::ScalarType dtype) {
-  return [group = or_default(std::move(given)), dtype](GradBucket& bucket) {
+  return [group = internal::or_default(std::move(given)),
+          dtype](GradBucket& bucket) {
     at::NoGradGuard no_grad;
     const auto& buffer = bucket.buffer();
     // Rounds in Python's order. Copies even if the dtype is the same.
     auto compressed = buffer.to(dtype, /*non_blocking=*/false, /*copy=*/true)
                           .div_(group->size());
-    return all_reduce_then(compressed, group, [buffer, compressed] {
+    return internal::all_reduce_then(compressed, group, [buffer, compressed] {
       return buffer.copy_(compressed);
     });
   };
@@ -52,9 +53,9 @@ CommHook compress_wrapper(CommHook hook, at::ScalarType dtype) {
 }  // namespace
 
 CommHook allreduce_hook(ProcessGroupPtr given) {
-  return [group = or_default(std::move(given))](GradBucket& bucket) {
+  return [group = internal::or_default(std::move(given))](GradBucket& bucket) {
     at::NoGradGuard no_grad;
-    return average(bucket.buffer(), group);
+    return internal::average(bucket.buffer(), group);
   };
 }
 

@@ -8,7 +8,7 @@
 #include "lockstep/comm/host_sharing.h"
 #include "lockstep/comm/init.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 // `start` starts the operation; its argument says whether asynchronously.
@@ -66,4 +66,4 @@ CommFuture average(const at::Tensor& tensor, const ProcessGroupPtr& group) {
   return all_reduce_then(tensor, group, [tensor] { return tensor; });
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -18,7 +18,7 @@
 // that do not share memory it may run in a thread of the backend, which it must
 // not keep waiting. So it must not start collectives; their order would not be
 // the same on all ranks, either.
-namespace lockstep {
+namespace lockstep::internal {
 
 using ExchangeEnd = std::function<at::Tensor()>;
 
@@ -36,4 +36,4 @@ CommFuture all_gather_then(const at::Tensor& output, const at::Tensor& input,
 // it sums, so that 16-bit dtypes do not overflow in the sum.
 CommFuture average(const at::Tensor& tensor, const ProcessGroupPtr& group);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

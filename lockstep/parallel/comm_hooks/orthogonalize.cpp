@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 void gram_schmidt(const at::Tensor& matrices, double epsilon) {
@@ -34,4 +34,4 @@ void orthogonalize(const at::Tensor& matrices, double epsilon) {
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

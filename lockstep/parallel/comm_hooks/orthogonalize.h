@@ -2,7 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Makes the columns of each of `matrices` ([count, rows, columns], columns <=
 // rows) orthonormal, in place: by Gram-Schmidt for up to two columns and for
@@ -13,4 +13,4 @@ namespace lockstep {
 // comm_hooks.
 void orthogonalize(const at::Tensor& matrices, double epsilon);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

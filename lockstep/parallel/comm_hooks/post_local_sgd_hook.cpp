@@ -15,8 +15,8 @@ namespace lockstep {
 namespace {
 
 ProcessGroupPtr ranks_of_this_host() {
-  const auto local =
-      get_env_int("LOCAL_WORLD_SIZE", 1, std::numeric_limits<int>::max());
+  const auto local = internal::get_env_int("LOCAL_WORLD_SIZE", 1,
+                                           std::numeric_limits<int>::max());
   if (!local) {
     throw std::invalid_argument(
         "PostLocalSGDState: there is no subgroup, and LOCAL_WORLD_SIZE, the "
@@ -35,7 +35,8 @@ PostLocalSGDState::PostLocalSGDState(const PostLocalSGDOptions& given)
         c10::str("PostLocalSGDState: start_localSGD_iter is ",
                  options.start_localSGD_iter, "; give 0 or more steps"));
   }
-  options.process_group = or_default(std::move(options.process_group));
+  options.process_group =
+      internal::or_default(std::move(options.process_group));
   if (!options.subgroup && options.post_local_gradient_allreduce) {
     options.subgroup = ranks_of_this_host();
   }
@@ -52,12 +53,12 @@ CommHook post_localSGD_hook(std::shared_ptr<PostLocalSGDState> state) {
     const auto& options = state->options;
     if (state->iter < options.start_localSGD_iter) {
       if (bucket.is_last()) ++state->iter;
-      return average(bucket.buffer(), options.process_group);
+      return internal::average(bucket.buffer(), options.process_group);
     }
     if (!options.post_local_gradient_allreduce) {
       return completed_future(bucket.buffer());
     }
-    return average(bucket.buffer(), options.subgroup);
+    return internal::average(bucket.buffer(), options.subgroup);
   };
 }
 

@@ -184,11 +184,12 @@ CommFuture compress_layers(PowerSGDState& state, const GradBucket& bucket) {
     }
   }
   for (auto& [gradient, p, q, copied_from] : parts.compressed) {
-    orthogonalize(q, epsilon);
+    internal::orthogonalize(q, epsilon);
     at::bmm_out(p, gradient, q);
   }
 
-  wait_for_tensor(all_reduce_then(first, group, [first] { return first; }));
+  wait_for_tensor(
+      internal::all_reduce_then(first, group, [first] { return first; }));
   rest.div_(group->size());
   int64_t offset = 0;
   for (auto& flat : parts.uncompressed) {
@@ -196,7 +197,7 @@ CommFuture compress_layers(PowerSGDState& state, const GradBucket& bucket) {
     offset += flat.numel();
   }
   for (auto& [gradient, p, q, copied_from] : parts.compressed) {
-    orthogonalize(p, epsilon);
+    internal::orthogonalize(p, epsilon);
     at::bmm_out(q, gradient.transpose(1, 2), p);
   }
 
@@ -214,7 +215,7 @@ CommFuture compress_layers(PowerSGDState& state, const GradBucket& bucket) {
     return gradients;
   };
   if (parts.qs == 0) return completed_future(decompress());
-  return all_reduce_then(qs, group, std::move(decompress));
+  return internal::all_reduce_then(qs, group, std::move(decompress));
 }
 
 CommFuture compress_bucket(PowerSGDState& state, const GradBucket& bucket) {
@@ -239,12 +240,12 @@ CommFuture compress_bucket(PowerSGDState& state, const GradBucket& bucket) {
     auto generator = at::detail::createCPUGenerator(next_seed(state.rng));
     q.copy_(random_like(q, generator));
   }
-  orthogonalize(q, 0);
+  internal::orthogonalize(q, 0);
   at::bmm_out(p, matrix, q);
-  wait_for_tensor(all_reduce_then(p, group, [p] { return p; }));
-  orthogonalize(p, 0);
+  wait_for_tensor(internal::all_reduce_then(p, group, [p] { return p; }));
+  internal::orthogonalize(p, 0);
   at::bmm_out(q, matrix.transpose(1, 2), p);
-  return all_reduce_then(
+  return internal::all_reduce_then(
       q, group,
       [gradients, error, matrix, p, q, size = group->size()]() mutable {
         q.div_(size);
@@ -266,9 +267,10 @@ CommHook after_first_steps(const char* name,
   }
   return [state = std::move(state), compress](GradBucket& bucket) {
     at::NoGradGuard no_grad;
-    auto future = state->iter < state->options.start_powerSGD_iter
-                      ? average(bucket.buffer(), state->options.process_group)
-                      : compress(*state, bucket);
+    auto future =
+        state->iter < state->options.start_powerSGD_iter
+            ? internal::average(bucket.buffer(), state->options.process_group)
+            : compress(*state, bucket);
     count_step(*state, bucket);
     return future;
   };
@@ -302,7 +304,8 @@ PowerSGDState::PowerSGDState(const PowerSGDOptions& given)
   }
   options.compression_stats_logging_frequency =
       std::max<int64_t>(1, options.compression_stats_logging_frequency);
-  options.process_group = or_default(std::move(options.process_group));
+  options.process_group =
+      internal::or_default(std::move(options.process_group));
 }
 
 CompressionStats PowerSGDState::compression_stats() const {

@@ -62,7 +62,8 @@ at::Tensor dequantize(const at::Tensor& all, int64_t channels, int64_t width) {
 
 // `width`: the elements of a channel; 0: all elements are one channel.
 CommHook quantization_hook(ProcessGroupPtr given, int64_t width) {
-  return [group = or_default(std::move(given)), width](GradBucket& bucket) {
+  return [group = internal::or_default(std::move(given)),
+          width](GradBucket& bucket) {
     at::NoGradGuard no_grad;
     const auto& buffer = bucket.buffer();
     const auto count = buffer.numel();
@@ -71,7 +72,7 @@ CommHook quantization_hook(ProcessGroupPtr given, int64_t width) {
     const auto channels = (count + channel - 1) / channel;
     auto mine = quantize(buffer, channels, channel);
     auto everyones = at::empty({group->size(), mine.numel()}, mine.options());
-    return all_gather_then(
+    return internal::all_gather_then(
         everyones, mine, group, [buffer, everyones, channels, channel] {
           auto sum = dequantize(everyones[0], channels, channel);
           for (int64_t rank = 1; rank < everyones.size(0); ++rank) {

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace lockstep::detail {
+namespace lockstep::internal {
 namespace {
 
 at::Device with_index(const at::Device& device) {
@@ -54,4 +54,4 @@ std::vector<at::Device> data_parallel_devices(
   return devices;
 }
 
-}  // namespace lockstep::detail
+}  // namespace lockstep::internal

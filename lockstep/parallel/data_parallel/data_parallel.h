@@ -45,7 +45,7 @@ struct DataParallelOptions {
   int64_t intra_op_threads{0};
 };
 
-namespace detail {
+namespace internal {
 
 // The part of DataParallel that does not depend on the module's type. With less
 // than two devices there are neither replicas nor threads.
@@ -123,7 +123,7 @@ auto data_parallel_forward(DataParallelState& state, Impl& module,
   return DataParallelValue<Result>::gather(std::move(results), target);
 }
 
-}  // namespace detail
+}  // namespace internal
 
 // Data-parallel training of one module in one process. Each forward divides its
 // arguments over the devices, runs a replica of the module on each part in a
@@ -162,12 +162,12 @@ class DataParallel {
  public:
   explicit DataParallel(const Module& module,
                         const DataParallelOptions& options = {})
-      : module_(detail::module_pointer(module)),
+      : module_(internal::module_pointer(module)),
         output_device_(options.output_device),
         dim_(options.dim) {
-    auto devices = detail::data_parallel_devices(options);
+    auto devices = internal::data_parallel_devices(options);
     if (devices.size() == 1) module_->to(devices.front());
-    state_ = std::make_unique<detail::DataParallelState>(
+    state_ = std::make_unique<internal::DataParallelState>(
         *module_, std::move(devices), options.intra_op_threads);
   }
 
@@ -175,7 +175,7 @@ class DataParallel {
   // result.
   template <typename... Args>
   auto forward(Args&&... args) {
-    return detail::data_parallel_forward(
+    return internal::data_parallel_forward(
         *state_, *module_, output_device_, dim_,
         std::tuple<std::decay_t<Args>...>(std::forward<Args>(args)...));
   }
@@ -194,10 +194,10 @@ class DataParallel {
   }
 
  private:
-  decltype(detail::module_pointer(std::declval<const Module&>())) module_;
+  decltype(internal::module_pointer(std::declval<const Module&>())) module_;
   std::optional<at::Device> output_device_;
   int64_t dim_;
-  std::unique_ptr<detail::DataParallelState> state_;
+  std::unique_ptr<internal::DataParallelState> state_;
 };
 
 }  // namespace lockstep

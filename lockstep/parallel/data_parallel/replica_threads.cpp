@@ -19,7 +19,7 @@
 #include <typeinfo>
 #include <utility>
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 // Throws `message` as a T if `error` is exactly a T. A class derived from T
@@ -175,4 +175,4 @@ void ReplicaThreads::run(size_t count,
   if (failed) rethrow_of_replica(thrown, *failed, devices_[*failed]);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -8,7 +8,7 @@
 #include <memory>
 #include <vector>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Permanent threads, one for each replica of a DataParallel, so that each can
 // have its own number of intra-op threads: LibTorch keeps that number by
@@ -43,4 +43,4 @@ class ReplicaThreads {
   std::vector<std::unique_ptr<Thread>> threads_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -15,7 +15,7 @@
 
 #include "lockstep/parallel/torch_versions.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 namespace autograd = torch::autograd;
@@ -272,4 +272,4 @@ void require_on_device(const torch::nn::Module& module,
   for (const auto& buffer : module.buffers()) require(buffer, device);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

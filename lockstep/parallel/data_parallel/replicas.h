@@ -7,7 +7,7 @@
 #include <memory>
 #include <vector>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 enum class ReplicaMemory {
   // A replica on the module's own device uses the memory of the module's
@@ -103,4 +103,4 @@ class Replicas {
 void require_on_device(const torch::nn::Module& module,
                        const at::Device& device);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -98,7 +98,7 @@ std::vector<at::Tensor> DataParallelValue<at::Tensor>::scatter(
 at::Tensor DataParallelValue<at::Tensor>::gather(
     const std::vector<at::Tensor>& parts, const GatherTarget& target) {
   for (const auto& part : parts) {
-    detail::require_same_presence(parts.front().defined(), part.defined());
+    internal::require_same_presence(parts.front().defined(), part.defined());
   }
   if (!parts.front().defined()) return {};
   const bool scalars =
@@ -113,7 +113,7 @@ at::Tensor DataParallelValue<at::Tensor>::gather(
   return here.size() == 1 ? here.front() : at::cat(here, target.dim);
 }
 
-namespace detail {
+namespace internal {
 
 void require_same_size(size_t first, size_t other, const char* container) {
   if (first == other) return;
@@ -136,5 +136,5 @@ void require_same_presence(bool first, bool other) {
       "an undefined one: results that are joined must have the same members");
 }
 
-}  // namespace detail
+}  // namespace internal
 }  // namespace lockstep

@@ -97,7 +97,7 @@ struct DataParallelValue<c10::ArrayRef<T>> {
                 "TensorList, which owns nothing.");
 };
 
-namespace detail {
+namespace internal {
 
 // Throws std::invalid_argument if two parts differ in size.
 void require_same_size(size_t first, size_t other, const char* container);
@@ -149,16 +149,16 @@ using Memberwise =
     typename MemberwiseOf<T,
                           std::make_index_sequence<std::tuple_size_v<T>>>::type;
 
-}  // namespace detail
+}  // namespace internal
 
 template <typename... T>
 struct DataParallelValue<std::tuple<T...>>
-    : detail::Memberwise<std::tuple<T...>> {
+    : internal::Memberwise<std::tuple<T...>> {
   static constexpr bool divides = (DataParallelValue<T>::divides || ...);
 };
 template <typename A, typename B>
 struct DataParallelValue<std::pair<A, B>>
-    : detail::Memberwise<std::pair<A, B>> {
+    : internal::Memberwise<std::pair<A, B>> {
   static constexpr bool divides =
       DataParallelValue<A>::divides || DataParallelValue<B>::divides;
 };
@@ -184,14 +184,14 @@ struct DataParallelValue<std::map<K, T, Rest...>> {
   }
   static Map gather(std::vector<Map> parts, const GatherTarget& target) {
     for (const auto& part : parts) {
-      detail::require_same_size(parts.front().size(), part.size(), "map");
+      internal::require_same_size(parts.front().size(), part.size(), "map");
     }
     Map joined;
     for (const auto& member : parts.front()) {
       std::vector<T> members;
       for (auto& part : parts) {
         auto found = part.find(member.first);
-        if (found == part.end()) detail::throw_missing_key();
+        if (found == part.end()) internal::throw_missing_key();
         members.push_back(found->second);
       }
       joined.emplace(member.first,
@@ -224,7 +224,7 @@ struct DataParallelValue<std::vector<T>> {
                                const GatherTarget& target) {
     std::vector<T> joined;
     for (const auto& part : parts) {
-      detail::require_same_size(parts.front().size(), part.size(), "vector");
+      internal::require_same_size(parts.front().size(), part.size(), "vector");
     }
     for (size_t i = 0; i < parts.front().size(); ++i) {
       std::vector<T> members;

@@ -15,7 +15,7 @@
 #include <thread>
 #include <unordered_set>
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using torch::autograd::variable_list;
@@ -524,4 +524,4 @@ bool BackwardTracker::is_averaging() const {
   return averaging_.has_value();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

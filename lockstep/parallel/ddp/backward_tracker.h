@@ -13,7 +13,7 @@
 #include <utility>
 #include <vector>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Receives what a BackwardTracker reports. Calls come one at a time, under the
 // tracker's lock, in the thread in which autograd does the work.
@@ -220,4 +220,4 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
   std::optional<int> averaging_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -9,7 +9,7 @@
 #include "lockstep/comm/collectives.h"
 #include "lockstep/parallel/ddp/buckets.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 constexpr int64_t kPieceBytes = int64_t{250} << 20;
@@ -69,4 +69,4 @@ void broadcast_coalesced(const std::vector<at::Tensor>& tensors, int src,
   while (!in_flight.empty()) finish_first();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -6,7 +6,7 @@
 
 #include "lockstep/comm/process_group.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Collective. Gives every rank the tensors of rank `src` of the default group.
 // Tensors of one dtype and device travel together, in pieces of 250 MiB, in the
@@ -17,4 +17,4 @@ namespace lockstep {
 void broadcast_coalesced(const std::vector<at::Tensor>& tensors, int src,
                          const ProcessGroupPtr& group);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -8,7 +8,7 @@
 
 #include "lockstep/comm/collectives.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 std::vector<std::vector<size_t>> first_buckets(
     const std::vector<at::Tensor>& tensors, const std::vector<size_t>& members,
@@ -50,4 +50,4 @@ std::vector<std::vector<size_t>> order_of_rank_zero(
   return agreed;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

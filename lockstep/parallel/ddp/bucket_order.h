@@ -7,7 +7,7 @@
 #include "lockstep/comm/process_group.h"
 #include "lockstep/parallel/ddp/buckets.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Returns the buckets of the first backward, for the `members` among `tensors`.
 // Gradients mostly become ready in reverse order of the parameters, so these
@@ -26,4 +26,4 @@ std::vector<std::vector<size_t>> order_of_rank_zero(
     const std::vector<std::vector<size_t>>& buckets, c10::Device device,
     const ProcessGroupPtr& group);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

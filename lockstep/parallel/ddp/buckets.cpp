@@ -8,7 +8,7 @@
 
 #include "lockstep/comm/empty_shared.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 std::vector<std::vector<size_t>> assign_buckets(
     const std::vector<at::Tensor>& tensors, const std::vector<size_t>& order,
@@ -87,4 +87,4 @@ bool same_memory(const at::Tensor& tensor, const at::Tensor& alias) {
          tensor.is_neg() == alias.is_neg();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -9,7 +9,7 @@
 
 #include "lockstep/comm/process_group.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 struct NamedParameter {
   std::string name;  // as named_parameters() gives it
@@ -58,4 +58,4 @@ GradientBucket make_bucket(const std::vector<NamedParameter>& parameters,
 // Returns whether `tensor` is exactly the memory of `alias`.
 bool same_memory(const at::Tensor& tensor, const at::Tensor& alias);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

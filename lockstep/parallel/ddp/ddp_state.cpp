@@ -14,7 +14,7 @@
 #include "lockstep/parallel/ddp/model_agreement.h"
 #include "lockstep/parallel/ddp/replica_check.h"
 
-namespace lockstep::detail {
+namespace lockstep::internal {
 namespace {
 
 std::invalid_argument mistake(const std::string& what) {
@@ -508,4 +508,4 @@ void DdpState::set_sample_rate(int64_t rate) {
   }
 }
 
-}  // namespace lockstep::detail
+}  // namespace lockstep::internal

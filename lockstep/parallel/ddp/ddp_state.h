@@ -22,7 +22,7 @@
 #include "lockstep/parallel/ddp/reducer.h"
 #include "lockstep/parallel/join/join.h"
 
-namespace lockstep::detail {
+namespace lockstep::internal {
 
 // The part of DistributedDataParallel that does not depend on the module's
 // type. Threads, blocking and errors are described there.
@@ -161,4 +161,4 @@ class DdpState final : public Joinable {
   bool require_forward_buffer_sync_ = true;
 };
 
-}  // namespace lockstep::detail
+}  // namespace lockstep::internal

@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 int64_t nanoseconds(DdpTimes::Clock::time_point begin,
@@ -42,4 +42,4 @@ void DdpTimes::describe(DDPLoggingData& data) const {
   data.avg_backward_compute_comm_overlap_time = sums_.overlap / samples_;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

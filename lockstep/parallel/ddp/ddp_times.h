@@ -5,7 +5,7 @@
 
 #include "lockstep/parallel/ddp/logging_data.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Takes the times of DDPLoggingData: in each of the first 10 iterations, then
 // in one of `sample_rate`. An iteration that is not sampled reads no clock. One
@@ -50,4 +50,4 @@ class DdpTimes {
   Durations sums_{};
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

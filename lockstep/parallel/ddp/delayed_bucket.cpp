@@ -5,7 +5,7 @@
 #include <numeric>
 #include <stdexcept>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 DelayedBucket::DelayedBucket(std::vector<NamedParameter> parameters,
                              at::Tensor hook, const ProcessGroupPtr& group)
@@ -73,4 +73,4 @@ void DelayedBucket::shadow() {
   started_ = true;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

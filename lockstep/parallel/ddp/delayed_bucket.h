@@ -7,7 +7,7 @@
 #include "lockstep/comm/bucket_reduction.h"
 #include "lockstep/parallel/ddp/buckets.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Gradients that are averaged apart from all others, when the gradient of one
 // named parameter is ready (delay_all_reduce_named_params of
@@ -50,4 +50,4 @@ class DelayedBucket {
   bool started_ = false;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

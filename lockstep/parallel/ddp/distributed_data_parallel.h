@@ -17,7 +17,7 @@
 #include "lockstep/parallel/join/join.h"
 
 namespace lockstep {
-namespace detail {
+namespace internal {
 
 // The argument type of DistributedDataParallel<Module>'s constructor, and the
 // shared pointer that it holds.
@@ -34,7 +34,7 @@ struct ModulePointer<std::shared_ptr<Impl>> {
 template <std::derived_from<torch::nn::Module> Impl>
 struct ModulePointer<Impl> : ModulePointer<std::shared_ptr<Impl>> {};
 
-}  // namespace detail
+}  // namespace internal
 
 // Data-parallel training of one module on every rank: when backward() returns,
 // its gradients are averaged over the ranks. It follows
@@ -90,10 +90,10 @@ template <typename Module>
 class DistributedDataParallel {
  public:
   explicit DistributedDataParallel(
-      const typename detail::ModulePointer<Module>::Given& module,
+      const typename internal::ModulePointer<Module>::Given& module,
       const DistributedDataParallelOptions& options = {})
-      : module_(detail::ModulePointer<Module>::get(module)),
-        state_(std::make_unique<detail::DdpState>(*module_, options)) {}
+      : module_(internal::ModulePointer<Module>::get(module)),
+        state_(std::make_unique<internal::DdpState>(*module_, options)) {}
 
   // Takes the arguments of the module's forward and returns its result.
   template <typename... Args>
@@ -110,7 +110,7 @@ class DistributedDataParallel {
       }
     };
     using Result = decltype(call());
-    detail::DdpState::ForwardPass pass(*state_);
+    internal::DdpState::ForwardPass pass(*state_);
     if constexpr (std::is_void_v<Result>) {
       call();
     } else {
@@ -136,7 +136,7 @@ class DistributedDataParallel {
   // gradients on this rank only; the next averaging backward averages the sum.
   class [[nodiscard]] NoSync {
    public:
-    explicit NoSync(detail::DdpState& state)
+    explicit NoSync(internal::DdpState& state)
         : state_(state),
           before_(std::exchange(state.require_backward_grad_sync, false)) {}
     NoSync(const NoSync&) = delete;
@@ -144,7 +144,7 @@ class DistributedDataParallel {
     ~NoSync() { state_.require_backward_grad_sync = before_; }
 
    private:
-    detail::DdpState& state_;
+    internal::DdpState& state_;
     bool before_;
   };
   NoSync no_sync() { return NoSync(*state_); }
@@ -171,7 +171,7 @@ class DistributedDataParallel {
   // clipped or unscaled, nor accumulated over several backward passes outside
   // no_sync(). Call it before the first backward.
   void apply_optimizer_in_backward(
-      const detail::DdpState::MakeOptimizer& make) {
+      const internal::DdpState::MakeOptimizer& make) {
     state_->apply_optimizer_in_backward(make);
   }
 
@@ -190,12 +190,13 @@ class DistributedDataParallel {
   }
 
   // For code that shards gradients or parameters (zero/).
-  detail::DdpState& state() { return *state_; }
+  internal::DdpState& state() { return *state_; }
 
  private:
-  decltype(detail::ModulePointer<Module>::get(
-      std::declval<typename detail::ModulePointer<Module>::Given&>())) module_;
-  std::unique_ptr<detail::DdpState> state_;
+  decltype(internal::ModulePointer<Module>::get(
+      std::declval<typename internal::ModulePointer<Module>::Given&>()))
+      module_;
+  std::unique_ptr<internal::DdpState> state_;
 };
 
 template <typename Module>

@@ -74,7 +74,7 @@ struct ForwardResult<std::vector<bool>> {
   static void visit(const std::vector<bool>&, const Visit&) {}
 };
 
-namespace detail {
+namespace internal {
 
 struct VisitMembers {
   template <typename Tuple, typename Visit>
@@ -101,25 +101,25 @@ struct VisitPointee {
   }
 };
 
-}  // namespace detail
+}  // namespace internal
 
 template <typename... T>
-struct ForwardResult<std::tuple<T...>> : detail::VisitMembers {};
+struct ForwardResult<std::tuple<T...>> : internal::VisitMembers {};
 template <typename A, typename B>
-struct ForwardResult<std::pair<A, B>> : detail::VisitMembers {};
+struct ForwardResult<std::pair<A, B>> : internal::VisitMembers {};
 template <typename T, size_t N>
-struct ForwardResult<std::array<T, N>> : detail::VisitElements {};
+struct ForwardResult<std::array<T, N>> : internal::VisitElements {};
 template <typename T, typename A>
-struct ForwardResult<std::vector<T, A>> : detail::VisitElements {};
+struct ForwardResult<std::vector<T, A>> : internal::VisitElements {};
 template <typename K, typename T, typename... Rest>
-struct ForwardResult<std::map<K, T, Rest...>> : detail::VisitMapped {};
+struct ForwardResult<std::map<K, T, Rest...>> : internal::VisitMapped {};
 template <typename K, typename T, typename... Rest>
-struct ForwardResult<std::unordered_map<K, T, Rest...>> : detail::VisitMapped {
-};
+struct ForwardResult<std::unordered_map<K, T, Rest...>>
+    : internal::VisitMapped {};
 template <typename T>
-struct ForwardResult<std::optional<T>> : detail::VisitPointee {};
+struct ForwardResult<std::optional<T>> : internal::VisitPointee {};
 template <typename T, typename D>
-struct ForwardResult<std::unique_ptr<T, D>> : detail::VisitPointee {};
+struct ForwardResult<std::unique_ptr<T, D>> : internal::VisitPointee {};
 template <typename T>
 struct ForwardResult<std::shared_ptr<T>> {
   template <typename Visit>

@@ -8,7 +8,7 @@
 
 #include "lockstep/kernels/copy.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 // Writes `from` times `factor` into `to`, which has the same sizes.
@@ -236,4 +236,4 @@ std::optional<size_t> GradientBuckets::left_shard(
   return std::nullopt;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

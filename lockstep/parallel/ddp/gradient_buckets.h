@@ -16,7 +16,7 @@
 #include "lockstep/parallel/ddp/buckets.h"
 #include "lockstep/parallel/ddp/logging_data.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 struct TrainedParameter {
   NamedParameter named;
@@ -136,4 +136,4 @@ class GradientBuckets {
   std::map<size_t, LeftShard> left_shards_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

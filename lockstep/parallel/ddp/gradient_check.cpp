@@ -7,7 +7,7 @@
 
 #include "lockstep/comm/collectives.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 GradientCheck::GradientCheck(const std::vector<NamedParameter>& parameters,
                              ProcessGroupPtr group)
@@ -48,4 +48,4 @@ void GradientCheck::agree(int64_t step) {
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -5,7 +5,7 @@
 
 #include "lockstep/parallel/ddp/buckets.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Looks for NaN and infinity in what each rank contributes to a reduction, and
 // makes all ranks fail alike. One thread at a time.
@@ -33,4 +33,4 @@ class GradientCheck {
   bool is_nan_ = false;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -9,7 +9,7 @@
 
 #include "lockstep/comm/collectives.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 class HookReduction final : public BucketReduction {
@@ -164,4 +164,4 @@ std::unique_ptr<BucketReduction> hook_buckets(
                                          std::move(group));
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

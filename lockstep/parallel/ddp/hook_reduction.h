@@ -8,7 +8,7 @@
 #include "lockstep/parallel/ddp/buckets.h"
 #include "lockstep/parallel/ddp/comm_hook.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Makes a reduction by a communication hook, which also divides; every rank
 // gets all results. `buckets` and `parameters` must outlive it.
@@ -32,4 +32,4 @@ std::unique_ptr<BucketReduction> hook_buckets(
     const std::vector<NamedParameter>& parameters, CommHook hook,
     ProcessGroupPtr group);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

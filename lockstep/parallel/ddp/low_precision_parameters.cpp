@@ -2,7 +2,7 @@
 
 #include <ATen/ATen.h>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 LowPrecisionParameters::LowPrecisionParameters(
     const std::vector<at::Tensor>& parameters, at::ScalarType dtype) {
@@ -37,4 +37,4 @@ at::Tensor cast_floating(const at::Tensor& tensor, at::ScalarType dtype) {
                                                         : tensor;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -4,7 +4,7 @@
 
 #include <vector>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Floating-point parameters that have `dtype` while forward or backward uses
 // them, and their own dtype at any other time. One thread at a time.
@@ -37,4 +37,4 @@ class LowPrecisionParameters {
 // Casts floating-point tensors to `dtype`, and returns others unchanged.
 at::Tensor cast_floating(const at::Tensor& tensor, at::ScalarType dtype);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -11,7 +11,7 @@
 #include "lockstep/base/digest.h"
 #include "lockstep/comm/collectives.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 // Writes one line for each tensor, with all that the ranks must agree on.
@@ -248,4 +248,4 @@ void verify_same_model(const std::vector<NamedParameter>& parameters,
   check.verify_layouts();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -5,7 +5,7 @@
 #include "lockstep/comm/process_group.h"
 #include "lockstep/parallel/ddp/buckets.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Collective. Throws std::invalid_argument if the ranks' models differ.
 //
@@ -24,4 +24,4 @@ void verify_same_model(const std::vector<NamedParameter>& parameters,
                        const std::vector<NamedParameter>& trained,
                        const ProcessGroupPtr& group);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -5,7 +5,7 @@
 #include <string>
 #include <utility>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 Readiness::Readiness(size_t parameters, bool static_graph)
     : static_graph_(static_graph), parameters_(parameters) {}
@@ -98,4 +98,4 @@ void Readiness::exclude(const std::vector<bool>& parameters) {
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <vector>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Tracks which gradients are ready in the current iteration. A parameter is
 // awaited until its gradient has come as often as expected, or until it is
@@ -79,4 +79,4 @@ class Readiness {
   std::vector<size_t> last_order_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -10,7 +10,7 @@
 #include "lockstep/parallel/ddp/bucket_order.h"
 #include "lockstep/parallel/ddp/hook_reduction.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 // Returns the sparse gradient of an embedding that was not used.
@@ -583,4 +583,4 @@ void Reducer::describe(DDPLoggingData& data) const {
   data.iteration = steps_;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

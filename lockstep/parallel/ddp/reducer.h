@@ -19,7 +19,7 @@
 #include "lockstep/parallel/ddp/gradient_check.h"
 #include "lockstep/parallel/ddp/readiness.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // The options of DistributedDataParallel that the reducer implements; they are
 // described there.
@@ -228,4 +228,4 @@ class Reducer final : private BackwardListener {
   int64_t begun_ = 0;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

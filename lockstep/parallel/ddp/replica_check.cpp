@@ -8,7 +8,7 @@
 #include "lockstep/base/digest.h"
 #include "lockstep/comm/collectives.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 void verify_equal_replicas(const std::vector<NamedParameter>& tensors,
                            const ProcessGroupPtr& group) {
@@ -41,4 +41,4 @@ void verify_equal_replicas(const std::vector<NamedParameter>& tensors,
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

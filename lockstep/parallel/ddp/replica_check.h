@@ -4,7 +4,7 @@
 
 #include "lockstep/parallel/ddp/buckets.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Collective. Checks that every rank's `tensors` have the same bits, by a
 // digest of each. Throws std::runtime_error on all ranks, with the first rank
@@ -13,4 +13,4 @@ namespace lockstep {
 void verify_equal_replicas(const std::vector<NamedParameter>& tensors,
                            const ProcessGroupPtr& group);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -14,7 +14,7 @@
 #include "lockstep/comm/init.h"
 #include "lockstep/parallel/nn/sync_batch_norm_function.h"
 
-namespace lockstep::detail {
+namespace lockstep::internal {
 namespace {
 
 std::string type_name(size_t dimensions) {
@@ -149,4 +149,4 @@ void pretty_print(const nn::SyncBatchNormState& state, size_t dimensions,
   stream << text.str();
 }
 
-}  // namespace lockstep::detail
+}  // namespace lockstep::internal

@@ -52,7 +52,7 @@ struct SyncBatchNormState {
 
 }  // namespace lockstep::nn
 
-namespace lockstep::detail {
+namespace lockstep::internal {
 
 // Makes fresh tensors, as a new BatchNorm has them.
 void reset(nn::SyncBatchNormState& state);
@@ -61,7 +61,7 @@ at::Tensor forward(nn::SyncBatchNormState& state, size_t dimensions,
 void pretty_print(const nn::SyncBatchNormState& state, size_t dimensions,
                   std::ostream& stream);
 
-}  // namespace lockstep::detail
+}  // namespace lockstep::internal
 
 namespace lockstep::nn {
 
@@ -106,12 +106,12 @@ class SyncBatchNormImplBase : public torch::nn::Cloneable<Derived>,
   }
 
   void reset() override {
-    detail::reset(*this);
+    internal::reset(*this);
     register_state();
   }
 
   void pretty_print(std::ostream& stream) const override {
-    detail::pretty_print(*this, D, stream);
+    internal::pretty_print(*this, D, stream);
   }
 
  private:
@@ -132,7 +132,7 @@ class SyncBatchNorm1dImpl
  public:
   using SyncBatchNormImplBase::SyncBatchNormImplBase;
   at::Tensor forward(const at::Tensor& input) {
-    return detail::forward(*this, 1, is_training(), input);
+    return internal::forward(*this, 1, is_training(), input);
   }
 };
 TORCH_MODULE(SyncBatchNorm1d);
@@ -143,7 +143,7 @@ class SyncBatchNorm2dImpl
  public:
   using SyncBatchNormImplBase::SyncBatchNormImplBase;
   at::Tensor forward(const at::Tensor& input) {
-    return detail::forward(*this, 2, is_training(), input);
+    return internal::forward(*this, 2, is_training(), input);
   }
 };
 TORCH_MODULE(SyncBatchNorm2d);
@@ -154,7 +154,7 @@ class SyncBatchNorm3dImpl
  public:
   using SyncBatchNormImplBase::SyncBatchNormImplBase;
   at::Tensor forward(const at::Tensor& input) {
-    return detail::forward(*this, 3, is_training(), input);
+    return internal::forward(*this, 3, is_training(), input);
   }
 };
 TORCH_MODULE(SyncBatchNorm3d);

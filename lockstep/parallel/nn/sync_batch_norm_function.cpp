@@ -32,7 +32,7 @@
 #include "lockstep/comm/data_movement.h"
 #include "lockstep/comm/reductions.h"
 
-namespace lockstep::nn {
+namespace lockstep::internal {
 namespace {
 
 using torch::autograd::AutogradContext;
@@ -318,4 +318,4 @@ at::Tensor sync_batch_norm(const at::Tensor& input,
                                       given(call.bias), call);
 }
 
-}  // namespace lockstep::nn
+}  // namespace lockstep::internal

@@ -4,7 +4,7 @@
 
 #include "lockstep/comm/process_group.h"
 
-namespace lockstep::nn {
+namespace lockstep::internal {
 
 struct SyncBatchNormCall {
   at::Tensor weight{}, bias{};               // undefined: 1 and 0
@@ -34,4 +34,4 @@ struct SyncBatchNormCall {
 at::Tensor sync_batch_norm(const at::Tensor& input,
                            const SyncBatchNormCall& call);
 
-}  // namespace lockstep::nn
+}  // namespace lockstep::internal

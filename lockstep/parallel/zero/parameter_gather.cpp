@@ -11,7 +11,7 @@
 #include "lockstep/comm/empty_shared.h"
 #include "lockstep/parallel/zero/parameter_piece.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 // The alignment in bytes of every piece in the buffer: a cache line, and a
@@ -126,4 +126,4 @@ void ParameterGather::run() {
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -7,7 +7,7 @@
 #include "lockstep/comm/process_group.h"
 #include "lockstep/parallel/zero/partition.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Gives every rank the elements that the others have stepped.
 //
@@ -56,4 +56,4 @@ class ParameterGather {
   std::vector<Packed> packed_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

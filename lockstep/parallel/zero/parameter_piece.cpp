@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <utility>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 at::Tensor memory_slice(const at::Tensor& tensor, Range range) {
   // Below autograd and its tracking of views, an alias is a plain tensor.
@@ -78,4 +78,4 @@ void ParameterPiece::drop_gradient() {
   if (!keep_gradient_) gradient_ = at::Tensor();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

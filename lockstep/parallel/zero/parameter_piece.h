@@ -4,7 +4,7 @@
 
 #include "lockstep/parallel/zero/partition.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // Returns the elements `range` of `tensor`, counted in memory order, as a
 // tensor of shape [end - begin] that shares its memory; it is not an autograd
@@ -56,4 +56,4 @@ class ParameterPiece {
   at::Tensor gradient_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

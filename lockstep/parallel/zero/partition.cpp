@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <numeric>
 
-namespace lockstep {
+namespace lockstep::internal {
 
 Partition::Partition(int world_size, bool cut)
     : cut_(cut), bytes_(static_cast<size_t>(world_size)) {}
@@ -47,4 +47,4 @@ Ranges Partition::whole(int64_t numel, int64_t bytes) {
   return ranges;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -7,7 +7,7 @@
 
 #include "lockstep/base/range.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // The elements of one parameter that each rank owns, in memory order: rank r
 // owns the range ranges[r], which may be empty. The ranges ascend, and together
@@ -46,4 +46,4 @@ class Partition {
   std::vector<int64_t> bytes_;  // by rank
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

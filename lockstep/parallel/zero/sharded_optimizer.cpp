@@ -18,7 +18,7 @@
 #include "lockstep/comm/init.h"
 #include "lockstep/parallel/ddp/ddp_state.h"
 
-namespace lockstep::detail {
+namespace lockstep::internal {
 namespace {
 
 ProcessGroupPtr group_of(const ZeroRedundancyOptions& options, DdpState* ddp) {
@@ -526,4 +526,4 @@ void ShardedOptimizer::load(torch::serialize::InputArchive&) {
       "load it into plain(), then give that to load_state_dict()");
 }
 
-}  // namespace lockstep::detail
+}  // namespace lockstep::internal

@@ -20,7 +20,7 @@
 #include "lockstep/parallel/zero/shared_parameters.h"
 #include "lockstep/parallel/zero/zero_redundancy_options.h"
 
-namespace lockstep::detail {
+namespace lockstep::internal {
 
 class DdpState;
 
@@ -112,4 +112,4 @@ class ShardedOptimizer : public torch::optim::Optimizer,
   std::shared_ptr<ShardedOptimizer*> self_;
 };
 
-}  // namespace lockstep::detail
+}  // namespace lockstep::internal

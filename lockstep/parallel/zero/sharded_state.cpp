@@ -11,7 +11,7 @@
 #include "lockstep/comm/object_collectives.h"
 #include "lockstep/comm/point_to_point.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using nlohmann::json;
@@ -137,4 +137,4 @@ OptimizerState slice_state(const OptimizerState& whole,
   return part;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -7,7 +7,7 @@
 #include "lockstep/comm/process_group.h"
 #include "lockstep/parallel/zero/parameter_piece.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // A piece and its parameter's number, counted through all groups as in
 // OptimizerState.
@@ -35,4 +35,4 @@ void gather_state(OptimizerState& whole, const OptimizerState& mine,
 OptimizerState slice_state(const OptimizerState& whole,
                            const std::vector<NumberedPiece>& pieces);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

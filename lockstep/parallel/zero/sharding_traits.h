@@ -29,36 +29,37 @@ struct ShardingTraits {
   static constexpr bool element_wise = false;
 };
 
-namespace detail {
+namespace internal {
 template <class OptionsType>
 struct ElementWise {
   using Options = OptionsType;
   static constexpr bool element_wise = true;
 };
-}  // namespace detail
+}  // namespace internal
 
 template <>
 struct ShardingTraits<torch::optim::SGD>
-    : detail::ElementWise<torch::optim::SGDOptions> {};
+    : internal::ElementWise<torch::optim::SGDOptions> {};
 template <>
 struct ShardingTraits<torch::optim::Adam>
-    : detail::ElementWise<torch::optim::AdamOptions> {};
+    : internal::ElementWise<torch::optim::AdamOptions> {};
 template <>
 struct ShardingTraits<torch::optim::AdamW>
-    : detail::ElementWise<torch::optim::AdamWOptions> {};
+    : internal::ElementWise<torch::optim::AdamWOptions> {};
 template <>
 struct ShardingTraits<torch::optim::Adagrad>
-    : detail::ElementWise<torch::optim::AdagradOptions> {};
+    : internal::ElementWise<torch::optim::AdagradOptions> {};
 template <>
 struct ShardingTraits<torch::optim::RMSprop>
-    : detail::ElementWise<torch::optim::RMSpropOptions> {};
+    : internal::ElementWise<torch::optim::RMSpropOptions> {};
 template <>
-struct ShardingTraits<optim::SGD> : detail::ElementWise<optim::SGDOptions> {};
+struct ShardingTraits<optim::SGD> : internal::ElementWise<optim::SGDOptions> {};
 template <>
-struct ShardingTraits<optim::Adam> : detail::ElementWise<optim::AdamOptions> {};
-template <>
-struct ShardingTraits<optim::AdamW> : detail::ElementWise<optim::AdamWOptions> {
+struct ShardingTraits<optim::Adam> : internal::ElementWise<optim::AdamOptions> {
 };
+template <>
+struct ShardingTraits<optim::AdamW>
+    : internal::ElementWise<optim::AdamWOptions> {};
 
 // LBFGS works on all parameters as one vector, so no part of it can be stepped
 // alone.

@@ -12,7 +12,7 @@
 #include "lockstep/comm/collective_call.h"
 #include "lockstep/comm/collective_work.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 // Two cache lines, because some processors fetch two together.
@@ -120,4 +120,4 @@ void SharedParameters::wait() {
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -8,7 +8,7 @@
 #include "lockstep/comm/host_sharing.h"
 #include "lockstep/comm/process_group.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // One copy of the parameters for all ranks of one host, in memory that they
 // share, and the synchronisation of reading and writing it.
@@ -39,4 +39,4 @@ class SharedParameters {
   std::unique_ptr<SplitBarrier> barrier_;  // null: this rank is alone
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

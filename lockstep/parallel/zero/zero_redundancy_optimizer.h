@@ -78,7 +78,7 @@ namespace lockstep {
 //
 // Use from one thread.
 template <class OptimizerClass>
-class ZeroRedundancyOptimizer : public detail::ShardedOptimizer {
+class ZeroRedundancyOptimizer : public internal::ShardedOptimizer {
   static_assert(Shardable<OptimizerClass>,
                 "ZeroRedundancyOptimizer takes optimizers that step parts of "
                 "the parameters alone; LBFGS does not");
@@ -95,8 +95,9 @@ class ZeroRedundancyOptimizer : public detail::ShardedOptimizer {
                                 std::move(defaults), std::move(options)) {}
   explicit ZeroRedundancyOptimizer(ParamGroups groups, Options defaults = {},
                                    ZeroRedundancyOptions options = {})
-      : ShardedOptimizer(maker(std::move(defaults)), Traits::element_wise,
-                         std::move(groups), std::move(options), nullptr) {}
+      : internal::ShardedOptimizer(maker(std::move(defaults)),
+                                   Traits::element_wise, std::move(groups),
+                                   std::move(options), nullptr) {}
 
   // Makes an optimizer for everything that `model` trains, or for `groups` of
   // these parameters. The wrapper may be destroyed before or after the
@@ -105,17 +106,18 @@ class ZeroRedundancyOptimizer : public detail::ShardedOptimizer {
   explicit ZeroRedundancyOptimizer(DistributedDataParallel<Module>& model,
                                    Options defaults = {},
                                    ZeroRedundancyOptions options = {})
-      : ShardedOptimizer(maker(std::move(defaults)), Traits::element_wise,
-                         std::nullopt, std::move(options), &model.state()) {}
+      : internal::ShardedOptimizer(maker(std::move(defaults)),
+                                   Traits::element_wise, std::nullopt,
+                                   std::move(options), &model.state()) {}
   // Groups is deduced, so that `{.lr = 1e-3}` is not taken for a list of
   // groups.
   template <class Module, std::same_as<ParamGroups> Groups>
   ZeroRedundancyOptimizer(DistributedDataParallel<Module>& model, Groups groups,
                           Options defaults = {},
                           ZeroRedundancyOptions options = {})
-      : ShardedOptimizer(maker(std::move(defaults)), Traits::element_wise,
-                         std::move(groups), std::move(options),
-                         &model.state()) {}
+      : internal::ShardedOptimizer(maker(std::move(defaults)),
+                                   Traits::element_wise, std::move(groups),
+                                   std::move(options), &model.state()) {}
 
   // Returns this rank's part: one-dimensional pieces of the parameters, and
   // their state.
@@ -148,7 +150,7 @@ class ZeroRedundancyOptimizer : public detail::ShardedOptimizer {
     return whole;
   }
   void load_state_dict(const OptimizerClass& whole) {
-    ShardedOptimizer::load_state_dict(capture_optimizer(whole));
+    internal::ShardedOptimizer::load_state_dict(capture_optimizer(whole));
   }
 
  private:

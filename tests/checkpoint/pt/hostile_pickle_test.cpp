@@ -7,11 +7,11 @@
 #include "lockstep/checkpoint/pt/pickle_reader.h"
 #include "tests/checkpoint/sample_snapshot.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::HasSubstr;
-using namespace lockstep::testing;
+using namespace lockstep::internal::testing;
 using namespace std::string_literals;
 
 // Writes a .pt file around `pickle`, with one storage of 16 bytes.
@@ -161,4 +161,4 @@ TEST(HostilePickle, AnyBytesAreAnErrorOrAValue) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -6,11 +6,11 @@
 #include "lockstep/checkpoint/safetensors/safetensors_tree.h"
 #include "tests/checkpoint/sample_snapshot.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using ::testing::HasSubstr;
-using namespace lockstep::testing;
+using namespace lockstep::internal::testing;
 using namespace std::string_literals;
 
 std::string safetensors(const std::string& header, const std::string& data) {
@@ -101,4 +101,4 @@ TEST(HostileSafetensors, EachIsRefusedWithItsReason) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

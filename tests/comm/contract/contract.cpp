@@ -5,7 +5,7 @@
 #include <ATen/Context.h>
 #include <cstdlib>
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 struct ContractCase {
@@ -72,4 +72,4 @@ bool register_contract_case(const std::string& suite, const std::string& name,
   return true;
 }
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -20,7 +20,7 @@
 //   LOCKSTEP_COLLECTIVE_CONTRACT(Nccl, "cuda:nccl", "cuda")
 //
 // This line registers every case as Gloo/Reductions.AllReduceSums/2 and so on.
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 
 struct ContractBackend {
   std::string name;           // names the tests
@@ -59,19 +59,21 @@ inline void finish(const WorkPtr& work) {
   if (work) work->wait();
 }
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing
 
-#define LOCKSTEP_COLLECTIVE_CONTRACT(name, ...)        \
-  [[maybe_unused]] static const bool name##_contract = \
-      ::lockstep::testing::register_contract_backend({#name, __VA_ARGS__});
+#define LOCKSTEP_COLLECTIVE_CONTRACT(name, ...)                 \
+  [[maybe_unused]] static const bool name##_contract =          \
+      ::lockstep::internal::testing::register_contract_backend( \
+          {#name, __VA_ARGS__});
 
 // Like WORLD_TEST, for every backend; `world` is a ContractWorld.
-#define CONTRACT_TEST(suite, name, ...)                                   \
-  static void suite##_##name##_body(                                      \
-      const ::lockstep::testing::ContractWorld&);                         \
-  [[maybe_unused]] static const bool suite##_##name##_registered =        \
-      ::lockstep::testing::register_contract_case(                        \
-          #suite, #name, {__VA_ARGS__}, &suite##_##name##_body, __FILE__, \
-          __LINE__);                                                      \
-  static void suite##_##name##_body(                                      \
-      [[maybe_unused]] const ::lockstep::testing::ContractWorld& world)
+#define CONTRACT_TEST(suite, name, ...)                                    \
+  static void suite##_##name##_body(                                       \
+      const ::lockstep::internal::testing::ContractWorld&);                \
+  [[maybe_unused]] static const bool suite##_##name##_registered =         \
+      ::lockstep::internal::testing::register_contract_case(               \
+          #suite, #name, {__VA_ARGS__}, &suite##_##name##_body, __FILE__,  \
+          __LINE__);                                                       \
+  static void suite##_##name##_body(                                       \
+      [[maybe_unused]] const ::lockstep::internal::testing::ContractWorld& \
+          world)

@@ -9,7 +9,7 @@
 #include "tests/comm/contract/contract.h"
 #include "tests/comm/contract/tensors.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 // Returns the data that rank `from` has for rank `to` (0: for all).
@@ -408,4 +408,4 @@ CONTRACT_TEST(DataMovement, LeavesThatRequireGradAndConjugatesMoveAsData, 2,
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

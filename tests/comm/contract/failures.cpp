@@ -12,7 +12,7 @@
 #include "lockstep/comm/collectives.h"
 #include "tests/comm/contract/contract.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using std::chrono::milliseconds;
@@ -399,4 +399,4 @@ CONTRACT_TEST(Failures, ABarrierSeesWhoCalledSomethingElse, 2) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

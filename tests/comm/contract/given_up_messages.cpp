@@ -11,7 +11,7 @@
 #include "tests/comm/failure_of.h"
 #include "tests/comm/store_signs.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using std::chrono::milliseconds;
@@ -189,4 +189,4 @@ CONTRACT_TEST(GivenUpMessages, AnAbortedReceiveLeavesItsMessageToTheNext, 2) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -11,7 +11,7 @@
 #include "lockstep/comm/reductions.h"
 #include "tests/comm/contract/contract.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using ::testing::ElementsAre;
@@ -238,4 +238,4 @@ CONTRACT_TEST(Groups, NewOnesHaveTheTimeoutTheyAreGiven, 2) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

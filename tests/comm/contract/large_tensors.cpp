@@ -7,7 +7,7 @@
 #include "lockstep/comm/collectives.h"
 #include "tests/comm/contract/contract.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 // Two whole parts of 4 MiB, and one that is neither whole nor aligned.
@@ -84,4 +84,4 @@ CONTRACT_TEST(LargeTensors, EveryElementIsMoved, 2, 5) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -13,7 +13,7 @@
 #include "lockstep/comm/collectives.h"
 #include "tests/comm/contract/contract.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using ::testing::AllOf;
@@ -189,4 +189,4 @@ CONTRACT_TEST(LazyTensors, ConjugatingAndNegatingViewsAreTheirValues, 2) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -12,7 +12,7 @@
 #include "tests/comm/contract/contract.h"
 #include "tests/comm/contract/tensors.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using Kind = P2POp::Kind;
@@ -593,4 +593,4 @@ CONTRACT_TEST(Misuse, ObjectsNameRanksAndCounts, 2) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

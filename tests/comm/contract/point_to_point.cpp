@@ -16,7 +16,7 @@
 #include "tests/comm/contract/contract.h"
 #include "tests/comm/contract/tensors.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using ::testing::AllOf;
@@ -414,4 +414,4 @@ CONTRACT_TEST(PointToPoint, AMessageThatHasEndedIsWaitedForAgainAtNoCost, 2) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -12,7 +12,7 @@
 #include "tests/comm/contract/contract.h"
 #include "tests/comm/contract/tensors.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 std::vector<at::Tensor> of_all_ranks(
@@ -374,4 +374,4 @@ CONTRACT_TEST(Reductions, SparseTensorsAreSummedWhateverTheirEntries, 1, 2, 3,
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

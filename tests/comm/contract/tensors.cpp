@@ -7,7 +7,7 @@
 #include <limits>
 #include <type_traits>
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 constexpr int64_t kMoreThanOneMiB = (int64_t{1} << 20) + 64;
@@ -421,4 +421,4 @@ std::vector<GridPoint> grid(int world_size,
   return points;
 }
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

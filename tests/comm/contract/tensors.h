@@ -11,7 +11,7 @@
 // The inputs of the contract suite, and the plain scalar reference for its
 // results. Everything is computed from ranks and numbers, so each rank knows
 // the inputs of its peers.
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 
 using ReduceOpType = ReduceOp::RedOpType;
 using Shape = std::vector<int64_t>;
@@ -114,4 +114,4 @@ std::vector<GridPoint> grid(int world_size,
                             const std::vector<at::ScalarType>& dtypes,
                             bool large = true);
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

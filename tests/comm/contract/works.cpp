@@ -16,7 +16,7 @@
 #include "tests/comm/contract/tensors.h"
 #include "tests/comm/failure_of.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using std::chrono::milliseconds;
@@ -358,4 +358,4 @@ CONTRACT_TEST(Barriers, MonitoredBarrierOfASubgroupNamesRanksOfTheWorld, 5) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -16,7 +16,7 @@
 #include "tests/comm/shm/init_shm.h"
 #include "tests/harness/process_world.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using std::chrono::milliseconds;
@@ -478,4 +478,4 @@ WORLD_TEST(ShmBackend, AMessageThatWasGivenUpComesToTheNextReceive, 2) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

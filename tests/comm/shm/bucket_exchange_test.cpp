@@ -18,7 +18,7 @@
 #include "tests/comm/shm/bucket_rounds.h"
 #include "tests/comm/shm/protocol_world.h"
 
-namespace lockstep::shm::testing {
+namespace lockstep::internal::shm::testing {
 namespace {
 
 using std::chrono::microseconds;
@@ -585,4 +585,4 @@ TEST(SplitBarriers, NameWhoDoesNotArrive) {
 }
 
 }  // namespace
-}  // namespace lockstep::shm::testing
+}  // namespace lockstep::internal::shm::testing

@@ -9,7 +9,7 @@
 #include "tests/comm/shm/bucket_rounds.h"
 #include "tests/comm/shm/protocol_world.h"
 
-namespace lockstep::shm::testing {
+namespace lockstep::internal::shm::testing {
 namespace {
 
 constexpr milliseconds kTimeout{50'000};
@@ -104,4 +104,4 @@ TEST_P(BucketRaces, OfASplitBarrier) {
 }
 
 }  // namespace
-}  // namespace lockstep::shm::testing
+}  // namespace lockstep::internal::shm::testing

@@ -8,7 +8,7 @@
 #include "lockstep/kernels/reduce.h"
 #include "lockstep/kernels/scale.h"
 
-namespace lockstep::shm::testing {
+namespace lockstep::internal::shm::testing {
 namespace {
 
 constexpr size_t kGuard = 64;
@@ -157,4 +157,4 @@ void BucketRank::abandon(uint64_t step, size_t publishes) {
   }
 }
 
-}  // namespace lockstep::shm::testing
+}  // namespace lockstep::internal::shm::testing

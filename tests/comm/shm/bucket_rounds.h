@@ -11,7 +11,7 @@
 #include "tests/comm/shm/protocol_calls.h"
 
 // Reductions by a BucketExchange; every bit of their results is checked.
-namespace lockstep::shm::testing {
+namespace lockstep::internal::shm::testing {
 
 struct BucketShape {
   size_t count;
@@ -64,4 +64,4 @@ class BucketRank {
   std::unique_ptr<BucketExchange> exchange_;
 };
 
-}  // namespace lockstep::shm::testing
+}  // namespace lockstep::internal::shm::testing

@@ -16,7 +16,7 @@
 #include "tests/comm/failure_of.h"
 #include "tests/harness/process_world.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using std::chrono::seconds;
@@ -309,4 +309,4 @@ WORLD_TEST(ShmComparedCalls, OwnPartsOfAllToAllThatDifferAreToldToAll, 2, 3) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

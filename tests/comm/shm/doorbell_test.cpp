@@ -11,7 +11,7 @@
 #include "lockstep/comm/shm/protocol/message.h"
 #include "tests/comm/shm/protocol_world.h"
 
-namespace lockstep::shm::testing {
+namespace lockstep::internal::shm::testing {
 namespace {
 
 using namespace std::chrono_literals;
@@ -108,4 +108,4 @@ TEST(ShmDoorbell, ACollectiveWithAMessageUnderWaySleepsForBoth) {
 }
 
 }  // namespace
-}  // namespace lockstep::shm::testing
+}  // namespace lockstep::internal::shm::testing

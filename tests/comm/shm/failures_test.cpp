@@ -23,7 +23,7 @@
 #include "tests/harness/process_world.h"
 #include "tests/harness/running_program.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using std::chrono::milliseconds;
@@ -446,4 +446,4 @@ TEST(ShmCreate, MoreThan64RanksAreRefused) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -20,7 +20,7 @@
 #include "tests/comm/store_signs.h"
 #include "tests/harness/process_world.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using std::chrono::milliseconds;
@@ -217,4 +217,4 @@ WORLD_TEST(ShmGivenUpMessages, AfterDestroyNoTensorIsTouched, 2) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -13,7 +13,7 @@
 #include "lockstep/comm/shm/protocol/layout.h"
 #include "tests/comm/shm/meeting_place.h"
 
-namespace lockstep::shm::testing {
+namespace lockstep::internal::shm::testing {
 namespace {
 
 using namespace std::chrono_literals;
@@ -270,4 +270,4 @@ TEST(PeerLinks, WhoHangsUpIsSeenByAllOthers) {
 }
 
 }  // namespace
-}  // namespace lockstep::shm::testing
+}  // namespace lockstep::internal::shm::testing

@@ -17,7 +17,7 @@
 #include "lockstep/comm/shm/protocol/layout.h"
 #include "tests/comm/shm/meeting_place.h"
 
-namespace lockstep::shm::testing {
+namespace lockstep::internal::shm::testing {
 namespace {
 
 using namespace std::chrono_literals;
@@ -273,4 +273,4 @@ TEST_F(HandshakeStranger, OfAnotherUserIsDropped) {
 }
 
 }  // namespace
-}  // namespace lockstep::shm::testing
+}  // namespace lockstep::internal::shm::testing

@@ -5,10 +5,10 @@
 
 #include "lockstep/comm/init.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 
 inline ProcessGroupGuard init_shm() {
   return init_process_group("cpu:shm", {.timeout = std::chrono::seconds(30)});
 }
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

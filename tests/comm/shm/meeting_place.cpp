@@ -19,7 +19,7 @@
 
 #include "lockstep/base/deadline.h"
 
-namespace lockstep::shm::testing {
+namespace lockstep::internal::shm::testing {
 namespace {
 
 namespace fs = std::filesystem;
@@ -180,4 +180,4 @@ size_t open_descriptors() {
          1;
 }
 
-}  // namespace lockstep::shm::testing
+}  // namespace lockstep::internal::shm::testing

@@ -11,7 +11,7 @@
 #include "lockstep/comm/shm/protocol/handshake.h"
 
 // Where the ranks of handshake tests meet, as threads or as processes.
-namespace lockstep::shm::testing {
+namespace lockstep::internal::shm::testing {
 
 // A store with one file per key, in a folder of its own that is removed with
 // it. Threads and forked processes of any user may use it.
@@ -66,4 +66,4 @@ class Process {
 // Returns the number of descriptors that this process has open.
 size_t open_descriptors();
 
-}  // namespace lockstep::shm::testing
+}  // namespace lockstep::internal::shm::testing

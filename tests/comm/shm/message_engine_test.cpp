@@ -8,7 +8,7 @@
 #include "lockstep/comm/shm/protocol/message.h"
 #include "tests/comm/shm/message_world.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 namespace {
 
 using testing::AllOf;
@@ -462,4 +462,4 @@ TEST(MessageDepartures, AreSeenByTheServerAndByHasEnded) {
 }
 
 }  // namespace
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

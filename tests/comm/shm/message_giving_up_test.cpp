@@ -11,7 +11,7 @@
 #include "lockstep/comm/shm/protocol/message_engine.h"
 #include "tests/comm/shm/message_world.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 namespace {
 
 using testing::AllOf;
@@ -353,4 +353,4 @@ TEST(MessageGivingUp, OfAllThatIsUnderWayLeavesNoDataInUse) {
 }
 
 }  // namespace
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

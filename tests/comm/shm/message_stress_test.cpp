@@ -7,7 +7,7 @@
 #include "lockstep/comm/shm/protocol/message.h"
 #include "tests/comm/shm/message_world.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 namespace {
 
 constexpr int kTags = 3;
@@ -147,4 +147,4 @@ INSTANTIATE_TEST_SUITE_P(Worlds, MessageStress, testing::Values(2, 3, 5),
                          testing::PrintToStringParamName());
 
 }  // namespace
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

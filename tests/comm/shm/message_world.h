@@ -18,7 +18,7 @@
 
 // Message engines of several ranks in one process, over one segment. Each rank
 // is a thread, so ThreadSanitizer sees both sides.
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 
 using namespace std::chrono_literals;
 
@@ -144,4 +144,4 @@ std::string error_of(const std::function<void()>& call) {
   return "";
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

@@ -14,7 +14,7 @@
 
 #include "lockstep/base/shared_memory.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 struct Mapping {
@@ -87,4 +87,4 @@ SharedMemory::~SharedMemory() {
   mappings().erase(mapping);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

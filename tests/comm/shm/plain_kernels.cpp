@@ -6,7 +6,7 @@
 #include "lockstep/kernels/reduce.h"
 #include "lockstep/kernels/scale.h"
 
-namespace lockstep::kernels {
+namespace lockstep::internal::kernels {
 
 void reduce(std::span<void* const> destinations,
             std::span<const void* const> sources, size_t count, DType dtype,
@@ -23,4 +23,4 @@ void copy(void* destination, const void* source, size_t bytes, Stores) {
   if (bytes != 0) std::memcpy(destination, source, bytes);
 }
 
-}  // namespace lockstep::kernels
+}  // namespace lockstep::internal::kernels

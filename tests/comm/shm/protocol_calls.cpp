@@ -7,7 +7,7 @@
 #include "lockstep/comm/shm/protocol/layout.h"
 #include "lockstep/kernels/reduce.h"
 
-namespace lockstep::shm::testing {
+namespace lockstep::internal::shm::testing {
 namespace {
 
 // Lies before the first piece and after each piece; must not be written.
@@ -290,4 +290,4 @@ void Caller::run_all_to_all() {
   group_.all_to_all(outputs, inputs, call_.dtype, timeout_);
 }
 
-}  // namespace lockstep::shm::testing
+}  // namespace lockstep::internal::shm::testing

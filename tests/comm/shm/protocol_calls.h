@@ -10,7 +10,7 @@
 
 // Collectives for tests, with data that every rank can compute for all ranks.
 // So each rank checks every bit that it has.
-namespace lockstep::shm::testing {
+namespace lockstep::internal::shm::testing {
 
 // Returns a good hash of the numbers, the same on every machine.
 uint64_t mixed(uint64_t a, uint64_t b = 0, uint64_t c = 0, uint64_t d = 0);
@@ -109,4 +109,4 @@ class Caller {
   std::vector<std::byte> result_;
 };
 
-}  // namespace lockstep::shm::testing
+}  // namespace lockstep::internal::shm::testing

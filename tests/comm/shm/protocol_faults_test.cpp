@@ -12,7 +12,7 @@
 #include "tests/comm/shm/protocol_calls.h"
 #include "tests/comm/shm/protocol_world.h"
 
-namespace lockstep::shm::testing {
+namespace lockstep::internal::shm::testing {
 namespace {
 
 using std::chrono::microseconds;
@@ -348,4 +348,4 @@ TEST(ShmProtocolFaults, StoppedRankGoesOnIfContinuedInTime) {
 }
 
 }  // namespace
-}  // namespace lockstep::shm::testing
+}  // namespace lockstep::internal::shm::testing

@@ -10,7 +10,7 @@
 #include "tests/comm/shm/protocol_calls.h"
 #include "tests/comm/shm/protocol_world.h"
 
-namespace lockstep::shm::testing {
+namespace lockstep::internal::shm::testing {
 namespace {
 
 using ::testing::HasSubstr;
@@ -253,4 +253,4 @@ TEST(ShmProtocolMismatchOfMany, EveryRankIsDescribed) {
 }
 
 }  // namespace
-}  // namespace lockstep::shm::testing
+}  // namespace lockstep::internal::shm::testing

@@ -15,7 +15,7 @@
 #include "tests/comm/shm/protocol_calls.h"
 #include "tests/comm/shm/protocol_world.h"
 
-namespace lockstep::shm::testing {
+namespace lockstep::internal::shm::testing {
 namespace {
 
 constexpr milliseconds kTimeout{50'000};
@@ -209,4 +209,4 @@ TEST_P(Races, OfRanksThatWaitForEachOther) {
 }
 
 }  // namespace
-}  // namespace lockstep::shm::testing
+}  // namespace lockstep::internal::shm::testing

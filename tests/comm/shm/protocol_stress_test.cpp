@@ -19,7 +19,7 @@
 #include "tests/comm/shm/protocol_calls.h"
 #include "tests/comm/shm/protocol_world.h"
 
-namespace lockstep::shm::testing {
+namespace lockstep::internal::shm::testing {
 namespace {
 
 using std::chrono::microseconds;
@@ -316,4 +316,4 @@ TEST_P(ShmProtocolStressOfJobs, TwoAtOnceDoNotDisturbEachOther) {
 }
 
 }  // namespace
-}  // namespace lockstep::shm::testing
+}  // namespace lockstep::internal::shm::testing

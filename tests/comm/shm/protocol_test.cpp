@@ -17,7 +17,7 @@
 #include "tests/comm/shm/protocol_calls.h"
 #include "tests/comm/shm/protocol_world.h"
 
-namespace lockstep::shm::testing {
+namespace lockstep::internal::shm::testing {
 namespace {
 
 using ::testing::TestWithParam;
@@ -367,4 +367,4 @@ TEST(ShmProtocolGroups, ManyGroupsOfOneRankRunInThreadsAtOnce) {
 }
 
 }  // namespace
-}  // namespace lockstep::shm::testing
+}  // namespace lockstep::internal::shm::testing

@@ -6,7 +6,7 @@
 
 #include "tests/harness/running_program.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using ::testing::HasSubstr;
@@ -62,4 +62,4 @@ TEST_F(ShmProtocolUnderThreadSanitizer, WouldSeeThatAnOrderIsMissing) {
 }
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

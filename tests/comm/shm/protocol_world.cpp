@@ -18,7 +18,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/file_descriptor.h"
 
-namespace lockstep::shm::testing {
+namespace lockstep::internal::shm::testing {
 namespace {
 
 using std::chrono::seconds;
@@ -291,4 +291,4 @@ std::vector<End> ForkedWorld::finish(seconds allowed) {
   return ends;
 }
 
-}  // namespace lockstep::shm::testing
+}  // namespace lockstep::internal::shm::testing

@@ -15,7 +15,7 @@
 #include "lockstep/comm/shm/protocol/layout.h"
 
 // Worlds of ranks for tests of the shared-memory protocol, without torch.
-namespace lockstep::shm::testing {
+namespace lockstep::internal::shm::testing {
 
 // Returns limits so small that a few kilobytes reach every algorithm.
 Tuning small_tuning();
@@ -107,4 +107,4 @@ class ForkedWorld {
 // Sleeps, to make a rank late.
 void sleep_for(std::chrono::microseconds time);
 
-}  // namespace lockstep::shm::testing
+}  // namespace lockstep::internal::shm::testing

@@ -13,7 +13,7 @@
 #include "lockstep/comm/shm/protocol/core.h"
 #include "tests/comm/shm/protocol_world.h"
 
-namespace lockstep::shm::testing {
+namespace lockstep::internal::shm::testing {
 namespace {
 
 using namespace std::chrono_literals;
@@ -133,4 +133,4 @@ TEST(ShmRegisteredCalls, ARankWithoutDescriptorsStagesInstead) {
 }
 
 }  // namespace
-}  // namespace lockstep::shm::testing
+}  // namespace lockstep::internal::shm::testing

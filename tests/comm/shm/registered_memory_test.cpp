@@ -14,7 +14,7 @@
 #include "lockstep/comm/shm/protocol/packet_socket.h"
 #include "tests/comm/shm/meeting_place.h"
 
-namespace lockstep::shm::testing {
+namespace lockstep::internal::shm::testing {
 namespace {
 
 // Ranks of this process; each has memory and links of its own.
@@ -419,4 +419,4 @@ TEST_F(OddLoans, WithSeveralDescriptorsLeaveNoneOpen) {
 }
 
 }  // namespace
-}  // namespace lockstep::shm::testing
+}  // namespace lockstep::internal::shm::testing

@@ -15,7 +15,7 @@
 #include "tests/comm/shm/bucket_rounds.h"
 #include "tests/comm/shm/protocol_world.h"
 
-namespace lockstep::shm::testing {
+namespace lockstep::internal::shm::testing {
 namespace {
 
 using std::chrono::seconds;
@@ -139,4 +139,4 @@ TEST(Standstill, IsNoneWhereOneWaitsForAMessage) {
 }
 
 }  // namespace
-}  // namespace lockstep::shm::testing
+}  // namespace lockstep::internal::shm::testing

@@ -8,7 +8,7 @@
 #include <string>
 #include <tuple>
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 namespace {
 
 using ::testing::AllOf;
@@ -85,4 +85,4 @@ TEST_F(TuningVariable, WhatIsWrongIsNamed) {
 }
 
 }  // namespace
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

@@ -11,7 +11,7 @@
 #include "tests/parallel/fuzz/print_case.h"
 #include "tests/parallel/fuzz/reduce_case.h"
 
-namespace lockstep::fuzz {
+namespace lockstep::internal::fuzz {
 namespace {
 
 // After this time the reducer stops with what it has.
@@ -138,4 +138,4 @@ bool run_campaign(const CampaignOptions& options) {
   return sum.failed == 0;
 }
 
-}  // namespace lockstep::fuzz
+}  // namespace lockstep::internal::fuzz

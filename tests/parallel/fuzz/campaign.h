@@ -6,7 +6,7 @@
 
 #include "tests/parallel/fuzz/fuzz_world.h"
 
-namespace lockstep::fuzz {
+namespace lockstep::internal::fuzz {
 
 struct CampaignOptions {
   FuzzWorldOptions world{};
@@ -26,4 +26,4 @@ struct CampaignOptions {
 // failed.
 bool run_campaign(const CampaignOptions& options);
 
-}  // namespace lockstep::fuzz
+}  // namespace lockstep::internal::fuzz

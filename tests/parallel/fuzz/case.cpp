@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace lockstep::fuzz {
+namespace lockstep::internal::fuzz {
 
 bool has_conditions(const Case& fuzz_case) {
   return std::ranges::any_of(fuzz_case.ops, [](const Op& op) {
@@ -75,4 +75,4 @@ const char* name_of(EventKind kind) {
   return kNames[static_cast<size_t>(kind)];
 }
 
-}  // namespace lockstep::fuzz
+}  // namespace lockstep::internal::fuzz

@@ -9,7 +9,7 @@
 // One training run of the fuzzer, as plain data: a module, the options of
 // DistributedDataParallel and the events of each step. All that the run needs
 // is here, so the reducer can edit it. All numbers are float64.
-namespace lockstep::fuzz {
+namespace lockstep::internal::fuzz {
 
 // The ranks and steps in which something is used.
 enum class Use { always, never, even_steps, rank_zero, one_rank_in_turn };
@@ -212,4 +212,4 @@ std::vector<size_t> parameters_of(const Case& fuzz_case, int wrapper);
 const char* name_of(OpKind kind);
 const char* name_of(EventKind kind);
 
-}  // namespace lockstep::fuzz
+}  // namespace lockstep::internal::fuzz

@@ -25,9 +25,9 @@
 
 namespace {
 
-lockstep::fuzz::CampaignOptions options_of(
+lockstep::internal::fuzz::CampaignOptions options_of(
     const std::vector<std::string>& arguments) {
-  lockstep::fuzz::CampaignOptions options;
+  lockstep::internal::fuzz::CampaignOptions options;
   for (size_t i = 0; i < arguments.size(); ++i) {
     const auto& name = arguments[i];
     auto value = [&]() -> const std::string& {
@@ -69,10 +69,11 @@ lockstep::fuzz::CampaignOptions options_of(
 }  // namespace
 
 int main(int argc, char** argv) {
-  if (const auto socket = lockstep::testing::inherited_control_socket()) {
-    lockstep::fuzz::serve_as_rank(*socket);
+  if (const auto socket =
+          lockstep::internal::testing::inherited_control_socket()) {
+    lockstep::internal::fuzz::serve_as_rank(*socket);
   }
-  lockstep::fuzz::CampaignOptions options;
+  lockstep::internal::fuzz::CampaignOptions options;
   try {
     options = options_of(std::vector<std::string>(argv + 1, argv + argc));
   } catch (const std::exception& error) {
@@ -84,5 +85,5 @@ int main(int argc, char** argv) {
                  error.what());
     return 2;
   }
-  return lockstep::fuzz::run_campaign(options) ? 0 : 1;
+  return lockstep::internal::fuzz::run_campaign(options) ? 0 : 1;
 }

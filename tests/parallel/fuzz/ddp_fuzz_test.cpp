@@ -16,7 +16,7 @@
 #include "tests/parallel/fuzz/features.h"
 #include "tests/parallel/fuzz/rank_run.h"
 
-namespace lockstep::fuzz {
+namespace lockstep::internal::fuzz {
 namespace {
 
 // Runs the cases of the seeds until one fails on some rank.
@@ -60,4 +60,4 @@ TEST(DdpFuzzDraw, EachFeatureIsInOneOfEightyCases) {
 }
 
 }  // namespace
-}  // namespace lockstep::fuzz
+}  // namespace lockstep::internal::fuzz

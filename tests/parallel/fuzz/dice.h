@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace lockstep::fuzz {
+namespace lockstep::internal::fuzz {
 
 // Random numbers that are the same on every machine: SplitMix64 (Steele et al.,
 // "Fast splittable pseudorandom number generators", OOPSLA 2014).
@@ -31,4 +31,4 @@ class Dice {
   uint64_t state_;
 };
 
-}  // namespace lockstep::fuzz
+}  // namespace lockstep::internal::fuzz

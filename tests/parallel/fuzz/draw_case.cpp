@@ -7,7 +7,7 @@
 #include "tests/parallel/fuzz/operations.h"
 #include "tests/parallel/fuzz/traits.h"
 
-namespace lockstep::fuzz {
+namespace lockstep::internal::fuzz {
 namespace {
 
 class CaseDraw {
@@ -267,4 +267,4 @@ Case draw_case(uint64_t seed, int world_size) {
   return CaseDraw(seed, world_size).draw();
 }
 
-}  // namespace lockstep::fuzz
+}  // namespace lockstep::internal::fuzz

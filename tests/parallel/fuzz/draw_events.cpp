@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-namespace lockstep::fuzz {
+namespace lockstep::internal::fuzz {
 namespace {
 
 // Slots of losses; the numbers are in the order of the forwards.
@@ -289,4 +289,4 @@ void draw_events(Case& fuzz_case, const std::set<Trait>& traits, Dice& dice) {
   EventDraw(fuzz_case, traits, dice).draw();
 }
 
-}  // namespace lockstep::fuzz
+}  // namespace lockstep::internal::fuzz

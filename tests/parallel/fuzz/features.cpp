@@ -2,7 +2,7 @@
 
 #include <map>
 
-namespace lockstep::fuzz {
+namespace lockstep::internal::fuzz {
 namespace {
 
 using Features = std::set<std::string>;
@@ -180,4 +180,4 @@ std::set<std::string> features_of(const Case& fuzz_case) {
   return features;
 }
 
-}  // namespace lockstep::fuzz
+}  // namespace lockstep::internal::fuzz

@@ -14,7 +14,7 @@
 #include "tests/parallel/fuzz/draw_case.h"
 #include "tests/parallel/fuzz/reduce_case.h"
 
-namespace lockstep::fuzz {
+namespace lockstep::internal::fuzz {
 namespace {
 
 constexpr const char* kBackendVariable = "LOCKSTEP_FUZZ_BACKEND";
@@ -127,4 +127,4 @@ void serve_as_rank(int socket) {
   ::_exit(0);
 }
 
-}  // namespace lockstep::fuzz
+}  // namespace lockstep::internal::fuzz

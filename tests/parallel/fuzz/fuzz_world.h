@@ -9,7 +9,7 @@
 #include "tests/harness/rank_world.h"
 #include "tests/parallel/fuzz/rank_run.h"
 
-namespace lockstep::fuzz {
+namespace lockstep::internal::fuzz {
 
 struct FuzzWorldOptions {
   int world_size{2};
@@ -40,4 +40,4 @@ class FuzzWorld {
 // Runs cases in a process that FuzzWorld has started, until the socket closes.
 [[noreturn]] void serve_as_rank(int socket);
 
-}  // namespace lockstep::fuzz
+}  // namespace lockstep::internal::fuzz

@@ -4,7 +4,7 @@
 
 #include "tests/parallel/fuzz/operations.h"
 
-namespace lockstep::fuzz {
+namespace lockstep::internal::fuzz {
 namespace {
 
 torch::Tensor random_tensor(uint64_t seed, at::IntArrayRef sizes) {
@@ -235,4 +235,4 @@ void round_trip(const std::vector<std::shared_ptr<Net>>& nets) {
   for (const auto& net : nets) net->to(torch::kDouble);
 }
 
-}  // namespace lockstep::fuzz
+}  // namespace lockstep::internal::fuzz

@@ -12,7 +12,7 @@
 
 #include "tests/parallel/fuzz/case.h"
 
-namespace lockstep::fuzz {
+namespace lockstep::internal::fuzz {
 
 // Returns the tensors of Case::parameters, made from its seed. `rank` changes
 // the values, to distinguish rank 0's broadcast from the values of the others.
@@ -141,4 +141,4 @@ torch::Tensor penalty_of(const torch::Tensor& x,
 // back.
 void round_trip(const std::vector<std::shared_ptr<Net>>& nets);
 
-}  // namespace lockstep::fuzz
+}  // namespace lockstep::internal::fuzz

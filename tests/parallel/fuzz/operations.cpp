@@ -2,7 +2,7 @@
 
 #include <string>
 
-namespace lockstep::fuzz {
+namespace lockstep::internal::fuzz {
 namespace {
 
 // Computes x A * x B + x C; one node gives all three gradients.
@@ -212,4 +212,4 @@ torch::Tensor throw_in_backward(const torch::Tensor& x) {
   return Throwing::apply(x);
 }
 
-}  // namespace lockstep::fuzz
+}  // namespace lockstep::internal::fuzz

@@ -7,7 +7,7 @@
 
 #include "tests/parallel/fuzz/case.h"
 
-namespace lockstep::fuzz {
+namespace lockstep::internal::fuzz {
 
 // The exception that a case throws on purpose.
 struct DeliberateError : std::runtime_error {
@@ -31,4 +31,4 @@ torch::Tensor activate(Activation activation, const torch::Tensor& x);
 // Returns x; its backward throws a DeliberateError.
 torch::Tensor throw_in_backward(const torch::Tensor& x);
 
-}  // namespace lockstep::fuzz
+}  // namespace lockstep::internal::fuzz

@@ -5,7 +5,7 @@
 
 #include "tests/parallel/fuzz/operations.h"
 
-namespace lockstep::fuzz {
+namespace lockstep::internal::fuzz {
 namespace {
 
 constexpr const char* kCheckpoint = R"(
@@ -577,4 +577,4 @@ std::string program_of(const Case& fuzz_case, const std::string& reason) {
   return Program(fuzz_case, reason).text();
 }
 
-}  // namespace lockstep::fuzz
+}  // namespace lockstep::internal::fuzz

@@ -16,7 +16,7 @@
 #include "tests/parallel/fuzz/reference.h"
 #include "tests/parallel/fuzz/wrapped.h"
 
-namespace lockstep::fuzz {
+namespace lockstep::internal::fuzz {
 namespace {
 
 // Part of the error on peers of a rank that throws in backward.
@@ -322,4 +322,4 @@ Outcome run_on_rank(const Case& drawn) {
   }
 }
 
-}  // namespace lockstep::fuzz
+}  // namespace lockstep::internal::fuzz

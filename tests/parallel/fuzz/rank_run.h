@@ -4,7 +4,7 @@
 
 #include "tests/parallel/fuzz/case.h"
 
-namespace lockstep::fuzz {
+namespace lockstep::internal::fuzz {
 
 enum class Verdict { passed, refused, failed };
 
@@ -22,4 +22,4 @@ struct Outcome {
 // Collective.
 Outcome run_on_rank(const Case& fuzz_case);
 
-}  // namespace lockstep::fuzz
+}  // namespace lockstep::internal::fuzz

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace lockstep::fuzz {
+namespace lockstep::internal::fuzz {
 namespace {
 
 // Removes parameters that no operation uses, unless the options allow them.
@@ -297,4 +297,4 @@ std::vector<size_t> reduce_case(
   return edits;
 }
 
-}  // namespace lockstep::fuzz
+}  // namespace lockstep::internal::fuzz

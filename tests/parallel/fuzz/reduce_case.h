@@ -5,7 +5,7 @@
 
 #include "tests/parallel/fuzz/case.h"
 
-namespace lockstep::fuzz {
+namespace lockstep::internal::fuzz {
 
 // Returns all cases that are one edit smaller, in a fixed order: without an
 // event, an operation or an option, or with fewer elements. So a case is named
@@ -22,4 +22,4 @@ std::vector<size_t> reduce_case(
     const Case& fuzz_case,
     const std::function<bool(const std::vector<size_t>&)>& still_fails);
 
-}  // namespace lockstep::fuzz
+}  // namespace lockstep::internal::fuzz

@@ -2,7 +2,7 @@
 
 #include "tests/parallel/fuzz/operations.h"
 
-namespace lockstep::fuzz {
+namespace lockstep::internal::fuzz {
 
 std::unique_ptr<torch::optim::Optimizer> make_plain_optimizer(
     const Case& fuzz_case, std::vector<torch::Tensor> parameters) {
@@ -262,4 +262,4 @@ void Reference::step_in_backward(size_t parameter) {
   }
 }
 
-}  // namespace lockstep::fuzz
+}  // namespace lockstep::internal::fuzz

@@ -10,7 +10,7 @@
 #include "tests/parallel/fuzz/case.h"
 #include "tests/parallel/fuzz/module.h"
 
-namespace lockstep::fuzz {
+namespace lockstep::internal::fuzz {
 
 // Computes the results that a case must have on every rank, in one process and
 // with LibTorch alone. It has a replica of the module for each rank, and
@@ -55,4 +55,4 @@ std::unique_ptr<torch::optim::Optimizer> make_plain_optimizer(
 inline constexpr double kLearningRate = 0.05;
 inline constexpr double kEpsilon = 1e-2;  // limits AdamW's first steps
 
-}  // namespace lockstep::fuzz
+}  // namespace lockstep::internal::fuzz

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <vector>
 
-namespace lockstep::fuzz {
+namespace lockstep::internal::fuzz {
 namespace {
 
 using Traits = std::set<Trait>;
@@ -154,4 +154,4 @@ std::set<Trait> draw_traits(Dice& dice) {
   return chosen;
 }
 
-}  // namespace lockstep::fuzz
+}  // namespace lockstep::internal::fuzz

@@ -4,7 +4,7 @@
 
 #include "tests/parallel/fuzz/dice.h"
 
-namespace lockstep::fuzz {
+namespace lockstep::internal::fuzz {
 
 // What a draw may add to an ordinary training run.
 enum class Trait {
@@ -68,4 +68,4 @@ enum class Trait {
 // Returns a few traits that the documentation allows together.
 std::set<Trait> draw_traits(Dice& dice);
 
-}  // namespace lockstep::fuzz
+}  // namespace lockstep::internal::fuzz

@@ -11,7 +11,7 @@
 #include "tests/parallel/fuzz/reference.h"
 
 template <>
-struct lockstep::ForwardResult<lockstep::fuzz::OutputRecord> {
+struct lockstep::ForwardResult<lockstep::internal::fuzz::OutputRecord> {
   template <typename Visit>
   static void visit(fuzz::OutputRecord& record, const Visit& visit_part) {
     visit_part(record.last);
@@ -19,7 +19,7 @@ struct lockstep::ForwardResult<lockstep::fuzz::OutputRecord> {
   }
 };
 
-namespace lockstep::fuzz {
+namespace lockstep::internal::fuzz {
 namespace {
 
 DistributedDataParallelOptions ddp_options(
@@ -121,7 +121,7 @@ class WrappedAs final : public Wrapped {
   }
 
   void synchronize(torch::optim::Optimizer& optimizer) override {
-    dynamic_cast<detail::ShardedOptimizer&>(optimizer).synchronize();
+    dynamic_cast<internal::ShardedOptimizer&>(optimizer).synchronize();
   }
 
  private:
@@ -156,4 +156,4 @@ std::unique_ptr<Wrapped> wrap(const Case& fuzz_case, int wrapper,
   return nullptr;
 }
 
-}  // namespace lockstep::fuzz
+}  // namespace lockstep::internal::fuzz

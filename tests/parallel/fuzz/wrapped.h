@@ -8,7 +8,7 @@
 #include "tests/parallel/fuzz/case.h"
 #include "tests/parallel/fuzz/module.h"
 
-namespace lockstep::fuzz {
+namespace lockstep::internal::fuzz {
 
 // A module in DistributedDataParallel, whatever type its forward returns.
 class Wrapped {
@@ -28,4 +28,4 @@ class Wrapped {
 std::unique_ptr<Wrapped> wrap(const Case& fuzz_case, int wrapper,
                               const std::vector<torch::Tensor>& tensors);
 
-}  // namespace lockstep::fuzz
+}  // namespace lockstep::internal::fuzz

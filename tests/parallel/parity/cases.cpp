@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using Cases = std::vector<Case>;
@@ -284,4 +284,4 @@ void write_cases(const std::filesystem::path& path, int ranks) {
   if (!file.flush()) throw std::runtime_error("cannot write " + path.string());
 }
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

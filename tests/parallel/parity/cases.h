@@ -8,7 +8,7 @@
 // The table of trainings that both Python's DistributedDataParallel and ours
 // run. A new feature needs a field here, its use in training.cpp and in
 // peer.py, and rows in cases.cpp.
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 
 // These constants hold for all cases.
 inline constexpr int64_t kSamples = 256;
@@ -77,4 +77,4 @@ std::vector<Case> all_cases();
 // Writes the cases of that many ranks for peer.py.
 void write_cases(const std::filesystem::path& path, int ranks);
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

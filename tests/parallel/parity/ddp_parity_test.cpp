@@ -19,7 +19,7 @@
 #include "tests/parallel/parity/cases.h"
 #include "tests/parallel/parity/training.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 namespace fs = std::filesystem;
@@ -112,4 +112,4 @@ const bool registered = [] {
 }();
 
 }  // namespace
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -6,7 +6,7 @@
 #include <stdexcept>
 #include <vector>
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 namespace nn = torch::nn;
@@ -140,4 +140,4 @@ at::Tensor loss_of(const at::Tensor& prediction, const at::Tensor& target) {
                                        target.flatten());
 }
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

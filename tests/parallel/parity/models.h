@@ -5,7 +5,7 @@
 #include <memory>
 #include <string>
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 
 class ParityModel : public torch::nn::Module {
  public:
@@ -20,4 +20,4 @@ std::shared_ptr<ParityModel> make_model(const std::string& name);
 // targets are classes.
 at::Tensor loss_of(const at::Tensor& prediction, const at::Tensor& target);
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

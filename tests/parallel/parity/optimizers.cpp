@@ -7,7 +7,7 @@
 #include "lockstep/optim/sgd.h"
 #include "lockstep/parallel/zero/zero_redundancy_optimizer.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 using OptimizerPtr = std::unique_ptr<torch::optim::Optimizer>;
@@ -67,4 +67,4 @@ OptimizerPtr make_optimizer(const Case& test, ParallelModel& model) {
   throw std::invalid_argument("no parity optimizer '" + name + "'");
 }
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

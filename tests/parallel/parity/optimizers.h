@@ -8,7 +8,7 @@
 #include "tests/parallel/parity/cases.h"
 #include "tests/parallel/parity/models.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 
 using ParallelModel = DistributedDataParallel<std::shared_ptr<ParityModel>>;
 
@@ -17,4 +17,4 @@ using ParallelModel = DistributedDataParallel<std::shared_ptr<ParityModel>>;
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const Case& test,
                                                         ParallelModel& model);
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

@@ -20,7 +20,7 @@
 #include "tests/parallel/parity/models.h"
 #include "tests/parallel/parity/optimizers.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 namespace {
 
 DistributedDataParallelOptions ddp_options(const Case& test) {
@@ -134,7 +134,7 @@ class Training {
       steps();
     }
     if (auto* sharded =
-            dynamic_cast<detail::ShardedOptimizer*>(optimizer_.get())) {
+            dynamic_cast<internal::ShardedOptimizer*>(optimizer_.get())) {
       sharded->synchronize();
     }
     for (const auto& [name, value] : capture_module(*net_)) {
@@ -208,4 +208,4 @@ Record train(const Case& test, const Record& python) {
   return Training(test, python).run();
 }
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

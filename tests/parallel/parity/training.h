@@ -6,7 +6,7 @@
 #include "lockstep/checkpoint/snapshot.h"
 #include "tests/parallel/parity/cases.h"
 
-namespace lockstep::testing {
+namespace lockstep::internal::testing {
 
 // The tensors of one rank of a training, under the names that peer.py uses.
 using Record = std::map<std::string, at::Tensor>;
@@ -17,4 +17,4 @@ using Record = std::map<std::string, at::Tensor>;
 // and "initial.".
 Record train(const Case& test, const Record& python);
 
-}  // namespace lockstep::testing
+}  // namespace lockstep::internal::testing

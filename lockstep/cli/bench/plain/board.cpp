@@ -12,7 +12,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/file_descriptor.h"
 
-namespace lockstep::bench {
+namespace lockstep::internal::bench {
 namespace {
 
 constexpr size_t kEntries = 16'384;
@@ -85,4 +85,4 @@ std::optional<std::string> Board::get(const std::string& key,
   }
 }
 
-}  // namespace lockstep::bench
+}  // namespace lockstep::internal::bench

@@ -6,7 +6,7 @@
 
 #include "lockstep/comm/shm/protocol/handshake.h"
 
-namespace lockstep::bench {
+namespace lockstep::internal::bench {
 
 // Keys and values that processes share if they were forked after the board was
 // made. Ranks of one host use the board to meet if there is no store. Keys are
@@ -32,4 +32,4 @@ class Board {
   Page* page_;
 };
 
-}  // namespace lockstep::bench
+}  // namespace lockstep::internal::bench

@@ -9,7 +9,7 @@
 #include "lockstep/base/file_descriptor.h"
 #include "lockstep/kernels/reduce.h"
 
-namespace lockstep::bench {
+namespace lockstep::internal::bench {
 namespace {
 
 constexpr size_t kCacheLine = 64;
@@ -64,4 +64,4 @@ void KernelReducer::all_reduce(void*, size_t count, kernels::DType dtype,
   }
 }
 
-}  // namespace lockstep::bench
+}  // namespace lockstep::internal::bench

@@ -6,7 +6,7 @@
 #include "lockstep/base/shared_memory.h"
 #include "lockstep/cli/bench/plain/protocol_reducer.h"
 
-namespace lockstep::bench {
+namespace lockstep::internal::bench {
 
 // The kernel alone, without synchronisation. The data of all ranks lie in one
 // mapping. Each rank reduces its slice of all of them into all of them, as the
@@ -27,4 +27,4 @@ class KernelReducer : public ProtocolReducer {
   size_t stride_ = 0;  // from one rank's data to the next one's
 };
 
-}  // namespace lockstep::bench
+}  // namespace lockstep::internal::bench

@@ -24,8 +24,8 @@
 
 namespace {
 
-using lockstep::kernels::DType;
-using lockstep::kernels::ReduceOp;
+using lockstep::internal::kernels::DType;
+using lockstep::internal::kernels::ReduceOp;
 using nlohmann::json;
 
 // How soon a rank that has nothing to do sees that rank 0 has a request.
@@ -46,7 +46,7 @@ const std::map<ReduceOp, MPI_Op> kOps{
 
 // Checks no return values: MPI's own error handler ends all ranks, and says why
 // on stderr.
-class MpiReducer : public lockstep::bench::Reducer {
+class MpiReducer : public lockstep::internal::bench::Reducer {
  public:
   MpiReducer() {
     MPI_Comm_rank(MPI_COMM_WORLD, &rank_);
@@ -140,7 +140,7 @@ class MpiReducer : public lockstep::bench::Reducer {
 
 // Replaces this process by mpirun; does not return.
 void become_mpirun(char** argv) {
-  const auto ranks = lockstep::get_env("WORLD_SIZE");
+  const auto ranks = lockstep::internal::get_env("WORLD_SIZE");
   if (!ranks) throw std::invalid_argument("WORLD_SIZE is not set");
   // Containers often run as root, which mpirun refuses; here it starts only
   // this program.
@@ -152,24 +152,25 @@ void become_mpirun(char** argv) {
   const std::string self = std::filesystem::read_symlink("/proc/self/exe");
   execlp("mpirun", "mpirun", "--quiet", "--oversubscribe", "--bind-to", "none",
          "-n", ranks->c_str(), self.c_str(), static_cast<char*>(nullptr));
-  lockstep::throw_errno(std::string(argv[0]) + ": mpirun");
+  lockstep::internal::throw_errno(std::string(argv[0]) + ": mpirun");
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
   try {
-    if (!lockstep::get_env("OMPI_COMM_WORLD_SIZE")) become_mpirun(argv);
+    if (!lockstep::internal::get_env("OMPI_COMM_WORLD_SIZE"))
+      become_mpirun(argv);
     // mpirun gives its ranks process groups of their own, so each must die by
     // itself when mpirun dies.
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     MPI_Init(&argc, &argv);
     MpiReducer reducer;
-    lockstep::bench::serve(reducer);
+    lockstep::internal::bench::serve(reducer);
     MPI_Finalize();
     return 0;
   } catch (const std::exception& error) {
-    lockstep::bench::say_failure(error);
+    lockstep::internal::bench::say_failure(error);
     return 1;
   }
 }

@@ -25,7 +25,7 @@
 
 namespace {
 
-using lockstep::bench::Board;
+using lockstep::internal::bench::Board;
 
 // Forks the other ranks, as children of rank 0. Returns the rank of the process
 // in which it returns.
@@ -33,7 +33,7 @@ int fork_ranks(int ranks) {
   const pid_t first = getpid();
   for (int rank = 1; rank < ranks; ++rank) {
     const pid_t pid = fork();
-    if (pid < 0) lockstep::throw_errno("fork");
+    if (pid < 0) lockstep::internal::throw_errno("fork");
     if (pid > 0) continue;
     // Only rank 0 reads requests, and no other rank may outlive it.
     close(STDIN_FILENO);
@@ -46,7 +46,7 @@ int fork_ranks(int ranks) {
 
 void run(const std::string& side, std::chrono::milliseconds timeout, int ranks,
          Board& board, int rank) {
-  using namespace lockstep::bench;
+  using namespace lockstep::internal::bench;
   if (side == "kernel") {
     KernelReducer reducer(board, rank, ranks, timeout);
     return serve(reducer);
@@ -65,9 +65,9 @@ int main(int argc, char** argv) {
   int rank = 0;
   try {
     if (argc != 3) throw std::invalid_argument("give SIDE and TIMEOUT_MS");
-    const std::chrono::milliseconds timeout(
-        lockstep::parse_int("TIMEOUT_MS", argv[2], 1, int64_t{1} << 40));
-    const auto ranks = lockstep::get_env_int("WORLD_SIZE", 1, 64);
+    const std::chrono::milliseconds timeout(lockstep::internal::parse_int(
+        "TIMEOUT_MS", argv[2], 1, int64_t{1} << 40));
+    const auto ranks = lockstep::internal::get_env_int("WORLD_SIZE", 1, 64);
     if (!ranks) throw std::invalid_argument("WORLD_SIZE is not set");
     Board board;
     rank = fork_ranks(static_cast<int>(*ranks));
@@ -75,7 +75,7 @@ int main(int argc, char** argv) {
     return 0;
   } catch (const std::exception& error) {
     // If several ranks fail, rank 0 speaks for all.
-    if (rank == 0) lockstep::bench::say_failure(error);
+    if (rank == 0) lockstep::internal::bench::say_failure(error);
     return 1;
   }
 }

@@ -5,7 +5,7 @@
 #include <new>
 #include <stdexcept>
 
-namespace lockstep::bench {
+namespace lockstep::internal::bench {
 namespace {
 
 using nlohmann::json;
@@ -87,4 +87,4 @@ std::vector<std::string> ProtocolReducer::to_first(const std::string& text) {
   return all;
 }
 
-}  // namespace lockstep::bench
+}  // namespace lockstep::internal::bench

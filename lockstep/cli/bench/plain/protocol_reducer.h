@@ -10,7 +10,7 @@
 #include "lockstep/cli/bench/plain/reducer.h"
 #include "lockstep/comm/shm/protocol/group.h"
 
-namespace lockstep::bench {
+namespace lockstep::internal::bench {
 
 // Calls shm::Group directly, on ordinary memory.
 class ProtocolReducer : public Reducer {
@@ -44,4 +44,4 @@ class ProtocolReducer : public Reducer {
   std::unique_ptr<shm::Group> group_;
 };
 
-}  // namespace lockstep::bench
+}  // namespace lockstep::internal::bench

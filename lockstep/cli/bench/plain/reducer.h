@@ -8,7 +8,7 @@
 
 #include "lockstep/kernels/dtype.h"
 
-namespace lockstep::bench {
+namespace lockstep::internal::bench {
 
 // The all_reduce of a side without LibTorch: one rank's view of a world that
 // started its ranks by itself. For one thread. "Collective" means that all
@@ -44,4 +44,4 @@ class Reducer {
   virtual std::vector<std::string> to_first(const std::string& text) = 0;
 };
 
-}  // namespace lockstep::bench
+}  // namespace lockstep::internal::bench

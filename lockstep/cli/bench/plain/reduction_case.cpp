@@ -8,7 +8,7 @@
 
 #include "lockstep/kernels/reduce.h"
 
-namespace lockstep::bench {
+namespace lockstep::internal::bench {
 namespace {
 
 using kernels::DType;
@@ -125,4 +125,4 @@ int64_t ReductionCase::count_wrong(std::string& first) const {
   return wrong;
 }
 
-}  // namespace lockstep::bench
+}  // namespace lockstep::internal::bench

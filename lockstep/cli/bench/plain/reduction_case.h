@@ -6,7 +6,7 @@
 
 #include "lockstep/cli/bench/plain/reducer.h"
 
-namespace lockstep::bench {
+namespace lockstep::internal::bench {
 
 // One all_reduce with its memory, without LibTorch. "Collective": as in
 // reducer.h.
@@ -38,4 +38,4 @@ class ReductionCase {
   std::byte* data_;
 };
 
-}  // namespace lockstep::bench
+}  // namespace lockstep::internal::bench

@@ -7,7 +7,7 @@
 
 #include "lockstep/cli/bench/plain/reduction_case.h"
 
-namespace lockstep::bench {
+namespace lockstep::internal::bench {
 namespace {
 
 using kernels::DType;
@@ -129,4 +129,4 @@ void say_failure(const std::exception& error) {
   say(answer);
 }
 
-}  // namespace lockstep::bench
+}  // namespace lockstep::internal::bench

@@ -2,7 +2,7 @@
 
 #include "lockstep/cli/bench/plain/reducer.h"
 
-namespace lockstep::bench {
+namespace lockstep::internal::bench {
 
 // Says on stdout that the world is ready, then answers each line of JSON on
 // stdin, until stdin ends (docs/benchmarks.md, "Adding a peer"). All ranks must
@@ -14,4 +14,4 @@ void serve(Reducer& reducer);
 // Says on stdout why this program ends; `lockstep bench` repeats that.
 void say_failure(const std::exception& error);
 
-}  // namespace lockstep::bench
+}  // namespace lockstep::internal::bench

@@ -23,8 +23,8 @@
 
 namespace {
 
-using lockstep::bench::OperationCase;
-using lockstep::bench::Request;
+using lockstep::internal::bench::OperationCase;
+using lockstep::internal::bench::Request;
 using nlohmann::json;
 using std::chrono::steady_clock;
 
@@ -141,7 +141,8 @@ void serve(const std::string& backend, std::chrono::milliseconds timeout,
 int main(int argc, char** argv) {
   int rank = 0;
   try {
-    rank = static_cast<int>(lockstep::get_env_int("RANK", 0, 1 << 20).value());
+    rank = static_cast<int>(
+        lockstep::internal::get_env_int("RANK", 0, 1 << 20).value());
     if (argc != 4) {
       throw std::invalid_argument("give BACKEND, TIMEOUT_MS and MEMORY");
     }
@@ -150,8 +151,8 @@ int main(int argc, char** argv) {
       throw std::invalid_argument("MEMORY is \"" + memory +
                                   "\"; allowed are ordinary and registered");
     }
-    const int64_t timeout =
-        lockstep::parse_int("TIMEOUT_MS", argv[2], 1, int64_t{1} << 40);
+    const int64_t timeout = lockstep::internal::parse_int("TIMEOUT_MS", argv[2],
+                                                          1, int64_t{1} << 40);
     serve(argv[1], std::chrono::milliseconds(timeout), memory == "registered",
           rank);
     return 0;

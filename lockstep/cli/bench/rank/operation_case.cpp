@@ -8,7 +8,7 @@
 
 #include "lockstep/comm/empty_shared.h"
 
-namespace lockstep::bench {
+namespace lockstep::internal::bench {
 namespace {
 
 constexpr int kReduced = -1;
@@ -232,4 +232,4 @@ int64_t OperationCase::count_wrong(std::string& first) const {
   return wrong;
 }
 
-}  // namespace lockstep::bench
+}  // namespace lockstep::internal::bench

@@ -9,7 +9,7 @@
 
 #include "lockstep/comm/collectives.h"
 
-namespace lockstep::bench {
+namespace lockstep::internal::bench {
 
 // What this rank is asked to time.
 struct Request {
@@ -72,4 +72,4 @@ class OperationCase {
   std::function<void()> run_;
 };
 
-}  // namespace lockstep::bench
+}  // namespace lockstep::internal::bench

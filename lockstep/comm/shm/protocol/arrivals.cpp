@@ -5,7 +5,7 @@
 #include "lockstep/comm/shm/protocol/collective.h"
 #include "lockstep/comm/shm/protocol/group.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 namespace {
 
 size_t announced_bytes(Group& group, milliseconds timeout) {
@@ -66,4 +66,4 @@ void Arrivals::wait(milliseconds timeout) {
   waited_for_ = own_;
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

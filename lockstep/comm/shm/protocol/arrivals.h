@@ -6,7 +6,7 @@
 
 #include "lockstep/comm/shm/protocol/common_memory.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 
 // A barrier in two halves: each rank counts its arrivals on a cache line of its
 // own, and reads those of the others.
@@ -34,4 +34,4 @@ class Arrivals {
   uint64_t waited_for_ = 0;
 };
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

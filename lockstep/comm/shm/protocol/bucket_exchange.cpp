@@ -13,7 +13,7 @@
 #include "lockstep/kernels/reduce.h"
 #include "lockstep/kernels/scale.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 namespace {
 
 // Pieces of this size stay in the nearest caches while they are written to all
@@ -509,4 +509,4 @@ std::string BucketExchange::bucket_name(size_t bucket) const {
          std::to_string(rounds_);
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

@@ -13,7 +13,7 @@
 #include "lockstep/comm/shm/protocol/common_memory.h"
 #include "lockstep/comm/shm/protocol/group.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 
 class Patience;
 
@@ -166,4 +166,4 @@ class BucketExchange {
   size_t complete_ = 0;
 };
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

@@ -6,7 +6,7 @@
 
 #include "lockstep/comm/shm/protocol/layout.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 namespace {
 
 int64_t divided_up(int64_t what, int64_t by) { return (what + by - 1) / by; }
@@ -143,4 +143,4 @@ std::optional<std::string> disagreement(std::span<const BucketLayout> layouts,
   return std::nullopt;
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

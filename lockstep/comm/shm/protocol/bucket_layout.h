@@ -12,7 +12,7 @@
 #include "lockstep/comm/shm/protocol/registered_memory.h"
 #include "lockstep/kernels/dtype.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 
 // One bucket of a rank: `count` elements of a floating dtype.
 struct Bucket {
@@ -48,4 +48,4 @@ struct BucketLayout {
 std::optional<std::string> disagreement(std::span<const BucketLayout> layouts,
                                         std::span<const std::string> names);
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstring>
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 namespace {
 
 constexpr uint8_t kNoReduceOp = 255;
@@ -266,4 +266,4 @@ void Collective::disagree() const {
                      "); all must make the same calls in one order");
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

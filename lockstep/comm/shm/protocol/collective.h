@@ -12,7 +12,7 @@
 #include "lockstep/base/current_call.h"
 #include "lockstep/comm/shm/protocol/core.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 
 enum class Operation : uint8_t {
   none,
@@ -149,4 +149,4 @@ std::vector<T> gather_all(Core& core, const Collective::What& what,
   return all;
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

@@ -9,7 +9,7 @@
 #include "lockstep/comm/shm/protocol/collective.h"
 #include "lockstep/comm/shm/protocol/group.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 namespace {
 
 constexpr uint8_t kYes = 1;
@@ -88,4 +88,4 @@ CommonMemory::~CommonMemory() {
   if (owned_ != nullptr) group_.free_registered(owned_);
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <memory>
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 
 class Group;
 
@@ -36,4 +36,4 @@ class CommonMemory {
   std::shared_ptr<std::byte> data_{};
 };
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

@@ -2,7 +2,7 @@
 
 #include "lockstep/comm/shm/protocol/collective.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 
 Core::Core(const Membership& membership)
     : rank(membership.meeting.rank),
@@ -77,4 +77,4 @@ std::string Core::last_call_of(int peer) const {
                          call_name(peer, last) + ")";
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

@@ -14,7 +14,7 @@
 #include "lockstep/comm/shm/protocol/standstill.h"
 #include "lockstep/comm/shm/protocol/waiting.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 
 // The parts that a group is made of. Internal to the protocol.
 struct Core {
@@ -74,4 +74,4 @@ struct Core {
   std::string last_call_of(int peer) const;
 };
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

@@ -3,7 +3,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 
 // The group cannot be used any more: a rank died or left, or a collective timed
 // out. Every later call fails with the same words.
@@ -38,4 +38,4 @@ class Unavailable : public std::runtime_error {
   using std::runtime_error::runtime_error;
 };
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

@@ -5,7 +5,7 @@
 #include "lockstep/comm/shm/protocol/collective.h"
 #include "lockstep/comm/shm/protocol/message.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 
 Group::Group(const Membership& membership)
     : core_(std::make_unique<Core>(membership)) {}
@@ -93,4 +93,4 @@ void Group::hang_up(const std::string& reason) {
   core_->links->hang_up();
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

@@ -17,7 +17,7 @@
 // Collectives and messages between processes that share memory. Knows nothing
 // of torch. The algorithms, the layout of the segment and the order of memory
 // are in docs/shared-memory.md.
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 
 using kernels::DType;
 using kernels::ReduceOp;
@@ -180,4 +180,4 @@ class Group {
   std::atomic<bool> hung_up_{false};
 };
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

@@ -22,7 +22,7 @@
 #include "lockstep/comm/shm/protocol/layout.h"
 #include "lockstep/comm/shm/protocol/packet_socket.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 namespace {
 
 using std::chrono::milliseconds;
@@ -598,4 +598,4 @@ std::string host_identity() {
          std::to_string(::geteuid());
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

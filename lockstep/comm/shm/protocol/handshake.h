@@ -13,7 +13,7 @@
 #include "lockstep/comm/shm/protocol/tuning.h"
 
 // How processes of one host come to share memory.
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 
 // How ranks tell each other texts before they meet: a store that all can reach.
 // The keys are new for each meeting. Both functions throw if the store fails,
@@ -71,4 +71,4 @@ Membership meet(const Exchange& exchange, const Meeting& meeting);
 // these.
 std::string host_identity();
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

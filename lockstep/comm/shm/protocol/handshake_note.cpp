@@ -9,7 +9,7 @@
 
 #include "lockstep/comm/shm/protocol/errors.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 
 void throw_error(const Failure& failure) {
   switch (failure.kind) {
@@ -64,4 +64,4 @@ bool is_genuine(const Packet& packet, const Note& note,
          std::equal(secret.begin(), secret.end(), note.secret.begin());
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

@@ -9,7 +9,7 @@
 
 // What ranks send each other in the handshake (handshake.h). Both ends are on
 // one host, so there is no byte order to care about.
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 
 inline constexpr uint32_t kHandshakeMagic = 0x4d48534c;  // "LSHM"
 inline constexpr uint32_t kHandshakeVersion = 1;
@@ -66,4 +66,4 @@ std::string random_hex();
 bool is_genuine(const Packet& packet, const Note& note,
                 const std::string& secret);
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

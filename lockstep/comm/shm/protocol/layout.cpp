@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 namespace {
 
 constexpr size_t kPage = 4096;
@@ -134,4 +134,4 @@ std::byte* Segment::ring_data(int from, int to) const {
   return reinterpret_cast<std::byte*>(&ring(from, to)) + sizeof(MessageRing);
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

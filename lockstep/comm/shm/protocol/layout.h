@@ -13,7 +13,7 @@
 // The layout of the segment of a group. All zeros is the state before the first
 // operation, so no rank has to initialise it. docs/shared-memory.md has a
 // picture of it and a table of each release with its acquire.
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 
 inline constexpr int kMaxRanks = 64;
 inline constexpr size_t kCacheLine = 64;
@@ -174,4 +174,4 @@ class Segment {
   std::byte* rings_;
 };
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

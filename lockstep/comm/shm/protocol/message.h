@@ -7,7 +7,7 @@
 
 #include "lockstep/kernels/dtype.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 
 // One side of a message, as MessageEngine keeps it. What was asked for does not
 // change. Until `ended` is true, the outcome belongs to the thread that drives.
@@ -31,4 +31,4 @@ class Message {
   std::atomic<bool> ended{false};
 };
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

@@ -5,7 +5,7 @@
 #include "lockstep/comm/shm/protocol/message_engine.h"
 
 // Decides what becomes of messages whose peer is gone.
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 namespace {
 
 // How often the peers' sockets are looked at: the death of a process wakes no
@@ -127,4 +127,4 @@ std::string MessageEngine::described(const Message& message) const {
          std::to_string(message.bytes) + " bytes)";
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

@@ -8,7 +8,7 @@
 #include "lockstep/comm/shm/protocol/message.h"
 #include "lockstep/kernels/copy.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 namespace {
 
 // How many messages of one ring a drive() moves, so that threads that wait for
@@ -476,4 +476,4 @@ void MessageEngine::fail_mismatch(Message& receive, int source,
   end(receive);
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

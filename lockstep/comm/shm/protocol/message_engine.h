@@ -18,7 +18,7 @@
 #include "lockstep/comm/shm/protocol/waiting.h"
 
 // Messages between two ranks, through one ring of bytes for each direction.
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 
 // One side of a message. The engine holds it, and uses its state and its data,
 // until the message has ended. Dropping it does not cancel the message.
@@ -186,4 +186,4 @@ class MessageEngine {
   std::atomic<int64_t> next_look_{0};  // steady_clock's ticks
 };
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

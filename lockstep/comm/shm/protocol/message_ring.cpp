@@ -5,7 +5,7 @@
 
 #include "lockstep/kernels/copy.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 namespace {
 
 // Returns where the next head lies after a message that ends at `at`. Both ends
@@ -157,4 +157,4 @@ void RingReader::publish(uint64_t at) {
   waiting_.wake_for_message(from_);
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

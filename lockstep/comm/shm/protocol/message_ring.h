@@ -10,7 +10,7 @@
 // The two ends of one MessageRing. A message lies in the ring as a head, at a
 // multiple of 16 bytes, and its bytes. A message that is larger than the ring
 // goes through it in pieces.
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 
 struct MessageHead {
   static constexpr uint16_t kMagic = 0x4c53;
@@ -93,4 +93,4 @@ class RingReader {
   uint64_t cut_ = 0;      // what ring_.cut was, read after that
 };
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

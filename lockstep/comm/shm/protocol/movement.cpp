@@ -5,7 +5,7 @@
 #include "lockstep/comm/shm/protocol/collective.h"
 #include "lockstep/kernels/copy.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 namespace {
 
 // One piece that this rank takes: bytes of the stream of rank `from`, from
@@ -278,4 +278,4 @@ void Group::all_to_all(std::span<const Bytes> outputs,
   movement.run(takes);
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

@@ -9,7 +9,7 @@
 #include <cstring>
 #include <stdexcept>
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 namespace {
 
 // More than there are ranks, so that strangers in the queue do not keep ranks
@@ -167,4 +167,4 @@ Packet receive_packet(const FileDescriptor& socket,
   return packet;
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

@@ -11,7 +11,7 @@
 
 #include "lockstep/comm/shm/protocol/packet_socket.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 namespace {
 
 constexpr uint64_t kMark = 0x6e616f6c2e6d6873;  // "shm.loan"
@@ -90,4 +90,4 @@ std::optional<PeerLinks::Loan> PeerLinks::receive(int from) const {
               .memory = std::move(packet.descriptor)};
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

@@ -9,7 +9,7 @@
 #include "lockstep/base/process_mark.h"
 #include "lockstep/base/shared_memory.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 
 // One connected socket to each other rank of the group. Tells which ranks hung
 // up, and carries descriptors of registered memory. No call blocks. Threads:
@@ -55,4 +55,4 @@ class PeerLinks {
   std::vector<FileDescriptor> sockets_;
 };
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

@@ -7,7 +7,7 @@
 #include "lockstep/kernels/copy.h"
 #include "lockstep/kernels/reduce.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 namespace {
 
 std::byte* bytes_at(void* data, size_t offset) {
@@ -443,4 +443,4 @@ void Group::reduce_scatter(void* output, std::span<const void* const> inputs,
   scatter_staged(*core_, call, parts);
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

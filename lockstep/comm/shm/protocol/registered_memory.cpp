@@ -9,7 +9,7 @@
 #include <string>
 #include <system_error>
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 namespace {
 
 FileDescriptor spare_descriptor() {
@@ -270,4 +270,4 @@ void RegisteredMemory::receive_all() {
   }
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

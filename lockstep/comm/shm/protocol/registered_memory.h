@@ -15,7 +15,7 @@
 #include "lockstep/base/shared_memory.h"
 #include "lockstep/comm/shm/protocol/peer_links.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 
 // Memory of this rank that its peers map, and theirs that this rank maps.
 // Threads: any.
@@ -124,4 +124,4 @@ class RegisteredMemory {
   uint32_t last_id_ = 0;
 };
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

@@ -5,7 +5,7 @@
 #include <map>
 #include <utility>
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 namespace {
 
 constexpr auto kOrder = std::memory_order_seq_cst;
@@ -184,4 +184,4 @@ void BlockedCall::look() {
   }
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

@@ -50,7 +50,7 @@
 //
 // Not seen: waits for messages, and waits outside the group's segment (in the
 // store, in another group, for a peer on another host).
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 
 class BlockedCall;
 
@@ -147,4 +147,4 @@ class BlockedCall {
   BlockedCall* const before_;
 };
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

@@ -10,7 +10,7 @@
 
 #include "lockstep/base/environment.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 namespace {
 
 constexpr const char* kVariable = "LOCKSTEP_TUNING";
@@ -95,4 +95,4 @@ void check(const Tuning& tuning) {
   check_size("chunk_bytes", tuning.chunk_bytes, 4096);
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

@@ -3,7 +3,7 @@
 #include <cstddef>
 #include <string_view>
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 
 // The sizes at which one algorithm takes over from another
 // (docs/shared-memory.md), in bytes. One set, rank 0's, holds for all ranks of
@@ -48,4 +48,4 @@ Tuning choose_tuning(int ranks);
 // Throws std::invalid_argument if a threshold is out of its range.
 void check(const Tuning& tuning);
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

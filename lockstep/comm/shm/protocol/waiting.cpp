@@ -12,7 +12,7 @@
 #include "lockstep/comm/shm/protocol/errors.h"
 #include "lockstep/comm/shm/protocol/standstill.h"
 
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 namespace {
 
 using std::chrono::microseconds;
@@ -198,4 +198,4 @@ void Waiting::throw_if_broken() const {
   if (broken()) throw GroupBroken(reason_);
 }
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm

@@ -15,7 +15,7 @@
 
 // How the threads of one rank wait for the other ranks, and how they wake
 // threads that wait. One object per group and rank; any thread.
-namespace lockstep::shm {
+namespace lockstep::internal::shm {
 
 // The time that one operation has. The clock is first read when the spinning is
 // over, so a quick operation never reads it.
@@ -150,4 +150,4 @@ class Waiting {
   std::string reason_;
 };
 
-}  // namespace lockstep::shm
+}  // namespace lockstep::internal::shm
