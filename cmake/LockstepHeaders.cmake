@@ -5,6 +5,7 @@ set(LOCKSTEP_PUBLIC_HEADERS
   amp/autocast.h
   amp/clip_grad.h
   amp/grad_scaler.h
+  amp/grad_scaler_state.h
   checkpoint/module_state.h
   checkpoint/optimizer_state.h
   checkpoint/snapshot.h

@@ -1,5 +1,4 @@
 include(CMakePackageConfigHelpers)
-include(cmake/LockstepHeaders.cmake)
 
 get_property(layers GLOBAL PROPERTY LOCKSTEP_LAYERS)
 install(TARGETS ${layers} lockstep

@@ -273,9 +273,9 @@ double GradScaler::get_scale() const {
   return scale_.defined() ? scale_.item<double>() : options_.init_scale;
 }
 
-std::optional<internal::GradScalerState> GradScaler::state_dict() const {
+std::optional<GradScalerState> GradScaler::state_dict() const {
   if (!options_.enabled) return std::nullopt;
-  return internal::GradScalerState{
+  return GradScalerState{
       .scale = get_scale(),
       .growth_factor = options_.growth_factor,
       .backoff_factor = options_.backoff_factor,
@@ -286,7 +286,7 @@ std::optional<internal::GradScalerState> GradScaler::state_dict() const {
 }
 
 void GradScaler::load_state_dict(
-    const std::optional<internal::GradScalerState>& state) {
+    const std::optional<GradScalerState>& state) {
   if (!options_.enabled) return;
   if (!state) {
     throw std::invalid_argument(

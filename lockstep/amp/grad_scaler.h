@@ -157,11 +157,11 @@ class GradScaler {
 
   // Call it between update() and the next scale(). Returns none if the scaler
   // is disabled.
-  std::optional<internal::GradScalerState> state_dict() const;
+  std::optional<GradScalerState> state_dict() const;
 
   // Does nothing if this scaler is disabled. Throws std::invalid_argument for
   // an empty state, which a disabled scaler has saved.
-  void load_state_dict(const std::optional<internal::GradScalerState>& state);
+  void load_state_dict(const std::optional<GradScalerState>& state);
 
  private:
   enum class Stage { kReady, kUnscaled, kStepped };

@@ -4,7 +4,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
-namespace lockstep::internal {
+namespace lockstep {
 
 namespace {
 
@@ -75,4 +75,4 @@ GradScalerState grad_scaler_state_from_json(std::string_view text) {
           .growth_tracker = integer(object, kGrowthTracker)};
 }
 
-}  // namespace lockstep::internal
+}  // namespace lockstep

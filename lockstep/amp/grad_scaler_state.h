@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-namespace lockstep::internal {
+namespace lockstep {
 
 // The state of a GradScaler: that of torch.amp.GradScaler with the same names,
 // except for `growth_tracker`, which Python calls `_growth_tracker`.
@@ -31,4 +31,4 @@ struct GradScalerState {
 std::string to_json(const GradScalerState& state);
 GradScalerState grad_scaler_state_from_json(std::string_view text);
 
-}  // namespace lockstep::internal
+}  // namespace lockstep

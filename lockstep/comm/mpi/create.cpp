@@ -3,11 +3,9 @@
 #include <stdexcept>
 
 #include "lockstep/base/module.h"
-#include "lockstep/comm/mpi/communicator.h"
 #include "lockstep/comm/mpi/module.h"
 
-namespace lockstep::internal {
-namespace mpi {
+namespace lockstep::internal::mpi {
 namespace {
 
 Module& module() {
@@ -48,22 +46,4 @@ std::string missing() {
   }
 }
 
-}  // namespace mpi
-
-ProcessGroupGuard init_process_group_mpi(
-    int communicator, const InitProcessGroupOptions& options) {
-  if (const auto why = mpi::missing(); !why.empty()) {
-    throw std::invalid_argument("init_process_group_mpi: " + why);
-  }
-  mpi::use_communicator(communicator);
-  try {
-    return init_process_group("mpi", options);
-  } catch (...) {
-    // init_process_group() may have failed before it used the communicator,
-    // which the next init_process_group("mpi") must not take.
-    mpi::use_communicator(std::nullopt);
-    throw;
-  }
-}
-
-}  // namespace lockstep::internal
+}  // namespace lockstep::internal::mpi
