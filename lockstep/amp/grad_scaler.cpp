@@ -275,18 +275,16 @@ double GradScaler::get_scale() const {
 
 std::optional<GradScalerState> GradScaler::state_dict() const {
   if (!options_.enabled) return std::nullopt;
-  return GradScalerState{
-      .scale = get_scale(),
-      .growth_factor = options_.growth_factor,
-      .backoff_factor = options_.backoff_factor,
-      .growth_interval = options_.growth_interval,
-      .growth_tracker = growth_tracker_.defined()
-                            ? growth_tracker_.item<int64_t>()
-                            : init_growth_tracker_};
+  return GradScalerState{.scale = get_scale(),
+                         .growth_factor = options_.growth_factor,
+                         .backoff_factor = options_.backoff_factor,
+                         .growth_interval = options_.growth_interval,
+                         .growth_tracker = growth_tracker_.defined()
+                                               ? growth_tracker_.item<int64_t>()
+                                               : init_growth_tracker_};
 }
 
-void GradScaler::load_state_dict(
-    const std::optional<GradScalerState>& state) {
+void GradScaler::load_state_dict(const std::optional<GradScalerState>& state) {
   if (!options_.enabled) return;
   if (!state) {
     throw std::invalid_argument(

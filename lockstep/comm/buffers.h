@@ -30,9 +30,11 @@ void require_apart(const Call& call, const std::vector<at::Tensor>& written);
 // the user's own memory; otherwise write_back() copies the results to the
 // user's tensors. Internal to comm.
 //
-// This is the one place where a tensor is made ready for a backend. Call the
-// checks of the arguments (collective_call.h) before; run_collective() and
-// run_message() call require_apart() before anything is started.
+// This is the one place where a tensor is made ready for a backend; only a
+// tensor that needs nothing of it goes another way (all_reduce_directly() in
+// reductions.cpp). Call the checks of the arguments (collective_call.h) before;
+// run_collective() and run_message() call require_apart() before anything is
+// started.
 class Buffers {
  public:
   enum class Use { read, write };

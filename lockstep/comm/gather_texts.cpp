@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <thread>
+#include <utility>
 
 #include "lockstep/comm/watched_store.h"
 
@@ -46,9 +47,18 @@ std::vector<std::string> gather_texts(const StoreMembers& members,
   const std::string value = "=" + text;
   members.store.set(keys.at(members.rank),
                     std::vector<uint8_t>(value.begin(), value.end()));
+  // The first question is about all members, later ones about the first that is
+  // missing: many ranks that wait for a late one must not keep the store busy.
+  size_t next = 0;
+  bool asked = false;
+  const auto all_have_come = [&] {
+    if (!std::exchange(asked, true)) return members.store.check(keys);
+    while (next < keys.size() && members.store.check({keys[next]})) ++next;
+    return next == keys.size();
+  };
   for (auto pause = kFirstPause;; pause = std::min(2 * pause, kLongestPause)) {
     const bool late = deadline.expired();
-    const bool all = members.store.check(keys);
+    const bool all = all_have_come();
     if (look) look();
     if (all) break;
     if (late) {

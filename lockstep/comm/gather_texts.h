@@ -37,7 +37,7 @@ struct StoreMembers {
 // called after each of these questions, also after the last one. What it throws
 // ends the wait.
 //
-// Throws RanksAbsent; the caller adds how long it waited. Errors of the store
+// Throws RanksAbsent, whose text has no times. Errors of the store
 // pass through: a WatchedStore throws PeerGone soon after a rank has died or
 // left.
 std::vector<std::string> gather_texts(const StoreMembers& members,

@@ -71,6 +71,24 @@ TEST(GatherTexts, NamesTheAbsentAndNothingElseIsPrinted) {
   EXPECT_EQ(::testing::internal::GetCapturedStderr(), "");
 }
 
+class CountingStore : public c10d::HashStore {
+ public:
+  bool check(const std::vector<std::string>& keys) override {
+    if (keys.size() > 1) ++questions_about_several;
+    return HashStore::check(keys);
+  }
+  int questions_about_several = 0;
+};
+
+// Each of many ranks that waited for a late one asked for the keys of all,
+// again and again.
+TEST(GatherTexts, AfterTheFirstQuestionAsksForOneMissingRankOnly) {
+  CountingStore store;
+  EXPECT_EQ(error_of_one(store, milliseconds(50)),
+            "rank 4, 9 did not come in time");
+  EXPECT_EQ(store.questions_about_several, 1);
+}
+
 // A store to which the other texts come right after the first question.
 class StoreFilledLate : public c10d::HashStore {
  public:

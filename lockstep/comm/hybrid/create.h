@@ -14,7 +14,7 @@ namespace lockstep::internal::hybrid {
 // More than 64 ranks of one host share memory in parts of 64.
 //
 // Blocks until all ranks have come, for request.timeout at most. Throws
-// c10::DistBackendError with the rank that did not come.
+// c10::DistBackendError with the ranks that did not come.
 c10::intrusive_ptr<c10d::Backend> create(const BackendRequest& request);
 
 }  // namespace lockstep::internal::hybrid

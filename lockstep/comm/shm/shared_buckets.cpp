@@ -90,7 +90,7 @@ class SharedBuckets final : public BucketReduction {
   }
 
   const ProcessMark made_in_{};
-  // exchange_ uses the other two, so it is declared last and destroyed first.
+  // exchange_ uses the other two, so it is declared after them.
   const std::shared_ptr<Group> group_;
   const std::vector<ReducedBucket> buckets_;
   const std::unique_ptr<BucketExchange> exchange_;

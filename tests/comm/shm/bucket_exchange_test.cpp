@@ -79,6 +79,20 @@ TEST_P(Buckets, HoldTheSumOfAllRanksBitByBit) {
   EXPECT_EQ(faults(world.finish(kTestTime)), "");
 }
 
+// Such buckets were not reduced.
+TEST_P(Buckets, OfWhichAllRangesAreEmptyAreDividedEqually) {
+  ForkedWorld world(GetParam(), small_tuning(), [](Group& group, Signs&) {
+    for (const auto results : {Results::everywhere, Results::owned}) {
+      BucketRank rank(group, values(),
+                      {.buckets = {{.count = 40'000}, {.count = 5}},
+                       .results = results,
+                       .empty_ranges = true});
+      for (uint64_t step = 0; step < 3; ++step) rank.run(step);
+    }
+  });
+  EXPECT_EQ(faults(world.finish(kTestTime)), "");
+}
+
 TEST_P(Buckets, AreDividedByAnyDivisor) {
   ForkedWorld world(GetParam(), small_tuning(), [](Group& group, Signs&) {
     for (const auto dtype : kFloating) {

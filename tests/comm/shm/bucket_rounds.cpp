@@ -31,12 +31,13 @@ BucketRank::BucketRank(Group& group, const Values& values, Rounds rounds)
   for (size_t i = 0; i < offsets.size(); ++i) {
     data_.push_back(memory_ + offsets[i]);
     const auto& [count, dtype] = rounds_.buckets[i];
+    std::vector<Range> owned;
+    if (rounds_.uneven_owners) owned = owned_by(group.rank(), i);
+    if (rounds_.empty_ranges) owned = {{.begin = 0, .end = 0}};
     buckets.push_back({.data = data_[i],
                        .count = count,
                        .dtype = dtype,
-                       .owned = rounds_.uneven_owners
-                                    ? owned_by(group.rank(), i)
-                                    : std::vector<Range>{}});
+                       .owned = std::move(owned)});
   }
   exchange_ =
       BucketExchange::make(group, buckets, rounds_.results, rounds_.timeout);

@@ -25,6 +25,8 @@ struct Rounds {
   // Whether each rank names the pieces that it owns: pieces of odd sizes,
   // scattered over the buckets. Some ranks own nothing of a bucket.
   bool uneven_owners = false;
+  // Whether each rank names an empty range, so that nobody owns anything.
+  bool empty_ranges = false;
   double divisor = 0;  // 0: the number of ranks
   milliseconds timeout{60'000};
 };

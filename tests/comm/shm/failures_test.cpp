@@ -436,7 +436,7 @@ TEST(ShmCreate, RanksOfAnotherHostAreNamedAtOnce) {
 TEST(ShmCreate, ARankThatDoesNotComeIsNamed) {
   EXPECT_THAT([] { shm::create(request_of(0, 2, milliseconds(100))); },
               ThrowsMessage<c10::DistBackendError>(
-                  AllOf(HasSubstr("rank 11"), HasSubstr("100 ms"))));
+                  HasSubstr("rank 11 did not come in time")));
 }
 
 TEST(ShmCreate, MoreThan64RanksAreRefused) {

@@ -13,7 +13,8 @@
 template <>
 struct lockstep::ForwardResult<lockstep::internal::fuzz::OutputRecord> {
   template <typename Visit>
-  static void visit(internal::fuzz::OutputRecord& record, const Visit& visit_part) {
+  static void visit(internal::fuzz::OutputRecord& record,
+                    const Visit& visit_part) {
     visit_part(record.last);
     visit_part(record.others);
   }

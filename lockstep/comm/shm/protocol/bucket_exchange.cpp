@@ -88,7 +88,9 @@ bool all_reachable(std::span<const BucketLayout> layouts) {
 
 bool has_owners(std::span<const BucketLayout> layouts, size_t bucket) {
   return std::ranges::any_of(layouts, [&](const BucketLayout& layout) {
-    return !layout.buckets[bucket].owned.empty();
+    return std::ranges::any_of(
+        layout.buckets[bucket].owned,
+        [](const Range& range) { return range.begin != range.end; });
   });
 }
 
