@@ -72,6 +72,8 @@ function(lockstep_installed_headers out)
       continue()
     endif()
     list(APPEND found ${header})
+    set_property(DIRECTORY ${PROJECT_SOURCE_DIR} APPEND PROPERTY
+      CMAKE_CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/lockstep/${header})
     file(STRINGS ${PROJECT_SOURCE_DIR}/lockstep/${header} lines
          REGEX "^#include \"lockstep/")
     foreach(line IN LISTS lines)

@@ -81,7 +81,8 @@ class ChildProcess {
   static ChildProcess start(const ChildStart& start);
   // Forks this process, which must have one thread. The child ends with the
   // result of `body`, which must not throw, as its exit code, without running
-  // destructors. It outlives this process. Throws std::system_error.
+  // destructors. The kernel lets it live on when this process ends. Throws
+  // std::system_error.
   static ChildProcess fork(const std::function<int()>& body);
 
   ChildProcess(ChildProcess&& other) noexcept;
@@ -92,7 +93,7 @@ class ChildProcess {
 
   pid_t pid() const { return pid_; }
   // Readable once the child has ended. -1 after reap() has returned true, and
-  // always if the kernel is older than 5.4.
+  // always if the kernel is older than 5.2.
   int pidfd() const { return pidfd_.get(); }
   // Whether it has ended and was reaped.
   bool ended() const { return ended_; }

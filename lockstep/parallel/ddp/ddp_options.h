@@ -55,8 +55,8 @@ struct DistributedDataParallelOptions {
   std::optional<double> first_bucket_mb{};
 
   // The same for the first, the second, ... bucket, the last number for all
-  // others; replaces the two options above. Most programs leave it. Default:
-  // empty.
+  // others; not together with one of the two options above. Most programs leave
+  // it. Default: empty.
   std::vector<double> bucket_cap_mb_list{};
 
   // Whether .grad is a part of its bucket. Set it to false if the program keeps
