@@ -11,6 +11,7 @@ namespace {
 
 constexpr std::chrono::microseconds kFirstPause{50};
 constexpr std::chrono::microseconds kLongestPause{5'000};
+constexpr std::chrono::seconds kTellTime{1};
 
 // Returns the global ranks of the members that are not there, "2, 5".
 std::string absent(const StoreMembers& members,
@@ -31,6 +32,14 @@ bool has_come(c10d::Store& store, const std::string& key) {
     return store.check({key});
   } catch (const PeerGone&) {
     return false;
+  }
+}
+
+void wait_until_told(c10d::Store& store, const std::string& key,
+                     int64_t ranks) {
+  const auto deadline = Deadline::after(kTellTime);
+  while (store.add(key, 0) < ranks && !deadline.expired()) {
+    std::this_thread::sleep_for(kLongestPause);
   }
 }
 

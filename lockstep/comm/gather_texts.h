@@ -2,6 +2,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <cstdint>
 #include <functional>
 #include <string>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -48,5 +49,10 @@ std::vector<std::string> gather_texts(const StoreMembers& members,
 
 // Whether a rank has written to `key`. False if it cannot come any more.
 bool has_come(c10d::Store& store, const std::string& key);
+
+// Waits, for a second at most, until the counter `key` has reached `ranks`:
+// each rank that hears of a failure adds one. A rank that left before this
+// could take the store with it. Errors of the store pass through.
+void wait_until_told(c10d::Store& store, const std::string& key, int64_t ranks);
 
 }  // namespace lockstep::internal

@@ -1,15 +1,10 @@
 #include "lockstep/comm/roll_call.h"
 
-#include <thread>
-
 #include "lockstep/comm/gather_texts.h"
 #include "lockstep/comm/watched_store.h"
 
 namespace lockstep::internal {
 namespace {
-
-constexpr std::chrono::milliseconds kPause{5};
-constexpr std::chrono::milliseconds kTellTime{1'000};
 
 std::string key(uint64_t number, int rank) {
   return "roll_call/" + std::to_string(number) + "/" + std::to_string(rank);
@@ -21,7 +16,7 @@ std::string key(uint64_t number, const char* leaf) {
 
 // The first rank that gives up says why for all, so that all say the same. The
 // store may be gone once rank 0 has left, so rank 0 waits until the ranks that
-// came have been told, for kTellTime at most.
+// came have been told.
 [[noreturn]] void fail(const ProcessGroup& group, uint64_t number,
                        const std::string& why) {
   auto& store = *group.store();
@@ -34,10 +29,7 @@ std::string key(uint64_t number, const char* leaf) {
     }
     store.add(key(number, "told"), 1);
     if (group.global_rank(group.rank()) != 0) throw RollCallError(agreed);
-    auto deadline = Deadline::after(kTellTime);
-    while (store.add(key(number, "told"), 0) < present && !deadline.expired()) {
-      std::this_thread::sleep_for(kPause);
-    }
+    wait_until_told(store, key(number, "told"), present);
   } catch (const c10::Error&) {
     // The store is gone, and with it the rank that hosted it.
   }

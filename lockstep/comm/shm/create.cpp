@@ -5,7 +5,6 @@
 #include <array>
 #include <stdexcept>
 #include <string>
-#include <thread>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <vector>
 
@@ -22,23 +21,17 @@ namespace {
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 constexpr int kMostRanks = 64;
-constexpr milliseconds kPause{5};
-constexpr milliseconds kTellTime{1'000};
 
 std::string host_name() {
   std::array<char, 256> name{};
   return ::gethostname(name.data(), name.size() - 1) == 0 ? name.data() : "?";
 }
 
-// Called after a failure that all ranks hear of. Waits until all ranks know it,
-// for kTellTime at most: a rank that leaves earlier may take the store with it.
+// Called after a failure that all ranks hear of.
 void wait_until_all_know(c10d::Store& store, int size) {
   try {
     store.add("told", 1);
-    const auto telling = Deadline::after(kTellTime);
-    while (store.add("told", 0) < size && !telling.expired()) {
-      std::this_thread::sleep_for(kPause);
-    }
+    wait_until_told(store, "told", size);
   } catch (const c10::Error&) {  // the store is gone already
   }
 }
