@@ -22,8 +22,10 @@ struct SyncBatchNormCall {
 //
 // Collective: one all_gather_into_tensor. On CPUs the ranks send and combine
 // mean and variance as float64; on GPUs they send what Python sends, so that
-// ranks of Python may be in the group. Updates the running statistics with the
-// unbiased variance, unless there are no samples.
+// ranks of Python may be in the group. LibTorch sums a rank's own float32 input
+// in float32 if it is [N, C] or channels-last, so from some 10 million values
+// per channel and thread on its variance is inexact. Updates the running
+// statistics with the unbiased variance, unless there are no samples.
 //
 // If `input` requires grad, which must be so on all ranks or on none, backward
 // is collective (one all_reduce), because the statistics depend on every rank's
