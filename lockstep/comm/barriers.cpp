@@ -15,9 +15,10 @@ WorkPtr barrier(const CollectiveOptions& options) {
   c10d::BarrierOptions opts;
   opts.timeout = call.timeout;
   opts.asyncOp = options.async_op;
+  internal::Buffers no_tensors(call);
   return internal::run_collective(
-      std::move(call), options.async_op, {}, [] { return internal::Agreed{}; },
-      [&] { return backend.barrier(opts); });
+      std::move(call), options.async_op, std::move(no_tensors),
+      [] { return internal::Agreed{}; }, [&] { return backend.barrier(opts); });
 }
 
 void monitored_barrier(const MonitoredBarrierOptions& options) {

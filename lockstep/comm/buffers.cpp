@@ -69,19 +69,29 @@ bool known_to_backends(at::ScalarType dtype) {
   }
 }
 
+namespace {
+
+// Throws unless a backend can write to `tensor`: it has memory, and does not
+// overlap itself.
+void require_writable(const Call& call, const at::Tensor& tensor) {
+  if (tensor._is_zerotensor()) {
+    throw call.mistake(c10::str(
+        "a tensor to write to, ", describe(tensor),
+        ", is zeros without memory (a ZeroTensor); give tensor.clone()"));
+  }
+  if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+    throw call.mistake(c10::str("a tensor to write to overlaps itself (shape ",
+                                tensor.sizes(), ", strides ", tensor.strides(),
+                                "); give tensor.contiguous()"));
+  }
+}
+
+}  // namespace
+
 void require_apart(const Call& call, const std::vector<at::Tensor>& written) {
   std::vector<Extent> extents;
   for (const auto& tensor : written) {
-    if (tensor._is_zerotensor()) {
-      throw call.mistake(c10::str(
-          "a tensor to write to, ", describe(tensor),
-          ", is zeros without memory (a ZeroTensor); give tensor.clone()"));
-    }
-    if (at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
-      throw call.mistake(c10::str(
-          "a tensor to write to overlaps itself (shape ", tensor.sizes(),
-          ", strides ", tensor.strides(), "); give tensor.contiguous()"));
-    }
+    require_writable(call, tensor);
     if (tensor.numel() == 0 || !tensor.is_non_overlapping_and_dense()) continue;
     const auto* begin = static_cast<const char*>(tensor.const_data_ptr());
     extents.push_back({begin, begin + tensor.nbytes()});
@@ -98,6 +108,7 @@ void require_apart(const Call& call, const std::vector<at::Tensor>& written) {
 
 Buffers::Entry& Buffers::add(const at::Tensor& tensor, bool read,
                              bool written) {
+  if (written && !tensor.is_sparse()) require_writable(call_, tensor);
   entries_.push_back(
       {tensor,
        {},

@@ -39,6 +39,12 @@ class Buffers {
  public:
   enum class Use { read, write };
 
+  // Holds the tensors of `call`, which must live while tensors are added.
+  explicit Buffers(const Call& call) : call_(call) {}
+
+  // The functions that add a tensor to be written throw at once if that is not
+  // possible: before a contiguous copy is made, which may not fit into memory.
+
   // Adds a tensor that is only moved, and returns it flattened: complex numbers
   // as pairs of reals (as in Python), other dtypes that backends lack as bytes.
   at::Tensor move(const at::Tensor& tensor, Use use);
@@ -90,6 +96,7 @@ class Buffers {
   Entry& add(const at::Tensor& tensor, bool read, bool written);
   // Sets `units` of `entry`, of whose tensor the backend gets `row`.
   static void count_units(Entry& entry, const at::Tensor& row);
+  const Call& call_;
   std::vector<Entry> entries_;
   // A tensor of a wider type that was reduced; write_back() makes the entry's
   // `result` from it.

@@ -60,7 +60,7 @@ WorkPtr all_gather_uneven(internal::Call call,
                           const at::Tensor& tensor, bool async_op) {
   auto& backend = call.backend(tensor);
   auto opts = internal::backend_options<c10d::BroadcastOptions>(call, async_op);
-  internal::Buffers buffers;
+  internal::Buffers buffers(call);
   std::vector<at::Tensor> lanes;
   for (const auto& output : tensor_list) {
     lanes.push_back(buffers.move(output, Use::write));
@@ -94,7 +94,7 @@ WorkPtr broadcast(const at::Tensor& tensor, int src,
       internal::backend_options<c10d::BroadcastOptions>(call, options.async_op);
   opts.rootRank = call.member("src", src);
   const bool sends = opts.rootRank == call.group->rank();
-  internal::Buffers buffers;
+  internal::Buffers buffers(call);
   std::vector<at::Tensor> lane{
       buffers.move(tensor, sends ? Use::read : Use::write)};
   return internal::run_collective(
@@ -125,7 +125,7 @@ WorkPtr all_gather(const std::vector<at::Tensor>& tensor_list,
   auto& backend = call.backend(tensor);
   auto opts =
       internal::backend_options<c10d::AllgatherOptions>(call, options.async_op);
-  internal::Buffers buffers;
+  internal::Buffers buffers(call);
   std::vector<at::Tensor> inputs{buffers.move(tensor, Use::read)};
   std::vector<std::vector<at::Tensor>> outputs(1);
   for (const auto& output : tensor_list) {
@@ -155,7 +155,7 @@ WorkPtr all_gather_into_tensor(const at::Tensor& output_tensor,
   auto& backend = call.backend(input_tensor);
   auto opts =
       internal::backend_options<c10d::AllgatherOptions>(call, options.async_op);
-  internal::Buffers buffers;
+  internal::Buffers buffers(call);
   auto in = buffers.move(input_tensor, Use::read);
   auto out = buffers.move(output_tensor, Use::write);
   if (in.is_alias_of(out)) in = in.clone();
@@ -206,7 +206,7 @@ WorkPtr all_gather_coalesced(
   auto& backend = call.backend(input_tensor_list[0]);
   auto opts =
       internal::backend_options<c10d::AllgatherOptions>(call, options.async_op);
-  internal::Buffers buffers;
+  internal::Buffers buffers(call);
   std::vector<at::Tensor> inputs;
   for (const auto& input : input_tensor_list) {
     inputs.push_back(buffers.move(input, Use::read));
@@ -249,7 +249,7 @@ WorkPtr gather(const at::Tensor& tensor,
   auto opts =
       internal::backend_options<c10d::GatherOptions>(call, options.async_op);
   opts.rootRank = call.member("dst", dst);
-  internal::Buffers buffers;
+  internal::Buffers buffers(call);
   std::vector<at::Tensor> inputs{buffers.move(tensor, Use::read)};
   std::vector<std::vector<at::Tensor>> outputs;
   if (!is_empty_elsewhere(call, "gather_list", static_cast<int>(opts.rootRank),
@@ -281,7 +281,7 @@ WorkPtr scatter(const at::Tensor& tensor,
   auto opts =
       internal::backend_options<c10d::ScatterOptions>(call, options.async_op);
   opts.rootRank = call.member("src", src);
-  internal::Buffers buffers;
+  internal::Buffers buffers(call);
   std::vector<at::Tensor> outputs{buffers.move(tensor, Use::write)};
   std::vector<std::vector<at::Tensor>> inputs;
   if (!is_empty_elsewhere(call, "scatter_list", static_cast<int>(opts.rootRank),
@@ -317,7 +317,7 @@ WorkPtr all_to_all(const std::vector<at::Tensor>& output_tensor_list,
   auto& backend = call.backend(like);
   auto opts =
       internal::backend_options<c10d::AllToAllOptions>(call, options.async_op);
-  internal::Buffers buffers;
+  internal::Buffers buffers(call);
   // Uses one tensor with split sizes, which every backend takes if shapes
   // differ; no rank can tell whether the shapes of all others do.
   std::vector<at::Tensor> parts;
@@ -396,7 +396,7 @@ WorkPtr all_to_all_single(const at::Tensor& output, const at::Tensor& input,
   auto& backend = call.backend(input);
   auto opts =
       internal::backend_options<c10d::AllToAllOptions>(call, options.async_op);
-  internal::Buffers buffers;
+  internal::Buffers buffers(call);
   auto in = buffers.move(input, Use::read);
   auto out = buffers.move(output, Use::write);
   if (in.is_alias_of(out)) in = in.clone();

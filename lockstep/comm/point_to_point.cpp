@@ -32,7 +32,7 @@ WorkPtr start_send(const char* operation, const at::Tensor& tensor, int dst,
   require_tag(call, options.tag);
   const int peer = require_peer(call, "dst", dst);
   auto& backend = call.backend(tensor);
-  internal::Buffers buffers;
+  internal::Buffers buffers(call);
   std::vector<at::Tensor> payload{buffers.move(tensor, Use::read)};
   return internal::run_message(
       std::move(call), async_op, std::move(buffers),
@@ -50,7 +50,7 @@ WorkPtr start_recv(const char* operation, const at::Tensor& tensor, int src,
   const int peer =
       src == kAnySource ? kAnySource : require_peer(call, "src", src);
   auto& backend = call.backend(tensor);
-  internal::Buffers buffers;
+  internal::Buffers buffers(call);
   std::vector<at::Tensor> payload{buffers.move(tensor, Use::write)};
   WorkPtr work;
   auto handle =

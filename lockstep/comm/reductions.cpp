@@ -41,7 +41,7 @@ WorkPtr all_reduce_sparse(internal::Call call, const at::Tensor& tensor,
                                 "give tensor.to_dense()"));
   }
   auto& backend = call.backend(tensor);
-  internal::Buffers buffers;
+  internal::Buffers buffers(call);
   std::vector<at::Tensor> work_on{buffers.sparse(tensor)};
   auto opts =
       internal::backend_options<c10d::AllreduceOptions>(call, options.async_op);
@@ -110,7 +110,7 @@ WorkPtr all_reduce(const at::Tensor& tensor, const ReductionOptions& options) {
   }
   internal::require_dense(call, "the tensor", tensor);
   auto& backend = call.backend(tensor);
-  internal::Buffers buffers;
+  internal::Buffers buffers(call);
   std::vector<at::Tensor> work_on{buffers.reduce(tensor)};
   auto opts = internal::backend_options<c10d::AllreduceOptions>(call, options);
   return internal::run_collective(
@@ -135,7 +135,7 @@ WorkPtr all_reduce_coalesced(const std::vector<at::Tensor>& tensors,
     }
   }
   auto& backend = call.backend(tensors[0]);
-  internal::Buffers buffers;
+  internal::Buffers buffers(call);
   // In shared memory all dtypes go into one call, so that a failure ends it on
   // all ranks at the same tensor.
   const bool mixed = internal::traits_of(backend).takes_lists_at_once();
@@ -170,7 +170,7 @@ WorkPtr reduce(const at::Tensor& tensor, int dst,
   opts.rootRank = call.member("dst", dst);
   const bool reads_only =
       opts.rootRank != call.group->rank() && tensor._is_zerotensor();
-  internal::Buffers buffers;
+  internal::Buffers buffers(call);
   std::vector<at::Tensor> work_on{reads_only ? buffers.reduce_input(tensor)
                                              : buffers.reduce(tensor)};
   return internal::run_collective(
@@ -192,7 +192,7 @@ WorkPtr reduce_scatter(const at::Tensor& output,
   const int own = call.group->rank();
   internal::require_shape(call, "output", output, input_list[own]);
   auto& backend = call.backend(output);
-  internal::Buffers buffers;
+  internal::Buffers buffers(call);
   std::vector<std::vector<at::Tensor>> inputs(1);
   for (const auto& input : input_list) {
     inputs[0].push_back(buffers.reduce_input(input));
@@ -228,7 +228,7 @@ WorkPtr reduce_scatter_tensor(const at::Tensor& output, const at::Tensor& input,
                                 call.group->size(), " ranks"));
   }
   auto& backend = call.backend(output);
-  internal::Buffers buffers;
+  internal::Buffers buffers(call);
   auto in = buffers.reduce_input(input);
   auto out = at::empty({in.numel() / call.group->size()}, in.options());
   buffers.write_from(out, output);

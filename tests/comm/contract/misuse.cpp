@@ -183,6 +183,24 @@ CONTRACT_TEST(Misuse, ReductionsNameWhatIsWrongWithTensorsAndRanks, 2) {
   expect_in_step(world);
 }
 
+// A contiguous copy of such a tensor was made before it was refused.
+CONTRACT_TEST(Misuse, NothingIsCopiedOfATensorThatCannotBeWritten, 2) {
+  auto group = world.init();
+  const auto endless = ones(world, {1}).expand({int64_t{1} << 46});
+  const int other = 1 - world.rank;
+  const auto refused = [&](const std::string& name,
+                           const std::function<void()>& call) {
+    expect_named(
+        world, name,
+        {{"larger than memory", call, {"overlaps itself", "contiguous()"}}});
+  };
+  refused("all_reduce", [&] { all_reduce(endless); });
+  refused("broadcast", [&] { broadcast(endless, other); });
+  refused("recv", [&] { recv(endless, other); });
+  refused("irecv", [&] { irecv(endless, other); });
+  expect_in_step(world);
+}
+
 CONTRACT_TEST(Misuse, ReductionsNameDtypesOnWhichAnOperationMakesNoSense, 2) {
   auto group = world.init();
   for (auto op : reduce_ops()) {
