@@ -36,7 +36,8 @@ struct InitProcessGroupOptions {
   std::optional<std::chrono::milliseconds> timeout{};
 
   // The number of ranks, and the rank of this process. For tcp://, file:// and
-  // `store`. Default: -1, which means that init_method says it.
+  // `store`; with env:// they replace RANK and WORLD_SIZE. Default: -1, which
+  // means that init_method says it.
   int world_size{-1};
   int rank{-1};
 

@@ -21,6 +21,12 @@ void check_loader(const DataLoaderOptions& options, const Sampler& sampler,
                                 std::to_string(options.timeout->count()) +
                                 " ms; give more than 0, or none for no limit");
   }
+  if (options.timeout && options.num_workers == 0) {
+    throw std::invalid_argument(
+        "DataLoader: a timeout is given, but num_workers is 0, so that the "
+        "loop's own thread fetches the batches; give num_workers of 1 or more, "
+        "or no timeout");
+  }
   if (dataset_size >= 0 && sampler.dataset_size() > dataset_size) {
     throw std::invalid_argument("DataLoader: the sampler was made for " +
                                 std::to_string(sampler.dataset_size()) +

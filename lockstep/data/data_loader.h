@@ -48,7 +48,7 @@ struct DataLoaderOptions {
 
   // The longest time that the loop waits for one batch from the workers; then
   // it throws std::runtime_error. Set it if the dataset may get stuck. More
-  // than 0. Default: none, which is no limit.
+  // than 0, and only with workers. Default: none, which is no limit.
   std::optional<std::chrono::milliseconds> timeout{};
 };
 

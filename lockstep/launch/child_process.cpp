@@ -138,8 +138,14 @@ ChildProcess ChildProcess::start(const ChildStart& start) {
     const BlockedSignals blocked;
     // CLONE_VFORK suspends this thread until the child has executed or ended.
     // posix_spawn() could not ask for a signal at the parent's death.
-    pid = ::clone(&execute, stack.data() + stack.size(),
-                  kMemory | CLONE_VFORK | CLONE_PIDFD | SIGCHLD, &plan, &pidfd);
+    const auto clone_with = [&](int pidfd_flag) {
+      return ::clone(&execute, stack.data() + stack.size(),
+                     kMemory | CLONE_VFORK | pidfd_flag | SIGCHLD, &plan,
+                     &pidfd);
+    };
+    pid = clone_with(CLONE_PIDFD);
+    // Sandboxes may refuse the flag.
+    if (pid < 0 && (errno == EINVAL || errno == EPERM)) pid = clone_with(0);
     clone_error = errno;
   }
   if (pid < 0) {
@@ -160,10 +166,11 @@ ChildProcess ChildProcess::start(const ChildStart& start) {
   return child;
 }
 
-ChildProcess ChildProcess::fork(const std::function<int()>& body) {
+ChildProcess ChildProcess::fork(const std::string& what,
+                                const std::function<int()>& body) {
   std::fflush(nullptr);  // or the child would write buffered output again
   const pid_t pid = ::fork();
-  if (pid < 0) throw_errno("fork");
+  if (pid < 0) throw_errno(what);
   if (pid == 0) {
     const int exit_code = body();
     std::fflush(nullptr);
@@ -194,13 +201,15 @@ ChildProcess::~ChildProcess() {
 
 void ChildProcess::signal(int signal) const {
   if (ended_) return;
-  if (pidfd_) {
-    // Other code may have reaped the child. Then this fails, as it should,
-    // though another process may have the number by now.
-    syscall(SYS_pidfd_send_signal, pidfd_.get(), signal, 0, 0);
-  } else {
-    ::kill(pid_, signal);
+  // If other code has reaped the child, this fails with ESRCH, as it should:
+  // another process may have the number by now. Other errors say that the
+  // kernel, or the sandbox, has no such call.
+  if (pidfd_ &&
+      (syscall(SYS_pidfd_send_signal, pidfd_.get(), signal, 0, 0) == 0 ||
+       errno == ESRCH)) {
+    return;
   }
+  ::kill(pid_, signal);
 }
 
 void ChildProcess::signal_group(int signal) const {
@@ -210,8 +219,16 @@ void ChildProcess::signal_group(int signal) const {
 bool ChildProcess::reap() {
   if (ended_) return true;
   siginfo_t info{};
-  const int result = ::waitid(kByPidfd, static_cast<id_t>(pidfd_.get()), &info,
-                              WEXITED | WNOHANG);
+  constexpr int kOptions = WEXITED | WNOHANG;
+  int result = -1;
+  if (pidfd_) {
+    result =
+        ::waitid(kByPidfd, static_cast<id_t>(pidfd_.get()), &info, kOptions);
+  }
+  // Kernels before 5.4, and sandboxes, know no P_PIDFD.
+  if (!pidfd_ || (result != 0 && errno != ECHILD && errno != EINTR)) {
+    result = ::waitid(P_PID, static_cast<id_t>(pid_), &info, kOptions);
+  }
   if (result != 0 && errno == EINTR) return false;
   if (result == 0 && info.si_pid == 0) return false;  // it still runs
   if (result == 0) {

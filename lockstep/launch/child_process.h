@@ -64,11 +64,11 @@ class ExecError : public std::system_error {
 
 // One direct child of this process: a program, or a function of this one.
 //
-// The owner reaps it, in one of two ways. reap() reaps this child alone, by its
-// pidfd, beside other code that waits for its own children. An owner that reaps
-// any child with waitpid() passes the status to set_ended(). The number of a
-// child that nobody has reaped is given to no other process; so signals cannot
-// go astray, and are sent to nobody once ended() is true.
+// The owner reaps it, in one of two ways. reap() reaps this child alone, beside
+// other code that waits for its own children. An owner that reaps any child
+// with waitpid() passes the status to set_ended(). The number of a child that
+// nobody has reaped is given to no other process; so signals cannot go astray,
+// and are sent to nobody once ended() is true.
 //
 // Not synchronised.
 class ChildProcess {
@@ -82,8 +82,9 @@ class ChildProcess {
   // Forks this process, which must have one thread. The child ends with the
   // result of `body`, which must not throw, as its exit code, without running
   // destructors. The kernel lets it live on when this process ends. Throws
-  // std::system_error.
-  static ChildProcess fork(const std::function<int()>& body);
+  // std::system_error, whose text begins with `what`.
+  static ChildProcess fork(const std::string& what,
+                           const std::function<int()>& body);
 
   ChildProcess(ChildProcess&& other) noexcept;
   ChildProcess& operator=(ChildProcess&&) = delete;
@@ -93,7 +94,7 @@ class ChildProcess {
 
   pid_t pid() const { return pid_; }
   // Readable once the child has ended. -1 after reap() has returned true, and
-  // always if the kernel is older than 5.2.
+  // always if the kernel or a sandbox has no pidfds.
   int pidfd() const { return pidfd_.get(); }
   // Whether it has ended and was reaped.
   bool ended() const { return ended_; }
@@ -103,7 +104,7 @@ class ChildProcess {
   // Does nothing after its end.
   void signal_group(int signal) const;
 
-  // Reaps the child if it has ended. Returns ended(). Needs Linux 5.4.
+  // Reaps the child if it has ended. Returns ended().
   bool reap();
   // Says that the owner has reaped the child, with the status from waitpid().
   void set_ended(int wait_status);

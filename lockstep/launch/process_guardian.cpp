@@ -146,7 +146,7 @@ GuardedEnd run_guarded(const std::function<int(GuardianLink)>& body,
   if (!signals) throw_errno("signalfd");
   adopt_orphans();
 
-  ChildProcess agent = ChildProcess::fork([&] {
+  ChildProcess agent = ChildProcess::fork("starting the launcher's agent", [&] {
     // If the agent held the writing end too, the stream would never end.
     forward.reset();
     signals.reset();

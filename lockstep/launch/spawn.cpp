@@ -128,6 +128,12 @@ SpawnContext spawn(const std::function<void(int)>& fn, int nprocs,
     throw std::invalid_argument(
         "spawn: fn is empty; give a function that takes the rank");
   }
+  if (options.grace_period && options.grace_period->count() <= 0) {
+    throw std::invalid_argument(
+        "spawn: grace_period is " +
+        std::to_string(options.grace_period->count()) +
+        " ms; give more than 0, or none for SIGTERM at once");
+  }
   static std::atomic<int> calls{0};
   static const std::optional<internal::SpawnAssignment> assignment =
       read_assignment();

@@ -27,8 +27,8 @@ struct SpawnOptions {
   // After one process has failed: how long the others may go on before they get
   // SIGTERM, and again how long until they get SIGKILL. This is grace_period of
   // Python's ProcessContext.join. Set it if the processes save something when
-  // they get SIGTERM. Default: none, which is SIGTERM at once and SIGKILL 0.5 s
-  // later, as `lockstep run` does (Python waits 30 s there).
+  // they get SIGTERM. More than 0. Default: none, which is SIGTERM at once and
+  // SIGKILL 0.5 s later, as `lockstep run` does (Python waits 30 s there).
   std::optional<std::chrono::milliseconds> grace_period{};
 };
 
@@ -141,10 +141,10 @@ class SpawnContext {
 // Blocks until all processes have ended (see SpawnOptions::join), and throws
 // what SpawnContext::join() throws. A process that ends before it has reached
 // the call has failed, whatever its code. Throws std::invalid_argument for
-// nprocs below 1, an empty fn, or a call inside the fn of another spawn()
-// (spawned processes cannot spawn); std::system_error if no process, thread,
-// port or descriptor is available, or if the program cannot be executed again;
-// std::runtime_error if /proc is not mounted.
+// nprocs below 1, an empty fn, a grace_period of 0 or less, or a call inside
+// the fn of another spawn() (spawned processes cannot spawn); std::system_error
+// if no process, thread, port or descriptor is available, or if the program
+// cannot be executed again; std::runtime_error if /proc is not mounted.
 SpawnContext spawn(const std::function<void(int)>& fn, int nprocs = 1,
                    const SpawnOptions& options = {},
                    std::source_location call = std::source_location::current());

@@ -31,6 +31,8 @@ constexpr milliseconds kCauseTimeout{1000};
 // How long a process may take to end after SIGKILL; only one that is stuck in
 // the kernel takes long.
 constexpr milliseconds kKillTimeout{5000};
+// How often the end of a process without a pidfd is asked for.
+constexpr milliseconds kAskAgain{20};
 // A timeout that is long enough to mean none, but short enough to be added to
 // any clock.
 constexpr milliseconds kLongestTimeout{std::chrono::hours(24 * 3650)};
@@ -254,11 +256,14 @@ void SpawnProcesses::wait(const std::optional<Deadline>& deadline, bool any) {
     const size_t left = running();
     if (left == 0 || (any && left < at_first)) return;
     if (deadline && deadline->expired()) return;
+    int64_t allowed = deadline ? deadline->remaining().count() : INT_MAX;
     std::vector<pollfd> entries;
     for (const auto& [rank, process, report] : ranks_) {
-      if (!process.ended()) entries.push_back({process.pidfd(), POLLIN, 0});
+      if (process.ended()) continue;
+      entries.push_back({process.pidfd(), POLLIN, 0});
+      // poll() ignores an entry without a descriptor.
+      if (process.pidfd() < 0) allowed = std::min(allowed, kAskAgain.count());
     }
-    const int64_t allowed = deadline ? deadline->remaining().count() : -1;
     // EINTR is no error here: a handler of the user has run, and the loop waits
     // on.
     ::poll(entries.data(), entries.size(),

@@ -292,6 +292,7 @@ TEST(DataLoader, RefusesBadOptions) {
   refuses({.prefetch_factor = 0}, "prefetch_factor is 0");
   refuses({.timeout = std::chrono::milliseconds(-1)}, "timeout is -1 ms");
   refuses({.timeout = std::chrono::milliseconds(0)}, "none for no limit");
+  refuses({.timeout = std::chrono::milliseconds(5)}, "num_workers is 0");
 
   DistributedSampler larger(5);
   EXPECT_THAT([&] { DataLoader(dataset, larger); },

@@ -3,10 +3,17 @@
 
 #include <fcntl.h>
 #include <gmock/gmock.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <poll.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstddef>
+#include <functional>
+#include <iterator>
 #include <thread>
 
 #include "lockstep/launch/worker_environment.h"
@@ -133,12 +140,60 @@ TEST(ChildProcess, TheKernelKillsItWhenTheThreadThatStartedItEnds) {
 }
 
 TEST(ChildProcess, AForkedFunctionEndsWithItsResult) {
-  ChildProcess child = ChildProcess::fork([] { return 5; });
+  ChildProcess child =
+      ChildProcess::fork("starting a function", [] { return 5; });
   int status = 0;
   ASSERT_EQ(waitpid(child.pid(), &status, 0), child.pid());
   child.set_ended(status);
   EXPECT_TRUE(child.ended());
   EXPECT_EQ(child.exit_code(), 5);
+}
+
+// Refuses `call`, as the sandboxes of containers do with calls that they do not
+// know. Cannot be taken back. Ends this process if that is not possible.
+void refuse_call(int call) {
+  sock_filter program[] = {
+      BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+      BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, static_cast<uint32_t>(call), 0, 1),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+      BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW),
+  };
+  const sock_fprog filter{std::size(program), program};
+  if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 ||
+      prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0) {
+    _exit(99);  // the caller is a forked function
+  }
+}
+
+// Returns how `start` ended when it was sent SIGTERM in a process to which
+// `call` is refused.
+int signal_that_ends(const std::function<ChildProcess()>& start, int call) {
+  ChildProcess sandbox = ChildProcess::fork("starting a sandbox", [&] {
+    refuse_call(call);
+    ChildProcess child = start();
+    child.signal(SIGTERM);
+    while (!child.reap()) std::this_thread::yield();
+    return child.ending_signal().value_or(0);
+  });
+  int status = 0;
+  EXPECT_EQ(waitpid(sandbox.pid(), &status, 0), sandbox.pid());
+  sandbox.set_ended(status);
+  return sandbox.exit_code();
+}
+
+TEST(ChildProcess, ASandboxWithoutSignalsByPidfdSignalsByNumber) {
+  const auto sleep = [] { return start_shell("exec sleep 600"); };
+  EXPECT_EQ(signal_that_ends(sleep, SYS_pidfd_send_signal), SIGTERM);
+}
+
+TEST(ChildProcess, ASandboxWithoutPidfdsReapsByNumber) {
+  const auto function = [] {
+    return ChildProcess::fork("starting a function", [] {
+      while (true) ::pause();
+      return 0;
+    });
+  };
+  EXPECT_EQ(signal_that_ends(function, SYS_pidfd_open), SIGTERM);
 }
 
 TEST(ChildProcess, AChildThatOtherCodeReapedEndsWithoutAStatus) {

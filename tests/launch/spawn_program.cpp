@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
@@ -160,6 +161,11 @@ void bad_arguments(const Arguments&) {
   }
   try {
     spawn(nullptr, 2);
+  } catch (const std::invalid_argument& error) {
+    print_error(error);
+  }
+  try {
+    spawn([](int) {}, 2, {.grace_period = std::chrono::milliseconds(0)});
   } catch (const std::invalid_argument& error) {
     print_error(error);
   }

@@ -91,7 +91,9 @@ TEST_F(Spawn, ArgumentsThatMakeNoSenseAreRefused) {
   EXPECT_EQ(spawned({"bad-arguments"}).out,
             "what: spawn: nprocs is 0; it must be at least 1\n"
             "what: spawn: nprocs is -3; it must be at least 1\n"
-            "what: spawn: fn is empty; give a function that takes the rank\n");
+            "what: spawn: fn is empty; give a function that takes the rank\n"
+            "what: spawn: grace_period is 0 ms; give more than 0, or none for "
+            "SIGTERM at once\n");
 }
 
 // Rank 1 of 3 fails while the others would stay for a minute.
