@@ -46,26 +46,27 @@ endfunction()
 
 # One precompiled header for all sources that include LibTorch: torch/torch.h
 # costs 25 s a file without it. It is built once, for the target
-# lockstep_torch_pch; the others reuse it. Even with it GCC takes 7 s for an
+# ${LOCKSTEP_TORCH_PCH}; the others reuse it. A folder whose sources compile with
+# other options gives it another name. Even with it GCC takes 4 to 7 s for an
 # empty file, for the templates that LibTorch's inline functions use. So sources
-# of a target are compiled several at a time (unity build), which share that
-# time.
+# of a target are compiled several at a time (unity build).
+set(LOCKSTEP_TORCH_PCH lockstep_torch_pch)
 function(lockstep_use_torch_pch target)
-  if(NOT TARGET lockstep_torch_pch)
+  set(pch ${LOCKSTEP_TORCH_PCH})
+  if(NOT TARGET ${pch})
     # If the file is there it is left alone: writing it again would compile it
     # again.
     file(CONFIGURE OUTPUT ${CMAKE_BINARY_DIR}/torch_pch/torch_pch.cpp
          CONTENT "")
-    add_library(lockstep_torch_pch STATIC
-                ${CMAKE_BINARY_DIR}/torch_pch/torch_pch.cpp)
-    target_link_libraries(lockstep_torch_pch PRIVATE torch)
-    lockstep_options(lockstep_torch_pch)
-    target_precompile_headers(lockstep_torch_pch PRIVATE
+    add_library(${pch} STATIC ${CMAKE_BINARY_DIR}/torch_pch/torch_pch.cpp)
+    target_link_libraries(${pch} PRIVATE torch)
+    lockstep_options(${pch})
+    target_precompile_headers(${pch} PRIVATE
       <torch/torch.h>
       <torch/csrc/distributed/c10d/Backend.hpp>
       <torch/csrc/distributed/c10d/Store.hpp>)
   endif()
-  target_precompile_headers(${target} REUSE_FROM lockstep_torch_pch)
+  target_precompile_headers(${target} REUSE_FROM ${pch})
   set_target_properties(${target} PROPERTIES
     UNITY_BUILD ${LOCKSTEP_UNITY_BUILD} UNITY_BUILD_BATCH_SIZE 8)
 endfunction()

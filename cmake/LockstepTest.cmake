@@ -1,5 +1,5 @@
 # lockstep_test(NAME SOURCES ... LABELS ... [LIBRARIES ...] [TORCH]
-#               [SANITIZERS ...] [DEADLINE s])
+#               [SANITIZERS ...] [DEADLINE s] [ALONE])
 #
 # Adds one test program and one ctest entry: the cases share a process world
 # (tests/harness/process_world.h), which costs too much to start for each.
@@ -12,11 +12,12 @@
 # DEADLINE: seconds until ctest kills the program, in case its own deadlines
 # fail.
 #
-# Programs whose only label is `unit` run side by side, all others alone. A
-# program writes GoogleTest's report to test-results/NAME.xml in the build
-# folder, from which `./dev test` counts cases (harness/summary.py).
+# Programs run side by side, except those with the label `faults`, whose ranks
+# must notice deaths soon, and those that are ALONE. A program writes
+# GoogleTest's report to test-results/NAME.xml in the build folder, from which
+# `./dev test` counts cases (harness/summary.py).
 function(lockstep_test name)
-  cmake_parse_arguments(arg "TORCH" "DEADLINE"
+  cmake_parse_arguments(arg "TORCH;ALONE" "DEADLINE"
                         "SOURCES;LABELS;LIBRARIES;SANITIZERS"
                         ${ARGN})
   if(NOT arg_DEADLINE)
@@ -38,9 +39,9 @@ function(lockstep_test name)
   endif()
   target_link_libraries(${name} PRIVATE GTest::gmock ${arg_LIBRARIES})
   add_test(NAME ${name} COMMAND ${name})
-  set(alone ON)
-  if("${arg_LABELS}" STREQUAL "unit")
-    set(alone OFF)
+  set(alone ${arg_ALONE})
+  if(faults IN_LIST arg_LABELS)
+    set(alone ON)
   endif()
   if(LOCKSTEP_SANITIZE)  # everything takes longer
     math(EXPR arg_DEADLINE "${arg_DEADLINE} * 5")

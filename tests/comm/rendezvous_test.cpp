@@ -63,7 +63,7 @@ void expect_sum_of_ones(int size) {
   EXPECT_EQ(tensor.item<float>(), size);
 }
 
-auto init(const std::string& method, int rank = -1, int world_size = -1) {
+auto init_by(const std::string& method, int rank = -1, int world_size = -1) {
   return [=] {
     auto group = init_process_group("gloo", {.init_method = method,
                                              .timeout = std::chrono::seconds(5),
@@ -293,7 +293,7 @@ WORLD_TEST(Rendezvous, TwoEqualRanksAreRefused, 2) {
   if (world.rank == 1) {
     store->set("lockstep/0/host", std::vector<uint8_t>{1});
     store->add("lockstep/0/rank/1", 1);  // as the other rank 1 does
-    EXPECT_THAT(init("tcp://127.0.0.1:" + port, 1, 3),
+    EXPECT_THAT(init_by("tcp://127.0.0.1:" + port, 1, 3),
                 ThrowsMessage<std::invalid_argument>(
                     HasSubstr("call themselves rank 1")));
     store->set("done", std::vector<uint8_t>{1});
@@ -308,7 +308,7 @@ WORLD_TEST(Rendezvous, UnequalWorldSizesAreRefused, 2) {
   // Rank 0 gives 2, rank 1 gives 3: the rank that comes second reports the
   // difference, and the other one stops waiting at its timeout.
   try {
-    init(url, world.rank, world.rank == 0 ? 2 : 3)();
+    init_by(url, world.rank, world.rank == 0 ? 2 : 3)();
     FAIL() << "worlds of 2 and 3 ranks joined";
   } catch (const std::invalid_argument& error) {
     EXPECT_THAT(error.what(),
@@ -325,7 +325,7 @@ WORLD_TEST(Rendezvous, APortInUseIsNamed, 1) {
   options.isServer = true;
   options.waitWorkers = false;
   auto store = c10::make_intrusive<c10d::TCPStore>("127.0.0.1", options);
-  EXPECT_THAT(init("tcp://127.0.0.1:" + port, 0, 2),
+  EXPECT_THAT(init_by("tcp://127.0.0.1:" + port, 0, 2),
               ThrowsMessage<std::system_error>(
                   AllOf(HasSubstr("127.0.0.1:" + port),
                         HasSubstr("Address already in use"))));
@@ -346,10 +346,10 @@ TEST(RendezvousEnvironment, SomeButNotAllNamesTheMissing) {
                           {"WORLD_SIZE", "2"},
                           {"MASTER_ADDR", ""},
                           {"MASTER_PORT", ""}});
-  EXPECT_THAT(init(""), ThrowsMessage<std::invalid_argument>(
-                            AllOf(HasSubstr("not set: MASTER_ADDR, "
-                                            "MASTER_PORT"),
-                                  HasSubstr("lockstep run"))));
+  EXPECT_THAT(init_by(""), ThrowsMessage<std::invalid_argument>(
+                               AllOf(HasSubstr("not set: MASTER_ADDR, "
+                                               "MASTER_PORT"),
+                                     HasSubstr("lockstep run"))));
 }
 
 TEST(RendezvousEnvironment, AnotherLauncherWithoutAnAddressIsNotAlone) {
@@ -358,8 +358,8 @@ TEST(RendezvousEnvironment, AnotherLauncherWithoutAnAddressIsNotAlone) {
                            {"MASTER_ADDR", ""},
                            {"MASTER_PORT", ""},
                            {"SLURM_NTASKS", "4"}});
-  EXPECT_THAT(init("env://"), ThrowsMessage<std::invalid_argument>(
-                                  HasSubstr("SLURM_NTASKS is 4")));
+  EXPECT_THAT(init_by("env://"), ThrowsMessage<std::invalid_argument>(
+                                     HasSubstr("SLURM_NTASKS is 4")));
 }
 
 TEST(RendezvousEnvironment, WrongNumbersNameTheVariable) {
@@ -367,11 +367,11 @@ TEST(RendezvousEnvironment, WrongNumbersNameTheVariable) {
                           {"WORLD_SIZE", "2"},
                           {"MASTER_ADDR", "127.0.0.1"},
                           {"MASTER_PORT", "29500"}});
-  EXPECT_THAT(init(""), ThrowsMessage<std::invalid_argument>(
-                            HasSubstr("rank 2 in a world of 2")));
+  EXPECT_THAT(init_by(""), ThrowsMessage<std::invalid_argument>(
+                               HasSubstr("rank 2 in a world of 2")));
   ScopedEnvironment port({{"RANK", "0"}, {"MASTER_PORT", "295000"}});
-  EXPECT_THAT(init(""), ThrowsMessage<std::invalid_argument>(
-                            HasSubstr("MASTER_PORT is \"295000\"")));
+  EXPECT_THAT(init_by(""), ThrowsMessage<std::invalid_argument>(
+                               HasSubstr("MASTER_PORT is \"295000\"")));
 }
 
 TEST(RendezvousMistakes, EachSaysWhatToDo) {
@@ -384,7 +384,7 @@ TEST(RendezvousMistakes, EachSaysWhatToDo) {
            {"tcp://localhost:29500?size=2", "unknown parameter"},
            {"tcp://localhost:x?rank=0&world_size=1", "port in"},
            {"file://relative", "absolute path"}}) {
-    EXPECT_THAT(init(method),
+    EXPECT_THAT(init_by(method),
                 ThrowsMessage<std::invalid_argument>(HasSubstr(words)))
         << method;
   }

@@ -24,9 +24,9 @@ using ::testing::HasSubstr;
 using testing::on_both_backends;
 using ::testing::ThrowsMessage;
 
-using Model = DistributedDataParallel<torch::nn::Linear>;
+using LinearModel = DistributedDataParallel<torch::nn::Linear>;
 
-void step_on(Model& model, torch::optim::Optimizer& optimizer, double x) {
+void step_on(LinearModel& model, torch::optim::Optimizer& optimizer, double x) {
   optimizer.zero_grad();
   model(torch::full({2, 5}, x)).square().mean().backward();
   optimizer.step();
@@ -47,7 +47,7 @@ int steps_of(int rank, int size) { return rank + 1 == size ? 0 : 4 - rank; }
 template <class Make>
 bool replicas_agree(const Make& make, int rank, int size, bool joined) {
   torch::nn::Linear net(5, 3);
-  Model model(net);
+  LinearModel model(net);
   const auto optimizer = make(net->parameters());
   JoinedOptimizer moments(*optimizer);
   std::vector<Joinable*> joinables{&model.joinable()};
@@ -99,7 +99,7 @@ WORLD_TEST(JoinedOptimizer, GivesAllRanksTheMomentsOfTheOneThatTrainedLongest,
 WORLD_TEST(JoinedOptimizer, LeavesTheLongestRankAsItIs, 2) {
   auto group = init_process_group();
   torch::nn::Linear net(5, 3);
-  Model model(net);
+  LinearModel model(net);
   optim::Adam optimizer(net->parameters(), {.lr = 0.01});
   JoinedOptimizer moments(optimizer);
   join({&model.joinable(), &moments}, [&] {
@@ -110,7 +110,7 @@ WORLD_TEST(JoinedOptimizer, LeavesTheLongestRankAsItIs, 2) {
     optimizer.param_groups()[0].options().set_lr(0.5 + world.rank);
   });
   EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(), 1.5);
-  const auto state = capture_optimizer(optimizer);
+  const auto state = state_dict(optimizer);
   ASSERT_EQ(state.state.size(), 2);
   for (const auto& [number, values] : state.state) {
     EXPECT_EQ(std::get<at::Tensor>(values.at("step")).item<double>(), 3);
