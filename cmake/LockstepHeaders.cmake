@@ -6,11 +6,11 @@ set(LOCKSTEP_PUBLIC_HEADERS
   amp/clip_grad.h
   amp/grad_scaler.h
   amp/grad_scaler_state.h
+  checkpoint/model_file.h
   checkpoint/module_state.h
   checkpoint/optimizer_state.h
   checkpoint/snapshot.h
   checkpoint/snapshot_error.h
-  checkpoint/state_dict.h
   checkpoint/training_state.h
   comm/barriers.h
   comm/collective_options.h

@@ -44,7 +44,7 @@ int main() {
 
     torch::Tensor loss;
     {
-      lockstep::autocast mixed(device.type(), dtype);  // a guard
+      lockstep::Autocast mixed(device.type(), dtype);  // a guard
       output = model(x);
       loss = torch::mse_loss(output, y);
     }

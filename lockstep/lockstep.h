@@ -5,7 +5,7 @@
 #include "lockstep/amp/autocast.h"
 #include "lockstep/amp/clip_grad.h"
 #include "lockstep/amp/grad_scaler.h"
-#include "lockstep/checkpoint/state_dict.h"
+#include "lockstep/checkpoint/model_file.h"
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/distinct_tensors.h"

@@ -50,7 +50,7 @@ int64_t Trainer::run_epoch(
 }
 
 void save_checkpoint(int64_t epoch, const torch::nn::Module& model) {
-  lockstep::save_state_dict("checkpoint.pt", model);
+  lockstep::save_model("checkpoint.pt", model);
   std::printf("Epoch %ld | Training checkpoint saved at checkpoint.pt\n",
               static_cast<long>(epoch));
   std::fflush(stdout);

@@ -17,7 +17,7 @@ namespace {
 void check_device(c10::DeviceType device) {
   if (at::autocast::is_autocast_available(device)) return;
   std::ostringstream message;
-  message << "autocast: LibTorch has no autocast for " << device
+  message << "Autocast: LibTorch has no autocast for " << device
           << "; it has one for cpu, for cuda and for accelerators that are "
              "built into it. Name the device that the operations run on.";
   throw std::invalid_argument(message.str());
@@ -28,7 +28,7 @@ void check_dtype(c10::DeviceType device, c10::ScalarType dtype) {
   if (device == c10::DeviceType::CUDA) allowed.push_back(at::kFloat);
   if (std::ranges::find(allowed, dtype) != allowed.end()) return;
   std::ostringstream message;
-  message << "autocast: dtype " << dtype << " is not supported on " << device
+  message << "Autocast: dtype " << dtype << " is not supported on " << device
           << "; supported are:";
   for (auto one : allowed) message << ' ' << one;
   message << ". Name one of them, or pass enabled = false to compute without "
@@ -38,7 +38,7 @@ void check_dtype(c10::DeviceType device, c10::ScalarType dtype) {
 
 }  // namespace
 
-autocast::autocast(c10::DeviceType device, std::optional<c10::ScalarType> dtype,
+Autocast::Autocast(c10::DeviceType device, std::optional<c10::ScalarType> dtype,
                    bool enabled, std::optional<bool> cache_enabled)
     : device_(device) {
   check_device(device);
@@ -59,7 +59,7 @@ autocast::autocast(c10::DeviceType device, std::optional<c10::ScalarType> dtype,
   at::autocast::increment_nesting();
 }
 
-autocast::~autocast() {
+Autocast::~Autocast() {
   if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
   at::autocast::set_autocast_enabled(device_, enabled_before_);
   at::autocast::set_autocast_dtype(device_, dtype_before_);

@@ -16,7 +16,7 @@ namespace lockstep {
 //
 //   torch::Tensor loss;
 //   {
-//     lockstep::autocast mixed(at::kCPU);
+//     lockstep::Autocast mixed(at::kCPU);
 //     loss = torch::mse_loss(model->forward(x), y);
 //   }
 //   loss.backward();
@@ -52,15 +52,15 @@ namespace lockstep {
 // for a dtype that the device's autocast does not support (Python warns and
 // continues without autocast). If LibTorch sees no GPU, an enabled guard for
 // CUDA does nothing, as in Python.
-class [[nodiscard]] autocast {
+class [[nodiscard]] Autocast {
  public:
-  explicit autocast(c10::DeviceType device,
+  explicit Autocast(c10::DeviceType device,
                     std::optional<c10::ScalarType> dtype = {},
                     bool enabled = true,
                     std::optional<bool> cache_enabled = {});
-  autocast(const autocast&) = delete;
-  autocast& operator=(const autocast&) = delete;
-  ~autocast();
+  Autocast(const Autocast&) = delete;
+  Autocast& operator=(const Autocast&) = delete;
+  ~Autocast();
 
  private:
   c10::DeviceType device_;

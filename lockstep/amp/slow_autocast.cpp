@@ -22,7 +22,7 @@ void warn_if_slow_on_cpu(c10::ScalarType dtype) {
     static const bool fast = is_supported("mkldnn::_is_mkldnn_bf16_supported");
     if (fast) return;
     TORCH_WARN_ONCE(
-        "autocast: this CPU has no fast bfloat16 (it lacks AVX-512), so matrix "
+        "Autocast: this CPU has no fast bfloat16 (it lacks AVX-512), so matrix "
         "products under autocast take many times as long as in float32; train "
         "without autocast here, or on a CPU with AVX-512 or AMX");
   }
@@ -30,7 +30,7 @@ void warn_if_slow_on_cpu(c10::ScalarType dtype) {
     static const bool fast = is_supported("mkldnn::_is_mkldnn_fp16_supported");
     if (fast) return;
     TORCH_WARN_ONCE(
-        "autocast: this CPU has no fast float16 (it lacks AVX-512 FP16), so "
+        "Autocast: this CPU has no fast float16 (it lacks AVX-512 FP16), so "
         "matrix products under autocast take many times as long as in "
         "float32; train without autocast here, or name bfloat16 on a CPU with "
         "AVX-512");

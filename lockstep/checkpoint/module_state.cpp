@@ -7,6 +7,8 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "lockstep/checkpoint/checked_load.h"
+
 namespace lockstep {
 namespace {
 
@@ -75,7 +77,7 @@ struct Plan {
 };
 
 Plan plan(const NamedTensors& own, const NamedTensors& state,
-          const RestoreModuleOptions& options) {
+          const LoadStateDictOptions& options) {
   const NamedTensors named = without_wrapper(state, own);
   const std::map<std::string, at::Tensor> given(named.begin(), named.end());
   const std::map<std::string, at::Tensor> expected(own.begin(), own.end());
@@ -117,23 +119,23 @@ Plan plan(const NamedTensors& own, const NamedTensors& state,
 
 }  // namespace
 
-NamedTensors capture_module(const torch::nn::Module& module) {
+NamedTensors state_dict(const torch::nn::Module& module) {
   NamedTensors state;
   collect(module, "", state);
   return state;
 }
 
-IncompatibleKeys check_module_state(const torch::nn::Module& module,
-                                    const NamedTensors& state,
-                                    const RestoreModuleOptions& options) {
-  return plan(capture_module(module), state, options).incompatible;
+IncompatibleKeys internal::check_state_dict(
+    const torch::nn::Module& module, const NamedTensors& state,
+    const LoadStateDictOptions& options) {
+  return plan(state_dict(module), state, options).incompatible;
 }
 
-IncompatibleKeys restore_module(torch::nn::Module& module,
-                                const NamedTensors& state,
-                                const RestoreModuleOptions& options) {
+IncompatibleKeys load_state_dict(torch::nn::Module& module,
+                                 const NamedTensors& state,
+                                 const LoadStateDictOptions& options) {
   const at::NoGradGuard no_grad;
-  Plan made = plan(capture_module(module), state, options);
+  Plan made = plan(state_dict(module), state, options);
   for (const auto& [from, to] : made.copies) to.copy_(from);
   return std::move(made.incompatible);
 }

@@ -10,13 +10,13 @@ namespace lockstep {
 // Python's order (torch.nn.Module.state_dict: for each module its parameters,
 // then its buffers, then its children). Tensors that are not defined (the bias
 // of a Linear without one) are left out. The tensors are detached and share
-// their memory with the module: write them before the next step.
-NamedTensors capture_module(const torch::nn::Module& module);
+// their memory with the module: save or copy them before the next step.
+NamedTensors state_dict(const torch::nn::Module& module);
 
-struct RestoreModuleOptions {
+struct LoadStateDictOptions {
   // ---- Behaviour ----
 
-  // As in Python: false restores the tensors that both have and leaves the
+  // As in Python: false loads the tensors that both have and leaves the
   // others of `module` unchanged. A shape or dtype that differs is an error
   // even then. Set it to false to take over a part of another model. Default:
   // true.
@@ -28,30 +28,26 @@ struct RestoreModuleOptions {
   bool convert{false};
 };
 
-// The names that a restore left out, as in the result of Python's
+// The names that load_state_dict() left out, as in the result of Python's
 // torch.nn.Module.load_state_dict: names that `module` has and the state lacks,
 // in the module's order; names that the state has and `module` lacks, in the
-// state's order. Both are empty after a strict restore.
+// state's order. Both are empty if it was strict.
 struct IncompatibleKeys {
   std::vector<std::string> missing_keys{};
   std::vector<std::string> unexpected_keys{};
 };
 
-// Returns what restore_module() would leave out. Throws std::invalid_argument
-// that names all differences at once (the first few of each kind): tensors that
-// only `module` has, tensors that only `state` has (both only if strict), and
-// tensors whose shape or dtype differs. If all names in `state` begin with
-// "module.", as for a model that Python's DistributedDataParallel wraps, that
-// prefix is ignored.
-IncompatibleKeys check_module_state(const torch::nn::Module& module,
-                                    const NamedTensors& state,
-                                    const RestoreModuleOptions& options = {});
-
-// Calls check_module_state(), then copies the values into the tensors that
-// `module` has: everything that shares their memory sees the new values. If it
-// throws, nothing has been changed.
-IncompatibleKeys restore_module(torch::nn::Module& module,
-                                const NamedTensors& state,
-                                const RestoreModuleOptions& options = {});
+// Copies the values into the tensors that `module` has: everything that shares
+// their memory sees the new values. Returns the names that were left out. If
+// all names in `state` begin with "module.", as for a model that Python's
+// DistributedDataParallel wraps, that prefix is ignored.
+//
+// Throws, before anything is changed, std::invalid_argument that names all
+// differences at once (the first few of each kind): tensors that only `module`
+// has, tensors that only `state` has (both only if strict), and tensors whose
+// shape or dtype differs.
+IncompatibleKeys load_state_dict(torch::nn::Module& module,
+                                 const NamedTensors& state,
+                                 const LoadStateDictOptions& options = {});
 
 }  // namespace lockstep

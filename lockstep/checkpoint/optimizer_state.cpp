@@ -231,9 +231,7 @@ const Kind& kind_of(const Optimizer& optimizer) {
 
 }  // namespace
 
-void check_can_capture(const Optimizer& optimizer) { kind_of(optimizer); }
-
-OptimizerState capture_optimizer(const Optimizer& optimizer) {
+OptimizerState state_dict(const Optimizer& optimizer) {
   const Kind& kind = kind_of(optimizer);
   OptimizerState captured;
   int64_t index = 0;
@@ -254,13 +252,16 @@ OptimizerState capture_optimizer(const Optimizer& optimizer) {
   return captured;
 }
 
-struct OptimizerRestore::Prepared {
+namespace internal {
+
+void require_state_dict(const Optimizer& optimizer) { kind_of(optimizer); }
+
+struct OptimizerLoad::Prepared {
   std::vector<std::unique_ptr<OptimizerOptions>> options;
   std::vector<std::pair<void*, std::unique_ptr<OptimizerParamState>>> state;
 };
 
-OptimizerRestore::OptimizerRestore(Optimizer& optimizer,
-                                   const OptimizerState& state)
+OptimizerLoad::OptimizerLoad(Optimizer& optimizer, const OptimizerState& state)
     : optimizer_(optimizer), prepared_(std::make_unique<Prepared>()) {
   const at::NoGradGuard no_grad;
   const Kind& kind = kind_of(optimizer);
@@ -299,9 +300,9 @@ OptimizerRestore::OptimizerRestore(Optimizer& optimizer,
   }
 }
 
-OptimizerRestore::~OptimizerRestore() = default;
+OptimizerLoad::~OptimizerLoad() = default;
 
-void OptimizerRestore::apply() {
+void OptimizerLoad::apply() {
   auto& groups = optimizer_.param_groups();
   for (size_t g = 0; g < groups.size(); ++g) {
     groups[g].set_options(std::move(prepared_->options[g]));
@@ -312,8 +313,10 @@ void OptimizerRestore::apply() {
   }
 }
 
-void restore_optimizer(Optimizer& optimizer, const OptimizerState& state) {
-  OptimizerRestore(optimizer, state).apply();
+}  // namespace internal
+
+void load_state_dict(Optimizer& optimizer, const OptimizerState& state) {
+  internal::OptimizerLoad(optimizer, state).apply();
 }
 
 }  // namespace lockstep

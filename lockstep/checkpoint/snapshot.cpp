@@ -57,7 +57,7 @@ bool is_pt(const internal::InputFile& file) {
 
 }  // namespace
 
-void write_snapshot(const std::string& path, const Snapshot& snapshot) {
+void save_snapshot_file(const std::string& path, const Snapshot& snapshot) {
   for (const auto& [name, tensor] : snapshot.model_state) check_text(name);
   for (const auto& [name, value] : snapshot.sampler_state) check_text(name);
   for (const auto& [name, value] : snapshot.metadata) {
@@ -73,9 +73,9 @@ void write_snapshot(const std::string& path, const Snapshot& snapshot) {
   file.commit();
 }
 
-void write_state_dict(const std::string& path, const NamedTensors& tensors) {
+void save_tensors(const std::string& path, const NamedTensors& tensors) {
   if (std::filesystem::path(path).extension() == ".safetensors") {
-    write_snapshot(path, {.model_state = tensors});
+    save_snapshot_file(path, {.model_state = tensors});
     return;
   }
   for (const auto& [name, tensor] : tensors) check_text(name);
@@ -84,14 +84,14 @@ void write_state_dict(const std::string& path, const NamedTensors& tensors) {
   file.commit();
 }
 
-Snapshot read_snapshot(const std::string& path) {
+Snapshot load_snapshot_file(const std::string& path) {
   const internal::InputFile file(path);
   return is_pt(file) ? internal::read_pt(file)
                      : internal::read_safetensors(file);
 }
 
-NamedTensors read_state_dict(const std::string& path, const std::string& key) {
-  if (key.empty()) return read_snapshot(path).model_state;
+NamedTensors load_tensors(const std::string& path, const std::string& key) {
+  if (key.empty()) return load_snapshot_file(path).model_state;
   const internal::InputFile file(path);
   try {
     if (is_pt(file)) return internal::read_pt_entry(file, key);

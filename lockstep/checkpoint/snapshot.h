@@ -59,8 +59,8 @@ struct Snapshot {
   std::vector<at::Tensor> generator_states{};
   // For the caller's use; UTF-8.
   std::map<std::string, std::string> metadata{};
-  // The digest of the file's content, set by read_snapshot(): two files with
-  // the same digest hold the same. Not a defence against forgery.
+  // The digest of the file's content, set by load_snapshot_file(): two files
+  // with the same digest hold the same. Not a defence against forgery.
   uint64_t digest{0};
 };
 
@@ -71,12 +71,12 @@ struct Snapshot {
 // Throws std::system_error if writing fails (the old file is kept) and
 // std::invalid_argument for what the format cannot hold: equal names, a dtype
 // that it lacks, a name under "lockstep." in safetensors.
-void write_snapshot(const std::string& path, const Snapshot& snapshot);
+void save_snapshot_file(const std::string& path, const Snapshot& snapshot);
 
 // Does the same for named tensors and nothing else, which is what Python's
 // torch.save(model.state_dict(), path) writes. "*.safetensors" becomes a
 // safetensors file, any other name ("*.pth", "*.bin") a file of torch.save.
-void write_state_dict(const std::string& path, const NamedTensors& tensors);
+void save_tensors(const std::string& path, const NamedTensors& tensors);
 
 // Reads a file of either format; the content decides which, not the name:
 //   .pt          a dict with MODEL_STATE, from Lockstep or the Python tutorial;
@@ -87,13 +87,12 @@ void write_state_dict(const std::string& path, const NamedTensors& tensors);
 //
 // Throws SnapshotError, and std::system_error if the file cannot be opened or
 // read (ENOENT if there is none).
-Snapshot read_snapshot(const std::string& path);
+Snapshot load_snapshot_file(const std::string& path);
 
 // Returns only the tensors: those under `key` in the dict that torch.save
 // wrote, such as "model" of {"model": ..., "epoch": 3}; without a key the model
-// of read_snapshot(). Throws the same errors, and std::invalid_argument if the
-// file has no such entry or if the entry is not a state_dict.
-NamedTensors read_state_dict(const std::string& path,
-                             const std::string& key = {});
+// of load_snapshot_file(). Throws the same errors, and std::invalid_argument if
+// the file has no such entry or if the entry is not a state_dict.
+NamedTensors load_tensors(const std::string& path, const std::string& key = {});
 
 }  // namespace lockstep

@@ -13,6 +13,7 @@
 #include "lockstep/base/current_call.h"
 #include "lockstep/base/digest.h"
 #include "lockstep/checkpoint/atomic_file.h"
+#include "lockstep/checkpoint/checked_load.h"
 #include "lockstep/checkpoint/module_state.h"
 #include "lockstep/checkpoint/optimizer_state.h"
 #include "lockstep/comm/collectives.h"
@@ -116,7 +117,7 @@ struct Loaded {
 
   Outcome outcome = kFailed;
   Snapshot snapshot;
-  std::unique_ptr<OptimizerRestore> optimizer;
+  std::unique_ptr<internal::OptimizerLoad> optimizer;
   std::optional<at::Tensor> generator;
   std::exception_ptr failure;
 };
@@ -127,9 +128,10 @@ Loaded prepare(const std::string& path, const TrainingState& state,
   Loaded loaded;
   try {
     if (will_save && ranks.rank() == 0) internal::check_can_save(path);
-    if (will_save && state.optimizer) check_can_capture(*state.optimizer);
+    if (will_save && state.optimizer)
+      internal::require_state_dict(*state.optimizer);
     try {
-      loaded.snapshot = read_snapshot(path);
+      loaded.snapshot = load_snapshot_file(path);
     } catch (const std::system_error& error) {
       if (error.code() != std::errc::no_such_file_or_directory) throw;
       loaded.outcome = Loaded::kMissing;
@@ -139,9 +141,9 @@ Loaded prepare(const std::string& path, const TrainingState& state,
       throw std::invalid_argument("TrainingState.model is not set");
     }
     try {
-      check_module_state(*state.model, loaded.snapshot.model_state);
+      internal::check_state_dict(*state.model, loaded.snapshot.model_state);
       if (state.optimizer && loaded.snapshot.optimizer_state) {
-        loaded.optimizer = std::make_unique<OptimizerRestore>(
+        loaded.optimizer = std::make_unique<internal::OptimizerLoad>(
             *state.optimizer, *loaded.snapshot.optimizer_state);
       }
     } catch (const std::invalid_argument& error) {
@@ -226,16 +228,16 @@ void save_snapshot(const std::string& path, const TrainingState& state,
         throw std::invalid_argument("TrainingState.model is not set");
       }
       Snapshot snapshot;
-      snapshot.model_state = capture_module(*state.model);
+      snapshot.model_state = state_dict(*state.model);
       if (state.optimizer) {
-        snapshot.optimizer_state = capture_optimizer(*state.optimizer);
+        snapshot.optimizer_state = state_dict(*state.optimizer);
       }
       snapshot.epochs_run = state.epochs_run;
       snapshot.step = state.step;
       snapshot.sampler_state = state.sampler_state;
       snapshot.generator_states = generators;
       snapshot.metadata = state.metadata;
-      write_snapshot(path, snapshot);
+      save_snapshot_file(path, snapshot);
     } catch (...) {
       failure = std::current_exception();
     }
@@ -256,7 +258,7 @@ bool load_snapshot(const std::string& path, TrainingState& state,
   const Loaded loaded = prepare(path, state, ranks, options.will_save);
   agree(path, loaded, ranks);
   if (loaded.outcome == Loaded::kMissing) return false;
-  restore_module(*state.model, loaded.snapshot.model_state);
+  load_state_dict(*state.model, loaded.snapshot.model_state);
   if (loaded.optimizer) loaded.optimizer->apply();
   if (loaded.generator) {
     at::Generator generator = at::detail::getDefaultCPUGenerator();

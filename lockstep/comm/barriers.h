@@ -10,9 +10,12 @@ namespace lockstep {
 // Returns when every rank of the group has called it.
 WorkPtr barrier(const CollectiveOptions& options = {});
 
+// Group and timeout as in CollectiveOptions.
 struct MonitoredBarrierOptions {
-  ProcessGroupPtr group{};  // none: the default group
-  std::optional<std::chrono::milliseconds> timeout{};  // none: the group's
+  // ---- Behaviour ----
+
+  ProcessGroupPtr group{};
+  std::optional<std::chrono::milliseconds> timeout{};
 };
 
 // A barrier that names the ranks that are missing: at the timeout every rank

@@ -58,16 +58,31 @@ using Work = c10d::Work;
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
 
 struct CollectiveOptions {
-  ProcessGroupPtr group{};  // none: the default group
+  // ---- Behaviour ----
+
+  // The ranks that take part. Null: the default group.
+  ProcessGroupPtr group{};
+
+  // Whether the operation returns at once, with a Work. Set it to true to
+  // compute meanwhile. Default: false.
   bool async_op{false};
-  std::optional<std::chrono::milliseconds> timeout{};  // none: the group's
+
+  // How long the operation may take; more than 0, and with NCCL no longer than
+  // the group's timeout. Most programs leave it. Default: none, which is the
+  // group's timeout.
+  std::optional<std::chrono::milliseconds> timeout{};
 };
 
 struct ReductionOptions {
+  // ---- Behaviour ----
+
+  // The same on all ranks. Default: SUM.
   ReduceOp op{ReduceOp::SUM};
-  ProcessGroupPtr group{};  // none: the default group
+
+  // The following are those of CollectiveOptions.
+  ProcessGroupPtr group{};
   bool async_op{false};
-  std::optional<std::chrono::milliseconds> timeout{};  // none: the group's
+  std::optional<std::chrono::milliseconds> timeout{};
 };
 
 }  // namespace lockstep

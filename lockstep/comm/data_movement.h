@@ -58,14 +58,18 @@ WorkPtr all_to_all(const std::vector<at::Tensor>& output_tensor_list,
                    const CollectiveOptions& options = {});
 
 struct AllToAllSingleOptions {
+  // ---- Behaviour ----
+
   // How many rows of `output` come from each rank, and how many rows of `input`
   // go to each: one number for each rank, which add up to the number of rows
-  // (the size of dimension 0). Empty: equal parts.
+  // (the size of dimension 0). Default: empty, which is equal parts.
   std::vector<int64_t> output_split_sizes{};
   std::vector<int64_t> input_split_sizes{};
-  ProcessGroupPtr group{};  // none: the default group
+
+  // The following are those of CollectiveOptions.
+  ProcessGroupPtr group{};
   bool async_op{false};
-  std::optional<std::chrono::milliseconds> timeout{};  // none: the group's
+  std::optional<std::chrono::milliseconds> timeout{};
 };
 
 // Does all_to_all with the rows of one tensor. Both tensors have at least one

@@ -25,9 +25,12 @@ namespace lockstep {
 
 using Object = nlohmann::json;
 
+// Group and timeout as in CollectiveOptions (collective_options.h).
 struct ObjectOptions {
-  ProcessGroupPtr group{};  // none: the default group
-  std::optional<std::chrono::milliseconds> timeout{};  // none: the group's
+  // ---- Behaviour ----
+
+  ProcessGroupPtr group{};
+  std::optional<std::chrono::milliseconds> timeout{};
 };
 
 // Returns the object of rank `src`; the objects of the others are not used.

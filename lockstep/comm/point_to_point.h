@@ -42,9 +42,19 @@ namespace lockstep {
 inline constexpr int kAnySource = -1;
 
 struct PointToPointOptions {
-  ProcessGroupPtr group{};  // none: the default group
-  int tag{0};               // 0 to kMaxTag; Gloo tells messages apart by it
-  std::optional<std::chrono::milliseconds> timeout{};  // none: the group's
+  // ---- Behaviour ----
+
+  // Null: the default group.
+  ProcessGroupPtr group{};
+
+  // The receive with the same tag gets the message; 0 to kMaxTag. Set it if
+  // messages between two ranks are received in another order than they are
+  // sent. NCCL has no tags. Default: 0.
+  int tag{0};
+
+  // How long the message may take; more than 0. Default: none, which is the
+  // group's timeout.
+  std::optional<std::chrono::milliseconds> timeout{};
 };
 inline constexpr int kMaxTag = (1 << 30) - 1;
 

@@ -275,7 +275,7 @@ TEST(AmpParity, TrainingUnderAutocast) {
       optimizer.zero_grad();
       torch::Tensor loss;
       {
-        autocast mixed(at::kCPU, dtype);
+        Autocast mixed(at::kCPU, dtype);
         loss = layers.loss(1 + step / 10.0);
       }
       loss.backward();

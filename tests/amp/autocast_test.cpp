@@ -26,12 +26,12 @@ at::ScalarType dtype_of_product() {
 TEST(Autocast, RunsProductsInBfloat16OnTheCpuUnlessToldOtherwise) {
   EXPECT_EQ(dtype_of_product(), at::kFloat);
   {
-    autocast mixed(at::kCPU);
+    Autocast mixed(at::kCPU);
     EXPECT_EQ(dtype_of_product(), at::kBFloat16);
   }
   EXPECT_EQ(dtype_of_product(), at::kFloat);
   {
-    autocast mixed(at::kCPU, at::kHalf);
+    Autocast mixed(at::kCPU, at::kHalf);
     EXPECT_EQ(dtype_of_product(), at::kHalf);
   }
   EXPECT_EQ(dtype_of_product(), at::kFloat);
@@ -44,10 +44,10 @@ TEST(AutocastDeathTest, OnACpuWithoutFastKernelsItWarnsOnce) {
   const auto guards = [](const char* isa, bool enabled) {
     ::setenv("ONEDNN_MAX_CPU_ISA", isa, 1);
     for (int i = 0; i < 3; ++i) {
-      autocast mixed(at::kCPU, at::kBFloat16, enabled);
+      Autocast mixed(at::kCPU, at::kBFloat16, enabled);
     }
     for (int i = 0; i < 3; ++i) {
-      autocast mixed(at::kCPU, at::kHalf, enabled);
+      Autocast mixed(at::kCPU, at::kHalf, enabled);
     }
     std::cerr << "guards ended\n";
     std::exit(0);
@@ -66,8 +66,8 @@ TEST(AutocastDeathTest, OnACpuWithoutFastKernelsItWarnsOnce) {
         expected);
   };
   EXPECT_EXIT(guards("AVX2", true), ::testing::ExitedWithCode(0),
-              AllOf(times("autocast: this CPU has no fast bfloat16", 1),
-                    times("autocast: this CPU has no fast float16", 1),
+              AllOf(times("Autocast: this CPU has no fast bfloat16", 1),
+                    times("Autocast: this CPU has no fast float16", 1),
                     HasSubstr("guards ended")));
   EXPECT_EXIT(guards("AVX2", false), ::testing::ExitedWithCode(0),
               AllOf(times("no fast", 0), HasSubstr("guards ended")));
@@ -76,18 +76,18 @@ TEST(AutocastDeathTest, OnACpuWithoutFastKernelsItWarnsOnce) {
 TEST(Autocast, DefaultDtypesArePythons) {
   EXPECT_EQ(at::autocast::get_autocast_dtype(at::kCPU), at::kBFloat16);
   EXPECT_EQ(at::autocast::get_autocast_dtype(at::kCUDA), at::kHalf);
-  autocast mixed(at::kCUDA);
+  Autocast mixed(at::kCUDA);
   EXPECT_EQ(at::autocast::get_autocast_dtype(at::kCUDA), at::kHalf);
   EXPECT_EQ(at::autocast::is_autocast_enabled(at::kCUDA), at::hasCUDA());
 }
 
 TEST(Autocast, NestsAndComesBackToWhatWasAround) {
-  autocast outer(at::kCPU, at::kHalf);
+  Autocast outer(at::kCPU, at::kHalf);
   {
-    autocast off(at::kCPU, {}, /*enabled=*/false);
+    Autocast off(at::kCPU, {}, /*enabled=*/false);
     EXPECT_EQ(dtype_of_product(), at::kFloat);
     {
-      autocast on(at::kCPU, at::kBFloat16);
+      Autocast on(at::kCPU, at::kBFloat16);
       EXPECT_EQ(dtype_of_product(), at::kBFloat16);
     }
     EXPECT_EQ(dtype_of_product(), at::kFloat);
@@ -95,14 +95,14 @@ TEST(Autocast, NestsAndComesBackToWhatWasAround) {
   EXPECT_EQ(dtype_of_product(), at::kHalf);
   {
     // Uses the dtype of the guard around it, not the first default.
-    autocast same(at::kCPU);
+    Autocast same(at::kCPU);
     EXPECT_EQ(dtype_of_product(), at::kHalf);
   }
 }
 
 TEST(Autocast, EndsByAnException) {
   try {
-    autocast mixed(at::kCPU, at::kHalf, true, /*cache_enabled=*/false);
+    Autocast mixed(at::kCPU, at::kHalf, true, /*cache_enabled=*/false);
     EXPECT_FALSE(at::autocast::is_autocast_cache_enabled());
     throw std::runtime_error("in the region");
   } catch (const std::runtime_error&) {
@@ -123,23 +123,23 @@ TEST(Autocast, CastsAParameterOnceUntilTheOutermostEnds) {
     return torch::ones({2, 2}).mm(weight)[0][0].item<float>();
   };
   {
-    autocast outer(at::kCPU);
+    Autocast outer(at::kCPU);
     EXPECT_EQ(product(), 2);
     weight.data().fill_(2);
     {
-      autocast inner(at::kCPU);
+      Autocast inner(at::kCPU);
       EXPECT_EQ(product(), 2) << "an inner guard has dropped the cast";
-      autocast without(at::kCPU, {}, true, /*cache_enabled=*/false);
+      Autocast without(at::kCPU, {}, true, /*cache_enabled=*/false);
       EXPECT_EQ(product(), 4);
     }
     EXPECT_EQ(product(), 2);
   }
-  autocast next(at::kCPU);
+  Autocast next(at::kCPU);
   EXPECT_EQ(product(), 4);
 }
 
 TEST(Autocast, IsTheThreadsOwn) {
-  autocast mixed(at::kCPU);
+  Autocast mixed(at::kCPU);
   at::ScalarType elsewhere{};
   std::thread([&] { elsewhere = dtype_of_product(); }).join();
   EXPECT_EQ(elsewhere, at::kFloat);
@@ -147,19 +147,19 @@ TEST(Autocast, IsTheThreadsOwn) {
 }
 
 TEST(Autocast, RefusesDtypesAndDevicesItCannot) {
-  EXPECT_THAT([] { autocast mixed(at::kCPU, at::kDouble); },
+  EXPECT_THAT([] { Autocast mixed(at::kCPU, at::kDouble); },
               ThrowsMessage<std::invalid_argument>(
                   AllOf(HasSubstr("Double"), HasSubstr("cpu"),
                         HasSubstr("BFloat16 Half"), HasSubstr("enabled"))));
-  EXPECT_THROW((void)autocast(at::kCPU, at::kFloat), std::invalid_argument);
-  EXPECT_THROW((void)autocast(at::kCUDA, at::kInt), std::invalid_argument);
-  EXPECT_THAT([] { autocast mixed(at::kMeta); },
+  EXPECT_THROW((void)Autocast(at::kCPU, at::kFloat), std::invalid_argument);
+  EXPECT_THROW((void)Autocast(at::kCUDA, at::kInt), std::invalid_argument);
+  EXPECT_THAT([] { Autocast mixed(at::kMeta); },
               ThrowsMessage<std::invalid_argument>(HasSubstr("meta")));
   EXPECT_EQ(dtype_of_product(), at::kFloat);
   EXPECT_EQ(at::autocast::get_autocast_dtype(at::kCPU), at::kBFloat16);
   EXPECT_EQ(at::autocast::increment_nesting(), 1);
   at::autocast::decrement_nesting();
-  autocast off(at::kCPU, at::kDouble, /*enabled=*/false);
+  Autocast off(at::kCPU, at::kDouble, /*enabled=*/false);
   EXPECT_EQ(dtype_of_product(), at::kFloat);
 }
 
@@ -168,7 +168,7 @@ TEST(Autocast, BackwardOutsideIsInTheDtypesOfTheForward) {
   auto x = torch::full({2, 4}, 1.0 / 7);
   torch::Tensor product;
   {
-    autocast mixed(at::kCPU);
+    Autocast mixed(at::kCPU);
     product = x.mm(weight);
   }
   EXPECT_EQ(product.scalar_type(), at::kBFloat16);
@@ -198,7 +198,7 @@ TEST(Autocast, TrainsTheDigitsInBfloat16) {
       optimizer.zero_grad();
       torch::Tensor loss;
       {
-        autocast mixed(at::kCPU);
+        Autocast mixed(at::kCPU);
         auto scores = net->forward(data.index_select(0, rows));
         ASSERT_EQ(scores.scalar_type(), at::kBFloat16);
         loss =
@@ -213,7 +213,7 @@ TEST(Autocast, TrainsTheDigitsInBfloat16) {
     EXPECT_EQ(parameter.grad().scalar_type(), at::kFloat);
   }
   const torch::NoGradGuard no_grad;
-  autocast mixed(at::kCPU);
+  Autocast mixed(at::kCPU);
   auto found = net->forward(digits.test.data()).argmax(1);
   double right =
       (found == digits.test.target()).to(at::kDouble).mean().item<double>();

@@ -40,7 +40,7 @@ struct Regression {
     optimizer.zero_grad();
     torch::Tensor loss;
     {
-      autocast mixed(at::kCUDA);
+      Autocast mixed(at::kCUDA);
       auto out = net->forward(x);
       EXPECT_EQ(out.scalar_type(), at::kHalf);
       loss = torch::mse_loss(out, y);
@@ -160,7 +160,7 @@ TEST_F(AmpGpu, LinearsAreLoweredAndLossesFloat32) {
     linear->zero_grad();
     torch::Tensor out, loss;
     {
-      autocast mixed(at::kCUDA, dtype);
+      Autocast mixed(at::kCUDA, dtype);
       out = linear(x);
       loss = torch::mse_loss(out, y);
       EXPECT_EQ(torch::nn::functional::cross_entropy(out, labels).scalar_type(),

@@ -101,13 +101,13 @@ TEST(AtomicFile, OnAFullDiskTheOldSnapshotStaysAndTheErrorTellsWhy) {
   const TemporaryFolder folder;
   for (const char* name : {"a.pt", "a.safetensors"}) {
     const std::string path = folder.file(name);
-    write_snapshot(path, sample_snapshot());
+    save_snapshot_file(path, sample_snapshot());
     EXPECT_EQ(in_child([&] {
                 ::signal(SIGXFSZ, SIG_IGN);
                 const rlimit limit{1000, 1000};
                 ::setrlimit(RLIMIT_FSIZE, &limit);
                 try {
-                  write_snapshot(path, sample_snapshot());
+                  save_snapshot_file(path, sample_snapshot());
                   return 1;
                 } catch (const std::system_error& error) {
                   const std::string text = error.what();
@@ -120,7 +120,7 @@ TEST(AtomicFile, OnAFullDiskTheOldSnapshotStaysAndTheErrorTellsWhy) {
                 }
               }),
               0);
-    EXPECT_TRUE(same_snapshot(read_snapshot(path), sample_snapshot()));
+    EXPECT_TRUE(same_snapshot(load_snapshot_file(path), sample_snapshot()));
   }
   EXPECT_EQ(folder.count(), 2u);
 }
@@ -134,7 +134,7 @@ TEST(AtomicFile, AKilledSaveLeavesOneCompleteSnapshot) {
     Snapshot snapshot = sample_snapshot();
     snapshot.model_state = {{"w", torch::zeros({50'000}, torch::kLong)}};
     snapshot.step = 0;
-    write_snapshot(path, snapshot);
+    save_snapshot_file(path, snapshot);
     int64_t newest = 0;
     for (int round = 0; round < 40; ++round) {
       const pid_t child = ::fork();
@@ -143,20 +143,20 @@ TEST(AtomicFile, AKilledSaveLeavesOneCompleteSnapshot) {
           snapshot.step += 1;
           snapshot.model_state[0].second.data_ptr<int64_t>()[49'999] =
               snapshot.step;
-          write_snapshot(path, snapshot);
+          save_snapshot_file(path, snapshot);
         }
       }
       std::this_thread::sleep_for(
           std::chrono::microseconds(500 + random() % 20'000));
       ::kill(child, SIGKILL);
       ::waitpid(child, nullptr, 0);
-      const Snapshot read = read_snapshot(path);
+      const Snapshot read = load_snapshot_file(path);
       EXPECT_EQ(read.model_state[0].second[49'999].item<int64_t>(), read.step);
       EXPECT_GE(read.step, newest);
       newest = snapshot.step = read.step;
     }
     EXPECT_GT(newest, 0);
-    write_snapshot(path, snapshot);  // removes the left-over file, too
+    save_snapshot_file(path, snapshot);  // removes the left-over file, too
   }
   EXPECT_EQ(folder.count(), 2u);
 }

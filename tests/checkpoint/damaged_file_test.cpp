@@ -20,7 +20,7 @@ class DamagedFile : public ::testing::TestWithParam<const char*> {
  protected:
   void SetUp() override {
     path_ = folder_.file(std::string("snapshot") + GetParam());
-    write_snapshot(path_, sample_snapshot());
+    save_snapshot_file(path_, sample_snapshot());
     content_ = read_file(path_);
   }
   TemporaryFolder folder_;
@@ -38,7 +38,7 @@ TEST_P(DamagedFile, CutShortAtAnyLengthIsAnErrorThatNamesTheFile) {
   for (size_t length = 0; length < content_.size(); ++length) {
     std::filesystem::resize_file(path_, content_.size() - length - 1);
     EXPECT_THAT(
-        message_of([&] { read_snapshot(path_); }),
+        message_of([&] { load_snapshot_file(path_); }),
         AllOf(HasSubstr("snapshot \"" + path_ + "\""), Not(HasSubstr("\n"))))
         << length;
   }
@@ -54,7 +54,7 @@ TEST_P(DamagedFile, AnyFlippedByteIsAnErrorOrChangesNothing) {
     for (const int bits : {0x01, 0x80, 0xff}) {
       put(at, static_cast<char>(content_[at] ^ bits));
       try {
-        EXPECT_TRUE(same_snapshot(read_snapshot(path_), sample_snapshot()))
+        EXPECT_TRUE(same_snapshot(load_snapshot_file(path_), sample_snapshot()))
             << "byte " << at << " xor " << bits;
       } catch (const SnapshotError&) {
         ++refused;
@@ -71,7 +71,7 @@ TEST_P(DamagedFile, AFlippedBitInATensorNamesIt) {
   ASSERT_NE(at, std::string::npos);
   content_[at + 2] ^= 1;
   write_file(path_, content_);
-  EXPECT_THAT(message_of([&] { read_snapshot(path_); }),
+  EXPECT_THAT(message_of([&] { load_snapshot_file(path_); }),
               AllOf(HasSubstr("does not match its checksum"),
                     HasSubstr(std::string(GetParam()) == ".pt"
                                   ? "\"archive/data/"
@@ -80,7 +80,7 @@ TEST_P(DamagedFile, AFlippedBitInATensorNamesIt) {
 
 TEST_P(DamagedFile, SurplusAtTheEndIsAnError) {
   write_file(path_, content_ + "x");
-  EXPECT_THROW(read_snapshot(path_), SnapshotError);
+  EXPECT_THROW(load_snapshot_file(path_), SnapshotError);
 }
 
 TEST(ForeignFile, EachKindIsOneLineThatNamesTheFile) {
@@ -88,7 +88,7 @@ TEST(ForeignFile, EachKindIsOneLineThatNamesTheFile) {
   const std::string path = folder.file("snapshot.pt");
   const auto message = [&](const std::string& content) {
     write_file(path, content);
-    return message_of([&] { read_snapshot(path); });
+    return message_of([&] { load_snapshot_file(path); });
   };
   EXPECT_THAT(message(""), HasSubstr("is empty"));
   EXPECT_THAT(message("Dear reader, this is a text.\n"),
@@ -107,7 +107,7 @@ TEST(ForeignFile, ATorchScriptArchiveIsNamed) {
   const TemporaryFolder folder;
   const std::string path = folder.file("model.pt");
   torch::save(torch::nn::Linear(2, 2), path);
-  EXPECT_THAT(message_of([&] { read_snapshot(path); }),
+  EXPECT_THAT(message_of([&] { load_snapshot_file(path); }),
               HasSubstr("TorchScript archive"));
 }
 
@@ -115,7 +115,7 @@ TEST(MissingFile, TheErrorNamesItAndItsCause) {
   const TemporaryFolder folder;
   const std::string path = folder.file("none.pt");
   try {
-    read_snapshot(path);
+    load_snapshot_file(path);
     FAIL();
   } catch (const std::system_error& error) {
     EXPECT_EQ(error.code(), std::errc::no_such_file_or_directory);
@@ -125,10 +125,10 @@ TEST(MissingFile, TheErrorNamesItAndItsCause) {
 
 TEST(MissingFile, ADirectoryOrAPipeIsNoSnapshot) {
   const TemporaryFolder folder;
-  EXPECT_THAT(message_of([&] { read_snapshot(folder.file("")); }),
+  EXPECT_THAT(message_of([&] { load_snapshot_file(folder.file("")); }),
               HasSubstr("is a directory"));
   ASSERT_EQ(::mkfifo(folder.file("pipe").c_str(), 0600), 0);
-  EXPECT_THAT(message_of([&] { read_snapshot(folder.file("pipe")); }),
+  EXPECT_THAT(message_of([&] { load_snapshot_file(folder.file("pipe")); }),
               HasSubstr("is not a regular file"));
 }
 

@@ -106,7 +106,8 @@ TEST(Durability, EverySnapshotFormatIsWrittenThatWay) {
       std::filesystem::path(folder.file("a")).parent_path().filename().string();
   for (const char* name : {"a.pt", "a.safetensors"}) {
     EXPECT_THAT(
-        calls_of([&] { write_snapshot(folder.file(name), sample_snapshot()); }),
+        calls_of(
+            [&] { save_snapshot_file(folder.file(name), sample_snapshot()); }),
         ElementsAre("write aside", "fsync aside",
                     std::string("rename to ") + name, "fsync " + folder_name));
   }

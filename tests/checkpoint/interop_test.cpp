@@ -7,9 +7,9 @@
 #include <cstdlib>
 #include <nlohmann/json.hpp>
 
+#include "lockstep/checkpoint/model_file.h"
 #include "lockstep/checkpoint/module_state.h"
 #include "lockstep/checkpoint/optimizer_state.h"
-#include "lockstep/checkpoint/state_dict.h"
 #include "tests/checkpoint/sample_snapshot.h"
 
 namespace lockstep::internal {
@@ -118,9 +118,9 @@ TemporaryFolder* PythonInterop::folder_ = nullptr;
 
 TEST_F(PythonInterop, TheTutorialsFilesAreRead) {
   for (const char* name : {"tutorial.pt", "protocol4.pt", "checkpoint.pt"}) {
-    const Snapshot read = read_snapshot(file(name));
+    const Snapshot read = load_snapshot_file(file(name));
     auto model = build();
-    restore_module(*model, read.model_state);
+    load_state_dict(*model, read.model_state);
     EXPECT_EQ(read.model_state[0].first, "0.weight");
     EXPECT_EQ(read.epochs_run, std::string(name) == "checkpoint.pt" ? -1 : 10);
     EXPECT_FALSE(read.optimizer_state);
@@ -128,7 +128,7 @@ TEST_F(PythonInterop, TheTutorialsFilesAreRead) {
 }
 
 TEST_F(PythonInterop, TensorsOfAnyKindAreRead) {
-  const Snapshot read = read_snapshot(file("tensors.pt"));
+  const Snapshot read = load_snapshot_file(file("tensors.pt"));
   std::map<std::string, at::Tensor> t(read.model_state.begin(),
                                       read.model_state.end());
   const auto base = torch::arange(24, torch::kFloat).view({4, 6});
@@ -151,8 +151,8 @@ TEST_F(PythonInterop, TensorsOfAnyKindAreRead) {
 
 TEST_F(PythonInterop, AStateDictOfPythonIsLoaded) {
   Layers layers;
-  load_state_dict(file("layers.pth"), layers);
-  const auto loaded = capture_module(layers);
+  load_model(file("layers.pth"), layers);
+  const auto loaded = state_dict(layers);
   // out.weight is tied to words.weight, so it holds the value filled in last.
   ASSERT_EQ(loaded[loaded.size() - 2].first, "norm.bias");
   ASSERT_EQ(loaded.back().first, "out.weight");
@@ -165,11 +165,11 @@ TEST_F(PythonInterop, AStateDictOfPythonIsLoaded) {
 
 TEST_F(PythonInterop, AStateDictOfOursIsLoadedByPython) {
   Layers layers;
-  const auto own = capture_module(layers);
+  const auto own = state_dict(layers);
   for (size_t i = 0; i < own.size(); ++i) {
     own[i].second.copy_(expected(i, own[i].second));
   }
-  save_state_dict(file("cpp-layers.pth"), layers);
+  save_model(file("cpp-layers.pth"), layers);
   python("check-state-dict");
 }
 
@@ -178,19 +178,17 @@ TEST_F(PythonInterop, AnEntryOfADictIsLoadedByItsKey) {
   auto model = build();
   const std::string path = file("entries.pt");
   EXPECT_THAT(
-      message_of([&] { load_state_dict(path, *model); }),
+      message_of([&] { load_model(path, *model); }),
       HasSubstr("its keys are model, optimizer, epoch, loss, arguments, "
-                "one of which load_state_dict() can load"));
-  EXPECT_THAT(
-      message_of([&] { load_state_dict(path, *model, {.key = "net"}); }),
-      HasSubstr("the file has no entry \"net\"; its entries are model, "
-                "optimizer, epoch, loss, arguments"));
-  EXPECT_THAT(
-      message_of([&] { load_state_dict(path, *model, {.key = "epoch"}); }),
-      HasSubstr("entry \"epoch\" is not a state_dict"));
-  load_state_dict(path, *model, {.key = "model"});
-  const auto expected = read_snapshot(file("checkpoint.pt")).model_state;
-  const auto loaded = capture_module(*model);
+                "one of which load_model() can load"));
+  EXPECT_THAT(message_of([&] { load_model(path, *model, {.key = "net"}); }),
+              HasSubstr("the file has no entry \"net\"; its entries are model, "
+                        "optimizer, epoch, loss, arguments"));
+  EXPECT_THAT(message_of([&] { load_model(path, *model, {.key = "epoch"}); }),
+              HasSubstr("entry \"epoch\" is not a state_dict"));
+  load_model(path, *model, {.key = "model"});
+  const auto expected = load_snapshot_file(file("checkpoint.pt")).model_state;
+  const auto loaded = state_dict(*model);
   for (size_t i = 0; i < loaded.size(); ++i) {
     EXPECT_TRUE(torch::equal(loaded[i].second, expected[i].second));
   }
@@ -199,10 +197,11 @@ TEST_F(PythonInterop, AnEntryOfADictIsLoadedByItsKey) {
 TEST_F(PythonInterop, HalfWeightsOfPythonAreConverted) {
   for (const char* name : {"half.pt", "bfloat16.pt", "float.pt"}) {
     auto model = build();
-    EXPECT_THROW(load_state_dict(file(name), *model), std::invalid_argument);
-    load_state_dict(file(name), *model, {.convert = true});
-    const auto expected = read_snapshot(file("converted-" + std::string(name)));
-    const auto loaded = capture_module(*model);
+    EXPECT_THROW(load_model(file(name), *model), std::invalid_argument);
+    load_model(file(name), *model, {.convert = true});
+    const auto expected =
+        load_snapshot_file(file("converted-" + std::string(name)));
+    const auto loaded = state_dict(*model);
     for (size_t i = 0; i < loaded.size(); ++i) {
       EXPECT_TRUE(
           torch::equal(loaded[i].second, expected.model_state[i].second))
@@ -217,8 +216,8 @@ TEST_F(PythonInterop, WhatIsLeftOutIsWhatPythonLeavesOut) {
   const auto said = nlohmann::json::parse(read_file(file("incompatible.json")));
   for (const char* name : {"fewer.pt", "more.pt", "others.pt"}) {
     auto model = build();
-    EXPECT_THROW(load_state_dict(file(name), *model), std::invalid_argument);
-    const auto left = load_state_dict(file(name), *model, {.strict = false});
+    EXPECT_THROW(load_model(file(name), *model), std::invalid_argument);
+    const auto left = load_model(file(name), *model, {.strict = false});
     const auto& python = said[name];
     EXPECT_EQ(nlohmann::json(left.missing_keys), python["missing"]) << name;
     // Python lists its keys in the order of its modules.
@@ -229,22 +228,22 @@ TEST_F(PythonInterop, WhatIsLeftOutIsWhatPythonLeavesOut) {
 }
 
 TEST_F(PythonInterop, CodeInAFileIsRefusedByName) {
-  EXPECT_THAT(message_of([&] { read_snapshot(file("function.pt")); }),
+  EXPECT_THAT(message_of([&] { load_snapshot_file(file("function.pt")); }),
               HasSubstr("asks for __builtin__.print"));
-  EXPECT_THAT(message_of([&] { read_snapshot(file("module.pt")); }),
+  EXPECT_THAT(message_of([&] { load_snapshot_file(file("module.pt")); }),
               HasSubstr("asks for torch.nn.modules"));
 }
 
 TEST_F(PythonInterop, EveryOptimizerOfPythonGoesOnHere) {
   for (const std::string name : kOptimizers) {
-    const Snapshot read = read_snapshot(file("python-" + name + ".pt"));
+    const Snapshot read = load_snapshot_file(file("python-" + name + ".pt"));
     auto model = build();
     auto optimizer = make(name, model);
-    restore_module(*model, read.model_state);
-    restore_optimizer(*optimizer, *read.optimizer_state);
+    load_state_dict(*model, read.model_state);
+    load_state_dict(*optimizer, *read.optimizer_state);
     train(model, *optimizer, 3, 6);
-    const Snapshot end = read_snapshot(file("python-" + name + "-end.pt"));
-    const auto own = capture_module(*model);
+    const Snapshot end = load_snapshot_file(file("python-" + name + "-end.pt"));
+    const auto own = state_dict(*model);
     for (size_t i = 0; i < own.size(); ++i) {
       EXPECT_EQ(own[i].first, end.model_state[i].first);
       EXPECT_TRUE(torch::allclose(own[i].second, end.model_state[i].second,
@@ -260,19 +259,19 @@ TEST_F(PythonInterop, EveryOptimizerOfOursGoesOnInPython) {
     auto optimizer = make(name, model);
     train(model, *optimizer, 0, 3);
     Snapshot snapshot;
-    snapshot.model_state = capture_module(*model);
-    snapshot.optimizer_state = capture_optimizer(*optimizer);
-    write_snapshot(file("cpp-" + name + ".pt"), snapshot);
-    write_snapshot(file("cpp-" + name + ".safetensors"), snapshot);
+    snapshot.model_state = state_dict(*model);
+    snapshot.optimizer_state = state_dict(*optimizer);
+    save_snapshot_file(file("cpp-" + name + ".pt"), snapshot);
+    save_snapshot_file(file("cpp-" + name + ".safetensors"), snapshot);
     train(model, *optimizer, 3, 6);
-    snapshot.model_state = capture_module(*model);
-    write_snapshot(file("cpp-" + name + "-end.pt"), snapshot);
+    snapshot.model_state = state_dict(*model);
+    save_snapshot_file(file("cpp-" + name + "-end.pt"), snapshot);
   }
   Snapshot full = sample_snapshot();
   torch::manual_seed(5);
   full.generator_states[0] = at::detail::getDefaultCPUGenerator().get_state();
   full.model_state = {{"drawn", torch::rand(3)}};
-  write_snapshot(file("full.pt"), full);
+  save_snapshot_file(file("full.pt"), full);
   python("check");
 }
 

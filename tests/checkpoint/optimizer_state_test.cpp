@@ -93,27 +93,27 @@ TEST_P(Resume, IsBitIdenticalToARunWithoutInterruption) {
   auto optimizer = kind.make(model->parameters());
   train(model, *optimizer, 0, 5);
   Snapshot saved;
-  saved.model_state = capture_module(*model);
-  saved.optimizer_state = capture_optimizer(*optimizer);
+  saved.model_state = state_dict(*model);
+  saved.optimizer_state = state_dict(*optimizer);
   saved.generator_states = {generator.get_state()};
-  write_snapshot(folder.file(name), saved);
+  save_snapshot_file(folder.file(name), saved);
   train(model, *optimizer, 5, 10);
 
   torch::manual_seed(99);
   auto resumed = build();
   auto fresh = kind.make(resumed->parameters());
-  const Snapshot read = read_snapshot(folder.file(name));
-  restore_module(*resumed, read.model_state);
-  restore_optimizer(*fresh, *read.optimizer_state);
+  const Snapshot read = load_snapshot_file(folder.file(name));
+  load_state_dict(*resumed, read.model_state);
+  load_state_dict(*fresh, *read.optimizer_state);
   generator.set_state(read.generator_states[0]);
   train(resumed, *fresh, 5, 10);
 
   Snapshot one;
-  one.model_state = capture_module(*model);
-  one.optimizer_state = capture_optimizer(*optimizer);
+  one.model_state = state_dict(*model);
+  one.optimizer_state = state_dict(*optimizer);
   Snapshot two;
-  two.model_state = capture_module(*resumed);
-  two.optimizer_state = capture_optimizer(*fresh);
+  two.model_state = state_dict(*resumed);
+  two.optimizer_state = state_dict(*fresh);
   EXPECT_TRUE(same_snapshot(one, two));
 }
 
@@ -129,7 +129,7 @@ TEST(OptimizerState, HyperparametersComeBackPerGroup) {
     return optim::SGD(groups, optim::SGDOptions(1));
   };
   optim::SGD other = grouped(3, 4);
-  restore_optimizer(other, capture_optimizer(grouped(0.5, 0.25)));
+  load_state_dict(other, state_dict(grouped(0.5, 0.25)));
   EXPECT_EQ(other.param_groups()[0].options().get_lr(), 0.5);
   EXPECT_EQ(other.param_groups()[1].options().get_lr(), 0.25);
 }
@@ -138,38 +138,38 @@ TEST(OptimizerState, WhatDoesNotFitIsNamedAndChangesNothing) {
   auto model = build();
   optim::Adam adam(model->parameters(), optim::AdamOptions(0.5));
   train(model, adam, 0, 1);
-  const OptimizerState good = capture_optimizer(adam);
+  const OptimizerState good = state_dict(adam);
 
   optim::SGD sgd(model->parameters(), optim::SGDOptions(0.1).momentum(0.9));
-  EXPECT_THAT(message_of([&] { restore_optimizer(sgd, good); }),
+  EXPECT_THAT(message_of([&] { load_state_dict(sgd, good); }),
               HasSubstr("does not fit this SGD"));
   optim::AdamW adamw(model->parameters(), optim::AdamWOptions(0.1));
-  EXPECT_THAT(message_of([&] { restore_optimizer(adamw, good); }),
+  EXPECT_THAT(message_of([&] { load_state_dict(adamw, good); }),
               HasSubstr("decoupled_weight_decay=False"));
   EXPECT_EQ(adamw.param_groups()[0].options().get_lr(), 0.1);
 
   OptimizerState bad = good;
   bad.state[1]["exp_avg"] = torch::zeros(5);
-  EXPECT_THAT(message_of([&] { restore_optimizer(adam, bad); }),
+  EXPECT_THAT(message_of([&] { load_state_dict(adam, bad); }),
               HasSubstr("parameter 1 has exp_avg of shape [5], the parameter "
                         "has [16]"));
   bad = good;
   bad.state[0].erase("exp_avg_sq");
-  EXPECT_THAT(message_of([&] { restore_optimizer(adam, bad); }),
+  EXPECT_THAT(message_of([&] { load_state_dict(adam, bad); }),
               HasSubstr("parameter 0 has no exp_avg_sq"));
   bad = good;
   bad.state[0]["step"] = std::nan("");
-  EXPECT_THAT(message_of([&] { restore_optimizer(adam, bad); }),
+  EXPECT_THAT(message_of([&] { load_state_dict(adam, bad); }),
               HasSubstr("step nan"));
   bad = good;
   bad.param_groups[0].options["maximize"] = true;
-  EXPECT_THAT(message_of([&] { restore_optimizer(adam, bad); }),
+  EXPECT_THAT(message_of([&] { load_state_dict(adam, bad); }),
               HasSubstr("maximize=True"));
   bad = good;
   bad.param_groups[0].params.pop_back();
-  EXPECT_THAT(message_of([&] { restore_optimizer(adam, bad); }),
+  EXPECT_THAT(message_of([&] { load_state_dict(adam, bad); }),
               HasSubstr("group 0 has 4 parameters, the optimizer's has 5"));
-  EXPECT_TRUE(same_optimizer(capture_optimizer(adam), good));
+  EXPECT_TRUE(same_optimizer(state_dict(adam), good));
 }
 
 // Python's optimizer, whose module names a tied tensor once, has no number for
@@ -181,24 +181,24 @@ TEST(OptimizerState, AParameterListedTwiceHasOneNumber) {
   optim::SGD twice({first, first, second}, options);
   (first.sum() + second.sum()).backward();
   twice.step();
-  const auto captured = capture_optimizer(twice);
+  const auto captured = state_dict(twice);
   EXPECT_EQ(captured.param_groups[0].params, (std::vector<int64_t>{0, 1}));
   EXPECT_EQ(captured.state.size(), 2);
   optim::SGD once({first, second}, options);
-  restore_optimizer(once, captured);
-  restore_optimizer(twice, capture_optimizer(once));
+  load_state_dict(once, captured);
+  load_state_dict(twice, state_dict(once));
   EXPECT_EQ(twice.state().size(), 2);
 }
 
 TEST(OptimizerState, LbfgsIsRefused) {
   optim::LBFGS lbfgs({torch::zeros(1)}, optim::LBFGSOptions(1));
-  EXPECT_THAT(message_of([&] { capture_optimizer(lbfgs); }),
+  EXPECT_THAT(message_of([&] { state_dict(lbfgs); }),
               HasSubstr("SGD, Adam, AdamW, RMSprop and Adagrad can"));
 }
 
 TEST(ModuleState, NamesAndOrderArePythons) {
   std::vector<std::string> names;
-  for (const auto& [name, tensor] : capture_module(*build())) {
+  for (const auto& [name, tensor] : state_dict(*build())) {
     names.push_back(name);
   }
   EXPECT_THAT(names,
@@ -210,16 +210,16 @@ TEST(ModuleState, NamesAndOrderArePythons) {
 TEST(ModuleState, RestoringWritesInPlace) {
   torch::nn::Linear model(2, 2);
   const auto alias = model->weight.detach().view({4});
-  restore_module(*model, {{"weight", torch::full({2, 2}, 5.0)},
-                          {"bias", torch::zeros(2)}});
+  load_state_dict(*model, {{"weight", torch::full({2, 2}, 5.0)},
+                           {"bias", torch::zeros(2)}});
   EXPECT_TRUE(torch::equal(alias, torch::full({4}, 5.0)));
   EXPECT_TRUE(model->weight.requires_grad());
 }
 
 TEST(ModuleState, NamesOfPythonsWrapperAreTakenWithoutItsPrefix) {
   torch::nn::Linear model(1, 1);
-  restore_module(*model, {{"module.weight", torch::full({1, 1}, 5.0)},
-                          {"module.bias", torch::zeros(1)}});
+  load_state_dict(*model, {{"module.weight", torch::full({1, 1}, 5.0)},
+                           {"module.bias", torch::zeros(1)}});
   EXPECT_EQ(model->weight.item<float>(), 5.0f);
 }
 
@@ -228,16 +228,16 @@ TEST(ModuleState, EveryDifferenceIsInOneErrorAndNothingIsChanged) {
   const auto before = model->weight.detach().clone();
   EXPECT_THAT(
       message_of([&] {
-        restore_module(*model, {{"weight", torch::zeros({2, 3})},
-                                {"biass", torch::zeros(2)}});
+        load_state_dict(*model, {{"weight", torch::zeros({2, 3})},
+                                 {"biass", torch::zeros(2)}});
       }),
       AllOf(HasSubstr("the snapshot lacks bias"),
             HasSubstr("the model lacks biass"),
             HasSubstr("weight (snapshot Float[2, 3], model Float[2, 2])")));
   EXPECT_THAT(message_of([&] {
-                restore_module(*model,
-                               {{"weight", torch::zeros({2, 2})},
-                                {"bias", torch::zeros(2, torch::kDouble)}});
+                load_state_dict(*model,
+                                {{"weight", torch::zeros({2, 2})},
+                                 {"bias", torch::zeros(2, torch::kDouble)}});
               }),
               HasSubstr("bias (snapshot Double[2], model Float[2])"));
   EXPECT_TRUE(torch::equal(model->weight, before));

@@ -16,8 +16,8 @@ class SnapshotFormat : public ::testing::TestWithParam<const char*> {
     return folder_.file(std::string("snapshot") + GetParam());
   }
   Snapshot round_trip(const Snapshot& snapshot) const {
-    write_snapshot(path(), snapshot);
-    return read_snapshot(path());
+    save_snapshot_file(path(), snapshot);
+    return load_snapshot_file(path());
   }
   TemporaryFolder folder_;
 };
@@ -89,14 +89,14 @@ TEST_P(SnapshotFormat, TheDigestTellsContentsApart) {
 TEST_P(SnapshotFormat, TwoEqualNamesAreRefused) {
   Snapshot saved;
   saved.model_state = {{"a", torch::ones(1)}, {"a", torch::ones(1)}};
-  EXPECT_THROW(write_snapshot(path(), saved), std::invalid_argument);
+  EXPECT_THROW(save_snapshot_file(path(), saved), std::invalid_argument);
   EXPECT_EQ(folder_.count(), 0u);
 }
 
 TEST_P(SnapshotFormat, TextThatIsNotUtf8IsRefused) {
   Snapshot saved;
   saved.metadata["note"] = "\xff";
-  EXPECT_THROW(write_snapshot(path(), saved), std::invalid_argument);
+  EXPECT_THROW(save_snapshot_file(path(), saved), std::invalid_argument);
   EXPECT_EQ(folder_.count(), 0u);
 }
 
@@ -104,24 +104,26 @@ TEST(Snapshot, ADtypeThatAFormatLacksIsNamed) {
   const TemporaryFolder folder;
   Snapshot saved;
   saved.model_state = {{"a", torch::zeros({1}, torch::kComplexDouble)}};
-  EXPECT_THAT(message_of([&] { write_snapshot(folder.file("a.st"), saved); }),
-              HasSubstr("ComplexDouble cannot be saved as safetensors"));
-  write_snapshot(folder.file("a.pt"), saved);
+  EXPECT_THAT(
+      message_of([&] { save_snapshot_file(folder.file("a.st"), saved); }),
+      HasSubstr("ComplexDouble cannot be saved as safetensors"));
+  save_snapshot_file(folder.file("a.pt"), saved);
 }
 
 TEST(Snapshot, AReservedNameIsRefusedInSafetensors) {
   const TemporaryFolder folder;
   Snapshot saved;
   saved.model_state = {{"lockstep.a", torch::ones(1)}};
-  EXPECT_THAT(message_of([&] { write_snapshot(folder.file("a.st"), saved); }),
-              HasSubstr("reserved"));
+  EXPECT_THAT(
+      message_of([&] { save_snapshot_file(folder.file("a.st"), saved); }),
+      HasSubstr("reserved"));
 }
 
 TEST(Snapshot, TheFormatIsToldByTheContentOfAFile) {
   const TemporaryFolder folder;
-  write_snapshot(folder.file("a.pt"), sample_snapshot());
+  save_snapshot_file(folder.file("a.pt"), sample_snapshot());
   std::filesystem::rename(folder.file("a.pt"), folder.file("a.safetensors"));
-  EXPECT_TRUE(same_snapshot(read_snapshot(folder.file("a.safetensors")),
+  EXPECT_TRUE(same_snapshot(load_snapshot_file(folder.file("a.safetensors")),
                             sample_snapshot()));
 }
 

@@ -145,7 +145,7 @@ WORLD_TEST(TrainingState, AFileOnSomeRanksOnlyNamesTheOthers, 2, 3) {
     for (const auto& item : run.model->named_parameters()) {
       snapshot.model_state.emplace_back(item.key(), item.value());
     }
-    write_snapshot(own, snapshot);
+    save_snapshot_file(own, snapshot);
   }
   const auto before = run.model[0]->as<torch::nn::Linear>()->weight.clone();
   EXPECT_THAT(message_of([&] { load_snapshot(own, run.state); }),
@@ -165,7 +165,7 @@ WORLD_TEST(TrainingState, DifferentFilesAreRefused, 2, 3) {
                                       torch::ones_like(item.value()));
   }
   snapshot.step = world.rank == 1 ? 5 : 6;
-  write_snapshot(own, snapshot);
+  save_snapshot_file(own, snapshot);
   EXPECT_THAT(message_of([&] { load_snapshot(own, run.state); }),
               HasSubstr("is not the same file on rank 1 as on rank 0"));
   EXPECT_EQ(run.state.step, 0);
@@ -181,7 +181,7 @@ WORLD_TEST(TrainingState, ADamagedFileOnOneRankIsNamedOnAll, 2, 3) {
     snapshot.model_state.emplace_back(item.key(),
                                       torch::ones_like(item.value()));
   }
-  write_snapshot(own, snapshot);
+  save_snapshot_file(own, snapshot);
   if (world.rank == 1) std::filesystem::resize_file(own, 100);
   const std::string message =
       message_of([&] { load_snapshot(own, run.state); });
@@ -202,7 +202,7 @@ WORLD_TEST(TrainingState, AnotherWorldSizeSeedsEachRankDifferently, 2) {
     }
     snapshot.generator_states = {
         at::detail::getDefaultCPUGenerator().get_state()};
-    write_snapshot(path, snapshot);
+    save_snapshot_file(path, snapshot);
   }
   barrier();
   EXPECT_TRUE(load_snapshot(path, run.state));

@@ -49,7 +49,7 @@ class DdpTutorialTest : public ExampleTest {
   NamedTensors parameters(const std::vector<std::string>& arguments) {
     const std::string bytes = train(arguments);
     std::ofstream(checkpoint(), std::ios::binary) << bytes;
-    return read_snapshot(checkpoint().string()).model_state;
+    return load_snapshot_file(checkpoint().string()).model_state;
   }
 };
 

@@ -68,7 +68,7 @@ class DigitsTest : public ExampleTest {
     ASSERT_EQ(report(name + ".json")["ranks"], ranks);
   }
   Snapshot snapshot(const std::string& name) const {
-    return read_snapshot(path(name + ".safetensors"));
+    return load_snapshot_file(path(name + ".safetensors"));
   }
   std::vector<double> losses(const std::string& name) const {
     return report(name + ".json")["losses"];
@@ -197,7 +197,7 @@ TEST_F(DigitsTest, ResumedBehindTheLastBatchOfAnEpochGivesNumbers) {
                        {"position", 11 * 128},
                        {"shuffle", 1},
                        {"dataset_size", 1438}};
-  write_snapshot(path("x.safetensors"), cut);
+  save_snapshot_file(path("x.safetensors"), cut);
   ASSERT_NO_FATAL_FAILURE(train("x", 1, {"--epochs", "1"}));
   expect_same_bits(ended, snapshot("x"));
   EXPECT_TRUE(report("x.json")["losses"].empty());
@@ -258,8 +258,8 @@ TEST_F(DigitsTest, WrongSnapshotIsOneLineARankAndLeftAsItIs) {
   const std::string good = read_file(path("good.safetensors"));
   Snapshot foreign{.model_state = {{"weight", torch::ones({1, 20})},
                                    {"bias", torch::ones({1})}}};
-  write_snapshot(path("foreign.safetensors"), foreign);
-  write_snapshot(path("foreign.pt"), foreign);
+  save_snapshot_file(path("foreign.safetensors"), foreign);
+  save_snapshot_file(path("foreign.pt"), foreign);
   auto write = [&](const std::string& name, const std::string& bytes) {
     std::ofstream(path(name), std::ios::binary) << bytes;
   };

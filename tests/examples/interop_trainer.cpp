@@ -67,9 +67,9 @@ void train(int64_t epochs, const std::string& snapshot) {
   // Each rank loads on its own: load_snapshot() is collective, and a Python
   // rank would not take part.
   if (std::filesystem::exists(snapshot)) {
-    auto state = lockstep::read_snapshot(snapshot);
-    lockstep::restore_module(*net, state.model_state);
-    lockstep::restore_optimizer(optimizer, state.optimizer_state.value());
+    auto state = lockstep::load_snapshot_file(snapshot);
+    lockstep::load_state_dict(*net, state.model_state);
+    lockstep::load_state_dict(optimizer, state.optimizer_state.value());
     first_epoch = state.epochs_run + 1;
   }
   lockstep::DistributedDataParallel<torch::nn::Sequential> model(
@@ -91,9 +91,9 @@ void train(int64_t epochs, const std::string& snapshot) {
       optimizer.step();
     }
     if (rank == 0) {
-      lockstep::write_snapshot(
-          snapshot, {.model_state = lockstep::capture_module(*net),
-                     .optimizer_state = lockstep::capture_optimizer(optimizer),
+      lockstep::save_snapshot_file(
+          snapshot, {.model_state = lockstep::state_dict(*net),
+                     .optimizer_state = lockstep::state_dict(optimizer),
                      .epochs_run = epoch});
     }
   }

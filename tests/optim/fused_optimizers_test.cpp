@@ -71,9 +71,9 @@ TEST(FusedOptimizers, TakeWhatLibTorchsTakeAndStepAlike) {
 
 TEST(FusedOptimizers, DefaultsArePythons) {
   Net net;
-  const auto sgd = capture_optimizer(optim::SGD(net.parameters()));
-  const auto adam = capture_optimizer(optim::Adam(net.parameters()));
-  const auto adamw = capture_optimizer(optim::AdamW(net.parameters()));
+  const auto sgd = state_dict(optim::SGD(net.parameters()));
+  const auto adam = state_dict(optim::Adam(net.parameters()));
+  const auto adamw = state_dict(optim::AdamW(net.parameters()));
   const auto value = [](const OptimizerState& state, const char* name) {
     return std::get<double>(state.param_groups[0].options.at(name));
   };
@@ -97,9 +97,9 @@ void expect_stepped_once(const Options& options) {
   a.train(twice, 0, 5);
   b.train(once, 0, 5);
   EXPECT_TRUE(a.flat().equal(b.flat()));
-  const auto state = capture_optimizer(twice);
+  const auto state = state_dict(twice);
   EXPECT_THAT(state.param_groups[0].params, ElementsAre(0, 1, 2, 3));
-  EXPECT_EQ(state.state.size(), capture_optimizer(once).state.size());
+  EXPECT_EQ(state.state.size(), state_dict(once).state.size());
 
   Optimizer added(std::vector<at::Tensor>{}, options);
   added.add_param_group(OptimizerParamGroup(tied));
@@ -241,7 +241,7 @@ TEST(FusedOptimizers, StateGoesOnThroughSnapshotsAndArchives) {
   Net through, second, third;
   optim::AdamW straight(through.parameters(), {.lr = 0.02, .amsgrad = true});
   through.train(straight, 0, 3);
-  const auto state = capture_optimizer(straight);
+  const auto state = state_dict(straight);
   std::stringstream archive;
   torch::save(straight, archive);
   for (Net* net : {&second, &third}) {
@@ -250,7 +250,7 @@ TEST(FusedOptimizers, StateGoesOnThroughSnapshotsAndArchives) {
   }
   // The state includes the options.
   optim::AdamW restored(second.parameters());
-  restore_optimizer(restored, state);
+  load_state_dict(restored, state);
   optim::AdamW loaded(third.parameters());
   torch::load(loaded, archive);
   through.train(straight, 3, 6);
@@ -265,7 +265,7 @@ TEST(FusedOptimizers, StateGoesToLibTorchsOwn) {
   optim::Adam ours(net.parameters());
   net.train(ours, 0, 2);
   torch::optim::Adam theirs(net.parameters());
-  restore_optimizer(theirs, capture_optimizer(ours));
+  load_state_dict(theirs, state_dict(ours));
   EXPECT_EQ(theirs.state().size(), 4);
 }
 

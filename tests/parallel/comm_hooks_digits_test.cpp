@@ -144,9 +144,9 @@ WORLD_TEST(CommHooksOnDigits, PowerSgdSendsItsFactors, 2) {
   auto group = init_process_group();
   for (int64_t rank : {1, 2}) {
     auto state = std::make_shared<PowerSGDState>(PowerSGDOptions{
-        .matrix_approximation_rank = rank, .start_powerSGD_iter = 10});
+        .matrix_approximation_rank = rank, .start_power_sgd_iter = 10});
     auto outcome =
-        expect_trained(world, powerSGD_hook(state),
+        expect_trained(world, power_sgd_hook(state),
                        4 * ((64 + 64) * rank + (10 + 64) * rank + 64 + 10));
     EXPECT_EQ(outcome.early_bytes, kPlainBytes);
   }
@@ -157,8 +157,8 @@ WORLD_TEST(CommHooksOnDigits, PowerSgdSendsItsFactors, 2) {
 WORLD_TEST(CommHooksOnDigits, BatchedPowerSgdSendsTwoSides, 2) {
   auto group = init_process_group();
   auto state = std::make_shared<PowerSGDState>(PowerSGDOptions{
-      .matrix_approximation_rank = 4, .start_powerSGD_iter = 10});
-  expect_trained(world, batched_powerSGD_hook(state), 4 * 2 * 70 * 4,
+      .matrix_approximation_rank = 4, .start_power_sgd_iter = 10});
+  expect_trained(world, batched_power_sgd_hook(state), 4 * 2 * 70 * 4,
                  /*lr=*/0.04);
 }
 
@@ -168,8 +168,8 @@ WORLD_TEST(CommHooksOnDigits, OverGlooAsWell, 2) {
   expect_trained(world, quantization_perchannel_hook(),
                  kParameters + 8 * ((kParameters + 511) / 512));
   expect_trained(world,
-                 powerSGD_hook(std::make_shared<PowerSGDState>(
-                     PowerSGDOptions{.start_powerSGD_iter = 10})),
+                 power_sgd_hook(std::make_shared<PowerSGDState>(
+                     PowerSGDOptions{.start_power_sgd_iter = 10})),
                  4 * ((64 + 64) + (10 + 64) + 64 + 10));
 }
 
@@ -192,8 +192,8 @@ WORLD_TEST(CommHooksOnDigits, PostLocalSgdAveragesParametersNowAndThen, 2) {
       world,
       {.hook =
            [] {
-             return post_localSGD_hook(std::make_shared<PostLocalSGDState>(
-                 PostLocalSGDOptions{.start_localSGD_iter = kWarmup,
+             return post_local_sgd_hook(std::make_shared<PostLocalSGDState>(
+                 PostLocalSGDOptions{.start_local_sgd_iter = kWarmup,
                                      .post_local_gradient_allreduce = false}));
            },
        .averager =

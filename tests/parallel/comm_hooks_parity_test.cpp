@@ -115,7 +115,7 @@ std::shared_ptr<PowerSGDState> make_state(const Case& test) {
     if (given.contains(name)) given.at(name).get_to(option);
   };
   take("matrix_approximation_rank", options.matrix_approximation_rank);
-  take("start_powerSGD_iter", options.start_powerSGD_iter);
+  take("start_powerSGD_iter", options.start_power_sgd_iter);
   take("min_compression_rate", options.min_compression_rate);
   take("use_error_feedback", options.use_error_feedback);
   take("warm_start", options.warm_start);
@@ -144,9 +144,9 @@ CommHook make_hook(const Case& test) {
   if (test.hook == "quantization_perchannel_hook") {
     hook = quantization_perchannel_hook();
   }
-  if (test.hook == "powerSGD_hook") hook = powerSGD_hook(make_state(test));
+  if (test.hook == "powerSGD_hook") hook = power_sgd_hook(make_state(test));
   if (test.hook == "batched_powerSGD_hook") {
-    hook = batched_powerSGD_hook(make_state(test));
+    hook = batched_power_sgd_hook(make_state(test));
   }
   if (test.wrapper == "fp16_compress_wrapper") {
     return fp16_compress_wrapper(hook);

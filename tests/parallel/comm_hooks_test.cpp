@@ -176,7 +176,7 @@ WORLD_TEST(CommHooks, QuantizationPassesNotANumberOn, 2) {
 }
 
 std::shared_ptr<PowerSGDState> power_sgd(PowerSGDOptions options) {
-  options.start_powerSGD_iter = 2;
+  options.start_power_sgd_iter = 2;
   return std::make_shared<PowerSGDState>(options);
 }
 
@@ -188,7 +188,7 @@ constexpr int64_t kCount = 96 + 12 + 96 + 4 + 1;
 WORLD_TEST(PowerSgd, FirstStepsAverageWithoutCompression, 2) {
   auto group = init_process_group();
   auto state = power_sgd({});
-  auto hook = powerSGD_hook(state);
+  auto hook = power_sgd_hook(state);
   for (int step = 0; step < 2; ++step) {
     EXPECT_EQ(state->iter, step);
     for (bool last : {false, true}) {
@@ -211,7 +211,7 @@ WORLD_TEST(PowerSgd, SendsItsFormulaAndAveragesTheRest, 2, 3) {
       state->iter = 2;
       auto bucket = make_bucket(gradients_of(world.rank, kCount), kShapes);
       CommBytes sent;
-      auto result = run(powerSGD_hook(state), bucket);
+      auto result = run(power_sgd_hook(state), bucket);
       constexpr int64_t kSent = 2 * (12 + 8) * 2 + 12 + 4 + 1;
       EXPECT_EQ(sent.bytes(), kSent * 4);
       EXPECT_EQ(sent.operations(), 2);
@@ -247,7 +247,7 @@ WORLD_TEST(PowerSgd, MatricesOfItsRankComeThroughExactly, 2) {
         return left.mm(right).flatten();
       };
       auto mean = (of_rank(0) + of_rank(1)) / 2;
-      for (auto make : {powerSGD_hook, batched_powerSGD_hook}) {
+      for (auto make : {power_sgd_hook, batched_power_sgd_hook}) {
         auto state = power_sgd(
             {.process_group = group, .matrix_approximation_rank = rank});
         state->iter = 2;
@@ -274,7 +274,7 @@ WORLD_TEST(PowerSgd, ErrorFeedbackMakesUpForWhatIsLeftOut, 2) {
     }
     return missing.norm().item<double>();
   };
-  for (auto make : {powerSGD_hook, batched_powerSGD_hook}) {
+  for (auto make : {power_sgd_hook, batched_power_sgd_hook}) {
     EXPECT_LT(left_over(true, make), 0.2 * left_over(false, make));
   }
 }
@@ -284,7 +284,7 @@ WORLD_TEST(PowerSgd, WarmStartKeepsQs, 2) {
   for (bool warm : {true, false}) {
     auto state = power_sgd({.use_error_feedback = false, .warm_start = warm});
     state->iter = 2;
-    auto hook = powerSGD_hook(state);
+    auto hook = power_sgd_hook(state);
     auto mean = mean_of(world.size, 144).view({12, 12});
     auto best = std::get<1>(torch::linalg_svd(mean))[0].item<double>();
     double norm = 0;
@@ -308,7 +308,7 @@ WORLD_TEST(PowerSgd, AVanishedGradientStaysZero, 2) {
     auto state = power_sgd({.matrix_approximation_rank = rank});
     state->iter = 2;
     auto bucket = make_bucket(torch::zeros({144}), {{12, 12}});
-    EXPECT_TRUE(run(powerSGD_hook(state), bucket).equal(torch::zeros({144})));
+    EXPECT_TRUE(run(power_sgd_hook(state), bucket).equal(torch::zeros({144})));
   }
 }
 
@@ -319,7 +319,7 @@ WORLD_TEST(PowerSgd, UnderAHalfWrapperSendsHalf, 2) {
     auto state = power_sgd({});
     state->iter = 2;
     state->q_memory_dict[0] = torch::ones({12});
-    auto hook = powerSGD_hook(state);
+    auto hook = power_sgd_hook(state);
     if (half) hook = fp16_compress_wrapper(hook);
     auto bucket = make_bucket(gradients_of(world.rank, 144), {{12, 12}});
     CommBytes sent;
@@ -336,7 +336,7 @@ WORLD_TEST(PowerSgd, ItsStateGoesOnInAnother, 2) {
   auto group = init_process_group();
   auto steps = [&](const std::shared_ptr<PowerSGDState>& state, int from,
                    int to) {
-    auto hook = powerSGD_hook(state);
+    auto hook = power_sgd_hook(state);
     at::Tensor result;
     for (int step = from; step < to; ++step) {
       auto bucket =
@@ -361,7 +361,7 @@ WORLD_TEST(PowerSgd, StatsAreLoggedAsOftenAsSaid, 1) {
                    logged.push_back(stats.iter);
                    EXPECT_GT(stats.compress_rate, 1);
                  }});
-  auto hook = powerSGD_hook(state);
+  auto hook = power_sgd_hook(state);
   for (int step = 0; step < 9; ++step) {
     auto bucket = make_bucket(gradients_of(0, 144), {{12, 12}});
     run(hook, bucket);
@@ -372,24 +372,24 @@ WORLD_TEST(PowerSgd, StatsAreLoggedAsOftenAsSaid, 1) {
 WORLD_TEST(PowerSgd, MistakesAreNamed, 1) {
   auto group = init_process_group();
   EXPECT_THAT(
-      [] { PowerSGDState state({.start_powerSGD_iter = 1}); },
+      [] { PowerSGDState state({.start_power_sgd_iter = 1}); },
       ThrowsMessage<std::invalid_argument>(AllOf(
-          HasSubstr("start_powerSGD_iter is 1"), HasSubstr("2 or more"))));
-  PowerSGDState without({.start_powerSGD_iter = 0,
+          HasSubstr("start_power_sgd_iter is 1"), HasSubstr("2 or more"))));
+  PowerSGDState without({.start_power_sgd_iter = 0,
                          .use_error_feedback = false,
                          .warm_start = false});
   EXPECT_THAT([] { PowerSGDState state({.matrix_approximation_rank = 0}); },
               ThrowsMessage<std::invalid_argument>(
                   HasSubstr("matrix_approximation_rank is 0")));
-  EXPECT_THROW(powerSGD_hook(nullptr), std::invalid_argument);
+  EXPECT_THROW(power_sgd_hook(nullptr), std::invalid_argument);
 }
 
 WORLD_TEST(PostLocalSgd, AveragesInTheSubgroupBehindTheFirstSteps, 4) {
   auto group = init_process_group();
   auto pair = new_subgroups(2);
   auto state = std::make_shared<PostLocalSGDState>(
-      PostLocalSGDOptions{.subgroup = pair, .start_localSGD_iter = 2});
-  auto hook = post_localSGD_hook(state);
+      PostLocalSGDOptions{.subgroup = pair, .start_local_sgd_iter = 2});
+  auto hook = post_local_sgd_hook(state);
   auto step = [&] {
     auto bucket = make_bucket(torch::full({3}, float(world.rank)), {{3}});
     return run(hook, bucket)[0].item<double>();
@@ -402,15 +402,15 @@ WORLD_TEST(PostLocalSgd, AveragesInTheSubgroupBehindTheFirstSteps, 4) {
 
 WORLD_TEST(PostLocalSgd, ByDefaultAHostIsTheSubgroup, 2) {
   auto group = init_process_group();
-  PostLocalSGDState state({.start_localSGD_iter = 1});
+  PostLocalSGDState state({.start_local_sgd_iter = 1});
   EXPECT_EQ(state.options.subgroup->size(), 2);
-  EXPECT_THROW(PostLocalSGDState({.start_localSGD_iter = -1}),
+  EXPECT_THROW(PostLocalSGDState({.start_local_sgd_iter = -1}),
                std::invalid_argument);
 }
 
 WORLD_TEST(PostLocalSgd, MayStopAveragingGradients, 2) {
   auto group = init_process_group();
-  auto hook = post_localSGD_hook(std::make_shared<PostLocalSGDState>(
+  auto hook = post_local_sgd_hook(std::make_shared<PostLocalSGDState>(
       PostLocalSGDOptions{.post_local_gradient_allreduce = false}));
   auto bucket = make_bucket(torch::full({3}, float(world.rank)), {{3}});
   CommBytes sent;

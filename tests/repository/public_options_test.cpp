@@ -23,18 +23,18 @@ constexpr bool kOptionalTimeouts =
     (std::is_same_v<decltype(Options::timeout), Timeout> && ...);
 
 TEST(PublicOptions, AreAggregatesWithDefaults) {
-  EXPECT_TRUE(
-      (kAggregates<AllToAllSingleOptions, CollectiveOptions, DataLoaderOptions,
-                   DataParallelOptions, DistributedDataParallelOptions,
-                   DistributedSamplerOptions, GradScalerOptions,
-                   HierarchicalModelAveragerOptions, InitProcessGroupOptions,
-                   JoinOptions, LoadSnapshotOptions, LoadStateDictOptions,
-                   MixedPrecision, MonitoredBarrierOptions, NewGroupOptions,
-                   ObjectOptions, PeriodicModelAveragerOptions,
-                   PointToPointOptions, PostLocalSGDOptions, PowerSGDOptions,
-                   ReductionOptions, SnapshotOptions, SpawnOptions,
-                   SplitGroupOptions, ZeroRedundancyOptions, optim::AdamOptions,
-                   optim::AdamWOptions, optim::SGDOptions>));
+  EXPECT_TRUE((
+      kAggregates<AllToAllSingleOptions, CollectiveOptions, DataLoaderOptions,
+                  DataParallelOptions, DistributedDataParallelOptions,
+                  DistributedSamplerOptions, GradScalerOptions,
+                  HierarchicalModelAveragerOptions, InitProcessGroupOptions,
+                  JoinOptions, LoadModelOptions, LoadSnapshotOptions,
+                  LoadStateDictOptions, MixedPrecision, MonitoredBarrierOptions,
+                  NewGroupOptions, ObjectOptions, PeriodicModelAveragerOptions,
+                  PointToPointOptions, PostLocalSGDOptions, PowerSGDOptions,
+                  ReductionOptions, SnapshotOptions, SpawnOptions,
+                  SplitGroupOptions, ZeroRedundancyOptions, optim::AdamOptions,
+                  optim::AdamWOptions, optim::SGDOptions>));
   EXPECT_TRUE((kDefaults<DataLoaderOptions, DistributedDataParallelOptions,
                          InitProcessGroupOptions, ZeroRedundancyOptions>));
 }

@@ -11,12 +11,11 @@ namespace lockstep::internal {
 // torch.load(weights_only=True) reads. `tree` is what pt_tree.h makes: a dict
 // with MODEL_STATE, EPOCHS_RUN, STEP, OPTIMIZER_STATE, SAMPLER_STATE,
 // GENERATOR_STATES and METADATA, or a state_dict; read_pt() reads either. They
-// throw the errors of write_snapshot() and read_snapshot().
+// throw the errors of save_snapshot_file() and load_snapshot_file().
 void write_pt(AtomicFile& file, const PickleValue& tree);
 Snapshot read_pt(const InputFile& file);
 
-// Returns the state_dict under `key` of the file's dict (for
-// read_state_dict()).
+// Returns the state_dict under `key` of the file's dict (for load_tensors()).
 NamedTensors read_pt_entry(const InputFile& file, const std::string& key);
 
 }  // namespace lockstep::internal

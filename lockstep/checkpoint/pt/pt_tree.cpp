@@ -229,7 +229,7 @@ Snapshot snapshot_of(const PickleValue& tree) {
     throw PickleError(
         "it has no MODEL_STATE and is not a state_dict; its keys are " +
         keys_of(root) +
-        ", one of which load_state_dict() can load (its option key)");
+        ", one of which load_model() can load (its option key)");
   }
   snapshot.model_state =
       tensors_of(need<Dict>(*model, "MODEL_STATE", "a dict"));

@@ -10,8 +10,8 @@ namespace lockstep::internal {
 // bytes with the length N of the header, little-endian; N bytes of JSON; the
 // tensors' bytes without gaps. The model's tensors have Python's names;
 // everything else in a snapshot has names that begin with "lockstep."
-// (docs/snapshots.md). They throw the errors of write_snapshot() and
-// read_snapshot().
+// (docs/snapshots.md). They throw the errors of save_snapshot_file() and
+// load_snapshot_file().
 void write_safetensors(AtomicFile& file, const Snapshot& snapshot);
 Snapshot read_safetensors(const InputFile& file);
 

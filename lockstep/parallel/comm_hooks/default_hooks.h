@@ -28,7 +28,7 @@ CommHook fp16_compress_hook(ProcessGroupPtr group = {});
 CommHook bf16_compress_hook(ProcessGroupPtr group = {});
 
 // `hook` sees the bucket as float16 or bfloat16; its result is converted back.
-// Example: fp16_compress_wrapper(powerSGD_hook(state)).
+// Example: fp16_compress_wrapper(power_sgd_hook(state)).
 CommHook fp16_compress_wrapper(CommHook hook);
 CommHook bf16_compress_wrapper(CommHook hook);
 

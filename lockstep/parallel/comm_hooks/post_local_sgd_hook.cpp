@@ -30,10 +30,10 @@ ProcessGroupPtr ranks_of_this_host() {
 
 PostLocalSGDState::PostLocalSGDState(const PostLocalSGDOptions& given)
     : options(given) {
-  if (options.start_localSGD_iter < 0) {
+  if (options.start_local_sgd_iter < 0) {
     throw std::invalid_argument(
-        c10::str("PostLocalSGDState: start_localSGD_iter is ",
-                 options.start_localSGD_iter, "; give 0 or more steps"));
+        c10::str("PostLocalSGDState: start_local_sgd_iter is ",
+                 options.start_local_sgd_iter, "; give 0 or more steps"));
   }
   options.process_group =
       internal::or_default(std::move(options.process_group));
@@ -42,16 +42,16 @@ PostLocalSGDState::PostLocalSGDState(const PostLocalSGDOptions& given)
   }
 }
 
-CommHook post_localSGD_hook(std::shared_ptr<PostLocalSGDState> state) {
+CommHook post_local_sgd_hook(std::shared_ptr<PostLocalSGDState> state) {
   if (!state) {
     throw std::invalid_argument(
-        "post_localSGD_hook: the state is null; give a "
+        "post_local_sgd_hook: the state is null; give a "
         "std::make_shared<PostLocalSGDState>(options)");
   }
   return [state = std::move(state)](GradBucket& bucket) {
     at::NoGradGuard no_grad;
     const auto& options = state->options;
-    if (state->iter < options.start_localSGD_iter) {
+    if (state->iter < options.start_local_sgd_iter) {
       if (bucket.is_last()) ++state->iter;
       return internal::average(bucket.buffer(), options.process_group);
     }

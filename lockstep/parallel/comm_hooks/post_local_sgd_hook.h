@@ -11,30 +11,41 @@
 // is registered like the hooks of default_hooks.h.
 namespace lockstep {
 
+// The arguments of Python's PostLocalSGDState.
 struct PostLocalSGDOptions {
-  ProcessGroupPtr process_group{};  // null: the default group
-  // The ranks that go on averaging gradients. Null: the ranks of one host, by
-  // new_subgroups(LOCAL_WORLD_SIZE).
+  // ---- Behaviour ----
+
+  // The ranks that average gradients in the first steps. Null: the default
+  // group.
+  ProcessGroupPtr process_group{};
+
+  // The ranks that average gradients after them. Null: the ranks of one host,
+  // by new_subgroups(LOCAL_WORLD_SIZE).
   ProcessGroupPtr subgroup{};
-  int64_t start_localSGD_iter{0};
-  // Whether the subgroup averages gradients at all.
+
+  // The number of first steps. Give some hundreds: parameters drift apart
+  // fastest at the beginning. Default: 0.
+  int64_t start_local_sgd_iter{0};
+
+  // Whether the subgroup averages gradients at all. Set it to false if even
+  // that costs too much; then only parameters are averaged. Default: true.
   bool post_local_gradient_allreduce{true};
 };
 
 struct PostLocalSGDState {
   // Collective over the default group if it makes the subgroup. Throws
   // std::invalid_argument if LOCAL_WORLD_SIZE is needed but not set, or if
-  // start_localSGD_iter is negative.
+  // start_local_sgd_iter is negative.
   explicit PostLocalSGDState(const PostLocalSGDOptions& options);
 
   PostLocalSGDOptions options;
-  int64_t iter = 0;  // steps so far, until start_localSGD_iter
+  int64_t iter = 0;  // steps so far, until start_local_sgd_iter
 };
 
-// Averages gradients over process_group in the first start_localSGD_iter steps;
-// after them over the subgroup only, or not at all. Then the parameters must be
-// averaged now and then (model_averaging/averagers.h, with warmup_steps equal
-// to start_localSGD_iter).
-CommHook post_localSGD_hook(std::shared_ptr<PostLocalSGDState> state);
+// Averages gradients over process_group in the first start_local_sgd_iter
+// steps; after them over the subgroup only, or not at all. Then the parameters
+// must be averaged now and then (model_averaging/averagers.h, with warmup_steps
+// equal to start_local_sgd_iter).
+CommHook post_local_sgd_hook(std::shared_ptr<PostLocalSGDState> state);
 
 }  // namespace lockstep

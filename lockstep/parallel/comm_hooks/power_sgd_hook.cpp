@@ -268,7 +268,7 @@ CommHook after_first_steps(const char* name,
   return [state = std::move(state), compress](GradBucket& bucket) {
     at::NoGradGuard no_grad;
     auto future =
-        state->iter < state->options.start_powerSGD_iter
+        state->iter < state->options.start_power_sgd_iter
             ? internal::average(bucket.buffer(), state->options.process_group)
             : compress(*state, bucket);
     count_step(*state, bucket);
@@ -296,8 +296,8 @@ PowerSGDState::PowerSGDState(const PowerSGDOptions& given)
                     options.orthogonalization_epsilon, "; give 0 or more"));
   }
   if ((options.use_error_feedback || options.warm_start) &&
-      options.start_powerSGD_iter < 2) {
-    refuse(c10::str("start_powerSGD_iter is ", options.start_powerSGD_iter,
+      options.start_power_sgd_iter < 2) {
+    refuse(c10::str("start_power_sgd_iter is ", options.start_power_sgd_iter,
                     ", but use_error_feedback and warm_start keep memory for "
                     "each bucket, and the buckets are made anew after the "
                     "first step; give 2 or more, or turn both off"));
@@ -319,12 +319,12 @@ CompressionStats PowerSGDState::compression_stats() const {
                   : 0};
 }
 
-CommHook powerSGD_hook(std::shared_ptr<PowerSGDState> state) {
-  return after_first_steps("powerSGD_hook", std::move(state), compress_layers);
+CommHook power_sgd_hook(std::shared_ptr<PowerSGDState> state) {
+  return after_first_steps("power_sgd_hook", std::move(state), compress_layers);
 }
 
-CommHook batched_powerSGD_hook(std::shared_ptr<PowerSGDState> state) {
-  return after_first_steps("batched_powerSGD_hook", std::move(state),
+CommHook batched_power_sgd_hook(std::shared_ptr<PowerSGDState> state) {
+  return after_first_steps("batched_power_sgd_hook", std::move(state),
                            compress_bucket);
 }
 

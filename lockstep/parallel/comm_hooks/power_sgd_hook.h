@@ -19,44 +19,70 @@ namespace lockstep {
 
 struct CompressionStats {
   int64_t iter = 0;
-  // The elements of all gradients since start_powerSGD_iter, compressed or not,
-  // the elements that were sent for them, and the ratio of the two numbers (0
-  // if nothing was sent).
+  // The elements of all gradients since start_power_sgd_iter, compressed or
+  // not, the elements that were sent for them, and the ratio of the two numbers
+  // (0 if nothing was sent).
   int64_t numel_before_compression = 0;
   int64_t numel_after_compression = 0;
   double compress_rate = 0;
 };
 
+// The arguments of Python's PowerSGDState, with its defaults, and
+// log_compression_stats. The same on all ranks, except under Debugging.
+// batched_power_sgd_hook() does not use orthogonalization_epsilon,
+// min_compression_rate and batch_tensors_with_same_shape.
 struct PowerSGDOptions {
-  ProcessGroupPtr process_group{};  // null: the default group
+  // ---- Behaviour ----
+
+  // The ranks that average. Null: the default group. Most programs leave it.
+  ProcessGroupPtr process_group{};
+
   // The rank r of the approximation: a gradient of shape [n, m] is sent as (n +
   // m) r elements. Start with 1 and double it until the accuracy is good
-  // enough.
+  // enough. Default: 1.
   int64_t matrix_approximation_rank{1};
-  // The number of first steps that average without compression. At least 2 with
-  // use_error_feedback or warm_start: they keep memory for each bucket, and the
-  // buckets are made anew after the first step.
-  int64_t start_powerSGD_iter{1'000};
-  // A gradient is compressed if (n + m) r times this is less than n m.
-  double min_compression_rate{2};
+
+  // The number of first steps that average without compression. Raise it if the
+  // loss falls fast for longer than that. At least 2 with use_error_feedback or
+  // warm_start: they keep memory for each bucket, and the buckets are made anew
+  // after the first step. Default: 1,000.
+  int64_t start_power_sgd_iter{1'000};
+
   // Whether the error of a step's compression is added to the next step's
-  // gradients. Takes as much memory as all gradients.
+  // gradients, which takes as much memory as all gradients. Most programs leave
+  // it: without it the accuracy suffers. Default: true.
   bool use_error_feedback{true};
-  // Whether a step starts with the Q of the last step.
+
+  // Whether a step starts with the Q of the last step, not with a random one.
+  // Most programs leave it. Default: true.
   bool warm_start{true};
-  // Added to the norms by which columns are divided. With 0, columns of zeros
-  // stay zeros. Used for ranks up to 2 and for 16-bit gradients; otherwise
-  // columns are made orthonormal by a QR decomposition, without this number.
+
+  // Added to the norms by which columns are divided. Used for ranks up to 2 and
+  // for 16-bit gradients; otherwise columns are made orthonormal by a QR
+  // decomposition, without this number. Most programs leave it. Default: 0;
+  // columns of zeros stay zeros.
   double orthogonalization_epsilon{0};
-  // The seed of the first Qs; the same on all ranks. The Qs equal Python's.
+
+  // The seed of the first Qs, which equal Python's. Default: 0.
   uint32_t random_seed{0};
-  // The number of steps between two calls of `log_compression_stats`, if that
-  // is set. It is called in backward, on this rank.
+
+  // ---- Performance ----
+
+  // A gradient is compressed if (n + m) r times this is less than n m. Raise it
+  // if compressing costs more time than it saves. Default: 2.
+  double min_compression_rate{2};
+
+  // Whether gradients of equal shape in a bucket are compressed by one
+  // operation. Set it to true for many layers of one shape. Default: false.
+  bool batch_tensors_with_same_shape{false};
+
+  // ---- Debugging ----
+
+  // Once in so many steps, log_compression_stats is called: in backward, on
+  // this rank. Set both to see what the compression saves. Default: 10,000 and
+  // none.
   int64_t compression_stats_logging_frequency{10'000};
   std::function<void(const CompressionStats&)> log_compression_stats{};
-  // Whether gradients of equal shape in a bucket are compressed by one
-  // operation.
-  bool batch_tensors_with_same_shape{false};
 };
 
 // The memory of PowerSGD from step to step, for one DistributedDataParallel.
@@ -75,9 +101,9 @@ struct PowerSGDState {
   std::mt19937 rng;
   // Both maps are indexed by GradBucket::index(). A stored Q is used if
   // warm_start is on, so a program can also give one for the first step.
-  // Shapes: for powerSGD_hook() [sum of m r], the matrices [m, r] of the
+  // Shapes: for power_sgd_hook() [sum of m r], the matrices [m, r] of the
   // compressed gradients one after the other, those of equal shape together;
-  // for batched_powerSGD_hook() [side, r].
+  // for batched_power_sgd_hook() [side, r].
   std::map<size_t, at::Tensor> error_dict;
   std::map<size_t, at::Tensor> q_memory_dict;
   int64_t iter = 0;  // steps so far
@@ -94,7 +120,7 @@ struct PowerSGDState {
 // gradients. Two all-reduces for each bucket (Python makes three). The first
 // (Ps and uncompressed gradients) is waited for in backward, because the second
 // needs its result.
-CommHook powerSGD_hook(std::shared_ptr<PowerSGDState> state);
+CommHook power_sgd_hook(std::shared_ptr<PowerSGDState> state);
 
 // Treats the whole bucket as one square matrix, filled up with zeros: fewer and
 // larger operations, but the structure of the layers is lost; meant for rank 1.
@@ -103,6 +129,6 @@ CommHook powerSGD_hook(std::shared_ptr<PowerSGDState> state);
 // matrices are expected.)
 //
 // On the wire: 2 r sqrt(elements), rounded up.
-CommHook batched_powerSGD_hook(std::shared_ptr<PowerSGDState> state);
+CommHook batched_power_sgd_hook(std::shared_ptr<PowerSGDState> state);
 
 }  // namespace lockstep

@@ -11,17 +11,27 @@
 // Context Manager").
 namespace lockstep {
 
+// The same on all ranks.
 struct JoinOptions {
-  // False: join() only runs the body, and nothing is shadowed or exchanged. For
-  // inputs that are known to be even.
-  bool enable{true};
+  // ---- Behaviour ----
+
+  // Whether gradients are divided by the group's size at the end, too, so that
+  // each sample weighs the same, or by the number of ranks that still have
+  // inputs, so that the last samples weigh more. Set it to false if the ranks
+  // have very different numbers of inputs. Default: true.
+  bool divide_by_initial_world_size{true};
+
   // Instead of shadowing, throws std::runtime_error on every rank as soon as
   // one has no more inputs: on that rank after its body, on the others at the
-  // start of their next iteration. The message names the rank that ran out.
+  // start of their next iteration. The message names the rank that ran out. Set
+  // it to true if uneven inputs are a mistake. Default: false.
   bool throw_on_early_termination{false};
-  // Whether gradients are divided by the group's size, or by the number of
-  // ranks that still have inputs.
-  bool divide_by_initial_world_size{true};
+
+  // ---- Performance ----
+
+  // Whether join() does anything but run the body. Set it to false if inputs
+  // are known to be even: nothing is exchanged then. Default: true.
+  bool enable{true};
 };
 
 // What the ranks do in one iteration. The same on all ranks.

@@ -13,6 +13,7 @@
 #include <variant>
 #include <vector>
 
+#include "lockstep/checkpoint/checked_load.h"
 #include "lockstep/checkpoint/optimizer_state.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/distinct_tensors.h"
@@ -96,7 +97,7 @@ JoinedOptimizer::JoinedOptimizer(torch::optim::Optimizer& optimizer,
         "JoinedOptimizer: the optimizer is sharded; it takes part in join() "
         "itself, so give it to join() instead");
   }
-  check_can_capture(optimizer);
+  internal::require_state_dict(optimizer);
   const auto all =
       all_gather_object(parameters_of(optimizer), {.group = group_});
   for (size_t rank = 1; rank < all.size(); ++rank) {
@@ -114,7 +115,7 @@ void JoinedOptimizer::after_join(int last_joiner) {
   const at::NoGradGuard no_grad;
   const int source = group_->global_rank(last_joiner);
   const bool gives = group_->rank() == last_joiner;
-  OptimizerState state = capture_optimizer(optimizer_);
+  OptimizerState state = state_dict(optimizer_);
   std::vector<at::Tensor> parameters;
   for (const auto& group : optimizer_.param_groups()) {
     for (auto& each : distinct(group.params())) parameters.push_back(each);
@@ -153,7 +154,7 @@ void JoinedOptimizer::after_join(int last_joiner) {
       return tensor;
     });
   }
-  restore_optimizer(optimizer_, state);
+  load_state_dict(optimizer_, state);
 }
 
 }  // namespace lockstep

@@ -20,10 +20,11 @@ namespace lockstep {
 // longest, whose parameters DistributedDataParallel gives them. It communicates
 // nothing during an iteration.
 //
-// Works for the optimizers that capture_optimizer() knows: SGD, Adam, AdamW,
-// RMSprop, Adagrad and classes derived from them, such as those of
-// lockstep::optim. A sharded optimizer is a Joinable itself. Schedulers and a
-// GradScaler have state of their own, which stays unchanged on each rank.
+// Works for the optimizers whose state state_dict() (optimizer_state.h) knows:
+// SGD, Adam, AdamW, RMSprop, Adagrad and classes derived from them, such as
+// those of lockstep::optim. A sharded optimizer is a Joinable itself.
+// Schedulers and a GradScaler have state of their own, which stays unchanged on
+// each rank.
 //
 // Use from one thread. The constructor and the end of the join are collective
 // and block.

@@ -13,7 +13,7 @@
 namespace lockstep {
 
 // Averages parameters, every so many steps, over ranks that train independently
-// in between (post_localSGD_hook()). One thread at a time.
+// in between (post_local_sgd_hook()). One thread at a time.
 class ModelAverager {
  public:
   virtual ~ModelAverager() = default;
@@ -38,13 +38,19 @@ class ModelAverager {
 };
 
 struct PeriodicModelAveragerOptions {
-  // Steps from one averaging to the next. 1 is useless: averaging gradients
-  // costs less.
+  // ---- Behaviour ----
+
+  // Steps from one averaging to the next. A larger number sends less, and lets
+  // the ranks drift further apart. 1 is useless: averaging gradients costs
+  // less. Default: 4.
   int64_t period{4};
+
   // The number of steps before the first averaging; gradients are averaged in
-  // them.
+  // them. Give start_local_sgd_iter of the hook. Default: 0.
   int64_t warmup_steps{0};
-  ProcessGroupPtr process_group{};  // null: the default group
+
+  // The ranks that average. Null: the default group.
+  ProcessGroupPtr process_group{};
 };
 
 // Averages in step warmup_steps, counted from 0, and in each period-th step
@@ -63,12 +69,19 @@ class PeriodicModelAverager final : public ModelAverager {
 };
 
 struct HierarchicalModelAveragerOptions {
+  // ---- Behaviour ----
+
   // Pairs of a period and the size of the groups that average at that period,
-  // both rising. The last size is that of process_group. Example: {{4, 8}, {16,
-  // 16}}.
+  // both rising. The last size is that of process_group. Required. Example:
+  // {{4, 8}, {16, 16}}.
   std::vector<std::pair<int64_t, int>> period_group_size_dict{};
+
+  // No averaging before this step. Give start_local_sgd_iter of the hook.
+  // Default: 0.
   int64_t warmup_steps{0};
-  ProcessGroupPtr process_group{};  // null: the default group
+
+  // The ranks that average. Null: the default group.
+  ProcessGroupPtr process_group{};
 };
 
 // From step warmup_steps on, averages over the group with the largest period

@@ -12,7 +12,7 @@ namespace lockstep {
 // An optimizer that steps another optimizer and then, in the averager's steps,
 // averages parameters over the ranks; it follows
 // torch.distributed.optim.PostLocalSGDOptimizer (PyTorch documentation). For
-// DistributedDataParallel with post_localSGD_hook().
+// DistributedDataParallel with post_local_sgd_hook().
 //
 //   auto sgd = std::make_shared<torch::optim::SGD>(model->parameters(), 0.1);
 //   auto averager = std::make_shared<PeriodicModelAverager>(
@@ -22,8 +22,7 @@ namespace lockstep {
 // Learning rates may be set here (as schedulers do) or in optim(): a step uses
 // the rate that was changed, and this optimizer's if both were. Other
 // hyperparameters, and all state, are those of optim(): save
-// capture_optimizer(optimizer.optim()) and averager().step. One thread at a
-// time.
+// state_dict(optimizer.optim()) and averager().step. One thread at a time.
 class PostLocalSGDOptimizer final : public torch::optim::Optimizer {
  public:
   // Throws std::invalid_argument if one is null, or if `optim` has no parameter

@@ -480,9 +480,9 @@ void ShardedOptimizer::consolidate_state_dict(int to) {
   adopt_groups();
   synchronize();
   state_dict_.reset();
-  OptimizerState whole = capture_optimizer(*make_plain());
+  OptimizerState whole = lockstep::state_dict(*make_plain());
   whole.state.clear();
-  gather_state(whole, capture_optimizer(*inner_), numbered_pieces(),
+  gather_state(whole, lockstep::state_dict(*inner_), numbered_pieces(),
                grouped_parameters(), to, group_);
   if (group_->rank() == to) state_dict_ = std::move(whole);
 }
@@ -502,15 +502,15 @@ void ShardedOptimizer::load_state_dict(const OptimizerState& state) {
   adopt_groups();
   state_dict_.reset();
   const OptimizerPtr plain = make_plain();
-  restore_optimizer(*plain, state);
+  lockstep::load_state_dict(*plain, state);
   for (size_t g = 0; g < param_groups_.size(); ++g) {
     param_groups_[g].set_options(plain->param_groups()[g].options().clone());
   }
   copy_options();
   OptimizerState part =
-      slice_state(capture_optimizer(*plain), numbered_pieces());
-  part.param_groups = capture_optimizer(*inner_).param_groups;
-  restore_optimizer(*inner_, part);
+      slice_state(lockstep::state_dict(*plain), numbered_pieces());
+  part.param_groups = lockstep::state_dict(*inner_).param_groups;
+  lockstep::load_state_dict(*inner_, part);
 }
 
 void ShardedOptimizer::save(torch::serialize::OutputArchive&) const {

@@ -19,8 +19,7 @@ struct NumberedPiece {
 // Collective. Collects the state that the ranks have for their pieces in
 // `whole` on the group's rank `to`, where `whole` must have the options and no
 // state; on other ranks `whole` is unchanged. `mine`: the result of
-// capture_optimizer() for the optimizer of `pieces`. `parameters`: all, by
-// number.
+// state_dict() for the optimizer of `pieces`. `parameters`: all, by number.
 //
 // Blocks until this rank's part is sent and, on rank `to`, until everything has
 // arrived.

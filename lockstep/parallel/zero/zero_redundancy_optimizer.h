@@ -134,8 +134,8 @@ class ZeroRedundancyOptimizer : public internal::ShardedOptimizer {
   //   load_state_dict(state)      on every rank, with equal states; takes this
   //                               rank's part
   //
-  // Only for optimizers that restore_optimizer() knows; std::invalid_argument
-  // otherwise.
+  // Only for optimizers whose state lockstep::state_dict() knows
+  // (optimizer_state.h); std::invalid_argument otherwise.
   using ShardedOptimizer::consolidate_state_dict;
   using ShardedOptimizer::load_state_dict;
   using ShardedOptimizer::state_dict;
@@ -146,11 +146,11 @@ class ZeroRedundancyOptimizer : public internal::ShardedOptimizer {
   std::unique_ptr<OptimizerClass> plain() const {
     std::unique_ptr<OptimizerClass> whole(
         static_cast<OptimizerClass*>(make_plain().release()));
-    if (has_state_dict()) restore_optimizer(*whole, state_dict());
+    if (has_state_dict()) lockstep::load_state_dict(*whole, state_dict());
     return whole;
   }
   void load_state_dict(const OptimizerClass& whole) {
-    internal::ShardedOptimizer::load_state_dict(capture_optimizer(whole));
+    internal::ShardedOptimizer::load_state_dict(lockstep::state_dict(whole));
   }
 
  private:

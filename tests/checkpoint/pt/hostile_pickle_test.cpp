@@ -47,7 +47,7 @@ TEST(HostilePickle, EachIsRefusedWithItsReason) {
   const std::string path = folder.file("a.pt");
   const auto refusal = [&](const std::string& pickle) {
     write_pt_file(path, pickle);
-    return message_of([&] { read_snapshot(path); });
+    return message_of([&] { load_snapshot_file(path); });
   };
   const std::string two = int4(2);
   const std::string one = int4(1);

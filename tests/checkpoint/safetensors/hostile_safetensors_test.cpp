@@ -45,7 +45,7 @@ TEST(HostileSafetensors, EachIsRefusedWithItsReason) {
   const std::string path = folder.file("a.safetensors");
   const auto refusal = [&](const std::string& content) {
     write_file(path, content);
-    return message_of([&] { read_snapshot(path); });
+    return message_of([&] { load_snapshot_file(path); });
   };
   const auto one = [](const std::string& entry) {
     return safetensors("{\"a\":" + entry + "}", "12345678");

@@ -54,7 +54,7 @@ fs::path python_records(const World& world) {
 }
 
 Record read_record(const fs::path& path) {
-  auto tensors = read_snapshot(path).model_state;
+  auto tensors = load_snapshot_file(path).model_state;
   return {tensors.begin(), tensors.end()};
 }
 

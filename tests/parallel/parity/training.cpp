@@ -43,9 +43,9 @@ CommHook make_hook(const Case& test) {
   if (test.hook == "bf16") return bf16_compress_hook();
   if (test.hook == "power_sgd") {
     // Equal seeds give equal first Qs.
-    return powerSGD_hook(std::make_shared<PowerSGDState>(PowerSGDOptions{
+    return power_sgd_hook(std::make_shared<PowerSGDState>(PowerSGDOptions{
         .matrix_approximation_rank = test.power_sgd_rank,
-        .start_powerSGD_iter = kStartPowerSgd,
+        .start_power_sgd_iter = kStartPowerSgd,
         .min_compression_rate = 1,
         .batch_tensors_with_same_shape = test.batch_tensors_with_same_shape}));
   }
@@ -98,7 +98,7 @@ std::shared_ptr<ParityModel> initial_model(const Case& test,
   }
   auto net = make_model(test.model);
   if (test.dtype == "float64") to_double(*net);
-  restore_module(*net, state);
+  load_state_dict(*net, state);
   return net;
 }
 
@@ -137,7 +137,7 @@ class Training {
             dynamic_cast<internal::ShardedOptimizer*>(optimizer_.get())) {
       sharded->synchronize();
     }
-    for (const auto& [name, value] : capture_module(*net_)) {
+    for (const auto& [name, value] : state_dict(*net_)) {
       record_["final." + name] = value.clone();
     }
     return std::move(record_);
@@ -155,7 +155,7 @@ class Training {
   }
 
   at::Tensor loss_of_next_batch() {
-    autocast lowered(at::kCPU, at::kBFloat16, test_.autocast);
+    Autocast lowered(at::kCPU, at::kBFloat16, test_.autocast);
     auto batch = batches_.next();
     return loss_of(model_(batch.data), batch.target) /
            static_cast<double>(test_.accumulate);

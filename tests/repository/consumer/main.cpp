@@ -44,7 +44,7 @@ int train_sharded() {
       model, {.lr = 1e-3}, {.cut_parameters = false});
   lockstep::GradScaler scaler({.device = torch::kCPU, .init_scale = 8});
   auto loss = [&] {
-    lockstep::autocast cast(torch::kCPU, torch::kBFloat16);
+    lockstep::Autocast cast(torch::kCPU, torch::kBFloat16);
     return model(torch::ones({2, 4})).to(torch::kFloat).sum();
   }();
   scaler.scale(loss).backward();

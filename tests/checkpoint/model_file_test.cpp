@@ -1,6 +1,6 @@
 // A model's weights in a file of their own. interop_test.cpp tests the exchange
 // with Python.
-#include "lockstep/checkpoint/state_dict.h"
+#include "lockstep/checkpoint/model_file.h"
 
 #include <gmock/gmock.h>
 
@@ -21,28 +21,27 @@ using namespace lockstep::internal::testing;
 torch::nn::Sequential model_of(double value) {
   torch::nn::Sequential model(torch::nn::Linear(3, 2),
                               torch::nn::BatchNorm1d(2));
-  for (const auto& [name, tensor] : capture_module(*model)) {
+  for (const auto& [name, tensor] : state_dict(*model)) {
     tensor.fill_(value);
   }
   return model;
 }
 
 bool holds(const torch::nn::Module& module, double value) {
-  const auto tensors = capture_module(module);
+  const auto tensors = state_dict(module);
   return std::all_of(tensors.begin(), tensors.end(), [&](const auto& item) {
     return item.second.eq(value).all().template item<bool>();
   });
 }
 
-class StateDict : public ::testing::Test {
+class ModelFile : public ::testing::Test {
  protected:
-  // Returns the error of load_state_dict() for `tensors`; the model must not
-  // change.
+  // Returns the error of load_model() for `tensors`; the model must not change.
   std::string refusal_of(const NamedTensors& tensors) {
-    write_state_dict(path_, tensors);
+    save_tensors(path_, tensors);
     auto model = model_of(5);
     try {
-      load_state_dict(path_, *model);
+      load_model(path_, *model);
       ADD_FAILURE() << "was loaded";
     } catch (const std::invalid_argument& error) {
       EXPECT_TRUE(holds(*model, 5));
@@ -56,48 +55,50 @@ class StateDict : public ::testing::Test {
   const std::string path_ = folder_.file("model.pt");
 };
 
-TEST_F(StateDict, ComesBackIntoTheTensorsThatTheModelHas) {
-  save_state_dict(path_, *model_of(2));
+TEST_F(ModelFile, ComesBackIntoTheTensorsThatTheModelHas) {
+  save_model(path_, *model_of(2));
   auto model = model_of(5);
   const at::Tensor alias = model->parameters()[0].detach();
-  load_state_dict(path_, *model);
+  load_model(path_, *model);
   EXPECT_TRUE(holds(*model, 2));
   EXPECT_TRUE(alias.eq(2).all().item<bool>());
   EXPECT_TRUE(model->parameters()[0].requires_grad());
   EXPECT_EQ(folder_.count(), 1u);  // no temporary file is left
 }
 
-TEST_F(StateDict, IsAFileOfTorchSaveUnlessItsNameSaysSafetensors) {
+TEST_F(ModelFile, IsAFileOfTorchSaveUnlessItsNameSaysSafetensors) {
   for (const char* name : {"model.pth", "model.bin", "model"}) {
-    save_state_dict(folder_.file(name), *model_of(2));
+    save_model(folder_.file(name), *model_of(2));
     EXPECT_THAT(read_file(folder_.file(name)), StartsWith("PK\3\4")) << name;
   }
   const std::string path = folder_.file("model.safetensors");
-  save_state_dict(path, *model_of(2));
+  save_model(path, *model_of(2));
   EXPECT_THAT(read_file(path), Not(StartsWith("PK")));
   auto model = model_of(5);
-  load_state_dict(path, *model);
+  load_model(path, *model);
   EXPECT_TRUE(holds(*model, 2));
 }
 
-TEST_F(StateDict, TheModelOfASnapshotIsTakenToo) {
-  write_snapshot(path_, {.model_state = capture_module(*model_of(2)),
-                         .epochs_run = 7,
-                         .generator_states = {torch::ones(4, torch::kByte)}});
+TEST_F(ModelFile, TheModelOfASnapshotIsTakenToo) {
+  save_snapshot_file(path_,
+                     {.model_state = state_dict(*model_of(2)),
+                      .epochs_run = 7,
+                      .generator_states = {torch::ones(4, torch::kByte)}});
   auto model = model_of(5);
-  load_state_dict(path_, *model);
+  load_model(path_, *model);
   EXPECT_TRUE(holds(*model, 2));
 }
 
-TEST_F(StateDict, AParameterMayHaveTheNameOfASnapshotsKey) {
+TEST_F(ModelFile, AParameterMayHaveTheNameOfASnapshotsKey) {
   const NamedTensors tensors = {{"MODEL_STATE", torch::ones(2)},
                                 {"STEP", torch::zeros(1)}};
-  write_state_dict(path_, tensors);
-  EXPECT_TRUE(same_snapshot(read_snapshot(path_), {.model_state = tensors}));
+  save_tensors(path_, tensors);
+  EXPECT_TRUE(
+      same_snapshot(load_snapshot_file(path_), {.model_state = tensors}));
 }
 
-TEST_F(StateDict, WhatIsMissingTooMuchOrOtherIsNamedAtOnce) {
-  auto tensors = capture_module(*model_of(2));
+TEST_F(ModelFile, WhatIsMissingTooMuchOrOtherIsNamedAtOnce) {
+  auto tensors = state_dict(*model_of(2));
   ASSERT_EQ(tensors[0].first, "0.weight");
   ASSERT_EQ(tensors[1].first, "0.bias");
   ASSERT_EQ(tensors[2].first, "1.weight");
@@ -113,12 +114,12 @@ TEST_F(StateDict, WhatIsMissingTooMuchOrOtherIsNamedAtOnce) {
                     Not(HasSubstr("1.bias")), Not(HasSubstr("\n"))));
 }
 
-TEST_F(StateDict, AnEmptyOneIsOfAnotherModel) {
+TEST_F(ModelFile, AnEmptyOneIsOfAnotherModel) {
   EXPECT_THAT(refusal_of({}), HasSubstr("the snapshot lacks 0.weight, 0.bias"));
 }
 
-TEST_F(StateDict, ADamagedFileIsNamedAndChangesNothing) {
-  save_state_dict(path_, *model_of(2));
+TEST_F(ModelFile, ADamagedFileIsNamedAndChangesNothing) {
+  save_model(path_, *model_of(2));
   const std::string content = read_file(path_);
   // Finds the first of 0.weight's six elements.
   const std::string two("\0\0\0\x40", 4);
@@ -128,7 +129,7 @@ TEST_F(StateDict, ADamagedFileIsNamedAndChangesNothing) {
   const auto refused = [&](const std::string& damaged) {
     write_file(path_, damaged);
     try {
-      load_state_dict(path_, *model);
+      load_model(path_, *model);
     } catch (const SnapshotError& error) {
       EXPECT_THAT(error.what(), HasSubstr("\"" + path_ + "\""));
       return true;
@@ -144,43 +145,43 @@ TEST_F(StateDict, ADamagedFileIsNamedAndChangesNothing) {
   EXPECT_FALSE(refused(content));
 }
 
-TEST_F(StateDict, AFailedSaveKeepsTheOldFile) {
-  save_state_dict(path_, *model_of(2));
+TEST_F(ModelFile, AFailedSaveKeepsTheOldFile) {
+  save_model(path_, *model_of(2));
   const std::string before = read_file(path_);
   EXPECT_THROW(
-      write_state_dict(path_, {{"a", torch::ones(1)}, {"a", torch::ones(1)}}),
+      save_tensors(path_, {{"a", torch::ones(1)}, {"a", torch::ones(1)}}),
       std::invalid_argument);
-  EXPECT_THROW(write_state_dict(path_, {{"\xff", torch::ones(1)}}),
+  EXPECT_THROW(save_tensors(path_, {{"\xff", torch::ones(1)}}),
                std::invalid_argument);
-  EXPECT_THROW(write_state_dict(
-                   path_, {{"a", torch::ones(1)},
+  EXPECT_THROW(
+      save_tensors(path_, {{"a", torch::ones(1)},
                            {"b", torch::ones(1).to(torch::kFloat8_e4m3fn)}}),
-               std::invalid_argument);
+      std::invalid_argument);
   EXPECT_EQ(read_file(path_), before);
   EXPECT_EQ(folder_.count(), 1u);
 }
 
-TEST_F(StateDict, NamesAreReplacedByPrefixOrByAFunction) {
-  auto tensors = capture_module(*model_of(2));
+TEST_F(ModelFile, NamesAreReplacedByPrefixOrByAFunction) {
+  auto tensors = state_dict(*model_of(2));
   for (auto& [name, tensor] : tensors) {
     name = (name.starts_with("0.") ? "backbone.fc." : "norm.") + name.substr(2);
   }
-  write_state_dict(path_, tensors);
+  save_tensors(path_, tensors);
   auto model = model_of(5);
-  load_state_dict(path_, *model,
-                  {.rename = {{"backbone.fc.", "0."}, {"norm.", "1."}}});
+  load_model(path_, *model,
+             {.rename = {{"backbone.fc.", "0."}, {"norm.", "1."}}});
   EXPECT_TRUE(holds(*model, 2));
 
   model = model_of(5);
-  load_state_dict(path_, *model, {.rename = [](const std::string& name) {
-                    return (name.starts_with("norm.") ? "1" : "0") +
-                           name.substr(name.rfind('.'));
-                  }});
+  load_model(path_, *model, {.rename = [](const std::string& name) {
+               return (name.starts_with("norm.") ? "1" : "0") +
+                      name.substr(name.rfind('.'));
+             }});
   EXPECT_TRUE(holds(*model, 2));
 
   // The first pair that matches a name is used; a name that none matches stays.
   model = model_of(5);
-  const auto left = load_state_dict(
+  const auto left = load_model(
       path_, *model,
       {.rename = {{"norm.", "1."}, {"norm.w", "0."}}, .strict = false});
   EXPECT_THAT(left.missing_keys, ElementsAre("0.weight", "0.bias"));
@@ -188,69 +189,69 @@ TEST_F(StateDict, NamesAreReplacedByPrefixOrByAFunction) {
               ElementsAre("backbone.fc.weight", "backbone.fc.bias"));
 }
 
-TEST_F(StateDict, APrefixOfAWrapperIsTakenOffAfterRenaming) {
-  auto tensors = capture_module(*model_of(2));
+TEST_F(ModelFile, APrefixOfAWrapperIsTakenOffAfterRenaming) {
+  auto tensors = state_dict(*model_of(2));
   for (auto& [name, tensor] : tensors) name = "module.net." + name;
-  write_state_dict(path_, tensors);
+  save_tensors(path_, tensors);
   auto model = model_of(5);
-  load_state_dict(path_, *model, {.rename = {{"module.net.", "module."}}});
+  load_model(path_, *model, {.rename = {{"module.net.", "module."}}});
   EXPECT_TRUE(holds(*model, 2));
 }
 
-TEST_F(StateDict, TwoNamesThatBecomeOneAreRefused) {
-  save_state_dict(path_, *model_of(2));
+TEST_F(ModelFile, TwoNamesThatBecomeOneAreRefused) {
+  save_model(path_, *model_of(2));
   auto model = model_of(5);
   EXPECT_THAT(message_of([&] {
-                load_state_dict(path_, *model, {.rename = {{"0.", "1."}}});
+                load_model(path_, *model, {.rename = {{"0.", "1."}}});
               }),
               HasSubstr("rename makes \"1.weight\" of both \"0.weight\" and "
                         "\"1.weight\""));
   EXPECT_TRUE(holds(*model, 5));
 }
 
-TEST_F(StateDict, NotStrictItSaysWhatItLeftOut) {
-  auto tensors = capture_module(*model_of(2));
+TEST_F(ModelFile, NotStrictItSaysWhatItLeftOut) {
+  auto tensors = state_dict(*model_of(2));
   tensors[1].first = "0.biass";
-  write_state_dict(path_, tensors);
+  save_tensors(path_, tensors);
   auto model = model_of(5);
-  const auto left = load_state_dict(path_, *model, {.strict = false});
+  const auto left = load_model(path_, *model, {.strict = false});
   EXPECT_THAT(left.missing_keys, ElementsAre("0.bias"));
   EXPECT_THAT(left.unexpected_keys, ElementsAre("0.biass"));
-  const auto now = capture_module(*model);
+  const auto now = state_dict(*model);
   EXPECT_TRUE(now[0].second.eq(2).all().item<bool>());
   EXPECT_TRUE(now[1].second.eq(5).all().item<bool>());
 }
 
-TEST_F(StateDict, NotStrictAnotherShapeIsStillRefused) {
-  auto tensors = capture_module(*model_of(2));
+TEST_F(ModelFile, NotStrictAnotherShapeIsStillRefused) {
+  auto tensors = state_dict(*model_of(2));
   tensors[0].second = torch::zeros({4, 3});
   tensors.pop_back();
-  write_state_dict(path_, tensors);
+  save_tensors(path_, tensors);
   auto model = model_of(5);
   const std::string said =
-      message_of([&] { load_state_dict(path_, *model, {.strict = false}); });
+      message_of([&] { load_model(path_, *model, {.strict = false}); });
   EXPECT_THAT(said, AllOf(HasSubstr("0.weight (snapshot Float[4, 3]"),
                           Not(HasSubstr("lacks"))));
   EXPECT_TRUE(holds(*model, 5));
 }
 
-TEST_F(StateDict, FloatingPointTensorsAreConvertedIfAskedFor) {
+TEST_F(ModelFile, FloatingPointTensorsAreConvertedIfAskedFor) {
   for (const auto dtype : {torch::kHalf, torch::kBFloat16, torch::kDouble}) {
-    NamedTensors tensors = capture_module(*model_of(2));
+    NamedTensors tensors = state_dict(*model_of(2));
     for (auto& [name, tensor] : tensors) {
       if (tensor.is_floating_point()) tensor = tensor.to(dtype);
     }
-    write_state_dict(path_, tensors);
+    save_tensors(path_, tensors);
     auto model = model_of(5);
-    EXPECT_THAT(message_of([&] { load_state_dict(path_, *model); }),
+    EXPECT_THAT(message_of([&] { load_model(path_, *model); }),
                 HasSubstr("options rename, strict and convert"));
     EXPECT_TRUE(holds(*model, 5));
-    load_state_dict(path_, *model, {.convert = true});
+    load_model(path_, *model, {.convert = true});
     EXPECT_TRUE(holds(*model, 2));
     EXPECT_EQ(model->parameters()[0].scalar_type(), torch::kFloat);
 
     // The other way: weights of float32 are loaded into a model of that dtype.
-    save_state_dict(path_, *model_of(3));
+    save_model(path_, *model_of(3));
     auto low = model_of(5);
     low->to(dtype);
     for (const auto& item : low->named_buffers()) {
@@ -258,46 +259,44 @@ TEST_F(StateDict, FloatingPointTensorsAreConvertedIfAskedFor) {
         item.value().set_data(item.value().to(torch::kLong));
       }
     }
-    load_state_dict(path_, *low, {.convert = true});
+    load_model(path_, *low, {.convert = true});
     EXPECT_TRUE(holds(*low, 3));
     EXPECT_EQ(low->parameters()[0].scalar_type(), dtype);
   }
 }
 
-TEST_F(StateDict, IntegersAreNeverConverted) {
-  auto tensors = capture_module(*model_of(2));
+TEST_F(ModelFile, IntegersAreNeverConverted) {
+  auto tensors = state_dict(*model_of(2));
   ASSERT_EQ(tensors.back().first, "1.num_batches_tracked");
   tensors.back().second = torch::ones({});
-  write_state_dict(path_, tensors);
+  save_tensors(path_, tensors);
   auto model = model_of(5);
   EXPECT_THAT(
-      message_of([&] { load_state_dict(path_, *model, {.convert = true}); }),
+      message_of([&] { load_model(path_, *model, {.convert = true}); }),
       HasSubstr("1.num_batches_tracked (snapshot Float[], model Long[])"));
 }
 
-TEST_F(StateDict, OnlyADictOfTorchSaveHasEntries) {
+TEST_F(ModelFile, OnlyADictOfTorchSaveHasEntries) {
   const std::string safetensors = folder_.file("model.safetensors");
-  save_state_dict(safetensors, *model_of(2));
+  save_model(safetensors, *model_of(2));
   auto model = model_of(5);
-  EXPECT_THAT(message_of([&] {
-                load_state_dict(safetensors, *model, {.key = "model"});
-              }),
-              AllOf(StartsWith(safetensors),
-                    HasSubstr("safetensors file has no entry \"model\"")));
-  write_snapshot(path_, {.model_state = capture_module(*model_of(2))});
-  load_state_dict(path_, *model, {.key = "MODEL_STATE"});
-  EXPECT_TRUE(holds(*model, 2));
   EXPECT_THAT(
-      message_of([&] { load_state_dict(path_, *model, {.key = "model"}); }),
-      AllOf(StartsWith(path_),
-            HasSubstr("the file has no entry \"model\"; its "
-                      "entries are MODEL_STATE, EPOCHS_RUN")));
+      message_of([&] { load_model(safetensors, *model, {.key = "model"}); }),
+      AllOf(StartsWith(safetensors),
+            HasSubstr("safetensors file has no entry \"model\"")));
+  save_snapshot_file(path_, {.model_state = state_dict(*model_of(2))});
+  load_model(path_, *model, {.key = "MODEL_STATE"});
+  EXPECT_TRUE(holds(*model, 2));
+  EXPECT_THAT(message_of([&] { load_model(path_, *model, {.key = "model"}); }),
+              AllOf(StartsWith(path_),
+                    HasSubstr("the file has no entry \"model\"; its "
+                              "entries are MODEL_STATE, EPOCHS_RUN")));
 }
 
-TEST_F(StateDict, AMissingFileIsASystemError) {
+TEST_F(ModelFile, AMissingFileIsASystemError) {
   auto model = model_of(5);
   try {
-    load_state_dict(path_, *model);
+    load_model(path_, *model);
     FAIL();
   } catch (const std::system_error& error) {
     EXPECT_EQ(error.code(), std::errc::no_such_file_or_directory);

@@ -10,10 +10,10 @@
 // A model's weights in a file of their own, to exchange with Python. (For
 // everything that a run needs to continue see training_state.h.)
 //
-//   lockstep::save_state_dict("model.pt", *model);
-//   lockstep::load_state_dict("model.pt", *model);
-//   lockstep::load_state_dict("theirs.pt", *model,
-//                             {.key = "model", .rename = {{"backbone.", ""}}});
+//   lockstep::save_model("model.pt", *model);
+//   lockstep::load_model("model.pt", *model);
+//   lockstep::load_model("theirs.pt", *model,
+//                        {.key = "model", .rename = {{"backbone.", ""}}});
 //
 // The module is `*model` for a module holder or a std::shared_ptr, and
 // `*model.module()` for a DistributedDataParallel, so that names have no
@@ -28,10 +28,10 @@ namespace lockstep {
 // and buffers under Python's names and in its order (module_state.h), for
 // module.load_state_dict(torch.load(path, weights_only=True)). The file is
 // replaced as a whole and is on the disk when this returns; names, formats and
-// errors are those of write_state_dict() (snapshot.h).
-void save_state_dict(const std::string& path, const torch::nn::Module& module);
+// errors are those of save_tensors() (snapshot.h).
+void save_model(const std::string& path, const torch::nn::Module& module);
 
-struct LoadStateDictOptions {
+struct LoadModelOptions {
   // ---- Behaviour ----
 
   // For a file of torch.save({"model": model.state_dict(), "epoch": 3}, path):
@@ -43,7 +43,7 @@ struct LoadStateDictOptions {
   // "module.", that prefix is ignored. Default: empty.
   internal::Renaming rename{};
 
-  // See RestoreModuleOptions. Default: true and false.
+  // See LoadStateDictOptions. Default: true and false.
   bool strict{true};
   bool convert{false};
 };
@@ -52,11 +52,11 @@ struct LoadStateDictOptions {
 // the file must have exactly the tensors that `module` has. Shapes must be the
 // same, and so must dtypes unless `convert` is set (Python always converts).
 //
-// `path` may be any file that read_snapshot() reads, written by Lockstep or by
-// Python: a state_dict, or a snapshot, of which only the model is used. Reading
-// a file of unknown origin is safe. Values are copied into the tensors that
-// `module` has, on their devices: everything that shares their memory sees the
-// new values.
+// `path` may be any file that load_snapshot_file() reads, written by Lockstep
+// or by Python: a state_dict, or a snapshot, of which only the model is used.
+// Reading a file of unknown origin is safe. Values are copied into the tensors
+// that `module` has, on their devices: everything that shares their memory sees
+// the new values.
 //
 // Returns the names that were left out because `strict` is false.
 //
@@ -65,8 +65,7 @@ struct LoadStateDictOptions {
 // std::invalid_argument if it has no such entry or belongs to another model;
 // this error names the file and the first few tensors that are missing,
 // unexpected, or different.
-IncompatibleKeys load_state_dict(const std::string& path,
-                                 torch::nn::Module& module,
-                                 const LoadStateDictOptions& options = {});
+IncompatibleKeys load_model(const std::string& path, torch::nn::Module& module,
+                            const LoadModelOptions& options = {});
 
 }  // namespace lockstep
