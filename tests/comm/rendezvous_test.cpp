@@ -63,10 +63,11 @@ void expect_sum_of_ones(int size) {
   EXPECT_EQ(tensor.item<float>(), size);
 }
 
+// LibTorch's look-ups of a peer's name take 5 s each if no name server answers.
 auto init_by(const std::string& method, int rank = -1, int world_size = -1) {
   return [=] {
     auto group = init_process_group("gloo", {.init_method = method,
-                                             .timeout = std::chrono::seconds(5),
+                                             .timeout = std::chrono::minutes(1),
                                              .world_size = world_size,
                                              .rank = rank});
   };
