@@ -1,5 +1,5 @@
 # lockstep_test(NAME SOURCES ... LABELS ... [LIBRARIES ...] [TORCH]
-#               [SANITIZERS ...] [DEADLINE s] [ALONE])
+#               [SANITIZERS ...] [DEADLINE s])
 #
 # Adds one test program and one ctest entry: the cases share a process world
 # (tests/harness/process_world.h), which costs too much to start for each.
@@ -13,11 +13,11 @@
 # fail.
 #
 # Programs run side by side, except those with the label `faults`, whose ranks
-# must notice deaths soon, and those that are ALONE. A program writes
-# GoogleTest's report to test-results/NAME.xml in the build folder, from which
-# `./dev test` counts cases (harness/summary.py).
+# must notice deaths soon. A program writes GoogleTest's report to
+# test-results/NAME.xml in the build folder, from which `./dev test` counts cases
+# (harness/summary.py).
 function(lockstep_test name)
-  cmake_parse_arguments(arg "TORCH;ALONE" "DEADLINE"
+  cmake_parse_arguments(arg "TORCH" "DEADLINE"
                         "SOURCES;LABELS;LIBRARIES;SANITIZERS"
                         ${ARGN})
   if(NOT arg_DEADLINE)
@@ -39,7 +39,7 @@ function(lockstep_test name)
   endif()
   target_link_libraries(${name} PRIVATE GTest::gmock ${arg_LIBRARIES})
   add_test(NAME ${name} COMMAND ${name})
-  set(alone ${arg_ALONE})
+  set(alone OFF)
   if(faults IN_LIST arg_LABELS)
     set(alone ON)
   endif()
