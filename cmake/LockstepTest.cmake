@@ -13,7 +13,8 @@
 # fail.
 #
 # Programs run side by side, except those with the label `faults`, whose ranks
-# must notice deaths soon. A program writes GoogleTest's report to
+# must notice deaths soon (with a sanitizer, which makes ranks slow, those with
+# the label `multiprocess`, too). A program writes GoogleTest's report to
 # test-results/NAME.xml in the build folder, from which `./dev test` counts cases
 # (harness/summary.py).
 function(lockstep_test name)
@@ -40,7 +41,8 @@ function(lockstep_test name)
   target_link_libraries(${name} PRIVATE GTest::gmock ${arg_LIBRARIES})
   add_test(NAME ${name} COMMAND ${name})
   set(alone OFF)
-  if(faults IN_LIST arg_LABELS)
+  if(faults IN_LIST arg_LABELS OR
+     (LOCKSTEP_SANITIZE AND multiprocess IN_LIST arg_LABELS))
     set(alone ON)
   endif()
   if(LOCKSTEP_SANITIZE)  # everything takes longer
