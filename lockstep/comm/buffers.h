@@ -39,7 +39,8 @@ class Buffers {
  public:
   enum class Use { read, write };
 
-  // Holds the tensors of `call`, which must live while tensors are added.
+  // Holds the tensors of `call`, which must live while tensors are added and is
+  // not used afterwards: it may then be moved.
   explicit Buffers(const Call& call) : call_(call) {}
 
   // The functions that add a tensor to be written throw at once if that is not
