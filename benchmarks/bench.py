@@ -6,6 +6,7 @@
     ./dev bench comm                 operations between ranks: lockstep bench
     ./dev bench hosts                two hosts and a slow link (hosts.py); root
     ./dev bench launch               two processes that do nothing (launch.py)
+    ./dev bench threads              ranks beside threads (threads.py)
     ./dev bench --rounds 9 job       more rounds, less noise
     ./dev bench --quick              does it run? not a measurement
 
@@ -32,6 +33,7 @@ import time
 import hosts
 import launch
 import processes
+import threads
 import training
 from processes import Failure, Programs, RANKS, progress, run_child
 from training import BACKEND, BENCHMARKS
@@ -48,7 +50,9 @@ COMM_SIZES = "4,1K,16K,256K,1M,4M,16M,64M"
 HOSTS = "hosts"
 # The launchers alone; likewise.
 LAUNCH = "launch"
-NAMES = [*BENCHMARKS, COMM, HOSTS, LAUNCH]
+# The same program in one process and in ranks; likewise.
+THREADS = "threads"
+NAMES = [*BENCHMARKS, COMM, HOSTS, LAUNCH, THREADS]
 ROUNDS = 5
 
 
@@ -105,6 +109,23 @@ def bench_launch(args):
                                 "machine": facts, **results}, indent=1) + "\n")
     print(f"start and end of {RANKS} workers that do nothing\n\n"
           f"{launch.table(results)}\n\nfigures of every round: {path}")
+
+
+def bench_threads(args):
+    """Ranks beside one process with threads, into a file of its own."""
+    path = (args.json if args.names == [THREADS] and args.json is not None
+            else args.build / "bench" / f"{THREADS}.json")
+    facts = machine()
+    with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as scratch:
+        place = training.Place(Programs(args.build.resolve()),
+                               pathlib.Path(scratch), None, args.quick)
+        results = threads.measure(threads.MODELS, args.rounds, place, progress)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"format": threads.FORMAT, "quick": args.quick,
+                                "machine": facts, "models": results},
+                               indent=1) + "\n")
+    print(f"a step at the same global batch, RANKS x THREADS\n\n"
+          f"{threads.table(results)}\n\nfigures of every round: {path}")
 
 
 def comm_path(args):
@@ -209,7 +230,8 @@ def parse_args():
         args.rounds = 1 if args.quick else ROUNDS
     if args.rounds < 1:
         parser.error(f"--rounds is {args.rounds}; give 1 or more")
-    if args.json is None and args.names not in ([COMM], [HOSTS], [LAUNCH]):
+    if args.json is None and args.names not in ([COMM], [HOSTS],
+                                                  [LAUNCH], [THREADS]):
         name = args.names[0] if len(args.names) == 1 else DDP
         args.json = args.build / "bench" / f"{name}.json"
     return args
@@ -231,6 +253,10 @@ def bench(args):
         if len(args.names) > 1:
             print()
         bench_launch(args)
+    if THREADS in args.names:
+        if len(args.names) > 1:
+            print()
+        bench_threads(args)
 
 
 def main():

@@ -4,21 +4,23 @@
 //   build/bin/lockstep run --standalone --nproc-per-node=2
 //       build/bin/benchmarks/ddp_step --model mlp
 //
-// Every rank trains the same model on its own samples, on one thread: the next
-// batch, zero_grad, forward, loss, backward, the optimizer's step. A step takes
-// as long as it took the slowest rank. Rank 0 prints one line of JSON
-// (docs/benchmarks.md) with the peer's fields and some more:
+// Every rank trains the same model on its own samples, on one thread unless
+// --threads says another number: the next batch, zero_grad, forward, loss,
+// backward, the optimizer's step. A step takes as long as it took the slowest
+// rank. Rank 0 prints one line of JSON (docs/benchmarks.md) with the peer's
+// fields and some more:
 //
 //   {"peer": "lockstep", "model": "mlp", "optimizer": "sgd", "ddp": true,
-//    "backend": "lockstep", "ranks": 2, "batch_size": 32,
+//    "backend": "lockstep", "ranks": 2, "threads": 1, "batch_size": 32,
 //    "parameters": 4241409, "steps": 100, "warmup": 20, "median_us": ...,
 //    "mean_us": ..., "p10_us": ..., "p90_us": ..., "cpu_us": ...,
 //    "switches": ..., "memory_mib": {...}, "zero": false, "torch": "2.13.0"}
 //
 // With --backend nccl every rank trains on its GPU, and a step ends when the
 // GPU has done it. With --no-ddp as many ranks run at the same time and do not
-// communicate. With
-// --trace FILE some further steps are traced, after those that are timed.
+// communicate; one rank and several threads are what a program without Lockstep
+// does. With --trace FILE some further steps are traced, after those that are
+// timed.
 
 #include <algorithm>
 #include <chrono>
@@ -62,9 +64,11 @@ struct Options {
   int64_t steps = 100;
   int64_t warmup = 20;
   int64_t batch_size = 0;  // 0: the model's own
+  int threads = 1;
   std::string backend = "lockstep";
   bool no_ddp = false;
   bool zero = false;
+  bool unfused = false;
   std::string trace;
 };
 
@@ -85,7 +89,7 @@ struct Training {
 // With `zero` each rank steps a part of the parameters that `training.ddp`
 // trains, in the one copy that the ranks share.
 template <typename Fused>
-std::unique_ptr<Optimizer> make_optimizer(
+std::unique_ptr<Optimizer> make_fused(
     const Training& training, bool zero,
     const typename Fused::Options& fused = {}) {
   if (!zero) {
@@ -94,6 +98,21 @@ std::unique_ptr<Optimizer> make_optimizer(
   return std::make_unique<lockstep::ZeroRedundancyOptimizer<Fused>>(
       *training.ddp, fused,
       lockstep::ZeroRedundancyOptions{.shared_parameters = true});
+}
+
+// Returns the optimizer that both sides use, with communication and without:
+// LibTorch's fused kernels, or its own classes.
+std::unique_ptr<Optimizer> make_optimizer(const Training& training,
+                                          const Options& options) {
+  namespace optim = lockstep::optim;
+  const bool adamw = options.optimizer == "adamw";
+  if (options.unfused) {
+    const auto parameters = training.module->parameters();
+    if (adamw) return std::make_unique<torch::optim::AdamW>(parameters);
+    return std::make_unique<torch::optim::SGD>(parameters, 1e-3);
+  }
+  return adamw ? make_fused<optim::AdamW>(training, options.zero)
+               : make_fused<optim::SGD>(training, options.zero, {.lr = 1e-3});
 }
 
 Training make_training(const Workload& workload, const Options& options) {
@@ -105,12 +124,7 @@ Training make_training(const Workload& workload, const Options& options) {
     training.module->to(training.device);
   }
   if (!options.no_ddp) training.ddp = std::make_unique<Ddp>(training.module);
-  // Both use LibTorch's fused kernels, with communication and without.
-  namespace optim = lockstep::optim;
-  training.optimizer =
-      options.optimizer == "adamw"
-          ? make_optimizer<optim::AdamW>(training, options.zero)
-          : make_optimizer<optim::SGD>(training, options.zero, {.lr = 1e-3});
+  training.optimizer = make_optimizer(training, options);
   return training;
 }
 
@@ -256,7 +270,7 @@ nlohmann::ordered_json trace_steps(Training& training, Batches& batches,
 }
 
 void run(Options options) {
-  torch::set_num_threads(1);
+  torch::set_num_threads(options.threads);
   auto group = lockstep::init_process_group(options.backend);
   const auto start = benchmarks::memory();
   const auto& workload = benchmarks::workloads().at(options.model);
@@ -278,6 +292,7 @@ void run(Options options) {
                                  {"ddp", !options.no_ddp},
                                  {"backend", options.backend},
                                  {"ranks", lockstep::get_world_size()},
+                                 {"threads", torch::get_num_threads()},
                                  {"batch_size", options.batch_size},
                                  {"parameters", parameters},
                                  {"steps", options.steps},
@@ -309,13 +324,19 @@ int main(int argc, char** argv) {
   app.add_option("--batch-size", options.batch_size,
                  "samples on each rank (default: the model's own)")
       ->check(positive);
+  app.add_option("--threads", options.threads, "of a rank's operators")
+      ->check(CLI::Range(1, 4096));
   app.add_option("--backend", options.backend);
   auto* no_ddp = app.add_flag("--no-ddp", options.no_ddp,
                               "as many ranks, without communication");
-  app.add_flag("--zero", options.zero,
-               "each rank steps a part of the parameters, which the ranks "
-               "share (ZeroRedundancyOptimizer)")
-      ->excludes(no_ddp);
+  auto* zero =
+      app.add_flag("--zero", options.zero,
+                   "each rank steps a part of the parameters, which the ranks "
+                   "share (ZeroRedundancyOptimizer)")
+          ->excludes(no_ddp);
+  app.add_flag("--unfused", options.unfused,
+               "torch::optim's classes instead of lockstep::optim's")
+      ->excludes(zero);
   app.add_option("--trace", options.trace,
                  "file for a trace of a few steps more");
   CLI11_PARSE(app, argc, argv);

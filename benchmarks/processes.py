@@ -77,11 +77,13 @@ def end_children():
         time.sleep(0.01)
 
 
-def run_child(command, scratch):
-    """Runs `command` to its end. Returns its standard output and seconds."""
+def run_child(command, scratch, threads=1):
+    """Runs `command` to its end, with `threads` for each process's operators.
+    Returns its standard output and seconds."""
     environment = dict(
         os.environ,
-        OMP_NUM_THREADS="1",  # torchrun's default; given, it does not warn
+        # 1 is torchrun's default; given, it does not warn.
+        OMP_NUM_THREADS=str(threads),
         TMPDIR=str(scratch))  # torchrun leaves a folder there
     name = " ".join(map(str, command))
     out_path, err_path = scratch / "stdout", scratch / "stderr"
@@ -117,10 +119,10 @@ class Programs:
         self.build = build
         self.torchrun = pathlib.Path(sys.executable).parent / "torchrun"
 
-    def lockstep(self, program, *arguments):
+    def lockstep(self, program, *arguments, ranks=RANKS):
         launcher = self.build / "bin" / "lockstep"
         return self.existing(launcher, "./dev build", [
-            launcher, "run", "--standalone", f"--nproc-per-node={RANKS}",
+            launcher, "run", "--standalone", f"--nproc-per-node={ranks}",
             self.build / "bin" / program, *arguments])
 
     def python(self, program, *arguments):

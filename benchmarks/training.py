@@ -166,7 +166,8 @@ def summarise(name, sides):
     for side, rounds in sides.items():
         result[side] = {
             **{field: middle(rounds, field)
-               for field in ("median", "cpu_us", "switches", "memory_mib")
+               for field in ("median", "p90_us", "cpu_us", "switches",
+                             "memory_mib")
                if field in rounds[0]},
             "rounds": rounds}
     # Greater is better: how many times faster than the peer.
@@ -209,6 +210,13 @@ def shown(value, unit):
     return f"{value:.0f} us" if value < 10_000 else f"{value / 1000:.1f} ms"
 
 
+def shown_times(result, side):
+    """Returns two cells: the median, and what 90 % of the steps are below."""
+    times = result[side]
+    return [shown(times["median"], result["unit"]),
+            shown(times["p90_us"], "us") if "p90_us" in times else "-"]
+
+
 def shown_ratio(result, name):
     """Returns two cells: the ratio, with its range over rounds; the target."""
     if name not in result:
@@ -228,12 +236,13 @@ def times_table(results):
     for r in results:
         alone = r.get("without_communication")
         rows.append([
-            r["name"], shown(r["lockstep"]["median"], r["unit"]),
-            shown(r["python"]["median"], r["unit"]), *shown_ratio(r, "ratio"),
+            r["name"], *shown_times(r, "lockstep"), *shown_times(r, "python"),
+            *shown_ratio(r, "ratio"),
             shown(alone["median"], r["unit"]) if alone else "-",
             *shown_ratio(r, "communication_ratio")])
-    return table(["benchmark", "ours", "Python", "Python / ours", "target",
-                  "without communication", "ours / without", "target"], rows)
+    return table(["benchmark", "ours", "p90", "Python", "p90", "Python / ours",
+                  "target", "without communication", "ours / without",
+                  "target"], rows)
 
 
 def resources_table(results):

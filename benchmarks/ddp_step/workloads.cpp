@@ -7,6 +7,8 @@
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
 
+#include "examples/digits_dataset.h"
+
 namespace benchmarks {
 namespace {
 
@@ -26,14 +28,15 @@ class FixedBatch final : public Batches {
   torch::data::Example<> batch_;
 };
 
-// Batches of 2,048 samples in memory, to each rank its part of them, epoch
-// after epoch.
+// Batches of samples in memory, to each rank its part of them, epoch after
+// epoch.
 class LoadedBatches final : public Batches {
  public:
-  explicit LoadedBatches(int64_t batch_size)
-      : dataset_(make_dataset()),
-        sampler_(kSamples),
-        loader_(dataset_, sampler_, {.batch_size = batch_size}) {}
+  LoadedBatches(lockstep::TensorDataset dataset, int64_t batch_size)
+      : dataset_(std::move(dataset)),
+        sampler_(static_cast<int64_t>(*dataset_.size())),
+        loader_(dataset_, sampler_,
+                {.batch_size = batch_size, .drop_last = true}) {}
 
   torch::data::Example<>& next() override {
     if (position_) ++*position_;
@@ -47,12 +50,6 @@ class LoadedBatches final : public Batches {
 
  private:
   using Loader = lockstep::DataLoader<lockstep::TensorDataset>;
-  static constexpr int64_t kSamples = 2048;
-
-  static lockstep::TensorDataset make_dataset() {
-    torch::manual_seed(1);  // one dataset for all ranks
-    return {torch::rand({kSamples, 20}), torch::rand({kSamples, 1})};
-  }
 
   lockstep::TensorDataset dataset_;
   lockstep::DistributedSampler sampler_;
@@ -60,6 +57,13 @@ class LoadedBatches final : public Batches {
   int64_t epoch_ = 0;
   std::optional<Loader::Iterator> position_;
 };
+
+// The tutorial's random samples, the same for all ranks.
+lockstep::TensorDataset tutorial_samples() {
+  constexpr int64_t kSamples = 2048;
+  torch::manual_seed(1);
+  return {torch::rand({kSamples, 20}), torch::rand({kSamples, 1})};
+}
 
 at::Tensor mean_squared_error(const at::Tensor& output,
                               const at::Tensor& target) {
@@ -76,7 +80,8 @@ Workload tutorial() {
           .model = [] { return Sequential(Linear(20, 1)); },
           .batches =
               [](int64_t batch_size) {
-                return std::make_unique<LoadedBatches>(batch_size);
+                return std::make_unique<LoadedBatches>(tutorial_samples(),
+                                                       batch_size);
               },
           .loss = cross_entropy};
 }
@@ -137,14 +142,34 @@ Workload transformer() {
           .loss = mean_squared_error};
 }
 
+// The network of examples/digits.cpp on its images.
+Workload digits() {
+  using Conv = torch::nn::Conv2dOptions;
+  return {.batch_size = 64,
+          .model =
+              [] {
+                return Sequential(
+                    torch::nn::Conv2d(Conv(1, 32, 3).padding(1)), ReLU(),
+                    torch::nn::Conv2d(Conv(32, 64, 3).padding(1)), ReLU(),
+                    torch::nn::MaxPool2d(2),
+                    torch::nn::Conv2d(Conv(64, 64, 3).padding(1)), ReLU(),
+                    torch::nn::Flatten(), Linear(64 * 4 * 4, 10));
+              },
+          .batches =
+              [](int64_t n) {
+                return std::make_unique<LoadedBatches>(
+                    examples::read_digits(LOCKSTEP_DIGITS_CSV).train, n);
+              },
+          .loss = cross_entropy};
+}
+
 }  // namespace
 
 const std::map<std::string, Workload>& workloads() {
   static const auto& all = *new std::map<std::string, Workload>{
-      {"tutorial", tutorial()},
-      {"mlp", mlp()},
-      {"narrow", narrow()},
-      {"transformer", transformer()},
+      {"tutorial", tutorial()}, {"mlp", mlp()},
+      {"narrow", narrow()},     {"transformer", transformer()},
+      {"digits", digits()},
   };
   return all;
 }

@@ -11,7 +11,7 @@
 #include <string>
 
 // What the training steps of `./dev bench` train; peers/ddp_peer.py has the
-// same models, sizes and losses in Python.
+// same models, sizes and losses in Python, but for the digits.
 namespace benchmarks {
 
 // A rank's batches, without end.
@@ -30,7 +30,8 @@ struct Workload {
   at::Tensor (*loss)(const at::Tensor& output, const at::Tensor& target);
 };
 
-// Returns the workloads by name: "tutorial", "mlp", "narrow", "transformer".
+// Returns the workloads by name: "tutorial", "mlp", "narrow", "transformer",
+// "digits".
 const std::map<std::string, Workload>& workloads();
 
 }  // namespace benchmarks

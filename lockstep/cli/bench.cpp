@@ -16,7 +16,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr const char* kName = "lockstep bench";
+constexpr const char* kBenchName = "lockstep bench";
 constexpr int kNotFound = 127;  // as in a shell
 constexpr int kCannotExecute = 126;
 
@@ -41,12 +41,13 @@ int execute(int argc, char** argv) {
   for (const auto& path : paths) {
     execv(path.c_str(), arguments.data());
     if (errno == ENOENT) continue;
-    write_message(kName, path.string() + ": " + std::strerror(errno));
+    write_message(kBenchName, path.string() + ": " + std::strerror(errno));
     return kCannotExecute;
   }
-  write_message(kName, paths.front().string() +
-                           " is missing; build it (./dev build), or install "
-                           "Lockstep again");
+  write_message(kBenchName,
+                paths.front().string() +
+                    " is missing; build it (./dev build), or install "
+                    "Lockstep again");
   return kNotFound;
 }
 

@@ -13,7 +13,6 @@
 namespace lockstep::internal {
 namespace {
 
-constexpr const char* kName = "lockstep inspect flight";
 constexpr int kDiverged = 1;
 constexpr int kBadInput = 2;
 
@@ -30,7 +29,7 @@ int inspect_flight(const FlightArguments& arguments) {
     }
     require_one_job(files);
   } catch (const FlightFileError& error) {
-    write_message(kName, error.what());
+    write_message("lockstep inspect flight", error.what());
     return kBadInput;
   }
   const FlightComparison comparison = compare_flights(files);

@@ -13,10 +13,9 @@
 #include "lockstep/cli/completion.h"
 #include "lockstep/cli/inspect.h"
 #include "lockstep/cli/run.h"
+#include "lockstep/launch/exit_code.h"
 
 namespace {
-
-constexpr int kUsageError = 2;  // as argparse, and so torchrun
 
 // If a descriptor from 0 to 2 were closed, the next pipe or socket would get
 // its number, and a worker's output would go there.
@@ -68,7 +67,7 @@ int main(int argc, char** argv) {
     const std::string kind = word[0] == '-' ? "option" : "command";
     lockstep::internal::write_message(
         command, "unknown " + kind + " \"" + word + "\"; see lockstep --help");
-    return kUsageError;
+    return lockstep::internal::kUsageError;
   }
   try {
     arguments = lockstep::internal::separate_values(app, std::move(arguments));
@@ -81,7 +80,7 @@ int main(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     lockstep::internal::write_message(
         command, one_line(error.what()) + "; see " + command + " --help");
-    return kUsageError;
+    return lockstep::internal::kUsageError;
   } catch (const std::exception& error) {
     lockstep::internal::write_message(command, error.what());
     return 1;

@@ -12,17 +12,16 @@
 #include "lockstep/cli/command_line.h"
 #include "lockstep/cli/run_arguments.h"
 #include "lockstep/cli/run_options.h"
+#include "lockstep/launch/exit_code.h"
 #include "lockstep/launch/wait_status.h"
 #include "lockstep/launch/worker_environment.h"
 
 namespace lockstep::internal {
 namespace {
 
-constexpr const char* kName = "lockstep run";
-constexpr int kUsageError = 2;
-constexpr int kSystemError = 1;
+constexpr const char* kRunName = "lockstep run";
 
-void say(std::string_view text) { write_message(kName, text); }
+void say(std::string_view text) { write_message(kRunName, text); }
 
 // Writes a message with the host and the time, as one log may hold messages of
 // several nodes.
@@ -36,7 +35,7 @@ void say_of_node(const std::string& host, std::string_view text) {
       std::strftime(time, sizeof(time), "%Y-%m-%d %H:%M:%S", &local);
   std::snprintf(time + length, sizeof(time) - length, ".%03ld",
                 now.tv_nsec / 1'000'000);
-  write_message(std::string(kName) + " [" + host + " " + time + "]", text);
+  write_message(std::string(kRunName) + " [" + host + " " + time + "]", text);
 }
 
 // Runs in the agent's process. The member starts its thread here, since no

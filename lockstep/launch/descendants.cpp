@@ -21,7 +21,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr milliseconds kKillAllowance{5000};
+constexpr milliseconds kLastAllowance{5000};
 // How often SIGKILL is repeated: a child that is adopted in between needs its
 // own.
 constexpr milliseconds kKillInterval{10};
@@ -101,7 +101,7 @@ bool end_descendants(milliseconds grace, const Reaped& reaped) {
     await_child(polite.remaining());
     if (!reap_children(reaped)) return true;
   }
-  const Deadline last = Deadline::after(kKillAllowance);
+  const Deadline last = Deadline::after(kLastAllowance);
   while (!last.expired()) {
     signal_children(SIGKILL);
     await_child(kKillInterval);

@@ -1,4 +1,5 @@
 #include "lockstep/launch/job_member.h"
+#include "lockstep/launch/exit_code.h"
 #include "lockstep/launch/number_list.h"
 #include "lockstep/launch/seconds_text.h"
 #include "lockstep/launch/store_connections.h"
@@ -29,9 +30,7 @@ constexpr milliseconds kLastAnswerAllowance{3000};
 // Once is not enough: the store's client connects again if a connection breaks
 // while it is being opened.
 constexpr milliseconds kShutInterval{1000};
-constexpr milliseconds kLongWait{10'000};
-constexpr int kSystemError = 1;
-constexpr int kUsageError = 2;
+constexpr milliseconds kLongRound{10'000};
 
 FileDescriptor open_event() {
   FileDescriptor fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
@@ -376,7 +375,7 @@ void JobMember::follow(NodeProtocol& protocol) {
     if (round_deadline_ && round_deadline_->expired()) {
       give_up_late_round(protocol);
     } else if (round_deadline_ && !told &&
-               round_deadline_->elapsed() > kLongWait) {
+               round_deadline_->elapsed() > kLongRound) {
       told = true;
       post(Notice{"waiting for " +
                   name_numbers("node", protocol.absent_nodes()) + " of " +

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "lockstep/launch/exit_code.h"
 #include "lockstep/launch/seconds_text.h"
 
 namespace lockstep::internal {
@@ -16,8 +17,6 @@ using std::chrono::milliseconds;
 constexpr int kVersion = 1;
 // How often the host of the store looks for lost nodes.
 constexpr milliseconds kLookInterval{500};
-constexpr int kUsageError = 2;
-constexpr int kSystemError = 1;
 constexpr int kMostNodes = 65536;
 constexpr int kMostWorkers = 4096;
 constexpr size_t kLongestText = 4000;

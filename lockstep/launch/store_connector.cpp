@@ -18,7 +18,7 @@ constexpr milliseconds kConnectAllowance{1000};
 // How long the store's client may try by itself; open() tries again.
 constexpr milliseconds kOpenAllowance{3000};
 // After this time the user is told what is being waited for.
-constexpr milliseconds kLongWait{5000};
+constexpr milliseconds kLongConnect{5000};
 constexpr int kBacklog = 1024;
 
 bool is_of_this_host(const SocketAddress& address) {
@@ -125,7 +125,7 @@ OpenedStore StoreConnector::open(const std::function<bool()>& cancelled,
           "; start the node that hosts it (static: node rank 0; c10d: the one "
           "whose address this is), or name another endpoint");
     }
-    if (!told && deadline.elapsed() > kLongWait) {
+    if (!told && deadline.elapsed() > kLongConnect) {
       told = true;
       notice("waiting for the agents' store at " + where + ", for at most " +
              seconds_text(options_.timeout) + ": " + reason);

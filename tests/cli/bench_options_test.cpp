@@ -39,6 +39,8 @@ TEST_F(BenchOptions, AMistakeIsOneLineThatSaysWhatIsAllowed) {
       {{"all_reduce", "-b1M", "-e1K"}, "--max-bytes is 1K, less than"},
       {{"all_reduce", "--ranks=2,1"},
        "--ranks: Value 1 not in range 2 to 1024; see lockstep bench --help"},
+      {{"all_reduce", "--competing=-1"},
+       "--competing: Value -1 not in range 0 to 1024"},
       {{"all_reduce", "--iters=none"}, "--iters: Value none not in range"},
       {{"all_reduce", "--op=mean"},
        "unknown --op \"mean\"; allowed are sum, avg, product, min, max, band, "

@@ -138,5 +138,23 @@ TEST_F(Bench, InterruptLeavesNoProcess) {
   }
 }
 
+TEST_F(Bench, CompetingProcessesComputeAndEndWithTheBench) {
+  const auto document =
+      bench_json({"all_reduce", "--competing=1", "--sizes=4", "--iters=2"});
+  EXPECT_EQ(document.at("competing"), 1);
+  for (const int signal : {SIGINT, SIGKILL}) {
+    auto program =
+        start_bench({"all_reduce", "--competing=3", "--sizes=4",
+                     "--iters=1000000", "--warmup=1000000", "--timeout=300"});
+    program->await_output("# 3 competing processes");
+    program->await_output("bytes");
+    // The bench itself, two ranks, and these.
+    EXPECT_EQ(marked_processes().size(), 6u);
+    program->signal(signal);
+    EXPECT_EQ(program->finish().exit_code, 128 + signal);
+    EXPECT_TRUE(await_no_process(std::chrono::seconds(5)));
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::internal::testing

@@ -9,17 +9,11 @@
 
 #include "lockstep/cli/bench/measure.h"
 #include "lockstep/cli/command_line.h"
-
-namespace {
-
-constexpr const char* kName = "lockstep bench";
-constexpr int kUsageError = 2;
-constexpr int kFailure = 1;
-
-}  // namespace
+#include "lockstep/launch/exit_code.h"
 
 int main(int argc, char** argv) {
   using namespace lockstep::internal::bench;
+  using lockstep::internal::kSystemError, lockstep::internal::kUsageError;
   try {
     const auto options = parse_options(argc, argv);
     if (!options) return 0;
@@ -28,7 +22,7 @@ int main(int argc, char** argv) {
     const StopSignal stop;
     if (run(*options, stop)) return 0;
     lockstep::internal::write_message(kName, "results were wrong; see above");
-    return kFailure;
+    return kSystemError;
   } catch (const Interrupted& interrupted) {
     return 128 + interrupted.signal();
   } catch (const std::invalid_argument& error) {
@@ -36,6 +30,6 @@ int main(int argc, char** argv) {
     return kUsageError;
   } catch (const std::exception& error) {
     lockstep::internal::write_message(kName, error.what());
-    return kFailure;
+    return kSystemError;
   }
 }

@@ -8,6 +8,7 @@
 #include <iostream>
 #include <memory>
 
+#include "lockstep/cli/bench/competitors.h"
 #include "lockstep/cli/bench/plot.h"
 #include "lockstep/cli/bench/report.h"
 #include "lockstep/cli/bench/sides.h"
@@ -20,7 +21,6 @@ namespace {
 using nlohmann::json;
 using nlohmann::ordered_json;
 
-constexpr const char* kName = "lockstep bench";
 // Iterations of the trial that finds how many fit into --seconds.
 constexpr int64_t kTrialIterations = 3;
 constexpr int64_t kLeastIterations = 5;
@@ -261,6 +261,7 @@ bool run(const Options& options, const StopSignal& stop) {
   ordered_json facts;
   ordered_json results = ordered_json::array();
   bool right = true;
+  const Competitors competitors(options.competing);
   for (const int ranks : options.ranks) {
     WorldSession session(options, all_sides, ranks, stop);
     if (facts.is_null()) {

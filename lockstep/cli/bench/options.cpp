@@ -15,6 +15,7 @@ namespace {
 
 constexpr int64_t kMostBytes = int64_t{1} << 40;
 constexpr int kMostRanks = 1024;
+constexpr int kMostCompeting = 1024;
 constexpr const char* kDefaultSizes = "4,1K,16K,256K,4M";
 
 // The options as they were written.
@@ -33,6 +34,7 @@ struct Arguments {
   int64_t warmup = 5;
   double seconds = 0;
   int rounds = 0;
+  int competing = 0;
   std::string peers;
   std::string python;
   double timeout = 300;
@@ -93,6 +95,9 @@ void declare(CLI::App& app, Arguments& to) {
   add("--rounds", to.rounds, "Measurements of each [1; with --peers 3]",
       "How long")
       ->check(between(1, 1000));
+  add("--competing", to.competing,
+      "Processes that compute meanwhile, as on a busy machine [0]", "How long")
+      ->check(between(0, kMostCompeting));
   add("--timeout", to.timeout,
       "Seconds that a start or a measurement may take [300]", "How long")
       ->check(between(1.0, 86400.0));
@@ -204,6 +209,7 @@ Options checked(const Arguments& arguments) {
   options.rounds = arguments.rounds > 0    ? arguments.rounds
                    : options.peers.empty() ? 1
                                            : 3;
+  options.competing = arguments.competing;
   options.python = arguments.python;
   options.timeout =
       std::chrono::milliseconds(std::llround(arguments.timeout * 1000));

@@ -13,6 +13,8 @@
 
 namespace lockstep::internal::bench {
 
+inline constexpr const char* kName = "lockstep bench";  // of its messages
+
 // The options, checked.
 struct Options {
   std::vector<Operation> operations{};
@@ -28,6 +30,7 @@ struct Options {
   double seconds = 0;
   int64_t warmup = 0;
   int rounds = 0;
+  int competing = 0;                 // processes that compute meanwhile
   std::vector<std::string> peers{};  // names of kPeers, in its order
   std::string python{};              // --python; empty: to be searched for
   std::chrono::milliseconds timeout{};

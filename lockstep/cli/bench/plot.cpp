@@ -7,12 +7,13 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/cli/bench/format.h"
 #include "lockstep/cli/svg.h"
 
 namespace lockstep::internal::bench {
 namespace {
 
-using json = nlohmann::ordered_json;
+using nlohmann::ordered_json;
 using Anchor = SvgPicture::Anchor;
 
 // In pixels; a panel is drawn from its upper left corner.
@@ -24,13 +25,6 @@ constexpr double kRight = 130;  // for the legend
 constexpr double kAbove = 30;
 constexpr double kBelow = 50;
 constexpr double kLegendLine = 20;
-
-template <typename... Values>
-std::string format(const char* pattern, Values... values) {
-  char text[512];
-  std::snprintf(text, sizeof(text), pattern, values...);
-  return text;
-}
 
 std::string bytes_text(double bytes) {
   const char* units[] = {" B", " KiB", " MiB", " GiB"};
@@ -82,7 +76,7 @@ struct Panel {
   }
 };
 
-std::vector<Panel> panels_of(const json& results) {
+std::vector<Panel> panels_of(const ordered_json& results) {
   std::vector<Panel> panels;
   for (const auto& entry : results) {
     if (entry.at("bytes") == 0) continue;
@@ -166,7 +160,7 @@ void draw(const Panel& panel, double top, SvgPicture& picture) {
 
 }  // namespace
 
-std::string plot(const json& machine, const json& results) {
+std::string plot(const ordered_json& machine, const ordered_json& results) {
   const auto panels = panels_of(results);
   const double height = kTop + kHeight * static_cast<double>(panels.size());
   SvgPicture picture(kWidth, height);

@@ -10,21 +10,16 @@
 #include <ctime>
 #include <fstream>
 
+#include "lockstep/cli/bench/format.h"
+
 namespace lockstep::internal::bench {
 namespace {
 
 // Keeps the order in which fields are written here.
-using json = nlohmann::ordered_json;
+using nlohmann::ordered_json;
 
 constexpr int kFormat = 1;  // of the JSON
 constexpr double kIdleLoad = 0.5;
-
-template <typename... Values>
-std::string format(const char* pattern, Values... values) {
-  char text[256];
-  std::snprintf(text, sizeof(text), pattern, values...);
-  return text;
-}
 
 // Returns a time with about four digits, in 9 columns.
 std::string microseconds(double value) {
@@ -51,20 +46,20 @@ std::string bandwidth(double value) {
 }
 
 // Rounds to three decimals: to the double that prints with no more.
-json thousandth(double value) {
+ordered_json thousandth(double value) {
   return std::strtod(format("%.3f", value).c_str(), nullptr);
 }
 
 // Rounds to four digits, for values that may be 0.0001 or 5,000.
-json four_figures(double value) {
+ordered_json four_figures(double value) {
   return std::strtod(format("%.4g", value).c_str(), nullptr);
 }
 
-json millionth(double value) {
+ordered_json millionth(double value) {
   return std::strtod(format("%.6f", value).c_str(), nullptr);
 }
 
-json latencies_json(const Latencies& latencies) {
+ordered_json latencies_json(const Latencies& latencies) {
   return {{"min", thousandth(latencies.min)},
           {"p50", thousandth(latencies.p50)},
           {"p90", thousandth(latencies.p90)},
@@ -72,7 +67,7 @@ json latencies_json(const Latencies& latencies) {
           {"max", thousandth(latencies.max)}};
 }
 
-void add_figures(json& entry, const Configuration& configuration,
+void add_figures(ordered_json& entry, const Configuration& configuration,
                  const Figures& figures) {
   const Latencies latencies = figures.latencies();
   const double factor =
@@ -88,9 +83,9 @@ void add_figures(json& entry, const Configuration& configuration,
     entry["busbw_gbps"] = millionth(bandwidth->bus);
   }
   entry["wrong"] = figures.wrong;
-  entry["rounds"] = json::array();
+  entry["rounds"] = ordered_json::array();
   for (const auto& round : figures.rounds) {
-    json one = latencies_json(round);
+    ordered_json one = latencies_json(round);
     one["iterations"] = round.iterations;
     entry["rounds"].push_back(std::move(one));
   }
@@ -133,7 +128,7 @@ Table::Table(std::FILE* out, const Options& options,
              std::vector<std::string> peer_names)
     : out_(out), options_(options), peer_names_(std::move(peer_names)) {}
 
-void Table::add_machine(const json& machine) {
+void Table::add_machine(const ordered_json& machine) {
   const double load = machine.at("load_before");
   std::fprintf(out_, "# %d cores, %s; torch %s; backend %s; %d round%s\n",
                machine.at("cores").get<int>(),
@@ -141,6 +136,10 @@ void Table::add_machine(const json& machine) {
                machine.at("torch").get<std::string>().c_str(),
                options_.backend.c_str(), options_.rounds,
                options_.rounds == 1 ? "" : "s");
+  if (options_.competing > 0) {
+    std::fprintf(out_, "# %d competing process%s\n", options_.competing,
+                 options_.competing == 1 ? "" : "es");
+  }
   if (load > kIdleLoad) {
     std::fprintf(out_,
                  "# The machine was not idle (load %.2f): trust ratios, not "
@@ -215,21 +214,22 @@ void Table::add_comparison() {
   comparison_.clear();
 }
 
-json to_json(const Configuration& configuration, const Options& options,
-             const std::vector<Figures>& figures) {
+ordered_json to_json(const Configuration& configuration, const Options& options,
+                     const std::vector<Figures>& figures) {
   const Operation& operation = configuration.operation;
   const bool has_data = operation.volume != Volume::none;
-  json entries = json::array();
+  ordered_json entries = ordered_json::array();
   for (const auto& one : figures) {
-    json entry{{"operation", operation.name},
-               {"side", one.side},
-               {"ranks", configuration.ranks},
-               {"dtype", nullptr},
-               {"reduce_op", nullptr},
-               {"async", options.async_op},
-               {"bytes", configuration.bytes()},
-               {"elements", configuration.elements},
-               {"bus_factor", bus_factor(operation, configuration.ranks)}};
+    ordered_json entry{
+        {"operation", operation.name},
+        {"side", one.side},
+        {"ranks", configuration.ranks},
+        {"dtype", nullptr},
+        {"reduce_op", nullptr},
+        {"async", options.async_op},
+        {"bytes", configuration.bytes()},
+        {"elements", configuration.elements},
+        {"bus_factor", bus_factor(operation, configuration.ranks)}};
     // There is no "backend" here: peers have their own, which the JSON's
     // "sides" name.
     if (has_data) entry["dtype"] = configuration.dtype.name;
@@ -250,8 +250,9 @@ json to_json(const Configuration& configuration, const Options& options,
   return entries;
 }
 
-json document(const Options& options, const json& machine, const json& sides,
-              json results, double seconds) {
+ordered_json document(const Options& options, const ordered_json& machine,
+                      const ordered_json& sides, ordered_json results,
+                      double seconds) {
   char date[32];
   const std::time_t now = std::time(nullptr);
   std::tm utc{};
@@ -264,10 +265,11 @@ json document(const Options& options, const json& machine, const json& sides,
           {"sides", sides},
           {"rounds", options.rounds},
           {"warmup", options.warmup},
+          {"competing", options.competing},
           {"results", std::move(results)}};
 }
 
-json machine_facts() {
+ordered_json machine_facts() {
   utsname names{};
   uname(&names);
   double load[1] = {0};

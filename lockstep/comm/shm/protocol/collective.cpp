@@ -1,5 +1,7 @@
 #include "lockstep/comm/shm/protocol/collective.h"
 
+#include <sched.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -116,6 +118,7 @@ void Collective::announce(RegisteredMemory::Place place) {
 void Collective::finish_announcement() {
   core_.sequence = number_;
   if (user_) ++user_->steps;
+  core_.own().core.store(::sched_getcpu(), std::memory_order_relaxed);
   // Releases the words. Pairs with the acquire in last_call_of().
   core_.own().last_sequence.store(number_, std::memory_order_release);
   // Releases all that was written for this sequence number, and says that this

@@ -103,6 +103,8 @@ struct RankState {
   // The number that the rank announced last, for error texts if it does not
   // come.
   std::atomic<uint64_t> last_sequence;
+  // The core on which the rank announced, or last waited. Only a hint.
+  std::atomic<int> core;
   // The cores that the rank's process may run on, as sched_getaffinity() gives
   // them, at most 1,024. Written before the group begins.
   alignas(kCacheLine) std::array<uint64_t, 16> cores;

@@ -214,6 +214,7 @@ bool MessageEngine::drive(std::memory_order order) {
 }
 
 void MessageEngine::serve(std::stop_token stop) {
+  const Waiting::Helper helper;
   const std::stop_callback wake(stop,
                                 [this] { waiting_.wake_for_message(rank_); });
   const auto idle = [&](std::memory_order order) {

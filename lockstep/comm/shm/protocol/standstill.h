@@ -81,6 +81,9 @@ class Standstill {
     ~OnQueue();
     OnQueue(const OnQueue&) = delete;
     OnQueue& operator=(const OnQueue&) = delete;
+
+   private:
+    const Waiting::Helper helper_{};
   };
 
  private:

@@ -15,19 +15,23 @@
 namespace lockstep::internal::shm {
 namespace {
 
+using Clock = std::chrono::steady_clock;
 using std::chrono::microseconds;
 using std::chrono::milliseconds;
 
-// About 10 us of looking at a cache line. A longer spin would be no quicker if
-// all ranks run, and a loss if another program has taken a core.
-constexpr int kSpins = 200;
 // How long a waiting thread yields its core before it sleeps. Peers that need
 // the same core can run meanwhile, and then no system call is needed to wake
 // this thread.
 constexpr microseconds kYielding{1000};
+// How often a thread offers its core to a rank that is on the same core before
+// it sleeps. The scheduler takes the offer only if that rank has had less of
+// the core lately.
+constexpr int kOffers = 8;
 // The longest sleep before the peers' sockets are looked at: the death of a
 // process wakes no thread.
 constexpr milliseconds kSlice{50};
+
+thread_local bool helps = false;
 
 // Returns how many whole cores the control group grants, or the most that there
 // can be if it does not say.
@@ -64,10 +68,65 @@ Waiting::Waiting(const Segment& segment, const PeerLinks& links, int rank,
       size_(size),
       names_(std::move(names)),
       // Spinning on a core that the awaited rank needs would only delay it.
-      most_spins_(size <= std::min(cores_of_all(segment, size), granted_cores())
-                      ? kSpins
-                      : 0),
-      spins_(most_spins_) {}
+      spins_(size <= std::min(cores_of_all(segment, size), granted_cores())) {}
+
+Waiting::Helper::Helper() { helps = true; }
+Waiting::Helper::~Helper() { helps = false; }
+
+bool Waiting::yields() const { return !spins_ || helps; }
+
+void Waiting::lengthen() {
+  const auto limit = spin_limit_.load(std::memory_order_relaxed);
+  spin_limit_.store(std::min(2 * limit, kMostSpinning),
+                    std::memory_order_relaxed);
+}
+
+bool Waiting::shares_core() const {
+  const int core = ::sched_getcpu();
+  segment_.state(rank_).core.store(core, std::memory_order_relaxed);
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer != rank_ &&
+        segment_.state(peer).core.load(std::memory_order_relaxed) == core) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool Waiting::yield_core(const Ready& ready, const Deadline& deadline) const {
+  for (const auto end = Clock::now() + kYielding;
+       Clock::now() < end && !deadline.expired();) {
+    if (ready(std::memory_order_acquire)) return true;
+    ::sched_yield();
+  }
+  return false;
+}
+
+bool Waiting::offer_core(const Ready& ready) {
+  for (int i = 0; i < kOffers; ++i) {
+    ::sched_yield();
+    if (ready(std::memory_order_acquire)) return true;
+  }
+  return false;
+}
+
+bool Waiting::keep_core(const Ready& ready, const Deadline& deadline) {
+  const auto limit = spin_limit_.load(std::memory_order_relaxed);
+  const auto end = Clock::now() + std::chrono::nanoseconds(limit);
+  while (Clock::now() < end && !deadline.expired()) {
+    if (shares_core()) return offer_core(ready);
+    for (int i = 0; i < kGlances; ++i) {
+      if (ready(std::memory_order_acquire)) {
+        lengthen();
+        return true;
+      }
+      pause();
+    }
+  }
+  spin_limit_.store(std::max(limit / 2, kLeastSpinning),
+                    std::memory_order_relaxed);
+  return false;
+}
 
 std::string Waiting::name(int rank) const {
   return "rank " + std::to_string(names_.empty() ? rank : names_[rank]);
@@ -76,11 +135,8 @@ std::string Waiting::name(int rank) const {
 Waiting::Outcome Waiting::sleep(const Ready& ready, uint32_t bells,
                                 const Deadline& deadline,
                                 const std::function<void()>& look) {
-  using Clock = std::chrono::steady_clock;
-  for (const auto until = Clock::now() + kYielding; Clock::now() < until;) {
-    if (ready(std::memory_order_acquire)) return Outcome::ready;
-    if (deadline.expired()) break;
-    ::sched_yield();
+  if (yields() ? yield_core(ready, deadline) : keep_core(ready, deadline)) {
+    return Outcome::ready;
   }
   auto& own = segment_.state(rank_);
   while (true) {

@@ -39,27 +39,33 @@ class Waiting {
   Waiting(const Segment& segment, const PeerLinks& links, int rank, int size,
           std::vector<int> names);
 
-  // Spins for a few microseconds if there is a core for every rank. Returns
-  // whether `ready` came true. If spinning did not help the last times (the
-  // peer computes, or another program has its core), the spin is shorter.
+  // The begin of a wait, without a system call or a clock: looks for about
+  // 3 us, or once if there are more ranks than cores. Returns whether `ready`
+  // came true.
   template <typename Ready>
   bool spin(Ready ready) {
-    const int spins = spins_.load(std::memory_order_relaxed);
-    for (int i = 0; i < spins; ++i) {
+    if (!spins_) return ready(std::memory_order_acquire);
+    for (int i = 0; i < kGlances; ++i) {
       if (ready(std::memory_order_acquire)) {
-        if (spins < most_spins_ && i > 0) {
-          spins_.store(std::min(2 * spins, most_spins_),
-                       std::memory_order_relaxed);
+        if (spin_limit_.load(std::memory_order_relaxed) < kMostSpinning) {
+          lengthen();
         }
         return true;
       }
       pause();
     }
-    if (spins > kLeastSpins) {
-      spins_.store(spins / 2, std::memory_order_relaxed);
-    }
     return ready(std::memory_order_acquire);
   }
+
+  // Marks a thread that works beside a thread of the caller, while this object
+  // exists. It yields its core while it waits, as the other may compute.
+  class Helper {
+   public:
+    Helper();
+    ~Helper();
+    Helper(const Helper&) = delete;
+    Helper& operator=(const Helper&) = delete;
+  };
 
   // What a thread sleeps for, as bits. A message does not wake a thread that
   // sleeps only for calls, nor a call one that sleeps only for messages. A
@@ -71,8 +77,9 @@ class Waiting {
   // Returns whether the wait is over; its loads must have the given memory
   // order. May also do something that ends the wait sooner.
   using Ready = std::function<bool(std::memory_order)>;
-  // The rest of a wait after spin(): yields the core, then sleeps, until
-  // `ready`. Before the first sleep and after each one (50 ms at most, or until
+  // The rest of a wait after spin(): keeps the core for some milliseconds
+  // (keep_core()) or yields it for one, then sleeps, until `ready`. Before the
+  // first sleep and after each one (50 ms at most, or until
   // a doorbell rings) it calls `look`, and look() of the thread's BlockedCall,
   // to see what became of the ranks, and then asks `ready` again. Whatever
   // these two throw passes through. `bells` are the bits of Bell that wake the
@@ -132,6 +139,29 @@ class Waiting {
     asm volatile("isb" ::: "memory");
 #endif
   }
+  // Whether this thread must not keep its core while it waits: there are fewer
+  // cores than ranks, or it is a Helper.
+  bool yields() const;
+  // Returns whether `ready` came true meanwhile.
+  bool yield_core(const Ready& ready, const Deadline& deadline) const;
+  // Spins until `ready`, and returns whether it came true.
+  //
+  // A thread that gives up its core while another program wants it gets it back
+  // late: after a time slice, some milliseconds. If the ranks do that in turn,
+  // they never run at the same time, and each of their calls takes a slice. So
+  // a thread spins for about a slice: a peer that was preempted is back then.
+  //
+  // It spins for a shorter time if that did not help lately, as the peers
+  // compute for longer than a slice: each spin in vain halves the limit, each
+  // wait that a spin has ended doubles it.
+  //
+  // If another rank is on this thread's core, where the scheduler may put both
+  // for a while, spinning would only delay it. So this thread offers it the
+  // core, and then sleeps.
+  bool keep_core(const Ready& ready, const Deadline& deadline);
+  static bool offer_core(const Ready& ready);
+  void lengthen();
+  bool shares_core() const;
   void wake_all() const;
   void wake_everybody() const;
   static void ring(RankState& state, uint32_t bells);
@@ -142,9 +172,12 @@ class Waiting {
   int rank_;
   int size_;
   std::vector<int> names_;
-  static constexpr int kLeastSpins = 16;
-  int most_spins_;
-  std::atomic<int> spins_;
+  // Looks at a cache line before the clock is read: about 3 us.
+  static constexpr int kGlances = 50;
+  static constexpr int64_t kLeastSpinning = 20'000;  // in nanoseconds
+  static constexpr int64_t kMostSpinning = 4'000'000;
+  const bool spins_;  // there is a core for every rank
+  std::atomic<int64_t> spin_limit_{kMostSpinning};  // in nanoseconds
   std::atomic<bool> broken_{false};
   std::atomic<bool> breaking_{false};
   std::string reason_;
