@@ -61,7 +61,8 @@ class AllReducedBuckets final : public BucketReduction {
 
   double contribution_factor() const override { return factor_; }
 
-  void publish(size_t bucket) override {
+  using BucketReduction::publish;
+  void publish(size_t bucket, std::span<const uint64_t> /*places*/) override {
     if (!open_ || bucket != published_ || bucket >= buckets_.size()) {
       throw std::logic_error(
           c10::str("bucket ", bucket, " was published after ", published_,
@@ -129,12 +130,14 @@ class AllReducedBuckets final : public BucketReduction {
 
 // Returns the buckets with complex numbers as pairs of reals.
 std::vector<ReducedBucket> as_real(std::vector<ReducedBucket> buckets) {
-  for (auto& [flat, owned] : buckets) {
+  for (auto& [flat, owned, movable] : buckets) {
     if (!flat.is_complex()) continue;
     flat = at::view_as_real(flat).view({-1});
-    for (auto& [begin, end] : owned) {
-      begin *= 2;
-      end *= 2;
+    for (auto* ranges : {&owned, &movable}) {
+      for (auto& [begin, end] : *ranges) {
+        begin *= 2;
+        end *= 2;
+      }
     }
   }
   return buckets;
@@ -157,7 +160,7 @@ std::unique_ptr<BucketReduction> all_reduce_buckets(
 
 std::unique_ptr<BucketReduction> make_bucket_reduction(
     std::vector<ReducedBucket> buckets, Results results,
-    const ProcessGroupPtr& group) {
+    const ProcessGroupPtr& group, const at::Tensor& arena) {
   const auto& of = group ? group : default_group();
   buckets = as_real(std::move(buckets));
   auto* sharing = host_sharing(of);
@@ -165,7 +168,8 @@ std::unique_ptr<BucketReduction> make_bucket_reduction(
       std::ranges::all_of(buckets, is_shareable)) {
     std::unique_ptr<BucketReduction> reduction;
     run_step(Call("make_bucket_reduction", of, of->timeout()), [&] {
-      reduction = sharing->reduce_buckets(buckets, results, of, of->timeout());
+      reduction =
+          sharing->reduce_buckets(buckets, results, of, of->timeout(), arena);
     });
     if (reduction) return reduction;
   }

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "lockstep/base/range.h"
@@ -22,6 +23,9 @@ struct ReducedBucket {
   // (64 bytes), the last ones shorter or empty. Results::owned follows these
   // ranges; otherwise they are a hint.
   std::vector<Range> owned{};
+  // Ascending and disjoint, the same on all ranks: ranges whose contribution
+  // may lie in the rank's arena instead (BucketReduction::publish()).
+  std::vector<Range> movable{};
 };
 
 // Reduces the same buckets again and again, once a backward pass: the seam
@@ -73,9 +77,21 @@ class BucketReduction {
   // reduction, otherwise 1 / divisor. It is the same on all ranks.
   virtual double contribution_factor() const = 0;
 
+  // Whether contributions to movable ranges may lie in this rank's arena. The
+  // same on all ranks.
+  virtual bool moves() const { return false; }
+
   // Says that this rank's contribution to `bucket` is complete. From then until
   // finish() the bucket does not belong to this rank.
-  virtual void publish(size_t bucket) = 0;
+  //
+  // `places`, if not empty: for each movable range of the bucket, where in the
+  // arena its contribution lies and its result shall be, in bytes from the
+  // arena's beginning; or kInBucket. This memory, too, does not belong to this
+  // rank until finish(), or until reclaim() if the reduction is given up. Only
+  // if moves().
+  static constexpr uint64_t kInBucket = ~uint64_t{0};
+  virtual void publish(size_t bucket, std::span<const uint64_t> places) = 0;
+  void publish(size_t bucket) { publish(bucket, {}); }
 
   // Continues with the buckets that all ranks have published. Returns how many
   // buckets, counted from the first, hold their results (as Results says) on
@@ -109,8 +125,11 @@ std::unique_ptr<BucketReduction> all_reduce_buckets(
 // the divisor is the number of ranks, the sum is divided as by ReduceOp::AVG;
 // otherwise it is multiplied by 1 / divisor, for which half types are rounded
 // twice.
+//
+// `arena`: contiguous memory of this rank from empty_shared() for contributions
+// to movable ranges; undefined: none.
 std::unique_ptr<BucketReduction> make_bucket_reduction(
     std::vector<ReducedBucket> buckets, Results results,
-    const ProcessGroupPtr& group);
+    const ProcessGroupPtr& group, const at::Tensor& arena = {});
 
 }  // namespace lockstep::internal

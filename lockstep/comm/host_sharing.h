@@ -42,6 +42,8 @@ class HostSharing {
   // floating dtypes that the kernels have (std::invalid_argument for others).
   // Each reduction has a number and a flight record of `group`, to which this
   // backend belongs.
+  // `arena` is as in make_bucket_reduction(); if some rank's cannot be reached,
+  // nothing moves there.
   // Returns nullptr on all ranks if a bucket of some rank is not that rank's
   // own memory from empty_shared() (which falls back to ordinary memory without
   // an error), or if another rank cannot reach it (it is out of file
@@ -49,7 +51,8 @@ class HostSharing {
   // begin() and finish().
   virtual std::unique_ptr<BucketReduction> reduce_buckets(
       std::vector<ReducedBucket> buckets, Results results,
-      const ProcessGroupPtr& group, std::chrono::milliseconds timeout) = 0;
+      const ProcessGroupPtr& group, std::chrono::milliseconds timeout,
+      const at::Tensor& arena = {}) = 0;
 
   // `timeout` is for this call.
   virtual std::unique_ptr<SplitBarrier> split_barrier(

@@ -130,7 +130,8 @@ class Backend final : public c10d::Backend,
 
   std::unique_ptr<BucketReduction> reduce_buckets(
       std::vector<ReducedBucket> buckets, Results results,
-      const ProcessGroupPtr& group, milliseconds timeout) override;
+      const ProcessGroupPtr& group, milliseconds timeout,
+      const at::Tensor& arena = {}) override;
   std::unique_ptr<SplitBarrier> split_barrier(milliseconds timeout) override;
   at::Tensor zeros_in_common(int64_t count, const at::TensorOptions& options,
                              milliseconds timeout) override;

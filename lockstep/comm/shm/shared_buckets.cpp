@@ -21,10 +21,11 @@ namespace {
 class SharedBuckets final : public BucketReduction {
  public:
   SharedBuckets(std::shared_ptr<Group> group,
-                std::vector<ReducedBucket> buckets,
+                std::vector<ReducedBucket> buckets, at::Tensor arena,
                 std::unique_ptr<BucketExchange> exchange, Call call)
       : group_(std::move(group)),
         buckets_(std::move(buckets)),
+        arena_(std::move(arena)),
         exchange_(std::move(exchange)),
         call_(std::move(call)),
         dtype_(buckets_.empty()
@@ -58,9 +59,12 @@ class SharedBuckets final : public BucketReduction {
     checked([&] { exchange_->reclaim(); });
   }
   double contribution_factor() const override { return 1; }
-  void publish(size_t bucket) override {
+  bool moves() const override { return exchange_->moves(); }
+  using BucketReduction::publish;
+  void publish(size_t bucket, std::span<const uint64_t> places) override {
+    static_assert(kInBucket == BucketExchange::kInBucket);
     refuse_in_child(made_in_);
-    exchange_->publish(bucket);
+    exchange_->publish(bucket, places);
   }
   size_t advance() override {
     size_t complete = 0;
@@ -90,9 +94,10 @@ class SharedBuckets final : public BucketReduction {
   }
 
   const ProcessMark made_in_{};
-  // exchange_ uses the other two, so it is declared after them.
+  // exchange_ uses the others, so it is declared after them.
   const std::shared_ptr<Group> group_;
   const std::vector<ReducedBucket> buckets_;
+  const at::Tensor arena_;
   const std::unique_ptr<BucketExchange> exchange_;
   Call call_;
   CurrentCall current_{.operation = call_.operation};
@@ -106,7 +111,7 @@ class SharedBuckets final : public BucketReduction {
 std::vector<Bucket> memory_of(const std::vector<ReducedBucket>& buckets) {
   std::vector<Bucket> result;
   for (size_t i = 0; i < buckets.size(); ++i) {
-    const auto& [flat, owned] = buckets[i];
+    const auto& [flat, owned, movable] = buckets[i];
     if (!flat.defined() || !flat.device().is_cpu() ||
         flat.layout() != at::kStrided || !flat.is_contiguous() ||
         !kernels::is_floating(moved_as(flat.scalar_type()))) {
@@ -118,7 +123,8 @@ std::vector<Bucket> memory_of(const std::vector<ReducedBucket>& buckets) {
     result.push_back({.data = flat.data_ptr(),
                       .count = static_cast<size_t>(flat.numel()),
                       .dtype = moved_as(flat.scalar_type()),
-                      .owned = owned});
+                      .owned = owned,
+                      .movable = movable});
   }
   return result;
 }
@@ -127,15 +133,18 @@ std::vector<Bucket> memory_of(const std::vector<ReducedBucket>& buckets) {
 
 std::unique_ptr<BucketReduction> Backend::reduce_buckets(
     std::vector<ReducedBucket> buckets, Results results,
-    const ProcessGroupPtr& group, milliseconds timeout) {
+    const ProcessGroupPtr& group, milliseconds timeout,
+    const at::Tensor& arena) {
   const auto memory = memory_of(buckets);
+  BucketExchange::Arena room;
+  if (arena.defined()) room = {arena.mutable_data_ptr(), arena.nbytes()};
   std::unique_ptr<BucketExchange> exchange;
   run_in_turn(timeout, [&] {
-    exchange = BucketExchange::make(*group_, memory, results, timeout);
+    exchange = BucketExchange::make(*group_, memory, results, timeout, room);
   });
   if (!exchange) return nullptr;
   return std::make_unique<SharedBuckets>(
-      group_, std::move(buckets), std::move(exchange),
+      group_, std::move(buckets), arena, std::move(exchange),
       Call("reduce_buckets", group, timeout));
 }
 

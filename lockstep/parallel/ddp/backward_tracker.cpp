@@ -41,8 +41,10 @@ class BackwardTracker::AccumulatedHook final
   AccumulatedHook(std::weak_ptr<BackwardTracker> tracker, size_t index)
       : tracker_(std::move(tracker)), index_(index) {}
   variable_list operator()(const variable_list& outputs,
-                           const variable_list& /*inputs*/) override {
-    if (const auto tracker = tracker_.lock()) tracker->on_accumulated(index_);
+                           const variable_list& inputs) override {
+    if (const auto tracker = tracker_.lock()) {
+      tracker->on_accumulated(index_, inputs[0]);
+    }
     return outputs;
   }
   std::shared_ptr<BackwardTracker> tracker() const { return tracker_.lock(); }
@@ -418,7 +420,7 @@ void BackwardTracker::on_result_lost(uint64_t forward) noexcept {
   listener_->forward_lost();
 }
 
-void BackwardTracker::on_accumulated(size_t index) {
+void BackwardTracker::on_accumulated(size_t index, const at::Tensor& added) {
   const std::lock_guard lock(mutex_);
   if (listener_ == nullptr) return;
   bool ours = false;
@@ -447,7 +449,7 @@ void BackwardTracker::on_accumulated(size_t index) {
     if (also) {
       also();
     } else {
-      listener_->gradient_accumulated(index);
+      listener_->gradient_accumulated(index, added);
     }
   } else if (!also) {
     listener_->local_gradient(index, ours);

@@ -27,8 +27,10 @@ class BackwardListener {
   virtual void backward_begins() = 0;
   // Autograd has added to the .grad of the parameter with this index, in the
   // averaging backward or in one nested in it. May be called several times for
-  // a parameter.
-  virtual void gradient_accumulated(size_t parameter) = 0;
+  // a parameter. `added`: what was added, which may share its memory with
+  // .grad.
+  virtual void gradient_accumulated(size_t parameter,
+                                    const at::Tensor& added) = 0;
   // The averaging backward has done all its work.
   virtual void backward_ends() = 0;
   // An exception has ended the averaging backward. Must not throw.
@@ -173,7 +175,7 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
       : listener_(&listener), owner_(owner) {}
 
   void watch(size_t index);
-  void on_accumulated(size_t index);
+  void on_accumulated(size_t index, const at::Tensor& added);
   void on_result(bool synchronizes);
   void on_result_lost(uint64_t forward) noexcept;
   void on_task_end(int id);

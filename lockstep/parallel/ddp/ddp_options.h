@@ -64,6 +64,16 @@ struct DistributedDataParallelOptions {
   // costs a copy and the memory. Default: true (Python's is false).
   bool gradient_as_bucket_view{true};
 
+  // Whether ranks of one host reduce large gradients (64 KiB and more) where
+  // backward computes them, which saves their copy into a bucket. Costs shared
+  // memory of the size of these gradients, and replaces the process's CPU
+  // allocator by one that passes on everything else. A gradient is copied as
+  // before if it is not computed there, or if its memory is used by another
+  // tensor, too. Only with gradient_as_bucket_view; without effect with
+  // communication hooks, check_for_nan_in_grad or mixed precision, and on other
+  // backends. The results are the same bit by bit. Default: true.
+  bool place_gradients{true};
+
   // ---- Behaviour: parameters that some iterations do not use ----
 
   // Whether a backward pass may leave parameters out, on some ranks or on all.

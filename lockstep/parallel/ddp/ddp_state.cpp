@@ -247,6 +247,7 @@ std::unique_ptr<Reducer> DdpState::make_reducer() {
           .find_unused_parameters = options_.find_unused_parameters,
           .static_graph = options_.static_graph,
           .gradient_as_bucket_view = options_.gradient_as_bucket_view,
+          .place_gradients = options_.place_gradients,
           .skip_all_reduce_unused_params =
               options_.skip_all_reduce_unused_params,
           .check_for_nan_in_grad = options_.check_for_nan_in_grad,

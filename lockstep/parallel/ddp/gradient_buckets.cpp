@@ -1,6 +1,7 @@
 #include "lockstep/parallel/ddp/gradient_buckets.h"
 
 #include <ATen/ATen.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <stdexcept>
@@ -25,6 +26,46 @@ void copy_scaled(const at::Tensor& to, const at::Tensor& from, double factor) {
   } else {
     to.copy_(from);
   }
+}
+
+// Returns the tensor of which `tensor` is a view; undefined if it is none.
+// Autograd remembers it even if no graph is recorded, and so keeps it alive.
+at::Tensor base_of(const at::Tensor& tensor) {
+  auto* meta = torch::autograd::impl::get_view_autograd_meta(tensor);
+  return meta != nullptr && meta->has_fw_view() ? meta->get_forward_view().base_
+                                                : at::Tensor();
+}
+
+// Whether nothing but this gradient uses its memory. Autograd has just made it
+// of `added`, or has added that to it; apart from these two, only the tensor of
+// which they are views may use the memory, and only they may refer to it.
+// Otherwise its memory could also be another parameter's gradient: that of two
+// parameters may be views of one result, or one of them that result.
+bool uses_memory_alone(const at::Tensor& gradient, const at::Tensor& added) {
+  const bool is_made_of_it = added.defined() && added.has_storage() &&
+                             gradient.is_alias_of(added) &&
+                             !gradient.is_same(added);
+  struct User {
+    at::Tensor tensor;
+    size_t references;  // that are known, with that of this struct
+  };
+  std::vector<User> users;
+  const auto refer = [&](const at::Tensor& tensor) {
+    for (auto& user : users) {
+      if (user.tensor.is_same(tensor)) return void(++user.references);
+    }
+    users.push_back({tensor, 2});
+  };
+  refer(gradient);                  // by the parameter
+  if (is_made_of_it) refer(added);  // by autograd's list of inputs
+  for (size_t i = 0, end = users.size(); i < end; ++i) {
+    const auto base = base_of(users[i].tensor);
+    if (base.defined() && base.is_alias_of(gradient)) refer(base);
+  }
+  return gradient.storage().use_count() == users.size() &&
+         std::ranges::all_of(users, [](const User& user) {
+           return user.tensor.use_count() == user.references;
+         });
 }
 
 }  // namespace
@@ -60,6 +101,11 @@ at::Tensor& GradientBuckets::grad(size_t parameter) const {
 
 void GradientBuckets::arrange(const std::vector<std::vector<size_t>>& members) {
   const auto old_buckets = std::exchange(buckets_, {});
+  moved_places_.clear();
+  moved_.clear();
+  moves_ = false;
+  arena_.reset();
+  std::vector<size_t> sizes;
   const auto old_places =
       std::exchange(places_, std::vector<Place>(parameters_.size()));
   for (const auto& parameters : members) {
@@ -67,10 +113,17 @@ void GradientBuckets::arrange(const std::vector<std::vector<size_t>>& members) {
         parameters_, parameters, group_,
         options_.reduce_dtype.value_or(dtypes_[parameters.front()])));
     const auto& slots = buckets_.back().slots;
+    size_t movables = 0;
     for (size_t slot = 0; slot < slots.size(); ++slot) {
-      places_[slots[slot].parameter] = {buckets_.size() - 1, slot};
+      const size_t parameter = slots[slot].parameter;
+      const bool movable = is_movable(parameter);
+      places_[parameter] = {buckets_.size() - 1, slot,
+                            movable ? movables++ : kNone};
+      if (movable) sizes.push_back(slots[slot].alias.nbytes());
     }
+    moved_places_.emplace_back(movables, BucketReduction::kInBucket);
   }
+  if (!sizes.empty()) arena_ = GradientArena::make(sizes, group_);
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& old = old_places[i];
@@ -111,7 +164,56 @@ void GradientBuckets::part() {
   }
 }
 
-void GradientBuckets::take(size_t parameter, double factor, bool unused) {
+// A place in shared memory is the same for all ranks, so this must not depend
+// on anything that differs between them.
+bool GradientBuckets::is_movable(size_t parameter) const {
+  const auto& tensor = parameters_[parameter].tensor;
+  return options_.place_gradients && is_view(parameter) && tensor.is_cpu() &&
+         tensor.nbytes() >= placed_bytes() &&
+         at::isFloatingType(dtypes_[parameter]);
+}
+
+uint64_t& GradientBuckets::moved_place(size_t parameter) {
+  const auto& place = places_[parameter];
+  return moved_places_[place.bucket][place.movable];
+}
+
+bool GradientBuckets::is_moved(size_t parameter) const {
+  const auto& place = places_[parameter];
+  return place.movable != kNone && moved_places_[place.bucket][place.movable] !=
+                                       BucketReduction::kInBucket;
+}
+
+void GradientBuckets::forget_moves() {
+  for (auto& places : moved_places_) {
+    std::ranges::fill(places, BucketReduction::kInBucket);
+  }
+  release_moves();
+}
+
+// Leaves the gradient where it is, if peers can reach it there and its memory
+// belongs to it alone.
+bool GradientBuckets::move(size_t parameter, const at::Tensor& added) {
+  const auto& gradient = grad(parameter);
+  const auto& to = alias(parameter);
+  if (!moves_ || places_[parameter].movable == kNone || !is_view(parameter) ||
+      gradient.requires_grad() || gradient.sizes() != to.sizes() ||
+      gradient.strides() != to.strides() ||
+      gradient.scalar_type() != to.scalar_type() || gradient.is_neg() ||
+      gradient.is_conj() || gradient.storage_offset() != 0 ||
+      !uses_memory_alone(gradient, added)) {
+    return false;
+  }
+  const auto offset =
+      arena_->offset_of(gradient.const_data_ptr(), gradient.nbytes());
+  if (!offset) return false;
+  moved_place(parameter) = *offset;
+  moved_.push_back(gradient);
+  return true;
+}
+
+void GradientBuckets::take(size_t parameter, double factor, bool unused,
+                           const at::Tensor& added) {
   const auto& to = alias(parameter);
   auto& from = grad(parameter);
   const at::NoGradGuard no_grad;
@@ -121,6 +223,10 @@ void GradientBuckets::take(size_t parameter, double factor, bool unused) {
         ": the gradient of '" + parameters_[parameter].name +
         "' is sparse, but its module is not an Embedding or EmbeddingBag with "
         "sparse(true); give a dense gradient (to_dense())");
+  }
+  if (added.defined() && from.defined() && !unused && factor == 1 &&
+      move(parameter, added)) {
+    return;
   }
   const bool is_here = from.defined() && same_memory(from, to);
   // Whether other ranks used the parameter is not known yet; if none did, its
@@ -137,6 +243,7 @@ void GradientBuckets::take(size_t parameter, double factor, bool unused) {
 }
 
 void GradientBuckets::give(size_t parameter) {
+  if (is_moved(parameter)) return;
   const at::NoGradGuard no_grad;
   const auto& average = alias(parameter);
   auto& to = grad(parameter);
@@ -155,7 +262,8 @@ void GradientBuckets::abandon() {
   for (const auto& bucket : buckets_) {
     for (const auto& slot : bucket.slots) {
       auto& gradient = grad(slot.parameter);
-      if (gradient.defined() && same_memory(gradient, slot.alias)) {
+      if (gradient.defined() &&
+          (is_moved(slot.parameter) || same_memory(gradient, slot.alias))) {
         gradient.reset();
       }
     }
@@ -166,6 +274,10 @@ std::vector<ReducedBucket> GradientBuckets::reduced_buckets() const {
   std::vector<ReducedBucket> reduced;
   for (const auto& bucket : buckets_) {
     auto& one = reduced.emplace_back(ReducedBucket{.flat = bucket.flat});
+    for (const auto& [parameter, offset, alias] : bucket.slots) {
+      if (places_[parameter].movable == kNone) continue;
+      one.movable.push_back({offset, offset + alias.numel()});
+    }
     if (owned_.empty()) continue;
     for (const auto& [parameter, offset, alias] : bucket.slots) {
       const auto [begin, end] = owned_[parameter];

@@ -14,6 +14,7 @@
 #include "lockstep/comm/bucket_reduction.h"
 #include "lockstep/comm/process_group.h"
 #include "lockstep/parallel/ddp/buckets.h"
+#include "lockstep/parallel/ddp/gradient_arena.h"
 #include "lockstep/parallel/ddp/logging_data.h"
 
 namespace lockstep::internal {
@@ -32,6 +33,10 @@ struct TrainedParameter {
 // gets a copy, and the average is copied back at the end of backward, so that
 // several wrappers can do this in one backward, one after the other.
 //
+// A large gradient that would be a view may also stay where backward has
+// computed it, in the arena: peers read and write it there while it is reduced,
+// and its place in the bucket is not used ("moved").
+//
 // Sparse parameters have no place in a bucket. One thread at a time.
 class GradientBuckets {
  public:
@@ -40,6 +45,8 @@ class GradientBuckets {
     // The dtype of the buckets; if unset, that of the parameters. If set, .grad
     // is never a view.
     std::optional<at::ScalarType> reduce_dtype{};
+    // Whether large gradients of the CPU may be moved.
+    bool place_gradients{false};
   };
 
   GradientBuckets(const std::vector<TrainedParameter>& parameters,
@@ -69,15 +76,32 @@ class GradientBuckets {
     return options_.views && !options_.reduce_dtype && !any_shared_;
   }
 
+  // Where gradients may be moved to; null: nowhere.
+  const std::shared_ptr<GradientArena>& arena() const { return arena_; }
+  bool moves() const { return moves_; }
+  // Whether gradients are moved from now on: the reduction must be able to.
+  void allow_moves(bool allowed) { moves_ = allowed && arena_ != nullptr; }
+  // Returns where the movable ranges of the bucket lie, for
+  // BucketReduction::publish().
+  const std::vector<uint64_t>& moved_places(size_t bucket) const {
+    return moved_places_[bucket];
+  }
+  // Called when a reduction begins: forgets which gradients were moved.
+  void forget_moves();
+  // Called when no peer uses moved gradients any more.
+  void release_moves() { moved_.clear(); }
+
   // Called before a backward: gives a .grad that lies in another parameter's
   // place (users may swap them) memory of its own.
   void part();
 
   // Brings this rank's gradient into its place, times `factor`; writes zeros if
   // there is none. `unused`: this backward produced no gradient; then .grad
-  // keeps its value and is not a view until give(). Throws std::runtime_error
-  // for a sparse gradient.
-  void take(size_t parameter, double factor, bool unused);
+  // keeps its value and is not a view until give(). `added`: what autograd has
+  // just added to .grad, if that is known. Throws std::runtime_error for a
+  // sparse gradient.
+  void take(size_t parameter, double factor, bool unused,
+            const at::Tensor& added);
   // Makes the average, which is now in its place, the parameter's .grad.
   void give(size_t parameter);
 
@@ -108,7 +132,12 @@ class GradientBuckets {
   struct Place {
     size_t bucket = kNone;
     size_t slot = 0;
+    size_t movable = kNone;  // among the movable slots of the bucket
   };
+  bool is_movable(size_t parameter) const;
+  bool move(size_t parameter, const at::Tensor& added);
+  uint64_t& moved_place(size_t parameter);
+  bool is_moved(size_t parameter) const;
   struct LeftShard {
     // Weak, but no other tensor gets this address while it is remembered.
     c10::weak_intrusive_ptr<c10::TensorImpl> gradient;
@@ -132,6 +161,13 @@ class GradientBuckets {
   bool any_shared_ = false;
   std::vector<GradientBucket> buckets_;
   std::vector<Place> places_;
+  std::shared_ptr<GradientArena> arena_;
+  bool moves_ = false;
+  // For each bucket, for each of its movable slots: the offset in the arena, or
+  // BucketReduction::kInBucket.
+  std::vector<std::vector<uint64_t>> moved_places_;
+  // Keeps the memory of moved gradients while peers may use it.
+  std::vector<at::Tensor> moved_;
   std::vector<Range> owned_;  // by parameter; empty: all elements
   std::map<size_t, LeftShard> left_shards_;
 };

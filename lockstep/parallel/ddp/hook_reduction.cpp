@@ -48,7 +48,8 @@ class HookReduction final : public BucketReduction {
 
   double contribution_factor() const override { return 1; }
 
-  void publish(size_t bucket) override {
+  using BucketReduction::publish;
+  void publish(size_t bucket, std::span<const uint64_t> /*places*/) override {
     const auto& [flat, slots] = buckets_[bucket];
     std::vector<at::Tensor> gradients;
     std::vector<at::Tensor> parameters;

@@ -42,7 +42,8 @@ Reducer::Reducer(const std::vector<TrainedParameter>& parameters,
       options_(std::move(options)),
       gradients_(parameters, group_,
                  {.views = options_.gradient_as_bucket_view,
-                  .reduce_dtype = options_.reduce_dtype}),
+                  .reduce_dtype = options_.reduce_dtype,
+                  .place_gradients = options_.place_gradients}),
       readiness_(parameters.size(), options_.static_graph),
       tracker_(BackwardTracker::make(*this, gradients_.tensors(), owner)),
       divisor_(group_->size()),
@@ -86,10 +87,14 @@ void Reducer::connect() {
   } else if (gradients_.buckets().empty()) {  // all are sparse or delayed
     reduction_ = all_reduce_buckets({}, group_);
   } else {
+    const auto& arena = gradients_.arena();
     reduction_ = make_bucket_reduction(
         gradients_.reduced_buckets(),
-        gradients_.is_sharded() ? Results::owned : Results::everywhere, group_);
+        gradients_.is_sharded() ? Results::owned : Results::everywhere, group_,
+        arena ? arena->memory() : at::Tensor());
   }
+  // A check reads the buckets.
+  gradients_.allow_moves(reduction_->moves() && !check_);
 }
 
 void Reducer::register_comm_hook(CommHook hook) {
@@ -242,6 +247,7 @@ void Reducer::begin_reduction() {
     pending_.push_back(bucket.slots.size());
   }
   reduction_->begin(++begun_, divisor_);
+  gradients_.forget_moves();
   factor_ = reduction_->contribution_factor();
   if (delayed_) delayed_->begin(begun_, divisor_);
 }
@@ -276,7 +282,7 @@ void Reducer::set_unused(size_t parameter) {
   if (readiness_.set_unused(parameter)) mark_ready(parameter);
 }
 
-void Reducer::gradient_accumulated(size_t parameter) {
+void Reducer::gradient_accumulated(size_t parameter, const at::Tensor& added) {
   const UserFunction function("backward()");
   refuse_left_shards(parameter);
   if (needs_used_map()) used_[parameter] = 1;
@@ -286,7 +292,7 @@ void Reducer::gradient_accumulated(size_t parameter) {
     case Readiness::Gradient::surplus:
       refuse_surplus(parameter);
     case Readiness::Gradient::ready:
-      mark_ready(parameter);
+      mark_ready(parameter, added);
       publish_ready_buckets();
   }
 }
@@ -312,10 +318,10 @@ void Reducer::refuse_surplus(size_t parameter) const {
              "with static_graph"));
 }
 
-void Reducer::mark_ready(size_t parameter) {
+void Reducer::mark_ready(size_t parameter, const at::Tensor& added) {
   if (readiness_.awaited() == 0) times_.last_gradient();
   if (!gradients_.has_place(parameter)) return;
-  gradients_.take(parameter, factor_, readiness_.is_unused(parameter));
+  gradients_.take(parameter, factor_, readiness_.is_unused(parameter), added);
   --pending_[gradients_.bucket_of(parameter)];
 }
 
@@ -327,7 +333,8 @@ void Reducer::publish_ready_buckets() {
   while (next_bucket_ < buckets.size() && pending_[next_bucket_] == 0) {
     if (check_) check_->look(buckets[next_bucket_]);
     times_.bucket_published();
-    reduction_->publish(next_bucket_++);
+    const size_t bucket = next_bucket_++;
+    reduction_->publish(bucket, gradients_.moved_places(bucket));
   }
   const auto final_buckets = reduction_->advance();
   if (!delivers_at_end()) deliver(final_buckets);
@@ -425,10 +432,15 @@ void Reducer::give_up() {
 }
 
 void Reducer::graph_entered() {
+  if (gradients_.moves()) {
+    armed_ = gradients_.arena();
+    armed_->arm();
+  }
   if (entered_) entered_();
 }
 
 void Reducer::graph_left() {
+  if (const auto arena = std::exchange(armed_, nullptr)) arena->disarm();
   if (left_) left_();
 }
 
@@ -438,6 +450,7 @@ void Reducer::finish() {
     const Span wait_span("ddp", "wait");
     reduction_->finish();
   }
+  gradients_.release_moves();
   finish_sparse();
   if (delayed_) delayed_->finish();
   if (needs_used_map()) finish_used_map();

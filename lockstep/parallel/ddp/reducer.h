@@ -31,6 +31,7 @@ struct ReducerOptions {
   bool find_unused_parameters{false};
   bool static_graph{false};
   bool gradient_as_bucket_view{true};
+  bool place_gradients{true};
   bool skip_all_reduce_unused_params{false};
   bool check_for_nan_in_grad{false};
   std::optional<at::ScalarType> reduce_dtype{};
@@ -144,7 +145,7 @@ class Reducer final : private BackwardListener {
 
  private:
   void backward_begins() override;
-  void gradient_accumulated(size_t parameter) override;
+  void gradient_accumulated(size_t parameter, const at::Tensor& added) override;
   void backward_ends() override;
   void backward_given_up() override;
   void local_gradient(size_t parameter, bool ours) override;
@@ -162,7 +163,8 @@ class Reducer final : private BackwardListener {
 
   void begin_reduction();
   void set_unused(size_t parameter);
-  void mark_ready(size_t parameter);
+  // `added`: as in GradientBuckets::take().
+  void mark_ready(size_t parameter, const at::Tensor& added = {});
   void publish_ready_buckets();
   void refuse_left_shards(std::optional<size_t> accumulated);
   [[noreturn]] void refuse_surplus(size_t parameter) const;
@@ -204,6 +206,7 @@ class Reducer final : private BackwardListener {
   OnFinal on_final_{};
   std::function<void()> entered_{};
   std::function<void()> left_{};
+  std::shared_ptr<GradientArena> armed_{};  // while autograd works on graphs
 
   // From the first gradient to the last averaged one.
   std::optional<Span> backward_span_;

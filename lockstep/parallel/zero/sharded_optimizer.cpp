@@ -17,6 +17,7 @@
 #include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/parallel/ddp/ddp_state.h"
+#include "lockstep/parallel/ddp/gradient_arena.h"
 
 namespace lockstep::internal {
 namespace {
@@ -159,10 +160,12 @@ void ShardedOptimizer::register_parameters(
     const at::Tensor& parameter = parameters[i];
     index_.emplace(parameter.unsafeGetTensorImpl(), parameters_.size());
     const Range mine = ranges[i][rank];
-    pieces_.push_back(mine.begin == mine.end
-                          ? nullptr
-                          : std::make_unique<ParameterPiece>(parameter, mine,
-                                                             !cut_, has_ddp_));
+    pieces_.push_back(
+        mine.begin == mine.end
+            ? nullptr
+            : std::make_unique<ParameterPiece>(
+                  parameter, mine, !cut_,
+                  has_ddp_ && parameter.nbytes() < placed_bytes()));
     parameters_.push_back(parameter);
     memory_.push_back(parameter.const_data_ptr());
     ranges_.push_back(std::move(ranges[i]));

@@ -79,6 +79,29 @@ TEST_P(Buckets, HoldTheSumOfAllRanksBitByBit) {
   EXPECT_EQ(faults(world.finish(kTestTime)), "");
 }
 
+TEST_P(Buckets, ArePartlyReducedWhereEachRankHasThem) {
+  ForkedWorld world(GetParam(), small_tuning(), [](Group& group, Signs&) {
+    for (const auto dtype : kFloating) {
+      for (const auto results : {Results::everywhere, Results::owned}) {
+        for (const bool uneven : {false, true}) {
+          BucketRank rank(group, values(),
+                          {.buckets = {{.count = 7, .dtype = dtype},
+                                       {.count = 3000, .dtype = dtype},
+                                       {.count = 0, .dtype = dtype},
+                                       {.count = 30'001, .dtype = dtype}},
+                           .results = results,
+                           .uneven_owners = uneven,
+                           .moving = true});
+          for (uint64_t step = 0; step < 5; ++step) {
+            rank.run(step, [&] { dawdle(group, step); });
+          }
+        }
+      }
+    }
+  });
+  EXPECT_EQ(faults(world.finish(kTestTime)), "");
+}
+
 // Such buckets were not reduced.
 TEST_P(Buckets, OfWhichAllRangesAreEmptyAreDividedEqually) {
   ForkedWorld world(GetParam(), small_tuning(), [](Group& group, Signs&) {

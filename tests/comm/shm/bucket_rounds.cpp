@@ -37,16 +37,76 @@ BucketRank::BucketRank(Group& group, const Values& values, Rounds rounds)
     buckets.push_back({.data = data_[i],
                        .count = count,
                        .dtype = dtype,
-                       .owned = std::move(owned)});
+                       .owned = std::move(owned),
+                       .movable = movable(i)});
+    movable_.push_back(buckets.back().movable);
+    places_.emplace_back(movable_.back().size(), BucketExchange::kInBucket);
+    for (const auto& range : movable_.back()) {
+      arena_bytes_ += range.size() * kernels::size_of(dtype) + kGuard;
+    }
   }
-  exchange_ =
-      BucketExchange::make(group, buckets, rounds_.results, rounds_.timeout);
+  BucketExchange::Arena arena;
+  if (arena_bytes_ != 0) {
+    arena_ = static_cast<std::byte*>(group.allocate_registered(arena_bytes_));
+    arena = {arena_, arena_bytes_};
+  }
+  exchange_ = BucketExchange::make(group, buckets, rounds_.results,
+                                   rounds_.timeout, arena);
   if (!exchange_) throw std::runtime_error("buckets cannot be reached");
 }
 
 BucketRank::~BucketRank() {
   exchange_.reset();
   group_.free_registered(memory_);
+  group_.free_registered(arena_);
+}
+
+std::vector<Range> BucketRank::movable(size_t bucket) const {
+  std::vector<Range> ranges;
+  if (!rounds_.moving) return ranges;
+  const auto count = static_cast<int64_t>(rounds_.buckets[bucket].count);
+  int64_t begin = 0;
+  for (uint64_t piece = 0; begin < count; ++piece) {
+    const auto chance = mixed(bucket, piece, 99);
+    const auto length = static_cast<int64_t>(1 + chance % (count / 4 + 2));
+    const auto end = std::min(count, begin + length);
+    if (chance / 64 % 3 != 0) ranges.push_back({begin, end});
+    begin = end;
+  }
+  return ranges;
+}
+
+void BucketRank::choose_places(uint64_t step) {
+  size_t all = 0;
+  for (const auto& ranges : movable_) all += ranges.size();
+  if (all == 0) return;
+  std::memset(arena_, static_cast<int>(kGuarded), arena_bytes_);
+  const size_t first = mixed(step, group_.rank(), 3) % all;
+  size_t offset = 0;
+  for (size_t i = 0; i < all; ++i) {
+    size_t index = (first + i) % all, bucket = 0;
+    while (index >= movable_[bucket].size()) {
+      index -= movable_[bucket++].size();
+    }
+    const bool moves = mixed(step, index, group_.rank()) % 4 != 0;
+    places_[bucket][index] = moves ? offset : BucketExchange::kInBucket;
+    offset += movable_[bucket][index].size() *
+                  kernels::size_of(rounds_.buckets[bucket].dtype) +
+              kGuard;
+    offset = offset / 16 * 16;
+  }
+}
+
+std::byte* BucketRank::element_at(size_t bucket, int64_t element) const {
+  const auto bytes =
+      static_cast<int64_t>(kernels::size_of(rounds_.buckets[bucket].dtype));
+  for (size_t i = 0; i < movable_[bucket].size(); ++i) {
+    const auto& [begin, end] = movable_[bucket][i];
+    if (element < begin || element >= end) continue;
+    if (places_[bucket][i] == BucketExchange::kInBucket) break;
+    return arena_ + places_[bucket][i] + (element - begin) * bytes;
+  }
+  return data_[bucket] + element * bytes;
 }
 
 std::vector<Range> BucketRank::owned_by(int rank, size_t bucket) const {
@@ -80,8 +140,18 @@ const std::byte* BucketRank::contribution(uint64_t step, size_t bucket,
 void BucketRank::fill(uint64_t step, size_t bucket) {
   const auto& [count, dtype] = rounds_.buckets[bucket];
   if (count == 0) return;
-  std::memcpy(data_[bucket], contribution(step, bucket, group_.rank()),
-              count * kernels::size_of(dtype));
+  const auto* from = contribution(step, bucket, group_.rank());
+  const size_t element = kernels::size_of(dtype);
+  if (movable_[bucket].empty()) {
+    std::memcpy(data_[bucket], from, count * element);
+    return;
+  }
+  // What a moved piece has in the bucket must not be used.
+  std::memset(data_[bucket], 0x7e, count * element);
+  for (size_t i = 0; i < count; ++i) {
+    std::memcpy(element_at(bucket, static_cast<int64_t>(i)), from + i * element,
+                element);
+  }
 }
 
 void BucketRank::compare(uint64_t step, size_t bucket) const {
@@ -107,8 +177,8 @@ void BucketRank::compare(uint64_t step, size_t bucket) const {
           : owned_by(group_.rank(), bucket);
   for (const auto& [begin, end] : checked) {
     for (int64_t i = begin; i < end; ++i) {
-      if (std::memcmp(data_[bucket] + i * element,
-                      expected.data() + i * element, element) != 0) {
+      if (std::memcmp(element_at(bucket, i), expected.data() + i * element,
+                      element) != 0) {
         throw std::runtime_error("step " + std::to_string(step) + ", bucket " +
                                  std::to_string(bucket) + ", element " +
                                  std::to_string(i) + " of " +
@@ -135,10 +205,11 @@ void BucketRank::compare_guards() const {
 void BucketRank::run(uint64_t step, const std::function<void()>& between) {
   exchange_->begin(static_cast<int64_t>(step),
                    rounds_.divisor == 0 ? group_.size() : rounds_.divisor);
+  choose_places(step);
   for (size_t i = 0; i < data_.size(); ++i) {
     fill(step, i);
     if (between) between();
-    exchange_->publish(i);
+    exchange_->publish(i, places_[i]);
     if ((step + i) % 3 == 0) continue;
     const auto complete = exchange_->advance();
     if (complete > i + 1) throw std::runtime_error("complete too early");
@@ -151,9 +222,10 @@ void BucketRank::run(uint64_t step, const std::function<void()>& between) {
 
 void BucketRank::abandon(uint64_t step, size_t publishes) {
   exchange_->begin(static_cast<int64_t>(step), group_.size());
+  choose_places(step);
   for (size_t i = 0; i < publishes && i < data_.size(); ++i) {
     fill(step, i);
-    exchange_->publish(i);
+    exchange_->publish(i, places_[i]);
     exchange_->advance();
   }
 }

@@ -27,6 +27,9 @@ struct Rounds {
   bool uneven_owners = false;
   // Whether each rank names an empty range, so that nobody owns anything.
   bool empty_ranges = false;
+  // Whether pieces of the buckets are movable. Each rank has some of them in
+  // its arena, others in each reduction, and at other places.
+  bool moving = false;
   double divisor = 0;  // 0: the number of ranks
   milliseconds timeout{60'000};
 };
@@ -55,6 +58,10 @@ class BucketRank {
   void fill(uint64_t step, size_t bucket);
   void compare(uint64_t step, size_t bucket) const;
   void compare_guards() const;
+  std::vector<Range> movable(size_t bucket) const;
+  void choose_places(uint64_t step);
+  // Returns where this rank's element lies in this reduction.
+  std::byte* element_at(size_t bucket, int64_t element) const;
   const std::byte* contribution(uint64_t step, size_t bucket, int rank) const;
 
   Group& group_;
@@ -63,6 +70,10 @@ class BucketRank {
   size_t bytes_ = 0;
   std::byte* memory_ = nullptr;
   std::vector<std::byte*> data_;
+  std::byte* arena_ = nullptr;
+  size_t arena_bytes_ = 0;
+  std::vector<std::vector<Range>> movable_;    // by bucket
+  std::vector<std::vector<uint64_t>> places_;  // of these
   std::unique_ptr<BucketExchange> exchange_;
 };
 

@@ -24,23 +24,30 @@ constexpr size_t kPieceBytes = size_t{16} << 10;
 // wait.
 constexpr size_t kOneShotBytes = size_t{4} << 10;
 
+// Returns where the memory lies; region 0 if no peer could reach it.
+RegisteredMemory::Place place_of(Core& core, const void* data, size_t bytes) {
+  const RegisteredMemory::Place nowhere{.region = 0, .offset = 0};
+  try {
+    return core.registered.find(data, bytes).value_or(nowhere);
+  } catch (const std::exception&) {  // its descriptor cannot be sent
+    return nowhere;
+  }
+}
+
 BucketLayout layout_of(Core& core, const std::vector<Bucket>& buckets,
-                       Results results) {
+                       BucketExchange::Arena arena, Results results) {
   BucketLayout layout{.results = results, .buckets = buckets};
   for (const auto& bucket : buckets) {
     // No rank reaches for an empty bucket, so any region but 0 will do.
-    RegisteredMemory::Place place{.region = bucket.count == 0 ? 1u : 0u,
-                                  .offset = 0};
-    if (bucket.count != 0) {
-      try {
-        place = core.registered
-                    .find(bucket.data,
-                          bucket.count * kernels::size_of(bucket.dtype))
-                    .value_or(place);
-      } catch (const std::exception&) {  // its descriptor cannot be sent
-      }
-    }
-    layout.places.push_back(place);
+    layout.places.push_back(
+        bucket.count == 0
+            ? RegisteredMemory::Place{.region = 1, .offset = 0}
+            : place_of(core, bucket.data,
+                       bucket.count * kernels::size_of(bucket.dtype)));
+  }
+  if (arena.data != nullptr) {
+    layout.arena = place_of(core, arena.data, arena.bytes);
+    layout.arena_bytes = arena.bytes;
   }
   return layout;
 }
@@ -86,6 +93,16 @@ bool all_reachable(std::span<const BucketLayout> layouts) {
   });
 }
 
+bool have_arenas(std::span<const BucketLayout> layouts) {
+  return std::ranges::all_of(layouts, [](const BucketLayout& layout) {
+    return layout.arena.region != 0;
+  });
+}
+
+size_t rounded_to_lines(size_t bytes) {
+  return (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
+}
+
 bool has_owners(std::span<const BucketLayout> layouts, size_t bucket) {
   return std::ranges::any_of(layouts, [&](const BucketLayout& layout) {
     return std::ranges::any_of(
@@ -98,7 +115,7 @@ bool has_owners(std::span<const BucketLayout> layouts, size_t bucket) {
 
 std::unique_ptr<BucketExchange> BucketExchange::make(
     Group& group, const std::vector<Bucket>& buckets, Results results,
-    milliseconds timeout) {
+    milliseconds timeout, Arena arena) {
   auto& core = group.core();
   const auto deadline = Deadline::after(timeout);
   auto left = [&] { return std::max(deadline.remaining(), milliseconds(1)); };
@@ -113,66 +130,114 @@ std::unique_ptr<BucketExchange> BucketExchange::make(
   // Every rank has read its sockets just before, so after this gather the way
   // to every peer has room for loans, which layout_of() may send.
   gather_all(core, what, uint8_t{0}, left());
-  const auto layouts =
-      exchanged(group, layout_of(core, buckets, results), call, deadline);
+  const auto layouts = exchanged(
+      group, layout_of(core, buckets, arena, results), call, deadline);
   if (!all_reachable(layouts)) return nullptr;
 
   std::unique_ptr<BucketExchange> made;
-  std::vector<MappedBucket> mapped;
-  size_t copy_bytes = 0;
+  Mapped mapped;
   bool well = true;
   try {
-    for (size_t i = 0; i < buckets.size(); ++i) {
-      MappedBucket bucket{buckets[i]};
-      bucket.offset = copy_bytes;
-      const size_t count = bucket.count;
-      const size_t element = kernels::size_of(bucket.dtype);
-      const size_t bytes = count * element;
-      if (results == Results::everywhere && core.size > 1 &&
-          bytes <= std::min(kOneShotBytes, core.tuning.one_shot_bytes)) {
-        bucket.one_shot = true;
-        copy_bytes += (bytes + kCacheLine - 1) / kCacheLine * kCacheLine;
-      }
-      if (!has_owners(layouts, i)) {
-        bucket.owned = {equal_slice({0, static_cast<int64_t>(count)}, core.rank,
-                                    core.size, element)};
-      }
-      std::erase_if(bucket.owned,
-                    [](const Range& one) { return one.size() == 0; });
-      for (int peer = 0; count != 0 && peer < core.size; ++peer) {
-        if (peer == core.rank) {
-          bucket.by_rank.push_back(static_cast<std::byte*>(bucket.data));
-          continue;
-        }
-        bucket.held.push_back(
-            core.registered.reach(peer, layouts[peer].places[i], bytes));
-        bucket.by_rank.push_back(bucket.held.back().get());
-      }
-      mapped.push_back(std::move(bucket));
-    }
+    mapped = map(core, buckets, arena, results, layouts);
   } catch (const std::exception&) {
     well = false;
   }
   const auto all = gather_all(core, what, static_cast<uint8_t>(well), left());
   if (std::ranges::find(all, uint8_t{0}) != all.end()) return nullptr;
   try {
-    made.reset(new BucketExchange(group, std::move(mapped), copy_bytes, results,
-                                  timeout));
+    made.reset(new BucketExchange(group, std::move(mapped), results, timeout));
   } catch (const Unavailable&) {  // on all ranks
   }
   return made;
 }
 
-BucketExchange::BucketExchange(Group& group, std::vector<MappedBucket> buckets,
-                               size_t copy_bytes, Results results,
+BucketExchange::Mapped BucketExchange::map(
+    Core& core, const std::vector<Bucket>& buckets, Arena arena,
+    Results results, std::span<const BucketLayout> layouts) {
+  Mapped mapped;
+  for (size_t i = 0; i < buckets.size(); ++i) {
+    MappedBucket bucket{buckets[i]};
+    bucket.offset = mapped.copy_bytes;
+    bucket.first_place = mapped.places;
+    mapped.places += bucket.movable.size();
+    const size_t count = bucket.count;
+    const size_t element = kernels::size_of(bucket.dtype);
+    const size_t bytes = count * element;
+    if (results == Results::everywhere && core.size > 1 &&
+        bucket.movable.empty() &&
+        bytes <= std::min(kOneShotBytes, core.tuning.one_shot_bytes)) {
+      bucket.one_shot = true;
+      mapped.copy_bytes += rounded_to_lines(bytes);
+    }
+    if (!has_owners(layouts, i)) {
+      bucket.owned = {equal_slice({0, static_cast<int64_t>(count)}, core.rank,
+                                  core.size, element)};
+    }
+    std::erase_if(bucket.owned,
+                  [](const Range& one) { return one.size() == 0; });
+    bucket.parts = parts_of(bucket);
+    for (int peer = 0; count != 0 && peer < core.size; ++peer) {
+      if (peer == core.rank) {
+        bucket.by_rank.push_back(static_cast<std::byte*>(bucket.data));
+        continue;
+      }
+      bucket.held.push_back(
+          core.registered.reach(peer, layouts[peer].places[i], bytes));
+      bucket.by_rank.push_back(bucket.held.back().get());
+    }
+    mapped.buckets.push_back(std::move(bucket));
+  }
+  if (!have_arenas(layouts)) return mapped;
+  for (int peer = 0; peer < core.size; ++peer) {
+    if (peer == core.rank) {
+      mapped.arenas.push_back(static_cast<std::byte*>(arena.data));
+      continue;
+    }
+    mapped.held.push_back(core.registered.reach(peer, layouts[peer].arena,
+                                                layouts[peer].arena_bytes));
+    mapped.arenas.push_back(mapped.held.back().get());
+  }
+  return mapped;
+}
+
+std::vector<BucketExchange::Part> BucketExchange::parts_of(
+    const Bucket& bucket) {
+  std::vector<Part> parts;
+  for (const auto& [begin, end] : bucket.owned) {
+    int64_t at = begin;
+    for (size_t i = 0; i < bucket.movable.size(); ++i) {
+      const auto& [first, last] = bucket.movable[i];
+      if (last <= at || first >= end) continue;
+      if (at < first) parts.push_back({{at, first}, kFixed});
+      const int64_t until = std::min(last, end);
+      parts.push_back({{std::max(at, first), until}, i});
+      at = until;
+    }
+    if (at < end) parts.push_back({{at, end}, kFixed});
+  }
+  return parts;
+}
+
+BucketExchange::BucketExchange(Group& group, Mapped mapped, Results results,
                                milliseconds timeout)
     : core_(group.core()),
-      buckets_(std::move(buckets)),
-      copy_bytes_(copy_bytes),
+      buckets_(std::move(mapped.buckets)),
+      copy_bytes_(mapped.copy_bytes),
+      places_(mapped.places),
+      arenas_(std::move(mapped.arenas)),
+      held_arenas_(std::move(mapped.held)),
       results_(results),
       timeout_(timeout),
-      memory_(group, core_.size * (sizeof(Counters) + 2 * copy_bytes),
+      memory_(group,
+              core_.size * (sizeof(Counters) + 2 * copy_bytes_ +
+                            rounded_to_lines(places_ * sizeof(uint64_t))),
               timeout) {}
+
+uint64_t* BucketExchange::places(int of) const {
+  return reinterpret_cast<uint64_t*>(
+      memory_.data() + core_.size * (sizeof(Counters) + 2 * copy_bytes_) +
+      of * rounded_to_lines(places_ * sizeof(uint64_t)));
+}
 
 BucketExchange::Counters& BucketExchange::own() const {
   return counters(core_.rank);
@@ -235,7 +300,7 @@ void BucketExchange::reclaim() {
   }
 }
 
-void BucketExchange::publish(size_t bucket) {
+void BucketExchange::publish(size_t bucket, std::span<const uint64_t> places) {
   if (!open_ || abandoned_ || bucket != published_ ||
       bucket >= buckets_.size()) {
     throw std::logic_error(
@@ -253,8 +318,13 @@ void BucketExchange::publish(size_t bucket) {
     std::memcpy(copy_of(core_.rank, one), one.data,
                 one.count * kernels::size_of(one.dtype));
   }
+  auto* const said = this->places(core_.rank) + one.first_place;
+  for (size_t i = 0; i < one.movable.size(); ++i) {
+    said[i] = places.empty() ? kInBucket : places[i];
+  }
   ++published_;
-  // Releases this rank's contribution. Pairs with the loads in all_have().
+  // Releases this rank's contribution and its places. Pairs with the loads in
+  // all_have().
   own().published.store(base_ + published_, std::memory_order_seq_cst);
   core_.waiting.wake_sleepers();
 }
@@ -326,27 +396,43 @@ void BucketExchange::reduce(const MappedBucket& bucket) const {
   if (bucket.one_shot) return reduce_copies(bucket);
   const auto piece =
       static_cast<int64_t>(kPieceBytes / kernels::size_of(bucket.dtype));
-  for (const auto& [begin, end] : bucket.owned) {
-    for (int64_t at = begin; at < end; at += piece) {
-      reduce_piece(bucket, {at, std::min(at + piece, end)});
+  for (const auto& [elements, movable] : bucket.parts) {
+    for (int64_t at = elements.begin; at < elements.end; at += piece) {
+      reduce_piece(bucket, movable, {at, std::min(at + piece, elements.end)});
     }
   }
 }
 
-void BucketExchange::reduce_piece(const MappedBucket& bucket,
+std::byte* BucketExchange::address(int of, const MappedBucket& bucket,
+                                   size_t movable, int64_t begin) const {
+  const auto element = static_cast<int64_t>(kernels::size_of(bucket.dtype));
+  if (movable != kFixed) {
+    const uint64_t place = places(of)[bucket.first_place + movable];
+    if (place != kInBucket) {
+      return arenas_[of] + place +
+             (begin - bucket.movable[movable].begin) * element;
+    }
+  }
+  return bucket.by_rank[of] + begin * element;
+}
+
+void BucketExchange::reduce_piece(const MappedBucket& bucket, size_t movable,
                                   Range elements) const {
   const int n = core_.size;
-  const auto offset = elements.begin * kernels::size_of(bucket.dtype);
   std::array<const void*, kMaxRanks> sources;
   // This rank's place comes first.
   std::array<void*, kMaxRanks> results;
-  results[0] = bucket.by_rank[core_.rank] + offset;
+  auto* const own = address(core_.rank, bucket, movable, elements.begin);
+  results[0] = own;
   size_t written = 1;
   for (int peer = 0; peer < n; ++peer) {
-    sources[peer] = bucket.by_rank[peer] + offset;
-    if (peer != core_.rank && results_ == Results::everywhere) {
-      results[written++] = bucket.by_rank[peer] + offset;
+    if (peer == core_.rank) {
+      sources[peer] = own;
+      continue;
     }
+    auto* const theirs = address(peer, bucket, movable, elements.begin);
+    sources[peer] = theirs;
+    if (results_ == Results::everywhere) results[written++] = theirs;
   }
   const std::span<const void* const> from(sources.data(), n);
   if (divisor_ == n || divisor_ == 1) {

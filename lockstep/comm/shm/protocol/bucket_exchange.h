@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -47,6 +48,15 @@ class Patience;
 // outlive this object.
 class BucketExchange {
  public:
+  // Memory of this rank in which contributions may lie instead of in their
+  // bucket; null: none.
+  struct Arena {
+    void* data = nullptr;
+    size_t bytes = 0;
+  };
+  // In a movable range of a bucket: it lies in the bucket.
+  static constexpr uint64_t kInBucket = ~uint64_t{0};
+
   // A collective of the group. Returns null on all ranks if some rank's buckets
   // cannot be reached by all others: they are not registered, or there are no
   // descriptors or no memory left. If the ranks disagree about the number of
@@ -55,7 +65,15 @@ class BucketExchange {
   // for each begin() and finish().
   static std::unique_ptr<BucketExchange> make(
       Group& group, const std::vector<Bucket>& buckets, Results results,
-      milliseconds timeout);
+      milliseconds timeout, Arena arena);
+  static std::unique_ptr<BucketExchange> make(
+      Group& group, const std::vector<Bucket>& buckets, Results results,
+      milliseconds timeout) {
+    return make(group, buckets, results, timeout, Arena());
+  }
+  // Whether every rank reaches every rank's arena, so that contributions may
+  // lie there.
+  bool moves() const { return !arenas_.empty(); }
 
   // Gives up the reduction that this rank is in, if any, and tells the others.
   // Never blocks.
@@ -70,8 +88,11 @@ class BucketExchange {
   // that come so far throw CallMismatch.
   void begin(int64_t iteration, double divisor);
   // Publishes the next bucket, to which this rank's contribution is complete.
-  // Never blocks.
-  void publish(size_t bucket);
+  // Never blocks. `places` has one element for each movable range of the
+  // bucket, or none: the offset in this rank's arena, in bytes, where its
+  // contribution lies and where its result shall be written; or kInBucket. That
+  // memory does not belong to this rank until the reduction has ended.
+  void publish(size_t bucket, std::span<const uint64_t> places = {});
   // Reduces what can be reduced, without blocking. Returns how many buckets,
   // from the first, hold their results. Throws CallMismatch, see begin().
   size_t advance() { return advance(std::memory_order_acquire); }
@@ -95,6 +116,11 @@ class BucketExchange {
     std::atomic<uint64_t> finished;
     alignas(64) std::byte unused[64];  // processors fetch lines in pairs
   };
+  static constexpr size_t kFixed = ~size_t{0};
+  struct Part {
+    Range elements;
+    size_t movable;  // the movable range that contains it; kFixed: none
+  };
   // A bucket of all ranks. `owned` are this rank's ranges, equal slices too.
   struct MappedBucket : Bucket {
     std::vector<std::byte*> by_rank{};  // where each rank's data is
@@ -104,11 +130,25 @@ class BucketExchange {
     // another.
     bool one_shot = false;
     size_t offset = 0;  // of the copy
+    // `owned`, divided where movable ranges begin and end.
+    std::vector<Part> parts{};
+    size_t first_place =
+        0;  // of its movable ranges, among those of all buckets
   };
 
   // `copy_bytes` is the size of one rank's copies in one reduction.
-  BucketExchange(Group& group, std::vector<MappedBucket> buckets,
-                 size_t copy_bytes, Results results, milliseconds timeout);
+  struct Mapped {
+    std::vector<MappedBucket> buckets{};
+    size_t copy_bytes = 0;
+    size_t places = 0;                 // movable ranges of all buckets
+    std::vector<std::byte*> arenas{};  // by rank; empty: nothing moves
+    std::vector<std::shared_ptr<std::byte>> held{};
+  };
+  static Mapped map(Core& core, const std::vector<Bucket>& buckets, Arena arena,
+                    Results results, std::span<const BucketLayout> layouts);
+  BucketExchange(Group& group, Mapped mapped, Results results,
+                 milliseconds timeout);
+  static std::vector<Part> parts_of(const Bucket& bucket);
   Counters& counters(int rank) const {
     return reinterpret_cast<Counters*>(memory_.data())[rank];
   }
@@ -126,7 +166,14 @@ class BucketExchange {
                 uint64_t& known, std::memory_order order) const;
   void reduce(const MappedBucket& bucket) const;
   void reduce_copies(const MappedBucket& bucket) const;
-  void reduce_piece(const MappedBucket& bucket, Range elements) const;
+  void reduce_piece(const MappedBucket& bucket, size_t movable,
+                    Range elements) const;
+  // Returns where rank `of`'s elements from `begin` on lie.
+  std::byte* address(int of, const MappedBucket& bucket, size_t movable,
+                     int64_t begin) const;
+  // Returns where rank `of` says that its movable ranges lie. Written before
+  // they are published, and read until the reduction has ended.
+  uint64_t* places(int of) const;
   size_t progress() const { return next_ + complete_; }
   void await_progress(Patience& patience);
   using Missing = std::function<uint64_t(std::memory_order)>;
@@ -148,6 +195,9 @@ class BucketExchange {
   Core& core_;
   const std::vector<MappedBucket> buckets_;
   const size_t copy_bytes_;
+  const size_t places_;
+  const std::vector<std::byte*> arenas_;
+  const std::vector<std::shared_ptr<std::byte>> held_arenas_;
   const Results results_;
   const milliseconds timeout_;
   CommonMemory memory_;

@@ -24,7 +24,10 @@ std::string text_of(const BucketLayout& layout) {
 std::string text_of(const BucketLayout& layout, size_t bucket) {
   const auto& one = layout.buckets[bucket];
   return bucket_name(bucket, layout.buckets.size()) + " holds " +
-         std::to_string(one.count) + " " + kernels::name_of(one.dtype);
+         std::to_string(one.count) + " " + kernels::name_of(one.dtype) +
+         (one.movable.empty()
+              ? ""
+              : ", " + std::to_string(one.movable.size()) + " movable parts");
 }
 
 // Returns what is wrong with the owners of one bucket, of which all ranks have
@@ -80,16 +83,22 @@ Range equal_slice(Range elements, int of, int ranks, size_t element_bytes) {
 }
 
 std::vector<uint64_t> BucketLayout::encode() const {
-  std::vector<uint64_t> words{static_cast<uint64_t>(results), buckets.size()};
+  std::vector<uint64_t> words{static_cast<uint64_t>(results), arena.region,
+                              arena.offset, arena_bytes, buckets.size()};
+  const auto add = [&](const std::vector<Range>& ranges) {
+    words.push_back(ranges.size());
+    for (const auto& [begin, end] : ranges) {
+      words.insert(words.end(),
+                   {static_cast<uint64_t>(begin), static_cast<uint64_t>(end)});
+    }
+  };
   for (size_t i = 0; i < buckets.size(); ++i) {
     const auto& bucket = buckets[i];
     words.insert(words.end(),
                  {bucket.count, static_cast<uint64_t>(bucket.dtype),
-                  places[i].region, places[i].offset, bucket.owned.size()});
-    for (const auto& [begin, end] : bucket.owned) {
-      words.insert(words.end(),
-                   {static_cast<uint64_t>(begin), static_cast<uint64_t>(end)});
-    }
+                  places[i].region, places[i].offset});
+    add(bucket.owned);
+    add(bucket.movable);
   }
   return words;
 }
@@ -102,18 +111,25 @@ BucketLayout BucketLayout::decode(std::span<const uint64_t> words) {
     }
     return words[at++];
   };
+  const auto ranges = [&] {
+    std::vector<Range> all;
+    for (uint64_t left = next(); left > 0; --left) {
+      const auto begin = static_cast<int64_t>(next());
+      all.push_back({.begin = begin, .end = static_cast<int64_t>(next())});
+    }
+    return all;
+  };
   BucketLayout layout{.results = static_cast<Results>(next()), .buckets = {}};
+  layout.arena = {.region = static_cast<uint32_t>(next()), .offset = next()};
+  layout.arena_bytes = next();
   for (uint64_t left = next(); left > 0; --left) {
     Bucket bucket{.data = nullptr,
                   .count = next(),
                   .dtype = static_cast<kernels::DType>(next())};
     layout.places.push_back(
         {.region = static_cast<uint32_t>(next()), .offset = next()});
-    for (uint64_t owned = next(); owned > 0; --owned) {
-      const auto begin = static_cast<int64_t>(next());
-      bucket.owned.push_back(
-          {.begin = begin, .end = static_cast<int64_t>(next())});
-    }
+    bucket.owned = ranges();
+    bucket.movable = ranges();
     layout.buckets.push_back(std::move(bucket));
   }
   return layout;
@@ -136,6 +152,14 @@ std::optional<std::string> disagreement(std::span<const BucketLayout> layouts,
       if (text_of(layouts[rank], bucket) != text_of(first, bucket)) {
         return pair(text_of(first, bucket), rank,
                     text_of(layouts[rank], bucket));
+      }
+    }
+    for (size_t rank = 1; rank < layouts.size(); ++rank) {
+      if (layouts[rank].buckets[bucket].movable !=
+          first.buckets[bucket].movable) {
+        return names[0] + " and " + names[rank] +
+               " have different movable parts of " +
+               bucket_name(bucket, first.buckets.size());
       }
     }
     if (auto wrong = wrong_owners(layouts, names, bucket)) return wrong;

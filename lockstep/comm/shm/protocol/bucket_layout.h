@@ -21,6 +21,9 @@ struct Bucket {
   kernels::DType dtype;
   // The ranges that the rank reduces. Empty on all ranks: equal_slice().
   std::vector<Range> owned{};
+  // Ascending and disjoint, the same on all ranks: the ranges whose
+  // contribution may lie elsewhere (BucketExchange::publish()).
+  std::vector<Range> movable{};
 };
 
 // Returns rank `of`'s part if `elements` are divided equally between `ranks`.
@@ -35,6 +38,9 @@ struct BucketLayout {
   std::vector<Bucket> buckets;
   // Where each bucket lies; region 0 if no peer could reach it.
   std::vector<RegisteredMemory::Place> places{};
+  // Where contributions to movable ranges may lie; region 0: nowhere.
+  RegisteredMemory::Place arena{.region = 0, .offset = 0};
+  uint64_t arena_bytes = 0;
 
   std::vector<uint64_t> encode() const;
   // Throws std::runtime_error if `words` is cut short.
@@ -43,8 +49,8 @@ struct BucketLayout {
 
 // Returns the first thing that the ranks disagree about, or nothing. `layouts`
 // and the ranks' `names` are in rank order. The buckets must have equal counts
-// and dtypes. Over all ranks, the owned ranges of a bucket must contain each
-// element once, or there must be none.
+// and dtypes and movable ranges. Over all ranks, the owned ranges of a bucket
+// must contain each element once, or there must be none.
 std::optional<std::string> disagreement(std::span<const BucketLayout> layouts,
                                         std::span<const std::string> names);
 
