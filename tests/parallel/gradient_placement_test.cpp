@@ -4,9 +4,14 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/torch.h>
 
 #include <functional>
+#include <memory>
+#include <stdexcept>
+#include <utility>
 #include <vector>
 
 #include "lockstep/comm/empty_shared.h"
@@ -231,6 +236,43 @@ WORLD_TEST(GradientPlacement, UsersMayShareAndKeepGradients, 2) {
   const auto more = expected(6);
   for (size_t i = 0; i < more.size(); ++i) swapped[i] += more[i];
   expect_gradients(parameters, swapped, "swapped");
+}
+
+// Keeps what autograd has added to a gradient.
+class Keep final : public torch::autograd::FunctionPostHook {
+ public:
+  explicit Keep(Tensor& kept) : kept_(kept) {}
+  torch::autograd::variable_list operator()(
+      const torch::autograd::variable_list& outputs,
+      const torch::autograd::variable_list& inputs) override {
+    kept_ = inputs[0];
+    return outputs;
+  }
+
+ private:
+  Tensor& kept_;
+};
+
+// The hook comes after the wrapper's, when the gradient may be with the peers.
+WORLD_TEST(GradientPlacement, ALaterHookKeepsTheLocalGradient, 2) {
+  auto group = init_process_group("lockstep");
+  auto net = wide_net();
+  DistributedDataParallel<Sequential> model(net);
+  const auto parameters = net->parameters();
+  Tensor kept;
+  torch::autograd::impl::grad_accumulator(parameters[0])
+      ->add_post_hook(std::make_unique<Keep>(kept));
+  for (int step = 0; step < 3; ++step) {
+    net->zero_grad();
+    model(wide_rows(world.rank, step)).square().sum().backward();
+    expect_gradients(parameters,
+                     averages(world.size, parameters, wide_loss(net, step)),
+                     "with a hook");
+    const auto local =
+        gradients(wide_loss(net, step)(world.rank), parameters)[0];
+    EXPECT_TRUE(torch::allclose(kept, local)) << "step " << step;
+    EXPECT_TRUE(lies_in_bucket(parameters[0].grad()));
+  }
 }
 
 WORLD_TEST(GradientPlacement, AnExceptionOnOneRankHarmsNoLaterGradient, 2) {

@@ -43,7 +43,7 @@ class BackwardTracker::AccumulatedHook final
   variable_list operator()(const variable_list& outputs,
                            const variable_list& inputs) override {
     if (const auto tracker = tracker_.lock()) {
-      tracker->on_accumulated(index_, inputs[0]);
+      tracker->on_accumulated(index_, *this, inputs[0]);
     }
     return outputs;
   }
@@ -420,7 +420,23 @@ void BackwardTracker::on_result_lost(uint64_t forward) noexcept {
   listener_->forward_lost();
 }
 
-void BackwardTracker::on_accumulated(size_t index, const at::Tensor& added) {
+// Whether no hook of the user comes after `hook`, which has just run.
+bool BackwardTracker::is_last(size_t index, const AccumulatedHook& hook) const {
+  const auto& accumulator = watched_[index].accumulator;
+  if (!accumulator) return false;
+  const auto& hooks = accumulator->post_hooks();
+  // The graph may hold an accumulator that was replaced.
+  const auto own = std::ranges::find(
+      hooks, static_cast<const torch::autograd::FunctionPostHook*>(&hook),
+      [](const auto& each) { return each.get(); });
+  return own != hooks.end() &&
+         std::all_of(own, hooks.end(), [](const auto& each) {
+           return dynamic_cast<const AccumulatedHook*>(each.get()) != nullptr;
+         });
+}
+
+void BackwardTracker::on_accumulated(size_t index, const AccumulatedHook& hook,
+                                     const at::Tensor& added) {
   const std::lock_guard lock(mutex_);
   if (listener_ == nullptr) return;
   bool ours = false;
@@ -449,7 +465,10 @@ void BackwardTracker::on_accumulated(size_t index, const at::Tensor& added) {
     if (also) {
       also();
     } else {
-      listener_->gradient_accumulated(index, added);
+      // No copy of `added`, because the listener counts references to it.
+      const at::Tensor none;
+      listener_->gradient_accumulated(index,
+                                      is_last(index, hook) ? added : none);
     }
   } else if (!also) {
     listener_->local_gradient(index, ours);

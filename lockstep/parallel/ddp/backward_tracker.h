@@ -27,8 +27,8 @@ class BackwardListener {
   virtual void backward_begins() = 0;
   // Autograd has added to the .grad of the parameter with this index, in the
   // averaging backward or in one nested in it. May be called several times for
-  // a parameter. `added`: what was added, which may share its memory with
-  // .grad.
+  // a parameter. `added`: what was added, if no hook of the user is still to
+  // see it (otherwise undefined); it may share its memory with .grad.
   virtual void gradient_accumulated(size_t parameter,
                                     const at::Tensor& added) = 0;
   // The averaging backward has done all its work.
@@ -175,7 +175,9 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
       : listener_(&listener), owner_(owner) {}
 
   void watch(size_t index);
-  void on_accumulated(size_t index, const at::Tensor& added);
+  void on_accumulated(size_t index, const AccumulatedHook& hook,
+                      const at::Tensor& added);
+  bool is_last(size_t index, const AccumulatedHook& hook) const;
   void on_result(bool synchronizes);
   void on_result_lost(uint64_t forward) noexcept;
   void on_task_end(int id);

@@ -97,6 +97,7 @@ std::shared_ptr<GradientArena> GradientArena::make(
   const auto memory = empty_shared({static_cast<int64_t>(total)},
                                    at::TensorOptions(at::kByte), group);
   if (!is_shared(memory, group)) return nullptr;
+  ArenaAllocator::installed();
   std::shared_ptr<GradientArena> arena(new GradientArena(memory));
   auto* at = static_cast<std::byte*>(memory.mutable_data_ptr());
   for (const size_t size : sizes) {
@@ -107,7 +108,6 @@ std::shared_ptr<GradientArena> GradientArena::make(
 }
 
 void GradientArena::arm() {
-  ArenaAllocator::installed();
   armed_.store(true, std::memory_order_relaxed);
   ArenaAllocator::armed_here() = shared_from_this();
 }
@@ -129,6 +129,7 @@ std::optional<uint64_t> GradientArena::offset_of(const void* data,
 }
 
 std::byte* GradientArena::take(size_t bytes) {
+  if (made_in_.is_foreign()) return nullptr;  // the parent may use the block
   const std::lock_guard lock(mutex_);
   const auto found = free_.find(bytes);
   if (found == free_.end() || found->second.empty()) return nullptr;

@@ -11,6 +11,7 @@
 #include <optional>
 #include <vector>
 
+#include "lockstep/base/process_mark.h"
 #include "lockstep/comm/process_group.h"
 
 namespace lockstep::internal {
@@ -26,10 +27,10 @@ size_t placed_bytes();
 // matter: at the end each rank says where its gradient of a parameter lies, if
 // it lies here.
 //
-// For that the process's CPU allocator (c10::SetCPUAllocator()) is replaced, at
-// the first arm() and for good, by one that passes on everything else to the
-// allocator before. If a program has set one of higher priority, nothing lies
-// here.
+// For that the process's CPU allocator (c10::SetCPUAllocator()) is replaced,
+// when the first arena is made and for good, by one that passes on everything
+// else to the allocator before. If a program has set one of higher priority,
+// nothing lies here.
 //
 // Memory is given back when its tensor is freed, by any thread; it may outlive
 // this object's owner and the group. Only the thread that has armed an arena
@@ -61,6 +62,7 @@ class GradientArena : public std::enable_shared_from_this<GradientArena> {
   std::byte* take(size_t bytes);
   void give_back(std::byte* block);
 
+  const ProcessMark made_in_{};
   const at::Tensor memory_;
   std::atomic<bool> armed_{false};
   mutable std::mutex mutex_;

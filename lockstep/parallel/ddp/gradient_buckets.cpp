@@ -1,6 +1,7 @@
 #include "lockstep/parallel/ddp/gradient_buckets.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/impl/COW.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -188,7 +189,7 @@ void GradientBuckets::forget_moves() {
   for (auto& places : moved_places_) {
     std::ranges::fill(places, BucketReduction::kInBucket);
   }
-  release_moves();
+  moved_.clear();
 }
 
 // Leaves the gradient where it is, if peers can reach it there and its memory
@@ -201,6 +202,7 @@ bool GradientBuckets::move(size_t parameter, const at::Tensor& added) {
       gradient.strides() != to.strides() ||
       gradient.scalar_type() != to.scalar_type() || gradient.is_neg() ||
       gradient.is_conj() || gradient.storage_offset() != 0 ||
+      c10::impl::cow::is_cow_data_ptr(gradient.storage().data_ptr()) ||
       !uses_memory_alone(gradient, added)) {
     return false;
   }
@@ -208,7 +210,7 @@ bool GradientBuckets::move(size_t parameter, const at::Tensor& added) {
       arena_->offset_of(gradient.const_data_ptr(), gradient.nbytes());
   if (!offset) return false;
   moved_place(parameter) = *offset;
-  moved_.push_back(gradient);
+  moved_.insert_or_assign(parameter, gradient);
   return true;
 }
 
@@ -243,7 +245,10 @@ void GradientBuckets::take(size_t parameter, double factor, bool unused,
 }
 
 void GradientBuckets::give(size_t parameter) {
-  if (is_moved(parameter)) return;
+  if (is_moved(parameter)) {
+    grad(parameter) = moved_.at(parameter);
+    return;
+  }
   const at::NoGradGuard no_grad;
   const auto& average = alias(parameter);
   auto& to = grad(parameter);

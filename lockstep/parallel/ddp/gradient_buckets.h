@@ -86,10 +86,8 @@ class GradientBuckets {
   const std::vector<uint64_t>& moved_places(size_t bucket) const {
     return moved_places_[bucket];
   }
-  // Called when a reduction begins: forgets which gradients were moved.
+  // Called when no peer uses moved gradients any more: forgets which they were.
   void forget_moves();
-  // Called when no peer uses moved gradients any more.
-  void release_moves() { moved_.clear(); }
 
   // Called before a backward: gives a .grad that lies in another parameter's
   // place (users may swap them) memory of its own.
@@ -166,8 +164,8 @@ class GradientBuckets {
   // For each bucket, for each of its movable slots: the offset in the arena, or
   // BucketReduction::kInBucket.
   std::vector<std::vector<uint64_t>> moved_places_;
-  // Keeps the memory of moved gradients while peers may use it.
-  std::vector<at::Tensor> moved_;
+  // Keeps moved gradients while peers may use them, by parameter.
+  std::map<size_t, at::Tensor> moved_;
   std::vector<Range> owned_;  // by parameter; empty: all elements
   std::map<size_t, LeftShard> left_shards_;
 };

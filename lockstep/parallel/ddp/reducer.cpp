@@ -56,7 +56,10 @@ Reducer::Reducer(const std::vector<TrainedParameter>& parameters,
   tracker_->watch();
 }
 
-Reducer::~Reducer() { tracker_->detach(); }
+Reducer::~Reducer() {
+  tracker_->detach();
+  if (armed_) armed_->disarm();
+}
 
 // The number in the default group, as in all messages.
 std::string Reducer::this_rank() const {
@@ -450,7 +453,6 @@ void Reducer::finish() {
     const Span wait_span("ddp", "wait");
     reduction_->finish();
   }
-  gradients_.release_moves();
   finish_sparse();
   if (delayed_) delayed_->finish();
   if (needs_used_map()) finish_used_map();
@@ -460,6 +462,7 @@ void Reducer::finish() {
   times_.backward_ended();
   ++steps_;
   if (gradients_.is_sharded()) gradients_.remember_shards();
+  gradients_.forget_moves();
   backward_span_.reset();
 }
 
@@ -526,7 +529,11 @@ void Reducer::deliver(size_t final_buckets) {
       gradients_.give(slot.parameter);
       final_parameters.push_back(slot.parameter);
     }
-    if (on_final_) on_final_(final_parameters);
+    if (!on_final_) continue;
+    // What an optimizer allocates for good is not for the arena.
+    if (armed_) armed_->disarm();
+    on_final_(final_parameters);
+    if (armed_) armed_->arm();
   }
 }
 

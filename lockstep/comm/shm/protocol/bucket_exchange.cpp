@@ -135,15 +135,21 @@ std::unique_ptr<BucketExchange> BucketExchange::make(
   if (!all_reachable(layouts)) return nullptr;
 
   std::unique_ptr<BucketExchange> made;
+  constexpr uint8_t kBuckets = 1, kArenas = 2;  // what this rank reaches
   Mapped mapped;
-  bool well = true;
+  uint8_t reached = 0;
   try {
-    mapped = map(core, buckets, arena, results, layouts);
-  } catch (const std::exception&) {
-    well = false;
+    mapped = map(core, buckets, results, layouts);
+    reached = kBuckets;
+    map_arenas(core, arena, layouts, mapped);
+    reached |= kArenas;
+  } catch (const std::exception&) {  // `reached` says how far this rank came
   }
-  const auto all = gather_all(core, what, static_cast<uint8_t>(well), left());
-  if (std::ranges::find(all, uint8_t{0}) != all.end()) return nullptr;
+  const auto all = gather_all(core, what, reached, left());
+  uint8_t by_all = kBuckets | kArenas;
+  for (const uint8_t one : all) by_all &= one;
+  if (!(by_all & kBuckets)) return nullptr;
+  if (!(by_all & kArenas)) mapped.arenas.clear();
   try {
     made.reset(new BucketExchange(group, std::move(mapped), results, timeout));
   } catch (const Unavailable&) {  // on all ranks
@@ -152,8 +158,8 @@ std::unique_ptr<BucketExchange> BucketExchange::make(
 }
 
 BucketExchange::Mapped BucketExchange::map(
-    Core& core, const std::vector<Bucket>& buckets, Arena arena,
-    Results results, std::span<const BucketLayout> layouts) {
+    Core& core, const std::vector<Bucket>& buckets, Results results,
+    std::span<const BucketLayout> layouts) {
   Mapped mapped;
   for (size_t i = 0; i < buckets.size(); ++i) {
     MappedBucket bucket{buckets[i]};
@@ -187,7 +193,13 @@ BucketExchange::Mapped BucketExchange::map(
     }
     mapped.buckets.push_back(std::move(bucket));
   }
-  if (!have_arenas(layouts)) return mapped;
+  return mapped;
+}
+
+void BucketExchange::map_arenas(Core& core, Arena arena,
+                                std::span<const BucketLayout> layouts,
+                                Mapped& mapped) {
+  if (!have_arenas(layouts)) return;
   for (int peer = 0; peer < core.size; ++peer) {
     if (peer == core.rank) {
       mapped.arenas.push_back(static_cast<std::byte*>(arena.data));
@@ -197,7 +209,6 @@ BucketExchange::Mapped BucketExchange::map(
                                                 layouts[peer].arena_bytes));
     mapped.arenas.push_back(mapped.held.back().get());
   }
-  return mapped;
 }
 
 std::vector<BucketExchange::Part> BucketExchange::parts_of(

@@ -144,8 +144,10 @@ class BucketExchange {
     std::vector<std::byte*> arenas{};  // by rank; empty: nothing moves
     std::vector<std::shared_ptr<std::byte>> held{};
   };
-  static Mapped map(Core& core, const std::vector<Bucket>& buckets, Arena arena,
+  static Mapped map(Core& core, const std::vector<Bucket>& buckets,
                     Results results, std::span<const BucketLayout> layouts);
+  static void map_arenas(Core& core, Arena arena,
+                         std::span<const BucketLayout> layouts, Mapped& mapped);
   BucketExchange(Group& group, Mapped mapped, Results results,
                  milliseconds timeout);
   static std::vector<Part> parts_of(const Bucket& bucket);
