@@ -26,10 +26,36 @@ set(LOCKSTEP_PUBLIC_HEADERS
   comm/process_group.h
   comm/record.h
   comm/reductions.h
+  data/data_file_error.h
   data/data_loader.h
+  data/dataset.h
+  data/datasets/any_dataset.h
+  data/datasets/batch_map_dataset.h
+  data/datasets/cifar_dataset.h
+  data/datasets/concat_dataset.h
+  data/datasets/csv_dataset.h
+  data/datasets/idx_dataset.h
+  data/datasets/image_folder.h
+  data/datasets/map_dataset.h
+  data/datasets/mnist_dataset.h
+  data/datasets/random_split.h
+  data/datasets/repeated_dataset.h
+  data/datasets/shuffled_dataset.h
+  data/datasets/subset.h
+  data/datasets/take_dataset.h
+  data/datasets/token_dataset.h
   data/distributed_sampler.h
+  data/sample_random.h
   data/sampler.h
   data/tensor_dataset.h
+  data/transforms/center_crop.h
+  data/transforms/compose.h
+  data/transforms/normalize.h
+  data/transforms/random_crop.h
+  data/transforms/random_horizontal_flip.h
+  data/transforms/random_resized_crop.h
+  data/transforms/resize.h
+  data/transforms/to_float.h
   launch/process_count.h
   launch/spawn.h
   lockstep.h

@@ -1,10 +1,12 @@
 #include "lockstep/data/tensor_dataset.h"
 
 #include <ATen/Functions.h>
-#include <ATen/ops/from_blob.h>
 
 #include <stdexcept>
 #include <string>
+
+#include "lockstep/data/held_dataset.h"
+#include "lockstep/data/select_rows.h"
 
 namespace lockstep {
 
@@ -28,20 +30,17 @@ TensorDataset::TensorDataset(at::Tensor data, at::Tensor target)
   }
 }
 
-torch::data::Example<> TensorDataset::get_batch(c10::ArrayRef<size_t> indices) {
-  static_assert(sizeof(size_t) == sizeof(int64_t));
-  // The indices are read in place: index_select wants int64, and size_t differs
-  // from it only in values that no dataset reaches (they would become negative,
-  // and index_select refuses them).
-  at::Tensor rows = at::from_blob(const_cast<size_t*>(indices.data()),
-                                  {static_cast<int64_t>(indices.size())},
-                                  at::TensorOptions(at::kLong));
-  // This is a no-op on the CPU. The copy to a GPU from pageable memory is
-  // synchronous, so the caller's indices need not outlive this call there
-  // either.
-  rows = rows.to(data_.device());
-  return {data_.index_select(0, rows),
-          target_.index_select(0, rows.to(target_.device()))};
+torch::data::Example<> TensorDataset::get_batch(
+    c10::ArrayRef<size_t> indices) const {
+  return {internal::select_rows(data_, indices),
+          internal::select_rows(target_, indices)};
+}
+
+torch::data::Example<> TensorDataset::get(size_t index) const {
+  internal::check_index(index, static_cast<size_t>(data_.size(0)),
+                        "TensorDataset");
+  const auto row = static_cast<int64_t>(index);
+  return {data_.select(0, row).clone(), target_.select(0, row).clone()};
 }
 
 }  // namespace lockstep

@@ -24,17 +24,20 @@ constexpr bool kOptionalTimeouts =
 
 TEST(PublicOptions, AreAggregatesWithDefaults) {
   EXPECT_TRUE((
-      kAggregates<AllToAllSingleOptions, CollectiveOptions, DataLoaderOptions,
+      kAggregates<AllToAllSingleOptions, CollectiveOptions, Cifar10Options,
+                  Cifar100Options, CsvOptions, DataLoaderOptions,
                   DataParallelOptions, DistributedDataParallelOptions,
                   DistributedSamplerOptions, GradScalerOptions,
-                  HierarchicalModelAveragerOptions, InitProcessGroupOptions,
-                  JoinOptions, LoadModelOptions, LoadSnapshotOptions,
-                  LoadStateDictOptions, MixedPrecision, MonitoredBarrierOptions,
+                  HierarchicalModelAveragerOptions, ImageFolderOptions,
+                  InitProcessGroupOptions, JoinOptions, LoadModelOptions,
+                  LoadSnapshotOptions, LoadStateDictOptions, MapOptions,
+                  MixedPrecision, MnistOptions, MonitoredBarrierOptions,
                   NewGroupOptions, ObjectOptions, PeriodicModelAveragerOptions,
                   PointToPointOptions, PostLocalSGDOptions, PowerSGDOptions,
-                  ReductionOptions, SnapshotOptions, SpawnOptions,
-                  SplitGroupOptions, ZeroRedundancyOptions, optim::AdamOptions,
-                  optim::AdamWOptions, optim::SGDOptions>));
+                  RandomCropOptions, RandomResizedCropOptions, ReductionOptions,
+                  ResizeOptions, SnapshotOptions, SpawnOptions,
+                  SplitGroupOptions, TokenOptions, ZeroRedundancyOptions,
+                  optim::AdamOptions, optim::AdamWOptions, optim::SGDOptions>));
   EXPECT_TRUE((kDefaults<DataLoaderOptions, DistributedDataParallelOptions,
                          InitProcessGroupOptions, ZeroRedundancyOptions>));
 }
