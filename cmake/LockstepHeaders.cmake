@@ -26,10 +26,21 @@ set(LOCKSTEP_PUBLIC_HEADERS
   comm/process_group.h
   comm/record.h
   comm/reductions.h
+  data/batch_sampler.h
+  data/bucket_batch_sampler.h
+  data/collate.h
   data/data_loader.h
+  data/data_loader_error.h
   data/distributed_sampler.h
+  data/distributed_weighted_sampler.h
+  data/random_sampler.h
+  data/sample_seed.h
   data/sampler.h
+  data/sampler_of_batches.h
+  data/sequential_sampler.h
+  data/subset_random_sampler.h
   data/tensor_dataset.h
+  data/weighted_random_sampler.h
   launch/process_count.h
   launch/spawn.h
   lockstep.h

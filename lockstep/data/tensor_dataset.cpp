@@ -1,10 +1,9 @@
 #include "lockstep/data/tensor_dataset.h"
 
-#include <ATen/Functions.h>
-#include <ATen/ops/from_blob.h>
-
 #include <stdexcept>
 #include <string>
+
+#include "lockstep/data/row_gather.h"
 
 namespace lockstep {
 
@@ -29,19 +28,8 @@ TensorDataset::TensorDataset(at::Tensor data, at::Tensor target)
 }
 
 torch::data::Example<> TensorDataset::get_batch(c10::ArrayRef<size_t> indices) {
-  static_assert(sizeof(size_t) == sizeof(int64_t));
-  // The indices are read in place: index_select wants int64, and size_t differs
-  // from it only in values that no dataset reaches (they would become negative,
-  // and index_select refuses them).
-  at::Tensor rows = at::from_blob(const_cast<size_t*>(indices.data()),
-                                  {static_cast<int64_t>(indices.size())},
-                                  at::TensorOptions(at::kLong));
-  // This is a no-op on the CPU. The copy to a GPU from pageable memory is
-  // synchronous, so the caller's indices need not outlive this call there
-  // either.
-  rows = rows.to(data_.device());
-  return {data_.index_select(0, rows),
-          target_.index_select(0, rows.to(target_.device()))};
+  return {internal::gather_rows(data_, indices),
+          internal::gather_rows(target_, indices)};
 }
 
 }  // namespace lockstep
