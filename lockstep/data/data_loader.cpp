@@ -1,18 +1,49 @@
 #include "lockstep/data/data_loader.h"
 
+#include <c10/util/Exception.h>
+
 #include <stdexcept>
 
 namespace lockstep::internal {
+namespace {
 
-void check_loader(const DataLoaderOptions& options, const Sampler& sampler,
-                  int64_t dataset_size) {
-  auto require_at_least = [](const char* name, int64_t value, int64_t lowest) {
-    if (value < lowest) {
-      throw std::invalid_argument(std::string("DataLoader: ") + name + " is " +
-                                  std::to_string(value) + "; it must be " +
-                                  std::to_string(lowest) + " or more");
-    }
-  };
+void require_at_least(const char* name, int64_t value, int64_t lowest) {
+  if (value < lowest) {
+    throw std::invalid_argument(std::string("DataLoader: ") + name + " is " +
+                                std::to_string(value) + "; it must be " +
+                                std::to_string(lowest) + " or more");
+  }
+}
+
+// Returns what the exception that is being handled says.
+std::string current_message() {
+  try {
+    throw;
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return error.what();
+  } catch (...) {
+    return "an exception that is no std::exception";
+  }
+}
+
+std::string listed(c10::ArrayRef<size_t> indices) {
+  constexpr size_t kMost = 8;
+  std::string text;
+  for (size_t i = 0; i < indices.size() && i < kMost; ++i) {
+    text += (i > 0 ? ", " : "") + std::to_string(indices[i]);
+  }
+  if (indices.size() > kMost) {
+    text += " and " + std::to_string(indices.size() - kMost) + " more";
+  }
+  return text;
+}
+
+}  // namespace
+
+void check_loader(const DataLoaderOptions& options,
+                  int64_t size_for_the_sampler, int64_t dataset_size) {
   require_at_least("batch_size", options.batch_size, 1);
   require_at_least("num_workers", options.num_workers, 0);
   require_at_least("prefetch_factor", options.prefetch_factor, 1);
@@ -27,13 +58,31 @@ void check_loader(const DataLoaderOptions& options, const Sampler& sampler,
         "loop's own thread fetches the batches; give num_workers of 1 or more, "
         "or no timeout");
   }
-  if (dataset_size >= 0 && sampler.dataset_size() > dataset_size) {
+  if (dataset_size >= 0 && size_for_the_sampler > dataset_size) {
     throw std::invalid_argument("DataLoader: the sampler was made for " +
-                                std::to_string(sampler.dataset_size()) +
+                                std::to_string(size_for_the_sampler) +
                                 " samples, the dataset has " +
                                 std::to_string(dataset_size) +
                                 "; make the sampler with this dataset's size");
   }
+}
+
+void check_sampler_of_batches(const DataLoaderOptions& options) {
+  if (options.batch_size != 1 || options.drop_last) {
+    throw std::invalid_argument(
+        std::string("DataLoader: ") +
+        (options.drop_last ? "drop_last" : "batch_size") +
+        " is given, but the sampler makes the batches; give it to the sampler");
+  }
+}
+
+void check_tensors_are_found(const DataLoaderOptions& options, bool are_found) {
+  if (are_found || !(options.device || options.pin_memory)) return;
+  throw std::invalid_argument(
+      std::string("DataLoader: ") + (options.device ? "device" : "pin_memory") +
+      " is given, but the loader cannot find the tensors in the type of the "
+      "batches; write a function for_each_tensor(batch, visit) in its "
+      "namespace, or leave out the option");
 }
 
 void throw_timeout(const DataLoaderOptions& options, int64_t batch) {
@@ -43,10 +92,27 @@ void throw_timeout(const DataLoaderOptions& options, int64_t batch) {
       " ms; the dataset is stuck, or needs more workers or a longer timeout");
 }
 
-int64_t batches(int64_t samples, const DataLoaderOptions& options) {
-  return options.drop_last
-             ? samples / options.batch_size
-             : (samples + options.batch_size - 1) / options.batch_size;
+void throw_still_running() {
+  throw std::logic_error(
+      "DataLoader: a loop over this loader is still running; leave it first, "
+      "or make a second loader with a sampler of its own");
+}
+
+void throw_failed_sample(int64_t batch, size_t index) {
+  throw DataLoaderError("DataLoader: the dataset failed at sample " +
+                            std::to_string(index) + ", in batch " +
+                            std::to_string(batch) +
+                            " of this loop: " + current_message(),
+                        batch, {index});
+}
+
+void throw_failed_batch(int64_t batch, const char* what_failed,
+                        c10::ArrayRef<size_t> indices) {
+  throw DataLoaderError(std::string("DataLoader: ") + what_failed +
+                            " in batch " + std::to_string(batch) +
+                            " of this loop, with the samples " +
+                            listed(indices) + ": " + current_message(),
+                        batch, indices.vec());
 }
 
 }  // namespace lockstep::internal

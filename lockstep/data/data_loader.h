@@ -1,8 +1,6 @@
 #pragma once
 
-#include <c10/util/ArrayRef.h>
-#include <torch/data/example.h>
-#include <torch/data/transforms/stack.h>
+#include <c10/core/Device.h>
 
 #include <chrono>
 #include <concepts>
@@ -10,39 +8,63 @@
 #include <iterator>
 #include <memory>
 #include <optional>
-#include <string>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
+#include "lockstep/data/batch_tensors.h"
+#include "lockstep/data/batch_transfer.h"
+#include "lockstep/data/collate.h"
+#include "lockstep/data/data_loader_error.h"
+#include "lockstep/data/dataset_access.h"
 #include "lockstep/data/ordered_prefetch.h"
+#include "lockstep/data/pass_plan.h"
+#include "lockstep/data/sample_seed.h"
 #include "lockstep/data/sampler.h"
+#include "lockstep/data/sampler_of_batches.h"
 
 namespace lockstep {
 
 // The arguments of torch.utils.data.DataLoader that have a meaning here, with
-// the same names and defaults (PyTorch documentation).
+// the same names and defaults (PyTorch documentation), and two more.
 struct DataLoaderOptions {
   // ---- Behaviour ----
 
-  // Samples in each batch, on this rank. Default: 1.
+  // Samples in each batch, on this rank. Leave it out if the sampler makes the
+  // batches. Default: 1.
   int64_t batch_size{1};
 
   // Whether to leave out a last batch that would be smaller. Set it to true if
   // the model needs batches of one size. Default: false.
   bool drop_last{false};
 
+  // Makes the seeds of samples, together with epoch and place, for a dataset
+  // that takes them (SampleSeed). Must be the same on all ranks. Default: 0.
+  int64_t seed{0};
+
+  // Where the loop gets the tensors of its batches. With workers they are
+  // copied ahead, from pinned memory and on a stream of their own, while the
+  // loop computes: num_workers * prefetch_factor batches are then in the
+  // device's memory. Without workers the copy is queued on the loop's stream.
+  // Default: none, which leaves tensors where they are.
+  std::optional<at::Device> device{};
+
   // ---- Performance ----
 
   // Threads that fetch batches ahead. 0: the thread of the loop fetches each
-  // batch when the loop asks for it. Raise it if the loop waits for data;
-  // get_batch() must then allow calls from several threads. Default: 0.
+  // batch when the loop asks for it. Raise it if the loop waits for data; the
+  // dataset must then allow calls from several threads. Default: 0.
   int64_t num_workers{0};
 
   // Batches fetched ahead for each worker, so num_workers * prefetch_factor in
   // all. They take up this rank's memory. Raise it if the time to fetch a batch
   // varies much. Default: 2.
   int64_t prefetch_factor{2};
+
+  // Whether the tensors of batches are in pinned memory, from which
+  // `batch.data.to(device, dtype, /*non_blocking=*/true)` does not block. Has
+  // no effect without a GPU. `device` pins by itself if there are workers.
+  // Default: false.
+  bool pin_memory{false};
 
   // ---- Debugging ----
 
@@ -54,16 +76,21 @@ struct DataLoaderOptions {
 
 namespace internal {
 
-// Throws std::invalid_argument if `options` are out of range, or if `sampler`
+// Throws std::invalid_argument if `options` are out of range, or if the sampler
 // visits more than `dataset_size` samples (-1: the dataset does not know its
 // size).
-void check_loader(const DataLoaderOptions& options, const Sampler& sampler,
-                  int64_t dataset_size);
+void check_loader(const DataLoaderOptions& options,
+                  int64_t size_for_the_sampler, int64_t dataset_size);
+void check_sampler_of_batches(const DataLoaderOptions& options);
+void check_tensors_are_found(const DataLoaderOptions& options, bool are_found);
 
 [[noreturn]] void throw_timeout(const DataLoaderOptions& options,
                                 int64_t batch);
+[[noreturn]] void throw_still_running();
 
-int64_t batches(int64_t samples, const DataLoaderOptions& options);
+template <class T>
+concept AnySampler =
+    std::derived_from<T, Sampler> || std::derived_from<T, SamplerOfBatches>;
 
 // LibTorch's samplers are refused: they know neither the ranks (each rank would
 // train on everything, or on what its own seed gives) nor how far the loop has
@@ -71,27 +98,19 @@ int64_t batches(int64_t samples, const DataLoaderOptions& options);
 template <class Other>
 Sampler& refuse_sampler() {
   static_assert(
-      std::is_base_of_v<Sampler, Other>,
-      "lockstep::DataLoader takes a lockstep::Sampler. Instead of LibTorch's "
-      "RandomSampler or DistributedRandomSampler use "
-      "lockstep::DistributedSampler(dataset_size), which works with one "
-      "process too; instead of SequentialSampler or "
-      "DistributedSequentialSampler give it {.shuffle = false}; for an order "
-      "of your own derive from lockstep::Sampler.");
+      AnySampler<Other>,
+      "lockstep::DataLoader takes a lockstep::Sampler or a "
+      "lockstep::SamplerOfBatches. Instead of LibTorch's RandomSampler or "
+      "DistributedRandomSampler use "
+      "lockstep::DistributedSampler(dataset_size), "
+      "which works with one process too, or lockstep::RandomSampler, which is "
+      "for one process only; instead of SequentialSampler or "
+      "DistributedSequentialSampler lockstep::DistributedSampler with "
+      "{.shuffle "
+      "= false}, or lockstep::SequentialSampler; for weights "
+      "lockstep::DistributedWeightedSampler; for an order of your own derive "
+      "from lockstep::Sampler.");
   std::terminate();
-}
-
-// Makes one batch of a list of samples, as Python's default_collate does.
-template <class Batch>
-Batch collate(Batch batch) {
-  return batch;
-}
-template <class Target>
-torch::data::Example<at::Tensor, Target> collate(
-    std::vector<torch::data::Example<at::Tensor, Target>> samples) {
-  using Sample = torch::data::Example<at::Tensor, Target>;
-  return torch::data::transforms::Stack<Sample>().apply_batch(
-      std::move(samples));
 }
 
 }  // namespace internal
@@ -101,57 +120,87 @@ torch::data::Example<at::Tensor, Target> collate(
 //   DataLoader loader(dataset, sampler, {.batch_size = 32});
 //   for (auto& batch : loader) train(batch.data, batch.target);
 //
-// Dataset: any class with `get_batch(c10::ArrayRef<size_t>)` and a `size()`
-// that is an optional or converts to one: LibTorch's datasets (also with
-// `.map(...)`), TensorDataset, or a class of your own. A batch is what
-// get_batch() returns, except that a vector of torch::data::Example is stacked
-// into one Example ([B, ...] each), as Python's default_collate does.
+// Dataset: any class with a `size()` that is an optional number or converts to
+// one, and with one of these, of which the loader takes the first that there
+// is:
 //
-// Sampler: DistributedSampler, or a class of your own; not LibTorch's.
+//   get_batch(c10::ArrayRef<size_t>, c10::ArrayRef<SampleSeed>)
+//   get(size_t, SampleSeed)
+//   get_batch(c10::ArrayRef<size_t>)
+//   get(size_t)
+//
+// So LibTorch's datasets (also with `.map(...)`), TensorDataset, or a class of
+// your own. (A get_batch() that is inherited from an abstract class, as the one
+// of torch::data::datasets::Dataset, does not count.)
+//
+// Batch: samples that get() returns, or get_batch() in a vector, are collated
+// by default_collate() (lockstep/data/collate.h): tensors are stacked, pairs,
+// tuples, maps and torch::data::Example become ones of stacked tensors. The
+// fourth argument is a function that collates instead; it gets the vector of
+// samples, or what get_batch() returned. If the dataset has whole batches only
+// (get_batch() but no get()), they are what the loop gets, except that a vector
+// of torch::data::Example is collated. Nothing is done for each sample then:
+// TensorDataset makes a batch by one gather.
+//
+// Sampler: one of Lockstep's, or a class of your own that derives from Sampler
+// or SamplerOfBatches; not LibTorch's.
 //
 // The loader *refers to* dataset and sampler, never copies them, and both must
 // outlive it: what the program tells the sampler (set_epoch, load_state_dict)
 // reaches the next loop. The sampler counts a batch as consumed when the loop
-// receives it. Batches and their order do not depend on num_workers.
+// receives it. Batches, their order and the seeds of samples do not depend on
+// num_workers.
 //
-// Leaving the loop early (break, return, an exception) ends the workers, after
-// waiting for the batches that are being fetched; the next loop is a new pass.
-// Only one loop may run: a second begin() while the iterator of the first lives
-// throws std::logic_error.
+// Workers are threads that start with the first loop and are kept until the
+// loader is destroyed. Leaving a loop early (break, return, an exception) waits
+// for the batches that are being fetched; the next loop is a new pass. Only one
+// loop may run: a second begin() while the iterator of the first lives throws
+// std::logic_error.
 //
-// Errors: what the dataset throws for a batch is rethrown in the loop when that
-// batch is due, with any number of workers. std::runtime_error if the timeout
-// is over.
+// Errors: if the dataset throws for a batch, or collating it fails, the loop
+// throws DataLoaderError when that batch is due, with any number of workers.
+// The error names the sample, and nests the exception. std::runtime_error if
+// the timeout is over; then leaving the loop does not wait, but the loader's
+// destructor waits until the dataset's calls have returned.
 //
-// Threads: loader and loop belong to one thread. With num_workers == 1,
-// get_batch() runs in another thread than the loop; with more, several threads
-// call it at once, which the dataset must allow.
+// Threads: loader and loop belong to one thread. With num_workers == 1, the
+// dataset and the collate function are called in another thread than the
+// loop's; with more, by several threads at once, which they must allow.
 //
 // This class does not use torch::data::make_data_loader, because that
 // function's loader owns a moved copy of the sampler (pytorch issue 73141),
 // draws from it ahead of the loop, and refuses to begin another loop after a
 // loop with workers was left early.
-template <class Dataset>
+template <class Dataset, class Collate = internal::DefaultCollate>
 class DataLoader {
  public:
-  using Batch = decltype(internal::collate(std::declval<Dataset&>().get_batch(
-      std::declval<c10::ArrayRef<size_t>>())));
+  using Batch = std::remove_cvref_t<decltype(internal::make_batch<Dataset>(
+      std::declval<internal::Fetched<Dataset>>(),
+      std::declval<const Collate&>(), int64_t{}, c10::ArrayRef<size_t>()))>;
 
   class Iterator;
 
-  // Throws std::invalid_argument if an option is out of range, or the sampler
-  // was made for more samples than the dataset has.
-  DataLoader(Dataset& dataset, Sampler& sampler, DataLoaderOptions options = {})
-      : dataset_(dataset), sampler_(sampler), options_(options) {
-    std::optional<size_t> size = dataset.size();
-    internal::check_loader(options, sampler,
-                           size ? static_cast<int64_t>(*size) : -1);
+  // Throws std::invalid_argument if an option is out of range, if LibTorch does
+  // not find the device, or if the sampler was made for more samples than the
+  // dataset has.
+  DataLoader(Dataset& dataset, Sampler& sampler, DataLoaderOptions options = {},
+             Collate collate = {})
+      : DataLoader(dataset, &sampler, nullptr, sampler.dataset_size(), options,
+                   std::move(collate)) {}
+
+  // The same with a sampler that makes the batches. Throws
+  // std::invalid_argument, too, if batch_size or drop_last is given.
+  DataLoader(Dataset& dataset, SamplerOfBatches& sampler,
+             DataLoaderOptions options = {}, Collate collate = {})
+      : DataLoader(dataset, nullptr, &sampler, sampler.dataset_size(), options,
+                   std::move(collate)) {
+    internal::check_sampler_of_batches(options);
   }
 
   // Does not compile: LibTorch's samplers are not Samplers.
   template <class Other>
-    requires(!std::derived_from<Other, Sampler>)
-  DataLoader(Dataset& dataset, Other&, DataLoaderOptions = {})
+    requires(!internal::AnySampler<Other>)
+  DataLoader(Dataset& dataset, Other&, DataLoaderOptions = {}, Collate = {})
       : DataLoader(dataset, internal::refuse_sampler<Other>()) {}
 
   DataLoader(const DataLoader&) = delete;
@@ -163,87 +212,163 @@ class DataLoader {
 
   // Returns the number of batches in a whole pass on this rank: Python's len().
   // A resumed pass has only the remaining ones.
-  int64_t size() const { return internal::batches(sampler_.size(), options_); }
+  int64_t size() const {
+    return batches_
+               ? batches_->size()
+               : internal::batches_of(sampler_->size(), options_.batch_size,
+                                      options_.drop_last);
+  }
 
   const DataLoaderOptions& options() const { return options_; }
 
  private:
   struct Pass;
+  // A batch, and what the loop waits for if it is still being copied.
+  struct Item {
+    Batch batch;
+    internal::BatchTransfer::Copied copied{};
+  };
+
+  DataLoader(Dataset& dataset, Sampler* sampler, SamplerOfBatches* batches,
+             int64_t size_for_the_sampler, DataLoaderOptions options,
+             Collate collate)
+      : dataset_(dataset),
+        sampler_(sampler),
+        batches_(batches),
+        options_(options),
+        collate_(std::move(collate)),
+        transfer_(options.pin_memory, options.device,
+                  /*ahead=*/options.num_workers > 0) {
+    const std::optional<size_t> size = dataset.size();
+    internal::check_loader(options, size_for_the_sampler,
+                           size ? static_cast<int64_t>(*size) : -1);
+    internal::check_tensors_are_found(options, internal::kCanVisit<Batch>);
+    if (options.num_workers > 0) {
+      prefetch_.emplace(options.num_workers,
+                        options.num_workers * options.prefetch_factor);
+    }
+  }
+
+  std::shared_ptr<const internal::PassPlan> plan_pass() {
+    using internal::PassPlan;
+    return batches_ ? std::make_shared<const PassPlan>(*batches_)
+                    : std::make_shared<const PassPlan>(
+                          *sampler_, options_.batch_size, options_.drop_last);
+  }
+
+  // The workers call this, so it reads only what does not change during a pass.
+  Item fetch(const internal::PassPlan& plan, int64_t batch) const {
+    const c10::ArrayRef<size_t> indices = plan.indices(batch);
+    std::vector<SampleSeed> seeds;
+    if constexpr (internal::kTakesSeeds<Dataset>) {
+      seeds = plan.seeds(batch, options_.seed);
+    }
+    Item item{internal::make_batch<Dataset>(
+        internal::fetch(dataset_, batch, indices, seeds), collate_, batch,
+        indices)};
+    if (!transfer_.is_idle()) {
+      item.copied = transfer_.begin_copy(visitor(item.batch));
+    }
+    return item;
+  }
+
+  static internal::BatchTransfer::Visitor visitor(Batch& batch) {
+    return [&batch](const internal::BatchTransfer::Visit& visit) {
+      internal::visit_tensors(batch, visit);
+    };
+  }
+
+  void delivered_batch() {
+    if (batches_) {
+      batches_->consumed_batch();
+    } else {
+      sampler_->consumed(options_.batch_size);
+    }
+  }
+  void delivered_all() {
+    if (sampler_ && options_.drop_last) sampler_->rest_left_out();
+  }
 
   Dataset& dataset_;
-  Sampler& sampler_;
-  DataLoaderOptions options_;
+  Sampler* const sampler_;           // either this or the next one
+  SamplerOfBatches* const batches_;  // is null
+  const DataLoaderOptions options_;
+  const Collate collate_;
+  const internal::BatchTransfer transfer_;
   bool looping_ = false;
+  // Declared last, so that its threads end before what they read is destroyed.
+  std::optional<internal::OrderedPrefetch<Item>> prefetch_;
 };
 
-// One pass: the indices that it visits, how far it has come, and its workers.
-template <class Dataset>
-struct DataLoader<Dataset>::Pass {
+// One pass: the batches that it visits, and how far it has come.
+template <class Dataset, class Collate>
+struct DataLoader<Dataset, Collate>::Pass {
   explicit Pass(DataLoader& owner) : loader(owner) {
-    if (loader.looping_) {
-      throw std::logic_error(
-          "DataLoader: a loop over this loader is still running; leave it "
-          "first, or make a second loader with a sampler of its own");
+    if (loader.looping_) internal::throw_still_running();
+    plan = loader.plan_pass();
+    if (loader.prefetch_) {
+      // Workers share the plan: they may still use it after a timeout has ended
+      // the loop.
+      loader.prefetch_->begin(plan->batches(),
+                              [plan = plan, &loader = loader](int64_t batch) {
+                                return loader.fetch(*plan, batch);
+                              });
     }
-    const DataLoaderOptions& options = loader.options_;
-    indices = loader.sampler_.begin_pass();
-    count = internal::batches(static_cast<int64_t>(indices.size()), options);
-    if (options.num_workers > 0) {
-      prefetch.emplace(count, options.num_workers,
-                       options.num_workers * options.prefetch_factor,
-                       [this](int64_t index) { return fetch(index); });
-    }
+    if (plan->batches() == 0) loader.delivered_all();
     loader.looping_ = true;
   }
-  ~Pass() { loader.looping_ = false; }
+  ~Pass() {
+    loader.looping_ = false;
+    if (!loader.prefetch_) return;
+    if (is_stuck) {
+      loader.prefetch_->abandon();
+    } else {
+      loader.prefetch_->end();
+    }
+  }
   Pass(const Pass&) = delete;
   Pass& operator=(const Pass&) = delete;
 
-  // The workers call this, so it reads only what no longer changes.
-  Batch fetch(int64_t index) const {
-    const auto batch_size = static_cast<size_t>(loader.options_.batch_size);
-    const size_t first = static_cast<size_t>(index) * batch_size;
-    const size_t size = std::min(batch_size, indices.size() - first);
-    return internal::collate(loader.dataset_.get_batch(
-        c10::ArrayRef<size_t>(indices.data() + first, size)));
-  }
-
   void advance() {
     current.reset();  // before making the next: one batch less in memory
-    if (delivered == count) {
+    if (delivered == plan->batches()) {
       done = true;
       return;
     }
-    if (prefetch) {
-      current = prefetch->next(loader.options_.timeout);
-      if (!current) internal::throw_timeout(loader.options_, delivered);
+    if (loader.prefetch_) {
+      current = loader.prefetch_->next(loader.options_.timeout);
+      if (!current) {
+        is_stuck = true;
+        internal::throw_timeout(loader.options_, delivered);
+      }
     } else {
-      current.emplace(fetch(delivered));
+      current.emplace(loader.fetch(*plan, delivered));
     }
-    ++delivered;
-    loader.sampler_.consumed(loader.options_.batch_size);
+    if (current->copied) {
+      loader.transfer_.end_copy(current->copied, visitor(current->batch));
+    }
+    loader.delivered_batch();
+    if (++delivered == plan->batches()) loader.delivered_all();
   }
 
   DataLoader& loader;
-  std::vector<size_t> indices;
-  int64_t count = 0;
+  std::shared_ptr<const internal::PassPlan> plan;
   int64_t delivered = 0;
   bool done = false;
-  std::optional<Batch> current;
-  // Declared last, so that its threads end before what they read is destroyed.
-  std::optional<internal::OrderedPrefetch<Batch>> prefetch;
+  bool is_stuck = false;
+  std::optional<Item> current;
 };
 
 // A move-only input iterator that owns its pass. The batch belongs to the
 // iterator: it may be changed or moved from, and is gone after the increment.
-template <class Dataset>
-class DataLoader<Dataset>::Iterator {
+template <class Dataset, class Collate>
+class DataLoader<Dataset, Collate>::Iterator {
  public:
   using value_type = Batch;
   using difference_type = std::ptrdiff_t;
 
-  Batch& operator*() const { return *pass_->current; }
-  Batch* operator->() const { return &*pass_->current; }
+  Batch& operator*() const { return pass_->current->batch; }
+  Batch* operator->() const { return &pass_->current->batch; }
   Iterator& operator++() {
     pass_->advance();
     return *this;

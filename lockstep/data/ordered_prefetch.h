@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <thread>
@@ -17,47 +18,60 @@
 namespace lockstep::internal {
 
 // Makes items 0, 1, ..., count - 1 on background threads, a bounded number
-// ahead, and returns them in that order whatever the threads' timing. Uses
-// nothing but the standard library, so that ThreadSanitizer can run it.
+// ahead, and returns them in that order whatever the threads' timing; pass
+// after pass with the same threads. Uses nothing but the standard library, so
+// that ThreadSanitizer can run it.
 //
-// Threads: next() is called by one thread; `produce` by several workers at
-// once.
+// Threads: begin(), next(), end() and abandon() are called by one thread;
+// `produce` by several workers at once.
 template <class Item>
 class OrderedPrefetch {
  public:
   // At most `ahead` items (>= 1) exist or are being made beyond those that
-  // next() has returned. More workers than `ahead` or `count` are not started.
-  OrderedPrefetch(int64_t count, int64_t workers, int64_t ahead,
-                  std::function<Item(int64_t)> produce)
-      : produce_(std::move(produce)),
-        count_(count),
-        slots_(
-            static_cast<size_t>(std::max<int64_t>(std::min(ahead, count), 1))) {
-    workers = std::min({workers, count, static_cast<int64_t>(slots_.size())});
-    try {
-      for (int64_t i = 0; i < workers; ++i) {
-        threads_.emplace_back([this] { work(); });
-      }
-    } catch (...) {
-      join();
-      throw;
-    }
-  }
+  // next() has returned, so more workers (>= 1) than that are not started. The
+  // workers start with the first pass that has items.
+  OrderedPrefetch(int64_t workers, int64_t ahead)
+      : workers_(std::min(workers, ahead)), ahead_(ahead) {}
 
   OrderedPrefetch(const OrderedPrefetch&) = delete;
   OrderedPrefetch& operator=(const OrderedPrefetch&) = delete;
 
   // Blocks until the items that are being made have been finished.
-  ~OrderedPrefetch() { join(); }
+  ~OrderedPrefetch() {
+    abandon();
+    {
+      std::lock_guard lock(mutex_);
+      quit_ = true;
+    }
+    work_there_.notify_all();
+    for (auto& thread : threads_) thread.join();
+  }
 
-  // Returns the next item. Blocks until the item exists, but not longer than
-  // `timeout` (returns none then); none means no limit. Throws what `produce`
-  // threw for this item, also if called again. Requires that fewer than `count`
-  // items were taken.
+  // Begins a pass. Requires that there is none, or that it was ended or
+  // abandoned. Throws std::system_error if the system has no thread left.
+  void begin(int64_t count, std::function<Item(int64_t)> produce) {
+    auto pass = std::make_shared<Pass>();
+    pass->produce = std::move(produce);
+    pass->count = count;
+    pass->slots.resize(
+        static_cast<size_t>(std::max<int64_t>(std::min(ahead_, count), 1)));
+    if (count > 0) start_workers();
+    {
+      std::lock_guard lock(mutex_);
+      pass_ = std::move(pass);
+    }
+    work_there_.notify_all();
+  }
+
+  // Returns the next item of the pass. Blocks until the item exists, but not
+  // longer than `timeout` (returns none then); none means no limit. Throws what
+  // `produce` threw for this item, also if called again. Requires that fewer
+  // than `count` items of the pass were taken.
   std::optional<Item> next(
       std::optional<std::chrono::milliseconds> timeout = {}) {
     std::unique_lock lock(mutex_);
-    Slot& slot = slots_[static_cast<size_t>(taken_) % slots_.size()];
+    Pass& pass = *pass_;
+    Slot& slot = pass.slot(pass.taken);
     auto ready = [&] { return slot.item || slot.error; };
     if (!timeout) {
       item_ready_.wait(lock, ready);
@@ -66,11 +80,39 @@ class OrderedPrefetch {
     }
     if (slot.error) std::rethrow_exception(slot.error);
     std::optional<Item> item = std::exchange(slot.item, std::nullopt);
-    ++taken_;
+    ++pass.taken;
+    const bool has_more = pass.started < pass.count;
     lock.unlock();
-    slot_free_.notify_one();
+    if (has_more) work_there_.notify_one();
     return item;
   }
+
+  // Ends the pass. Blocks until the items that are being made have been
+  // finished; afterwards no worker uses `produce`, and no item is left. Does
+  // nothing if there is no pass.
+  void end() {
+    std::shared_ptr<Pass> pass;
+    {
+      std::unique_lock lock(mutex_);
+      if (!pass_) return;
+      pass = std::exchange(pass_, nullptr);
+      pass->stopped = true;
+      pass_left_.wait(lock, [&] { return pass->running == 0; });
+    }
+    // The items end here, without the lock.
+  }
+
+  // Ends the pass without waiting. What is being made is thrown away when it is
+  // finished; until then workers use `produce`, which must stay valid.
+  void abandon() {
+    std::shared_ptr<Pass> pass;
+    std::lock_guard lock(mutex_);
+    if (pass_) pass_->stopped = true;
+    pass = std::exchange(pass_, nullptr);
+  }
+
+  // Returns how many threads were started.
+  int64_t threads() const { return static_cast<int64_t>(threads_.size()); }
 
  private:
   struct Slot {
@@ -78,54 +120,86 @@ class OrderedPrefetch {
     std::exception_ptr error;
   };
 
+  // A worker that makes an item keeps its pass alive, so that a pass can be
+  // abandoned. All but `produce` and `count` is guarded by mutex_.
+  struct Pass {
+    Slot& slot(int64_t index) {
+      return slots[static_cast<size_t>(index) % slots.size()];
+    }
+    // Whether there is an item to make, and a free slot for it: the slot is
+    // free if item `started - slots.size()`, which was in it, has been taken.
+    bool has_work() const {
+      return !stopped && started < count &&
+             started < taken + static_cast<int64_t>(slots.size());
+    }
+
+    std::function<Item(int64_t)> produce;
+    int64_t count = 0;
+    std::vector<Slot> slots;  // item i lies in slot i % size
+    int64_t started = 0;
+    int64_t taken = 0;
+    int64_t running = 0;  // workers that make an item
+    bool stopped = false;
+  };
+
+  void start_workers() {
+    while (threads() < workers_) {
+      threads_.emplace_back([this] { work(); });
+    }
+  }
+
   void work() {
-    const auto size = static_cast<int64_t>(slots_.size());
     std::unique_lock lock(mutex_);
     while (true) {
-      slot_free_.wait(lock, [&] {
-        return stop_ || started_ == count_ || started_ < taken_ + size;
-      });
-      if (stop_ || started_ == count_) return;
-      // The slot is free: item `index - size`, which was in it, has been taken.
-      const int64_t index = started_++;
+      work_there_.wait(lock,
+                       [&] { return quit_ || (pass_ && pass_->has_work()); });
+      if (quit_) return;
+      std::shared_ptr<Pass> pass = pass_;
+      const int64_t index = pass->started++;
+      ++pass->running;
       lock.unlock();
       Slot made;
       try {
-        made.item.emplace(produce_(index));
+        made.item.emplace(pass->produce(index));
       } catch (...) {
         made.error = std::current_exception();
       }
       lock.lock();
       // next() never gets past a failed item, so no later one is needed.
-      if (made.error) stop_ = true;
-      slots_[static_cast<size_t>(index % size)] = std::move(made);
-      item_ready_.notify_one();
-      // Workers that sleep must see that all items were started, or the stop.
-      if (stop_ || started_ == count_) slot_free_.notify_all();
+      if (made.error) pass->stopped = true;
+      if (pass == pass_) {
+        --pass->running;
+        pass->slot(index) = std::move(made);
+        item_ready_.notify_one();
+      } else {
+        // The pass was ended or abandoned. The item is destroyed without the
+        // lock, and before end() returns.
+        lock.unlock();
+        made = {};
+        lock.lock();
+        if (--pass->running == 0) pass_left_.notify_all();
+        // The last worker in an abandoned pass destroys it, without the lock.
+        // While end() waits, it has the pass, too, and this is not the last
+        // reference: it is given back before the lock is.
+        const bool is_last = pass.use_count() == 1;
+        if (is_last) lock.unlock();
+        pass.reset();
+        if (is_last) lock.lock();
+      }
     }
   }
 
-  void join() {
-    {
-      std::lock_guard lock(mutex_);
-      stop_ = true;
-    }
-    slot_free_.notify_all();
-    for (auto& thread : threads_) thread.join();
-  }
-
-  const std::function<Item(int64_t)> produce_;
-  const int64_t count_;
+  const int64_t workers_;
+  const int64_t ahead_;
 
   std::mutex mutex_;  // guards all members below except threads_
   std::condition_variable item_ready_;
-  std::condition_variable slot_free_;
-  std::vector<Slot> slots_;  // item i lies in slot i % size
-  int64_t started_ = 0;
-  int64_t taken_ = 0;
-  bool stop_ = false;
+  std::condition_variable work_there_;
+  std::condition_variable pass_left_;
+  std::shared_ptr<Pass> pass_;
+  bool quit_ = false;
 
-  std::vector<std::thread> threads_;
+  std::vector<std::thread> threads_;  // of the thread that calls begin()
 };
 
 }  // namespace lockstep::internal

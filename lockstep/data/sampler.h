@@ -6,6 +6,15 @@
 
 namespace lockstep {
 
+// Where the indices of a pass lie in the global order of an epoch: index i is
+// at place `first + i * stride`. The places of a sample stay the same when the
+// epoch is resumed by another number of ranks.
+struct PassPlaces {
+  int64_t epoch{0};
+  int64_t first{0};
+  int64_t stride{1};
+};
+
 // Decides which samples of a dataset this process visits, and in which order. A
 // DataLoader refers to a sampler and never copies it, so that what the training
 // loop tells the sampler (an epoch, a restored position) reaches the next loop.
@@ -25,6 +34,16 @@ class Sampler {
   // batch size (also if the last batch is shorter), and never for a batch that
   // is only prefetched.
   virtual void consumed(int64_t count) = 0;
+
+  // Tells the sampler that the loop has received the last batch of the pass, if
+  // there is any, and that the loader leaves out the indices after it
+  // (drop_last). By default does nothing.
+  virtual void rest_left_out() {}
+
+  // Returns the places of the pass that began last. The loader makes the seeds
+  // of samples from them (DataLoaderOptions::seed). By default place i is index
+  // i of the pass.
+  virtual PassPlaces places() const { return {}; }
 
   // Returns the number of indices in a whole pass (one that was not resumed).
   virtual int64_t size() const = 0;

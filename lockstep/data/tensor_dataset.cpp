@@ -6,7 +6,7 @@
 #include <string>
 
 #include "lockstep/data/held_dataset.h"
-#include "lockstep/data/select_rows.h"
+#include "lockstep/data/row_gather.h"
 
 namespace lockstep {
 
@@ -32,8 +32,8 @@ TensorDataset::TensorDataset(at::Tensor data, at::Tensor target)
 
 torch::data::Example<> TensorDataset::get_batch(
     c10::ArrayRef<size_t> indices) const {
-  return {internal::select_rows(data_, indices),
-          internal::select_rows(target_, indices)};
+  return {internal::gather_rows(data_, indices),
+          internal::gather_rows(target_, indices)};
 }
 
 torch::data::Example<> TensorDataset::get(size_t index) const {

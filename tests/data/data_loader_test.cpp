@@ -5,10 +5,18 @@
 #include <torch/torch.h>
 
 #include <atomic>
+#include <functional>
+#include <future>
 #include <iterator>
+#include <mutex>
+#include <numeric>
+#include <set>
 #include <thread>
 
+#include "lockstep/data/batch_sampler.h"
 #include "lockstep/data/distributed_sampler.h"
+#include "lockstep/data/random_sampler.h"
+#include "lockstep/data/sequential_sampler.h"
 #include "lockstep/data/tensor_dataset.h"
 
 namespace lockstep::internal {
@@ -34,7 +42,7 @@ struct Numbers {
     std::vector<int64_t> batch(indices.begin(), indices.end());
     for (int64_t index : batch) {
       if (index == fails_at) {
-        throw std::domain_error("sample " + std::to_string(index));
+        throw std::domain_error("no sample " + std::to_string(index));
       }
     }
     return batch;
@@ -107,7 +115,7 @@ TEST(DataLoader, SetEpochReachesTheLoop) {
   }
 }
 
-TEST(DataLoader, ALoopThatIsLeftEarlyEndsItsWorkers) {
+TEST(DataLoader, ALoopThatIsLeftEarlyWaitsForItsWorkers) {
   std::atomic<int> running{0};
   Numbers dataset{100, -1, &running};
   DistributedSampler sampler(100, {.shuffle = false});
@@ -124,7 +132,49 @@ TEST(DataLoader, ALoopThatIsLeftEarlyEndsItsWorkers) {
   EXPECT_EQ(all_of(loader).size(), 50u) << "the next loop is a whole pass";
 }
 
-TEST(DataLoader, RethrowsWhatTheDatasetThrowsInItsPlace) {
+// A dataset that remembers the threads that called it.
+struct Callers {
+  mutable std::mutex mutex;
+  mutable std::set<std::thread::id> threads;
+
+  int64_t get(size_t index) const {
+    const std::lock_guard lock(mutex);
+    threads.insert(std::this_thread::get_id());
+    return static_cast<int64_t>(index);
+  }
+  size_t size() const { return 40; }
+};
+
+TEST(DataLoader, KeepsItsWorkersBetweenLoops) {
+  Callers dataset;
+  RandomSampler sampler(40);
+  {
+    DataLoader loader(dataset, sampler, {.batch_size = 2, .num_workers = 3});
+    for (int pass = 0; pass < 20; ++pass) {
+      int64_t seen = 0;
+      for ([[maybe_unused]] auto& batch : loader) {
+        if (++seen == 5 && pass % 2 == 1) break;
+      }
+      EXPECT_EQ(seen, pass % 2 == 1 ? 5 : 20);
+    }
+  }
+  // A system may give the number of an ended thread to a new one, but not to as
+  // many as there would be.
+  EXPECT_LE(dataset.threads.size(), 3u);
+  EXPECT_FALSE(dataset.threads.contains(std::this_thread::get_id()));
+}
+
+// Throws what the dataset, or the collate function, has thrown for a batch.
+template <class Loader>
+void rethrow_from(Loader& loader, int64_t& batches) {
+  try {
+    for ([[maybe_unused]] auto& batch : loader) ++batches;
+  } catch (const DataLoaderError& error) {
+    error.rethrow_nested();
+  }
+}
+
+TEST(DataLoader, NamesTheBatchInWhichTheDatasetFailed) {
   Numbers dataset{20, 9};
   DistributedSampler sampler(20, {.shuffle = false});
   for (int64_t workers : {0, 1, 3}) {
@@ -132,33 +182,96 @@ TEST(DataLoader, RethrowsWhatTheDatasetThrowsInItsPlace) {
                       {.batch_size = 4, .num_workers = workers});
     for (int attempt = 0; attempt < 2; ++attempt) {
       int64_t seen = 0;
-      EXPECT_THAT(
-          [&] {
-            for (auto& batch : loader)
-              seen += static_cast<int64_t>(batch.size());
-          },
-          ThrowsMessage<std::domain_error>(HasSubstr("sample 9")));
-      EXPECT_EQ(seen, 8);
+      try {
+        for ([[maybe_unused]] auto& batch : loader) ++seen;
+        ADD_FAILURE() << "nothing was thrown";
+      } catch (const DataLoaderError& error) {
+        EXPECT_STREQ(error.what(),
+                     "DataLoader: the dataset failed in batch 2 of this loop, "
+                     "with the samples 8, 9, 10, 11: no sample 9");
+        EXPECT_EQ(error.batch(), 2);
+        EXPECT_EQ(error.indices(), (std::vector<size_t>{8, 9, 10, 11}));
+      }
+      EXPECT_EQ(seen, 2);
       EXPECT_EQ(sampler.position(), 8) << "the failed batch is not consumed";
+      EXPECT_THAT([&] { rethrow_from(loader, seen); },
+                  ThrowsMessage<std::domain_error>("no sample 9"));
     }
   }
 }
 
+// Samples one by one, without a base class; fails at one of them.
+struct Halves {
+  std::function<void()> fail = [] { throw std::domain_error("no half"); };
+
+  double get(size_t index) const {
+    if (index == 7) fail();
+    return static_cast<double>(index) / 2;
+  }
+  size_t size() const { return 12; }
+};
+
+TEST(DataLoader, NamesTheSampleAtWhichTheDatasetFailed) {
+  Halves dataset;
+  SequentialSampler sampler(12);
+  for (int64_t workers : {0, 2}) {
+    DataLoader loader(dataset, sampler,
+                      {.batch_size = 5, .num_workers = workers});
+    static_assert(std::is_same_v<decltype(loader)::Batch, at::Tensor>);
+    try {
+      for ([[maybe_unused]] auto& batch : loader) {
+      }
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const DataLoaderError& error) {
+      EXPECT_STREQ(error.what(),
+                   "DataLoader: the dataset failed at sample 7, in batch 1 of "
+                   "this loop: no half");
+      EXPECT_EQ(error.indices(), (std::vector<size_t>{7}));
+    }
+  }
+  DataLoader loader(dataset, sampler, {.batch_size = 5});
+  dataset.fail = [] { TORCH_CHECK_VALUE(false, "of torch"); };
+  EXPECT_THAT(
+      [&] { loader.begin().operator++(); },
+      ThrowsMessage<DataLoaderError>(::testing::EndsWith("loop: of torch")));
+  dataset.fail = [] { throw 3; };
+  EXPECT_THAT([&] { loader.begin().operator++(); },
+              ThrowsMessage<DataLoaderError>(
+                  HasSubstr("an exception that is no std::exception")));
+}
+
 TEST(DataLoader, SaysWhichBatchTookTooLong) {
-  struct Slow {
+  struct Stuck {
+    std::shared_future<void> gate;
     int64_t get_batch(c10::ArrayRef<size_t>) const {
-      std::this_thread::sleep_for(std::chrono::milliseconds(300));
+      gate.wait();
       return 0;
     }
     size_t size() const { return 1; }
-  } dataset;
+  };
+  std::promise<void> may_go_on;
+  Stuck dataset{may_go_on.get_future().share()};
   DistributedSampler sampler(1);
   DataLoader loader(
       dataset, sampler,
       {.num_workers = 1, .timeout = std::chrono::milliseconds(5)});
-  EXPECT_THAT([&] { loader.begin(); },
-              ThrowsMessage<std::runtime_error>(
-                  HasSubstr("not fetched batch 0 of this loop after 5 ms")));
+  // The error leaves the loop although the dataset is still stuck.
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    EXPECT_THAT([&] { loader.begin(); },
+                ThrowsMessage<std::runtime_error>(
+                    HasSubstr("not fetched batch 0 of this loop after 5 ms")));
+  }
+  may_go_on.set_value();
+  // It may take a while until the worker leaves the abandoned loops.
+  bool is_back = false;
+  while (!is_back) {
+    try {
+      EXPECT_EQ(*loader.begin(), 0);
+      is_back = true;
+    } catch (const std::runtime_error&) {
+      std::this_thread::yield();
+    }
+  }
 }
 
 // The position counts the batches that the loop received, however far ahead the
@@ -264,6 +377,97 @@ TEST(DataLoader, StacksTheSamplesOfLibTorchDatasets) {
   Lines lines;
   DataLoader unlabelled(lines, sampler, {.batch_size = 5});
   EXPECT_EQ(unlabelled.begin()->data.sizes(), (c10::IntArrayRef{5, 3}));
+}
+
+// A get_batch() of the dataset's own is taken even if there is get(), and what
+// it returns are samples then.
+struct Both {
+  std::atomic<int>* batches;
+  int64_t get(size_t) const { throw std::logic_error("not one by one"); }
+  std::vector<int64_t> get_batch(c10::ArrayRef<size_t> indices) const {
+    ++*batches;
+    return {indices.begin(), indices.end()};
+  }
+  size_t size() const { return 6; }
+};
+
+TEST(DataLoader, TakesTheDatasetsOwnBatches) {
+  std::atomic<int> batches{0};
+  Both dataset{&batches};
+  SequentialSampler sampler(6);
+  DataLoader loader(dataset, sampler, {.batch_size = 3});
+  static_assert(std::is_same_v<decltype(loader)::Batch, at::Tensor>);
+  EXPECT_TRUE(torch::equal(*loader.begin(), torch::arange(3)));
+  EXPECT_EQ(batches.load(), 1);
+}
+
+TEST(DataLoader, CollatesWithAFunction) {
+  Halves halves;
+  Numbers numbers{12};
+  SequentialSampler sampler(12);
+  for (int64_t workers : {0, 2}) {
+    const DataLoaderOptions options{.batch_size = 4, .num_workers = workers};
+    // The function gets samples, or what a dataset without single ones gives.
+    DataLoader summing(
+        halves, sampler, options, [](std::vector<double> samples) {
+          return std::accumulate(samples.begin(), samples.end(), 0.0);
+        });
+    EXPECT_EQ(*summing.begin(), 3.0);
+    DataLoader counting(
+        numbers, sampler, options,
+        [](const std::vector<int64_t>& batch) { return batch.size(); });
+    EXPECT_EQ(*counting.begin(), 4u);
+
+    DataLoader failing(halves, sampler, options,
+                       [](std::vector<double> samples) -> int {
+                         throw std::out_of_range(std::to_string(samples[1]));
+                       });
+    try {
+      failing.begin();
+      ADD_FAILURE() << "nothing was thrown";
+    } catch (const DataLoaderError& error) {
+      EXPECT_THAT(error.what(),
+                  HasSubstr("the samples could not be collated in batch 0 of "
+                            "this loop, with the samples 0, 1, 2, 3: 0.5"));
+      EXPECT_THROW(error.rethrow_nested(), std::out_of_range);
+    }
+  }
+}
+
+TEST(DataLoader, AnErrorListsAFewSamplesOfALargeBatch) {
+  Numbers dataset{30, 3};
+  SequentialSampler sampler(30);
+  DataLoader loader(dataset, sampler, {.batch_size = 30});
+  EXPECT_THAT([&] { loader.begin(); },
+              ThrowsMessage<DataLoaderError>(HasSubstr(
+                  "samples 0, 1, 2, 3, 4, 5, 6, 7 and 22 more: no sample 3")));
+}
+
+TEST(DataLoader, TakesASamplerThatMakesTheBatches) {
+  Numbers dataset{10};
+  SequentialSampler sampler(10);
+  for (bool drop_last : {false, true}) {
+    BatchSampler batches(sampler, 4, drop_last);
+    for (int64_t workers : {0, 2}) {
+      DataLoader loader(dataset, batches, {.num_workers = workers});
+      DataLoader same(dataset, sampler,
+                      {.batch_size = 4, .drop_last = drop_last});
+      EXPECT_EQ(loader.size(), same.size());
+      EXPECT_EQ(all_of(loader), all_of(same));
+      EXPECT_EQ(sampler.position(), 10);
+    }
+  }
+  BatchSampler batches(sampler, 4);
+  EXPECT_THAT([&] { DataLoader(dataset, batches, {.batch_size = 2}); },
+              ThrowsMessage<std::invalid_argument>(HasSubstr(
+                  "batch_size is given, but the sampler makes the batches")));
+  EXPECT_THAT([&] { DataLoader(dataset, batches, {.drop_last = true}); },
+              ThrowsMessage<std::invalid_argument>(HasSubstr("drop_last is")));
+  SequentialSampler larger(11);
+  BatchSampler too_many(larger, 4);
+  EXPECT_THAT([&] { DataLoader(dataset, too_many); },
+              ThrowsMessage<std::invalid_argument>(
+                  HasSubstr("made for 11 samples, the dataset has 10")));
 }
 
 TEST(DataLoader, OneLoopAtATime) {

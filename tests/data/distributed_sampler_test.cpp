@@ -178,6 +178,58 @@ TEST(DistributedSampler, TheRestOfAnEpochCanBeSharedByOtherRanks) {
   EXPECT_EQ(together, rest);
 }
 
+// Regression: 4 ranks had made an epoch of 11 samples with drop_last, and 1
+// rank that loaded the state made the 3 samples that had been left out.
+TEST(DistributedSampler, AFinishedEpochIsOverForAnyNumberOfRanks) {
+  DistributedSampler run(11, {.num_replicas = 4, .rank = 0, .drop_last = true});
+  run.begin_pass();
+  run.consumed(1);
+  EXPECT_EQ(run.position(), 4);
+  run.consumed(1);
+  EXPECT_EQ(run.position(), 11);
+  DistributedSampler alone(11, part(0, 1));
+  alone.load_state_dict(run.state_dict());
+  EXPECT_TRUE(alone.begin_pass().empty());
+
+  // The same if the loader leaves out the last batch.
+  DistributedSampler padded(11, part(0, 4));
+  padded.begin_pass();
+  padded.consumed(2);
+  EXPECT_EQ(padded.position(), 8);
+  padded.rest_left_out();
+  alone.load_state_dict(padded.state_dict());
+  EXPECT_TRUE(alone.begin_pass().empty());
+
+  // And if the ranks had nothing to do at all.
+  DistributedSampler many(3, {.num_replicas = 4, .rank = 0, .drop_last = true});
+  EXPECT_TRUE(many.begin_pass().empty());
+  DistributedSampler few(3, part(0, 1));
+  few.load_state_dict(many.state_dict());
+  EXPECT_TRUE(few.begin_pass().empty());
+}
+
+// Fewer samples than ranks, as in Python: padding repeats them, drop_last
+// leaves nothing.
+TEST(DistributedSampler, FewerSamplesThanRanks) {
+  for (int64_t size : {0, 1, 2}) {
+    for (int64_t rank = 0; rank < 3; ++rank) {
+      DistributedSampler padded(
+          size, {.num_replicas = 3, .rank = rank, .shuffle = false});
+      EXPECT_EQ(
+          padded.indices(),
+          size == 0 ? Indices{} : Indices{static_cast<size_t>(rank % size)});
+      DistributedSampler dropping(
+          size, {.num_replicas = 3, .rank = rank, .drop_last = true});
+      EXPECT_EQ(dropping.size(), 0);
+      EXPECT_TRUE(dropping.begin_pass().empty());
+      DistributedSampler once(
+          size,
+          {.num_replicas = 3, .rank = rank, .shuffle = false, .pad = false});
+      EXPECT_EQ(once.size(), rank < size ? 1 : 0);
+    }
+  }
+}
+
 TEST(DistributedSampler, RefusesBadArguments) {
   EXPECT_THAT([] { DistributedSampler(-1); },
               ThrowsMessage<std::invalid_argument>(

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "lockstep/data/apply_transform.h"
-#include "lockstep/data/data_loader.h"
+#include "lockstep/data/dataset_access.h"
 #include "lockstep/data/datasets/index_lists.h"
 #include "lockstep/data/datasets/map_dataset.h"
 #include "lockstep/data/held_dataset.h"
@@ -36,8 +36,13 @@ class BatchMapDataset {
   auto get_batch(c10::ArrayRef<size_t> indices) const {
     SampleRandom random(options_.seed, epoch_, internal::number_of(indices),
                         dataset_.random_streams());
-    return internal::apply_transform(
-        transform_, internal::collate(dataset_.get_batch(indices)), random);
+    auto fetched = dataset_.get_batch(indices);
+    if constexpr (internal::IsListOfKnownSamples<decltype(fetched)>::value) {
+      return internal::apply_transform(
+          transform_, internal::collate_samples(std::move(fetched)), random);
+    } else {
+      return internal::apply_transform(transform_, std::move(fetched), random);
+    }
   }
 
   size_t size() const { return dataset_.size(); }

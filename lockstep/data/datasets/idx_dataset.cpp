@@ -7,7 +7,7 @@
 #include "lockstep/data/data_file_error.h"
 #include "lockstep/data/files/idx_file.h"
 #include "lockstep/data/held_dataset.h"
-#include "lockstep/data/select_rows.h"
+#include "lockstep/data/row_gather.h"
 
 namespace lockstep {
 namespace {
@@ -84,7 +84,7 @@ torch::data::Example<> IdxDataset::get_batch(
     data_->copy_row(index, to);
     to += data_->row_bytes();
   }
-  return {rows, internal::select_rows(target_, indices)};
+  return {rows, internal::gather_rows(target_, indices)};
 }
 
 size_t IdxDataset::size() const { return data_->rows(); }

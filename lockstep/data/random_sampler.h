@@ -1,0 +1,51 @@
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "lockstep/data/resumable_sampler.h"
+
+namespace lockstep {
+
+// The arguments of torch.utils.data.RandomSampler, and a seed instead of its
+// generator.
+struct RandomSamplerOptions {
+  // Whether each sample is drawn from the whole dataset, so that some come
+  // twice and others not at all. Default: false.
+  bool replacement{false};
+
+  // The number of samples in an epoch, 1 or more. Without replacement a number
+  // above the dataset's size goes through several whole orders. Default: none,
+  // which is the dataset's size.
+  std::optional<int64_t> num_samples{};
+
+  // Epoch e is drawn by generator seed `seed + e`. Default: 0.
+  int64_t seed{0};
+};
+
+// Visits samples in random order, in this process alone:
+// torch.utils.data.RandomSampler. In epoch e it gives the same indices as
+// Python's with `generator=torch.Generator().manual_seed(seed + e)`. Ranks that
+// share a dataset take DistributedSampler.
+//
+// set_epoch() selects an epoch. Without it each pass is the next epoch, so that
+// a program of one process needs no set_epoch(). position(), state_dict() and
+// load_state_dict() are those of ResumableSampler; the state has the entries
+// epoch, seed, position, dataset_size, num_samples and replacement (0 or 1).
+class RandomSampler : public internal::ResumableSampler {
+ public:
+  // Throws std::invalid_argument if the number of samples is not 1 or more, or
+  // if there is nothing to draw from.
+  explicit RandomSampler(int64_t dataset_size,
+                         const RandomSamplerOptions& options = {});
+
+ protected:
+  at::Tensor order(uint64_t generator_seed) const override;
+  std::vector<internal::EpochState::Fixed> order_entries() const override;
+
+ private:
+  int64_t num_samples_;
+  bool replacement_;
+};
+
+}  // namespace lockstep
