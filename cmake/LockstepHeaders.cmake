@@ -6,6 +6,8 @@ set(LOCKSTEP_PUBLIC_HEADERS
   amp/clip_grad.h
   amp/grad_scaler.h
   amp/grad_scaler_state.h
+  base/resumable_scheduler.h
+  base/state_tree.h
   checkpoint/model_file.h
   checkpoint/module_state.h
   checkpoint/optimizer_state.h
@@ -35,6 +37,28 @@ set(LOCKSTEP_PUBLIC_HEADERS
   lockstep.h
   optim/adam.h
   optim/adamw.h
+  optim/lr_scheduler/anneal_strategy.h
+  optim/lr_scheduler/chained_scheduler.h
+  optim/lr_scheduler/constant_lr.h
+  optim/lr_scheduler/cosine_annealing_lr.h
+  optim/lr_scheduler/cosine_annealing_warm_restarts.h
+  optim/lr_scheduler/cyclic_lr.h
+  optim/lr_scheduler/exponential_lr.h
+  optim/lr_scheduler/lambda_lr.h
+  optim/lr_scheduler/linear_lr.h
+  optim/lr_scheduler/linear_scaling.h
+  optim/lr_scheduler/lr_scheduler.h
+  optim/lr_scheduler/lr_schedulers.h
+  optim/lr_scheduler/multi_step_lr.h
+  optim/lr_scheduler/multiplicative_lr.h
+  optim/lr_scheduler/one_cycle_lr.h
+  optim/lr_scheduler/per_group.h
+  optim/lr_scheduler/polynomial_lr.h
+  optim/lr_scheduler/reduce_lr_on_plateau.h
+  optim/lr_scheduler/schedule.h
+  optim/lr_scheduler/sequential_lr.h
+  optim/lr_scheduler/step_lr.h
+  optim/lr_scheduler/swalr.h
   optim/sgd.h
   parallel/comm_hooks/comm_bytes.h
   parallel/comm_hooks/comm_hooks.h

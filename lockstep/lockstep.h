@@ -19,6 +19,7 @@
 #include "lockstep/launch/spawn.h"
 #include "lockstep/optim/adam.h"
 #include "lockstep/optim/adamw.h"
+#include "lockstep/optim/lr_scheduler/lr_schedulers.h"
 #include "lockstep/optim/sgd.h"
 #include "lockstep/parallel/comm_hooks/comm_hooks.h"
 #include "lockstep/parallel/data_parallel/data_parallel.h"

@@ -26,6 +26,19 @@ void check_text(const std::string& text) {
   }
 }
 
+void check_text(const StateTree& tree) {
+  if (const auto* text = tree.as<std::string>()) check_text(*text);
+  if (const auto* list = tree.as<StateTree::List>()) {
+    for (const StateTree& item : *list) check_text(item);
+  }
+  if (const auto* dict = tree.as<StateTree::Dict>()) {
+    for (const auto& [name, item] : dict->items) {
+      check_text(name);
+      check_text(item);
+    }
+  }
+}
+
 // Returns whether it is a file of torch.save; otherwise it is a safetensors
 // file.
 bool is_pt(const internal::InputFile& file) {
@@ -60,6 +73,7 @@ bool is_pt(const internal::InputFile& file) {
 void save_snapshot_file(const std::string& path, const Snapshot& snapshot) {
   for (const auto& [name, tensor] : snapshot.model_state) check_text(name);
   for (const auto& [name, value] : snapshot.sampler_state) check_text(name);
+  if (snapshot.scheduler_state) check_text(*snapshot.scheduler_state);
   for (const auto& [name, value] : snapshot.metadata) {
     check_text(name);
     check_text(value);

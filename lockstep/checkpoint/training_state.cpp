@@ -16,6 +16,7 @@
 #include "lockstep/checkpoint/checked_load.h"
 #include "lockstep/checkpoint/module_state.h"
 #include "lockstep/checkpoint/optimizer_state.h"
+#include "lockstep/checkpoint/scheduler_state.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
 
@@ -112,12 +113,20 @@ std::optional<at::Tensor> generator_state_for(const Snapshot& snapshot,
   return trial.get_state();
 }
 
+void require_optimizer(const TrainingState& state) {
+  if (!state.scheduler || state.optimizer) return;
+  throw std::invalid_argument(
+      "TrainingState.scheduler is set, but TrainingState.optimizer is not; set "
+      "both, because the learning rates are in the optimizer");
+}
+
 struct Loaded {
   enum Outcome : int64_t { kMissing, kReady, kFailed };
 
   Outcome outcome = kFailed;
   Snapshot snapshot;
   std::unique_ptr<internal::OptimizerLoad> optimizer;
+  std::function<void()> scheduler;
   std::optional<at::Tensor> generator;
   std::exception_ptr failure;
 };
@@ -130,6 +139,7 @@ Loaded prepare(const std::string& path, const TrainingState& state,
     if (will_save && ranks.rank() == 0) internal::check_can_save(path);
     if (will_save && state.optimizer)
       internal::require_state_dict(*state.optimizer);
+    require_optimizer(state);
     try {
       loaded.snapshot = load_snapshot_file(path);
     } catch (const std::system_error& error) {
@@ -145,6 +155,10 @@ Loaded prepare(const std::string& path, const TrainingState& state,
       if (state.optimizer && loaded.snapshot.optimizer_state) {
         loaded.optimizer = std::make_unique<internal::OptimizerLoad>(
             *state.optimizer, *loaded.snapshot.optimizer_state);
+      }
+      if (state.scheduler && loaded.snapshot.scheduler_state) {
+        loaded.scheduler = state.scheduler->prepare_load(
+            internal::scheduler_state_of(loaded.snapshot));
       }
     } catch (const std::invalid_argument& error) {
       throw std::invalid_argument(path + ": " + error.what());
@@ -227,10 +241,14 @@ void save_snapshot(const std::string& path, const TrainingState& state,
       if (!state.model) {
         throw std::invalid_argument("TrainingState.model is not set");
       }
+      require_optimizer(state);
       Snapshot snapshot;
       snapshot.model_state = state_dict(*state.model);
       if (state.optimizer) {
         snapshot.optimizer_state = state_dict(*state.optimizer);
+      }
+      if (state.scheduler) {
+        internal::set_scheduler_state(snapshot, state.scheduler->state_dict());
       }
       snapshot.epochs_run = state.epochs_run;
       snapshot.step = state.step;
@@ -260,6 +278,7 @@ bool load_snapshot(const std::string& path, TrainingState& state,
   if (loaded.outcome == Loaded::kMissing) return false;
   load_state_dict(*state.model, loaded.snapshot.model_state);
   if (loaded.optimizer) loaded.optimizer->apply();
+  if (loaded.scheduler) loaded.scheduler();
   if (loaded.generator) {
     at::Generator generator = at::detail::getDefaultCPUGenerator();
     const std::lock_guard<std::mutex> lock(generator.mutex());

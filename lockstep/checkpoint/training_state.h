@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "lockstep/base/resumable_scheduler.h"
 #include "lockstep/checkpoint/snapshot.h"
 #include "lockstep/comm/process_group.h"
 
@@ -28,15 +29,18 @@
 //   sampler.load_state_dict(state.sampler_state);    // after loading
 namespace lockstep {
 
-// The parts of a training run that a snapshot saves and restores. Model and
-// optimizer must outlive the calls; saving reads the numbers, loading writes
-// them.
+// The parts of a training run that a snapshot saves and restores. Model,
+// optimizer and scheduler must outlive the calls; saving reads the numbers,
+// loading writes them.
 struct TrainingState {
   // The module itself, not its DistributedDataParallel, so that names have no
   // "module." prefix.
   std::shared_ptr<torch::nn::Module> model{};
   // Null: only the model is saved and restored.
   torch::optim::Optimizer* optimizer{nullptr};
+  // The learning-rate scheduler of this optimizer, which needs `optimizer` to
+  // be set, too. Null: no scheduler is saved and restored.
+  ResumableScheduler* scheduler{nullptr};
   // The last epoch that has ended, counted from 0; -1 before the first has
   // ended.
   int64_t epochs_run{-1};
@@ -73,8 +77,8 @@ struct LoadSnapshotOptions {
 
 // Collective. The group's first rank writes `path` (snapshot.h: the name
 // chooses the format; the file is replaced as a whole, and is on the disk when
-// this returns). Model, optimizer and numbers are those of the first rank; the
-// state of the default CPU generator is saved for each rank.
+// this returns). Model, optimizer, scheduler and numbers are those of the first
+// rank; the state of the default CPU generator is saved for each rank.
 //
 // Blocks on every rank until the file is written, within the group's timeout.
 // If writing fails, every rank throws: the first rank its own error
@@ -88,17 +92,19 @@ void save_snapshot(const std::string& path, const TrainingState& state,
 // written in place, so that buckets and other aliases of them stay valid.
 //
 // A file without optimizer state (the Python tutorial's) leaves the optimizer
-// unchanged. Generators: if the snapshot was saved by the same number of ranks,
-// each rank takes its own state. Otherwise rank r is seeded from rank 0's saved
-// state and r, so that all ranks differ and a repeated resume draws the same
-// numbers. If there are no saved states, generators are left unchanged.
+// unchanged, and a file without scheduler state the scheduler. Generators: if
+// the snapshot was saved by the same number of ranks, each rank takes its own
+// state. Otherwise rank r is seeded from rank 0's saved state and r, so that
+// all ranks differ and a repeated resume draws the same numbers. If there are
+// no saved states, generators are left unchanged.
 //
 // Throws, on every rank and before any rank has changed anything: if nothing
 // can be saved under `path` (LoadSnapshotOptions::will_save); if one rank
-// cannot read the file, or the file does not fit that rank's model or optimizer
-// (that rank throws the errors of snapshot.h, module_state.h,
-// optimizer_state.h, the others a SnapshotError that names the rank); if the
-// file is missing on some ranks only, or is not the same on all.
+// cannot read the file, or the file does not fit that rank's model, optimizer
+// or scheduler (that rank throws the errors of snapshot.h, module_state.h,
+// optimizer_state.h, resumable_scheduler.h, the others a SnapshotError that
+// names the rank); if the file is missing on some ranks only, or is not the
+// same on all.
 bool load_snapshot(const std::string& path, TrainingState& state,
                    const LoadSnapshotOptions& options = {});
 

@@ -20,7 +20,8 @@ constexpr const char* kReserved = "lockstep.";
 constexpr const char* kState = "lockstep.state.";  // + index + "." + name
 constexpr const char* kGroup = "lockstep.param_groups.";   // likewise
 constexpr const char* kGenerator = "lockstep.generator.";  // + rank
-constexpr int kTreeDepth = 8;
+// A scheduler in a scheduler in a scheduler needs ten.
+constexpr int kTreeDepth = 32;
 
 // JSON has no infinity and no NaN, so these three are strings.
 Json json_of(double value) {
@@ -60,6 +61,74 @@ Json split(const std::map<std::string, StateValue>& values,
     }
   }
   return json;
+}
+
+Json json_of(const StateTree& tree) {
+  if (const auto* flag = tree.as<bool>()) return *flag;
+  if (const auto* integer = tree.as<int64_t>()) return *integer;
+  if (const auto* number = tree.as<double>()) return json_of(*number);
+  if (const auto* text = tree.as<std::string>()) return *text;
+  if (const auto* list = tree.as<StateTree::List>()) {
+    Json json = Json::array();
+    for (const StateTree& item : *list) json.push_back(json_of(item));
+    return json;
+  }
+  if (const auto* dict = tree.as<StateTree::Dict>()) {
+    Json json = Json::object();
+    for (const auto& [name, item] : dict->items) json[name] = json_of(item);
+    return json;
+  }
+  if (const auto* counter = tree.as<StateTree::Counter>()) {
+    Json json = Json::object();
+    for (const auto& [key, count] : *counter) {
+      json[std::to_string(key)] = count;
+    }
+    return json;
+  }
+  return nullptr;
+}
+
+// Returns the integer that `text` writes; none if it writes none.
+std::optional<int64_t> integer_of(const std::string& text) {
+  int64_t value = 0;
+  const char* end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || rest != end) return std::nullopt;
+  return value;
+}
+
+// An object whose first key is an integer is a Counter.
+StateTree tree_of(const Json& json) {
+  if (json.is_boolean()) return json.get<bool>();
+  if (json.is_number_integer()) return json.get<int64_t>();
+  if (json.is_number()) return json.get<double>();
+  if (json.is_string()) {
+    const auto text = json.get<std::string>();
+    if (text == "inf" || text == "-inf" || text == "nan") {
+      return double_of(json);
+    }
+    return text;
+  }
+  if (json.is_array()) {
+    StateTree::List list;
+    for (const Json& item : json) list.push_back(tree_of(item));
+    return list;
+  }
+  if (!json.is_object()) return {};
+  if (!json.empty() && integer_of(json.begin().key())) {
+    StateTree::Counter counter;
+    for (const auto& [key, count] : json.items()) {
+      const auto number = integer_of(key);
+      if (!number) throw std::runtime_error("a Counter has the key " + key);
+      counter[*number] = count.get<int64_t>();
+    }
+    return counter;
+  }
+  StateTree::Dict dict;
+  for (const auto& [name, item] : json.items()) {
+    dict.items.emplace_back(name, tree_of(item));
+  }
+  return dict;
 }
 
 std::map<std::string, StateValue> values_of(const Json& json) {
@@ -154,6 +223,9 @@ SafetensorsTree safetensors_tree_of(const Snapshot& snapshot) {
     }
     json["optimizer_state"] = {{"state", state}, {"param_groups", groups}};
   }
+  if (snapshot.scheduler_state) {
+    json["scheduler_state"] = json_of(*snapshot.scheduler_state);
+  }
   for (size_t rank = 0; rank < snapshot.generator_states.size(); ++rank) {
     tree.tensors.emplace_back(kGenerator + std::to_string(rank),
                               file_form(snapshot.generator_states[rank]));
@@ -194,6 +266,18 @@ Snapshot snapshot_of(const SafetensorsTree& tree) {
           {values_of(group.at("options")),
            group.at("params").get<std::vector<int64_t>>()});
     }
+  }
+  if (json.contains("scheduler_state")) {
+    const Json& stored = json.at("scheduler_state");
+    if (!stored.is_object()) {
+      throw std::runtime_error("the scheduler's state is not an object");
+    }
+    StateTree tree_read = tree_of(stored);
+    if (!tree_read.as<StateTree::Dict>()) {
+      throw std::runtime_error(
+          "the scheduler's state is not an object by names");
+    }
+    snapshot.scheduler_state = std::move(tree_read);
   }
   std::map<int64_t, at::Tensor> generators;
   for (const auto& [name, tensor] : tree.tensors) {
