@@ -80,6 +80,8 @@ set(LOCKSTEP_PUBLIC_HEADERS
   parallel/model_averaging/post_local_sgd_optimizer.h
   parallel/nn/convert_sync_batchnorm.h
   parallel/nn/sync_batch_norm.h
+  parallel/swa/averaged_model.h
+  parallel/swa/update_bn.h
   parallel/zero/sharding_traits.h
   parallel/zero/zero_redundancy_optimizer.h
   parallel/zero/zero_redundancy_options.h

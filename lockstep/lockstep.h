@@ -29,4 +29,6 @@
 #include "lockstep/parallel/model_averaging/post_local_sgd_optimizer.h"
 #include "lockstep/parallel/nn/convert_sync_batchnorm.h"
 #include "lockstep/parallel/nn/sync_batch_norm.h"
+#include "lockstep/parallel/swa/averaged_model.h"
+#include "lockstep/parallel/swa/update_bn.h"
 #include "lockstep/parallel/zero/zero_redundancy_optimizer.h"

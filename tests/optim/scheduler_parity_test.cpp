@@ -1,6 +1,7 @@
 // Every scheduler sets the learning rates and momenta of Python's, bit for bit,
 // has the same state, and goes on from a snapshot that the other language has
-// saved. scheduler_peer.py is the Python side; it runs once.
+// saved. Averaged models are Python's, too. scheduler_peer.py is the Python
+// side; it runs once.
 
 #include <gtest/gtest.h>
 #include <stdlib.h>
@@ -9,10 +10,16 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <tuple>
+#include <vector>
 
+#include "lockstep/checkpoint/module_state.h"
 #include "lockstep/checkpoint/training_state.h"
+#include "lockstep/parallel/swa/averaged_model.h"
+#include "lockstep/parallel/swa/update_bn.h"
 #include "tests/harness/running_program.h"
 #include "tests/optim/scheduler_cases.h"
 
@@ -186,6 +193,80 @@ TEST_F(SchedulerParity, ASnapshotOfPythonGoesOnHere) {
           << one.name << ", step " << step + 1;
     }
   }
+}
+
+torch::nn::Sequential net() {
+  torch::nn::Sequential model(torch::nn::Linear(3, 4),
+                              torch::nn::BatchNorm1d(4),
+                              torch::nn::Linear(4, 2));
+  model->to(at::kDouble);
+  // Python's double() leaves the count an integer.
+  auto& count = model[1]->as<torch::nn::BatchNorm1d>()->num_batches_tracked;
+  count.set_data(count.to(at::kLong));
+  return model;
+}
+
+const torch::nn::Sequential& fill(const torch::nn::Sequential& model,
+                                  int step) {
+  const torch::NoGradGuard no_grad;
+  const auto state = state_dict(*model);
+  for (size_t i = 0; i < state.size(); ++i) {
+    const at::Tensor& tensor = state[i].second;
+    auto values = torch::arange(tensor.numel(), at::kDouble);
+    values = torch::sin(values * 3 + static_cast<double>(5 * i) + step) + 1.5;
+    tensor.copy_((i == 6 ? values * 10 : values).view(tensor.sizes()));
+  }
+  return model;
+}
+
+std::vector<std::tuple<at::Tensor, int>> batches() {
+  std::vector<std::tuple<at::Tensor, int>> all;
+  for (int k = 0; k < 4; ++k) {
+    all.emplace_back(
+        torch::sin(torch::arange(15, at::kDouble) * (k + 1) + k).view({5, 3}),
+        0);
+  }
+  return all;
+}
+
+TEST_F(SchedulerParity, AveragesAndTheirStatisticsArePythons) {
+  const auto read = load_tensors(folder() / "swa.pt");
+  const std::map<std::string, at::Tensor> theirs(read.begin(), read.end());
+  size_t compared = 0;
+  const auto expect_same = [&](const std::string& name,
+                               const NamedTensors& state, bool bits) {
+    for (const auto& [key, value] : state) {
+      const at::Tensor& expected = theirs.at(name + "/" + key);
+      EXPECT_EQ(value.scalar_type(), expected.scalar_type()) << name << key;
+      EXPECT_TRUE(bits ? value.equal(expected)
+                       : value.allclose(expected, 1e-12, 1e-12))
+          << name << " " << key << "\n"
+          << value << "\n"
+          << expected;
+      ++compared;
+    }
+  };
+  const std::map<std::string, AveragedModelOptions> cases{
+      {"equal", {}},
+      {"equal_buffers", {.use_buffers = true}},
+      {"ema", {.avg_fn = get_ema_avg_fn(0.9)}},
+      {"ema_buffers", {.avg_fn = get_ema_avg_fn(), .use_buffers = true}}};
+  for (const auto& [name, options] : cases) {
+    const auto model = net();
+    fill(model, 0);
+    AveragedModel<torch::nn::Sequential> average(model, options);
+    for (int step = 1; step < 7; ++step) {
+      average.update_parameters(fill(model, step));
+    }
+    expect_same(name, state_dict(average), true);
+    average.eval();
+    update_bn(batches(), average);
+    EXPECT_FALSE(average.module()->is_training());
+    expect_same(name + "_bn", state_dict(average), false);
+    const at::Tensor out = average(std::get<0>(batches()[0])).detach();
+    expect_same(name + "_out", {{"out", out}}, false);
+  }
+  EXPECT_EQ(compared, theirs.size());
 }
 
 }  // namespace

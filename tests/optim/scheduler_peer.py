@@ -1,6 +1,6 @@
 """The Python side of scheduler_parity_test.cpp: `scheduler_peer.py FOLDER`.
 
-For each case, with the schedulers of scheduler_cases.cpp under the same names:
+Writes averaged models to swa.pt. For each case, with the schedulers of scheduler_cases.cpp under the same names:
 steps it and writes the learning rates and momenta to rates.json, and the state
 in the middle to states.json and, as a snapshot, to python-NAME.pt. Then goes on
 from the snapshot cpp-NAME.pt that C++ has written in the middle, and writes
@@ -14,6 +14,7 @@ import warnings
 
 import torch
 from torch.optim import lr_scheduler as lr
+from torch.optim import swa_utils
 from torch.optim.swa_utils import SWALR
 
 FOLDER = sys.argv[1]
@@ -189,6 +190,47 @@ def as_json(value):
         return "inf" if value > 0 else "-inf"
     return value
 
+
+def net():
+    return torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4),
+                               torch.nn.Linear(4, 2)).double()
+
+
+def fill(model, step):
+    # The same values in scheduler_parity_test.cpp.
+    with torch.no_grad():
+        for i, tensor in enumerate(model.state_dict().values()):
+            values = torch.arange(tensor.numel(), dtype=torch.float64)
+            values = torch.sin(values * 3 + 5 * i + step) + 1.5
+            tensor.copy_((values * 10 if i == 6 else values).view(tensor.shape))
+    return model
+
+
+def batches():
+    return [torch.sin(torch.arange(15, dtype=torch.float64) * (k + 1) + k)
+            .view(5, 3) for k in range(4)]
+
+
+AVERAGES = {
+    "equal": {},
+    "equal_buffers": {"use_buffers": True},
+    "ema": {"avg_fn": swa_utils.get_ema_avg_fn(0.9)},
+    "ema_buffers": {"avg_fn": swa_utils.get_ema_avg_fn(), "use_buffers": True},
+}
+averages = {}
+for name, options in AVERAGES.items():
+    model = fill(net(), 0)
+    average = swa_utils.AveragedModel(model, **options)
+    for number in range(1, 7):
+        average.update_parameters(fill(model, number))
+    averages[name] = {key: value.clone()
+                      for key, value in average.state_dict().items()}
+    average.eval()
+    swa_utils.update_bn([(batch, 0) for batch in batches()], average)
+    averages[name + "_bn"] = average.state_dict()
+    averages[name + "_out"] = {"out": average(batches()[0]).detach()}
+torch.save({f"{name}/{key}": value for name, state in averages.items()
+            for key, value in state.items()}, f"{FOLDER}/swa.pt")
 
 rates, states, continued = {}, {}, {}
 for name, make in CASES.items():
