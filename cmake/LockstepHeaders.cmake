@@ -1,6 +1,6 @@
 # What a program may include: the one list. These headers declare their names in
-# namespace lockstep (lockstep::nn, lockstep::optim), all others in
-# lockstep::internal, which programs leave alone.
+# namespace lockstep (lockstep::nn, lockstep::optim, lockstep::metrics), all
+# others in lockstep::internal, which programs leave alone.
 set(LOCKSTEP_PUBLIC_HEADERS
   amp/autocast.h
   amp/clip_grad.h
@@ -35,6 +35,13 @@ set(LOCKSTEP_PUBLIC_HEADERS
   launch/process_count.h
   launch/spawn.h
   lockstep.h
+  metrics/accuracy.h
+  metrics/confusion_matrix.h
+  metrics/mean.h
+  metrics/metric.h
+  metrics/metrics.h
+  metrics/perplexity.h
+  metrics/sum.h
   optim/adam.h
   optim/adamw.h
   optim/lr_scheduler/anneal_strategy.h

@@ -17,6 +17,7 @@
 #include "lockstep/data/distributed_sampler.h"
 #include "lockstep/data/tensor_dataset.h"
 #include "lockstep/launch/spawn.h"
+#include "lockstep/metrics/metrics.h"
 #include "lockstep/optim/adam.h"
 #include "lockstep/optim/adamw.h"
 #include "lockstep/optim/lr_scheduler/lr_schedulers.h"

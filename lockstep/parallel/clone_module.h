@@ -9,8 +9,9 @@
 namespace lockstep::internal {
 
 // Returns module.clone(device) in the modes (training or not) of the original,
-// and leaves the default generator's state unchanged: clone() initialises parameters before it copies them, with the
-// generator from which training draws, too.
+// and leaves the default generator's state unchanged: clone() initialises
+// parameters before it copies them, with the generator from which training
+// draws, too.
 //
 // Throws std::invalid_argument if the module has no clone() that returns
 // another module of its type; the message begins with `purpose` ("DataParallel
