@@ -236,6 +236,14 @@ WORLD_TEST(UpdateBn, WithoutBatchNormNothingIsDone, 1) {
   update_bn(Never(), plain);
 }
 
+// The second registration finds the momentum of none that the first one left.
+WORLD_TEST(UpdateBn, ABatchNormThatIsRegisteredTwiceKeepsItsMomentum, 1) {
+  torch::nn::BatchNorm1d norm(torch::nn::BatchNormOptions(3).momentum(0.3));
+  Sequential model(norm, norm);
+  update_bn(std::vector<at::Tensor>{torch::rand({4, 3})}, model);
+  EXPECT_EQ(norm->options.momentum(), 0.3);
+}
+
 WORLD_TEST(UpdateBn, AForwardThatThrowsRestoresMomentumAndMode, 1) {
   Sequential model(
       torch::nn::BatchNorm1d(torch::nn::BatchNormOptions(3).momentum(0.3)));

@@ -23,18 +23,31 @@ constexpr bool kOptionalTimeouts =
     (std::is_same_v<decltype(Options::timeout), Timeout> && ...);
 
 TEST(PublicOptions, AreAggregatesWithDefaults) {
-  EXPECT_TRUE((
-      kAggregates<AllToAllSingleOptions, CollectiveOptions, DataLoaderOptions,
-                  DataParallelOptions, DistributedDataParallelOptions,
-                  DistributedSamplerOptions, GradScalerOptions,
-                  HierarchicalModelAveragerOptions, InitProcessGroupOptions,
-                  JoinOptions, LoadModelOptions, LoadSnapshotOptions,
-                  LoadStateDictOptions, MixedPrecision, MonitoredBarrierOptions,
-                  NewGroupOptions, ObjectOptions, PeriodicModelAveragerOptions,
-                  PointToPointOptions, PostLocalSGDOptions, PowerSGDOptions,
-                  ReductionOptions, SnapshotOptions, SpawnOptions,
-                  SplitGroupOptions, ZeroRedundancyOptions, optim::AdamOptions,
-                  optim::AdamWOptions, optim::SGDOptions>));
+  EXPECT_TRUE(
+      (kAggregates<AllToAllSingleOptions, AveragedModelOptions,
+                   CollectiveOptions, DataLoaderOptions, DataParallelOptions,
+                   DistributedDataParallelOptions, DistributedSamplerOptions,
+                   GradScalerOptions, HierarchicalModelAveragerOptions,
+                   InitProcessGroupOptions, JoinOptions, LoadModelOptions,
+                   LoadSnapshotOptions, LoadStateDictOptions, MixedPrecision,
+                   MonitoredBarrierOptions, NewGroupOptions, ObjectOptions,
+                   PeriodicModelAveragerOptions, PointToPointOptions,
+                   PostLocalSGDOptions, PowerSGDOptions, ReductionOptions,
+                   SnapshotOptions, SpawnOptions, SplitGroupOptions,
+                   UpdateBnOptions, ZeroRedundancyOptions,
+                   metrics::AccuracyOptions, metrics::ConfusionMatrixOptions,
+                   metrics::MetricOptions, metrics::PerplexityOptions,
+                   optim::AdamOptions, optim::AdamWOptions,
+                   optim::ChainedSchedulerOptions, optim::ConstantLROptions,
+                   optim::CosineAnnealingLROptions,
+                   optim::CosineAnnealingWarmRestartsOptions,
+                   optim::CyclicLROptions, optim::ExponentialLROptions,
+                   optim::LambdaLROptions, optim::LinearLROptions,
+                   optim::LinearScalingOptions, optim::MultiStepLROptions,
+                   optim::MultiplicativeLROptions, optim::OneCycleLROptions,
+                   optim::PolynomialLROptions, optim::ReduceLROnPlateauOptions,
+                   optim::SGDOptions, optim::SWALROptions,
+                   optim::SequentialLROptions, optim::StepLROptions>));
   EXPECT_TRUE((kDefaults<DataLoaderOptions, DistributedDataParallelOptions,
                          InitProcessGroupOptions, ZeroRedundancyOptions>));
 }
