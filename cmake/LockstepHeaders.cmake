@@ -1,11 +1,13 @@
 # What a program may include: the one list. These headers declare their names in
-# namespace lockstep (lockstep::nn, lockstep::optim), all others in
-# lockstep::internal, which programs leave alone.
+# namespace lockstep (lockstep::nn, lockstep::optim, lockstep::metrics), all
+# others in lockstep::internal, which programs leave alone.
 set(LOCKSTEP_PUBLIC_HEADERS
   amp/autocast.h
   amp/clip_grad.h
   amp/grad_scaler.h
   amp/grad_scaler_state.h
+  base/resumable_scheduler.h
+  base/state_tree.h
   checkpoint/model_file.h
   checkpoint/module_state.h
   checkpoint/optimizer_state.h
@@ -70,8 +72,37 @@ set(LOCKSTEP_PUBLIC_HEADERS
   launch/process_count.h
   launch/spawn.h
   lockstep.h
+  metrics/accuracy.h
+  metrics/confusion_matrix.h
+  metrics/mean.h
+  metrics/metric.h
+  metrics/metrics.h
+  metrics/perplexity.h
+  metrics/sum.h
   optim/adam.h
   optim/adamw.h
+  optim/lr_scheduler/anneal_strategy.h
+  optim/lr_scheduler/chained_scheduler.h
+  optim/lr_scheduler/constant_lr.h
+  optim/lr_scheduler/cosine_annealing_lr.h
+  optim/lr_scheduler/cosine_annealing_warm_restarts.h
+  optim/lr_scheduler/cyclic_lr.h
+  optim/lr_scheduler/exponential_lr.h
+  optim/lr_scheduler/lambda_lr.h
+  optim/lr_scheduler/linear_lr.h
+  optim/lr_scheduler/linear_scaling.h
+  optim/lr_scheduler/lr_scheduler.h
+  optim/lr_scheduler/lr_schedulers.h
+  optim/lr_scheduler/multi_step_lr.h
+  optim/lr_scheduler/multiplicative_lr.h
+  optim/lr_scheduler/one_cycle_lr.h
+  optim/lr_scheduler/per_group.h
+  optim/lr_scheduler/polynomial_lr.h
+  optim/lr_scheduler/reduce_lr_on_plateau.h
+  optim/lr_scheduler/schedule.h
+  optim/lr_scheduler/sequential_lr.h
+  optim/lr_scheduler/step_lr.h
+  optim/lr_scheduler/swalr.h
   optim/sgd.h
   parallel/comm_hooks/comm_bytes.h
   parallel/comm_hooks/comm_hooks.h
@@ -93,6 +124,8 @@ set(LOCKSTEP_PUBLIC_HEADERS
   parallel/model_averaging/post_local_sgd_optimizer.h
   parallel/nn/convert_sync_batchnorm.h
   parallel/nn/sync_batch_norm.h
+  parallel/swa/averaged_model.h
+  parallel/swa/update_bn.h
   parallel/zero/sharding_traits.h
   parallel/zero/zero_redundancy_optimizer.h
   parallel/zero/zero_redundancy_options.h

@@ -60,6 +60,9 @@ void save_snapshot_file(const std::string& path, const Snapshot& snapshot) {
     internal::require_utf8(name);
   }
   internal::require_utf8(snapshot.sampler_state, snapshot.metadata);
+  if (snapshot.scheduler_state) {
+    internal::require_utf8(*snapshot.scheduler_state);
+  }
   internal::AtomicFile file(path);
   if (std::filesystem::path(path).extension() == ".pt") {
     internal::write_pt(file, internal::tree_of(snapshot));

@@ -10,6 +10,7 @@
 #include <variant>
 #include <vector>
 
+#include "lockstep/base/state_tree.h"
 #include "lockstep/checkpoint/snapshot_error.h"
 
 // Snapshots and their two file formats, for one process and without
@@ -48,6 +49,10 @@ struct Snapshot {
   NamedTensors model_state{};
   // None: the file holds only a model, as the Python tutorial's does.
   std::optional<OptimizerState> optimizer_state{};
+  // What Python's state_dict() of a learning-rate scheduler returns. None: the
+  // file holds no scheduler. The numbers that Python's scheduler keeps in the
+  // optimizer's groups ("initial_lr") are in optimizer_state.
+  std::optional<StateTree> scheduler_state{};
   // The last epoch that has ended, counted from 0, as the Python tutorial
   // stores it; -1 before the first has ended.
   int64_t epochs_run{-1};

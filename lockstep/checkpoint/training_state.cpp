@@ -16,6 +16,7 @@
 #include "lockstep/checkpoint/optimizer_shards.h"
 #include "lockstep/checkpoint/optimizer_state.h"
 #include "lockstep/checkpoint/ranks.h"
+#include "lockstep/checkpoint/scheduler_state.h"
 #include "lockstep/checkpoint/sharded/sharded_load.h"
 #include "lockstep/checkpoint/sharded/sharded_save.h"
 
@@ -50,6 +51,7 @@ struct Loaded {
   Outcome outcome = kFailed;
   Snapshot snapshot;
   std::unique_ptr<internal::OptimizerLoad> optimizer;
+  std::function<void()> scheduler;
   std::optional<at::Tensor> generator;
   std::exception_ptr failure;
 };
@@ -64,6 +66,7 @@ Loaded prepare(const std::string& path, const TrainingState& state,
     if (will_save && state.optimizer) {
       internal::require_state_dict(*state.optimizer);
     }
+    internal::require_optimizer(state);
     try {
       loaded.snapshot = load_snapshot_file(path);
     } catch (const std::system_error& error) {
@@ -79,6 +82,10 @@ Loaded prepare(const std::string& path, const TrainingState& state,
       if (state.optimizer && loaded.snapshot.optimizer_state) {
         loaded.optimizer = std::make_unique<internal::OptimizerLoad>(
             *state.optimizer, *loaded.snapshot.optimizer_state);
+      }
+      if (state.scheduler && loaded.snapshot.scheduler_state) {
+        loaded.scheduler = state.scheduler->prepare_load(
+            internal::scheduler_state_of(loaded.snapshot));
       }
     } catch (const std::invalid_argument& error) {
       throw std::invalid_argument(path + ": " + error.what());
@@ -160,10 +167,14 @@ std::string save_snapshot(const std::string& path, const TrainingState& state,
       if (!state.model) {
         throw std::invalid_argument("TrainingState.model is not set");
       }
+      internal::require_optimizer(state);
       Snapshot snapshot;
       snapshot.model_state = state_dict(*state.model);
       if (state.optimizer) {
         snapshot.optimizer_state = state_dict(*state.optimizer);
+      }
+      if (state.scheduler) {
+        internal::set_scheduler_state(snapshot, state.scheduler->state_dict());
       }
       snapshot.epochs_run = state.epochs_run;
       snapshot.step = state.step;
@@ -197,6 +208,7 @@ LoadedSnapshot load_snapshot(const std::string& path, TrainingState& state,
   if (loaded.outcome == Loaded::kMissing) return {};
   load_state_dict(*state.model, loaded.snapshot.model_state);
   if (loaded.optimizer) loaded.optimizer->apply();
+  if (loaded.scheduler) loaded.scheduler();
   if (loaded.generator) internal::set_generator_state(*loaded.generator);
   state.epochs_run = loaded.snapshot.epochs_run;
   state.step = loaded.snapshot.step;

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/base/resumable_scheduler.h"
 #include "lockstep/checkpoint/snapshot.h"
 #include "lockstep/comm/process_group.h"
 
@@ -36,9 +37,9 @@
 //   sampler.load_state_dict(state.sampler_state);    // after loading
 namespace lockstep {
 
-// The parts of a training run that a snapshot saves and restores. Model and
-// optimizer must outlive the calls; saving reads the numbers, loading writes
-// them.
+// The parts of a training run that a snapshot saves and restores. Model,
+// optimizer and scheduler must outlive the calls; saving reads the numbers,
+// loading writes them.
 struct TrainingState {
   // The module itself, not its DistributedDataParallel, so that names have no
   // "module." prefix.
@@ -46,6 +47,9 @@ struct TrainingState {
   // Null: only the model is saved and restored. A ZeroRedundancyOptimizer needs
   // a folder of snapshots.
   torch::optim::Optimizer* optimizer{nullptr};
+  // The learning-rate scheduler of this optimizer, which needs `optimizer` to
+  // be set, too. Null: no scheduler is saved and restored.
+  ResumableScheduler* scheduler{nullptr};
   // The last epoch that has ended, counted from 0; -1 before the first has
   // ended.
   int64_t epochs_run{-1};
@@ -113,8 +117,8 @@ struct LoadedSnapshot {
 
 // Collective. The group's first rank writes `path` (snapshot.h: the name
 // chooses the format; the file is replaced as a whole, and is on the disk when
-// this returns). Model, optimizer and numbers are those of the first rank; the
-// state of the default CPU generator is saved for each rank.
+// this returns). Model, optimizer, scheduler and numbers are those of the first
+// rank; the state of the default CPU generator is saved for each rank.
 //
 // If `path` ends in "/", it is a folder that all ranks must see. A new snapshot
 // appears in it, as a whole, when everything is on the disk. Parameters and
@@ -142,18 +146,20 @@ std::string save_snapshot(const std::string& path, const TrainingState& state,
 // into the tensors.
 //
 // A file without optimizer state (the Python tutorial's) leaves the optimizer
-// unchanged. Generators: if the snapshot was saved by the same number of ranks,
-// each rank takes its own state. Otherwise rank r is seeded from rank 0's saved
-// state and r, so that all ranks differ and a repeated resume draws the same
-// numbers. If there are no saved states, generators are left unchanged.
+// unchanged, and a file without scheduler state the scheduler. Generators: if
+// the snapshot was saved by the same number of ranks, each rank takes its own
+// state. Otherwise rank r is seeded from rank 0's saved state and r, so that
+// all ranks differ and a repeated resume draws the same numbers. If there are
+// no saved states, generators are left unchanged.
 //
 // Throws, on every rank and before any rank has changed anything: if nothing
 // can be saved under `path` (LoadSnapshotOptions::will_save); if one rank
-// cannot read the file, or the file does not fit that rank's model or optimizer
-// (that rank throws the errors of snapshot.h, module_state.h,
-// optimizer_state.h, the others a SnapshotError that names the rank); if the
-// file is missing on some ranks only, or is not the same on all. A folder of
-// snapshots throws for damage only if no snapshot in it can be loaded.
+// cannot read the file, or the file does not fit that rank's model, optimizer
+// or scheduler (that rank throws the errors of snapshot.h, module_state.h,
+// optimizer_state.h, resumable_scheduler.h, the others a SnapshotError that
+// names the rank); if the file is missing on some ranks only, or is not the
+// same on all. A folder of snapshots throws for damage only if no snapshot in
+// it can be loaded.
 LoadedSnapshot load_snapshot(const std::string& path, TrainingState& state,
                              const LoadSnapshotOptions& options = {});
 

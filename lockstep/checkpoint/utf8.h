@@ -20,6 +20,19 @@ inline void require_utf8(const std::string& text) {
   }
 }
 
+inline void require_utf8(const StateTree& tree) {
+  if (const auto* text = tree.as<std::string>()) require_utf8(*text);
+  if (const auto* list = tree.as<StateTree::List>()) {
+    for (const StateTree& item : *list) require_utf8(item);
+  }
+  if (const auto* dict = tree.as<StateTree::Dict>()) {
+    for (const auto& [name, item] : dict->items) {
+      require_utf8(name);
+      require_utf8(item);
+    }
+  }
+}
+
 inline void require_utf8(const SamplerState& sampler_state,
                          const std::map<std::string, std::string>& metadata) {
   for (const auto& [name, value] : sampler_state) require_utf8(name);

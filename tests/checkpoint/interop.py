@@ -5,6 +5,7 @@ check: reads what C++ saved, with torch.load(weights_only=True) and with a
        safetensors reader of a dozen lines, and goes on training with it.
 check-state-dict: loads a state_dict that C++ saved.
 """
+import collections
 import json
 import struct
 import sys
@@ -176,6 +177,16 @@ def check():
     full = torch.load(f"{FOLDER}/full.pt", weights_only=True)
     assert full["EPOCHS_RUN"] == 10 and full["STEP"] == 1234567890123
     assert full["SAMPLER_STATE"] == {"epoch": 11, "consumed": 96, "seed": -1}
+    assert full["SCHEDULER_STATE"] == {
+        "T_max": 10, "eta_min": 1.0, "best": float("inf"), "flag": True,
+        "mode": "min", "none": None, "base_lrs": [0.1, 0.2],
+        "milestones": collections.Counter({-5: 1, 30: 2}),
+        "_schedulers": [{"gamma": 0.5}, {"gamma": 0.5}]}
+    milestones = full["SCHEDULER_STATE"]["milestones"]
+    assert type(milestones) is collections.Counter
+    assert sorted(milestones.elements()) == [-5, 30, 30]
+    assert type(full["SCHEDULER_STATE"]["T_max"]) is int
+    assert type(full["SCHEDULER_STATE"]["eta_min"]) is float
     assert full["METADATA"]["note"] == 'from "here", ü'
     torch.set_rng_state(full["GENERATOR_STATES"][0])
     assert torch.equal(torch.rand(3), full["MODEL_STATE"]["drawn"])

@@ -6,6 +6,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <sstream>
 #include <string>
 
@@ -66,6 +67,18 @@ inline Snapshot sample_snapshot() {
                         {"exp_avg", torch::full({2, 3}, 0.25)}};
   optimizer.state[1] = {{"step", int64_t{5}}};
   s.optimizer_state = optimizer;
+  StateTree::Dict part, scheduler;
+  part.set("gamma", 0.5);
+  scheduler.set("T_max", 10);
+  scheduler.set("eta_min", 1.0);
+  scheduler.set("best", std::numeric_limits<double>::infinity());
+  scheduler.set("flag", true);
+  scheduler.set("mode", "min");
+  scheduler.set("none", StateTree());
+  scheduler.set("base_lrs", StateTree::List{0.1, 0.2});
+  scheduler.set("milestones", StateTree::Counter{{-5, 1}, {30, 2}});
+  scheduler.set("_schedulers", StateTree::List{part, part});
+  s.scheduler_state = scheduler;
   s.epochs_run = 10;
   s.step = 1234567890123;
   s.sampler_state = {{"epoch", 11}, {"consumed", 96}, {"seed", -1}};
@@ -144,6 +157,7 @@ inline bool same_snapshot(const Snapshot& a, const Snapshot& b) {
   if (same && a.optimizer_state) {
     same = same_optimizer(*a.optimizer_state, *b.optimizer_state);
   }
+  same = same && a.scheduler_state == b.scheduler_state;
   return same && a.epochs_run == b.epochs_run && a.step == b.step &&
          a.sampler_state == b.sampler_state && a.metadata == b.metadata;
 }

@@ -38,6 +38,26 @@ TEST_P(SnapshotFormat, AnEmptySnapshotComesBack) {
   EXPECT_TRUE(same_snapshot(Snapshot(), round_trip(Snapshot())));
 }
 
+TEST_P(SnapshotFormat, SchedulersInSchedulersComeBack) {
+  StateTree::Dict state;
+  state.set("gamma", 0.5);
+  for (int level = 0; level < 6; ++level) {
+    StateTree::Dict outer;
+    outer.set("_schedulers", StateTree::List{state, StateTree()});
+    state = outer;
+  }
+  const Snapshot saved{.scheduler_state = state};
+  EXPECT_TRUE(same_snapshot(saved, round_trip(saved)));
+}
+
+TEST_P(SnapshotFormat, TextOfASchedulerIsUtf8) {
+  StateTree::Dict part, outer;
+  part.set("mode", "\xff");
+  outer.set("_schedulers", StateTree::List{part});
+  EXPECT_THAT(message_of([&] { round_trip({.scheduler_state = outer}); }),
+              HasSubstr("is not UTF-8"));
+}
+
 TEST_P(SnapshotFormat, EveryDtypeAndShapeComesBack) {
   Snapshot saved;
   for (const auto dtype :

@@ -67,6 +67,89 @@ WORLD_TEST(TrainingState, EveryRankResumesWithItsOwnGenerator, 1, 2, 3) {
   }
 }
 
+// Keeps one number for itself, and one for each group, as Python's do.
+class CountingScheduler : public ResumableScheduler {
+ public:
+  StateTree state_dict() const override {
+    StateTree::Dict dict, group;
+    dict.set("last_epoch", epoch);
+    group.set("initial_lr", initial_lr);
+    dict.set("param_groups", StateTree::List{group});
+    return dict;
+  }
+  std::function<void()> prepare_load(const StateTree& state) override {
+    if (refuses) throw std::invalid_argument("not of mine");
+    const auto& dict = std::get<StateTree::Dict>(state.value);
+    const auto& groups =
+        std::get<StateTree::List>(dict.find("param_groups")->value);
+    const auto& group = std::get<StateTree::Dict>(groups.at(0).value);
+    return [this, read = std::get<int64_t>(dict.find("last_epoch")->value),
+            lr = std::get<double>(group.find("initial_lr")->value)] {
+      epoch = read;
+      initial_lr = lr;
+    };
+  }
+
+  int64_t epoch = 0;
+  double initial_lr = 0.1;
+  bool refuses = false;
+};
+
+WORLD_TEST(TrainingState, TheSchedulerIsRestored, 1, 2) {
+  const auto group = init_process_group();
+  for (const char* name : {"scheduled.pt", "scheduled.safetensors"}) {
+    const std::string path = world.folder / name;
+    Run first;
+    CountingScheduler saved;
+    saved.epoch = 7 + world.rank;  // that of rank 0 is saved
+    saved.initial_lr = 0.25;
+    first.state.scheduler = &saved;
+    save_snapshot(path, first.state);
+    // The optimizer has what Python's has.
+    const Snapshot file = load_snapshot_file(path);
+    EXPECT_EQ(std::get<double>(file.optimizer_state->param_groups[0].options.at(
+                  "initial_lr")),
+              0.25);
+    EXPECT_EQ(file.scheduler_state->as<StateTree::Dict>()->items.size(), 1u);
+
+    Run second;
+    CountingScheduler loaded;
+    second.state.scheduler = &loaded;
+    EXPECT_TRUE(load_snapshot(path, second.state));
+    EXPECT_EQ(loaded.epoch, 7);
+    EXPECT_EQ(loaded.initial_lr, 0.25);
+    // A program without the scheduler, or a file without one, is no mistake.
+    Run without;
+    EXPECT_TRUE(load_snapshot(path, without.state));
+    save_snapshot(path, without.state);
+    EXPECT_FALSE(load_snapshot_file(path).scheduler_state);
+    loaded.epoch = 99;
+    EXPECT_TRUE(load_snapshot(path, second.state));
+    EXPECT_EQ(loaded.epoch, 99);
+  }
+}
+
+WORLD_TEST(TrainingState, ASchedulerThatRefusesOnOneRankStopsAll, 2, 3) {
+  const auto group = init_process_group();
+  const std::string path = world.folder / "refused.pt";
+  Run run;
+  CountingScheduler scheduler;
+  run.state.scheduler = &scheduler;
+  save_snapshot(path, run.state);
+  run.train(2);
+  const at::Tensor before = run.parameters().clone();
+  scheduler.epoch = 5;
+  scheduler.refuses = world.rank == 1;
+  const std::string message =
+      message_of([&] { load_snapshot(path, run.state); });
+  EXPECT_THAT(message, HasSubstr("not of mine"));
+  if (world.rank != 1) {
+    EXPECT_THAT(message, HasSubstr("rank 1: "));
+  }
+  EXPECT_EQ(scheduler.epoch, 5);
+  EXPECT_TRUE(torch::equal(run.parameters(), before));
+}
+
 WORLD_TEST(TrainingState, WithoutAFileNothingIsLoaded, 1, 2) {
   const auto group = init_process_group();
   Run run;

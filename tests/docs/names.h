@@ -35,5 +35,6 @@ using DistributedDataParallel =
 using DataParallel = ::lockstep::DataParallel<torch::nn::Linear>;
 using ZeroRedundancyOptimizer =
     ::lockstep::ZeroRedundancyOptimizer<::lockstep::optim::AdamW>;
+using AveragedModel = ::lockstep::AveragedModel<torch::nn::Linear>;
 using DataLoader = ::lockstep::DataLoader<::lockstep::TensorDataset>;
 }  // namespace lockstep_names

@@ -28,6 +28,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
 from torch.distributed.algorithms.model_averaging import (
     averagers, hierarchical_model_averager)
 from torch.distributed.run import get_args_parser
+from torch.optim import lr_scheduler, swa_utils
 
 HOOKS = [ddp_comm_hooks.default_hooks, ddp_comm_hooks.debugging_hooks,
          ddp_comm_hooks.quantization_hooks, ddp_comm_hooks.powerSGD_hook,
@@ -55,7 +56,10 @@ SIGNATURES = [
     ddp_comm_hooks.powerSGD_hook.PowerSGDState.__init__,
     post_localSGD_hook.PostLocalSGDState.__init__,
     averagers.PeriodicModelAverager.__init__,
-    hierarchical_model_averager.HierarchicalModelAverager.__init__]
+    hierarchical_model_averager.HierarchicalModelAverager.__init__,
+    *(getattr(lr_scheduler, name).__init__ for name in lr_scheduler.__all__),
+    swa_utils.SWALR.__init__, swa_utils.AveragedModel.__init__,
+    swa_utils.update_bn, swa_utils.get_ema_avg_fn]
 METHODS = [torch.nn.parallel.DistributedDataParallel,
            torch.multiprocessing.ProcessContext, torch.nn.DataParallel,
            torch.nn.SyncBatchNorm, torch.amp.GradScaler, dist.GradBucket,
@@ -113,6 +117,8 @@ def defined_in(module):
 
 def expected():
     yield from distributed_c10d.__all__
+    yield from lr_scheduler.__all__
+    yield from swa_utils.__all__
     for module in [*HOOKS, *AVERAGERS]:
         yield from defined_in(module)
     yield from torchrun_options()

@@ -5,6 +5,8 @@
 
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/optim/lr_scheduler/linear_scaling.h"
+#include "lockstep/optim/lr_scheduler/one_cycle_lr.h"
 #include "lockstep/parallel/zero/zero_redundancy_optimizer.h"
 #include "tests/harness/process_world.h"
 #include "tests/parallel/zero_training.h"
@@ -105,6 +107,70 @@ WORLD_TEST(ZeroState, SnapshotsKnowNothingOfRanks, 3) {
   if (world.rank == 1) {
     expect_same_state(three.state_dict(), state_dict(one));
   }
+}
+
+// Schedulers set the rates and momenta of the outer groups; a snapshot in the
+// middle has the unsharded optimizer and the scheduler.
+template <class Optimizer>
+void expect_scheduled_alike(const ProcessGroupPtr& group,
+                            const std::string& path) {
+  const auto schedule = [](torch::optim::Optimizer& optimizer) {
+    return std::make_unique<optim::OneCycleLR>(
+        optimizer, optim::OneCycleLROptions{.max_lr = 0.05, .total_steps = 10});
+  };
+  const auto steps = [&](const ZeroNet& net, torch::optim::Optimizer& optimizer,
+                         optim::LRScheduler& scheduler, int from, int to) {
+    for (int step = from; step < to; ++step) {
+      averaged_steps(net, optimizer, step, step + 1, group);
+      scheduler.step();
+    }
+  };
+  ZeroNet plain_net, net, resumed_net;
+  Optimizer plain(plain_net->parameters());
+  ZeroRedundancyOptimizer<Optimizer> sharded(net->parameters());
+  const auto plain_schedule = schedule(plain);
+  const auto sharded_schedule = schedule(sharded);
+  steps(plain_net, plain, *plain_schedule, 0, 10);
+  steps(net, sharded, *sharded_schedule, 0, 4);
+  sharded.consolidate_state_dict();
+  const auto saved = sharded.plain();
+  save_snapshot(path, {.model = net.ptr(),
+                       .optimizer = saved.get(),
+                       .scheduler = sharded_schedule.get()});
+
+  ZeroRedundancyOptimizer<Optimizer> resumed(resumed_net->parameters());
+  const auto resumed_schedule = schedule(resumed);
+  const auto whole = resumed.plain();
+  TrainingState state{.model = resumed_net.ptr(),
+                      .optimizer = whole.get(),
+                      .scheduler = resumed_schedule.get()};
+  ASSERT_TRUE(load_snapshot(path, state));
+  resumed.load_state_dict(*whole);
+  EXPECT_EQ(resumed_schedule->last_epoch(), 4);
+  EXPECT_EQ(resumed.param_groups()[0].options().get_lr(),
+            sharded.param_groups()[0].options().get_lr());
+  steps(net, sharded, *sharded_schedule, 4, 10);
+  steps(resumed_net, resumed, *resumed_schedule, 4, 10);
+  const at::Tensor expected = flat_parameters(*plain_net);
+  EXPECT_TRUE(flat_parameters(*net).equal(expected));
+  EXPECT_TRUE(flat_parameters(*resumed_net).equal(expected));
+}
+
+WORLD_TEST(ZeroState, SchedulersAndTheirSnapshotsAreThoseOfOneOptimizer, 1, 2,
+           3) {
+  auto group = init_process_group();
+  expect_scheduled_alike<optim::SGD>(group.get(), world.folder / "sgd.pt");
+  expect_scheduled_alike<optim::AdamW>(group.get(),
+                                       world.folder / "adamw.safetensors");
+}
+
+WORLD_TEST(ZeroState, TheLinearScalingRuleTakesTheWorldSize, 1, 2) {
+  auto group = init_process_group();
+  ZeroNet net;
+  Zero optimizer(net->parameters(), {.lr = 0.01});
+  const auto warmup = optim::scale_lr_linearly(optimizer, {.warmup_iters = 5});
+  EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(), 0.01 * world.size);
+  EXPECT_EQ(warmup.start_factor, 1.0 / world.size);
 }
 
 WORLD_TEST(ZeroState, StateOfAnotherModelIsRefusedAndNothingChanged, 2) {

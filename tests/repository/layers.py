@@ -9,8 +9,8 @@
   does, c10d, which is a module that is loaded when it is needed, and of the
   command the programs that a subcommand starts (TORCH_PROGRAMS).
 - Headers that users may include (LOCKSTEP_PUBLIC_HEADERS) declare their names in
-  lockstep, lockstep::nn or lockstep::optim; all others in lockstep::internal and
-  nowhere else. No header lets internal names in by a using-directive.
+  lockstep, lockstep::nn, lockstep::optim or lockstep::metrics; all others in
+  lockstep::internal and nowhere else. No header lets internal names in by a using-directive.
 """
 
 import pathlib
@@ -22,7 +22,7 @@ ROWS = [
     ["base"],
     ["kernels", "launch"],
     ["comm"],
-    ["data", "optim", "amp", "checkpoint", "observe"],
+    ["data", "optim", "amp", "checkpoint", "metrics", "observe"],
     ["parallel"],
 ]
 ALLOWED = {}
@@ -98,7 +98,8 @@ def check_namespaces(source):
                 yield (f"{here}: this header is not public, so its names belong "
                        "into lockstep::internal")
             if match and path in public and not inside and match[1] not in {
-                    "lockstep", "lockstep::nn", "lockstep::optim"}:
+                    "lockstep", "lockstep::nn", "lockstep::optim",
+                    "lockstep::metrics"}:
                 yield f"{here}: {match[1]} is no namespace of users"
             if re.match(r"\s*using namespace .*internal", line):
                 yield f"{here}: lets internal names into another namespace"

@@ -23,21 +23,33 @@ constexpr bool kOptionalTimeouts =
     (std::is_same_v<decltype(Options::timeout), Timeout> && ...);
 
 TEST(PublicOptions, AreAggregatesWithDefaults) {
-  EXPECT_TRUE((
-      kAggregates<AllToAllSingleOptions, CollectiveOptions, Cifar10Options,
-                  Cifar100Options, CsvOptions, DataLoaderOptions,
-                  DataParallelOptions, DistributedDataParallelOptions,
-                  DistributedSamplerOptions, GradScalerOptions,
-                  HierarchicalModelAveragerOptions, ImageFolderOptions,
-                  InitProcessGroupOptions, JoinOptions, LoadModelOptions,
-                  LoadSnapshotOptions, LoadStateDictOptions, MapOptions,
-                  MixedPrecision, MnistOptions, MonitoredBarrierOptions,
-                  NewGroupOptions, ObjectOptions, PeriodicModelAveragerOptions,
-                  PointToPointOptions, PostLocalSGDOptions, PowerSGDOptions,
-                  RandomCropOptions, RandomResizedCropOptions, ReductionOptions,
-                  ResizeOptions, SnapshotOptions, SpawnOptions,
-                  SplitGroupOptions, TokenOptions, ZeroRedundancyOptions,
-                  optim::AdamOptions, optim::AdamWOptions, optim::SGDOptions>));
+  EXPECT_TRUE(
+      (kAggregates<
+          AllToAllSingleOptions, AveragedModelOptions, Cifar100Options,
+          Cifar10Options, CollectiveOptions, CsvOptions, DataLoaderOptions,
+          DataParallelOptions, DistributedDataParallelOptions,
+          DistributedSamplerOptions, GradScalerOptions,
+          HierarchicalModelAveragerOptions, ImageFolderOptions,
+          InitProcessGroupOptions, JoinOptions, LoadModelOptions,
+          LoadSnapshotOptions, LoadStateDictOptions, MapOptions, MixedPrecision,
+          MnistOptions, MonitoredBarrierOptions, NewGroupOptions, ObjectOptions,
+          PeriodicModelAveragerOptions, PointToPointOptions,
+          PostLocalSGDOptions, PowerSGDOptions, RandomCropOptions,
+          RandomResizedCropOptions, ReductionOptions, ResizeOptions,
+          SnapshotOptions, SpawnOptions, SplitGroupOptions, TokenOptions,
+          UpdateBnOptions, ZeroRedundancyOptions, metrics::AccuracyOptions,
+          metrics::ConfusionMatrixOptions, metrics::MetricOptions,
+          metrics::PerplexityOptions, optim::AdamOptions, optim::AdamWOptions,
+          optim::ChainedSchedulerOptions, optim::ConstantLROptions,
+          optim::CosineAnnealingLROptions,
+          optim::CosineAnnealingWarmRestartsOptions, optim::CyclicLROptions,
+          optim::ExponentialLROptions, optim::LambdaLROptions,
+          optim::LinearLROptions, optim::LinearScalingOptions,
+          optim::MultiStepLROptions, optim::MultiplicativeLROptions,
+          optim::OneCycleLROptions, optim::PolynomialLROptions,
+          optim::ReduceLROnPlateauOptions, optim::SGDOptions,
+          optim::SWALROptions, optim::SequentialLROptions,
+          optim::StepLROptions>));
   EXPECT_TRUE((kDefaults<DataLoaderOptions, DistributedDataParallelOptions,
                          InitProcessGroupOptions, ZeroRedundancyOptions>));
 }

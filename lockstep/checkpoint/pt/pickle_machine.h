@@ -31,9 +31,11 @@ class PickleMachine {
   struct Dict {
     std::vector<std::pair<Node*, Node*>> items;
     bool ordered = false;
+    bool counter = false;
   };
   enum class Global {
     kOrderedDict,
+    kCounter,
     kRebuildTensorV2,
     kRebuildTensorV3,
     kRebuildParameter,

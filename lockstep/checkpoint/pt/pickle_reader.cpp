@@ -53,6 +53,7 @@ class Unfolder {
   PickleValue convert(const PickleMachine::Dict& dict, int depth) {
     PickleValue::Dict unfolded;
     unfolded.ordered = dict.ordered;
+    unfolded.counter = dict.counter;
     std::set<std::variant<std::string, int64_t>> keys;
     for (const auto& [key, value] : dict.items) {
       PickleItem item{unfold(key, depth), unfold(value, depth)};

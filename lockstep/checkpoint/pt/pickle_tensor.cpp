@@ -68,6 +68,9 @@ void PickleMachine::push_global(const std::string& module,
   if (module == "collections" && name == "OrderedDict") {
     return push(Global::kOrderedDict);
   }
+  if (module == "collections" && name == "Counter") {
+    return push(Global::kCounter);
+  }
   if (module == "torch._utils") {
     if (name == "_rebuild_tensor_v2") return push(Global::kRebuildTensorV2);
     if (name == "_rebuild_tensor_v3") return push(Global::kRebuildTensorV3);
@@ -101,7 +104,13 @@ void PickleMachine::reduce() {
   switch (*global) {
     case Global::kOrderedDict:
       if (!given.empty()) throw PickleError("an OrderedDict has arguments");
-      return push(Dict{{}, true});
+      return push(Dict{.items = {}, .ordered = true});
+    case Global::kCounter: {  // (a dict of the counts)
+      const auto* counts =
+          given.size() == 1 ? std::get_if<Dict>(&given[0]->value) : nullptr;
+      if (!counts) throw PickleError("a Counter is not made of a dict");
+      return push(Dict{.items = counts->items, .counter = true});
+    }
     case Global::kSize: {
       const auto* items =
           given.size() == 1 ? std::get_if<Tuple>(&given[0]->value) : nullptr;

@@ -23,6 +23,7 @@ struct PickleValue {
   struct Dict {
     std::vector<PickleItem> items;
     bool ordered = false;  // written as collections.OrderedDict
+    bool counter = false;  // written as collections.Counter
 
     void set(std::string key, PickleValue value);
     // Returns nullptr if there is no such key.

@@ -63,6 +63,7 @@ class Writer {
     op('t');  // TUPLE
   }
   void operator()(const PickleValue::Dict& value) {
+    if (value.counter) global("collections", "Counter");
     if (value.ordered) {
       empty_ordered_dict();
     } else {
@@ -74,6 +75,10 @@ class Writer {
       std::visit(*this, item.value.value);
     }
     op('u');  // SETITEMS
+    if (value.counter) {
+      op('\x85');  // TUPLE1
+      op('R');
+    }
   }
   void operator()(const at::Tensor& tensor) {
     global("torch._utils", "_rebuild_tensor_v2");

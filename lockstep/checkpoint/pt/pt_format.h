@@ -9,9 +9,10 @@ namespace lockstep::internal {
 
 // Files of torch.save: a zip archive with a pickle, which
 // torch.load(weights_only=True) reads. `tree` is what pt_tree.h makes: a dict
-// with MODEL_STATE, EPOCHS_RUN, STEP, OPTIMIZER_STATE, SAMPLER_STATE,
-// GENERATOR_STATES and METADATA, or a state_dict; read_pt() reads either. They
-// throw the errors of save_snapshot_file() and load_snapshot_file().
+// with MODEL_STATE, EPOCHS_RUN, STEP, OPTIMIZER_STATE, SCHEDULER_STATE,
+// SAMPLER_STATE, GENERATOR_STATES and METADATA, or a state_dict; read_pt()
+// reads either. They throw the errors of save_snapshot_file() and
+// load_snapshot_file().
 void write_pt(AtomicFile& file, const PickleValue& tree);
 Snapshot read_pt(const InputFile& file);
 

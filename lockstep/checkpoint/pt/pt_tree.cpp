@@ -56,6 +56,35 @@ Dict dict_of(const OptimizerState& optimizer) {
   return dict;
 }
 
+struct TreeToPickle {
+  template <class Scalar>
+  PickleValue operator()(const Scalar& value) const {
+    return PickleValue{value};
+  }
+  PickleValue operator()(const StateTree::List& items) const {
+    List list;
+    for (const StateTree& item : items) {
+      list.push_back(std::visit(*this, item.value));
+    }
+    return PickleValue{std::move(list)};
+  }
+  PickleValue operator()(const StateTree::Dict& items) const {
+    Dict dict;
+    for (const auto& [name, value] : items.items) {
+      dict.set(name, std::visit(*this, value.value));
+    }
+    return PickleValue{std::move(dict)};
+  }
+  PickleValue operator()(const StateTree::Counter& counts) const {
+    Dict dict;
+    dict.counter = true;
+    for (const auto& [key, count] : counts) {
+      dict.items.push_back({{key}, {count}});
+    }
+    return PickleValue{std::move(dict)};
+  }
+};
+
 template <class T>
 const T& need(const PickleValue& value, const std::string& what,
               const char* type) {
@@ -107,6 +136,48 @@ std::map<std::string, StateValue> values_of(const Dict& dict) {
     if (auto value = state_value(item.value)) values.emplace(name, *value);
   }
   return values;
+}
+
+// Returns whether it is a Counter, or a dict that has the keys of one.
+bool is_counter(const Dict& dict) {
+  return dict.counter ||
+         (!dict.items.empty() && dict.items.front().key.as<int64_t>());
+}
+
+// Values that a scheduler of Lockstep does not have (a tensor of several
+// elements) become None.
+StateTree state_tree_of(const PickleValue& value) {
+  if (const auto* flag = value.as<bool>()) return *flag;
+  if (const auto* integer = value.as<int64_t>()) return *integer;
+  if (const auto* number = value.as<double>()) return *number;
+  if (const auto* text = value.as<std::string>()) return *text;
+  if (const auto* tensor = value.as<at::Tensor>()) {
+    // A learning rate may be a tensor in Python.
+    if (tensor->numel() != 1 || tensor->is_complex()) return {};
+    return tensor->item<double>();
+  }
+  if (const List* items = sequence(value)) {
+    StateTree::List list;
+    for (const PickleValue& item : *items) list.push_back(state_tree_of(item));
+    return list;
+  }
+  const auto* dict = value.as<Dict>();
+  if (!dict) return {};
+  if (is_counter(*dict)) {
+    StateTree::Counter counter;
+    for (const PickleItem& item : dict->items) {
+      counter[need<int64_t>(item.key, "a key of a Counter", "an int")] =
+          need<int64_t>(item.value, "a count", "an int");
+    }
+    return counter;
+  }
+  StateTree::Dict tree;
+  for (const PickleItem& item : dict->items) {
+    tree.items.emplace_back(
+        need<std::string>(item.key, "a key of SCHEDULER_STATE", "a str"),
+        state_tree_of(item.value));
+  }
+  return tree;
 }
 
 OptimizerState optimizer_of(const Dict& dict) {
@@ -181,6 +252,10 @@ PickleValue tree_of(const Snapshot& snapshot) {
   if (snapshot.optimizer_state) {
     root.set("OPTIMIZER_STATE", {dict_of(*snapshot.optimizer_state)});
   }
+  if (snapshot.scheduler_state) {
+    root.set("SCHEDULER_STATE",
+             std::visit(TreeToPickle(), snapshot.scheduler_state->value));
+  }
   Dict sampler;
   for (const auto& [name, value] : snapshot.sampler_state) {
     sampler.set(name, {value});
@@ -242,6 +317,12 @@ Snapshot snapshot_of(const PickleValue& tree) {
   if (const auto* value = root.find("OPTIMIZER_STATE")) {
     snapshot.optimizer_state =
         optimizer_of(need<Dict>(*value, "OPTIMIZER_STATE", "a dict"));
+  }
+  if (const auto* value = root.find("SCHEDULER_STATE")) {
+    if (is_counter(need<Dict>(*value, "SCHEDULER_STATE", "a dict"))) {
+      throw PickleError("SCHEDULER_STATE is not a dict by names");
+    }
+    snapshot.scheduler_state = state_tree_of(*value);
   }
   if (const auto* value = root.find("SAMPLER_STATE")) {
     for (const auto& [key, item] :

@@ -19,7 +19,6 @@ constexpr const char* kReserved = "lockstep.";
 constexpr const char* kState = "lockstep.state.";  // + index + "." + name
 constexpr const char* kGroup = "lockstep.param_groups.";   // likewise
 constexpr const char* kGenerator = "lockstep.generator.";  // + rank
-constexpr int kTreeDepth = 8;
 
 // Splits "12.exp_avg" into parameter 12 and its "exp_avg".
 std::pair<int64_t, std::string> split_index(const std::string& text) {
@@ -105,7 +104,7 @@ Snapshot snapshot_of(const SafetensorsTree& tree) {
     snapshot.model_state = tree.tensors;
     return snapshot;
   }
-  const Json json = parse_strict_json(tree.description, kTreeDepth);
+  const Json json = parse_strict_json(tree.description, kSnapshotJsonDepth);
   if (json.at("format").get<int>() != kFormat) {
     throw std::runtime_error("its format is " + json.at("format").dump() +
                              ", but this version of Lockstep reads only 1");

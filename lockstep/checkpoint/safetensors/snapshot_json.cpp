@@ -1,8 +1,11 @@
 #include "lockstep/checkpoint/safetensors/snapshot_json.h"
 
+#include <charconv>
 #include <cmath>
 #include <limits>
+#include <optional>
 #include <stdexcept>
+#include <utility>
 
 #include "lockstep/checkpoint/tensor_bytes.h"
 
@@ -28,13 +31,85 @@ double double_of(const Json& json) {
   throw std::runtime_error("\"" + text + "\" is not a number");
 }
 
+Json json_of(const StateTree& tree) {
+  if (const auto* flag = tree.as<bool>()) return *flag;
+  if (const auto* integer = tree.as<int64_t>()) return *integer;
+  if (const auto* number = tree.as<double>()) return json_number(*number);
+  if (const auto* text = tree.as<std::string>()) return *text;
+  if (const auto* list = tree.as<StateTree::List>()) {
+    Json json = Json::array();
+    for (const StateTree& item : *list) json.push_back(json_of(item));
+    return json;
+  }
+  if (const auto* dict = tree.as<StateTree::Dict>()) {
+    Json json = Json::object();
+    for (const auto& [name, item] : dict->items) json[name] = json_of(item);
+    return json;
+  }
+  if (const auto* counter = tree.as<StateTree::Counter>()) {
+    Json json = Json::object();
+    for (const auto& [key, count] : *counter) {
+      json[std::to_string(key)] = count;
+    }
+    return json;
+  }
+  return nullptr;
+}
+
+// Returns the integer that `text` writes; none if it writes none.
+std::optional<int64_t> integer_of(const std::string& text) {
+  int64_t value = 0;
+  const char* end = text.data() + text.size();
+  const auto [rest, error] = std::from_chars(text.data(), end, value);
+  if (error != std::errc() || rest != end) return std::nullopt;
+  return value;
+}
+
+// An object whose first key is an integer is a Counter.
+StateTree tree_of(const Json& json) {
+  if (json.is_boolean()) return json.get<bool>();
+  if (json.is_number_integer()) return json.get<int64_t>();
+  if (json.is_number()) return json.get<double>();
+  if (json.is_string()) {
+    const auto text = json.get<std::string>();
+    if (text == "inf" || text == "-inf" || text == "nan") {
+      return double_of(json);
+    }
+    return text;
+  }
+  if (json.is_array()) {
+    StateTree::List list;
+    for (const Json& item : json) list.push_back(tree_of(item));
+    return list;
+  }
+  if (!json.is_object()) return {};
+  if (!json.empty() && integer_of(json.begin().key())) {
+    StateTree::Counter counter;
+    for (const auto& [key, count] : json.items()) {
+      const auto number = integer_of(key);
+      if (!number) throw std::runtime_error("a Counter has the key " + key);
+      counter[*number] = count.get<int64_t>();
+    }
+    return counter;
+  }
+  StateTree::Dict dict;
+  for (const auto& [name, item] : json.items()) {
+    dict.items.emplace_back(name, tree_of(item));
+  }
+  return dict;
+}
+
 }  // namespace
 
 Json numbers_of(const Snapshot& snapshot) {
-  return {{"epochs_run", snapshot.epochs_run},
-          {"step", snapshot.step},
-          {"sampler_state", snapshot.sampler_state},
-          {"metadata", snapshot.metadata}};
+  Json json = {{"epochs_run", snapshot.epochs_run},
+               {"step", snapshot.step},
+               {"sampler_state", snapshot.sampler_state},
+               {"metadata", snapshot.metadata}};
+  if (snapshot.scheduler_state) {
+    json["scheduler_state"] = json_of(*snapshot.scheduler_state);
+  }
+  return json;
 }
 
 void take_numbers(const Json& json, Snapshot& snapshot) {
@@ -43,6 +118,16 @@ void take_numbers(const Json& json, Snapshot& snapshot) {
   snapshot.sampler_state = json.at("sampler_state").get<SamplerState>();
   snapshot.metadata =
       json.at("metadata").get<std::map<std::string, std::string>>();
+  if (!json.contains("scheduler_state")) return;
+  const Json& stored = json.at("scheduler_state");
+  if (!stored.is_object()) {
+    throw std::runtime_error("the scheduler's state is not an object");
+  }
+  StateTree tree = tree_of(stored);
+  if (!tree.as<StateTree::Dict>()) {
+    throw std::runtime_error("the scheduler's state is not an object by names");
+  }
+  snapshot.scheduler_state = std::move(tree);
 }
 
 Json split_tensors(const std::map<std::string, StateValue>& values,

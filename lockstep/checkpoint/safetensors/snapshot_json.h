@@ -10,12 +10,16 @@
 // safetensors file, and in the manifest of a folder.
 namespace lockstep::internal {
 
-// Returns an object with the members epochs_run, step, sampler_state and
-// metadata.
+// Returns an object with the members epochs_run, step, sampler_state, metadata
+// and, if there is one, scheduler_state.
 nlohmann::json numbers_of(const Snapshot& snapshot);
 
-// Sets these members from such an object. Throws a JSON error if one is
-// missing or has another type.
+// How deeply JSON with these members may be nested: a scheduler in a scheduler
+// in a scheduler needs ten levels.
+inline constexpr int kSnapshotJsonDepth = 32;
+
+// Sets these members from such an object. Throws std::runtime_error or a JSON
+// error if one is missing or has another type.
 void take_numbers(const nlohmann::json& json, Snapshot& snapshot);
 
 // Moves tensors into `tensors`, under `prefix`, and returns the rest as JSON.

@@ -14,8 +14,6 @@ namespace {
 
 using Json = nlohmann::json;
 
-constexpr int kManifestDepth = 8;
-
 // What follows the checksummed text.
 std::string manifest_tail(uint64_t checksum) {
   return ",\n \"xxh3\": \"" + hex_of(checksum) + "\"\n}\n";
@@ -86,7 +84,7 @@ Manifest manifest_of(const std::string& text, uint64_t* checksum) {
     throw std::runtime_error("it does not match its checksum");
   }
   if (checksum) *checksum = sum;
-  const Json json = parse_strict_json(text, kManifestDepth);
+  const Json json = parse_strict_json(text, kSnapshotJsonDepth);
   if (json.at("format").get<int>() != kFolderFormat) {
     throw std::invalid_argument("its format is " + json.at("format").dump() +
                                 ", but this version of Lockstep reads only 1; "

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <stdexcept>
@@ -12,6 +13,7 @@
 
 #include "lockstep/checkpoint/checked_load.h"
 #include "lockstep/checkpoint/generators.h"
+#include "lockstep/checkpoint/scheduler_state.h"
 #include "lockstep/checkpoint/sharded/mapped_tensors.h"
 #include "lockstep/checkpoint/sharded/shard_names.h"
 #include "lockstep/checkpoint/sharded/snapshot_folder.h"
@@ -281,11 +283,24 @@ std::optional<at::Tensor> prepare_generator(const TensorFiles& files,
       ranks.rank(), ranks.size());
 }
 
+StateTree saved_scheduler(const Manifest& manifest) {
+  Snapshot snapshot;
+  snapshot.scheduler_state = manifest.numbers.scheduler_state;
+  if (manifest.param_groups) {
+    auto& groups = snapshot.optimizer_state.emplace().param_groups;
+    for (const NamedGroup& group : *manifest.param_groups) {
+      groups.push_back({.options = group.options, .params = {}});
+    }
+  }
+  return scheduler_state_of(snapshot);
+}
+
 // A snapshot that was verified and fits this rank's model and optimizer.
 struct ReadySnapshot {
   std::unique_ptr<TensorFiles> files;
   std::unique_ptr<TensorReader> reader;
   std::unique_ptr<PreparedOptimizer> optimizer;
+  std::function<void()> scheduler;
   std::optional<at::Tensor> generator;
 };
 
@@ -347,6 +362,7 @@ class FolderLoad {
     Json mine = Json::object();
     std::exception_ptr failure;
     try {
+      if (options_.will_save) require_optimizer(state_);
       if (options_.will_save && optimizer_failure_) {
         std::rethrow_exception(optimizer_failure_);
       }
@@ -418,6 +434,11 @@ class FolderLoad {
           prepare_optimizer(files, *state_.optimizer, *optimizer_,
                             *state_.model, options_.verify, reader);
     }
+    if (state_.scheduler && files.manifest() &&
+        files.manifest()->numbers.scheduler_state) {
+      ready_.scheduler =
+          state_.scheduler->prepare_load(saved_scheduler(*files.manifest()));
+    }
     ready_.generator =
         prepare_generator(files, ranks_, options_.verify, reader);
   }
@@ -479,6 +500,7 @@ class FolderLoad {
     }
     throw_first_failure(ranks_.gather_objects(mine), failure);
     if (ready_.optimizer) ready_.optimizer->apply();
+    if (ready_.scheduler) ready_.scheduler();
     if (ready_.generator) set_generator_state(*ready_.generator);
     const Snapshot numbers = ready_.files->manifest()
                                  ? ready_.files->manifest()->numbers

@@ -9,6 +9,7 @@
 #include "lockstep/base/digest.h"
 #include "lockstep/checkpoint/generators.h"
 #include "lockstep/checkpoint/safetensors/snapshot_json.h"
+#include "lockstep/checkpoint/scheduler_state.h"
 #include "lockstep/checkpoint/sharded/shard_names.h"
 #include "lockstep/checkpoint/sharded/state_shards.h"
 #include "lockstep/checkpoint/snapshot_error.h"
@@ -118,6 +119,7 @@ void ShardedSave::collect(const TrainingState& state, Json& mine) {
         "without "
         "keep_last all do; set keep_last, too");
   }
+  require_optimizer(state);
   require_utf8(state.sampler_state, state.metadata);
   add_model(*state.model, ranks_.rank(), shards_);
   uint64_t agreed = 0;
@@ -127,6 +129,7 @@ void ShardedSave::collect(const TrainingState& state, Json& mine) {
     const bool is_sharded =
         dynamic_cast<OptimizerShards*>(state.optimizer) != nullptr;
     agreed = digest_of(*manifest_.param_groups, shards_, is_sharded);
+    if (state.scheduler) add_scheduler(*state.scheduler);
   }
   const at::Tensor generator = generator_state();
   shards_.push_back({kGeneratorPrefix + std::to_string(ranks_.rank()),
@@ -138,6 +141,21 @@ void ShardedSave::collect(const TrainingState& state, Json& mine) {
   manifest_.numbers.sampler_state = state.sampler_state;
   manifest_.numbers.metadata = state.metadata;
   mine = {{"agreed", agreed}, {"claims", claims_of(shards_)}};
+}
+
+// Its numbers for each group go to the options of the optimizer's groups.
+void ShardedSave::add_scheduler(const ResumableScheduler& scheduler) {
+  Snapshot with_groups;
+  auto& groups = with_groups.optimizer_state.emplace().param_groups;
+  for (const NamedGroup& group : *manifest_.param_groups) {
+    groups.push_back({.options = group.options, .params = {}});
+  }
+  set_scheduler_state(with_groups, scheduler.state_dict());
+  for (size_t g = 0; g < groups.size(); ++g) {
+    (*manifest_.param_groups)[g].options = std::move(groups[g].options);
+  }
+  require_utf8(*with_groups.scheduler_state);
+  manifest_.numbers.scheduler_state = std::move(with_groups.scheduler_state);
 }
 
 void ShardedSave::make_plan(const std::vector<Json>& all) {

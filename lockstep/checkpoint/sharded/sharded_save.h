@@ -52,6 +52,7 @@ class ShardedSave {
 
  private:
   void collect(const TrainingState& state, nlohmann::json& mine);
+  void add_scheduler(const ResumableScheduler& scheduler);
   void make_plan(const std::vector<nlohmann::json>& all);
   void begin_folder();
   std::string finish(const std::vector<nlohmann::json>& written);

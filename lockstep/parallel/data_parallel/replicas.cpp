@@ -1,18 +1,16 @@
 #include "lockstep/parallel/data_parallel/replicas.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <mutex>
 #include <stdexcept>
 #include <string>
-#include <typeinfo>
 #include <utility>
 
+#include "lockstep/parallel/clone_module.h"
 #include "lockstep/parallel/torch_versions.h"
 
 namespace lockstep::internal {
@@ -92,52 +90,7 @@ void require(const at::Tensor& tensor, const at::Device& device) {
       tensor.device().str());
 }
 
-// Restores the default generator: clone() initialises parameters before it
-// copies them, with the generator from which training draws, too.
-class KeepGenerator {
- public:
-  KeepGenerator() : generator_(at::detail::getDefaultCPUGenerator()) {
-    std::lock_guard lock(generator_.mutex());
-    state_ = generator_.get_state();
-  }
-  KeepGenerator(const KeepGenerator&) = delete;
-  KeepGenerator& operator=(const KeepGenerator&) = delete;
-  ~KeepGenerator() {
-    std::lock_guard lock(generator_.mutex());
-    generator_.set_state(state_);
-  }
-
- private:
-  at::Generator generator_;
-  at::Tensor state_;
-};
-
-[[noreturn]] void throw_not_cloneable(const torch::nn::Module& module,
-                                      const std::string& why) {
-  throw std::invalid_argument(
-      "DataParallel cannot replicate " + module.name() + ": " + why +
-      ". It must be torch::nn::Cloneable, with all registration in reset(), "
-      "or define a clone() that copies it; this holds for modules in a "
-      "Sequential, too.");
-}
-
-std::shared_ptr<torch::nn::Module> clone(const torch::nn::Module& module,
-                                         const at::Device& device) {
-  KeepGenerator keep;
-  std::shared_ptr<torch::nn::Module> replica;
-  try {
-    replica = module.clone(device);
-  } catch (const c10::Error& error) {
-    throw_not_cloneable(module, error.msg());
-  }
-  const auto& original = module;
-  const auto* copy = replica.get();
-  if (copy == nullptr || copy == &module || typeid(*copy) != typeid(original)) {
-    throw_not_cloneable(
-        module, "its clone() did not return another module of its type");
-  }
-  return replica;
-}
+constexpr const char* kPurpose = "DataParallel cannot replicate";
 
 }  // namespace
 
@@ -155,10 +108,10 @@ void Replicas::make(const torch::nn::Module& module) {
   children_ = children_of(module);
   replica_children_.clear();
   for (size_t number = 1; number < devices_.size(); ++number) {
-    replicas_.push_back(clone(module, devices_[number]));
+    replicas_.push_back(clone_module(module, devices_[number], kPurpose));
     replica_children_.push_back(children_of(*replicas_.back()));
     if (replica_children_.back().size() != children_.size()) {
-      throw_not_cloneable(module, "its clone() has other children");
+      throw_not_cloneable(module, "its clone() has other children", kPurpose);
     }
   }
   for (const auto& parameter : module.named_parameters()) {
@@ -177,8 +130,8 @@ void Replicas::add(const std::string& name, const at::Tensor& original,
         is_buffer ? replica->named_buffers() : replica->named_parameters();
     const auto* copy = all.find(name);
     if (copy == nullptr || !copy->defined() || copy->is_same(original)) {
-      throw_not_cloneable(*replica,
-                          "its clone() has no " + name + " of its own");
+      throw_not_cloneable(
+          *replica, "its clone() has no " + name + " of its own", kPurpose);
     }
     copy->unsafeGetTensorImpl()->set_requires_grad(false);
     tensor.copies.push_back(*copy);

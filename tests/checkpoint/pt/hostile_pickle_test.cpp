@@ -97,6 +97,21 @@ TEST(HostilePickle, EachIsRefusedWithItsReason) {
       refusal("\x80\x02}("s + text("a") + good + text("a") + good + "u."),
       HasSubstr("twice"));
   EXPECT_THAT(refusal("\x80\x02N."s), HasSubstr("not a dict"));
+  const auto scheduler = [&](const std::string& value) {
+    return refusal("\x80\x02}("s + text("MODEL_STATE") + "}" +
+                   text("SCHEDULER_STATE") + value + "u.");
+  };
+  const std::string counter = "ccollections\nCounter\n";
+  const std::string counts = "}(" + one + two + "u";
+  EXPECT_EQ(scheduler("}(" + text("m") + counter + counts + "\x85Ru"), "");
+  EXPECT_THAT(scheduler(one), HasSubstr("SCHEDULER_STATE is not a dict"));
+  EXPECT_THAT(scheduler("}(" + one + one + "u"), HasSubstr("not a dict by"));
+  EXPECT_THAT(scheduler("}(" + text("m") + "}(" + one + text("x") + "uu"),
+              HasSubstr("a count is not an int"));
+  EXPECT_THAT(scheduler("}(" + text("m") + counter + ")Ru"),
+              HasSubstr("a Counter is not made of a dict"));
+  EXPECT_THAT(scheduler("}(" + text("m") + counter + one + "\x85Ru"),
+              HasSubstr("a Counter is not made of a dict"));
   EXPECT_THAT(refusal(model(int4(7))), HasSubstr("its keys are w"));
   EXPECT_THAT(refusal("\x80\x02"s + std::string(1000, ']') + "."),
               HasSubstr("left over"));

@@ -40,6 +40,27 @@ TEST(HostileSafetensors, TensorsThatTheDescriptionLacksAreNamed) {
               HasSubstr("\"0.5\", which is not a parameter's number"));
 }
 
+TEST(HostileSafetensors, SchedulersThatAreNoneAreRefused) {
+  const auto refusal = [](const std::string& scheduler) {
+    return message_of([&] {
+      snapshot_of({.tensors = {},
+                   .description = R"({"format":1,"epochs_run":0,"step":0,)"
+                                  R"("sampler_state":{},"metadata":{},)"
+                                  R"("generator_states":0,"scheduler_state":)" +
+                                  scheduler + "}"});
+    });
+  };
+  EXPECT_EQ(refusal(R"({"milestones":{"30":1,"-2":3},"gamma":0.1})"), "");
+  EXPECT_THAT(refusal("[1]"), HasSubstr("scheduler's state is not an object"));
+  EXPECT_THAT(refusal(R"({"1":2})"), HasSubstr("is not an object by names"));
+  EXPECT_THAT(refusal(R"({"m":{"1":1,"x":2}})"),
+              HasSubstr("a Counter has the key x"));
+  EXPECT_NE(refusal(R"({"m":{"1":"x"}})"), "");
+  std::string deep = "1";
+  for (int i = 0; i < 100; ++i) deep = "[" + deep + "]";
+  EXPECT_THAT(refusal("{\"m\":" + deep + "}"), HasSubstr("nested too deeply"));
+}
+
 TEST(HostileSafetensors, EachIsRefusedWithItsReason) {
   const TemporaryFolder folder;
   const std::string path = folder.file("a.safetensors");

@@ -1,0 +1,69 @@
+#include "lockstep/checkpoint/scheduler_state.h"
+
+#include <stdexcept>
+#include <string>
+
+namespace lockstep::internal {
+namespace {
+
+constexpr const char* kParamGroups = "param_groups";
+
+}  // namespace
+
+void require_optimizer(const TrainingState& state) {
+  if (!state.scheduler || state.optimizer) return;
+  throw std::invalid_argument(
+      "TrainingState.scheduler is set, but TrainingState.optimizer is not; set "
+      "both, because the learning rates are in the optimizer");
+}
+
+void set_scheduler_state(Snapshot& snapshot, StateTree state) {
+  auto* dict = std::get_if<StateTree::Dict>(&state.value);
+  const StateTree* found = dict ? dict->find(kParamGroups) : nullptr;
+  const auto* groups = found ? found->as<StateTree::List>() : nullptr;
+  if (groups) {
+    auto& stored = snapshot.optimizer_state.value().param_groups;
+    if (groups->size() != stored.size()) {
+      throw std::invalid_argument(
+          "TrainingState.scheduler is for an optimizer with " +
+          std::to_string(groups->size()) +
+          " parameter groups, TrainingState.optimizer has " +
+          std::to_string(stored.size()) +
+          "; give the optimizer that the scheduler was made for, or an "
+          "unsharded one with the same groups");
+    }
+    for (size_t g = 0; g < stored.size(); ++g) {
+      const auto* values = (*groups)[g].as<StateTree::Dict>();
+      if (!values) continue;
+      for (const auto& [name, value] : values->items) {
+        if (const auto* number = value.as<double>()) {
+          stored[g].options.try_emplace(name, *number);
+        }
+      }
+    }
+  }
+  if (dict) dict->erase(kParamGroups);
+  snapshot.scheduler_state = std::move(state);
+}
+
+StateTree scheduler_state_of(const Snapshot& snapshot) {
+  StateTree state = *snapshot.scheduler_state;
+  auto* dict = std::get_if<StateTree::Dict>(&state.value);
+  if (!dict || !snapshot.optimizer_state) return state;
+  StateTree::List groups;
+  for (const auto& group : snapshot.optimizer_state->param_groups) {
+    StateTree::Dict values;
+    for (const auto& [name, value] : group.options) {
+      if (const auto* number = std::get_if<double>(&value)) {
+        values.set(name, *number);
+      } else if (const auto* integer = std::get_if<int64_t>(&value)) {
+        values.set(name, static_cast<double>(*integer));
+      }
+    }
+    groups.emplace_back(std::move(values));
+  }
+  dict->set(kParamGroups, std::move(groups));
+  return state;
+}
+
+}  // namespace lockstep::internal

@@ -1,0 +1,24 @@
+#pragma once
+
+#include "lockstep/base/state_tree.h"
+#include "lockstep/checkpoint/snapshot.h"
+#include "lockstep/checkpoint/training_state.h"
+
+// The numbers that a learning-rate scheduler keeps for each parameter group: in
+// memory they are `param_groups` of the scheduler's state
+// (resumable_scheduler.h), in a snapshot they are where Python has them, among
+// the options of the optimizer's groups.
+namespace lockstep::internal {
+
+// Throws std::invalid_argument if there is a scheduler without an optimizer.
+void require_optimizer(const TrainingState& state);
+
+// Stores the state of the scheduler whose optimizer's state is in `snapshot`.
+// Throws std::invalid_argument if it has another number of groups.
+void set_scheduler_state(Snapshot& snapshot, StateTree state);
+
+// Returns the state of the snapshot's scheduler, which must be there. Among its
+// `param_groups` are the numbers of all options of the optimizer's groups.
+StateTree scheduler_state_of(const Snapshot& snapshot);
+
+}  // namespace lockstep::internal

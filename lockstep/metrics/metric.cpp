@@ -1,0 +1,91 @@
+#include "lockstep/metrics/metric.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/InferenceMode.h>
+
+#include <sstream>
+#include <stdexcept>
+
+#include "lockstep/base/current_call.h"
+#include "lockstep/base/digest.h"
+#include "lockstep/comm/collectives.h"
+#include "lockstep/comm/init.h"
+
+namespace lockstep::metrics {
+
+Metric::Metric(const char* function, std::string kind, int64_t count,
+               ProcessGroupPtr group)
+    : function_(function),
+      kind_(std::move(kind)),
+      count_(count),
+      group_(std::move(group)) {}
+
+at::Tensor Metric::sums_on(const at::Device& device) {
+  for (const at::Tensor& sums : sums_) {
+    if (sums.device() == device) return sums;
+  }
+  // update() may be called in inference mode and outside of it.
+  const c10::InferenceMode no_inference(false);
+  return sums_.emplace_back(at::zeros(
+      {count_}, at::TensorOptions().dtype(at::kDouble).device(device)));
+}
+
+void Metric::add(int64_t index, double value) {
+  sums_on(at::kCPU).mutable_data_ptr<double>()[index] += value;
+}
+
+void Metric::add(int64_t index, const at::Tensor& value) {
+  const at::NoGradGuard no_grad;
+  sums_on(value.device())[index].add_(value.detach());
+}
+
+at::Tensor Metric::state() const {
+  at::Tensor total = at::zeros({count_}, at::kDouble);
+  for (const at::Tensor& sums : sums_) total += sums.cpu();
+  return total;
+}
+
+void Metric::load_state(const at::Tensor& state) {
+  if (state.scalar_type() != at::kDouble || state.dim() != 1 ||
+      state.size(0) != count_) {
+    std::ostringstream text;
+    text << kind_ << ": the state is a tensor of " << state.scalar_type() << " "
+         << state.sizes() << "; give what state() of such a metric returned, "
+         << "float64 [" << count_ << "]";
+    throw std::invalid_argument(text.str());
+  }
+  reset();
+  sums_on(at::kCPU).copy_(state.detach());
+}
+
+at::Tensor Metric::reduce() const {
+  const internal::UserFunction function(function_);
+  const at::Tensor own = state();
+  ProcessGroupPtr group = group_;
+  if (!group && is_initialized()) group = default_group();
+  if (!group || group->size() == 1) return own;
+  // All ranks have the same kind if and only if the mean of the squares is the
+  // square of the mean. 20 bits keep these sums exact on 2^13 ranks.
+  internal::Digest digest;
+  digest.add(kind_);
+  const auto kind = static_cast<double>(digest.value() & 0xfffff);
+  at::Tensor sums = at::cat({own, at::tensor({kind, kind * kind}, at::kDouble)})
+                        .to(group->control_device());
+  all_reduce(sums, {.group = group});
+  sums = sums.cpu();
+  const auto* numbers = sums.const_data_ptr<double>();
+  const double sum = numbers[count_];
+  if (sum * sum != numbers[count_ + 1] * group->size()) {
+    throw std::invalid_argument(
+        "the ranks computed different metrics at the same time, on this rank " +
+        kind_ +
+        "; all ranks must call compute() of the same metrics, with the "
+        "same options, in the same order");
+  }
+  return sums.narrow(0, 0, count_);
+}
+
+}  // namespace lockstep::metrics

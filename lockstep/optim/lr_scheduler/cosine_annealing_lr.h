@@ -1,0 +1,45 @@
+#pragma once
+
+#include "lockstep/optim/lr_scheduler/formula_scheduler.h"
+
+namespace lockstep::optim {
+
+class CosineAnnealingLR;
+
+// The arguments of torch.optim.lr_scheduler.CosineAnnealingLR (PyTorch
+// documentation).
+struct CosineAnnealingLROptions {
+  using Scheduler = CosineAnnealingLR;
+
+  // ---- Behaviour ----
+
+  // The epoch in which the rates reach eta_min (Python's T_max); 1 or more.
+  // After it the rates rise again. Required.
+  int64_t t_max{0};
+
+  // Default: 0.
+  double eta_min{0};
+};
+
+// Lets the rates fall from the initial ones to eta_min along half a cosine:
+// Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent with Warm Restarts"
+// (ICLR 2017), equation 5, without restarts.
+class CosineAnnealingLR final : public internal::FormulaScheduler {
+ public:
+  CosineAnnealingLR(torch::optim::Optimizer& optimizer,
+                    const CosineAnnealingLROptions& options)
+      : CosineAnnealingLR(
+            std::make_shared<internal::SchedulerGroups>(optimizer), options) {}
+  CosineAnnealingLR(internal::SchedulerGroupsPtr groups,
+                    const CosineAnnealingLROptions& options);
+
+ private:
+  std::vector<double> get_lr() override;
+  std::vector<double> first_lr() override;
+  void list_state(internal::StateFields& fields) override;
+
+  int64_t t_max_;
+  double eta_min_;
+};
+
+}  // namespace lockstep::optim

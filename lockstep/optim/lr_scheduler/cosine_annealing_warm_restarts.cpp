@@ -1,0 +1,63 @@
+#include "lockstep/optim/lr_scheduler/cosine_annealing_warm_restarts.h"
+
+#include <cmath>
+#include <numbers>
+#include <stdexcept>
+#include <string>
+
+namespace lockstep::optim {
+
+CosineAnnealingWarmRestarts::CosineAnnealingWarmRestarts(
+    internal::SchedulerGroupsPtr groups,
+    const CosineAnnealingWarmRestartsOptions& options)
+    : FormulaScheduler(std::move(groups), "CosineAnnealingWarmRestarts"),
+      t_0_(options.t_0),
+      t_mult_(options.t_mult),
+      eta_min_(options.eta_min),
+      t_i_(options.t_0) {
+  if (t_0_ < 1 || t_mult_ < 1) {
+    throw std::invalid_argument("CosineAnnealingWarmRestarts: t_0 is " +
+                                std::to_string(t_0_) + " and t_mult " +
+                                std::to_string(t_mult_) +
+                                "; give integers of at least 1");
+  }
+  start();
+}
+
+void CosineAnnealingWarmRestarts::step() {
+  adopt_groups();
+  if (last_epoch_ < 0) {
+    last_epoch_ = 0;
+    t_cur_ = 0;
+    t_i_ = t_0_;
+  } else {
+    ++last_epoch_;
+    ++t_cur_;
+    if (t_cur_ >= t_i_) {
+      t_cur_ %= t_i_;
+      t_i_ = t_i_ > internal::StateFields::kMost / t_mult_
+                 ? internal::StateFields::kMost
+                 : t_i_ * t_mult_;
+    }
+  }
+  set(get_lr());
+}
+
+std::vector<double> CosineAnnealingWarmRestarts::get_lr() {
+  const double angle = std::numbers::pi * static_cast<double>(t_cur_) /
+                       static_cast<double>(t_i_);
+  return from_initial([&](double lr) {
+    return eta_min_ + (lr - eta_min_) * (1 + std::cos(angle)) / 2;
+  });
+}
+
+void CosineAnnealingWarmRestarts::list_state(internal::StateFields& fields) {
+  FormulaScheduler::list_state(fields);
+  fields.add("T_0", t_0_, 1);
+  fields.add("T_mult", t_mult_, 1);
+  fields.add("eta_min", eta_min_);
+  fields.add("T_i", t_i_, 1);
+  fields.add("T_cur", t_cur_);
+}
+
+}  // namespace lockstep::optim

@@ -1,0 +1,55 @@
+#pragma once
+
+#include "lockstep/optim/lr_scheduler/formula_scheduler.h"
+
+namespace lockstep::optim {
+
+class CosineAnnealingWarmRestarts;
+
+// The arguments of torch.optim.lr_scheduler.CosineAnnealingWarmRestarts
+// (PyTorch documentation).
+struct CosineAnnealingWarmRestartsOptions {
+  using Scheduler = CosineAnnealingWarmRestarts;
+
+  // ---- Behaviour ----
+
+  // The number of epochs until the first restart (Python's T_0); 1 or more.
+  // Required.
+  int64_t t_0{0};
+
+  // The factor by which each period is longer than the one before (Python's
+  // T_mult); 1 or more. Default: 1.
+  int64_t t_mult{1};
+
+  // The rate before a restart. Default: 0.
+  double eta_min{0};
+};
+
+// Lets the rates fall from the initial ones to eta_min along half a cosine, and
+// then begins again: Loshchilov and Hutter, "SGDR: Stochastic Gradient Descent
+// with Warm Restarts" (ICLR 2017), equation 5. Python's step(epoch), with a
+// fraction of an epoch, is not there: count steps instead.
+class CosineAnnealingWarmRestarts final : public internal::FormulaScheduler {
+ public:
+  CosineAnnealingWarmRestarts(torch::optim::Optimizer& optimizer,
+                              const CosineAnnealingWarmRestartsOptions& options)
+      : CosineAnnealingWarmRestarts(
+            std::make_shared<internal::SchedulerGroups>(optimizer), options) {}
+  CosineAnnealingWarmRestarts(
+      internal::SchedulerGroupsPtr groups,
+      const CosineAnnealingWarmRestartsOptions& options);
+
+  void step() override;
+
+ private:
+  std::vector<double> get_lr() override;
+  void list_state(internal::StateFields& fields) override;
+
+  int64_t t_0_;
+  int64_t t_mult_;
+  double eta_min_;
+  int64_t t_i_;         // epochs of the present period
+  int64_t t_cur_ = -1;  // epochs since its beginning
+};
+
+}  // namespace lockstep::optim

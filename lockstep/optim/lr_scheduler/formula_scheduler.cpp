@@ -1,0 +1,69 @@
+#include "lockstep/optim/lr_scheduler/formula_scheduler.h"
+
+#include <stdexcept>
+#include <string>
+
+namespace lockstep::internal {
+
+void FormulaScheduler::start() {
+  adopt_groups();
+  initial_step();
+}
+
+void FormulaScheduler::adopt_groups() {
+  const size_t count = groups_->size();
+  if (count < base_lrs_.size()) {
+    throw std::invalid_argument(
+        std::string(name_) + ": the optimizer has " + std::to_string(count) +
+        " parameter groups, but it had " + std::to_string(base_lrs_.size()) +
+        "; construct the scheduler again after groups were removed");
+  }
+  for (size_t group = base_lrs_.size(); group < count; ++group) {
+    adopt(group);
+    base_lrs_.push_back(base_lr_of(group));
+  }
+}
+
+void FormulaScheduler::set(const std::vector<double>& rates) {
+  for (size_t group = 0; group < rates.size(); ++group) {
+    groups_->set_lr(group, rates[group]);
+  }
+  last_lr_ = groups_->lrs();
+}
+
+void FormulaScheduler::step() {
+  adopt_groups();
+  ++last_epoch_;
+  ++step_count_;
+  try {
+    set(get_lr());
+  } catch (...) {
+    --last_epoch_;
+    --step_count_;
+    throw;
+  }
+}
+
+void FormulaScheduler::initial_step() {
+  step_count_ = 0;
+  is_initial_ = true;
+  step();
+  is_initial_ = false;
+}
+
+void FormulaScheduler::begin() {
+  adopt_groups();
+  last_epoch_ = 0;
+  set(first_lr());
+}
+
+void FormulaScheduler::list_state(StateFields& fields) {
+  LRScheduler::list_state(fields);
+  fields.add("base_lrs", base_lrs_, groups_->size());
+  fields.add("last_epoch", last_epoch_);
+  fields.add("_step_count", step_count_);
+  fields.add_constant("_is_initial", false);
+  fields.add_constant("_get_lr_called_within_step", false);
+}
+
+}  // namespace lockstep::internal

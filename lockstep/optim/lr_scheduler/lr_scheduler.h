@@ -1,0 +1,94 @@
+#pragma once
+
+#include <torch/optim/optimizer.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "lockstep/base/resumable_scheduler.h"
+#include "lockstep/optim/lr_scheduler/scheduler_groups.h"
+#include "lockstep/optim/lr_scheduler/state_fields.h"
+
+namespace lockstep::optim {
+
+// The learning-rate schedulers follow torch.optim.lr_scheduler (PyTorch
+// documentation, "torch.optim", How to adjust learning rate): names, defaults
+// and meaning of the options, and the learning rates of every step, which are
+// Python's bit for bit. A state can be exchanged with Python.
+//
+//   optim::SGD optimizer(model->parameters(), {.lr = 0.1});
+//   optim::CosineAnnealingLR scheduler(optimizer, {.t_max = epochs});
+//   for (int64_t epoch = 0; epoch < epochs; ++epoch) {
+//     ... train, with optimizer.step() for each batch ...
+//     scheduler.step();
+//   }
+//
+// This holds for all of them:
+// - The optimizer is any of LibTorch's, Lockstep's, or a
+//   ZeroRedundancyOptimizer, of which the scheduler sets the learning rates in
+//   param_groups(). For a PostLocalSGDOptimizer give its optim() if momentum is
+//   cycled. The optimizer must outlive the scheduler, and its groups must have
+//   options with a learning rate.
+// - Nothing is communicated. Every rank has a scheduler of its own and steps it
+//   as often as the others.
+// - The constructor sets the learning rates of the first step, as in Python. It
+//   throws std::invalid_argument for options that make no sense.
+// - Groups may have different rates. A group that is added to the optimizer
+//   later takes part from the next step() on: a formula that starts from the
+//   initial rate starts from the rate that the group has at that step, and a
+//   formula that multiplies the rate before multiplies that of the group, too.
+//   step() throws std::invalid_argument, and changes nothing, if an option is a
+//   list that has no value for the new group.
+// - Python keeps a group's initial rate in the optimizer, where the first
+//   scheduler puts it; LibTorch's optimizers have no place for it. Here the
+//   parts of a SequentialLR or ChainedScheduler share the initial rates, and
+//   any other scheduler takes the rates at its construction.
+// - Python's `last_epoch` argument is not there: to go on, load a state.
+//
+// Threads: one at a time.
+class LRScheduler : public ResumableScheduler {
+ public:
+  // Sets the learning rates of the next epoch, or of the next step if the
+  // options count steps. Call it after the optimizer's step().
+  virtual void step() = 0;
+
+  // Returns the learning rate of each group as this scheduler has set them
+  // last.
+  const std::vector<double>& get_last_lr() const { return last_lr_; }
+
+  // Returns how often step() was called; a part of a SequentialLR counts from
+  // the step in which it became active.
+  virtual int64_t last_epoch() const { return last_epoch_; }
+
+  // See ResumableScheduler. The state is Python's state_dict() of the scheduler
+  // with the same name, with the additional item `param_groups`.
+  StateTree state_dict() const override;
+  std::function<void()> prepare_load(const StateTree& state) override;
+
+ protected:
+  friend class ChainedScheduler;
+  friend class SequentialLR;
+
+  LRScheduler(internal::SchedulerGroupsPtr groups, const char* name)
+      : name_(name), groups_(std::move(groups)) {}
+
+  // Adds what state_dict() has.
+  virtual void list_state(internal::StateFields& fields);
+  internal::StateFields state_fields();
+
+  // The following three are the parts of Python's SequentialLR that reach into
+  // its schedulers. The first sets the rates of epoch 0, as the constructor
+  // does. The second takes back the count of the constructor's step. The third
+  // begins at epoch 0 by a formula that does not use the present rates.
+  virtual void initial_step() = 0;
+  virtual void undo_step() { --last_epoch_; }
+  virtual void begin() = 0;
+
+  const char* const name_;  // "StepLR"
+  internal::SchedulerGroupsPtr groups_;
+  int64_t last_epoch_ = -1;
+  std::vector<double> last_lr_;
+};
+
+}  // namespace lockstep::optim

@@ -1,0 +1,21 @@
+#pragma once
+
+// Includes all learning-rate schedulers.
+#include "lockstep/optim/lr_scheduler/chained_scheduler.h"
+#include "lockstep/optim/lr_scheduler/constant_lr.h"
+#include "lockstep/optim/lr_scheduler/cosine_annealing_lr.h"
+#include "lockstep/optim/lr_scheduler/cosine_annealing_warm_restarts.h"
+#include "lockstep/optim/lr_scheduler/cyclic_lr.h"
+#include "lockstep/optim/lr_scheduler/exponential_lr.h"
+#include "lockstep/optim/lr_scheduler/lambda_lr.h"
+#include "lockstep/optim/lr_scheduler/linear_lr.h"
+#include "lockstep/optim/lr_scheduler/linear_scaling.h"
+#include "lockstep/optim/lr_scheduler/lr_scheduler.h"
+#include "lockstep/optim/lr_scheduler/multi_step_lr.h"
+#include "lockstep/optim/lr_scheduler/multiplicative_lr.h"
+#include "lockstep/optim/lr_scheduler/one_cycle_lr.h"
+#include "lockstep/optim/lr_scheduler/polynomial_lr.h"
+#include "lockstep/optim/lr_scheduler/reduce_lr_on_plateau.h"
+#include "lockstep/optim/lr_scheduler/sequential_lr.h"
+#include "lockstep/optim/lr_scheduler/step_lr.h"
+#include "lockstep/optim/lr_scheduler/swalr.h"

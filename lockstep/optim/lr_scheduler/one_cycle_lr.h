@@ -1,0 +1,95 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "lockstep/optim/lr_scheduler/anneal_strategy.h"
+#include "lockstep/optim/lr_scheduler/formula_scheduler.h"
+#include "lockstep/optim/lr_scheduler/per_group.h"
+
+namespace lockstep::optim {
+
+class OneCycleLR;
+
+// The arguments of torch.optim.lr_scheduler.OneCycleLR (PyTorch documentation).
+struct OneCycleLROptions {
+  using Scheduler = OneCycleLR;
+
+  // ---- Behaviour: learning rates ----
+
+  // The highest rate. Required.
+  PerGroup max_lr{};
+
+  // The number of steps of the cycle; 0 means epochs * steps_per_epoch. One of
+  // the two is required. Default: 0.
+  int64_t total_steps{0};
+  int64_t epochs{0};
+  int64_t steps_per_epoch{0};
+
+  // The part of the cycle in which the rate rises, from 0 to 1. Default: 0.3.
+  double pct_start{0.3};
+
+  // Default: cos.
+  AnnealStrategy anneal_strategy{AnnealStrategy::cos};
+
+  // The first rate is max_lr / div_factor, and the last one the first rate /
+  // final_div_factor. Defaults: 25 and 10000.
+  double div_factor{25.0};
+  double final_div_factor{1e4};
+
+  // Whether the rate falls to the first one as fast as it has risen, and to the
+  // last one in a third phase. Default: false, which is two phases.
+  bool three_phase{false};
+
+  // ---- Behaviour: momentum ----
+
+  // Whether the momentum (SGD, RMSprop) or beta1 (Adam, AdamW) falls from
+  // max_momentum to base_momentum while the rate rises, and the other way
+  // round. Other optimizers need false. Default: true.
+  bool cycle_momentum{true};
+
+  // Defaults: 0.85 and 0.95.
+  PerGroup base_momentum = 0.85;
+  PerGroup max_momentum = 0.95;
+};
+
+// One cycle of rates over the whole training: Smith and Topin,
+// "Super-Convergence: Very Fast Training of Neural Networks Using Large
+// Learning Rates" (2018). Call step() after each batch. The rates that the
+// groups had before do not count.
+//
+// step() throws std::invalid_argument if it is called more than total_steps
+// times.
+class OneCycleLR final : public internal::FormulaScheduler {
+ public:
+  OneCycleLR(torch::optim::Optimizer& optimizer,
+             const OneCycleLROptions& options)
+      : OneCycleLR(std::make_shared<internal::SchedulerGroups>(optimizer),
+                   options) {}
+  OneCycleLR(internal::SchedulerGroupsPtr groups,
+             const OneCycleLROptions& options);
+
+ private:
+  // The texts are names of a group's numbers (SchedulerGroups::values()).
+  struct Phase {
+    double end_step = 0;
+    std::string start_lr{};
+    std::string end_lr{};
+    std::string start_momentum{};
+    std::string end_momentum{};
+  };
+
+  double anneal(double from, double to, double part) const;
+  std::vector<double> get_lr() override;
+  void adopt(size_t group) override;
+  void list_state(internal::StateFields& fields) override;
+  StateTree phases_state() const;
+  std::vector<Phase> phases_of(const StateTree& state) const;
+
+  OneCycleLROptions options_;
+  int64_t total_steps_;
+  AnnealStrategy strategy_;
+  std::vector<Phase> phases_;
+};
+
+}  // namespace lockstep::optim

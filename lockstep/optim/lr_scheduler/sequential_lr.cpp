@@ -1,0 +1,90 @@
+#include "lockstep/optim/lr_scheduler/sequential_lr.h"
+
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
+#include "lockstep/optim/lr_scheduler/chained_scheduler.h"
+
+namespace lockstep::optim {
+
+SequentialLR::SequentialLR(internal::SchedulerGroupsPtr groups,
+                           const SequentialLROptions& options)
+    : LRScheduler(std::move(groups), "SequentialLR"),
+      milestones_(options.milestones) {
+  if (options.schedulers.empty() ||
+      milestones_.size() + 1 != options.schedulers.size()) {
+    throw std::invalid_argument(
+        "SequentialLR has " + std::to_string(options.schedulers.size()) +
+        " schedulers and " + std::to_string(milestones_.size()) +
+        " milestones; give at least one scheduler, and a milestone for each "
+        "but the first");
+  }
+  if (!std::is_sorted(milestones_.begin(), milestones_.end())) {
+    throw std::invalid_argument(
+        "SequentialLR: the milestones are not in ascending order");
+  }
+  if (std::any_of(options.schedulers.begin() + 1, options.schedulers.end(),
+                  [](const Schedule& part) { return part.is_composite_; })) {
+    throw std::invalid_argument(
+        "SequentialLR cannot change over to a SequentialLR or a "
+        "ChainedScheduler; list their schedulers here, or put a SequentialLR "
+        "into a ChainedScheduler");
+  }
+  for (const Schedule& schedule : options.schedulers) {
+    schedulers_.push_back(schedule.make_(groups_));
+  }
+  // Each scheduler has made its first step. That is taken back, and the first
+  // one makes it again. (Python's SequentialLR does the same.)
+  last_epoch_ = 0;
+  for (size_t group = 0; group < groups_->size(); ++group) {
+    groups_->set_lr(group, groups_->initial_lr(group));
+  }
+  SequentialLR::undo_step();
+  LRScheduler& first = *schedulers_[active()];
+  first.initial_step();
+  last_lr_ = first.last_lr_;
+}
+
+// Returns the index of the scheduler of the present epoch.
+size_t SequentialLR::active() const {
+  return static_cast<size_t>(
+      std::upper_bound(milestones_.begin(), milestones_.end(), last_epoch_) -
+      milestones_.begin());
+}
+
+void SequentialLR::step() {
+  ++last_epoch_;
+  const size_t index = active();
+  LRScheduler& scheduler = *schedulers_[index];
+  try {
+    if (index > 0 && milestones_[index - 1] == last_epoch_) {
+      scheduler.begin();
+    } else {
+      scheduler.step();
+    }
+  } catch (...) {
+    --last_epoch_;
+    throw;
+  }
+  last_lr_ = scheduler.last_lr_;
+}
+
+void SequentialLR::initial_step() { step(); }
+
+// Python takes back the steps of the schedulers and not this one's own count.
+void SequentialLR::undo_step() {
+  for (const auto& scheduler : schedulers_) scheduler->undo_step();
+}
+
+// The constructor refuses a SequentialLR that would be begun.
+void SequentialLR::begin() { step(); }
+
+void SequentialLR::list_state(internal::StateFields& fields) {
+  LRScheduler::list_state(fields);
+  fields.add("last_epoch", last_epoch_);
+  fields.add("_milestones", milestones_, milestones_.size());
+  ChainedScheduler::list_parts(fields, schedulers_);
+}
+
+}  // namespace lockstep::optim
