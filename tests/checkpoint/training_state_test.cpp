@@ -97,7 +97,8 @@ class CountingScheduler : public ResumableScheduler {
 
 WORLD_TEST(TrainingState, TheSchedulerIsRestored, 1, 2) {
   const auto group = init_process_group();
-  for (const char* name : {"scheduled.pt", "scheduled.safetensors"}) {
+  for (const char* name :
+       {"scheduled.pt", "scheduled.safetensors", "scheduled/"}) {
     const std::string path = world.folder / name;
     Run first;
     CountingScheduler saved;
