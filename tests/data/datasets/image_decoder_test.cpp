@@ -129,7 +129,8 @@ TEST(ImageDecoder, NamesTheByteWhereAFileIsDamaged) {
 
 // A header may claim any size; nothing must be allocated for it.
 TEST(ImageDecoder, RefusesClaimsBeforeItAllocates) {
-  const auto refusal = [](const std::string& content, uint64_t most) {
+  [[maybe_unused]] const auto refusal = [](const std::string& content,
+                                           uint64_t most) {
     bool allocated = false;
     const std::vector<uint8_t> bytes(content.begin(), content.end());
     std::string text = message_of([&] {
