@@ -25,15 +25,15 @@ auto collate_samples(std::vector<Sample> samples);
 
 // Makes one batch of samples, as torch.utils.data.default_collate does:
 //
-// | samples of type | become |
-// | --- | --- |
-// | at::Tensor, all of one shape | one tensor [B, ...] |
-// | bool; an integer; float, double, a complex number | a tensor [B] of bool;
-// int64; the same type | | std::pair, std::tuple, torch::data::Example | the
-// same, of the collated members | | std::map, all with the same keys | a map of
-// the collated values | | std::vector, all of one length; std::array | the
-// same, of the collated elements | | std::string and anything else |
-// std::vector of the samples |
+// - at::Tensors of one shape become a tensor [B, ...].
+// - Numbers become a tensor [B]: bool of bool, int64 of any integer, and
+//   floating point and complex numbers of their own type.
+// - A std::pair, std::tuple, std::array or torch::data::Example becomes one of
+//   the collated members.
+// - std::maps with the same keys become a map of the collated values, and
+//   std::vectors of one length a vector of the collated elements.
+// - std::strings, and samples of any other type, stay a std::vector of the
+//   samples.
 //
 // A type of your own is collated by a function `collate` in its namespace,
 // which is found wherever the type is, also inside a pair or a map:

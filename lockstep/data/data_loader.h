@@ -242,7 +242,7 @@ class DataLoader {
     const std::optional<size_t> size = dataset.size();
     internal::check_loader(options, size_for_the_sampler,
                            size ? static_cast<int64_t>(*size) : -1);
-    internal::check_tensors_are_found(options, internal::kCanVisit<Batch>);
+    internal::check_tensors_are_found(options, internal::kFindsTensors<Batch>);
     if (options.num_workers > 0) {
       prefetch_.emplace(options.num_workers,
                         options.num_workers * options.prefetch_factor);
@@ -274,7 +274,7 @@ class DataLoader {
 
   static internal::BatchTransfer::Visitor visitor(Batch& batch) {
     return [&batch](const internal::BatchTransfer::Visit& visit) {
-      internal::visit_tensors(batch, visit);
+      internal::visit_batch(batch, visit);
     };
   }
 

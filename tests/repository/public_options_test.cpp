@@ -24,17 +24,19 @@ constexpr bool kOptionalTimeouts =
 
 TEST(PublicOptions, AreAggregatesWithDefaults) {
   EXPECT_TRUE((
-      kAggregates<AllToAllSingleOptions, CollectiveOptions, DataLoaderOptions,
-                  DataParallelOptions, DistributedDataParallelOptions,
-                  DistributedSamplerOptions, GradScalerOptions,
+      kAggregates<AllToAllSingleOptions, BucketBatchSamplerOptions,
+                  CollectiveOptions, DataLoaderOptions, DataParallelOptions,
+                  DistributedDataParallelOptions, DistributedSamplerOptions,
+                  DistributedWeightedSamplerOptions, GradScalerOptions,
                   HierarchicalModelAveragerOptions, InitProcessGroupOptions,
                   JoinOptions, LoadModelOptions, LoadSnapshotOptions,
                   LoadStateDictOptions, MixedPrecision, MonitoredBarrierOptions,
                   NewGroupOptions, ObjectOptions, PeriodicModelAveragerOptions,
                   PointToPointOptions, PostLocalSGDOptions, PowerSGDOptions,
-                  ReductionOptions, SnapshotOptions, SpawnOptions,
-                  SplitGroupOptions, ZeroRedundancyOptions, optim::AdamOptions,
-                  optim::AdamWOptions, optim::SGDOptions>));
+                  RandomSamplerOptions, ReductionOptions, SnapshotOptions,
+                  SpawnOptions, SplitGroupOptions, SubsetRandomSamplerOptions,
+                  WeightedRandomSamplerOptions, ZeroRedundancyOptions,
+                  optim::AdamOptions, optim::AdamWOptions, optim::SGDOptions>));
   EXPECT_TRUE((kDefaults<DataLoaderOptions, DistributedDataParallelOptions,
                          InitProcessGroupOptions, ZeroRedundancyOptions>));
 }
