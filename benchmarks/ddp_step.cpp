@@ -69,6 +69,7 @@ struct Options {
   bool no_ddp = false;
   bool zero = false;
   bool unfused = false;
+  bool copy_gradients = false;
   std::string trace;
 };
 
@@ -123,7 +124,11 @@ Training make_training(const Workload& workload, const Options& options) {
     training.device = lockstep::local_device();
     training.module->to(training.device);
   }
-  if (!options.no_ddp) training.ddp = std::make_unique<Ddp>(training.module);
+  if (!options.no_ddp) {
+    training.ddp = std::make_unique<Ddp>(
+        training.module, lockstep::DistributedDataParallelOptions{
+                             .place_gradients = !options.copy_gradients});
+  }
   training.optimizer = make_optimizer(training, options);
   return training;
 }
@@ -337,6 +342,9 @@ int main(int argc, char** argv) {
   app.add_flag("--unfused", options.unfused,
                "torch::optim's classes instead of lockstep::optim's")
       ->excludes(zero);
+  app.add_flag("--copy-gradients", options.copy_gradients,
+               "DistributedDataParallel with place_gradients = false")
+      ->excludes(no_ddp);
   app.add_option("--trace", options.trace,
                  "file for a trace of a few steps more");
   CLI11_PARSE(app, argc, argv);

@@ -10,8 +10,8 @@ import sys
 from processes import Failure, Programs, RANKS, progress, run_child
 
 # Each side uses its best backend: the one that a program gets if it names none.
-BACKEND = {"lockstep": "lockstep", "without_communication": "lockstep",
-           "python": "gloo"}
+BACKEND = {"lockstep": "lockstep", "copied": "lockstep",
+           "without_communication": "lockstep", "python": "gloo"}
 # Python's Gloo aborts now and then when its processes end (torch 2.13,
 # "terminate called without an active exception"), after all work is done. Such
 # a run does not count and is repeated; one of ours that fails ends the bench.
@@ -68,7 +68,8 @@ class Step:
     ours: tuple = ()   # arguments of our program alone
 
     unit = "us"
-    sides = ("lockstep", "python", "without_communication")
+    # "copied" is ours with place_gradients = false.
+    sides = ("lockstep", "copied", "python", "without_communication")
 
     @property
     def targets(self):
@@ -86,6 +87,8 @@ class Step:
                      "--warmup", max(3, steps // 5)]
         if side == "without_communication":
             arguments.append("--no-ddp")
+        elif side == "copied":
+            arguments += [*self.ours, "--copy-gradients"]
         elif side == "lockstep":
             arguments += [*self.ours, "--trace", place.traces / f"{name}.json"]
         command = (place.programs.python("ddp_peer.py", *arguments)
@@ -176,6 +179,8 @@ def summarise(name, sides):
         # Smaller is better: how many times a step without communication.
         add_ratio(result, "communication_ratio", sides["lockstep"],
                   sides["without_communication"])
+        # Greater is better: what placing gradients saves.
+        add_ratio(result, "copied_ratio", sides["copied"], sides["lockstep"])
         traces = [figures["trace"] for figures in sides["lockstep"]]
         result["waited_us"] = middle(traces, "waited_us")
         if all("hidden" in trace for trace in traces):
@@ -239,10 +244,11 @@ def times_table(results):
             r["name"], *shown_times(r, "lockstep"), *shown_times(r, "python"),
             *shown_ratio(r, "ratio"),
             shown(alone["median"], r["unit"]) if alone else "-",
-            *shown_ratio(r, "communication_ratio")])
+            *shown_ratio(r, "communication_ratio"),
+            shown_ratio(r, "copied_ratio")[0]])
     return table(["benchmark", "ours", "p90", "Python", "p90", "Python / ours",
                   "target", "without communication", "ours / without",
-                  "target"], rows)
+                  "target", "copied / ours"], rows)
 
 
 def resources_table(results):

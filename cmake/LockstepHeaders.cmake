@@ -29,17 +29,43 @@ set(LOCKSTEP_PUBLIC_HEADERS
   data/batch_sampler.h
   data/bucket_batch_sampler.h
   data/collate.h
+  data/data_file_error.h
   data/data_loader.h
   data/data_loader_error.h
+  data/dataset.h
+  data/datasets/any_dataset.h
+  data/datasets/batch_map_dataset.h
+  data/datasets/cifar_dataset.h
+  data/datasets/concat_dataset.h
+  data/datasets/csv_dataset.h
+  data/datasets/idx_dataset.h
+  data/datasets/image_folder.h
+  data/datasets/map_dataset.h
+  data/datasets/mnist_dataset.h
+  data/datasets/random_split.h
+  data/datasets/repeated_dataset.h
+  data/datasets/shuffled_dataset.h
+  data/datasets/subset.h
+  data/datasets/take_dataset.h
+  data/datasets/token_dataset.h
   data/distributed_sampler.h
   data/distributed_weighted_sampler.h
   data/random_sampler.h
+  data/sample_random.h
   data/sample_seed.h
   data/sampler.h
   data/sampler_of_batches.h
   data/sequential_sampler.h
   data/subset_random_sampler.h
   data/tensor_dataset.h
+  data/transforms/center_crop.h
+  data/transforms/compose.h
+  data/transforms/normalize.h
+  data/transforms/random_crop.h
+  data/transforms/random_horizontal_flip.h
+  data/transforms/random_resized_crop.h
+  data/transforms/resize.h
+  data/transforms/to_float.h
   data/weighted_random_sampler.h
   launch/process_count.h
   launch/spawn.h

@@ -18,6 +18,14 @@ foreach(header IN LISTS headers)
   install(FILES lockstep/${header}
           DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/lockstep/${folder})
 endforeach()
+# A static library leaves what it uses to the program that links it.
+get_target_property(data_type lockstep_data TYPE)
+set(LOCKSTEP_FIND_IMAGES "")
+foreach(format JPEG PNG)
+  if(LOCKSTEP_HAS_${format} AND data_type STREQUAL "STATIC_LIBRARY")
+    string(APPEND LOCKSTEP_FIND_IMAGES "find_dependency(${format})\n")
+  endif()
+endforeach()
 install(EXPORT LockstepTargets NAMESPACE Lockstep::
         DESTINATION ${CMAKE_INSTALL_LIBDIR}/cmake/Lockstep)
 configure_package_config_file(

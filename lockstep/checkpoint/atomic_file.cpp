@@ -56,7 +56,8 @@ fs::path target_of(const std::string& path) {
                                 (type == fs::file_type::directory
                                      ? "a directory"
                                      : "something that is not a regular file") +
-                                " is there; name a file");
+                                " is there; name a file, or end the path with "
+                                "\"/\" for a folder of snapshots");
   }
   if (!target.has_filename()) {
     throw std::invalid_argument(
@@ -79,6 +80,10 @@ bool is_aside_name(const std::string& name, const std::string& target) {
       name.begin() + static_cast<ptrdiff_t>(head.size()),
       name.end() - static_cast<ptrdiff_t>(tail.size()),
       [](char c) { return (c >= '0' && c <= '9') || (c >= 'a' && c <= 'f'); });
+}
+
+std::string aside_name(const std::string& target) {
+  return "." + target + kInfix + random_digits() + kSuffix;
 }
 
 void check_can_save(const std::string& path) {
@@ -119,7 +124,7 @@ void AtomicFile::fail(const std::string& step) const {
 
 void AtomicFile::open_aside() {
   for (;;) {
-    aside_ = directory_ + "/." + name_ + kInfix + random_digits() + kSuffix;
+    aside_ = directory_ + "/" + aside_name(name_);
     fd_ = FileDescriptor(
         ::open(aside_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666));
     if (!fd_) {

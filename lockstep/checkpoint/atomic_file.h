@@ -63,4 +63,7 @@ void check_can_save(const std::string& path);
 // to a temporary file of `target`.
 bool is_aside_name(const std::string& name, const std::string& target);
 
+// Returns a new name of that kind.
+std::string aside_name(const std::string& target);
+
 }  // namespace lockstep::internal

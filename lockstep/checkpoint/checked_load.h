@@ -4,34 +4,62 @@
 #include <torch/optim/optimizer.h>
 
 #include <memory>
+#include <string>
+#include <unordered_map>
+#include <utility>
+#include <vector>
 
 #include "lockstep/checkpoint/module_state.h"
+#include "lockstep/checkpoint/optimizer_shards.h"
 #include "lockstep/checkpoint/snapshot.h"
 
 // state_dict() and load_state_dict() (module_state.h, optimizer_state.h) in
 // steps, so that a caller can check several things before it changes the first.
 namespace lockstep::internal {
 
-// Throws what load_state_dict() would throw, and returns what it would return.
-IncompatibleKeys check_state_dict(const torch::nn::Module& module,
-                                  const NamedTensors& state,
-                                  const LoadStateDictOptions& options = {});
+// What load_state_dict() of a module does.
+struct ModuleLoad {
+  // {tensor of the state, tensor of the module}, in the module's order
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies;
+  IncompatibleKeys incompatible;
+};
+
+// Throws what load_state_dict() would throw, and changes nothing. Looks only at
+// shapes and dtypes: the tensors of `state` may be without memory.
+ModuleLoad check_state_dict(const torch::nn::Module& module,
+                            const NamedTensors& state,
+                            const LoadStateDictOptions& options = {});
+
+// A tensor of state_dict(module).
+struct ModuleTensor {
+  std::string name;
+  at::Tensor tensor;  // the module's own, not detached
+  bool is_parameter;  // otherwise a buffer
+};
+std::vector<ModuleTensor> tensors_of(const torch::nn::Module& module);
+
+// Returns the name of each parameter; of a parameter that has several, the
+// first, as Python's named_parameters() does.
+std::unordered_map<const c10::TensorImpl*, std::string> parameter_names(
+    const torch::nn::Module& module);
 
 // Throws std::invalid_argument if state_dict() would.
 void require_state_dict(const torch::optim::Optimizer& optimizer);
 
 // load_state_dict() of an optimizer: the constructor makes all checks and may
 // throw, apply() does not throw for a wrong state.
-class OptimizerLoad {
+class OptimizerLoad : public PreparedOptimizer {
  public:
-  // `optimizer` must outlive this object and keep its parameters.
-  OptimizerLoad(torch::optim::Optimizer& optimizer,
-                const OptimizerState& state);
-  ~OptimizerLoad();
+  // `optimizer` must outlive this object and keep its parameters. `adopt`:
+  // whether tensors of `state` that have their parameter's dtype, device and
+  // layout become those of the optimizer, so that nothing is copied.
+  OptimizerLoad(torch::optim::Optimizer& optimizer, const OptimizerState& state,
+                bool adopt = false);
+  ~OptimizerLoad() override;
   OptimizerLoad(const OptimizerLoad&) = delete;
   OptimizerLoad& operator=(const OptimizerLoad&) = delete;
 
-  void apply();
+  void apply() override;
 
  private:
   struct Prepared;

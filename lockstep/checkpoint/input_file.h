@@ -20,6 +20,7 @@ class InputFile {
 
   const std::string& path() const { return path_; }
   uint64_t size() const { return size_; }
+  int descriptor() const { return fd_.get(); }
 
   // Reads exactly `size` bytes from `offset` on. Throws SnapshotError if the
   // file ends before, std::system_error if the disk fails.

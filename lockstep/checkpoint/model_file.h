@@ -46,6 +46,19 @@ struct LoadModelOptions {
   // See LoadStateDictOptions. Default: true and false.
   bool strict{true};
   bool convert{false};
+
+  // ---- Performance ----
+
+  // Whether the module's tensors become views of the files' memory mapping,
+  // instead of being copied into: that takes milliseconds whatever the size,
+  // because a page is read when it is used first, and the page cache holds one
+  // copy for all processes of the host. Set it for large weights that are only
+  // read, or of which a part is used; call it before other things know the
+  // tensors' memory (DistributedDataParallel, optimizers). Nothing is verified,
+  // and the files must not be changed while the module lives. As in Python's
+  // torch.load(mmap=True) with load_state_dict(assign=True). Only for
+  // safetensors. Default: false.
+  bool mmap{false};
 };
 
 // Does what Python's module.load_state_dict(torch.load(path)) does. If strict,
@@ -54,9 +67,11 @@ struct LoadModelOptions {
 //
 // `path` may be any file that load_snapshot_file() reads, written by Lockstep
 // or by Python: a state_dict, or a snapshot, of which only the model is used.
-// Reading a file of unknown origin is safe. Values are copied into the tensors
-// that `module` has, on their devices: everything that shares their memory sees
-// the new values.
+// It may also be Hugging Face's sharded weights (model.safetensors.index.json,
+// or the folder that it is in), or a folder that load_snapshot() reads. Reading
+// a file of unknown origin is safe. Values are copied into the tensors that
+// `module` has, on their devices: everything that shares their memory sees the
+// new values.
 //
 // Returns the names that were left out because `strict` is false.
 //

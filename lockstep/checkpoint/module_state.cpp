@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 #include <sstream>
 #include <stdexcept>
 
@@ -15,15 +16,15 @@ namespace {
 constexpr std::string_view kWrapperPrefix = "module.";
 
 void collect(const torch::nn::Module& module, const std::string& prefix,
-             NamedTensors& into) {
+             std::vector<internal::ModuleTensor>& into) {
   for (const auto& item : module.named_parameters(/*recurse=*/false)) {
     if (item.value().defined()) {
-      into.emplace_back(prefix + item.key(), item.value().detach());
+      into.push_back({prefix + item.key(), item.value(), true});
     }
   }
   for (const auto& item : module.named_buffers(/*recurse=*/false)) {
     if (item.value().defined()) {
-      into.emplace_back(prefix + item.key(), item.value().detach());
+      into.push_back({prefix + item.key(), item.value(), false});
     }
   }
   for (const auto& child : module.named_children()) {
@@ -52,12 +53,15 @@ std::string list_of(const std::vector<std::string>& items) {
 
 // Returns `state` without the "module." prefix of a DistributedDataParallel, if
 // all its names have it and no tensor of the module (`own`) does.
-NamedTensors without_wrapper(NamedTensors state, const NamedTensors& own) {
-  const auto wrapped = [](const auto& item) {
-    return item.first.starts_with(kWrapperPrefix);
-  };
-  if (std::all_of(state.begin(), state.end(), wrapped) &&
-      std::none_of(own.begin(), own.end(), wrapped)) {
+NamedTensors without_wrapper(NamedTensors state,
+                             const std::vector<internal::ModuleTensor>& own) {
+  if (std::all_of(state.begin(), state.end(),
+                  [](const auto& item) {
+                    return item.first.starts_with(kWrapperPrefix);
+                  }) &&
+      std::none_of(own.begin(), own.end(), [](const auto& tensor) {
+        return tensor.name.starts_with(kWrapperPrefix);
+      })) {
     for (auto& [name, tensor] : state) name.erase(0, kWrapperPrefix.size());
   }
   return state;
@@ -70,20 +74,38 @@ bool fits(const at::Tensor& given, const at::Tensor& own, bool convert) {
          (converts || given.scalar_type() == own.scalar_type());
 }
 
-struct Plan {
-  // {tensor from the state, tensor of the module}
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies;
-  IncompatibleKeys incompatible;
-};
+}  // namespace
 
-Plan plan(const NamedTensors& own, const NamedTensors& state,
-          const LoadStateDictOptions& options) {
+namespace internal {
+
+std::vector<ModuleTensor> tensors_of(const torch::nn::Module& module) {
+  std::vector<ModuleTensor> tensors;
+  collect(module, "", tensors);
+  return tensors;
+}
+
+std::unordered_map<const c10::TensorImpl*, std::string> parameter_names(
+    const torch::nn::Module& module) {
+  std::unordered_map<const c10::TensorImpl*, std::string> names;
+  for (auto& [name, tensor, is_parameter] : tensors_of(module)) {
+    if (is_parameter) {
+      names.emplace(tensor.unsafeGetTensorImpl(), std::move(name));
+    }
+  }
+  return names;
+}
+
+ModuleLoad check_state_dict(const torch::nn::Module& module,
+                            const NamedTensors& state,
+                            const LoadStateDictOptions& options) {
+  const std::vector<ModuleTensor> own = tensors_of(module);
   const NamedTensors named = without_wrapper(state, own);
   const std::map<std::string, at::Tensor> given(named.begin(), named.end());
-  const std::map<std::string, at::Tensor> expected(own.begin(), own.end());
-  Plan made;
+  std::set<std::string> expected;
+  ModuleLoad made;
   std::vector<std::string> different;
-  for (const auto& [name, tensor] : own) {
+  for (const auto& [name, tensor, is_parameter] : own) {
+    expected.insert(name);
     const auto found = given.find(name);
     if (found == given.end()) {
       made.incompatible.missing_keys.push_back(name);
@@ -117,25 +139,22 @@ Plan plan(const NamedTensors& own, const NamedTensors& state,
   return made;
 }
 
-}  // namespace
+}  // namespace internal
 
 NamedTensors state_dict(const torch::nn::Module& module) {
   NamedTensors state;
-  collect(module, "", state);
+  for (auto& [name, tensor, is_parameter] : internal::tensors_of(module)) {
+    state.emplace_back(std::move(name), tensor.detach());
+  }
   return state;
-}
-
-IncompatibleKeys internal::check_state_dict(
-    const torch::nn::Module& module, const NamedTensors& state,
-    const LoadStateDictOptions& options) {
-  return plan(state_dict(module), state, options).incompatible;
 }
 
 IncompatibleKeys load_state_dict(torch::nn::Module& module,
                                  const NamedTensors& state,
                                  const LoadStateDictOptions& options) {
   const at::NoGradGuard no_grad;
-  Plan made = plan(state_dict(module), state, options);
+  internal::ModuleLoad made =
+      internal::check_state_dict(module, state, options);
   for (const auto& [from, to] : made.copies) to.copy_(from);
   return std::move(made.incompatible);
 }

@@ -110,6 +110,7 @@ struct RestoreState {
   std::string kind;
   const at::Tensor& param;
   std::string where;  // "parameter 3"
+  bool adopt;
   std::set<std::string> known{};
 
   void step(const char* name, int64_t& value) {
@@ -141,7 +142,13 @@ struct RestoreState {
     }
     // As in Python, the state has its parameter's dtype and device.
     value = at::empty_like(param.detach(), at::MemoryFormat::Preserve);
-    value.copy_(*saved);
+    if (adopt && saved->scalar_type() == value.scalar_type() &&
+        saved->device() == value.device() &&
+        saved->strides() == value.strides()) {
+      value = *saved;
+    } else {
+      value.copy_(*saved);
+    }
   }
   void check_surplus() const {
     for (const auto& [name, value] : values) {
@@ -165,7 +172,8 @@ struct Kind {
   std::unique_ptr<OptimizerParamState> (*state)(const Values&,
                                                 const OptimizerOptions&,
                                                 const at::Tensor& param,
-                                                const std::string& where);
+                                                const std::string& where,
+                                                bool adopt);
 };
 
 template <class Fields>
@@ -197,17 +205,16 @@ Kind kind() {
     Fields::visit_options(*options, restore);
     return options;
   };
-  result.state =
-      [](const Values& values, const OptimizerOptions& options,
-         const at::Tensor& param,
-         const std::string& where) -> std::unique_ptr<OptimizerParamState> {
+  result.state = [](const Values& values, const OptimizerOptions& options,
+                    const at::Tensor& param, const std::string& where,
+                    bool adopt) -> std::unique_ptr<OptimizerParamState> {
     bool any = false;
     for (const auto& [name, value] : values) {
       any = any || !std::holds_alternative<std::monostate>(value);
     }
     if (!any) return nullptr;
     auto state = std::make_unique<State>();
-    RestoreState restore{values, Fields::kName, param, where};
+    RestoreState restore{values, Fields::kName, param, where, adopt};
     Fields::visit_state(*state, static_cast<const Options&>(options), restore);
     restore.check_surplus();
     return state;
@@ -261,7 +268,8 @@ struct OptimizerLoad::Prepared {
   std::vector<std::pair<void*, std::unique_ptr<OptimizerParamState>>> state;
 };
 
-OptimizerLoad::OptimizerLoad(Optimizer& optimizer, const OptimizerState& state)
+OptimizerLoad::OptimizerLoad(Optimizer& optimizer, const OptimizerState& state,
+                             bool adopt)
     : optimizer_(optimizer), prepared_(std::make_unique<Prepared>()) {
   const at::NoGradGuard no_grad;
   const Kind& kind = kind_of(optimizer);
@@ -288,7 +296,7 @@ OptimizerLoad::OptimizerLoad(Optimizer& optimizer, const OptimizerState& state)
       used.insert(found->first);
       auto restored =
           kind.state(found->second, *prepared_->options.back(), params[p],
-                     "parameter " + std::to_string(found->first));
+                     "parameter " + std::to_string(found->first), adopt);
       if (restored) {
         prepared_->state.emplace_back(params[p].unsafeGetTensorImpl(),
                                       std::move(restored));

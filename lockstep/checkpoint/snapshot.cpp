@@ -4,7 +4,6 @@
 #include <array>
 #include <cstring>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <stdexcept>
 
 #include "lockstep/checkpoint/atomic_file.h"
@@ -12,19 +11,11 @@
 #include "lockstep/checkpoint/pt/pt_format.h"
 #include "lockstep/checkpoint/pt/pt_tree.h"
 #include "lockstep/checkpoint/safetensors/safetensors_format.h"
+#include "lockstep/checkpoint/sharded/sharded_load.h"
+#include "lockstep/checkpoint/utf8.h"
 
 namespace lockstep {
 namespace {
-
-// Python reads the names of either format as UTF-8.
-void check_text(const std::string& text) {
-  try {
-    (void)nlohmann::json(text).dump();
-  } catch (const nlohmann::json::exception&) {
-    throw std::invalid_argument(
-        "a name or metadata of this snapshot is not UTF-8; rename it");
-  }
-}
 
 // Returns whether it is a file of torch.save; otherwise it is a safetensors
 // file.
@@ -58,12 +49,17 @@ bool is_pt(const internal::InputFile& file) {
 }  // namespace
 
 void save_snapshot_file(const std::string& path, const Snapshot& snapshot) {
-  for (const auto& [name, tensor] : snapshot.model_state) check_text(name);
-  for (const auto& [name, value] : snapshot.sampler_state) check_text(name);
-  for (const auto& [name, value] : snapshot.metadata) {
-    check_text(name);
-    check_text(value);
+  if (path.ends_with('/')) {
+    throw std::invalid_argument(
+        "snapshot \"" + path +
+        "\" cannot be saved: a folder of snapshots is written by "
+        "save_snapshot(), which knows the names of the optimizer's parameters; "
+        "name a file");
   }
+  for (const auto& [name, tensor] : snapshot.model_state) {
+    internal::require_utf8(name);
+  }
+  internal::require_utf8(snapshot.sampler_state, snapshot.metadata);
   internal::AtomicFile file(path);
   if (std::filesystem::path(path).extension() == ".pt") {
     internal::write_pt(file, internal::tree_of(snapshot));
@@ -78,20 +74,36 @@ void save_tensors(const std::string& path, const NamedTensors& tensors) {
     save_snapshot_file(path, {.model_state = tensors});
     return;
   }
-  for (const auto& [name, tensor] : tensors) check_text(name);
+  for (const auto& [name, tensor] : tensors) internal::require_utf8(name);
   internal::AtomicFile file(path);
   internal::write_pt(file, internal::tree_of(tensors));
   file.commit();
 }
 
 Snapshot load_snapshot_file(const std::string& path) {
+  if (const auto files = internal::open_weights(path)) {
+    return internal::read_snapshot_folder(*files);
+  }
   const internal::InputFile file(path);
   return is_pt(file) ? internal::read_pt(file)
                      : internal::read_safetensors(file);
 }
 
+void verify_snapshot(const std::string& path) {
+  if (const auto files = internal::open_weights(path)) {
+    internal::verify_tensor_files(*files);
+  } else {
+    (void)load_snapshot_file(path);
+  }
+}
+
 NamedTensors load_tensors(const std::string& path, const std::string& key) {
-  if (key.empty()) return load_snapshot_file(path).model_state;
+  if (key.empty()) {
+    if (const auto files = internal::open_weights(path)) {
+      return internal::read_weights(*files);
+    }
+    return load_snapshot_file(path).model_state;
+  }
   const internal::InputFile file(path);
   try {
     if (is_pt(file)) return internal::read_pt_entry(file, key);

@@ -82,12 +82,20 @@ void save_tensors(const std::string& path, const NamedTensors& tensors);
 //   .pt          a dict with MODEL_STATE, from Lockstep or the Python tutorial;
 //                or a bare state_dict
 //   safetensors  with or without Lockstep's entries
+//   a folder     one snapshot that save_snapshot() wrote, or a folder of them,
+//                of which the newest is read; weights that PyTorch's
+//                distributed checkpoint or Hugging Face wrote as safetensors
 // Safe for files of unknown origin: no code is run, memory is bounded by the
 // size of the file, and every checksum that the file has is compared.
 //
 // Throws SnapshotError, and std::system_error if the file cannot be opened or
 // read (ENOENT if there is none).
 Snapshot load_snapshot_file(const std::string& path);
+
+// Reads all of a snapshot and compares every checksum that it has, in little
+// memory if it is a folder. Throws the errors of load_snapshot_file(), which
+// name the file and the tensor that are damaged.
+void verify_snapshot(const std::string& path);
 
 // Returns only the tensors: those under `key` in the dict that torch.save
 // wrote, such as "model" of {"model": ..., "epoch": 3}; without a key the model

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "lockstep/checkpoint/snapshot.h"
 #include "lockstep/comm/process_group.h"
@@ -22,6 +23,13 @@
 //     lockstep::save_snapshot("snapshot.pt", state);
 //   }
 //
+// A path that ends in "/" is a folder of snapshots: each save adds one, of
+// which every rank writes a part, and a sharded optimizer's state is neither
+// collected nor tied to the number of ranks. A file is written by the first
+// rank.
+//
+//   lockstep::save_snapshot("snapshots/", state, {.keep_last = 3});
+//
 // In the middle of an epoch the sampler's position is saved, too:
 //
 //   state.sampler_state = sampler.state_dict();      // before saving
@@ -35,7 +43,8 @@ struct TrainingState {
   // The module itself, not its DistributedDataParallel, so that names have no
   // "module." prefix.
   std::shared_ptr<torch::nn::Module> model{};
-  // Null: only the model is saved and restored.
+  // Null: only the model is saved and restored. A ZeroRedundancyOptimizer needs
+  // a folder of snapshots.
   torch::optim::Optimizer* optimizer{nullptr};
   // The last epoch that has ended, counted from 0; -1 before the first has
   // ended.
@@ -56,6 +65,15 @@ struct SnapshotOptions {
   // The ranks that save together. Most programs leave it. Null: the default
   // group, or this process alone if there is none.
   ProcessGroupPtr group{};
+
+  // The next two are for folders. How many of the newest snapshots stay after a
+  // save; older ones are removed. With 2 or more there is another one if the
+  // newest is damaged later. Default: 0, all stay.
+  int64_t keep_last{0};
+
+  // Snapshots whose TrainingState::step is a multiple of this number stay, too.
+  // Default: 0, none does.
+  int64_t keep_every{0};
 };
 
 struct LoadSnapshotOptions {
@@ -66,9 +84,31 @@ struct LoadSnapshotOptions {
 
   // Whether this run will save to the same path. If so, a folder that is
   // missing or that rank 0 cannot write to, or an optimizer that snapshots
-  // cannot hold, is an error now, not at the first save. Set it to false for a
-  // run that only reads. Default: true.
+  // cannot hold, is an error now, not at the first save; a folder of snapshots
+  // is made. Set it to false for a run that only reads. Default: true.
   bool will_save{true};
+
+  // ---- Performance ----
+
+  // Whether the checksums of everything that this rank reads are compared
+  // before the first change. Set it to false if a folder was verified already
+  // (verify_snapshot()) and reading twice takes too long. Files are always
+  // verified. Default: true.
+  bool verify{true};
+};
+
+// What load_snapshot() has found; true if it has loaded something.
+struct LoadedSnapshot {
+  bool found{false};
+  // The file, or the folder of the one snapshot, that was loaded.
+  std::string path{};
+  // What is wrong with the snapshots in the folder that are newer than the
+  // loaded one, newest first; one line each, which names file and tensor. Tell
+  // the user if it is not empty: the steps since the loaded snapshot are done
+  // again.
+  std::vector<std::string> skipped{};
+
+  explicit operator bool() const { return found; }
 };
 
 // Collective. The group's first rank writes `path` (snapshot.h: the name
@@ -76,16 +116,30 @@ struct LoadSnapshotOptions {
 // this returns). Model, optimizer and numbers are those of the first rank; the
 // state of the default CPU generator is saved for each rank.
 //
-// Blocks on every rank until the file is written, within the group's timeout.
-// If writing fails, every rank throws: the first rank its own error
-// (snapshot.h), the others a SnapshotError that quotes it. The old file is
-// kept, and training may go on.
-void save_snapshot(const std::string& path, const TrainingState& state,
-                   const SnapshotOptions& options = {});
+// If `path` ends in "/", it is a folder that all ranks must see. A new snapshot
+// appears in it, as a whole, when everything is on the disk. Parameters and
+// optimizer state must be equal on all ranks, as they are with
+// DistributedDataParallel: each rank writes a part of them from its own memory.
+// Buffers and numbers are those of the first rank. docs/snapshots.md describes
+// the files, which PyTorch's distributed checkpoint reads.
+//
+// Blocks on every rank until the files are written, within the group's timeout.
+// Returns the path of what was written: `path`, or the snapshot in that folder.
+// If writing fails on a rank, every rank throws: that rank its own error
+// (snapshot.h), the others a SnapshotError that quotes it. What was there
+// before is kept, and training may go on.
+std::string save_snapshot(const std::string& path, const TrainingState& state,
+                          const SnapshotOptions& options = {});
 
 // Collective. Every rank reads `path` and restores itself. Returns false, and
 // changes nothing, if no rank has such a file. Parameters and buffers are
 // written in place, so that buckets and other aliases of them stay valid.
+//
+// If `path` ends in "/", it is a folder: of snapshots, of which the newest is
+// loaded that is not damaged (LoadedSnapshot::skipped names the others); or one
+// snapshot; or a folder of PyTorch's distributed checkpoint, in safetensors.
+// Any number of ranks may load it; each reads only what it needs, and straight
+// into the tensors.
 //
 // A file without optimizer state (the Python tutorial's) leaves the optimizer
 // unchanged. Generators: if the snapshot was saved by the same number of ranks,
@@ -98,8 +152,9 @@ void save_snapshot(const std::string& path, const TrainingState& state,
 // cannot read the file, or the file does not fit that rank's model or optimizer
 // (that rank throws the errors of snapshot.h, module_state.h,
 // optimizer_state.h, the others a SnapshotError that names the rank); if the
-// file is missing on some ranks only, or is not the same on all.
-bool load_snapshot(const std::string& path, TrainingState& state,
-                   const LoadSnapshotOptions& options = {});
+// file is missing on some ranks only, or is not the same on all. A folder of
+// snapshots throws for damage only if no snapshot in it can be loaded.
+LoadedSnapshot load_snapshot(const std::string& path, TrainingState& state,
+                             const LoadSnapshotOptions& options = {});
 
 }  // namespace lockstep

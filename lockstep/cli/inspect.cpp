@@ -3,12 +3,14 @@
 #include <iostream>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/cli/command_line.h"
 #include "lockstep/cli/inspect/flight_comparison.h"
 #include "lockstep/cli/inspect/flight_file.h"
 #include "lockstep/cli/inspect/flight_report.h"
+#include "lockstep/cli/libexec.h"
 
 namespace lockstep::internal {
 namespace {
@@ -39,11 +41,54 @@ int inspect_flight(const FlightArguments& arguments) {
   return comparison.diverged() ? kDiverged : 0;
 }
 
+struct SnapshotArguments {
+  std::string path;
+  std::string other;
+  bool verify = false;
+  bool json = false;
+};
+
+// Reading tensors needs LibTorch, so another program does it.
+int inspect_snapshot(const SnapshotArguments& arguments) {
+  std::vector<std::string> words;
+  if (arguments.verify) words.emplace_back("--verify");
+  if (arguments.json) words.emplace_back("--json");
+  words.insert(words.end(), {"--", arguments.path});
+  if (!arguments.other.empty()) words.push_back(arguments.other);
+  return execute_libexec("lockstep inspect snapshot",
+                         "lockstep-inspect-snapshot", std::move(words));
+}
+
+void add_snapshot_command(CLI::App& inspect, int& exit_code) {
+  CLI::App* snapshot = inspect.add_subcommand(
+      "snapshot", "List a snapshot's tensors, verify it, or compare two");
+  snapshot->formatter(make_help_formatter(
+      "lockstep inspect snapshot [--verify] [--json] PATH\n"
+      "       lockstep inspect snapshot --diff OTHER [--json] PATH\n"
+      "  Exit code 0: the snapshot is sound, or equal to OTHER; 1: it is "
+      "damaged, no\n  snapshot, or differs; 2: a file cannot be read."));
+  snapshot->get_help_ptr()->description("Print this help and exit");
+  auto arguments = std::make_shared<SnapshotArguments>();
+  snapshot->add_option("PATH", arguments->path, "A snapshot, or a state_dict")
+      ->required()
+      ->type_name("");
+  auto* verify = snapshot->add_flag(
+      "--verify", arguments->verify,
+      "Read every tensor, compare all checksums, and show norms");
+  snapshot
+      ->add_option("--diff", arguments->other,
+                   "Compare the tensors with those of another snapshot")
+      ->excludes(verify);
+  snapshot->add_flag("--json", arguments->json, "Print one JSON document");
+  snapshot->callback(
+      [arguments, &exit_code] { exit_code = inspect_snapshot(*arguments); });
+}
+
 }  // namespace
 
 void add_inspect_command(CLI::App& app, int& exit_code) {
-  CLI::App* inspect =
-      app.add_subcommand("inspect", "Look at the records that jobs left");
+  CLI::App* inspect = app.add_subcommand(
+      "inspect", "Look at the records and snapshots that jobs left");
   // `lockstep run` takes all arguments after its program as they are, and
   // commands that are added after it inherit that; this one must not.
   inspect->prefix_command(false);
@@ -66,6 +111,7 @@ void add_inspect_command(CLI::App& app, int& exit_code) {
   flight->add_flag("--json", arguments->json, "Print one JSON document");
   flight->callback(
       [arguments, &exit_code] { exit_code = inspect_flight(*arguments); });
+  add_snapshot_command(*inspect, exit_code);
 }
 
 }  // namespace lockstep::internal

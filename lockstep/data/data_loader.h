@@ -159,7 +159,9 @@ Sampler& refuse_sampler() {
 //
 // Errors: if the dataset throws for a batch, or collating it fails, the loop
 // throws DataLoaderError when that batch is due, with any number of workers.
-// The error names the sample, and nests the exception. std::runtime_error if
+// The error names the sample, and nests the exception. (If get_batch() throws,
+// the loader calls get(), if there is one, to find the sample.)
+// std::runtime_error if
 // the timeout is over; then leaving the loop does not wait, but the loader's
 // destructor waits until the dataset's calls have returned.
 //

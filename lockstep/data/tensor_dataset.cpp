@@ -1,8 +1,11 @@
 #include "lockstep/data/tensor_dataset.h"
 
+#include <ATen/Functions.h>
+
 #include <stdexcept>
 #include <string>
 
+#include "lockstep/data/held_dataset.h"
 #include "lockstep/data/row_gather.h"
 
 namespace lockstep {
@@ -27,9 +30,17 @@ TensorDataset::TensorDataset(at::Tensor data, at::Tensor target)
   }
 }
 
-torch::data::Example<> TensorDataset::get_batch(c10::ArrayRef<size_t> indices) {
+torch::data::Example<> TensorDataset::get_batch(
+    c10::ArrayRef<size_t> indices) const {
   return {internal::gather_rows(data_, indices),
           internal::gather_rows(target_, indices)};
+}
+
+torch::data::Example<> TensorDataset::get(size_t index) const {
+  internal::check_index(index, static_cast<size_t>(data_.size(0)),
+                        "TensorDataset");
+  const auto row = static_cast<int64_t>(index);
+  return {data_.select(0, row).clone(), target_.select(0, row).clone()};
 }
 
 }  // namespace lockstep

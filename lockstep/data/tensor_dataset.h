@@ -4,6 +4,7 @@
 #include <torch/data/datasets/base.h>
 
 #include <optional>
+#include <utility>
 
 namespace lockstep {
 
@@ -23,7 +24,14 @@ class TensorDataset
   TensorDataset(at::Tensor data, at::Tensor target);
 
   // Requires `indices` in [0, size()); throws c10::IndexError otherwise.
-  torch::data::Example<> get_batch(c10::ArrayRef<size_t> indices) override;
+  torch::data::Example<> get_batch(c10::ArrayRef<size_t> indices) override {
+    return std::as_const(*this).get_batch(indices);
+  }
+  torch::data::Example<> get_batch(c10::ArrayRef<size_t> indices) const;
+
+  // Returns a copy of one sample, without the dimension of the batch. Throws as
+  // get_batch() does.
+  torch::data::Example<> get(size_t index) const;
 
   std::optional<size_t> size() const override { return data_.size(0); }
 

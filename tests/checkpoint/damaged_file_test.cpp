@@ -123,10 +123,10 @@ TEST(MissingFile, TheErrorNamesItAndItsCause) {
   }
 }
 
-TEST(MissingFile, ADirectoryOrAPipeIsNoSnapshot) {
+TEST(MissingFile, AnEmptyFolderOrAPipeIsNoSnapshot) {
   const TemporaryFolder folder;
   EXPECT_THAT(message_of([&] { load_snapshot_file(folder.file("")); }),
-              HasSubstr("is a directory"));
+              HasSubstr("is a folder without snapshots"));
   ASSERT_EQ(::mkfifo(folder.file("pipe").c_str(), 0600), 0);
   EXPECT_THAT(message_of([&] { load_snapshot_file(folder.file("pipe")); }),
               HasSubstr("is not a regular file"));

@@ -94,6 +94,8 @@ def unknown(name):
         return None if name in torchrun_options() else "no option of torchrun"
     if re.fullmatch(r"[A-Z][A-Z0-9]*_[A-Z0-9_]*|RANK", name):
         return None  # an environment variable
+    if name.startswith("torchvision."):
+        return None  # is not installed beside the tests
     call = re.fullmatch(r"([\w.]+)(?:\((.*)\))?", name)
     if not call:
         return "not understood"

@@ -330,6 +330,22 @@ WORLD_TEST(DdpReentrant, ASharedCheckpointedPartNeedsAStaticGraph, 2) {
   });
 }
 
+WORLD_TEST(DdpReentrant, AStaticGraphThatChangesIsNamed, 2) {
+  on_both_backends([&] {
+    Checkpointed net(2);
+    DistributedDataParallel<Checkpointed> model(net, {.static_graph = true});
+    const auto x = torch::ones({1, 2});
+    auto first = [&] {
+      const auto guard = model.no_sync();
+      return model(x).sum();
+    }();
+    (first + model(x).sum()).backward();
+    EXPECT_THAT([&] { model(x).sum().backward(); },
+                ThrowsMessage<std::runtime_error>(AllOf(
+                    HasSubstr("'part."), HasSubstr("than in the first"))));
+  });
+}
+
 // All of the module is checkpointed except a layer that is not used. Autograd
 // reaches its parameters only in nested passes, and the end of a nested pass is
 // not the end of the backward.

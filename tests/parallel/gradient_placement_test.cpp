@@ -275,6 +275,30 @@ WORLD_TEST(GradientPlacement, ALaterHookKeepsTheLocalGradient, 2) {
   }
 }
 
+// A lazy clone has a storage of its own, but copies its memory only when one of
+// the two is written.
+WORLD_TEST(GradientPlacement, ALazilyClonedGradientKeepsItsValues, 2) {
+  auto group = init_process_group("lockstep");
+  auto net = wide_net();
+  DistributedDataParallel<Sequential> model(net);
+  const auto parameters = net->parameters();
+  Tensor kept;
+  parameters[0].register_hook([&](const Tensor& gradient) {
+    kept = gradient;
+    return at::_lazy_clone(gradient);
+  });
+  for (int step = 0; step < 3; ++step) {
+    net->zero_grad();
+    const auto expected =
+        averages(world.size, parameters, wide_loss(net, step));
+    const auto local =
+        gradients(wide_loss(net, step)(world.rank), parameters)[0];
+    model(wide_rows(world.rank, step)).square().sum().backward();
+    expect_gradients(parameters, expected, "cloned lazily");
+    EXPECT_TRUE(torch::allclose(kept, local)) << "step " << step;
+  }
+}
+
 WORLD_TEST(GradientPlacement, AnExceptionOnOneRankHarmsNoLaterGradient, 2) {
   auto group = init_process_group("lockstep");
   auto net = wide_net();

@@ -6,6 +6,7 @@
 #include <torch/torch.h>
 
 #include <chrono>
+#include <memory>
 #include <optional>
 #include <thread>
 
@@ -71,6 +72,55 @@ WORLD_TEST(ZeroDdp, StepInBackwardGivesTheSameBits, 1, 2, 3) {
   auto group = init_process_group();
   expect_same_bits(world, {.step_in_backward = true});
 }
+// Uses `second` in even steps only.
+struct SometimesImpl : torch::nn::Module {
+  SometimesImpl() {
+    torch::manual_seed(3);
+    first = register_module("first", torch::nn::Linear(8, 8));
+    second = register_module("second", torch::nn::Linear(8, 8));
+  }
+  at::Tensor forward(const at::Tensor& x, int step) {
+    const auto y = first->forward(x).tanh();
+    return step % 2 == 0 ? second->forward(y).tanh() : y;
+  }
+  torch::nn::Linear first{nullptr}, second{nullptr};
+};
+TORCH_MODULE(Sometimes);
+
+// Regression: with step_in_backward an unused parameter with a gradient of
+// zeros was not stepped, so its moments and weight decay stood still.
+WORLD_TEST(ZeroDdp, UnusedParametersAreSteppedIfTheyHaveAGradient, 1, 2, 3) {
+  auto group = init_process_group();
+  for (bool set_to_none : {false, true}) {
+    const auto trained = [&](auto make) {
+      DistributedDataParallel<Sometimes> model(
+          Sometimes(),
+          {.first_bucket_mb = 0.0001, .find_unused_parameters = true});
+      auto optimizer = make(model);
+      for (int step = 0; step < 5; ++step) {
+        optimizer->zero_grad(set_to_none);
+        torch::manual_seed(uint64_t{100} + static_cast<uint64_t>(step) * 10 +
+                           static_cast<uint64_t>(world.rank));
+        zero_loss(model(torch::randn({2, 8}), step)).backward();
+        optimizer->step();
+      }
+      return flat_parameters(*model.module());
+    };
+    const auto plain = trained([](auto& model) {
+      return std::make_unique<optim::AdamW>(model->parameters(),
+                                            optim::AdamWOptions{.lr = 0.01});
+    });
+    for (bool in_backward : {false, true}) {
+      const auto sharded = trained([&](auto& model) {
+        return std::make_unique<Zero>(
+            model, optim::AdamWOptions{.lr = 0.01},
+            ZeroRedundancyOptions{.step_in_backward = in_backward});
+      });
+      EXPECT_TRUE(sharded.equal(plain)) << set_to_none << in_backward;
+    }
+  }
+}
+
 WORLD_TEST(ZeroDdp, WithoutSharedMemoryGradientsAreWhole, 2) {
   auto group = init_process_group("gloo");
   expect_same_bits(world, {});

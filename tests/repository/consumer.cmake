@@ -39,6 +39,10 @@ if(NOT output MATCHES "rank 0 stepped its part" OR
    NOT output MATCHES "rank 1 stepped its part")
   message(FATAL_ERROR "the consumer said:\n${output}")
 endif()
+run(${binary}/consumer data ${binary}/table.csv)
+if(NOT output MATCHES "read 2 rows")
+  message(FATAL_ERROR "the consumer said:\n${output}")
+endif()
 
 # The example of docs/install.md finds the installed Lockstep, too.
 run(${CMAKE_COMMAND} -S ${OWN_PROJECT} -B ${binary}/own_project -G Ninja

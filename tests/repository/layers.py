@@ -4,10 +4,10 @@
 
 - A layer includes the layers above it in the table and nothing below; layers
   in one row do not include each other.
-- base, kernels, launch, the command and the protocol of shared memory include
-  nothing of LibTorch; of launch one folder does, c10d, which is a module that
-  is loaded when it is needed, and of the command the programs that a subcommand
-  starts (TORCH_PROGRAMS).
+- base, kernels, launch, the command, the protocol of shared memory and the
+  readers of file formats include nothing of LibTorch; of launch one folder
+  does, c10d, which is a module that is loaded when it is needed, and of the
+  command the programs that a subcommand starts (TORCH_PROGRAMS).
 - Headers that users may include (LOCKSTEP_PUBLIC_HEADERS) declare their names in
   lockstep, lockstep::nn or lockstep::optim; all others in lockstep::internal and
   nowhere else. No header lets internal names in by a using-directive.
@@ -36,10 +36,12 @@ WITHOUT_TORCH = {"base", "kernels", "launch", "cli"}
 TORCH_MODULES = {("launch", "c10d")}
 # Programs that a subcommand starts because it needs LibTorch: they may include
 # all.
-TORCH_PROGRAMS = {("cli", "bench", "rank")}
+TORCH_PROGRAMS = {("cli", "bench", "rank"), ("cli", "inspect", "snapshot")}
 # The part of comm that does not use LibTorch; `lockstep bench` measures it
 # alone.
 PLAIN = re.compile(r"lockstep/(kernels/|comm/shm/protocol/)")
+# Other parts without LibTorch, which the sanitizers run.
+FILES = ("data", "files")
 ALLOWED["torch program"] = {"cli"}.union(*ROWS)
 INCLUDE = re.compile(r'^\s*#\s*include\s*[<"]([^>"]+)[>"]')
 
@@ -67,7 +69,8 @@ def check_includes(source):
                 if other not in ALLOWED[layer]:
                     yield f"{path}:{number}: {layer} must not include {other}"
             elif ((layer in WITHOUT_TORCH and parts[:2] not in TORCH_MODULES
-                   or PLAIN.match(f"lockstep/{'/'.join(parts)}"))
+                   or PLAIN.match(f"lockstep/{'/'.join(parts)}")
+                   or parts[:2] == FILES)
                   and re.match(r"(torch|ATen|c10|caffe2)/", name)):
                 yield f"{path}:{number}: {layer} must not include LibTorch"
             elif name == "Python.h":

@@ -23,20 +23,23 @@ constexpr bool kOptionalTimeouts =
     (std::is_same_v<decltype(Options::timeout), Timeout> && ...);
 
 TEST(PublicOptions, AreAggregatesWithDefaults) {
-  EXPECT_TRUE((
-      kAggregates<AllToAllSingleOptions, BucketBatchSamplerOptions,
-                  CollectiveOptions, DataLoaderOptions, DataParallelOptions,
-                  DistributedDataParallelOptions, DistributedSamplerOptions,
-                  DistributedWeightedSamplerOptions, GradScalerOptions,
-                  HierarchicalModelAveragerOptions, InitProcessGroupOptions,
-                  JoinOptions, LoadModelOptions, LoadSnapshotOptions,
-                  LoadStateDictOptions, MixedPrecision, MonitoredBarrierOptions,
-                  NewGroupOptions, ObjectOptions, PeriodicModelAveragerOptions,
-                  PointToPointOptions, PostLocalSGDOptions, PowerSGDOptions,
-                  RandomSamplerOptions, ReductionOptions, SnapshotOptions,
-                  SpawnOptions, SplitGroupOptions, SubsetRandomSamplerOptions,
-                  WeightedRandomSamplerOptions, ZeroRedundancyOptions,
-                  optim::AdamOptions, optim::AdamWOptions, optim::SGDOptions>));
+  EXPECT_TRUE(
+      (kAggregates<
+          AllToAllSingleOptions, BucketBatchSamplerOptions, Cifar100Options,
+          Cifar10Options, CollectiveOptions, CsvOptions, DataLoaderOptions,
+          DataParallelOptions, DistributedDataParallelOptions,
+          DistributedSamplerOptions, DistributedWeightedSamplerOptions,
+          GradScalerOptions, HierarchicalModelAveragerOptions,
+          ImageFolderOptions, InitProcessGroupOptions, JoinOptions,
+          LoadModelOptions, LoadSnapshotOptions, LoadStateDictOptions,
+          MapOptions, MixedPrecision, MnistOptions, MonitoredBarrierOptions,
+          NewGroupOptions, ObjectOptions, PeriodicModelAveragerOptions,
+          PointToPointOptions, PostLocalSGDOptions, PowerSGDOptions,
+          RandomCropOptions, RandomResizedCropOptions, RandomSamplerOptions,
+          ReductionOptions, ResizeOptions, SnapshotOptions, SpawnOptions,
+          SplitGroupOptions, SubsetRandomSamplerOptions, TokenOptions,
+          WeightedRandomSamplerOptions, ZeroRedundancyOptions,
+          optim::AdamOptions, optim::AdamWOptions, optim::SGDOptions>));
   EXPECT_TRUE((kDefaults<DataLoaderOptions, DistributedDataParallelOptions,
                          InitProcessGroupOptions, ZeroRedundancyOptions>));
 }

@@ -68,14 +68,7 @@ SafetensorsEntry entry_of(const std::string& name, const Json& json) {
   };
   SafetensorsEntry entry;
   entry.name = name;
-  const auto dtype = json.at("dtype").get<std::string>();
-  const auto* known = std::find_if(
-      kDtypes.begin(), kDtypes.end(),
-      [&](const NamedDtype& candidate) { return dtype == candidate.name; });
-  if (known == kDtypes.end()) {
-    throw std::runtime_error("dtype " + dtype + " is not known");
-  }
-  entry.dtype = known->dtype;
+  entry.dtype = dtype_of_safetensors(json.at("dtype").get<std::string>());
   const Json& shape = json.at("shape");
   const Json& offsets = json.at("data_offsets");
   if (!shape.is_array() || shape.size() > kMostDimensions ||
@@ -102,6 +95,35 @@ SafetensorsEntry entry_of(const std::string& name, const Json& json) {
     throw std::runtime_error("its data_offsets do not fit dtype and shape");
   }
   return entry;
+}
+
+Json json_of(const std::vector<SafetensorsEntry>& entries,
+             const std::map<std::string, std::string>& metadata) {
+  Json header = Json::object();
+  for (const SafetensorsEntry& entry : entries) {
+    header[entry.name] = {{"dtype", safetensors_dtype(entry.dtype)},
+                          {"shape", entry.shape},
+                          {"data_offsets", {entry.begin, entry.end}}};
+  }
+  header[kMetadata] = metadata;
+  return header;
+}
+
+// Returns the text with so many blanks that what follows it in the file, after
+// the eight bytes of its length, begins at a multiple of `alignment`.
+std::string padded(const Json& header, size_t alignment) {
+  std::string text = header.dump();
+  constexpr size_t kLength = sizeof(uint64_t);
+  const size_t end = (text.size() + kLength + alignment - 1) / alignment;
+  text.resize(end * alignment - kLength, ' ');
+  if (text.size() > kMostHeaderBytes) {
+    throw std::invalid_argument(
+        "the names and metadata of this snapshot take " +
+        std::to_string(text.size()) +
+        " bytes, but safetensors allows only 100,000,000; name the snapshot "
+        ".pt");
+  }
+  return text;
 }
 
 void check_coverage(std::vector<SafetensorsEntry>& entries,
@@ -141,26 +163,24 @@ std::string safetensors_dtype(c10::ScalarType dtype) {
                               "name the snapshot .pt");
 }
 
+c10::ScalarType dtype_of_safetensors(std::string_view name) {
+  for (const NamedDtype& known : kDtypes) {
+    if (known.name == name) return known.dtype;
+  }
+  throw std::runtime_error("dtype " + std::string(name) + " is not known");
+}
+
 std::string make_header(const std::vector<SafetensorsEntry>& entries,
                         const std::map<std::string, std::string>& metadata) {
-  Json header = Json::object();
-  for (const SafetensorsEntry& entry : entries) {
-    header[entry.name] = {{"dtype", safetensors_dtype(entry.dtype)},
-                          {"shape", entry.shape},
-                          {"data_offsets", {entry.begin, entry.end}}};
-  }
-  header[kMetadata] = metadata;
+  Json header = json_of(entries, metadata);
   header[kMetadata][kHeaderChecksum] = std::to_string(checksum(header));
-  std::string text = header.dump();
-  text.resize((text.size() + 7) / 8 * 8, ' ');
-  if (text.size() > kMostHeaderBytes) {
-    throw std::invalid_argument(
-        "the names and metadata of this snapshot take " +
-        std::to_string(text.size()) +
-        " bytes, but safetensors allows only 100,000,000; name the snapshot "
-        ".pt");
-  }
-  return text;
+  return padded(header, 8);
+}
+
+std::string make_plain_header(
+    const std::vector<SafetensorsEntry>& entries,
+    const std::map<std::string, std::string>& metadata, size_t alignment) {
+  return padded(json_of(entries, metadata), alignment);
 }
 
 SafetensorsHeader read_header(const InputFile& file) {

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "lockstep/checkpoint/input_file.h"
@@ -39,11 +40,20 @@ inline constexpr const char* kHeaderChecksum = "lockstep.header_crc32";
 // std::invalid_argument for a dtype that the format lacks.
 std::string safetensors_dtype(c10::ScalarType dtype);
 
+// Does the reverse. Throws std::runtime_error for a name that is not known.
+c10::ScalarType dtype_of_safetensors(std::string_view name);
+
 // Returns the text of the header, padded to a multiple of 8 bytes and with its
 // checksum in the metadata. Throws std::invalid_argument if it is larger than
 // kMostHeaderBytes.
 std::string make_header(const std::vector<SafetensorsEntry>& entries,
                         const std::map<std::string, std::string>& metadata);
+
+// Returns the text of a header without that checksum; the tensors' bytes begin
+// at a multiple of `alignment` bytes in the file. Throws as make_header() does.
+std::string make_plain_header(
+    const std::vector<SafetensorsEntry>& entries,
+    const std::map<std::string, std::string>& metadata, size_t alignment);
 
 // Reads and checks the header. Throws SnapshotError that says what is wrong.
 SafetensorsHeader read_header(const InputFile& file);

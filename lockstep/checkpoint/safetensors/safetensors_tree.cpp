@@ -1,12 +1,11 @@
 #include "lockstep/checkpoint/safetensors/safetensors_tree.h"
 
 #include <charconv>
-#include <cmath>
-#include <limits>
 #include <optional>
 #include <set>
 #include <stdexcept>
 
+#include "lockstep/checkpoint/safetensors/snapshot_json.h"
 #include "lockstep/checkpoint/safetensors/strict_json.h"
 #include "lockstep/checkpoint/tensor_bytes.h"
 
@@ -21,66 +20,6 @@ constexpr const char* kState = "lockstep.state.";  // + index + "." + name
 constexpr const char* kGroup = "lockstep.param_groups.";   // likewise
 constexpr const char* kGenerator = "lockstep.generator.";  // + rank
 constexpr int kTreeDepth = 8;
-
-// JSON has no infinity and no NaN, so these three are strings.
-Json json_of(double value) {
-  if (std::isnan(value)) return "nan";
-  if (std::isinf(value)) return value > 0 ? "inf" : "-inf";
-  return value;
-}
-
-double double_of(const Json& json) {
-  if (!json.is_string()) return json.get<double>();
-  const auto text = json.get<std::string>();
-  constexpr double kInfinity = std::numeric_limits<double>::infinity();
-  if (text == "inf") return kInfinity;
-  if (text == "-inf") return -kInfinity;
-  if (text == "nan") return std::numeric_limits<double>::quiet_NaN();
-  throw std::runtime_error("\"" + text + "\" is not a number");
-}
-
-// Moves tensors into `tensors`, under `prefix`, and returns the rest as JSON.
-Json split(const std::map<std::string, StateValue>& values,
-           const std::string& prefix, NamedTensors& tensors) {
-  Json json = Json::object();
-  for (const auto& [name, value] : values) {
-    if (const auto* tensor = std::get_if<at::Tensor>(&value)) {
-      tensors.emplace_back(prefix + name, file_form(*tensor));
-    } else if (const auto* flag = std::get_if<bool>(&value)) {
-      json[name] = *flag;
-    } else if (const auto* integer = std::get_if<int64_t>(&value)) {
-      json[name] = *integer;
-    } else if (const auto* number = std::get_if<double>(&value)) {
-      json[name] = json_of(*number);
-    } else if (const auto* list = std::get_if<std::vector<double>>(&value)) {
-      json[name] = Json::array();
-      for (const double item : *list) json[name].push_back(json_of(item));
-    } else {
-      json[name] = nullptr;
-    }
-  }
-  return json;
-}
-
-std::map<std::string, StateValue> values_of(const Json& json) {
-  std::map<std::string, StateValue> values;
-  for (const auto& [name, item] : json.items()) {
-    if (item.is_null()) {
-      values[name] = std::monostate();
-    } else if (item.is_boolean()) {
-      values[name] = item.get<bool>();
-    } else if (item.is_number_integer()) {
-      values[name] = item.get<int64_t>();
-    } else if (item.is_array()) {
-      std::vector<double> list;
-      for (const Json& number : item) list.push_back(double_of(number));
-      values[name] = std::move(list);
-    } else {
-      values[name] = double_of(item);
-    }
-  }
-  return values;
-}
 
 // Splits "12.exp_avg" into parameter 12 and its "exp_avg".
 std::pair<int64_t, std::string> split_index(const std::string& text) {
@@ -134,22 +73,20 @@ SafetensorsTree safetensors_tree_of(const Snapshot& snapshot) {
     }
     tree.tensors.emplace_back(name, file_form(tensor));
   }
-  Json json = {{"format", kFormat},
-               {"epochs_run", snapshot.epochs_run},
-               {"step", snapshot.step},
-               {"sampler_state", snapshot.sampler_state},
-               {"generator_states", snapshot.generator_states.size()},
-               {"metadata", snapshot.metadata}};
+  Json json = numbers_of(snapshot);
+  json["format"] = kFormat;
+  json["generator_states"] = snapshot.generator_states.size();
   if (snapshot.optimizer_state) {
     Json state = Json::object();
     for (const auto& [index, values] : snapshot.optimizer_state->state) {
       const std::string key = std::to_string(index);
-      state[key] = split(values, kState + key + ".", tree.tensors);
+      state[key] = split_tensors(values, kState + key + ".", tree.tensors);
     }
     Json groups = Json::array();
     for (const auto& group : snapshot.optimizer_state->param_groups) {
       const std::string key = std::to_string(groups.size());
-      Json options = split(group.options, kGroup + key + ".", tree.tensors);
+      Json options =
+          split_tensors(group.options, kGroup + key + ".", tree.tensors);
       groups.push_back({{"options", options}, {"params", group.params}});
     }
     json["optimizer_state"] = {{"state", state}, {"param_groups", groups}};
@@ -173,11 +110,7 @@ Snapshot snapshot_of(const SafetensorsTree& tree) {
     throw std::runtime_error("its format is " + json.at("format").dump() +
                              ", but this version of Lockstep reads only 1");
   }
-  snapshot.epochs_run = json.at("epochs_run").get<int64_t>();
-  snapshot.step = json.at("step").get<int64_t>();
-  snapshot.sampler_state = json.at("sampler_state").get<SamplerState>();
-  snapshot.metadata =
-      json.at("metadata").get<std::map<std::string, std::string>>();
+  take_numbers(json, snapshot);
   if (json.contains("optimizer_state")) {
     OptimizerState& optimizer = snapshot.optimizer_state.emplace();
     const Json& stored = json.at("optimizer_state");

@@ -380,6 +380,13 @@ void Reducer::refuse_missing() const {
   if (count > kMostNames) {
     names += " and " + std::to_string(count - kMostNames) + " more";
   }
+  if (options_.static_graph) {
+    throw std::runtime_error(
+        this_rank() + ": backward ended with fewer gradients for " + names +
+        " than in the first backward; with static_graph every iteration must "
+        "use the same parameters equally often. If iterations differ, set "
+        "find_unused_parameters instead of static_graph");
+  }
   throw std::runtime_error(
       this_rank() + ": backward ended without a gradient for " + names +
       "; every parameter that requires grad must take part in the loss on "
@@ -523,11 +530,15 @@ void Reducer::deliver(size_t final_buckets) {
   for (; delivered_ < final_buckets; ++delivered_) {
     final_parameters.clear();
     for (const auto& slot : gradients_.buckets()[delivered_].slots) {
-      if (!unused_everywhere_.empty() && unused_everywhere_[slot.parameter]) {
-        continue;
+      const size_t i = slot.parameter;
+      const bool is_unused =
+          !unused_everywhere_.empty() && unused_everywhere_[i];
+      if (!is_unused) gradients_.give(i);
+      // An optimizer also steps a parameter that kept the gradient it had, such
+      // as zeros from zero_grad(false): moments and weight decay change it.
+      if (!is_unused || parameters()[i].tensor.grad().defined()) {
+        final_parameters.push_back(i);
       }
-      gradients_.give(slot.parameter);
-      final_parameters.push_back(slot.parameter);
     }
     if (!on_final_) continue;
     // What an optimizer allocates for good is not for the arena.

@@ -12,6 +12,7 @@
 
 #include "lockstep/base/current_call.h"
 #include "lockstep/base/digest.h"
+#include "lockstep/checkpoint/checked_load.h"
 #include "lockstep/checkpoint/optimizer_state.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/distinct_tensors.h"
@@ -347,6 +348,14 @@ void ShardedOptimizer::copy_options() {
   }
 }
 
+// Takes the hyperparameters of an optimizer over the same groups.
+void ShardedOptimizer::set_options(const torch::optim::Optimizer& plain) {
+  for (size_t g = 0; g < param_groups_.size(); ++g) {
+    param_groups_[g].set_options(plain.param_groups()[g].options().clone());
+  }
+  copy_options();
+}
+
 void ShardedOptimizer::step_pieces() {
   inner_->step();
   for (size_t i = 0; i < pieces_.size(); ++i) {
@@ -506,21 +515,75 @@ void ShardedOptimizer::load_state_dict(const OptimizerState& state) {
   state_dict_.reset();
   const OptimizerPtr plain = make_plain();
   lockstep::load_state_dict(*plain, state);
-  for (size_t g = 0; g < param_groups_.size(); ++g) {
-    param_groups_[g].set_options(plain->param_groups()[g].options().clone());
-  }
-  copy_options();
+  set_options(*plain);
   OptimizerState part =
       slice_state(lockstep::state_dict(*plain), numbered_pieces());
   part.param_groups = lockstep::state_dict(*inner_).param_groups;
   lockstep::load_state_dict(*inner_, part);
 }
 
+OptimizerShards::State ShardedOptimizer::shards() {
+  const at::NoGradGuard no_grad;
+  adopt_groups();
+  synchronize();
+  State state;
+  state.parameters = grouped_parameters();
+  state.groups = lockstep::state_dict(*make_plain());
+  state.groups.state.clear();
+  for (const auto& [number, piece] : numbered_pieces()) {
+    state.parts.push_back({.parameter = number,
+                           .whole = piece->shaped(),
+                           .range = piece->range()});
+  }
+  copy_options();
+  state.local.state = std::move(lockstep::state_dict(*inner_).state);
+  return state;
+}
+
+// Holds the checked state of the pieces and, in an optimizer over the whole
+// parameters, the hyperparameters.
+class ShardedOptimizer::PreparedShards : public PreparedOptimizer {
+ public:
+  PreparedShards(ShardedOptimizer& optimizer, const OptimizerState& groups,
+                 const OptimizerState& local)
+      : optimizer_(optimizer),
+        plain_(optimizer.make_plain()),
+        load_(*optimizer.inner_, local, /*adopt=*/true) {
+    lockstep::load_state_dict(*plain_, groups);
+  }
+
+  void apply() override {
+    const at::NoGradGuard no_grad;
+    optimizer_.state_dict_.reset();
+    load_.apply();
+    optimizer_.set_options(*plain_);
+  }
+
+ private:
+  ShardedOptimizer& optimizer_;
+  OptimizerPtr plain_;
+  OptimizerLoad load_;
+};
+
+std::unique_ptr<PreparedOptimizer> ShardedOptimizer::prepare_load(
+    const OptimizerState& groups, const OptimizerState& local) {
+  const at::NoGradGuard no_grad;
+  // The pieces have numbers of their own.
+  OptimizerState part = lockstep::state_dict(*inner_);
+  part.state = local.state;
+  for (size_t g = 0; g < part.param_groups.size(); ++g) {
+    part.param_groups[g].options = groups.param_groups.at(g).options;
+  }
+  return std::make_unique<PreparedShards>(*this, groups, part);
+}
+
 void ShardedOptimizer::save(torch::serialize::OutputArchive&) const {
   throw std::logic_error(
       "ZeroRedundancyOptimizer: each rank holds a part of the state, which "
-      "torch::save() cannot collect; call consolidate_state_dict() on all "
-      "ranks and save state_dict() or plain()");
+      "torch::save() cannot collect; give the optimizer to save_snapshot() "
+      "with "
+      "a folder, or call consolidate_state_dict() on all ranks and save "
+      "state_dict() or plain()");
 }
 
 void ShardedOptimizer::load(torch::serialize::InputArchive&) {

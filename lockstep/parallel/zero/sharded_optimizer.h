@@ -9,6 +9,7 @@
 #include <unordered_map>
 #include <vector>
 
+#include "lockstep/checkpoint/optimizer_shards.h"
 #include "lockstep/checkpoint/snapshot.h"
 #include "lockstep/comm/gradient_shards.h"
 #include "lockstep/comm/process_group.h"
@@ -28,6 +29,7 @@ class DdpState;
 // type.
 class ShardedOptimizer : public torch::optim::Optimizer,
                          public GradientShards,
+                         public OptimizerShards,
                          public Joinable {
  public:
   using OptimizerPtr = std::unique_ptr<torch::optim::Optimizer>;
@@ -53,6 +55,10 @@ class ShardedOptimizer : public torch::optim::Optimizer,
   bool has_state_dict() const { return state_dict_.has_value(); }
   void load_state_dict(const OptimizerState& state);
 
+  State shards() override;
+  std::unique_ptr<PreparedOptimizer> prepare_load(
+      const OptimizerState& groups, const OptimizerState& local) override;
+
   // Both throw std::logic_error: an archive of LibTorch's would hold only one
   // rank's part.
   void save(torch::serialize::OutputArchive& archive) const override;
@@ -73,6 +79,8 @@ class ShardedOptimizer : public torch::optim::Optimizer,
   OptimizerPtr make_plain() const;
 
  private:
+  class PreparedShards;
+
   void bind(DdpState& ddp);
   void share_parameters();
   void register_parameters(const std::vector<at::Tensor>& parameters);
@@ -82,6 +90,7 @@ class ShardedOptimizer : public torch::optim::Optimizer,
   void agree_on_new_groups(bool mistaken) const;
   void take_part_in_step();
   void follow_memory();
+  void set_options(const torch::optim::Optimizer& plain);
   void copy_options();
   void step_pieces();
   void step_final(const std::vector<size_t>& parameters);

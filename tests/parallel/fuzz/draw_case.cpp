@@ -33,13 +33,16 @@ class CaseDraw {
  private:
   bool has(Trait trait) const { return traits_.contains(trait); }
 
-  // Returns a parameter with these sizes: a new one, or for tied parameters an
-  // existing one.
+  // Returns a real parameter with these sizes: a new one, or for tied
+  // parameters an existing one.
   size_t parameter_for(const std::vector<int64_t>& sizes) {
     if (has(Trait::tied) && dice_.percent(60)) {
       std::vector<size_t> alike;
       for (size_t i = 0; i < case_.parameters.size(); ++i) {
-        if (case_.parameters[i].sizes == sizes) alike.push_back(i);
+        const auto& parameter = case_.parameters[i];
+        if (parameter.sizes == sizes && !parameter.is_complex) {
+          alike.push_back(i);
+        }
       }
       if (!alike.empty()) return dice_.one_of(alike);
     }

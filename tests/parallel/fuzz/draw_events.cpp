@@ -195,17 +195,24 @@ class EventDraw {
       // which the others do not have here (ddp_exceptions_test.cpp tests that).
       event.exception = Deliberate::in_forward;
     }
-    if (sometimes(Trait::throw_in_backward, 60)) {
+    // With a hook the ranks' collectives before the exception must be the same,
+    // which they are not if the ranks use different parameters.
+    const bool differs =
+        case_.options.has_comm_hook && case_.options.find_unused_parameters;
+    if (sometimes(Trait::throw_in_backward, 60) && !differs) {
       auto& event = forward(kAside, other_wrapper_sometimes());
       event.exception = Deliberate::in_backward;
       // Rank 0 does not throw alone after the last gradient: the peers would
       // finish the iteration, and rank 0 would be told to load a snapshot. Nor
       // does it throw alone with a hook: the collectives of the peers would
       // fail with other words than kGivenUp (ddp_exceptions_test.cpp tests
-      // that).
-      event.throws_on_rank_zero_only = case_.throwing_op > 0 &&
-                                       !case_.options.has_comm_hook &&
-                                       dice_.percent(70);
+      // that). Nor with a static graph whose first backward used checkpoints of
+      // two forwards: the peers' backward would use one of them.
+      const bool is_checkpointed =
+          has(Trait::checkpointed_part) || has(Trait::checkpointed_whole);
+      event.throws_on_rank_zero_only =
+          case_.throwing_op > 0 && !case_.options.has_comm_hook &&
+          !(has(Trait::static_graph) && is_checkpointed) && dice_.percent(70);
       event.has_penalty = false;
       add(EventKind::backward).slots = {kAside};
       add(EventKind::zero_grad);

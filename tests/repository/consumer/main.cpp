@@ -1,13 +1,15 @@
 // The program that README.md shows, with options given by name: their
 // aggregates must not cause warnings under a user's -Wextra -Werror. With
 // "spawn" it spawns two ranks of its own, with "sharded" it trains with more of
-// the installed library; any other argument is the backend.
+// the installed library, with "data" it reads a file; any other argument is the
+// backend.
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
 
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
+#include <fstream>
 #include <string>
 
 int train(const std::string& backend = {}) {
@@ -56,9 +58,30 @@ int train_sharded() {
   return std::isfinite(loss.item<float>()) ? 0 : 1;
 }
 
+// Reads the table `path`, and finds no image in the folder `path`.images.
+int read_data(const std::string& path) {
+  std::ofstream(path) << "a,b,class\n1,2,0\n3,4,1\n";
+  const lockstep::CsvDataset table(path, {.target = {"class"}});
+  const lockstep::MapDataset doubled(
+      table, [](const torch::Tensor& x) { return x * 2; }, {.seed = 1});
+  try {
+    lockstep::MapDataset images(
+        lockstep::ImageFolder(path + ".images", {.allow_empty = true}),
+        lockstep::Compose(lockstep::Resize(8, {.antialias = false}),
+                          lockstep::RandomCrop(8, {.padding = 1}),
+                          lockstep::ToFloat()));
+    images.get(0);
+    return 1;
+  } catch (const std::exception&) {
+    std::printf("read %d rows\n", static_cast<int>(doubled.size()));
+  }
+  return doubled.get(1).data[1].item<float>() == 8 ? 0 : 1;
+}
+
 int main(int argc, char** argv) {
   const std::string how = argc > 1 ? argv[1] : "";
   if (how == "sharded") return train_sharded();
+  if (how == "data") return read_data(argc > 2 ? argv[2] : "table.csv");
   if (how != "spawn") return train(how);
   lockstep::spawn([](int) { std::exit(train()); }, 2, {.join = true});
   std::puts("both ended well");

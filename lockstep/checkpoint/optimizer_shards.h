@@ -1,0 +1,64 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "lockstep/base/range.h"
+#include "lockstep/checkpoint/snapshot.h"
+
+namespace lockstep::internal {
+
+// A state that was checked against an optimizer and is ready to be taken over.
+class PreparedOptimizer {
+ public:
+  virtual ~PreparedOptimizer() = default;
+
+  // Replaces state and hyperparameters of the optimizer. Does not throw for a
+  // wrong state.
+  virtual void apply() = 0;
+};
+
+// The interface of a torch::optim::Optimizer whose state is divided over the
+// ranks (ZeroRedundancyOptimizer), for snapshots that each rank writes its part
+// of.
+class OptimizerShards {
+ public:
+  // The part of a parameter whose state this rank has.
+  struct Part {
+    int64_t parameter = 0;  // its number, counted through all groups
+    // Whether the part is the whole parameter, in its shape. Otherwise its
+    // state has one dimension: the elements `range` in memory order.
+    bool whole = true;
+    Range range{0, 0};
+  };
+  struct State {
+    std::vector<at::Tensor> parameters;  // all, by number
+    // Hyperparameters and numbers of the parameters; without state.
+    OptimizerState groups;
+    std::vector<Part> parts;
+    // local.state[i] is the state of parts[i]; without groups. Tensors share
+    // their memory with the optimizer.
+    OptimizerState local;
+  };
+
+  // Returns what this rank has. Waits until all ranks have ended their steps.
+  // Collective if a parameter group was added since the last step. Throws
+  // std::invalid_argument for an optimizer that snapshots cannot hold.
+  virtual State shards() = 0;
+
+  // Checks a state to be loaded: groups with the hyperparameters, and the state
+  // by part. The optimizer takes over the tensors themselves if they have the
+  // dtype, device and layout of the part; otherwise copies. Throws
+  // std::invalid_argument, before anything is changed. Not collective. The
+  // optimizer must outlive the result, and keep its groups.
+  virtual std::unique_ptr<PreparedOptimizer> prepare_load(
+      const OptimizerState& groups, const OptimizerState& local) = 0;
+
+ protected:
+  ~OptimizerShards() = default;
+};
+
+}  // namespace lockstep::internal

@@ -1,0 +1,128 @@
+#include "lockstep/checkpoint/sharded/manifest.h"
+
+#include <torch/version.h>
+
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+#include "lockstep/checkpoint/safetensors/snapshot_json.h"
+#include "lockstep/checkpoint/safetensors/strict_json.h"
+#include "lockstep/checkpoint/sharded/checksum.h"
+
+namespace lockstep::internal {
+namespace {
+
+using Json = nlohmann::json;
+
+constexpr int kManifestDepth = 8;
+
+// What follows the checksummed text.
+std::string manifest_tail(uint64_t checksum) {
+  return ",\n \"xxh3\": \"" + hex_of(checksum) + "\"\n}\n";
+}
+
+uint64_t number_from_hex(const Json& json) {
+  const auto value = checksum_of(json.get<std::string>());
+  if (!value) throw std::runtime_error("a checksum is not a number");
+  return *value;
+}
+
+Json json_of_groups(const std::vector<NamedGroup>& groups) {
+  Json json = Json::array();
+  for (const NamedGroup& group : groups) {
+    NamedTensors tensors;
+    Json options = split_tensors(group.options, "", tensors);
+    // No optimizer of LibTorch has such an option.
+    if (!tensors.empty()) {
+      throw std::invalid_argument(
+          "the optimizer's option " + tensors.front().first +
+          " is a tensor, which a folder of snapshots cannot hold; make it a "
+          "number");
+    }
+    options["params"] = group.params;
+    json.push_back(std::move(options));
+  }
+  return json;
+}
+
+}  // namespace
+
+std::string lockstep_version() { return LOCKSTEP_VERSION; }
+std::string torch_version() { return TORCH_VERSION; }
+
+std::string text_of(const Manifest& manifest) {
+  Json json = numbers_of(manifest.numbers);
+  json["format"] = kFolderFormat;
+  json["lockstep_version"] = lockstep_version();
+  json["torch_version"] = torch_version();
+  json["world_size"] = manifest.world_size;
+  if (manifest.param_groups) {
+    json["optimizer"] = {
+        {"param_groups", json_of_groups(*manifest.param_groups)}};
+  }
+  json["files"] = Json::array();
+  for (const WrittenFile& file : manifest.files) {
+    json["files"].push_back({{"name", file.name},
+                             {"bytes", file.bytes},
+                             {"header_xxh3", hex_of(file.header_checksum)}});
+  }
+  json["tensors"] = Json::object();
+  for (const auto& [name, tensor] : manifest.tensors) {
+    json["tensors"][name] = {{"dtype", safetensors_dtype(tensor.dtype)},
+                             {"shape", tensor.shape},
+                             {"placement", tensor.placement}};
+  }
+  std::string text = json.dump(1);
+  text.resize(text.size() - 2);  // without "\n}"
+  return text + manifest_tail(xxh3(text));
+}
+
+Manifest manifest_of(const std::string& text, uint64_t* checksum) {
+  const size_t tail = manifest_tail(0).size();
+  if (text.size() < tail) throw std::runtime_error("it was cut short");
+  const std::string_view body(text.data(), text.size() - tail);
+  const uint64_t sum = xxh3(body);
+  if (std::string_view(text).substr(body.size()) != manifest_tail(sum)) {
+    throw std::runtime_error("it does not match its checksum");
+  }
+  if (checksum) *checksum = sum;
+  const Json json = parse_strict_json(text, kManifestDepth);
+  if (json.at("format").get<int>() != kFolderFormat) {
+    throw std::invalid_argument("its format is " + json.at("format").dump() +
+                                ", but this version of Lockstep reads only 1; "
+                                "load it with the version that saved it");
+  }
+  Manifest manifest;
+  take_numbers(json, manifest.numbers);
+  manifest.world_size = json.at("world_size").get<int64_t>();
+  if (json.contains("optimizer")) {
+    auto& groups = manifest.param_groups.emplace();
+    for (Json options : json.at("optimizer").at("param_groups")) {
+      NamedGroup& group = groups.emplace_back();
+      group.params = options.at("params").get<std::vector<std::string>>();
+      options.erase("params");
+      group.options = values_of(options);
+    }
+  }
+  for (const Json& file : json.at("files")) {
+    const auto name = file.at("name").get<std::string>();
+    // A file of unknown origin must not make us read files elsewhere.
+    if (name.empty() || name.front() == '.' ||
+        name.find('/') != std::string::npos) {
+      throw std::runtime_error("\"" + name +
+                               "\" is not the name of a file in "
+                               "the same folder");
+    }
+    manifest.files.push_back({name, file.at("bytes").get<uint64_t>(),
+                              number_from_hex(file.at("header_xxh3"))});
+  }
+  for (const auto& [name, tensor] : json.at("tensors").items()) {
+    manifest.tensors[name] = {
+        dtype_of_safetensors(tensor.at("dtype").get<std::string>()),
+        tensor.at("shape").get<Sizes>(),
+        tensor.at("placement").get<std::string>()};
+  }
+  return manifest;
+}
+
+}  // namespace lockstep::internal

@@ -1,0 +1,54 @@
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/checkpoint/sharded/save_plan.h"
+#include "lockstep/checkpoint/sharded/shard_file.h"
+#include "lockstep/checkpoint/snapshot.h"
+
+namespace lockstep::internal {
+
+// An optimizer's groups, with parameters by name instead of by number: Python's
+// get_optimizer_state_dict() has them like this (PyTorch documentation,
+// torch.distributed.checkpoint.state_dict).
+struct NamedGroup {
+  std::map<std::string, StateValue> options{};
+  std::vector<std::string> params{};
+};
+
+// The file that makes a folder a snapshot: it is written last. It lists the
+// files, with checksums of their headers, which have the checksums of the
+// tensors; so it stands for every byte of the snapshot.
+struct Manifest {
+  int64_t world_size = 1;
+  // Only its numbers and texts: epochs_run, step, sampler_state, metadata.
+  Snapshot numbers{};
+  // None: no optimizer was saved.
+  std::optional<std::vector<NamedGroup>> param_groups{};
+  std::vector<WrittenFile> files{};
+  std::map<std::string, SavePlan::Tensor> tensors{};
+};
+
+inline constexpr const char* kManifestName = "manifest.json";
+
+// The version of the folder's format.
+inline constexpr int kFolderFormat = 1;
+
+// Returns the text of the file: JSON whose last member is the checksum of all
+// text before it.
+std::string text_of(const Manifest& manifest);
+
+// Reads such a text. Throws std::runtime_error (or a JSON error) that says what
+// is wrong, and std::invalid_argument for a format that this version does not
+// know. `checksum`, if not null, is set to that of the text.
+Manifest manifest_of(const std::string& text, uint64_t* checksum = nullptr);
+
+// Returns the versions of this library and of LibTorch, for files and manifest.
+std::string lockstep_version();
+std::string torch_version();
+
+}  // namespace lockstep::internal

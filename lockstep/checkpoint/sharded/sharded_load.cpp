@@ -1,0 +1,597 @@
+#include "lockstep/checkpoint/sharded/sharded_load.h"
+
+#include <ATen/Functions.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <stdexcept>
+#include <system_error>
+#include <unordered_map>
+
+#include "lockstep/checkpoint/checked_load.h"
+#include "lockstep/checkpoint/generators.h"
+#include "lockstep/checkpoint/sharded/mapped_tensors.h"
+#include "lockstep/checkpoint/sharded/shard_names.h"
+#include "lockstep/checkpoint/sharded/snapshot_folder.h"
+#include "lockstep/checkpoint/sharded/state_shards.h"
+#include "lockstep/checkpoint/sharded/tensor_reader.h"
+#include "lockstep/checkpoint/snapshot_error.h"
+
+namespace lockstep::internal {
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
+
+// Returns the prefix of the model's tensors: none in weights, and in a folder
+// of PyTorch's that holds a bare state_dict.
+std::string model_prefix(const TensorFiles& files,
+                         const torch::nn::Module* module) {
+  if (files.manifest()) return kModelPrefix;
+  if (!files.is_distributed()) return "";
+  bool only_known = true;
+  bool has_optimizer = false;
+  for (const auto& [name, tensor] : files.tensors()) {
+    const bool of_optimizer = name.starts_with(kOptimizerPrefix);
+    has_optimizer = has_optimizer || of_optimizer;
+    only_known = only_known && (of_optimizer || name.starts_with(kModelPrefix));
+  }
+  if (!only_known) return "";
+  if (has_optimizer || !module) return has_optimizer ? kModelPrefix : "";
+  const auto own = tensors_of(*module);
+  const bool same = std::any_of(own.begin(), own.end(), [](const auto& tensor) {
+    return tensor.name.starts_with(kModelPrefix);
+  });
+  return same ? "" : kModelPrefix;
+}
+
+// Returns the names of the model's tensors, without the prefix.
+std::vector<std::string> model_names(const TensorFiles& files,
+                                     const std::string& prefix) {
+  std::vector<std::string> names = files.names_under(prefix);
+  if (prefix.empty()) {
+    // What else a folder of PyTorch's, or a single file of ours, may hold.
+    std::erase_if(names, [](const std::string& name) {
+      return name.starts_with(kOptimizerPrefix) ||
+             name.starts_with("lockstep.");
+    });
+  }
+  return names;
+}
+
+// The tensors of a model in files, and those of a module that they are loaded
+// into.
+class ModelTargets {
+ public:
+  // Throws what load_state_dict() throws.
+  ModelTargets(const TensorFiles& files, const torch::nn::Module& module,
+               const Renaming& renaming, const LoadStateDictOptions& options) {
+    const std::string prefix = model_prefix(files, &module);
+    NamedTensors given;
+    for (const std::string& name : model_names(files, prefix)) {
+      given.emplace_back(name,
+                         without_memory(files.tensors().at(prefix + name)));
+      names_[given.back().second.unsafeGetTensorImpl()] = prefix + name;
+      kept_.push_back(given.back().second);
+    }
+    load_ = check_state_dict(module, renaming.apply(std::move(given)), options);
+  }
+
+  void add_to(TensorReader& reader) const {
+    const auto last = last_names();
+    for (size_t i = 0; i < load_.copies.size(); ++i) {
+      const auto& [from, to] = load_.copies[i];
+      const std::string& name = names_.at(from.unsafeGetTensorImpl());
+      if (to.numel() == 0) continue;
+      if (last.at(to.const_data_ptr()) == i) {
+        reader.add({name, to.sizes().vec(), Replicate{}, to});
+      } else {
+        reader.add_to_verify(name);
+      }
+    }
+  }
+
+  // Gives the module's tensors the files' memory.
+  void map(const TensorFiles& files) const {
+    std::vector<std::string> names;
+    for (const auto& [from, to] : load_.copies) {
+      names.push_back(names_.at(from.unsafeGetTensorImpl()));
+    }
+    const auto mapped = map_tensors(files, names);
+    const auto last = last_names();
+    std::vector<size_t> sources;  // before the first tensor gets other memory
+    for (const auto& [from, to] : load_.copies) {
+      sources.push_back(last.at(to.const_data_ptr()));
+    }
+    for (size_t i = 0; i < mapped.size(); ++i) {
+      const at::Tensor& to = load_.copies[i].second;
+      if (to.numel() == 0) continue;
+      to.set_data(mapped[sources[i]].to(to.device(), to.scalar_type()));
+    }
+  }
+
+  const IncompatibleKeys& incompatible() const { return load_.incompatible; }
+
+ private:
+  // Two names may stand for the same memory (tied weights). Returns, by memory,
+  // the last of them in load_.copies: it counts, as if the tensors were copied
+  // one after the other.
+  std::unordered_map<const void*, size_t> last_names() const {
+    std::unordered_map<const void*, size_t> last;
+    for (size_t i = 0; i < load_.copies.size(); ++i) {
+      last[load_.copies[i].second.const_data_ptr()] = i;
+    }
+    return last;
+  }
+
+  // The names in the files, by the tensors that stand for them in `load_`.
+  std::unordered_map<const c10::TensorImpl*, std::string> names_;
+  std::vector<at::Tensor> kept_;
+  ModuleLoad load_;
+};
+
+bool has_optimizer_state(const TensorFiles& files) {
+  if (files.manifest()) return files.manifest()->param_groups.has_value();
+  return !files.names_under(kStatePrefix).empty();
+}
+
+// Returns the values that the files have for a parameter: those under
+// `prefix` whose names have no further dot.
+std::vector<std::string> keys_under(const TensorFiles& files,
+                                    const std::string& prefix) {
+  std::vector<std::string> keys = files.names_under(prefix);
+  std::erase_if(keys, [](const std::string& key) {
+    return key.find('.') != std::string::npos;
+  });
+  return keys;
+}
+
+[[noreturn]] void refuse_optimizer(const std::string& why) {
+  throw std::invalid_argument(
+      "the snapshot's optimizer state does not fit: " + why +
+      "; build the optimizer that was saved, or start "
+      "without its state");
+}
+
+// Returns the saved hyperparameters, with this optimizer's numbers of the
+// parameters. A folder of PyTorch's may have some of them as tensors
+// ("optimizer.param_groups.0.weight.lr"); this optimizer keeps the others.
+OptimizerState saved_groups(const TensorFiles& files,
+                            const OptimizerShards::State& own,
+                            const std::vector<NamedGroup>& own_names) {
+  OptimizerState groups = own.groups;
+  if (files.manifest()) {
+    const auto& saved = *files.manifest()->param_groups;
+    if (saved.size() != own_names.size()) {
+      refuse_optimizer("it has " + std::to_string(saved.size()) +
+                       " parameter groups, the optimizer has " +
+                       std::to_string(own_names.size()));
+    }
+    for (size_t g = 0; g < saved.size(); ++g) {
+      const auto names_in = [](const std::vector<std::string>& names) {
+        return std::set<std::string>(names.begin(), names.end());
+      };
+      const auto theirs = names_in(saved[g].params);
+      const auto ours = names_in(own_names[g].params);
+      for (const std::string& name : ours) {
+        if (!theirs.contains(name)) {
+          refuse_optimizer("its group " + std::to_string(g) + " lacks " + name);
+        }
+      }
+      for (const std::string& name : theirs) {
+        if (!ours.contains(name)) {
+          refuse_optimizer("its group " + std::to_string(g) + " has " + name +
+                           ", the optimizer's does not");
+        }
+      }
+      groups.param_groups[g].options = saved[g].options;
+    }
+    return groups;
+  }
+  for (size_t g = 0; g < own_names.size(); ++g) {
+    if (own_names[g].params.empty()) continue;
+    const std::string prefix =
+        kOptionPrefix + own_names[g].params.front() + ".";
+    for (const std::string& key : keys_under(files, prefix)) {
+      const at::Tensor value = read_tensor(files, prefix + key).to(at::kDouble);
+      if (value.dim() == 0) {
+        groups.param_groups[g].options[key] = value.item<double>();
+      } else if (value.dim() == 1) {
+        const auto* numbers = value.const_data_ptr<double>();
+        groups.param_groups[g].options[key] =
+            std::vector<double>(numbers, numbers + value.numel());
+      }
+    }
+  }
+  return groups;
+}
+
+// Makes tensors for the state that this rank loads, which `reader` will fill,
+// and checks whether they fit the optimizer.
+std::unique_ptr<PreparedOptimizer> prepare_optimizer(
+    const TensorFiles& files, torch::optim::Optimizer& optimizer,
+    const OptimizerShards::State& own, const torch::nn::Module& module,
+    bool checksums, TensorReader& reader) {
+  const std::vector<std::string> names = names_of(own, module);
+  const OptimizerState groups =
+      saved_groups(files, own, named_groups(own, module));
+  size_t known = 0;
+  for (const std::string& name : names) {
+    known += keys_under(files, kStatePrefix + name + ".").size();
+  }
+  const auto all = files.names_under(kStatePrefix);
+  if (known != all.size()) {
+    for (const std::string& name : all) {
+      const std::string of = name.substr(0, name.rfind('.'));
+      if (std::find(names.begin(), names.end(), of) == names.end()) {
+        refuse_optimizer("it has state for " + of +
+                         ", which is no parameter of the optimizer");
+      }
+    }
+  }
+  OptimizerState local;
+  for (size_t i = 0; i < own.parts.size(); ++i) {
+    const OptimizerShards::Part& part = own.parts[i];
+    const auto number = static_cast<size_t>(part.parameter);
+    const at::Tensor parameter = own.parameters[number].detach();
+    const std::string prefix = kStatePrefix + names[number] + ".";
+    for (const std::string& key : keys_under(files, prefix)) {
+      const std::string name = prefix + key;
+      at::Tensor value;
+      if (files.tensors().at(name).shape.empty()) {
+        // Small, and looked at before anything is changed: a count of steps.
+        value = read_tensor(files, name, checksums);
+        if (!part.whole && key != "step") value = value.view({1});
+      } else {
+        value = part.whole
+                    ? at::empty_like(parameter, at::MemoryFormat::Preserve)
+                    : at::empty({part.range.size()}, parameter.options());
+        reader.add({name, parameter.sizes().vec(),
+                    placement_of(part, parameter), value});
+      }
+      local.state[static_cast<int64_t>(i)][key] = std::move(value);
+    }
+  }
+  if (auto* sharded = dynamic_cast<OptimizerShards*>(&optimizer)) {
+    return sharded->prepare_load(groups, local);
+  }
+  local.param_groups = groups.param_groups;
+  return std::make_unique<OptimizerLoad>(optimizer, local, /*adopt=*/true);
+}
+
+std::optional<at::Tensor> prepare_generator(const TensorFiles& files,
+                                            const Ranks& ranks, bool checksums,
+                                            TensorReader& reader) {
+  const auto saved = files.names_under(kGeneratorPrefix);
+  for (const std::string& rank : saved) {
+    reader.add_to_verify(kGeneratorPrefix + rank);
+  }
+  return generator_state_for(
+      files.path(), saved.size(),
+      [&](size_t rank) {
+        const std::string name = kGeneratorPrefix + std::to_string(rank);
+        if (!files.tensors().contains(name)) {
+          throw SnapshotError(files.path(),
+                              "is damaged: it has no \"" + name + "\"");
+        }
+        return read_tensor(files, name, checksums);
+      },
+      ranks.rank(), ranks.size());
+}
+
+// A snapshot that was verified and fits this rank's model and optimizer.
+struct ReadySnapshot {
+  std::unique_ptr<TensorFiles> files;
+  std::unique_ptr<TensorReader> reader;
+  std::unique_ptr<PreparedOptimizer> optimizer;
+  std::optional<at::Tensor> generator;
+};
+
+// kDamaged: this snapshot cannot be used, but an older one may be.
+enum class Readiness { kReady, kDamaged, kFailed };
+
+class FolderLoad {
+ public:
+  FolderLoad(const std::string& path, TrainingState& state,
+             const LoadSnapshotOptions& options, const Ranks& ranks)
+      : path_(folder_of_path(path)),
+        state_(state),
+        options_(options),
+        ranks_(ranks) {}
+
+  LoadedSnapshot run() {
+    find_optimizer();
+    const std::vector<std::string> candidates = list_candidates();
+    LoadedSnapshot result;
+    for (const std::string& candidate : candidates) {
+      prepare(candidate);
+      std::string damage = agree(candidate);
+      if (!damage.empty()) {
+        result.skipped.push_back(std::move(damage));
+        continue;
+      }
+      take_over();
+      result.found = true;
+      result.path = candidate;
+      return result;
+    }
+    if (candidates.empty()) return result;
+    if (failure_ && candidates.size() == 1) std::rethrow_exception(failure_);
+    throw SnapshotError(
+        path_,
+        candidates.size() == 1
+            ? "was loaded by no rank: " + result.skipped.front()
+            : "has " + std::to_string(candidates.size()) +
+                  " snapshots, none of which can be loaded; the newest: " +
+                  result.skipped.front(),
+        "");
+  }
+
+ private:
+  // Comes first, because it may be collective.
+  void find_optimizer() {
+    if (!state_.optimizer) return;
+    try {
+      optimizer_ = optimizer_state_of(*state_.optimizer);
+    } catch (const std::invalid_argument&) {
+      // This optimizer cannot be saved. A run that only reads need not know,
+      // if there is no state to load.
+      optimizer_failure_ = std::current_exception();
+    }
+  }
+
+  // Returns the snapshots to try, newest first; the same on all ranks.
+  std::vector<std::string> list_candidates() {
+    Json mine = Json::object();
+    std::exception_ptr failure;
+    try {
+      if (options_.will_save && optimizer_failure_) {
+        std::rethrow_exception(optimizer_failure_);
+      }
+      if (ranks_.rank() == 0) {
+        mine["candidates"] = Json::array();
+        if (holds_tensors(path_)) {
+          mine["candidates"].push_back(path_);
+        } else {
+          if (options_.will_save) check_can_save_in(path_);
+          for (const SnapshotEntry& entry : snapshots_in(path_)) {
+            mine["candidates"].push_back(entry.path);
+          }
+        }
+      }
+    } catch (...) {
+      failure = std::current_exception();
+      mine = {{"failed", words_of(failure)}};
+    }
+    const auto all = ranks_.gather_objects(mine);
+    throw_first_failure(all, failure);
+    return all.front().at("candidates").get<std::vector<std::string>>();
+  }
+
+  // Does everything that can fail on this rank alone.
+  void prepare(const std::string& candidate) {
+    ready_ = {};
+    failure_ = nullptr;
+    readiness_ = Readiness::kFailed;
+    std::error_code error;
+    if (!fs::is_directory(candidate, error)) {
+      failure_ = std::make_exception_ptr(SnapshotError(
+          candidate, "is missing here, but not on rank 0",
+          "name a folder on a file system that all ranks share, or copy it to "
+          "the hosts of all ranks"));
+      return;
+    }
+    try {
+      ready_.files =
+          std::make_unique<TensorFiles>(TensorFiles::open_folder(candidate));
+      ready_.reader = std::make_unique<TensorReader>(*ready_.files);
+      fit(*ready_.files, *ready_.reader);
+      ready_.reader->verify(options_.verify);
+      readiness_ = Readiness::kReady;
+    } catch (const SnapshotError&) {
+      failure_ = std::current_exception();
+      readiness_ = Readiness::kDamaged;
+    } catch (const std::system_error& problem) {
+      failure_ = std::current_exception();
+      // A disk that cannot read these files may be able to read older ones.
+      if (problem.code() == std::errc::io_error) {
+        readiness_ = Readiness::kDamaged;
+      }
+    } catch (const std::invalid_argument& problem) {
+      failure_ = std::make_exception_ptr(
+          std::invalid_argument(candidate + ": " + problem.what()));
+    } catch (...) {
+      failure_ = std::current_exception();
+    }
+  }
+
+  void fit(const TensorFiles& files, TensorReader& reader) {
+    if (!state_.model) {
+      throw std::invalid_argument("TrainingState.model is not set");
+    }
+    ModelTargets(files, *state_.model, {}, {}).add_to(reader);
+    if (state_.optimizer && has_optimizer_state(files)) {
+      if (optimizer_failure_) std::rethrow_exception(optimizer_failure_);
+      ready_.optimizer =
+          prepare_optimizer(files, *state_.optimizer, *optimizer_,
+                            *state_.model, options_.verify, reader);
+    }
+    ready_.generator =
+        prepare_generator(files, ranks_, options_.verify, reader);
+  }
+
+  // Returns what is damaged; nothing if every rank is ready. Throws on every
+  // rank if one has failed in another way, or if they have different files.
+  std::string agree(const std::string& candidate) {
+    Json mine = Json::object();
+    if (failure_) {
+      mine[readiness_ == Readiness::kFailed ? "failed" : "damaged"] =
+          words_of(failure_);
+    } else {
+      mine["digest"] = ready_.files->digest();
+    }
+    const auto all = ranks_.gather_objects(mine);
+    throw_first_failure(all,
+                        readiness_ == Readiness::kFailed ? failure_ : nullptr);
+    for (size_t rank = 0; rank < all.size(); ++rank) {
+      if (!all[rank].contains("damaged")) continue;
+      const auto words = all[rank].at("damaged").get<std::string>();
+      return all.size() == 1 ? words : list_of_ranks({rank}) + ": " + words;
+    }
+    for (size_t rank = 1; rank < all.size(); ++rank) {
+      if (all[rank].at("digest") == all[0].at("digest")) continue;
+      throw SnapshotError(
+          candidate,
+          "is not the same on " + list_of_ranks({rank}) + " as on rank 0",
+          "copy one snapshot to the hosts of all ranks, or "
+          "name a path that they share");
+    }
+    return "";
+  }
+
+  void throw_first_failure(const std::vector<Json>& all,
+                           const std::exception_ptr& mine) const {
+    std::vector<size_t> failed;
+    for (size_t rank = 0; rank < all.size(); ++rank) {
+      if (all[rank].contains("failed")) failed.push_back(rank);
+    }
+    if (failed.empty()) return;
+    if (mine) std::rethrow_exception(mine);
+    throw SnapshotError(path_,
+                        "was loaded by no rank: " + list_of_ranks(failed) +
+                            ": " +
+                            all[failed.front()].at("failed").get<std::string>(),
+                        "");
+  }
+
+  void take_over() {
+    std::exception_ptr failure;
+    Json mine = Json::object();
+    try {
+      ready_.reader->read();
+    } catch (...) {
+      failure = std::current_exception();
+      mine["failed"] = words_of(failure) +
+                       " (it was verified before; model and optimizer are now "
+                       "partly overwritten: load again)";
+    }
+    throw_first_failure(ranks_.gather_objects(mine), failure);
+    if (ready_.optimizer) ready_.optimizer->apply();
+    if (ready_.generator) set_generator_state(*ready_.generator);
+    const Snapshot numbers = ready_.files->manifest()
+                                 ? ready_.files->manifest()->numbers
+                                 : Snapshot();
+    state_.epochs_run = numbers.epochs_run;
+    state_.step = numbers.step;
+    state_.sampler_state = numbers.sampler_state;
+    state_.metadata = numbers.metadata;
+  }
+
+  const std::string path_;
+  TrainingState& state_;
+  const LoadSnapshotOptions& options_;
+  const Ranks& ranks_;
+  std::optional<OptimizerShards::State> optimizer_;
+  std::exception_ptr optimizer_failure_;
+
+  // What the next three say is about the snapshot that is tried.
+  ReadySnapshot ready_;
+  Readiness readiness_ = Readiness::kFailed;
+  std::exception_ptr failure_;
+};
+
+}  // namespace
+
+LoadedSnapshot load_from_folder(const std::string& path, TrainingState& state,
+                                const LoadSnapshotOptions& options,
+                                const Ranks& ranks) {
+  return FolderLoad(path, state, options, ranks).run();
+}
+
+std::optional<TensorFiles> open_weights(const std::string& path, bool mmap) {
+  std::error_code error;
+  if (fs::is_directory(path, error)) {
+    return TensorFiles::open_folder(snapshot_at(path));
+  }
+  if (fs::path(path).extension() == ".json" && fs::exists(path, error)) {
+    return TensorFiles::open_index(path);
+  }
+  if (mmap && fs::is_regular_file(path, error)) {
+    return TensorFiles::open_file(path);
+  }
+  return std::nullopt;
+}
+
+NamedTensors read_weights(const TensorFiles& files) {
+  const std::string prefix = model_prefix(files, nullptr);
+  NamedTensors tensors;
+  TensorReader reader(files);
+  for (const std::string& name : model_names(files, prefix)) {
+    const TensorFiles::Tensor& tensor = files.tensors().at(prefix + name);
+    at::Tensor target =
+        at::empty(tensor.shape, at::TensorOptions().dtype(tensor.dtype));
+    reader.add({prefix + name, tensor.shape, Replicate{}, target});
+    tensors.emplace_back(name, std::move(target));
+  }
+  reader.verify(true);
+  reader.read();
+  return tensors;
+}
+
+IncompatibleKeys load_weights(const TensorFiles& files,
+                              torch::nn::Module& module,
+                              const LoadModelOptions& options) {
+  const ModelTargets targets(
+      files, module, options.rename,
+      {.strict = options.strict, .convert = options.convert});
+  if (options.mmap) {
+    targets.map(files);
+  } else {
+    TensorReader reader(files);
+    targets.add_to(reader);
+    reader.verify(true);
+    reader.read();
+  }
+  return targets.incompatible();
+}
+
+void verify_tensor_files(const TensorFiles& files) {
+  TensorReader reader(files);
+  for (const auto& [name, tensor] : files.tensors()) reader.add_to_verify(name);
+  reader.verify(true);
+}
+
+Snapshot read_snapshot_folder(const TensorFiles& files) {
+  Snapshot snapshot;
+  if (files.manifest()) snapshot = files.manifest()->numbers;
+  snapshot.model_state = read_weights(files);
+  snapshot.digest = files.digest();
+  const auto generators = files.names_under(kGeneratorPrefix);
+  for (size_t rank = 0; rank < generators.size(); ++rank) {
+    const std::string name = kGeneratorPrefix + std::to_string(rank);
+    if (!files.tensors().contains(name)) {
+      throw SnapshotError(files.path(),
+                          "is damaged: it has no \"" + name + "\"");
+    }
+    snapshot.generator_states.push_back(read_tensor(files, name));
+  }
+  if (!files.manifest() || !files.manifest()->param_groups) return snapshot;
+  OptimizerState& optimizer = snapshot.optimizer_state.emplace();
+  int64_t number = 0;
+  for (const NamedGroup& group : *files.manifest()->param_groups) {
+    auto& numbered = optimizer.param_groups.emplace_back();
+    numbered.options = group.options;
+    for (const std::string& name : group.params) {
+      const std::string prefix = kStatePrefix + name + ".";
+      for (const std::string& key : keys_under(files, prefix)) {
+        optimizer.state[number][key] = read_tensor(files, prefix + key);
+      }
+      numbered.params.push_back(number++);
+    }
+  }
+  return snapshot;
+}
+
+}  // namespace lockstep::internal

@@ -1,0 +1,252 @@
+#include "lockstep/checkpoint/sharded/sharded_save.h"
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <stdexcept>
+#include <system_error>
+
+#include "lockstep/base/digest.h"
+#include "lockstep/checkpoint/generators.h"
+#include "lockstep/checkpoint/safetensors/snapshot_json.h"
+#include "lockstep/checkpoint/sharded/shard_names.h"
+#include "lockstep/checkpoint/sharded/state_shards.h"
+#include "lockstep/checkpoint/snapshot_error.h"
+#include "lockstep/checkpoint/utf8.h"
+
+namespace lockstep::internal {
+namespace {
+
+using Json = nlohmann::json;
+
+// Throws on every rank if one of them has failed: `all` has a text under
+// "failed" for those that have.
+void throw_if_any_failed(const std::string& folder,
+                         const std::vector<Json>& all,
+                         const std::exception_ptr& mine) {
+  std::vector<size_t> failed;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].contains("failed")) failed.push_back(rank);
+  }
+  if (failed.empty()) return;
+  if (mine) std::rethrow_exception(mine);
+  throw SnapshotError(folder,
+                      "was not saved: " + list_of_ranks(failed) + ": " +
+                          all[failed.front()].at("failed").get<std::string>(),
+                      "");
+}
+
+// Returns a number that differs if hyperparameters do, or step counts of an
+// optimizer that every rank has whole.
+uint64_t digest_of(const std::vector<NamedGroup>& groups,
+                   const std::vector<TensorShard>& shards, bool is_sharded) {
+  Digest digest;
+  for (const NamedGroup& group : groups) {
+    NamedTensors tensors;
+    digest.add(split_tensors(group.options, "", tensors).dump());
+    for (const std::string& name : group.params) digest.add(name);
+  }
+  for (const TensorShard& shard : shards) {
+    if (is_sharded || !shard.shape.empty() ||
+        !shard.name.starts_with(kStatePrefix)) {
+      continue;
+    }
+    digest.add(shard.name);
+    digest.add(std::to_string(shard.tensor.item<double>()));
+  }
+  return digest.value();
+}
+
+// Returns rank 0's text on all ranks; throws on all if rank 0 has failed.
+std::string share_outcome(const Ranks& ranks, const std::string& folder,
+                          const std::string& text,
+                          const std::exception_ptr& failure) {
+  // The first character tells which it is.
+  const std::string shared =
+      ranks.share(failure ? "!" + words_of(failure) : " " + text, 0);
+  if (failure) std::rethrow_exception(failure);
+  if (shared.front() == '!') {
+    throw SnapshotError(folder, "was not saved: rank 0: " + shared.substr(1),
+                        "");
+  }
+  return shared.substr(1);
+}
+
+}  // namespace
+
+ShardedSave::ShardedSave(const std::string& folder, const TrainingState& state,
+                         const SnapshotOptions& options, const Ranks& ranks,
+                         SaveFiles& files)
+    : folder_(folder_of_path(folder)),
+      options_(options),
+      ranks_(ranks),
+      files_(files) {
+  Json mine = Json::object();
+  try {
+    collect(state, mine);
+  } catch (...) {
+    failure_ = std::current_exception();
+    mine = {{"failed", words_of(failure_)}};
+  }
+  const auto all = ranks_.gather_objects(mine);
+  throw_if_any_failed(folder_, all, failure_);
+  make_plan(all);
+  begin_folder();
+}
+
+ShardedSave::~ShardedSave() = default;
+
+void ShardedSave::collect(const TrainingState& state, Json& mine) {
+  std::optional<OptimizerShards::State> optimizer;
+  // Comes first, because it may be collective.
+  if (state.optimizer) optimizer = optimizer_state_of(*state.optimizer);
+  if (!state.model) {
+    throw std::invalid_argument("TrainingState.model is not set");
+  }
+  if (state.step < 0) {
+    throw std::invalid_argument("TrainingState.step is " +
+                                std::to_string(state.step) +
+                                "; a folder of snapshots needs 0 or more");
+  }
+  if (options_.keep_last < 0 || options_.keep_every < 0) {
+    throw std::invalid_argument(
+        "SnapshotOptions::keep_last and keep_every must be 0 or more");
+  }
+  if (options_.keep_every > 0 && options_.keep_last == 0) {
+    throw std::invalid_argument(
+        "SnapshotOptions::keep_every says which old snapshots stay, but "
+        "without "
+        "keep_last all do; set keep_last, too");
+  }
+  require_utf8(state.sampler_state, state.metadata);
+  add_model(*state.model, ranks_.rank(), shards_);
+  uint64_t agreed = 0;
+  if (optimizer) {
+    add_optimizer(*optimizer, *state.model, shards_);
+    manifest_.param_groups = named_groups(*optimizer, *state.model);
+    const bool is_sharded =
+        dynamic_cast<OptimizerShards*>(state.optimizer) != nullptr;
+    agreed = digest_of(*manifest_.param_groups, shards_, is_sharded);
+  }
+  const at::Tensor generator = generator_state();
+  shards_.push_back({kGeneratorPrefix + std::to_string(ranks_.rank()),
+                     generator.sizes().vec(), Replicate{}, generator});
+  for (const TensorShard& shard : shards_) require_utf8(shard.name);
+  manifest_.world_size = static_cast<int64_t>(ranks_.size());
+  manifest_.numbers.epochs_run = state.epochs_run;
+  manifest_.numbers.step = state.step;
+  manifest_.numbers.sampler_state = state.sampler_state;
+  manifest_.numbers.metadata = state.metadata;
+  mine = {{"agreed", agreed}, {"claims", claims_of(shards_)}};
+}
+
+void ShardedSave::make_plan(const std::vector<Json>& all) {
+  std::vector<Json> claims;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].at("agreed") != all[0].at("agreed")) {
+      throw std::invalid_argument(
+          "the optimizer of rank " + std::to_string(rank) +
+          " has other hyperparameters or step counts than that of rank 0; "
+          "ranks that save together must have stepped alike (after uneven "
+          "inputs, a JoinedOptimizer makes them equal)");
+    }
+    claims.push_back(all[rank].at("claims"));
+  }
+  plan_ = plan_save(claims);
+  manifest_.tensors = plan_.tensors;
+  entries_ = entries_of(plan_, ranks_.rank(), shards_);
+}
+
+void ShardedSave::begin_folder() {
+  if (ranks_.rank() == 0) {
+    try {
+      being_saved_ = std::make_unique<SnapshotBeingSaved>(files_, folder_);
+      aside_ = being_saved_->path();
+    } catch (...) {
+      failure_ = std::current_exception();
+    }
+  }
+  aside_ = share_outcome(ranks_, folder_, aside_, failure_);
+}
+
+void ShardedSave::write() {
+  try {
+    std::error_code error;
+    if (!std::filesystem::is_directory(aside_, error)) {
+      throw SnapshotError(
+          folder_, "is not the same folder here as on rank 0",
+          "name a folder on a file system that all ranks share, or a file "
+          "(\"snapshot.pt\"), which rank 0 writes alone");
+    }
+    for (size_t i = 0; i < entries_.size(); ++i) {
+      Json placements = Json::object();
+      for (const PlannedEntry& entry : entries_[i]) {
+        placements[entry.name] = plan_.tensors.at(entry.name).placement;
+      }
+      const Json shard{{"format", kFolderFormat},
+                       {"lockstep_version", lockstep_version()},
+                       {"torch_version", torch_version()},
+                       {"rank", ranks_.rank()},
+                       {"world_size", ranks_.size()},
+                       {"step", manifest_.numbers.step},
+                       {"placements", std::move(placements)}};
+      written_.push_back(write_shard_file(
+          files_, aside_, shard_file_name(ranks_.rank(), i, entries_.size()),
+          std::move(entries_[i]), {{kShardKey, shard.dump()}}));
+    }
+  } catch (...) {
+    failure_ = std::current_exception();
+  }
+}
+
+std::string ShardedSave::commit() {
+  Json mine = Json::object();
+  if (failure_) {
+    mine["failed"] = words_of(failure_);
+  } else {
+    mine["files"] = Json::array();
+    for (const WrittenFile& file : written_) {
+      mine["files"].push_back({file.name, file.bytes, file.header_checksum});
+    }
+  }
+  const auto all = ranks_.gather_objects(mine);
+  throw_if_any_failed(folder_, all, failure_);
+  std::string path;
+  if (ranks_.rank() == 0) {
+    try {
+      path = finish(all);
+    } catch (...) {
+      failure_ = std::current_exception();
+    }
+  }
+  return share_outcome(ranks_, folder_, path, failure_);
+}
+
+std::string ShardedSave::finish(const std::vector<Json>& written) {
+  for (const Json& rank : written) {
+    for (const Json& file : rank.at("files")) {
+      manifest_.files.push_back({file.at(0).get<std::string>(),
+                                 file.at(1).get<uint64_t>(),
+                                 file.at(2).get<uint64_t>()});
+    }
+  }
+  const std::string text = text_of(manifest_);
+  const std::string name = aside_ + "/" + kManifestName;
+  const FileDescriptor file = files_.create(name);
+  files_.write_at(file, name, 0, text.data(), text.size());
+  files_.sync(file, name);
+  const std::string path = being_saved_->commit(manifest_.numbers.step);
+  try {
+    link_latest(files_, path);
+    remove_old_snapshots(files_, folder_, options_.keep_last,
+                         options_.keep_every);
+  } catch (const std::system_error& error) {
+    throw std::system_error(
+        error.code(), "the snapshot \"" + path +
+                          "\" was saved, but the link to it was not set, or an "
+                          "older one was not removed");
+  }
+  return path;
+}
+
+}  // namespace lockstep::internal

@@ -1,0 +1,285 @@
+#include "lockstep/checkpoint/sharded/snapshot_folder.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <charconv>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <optional>
+#include <stdexcept>
+#include <system_error>
+#include <tuple>
+
+#include "lockstep/checkpoint/atomic_file.h"
+#include "lockstep/checkpoint/sharded/manifest.h"
+
+namespace lockstep::internal {
+namespace {
+
+namespace fs = std::filesystem;
+
+constexpr const char* kAsideTarget = "save";
+constexpr const char* kLatest = "latest";
+constexpr std::string_view kStepInfix = "-step-";
+constexpr size_t kFewestDigits = 6;
+
+std::string name_of_snapshot(int64_t number, int64_t step) {
+  std::string digits = std::to_string(number);
+  if (digits.size() < kFewestDigits) {
+    digits.insert(0, kFewestDigits - digits.size(), '0');
+  }
+  return digits + std::string(kStepInfix) + std::to_string(step);
+}
+
+std::optional<SnapshotEntry> entry_named(const std::string& name) {
+  SnapshotEntry entry;
+  const char* const end = name.data() + name.size();
+  const auto number = std::from_chars(name.data(), end, entry.number);
+  const std::string_view rest(number.ptr, end);
+  if (number.ec != std::errc() || !rest.starts_with(kStepInfix)) {
+    return std::nullopt;
+  }
+  const auto step =
+      std::from_chars(number.ptr + kStepInfix.size(), end, entry.step);
+  // So another spelling of the numbers ("1-step-+1") is not a snapshot.
+  if (step.ec != std::errc() ||
+      name_of_snapshot(entry.number, entry.step) != name) {
+    return std::nullopt;
+  }
+  return entry;
+}
+
+// Looks only whether what the manifest lists is there with the right size.
+bool is_complete(const std::string& path) {
+  try {
+    std::ifstream in(path + "/" + kManifestName, std::ios::binary);
+    const std::string text{std::istreambuf_iterator<char>(in), {}};
+    for (const WrittenFile& file : manifest_of(text).files) {
+      if (fs::file_size(path + "/" + file.name) != file.bytes) return false;
+    }
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+// Removes a folder and the files in it.
+void remove_with_files(SaveFiles& files, const std::string& folder) {
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end;
+       it.increment(error)) {
+    files.remove_file(it->path().string());
+  }
+  files.remove_folder(folder);
+}
+
+FileDescriptor open_to_lock(const std::string& folder) {
+  return FileDescriptor(
+      ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
+}
+
+// Removes what killed saves have left.
+void remove_left_overs_in(SaveFiles& files, const std::string& folder) {
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end;
+       it.increment(error)) {
+    const std::string name = it->path().filename().string();
+    if (is_aside_name(name, kLatest)) files.remove_file(it->path().string());
+    if (!is_aside_name(name, kAsideTarget)) continue;
+    const FileDescriptor left = open_to_lock(it->path().string());
+    // If the lock is held, that save is still running.
+    if (left && ::flock(left.get(), LOCK_EX | LOCK_NB) == 0) {
+      remove_with_files(files, it->path().string());
+    }
+  }
+}
+
+}  // namespace
+
+std::string folder_of_path(const std::string& path) {
+  size_t size = path.size();
+  while (size > 1 && path[size - 1] == '/') --size;
+  return path.substr(0, size);
+}
+
+bool holds_tensors(const std::string& folder) {
+  std::error_code error;
+  if (fs::exists(folder + "/" + kManifestName, error)) return true;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end;
+       it.increment(error)) {
+    if (it->path().extension() == ".safetensors") return true;
+  }
+  return false;
+}
+
+std::string snapshot_at(const std::string& path) {
+  const std::string folder = folder_of_path(path);
+  if (holds_tensors(folder)) return folder;
+  const auto entries = snapshots_in(folder);
+  return entries.empty() ? folder : entries.front().path;
+}
+
+std::vector<SnapshotEntry> snapshots_in(const std::string& folder) {
+  std::vector<SnapshotEntry> entries;
+  std::error_code error;
+  for (fs::directory_iterator it(folder, error), end; !error && it != end;
+       it.increment(error)) {
+    auto entry = entry_named(it->path().filename().string());
+    std::error_code ignored;
+    if (!entry || !fs::is_directory(it->symlink_status(ignored))) continue;
+    entry->path = it->path().string();
+    entries.push_back(std::move(*entry));
+  }
+  if (error && error != std::errc::no_such_file_or_directory) {
+    throw std::system_error(error, "the snapshots in \"" + folder +
+                                       "\" cannot be "
+                                       "listed");
+  }
+  // Two jobs that save in one folder at the same time may use a number twice.
+  std::sort(entries.begin(), entries.end(),
+            [](const SnapshotEntry& a, const SnapshotEntry& b) {
+              return std::tie(a.number, a.step) > std::tie(b.number, b.step);
+            });
+  return entries;
+}
+
+void make_folders(SaveFiles& files, const std::string& folder) {
+  std::error_code error;
+  if (folder.empty() || fs::is_directory(folder, error)) return;
+  const std::string above =
+      folder_of_path(fs::path(folder).parent_path().string());
+  make_folders(files, above);
+  try {
+    files.make_folder(folder);
+  } catch (const std::system_error& failure) {
+    // Another process may have made it in the meantime.
+    if (failure.code() != std::errc::file_exists ||
+        !fs::is_directory(folder, error)) {
+      throw;
+    }
+  }
+  files.sync_folder(above.empty() ? "." : above);
+}
+
+void check_can_save_in(const std::string& folder) {
+  SaveFiles files;
+  try {
+    make_folders(files, folder);
+    const SnapshotBeingSaved tried(files, folder);
+  } catch (const std::system_error& error) {
+    throw std::system_error(
+        error.code(),
+        "no snapshot can be saved in \"" + folder +
+            "\"; let rank 0 make and write that folder, name another path, or, "
+            "in a run that only reads, set LoadSnapshotOptions::will_save to "
+            "false");
+  }
+}
+
+SnapshotBeingSaved::SnapshotBeingSaved(SaveFiles& files,
+                                       const std::string& folder)
+    : files_(files), folder_(folder) {
+  make_folders(files_, folder_);
+  if (fs::exists(folder_ + "/" + kManifestName)) {
+    throw std::invalid_argument(
+        "\"" + folder_ +
+        "\" is a snapshot itself; save in the folder that it is in");
+  }
+  remove_left_overs_in(files_, folder_);
+  for (;;) {
+    const std::string aside = folder_ + "/" + aside_name(kAsideTarget);
+    files_.make_folder(aside);
+    lock_ = open_to_lock(aside);
+    // If the file system has no locks, folders that killed processes left
+    // behind stay; nothing else is lost.
+    if (lock_) (void)::flock(lock_.get(), LOCK_EX | LOCK_NB);
+    // Between mkdir() and flock() another process may have found the folder
+    // unlocked and removed it; then it has no link, and a new one is made.
+    struct stat status {};
+    if (!lock_ || ::fstat(lock_.get(), &status) != 0) {
+      const int cause = errno;
+      files_.remove_folder(aside);
+      errno = cause;
+      throw_errno("\"" + aside + "\" cannot be opened");
+    }
+    if (status.st_nlink == 0) continue;
+    aside_ = aside;
+    return;
+  }
+}
+
+SnapshotBeingSaved::~SnapshotBeingSaved() {
+  if (aside_.empty()) return;
+  try {
+    remove_with_files(files_, aside_);
+  } catch (const std::exception&) {
+    // The next save removes it.
+  }
+}
+
+std::string SnapshotBeingSaved::commit(int64_t step) {
+  files_.sync_folder(aside_);
+  const auto before = snapshots_in(folder_);
+  int64_t number = before.empty() ? 1 : before.front().number + 1;
+  std::string path;
+  for (;; ++number) {
+    path = folder_ + "/" + name_of_snapshot(number, step);
+    try {
+      files_.rename(aside_, path);
+      break;
+    } catch (const std::system_error& error) {
+      // Another job has saved in the meantime.
+      if (error.code() != std::errc::directory_not_empty &&
+          error.code() != std::errc::file_exists) {
+        throw;
+      }
+    }
+  }
+  aside_.clear();
+  files_.sync_folder(folder_);
+  return path;
+}
+
+void link_latest(SaveFiles& files, const std::string& path) {
+  const fs::path snapshot(path);
+  const std::string folder = snapshot.parent_path().string();
+  const std::string aside = folder + "/" + aside_name(kLatest);
+  try {
+    files.link(snapshot.filename().string(), aside);
+  } catch (const std::system_error& error) {
+    const int cause = error.code().value();
+    if (cause == EPERM || cause == EOPNOTSUPP || cause == ENOSYS) return;
+    throw;
+  }
+  files.rename(aside, folder + "/" + kLatest);
+  files.sync_folder(folder);
+}
+
+std::vector<std::string> remove_old_snapshots(SaveFiles& files,
+                                              const std::string& folder,
+                                              int64_t keep_last,
+                                              int64_t keep_every) {
+  std::vector<std::string> removed;
+  if (keep_last == 0) return removed;
+  int64_t kept = 0;
+  for (const SnapshotEntry& entry : snapshots_in(folder)) {
+    if (!is_complete(entry.path)) continue;
+    if (kept++ < keep_last) continue;
+    if (keep_every > 0 && entry.step > 0 && entry.step % keep_every == 0) {
+      continue;
+    }
+    const std::string aside = folder + "/" + aside_name(kAsideTarget);
+    files.rename(entry.path, aside);
+    remove_with_files(files, aside);
+    removed.push_back(entry.path);
+  }
+  return removed;
+}
+
+}  // namespace lockstep::internal

@@ -1,0 +1,129 @@
+#include "lockstep/checkpoint/sharded/state_shards.h"
+
+#include <ATen/Functions.h>
+
+#include <sstream>
+#include <stdexcept>
+
+#include "lockstep/checkpoint/checked_load.h"
+#include "lockstep/checkpoint/optimizer_state.h"
+#include "lockstep/checkpoint/sharded/shard_names.h"
+#include "lockstep/comm/distinct_tensors.h"
+
+namespace lockstep::internal {
+namespace {
+
+// Returns the value as a tensor; undefined for None.
+at::Tensor tensor_of(const StateValue& value) {
+  if (const auto* tensor = std::get_if<at::Tensor>(&value)) return *tensor;
+  if (const auto* flag = std::get_if<bool>(&value)) {
+    return at::scalar_tensor(*flag, at::kBool);
+  }
+  if (const auto* whole = std::get_if<int64_t>(&value)) {
+    return at::scalar_tensor(*whole, at::kLong);
+  }
+  if (const auto* number = std::get_if<double>(&value)) {
+    return at::scalar_tensor(*number, at::kDouble);
+  }
+  if (const auto* list = std::get_if<std::vector<double>>(&value)) {
+    return at::tensor(*list, at::kDouble);
+  }
+  return {};
+}
+
+}  // namespace
+
+OptimizerShards::State optimizer_state_of(torch::optim::Optimizer& optimizer) {
+  if (auto* sharded = dynamic_cast<OptimizerShards*>(&optimizer)) {
+    return sharded->shards();
+  }
+  OptimizerShards::State state;
+  OptimizerState whole = state_dict(optimizer);
+  for (const auto& group : optimizer.param_groups()) {
+    for (const at::Tensor& parameter : distinct(group.params())) {
+      state.parts.push_back(
+          {.parameter = static_cast<int64_t>(state.parameters.size()),
+           .whole = true,
+           .range = {0, parameter.numel()}});
+      state.parameters.push_back(parameter);
+    }
+  }
+  state.groups.param_groups = std::move(whole.param_groups);
+  state.local.state = std::move(whole.state);
+  return state;
+}
+
+void add_model(const torch::nn::Module& model, size_t rank,
+               std::vector<TensorShard>& shards) {
+  for (const auto& [name, tensor, is_parameter] : tensors_of(model)) {
+    if (!is_parameter && rank > 0) continue;
+    shards.push_back({kModelPrefix + name, tensor.sizes().vec(), Replicate{},
+                      tensor.detach()});
+  }
+}
+
+Placement placement_of(const OptimizerShards::Part& part,
+                       const at::Tensor& parameter) {
+  if (part.whole) return Replicate{};
+  return FlatShard{part.range, memory_order(parameter)};
+}
+
+void add_optimizer(const OptimizerShards::State& state,
+                   const torch::nn::Module& model,
+                   std::vector<TensorShard>& shards) {
+  const std::vector<std::string> names = names_of(state, model);
+  for (size_t i = 0; i < state.parts.size(); ++i) {
+    const OptimizerShards::Part& part = state.parts[i];
+    const auto number = static_cast<size_t>(part.parameter);
+    const at::Tensor& parameter = state.parameters[number];
+    const auto found = state.local.state.find(static_cast<int64_t>(i));
+    if (found == state.local.state.end()) continue;
+    for (const auto& [key, value] : found->second) {
+      const at::Tensor tensor = tensor_of(value);
+      if (!tensor.defined()) continue;
+      const std::string name = kStatePrefix + names[number] + "." + key;
+      if (tensor.dim() == 0) {
+        shards.push_back({name, {}, Replicate{}, tensor});
+      } else {
+        shards.push_back({name, parameter.sizes().vec(),
+                          placement_of(part, parameter), tensor.detach()});
+      }
+    }
+  }
+}
+
+std::vector<std::string> names_of(const OptimizerShards::State& state,
+                                  const torch::nn::Module& model) {
+  const auto known = parameter_names(model);
+  std::vector<std::string> names;
+  for (const at::Tensor& parameter : state.parameters) {
+    const auto found = known.find(parameter.unsafeGetTensorImpl());
+    if (found == known.end()) {
+      std::ostringstream text;
+      text << "parameter " << names.size() << " of the optimizer, of shape "
+           << parameter.sizes()
+           << ", is not one of TrainingState.model, so it has no name in a "
+              "folder of snapshots; let the model have all parameters of the "
+              "optimizer, or name a file (\"snapshot.pt\")";
+      throw std::invalid_argument(text.str());
+    }
+    names.push_back(found->second);
+  }
+  return names;
+}
+
+std::vector<NamedGroup> named_groups(const OptimizerShards::State& state,
+                                     const torch::nn::Module& model) {
+  const std::vector<std::string> names = names_of(state, model);
+  std::vector<NamedGroup> groups;
+  for (const auto& group : state.groups.param_groups) {
+    NamedGroup& named = groups.emplace_back();
+    named.options = group.options;
+    for (const int64_t number : group.params) {
+      named.params.push_back(names[static_cast<size_t>(number)]);
+    }
+  }
+  return groups;
+}
+
+}  // namespace lockstep::internal

@@ -1,0 +1,47 @@
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/optim/optimizer.h>
+
+#include <string>
+#include <vector>
+
+#include "lockstep/checkpoint/optimizer_shards.h"
+#include "lockstep/checkpoint/sharded/manifest.h"
+#include "lockstep/checkpoint/sharded/tensor_shard.h"
+
+// A model and an optimizer as named shards.
+namespace lockstep::internal {
+
+// Returns what this rank has of the optimizer's state: its OptimizerShards, or,
+// for an optimizer that is not sharded, everything as one part for each
+// parameter. Throws std::invalid_argument for an optimizer that snapshots
+// cannot hold.
+OptimizerShards::State optimizer_state_of(torch::optim::Optimizer& optimizer);
+
+// Appends the model's tensors that this rank saves: all parameters, which every
+// rank has, and, on the first rank, the buffers: DistributedDataParallel keeps
+// those of the first rank.
+void add_model(const torch::nn::Module& model, size_t rank,
+               std::vector<TensorShard>& shards);
+
+// Appends the optimizer's tensors that this rank has.
+void add_optimizer(const OptimizerShards::State& state,
+                   const torch::nn::Module& model,
+                   std::vector<TensorShard>& shards);
+
+// Returns the placement of a part's state whose values have more than one
+// element.
+Placement placement_of(const OptimizerShards::Part& part,
+                       const at::Tensor& parameter);
+
+// Returns the names of the optimizer's parameters, by number. Throws
+// std::invalid_argument if the model lacks one.
+std::vector<std::string> names_of(const OptimizerShards::State& state,
+                                  const torch::nn::Module& model);
+
+// Returns the hyperparameters with parameters by name.
+std::vector<NamedGroup> named_groups(const OptimizerShards::State& state,
+                                     const torch::nn::Module& model);
+
+}  // namespace lockstep::internal

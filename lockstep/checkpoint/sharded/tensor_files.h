@@ -1,0 +1,84 @@
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/checkpoint/input_file.h"
+#include "lockstep/checkpoint/sharded/manifest.h"
+
+namespace lockstep::internal {
+
+// The tensors in several safetensors files, each of which may lie in parts in
+// some of them: a folder of Lockstep or of PyTorch's distributed checkpoint, or
+// Hugging Face's sharded weights. Only the headers are read and checked here.
+//
+// Reading files of unknown origin is safe: offsets and shapes are checked, no
+// file outside the folder is opened. Any thread may read.
+class TensorFiles {
+ public:
+  struct Part {
+    size_t file = 0;
+    Box box;
+    uint64_t begin = 0;  // of its bytes, in the file
+    uint64_t bytes = 0;
+    std::vector<uint64_t> checksums;  // shard_file.h; empty if there are none
+  };
+  struct Tensor {
+    c10::ScalarType dtype = c10::ScalarType::Undefined;
+    Sizes shape;
+    std::vector<Part> parts;  // hold each element once
+  };
+
+  // Opens the snapshot in `folder`: one of ours, if there is a manifest, which
+  // must fit the files; otherwise those of model.safetensors.index.json, if it
+  // is there; otherwise all files that end in ".safetensors".
+  //
+  // Throws SnapshotError that names the file if something is missing, damaged
+  // or of another kind (a folder of ours without a manifest is a save that did
+  // not end), and std::system_error if a file cannot be opened or read.
+  static TensorFiles open_folder(const std::string& folder);
+
+  // Opens the files that an index of Hugging Face's names
+  // (model.safetensors.index.json, "weight_map"), and takes from each file the
+  // tensors that the index assigns to it. Throws the same errors.
+  static TensorFiles open_index(const std::string& path);
+
+  // Opens one safetensors file. Throws the same errors.
+  static TensorFiles open_file(const std::string& path);
+
+  const std::string& path() const { return path_; }
+  const std::map<std::string, Tensor>& tensors() const { return tensors_; }
+  const InputFile& file(size_t index) const { return *files_[index]; }
+  // None if the files are not one of our folders.
+  const std::optional<Manifest>& manifest() const { return manifest_; }
+  // Whether PyTorch's distributed checkpoint wrote the files.
+  bool is_distributed() const { return is_distributed_; }
+  // Two snapshots with the same digest hold the same. Not a defence against
+  // forgery.
+  uint64_t digest() const { return digest_; }
+
+  // Returns the names that begin with `prefix`, without it.
+  std::vector<std::string> names_under(const std::string& prefix) const;
+
+ private:
+  explicit TensorFiles(std::string path) : path_(std::move(path)) {}
+  void add_file(const std::string& path, const WrittenFile* expected,
+                const std::map<std::string, std::string>* weight_map);
+  void finish();
+  void compare_with_manifest() const;
+
+  std::string path_;
+  std::vector<std::unique_ptr<InputFile>> files_;
+  std::map<std::string, Tensor> tensors_;
+  std::optional<Manifest> manifest_;
+  bool is_distributed_ = false;
+  uint64_t digest_ = 0;
+};
+
+}  // namespace lockstep::internal

@@ -1,0 +1,74 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "lockstep/checkpoint/sharded/box.h"
+
+namespace lockstep::internal {
+
+// How a tensor is laid out over the ranks. The first two are those of c10d's
+// torch/csrc/distributed/Placement.h; whatever divides tensors in another way
+// gives the box that this rank has.
+
+// Every rank that lists the tensor has all of it, with equal values. One of
+// them writes it, or each a part of it.
+struct Replicate {};
+
+// This rank has the elements in `box`: chunk_box() for c10d's Shard(dim). Ranks
+// with the same box have equal values; one of them writes it.
+struct Shard {
+  Box box;
+};
+
+// This rank has the elements `range`, counted in row-major order of the tensor
+// after permuting its dimensions by `order`: position d of the permuted tensor
+// is dimension order[d]. For the pieces of ZeroRedundancyOptimizer, which are
+// ranges of a parameter's memory.
+struct FlatShard {
+  Range range;
+  Sizes order;
+};
+
+using Placement = std::variant<Replicate, Shard, FlatShard>;
+
+// The part of a named tensor that this rank has: to be saved, or to be loaded
+// into.
+struct TensorShard {
+  // As in the files; the same on all ranks.
+  std::string name;
+  // The shape of the whole tensor.
+  Sizes shape;
+  Placement placement;
+  // The part. Its shape is `shape` if it is replicated, the sizes of the box if
+  // it is a Shard, and one dimension if it is a FlatShard. On any device.
+  at::Tensor tensor;
+};
+
+// A box of a tensor, and the elements in it as a view of a TensorShard's
+// tensor, whose dimensions are those of the box.
+struct HeldBox {
+  Box box;
+  at::Tensor elements;
+};
+
+// Returns the part that this rank has as boxes. A FlatShard has several; they
+// ascend in the order of its elements. Throws std::invalid_argument if tensor,
+// shape and placement do not fit together.
+std::vector<HeldBox> held_boxes(const TensorShard& shard);
+
+// Returns "replicate", "shard" or "flat", for the manifest.
+std::string text_of(const Placement& placement);
+
+// Returns the order of dimensions by which `tensor` must be permuted to be
+// contiguous. `tensor` must be dense.
+Sizes memory_order(const at::Tensor& tensor);
+
+// Returns the box `part` of the box `whole`, which `elements` has.
+at::Tensor narrow_to(const at::Tensor& elements, const Box& whole,
+                     const Box& part);
+
+}  // namespace lockstep::internal

@@ -1,0 +1,104 @@
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <concepts>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+#include "lockstep/data/tensor_dataset.h"
+
+namespace lockstep {
+
+// A column of a table: by the name that the header line gives it, or by its
+// number from 0 on; -1 is the last one, -2 the one before, and so on.
+class CsvColumn {
+ public:
+  CsvColumn(const char* name) : column_(std::string(name)) {}
+  CsvColumn(std::string name) : column_(std::move(name)) {}
+  template <std::integral Number>
+  CsvColumn(Number number) : column_(static_cast<int64_t>(number)) {}
+
+  // Exactly one of these is not null.
+  const std::string* name() const { return std::get_if<std::string>(&column_); }
+  const int64_t* number() const { return std::get_if<int64_t>(&column_); }
+
+ private:
+  std::variant<std::string, int64_t> column_;
+};
+
+struct CsvOptions {
+  // ---- Behaviour ----
+
+  // Whether the first line has the names of the columns. Default: true.
+  bool header{true};
+
+  // The character between two fields of a row. Default: a comma.
+  char separator{','};
+
+  // The columns that make a sample's data, in this order. Default: none, which
+  // means all columns that are not the target.
+  std::vector<CsvColumn> columns{};
+
+  // The column that makes a sample's target; several make a row of targets.
+  // Default: none, and targets are empty tensors.
+  std::vector<CsvColumn> target{};
+
+  // The dtypes of data and target: at::kFloat, at::kDouble or at::kLong.
+  // Defaults: at::kFloat and at::kLong.
+  at::ScalarType dtype{at::kFloat};
+  at::ScalarType target_dtype{at::kLong};
+
+  // What an empty field counts as. Default: none, and it is an error.
+  std::optional<double> missing{};
+};
+
+// A table of numbers in a text file, plain or compressed with gzip (the first
+// two bytes tell, not the name). The file is read by the constructor, which
+// blocks until then; afterwards the dataset is two tensors in memory. The text
+// is never in memory as a whole.
+//
+// Rows and quotes are as in RFC 4180 and in Python's csv module: a field may be
+// in double quotes and may then hold separators, line ends and doubled quotes;
+// lines end with LF, CR LF or CR; empty lines and a byte order mark are
+// skipped. Numbers have a point, whatever the locale; blanks around them are
+// allowed, and so are `nan` and `inf` if the dtype is a floating-point type.
+// Columns that are not selected may hold anything.
+//
+// A sample is data [columns] and target []; with several target columns it is
+// [columns], without one [0]. Copies share the tensors. Several threads may
+// call get() and get_batch().
+class CsvDataset {
+ public:
+  // Throws std::system_error if the file cannot be opened; DataFileError that
+  // names line and column if a field is no number of the dtype, if rows differ
+  // in their number of fields, or if quotes are wrong; std::invalid_argument if
+  // the file has no such column or an option is out of range.
+  explicit CsvDataset(const std::string& path, const CsvOptions& options = {});
+
+  torch::data::Example<> get(size_t index) const { return rows_.get(index); }
+
+  // Returns a batch [B, ...], by one gather from each tensor.
+  torch::data::Example<> get_batch(c10::ArrayRef<size_t> indices) const {
+    return rows_.get_batch(indices);
+  }
+
+  size_t size() const { return static_cast<size_t>(rows_.data().size(0)); }
+
+  // All rows: [N, columns], and the targets.
+  const at::Tensor& data() const { return rows_.data(); }
+  const at::Tensor& target() const { return rows_.target(); }
+
+  // The names of the data's columns; empty without a header line.
+  const std::vector<std::string>& columns() const { return columns_; }
+
+ private:
+  std::vector<std::string> columns_;
+  TensorDataset rows_;
+};
+
+}  // namespace lockstep

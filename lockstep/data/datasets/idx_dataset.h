@@ -1,0 +1,58 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+#include <c10/util/ArrayRef.h>
+#include <torch/data/example.h>
+
+#include <cstddef>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace lockstep {
+
+namespace internal {
+class IdxFile;
+}
+
+// Two IDX files, the format of MNIST ("The IDX file format" on the page of the
+// MNIST database, yann.lecun.com/exdb/mnist), plain or compressed with gzip
+// (the first two bytes tell, not the name): row i of `data` with row i of
+// `target`. A plain data file is mapped, not read; a compressed one is
+// decompressed into memory by the constructor. Targets are always read into
+// memory.
+//
+// A sample is data with the file's sizes without the first, in the file's type
+// (uint8, int8, int16, int32, float32, float64), and target: for a file with
+// one dimension a scalar, int64 if the file has integers.
+//
+// Copies share files and memory. Several threads may call get() and
+// get_batch().
+class IdxDataset {
+ public:
+  // Throws std::system_error if a file cannot be opened, DataFileError if it is
+  // not an IDX file, if it is damaged or cut short, or if the two files differ
+  // in their number of rows.
+  IdxDataset(const std::string& data, const std::string& target);
+
+  torch::data::Example<> get(size_t index) const;
+
+  // Returns a batch [B, ...].
+  torch::data::Example<> get_batch(c10::ArrayRef<size_t> indices) const;
+
+  size_t size() const;
+
+  // The dtype of samples, and their sizes.
+  at::ScalarType dtype() const;
+  std::vector<int64_t> sizes() const;
+
+  // All targets: [N, ...].
+  const at::Tensor& target() const { return target_; }
+
+ private:
+  std::shared_ptr<const internal::IdxFile> data_;
+  at::Tensor target_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,25 @@
+#include "lockstep/data/held_dataset.h"
+
+#include <c10/util/Exception.h>
+
+#include <string>
+
+namespace lockstep::internal {
+
+void check_index(size_t index, size_t size, const char* dataset) {
+  TORCH_CHECK_INDEX(index < size, dataset, ": index ", index,
+                    " is outside of a dataset of ", size, " samples");
+}
+
+void throw_without_size() {
+  throw std::invalid_argument(
+      "the dataset does not know its size (size() returned none), which is "
+      "needed to select, repeat or join samples");
+}
+
+void throw_null_dataset() {
+  throw std::invalid_argument(
+      "the dataset is a std::shared_ptr that is null; give one to a dataset");
+}
+
+}  // namespace lockstep::internal

@@ -1,0 +1,465 @@
+// Folders of snapshots in one process.
+
+#include <gmock/gmock.h>
+
+#include <filesystem>
+#include <nlohmann/json.hpp>
+
+#include "lockstep/checkpoint/model_file.h"
+#include "lockstep/checkpoint/module_state.h"
+#include "lockstep/checkpoint/optimizer_state.h"
+#include "lockstep/checkpoint/sharded/checksum.h"
+#include "lockstep/checkpoint/sharded/manifest.h"
+#include "lockstep/checkpoint/sharded/tensor_files.h"
+#include "tests/checkpoint/sharded/sharded_run.h"
+
+namespace lockstep::internal {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::Not;
+using ::testing::SizeIs;
+using namespace lockstep::internal::testing;
+namespace fs = std::filesystem;
+
+class ShardedSnapshot : public ::testing::Test {
+ protected:
+  // Saves snapshot `number`.
+  std::string save(int64_t number, const SnapshotOptions& options = {}) {
+    run_.set(number);
+    return save_snapshot(path_, run_.state, options);
+  }
+  // Loads into a fresh run.
+  LoadedSnapshot load(ShardedRun& into, const std::string& path) {
+    return load_snapshot(path, into.state, {.will_save = false});
+  }
+  // Flips a bit in the first bytes that `content` has in a file.
+  static void flip(const std::string& file, const std::string& content,
+                   size_t after = 0) {
+    std::string bytes = read_file(file);
+    const size_t at = bytes.find(content);
+    ASSERT_NE(at, std::string::npos) << content;
+    bytes[at + after] ^= 1;
+    write_file(file, bytes);
+  }
+  static std::string shard_of(const std::string& snapshot) {
+    return snapshot + "/" + shard_file_name(0, 0, 1);
+  }
+
+  const TemporaryFolder temporary_;
+  const std::string folder_ = temporary_.file("snapshots");
+  const std::string path_ = folder_ + "/";
+  ShardedRun run_;
+};
+
+TEST_F(ShardedSnapshot, EverythingComesBack) {
+  run_.state.epochs_run = 4;
+  run_.state.sampler_state = {{"epoch", 5}, {"seed", -1}};
+  run_.state.metadata["note"] = "from \"here\", ü";
+  const std::string saved = save(3);
+  EXPECT_EQ(saved, folder_ + "/000001-step-3");
+  ShardedRun loaded;
+  const LoadedSnapshot result = load(loaded, path_);
+  EXPECT_TRUE(result);
+  EXPECT_EQ(result.path, saved);
+  EXPECT_THAT(result.skipped, IsEmpty());
+  EXPECT_EQ(loaded.number(), 3);
+  EXPECT_EQ(loaded.state.epochs_run, 4);
+  EXPECT_EQ(loaded.state.sampler_state, run_.state.sampler_state);
+  EXPECT_EQ(loaded.state.metadata, run_.state.metadata);
+  EXPECT_TRUE(
+      same_optimizer(state_dict(loaded.optimizer), state_dict(run_.optimizer)));
+  // As one Snapshot, and as weights.
+  const Snapshot whole = load_snapshot_file(path_);
+  EXPECT_TRUE(
+      same_optimizer(*whole.optimizer_state, state_dict(run_.optimizer)));
+  EXPECT_TRUE(same_snapshot({.model_state = whole.model_state},
+                            {.model_state = state_dict(*run_.model)}));
+  EXPECT_EQ(whole.step, 3);
+  EXPECT_THAT(whole.generator_states, SizeIs(1));
+  EXPECT_THAT(load_tensors(saved), SizeIs(whole.model_state.size()));
+}
+
+TEST_F(ShardedSnapshot, WithoutOneNothingIsLoadedAndTheFolderIsMade) {
+  ShardedRun loaded;
+  EXPECT_FALSE(load(loaded, path_));
+  EXPECT_FALSE(fs::exists(folder_));
+  const std::string deep = temporary_.file("a/b/c/");
+  EXPECT_FALSE(load_snapshot(deep, loaded.state));
+  EXPECT_TRUE(fs::is_directory(deep));
+  EXPECT_TRUE(fs::is_empty(deep));
+  EXPECT_EQ(loaded.number(), 0);
+}
+
+TEST_F(ShardedSnapshot, AFolderThatCannotBeMadeIsFoundBeforeTraining) {
+  write_file(temporary_.file("file"), "");
+  ShardedRun run;
+  for (const std::string& path :
+       {temporary_.file("file/"), temporary_.file("file/below/"),
+        std::string("/proc/snapshots/")}) {
+    EXPECT_THAT(message_of([&] { load_snapshot(path, run.state); }),
+                AllOf(HasSubstr("no snapshot can be saved in"),
+                      HasSubstr("will_save"), Not(HasSubstr("\n"))))
+        << path;
+  }
+  EXPECT_FALSE(load(run, "/proc/snapshots/"));
+}
+
+TEST_F(ShardedSnapshot, KeepsWhatItIsToldToKeep) {
+  for (int64_t step = 10; step <= 70; step += 10) {
+    save(step, {.keep_last = 2, .keep_every = 30});
+  }
+  EXPECT_THAT(names_in(folder_), ElementsAre("000003-step-30", "000006-step-60",
+                                             "000007-step-70", "latest"));
+  EXPECT_EQ(fs::read_symlink(folder_ + "/latest"), "000007-step-70");
+  save(80);
+  EXPECT_THAT(names_in(folder_), SizeIs(5));
+  save(90, {.keep_last = 1});
+  EXPECT_THAT(names_in(folder_), ElementsAre("000009-step-90", "latest"));
+}
+
+// If incomplete snapshots counted, they could push out the last whole one.
+TEST_F(ShardedSnapshot, WhatIsIncompleteDoesNotCountAsKept) {
+  const std::string first = save(1);
+  fs::remove(shard_of(save(2)));
+  fs::remove(save(3) + "/manifest.json");
+  save(4, {.keep_last = 2});
+  EXPECT_TRUE(fs::exists(first));
+  EXPECT_THAT(names_in(folder_), SizeIs(5));
+}
+
+TEST_F(ShardedSnapshot, ASnapshotOfTheSameStepIsAnotherOne) {
+  save(1);
+  run_.set(1);
+  run_.state.epochs_run = 9;
+  EXPECT_EQ(save_snapshot(path_, run_.state), folder_ + "/000002-step-1");
+  ShardedRun loaded;
+  EXPECT_TRUE(load(loaded, path_));
+  EXPECT_EQ(loaded.state.epochs_run, 9);
+}
+
+TEST_F(ShardedSnapshot, ADamagedOneIsSkippedAndReported) {
+  const std::string first = save(1);
+  const std::string second = save(2);
+  const std::string third = save(3);
+  // Two equal elements of the last tensors of the file, exp_avg_sq of a
+  // parameter; then a manifest.
+  const auto state = state_dict(run_.optimizer).state;
+  const at::Tensor squares = std::get<at::Tensor>(state.at(0).at("exp_avg_sq"));
+  flip(shard_of(third),
+       std::string(static_cast<const char*>(squares.data_ptr()), 8), 5);
+  ShardedRun loaded;
+  LoadedSnapshot result = load(loaded, path_);
+  EXPECT_TRUE(result);
+  EXPECT_EQ(result.path, second);
+  EXPECT_EQ(loaded.number(), 2);
+  ASSERT_THAT(result.skipped, SizeIs(1));
+  EXPECT_THAT(
+      result.skipped[0],
+      AllOf(HasSubstr(shard_of(third)), HasSubstr("tensor \"optimizer.state."),
+            HasSubstr("exp_avg_sq\" does not match its checksum")));
+
+  flip(second + "/manifest.json", "\"step\": 2", 8);
+  result = load(loaded, path_);
+  EXPECT_EQ(result.path, first);
+  ASSERT_THAT(result.skipped, SizeIs(2));
+  EXPECT_THAT(result.skipped[1],
+              AllOf(HasSubstr(second + "/manifest.json"),
+                    HasSubstr("does not match its checksum")));
+
+  fs::remove(shard_of(first));
+  loaded.set(7);
+  EXPECT_THAT(message_of([&] { load(loaded, path_); }),
+              AllOf(HasSubstr("has 3 snapshots, none of which can be loaded"),
+                    HasSubstr(shard_of(third)), Not(HasSubstr("\n"))));
+  EXPECT_EQ(loaded.number(), 7);
+  // The next save has a number of its own.
+  EXPECT_EQ(save(4), folder_ + "/000004-step-4");
+}
+
+TEST_F(ShardedSnapshot, OneWithoutAManifestIsNotASnapshot) {
+  const std::string first = save(1);
+  const std::string second = save(2);
+  fs::remove(second + "/manifest.json");
+  ShardedRun loaded;
+  const LoadedSnapshot result = load(loaded, path_);
+  EXPECT_EQ(result.path, first);
+  EXPECT_THAT(result.skipped,
+              ElementsAre(HasSubstr("has no manifest.json: saving it did not "
+                                    "end")));
+  EXPECT_THAT(message_of([&] { load(loaded, second + "/"); }),
+              HasSubstr("has no manifest.json"));
+  EXPECT_THROW(load_tensors(second), SnapshotError);
+}
+
+TEST_F(ShardedSnapshot, WhatIsNotDamageIsAnErrorAndNotSkipped) {
+  const std::string first = save(1);
+  TrainingState other{.model = torch::nn::Linear(5, 2).ptr()};
+  EXPECT_THAT(
+      message_of([&] { load_snapshot(path_, other, {.will_save = false}); }),
+      AllOf(HasSubstr(first), HasSubstr("belongs to another model")));
+  ShardedRun run;
+  torch::optim::SGD sgd(run.model->parameters(), 0.1);
+  run.state.optimizer = &sgd;
+  EXPECT_THAT(message_of([&] { load(run, path_); }),
+              HasSubstr("does not fit this SGD"));
+  torch::optim::Adam half({run.model->parameters()[0]});
+  run.state.optimizer = &half;
+  EXPECT_THAT(message_of([&] { load(run, path_); }),
+              HasSubstr("its group 0 has 0.bias, the optimizer's does not"));
+  EXPECT_EQ(run.number(), 0);
+
+  // A format of the future.
+  std::string text = read_file(first + "/manifest.json");
+  text.replace(text.find("\"format\": 1"), 11, "\"format\": 2");
+  text.resize(text.rfind(",\n"));
+  write_file(first + "/manifest.json",
+             text + ",\n \"xxh3\": \"" + hex_of(xxh3(text)) + "\"\n}\n");
+  run.state.optimizer = &run.optimizer;
+  EXPECT_THAT(message_of([&] { load(run, path_); }),
+              HasSubstr("its format is 2, but this version"));
+}
+
+// Fault 19: every byte of every file.
+TEST_F(ShardedSnapshot, AFlippedBitAnywhereIsFoundAndItsFileNamed) {
+  const std::string snapshot = save(3);
+  for (const std::string& name : names_in(snapshot)) {
+    const std::string file = snapshot + "/" + name;
+    const std::string content = read_file(file);
+    std::fstream stream(file, std::ios::binary | std::ios::in | std::ios::out);
+    const auto put = [&](size_t at, char byte) {
+      stream.seekp(static_cast<std::streamoff>(at)).put(byte).flush();
+    };
+    for (size_t at = 0; at < content.size(); ++at) {
+      const int bit = 1 << (at % 8);
+      put(at, static_cast<char>(content[at] ^ bit));
+      const std::string message =
+          message_of([&] { verify_snapshot(snapshot); });
+      EXPECT_THAT(message, HasSubstr(file)) << "byte " << at;
+      // Loading finds the same, and changes nothing.
+      if (at % 101 == 0) {
+        ShardedRun run;
+        EXPECT_EQ(message_of([&] { load(run, snapshot + "/"); }), message);
+        EXPECT_EQ(run.number(), 0);
+      }
+      put(at, content[at]);
+      if (::testing::Test::HasFailure()) return;
+    }
+  }
+  verify_snapshot(snapshot);
+}
+
+TEST_F(ShardedSnapshot, EveryTensorIsNamedIfItIsDamaged) {
+  const std::string snapshot = save(3);
+  const TensorFiles files = TensorFiles::open_folder(snapshot);
+  for (const auto& [name, tensor] : files.tensors()) {
+    const auto& part = tensor.parts.at(0);
+    const std::string path = files.file(part.file).path();
+    const std::string content = read_file(path);
+    std::string changed = content;
+    changed[part.begin + part.bytes - 1] ^= 0x40;
+    write_file(path, changed);
+    EXPECT_THAT(message_of([&] { verify_snapshot(snapshot); }),
+                HasSubstr("tensor \"" + name + "\" does not match"));
+    write_file(path, content);
+  }
+}
+
+TEST_F(ShardedSnapshot, AFileThatIsCutShortOrLongerIsFound) {
+  const std::string snapshot = save(3);
+  for (const std::string& name : names_in(snapshot)) {
+    const std::string file = snapshot + "/" + name;
+    const std::string content = read_file(file);
+    for (size_t size = 0; size < content.size(); size += 1 + size / 50) {
+      fs::resize_file(file, size);
+      EXPECT_THAT(message_of([&] { verify_snapshot(snapshot); }),
+                  HasSubstr(file))
+          << size;
+      write_file(file, content);
+    }
+    write_file(file, content + "x");
+    EXPECT_THAT(message_of([&] { verify_snapshot(snapshot); }),
+                HasSubstr(file));
+    write_file(file, content);
+  }
+}
+
+TEST_F(ShardedSnapshot, WithoutVerifyingDamageIsNotFound) {
+  const std::string snapshot = save(3);
+  const float three = 3;
+  const std::string value(reinterpret_cast<const char*>(&three), 4);
+  flip(shard_of(snapshot), value + value, 4);
+  ShardedRun run;
+  EXPECT_THROW(load(run, snapshot + "/"), SnapshotError);
+  EXPECT_TRUE(load_snapshot(snapshot + "/", run.state,
+                            {.will_save = false, .verify = false}));
+  EXPECT_EQ(run.number(), -1);
+}
+
+TEST_F(ShardedSnapshot, MistakesAreNamed) {
+  const auto message = [&](const TrainingState& state,
+                           const SnapshotOptions& options = {}) {
+    return message_of([&] { save_snapshot(path_, state, options); });
+  };
+  EXPECT_THAT(message({}), HasSubstr("TrainingState.model is not set"));
+  EXPECT_THAT(message({.model = run_.model.ptr(), .step = -1}),
+              HasSubstr("TrainingState.step is -1"));
+  EXPECT_THAT(message(run_.state, {.keep_last = -1}),
+              HasSubstr("must be 0 or more"));
+  EXPECT_THAT(message(run_.state, {.keep_every = 5}),
+              HasSubstr("set keep_last, too"));
+  EXPECT_THAT(message({.model = run_.model.ptr(), .metadata = {{"a", "\xff"}}}),
+              HasSubstr("not UTF-8"));
+  torch::optim::Adam foreign({torch::zeros({4, 2})});
+  EXPECT_THAT(message({.model = run_.model.ptr(), .optimizer = &foreign}),
+              HasSubstr("parameter 0 of the optimizer, of shape [4, 2], is not "
+                        "one of TrainingState.model"));
+  torch::optim::LBFGS lbfgs(run_.model->parameters());
+  EXPECT_THAT(message({.model = run_.model.ptr(), .optimizer = &lbfgs}),
+              HasSubstr("cannot be saved"));
+  EXPECT_FALSE(fs::exists(folder_));
+  const std::string snapshot = save(1);
+  EXPECT_THAT(message_of([&] { save_snapshot(snapshot + "/", run_.state); }),
+              HasSubstr("is a snapshot itself"));
+  EXPECT_THAT(message_of([&] { save_snapshot(folder_, run_.state); }),
+              HasSubstr("end the path with \"/\""));
+  EXPECT_THAT(message_of([&] {
+                save_snapshot(temporary_.file("a.pt"), run_.state,
+                              {.keep_last = 1});
+              }),
+              HasSubstr("are for folders of snapshots"));
+  EXPECT_THAT(message_of([&] { save_snapshot_file(path_, {}); }),
+              HasSubstr("is written by save_snapshot()"));
+}
+
+// Tied weights have two names; what was read last counts, as with copies.
+TEST_F(ShardedSnapshot, TiedWeightsComeBack) {
+  struct Tied : torch::nn::Module {
+    Tied() {
+      one = register_module("one", torch::nn::Linear(40, 40));
+      two = register_module("two", torch::nn::Linear(40, 40));
+      two->named_parameters(false)["weight"].set_data(one->weight);
+    }
+    torch::nn::Linear one{nullptr}, two{nullptr};
+  };
+  const auto saved = std::make_shared<Tied>();
+  save_snapshot(path_, {.model = saved});
+  const auto loaded = std::make_shared<Tied>();
+  TrainingState state{.model = loaded};
+  EXPECT_TRUE(load_snapshot(path_, state));
+  EXPECT_TRUE(loaded->one->weight.equal(saved->one->weight));
+  EXPECT_EQ(loaded->one->weight.data_ptr(), loaded->two->weight.data_ptr());
+  load_model(path_, *loaded, {.mmap = true});
+  EXPECT_TRUE(loaded->one->weight.equal(saved->one->weight));
+  EXPECT_EQ(loaded->one->weight.data_ptr(), loaded->two->weight.data_ptr());
+}
+
+// Values change in place: buckets and optimizers keep the memory.
+TEST_F(ShardedSnapshot, LoadingWritesInPlaceAndAutogradNotices) {
+  save(3);
+  ShardedRun loaded;
+  const at::Tensor weight = loaded.model->parameters()[0];
+  const at::Tensor alias = weight.detach();
+  const at::Tensor loss = weight.square().sum();
+  load(loaded, path_);
+  EXPECT_TRUE(alias.eq(3).all().item<bool>());
+  EXPECT_THROW(loss.backward(), c10::Error);
+}
+
+TEST_F(ShardedSnapshot, TheManifestSaysWhatIsThere) {
+  run_.state.sampler_state = {{"epoch", 5}};
+  const std::string snapshot = save(3);
+  const auto json =
+      nlohmann::json::parse(read_file(snapshot + "/manifest.json"));
+  EXPECT_EQ(json.at("format"), 1);
+  EXPECT_EQ(json.at("world_size"), 1);
+  EXPECT_EQ(json.at("step"), 3);
+  EXPECT_EQ(json.at("torch_version"), TORCH_VERSION);
+  EXPECT_EQ(json.at("sampler_state").at("epoch"), 5);
+  const auto& group = json.at("optimizer").at("param_groups").at(0);
+  EXPECT_EQ(group.at("lr"), 1e-3);
+  EXPECT_EQ(group.at("params").at(1), "0.bias");
+  const auto& tensor =
+      json.at("tensors").at("optimizer.state.0.weight.exp_avg");
+  EXPECT_EQ(tensor.at("dtype"), "F32");
+  EXPECT_EQ(tensor.at("shape"), (Sizes{2, 3}));
+  EXPECT_EQ(tensor.at("placement"), "replicate");
+  ASSERT_EQ(json.at("files").size(), 1u);
+  EXPECT_EQ(json.at("files")[0].at("name"), shard_file_name(0, 0, 1));
+}
+
+using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(
+    std::vector<at::Tensor>)>;
+template <class Optimizer, class Options>
+MakeOptimizer maker(const Options& options) {
+  return [options](std::vector<at::Tensor> parameters) {
+    return std::make_unique<Optimizer>(std::move(parameters), options);
+  };
+}
+
+TEST_F(ShardedSnapshot, ResumingIsBitIdenticalWithEveryOptimizer) {
+  namespace optim = torch::optim;
+  const MakeOptimizer makers[] = {
+      maker<optim::SGD>(optim::SGDOptions(0.1)),
+      maker<optim::SGD>(optim::SGDOptions(0.1).momentum(0.9)),
+      maker<optim::Adam>(optim::AdamOptions(0.01).amsgrad(true)),
+      maker<optim::AdamW>(optim::AdamWOptions(0.01)),
+      maker<optim::RMSprop>(
+          optim::RMSpropOptions(0.01).momentum(0.9).centered(true)),
+      maker<optim::Adagrad>(optim::AdagradOptions(0.1).lr_decay(0.01))};
+  const auto build = [] {
+    return torch::nn::Sequential(
+        torch::nn::Conv2d(torch::nn::Conv2dOptions(2, 4, 3)),
+        torch::nn::BatchNorm2d(4), torch::nn::Dropout(0.5),
+        torch::nn::Flatten(), torch::nn::Linear(16, 2));
+  };
+  const auto train = [](auto& model, optim::Optimizer& optimizer, int from,
+                        int to) {
+    for (int step = from; step < to; ++step) {
+      const auto data =
+          torch::linspace(-1, 1 + 0.1 * step, 96).view({3, 2, 4, 4});
+      optimizer.zero_grad();
+      model->forward(data).square().mean().backward();
+      optimizer.step();
+    }
+  };
+  int folders = 0;
+  for (const MakeOptimizer& make : makers) {
+    for (const auto layout :
+         {at::MemoryFormat::Contiguous, at::MemoryFormat::ChannelsLast}) {
+      const std::string path = temporary_.file(std::to_string(folders++)) + "/";
+      torch::manual_seed(3);
+      auto model = build();
+      const auto lay_out = [&](torch::nn::Sequential& net) {
+        for (auto& parameter : net->parameters()) {
+          if (parameter.dim() == 4) {
+            parameter.set_data(parameter.detach().contiguous(layout));
+          }
+        }
+      };
+      lay_out(model);
+      auto optimizer = make(model->parameters());
+      train(model, *optimizer, 0, 4);
+      save_snapshot(path, {.model = model.ptr(), .optimizer = optimizer.get()});
+      train(model, *optimizer, 4, 8);
+
+      torch::manual_seed(99);
+      auto resumed = build();
+      lay_out(resumed);
+      auto fresh = make(resumed->parameters());
+      TrainingState state{.model = resumed.ptr(), .optimizer = fresh.get()};
+      EXPECT_TRUE(load_snapshot(path, state));
+      train(resumed, *fresh, 4, 8);
+      EXPECT_TRUE(same_snapshot({.model_state = state_dict(*model),
+                                 .optimizer_state = state_dict(*optimizer)},
+                                {.model_state = state_dict(*resumed),
+                                 .optimizer_state = state_dict(*fresh)}));
+    }
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::internal

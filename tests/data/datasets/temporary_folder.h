@@ -1,0 +1,113 @@
+#pragma once
+
+#include <unistd.h>
+#include <zlib.h>
+
+#include <cstdlib>
+#include <exception>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <random>
+#include <stdexcept>
+#include <string>
+
+// Shared by the tests of this folder: a temporary folder, files as strings, and
+// damaged copies of files.
+namespace lockstep::internal::testing {
+
+class TemporaryFolder {
+ public:
+  TemporaryFolder() {
+    std::string name =
+        (std::filesystem::temp_directory_path() / "lockstep-XXXXXX").string();
+    if (!::mkdtemp(name.data())) throw std::runtime_error("mkdtemp failed");
+    path_ = name;
+  }
+  ~TemporaryFolder() {
+    std::error_code ignored;
+    std::filesystem::remove_all(path_, ignored);
+  }
+  TemporaryFolder(const TemporaryFolder&) = delete;
+  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
+
+  const std::string& path() const { return path_; }
+  std::string file(const std::string& name) const { return path_ + "/" + name; }
+
+  // Writes a file, with the folders that lead to it, and returns its path.
+  std::string write(const std::string& name, const std::string& content) const {
+    const std::string path = file(name);
+    std::filesystem::create_directories(
+        std::filesystem::path(path).parent_path());
+    std::ofstream(path, std::ios::binary | std::ios::trunc) << content;
+    return path;
+  }
+
+ private:
+  std::string path_;
+};
+
+inline std::string read_whole(const std::string& path) {
+  std::ifstream in(path, std::ios::binary);
+  return {std::istreambuf_iterator<char>(in), {}};
+}
+
+// Returns `content` as one member of a gzip file.
+inline std::string gzipped(const std::string& content) {
+  z_stream stream{};
+  ::deflateInit2(&stream, 9, Z_DEFLATED, 16 + MAX_WBITS, 8, Z_DEFAULT_STRATEGY);
+  std::string packed(::deflateBound(&stream, content.size()) + 64, '\0');
+  stream.next_in = reinterpret_cast<Bytef*>(const_cast<char*>(content.data()));
+  stream.avail_in = static_cast<uInt>(content.size());
+  stream.next_out = reinterpret_cast<Bytef*>(packed.data());
+  stream.avail_out = static_cast<uInt>(packed.size());
+  ::deflate(&stream, Z_FINISH);
+  packed.resize(stream.total_out);
+  ::deflateEnd(&stream);
+  return packed;
+}
+
+// Returns what() of the exception that `run` throws, or "" if there is none.
+template <class Run>
+std::string message_of(Run&& run) {
+  try {
+    run();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// Calls use(content) for every beginning of `content`, and for `count` copies
+// in which one to four bytes are different. Returns how many of the beginnings
+// (without the whole) did not throw. What use() throws must be a std::exception
+// with one line.
+template <class Use>
+size_t for_damaged(const std::string& content, int count, Use&& use) {
+  const auto survives = [&](const std::string& damaged) {
+    try {
+      use(damaged);
+    } catch (const std::exception& error) {
+      if (std::string(error.what()).find('\n') != std::string::npos) {
+        throw std::logic_error("an error of several lines");
+      }
+      return false;
+    }
+    return true;
+  };
+  size_t survived = 0;
+  for (size_t size = 0; size < content.size(); ++size) {
+    if (survives(content.substr(0, size))) ++survived;
+  }
+  std::mt19937 random(content.size());
+  for (int i = 0; i < count; ++i) {
+    std::string damaged = content;
+    for (size_t flips = 1 + random() % 4; flips > 0; --flips) {
+      damaged[random() % damaged.size()] = static_cast<char>(random());
+    }
+    survives(damaged);
+  }
+  return survived;
+}
+
+}  // namespace lockstep::internal::testing
