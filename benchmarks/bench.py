@@ -7,6 +7,7 @@
     ./dev bench hosts                two hosts and a slow link (hosts.py); root
     ./dev bench launch               two processes that do nothing (launch.py)
     ./dev bench threads              ranks beside threads (threads.py)
+    ./dev bench data                 loaders alone (data.py)
     ./dev bench --rounds 9 job       more rounds, less noise
     ./dev bench --quick              does it run? not a measurement
 
@@ -30,6 +31,7 @@ import sys
 import tempfile
 import time
 
+import data
 import hosts
 import launch
 import processes
@@ -52,7 +54,9 @@ HOSTS = "hosts"
 LAUNCH = "launch"
 # The same program in one process and in ranks; likewise.
 THREADS = "threads"
-NAMES = [*BENCHMARKS, COMM, HOSTS, LAUNCH, THREADS]
+# Loaders without a training; likewise.
+DATA = "data"
+NAMES = [*BENCHMARKS, COMM, HOSTS, LAUNCH, THREADS, DATA]
 ROUNDS = 5
 
 
@@ -126,6 +130,23 @@ def bench_threads(args):
                                indent=1) + "\n")
     print(f"a step at the same global batch, RANKS x THREADS\n\n"
           f"{threads.table(results)}\n\nfigures of every round: {path}")
+
+
+def bench_data(args):
+    """Our loader beside LibTorch's and Python's, into a file of its own."""
+    path = (args.json if args.names == [DATA] and args.json is not None
+            else args.build / "bench" / f"{DATA}.json")
+    facts = machine()
+    with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as scratch:
+        place = training.Place(Programs(args.build.resolve()),
+                               pathlib.Path(scratch), None, args.quick)
+        results = data.measure(args.rounds, place, progress)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"format": data.FORMAT, "quick": args.quick,
+                                "machine": facts, "workloads": results},
+                               indent=1) + "\n")
+    print(f"loops over a dataset that do nothing with the batches\n\n"
+          f"{data.table(results)}\n\nfigures of every round: {path}")
 
 
 def comm_path(args):
@@ -231,7 +252,8 @@ def parse_args():
     if args.rounds < 1:
         parser.error(f"--rounds is {args.rounds}; give 1 or more")
     if args.json is None and args.names not in ([COMM], [HOSTS],
-                                                  [LAUNCH], [THREADS]):
+                                                  [LAUNCH], [THREADS],
+                                                  [DATA]):
         name = args.names[0] if len(args.names) == 1 else DDP
         args.json = args.build / "bench" / f"{name}.json"
     return args
@@ -257,6 +279,10 @@ def bench(args):
         if len(args.names) > 1:
             print()
         bench_threads(args)
+    if DATA in args.names:
+        if len(args.names) > 1:
+            print()
+        bench_data(args)
 
 
 def main():

@@ -18,9 +18,9 @@ namespace lockstep::internal {
 // vector or array, and in what those hold; and those of a type with a function
 // for_each_tensor(batch, visit) in its namespace.
 //
-// visit_tensors(batch, visit) calls `visit(at::Tensor&)` for each; kCanVisit<T>
-// is false if the tensors of a T cannot be found. Numbers and strings have
-// none.
+// visit_batch(batch, visit) calls `visit(at::Tensor&)` for each;
+// kFindsTensors<T> is false if the tensors of a T cannot be found. Numbers and
+// strings have none.
 template <class T>
 struct TensorsOf {
   static constexpr bool kKnown =
@@ -44,11 +44,11 @@ void call(Batch& batch, Visit& visit) {
 }  // namespace tensors_lookup
 
 template <class T>
-constexpr bool kCanVisit =
+constexpr bool kFindsTensors =
     tensors_lookup::Finds<T> || TensorsOf<std::remove_cvref_t<T>>::kKnown;
 
 template <class T, class Visit>
-void visit_tensors(T& value, Visit& visit) {
+void visit_batch(T& value, Visit& visit) {
   if constexpr (tensors_lookup::Finds<T>) {
     tensors_lookup::call(value, visit);
   } else {
@@ -67,69 +67,68 @@ struct TensorsOf<at::Tensor> {
 
 template <class First, class Second>
 struct TensorsOf<std::pair<First, Second>> {
-  static constexpr bool kKnown = kCanVisit<First> && kCanVisit<Second>;
+  static constexpr bool kKnown = kFindsTensors<First> && kFindsTensors<Second>;
   template <class Visit>
   static void visit(std::pair<First, Second>& pair, Visit& visit) {
-    visit_tensors(pair.first, visit);
-    visit_tensors(pair.second, visit);
+    visit_batch(pair.first, visit);
+    visit_batch(pair.second, visit);
   }
 };
 
 template <class... Members>
 struct TensorsOf<std::tuple<Members...>> {
-  static constexpr bool kKnown = (kCanVisit<Members> && ...);
+  static constexpr bool kKnown = (kFindsTensors<Members> && ...);
   template <class Visit>
   static void visit(std::tuple<Members...>& tuple, Visit& visit) {
-    std::apply([&](auto&... each) { (visit_tensors(each, visit), ...); },
-               tuple);
+    std::apply([&](auto&... each) { (visit_batch(each, visit), ...); }, tuple);
   }
 };
 
 template <class Data, class Target>
 struct TensorsOf<torch::data::Example<Data, Target>> {
-  static constexpr bool kKnown = kCanVisit<Data> && kCanVisit<Target>;
+  static constexpr bool kKnown = kFindsTensors<Data> && kFindsTensors<Target>;
   template <class Visit>
   static void visit(torch::data::Example<Data, Target>& example, Visit& visit) {
-    visit_tensors(example.data, visit);
-    visit_tensors(example.target, visit);
+    visit_batch(example.data, visit);
+    visit_batch(example.target, visit);
   }
 };
 
 template <class Data>
 struct TensorsOf<torch::data::Example<Data, void>> {
-  static constexpr bool kKnown = kCanVisit<Data>;
+  static constexpr bool kKnown = kFindsTensors<Data>;
   template <class Visit>
   static void visit(torch::data::Example<Data, void>& example, Visit& visit) {
-    visit_tensors(example.data, visit);
+    visit_batch(example.data, visit);
   }
 };
 
 template <class Key, class Value, class Order>
 struct TensorsOf<std::map<Key, Value, Order>> {
-  static constexpr bool kKnown = kCanVisit<Value>;
+  static constexpr bool kKnown = kFindsTensors<Value>;
   template <class Visit>
   static void visit(std::map<Key, Value, Order>& map, Visit& visit) {
-    for (auto& [key, value] : map) visit_tensors(value, visit);
+    for (auto& [key, value] : map) visit_batch(value, visit);
   }
 };
 
 template <class Element>
 struct TensorsOf<std::vector<Element>> {
-  static constexpr bool kKnown = kCanVisit<Element>;
+  static constexpr bool kKnown = kFindsTensors<Element>;
   template <class Visit>
   static void visit(std::vector<Element>& vector, Visit& visit) {
     if constexpr (!std::is_arithmetic_v<Element>) {
-      for (Element& element : vector) visit_tensors(element, visit);
+      for (Element& element : vector) visit_batch(element, visit);
     }
   }
 };
 
 template <class Element, size_t kLength>
 struct TensorsOf<std::array<Element, kLength>> {
-  static constexpr bool kKnown = kCanVisit<Element>;
+  static constexpr bool kKnown = kFindsTensors<Element>;
   template <class Visit>
   static void visit(std::array<Element, kLength>& array, Visit& visit) {
-    for (Element& element : array) visit_tensors(element, visit);
+    for (Element& element : array) visit_batch(element, visit);
   }
 };
 

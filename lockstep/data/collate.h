@@ -25,14 +25,15 @@ auto collate_samples(std::vector<Sample> samples);
 
 // Makes one batch of samples, as torch.utils.data.default_collate does:
 //
-// - tensors, all of one shape: one tensor [B, ...]
-// - bool: a tensor [B] of bool; integers: of int64; float, double and complex
-//   numbers: of the same type
-// - std::pair, std::tuple, torch::data::Example: the same of collated members
-// - std::map, all with the same keys: a map of collated values
-// - std::vector, all of one length, and std::array: the same of collated
-//   elements
-// - std::string and anything else: a std::vector of the samples
+// - at::Tensors of one shape become a tensor [B, ...].
+// - Numbers become a tensor [B]: bool of bool, int64 of any integer, and
+//   floating point and complex numbers of their own type.
+// - A std::pair, std::tuple, std::array or torch::data::Example becomes one of
+//   the collated members.
+// - std::maps with the same keys become a map of the collated values, and
+//   std::vectors of one length a vector of the collated elements.
+// - std::strings, and samples of any other type, stay a std::vector of the
+//   samples.
 //
 // A type of your own is collated by a function `collate` in its namespace,
 // which is found wherever the type is, also inside a pair or a map:

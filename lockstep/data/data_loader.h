@@ -159,7 +159,9 @@ Sampler& refuse_sampler() {
 //
 // Errors: if the dataset throws for a batch, or collating it fails, the loop
 // throws DataLoaderError when that batch is due, with any number of workers.
-// The error names the sample, and nests the exception. std::runtime_error if
+// The error names the sample, and nests the exception. (If get_batch() throws,
+// the loader calls get(), if there is one, to find the sample.)
+// std::runtime_error if
 // the timeout is over; then leaving the loop does not wait, but the loader's
 // destructor waits until the dataset's calls have returned.
 //
@@ -242,7 +244,7 @@ class DataLoader {
     const std::optional<size_t> size = dataset.size();
     internal::check_loader(options, size_for_the_sampler,
                            size ? static_cast<int64_t>(*size) : -1);
-    internal::check_tensors_are_found(options, internal::kCanVisit<Batch>);
+    internal::check_tensors_are_found(options, internal::kFindsTensors<Batch>);
     if (options.num_workers > 0) {
       prefetch_.emplace(options.num_workers,
                         options.num_workers * options.prefetch_factor);
@@ -274,7 +276,7 @@ class DataLoader {
 
   static internal::BatchTransfer::Visitor visitor(Batch& batch) {
     return [&batch](const internal::BatchTransfer::Visit& visit) {
-      internal::visit_tensors(batch, visit);
+      internal::visit_batch(batch, visit);
     };
   }
 

@@ -31,9 +31,9 @@ class DataLoaderError : public std::runtime_error,
   // Returns the number of the batch in its loop, from 0.
   int64_t batch() const { return batch_; }
 
-  // Returns the index of the sample that failed. If the dataset fetches a batch
-  // as a whole (get_batch), or if collating failed, these are the indices of
-  // all samples in the batch.
+  // Returns the index of the sample that failed. If that is not known, because
+  // the dataset has no get() or collating failed, these are the indices of all
+  // samples in the batch.
   const std::vector<size_t>& indices() const { return indices_; }
 
  private:

@@ -19,8 +19,9 @@ namespace lockstep {
 //     size_t size() const override { return 100; }
 //   };
 //
-// DataLoader stacks the samples of a batch if Sample is a torch::data::Example
-// of tensors; otherwise its batch is a std::vector<Sample>.
+// DataLoader makes a batch of samples as default_collate() does
+// (lockstep/data/collate.h): those of a torch::data::Example of tensors are
+// stacked.
 //
 // Threads: workers of a DataLoader call get() and get_batch() at the same time,
 // so both must allow that; that they are const helps the compiler to see it.

@@ -70,6 +70,24 @@ auto get_one(D& dataset, size_t index, const SampleSeed* seed) {
   }
 }
 
+// Looks for the sample that made get_batch() throw: asks for them one by one,
+// if the dataset can do that. Throws a DataLoaderError at the one that fails,
+// and returns if none does.
+template <class D>
+void find_failed_sample(D& dataset, int64_t batch,
+                        c10::ArrayRef<size_t> indices,
+                        c10::ArrayRef<SampleSeed> seeds) {
+  if constexpr (GivesSamples<D> || GivesSeededSamples<D>) {
+    for (size_t i = 0; i < indices.size(); ++i) {
+      try {
+        get_one(dataset, indices[i], seeds.empty() ? nullptr : &seeds[i]);
+      } catch (...) {
+        throw_failed_sample(batch, indices[i]);
+      }
+    }
+  }
+}
+
 // Returns what the dataset gives for these indices: a vector of samples, or
 // what its get_batch() returns. `seeds` are as many, or none if the dataset
 // does not take any. Throws DataLoaderError if the dataset throws.
@@ -100,6 +118,7 @@ auto fetch(D& dataset, int64_t batch, c10::ArrayRef<size_t> indices,
         return dataset.get_batch(indices);
       }
     } catch (...) {
+      find_failed_sample(dataset, batch, indices, seeds);
       throw_failed_batch(batch, "the dataset failed", indices);
     }
   }

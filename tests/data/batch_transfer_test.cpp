@@ -52,16 +52,16 @@ TEST(BatchTransfer, FindsTheTensorsOfABatch) {
     ++found;
     tensor = tensor + 1;
   };
-  visit_tensors(batch, visit);
+  visit_batch(batch, visit);
   EXPECT_EQ(found, 6);
   EXPECT_EQ(std::get<1>(batch["x"])[1].tokens.item<float>(), 2);
-  static_assert(kCanVisit<Nested>);
-  static_assert(!kCanVisit<batch_transfer_test_user::WithoutFunction>);
+  static_assert(kFindsTensors<Nested>);
+  static_assert(!kFindsTensors<batch_transfer_test_user::WithoutFunction>);
   static_assert(
-      !kCanVisit<std::vector<
+      !kFindsTensors<std::vector<
           std::pair<int, batch_transfer_test_user::WithoutFunction>>>);
   at::Tensor undefined;
-  visit_tensors(undefined, visit);
+  visit_batch(undefined, visit);
   EXPECT_EQ(found, 6);
 }
 

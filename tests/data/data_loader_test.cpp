@@ -401,6 +401,33 @@ TEST(DataLoader, TakesTheDatasetsOwnBatches) {
   EXPECT_EQ(batches.load(), 1);
 }
 
+// If a batch fails as a whole, the loader looks for the sample.
+TEST(DataLoader, FindsTheSampleThatMadeABatchFail) {
+  struct Fails {
+    bool only_as_batch = false;
+    int64_t get(size_t index) const {
+      if (index == 4 && !only_as_batch) throw std::domain_error("no sample 4");
+      return static_cast<int64_t>(index);
+    }
+    std::vector<int64_t> get_batch(c10::ArrayRef<size_t> indices) const {
+      if (only_as_batch) throw std::domain_error("no batch");
+      std::vector<int64_t> batch;
+      for (size_t index : indices) batch.push_back(get(index));
+      return batch;
+    }
+    size_t size() const { return 6; }
+  } dataset;
+  SequentialSampler sampler(6);
+  DataLoader loader(dataset, sampler, {.batch_size = 6});
+  EXPECT_THAT([&] { loader.begin(); },
+              ThrowsMessage<DataLoaderError>(HasSubstr(
+                  "failed at sample 4, in batch 0 of this loop: no sample 4")));
+  dataset.only_as_batch = true;
+  EXPECT_THAT([&] { loader.begin(); },
+              ThrowsMessage<DataLoaderError>(
+                  HasSubstr("with the samples 0, 1, 2, 3, 4, 5: no batch")));
+}
+
 TEST(DataLoader, CollatesWithAFunction) {
   Halves halves;
   Numbers numbers{12};
