@@ -57,7 +57,8 @@ void Arrivals::wait(milliseconds timeout) {
             (absent.empty() ? "" : ", ") + core.waiting.name(peer) +
             " has arrived " +
             std::to_string(arrivals(peer).load(std::memory_order_relaxed)) +
-            " of " + std::to_string(own_) + " times at a split barrier" +
+            " of " + std::to_string(own_) +
+            " times at the end of a step that shares parameters" +
             core.last_call_of(peer);
       }
       return absent;

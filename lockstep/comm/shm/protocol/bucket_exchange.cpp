@@ -81,7 +81,8 @@ std::vector<BucketLayout> exchanged(Group& group, const BucketLayout& own,
     throw CallMismatch("the ranks disagree about the buckets of call #" +
                        std::to_string(call) + " (" + *wrong +
                        "); all must have buckets of the same sizes and dtypes, "
-                       "each element owned once");
+                       "each element owned once, and the same options "
+                       "(place_gradients, gradient_as_bucket_view)");
   }
   return layouts;
 }

@@ -27,7 +27,8 @@ std::string text_of(const BucketLayout& layout, size_t bucket) {
          std::to_string(one.count) + " " + kernels::name_of(one.dtype) +
          (one.movable.empty()
               ? ""
-              : ", " + std::to_string(one.movable.size()) + " movable parts");
+              : ", " + std::to_string(one.movable.size()) +
+                    " gradients reduced where backward computes them");
 }
 
 // Returns what is wrong with the owners of one bucket, of which all ranks have
@@ -158,8 +159,9 @@ std::optional<std::string> disagreement(std::span<const BucketLayout> layouts,
       if (layouts[rank].buckets[bucket].movable !=
           first.buckets[bucket].movable) {
         return names[0] + " and " + names[rank] +
-               " have different movable parts of " +
-               bucket_name(bucket, first.buckets.size());
+               " reduce different gradients of " +
+               bucket_name(bucket, first.buckets.size()) +
+               " where backward computes them";
       }
     }
     if (auto wrong = wrong_owners(layouts, names, bucket)) return wrong;
