@@ -154,6 +154,20 @@ WORLD_TEST(Metrics, ComputeIsOneCollectiveAndUpdateNone, 2) {
   EXPECT_EQ(group->next_sequence_number(), before + 3);
 }
 
+// A batch without samples has NaN as its mean.
+WORLD_TEST(Metrics, AWeightOfZeroLeavesOutWhatIsNoNumber, 1) {
+  metrics::Mean mean;
+  mean.update(2);
+  mean.update(std::nan(""), 0);
+  mean.update(torch::full({2}, std::nan("")), 0);
+  mean.update(torch::tensor({std::nan(""), 4.0}), torch::tensor({0.0, 1.0}));
+  EXPECT_EQ(mean.compute(), 3);
+  metrics::Perplexity perplexity;
+  perplexity.update(torch::ones({}), 5);
+  perplexity.update(torch::tensor(std::nan("")), 0);
+  EXPECT_DOUBLE_EQ(perplexity.compute(), std::exp(1));
+}
+
 WORLD_TEST(Metrics, WithoutAGroupThisProcessCountsAlone, 2) {
   metrics::Sum sum;
   sum.update(world.rank + 1);

@@ -11,6 +11,7 @@
 
 #include "lockstep/checkpoint/optimizer_state.h"
 #include "lockstep/checkpoint/training_state.h"
+#include "lockstep/optim/adamw.h"
 #include "tests/optim/scheduler_cases.h"
 
 namespace lockstep::internal {
@@ -319,7 +320,7 @@ TEST(Schedulers, OneCycleEndsAfterItsSteps) {
   EXPECT_EQ(trained.rates(), rates);
 }
 
-TEST(Schedulers, MomentumOfRmspropIsCycledAndAdagradHasNone) {
+TEST(Schedulers, RmspropAndAdamwAreCycledAndAdagradHasNoMomentum) {
   torch::nn::Linear model(2, 1);
   torch::optim::RMSprop rmsprop(model->parameters(), 0.1);
   OneCycleLR scheduler(rmsprop, {.max_lr = 1, .total_steps = 11});
@@ -331,6 +332,12 @@ TEST(Schedulers, MomentumOfRmspropIsCycledAndAdagradHasNone) {
   EXPECT_EQ(momentum(), 0.95);
   for (int step = 0; step < 10; ++step) scheduler.step();
   EXPECT_EQ(momentum(), 0.95);
+  optim::AdamW adamw(model->parameters());
+  CyclicLR cyclic(adamw, {.base_lr = 1, .max_lr = 2, .max_momentum = 0.7});
+  EXPECT_EQ(static_cast<torch::optim::AdamWOptions&>(
+                adamw.param_groups()[0].options())
+                .betas(),
+            std::make_tuple(0.7, 0.999));
   torch::optim::Adagrad adagrad(model->parameters(), 0.1);
   EXPECT_THAT(
       refusal([&] { OneCycleLR(adagrad, {.max_lr = 1, .total_steps = 5}); }),
