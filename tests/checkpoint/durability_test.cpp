@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <cstdarg>
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -14,6 +15,7 @@
 
 #include "lockstep/checkpoint/atomic_file.h"
 #include "tests/checkpoint/sample_snapshot.h"
+#include "tests/checkpoint/sharded/sharded_run.h"
 
 namespace lockstep::internal {
 namespace {
@@ -27,6 +29,13 @@ std::string path_of(int fd) {
   return ::readlink(link.c_str(), path.data(), path.size() - 1) < 0
              ? std::string()
              : path.data();
+}
+
+// Counts the calls that change the file system.
+thread_local size_t* changes = nullptr;
+
+void count_change() {
+  if (changes != nullptr) ++*changes;
 }
 
 void record(const std::string& call, const std::string& path) {
@@ -48,6 +57,7 @@ void record(const std::string& call, const std::string& path) {
 extern "C" {
 
 ssize_t write(int fd, const void* data, size_t size) {
+  lockstep::internal::count_change();
   if (lockstep::internal::recorded != nullptr) {
     lockstep::internal::record("write", lockstep::internal::path_of(fd));
   }
@@ -55,6 +65,7 @@ ssize_t write(int fd, const void* data, size_t size) {
 }
 
 int fsync(int fd) {
+  lockstep::internal::count_change();
   if (lockstep::internal::recorded != nullptr) {
     lockstep::internal::record("fsync", lockstep::internal::path_of(fd));
   }
@@ -62,11 +73,47 @@ int fsync(int fd) {
 }
 
 int rename(const char* from, const char* to) noexcept {
+  lockstep::internal::count_change();
   if (lockstep::internal::recorded != nullptr) {
     lockstep::internal::record("rename to", to);
   }
   return static_cast<int>(
       ::syscall(SYS_renameat2, AT_FDCWD, from, AT_FDCWD, to, 0));
+}
+
+ssize_t pwrite(int fd, const void* data, size_t size, off_t offset) {
+  lockstep::internal::count_change();
+  return ::syscall(SYS_pwrite64, fd, data, size, offset);
+}
+
+int mkdir(const char* path, mode_t mode) noexcept {
+  lockstep::internal::count_change();
+  return static_cast<int>(::syscall(SYS_mkdir, path, mode));
+}
+
+int rmdir(const char* path) noexcept {
+  lockstep::internal::count_change();
+  return static_cast<int>(::syscall(SYS_rmdir, path));
+}
+
+int unlink(const char* path) noexcept {
+  lockstep::internal::count_change();
+  return static_cast<int>(::syscall(SYS_unlink, path));
+}
+
+int symlink(const char* target, const char* path) noexcept {
+  lockstep::internal::count_change();
+  return static_cast<int>(::syscall(SYS_symlink, target, path));
+}
+
+int open(const char* path, int flags, ...) {
+  va_list more;
+  va_start(more, flags);
+  const auto mode =
+      (flags & O_CREAT) != 0 ? va_arg(more, mode_t) : static_cast<mode_t>(0);
+  va_end(more);
+  if ((flags & O_CREAT) != 0) lockstep::internal::count_change();
+  return static_cast<int>(::syscall(SYS_openat, AT_FDCWD, path, flags, mode));
 }
 
 }  // extern "C"
@@ -110,6 +157,31 @@ TEST(Durability, EverySnapshotFormatIsWrittenThatWay) {
             [&] { save_snapshot_file(folder.file(name), sample_snapshot()); }),
         ElementsAre("write aside", "fsync aside",
                     std::string("rename to ") + name, "fsync " + folder_name));
+  }
+}
+
+// sharded/crash_test.cpp stops a save at each of the calls that SaveFiles
+// makes; a change that was made in another way would escape it.
+TEST(Durability, EveryChangeThatASaveMakesGoesThroughSaveFiles) {
+  class CountedFiles : public SaveFiles {
+   public:
+    size_t calls = 0;
+
+   private:
+    void before(const char*, const std::string&) override { ++calls; }
+  };
+  const TemporaryFolder temporary;
+  const std::string folder = temporary.file("a/b");
+  ShardedRun run;
+  for (int64_t number = 1; number <= 3; ++number) {
+    run.set(number);
+    CountedFiles files;
+    size_t counted = 0;
+    changes = &counted;
+    save_with(files, folder, run, {.keep_last = 2});
+    changes = nullptr;
+    EXPECT_GT(counted, 10u);
+    EXPECT_EQ(counted, files.calls);
   }
 }
 

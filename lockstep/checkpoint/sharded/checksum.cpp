@@ -1,17 +1,29 @@
 #include "lockstep/checkpoint/sharded/checksum.h"
 
-// The implementation is inlined here, so a program needs no library for it.
-#define XXH_INLINE_ALL
-#include <xxhash.h>
+#include "lockstep/checkpoint/sharded/xxh3_functions.h"
 
 namespace lockstep::internal {
+namespace {
 
-uint64_t xxh3(const void* data, size_t size) { return XXH3_64bits(data, size); }
+// Returns the functions for this machine. All give the same checksums.
+const Xxh3Functions& functions() {
+#if defined(__x86_64__)
+  static const Xxh3Functions& best =
+      __builtin_cpu_supports("avx2") ? kXxh3Avx2 : kXxh3Base;
+  return best;
+#else
+  return kXxh3Base;
+#endif
+}
 
-// The library's state must be aligned to 64 bytes; new does that for a type
-// that says so.
-struct Xxh3::State {
-  XXH3_state_t state;
+}  // namespace
+
+uint64_t xxh3(const void* data, size_t size) {
+  return functions().hash(data, size);
+}
+
+struct alignas(64) Xxh3::State {
+  unsigned char bytes[kXxh3StateSize];
 };
 
 Xxh3::Xxh3() : state_(std::make_unique<State>()) { reset(); }
@@ -20,12 +32,12 @@ Xxh3::Xxh3(Xxh3&&) noexcept = default;
 Xxh3& Xxh3::operator=(Xxh3&&) noexcept = default;
 
 void Xxh3::add(const void* data, size_t size) {
-  XXH3_64bits_update(&state_->state, data, size);
+  functions().update(state_->bytes, data, size);
 }
 
-uint64_t Xxh3::value() const { return XXH3_64bits_digest(&state_->state); }
+uint64_t Xxh3::value() const { return functions().digest(state_->bytes); }
 
-void Xxh3::reset() { XXH3_64bits_reset(&state_->state); }
+void Xxh3::reset() { functions().reset(state_->bytes); }
 
 std::string hex_of(uint64_t checksum) {
   constexpr std::string_view kDigits = "0123456789abcdef";

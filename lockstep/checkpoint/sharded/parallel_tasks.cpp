@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <exception>
 #include <mutex>
 #include <system_error>
 #include <thread>
 #include <vector>
+
+#include "lockstep/base/environment.h"
 
 namespace lockstep::internal {
 
@@ -48,6 +51,12 @@ void run_tasks(size_t count, size_t threads,
 
 size_t reading_threads() {
   return std::clamp<size_t>(std::thread::hardware_concurrency(), 1, 4);
+}
+
+bool has_spare_core() {
+  const auto ranks = get_env("LOCAL_WORLD_SIZE");
+  return std::thread::hardware_concurrency() >
+         (ranks ? std::strtoul(ranks->c_str(), nullptr, 10) : 1);
 }
 
 }  // namespace lockstep::internal

@@ -16,4 +16,8 @@ void run_tasks(size_t count, size_t threads,
 // most. Nothing else runs while a program loads.
 size_t reading_threads();
 
+// Returns whether this host has more cores than ranks, so that a thread beside
+// the one that trains does not take a rank's core.
+bool has_spare_core();
+
 }  // namespace lockstep::internal

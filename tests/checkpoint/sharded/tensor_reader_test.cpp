@@ -7,6 +7,7 @@
 
 #include "lockstep/checkpoint/model_file.h"
 #include "lockstep/checkpoint/sharded/checksum.h"
+#include "lockstep/checkpoint/sharded/xxh3_functions.h"
 #include "tests/checkpoint/sample_snapshot.h"
 #include "tests/checkpoint/sharded/written_folder.h"
 
@@ -139,7 +140,15 @@ TEST(TensorReader, LargeTensorsComeBack) {
   const TemporaryFolder temporary;
   const std::string folder = temporary.file("a");
   const at::Tensor whole = torch::rand({3000, 1500});  // 17 MiB
+  // As without a core for the checksums, and with one.
+  ::setenv("LOCAL_WORLD_SIZE", "1000000", 1);
   write_folder(folder, {{{"w", {3000, 1500}, Replicate{}, whole}}});
+  const std::string alone = read_file(folder + "/" + shard_file_name(0, 0, 1));
+  ::setenv("LOCAL_WORLD_SIZE", "0", 1);
+  std::filesystem::remove_all(folder);
+  write_folder(folder, {{{"w", {3000, 1500}, Replicate{}, whole}}});
+  ::unsetenv("LOCAL_WORLD_SIZE");
+  EXPECT_TRUE(alone == read_file(folder + "/" + shard_file_name(0, 0, 1)));
   const TensorFiles files = TensorFiles::open_folder(folder);
   EXPECT_EQ(files.tensors().at("w").parts.at(0).checksums.size(), 5u);
   EXPECT_TRUE(read_tensor(files, "w").equal(whole));
@@ -201,6 +210,16 @@ TEST(Checksum, IsXxh3) {
   }
   EXPECT_EQ(parts.value(), xxh3(text));
   EXPECT_EQ(checksum_of(hex_of(xxh3(text))), xxh3(text));
+  // Every instruction set gives the same.
+  std::vector<const Xxh3Functions*> all{&kXxh3Base};
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2")) all.push_back(&kXxh3Avx2);
+#endif
+  for (const Xxh3Functions* functions : all) {
+    for (const size_t size : {0, 1, 16, 17, 128, 129, 240, 241, 1025, 99'999}) {
+      EXPECT_EQ(functions->hash(text.data(), size), xxh3(text.data(), size));
+    }
+  }
   EXPECT_FALSE(checksum_of("2D06800538D394C2"));
   EXPECT_FALSE(checksum_of("2d06800538d394c"));
 }

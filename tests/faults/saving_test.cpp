@@ -1,0 +1,72 @@
+// Ranks that are killed in a save (fault 17): the next job finds the old
+// snapshot or the new one, whole, and the peers name the rank that died.
+// tests/checkpoint/sharded/crash_test.cpp kills one process before every call.
+#include <gmock/gmock.h>
+
+#include <filesystem>
+
+#include "tests/faults/job.h"
+
+namespace lockstep::internal::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+
+constexpr int kSavers = 2;
+
+class Saving : public FaultsTest {
+ protected:
+  Job& start_saver(const std::string& scenario, const std::string& call = {},
+                   int odd = -1) {
+    Job& job = make_job(kOneHost, kSavers);
+    job.program = "faults_saver";
+    job.environment = [this, call](int) {
+      return std::vector<std::string>{
+          "LOCKSTEP_TEST_FOLDER=" + folder_.string(),
+          "LOCKSTEP_TEST_CALL=" + call};
+    };
+    job.start(scenario, {"odd=" + std::to_string(odd)});
+    return job;
+  }
+
+  fs::path folder_ = scratch() / "snapshots";
+};
+
+TEST_F(Saving, AKilledRankLeavesTheOldOrTheNewSnapshotWhole) {
+  struct Moment {
+    int rank;
+    const char* call;
+    const char* found;  // "2" after the renaming
+  };
+  const Moment moments[] = {
+      {1, "open shard-00002", "1"},    {1, "fsync shard-00002", "1"},
+      {0, "write manifest.json", "1"}, {0, "rename 000002-step-2", "1"},
+      {0, "symlink .latest", "2"},     {0, "unlink ", "2"},
+  };
+  for (const Moment& moment : moments) {
+    SCOPED_TRACE("rank " + std::to_string(moment.rank) + " before " +
+                 moment.call);
+    fs::remove_all(folder_);
+    Job& job = start_saver("kill", moment.call, moment.rank);
+    job.rank(moment.rank).await_output("harm");
+    const int peer = 1 - moment.rank;
+    job.await("failed", moment.rank, seconds(10));
+    EXPECT_THAT(job.said(peer, "failed"),
+                HasSubstr("rank " + std::to_string(moment.rank) + " died"));
+    EXPECT_EQ(job.rank(peer).finish().exit_code, 1);
+
+    Job& next = start_saver("load");
+    next.await("saved");
+    for (int rank = 0; rank < kSavers; ++rank) {
+      EXPECT_EQ(next.said(rank, "loaded"), std::string(moment.found) + " 0");
+      EXPECT_EQ(next.rank(rank).finish().exit_code, 0);
+    }
+    // Only the new snapshot and the link are there; nothing was left over.
+    EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 2);
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::internal::testing
