@@ -15,6 +15,7 @@ import torch
 import torch.amp
 import torch.distributed as dist
 import torch.distributed.algorithms
+import torch.distributed.checkpoint
 import torch.distributed.optim
 import torch.multiprocessing
 import torch.nn.parallel

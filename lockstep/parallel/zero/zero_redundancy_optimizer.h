@@ -125,6 +125,10 @@ class ZeroRedundancyOptimizer : public internal::ShardedOptimizer {
     return static_cast<const OptimizerClass&>(inner());
   }
 
+  // save_snapshot() and load_snapshot() take this optimizer itself if the path
+  // is a folder of snapshots: each rank writes and reads its own part. For a
+  // file, or another use, the whole state can be collected:
+  //
   // The whole state on one rank, as an OptimizerState. That is Python's
   // state_dict() and does not depend on ranks: the unsharded optimizer, or any
   // number of ranks, can load it.
@@ -141,8 +145,8 @@ class ZeroRedundancyOptimizer : public internal::ShardedOptimizer {
   using ShardedOptimizer::state_dict;
 
   // Returns an unsharded optimizer over the same parameters and groups, for
-  // save_snapshot() and load_snapshot(). It has the state on the rank on which
-  // consolidate_state_dict() collected it; elsewhere it has none.
+  // save_snapshot() and load_snapshot() with a file. It has the state on the
+  // rank on which consolidate_state_dict() collected it; elsewhere it has none.
   std::unique_ptr<OptimizerClass> plain() const {
     std::unique_ptr<OptimizerClass> whole(
         static_cast<OptimizerClass*>(make_plain().release()));
