@@ -206,8 +206,7 @@ torch::nn::Sequential net() {
   return model;
 }
 
-const torch::nn::Sequential& fill(const torch::nn::Sequential& model,
-                                  int step) {
+torch::nn::Sequential fill(torch::nn::Sequential model, int step) {
   const torch::NoGradGuard no_grad;
   const auto state = state_dict(*model);
   for (size_t i = 0; i < state.size(); ++i) {
