@@ -115,9 +115,8 @@ void ShardedSave::collect(const TrainingState& state, Json& mine) {
   }
   if (options_.keep_every > 0 && options_.keep_last == 0) {
     throw std::invalid_argument(
-        "SnapshotOptions::keep_every says which old snapshots stay, but "
-        "without "
-        "keep_last all do; set keep_last, too");
+        "SnapshotOptions::keep_every is set, but without keep_last all "
+        "snapshots stay; set keep_last, too");
   }
   require_optimizer(state);
   require_utf8(state.sampler_state, state.metadata);

@@ -391,6 +391,96 @@ TEST_F(ShardedSnapshot, TheManifestSaysWhatIsThere) {
   EXPECT_EQ(json.at("files")[0].at("name"), shard_file_name(0, 0, 1));
 }
 
+// Fault 20: a manifest that somebody made, with a right checksum.
+class HostileManifest : public ShardedSnapshot {
+ protected:
+  void SetUp() override {
+    snapshot_ = save(3);
+    manifest_ = snapshot_ + "/manifest.json";
+    json_ = nlohmann::json::parse(read_file(manifest_));
+    json_.erase("xxh3");
+  }
+  // Returns what loading says if this is the manifest.
+  std::string with(const nlohmann::json& json) {
+    std::string text = json.dump(1);
+    text.resize(text.size() - 2);
+    write_file(manifest_,
+               text + ",\n \"xxh3\": \"" + hex_of(xxh3(text)) + "\"\n}\n");
+    ShardedRun run;
+    try {
+      load(run, snapshot_ + "/");
+    } catch (const std::exception& error) {
+      EXPECT_EQ(run.number(), 0);
+      return error.what();
+    }
+    return "";
+  }
+
+  std::string snapshot_;
+  std::string manifest_;
+  nlohmann::json json_;
+};
+
+TEST_F(HostileManifest, TheOneThatWasSavedIsTaken) {
+  EXPECT_EQ(with(json_), "");
+}
+
+TEST_F(HostileManifest, FilesElsewhereAreNotOpened) {
+  for (const char* name : {"../a.safetensors", "/etc/passwd", "..", "", ".a"}) {
+    auto json = json_;
+    json["files"][0]["name"] = name;
+    EXPECT_THAT(with(json), HasSubstr("not the name of a file in the same"));
+  }
+}
+
+TEST_F(HostileManifest, AnyMemberOfAnotherTypeOrMissingIsRefused) {
+  const std::vector<nlohmann::json> values{nullptr,
+                                           true,
+                                           -1,
+                                           1.5,
+                                           "text",
+                                           nlohmann::json::array({1, "a"}),
+                                           nlohmann::json::object({{"a", 1}})};
+  size_t refused = 0;
+  for (const auto& [name, value] : json_.items()) {
+    auto without = json_;
+    without.erase(name);
+    for (const auto& other : values) {
+      auto json = json_;
+      json[name] = other;
+      if (!with(json).empty()) ++refused;
+    }
+    if (!with(without).empty()) ++refused;
+  }
+  // Versions are for people; an empty list is a list.
+  EXPECT_GT(refused, 40u);
+  // Members of members.
+  for (const char* pointer :
+       {"/files/0/bytes", "/files/0/header_xxh3", "/optimizer/param_groups",
+        "/optimizer/param_groups/0/params", "/optimizer/param_groups/0/betas",
+        "/tensors/model.0.weight/shape", "/tensors/model.0.weight/dtype"}) {
+    for (const auto& other : values) {
+      auto json = json_;
+      json[nlohmann::json::json_pointer(pointer)] = other;
+      EXPECT_NE(with(json), "") << pointer << " " << other;
+    }
+  }
+}
+
+TEST_F(HostileManifest, TensorsThatAreNotInTheFilesAreNamed) {
+  auto json = json_;
+  json["tensors"]["model.9.weight"] = json["tensors"]["model.0.weight"];
+  EXPECT_THAT(with(json), HasSubstr("tensor \"model.9.weight\" is not in its "
+                                    "files as the manifest says"));
+  json = json_;
+  json["tensors"].erase("model.0.weight");
+  EXPECT_THAT(with(json), HasSubstr("the manifest says nothing of tensor "
+                                    "\"model.0.weight\""));
+  json = json_;
+  json["tensors"]["model.0.weight"]["shape"] = {3, 2};
+  EXPECT_THAT(with(json), HasSubstr("is not in its files"));
+}
+
 using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(
     std::vector<at::Tensor>)>;
 template <class Optimizer, class Options>

@@ -294,6 +294,29 @@ TEST_F(ForeignFolder, HostileOffsetsAreRefused) {
   EXPECT_THAT(open(), HasSubstr("its header is invalid"));
 }
 
+TEST_F(ForeignFolder, HostileChecksumsAreRefused) {
+  SafetensorsHeader header;
+  header.entries = {{"w", torch::kFloat, {2}, 0, 8}};
+  const auto details = [&](const std::string& sums) {
+    header.metadata[kShardChecksums] = sums;
+    return message_of([&] { shard_details(header); });
+  };
+  const auto block = std::to_string(kChecksumBlock);
+  const auto with = [&](const std::string& sum) {
+    return R"({"block": )" + block + R"(, "tensors": {"w": ")" + sum + "\"}}";
+  };
+  EXPECT_EQ(details(with("0123456789abcdef")), "");
+  EXPECT_THAT(details(with("0123456789abcde")), HasSubstr("too many or too"));
+  EXPECT_THAT(details(with("0123456789abcdef0123456789abcdef")),
+              HasSubstr("too many or too few"));
+  EXPECT_THAT(details(with("0123456789ABCDEF")), HasSubstr("not a number"));
+  EXPECT_THAT(details(R"({"block": 1, "tensors": {"w": "00"}})"),
+              HasSubstr("blocks of another size"));
+  EXPECT_NE(details(R"({"block": )" + block + R"(, "tensors": {}})"), "");
+  EXPECT_NE(details("[]"), "");
+  EXPECT_NE(details("{{"), "");
+}
+
 TEST_F(ForeignFolder, AnEmptyFolderSaysSo) {
   EXPECT_THAT(open(), HasSubstr("is a folder without snapshots"));
 }
