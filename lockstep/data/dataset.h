@@ -39,6 +39,9 @@ namespace lockstep {
 // library share their files and tensors between copies, so a copy costs next to
 // nothing; give a std::shared_ptr to a class of your own that is expensive to
 // copy or cannot be copied.
+//
+// The datasets of this library throw c10::IndexError for a number that is not
+// in [0, size()).
 template <class Sample = torch::data::Example<>>
 class Dataset {
  public:

@@ -120,7 +120,9 @@ void check_csv_options(const CsvOptions& options) {
         "character");
   }
   if (!options.missing) return;
-  for (const auto dtype : {options.dtype, options.target_dtype}) {
+  std::vector<at::ScalarType> dtypes{options.dtype};
+  if (!options.target.empty()) dtypes.push_back(options.target_dtype);
+  for (const at::ScalarType dtype : dtypes) {
     // 2^63 is the first double that int64 cannot hold.
     if (dtype == at::kLong &&
         !(std::floor(*options.missing) == *options.missing &&

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <variant>
 #include <vector>
@@ -21,6 +22,7 @@ class CsvColumn {
   CsvColumn(const char* name) : column_(std::string(name)) {}
   CsvColumn(std::string name) : column_(std::move(name)) {}
   template <std::integral Number>
+    requires(!std::is_same_v<Number, bool> && !std::is_same_v<Number, char>)
   CsvColumn(Number number) : column_(static_cast<int64_t>(number)) {}
 
   // Exactly one of these is not null.

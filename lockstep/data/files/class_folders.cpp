@@ -78,16 +78,16 @@ std::string list_of(const std::vector<std::string>& words) {
 
 bool has_extension(const std::string& name,
                    const std::vector<std::string>& extensions) {
-  return std::any_of(extensions.begin(), extensions.end(),
-                     [&](const std::string& extension) {
-                       return name.size() >= extension.size() &&
-                              std::equal(extension.rbegin(), extension.rend(),
-                                         name.rbegin(), [](char lower, char c) {
-                                           if (c >= 'A' && c <= 'Z')
-                                             c = c - 'A' + 'a';
-                                           return c == lower;
-                                         });
-                     });
+  return std::any_of(
+      extensions.begin(), extensions.end(), [&](const std::string& extension) {
+        return name.size() >= extension.size() &&
+               std::equal(extension.rbegin(), extension.rend(), name.rbegin(),
+                          [](char lower, char c) {
+                            if (c >= 'A' && c <= 'Z')
+                              c = static_cast<char>(c - 'A' + 'a');
+                            return c == lower;
+                          });
+      });
 }
 
 ClassFolders::ClassFolders(const std::string& root, const Options& options) {

@@ -38,8 +38,9 @@ double too_large_or_small(std::string_view text) {
 Parsed parse_double(std::string_view text, double& value) {
   text = without_plus(without_blanks(text));
   double parsed = 0;
-  const char* end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, parsed);
+  const char* begin = text.data();
+  const char* end = begin + text.size();
+  const auto [rest, error] = std::from_chars(begin, end, parsed);
   if (error == std::errc::invalid_argument || rest != end) {
     return Parsed::not_a_number;
   }
@@ -54,8 +55,9 @@ Parsed parse_double(std::string_view text, double& value) {
 Parsed parse_int64(std::string_view text, int64_t& value) {
   text = without_plus(without_blanks(text));
   int64_t parsed = 0;
-  const char* end = text.data() + text.size();
-  const auto [rest, error] = std::from_chars(text.data(), end, parsed);
+  const char* begin = text.data();
+  const char* end = begin + text.size();
+  const auto [rest, error] = std::from_chars(begin, end, parsed);
   if (error == std::errc::invalid_argument || rest != end) {
     return Parsed::not_a_number;
   }

@@ -186,8 +186,7 @@ TEST(CsvDataset, ReadsMissingFieldsIfToldHow) {
   const CsvDataset data(path, {.missing = -1});
   EXPECT_TRUE(torch::equal(data.data(),
                            torch::tensor({-1.f, 2.f, 3.f, -1.f}).view({2, 2})));
-  const auto nan =
-      CsvDataset(path, {.target_dtype = at::kFloat, .missing = std::nan("")});
+  const auto nan = CsvDataset(path, {.missing = std::nan("")});
   EXPECT_EQ(nan.data().isnan().sum().item<int>(), 2);
 }
 
@@ -205,7 +204,8 @@ TEST(CsvDataset, RefusesColumnsAndOptionsThatAreNotThere) {
   refuses({.header = false, .columns = {"a"}}, "names need `header`");
   refuses({.separator = '"'}, "the separator is a quote");
   refuses({.dtype = at::kHalf}, "a dtype is Half");
-  refuses({.missing = 0.5}, "missing is 0.500000, which is no integer");
+  refuses({.target = {"a"}, .missing = 0.5},
+          "missing is 0.500000, which is no integer");
 }
 
 TEST(CsvDataset, SurvivesDamage) {

@@ -160,6 +160,7 @@ TEST(MapDataset, SetEpochReachesEveryDatasetBelow) {
   changes(RepeatedDataset(once, 2));
   changes(ConcatDataset(once, once));
   changes(ConcatDataset(once, numbered_rows(3)));
+  changes(TakeDataset(ConcatDataset(numbered_rows(3), once), 6, 2));
   changes(AnyDataset<>(once));
   changes(MapDataset(once, [](Sample sample) { return sample; }));
   using Map = std::remove_const_t<decltype(once)>;

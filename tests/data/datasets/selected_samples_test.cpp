@@ -249,6 +249,27 @@ TEST(SelectedSamples, ADatasetOfOnesOwnGoesIntoTheLoader) {
   EXPECT_TRUE(torch::equal(loader.begin()->target, torch::arange(6).square()));
 }
 
+TEST(SelectedSamples, WorkersDoNotChangeTheBatches) {
+  ConcatDataset all(ShuffledDataset(six_rows(), 1),
+                    RepeatedDataset(TakeDataset(SquaresDataset(), 3), 2),
+                    Subset(LibTorchSquares(), {5, 0, 5}),
+                    std::make_shared<Pinned>());
+  ASSERT_EQ(all.size(), 21u);
+  std::vector<at::Tensor> expected;
+  for (const int64_t workers : {0, 1, 3}) {
+    DistributedSampler sampler(21);
+    DataLoader loader(all, sampler, {.batch_size = 4, .num_workers = workers});
+    std::vector<at::Tensor> targets;
+    for (auto& batch : loader) {
+      EXPECT_TRUE(torch::equal(batch.data.square(), batch.target));
+      targets.push_back(batch.target);
+    }
+    const auto sequence = torch::cat(targets);
+    if (expected.empty()) expected.push_back(sequence);
+    EXPECT_TRUE(torch::equal(sequence, expected[0])) << workers << " workers";
+  }
+}
+
 TEST(TensorDataset, GivesSingleSamplesAsCopies) {
   const auto rows = torch::arange(6).view({3, 2});
   const TensorDataset dataset(rows, torch::arange(3));
