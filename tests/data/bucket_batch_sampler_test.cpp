@@ -108,6 +108,14 @@ TEST(BucketBatchSampler, SharesEachStepBetweenTheRanks) {
             (std::vector<BucketBatches>{{{0, 2}, {4, 6}}, {{1, 3}, {5}}}));
   EXPECT_EQ(shared(true, true),
             (std::vector<BucketBatches>{{{0, 2}}, {{1, 3}}}));
+  // Buckets of 1 and of 3 samples. The smaller one is last: rank 1, which gets
+  // none of it, has its batches in the same steps as rank 0 up to there.
+  EXPECT_EQ(
+      of_all_ranks(
+          {1, 9, 9, 9},
+          {.batch_size = 2, .boundaries = {5}, .shuffle = false, .pad = false},
+          2),
+      (std::vector<BucketBatches>{{{1, 3}, {0}}, {{2}}}));
   // A step with fewer samples than ranks: without padding a rank has no batch.
   EXPECT_EQ(of_all_ranks({1}, {.pad = false}, 2),
             (std::vector<BucketBatches>{{{0}}, {}}));

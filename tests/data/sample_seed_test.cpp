@@ -99,6 +99,13 @@ TEST(SampleSeed, IsGivenForWholeBatchesToo) {
   const auto seeds = seeds_of(SeedBatches(), batches, {});
   EXPECT_EQ(seeds.size(), 30u);
   EXPECT_EQ(seeds, seeds_of(Seeds(), batches, {.num_workers = 2}));
+  // One rank with the batches of both.
+  BucketBatchSampler alone(lengths,
+                           {.batch_size = 10, .num_replicas = 1, .rank = 0});
+  const auto all = seeds_of(Seeds(), alone, {});
+  std::vector<Seeded> mine;
+  for (size_t i = 1; i < all.size(); i += 2) mine.push_back(all[i]);
+  EXPECT_EQ(seeds, mine);
 }
 
 // A rare sample that is drawn often is augmented differently each time.

@@ -201,6 +201,9 @@ TEST(Samplers, BatchSamplerCutsBatches) {
   EXPECT_EQ(list.ends, (Indices{4, 8}));
   whole.consumed_batch();
   EXPECT_EQ(sampler.position(), 4);
+  BatchSampler none(sampler, 11, /*drop_last=*/true);
+  EXPECT_TRUE(none.begin_pass().ends.empty());
+  EXPECT_EQ(sampler.position(), 10) << "nothing is left";
   expect_refused([&] { BatchSampler(sampler, 0); }, "batch_size is 0");
 }
 
