@@ -67,7 +67,7 @@ struct RowBatches : torch::data::datasets::BatchDataset<RowBatches, Example<>> {
 // index on all sides, so that no side pays for random numbers.
 struct Images : torch::data::datasets::Dataset<Images> {
   Example<> get(size_t index) override {
-    const uint64_t hash = index * 2654435761U;
+    const auto hash = static_cast<int64_t>(index * 2654435761U);
     const int64_t top = hash % (kStored - kCropped);
     const int64_t left = hash / 64 % (kStored - kCropped);
     const auto i = static_cast<int64_t>(index);

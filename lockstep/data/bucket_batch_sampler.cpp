@@ -125,11 +125,13 @@ std::vector<size_t> BucketBatchSampler::sorted_samples(
   // A window larger than the dataset is as good as one of its size.
   const int64_t steps = std::min(options_.window.value_or(kDefaultWindow),
                                  dataset_size() / step_size + 1);
-  const auto window = static_cast<size_t>(steps * step_size);
-  for (size_t begin = 0; begin < samples.size(); begin += window) {
+  const int64_t window = steps * step_size;
+  const auto iterator_at = [&](int64_t place) {
+    return samples.begin() + std::min(place, dataset_size());
+  };
+  for (int64_t begin = 0; begin < dataset_size(); begin += window) {
     std::stable_sort(
-        samples.begin() + begin,
-        samples.begin() + std::min(begin + window, samples.size()),
+        iterator_at(begin), iterator_at(begin + window),
         [&](size_t a, size_t b) { return lengths_[a] < lengths_[b]; });
   }
   return samples;

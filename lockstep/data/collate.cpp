@@ -6,7 +6,7 @@
 
 namespace lockstep::internal {
 
-at::Tensor stack(const std::vector<at::Tensor>& samples) {
+at::Tensor stack(std::vector<at::Tensor>&& samples) {
   return at::stack(samples);
 }
 

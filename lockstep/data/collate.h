@@ -82,7 +82,7 @@ concept BatchNumber =
     std::same_as<T, c10::complex<float>> ||
     std::same_as<T, c10::complex<double>>;
 
-at::Tensor stack(const std::vector<at::Tensor>& samples);
+at::Tensor stack(std::vector<at::Tensor>&& samples);
 // Returns memory for `size` numbers.
 at::Tensor empty_batch(at::ScalarType dtype, size_t size);
 [[noreturn]] void throw_other_keys(size_t sample);
@@ -114,7 +114,7 @@ struct Collating {
 template <>
 struct Collating<at::Tensor> {
   static at::Tensor collate(std::vector<at::Tensor> samples) {
-    return stack(samples);
+    return stack(std::move(samples));
   }
 };
 

@@ -20,7 +20,7 @@ int64_t EpochState::begin_pass() {
 }
 
 void EpochState::advance_if_begun() {
-  if (begun_ && !resume_) set_epoch(epoch_ + 1);
+  if (begun_) set_epoch(epoch_ + 1);
 }
 
 std::map<std::string, int64_t> EpochState::state_dict(

@@ -103,6 +103,21 @@ TEST(OrderedPrefetch, AnErrorComesInItsPlaceAndStopsTheRest) {
   }
 }
 
+// Nobody would take the items after a failed one.
+TEST(OrderedPrefetch, MakesNothingAfterAnError) {
+  std::atomic<int64_t> highest{0};
+  OrderedPrefetch<int64_t> prefetch(1, 6);
+  prefetch.begin(1000, [&](int64_t i) {
+    highest = i;
+    if (i == 4) throw std::out_of_range("item 4");
+    return i;
+  });
+  for (int64_t i = 0; i < 4; ++i) EXPECT_EQ(prefetch.next(), i);
+  EXPECT_THROW(prefetch.next(), std::out_of_range);
+  std::this_thread::sleep_for(milliseconds(20));
+  EXPECT_EQ(highest.load(), 4);
+}
+
 TEST(OrderedPrefetch, ATimeoutReturnsNothing) {
   std::promise<void> may_go_on;
   auto gate = may_go_on.get_future().share();

@@ -211,6 +211,13 @@ TEST_F(ShardedSnapshot, WhatIsNotDamageIsAnErrorAndNotSkipped) {
   EXPECT_THAT(message_of([&] { load(run, path_); }),
               HasSubstr("its group 0 has 0.bias, the optimizer's does not"));
   EXPECT_EQ(run.number(), 0);
+  // Not even if an older one would fit.
+  save_snapshot(path_, {.model = other.model, .step = 2});
+  run.state.optimizer = &run.optimizer;
+  EXPECT_THAT(
+      message_of([&] { load(run, path_); }),
+      AllOf(HasSubstr("000002-step-2"), HasSubstr("belongs to another model")));
+  fs::remove_all(folder_ + "/000002-step-2");
 
   // A format of the future.
   std::string text = read_file(first + "/manifest.json");

@@ -54,7 +54,7 @@ TEST(ByteReader, ReadsPlainAndCompressedFiles) {
 // The bound with which claimed sizes are compared: zeros compress best.
 TEST(ByteReader, KnowsABoundOfTheContent) {
   const TemporaryFolder folder;
-  const std::string zeros(10'000'000, '\0');
+  const std::string zeros(8'000'000, '\0');
   const std::string packed = gzipped(zeros);
   const MappedFile file(folder.write("zeros", packed));
   const uint64_t bound = open_bytes(file)->most_bytes();

@@ -293,6 +293,8 @@ TEST(MnistDataset, SaysWhatIsMissingOrWrong) {
       HasSubstr("train-labels-idx1-ubyte\" has 9 rows, but \"" + folder.path() +
                 "/train-images-idx3-ubyte\" has 10; give two files "
                 "that belong together"));
+  folder.write("train-labels-idx1-ubyte", idx_text(8, {11}, "123456789ab"));
+  EXPECT_THAT(refusal(), HasSubstr("has 11 rows"));
   folder.write("train-labels-idx1-ubyte", small.images);
   EXPECT_THAT(refusal(), HasSubstr("does not hold labels"));
   folder.write("train-labels-idx1-ubyte", small.labels);

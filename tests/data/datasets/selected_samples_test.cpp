@@ -240,6 +240,12 @@ TEST(SelectedSamples, FetchBatchesAsTheDatasetBelowDoes) {
   const Subset nested(RepeatedDataset(TakeDataset(Batches(), 4, 3), 2),
                       {5, 0, 7});
   EXPECT_EQ(nested.get_batch(std::vector<size_t>{0, 2, 1}), 40603);
+
+  const Subset rows(six_rows(), {4, 5});
+  const auto batch = rows.get_batch(std::vector<size_t>{1, 0});
+  static_assert(std::is_same_v<decltype(batch), const torch::data::Example<>>,
+                "a whole batch, and not a list of samples");
+  EXPECT_TRUE(torch::equal(batch.data, torch::tensor({5, 4}, torch::kLong)));
 }
 
 TEST(SelectedSamples, ADatasetOfOnesOwnGoesIntoTheLoader) {

@@ -199,43 +199,70 @@ TEST(RandomHorizontalFlip, MirrorsWithItsProbability) {
           "the probability is 1.500000; it must be in [0, 1]");
 }
 
-// The parts that are cut out are told from an image whose pixels are their
-// coordinates.
-TEST(RandomResizedCrop, CutsPartsOfTheAskedSizeAndShape) {
-  constexpr int64_t kHeight = 60;
-  constexpr int64_t kWidth = 80;
-  const auto y = torch::arange(kHeight, torch::kDouble).view({1, -1, 1});
-  const auto x = torch::arange(kWidth, torch::kDouble).view({1, 1, -1});
-  const auto image = torch::cat(
-      {y.expand({1, kHeight, kWidth}), x.expand({1, kHeight, kWidth})});
-  const RandomResizedCrop crop(2, 2, {.antialias = false});
-  double parts = 0;
-  double ratios = 0;
-  constexpr int kDraws = 2000;
-  for (uint64_t i = 0; i < kDraws; ++i) {
+// The sums over the parts that RandomResizedCrop cuts out of an image of 60 x
+// 80 pixels.
+struct CutParts {
+  static constexpr int kDraws = 2000;
+  double area = 0;  // of the image's area
+  double log_ratio = 0;
+  double top = 0;  // of the places that there are
+  double left = 0;
+};
+
+// The parts are told from an image whose pixels are their coordinates.
+CutParts cut_parts(const RandomResizedCropOptions& options) {
+  constexpr double kHeight = 60;
+  constexpr double kWidth = 80;
+  const auto y = torch::arange(kHeight, torch::kDouble).view({-1, 1});
+  const auto x = torch::arange(kWidth, torch::kDouble).view({1, -1});
+  const auto image = torch::stack({y.expand({60, 80}), x.expand({60, 80})});
+  RandomResizedCropOptions rough = options;
+  rough.antialias = false;
+  const RandomResizedCrop crop(2, 2, rough);
+  CutParts sums;
+  for (uint64_t i = 0; i < CutParts::kDraws; ++i) {
     SampleRandom random(0, 0, i);
     const auto cut = crop(image, random);
-    ASSERT_EQ(cut.sizes(), (Sizes{2, 2, 2}));
-    // Two samples of a row of length n lie n / 2 apart.
-    const double height = 2 * (cut[0][1][0] - cut[0][0][0]).item<double>();
-    const double width = 2 * (cut[1][0][1] - cut[1][0][0]).item<double>();
-    const double part = height * width / (kHeight * kWidth);
+    EXPECT_EQ(cut.sizes(), (Sizes{2, 2, 2}));
+    // The two pixels of a row of length n are from n / 4 - 1/2 and n / 2 after
+    // it.
+    const auto first = [&](int64_t c) { return cut[c][0][0].item<double>(); };
+    const double height = 2 * (cut[0][1][0].item<double>() - first(0));
+    const double width = 2 * (cut[1][0][1].item<double>() - first(1));
+    const double top = first(0) - height / 4 + 0.5;
+    const double left = first(1) - width / 4 + 0.5;
+    const double area = height * width / (kHeight * kWidth);
     // Sizes are rounded to whole pixels.
-    ASSERT_GT(part, 0.08 - 0.01);
-    ASSERT_LE(part, 1);
-    ASSERT_GT(width / height, 0.75 - 0.05);
-    ASSERT_LT(width / height, 4.0 / 3 + 0.06);
-    parts += part;
-    ratios += std::log(width / height);
-    const double top =
-        (3 * cut[0][0][0] - cut[0][1][0]).item<double>() / 2 + .5;
-    ASSERT_GE(top, -0.01);
-    ASSERT_LE(top + height, kHeight + 0.01);
+    EXPECT_GT(area, options.scale[0] - 0.01);
+    EXPECT_LT(area, options.scale[1] + 0.01);
+    EXPECT_GT(width / height, options.ratio[0] * 0.9);
+    EXPECT_LT(width / height, options.ratio[1] * 1.1);
+    EXPECT_GE(top, -0.01);
+    EXPECT_LE(top + height, kHeight + 0.01);
+    EXPECT_GE(left, -0.01);
+    EXPECT_LE(left + width, kWidth + 0.01);
+    sums.area += area;
+    sums.log_ratio += std::log(width / height);
+    sums.top += top / std::max(kHeight - height, 1.0);
+    sums.left += left / std::max(kWidth - width, 1.0);
   }
+  return sums;
+}
+
+// Bounds are five standard deviations.
+TEST(RandomResizedCrop, CutsPartsOfTheAskedSizeAndShape) {
+  const CutParts large = cut_parts({});
   // Large parts often do not fit. The means come from another program that
-  // draws as torchvision does; the bounds are five standard deviations.
-  EXPECT_NEAR(parts / kDraws, 0.438, 0.025);
-  EXPECT_NEAR(ratios / kDraws, 0.0307, 0.019);
+  // draws as torchvision does.
+  EXPECT_NEAR(large.area / CutParts::kDraws, 0.438, 0.025);
+  EXPECT_NEAR(large.log_ratio / CutParts::kDraws, 0.0307, 0.019);
+
+  // Small parts always fit, so nothing favours a shape or a place.
+  const CutParts small = cut_parts({.scale = {0.05, 0.1}, .ratio = {0.25, 4}});
+  EXPECT_NEAR(small.area / CutParts::kDraws, 0.075, 0.002);
+  EXPECT_NEAR(small.log_ratio / CutParts::kDraws, 0, 0.09);
+  EXPECT_NEAR(small.top / CutParts::kDraws, 0.5, 0.033);
+  EXPECT_NEAR(small.left / CutParts::kDraws, 0.5, 0.033);
 }
 
 TEST(RandomResizedCrop, TakesTheMiddleIfNothingFits) {
