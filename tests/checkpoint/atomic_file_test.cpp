@@ -11,6 +11,9 @@
 #include <thread>
 
 #include "tests/checkpoint/sample_snapshot.h"
+#include "tests/harness/in_child.h"
+#include "tests/harness/message_of.h"
+#include "tests/harness/temporary_folder.h"
 
 namespace lockstep::internal {
 namespace {
@@ -85,18 +88,8 @@ TEST(AtomicFile, WhatIsNoFileIsNeverReplaced) {
               AllOf(HasSubstr("was not saved"), HasSubstr("none")));
 }
 
-// Limits the size of files. write() then fails as on a full disk, without the
-// rights to mount one. The limit holds for the whole process, so the action
-// runs in a fork.
-template <class Action>
-int in_child(const Action& action) {
-  const pid_t child = ::fork();
-  if (child == 0) ::_exit(action());
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
-
+// A limit on the size of files lets write() fail as on a full disk, without the
+// rights to mount one. It holds for the whole process, so this runs in a fork.
 TEST(AtomicFile, OnAFullDiskTheOldSnapshotStaysAndTheErrorTellsWhy) {
   const TemporaryFolder folder;
   for (const char* name : {"a.pt", "a.safetensors"}) {

@@ -7,6 +7,8 @@
 #include <system_error>
 
 #include "tests/checkpoint/sample_snapshot.h"
+#include "tests/harness/message_of.h"
+#include "tests/harness/temporary_folder.h"
 
 namespace lockstep::internal {
 namespace {

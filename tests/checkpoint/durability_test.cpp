@@ -16,6 +16,7 @@
 #include "lockstep/checkpoint/atomic_file.h"
 #include "tests/checkpoint/sample_snapshot.h"
 #include "tests/checkpoint/sharded/sharded_run.h"
+#include "tests/harness/temporary_folder.h"
 
 namespace lockstep::internal {
 namespace {

@@ -2,53 +2,16 @@
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
-#include <unistd.h>
 
-#include <filesystem>
-#include <fstream>
 #include <limits>
 #include <sstream>
 #include <string>
 
 #include "lockstep/checkpoint/snapshot.h"
 
-// Shared by the tests of this folder: a temporary folder, files as strings, and
-// a snapshot with something in every member, with its comparison.
+// Shared by the tests of this folder: a snapshot with something in every
+// member, and its comparison.
 namespace lockstep::internal::testing {
-
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string name =
-        (std::filesystem::temp_directory_path() / "lockstep-XXXXXX").string();
-    if (!::mkdtemp(name.data())) throw std::runtime_error("mkdtemp failed");
-    path_ = name;
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-
-  std::string file(const std::string& name) const { return path_ + "/" + name; }
-  size_t count() const {
-    return static_cast<size_t>(
-        std::distance(std::filesystem::directory_iterator(path_), {}));
-  }
-
- private:
-  std::string path_;
-};
-
-inline std::string read_file(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
-
-inline void write_file(const std::string& path, const std::string& content) {
-  std::ofstream(path, std::ios::binary | std::ios::trunc) << content;
-}
 
 // Returns a snapshot so small that a test can try every byte of its file.
 inline Snapshot sample_snapshot() {
@@ -160,17 +123,6 @@ inline bool same_snapshot(const Snapshot& a, const Snapshot& b) {
   same = same && a.scheduler_state == b.scheduler_state;
   return same && a.epochs_run == b.epochs_run && a.step == b.step &&
          a.sampler_state == b.sampler_state && a.metadata == b.metadata;
-}
-
-// Returns the message of what `action` throws, or "" if it does not throw.
-template <class Action>
-std::string message_of(const Action& action) {
-  try {
-    action();
-    return "";
-  } catch (const std::exception& error) {
-    return error.what();
-  }
 }
 
 }  // namespace lockstep::internal::testing

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 
 #include "tests/checkpoint/sample_snapshot.h"
+#include "tests/harness/message_of.h"
+#include "tests/harness/temporary_folder.h"
 
 namespace lockstep::internal {
 namespace {

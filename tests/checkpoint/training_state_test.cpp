@@ -7,6 +7,7 @@
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
 #include "tests/checkpoint/sample_snapshot.h"
+#include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"
 
 namespace lockstep::internal {

@@ -5,6 +5,8 @@
 
 #include "lockstep/checkpoint/safetensors/safetensors_tree.h"
 #include "tests/checkpoint/sample_snapshot.h"
+#include "tests/harness/message_of.h"
+#include "tests/harness/temporary_folder.h"
 
 namespace lockstep::internal {
 namespace {

@@ -13,6 +13,8 @@
 
 #include "lockstep/checkpoint/atomic_file.h"
 #include "tests/checkpoint/sharded/sharded_run.h"
+#include "tests/harness/in_child.h"
+#include "tests/harness/temporary_folder.h"
 
 namespace lockstep::internal {
 namespace {
@@ -51,15 +53,6 @@ class FaultyFiles : public SaveFiles {
   size_t at_ = 0;
   std::vector<std::string> calls_;
 };
-
-template <class Action>
-int in_child(const Action& action) {
-  const pid_t child = ::fork();
-  if (child == 0) ::_exit(action());
-  int status = 0;
-  ::waitpid(child, &status, 0);
-  return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-}
 
 // Only the newest stays, so that the save also removes one.
 const SnapshotOptions kOneStays{.keep_last = 1};

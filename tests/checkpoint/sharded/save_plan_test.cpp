@@ -8,6 +8,7 @@
 #include <random>
 
 #include "tests/checkpoint/sample_snapshot.h"
+#include "tests/harness/message_of.h"
 
 namespace lockstep::internal {
 namespace {

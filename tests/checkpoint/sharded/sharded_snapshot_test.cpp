@@ -12,6 +12,8 @@
 #include "lockstep/checkpoint/sharded/manifest.h"
 #include "lockstep/checkpoint/sharded/tensor_files.h"
 #include "tests/checkpoint/sharded/sharded_run.h"
+#include "tests/harness/message_of.h"
+#include "tests/harness/temporary_folder.h"
 
 namespace lockstep::internal {
 namespace {

@@ -8,7 +8,9 @@
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
 #include "tests/checkpoint/sharded/sharded_run.h"
+#include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"
+#include "tests/harness/temporary_folder.h"
 
 namespace lockstep::internal {
 namespace {
@@ -129,6 +131,9 @@ WORLD_TEST(ShardedWorld, AFailedSaveIsAnErrorOnEveryRank, 2, 3) {
   barrier();
   EXPECT_EQ(names_in(path),
             (std::vector<std::string>{"000001-step-1", "latest"}));
+  // Loading tries for a moment whether the folder can be written to, and no
+  // rank may see that above.
+  barrier();
   ShardedRun loaded;
   EXPECT_TRUE(load_snapshot(path, loaded.state));
   EXPECT_EQ(loaded.number(), 1);

@@ -10,6 +10,8 @@
 #include "lockstep/checkpoint/sharded/xxh3_functions.h"
 #include "tests/checkpoint/sample_snapshot.h"
 #include "tests/checkpoint/sharded/written_folder.h"
+#include "tests/harness/message_of.h"
+#include "tests/harness/temporary_folder.h"
 
 namespace lockstep::internal {
 namespace {

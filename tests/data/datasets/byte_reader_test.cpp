@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "lockstep/data/data_file_error.h"
-#include "tests/data/datasets/temporary_folder.h"
+#include "tests/data/datasets/file_contents.h"
+#include "tests/harness/message_of.h"
+#include "tests/harness/temporary_folder.h"
 
 namespace lockstep::internal {
 namespace {

@@ -8,7 +8,8 @@
 
 #include "lockstep/data/data_file_error.h"
 #include "lockstep/data/files/numbers.h"
-#include "tests/data/datasets/temporary_folder.h"
+#include "tests/data/datasets/file_contents.h"
+#include "tests/harness/message_of.h"
 
 namespace lockstep::internal {
 namespace {

@@ -21,7 +21,7 @@
 #include "lockstep/data/files/csv_reader.h"
 #include "lockstep/data/transforms/center_crop.h"
 #include "lockstep/data/transforms/resize.h"
-#include "tests/data/datasets/temporary_folder.h"
+#include "tests/harness/temporary_folder.h"
 
 namespace lockstep::internal {
 namespace {
@@ -65,7 +65,7 @@ class DatasetsInterop : public ::testing::Test {
         {"uint8", at::kByte},    {"int8", at::kChar},  {"int16", at::kShort},
         {"int32", at::kInt},     {"int64", at::kLong}, {"float32", at::kFloat},
         {"float64", at::kDouble}};
-    std::string bytes = read_whole(file(saved["file"]));
+    std::string bytes = read_file(file(saved["file"]));
     const auto sizes = saved["sizes"].get<std::vector<int64_t>>();
     return at::from_blob(bytes.data(), sizes,
                          at::TensorOptions(kDtypes.at(saved["dtype"])))

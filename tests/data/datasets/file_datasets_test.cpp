@@ -21,7 +21,9 @@
 #include "lockstep/data/transforms/random_horizontal_flip.h"
 #include "lockstep/data/transforms/random_resized_crop.h"
 #include "lockstep/data/transforms/to_float.h"
-#include "tests/data/datasets/temporary_folder.h"
+#include "tests/data/datasets/file_contents.h"
+#include "tests/harness/message_of.h"
+#include "tests/harness/temporary_folder.h"
 
 namespace lockstep::internal {
 namespace {
@@ -85,7 +87,7 @@ TEST(CsvDataset, ReadsTheDigits) {
   EXPECT_TRUE(digits.columns().empty());
 
   const TemporaryFolder folder;
-  const CsvDataset packed(folder.write("digits", gzipped(read_whole(kDigits))),
+  const CsvDataset packed(folder.write("digits", gzipped(read_file(kDigits))),
                           {.header = false, .target = {64}});
   EXPECT_TRUE(torch::equal(packed.data(), digits.data()));
   EXPECT_TRUE(torch::equal(packed.target(), digits.target()));
@@ -491,7 +493,7 @@ TEST(TokenDataset, NamesATokenOutsideOfTheVocabulary) {
 // ---- Images ----
 
 std::string sample_image(const std::string& name) {
-  return read_whole(LOCKSTEP_SOURCE_DIR "/tests/data/datasets/samples/" + name);
+  return read_file(LOCKSTEP_SOURCE_DIR "/tests/data/datasets/samples/" + name);
 }
 
 TEST(ImageFolder, GivesImagesWithTheirClass) {

@@ -6,7 +6,9 @@
 #include <array>
 #include <cstring>
 
-#include "tests/data/datasets/temporary_folder.h"
+#include "tests/data/datasets/file_contents.h"
+#include "tests/harness/message_of.h"
+#include "tests/harness/temporary_folder.h"
 
 namespace lockstep::internal {
 namespace {

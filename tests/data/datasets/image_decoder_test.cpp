@@ -7,7 +7,9 @@
 #include <numeric>
 
 #include "lockstep/data/data_file_error.h"
-#include "tests/data/datasets/temporary_folder.h"
+#include "tests/data/datasets/file_contents.h"
+#include "tests/harness/message_of.h"
+#include "tests/harness/temporary_folder.h"
 
 namespace lockstep::internal {
 namespace {
@@ -47,7 +49,7 @@ Image decode(const std::string& content, uint64_t most_pixels = kMostPixels) {
 
 std::string sample(const std::string& name) {
   std::string content =
-      read_whole(LOCKSTEP_SOURCE_DIR "/tests/data/datasets/samples/" + name);
+      read_file(LOCKSTEP_SOURCE_DIR "/tests/data/datasets/samples/" + name);
   if (content.empty()) throw std::runtime_error("there is no sample " + name);
   return content;
 }

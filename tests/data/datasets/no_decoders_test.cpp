@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/data/files/image_decoder.h"
-#include "tests/data/datasets/temporary_folder.h"
+#include "tests/harness/message_of.h"
 
 namespace lockstep::internal {
 namespace {

@@ -1,56 +1,13 @@
 #pragma once
 
-#include <unistd.h>
 #include <zlib.h>
 
-#include <cstdlib>
-#include <exception>
-#include <filesystem>
-#include <fstream>
-#include <iterator>
 #include <random>
 #include <stdexcept>
 #include <string>
 
-// Shared by the tests of this folder: a temporary folder, files as strings, and
-// damaged copies of files.
+// Contents of files for the tests of this folder: compressed, and damaged.
 namespace lockstep::internal::testing {
-
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string name =
-        (std::filesystem::temp_directory_path() / "lockstep-XXXXXX").string();
-    if (!::mkdtemp(name.data())) throw std::runtime_error("mkdtemp failed");
-    path_ = name;
-  }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  TemporaryFolder& operator=(const TemporaryFolder&) = delete;
-
-  const std::string& path() const { return path_; }
-  std::string file(const std::string& name) const { return path_ + "/" + name; }
-
-  // Writes a file, with the folders that lead to it, and returns its path.
-  std::string write(const std::string& name, const std::string& content) const {
-    const std::string path = file(name);
-    std::filesystem::create_directories(
-        std::filesystem::path(path).parent_path());
-    std::ofstream(path, std::ios::binary | std::ios::trunc) << content;
-    return path;
-  }
-
- private:
-  std::string path_;
-};
-
-inline std::string read_whole(const std::string& path) {
-  std::ifstream in(path, std::ios::binary);
-  return {std::istreambuf_iterator<char>(in), {}};
-}
 
 // Returns `content` as one member of a gzip file.
 inline std::string gzipped(const std::string& content) {
@@ -65,17 +22,6 @@ inline std::string gzipped(const std::string& content) {
   packed.resize(stream.total_out);
   ::deflateEnd(&stream);
   return packed;
-}
-
-// Returns what() of the exception that `run` throws, or "" if there is none.
-template <class Run>
-std::string message_of(Run&& run) {
-  try {
-    run();
-  } catch (const std::exception& error) {
-    return error.what();
-  }
-  return "";
 }
 
 // Calls use(content) for every beginning of `content`, and for `count` copies
