@@ -13,6 +13,7 @@ set(LOCKSTEP_PUBLIC_HEADERS
   checkpoint/optimizer_state.h
   checkpoint/snapshot.h
   checkpoint/snapshot_error.h
+  checkpoint/snapshot_saver.h
   checkpoint/training_state.h
   comm/barriers.h
   comm/collective_options.h

@@ -6,6 +6,7 @@
 #include "lockstep/amp/clip_grad.h"
 #include "lockstep/amp/grad_scaler.h"
 #include "lockstep/checkpoint/model_file.h"
+#include "lockstep/checkpoint/snapshot_saver.h"
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/distinct_tensors.h"

@@ -1,16 +1,64 @@
 #include "lockstep/checkpoint/ranks.h"
 
 #include <ATen/Functions.h>
+#include <c10/core/GeneratorImpl.h>
 #include <c10/util/Exception.h>
 
 #include <cstring>
 #include <nlohmann/json.hpp>
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/comm/collectives.h"
+#include "lockstep/comm/gather_texts.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/object_collectives.h"
 
 namespace lockstep::internal {
+
+// Exchanges of texts by the keys "lockstep/save/ID/CALL/RANK" of the group's
+// store.
+class Ranks::StoreTexts {
+ public:
+  StoreTexts(ProcessGroupPtr group, const std::string& id)
+      : group_(std::move(group)),
+        store_(group_->store()),
+        prefix_("lockstep/save/" + id + "/") {}
+
+  std::vector<std::string> gather(const std::string& text) {
+    // All ranks have ended the call before the last one, because they have come
+    // to the last one.
+    if (calls_ >= 2) {
+      store_->deleteKey(prefix_of(calls_ - 1) + std::to_string(group_->rank()));
+    }
+    ++calls_;
+    return gather_texts({.store = *store_,
+                         .rank = group_->rank(),
+                         .global_ranks = group_->global_ranks()},
+                        prefix_of(calls_), text,
+                        Deadline::after(group_->timeout()));
+  }
+
+ private:
+  std::string prefix_of(uint64_t call) const {
+    return prefix_ + std::to_string(call) + "/";
+  }
+
+  const ProcessGroupPtr group_;
+  const c10::intrusive_ptr<c10d::Store> store_;
+  const std::string prefix_;
+  uint64_t calls_ = 0;
+};
+
+Ranks Ranks::through_store() const {
+  Ranks other = *this;
+  if (size() > 1) {
+    // Rank 0's number tells this exchange from others of the group.
+    const auto number = c10::detail::getNonDeterministicRandom();
+    other.store_ =
+        std::make_shared<StoreTexts>(group_, share(std::to_string(number), 0));
+  }
+  return other;
+}
 
 Ranks::Ranks(ProcessGroupPtr group) : group_(std::move(group)) {
   if (!group_ && is_initialized()) group_ = default_group();
@@ -37,11 +85,28 @@ std::vector<at::Tensor> Ranks::gather(const at::Tensor& mine) const {
 std::vector<nlohmann::json> Ranks::gather_objects(
     const nlohmann::json& mine) const {
   if (size() == 1) return {mine};
+  if (store_) {
+    std::vector<nlohmann::json> all;
+    for (const std::string& text : store_->gather(mine.dump())) {
+      all.push_back(nlohmann::json::parse(text));
+    }
+    return all;
+  }
   return all_gather_object(mine, {.group = group_});
+}
+
+std::vector<int64_t> Ranks::any(const std::vector<int64_t>& mine) const {
+  if (size() == 1) return mine;
+  at::Tensor flags = at::tensor(mine, at::kLong).to(group_->control_device());
+  all_reduce(flags, {.op = ReduceOp::MAX, .group = group_});
+  flags = flags.cpu();
+  const auto* const values = flags.const_data_ptr<int64_t>();
+  return {values, values + flags.numel()};
 }
 
 std::string Ranks::share(const std::string& text, size_t from) const {
   if (size() == 1) return text;
+  if (store_) return store_->gather(rank() == from ? text : "").at(from);
   const int source = group_->global_ranks().at(from);
   const c10::Device device = group_->control_device();
   at::Tensor length =

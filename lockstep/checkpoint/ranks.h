@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <exception>
+#include <memory>
 #include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
@@ -19,6 +20,13 @@ class Ranks {
   // Null: the default group, if there is one.
   explicit Ranks(ProcessGroupPtr group);
 
+  // Returns the same ranks, whose gather_objects() and share() go through the
+  // group's store. So they do not count among the group's collectives, and
+  // another thread may make them meanwhile; it waits in them as long as the
+  // group's timeout, and learns within a second if a rank is gone. Collective.
+  // gather() and any() must not be called.
+  Ranks through_store() const;
+
   size_t rank() const;
   size_t size() const;
 
@@ -29,11 +37,18 @@ class Ranks {
   // The same for objects of any size.
   std::vector<nlohmann::json> gather_objects(const nlohmann::json& mine) const;
 
+  // Returns, for each place, whether any rank's `mine` is 1 there and not 0.
+  // Costs one all_reduce.
+  std::vector<int64_t> any(const std::vector<int64_t>& mine) const;
+
   // Returns the `text` of rank `from`, on all ranks.
   std::string share(const std::string& text, size_t from) const;
 
  private:
+  class StoreTexts;
+
   ProcessGroupPtr group_;
+  std::shared_ptr<StoreTexts> store_;  // null: the group's collectives
 };
 
 // Returns the message of an exception, without a stack trace.

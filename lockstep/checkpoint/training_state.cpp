@@ -11,14 +11,14 @@
 #include "lockstep/base/current_call.h"
 #include "lockstep/checkpoint/atomic_file.h"
 #include "lockstep/checkpoint/checked_load.h"
+#include "lockstep/checkpoint/file_save.h"
 #include "lockstep/checkpoint/generators.h"
 #include "lockstep/checkpoint/module_state.h"
-#include "lockstep/checkpoint/optimizer_shards.h"
 #include "lockstep/checkpoint/optimizer_state.h"
 #include "lockstep/checkpoint/ranks.h"
+#include "lockstep/checkpoint/save.h"
 #include "lockstep/checkpoint/scheduler_state.h"
 #include "lockstep/checkpoint/sharded/sharded_load.h"
-#include "lockstep/checkpoint/sharded/sharded_save.h"
 
 namespace lockstep {
 namespace {
@@ -28,22 +28,6 @@ using internal::words_of;
 
 // Whether the path is a folder of snapshots.
 bool is_folder(const std::string& path) { return path.ends_with('/'); }
-
-// Throws if a single file cannot hold what was asked for.
-void check_for_file(const TrainingState& state,
-                    const SnapshotOptions& options = {}) {
-  if (dynamic_cast<internal::OptimizerShards*>(state.optimizer) != nullptr) {
-    throw std::invalid_argument(
-        "a sharded optimizer is saved in a folder of snapshots, to which every "
-        "rank writes its part: end the path with \"/\" (for a file, collect "
-        "the state: consolidate_state_dict() and plain())");
-  }
-  if (options.keep_last != 0 || options.keep_every != 0) {
-    throw std::invalid_argument(
-        "SnapshotOptions::keep_last and keep_every are for folders of "
-        "snapshots; end the path with \"/\", or leave them out");
-  }
-}
 
 struct Loaded {
   enum Outcome : int64_t { kMissing, kReady, kFailed };
@@ -62,7 +46,7 @@ Loaded prepare(const std::string& path, const TrainingState& state,
   Loaded loaded;
   try {
     if (will_save && ranks.rank() == 0) internal::check_can_save(path);
-    if (will_save) check_for_file(state);
+    if (will_save) internal::check_for_file(state);
     if (will_save && state.optimizer) {
       internal::require_state_dict(*state.optimizer);
     }
@@ -153,47 +137,10 @@ std::string save_snapshot(const std::string& path, const TrainingState& state,
                           const SnapshotOptions& options) {
   const internal::UserFunction function("save_snapshot()");
   const Ranks ranks(options.group);
-  if (is_folder(path)) {
-    internal::SaveFiles files;
-    internal::ShardedSave save(path, state, options, ranks, files);
-    save.write();
-    return save.commit();
-  }
-  const auto generators = ranks.gather(internal::generator_state());
-  std::exception_ptr failure;
-  if (ranks.rank() == 0) {
-    try {
-      check_for_file(state, options);
-      if (!state.model) {
-        throw std::invalid_argument("TrainingState.model is not set");
-      }
-      internal::require_optimizer(state);
-      Snapshot snapshot;
-      snapshot.model_state = state_dict(*state.model);
-      if (state.optimizer) {
-        snapshot.optimizer_state = state_dict(*state.optimizer);
-      }
-      if (state.scheduler) {
-        internal::set_scheduler_state(snapshot, state.scheduler->state_dict());
-      }
-      snapshot.epochs_run = state.epochs_run;
-      snapshot.step = state.step;
-      snapshot.sampler_state = state.sampler_state;
-      snapshot.generator_states = generators;
-      snapshot.metadata = state.metadata;
-      save_snapshot_file(path, snapshot);
-    } catch (...) {
-      failure = std::current_exception();
-    }
-  }
-  // This collective also tells the other ranks that the file is written: no
-  // rank returns before that.
-  const std::string words = ranks.share(failure ? words_of(failure) : "", 0);
-  if (failure) std::rethrow_exception(failure);
-  if (!words.empty()) {
-    throw SnapshotError(path, "was not written by rank 0: " + words, "");
-  }
-  return path;
+  internal::SaveFiles files;
+  const auto save = internal::begin_save(path, state, options, ranks, files);
+  save->write();
+  return save->commit(ranks);
 }
 
 LoadedSnapshot load_snapshot(const std::string& path, TrainingState& state,

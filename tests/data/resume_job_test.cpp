@@ -26,16 +26,24 @@ class ResumedJob : public ProgramTest {
     int workers;
   };
 
-  std::unique_ptr<RunningProgram> start_job(const std::string& sampler,
-                                            const World& world, int stop) {
-    return start_program(
-        {LOCKSTEP_BIN_DIR "/lockstep", "run", "--standalone",
-         "--nproc-per-node=" + std::to_string(world.ranks),
-         LOCKSTEP_BIN_DIR "/tests/resume_rank", sampler,
-         (scratch() / "snapshot.safetensors").string(),
-         std::to_string(world.batch_size), std::to_string(world.workers),
-         std::to_string(stop)},
-        {.environment = {"OMP_NUM_THREADS=1", "CUDA_VISIBLE_DEVICES="}});
+  std::unique_ptr<RunningProgram> start_job(
+      const std::string& sampler, const World& world, int stop,
+      const std::string& snapshot = "snapshot.safetensors",
+      const std::vector<std::string>& more = {}) {
+    std::vector<std::string> command{
+        LOCKSTEP_BIN_DIR "/lockstep",
+        "run",
+        "--standalone",
+        "--nproc-per-node=" + std::to_string(world.ranks),
+        LOCKSTEP_BIN_DIR "/tests/resume_rank",
+        sampler,
+        (scratch() / snapshot).string(),
+        std::to_string(world.batch_size),
+        std::to_string(world.workers),
+        std::to_string(stop)};
+    command.insert(command.end(), more.begin(), more.end());
+    return start_program(command, {.environment = {"OMP_NUM_THREADS=1",
+                                                   "CUDA_VISIBLE_DEVICES="}});
   }
 
   // Runs the job until it has stopped in epoch 1, and kills it.
@@ -53,7 +61,12 @@ class ResumedJob : public ProgramTest {
     // In each attempt one step is lost: it was made after the last snapshot.
     kill_at(sampler, {2, 4, 2}, 5);
     kill_at(sampler, {3, 5, 0}, 3);
-    auto result = start_job(sampler, {1, 3, 1}, kNever)->finish();
+    return epochs_of(start_job(sampler, {1, 3, 1}, kNever)->finish());
+  }
+
+  // Returns what a job says that all attempts together trained on in each
+  // epoch.
+  static std::vector<Order> epochs_of(const ProgramResult& result) {
     EXPECT_EQ(result.exit_code, 0) << result.err;
     std::vector<Order> epochs;
     for (const std::string& line : lines(result.out)) {
@@ -93,6 +106,28 @@ TEST_F(ResumedJob, KeepsTheOrderOfItsBuckets) {
     if (std::ranges::find(once, sample) == once.end()) once.push_back(sample);
   }
   EXPECT_EQ(once, alone.begin_pass().indices);
+}
+
+// Jobs that are asked to stop lose no step, whatever their number of ranks.
+TEST_F(ResumedJob, AJobThatIsAskedToStopSavesItsLastStep) {
+  for (const std::string snapshot : {"snapshots/", "asked.pt"}) {
+    for (const auto& [world, stop, signal] :
+         {std::tuple{World{2, 4, 2}, 5, SIGTERM},
+          std::tuple{World{3, 5, 0}, 2, SIGUSR2}}) {
+      auto job = start_job("distributed", world, stop, snapshot, {"asked"});
+      job->await_output("stopped");
+      job->signal(signal);
+      const auto result = job->finish();
+      EXPECT_EQ(result.exit_code, signal == SIGTERM ? 128 + SIGTERM : 0)
+          << result.err;
+    }
+    const std::vector<Order> epochs = epochs_of(
+        start_job("distributed", {1, 3, 1}, kNever, snapshot)->finish());
+    ASSERT_EQ(epochs.size(), 2u);
+    DistributedSampler alone(kResumeSamples, {.num_replicas = 1, .rank = 0});
+    alone.set_epoch(1);
+    EXPECT_EQ(epochs[1], alone.indices());
+  }
 }
 
 }  // namespace

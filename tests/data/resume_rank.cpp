@@ -1,12 +1,14 @@
 // A rank of a training over two epochs that writes down what it trains on, for
 // resume_job_test.cpp:
 //
-//   resume_rank SAMPLER SNAPSHOT BATCH_SIZE WORKERS STOP
+//   resume_rank SAMPLER SNAPSHOT BATCH_SIZE WORKERS STOP [asked]
 //
 // SAMPLER is "distributed" or "buckets". The ranks save every other step; at
 // step STOP of epoch 1, counted by this job from 0, rank 0 prints "stopped" and
-// they wait to be killed. At the end rank 0 prints for each epoch the samples
-// of all ranks, in the order of the steps and in turns within a step.
+// they wait to be killed. With "asked" they save in the background, and after
+// that step they wait to be asked to stop, save, and end. At the end rank 0
+// prints for each epoch the samples of all ranks, in the order of the steps and
+// in turns within a step.
 #include <unistd.h>
 
 #include <cstdio>
@@ -34,7 +36,14 @@ struct Job {
   int64_t batch_size;
   int64_t workers;
   int64_t stop;
+  bool is_asked;
 };
+
+void say_stopped() {
+  if (get_rank() != 0) return;
+  std::puts("stopped");
+  std::fflush(stdout);
+}
 
 // Returns the samples of this step on all ranks, in turns.
 std::string of_all_ranks(const at::Tensor& samples) {
@@ -58,22 +67,25 @@ void train(const Job& job, Sampler& sampler, Loader& loader) {
   if (load_snapshot(job.snapshot, state)) {
     sampler.load_state_dict(state.sampler_state);
   }
+  SnapshotSaver saver(job.snapshot, state, {.every_steps = 2});
   for (int64_t epoch = state.next_epoch(); epoch < 2; ++epoch) {
     sampler.set_epoch(epoch);
     std::string& trained = state.metadata[std::to_string(epoch)];
     int64_t step = 0;
     for (auto& batch : loader) {
-      if (epoch == 1 && step == job.stop) {
-        if (is_first) std::puts("stopped");
-        std::fflush(stdout);
-        while (true) pause();
-      }
+      const bool is_last = epoch == 1 && step++ == job.stop;
+      if (is_last) say_stopped();
+      while (is_last && !job.is_asked) pause();
       trained += of_all_ranks(batch);
       ++state.step;
-      if (++step % 2 == 0) {
+      bool is_due = saver.is_due();
+      while (is_last && !saver.stop_requested()) is_due = saver.is_due();
+      if (is_due) {
         state.sampler_state = sampler.state_dict();
-        save_snapshot(job.snapshot, state);
+        saver.save();
+        if (!job.is_asked) saver.wait();
       }
+      if (saver.stop_requested()) return saver.finish();
     }
     state.epochs_run = epoch;
     state.sampler_state.clear();
@@ -92,7 +104,8 @@ int resume_rank(const std::vector<std::string>& arguments) {
   const Job job{.snapshot = arguments.at(1),
                 .batch_size = std::stoll(arguments.at(2)),
                 .workers = std::stoll(arguments.at(3)),
-                .stop = std::stoll(arguments.at(4))};
+                .stop = std::stoll(arguments.at(4)),
+                .is_asked = arguments.size() > 5};
   SampleNumbers dataset;
   if (arguments.at(0) == "buckets") {
     BucketBatchSampler sampler(

@@ -13,6 +13,8 @@
 //         the first call that begins with LOCKSTEP_TEST_CALL, which has the
 //         name of the call and of the file; with `keep_last` = 1
 //   load  loads, and saves one step more
+//   background  saves step 1, and begins to save step 2 in the background; then
+//         the rank `odd` is killed, and the others wait for the save
 //
 // All parameters of a snapshot hold its step.
 
@@ -29,6 +31,7 @@
 #include <string>
 
 #include "lockstep/checkpoint/sharded/sharded_save.h"
+#include "lockstep/checkpoint/snapshot_saver.h"
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/optim/adam.h"
@@ -62,10 +65,22 @@ class Saving {
   }
 
   void save(SaveFiles& files) {
-    ShardedSave save(folder(), state_, {.keep_last = 1}, Ranks(nullptr), files);
+    const Ranks ranks(nullptr);
+    ShardedSave save(folder(), state_, {.keep_last = 1}, ranks, files);
     save.write();
-    save.commit();
+    save.commit(ranks);
     say("saved", std::to_string(state_.step));
+  }
+
+  void save_in_background(bool is_killed) {
+    SnapshotSaver saver(folder(), state_, {.keep_last = 1});
+    saver.save();
+    if (is_killed) {
+      say("harm");
+      ::raise(SIGKILL);
+    }
+    saver.wait();
+    saver.finish();
   }
 
   void load() {
@@ -126,7 +141,10 @@ int run(const std::string& scenario, const std::string& backend,
     saving.step();
     saving.save(files);
     saving.step();
-    if (own_rank() == given.get("odd")) {
+    const bool is_odd = own_rank() == given.get("odd");
+    if (scenario == "background") {
+      saving.save_in_background(is_odd);
+    } else if (is_odd) {
       MortalFiles mortal;
       saving.save(mortal);
     } else {

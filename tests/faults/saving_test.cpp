@@ -31,6 +31,18 @@ class Saving : public FaultsTest {
     return job;
   }
 
+  // Lets the next job load and save. Nothing else than its snapshot and the
+  // link must be there then.
+  void expect_next_job_finds(const std::string& step) {
+    Job& next = start_saver("load");
+    next.await("saved");
+    for (int rank = 0; rank < kSavers; ++rank) {
+      EXPECT_EQ(next.said(rank, "loaded"), step + " 0");
+      EXPECT_EQ(next.rank(rank).finish().exit_code, 0);
+    }
+    EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 2);
+  }
+
   fs::path folder_ = scratch() / "snapshots";
 };
 
@@ -57,14 +69,23 @@ TEST_F(Saving, AKilledRankLeavesTheOldOrTheNewSnapshotWhole) {
                 HasSubstr("rank " + std::to_string(moment.rank) + " died"));
     EXPECT_EQ(job.rank(peer).finish().exit_code, 1);
 
-    Job& next = start_saver("load");
-    next.await("saved");
-    for (int rank = 0; rank < kSavers; ++rank) {
-      EXPECT_EQ(next.said(rank, "loaded"), std::string(moment.found) + " 0");
-      EXPECT_EQ(next.rank(rank).finish().exit_code, 0);
-    }
-    // Only the new snapshot and the link are there; nothing was left over.
-    EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 2);
+    expect_next_job_finds(moment.found);
+  }
+}
+
+// The peers hear of it in the thread that saves, long before their deadline.
+TEST_F(Saving, ARankThatIsKilledWhileItSavesInTheBackgroundIsNoticed) {
+  for (const int rank : {0, 1}) {
+    SCOPED_TRACE(rank);
+    fs::remove_all(folder_);
+    Job& job = start_saver("background", {}, rank);
+    job.rank(rank).await_output("harm");
+    const int peer = 1 - rank;
+    job.await("failed", rank, seconds(10));
+    EXPECT_THAT(job.said(peer, "failed"),
+                HasSubstr("rank " + std::to_string(rank) + " died"));
+    EXPECT_EQ(job.rank(peer).finish().exit_code, 1);
+    expect_next_job_finds("1");
   }
 }
 

@@ -32,8 +32,9 @@ FileDescriptor SaveFiles::create(const std::string& path) {
 
 void SaveFiles::write_at(const FileDescriptor& file, const std::string& path,
                          uint64_t offset, const void* data, size_t size) {
-  // Linux writes at most 2 GiB at once.
-  constexpr size_t kMostAtOnce = size_t{1} << 30;
+  // Less than what Linux writes at once, 2 GiB, so that before() is called
+  // several times a second.
+  constexpr size_t kMostAtOnce = size_t{64} << 20;
   const auto* from = static_cast<const char*>(data);
   while (size > 0) {
     before("write", path);
@@ -41,6 +42,7 @@ void SaveFiles::write_at(const FileDescriptor& file, const std::string& path,
                                  static_cast<off_t>(offset));
     if (put < 0 && errno == EINTR) continue;
     if (put < 0) fail("cannot be written", path);
+    bytes_written_ += static_cast<uint64_t>(put);
     from += put;
     offset += static_cast<uint64_t>(put);
     size -= static_cast<size_t>(put);

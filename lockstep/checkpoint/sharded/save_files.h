@@ -1,5 +1,6 @@
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -9,10 +10,10 @@
 namespace lockstep::internal {
 
 // All changes that the save of a folder makes to the file system. Each function
-// is one system call, except that write_at() repeats a write that was cut
-// short. So a test can stop a save before, or let it fail at, each of its calls
-// (before() below); a save that made a change in another way would escape the
-// test.
+// is one system call, except that write_at() writes a large piece in several
+// parts, and repeats a write that was cut short. So a test can stop a save
+// before, or let it fail at, each of its calls (before() below); a save that
+// made a change in another way would escape the test.
 //
 // Functions throw std::system_error that names the path; for a full disk its
 // code is ENOSPC. They may be called from any thread.
@@ -28,6 +29,8 @@ class SaveFiles {
   FileDescriptor create(const std::string& path);
   void write_at(const FileDescriptor& file, const std::string& path,
                 uint64_t offset, const void* data, size_t size);
+  // Returns how many bytes were written so far.
+  uint64_t bytes_written() const { return bytes_written_; }
   // Blocks until the file's content is on the disk.
   void sync(const FileDescriptor& file, const std::string& path);
   // Blocks until the names in the folder are on the disk.
@@ -46,6 +49,9 @@ class SaveFiles {
   // call shall throw, or end the process.
   virtual void before([[maybe_unused]] const char* call,
                       [[maybe_unused]] const std::string& path) {}
+
+ private:
+  std::atomic<uint64_t> bytes_written_{0};
 };
 
 }  // namespace lockstep::internal

@@ -80,7 +80,8 @@ ShardedSave::ShardedSave(const std::string& folder, const TrainingState& state,
                          SaveFiles& files)
     : folder_(folder_of_path(folder)),
       options_(options),
-      ranks_(ranks),
+      rank_(ranks.rank()),
+      ranks_(ranks.size()),
       files_(files) {
   Json mine = Json::object();
   try {
@@ -89,13 +90,23 @@ ShardedSave::ShardedSave(const std::string& folder, const TrainingState& state,
     failure_ = std::current_exception();
     mine = {{"failed", words_of(failure_)}};
   }
-  const auto all = ranks_.gather_objects(mine);
+  const auto all = ranks.gather_objects(mine);
   throw_if_any_failed(folder_, all, failure_);
   make_plan(all);
-  begin_folder();
+  begin_folder(ranks);
 }
 
 ShardedSave::~ShardedSave() = default;
+
+std::vector<TensorToWrite> ShardedSave::tensors() {
+  std::vector<TensorToWrite> all;
+  for (auto& file : entries_) {
+    for (PlannedEntry& entry : file) {
+      all.push_back({entry.name, &entry.elements});
+    }
+  }
+  return all;
+}
 
 void ShardedSave::collect(const TrainingState& state, Json& mine) {
   std::optional<OptimizerShards::State> optimizer;
@@ -120,7 +131,7 @@ void ShardedSave::collect(const TrainingState& state, Json& mine) {
   }
   require_optimizer(state);
   require_utf8(state.sampler_state, state.metadata);
-  add_model(*state.model, ranks_.rank(), shards_);
+  add_model(*state.model, rank_, shards_);
   uint64_t agreed = 0;
   if (optimizer) {
     add_optimizer(*optimizer, *state.model, shards_);
@@ -131,10 +142,10 @@ void ShardedSave::collect(const TrainingState& state, Json& mine) {
     if (state.scheduler) add_scheduler(*state.scheduler);
   }
   const at::Tensor generator = generator_state();
-  shards_.push_back({kGeneratorPrefix + std::to_string(ranks_.rank()),
+  shards_.push_back({kGeneratorPrefix + std::to_string(rank_),
                      generator.sizes().vec(), Replicate{}, generator});
   for (const TensorShard& shard : shards_) require_utf8(shard.name);
-  manifest_.world_size = static_cast<int64_t>(ranks_.size());
+  manifest_.world_size = static_cast<int64_t>(ranks_);
   manifest_.numbers.epochs_run = state.epochs_run;
   manifest_.numbers.step = state.step;
   manifest_.numbers.sampler_state = state.sampler_state;
@@ -171,11 +182,11 @@ void ShardedSave::make_plan(const std::vector<Json>& all) {
   }
   plan_ = plan_save(claims);
   manifest_.tensors = plan_.tensors;
-  entries_ = entries_of(plan_, ranks_.rank(), shards_);
+  entries_ = entries_of(plan_, rank_, shards_);
 }
 
-void ShardedSave::begin_folder() {
-  if (ranks_.rank() == 0) {
+void ShardedSave::begin_folder(const Ranks& ranks) {
+  if (rank_ == 0) {
     try {
       being_saved_ = std::make_unique<SnapshotBeingSaved>(files_, folder_);
       aside_ = being_saved_->path();
@@ -183,10 +194,11 @@ void ShardedSave::begin_folder() {
       failure_ = std::current_exception();
     }
   }
-  aside_ = share_outcome(ranks_, folder_, aside_, failure_);
+  aside_ = share_outcome(ranks, folder_, aside_, failure_);
 }
 
 void ShardedSave::write() {
+  if (failure_) return;
   try {
     std::error_code error;
     if (!std::filesystem::is_directory(aside_, error)) {
@@ -203,12 +215,12 @@ void ShardedSave::write() {
       const Json shard{{"format", kFolderFormat},
                        {"lockstep_version", lockstep_version()},
                        {"torch_version", torch_version()},
-                       {"rank", ranks_.rank()},
-                       {"world_size", ranks_.size()},
+                       {"rank", rank_},
+                       {"world_size", ranks_},
                        {"step", manifest_.numbers.step},
                        {"placements", std::move(placements)}};
       written_.push_back(write_shard_file(
-          files_, aside_, shard_file_name(ranks_.rank(), i, entries_.size()),
+          files_, aside_, shard_file_name(rank_, i, entries_.size()),
           std::move(entries_[i]), {{kShardKey, shard.dump()}}));
     }
   } catch (...) {
@@ -216,7 +228,7 @@ void ShardedSave::write() {
   }
 }
 
-std::string ShardedSave::commit() {
+std::string ShardedSave::commit(const Ranks& ranks) {
   Json mine = Json::object();
   if (failure_) {
     mine["failed"] = words_of(failure_);
@@ -226,17 +238,17 @@ std::string ShardedSave::commit() {
       mine["files"].push_back({file.name, file.bytes, file.header_checksum});
     }
   }
-  const auto all = ranks_.gather_objects(mine);
+  const auto all = ranks.gather_objects(mine);
   throw_if_any_failed(folder_, all, failure_);
   std::string path;
-  if (ranks_.rank() == 0) {
+  if (rank_ == 0) {
     try {
       path = finish(all);
     } catch (...) {
       failure_ = std::current_exception();
     }
   }
-  return share_outcome(ranks_, folder_, path, failure_);
+  return share_outcome(ranks, folder_, path, failure_);
 }
 
 std::string ShardedSave::finish(const std::vector<Json>& written) {

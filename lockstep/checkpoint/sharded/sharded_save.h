@@ -1,6 +1,5 @@
 #pragma once
 
-#include <exception>
 #include <map>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
@@ -8,6 +7,7 @@
 #include <vector>
 
 #include "lockstep/checkpoint/ranks.h"
+#include "lockstep/checkpoint/save.h"
 #include "lockstep/checkpoint/sharded/manifest.h"
 #include "lockstep/checkpoint/sharded/save_files.h"
 #include "lockstep/checkpoint/sharded/save_plan.h"
@@ -16,12 +16,7 @@
 
 namespace lockstep::internal {
 
-// One save of all ranks into a folder of snapshots, in three steps:
-//
-//   ShardedSave save(folder, state, options, ranks, files);   // collective
-//   save.write();                                             // no
-//   communication const std::string path = save.commit();                   //
-//   collective
+// A save into a folder of snapshots, to which every rank writes its part.
 //
 // The constructor plans what every rank writes, and rank 0 makes a folder with
 // a temporary name. write() writes this rank's files there, synchronised. In
@@ -29,37 +24,29 @@ namespace lockstep::internal {
 // renames the folder, sets the link `latest` and removes old snapshots. At
 // every moment the folder has the snapshots from before, or also the new one,
 // whole.
-//
-// If anything fails on one rank, the constructor or commit() throws on all:
-// that rank its own error, the others a SnapshotError that names the rank and
-// quotes it. write() does not throw; its error surfaces in commit(). The
-// destructor removes what was written if commit() has not succeeded.
-class ShardedSave {
+class ShardedSave final : public Save {
  public:
-  // `files` must outlive this object. Between here and the end of write() the
-  // tensors of `state` must not change.
+  // Collective. `files` must outlive this object.
   ShardedSave(const std::string& folder, const TrainingState& state,
               const SnapshotOptions& options, const Ranks& ranks,
               SaveFiles& files);
-  ~ShardedSave();
+  ~ShardedSave() override;
 
-  // What this rank writes, by file. The elements may be replaced by copies
-  // before write().
-  std::vector<std::vector<PlannedEntry>>& entries() { return entries_; }
-
-  void write();
-  std::string commit();
+  std::vector<TensorToWrite> tensors() override;
+  void write() override;
+  std::string commit(const Ranks& ranks) override;
 
  private:
   void collect(const TrainingState& state, nlohmann::json& mine);
   void add_scheduler(const ResumableScheduler& scheduler);
   void make_plan(const std::vector<nlohmann::json>& all);
-  void begin_folder();
+  void begin_folder(const Ranks& ranks);
   std::string finish(const std::vector<nlohmann::json>& written);
 
   std::string folder_;
   SnapshotOptions options_;
-  Ranks ranks_;
+  size_t rank_;
+  size_t ranks_;
   SaveFiles& files_;
 
   std::vector<TensorShard> shards_;
@@ -70,7 +57,6 @@ class ShardedSave {
   std::unique_ptr<SnapshotBeingSaved> being_saved_;  // on rank 0
   std::string aside_;                                // where to write
   std::vector<WrittenFile> written_;
-  std::exception_ptr failure_;
 };
 
 }  // namespace lockstep::internal

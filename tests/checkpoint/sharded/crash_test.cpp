@@ -228,7 +228,7 @@ TEST_F(CrashedSave, ASaveThatIsGoingOnIsNotRemovedByAnother) {
   ShardedSave first(folder, one.state, {}, Ranks(nullptr), files);
   first.write();
   save_snapshot(folder + "/", two.state);
-  first.commit();
+  first.commit(Ranks(nullptr));
   EXPECT_THAT(names_in(folder), ElementsAre("000001-step-1", "000002-step-3",
                                             "000003-step-2", "latest"));
 }

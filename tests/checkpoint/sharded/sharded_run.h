@@ -65,9 +65,10 @@ struct ShardedRun {
 inline std::string save_with(SaveFiles& files, const std::string& folder,
                              const ShardedRun& run,
                              const SnapshotOptions& options = {}) {
-  ShardedSave save(folder, run.state, options, Ranks(nullptr), files);
+  const Ranks alone(nullptr);
+  ShardedSave save(folder, run.state, options, alone, files);
   save.write();
-  return save.commit();
+  return save.commit(alone);
 }
 
 // Returns the names in a folder, sorted.

@@ -119,10 +119,11 @@ WORLD_TEST(ShardedWorld, AFailedSaveIsAnErrorOnEveryRank, 2, 3) {
   Full full;
   SaveFiles files;
   const std::string message = message_of([&] {
-    ShardedSave save(path, run.state, {}, Ranks(nullptr),
+    const Ranks ranks(nullptr);
+    ShardedSave save(path, run.state, {}, ranks,
                      world.rank == 1 ? full : files);
     save.write();
-    save.commit();
+    save.commit(ranks);
   });
   EXPECT_THAT(message, HasSubstr("No space left on device"));
   if (world.rank != 1) {

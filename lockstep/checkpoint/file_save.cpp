@@ -1,0 +1,98 @@
+#include "lockstep/checkpoint/file_save.h"
+
+#include <stdexcept>
+#include <variant>
+
+#include "lockstep/checkpoint/checked_load.h"
+#include "lockstep/checkpoint/generators.h"
+#include "lockstep/checkpoint/module_state.h"
+#include "lockstep/checkpoint/optimizer_shards.h"
+#include "lockstep/checkpoint/optimizer_state.h"
+#include "lockstep/checkpoint/scheduler_state.h"
+#include "lockstep/checkpoint/snapshot_error.h"
+
+namespace lockstep::internal {
+
+void check_for_file(const TrainingState& state,
+                    const SnapshotOptions& options) {
+  if (dynamic_cast<OptimizerShards*>(state.optimizer) != nullptr) {
+    throw std::invalid_argument(
+        "a sharded optimizer is saved in a folder of snapshots, to which every "
+        "rank writes its part: end the path with \"/\" (for a file, collect "
+        "the state: consolidate_state_dict() and plain())");
+  }
+  if (options.keep_last != 0 || options.keep_every != 0) {
+    throw std::invalid_argument(
+        "SnapshotOptions::keep_last and keep_every are for folders of "
+        "snapshots; end the path with \"/\", or leave them out");
+  }
+}
+
+FileSave::FileSave(const std::string& path, const TrainingState& state,
+                   const SnapshotOptions& options, const Ranks& ranks)
+    : path_(path), writes_(ranks.rank() == 0) {
+  snapshot_.generator_states = ranks.gather(generator_state());
+  if (!writes_) return;
+  try {
+    collect(state, options);
+  } catch (...) {
+    failure_ = std::current_exception();
+  }
+}
+
+void FileSave::collect(const TrainingState& state,
+                       const SnapshotOptions& options) {
+  check_for_file(state, options);
+  if (!state.model) {
+    throw std::invalid_argument("TrainingState.model is not set");
+  }
+  require_optimizer(state);
+  snapshot_.model_state = state_dict(*state.model);
+  if (state.optimizer) snapshot_.optimizer_state = state_dict(*state.optimizer);
+  if (state.scheduler) {
+    set_scheduler_state(snapshot_, state.scheduler->state_dict());
+  }
+  snapshot_.epochs_run = state.epochs_run;
+  snapshot_.step = state.step;
+  snapshot_.sampler_state = state.sampler_state;
+  snapshot_.metadata = state.metadata;
+}
+
+std::vector<TensorToWrite> FileSave::tensors() {
+  std::vector<TensorToWrite> all;
+  for (auto& [name, tensor] : snapshot_.model_state) {
+    all.push_back({name, &tensor});
+  }
+  if (!snapshot_.optimizer_state) return all;
+  for (auto& [number, values] : snapshot_.optimizer_state->state) {
+    for (auto& [key, value] : values) {
+      if (auto* const tensor = std::get_if<at::Tensor>(&value)) {
+        all.push_back(
+            {"optimizer." + std::to_string(number) + "." + key, tensor});
+      }
+    }
+  }
+  return all;
+}
+
+void FileSave::write() {
+  if (!writes_ || failure_) return;
+  try {
+    save_snapshot_file(path_, snapshot_);
+  } catch (...) {
+    failure_ = std::current_exception();
+  }
+}
+
+std::string FileSave::commit(const Ranks& ranks) {
+  // This also tells the other ranks that the file is written: no rank returns
+  // before that.
+  const std::string words = ranks.share(failure_ ? words_of(failure_) : "", 0);
+  if (failure_) std::rethrow_exception(failure_);
+  if (!words.empty()) {
+    throw SnapshotError(path_, "was not written by rank 0: " + words, "");
+  }
+  return path_;
+}
+
+}  // namespace lockstep::internal

@@ -1,0 +1,37 @@
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "lockstep/checkpoint/save.h"
+#include "lockstep/checkpoint/snapshot.h"
+
+namespace lockstep::internal {
+
+// The save of a file (snapshot.h), which the first rank writes alone. Model,
+// optimizer, scheduler and numbers are those of that rank; the other ranks give
+// the states of their generators.
+class FileSave final : public Save {
+ public:
+  // Collective. Leaves a mistake of the first rank's to commit().
+  FileSave(const std::string& path, const TrainingState& state,
+           const SnapshotOptions& options, const Ranks& ranks);
+
+  // Returns none on the other ranks.
+  std::vector<TensorToWrite> tensors() override;
+  void write() override;
+  std::string commit(const Ranks& ranks) override;
+
+ private:
+  void collect(const TrainingState& state, const SnapshotOptions& options);
+
+  std::string path_;
+  bool writes_;
+  Snapshot snapshot_;
+};
+
+// Throws std::invalid_argument if a file cannot hold what was asked for.
+void check_for_file(const TrainingState& state,
+                    const SnapshotOptions& options = {});
+
+}  // namespace lockstep::internal

@@ -1,0 +1,18 @@
+#include "lockstep/checkpoint/save.h"
+
+#include "lockstep/checkpoint/file_save.h"
+#include "lockstep/checkpoint/sharded/sharded_save.h"
+
+namespace lockstep::internal {
+
+std::unique_ptr<Save> begin_save(const std::string& path,
+                                 const TrainingState& state,
+                                 const SnapshotOptions& options,
+                                 const Ranks& ranks, SaveFiles& files) {
+  if (path.ends_with('/')) {
+    return std::make_unique<ShardedSave>(path, state, options, ranks, files);
+  }
+  return std::make_unique<FileSave>(path, state, options, ranks);
+}
+
+}  // namespace lockstep::internal

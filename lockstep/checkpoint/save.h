@@ -1,0 +1,72 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <exception>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/checkpoint/ranks.h"
+#include "lockstep/checkpoint/sharded/save_files.h"
+#include "lockstep/checkpoint/training_state.h"
+
+namespace lockstep::internal {
+
+// A tensor that this rank writes, and its name for errors.
+struct TensorToWrite {
+  std::string name;
+  // Write to it to let another tensor with the same values be written.
+  at::Tensor* tensor;
+};
+
+// One save of all ranks, in three steps:
+//
+//   std::unique_ptr<Save> save =
+//       begin_save(path, state, options, ranks, files);  // collective
+//   save->write();                                       // alone
+//   std::string path = save->commit(ranks);              // collective
+//
+// The first step finds out what is to be written, write() writes it, and
+// commit() lets it take the place of what was there before, if all ranks have
+// succeeded. At every moment the old snapshot or the new one is there, whole.
+//
+// If anything fails on one rank, begin_save() or commit() throws on all ranks:
+// on that rank its own error, on the others a SnapshotError that names the rank
+// and quotes it. write() does not throw; commit() throws its error. The
+// destructor removes what was written if commit() has not succeeded.
+//
+// The steps may run in different threads, but not at the same time.
+class Save {
+ public:
+  Save() = default;
+  virtual ~Save() = default;
+  Save(const Save&) = delete;
+  Save& operator=(const Save&) = delete;
+
+  // Returns what write() will read on this rank. These tensors share the memory
+  // of the model and the optimizer, which must not change until write() has
+  // ended, unless all of them are replaced.
+  virtual std::vector<TensorToWrite> tensors() = 0;
+
+  virtual void write() = 0;
+
+  // Returns the path of what was written.
+  virtual std::string commit(const Ranks& ranks) = 0;
+
+  // Lets commit() throw this error on all ranks. write() must not be called any
+  // more.
+  void fail(std::exception_ptr failure) { failure_ = std::move(failure); }
+
+ protected:
+  std::exception_ptr failure_;
+};
+
+// Begins to save into a folder of snapshots if `path` ends with "/", otherwise
+// into a file, which the first rank writes. `files` must outlive the save.
+std::unique_ptr<Save> begin_save(const std::string& path,
+                                 const TrainingState& state,
+                                 const SnapshotOptions& options,
+                                 const Ranks& ranks, SaveFiles& files);
+
+}  // namespace lockstep::internal

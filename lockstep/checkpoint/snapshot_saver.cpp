@@ -1,0 +1,316 @@
+#include "lockstep/checkpoint/snapshot_saver.h"
+
+#include <c10/util/Exception.h>
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <exception>
+#include <stdexcept>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+#include "lockstep/base/current_call.h"
+#include "lockstep/checkpoint/ranks.h"
+#include "lockstep/checkpoint/save.h"
+#include "lockstep/checkpoint/staged_copy.h"
+#include "lockstep/checkpoint/stop_signals.h"
+
+namespace lockstep {
+namespace {
+
+using internal::Ranks;
+using Clock = std::chrono::steady_clock;
+
+// The thread that writes gets a core when the training leaves one, and a tenth
+// of one that the training uses.
+constexpr int kNiceness = 10;
+constexpr std::chrono::seconds kProgressInterval{1};
+
+// Tells about once a second how many bytes were written.
+class ReportingFiles final : public internal::SaveFiles {
+ public:
+  explicit ReportingFiles(std::function<void(uint64_t bytes)> report)
+      : report_(std::move(report)) {}
+
+ private:
+  void before(const char*, const std::string&) override {
+    if (Clock::now() - last_ < kProgressInterval) return;
+    last_ = Clock::now();
+    report_(bytes_written());
+  }
+
+  const std::function<void(uint64_t)> report_;
+  Clock::time_point last_ = Clock::now();
+};
+
+void check(const SnapshotSaverOptions& options) {
+  if (options.every_steps < 0) {
+    throw std::invalid_argument(
+        "SnapshotSaverOptions::every_steps is " +
+        std::to_string(options.every_steps) +
+        "; give the number of steps between two saves, or 0 for none");
+  }
+  if (options.every && *options.every <= std::chrono::milliseconds(0)) {
+    throw std::invalid_argument("SnapshotSaverOptions::every is " +
+                                std::to_string(options.every->count()) +
+                                " ms; give more than 0, or leave it out");
+  }
+  if (options.keep_last < 0 || options.keep_every < 0) {
+    throw std::invalid_argument(
+        "SnapshotSaverOptions::keep_last and keep_every must be 0 or more");
+  }
+  if (options.overlap_copy && !options.in_background) {
+    throw std::invalid_argument(
+        "SnapshotSaverOptions::overlap_copy needs in_background");
+  }
+}
+
+}  // namespace
+
+class SnapshotSaver::Impl {
+ public:
+  Impl(std::string path, const TrainingState& state,
+       SnapshotSaverOptions options)
+      : path_(std::move(path)),
+        state_(state),
+        options_((check(options), std::move(options))),
+        ranks_(options_.group),
+        ranks_of_thread_(options_.in_background ? ranks_.through_store()
+                                                : ranks_),
+        signals_(options_.stop_signals),
+        seen_step_(state.step) {}
+
+  ~Impl() {
+    try {
+      wait();
+    } catch (const std::exception& error) {
+      TORCH_WARN("lockstep: SnapshotSaverOptions::on_saved threw: ",
+                 error.what());
+    }
+  }
+
+  bool is_due() {
+    report_if_done();
+    const bool steps_are_due =
+        options_.every_steps > 0 &&
+        state_.step / options_.every_steps != seen_step_ / options_.every_steps;
+    seen_step_ = state_.step;
+    if (!options_.every && options_.stop_signals.empty()) return steps_are_due;
+    const bool time_is_over = options_.every && ranks_.rank() == 0 &&
+                              !under_way_ &&
+                              Clock::now() - began_ >= *options_.every;
+    const auto all = ranks_.any(
+        {steps_are_due || time_is_over,
+         !options_.stop_signals.empty() && internal::StopSignals::have_come()});
+    const bool is_stopped_now = all[1] != 0 && !stop_requested_;
+    stop_requested_ = stop_requested_ || is_stopped_now;
+    return all[0] != 0 || is_stopped_now;
+  }
+
+  bool stop_requested() const { return stop_requested_; }
+
+  void save() {
+    const auto called = Clock::now();
+    wait();
+    began_ = called;
+    result_ = {.step = state_.step};
+    failure_ = nullptr;
+    files_ = files();
+    try {
+      save_ = internal::begin_save(path_, state_,
+                                   {.group = options_.group,
+                                    .keep_last = options_.keep_last,
+                                    .keep_every = options_.keep_every},
+                                   ranks_, *files_);
+    } catch (const SnapshotError&) {
+      failure_ = std::current_exception();
+    } catch (const std::system_error&) {
+      failure_ = std::current_exception();
+    }
+    if (save_) {
+      for (const auto& entry : save_->tensors()) {
+        bytes_total_ += entry.tensor->nbytes();
+      }
+      if (options_.in_background && start_thread()) return;
+      write_and_commit();
+    }
+    result_.total = blocked_ = Clock::now() - began_;
+    ended();
+  }
+
+  void wait_for_copy() {
+    if (!std::exchange(copy_is_pending_, false)) return;
+    const auto begin = Clock::now();
+    try {
+      copy_.copy();
+    } catch (const std::runtime_error&) {
+      // The thread gets the same error, and tells the save.
+    }
+    blocked_ += Clock::now() - begin;
+  }
+
+  void wait() {
+    wait_for_copy();
+    if (!under_way_) return;
+    thread_.join();
+    ended();
+  }
+
+  void finish() {
+    wait();
+    if (ranks_.any({saved_step_ != state_.step})[0] != 0) {
+      save();
+      wait();
+    }
+    if (failure_) std::rethrow_exception(failure_);
+  }
+
+ private:
+  std::unique_ptr<internal::SaveFiles> files() {
+    bytes_total_ = 0;
+    if (!options_.on_progress) return std::make_unique<internal::SaveFiles>();
+    return std::make_unique<ReportingFiles>(
+        [this](uint64_t bytes) { report_progress(bytes); });
+  }
+
+  void report_progress(uint64_t bytes) const {
+    // Headers are written, too.
+    options_.on_progress({.step = result_.step,
+                          .bytes_written = std::min(bytes, bytes_total_),
+                          .bytes_total = bytes_total_});
+  }
+
+  // Returns false if the system has no more threads.
+  bool start_thread() {
+    try {
+      copy_.begin(*save_);
+      copy_is_pending_ = true;
+    } catch (...) {
+      save_->fail(std::current_exception());  // no memory, say
+    }
+    is_done_ = false;
+    try {
+      thread_ = std::thread([this, copies = copy_is_pending_] {
+        if (copies) copy();
+        // If this fails, the thread competes with the training as an equal.
+        ::setpriority(PRIO_PROCESS, static_cast<id_t>(::gettid()), kNiceness);
+        write_and_commit();
+        is_done_ = true;
+      });
+    } catch (const std::system_error&) {
+      if (std::exchange(copy_is_pending_, false)) copy();
+      return false;
+    }
+    under_way_ = true;
+    if (!options_.overlap_copy) wait_for_copy();
+    blocked_ = Clock::now() - began_;
+    return true;
+  }
+
+  void copy() {
+    try {
+      copy_.copy();
+    } catch (...) {
+      save_->fail(std::current_exception());
+    }
+  }
+
+  void write_and_commit() {
+    try {
+      save_->write();
+      if (options_.on_progress) report_progress(files_->bytes_written());
+      result_.path = save_->commit(ranks_of_thread_);
+    } catch (...) {
+      failure_ = std::current_exception();
+    }
+    save_.reset();  // removes what a failed save has written
+    result_.total = Clock::now() - began_;
+  }
+
+  void report_if_done() {
+    if (under_way_ && is_done_) wait();
+  }
+
+  void ended() {
+    under_way_ = false;
+    copy_.end();
+    files_.reset();
+    result_.blocked = std::exchange(blocked_, {});
+    if (failure_) {
+      result_.path.clear();
+      result_.error = internal::words_of(failure_);
+    } else {
+      saved_step_ = result_.step;
+    }
+    if (options_.on_saved) {
+      options_.on_saved(result_);
+    } else if (failure_ && ranks_.rank() == 0) {
+      TORCH_WARN("lockstep: a snapshot was not saved, and training goes on: ",
+                 result_.error);
+    }
+  }
+
+  const std::string path_;
+  const TrainingState& state_;
+  const SnapshotSaverOptions options_;
+  const Ranks ranks_;
+  const Ranks ranks_of_thread_;
+  const internal::StopSignals signals_;
+
+  // When to save.
+  Clock::time_point began_ = Clock::now();
+  int64_t seen_step_;
+  int64_t saved_step_ = -1;
+  bool stop_requested_ = false;
+
+  // The save that is under way, or the last one. While the thread runs, these
+  // are its own.
+  std::unique_ptr<internal::SaveFiles> files_;
+  std::unique_ptr<internal::Save> save_;
+  uint64_t bytes_total_ = 0;
+  SavedSnapshot result_;
+  std::exception_ptr failure_;
+
+  // Shared with the thread.
+  internal::StagedCopy copy_;
+  std::atomic<bool> is_done_{false};
+
+  bool under_way_ = false;
+  bool copy_is_pending_ = false;
+  std::chrono::duration<double> blocked_{};
+  std::thread thread_;
+};
+
+SnapshotSaver::SnapshotSaver(std::string path, const TrainingState& state,
+                             SnapshotSaverOptions options) {
+  const internal::UserFunction function("SnapshotSaver()");
+  impl_ = std::make_unique<Impl>(std::move(path), state, std::move(options));
+}
+
+SnapshotSaver::~SnapshotSaver() = default;
+
+bool SnapshotSaver::is_due() {
+  const internal::UserFunction function("SnapshotSaver::is_due()");
+  return impl_->is_due();
+}
+
+bool SnapshotSaver::stop_requested() const { return impl_->stop_requested(); }
+
+void SnapshotSaver::save() {
+  const internal::UserFunction function("SnapshotSaver::save()");
+  impl_->save();
+}
+
+void SnapshotSaver::wait_for_copy() { impl_->wait_for_copy(); }
+
+void SnapshotSaver::wait() { impl_->wait(); }
+
+void SnapshotSaver::finish() {
+  const internal::UserFunction function("SnapshotSaver::finish()");
+  impl_->finish();
+}
+
+}  // namespace lockstep

@@ -1,0 +1,169 @@
+#pragma once
+
+#include <chrono>
+#include <csignal>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/checkpoint/training_state.h"
+
+namespace lockstep {
+
+// How one save of a SnapshotSaver has ended.
+struct SavedSnapshot {
+  // The file, or the folder of the one snapshot, that was written. Empty if the
+  // save has failed.
+  std::string path{};
+  // Why it has failed, in one line; empty if it has not.
+  std::string error{};
+  // TrainingState::step when it began.
+  int64_t step{0};
+  // From the call of save() until everything was on the disk.
+  std::chrono::duration<double> total{};
+  // How long the training loop has waited for it: in save() and in
+  // wait_for_copy().
+  std::chrono::duration<double> blocked{};
+};
+
+// How far this rank's part of a save in a folder has come. (Of a file nothing
+// is known.)
+struct SnapshotProgress {
+  int64_t step{0};
+  // Bytes of tensors. When all are written, the disk may still be working.
+  uint64_t bytes_written{0};
+  uint64_t bytes_total{0};
+};
+
+struct SnapshotSaverOptions {
+  // ---- Behaviour ----
+
+  // The ranks that save together. Most programs leave it. Null: the default
+  // group, or this process alone if there is none.
+  ProcessGroupPtr group{};
+
+  // is_due() is true whenever TrainingState::step has reached another multiple
+  // of this number. Default: 0, never.
+  int64_t every_steps{0};
+
+  // is_due() is true when this time has passed since the last save began.
+  // Rank 0's clock decides. Default: none, never.
+  std::optional<std::chrono::milliseconds> every{};
+
+  // If one of these signals comes to any rank, is_due() and stop_requested()
+  // become true on all ranks. A signal for which the program has a handler of
+  // its own is left to it. Default: SIGTERM, with which launchers and
+  // schedulers stop a job, and SIGUSR2, with which a scheduler can announce
+  // that.
+  std::vector<int> stop_signals{SIGTERM, SIGUSR2};
+
+  // As in SnapshotOptions, for folders of snapshots.
+  int64_t keep_last{0};
+  int64_t keep_every{0};
+
+  // Called on each rank when a save has ended, by the next call of this object,
+  // in the thread of that call. Set it to count or to show saves, and to see
+  // those that have failed. Default: none; then rank 0 warns (TORCH_WARN) of a
+  // save that has failed.
+  std::function<void(const SavedSnapshot&)> on_saved{};
+
+  // Called on each rank about once a second while its files are written, and
+  // once after that, by the thread that writes; must not throw. Set it to show
+  // long saves in a folder. Default: none.
+  std::function<void(const SnapshotProgress&)> on_progress{};
+
+  // ---- Performance ----
+
+  // Whether save() only copies what is to be saved, and a thread writes the
+  // copy while training goes on. That takes as much memory as this rank's part
+  // of the snapshot. Default: true.
+  bool in_background{true};
+
+  // Whether the thread also makes the copy. save() then returns almost at once,
+  // and the program must call wait_for_copy() before it changes the model or
+  // the optimizer: before optimizer.step(), or before backward() if the step is
+  // part of it. Set it to true if forward and backward take longer than
+  // copying. A save during which something has changed fails. Default: false.
+  bool overlap_copy{false};
+};
+
+// Saves snapshots of a training while it goes on: every so many steps, every so
+// many minutes, and when the job is told to stop.
+//
+//   lockstep::load_snapshot("snapshots/", state);
+//   lockstep::SnapshotSaver saver("snapshots/", state,
+//                                 {.every_steps = 1000, .keep_last = 3});
+//   for (auto& batch : loader) {
+//     ... train ...
+//     ++state.step;
+//     if (saver.is_due()) {
+//       state.sampler_state = sampler.state_dict();
+//       saver.save();
+//     }
+//     if (saver.stop_requested()) break;
+//   }
+//   saver.finish();
+//
+// Files and folders are those of save_snapshot(), with the same promises. If a
+// save fails, because the disk is full or a rank cannot write, the snapshots
+// from before are still there, training goes on, and the next save tries again;
+// on_saved tells. What cannot succeed later either (a TrainingState without a
+// model) is thrown.
+//
+// At most one save is under way: save() waits until the one before has ended,
+// if the disk is slower than the training.
+//
+// The calls that are collective must be made by all ranks, at the same place in
+// the program. The thread talks to the other ranks through the store, so the
+// training may use the group meanwhile. All calls belong to one thread.
+class SnapshotSaver {
+ public:
+  // Collective. `state` is read by each save, so it must outlive this object,
+  // and so must the group. Throws std::invalid_argument if an option is out of
+  // range.
+  SnapshotSaver(std::string path, const TrainingState& state,
+                SnapshotSaverOptions options = {});
+
+  // Waits until a save that is under way has ended, and warns if it fails. From
+  // then on the signals do what they did before.
+  ~SnapshotSaver();
+
+  SnapshotSaver(const SnapshotSaver&) = delete;
+  SnapshotSaver& operator=(const SnapshotSaver&) = delete;
+
+  // Returns whether a snapshot should be saved now; the same on all ranks. Call
+  // it once after each optimizer step. It is collective, and costs an
+  // all_reduce of a few bytes, if `every` or `stop_signals` are set.
+  bool is_due();
+
+  // Whether a signal has asked the job to stop. It is true from the same call
+  // of is_due() on, on all ranks. Save, and end the training.
+  bool stop_requested() const;
+
+  // Collective. Begins to save the present state; with `in_background` it
+  // returns when a copy is made, or earlier with `overlap_copy`, and otherwise
+  // when everything is on the disk. The state may change from then on. Blocks
+  // while the save before is under way.
+  void save();
+
+  // With `overlap_copy`: blocks until the copy for the last save is made, and
+  // helps to make it. Costs nothing otherwise.
+  void wait_for_copy();
+
+  // Blocks until the save that is under way, if there is one, has ended.
+  void wait();
+
+  // Collective, for the end of the training. Saves the present state, unless
+  // this step is saved already, and waits for that. Throws SnapshotError if it
+  // was not saved.
+  void finish();
+
+ private:
+  class Impl;
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace lockstep

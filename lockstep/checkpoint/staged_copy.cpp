@@ -1,0 +1,115 @@
+#include "lockstep/checkpoint/staged_copy.h"
+
+#include <ATen/Functions.h>
+#include <ATen/core/grad_mode.h>
+#include <sys/mman.h>
+
+#include <algorithm>
+#include <cstring>
+#include <stdexcept>
+
+namespace lockstep::internal {
+namespace {
+
+// Small enough for threads that share the work to end together, large enough to
+// be one copy.
+constexpr size_t kPieceBytes = size_t{1} << 20;
+constexpr size_t kAlignment = 64;
+constexpr size_t kPage = 4096;
+constexpr size_t kHugePage = size_t{2} << 20;
+
+size_t aligned(size_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+uint32_t version_of(const at::Tensor& tensor) {
+  return tensor.is_inference() ? 0 : tensor._version();
+}
+
+}  // namespace
+
+void StagedCopy::begin(Save& save) {
+  const at::NoGradGuard no_grad;
+  end();
+  std::vector<TensorToWrite> tensors = save.tensors();
+  size_t bytes = 0;
+  for (const TensorToWrite& entry : tensors) {
+    bytes += aligned(entry.tensor->nbytes());
+  }
+  reserve(bytes);
+  int64_t place = 0;
+  for (const TensorToWrite& entry : tensors) {
+    at::Tensor from = *entry.tensor;
+    const auto size = static_cast<int64_t>(from.nbytes());
+    if (size == 0) continue;
+    at::Tensor to = memory_.narrow(0, place, size).view(from.scalar_type());
+    place += static_cast<int64_t>(aligned(from.nbytes()));
+    // Without gaps in memory, the bytes can be copied as they are.
+    const bool is_dense = from.device().is_cpu() &&
+                          from.is_non_overlapping_and_dense() &&
+                          !from.is_neg() && !from.is_conj();
+    to = is_dense ? to.as_strided(from.sizes(), from.strides())
+                  : to.view(from.sizes()).copy_(from);
+    *entry.tensor = to;
+    if (!is_dense) continue;
+    for (size_t begin = 0; begin < from.nbytes(); begin += kPieceBytes) {
+      pieces_.push_back({sources_.size(), begin,
+                         std::min(kPieceBytes, from.nbytes() - begin)});
+    }
+    const uint32_t version = version_of(from);
+    sources_.push_back({entry.name, std::move(from), std::move(to), version});
+  }
+  done_ = 0;
+  next_ = 0;
+  changed_ = kNotLooked;
+}
+
+void StagedCopy::reserve(size_t bytes) {
+  if (memory_.defined() && memory_.nbytes() >= bytes) return;
+  memory_.reset();
+  memory_ = at::empty({static_cast<int64_t>(bytes)}, at::kByte);
+  if (bytes < kHugePage) return;
+  // Huge pages make the first copy faster; without them it still works.
+  const auto address = reinterpret_cast<uintptr_t>(memory_.data_ptr());
+  const uintptr_t begin = (address + kPage - 1) / kPage * kPage;
+  ::madvise(reinterpret_cast<void*>(begin), address + bytes - begin,
+            MADV_HUGEPAGE);
+}
+
+void StagedCopy::copy() {
+  for (size_t index = next_++; index < pieces_.size(); index = next_++) {
+    const Piece& piece = pieces_[index];
+    const Source& source = sources_[piece.source];
+    std::memcpy(
+        static_cast<char*>(source.to.data_ptr()) + piece.begin,
+        static_cast<const char*>(source.from.const_data_ptr()) + piece.begin,
+        piece.bytes);
+    if (++done_ == pieces_.size()) done_.notify_all();
+  }
+  for (size_t done = done_; done < pieces_.size(); done = done_) {
+    done_.wait(done);
+  }
+  size_t changed = kNotLooked;
+  const size_t found = find_changed();
+  if (changed_.compare_exchange_strong(changed, found)) changed = found;
+  if (changed == kNone) return;
+  throw std::runtime_error(
+      "the tensor \"" + sources_[changed].name +
+      "\" was changed while it was copied for the snapshot; with "
+      "overlap_copy, call SnapshotSaver::wait_for_copy() before "
+      "optimizer.step() and before everything else that changes the model");
+}
+
+void StagedCopy::end() {
+  sources_.clear();
+  pieces_.clear();
+}
+
+size_t StagedCopy::find_changed() const {
+  for (size_t i = 0; i < sources_.size(); ++i) {
+    if (version_of(sources_[i].from) != sources_[i].version) return i;
+  }
+  return kNone;
+}
+
+}  // namespace lockstep::internal

@@ -1,0 +1,180 @@
+// SnapshotSaver on several ranks.
+#include <gmock/gmock.h>
+#include <sys/resource.h>
+
+#include <csignal>
+#include <thread>
+
+#include "lockstep/checkpoint/snapshot_saver.h"
+#include "lockstep/comm/collectives.h"
+#include "lockstep/comm/init.h"
+#include "tests/checkpoint/sharded/sharded_run.h"
+#include "tests/harness/message_of.h"
+#include "tests/harness/process_world.h"
+
+namespace lockstep::internal {
+namespace {
+
+using ::testing::HasSubstr;
+using namespace lockstep::internal::testing;
+using std::chrono::milliseconds;
+
+std::string saver_path(const World& world, const std::string& name) {
+  return (world.folder / name).string();
+}
+
+// The collectives of the training and those of the save do not meet.
+WORLD_TEST(SaverWorld, TrainingGoesOnWhileTheRanksSave, 1, 2, 3) {
+  const auto group = init_process_group();
+  for (const std::string name : {"going/", "going.pt"}) {
+    const std::string path = saver_path(world, name);
+    ShardedRun run;
+    int64_t saves = 0;
+    {
+      SnapshotSaver saver(path, run.state,
+                          {.every_steps = 3,
+                           .on_saved =
+                               [&](const SavedSnapshot& saved) {
+                                 EXPECT_EQ(saved.error, "");
+                                 EXPECT_EQ(saved.step, 3 * ++saves);
+                               },
+                           .overlap_copy = name.ends_with('/')});
+      for (int64_t step = 1; step <= 20; ++step) {
+        at::Tensor sum = torch::ones({1000});
+        all_reduce(sum);
+        EXPECT_EQ(sum.min().item<float>(), world.size);
+        saver.wait_for_copy();
+        run.set(step);
+        if (saver.is_due()) saver.save();
+      }
+      saver.wait();
+      EXPECT_EQ(saves, 6);
+      barrier();
+      ShardedRun loaded;
+      EXPECT_TRUE(load_snapshot(path, loaded.state));
+      EXPECT_EQ(loaded.number(), 18);
+      run.set(21);
+      saves = 6;
+      saver.save();
+    }
+    EXPECT_EQ(saves, 7);
+    ShardedRun loaded;
+    EXPECT_TRUE(load_snapshot(path, loaded.state));
+    EXPECT_EQ(loaded.number(), 21);
+    barrier();
+  }
+}
+
+WORLD_TEST(SaverWorld, ASignalToOneRankStopsAllAtTheSameStep, 2, 3) {
+  const auto group = init_process_group();
+  const std::string path = saver_path(world, "stop/");
+  ShardedRun run;
+  SnapshotSaver saver(path, run.state, {});
+  for (int64_t step = 1; step <= 100; ++step) {
+    run.set(step);
+    if (step == 4 && world.rank == 1) ::raise(SIGTERM);
+    if (saver.is_due()) saver.save();
+    if (saver.stop_requested()) break;
+  }
+  saver.finish();
+  EXPECT_EQ(run.state.step, 4);
+  ShardedRun loaded;
+  EXPECT_TRUE(load_snapshot(path, loaded.state));
+  EXPECT_EQ(loaded.number(), 4);
+}
+
+// The others' clocks do not matter.
+WORLD_TEST(SaverWorld, TheFirstRanksClockDecides, 2) {
+  const auto group = init_process_group();
+  ShardedRun run;
+  SnapshotSaver saver(saver_path(world, "clock/"), run.state,
+                      {.every = world.rank == 0 ? milliseconds(20)
+                                                : milliseconds(1'000'000'000)});
+  SnapshotSaver never(saver_path(world, "never/"), run.state,
+                      {.every = world.rank == 0 ? milliseconds(1'000'000'000)
+                                                : milliseconds(1)});
+  std::this_thread::sleep_for(milliseconds(30));
+  EXPECT_TRUE(saver.is_due());
+  EXPECT_FALSE(never.is_due());
+}
+
+// Rank 1 cannot write (a limit on the size of its files stands for a full
+// disk): no rank has a new snapshot, all know why, and the next save succeeds.
+WORLD_TEST(SaverWorld, ARankThatCannotWriteIsNamedToAll, 2, 3) {
+  const auto group = init_process_group();
+  const std::string path = saver_path(world, "full/");
+  ShardedRun run;
+  std::vector<SavedSnapshot> results;
+  SnapshotSaver saver(path, run.state, {.on_saved = [&](const auto& saved) {
+                        results.push_back(saved);
+                      }});
+  run.set(1);
+  saver.save();
+  saver.wait();
+  ::signal(SIGXFSZ, SIG_IGN);
+  struct rlimit limit {};
+  ::getrlimit(RLIMIT_FSIZE, &limit);
+  const auto before = limit.rlim_cur;
+  if (world.rank == 1) {
+    limit.rlim_cur = 100;
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  run.set(2);
+  saver.save();
+  saver.wait();
+  if (world.rank == 1) {
+    limit.rlim_cur = before;
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+  }
+  ASSERT_EQ(results.size(), 2u);
+  EXPECT_THAT(results[1].error, HasSubstr("File too large"));
+  if (world.rank != 1) {
+    EXPECT_THAT(results[1].error, HasSubstr("was not saved: rank 1: "));
+  }
+  saver.finish();
+  ASSERT_EQ(results.size(), 3u);
+  EXPECT_EQ(results[2].error, "");
+  barrier();
+  EXPECT_EQ(names_in(path), (std::vector<std::string>{
+                                "000001-step-1", "000002-step-2", "latest"}));
+}
+
+// A copy that was disturbed on one rank is a failed save on all.
+WORLD_TEST(SaverWorld, ADisturbedCopyOnOneRankFailsOnAll, 2) {
+  const auto group = init_process_group();
+  const std::string path = saver_path(world, "torn/");
+  ShardedRun run;
+  const Ranks ranks(nullptr);
+  SaveFiles files;
+  const auto save = begin_save(path, run.state, {}, ranks, files);
+  if (world.rank == 1) {
+    save->fail(std::make_exception_ptr(std::runtime_error("was changed")));
+  }
+  save->write();
+  EXPECT_THAT(message_of([&] { save->commit(ranks.through_store()); }),
+              HasSubstr("was changed"));
+}
+
+// A second passes in the first collective, so that progress is reported before
+// anything is written, too.
+WORLD_TEST(SaverWorld, ALongSaveTellsHowFarItIs, 2) {
+  const auto group = init_process_group();
+  ShardedRun run;
+  std::vector<SnapshotProgress> progress;
+  SnapshotSaver saver(saver_path(world, "long/"), run.state,
+                      {.on_progress = [&](const SnapshotProgress& at) {
+                        progress.push_back(at);
+                      }});
+  run.set(9);
+  if (world.rank == 1) std::this_thread::sleep_for(milliseconds(1100));
+  saver.save();
+  saver.finish();
+  ASSERT_EQ(progress.size(), world.rank == 0 ? 2u : 1u);
+  EXPECT_EQ(progress.front().bytes_written,
+            world.rank == 0 ? 0 : progress.front().bytes_total);
+  EXPECT_EQ(progress.back().bytes_written, progress.back().bytes_total);
+  EXPECT_GT(progress.back().bytes_total, 0u);
+}
+
+}  // namespace
+}  // namespace lockstep::internal

@@ -1,0 +1,408 @@
+// SnapshotSaver in one process; tests/checkpoint/saver_world_test.cpp has
+// ranks.
+#include "lockstep/checkpoint/snapshot_saver.h"
+
+#include <gmock/gmock.h>
+#include <sys/resource.h>
+
+#include <csignal>
+#include <filesystem>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "lockstep/checkpoint/staged_copy.h"
+#include "tests/checkpoint/sharded/sharded_run.h"
+#include "tests/harness/in_child.h"
+#include "tests/harness/message_of.h"
+#include "tests/harness/temporary_folder.h"
+
+namespace lockstep::internal {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using namespace lockstep::internal::testing;
+using std::chrono::milliseconds;
+
+// Returns the number of the snapshot that is loaded; -1 if there is none.
+int64_t number_in(const std::string& path) {
+  ShardedRun loaded;
+  if (!load_snapshot(path, loaded.state)) return -1;
+  return loaded.number();
+}
+
+const std::vector<const char*> kPaths{"folder/", "file.pt", "file.safetensors"};
+
+TEST(SnapshotSaver, WhatIsSavedIsWhatWasThereWhenSaveReturned) {
+  for (const bool in_background : {true, false}) {
+    for (const char* name : kPaths) {
+      SCOPED_TRACE(name);
+      const TemporaryFolder folder;
+      ShardedRun run;
+      SnapshotSaver saver(folder.file(name), run.state,
+                          {.in_background = in_background});
+      for (const int64_t number : {1, 2, 5}) {
+        run.set(number);
+        saver.save();
+        run.set(number + 100);
+        saver.wait();
+        EXPECT_EQ(number_in(folder.file(name)), number);
+      }
+    }
+  }
+}
+
+TEST(SnapshotSaver, TheCopyCanBeMadeWhileTheModelIsOnlyRead) {
+  for (const char* name : kPaths) {
+    SCOPED_TRACE(name);
+    const TemporaryFolder folder;
+    ShardedRun run;
+    SnapshotSaver saver(folder.file(name), run.state, {.overlap_copy = true});
+    for (const int64_t number : {1, 2, 5}) {
+      run.set(number);
+      saver.save();
+      for (const auto& parameter : run.model->parameters()) {
+        EXPECT_EQ(parameter.min().item<double>(), number);
+      }
+      saver.wait_for_copy();
+      run.set(number + 100);
+      saver.wait_for_copy();
+      saver.wait();
+      EXPECT_EQ(number_in(folder.file(name)), number);
+    }
+    saver.wait_for_copy();
+  }
+}
+
+// A save of tensors that are given.
+class SaveOfTensors final : public Save {
+ public:
+  explicit SaveOfTensors(std::vector<at::Tensor> tensors)
+      : tensors_(std::move(tensors)) {}
+  std::vector<TensorToWrite> tensors() override {
+    std::vector<TensorToWrite> all;
+    for (size_t i = 0; i < tensors_.size(); ++i) {
+      all.push_back({"t" + std::to_string(i), &tensors_[i]});
+    }
+    return all;
+  }
+  void write() override {}
+  std::string commit(const Ranks&) override { return {}; }
+
+  std::vector<at::Tensor> tensors_;
+};
+
+std::vector<at::Tensor> tensors_of_all_kinds() {
+  const auto numbers = torch::arange(240).view({4, 5, 12});
+  return {torch::arange(3'000'000).to(at::kFloat),  // several pieces
+          numbers.transpose(0, 2),                  // dense, permuted
+          numbers.narrow(2, 3, 4),                  // gaps
+          torch::ones({2, 3, 4, 5}).contiguous(at::MemoryFormat::ChannelsLast),
+          torch::tensor(7, at::kShort),
+          torch::tensor({true, false, true}),
+          torch::empty({0, 3}),
+          torch::rand({5}, at::kComplexFloat).conj(),
+          torch::arange(10).to(at::kBFloat16).slice(0, 3, 8),
+          torch::ones({1}).expand({6})};
+}
+
+TEST(StagedCopy, HasTheValuesOfAllKindsOfTensors) {
+  StagedCopy copy;
+  for (int round = 0; round < 3; ++round) {
+    const auto originals = tensors_of_all_kinds();
+    std::vector<at::Tensor> expected;
+    for (const auto& original : originals) expected.push_back(original.clone());
+    SaveOfTensors save(originals);
+    copy.begin(save);
+    {
+      std::vector<std::jthread> helpers;
+      for (int i = 0; i < round; ++i) {
+        helpers.emplace_back([&copy] { copy.copy(); });
+      }
+      copy.copy();
+      for (size_t i = 0; i < originals.size(); ++i) {
+        at::Tensor changed = originals[i];
+        if (i != 9) changed.zero_();
+      }
+    }
+    for (size_t i = 0; i < originals.size(); ++i) {
+      EXPECT_TRUE(torch::equal(save.tensors_[i], expected[i])) << i;
+      EXPECT_EQ(save.tensors_[i].dtype(), expected[i].dtype()) << i;
+      EXPECT_FALSE(save.tensors_[i].is_alias_of(originals[i]) &&
+                   originals[i].numel() > 0)
+          << i;
+    }
+  }
+}
+
+TEST(StagedCopy, AChangeBeforeTheCopyIsMadeIsFound) {
+  StagedCopy copy;
+  const at::Tensor first = torch::ones({5});
+  at::Tensor second = torch::ones({700'000});
+  SaveOfTensors save({first, second.view({700, 1000})});
+  copy.begin(save);
+  second.add_(1);
+  EXPECT_THAT(message_of([&] { copy.copy(); }),
+              ::testing::AllOf(HasSubstr("\"t1\" was changed"),
+                               HasSubstr("wait_for_copy()")));
+  // Every other thread hears the same.
+  EXPECT_THAT(message_of([&] { copy.copy(); }), HasSubstr("\"t1\""));
+  // A change after the first copy() is none.
+  SaveOfTensors again({first, second});
+  copy.begin(again);
+  copy.copy();
+  second.add_(1);
+  EXPECT_EQ(message_of([&] { copy.copy(); }), "");
+  EXPECT_EQ(again.tensors_[1].min().item<float>(), 2);
+}
+
+// The optimizers of LibTorch and of Lockstep count as changes.
+TEST(StagedCopy, AnOptimizersStepIsAChange) {
+  ShardedRun run;
+  run.set(1);
+  const TemporaryFolder folder;
+  SaveFiles files;
+  const Ranks alone(nullptr);
+  const auto save = begin_save(folder.file("a/"), run.state, {}, alone, files);
+  StagedCopy copy;
+  copy.begin(*save);
+  run.optimizer.step();
+  EXPECT_THAT(message_of([&] { copy.copy(); }), HasSubstr("was changed"));
+}
+
+TEST(SnapshotSaver, ItIsDueAtMultiplesOfSteps) {
+  const TemporaryFolder folder;
+  ShardedRun run;
+  run.state.step = 7;  // resumed there
+  for (const bool with_signals : {true, false}) {
+    SnapshotSaverOptions options{.every_steps = 5};
+    if (!with_signals) options.stop_signals = {};
+    run.state.step = 7;
+    SnapshotSaver saver(folder.file("a/"), run.state, options);
+    std::vector<int64_t> due;
+    for (const int64_t step : {7, 8, 9, 10, 10, 11, 14, 16, 30, 31}) {
+      run.state.step = step;
+      if (saver.is_due()) due.push_back(step);
+    }
+    EXPECT_THAT(due, ElementsAre(10, 16, 30));
+    EXPECT_FALSE(saver.stop_requested());
+  }
+}
+
+TEST(SnapshotSaver, ItIsDueWhenTheTimeIsOver) {
+  const TemporaryFolder folder;
+  ShardedRun run;
+  SnapshotSaver never(folder.file("a/"), run.state,
+                      {.every = std::chrono::hours(10)});
+  SnapshotSaver saver(folder.file("a/"), run.state,
+                      {.every = milliseconds(30)});
+  for (int round = 0; round < 2; ++round) {
+    // Not at once: the time begins with each save.
+    std::this_thread::sleep_for(milliseconds(40));
+    EXPECT_TRUE(saver.is_due());
+    EXPECT_FALSE(never.is_due());
+    saver.save();
+    saver.wait();
+  }
+}
+
+TEST(SnapshotSaver, ASignalAsksForASaveAndForTheEnd) {
+  const TemporaryFolder folder;
+  for (const int signal : {SIGTERM, SIGUSR2}) {
+    {
+      ShardedRun run;
+      SnapshotSaver saver(folder.file("a/"), run.state, {});
+      EXPECT_FALSE(saver.is_due());
+      ::raise(signal);
+      EXPECT_FALSE(saver.stop_requested());  // the ranks have not agreed
+      EXPECT_TRUE(saver.is_due());
+      EXPECT_TRUE(saver.stop_requested());
+      EXPECT_FALSE(saver.is_due());
+      EXPECT_TRUE(saver.stop_requested());
+      // Another one of the same process is told, too.
+      SnapshotSaver other(folder.file("b/"), run.state, {});
+      EXPECT_TRUE(other.is_due());
+    }
+    // It is the next saver's no more, and the signal has its old effect.
+    ShardedRun run;
+    {
+      SnapshotSaver next(folder.file("a/"), run.state, {});
+      EXPECT_FALSE(next.is_due());
+      EXPECT_FALSE(next.stop_requested());
+    }
+    EXPECT_EQ(::signal(signal, SIG_DFL), SIG_DFL);
+  }
+}
+
+int own_signals = 0;
+
+TEST(SnapshotSaver, TheProgramsOwnHandlersAreLeftAlone) {
+  const TemporaryFolder folder;
+  ShardedRun run;
+  const auto own = [](int) { ++own_signals; };
+  ::signal(SIGTERM, own);
+  ::signal(SIGUSR2, SIG_IGN);
+  {
+    SnapshotSaver saver(folder.file("a/"), run.state, {});
+    ::raise(SIGTERM);
+    ::raise(SIGUSR2);
+    EXPECT_FALSE(saver.is_due());
+  }
+  EXPECT_EQ(own_signals, 1);
+  EXPECT_EQ(::signal(SIGUSR2, SIG_DFL), SIG_IGN);
+  EXPECT_EQ(::signal(SIGTERM, SIG_DFL), static_cast<sighandler_t>(own));
+  // Without signals, none is noticed.
+  ASSERT_EQ(in_child([&] {
+              SnapshotSaver saver(folder.file("a/"), run.state,
+                                  {.stop_signals = {SIGINT}});
+              ::raise(SIGTERM);
+              return 0;
+            }),
+            -1);
+}
+
+TEST(SnapshotSaver, AFailedSaveIsToldAndTheNextOneTriesAgain) {
+  for (const bool in_background : {true, false}) {
+    const TemporaryFolder folder;
+    folder.write("a", "a file where the folder should be");
+    ShardedRun run;
+    std::vector<SavedSnapshot> results;
+    SnapshotSaver saver(
+        folder.file("a/"), run.state,
+        {.on_saved = [&](const auto& saved) { results.push_back(saved); },
+         .in_background = in_background});
+    run.set(3);
+    saver.save();
+    saver.wait();
+    ASSERT_EQ(results.size(), 1u);
+    EXPECT_EQ(results[0].path, "");
+    EXPECT_THAT(results[0].error, HasSubstr(folder.file("a")));
+    EXPECT_EQ(results[0].step, 3);
+    // It is not saved yet, so finish() tries again.
+    EXPECT_THAT(message_of([&] { saver.finish(); }),
+                HasSubstr(folder.file("a")));
+    std::filesystem::remove(folder.file("a"));
+    saver.finish();
+    ASSERT_EQ(results.size(), 3u);
+    EXPECT_EQ(results[2].error, "");
+    EXPECT_EQ(results[2].path, folder.file("a/000001-step-3"));
+    EXPECT_GE(results[2].total, results[2].blocked);
+    EXPECT_EQ(number_in(folder.file("a/")), 3);
+    // Now it is saved.
+    saver.finish();
+    EXPECT_EQ(results.size(), 3u);
+  }
+}
+
+// A limit on the size of files stands for a full disk: mkdir() and open() work,
+// and write() fails, in the thread.
+TEST(SnapshotSaver, OnAFullDiskTheOldSnapshotStaysAndTrainingGoesOn) {
+  const TemporaryFolder folder;
+  for (const char* name : kPaths) {
+    EXPECT_EQ(
+        in_child([&] {
+          ShardedRun run;
+          std::vector<SavedSnapshot> results;
+          SnapshotSaver saver(folder.file(name), run.state,
+                              {.on_saved = [&](const auto& saved) {
+                                results.push_back(saved);
+                              }});
+          run.set(1);
+          saver.save();
+          saver.wait();
+          ::signal(SIGXFSZ, SIG_IGN);
+          struct rlimit limit {};
+          ::getrlimit(RLIMIT_FSIZE, &limit);
+          const auto before = limit.rlim_cur;
+          limit.rlim_cur = 100;
+          ::setrlimit(RLIMIT_FSIZE, &limit);
+          run.set(2);
+          saver.save();
+          saver.wait();
+          if (results.size() != 2 || !results[0].error.empty() ||
+              results[1].error.find("File too large") == std::string::npos) {
+            return 1;
+          }
+          if (number_in(folder.file(name)) != 1) return 2;
+          limit.rlim_cur = before;
+          ::setrlimit(RLIMIT_FSIZE, &limit);
+          run.set(3);
+          saver.save();
+          saver.wait();
+          return number_in(folder.file(name)) == 3 ? 0 : 3;
+        }),
+        0)
+        << name;
+  }
+  // No temporary file or folder is left.
+  EXPECT_THAT(names_in(folder.file("folder")),
+              ElementsAre("000001-step-1", "000002-step-3", "latest"));
+  EXPECT_EQ(folder.count(), kPaths.size());
+}
+
+TEST(SnapshotSaver, MistakesAreThrown) {
+  const TemporaryFolder folder;
+  ShardedRun run;
+  const auto message = [&](const SnapshotSaverOptions& options) {
+    return message_of(
+        [&] { SnapshotSaver saver(folder.file("a/"), run.state, options); });
+  };
+  EXPECT_THAT(message({.every_steps = -1}), HasSubstr("every_steps is -1"));
+  EXPECT_THAT(message({.every = milliseconds(0)}), HasSubstr("every is 0 ms"));
+  EXPECT_THAT(message({.stop_signals = {SIGKILL}}), HasSubstr("has 9"));
+  EXPECT_THAT(message({.stop_signals = {12345}}), HasSubstr("has 12345"));
+  EXPECT_THAT(message({.keep_last = -1}), HasSubstr("keep_last"));
+  EXPECT_THAT(message({.in_background = false, .overlap_copy = true}),
+              HasSubstr("needs in_background"));
+  run.state.model = nullptr;
+  SnapshotSaver saver(folder.file("a/"), run.state, {});
+  EXPECT_THAT(message_of([&] { saver.save(); }),
+              HasSubstr("TrainingState.model is not set"));
+  // In a file it is rank 0's thread that finds it.
+  SnapshotSaver file(folder.file("a.pt"), run.state, {});
+  EXPECT_THAT(message_of([&] { file.finish(); }),
+              HasSubstr("TrainingState.model is not set"));
+}
+
+TEST(SnapshotSaver, ItsOptionsForFoldersArePassedOn) {
+  const TemporaryFolder folder;
+  ShardedRun run;
+  SnapshotSaver saver(folder.file("a/"), run.state,
+                      {.keep_last = 1, .keep_every = 2});
+  for (int64_t number = 1; number <= 5; ++number) {
+    run.set(number);
+    saver.save();
+  }
+  saver.wait();
+  EXPECT_THAT(
+      names_in(folder.file("a")),
+      ElementsAre("000002-step-2", "000004-step-4", "000005-step-5", "latest"));
+}
+
+TEST(SnapshotSaver, ItsEndWaitsForTheSaveThatIsUnderWay) {
+  const TemporaryFolder folder;
+  ShardedRun run;
+  std::optional<SavedSnapshot> result;
+  std::vector<SnapshotProgress> progress;
+  {
+    SnapshotSaver saver(
+        folder.file("a/"), run.state,
+        {.on_saved = [&](const auto& saved) { result = saved; },
+         .on_progress = [&](const auto& at) { progress.push_back(at); },
+         .overlap_copy = true});
+    run.set(4);
+    saver.save();
+  }
+  ASSERT_TRUE(result);
+  EXPECT_EQ(result->error, "");
+  EXPECT_EQ(number_in(folder.file("a/")), 4);
+  ASSERT_FALSE(progress.empty());
+  EXPECT_EQ(progress.back().step, 4);
+  EXPECT_GT(progress.back().bytes_total, 0u);
+  EXPECT_EQ(progress.back().bytes_written, progress.back().bytes_total);
+}
+
+}  // namespace
+}  // namespace lockstep::internal
