@@ -8,6 +8,7 @@
     ./dev bench launch               two processes that do nothing (launch.py)
     ./dev bench threads              ranks beside threads (threads.py)
     ./dev bench data                 loaders alone (data.py)
+    ./dev bench snapshot             saving and loading (snapshot.py)
     ./dev bench --rounds 9 job       more rounds, less noise
     ./dev bench --quick              does it run? not a measurement
 
@@ -22,7 +23,6 @@ peers need torch beside this interpreter.
 import argparse
 import datetime
 import importlib.metadata
-import json
 import os
 import pathlib
 import platform
@@ -35,9 +35,11 @@ import data
 import hosts
 import launch
 import processes
+import snapshot
 import threads
 import training
-from processes import Failure, Programs, RANKS, progress, run_child
+from processes import (Failure, Programs, RANKS, path_of_figures, progress,
+                       run_child, write_figures)
 from training import BACKEND, BENCHMARKS
 
 FORMAT = 2  # of the JSON of training
@@ -56,13 +58,14 @@ LAUNCH = "launch"
 THREADS = "threads"
 # Loaders without a training; likewise.
 DATA = "data"
-NAMES = [*BENCHMARKS, COMM, HOSTS, LAUNCH, THREADS, DATA]
+# Saving and loading without a training; likewise.
+SNAPSHOT = "snapshot"
 ROUNDS = 5
 
 
 def bench_comm(args):
     """all_reduce beside the peers, into a file of its own."""
-    path = comm_path(args)
+    path = path_of_figures(args, COMM)
     path.parent.mkdir(parents=True, exist_ok=True)
     programs = Programs(args.build.resolve())
     command = programs.existing(
@@ -82,8 +85,7 @@ def bench_comm(args):
 def bench_hosts(args):
     """The hierarchy between two hosts beside Gloo, into a file of its own."""
     only = args.names == [HOSTS]
-    path = (args.json if only and args.json is not None
-            else args.build / "bench" / f"{HOSTS}.json")
+    path = path_of_figures(args, HOSTS)
     try:
         results = hosts.measure(args.build, args.rounds, args.quick, progress)
     except hosts.Unable as reason:
@@ -94,9 +96,8 @@ def bench_hosts(args):
         return
     except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
         raise Failure("a rank on the hosts failed", str(error)) from error
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"format": HOSTS_FORMAT, "quick": args.quick,
-                                "hosts": results}, indent=1) + "\n")
+    write_figures(path, {"format": HOSTS_FORMAT, "quick": args.quick,
+                         "hosts": results})
     print(f"all_reduce of {hosts.BYTES >> 20} MiB between two hosts, a link "
           f"of {hosts.LINK}\n\n{hosts.table(results)}\n\n"
           f"figures of every round: {path}")
@@ -104,54 +105,62 @@ def bench_hosts(args):
 
 def bench_launch(args):
     """lockstep run beside torchrun, into a file of its own."""
-    path = (args.json if args.names == [LAUNCH] and args.json is not None
-            else args.build / "bench" / f"{LAUNCH}.json")
+    path = path_of_figures(args, LAUNCH)
     facts = machine()
     results = launch.measure(args.build, args.rounds, args.quick, progress)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"format": launch.FORMAT, "quick": args.quick,
-                                "machine": facts, **results}, indent=1) + "\n")
+    write_figures(path, {"format": launch.FORMAT, "quick": args.quick,
+                         "machine": facts, **results})
     print(f"start and end of {RANKS} workers that do nothing\n\n"
           f"{launch.table(results)}\n\nfigures of every round: {path}")
 
 
 def bench_threads(args):
     """Ranks beside one process with threads, into a file of its own."""
-    path = (args.json if args.names == [THREADS] and args.json is not None
-            else args.build / "bench" / f"{THREADS}.json")
+    path = path_of_figures(args, THREADS)
     facts = machine()
     with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as scratch:
         place = training.Place(Programs(args.build.resolve()),
                                pathlib.Path(scratch), None, args.quick)
         results = threads.measure(threads.MODELS, args.rounds, place, progress)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"format": threads.FORMAT, "quick": args.quick,
-                                "machine": facts, "models": results},
-                               indent=1) + "\n")
+    write_figures(path, {"format": threads.FORMAT, "quick": args.quick,
+                         "machine": facts, "models": results})
     print(f"a step at the same global batch, RANKS x THREADS\n\n"
           f"{threads.table(results)}\n\nfigures of every round: {path}")
 
 
 def bench_data(args):
     """Our loader beside LibTorch's and Python's, into a file of its own."""
-    path = (args.json if args.names == [DATA] and args.json is not None
-            else args.build / "bench" / f"{DATA}.json")
+    path = path_of_figures(args, DATA)
     facts = machine()
     with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as scratch:
         place = training.Place(Programs(args.build.resolve()),
                                pathlib.Path(scratch), None, args.quick)
         results = data.measure(args.rounds, place, progress)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"format": data.FORMAT, "quick": args.quick,
-                                "machine": facts, "workloads": results},
-                               indent=1) + "\n")
+    write_figures(path, {"format": data.FORMAT, "quick": args.quick,
+                         "machine": facts, "workloads": results})
     print(f"loops over a dataset that do nothing with the batches\n\n"
           f"{data.table(results)}\n\nfigures of every round: {path}")
 
 
-def comm_path(args):
-    is_alone = args.names == [COMM] and args.json is not None
-    return args.json if is_alone else args.build / "bench" / f"{COMM}.json"
+def bench_snapshot(args):
+    """Our snapshots beside PyTorch's, into a file of their own."""
+    path = path_of_figures(args, SNAPSHOT)
+    facts = machine()
+    with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as scratch:
+        place = training.Place(Programs(args.build.resolve()),
+                               pathlib.Path(scratch), None, args.quick)
+        results = snapshot.measure(args.rounds, place, progress)
+    write_figures(path, {"format": snapshot.FORMAT, "quick": args.quick,
+                         "machine": facts, **results})
+    print(f"a model of {results['bytes'] >> 20} MiB, saved to and loaded from "
+          f"{snapshot.TMPFS}\n\n{snapshot.table(results)}\n\n"
+          f"figures of every round: {path}")
+
+
+# Those with a table and a file of their own, in the order in which they run.
+ALONE = {COMM: bench_comm, HOSTS: bench_hosts, LAUNCH: bench_launch,
+         THREADS: bench_threads, DATA: bench_data, SNAPSHOT: bench_snapshot}
+NAMES = [*BENCHMARKS, *ALONE]
 
 
 def bench_training(args, names):
@@ -174,11 +183,7 @@ def bench_training(args, names):
         "seconds": round(time.monotonic() - begin, 1),
         "machine": facts, "quick": args.quick, "rounds": args.rounds,
         "benchmarks": results}
-    try:
-        args.json.parent.mkdir(parents=True, exist_ok=True)
-        args.json.write_text(json.dumps(document, indent=1) + "\n")
-    except OSError as error:
-        raise Failure(f"cannot write {args.json}: {error.strerror}") from error
+    write_figures(args.json, document)
     print(header(facts, args.rounds, args.quick))
     print(f"\n{training.times_table(results)}")
     resources = training.resources_table(results)
@@ -251,9 +256,7 @@ def parse_args():
         args.rounds = 1 if args.quick else ROUNDS
     if args.rounds < 1:
         parser.error(f"--rounds is {args.rounds}; give 1 or more")
-    if args.json is None and args.names not in ([COMM], [HOSTS],
-                                                  [LAUNCH], [THREADS],
-                                                  [DATA]):
+    if args.json is None and any(name in BENCHMARKS for name in args.names):
         name = args.names[0] if len(args.names) == 1 else DDP
         args.json = args.build / "bench" / f"{name}.json"
     return args
@@ -263,26 +266,14 @@ def bench(args):
     trained = [name for name in args.names if name in BENCHMARKS]
     if trained:
         bench_training(args, trained)
-    if COMM in args.names:
-        if trained:
+    has_printed = bool(trained)
+    for name, run in ALONE.items():
+        if name not in args.names:
+            continue
+        if has_printed:
             print()
-        bench_comm(args)
-    if HOSTS in args.names:
-        if len(args.names) > 1:
-            print()
-        bench_hosts(args)
-    if LAUNCH in args.names:
-        if len(args.names) > 1:
-            print()
-        bench_launch(args)
-    if THREADS in args.names:
-        if len(args.names) > 1:
-            print()
-        bench_threads(args)
-    if DATA in args.names:
-        if len(args.names) > 1:
-            print()
-        bench_data(args)
+        run(args)
+        has_printed = True
 
 
 def main():

@@ -2,6 +2,7 @@
 ends it, and each gets the same surroundings."""
 
 import ctypes
+import json
 import os
 import pathlib
 import signal
@@ -135,6 +136,22 @@ class Programs:
         if not launcher.exists():
             raise Failure(f"{launcher} is missing; run {remedy}")
         return list(map(str, command))
+
+
+def path_of_figures(args, name):
+    """Returns the file for the figures of a benchmark that has one of its own:
+    --json names it if nothing else is run."""
+    if args.names == [name] and args.json is not None:
+        return args.json
+    return args.build / "bench" / f"{name}.json"
+
+
+def write_figures(path, document):
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(document, indent=1) + "\n")
+    except OSError as error:
+        raise Failure(f"cannot write {path}: {error.strerror}") from error
 
 
 def progress(text):

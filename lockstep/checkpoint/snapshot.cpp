@@ -1,8 +1,5 @@
 #include "lockstep/checkpoint/snapshot.h"
 
-#include <algorithm>
-#include <array>
-#include <cstring>
 #include <filesystem>
 #include <stdexcept>
 
@@ -15,39 +12,6 @@
 #include "lockstep/checkpoint/utf8.h"
 
 namespace lockstep {
-namespace {
-
-// Returns whether it is a file of torch.save; otherwise it is a safetensors
-// file.
-bool is_pt(const internal::InputFile& file) {
-  // The content decides: a .pt file that was renamed is still one.
-  std::array<unsigned char, 9> head{};
-  const size_t size = std::min<uint64_t>(head.size(), file.size());
-  file.read_at(0, head.data(), size);
-  const auto begins = [&](const char* magic, size_t length) {
-    return size >= length && std::memcmp(head.data(), magic, length) == 0;
-  };
-  if (begins("PK\3\4", 4)) return true;
-  // A lone pickled long: the magic number of torch.save before 1.6.
-  if (begins("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46", 8)) {
-    throw SnapshotError(file.path(),
-                        "was written by torch.save before version 1.6",
-                        "load it in Python and save it again");
-  }
-  if (size == head.size() && head[8] == '{') return false;
-  if (size == 0) throw SnapshotError(file.path(), "is empty");
-  if (size < head.size()) {
-    throw SnapshotError(file.path(),
-                        "has " + std::to_string(size) +
-                            " bytes, too few for a snapshot: it was cut short");
-  }
-  throw SnapshotError(file.path(),
-                      "is neither a file of torch.save nor a safetensors file",
-                      "name the file that holds the snapshot");
-}
-
-}  // namespace
-
 void save_snapshot_file(const std::string& path, const Snapshot& snapshot) {
   if (path.ends_with('/')) {
     throw std::invalid_argument(
@@ -88,8 +52,8 @@ Snapshot load_snapshot_file(const std::string& path) {
     return internal::read_snapshot_folder(*files);
   }
   const internal::InputFile file(path);
-  return is_pt(file) ? internal::read_pt(file)
-                     : internal::read_safetensors(file);
+  return internal::is_pt(file) ? internal::read_pt(file)
+                               : internal::read_safetensors(file);
 }
 
 void verify_snapshot(const std::string& path) {
@@ -109,7 +73,7 @@ NamedTensors load_tensors(const std::string& path, const std::string& key) {
   }
   const internal::InputFile file(path);
   try {
-    if (is_pt(file)) return internal::read_pt_entry(file, key);
+    if (internal::is_pt(file)) return internal::read_pt_entry(file, key);
     throw std::invalid_argument("a safetensors file has no entry \"" + key +
                                 "\", only tensors; load it without a key");
   } catch (const std::invalid_argument& error) {

@@ -65,11 +65,15 @@ void add_snapshot_command(CLI::App& inspect, int& exit_code) {
   snapshot->formatter(make_help_formatter(
       "lockstep inspect snapshot [--verify] [--json] PATH\n"
       "       lockstep inspect snapshot --diff OTHER [--json] PATH\n"
+      "  PATH and OTHER are files or folders. Of a folder of snapshots the "
+      "newest is\n  taken.\n"
       "  Exit code 0: the snapshot is sound, or equal to OTHER; 1: it is "
       "damaged, no\n  snapshot, or differs; 2: a file cannot be read."));
   snapshot->get_help_ptr()->description("Print this help and exit");
   auto arguments = std::make_shared<SnapshotArguments>();
-  snapshot->add_option("PATH", arguments->path, "A snapshot, or a state_dict")
+  snapshot
+      ->add_option("PATH", arguments->path,
+                   "A snapshot or weights: a file or a folder")
       ->required()
       ->type_name("");
   auto* verify = snapshot->add_flag(

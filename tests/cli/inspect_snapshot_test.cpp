@@ -1,17 +1,16 @@
 // `lockstep inspect snapshot` on files written for the test: what it lists,
 // what it finds damaged, and how two snapshots differ.
-#include <gmock/gmock.h>
 #include <torch/torch.h>
 
 #include <cmath>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <limits>
-#include <nlohmann/json.hpp>
 
 #include "lockstep/checkpoint/optimizer_state.h"
 #include "lockstep/checkpoint/snapshot.h"
-#include "tests/harness/running_program.h"
+#include "tests/cli/inspect_snapshot.h"
 
 namespace lockstep::internal::testing {
 namespace {
@@ -22,9 +21,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-const std::string kHead = "lockstep inspect snapshot: ";
-
-class InspectSnapshot : public ProgramTest {
+class InspectSnapshot : public InspectSnapshotTest {
  protected:
   static Snapshot sample() {
     Snapshot snapshot;
@@ -47,22 +44,8 @@ class InspectSnapshot : public ProgramTest {
     return snapshot;
   }
   std::string saved(const std::string& name, const Snapshot& snapshot) const {
-    const auto path = (scratch() / name).string();
-    save_snapshot_file(path, snapshot);
-    return path;
-  }
-  ProgramResult inspect(std::vector<std::string> arguments) {
-    arguments.insert(arguments.begin(),
-                     {LOCKSTEP_BIN_DIR "/lockstep", "inspect", "snapshot"});
-    return run_program(arguments, {}, std::chrono::seconds(60));
-  }
-  std::string one_line_error(const std::vector<std::string>& arguments,
-                             int exit_code) {
-    const auto result = inspect(arguments);
-    EXPECT_EQ(result.exit_code, exit_code) << result.err;
-    EXPECT_EQ(result.out, "");
-    EXPECT_EQ(count(result.err, "\n"), 1) << result.err;
-    return result.err;
+    save_snapshot_file(path(name), snapshot);
+    return path(name);
   }
 };
 
@@ -76,13 +59,15 @@ TEST_F(InspectSnapshot, ListsEveryTensorOfBothFormats) {
                                         "ended, step 12\n"),
                       HasSubstr("  sampler position: 64\n"),
                       HasSubstr("  run: seventh\n"),
-                      HasSubstr("0.weight             [3, 4]  float32"),
-                      HasSubstr("optimizer.0.exp_avg  [3, 4]  float32"),
+                      HasSubstr("0.weight                   [3, 4]  float32"),
+                      HasSubstr("optimizer.state.0.exp_avg  [3, 4]  float32"),
+                      Not(HasSubstr("shard")), Not(HasSubstr("checksum")),
                       Not(HasSubstr("norm"))));
     const auto verified = inspect({"--verify", path});
     EXPECT_EQ(verified.exit_code, 0) << verified.err;
-    EXPECT_THAT(verified.out, AllOf(HasSubstr("norm\n"), HasSubstr("7.07107\n"),
-                                    HasSubstr("every checksum")));
+    EXPECT_THAT(verified.out,
+                AllOf(HasSubstr("norm\n"), HasSubstr("ok        7.07107\n"),
+                      HasSubstr("every checksum")));
     const auto document =
         json::parse(inspect({"--json", "--verify", path}).out);
     EXPECT_EQ(document.at("step"), 12);
@@ -98,20 +83,77 @@ TEST_F(InspectSnapshot, ListsEveryTensorOfBothFormats) {
   }
 }
 
-TEST_F(InspectSnapshot, ADamagedFileIsOneLine) {
-  const auto path = saved("a.pt", sample());
-  std::fstream file(path, std::ios::in | std::ios::out | std::ios::binary);
-  const std::string content((std::istreambuf_iterator<char>(file)), {});
-  auto weight = std::get<1>(sample().model_state[0]);
+TEST_F(InspectSnapshot, DamageIsNamedAndTheOtherTensorsAreVerified) {
+  const auto weight = std::get<1>(sample().model_state[0]);
   const std::string bytes(static_cast<const char*>(weight.const_data_ptr()),
                           16);
-  const auto at = content.find(bytes);
+  for (const char* name : {"a.pt", "a.safetensors"}) {
+    const auto file = saved(name, sample());
+    flip_bit(file, bytes);
+    const auto result = inspect({"--verify", file});
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_THAT(result.err,
+                AllOf(StartsWith(kHead + ("snapshot \"" + file) +
+                                 "\" is damaged: tensor \"0.weight\""),
+                      HasSubstr("does not match its checksum")));
+    EXPECT_EQ(count(result.err, "\n"), 1) << result.err;
+    const auto document = inspect_json({"--verify", file}, 1);
+    EXPECT_EQ(document.at("damage").size(), 1u);
+    for (const auto& tensor : document.at("tensors")) {
+      const bool is_damaged = tensor.at("name") == "0.weight";
+      EXPECT_EQ(tensor.at("checksum"), is_damaged ? "damaged" : "ok") << tensor;
+      EXPECT_EQ(tensor.at("norm").is_null(), is_damaged) << tensor;
+    }
+    EXPECT_THAT(one_line_error({"--diff", file, file}, 1),
+                HasSubstr("is damaged"));
+  }
+}
+
+// What the pickle does not refer to is in the file, too.
+TEST_F(InspectSnapshot, DamageOutsideTheTensorsIsFound) {
+  const auto file = saved("a.pt", sample());
+  // The first place is the local header, whose name is followed by the content.
+  flip_bit(file, "little");
+  EXPECT_THAT(one_line_error({file}, 1), HasSubstr("archive/byteorder"));
+  const auto other = saved("b.pt", sample());
+  const auto content = read_file(other);
+  const auto at = content.find("serialization_id");
   ASSERT_NE(at, std::string::npos);
-  file.seekp(static_cast<std::streamoff>(at));
-  file.put(static_cast<char>(content[at] ^ 1));
-  file.close();
-  EXPECT_THAT(one_line_error({"--verify", path}, 1),
-              StartsWith(kHead + "snapshot \"" + path + "\" is damaged"));
+  // The identity consists of 40 digits.
+  const auto digits = content.find_first_of("0123456789", at);
+  flip_bit(other, content.substr(digits, 40));
+  const auto result = inspect({"--verify", other});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err, HasSubstr("serialization_id\" does not match"));
+  EXPECT_THAT(result.out, HasSubstr("damaged in 1 place\n"));
+}
+
+TEST_F(InspectSnapshot, AFileOfOthersHasNoChecksums) {
+  save_tensors(path("a.safetensors"), {{"w", torch::ones({4})}});
+  // Without the three keys of Lockstep.
+  std::string content = read_file(path("a.safetensors"));
+  uint64_t length = 0;
+  std::memcpy(&length, content.data(), sizeof length);
+  auto header = json::parse(content.substr(sizeof length, length));
+  header.erase("__metadata__");
+  std::string text = header.dump();
+  text.resize(length, ' ');
+  content.replace(sizeof length, length, text);
+  std::ofstream(path("a.safetensors"), std::ios::binary) << content;
+  const auto result = inspect({"--verify", path("a.safetensors")});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("none         2\n"),
+                                HasSubstr("no tensor has a checksum\n")));
+}
+
+TEST_F(InspectSnapshot, TensorsThatShareMemoryAreEachRead) {
+  Snapshot snapshot;
+  const auto flat = torch::arange(6, torch::kFloat);
+  snapshot.model_state = {{"a", flat}, {"tied", flat}};
+  const auto document = inspect_json({"--verify", saved("a.pt", snapshot)});
+  EXPECT_EQ(tensor_in(document, "a").at("norm"),
+            tensor_in(document, "tied").at("norm"));
+  EXPECT_EQ(tensor_in(document, "a").at("norm"), std::sqrt(55.0));
 }
 
 TEST_F(InspectSnapshot, WhatCannotBeReadIsOneLine) {

@@ -18,7 +18,7 @@ class PickleError : public std::runtime_error {
 };
 
 // Returns the storage with that key, which must hold exactly `size` bytes of
-// `dtype`; called once for each key. May throw.
+// `dtype`; called once for each key. Its tensors are on its device. May throw.
 using StorageLoader = std::function<c10::Storage(
     const std::string& key, c10::ScalarType dtype, uint64_t size)>;
 

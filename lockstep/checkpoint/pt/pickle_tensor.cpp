@@ -202,8 +202,10 @@ void PickleMachine::rebuild_tensor(const Nodes& arguments, bool v3) {
   const std::vector<int64_t> strides = integers(arguments[3]);
   check_extent(offset, sizes, strides,
                id->bytes / static_cast<uint64_t>(c10::elementSize(dtype)));
-  at::Tensor tensor = at::empty({0}, at::TensorOptions().dtype(dtype));
-  tensor.set_(storage(*id, dtype), offset, sizes, strides);
+  const c10::Storage elements = storage(*id, dtype);
+  at::Tensor tensor = at::empty(
+      {0}, at::TensorOptions().dtype(dtype).device(elements.device()));
+  tensor.set_(elements, offset, sizes, strides);
   push(std::move(tensor));
 }
 

@@ -4,6 +4,8 @@
 #include <caffe2/serialize/inline_container.h>
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <exception>
 #include <stdexcept>
 
@@ -68,9 +70,24 @@ std::string folder_of(const InputFile& file, const ZipReader& zip) {
   return folder;
 }
 
-// Returns take(tree, zip); errors name the file.
-template <class Take>
-auto read_tree(const InputFile& file, Take take) {
+// Reads a storage of `dtype`.
+c10::Storage read_storage(const ZipReader& zip, const ZipReader::Entry& entry,
+                          c10::ScalarType dtype) {
+  const at::Tensor bytes =
+      at::empty({static_cast<int64_t>(entry.size)}, at::kByte);
+  zip.read(entry, bytes.data_ptr());
+  if (!valid_values(bytes.data_ptr(), bytes.nbytes(), dtype)) {
+    throw PickleError("entry \"" + entry.name +
+                      "\" holds a bool that is neither 0 nor 1");
+  }
+  return bytes.storage();
+}
+
+// Returns take(tree, zip), where load(zip, entry, dtype) gives each storage;
+// errors name the file.
+template <class Take, class Load = decltype(read_storage)>
+auto read_tree(const InputFile& file, Take take,
+               const Load& load_storage = read_storage) {
   const ZipReader zip(file);
   const std::string folder = folder_of(file, zip);
   if (const auto* order = zip.find(folder + "byteorder")) {
@@ -95,13 +112,7 @@ auto read_tree(const InputFile& file, Take take) {
                         std::to_string(data->size) + " bytes instead of " +
                         std::to_string(size));
     }
-    const at::Tensor bytes = at::empty({static_cast<int64_t>(size)}, at::kByte);
-    zip.read(*data, bytes.data_ptr());
-    if (!valid_values(bytes.data_ptr(), size, dtype)) {
-      throw PickleError("storage " + key +
-                        " holds a bool that is neither 0 nor 1");
-    }
-    return bytes.storage();
+    return load_storage(zip, *data, dtype);
   };
   try {
     return take(read_pickle(pickle, load), zip);
@@ -113,6 +124,32 @@ auto read_tree(const InputFile& file, Take take) {
 }
 
 }  // namespace
+
+bool is_pt(const InputFile& file) {
+  std::array<unsigned char, 9> head{};
+  const size_t size = std::min<uint64_t>(head.size(), file.size());
+  file.read_at(0, head.data(), size);
+  const auto begins = [&](const char* magic, size_t length) {
+    return size >= length && std::memcmp(head.data(), magic, length) == 0;
+  };
+  if (begins("PK\3\4", 4)) return true;
+  // A lone pickled long: the magic number of torch.save before 1.6.
+  if (begins("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46", 8)) {
+    throw SnapshotError(file.path(),
+                        "was written by torch.save before version 1.6",
+                        "load it in Python and save it again");
+  }
+  if (size == head.size() && head[8] == '{') return false;
+  if (size == 0) throw SnapshotError(file.path(), "is empty");
+  if (size < head.size()) {
+    throw SnapshotError(file.path(),
+                        "has " + std::to_string(size) +
+                            " bytes, too few for a snapshot: it was cut short");
+  }
+  throw SnapshotError(file.path(),
+                      "is neither a file of torch.save nor a safetensors file",
+                      "name the file that holds the snapshot");
+}
 
 void write_pt(AtomicFile& file, const PickleValue& tree) {
   StorageTable storages;
@@ -156,6 +193,23 @@ Snapshot read_pt(const InputFile& file) {
     snapshot.digest = digest.value();
     return snapshot;
   });
+}
+
+Snapshot read_pt_outline(const InputFile& file, const FoundStorage& found) {
+  return read_tree(
+      file,
+      [](const PickleValue& tree, const ZipReader&) {
+        return snapshot_of(tree);
+      },
+      [&](const ZipReader&, const ZipReader::Entry& entry,
+          c10::ScalarType dtype) {
+        const auto storage =
+            at::empty({static_cast<int64_t>(entry.size)},
+                      at::TensorOptions().dtype(at::kByte).device(at::kMeta))
+                .storage();
+        found(storage, entry, dtype);
+        return storage;
+      });
 }
 
 NamedTensors read_pt_entry(const InputFile& file, const std::string& key) {

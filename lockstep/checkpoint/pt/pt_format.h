@@ -1,11 +1,19 @@
 #pragma once
 
+#include <functional>
+
 #include "lockstep/checkpoint/atomic_file.h"
 #include "lockstep/checkpoint/input_file.h"
 #include "lockstep/checkpoint/pt/pickle_value.h"
+#include "lockstep/checkpoint/pt/zip_reader.h"
 #include "lockstep/checkpoint/snapshot.h"
 
 namespace lockstep::internal {
+
+// Returns whether it is a file of torch.save; otherwise it is a safetensors
+// file. The content decides, not the name. Throws SnapshotError if it is
+// neither.
+bool is_pt(const InputFile& file);
 
 // Files of torch.save: a zip archive with a pickle, which
 // torch.load(weights_only=True) reads. `tree` is what pt_tree.h makes: a dict
@@ -15,6 +23,16 @@ namespace lockstep::internal {
 // load_snapshot_file().
 void write_pt(AtomicFile& file, const PickleValue& tree);
 Snapshot read_pt(const InputFile& file);
+
+// Returns the same snapshot without the tensors' elements, which are not read:
+// the tensors have no memory (device "meta"). Calls `found` for each of their
+// storages, with the entry that holds its bytes. Elements that a tensor of
+// `dtype` may not have (a bool that is neither 0 nor 1) are not noticed. Throws
+// the same errors.
+using FoundStorage =
+    std::function<void(const c10::Storage& storage,
+                       const ZipReader::Entry& entry, c10::ScalarType dtype)>;
+Snapshot read_pt_outline(const InputFile& file, const FoundStorage& found);
 
 // Returns the state_dict under `key` of the file's dict (for load_tensors()).
 NamedTensors read_pt_entry(const InputFile& file, const std::string& key);

@@ -145,7 +145,7 @@ bool is_counter(const Dict& dict) {
 }
 
 // Values that a scheduler of Lockstep does not have (a tensor of several
-// elements) become None.
+// elements) become None, and so do tensors without memory.
 StateTree state_tree_of(const PickleValue& value) {
   if (const auto* flag = value.as<bool>()) return *flag;
   if (const auto* integer = value.as<int64_t>()) return *integer;
@@ -153,7 +153,9 @@ StateTree state_tree_of(const PickleValue& value) {
   if (const auto* text = value.as<std::string>()) return *text;
   if (const auto* tensor = value.as<at::Tensor>()) {
     // A learning rate may be a tensor in Python.
-    if (tensor->numel() != 1 || tensor->is_complex()) return {};
+    if (tensor->numel() != 1 || tensor->is_complex() || tensor->is_meta()) {
+      return {};
+    }
     return tensor->item<double>();
   }
   if (const List* items = sequence(value)) {

@@ -4,8 +4,8 @@
 #include <zlib.h>
 
 #include <algorithm>
-#include <set>
 #include <stdexcept>
+#include <utility>
 
 #include "lockstep/base/digest.h"
 #include "lockstep/checkpoint/safetensors/safetensors_header.h"
@@ -78,48 +78,69 @@ void write_safetensors(AtomicFile& file, const Snapshot& snapshot) {
   }
 }
 
-Snapshot read_safetensors(const InputFile& file) {
-  const SafetensorsHeader header = read_header(file);
-  std::map<std::string, uint32_t> sums;
+SafetensorsReader::SafetensorsReader(const InputFile& file)
+    : file_(file), header_(read_header(file)) {
   try {
-    sums = stored_checksums(header);
+    sums_ = stored_checksums(header_);
   } catch (const std::exception& error) {
     throw SnapshotError(
         file.path(),
         std::string("is damaged: its header is invalid: ") + error.what());
   }
-  Digest digest;
-  digest.add(uint64_t{header.crc32});
-  SafetensorsTree tree;
-  for (const SafetensorsEntry& entry : header.entries) {
-    at::Tensor tensor =
-        at::empty(entry.shape, at::TensorOptions().dtype(entry.dtype));
-    file.read_at(header.data_offset + entry.begin, tensor.data_ptr(),
-                 tensor.nbytes());
-    const uint32_t sum = checksum(tensor);
-    digest.add(uint64_t{sum});
-    if (!sums.empty() && sums.at(entry.name) != sum) {
-      throw SnapshotError(file.path(), "is damaged: tensor \"" + entry.name +
-                                           "\" does not match its checksum");
-    }
-    if (!valid_values(tensor.data_ptr(), tensor.nbytes(), entry.dtype)) {
-      throw SnapshotError(file.path(),
-                          "is damaged: tensor \"" + entry.name +
-                              "\" holds a bool that is neither 0 nor 1");
-    }
-    tree.tensors.emplace_back(entry.name, std::move(tensor));
+  has_checksums_ = header_.metadata.contains(kHeaderChecksum);
+}
+
+at::Tensor SafetensorsReader::read(const SafetensorsEntry& entry,
+                                   uint32_t* sum) const {
+  at::Tensor tensor =
+      at::empty(entry.shape, at::TensorOptions().dtype(entry.dtype));
+  file_.read_at(header_.data_offset + entry.begin, tensor.data_ptr(),
+                tensor.nbytes());
+  const uint32_t computed = checksum(tensor);
+  if (sum) *sum = computed;
+  if (!sums_.empty() && sums_.at(entry.name) != computed) {
+    throw SnapshotError(file_.path(), "is damaged: tensor \"" + entry.name +
+                                          "\" does not match its checksum");
   }
-  if (header.metadata.contains(kSnapshotKey)) {
-    tree.description = header.metadata.at(kSnapshotKey);
+  if (!valid_values(tensor.data_ptr(), tensor.nbytes(), entry.dtype)) {
+    throw SnapshotError(file_.path(),
+                        "is damaged: tensor \"" + entry.name +
+                            "\" holds a bool that is neither 0 nor 1");
+  }
+  return tensor;
+}
+
+Snapshot SafetensorsReader::snapshot_with(
+    std::vector<at::Tensor> tensors) const {
+  SafetensorsTree tree;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    tree.tensors.emplace_back(header_.entries.at(i).name,
+                              std::move(tensors[i]));
+  }
+  if (header_.metadata.contains(kSnapshotKey)) {
+    tree.description = header_.metadata.at(kSnapshotKey);
   }
   try {
-    Snapshot snapshot = snapshot_of(tree);
-    snapshot.digest = digest.value();
-    return snapshot;
+    return snapshot_of(tree);
   } catch (const std::exception& error) {
-    throw SnapshotError(file.path(),
+    throw SnapshotError(file_.path(),
                         std::string("cannot be used: ") + error.what());
   }
+}
+
+Snapshot read_safetensors(const InputFile& file) {
+  const SafetensorsReader reader(file);
+  Digest digest;
+  digest.add(uint64_t{reader.header().crc32});
+  std::vector<at::Tensor> tensors;
+  for (const SafetensorsEntry& entry : reader.entries()) {
+    uint32_t sum = 0;
+    tensors.push_back(reader.read(entry, &sum));
+    digest.add(uint64_t{sum});
+  }
+  Snapshot snapshot = reader.snapshot_with(std::move(tensors));
+  snapshot.digest = digest.value();
+  return snapshot;
 }
 
 }  // namespace lockstep::internal

@@ -2,9 +2,40 @@
 
 #include "lockstep/checkpoint/atomic_file.h"
 #include "lockstep/checkpoint/input_file.h"
+#include "lockstep/checkpoint/safetensors/safetensors_header.h"
 #include "lockstep/checkpoint/snapshot.h"
 
 namespace lockstep::internal {
+
+// Reads the tensors of a safetensors file one by one.
+class SafetensorsReader {
+ public:
+  // Reads and checks the header. Throws SnapshotError. `file` must outlive this
+  // object.
+  explicit SafetensorsReader(const InputFile& file);
+
+  const std::vector<SafetensorsEntry>& entries() const {
+    return header_.entries;
+  }
+  const SafetensorsHeader& header() const { return header_; }
+  // Whether the file has a checksum for every tensor, or for none.
+  bool has_checksums() const { return has_checksums_; }
+
+  // Reads a tensor and compares its checksum, if there is one. Throws
+  // SnapshotError that names the tensor. `sum`, if not null, is set to the
+  // CRC-32 of its bytes.
+  at::Tensor read(const SafetensorsEntry& entry, uint32_t* sum = nullptr) const;
+
+  // Returns the snapshot that has these tensors, which are those of entries()
+  // in that order. Only their names are looked at. Throws SnapshotError.
+  Snapshot snapshot_with(std::vector<at::Tensor> tensors) const;
+
+ private:
+  const InputFile& file_;
+  SafetensorsHeader header_;
+  std::map<std::string, uint32_t> sums_;
+  bool has_checksums_ = false;
+};
 
 // The safetensors format (https://huggingface.co/docs/safetensors, "Format"): 8
 // bytes with the length N of the header, little-endian; N bytes of JSON; the

@@ -22,13 +22,7 @@
 #include "lockstep/checkpoint/snapshot_error.h"
 
 namespace lockstep::internal {
-namespace {
 
-namespace fs = std::filesystem;
-using Json = nlohmann::json;
-
-// Returns the prefix of the model's tensors: none in weights, and in a folder
-// of PyTorch's that holds a bare state_dict.
 std::string model_prefix(const TensorFiles& files,
                          const torch::nn::Module* module) {
   if (files.manifest()) return kModelPrefix;
@@ -48,6 +42,11 @@ std::string model_prefix(const TensorFiles& files,
   });
   return same ? "" : kModelPrefix;
 }
+
+namespace {
+
+namespace fs = std::filesystem;
+using Json = nlohmann::json;
 
 // Returns the names of the model's tensors, without the prefix.
 std::vector<std::string> model_names(const TensorFiles& files,

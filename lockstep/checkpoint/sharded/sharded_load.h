@@ -24,6 +24,12 @@ LoadedSnapshot load_from_folder(const std::string& path, TrainingState& state,
 std::optional<TensorFiles> open_weights(const std::string& path,
                                         bool mmap = false);
 
+// Returns the prefix of the model's tensors: none in weights, and in a folder
+// of PyTorch's that holds a bare state_dict. `module`, if not null: the one
+// that has these names, which decides if both are possible.
+std::string model_prefix(const TensorFiles& files,
+                         const torch::nn::Module* module);
+
 // Do for such files what load_snapshot_file(), load_tensors(), load_model() and
 // verify_snapshot() do. Not collective.
 Snapshot read_snapshot_folder(const TensorFiles& files);

@@ -5,6 +5,8 @@
 #include <sstream>
 #include <vector>
 
+#include "lockstep/cli/table.h"
+
 namespace lockstep::internal {
 namespace {
 
@@ -68,20 +70,7 @@ void print_rows(std::ostringstream& out, const FlightGroupComparison& group) {
   for (size_t i = 0; i < std::min(rows.size(), kMostRows); ++i) {
     table.push_back(cells(rows[i], group.number));
   }
-  std::vector<size_t> widths(table.front().size());
-  for (const auto& row : table) {
-    for (size_t i = 0; i < row.size(); ++i) {
-      widths[i] = std::max(widths[i], row[i].size());
-    }
-  }
-  for (const auto& row : table) {
-    std::string line = " ";
-    for (size_t i = 0; i < row.size(); ++i) {
-      line += " " + row[i] + std::string(widths[i] - row[i].size() + 1, ' ');
-    }
-    line.erase(line.find_last_not_of(' ') + 1);
-    out << line << '\n';
-  }
+  out << table_text(table, {}, "  ");
   if (rows.size() > kMostRows) {
     out << "  and " << rows.size() - kMostRows << " more ranks\n";
   }

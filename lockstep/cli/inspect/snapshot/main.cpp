@@ -3,13 +3,15 @@
 
 #include <exception>
 #include <iostream>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "lockstep/checkpoint/snapshot.h"
+#include "lockstep/checkpoint/snapshot_error.h"
 #include "lockstep/cli/command_line.h"
 #include "lockstep/cli/inspect/snapshot/snapshot_difference.h"
 #include "lockstep/cli/inspect/snapshot/snapshot_listing.h"
+#include "lockstep/cli/inspect/snapshot/stored_snapshot.h"
 
 namespace {
 
@@ -44,22 +46,26 @@ Arguments parse(int argc, char** argv) {
 }
 
 int inspect(const Arguments& arguments) {
-  const auto& first = arguments.paths.at(0);
-  const auto snapshot = lockstep::load_snapshot_file(first);
-  if (arguments.paths.size() == 1) {
-    std::cout << (arguments.json
-                      ? listing_json(first, snapshot, arguments.verify)
-                      : listing_table(first, snapshot, arguments.verify))
+  const auto first = StoredSnapshot::open(arguments.paths.at(0));
+  if (arguments.paths.size() == 2) {
+    const auto second = StoredSnapshot::open(arguments.paths[1]);
+    const auto difference = compare_snapshots(*first, *second);
+    std::cout << (arguments.json ? difference_json(difference)
+                                 : difference_table(difference))
               << std::flush;
-    return 0;
+    return difference.rows.empty() ? 0 : kDamagedOrDifferent;
   }
-  const auto& second = arguments.paths[1];
-  const auto difference =
-      compare_snapshots(snapshot, lockstep::load_snapshot_file(second));
-  std::cout << (arguments.json ? difference_json(first, second, difference)
-                               : difference_table(first, second, difference))
+  std::optional<SnapshotVerification> verification;
+  if (arguments.verify) verification = verify(*first);
+  const auto* found = verification ? &*verification : nullptr;
+  std::cout << (arguments.json ? listing_json(*first, found)
+                               : listing_table(*first, found))
             << std::flush;
-  return difference.rows.empty() ? 0 : kDamagedOrDifferent;
+  if (!verification) return 0;
+  for (const std::string& line : verification->damage) {
+    write_message(kName, line);
+  }
+  return verification->damage.empty() ? 0 : kDamagedOrDifferent;
 }
 
 }  // namespace

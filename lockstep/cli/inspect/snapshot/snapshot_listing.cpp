@@ -9,10 +9,13 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "lockstep/cli/table.h"
+
 namespace lockstep::internal {
 namespace {
 
 using nlohmann::ordered_json;
+using Checksum = SnapshotVerification::Tensor::Checksum;
 
 std::string number_text(double value) {
   std::array<char, 64> text{};
@@ -20,19 +23,16 @@ std::string number_text(double value) {
   return text.data();
 }
 
-int64_t total_bytes(const std::vector<ListedTensor>& tensors) {
-  int64_t bytes = 0;
-  for (const auto& [name, tensor] : tensors) {
-    bytes += static_cast<int64_t>(tensor.nbytes());
+std::string summary(const StoredSnapshot& stored) {
+  const Snapshot& snapshot = stored.numbers();
+  const size_t count = stored.tensors().size();
+  double bytes = 0;
+  for (const StoredTensor& tensor : stored.tensors()) {
+    bytes += static_cast<double>(tensor.outline.nbytes());
   }
-  return bytes;
-}
-
-std::string summary(const std::string& path, const Snapshot& snapshot,
-                    const std::vector<ListedTensor>& tensors) {
-  std::string text = path + ": " + std::to_string(tensors.size()) +
-                     (tensors.size() == 1 ? " tensor, " : " tensors, ") +
-                     bytes_text(static_cast<double>(total_bytes(tensors)));
+  std::string text = stored.path() + ": " + std::to_string(count) +
+                     (count == 1 ? " tensor, " : " tensors, ") +
+                     bytes_text(bytes);
   text += snapshot.epochs_run < 0
               ? ", no epoch has ended"
               : ", epoch " + std::to_string(snapshot.epochs_run) + " has ended";
@@ -52,24 +52,66 @@ std::string summary(const std::string& path, const Snapshot& snapshot,
   return text;
 }
 
-}  // namespace
-
-std::vector<ListedTensor> listed_tensors(const Snapshot& snapshot) {
-  std::vector<ListedTensor> all;
-  for (const auto& [name, tensor] : snapshot.model_state) {
-    all.push_back({name, tensor});
+// Returns "replicate, rank 0" or "shard, ranks 0-3"; the files' names if they
+// are not those of ranks.
+std::string text_of(const StoredTensor::Place& place) {
+  std::string text = place.placement;
+  const auto append = [&](const std::string& more) {
+    text += (text.empty() ? "" : ", ") + more;
+  };
+  if (place.ranks.empty()) {
+    for (const std::string& file : place.files) append(file);
+    return text;
   }
-  if (!snapshot.optimizer_state) return all;
-  for (const auto& [number, values] : snapshot.optimizer_state->state) {
-    for (const auto& [field, value] : values) {
-      const auto* tensor = std::get_if<at::Tensor>(&value);
-      if (tensor == nullptr || !tensor->defined()) continue;
-      all.push_back(
-          {"optimizer." + std::to_string(number) + "." + field, *tensor});
+  append(place.ranks.size() == 1 ? "rank " : "ranks ");
+  for (size_t i = 0; i < place.ranks.size(); ++i) {
+    size_t last = i;
+    while (last + 1 < place.ranks.size() &&
+           place.ranks[last + 1] == place.ranks[last] + 1) {
+      ++last;
     }
+    text += (i == 0 ? "" : ", ") + std::to_string(place.ranks[i]);
+    if (last > i) text += "-" + std::to_string(place.ranks[last]);
+    i = last;
   }
-  return all;
+  return text;
 }
+
+const char* text_of(Checksum checksum) {
+  switch (checksum) {
+    case Checksum::kOk:
+      return "ok";
+    case Checksum::kNone:
+      return "none";
+    default:
+      return "damaged";
+  }
+}
+
+bool has_places(const StoredSnapshot& snapshot) {
+  return std::ranges::any_of(
+      snapshot.tensors(),
+      [](const StoredTensor& tensor) { return tensor.place.has_value(); });
+}
+
+std::string verdict(const SnapshotVerification& found) {
+  const auto count = [&](Checksum checksum) {
+    return std::ranges::count(found.tensors, checksum,
+                              &SnapshotVerification::Tensor::checksum);
+  };
+  const auto none = static_cast<size_t>(count(Checksum::kNone));
+  if (!found.damage.empty()) {
+    const size_t places = found.damage.size();
+    return "damaged in " + std::to_string(places) +
+           (places == 1 ? " place" : " places");
+  }
+  if (none == 0) return "every checksum is right";
+  if (none == found.tensors.size()) return "no tensor has a checksum";
+  return "every checksum is right, but " + std::to_string(none) +
+         (none == 1 ? " tensor has none" : " tensors have none");
+}
+
+}  // namespace
 
 std::string shape_text(const at::Tensor& tensor) {
   std::string text = "[";
@@ -97,73 +139,103 @@ std::string bytes_text(double bytes) {
   return text.data();
 }
 
-std::string table_text(const std::vector<std::vector<std::string>>& rows,
-                       const std::vector<size_t>& right) {
-  std::vector<size_t> widths(rows.front().size());
-  for (const auto& row : rows) {
-    for (size_t i = 0; i < row.size(); ++i) {
-      widths[i] = std::max(widths[i], row[i].size());
-    }
-  }
-  std::string text;
-  for (const auto& row : rows) {
-    std::string line;
-    for (size_t i = 0; i < row.size(); ++i) {
-      const std::string gap(widths[i] - row[i].size(), ' ');
-      const bool is_right = std::ranges::find(right, i) != right.end();
-      line += (i == 0 ? "" : "  ") + (is_right ? gap + row[i] : row[i] + gap);
-    }
-    line.erase(line.find_last_not_of(' ') + 1);
-    text += line + "\n";
-  }
-  return text;
-}
-
 double norm_of(const at::Tensor& tensor) {
-  if (tensor.numel() == 0) return 0;
-  const auto values = tensor.is_complex() ? at::view_as_real(tensor) : tensor;
-  return values.to(at::kDouble).norm().item<double>();
+  const auto flat =
+      (tensor.is_complex() ? at::view_as_real(tensor) : tensor).reshape(-1);
+  double norm = 0;
+  for (int64_t begin = 0; begin < flat.numel(); begin += kElementsAtOnce) {
+    const auto part =
+        flat.narrow(0, begin, std::min(kElementsAtOnce, flat.numel() - begin));
+    norm = std::hypot(norm, part.to(at::kDouble).norm().item<double>());
+  }
+  return norm;
 }
 
-std::string listing_table(const std::string& path, const Snapshot& snapshot,
-                          bool with_norms) {
-  const auto tensors = listed_tensors(snapshot);
-  std::vector<std::vector<std::string>> rows{
-      {"tensor", "shape", "dtype", "bytes"}};
-  if (with_norms) rows.front().emplace_back("norm");
-  for (const auto& [name, tensor] : tensors) {
-    auto& row = rows.emplace_back(
-        std::vector<std::string>{name, shape_text(tensor), dtype_text(tensor),
-                                 std::to_string(tensor.nbytes())});
-    if (with_norms) row.push_back(number_text(norm_of(tensor)));
+SnapshotVerification verify(const StoredSnapshot& snapshot) {
+  SnapshotVerification found;
+  for (const StoredTensor& tensor : snapshot.tensors()) {
+    auto& one = found.tensors.emplace_back();
+    try {
+      one.norm = norm_of(snapshot.read(tensor));
+      one.checksum = tensor.has_checksum ? Checksum::kOk : Checksum::kNone;
+    } catch (const SnapshotError& error) {
+      one.checksum = Checksum::kDamaged;
+      found.damage.emplace_back(error.what());
+    }
   }
-  std::string text = summary(path, snapshot, tensors);
-  if (!tensors.empty()) text += "\n" + table_text(rows, {3, 4});
-  if (with_norms) text += "\nevery checksum in the file is right\n";
+  for (std::string& line : snapshot.damage_elsewhere()) {
+    found.damage.push_back(std::move(line));
+  }
+  return found;
+}
+
+std::string listing_table(const StoredSnapshot& snapshot,
+                          const SnapshotVerification* verification) {
+  const auto& tensors = snapshot.tensors();
+  const bool in_folder = has_places(snapshot);
+  std::vector<std::string> header{"tensor", "shape", "dtype", "bytes"};
+  std::vector<size_t> right{3};
+  if (in_folder) header.emplace_back("shard");
+  if (verification) {
+    header.emplace_back("checksum");
+    right.push_back(header.size());
+    header.emplace_back("norm");
+  }
+  std::vector<std::vector<std::string>> rows{header};
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const StoredTensor& tensor = tensors[i];
+    auto& row = rows.emplace_back(std::vector<std::string>{
+        tensor.name, shape_text(tensor.outline), dtype_text(tensor.outline),
+        std::to_string(tensor.outline.nbytes())});
+    if (in_folder) row.push_back(text_of(*tensor.place));
+    if (!verification) continue;
+    const auto& [checksum, norm] = verification->tensors.at(i);
+    row.emplace_back(text_of(checksum));
+    row.push_back(checksum == Checksum::kDamaged ? "" : number_text(norm));
+  }
+  std::string text = summary(snapshot);
+  if (!tensors.empty()) text += "\n" + table_text(rows, right);
+  if (verification) text += "\n" + verdict(*verification) + "\n";
   return text;
 }
 
-std::string listing_json(const std::string& path, const Snapshot& snapshot,
-                         bool with_norms) {
-  auto tensors = ordered_json::array();
-  for (const auto& [name, tensor] : listed_tensors(snapshot)) {
-    ordered_json one{{"name", name},
-                     {"shape", tensor.sizes().vec()},
-                     {"dtype", dtype_text(tensor)},
-                     {"bytes", tensor.nbytes()}};
-    // JSON has neither NaN nor infinity: they become null.
-    if (with_norms) one["norm"] = norm_of(tensor);
-    tensors.push_back(std::move(one));
+std::string listing_json(const StoredSnapshot& snapshot,
+                         const SnapshotVerification* verification) {
+  auto rows = ordered_json::array();
+  const auto& tensors = snapshot.tensors();
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    const StoredTensor& tensor = tensors[i];
+    ordered_json one{{"name", tensor.name},
+                     {"shape", tensor.outline.sizes().vec()},
+                     {"dtype", dtype_text(tensor.outline)},
+                     {"bytes", tensor.outline.nbytes()}};
+    if (tensor.place) {
+      const auto& [placement, ranks, files] = *tensor.place;
+      one["shard"] = {
+          {"placement",
+           placement.empty() ? ordered_json() : ordered_json(placement)},
+          {"ranks", ranks},
+          {"files", files}};
+    }
+    if (verification) {
+      const auto& [checksum, norm] = verification->tensors.at(i);
+      one["checksum"] = text_of(checksum);
+      // JSON has neither NaN nor infinity: they become null.
+      one["norm"] =
+          checksum == Checksum::kDamaged ? ordered_json() : ordered_json(norm);
+    }
+    rows.push_back(std::move(one));
   }
-  const ordered_json document{
-      {"path", path},
-      {"epochs_run", snapshot.epochs_run},
-      {"step", snapshot.step},
-      {"generator_states", snapshot.generator_states.size()},
-      {"sampler_state", snapshot.sampler_state},
-      {"metadata", snapshot.metadata},
-      {"verified", with_norms},
-      {"tensors", std::move(tensors)}};
+  const Snapshot& numbers = snapshot.numbers();
+  ordered_json document{{"path", snapshot.path()},
+                        {"epochs_run", numbers.epochs_run},
+                        {"step", numbers.step},
+                        {"generator_states", numbers.generator_states.size()},
+                        {"sampler_state", numbers.sampler_state},
+                        {"metadata", numbers.metadata},
+                        {"verified", verification != nullptr}};
+  if (verification) document["damage"] = verification->damage;
+  document["tensors"] = std::move(rows);
   return document.dump(1) + "\n";
 }
 

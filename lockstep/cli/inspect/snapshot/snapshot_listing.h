@@ -1,22 +1,15 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 #include <vector>
 
-#include "lockstep/checkpoint/snapshot.h"
+#include "lockstep/cli/inspect/snapshot/stored_snapshot.h"
 
 namespace lockstep::internal {
 
-// A tensor of a snapshot under one name: a parameter's or buffer's own, or
-// "optimizer.3.exp_avg" for the state of parameter 3.
-struct ListedTensor {
-  std::string name;
-  at::Tensor tensor;
-};
-
-// Returns all tensors of a snapshot: the model's in its order, then the
-// optimizer's by parameter.
-std::vector<ListedTensor> listed_tensors(const Snapshot& snapshot);
+// How many elements are converted to float64 at once.
+inline constexpr int64_t kElementsAtOnce = int64_t{1} << 20;
 
 // Returns "[2, 3]".
 std::string shape_text(const at::Tensor& tensor);
@@ -24,21 +17,33 @@ std::string shape_text(const at::Tensor& tensor);
 std::string dtype_text(const at::Tensor& tensor);
 // Returns "16.2 MiB", or "512 B".
 std::string bytes_text(double bytes);
-// Returns the table of `rows`, whose first is the header, with columns of equal
-// width. Columns in `right` are aligned to the right.
-std::string table_text(const std::vector<std::vector<std::string>>& rows,
-                       const std::vector<size_t>& right);
 
 // Returns the Euclidean norm of all elements, computed in float64; NaN if an
 // element is NaN.
 double norm_of(const at::Tensor& tensor);
 
-// Both describe a snapshot that was read from `path`, and end with a newline.
-// `with_norms`: adds each tensor's norm. docs/snapshots.md has the fields of
-// the JSON.
-std::string listing_table(const std::string& path, const Snapshot& snapshot,
-                          bool with_norms);
-std::string listing_json(const std::string& path, const Snapshot& snapshot,
-                         bool with_norms);
+// What is found if all tensors are read.
+struct SnapshotVerification {
+  struct Tensor {
+    enum class Checksum { kOk, kNone, kDamaged };
+    Checksum checksum = Checksum::kOk;
+    double norm = 0;  // not if damaged
+  };
+  std::vector<Tensor> tensors{};  // as StoredSnapshot::tensors()
+  // A line for each damage, which names the file and the tensor.
+  std::vector<std::string> damage{};
+};
+
+// Reads all of a snapshot, one tensor at a time, and goes on after damage.
+// Throws std::system_error if the disk fails.
+SnapshotVerification verify(const StoredSnapshot& snapshot);
+
+// Both describe a snapshot, and end with a newline. `verification`: null if it
+// was not verified. docs/snapshots.md has the columns and the fields of the
+// JSON.
+std::string listing_table(const StoredSnapshot& snapshot,
+                          const SnapshotVerification* verification);
+std::string listing_json(const StoredSnapshot& snapshot,
+                         const SnapshotVerification* verification);
 
 }  // namespace lockstep::internal

@@ -1,0 +1,206 @@
+// Single files: of torch.save, and safetensors.
+
+#include <ATen/ATen.h>
+
+#include <algorithm>
+#include <set>
+#include <unordered_map>
+
+#include "lockstep/checkpoint/input_file.h"
+#include "lockstep/checkpoint/pt/pt_format.h"
+#include "lockstep/checkpoint/safetensors/safetensors_format.h"
+#include "lockstep/checkpoint/sharded/checksum.h"
+#include "lockstep/checkpoint/sharded/shard_file.h"
+#include "lockstep/checkpoint/sharded/shard_names.h"
+#include "lockstep/checkpoint/tensor_bytes.h"
+#include "lockstep/cli/inspect/snapshot/stored_snapshot.h"
+
+namespace lockstep::internal {
+namespace {
+
+using Kind = StoredTensor::Kind;
+
+// Returns all tensors of a snapshot.
+std::vector<StoredTensor> tensors_in(const Snapshot& snapshot,
+                                     bool has_checksums) {
+  std::vector<StoredTensor> all;
+  const auto add = [&](Kind kind, std::string name, const at::Tensor& tensor) {
+    all.push_back({.kind = kind,
+                   .name = std::move(name),
+                   .outline = tensor,
+                   .has_checksum = has_checksums});
+  };
+  const auto add_values = [&](Kind kind, const std::string& prefix,
+                              const std::map<std::string, StateValue>& values) {
+    for (const auto& [key, value] : values) {
+      const auto* tensor = std::get_if<at::Tensor>(&value);
+      if (tensor && tensor->defined()) add(kind, prefix + "." + key, *tensor);
+    }
+  };
+  for (const auto& [name, tensor] : snapshot.model_state) {
+    add(Kind::kModel, name, tensor);
+  }
+  if (snapshot.optimizer_state) {
+    for (const auto& [number, values] : snapshot.optimizer_state->state) {
+      add_values(Kind::kOptimizerState, kStatePrefix + std::to_string(number),
+                 values);
+    }
+    for (StoredTensor& one : all) {
+      if (one.kind == Kind::kOptimizerState) one.numbered_name = one.name;
+    }
+    size_t group = 0;
+    for (const auto& options : snapshot.optimizer_state->param_groups) {
+      add_values(Kind::kOther, kOptionPrefix + std::to_string(group++),
+                 options.options);
+    }
+  }
+  for (size_t rank = 0; rank < snapshot.generator_states.size(); ++rank) {
+    add(Kind::kOther, kGeneratorPrefix + std::to_string(rank),
+        snapshot.generator_states[rank]);
+  }
+  return all;
+}
+
+class StoredPt : public StoredSnapshot {
+ public:
+  explicit StoredPt(InputFile file)
+      : StoredSnapshot(file.path()), file_(std::move(file)), zip_(file_) {
+    numbers_ = read_pt_outline(
+        file_, [&](const c10::Storage& storage, const ZipReader::Entry& entry,
+                   c10::ScalarType dtype) {
+          storages_[storage.unsafeGetStorageImpl()] = {storage, entry, dtype};
+        });
+    tensors_ = tensors_in(numbers_, true);
+  }
+
+  at::Tensor read(const StoredTensor& tensor) const override {
+    const at::Tensor& outline = tensor.outline;
+    const auto* key = outline.storage().unsafeGetStorageImpl();
+    if (key != read_key_) {
+      read_key_ = nullptr;
+      read_bytes_ = at::Tensor();  // before memory for the next is taken
+      read_bytes_ = read_storage(tensor.name, storages_.at(key));
+      read_key_ = key;
+    }
+    at::Tensor result =
+        at::empty({0}, at::TensorOptions().dtype(outline.scalar_type()));
+    return result.set_(read_bytes_.storage(), outline.storage_offset(),
+                       outline.sizes(), outline.strides());
+  }
+
+  std::vector<std::string> damage_elsewhere() const override {
+    std::set<std::string> of_tensors;
+    for (const StoredTensor& tensor : tensors_) {
+      const auto* key = tensor.outline.storage().unsafeGetStorageImpl();
+      of_tensors.insert(storages_.at(key).entry.name);
+    }
+    std::vector<std::string> damage;
+    for (const ZipReader::Entry& entry : zip_.entries()) {
+      if (of_tensors.contains(entry.name)) continue;
+      try {
+        (void)zip_.read_text(entry);
+      } catch (const SnapshotError& error) {
+        damage.emplace_back(error.what());
+      }
+    }
+    return damage;
+  }
+
+ private:
+  struct Stored {
+    c10::Storage storage;  // keeps the key of the map
+    ZipReader::Entry entry;
+    c10::ScalarType dtype = c10::ScalarType::Undefined;
+  };
+
+  at::Tensor read_storage(const std::string& name, const Stored& stored) const {
+    const at::Tensor bytes =
+        at::empty({static_cast<int64_t>(stored.entry.size)}, at::kByte);
+    const std::string quoted = "is damaged: tensor \"" + name + "\" (entry \"" +
+                               stored.entry.name + "\") ";
+    try {
+      zip_.read(stored.entry, bytes.data_ptr());
+    } catch (const SnapshotError&) {
+      throw SnapshotError(path_, quoted + "does not match its checksum");
+    }
+    if (!valid_values(bytes.data_ptr(), bytes.nbytes(), stored.dtype)) {
+      throw SnapshotError(path_,
+                          quoted + "holds a bool that is neither 0 nor 1");
+    }
+    return bytes;
+  }
+
+  InputFile file_;
+  ZipReader zip_;
+  std::unordered_map<const c10::StorageImpl*, Stored> storages_;
+  // The storage that was read last: tensors that share one (tied weights, views
+  // of one flat tensor) often follow each other.
+  mutable const c10::StorageImpl* read_key_ = nullptr;
+  mutable at::Tensor read_bytes_;
+};
+
+// Also one file of a folder, which has other checksums.
+class StoredSafetensors : public StoredSnapshot {
+ public:
+  explicit StoredSafetensors(InputFile file)
+      : StoredSnapshot(file.path()),
+        file_(std::move(file)),
+        reader_(file_),
+        details_(details_of(reader_.header())) {
+    std::vector<at::Tensor> outlines;
+    for (const SafetensorsEntry& entry : reader_.entries()) {
+      outlines.push_back(
+          at::empty(entry.shape,
+                    at::TensorOptions().dtype(entry.dtype).device(at::kMeta)));
+      numbers_of_.emplace(outlines.back().unsafeGetTensorImpl(),
+                          outlines.size() - 1);
+    }
+    numbers_ = reader_.snapshot_with(std::move(outlines));
+    const auto& metadata = reader_.header().metadata;
+    tensors_ = tensors_in(numbers_, reader_.has_checksums() ||
+                                        metadata.contains(kShardChecksums));
+  }
+
+  at::Tensor read(const StoredTensor& tensor) const override {
+    const size_t number = numbers_of_.at(tensor.outline.unsafeGetTensorImpl());
+    at::Tensor result = reader_.read(reader_.entries()[number]);
+    const auto* bytes = static_cast<const char*>(result.const_data_ptr());
+    uint64_t begin = 0;
+    for (const uint64_t sum : details_[number].checksums) {
+      const auto size =
+          std::min<uint64_t>(kChecksumBlock, result.nbytes() - begin);
+      if (xxh3(bytes + begin, size) != sum) {
+        throw SnapshotError(path_, "is damaged: tensor \"" + tensor.name +
+                                       "\" does not match its checksum");
+      }
+      begin += size;
+    }
+    return result;
+  }
+
+ private:
+  std::vector<ShardDetails> details_of(const SafetensorsHeader& header) const {
+    try {
+      return shard_details(header);
+    } catch (const std::exception& error) {
+      throw SnapshotError(
+          path_,
+          std::string("is damaged: its header is invalid: ") + error.what());
+    }
+  }
+
+  InputFile file_;
+  SafetensorsReader reader_;
+  std::vector<ShardDetails> details_;  // of reader_.entries()
+  std::unordered_map<const c10::TensorImpl*, size_t> numbers_of_;
+};
+
+}  // namespace
+
+std::unique_ptr<StoredSnapshot> open_stored_file(const std::string& path) {
+  InputFile file(path);
+  if (is_pt(file)) return std::make_unique<StoredPt>(std::move(file));
+  return std::make_unique<StoredSafetensors>(std::move(file));
+}
+
+}  // namespace lockstep::internal
