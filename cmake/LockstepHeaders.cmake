@@ -47,6 +47,7 @@ set(LOCKSTEP_PUBLIC_HEADERS
   data/datasets/mnist_dataset.h
   data/datasets/random_split.h
   data/datasets/repeated_dataset.h
+  data/datasets/safetensors_dataset.h
   data/datasets/shuffled_dataset.h
   data/datasets/subset.h
   data/datasets/take_dataset.h

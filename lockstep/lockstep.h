@@ -30,6 +30,7 @@
 #include "lockstep/data/datasets/mnist_dataset.h"
 #include "lockstep/data/datasets/random_split.h"
 #include "lockstep/data/datasets/repeated_dataset.h"
+#include "lockstep/data/datasets/safetensors_dataset.h"
 #include "lockstep/data/datasets/shuffled_dataset.h"
 #include "lockstep/data/datasets/subset.h"
 #include "lockstep/data/datasets/take_dataset.h"

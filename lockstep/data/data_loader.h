@@ -253,9 +253,11 @@ class DataLoader {
 
   std::shared_ptr<const internal::PassPlan> plan_pass() {
     using internal::PassPlan;
-    return batches_ ? std::make_shared<const PassPlan>(*batches_)
-                    : std::make_shared<const PassPlan>(
-                          *sampler_, options_.batch_size, options_.drop_last);
+    const int64_t pass = passes_++;
+    return batches_
+               ? std::make_shared<const PassPlan>(*batches_, pass)
+               : std::make_shared<const PassPlan>(
+                     *sampler_, options_.batch_size, options_.drop_last, pass);
   }
 
   // The workers call this, so it reads only what does not change during a pass.
@@ -298,6 +300,7 @@ class DataLoader {
   const Collate collate_;
   const internal::BatchTransfer transfer_;
   bool looping_ = false;
+  int64_t passes_ = 0;  // that have begun
   // Declared last, so that its threads end before what they read is destroyed.
   std::optional<internal::OrderedPrefetch<Item>> prefetch_;
 };

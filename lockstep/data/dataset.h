@@ -32,13 +32,15 @@ namespace lockstep {
 // D with
 //
 // - `size()`, which returns a number (or an optional with one), and
-// - `get(size_t)`, or `get_batch(c10::ArrayRef<size_t>)`, or both: a dataset of
-//   LibTorch, a TensorDataset, a class without a base;
+// - `get(size_t)`, or `get_batch(c10::ArrayRef<size_t>)`, or both, or such
+//   functions that also take seeds (lockstep/data/sample_seed.h): a dataset of
+//   LibTorch, a TensorDataset, a class without a base.
 //
-// and a std::shared_ptr<D> to one. They keep a *copy*. The datasets of this
-// library share their files and tensors between copies, so a copy costs next to
-// nothing; give a std::shared_ptr to a class of your own that is expensive to
-// copy or cannot be copied.
+// The loader refers to its dataset. The classes that change one keep a *copy*,
+// and also take a std::shared_ptr<D>. The datasets of this library share their
+// files and tensors between copies, so a copy costs next to nothing; give a
+// std::shared_ptr to a class of your own that is expensive to copy or cannot be
+// copied.
 //
 // The datasets of this library throw c10::IndexError for a number that is not
 // in [0, size()).

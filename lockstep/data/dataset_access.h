@@ -134,10 +134,10 @@ using Fetched =
 template <class D>
 constexpr bool kFetchesSamples = kOneByOne<D>;
 template <class D>
-  requires(!kOneByOne<D> && GivesSamples<D>)
+  requires(!kOneByOne<D> && (GivesSamples<D> || GivesSeededSamples<D>))
 constexpr bool kFetchesSamples<D> =
-    std::is_same_v<Fetched<D>,
-                   std::vector<decltype(std::declval<D&>().get(size_t{}))>>;
+    std::is_same_v<Fetched<D>, std::vector<decltype(get_one(
+                                   std::declval<D&>(), size_t{}, nullptr))>>;
 
 template <class Batch>
 struct IsListOfKnownSamples : std::false_type {};

@@ -11,6 +11,9 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/data/dataset_access.h"
+#include "lockstep/data/sample_seed.h"
+
 namespace lockstep::internal {
 
 // Throws c10::IndexError that names `dataset` unless `index` < `size`.
@@ -18,11 +21,6 @@ void check_index(size_t index, size_t size, const char* dataset);
 
 [[noreturn]] void throw_without_size();
 [[noreturn]] void throw_null_dataset();
-
-template <class T>
-struct IsVector : std::false_type {};
-template <class T>
-struct IsVector<std::vector<T>> : std::true_type {};
 
 template <class D>
 struct PointeeOf {
@@ -35,28 +33,39 @@ struct PointeeOf<std::shared_ptr<D>> {
   static D& of(const std::shared_ptr<D>& dataset) { return *dataset; }
 };
 
-template <class D>
-concept HasGet = requires(D& dataset, size_t index) { dataset.get(index); };
-template <class D>
-concept HasGetBatch = requires(D& dataset, c10::ArrayRef<size_t> indices) {
-  dataset.get_batch(indices);
-};
+template <class T>
+struct IsVector : std::false_type {};
+template <class T>
+struct IsVector<std::vector<T>> : std::true_type {};
+template <class T>
+concept VectorOfSamples = IsVector<std::remove_cvref_t<T>>::value;
 
 // Whether get_batch() returns the samples one by one, and not a whole.
 template <class D>
-concept HasBatchOfSamples = HasGetBatch<D> && requires(D& dataset) {
-  requires IsVector<std::remove_cvref_t<decltype(dataset.get_batch(
-      c10::ArrayRef<size_t>()))>>::value;
-};
+concept GivesListsOfSamples =
+    requires(D& dataset, c10::ArrayRef<size_t> indices) {
+      { dataset.get_batch(indices) } -> VectorOfSamples;
+    };
+template <class D>
+concept GivesSeededListsOfSamples =
+    requires(D& dataset, c10::ArrayRef<size_t> indices,
+             c10::ArrayRef<SampleSeed> seeds) {
+      { dataset.get_batch(indices, seeds) } -> VectorOfSamples;
+    };
 
 // Whether single samples can be had of the dataset, or of one of the type that
-// a std::shared_ptr points to.
+// a std::shared_ptr points to; and whether that takes seeds.
+template <class D, class Held = typename PointeeOf<D>::Type>
+concept HasSamples =
+    GivesSamples<Held> || GivesSeededSamples<Held> ||
+    GivesListsOfSamples<Held> || GivesSeededListsOfSamples<Held>;
 template <class D>
-concept HasSamples = HasGet<typename PointeeOf<D>::Type> ||
-                     HasBatchOfSamples<typename PointeeOf<D>::Type>;
+concept TakesSeeds = kTakesSeeds<typename PointeeOf<D>::Type>;
 
 // A dataset of any kind (lockstep/data/dataset.h) in one form: get_batch() is
-// const and always there, and so is get() if the dataset HasSamples.
+// const and always there, and so is get() if the dataset HasSamples. Both may
+// be called with seeds, which are passed on if the dataset takes them, or
+// without. A dataset that needs seeds then has those of seed_of_index().
 //
 // The functions of LibTorch's datasets are not const, so the dataset is mutable
 // here. What makes concurrent calls safe is the dataset's own promise, as for
@@ -66,7 +75,8 @@ class HeldDataset {
  public:
   using Held = typename PointeeOf<D>::Type;
   static_assert(
-      HasGet<Held> || HasGetBatch<Held>,
+      GivesSamples<Held> || GivesSeededSamples<Held> || GivesBatches<Held> ||
+          GivesSeededBatches<Held>,
       "a dataset needs get(size_t) or "
       "get_batch(c10::ArrayRef<size_t>); see lockstep/data/dataset.h");
 
@@ -85,16 +95,35 @@ class HeldDataset {
   auto get(size_t index) const
     requires HasSamples<D>
   {
-    if constexpr (HasGet<Held>) {
+    if constexpr (GivesSamples<Held>) {
       return held().get(index);
-    } else {
+    } else if constexpr (GivesListsOfSamples<Held>) {
       return std::move(held().get_batch(c10::ArrayRef<size_t>(index)).front());
+    } else {
+      return get(index, seed_of_index(index));
+    }
+  }
+
+  auto get(size_t index, SampleSeed seed) const
+    requires HasSamples<D>
+  {
+    if constexpr (GivesSeededSamples<Held>) {
+      return held().get(index, seed);
+    } else if constexpr (GivesSeededListsOfSamples<Held>) {
+      return std::move(held()
+                           .get_batch(c10::ArrayRef<size_t>(index),
+                                      c10::ArrayRef<SampleSeed>(seed))
+                           .front());
+    } else {
+      return get(index);
     }
   }
 
   auto get_batch(c10::ArrayRef<size_t> indices) const {
-    if constexpr (HasGetBatch<Held>) {
+    if constexpr (GivesBatches<Held>) {
       return held().get_batch(indices);
+    } else if constexpr (GivesSeededBatches<Held>) {
+      return held().get_batch(indices, seeds_of_indices(indices));
     } else {
       std::vector<decltype(get(size_t{}))> batch;
       batch.reserve(indices.size());
@@ -103,27 +132,21 @@ class HeldDataset {
     }
   }
 
-  // Passes the epoch on if the dataset has use for it.
-  void set_epoch(int64_t epoch) {
-    if constexpr (requires { held().set_epoch(epoch); }) {
-      held().set_epoch(epoch);
+  // Requires one seed for each index; if the dataset takes none, `seeds` is not
+  // read.
+  auto get_batch(c10::ArrayRef<size_t> indices,
+                 c10::ArrayRef<SampleSeed> seeds) const {
+    if constexpr (GivesSeededBatches<Held>) {
+      return held().get_batch(indices, seeds);
+    } else if constexpr (GivesSeededSamples<Held>) {
+      std::vector<decltype(get(size_t{}, SampleSeed()))> batch;
+      batch.reserve(indices.size());
+      for (size_t i = 0; i < indices.size(); ++i) {
+        batch.push_back(get(indices[i], seeds[i]));
+      }
+      return batch;
     } else {
-      static_assert(
-          !requires(std::remove_const_t<Held>& dataset) {
-            dataset.set_epoch(epoch);
-          },
-          "this dataset needs to know the epoch, but it is const: give a "
-          "std::shared_ptr to one that is not const");
-    }
-  }
-
-  // Returns how many independent streams of random numbers the dataset takes
-  // from each seed (MapDataset).
-  uint64_t random_streams() const {
-    if constexpr (requires { held().random_streams(); }) {
-      return held().random_streams();
-    } else {
-      return 0;
+      return get_batch(indices);
     }
   }
 
@@ -133,20 +156,17 @@ class HeldDataset {
   mutable D dataset_;
 };
 
-// What a dataset gives for one number, and for a list of them.
+// What a dataset gives for one number.
 template <class D>
 using SampleOf =
     std::remove_cvref_t<decltype(std::declval<const HeldDataset<D>&>().get(
-        size_t{}))>;
-template <class D>
-using BatchOf = std::remove_cvref_t<
-    decltype(std::declval<const HeldDataset<D>&>().get_batch(
-        std::declval<c10::ArrayRef<size_t>>()))>;
+        size_t{}, SampleSeed()))>;
 
 // The base of a dataset that gives the samples of another one in another order.
 // `Self` has `size_t place(size_t index) const`, which throws c10::IndexError
 // if `index` is outside, and returns a number of the other dataset. Samples are
-// fetched one by one or in batches, as the other dataset does it.
+// fetched one by one or in batches, and with seeds or without, as the other
+// dataset does it.
 template <class Self, class D>
 class Reordered {
  public:
@@ -155,19 +175,21 @@ class Reordered {
   {
     return dataset_.get(self().place(index));
   }
-
-  auto get_batch(c10::ArrayRef<size_t> indices) const {
-    std::vector<size_t> places;
-    places.reserve(indices.size());
-    for (const size_t index : indices) places.push_back(self().place(index));
-    return dataset_.get_batch(places);
+  auto get(size_t index, SampleSeed seed) const
+    requires(HasSamples<D> && TakesSeeds<D>)
+  {
+    return dataset_.get(self().place(index), seed);
   }
 
-  // Tells the dataset below which epoch begins, if it has use for that
-  // (MapDataset). Do not call it while a loop runs.
-  void set_epoch(int64_t epoch) { dataset_.set_epoch(epoch); }
-
-  uint64_t random_streams() const { return dataset_.random_streams(); }
+  auto get_batch(c10::ArrayRef<size_t> indices) const {
+    return dataset_.get_batch(places(indices));
+  }
+  auto get_batch(c10::ArrayRef<size_t> indices,
+                 c10::ArrayRef<SampleSeed> seeds) const
+    requires TakesSeeds<D>
+  {
+    return dataset_.get_batch(places(indices), seeds);
+  }
 
  protected:
   explicit Reordered(D dataset) : dataset_(std::move(dataset)) {}
@@ -175,6 +197,13 @@ class Reordered {
 
  private:
   const Self& self() const { return static_cast<const Self&>(*this); }
+
+  std::vector<size_t> places(c10::ArrayRef<size_t> indices) const {
+    std::vector<size_t> places;
+    places.reserve(indices.size());
+    for (const size_t index : indices) places.push_back(self().place(index));
+    return places;
+  }
 
   HeldDataset<D> dataset_;
 };

@@ -2,19 +2,21 @@
 
 namespace lockstep::internal {
 
-PassPlan::PassPlan(Sampler& sampler, int64_t batch_size, bool drop_last)
+PassPlan::PassPlan(Sampler& sampler, int64_t batch_size, bool drop_last,
+                   int64_t pass)
     : indices_(sampler.begin_pass()),
       places_(sampler.places()),
+      epoch_(places_.epoch.value_or(pass)),
       batch_size_(static_cast<size_t>(batch_size)),
       batches_(batches_of(static_cast<int64_t>(indices_.size()), batch_size,
                           drop_last)) {}
 
-PassPlan::PassPlan(SamplerOfBatches& sampler) {
+PassPlan::PassPlan(SamplerOfBatches& sampler, int64_t pass) {
   BatchList list = sampler.begin_pass();
   indices_ = std::move(list.indices);
   ends_ = std::move(list.ends);
   places_of_indices_ = std::move(list.places);
-  places_.epoch = list.epoch;
+  epoch_ = list.epoch.value_or(pass);
   batches_ = static_cast<int64_t>(ends_.size());
 }
 
@@ -27,7 +29,7 @@ std::vector<SampleSeed> PassPlan::seeds(int64_t batch, int64_t seed) const {
         i < places_of_indices_.size()
             ? places_of_indices_[i]
             : places_.first + static_cast<int64_t>(i) * places_.stride;
-    seeds.push_back(sample_seed(seed, places_.epoch, place, indices_[i]));
+    seeds.push_back(sample_seed(seed, epoch_, place, indices_[i]));
   }
   return seeds;
 }

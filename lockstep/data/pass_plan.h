@@ -17,10 +17,11 @@ namespace lockstep::internal {
 // that workers may read it.
 class PassPlan {
  public:
-  // Batches of `batch_size` indices of the sampler's next pass.
-  PassPlan(Sampler& sampler, int64_t batch_size, bool drop_last);
+  // Batches of `batch_size` indices of the sampler's next pass. `pass` counts
+  // the loader's passes and stands for the epoch of a sampler without epochs.
+  PassPlan(Sampler& sampler, int64_t batch_size, bool drop_last, int64_t pass);
   // The batches of the sampler's next pass.
-  explicit PassPlan(SamplerOfBatches& sampler);
+  PassPlan(SamplerOfBatches& sampler, int64_t pass);
 
   int64_t batches() const { return batches_; }
 
@@ -44,6 +45,7 @@ class PassPlan {
   std::vector<size_t> ends_;  // none: all batches have batch_size_
   std::vector<int64_t> places_of_indices_;  // none: as in places_
   PassPlaces places_;
+  int64_t epoch_ = 0;
   size_t batch_size_ = 0;
   int64_t batches_ = 0;
 };

@@ -36,7 +36,7 @@ int64_t checked_samples(const char* sampler, int64_t num_samples);
 
 // The base of Lockstep's samplers. Each epoch is one *global order* of samples,
 // which a generator seeded with `seed + epoch` draws; a derived class says how.
-// Of R ranks rank r visits places r, r + R, ... of it.
+// Rank r of R visits places r, r + R, ... of it.
 //
 // Position. The sampler knows how far the training loop has come in its epoch.
 // Batches that the loop has received count, including the batch that it is

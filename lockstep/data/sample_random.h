@@ -6,17 +6,18 @@
 #include <cstdint>
 #include <limits>
 
+#include "lockstep/data/sample_seed.h"
+
 namespace lockstep {
 
-// Random numbers for one sample in one epoch. They depend on seed, epoch and
-// the sample's number only: not on the thread that prepares the sample, on the
-// batch, on the number of ranks, or on what was drawn for other samples. So a
-// run that is resumed, or has other workers, augments every sample as before.
+// Random numbers for one sample in one epoch. They depend on the sample's seed
+// only: not on the thread that prepares the sample, or on what was drawn for
+// other samples. So a run that is resumed, or has other workers, augments every
+// sample as before.
 //
 // The numbers are those of Philox4x32-10 (Salmon, Moraes, Dror and Shaw,
-// "Parallel random numbers: as easy as 1, 2, 3", 2011), whose key is made of
-// seed and epoch, and whose counter begins at the sample's number. Making one
-// costs some nanoseconds.
+// "Parallel random numbers: as easy as 1, 2, 3", 2011), whose key is the seed.
+// Making one costs some nanoseconds.
 //
 // It is a uniform random bit generator, as std::shuffle and the distributions
 // of <random> take it. Not synchronised.
@@ -24,9 +25,7 @@ class SampleRandom {
  public:
   using result_type = uint32_t;
 
-  // `stream` tells apart the transforms of one sample that have the same seed.
-  SampleRandom(uint64_t seed, int64_t epoch, uint64_t index,
-               uint64_t stream = 0);
+  explicit SampleRandom(SampleSeed seed) : engine_(seed.value) {}
 
   static constexpr result_type min() { return 0; }
   static constexpr result_type max() {

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace lockstep {
@@ -10,7 +11,8 @@ namespace lockstep {
 // at place `first + i * stride`. The places of a sample stay the same when the
 // epoch is resumed by another number of ranks.
 struct PassPlaces {
-  int64_t epoch{0};
+  // None: the loader numbers its passes instead, from 0 on.
+  std::optional<int64_t> epoch{};
   int64_t first{0};
   int64_t stride{1};
 };
@@ -42,7 +44,8 @@ class Sampler {
 
   // Returns the places of the pass that began last. The loader makes the seeds
   // of samples from them (DataLoaderOptions::seed). By default place i is index
-  // i of the pass.
+  // i of the pass, and there is no epoch, so a resumed run begins with the
+  // seeds of the first pass again.
   virtual PassPlaces places() const { return {}; }
 
   // Returns the number of indices in a whole pass (one that was not resumed).

@@ -2,6 +2,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace lockstep {
@@ -11,11 +12,11 @@ namespace lockstep {
 struct BatchList {
   std::vector<size_t> indices{};
   std::vector<size_t> ends{};
-  // The place of each index in the global order of the epoch (PassPlaces), and
-  // the epoch. The loader makes the seeds of samples from them. As long as
+  // The place of each index in the global order of the epoch, and the epoch, as
+  // in PassPlaces. The loader makes the seeds of samples from them. As long as
   // `indices`.
   std::vector<int64_t> places{};
-  int64_t epoch{0};
+  std::optional<int64_t> epoch{};
 };
 
 // Decides which samples are in each batch of this process. A DataLoader takes

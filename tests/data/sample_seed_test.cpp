@@ -6,6 +6,7 @@
 #include <map>
 #include <set>
 
+#include "lockstep/data/batch_sampler.h"
 #include "lockstep/data/bucket_batch_sampler.h"
 #include "lockstep/data/data_loader.h"
 #include "lockstep/data/distributed_sampler.h"
@@ -119,10 +120,53 @@ TEST(SampleSeed, DiffersIfASampleIsDrawnTwice) {
   EXPECT_EQ(distinct.size(), 20u);
 }
 
+// A sampler of the user's own may say nothing of epochs: a second pass must not
+// augment as the first did.
+TEST(SampleSeed, DiffersInEveryPassOfASamplerWithoutEpochs) {
+  struct InOrder : Sampler {
+    std::vector<size_t> begin_pass() override { return {0, 1, 2, 3}; }
+    void consumed(int64_t) override {}
+    int64_t size() const override { return 4; }
+    int64_t dataset_size() const override { return 60; }
+  } sampler;
+  BatchSampler batches(sampler, 2);
+  const auto passes_differ = [](auto& own, DataLoaderOptions options) {
+    const Seeds dataset;
+    DataLoader loader(dataset, own, options,
+                      [](std::vector<Seeded> samples) { return samples; });
+    std::set<uint64_t> distinct;
+    for (int pass = 0; pass < 3; ++pass) {
+      for (const auto& batch : loader) {
+        for (const auto& [index, seed] : batch) distinct.insert(seed);
+      }
+    }
+    EXPECT_EQ(distinct.size(), 12u);
+  };
+  passes_differ(sampler, {.batch_size = 2});
+  passes_differ(batches, {.num_workers = 2});
+}
+
 // A sampler of the user's own says nothing of places; ranks still differ.
 TEST(SampleSeed, DependsOnTheIndex) {
   EXPECT_NE(sample_seed(0, 0, 0, 1).value, sample_seed(0, 0, 0, 2).value);
   EXPECT_NE(sample_seed(0, 0, 1, 0).value, sample_seed(0, 1, 0, 0).value);
+}
+
+// The numbers are part of the contract, as those of SampleRandom: these were
+// computed with another program, from the definition of SplitMix64.
+TEST(SampleSeed, StaysTheSame) {
+  EXPECT_EQ(sample_seed(1, 2, 3, 4).value, 0x336c3255cbcc01fe);
+  EXPECT_EQ(SampleSeed{4}.derived().value, 0x6e73e372e2338aca);
+  std::set<uint64_t> distinct;
+  for (const SampleSeed seed :
+       {sample_seed(1, 2, 3, 4), sample_seed(2, 2, 3, 4),
+        sample_seed(1, 3, 3, 4), sample_seed(1, 2, 4, 4),
+        sample_seed(1, 2, 3, 5), sample_seed(2, 1, 3, 4),
+        sample_seed(1, 3, 2, 4), sample_seed(1, 2, 4, 3)}) {
+    distinct.insert(seed.value);
+    distinct.insert(seed.derived().value);
+  }
+  EXPECT_EQ(distinct.size(), 16u);
 }
 
 TEST(SampleSeed, MakesAGenerator) {

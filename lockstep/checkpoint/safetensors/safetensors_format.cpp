@@ -8,9 +8,9 @@
 #include <utility>
 
 #include "lockstep/base/digest.h"
+#include "lockstep/base/strict_json.h"
 #include "lockstep/checkpoint/safetensors/safetensors_header.h"
 #include "lockstep/checkpoint/safetensors/safetensors_tree.h"
-#include "lockstep/checkpoint/safetensors/strict_json.h"
 #include "lockstep/checkpoint/snapshot_error.h"
 #include "lockstep/checkpoint/tensor_bytes.h"
 

@@ -46,7 +46,4 @@ class SafetensorsReader {
 void write_safetensors(AtomicFile& file, const Snapshot& snapshot);
 Snapshot read_safetensors(const InputFile& file);
 
-// The reference implementation's limit for the header.
-inline constexpr uint64_t kMostHeaderBytes = 100'000'000;
-
 }  // namespace lockstep::internal

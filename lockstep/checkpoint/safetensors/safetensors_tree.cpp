@@ -5,8 +5,8 @@
 #include <set>
 #include <stdexcept>
 
+#include "lockstep/base/strict_json.h"
 #include "lockstep/checkpoint/safetensors/snapshot_json.h"
-#include "lockstep/checkpoint/safetensors/strict_json.h"
 #include "lockstep/checkpoint/tensor_bytes.h"
 
 namespace lockstep::internal {

@@ -5,8 +5,8 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
+#include "lockstep/base/strict_json.h"
 #include "lockstep/checkpoint/safetensors/snapshot_json.h"
-#include "lockstep/checkpoint/safetensors/strict_json.h"
 #include "lockstep/checkpoint/sharded/checksum.h"
 
 namespace lockstep::internal {

@@ -8,7 +8,7 @@
 #include <stdexcept>
 #include <utility>
 
-#include "lockstep/checkpoint/safetensors/strict_json.h"
+#include "lockstep/base/strict_json.h"
 #include "lockstep/checkpoint/sharded/checksum.h"
 #include "lockstep/checkpoint/sharded/parallel_tasks.h"
 #include "lockstep/checkpoint/tensor_bytes.h"

@@ -9,7 +9,7 @@
 #include <system_error>
 
 #include "lockstep/base/digest.h"
-#include "lockstep/checkpoint/safetensors/strict_json.h"
+#include "lockstep/base/strict_json.h"
 #include "lockstep/checkpoint/sharded/checksum.h"
 #include "lockstep/checkpoint/snapshot_error.h"
 

@@ -3,14 +3,14 @@
 #include <c10/util/ArrayRef.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <utility>
+#include <vector>
 
 #include "lockstep/data/apply_transform.h"
 #include "lockstep/data/dataset_access.h"
-#include "lockstep/data/datasets/index_lists.h"
-#include "lockstep/data/datasets/map_dataset.h"
 #include "lockstep/data/held_dataset.h"
+#include "lockstep/data/sample_random.h"
+#include "lockstep/data/sample_seed.h"
 
 namespace lockstep {
 
@@ -19,24 +19,28 @@ namespace lockstep {
 // DataLoader's loop would get: samples that are torch::data::Example are
 // stacked before ([B, ...]). Otherwise it is called as MapDataset calls it.
 //
-// Random numbers depend on the seed, the epoch and the numbers of the batch's
-// samples, in their order: not on the workers, but on the batch size and on the
-// number of ranks.
+// Random numbers depend on the seeds of the batch's samples, in their order:
+// not on the workers, but on the batch size and on the number of ranks. As in
+// MapDataset, the dataset below gets derived seeds.
 //
 // There are no single samples any more, so MapDataset, ConcatDataset and
 // AnyDataset cannot stand on top of it.
 template <class D, class F>
 class BatchMapDataset {
  public:
-  BatchMapDataset(D dataset, F transform, MapOptions options = {})
-      : dataset_(std::move(dataset)),
-        transform_(std::move(transform)),
-        options_(options) {}
+  BatchMapDataset(D dataset, F transform)
+      : dataset_(std::move(dataset)), transform_(std::move(transform)) {}
 
-  auto get_batch(c10::ArrayRef<size_t> indices) const {
-    SampleRandom random(options_.seed, epoch_, internal::number_of(indices),
-                        dataset_.random_streams());
-    auto fetched = dataset_.get_batch(indices);
+  // Requires one seed for each index.
+  auto get_batch(c10::ArrayRef<size_t> indices,
+                 c10::ArrayRef<SampleSeed> seeds) const {
+    std::vector<SampleSeed> below;
+    if constexpr (internal::TakesSeeds<D>) {
+      below.reserve(seeds.size());
+      for (const SampleSeed seed : seeds) below.push_back(seed.derived());
+    }
+    auto fetched = dataset_.get_batch(indices, below);
+    SampleRandom random(internal::seed_of_batch(seeds));
     if constexpr (internal::IsListOfKnownSamples<decltype(fetched)>::value) {
       return internal::apply_transform(
           transform_, internal::collate_samples(std::move(fetched)), random);
@@ -45,21 +49,17 @@ class BatchMapDataset {
     }
   }
 
-  size_t size() const { return dataset_.size(); }
-
-  // As in MapDataset.
-  void set_epoch(int64_t epoch) {
-    epoch_ = epoch;
-    dataset_.set_epoch(epoch);
+  // Returns a batch to look at: its random numbers depend on `indices` only, so
+  // that they are the same each time.
+  auto get_batch(c10::ArrayRef<size_t> indices) const {
+    return get_batch(indices, internal::seeds_of_indices(indices));
   }
-  int64_t epoch() const { return epoch_; }
-  uint64_t random_streams() const { return dataset_.random_streams() + 1; }
+
+  size_t size() const { return dataset_.size(); }
 
  private:
   internal::HeldDataset<D> dataset_;
   F transform_;
-  MapOptions options_;
-  int64_t epoch_ = 0;
 };
 
 }  // namespace lockstep

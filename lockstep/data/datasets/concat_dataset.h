@@ -1,10 +1,7 @@
 #pragma once
 
-#include <c10/util/ArrayRef.h>
-
 #include <algorithm>
 #include <cstddef>
-#include <cstdint>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -12,6 +9,7 @@
 #include "lockstep/data/datasets/any_dataset.h"
 #include "lockstep/data/datasets/index_lists.h"
 #include "lockstep/data/held_dataset.h"
+#include "lockstep/data/sample_seed.h"
 
 namespace lockstep {
 
@@ -22,8 +20,9 @@ namespace lockstep {
 //   ConcatDataset shards(std::move(datasets));  // a std::vector
 //
 // Datasets of different types must have samples of one type; they become
-// AnyDatasets. Samples are fetched one by one. The datasets are copied
-// (lockstep/data/dataset.h). Threads as in the datasets.
+// AnyDatasets. Samples are fetched one by one, with seeds if the datasets take
+// them. The datasets are copied (lockstep/data/dataset.h). Threads as in the
+// datasets.
 template <class D>
 class ConcatDataset {
   static_assert(internal::HasSamples<D>,
@@ -48,35 +47,27 @@ class ConcatDataset {
   }
 
   auto get(size_t index) const {
-    internal::check_index(index, size(), "ConcatDataset");
-    const auto end = std::upper_bound(ends_.begin(), ends_.end(), index);
-    const auto part = static_cast<size_t>(end - ends_.begin());
-    return datasets_[part].get(part == 0 ? index : index - ends_[part - 1]);
+    const auto [part, place] = place_of(index);
+    return datasets_[part].get(place);
   }
-
-  auto get_batch(c10::ArrayRef<size_t> indices) const {
-    std::vector<decltype(get(size_t{}))> batch;
-    batch.reserve(indices.size());
-    for (const size_t index : indices) batch.push_back(get(index));
-    return batch;
+  auto get(size_t index, SampleSeed seed) const
+    requires internal::TakesSeeds<D>
+  {
+    const auto [part, place] = place_of(index);
+    return datasets_[part].get(place, seed);
   }
 
   size_t size() const { return ends_.back(); }
 
-  // Tells all datasets which epoch begins. Do not call it while a loop runs.
-  void set_epoch(int64_t epoch) {
-    for (auto& dataset : datasets_) dataset.set_epoch(epoch);
-  }
-
-  uint64_t random_streams() const {
-    uint64_t most = 0;
-    for (const auto& dataset : datasets_) {
-      most = std::max(most, dataset.random_streams());
-    }
-    return most;
-  }
-
  private:
+  // Returns which dataset has the sample, and the sample's number there.
+  std::pair<size_t, size_t> place_of(size_t index) const {
+    internal::check_index(index, size(), "ConcatDataset");
+    const auto end = std::upper_bound(ends_.begin(), ends_.end(), index);
+    const auto part = static_cast<size_t>(end - ends_.begin());
+    return {part, part == 0 ? index : index - ends_[part - 1]};
+  }
+
   void add(D dataset) {
     const auto& added = datasets_.emplace_back(std::move(dataset));
     ends_.push_back((ends_.empty() ? 0 : ends_.back()) + added.size());

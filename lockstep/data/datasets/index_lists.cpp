@@ -9,8 +9,6 @@
 #include <stdexcept>
 #include <string>
 
-#include "lockstep/base/digest.h"
-
 namespace lockstep::internal {
 
 void check_subset(const std::vector<size_t>& indices, size_t size) {
@@ -105,12 +103,6 @@ std::vector<std::vector<size_t>> split_at_random(
     next = end;
   }
   return parts;
-}
-
-uint64_t number_of(c10::ArrayRef<size_t> indices) {
-  Digest digest;
-  for (const size_t index : indices) digest.add(uint64_t{index});
-  return digest.value();
 }
 
 }  // namespace lockstep::internal

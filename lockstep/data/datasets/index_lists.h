@@ -1,7 +1,5 @@
 #pragma once
 
-#include <c10/util/ArrayRef.h>
-
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -28,8 +26,5 @@ std::vector<size_t> random_order(size_t size, uint64_t seed);
 // Returns the numbers of the samples in each part (random_split).
 std::vector<std::vector<size_t>> split_at_random(
     size_t size, const std::vector<double>& lengths, uint64_t seed);
-
-// Returns a number for a list of samples that other lists hardly have.
-uint64_t number_of(c10::ArrayRef<size_t> indices);
 
 }  // namespace lockstep::internal

@@ -10,9 +10,8 @@ namespace lockstep {
 
 // Gives all samples of `dataset` `times` times, one pass after another: for a
 // small dataset beside a large one in a ConcatDataset, or for long epochs. A
-// MapDataset on top of it augments each repetition in another way, one below it
-// all repetitions alike. `dataset` is copied (lockstep/data/dataset.h). Threads
-// as in `dataset`.
+// MapDataset on top of it or below augments each repetition in another way.
+// `dataset` is copied (lockstep/data/dataset.h). Threads as in `dataset`.
 template <class D>
 class RepeatedDataset : public internal::Reordered<RepeatedDataset<D>, D> {
  public:

@@ -94,7 +94,7 @@ TEST(HostileSafetensors, EachIsRefusedWithItsReason) {
       HasSubstr("do not fit"));
   EXPECT_THAT(
       refusal(one(R"({"dtype":"Q9","shape":[2],"data_offsets":[0,8]})")),
-      HasSubstr("dtype Q9"));
+      HasSubstr("dtype \"Q9\""));
   EXPECT_THAT(
       refusal(one(R"({"dtype":"F32","shape":[2.0],"data_offsets":[0,8]})")),
       HasSubstr("not an integer of 0 or more"));

@@ -16,9 +16,11 @@
 #include "lockstep/data/datasets/idx_dataset.h"
 #include "lockstep/data/datasets/image_folder.h"
 #include "lockstep/data/datasets/random_split.h"
+#include "lockstep/data/datasets/safetensors_dataset.h"
 #include "lockstep/data/datasets/shuffled_dataset.h"
 #include "lockstep/data/datasets/token_dataset.h"
 #include "lockstep/data/files/csv_reader.h"
+#include "lockstep/data/held_dataset.h"
 #include "lockstep/data/transforms/center_crop.h"
 #include "lockstep/data/transforms/resize.h"
 #include "tests/harness/temporary_folder.h"
@@ -116,6 +118,28 @@ TEST_F(DatasetsInterop, NumbersAreReadAsByPythonsFloat) {
   EXPECT_TRUE(same_bits(narrow.data(), array(peer["float32"])));
 }
 
+TEST_F(DatasetsInterop, SafetensorsOfPythonAreRead) {
+  const Json peer = python("safetensors");
+  if (peer.empty()) {
+    GTEST_SKIP() << "the package safetensors is not installed";
+  }
+  const std::vector<std::string> paths{file(peer["files"][0]),
+                                       file(peer["files"][1])};
+  ASSERT_EQ(peer["columns"].size(), 8u);
+  for (const Json& column : peer["columns"]) {
+    const SafetensorsDataset rows(paths,
+                                  {.data = column["name"].get<std::string>(),
+                                   .target = "column of int64"});
+    ASSERT_EQ(rows.size(), 9u);
+    const auto batch = rows.get_batch(all_of_size(9));
+    const bool is_bool = batch.data.dtype() == at::kBool;
+    EXPECT_EQ(is_bool, column["name"] == "column of bool");
+    const auto data = is_bool ? batch.data.to(at::kByte) : batch.data;
+    EXPECT_TRUE(same_bits(data, array(column["array"]))) << column;
+    EXPECT_TRUE(same_bits(batch.target, array(peer["columns"][4]["array"])));
+  }
+}
+
 TEST_F(DatasetsInterop, BinaryFilesOfNumpyAreRead) {
   const Json peer = python("files");
   ASSERT_EQ(peer["idx"].size(), 12u);
@@ -208,7 +232,7 @@ TEST_F(DatasetsInterop, OrdersAreThoseOfTorch) {
   };
   const ConcatDataset joined(Subset(Counting{10}, {3, 3, 9}), Hundred{{2}},
                              Counting{0});
-  EXPECT_EQ(joined.get_batch(all_of_size(joined.size())),
+  EXPECT_EQ(HeldDataset(joined).get_batch(all_of_size(joined.size())),
             peer["joined"].get<std::vector<size_t>>());
 }
 

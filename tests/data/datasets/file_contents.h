@@ -2,6 +2,7 @@
 
 #include <zlib.h>
 
+#include <cstdint>
 #include <random>
 #include <stdexcept>
 #include <string>
@@ -22,6 +23,14 @@ inline std::string gzipped(const std::string& content) {
   packed.resize(stream.total_out);
   ::deflateEnd(&stream);
   return packed;
+}
+
+// Returns a safetensors file with this header and these bytes of tensors.
+inline std::string safetensors(const std::string& header,
+                               const std::string& bytes) {
+  const uint64_t length = header.size();
+  return std::string(reinterpret_cast<const char*>(&length), sizeof length) +
+         header + bytes;
 }
 
 // Calls use(content) for every beginning of `content`, and for `count` copies

@@ -1,6 +1,6 @@
 """What Python says of the files and transforms that the tests compare.
 
-    peers.py csv|files|images|torch FOLDER
+    peers.py csv|files|images|safetensors|torch FOLDER
 
 Writes files into FOLDER with Python's own writers, and prints as JSON what
 Python reads from them. Arrays are files of plain bytes beside them.
@@ -197,6 +197,30 @@ def images():
     return {"classes": classes, "samples": listed}
 
 
+def safetensors_files():
+    """Two files that count as one dataset; nothing if the package is missing."""
+    try:
+        from safetensors.numpy import save_file
+    except ImportError:
+        return {}
+    rng = numpy.random.default_rng(2)
+    columns = []
+    for dtype in ["uint8", "int8", "int16", "int32", "int64", "float32",
+                  "float64", "bool"]:
+        values = rng.integers(0, 2, (9, 3, 5)).astype(dtype)
+        columns.append({"name": f"column of {dtype}",
+                        "array": save(f"{dtype}.raw", values.view(
+                            numpy.uint8 if dtype == "bool" else dtype)),
+                        "values": values})
+    for name, rows in [("one", slice(0, 4)), ("two", slice(4, 9))]:
+        save_file({column["name"]: numpy.ascontiguousarray(column["values"][rows])
+                   for column in columns},
+                  FOLDER / f"{name}.safetensors", metadata={"by": "Python"})
+    for column in columns:
+        del column["values"]
+    return {"files": ["one.safetensors", "two.safetensors"], "columns": columns}
+
+
 def of_torch():
     import torch
     import torch.nn.functional as F
@@ -240,4 +264,4 @@ def of_torch():
 
 
 print(json.dumps({"csv": csv_files, "files": binary_files, "images": images,
-                  "torch": of_torch}[sys.argv[1]]()))
+                  "safetensors": safetensors_files, "torch": of_torch}[sys.argv[1]]()))

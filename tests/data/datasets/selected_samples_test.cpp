@@ -71,7 +71,7 @@ std::vector<int64_t> counted(const D& dataset) {
     all.push_back(dataset.get(i));
     indices.push_back(i);
   }
-  EXPECT_EQ(dataset.get_batch(indices), all);
+  EXPECT_EQ(HeldDataset<D>(dataset).get_batch(indices), all);
   return all;
 }
 
@@ -79,7 +79,8 @@ template <class D>
 void refuses_index(const D& dataset, size_t index, const char* message) {
   EXPECT_THAT([&] { dataset.get(index); },
               ThrowsMessage<c10::IndexError>(HasSubstr(message)));
-  EXPECT_THAT([&] { dataset.get_batch(c10::ArrayRef<size_t>(index)); },
+  const HeldDataset<D> held(dataset);
+  EXPECT_THAT([&] { held.get_batch(c10::ArrayRef<size_t>(index)); },
               ThrowsMessage<c10::IndexError>(HasSubstr(message)));
 }
 

@@ -150,7 +150,7 @@ TEST(RandomCrop, ChoosesEachPlaceEquallyOften) {
   const RandomCrop crop(3, 3);
   std::map<int, int> corners;
   for (uint64_t i = 0; i < 6000; ++i) {
-    SampleRandom random(0, 0, i);
+    SampleRandom random(SampleSeed{i});
     const auto cut = crop(image, random);
     ASSERT_EQ(cut.sizes(), (Sizes{2, 3, 3}));
     const int corner = cut[0][0][0].item<int>();
@@ -165,7 +165,7 @@ TEST(RandomCrop, ChoosesEachPlaceEquallyOften) {
 
 TEST(RandomCrop, AddsPixelsAroundTheImage) {
   const auto image = numbered_image(2, 2, 1) + 1;
-  SampleRandom random(0, 0, 0);
+  SampleRandom random(SampleSeed{0});
   const auto whole = RandomCrop(6, {.padding = 2, .fill = 9})(image, random);
   EXPECT_EQ(whole.sum().item<int64_t>(), 9 * 32 + 1 + 2 + 11 + 12);
   EXPECT_EQ(whole[0][2][2].item<int>(), 1);
@@ -173,7 +173,7 @@ TEST(RandomCrop, AddsPixelsAroundTheImage) {
   // As torchvision: what is lacking is added on both sides.
   std::set<int64_t> sums;
   for (uint64_t i = 0; i < 200; ++i) {
-    SampleRandom other(0, 0, i);
+    SampleRandom other(SampleSeed{i});
     const auto cut = RandomCrop(3, 2, {.pad_if_needed = true})(image, other);
     ASSERT_EQ(cut.sizes(), (Sizes{1, 3, 2}));
     sums.insert(cut.sum().item<int64_t>());
@@ -188,7 +188,7 @@ TEST(RandomHorizontalFlip, MirrorsWithItsProbability) {
   const auto image = numbered_image(2, 3);
   int flipped = 0;
   for (uint64_t i = 0; i < 4000; ++i) {
-    SampleRandom random(0, 0, i);
+    SampleRandom random(SampleSeed{i});
     const auto result = RandomHorizontalFlip(0.25)(image, random);
     const bool mirrored = result[0][0][0].item<int>() == 2;
     ASSERT_TRUE(torch::equal(result, mirrored ? image.flip({2}) : image));
@@ -221,7 +221,7 @@ CutParts cut_parts(const RandomResizedCropOptions& options) {
   const RandomResizedCrop crop(2, 2, rough);
   CutParts sums;
   for (uint64_t i = 0; i < CutParts::kDraws; ++i) {
-    SampleRandom random(0, 0, i);
+    SampleRandom random(SampleSeed{i});
     const auto cut = crop(image, random);
     EXPECT_EQ(cut.sizes(), (Sizes{2, 2, 2}));
     // The two pixels of a row of length n are from n / 4 - 1/2 and n / 2 after
@@ -268,7 +268,7 @@ TEST(RandomResizedCrop, CutsPartsOfTheAskedSizeAndShape) {
 TEST(RandomResizedCrop, TakesTheMiddleIfNothingFits) {
   // No part of this image has an allowed shape and 90 % of its area.
   const auto image = numbered_image(4, 40, 1);
-  SampleRandom random(0, 0, 0);
+  SampleRandom random(SampleSeed{0});
   const auto cut =
       RandomResizedCrop(4, 5, {.scale = {0.9, 1.0}})(image, random);
   // 4 x round(4 * 4/3) pixels from column (40 - 5) / 2 on.

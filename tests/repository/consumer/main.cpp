@@ -63,7 +63,7 @@ int read_data(const std::string& path) {
   std::ofstream(path) << "a,b,class\n1,2,0\n3,4,1\n";
   const lockstep::CsvDataset table(path, {.target = {"class"}});
   const lockstep::MapDataset doubled(
-      table, [](const torch::Tensor& x) { return x * 2; }, {.seed = 1});
+      table, [](const torch::Tensor& x) { return x * 2; });
   try {
     lockstep::MapDataset images(
         lockstep::ImageFolder(path + ".images", {.allow_empty = true}),
