@@ -169,9 +169,11 @@ WORLD_TEST(SaverWorld, ALongSaveTellsHowFarItIs, 2) {
   if (world.rank == 1) std::this_thread::sleep_for(milliseconds(1100));
   saver.save();
   saver.finish();
-  ASSERT_EQ(progress.size(), world.rank == 0 ? 2u : 1u);
-  EXPECT_EQ(progress.front().bytes_written,
-            world.rank == 0 ? 0 : progress.front().bytes_total);
+  // Rank 0 has waited for rank 1 before its first call to the system.
+  ASSERT_GE(progress.size(), world.rank == 0 ? 2u : 1u);
+  if (world.rank == 0) {
+    EXPECT_EQ(progress.front().bytes_written, 0u);
+  }
   EXPECT_EQ(progress.back().bytes_written, progress.back().bytes_total);
   EXPECT_GT(progress.back().bytes_total, 0u);
 }
