@@ -61,7 +61,7 @@ int main() {
     if (!saver.stop_requested()) state.epochs_run = epoch;
   }
   if (!saver.stop_requested()) state.sampler_state = {};
-  saver.finish();  // saves the last step, unless it is saved
+  saver.finish();  // saves the end, unless it is saved
 
   if (lockstep::get_rank() != 0) return 0;
   int snapshots = 0;

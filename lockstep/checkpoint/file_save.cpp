@@ -9,7 +9,7 @@
 #include "lockstep/checkpoint/optimizer_shards.h"
 #include "lockstep/checkpoint/optimizer_state.h"
 #include "lockstep/checkpoint/scheduler_state.h"
-#include "lockstep/checkpoint/snapshot_error.h"
+#include "lockstep/checkpoint/utf8.h"
 
 namespace lockstep::internal {
 
@@ -32,12 +32,21 @@ FileSave::FileSave(const std::string& path, const TrainingState& state,
                    const SnapshotOptions& options, const Ranks& ranks)
     : path_(path), writes_(ranks.rank() == 0) {
   snapshot_.generator_states = ranks.gather(generator_state());
-  if (!writes_) return;
-  try {
-    collect(state, options);
-  } catch (...) {
-    failure_ = std::current_exception();
+  if (writes_) {
+    try {
+      collect(state, options);
+    } catch (...) {
+      failure_ = std::current_exception();
+    }
   }
+  agree(ranks);
+}
+
+void FileSave::agree(const Ranks& ranks) const {
+  const auto failure = RankFailure::from_text(
+      ranks.share(failure_ ? RankFailure(failure_).text() : "", 0));
+  if (failure_) std::rethrow_exception(failure_);
+  if (failure) failure->throw_for(path_, "was not written by rank 0: ");
 }
 
 void FileSave::collect(const TrainingState& state,
@@ -47,7 +56,11 @@ void FileSave::collect(const TrainingState& state,
     throw std::invalid_argument("TrainingState.model is not set");
   }
   require_optimizer(state);
+  require_utf8(state.sampler_state, state.metadata);
   snapshot_.model_state = state_dict(*state.model);
+  for (const ModuleTensor& tensor : tensors_of(*state.model)) {
+    if (!tensor.is_parameter) buffers_.insert(tensor.name);
+  }
   if (state.optimizer) snapshot_.optimizer_state = state_dict(*state.optimizer);
   if (state.scheduler) {
     set_scheduler_state(snapshot_, state.scheduler->state_dict());
@@ -61,14 +74,15 @@ void FileSave::collect(const TrainingState& state,
 std::vector<TensorToWrite> FileSave::tensors() {
   std::vector<TensorToWrite> all;
   for (auto& [name, tensor] : snapshot_.model_state) {
-    all.push_back({name, &tensor});
+    all.push_back({name, &tensor, buffers_.contains(name)});
   }
   if (!snapshot_.optimizer_state) return all;
   for (auto& [number, values] : snapshot_.optimizer_state->state) {
     for (auto& [key, value] : values) {
       if (auto* const tensor = std::get_if<at::Tensor>(&value)) {
-        all.push_back(
-            {"optimizer." + std::to_string(number) + "." + key, tensor});
+        all.push_back({"optimizer." + std::to_string(number) + "." + key,
+                       tensor,
+                       /*is_buffer=*/false});
       }
     }
   }
@@ -87,11 +101,7 @@ void FileSave::write() {
 std::string FileSave::commit(const Ranks& ranks) {
   // This also tells the other ranks that the file is written: no rank returns
   // before that.
-  const std::string words = ranks.share(failure_ ? words_of(failure_) : "", 0);
-  if (failure_) std::rethrow_exception(failure_);
-  if (!words.empty()) {
-    throw SnapshotError(path_, "was not written by rank 0: " + words, "");
-  }
+  agree(ranks);
   return path_;
 }
 

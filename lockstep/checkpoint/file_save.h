@@ -1,5 +1,6 @@
 #pragma once
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -13,7 +14,7 @@ namespace lockstep::internal {
 // the states of their generators.
 class FileSave final : public Save {
  public:
-  // Collective. Leaves a mistake of the first rank's to commit().
+  // Collective.
   FileSave(const std::string& path, const TrainingState& state,
            const SnapshotOptions& options, const Ranks& ranks);
 
@@ -24,10 +25,13 @@ class FileSave final : public Save {
 
  private:
   void collect(const TrainingState& state, const SnapshotOptions& options);
+  // Collective. Throws on every rank if the first has failed.
+  void agree(const Ranks& ranks) const;
 
   std::string path_;
   bool writes_;
   Snapshot snapshot_;
+  std::set<std::string> buffers_;
 };
 
 // Throws std::invalid_argument if a file cannot hold what was asked for.

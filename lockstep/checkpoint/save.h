@@ -4,7 +4,9 @@
 
 #include <exception>
 #include <memory>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/checkpoint/ranks.h"
@@ -13,11 +15,14 @@
 
 namespace lockstep::internal {
 
-// A tensor that this rank writes, and its name for errors.
+// A tensor that this rank writes.
 struct TensorToWrite {
-  std::string name;
+  std::string name;  // for errors
   // Write to it to let another tensor with the same values be written.
   at::Tensor* tensor;
+  // A forward may change buffers; parameters and optimizer state change with a
+  // step only.
+  bool is_buffer;
 };
 
 // One save of all ranks, in three steps:
@@ -32,8 +37,9 @@ struct TensorToWrite {
 // succeeded. At every moment the old snapshot or the new one is there, whole.
 //
 // If anything fails on one rank, begin_save() or commit() throws on all ranks:
-// on that rank its own error, on the others a SnapshotError that names the rank
-// and quotes it. write() does not throw; commit() throws its error. The
+// on that rank its own error, on the others one that names the rank and quotes
+// it: std::invalid_argument if that is what the rank has thrown, otherwise a
+// SnapshotError. write() does not throw; commit() throws its error. The
 // destructor removes what was written if commit() has not succeeded.
 //
 // The steps may run in different threads, but not at the same time.
@@ -68,5 +74,26 @@ std::unique_ptr<Save> begin_save(const std::string& path,
                                  const TrainingState& state,
                                  const SnapshotOptions& options,
                                  const Ranks& ranks, SaveFiles& files);
+
+// How a rank has failed, to be told to the others.
+class RankFailure {
+ public:
+  explicit RankFailure(const std::exception_ptr& failure);
+  // From and to one line; empty if there was no failure.
+  static std::optional<RankFailure> from_text(const std::string& text);
+  std::string text() const;
+
+  // Throws the error of the other ranks: `path`, `problem` ("was not saved:
+  // rank 1: ") and the rank's words.
+  [[noreturn]] void throw_for(const std::string& path,
+                              const std::string& problem) const;
+
+ private:
+  RankFailure(bool is_mistake, std::string words)
+      : is_mistake_(is_mistake), words_(std::move(words)) {}
+
+  bool is_mistake_;  // std::invalid_argument
+  std::string words_;
+};
 
 }  // namespace lockstep::internal

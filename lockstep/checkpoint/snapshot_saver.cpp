@@ -94,6 +94,7 @@ class SnapshotSaver::Impl {
 
   bool is_due() {
     report_if_done();
+    is_saved_ = false;
     const bool steps_are_due =
         options_.every_steps > 0 &&
         state_.step / options_.every_steps != seen_step_ / options_.every_steps;
@@ -102,9 +103,8 @@ class SnapshotSaver::Impl {
     const bool time_is_over = options_.every && ranks_.rank() == 0 &&
                               !under_way_ &&
                               Clock::now() - began_ >= *options_.every;
-    const auto all = ranks_.any(
-        {steps_are_due || time_is_over,
-         !options_.stop_signals.empty() && internal::StopSignals::have_come()});
+    const auto all =
+        ranks_.any({steps_are_due || time_is_over, signals_.have_come()});
     const bool is_stopped_now = all[1] != 0 && !stop_requested_;
     stop_requested_ = stop_requested_ || is_stopped_now;
     return all[0] != 0 || is_stopped_now;
@@ -116,6 +116,7 @@ class SnapshotSaver::Impl {
     const auto called = Clock::now();
     wait();
     began_ = called;
+    is_saved_ = true;
     result_ = {.step = state_.step};
     failure_ = nullptr;
     files_ = files();
@@ -161,10 +162,13 @@ class SnapshotSaver::Impl {
 
   void finish() {
     wait();
-    if (ranks_.any({saved_step_ != state_.step})[0] != 0) {
+    if (ranks_.any({!is_saved_ || failure_})[0] != 0) {
       save();
       wait();
     }
+    // The other ranks have read how the save has ended before one of them
+    // throws and leaves with the store.
+    ranks_.any({0});
     if (failure_) std::rethrow_exception(failure_);
   }
 
@@ -242,8 +246,6 @@ class SnapshotSaver::Impl {
     if (failure_) {
       result_.path.clear();
       result_.error = internal::words_of(failure_);
-    } else {
-      saved_step_ = result_.step;
     }
     if (options_.on_saved) {
       options_.on_saved(result_);
@@ -263,7 +265,8 @@ class SnapshotSaver::Impl {
   // When to save.
   Clock::time_point began_ = Clock::now();
   int64_t seen_step_;
-  int64_t saved_step_ = -1;
+  // Whether save() was called after the last is_due().
+  bool is_saved_ = false;
   bool stop_requested_ = false;
 
   // The save that is under way, or the last one. While the thread runs, these

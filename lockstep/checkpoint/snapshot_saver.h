@@ -65,9 +65,10 @@ struct SnapshotSaverOptions {
   int64_t keep_every{0};
 
   // Called on each rank when a save has ended, by the next call of this object,
-  // in the thread of that call. Set it to count or to show saves, and to see
-  // those that have failed. Default: none; then rank 0 warns (TORCH_WARN) of a
-  // save that has failed.
+  // in the thread of that call; the destructor is such a call, so what the
+  // function uses must live longer than the saver. Set it to count or to show
+  // saves, and to see those that have failed. Default: none; then rank 0 warns
+  // (TORCH_WARN) of a save that has failed.
   std::function<void(const SavedSnapshot&)> on_saved{};
 
   // Called on each rank about once a second while its files are written, and
@@ -82,11 +83,13 @@ struct SnapshotSaverOptions {
   // of the snapshot. Default: true.
   bool in_background{true};
 
-  // Whether the thread also makes the copy. save() then returns almost at once,
-  // and the program must call wait_for_copy() before it changes the model or
-  // the optimizer: before optimizer.step(), or before backward() if the step is
-  // part of it. Set it to true if forward and backward take longer than
-  // copying. A save during which something has changed fails. Default: false.
+  // Whether the thread also makes the copy of parameters and optimizer state.
+  // save() then returns almost at once, and the program must call
+  // wait_for_copy() before it changes them: before optimizer.step(), or before
+  // backward() if the step is part of it. Set it to true if forward and
+  // backward take longer than copying. A save during which something has
+  // changed fails, if LibTorch has counted the change: in-place operations
+  // count, writing through data() or a pointer does not. Default: false.
   bool overlap_copy{false};
 };
 
@@ -110,8 +113,9 @@ struct SnapshotSaverOptions {
 // Files and folders are those of save_snapshot(), with the same promises. If a
 // save fails, because the disk is full or a rank cannot write, the snapshots
 // from before are still there, training goes on, and the next save tries again;
-// on_saved tells. What cannot succeed later either (a TrainingState without a
-// model) is thrown.
+// on_saved tells. A mistake of the program (a TrainingState without a model, an
+// optimizer that snapshots cannot hold) is thrown, as std::invalid_argument on
+// every rank.
 //
 // At most one save is under way: save() waits until the one before has ended,
 // if the disk is slower than the training.
@@ -127,8 +131,8 @@ class SnapshotSaver {
   SnapshotSaver(std::string path, const TrainingState& state,
                 SnapshotSaverOptions options = {});
 
-  // Waits until a save that is under way has ended, and warns if it fails. From
-  // then on the signals do what they did before.
+  // Waits until a save that is under way has ended, and tells how. From then on
+  // the signals do what they did before, unless another saver catches them.
   ~SnapshotSaver();
 
   SnapshotSaver(const SnapshotSaver&) = delete;
@@ -157,8 +161,8 @@ class SnapshotSaver {
   void wait();
 
   // Collective, for the end of the training. Saves the present state, unless
-  // this step is saved already, and waits for that. Throws SnapshotError if it
-  // was not saved.
+  // save() was the last call, and waits. Throws the errors of save_snapshot()
+  // if it was not saved.
   void finish();
 
  private:

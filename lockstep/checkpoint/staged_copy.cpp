@@ -6,7 +6,9 @@
 
 #include <algorithm>
 #include <cstring>
+#include <map>
 #include <stdexcept>
+#include <tuple>
 
 namespace lockstep::internal {
 namespace {
@@ -20,6 +22,15 @@ constexpr size_t kHugePage = size_t{2} << 20;
 
 size_t aligned(size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
+
+// What a tensor is a view of. Conjugates and negatives are views of the same
+// memory, but have other values.
+using Memory = std::tuple<const void*, c10::ScalarType, std::vector<int64_t>,
+                          std::vector<int64_t>, bool, bool>;
+Memory memory_of(const at::Tensor& tensor) {
+  return {tensor.const_data_ptr(), tensor.scalar_type(), tensor.sizes().vec(),
+          tensor.strides().vec(),  tensor.is_conj(),     tensor.is_neg()};
 }
 
 uint32_t version_of(const at::Tensor& tensor) {
@@ -37,31 +48,41 @@ void StagedCopy::begin(Save& save) {
     bytes += aligned(entry.tensor->nbytes());
   }
   reserve(bytes);
+  std::map<Memory, at::Tensor> copies;
   int64_t place = 0;
   for (const TensorToWrite& entry : tensors) {
     at::Tensor from = *entry.tensor;
     const auto size = static_cast<int64_t>(from.nbytes());
     if (size == 0) continue;
-    at::Tensor to = memory_.narrow(0, place, size).view(from.scalar_type());
-    place += static_cast<int64_t>(aligned(from.nbytes()));
-    // Without gaps in memory, the bytes can be copied as they are.
-    const bool is_dense = from.device().is_cpu() &&
-                          from.is_non_overlapping_and_dense() &&
-                          !from.is_neg() && !from.is_conj();
-    to = is_dense ? to.as_strided(from.sizes(), from.strides())
-                  : to.view(from.sizes()).copy_(from);
-    *entry.tensor = to;
-    if (!is_dense) continue;
-    for (size_t begin = 0; begin < from.nbytes(); begin += kPieceBytes) {
-      pieces_.push_back({sources_.size(), begin,
-                         std::min(kPieceBytes, from.nbytes() - begin)});
+    at::Tensor& copy = copies[memory_of(from)];
+    if (!copy.defined()) {
+      copy = memory_.narrow(0, place, size).view(from.scalar_type());
+      place += static_cast<int64_t>(aligned(from.nbytes()));
+      copy = begin_copy(entry, from, copy);
     }
-    const uint32_t version = version_of(from);
-    sources_.push_back({entry.name, std::move(from), std::move(to), version});
+    *entry.tensor = copy;
   }
   done_ = 0;
   next_ = 0;
   changed_ = kNotLooked;
+}
+
+// Returns `to`, which has one dimension, in the shape of `from`.
+at::Tensor StagedCopy::begin_copy(const TensorToWrite& entry,
+                                  const at::Tensor& from, at::Tensor to) {
+  // Without gaps in memory, the bytes can be copied as they are.
+  const bool is_dense = from.device().is_cpu() &&
+                        from.is_non_overlapping_and_dense() && !from.is_neg() &&
+                        !from.is_conj();
+  if (!is_dense) return to.view(from.sizes()).copy_(from);
+  to = to.as_strided(from.sizes(), from.strides());
+  if (entry.is_buffer) return to.copy_(from);
+  for (size_t begin = 0; begin < from.nbytes(); begin += kPieceBytes) {
+    pieces_.push_back(
+        {sources_.size(), begin, std::min(kPieceBytes, from.nbytes() - begin)});
+  }
+  sources_.push_back({entry.name, from, to, version_of(from)});
+  return to;
 }
 
 void StagedCopy::reserve(size_t bytes) {

@@ -17,8 +17,9 @@ namespace lockstep::internal {
 class StagedCopy {
  public:
   // Lets the save write copies instead of its tensors. They have their values
-  // when copy() has ended. (Tensors that are not on the CPU, or have gaps in
-  // memory, are copied here.) The save before must have ended.
+  // when copy() has ended. (Buffers, and tensors that are not on the CPU or
+  // have gaps in memory, are copied here.) Tensors that are the same memory
+  // (tied weights) share a copy. The save before must have ended.
   void begin(Save& save);
 
   // Blocks until everything is copied. Several threads may call at the same
@@ -48,6 +49,8 @@ class StagedCopy {
   };
 
   void reserve(size_t bytes);
+  at::Tensor begin_copy(const TensorToWrite& entry, const at::Tensor& from,
+                        at::Tensor to);
   size_t find_changed() const;
 
   at::Tensor memory_;

@@ -1,59 +1,83 @@
 #include "lockstep/checkpoint/stop_signals.h"
 
+#include <algorithm>
+#include <array>
 #include <atomic>
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 namespace lockstep::internal {
 namespace {
 
-std::atomic<bool> signal_has_come{false};
-std::atomic<int> objects{0};
+struct Caught {
+  std::atomic<bool> has_come{false};
+  int objects = 0;
+};
+std::array<Caught, NSIG> all_caught;
 static_assert(std::atomic<bool>::is_always_lock_free);
 
-void on_signal(int) { signal_has_come = true; }
+void on_signal(int signal) {
+  all_caught[static_cast<size_t>(signal)].has_come = true;
+}
+
+bool is_fault(int signal) {
+  constexpr std::array kFaults{SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT};
+  return std::ranges::find(kFaults, signal) != kFaults.end();
+}
+
+struct sigaction action_of(int signal) {
+  struct sigaction action {};
+  if (signal <= 0 || signal >= NSIG || signal == SIGKILL || signal == SIGSTOP ||
+      is_fault(signal) || ::sigaction(signal, nullptr, &action) != 0) {
+    throw std::invalid_argument(
+        "SnapshotSaverOptions::stop_signals has " + std::to_string(signal) +
+        "; give signals with which a job is told to stop, such as SIGTERM");
+  }
+  return action;
+}
+
+bool is_handled_by(const struct sigaction& action, sighandler_t handler) {
+  return (action.sa_flags & SA_SIGINFO) == 0 && action.sa_handler == handler;
+}
 
 }  // namespace
 
-StopSignals::StopSignals(const std::vector<int>& signals) {
-  struct sigaction action {};
-  action.sa_handler = on_signal;
-  action.sa_flags = SA_RESTART;
-  ::sigemptyset(&action.sa_mask);
-  for (const int signal : signals) {
-    struct sigaction current {};
-    if (signal == SIGKILL || signal == SIGSTOP ||
-        ::sigaction(signal, nullptr, &current) != 0) {
-      throw std::invalid_argument(
-          "SnapshotSaverOptions::stop_signals has " + std::to_string(signal) +
-          "; give signals that a program can handle, such as SIGTERM");
-    }
-  }
-  if (objects++ == 0) signal_has_come = false;
-  for (const int signal : signals) {
-    struct sigaction current {};
-    ::sigaction(signal, nullptr, &current);
-    if ((current.sa_flags & SA_SIGINFO) != 0 || current.sa_handler != SIG_DFL) {
+StopSignals::StopSignals(std::vector<int> signals)
+    : signals_(std::move(signals)) {
+  for (const int signal : signals_) (void)action_of(signal);
+  struct sigaction ours {};
+  ours.sa_handler = on_signal;
+  ours.sa_flags = SA_RESTART;
+  ::sigemptyset(&ours.sa_mask);
+  for (const int signal : signals_) {
+    const struct sigaction current = action_of(signal);
+    if (is_handled_by(current, SIG_DFL)) {
+      ::sigaction(signal, &ours, nullptr);
+    } else if (!is_handled_by(current, on_signal)) {
       continue;
     }
-    ::sigaction(signal, &action, nullptr);
+    ++all_caught[static_cast<size_t>(signal)].objects;
     caught_.push_back(signal);
   }
 }
 
 StopSignals::~StopSignals() {
   for (const int signal : caught_) {
-    struct sigaction current {};
-    ::sigaction(signal, nullptr, &current);
+    if (--all_caught[static_cast<size_t>(signal)].objects > 0) continue;
     // The program may have set another handler since.
-    if ((current.sa_flags & SA_SIGINFO) == 0 &&
-        current.sa_handler == on_signal) {
-      ::signal(signal, SIG_DFL);
-    }
+    if (is_handled_by(action_of(signal), on_signal)) ::signal(signal, SIG_DFL);
   }
-  --objects;
 }
 
-bool StopSignals::have_come() { return signal_has_come; }
+bool StopSignals::have_come() const {
+  return std::ranges::any_of(signals_, [](int signal) {
+    return all_caught[static_cast<size_t>(signal)].has_come.load();
+  });
+}
+
+void StopSignals::forget() {
+  for (Caught& caught : all_caught) caught.has_come = false;
+}
 
 }  // namespace lockstep::internal

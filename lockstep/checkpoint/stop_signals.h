@@ -6,23 +6,28 @@
 namespace lockstep::internal {
 
 // Notices signals that ask a job to stop, instead of dying of them, as long as
-// it lives. A signal that the program handles or ignores is left alone. The
-// handlers are the process's: objects must be made and destroyed one after
-// another, in any thread.
+// it lives. Several objects may catch one signal; the last of them gives it
+// back. A signal that the program handles or ignores is left alone. Threads:
+// objects are made and destroyed one after another.
 class StopSignals {
  public:
-  // Throws std::invalid_argument for a number that is no signal or one that
-  // cannot be caught.
-  explicit StopSignals(const std::vector<int>& signals);
+  // Throws std::invalid_argument for a number that is no signal, and for
+  // signals that cannot be caught or tell of a fault of the program.
+  explicit StopSignals(std::vector<int> signals);
   ~StopSignals();
   StopSignals(const StopSignals&) = delete;
   StopSignals& operator=(const StopSignals&) = delete;
 
-  // Whether one has come to this process since the oldest living object was
-  // made. Any thread may ask.
-  static bool have_come();
+  // Whether one of these signals has come to this process while any object
+  // caught it. It stays true for the objects that are made later: a process
+  // that was told to stop stays told.
+  bool have_come() const;
+
+  // Forgets all signals that have come; for tests.
+  static void forget();
 
  private:
+  std::vector<int> signals_;
   std::vector<int> caught_;
 };
 

@@ -130,8 +130,9 @@ struct LoadedSnapshot {
 // Blocks on every rank until the files are written, within the group's timeout.
 // Returns the path of what was written: `path`, or the snapshot in that folder.
 // If writing fails on a rank, every rank throws: that rank its own error
-// (snapshot.h), the others a SnapshotError that quotes it. What was there
-// before is kept, and training may go on.
+// (snapshot.h), the others one that quotes it, which is a SnapshotError, or
+// std::invalid_argument if that rank's is one. What was there before is kept,
+// and training may go on.
 std::string save_snapshot(const std::string& path, const TrainingState& state,
                           const SnapshotOptions& options = {});
 

@@ -30,14 +30,15 @@ Accuracy::Accuracy(const AccuracyOptions& options)
 
 void Accuracy::update(const at::Tensor& predicted, const at::Tensor& target) {
   const at::NoGradGuard no_grad;
-  const at::Tensor counts = target != options_.ignore_index;
-  at::Tensor right;
+  at::Tensor counts, right;
   if (internal::has_labels(predicted, target) && options_.top_k == 1) {
     internal::check_labels("Accuracy", predicted, target);
+    counts = target != options_.ignore_index;
     right = predicted == target;
   } else {
     const int64_t classes =
         internal::check_scores("Accuracy", predicted, target, options_.top_k);
+    counts = target != options_.ignore_index;
     const at::Tensor best =
         std::get<1>(predicted.detach().topk(options_.top_k, -1));
     right = (best == target.unsqueeze(-1)).any(-1);

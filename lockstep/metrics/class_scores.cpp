@@ -6,8 +6,10 @@
 namespace lockstep::internal {
 namespace {
 
+// LibTorch has hardly any operation on the wider unsigned types.
 bool is_integer(const at::Tensor& tensor) {
-  return at::isIntegralType(tensor.scalar_type(), /*includeBool=*/false);
+  return at::isIntegralType(tensor.scalar_type(), /*includeBool=*/false) &&
+         !at::isBarebonesUnsignedType(tensor.scalar_type());
 }
 
 [[noreturn]] void refuse(const char* metric, const at::Tensor& first,
@@ -28,7 +30,7 @@ int64_t check_scores(const char* metric, const at::Tensor& scores,
       scores.sizes().slice(0, scores.dim() - 1) != target.sizes()) {
     refuse(metric, scores, target,
            "give scores [..., classes] of a floating dtype and targets [...] "
-           "of integers, on one device");
+           "of signed integers or bytes, on one device");
   }
   const int64_t classes = scores.size(-1);
   if (classes < least) {
@@ -51,7 +53,8 @@ void check_labels(const char* metric, const at::Tensor& predicted,
     return;
   }
   refuse(metric, predicted, target,
-         "give labels and targets of integers, of one shape and on one device");
+         "give labels and targets of signed integers or bytes, of one shape "
+         "and on one device");
 }
 
 void refuse_labels(const char* metric, double count, const char* allowed,

@@ -17,6 +17,7 @@ void Mean::update(double value, double weight) {
 }
 
 void Mean::update(const at::Tensor& values, double weight) {
+  require_real("Mean", values);
   if (weight == 0) return;
   const at::NoGradGuard no_grad;
   add(0, values.sum(at::kDouble) * weight);
@@ -24,6 +25,8 @@ void Mean::update(const at::Tensor& values, double weight) {
 }
 
 void Mean::update(const at::Tensor& values, const at::Tensor& weights) {
+  require_real("Mean", values);
+  require_real("Mean", weights);
   const at::NoGradGuard no_grad;
   if (!at::is_expandable_to(weights.sizes(), values.sizes())) {
     std::ostringstream text;

@@ -33,6 +33,14 @@ at::Tensor Metric::sums_on(const at::Device& device) {
       {count_}, at::TensorOptions().dtype(at::kDouble).device(device)));
 }
 
+void Metric::require_real(const char* metric, const at::Tensor& values) {
+  if (!values.is_complex()) return;
+  throw std::invalid_argument(
+      std::string(metric) + ": the values are of " +
+      c10::toString(values.scalar_type()) +
+      "; give real ones, such as at::real(values) and at::imag(values)");
+}
+
 void Metric::add(int64_t index, double value) {
   sums_on(at::kCPU).mutable_data_ptr<double>()[index] += value;
 }

@@ -73,6 +73,9 @@ class Metric {
          ProcessGroupPtr group);
   ~Metric() = default;
 
+  // Throws std::invalid_argument that names `metric` if the values are complex.
+  static void require_real(const char* metric, const at::Tensor& values);
+
   // Add to one sum. The tensor has no dimensions; it may be on any device and
   // of any real dtype.
   void add(int64_t index, double value);

@@ -10,6 +10,7 @@ Sum::Sum(const MetricOptions& options)
 void Sum::update(double value) { add(0, value); }
 
 void Sum::update(const at::Tensor& values) {
+  require_real("Sum", values);
   const at::NoGradGuard no_grad;
   add(0, values.sum(at::kDouble));
 }

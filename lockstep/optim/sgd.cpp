@@ -1,5 +1,6 @@
 #include "lockstep/optim/sgd.h"
 
+#include <ATen/ScalarOps.h>
 #include <ATen/ops/_fused_sgd.h>
 #include <ATen/ops/empty_like.h>
 
@@ -44,6 +45,36 @@ void step_with_momentum(const internal::FusedBatch& batch,
   }
 }
 
+// Steps with an operation for each term, as SGD(fused=False) does in Python.
+// The fused CPU kernel of LibTorch 2.13 leaves most elements of half-precision
+// parameters as they are, and reads momenta that were never written.
+void step_unfused(const internal::FusedBatch& batch, internal::States& states,
+                  const torch::optim::SGDOptions& o, bool maximize) {
+  for (size_t i = 0; i < batch.parameters.size(); ++i) {
+    at::Tensor parameter = batch.parameters[i];
+    at::Tensor change = batch.gradients[i];
+    if (maximize) change = change.neg();
+    if (o.weight_decay() != 0) change = change.add(parameter, o.weight_decay());
+    if (o.momentum() != 0) {
+      at::Tensor& momentum = momentum_of(states, parameter);
+      if (momentum.defined()) {
+        // As Python multiplies; mul_(double) rounds the factor to the dtype.
+        momentum.mul_(at::native::wrapped_scalar_tensor(o.momentum()))
+            .add_(change, 1 - o.dampening());
+      } else {
+        momentum = change.clone();
+      }
+      change = o.nesterov() ? change.add(momentum, o.momentum()) : momentum;
+    }
+    parameter.add_(change, -o.lr());
+  }
+}
+
+bool has_fused_kernel(const at::Tensor& parameter) {
+  return !parameter.device().is_cpu() ||
+         !at::isReducedFloatingType(parameter.scalar_type());
+}
+
 }  // namespace
 
 torch::optim::SGDOptions SGDOptions::to_torch() const {
@@ -77,6 +108,10 @@ at::Tensor SGD::step(LossClosure closure) {
     const auto& o = static_cast<torch::optim::SGDOptions&>(group.options());
     for (const internal::FusedBatch& batch :
          internal::fused_batches("SGD", group.params())) {
+      if (!has_fused_kernel(batch.parameters.front())) {
+        step_unfused(batch, state_, o, maximize_);
+        continue;
+      }
       if (o.momentum() != 0) {
         step_with_momentum(batch, state_, o, maximize_);
         continue;

@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "lockstep/checkpoint/snapshot_saver.h"
+#include "lockstep/checkpoint/stop_signals.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
 #include "tests/checkpoint/sharded/sharded_run.h"
@@ -77,6 +78,7 @@ WORLD_TEST(SaverWorld, ASignalToOneRankStopsAllAtTheSameStep, 2, 3) {
     if (saver.stop_requested()) break;
   }
   saver.finish();
+  StopSignals::forget();
   EXPECT_EQ(run.state.step, 4);
   ShardedRun loaded;
   EXPECT_TRUE(load_snapshot(path, loaded.state));
@@ -137,6 +139,22 @@ WORLD_TEST(SaverWorld, ARankThatCannotWriteIsNamedToAll, 2, 3) {
   barrier();
   EXPECT_EQ(names_in(path), (std::vector<std::string>{
                                 "000001-step-1", "000002-step-2", "latest"}));
+}
+
+// A mistake that only one rank can see is thrown by all as such, so that none
+// goes on to a collective of its own.
+WORLD_TEST(SaverWorld, AMistakeOfOneRankIsThrownByAll, 2, 3) {
+  const auto group = init_process_group();
+  ShardedRun run;
+  for (const char* name : {"mistake/", "mistake.pt"}) {
+    TrainingState state = run.state;
+    if (world.rank == 0) state.metadata["no UTF-8"] = "\xff";
+    SnapshotSaver saver(saver_path(world, name), state);
+    EXPECT_THROW(saver.save(), std::invalid_argument) << name;
+    EXPECT_THROW(save_snapshot(saver_path(world, name), state),
+                 std::invalid_argument)
+        << name;
+  }
 }
 
 // A copy that was disturbed on one rank is a failed save on all.

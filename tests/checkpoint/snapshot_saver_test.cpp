@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "lockstep/checkpoint/staged_copy.h"
+#include "lockstep/checkpoint/stop_signals.h"
 #include "tests/checkpoint/sharded/sharded_run.h"
 #include "tests/harness/in_child.h"
 #include "tests/harness/message_of.h"
@@ -84,7 +85,7 @@ class SaveOfTensors final : public Save {
   std::vector<TensorToWrite> tensors() override {
     std::vector<TensorToWrite> all;
     for (size_t i = 0; i < tensors_.size(); ++i) {
-      all.push_back({"t" + std::to_string(i), &tensors_[i]});
+      all.push_back({"t" + std::to_string(i), &tensors_[i], false});
     }
     return all;
   }
@@ -106,6 +107,44 @@ std::vector<at::Tensor> tensors_of_all_kinds() {
           torch::rand({5}, at::kComplexFloat).conj(),
           torch::arange(10).to(at::kBFloat16).slice(0, 3, 8),
           torch::ones({1}).expand({6})};
+}
+
+// A forward changes the statistics of batch norms while the copy is made.
+TEST(SnapshotSaver, ForwardMayChangeBuffersWhileTheCopyIsMade) {
+  const TemporaryFolder folder;
+  for (const char* name : kPaths) {
+    SCOPED_TRACE(name);
+    ShardedRun run;
+    std::vector<SavedSnapshot> results;
+    SnapshotSaver saver(
+        folder.file(name), run.state,
+        {.on_saved = [&](const auto& saved) { results.push_back(saved); },
+         .overlap_copy = true});
+    run.set(1);
+    saver.save();
+    run.model->forward(torch::rand({4, 3}) + 5);
+    saver.wait_for_copy();
+    saver.wait();
+    ASSERT_EQ(results.size(), 1u);
+    EXPECT_EQ(results[0].error, "");
+    ShardedRun loaded;
+    ASSERT_TRUE(load_snapshot(folder.file(name), loaded.state));
+    const auto buffers = loaded.model->named_buffers();
+    EXPECT_EQ(buffers["1.num_batches_tracked"].item<int64_t>(), 0);
+    EXPECT_EQ(buffers["1.running_mean"].abs().max().item<float>(), 0);
+  }
+}
+
+// As in a file that save_snapshot() writes.
+TEST(StagedCopy, TensorsThatAreTheSameMemoryShareACopy) {
+  const at::Tensor weight = torch::rand({30, 30});
+  SaveOfTensors save({weight, weight.view({30, 30}), weight.t()});
+  StagedCopy copy;
+  copy.begin(save);
+  copy.copy();
+  EXPECT_EQ(save.tensors_[0].data_ptr(), save.tensors_[1].data_ptr());
+  EXPECT_TRUE(torch::equal(save.tensors_[0], weight));
+  EXPECT_TRUE(torch::equal(save.tensors_[2], weight.t()));
 }
 
 TEST(StagedCopy, HasTheValuesOfAllKindsOfTensors) {
@@ -225,14 +264,39 @@ TEST(SnapshotSaver, ASignalAsksForASaveAndForTheEnd) {
       SnapshotSaver other(folder.file("b/"), run.state, {});
       EXPECT_TRUE(other.is_due());
     }
-    // It is the next saver's no more, and the signal has its old effect.
+    // The signal has its old effect, but the process stays told: it may have
+    // come after the last is_due() of a saver that is no more.
     ShardedRun run;
+    EXPECT_EQ(::signal(signal, SIG_DFL), SIG_DFL);
     {
       SnapshotSaver next(folder.file("a/"), run.state, {});
-      EXPECT_FALSE(next.is_due());
-      EXPECT_FALSE(next.stop_requested());
+      EXPECT_TRUE(next.is_due());
+      EXPECT_TRUE(next.stop_requested());
+      // Not that it was told by other signals.
+      SnapshotSaver other(folder.file("b/"), run.state,
+                          {.stop_signals = {SIGINT}});
+      EXPECT_FALSE(other.is_due());
     }
-    EXPECT_EQ(::signal(signal, SIG_DFL), SIG_DFL);
+    StopSignals::forget();
+    SnapshotSaver next(folder.file("a/"), run.state, {});
+    EXPECT_FALSE(next.is_due());
+  }
+}
+
+TEST(SnapshotSaver, SaversThatShareASignalGiveItBackTogether) {
+  const TemporaryFolder folder;
+  ShardedRun run;
+  for (const bool first_ends_first : {true, false}) {
+    auto first = std::make_unique<SnapshotSaver>(folder.file("a/"), run.state);
+    auto second = std::make_unique<SnapshotSaver>(folder.file("b/"), run.state);
+    auto& ends = first_ends_first ? first : second;
+    auto& stays = first_ends_first ? second : first;
+    ends.reset();
+    ::raise(SIGTERM);
+    EXPECT_TRUE(stays->is_due());
+    stays.reset();
+    EXPECT_EQ(::signal(SIGTERM, SIG_DFL), SIG_DFL);
+    StopSignals::forget();
   }
 }
 
@@ -354,6 +418,7 @@ TEST(SnapshotSaver, MistakesAreThrown) {
   EXPECT_THAT(message({.every = milliseconds(0)}), HasSubstr("every is 0 ms"));
   EXPECT_THAT(message({.stop_signals = {SIGKILL}}), HasSubstr("has 9"));
   EXPECT_THAT(message({.stop_signals = {12345}}), HasSubstr("has 12345"));
+  EXPECT_THAT(message({.stop_signals = {SIGSEGV}}), HasSubstr("has 11"));
   EXPECT_THAT(message({.keep_last = -1}), HasSubstr("keep_last"));
   EXPECT_THAT(message({.in_background = false, .overlap_copy = true}),
               HasSubstr("needs in_background"));
@@ -361,10 +426,35 @@ TEST(SnapshotSaver, MistakesAreThrown) {
   SnapshotSaver saver(folder.file("a/"), run.state, {});
   EXPECT_THAT(message_of([&] { saver.save(); }),
               HasSubstr("TrainingState.model is not set"));
-  // In a file it is rank 0's thread that finds it.
   SnapshotSaver file(folder.file("a.pt"), run.state, {});
-  EXPECT_THAT(message_of([&] { file.finish(); }),
+  EXPECT_THAT(message_of([&] { file.save(); }),
               HasSubstr("TrainingState.model is not set"));
+  run.state.model = run.model.ptr();
+  SnapshotSaver kept(folder.file("a.pt"), run.state, {.keep_last = 2});
+  EXPECT_THAT(message_of([&] { kept.save(); }),
+              HasSubstr("are for folders of snapshots"));
+}
+
+// Also if a program does not count its steps, or changes the model after the
+// last one.
+TEST(SnapshotSaver, TheEndOfTheTrainingIsSaved) {
+  const TemporaryFolder folder;
+  ShardedRun run;
+  int saves = 0;
+  SnapshotSaver saver(folder.file("a/"), run.state,
+                      {.on_saved = [&](const auto&) { ++saves; }});
+  run.set(3);
+  EXPECT_FALSE(saver.is_due());
+  saver.save();
+  saver.finish();
+  EXPECT_EQ(saves, 1);
+  EXPECT_FALSE(saver.is_due());
+  run.state.metadata["more"] = "text";
+  saver.finish();
+  EXPECT_EQ(saves, 2);
+  ShardedRun loaded;
+  ASSERT_TRUE(load_snapshot(folder.file("a/"), loaded.state));
+  EXPECT_EQ(loaded.state.metadata["more"], "text");
 }
 
 TEST(SnapshotSaver, ItsOptionsForFoldersArePassedOn) {

@@ -15,6 +15,7 @@
 //   load  loads, and saves one step more
 //   background  saves step 1, and begins to save step 2 in the background; then
 //         the rank `odd` is killed, and the others wait for the save
+//   missing  saves a file in the background where there is no folder
 //
 // All parameters of a snapshot hold its step.
 
@@ -83,6 +84,13 @@ class Saving {
     saver.finish();
   }
 
+  void save_without_a_folder() {
+    const TrainingState state{.model = net_};
+    SnapshotSaver saver(folder() + "missing/file.pt", state,
+                        {.on_saved = [](const SavedSnapshot&) {}});
+    saver.finish();
+  }
+
   void load() {
     const LoadedSnapshot loaded = load_snapshot(folder(), state_);
     for (const auto& parameter : net_->parameters()) {
@@ -138,6 +146,7 @@ int run(const std::string& scenario, const std::string& backend,
       saving.save(files);
       return 0;
     }
+    if (scenario == "missing") saving.save_without_a_folder();
     saving.step();
     saving.save(files);
     saving.step();

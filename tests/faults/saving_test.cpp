@@ -89,5 +89,18 @@ TEST_F(Saving, ARankThatIsKilledWhileItSavesInTheBackgroundIsNoticed) {
   }
 }
 
+// Rank 0, with which the store goes, leaves after the others have read why.
+TEST_F(Saving, AllRanksLearnWhyTheLastSaveHasFailed) {
+  for (int round = 0; round < 3; ++round) {
+    Job& job = start_saver("missing");
+    job.await("failed");
+    for (int rank = 0; rank < kSavers; ++rank) {
+      EXPECT_THAT(job.said(rank, "failed"),
+                  HasSubstr("No such file or directory"));
+      EXPECT_EQ(job.rank(rank).finish().exit_code, 1);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::internal::testing

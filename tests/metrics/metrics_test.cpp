@@ -259,10 +259,20 @@ WORLD_TEST(Metrics, ArgumentsThatDoNotFitAreRefused, 1) {
   metrics::Mean mean;
   const at::Tensor scores = torch::rand({4, 3});
   const at::Tensor labels = torch::zeros({4}, at::kLong);
+  metrics::Sum sum;
+  const at::Tensor complex = torch::ones({2}, at::kComplexFloat);
+  expect_refused([&] { sum.update(complex); }, "give real ones");
+  expect_refused([&] { mean.update(complex); }, "give real ones");
+  expect_refused([&] { mean.update(torch::ones({2}), complex); },
+                 "give real ones");
+  expect_refused([&] { accuracy.update(labels, labels.to(at::kUInt16)); },
+                 "of signed integers");
+  expect_refused([&] { accuracy.update(scores, labels.to(at::kUInt32)); },
+                 "of signed integers");
   expect_refused([&] { accuracy.update(scores, labels.narrow(0, 0, 3)); },
                  "Accuracy: got Float [4, 3] on cpu and targets Long [3]");
   expect_refused([&] { accuracy.update(scores, labels.to(at::kFloat)); },
-                 "targets [...] of integers");
+                 "targets [...] of signed integers");
   expect_refused([&] { accuracy.update(labels, labels.view({2, 2})); },
                  "give scores");
   expect_refused([&] { accuracy.update(labels.narrow(0, 0, 2), labels); },

@@ -69,6 +69,36 @@ TEST(FusedOptimizers, TakeWhatLibTorchsTakeAndStepAlike) {
   EXPECT_EQ(plain_rate.param_groups()[0].options().get_lr(), 0.5);
 }
 
+// LibTorch 2.13's fused SGD leaves most elements of half-precision parameters
+// on the CPU as they are, and reads momenta that were never written.
+TEST(FusedOptimizers, SgdStepsAllElementsOfHalfPrecision) {
+  const std::vector<torch::optim::SGDOptions> kinds{
+      torch::optim::SGDOptions(0.1),
+      torch::optim::SGDOptions(0.1).weight_decay(0.3),
+      torch::optim::SGDOptions(0.1).momentum(0.9).dampening(0.2),
+      torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.3).nesterov(
+          true)};
+  for (const auto dtype : {at::kHalf, at::kBFloat16}) {
+    for (const auto& options : kinds) {
+      torch::manual_seed(5);
+      const at::Tensor start = torch::randn({7, 15}).to(dtype);
+      at::Tensor a = start.clone();
+      at::Tensor b = start.to(at::kDouble);
+      optim::SGD ours(std::vector<at::Tensor>{a}, options);
+      torch::optim::SGD theirs(std::vector<at::Tensor>{b}, options);
+      for (int step = 0; step < 5; ++step) {
+        const at::Tensor gradient = torch::randn({7, 15}).to(dtype);
+        a.mutable_grad() = gradient;
+        b.mutable_grad() = gradient.to(at::kDouble);
+        ours.step();
+        theirs.step();
+        EXPECT_LT((a - b).abs().max().item<double>(), 0.1) << step;
+      }
+      EXPECT_TRUE(a.ne(start).sum().item<int64_t>() > 90) << a;
+    }
+  }
+}
+
 TEST(FusedOptimizers, DefaultsArePythons) {
   Net net;
   const auto sgd = state_dict(optim::SGD(net.parameters()));

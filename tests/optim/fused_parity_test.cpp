@@ -61,6 +61,7 @@ const std::map<std::string, std::function<OptimizerPtr(const Parameters&)>>
 const std::map<std::string, at::ScalarType> kDtypes{
     {"float32", at::kFloat},
     {"float64", at::kDouble},
+    {"float16", at::kHalf},
     {"bfloat16", at::kBFloat16}};
 
 at::Tensor fractions(int64_t factor, int64_t shift, int64_t modulus, double by,

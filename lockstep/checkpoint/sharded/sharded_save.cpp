@@ -7,6 +7,7 @@
 #include <system_error>
 
 #include "lockstep/base/digest.h"
+#include "lockstep/checkpoint/checked_load.h"
 #include "lockstep/checkpoint/generators.h"
 #include "lockstep/checkpoint/safetensors/snapshot_json.h"
 #include "lockstep/checkpoint/scheduler_state.h"
@@ -20,21 +21,21 @@ namespace {
 
 using Json = nlohmann::json;
 
-// Throws on every rank if one of them has failed: `all` has a text under
-// "failed" for those that have.
+// The member of a rank's object that says how the rank has failed.
+constexpr const char* kFailed = "failed";
+
+// Throws on every rank if one of them has failed.
 void throw_if_any_failed(const std::string& folder,
                          const std::vector<Json>& all,
                          const std::exception_ptr& mine) {
   std::vector<size_t> failed;
   for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank].contains("failed")) failed.push_back(rank);
+    if (all[rank].contains(kFailed)) failed.push_back(rank);
   }
   if (failed.empty()) return;
   if (mine) std::rethrow_exception(mine);
-  throw SnapshotError(folder,
-                      "was not saved: " + list_of_ranks(failed) + ": " +
-                          all[failed.front()].at("failed").get<std::string>(),
-                      "");
+  RankFailure::from_text(all[failed.front()].at(kFailed).get<std::string>())
+      ->throw_for(folder, "was not saved: " + list_of_ranks(failed) + ": ");
 }
 
 // Returns a number that differs if hyperparameters do, or step counts of an
@@ -62,13 +63,12 @@ uint64_t digest_of(const std::vector<NamedGroup>& groups,
 std::string share_outcome(const Ranks& ranks, const std::string& folder,
                           const std::string& text,
                           const std::exception_ptr& failure) {
-  // The first character tells which it is.
   const std::string shared =
-      ranks.share(failure ? "!" + words_of(failure) : " " + text, 0);
+      ranks.share(failure ? RankFailure(failure).text() : " " + text, 0);
   if (failure) std::rethrow_exception(failure);
-  if (shared.front() == '!') {
-    throw SnapshotError(folder, "was not saved: rank 0: " + shared.substr(1),
-                        "");
+  if (shared.front() != ' ') {
+    RankFailure::from_text(shared)->throw_for(folder,
+                                              "was not saved: rank 0: ");
   }
   return shared.substr(1);
 }
@@ -88,7 +88,7 @@ ShardedSave::ShardedSave(const std::string& folder, const TrainingState& state,
     collect(state, mine);
   } catch (...) {
     failure_ = std::current_exception();
-    mine = {{"failed", words_of(failure_)}};
+    mine = {{kFailed, RankFailure(failure_).text()}};
   }
   const auto all = ranks.gather_objects(mine);
   throw_if_any_failed(folder_, all, failure_);
@@ -102,7 +102,8 @@ std::vector<TensorToWrite> ShardedSave::tensors() {
   std::vector<TensorToWrite> all;
   for (auto& file : entries_) {
     for (PlannedEntry& entry : file) {
-      all.push_back({entry.name, &entry.elements});
+      all.push_back(
+          {entry.name, &entry.elements, buffers_.contains(entry.name)});
     }
   }
   return all;
@@ -132,6 +133,9 @@ void ShardedSave::collect(const TrainingState& state, Json& mine) {
   require_optimizer(state);
   require_utf8(state.sampler_state, state.metadata);
   add_model(*state.model, rank_, shards_);
+  for (const ModuleTensor& tensor : tensors_of(*state.model)) {
+    if (!tensor.is_parameter) buffers_.insert(kModelPrefix + tensor.name);
+  }
   uint64_t agreed = 0;
   if (optimizer) {
     add_optimizer(*optimizer, *state.model, shards_);
@@ -231,7 +235,7 @@ void ShardedSave::write() {
 std::string ShardedSave::commit(const Ranks& ranks) {
   Json mine = Json::object();
   if (failure_) {
-    mine["failed"] = words_of(failure_);
+    mine[kFailed] = RankFailure(failure_).text();
   } else {
     mine["files"] = Json::array();
     for (const WrittenFile& file : written_) {

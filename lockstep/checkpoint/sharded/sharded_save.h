@@ -3,6 +3,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -50,7 +51,8 @@ class ShardedSave final : public Save {
   SaveFiles& files_;
 
   std::vector<TensorShard> shards_;
-  Manifest manifest_;  // complete on rank 0 only
+  std::set<std::string> buffers_;  // by the names of shards
+  Manifest manifest_;              // complete on rank 0 only
   std::map<std::string, std::string> metadata_;
   SavePlan plan_;
   std::vector<std::vector<PlannedEntry>> entries_;
