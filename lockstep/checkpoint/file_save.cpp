@@ -8,6 +8,7 @@
 #include "lockstep/checkpoint/module_state.h"
 #include "lockstep/checkpoint/optimizer_shards.h"
 #include "lockstep/checkpoint/optimizer_state.h"
+#include "lockstep/checkpoint/rank_failure.h"
 #include "lockstep/checkpoint/scheduler_state.h"
 #include "lockstep/checkpoint/utf8.h"
 

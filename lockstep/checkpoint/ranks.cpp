@@ -25,8 +25,8 @@ class Ranks::StoreTexts {
         prefix_("lockstep/save/" + id + "/") {}
 
   std::vector<std::string> gather(const std::string& text) {
-    // All ranks have ended the call before the last one, because they have come
-    // to the last one.
+    // Every rank has sent its text for the last call, so it has read those of
+    // the call before, and this rank's can go.
     if (calls_ >= 2) {
       store_->deleteKey(prefix_of(calls_ - 1) + std::to_string(group_->rank()));
     }

@@ -9,6 +9,7 @@
 #include "lockstep/base/digest.h"
 #include "lockstep/checkpoint/checked_load.h"
 #include "lockstep/checkpoint/generators.h"
+#include "lockstep/checkpoint/rank_failure.h"
 #include "lockstep/checkpoint/safetensors/snapshot_json.h"
 #include "lockstep/checkpoint/scheduler_state.h"
 #include "lockstep/checkpoint/sharded/shard_names.h"
