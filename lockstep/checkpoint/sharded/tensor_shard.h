@@ -6,7 +6,7 @@
 #include <variant>
 #include <vector>
 
-#include "lockstep/checkpoint/sharded/box.h"
+#include "lockstep/base/box.h"
 
 namespace lockstep::internal {
 

@@ -1,4 +1,4 @@
-#include "lockstep/checkpoint/sharded/box.h"
+#include "lockstep/base/box.h"
 
 #include <algorithm>
 

@@ -1,0 +1,50 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/box.h"
+#include "lockstep/base/range.h"
+#include "lockstep/comm/process_group.h"
+
+namespace lockstep::internal {
+
+// Which part of a larger tensor a rank's tensor is, and which ranks have the
+// other parts. It is attached to the tensor itself, as DTensor does it in
+// Python, so that whatever gets a list of parameters (clipping, snapshots, an
+// optimizer) sees it: a part of a parameter that is sharded (FSDP, tensor
+// parallel), or a whole parameter of one stage of a pipeline.
+struct TensorLayout {
+  // The shape of the whole tensor.
+  Sizes shape{};
+  // The part of it that this rank and the ranks of `range_groups` have.
+  Box box{};
+  // If set, this rank has only these elements of the box, counted in row-major
+  // order, and the tensor has one dimension. Otherwise the tensor has the sizes
+  // of the box.
+  std::optional<Range> range{};
+  // The ranks of each of these groups have different elements; within the
+  // product of these groups each element exists once. All other ranks have
+  // equal values. Ascending in what they divide: the group that `range` divides
+  // the box over comes last.
+  std::vector<ProcessGroupPtr> groups{};
+  // Whether ranks of these groups hold the same elements again, although they
+  // are counted there: a sum over all elements (a norm) leaves this tensor out.
+  // For a weight that two stages of a pipeline use.
+  bool duplicate{false};
+};
+
+// Attaches `layout` to `tensor`, in place of one that it may have. The layout
+// stays with this tensor object and with its detach(); views and clones have
+// none. Throws std::invalid_argument if the tensor's shape is not that of the
+// part, or the part is not within the whole.
+void set_layout(const at::Tensor& tensor, TensorLayout layout);
+
+// Returns the layout of `tensor`; nullptr if it has none, that is, if each rank
+// has all of it. The tensor owns the result.
+const TensorLayout* layout_of(const at::Tensor& tensor);
+
+}  // namespace lockstep::internal
