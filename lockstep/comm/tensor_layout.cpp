@@ -1,20 +1,59 @@
 #include "lockstep/comm/tensor_layout.h"
 
 #include <c10/core/TensorImpl.h>
+#include <c10/core/UndefinedTensorImpl.h>
 #include <c10/util/StringUtil.h>
 
+#include <mutex>
 #include <stdexcept>
+#include <unordered_map>
 #include <utility>
 
 namespace lockstep::internal {
 namespace {
 
-// TensorImpl carries one object of a backend's own, which neither the CPU nor
-// CUDA use.
-struct AttachedLayout : c10::BackendMeta {
-  explicit AttachedLayout(TensorLayout held) : layout(std::move(held)) {}
-  TensorLayout layout;
+// The layouts of all tensors that have one. Set aside from the tensors, because
+// Tensor::set_data() replaces whatever a TensorImpl carries.
+class Layouts {
+ public:
+  void set(const at::Tensor& tensor, TensorLayout layout) {
+    const std::lock_guard lock(mutex_);
+    if (held_.size() >= purge_at_) {
+      std::erase_if(held_,
+                    [](const auto& entry) { return entry.second.expired(); });
+      purge_at_ = 2 * held_.size() + 64;
+    }
+    held_.insert_or_assign(
+        tensor.unsafeGetTensorImpl(),
+        Held{WeakTensor(tensor.getIntrusivePtr()), std::move(layout)});
+  }
+
+  const TensorLayout* find(const at::Tensor& tensor) {
+    const std::lock_guard lock(mutex_);
+    const auto found = held_.find(tensor.unsafeGetTensorImpl());
+    return found == held_.end() ? nullptr : &found->second.layout;
+  }
+
+ private:
+  using WeakTensor =
+      c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  struct Held {
+    // Also keeps the address from being used again.
+    WeakTensor tensor;
+    TensorLayout layout;
+    bool expired() const { return tensor.expired(); }
+  };
+
+  std::mutex mutex_;
+  std::unordered_map<const c10::TensorImpl*, Held> held_;
+  size_t purge_at_ = 64;
 };
+
+Layouts& layouts() {
+  // Never destroyed: tensors of static duration may ask at the very end.
+  static auto* all = new Layouts;
+  return *all;
+}
 
 void require_fits(const at::Tensor& tensor, const TensorLayout& layout) {
   const Box& box = layout.box;
@@ -42,14 +81,11 @@ void require_fits(const at::Tensor& tensor, const TensorLayout& layout) {
 
 void set_layout(const at::Tensor& tensor, TensorLayout layout) {
   require_fits(tensor, layout);
-  tensor.unsafeGetTensorImpl()->set_backend_meta(
-      c10::make_intrusive<AttachedLayout>(std::move(layout)));
+  layouts().set(tensor, std::move(layout));
 }
 
 const TensorLayout* layout_of(const at::Tensor& tensor) {
-  auto* attached = dynamic_cast<AttachedLayout*>(
-      tensor.unsafeGetTensorImpl()->get_backend_meta());
-  return attached == nullptr ? nullptr : &attached->layout;
+  return layouts().find(tensor);
 }
 
 }  // namespace lockstep::internal

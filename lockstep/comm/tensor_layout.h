@@ -13,10 +13,10 @@
 namespace lockstep::internal {
 
 // Which part of a larger tensor a rank's tensor is, and which ranks have the
-// other parts. It is attached to the tensor itself, as DTensor does it in
-// Python, so that whatever gets a list of parameters (clipping, snapshots, an
-// optimizer) sees it: a part of a parameter that is sharded (FSDP, tensor
-// parallel), or a whole parameter of one stage of a pipeline.
+// other parts. It belongs to the tensor itself, as in Python's DTensor, so that
+// whatever gets a list of parameters (clipping, snapshots, an optimizer) sees
+// it: a part of a parameter that is sharded (FSDP, tensor parallel), or a whole
+// parameter of one stage of a pipeline.
 struct TensorLayout {
   // The shape of the whole tensor.
   Sizes shape{};
@@ -37,14 +37,16 @@ struct TensorLayout {
   bool duplicate{false};
 };
 
-// Attaches `layout` to `tensor`, in place of one that it may have. The layout
-// stays with this tensor object and with its detach(); views and clones have
-// none. Throws std::invalid_argument if the tensor's shape is not that of the
-// part, or the part is not within the whole.
+// Gives `tensor` this layout, in place of one that it may have. The layout
+// stays with the tensor object, also if its data is replaced (Module::to(),
+// set_data()); views, clones and detach() have none. Throws
+// std::invalid_argument if the tensor's shape is not that of the part, or the
+// part is not within the whole. Any thread may call.
 void set_layout(const at::Tensor& tensor, TensorLayout layout);
 
 // Returns the layout of `tensor`; nullptr if it has none, that is, if each rank
-// has all of it. The tensor owns the result.
+// has all of it. The result lives as long as the tensor, or until the next
+// set_layout() for it. Any thread may call.
 const TensorLayout* layout_of(const at::Tensor& tensor);
 
 }  // namespace lockstep::internal
