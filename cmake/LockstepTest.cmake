@@ -12,9 +12,10 @@
 # DEADLINE: seconds until ctest kills the program, in case its own deadlines
 # fail.
 #
-# Programs run side by side, except those with the label `faults`, whose ranks
-# must notice deaths soon (with a sanitizer, which makes ranks slow, those with
-# the label `multiprocess`, too). A program writes GoogleTest's report to
+# Programs run side by side. Of those with the label `faults`, whose ranks must
+# notice deaths soon, one runs at a time. With a sanitizer, which makes ranks
+# slow, these and those with the label `multiprocess` run with no other program
+# beside them. A program writes GoogleTest's report to
 # test-results/NAME.xml in the build folder, from which `./dev test` counts cases
 # (harness/summary.py).
 function(lockstep_test name)
@@ -41,8 +42,8 @@ function(lockstep_test name)
   target_link_libraries(${name} PRIVATE GTest::gmock ${arg_LIBRARIES})
   add_test(NAME ${name} COMMAND ${name})
   set(alone OFF)
-  if(faults IN_LIST arg_LABELS OR
-     (LOCKSTEP_SANITIZE AND multiprocess IN_LIST arg_LABELS))
+  if(LOCKSTEP_SANITIZE AND
+     (faults IN_LIST arg_LABELS OR multiprocess IN_LIST arg_LABELS))
     set(alone ON)
   endif()
   if(LOCKSTEP_SANITIZE)  # everything takes longer
@@ -57,4 +58,7 @@ function(lockstep_test name)
     SKIP_RETURN_CODE 77  # kAllSkipped in tests/harness/all_tests.h
     ENVIRONMENT GTEST_OUTPUT=xml:${CMAKE_BINARY_DIR}/test-results/${name}.xml
     FIXTURES_REQUIRED leftovers)
+  if(faults IN_LIST arg_LABELS)
+    set_tests_properties(${name} PROPERTIES RESOURCE_LOCK faults)
+  endif()
 endfunction()
