@@ -128,6 +128,16 @@ set(LOCKSTEP_PUBLIC_HEADERS
   parallel/nn/sync_batch_norm.h
   parallel/swa/averaged_model.h
   parallel/swa/update_bn.h
+  parallel/tensor/column_parallel_linear.h
+  parallel/tensor/parallel_self_attention.h
+  parallel/tensor/row_parallel_linear.h
+  parallel/tensor/sequence_parallel_norm.h
+  parallel/tensor/tensor_collectives.h
+  parallel/tensor/tensor_parallel.h
+  parallel/tensor/tensor_parallel_random.h
+  parallel/tensor/verify_replicated.h
+  parallel/tensor/vocab_parallel_cross_entropy.h
+  parallel/tensor/vocab_parallel_embedding.h
   parallel/zero/sharding_traits.h
   parallel/zero/zero_redundancy_optimizer.h
   parallel/zero/zero_redundancy_options.h

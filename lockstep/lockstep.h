@@ -66,4 +66,5 @@
 #include "lockstep/parallel/nn/sync_batch_norm.h"
 #include "lockstep/parallel/swa/averaged_model.h"
 #include "lockstep/parallel/swa/update_bn.h"
+#include "lockstep/parallel/tensor/tensor_parallel.h"
 #include "lockstep/parallel/zero/zero_redundancy_optimizer.h"

@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.distributed.algorithms
 import torch.distributed.checkpoint
 import torch.distributed.optim
+import torch.distributed.tensor.parallel
 import torch.multiprocessing
 import torch.nn.parallel
 import torch.nn.utils
@@ -39,7 +40,7 @@ PLACES = [dist, torch.nn.parallel, torch.utils.data.distributed,
           torch.utils.data, torch.multiprocessing, torch.nn, torch.optim,
           torch.amp, torch.nn.utils, torch.distributed.optim,
           torch.distributed.algorithms, *HOOKS, *AVERAGERS, ddp_comm_hooks,
-          torch]
+          torch.distributed.tensor.parallel, torch]
 # The page must name all parameters of these functions.
 SIGNATURES = [
     dist.init_process_group, dist.new_group, dist.split_group,

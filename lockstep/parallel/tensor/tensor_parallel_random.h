@@ -1,0 +1,49 @@
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+
+#include "lockstep/comm/process_group.h"
+
+namespace lockstep {
+
+// While it exists, LibTorch's default CPU generator gives each rank of a tensor
+// group other random numbers. What is divided over the ranks needs this:
+// dropout of attention heads, of hidden features, or of parts of the sequence.
+// Outside, the ranks draw equal numbers, as dropout of replicated activations
+// needs it: then each rank has the same mask.
+//
+//   at::Tensor hidden = up->forward(x);      // this rank's part of the
+//   features
+//   {
+//     lockstep::TensorParallelRandom random(group);
+//     hidden = at::dropout(hidden, 0.1, is_training());
+//   }
+//   x = x + at::dropout(down->forward(hidden), 0.1, is_training());
+//
+// This needs the same state of the generator on all ranks of the group before,
+// so give them the same torch::manual_seed(). (Ranks of a data group draw other
+// numbers: seed with the rank in the data group.) The constructor draws one
+// number and seeds the generator with that number and the rank; the destructor
+// goes on where the constructor was. So everything follows from the generator's
+// own state: activation checkpointing that restores it repeats the same masks,
+// and so does a snapshot. Megatron-LM and DTensor keep a second state instead
+// (get_cuda_rng_tracker, torch.distributed.tensor._random).
+//
+// One draw and two copies of the generator's state (5 KB), no communication. In
+// a group of one, or without process groups, it does nothing. May be nested. No
+// other thread may use the default generator meanwhile. Generators of GPUs are
+// left alone.
+class TensorParallelRandom {
+ public:
+  // Null: the default group.
+  explicit TensorParallelRandom(const ProcessGroupPtr& group = {});
+  ~TensorParallelRandom();
+  TensorParallelRandom(const TensorParallelRandom&) = delete;
+  TensorParallelRandom& operator=(const TensorParallelRandom&) = delete;
+
+ private:
+  at::Tensor state_;  // to go on with; undefined: nothing to do
+};
+
+}  // namespace lockstep

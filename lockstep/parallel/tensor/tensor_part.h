@@ -1,0 +1,42 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+#include "lockstep/base/range.h"
+#include "lockstep/comm/process_group.h"
+
+// How a module of tensor parallelism finds its group and its part of a
+// parameter.
+namespace lockstep::internal {
+
+// Returns the group that a module with the option `group` communicates in:
+// `given`, or else the default group. Returns null if that group has one rank,
+// or if there is none: then nothing is communicated.
+ProcessGroupPtr tensor_group(const ProcessGroupPtr& given);
+
+// Returns which of `size` indices this rank has: those that torch.chunk() and
+// DTensor's Shard give it, so that all ranks but the last ones have
+// ceil(size / ranks) and the last ones may have none. All of them if `group` is
+// null.
+Range tensor_part(int64_t size, const ProcessGroupPtr& group);
+
+// Returns this rank's part of dimension `dim` of `whole` as a new leaf tensor
+// in memory of its own, with the layout (comm/tensor_layout.h) that says so,
+// and with requires_grad as `whole` has it. If `group` is null, the copy is
+// whole and has no layout. `whole` may be undefined, and then so is the result.
+at::Tensor part_of_parameter(const at::Tensor& whole, int64_t dim,
+                             const ProcessGroupPtr& group);
+
+// Attaches to `part` the layout that part_of_parameter() gives, for a whole
+// tensor that has `size` indices in dimension `dim`. Does nothing if `part` is
+// undefined or `group` is null.
+void attach_layout(const at::Tensor& part, int64_t dim, int64_t size,
+                   const ProcessGroupPtr& group);
+
+// Returns a copy of `whole` as a new leaf tensor, for a parameter that every
+// rank has whole. `whole` may be undefined.
+at::Tensor whole_parameter(const at::Tensor& whole);
+
+}  // namespace lockstep::internal
