@@ -112,6 +112,9 @@ set(LOCKSTEP_PUBLIC_HEADERS
   parallel/comm_hooks/post_local_sgd_hook.h
   parallel/comm_hooks/power_sgd_hook.h
   parallel/comm_hooks/quantization_hooks.h
+  parallel/context/context_shard.h
+  parallel/context/ring_attention.h
+  parallel/context/ulysses_attention.h
   parallel/data_parallel/data_parallel.h
   parallel/data_parallel/scatter_gather.h
   parallel/ddp/comm_hook.h

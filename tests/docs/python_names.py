@@ -30,6 +30,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
 from torch.distributed.algorithms.model_averaging import (
     averagers, hierarchical_model_averager)
 from torch.distributed.run import get_args_parser
+from torch.distributed.tensor.experimental import _attention as context
 from torch.optim import lr_scheduler, swa_utils
 
 HOOKS = [ddp_comm_hooks.default_hooks, ddp_comm_hooks.debugging_hooks,
@@ -39,8 +40,8 @@ AVERAGERS = [averagers, hierarchical_model_averager]
 PLACES = [dist, torch.nn.parallel, torch.utils.data.distributed,
           torch.utils.data, torch.multiprocessing, torch.nn, torch.optim,
           torch.amp, torch.nn.utils, torch.distributed.optim,
-          torch.distributed.algorithms, *HOOKS, *AVERAGERS, ddp_comm_hooks,
-          torch.distributed.tensor.parallel, torch]
+           torch.distributed.algorithms, context, *HOOKS, *AVERAGERS,
+           ddp_comm_hooks, torch.distributed.tensor.parallel, torch]
 # The page must name all parameters of these functions.
 SIGNATURES = [
     dist.init_process_group, dist.new_group, dist.split_group,

@@ -53,6 +53,8 @@ TEST(PublicOptions, AreAggregatesWithDefaults) {
                    optim::PolynomialLROptions, optim::ReduceLROnPlateauOptions,
                    optim::SGDOptions, optim::SWALROptions,
                    optim::SequentialLROptions, optim::StepLROptions>));
+  EXPECT_TRUE((kAggregates<ContextShardOptions, RingAttentionOptions,
+                           UlyssesAttentionOptions>));
   EXPECT_TRUE((kDefaults<DataLoaderOptions, DistributedDataParallelOptions,
                          InitProcessGroupOptions, ZeroRedundancyOptions>));
 }
@@ -63,6 +65,8 @@ TEST(PublicOptions, HaveOptionalTimeouts) {
                                  MonitoredBarrierOptions, NewGroupOptions,
                                  ObjectOptions, PointToPointOptions,
                                  ReductionOptions, SplitGroupOptions>));
+  EXPECT_TRUE((kOptionalTimeouts<ContextShardOptions, RingAttentionOptions,
+                                 UlyssesAttentionOptions>));
   EXPECT_TRUE((std::is_same_v<decltype(SpawnOptions::grace_period), Timeout>));
   const CollectiveOptions given{.timeout = std::chrono::seconds(3)};
   EXPECT_EQ(given.timeout, milliseconds(3000));

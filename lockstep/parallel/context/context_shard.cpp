@@ -1,0 +1,89 @@
+#include "lockstep/parallel/context/context_shard.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <c10/util/StringUtil.h>
+
+#include <stdexcept>
+#include <vector>
+
+#include "lockstep/comm/data_movement.h"
+#include "lockstep/comm/init.h"
+#include "lockstep/parallel/context/context_chunks.h"
+
+namespace lockstep {
+namespace {
+
+ProcessGroupPtr context_group(const ContextShardOptions& options) {
+  return options.group ? options.group : default_group();
+}
+
+// Returns `dim` counted from the first dimension.
+int64_t sequence_dim(const char* name, const at::Tensor& tensor, int64_t dim) {
+  const int64_t dims = tensor.defined() ? tensor.dim() : 0;
+  if (dim < -dims || dim >= dims) {
+    throw std::invalid_argument(
+        c10::str(name, ": dim is ", dim, ", but the tensor has ", dims,
+                 " dimensions; name the one that is the sequence"));
+  }
+  return dim < 0 ? dim + dims : dim;
+}
+
+std::vector<int64_t> gather_lengths(const CollectiveOptions& call,
+                                    int64_t length) {
+  const auto& group = call.group;
+  const auto options =
+      at::TensorOptions(at::kLong).device(group->control_device());
+  auto lengths = at::empty({group->size()}, options);
+  all_gather_into_tensor(lengths, at::full({1}, length, options), call);
+  lengths = lengths.cpu();
+  const auto* data = lengths.const_data_ptr<int64_t>();
+  return {data, data + group->size()};
+}
+
+}  // namespace
+
+at::Tensor context_shard(const at::Tensor& whole, int64_t dim,
+                         const ContextShardOptions& options) {
+  const auto group = context_group(options);
+  dim = sequence_dim("context_shard", whole, dim);
+  std::vector<at::Tensor> chunks;
+  for (const auto& chunk : internal::context_chunks(
+           options.order, whole.size(dim), group->size(), group->rank())) {
+    chunks.push_back(whole.narrow(dim, chunk.begin, chunk.size()));
+  }
+  return at::cat(chunks, dim).contiguous();
+}
+
+at::Tensor context_unshard(const at::Tensor& part, int64_t dim,
+                           const ContextShardOptions& options) {
+  const CollectiveOptions call{.group = context_group(options),
+                               .timeout = options.timeout};
+  dim = sequence_dim("context_unshard", part, dim);
+  const at::NoGradGuard no_grad;
+  const auto lengths = gather_lengths(call, part.size(dim));
+  internal::require_context_lengths("context_unshard", options.order, lengths);
+  std::vector<at::Tensor> parts;
+  for (const int64_t length : lengths) {
+    auto shape = part.sizes().vec();
+    shape[static_cast<size_t>(dim)] = length;
+    parts.push_back(at::empty(shape, part.options()));
+  }
+  all_gather(parts, part.detach(), call);
+  return internal::join_context(parts, dim, options.order);
+}
+
+at::Tensor context_positions(int64_t sequence_length,
+                             const ContextShardOptions& options) {
+  if (sequence_length < 0) {
+    throw std::invalid_argument(
+        c10::str("context_positions: the sequence length is ", sequence_length,
+                 "; it must be 0 or more"));
+  }
+  return context_shard(at::arange(sequence_length, at::kLong), 0, options);
+}
+
+}  // namespace lockstep
