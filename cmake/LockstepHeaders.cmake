@@ -125,6 +125,9 @@ set(LOCKSTEP_PUBLIC_HEADERS
   parallel/ddp/mixed_precision.h
   parallel/join/join.h
   parallel/join/joined_optimizer.h
+  parallel/mesh/device_mesh.h
+  parallel/mesh/dry_run.h
+  parallel/mesh/mesh_layout.h
   parallel/model_averaging/averagers.h
   parallel/model_averaging/post_local_sgd_optimizer.h
   parallel/nn/convert_sync_batchnorm.h

@@ -64,6 +64,8 @@
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
 #include "lockstep/parallel/join/join.h"
 #include "lockstep/parallel/join/joined_optimizer.h"
+#include "lockstep/parallel/mesh/device_mesh.h"
+#include "lockstep/parallel/mesh/dry_run.h"
 #include "lockstep/parallel/model_averaging/post_local_sgd_optimizer.h"
 #include "lockstep/parallel/nn/convert_sync_batchnorm.h"
 #include "lockstep/parallel/nn/sync_batch_norm.h"

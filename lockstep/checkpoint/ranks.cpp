@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/comm/backend_registry.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/gather_texts.h"
 #include "lockstep/comm/init.h"
@@ -51,7 +52,7 @@ class Ranks::StoreTexts {
 
 Ranks Ranks::through_store() const {
   Ranks other = *this;
-  if (size() > 1) {
+  if (size() > 1 && !imagines_peers(*group_)) {
     // Rank 0's number tells this exchange from others of the group.
     const auto number = c10::detail::getNonDeterministicRandom();
     other.store_ =

@@ -56,7 +56,7 @@ std::map<c10::DeviceType, const BackendEntry*> choose_by_device() {
   for (auto type : {c10::kCPU, c10::kCUDA}) {
     if (type == c10::kCUDA && !at::globalContext().hasCUDA()) continue;
     for (const auto& entry : registered_backends()) {
-      if (!chosen.contains(type) &&
+      if (!chosen.contains(type) && !entry.imagines_peers &&
           std::ranges::count(entry.default_devices, type) &&
           why_missing(entry).empty()) {
         chosen.emplace(type, &entry);
@@ -105,6 +105,12 @@ std::map<c10::DeviceType, const BackendEntry*> resolve_backends(
     }
   }
   return chosen;
+}
+
+bool imagines_peers(const std::string& config) {
+  return std::ranges::all_of(resolve_backends(config), [](const auto& each) {
+    return each.second->imagines_peers;
+  });
 }
 
 }  // namespace lockstep::internal

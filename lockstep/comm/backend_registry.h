@@ -47,6 +47,10 @@ struct BackendEntry {
   // a world size, an address or a store. Blocks until all ranks have come, for
   // the given time at most. Unset: the backend has no launcher of its own.
   std::function<LaunchedWorld(std::chrono::milliseconds)> world{};
+  // Whether the backend only pretends that the other ranks exist (fake/): its
+  // operations exchange nothing. A world of such backends alone has one
+  // process, so nothing waits for another rank. Never chosen by device.
+  bool imagines_peers = false;
 };
 
 // Returns the backends in the order in which they are registered.
@@ -59,5 +63,13 @@ const std::vector<BackendEntry>& registered_backends();
 // registered backend of each type that can be used.
 std::map<c10::DeviceType, const BackendEntry*> resolve_backends(
     const std::string& config);
+
+// Whether all backends of `config`, which is as for resolve_backends(), only
+// pretend that the other ranks exist. Code that waits for something that
+// another rank writes must ask first.
+bool imagines_peers(const std::string& config);
+inline bool imagines_peers(const ProcessGroup& group) {
+  return imagines_peers(group.backend_config());
+}
 
 }  // namespace lockstep::internal

@@ -237,6 +237,9 @@ void ignore_sigpipe() {
 internal::Rendezvous meet(const std::string& backend,
                           const InitProcessGroupOptions& options) {
   const auto resolved = internal::resolve_backends(backend);  // before any wait
+  if (internal::imagines_peers(backend)) {
+    return internal::imagined_rendezvous(backend, options);
+  }
   const bool told =
       options.store || options.rank >= 0 || options.world_size >= 0 ||
       !(options.init_method.empty() || options.init_method == "env://") ||

@@ -1,4 +1,5 @@
 #include "lockstep/comm/backend_registry.h"
+#include "lockstep/comm/fake/create.h"
 #include "lockstep/comm/gloo/create.h"
 #include "lockstep/comm/hybrid/create.h"
 #include "lockstep/comm/mpi/create.h"
@@ -34,6 +35,11 @@ const std::vector<BackendEntry>& registered_backends() {
        .create = mpi::create,
        .missing = mpi::missing,
        .world = mpi::world},
+      {.name = "fake",
+       .default_devices = {c10::kCPU, c10::kCUDA},
+       .devices = {c10::kCPU, c10::kCUDA},
+       .create = fake::create,
+       .imagines_peers = true},
   };
   return entries;
 }

@@ -379,4 +379,24 @@ Rendezvous rendezvous(const InitProcessGroupOptions& options) {
                               "tcp://host:port and file:///path");
 }
 
+Rendezvous imagined_rendezvous(const std::string& backend,
+                               const InitProcessGroupOptions& options) {
+  if (options.store ||
+      !(options.init_method.empty() || options.init_method == "env://")) {
+    throw std::invalid_argument(
+        "backend \"" + backend + "\" meets no other process, but " +
+        (options.store ? "a store"
+                       : "init_method \"" + options.init_method + "\"") +
+        " was given; give only rank and world_size");
+  }
+  int64_t world_size = options.world_size;
+  if (world_size < 0) {
+    world_size = get_env_int("WORLD_SIZE", 1, kMaxRank).value_or(1);
+  }
+  int64_t rank = options.rank;
+  if (rank < 0) rank = get_env_int("RANK", 0, kMaxRank).value_or(0);
+  return without_check_in(c10::make_intrusive<c10d::HashStore>(),
+                          checked_place(rank, world_size));
+}
+
 }  // namespace lockstep::internal

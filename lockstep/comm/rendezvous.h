@@ -63,4 +63,12 @@ Rendezvous rendezvous(const InitProcessGroupOptions& options);
 Rendezvous rendezvous(const LaunchedWorld& world,
                       const InitProcessGroupOptions& options);
 
+// Does the same for a world of which this process is the only one
+// (BackendEntry::imagines_peers of `backend`): waits for nobody. Rank and world
+// size are those of `options`, or else RANK and WORLD_SIZE, or else 0 and 1.
+// Throws std::invalid_argument if there is no such rank, or if `options` name a
+// place to meet.
+Rendezvous imagined_rendezvous(const std::string& backend,
+                               const InitProcessGroupOptions& options);
+
 }  // namespace lockstep::internal

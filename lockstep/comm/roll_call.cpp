@@ -1,5 +1,6 @@
 #include "lockstep/comm/roll_call.h"
 
+#include "lockstep/comm/backend_registry.h"
 #include "lockstep/comm/gather_texts.h"
 #include "lockstep/comm/watched_store.h"
 
@@ -40,6 +41,9 @@ std::string key(uint64_t number, const char* leaf) {
 
 std::vector<std::string> roll_call(ProcessGroup& group, const std::string& text,
                                    const Deadline& deadline) {
+  if (imagines_peers(group)) {
+    return std::vector<std::string>(group.size(), text);
+  }
   auto& store = *group.store();
   const uint64_t number = group.next_roll_call();
   // If another rank has given up, the roll call ends for all ranks, even if

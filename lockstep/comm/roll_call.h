@@ -28,6 +28,9 @@ class RollCallError : public std::runtime_error {
 // same on every rank. That takes up to a second longer, so that the rank that
 // hosts the store does not leave before the others know. If the store is gone,
 // the error says so, with the rank that hosted it.
+//
+// If the group's other ranks are imagined (backend_registry.h), each of them
+// gives the text of this rank.
 std::vector<std::string> roll_call(ProcessGroup& group, const std::string& text,
                                    const Deadline& deadline);
 

@@ -23,7 +23,7 @@ import torch.nn.parallel
 import torch.nn.utils
 import torch.utils.data
 import torch.utils.data.distributed
-from torch.distributed import distributed_c10d
+from torch.distributed import device_mesh, distributed_c10d
 from torch.distributed.algorithms import ddp_comm_hooks
 from torch.distributed.algorithms.ddp_comm_hooks import ddp_zero_hook
 from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
@@ -41,7 +41,8 @@ PLACES = [dist, torch.nn.parallel, torch.utils.data.distributed,
           torch.utils.data, torch.multiprocessing, torch.nn, torch.optim,
           torch.amp, torch.nn.utils, torch.distributed.optim,
            torch.distributed.algorithms, context, *HOOKS, *AVERAGERS,
-           ddp_comm_hooks, torch.distributed.tensor.parallel, torch]
+           ddp_comm_hooks, torch.distributed.tensor.parallel,
+           device_mesh, torch]
 # The page must name all parameters of these functions.
 SIGNATURES = [
     dist.init_process_group, dist.new_group, dist.split_group,

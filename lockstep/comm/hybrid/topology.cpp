@@ -5,8 +5,8 @@
 #include <string>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
-#include "lockstep/base/environment.h"
 #include "lockstep/comm/gather_texts.h"
+#include "lockstep/comm/host_name.h"
 #include "lockstep/comm/shm/protocol/layout.h"
 #include "lockstep/comm/shm/protocol_call.h"
 #include "lockstep/comm/shm/store_exchange.h"
@@ -20,12 +20,7 @@ std::string numbered(const char* what, int rank) {
 
 // A rank that cannot tell on which host it runs stands alone, on Gloo.
 std::string identity_of_this_host(int rank) {
-  if (auto given = get_env("LOCKSTEP_HOST_ID")) return "given " + *given;
-  try {
-    return shm::host_identity();
-  } catch (const std::exception&) {
-    return numbered("unknown, of rank ", rank);
-  }
+  return host_name().value_or(numbered("unknown, of rank ", rank));
 }
 
 // Writes `own` to the store under `what` and this rank's number. Returns what

@@ -1,0 +1,11 @@
+#pragma once
+
+#include "lockstep/comm/backend_registry.h"
+
+namespace lockstep::internal::fake {
+
+// Makes a backend whose other ranks do not exist (fake/backend.h). Waits for
+// nobody and uses nothing of the request but rank and size.
+c10::intrusive_ptr<c10d::Backend> create(const BackendRequest& request);
+
+}  // namespace lockstep::internal::fake
