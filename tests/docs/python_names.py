@@ -40,9 +40,9 @@ AVERAGERS = [averagers, hierarchical_model_averager]
 PLACES = [dist, torch.nn.parallel, torch.utils.data.distributed,
           torch.utils.data, torch.multiprocessing, torch.nn, torch.optim,
           torch.amp, torch.nn.utils, torch.distributed.optim,
-           torch.distributed.algorithms, context, *HOOKS, *AVERAGERS,
-           ddp_comm_hooks, torch.distributed.tensor.parallel,
-           device_mesh, torch]
+          torch.distributed.algorithms, context, *HOOKS, *AVERAGERS,
+          ddp_comm_hooks, torch.distributed.tensor.parallel,
+          device_mesh, torch]
 # The page must name all parameters of these functions.
 SIGNATURES = [
     dist.init_process_group, dist.new_group, dist.split_group,
