@@ -48,11 +48,6 @@ void ColumnParallelLinearImpl::reset() {
   take_parts(whole->weight, whole->bias);
 }
 
-void ColumnParallelLinearImpl::attach_layouts() const {
-  internal::attach_layout(weight, 0, out_features, group_);
-  internal::attach_layout(bias, 0, out_features, group_);
-}
-
 void ColumnParallelLinearImpl::take_parts(const at::Tensor& whole_weight,
                                           const at::Tensor& whole_bias) {
   group_ = internal::tensor_group(options.group);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/nn/cloneable.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
@@ -9,7 +10,6 @@
 #include <ostream>
 
 #include "lockstep/comm/process_group.h"
-#include "lockstep/parallel/tensor/divided_module.h"
 
 namespace lockstep::nn {
 
@@ -63,7 +63,7 @@ struct ColumnParallelLinearOptions {
 // group of one, or without process groups, it is a torch::nn::Linear. Throws
 // std::invalid_argument if the input has another number of features.
 class ColumnParallelLinearImpl
-    : public internal::DividedModule<ColumnParallelLinearImpl> {
+    : public torch::nn::Cloneable<ColumnParallelLinearImpl> {
  public:
   ColumnParallelLinearImpl(int64_t inputs, int64_t outputs,
                            const ColumnParallelLinearOptions& given = {});
@@ -78,7 +78,6 @@ class ColumnParallelLinearImpl
                            const ColumnParallelLinearOptions& given = {});
 
   void reset() override;
-  void attach_layouts() const override;
   void pretty_print(std::ostream& stream) const override;
   at::Tensor forward(const at::Tensor& input);
 

@@ -32,10 +32,6 @@ void RowParallelLinearImpl::reset() {
   take_parts(whole->weight, whole->bias);
 }
 
-void RowParallelLinearImpl::attach_layouts() const {
-  internal::attach_layout(weight, 1, in_features, group_);
-}
-
 void RowParallelLinearImpl::take_parts(const at::Tensor& whole_weight,
                                        const at::Tensor& whole_bias) {
   group_ = internal::tensor_group(options.group);

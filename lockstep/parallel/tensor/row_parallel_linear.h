@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/nn/cloneable.h>
 #include <torch/nn/modules/linear.h>
 #include <torch/nn/pimpl.h>
 
@@ -9,7 +10,6 @@
 #include <ostream>
 
 #include "lockstep/comm/process_group.h"
-#include "lockstep/parallel/tensor/divided_module.h"
 
 namespace lockstep::nn {
 
@@ -55,7 +55,7 @@ struct RowParallelLinearOptions {
 // is a torch::nn::Linear. Throws std::invalid_argument if the input has another
 // number of features.
 class RowParallelLinearImpl
-    : public internal::DividedModule<RowParallelLinearImpl> {
+    : public torch::nn::Cloneable<RowParallelLinearImpl> {
  public:
   RowParallelLinearImpl(int64_t inputs, int64_t outputs,
                         const RowParallelLinearOptions& given = {});
@@ -64,7 +64,6 @@ class RowParallelLinearImpl
                                  const RowParallelLinearOptions& given = {});
 
   void reset() override;
-  void attach_layouts() const override;
   void pretty_print(std::ostream& stream) const override;
   at::Tensor forward(const at::Tensor& input);
 

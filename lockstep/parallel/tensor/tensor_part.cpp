@@ -3,6 +3,7 @@
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/tensor_layout.h"
@@ -23,19 +24,6 @@ Range tensor_part(int64_t size, const ProcessGroupPtr& group) {
   return {.begin = begin, .end = std::min(begin + each, size)};
 }
 
-void attach_layout(const at::Tensor& part, int64_t dim, int64_t size,
-                   const ProcessGroupPtr& group) {
-  if (!part.defined() || !group) return;
-  Sizes shape = part.sizes().vec();
-  Box box{.offsets = Sizes(shape.size(), 0), .sizes = shape};
-  const auto index = static_cast<size_t>(dim);
-  shape[index] = size;
-  box.offsets[index] = tensor_part(size, group).begin;
-  set_layout(
-      part,
-      {.shape = std::move(shape), .box = std::move(box), .groups = {group}});
-}
-
 at::Tensor part_of_parameter(const at::Tensor& whole, int64_t dim,
                              const ProcessGroupPtr& group) {
   if (!whole.defined() || !group) return whole_parameter(whole);
@@ -47,7 +35,14 @@ at::Tensor part_of_parameter(const at::Tensor& whole, int64_t dim,
                   .narrow(dim, range.begin, range.size())
                   .clone(at::MemoryFormat::Contiguous);
   part.set_requires_grad(whole.requires_grad());
-  attach_layout(part, dim, size, group);
+  Sizes shape = part.sizes().vec();
+  Box box{.offsets = Sizes(shape.size(), 0), .sizes = shape};
+  const auto index = static_cast<size_t>(dim);
+  shape[index] = size;
+  box.offsets[index] = range.begin;
+  set_layout(
+      part,
+      {.shape = std::move(shape), .box = std::move(box), .groups = {group}});
   return part;
 }
 

@@ -29,12 +29,6 @@ Range tensor_part(int64_t size, const ProcessGroupPtr& group);
 at::Tensor part_of_parameter(const at::Tensor& whole, int64_t dim,
                              const ProcessGroupPtr& group);
 
-// Attaches to `part` the layout that part_of_parameter() gives, for a whole
-// tensor that has `size` indices in dimension `dim`. Does nothing if `part` is
-// undefined or `group` is null.
-void attach_layout(const at::Tensor& part, int64_t dim, int64_t size,
-                   const ProcessGroupPtr& group);
-
 // Returns a copy of `whole` as a new leaf tensor, for a parameter that every
 // rank has whole. `whole` may be undefined.
 at::Tensor whole_parameter(const at::Tensor& whole);

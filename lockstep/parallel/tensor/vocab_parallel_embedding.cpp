@@ -63,10 +63,6 @@ void VocabParallelEmbeddingImpl::reset() {
   take_part(whole->weight);
 }
 
-void VocabParallelEmbeddingImpl::attach_layouts() const {
-  internal::attach_layout(weight, 0, num_embeddings, group_);
-}
-
 void VocabParallelEmbeddingImpl::take_part(const at::Tensor& whole) {
   group_ = internal::tensor_group(options.group);
   weight = internal::part_of_parameter(whole, 0, group_);

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/nn/cloneable.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/pimpl.h>
 
@@ -10,7 +11,6 @@
 #include <ostream>
 
 #include "lockstep/comm/process_group.h"
-#include "lockstep/parallel/tensor/divided_module.h"
 
 namespace lockstep::nn {
 
@@ -48,7 +48,7 @@ struct VocabParallelEmbeddingOptions {
 // without process groups, it is a torch::nn::Embedding. Throws
 // std::invalid_argument if an index is not in the table (CPU only).
 class VocabParallelEmbeddingImpl
-    : public internal::DividedModule<VocabParallelEmbeddingImpl> {
+    : public torch::nn::Cloneable<VocabParallelEmbeddingImpl> {
  public:
   VocabParallelEmbeddingImpl(int64_t rows, int64_t columns,
                              const VocabParallelEmbeddingOptions& given = {});
@@ -60,7 +60,6 @@ class VocabParallelEmbeddingImpl
       const VocabParallelEmbeddingOptions& given = {});
 
   void reset() override;
-  void attach_layouts() const override;
   void pretty_print(std::ostream& stream) const override;
   at::Tensor forward(const at::Tensor& input);
 
