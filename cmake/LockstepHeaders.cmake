@@ -106,6 +106,8 @@ set(LOCKSTEP_PUBLIC_HEADERS
   optim/lr_scheduler/step_lr.h
   optim/lr_scheduler/swalr.h
   optim/sgd.h
+  parallel/checkpointing/checkpoint.h
+  parallel/checkpointing/checkpoint_options.h
   parallel/comm_hooks/comm_bytes.h
   parallel/comm_hooks/comm_hooks.h
   parallel/comm_hooks/default_hooks.h

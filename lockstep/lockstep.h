@@ -56,6 +56,7 @@
 #include "lockstep/optim/adamw.h"
 #include "lockstep/optim/lr_scheduler/lr_schedulers.h"
 #include "lockstep/optim/sgd.h"
+#include "lockstep/parallel/checkpointing/checkpoint.h"
 #include "lockstep/parallel/comm_hooks/comm_hooks.h"
 #include "lockstep/parallel/context/context_shard.h"
 #include "lockstep/parallel/context/ring_attention.h"

@@ -21,6 +21,7 @@ import torch.distributed.tensor.parallel
 import torch.multiprocessing
 import torch.nn.parallel
 import torch.nn.utils
+import torch.utils.checkpoint
 import torch.utils.data
 import torch.utils.data.distributed
 from torch.distributed import device_mesh, distributed_c10d
@@ -38,7 +39,8 @@ HOOKS = [ddp_comm_hooks.default_hooks, ddp_comm_hooks.debugging_hooks,
          ddp_zero_hook, post_localSGD_hook]
 AVERAGERS = [averagers, hierarchical_model_averager]
 PLACES = [dist, torch.nn.parallel, torch.utils.data.distributed,
-          torch.utils.data, torch.multiprocessing, torch.nn, torch.optim,
+          torch.utils.data, torch.utils, torch.multiprocessing, torch.nn,
+          torch.optim,
           torch.amp, torch.nn.utils, torch.distributed.optim,
           torch.distributed.algorithms, context, *HOOKS, *AVERAGERS,
           ddp_comm_hooks, torch.distributed.tensor.parallel,
@@ -68,7 +70,9 @@ SIGNATURES = [
     hierarchical_model_averager.HierarchicalModelAverager.__init__,
     *(getattr(lr_scheduler, name).__init__ for name in lr_scheduler.__all__),
     swa_utils.SWALR.__init__, swa_utils.AveragedModel.__init__,
-    swa_utils.update_bn, swa_utils.get_ema_avg_fn]
+    swa_utils.update_bn, swa_utils.get_ema_avg_fn,
+    torch.utils.checkpoint.checkpoint,
+    torch.utils.checkpoint.checkpoint_sequential]
 METHODS = [torch.nn.parallel.DistributedDataParallel,
            torch.multiprocessing.ProcessContext, torch.nn.DataParallel,
            torch.nn.SyncBatchNorm, torch.amp.GradScaler, dist.GradBucket,

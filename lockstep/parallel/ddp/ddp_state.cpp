@@ -262,8 +262,14 @@ std::unique_ptr<Reducer> DdpState::make_reducer() {
   reducer->times().set_sample_rate(sample_rate_);
   if (hook_) reducer->register_comm_hook(hook_);
   if (low_) {
-    reducer->around_graphs([this] { low_->lower_for_backward(); },
-                           [this] { low_->restore(); });
+    // Nested backward passes (checkpointed parts) record their graphs now, with
+    // the gradient accumulators that LibTorch makes for the new dtype.
+    reducer->around_graphs(
+        [this, &tracker = reducer->tracker()] {
+          low_->lower_for_backward();
+          tracker.watch();
+        },
+        [this] { low_->restore(); });
   }
   return reducer;
 }

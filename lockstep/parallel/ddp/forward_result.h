@@ -19,9 +19,10 @@ namespace lockstep {
 
 // Finds the tensors in the result of a module's forward; by them
 // DistributedDataParallel recognises the backward passes of its own forwards
-// (backward_tracker.h). It knows tensors; standard tuples, pairs, arrays,
-// vectors, maps, optionals, variants and smart pointers of known types; strings
-// and numbers, which hold no tensors.
+// (backward_tracker.h), and checkpoint() gives them their gradients
+// (../checkpointing/checkpoint.h). It knows tensors; standard tuples, pairs,
+// arrays, vectors, maps, optionals, variants and smart pointers of known types;
+// strings and numbers, which hold no tensors.
 //
 // A forward that returns a type of your own does not compile until you
 // specialise this template for the type:
@@ -41,13 +42,29 @@ namespace lockstep {
 // through a std::shared_ptr, whose target others may hold.
 template <typename T>
 struct ForwardResult {
-  static_assert(std::is_arithmetic_v<T> || std::is_enum_v<T>,
-                "DistributedDataParallel must find the tensors in what forward "
-                "returns: specialise lockstep::ForwardResult for this type "
-                "(lockstep/parallel/ddp/forward_result.h)");
+  // A specialisation without this member is complete.
+  static constexpr bool is_known = std::is_arithmetic_v<T> || std::is_enum_v<T>;
   template <typename Visit>
-  static void visit(const T&, const Visit&) {}
+  static void visit(const T&, const Visit&) {
+    static_assert(is_known,
+                  "Lockstep must find the tensors in what forward returns: "
+                  "specialise lockstep::ForwardResult for this type "
+                  "(lockstep/parallel/ddp/forward_result.h)");
+  }
 };
+
+// Whether visit_tensors() compiles for a T.
+template <typename T>
+constexpr bool has_known_tensors() {
+  using Result = ForwardResult<std::remove_const_t<T>>;
+  if constexpr (std::is_convertible_v<T&, const at::Tensor&>) {
+    return true;
+  } else if constexpr (requires { Result::is_known; }) {
+    return Result::is_known;
+  } else {
+    return true;
+  }
+}
 
 // Calls `visit` with every tensor in `result`, including undefined ones;
 // tensors that the result does not own are const.
@@ -76,25 +93,33 @@ struct ForwardResult<std::vector<bool>> {
 
 namespace internal {
 
-struct VisitMembers {
+template <typename... Part>
+struct VisitParts {
+  static constexpr bool is_known = (has_known_tensors<Part>() && ...);
+};
+template <typename... Part>
+struct VisitMembers : VisitParts<Part...> {
   template <typename Tuple, typename Visit>
   static void visit(Tuple& tuple, const Visit& visit_part) {
     std::apply([&](auto&... member) { (visit_part(member), ...); }, tuple);
   }
 };
-struct VisitElements {
+template <typename Part>
+struct VisitElements : VisitParts<Part> {
   template <typename Range, typename Visit>
   static void visit(Range& range, const Visit& visit_part) {
     for (auto& element : range) visit_part(element);
   }
 };
-struct VisitMapped {
+template <typename Part>
+struct VisitMapped : VisitParts<Part> {
   template <typename Map, typename Visit>
   static void visit(Map& map, const Visit& visit_part) {
     for (auto& [key, value] : map) visit_part(value);
   }
 };
-struct VisitPointee {
+template <typename Part>
+struct VisitPointee : VisitParts<Part> {
   template <typename Pointer, typename Visit>
   static void visit(Pointer& pointer, const Visit& visit_part) {
     if (pointer) visit_part(*pointer);
@@ -104,24 +129,24 @@ struct VisitPointee {
 }  // namespace internal
 
 template <typename... T>
-struct ForwardResult<std::tuple<T...>> : internal::VisitMembers {};
+struct ForwardResult<std::tuple<T...>> : internal::VisitMembers<T...> {};
 template <typename A, typename B>
-struct ForwardResult<std::pair<A, B>> : internal::VisitMembers {};
+struct ForwardResult<std::pair<A, B>> : internal::VisitMembers<A, B> {};
 template <typename T, size_t N>
-struct ForwardResult<std::array<T, N>> : internal::VisitElements {};
+struct ForwardResult<std::array<T, N>> : internal::VisitElements<T> {};
 template <typename T, typename A>
-struct ForwardResult<std::vector<T, A>> : internal::VisitElements {};
+struct ForwardResult<std::vector<T, A>> : internal::VisitElements<T> {};
 template <typename K, typename T, typename... Rest>
-struct ForwardResult<std::map<K, T, Rest...>> : internal::VisitMapped {};
+struct ForwardResult<std::map<K, T, Rest...>> : internal::VisitMapped<T> {};
 template <typename K, typename T, typename... Rest>
 struct ForwardResult<std::unordered_map<K, T, Rest...>>
-    : internal::VisitMapped {};
+    : internal::VisitMapped<T> {};
 template <typename T>
-struct ForwardResult<std::optional<T>> : internal::VisitPointee {};
+struct ForwardResult<std::optional<T>> : internal::VisitPointee<T> {};
 template <typename T, typename D>
-struct ForwardResult<std::unique_ptr<T, D>> : internal::VisitPointee {};
+struct ForwardResult<std::unique_ptr<T, D>> : internal::VisitPointee<T> {};
 template <typename T>
-struct ForwardResult<std::shared_ptr<T>> {
+struct ForwardResult<std::shared_ptr<T>> : internal::VisitParts<T> {
   template <typename Visit>
   static void visit(const std::shared_ptr<T>& pointer,
                     const Visit& visit_part) {
@@ -129,7 +154,7 @@ struct ForwardResult<std::shared_ptr<T>> {
   }
 };
 template <typename... T>
-struct ForwardResult<std::variant<T...>> {
+struct ForwardResult<std::variant<T...>> : internal::VisitParts<T...> {
   template <typename Variant, typename Visit>
   static void visit(Variant& result, const Visit& visit_part) {
     std::visit(visit_part, result);

@@ -88,7 +88,7 @@ struct Op {
   Part part{Part::trunk};
   Use use{Use::always};
   Activation activation{Activation::none};
-  // Adjacent operations with this flag run in one re-entrant checkpoint.
+  // Adjacent operations with this flag run in one checkpoint().
   bool is_checkpointed{false};
   // The result is an output of the module, in addition to the last activation;
   // with is_branch it is only an output.
@@ -201,6 +201,8 @@ struct Case {
 // Returns whether the set of used parameters may differ between ranks or
 // between steps.
 bool has_conditions(const Case& fuzz_case);
+// Which form of checkpoint() the case uses, if any.
+bool is_reentrant(const Case& fuzz_case);
 
 // Returns the indices of the operations of wrapper `wrapper`.
 std::vector<size_t> ops_of(const Case& fuzz_case, int wrapper);

@@ -2,6 +2,7 @@
 
 #include <cmath>
 
+#include "lockstep/parallel/checkpointing/checkpoint.h"
 #include "tests/parallel/fuzz/operations.h"
 
 namespace lockstep::internal::fuzz {
@@ -10,6 +11,12 @@ namespace {
 torch::Tensor random_tensor(uint64_t seed, at::IntArrayRef sizes) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>(seed);
   return torch::randn(sizes, generator, torch::kDouble);
+}
+
+// Both forms. The function runs to its end, so that it updates buffers as often
+// as the reference.
+CheckpointOptions checkpoint_options(const Case& fuzz_case) {
+  return {.use_reentrant = is_reentrant(fuzz_case), .early_stop = false};
 }
 
 // Returns the rows of the embedding that `x` selects.
@@ -49,45 +56,6 @@ std::vector<torch::Tensor> make_parameters(const Case& fuzz_case, int rank) {
   return tensors;
 }
 
-// Re-entrant checkpointing: forward runs without a graph; backward runs the
-// operations again, and a backward pass of its own.
-struct Net::Checkpoint : torch::autograd::Function<Net::Checkpoint> {
-  static torch::Tensor forward(torch::autograd::AutogradContext* context,
-                               const torch::Tensor& x, Net* net, int64_t begin,
-                               int64_t end, const Call& call) {
-    auto& saved = context->saved_data;
-    saved["net"] = reinterpret_cast<int64_t>(net);
-    saved["begin"] = begin;
-    saved["end"] = end;
-    saved["rank"] = static_cast<int64_t>(call.rank);
-    saved["step"] = static_cast<int64_t>(call.step);
-    saved["exception"] = static_cast<int64_t>(call.exception);
-    context->save_for_backward({x});
-    at::NoGradGuard no_grad;
-    return net->run_range(begin, end, x, call, nullptr);
-  }
-
-  static torch::autograd::variable_list backward(
-      torch::autograd::AutogradContext* context,
-      torch::autograd::variable_list grads) {
-    auto& saved = context->saved_data;
-    auto* net = reinterpret_cast<Net*>(saved["net"].toInt());
-    const Call call{
-        .rank = static_cast<int>(saved["rank"].toInt()),
-        .step = static_cast<int>(saved["step"].toInt()),
-        .exception = static_cast<Deliberate>(saved["exception"].toInt())};
-    auto x = context->get_saved_variables()[0].detach().requires_grad_();
-    torch::Tensor out;
-    {
-      at::AutoGradMode enabled(true);
-      out = net->run_range(saved["begin"].toInt(), saved["end"].toInt(), x,
-                           call, nullptr);
-    }
-    out.backward(grads[0]);
-    return {x.grad(), {}, {}, {}, {}};
-  }
-};
-
 Net::Net(const Case& fuzz_case, int wrapper, std::vector<torch::Tensor> tensors)
     : case_(fuzz_case),
       ops_(ops_of(fuzz_case, wrapper)),
@@ -126,8 +94,12 @@ std::vector<Output> Net::run(const torch::Tensor& x, const Call& call) {
     size_t end = begin + 1;
     if (case_.ops[ops_[begin]].is_checkpointed) {
       while (end < ops_.size() && case_.ops[ops_[end]].is_checkpointed) ++end;
-      now = Checkpoint::apply(now, this, static_cast<int64_t>(begin),
-                              static_cast<int64_t>(end), call);
+      now = checkpoint(
+          checkpoint_options(case_),
+          [this, begin, end, call](const torch::Tensor& part) {
+            return run_range(begin, end, part, call, nullptr);
+          },
+          now);
     } else {
       now = run_range(begin, end, now, call, &outputs);
     }

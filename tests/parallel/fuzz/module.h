@@ -52,8 +52,6 @@ class Net : public torch::nn::Module {
   std::vector<size_t> emitted;
 
  private:
-  struct Checkpoint;
-
   torch::Tensor run_range(size_t begin, size_t end, torch::Tensor x,
                           const Call& call, std::vector<Output>* outputs);
   torch::Tensor run_op(const Op& op, const torch::Tensor& x);

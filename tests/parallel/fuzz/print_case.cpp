@@ -8,33 +8,6 @@
 namespace lockstep::internal::fuzz {
 namespace {
 
-constexpr const char* kCheckpoint = R"(
-// Runs `part` without a graph; backward runs it again, with one of its own.
-struct Checkpoint : torch::autograd::Function<Checkpoint> {
-  using Part = std::function<torch::Tensor(torch::Tensor)>;
-  static torch::Tensor forward(torch::autograd::AutogradContext* context,
-                               const torch::Tensor& x, const Part& part) {
-    parts().push_back(part);
-    context->saved_data["part"] = static_cast<int64_t>(parts().size() - 1);
-    context->save_for_backward({x});
-    at::NoGradGuard no_grad;
-    return part(x);
-  }
-  static torch::autograd::variable_list backward(
-      torch::autograd::AutogradContext* context,
-      torch::autograd::variable_list grads) {
-    auto x = context->get_saved_variables()[0].detach().requires_grad_();
-    at::AutoGradMode enabled(true);
-    parts()[context->saved_data["part"].toInt()](x).backward(grads[0]);
-    return {x.grad(), torch::Tensor()};
-  }
-  static std::vector<Part>& parts() {
-    static std::vector<Part> all;
-    return all;
-  }
-};
-)";
-
 constexpr const char* kThreeWeights = R"(
 // x A * x B + x C, with the gradients of A, B and C from one node.
 struct ThreeWeights : torch::autograd::Function<ThreeWeights> {
@@ -139,9 +112,6 @@ class Program {
     if (has_op(OpKind::custom)) out_ << kThreeWeights;
     if (has_op(OpKind::where)) out_ << kEveryOther;
     if (has_exception()) out_ << kThrowing;
-    if (std::ranges::any_of(case_.ops, &Op::is_checkpointed)) {
-      out_ << kCheckpoint;
-    }
   }
 
   std::string name(size_t parameter) const {
@@ -229,13 +199,15 @@ class Program {
          << "    torch::Tensor y;\n";
     bool is_within = false;
     auto leave = [&] {
-      if (is_within) out_ << "      return x;\n    });\n";
+      if (is_within) out_ << "      return x;\n    }, x);\n";
       is_within = false;
     };
     for (size_t i : ops_of(case_, wrapper)) {
       const auto& op = case_.ops[i];
       if (op.is_checkpointed && !is_within) {
-        out_ << "    x = Checkpoint::apply(x, [this](torch::Tensor x) {\n"
+        out_ << "    x = lockstep::checkpoint({.use_reentrant = "
+             << (is_reentrant(case_) ? "true" : "false")
+             << ", .early_stop = false}, [this](torch::Tensor x) {\n"
              << "      torch::Tensor y;\n";
         is_within = true;
       } else if (!op.is_checkpointed) {

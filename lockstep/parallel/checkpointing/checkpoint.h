@@ -1,0 +1,115 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/grad_mode.h>
+#include <torch/nn/modules/container/sequential.h>
+
+#include <concepts>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <type_traits>
+#include <utility>
+
+#include "lockstep/parallel/checkpointing/checkpoint_options.h"
+#include "lockstep/parallel/checkpointing/checkpointed_call.h"
+#include "lockstep/parallel/checkpointing/reentrant.h"
+#include "lockstep/parallel/checkpointing/region.h"
+
+// Activation checkpointing: what the operations of a function save for backward
+// is not kept, but computed again during backward. It follows
+// torch.utils.checkpoint (PyTorch documentation). What keeps training on disk
+// is a snapshot (lockstep/checkpoint).
+namespace lockstep {
+
+// Returns function(args...), or function->forward(args...) if the function is a
+// module's holder or pointer. In grad mode, backward calls it once more to
+// compute what its operations have saved; only the tensors among the arguments
+// are kept until then. Gradients are those without checkpointing, and every
+// hook sees what it sees without. Outside of grad mode this is a plain call.
+//
+//   auto y = lockstep::checkpoint(block, x);
+//   auto z = lockstep::checkpoint({.use_reentrant = true}, block, y);
+//   auto w = lockstep::checkpoint(
+//       [&](const torch::Tensor& t) { return last(t).relu(); }, z);
+//
+// The function and all arguments are copied (moved, if the function is an
+// rvalue) and must be valid until the graph is freed: what a lambda captures by
+// reference must live on. Tensors are found in standard containers and in types
+// for which ForwardResult is defined (../ddp/forward_result.h); other arguments
+// are passed as they are. The result may have any type; with use_reentrant it
+// must be one whose tensors are found.
+//
+// The second call must compute the same as the first one. The states of the
+// CPU's default generator and of those of the arguments' GPUs are restored for
+// it, and so is autocast. It must not change its arguments in place
+// (std::invalid_argument), and a module's buffers are updated twice (the
+// running statistics of a batch norm, as in Python). No parameter may change
+// between forward and backward.
+//
+// Calls nest. Forward and backward may run in different threads, but while
+// backward recomputes, no other thread should draw from the same generators.
+// Does not block, unless another thread recomputes the same call.
+//
+// Backward throws CheckpointError if the second call differs from the first one
+// in number, shape, dtype or device of what its operations save, or if such a
+// tensor was changed in place.
+template <typename Function, typename... Args>
+auto checkpoint(const CheckpointOptions& options, Function&& function,
+                Args&&... args) {
+  using Call = internal::TypedCall<Function, Args...>;
+  using Result = typename Call::Result;
+  if (!at::GradMode::is_enabled()) {
+    std::decay_t<Function> own(std::forward<Function>(function));
+    return Result(internal::call_forward(own, std::forward<Args>(args)...));
+  }
+  auto owned = std::make_unique<Call>(std::forward<Function>(function),
+                                      options.use_reentrant, args...);
+  auto& call = *owned;
+  const auto inputs = call.take_tensors();
+  const auto first = [&] { return call.first(std::forward<Args>(args)...); };
+  if (!options.use_reentrant) {
+    const auto region =
+        internal::Region::make(options, std::move(owned), inputs);
+    return region->forward(first, inputs);
+  }
+  if constexpr (has_known_tensors<Result>()) {
+    std::optional<Result> result;
+    internal::TensorPlaces places;
+    auto tensors = internal::reentrant_checkpoint(
+        options, std::move(owned),
+        [&] {
+          result.emplace(first());
+          return places.take(*result, internal::refuse_shared_result);
+        },
+        inputs);
+    places.put(*result, std::move(tensors));
+    return *std::move(result);
+  } else {
+    throw std::invalid_argument(
+        "checkpoint: with use_reentrant the tensors in the result must be "
+        "found; specialise lockstep::ForwardResult for its type, or set "
+        "use_reentrant to false");
+  }
+}
+
+template <typename Function, typename... Args>
+  requires(!std::same_as<std::remove_cvref_t<Function>, CheckpointOptions>)
+auto checkpoint(Function&& function, Args&&... args) {
+  return checkpoint(CheckpointOptions{}, std::forward<Function>(function),
+                    std::forward<Args>(args)...);
+}
+
+// Returns functions->forward(input), in which the modules are divided into
+// `segments` parts of equal number; each part is one call of checkpoint(),
+// except the last one, which has the rest. Every module must take and return
+// one tensor.
+//
+// Throws std::invalid_argument unless `segments` is from 1 to the number of
+// modules.
+at::Tensor checkpoint_sequential(const torch::nn::Sequential& functions,
+                                 int64_t segments, at::Tensor input,
+                                 const CheckpointOptions& options = {});
+
+}  // namespace lockstep

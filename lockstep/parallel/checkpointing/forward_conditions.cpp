@@ -1,0 +1,67 @@
+#include "lockstep/parallel/checkpointing/forward_conditions.h"
+
+#include <ATen/Context.h>
+#include <ATen/autocast_mode.h>
+
+#include <algorithm>
+#include <mutex>
+
+namespace lockstep::internal {
+namespace {
+
+using GeneratorStates = std::vector<std::pair<at::Generator, at::Tensor>>;
+
+void add_generator(GeneratorStates& states, at::Generator generator) {
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  auto state = generator.get_state();
+  states.emplace_back(std::move(generator), std::move(state));
+}
+
+void restore_generators(const GeneratorStates& states) {
+  for (auto [generator, state] : states) {
+    const std::lock_guard<std::mutex> lock(generator.mutex());
+    generator.set_state(state);
+  }
+}
+
+}  // namespace
+
+ForwardConditions::AutocastState::AutocastState(c10::DeviceType device)
+    : enabled(at::autocast::is_autocast_enabled(device)),
+      dtype(at::autocast::get_autocast_dtype(device)) {}
+
+ForwardConditions::ForwardConditions(const std::vector<at::Tensor>& inputs,
+                                     bool generators)
+    : cpu_(at::kCPU),
+      cuda_(at::kCUDA),
+      cache_enabled_(at::autocast::is_autocast_cache_enabled()) {
+  if (!generators) return;
+  std::vector<at::Device> devices{at::kCPU};
+  for (const auto& input : inputs) {
+    if (!input.defined() || !input.is_cuda()) continue;
+    const auto device = input.device();
+    if (std::ranges::find(devices, device) == devices.end()) {
+      devices.push_back(device);
+    }
+  }
+  for (const auto& device : devices) {
+    add_generator(generators_, at::globalContext().defaultGenerator(device));
+  }
+}
+
+ForwardConditions::Restored::Restored(const ForwardConditions& conditions)
+    : cpu_(at::kCPU, conditions.cpu_.dtype, conditions.cpu_.enabled,
+           conditions.cache_enabled_) {
+  if (at::hasCUDA()) {
+    cuda_.emplace(at::kCUDA, conditions.cuda_.dtype, conditions.cuda_.enabled,
+                  conditions.cache_enabled_);
+  }
+  for (const auto& [generator, state] : conditions.generators_) {
+    add_generator(before_, generator);
+  }
+  restore_generators(conditions.generators_);
+}
+
+ForwardConditions::Restored::~Restored() { restore_generators(before_); }
+
+}  // namespace lockstep::internal

@@ -1,0 +1,53 @@
+#pragma once
+
+#include <ATen/core/Generator.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/DeviceType.h>
+#include <c10/core/ScalarType.h>
+
+#include <optional>
+#include <utility>
+#include <vector>
+
+#include "lockstep/amp/autocast.h"
+
+namespace lockstep::internal {
+
+// What else than its arguments decides what a forward computes: the states of
+// random generators, and autocast. Taken before the forward, so that a
+// recomputation draws the same numbers in the same dtypes.
+class ForwardConditions {
+ public:
+  // Takes the present conditions of this thread. `inputs`: the generators of
+  // their GPUs are included, beside the default one of the CPU; other GPUs are
+  // not. `generators`: whether any are.
+  ForwardConditions(const std::vector<at::Tensor>& inputs, bool generators);
+
+  // Restores the conditions in the thread that makes it, and at its end those
+  // that were there before.
+  class [[nodiscard]] Restored {
+   public:
+    explicit Restored(const ForwardConditions& conditions);
+    Restored(const Restored&) = delete;
+    Restored& operator=(const Restored&) = delete;
+    ~Restored();
+
+   private:
+    std::vector<std::pair<at::Generator, at::Tensor>> before_;
+    Autocast cpu_;
+    std::optional<Autocast> cuda_;
+  };
+
+ private:
+  struct AutocastState {
+    explicit AutocastState(c10::DeviceType device);
+    bool enabled;
+    c10::ScalarType dtype;
+  };
+  std::vector<std::pair<at::Generator, at::Tensor>> generators_;
+  AutocastState cpu_;
+  AutocastState cuda_;
+  bool cache_enabled_;
+};
+
+}  // namespace lockstep::internal

@@ -1,0 +1,23 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace lockstep::internal {
+
+// Finds tensors that a call has changed in place. The recomputation would get
+// them as they are after the call.
+class InputVersions {
+ public:
+  explicit InputVersions(const std::vector<at::Tensor>& inputs);
+
+  // Throws std::invalid_argument that names the first changed tensor.
+  void require_unchanged(const std::vector<at::Tensor>& inputs) const;
+
+ private:
+  std::vector<int64_t> versions_;
+};
+
+}  // namespace lockstep::internal

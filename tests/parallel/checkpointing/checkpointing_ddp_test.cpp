@@ -1,0 +1,189 @@
+// Checkpointed parts in DistributedDataParallel: gradients bit for bit as
+// without checkpointing, over several steps, on shared memory and on Gloo.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/parallel/checkpointing/checkpoint.h"
+#include "lockstep/parallel/comm_hooks/comm_hooks.h"
+#include "lockstep/parallel/ddp/distributed_data_parallel.h"
+#include "tests/harness/message_of.h"
+#include "tests/harness/process_world.h"
+#include "tests/parallel/both_backends.h"
+
+namespace lockstep::internal {
+namespace {
+
+using testing::on_both_backends;
+using testing::World;
+
+enum class Part { plain, saved, reentrant };
+
+template <typename Module>
+torch::Tensor run_part(Part part, Module& module, const torch::Tensor& x) {
+  if (part == Part::plain) return module->forward(x);
+  return checkpoint({.use_reentrant = part == Part::reentrant}, module, x);
+}
+
+struct DropBlockImpl : torch::nn::Module {
+  DropBlockImpl() {
+    inner = register_module("inner", torch::nn::Linear(5, 9));
+    outer = register_module("outer", torch::nn::Linear(9, 5));
+  }
+  torch::Tensor forward(const torch::Tensor& x) {
+    return x + outer(torch::dropout(inner(x).tanh(), 0.3, true));
+  }
+  torch::nn::Linear inner{nullptr}, outer{nullptr};
+};
+TORCH_MODULE(DropBlock);
+
+struct PartsImpl : torch::nn::Module {
+  explicit PartsImpl(bool with_spare) {
+    first = register_module("first", torch::nn::Linear(5, 5));
+    for (int i = 0; i < 3; ++i) {
+      blocks.emplace_back();
+      register_module("block" + std::to_string(i), blocks.back());
+    }
+    last = register_module("last", torch::nn::Linear(5, 1));
+    if (with_spare) spare = register_module("spare", torch::nn::Linear(2, 2));
+    to(torch::kDouble);
+  }
+  torch::Tensor forward(const torch::Tensor& input, Part part) {
+    auto x = first(input);
+    for (auto& block : blocks) x = run_part(part, block, x);
+    return last(x);
+  }
+  torch::nn::Linear first{nullptr}, last{nullptr}, spare{nullptr};
+  std::vector<DropBlock> blocks;
+};
+TORCH_MODULE(Parts);
+
+struct Run {
+  DistributedDataParallelOptions options{};
+  bool with_spare = false;
+  int local_steps = 0;  // under no_sync, before each averaged one
+  bool with_comm_hook = false;
+  bool steps_in_backward = false;
+};
+
+// Trains four steps and returns all losses and gradients. A hook that counts is
+// on each parameter.
+std::vector<torch::Tensor> train(const Run& run, Part part,
+                                 const World& world) {
+  torch::manual_seed(4);
+  Parts net(run.with_spare);
+  DistributedDataParallel<Parts> model(net, run.options);
+  if (run.with_comm_hook) model.register_comm_hook(allreduce_hook());
+  std::map<std::string, int> counts;
+  for (const auto& item : net->named_parameters()) {
+    item.value().register_hook(
+        [&count = counts[item.key()]](const torch::Tensor& gradient) {
+          ++count;
+          return gradient;
+        });
+  }
+  if (run.steps_in_backward) {
+    model.apply_optimizer_in_backward([](std::vector<torch::Tensor> given) {
+      return std::make_unique<torch::optim::SGD>(std::move(given), 0.1);
+    });
+  }
+  torch::optim::SGD optimizer(net->parameters(), 0.1);
+  std::vector<torch::Tensor> all;
+  for (int step = 0; step < 4; ++step) {
+    optimizer.zero_grad();
+    for (int i = 0; i <= run.local_steps; ++i) {
+      torch::manual_seed(100 * step + 10 * i + world.rank);
+      const auto x = torch::randn({6, 5}, torch::kDouble);
+      std::optional<DistributedDataParallel<Parts>::NoSync> local;
+      if (i < run.local_steps) local.emplace(model.state());
+      auto loss = model(x, part).square().mean();
+      for (auto& [name, count] : counts) count = 0;
+      loss.backward();
+      for (const auto& [name, count] : counts) {
+        EXPECT_EQ(count, name.starts_with("spare") ? 0 : 1) << name;
+      }
+      all.push_back(loss.detach());
+    }
+    for (const auto& parameter : net->parameters()) {
+      all.push_back(parameter.grad().defined() ? parameter.grad().clone()
+                                               : torch::Tensor());
+    }
+    optimizer.step();
+  }
+  for (const auto& parameter : net->parameters()) {
+    all.push_back(parameter.detach().clone());
+  }
+  return all;
+}
+
+void expect_same_training(const Run& run, const World& world,
+                          const std::vector<Part>& parts = {Part::saved,
+                                                            Part::reentrant}) {
+  const auto want = train(run, Part::plain, world);
+  for (auto part : parts) {
+    SCOPED_TRACE(part == Part::saved ? "saved" : "reentrant");
+    const auto have = train(run, part, world);
+    ASSERT_EQ(have.size(), want.size());
+    for (size_t i = 0; i < want.size(); ++i) {
+      ASSERT_EQ(have[i].defined(), want[i].defined()) << i;
+      if (!want[i].defined()) continue;
+      EXPECT_TRUE(torch::equal(have[i], want[i])) << i;
+    }
+  }
+}
+
+WORLD_TEST(CheckpointingDdp, TrainingIsTheSame, 1, 2) {
+  on_both_backends([&] {
+    expect_same_training({}, world);
+    // A bucket for each parameter.
+    expect_same_training({.options = {.bucket_cap_mb = 1e-6}}, world);
+    expect_same_training({.options = {.gradient_as_bucket_view = false}},
+                         world);
+  });
+}
+
+WORLD_TEST(CheckpointingDdp, UnusedParametersAndStaticGraph, 1, 2) {
+  on_both_backends([&] {
+    // In the re-entrant form nested passes bring the gradients, and
+    // find_unused_parameters cannot see them beforehand; backward says so.
+    expect_same_training(
+        {.options = {.find_unused_parameters = true}, .with_spare = true},
+        world, {Part::saved});
+    EXPECT_THAT(testing::message_of([&] {
+                  train({.options = {.find_unused_parameters = true}},
+                        Part::reentrant, world);
+                }),
+                ::testing::HasSubstr("static_graph"));
+    expect_same_training({.options = {.static_graph = true}}, world);
+    expect_same_training(
+        {.options = {.static_graph = true}, .with_spare = true}, world);
+  });
+}
+
+WORLD_TEST(CheckpointingDdp, AccumulationHooksAndStepsInBackward, 1, 2) {
+  on_both_backends([&] {
+    expect_same_training({.local_steps = 2}, world);
+    expect_same_training({.with_comm_hook = true}, world);
+    expect_same_training({.steps_in_backward = true}, world);
+  });
+}
+
+WORLD_TEST(CheckpointingDdp, MixedPrecision, 2) {
+  on_both_backends([&] {
+    expect_same_training(
+        {.options = {.mixed_precision =
+                         MixedPrecision{.param_dtype = torch::kFloat}}},
+        world);
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::internal
