@@ -14,8 +14,7 @@
 
 #include "lockstep/parallel/checkpointing/checkpoint_options.h"
 #include "lockstep/parallel/checkpointing/checkpointed_call.h"
-#include "lockstep/parallel/checkpointing/reentrant.h"
-#include "lockstep/parallel/checkpointing/region.h"
+#include "lockstep/parallel/checkpointing/forms.h"
 
 // Activation checkpointing: what the operations of a function save for backward
 // is not kept, but computed again during backward. It follows
@@ -68,19 +67,20 @@ auto checkpoint(const CheckpointOptions& options, Function&& function,
                                       options.use_reentrant, args...);
   auto& call = *owned;
   const auto inputs = call.take_tensors();
-  const auto first = [&] { return call.first(std::forward<Args>(args)...); };
+  std::optional<Result> result;
+  const auto first = [&] {
+    result.emplace(call.first(std::forward<Args>(args)...));
+  };
   if (!options.use_reentrant) {
-    const auto region =
-        internal::Region::make(options, std::move(owned), inputs);
-    return region->forward(first, inputs);
+    internal::recorded_checkpoint(options, std::move(owned), first, inputs);
+    return *std::move(result);
   }
   if constexpr (has_known_tensors<Result>()) {
-    std::optional<Result> result;
     internal::TensorPlaces places;
     auto tensors = internal::reentrant_checkpoint(
         options, std::move(owned),
         [&] {
-          result.emplace(first());
+          first();
           return places.take(*result, internal::refuse_shared_result);
         },
         inputs);

@@ -1,4 +1,4 @@
-#include "lockstep/parallel/checkpointing/reentrant.h"
+#include "lockstep/parallel/checkpointing/forms.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/core/ivalue.h>

@@ -11,6 +11,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "lockstep/parallel/checkpointing/forms.h"
+
 namespace lockstep::internal {
 namespace {
 
@@ -217,7 +219,12 @@ std::shared_ptr<Region> Region::make(const CheckpointOptions& options,
   return std::shared_ptr<Region>(new Region(options, std::move(call), inputs));
 }
 
-void Region::end_forward(const std::vector<at::Tensor>& inputs) {
+void Region::forward(const std::function<void()>& first,
+                     const std::vector<at::Tensor>& inputs) {
+  {
+    const Scope recorded(*this);
+    first();
+  }
   const std::lock_guard lock(mutex_);
   has_ended_ = true;
   versions_.require_unchanged(inputs);
@@ -284,6 +291,13 @@ void Region::drop(int task) {
     if (const auto slot = saved.slot.lock()) slot->drop(task);
   }
   tasks_.erase(task);
+}
+
+void recorded_checkpoint(const CheckpointOptions& options,
+                         std::unique_ptr<CheckpointedCall> call,
+                         const std::function<void()>& first,
+                         const std::vector<at::Tensor>& inputs) {
+  Region::make(options, std::move(call), inputs)->forward(first, inputs);
 }
 
 }  // namespace lockstep::internal

@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <set>
@@ -49,17 +50,10 @@ class Region final : public SavedTensors,
                                       std::unique_ptr<CheckpointedCall> call,
                                       const std::vector<at::Tensor>& inputs);
 
-  // Returns what `first` returns, which makes the call. `inputs`: as in make().
-  // Throws std::invalid_argument if it has changed one of them in place.
-  template <typename First>
-  auto forward(const First& first, const std::vector<at::Tensor>& inputs) {
-    auto result = [&] {
-      const Scope recorded(*this);
-      return first();
-    }();
-    end_forward(inputs);
-    return result;
-  }
+  // Runs `first`, which makes the call. `inputs`: as in make(). Throws
+  // std::invalid_argument if it has changed one of them in place.
+  void forward(const std::function<void()>& first,
+               const std::vector<at::Tensor>& inputs);
 
   std::unique_ptr<torch::autograd::SavedVariableHooks> make_hooks() override;
 
@@ -88,7 +82,6 @@ class Region final : public SavedTensors,
          std::unique_ptr<CheckpointedCall> call,
          const std::vector<at::Tensor>& inputs);
 
-  void end_forward(const std::vector<at::Tensor>& inputs);
   std::shared_ptr<Slot> add(const at::Tensor& tensor);
   at::Tensor take(Slot& slot);
   void recompute(int task, const Slot* only);
