@@ -8,6 +8,7 @@ set(LOCKSTEP_PUBLIC_HEADERS
   amp/grad_scaler_state.h
   base/resumable_scheduler.h
   base/state_tree.h
+  checkpoint/full_state_dict.h
   checkpoint/model_file.h
   checkpoint/module_state.h
   checkpoint/optimizer_state.h

@@ -35,14 +35,6 @@ void check_norm_type(double norm_type) {
       "infinity or any other number.");
 }
 
-Tensors gradients_of(const Tensors& parameters) {
-  Tensors result;
-  for (const auto& parameter : parameters) {
-    if (parameter.grad().defined()) result.push_back(parameter.grad());
-  }
-  return distinct(std::move(result));
-}
-
 // Groups tensors so that foreach operations take each group at once; they would
 // fall back to single operations for mixed devices or dtypes.
 std::vector<Tensors> by_device_and_dtype(const Tensors& tensors) {
@@ -99,43 +91,71 @@ void check_finite(const at::Tensor& total_norm, double norm_type) {
       "them by this norm all the same.");
 }
 
-at::Tensor largest_over(const at::Tensor& local, const ProcessGroupPtr& group) {
+// Returns the reduction over the ranks that hold other parts.
+at::Tensor reduced(const at::Tensor& numbers, const ReduceOp& op,
+                   const internal::OptimizerGradients& gradients) {
+  return gradients.shard_group != nullptr
+             ? internal::agreed(numbers, op, gradients.shard_group)
+             : gradients.layouts.reduced(numbers, op);
+}
+
+at::Tensor largest_over_ranks(const at::Tensor& local,
+                              const internal::OptimizerGradients& gradients) {
   // Backends differ in what MAX does with NaN, so NaN travels as a number.
   auto is_nan = local.isnan();
   auto numbers = at::stack(
       {local.nan_to_num(0, kInfinity, -kInfinity), is_nan.to(at::kDouble)});
-  numbers = internal::agreed(numbers, ReduceOp::MAX, group);
+  numbers = reduced(numbers, ReduceOp::MAX, gradients);
   return at::where(numbers[1] > 0, at::full_like(numbers[0], NAN), numbers[0]);
 }
 
-at::Tensor sharded_norm(const internal::OptimizerGradients& shards,
+// The norm of the gradients of which ranks have parts.
+at::Tensor divided_norm(const internal::OptimizerGradients& gradients,
                         double norm_type) {
+  const bool sharded = gradients.shard_group != nullptr;
   if (norm_type == 0) {
     throw std::invalid_argument(
-        "get_total_norm: norm_type 0 counts the gradients that are not zero, "
-        "and a sharded optimizer's ranks hold parts of gradients. Use another "
-        "order, or the parameters of an optimizer that is not sharded.");
+        std::string("get_total_norm: norm_type 0 counts the gradients that are "
+                    "not zero, and ") +
+        (sharded ? "a sharded optimizer's ranks hold parts of gradients. Use "
+                   "another order, or the parameters of an optimizer that is "
+                   "not sharded."
+                 : "these parameters are divided over ranks, which hold parts "
+                   "of gradients. Use another order."));
   }
-  Tensors norms;
-  for (const auto& norm :
-       norms_of(shards.tensors, norm_type, /*widened=*/true)) {
-    norms.push_back(norm.to(shards.device, at::kDouble));
+  if (sharded && gradients.layouts.any()) {
+    throw std::invalid_argument(
+        "get_total_norm: the optimizer is sharded, and its parameters are "
+        "already parts of larger ones (by tensor parallelism, a pipeline or "
+        "FSDP); the norm of such parts of parts is not computed. Use an "
+        "optimizer that is not sharded.");
   }
-  auto like = at::TensorOptions().device(shards.device).dtype(at::kDouble);
-  auto all = norms.empty() ? at::empty({0}, like) : at::stack(norms);
-  if (norm_type == kInfinity) {
-    return largest_over(all.numel() > 0 ? all.max() : at::zeros({}, like),
-                        shards.shard_group);
-  }
-  if (norm_type == -kInfinity) {
-    auto least = all.numel() > 0 ? all.min() : at::full({}, kInfinity, like);
-    return -largest_over(-least, shards.shard_group);
-  }
+  auto like = at::TensorOptions().device(gradients.device).dtype(at::kDouble);
   // The sum is in float64, in which the square of a float32 neither overflows
   // nor vanishes.
-  auto sum = internal::agreed(all.pow(norm_type).sum(), ReduceOp::SUM,
-                              shards.shard_group);
-  return sum.pow(1 / norm_type);
+  auto sum = at::zeros({}, like);
+  Tensors all;
+  for (const auto& [share, tensors] : gradients.counted) {
+    Tensors norms;
+    for (const auto& norm : norms_of(tensors, norm_type, /*widened=*/true)) {
+      norms.push_back(norm.to(gradients.device, at::kDouble));
+    }
+    if (norms.empty()) continue;
+    all.push_back(at::stack(norms));
+    if (std::isfinite(norm_type)) {
+      sum += all.back().pow(norm_type).sum() * share;
+    }
+  }
+  if (norm_type == kInfinity) {
+    return largest_over_ranks(
+        all.empty() ? at::zeros({}, like) : at::cat(all).max(), gradients);
+  }
+  if (norm_type == -kInfinity) {
+    auto least =
+        all.empty() ? at::full({}, kInfinity, like) : at::cat(all).min();
+    return -largest_over_ranks(-least, gradients);
+  }
+  return reduced(sum.view({1}), ReduceOp::SUM, gradients)[0].pow(1 / norm_type);
 }
 
 void scale_to_norm(const Tensors& gradients, double max_norm,
@@ -174,12 +194,12 @@ void clip_values(const Tensors& gradients, double clip_value) {
 
 at::Tensor total_norm_of(const internal::OptimizerGradients& gradients,
                          double norm_type, bool error_if_nonfinite) {
-  if (gradients.shard_group == nullptr) {
+  if (gradients.shard_group == nullptr && !gradients.layouts.any()) {
     return get_total_norm(gradients.tensors, norm_type, error_if_nonfinite);
   }
   check_norm_type(norm_type);
   const at::NoGradGuard no_grad;
-  auto total_norm = sharded_norm(gradients, norm_type);
+  auto total_norm = divided_norm(gradients, norm_type);
   if (error_if_nonfinite) check_finite(total_norm, norm_type);
   return total_norm;
 }
@@ -209,7 +229,8 @@ at::Tensor get_total_norm(torch::optim::Optimizer& optimizer, double norm_type,
 void clip_grads_with_norm_(const std::vector<at::Tensor>& parameters,
                            double max_norm, const at::Tensor& total_norm) {
   const at::NoGradGuard no_grad;
-  scale_to_norm(gradients_of(parameters), max_norm, total_norm);
+  scale_to_norm(internal::gradients_of(parameters).tensors, max_norm,
+                total_norm);
 }
 
 void clip_grads_with_norm_(torch::optim::Optimizer& optimizer, double max_norm,
@@ -224,9 +245,9 @@ at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters,
                            bool error_if_nonfinite) {
   check_bound("clip_grad_norm_", "max_norm", max_norm);
   const at::NoGradGuard no_grad;
-  auto gradients = gradients_of(parameters);
-  auto total_norm = get_total_norm(gradients, norm_type, error_if_nonfinite);
-  scale_to_norm(gradients, max_norm, total_norm);
+  auto gradients = internal::gradients_of(parameters);
+  auto total_norm = total_norm_of(gradients, norm_type, error_if_nonfinite);
+  scale_to_norm(gradients.tensors, max_norm, total_norm);
   return total_norm;
 }
 
@@ -242,7 +263,7 @@ at::Tensor clip_grad_norm_(torch::optim::Optimizer& optimizer, double max_norm,
 
 void clip_grad_value_(const std::vector<at::Tensor>& parameters,
                       double clip_value) {
-  clip_values(gradients_of(parameters), clip_value);
+  clip_values(internal::gradients_of(parameters).tensors, clip_value);
 }
 
 void clip_grad_value_(torch::optim::Optimizer& optimizer, double clip_value) {

@@ -16,6 +16,18 @@
 // any other optimizer the norm covers the parameters on this rank, and nothing
 // is communicated; with DistributedDataParallel it is the same on every rank.
 //
+// Parameters that are parts of larger ones (FSDP, tensor parallelism, the
+// stages of a pipeline) know which ranks have the other parts. Given such
+// parameters, or an optimizer of them, the norm is that of the whole model, as
+// one process would get it: parts are added up over exactly the ranks that
+// divide the parameter, what all ranks have counts once, and so does a weight
+// that two stages of a pipeline share. The call is then collective: every rank
+// that has a part of the model must give all parameters that it has of it,
+// those without gradients too, and all ranks get the same number, in float64
+// on the device of the first parameter. Computing the norm waits for the device
+// then. A gradient by itself does not know of what it is a part, so the norm of
+// a list of gradients is always that of this rank.
+//
 // A tensor that a list or an optimizer names twice counts once
 // (distinct_tensors.h). An example is a tied parameter, which LibTorch's
 // module->parameters() names twice and Python's once.
@@ -31,24 +43,27 @@
 //
 // Errors. std::invalid_argument for a bound that is negative or NaN, for an
 // order that is NaN, for a sparse gradient with an order that is not positive,
-// and for order 0 with a sharded optimizer (order 0 counts gradients, and its
-// ranks hold parts of gradients); whatever gradient_shards() throws;
+// for order 0 if ranks hold parts of gradients (order 0 counts gradients), and
+// for a sharded optimizer whose parameters are parts already; whatever
+// gradient_shards() throws;
 // c10::DistBackendError if ranks cannot agree.
 namespace lockstep {
 
-// Returns the norm of all `tensors` as if they were one vector: the norm of
-// order `norm_type` (infinity: the largest absolute value) of the tensors' own
-// norms of that order. The result is 0-dimensional, on the first tensor's
-// device, in the dtype that the tensors' dtypes promote to; it is 0 for an
-// empty list. Waits for the device only with `error_if_nonfinite`, which throws
-// std::runtime_error if the norm is NaN or infinite. Not differentiated.
+// Returns the norm of all `tensors`, which are gradients, as if they were one
+// vector, and communicates nothing: the norm of order `norm_type` (infinity:
+// the largest absolute value) of the tensors' own norms of that order. The
+// result is 0-dimensional, on the first tensor's device, in the dtype that the
+// tensors' dtypes promote to; it is 0 for an empty list. Waits for the device
+// only with `error_if_nonfinite`, which throws std::runtime_error if the norm
+// is NaN or infinite. Not differentiated.
 at::Tensor get_total_norm(const std::vector<at::Tensor>& tensors,
                           double norm_type = 2.0,
                           bool error_if_nonfinite = false);
 
-// Returns the same norm for the optimizer's gradients. For a sharded optimizer
-// the call is collective, and the result is float64 on its first parameter's
-// device; with `error_if_nonfinite` all ranks throw if the norm is not finite.
+// Returns the same norm for the optimizer's gradients. If ranks hold parts of
+// them, the call is collective, and the result is float64 on its first
+// parameter's device; with `error_if_nonfinite` all ranks throw if the norm is
+// not finite.
 at::Tensor get_total_norm(torch::optim::Optimizer& optimizer,
                           double norm_type = 2.0,
                           bool error_if_nonfinite = false);
@@ -61,7 +76,8 @@ void clip_grads_with_norm_(const std::vector<at::Tensor>& parameters,
 void clip_grads_with_norm_(torch::optim::Optimizer& optimizer, double max_norm,
                            const at::Tensor& total_norm);
 
-// Clips as above and returns the norm that the gradients had before. If
+// Clips as above and returns the norm that the gradients had before, which is
+// that of the whole model if ranks hold parts of it. If
 // `error_if_nonfinite` throws, the gradients are unchanged.
 at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters,
                            double max_norm, double norm_type = 2.0,

@@ -163,12 +163,15 @@ std::vector<at::Tensor> GradScaler::unscale_gradients(
   auto result = found_inf.all();
   auto group = gradients.shard_group != nullptr ? gradients.shard_group
                                                 : options_.process_group;
-  if (group != nullptr) {
+  if (group != nullptr || gradients.layouts.any()) {
     auto found = sum_on(scale_.device(), result);
     auto numbers =
         at::stack({found, at::full_like(found, !gradients.tensors.empty()),
                    at::full_like(found, half)});
-    numbers = internal::agreed(numbers, ReduceOp::MAX, group);
+    numbers = gradients.layouts.reduced(numbers, ReduceOp::MAX);
+    if (group != nullptr) {
+      numbers = internal::agreed(numbers, ReduceOp::MAX, group);
+    }
     auto seen = numbers.cpu();
     half = seen[2].item<float>() > 0;
     result.clear();

@@ -72,9 +72,11 @@ struct GradScalerOptions {
 // Ranks. For a sharded optimizer (GradientShards) each rank unscales the
 // gradients that it owns; then the ranks of its shard_group() agree on whether
 // any gradient is infinite or NaN, so that all ranks step or none does, and all
-// scales stay equal. So unscale_(), or step() if it unscales, is collective
-// then, and also with `process_group`. A rank may have no gradients if another
-// rank has some.
+// scales stay equal. The same holds for parameters that are parts of larger
+// ones (FSDP, tensor parallelism, the stages of a pipeline): all ranks that
+// have a part of the model agree. So unscale_(), or step() if it unscales, is
+// collective then, and also with `process_group`. A rank may have no gradients
+// if another rank has some.
 //
 // Parameters are float32 or wider (bfloat16 is accepted, too). Gradients in
 // float16 are refused: what overflowed or vanished in them was lost before they

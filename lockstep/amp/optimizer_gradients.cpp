@@ -9,33 +9,49 @@
 
 namespace lockstep::internal {
 
-OptimizerGradients gradients_of(torch::optim::Optimizer& optimizer) {
+OptimizerGradients gradients_of(const std::vector<at::Tensor>& parameters) {
   OptimizerGradients result;
-  bool first = true;
-  auto* shards = dynamic_cast<GradientShards*>(&optimizer);
-  for (const auto& param_group : optimizer.param_groups()) {
-    for (const auto& parameter : param_group.params()) {
-      if (first) result.device = parameter.device();
-      first = false;
-      if (shards == nullptr && parameter.grad().defined()) {
-        result.tensors.push_back(parameter.grad());
-      }
+  result.layouts = LayoutGroups(parameters);
+  if (!parameters.empty()) result.device = parameters.front().device();
+  for (const auto& parameter : distinct(parameters)) {
+    const auto& gradient = parameter.grad();
+    if (!gradient.defined()) continue;
+    result.tensors.push_back(gradient);
+    const double share = result.layouts.share_of(parameter);
+    if (share > 0 && gradient.numel() > 0) {
+      result.counted[share].push_back(gradient);
     }
   }
+  // Two parameters may have one gradient.
   result.tensors = distinct(std::move(result.tensors));
-  if (shards != nullptr) {
-    result.shard_group = shards->shard_group();
-    if (result.shard_group == nullptr) {
-      throw std::invalid_argument(
-          "The sharded optimizer's shard_group() is null, so its ranks cannot "
-          "agree about their gradients. shard_group() must return the group "
-          "that the optimizer was made with.");
-    }
-    result.tensors = shards->gradient_shards();
-    // Some norms are not defined for an empty tensor.
-    std::erase_if(result.tensors,
-                  [](const at::Tensor& part) { return part.numel() == 0; });
+  for (auto& [share, tensors] : result.counted) {
+    tensors = distinct(std::move(tensors));
   }
+  return result;
+}
+
+OptimizerGradients gradients_of(torch::optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> parameters;
+  for (const auto& param_group : optimizer.param_groups()) {
+    const auto& more = param_group.params();
+    parameters.insert(parameters.end(), more.begin(), more.end());
+  }
+  auto* shards = dynamic_cast<GradientShards*>(&optimizer);
+  if (shards == nullptr) return gradients_of(parameters);
+  OptimizerGradients result;
+  result.layouts = LayoutGroups(parameters);
+  if (!parameters.empty()) result.device = parameters.front().device();
+  result.shard_group = shards->shard_group();
+  if (result.shard_group == nullptr) {
+    throw std::invalid_argument(
+        "The sharded optimizer's shard_group() is null, so its ranks cannot "
+        "agree about their gradients. shard_group() must return the group "
+        "that the optimizer was made with.");
+  }
+  result.tensors = shards->gradient_shards();
+  std::erase_if(result.tensors,
+                [](const at::Tensor& part) { return part.numel() == 0; });
+  result.counted[1] = result.tensors;
   return result;
 }
 

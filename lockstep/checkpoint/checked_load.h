@@ -25,10 +25,14 @@ struct ModuleLoad {
 };
 
 // Throws what load_state_dict() would throw, and changes nothing. Looks only at
-// shapes and dtypes: the tensors of `state` may be without memory.
+// shapes and dtypes: the tensors of `state` may be without memory. The tensor
+// of a copy is the whole one if that of the module is a part by its layout.
 ModuleLoad check_state_dict(const torch::nn::Module& module,
                             const NamedTensors& state,
                             const LoadStateDictOptions& options = {});
+
+// Throws the error of check_state_dict() if there are such keys.
+void require_same_keys(const IncompatibleKeys& keys);
 
 // A tensor of state_dict(module).
 struct ModuleTensor {

@@ -11,8 +11,21 @@
 #include "lockstep/checkpoint/rank_failure.h"
 #include "lockstep/checkpoint/scheduler_state.h"
 #include "lockstep/checkpoint/utf8.h"
+#include "lockstep/comm/tensor_layout.h"
 
 namespace lockstep::internal {
+namespace {
+
+// Whether the tensor is the whole one, in its shape, and no other rank has
+// tensors that this rank lacks.
+bool has_whole_model(const at::Tensor& tensor, const TensorLayout& layout) {
+  for (const ProcessGroupPtr& group : layout.groups) {
+    if (group->size() > 1) return false;
+  }
+  return tensor.sizes() == at::IntArrayRef(layout.shape);
+}
+
+}  // namespace
 
 void check_for_file(const TrainingState& state,
                     const SnapshotOptions& options) {
@@ -21,6 +34,20 @@ void check_for_file(const TrainingState& state,
         "a sharded optimizer is saved in a folder of snapshots, to which every "
         "rank writes its part: end the path with \"/\" (for a file, collect "
         "the state: consolidate_state_dict() and plain())");
+  }
+  if (state.model) {
+    for (const ModuleTensor& tensor : tensors_of(*state.model)) {
+      const TensorLayout* layout = layout_of(tensor.tensor);
+      if (layout == nullptr || has_whole_model(tensor.tensor, *layout)) {
+        continue;
+      }
+      throw std::invalid_argument(
+          "the model's " + tensor.name +
+          " is divided over ranks, and such a model is saved in a folder of "
+          "snapshots, to which every rank writes its part: end the path with "
+          "\"/\" (for a file of the weights alone: full_state_dict() and "
+          "save_tensors())");
+    }
   }
   if (options.keep_last != 0 || options.keep_every != 0) {
     throw std::invalid_argument(

@@ -9,6 +9,7 @@
 #include <stdexcept>
 
 #include "lockstep/checkpoint/checked_load.h"
+#include "lockstep/comm/tensor_layout.h"
 
 namespace lockstep {
 namespace {
@@ -33,8 +34,10 @@ void collect(const torch::nn::Module& module, const std::string& prefix,
 }
 
 std::string describe(const at::Tensor& tensor) {
+  const auto* layout = internal::layout_of(tensor);
   std::ostringstream text;
-  text << c10::toString(tensor.scalar_type()) << tensor.sizes();
+  text << c10::toString(tensor.scalar_type())
+       << (layout ? at::IntArrayRef(layout->shape) : tensor.sizes());
   return text.str();
 }
 
@@ -70,8 +73,28 @@ NamedTensors without_wrapper(NamedTensors state,
 bool fits(const at::Tensor& given, const at::Tensor& own, bool convert) {
   const bool converts =
       convert && given.is_floating_point() && own.is_floating_point();
-  return given.sizes() == own.sizes() &&
+  const auto* layout = internal::layout_of(own);
+  const bool whole = layout && given.sizes() == at::IntArrayRef(layout->shape);
+  return (whole || given.sizes() == own.sizes()) &&
          (converts || given.scalar_type() == own.scalar_type());
+}
+
+// Throws unless there are no items in the lists.
+void require_same_model(const std::vector<std::string>& missing,
+                        const std::vector<std::string>& unexpected,
+                        const std::vector<std::string>& different) {
+  std::string wrong;
+  const auto add = [&](const char* what, const auto& items) {
+    if (items.empty()) return;
+    wrong += (wrong.empty() ? "" : "; ") + std::string(what) + list_of(items);
+  };
+  add("the snapshot lacks ", missing);
+  add("the model lacks ", unexpected);
+  add("they differ in ", different);
+  if (wrong.empty()) return;
+  throw std::invalid_argument(
+      "the snapshot belongs to another model: " + wrong +
+      "; build the model that was saved, or name another snapshot");
 }
 
 }  // namespace
@@ -121,22 +144,17 @@ ModuleLoad check_state_dict(const torch::nn::Module& module,
       made.incompatible.unexpected_keys.push_back(name);
     }
   }
-  std::string wrong;
-  const auto add = [&](const char* what, const auto& items) {
-    if (items.empty()) return;
-    wrong += (wrong.empty() ? "" : "; ") + std::string(what) + list_of(items);
-  };
   if (options.strict) {
-    add("the snapshot lacks ", made.incompatible.missing_keys);
-    add("the model lacks ", made.incompatible.unexpected_keys);
-  }
-  add("they differ in ", different);
-  if (!wrong.empty()) {
-    throw std::invalid_argument(
-        "the snapshot belongs to another model: " + wrong +
-        "; build the model that was saved, or name another snapshot");
+    require_same_model(made.incompatible.missing_keys,
+                       made.incompatible.unexpected_keys, different);
+  } else {
+    require_same_model({}, {}, different);
   }
   return made;
+}
+
+void require_same_keys(const IncompatibleKeys& keys) {
+  require_same_model(keys.missing_keys, keys.unexpected_keys, {});
 }
 
 }  // namespace internal
@@ -155,7 +173,12 @@ IncompatibleKeys load_state_dict(torch::nn::Module& module,
   const at::NoGradGuard no_grad;
   internal::ModuleLoad made =
       internal::check_state_dict(module, state, options);
-  for (const auto& [from, to] : made.copies) to.copy_(from);
+  for (const auto& [from, to] : made.copies) {
+    const auto* layout = internal::layout_of(to);
+    to.copy_(layout && from.sizes() == at::IntArrayRef(layout->shape)
+                 ? internal::part_of(from, *layout)
+                 : from);
+  }
   return std::move(made.incompatible);
 }
 

@@ -11,6 +11,8 @@ namespace lockstep {
 // then its buffers, then its children). Tensors that are not defined (the bias
 // of a Linear without one) are left out. The tensors are detached and share
 // their memory with the module: save or copy them before the next step.
+// Of a parameter that is divided over ranks it has this rank's part;
+// full_state_dict() (full_state_dict.h) returns the whole one.
 NamedTensors state_dict(const torch::nn::Module& module);
 
 struct LoadStateDictOptions {
@@ -40,7 +42,9 @@ struct IncompatibleKeys {
 // Copies the values into the tensors that `module` has: everything that shares
 // their memory sees the new values. Returns the names that were left out. If
 // all names in `state` begin with "module.", as for a model that Python's
-// DistributedDataParallel wraps, that prefix is ignored.
+// DistributedDataParallel wraps, that prefix is ignored. A parameter that is
+// divided over ranks takes this rank's part of a whole tensor, or a tensor that
+// is such a part.
 //
 // Throws, before anything is changed, std::invalid_argument that names all
 // differences at once (the first few of each kind): tensors that only `module`

@@ -12,6 +12,7 @@
 
 #include "lockstep/checkpoint/optimizer_fields.h"
 #include "lockstep/comm/distinct_tensors.h"
+#include "lockstep/comm/tensor_layout.h"
 
 namespace lockstep {
 namespace {
@@ -127,27 +128,32 @@ struct RestoreState {
   void buffer(const char* name, at::Tensor& value, bool needed) {
     known.insert(name);
     const auto found = values.find(name);
-    const at::Tensor* saved = found == values.end()
-                                  ? nullptr
-                                  : std::get_if<at::Tensor>(&found->second);
-    if (!saved) {
+    const at::Tensor* tensor = found == values.end()
+                                   ? nullptr
+                                   : std::get_if<at::Tensor>(&found->second);
+    if (!tensor) {
       if (needed) refuse(kind, where + " has no " + name);
       return;
     }
-    if (saved->sizes() != param.sizes()) {
+    at::Tensor saved = *tensor;
+    const auto* layout = internal::layout_of(param);
+    if (layout && saved.sizes() == at::IntArrayRef(layout->shape)) {
+      saved = internal::part_of(saved, *layout);
+    }
+    if (saved.sizes() != param.sizes()) {
       std::ostringstream text;
-      text << where << " has " << name << " of shape " << saved->sizes()
+      text << where << " has " << name << " of shape " << saved.sizes()
            << ", the parameter has " << param.sizes();
       refuse(kind, text.str());
     }
     // As in Python, the state has its parameter's dtype and device.
     value = at::empty_like(param.detach(), at::MemoryFormat::Preserve);
-    if (adopt && saved->scalar_type() == value.scalar_type() &&
-        saved->device() == value.device() &&
-        saved->strides() == value.strides()) {
-      value = *saved;
+    if (adopt && saved.scalar_type() == value.scalar_type() &&
+        saved.device() == value.device() &&
+        saved.strides() == value.strides()) {
+      value = saved;
     } else {
-      value.copy_(*saved);
+      value.copy_(saved);
     }
   }
   void check_surplus() const {

@@ -13,6 +13,7 @@
 #include "lockstep/comm/gather_texts.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/object_collectives.h"
+#include "lockstep/comm/point_to_point.h"
 
 namespace lockstep::internal {
 
@@ -123,6 +124,17 @@ std::string Ranks::share(const std::string& text, size_t from) const {
   bytes = bytes.cpu();
   return {static_cast<const char*>(bytes.data_ptr()),
           static_cast<size_t>(bytes.numel())};
+}
+
+at::Tensor Ranks::to_first(const at::Tensor& tensor, size_t from) const {
+  const auto& global = group_->global_ranks();
+  const at::Tensor moved = tensor.to(group_->control_device()).contiguous();
+  if (rank() == from) {
+    send(moved, global.front(), {.group = group_});
+  } else {
+    recv(moved, global.at(from), {.group = group_});
+  }
+  return moved.cpu();
 }
 
 std::string words_of(const std::exception_ptr& failure) {

@@ -14,7 +14,7 @@
 namespace lockstep::internal {
 
 // The ranks that save or load a snapshot together; this process alone if there
-// is no group. All functions but rank() and size() are collective.
+// is no group. All functions but rank(), size() and to_first() are collective.
 class Ranks {
  public:
   // Null: the default group, if there is one.
@@ -24,7 +24,7 @@ class Ranks {
   // group's store. So they do not count among the group's collectives, and
   // another thread may make them meanwhile; it waits in them as long as the
   // group's timeout, and learns within a second if a rank is gone. Collective.
-  // gather() and any() must not be called.
+  // gather(), any() and to_first() must not be called.
   Ranks through_store() const;
 
   size_t rank() const;
@@ -43,6 +43,11 @@ class Ranks {
 
   // Returns the `text` of rank `from`, on all ranks.
   std::string share(const std::string& text, size_t from) const;
+
+  // Sends `tensor` of rank `from`, which must not be the first, to the first
+  // rank, which gives a tensor of the same shape and dtype, and gets a tensor
+  // on the CPU that has the values. Only these two ranks call.
+  at::Tensor to_first(const at::Tensor& tensor, size_t from) const;
 
  private:
   class StoreTexts;

@@ -115,17 +115,21 @@ struct LoadedSnapshot {
   explicit operator bool() const { return found; }
 };
 
-// Collective. The group's first rank writes `path` (snapshot.h: the name
-// chooses the format; the file is replaced as a whole, and is on the disk when
-// this returns). Model, optimizer, scheduler and numbers are those of the first
-// rank; the state of the default CPU generator is saved for each rank.
+// Collective. The group's first rank, which must have the whole model, writes
+// `path` (snapshot.h: the name chooses the format; the file is replaced as a
+// whole, and is on the disk when this returns). Model, optimizer, scheduler and
+// numbers are those of the first rank; the state of the default CPU generator
+// is saved for each rank.
 //
 // If `path` ends in "/", it is a folder that all ranks must see. A new snapshot
 // appears in it, as a whole, when everything is on the disk. Parameters and
 // optimizer state must be equal on all ranks, as they are with
-// DistributedDataParallel: each rank writes a part of them from its own memory.
-// Buffers and numbers are those of the first rank. docs/snapshots.md describes
-// the files, which PyTorch's distributed checkpoint reads.
+// DistributedDataParallel, or parts of larger ones (FSDP, tensor parallelism),
+// of which the snapshot has the whole: each rank writes a part from its own
+// memory. Ranks' models may lack tensors that those of others have (the stages
+// of a pipeline): the snapshot has all. Numbers are those of the first rank, a
+// buffer is that of the first rank that has it. docs/snapshots.md describes the
+// files, which PyTorch's distributed checkpoint reads.
 //
 // Blocks on every rank until the files are written, within the group's timeout.
 // Returns the path of what was written: `path`, or the snapshot in that folder.
@@ -143,8 +147,9 @@ std::string save_snapshot(const std::string& path, const TrainingState& state,
 // If `path` ends in "/", it is a folder: of snapshots, of which the newest is
 // loaded that is not damaged (LoadedSnapshot::skipped names the others); or one
 // snapshot; or a folder of PyTorch's distributed checkpoint, in safetensors.
-// Any number of ranks may load it; each reads only what it needs, and straight
-// into the tensors.
+// Any number of ranks may load it, however their models are divided; each reads
+// only what it needs, and straight into the tensors. A rank's model may lack
+// tensors of the snapshot that the model of another rank has.
 //
 // A file without optimizer state (the Python tutorial's) leaves the optimizer
 // unchanged, and a file without scheduler state the scheduler. Generators: if

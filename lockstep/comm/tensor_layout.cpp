@@ -88,4 +88,14 @@ const TensorLayout* layout_of(const at::Tensor& tensor) {
   return layouts().find(tensor);
 }
 
+at::Tensor part_of(const at::Tensor& whole, const TensorLayout& layout) {
+  auto part = whole;
+  for (int64_t d = 0; d < whole.dim(); ++d) {
+    const auto dim = static_cast<size_t>(d);
+    part = part.narrow(d, layout.box.offsets[dim], layout.box.sizes[dim]);
+  }
+  if (!layout.range) return part;
+  return part.reshape({-1}).slice(0, layout.range->begin, layout.range->end);
+}
+
 }  // namespace lockstep::internal

@@ -20,7 +20,8 @@ namespace lockstep::internal {
 struct TensorLayout {
   // The shape of the whole tensor.
   Sizes shape{};
-  // The part of it that this rank and the ranks of `range_groups` have.
+  // The part of it that this rank has, or, with `range`, that the ranks of the
+  // last group have together.
   Box box{};
   // If set, this rank has only these elements of the box, counted in row-major
   // order, and the tensor has one dimension. Otherwise the tensor has the sizes
@@ -28,12 +29,15 @@ struct TensorLayout {
   std::optional<Range> range{};
   // The ranks of each of these groups have different elements; within the
   // product of these groups each element exists once. All other ranks have
-  // equal values. Ascending in what they divide: the group that `range` divides
-  // the box over comes last.
+  // equal values. From the outermost to the innermost: a pipeline's group comes
+  // first, because its stages divide their parameters each in their own way,
+  // and the group over which `range` divides the box comes last. Every rank of
+  // a group must have a parameter whose layout names it, because norms are
+  // added up over the group.
   std::vector<ProcessGroupPtr> groups{};
   // Whether ranks of these groups hold the same elements again, although they
   // are counted there: a sum over all elements (a norm) leaves this tensor out.
-  // For a weight that two stages of a pipeline use.
+  // For a weight that two stages of a pipeline use: in all stages but one.
   bool duplicate{false};
 };
 
@@ -48,5 +52,10 @@ void set_layout(const at::Tensor& tensor, TensorLayout layout);
 // has all of it. The result lives as long as the tensor, or until the next
 // set_layout() for it. Any thread may call.
 const TensorLayout* layout_of(const at::Tensor& tensor);
+
+// Returns the elements of `whole`, a tensor of the layout's shape, that this
+// rank has, in the shape of its tensor: a view if that is possible, otherwise a
+// copy.
+at::Tensor part_of(const at::Tensor& whole, const TensorLayout& layout);
 
 }  // namespace lockstep::internal

@@ -53,6 +53,14 @@ TEST(TensorLayout, AnElementRangeHasOneDimension) {
   EXPECT_EQ(layout_of(empty)->range, (Range{6, 6}));
 }
 
+TEST(TensorLayout, APartHasTheElementsOfItsBoxAndRange) {
+  const auto whole = torch::arange(12).view({4, 3});
+  TensorLayout layout{.shape = {4, 3}, .box = {{1, 1}, {2, 2}}};
+  EXPECT_TRUE(part_of(whole, layout).equal(torch::tensor({{4, 5}, {7, 8}})));
+  layout.range = Range{1, 3};
+  EXPECT_TRUE(part_of(whole, layout).equal(torch::tensor({5, 7})));
+}
+
 TEST(TensorLayout, WhatDoesNotFitIsRefused) {
   const auto refusal = [](at::IntArrayRef shape, TensorLayout layout) {
     return message_of(

@@ -1,6 +1,7 @@
 #pragma once
 
 // More headers whose names the documentation uses.
+#include <lockstep/checkpoint/full_state_dict.h>
 #include <lockstep/checkpoint/module_state.h>
 #include <lockstep/checkpoint/optimizer_state.h>
 #include <lockstep/lockstep.h>

@@ -16,6 +16,7 @@ import torch.amp
 import torch.distributed as dist
 import torch.distributed.algorithms
 import torch.distributed.checkpoint
+import torch.distributed.checkpoint.state_dict
 import torch.distributed.optim
 import torch.distributed.tensor.parallel
 import torch.multiprocessing

@@ -14,6 +14,7 @@
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/comm/tensor_layout.h"
 #include "lockstep/parallel/zero/zero_redundancy_optimizer.h"
 #include "tests/checkpoint/sharded/written_folder.h"
 #include "tests/harness/process_world.h"
@@ -65,6 +66,27 @@ void expect_close(const NamedTensors& a, const NamedTensors& b) {
     EXPECT_EQ(a[i].first, b[i].first);
     EXPECT_TRUE(torch::allclose(a[i].second, b[i].second, kBound, kBound))
         << a[i].first;
+  }
+}
+
+// Leaves of each parameter only this rank's part: elements, or the half of the
+// last dimension.
+void divide(torch::nn::Sequential& net, const ProcessGroupPtr& group) {
+  bool by_elements = true;
+  for (auto& parameter : net->parameters()) {
+    const Sizes shape = parameter.sizes().vec();
+    TensorLayout layout{
+        .shape = shape, .box = whole_box(shape), .groups = {group}};
+    if (by_elements) {
+      const int64_t half = parameter.numel() / 2;
+      layout.range =
+          group->rank() == 0 ? Range{0, half} : Range{half, parameter.numel()};
+    } else {
+      layout.box = chunk_box(shape, shape.size() - 1, group->rank(), 2);
+    }
+    by_elements = !by_elements;
+    parameter.set_data(part_of(parameter.detach(), layout).clone());
+    set_layout(parameter, layout);
   }
 }
 
@@ -143,6 +165,26 @@ WORLD_TEST(DcpInterop, WhatPythonsRanksSavedGoesOnHere, 2) {
     train_net(net, optimizer, 5, 10);
     expect_close(state_dict(*net), expected);
   }
+  // Into parameters that are divided over the ranks.
+  {
+    const TensorFiles files = TensorFiles::open_folder(path);
+    auto net = build_net();
+    divide(net, group);
+    AdamW optimizer(net->parameters(), Options{.lr = 3});
+    TrainingState state{.model = net.ptr(), .optimizer = &optimizer};
+    EXPECT_TRUE(load_snapshot(path, state, {.will_save = false}));
+    const auto moments = state_dict(optimizer).state;
+    int64_t number = 0;
+    for (const auto& item : net->named_parameters()) {
+      const auto part = [&](const std::string& name) {
+        return part_of(read_tensor(files, name), *layout_of(item.value()));
+      };
+      EXPECT_TRUE(item.value().equal(part("model." + item.key())));
+      EXPECT_TRUE(
+          std::get<at::Tensor>(moments.at(number++).at("exp_avg"))
+              .equal(part("optimizer.state." + item.key() + ".exp_avg")));
+    }
+  }
   // Weights alone, from all layouts.
   for (const char* name : {"python", "bare"}) {
     auto net = build_net();
@@ -211,6 +253,25 @@ WORLD_TEST(DcpInterop, WhatWeSavedGoesOnInPython, 2) {
   net = build_net();
   AdamW plain(net->parameters(), kOptions);
   run("plain", net, plain);
+  {
+    // Parts of a model that was trained whole.
+    net = build_net();
+    AdamW whole(net->parameters(), kOptions);
+    whole.param_groups()[0].options().set_lr(0.02);
+    train_net(net, whole, 0, 5);
+    auto divided = build_net();
+    divide(divided, group);
+    AdamW optimizer(divided->parameters());
+    load_state_dict(*divided, state_dict(*net));
+    load_state_dict(optimizer, state_dict(whole));
+    TrainingState state{.model = divided.ptr(), .optimizer = &optimizer};
+    state.step = 5;
+    state.epochs_run = 3;
+    state.sampler_state = {{"epoch", 4}};
+    save_snapshot((folder / "cpp-layouts").string() + "/", state);
+    train_net(net, whole, 5, 10);
+    if (world.rank == 0) save_model(folder / "cpp-layouts-end.pt", *net);
+  }
   if (world.rank == 0) {
     // What the flat pieces hold together.
     NamedTensors moments;

@@ -161,7 +161,7 @@ def load_whole(folder):
 
 
 def check_whole():
-    for name in ("zero", "plain"):
+    for name in ("zero", "plain", "layouts"):
         folder = f"{FOLDER}/cpp-{name}/latest"
         model, optimizer, manifest = load_whole(folder)
         assert manifest["step"] == 5 and manifest["epochs_run"] == 3

@@ -58,6 +58,7 @@ std::string text_of(const Manifest& manifest) {
     json["optimizer"] = {
         {"param_groups", json_of_groups(*manifest.param_groups)}};
   }
+  if (!manifest.tied.empty()) json["tied"] = manifest.tied;
   json["files"] = Json::array();
   for (const WrittenFile& file : manifest.files) {
     json["files"].push_back({{"name", file.name},
@@ -101,6 +102,9 @@ Manifest manifest_of(const std::string& text, uint64_t* checksum) {
       options.erase("params");
       group.options = values_of(options);
     }
+  }
+  if (json.contains("tied")) {
+    manifest.tied = json.at("tied").get<std::map<std::string, std::string>>();
   }
   for (const Json& file : json.at("files")) {
     const auto name = file.at("name").get<std::string>();

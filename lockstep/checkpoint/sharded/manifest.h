@@ -29,6 +29,9 @@ struct Manifest {
   Snapshot numbers{};
   // None: no optimizer was saved.
   std::optional<std::vector<NamedGroup>> param_groups{};
+  // The further names of a parameter that a module has under several (tied
+  // weights), with its first, which the optimizer's state has.
+  std::map<std::string, std::string> tied{};
   std::vector<WrittenFile> files{};
   std::map<std::string, SavePlan::Tensor> tensors{};
 };

@@ -14,6 +14,9 @@ namespace {
 
 using Json = nlohmann::json;
 
+// The member of a claim that says TensorShard::of_first_rank.
+constexpr const char* kOfFirstRank = "of_first_rank";
+
 // A part, and the ranks that have it.
 struct Item {
   std::string name;
@@ -48,6 +51,7 @@ std::vector<Item> items_of(const std::vector<Json>& claims, SavePlan& plan) {
   for (size_t rank = 0; rank < claims.size(); ++rank) {
     for (const Json& claim : claims[rank]) {
       const auto name = claim.at("name").get<std::string>();
+      if (claim.contains(kOfFirstRank) && plan.tensors.contains(name)) continue;
       const SavePlan::Tensor tensor{
           dtype_of_safetensors(claim.at("dtype").get<std::string>()),
           claim.at("shape").get<Sizes>(),
@@ -187,6 +191,7 @@ Json claims_of(const std::vector<TensorShard>& shards) {
                       {"shape", shard.shape},
                       {"placement", text_of(shard.placement)},
                       {"boxes", std::move(boxes)}});
+    if (shard.of_first_rank) claims.back()[kOfFirstRank] = true;
   }
   return claims;
 }

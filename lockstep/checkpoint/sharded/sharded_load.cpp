@@ -20,6 +20,7 @@
 #include "lockstep/checkpoint/sharded/state_shards.h"
 #include "lockstep/checkpoint/sharded/tensor_reader.h"
 #include "lockstep/checkpoint/snapshot_error.h"
+#include "lockstep/comm/tensor_layout.h"
 
 namespace lockstep::internal {
 
@@ -87,7 +88,7 @@ class ModelTargets {
       const std::string& name = names_.at(from.unsafeGetTensorImpl());
       if (to.numel() == 0) continue;
       if (last.at(to.const_data_ptr()) == i) {
-        reader.add({name, to.sizes().vec(), Replicate{}, to});
+        reader.add({name, whole_shape(to), placement_of(to), to});
       } else {
         reader.add_to_verify(name);
       }
@@ -99,6 +100,12 @@ class ModelTargets {
     std::vector<std::string> names;
     for (const auto& [from, to] : load_.copies) {
       names.push_back(names_.at(from.unsafeGetTensorImpl()));
+      if (layout_of(to) != nullptr) {
+        throw std::invalid_argument(
+            "the module's " + names.back() +
+            " is a part of a tensor that is divided over ranks, which cannot "
+            "be a view of a file; leave LoadModelOptions::mmap out");
+      }
     }
     const auto mapped = map_tensors(files, names);
     const auto last = last_names();
@@ -156,12 +163,53 @@ std::vector<std::string> keys_under(const TensorFiles& files,
       "without its state");
 }
 
+// Names of parameters that the snapshot has and a rank lacks, and what to say
+// if no rank has them. Ranks may be stages of a pipeline, so others may have
+// them.
+using Foreign = std::map<std::string, std::string>;
+
+// The parameters of a module, by all their names, and those of them that are
+// the optimizer's.
+class KnownParameters {
+ public:
+  KnownParameters(const OptimizerShards::State& own,
+                  const torch::nn::Module& module) {
+    for (const ModuleTensor& tensor : tensors_of(module)) {
+      if (tensor.is_parameter) {
+        by_name_[tensor.name] = tensor.tensor.unsafeGetTensorImpl();
+      }
+    }
+    for (const at::Tensor& parameter : own.parameters) {
+      stepped_.insert(parameter.unsafeGetTensorImpl());
+    }
+  }
+
+  // Deals with a name that is not the first one of a parameter of the
+  // optimizer. A further name of a tied parameter is nothing to say. Throws for
+  // a parameter of the module that the optimizer lacks.
+  void add_foreign(const std::string& name, const std::string& why,
+                   Foreign& foreign) const {
+    const auto found = by_name_.find(name);
+    if (found == by_name_.end()) {
+      foreign.emplace(name, why);
+    } else if (!stepped_.contains(found->second)) {
+      refuse_optimizer(why);
+    }
+  }
+
+ private:
+  std::map<std::string, const c10::TensorImpl*> by_name_;
+  std::set<const c10::TensorImpl*> stepped_;
+};
+
 // Returns the saved hyperparameters, with this optimizer's numbers of the
 // parameters. A folder of PyTorch's may have some of them as tensors
 // ("optimizer.param_groups.0.weight.lr"); this optimizer keeps the others.
 OptimizerState saved_groups(const TensorFiles& files,
                             const OptimizerShards::State& own,
-                            const std::vector<NamedGroup>& own_names) {
+                            const std::vector<NamedGroup>& own_names,
+                            const KnownParameters& parameters,
+                            Foreign& foreign) {
   OptimizerState groups = own.groups;
   if (files.manifest()) {
     const auto& saved = *files.manifest()->param_groups;
@@ -182,10 +230,11 @@ OptimizerState saved_groups(const TensorFiles& files,
         }
       }
       for (const std::string& name : theirs) {
-        if (!ours.contains(name)) {
-          refuse_optimizer("its group " + std::to_string(g) + " has " + name +
-                           ", the optimizer's does not");
-        }
+        if (ours.contains(name)) continue;
+        parameters.add_foreign(name,
+                               "its group " + std::to_string(g) + " has " +
+                                   name + ", the optimizer's does not",
+                               foreign);
       }
       groups.param_groups[g].options = saved[g].options;
     }
@@ -214,10 +263,23 @@ OptimizerState saved_groups(const TensorFiles& files,
 std::unique_ptr<PreparedOptimizer> prepare_optimizer(
     const TensorFiles& files, torch::optim::Optimizer& optimizer,
     const OptimizerShards::State& own, const torch::nn::Module& module,
-    bool checksums, TensorReader& reader) {
-  const std::vector<std::string> names = names_of(own, module);
+    bool checksums, TensorReader& reader, Foreign& foreign) {
+  std::vector<std::string> names = names_of(own, module);
+  std::vector<NamedGroup> own_groups = named_groups(own, module);
+  // A parameter that was tied to another when it was saved has no state under
+  // its own name.
+  const auto use_saved_name = [&](std::string& name) {
+    if (!files.manifest()) return;
+    const auto found = files.manifest()->tied.find(name);
+    if (found != files.manifest()->tied.end()) name = found->second;
+  };
+  for (std::string& name : names) use_saved_name(name);
+  for (NamedGroup& group : own_groups) {
+    for (std::string& name : group.params) use_saved_name(name);
+  }
+  const KnownParameters parameters(own, module);
   const OptimizerState groups =
-      saved_groups(files, own, named_groups(own, module));
+      saved_groups(files, own, own_groups, parameters, foreign);
   size_t known = 0;
   for (const std::string& name : names) {
     known += keys_under(files, kStatePrefix + name + ".").size();
@@ -227,8 +289,10 @@ std::unique_ptr<PreparedOptimizer> prepare_optimizer(
     for (const std::string& name : all) {
       const std::string of = name.substr(0, name.rfind('.'));
       if (std::find(names.begin(), names.end(), of) == names.end()) {
-        refuse_optimizer("it has state for " + of +
-                         ", which is no parameter of the optimizer");
+        parameters.add_foreign(of,
+                               "it has state for " + of +
+                                   ", which is no parameter of the optimizer",
+                               foreign);
       }
     }
   }
@@ -236,7 +300,7 @@ std::unique_ptr<PreparedOptimizer> prepare_optimizer(
   for (size_t i = 0; i < own.parts.size(); ++i) {
     const OptimizerShards::Part& part = own.parts[i];
     const auto number = static_cast<size_t>(part.parameter);
-    const at::Tensor parameter = own.parameters[number].detach();
+    const at::Tensor& parameter = own.parameters[number];
     const std::string prefix = kStatePrefix + names[number] + ".";
     for (const std::string& key : keys_under(files, prefix)) {
       const std::string name = prefix + key;
@@ -249,8 +313,8 @@ std::unique_ptr<PreparedOptimizer> prepare_optimizer(
         value = part.whole
                     ? at::empty_like(parameter, at::MemoryFormat::Preserve)
                     : at::empty({part.range.size()}, parameter.options());
-        reader.add({name, parameter.sizes().vec(),
-                    placement_of(part, parameter), value});
+        reader.add({name, whole_shape(parameter), placement_of(part, parameter),
+                    value});
       }
       local.state[static_cast<int64_t>(i)][key] = std::move(value);
     }
@@ -301,6 +365,9 @@ struct ReadySnapshot {
   std::unique_ptr<PreparedOptimizer> optimizer;
   std::function<void()> scheduler;
   std::optional<at::Tensor> generator;
+  // What this rank lacks, and another must have.
+  std::vector<std::string> foreign_tensors;
+  Foreign foreign_parameters;
 };
 
 // kDamaged: this snapshot cannot be used, but an older one may be.
@@ -426,12 +493,16 @@ class FolderLoad {
     if (!state_.model) {
       throw std::invalid_argument("TrainingState.model is not set");
     }
-    ModelTargets(files, *state_.model, {}, {}).add_to(reader);
+    const ModelTargets targets(files, *state_.model, {}, {.strict = false});
+    IncompatibleKeys keys = targets.incompatible();
+    if (!keys.missing_keys.empty()) require_same_keys(keys);
+    ready_.foreign_tensors = std::move(keys.unexpected_keys);
+    targets.add_to(reader);
     if (state_.optimizer && has_optimizer_state(files)) {
       if (optimizer_failure_) std::rethrow_exception(optimizer_failure_);
-      ready_.optimizer =
-          prepare_optimizer(files, *state_.optimizer, *optimizer_,
-                            *state_.model, options_.verify, reader);
+      ready_.optimizer = prepare_optimizer(
+          files, *state_.optimizer, *optimizer_, *state_.model, options_.verify,
+          reader, ready_.foreign_parameters);
     }
     if (state_.scheduler && files.manifest() &&
         files.manifest()->numbers.scheduler_state) {
@@ -451,6 +522,10 @@ class FolderLoad {
           words_of(failure_);
     } else {
       mine["digest"] = ready_.files->digest();
+      mine["foreign_tensors"] = ready_.foreign_tensors;
+      if (ready_.optimizer) {
+        mine["foreign_parameters"] = ready_.foreign_parameters;
+      }
     }
     const auto all = ranks_.gather_objects(mine);
     throw_first_failure(all,
@@ -468,7 +543,40 @@ class FolderLoad {
           "copy one snapshot to the hosts of all ranks, or "
           "name a path that they share");
     }
+    require_owners(candidate, all);
     return "";
+  }
+
+  // Throws on every rank if there is something in the snapshot that no rank
+  // has.
+  void require_owners(const std::string& candidate,
+                      const std::vector<Json>& all) const {
+    try {
+      std::vector<std::string> orphans =
+          all.front().at("foreign_tensors").get<std::vector<std::string>>();
+      for (const Json& rank : all) {
+        const auto foreign =
+            rank.at("foreign_tensors").get<std::set<std::string>>();
+        std::erase_if(orphans, [&](const std::string& name) {
+          return !foreign.contains(name);
+        });
+      }
+      require_same_keys({.missing_keys = {}, .unexpected_keys = orphans});
+      std::optional<Foreign> parameters;
+      for (const Json& rank : all) {
+        if (!rank.contains("foreign_parameters")) continue;
+        const auto foreign = rank.at("foreign_parameters").get<Foreign>();
+        if (!parameters) parameters = foreign;
+        std::erase_if(*parameters, [&](const auto& name_and_why) {
+          return !foreign.contains(name_and_why.first);
+        });
+      }
+      if (parameters && !parameters->empty()) {
+        refuse_optimizer(parameters->begin()->second);
+      }
+    } catch (const std::invalid_argument& problem) {
+      throw std::invalid_argument(candidate + ": " + problem.what());
+    }
   }
 
   void throw_first_failure(const std::vector<Json>& all,

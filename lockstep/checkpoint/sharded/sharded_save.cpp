@@ -6,7 +6,6 @@
 #include <stdexcept>
 #include <system_error>
 
-#include "lockstep/base/digest.h"
 #include "lockstep/checkpoint/checked_load.h"
 #include "lockstep/checkpoint/generators.h"
 #include "lockstep/checkpoint/rank_failure.h"
@@ -39,25 +38,100 @@ void throw_if_any_failed(const std::string& folder,
       ->throw_for(folder, "was not saved: " + list_of_ranks(failed) + ": ");
 }
 
-// Returns a number that differs if hyperparameters do, or step counts of an
-// optimizer that every rank has whole.
-uint64_t digest_of(const std::vector<NamedGroup>& groups,
-                   const std::vector<TensorShard>& shards, bool is_sharded) {
-  Digest digest;
+// Returns what this rank tells the others of its optimizer: hyperparameters and
+// parameters of each group, the model's parameters that are in none, and step
+// counts, if the optimizer is one that is not sharded.
+Json optimizer_claims_of(const OptimizerShards::State& state,
+                         const std::vector<NamedGroup>& groups,
+                         const torch::nn::Module& model,
+                         const std::vector<TensorShard>& shards,
+                         bool is_sharded) {
+  Json claims{{"groups", Json::array()},
+              {"without", Json::array()},
+              {"steps", Json::object()}};
   for (const NamedGroup& group : groups) {
     NamedTensors tensors;
-    digest.add(split_tensors(group.options, "", tensors).dump());
-    for (const std::string& name : group.params) digest.add(name);
+    claims["groups"].push_back(
+        {{"options", split_tensors(group.options, "", tensors).dump()},
+         {"params", group.params}});
+  }
+  std::set<const c10::TensorImpl*> stepped;
+  for (const at::Tensor& parameter : state.parameters) {
+    stepped.insert(parameter.unsafeGetTensorImpl());
+  }
+  for (const auto& [parameter, name] : parameter_names(model)) {
+    if (!stepped.contains(parameter)) claims["without"].push_back(name);
   }
   for (const TensorShard& shard : shards) {
     if (is_sharded || !shard.shape.empty() ||
         !shard.name.starts_with(kStatePrefix)) {
       continue;
     }
-    digest.add(shard.name);
-    digest.add(std::to_string(shard.tensor.item<double>()));
+    claims["steps"][shard.name] = shard.tensor.item<double>();
   }
-  return digest.value();
+  return claims;
+}
+
+// Throws unless these optimizers can be saved together. Their ranks may have
+// different parameters: those of the stages of a pipeline.
+void require_same_optimizers(const std::vector<Json>& all) {
+  std::map<std::string, double> steps;
+  std::map<std::string, std::pair<size_t, size_t>> groups;  // and the rank
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    const Json& mine = all[rank];
+    bool same = mine.is_null() == all[0].is_null();
+    if (same && mine.is_null()) continue;
+    same = same && mine.at("groups").size() == all[0].at("groups").size();
+    for (size_t g = 0; same && g < mine.at("groups").size(); ++g) {
+      const Json& group = mine.at("groups")[g];
+      same = group.at("options") == all[0].at("groups")[g].at("options");
+      for (const auto& name : group.at("params")) {
+        const auto [known, is_new] =
+            groups.try_emplace(name.get<std::string>(), g, rank);
+        same = same && known->second.first == g;
+      }
+    }
+    if (same) {
+      for (const auto& [name, count] : mine.at("steps").items()) {
+        const auto known = steps.try_emplace(name, count.get<double>()).first;
+        same = same && known->second == count.get<double>();
+      }
+    }
+    if (same) continue;
+    throw std::invalid_argument(
+        "the optimizer of rank " + std::to_string(rank) +
+        " has other hyperparameters or step counts than that of rank 0; "
+        "ranks that save together must have stepped alike (after uneven "
+        "inputs, a JoinedOptimizer makes them equal)");
+  }
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (all[rank].is_null()) continue;
+    for (const auto& name : all[rank].at("without")) {
+      const auto known = groups.find(name.get<std::string>());
+      if (known == groups.end()) continue;
+      throw std::invalid_argument(
+          "the optimizer of rank " + std::to_string(rank) +
+          " does not have the parameter " + known->first +
+          " of its model, but that of rank " +
+          std::to_string(known->second.second) +
+          " has it; ranks that save together must optimize the same "
+          "parameters");
+    }
+  }
+}
+
+// Adds the parameters of the ranks' groups that are missing, in rank order.
+void add_params(const std::vector<Json>& all, std::vector<NamedGroup>& groups) {
+  for (size_t g = 0; g < groups.size(); ++g) {
+    std::vector<std::string> params;
+    std::set<std::string> known;
+    for (const Json& rank : all) {
+      for (const auto& name : rank.at("groups")[g].at("params")) {
+        if (known.insert(name).second) params.push_back(name);
+      }
+    }
+    groups[g].params = std::move(params);
+  }
 }
 
 // Returns rank 0's text on all ranks; throws on all if rank 0 has failed.
@@ -133,17 +207,18 @@ void ShardedSave::collect(const TrainingState& state, Json& mine) {
   }
   require_optimizer(state);
   require_utf8(state.sampler_state, state.metadata);
-  add_model(*state.model, rank_, shards_);
+  add_model(*state.model, shards_);
   for (const ModuleTensor& tensor : tensors_of(*state.model)) {
     if (!tensor.is_parameter) buffers_.insert(kModelPrefix + tensor.name);
   }
-  uint64_t agreed = 0;
+  Json claims_of_optimizer;
   if (optimizer) {
     add_optimizer(*optimizer, *state.model, shards_);
     manifest_.param_groups = named_groups(*optimizer, *state.model);
     const bool is_sharded =
         dynamic_cast<OptimizerShards*>(state.optimizer) != nullptr;
-    agreed = digest_of(*manifest_.param_groups, shards_, is_sharded);
+    claims_of_optimizer = optimizer_claims_of(
+        *optimizer, *manifest_.param_groups, *state.model, shards_, is_sharded);
     if (state.scheduler) add_scheduler(*state.scheduler);
   }
   const at::Tensor generator = generator_state();
@@ -155,7 +230,9 @@ void ShardedSave::collect(const TrainingState& state, Json& mine) {
   manifest_.numbers.step = state.step;
   manifest_.numbers.sampler_state = state.sampler_state;
   manifest_.numbers.metadata = state.metadata;
-  mine = {{"agreed", agreed}, {"claims", claims_of(shards_)}};
+  mine = {{"optimizer", std::move(claims_of_optimizer)},
+          {"tied", tied_names(*state.model)},
+          {"claims", claims_of(shards_)}};
 }
 
 // Its numbers for each group go to the options of the optimizer's groups.
@@ -175,16 +252,16 @@ void ShardedSave::add_scheduler(const ResumableScheduler& scheduler) {
 
 void ShardedSave::make_plan(const std::vector<Json>& all) {
   std::vector<Json> claims;
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank].at("agreed") != all[0].at("agreed")) {
-      throw std::invalid_argument(
-          "the optimizer of rank " + std::to_string(rank) +
-          " has other hyperparameters or step counts than that of rank 0; "
-          "ranks that save together must have stepped alike (after uneven "
-          "inputs, a JoinedOptimizer makes them equal)");
+  std::vector<Json> optimizers;
+  for (const Json& rank : all) {
+    claims.push_back(rank.at("claims"));
+    optimizers.push_back(rank.at("optimizer"));
+    for (const auto& [name, first] : rank.at("tied").items()) {
+      manifest_.tied.try_emplace(name, first.get<std::string>());
     }
-    claims.push_back(all[rank].at("claims"));
   }
+  require_same_optimizers(optimizers);
+  if (manifest_.param_groups) add_params(optimizers, *manifest_.param_groups);
   plan_ = plan_save(claims);
   manifest_.tensors = plan_.tensors;
   entries_ = entries_of(plan_, rank_, shards_);

@@ -2,6 +2,7 @@
 
 #include <ATen/Functions.h>
 
+#include <numeric>
 #include <sstream>
 #include <stdexcept>
 
@@ -9,6 +10,7 @@
 #include "lockstep/checkpoint/optimizer_state.h"
 #include "lockstep/checkpoint/sharded/shard_names.h"
 #include "lockstep/comm/distinct_tensors.h"
+#include "lockstep/comm/tensor_layout.h"
 
 namespace lockstep::internal {
 namespace {
@@ -53,19 +55,44 @@ OptimizerShards::State optimizer_state_of(torch::optim::Optimizer& optimizer) {
   return state;
 }
 
-void add_model(const torch::nn::Module& model, size_t rank,
+void add_model(const torch::nn::Module& model,
                std::vector<TensorShard>& shards) {
   for (const auto& [name, tensor, is_parameter] : tensors_of(model)) {
-    if (!is_parameter && rank > 0) continue;
-    shards.push_back({kModelPrefix + name, tensor.sizes().vec(), Replicate{},
-                      tensor.detach()});
+    shards.push_back({kModelPrefix + name, whole_shape(tensor),
+                      placement_of(tensor), tensor.detach(),
+                      !is_parameter && layout_of(tensor) == nullptr});
   }
+}
+
+Sizes whole_shape(const at::Tensor& tensor) {
+  const TensorLayout* layout = layout_of(tensor);
+  return layout ? layout->shape : tensor.sizes().vec();
+}
+
+Placement placement_of(const at::Tensor& tensor) {
+  return placement_of(
+      {.parameter = 0, .whole = true, .range = {0, tensor.numel()}}, tensor);
 }
 
 Placement placement_of(const OptimizerShards::Part& part,
                        const at::Tensor& parameter) {
-  if (part.whole) return Replicate{};
-  return FlatShard{part.range, memory_order(parameter)};
+  const TensorLayout* layout = layout_of(parameter);
+  if (!layout) {
+    if (part.whole) return Replicate{};
+    return FlatShard{part.range, memory_order(parameter)};
+  }
+  if (!layout->range) {
+    if (part.whole) return Shard{layout->box};
+    return FlatShard{part.range, memory_order(parameter), layout->box};
+  }
+  // The parameter has one dimension, so the part is a range of its range.
+  Range range = *layout->range;
+  if (!part.whole) {
+    range = {range.begin + part.range.begin, range.begin + part.range.end};
+  }
+  Sizes order(layout->shape.size());
+  std::iota(order.begin(), order.end(), 0);
+  return FlatShard{range, order, layout->box};
 }
 
 void add_optimizer(const OptimizerShards::State& state,
@@ -85,7 +112,7 @@ void add_optimizer(const OptimizerShards::State& state,
       if (tensor.dim() == 0) {
         shards.push_back({name, {}, Replicate{}, tensor});
       } else {
-        shards.push_back({name, parameter.sizes().vec(),
+        shards.push_back({name, whole_shape(parameter),
                           placement_of(part, parameter), tensor.detach()});
       }
     }
@@ -110,6 +137,17 @@ std::vector<std::string> names_of(const OptimizerShards::State& state,
     names.push_back(found->second);
   }
   return names;
+}
+
+std::map<std::string, std::string> tied_names(const torch::nn::Module& model) {
+  const auto first = parameter_names(model);
+  std::map<std::string, std::string> tied;
+  for (const ModuleTensor& tensor : tensors_of(model)) {
+    if (!tensor.is_parameter) continue;
+    const auto& name = first.at(tensor.tensor.unsafeGetTensorImpl());
+    if (name != tensor.name) tied[tensor.name] = name;
+  }
+  return tied;
 }
 
 std::vector<NamedGroup> named_groups(const OptimizerShards::State& state,

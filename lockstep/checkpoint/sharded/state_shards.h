@@ -3,6 +3,7 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include <map>
 #include <string>
 #include <vector>
 
@@ -19,10 +20,10 @@ namespace lockstep::internal {
 // cannot hold.
 OptimizerShards::State optimizer_state_of(torch::optim::Optimizer& optimizer);
 
-// Appends the model's tensors that this rank saves: all parameters, which every
-// rank has, and, on the first rank, the buffers: DistributedDataParallel keeps
-// those of the first rank.
-void add_model(const torch::nn::Module& model, size_t rank,
+// Appends the model's tensors that this rank has: those with a layout
+// (tensor_layout.h) as parts of the whole ones. Buffers without a layout are
+// those of the first rank that has them, as DistributedDataParallel keeps them.
+void add_model(const torch::nn::Module& model,
                std::vector<TensorShard>& shards);
 
 // Appends the optimizer's tensors that this rank has.
@@ -30,8 +31,13 @@ void add_optimizer(const OptimizerShards::State& state,
                    const torch::nn::Module& model,
                    std::vector<TensorShard>& shards);
 
-// Returns the placement of a part's state whose values have more than one
-// element.
+// Returns the shape of the tensor of which `tensor` is a part by its layout,
+// and how it is placed in that: Replicate without a layout.
+Sizes whole_shape(const at::Tensor& tensor);
+Placement placement_of(const at::Tensor& tensor);
+
+// Returns the placement, in the whole parameter, of a part's state whose values
+// have more than one element.
 Placement placement_of(const OptimizerShards::Part& part,
                        const at::Tensor& parameter);
 
@@ -39,6 +45,10 @@ Placement placement_of(const OptimizerShards::Part& part,
 // std::invalid_argument if the model lacks one.
 std::vector<std::string> names_of(const OptimizerShards::State& state,
                                   const torch::nn::Module& model);
+
+// Returns the further names of the model's parameters that have several, each
+// with the parameter's first name.
+std::map<std::string, std::string> tied_names(const torch::nn::Module& model);
 
 // Returns the hyperparameters with parameters by name.
 std::vector<NamedGroup> named_groups(const OptimizerShards::State& state,

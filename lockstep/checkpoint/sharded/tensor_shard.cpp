@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <numeric>
 #include <stdexcept>
+#include <utility>
 
 namespace lockstep::internal {
 namespace {
@@ -69,18 +70,24 @@ std::vector<HeldBox> held_boxes(const TensorShard& shard) {
                 shard);
     return {{part->box, tensor}};
   }
-  const auto& [range, order] = std::get<FlatShard>(shard.placement);
-  require_fit(order.size() == shard.shape.size() && tensor.dim() == 1 &&
+  const auto& [range, order, part] = std::get<FlatShard>(shard.placement);
+  const Box whole = part.value_or(whole_box(shard.shape));
+  require_fit(order.size() == shard.shape.size() &&
+                  whole.sizes.size() == order.size() && tensor.dim() == 1 &&
                   tensor.numel() == range.size() && range.begin >= 0 &&
-                  range.end <= numel_of(shard.shape),
+                  range.end <= whole.numel(),
               shard);
   const Sizes back = inverse(order);
   std::vector<HeldBox> boxes;
   int64_t begin = 0;
-  for (const Box& box : boxes_of_range(permuted(shard.shape, order), range)) {
+  for (const Box& box : boxes_of_range(permuted(whole.sizes, order), range)) {
     const int64_t count = box.numel();
+    Box held{permuted(box.offsets, back), permuted(box.sizes, back)};
+    for (size_t d = 0; d < held.offsets.size(); ++d) {
+      held.offsets[d] += whole.offsets[d];
+    }
     boxes.push_back(
-        {{permuted(box.offsets, back), permuted(box.sizes, back)},
+        {std::move(held),
          tensor.narrow(0, begin, count).view(box.sizes).permute(back)});
     begin += count;
   }

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <string>
 #include <variant>
 #include <vector>
@@ -24,13 +25,15 @@ struct Shard {
   Box box;
 };
 
-// This rank has the elements `range`, counted in row-major order of the tensor
-// after permuting its dimensions by `order`: position d of the permuted tensor
-// is dimension order[d]. For the pieces of ZeroRedundancyOptimizer, which are
-// ranges of a parameter's memory.
+// This rank has the elements `range` of a box of the tensor (none: of the whole
+// tensor), counted in row-major order of the box after permuting its dimensions
+// by `order`: position d of the permuted box is dimension order[d]. For the
+// pieces of ZeroRedundancyOptimizer, which are ranges of a parameter's memory,
+// and for layouts that have a range (tensor_layout.h).
 struct FlatShard {
   Range range;
   Sizes order;
+  std::optional<Box> box{};
 };
 
 using Placement = std::variant<Replicate, Shard, FlatShard>;
@@ -46,6 +49,9 @@ struct TensorShard {
   // The part. Its shape is `shape` if it is replicated, the sizes of the box if
   // it is a Shard, and one dimension if it is a FlatShard. On any device.
   at::Tensor tensor;
+  // Whether ranks may have different values, of which those of the first rank
+  // that lists the tensor are saved. For buffers.
+  bool of_first_rank{false};
 };
 
 // A box of a tensor, and the elements in it as a view of a TensorShard's

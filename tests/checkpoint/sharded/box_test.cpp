@@ -3,7 +3,11 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include <optional>
+
+#include "lockstep/checkpoint/sharded/state_shards.h"
 #include "lockstep/checkpoint/sharded/tensor_shard.h"
+#include "lockstep/comm/tensor_layout.h"
 
 namespace lockstep::internal {
 namespace {
@@ -104,6 +108,62 @@ TEST(TensorShard, AFlatPartOfAPermutedTensorIsItsElements) {
       elements += held.box.numel();
     }
     EXPECT_EQ(elements, range.size());
+  }
+}
+
+TEST(TensorShard, AFlatPartOfABoxIsItsElements) {
+  const at::Tensor whole = numbered({4, 5, 6});
+  const Box box{{1, 2, 3}, {2, 3, 2}};
+  const at::Tensor elements = part_of(whole, box).reshape({-1});
+  for (const Range range : {Range{0, 12}, {1, 11}, {5, 6}, {3, 9}, {7, 7}}) {
+    const TensorShard shard{"w",
+                            {4, 5, 6},
+                            FlatShard{range, {0, 1, 2}, box},
+                            elements.slice(0, range.begin, range.end)};
+    int64_t count = 0;
+    for (const HeldBox& held : held_boxes(shard)) {
+      EXPECT_TRUE(held.elements.equal(part_of(whole, held.box)));
+      EXPECT_EQ(intersection(held.box, box), held.box);
+      count += held.box.numel();
+    }
+    EXPECT_EQ(count, range.size());
+  }
+  EXPECT_THROW(held_boxes({"w",
+                           {4, 5, 6},
+                           FlatShard{{0, 13}, {0, 1, 2}, box},
+                           torch::zeros({13})}),
+               std::invalid_argument);
+}
+
+// The pieces of a sharded optimizer whose parameters are parts already.
+TEST(TensorShard, APieceOfALaidOutParameterIsItsElements) {
+  const at::Tensor whole = numbered({4, 6});
+  TensorLayout layout{.shape = {4, 6}, .box = {{1, 2}, {3, 4}}};
+  for (const auto& range :
+       {std::optional<Range>(), std::optional<Range>({2, 11})}) {
+    layout.range = range;
+    const at::Tensor parameter = part_of(whole, layout).contiguous();
+    set_layout(parameter, layout);
+    EXPECT_EQ(whole_shape(parameter), (Sizes{4, 6}));
+    const at::Tensor memory = parameter.reshape({-1});
+    for (const Range piece : {Range{0, memory.numel()}, {1, 6}, {4, 5}}) {
+      const Placement placement = placement_of(
+          {.parameter = 0, .whole = false, .range = piece}, parameter);
+      int64_t count = 0;
+      for (const HeldBox& held :
+           held_boxes({"w",
+                       {4, 6},
+                       placement,
+                       memory.slice(0, piece.begin, piece.end)})) {
+        EXPECT_TRUE(held.elements.equal(part_of(whole, held.box)));
+        count += held.box.numel();
+      }
+      EXPECT_EQ(count, piece.size());
+    }
+    for (const HeldBox& held :
+         held_boxes({"w", {4, 6}, placement_of(parameter), parameter})) {
+      EXPECT_TRUE(held.elements.equal(part_of(whole, held.box)));
+    }
   }
 }
 
