@@ -135,6 +135,14 @@ set(LOCKSTEP_PUBLIC_HEADERS
   parallel/model_averaging/post_local_sgd_optimizer.h
   parallel/nn/convert_sync_batchnorm.h
   parallel/nn/sync_batch_norm.h
+  parallel/pipeline/pipeline.h
+  parallel/pipeline/pipeline_stage.h
+  parallel/pipeline/schedule.h
+  parallel/pipeline/schedule_check.h
+  parallel/pipeline/schedule_messages.h
+  parallel/pipeline/schedule_simulation.h
+  parallel/pipeline/schedules.h
+  parallel/pipeline/stage_split.h
   parallel/swa/averaged_model.h
   parallel/swa/update_bn.h
   parallel/tensor/column_parallel_linear.h

@@ -18,6 +18,7 @@ import torch.distributed.algorithms
 import torch.distributed.checkpoint
 import torch.distributed.checkpoint.state_dict
 import torch.distributed.optim
+import torch.distributed.pipelining
 import torch.distributed.tensor.parallel
 import torch.multiprocessing
 import torch.nn.parallel
@@ -31,6 +32,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import ddp_zero_hook
 from torch.distributed.algorithms.ddp_comm_hooks import post_localSGD_hook
 from torch.distributed.algorithms.model_averaging import (
     averagers, hierarchical_model_averager)
+from torch.distributed.pipelining import schedules as pipeline_schedules
 from torch.distributed.run import get_args_parser
 from torch.distributed.tensor.experimental import _attention as context
 from torch.optim import lr_scheduler, swa_utils
@@ -43,6 +45,7 @@ PLACES = [dist, torch.nn.parallel, torch.utils.data.distributed,
           torch.utils.data, torch.utils, torch.multiprocessing, torch.nn,
           torch.optim,
           torch.amp, torch.nn.utils, torch.distributed.optim,
+          torch.distributed.pipelining, pipeline_schedules,
           torch.distributed.algorithms, context, *HOOKS, *AVERAGERS,
           ddp_comm_hooks, torch.distributed.tensor.parallel,
           device_mesh, torch]

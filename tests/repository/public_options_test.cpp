@@ -55,6 +55,7 @@ TEST(PublicOptions, AreAggregatesWithDefaults) {
                    optim::SequentialLROptions, optim::StepLROptions>));
   EXPECT_TRUE((kAggregates<ContextShardOptions, RingAttentionOptions,
                            UlyssesAttentionOptions>));
+  EXPECT_TRUE((kAggregates<PipelineCosts, PipelineOptions>));
   EXPECT_TRUE((kDefaults<DataLoaderOptions, DistributedDataParallelOptions,
                          InitProcessGroupOptions, ZeroRedundancyOptions>));
 }

@@ -7,8 +7,8 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/base/svg.h"
 #include "lockstep/cli/bench/format.h"
-#include "lockstep/cli/svg.h"
 
 namespace lockstep::internal::bench {
 namespace {

@@ -29,6 +29,8 @@ class SvgPicture {
 
   void text(Point at, Anchor anchor, const std::string& text,
             bool bold = false);
+  // Text in pixels of another height than 12, with its middle at the place.
+  void small_text(Point middle, double size, const std::string& text);
   // Text that is read from bottom to top, with its middle at the place.
   void upward_text(Point middle, const std::string& text);
   void line(Point from, Point to, const char* colour);
@@ -36,6 +38,8 @@ class SvgPicture {
   void polyline(const std::string& id, const std::vector<Point>& points,
                 const char* colour);
   void dot(Point middle, const char* colour);
+  // A filled rectangle with a thin dark edge.
+  void box(Point upper_left, double width, double height, const char* colour);
   // What is drawn until end_group() is one group; a browser shows `title` over
   // it.
   void begin_group(const std::string& title);

@@ -1,4 +1,4 @@
-#include "lockstep/cli/svg.h"
+#include "lockstep/base/svg.h"
 
 #include <cstdio>
 
@@ -72,6 +72,15 @@ void SvgPicture::upward_text(Point middle, const std::string& text) {
           escaped(text) + "</text>\n";
 }
 
+void SvgPicture::small_text(Point middle, double size,
+                            const std::string& text) {
+  svg_ += format(
+              "<text x=\"%.1f\" y=\"%.1f\" font-size=\"%.1f\" "
+              "text-anchor=\"middle\">",
+              middle.x, middle.y + size / 3, size) +
+          escaped(text) + "</text>\n";
+}
+
 void SvgPicture::line(Point from, Point to, const char* colour) {
   svg_ += format(
       "<line x1=\"%.1f\" y1=\"%.1f\" x2=\"%.1f\" y2=\"%.1f\" stroke=\"%s\"/>\n",
@@ -93,6 +102,14 @@ void SvgPicture::polyline(const std::string& id,
 void SvgPicture::dot(Point middle, const char* colour) {
   svg_ += format("<circle cx=\"%.1f\" cy=\"%.1f\" r=\"3\" fill=\"%s\"/>\n",
                  middle.x, middle.y, colour);
+}
+
+void SvgPicture::box(Point upper_left, double width, double height,
+                     const char* colour) {
+  svg_ += format(
+      "<rect x=\"%.1f\" y=\"%.1f\" width=\"%.1f\" height=\"%.1f\" "
+      "fill=\"%s\" stroke=\"#444444\" stroke-width=\"0.5\"/>\n",
+      upper_left.x, upper_left.y, width, height, colour);
 }
 
 void SvgPicture::begin_group(const std::string& title) {

@@ -1,0 +1,621 @@
+#include "lockstep/parallel/pipeline/pipeline.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros_like.h>
+#include <c10/util/StringUtil.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <map>
+#include <optional>
+#include <set>
+#include <stdexcept>
+
+#include "lockstep/base/current_call.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/digest.h"
+#include "lockstep/comm/data_movement.h"
+#include "lockstep/comm/init.h"
+#include "lockstep/comm/roll_call.h"
+#include "lockstep/comm/tensor_layout.h"
+#include "lockstep/parallel/pipeline/pipeline_failure.h"
+#include "lockstep/parallel/pipeline/schedule_check.h"
+#include "lockstep/parallel/pipeline/schedule_messages.h"
+#include "lockstep/parallel/pipeline/split_backward.h"
+#include "lockstep/parallel/pipeline/stage_messages.h"
+#include "lockstep/parallel/pipeline/tied_weights.h"
+
+namespace lockstep {
+namespace {
+
+using ActionKind = PipelineActionKind;
+using Tensors = std::vector<at::Tensor>;
+using internal::Arriving;
+using internal::StageMessages;
+
+std::vector<PipelineAction> actions_of_rank(const PipelineSchedule& schedule,
+                                            int rank) {
+  std::vector<PipelineAction> actions;
+  for (const auto& slot : schedule.ranks[static_cast<size_t>(rank)]) {
+    actions.insert(actions.end(), slot.begin(), slot.end());
+  }
+  return actions;
+}
+
+// The forwards alone.
+PipelineSchedule forward_only(const PipelineSchedule& schedule) {
+  PipelineSchedule result = without_messages(schedule);
+  for (auto& slots : result.ranks) {
+    for (PipelineSlot& slot : slots) {
+      std::erase_if(slot, [](const PipelineAction& action) {
+        return action.kind != ActionKind::forward;
+      });
+    }
+  }
+  return with_messages(result);
+}
+
+bool has_messages(const PipelineSchedule& schedule) {
+  for (const auto& slots : schedule.ranks) {
+    for (const PipelineSlot& slot : slots) {
+      for (const PipelineAction& action : slot) {
+        if (is_message(action.kind)) return true;
+      }
+    }
+  }
+  return false;
+}
+
+Tensors with_gradient(const Tensors& tensors) {
+  Tensors result;
+  for (const at::Tensor& tensor : tensors) {
+    if (tensor.requires_grad()) result.push_back(tensor);
+  }
+  return result;
+}
+
+// Joins the micro-batches' outputs into those of the batch.
+Tensors joined(const std::vector<Tensors>& outputs) {
+  Tensors result;
+  for (size_t k = 0; k < outputs.front().size(); ++k) {
+    Tensors parts;
+    for (const Tensors& one : outputs) parts.push_back(one.at(k));
+    result.push_back(parts.front().dim() == 0 ? at::stack(parts)
+                                              : at::cat(parts));
+  }
+  return result;
+}
+
+}  // namespace
+
+class Pipeline::State {
+ public:
+  State(std::vector<PipelineStage> stages, PipelineOptions options);
+
+  PipelineResult run(at::TensorList inputs, const at::Tensor& target,
+                     bool training);
+
+ private:
+  // What this rank keeps of one micro-batch in one stage.
+  struct Chunk {
+    Arriving activations{};
+    Arriving gradients{};
+    Tensors inputs{};
+    Tensors outputs{};
+    at::Tensor loss{};
+    Tensors output_gradients{};  // of the outputs that require grad
+    Tensors input_gradients{};   // of the inputs that require grad
+    internal::SplitBackward split{};
+  };
+
+  // One call of step() or eval().
+  struct Run {
+    bool training = false;
+    int64_t rows = 0;
+    std::vector<int64_t> shapes{};  // of the inputs, a number by micro-batch
+    std::vector<Tensors> inputs{};
+    Tensors targets{};
+    std::vector<Tensors> outputs{};
+    Tensors losses{};
+    std::map<std::pair<int, int>, Chunk> chunks{};
+  };
+
+  void check_stages() const;
+  void agree(const std::string& problem) const;
+  void attach_layouts() const;
+  std::string problem_of(at::TensorList inputs, const at::Tensor& target,
+                         bool training) const;
+  Run begin(at::TensorList inputs, const at::Tensor& target, bool training);
+  int64_t rows_of(const Run& run, int micro_batch) const;
+  double weight_of(const Run& run, int micro_batch) const;
+  std::vector<int64_t> shapes_of(const std::vector<Tensors>& inputs);
+  PipelineResult result_of(Run& run) const;
+
+  void perform(Run& run, const PipelineAction& action);
+  void forward(Run& run, const PipelineAction& action);
+  void backward(Run& run, const PipelineAction& action);
+  void finish_gradients();
+
+  bool has_first() const { return stages_.contains(0); }
+  bool has_last() const { return stages_.contains(facts_.stages - 1); }
+  StageMessages::Place place(const Run& run, int sender, int receiver,
+                             int micro_batch) const;
+
+  PipelineOptions options_;
+  ProcessGroupPtr group_;
+  PipelineScheduleFacts facts_;
+  std::map<int, PipelineStage> stages_;
+  std::vector<PipelineAction> training_actions_;
+  std::vector<PipelineAction> forward_actions_;
+  std::optional<internal::TiedWeights> tied_;
+  std::optional<StageMessages> messages_;
+  std::map<std::vector<int64_t>, int64_t> known_shapes_;
+};
+
+Pipeline::State::State(std::vector<PipelineStage> stages,
+                       PipelineOptions options)
+    : options_(std::move(options)),
+      group_(options_.group ? options_.group : default_group()) {
+  std::string problem;
+  try {
+    const size_t ranks = options_.schedule.ranks.size();
+    if (ranks != static_cast<size_t>(group_->size())) {
+      throw std::invalid_argument(c10::str("the schedule of a pipeline is for ",
+                                           ranks, " ranks, but its group has ",
+                                           group_->size()));
+    }
+    facts_ = check_pipeline_schedule(options_.schedule);
+    for (PipelineStage& stage : stages) {
+      const int index = stage.index();
+      if (!stages_.emplace(index, stage).second) {
+        throw std::invalid_argument(
+            c10::str("stage ", index, " was given twice"));
+      }
+    }
+    check_stages();
+    tied_.emplace(options_.tied_weights, stages, facts_.rank_of_stage, group_);
+  } catch (const std::invalid_argument& error) {
+    problem = error.what();
+  }
+  agree(problem);
+  const PipelineSchedule with = has_messages(options_.schedule)
+                                    ? options_.schedule
+                                    : with_messages(options_.schedule);
+  training_actions_ = actions_of_rank(with, group_->rank());
+  forward_actions_ =
+      actions_of_rank(forward_only(options_.schedule), group_->rank());
+  messages_.emplace(group_, facts_.micro_batches);
+  tied_->share_values();
+  attach_layouts();
+}
+
+void Pipeline::State::check_stages() const {
+  std::set<int> mine;
+  for (int stage = 0; stage < facts_.stages; ++stage) {
+    const int rank = facts_.rank_of_stage[static_cast<size_t>(stage)];
+    if (rank == group_->rank()) mine.insert(stage);
+  }
+  std::set<int> given;
+  for (const auto& [index, stage] : stages_) given.insert(index);
+  if (given == mine) return;
+  const auto text = [](const std::set<int>& stages) {
+    return stages.empty() ? std::string("none")
+                          : c10::Join(", ", std::vector<int>(stages.begin(),
+                                                             stages.end()));
+  };
+  throw std::invalid_argument(
+      c10::str("the schedule gives this rank the stages ", text(mine),
+               ", but it was given ", text(given)));
+}
+
+// Throws on all ranks if one has a problem, or if options differ.
+void Pipeline::State::agree(const std::string& problem) const {
+  std::string text = "!" + problem;
+  if (problem.empty()) {
+    internal::Digest digest;
+    digest.add(to_csv(options_.schedule));
+    for (const TiedWeight& weight : options_.tied_weights) {
+      for (const TiedWeight::Holder& holder : weight.holders) {
+        digest.add(static_cast<uint64_t>(holder.stage));
+        digest.add(holder.parameter);
+      }
+    }
+    text = c10::str(digest.value());
+    for (const std::string& shape : tied_->shapes()) text += "\n" + shape;
+  }
+  const auto texts = internal::roll_call(
+      *group_, text, internal::Deadline::after(group_->timeout()));
+  if (!problem.empty()) throw std::invalid_argument(problem);
+  const auto lines = [](const std::string& all) {
+    std::vector<std::string> parts(1);
+    for (const char c : all) {
+      if (c == '\n') {
+        parts.emplace_back();
+      } else {
+        parts.back() += c;
+      }
+    }
+    return parts;
+  };
+  std::vector<std::string> shapes(options_.tied_weights.size());
+  std::string first;
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    const int global = group_->global_rank(static_cast<int>(rank));
+    if (texts[rank].starts_with('!')) {
+      throw std::invalid_argument(
+          c10::str("rank ", global, ": ", texts[rank].substr(1)));
+    }
+    const std::vector<std::string> parts = lines(texts[rank]);
+    if (rank == 0) first = parts.front();
+    if (parts.front() != first) {
+      throw std::invalid_argument(
+          c10::str("rank ", global,
+                   " has another schedule, or other tied "
+                   "weights, for the pipeline than rank ",
+                   group_->global_rank(0), "; give all ranks the same"));
+    }
+    for (size_t i = 0; i < shapes.size(); ++i) {
+      const std::string& shape = parts.at(i + 1);
+      if (shape.empty()) continue;
+      if (shapes[i].empty()) shapes[i] = shape;
+      if (shapes[i] != shape) {
+        throw std::invalid_argument(
+            c10::str("rank ", global, " has ", shape, " for tied weight ", i,
+                     ", of which another rank has ", shapes[i]));
+      }
+    }
+  }
+}
+
+void Pipeline::State::attach_layouts() const {
+  std::set<const void*> done;
+  for (const auto& [index, stage] : stages_) {
+    for (const at::Tensor& parameter : stage.module().parameters()) {
+      if (!done.insert(parameter.unsafeGetTensorImpl()).second) continue;
+      const internal::TensorLayout* known = internal::layout_of(parameter);
+      internal::TensorLayout layout =
+          known != nullptr
+              ? *known
+              : internal::TensorLayout{
+                    .shape = parameter.sizes().vec(),
+                    .box = internal::whole_box(parameter.sizes().vec())};
+      layout.groups.insert(layout.groups.begin(), group_);
+      layout.duplicate = tied_->is_duplicate(parameter);
+      internal::set_layout(parameter, std::move(layout));
+    }
+  }
+}
+
+std::string Pipeline::State::problem_of(at::TensorList inputs,
+                                        const at::Tensor& target,
+                                        bool training) const {
+  if (training && !at::GradMode::is_enabled()) {
+    return "Pipeline::step() was called without grad mode; use eval()";
+  }
+  if (has_first()) {
+    if (inputs.empty()) return "the rank of stage 0 was given no inputs";
+    for (const at::Tensor& input : inputs) {
+      if (!input.defined() || input.dim() == 0) {
+        return "an input of a pipeline has no rows (dimension 0)";
+      }
+      if (input.size(0) != inputs[0].size(0)) {
+        return c10::str("the inputs of a pipeline have ", inputs[0].size(0),
+                        " and ", input.size(0), " rows; give all the same");
+      }
+    }
+    if (inputs[0].size(0) < facts_.micro_batches) {
+      return c10::str("a batch of ", inputs[0].size(0),
+                      " rows cannot be divided into ", facts_.micro_batches,
+                      " micro-batches; give more rows, or a schedule with "
+                      "fewer micro-batches");
+    }
+  }
+  if (has_last() && training) {
+    if (!options_.loss) return "PipelineOptions::loss is not set";
+    if (!target.defined()) {
+      return "the rank of the last stage was given no target";
+    }
+  }
+  if (has_last() && target.defined()) {
+    if (target.dim() == 0) return "the target has no rows (dimension 0)";
+    if (!options_.loss) return "PipelineOptions::loss is not set";
+  }
+  return "";
+}
+
+std::vector<int64_t> Pipeline::State::shapes_of(
+    const std::vector<Tensors>& inputs) {
+  std::vector<int64_t> numbers;
+  for (const Tensors& micro_batch : inputs) {
+    std::vector<int64_t> shapes;
+    for (const at::Tensor& input : micro_batch) {
+      shapes.push_back(static_cast<int64_t>(input.scalar_type()));
+      shapes.push_back(input.dim());
+      shapes.insert(shapes.end(), input.sizes().begin(), input.sizes().end());
+    }
+    numbers.push_back(
+        known_shapes_
+            .try_emplace(shapes, static_cast<int64_t>(known_shapes_.size()))
+            .first->second);
+  }
+  return numbers;
+}
+
+// Divides the batch, and tells all ranks of its shapes, and of mistakes.
+Pipeline::State::Run Pipeline::State::begin(at::TensorList inputs,
+                                            const at::Tensor& target,
+                                            bool training) {
+  Run run;
+  run.training = training;
+  const auto count = static_cast<size_t>(facts_.micro_batches);
+  const std::string problem = problem_of(inputs, target, training);
+  std::vector<int64_t> mine{problem.empty() ? 0 : 1, training ? 1 : 0, -1, -1};
+  run.shapes.assign(count, 0);
+  if (problem.empty() && has_first()) {
+    run.inputs.resize(count);
+    for (const at::Tensor& input : inputs) {
+      const Tensors parts = input.tensor_split(facts_.micro_batches);
+      for (size_t i = 0; i < count; ++i) run.inputs[i].push_back(parts[i]);
+    }
+    run.shapes = shapes_of(run.inputs);
+    mine[2] = inputs[0].size(0);
+  }
+  if (problem.empty() && has_last() && target.defined()) {
+    run.targets = target.tensor_split(facts_.micro_batches);
+    mine[3] = target.size(0);
+  }
+  mine.insert(mine.end(), run.shapes.begin(), run.shapes.end());
+
+  const auto device = group_->control_device();
+  const int64_t length = static_cast<int64_t>(mine.size());
+  at::Tensor all = at::empty({group_->size(), length},
+                             at::TensorOptions(at::kLong).device(device));
+  all_gather_into_tensor(all, at::tensor(mine, at::kLong).to(device),
+                         {.group = group_});
+  all = all.to(at::kCPU);
+  const auto header = all.accessor<int64_t, 2>();
+  bool has_problem = false;
+  for (int rank = 0; rank < group_->size(); ++rank) {
+    has_problem |= header[rank][0] != 0;
+  }
+  if (has_problem) {
+    const auto texts = internal::roll_call(
+        *group_, problem, internal::Deadline::after(group_->timeout()));
+    if (!problem.empty()) throw std::invalid_argument(problem);
+    for (size_t rank = 0; rank < texts.size(); ++rank) {
+      if (texts[rank].empty()) continue;
+      throw std::invalid_argument(
+          c10::str("rank ", group_->global_rank(static_cast<int>(rank)), ": ",
+                   texts[rank]));
+    }
+  }
+  for (int rank = 1; rank < group_->size(); ++rank) {
+    if (header[rank][1] == header[0][1]) continue;
+    const auto name = [&](int r) {
+      return header[r][1] != 0 ? "Pipeline::step()" : "Pipeline::eval()";
+    };
+    throw std::invalid_argument(
+        c10::str("rank ", group_->global_rank(rank), " called ", name(rank),
+                 ", but rank ", group_->global_rank(0), " called ", name(0)));
+  }
+  const auto first = facts_.rank_of_stage.front();
+  const auto last = facts_.rank_of_stage.back();
+  run.rows = header[first][2];
+  if (header[last][3] >= 0 && header[last][3] != run.rows) {
+    throw std::invalid_argument(
+        c10::str("the inputs of the pipeline have ", run.rows, " rows on rank ",
+                 group_->global_rank(first), ", but the target has ",
+                 header[last][3], " on rank ", group_->global_rank(last)));
+  }
+  for (size_t i = 0; i < count; ++i) {
+    run.shapes[i] = header[first][static_cast<int64_t>(4 + i)];
+  }
+  run.outputs.resize(count);
+  run.losses.resize(count);
+  return run;
+}
+
+int64_t Pipeline::State::rows_of(const Run& run, int micro_batch) const {
+  const int64_t count = facts_.micro_batches;
+  return run.rows / count + (micro_batch < run.rows % count ? 1 : 0);
+}
+
+double Pipeline::State::weight_of(const Run& run, int micro_batch) const {
+  if (!options_.scale_gradients) return 1;
+  return static_cast<double>(rows_of(run, micro_batch)) /
+         static_cast<double>(run.rows);
+}
+
+StageMessages::Place Pipeline::State::place(const Run& run, int sender,
+                                            int receiver,
+                                            int micro_batch) const {
+  const int peer = stages_.contains(sender) ? receiver : sender;
+  return {.stage = sender,
+          .micro_batch = micro_batch,
+          .peer = facts_.rank_of_stage[static_cast<size_t>(peer)],
+          .shapes = 2 * run.shapes[static_cast<size_t>(micro_batch)] +
+                    (run.training ? 1 : 0)};
+}
+
+void Pipeline::State::forward(Run& run, const PipelineAction& action) {
+  const auto [stage, kind, micro_batch] = action;
+  const auto i = static_cast<size_t>(micro_batch);
+  Chunk& chunk = run.chunks[{stage, micro_batch}];
+  if (stage == 0) {
+    chunk.inputs = run.inputs[i];
+  } else if (!stages_.contains(stage - 1)) {
+    chunk.inputs = chunk.activations.wait();
+    const auto& known =
+        messages_->known(place(run, stage - 1, stage, micro_batch));
+    for (size_t k = 0; k < chunk.inputs.size(); ++k) {
+      chunk.inputs[k].requires_grad_(known[k].requires_grad);
+    }
+  }
+  chunk.outputs = stages_.at(stage).forward(chunk.inputs);
+  for (const at::Tensor& output : chunk.outputs) {
+    if (!output.defined()) {
+      throw std::invalid_argument("a stage returned an undefined tensor");
+    }
+  }
+  if (stage + 1 == facts_.stages) {
+    if (options_.return_outputs || !run.training) {
+      for (const at::Tensor& output : chunk.outputs) {
+        run.outputs[i].push_back(output.detach());
+      }
+    }
+    if (run.targets.empty()) return;
+    chunk.loss = options_.loss(chunk.outputs, run.targets[i]);
+    if (!chunk.loss.defined() || chunk.loss.numel() != 1) {
+      throw std::invalid_argument(
+          "PipelineOptions::loss must return a tensor with one element");
+    }
+    run.losses[i] = chunk.loss.detach();
+  } else if (stages_.contains(stage + 1)) {
+    Tensors& next = run.chunks[{stage + 1, micro_batch}].inputs;
+    for (const at::Tensor& output : chunk.outputs) {
+      next.push_back(output.detach().requires_grad_(output.requires_grad()));
+    }
+  }
+}
+
+void Pipeline::State::backward(Run& run, const PipelineAction& action) {
+  const auto [stage, kind, micro_batch] = action;
+  Chunk& chunk = run.chunks[{stage, micro_batch}];
+  Tensors roots;
+  Tensors gradients;
+  if (stage + 1 == facts_.stages) {
+    roots = with_gradient({chunk.loss});
+    for (const at::Tensor& root : roots) {
+      gradients.push_back(at::full_like(root, weight_of(run, micro_batch)));
+    }
+  } else {
+    roots = with_gradient(chunk.outputs);
+    gradients = stages_.contains(stage + 1)
+                    ? std::exchange(chunk.output_gradients, {})
+                    : chunk.gradients.wait();
+  }
+  // Gradients of the pipeline's inputs are accumulated as backward() does it.
+  const Tensors inputs = stage == 0 ? Tensors{} : with_gradient(chunk.inputs);
+  if (kind == ActionKind::backward_input) {
+    chunk.input_gradients = chunk.split.inputs(roots, gradients, inputs);
+  } else {
+    if (!roots.empty()) torch::autograd::backward(roots, gradients);
+    for (const at::Tensor& input : inputs) {
+      chunk.input_gradients.push_back(input.grad());
+    }
+  }
+  for (size_t k = 0; k < inputs.size(); ++k) {
+    at::Tensor& gradient = chunk.input_gradients[k];
+    if (!gradient.defined()) gradient = at::zeros_like(inputs[k]);
+  }
+  // The graph ends here, or what SplitBackward has not kept of it.
+  chunk.inputs.clear();
+  chunk.outputs.clear();
+  chunk.loss.reset();
+  if (stage > 0 && stages_.contains(stage - 1)) {
+    run.chunks[{stage - 1, micro_batch}].output_gradients =
+        std::exchange(chunk.input_gradients, {});
+  }
+}
+
+void Pipeline::State::perform(Run& run, const PipelineAction& action) {
+  const auto [stage, kind, micro_batch] = action;
+  Chunk& chunk = run.chunks[{stage, micro_batch}];
+  switch (kind) {
+    case ActionKind::forward:
+      return forward(run, action);
+    case ActionKind::backward:
+    case ActionKind::backward_input:
+      return backward(run, action);
+    case ActionKind::backward_weight:
+      return chunk.split.parameters();
+    case ActionKind::send_forward:
+      messages_->send_forward(place(run, stage, stage + 1, micro_batch),
+                              chunk.outputs);
+      if (!run.training) chunk = {};
+      return;
+    case ActionKind::recv_forward: {
+      const auto parameters = stages_.at(stage).module().parameters();
+      chunk.activations = messages_->recv_forward(
+          place(run, stage - 1, stage, micro_batch),
+          parameters.empty() ? group_->control_device()
+                             : parameters.front().device());
+      return;
+    }
+    case ActionKind::send_backward:
+      return messages_->send_backward(place(run, stage, stage - 1, micro_batch),
+                                      std::exchange(chunk.input_gradients, {}));
+    case ActionKind::recv_backward:
+      chunk.gradients =
+          messages_->recv_backward(place(run, stage + 1, stage, micro_batch),
+                                   with_gradient(chunk.outputs));
+      return;
+    default:
+      return;
+  }
+}
+
+void Pipeline::State::finish_gradients() {
+  tied_->sum_gradients();
+  for (const auto& [index, stage] : stages_) stage.finish_gradients();
+}
+
+PipelineResult Pipeline::State::result_of(Run& run) const {
+  PipelineResult result;
+  if (!has_last()) return result;
+  if (!run.outputs.front().empty()) result.outputs = joined(run.outputs);
+  if (run.targets.empty()) return result;
+  for (int i = 0; i < facts_.micro_batches; ++i) {
+    const at::Tensor& loss = run.losses[static_cast<size_t>(i)];
+    const at::Tensor part = loss * weight_of(run, i);
+    result.loss = result.loss.defined() ? result.loss + part : part;
+  }
+  result.losses = std::move(run.losses);
+  return result;
+}
+
+PipelineResult Pipeline::State::run(at::TensorList inputs,
+                                    const at::Tensor& target, bool training) {
+  const internal::UserFunction named(training ? "Pipeline::step()"
+                                              : "Pipeline::eval()");
+  Run run = begin(inputs, target, training);
+  std::string where = "before the first action";
+  try {
+    const at::AutoGradMode grad_mode(training);
+    if (training) tied_->begin_step();
+    for (const PipelineAction& action :
+         training ? training_actions_ : forward_actions_) {
+      where = c10::str("in ", to_string(action), " (stage ", action.stage,
+                       ", micro-batch ", action.micro_batch, ")");
+      perform(run, action);
+    }
+    where = "after the last action";
+    messages_->finish_sends();
+    if (training) finish_gradients();
+  } catch (...) {
+    if (group_->size() == 1) throw;
+    internal::fail_together(*group_, std::current_exception(), where);
+  }
+  return result_of(run);
+}
+
+Pipeline::Pipeline(std::vector<PipelineStage> stages, PipelineOptions options)
+    : state_(std::make_unique<State>(std::move(stages), std::move(options))) {}
+Pipeline::Pipeline(Pipeline&&) noexcept = default;
+Pipeline& Pipeline::operator=(Pipeline&&) noexcept = default;
+Pipeline::~Pipeline() = default;
+
+PipelineResult Pipeline::step(at::TensorList inputs, const at::Tensor& target) {
+  return state_->run(inputs, target, /*training=*/true);
+}
+
+PipelineResult Pipeline::eval(at::TensorList inputs, const at::Tensor& target) {
+  return state_->run(inputs, target, /*training=*/false);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,174 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "lockstep/comm/process_group.h"
+#include "lockstep/parallel/pipeline/pipeline_stage.h"
+#include "lockstep/parallel/pipeline/schedule.h"
+
+namespace lockstep {
+
+// Computes the loss of one micro-batch, a tensor with one element, from what
+// the last stage returns and the targets of the micro-batch. Made from any
+// function of (tensor, tensor), or of (vector of tensors, tensor) if the last
+// stage returns several.
+class PipelineLoss {
+ public:
+  PipelineLoss() = default;
+  template <typename Function>
+    requires(!std::is_same_v<std::remove_cvref_t<Function>, PipelineLoss>)
+  PipelineLoss(Function function) {  // implicit: options name it alone
+    if constexpr (requires(at::Tensor t) { function(t, t); }) {
+      call_ = [function = std::move(function)](
+                  const std::vector<at::Tensor>& outputs,
+                  const at::Tensor& target) -> at::Tensor {
+        return function(outputs.at(0), target);
+      };
+    } else {
+      call_ = std::move(function);
+    }
+  }
+  explicit operator bool() const { return static_cast<bool>(call_); }
+  at::Tensor operator()(const std::vector<at::Tensor>& outputs,
+                        const at::Tensor& target) const {
+    return call_(outputs, target);
+  }
+
+ private:
+  std::function<at::Tensor(const std::vector<at::Tensor>&, const at::Tensor&)>
+      call_;
+};
+
+// One weight that several stages use, such as the embedding of a language model
+// whose last stage uses it again. The parameters have one shape and dtype.
+struct TiedWeight {
+  struct Holder {
+    int stage = 0;
+    std::string parameter{};  // its name in the stage's module
+  };
+  std::vector<Holder> holders{};  // at least two
+};
+
+struct PipelineOptions {
+  // ---- Behaviour ----
+
+  // What is done in which order (schedules.h): for as many ranks as the group
+  // has. It is checked (schedule_check.h) before anything runs.
+  PipelineSchedule schedule{};
+
+  // Default: none, for eval() without losses only.
+  PipelineLoss loss{};
+
+  // Whether gradients are those of the mean over the rows of the batch: each
+  // micro-batch counts with its part of the rows, which is 1 / micro-batches if
+  // they are of one size, as in Python. Set it to false if the loss sums over
+  // rows. Default: true.
+  bool scale_gradients{true};
+
+  // Whether step() returns the outputs of the last stage; set it to false to
+  // save their memory. Default: true.
+  bool return_outputs{true};
+
+  // The same on all ranks. All holders get the first holder's values, and after
+  // each step() all have the sum of the holders' gradients, so that equal
+  // optimizers keep them equal. In norms the weight counts once
+  // (comm/tensor_layout.h).
+  std::vector<TiedWeight> tied_weights{};
+
+  // The ranks of the pipeline. Null: the default group.
+  ProcessGroupPtr group{};
+};
+
+// What the rank of the last stage gets; empty on the others.
+struct PipelineResult {
+  // What the last stage returned, for the whole batch (joined along dimension
+  // 0), without graphs.
+  std::vector<at::Tensor> outputs{};
+  // The loss of each micro-batch, unscaled, without graphs.
+  std::vector<at::Tensor> losses{};
+  // Their mean, weighted by rows (PipelineOptions::scale_gradients), or sum;
+  // undefined on other ranks, or if there is no target.
+  at::Tensor loss{};
+};
+
+// Runs a model that is divided into stages over the ranks of a group, several
+// micro-batches at a time (PyTorch documentation, "Pipeline Parallelism":
+// torch.distributed.pipelining).
+//
+//   auto stage = lockstep::stage_of(model, {0, 4}, group->rank());
+//   lockstep::Pipeline pipeline(
+//       {{group->rank(), stage}},
+//       {.schedule = lockstep::schedule_1f1b(2, 8), .loss = mse});
+//   torch::optim::SGD optimizer(stage->parameters(), 0.1);
+//   for (auto& batch : loader) {
+//     optimizer.zero_grad();
+//     auto result = pipeline.step(batch.data, batch.target);
+//     optimizer.step();
+//   }
+//
+// step() divides the batch along dimension 0 into the schedule's micro-batches,
+// as torch::tensor_split() does: sizes differ by one row at most. All ranks
+// call it in the same order; inputs are used on the rank of stage 0 and the
+// target on that of the last stage, and other ranks may pass anything or
+// nothing. When it returns, gradients are accumulated in .grad as by
+// backward(), equal on each rank to those of one process.
+//
+// Shapes. The shapes of a stage's outputs depend only on the shapes of its
+// inputs. When a stage sends for the first time for inputs of new shapes, it
+// sends the number, shapes and dtypes of its tensors before them, and whether
+// they require grad; batches and micro-batches of any size may follow each
+// other. If outputs change although the inputs' shapes have been seen,
+// step() throws std::runtime_error.
+//
+// Layouts. The constructor attaches to each parameter of the stages that it is
+// whole, and that the ranks of the group have different ones
+// (comm/tensor_layout.h): clipping and snapshots follow it.
+//
+// Communication. One small all-gather at the beginning of step() and eval(),
+// then one message for each boundary between ranks, micro-batch, direction and
+// tensor (isend() and irecv(), with tags). Sends and receives are posted in the
+// order of the schedule, in which no rank waits for ever even if sends block.
+//
+// Errors. A mistake in the arguments of step() on any rank is thrown on every
+// rank (std::invalid_argument, with the rank), and the group can be used
+// further. If a stage or the loss throws, this rank leaves the group
+// (ProcessGroup::abort()) and throws the same; all other ranks of the group
+// throw c10::DistBackendError that names the rank, the stage, the micro-batch
+// and the words of the exception. The group is of no use then.
+//
+// Threads: use from one thread. Blocking: step() and eval() wait for the other
+// ranks, each time for the group's timeout at most.
+class Pipeline {
+ public:
+  // Collective. `stages`: those that the schedule gives this rank, in any
+  // order. Throws std::invalid_argument on every rank, with the rank, if they
+  // are not, if schedules or tied weights differ between ranks, or if a tied
+  // weight does not exist or has another shape than the first.
+  Pipeline(std::vector<PipelineStage> stages, PipelineOptions options);
+  Pipeline(Pipeline&&) noexcept;
+  Pipeline& operator=(Pipeline&&) noexcept;
+  ~Pipeline();
+
+  // Trains on one batch: forward and backward of all micro-batches.
+  PipelineResult step(at::TensorList inputs = {},
+                      const at::Tensor& target = {});
+
+  // Computes outputs, and losses if the target is given on the last stage's
+  // rank, without gradients: the forwards of the schedule alone. Modules stay
+  // in the mode (train(), eval()) in which they are.
+  PipelineResult eval(at::TensorList inputs = {},
+                      const at::Tensor& target = {});
+
+ private:
+  class State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,128 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <functional>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/parallel/ddp/distributed_data_parallel.h"
+
+namespace lockstep {
+namespace internal {
+
+// Calls forward with as many arguments as there are tensors.
+template <typename Impl>
+std::vector<at::Tensor> forward_tensors(Impl& module,
+                                        const std::vector<at::Tensor>& x) {
+  std::vector<at::Tensor> tensors;
+  const auto take = [&tensors](auto&& result) {
+    visit_tensors(result, [&tensors](const at::Tensor& tensor) {
+      tensors.push_back(tensor);
+    });
+  };
+  if constexpr (requires { module.forward(x[0]); }) {
+    if (x.size() == 1) return take(module.forward(x[0])), tensors;
+  }
+  if constexpr (requires { module.forward(x[0], x[1]); }) {
+    if (x.size() == 2) return take(module.forward(x[0], x[1])), tensors;
+  }
+  if constexpr (requires { module.forward(x[0], x[1], x[2]); }) {
+    if (x.size() == 3) return take(module.forward(x[0], x[1], x[2])), tensors;
+  }
+  if constexpr (requires { module.forward(x[0], x[1], x[2], x[3]); }) {
+    if (x.size() == 4) {
+      return take(module.forward(x[0], x[1], x[2], x[3])), tensors;
+    }
+  }
+  if constexpr (requires { module.forward(x); }) {
+    return take(module.forward(x)), tensors;
+  }
+  throw std::invalid_argument(
+      "the stage before returned " + std::to_string(x.size()) +
+      " tensors, and forward of " + module.name() +
+      " does not take so many; a stage takes 1 to 4 tensors or a std::vector "
+      "of them");
+}
+
+// Averages the gradients that passes without the wrapper have accumulated: runs
+// one backward of the wrapper that adds zeros. Collective.
+void average_accumulated(DdpState& state, torch::nn::Module& module);
+
+}  // namespace internal
+
+// One stage of a pipeline: a module and its place. Its forward takes what the
+// forward of the stage before returns: 1 to 4 tensors, or a std::vector of
+// them; and returns tensors, alone or in a tuple, a vector or another type that
+// ForwardResult knows (ddp/forward_result.h). The module is shared, not copied.
+class PipelineStage {
+ public:
+  // `index`: 0 is the stage that gets the inputs. `module`: as for
+  // DistributedDataParallel.
+  template <typename Module>
+  PipelineStage(int index, const Module& module)
+      : PipelineStage(index, internal::ModulePointer<Module>::get(module), {}) {
+  }
+
+  // A stage of which several pipelines, over the ranks of the wrapper's group,
+  // train replicas. The wrapper must outlive the stage. Micro-batches run on
+  // the module itself, as under no_sync(). After the last backward of a step
+  // one more backward of the wrapper, which adds zeros, averages what they have
+  // accumulated: with every schedule, and with what else builds on the
+  // wrapper's buckets, such as hooks and sharded optimizers. Its cost is one
+  // pass over the gradients; averaging does not overlap with backward. Throws
+  // std::invalid_argument with DistributedDataParallelOptions::mixed_precision;
+  // use Autocast in the module instead.
+  template <typename Module>
+  PipelineStage(int index, DistributedDataParallel<Module>& model)
+      : PipelineStage(index, model.module(), [&model] {
+          internal::average_accumulated(model.state(), *model.module());
+        }) {
+    if (model.state().lowers_parameters()) {
+      throw std::invalid_argument(
+          "a stage of a pipeline cannot be a DistributedDataParallel with "
+          "mixed_precision; use Autocast in the module's forward");
+    }
+  }
+
+  int index() const { return index_; }
+  torch::nn::Module& module() const { return *module_; }
+
+  // Is called after the last backward of each step, when the gradients of this
+  // stage are complete on this rank; with a DistributedDataParallel before they
+  // are averaged. For what reduces gradients in other ways.
+  std::function<void()> after_backward{};
+
+  // For Pipeline.
+  std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs) const {
+    return forward_(inputs);
+  }
+  void finish_gradients() const {
+    if (after_backward) after_backward();
+    if (average_) average_();
+  }
+
+ private:
+  template <typename Impl>
+  PipelineStage(int index, std::shared_ptr<Impl> module,
+                std::function<void()> average)
+      : index_(index),
+        module_(module),
+        forward_(
+            [module = std::move(module)](const std::vector<at::Tensor>& x) {
+              return internal::forward_tensors(*module, x);
+            }),
+        average_(std::move(average)) {}
+
+  int index_;
+  std::shared_ptr<torch::nn::Module> module_;
+  std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>
+      forward_;
+  std::function<void()> average_;
+};
+
+}  // namespace lockstep

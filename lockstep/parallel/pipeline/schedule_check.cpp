@@ -1,0 +1,250 @@
+#include "lockstep/parallel/pipeline/schedule_check.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <stdexcept>
+#include <string>
+
+#include "lockstep/parallel/pipeline/schedule_messages.h"
+#include "lockstep/parallel/pipeline/schedule_places.h"
+
+namespace lockstep {
+namespace {
+
+using ActionKind = PipelineActionKind;
+using internal::StagePlaces;
+
+[[noreturn]] void refuse(const std::string& problem) {
+  throw std::invalid_argument("this schedule cannot be run: " + problem);
+}
+
+std::string at_rank(size_t rank) { return "rank " + std::to_string(rank); }
+
+// The actions of one rank in their order.
+std::vector<PipelineAction> actions_of(const std::vector<PipelineSlot>& slots) {
+  std::vector<PipelineAction> actions;
+  for (const PipelineSlot& slot : slots) {
+    for (const PipelineAction& action : slot) {
+      if (is_compute(action.kind) || is_message(action.kind)) {
+        actions.push_back(action);
+      }
+    }
+  }
+  return actions;
+}
+
+using Lists = std::vector<std::vector<PipelineAction>>;
+
+Lists lists_of(const PipelineSchedule& schedule) {
+  Lists lists;
+  for (const auto& slots : schedule.ranks) lists.push_back(actions_of(slots));
+  return lists;
+}
+
+void require_places(const Lists& lists, const StagePlaces& places) {
+  for (int stage = 0; stage < places.stages(); ++stage) {
+    if (places.rank_of(stage) < 0) {
+      refuse("no rank has stage " + std::to_string(stage));
+    }
+  }
+  for (size_t rank = 0; rank < lists.size(); ++rank) {
+    if (lists[rank].empty()) refuse(at_rank(rank) + " has nothing to do");
+    for (const PipelineAction& action : lists[rank]) {
+      const int holder = places.rank_of(action.stage);
+      if (holder == static_cast<int>(rank)) continue;
+      refuse("stage " + std::to_string(action.stage) + " is on rank " +
+             std::to_string(holder) + " and on " + at_rank(rank));
+    }
+  }
+}
+
+// Checks that each action is there once, and whether all are there.
+void require_complete(const Lists& lists, int stages, int micro_batches) {
+  std::set<PipelineAction> all;
+  for (const auto& actions : lists) {
+    for (const PipelineAction& action : actions) {
+      if (!all.insert(action).second) {
+        refuse(to_string(action) + " is there twice");
+      }
+    }
+  }
+  for (int stage = 0; stage < stages; ++stage) {
+    for (int i = 0; i < micro_batches; ++i) {
+      const auto has = [&](ActionKind kind) {
+        return all.contains({stage, kind, i});
+      };
+      const auto text = [&](ActionKind kind) {
+        return to_string(PipelineAction{stage, kind, i});
+      };
+      if (!has(ActionKind::forward))
+        refuse(text(ActionKind::forward) + " is missing");
+      const bool in_parts =
+          has(ActionKind::backward_input) || has(ActionKind::backward_weight);
+      if (has(ActionKind::backward) && in_parts) {
+        refuse(text(ActionKind::backward) +
+               " is there, and the same backward in parts");
+      }
+      if (!has(ActionKind::backward) && !has(ActionKind::backward_input)) {
+        refuse((in_parts ? text(ActionKind::backward_input)
+                         : text(ActionKind::backward)) +
+               " is missing");
+      }
+      if (in_parts && !has(ActionKind::backward_weight)) {
+        refuse(text(ActionKind::backward_weight) + " is missing");
+      }
+    }
+  }
+}
+
+// What must have been done on the same rank before `action`.
+std::vector<PipelineAction> needs_of(const PipelineAction& action,
+                                     const StagePlaces& places) {
+  const auto same = [&](ActionKind kind) {
+    return PipelineAction{action.stage, kind, action.micro_batch};
+  };
+  std::vector<PipelineAction> needs;
+  PipelineAction source;
+  if (places.source_of(action, source)) needs.push_back(source);
+  switch (action.kind) {
+    case ActionKind::backward:
+    case ActionKind::backward_input:
+    case ActionKind::send_forward:
+    case ActionKind::recv_backward:  // into gradients of the forward's outputs
+      needs.push_back(same(ActionKind::forward));
+      break;
+    case ActionKind::backward_weight:
+      needs.push_back(same(ActionKind::backward_input));
+      break;
+    case ActionKind::send_backward:
+      needs.push_back(same(ActionKind::backward));
+      break;
+    default:
+      break;
+  }
+  return needs;
+}
+
+void require_order(const Lists& lists, const StagePlaces& places) {
+  for (size_t rank = 0; rank < lists.size(); ++rank) {
+    std::set<PipelineAction> done;
+    for (const PipelineAction& action : lists[rank]) {
+      for (const PipelineAction& need : needs_of(action, places)) {
+        if (internal::has_source(done, need)) continue;
+        refuse(at_rank(rank) + " has " + to_string(action) + " without " +
+               to_string(need) + " before it");
+      }
+      done.insert(action);
+    }
+  }
+}
+
+// The other end of a message.
+PipelineAction other_end(const PipelineAction& action) {
+  const int i = action.micro_batch;
+  switch (action.kind) {
+    case ActionKind::send_forward:
+      return {action.stage + 1, ActionKind::recv_forward, i};
+    case ActionKind::recv_forward:
+      return {action.stage - 1, ActionKind::send_forward, i};
+    case ActionKind::send_backward:
+      return {action.stage - 1, ActionKind::recv_backward, i};
+    default:
+      return {action.stage + 1, ActionKind::send_backward, i};
+  }
+}
+
+void require_both_ends(const Lists& lists, const StagePlaces& places) {
+  std::set<PipelineAction> all;
+  for (const auto& actions : lists) all.insert(actions.begin(), actions.end());
+  for (const PipelineAction& action : all) {
+    if (!is_message(action.kind)) continue;
+    const PipelineAction other = other_end(action);
+    if (!places.are_apart(action.stage, other.stage)) {
+      refuse(to_string(action) + " is a message within one rank");
+    }
+    if (!all.contains(other)) {
+      refuse(to_string(action) + " is there without " + to_string(other));
+    }
+  }
+}
+
+// Runs the schedule with sends that block until the receiver receives.
+void require_no_deadlock(const Lists& lists, const StagePlaces& places) {
+  std::vector<size_t> next(lists.size(), 0);
+  const auto is_at = [&](const PipelineAction& action) {
+    const auto rank = static_cast<size_t>(places.rank_of(action.stage));
+    return next[rank] < lists[rank].size() && lists[rank][next[rank]] == action;
+  };
+  for (bool progress = true; progress;) {
+    progress = false;
+    for (size_t rank = 0; rank < lists.size(); ++rank) {
+      while (next[rank] < lists[rank].size()) {
+        const PipelineAction& action = lists[rank][next[rank]];
+        if (is_message(action.kind)) {
+          const PipelineAction other = other_end(action);
+          if (!is_at(other)) break;
+          ++next[static_cast<size_t>(places.rank_of(other.stage))];
+        }
+        ++next[rank];
+        progress = true;
+      }
+    }
+  }
+  std::string waits;
+  for (size_t rank = 0; rank < lists.size(); ++rank) {
+    if (next[rank] == lists[rank].size()) continue;
+    const PipelineAction& action = lists[rank][next[rank]];
+    const PipelineAction other = other_end(action);
+    if (!waits.empty()) waits += "; ";
+    waits += at_rank(rank) + " waits in " + to_string(action) + " until rank " +
+             std::to_string(places.rank_of(other.stage)) + " is at " +
+             to_string(other);
+  }
+  if (!waits.empty()) refuse("its ranks wait for each other: " + waits);
+}
+
+int peak_of(const std::vector<PipelineAction>& actions) {
+  int kept = 0;
+  int peak = 0;
+  for (const PipelineAction& action : actions) {
+    if (action.kind == ActionKind::forward) peak = std::max(peak, ++kept);
+    if (action.kind == ActionKind::backward ||
+        action.kind == ActionKind::backward_weight) {
+      --kept;
+    }
+  }
+  return peak;
+}
+
+}  // namespace
+
+PipelineScheduleFacts check_pipeline_schedule(
+    const PipelineSchedule& schedule) {
+  Lists lists = lists_of(schedule);
+  const StagePlaces places(schedule);
+  if (places.stages() == 0) refuse("it is empty");
+  require_places(lists, places);
+  PipelineScheduleFacts facts;
+  facts.stages = places.stages();
+  bool has_messages = false;
+  for (const auto& actions : lists) {
+    facts.peak_activations.push_back(peak_of(actions));
+    for (const PipelineAction& action : actions) {
+      facts.micro_batches =
+          std::max(facts.micro_batches, action.micro_batch + 1);
+      has_messages |= is_message(action.kind);
+    }
+  }
+  for (int stage = 0; stage < facts.stages; ++stage) {
+    facts.rank_of_stage.push_back(places.rank_of(stage));
+  }
+  require_complete(lists, facts.stages, facts.micro_batches);
+  if (!has_messages) lists = lists_of(with_messages(schedule));
+  require_both_ends(lists, places);
+  require_order(lists, places);
+  require_no_deadlock(lists, places);
+  return facts;
+}
+
+}  // namespace lockstep

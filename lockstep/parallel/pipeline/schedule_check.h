@@ -1,0 +1,33 @@
+#pragma once
+
+#include <vector>
+
+#include "lockstep/parallel/pipeline/schedule.h"
+
+namespace lockstep {
+
+// What check_pipeline_schedule() finds out about a right schedule.
+struct PipelineScheduleFacts {
+  int stages = 0;
+  int micro_batches = 0;
+  std::vector<int> rank_of_stage{};
+  // For each rank: the most activations (of one micro-batch in one stage) that
+  // it keeps at one time. One is kept from its forward until its backward, or,
+  // if that is in two parts, until the second part.
+  std::vector<int> peak_activations{};
+};
+
+// Checks a schedule with or without messages (without, it is checked with those
+// that with_messages() adds):
+// - each stage from 0 on has one rank, and each rank a stage;
+// - each micro-batch from 0 on has in each stage one F, and then one B, or one
+//   I and then one W;
+// - each rank has what an action needs before the action, from a stage of its
+//   own or by a receive, and each receive has its send;
+// - no rank waits for ever, even if each send blocks until its receiver is at
+//   the receive (the sends of MPI and of NCCL may do so).
+// Throws std::invalid_argument with what is wrong first; the last error names
+// what each rank waits in.
+PipelineScheduleFacts check_pipeline_schedule(const PipelineSchedule& schedule);
+
+}  // namespace lockstep

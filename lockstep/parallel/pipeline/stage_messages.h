@@ -1,0 +1,82 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <utility>
+#include <vector>
+
+#include "lockstep/comm/point_to_point.h"
+#include "lockstep/comm/process_group.h"
+
+namespace lockstep::internal {
+
+// What the first message between two stages tells about those that follow.
+struct TensorDescription {
+  std::vector<int64_t> sizes;
+  at::ScalarType dtype;
+  bool requires_grad;
+  bool operator==(const TensorDescription&) const = default;
+};
+using Descriptions = std::vector<TensorDescription>;
+Descriptions describe(const std::vector<at::Tensor>& tensors);
+std::string to_string(const Descriptions& descriptions);
+
+// Tensors that are under way to this rank.
+struct Arriving {
+  std::vector<at::Tensor> tensors{};
+  std::vector<WorkPtr> works{};
+  // Blocks until all are there.
+  std::vector<at::Tensor> wait();
+};
+
+// The messages between the stages of a pipeline, seen from one rank. A message
+// has a tag of its own for each stage that sends, micro-batch and direction;
+// its tensors follow each other. Use from one thread. Errors are those of
+// point_to_point.h.
+class StageMessages {
+ public:
+  StageMessages(ProcessGroupPtr group, int micro_batches);
+
+  // Which shapes the activations between two stages have is told once for each
+  // `shapes`, a number for the shapes of the pipeline's inputs.
+  struct Place {
+    int stage;  // that sends
+    int micro_batch;
+    int peer;  // of the group
+    int64_t shapes;
+  };
+
+  // Sends activations; before them, once, what they are. Throws
+  // std::runtime_error if that has changed.
+  void send_forward(const Place& place, const std::vector<at::Tensor>& tensors);
+  // Begins to receive them on `device`; the first time blocks until their
+  // description has come.
+  Arriving recv_forward(const Place& place, at::Device device);
+
+  // Sends gradients, all of them defined; receives gradients for `outputs`.
+  void send_backward(const Place& place,
+                     const std::vector<at::Tensor>& gradients);
+  Arriving recv_backward(const Place& place,
+                         const std::vector<at::Tensor>& outputs);
+
+  // Whether the received tensors require grad.
+  const Descriptions& known(const Place& place) const;
+
+  // Waits for sends, but for the last `left`.
+  void finish_sends(size_t left = 0);
+
+ private:
+  int tag_of(const Place& place, bool backward) const;
+  void post(const at::Tensor& tensor, const Place& place, int tag);
+
+  ProcessGroupPtr group_;
+  int micro_batches_;
+  // The key is the stage that sends and the number of the shapes.
+  std::map<std::pair<int, int64_t>, Descriptions> known_;
+  std::deque<std::pair<WorkPtr, at::Tensor>> sends_;
+};
+
+}  // namespace lockstep::internal

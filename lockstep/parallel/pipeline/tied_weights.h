@@ -1,0 +1,51 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/process_group.h"
+#include "lockstep/parallel/pipeline/pipeline.h"
+
+namespace lockstep::internal {
+
+// The weights that several stages of a pipeline hold, on one rank.
+class TiedWeights {
+ public:
+  // Finds this rank's holders. Not collective. Throws std::invalid_argument
+  // for names that do not exist.
+  TiedWeights(const std::vector<TiedWeight>& weights,
+              const std::vector<PipelineStage>& stages,
+              const std::vector<int>& rank_of_stage, ProcessGroupPtr group);
+
+  // "[4, 2]Float" for each weight that this rank holds, "" for others: equal on
+  // all ranks that hold it.
+  std::vector<std::string> shapes() const;
+
+  // Gives all holders the values of the first. Collective.
+  void share_values();
+
+  // Whether this rank's `parameter` is another holder's copy.
+  bool is_duplicate(const at::Tensor& parameter) const;
+
+  // Takes gradients of earlier steps away, so that sum_gradients() does not add
+  // them twice.
+  void begin_step();
+  // Gives all holders the sum of the gradients of this step, in the order of
+  // the ranks that hold it, plus those that begin_step() has taken away.
+  // Collective.
+  void sum_gradients();
+
+ private:
+  struct Weight {
+    std::vector<int> ranks{};           // of the group, in order of the holders
+    std::vector<at::Tensor> mine{};     // each tensor once
+    std::vector<at::Tensor> earlier{};  // gradients; of `mine`
+  };
+
+  ProcessGroupPtr group_;
+  std::vector<Weight> weights_;
+};
+
+}  // namespace lockstep::internal

@@ -1,0 +1,712 @@
+// Pipelines over ranks train as one process does: every schedule, sizes that do
+// not divide, tied weights, several pipelines with DistributedDataParallel.
+
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "lockstep/comm/collectives.h"
+#include "lockstep/comm/init.h"
+#include "lockstep/comm/tensor_layout.h"
+#include "lockstep/optim/sgd.h"
+#include "lockstep/parallel/pipeline/pipeline.h"
+#include "lockstep/parallel/pipeline/schedule_check.h"
+#include "lockstep/parallel/pipeline/schedules.h"
+#include "lockstep/parallel/pipeline/stage_split.h"
+#include "lockstep/parallel/zero/zero_redundancy_optimizer.h"
+#include "tests/harness/message_of.h"
+#include "tests/harness/process_world.h"
+#include "tests/parallel/both_backends.h"
+
+namespace lockstep::internal::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using torch::nn::Sequential;
+
+constexpr int kSteps = 20;
+constexpr double kBound = 1e-10;
+constexpr int64_t kWidth = 5;
+
+// Each stage is a Linear, a Tanh and a LayerNorm, in float64; the same on all
+// ranks.
+Sequential whole_model(int stages) {
+  torch::manual_seed(11);
+  Sequential model;
+  for (int i = 0; i < stages; ++i) {
+    model->push_back(torch::nn::Linear(kWidth, kWidth));
+    model->push_back(torch::nn::Tanh());
+    // A large eps: a row of nearly equal numbers would enlarge rounding errors.
+    model->push_back(
+        torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth}).eps(0.1)));
+  }
+  model->to(torch::kDouble);
+  return model;
+}
+
+std::vector<int64_t> begins_of(int stages) {
+  std::vector<int64_t> begins;
+  for (int i = 0; i < stages; ++i) begins.push_back(3 * i);
+  return begins;
+}
+
+struct Batch {
+  at::Tensor x;
+  at::Tensor y;
+};
+Batch batch_of(int step, int64_t rows) {
+  torch::manual_seed(100 + step);
+  return {torch::randn({rows, kWidth}, torch::kDouble),
+          torch::randn({rows, kWidth}, torch::kDouble)};
+}
+
+at::Tensor mse(const at::Tensor& output, const at::Tensor& target) {
+  return torch::mse_loss(output, target);
+}
+
+std::vector<PipelineStage> stages_of(const Sequential& model,
+                                     const PipelineSchedule& schedule,
+                                     int rank) {
+  const auto facts = check_pipeline_schedule(schedule);
+  std::vector<PipelineStage> stages;
+  for (int stage = 0; stage < facts.stages; ++stage) {
+    if (facts.rank_of_stage[static_cast<size_t>(stage)] != rank) continue;
+    stages.emplace_back(stage, stage_of(model, begins_of(facts.stages), stage));
+  }
+  return stages;
+}
+
+std::vector<at::Tensor> parameters_of(
+    const std::vector<PipelineStage>& stages) {
+  std::vector<at::Tensor> parameters;
+  for (const PipelineStage& stage : stages) {
+    for (const at::Tensor& parameter : stage.module().parameters()) {
+      parameters.push_back(parameter);
+    }
+  }
+  return parameters;
+}
+
+torch::optim::SGD optimizer_of(const std::vector<at::Tensor>& parameters) {
+  return torch::optim::SGD(parameters,
+                           torch::optim::SGDOptions(0.1).momentum(0.9));
+}
+
+double distance(const at::Tensor& a, const at::Tensor& b) {
+  return (a - b).abs().max().item<double>();
+}
+
+// Trains `model` in this process, and a copy as a pipeline; compares losses,
+// outputs, gradients and parameters.
+void expect_equal_training(const World& world, const PipelineSchedule& schedule,
+                           int64_t rows, int steps = kSteps) {
+  const int stages = check_pipeline_schedule(schedule).stages;
+  Sequential single = whole_model(stages);
+  auto single_optimizer = optimizer_of(single->parameters());
+  Sequential model = whole_model(stages);
+  auto mine = stages_of(model, schedule, world.rank);
+  auto optimizer = optimizer_of(parameters_of(mine));
+  Pipeline pipeline(mine, {.schedule = schedule, .loss = mse});
+  const bool is_last = mine.back().index() == stages - 1;
+  at::Tensor first = single->parameters()[0].clone();
+  for (int step = 0; step < steps; ++step) {
+    const Batch batch = batch_of(step, rows);
+    single_optimizer.zero_grad();
+    const at::Tensor output = single->forward(batch.x);
+    const at::Tensor loss = mse(output, batch.y);
+    loss.backward();
+    optimizer.zero_grad();
+    const PipelineResult result = pipeline.step(batch.x, batch.y);
+    ASSERT_EQ(result.loss.defined(), is_last);
+    if (is_last) {
+      EXPECT_LT(distance(result.loss, loss), kBound) << step;
+      EXPECT_LT(distance(result.outputs.at(0), output), kBound) << step;
+    }
+    auto expected = single->named_parameters();
+    for (const PipelineStage& stage : mine) {
+      for (const auto& parameter : stage.module().named_parameters()) {
+        ASSERT_TRUE(parameter.value().grad().defined()) << parameter.key();
+        EXPECT_LT(distance(parameter.value().grad(),
+                           expected[parameter.key()].grad()),
+                  kBound)
+            << parameter.key() << " at step " << step;
+      }
+    }
+    single_optimizer.step();
+    optimizer.step();
+  }
+  EXPECT_GT(distance(single->parameters()[0], first), 0.01);
+  auto expected = single->named_parameters();
+  for (const PipelineStage& stage : mine) {
+    for (const auto& parameter : stage.module().named_parameters()) {
+      EXPECT_LT(distance(parameter.value(), expected[parameter.key()]), kBound)
+          << parameter.key();
+    }
+  }
+}
+
+struct Kind {
+  const char* name;
+  int stages_per_rank;
+};
+constexpr Kind kKinds[] = {{"GPipe", 1},
+                           {"1F1B", 1},
+                           {"LoopedBFS", 2},
+                           {"Interleaved1F1B", 2},
+                           {"InterleavedZeroBubble", 2},
+                           {"InterleavedZeroBubble", 1},
+                           {"ZBVZeroBubble", 2},
+                           {"DualPipeV", 2}};
+
+WORLD_TEST(Pipeline, EveryScheduleTrainsAsOneProcess, 1, 2, 3, 4) {
+  auto group = init_process_group();
+  for (const Kind& kind : kKinds) {
+    for (const int m : {1, world.size, 2 * world.size, 7}) {
+      SCOPED_TRACE(std::string(kind.name) + " with " + std::to_string(m));
+      PipelineSchedule schedule;
+      try {
+        schedule = make_pipeline_schedule(kind.name, world.size, m,
+                                          kind.stages_per_rank);
+      } catch (const std::invalid_argument&) {
+        continue;  // not allowed for this number
+      }
+      expect_equal_training(world, schedule, 2 * m);
+    }
+  }
+}
+
+WORLD_TEST(Pipeline, ZbvTrainsAsOneProcessOnEightRanks, 8) {
+  auto group = init_process_group();
+  expect_equal_training(world, schedule_zbv_zero_bubble(8, 16), 16);
+}
+
+WORLD_TEST(Pipeline, TrainsOverGloo, 2) {
+  auto group = init_process_group("gloo");
+  expect_equal_training(world, schedule_1f1b(2, 4), 8, 3);
+  expect_equal_training(world, schedule_zbv_zero_bubble(2, 4), 8, 3);
+}
+
+// Rows that do not divide: every row still counts once, and later batches may
+// have other sizes.
+WORLD_TEST(Pipeline, UnevenMicroBatchesCountByTheirRows, 2, 3) {
+  auto group = init_process_group();
+  const PipelineSchedule schedule =
+      schedule_interleaved_zero_bubble(world.size, 2 * world.size, 2);
+  for (const int64_t rows : {2 * world.size + 1, 4 * world.size - 1}) {
+    expect_equal_training(world, schedule, rows, 3);
+  }
+  Sequential model = whole_model(2 * world.size);
+  Pipeline pipeline(stages_of(model, schedule, world.rank),
+                    {.schedule = schedule, .loss = mse});
+  Sequential single = whole_model(2 * world.size);
+  for (const int64_t rows : {12, 13, 12, 7, 13}) {
+    const Batch batch = batch_of(0, rows);
+    const PipelineResult result = pipeline.step(batch.x, batch.y);
+    if (world.rank == world.size - 1) {
+      EXPECT_LT(distance(result.outputs.at(0), single->forward(batch.x)),
+                kBound);
+    }
+  }
+}
+
+WORLD_TEST(Pipeline, GradientsOfTwoStepsAdd, 2) {
+  auto group = init_process_group();
+  const PipelineSchedule schedule = schedule_1f1b(2, 4);
+  Sequential model = whole_model(2), single = whole_model(2);
+  auto mine = stages_of(model, schedule, world.rank);
+  Pipeline pipeline(mine, {.schedule = schedule, .loss = mse});
+  for (const int step : {0, 1}) {
+    const Batch batch = batch_of(step, 8);
+    pipeline.step(batch.x, batch.y);
+    mse(single->forward(batch.x), batch.y).backward();
+  }
+  auto expected = single->named_parameters();
+  for (const auto& parameter : mine[0].module().named_parameters()) {
+    EXPECT_LT(
+        distance(parameter.value().grad(), expected[parameter.key()].grad()),
+        kBound);
+  }
+}
+
+WORLD_TEST(Pipeline, SumsOfRowsAreNotScaled, 2) {
+  auto group = init_process_group();
+  const PipelineSchedule schedule = schedule_gpipe(2, 3);
+  Sequential model = whole_model(2), single = whole_model(2);
+  auto mine = stages_of(model, schedule, world.rank);
+  const auto sum = [](const at::Tensor& output, const at::Tensor& target) {
+    return (output - target).pow(2).sum();
+  };
+  Pipeline pipeline(mine, {.schedule = schedule,
+                           .loss = sum,
+                           .scale_gradients = false,
+                           .return_outputs = false});
+  const Batch batch = batch_of(0, 7);
+  const PipelineResult result = pipeline.step(batch.x, batch.y);
+  EXPECT_TRUE(result.outputs.empty());
+  const at::Tensor loss = sum(single->forward(batch.x), batch.y);
+  loss.backward();
+  if (world.rank == 1) {
+    EXPECT_EQ(result.losses.size(), 3);
+    EXPECT_LT(distance(result.loss, loss), kBound);
+  }
+  auto expected = single->named_parameters();
+  for (const auto& parameter : mine[0].module().named_parameters()) {
+    EXPECT_LT(
+        distance(parameter.value().grad(), expected[parameter.key()].grad()),
+        kBound);
+  }
+}
+
+WORLD_TEST(Pipeline, EvalComputesOutputsWithoutGradients, 1, 2, 3) {
+  auto group = init_process_group();
+  const PipelineSchedule schedule = schedule_zbv_zero_bubble(world.size, 4);
+  Sequential model = whole_model(2 * world.size);
+  auto mine = stages_of(model, schedule, world.rank);
+  Pipeline pipeline(mine, {.schedule = schedule, .loss = mse});
+  const Batch batch = batch_of(0, 9);
+  const PipelineResult plain = pipeline.eval(batch.x);
+  const PipelineResult with_loss = pipeline.eval(batch.x, batch.y);
+  pipeline.step(batch.x, batch.y);
+  EXPECT_EQ(plain.outputs.size(), world.rank == 0 ? 1 : 0);
+  if (world.rank == 0) {  // the V ends where it begins
+    Sequential single = whole_model(2 * world.size);
+    const at::Tensor output = single->forward(batch.x);
+    EXPECT_FALSE(plain.outputs[0].requires_grad());
+    EXPECT_LT(distance(plain.outputs[0], output), kBound);
+    EXPECT_FALSE(plain.loss.defined());
+    EXPECT_LT(distance(with_loss.loss, mse(output, batch.y)), kBound);
+    EXPECT_EQ(with_loss.losses.size(), 4);
+  }
+}
+
+// A stage with two inputs and two outputs, one of which has no gradient.
+struct PairStageImpl : torch::nn::Module {
+  explicit PairStageImpl(bool frozen = false)
+      : linear(register_module("linear", torch::nn::Linear(kWidth, kWidth))) {
+    to(torch::kDouble);
+    if (frozen) linear->weight.requires_grad_(false);
+    if (frozen) linear->bias.requires_grad_(false);
+  }
+  std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x,
+                                             const at::Tensor& ids) {
+    return {torch::tanh(linear(x)) + ids.unsqueeze(1), ids + 1};
+  }
+  torch::nn::Linear linear;
+};
+TORCH_MODULE(PairStage);
+
+WORLD_TEST(Pipeline, StagesPassSeveralTensorsOfAnyKind, 2, 3) {
+  auto group = init_process_group();
+  for (const bool frozen : {false, true}) {
+    torch::manual_seed(3);
+    std::vector<PairStage> all;
+    // The first stage may be frozen: then the second gets no gradient to send.
+    for (int i = 0; i < world.size; ++i) all.emplace_back(frozen && i == 0);
+    Pipeline pipeline(
+        {{world.rank, all[static_cast<size_t>(world.rank)]}},
+        {.schedule =
+             schedule_interleaved_zero_bubble(world.size, world.size, 1),
+         .loss = [](const std::vector<at::Tensor>& outputs,
+                    const at::Tensor& target) {
+           return mse(outputs[0], target) * outputs[1].sum() / outputs[1].sum();
+         }});
+    const Batch batch = batch_of(1, 2 * world.size);
+    const at::Tensor ids = torch::arange(2 * world.size);
+    const PipelineResult result = pipeline.step({batch.x, ids}, batch.y);
+    const at::Tensor mine =
+        all[static_cast<size_t>(world.rank)]->linear->weight.grad().defined()
+            ? all[static_cast<size_t>(world.rank)]
+                  ->linear->weight.grad()
+                  .clone()
+            : at::Tensor();
+    at::Tensor x = batch.x, id = ids;
+    for (PairStage& stage : all) {
+      stage->zero_grad();
+      std::tie(x, id) = stage->forward(x, id);
+    }
+    mse(x, batch.y).backward();
+    const at::Tensor expected =
+        all[static_cast<size_t>(world.rank)]->linear->weight.grad();
+    ASSERT_EQ(mine.defined(), expected.defined());
+    if (mine.defined()) {
+      EXPECT_LT(distance(mine, expected), kBound);
+    }
+    if (world.rank == world.size - 1) {
+      EXPECT_EQ(result.outputs.size(), 2);
+      EXPECT_TRUE(result.outputs[1].equal(id));
+    }
+  }
+}
+
+// A language model whose last stage uses the embedding of the first.
+struct EmbedImpl : torch::nn::Module {
+  EmbedImpl()
+      : weight(register_parameter("weight",
+                                  torch::randn({7, kWidth}, torch::kDouble))) {}
+  at::Tensor forward(const at::Tensor& ids) {
+    return torch::tanh(torch::embedding(weight, ids));
+  }
+  at::Tensor weight;
+};
+TORCH_MODULE(Embed);
+struct HeadImpl : torch::nn::Module {
+  HeadImpl()
+      : weight(register_parameter("weight",
+                                  torch::randn({7, kWidth}, torch::kDouble))) {}
+  at::Tensor forward(const at::Tensor& x) { return torch::linear(x, weight); }
+  at::Tensor weight;
+};
+TORCH_MODULE(Head);
+
+at::Tensor entropy(const at::Tensor& logits, const at::Tensor& target) {
+  return torch::cross_entropy_loss(logits, target);
+}
+
+WORLD_TEST(Pipeline, TiedWeightsTrainAsOne, 2, 3) {
+  auto group = init_process_group();
+  // ZBV has the first and the last stage on one rank.
+  for (const auto& schedule :
+       {schedule_1f1b(world.size, 2 * world.size),
+        schedule_zbv_zero_bubble(world.size, 2 * world.size)}) {
+    const auto facts = check_pipeline_schedule(schedule);
+    torch::manual_seed(world.rank);  // the copies differ before
+    Embed embed;
+    Head head;
+    Sequential middle = whole_model(facts.stages - 2);
+    std::vector<PipelineStage> mine;
+    const int last = facts.stages - 1;
+    for (int stage = 0; stage <= last; ++stage) {
+      if (facts.rank_of_stage[static_cast<size_t>(stage)] != world.rank) {
+        continue;
+      }
+      if (stage == 0) {
+        mine.emplace_back(stage, embed);
+      } else if (stage == last) {
+        mine.emplace_back(stage, head);
+      } else {
+        mine.emplace_back(
+            stage, stage_of(middle, begins_of(facts.stages - 2), stage - 1));
+      }
+    }
+    Pipeline pipeline(mine,
+                      {.schedule = schedule,
+                       .loss = entropy,
+                       .tied_weights = {{{{0, "weight"}, {last, "weight"}}}}});
+    auto optimizer = optimizer_of(parameters_of(mine));
+
+    at::Tensor weight = embed->weight.detach().clone();
+    broadcast(weight, 0);
+    weight.requires_grad_();
+    Sequential single = whole_model(facts.stages - 2);
+    std::vector<at::Tensor> all = single->parameters();
+    all.push_back(weight);
+    auto single_optimizer = optimizer_of(all);
+    for (int step = 0; step < kSteps; ++step) {
+      torch::manual_seed(step);
+      const at::Tensor ids = torch::randint(7, {6 * world.size});
+      const at::Tensor next = torch::randint(7, {6 * world.size});
+      // Every third step keeps the gradients of the one before.
+      if (step % 3 != 0) optimizer.zero_grad();
+      if (step % 3 != 0) single_optimizer.zero_grad();
+      pipeline.step(ids, next);
+      at::Tensor x = torch::tanh(torch::embedding(weight, ids));
+      if (!single->is_empty()) x = single->forward(x);
+      entropy(torch::linear(x, weight), next).backward();
+      optimizer.step();
+      single_optimizer.step();
+    }
+    const auto holds = [&](int stage) {
+      return facts.rank_of_stage[static_cast<size_t>(stage)] == world.rank;
+    };
+    if (holds(0)) {
+      EXPECT_LT(distance(embed->weight, weight), kBound);
+      EXPECT_FALSE(layout_of(embed->weight)->duplicate);
+    }
+    if (holds(last)) {
+      EXPECT_LT(distance(head->weight, weight), kBound);
+      EXPECT_TRUE(layout_of(head->weight)->duplicate);
+    }
+    // The norm over all ranks, each weight once.
+    double squares = 0;
+    for (const at::Tensor& parameter : parameters_of(mine)) {
+      if (layout_of(parameter)->duplicate) continue;
+      squares += parameter.grad().pow(2).sum().item<double>();
+    }
+    at::Tensor norm = torch::tensor(squares, torch::kDouble);
+    all_reduce(norm);
+    double expected = 0;
+    for (const at::Tensor& parameter : all) {
+      expected += parameter.grad().pow(2).sum().item<double>();
+    }
+    EXPECT_NEAR(norm.item<double>(), expected, kBound);
+  }
+}
+
+WORLD_TEST(Pipeline, ParametersHaveALayout, 2) {
+  auto group = init_process_group();
+  const PipelineSchedule schedule = schedule_gpipe(2, 2);
+  Sequential model = whole_model(2);
+  auto mine = stages_of(model, schedule, world.rank);
+  Pipeline pipeline(mine, {.schedule = schedule, .loss = mse});
+  for (const at::Tensor& parameter : parameters_of(mine)) {
+    const TensorLayout* layout = layout_of(parameter);
+    ASSERT_NE(layout, nullptr);
+    EXPECT_EQ(layout->box, whole_box(parameter.sizes().vec()));
+    EXPECT_EQ(layout->groups.size(), 1);
+    EXPECT_EQ(layout->groups[0]->size(), 2);
+    EXPECT_FALSE(layout->duplicate);
+  }
+}
+
+// Two pipelines of two ranks train replicas on halves of the batch. PyTorch
+// averages too early with schedules that have backwards in two parts (issue
+// 144530).
+WORLD_TEST(Pipeline, WithDdpGradientsAreAveragedAfterTheLastBackward, 4) {
+  for (const char* backend : {"lockstep", "gloo"}) {
+    auto world_group = init_process_group(backend);
+    std::vector<ProcessGroupPtr> columns{new_group({0, 1}), new_group({2, 3})};
+    std::vector<ProcessGroupPtr> rows{new_group({0, 2}), new_group({1, 3})};
+    const ProcessGroupPtr column = columns[static_cast<size_t>(world.rank / 2)];
+    const ProcessGroupPtr row = rows[static_cast<size_t>(world.rank % 2)];
+    for (const char* name :
+         {"InterleavedZeroBubble", "ZBVZeroBubble", "Interleaved1F1B"}) {
+      SCOPED_TRACE(std::string(backend) + " " + name);
+      const PipelineSchedule schedule = make_pipeline_schedule(name, 2, 4, 2);
+      const auto facts = check_pipeline_schedule(schedule);
+      Sequential model = whole_model(4), single = whole_model(4);
+      using Ddp = DistributedDataParallel<Sequential>;
+      std::vector<std::unique_ptr<Ddp>> wrappers;
+      std::vector<PipelineStage> mine;
+      std::vector<at::Tensor> parameters;
+      for (int stage = 0; stage < 4; ++stage) {
+        if (facts.rank_of_stage[static_cast<size_t>(stage)] != column->rank()) {
+          continue;
+        }
+        auto part = stage_of(model, begins_of(4), stage);
+        wrappers.push_back(std::make_unique<Ddp>(
+            part, DistributedDataParallelOptions{.process_group = row}));
+        mine.emplace_back(stage, *wrappers.back());
+      }
+      auto optimizer = optimizer_of(parameters_of(mine));
+      auto single_optimizer = optimizer_of(single->parameters());
+      Pipeline pipeline(mine,
+                        {.schedule = schedule, .loss = mse, .group = column});
+      for (int step = 0; step < kSteps; ++step) {
+        const Batch batch = batch_of(step, 16);
+        const int64_t begin = 8 * (world.rank / 2);
+        // One step of three adds to the gradients of the step before.
+        if (step % 3 != 2) optimizer.zero_grad(step % 2 == 0);
+        if (step % 3 != 2) single_optimizer.zero_grad();
+        pipeline.step(batch.x.slice(0, begin, begin + 8),
+                      batch.y.slice(0, begin, begin + 8));
+        mse(single->forward(batch.x), batch.y).backward();
+        optimizer.step();
+        single_optimizer.step();
+      }
+      auto expected = single->named_parameters();
+      for (const PipelineStage& stage : mine) {
+        for (const auto& parameter : stage.module().named_parameters()) {
+          EXPECT_LT(distance(parameter.value(), expected[parameter.key()]),
+                    kBound)
+              << parameter.key();
+        }
+      }
+    }
+  }
+}
+
+// The wrapper's buckets do the averaging, so that each replica may step a part.
+WORLD_TEST(Pipeline, StagesMayHaveAShardedOptimizer, 4) {
+  auto world_group = init_process_group();
+  std::vector<ProcessGroupPtr> columns{new_group({0, 1}), new_group({2, 3})};
+  std::vector<ProcessGroupPtr> rows{new_group({0, 2}), new_group({1, 3})};
+  const ProcessGroupPtr column = columns[static_cast<size_t>(world.rank / 2)];
+  const ProcessGroupPtr row = rows[static_cast<size_t>(world.rank % 2)];
+  const PipelineSchedule schedule = schedule_interleaved_zero_bubble(2, 4, 1);
+  Sequential model = whole_model(2), single = whole_model(2);
+  auto part = stage_of(model, begins_of(2), column->rank());
+  DistributedDataParallel<Sequential> wrapper(part, {.process_group = row});
+  ZeroRedundancyOptimizer<optim::SGD> optimizer(wrapper,
+                                                {.lr = 0.1, .momentum = 0.9});
+  auto single_optimizer = optimizer_of(single->parameters());
+  Pipeline pipeline({{column->rank(), wrapper}},
+                    {.schedule = schedule, .loss = mse, .group = column});
+  for (int step = 0; step < kSteps; ++step) {
+    const Batch batch = batch_of(step, 16);
+    const int64_t begin = 8 * (world.rank / 2);
+    optimizer.zero_grad();
+    single_optimizer.zero_grad();
+    pipeline.step(batch.x.slice(0, begin, begin + 8),
+                  batch.y.slice(0, begin, begin + 8));
+    mse(single->forward(batch.x), batch.y).backward();
+    optimizer.step();
+    single_optimizer.step();
+  }
+  auto expected = single->named_parameters();
+  for (const auto& parameter : part->named_parameters()) {
+    EXPECT_LT(distance(parameter.value(), expected[parameter.key()]), kBound)
+        << parameter.key();
+  }
+}
+
+WORLD_TEST(Pipeline, MistakesAreToldToAllRanks, 2, 3) {
+  auto group = init_process_group();
+  const int p = world.size;
+  const PipelineSchedule schedule = schedule_gpipe(p, 4);
+  Sequential model = whole_model(p);
+  const auto mine = stages_of(model, schedule, world.rank);
+  const auto refusal = [&](std::vector<PipelineStage> stages,
+                           PipelineOptions options) {
+    return message_of([&] { Pipeline(std::move(stages), std::move(options)); });
+  };
+  EXPECT_THAT(refusal(mine, {.schedule = schedule_gpipe(p + 1, 4)}),
+              HasSubstr("but its group has " + std::to_string(p)));
+  EXPECT_THAT(refusal(world.rank == 0 ? std::vector<PipelineStage>{} : mine,
+                      {.schedule = schedule}),
+              AllOf(HasSubstr("the stages 0, but it was given none"),
+                    HasSubstr(world.rank == 0 ? "" : "rank 0: ")));
+  EXPECT_THAT(
+      refusal(mine, {.schedule = schedule_gpipe(p, world.rank == 1 ? 5 : 4)}),
+      HasSubstr("rank 1 has another schedule"));
+  EXPECT_THAT(
+      refusal(mine, {.schedule = schedule,
+                     .tied_weights = {{{{0, "0.wait"}, {1, "3.weight"}}}}}),
+      HasSubstr("stage 0 has no parameter \"0.wait\""));
+  EXPECT_THAT(
+      refusal(mine, {.schedule = schedule,
+                     .tied_weights = {{{{0, "0.weight"}, {1, "3.bias"}}}}}),
+      HasSubstr("of which another rank has"));
+
+  Pipeline pipeline(mine, {.schedule = schedule, .loss = mse});
+  const Batch batch = batch_of(0, 8);
+  EXPECT_THAT(message_of([&] { pipeline.step({}, batch.y); }),
+              HasSubstr("rank of stage 0 was given no inputs"));
+  EXPECT_THAT(
+      message_of([&] { pipeline.step(batch.x.slice(0, 0, 3), batch.y); }),
+      HasSubstr("3 rows cannot be divided into 4"));
+  EXPECT_THAT(message_of([&] { pipeline.step(batch.x); }),
+              HasSubstr("given no target"));
+  EXPECT_THAT(
+      message_of([&] { pipeline.step(batch.x, batch.y.slice(0, 0, 7)); }),
+      HasSubstr("8 rows on rank 0, but the target has 7"));
+  EXPECT_THAT(message_of([&] {
+                if (world.rank == 1) {
+                  pipeline.eval(batch.x);
+                } else {
+                  pipeline.step(batch.x, batch.y);
+                }
+              }),
+              HasSubstr("rank 1 called Pipeline::eval(), but rank 0"));
+  pipeline.step(batch.x, batch.y);  // all the same, it can be used further
+}
+
+// Fails in its third forward.
+struct FailingImpl : torch::nn::Module {
+  FailingImpl()
+      : linear(register_module("linear", torch::nn::Linear(kWidth, kWidth))) {
+    to(torch::kDouble);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    if (++forwards == 3) throw std::range_error("out of luck");
+    return linear(x);
+  }
+  torch::nn::Linear linear;
+  int forwards = 0;
+};
+TORCH_MODULE(Failing);
+
+WORLD_TEST(Pipeline, AStageThatThrowsIsNamedOnAllRanks, 2, 3, 4) {
+  for (const char* backend : {"lockstep", "gloo"}) {
+    SCOPED_TRACE(backend);
+    auto group = init_process_group(backend);
+    const PipelineSchedule schedule = schedule_1f1b(world.size, 2 * world.size);
+    Sequential model = whole_model(world.size);
+    std::vector<PipelineStage> mine = stages_of(model, schedule, world.rank);
+    if (world.rank == 1) mine = {{1, Failing()}};
+    Pipeline pipeline(mine, {.schedule = schedule, .loss = mse});
+    const Batch batch = batch_of(0, 8);
+    const std::string message =
+        message_of([&] { pipeline.step(batch.x, batch.y); });
+    if (world.rank == 1) {
+      EXPECT_EQ(message, "out of luck");
+    } else {
+      EXPECT_THAT(message, HasSubstr("rank 1 failed in 1F2 (stage 1, "
+                                     "micro-batch 2): out of luck"));
+    }
+  }
+}
+
+// A stage whose outputs change their shape although its inputs do not.
+struct ChangingImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    return ++forwards > 4 ? x.sum(1, true) : x * 2;
+  }
+  int forwards = 0;
+};
+TORCH_MODULE(Changing);
+
+WORLD_TEST(Pipeline, ShapesThatChangeAreAnError, 2) {
+  auto group = init_process_group();
+  const PipelineSchedule schedule = schedule_gpipe(2, 4);
+  Sequential model = whole_model(2);
+  std::vector<PipelineStage> mine = stages_of(model, schedule, world.rank);
+  if (world.rank == 0) mine = {{0, Changing()}};
+  Pipeline pipeline(mine, {.schedule = schedule, .loss = mse});
+  const Batch batch = batch_of(0, 8);
+  pipeline.step(batch.x, batch.y);
+  EXPECT_THAT(message_of([&] { pipeline.step(batch.x, batch.y); }),
+              HasSubstr("stage 0 returned Double[2, 1], but for inputs of the "
+                        "same shapes it returned Double[2, 5] before"));
+}
+
+TEST(StageSplit, TheDearestStageIsAsCheapAsPossible) {
+  EXPECT_THAT(balanced_begins({1, 1, 1, 1}, 2), ElementsAre(0, 2));
+  EXPECT_THAT(balanced_begins({1, 1, 4, 1, 1}, 3), ElementsAre(0, 2, 3));
+  EXPECT_THAT(balanced_begins({3, 1, 1, 1, 3}, 3), ElementsAre(0, 1, 4));
+  EXPECT_THAT(balanced_begins({5, 1}, 2), ElementsAre(0, 1));
+  EXPECT_THAT(message_of([] { balanced_begins({1}, 2); }),
+              HasSubstr("1 children cannot be divided into 2 stages"));
+}
+
+TEST(StageSplit, PartsKeepTheirNames) {
+  const Sequential model = whole_model(3);
+  const Sequential part = stage_of(model, {0, 2, 6}, 1);
+  std::vector<std::string> names;
+  for (const auto& parameter : part->named_parameters()) {
+    names.push_back(parameter.key());
+    EXPECT_TRUE(
+        parameter.value().is_same(model->named_parameters()[parameter.key()]));
+  }
+  EXPECT_THAT(names, ElementsAre("2.weight", "2.bias", "3.weight", "3.bias",
+                                 "5.weight", "5.bias"));
+  for (const std::vector<int64_t>& begins :
+       {std::vector<int64_t>{}, {1, 2}, {0, 0}, {0, 9}, {0, 4, 2}}) {
+    EXPECT_THAT(message_of([&] { stage_of(model, begins, 0); }),
+                HasSubstr("cannot begin at"));
+  }
+}
+
+WORLD_TEST(StageSplit, MeasuredBalanceIsTheSameOnAllRanks, 2) {
+  auto group = init_process_group();
+  Sequential model(torch::nn::Linear(256, 256), torch::nn::Tanh(),
+                   torch::nn::BatchNorm1d(256), torch::nn::Tanh());
+  const at::Tensor before = model->buffers()[0].clone();
+  const auto begins = balanced_begins(model, torch::randn({256, 256}), 2);
+  EXPECT_EQ(begins.size(), 2);
+  EXPECT_TRUE(model->buffers()[0].equal(before));
+  EXPECT_FALSE(model->parameters()[0].grad().defined());
+  at::Tensor mine = torch::tensor(begins);
+  at::Tensor most = mine.clone();
+  all_reduce(most, {.op = ReduceOp::MAX});
+  EXPECT_TRUE(mine.equal(most));
+}
+
+}  // namespace
+}  // namespace lockstep::internal::testing
