@@ -82,6 +82,7 @@ set(LOCKSTEP_PUBLIC_HEADERS
   metrics/metrics.h
   metrics/perplexity.h
   metrics/sum.h
+  model_parallel.h
   optim/adam.h
   optim/adamw.h
   optim/lr_scheduler/anneal_strategy.h
@@ -126,6 +127,8 @@ set(LOCKSTEP_PUBLIC_HEADERS
   parallel/ddp/forward_result.h
   parallel/ddp/logging_data.h
   parallel/ddp/mixed_precision.h
+  parallel/fsdp/fully_shard.h
+  parallel/fsdp/fully_shard_options.h
   parallel/join/join.h
   parallel/join/joined_optimizer.h
   parallel/mesh/device_mesh.h

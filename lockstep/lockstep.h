@@ -1,7 +1,8 @@
 #pragma once
 
-// Includes all public headers of Lockstep. Each header documents what it
-// declares.
+// Includes the public headers of Lockstep, except those for models that are
+// divided by layer or within a layer (lockstep/model_parallel.h). Each header
+// documents what it declares.
 #include "lockstep/amp/autocast.h"
 #include "lockstep/amp/clip_grad.h"
 #include "lockstep/amp/grad_scaler.h"
@@ -58,25 +59,15 @@
 #include "lockstep/optim/sgd.h"
 #include "lockstep/parallel/checkpointing/checkpoint.h"
 #include "lockstep/parallel/comm_hooks/comm_hooks.h"
-#include "lockstep/parallel/context/context_shard.h"
-#include "lockstep/parallel/context/ring_attention.h"
-#include "lockstep/parallel/context/ulysses_attention.h"
 #include "lockstep/parallel/data_parallel/data_parallel.h"
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
+#include "lockstep/parallel/fsdp/fully_shard.h"
 #include "lockstep/parallel/join/join.h"
 #include "lockstep/parallel/join/joined_optimizer.h"
 #include "lockstep/parallel/mesh/device_mesh.h"
-#include "lockstep/parallel/mesh/dry_run.h"
 #include "lockstep/parallel/model_averaging/post_local_sgd_optimizer.h"
 #include "lockstep/parallel/nn/convert_sync_batchnorm.h"
 #include "lockstep/parallel/nn/sync_batch_norm.h"
-#include "lockstep/parallel/pipeline/pipeline.h"
-#include "lockstep/parallel/pipeline/schedule_check.h"
-#include "lockstep/parallel/pipeline/schedule_messages.h"
-#include "lockstep/parallel/pipeline/schedule_simulation.h"
-#include "lockstep/parallel/pipeline/schedules.h"
-#include "lockstep/parallel/pipeline/stage_split.h"
 #include "lockstep/parallel/swa/averaged_model.h"
 #include "lockstep/parallel/swa/update_bn.h"
-#include "lockstep/parallel/tensor/tensor_parallel.h"
 #include "lockstep/parallel/zero/zero_redundancy_optimizer.h"

@@ -5,6 +5,7 @@
 #include <lockstep/checkpoint/module_state.h>
 #include <lockstep/checkpoint/optimizer_state.h>
 #include <lockstep/lockstep.h>
+#include <lockstep/model_parallel.h>
 #include <lockstep/parallel/comm_hooks/comm_hooks.h>
 #include <lockstep/parallel/model_averaging/post_local_sgd_optimizer.h>
 #include <torch/torch.h>
@@ -34,6 +35,7 @@ using namespace lockstep;  // NOLINT
 using DistributedDataParallel =
     ::lockstep::DistributedDataParallel<torch::nn::Linear>;
 using DataParallel = ::lockstep::DataParallel<torch::nn::Linear>;
+using FullyShard = ::lockstep::FullyShard<torch::nn::Linear>;
 using ZeroRedundancyOptimizer =
     ::lockstep::ZeroRedundancyOptimizer<::lockstep::optim::AdamW>;
 using AveragedModel = ::lockstep::AveragedModel<torch::nn::Linear>;

@@ -17,6 +17,7 @@ import torch.distributed as dist
 import torch.distributed.algorithms
 import torch.distributed.checkpoint
 import torch.distributed.checkpoint.state_dict
+import torch.distributed.fsdp
 import torch.distributed.optim
 import torch.distributed.pipelining
 import torch.distributed.tensor.parallel
@@ -45,6 +46,7 @@ PLACES = [dist, torch.nn.parallel, torch.utils.data.distributed,
           torch.utils.data, torch.utils, torch.multiprocessing, torch.nn,
           torch.optim,
           torch.amp, torch.nn.utils, torch.distributed.optim,
+          torch.distributed.fsdp,
           torch.distributed.pipelining, pipeline_schedules,
           torch.distributed.algorithms, context, *HOOKS, *AVERAGERS,
           ddp_comm_hooks, torch.distributed.tensor.parallel,

@@ -376,6 +376,7 @@ def main():
             fragments.lines += names_source(page, texts[page])
     (out / "fragments.cpp").write_text(fragments.text(
         ["#include <nlohmann/json.hpp>", "#include <lockstep/lockstep.h>",
+         "#include <lockstep/model_parallel.h>",
          "#include <torch/torch.h>", '#include "tests/docs/in_folder.h"',
          '#include "tests/docs/names.h"',
          '#include "tests/harness/process_world.h"',

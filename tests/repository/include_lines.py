@@ -3,13 +3,13 @@ included <torch/torch.h> already: few lines beside the 260,000 of LibTorch.
 
     include_lines.py COMPILER [-I... -isystem...]
 
-11,000 lines more took GCC 12 half a second (docs/install.md).
+15,300 lines more took GCC 12 1.3 s (docs/install.md); 2 s is the most.
 """
 
 import subprocess
 import sys
 
-MOST = 15_000
+MOST = 16_000
 
 
 def lines(compiler, arguments, source):

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <lockstep/lockstep.h>
+#include <lockstep/model_parallel.h>
 
 #include <chrono>
 #include <optional>

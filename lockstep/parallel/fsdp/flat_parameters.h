@@ -1,0 +1,178 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/range.h"
+#include "lockstep/comm/collective_options.h"
+#include "lockstep/comm/process_group.h"
+#include "lockstep/parallel/fsdp/fully_shard_options.h"
+
+namespace lockstep::internal {
+
+class ShardedUnit;
+
+// A parameter that a unit will shard, and every place where it is registered.
+struct FoundParameter {
+  struct Place {
+    torch::nn::Module* module;
+    std::string key;
+  };
+  std::string name;  // in the unit's module
+  at::Tensor tensor;
+  std::vector<Place> places;
+};
+
+// Buffers of full parameters and gradients that are not in use at the moment,
+// for the next unit: fresh memory would cost a page fault for every 4 KiB.
+class BufferPool {
+ public:
+  explicit BufferPool(ProcessGroupPtr group) : group_(std::move(group)) {}
+  // Returns a tensor [count], from memory that the group's ranks share if there
+  // is any.
+  at::Tensor take(int64_t count, const at::TensorOptions& options);
+  void give_back(at::Tensor buffer);
+
+ private:
+  // A unit computes while the next one is gathered, so two are kept.
+  static constexpr size_t kMostIdle = 2;
+  const ProcessGroupPtr group_;
+  std::vector<at::Tensor> idle_;
+};
+
+// Returns the unit to whose memory `tensor` belongs, as a shard or as a full
+// parameter; null if to none.
+std::shared_ptr<ShardedUnit> unit_of(const at::Tensor& tensor);
+
+// The parameters of one unit that have one dtype, one after the other in one
+// flat tensor of `padded` elements, of which each rank owns an equal slice, in
+// rank order. A parameter's shard is the intersection of its range with the
+// slice, which may be empty.
+//
+// There are two tensors for each parameter, as in Python's FSDP2. The compute
+// tensor is the one that the module's members are; it keeps its shape, and its
+// memory is the flat tensor. The shard, of one dimension, takes its place in
+// the module's dictionary of parameters; so the optimizer, clipping and
+// snapshots see shards. A TensorLayout says which part a shard is.
+//
+// Two ways to have the flat tensor:
+// - In common: one copy for all ranks of the host. Shards alias it, if the
+//   dtypes of both are equal; otherwise refresh() converts this rank's slice.
+//   Who may read and write it when is the caller's business (ShardingRoot).
+//   A group of one rank is a case of this, too.
+// - Gathered: it exists from gather() to release(). Meanwhile a tensor that has
+//   lost its memory throws c10::Error when its data is accessed.
+//
+// Threads: one at a time. Errors of the group's collectives pass through.
+class FlatParameters {
+ public:
+  // Collective, if the memory is in common. Each tensor of `found` gets its
+  // place in the flat tensor, and its own memory is freed. All have one dtype
+  // and device and, for the sake of equal shares, requires_grad.
+  FlatParameters(std::vector<FoundParameter> found,
+                 const FullyShardOptions& options,
+                 const std::weak_ptr<ShardedUnit>& unit);
+  FlatParameters(const FlatParameters&) = delete;
+  FlatParameters& operator=(const FlatParameters&) = delete;
+  ~FlatParameters();
+
+  struct Parameter {
+    std::string name;
+    at::Tensor compute;        // of its shape
+    at::Tensor shard;          // [range.size()]
+    int64_t offset;            // in the flat tensor
+    Range range;               // of its elements: those in the shard
+    uint32_t version = 0;      // of the shard, at note_versions()
+    at::Tensor accumulated{};  // its gradient under no_sync(), in reduce_dtype
+  };
+  const std::vector<Parameter>& parameters() const { return parameters_; }
+  int64_t padded() const { return slice_ * size_; }
+  int64_t slice() const { return slice_; }  // the number of elements of a rank
+  int rank() const { return rank_; }
+  at::ScalarType reduce_dtype() const { return reduce_dtype_; }
+  at::TensorOptions reduce_options() const {
+    return options_.dtype(reduce_dtype_);
+  }
+  bool in_common() const { return in_common_; }
+
+  // ---- Full parameters ----
+
+  // In common with another dtype: converts this rank's slice. No rank may be
+  // reading. The others see it after a barrier.
+  void refresh();
+  // Starts to gather the full parameters, unless that was done. Collective;
+  // does not block.
+  void start_gather(BufferPool& pool);
+  // Waits until the full parameters are there; calls start_gather().
+  void gather(BufferPool& pool);
+  // Frees the full parameters, if they are gathered.
+  void release(BufferPool& pool);
+  bool gathered() const { return buffer_.defined(); }
+
+  // ---- Gradients ----
+
+  // Whether a parameter requires grad now.
+  bool trains() const;
+  // Makes requires_grad of the compute tensors that of the shards, which a
+  // program may have changed.
+  void follow_requires_grad();
+  // Returns the first parameter with a gradient of its own; null if none has.
+  const Parameter* with_gradient() const;
+  // Gradients that are reduced where backward computed them.
+  using LeftGradients = std::map<const Parameter*, at::Tensor>;
+  // Moves the gradients, but not those of `left`, to `flat` [padded],
+  // multiplied by `factor`; those that are missing count as 0. Throws
+  // std::invalid_argument for sparse ones.
+  void take_gradients(const at::Tensor& flat, double factor,
+                      const LeftGradients& left = {});
+  // Returns a copy [slice] of this rank's slice of `flat`, or of `left`.
+  at::Tensor own_slice_of(const at::Tensor& flat,
+                          const LeftGradients& left) const;
+  // Keeps gradients that are not reduced yet in reduce_dtype, so that several
+  // backward passes do not accumulate in a half type.
+  void keep_gradients();
+  void drop_gradients();
+  // Adds a reduced gradient, this rank's slice [slice] of reduce_dtype, to the
+  // shards' .grad. The memory may become that of .grad.
+  void add_to_shards(const at::Tensor& reduced);
+
+  // ---- Checks ----
+
+  void note_versions();
+  // Returns the first parameter whose shard was written since note_versions();
+  // null if none was.
+  const Parameter* written() const;
+  // Throws std::logic_error if a shard has got other memory or another dtype.
+  void require_own_memory() const;
+
+ private:
+  void make_memory(const FullyShardOptions& options);
+  at::Tensor own_slice() const;
+
+  std::vector<Parameter> parameters_;
+  const ProcessGroupPtr group_;
+  const std::weak_ptr<ShardedUnit> unit_;
+  const int rank_;
+  const int size_;
+  at::TensorOptions options_;  // of the shards
+  at::ScalarType compute_dtype_;
+  at::ScalarType reduce_dtype_;
+  int64_t slice_ = 0;
+  bool in_common_ = false;
+  at::Tensor flat_;    // in common: [padded] of compute_dtype
+  at::Tensor shards_;  // [slice] of options_
+  c10::Storage shard_storage_;
+  c10::Storage compute_storage_;
+  at::Tensor buffer_;  // gathered: [padded] of compute_dtype
+  at::Tensor sent_;    // what is being gathered from this rank
+  WorkPtr work_;
+};
+
+}  // namespace lockstep::internal

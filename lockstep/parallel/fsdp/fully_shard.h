@@ -1,0 +1,277 @@
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <array>
+#include <concepts>
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "lockstep/parallel/ddp/distributed_data_parallel.h"
+#include "lockstep/parallel/ddp/forward_result.h"
+#include "lockstep/parallel/fsdp/fully_shard_options.h"
+#include "lockstep/parallel/fsdp/sharded_unit.h"
+
+namespace lockstep {
+namespace internal {
+
+// Whether FullyShard replaces the tensors in an argument of this type: tensors,
+// and vectors, arrays, optionals, pairs and tuples of such types. Other
+// arguments are passed on as they are.
+template <typename T>
+struct HoldsTensors : std::false_type {};
+template <>
+struct HoldsTensors<at::Tensor> : std::true_type {};
+template <typename T>
+struct HoldsTensors<std::optional<T>> : HoldsTensors<T> {};
+template <typename T, typename A>
+struct HoldsTensors<std::vector<T, A>> : HoldsTensors<T> {};
+template <typename T, size_t N>
+struct HoldsTensors<std::array<T, N>> : HoldsTensors<T> {};
+template <typename A, typename B>
+struct HoldsTensors<std::pair<A, B>>
+    : std::conjunction<HoldsTensors<A>, HoldsTensors<B>> {};
+template <typename... T>
+struct HoldsTensors<std::tuple<T...>> : std::conjunction<HoldsTensors<T>...> {};
+
+// An argument on its way to forward: a copy if its tensors may be replaced.
+template <typename Argument>
+using HeldArgument =
+    std::conditional_t<HoldsTensors<std::decay_t<Argument>>::value,
+                       std::decay_t<Argument>, Argument&&>;
+
+}  // namespace internal
+
+// Sharded data parallel (ZeRO-2 and ZeRO-3) of one module on every rank: each
+// rank keeps a part of the parameters, of their gradients and of the state of
+// the optimizer. It follows torch.distributed.fsdp.fully_shard (PyTorch
+// documentation, "FSDP2") and Rajbhandari et al., "ZeRO: Memory Optimizations
+// Toward Training Trillion Parameter Models" (SC 2020).
+//
+// A FullyShard is one *unit*: parameters that are gathered, used and freed
+// together. Units nest. Usually each block of a model is one, and the model is
+// another, for the parameters that are left:
+//
+//   struct NetImpl : torch::nn::Module {
+//     NetImpl() {
+//       for (int i = 0; i < 12; ++i) {
+//         blocks.emplace_back([] { return Block(512); });
+//         register_module("block" + std::to_string(i), blocks[i].ptr());
+//       }
+//     }
+//     at::Tensor forward(at::Tensor x) {
+//       for (auto& block : blocks) x = block(x);
+//       return x;
+//     }
+//     std::vector<FullyShard<Block>> blocks;
+//   };
+//   FullyShard<Net> model([] { return Net(); });
+//   torch::optim::AdamW optimizer(model->parameters());
+//
+// A unit is a handle, like a module holder: copies are the same unit. It must
+// be called itself, as here; a call of its module, block->forward(x), does not
+// gather. The module that is registered is the unit's own, so that names of
+// parameters are those of the model without units. A group of one rank is
+// allowed: the same program then runs without sharding.
+//
+// What the module registered are *shards* from then on: parameters() gives
+// tensors of one dimension with this rank's elements, which may be none. The
+// members of the module, such as `weight`, are the full parameters. They may be
+// used in forward, and between unshard() and reshard(); at another time their
+// data is not there (c10::Error), or may change any moment (if ranks share
+// memory). Make the optimizer, and load snapshots, after the last unit is
+// constructed, and move modules (to()) before. Parameters must not be in a
+// ParameterList or ParameterDict, nor registered later.
+//
+// The constructor takes a holder or a std::shared_ptr of the module, or a
+// function that returns one. The full parameters that the module was
+// constructed with are freed, so the peak while blocks are constructed one
+// after another is all shards and one block. All ranks must draw the same
+// random numbers; then the first values are those of one process.
+//
+// When backward() returns, the .grad of the shards are averaged over the ranks
+// (and over replicate_group). A parameter that this rank did not use counts as
+// a gradient of zeros; so a parameter that no rank used has a gradient of
+// zeros, and not none, if its unit took part. Frozen parameters
+// (requires_grad false, which may change between iterations, on all ranks
+// alike) cost no communication of gradients. A parameter that is registered
+// twice in a unit is one; a parameter in two units is refused. Gradients of
+// gradients (create_graph) are not reduced; gradients must be dense.
+//
+// Collective: the constructor, every outermost forward (with or without grad),
+// every backward through it, unshard() and reshard(). All ranks go through the
+// same units in the same order. Shards may be written (by a step, a load, by
+// hand) after backward, and after a forward without grad. Writing them between
+// a forward and its backward throws std::logic_error in the next forward or
+// backward (sharding_root.h has the phases). A forward whose graph is dropped
+// counts as one that expects a backward: use torch::NoGradGuard to evaluate.
+//
+// As in Python, forward must not write its input tensors in place, and results
+// must not be parameters or views of them (std::invalid_argument).
+//
+// Errors: std::invalid_argument for mistakes, on all ranks if they differ;
+// c10::DistBackendError if something failed between the ranks. If an exception
+// ends a backward, the iteration is given up: gradients that were not in .grad
+// of shards yet are lost, and the next forward starts again, provided that
+// every rank has given up.
+//
+// Use from one thread.
+template <typename Module>
+class FullyShard {
+  using Pointer = internal::ModulePointer<Module>;
+
+ public:
+  explicit FullyShard(typename Pointer::Given module,
+                      const FullyShardOptions& options = {})
+      : module_(Pointer::get(module)),
+        unit_(internal::ShardedUnit::make(*module_, options)) {}
+  // `make()` returns the module.
+  template <typename Make>
+    requires(!std::convertible_to<const Make&, typename Pointer::Given>) &&
+            std::convertible_to<std::invoke_result_t<const Make&>,
+                                typename Pointer::Given>
+  explicit FullyShard(const Make& make, const FullyShardOptions& options = {})
+      : FullyShard(typename Pointer::Given(make()), options) {}
+
+  // Takes the arguments of the module's forward and returns its result, in
+  // which the tensors must be found (ddp/forward_result.h).
+  template <typename... Args>
+  decltype(auto) forward(Args&&... args) {
+    internal::UnitForward pass(unit_);
+    std::tuple<internal::HeldArgument<Args>...> held(
+        std::forward<Args>(args)...);
+    take_inputs(pass, held);
+    const auto call = [&]() -> decltype(auto) {
+      return std::apply(
+          [&](auto&... argument) -> decltype(auto) {
+            if constexpr (requires {
+                            module_->forward(
+                                static_cast<internal::HeldArgument<Args>&&>(
+                                    argument)...);
+                          }) {
+              return module_->forward(
+                  static_cast<internal::HeldArgument<Args>&&>(argument)...);
+            } else {
+              return module_->forward(argument...);
+            }
+          },
+          held);
+    };
+    using Result = decltype(call());
+    if constexpr (std::is_void_v<Result>) {
+      call();
+      pass.end();
+    } else {
+      Result result = call();
+      const auto visit = [&pass](auto& tensor) { pass.returns(tensor); };
+      if constexpr (std::is_reference_v<Result>) {
+        visit_tensors(std::as_const(result), visit);
+      } else {
+        visit_tensors(result, visit);
+      }
+      pass.end();
+      return static_cast<Result>(std::forward<Result>(result));
+    }
+  }
+  template <typename... Args>
+  decltype(auto) operator()(Args&&... args) {
+    return forward(std::forward<Args>(args)...);
+  }
+
+  // The module, of which another module registers ptr().
+  auto* operator->() const { return module_.get(); }
+  const auto& ptr() const { return module_; }
+
+  // While it lives, backward passes leave the full gradients on this rank,
+  // which takes their memory; the next backward after it averages the sum.
+  class [[nodiscard]] NoSync {
+   public:
+    explicit NoSync(std::shared_ptr<internal::ShardedUnit> unit)
+        : unit_(std::move(unit)),
+          before_(unit_->set_requires_gradient_sync(false)) {}
+    NoSync(const NoSync&) = delete;
+    NoSync& operator=(const NoSync&) = delete;
+    ~NoSync() { unit_->set_requires_gradient_sync(before_); }
+
+   private:
+    const std::shared_ptr<internal::ShardedUnit> unit_;
+    const bool before_;
+  };
+  NoSync no_sync() { return NoSync(unit_); }
+  // Does the same until it is called again. For all units of the model; what
+  // counts is the value when a backward begins.
+  void set_requires_gradient_sync(bool requires_gradient_sync) {
+    unit_->set_requires_gradient_sync(requires_gradient_sync);
+  }
+
+  // Waits for a gather that unshard() has started.
+  class UnshardHandle {
+   public:
+    explicit UnshardHandle(std::shared_ptr<internal::ShardedUnit> unit)
+        : unit_(std::move(unit)) {}
+    void wait() {
+      if (unit_) unit_->wait_unshard();
+      unit_ = nullptr;
+    }
+
+   private:
+    std::shared_ptr<internal::ShardedUnit> unit_;
+  };
+  // Gathers the full parameters of this unit (not of units in it), for the next
+  // forward, or for use without one until reshard(). With `async_op` returns
+  // before they are there; a forward waits by itself. Collective.
+  UnshardHandle unshard(bool async_op = false) {
+    unit_->start_unshard();
+    UnshardHandle handle(unit_);
+    if (!async_op) handle.wait();
+    return handle;
+  }
+  // Frees them. Collective.
+  void reshard() { unit_->reshard(); }
+
+  // FullyShardOptions::reshard_after_forward, of this unit and, if `recurse`,
+  // of the units in it.
+  void set_reshard_after_forward(bool reshard_after_forward,
+                                 bool recurse = true) {
+    unit_->set_reshard_after_forward(reshard_after_forward, recurse);
+  }
+
+  const FullyShardOptions& options() const { return unit_->options(); }
+
+ private:
+  template <typename Held>
+  void take_inputs(internal::UnitForward& pass, Held& held) {
+    std::vector<at::Tensor*> tensors;
+    std::apply(
+        [&](auto&... argument) {
+          (
+              [&](auto& one) {
+                if constexpr (internal::HoldsTensors<
+                                  std::decay_t<decltype(one)>>::value) {
+                  visit_tensors(one, [&](at::Tensor& tensor) {
+                    tensors.push_back(&tensor);
+                  });
+                }
+              }(argument),
+              ...);
+        },
+        held);
+    pass.take_inputs(tensors);
+  }
+
+  decltype(Pointer::get(
+      std::declval<const typename Pointer::Given&>())) module_;
+  std::shared_ptr<internal::ShardedUnit> unit_;
+};
+
+template <typename Module>
+FullyShard(Module) -> FullyShard<Module>;
+template <typename Module>
+FullyShard(Module, const FullyShardOptions&) -> FullyShard<Module>;
+
+}  // namespace lockstep

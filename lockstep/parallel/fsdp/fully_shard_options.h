@@ -1,0 +1,72 @@
+#pragma once
+
+#include <c10/core/ScalarType.h>
+
+#include <optional>
+
+#include "lockstep/comm/process_group.h"
+
+namespace lockstep {
+
+// Like MixedPrecisionPolicy of torch.distributed.fsdp. Without a value the
+// dtype stays as it is. Shards, and with them the optimizer, always keep the
+// parameters' own dtype.
+struct MixedPrecisionPolicy {
+  // The dtype of floating-point parameters while forward and backward run, and
+  // in which they are gathered.
+  std::optional<at::ScalarType> param_dtype{};
+  // The dtype in which gradients are reduced, and accumulated under no_sync();
+  // none: param_dtype.
+  std::optional<at::ScalarType> reduce_dtype{};
+  // The dtype of the floating-point tensors that forward returns.
+  std::optional<at::ScalarType> output_dtype{};
+  // Whether floating-point tensors among the arguments of forward are cast to
+  // param_dtype.
+  bool cast_forward_inputs{true};
+};
+
+// The arguments of torch.distributed.fsdp.fully_shard (PyTorch documentation),
+// with the same defaults. They must be the same on every rank.
+struct FullyShardOptions {
+  // ---- Behaviour: groups ----
+
+  // The ranks over which parameters are divided. Null: the default group. The
+  // same for all units of a model.
+  ProcessGroupPtr group{};
+
+  // Hybrid sharding: the ranks that have the same part of the parameters as
+  // this one, each in another group of ranks that divide them. Gradients are
+  // averaged over both. Typically `group` has the ranks of one host and
+  // `replicate_group` the ranks in the same position on every host. (In Python
+  // a mesh of two dimensions.) Null: the parameters exist once.
+  ProcessGroupPtr replicate_group{};
+
+  // ---- Performance: memory ----
+
+  // Whether the full parameters are freed after forward and gathered again
+  // before backward (ZeRO-3), or stay until backward (ZeRO-2). Set it to false
+  // if memory suffices: that saves half of the gathers. Has no effect if the
+  // ranks share one copy (shared_memory). Default: none, which is true except
+  // for the outermost unit, whose parameters backward needs at once.
+  std::optional<bool> reshard_after_forward{};
+
+  // Whether ranks of one host use one copy of the full parameters, in memory
+  // that they share: nothing is gathered then. Without effect if the ranks are
+  // on several hosts or the group's backend has no such memory. Most programs
+  // leave it. Default: true (not in Python).
+  bool shared_memory{true};
+
+  // ---- Behaviour: precision ----
+
+  MixedPrecisionPolicy mp_policy{};
+
+  // ---- Behaviour: the first values ----
+
+  // Whether every rank gets the parameters and buffers of rank 0 (of both
+  // groups). Otherwise each rank keeps its part of what it has itself, so all
+  // ranks must have drawn the same random numbers, or have loaded the same
+  // file. Default: false (not in Python).
+  bool init_sync{false};
+};
+
+}  // namespace lockstep

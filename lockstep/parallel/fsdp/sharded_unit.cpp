@@ -1,0 +1,331 @@
+#include "lockstep/parallel/fsdp/sharded_unit.h"
+
+#include <ATen/ATen.h>
+#include <c10/util/StringUtil.h>
+#include <torch/nn/modules/container/parameterdict.h>
+#include <torch/nn/modules/container/parameterlist.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+#include <tuple>
+#include <utility>
+
+#include "lockstep/comm/barriers.h"
+#include "lockstep/comm/data_movement.h"
+#include "lockstep/comm/init.h"
+#include "lockstep/comm/object_collectives.h"
+#include "lockstep/comm/tensor_layout.h"
+#include "lockstep/parallel/fsdp/flat_parameters.h"
+#include "lockstep/parallel/fsdp/sharding_root.h"
+#include "lockstep/parallel/fsdp/unit_hooks.h"
+
+namespace lockstep::internal {
+namespace {
+
+std::invalid_argument unit_mistake(const std::string& what) {
+  return std::invalid_argument("FullyShard: " + what);
+}
+
+FullyShardOptions checked_options(FullyShardOptions options) {
+  if (!options.group) options.group = default_group();
+  const auto& policy = options.mp_policy;
+  for (const auto& [name, dtype] :
+       {std::pair{"param_dtype", policy.param_dtype},
+        {"reduce_dtype", policy.reduce_dtype},
+        {"output_dtype", policy.output_dtype}}) {
+    if (!dtype || at::isFloatingType(*dtype)) continue;
+    throw unit_mistake(c10::str("mp_policy.", name, " is ", *dtype,
+                                "; give a floating-point dtype"));
+  }
+  const auto& replicas = options.replicate_group;
+  if (!replicas) return options;
+  const auto in_both = [&](int rank) {
+    return std::ranges::find(replicas->global_ranks(), rank) !=
+           replicas->global_ranks().end();
+  };
+  if (std::ranges::count_if(options.group->global_ranks(), in_both) != 1) {
+    throw unit_mistake(
+        "group and replicate_group must have exactly this rank in common, like "
+        "a row and a column of a table of ranks");
+  }
+  return options;
+}
+
+// The parts of the parameters that one FlatParameters has: all of one kind.
+using UnitKind = std::tuple<at::ScalarType, c10::DeviceType, bool>;
+
+std::string description_of(const std::vector<FoundParameter>& parameters) {
+  std::string text;
+  for (const auto& [name, tensor, places] : parameters) {
+    text += c10::str(name, " ", tensor.scalar_type(), " ", tensor.sizes(),
+                     tensor.requires_grad() ? "\n" : " frozen\n");
+  }
+  return text;
+}
+
+// Throws on all ranks if they have different parameters.
+void require_same_on_ranks(const std::vector<FoundParameter>& parameters,
+                           const ProcessGroupPtr& group) {
+  if (group->size() == 1) return;
+  const auto texts =
+      all_gather_object(description_of(parameters), {.group = group});
+  for (int rank = 1; rank < group->size(); ++rank) {
+    if (texts[rank] == texts[0]) continue;
+    throw unit_mistake(c10::str(
+        "rank ", group->global_rank(rank), " has other parameters than rank ",
+        group->global_rank(0),
+        "; construct the same module on every rank. They have:\n",
+        texts[rank].get<std::string>(), "and\n", texts[0].get<std::string>()));
+  }
+}
+
+void broadcast_first_values(torch::nn::Module& module,
+                            const std::vector<FoundParameter>& parameters,
+                            const FullyShardOptions& options) {
+  const at::NoGradGuard no_grad;
+  std::vector<at::Tensor> tensors;
+  for (const auto& parameter : parameters) tensors.push_back(parameter.tensor);
+  for (const auto& buffer : module.buffers()) tensors.push_back(buffer);
+  for (const auto& group : {options.group, options.replicate_group}) {
+    if (!group || group->size() == 1) continue;
+    for (const auto& tensor : tensors) {
+      broadcast(tensor, group->global_rank(0), {.group = group});
+    }
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<ShardedUnit> ShardedUnit::make(torch::nn::Module& module,
+                                               FullyShardOptions options) {
+  std::shared_ptr<ShardedUnit> unit(
+      new ShardedUnit(checked_options(std::move(options))));
+  unit->find(module);
+  return unit;
+}
+
+ShardedUnit::ShardedUnit(FullyShardOptions options)
+    : options_(std::move(options)),
+      reshard_after_forward_(options_.reshard_after_forward) {}
+
+ShardedUnit::~ShardedUnit() = default;
+
+void ShardedUnit::find(torch::nn::Module& module) {
+  std::vector<FoundParameter> found;
+  std::vector<std::shared_ptr<ShardedUnit>> nested;
+  const auto find_one = [&](torch::nn::Module& part, const std::string& name,
+                            const std::string& key, const at::Tensor& tensor) {
+    if (const auto other = unit_of(tensor)) {
+      for (const auto& flat : other->flats()) {
+        for (const auto& parameter : flat->parameters()) {
+          if (!parameter.compute.is_same(tensor)) continue;
+          throw unit_mistake(c10::str(
+              "parameter ", name, " is tied to parameter ", parameter.name,
+              " of another unit; put both into one unit, by sharding only the "
+              "module that contains both"));
+        }
+      }
+      if (std::ranges::find(nested, other) == nested.end()) {
+        nested.push_back(other);
+      }
+      return;
+    }
+    if (dynamic_cast<torch::nn::ParameterListImpl*>(&part) != nullptr ||
+        dynamic_cast<torch::nn::ParameterDictImpl*>(&part) != nullptr) {
+      throw unit_mistake(c10::str(
+          "parameter ", name,
+          " is in a ParameterList or ParameterDict, which would give its users "
+          "the shard; register it with register_parameter() and keep the "
+          "tensor in a member"));
+    }
+    const auto* layout = layout_of(tensor);
+    if (layout != nullptr && layout->range) {
+      throw unit_mistake(
+          c10::str("parameter ", name, " is already divided into shards"));
+    }
+    if (tensor.is_complex() || tensor.layout() != at::kStrided) {
+      throw unit_mistake(c10::str("parameter ", name, " is a ",
+                                  tensor.toString(),
+                                  "; give dense tensors of real numbers"));
+    }
+    const auto known = std::ranges::find_if(
+        found, [&](const auto& one) { return one.tensor.is_same(tensor); });
+    if (known == found.end()) {
+      found.push_back({name, tensor, {{&part, key}}});
+    } else {
+      known->places.push_back({&part, key});
+    }
+  };
+  for (const auto& part : module.named_modules()) {
+    for (const auto& parameter :
+         part.value()->named_parameters(/*recurse=*/false)) {
+      const auto name = part.key().empty() ? parameter.key()
+                                           : part.key() + "." + parameter.key();
+      find_one(*part.value(), name, parameter.key(), parameter.value());
+    }
+  }
+  require_same_on_ranks(found, options_.group);
+  if (options_.init_sync) broadcast_first_values(module, found, options_);
+
+  adopt(nested);
+  std::vector<std::pair<UnitKind, std::vector<FoundParameter>>> kinds;
+  for (auto& parameter : found) {
+    const auto& tensor = parameter.tensor;
+    const UnitKind kind{tensor.scalar_type(), tensor.device().type(),
+                        tensor.requires_grad()};
+    auto same = std::ranges::find(
+        kinds, kind, &std::pair<UnitKind, std::vector<FoundParameter>>::first);
+    if (same == kinds.end()) same = kinds.insert(same, {kind, {}});
+    same->second.push_back(std::move(parameter));
+  }
+  found.clear();
+  for (auto& [kind, parameters] : kinds) {
+    flats_.push_back(std::make_unique<FlatParameters>(
+        std::move(parameters), options_, weak_from_this()));
+  }
+  const bool shares = std::ranges::any_of(
+      flats_, [](const auto& flat) { return flat->in_common(); });
+  // After this every rank has written its part of the first values.
+  if (shares && options_.group->size() > 1) barrier({.group = options_.group});
+}
+
+void ShardedUnit::adopt(
+    const std::vector<std::shared_ptr<ShardedUnit>>& nested) {
+  root_ =
+      std::make_shared<ShardingRoot>(options_.group, options_.replicate_group);
+  std::vector<std::shared_ptr<ShardingRoot>> roots;
+  for (const auto& unit : nested) {
+    if (unit->options_.group != options_.group ||
+        unit->options_.replicate_group != options_.replicate_group) {
+      throw unit_mistake(
+          "this unit contains one with another group or replicate_group; give "
+          "all units of a model the same groups");
+    }
+    if (std::ranges::find(roots, unit->root_) == roots.end()) {
+      roots.push_back(unit->root_);
+    }
+  }
+  for (const auto& root : roots) {
+    for (const auto& unit : root->units()) {
+      unit->root_ = root_;
+      root_->add(unit);
+      nested_.push_back(unit);
+    }
+  }
+  root_->add(shared_from_this());
+}
+
+bool ShardedUnit::is_outermost() const { return root_->is_last(*this); }
+
+const std::string* ShardedUnit::with_gradient() const {
+  for (const auto& flat : flats_) {
+    if (const auto* found = flat->with_gradient()) return &found->name;
+  }
+  return nullptr;
+}
+
+bool ShardedUnit::reshards_after_forward() const {
+  return reshard_after_forward_.value_or(!is_outermost());
+}
+
+void ShardedUnit::set_reshard_after_forward(bool reshard_after_forward,
+                                            bool recurse) {
+  reshard_after_forward_ = reshard_after_forward;
+  if (!recurse) return;
+  for (const auto& nested : nested_) {
+    if (const auto unit = nested.lock()) {
+      unit->reshard_after_forward_ = reshard_after_forward;
+    }
+  }
+}
+
+bool ShardedUnit::set_requires_gradient_sync(bool requires_gradient_sync) {
+  return std::exchange(root_->requires_gradient_sync, requires_gradient_sync);
+}
+
+void ShardedUnit::start_unshard() { root_->start_unshard(*this); }
+void ShardedUnit::wait_unshard() { root_->wait_unshard(*this); }
+void ShardedUnit::reshard() { root_->reshard(*this); }
+
+// The call owns this unit.
+void ShardedUnit::before_backward(UnitCall& call) {
+  root_->before_backward(call);
+}
+
+void ShardedUnit::after_backward(UnitCall& call) {
+  root_->after_backward(call);
+}
+
+std::shared_ptr<UnitCall> ShardedUnit::make_call(int64_t forward) {
+  std::erase_if(calls_, [](const auto& call) { return call.expired(); });
+  auto call = std::make_shared<UnitCall>(
+      UnitCall{.unit = shared_from_this(), .forward = forward});
+  calls_.push_back(call);
+  return call;
+}
+
+std::vector<std::shared_ptr<UnitCall>> ShardedUnit::live_calls() {
+  std::vector<std::shared_ptr<UnitCall>> live;
+  for (const auto& call : calls_) {
+    if (auto locked = call.lock()) live.push_back(std::move(locked));
+  }
+  return live;
+}
+
+UnitForward::UnitForward(std::shared_ptr<ShardedUnit> unit)
+    : unit_(std::move(unit)), call_(unit_->root()->begin_forward(*unit_)) {}
+
+UnitForward::~UnitForward() {
+  if (!ended_) unit_->root()->forward_threw(*unit_);
+}
+
+void UnitForward::take_inputs(const std::vector<at::Tensor*>& inputs) {
+  const auto& policy = unit_->options().mp_policy;
+  if (policy.param_dtype && policy.cast_forward_inputs) {
+    for (auto* input : inputs) {
+      if (input->defined() && input->is_floating_point()) {
+        *input = input->to(*policy.param_dtype);
+      }
+    }
+  }
+  if (call_) watch_inputs(inputs, call_);
+}
+
+void UnitForward::returns(at::Tensor& result) {
+  const auto& dtype = unit_->options().mp_policy.output_dtype;
+  if (dtype && result.defined() && result.is_floating_point()) {
+    result = result.to(*dtype);
+  }
+  watch_result(result);
+}
+
+void UnitForward::returns(const at::Tensor& result) {
+  const auto& dtype = unit_->options().mp_policy.output_dtype;
+  if (dtype && result.defined() && result.is_floating_point() &&
+      result.scalar_type() != *dtype) {
+    throw unit_mistake(
+        "forward returns a tensor by reference, which cannot be cast to "
+        "mp_policy.output_dtype; return it by value");
+  }
+  watch_result(result);
+}
+
+void UnitForward::watch_result(const at::Tensor& result) {
+  if (!result.defined()) return;
+  if (unit_of(result) != nullptr) {
+    throw unit_mistake(
+        "forward returned a parameter or a view of one, whose memory does not "
+        "stay; return a clone()");
+  }
+  if (!result.requires_grad()) return;
+  has_graph_ = true;
+  if (call_) announce_backward(result, call_);
+}
+
+void UnitForward::end() {
+  ended_ = true;
+  unit_->root()->end_forward(*unit_, call_.get(), has_graph_);
+}
+
+}  // namespace lockstep::internal

@@ -1,0 +1,106 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/parallel/fsdp/fully_shard_options.h"
+
+namespace lockstep::internal {
+
+class FlatParameters;
+class ShardingRoot;
+struct UnitCall;
+
+// The part of FullyShard that does not depend on the module's type: the
+// parameters of one unit, which are gathered, used and freed together. Threads,
+// blocking and errors are described at FullyShard; ShardingRoot decides what
+// happens when.
+class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
+ public:
+  // Collective. Takes all parameters of `module` that no other unit has.
+  static std::shared_ptr<ShardedUnit> make(torch::nn::Module& module,
+                                           FullyShardOptions options);
+  ShardedUnit(const ShardedUnit&) = delete;
+  ShardedUnit& operator=(const ShardedUnit&) = delete;
+  ~ShardedUnit();
+
+  const FullyShardOptions& options() const { return options_; }
+  const std::shared_ptr<ShardingRoot>& root() const { return root_; }
+  // Whether no other unit contains this one.
+  bool is_outermost() const;
+
+  using Flats = std::vector<std::unique_ptr<FlatParameters>>;
+  const Flats& flats() const { return flats_; }
+  // Returns the name of the first parameter that has a full gradient; null if
+  // none has.
+  const std::string* with_gradient() const;
+  bool reshards_after_forward() const;
+
+  // What FullyShard's functions of these names do.
+  void set_reshard_after_forward(bool reshard_after_forward, bool recurse);
+  // Returns the value before.
+  bool set_requires_gradient_sync(bool requires_gradient_sync);
+  void start_unshard();
+  void wait_unshard();
+  void reshard();
+
+  // Called by autograd (unit_hooks.h).
+  void before_backward(UnitCall& call);
+  void after_backward(UnitCall& call);
+
+  // Makes a UnitCall of the running forward.
+  std::shared_ptr<UnitCall> make_call(int64_t forward);
+  // The calls whose graphs live.
+  std::vector<std::shared_ptr<UnitCall>> live_calls();
+
+  // The state that ShardingRoot keeps here.
+  // Between unshard() and reshard().
+  bool held = false;
+  // The running backward goes through this unit and has not left it.
+  bool in_backward = false;
+
+ private:
+  explicit ShardedUnit(FullyShardOptions options);
+  void find(torch::nn::Module& module);
+  void adopt(const std::vector<std::shared_ptr<ShardedUnit>>& nested);
+
+  const FullyShardOptions options_;
+  std::optional<bool> reshard_after_forward_;
+  Flats flats_;
+  std::shared_ptr<ShardingRoot> root_;
+  std::vector<std::weak_ptr<ShardedUnit>> nested_;  // at any depth
+  std::vector<std::weak_ptr<UnitCall>> calls_;
+};
+
+// Surrounds one forward of a unit; collective. end() is called when forward has
+// returned; otherwise an exception has ended it.
+class UnitForward {
+ public:
+  explicit UnitForward(std::shared_ptr<ShardedUnit> unit);
+  UnitForward(const UnitForward&) = delete;
+  UnitForward& operator=(const UnitForward&) = delete;
+  ~UnitForward();
+
+  // `inputs`: the tensors among the arguments, which may be replaced.
+  void take_inputs(const std::vector<at::Tensor*>& inputs);
+  // Called for each tensor that forward returns.
+  void returns(at::Tensor& result);
+  void returns(const at::Tensor& result);
+  void end();
+
+ private:
+  void watch_result(const at::Tensor& result);
+
+  const std::shared_ptr<ShardedUnit> unit_;
+  std::shared_ptr<UnitCall> call_;  // null: without grad
+  bool has_graph_ = false;
+  bool ended_ = false;
+};
+
+}  // namespace lockstep::internal

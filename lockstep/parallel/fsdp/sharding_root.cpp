@@ -1,0 +1,283 @@
+#include "lockstep/parallel/fsdp/sharding_root.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/span.h"
+#include "lockstep/comm/collective_call.h"
+#include "lockstep/comm/collective_work.h"
+
+namespace lockstep::internal {
+
+std::vector<std::shared_ptr<ShardedUnit>> ShardingRoot::units() const {
+  std::vector<std::shared_ptr<ShardedUnit>> alive;
+  for (const auto& unit : units_) {
+    if (auto locked = unit.lock()) alive.push_back(std::move(locked));
+  }
+  return alive;
+}
+
+std::shared_ptr<UnitCall> ShardingRoot::begin_forward(ShardedUnit& unit) {
+  if (depth_ == 0 && phase_ != Phase::backward) {
+    begin_reading();
+    phase_ = Phase::forward;
+    ++forwards_;
+    begun_.clear();
+    ended_.clear();
+  }
+  unit.held = false;
+  gather(unit);
+  if (phase_ != Phase::backward) {
+    const size_t place = begun_.size();
+    begun_.push_back(&unit);
+    if (place + 1 < order_.size() && order_[place] == &unit) {
+      prefetch(*order_[place + 1]);
+    }
+  }
+  ++depth_;
+  return at::GradMode::is_enabled() ? unit.make_call(forwards_) : nullptr;
+}
+
+void ShardingRoot::end_forward(ShardedUnit& unit, UnitCall* call,
+                               bool has_graph) {
+  --depth_;
+  if (phase_ == Phase::backward) return;  // a part was computed again
+  if (call != nullptr) {
+    call->position = ended_.size();
+    ended_.push_back(&unit);
+  }
+  if (unit.reshards_after_forward()) release(unit);
+  if (depth_ > 0) return;
+  order_ = begun_;
+  phase_ = Phase::expects_backward;
+  if (!has_graph) end_reading();
+}
+
+void ShardingRoot::forward_threw(ShardedUnit& /*unit*/) noexcept {
+  if (--depth_ == 0 && phase_ == Phase::forward) {
+    phase_ = Phase::expects_backward;
+  }
+}
+
+// Collective.
+void ShardingRoot::begin_reading() {
+  const auto alive = units();
+  if (alive.size() != units_.size()) {
+    std::erase_if(units_, [](const auto& unit) { return unit.expired(); });
+    order_.clear();
+  }
+  for (const auto& unit : alive) {
+    for (const auto& flat : unit->flats()) {
+      flat->require_own_memory();
+      flat->follow_requires_grad();
+    }
+    const auto* stray = keeps_gradients_ ? nullptr : unit->with_gradient();
+    if (stray == nullptr) continue;
+    throw std::logic_error(c10::str(
+        "FullyShard: parameter ", *stray,
+        " got a gradient in a backward that went through no result of a unit's "
+        "forward, so it was not reduced; call the unit and not its module, and "
+        "compute the loss from what forward returns"));
+  }
+  if (phase_ != Phase::quiet) {
+    require_unwritten(
+        "after a forward that had no backward yet, while other ranks may still "
+        "have been computing; run forward under torch::NoGradGuard if there "
+        "will be no backward");
+  }
+  for (const auto& unit : alive) {
+    if (!unit->held) release(*unit);
+    for (const auto& flat : unit->flats()) {
+      if (phase_ == Phase::quiet) flat->refresh();
+      flat->note_versions();
+    }
+  }
+  prepare(alive);
+  barrier();
+}
+
+// Collective.
+void ShardingRoot::end_reading() {
+  for (const auto& unit : units()) {
+    if (!unit->held) release(*unit);
+  }
+  barrier();
+  phase_ = Phase::quiet;
+}
+
+void ShardingRoot::prepare(
+    const std::vector<std::shared_ptr<ShardedUnit>>& units) {
+  std::vector<FlatParameters*> trained;
+  bool common = false;
+  for (const auto& unit : units) {
+    for (const auto& flat : unit->flats()) {
+      common |= flat->in_common();
+      if (flat->trains()) trained.push_back(flat.get());
+    }
+  }
+  if (!std::ranges::all_of(trained, [&](FlatParameters* flat) {
+        return std::ranges::find(prepared_, flat) != prepared_.end();
+      })) {
+    reduction_.reset();
+    reduction_ = ShardReduction::make(trained, group_, replicate_group_, pool_);
+    prepared_ = std::move(trained);
+  }
+  if (common && group_->size() > 1 && !barrier_) {
+    auto* sharing = host_sharing(group_);
+    run_step(Call("split_barrier", group_, group_->timeout()),
+             [&] { barrier_ = sharing->split_barrier(group_->timeout()); });
+  }
+}
+
+void ShardingRoot::barrier() {
+  if (!barrier_) return;
+  Span span("fsdp", "barrier");
+  const auto begun = Deadline::after(group_->timeout());
+  barrier_->arrive();
+  try {
+    barrier_->wait(group_->timeout());
+  } catch (const c10::DistError& error) {
+    Call("barrier of FullyShard", group_, group_->timeout()).fail(begun, error);
+  }
+}
+
+void ShardingRoot::gather(ShardedUnit& unit) {
+  for (const auto& flat : unit.flats()) flat->start_gather(pool_);
+  for (const auto& flat : unit.flats()) flat->gather(pool_);
+}
+
+void ShardingRoot::prefetch(ShardedUnit& unit) {
+  for (const auto& flat : unit.flats()) flat->start_gather(pool_);
+}
+
+void ShardingRoot::release(ShardedUnit& unit) {
+  for (const auto& flat : unit.flats()) flat->release(pool_);
+}
+
+void ShardingRoot::before_backward(UnitCall& call) {
+  if (phase_ != Phase::backward) begin_backward();
+  auto& unit = *call.unit;
+  unit.in_backward = true;
+  gather(unit);
+  if (call.forward == forwards_ && call.position > 0 &&
+      call.position < ended_.size()) {
+    prefetch(*ended_[call.position - 1]);
+  }
+  if (reduction_) reduction_->advance();
+}
+
+void ShardingRoot::after_backward(UnitCall& call) {
+  if (phase_ != Phase::backward) return;
+  call.passed = true;
+  auto& unit = *call.unit;
+  // If the forward called the unit several times, its gradients are complete
+  // when backward has left all of these calls.
+  const bool open =
+      std::ranges::any_of(unit.live_calls(), [&](const auto& other) {
+        return !other->passed && other->forward == call.forward;
+      });
+  if (!open) leave(unit);
+  if (!unit.held) release(unit);
+}
+
+void ShardingRoot::begin_backward() {
+  require_unwritten(
+      "between a forward and its backward; step after backward, and compute "
+      "every loss anew after a step");
+  std::vector<at::Tensor> trained;
+  for (const auto& unit : units()) {
+    for (const auto& flat : unit->flats()) {
+      for (const auto& parameter : flat->parameters()) {
+        if (parameter.compute.requires_grad()) {
+          trained.push_back(parameter.compute);
+        }
+      }
+    }
+    for (const auto& call : unit->live_calls()) call->passed = false;
+  }
+  accumulates_ = accumulates_into(trained);
+  syncs_ = requires_gradient_sync;
+  at_end_of_backward([root = shared_from_this()] { root->end_backward(); },
+                     [root = shared_from_this()] { root->give_up(); });
+  phase_ = Phase::backward;
+  if (accumulates_ && syncs_ && reduction_) reduction_->begin_backward();
+}
+
+// Reduces the unit's gradients, or keeps them for the next backward that
+// reduces.
+void ShardingRoot::leave(ShardedUnit& unit) {
+  unit.in_backward = false;
+  if (!accumulates_) return;
+  for (const auto& flat : unit.flats()) {
+    if (!flat->trains()) continue;
+    if (syncs_) {
+      reduction_->start(*flat, ++reductions_);
+    } else {
+      flat->keep_gradients();
+    }
+  }
+}
+
+void ShardingRoot::end_backward() {
+  auto alive = units();
+  std::ranges::reverse(alive);
+  for (const auto& unit : alive) {
+    if (unit->in_backward ||
+        (accumulates_ && unit->with_gradient() != nullptr)) {
+      leave(*unit);
+    }
+  }
+  if (accumulates_) {
+    if (reduction_) reduction_->finish();
+    keeps_gradients_ = !syncs_;
+  }
+  end_reading();
+}
+
+void ShardingRoot::give_up() noexcept {
+  // Ranks may have begun different reductions, so all make new ones when the
+  // next forward begins.
+  if (reduction_) reduction_->abandon();
+  prepared_.clear();
+  for (const auto& unit : units()) {
+    unit->in_backward = false;
+    for (const auto& flat : unit->flats()) flat->drop_gradients();
+  }
+  keeps_gradients_ = false;
+  phase_ = Phase::expects_backward;
+}
+
+void ShardingRoot::require_unwritten(const char* when) const {
+  for (const auto& unit : units()) {
+    for (const auto& flat : unit->flats()) {
+      const auto* written = flat->written();
+      if (written == nullptr) continue;
+      throw std::logic_error(c10::str("FullyShard: parameter ", written->name,
+                                      " was changed ", when));
+    }
+  }
+}
+
+void ShardingRoot::start_unshard(ShardedUnit& unit) {
+  if (depth_ == 0 && phase_ != Phase::backward) {
+    begin_reading();
+    phase_ = Phase::expects_backward;
+  }
+  unit.held = true;
+  prefetch(unit);
+}
+
+void ShardingRoot::wait_unshard(ShardedUnit& unit) { gather(unit); }
+
+void ShardingRoot::reshard(ShardedUnit& unit) {
+  unit.held = false;
+  release(unit);
+  if (phase_ == Phase::expects_backward) end_reading();
+}
+
+}  // namespace lockstep::internal

@@ -1,0 +1,127 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "lockstep/comm/host_sharing.h"
+#include "lockstep/comm/process_group.h"
+#include "lockstep/parallel/fsdp/flat_parameters.h"
+#include "lockstep/parallel/fsdp/shard_reduction.h"
+#include "lockstep/parallel/fsdp/sharded_unit.h"
+#include "lockstep/parallel/fsdp/unit_hooks.h"
+
+namespace lockstep::internal {
+
+// The units of one model, and what happens when. The outermost forward and
+// backward are the outermost forward of any of the units, and the backward that
+// goes through it.
+//
+// If the ranks use one copy of the parameters, nobody tells this class when an
+// optimizer steps, so the program is divided into phases by barriers:
+//
+//   quiet --- an outermost forward begins: barrier ---> forward
+//   forward --- ends without a graph (no_grad): barrier ---> quiet
+//   forward --- ends with a graph ---> expects_backward
+//   expects_backward --- autograd comes to a result of a unit ---> backward
+//   expects_backward --- an outermost forward begins: barrier ---> forward
+//   backward --- the graph task has ended: barrier ---> quiet
+//   quiet --- a backward through an older graph ---> backward
+//
+// All reading of full parameters lies in the other phases, all writing of
+// shards must lie in quiet. The barrier that leads into quiet says that every
+// rank has ended reading. (The last reduction of a backward would not do: it
+// ends when every rank has published its gradients, and after that a rank may
+// still use frozen parameters; under no_sync() there is none.) The barrier that
+// leads out of it says that every rank has ended writing: an optimizer's step,
+// a snapshot that was loaded, a change by hand. Writing in another phase is
+// found by the version counters of the shards and throws std::logic_error: when
+// the next forward begins in expects_backward, and when backward begins, which
+// also finds a step between a forward and its backward.
+//
+// If parameters are gathered, each gather is such a barrier for its unit. What
+// is gathered is freed when a phase leads into quiet, so a later forward never
+// computes with old values. The order of the units is learned in each outermost
+// forward; in the next one, every unit starts the gather of its successor, and
+// in backward that of its predecessor, which run while it computes.
+//
+// Gradients: autograd accumulates in .grad of the compute tensors. When
+// backward leaves a unit (the gradients of its inputs are complete), the unit's
+// gradients are reduced; those that are left then, when the backward has ended.
+// Where backward leaves a unit follows from the graph of the unit's inputs and
+// not from which parameters were used, so that it is in the same order on all
+// ranks even if their used parameters differ.
+//
+// Threads: one at a time.
+class ShardingRoot : public std::enable_shared_from_this<ShardingRoot> {
+ public:
+  ShardingRoot(ProcessGroupPtr group, ProcessGroupPtr replicate_group)
+      : pool_(group),
+        group_(std::move(group)),
+        replicate_group_(std::move(replicate_group)) {}
+
+  const ProcessGroupPtr& group() const { return group_; }
+  // Units that contain others come after them.
+  void add(const std::shared_ptr<ShardedUnit>& unit) { units_.push_back(unit); }
+  std::vector<std::shared_ptr<ShardedUnit>> units() const;
+  bool is_last(const ShardedUnit& unit) const {
+    return units_.back().lock().get() == &unit;
+  }
+
+  // begin_forward() returns a call if grad mode is on. `has_graph`: whether a
+  // result requires grad.
+  std::shared_ptr<UnitCall> begin_forward(ShardedUnit& unit);
+  void end_forward(ShardedUnit& unit, UnitCall* call, bool has_graph);
+  void forward_threw(ShardedUnit& unit) noexcept;
+  void before_backward(UnitCall& call);
+  void after_backward(UnitCall& call);
+
+  void start_unshard(ShardedUnit& unit);
+  void wait_unshard(ShardedUnit& unit);
+  void reshard(ShardedUnit& unit);
+
+  bool requires_gradient_sync = true;
+
+ private:
+  enum class Phase { quiet, forward, expects_backward, backward };
+
+  void begin_reading();
+  void end_reading();
+  void prepare(const std::vector<std::shared_ptr<ShardedUnit>>& units);
+  void barrier();
+  void gather(ShardedUnit& unit);
+  void prefetch(ShardedUnit& unit);
+  void release(ShardedUnit& unit);
+  void begin_backward();
+  void leave(ShardedUnit& unit);
+  void end_backward();
+  void give_up() noexcept;
+  void require_unwritten(const char* when) const;
+
+  std::vector<std::weak_ptr<ShardedUnit>> units_;
+  BufferPool pool_;
+  const ProcessGroupPtr group_;
+  const ProcessGroupPtr replicate_group_;
+  std::vector<FlatParameters*> prepared_;  // for these reduction_ was made
+  std::unique_ptr<ShardReduction> reduction_;
+  std::unique_ptr<SplitBarrier> barrier_;  // null: no rank shares memory
+
+  Phase phase_ = Phase::quiet;
+  int depth_ = 0;         // of forwards
+  int64_t forwards_ = 0;  // outermost ones
+  int64_t reductions_ = 0;
+  bool accumulates_ = false;  // in backward: into .grad, which grad() does not
+  bool syncs_ = true;         // in backward
+  bool keeps_gradients_ = false;  // under no_sync()
+
+  // The units in the order in which their forwards began, in the last outermost
+  // forward and in the running one; and those that have ended in this one.
+  std::vector<ShardedUnit*> order_;
+  std::vector<ShardedUnit*> begun_;
+  std::vector<ShardedUnit*> ended_;
+};
+
+}  // namespace lockstep::internal

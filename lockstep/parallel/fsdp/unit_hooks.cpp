@@ -1,0 +1,125 @@
+#include "lockstep/parallel/fsdp/unit_hooks.h"
+
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/graph_task.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <utility>
+
+#include "lockstep/parallel/fsdp/sharded_unit.h"
+
+namespace lockstep::internal {
+namespace {
+
+using torch::autograd::variable_list;
+
+// Runs before autograd processes the node that made a result.
+class UnitResultHook final : public torch::autograd::FunctionPreHook {
+ public:
+  explicit UnitResultHook(std::shared_ptr<UnitCall> call)
+      : call_(std::move(call)) {}
+  variable_list operator()(const variable_list& grads) override {
+    call_->unit->before_backward(*call_);
+    return grads;
+  }
+
+ private:
+  const std::shared_ptr<UnitCall> call_;
+};
+
+struct HeldCall : torch::CustomClassHolder {
+  explicit HeldCall(std::shared_ptr<UnitCall> held) : call(std::move(held)) {}
+  std::shared_ptr<UnitCall> call;
+};
+
+struct UnitInputs : torch::autograd::Function<UnitInputs> {
+  static variable_list forward(torch::autograd::AutogradContext* context,
+                               at::TensorList inputs,
+                               const c10::intrusive_ptr<HeldCall>& call) {
+    context->set_materialize_grads(false);
+    context->saved_data["call"] = at::IValue::make_capsule(call);
+    return inputs.vec();
+  }
+  static variable_list backward(torch::autograd::AutogradContext* context,
+                                variable_list grads) {
+    const auto& call = *c10::static_intrusive_pointer_cast<HeldCall>(
+                            context->saved_data["call"].toCapsule())
+                            ->call;
+    call.unit->after_backward(const_cast<UnitCall&>(call));
+    grads.emplace_back();  // of the call, which is no tensor
+    return grads;
+  }
+};
+
+// Only the graph task holds this mark. The task reaches it when all its work is
+// done; if an exception ends the task, the mark is destroyed unreached.
+class UnitEndMark {
+ public:
+  UnitEndMark(std::function<void()> ended, std::function<void()> died)
+      : ended_(std::move(ended)), died_(std::move(died)) {}
+  UnitEndMark(const UnitEndMark&) = delete;
+  UnitEndMark& operator=(const UnitEndMark&) = delete;
+  ~UnitEndMark() {
+    if (died_) died_();
+  }
+  void reach() {
+    // If `ended` throws, the backward dies.
+    ended_();
+    died_ = nullptr;
+  }
+
+ private:
+  const std::function<void()> ended_;
+  std::function<void()> died_;
+};
+
+}  // namespace
+
+void announce_backward(const at::Tensor& result,
+                       const std::shared_ptr<UnitCall>& call) {
+  if (const auto& node = result.grad_fn()) {
+    node->add_pre_hook(std::make_unique<UnitResultHook>(call));
+  }
+}
+
+void watch_inputs(const std::vector<at::Tensor*>& inputs,
+                  const std::shared_ptr<UnitCall>& call) {
+  variable_list watched;
+  std::vector<at::Tensor*> places;
+  for (auto* input : inputs) {
+    if (!input->defined() || !input->requires_grad()) continue;
+    watched.push_back(*input);
+    places.push_back(input);
+  }
+  if (watched.empty()) return;
+  auto aliases =
+      // A vector would not be recognised as tensors.
+      UnitInputs::apply(at::TensorList(watched),
+                        c10::make_intrusive<HeldCall>(call));
+  for (size_t i = 0; i < places.size(); ++i) {
+    *places[i] = std::move(aliases[i]);
+  }
+}
+
+void at_end_of_backward(std::function<void()> ended,
+                        std::function<void()> died) {
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [mark = std::make_shared<UnitEndMark>(
+           std::move(ended), std::move(died))] { mark->reach(); });
+}
+
+bool accumulates_into(const std::vector<at::Tensor>& tensors) {
+  const auto* info = torch::autograd::get_current_graph_task_exec_info();
+  if (info == nullptr || info->empty()) return true;
+  return std::ranges::any_of(tensors, [&](const at::Tensor& tensor) {
+    const auto accumulator =
+        torch::autograd::impl::try_get_grad_accumulator(tensor);
+    const auto found = info->find(accumulator.get());
+    return found != info->end() && found->second.needed_;
+  });
+}
+
+}  // namespace lockstep::internal

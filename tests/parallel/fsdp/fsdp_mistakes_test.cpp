@@ -1,0 +1,194 @@
+// What a program may do wrong with FullyShard, and what it is told; and how
+// training goes on after an exception.
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <stdexcept>
+#include <string>
+#include <vector>
+
+#include "lockstep/comm/barriers.h"
+#include "lockstep/comm/host_sharing.h"
+#include "lockstep/comm/init.h"
+#include "tests/harness/message_of.h"
+#include "tests/harness/process_world.h"
+#include "tests/parallel/fsdp/block_net.h"
+
+namespace lockstep::internal {
+namespace {
+
+using namespace testing;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using torch::nn::Linear;
+
+WORLD_TEST(FsdpMistakes, AStepBetweenForwardAndBackward, 2) {
+  on_fsdp_paths(world, [&](FullyShardOptions options) {
+    BothNets nets(options);
+    nets.step(0, world.rank);
+    const auto tokens = tokens_of(1, world.rank);
+    const auto loss = loss_of(nets.model(tokens), tokens);
+    nets.optimizer.step();
+    EXPECT_THAT(message_of([&] { loss.backward(); }),
+                HasSubstr("was changed between a forward and its backward"));
+    barrier();
+  });
+}
+
+WORLD_TEST(FsdpMistakes, AChangeAfterAForwardThatKeepsItsGraph, 2) {
+  on_fsdp_paths(world, [&](FullyShardOptions options) {
+    BothNets nets(options);
+    const auto tokens = tokens_of(0, world.rank);
+    auto logits = nets.model(tokens);
+    {
+      const torch::NoGradGuard no_grad;
+      for (auto& shard : nets.model->parameters()) shard.zero_();
+    }
+    EXPECT_THAT(message_of([&] { nets.model(tokens); }),
+                AllOf(HasSubstr("was changed after a forward"),
+                      HasSubstr("NoGradGuard")));
+    barrier();
+  });
+}
+
+WORLD_TEST(FsdpMistakes, ACallOfTheModuleInsteadOfTheUnit, 2) {
+  on_fsdp_paths(world, [&](FullyShardOptions options) {
+    FullyShard<Linear> model(Linear(3, 5), options);
+    const auto x = torch::ones({2, 3});
+    if (options.shared_memory && host_sharing(default_group()) != nullptr) {
+      model->forward(x).sum().backward();
+      EXPECT_THAT(message_of([&] { model(x); }),
+                  HasSubstr("went through no result of a unit's forward"));
+    } else {
+      EXPECT_THAT(message_of([&] { model->forward(x); }),
+                  HasSubstr("only its shard of this parameter at the moment"));
+    }
+    barrier();
+  });
+}
+
+struct ListedImpl : torch::nn::Module {
+  ListedImpl() {
+    register_module("list", torch::nn::ParameterList(torch::ones({3})));
+  }
+  at::Tensor forward(const at::Tensor& x) { return x; }
+};
+TORCH_MODULE(Listed);
+
+struct ReturnsWeightImpl : torch::nn::Module {
+  ReturnsWeightImpl() { weight = register_parameter("weight", torch::ones(3)); }
+  at::Tensor forward() { return weight; }
+  at::Tensor weight;
+};
+TORCH_MODULE(ReturnsWeight);
+
+struct SharesImpl : torch::nn::Module {
+  explicit SharesImpl(const FullyShardOptions& options, bool both_units)
+      : first([] { return Linear(3, 3); }, options) {
+    register_module("first", first.ptr());
+    other = register_module("other", std::make_shared<Holder>(first->weight));
+    if (both_units) {
+      FullyShard<Holder>(std::dynamic_pointer_cast<Holder>(other), options);
+    }
+  }
+  struct Holder : torch::nn::Module {
+    explicit Holder(const at::Tensor& tied) {
+      weight = register_parameter("tied", tied);
+    }
+    at::Tensor forward(const at::Tensor& x) { return x; }
+    at::Tensor weight;
+  };
+  at::Tensor forward(const at::Tensor& x) { return first(x); }
+  FullyShard<Linear> first;
+  std::shared_ptr<torch::nn::Module> other;
+};
+TORCH_MODULE(Shares);
+
+WORLD_TEST(FsdpMistakes, ModulesThatCannotBeSharded, 2) {
+  on_fsdp_paths(world, [&](FullyShardOptions options) {
+    EXPECT_THAT(message_of([&] { FullyShard<Listed>(Listed(), options); }),
+                AllOf(HasSubstr("list.0"), HasSubstr("ParameterList")));
+    for (const bool both : {false, true}) {
+      EXPECT_THAT(
+          message_of(
+              [&] { FullyShard<Shares>(Shares(options, both), options); }),
+          AllOf(HasSubstr(both ? "parameter tied" : "parameter other.tied"),
+                HasSubstr("tied to parameter weight")));
+    }
+    FullyShard<ReturnsWeight> returns(ReturnsWeight(), options);
+    EXPECT_THAT(message_of([&] { returns(); }), HasSubstr("return a clone()"));
+    const int64_t outputs = 3 + world.rank;
+    EXPECT_THAT(
+        message_of([&] { FullyShard<Linear>(Linear(3, outputs), options); }),
+        AllOf(HasSubstr("rank 1 has other parameters than rank 0"),
+              HasSubstr("weight Float [4, 3]")));
+    auto half = options;
+    half.mp_policy.param_dtype = at::kInt;
+    EXPECT_THAT(message_of([&] { FullyShard<Linear>(Linear(3, 3), half); }),
+                HasSubstr("mp_policy.param_dtype is Int"));
+    auto replicas = options;
+    replicas.replicate_group = default_group();
+    EXPECT_THAT(message_of([&] { FullyShard<Linear>(Linear(3, 3), replicas); }),
+                HasSubstr("exactly this rank in common"));
+    FullyShard<Linear> moved(Linear(3, 3), options);
+    moved->to(at::kDouble);
+    EXPECT_THAT(message_of([&] { moved(torch::ones({1, 3})); }),
+                HasSubstr("has got other memory"));
+    using torch::nn::Embedding;
+    using torch::nn::EmbeddingOptions;
+    FullyShard<Embedding> sparse(Embedding(EmbeddingOptions(5, 2).sparse(true)),
+                                 options);
+    auto loss = sparse(torch::tensor({1, 2})).sum();
+    EXPECT_THAT(message_of([&] { loss.backward(); }),
+                HasSubstr("sparse gradient"));
+    barrier();
+  });
+}
+
+WORLD_TEST(FsdpMistakes, TrainingGoesOnAfterAnException, 2) {
+  on_fsdp_paths(world, [&](FullyShardOptions options) {
+    BothNets nets(options);
+    for (int step = 0; step < 4; ++step) {
+      nets.plain_step(step, world.size);
+      // In a forward.
+      EXPECT_NE(message_of([&] { nets.model(torch::ones({2})); }), "");
+      // In a backward, when the last units have been reduced.
+      auto x = nets.model->embedding->weight;
+      const auto tokens = tokens_of(step, world.rank);
+      const auto loss = loss_of(nets.model(tokens), tokens);
+      const auto hook = x.register_hook([](const at::Tensor&) -> at::Tensor {
+        throw std::runtime_error("a hook of the program");
+      });
+      EXPECT_EQ(message_of([&] { loss.backward(); }), "a hook of the program");
+      x.remove_hook(hook);
+      nets.step(step, world.rank);
+    }
+    nets.expect_equal(1e-12);
+  });
+}
+
+// The gradients of the inputs alone, as a gradient penalty needs them.
+WORLD_TEST(FsdpMistakes, GradOfInputsLeavesTheParametersAlone, 2) {
+  on_fsdp_paths(world, [&](FullyShardOptions options) {
+    torch::manual_seed(3);
+    FullyShard<Block> model([] { return Block(kWidth); }, options);
+    torch::manual_seed(3);
+    Block plain(kWidth);
+    const auto x = torch::ones({2, kWidth}).requires_grad_();
+    for (int turn = 0; turn < 2; ++turn) {
+      const auto grad = torch::autograd::grad({model(x).square().sum()}, {x});
+      const auto want = torch::autograd::grad({plain(x).square().sum()}, {x});
+      EXPECT_TRUE(torch::equal(grad[0], want[0]));
+      for (auto& shard : model->parameters()) {
+        EXPECT_FALSE(shard.grad().defined());
+      }
+    }
+    model(x).square().sum().backward();
+    for (auto& shard : model->parameters()) EXPECT_TRUE(shard.grad().defined());
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::internal
