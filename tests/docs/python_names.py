@@ -7,9 +7,15 @@ the page is about is on the page: in a table, or among what is not there yet.
 """
 
 import inspect
+import os
 import pathlib
 import re
 import sys
+import tempfile
+
+# torch.distributed.pipelining makes this folder when it is imported.
+cache = tempfile.TemporaryDirectory()
+os.environ["TORCHINDUCTOR_CACHE_DIR"] = cache.name
 
 import torch
 import torch.amp
