@@ -11,8 +11,8 @@ namespace lockstep {
 // then its buffers, then its children). Tensors that are not defined (the bias
 // of a Linear without one) are left out. The tensors are detached and share
 // their memory with the module: save or copy them before the next step.
-// Of a parameter that is divided over ranks it has this rank's part;
-// full_state_dict() (full_state_dict.h) returns the whole one.
+// If a parameter is divided over ranks, the result has this rank's part;
+// full_state_dict() (full_state_dict.h) returns the whole parameter.
 NamedTensors state_dict(const torch::nn::Module& module);
 
 struct LoadStateDictOptions {

@@ -50,10 +50,9 @@ HOOKS = [ddp_comm_hooks.default_hooks, ddp_comm_hooks.debugging_hooks,
 AVERAGERS = [averagers, hierarchical_model_averager]
 PLACES = [dist, torch.nn.parallel, torch.utils.data.distributed,
           torch.utils.data, torch.utils, torch.multiprocessing, torch.nn,
-          torch.optim,
-          torch.amp, torch.nn.utils, torch.distributed.optim,
-          torch.distributed.fsdp,
-          torch.distributed.pipelining, pipeline_schedules,
+          torch.optim, torch.amp, torch.nn.utils, torch.distributed.optim,
+          torch.distributed.fsdp, torch.distributed.pipelining,
+          pipeline_schedules,
           torch.distributed.algorithms, context, *HOOKS, *AVERAGERS,
           ddp_comm_hooks, torch.distributed.tensor.parallel,
           device_mesh, torch]

@@ -2,9 +2,9 @@
 
 #include <ATen/core/grad_mode.h>
 
-#include <algorithm>
 #include <utility>
 
+#include "lockstep/base/box.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/tensor_layout.h"
 
@@ -18,28 +18,22 @@ ProcessGroupPtr tensor_group(const ProcessGroupPtr& given) {
 
 Range tensor_part(int64_t size, const ProcessGroupPtr& group) {
   if (!group) return {.begin = 0, .end = size};
-  const int64_t ranks = group->size();
-  const int64_t each = (size + ranks - 1) / ranks;
-  const int64_t begin = std::min(group->rank() * each, size);
-  return {.begin = begin, .end = std::min(begin + each, size)};
+  const Box box = chunk_box({size}, 0, group->rank(), group->size());
+  return {.begin = box.offsets[0], .end = box.offsets[0] + box.sizes[0]};
 }
 
 at::Tensor part_of_parameter(const at::Tensor& whole, int64_t dim,
                              const ProcessGroupPtr& group) {
   if (!whole.defined() || !group) return whole_parameter(whole);
   at::NoGradGuard no_grad;
-  const int64_t size = whole.size(dim);
-  const Range range = tensor_part(size, group);
+  Sizes shape = whole.sizes().vec();
+  const auto index = static_cast<size_t>(dim);
+  Box box = chunk_box(shape, index, group->rank(), group->size());
   // A clone of a narrowed tensor could keep its strides.
   auto part = whole.detach()
-                  .narrow(dim, range.begin, range.size())
+                  .narrow(dim, box.offsets[index], box.sizes[index])
                   .clone(at::MemoryFormat::Contiguous);
   part.set_requires_grad(whole.requires_grad());
-  Sizes shape = part.sizes().vec();
-  Box box{.offsets = Sizes(shape.size(), 0), .sizes = shape};
-  const auto index = static_cast<size_t>(dim);
-  shape[index] = size;
-  box.offsets[index] = range.begin;
   set_layout(
       part,
       {.shape = std::move(shape), .box = std::move(box), .groups = {group}});
