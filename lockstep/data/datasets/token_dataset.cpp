@@ -17,11 +17,12 @@ namespace {
 static_assert(std::endian::native == std::endian::little);
 
 size_t token_bytes(at::ScalarType dtype) {
+  if (dtype == at::kByte) return 1;
   if (dtype == at::kUInt16) return 2;
   if (dtype == at::kUInt32) return 4;
-  throw std::invalid_argument(std::string("TokenDataset: dtype is ") +
-                              c10::toString(dtype) +
-                              "; at::kUInt16 and at::kUInt32 are allowed");
+  throw std::invalid_argument(
+      std::string("TokenDataset: dtype is ") + c10::toString(dtype) +
+      "; at::kByte, at::kUInt16 and at::kUInt32 are allowed");
 }
 
 void require_token_option(const char* name, int64_t value, int64_t lowest) {
@@ -32,11 +33,11 @@ void require_token_option(const char* name, int64_t value, int64_t lowest) {
   }
 }
 
-// Tokens may lie at any address: a header may have any length.
-template <class Token>
-int64_t token_at(const uint8_t* bytes) {
-  Token token;
-  std::memcpy(&token, bytes, sizeof token);
+// Reads a token of 1, 2 or 4 bytes. Tokens may lie at any address: a header may
+// have any length.
+int64_t token_at(const uint8_t* bytes, size_t token_bytes) {
+  uint32_t token = 0;
+  std::memcpy(&token, bytes, token_bytes);
   return token;
 }
 
@@ -89,8 +90,7 @@ void TokenDataset::copy(size_t index, int64_t* data, int64_t* target) const {
       options_.vocabulary.value_or(std::numeric_limits<int64_t>::max());
   for (int64_t i = 0; i <= sequence_length_; ++i) {
     const uint8_t* place = bytes + static_cast<size_t>(i) * token_bytes_;
-    const int64_t token = token_bytes_ == 2 ? token_at<uint16_t>(place)
-                                            : token_at<uint32_t>(place);
+    const int64_t token = token_at(place, token_bytes_);
     if (token >= vocabulary) {
       throw DataFileError(
           file_->path(),

@@ -19,8 +19,9 @@ class MappedFile;
 struct TokenOptions {
   // ---- Behaviour ----
 
-  // The type of a token in the file, little-endian: at::kUInt16 or at::kUInt32.
-  // Default: at::kUInt16.
+  // The type of a token in the file, little-endian: at::kUInt16, at::kUInt32,
+  // or at::kByte, with which any file is a text of 256 tokens. Default:
+  // at::kUInt16.
   at::ScalarType dtype{at::kUInt16};
 
   // How many tokens further each sample begins. Less than the sequence length
