@@ -68,11 +68,13 @@ struct Plan {
         // These have equal parameters, and average their gradients.
         replicas(mesh.flatten({"data", "context"}, "replicas").group()),
         shard(mesh.group("shard")),
-        context(mesh.group("context")),
-        tensor(mesh.group("tensor")) {}
+        tensor(mesh.group("tensor")),
+        context{.group = mesh.group("context"),
+                .order = lockstep::ContextOrder::zigzag} {}
 
   lockstep::DeviceMesh mesh;
-  lockstep::ProcessGroupPtr replicas, shard, context, tensor;
+  lockstep::ProcessGroupPtr replicas, shard, tensor;
+  lockstep::ContextShardOptions context;  // which tokens a rank has
 };
 
 // A layer of a transformer. Each rank of the tensor group has some of the heads
@@ -115,14 +117,13 @@ struct BlockImpl : torch::nn::Module {
     };
     const auto y = lockstep::ring_attention(
         heads(query(x)), heads(key(x)), heads(value(x)),
-        {.group = context,
-         .is_causal = true,
-         .order = lockstep::ContextOrder::zigzag});
+        {.group = context.group, .is_causal = true, .order = context.order});
     return projection(y.transpose(1, 2).flatten(2));
   }
 
   int64_t head_width;
-  lockstep::ProcessGroupPtr tensor, context;
+  lockstep::ProcessGroupPtr tensor;
+  lockstep::ContextShardOptions context;
   torch::nn::LayerNorm norm1{nullptr}, norm2{nullptr};
   nn::ColumnParallelLinear query{nullptr}, key{nullptr}, value{nullptr};
   nn::ColumnParallelLinear up{nullptr};
@@ -143,7 +144,7 @@ lockstep::FullyShardOptions shard_options(const Options& options,
 // layers and keeps its own, so that the first values do not depend on stages.
 struct StageImpl : torch::nn::Module {
   StageImpl(const Options& options, const Plan& plan, int stage, int stages)
-      : bf16(options.bf16), sequence(options.context), order{plan.context} {
+      : bf16(options.bf16), sequence(options.context), context(plan.context) {
     const bool first = stage == 0, last = stage + 1 == stages;
     torch::nn::Embedding bytes(kBytes, options.width);
     torch::nn::Embedding places(sequence, options.width);
@@ -179,7 +180,7 @@ struct StageImpl : torch::nn::Module {
     std::optional<lockstep::Autocast> mixed;
     if (bf16) mixed.emplace(torch::kCPU, torch::kBFloat16);
     if (tokens) {
-      x = tokens(x) + positions(lockstep::context_positions(sequence, order));
+      x = tokens(x) + positions(lockstep::context_positions(sequence, context));
     }
     for (auto& block : blocks) x = block(x);
     return head ? head(norm(x)) : x;
@@ -209,7 +210,7 @@ struct StageImpl : torch::nn::Module {
 
   bool bf16;
   int64_t sequence;
-  lockstep::ContextShardOptions order;
+  lockstep::ContextShardOptions context;
   nn::VocabParallelEmbedding tokens{nullptr};
   torch::nn::Embedding positions{nullptr};
   std::vector<std::function<Tensor(const Tensor&)>> blocks;
@@ -304,7 +305,7 @@ class Model {
     }
     if (all.defined()) {
       all = lockstep::gather_from_tensor_group(all, 2, plan_.tensor);
-      all = lockstep::context_unshard(all, 1, order());
+      all = lockstep::context_unshard(all, 1, plan_.context);
       logits = all.select(1, -1).to(torch::kFloat) / ranks_with_loss();
     }
     // The ranks of other stages add zeros.
@@ -328,11 +329,8 @@ class Model {
     return nn::vocab_parallel_cross_entropy(logits, target,
                                             {.group = plan_.tensor});
   }
-  lockstep::ContextShardOptions order() const {
-    return {.group = plan_.context, .order = lockstep::ContextOrder::zigzag};
-  }
   Tensor part_of(const Tensor& sequences) const {
-    return lockstep::context_shard(sequences, 1, order());
+    return lockstep::context_shard(sequences, 1, plan_.context);
   }
   int ranks_with_loss() const {
     return plan_.mesh.size() / plan_.mesh.size("pipeline");
