@@ -145,6 +145,7 @@ lockstep::FullyShardOptions shard_options(const Options& options,
 struct StageImpl : torch::nn::Module {
   StageImpl(const Options& options, const Plan& plan, int stage, int stages)
       : bf16(options.bf16), sequence(options.context), context(plan.context) {
+    torch::manual_seed(static_cast<uint64_t>(options.seed));
     const bool first = stage == 0, last = stage + 1 == stages;
     torch::nn::Embedding bytes(kBytes, options.width);
     torch::nn::Embedding places(sequence, options.width);
@@ -441,7 +442,6 @@ Outcome train(const Options& options) {
       text, sampler,
       {.batch_size = options.batch_size / replicas, .drop_last = true});
 
-  torch::manual_seed(static_cast<uint64_t>(options.seed));
   Model model(options, plan);
   auto optimizer = make_optimizer(*model.module(), options.lr);
   const int64_t warm_up = options.steps / 20 + 1;
