@@ -443,6 +443,17 @@ TEST(TokenDataset, PredictsTheNextToken) {
   }
 }
 
+TEST(TokenDataset, ReadsTheBytesOfAText) {
+  const TemporaryFolder folder;
+  const TokenDataset bytes(folder.write("t.txt", "ab\xff\nz"), 4,
+                           {.dtype = at::kByte, .vocabulary = 256});
+  ASSERT_EQ(bytes.size(), 1u);
+  EXPECT_TRUE(torch::equal(bytes.get(0).data,
+                           torch::tensor({97, 98, 255, 10}, torch::kLong)));
+  EXPECT_TRUE(torch::equal(bytes.get(0).target,
+                           torch::tensor({98, 255, 10, 122}, torch::kLong)));
+}
+
 TEST(TokenDataset, CountsTheSamplesThatFitWhole) {
   const TemporaryFolder folder;
   for (int count = 0; count < 30; ++count) {
@@ -480,7 +491,7 @@ TEST(TokenDataset, SaysWhatIsWrong) {
   refuses(4, {.stride = 0}, "stride is 0; it must be 1 or more");
   refuses(4, {.header_bytes = -1}, "header_bytes is -1");
   refuses(4, {.vocabulary = 0}, "vocabulary is 0");
-  refuses(4, {.dtype = at::kInt}, "dtype is Int; at::kUInt16 and at::kUInt32");
+  refuses(4, {.dtype = at::kInt}, "dtype is Int; at::kByte, at::kUInt16");
   const TokenDataset tokens(path, 4, {.header_bytes = 1, .vocabulary = 100});
   EXPECT_EQ(tokens.size(), 2u);
 }
