@@ -243,6 +243,9 @@ class FullyShard {
 
   const FullyShardOptions& options() const { return unit_->options(); }
 
+  // For the stages of pipelines (pipeline/).
+  const std::shared_ptr<internal::ShardedUnit>& unit() const { return unit_; }
+
  private:
   template <typename Held>
   void take_inputs(internal::UnitForward& pass, Held& held) {

@@ -23,6 +23,11 @@ std::vector<std::shared_ptr<ShardedUnit>> ShardingRoot::units() const {
 }
 
 std::shared_ptr<UnitCall> ShardingRoot::begin_forward(ShardedUnit& unit) {
+  if (phase_ == Phase::micro_batches) {
+    gather(unit);
+    ++depth_;
+    return nullptr;
+  }
   if (depth_ == 0 && phase_ != Phase::backward) {
     begin_reading();
     phase_ = Phase::forward;
@@ -46,6 +51,7 @@ std::shared_ptr<UnitCall> ShardingRoot::begin_forward(ShardedUnit& unit) {
 void ShardingRoot::end_forward(ShardedUnit& unit, UnitCall* call,
                                bool has_graph) {
   --depth_;
+  if (phase_ == Phase::micro_batches) return;
   if (phase_ == Phase::backward) return;  // a part was computed again
   if (call != nullptr) {
     call->position = ended_.size();
@@ -235,6 +241,49 @@ void ShardingRoot::end_backward() {
   if (accumulates_) {
     if (reduction_) reduction_->finish();
     keeps_gradients_ = !syncs_;
+  }
+  end_reading();
+}
+
+void ShardingRoot::begin_micro_batches() {
+  if (depth_ > 0 || phase_ == Phase::forward || phase_ == Phase::backward ||
+      phase_ == Phase::micro_batches) {
+    throw std::logic_error(
+        "FullyShard: a pipeline began a step while another forward or backward "
+        "of the same unit was running");
+  }
+  begin_reading();
+  phase_ = Phase::micro_batches;
+  // The outermost unit is the last one, and its forward begins first.
+  for (const auto& unit : units()) {
+    if (is_last(*unit)) prefetch(*unit);
+  }
+  for (const auto& unit : units()) prefetch(*unit);
+}
+
+void ShardingRoot::keep_gradients() {
+  for (const auto& unit : units()) {
+    for (const auto& flat : unit->flats()) {
+      if (flat->trains()) flat->keep_gradients();
+    }
+  }
+}
+
+void ShardingRoot::end_micro_batches(bool reduces) {
+  require_unwritten("while a pipeline ran a step");
+  if (reduces) {
+    keeps_gradients_ = !requires_gradient_sync;
+    auto alive = units();
+    std::ranges::reverse(alive);
+    for (const auto& unit : alive) {
+      for (const auto& flat : unit->flats()) {
+        // Also those that this rank has not used: another may have.
+        if (flat->trains() && !keeps_gradients_) {
+          reduction_->start(*flat, ++reductions_);
+        }
+      }
+    }
+    if (reduction_) reduction_->finish();
   }
   end_reading();
 }

@@ -30,6 +30,8 @@ namespace lockstep::internal {
 //   expects_backward --- an outermost forward begins: barrier ---> forward
 //   backward --- the graph task has ended: barrier ---> quiet
 //   quiet --- a backward through an older graph ---> backward
+//   quiet --- begin_micro_batches(): barrier ---> micro_batches
+//   micro_batches --- end_micro_batches(): barrier ---> quiet
 //
 // All reading of full parameters lies in the other phases, all writing of
 // shards must lie in quiet. The barrier that leads into quiet says that every
@@ -55,6 +57,12 @@ namespace lockstep::internal {
 // not from which parameters were used, so that it is in the same order on all
 // ranks even if their used parameters differ.
 //
+// Micro-batches of a pipeline: several forwards live before their backwards,
+// and a backward may be in two parts, of which the second does not go through
+// the results of the units. So nothing there depends on hooks. Every unit is
+// gathered once, at the latest in its first forward, and stays; gradients add
+// up on each rank; at the end all units are reduced, in one order.
+//
 // Threads: one at a time.
 class ShardingRoot : public std::enable_shared_from_this<ShardingRoot> {
  public:
@@ -79,6 +87,15 @@ class ShardingRoot : public std::enable_shared_from_this<ShardingRoot> {
   void before_backward(UnitCall& call);
   void after_backward(UnitCall& call);
 
+  // Forwards and backwards of any units, in any order and number, lie between
+  // begin_micro_batches() and end_micro_batches(), or give_up(). Collective;
+  // keep_gradients() is not. Call keep_gradients() after every backward.
+  // `reduces`: whether gradients are averaged, unless under no_sync().
+  void begin_micro_batches();
+  void keep_gradients();
+  void end_micro_batches(bool reduces);
+  void give_up() noexcept;
+
   void start_unshard(ShardedUnit& unit);
   void wait_unshard(ShardedUnit& unit);
   void reshard(ShardedUnit& unit);
@@ -86,7 +103,13 @@ class ShardingRoot : public std::enable_shared_from_this<ShardingRoot> {
   bool requires_gradient_sync = true;
 
  private:
-  enum class Phase { quiet, forward, expects_backward, backward };
+  enum class Phase {
+    quiet,
+    forward,
+    expects_backward,
+    backward,
+    micro_batches
+  };
 
   void begin_reading();
   void end_reading();
@@ -98,7 +121,6 @@ class ShardingRoot : public std::enable_shared_from_this<ShardingRoot> {
   void begin_backward();
   void leave(ShardedUnit& unit);
   void end_backward();
-  void give_up() noexcept;
   void require_unwritten(const char* when) const;
 
   std::vector<std::weak_ptr<ShardedUnit>> units_;

@@ -139,7 +139,9 @@ class Pipeline::State {
   void perform(Run& run, const PipelineAction& action);
   void forward(Run& run, const PipelineAction& action);
   void backward(Run& run, const PipelineAction& action);
-  void finish_gradients();
+  void after_backward(int stage);
+  void finish(bool training);
+  void give_up() noexcept;
 
   bool has_first() const { return stages_.contains(0); }
   bool has_last() const { return stages_.contains(facts_.stages - 1); }
@@ -531,9 +533,12 @@ void Pipeline::State::perform(Run& run, const PipelineAction& action) {
       return forward(run, action);
     case ActionKind::backward:
     case ActionKind::backward_input:
-      return backward(run, action);
+      backward(run, action);
+      if (kind == ActionKind::backward) after_backward(stage);
+      return;
     case ActionKind::backward_weight:
-      return chunk.split.parameters();
+      chunk.split.parameters();
+      return after_backward(stage);
     case ActionKind::send_forward:
       messages_->send_forward(place(run, stage, stage + 1, micro_batch),
                               chunk.outputs);
@@ -560,9 +565,22 @@ void Pipeline::State::perform(Run& run, const PipelineAction& action) {
   }
 }
 
-void Pipeline::State::finish_gradients() {
-  tied_->sum_gradients();
-  for (const auto& [index, stage] : stages_) stage.finish_gradients();
+void Pipeline::State::after_backward(int stage) {
+  if (auto* replicas = stages_.at(stage).replicas()) replicas->after_backward();
+}
+
+void Pipeline::State::finish(bool training) {
+  if (training) tied_->sum_gradients();
+  for (const auto& [index, stage] : stages_) {
+    if (training && stage.after_backward) stage.after_backward();
+    if (auto* replicas = stage.replicas()) replicas->finish(training);
+  }
+}
+
+void Pipeline::State::give_up() noexcept {
+  for (const auto& [index, stage] : stages_) {
+    if (auto* replicas = stage.replicas()) replicas->give_up();
+  }
 }
 
 PipelineResult Pipeline::State::result_of(Run& run) const {
@@ -588,6 +606,9 @@ PipelineResult Pipeline::State::run(at::TensorList inputs,
   try {
     const at::AutoGradMode grad_mode(training);
     if (training) tied_->begin_step();
+    for (const auto& [index, stage] : stages_) {
+      if (auto* replicas = stage.replicas()) replicas->begin(training);
+    }
     for (const PipelineAction& action :
          training ? training_actions_ : forward_actions_) {
       where = c10::str("in ", to_string(action), " (stage ", action.stage,
@@ -596,10 +617,15 @@ PipelineResult Pipeline::State::run(at::TensorList inputs,
     }
     where = "after the last action";
     messages_->finish_sends();
-    if (training) finish_gradients();
+    finish(training);
   } catch (...) {
-    if (group_->size() == 1) throw;
-    internal::fail_together(*group_, std::current_exception(), where);
+    try {
+      if (group_->size() == 1) throw;
+      internal::fail_together(*group_, std::current_exception(), where);
+    } catch (...) {
+      give_up();
+      throw;
+    }
   }
   return result_of(run);
 }

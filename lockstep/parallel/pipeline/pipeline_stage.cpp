@@ -1,7 +1,11 @@
 #include "lockstep/parallel/pipeline/pipeline_stage.h"
 
 #include <ATen/ops/zeros.h>
+#include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/custom_function.h>
+
+#include "lockstep/parallel/fsdp/flat_parameters.h"
+#include "lockstep/parallel/fsdp/sharding_root.h"
 
 namespace lockstep::internal {
 namespace {
@@ -25,21 +29,101 @@ struct ZeroOf : torch::autograd::Function<ZeroOf> {
   }
 };
 
+class DdpReplicas final : public StageReplicas {
+ public:
+  DdpReplicas(DdpState& state, std::shared_ptr<torch::nn::Module> module)
+      : state_(state), module_(std::move(module)) {}
+
+  void finish(bool training) override {
+    if (!training) return;
+    variable_list trained;
+    for (const at::Tensor& parameter : module_->parameters()) {
+      if (parameter.requires_grad()) trained.push_back(parameter);
+    }
+    if (trained.empty()) return;
+    at::Tensor zero;
+    {
+      DdpState::ForwardPass pass(state_);
+      zero = ZeroOf::apply(at::TensorList(trained));
+      pass.returns(zero);
+    }
+    zero.backward();
+  }
+
+  std::vector<ProcessGroupPtr> groups() const override {
+    return {state_.process_group()};
+  }
+
+ private:
+  DdpState& state_;
+  const std::shared_ptr<torch::nn::Module> module_;
+};
+
+class ShardedReplicas final : public StageReplicas {
+ public:
+  explicit ShardedReplicas(std::shared_ptr<ShardedUnit> unit)
+      : unit_(std::move(unit)) {}
+
+  void begin(bool /*training*/) override {
+    unit_->root()->begin_micro_batches();
+  }
+  void after_backward() override { unit_->root()->keep_gradients(); }
+  void finish(bool training) override {
+    unit_->root()->end_micro_batches(training);
+  }
+  void give_up() noexcept override { unit_->root()->give_up(); }
+
+  std::vector<ProcessGroupPtr> groups() const override {
+    std::vector<ProcessGroupPtr> groups{unit_->options().group};
+    if (const auto& replicas = unit_->options().replicate_group) {
+      groups.push_back(replicas);
+    }
+    return groups;
+  }
+
+ private:
+  const std::shared_ptr<ShardedUnit> unit_;
+};
+
 }  // namespace
 
-void average_accumulated(DdpState& state, torch::nn::Module& module) {
-  variable_list trained;
-  for (const at::Tensor& parameter : module.parameters()) {
-    if (parameter.requires_grad()) trained.push_back(parameter);
+std::shared_ptr<StageReplicas> replicas_of(
+    DdpState& state, std::shared_ptr<torch::nn::Module> module) {
+  return std::make_shared<DdpReplicas>(state, std::move(module));
+}
+
+std::shared_ptr<StageReplicas> replicas_of(std::shared_ptr<ShardedUnit> unit) {
+  if (!unit->is_outermost()) {
+    throw std::invalid_argument(
+        "a stage of a pipeline cannot be a FullyShard inside another one; give "
+        "the outermost unit of the stage");
   }
-  if (trained.empty()) return;
-  at::Tensor zero;
-  {
-    DdpState::ForwardPass pass(state);
-    zero = ZeroOf::apply(at::TensorList(trained));
-    pass.returns(zero);
+  return std::make_shared<ShardedReplicas>(std::move(unit));
+}
+
+std::vector<at::Tensor> forward_unit(
+    const std::shared_ptr<ShardedUnit>& unit, std::vector<at::Tensor> inputs,
+    const std::function<
+        std::vector<at::Tensor>(const std::vector<at::Tensor>&)>& call) {
+  UnitForward pass(unit);
+  std::vector<at::Tensor*> places;
+  for (at::Tensor& input : inputs) places.push_back(&input);
+  pass.take_inputs(places);
+  std::vector<at::Tensor> results = call(inputs);
+  for (at::Tensor& result : results) pass.returns(result);
+  pass.end();
+  return results;
+}
+
+void require_no_units(int stage, const torch::nn::Module& module) {
+  for (const auto& parameter : module.named_parameters()) {
+    if (unit_of(parameter.value()) == nullptr) continue;
+    throw std::invalid_argument(c10::str(
+        "stage ", stage, " of a pipeline is a ", module.name(),
+        " with parameter ", parameter.key(),
+        " in a FullyShard; make a FullyShard of the whole module of the stage, "
+        "and give that to PipelineStage"));
   }
-  zero.backward();
 }
 
 }  // namespace lockstep::internal

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
+#include "lockstep/parallel/fsdp/fully_shard.h"
 
 namespace lockstep {
 namespace internal {
@@ -49,9 +50,39 @@ std::vector<at::Tensor> forward_tensors(Impl& module,
       "of them");
 }
 
-// Averages the gradients that passes without the wrapper have accumulated: runs
-// one backward of the wrapper that adds zeros. Collective.
-void average_accumulated(DdpState& state, torch::nn::Module& module);
+// What a stage and the same stage on other ranks, each in a pipeline of its
+// own, do together in a step. Threads: one at a time.
+class StageReplicas {
+ public:
+  virtual ~StageReplicas() = default;
+  // Called before the first action of a step, or of an eval(). Collective over
+  // groups().
+  virtual void begin(bool /*training*/) {}
+  // Called after every backward that adds to gradients.
+  virtual void after_backward() {}
+  // Called after the last action. Collective.
+  virtual void finish(bool training) = 0;
+  // Called instead of finish() if an exception ended the step.
+  virtual void give_up() noexcept {}
+  virtual std::vector<ProcessGroupPtr> groups() const = 0;
+};
+
+// After the last backward of a step, averages the gradients that backwards
+// without the wrapper have accumulated: runs one backward of the wrapper that
+// adds zeros. `state` must outlive the result.
+std::shared_ptr<StageReplicas> replicas_of(
+    DdpState& state, std::shared_ptr<torch::nn::Module> module);
+// Gathers the parameters, and divides the gradients after the last backward.
+std::shared_ptr<StageReplicas> replicas_of(std::shared_ptr<ShardedUnit> unit);
+
+// Runs one forward of the unit; `call` is that of its module.
+std::vector<at::Tensor> forward_unit(
+    const std::shared_ptr<ShardedUnit>& unit, std::vector<at::Tensor> inputs,
+    const std::function<
+        std::vector<at::Tensor>(const std::vector<at::Tensor>&)>& call);
+
+// Throws std::invalid_argument if a FullyShard has a parameter of `module`.
+void require_no_units(int stage, const torch::nn::Module& module);
 
 }  // namespace internal
 
@@ -65,7 +96,9 @@ class PipelineStage {
   // DistributedDataParallel.
   template <typename Module>
   PipelineStage(int index, const Module& module)
-      : PipelineStage(index, internal::ModulePointer<Module>::get(module), {}) {
+      : PipelineStage(index, internal::ModulePointer<Module>::get(module),
+                      Shared()) {
+    internal::require_no_units(index, *module_);
   }
 
   // A stage of which several pipelines, over the ranks of the wrapper's group,
@@ -79,9 +112,8 @@ class PipelineStage {
   // use Autocast in the module instead.
   template <typename Module>
   PipelineStage(int index, DistributedDataParallel<Module>& model)
-      : PipelineStage(index, model.module(), [&model] {
-          internal::average_accumulated(model.state(), *model.module());
-        }) {
+      : PipelineStage(index, model.module(), Shared()) {
+    replicas_ = internal::replicas_of(model.state(), module_);
     if (model.state().lowers_parameters()) {
       throw std::invalid_argument(
           "a stage of a pipeline cannot be a DistributedDataParallel with "
@@ -89,40 +121,71 @@ class PipelineStage {
     }
   }
 
+  // A stage whose parameters are divided over the ranks of the unit's group:
+  // those that have the same stage in other pipelines (the mesh axis `shard`).
+  // `unit` is the outermost unit of the stage; its module may contain others.
+  // Schedules of all kinds give the numbers of one process, also those with
+  // backwards in two parts (PyTorch issue 144530).
+  //
+  // A step gathers each unit once, before its first forward; the full
+  // parameters stay until the end of the step, whatever reshard_after_forward
+  // says. Each rank accumulates the full gradients of its micro-batches, as
+  // under no_sync(). They are reduced after the last backward. So a step of the
+  // stage sends what one iteration of a FullyShard without
+  // reshard_after_forward sends, for any number of micro-batches: N - 1
+  // N-ths of the parameters and of the gradients on each of N ranks (nothing,
+  // if the ranks share memory). What is
+  // divided all the time are parameters between steps, gradients after a step,
+  // and the optimizer's state. While a step runs, a rank holds in addition the
+  // full parameters of its stages (unless ranks share one copy) and their full
+  // gradients, in the reduce_dtype of the unit's policy. A parameter that no
+  // rank used has a gradient of zeros.
+  //
+  // The unit works by itself between steps. Under its no_sync() a step keeps
+  // the full gradients, and the next step without it averages the sum. Throws
+  // std::invalid_argument if another unit contains this one.
+  template <typename Module>
+  PipelineStage(int index, const FullyShard<Module>& unit)
+      : PipelineStage(index, unit.ptr(), Shared()) {
+    replicas_ = internal::replicas_of(unit.unit());
+    forward_ = [call = std::move(forward_),
+                unit = unit.unit()](const std::vector<at::Tensor>& x) {
+      return internal::forward_unit(unit, x, call);
+    };
+  }
+
   int index() const { return index_; }
   torch::nn::Module& module() const { return *module_; }
 
   // Is called after the last backward of each step, when the gradients of this
-  // stage are complete on this rank; with a DistributedDataParallel before they
-  // are averaged. For what reduces gradients in other ways.
+  // stage are complete on this rank; with a DistributedDataParallel or a
+  // FullyShard before they are averaged. For what reduces gradients in other
+  // ways.
   std::function<void()> after_backward{};
 
   // For Pipeline.
   std::vector<at::Tensor> forward(const std::vector<at::Tensor>& inputs) const {
     return forward_(inputs);
   }
-  void finish_gradients() const {
-    if (after_backward) after_backward();
-    if (average_) average_();
-  }
+  // Null: there are none.
+  internal::StageReplicas* replicas() const { return replicas_.get(); }
 
  private:
+  struct Shared {};  // tells the constructor below from those above
   template <typename Impl>
-  PipelineStage(int index, std::shared_ptr<Impl> module,
-                std::function<void()> average)
+  PipelineStage(int index, std::shared_ptr<Impl> module, Shared)
       : index_(index),
         module_(module),
         forward_(
             [module = std::move(module)](const std::vector<at::Tensor>& x) {
               return internal::forward_tensors(*module, x);
-            }),
-        average_(std::move(average)) {}
+            }) {}
 
   int index_;
   std::shared_ptr<torch::nn::Module> module_;
   std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&)>
       forward_;
-  std::function<void()> average_;
+  std::shared_ptr<internal::StageReplicas> replicas_;
 };
 
 }  // namespace lockstep

@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "lockstep/comm/point_to_point.h"
+#include "lockstep/parallel/fsdp/flat_parameters.h"
 
 namespace lockstep::internal {
 namespace {
@@ -18,6 +19,12 @@ at::Tensor named_parameter(const PipelineStage& stage,
                            const std::string& name) {
   const auto parameters = stage.module().named_parameters();
   const at::Tensor* found = parameters.find(name);
+  if (found != nullptr && unit_of(*found) != nullptr) {
+    throw std::invalid_argument(c10::str(
+        "parameter \"", name, "\" of stage ", stage.index(),
+        ", which a tied weight names, is divided by a FullyShard; make the "
+        "stages that hold it of a DistributedDataParallel"));
+  }
   if (found != nullptr) return *found;
   throw std::invalid_argument(c10::str("stage ", stage.index(),
                                        " has no parameter \"", name,

@@ -22,6 +22,7 @@
 #include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"
 #include "tests/parallel/both_backends.h"
+#include "tests/parallel/pipeline/whole_model.h"
 
 namespace lockstep::internal::testing {
 namespace {
@@ -30,46 +31,6 @@ using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using torch::nn::Sequential;
-
-constexpr int kSteps = 20;
-constexpr double kBound = 1e-10;
-constexpr int64_t kWidth = 5;
-
-// Each stage is a Linear, a Tanh and a LayerNorm, in float64; the same on all
-// ranks.
-Sequential whole_model(int stages) {
-  torch::manual_seed(11);
-  Sequential model;
-  for (int i = 0; i < stages; ++i) {
-    model->push_back(torch::nn::Linear(kWidth, kWidth));
-    model->push_back(torch::nn::Tanh());
-    // A large eps: a row of nearly equal numbers would enlarge rounding errors.
-    model->push_back(
-        torch::nn::LayerNorm(torch::nn::LayerNormOptions({kWidth}).eps(0.1)));
-  }
-  model->to(torch::kDouble);
-  return model;
-}
-
-std::vector<int64_t> begins_of(int stages) {
-  std::vector<int64_t> begins;
-  for (int i = 0; i < stages; ++i) begins.push_back(3 * i);
-  return begins;
-}
-
-struct Batch {
-  at::Tensor x;
-  at::Tensor y;
-};
-Batch batch_of(int step, int64_t rows) {
-  torch::manual_seed(100 + step);
-  return {torch::randn({rows, kWidth}, torch::kDouble),
-          torch::randn({rows, kWidth}, torch::kDouble)};
-}
-
-at::Tensor mse(const at::Tensor& output, const at::Tensor& target) {
-  return torch::mse_loss(output, target);
-}
 
 std::vector<PipelineStage> stages_of(const Sequential& model,
                                      const PipelineSchedule& schedule,
@@ -97,10 +58,6 @@ std::vector<at::Tensor> parameters_of(
 torch::optim::SGD optimizer_of(const std::vector<at::Tensor>& parameters) {
   return torch::optim::SGD(parameters,
                            torch::optim::SGDOptions(0.1).momentum(0.9));
-}
-
-double distance(const at::Tensor& a, const at::Tensor& b) {
-  return (a - b).abs().max().item<double>();
 }
 
 // Trains `model` in this process, and a copy as a pipeline; compares losses,

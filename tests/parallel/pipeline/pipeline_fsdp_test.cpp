@@ -1,0 +1,349 @@
+// Stages whose parameters are divided over ranks train as one process does:
+// every kind of schedule, in memory in common and gathered, with nested units
+// and recomputed ones.
+
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <vector>
+
+#include "lockstep/amp/clip_grad.h"
+#include "lockstep/checkpoint/training_state.h"
+#include "lockstep/comm/collectives.h"
+#include "lockstep/comm/init.h"
+#include "lockstep/comm/tensor_layout.h"
+#include "lockstep/parallel/checkpointing/checkpoint.h"
+#include "lockstep/parallel/pipeline/pipeline.h"
+#include "lockstep/parallel/pipeline/schedule_check.h"
+#include "lockstep/parallel/pipeline/schedules.h"
+#include "tests/harness/message_of.h"
+#include "tests/harness/process_world.h"
+#include "tests/harness/temporary_folder.h"
+#include "tests/parallel/pipeline/whole_model.h"
+
+namespace lockstep::internal::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using torch::nn::Sequential;
+
+struct LayerImpl : torch::nn::Module {
+  LayerImpl()
+      : linear(register_module("linear", torch::nn::Linear(kWidth, kWidth))),
+        norm(register_module(
+            "norm", torch::nn::LayerNorm(
+                        torch::nn::LayerNormOptions({kWidth}).eps(0.1)))) {
+    to(torch::kDouble);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return x + norm(torch::tanh(linear(x)));
+  }
+  torch::nn::Linear linear;
+  torch::nn::LayerNorm norm;
+};
+TORCH_MODULE(Layer);
+
+// Two layers for each stage.
+Sequential whole_layers(int stages) {
+  torch::manual_seed(11);
+  Sequential model;
+  for (int i = 0; i < 2 * stages; ++i) model->push_back(Layer());
+  return model;
+}
+
+// Two layers of the whole under their names there. The first is a unit of its
+// own; the second belongs to the outermost unit.
+struct UnitStageImpl : torch::nn::Module {
+  UnitStageImpl(const Sequential& whole, int stage,
+                const FullyShardOptions& options, bool recomputes_first)
+      : first(whole->ptr<LayerImpl>(static_cast<size_t>(2 * stage)), options),
+        second(whole->ptr<LayerImpl>(static_cast<size_t>(2 * stage + 1))),
+        recomputes(recomputes_first) {
+    register_module(std::to_string(2 * stage), first.ptr());
+    register_module(std::to_string(2 * stage + 1), second);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return second(
+        recomputes
+            ? checkpoint([this](const at::Tensor& y) { return first(y); }, x)
+            : first(x));
+  }
+  FullyShard<Layer> first;
+  Layer second;
+  bool recomputes;
+};
+using UnitStage = FullyShard<UnitStageImpl>;
+
+// Two pipelines of two ranks, times the replicas of both. Ranks count as
+// [replica][pipeline][stage].
+struct Groups {
+  explicit Groups(const World& world) {
+    std::vector<std::vector<int>> pipelines, shards, replicas;
+    for (int first = 0; first < world.size; first += 4) {
+      pipelines.push_back({first, first + 1});
+      pipelines.push_back({first + 2, first + 3});
+      shards.push_back({first, first + 2});
+      shards.push_back({first + 1, first + 3});
+    }
+    for (int rank = 0; rank < 4 && world.size == 8; ++rank) {
+      replicas.push_back({rank, rank + 4});
+    }
+    pipeline = new_subgroups_by_enumeration(pipelines);
+    options.group = new_subgroups_by_enumeration(shards);
+    if (!replicas.empty()) {
+      options.replicate_group = new_subgroups_by_enumeration(replicas);
+    }
+  }
+  ProcessGroupPtr pipeline;
+  FullyShardOptions options;
+};
+
+// The stages of one rank, and their training beside that of one process.
+struct ShardedPipeline {
+  ShardedPipeline(const Groups& groups, const PipelineSchedule& schedule,
+                  bool recomputes = false)
+      : stages(check_pipeline_schedule(schedule).stages),
+        single(whole_layers(stages)),
+        single_optimizer(single->parameters(), options()) {
+    const auto facts = check_pipeline_schedule(schedule);
+    const Sequential whole = whole_layers(stages);
+    for (int stage = 0; stage < stages; ++stage) {
+      if (facts.rank_of_stage[static_cast<size_t>(stage)] !=
+          groups.pipeline->rank()) {
+        continue;
+      }
+      units.emplace_back(std::make_shared<UnitStageImpl>(
+                             whole, stage, groups.options, recomputes),
+                         groups.options);
+      mine.emplace_back(stage, units.back());
+      for (const at::Tensor& parameter : units.back()->parameters()) {
+        parameters.push_back(parameter);
+      }
+    }
+    optimizer = std::make_unique<torch::optim::AdamW>(parameters, options());
+    pipeline = std::make_unique<Pipeline>(
+        mine, PipelineOptions{
+                  .schedule = schedule, .loss = mse, .group = groups.pipeline});
+  }
+
+  static torch::optim::AdamWOptions options() {
+    return torch::optim::AdamWOptions(0.01).weight_decay(0.1);
+  }
+
+  // The part of the batch of this rank's pipeline.
+  at::Tensor part(const World& world, const at::Tensor& whole) const {
+    const int64_t rows = whole.size(0) / (world.size / 2);
+    const int64_t begin = world.rank / 2 * rows;
+    return whole.slice(0, begin, begin + rows);
+  }
+
+  void step(const World& world, int number, int64_t rows) {
+    const Batch batch = batch_of(number, rows);
+    optimizer->zero_grad();
+    single_optimizer.zero_grad();
+    pipeline->step(part(world, batch.x), part(world, batch.y));
+    mse(single->forward(batch.x), batch.y).backward();
+    finish_step();
+  }
+  void finish_step() {
+    const auto norm = clip_grad_norm_(*optimizer, 0.05).item<double>();
+    const auto want = clip_grad_norm_(single_optimizer, 0.05).item<double>();
+    EXPECT_NEAR(norm, want, kBound);
+    EXPECT_GT(want, 0.05);
+    optimizer->step();
+    single_optimizer.step();
+  }
+
+  void expect_equal() const {
+    const auto expected = single->named_parameters();
+    for (const auto& unit : units) {
+      for (const auto& item : unit->named_parameters()) {
+        const auto* layout = layout_of(item.value());
+        at::Tensor full =
+            torch::zeros({layout->box.numel()}, item.value().options());
+        full.slice(0, layout->range->begin, layout->range->end)
+            .copy_(item.value().detach());
+        all_reduce(full, {.group = layout->groups.back()});
+        EXPECT_LT(distance(full.view(layout->shape), expected[item.key()]),
+                  kBound)
+            << item.key();
+      }
+    }
+  }
+
+  int stages;
+  Sequential single;
+  torch::optim::AdamW single_optimizer;
+  std::vector<UnitStage> units;
+  std::vector<PipelineStage> mine;
+  std::vector<at::Tensor> parameters;
+  std::unique_ptr<torch::optim::AdamW> optimizer;
+  std::unique_ptr<Pipeline> pipeline;
+};
+
+struct ShardedKind {
+  const char* name;
+  int stages_per_rank;
+};
+constexpr ShardedKind kShardedKinds[] = {{"GPipe", 1},
+                                         {"1F1B", 1},
+                                         {"Interleaved1F1B", 2},
+                                         {"InterleavedZeroBubble", 1},
+                                         {"InterleavedZeroBubble", 2},
+                                         {"ZBVZeroBubble", 2}};
+
+struct ShardedPath {
+  const char* backend;
+  bool shared_memory;
+};
+constexpr ShardedPath kShardedPaths[] = {
+    {"lockstep", true}, {"lockstep", false}, {"gloo", true}};
+
+// PyTorch's FSDP with backwards in two parts is wrong (issue 144530).
+WORLD_TEST(PipelineFsdp, EveryScheduleTrainsAsOneProcess, 4) {
+  for (const ShardedPath& path : kShardedPaths) {
+    SCOPED_TRACE(path.backend);
+    SCOPED_TRACE(path.shared_memory);
+    auto world_group = init_process_group(path.backend);
+    Groups groups(world);
+    groups.options.shared_memory = path.shared_memory;
+    for (const ShardedKind& kind : kShardedKinds) {
+      SCOPED_TRACE(kind.name);
+      for (const bool recomputes : {false, true}) {
+        ShardedPipeline training(
+            groups,
+            make_pipeline_schedule(kind.name, 2, 4, kind.stages_per_rank),
+            recomputes);
+        for (int step = 0; step < 4; ++step) training.step(world, step, 16);
+        training.expect_equal();
+      }
+    }
+  }
+}
+
+WORLD_TEST(PipelineFsdp, ReplicasOfShardsAreAveraged, 8) {
+  auto world_group = init_process_group();
+  const Groups groups(world);
+  ShardedPipeline training(groups, schedule_zbv_zero_bubble(2, 4));
+  for (int step = 0; step < 4; ++step) training.step(world, step, 32);
+  training.expect_equal();
+}
+
+// Steps add to gradients, with and without no_sync(), and eval() may come
+// between.
+WORLD_TEST(PipelineFsdp, GradientsOfSeveralStepsAdd, 4) {
+  for (const bool shared_memory : {true, false}) {
+    for (const bool local : {false, true}) {
+      auto world_group = init_process_group();
+      Groups groups(world);
+      groups.options.shared_memory = shared_memory;
+      ShardedPipeline training(groups,
+                               schedule_interleaved_zero_bubble(2, 4, 2));
+      for (int step = 0; step < 3; ++step) {
+        training.optimizer->zero_grad();
+        training.single_optimizer.zero_grad();
+        for (int part = 0; part < 2; ++part) {
+          const Batch batch = batch_of(2 * step + part, 16);
+          const at::Tensor x = training.part(world, batch.x);
+          const at::Tensor y = training.part(world, batch.y);
+          for (UnitStage& unit : training.units) {
+            unit.set_requires_gradient_sync(!local || part == 1);
+          }
+          training.pipeline->step(x, y);
+          const auto eval = training.pipeline->eval(x, y);
+          const at::Tensor output = training.single->forward(batch.x);
+          if (eval.loss.defined()) {
+            EXPECT_LT(distance(eval.outputs.at(0),
+                               training.part(world, output.detach())),
+                      kBound);
+          }
+          mse(output, batch.y).backward();
+        }
+        training.finish_step();
+      }
+      training.expect_equal();
+    }
+  }
+}
+
+// What is frozen may change, and a unit works by itself between steps.
+WORLD_TEST(PipelineFsdp, FrozenParametersGetNoGradient, 4) {
+  auto world_group = init_process_group();
+  const Groups groups(world);
+  ShardedPipeline training(groups, schedule_zbv_zero_bubble(2, 4));
+  const auto freeze = [](torch::nn::Module& module, bool frozen) {
+    for (auto& item : module.named_parameters()) {
+      if (item.key().ends_with("linear.bias") || item.key().starts_with("0.")) {
+        item.value().set_requires_grad(!frozen);
+      }
+    }
+  };
+  for (int step = 0; step < 4; ++step) {
+    freeze(*training.single, step == 2);
+    for (UnitStage& unit : training.units) freeze(*unit.ptr(), step == 2);
+    training.step(world, step, 16);
+    for (const at::Tensor& parameter : training.parameters) {
+      EXPECT_EQ(parameter.grad().defined(), parameter.requires_grad());
+    }
+    for (UnitStage& unit : training.units) {
+      const torch::NoGradGuard no_grad;
+      unit(torch::zeros({1, kWidth}, torch::kDouble));
+    }
+  }
+  training.expect_equal();
+}
+
+WORLD_TEST(PipelineFsdp, AFolderOfASnapshotLoadsIntoOneProcess, 4) {
+  TemporaryFolder folder;
+  auto world_group = init_process_group();
+  const std::string path =
+      broadcast_object(folder.path()).get<std::string>() + "/snapshots/";
+  const Groups groups(world);
+  ShardedPipeline training(groups, schedule_zbv_zero_bubble(2, 4));
+  for (int step = 0; step < 2; ++step) training.step(world, step, 16);
+  // A module of this rank's stages, under the names that they have.
+  auto all = std::make_shared<torch::nn::Module>();
+  for (const UnitStage& unit : training.units) {
+    for (const auto& child : unit->named_children()) {
+      all->register_module(child.key(), child.value());
+    }
+  }
+  save_snapshot(path, {.model = all, .optimizer = training.optimizer.get()});
+  training.step(world, 2, 16);
+  {
+    Sequential loaded = whole_layers(training.stages);
+    torch::optim::AdamW optimizer(loaded->parameters(),
+                                  ShardedPipeline::options());
+    TrainingState state{.model = loaded.ptr(), .optimizer = &optimizer};
+    ASSERT_TRUE(load_snapshot(path, state));
+    const Batch batch = batch_of(2, 16);
+    mse(loaded->forward(batch.x), batch.y).backward();
+    clip_grad_norm_(optimizer, 0.05);
+    optimizer.step();
+    for (const auto& item : training.single->named_parameters()) {
+      EXPECT_LT(distance(loaded->named_parameters()[item.key()], item.value()),
+                kBound)
+          << item.key();
+    }
+  }
+  barrier();
+}
+
+WORLD_TEST(PipelineFsdp, StagesThatCannotBeAreRefused, 1) {
+  auto group = init_process_group();
+  const Sequential whole = whole_layers(2);
+  const auto stage =
+      std::make_shared<UnitStageImpl>(whole, 0, FullyShardOptions{}, false);
+  EXPECT_THAT(message_of([&] { PipelineStage(1, stage); }),
+              HasSubstr("parameter 0.linear.weight in a FullyShard; make a "
+                        "FullyShard of the whole module"));
+  const UnitStage unit(stage);
+  EXPECT_THAT(message_of([&] { PipelineStage(1, stage->first); }),
+              HasSubstr("give the outermost unit"));
+}
+
+}  // namespace
+}  // namespace lockstep::internal::testing
