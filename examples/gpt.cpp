@@ -233,7 +233,7 @@ ParallelStage make_stage(const Options& options, const Plan& plan, int stage,
   if (options.shard > 1) {
     lockstep::FullyShard<Stage> model(make, shard_options(options, plan));
     return {model.ptr(), [model](const Tensor& x) mutable { return model(x); },
-            lockstep::PipelineStage(stage, model.ptr())};
+            lockstep::PipelineStage(stage, model)};
   }
   auto model = std::make_shared<lockstep::DistributedDataParallel<Stage>>(
       make(),
@@ -566,7 +566,8 @@ void compare(Options options) {
 int main(int argc, char** argv) {
   Options options;
   CLI::App app("Trains a GPT on the bytes of a text.");
-  app.option_defaults()->always_capture_default();
+  app.option_defaults()->always_capture_default()->multi_option_policy(
+      CLI::MultiOptionPolicy::TakeLast);
   const auto size = CLI::Range(1, 1 << 20);
   app.add_option("--layers", options.layers)->check(size);
   app.add_option("--heads", options.heads)->check(size);

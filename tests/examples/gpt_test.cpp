@@ -3,7 +3,9 @@
 
 #include <gmock/gmock.h>
 
+#include <fstream>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 #include "tests/examples/example_test.h"
 
@@ -50,22 +52,24 @@ TEST_F(GptTest, EveryDivisionTrainsAsOneProcess) {
     int ranks;
     const char* options;
   };
-  for (const auto& [ranks, options] : std::vector<Case>{
-           {1, "--micro-batches 3 --checkpoint"},
-           {2, ""},
-           {2, "--shard 2 --checkpoint"},
-           {2, "--shard 2 --no-shared-memory --micro-batches 2"},
-           {2, "--tensor 2 --checkpoint"},
-           {2, "--context-parallel 2"},
-           {2, "--pipeline 2 --checkpoint"},
-           {4, "--pipeline 2 --tensor 2 --schedule ZBVZeroBubble "
-               "--stages-per-rank 2"},
-           {4, "--pipeline 2 --shard 2 --schedule Interleaved1F1B "
-               "--stages-per-rank 2"},
-           {4, "--shard 2 --tensor 2 --checkpoint"},
-           {4, "--shard 2 --context-parallel 2"},
-           {4, "--context-parallel 2 --tensor 2"},
-           {4, "--pipeline 2"}}) {
+  for (const auto& [ranks, options] :
+       std::vector<Case>{{1, "--micro-batches 3 --checkpoint"},
+                         {2, ""},
+                         {2, "--shard 2 --checkpoint"},
+                         {2, "--shard 2 --no-shared-memory --micro-batches 2"},
+                         {2, "--tensor 2 --checkpoint"},
+                         {2, "--context-parallel 2"},
+                         {2, "--pipeline 2 --checkpoint"},
+                         {4,
+                          "--pipeline 2 --tensor 2 --schedule ZBVZeroBubble "
+                          "--stages-per-rank 2"},
+                         {4,
+                          "--pipeline 2 --shard 2 --schedule Interleaved1F1B "
+                          "--stages-per-rank 2"},
+                         {4, "--shard 2 --tensor 2 --checkpoint"},
+                         {4, "--shard 2 --context-parallel 2"},
+                         {4, "--context-parallel 2 --tensor 2"},
+                         {4, "--pipeline 2"}}) {
     const auto losses = train(ranks, std::string(options) + " --sample 0");
     ASSERT_EQ(losses.size(), 2u) << options;
     EXPECT_NEAR(losses[0], alone[0], kBound) << options;
@@ -75,15 +79,10 @@ TEST_F(GptTest, EveryDivisionTrainsAsOneProcess) {
 
 TEST_F(GptTest, ResumesHoweverTheModelIsDividedNext) {
   const auto whole = train(1, "--sample 0");
-  // Killed, as it were, after step 10: the schedule is that of 20 steps.
+  // As if it had been killed between steps 10 and 20.
   train(2, "--shard 2 --sample 0 --snapshot s --save-every 10");
-  std::filesystem::remove_all(scratch() / "s" / "step-00000020");
-  for (const auto& entry :
-       std::filesystem::directory_iterator(scratch() / "s")) {
-    if (entry.path().filename().string().find("20") != std::string::npos) {
-      std::filesystem::remove_all(entry.path());
-    }
-  }
+  std::filesystem::remove_all(scratch() / "s/000002-step-20");
+  std::filesystem::remove(scratch() / "s/latest");
   const auto rest = train(4, "--pipeline 2 --tensor 2 --sample 0 --snapshot s");
   ASSERT_EQ(rest.size(), 1u);
   EXPECT_NEAR(rest[0], whole.at(1), kBound);
@@ -112,7 +111,8 @@ TEST_F(GptTest, SaysWhatIsWrong) {
   refuses(2, "--shard 3", "shard 3");
   refuses(2, "--pipeline 2 --schedule Best", "Best");
   refuses(1, "--text /no/such/text", "/no/such/text");
-  refuses(1, "--text /dev/null", "fewer than --batch-size");
+  std::ofstream(scratch() / "short") << std::string(100, 'x');
+  refuses(1, "--text short", "short has 4 sequences of 24 bytes, fewer than");
 }
 
 }  // namespace
