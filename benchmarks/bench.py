@@ -9,6 +9,7 @@
     ./dev bench threads              ranks beside threads (threads.py)
     ./dev bench data                 loaders alone (data.py)
     ./dev bench snapshot             saving and loading (snapshot.py)
+    ./dev bench sharded              models larger than a rank (sharded.py)
     ./dev bench --rounds 9 job       more rounds, less noise
     ./dev bench --quick              does it run? not a measurement
 
@@ -35,6 +36,7 @@ import data
 import hosts
 import launch
 import processes
+import sharded
 import snapshot
 import threads
 import training
@@ -60,6 +62,8 @@ THREADS = "threads"
 DATA = "data"
 # Saving and loading without a training; likewise.
 SNAPSHOT = "snapshot"
+# A model that is divided over the ranks; likewise.
+SHARDED = "sharded"
 ROUNDS = 5
 
 
@@ -157,9 +161,24 @@ def bench_snapshot(args):
           f"figures of every round: {path}")
 
 
+def bench_sharded(args):
+    """Ways to divide a model beside Python's, into a file of their own."""
+    path = path_of_figures(args, SHARDED)
+    facts = machine()
+    with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as scratch:
+        place = training.Place(Programs(args.build.resolve()),
+                               pathlib.Path(scratch), None, args.quick)
+        results = sharded.measure(args.rounds, place, progress)
+    write_figures(path, {"format": sharded.FORMAT, "quick": args.quick,
+                         "machine": facts, **results})
+    print(f"{header(facts, args.rounds, args.quick)}\n\n"
+          f"{sharded.table(results)}\n\nfigures of every round: {path}")
+
+
 # Those with a table and a file of their own, in the order in which they run.
 ALONE = {COMM: bench_comm, HOSTS: bench_hosts, LAUNCH: bench_launch,
-         THREADS: bench_threads, DATA: bench_data, SNAPSHOT: bench_snapshot}
+         THREADS: bench_threads, DATA: bench_data, SNAPSHOT: bench_snapshot,
+         SHARDED: bench_sharded}
 NAMES = [*BENCHMARKS, *ALONE]
 
 

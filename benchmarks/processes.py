@@ -5,6 +5,7 @@ import ctypes
 import json
 import os
 import pathlib
+import resource
 import signal
 import subprocess
 import sys
@@ -78,9 +79,15 @@ def end_children():
         time.sleep(0.01)
 
 
-def run_child(command, scratch, threads=1):
-    """Runs `command` to its end, with `threads` for each process's operators.
-    Returns its standard output and seconds."""
+def run_child(command, scratch, threads=1, limit=None):
+    """Runs `command` to its end, with `threads` for each process's operators,
+    and with `limit`, a resource and its most, for each process. Returns its
+    standard output and seconds."""
+    def prepare():
+        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        if limit is not None:
+            resource.setrlimit(limit[0], (limit[1], limit[1]))
+
     environment = dict(
         os.environ,
         # 1 is torchrun's default; given, it does not warn.
@@ -93,8 +100,7 @@ def run_child(command, scratch, threads=1):
         try:
             child = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=out, stderr=err,
-                env=environment, start_new_session=True,
-                preexec_fn=lambda: prctl(PR_SET_PDEATHSIG, signal.SIGTERM))
+                env=environment, start_new_session=True, preexec_fn=prepare)
         except OSError as error:
             raise Failure(f"cannot start {name}: {error.strerror}") from error
         try:

@@ -13,6 +13,7 @@
 
 #include "lockstep/base/environment.h"
 #include "lockstep/base/error_file.h"
+#include "lockstep/comm/out_of_memory.h"
 
 namespace lockstep::internal {
 namespace {
@@ -22,6 +23,7 @@ std::atomic<std::string (*)()> failed_peers{nullptr};
 std::atomic<std::terminate_handler> handler_before{nullptr};
 
 std::string words_of(const std::exception& error) {
+  if (auto words = out_of_memory_words(error); !words.empty()) return words;
   const auto* torch = dynamic_cast<const c10::Error*>(&error);
   std::string words =
       torch != nullptr ? torch->what_without_backtrace() : error.what();
