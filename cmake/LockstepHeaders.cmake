@@ -78,6 +78,7 @@ set(LOCKSTEP_PUBLIC_HEADERS
   metrics/accuracy.h
   metrics/confusion_matrix.h
   metrics/mean.h
+  metrics/memory_stats.h
   metrics/metric.h
   metrics/metrics.h
   metrics/perplexity.h

@@ -52,6 +52,7 @@
 #include "lockstep/data/transforms/to_float.h"
 #include "lockstep/data/weighted_random_sampler.h"
 #include "lockstep/launch/spawn.h"
+#include "lockstep/metrics/memory_stats.h"
 #include "lockstep/metrics/metrics.h"
 #include "lockstep/optim/adam.h"
 #include "lockstep/optim/adamw.h"

@@ -116,7 +116,14 @@ SharedMemory SharedMemory::create(size_t bytes) {
   }
   SharedMemory memory(std::move(descriptor), bytes);
   memory.populate("could not reserve ");
+  memory.made_here_ = true;
+  made().add(static_cast<int64_t>(bytes));
   return memory;
+}
+
+ByteCount& SharedMemory::made() {
+  static constinit ByteCount count;
+  return count;
 }
 
 SharedMemory SharedMemory::map(FileDescriptor descriptor, size_t bytes,
@@ -142,17 +149,21 @@ void SharedMemory::touch() const { populate("could not map the pages of "); }
 SharedMemory::SharedMemory(SharedMemory&& other) noexcept
     : descriptor_(std::move(other.descriptor_)),
       data_(std::exchange(other.data_, nullptr)),
-      size_(std::exchange(other.size_, 0)) {}
+      size_(std::exchange(other.size_, 0)),
+      made_here_(std::exchange(other.made_here_, false)) {}
 
 SharedMemory& SharedMemory::operator=(SharedMemory&& other) noexcept {
   std::swap(descriptor_, other.descriptor_);
   std::swap(data_, other.data_);
   std::swap(size_, other.size_);
+  std::swap(made_here_, other.made_here_);
   return *this;
 }
 
 SharedMemory::~SharedMemory() {
-  if (data_ != nullptr) ::munmap(data_, size_);
+  if (data_ == nullptr) return;
+  ::munmap(data_, size_);
+  if (made_here_) made().remove(static_cast<int64_t>(size_));
 }
 
 }  // namespace lockstep::internal

@@ -3,6 +3,7 @@
 #include <cstddef>
 #include <span>
 
+#include "lockstep/base/byte_count.h"
 #include "lockstep/base/file_descriptor.h"
 
 namespace lockstep::internal {
@@ -24,6 +25,10 @@ class SharedMemory {
   // system does not have that much memory, or has no such memory at all;
   // std::invalid_argument for 0 bytes.
   static SharedMemory create(size_t bytes);
+
+  // Counts the bytes that create() made in this process and that this process
+  // still maps. Memory that another process made is in that one's count.
+  static ByteCount& made();
 
   // Maps memory that create() made in another process. Pages::all maps all of
   // its pages now; Pages::none maps each page at touch() or at its first use.
@@ -61,6 +66,7 @@ class SharedMemory {
   FileDescriptor descriptor_;
   std::byte* data_ = nullptr;
   size_t size_ = 0;
+  bool made_here_ = false;  // counted in made()
 };
 
 }  // namespace lockstep::internal

@@ -124,7 +124,10 @@ void GradientBuckets::arrange(const std::vector<std::vector<size_t>>& members) {
     }
     moved_places_.emplace_back(movables, BucketReduction::kInBucket);
   }
-  if (!sizes.empty()) arena_ = GradientArena::make(sizes, group_);
+  // A rank alone reduces nothing, so it has no use for an arena.
+  if (!sizes.empty() && group_->size() > 1) {
+    arena_ = GradientArena::make(sizes, group_);
+  }
   const at::NoGradGuard no_grad;
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& old = old_places[i];

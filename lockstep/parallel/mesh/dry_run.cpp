@@ -31,6 +31,7 @@ void check_dry_run(const DryRunModel& model) {
                                 std::to_string(model.zero_stage) +
                                 "; allowed are 0, 1, 2 and 3");
   }
+  require_dry_run_number("units", model.units, 1);
   require_dry_run_number("layers", model.layers, 0);
   if (model.layers == 0) return;
   require_dry_run_number("hidden", model.hidden, 1);
@@ -52,17 +53,21 @@ class AxisTraffic {
   AxisTraffic(std::vector<DryRunTraffic>& traffic, std::string name, int ranks)
       : traffic_(traffic), name_(std::move(name)), ranks_(ranks) {}
 
+  // `bytes` are those of all calls together.
   void all_reduce(const char* what, int64_t calls, int64_t bytes) {
     add("all_reduce", what, calls, bytes, 2 * around(bytes));
   }
+  void all_reduce_coalesced(const char* what, int64_t calls, int64_t bytes) {
+    add("all_reduce_coalesced", what, calls, bytes, 2 * around(bytes));
+  }
   void all_gather(const char* what, int64_t calls, int64_t bytes) {
-    add("all_gather", what, calls, bytes, around(bytes));
+    add("all_gather_into_tensor", what, calls, bytes, around(bytes));
   }
   void reduce_scatter(const char* what, int64_t calls, int64_t bytes) {
-    add("reduce_scatter", what, calls, bytes, around(bytes));
+    add("reduce_scatter_tensor", what, calls, bytes, around(bytes));
   }
   void send(const char* what, int64_t calls, int64_t bytes) {
-    add("send", what, calls, bytes, bytes);
+    add("isend", what, calls, bytes, bytes);
   }
 
  private:
@@ -77,8 +82,8 @@ class AxisTraffic {
                         .operation = operation,
                         .what = what,
                         .calls = calls,
-                        .bytes = calls * bytes,
-                        .sent = calls * sent});
+                        .bytes = bytes,
+                        .sent = sent});
   }
 
   std::vector<DryRunTraffic>& traffic_;
@@ -91,17 +96,17 @@ void add_gradient_traffic(DryRun& run, int64_t parameters) {
   const int shard = axis_size_or_one(run.layout, "shard");
   const bool sharded = model.zero_stage > 0;
   AxisTraffic along_shard(run.traffic, "shard", shard);
-  if (sharded) {
-    const auto bytes = parameters * model.parameter_bytes;
+  const auto bytes = parameters * model.parameter_bytes;
+  const auto gradients = parameters * model.gradient_bytes;
+  if (model.zero_stage == 1) {
+    along_shard.all_reduce("gradients", model.units, gradients);
+    along_shard.all_gather("parameters, after the step", model.units, bytes);
+  } else if (sharded) {
+    along_shard.all_gather("parameters, forward", model.units, bytes);
     if (model.zero_stage == 3) {
-      along_shard.all_gather("parameters, forward", 1, bytes);
-      along_shard.all_gather("parameters, backward", 1, bytes);
+      along_shard.all_gather("parameters, backward", model.units, bytes);
     }
-    along_shard.reduce_scatter("gradients", 1,
-                               parameters * model.gradient_bytes);
-    if (model.zero_stage < 3) {
-      along_shard.all_gather("parameters, after the step", 1, bytes);
-    }
+    along_shard.reduce_scatter("gradients", model.units, gradients);
   }
   std::string names;
   int replicas = 1;
@@ -114,7 +119,7 @@ void add_gradient_traffic(DryRun& run, int64_t parameters) {
     replicas *= size;
   }
   AxisTraffic(run.traffic, names, replicas)
-      .all_reduce("gradients", 1,
+      .all_reduce("gradients", model.units,
                   (sharded ? rounded_part(parameters, shard) : parameters) *
                       model.gradient_bytes);
 }
@@ -130,19 +135,32 @@ void add_activation_traffic(DryRun& run) {
                            model.hidden * model.activation_bytes;
   const auto layers =
       rounded_part(model.layers, pipeline) * model.micro_batches;
-  AxisTraffic(run.traffic, "tensor", tensor)
-      .all_reduce("activations", 4 * layers, activations);
+  AxisTraffic along_tensor(run.traffic, "tensor", tensor);
+  if (model.sequence_parallel) {
+    along_tensor.all_gather("activations", 4 * layers,
+                            4 * layers * activations);
+    along_tensor.reduce_scatter("activations", 4 * layers,
+                                4 * layers * activations);
+    const auto feature = model.hidden * model.gradient_bytes;
+    along_tensor.all_reduce("gradients of biases", 2 * layers,
+                            2 * layers * feature);
+    along_tensor.all_reduce_coalesced("gradients of norms", 2 * layers,
+                                      4 * layers * feature);
+  } else {
+    along_tensor.all_reduce("activations", 4 * layers,
+                            4 * layers * activations);
+  }
   AxisTraffic along_pipeline(run.traffic, "pipeline", pipeline);
-  along_pipeline.send("activations and gradients",
-                      (pipeline > 2 ? 2 : 1) * model.micro_batches,
-                      activations);
+  const auto messages = (pipeline > 2 ? 2 : 1) * model.micro_batches;
+  along_pipeline.send("activations and gradients", messages,
+                      messages * activations);
   const auto keys_and_values = 2 * rounded_part(activations, tensor);
   AxisTraffic along_context(run.traffic, "context", context);
-  along_context.send("keys and values, forward", layers * (context - 1),
-                     keys_and_values);
-  along_context.send("keys and values, backward", layers * (context - 1),
-                     keys_and_values);
-  along_context.send("their gradients", layers * context, keys_and_values);
+  const auto hops = layers * (context - 1);
+  along_context.send("keys and values, forward", hops, hops * keys_and_values);
+  along_context.send("keys and values, backward", hops, hops * keys_and_values);
+  along_context.send("their gradients", layers * context,
+                     layers * context * keys_and_values);
 }
 
 std::string in_thousands(int64_t number) {

@@ -29,6 +29,10 @@ struct DryRunModel {
   // the gradients, 3 also the parameters.
   int zero_stage{3};
 
+  // In how many calls parameters are gathered and gradients reduced: the units
+  // of FullyShard, or the buckets of DistributedDataParallel. Default: 1.
+  int64_t units{1};
+
   // ---- A transformer's activations ----
 
   // Layers, width, tokens of a sequence, sequences of a micro-batch of one
@@ -41,6 +45,10 @@ struct DryRunModel {
   int64_t micro_batch{1};
   int64_t micro_batches{1};
   int64_t activation_bytes{4};
+
+  // Whether what lies between the layers of the axis "tensor" is divided by
+  // tokens (sequence_parallel of nn::ColumnParallelLinear and the others).
+  bool sequence_parallel{false};
 };
 
 // The kinds of memory of one rank, in bytes.
@@ -56,8 +64,9 @@ struct DryRunMemory {
 struct DryRunTraffic {
   std::string axis;  // several that act as one are joined: "data x context"
   int ranks;         // of its group
-  std::string operation;  // "all_reduce", ...
-  std::string what;       // "gradients", ...
+  // As the flight recorder names it: "all_reduce", "reduce_scatter_tensor", ...
+  std::string operation;
+  std::string what;  // "gradients", ...
   int64_t calls;
   // Bytes of all calls: of the tensor that the ranks have in common (the larger
   // one of what goes into the call and what comes out). The flight recorder
@@ -91,25 +100,35 @@ struct DryRun {
 //             optimizer's state, stage 2 also of the gradients, stage 3 also of
 //             the parameters. Activations, temporarily gathered parameters and
 //             buckets come on top.
-//   shard     the same paper, section 7. Stages 1 and 2: gradients are
-//             reduce-scattered, parameters gathered once, P each. Stage 3:
-//             gradients are reduce-scattered and parameters gathered for
-//             forward and again for backward, P each. (Between hosts
-//             ZeroRedundancyOptimizer, which is stage 1, communicates half as
-//             much more: it all-reduces the gradients.)
+//   shard     the same paper, section 7. Stage 1 (ZeroRedundancyOptimizer):
+//             gradients are reduced to all ranks, and the stepped parameters
+//             gathered, P each. (The paper reduces and scatters the gradients,
+//             which is half of that; so does this library on one host.) Stage 2
+//             (FullyShard that does not reshard after forward): parameters are
+//             gathered for forward, gradients reduced and scattered, P each.
+//             Stage 3: parameters are gathered again for backward.
 //   others    one all_reduce of the gradients of a rank: of P, or of the shard
 //             if "shard" divides the optimizer's state. With stage 0 "shard" is
 //             one of these axes.
 //   tensor    Shoeybi et al., "Megatron-LM", section 3: two all_reduces of the
 //             activations in forward and two in backward for each layer and
-//             micro-batch.
+//             micro-batch. With sequence_parallel each of them is a gather and
+//             a reduction to parts (Korthikanti et al., "Reducing Activation
+//             Recomputation in Large Transformer Models", section 4.2.2), and
+//             the gradients of two norms and two biases are added up.
 //   pipeline  a stage in the middle sends the activations of each micro-batch
 //             to the next stage and their gradients to the one before. (With
 //             two stages each sends one of these.)
 //   context   Liu et al., "Ring Attention with Blockwise Transformers": for
 //             each layer and micro-batch keys and values go around in forward
 //             (n - 1 sends) and again in backward, where their gradients go
-//             with them and then home (n sends).
+//             with them and then home (n sends). Without a causal mask.
+//
+// This is what is communicated between hosts. Ranks of one host that share
+// memory reduce the same bytes (the flight recorder's reduce_buckets), and
+// gather nothing if they have one copy of the parameters. Not counted are the
+// few numbers by which the ranks of a pipeline step, or of a ring attention,
+// agree.
 DryRun dry_run(const MeshLayout& layout, const DryRunModel& model);
 
 }  // namespace lockstep

@@ -1,77 +1,21 @@
 // The memory that checkpointing needs, in bytes of LibTorch's CPU allocator.
 
-#include <c10/core/CPUAllocator.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <algorithm>
-#include <atomic>
-#include <memory>
 #include <vector>
 
+#include "lockstep/metrics/memory_stats.h"
 #include "lockstep/parallel/checkpointing/checkpoint.h"
 
 namespace lockstep::internal {
 namespace {
 
-// Counts what it passes on to the allocator before.
-class CountingAllocator final : public c10::Allocator {
- public:
-  explicit CountingAllocator(c10::Allocator* next) : next_(next) {}
-
-  c10::DataPtr allocate(size_t bytes) override {
-    auto block = std::make_unique<Block>(next_->allocate(bytes), bytes, this);
-    auto* data = block->memory.get();
-    const auto now = live_ += static_cast<int64_t>(bytes);
-    peak_ = std::max(peak_.load(), now);
-    return {data, block.release(), &free_block, at::kCPU};
-  }
-  c10::DeleterFnPtr raw_deleter() const override { return nullptr; }
-  void copy_data(void* target, const void* source,
-                 std::size_t bytes) const override {
-    default_copy_data(target, source, bytes);
-  }
-
-  // Returns how many bytes more than now were allocated at once in `body`.
-  template <typename Body>
-  int64_t peak_of(const Body& body) {
-    const int64_t before = live_;
-    peak_ = before;
-    body();
-    return peak_ - before;
-  }
-
- private:
-  struct Block {
-    Block(c10::DataPtr memory_of, size_t bytes_of, CountingAllocator* owner_of)
-        : memory(std::move(memory_of)), bytes(bytes_of), owner(owner_of) {}
-    c10::DataPtr memory;
-    size_t bytes;
-    CountingAllocator* owner;
-  };
-  static void free_block(void* pointer) {
-    const std::unique_ptr<Block> block(static_cast<Block*>(pointer));
-    block->owner->live_ -= static_cast<int64_t>(block->bytes);
-  }
-
-  c10::Allocator* const next_;
-  std::atomic<int64_t> live_{0};
-  std::atomic<int64_t> peak_{0};
-};
-
-CountingAllocator& counting_allocator() {
-  static auto& allocator = []() -> CountingAllocator& {
-    static CountingAllocator made(c10::GetCPUAllocator());
-    c10::SetCPUAllocator(&made, /*priority=*/100);
-    return made;
-  }();
-  return allocator;
-}
-
 // Without checkpointing, N blocks of K layers keep N K activations. With it,
 // forward keeps the inputs of N blocks, and backward has the K activations of
 // one block beside them.
 TEST(CheckpointingMemory, InputsOfAllBlocksAndActivationsOfOne) {
+  record_memory_stats();
   constexpr int kBlocks = 12;
   constexpr int kLayers = 12;
   constexpr int64_t kRows = 4096;
@@ -90,14 +34,14 @@ TEST(CheckpointingMemory, InputsOfAllBlocksAndActivationsOfOne) {
     }
     blocks.push_back(block);
   }
-  auto& allocator = counting_allocator();
   const auto input = torch::ones({kRows, kWidth});
   const auto peak_with = [&](auto&& call) {
-    return static_cast<double>(allocator.peak_of([&] {
-      auto x = (input * 1).requires_grad_();
-      for (auto& block : blocks) x = call(block, x);
-      x.sum().backward();
-    }));
+    reset_peak_memory_stats();
+    const int64_t before = memory_allocated();
+    auto x = (input * 1).requires_grad_();
+    for (auto& block : blocks) x = call(block, x);
+    x.sum().backward();
+    return static_cast<double>(max_memory_allocated() - before);
   };
   const auto plain = peak_with(
       [](auto& block, const torch::Tensor& x) { return block->forward(x); });

@@ -5,6 +5,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace lockstep::internal {
@@ -68,24 +69,43 @@ TEST(DryRun, MemoryIsThatOfThePaper) {
 
 // 1,000 parameters of float32 on four ranks: 4,000 bytes, of which a ring sends
 // 3 parts of 1,000 to gather or to reduce and scatter them. By section 7 of the
-// paper stages 1 and 2 communicate what an all_reduce does, stage 3 half as
-// much more.
+// paper stage 2 communicates what an all_reduce does, and stage 3 half as much
+// more; stage 1 does so here, too, because it reduces to all ranks.
 TEST(DryRun, ShardingSendsWhatThePaperSays) {
-  const auto traffic = [](int stage) {
-    return rows(dry_run(MeshLayout({{"shard", 4}}, 4),
-                        {.parameters = 1000, .zero_stage = stage}));
+  const auto traffic = [](int stage, int64_t units = 1) {
+    return rows(
+        dry_run(MeshLayout({{"shard", 4}}, 4),
+                {.parameters = 1000, .zero_stage = stage, .units = units}));
   };
-  EXPECT_EQ(traffic(0),
-            (std::vector<Row>{{"shard", "all_reduce", 1, 4000, 6000}}));
-  for (const int stage : {1, 2}) {
-    EXPECT_EQ(traffic(stage),
-              (std::vector<Row>{{"shard", "reduce_scatter", 1, 4000, 3000},
-                                {"shard", "all_gather", 1, 4000, 3000}}));
-  }
-  EXPECT_EQ(traffic(3),
-            (std::vector<Row>{{"shard", "all_gather", 1, 4000, 3000},
-                              {"shard", "all_gather", 1, 4000, 3000},
-                              {"shard", "reduce_scatter", 1, 4000, 3000}}));
+  const Row reduced{"shard", "all_reduce", 1, 4000, 6000};
+  const Row gathered{"shard", "all_gather_into_tensor", 1, 4000, 3000};
+  const Row scattered{"shard", "reduce_scatter_tensor", 1, 4000, 3000};
+  EXPECT_EQ(traffic(0), (std::vector<Row>{reduced}));
+  EXPECT_EQ(traffic(1), (std::vector<Row>{reduced, gathered}));
+  EXPECT_EQ(traffic(2), (std::vector<Row>{gathered, scattered}));
+  EXPECT_EQ(traffic(3), (std::vector<Row>{gathered, gathered, scattered}));
+  // Units change the number of calls only.
+  auto units = traffic(3, 5);
+  for (auto& row : units) EXPECT_EQ(std::exchange(row.calls, 1), 5);
+  EXPECT_EQ(units, traffic(3));
+}
+
+// Two layers of 16 features for 8 tokens: activations of 512 bytes. Each of the
+// four all_reduces of a layer is a gather and a reduction to parts, and two
+// biases and two norms (weight and bias) of 16 features are added up.
+TEST(DryRun, SequenceParallelLayersGatherAndScatter) {
+  EXPECT_EQ(rows(dry_run(MeshLayout({{"tensor", 2}}, 2),
+                         {.parameters = 100,
+                          .layers = 2,
+                          .hidden = 16,
+                          .sequence = 8,
+                          .sequence_parallel = true})),
+            (std::vector<Row>{
+                {"tensor", "all_gather_into_tensor", 8, 8 * 512, 4 * 512},
+                {"tensor", "reduce_scatter_tensor", 8, 8 * 512, 4 * 512},
+                {"tensor", "all_reduce", 4, 4 * 64, 4 * 64},
+                {"tensor", "all_reduce_coalesced", 4, 8 * 64, 8 * 64},
+            }));
 }
 
 // Worked out by hand. 9,600 parameters: a rank has 9600 / (tensor 2 * pipeline
@@ -112,18 +132,18 @@ TEST(DryRun, EachAxisHasItsOwnTraffic) {
   EXPECT_EQ(run.memory.optimizer, 800 * 8);
   EXPECT_EQ(rows(run),
             (std::vector<Row>{
-                {"shard", "reduce_scatter", 1, 6400, 3200},
-                {"shard", "all_gather", 1, 6400, 3200},
+                {"shard", "all_gather_into_tensor", 1, 6400, 3200},
+                {"shard", "reduce_scatter_tensor", 1, 6400, 3200},
                 {"data x context", "all_reduce", 1, 3200, 4800},
                 // 4 in each of 2 layers and 5 micro-batches; two ranks send as
                 // much as they reduce.
                 {"tensor", "all_reduce", 40, 40 * 512, 40 * 512},
                 // 5 forward, 5 backward.
-                {"pipeline", "send", 10, 10 * 512, 10 * 512},
+                {"pipeline", "isend", 10, 10 * 512, 10 * 512},
                 // Keys and values of half of the heads: 2 * 256 bytes.
-                {"context", "send", 10, 10 * 512, 10 * 512},
-                {"context", "send", 10, 10 * 512, 10 * 512},
-                {"context", "send", 20, 20 * 512, 20 * 512},
+                {"context", "isend", 10, 10 * 512, 10 * 512},
+                {"context", "isend", 10, 10 * 512, 10 * 512},
+                {"context", "isend", 20, 20 * 512, 20 * 512},
             }));
 }
 
@@ -162,12 +182,12 @@ gradients           500,000
 optimizer         1,000,000
 together          2,000,000
 
-axis    operation       of                    calls of a step      bytes  sent by a rank
-shard   all_gather      parameters, forward                 1  4,000,000       3,500,000
-shard   all_gather      parameters, backward                1  4,000,000       3,500,000
-shard   reduce_scatter  gradients                           1  4,000,000       3,500,000
-data    all_reduce      gradients                           1    500,000         937,500
-tensor  all_reduce      activations                         8     65,536         114,688
+axis    operation               of                    calls of a step      bytes  sent by a rank
+shard   all_gather_into_tensor  parameters, forward                 1  4,000,000       3,500,000
+shard   all_gather_into_tensor  parameters, backward                1  4,000,000       3,500,000
+shard   reduce_scatter_tensor   gradients                           1  4,000,000       3,500,000
+data    all_reduce              gradients                           1    500,000         937,500
+tensor  all_reduce              activations                         8     65,536         114,688
 )");
 }
 
@@ -180,6 +200,7 @@ TEST(DryRun, MistakesAreOneLine) {
   expect({}, "dry_run: parameters is 0; give at least 1");
   expect({.parameters = 1, .zero_stage = 4},
          "dry_run: zero_stage is 4; allowed are 0, 1, 2 and 3");
+  expect({.parameters = 1, .units = 0}, "dry_run: units is 0; give at least 1");
   expect({.parameters = 1, .layers = 2},
          "dry_run: hidden is 0; give at least 1");
 }
