@@ -397,17 +397,30 @@ struct Outcome {
   std::vector<double> losses;        // after every tenth step, and the last
   std::vector<double> step_seconds;  // of each step of this run
   double tokens_per_second = 0;      // by the median of the steps
+  // Of tensors on one rank, with its part of the memory that ranks share; the
+  // most that any rank had.
+  int64_t peak_memory_bytes = 0;
 };
 
 void write_report(const std::string& path, const Outcome& outcome) {
   const nlohmann::json report{{"ranks", lockstep::get_world_size()},
                               {"losses", outcome.losses},
                               {"step_seconds", outcome.step_seconds},
-                              {"tokens_per_second", outcome.tokens_per_second}};
+                              {"tokens_per_second", outcome.tokens_per_second},
+                              {"peak_memory_bytes", outcome.peak_memory_bytes}};
   std::ofstream file(path);
   if (!(file << report.dump(2) << '\n' << std::flush)) {
     throw std::runtime_error("cannot write the report to " + path);
   }
+}
+
+int64_t peak_memory() {
+  auto own = torch::tensor(lockstep::max_memory_allocated());
+  auto shared = torch::tensor(lockstep::max_shared_memory_allocated());
+  lockstep::all_reduce(own, {.op = c10d::ReduceOp::MAX});
+  lockstep::all_reduce(shared);
+  return own.item<int64_t>() +
+         shared.item<int64_t>() / lockstep::get_world_size();
 }
 
 Outcome train(const Options& options) {
@@ -505,6 +518,7 @@ Outcome train(const Options& options) {
         static_cast<double>(options.batch_size * options.context) /
         sorted[sorted.size() / 2];
   }
+  outcome.peak_memory_bytes = peak_memory();
   if (prints && !options.report.empty()) write_report(options.report, outcome);
   if (options.sample > 0) {
     const auto bytes = sample(model, text, options.sample);
@@ -529,11 +543,13 @@ void compare(Options options) {
           const Outcome outcome = train(changed);
           if (rank != 0) return;
           if (is_first) {
-            std::printf("%-28s %6s %8s %10s\n", "", "ranks", "loss",
-                        "tokens/s");
+            std::printf("%-28s %6s %8s %10s %10s\n", "", "ranks", "loss",
+                        "tokens/s", "peak MiB");
           }
-          std::printf("%-28s %6d %8.4f %10.0f\n", name, processes,
-                      outcome.losses.back(), outcome.tokens_per_second);
+          std::printf(
+              "%-28s %6d %8.4f %10.0f %10.1f\n", name, processes,
+              outcome.losses.back(), outcome.tokens_per_second,
+              static_cast<double>(outcome.peak_memory_bytes) / (1 << 20));
         },
         processes);
     is_first = false;
@@ -564,6 +580,7 @@ void compare(Options options) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  lockstep::record_memory_stats();
   Options options;
   CLI::App app("Trains a GPT on the bytes of a text.");
   app.option_defaults()->always_capture_default()->multi_option_policy(
