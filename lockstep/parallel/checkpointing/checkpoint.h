@@ -23,10 +23,11 @@
 namespace lockstep {
 
 // Returns function(args...), or function->forward(args...) if the function is a
-// module's holder or pointer. In grad mode, backward calls it once more to
-// compute what its operations have saved; only the tensors among the arguments
-// are kept until then. Gradients are those without checkpointing, and every
-// hook sees what it sees without. Outside of grad mode this is a plain call.
+// module's holder or pointer. A FullyShard is called as the unit that it is. In
+// grad mode, backward calls it once more to compute what its operations have
+// saved; only the tensors among the arguments are kept until then. Gradients
+// are those without checkpointing, and every hook sees what it sees without.
+// Outside of grad mode this is a plain call.
 //
 //   auto y = lockstep::checkpoint(block, x);
 //   auto z = lockstep::checkpoint({.use_reentrant = true}, block, y);

@@ -30,10 +30,16 @@ class CheckpointedCall {
   virtual std::vector<at::Tensor> again(std::vector<at::Tensor> inputs) = 0;
 };
 
-// Calls a module's forward, or else anything that can be called.
+// Calls a module's forward, or else anything that can be called. Wrappers that
+// have a forward of their own (FullyShard) are called themselves: what they
+// point to is the module without what they do around it.
 template <typename Function, typename... Args>
 decltype(auto) call_forward(Function& function, Args&&... args) {
-  if constexpr (requires { function->forward(std::forward<Args>(args)...); }) {
+  if constexpr (requires { function.forward(std::forward<Args>(args)...); }) {
+    return function.forward(std::forward<Args>(args)...);
+  } else if constexpr (requires {
+                         function->forward(std::forward<Args>(args)...);
+                       }) {
     return function->forward(std::forward<Args>(args)...);
   } else {
     return std::invoke(function, std::forward<Args>(args)...);

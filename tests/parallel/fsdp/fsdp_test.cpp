@@ -14,6 +14,7 @@
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/parallel/checkpointing/checkpoint.h"
 #include "tests/harness/process_world.h"
 #include "tests/parallel/fsdp/block_net.h"
 
@@ -271,62 +272,42 @@ WORLD_TEST(Fsdp, EvaluatesAndTakesValuesByHand, 2) {
   });
 }
 
-// Computes a block again in backward, in a backward of its own, as re-entrant
-// activation checkpointing does.
-struct Recomputed : torch::autograd::Function<Recomputed> {
-  using Body = std::function<at::Tensor(const at::Tensor&)>;
-  static at::Tensor forward(torch::autograd::AutogradContext* context,
-                            const at::Tensor& x, const Body& body) {
-    context->save_for_backward({x});
-    bodies().push_back(body);
-    return body(x);
-  }
-  static torch::autograd::variable_list backward(
-      torch::autograd::AutogradContext* context,
-      torch::autograd::variable_list grads) {
-    const auto body = bodies().back();
-    bodies().pop_back();
-    const torch::AutoGradMode grad_mode(true);
-    const auto x = context->get_saved_variables()[0].detach().requires_grad_();
-    torch::autograd::backward({body(x)}, {grads[0]});
-    return {x.grad(), at::Tensor()};
-  }
-  static std::vector<Body>& bodies() {
-    static std::vector<Body> all;
-    return all;
-  }
-};
-
-template <template <typename> class Unit>
-struct RecomputingNetImpl : BlockNetImpl<Unit> {
-  using BlockNetImpl<Unit>::BlockNetImpl;
+// Computes its units again in backward.
+struct RecomputingNetImpl : BlockNetImpl<FullyShard> {
+  RecomputingNetImpl(const FullyShardOptions& options,
+                     const CheckpointOptions& form)
+      : BlockNetImpl<FullyShard>(options), form_(form) {}
   at::Tensor forward(const at::Tensor& tokens) {
-    auto x = this->embedding(tokens);
-    for (auto& block : this->blocks) {
-      x = Recomputed::apply(x, Recomputed::Body([&block](const at::Tensor& y) {
-                              return block(y);
-                            }));
-    }
-    return this->head(x);
+    auto x = embedding(tokens);
+    for (auto& block : blocks) x = checkpoint(form_, block, x);
+    return head(x);
   }
+
+ private:
+  CheckpointOptions form_;
 };
 
-WORLD_TEST(Fsdp, BlocksMayBeComputedAgainInBackward, 2) {
+// checkpoint() called the module of a unit, which has no parameters then.
+WORLD_TEST(Fsdp, UnitsMayBeComputedAgainInBackward, 2) {
   on_fsdp_paths(world, [&](FullyShardOptions options) {
-    auto plain = BothNets::seeded<PlainNet>(options);
-    torch::manual_seed(3);
-    FullyShard<RecomputingNetImpl<FullyShard>> model(
-        std::make_shared<RecomputingNetImpl<FullyShard>>(options), options);
-    torch::optim::AdamW plain_optimizer(plain->parameters(), adamw());
-    torch::optim::AdamW optimizer(model->parameters(), adamw());
-    for (int step = 0; step < 4; ++step) {
-      plain_step(plain, plain_optimizer, step, world.size);
-      optimizer.zero_grad();
-      const auto tokens = tokens_of(step, world.rank);
-      loss_of(model(tokens), tokens).backward();
-      optimizer.step();
+    for (const bool reentrant : {false, true}) {
+      SCOPED_TRACE(reentrant);
+      auto plain = BothNets::seeded<PlainNet>(options);
+      torch::manual_seed(3);
+      const CheckpointOptions form{.use_reentrant = reentrant};
+      FullyShard<RecomputingNetImpl> model(
+          std::make_shared<RecomputingNetImpl>(options, form), options);
+      torch::optim::AdamW plain_optimizer(plain->parameters(), adamw());
+      torch::optim::AdamW optimizer(model->parameters(), adamw());
+      for (int step = 0; step < 4; ++step) {
+        plain_step(plain, plain_optimizer, step, world.size);
+        optimizer.zero_grad();
+        const auto tokens = tokens_of(step, world.rank);
+        loss_of(model(tokens), tokens).backward();
+        optimizer.step();
+      }
+      expect_equal(*model.ptr(), *plain, kFsdpBound);
     }
-    expect_equal(*model.ptr(), *plain, kFsdpBound);
   });
 }
 
