@@ -238,7 +238,11 @@ class EventDraw {
   // Draws the forwards and backwards that train.
   void draw_own(Place place) {
     auto between = [&] {
-      if (place == Place::between) plain_backward();
+      if (place != Place::between) return;
+      const auto now = dice_;
+      plain_backward();
+      // Not every step has it, and what follows must not depend on it.
+      if (has(Trait::static_graph)) dice_ = now;
     };
     const bool has_two = case_.wrappers > 1 || has(Trait::several_forwards) ||
                          has(Trait::no_sync_between) ||
