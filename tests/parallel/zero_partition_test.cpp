@@ -1,7 +1,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "lockstep/comm/init.h"
+#include "lockstep/parallel/zero/parameter_gather.h"
 #include "lockstep/parallel/zero/partition.h"
+#include "tests/harness/process_world.h"
 
 namespace lockstep::internal {
 namespace {
@@ -58,6 +61,27 @@ TEST(Partition, EveryElementHasOneOwner) {
       }
       EXPECT_EQ(end, sizes[i]);
     }
+  }
+}
+
+// A parameter of one rank was padded to as many places as there are ranks.
+WORLD_TEST(ParameterGather, ALongPartOfOneRankIsNotPadded, 1, 2, 4, 8) {
+  auto group = init_process_group();
+  std::vector<at::Tensor> parameters{torch::zeros(10'000), torch::zeros(10),
+                                     torch::zeros({3, 4}), torch::zeros(7)};
+  const auto ranges = Partition(world.size, false).add(parameters);
+  ParameterGather gather(parameters, ranges, group);
+  EXPECT_LT(gather.buffer_bytes(),
+            2 * 40'200 + world.size * ParameterGather::kLeast);
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    if (ranges[i][static_cast<size_t>(world.rank)].size() > 0) {
+      parameters[i].fill_(static_cast<double>(i + 1));
+    }
+  }
+  gather.run();
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    EXPECT_TRUE(parameters[i].eq(static_cast<double>(i + 1)).all().item<bool>())
+        << i;
   }
 }
 

@@ -81,6 +81,24 @@ ParameterGather::ParameterGather(const std::vector<at::Tensor>& parameters,
 }
 
 void ParameterGather::pack(const std::vector<Small>& small) {
+  std::map<size_t, int64_t> used;  // by rank
+  int64_t total = 0;
+  for (const Small& each : small) {
+    used[each.rank] += aligned(each.piece.nbytes());
+    total += aligned(each.piece.nbytes());
+  }
+  const int64_t most = 2 * std::max(total / group_->size(), kLeast);
+  std::vector<Small> gathered;
+  std::map<size_t, std::vector<Small>> alone;
+  for (const Small& each : small) {
+    (used[each.rank] > most ? alone[each.rank] : gathered).push_back(each);
+  }
+  if (!gathered.empty()) pack(gathered, true);
+  for (const auto& [rank, pieces] : alone) pack(pieces, false);
+}
+
+// If not `gathered`: all pieces are of one rank, which broadcasts them.
+void ParameterGather::pack(const std::vector<Small>& small, bool gathered) {
   const auto size = static_cast<size_t>(group_->size());
   const auto rank = static_cast<size_t>(group_->rank());
   std::vector<int64_t> used(size);
@@ -92,19 +110,29 @@ void ParameterGather::pack(const std::vector<Small>& small) {
   const int64_t row = *std::max_element(used.begin(), used.end());
   const auto options = at::TensorOptions(small.front().piece.device());
   Packed packed;
-  packed.all = empty_shared({static_cast<int64_t>(size) * row},
+  packed.all = empty_shared({gathered ? static_cast<int64_t>(size) * row : row},
                             options.dtype(at::kByte), group_);
   packed.all.zero_();
-  packed.mine = packed.all.narrow(0, static_cast<int64_t>(rank) * row, row);
+  if (gathered) {
+    packed.mine = packed.all.narrow(0, static_cast<int64_t>(rank) * row, row);
+  } else {
+    packed.source = group_->global_ranks()[small.front().rank];
+  }
   for (size_t i = 0; i < small.size(); ++i) {
-    const int64_t offset =
-        static_cast<int64_t>(small[i].rank) * row + offsets[i];
+    const int64_t begin =
+        gathered ? static_cast<int64_t>(small[i].rank) * row : 0;
     const bool own = small[i].rank == rank;
     (own ? packed.my_pieces : packed.their_pieces).push_back(small[i].piece);
     (own ? packed.my_places : packed.their_places)
-        .push_back(place(packed.all, offset, small[i].piece));
+        .push_back(place(packed.all, begin + offsets[i], small[i].piece));
   }
   packed_.push_back(std::move(packed));
+}
+
+int64_t ParameterGather::buffer_bytes() const {
+  int64_t bytes = 0;
+  for (const Packed& packed : packed_) bytes += packed.all.numel();
+  return bytes;
 }
 
 void ParameterGather::run() {
@@ -113,7 +141,11 @@ void ParameterGather::run() {
     if (!packed.my_pieces.empty()) {
       at::_foreach_copy_(packed.my_places, packed.my_pieces);
     }
-    all_gather_into_tensor(packed.all, packed.mine, {.group = group_});
+    if (packed.source < 0) {
+      all_gather_into_tensor(packed.all, packed.mine, {.group = group_});
+    } else {
+      broadcast(packed.all, packed.source, {.group = group_});
+    }
     if (!packed.their_pieces.empty()) {
       at::_foreach_copy_(packed.their_pieces, packed.their_places);
     }

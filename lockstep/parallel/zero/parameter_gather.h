@@ -13,12 +13,17 @@ namespace lockstep::internal {
 //
 // Cut parameters are gathered in place, by one all_gather each. Whole
 // parameters smaller than kLarge, and the last few elements of cut ones, travel
-// together through a buffer, by one all_gather for each device. Large whole
-// parameters are broadcast. Use from one thread. Throws the errors of the
-// collectives; parameters then hold what has arrived.
+// together through a buffer, by one all_gather for each device, in which every
+// rank's part is padded to the longest. Ranks that have much more of them than
+// others broadcast theirs instead, through a buffer of their own, so that all
+// buffers have about twice the bytes of what travels through them, plus
+// kLeast for each rank. Large whole parameters are broadcast. Use from one
+// thread. Throws the errors of the collectives; parameters then hold what has
+// arrived.
 class ParameterGather {
  public:
   static constexpr size_t kLarge = size_t{1} << 20;  // bytes
+  static constexpr int64_t kLeast = 4096;            // bytes
 
   // `parameters` must be alike on all ranks of `group`, and keep their memory.
   ParameterGather(const std::vector<at::Tensor>& parameters,
@@ -26,6 +31,9 @@ class ParameterGather {
 
   // Collective. Blocks as collectives do.
   void run();
+
+  // The bytes of all buffers.
+  int64_t buffer_bytes() const;
 
  private:
   struct InPlace {
@@ -38,6 +46,7 @@ class ParameterGather {
   };
   // Small pieces of one device, as bytes.
   struct Packed {
+    int source = -1;  // in the default group; -1: gathered from all ranks
     at::Tensor all;
     at::Tensor mine;
     // Pairs of equal shape and dtype: pieces in parameters, places in `all`.
@@ -49,6 +58,7 @@ class ParameterGather {
     size_t rank;
   };
   void pack(const std::vector<Small>& small);
+  void pack(const std::vector<Small>& small, bool gathered);
 
   ProcessGroupPtr group_;
   std::vector<InPlace> in_place_;
