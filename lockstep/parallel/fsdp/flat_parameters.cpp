@@ -275,6 +275,12 @@ void FlatParameters::follow_requires_grad() {
   }
 }
 
+at::Tensor& FlatParameters::full_gradient(size_t index) {
+  auto& parameter = parameters_[index];
+  return reduce_dtype_ == compute_dtype_ ? parameter.compute.mutable_grad()
+                                         : parameter.accumulated;
+}
+
 const FlatParameters::Parameter* FlatParameters::with_gradient() const {
   const auto found =
       std::ranges::find_if(parameters_, [](const Parameter& parameter) {

@@ -123,6 +123,9 @@ class FlatParameters {
   // Makes requires_grad of the compute tensors that of the shards, which a
   // program may have changed.
   void follow_requires_grad();
+  // The full gradient of parameter `index`, in reduce_dtype if
+  // keep_gradients() was called after the last backward; undefined: none.
+  at::Tensor& full_gradient(size_t index);
   // Returns the first parameter with a gradient of its own; null if none has.
   const Parameter* with_gradient() const;
   // Gradients that are reduced where backward computed them.

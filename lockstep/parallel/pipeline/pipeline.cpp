@@ -99,6 +99,7 @@ class Pipeline::State {
 
   PipelineResult run(at::TensorList inputs, const at::Tensor& target,
                      bool training);
+  at::Tensor empty_parameter() const;
 
  private:
   // What this rank keeps of one micro-batch in one stage.
@@ -141,6 +142,7 @@ class Pipeline::State {
   void backward(Run& run, const PipelineAction& action);
   void after_backward(int stage);
   void finish(bool training);
+  std::vector<ProcessGroupPtr> groups() const;
   void give_up() noexcept;
 
   bool has_first() const { return stages_.contains(0); }
@@ -577,6 +579,19 @@ void Pipeline::State::finish(bool training) {
   }
 }
 
+// Returns the pipeline's group, and those of its stages' replicas.
+std::vector<ProcessGroupPtr> Pipeline::State::groups() const {
+  std::vector<ProcessGroupPtr> groups{group_};
+  for (const auto& [index, stage] : stages_) {
+    if (stage.replicas() == nullptr) continue;
+    for (const ProcessGroupPtr& group : stage.replicas()->groups()) {
+      const bool known = std::ranges::find(groups, group) != groups.end();
+      if (!known && group->size() > 1) groups.push_back(group);
+    }
+  }
+  return groups;
+}
+
 void Pipeline::State::give_up() noexcept {
   for (const auto& [index, stage] : stages_) {
     if (auto* replicas = stage.replicas()) replicas->give_up();
@@ -621,7 +636,7 @@ PipelineResult Pipeline::State::run(at::TensorList inputs,
   } catch (...) {
     try {
       if (group_->size() == 1) throw;
-      internal::fail_together(*group_, std::current_exception(), where);
+      internal::fail_together(groups(), std::current_exception(), where);
     } catch (...) {
       give_up();
       throw;
@@ -635,6 +650,19 @@ Pipeline::Pipeline(std::vector<PipelineStage> stages, PipelineOptions options)
 Pipeline::Pipeline(Pipeline&&) noexcept = default;
 Pipeline& Pipeline::operator=(Pipeline&&) noexcept = default;
 Pipeline::~Pipeline() = default;
+
+at::Tensor Pipeline::State::empty_parameter() const {
+  at::Tensor parameter =
+      at::empty({0}, at::TensorOptions().device(group_->control_device()));
+  internal::set_layout(
+      parameter,
+      {.shape = {0}, .box = internal::whole_box({0}), .groups = {group_}});
+  return parameter;
+}
+
+at::Tensor Pipeline::empty_parameter() const {
+  return state_->empty_parameter();
+}
 
 PipelineResult Pipeline::step(at::TensorList inputs, const at::Tensor& target) {
   return state_->run(inputs, target, /*training=*/true);

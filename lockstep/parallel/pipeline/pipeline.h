@@ -139,9 +139,12 @@ struct PipelineResult {
 // Errors. A mistake in the arguments of step() on any rank is thrown on every
 // rank (std::invalid_argument, with the rank), and the group can be used
 // further. If a stage or the loss throws, this rank leaves the group
-// (ProcessGroup::abort()) and throws the same; all other ranks of the group
-// throw c10::DistBackendError that names the rank, the stage, the micro-batch
-// and the words of the exception. The group is of no use then.
+// (ProcessGroup::abort()), and the groups of its stages'
+// DistributedDataParallel or FullyShard, and throws the same; all other ranks
+// of the group, and of replicas of the pipeline, throw c10::DistBackendError
+// that names the rank, the stage, the micro-batch and the words of the
+// exception. If a rank dies, all others throw c10::DistBackendError that names
+// it. The groups are of no use then.
 //
 // Threads: use from one thread. Blocking: step() and eval() wait for the other
 // ranks, each time for the group's timeout at most.
@@ -165,6 +168,15 @@ class Pipeline {
   // in the mode (train(), eval()) in which they are.
   PipelineResult eval(at::TensorList inputs = {},
                       const at::Tensor& target = {});
+
+  // Returns a parameter without elements. If the stages of this rank have no
+  // parameters, give it to clip_grad_norm_() (amp/clip_grad.h), in which every
+  // rank of the pipeline takes part:
+  //
+  //   auto parameters = stage->parameters();
+  //   if (parameters.empty()) parameters = {pipeline.empty_parameter()};
+  //   lockstep::clip_grad_norm_(parameters, 1.0);
+  at::Tensor empty_parameter() const;
 
  private:
   class State;

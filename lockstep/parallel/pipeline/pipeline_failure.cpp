@@ -11,51 +11,63 @@ namespace {
 
 constexpr const char* kKey = "pipeline_failure";
 
-// The first rank that fails by itself writes; the store may be gone.
-void write_failure(c10d::Store& store, const std::string& text) {
-  try {
-    if (!store.check({kKey})) {
-      store.set(kKey, std::vector<uint8_t>(text.begin(), text.end()));
+// The first rank that fails writes; the store may be gone.
+void write_failure(const std::vector<ProcessGroupPtr>& groups,
+                   const std::string& text) {
+  for (const ProcessGroupPtr& group : groups) {
+    try {
+      const auto store = group->store();
+      if (!store->check({kKey})) {
+        store->set(kKey, std::vector<uint8_t>(text.begin(), text.end()));
+      }
+    } catch (const std::exception&) {
+      // The peers learn from the backend that this rank has left.
     }
-  } catch (const std::exception&) {
-    // The peers learn from the backend that this rank has left.
   }
 }
 
-std::optional<std::string> read_failure(c10d::Store& store) {
-  try {
-    if (!store.check({kKey})) return std::nullopt;
-    const std::vector<uint8_t> bytes = store.get(kKey);
-    return std::string(bytes.begin(), bytes.end());
-  } catch (const std::exception&) {
-    return std::nullopt;
+std::optional<std::string> read_failure(
+    const std::vector<ProcessGroupPtr>& groups) {
+  for (const ProcessGroupPtr& group : groups) {
+    try {
+      const auto store = group->store();
+      if (!store->check({kKey})) continue;
+      const std::vector<uint8_t> bytes = store->get(kKey);
+      return std::string(bytes.begin(), bytes.end());
+    } catch (const std::exception&) {
+      continue;
+    }
   }
+  return std::nullopt;
 }
 
 }  // namespace
 
-void fail_together(ProcessGroup& group, const std::exception_ptr& failure,
+void fail_together(const std::vector<ProcessGroupPtr>& groups,
+                   const std::exception_ptr& failure,
                    const std::string& where) {
-  const auto store = group.store();
+  const ProcessGroup& pipeline = *groups.front();
+  const int rank = pipeline.global_rank(pipeline.rank());
+  const auto leave = [&](const std::string& text) {
+    write_failure(groups, text);
+    for (const ProcessGroupPtr& group : groups) group->abort();
+  };
+  const std::string failed =
+      c10::str("pipeline: rank ", rank, " failed ", where);
   try {
     std::rethrow_exception(failure);
   } catch (const c10::DistError& error) {
-    const auto cause = read_failure(*store);
-    group.abort();
+    const auto cause = read_failure(groups);
+    // Ranks that do not talk with the one that died learn of it from this one.
+    leave(cause.value_or(failed + ": " + error.what_without_backtrace()));
     if (!cause) throw;
     TORCH_CHECK_WITH(DistBackendError, false, *cause, " (noticed by rank ",
-                     group.global_rank(group.rank()), " ", where, ")");
+                     rank, " ", where, ")");
   } catch (const std::exception& error) {
-    write_failure(*store,
-                  c10::str("pipeline: rank ", group.global_rank(group.rank()),
-                           " failed ", where, ": ", error.what()));
-    group.abort();
+    leave(failed + ": " + error.what());
     throw;
   } catch (...) {
-    write_failure(*store,
-                  c10::str("pipeline: rank ", group.global_rank(group.rank()),
-                           " failed ", where));
-    group.abort();
+    leave(failed);
     throw;
   }
   std::rethrow_exception(failure);

@@ -130,14 +130,12 @@ class PipelineStage {
   // A step gathers each unit once, before its first forward; the full
   // parameters stay until the end of the step, whatever reshard_after_forward
   // says. Each rank accumulates the full gradients of its micro-batches, as
-  // under no_sync(). They are reduced after the last backward. So a step of the
-  // stage sends what one iteration of a FullyShard without
-  // reshard_after_forward sends, for any number of micro-batches: N - 1
-  // N-ths of the parameters and of the gradients on each of N ranks (nothing,
-  // if the ranks share memory). What is
-  // divided all the time are parameters between steps, gradients after a step,
-  // and the optimizer's state. While a step runs, a rank holds in addition the
-  // full parameters of its stages (unless ranks share one copy) and their full
+  // under no_sync(), and they are reduced after the last backward. So each of N
+  // ranks sends (N - 1) / N of the stage's parameters and of its gradients,
+  // whatever the number of micro-batches; nothing, if the ranks share memory.
+  // Divided are: parameters between steps, gradients after a step, and the
+  // optimizer's state. While a step runs, a rank holds in addition the full
+  // parameters of its stages (unless ranks share one copy) and their full
   // gradients, in the reduce_dtype of the unit's policy. A parameter that no
   // rank used has a gradient of zeros.
   //

@@ -1,8 +1,9 @@
 #include "lockstep/parallel/pipeline/tied_weights.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/zeros_like.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -10,34 +11,79 @@
 #include <utility>
 
 #include "lockstep/comm/point_to_point.h"
+#include "lockstep/comm/reductions.h"
 #include "lockstep/parallel/fsdp/flat_parameters.h"
 
 namespace lockstep::internal {
 namespace {
 
-at::Tensor named_parameter(const PipelineStage& stage,
-                           const std::string& name) {
+// Finds what the module registered, and the flat tensor that it is in, if it
+// is divided.
+TiedWeights::Holder holder_of(const PipelineStage& stage,
+                              const std::string& name) {
   const auto parameters = stage.module().named_parameters();
   const at::Tensor* found = parameters.find(name);
-  if (found != nullptr && unit_of(*found) != nullptr) {
-    throw std::invalid_argument(c10::str(
-        "parameter \"", name, "\" of stage ", stage.index(),
-        ", which a tied weight names, is divided by a FullyShard; make the "
-        "stages that hold it of a DistributedDataParallel"));
+  if (found == nullptr) {
+    throw std::invalid_argument(c10::str("stage ", stage.index(),
+                                         " has no parameter \"", name,
+                                         "\", which a tied weight names"));
   }
-  if (found != nullptr) return *found;
-  throw std::invalid_argument(c10::str("stage ", stage.index(),
-                                       " has no parameter \"", name,
-                                       "\", which a tied weight names"));
+  TiedWeights::Holder holder{.registered = *found};
+  holder.unit = unit_of(*found);
+  if (holder.unit == nullptr) return holder;
+  for (const auto& flat : holder.unit->flats()) {
+    for (size_t i = 0; i < flat->parameters().size(); ++i) {
+      if (!flat->parameters()[i].shard.is_same(*found)) continue;
+      holder.flat = flat.get();
+      holder.index = i;
+    }
+  }
+  return holder;
 }
 
 bool is_one_of(const at::Tensor& tensor,
-               const std::vector<at::Tensor>& tensors) {
-  return std::ranges::any_of(
-      tensors, [&](const at::Tensor& other) { return other.is_same(tensor); });
+               const std::vector<TiedWeights::Holder>& holders) {
+  return std::ranges::any_of(holders, [&](const auto& other) {
+    return other.registered.is_same(tensor);
+  });
 }
 
 }  // namespace
+
+at::IntArrayRef TiedWeights::Holder::sizes() const {
+  return flat == nullptr ? registered.sizes()
+                         : flat->parameters()[index].compute.sizes();
+}
+
+at::ScalarType TiedWeights::Holder::gradient_dtype() const {
+  return flat == nullptr ? registered.scalar_type() : flat->reduce_dtype();
+}
+
+at::Tensor& TiedWeights::Holder::gradient() const {
+  return flat == nullptr ? registered.mutable_grad()
+                         : flat->full_gradient(index);
+}
+
+at::Tensor TiedWeights::Holder::values() const {
+  if (flat == nullptr) return registered.detach().contiguous();
+  // In the dtype of the shards, which a gather would not keep.
+  const auto& [from, to] = flat->parameters()[index].range;
+  at::Tensor whole = at::zeros(flat->parameters()[index].compute.numel(),
+                               registered.options().requires_grad(false));
+  whole.slice(0, from, to).copy_(registered);
+  all_reduce(whole, {.group = unit->options().group});
+  return whole.view(sizes());
+}
+
+void TiedWeights::Holder::set_values(const at::Tensor& values) const {
+  at::Tensor target = registered;
+  if (flat == nullptr) {
+    target.copy_(values);
+    return;
+  }
+  const auto& [from, to] = flat->parameters()[index].range;
+  target.copy_(values.view({-1}).slice(0, from, to));
+}
 
 TiedWeights::TiedWeights(const std::vector<TiedWeight>& weights,
                          const std::vector<PipelineStage>& stages,
@@ -62,8 +108,8 @@ TiedWeights::TiedWeights(const std::vector<TiedWeight>& weights,
       if (!std::ranges::count(weight.ranks, rank)) weight.ranks.push_back(rank);
       for (const PipelineStage& stage : stages) {
         if (stage.index() != holder.stage) continue;
-        const at::Tensor parameter = named_parameter(stage, holder.parameter);
-        if (is_one_of(parameter, weight.mine)) continue;
+        const Holder parameter = holder_of(stage, holder.parameter);
+        if (is_one_of(parameter.registered, weight.mine)) continue;
         if (!weight.mine.empty() &&
             weight.mine.front().sizes() != parameter.sizes()) {
           throw std::invalid_argument(c10::str(
@@ -80,10 +126,16 @@ TiedWeights::TiedWeights(const std::vector<TiedWeight>& weights,
 std::vector<std::string> TiedWeights::shapes() const {
   std::vector<std::string> shapes;
   for (const Weight& weight : weights_) {
-    shapes.push_back(weight.mine.empty()
-                         ? ""
-                         : c10::str(weight.mine.front().sizes(),
-                                    weight.mine.front().scalar_type()));
+    if (weight.mine.empty()) {
+      shapes.emplace_back();
+      continue;
+    }
+    const Holder& first = weight.mine.front();
+    const auto dtype = first.registered.scalar_type();
+    shapes.push_back(c10::str(first.sizes(), dtype));
+    if (first.gradient_dtype() != dtype) {
+      shapes.back() += c10::str(" with gradients ", first.gradient_dtype());
+    }
   }
   return shapes;
 }
@@ -92,23 +144,22 @@ void TiedWeights::share_values() {
   const at::NoGradGuard no_grad;
   for (const Weight& weight : weights_) {
     if (weight.mine.empty()) continue;
-    const at::Tensor& first = weight.mine.front();
-    if (weight.ranks.front() == group_->rank()) {
+    const bool has_first = weight.ranks.front() == group_->rank();
+    at::Tensor values =
+        has_first
+            ? weight.mine.front().values()
+            : at::empty(weight.mine.front().sizes(),
+                        weight.mine.front().registered.options().requires_grad(
+                            false));
+    if (has_first) {
       for (size_t i = 1; i < weight.ranks.size(); ++i) {
-        send(first.contiguous(), group_->global_rank(weight.ranks[i]),
-             {.group = group_});
+        send(values, group_->global_rank(weight.ranks[i]), {.group = group_});
       }
     } else {
-      at::Tensor values = at::empty_like(first, at::MemoryFormat::Contiguous);
       recv(values, group_->global_rank(weight.ranks.front()),
            {.group = group_});
-      at::Tensor target = first;
-      target.copy_(values);
     }
-    for (size_t i = 1; i < weight.mine.size(); ++i) {
-      at::Tensor target = weight.mine[i];
-      target.copy_(first);
-    }
+    for (const Holder& holder : weight.mine) holder.set_values(values);
   }
 }
 
@@ -116,15 +167,16 @@ bool TiedWeights::is_duplicate(const at::Tensor& parameter) const {
   return std::ranges::any_of(weights_, [&](const Weight& weight) {
     if (!is_one_of(parameter, weight.mine)) return false;
     return weight.ranks.front() != group_->rank() ||
-           !weight.mine.front().is_same(parameter);
+           !weight.mine.front().registered.is_same(parameter);
   });
 }
 
 void TiedWeights::begin_step() {
   for (Weight& weight : weights_) {
     weight.earlier.clear();
-    for (at::Tensor& parameter : weight.mine) {
-      weight.earlier.push_back(std::exchange(parameter.mutable_grad(), {}));
+    if (!weight.trains()) continue;
+    for (const Holder& holder : weight.mine) {
+      weight.earlier.push_back(std::exchange(holder.gradient(), {}));
     }
   }
 }
@@ -132,11 +184,13 @@ void TiedWeights::begin_step() {
 void TiedWeights::sum_gradients() {
   const at::NoGradGuard no_grad;
   for (Weight& weight : weights_) {
-    if (weight.mine.empty()) continue;
-    at::Tensor own =
-        at::zeros_like(weight.mine.front(), at::MemoryFormat::Contiguous);
-    for (const at::Tensor& parameter : weight.mine) {
-      if (parameter.grad().defined()) own += parameter.grad();
+    if (!weight.trains()) continue;
+    const Holder& first = weight.mine.front();
+    at::Tensor own = at::zeros(
+        first.sizes(), first.registered.options().requires_grad(false).dtype(
+                           first.gradient_dtype()));
+    for (const Holder& holder : weight.mine) {
+      if (holder.gradient().defined()) own += holder.gradient();
     }
     std::vector<WorkPtr> works;
     std::vector<at::Tensor> parts;
@@ -155,7 +209,7 @@ void TiedWeights::sum_gradients() {
     for (size_t i = 1; i < parts.size(); ++i) sum = sum + parts[i];
     for (size_t i = 0; i < weight.mine.size(); ++i) {
       const at::Tensor& earlier = weight.earlier[i];
-      weight.mine[i].mutable_grad() =
+      weight.mine[i].gradient() =
           earlier.defined() ? sum + earlier : sum.clone();
     }
     weight.earlier.clear();

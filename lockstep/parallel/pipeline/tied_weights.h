@@ -2,10 +2,14 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <cstddef>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "lockstep/comm/process_group.h"
+#include "lockstep/parallel/fsdp/flat_parameters.h"
+#include "lockstep/parallel/fsdp/sharded_unit.h"
 #include "lockstep/parallel/pipeline/pipeline.h"
 
 namespace lockstep::internal {
@@ -13,6 +17,22 @@ namespace lockstep::internal {
 // The weights that several stages of a pipeline hold, on one rank.
 class TiedWeights {
  public:
+  // A parameter that this rank holds. In a FullyShard: its shard is registered,
+  // values and gradients are the full ones.
+  struct Holder {
+    at::Tensor registered{};
+    std::shared_ptr<ShardedUnit> unit{};  // null: it is not divided
+    FlatParameters* flat = nullptr;       // of `unit`
+    size_t index = 0;                     // in `flat`
+
+    at::IntArrayRef sizes() const;
+    at::ScalarType gradient_dtype() const;
+    at::Tensor& gradient() const;
+    // Collective over the unit's group.
+    at::Tensor values() const;
+    void set_values(const at::Tensor& values) const;
+  };
+
   // Finds this rank's holders. Not collective. Throws std::invalid_argument
   // for names that do not exist.
   TiedWeights(const std::vector<TiedWeight>& weights,
@@ -40,8 +60,12 @@ class TiedWeights {
  private:
   struct Weight {
     std::vector<int> ranks{};           // of the group, in order of the holders
-    std::vector<at::Tensor> mine{};     // each tensor once
+    std::vector<Holder> mine{};         // each parameter once
     std::vector<at::Tensor> earlier{};  // gradients; of `mine`
+
+    bool trains() const {
+      return !mine.empty() && mine.front().registered.requires_grad();
+    }
   };
 
   ProcessGroupPtr group_;

@@ -3,14 +3,22 @@
 // and recomputed ones.
 
 #include <gmock/gmock.h>
+#include <sys/wait.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
+#include <chrono>
+#include <csignal>
+#include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
+#include <utility>
 #include <vector>
 
 #include "lockstep/amp/clip_grad.h"
+#include "lockstep/base/flight_recorder.h"
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
@@ -59,11 +67,17 @@ Sequential whole_layers(int stages) {
 struct UnitStageImpl : torch::nn::Module {
   UnitStageImpl(const Sequential& whole, int stage,
                 const FullyShardOptions& options, bool recomputes_first)
-      : first(whole->ptr<LayerImpl>(static_cast<size_t>(2 * stage)), options),
+      : first(whole->ptr<LayerImpl>(static_cast<size_t>(2 * stage)),
+              inner(options)),
         second(whole->ptr<LayerImpl>(static_cast<size_t>(2 * stage + 1))),
         recomputes(recomputes_first) {
     register_module(std::to_string(2 * stage), first.ptr());
     register_module(std::to_string(2 * stage + 1), second);
+  }
+  // The outermost unit alone returns another dtype.
+  static FullyShardOptions inner(FullyShardOptions options) {
+    options.mp_policy.output_dtype.reset();
+    return options;
   }
   at::Tensor forward(const at::Tensor& x) {
     return second(
@@ -232,6 +246,44 @@ WORLD_TEST(PipelineFsdp, ReplicasOfShardsAreAveraged, 8) {
   training.expect_equal();
 }
 
+// How often each collective of the group ran since operation `first`, and how
+// many elements this rank gave.
+std::map<std::string, std::pair<int, uint64_t>> sent_since(
+    const ProcessGroupPtr& group, uint64_t first) {
+  std::map<std::string, std::pair<int, uint64_t>> sent;
+  for (uint64_t id = first + 1; id <= group->flight()->last_id(); ++id) {
+    FlightRecord record;
+    if (!group->flight()->read(id, record)) continue;
+    auto& [calls, elements] = sent[record.call.operation];
+    ++calls;
+    elements += record.call.in_elements;
+  }
+  return sent;
+}
+
+// Whatever the number of micro-batches.
+WORLD_TEST(PipelineFsdp, AStepSendsParametersAndGradientsOnce, 4) {
+  auto world_group = init_process_group("gloo");
+  const Groups groups(world);
+  for (const int micro_batches : {4, 16}) {
+    ShardedPipeline training(
+        groups, schedule_interleaved_zero_bubble(2, micro_batches, 1));
+    training.step(world, 0, 64);
+    const uint64_t before = groups.options.group->flight()->last_id();
+    const Batch batch = batch_of(1, 64);
+    training.pipeline->step(training.part(world, batch.x),
+                            training.part(world, batch.y));
+    const auto sent = sent_since(groups.options.group, before);
+    // Two units, each of 40 elements in four parameters; each parameter begins
+    // on a cache line of 8 elements.
+    using Sent = std::pair<int, uint64_t>;
+    EXPECT_THAT(sent,
+                ::testing::UnorderedElementsAre(
+                    ::testing::Pair("all_gather_into_tensor", Sent(2, 2 * 32)),
+                    ::testing::Pair("reduce_scatter_tensor", Sent(2, 2 * 64))));
+  }
+}
+
 // Steps add to gradients, with and without no_sync(), and eval() may come
 // between.
 WORLD_TEST(PipelineFsdp, GradientsOfSeveralStepsAdd, 4) {
@@ -330,6 +382,246 @@ WORLD_TEST(PipelineFsdp, AFolderOfASnapshotLoadsIntoOneProcess, 4) {
     }
   }
   barrier();
+}
+
+// Gradients of micro-batches add up in reduce_dtype: in bfloat16 a sum of many
+// small ones would stay where it is.
+WORLD_TEST(PipelineFsdp, GradientsAddUpInTheDtypeOfReductions, 4) {
+  auto world_group = init_process_group();
+  Groups groups(world);
+  groups.options.mp_policy = {.param_dtype = at::kBFloat16,
+                              .reduce_dtype = at::kDouble,
+                              .output_dtype = at::kDouble};
+  for (const bool zero_bubble : {false, true}) {
+    const auto schedule = zero_bubble
+                              ? schedule_interleaved_zero_bubble(2, 64, 1)
+                              : schedule_gpipe(2, 64);
+    ShardedPipeline training(groups, schedule);
+    const Batch batch = batch_of(0, 2);
+    // 64 equal micro-batches on each rank.
+    const auto half = batch.x.slice(0, world.rank / 2, world.rank / 2 + 1);
+    const auto want = batch.y.slice(0, world.rank / 2, world.rank / 2 + 1);
+    training.pipeline->step(half.repeat({64, 1}), want.repeat({64, 1}));
+    std::vector<at::Tensor> many;
+    for (const at::Tensor& parameter : training.parameters) {
+      many.push_back(parameter.grad().clone());
+    }
+    ShardedPipeline few(groups, zero_bubble
+                                    ? schedule_interleaved_zero_bubble(2, 2, 1)
+                                    : schedule_gpipe(2, 2));
+    few.pipeline->step(half.repeat({2, 1}), want.repeat({2, 1}));
+    for (size_t i = 0; i < many.size(); ++i) {
+      const at::Tensor& once = few.parameters[i].grad();
+      if (once.numel() == 0) continue;
+      // The scale 1 / 64 is exact, so the sums are.
+      EXPECT_LT(distance(many[i], once), 1e-12);
+    }
+  }
+}
+
+// The embedding of the first stage is the output layer of the last.
+struct UnitEmbedImpl : torch::nn::Module {
+  UnitEmbedImpl()
+      : weight(register_parameter("weight",
+                                  torch::randn({7, kWidth}, torch::kDouble))),
+        bias(register_parameter("bias", torch::zeros(kWidth, torch::kDouble))) {
+  }
+  at::Tensor forward(const at::Tensor& ids) {
+    return torch::tanh(torch::embedding(weight, ids) + bias);
+  }
+  at::Tensor weight, bias;
+};
+struct UnitHeadImpl : torch::nn::Module {
+  UnitHeadImpl()
+      : scale(register_parameter("scale", torch::ones({}, torch::kDouble))),
+        weight(register_parameter("weight",
+                                  torch::randn({7, kWidth}, torch::kDouble))) {}
+  at::Tensor forward(const at::Tensor& x) {
+    return torch::linear(scale * x, weight);
+  }
+  at::Tensor scale, weight;
+};
+
+WORLD_TEST(PipelineFsdp, TiedWeightsAreSummedBeforeTheyAreDivided, 4) {
+  const auto entropy = [](const at::Tensor& logits, const at::Tensor& target) {
+    return torch::cross_entropy_loss(logits, target);
+  };
+  for (const bool shared_memory : {true, false}) {
+    auto world_group = init_process_group();
+    Groups groups(world);
+    groups.options.shared_memory = shared_memory;
+    torch::manual_seed(3);
+    auto embed = std::make_shared<UnitEmbedImpl>();
+    auto head = std::make_shared<UnitHeadImpl>();
+    std::vector<at::Tensor> all{embed->weight.detach().clone().requires_grad_(),
+                                embed->bias.detach().clone().requires_grad_(),
+                                head->scale.detach().clone().requires_grad_()};
+    const bool first = groups.pipeline->rank() == 0;
+    const PipelineStage stage =
+        first ? PipelineStage(0, FullyShard(embed, groups.options))
+              : PipelineStage(1, FullyShard(head, groups.options));
+    Pipeline pipeline({stage},
+                      {.schedule = schedule_interleaved_zero_bubble(2, 4, 1),
+                       .loss = entropy,
+                       .tied_weights = {{{{0, "weight"}, {1, "weight"}}}},
+                       .group = groups.pipeline});
+    torch::optim::AdamW optimizer(stage.module().parameters(),
+                                  ShardedPipeline::options());
+    torch::optim::AdamW single_optimizer(all, ShardedPipeline::options());
+    for (int step = 0; step < 4; ++step) {
+      torch::manual_seed(step);
+      const at::Tensor ids = torch::randint(7, {16});
+      const at::Tensor next = torch::randint(7, {16});
+      optimizer.zero_grad();
+      single_optimizer.zero_grad();
+      const int64_t begin = world.rank / 2 * 8;
+      pipeline.step(ids.slice(0, begin, begin + 8),
+                    next.slice(0, begin, begin + 8));
+      const auto x = torch::tanh(torch::embedding(all[0], ids) + all[1]);
+      entropy(torch::linear(all[2] * x, all[0]), next).backward();
+      EXPECT_NEAR(clip_grad_norm_(optimizer, 0.2).item<double>(),
+                  clip_grad_norm_(single_optimizer, 0.2).item<double>(),
+                  kBound);
+      optimizer.step();
+      single_optimizer.step();
+    }
+    for (const auto& item : stage.module().named_parameters()) {
+      const auto* layout = layout_of(item.value());
+      const at::Tensor& whole = item.key() == "weight" ? all[0]
+                                : item.key() == "bias" ? all[1]
+                                                       : all[2];
+      const at::Tensor want = whole.detach().view({-1}).slice(
+          0, layout->range->begin, layout->range->end);
+      if (want.numel() == 0) continue;
+      EXPECT_LT(distance(item.value(), want), kBound) << item.key();
+      EXPECT_EQ(layout->duplicate, !first && item.key() == "weight");
+    }
+  }
+}
+
+// A stage that has nothing to train.
+struct ScaleImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) { return x * 2; }
+};
+
+WORLD_TEST(PipelineFsdp, AStageWithoutParametersTakesPartInClipping, 4) {
+  auto world_group = init_process_group();
+  const Groups groups(world);
+  const bool first = groups.pipeline->rank() == 0;
+  torch::manual_seed(5);
+  auto layer = std::make_shared<LayerImpl>();
+  torch::manual_seed(5);
+  const auto single = std::make_shared<LayerImpl>();
+  const PipelineStage stage =
+      first ? PipelineStage(0, FullyShard(layer, groups.options))
+            : PipelineStage(1, std::make_shared<ScaleImpl>());
+  Pipeline pipeline(
+      {stage},
+      {.schedule = schedule_1f1b(2, 4), .loss = mse, .group = groups.pipeline});
+  const Batch batch = batch_of(0, 16);
+  const int64_t begin = world.rank / 2 * 8;
+  pipeline.step(batch.x.slice(0, begin, begin + 8),
+                batch.y.slice(0, begin, begin + 8));
+  mse(single->forward(batch.x) * 2, batch.y).backward();
+  auto parameters = stage.module().parameters();
+  EXPECT_EQ(parameters.empty(), !first);
+  if (parameters.empty()) parameters = {pipeline.empty_parameter()};
+  EXPECT_NEAR(clip_grad_norm_(parameters, 0.1).item<double>(),
+              clip_grad_norm_(single->parameters(), 0.1).item<double>(),
+              kBound);
+}
+
+// Throws in its second forward.
+struct UnluckyImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    if (++forwards == 2) throw std::range_error("out of luck");
+    return x * 2;
+  }
+  int forwards = 0;
+};
+
+// The group's timeout is far away.
+WORLD_TEST(PipelineFsdp, AFailureEndsAllReplicasOfThePipeline, 4) {
+  auto world_group = init_process_group();
+  const Groups groups(world);
+  torch::manual_seed(5);
+  auto stage_module = torch::nn::Sequential(Layer());
+  if (world.rank == 1) stage_module->push_back(UnluckyImpl());
+  const PipelineStage stage(groups.pipeline->rank(),
+                            FullyShard(stage_module, groups.options));
+  Pipeline pipeline(
+      {stage},
+      {.schedule = schedule_1f1b(2, 4), .loss = mse, .group = groups.pipeline});
+  const Batch batch = batch_of(0, 8);
+  const std::string message =
+      message_of([&] { pipeline.step(batch.x, batch.y); });
+  if (world.rank == 1) {
+    EXPECT_EQ(message, "out of luck");
+  } else {
+    EXPECT_THAT(message, HasSubstr("rank 1 failed in 1F1 (stage 1, "
+                                   "micro-batch 1): out of luck"));
+  }
+}
+
+// Kills its process in its second forward.
+struct DeadlyImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x) {
+    if (++forwards == 2) ::raise(SIGKILL);
+    return x * 2;
+  }
+  int forwards = 0;
+};
+
+// One rank of a pipeline of three; writes what its step() throws.
+int step_with_a_victim(const std::string& folder, const char* backend, int rank,
+                       int victim) {
+  ::alarm(50);
+  auto group = init_process_group(
+      backend,
+      {.timeout = std::chrono::minutes(5),
+       .world_size = 3,
+       .rank = rank,
+       .store = c10::make_intrusive<c10d::FileStore>(folder + "/store", 3)});
+  Sequential stage{Layer()};
+  if (rank == victim) stage->push_back(DeadlyImpl());
+  Pipeline pipeline({{rank, stage}},
+                    {.schedule = schedule_1f1b(3, 6), .loss = mse});
+  const Batch batch = batch_of(0, 12);
+  write_file(folder + "/" + std::to_string(rank),
+             message_of([&] { pipeline.step(batch.x, batch.y); }));
+  return 0;
+}
+
+// Also by ranks that exchange no messages with it, long before the deadline.
+TEST(PipelineFaults, ARankThatIsKilledInStepIsNamedByAllOthers) {
+  for (const char* backend : {"lockstep", "gloo"}) {
+    for (const int victim : {0, 1, 2}) {
+      SCOPED_TRACE(std::string(backend) + " " + std::to_string(victim));
+      const TemporaryFolder folder;
+      std::vector<pid_t> ranks;
+      for (int rank = 0; rank < 3; ++rank) {
+        ranks.push_back(::fork());
+        if (ranks.back() != 0) continue;
+        int code = 1;
+        try {
+          code = step_with_a_victim(folder.path(), backend, rank, victim);
+        } catch (...) {
+        }
+        ::_exit(code);
+      }
+      for (int rank = 0; rank < 3; ++rank) {
+        int status = 0;
+        ::waitpid(ranks[static_cast<size_t>(rank)], &status, 0);
+        if (rank == victim) {
+          EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+          continue;
+        }
+        EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << rank;
+        EXPECT_THAT(read_file(folder.path() + "/" + std::to_string(rank)),
+                    HasSubstr("rank " + std::to_string(victim) + " died"));
+      }
+    }
+  }
 }
 
 WORLD_TEST(PipelineFsdp, StagesThatCannotBeAreRefused, 1) {
