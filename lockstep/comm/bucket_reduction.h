@@ -62,6 +62,9 @@ class BucketReduction {
   // Gives up the reduction that this rank has begun, if any. In shared memory,
   // peers that wait for this rank throw at once and name it.
   virtual void abandon() {}
+  // The same, and gives up all later reductions, which peers may have begun.
+  // This rank makes none any more.
+  virtual void abandon_all() { abandon(); }
 
   // Ends a reduction that was begun and not finished, and waits until no peer
   // uses this rank's buckets for it, so that this rank may write them before

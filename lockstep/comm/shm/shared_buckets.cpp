@@ -55,6 +55,11 @@ class SharedBuckets final : public BucketReduction {
     end_record(/*failed=*/true);
     exchange_->abandon();
   }
+  void abandon_all() override {
+    if (made_in_.is_foreign()) return;
+    end_record(/*failed=*/true);
+    exchange_->abandon_all();
+  }
   void reclaim() override {
     checked([&] { exchange_->reclaim(); });
   }

@@ -118,7 +118,10 @@ using HeldArgument =
 // c10::DistBackendError if something failed between the ranks. If an exception
 // ends a backward, the iteration is given up: gradients that were not in .grad
 // of shards yet are lost, and the next forward starts again, provided that
-// every rank has given up.
+// every rank has given up. If the ranks share one copy of the parameters, peers
+// that wait for gradients of this rank throw at once. Elsewhere peers may wait
+// for the group's timeout, and a rank that has given up alone may have made
+// other gathers than they, so that the group is of no use.
 //
 // Use from one thread.
 template <typename Module>

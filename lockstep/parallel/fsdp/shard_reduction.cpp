@@ -115,10 +115,10 @@ class SharedShardReduction final : public ShardReduction {
 
   void abandon() noexcept override {
     if (arena_) arena_->disarm();
+    // Peers may wait in a reduction that this rank has not begun.
     for (auto& place : places_) {
-      if (auto* kind = std::exchange(place.current, nullptr)) {
-        kind->reduction->abandon();
-      }
+      place.current = nullptr;
+      for (auto& [key, kind] : place.kinds) kind.reduction->abandon_all();
       place.left.clear();
     }
     ShardReduction::abandon();

@@ -39,7 +39,9 @@ class ShardReduction {
   virtual void advance() {}
   // Ends all reductions: .grad is final.
   void finish();
-  // Gives up the reductions that are under way; their gradients are lost.
+  // Gives up the reductions that are under way; their gradients are lost. In
+  // shared memory, peers that wait for this rank throw at once. Only destroy
+  // this object afterwards.
   virtual void abandon() noexcept;
 
  protected:

@@ -293,6 +293,7 @@ void ShardingRoot::give_up() noexcept {
   // next forward begins.
   if (reduction_) reduction_->abandon();
   prepared_.clear();
+  reductions_ = 0;
   for (const auto& unit : units()) {
     unit->in_backward = false;
     for (const auto& flat : unit->flats()) flat->drop_gradients();

@@ -169,6 +169,35 @@ WORLD_TEST(FsdpMistakes, TrainingGoesOnAfterAnException, 2) {
   });
 }
 
+// Before the first unit is reduced, between two, and when the last has been:
+// the others do not wait for the deadline, which is far away.
+WORLD_TEST(FsdpMistakes, ABackwardThatOneRankGivesUpEndsOnAll, 2, 3) {
+  auto group = init_process_group();
+  BothNets nets({});
+  for (int step = 0; step < 6; ++step) {
+    nets.plain_step(step, world.size);
+    const auto tokens = tokens_of(step, world.rank);
+    auto x = step % 3 == 0   ? nets.model->head->weight
+             : step % 3 == 1 ? nets.model->blocks[1]->gain
+                             : nets.model->embedding->weight;
+    const auto loss = loss_of(nets.model(tokens), tokens);
+    const int thrower = step % world.size;
+    if (world.rank == thrower) {
+      const auto hook = x.register_hook([](const at::Tensor&) -> at::Tensor {
+        throw std::runtime_error("a hook of the program");
+      });
+      EXPECT_EQ(message_of([&] { loss.backward(); }), "a hook of the program");
+      x.remove_hook(hook);
+    } else {
+      EXPECT_THAT(
+          message_of([&] { loss.backward(); }),
+          HasSubstr("rank " + std::to_string(thrower) + " has given up"));
+    }
+    nets.step(step, world.rank);
+  }
+  nets.expect_equal(1e-12);
+}
+
 // The gradients of the inputs alone, as a gradient penalty needs them.
 WORLD_TEST(FsdpMistakes, GradOfInputsLeavesTheParametersAlone, 2) {
   on_fsdp_paths(world, [&](FullyShardOptions options) {

@@ -282,6 +282,13 @@ void BucketExchange::abandon() {
   core_.waiting.wake_sleepers();
 }
 
+void BucketExchange::abandon_all() {
+  abandoned_ = true;
+  // Pairs with the loads in reclaim() and given_up(), as above.
+  own().given_up.store(~uint64_t{0}, std::memory_order_seq_cst);
+  core_.waiting.wake_sleepers();
+}
+
 void BucketExchange::reclaim() {
   core_.waiting.throw_if_broken();
   if (!open_) return;

@@ -78,6 +78,9 @@ class BucketExchange {
   // Gives up the reduction that this rank is in, if any, and tells the others.
   // Never blocks.
   void abandon();
+  // The same for all reductions to come, which other ranks may have begun. Only
+  // destroy this afterwards.
+  void abandon_all();
   // Gives up the reduction that this rank is in, if any, and waits until all
   // ranks have ended it, so that no peer uses this rank's buckets. Throws
   // CallMismatch if others have finished it.
