@@ -9,6 +9,7 @@
 
 #include <chrono>
 #include <csignal>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -576,6 +577,7 @@ struct DeadlyImpl : torch::nn::Module {
 int step_with_a_victim(const std::string& folder, const char* backend, int rank,
                        int victim) {
   ::alarm(50);
+  ::setenv("LOCKSTEP_FLIGHT_DIR", folder.c_str(), /*replace=*/1);
   auto group = init_process_group(
       backend,
       {.timeout = std::chrono::minutes(5),
