@@ -4,8 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "lockstep/base/range.h"
@@ -58,6 +60,12 @@ class BucketReduction {
   // group compares calls (ProcessGroup::checks_calls()). Calls reclaim() first.
   // After begin() this rank may write into its buckets.
   virtual void begin(int64_t iteration, double divisor) = 0;
+
+  // Makes that error call an iteration by `name` instead of by its number.
+  // Returns whether iterations are always compared.
+  virtual bool name_iterations(std::function<std::string(int64_t)> /*name*/) {
+    return false;
+  }
 
   // Gives up the reduction that this rank has begun, if any. In shared memory,
   // peers that wait for this rank throw at once and name it.

@@ -63,6 +63,10 @@ class SharedBuckets final : public BucketReduction {
   void reclaim() override {
     checked([&] { exchange_->reclaim(); });
   }
+  bool name_iterations(std::function<std::string(int64_t)> name) override {
+    exchange_->name_iterations(std::move(name));
+    return true;
+  }
   double contribution_factor() const override { return 1; }
   bool moves() const override { return exchange_->moves(); }
   using BucketReduction::publish;

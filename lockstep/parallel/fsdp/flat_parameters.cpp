@@ -13,6 +13,7 @@
 #include "lockstep/comm/empty_shared.h"
 #include "lockstep/comm/host_sharing.h"
 #include "lockstep/comm/tensor_layout.h"
+#include "lockstep/parallel/fsdp/sharded_unit.h"
 
 namespace lockstep::internal {
 namespace {
@@ -228,13 +229,19 @@ void FlatParameters::refresh() {
   own_slice().copy_(shards_);
 }
 
-void FlatParameters::start_gather(BufferPool& pool) {
-  if (in_common_ || buffer_.defined()) return;
+std::string FlatParameters::unit_name() const {
+  const auto unit = unit_.lock();
+  return unit ? unit->name() : "a unit that is gone";
+}
+
+bool FlatParameters::start_gather(BufferPool& pool) {
+  if (in_common_ || buffer_.defined()) return false;
   const at::NoGradGuard no_grad;
   buffer_ = pool.take(padded(), options_.dtype(compute_dtype_));
   sent_ = shards_.to(compute_dtype_);
   work_ = all_gather_into_tensor(buffer_, sent_,
                                  {.group = group_, .async_op = true});
+  return true;
 }
 
 void FlatParameters::gather(BufferPool& pool) {

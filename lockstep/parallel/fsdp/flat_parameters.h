@@ -101,6 +101,8 @@ class FlatParameters {
     return options_.dtype(reduce_dtype_);
   }
   bool in_common() const { return in_common_; }
+  // ShardedUnit::name() of its unit.
+  std::string unit_name() const;
 
   // ---- Full parameters ----
 
@@ -108,8 +110,8 @@ class FlatParameters {
   // reading. The others see it after a barrier.
   void refresh();
   // Starts to gather the full parameters, unless that was done. Collective;
-  // does not block.
-  void start_gather(BufferPool& pool);
+  // does not block. Returns whether it has started.
+  bool start_gather(BufferPool& pool);
   // Waits until the full parameters are there; calls start_gather().
   void gather(BufferPool& pool);
   // Frees the full parameters, if they are gathered.

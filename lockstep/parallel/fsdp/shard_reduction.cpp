@@ -2,6 +2,7 @@
 
 #include <ATen/ATen.h>
 #include <c10/core/impl/COW.h>
+#include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
@@ -9,6 +10,7 @@
 #include <compare>
 #include <functional>
 #include <map>
+#include <string>
 #include <utility>
 
 #include "lockstep/comm/bucket_reduction.h"
@@ -48,10 +50,16 @@ class SharedShardReduction final : public ShardReduction {
  public:
   SharedShardReduction(const std::vector<FlatParameters*>& flats,
                        const ProcessGroupPtr& group,
-                       ProcessGroupPtr replicate_group)
+                       ProcessGroupPtr replicate_group, bool gathers)
       : ShardReduction(std::move(replicate_group)),
         size_(group->size()),
+        compares_order_(!gathers),
         arena_(GradientArena::make(arena_sizes(flats), group)) {
+    const auto names = std::make_shared<std::vector<std::string>>();
+    for (const auto* flat : flats) {
+      numbers_.emplace(flat, names->size());
+      names->push_back(flat->unit_name());
+    }
     std::vector<int64_t> bytes;
     for (const auto* flat : flats) bytes.push_back(bytes_of(*flat));
     std::ranges::sort(bytes, std::greater());
@@ -80,6 +88,8 @@ class SharedShardReduction final : public ShardReduction {
               .owned = {{begin, begin + flat->slice()}},
               .movable = movable}},
             Results::owned, group, arena_ ? arena_->memory() : at::Tensor());
+        compares_order_ &= kind.reduction->name_iterations(
+            [names](int64_t number) { return name_of(number, *names); });
       }
     }
   }
@@ -98,7 +108,10 @@ class SharedShardReduction final : public ShardReduction {
     auto& kind = place.kinds.at(kind_of(flat));
     place.current = &kind;
     place.owner = &flat;
-    kind.reduction->begin(number, size_);
+    // In shared memory these numbers are compared between the ranks.
+    kind.reduction->begin(number * static_cast<int64_t>(numbers_.size()) +
+                              (compares_order_ ? numbers_.at(&flat) : 0),
+                          size_);
     std::vector<uint64_t> offsets;
     if (arena_ && kind.reduction->moves()) offsets = leave(flat, place);
     flat.take_gradients(kind.flat, kind.reduction->contribution_factor(),
@@ -106,6 +119,8 @@ class SharedShardReduction final : public ShardReduction {
     kind.reduction->publish(0, offsets);
     advance();
   }
+
+  bool compares_order() const override { return compares_order_; }
 
   void advance() override {
     for (auto& place : places_) {
@@ -150,6 +165,12 @@ class SharedShardReduction final : public ShardReduction {
     }
   };
 
+  static std::string name_of(int64_t number,
+                             const std::vector<std::string>& names) {
+    const auto count = static_cast<int64_t>(names.size());
+    return c10::str("those of ", names[static_cast<size_t>(number % count)],
+                    " in reduction ", number / count);
+  }
   static int64_t bytes_of(const FlatParameters& flat) {
     return flat.padded() *
            static_cast<int64_t>(c10::elementSize(flat.reduce_dtype()));
@@ -234,6 +255,9 @@ class SharedShardReduction final : public ShardReduction {
   }
 
   const int size_;
+  // If not, one rank alone would throw while the others compare.
+  bool compares_order_;
+  std::map<const FlatParameters*, int64_t> numbers_{};
   const std::shared_ptr<GradientArena> arena_;  // null: gradients are copied
   std::array<Place, kPlaces> places_{};
   size_t next_ = 0;
@@ -293,7 +317,7 @@ class CollectiveShardReduction final : public ShardReduction {
 
 std::unique_ptr<ShardReduction> ShardReduction::make(
     const std::vector<FlatParameters*>& flats, const ProcessGroupPtr& group,
-    const ProcessGroupPtr& replicate_group, BufferPool& pool) {
+    const ProcessGroupPtr& replicate_group, BufferPool& pool, bool gathers) {
   const bool shares =
       group->size() > 1 && host_sharing(group) != nullptr &&
       !group->checks_calls() &&
@@ -301,8 +325,8 @@ std::unique_ptr<ShardReduction> ShardReduction::make(
         return flat->reduce_options().device().is_cpu();
       });
   if (shares) {
-    return std::make_unique<SharedShardReduction>(flats, group,
-                                                  replicate_group);
+    return std::make_unique<SharedShardReduction>(flats, group, replicate_group,
+                                                  gathers);
   }
   return std::make_unique<CollectiveShardReduction>(group, replicate_group,
                                                     pool);
@@ -310,7 +334,9 @@ std::unique_ptr<ShardReduction> ShardReduction::make(
 
 void ShardReduction::deliver(FlatParameters& flat, const at::Tensor& reduced) {
   if (!replicate_group_ || replicate_group_->size() == 1) {
-    return flat.add_to_shards(reduced);
+    if (compares_order()) return flat.add_to_shards(reduced);
+    deliveries_.push_back({&flat, reduced, nullptr});
+    return;
   }
   deliveries_.push_back({&flat, reduced,
                          all_reduce(reduced, {.op = ReduceOp::AVG,
@@ -321,7 +347,7 @@ void ShardReduction::deliver(FlatParameters& flat, const at::Tensor& reduced) {
 void ShardReduction::finish() {
   finish_started();
   for (auto& [flat, reduced, work] : std::exchange(deliveries_, {})) {
-    work->wait();
+    if (work) work->wait();
     flat->add_to_shards(reduced);
   }
 }
@@ -329,7 +355,7 @@ void ShardReduction::finish() {
 void ShardReduction::abandon() noexcept {
   for (auto& delivery : std::exchange(deliveries_, {})) {
     try {
-      delivery.work->wait();
+      if (delivery.work) delivery.work->wait();
     } catch (const std::exception&) {  // given up anyway
     }
   }

@@ -23,18 +23,22 @@ class ShardReduction {
   // Collective. Reduces in memory that the ranks share if `group` has it, and
   // by reduce_scatter_tensor() otherwise. `flats` are all that will ever be
   // reduced. `replicate_group` may be null; the result is averaged over it,
-  // too. `pool` must outlive this object.
+  // too. `pool` must outlive this object. `gathers`: whether the ranks gather
+  // parameters, so that the caller compares them anyway.
   static std::unique_ptr<ShardReduction> make(
       const std::vector<FlatParameters*>& flats, const ProcessGroupPtr& group,
-      const ProcessGroupPtr& replicate_group, BufferPool& pool);
+      const ProcessGroupPtr& replicate_group, BufferPool& pool, bool gathers);
   virtual ~ShardReduction() = default;
 
   // Called when a backward begins whose gradients will be reduced.
   virtual void begin_backward() {}
   // Takes the gradients of `flat` and starts to reduce them. `number` tells
-  // reductions apart: in shared memory, ranks that reduce different numbers at
-  // the same time throw c10::DistBackendError.
+  // backward passes apart.
   virtual void start(FlatParameters& flat, int64_t number) = 0;
+  // Whether ranks that reduce gradients of different `flats` or numbers at the
+  // same time throw c10::DistBackendError, as in shared memory. Otherwise .grad
+  // does not change before finish(), and the caller compares the ranks.
+  virtual bool compares_order() const { return false; }
   // Does what can be done without blocking.
   virtual void advance() {}
   // Ends all reductions: .grad is final.

@@ -119,6 +119,11 @@ void ShardedUnit::find(torch::nn::Module& module) {
     if (const auto other = unit_of(tensor)) {
       for (const auto& flat : other->flats()) {
         for (const auto& parameter : flat->parameters()) {
+          if (parameter.shard.is_same(tensor)) {
+            other->path_ = name.substr(
+                0,
+                name.size() - std::min(name.size(), parameter.name.size() + 1));
+          }
           if (!parameter.compute.is_same(tensor)) continue;
           throw unit_mistake(c10::str(
               "parameter ", name, " is tied to parameter ", parameter.name,
@@ -214,6 +219,10 @@ void ShardedUnit::adopt(
     }
   }
   root_->add(shared_from_this());
+}
+
+std::string ShardedUnit::name() const {
+  return path_.empty() ? "the outermost unit" : "unit " + path_;
 }
 
 bool ShardedUnit::is_outermost() const { return root_->is_last(*this); }

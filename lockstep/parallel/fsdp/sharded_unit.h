@@ -32,6 +32,9 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
 
   const FullyShardOptions& options() const { return options_; }
   const std::shared_ptr<ShardingRoot>& root() const { return root_; }
+  // Names the unit in errors: "unit blocks.1", by its module's place in the
+  // outermost one.
+  std::string name() const;
   // Whether no other unit contains this one.
   bool is_outermost() const;
 
@@ -72,6 +75,7 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
 
   const FullyShardOptions options_;
   std::optional<bool> reshard_after_forward_;
+  std::string path_;  // in the outermost module; empty: it is that one
   Flats flats_;
   std::shared_ptr<ShardingRoot> root_;
   std::vector<std::weak_ptr<ShardedUnit>> nested_;  // at any depth

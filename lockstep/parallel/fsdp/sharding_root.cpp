@@ -1,6 +1,7 @@
 #include "lockstep/parallel/fsdp/sharding_root.h"
 
 #include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
@@ -108,7 +109,8 @@ void ShardingRoot::begin_reading() {
 }
 
 // Collective.
-void ShardingRoot::end_reading() {
+void ShardingRoot::end_reading(bool compares) {
+  if (compares) compare_orders(/*reduced=*/false);
   for (const auto& unit : units()) {
     if (!unit->held) release(*unit);
   }
@@ -130,7 +132,8 @@ void ShardingRoot::prepare(
         return std::ranges::find(prepared_, flat) != prepared_.end();
       })) {
     reduction_.reset();
-    reduction_ = ShardReduction::make(trained, group_, replicate_group_, pool_);
+    reduction_ = ShardReduction::make(trained, group_, replicate_group_, pool_,
+                                      /*gathers=*/!in_common());
     prepared_ = std::move(trained);
   }
   if (common && group_->size() > 1 && !barrier_) {
@@ -152,13 +155,63 @@ void ShardingRoot::barrier() {
   }
 }
 
+size_t ShardingRoot::number_of(const ShardedUnit& unit) const {
+  const auto found = std::ranges::find_if(
+      units_, [&](const auto& one) { return one.lock().get() == &unit; });
+  return static_cast<size_t>(found - units_.begin());
+}
+
+void ShardingRoot::reduce(ShardedUnit& unit, FlatParameters& flat) {
+  const size_t number = number_of(unit);
+  if (!reduction_->compares_order()) {
+    order_in_group_.note(UnitOrder::Act::reduce, number);
+  }
+  if (replicate_group_) {
+    order_in_replicas_.note(UnitOrder::Act::reduce, number);
+  }
+  reduction_->start(flat, ++reductions_);
+}
+
+bool ShardingRoot::in_common() const {
+  const auto alive = units();
+  return std::ranges::all_of(alive, [](const auto& unit) {
+    return std::ranges::all_of(
+        unit->flats(), [](const auto& flat) { return flat->in_common(); });
+  });
+}
+
+// Collective.
+void ShardingRoot::compare_orders(bool reduced) {
+  const auto name_of = [this](size_t number) {
+    const auto unit = number < units_.size() ? units_[number].lock() : nullptr;
+    return unit ? unit->name() : "a unit that is gone";
+  };
+  std::optional<std::string> found;
+  if (group_->size() > 1 &&
+      !(in_common() && (!reduction_ || reduction_->compares_order()))) {
+    found = order_in_group_.difference(group_, name_of);
+  }
+  if (reduced && replicate_group_ && replicate_group_->size() > 1) {
+    if (found) order_in_replicas_.note(UnitOrder::Act::gave_up, 0);
+    const auto other = order_in_replicas_.difference(replicate_group_, name_of);
+    if (!found) found = other;
+  }
+  if (!found) return;
+  order_.clear();  // it may be another on each rank
+  C10_THROW_ERROR(DistBackendError, "FullyShard: " + *found);
+}
+
 void ShardingRoot::gather(ShardedUnit& unit) {
-  for (const auto& flat : unit.flats()) flat->start_gather(pool_);
+  prefetch(unit);
   for (const auto& flat : unit.flats()) flat->gather(pool_);
 }
 
 void ShardingRoot::prefetch(ShardedUnit& unit) {
-  for (const auto& flat : unit.flats()) flat->start_gather(pool_);
+  for (const auto& flat : unit.flats()) {
+    if (flat->start_gather(pool_)) {
+      order_in_group_.note(UnitOrder::Act::gather, number_of(unit));
+    }
+  }
 }
 
 void ShardingRoot::release(ShardedUnit& unit) {
@@ -222,7 +275,7 @@ void ShardingRoot::leave(ShardedUnit& unit) {
   for (const auto& flat : unit.flats()) {
     if (!flat->trains()) continue;
     if (syncs_) {
-      reduction_->start(*flat, ++reductions_);
+      reduce(unit, *flat);
     } else {
       flat->keep_gradients();
     }
@@ -239,10 +292,11 @@ void ShardingRoot::end_backward() {
     }
   }
   if (accumulates_) {
+    compare_orders(syncs_);
     if (reduction_) reduction_->finish();
     keeps_gradients_ = !syncs_;
   }
-  end_reading();
+  end_reading(/*compares=*/!accumulates_);
 }
 
 void ShardingRoot::begin_micro_batches() {
@@ -278,14 +332,13 @@ void ShardingRoot::end_micro_batches(bool reduces) {
     for (const auto& unit : alive) {
       for (const auto& flat : unit->flats()) {
         // Also those that this rank has not used: another may have.
-        if (flat->trains() && !keeps_gradients_) {
-          reduction_->start(*flat, ++reductions_);
-        }
+        if (flat->trains() && !keeps_gradients_) reduce(*unit, *flat);
       }
     }
+    compare_orders(!keeps_gradients_);
     if (reduction_) reduction_->finish();
   }
-  end_reading();
+  end_reading(/*compares=*/!reduces);
 }
 
 void ShardingRoot::give_up() noexcept {
@@ -294,6 +347,8 @@ void ShardingRoot::give_up() noexcept {
   if (reduction_) reduction_->abandon();
   prepared_.clear();
   reductions_ = 0;
+  order_in_group_.clear();
+  order_in_replicas_.clear();
   for (const auto& unit : units()) {
     unit->in_backward = false;
     for (const auto& flat : unit->flats()) flat->drop_gradients();

@@ -13,6 +13,7 @@
 #include "lockstep/parallel/fsdp/shard_reduction.h"
 #include "lockstep/parallel/fsdp/sharded_unit.h"
 #include "lockstep/parallel/fsdp/unit_hooks.h"
+#include "lockstep/parallel/fsdp/unit_order.h"
 
 namespace lockstep::internal {
 
@@ -56,6 +57,12 @@ namespace lockstep::internal {
 // Where backward leaves a unit follows from the graph of the unit's inputs and
 // not from which parameters were used, so that it is in the same order on all
 // ranks even if their used parameters differ.
+//
+// A unit that a rank leaves out, or takes in another order than its peers, is
+// an error on all ranks: in shared memory the reductions compare the units;
+// other ranks compare what they have gathered and reduced (UnitOrder), by one
+// small message when a phase leads into quiet, and before gradients come to
+// .grad.
 //
 // Micro-batches of a pipeline: several forwards live before their backwards,
 // and a backward may be in two parts, of which the second does not go through
@@ -112,11 +119,19 @@ class ShardingRoot : public std::enable_shared_from_this<ShardingRoot> {
   };
 
   void begin_reading();
-  void end_reading();
+  // `compares`: unless that was done since the last collective of a unit.
+  void end_reading(bool compares = true);
   void prepare(const std::vector<std::shared_ptr<ShardedUnit>>& units);
   void barrier();
   void gather(ShardedUnit& unit);
   void prefetch(ShardedUnit& unit);
+  void reduce(ShardedUnit& unit, FlatParameters& flat);
+  // Collective. Throws c10::DistBackendError on all ranks if they went through
+  // units in different orders. `reduced`: in a backward that reduces.
+  void compare_orders(bool reduced);
+  // Whether no unit is gathered.
+  bool in_common() const;
+  size_t number_of(const ShardedUnit& unit) const;
   void release(ShardedUnit& unit);
   void begin_backward();
   void leave(ShardedUnit& unit);
@@ -135,6 +150,8 @@ class ShardingRoot : public std::enable_shared_from_this<ShardingRoot> {
   int depth_ = 0;         // of forwards
   int64_t forwards_ = 0;  // outermost ones
   int64_t reductions_ = 0;
+  UnitOrder order_in_group_;
+  UnitOrder order_in_replicas_;  // of reductions only
   bool accumulates_ = false;  // in backward: into .grad, which grad() does not
   bool syncs_ = true;         // in backward
   bool keeps_gradients_ = false;  // under no_sync()

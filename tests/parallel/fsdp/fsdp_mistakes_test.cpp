@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <functional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -196,6 +197,83 @@ WORLD_TEST(FsdpMistakes, ABackwardThatOneRankGivesUpEndsOnAll, 2, 3) {
     nets.step(step, world.rank);
   }
   nets.expect_equal(1e-12);
+}
+
+struct TwoHeadsImpl : torch::nn::Module {
+  explicit TwoHeadsImpl(const FullyShardOptions& options) {
+    for (const auto* name : {"left", "right"}) {
+      heads.emplace_back([] { return Linear(4, 4); }, options);
+      register_module(name, heads.back().ptr());
+    }
+  }
+  // Bit i: whether head i is called, and whether its result is used.
+  at::Tensor forward(const at::Tensor& x, int called, int used) {
+    at::Tensor sum = torch::zeros({});
+    for (int i = 0; i < 2; ++i) {
+      if ((called >> i & 1) == 0) continue;
+      const auto y = heads[i](x).square().sum();
+      sum = sum + (used >> i & 1 ? y : y.detach());
+    }
+    return sum;
+  }
+  std::vector<FullyShard<Linear>> heads;
+};
+TORCH_MODULE(TwoHeads);
+
+// Units of equal sizes: the gradient of one rank's left head was averaged with
+// that of the other's right head.
+WORLD_TEST(FsdpMistakes, RanksThatUseDifferentUnits, 2, 3) {
+  on_fsdp_paths(world, [&](FullyShardOptions options) {
+    FullyShard<TwoHeads> model([&] { return TwoHeads(options); }, options);
+    const auto x = torch::ones({2, 4});
+    const int own = world.rank == world.size - 1 ? 2 : 1;
+    const auto expect_refused = [&](const std::function<void()>& body) {
+      const auto message = message_of(body);
+      EXPECT_THAT(message,
+                  AllOf(HasSubstr("unit left"), HasSubstr("unit right"),
+                        HasSubstr("rank " + std::to_string(world.size - 1))))
+          << message;
+    };
+    for (int turn = 0; turn < 2; ++turn) {
+      expect_refused([&] { model(x, 3, own).backward(); });
+      expect_refused([&] { model(x, own, own).backward(); });
+      for (const auto& shard : model->parameters()) {
+        EXPECT_FALSE(shard.grad().defined());
+      }
+      // Evaluation, too, if the parameters are gathered.
+      if (!options.shared_memory) {
+        const torch::NoGradGuard no_grad;
+        expect_refused([&] { model(x, own, 0); });
+      }
+      model(x, 3, 3).backward();
+      for (auto& shard : model->parameters()) {
+        EXPECT_TRUE(shard.grad().defined());
+        shard.mutable_grad().reset();
+      }
+    }
+  });
+}
+
+WORLD_TEST(FsdpMistakes, ReplicasThatUseDifferentUnits, 2, 4) {
+  on_fsdp_paths(world, [&](FullyShardOptions options) {
+    const int half = world.size / 2;
+    std::vector<std::vector<int>> rows(2), columns(half);
+    for (int rank = 0; rank < world.size; ++rank) {
+      rows[rank / half].push_back(rank);
+      columns[rank % half].push_back(rank);
+    }
+    options.group = new_subgroups_by_enumeration(rows);
+    options.replicate_group = new_subgroups_by_enumeration(columns);
+    FullyShard<TwoHeads> model([&] { return TwoHeads(options); }, options);
+    const auto x = torch::ones({2, 4});
+    EXPECT_THAT(
+        message_of([&] { model(x, 3, 1 + world.rank / half).backward(); }),
+        AllOf(HasSubstr("reduced unit left"), HasSubstr("reduced unit right")));
+    for (const auto& shard : model->parameters()) {
+      EXPECT_FALSE(shard.grad().defined());
+    }
+    model(x, 3, 3).backward();
+  });
 }
 
 // The gradients of the inputs alone, as a gradient penalty needs them.

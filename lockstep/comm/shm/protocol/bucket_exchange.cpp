@@ -401,6 +401,13 @@ void BucketExchange::compare_iterations() const {
     const auto theirs =
         counters(peer).iterations[rounds_ % 2].load(std::memory_order_relaxed);
     if (theirs == iteration_) continue;
+    if (name_of_) {
+      throw CallMismatch("the ranks reduce different gradients: " +
+                         core_.waiting.name(core_.rank) + " " +
+                         name_of_(iteration_) + ", " +
+                         core_.waiting.name(peer) + " " + name_of_(theirs) +
+                         "; all ranks must do so in the same order");
+    }
     throw CallMismatch("the ranks average different iterations: " +
                        core_.waiting.name(core_.rank) + " number " +
                        std::to_string(iteration_) + ", " +

@@ -8,6 +8,7 @@
 #include <memory>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/comm/shm/protocol/bucket_layout.h"
@@ -90,6 +91,10 @@ class BucketExchange {
   // advance() and finish() compare between the ranks: if one differs, all ranks
   // that come so far throw CallMismatch.
   void begin(int64_t iteration, double divisor);
+  // Makes that error call an iteration by `name` instead of by its number.
+  void name_iterations(std::function<std::string(int64_t)> name) {
+    name_of_ = std::move(name);
+  }
   // Publishes the next bucket, to which this rank's contribution is complete.
   // Never blocks. `places` has one element for each movable range of the
   // bucket, or none: the offset in this rank's arena, in bytes, where its
@@ -210,6 +215,7 @@ class BucketExchange {
   bool open_ = false;       // begun, and neither finished nor reclaimed
   bool abandoned_ = false;  // given up, and the others were told
   int64_t iteration_ = 0;
+  std::function<std::string(int64_t)> name_of_;
   double divisor_ = 1;
   // What the counters were when this reduction began: the number of buckets in
   // all reductions before.

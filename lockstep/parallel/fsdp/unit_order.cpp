@@ -1,0 +1,85 @@
+#include "lockstep/parallel/fsdp/unit_order.h"
+
+#include <ATen/ATen.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <vector>
+
+#include "lockstep/comm/data_movement.h"
+#include "lockstep/comm/object_collectives.h"
+
+namespace lockstep::internal {
+namespace {
+
+// Bounds the memory if a program only ever runs forwards.
+constexpr size_t kMostNoted = 4096;
+
+}  // namespace
+
+void UnitOrder::note(Act act, size_t unit) {
+  ++count_;
+  // FNV-1a over words (Fowler, Noll and Vo).
+  digest_ ^= 4 * unit + static_cast<uint64_t>(act) + 1;
+  digest_ *= 0x100000001b3;
+  last_.push_back({act, unit});
+  if (last_.size() > kMostNoted) last_.pop_front();
+}
+
+void UnitOrder::clear() {
+  count_ = 0;
+  digest_ = 0;
+  last_.clear();
+}
+
+std::optional<std::string> UnitOrder::difference(
+    const ProcessGroupPtr& group,
+    const std::function<std::string(size_t)>& unit_name) {
+  const auto options =
+      at::TensorOptions(at::kLong).device(group->control_device());
+  const auto own =
+      at::tensor({count_, static_cast<int64_t>(digest_)}, at::kLong)
+          .to(options.device());
+  auto all = at::empty({group->size(), 2}, options);
+  all_gather_into_tensor(all, own, {.group = group});
+  all = all.cpu();
+  const auto* numbers = all.const_data_ptr<int64_t>();
+  int other = 1;
+  while (other < group->size() && numbers[2 * other] == numbers[0] &&
+         numbers[2 * other + 1] == numbers[1]) {
+    ++other;
+  }
+  if (other == group->size()) {
+    clear();
+    return std::nullopt;
+  }
+
+  Object names = Object::array();
+  for (const auto& [act, unit] : last_) {
+    names.push_back(act == Act::gave_up  ? "gave up"
+                    : act == Act::gather ? "gathered " + unit_name(unit)
+                                         : "reduced " + unit_name(unit));
+  }
+  const auto first = count_ - static_cast<int64_t>(last_.size());
+  clear();
+  const auto lists =
+      all_gather_object({{"first", first}, {"names", names}}, {.group = group});
+  const auto at = [&](int rank, int64_t place) -> std::string {
+    const auto begin = lists[rank]["first"].get<int64_t>();
+    const auto& list = lists[rank]["names"];
+    if (place < begin) return "something that is forgotten";
+    if (place - begin >= static_cast<int64_t>(list.size())) return "ended";
+    return list[static_cast<size_t>(place - begin)].get<std::string>();
+  };
+  int64_t place = std::max(lists[0]["first"].get<int64_t>(),
+                           lists[other]["first"].get<int64_t>());
+  while (at(0, place) == at(other, place) && at(0, place) != "ended") ++place;
+  return c10::str("the ranks go through units in different orders: rank ",
+                  group->global_rank(0), " ", at(0, place), " where rank ",
+                  group->global_rank(other), " ", at(other, place),
+                  "; all ranks must call the same units, and compute the loss "
+                  "from them, in the same order");
+}
+
+}  // namespace lockstep::internal

@@ -1,0 +1,45 @@
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "lockstep/comm/process_group.h"
+
+namespace lockstep::internal {
+
+// The order in which a rank has gathered and reduced units. Collectives of
+// units that have equal sizes fit each other, so if ranks go through units in
+// different orders, nothing else notices that a rank got the elements of
+// another unit.
+//
+// Threads: one at a time.
+class UnitOrder {
+ public:
+  enum class Act : uint8_t { gather, reduce, gave_up };
+  // `unit` is a number that is the same on all ranks.
+  void note(Act act, size_t unit);
+  // Forgets what was noted.
+  void clear();
+
+  // Collective: a message of 16 bytes if all ranks of `group` have noted the
+  // same since the last call. Otherwise returns on all ranks which two differ,
+  // and where. `unit_name` names a unit by its number. Forgets what was noted.
+  std::optional<std::string> difference(
+      const ProcessGroupPtr& group,
+      const std::function<std::string(size_t)>& unit_name);
+
+ private:
+  struct Noted {
+    Act act;
+    size_t unit;
+  };
+  int64_t count_ = 0;
+  uint64_t digest_ = 0;
+  std::deque<Noted> last_;  // for the error
+};
+
+}  // namespace lockstep::internal
