@@ -117,6 +117,13 @@ void ShardedUnit::find(torch::nn::Module& module) {
   const auto find_one = [&](torch::nn::Module& part, const std::string& name,
                             const std::string& key, const at::Tensor& tensor) {
     if (const auto other = unit_of(tensor)) {
+      if (std::ranges::find(other->modules_, &module) !=
+          other->modules_.end()) {
+        throw unit_mistake(c10::str(
+            "parameter ", name,
+            " is in a unit already, because this module, or one that contains "
+            "it, was sharded before; a copy of a FullyShard is the same unit"));
+      }
       for (const auto& flat : other->flats()) {
         for (const auto& parameter : flat->parameters()) {
           if (parameter.shard.is_same(tensor)) {
@@ -170,6 +177,7 @@ void ShardedUnit::find(torch::nn::Module& module) {
       find_one(*part.value(), name, parameter.key(), parameter.value());
     }
   }
+  for (const auto& part : module.modules()) modules_.push_back(part.get());
   require_same_on_ranks(found, options_.group);
   if (options_.init_sync) broadcast_first_values(module, found, options_);
 

@@ -76,6 +76,8 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   const FullyShardOptions options_;
   std::optional<bool> reshard_after_forward_;
   std::string path_;  // in the outermost module; empty: it is that one
+  // This unit's module and those in it.
+  std::vector<const torch::nn::Module*> modules_;
   Flats flats_;
   std::shared_ptr<ShardingRoot> root_;
   std::vector<std::weak_ptr<ShardedUnit>> nested_;  // at any depth

@@ -148,6 +148,34 @@ WORLD_TEST(FsdpMistakes, ModulesThatCannotBeSharded, 2) {
   });
 }
 
+struct PairImpl : torch::nn::Module {
+  explicit PairImpl(const FullyShardOptions& options)
+      : inner([] { return Linear(3, 3); }, options) {
+    register_module("inner", inner.ptr());
+    own = register_module("own", Linear(3, 3));
+  }
+  at::Tensor forward(const at::Tensor& x) { return own(inner(x)); }
+  FullyShard<Linear> inner;
+  Linear own{nullptr};
+};
+TORCH_MODULE(Pair);
+
+// The second unit took the first one's shards for its own.
+WORLD_TEST(FsdpMistakes, AModuleThatIsShardedTwice, 1, 2) {
+  on_fsdp_paths(world, [&](FullyShardOptions options) {
+    FullyShard<Pair> model([&] { return Pair(options); }, options);
+    const auto refused = HasSubstr("is in a unit already");
+    EXPECT_THAT(message_of([&] { FullyShard<Pair>(model.ptr(), options); }),
+                refused);
+    EXPECT_THAT(
+        message_of([&] { FullyShard<Linear>(model->inner.ptr(), options); }),
+        refused);
+    EXPECT_THAT(message_of([&] { FullyShard<Linear>(model->own, options); }),
+                refused);
+    model(torch::ones({2, 3})).sum().backward();
+  });
+}
+
 WORLD_TEST(FsdpMistakes, TrainingGoesOnAfterAnException, 2) {
   on_fsdp_paths(world, [&](FullyShardOptions options) {
     BothNets nets(options);
