@@ -143,6 +143,10 @@ def replicated_bytes(case):
     return [rows] * ranks
 
 
+# FullyShard compares the order of units, by 16 bytes of each rank.
+COMPARISON = "all_gather"
+
+
 def sharded_bytes(case):
     ranks, copies = axis(case, "shard"), axis(case, "data")
     units = [padded(block(case), ranks) * FLOAT] * case["blocks"]
@@ -156,12 +160,14 @@ def sharded_bytes(case):
             gathered = units + head + again
             add(rows, "shard", "all_gather_into_tensor", len(gathered),
                 sum(gathered))
+            add(rows, "shard", COMPARISON, 1, 16 * ranks)
         reduced = ("reduce_buckets" if case["backend"] == "lockstep"
                    else "reduce_scatter_tensor")
         add(rows, "shard", reduced, len(units + head), sum(units + head))
     if copies > 1:
         add(rows, "data", "all_reduce", len(units + head),
             sum(units + head) // ranks)
+        add(rows, "data", COMPARISON, 1, 16 * copies)
     return [rows] * world(case)
 
 
@@ -352,8 +358,8 @@ def seen_by_dry_run(case, ranks):
     middle, counts a message where it is sent, and leaves agreements out."""
     rows = counted_rows(ranks[1 if len(ranks) > 2 else 0])
     if case["kind"] in ("pipeline", "ring"):
-        rows = {key: row for key, row in rows.items() if key[1] == "isend"}
-    return rows
+        return {key: row for key, row in rows.items() if key[1] == "isend"}
+    return {key: row for key, row in rows.items() if key[1] != COMPARISON}
 
 
 def thousands(number):
@@ -369,7 +375,7 @@ def summary(rows):
         if size % calls == 0 else
         f"{operation} {thousands(calls)}: {thousands(size)}"
         for (_, operation), (calls, size) in sorted(rows.items())
-        if operation != "irecv")
+        if operation not in ("irecv", COMPARISON))
 
 
 def bytes_section(build, misses):

@@ -41,9 +41,12 @@ std::optional<std::string> UnitOrder::difference(
   const auto own =
       at::tensor({count_, static_cast<int64_t>(digest_)}, at::kLong)
           .to(options.device());
-  auto all = at::empty({group->size(), 2}, options);
-  all_gather_into_tensor(all, own, {.group = group});
-  all = all.cpu();
+  std::vector<at::Tensor> by_rank;
+  for (int rank = 0; rank < group->size(); ++rank) {
+    by_rank.push_back(at::empty({2}, options));
+  }
+  all_gather(by_rank, own, {.group = group});
+  const auto all = at::stack(by_rank).cpu();
   const auto* numbers = all.const_data_ptr<int64_t>();
   int other = 1;
   while (other < group->size() && numbers[2 * other] == numbers[0] &&
