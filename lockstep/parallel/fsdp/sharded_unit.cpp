@@ -64,20 +64,66 @@ std::string description_of(const std::vector<FoundParameter>& parameters) {
   return text;
 }
 
-// Throws on all ranks if they have different parameters.
-void require_same_on_ranks(const std::vector<FoundParameter>& parameters,
-                           const ProcessGroupPtr& group) {
-  if (group->size() == 1) return;
-  const auto texts =
-      all_gather_object(description_of(parameters), {.group = group});
+// The options that all ranks must have alike, by name.
+std::vector<std::pair<std::string, std::string>> compared_options(
+    const FullyShardOptions& options) {
+  const auto dtype = [](const std::optional<at::ScalarType>& one) {
+    return one ? c10::str(*one) : std::string("not set");
+  };
+  const auto flag = [](bool one) { return one ? "true" : "false"; };
+  const auto& policy = options.mp_policy;
+  const auto& reshards = options.reshard_after_forward;
+  return {{"replicate_group", options.replicate_group ? "set" : "not set"},
+          {"reshard_after_forward", reshards ? flag(*reshards) : "not set"},
+          {"shared_memory", flag(options.shared_memory)},
+          {"mp_policy.param_dtype", dtype(policy.param_dtype)},
+          {"mp_policy.reduce_dtype", dtype(policy.reduce_dtype)},
+          {"mp_policy.output_dtype", dtype(policy.output_dtype)},
+          {"mp_policy.cast_forward_inputs", flag(policy.cast_forward_inputs)},
+          {"init_sync", flag(options.init_sync)}};
+}
+
+// Returns on all ranks of `group` what the first two that differ have; nothing
+// if all have the same. `own`: {options, parameters}.
+std::optional<std::string> unit_difference(const Object& own,
+                                           const ProcessGroupPtr& group) {
+  if (group->size() == 1) return std::nullopt;
+  const auto all = all_gather_object(own, {.group = group});
   for (int rank = 1; rank < group->size(); ++rank) {
-    if (texts[rank] == texts[0]) continue;
-    throw unit_mistake(c10::str(
-        "rank ", group->global_rank(rank), " has other parameters than rank ",
-        group->global_rank(0),
-        "; construct the same module on every rank. They have:\n",
-        texts[rank].get<std::string>(), "and\n", texts[0].get<std::string>()));
+    const auto& [options, parameters] =
+        std::tie(all[rank]["options"], all[rank]["parameters"]);
+    for (size_t i = 0; i < options.size(); ++i) {
+      const auto& first = all[0]["options"][i];
+      if (options[i] == first) continue;
+      return c10::str("option ", first[0].get<std::string>(), " is ",
+                      options[i][1].get<std::string>(), " on rank ",
+                      group->global_rank(rank), " and ",
+                      first[1].get<std::string>(), " on rank ",
+                      group->global_rank(0),
+                      "; give the same options on every rank");
+    }
+    if (parameters == all[0]["parameters"]) continue;
+    return c10::str("rank ", group->global_rank(rank),
+                    " has other parameters than rank ", group->global_rank(0),
+                    "; construct the same module on every rank. They have:\n",
+                    parameters.get<std::string>(), "and\n",
+                    all[0]["parameters"].get<std::string>());
   }
+  return std::nullopt;
+}
+
+// Throws on all ranks if they have different parameters or options.
+void require_same_on_ranks(const std::vector<FoundParameter>& parameters,
+                           const FullyShardOptions& options) {
+  const Object own{{"options", compared_options(options)},
+                   {"parameters", description_of(parameters)}};
+  auto found = unit_difference(own, options.group);
+  // Also if this rank knows already: its replicas wait for it.
+  if (options.replicate_group) {
+    const auto other = unit_difference(own, options.replicate_group);
+    if (!found) found = other;
+  }
+  if (found) throw unit_mistake(*found);
 }
 
 void broadcast_first_values(torch::nn::Module& module,
@@ -178,7 +224,7 @@ void ShardedUnit::find(torch::nn::Module& module) {
     }
   }
   for (const auto& part : module.modules()) modules_.push_back(part.get());
-  require_same_on_ranks(found, options_.group);
+  require_same_on_ranks(found, options_);
   if (options_.init_sync) broadcast_first_values(module, found, options_);
 
   adopt(nested);

@@ -176,6 +176,44 @@ WORLD_TEST(FsdpMistakes, AModuleThatIsShardedTwice, 1, 2) {
   });
 }
 
+// Ranks with other dtypes waited for each other, or took bytes for numbers;
+// with init_sync on one rank alone, for the timeout.
+WORLD_TEST(FsdpMistakes, OptionsThatDifferBetweenRanks, 2, 3) {
+  on_fsdp_paths(world, [&](FullyShardOptions options) {
+    const bool last = world.rank == world.size - 1;
+    const auto expect_refused =
+        [&](const std::string& name, const std::string& there,
+            const std::function<void(FullyShardOptions&)>& change) {
+          auto own = options;
+          if (last) change(own);
+          const auto message =
+              message_of([&] { FullyShard<Linear>(Linear(3, 3), own); });
+          EXPECT_THAT(message,
+                      HasSubstr("option " + name + " is " + there +
+                                " on rank " + std::to_string(world.size - 1)))
+              << message;
+          EXPECT_THAT(message, HasSubstr("on rank 0; give")) << message;
+        };
+    expect_refused("mp_policy.param_dtype", "BFloat16", [](auto& own) {
+      own.mp_policy.param_dtype = at::kBFloat16;
+    });
+    expect_refused("mp_policy.reduce_dtype", "Float",
+                   [](auto& own) { own.mp_policy.reduce_dtype = at::kFloat; });
+    expect_refused("mp_policy.output_dtype", "Double",
+                   [](auto& own) { own.mp_policy.output_dtype = at::kDouble; });
+    expect_refused("init_sync", "true",
+                   [](auto& own) { own.init_sync = true; });
+    expect_refused("shared_memory", options.shared_memory ? "false" : "true",
+                   [](auto& own) { own.shared_memory = !own.shared_memory; });
+    expect_refused("reshard_after_forward", "false",
+                   [](auto& own) { own.reshard_after_forward = false; });
+    const auto alone = new_subgroups(1);
+    expect_refused("replicate_group", "set",
+                   [&](auto& own) { own.replicate_group = alone; });
+    FullyShard<Linear> works(Linear(3, 3), options);
+  });
+}
+
 WORLD_TEST(FsdpMistakes, TrainingGoesOnAfterAnException, 2) {
   on_fsdp_paths(world, [&](FullyShardOptions options) {
     BothNets nets(options);
