@@ -78,7 +78,9 @@ void clip_grads_with_norm_(torch::optim::Optimizer& optimizer, double max_norm,
 
 // Clips as above and returns the norm that the gradients had before, which is
 // that of the whole model if ranks hold parts of it. If
-// `error_if_nonfinite` throws, the gradients are unchanged.
+// `error_if_nonfinite` throws, the gradients are unchanged. Throws
+// std::invalid_argument for torch::optim::LBFGS if ranks hold parts of its
+// parameters, whose step would be wrong (FullyShard).
 at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& parameters,
                            double max_norm, double norm_type = 2.0,
                            bool error_if_nonfinite = false);

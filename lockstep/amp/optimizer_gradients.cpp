@@ -1,13 +1,29 @@
 #include "lockstep/amp/optimizer_gradients.h"
 
+#include <torch/optim/lbfgs.h>
+
+#include <algorithm>
 #include <stdexcept>
 #include <utility>
 
 #include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/gradient_shards.h"
 #include "lockstep/comm/reductions.h"
+#include "lockstep/comm/tensor_layout.h"
 
 namespace lockstep::internal {
+namespace {
+
+// Whether other ranks have other elements of the parameter.
+bool is_divided(const at::Tensor& parameter) {
+  const auto* layout = layout_of(parameter);
+  return layout != nullptr &&
+         std::ranges::any_of(layout->groups, [](const auto& group) {
+           return group->size() > 1;
+         });
+}
+
+}  // namespace
 
 OptimizerGradients gradients_of(const std::vector<at::Tensor>& parameters) {
   OptimizerGradients result;
@@ -35,6 +51,14 @@ OptimizerGradients gradients_of(torch::optim::Optimizer& optimizer) {
   for (const auto& param_group : optimizer.param_groups()) {
     const auto& more = param_group.params();
     parameters.insert(parameters.end(), more.begin(), more.end());
+  }
+  if (dynamic_cast<torch::optim::LBFGS*>(&optimizer) != nullptr &&
+      std::ranges::any_of(parameters, &is_divided)) {
+    throw std::invalid_argument(
+        "LBFGS works on all elements of the parameters as one vector, but this "
+        "rank has a part of them only, so each rank would step in another "
+        "direction; use an optimizer that steps each element by itself, such "
+        "as SGD or AdamW, or do not divide the parameters");
   }
   auto* shards = dynamic_cast<GradientShards*>(&optimizer);
   if (shards == nullptr) return gradients_of(parameters);

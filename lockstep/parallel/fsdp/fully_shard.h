@@ -94,6 +94,10 @@ using HeldArgument =
 // after another is all shards and one block. All ranks must draw the same
 // random numbers; then the first values are those of one process.
 //
+// An optimizer sees this rank's elements only, so it must step each element by
+// itself, as SGD and AdamW do. Steps that need sums over all elements, as
+// torch::optim::LBFGS or norms of layers, would be wrong in silence.
+//
 // When backward() returns, the .grad of the shards are averaged over the ranks
 // (and over replicate_group). A parameter that this rank did not use counts as
 // a gradient of zeros; so a parameter that no rank used has a gradient of

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/amp/clip_grad.h"
 #include "lockstep/comm/barriers.h"
 #include "lockstep/comm/host_sharing.h"
 #include "lockstep/comm/init.h"
@@ -211,6 +212,18 @@ WORLD_TEST(FsdpMistakes, OptionsThatDifferBetweenRanks, 2, 3) {
     expect_refused("replicate_group", "set",
                    [&](auto& own) { own.replicate_group = alone; });
     FullyShard<Linear> works(Linear(3, 3), options);
+  });
+}
+
+// Each rank would step in a direction of its own.
+WORLD_TEST(FsdpMistakes, LbfgsOfDividedParameters, 1, 2) {
+  on_fsdp_paths(world, [&](FullyShardOptions options) {
+    FullyShard<Linear> model(Linear(3, 3), options);
+    torch::optim::LBFGS optimizer(model->parameters());
+    model(torch::ones({2, 3})).sum().backward();
+    EXPECT_THAT(message_of([&] { clip_grad_norm_(optimizer, 1.0); }),
+                world.size == 1 ? ::testing::Matcher<std::string>("")
+                                : HasSubstr("LBFGS works on all elements"));
   });
 }
 
