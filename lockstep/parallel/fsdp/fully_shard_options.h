@@ -26,8 +26,8 @@ struct MixedPrecisionPolicy {
 };
 
 // The arguments of torch.distributed.fsdp.fully_shard (PyTorch documentation),
-// with the same defaults. They must be the same on every rank;
-// otherwise the constructor throws std::invalid_argument on all ranks.
+// with the same defaults. They must be the same on every rank; otherwise the
+// constructor throws std::invalid_argument on all ranks.
 struct FullyShardOptions {
   // ---- Behaviour: groups ----
 
