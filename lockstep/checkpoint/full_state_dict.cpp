@@ -25,16 +25,19 @@ using internal::Ranks;
 // Tells the others what this rank has. Returns what each rank has, or throws on
 // every rank.
 std::vector<nlohmann::json> gather_claims(
+    const torch::nn::Module& module,
     const std::vector<internal::TensorShard>& shards, const Ranks& ranks) {
   nlohmann::json mine = nlohmann::json::object();
   std::exception_ptr failure;
   try {
     mine["claims"] = internal::claims_of(shards);
+    mine["stages"] = internal::stages_of(module);
   } catch (...) {
     failure = std::current_exception();
     mine["failed"] = internal::words_of(failure);
   }
   std::vector<nlohmann::json> all;
+  std::vector<nlohmann::json> stages;
   std::string failed;
   for (const nlohmann::json& object : ranks.gather_objects(mine)) {
     if (failed.empty() && object.contains("failed")) {
@@ -42,9 +45,11 @@ std::vector<nlohmann::json> gather_claims(
                object.at("failed").get<std::string>();
     }
     all.push_back(object.value("claims", nlohmann::json::array()));
+    stages.push_back(object.value("stages", nlohmann::json::object()));
   }
   if (failure) std::rethrow_exception(failure);
   if (!failed.empty()) throw std::invalid_argument(failed);
+  internal::require_names_differ(stages);
   return all;
 }
 
@@ -71,7 +76,7 @@ NamedTensors full_state_dict(const torch::nn::Module& module,
   const bool first = ranks.rank() == 0;
   std::vector<internal::TensorShard> shards;
   internal::add_model(module, shards);
-  const auto claims = gather_claims(shards, ranks);
+  const auto claims = gather_claims(module, shards, ranks);
   const internal::SavePlan plan = internal::plan_save(claims);
 
   std::map<std::string, std::vector<internal::SavePlan::Part>> parts;

@@ -127,7 +127,9 @@ struct LoadedSnapshot {
 // DistributedDataParallel, or parts of larger ones (FSDP, tensor parallelism),
 // of which the snapshot has the whole: each rank writes a part from its own
 // memory. Ranks' models may lack tensors that those of others have (the stages
-// of a pipeline): the snapshot has all. Numbers are those of the first rank, a
+// of a pipeline): the snapshot has all. Stages whose parameters have the same
+// names, and are not one tied weight, are refused with std::invalid_argument on
+// every rank, here and by load_snapshot(). Numbers are those of the first rank, a
 // buffer is that of the first rank that has it. docs/snapshots.md describes the
 // files, which PyTorch's distributed checkpoint reads.
 //

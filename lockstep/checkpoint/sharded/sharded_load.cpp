@@ -523,6 +523,7 @@ class FolderLoad {
     } else {
       mine["digest"] = ready_.files->digest();
       mine["foreign_tensors"] = ready_.foreign_tensors;
+      mine["stages"] = stages_of(*state_.model);
       if (ready_.optimizer) {
         mine["foreign_parameters"] = ready_.foreign_parameters;
       }
@@ -548,10 +549,13 @@ class FolderLoad {
   }
 
   // Throws on every rank if there is something in the snapshot that no rank
-  // has.
+  // has, or if ranks have different parameters under one name.
   void require_owners(const std::string& candidate,
                       const std::vector<Json>& all) const {
     try {
+      std::vector<Json> stages;
+      for (const Json& rank : all) stages.push_back(rank.at("stages"));
+      require_names_differ(stages);
       std::vector<std::string> orphans =
           all.front().at("foreign_tensors").get<std::vector<std::string>>();
       for (const Json& rank : all) {

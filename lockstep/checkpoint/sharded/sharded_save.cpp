@@ -232,6 +232,7 @@ void ShardedSave::collect(const TrainingState& state, Json& mine) {
   manifest_.numbers.metadata = state.metadata;
   mine = {{"optimizer", std::move(claims_of_optimizer)},
           {"tied", tied_names(*state.model)},
+          {"stages", stages_of(*state.model)},
           {"claims", claims_of(shards_)}};
 }
 
@@ -253,13 +254,16 @@ void ShardedSave::add_scheduler(const ResumableScheduler& scheduler) {
 void ShardedSave::make_plan(const std::vector<Json>& all) {
   std::vector<Json> claims;
   std::vector<Json> optimizers;
+  std::vector<Json> stages;
   for (const Json& rank : all) {
+    stages.push_back(rank.at("stages"));
     claims.push_back(rank.at("claims"));
     optimizers.push_back(rank.at("optimizer"));
     for (const auto& [name, first] : rank.at("tied").items()) {
       manifest_.tied.try_emplace(name, first.get<std::string>());
     }
   }
+  require_names_differ(stages);
   require_same_optimizers(optimizers);
   if (manifest_.param_groups) add_params(optimizers, *manifest_.param_groups);
   plan_ = plan_save(claims);

@@ -2,6 +2,7 @@
 
 #include <ATen/Functions.h>
 
+#include <nlohmann/json.hpp>
 #include <numeric>
 #include <sstream>
 #include <stdexcept>
@@ -148,6 +149,55 @@ std::map<std::string, std::string> tied_names(const torch::nn::Module& model) {
     if (name != tensor.name) tied[tensor.name] = name;
   }
   return tied;
+}
+
+nlohmann::json stages_of(const torch::nn::Module& model) {
+  nlohmann::json stages = nlohmann::json::object();
+  bool any = false;
+  for (const ModuleTensor& tensor : tensors_of(model)) {
+    if (!tensor.is_parameter) continue;
+    const TensorLayout* layout = layout_of(tensor.tensor);
+    std::string of;
+    if (layout != nullptr && layout->of_stage) {
+      any = true;
+      of = !layout->tied.empty()
+               ? "the tied weight of " + layout->tied
+               : "rank " + std::to_string(layout->groups.front()->rank()) +
+                     " of its pipeline";
+    }
+    stages[tensor.name] = std::move(of);
+  }
+  return any ? stages : nlohmann::json::object();
+}
+
+void require_names_differ(const std::vector<nlohmann::json>& all) {
+  std::map<std::string, std::pair<std::string, size_t>> known;  // and the rank
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    for (const auto& [name, stage] : all[rank].items()) {
+      const auto of = stage.get<std::string>();
+      const auto [first, is_new] = known.try_emplace(name, of, rank);
+      const auto& [other, other_rank] = first->second;
+      if (is_new || of == other) continue;
+      const std::string pair = "\"" + name + "\" on rank " +
+                               std::to_string(other_rank) + " and on rank " +
+                               std::to_string(rank);
+      if (of.empty() || other.empty()) {
+        throw std::invalid_argument(
+            "the parameter " + pair +
+            " is one of a pipeline's stage only on rank " +
+            std::to_string(of.empty() ? other_rank : rank) +
+            ", so its values differ; save and load on each rank a module that "
+            "has the parameters of the rank's own stages only");
+      }
+      throw std::invalid_argument(
+          "stages of a pipeline have different parameters of one name: " +
+          pair +
+          "; a snapshot has one parameter of a name, so give the modules of "
+          "the stages names that differ, for example those that they have in "
+          "the whole model, as stage_of() does, or name a weight that they "
+          "share in PipelineOptions::tied_weights");
+    }
+  }
 }
 
 std::vector<NamedGroup> named_groups(const OptimizerShards::State& state,

@@ -4,6 +4,7 @@
 #include <torch/optim/optimizer.h>
 
 #include <map>
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -49,6 +50,15 @@ std::vector<std::string> names_of(const OptimizerShards::State& state,
 // Returns the further names of the model's parameters that have several, each
 // with the parameter's first name.
 std::map<std::string, std::string> tied_names(const torch::nn::Module& model);
+
+// Returns, if some parameter of the model is one of a pipeline's stage, for the
+// names of all parameters of which they are: {"name": "rank 1 of its pipeline"}
+// or the tied weight; "" for one that is of no stage. Otherwise {}.
+nlohmann::json stages_of(const torch::nn::Module& model);
+
+// Throws std::invalid_argument if ranks have different parameters under one
+// name. `all`: the stages_of() all ranks, in rank order.
+void require_names_differ(const std::vector<nlohmann::json>& all);
 
 // Returns the hyperparameters with parameters by name.
 std::vector<NamedGroup> named_groups(const OptimizerShards::State& state,

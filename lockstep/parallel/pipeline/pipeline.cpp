@@ -288,8 +288,12 @@ void Pipeline::State::attach_layouts() const {
               : internal::TensorLayout{
                     .shape = parameter.sizes().vec(),
                     .box = internal::whole_box(parameter.sizes().vec())};
+      // That of an earlier pipeline over this stage.
+      if (layout.of_stage) layout.groups.erase(layout.groups.begin());
       layout.groups.insert(layout.groups.begin(), group_);
+      layout.of_stage = true;
       layout.duplicate = tied_->is_duplicate(parameter);
+      layout.tied = tied_->name_of(parameter);
       internal::set_layout(parameter, std::move(layout));
     }
   }

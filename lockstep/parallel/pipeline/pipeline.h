@@ -129,7 +129,11 @@ struct PipelineResult {
 //
 // Layouts. The constructor attaches to each parameter of the stages that it is
 // whole, and that the ranks of the group have different ones
-// (comm/tensor_layout.h): clipping and snapshots follow it.
+// (comm/tensor_layout.h): clipping and snapshots follow it. A pipeline that is
+// made again over the same stages replaces what the one before has attached.
+// Snapshots and full_state_dict() need parameters of different names on
+// different ranks, except for tied weights: give modules the names that they
+// have in the whole model, as stage_of() does.
 //
 // Communication. One small all-gather at the beginning of step() and eval(),
 // then one message for each boundary between ranks, micro-batch, direction and

@@ -97,6 +97,8 @@ TiedWeights::TiedWeights(const std::vector<TiedWeight>& weights,
                                            " holders; name at least 2 stages"));
     }
     Weight& weight = weights_.emplace_back();
+    weight.name = c10::str("stage ", given.holders.front().stage, " ",
+                           given.holders.front().parameter);
     for (const TiedWeight::Holder& holder : given.holders) {
       if (holder.stage < 0 ||
           holder.stage >= static_cast<int>(rank_of_stage.size())) {
@@ -169,6 +171,13 @@ bool TiedWeights::is_duplicate(const at::Tensor& parameter) const {
     return weight.ranks.front() != group_->rank() ||
            !weight.mine.front().registered.is_same(parameter);
   });
+}
+
+std::string TiedWeights::name_of(const at::Tensor& parameter) const {
+  for (const Weight& weight : weights_) {
+    if (is_one_of(parameter, weight.mine)) return weight.name;
+  }
+  return {};
 }
 
 void TiedWeights::begin_step() {

@@ -49,6 +49,10 @@ class TiedWeights {
   // Whether this rank's `parameter` is another holder's copy.
   bool is_duplicate(const at::Tensor& parameter) const;
 
+  // Returns stage and name of the first holder of the weight; "" if `parameter`
+  // is not tied. Equal on all ranks that hold it.
+  std::string name_of(const at::Tensor& parameter) const;
+
   // Takes gradients of earlier steps away, so that sum_gradients() does not add
   // them twice.
   void begin_step();
@@ -59,6 +63,7 @@ class TiedWeights {
 
  private:
   struct Weight {
+    std::string name{};                 // name_of()
     std::vector<int> ranks{};           // of the group, in order of the holders
     std::vector<Holder> mine{};         // each parameter once
     std::vector<at::Tensor> earlier{};  // gradients; of `mine`

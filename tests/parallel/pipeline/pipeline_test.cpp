@@ -10,6 +10,9 @@
 #include <tuple>
 #include <vector>
 
+#include "lockstep/amp/clip_grad.h"
+#include "lockstep/checkpoint/full_state_dict.h"
+#include "lockstep/checkpoint/training_state.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/tensor_layout.h"
@@ -18,6 +21,7 @@
 #include "lockstep/parallel/pipeline/schedule_check.h"
 #include "lockstep/parallel/pipeline/schedules.h"
 #include "lockstep/parallel/pipeline/stage_split.h"
+#include "lockstep/parallel/tensor/column_parallel_linear.h"
 #include "lockstep/parallel/zero/zero_redundancy_optimizer.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"
@@ -419,6 +423,128 @@ WORLD_TEST(Pipeline, ParametersHaveALayout, 2) {
     EXPECT_EQ(layout->groups.size(), 1);
     EXPECT_EQ(layout->groups[0]->size(), 2);
     EXPECT_FALSE(layout->duplicate);
+  }
+}
+
+// Two stages Linear(5, 5) have a parameter "weight" each: a snapshot had the
+// values of one for both, and full_state_dict() one tensor.
+WORLD_TEST(Pipeline, StagesWithParametersOfOneNameAreNotSaved, 2, 4) {
+  auto world_group = init_process_group();
+  // Ranks 0 and 2, of two pipelines, have the same stage.
+  const ProcessGroupPtr group =
+      world.size == 2 ? new_group() : new_subgroups(2);
+  torch::manual_seed(group->rank());
+  torch::nn::Linear part(kWidth, kWidth);
+  part->to(torch::kDouble);
+  auto optimizer = optimizer_of(part->parameters());
+  TrainingState state{.model = part.ptr(), .optimizer = &optimizer};
+  const std::string path = (world.folder / "same_names").string() + "/";
+  save_snapshot(path, state);  // of replicas, as long as there is no pipeline
+  const PipelineSchedule schedule = schedule_1f1b(2, 2);
+  Pipeline pipeline({{group->rank(), part}},
+                    {.schedule = schedule, .loss = mse, .group = group});
+  const auto expected =
+      AllOf(HasSubstr("stages of a pipeline have different parameters of one "
+                      "name: \"bias\" on rank 0 and on rank 1"),
+            HasSubstr("stage_of()"));
+  EXPECT_THAT(message_of([&] { full_state_dict(*part); }), expected);
+  EXPECT_THAT(message_of([&] { save_snapshot(path, state); }), expected);
+  EXPECT_THAT(message_of([&] { load_snapshot(path, state); }), expected);
+
+  // A weight that both have under one name is one, but only that.
+  Pipeline tied({{group->rank(), part}},
+                {.schedule = schedule,
+                 .loss = mse,
+                 .tied_weights = {{{{0, "weight"}, {1, "weight"}}}},
+                 .group = group});
+  EXPECT_THAT(message_of([&] { save_snapshot(path, state); }), expected);
+  Pipeline both({{group->rank(), part}},
+                {.schedule = schedule,
+                 .loss = mse,
+                 .tied_weights = {{{{0, "weight"}, {1, "weight"}}},
+                                  {{{0, "bias"}, {1, "bias"}}}},
+                 .group = group});
+  const at::Tensor weight = part->weight.detach().clone();
+  EXPECT_EQ(full_state_dict(*part).size(), world.rank == 0 ? 2 : 0);
+  save_snapshot(path, state);
+  part->zero_grad();
+  {
+    const torch::NoGradGuard no_grad;
+    part->weight.zero_();
+  }
+  EXPECT_TRUE(load_snapshot(path, state));
+  EXPECT_TRUE(part->weight.equal(weight));
+}
+
+// A model that has the other stages' parameters, too, with old values.
+WORLD_TEST(Pipeline, AModelWithOtherStagesParametersIsNotSaved, 2) {
+  auto group = init_process_group();
+  const PipelineSchedule schedule = schedule_1f1b(2, 2);
+  Sequential model = whole_model(2);
+  Pipeline pipeline(stages_of(model, schedule, world.rank),
+                    {.schedule = schedule, .loss = mse});
+  EXPECT_THAT(message_of([&] { full_state_dict(*model); }),
+              HasSubstr("the parameter \"0.bias\" on rank 0 and on rank 1 is "
+                        "one of a pipeline's stage only on rank 0"));
+}
+
+// The layouts named a group twice, and no order of groups was right, when a
+// second pipeline was made over the same stages: clip_grad_norm_() threw.
+WORLD_TEST(Pipeline, IsMadeAgainOverTheSameStages, 4) {
+  for (const char* kind : {"plain", "tensor", "sharded"}) {
+    SCOPED_TRACE(kind);
+    auto world_group = init_process_group();
+    const ProcessGroupPtr columns = new_subgroups(2);
+    const ProcessGroupPtr rows =
+        new_subgroups_by_enumeration({{0, 2}, {1, 3}});
+    const PipelineSchedule schedule = schedule_1f1b(2, 4);
+    Sequential whole = whole_model(2);
+    const int index = columns->rank();
+    Sequential part = stage_of(whole, begins_of(2), index);
+    std::shared_ptr<torch::nn::Module> module = part.ptr();
+    std::optional<PipelineStage> stage;
+    std::optional<FullyShard<Sequential>> unit;
+    if (kind == std::string("sharded")) {
+      unit.emplace(part, FullyShardOptions{.group = rows});
+      stage.emplace(index, *unit);
+    } else if (kind == std::string("tensor")) {
+      const auto name = std::to_string(3 * index);
+      const auto linear =
+          std::dynamic_pointer_cast<torch::nn::LinearImpl>(part->ptr(0));
+      nn::ColumnParallelLinear columns_of(
+          torch::nn::Linear(linear), {.group = rows, .gather_output = true});
+      module = std::make_shared<torch::nn::Module>();
+      module->register_module(name, columns_of.ptr());
+      stage.emplace(index, columns_of);
+    } else {
+      stage.emplace(index, part);
+    }
+    torch::optim::SGD optimizer(module->parameters(), 0.1);
+    const Batch batch = batch_of(0, 8);
+    double norm = 0;
+    for (const bool other_group : {false, false, true}) {
+      // The pipeline before is gone, but what it attached is not.
+      Pipeline pipeline(
+          {*stage},
+          {.schedule = schedule,
+           .loss = mse,
+           .group = other_group ? new_subgroups(2) : columns});
+      optimizer.zero_grad();
+      pipeline.step(batch.x, batch.y);
+      const auto now = clip_grad_norm_(optimizer, 100.0).item<double>();
+      if (norm == 0) norm = now;
+      EXPECT_NEAR(now, norm, kBound);
+      for (const at::Tensor& parameter : module->parameters()) {
+        EXPECT_EQ(layout_of(parameter)->groups.size(),
+                  kind == std::string("plain") ? 1 : 2);
+      }
+      const auto full = full_state_dict(*module);
+      EXPECT_EQ(full.size(), world.rank > 0               ? 0
+                             : kind == std::string("tensor") ? 4
+                                                             : 8);
+      TrainingState state{.model = module, .optimizer = &optimizer};
+      save_snapshot((world.folder / kind).string() + "/", state);
+    }
   }
 }
 
