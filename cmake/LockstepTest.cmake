@@ -1,11 +1,11 @@
-# lockstep_test(NAME SOURCES ... LABELS ... [LIBRARIES ...] [TORCH]
+# lockstep_test(NAME SOURCES ... LABELS ... [LIBRARIES ...] [TORCH [PLAIN_MAIN]]
 #               [SANITIZERS ...] [DEADLINE s])
 #
 # Adds one test program and one ctest entry: the cases share a process world
 # (tests/harness/process_world.h), which costs too much to start for each.
 # TORCH: the program includes LibTorch, takes the precompiled header and links
 # the harness with ranks. Without TORCH it has a main() without ranks and no
-# LibTorch.
+# LibTorch. PLAIN_MAIN: the program includes LibTorch but has no ranks.
 # SANITIZERS: `address`, `thread` or both, if the preset of that sanitizer is to
 # build and run the program (target sanitized_tests, label `sanitized`). Such a
 # program must not link LibTorch, which is not instrumented.
@@ -19,7 +19,7 @@
 # test-results/NAME.xml in the build folder, from which `./dev test` counts cases
 # (harness/summary.py).
 function(lockstep_test name)
-  cmake_parse_arguments(arg "TORCH" "DEADLINE"
+  cmake_parse_arguments(arg "TORCH;PLAIN_MAIN" "DEADLINE"
                         "SOURCES;LABELS;LIBRARIES;SANITIZERS"
                         ${ARGN})
   if(NOT arg_DEADLINE)
@@ -35,6 +35,8 @@ function(lockstep_test name)
     LOCKSTEP_BIN_DIR="${CMAKE_RUNTIME_OUTPUT_DIRECTORY}")
   if(arg_TORCH)
     lockstep_use_torch_pch(${name})
+  endif()
+  if(arg_TORCH AND NOT arg_PLAIN_MAIN)
     target_link_libraries(${name} PRIVATE lockstep_test_harness)
   else()
     target_link_libraries(${name} PRIVATE lockstep_test_main)

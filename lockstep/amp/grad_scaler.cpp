@@ -68,7 +68,7 @@ void unscale_in_place(const std::vector<at::Tensor>& gradients,
 }
 
 at::Tensor sum_on(c10::Device device, const std::vector<at::Tensor>& numbers) {
-  auto sum = at::zeros({}, at::TensorOptions().device(device));
+  auto sum = at::zeros({}, at::TensorOptions(at::kFloat).device(device));
   for (const auto& number : numbers) {
     sum += number.to(device, /*non_blocking=*/true);
   }

@@ -49,6 +49,19 @@ TEST(GradScaler, ScalesLossesAndUnscalesGradients) {
   EXPECT_EQ(outputs[1][1].item<float>(), 2048);
 }
 
+// LibTorch's kernels take float32 whatever the default dtype is.
+TEST(GradScaler, WorksWithAnotherDefaultDtype) {
+  torch::set_default_dtype(caffe2::TypeMeta::Make<double>());
+  GradScaler scaler({.device = at::kCPU, .init_scale = 1024});
+  auto weight = torch::ones({3}, at::kFloat).requires_grad_();
+  torch::optim::SGD optimizer({weight}, 1.0);
+  scaler.scale(weight.sum()).backward();
+  scaler.step(optimizer);
+  scaler.update();
+  torch::set_default_dtype(caffe2::TypeMeta::Make<float>());
+  EXPECT_EQ(weight.abs().max().item<float>(), 0);
+}
+
 // module->parameters() names a tied tensor twice; Python's names it once.
 TEST(GradScaler, AParameterListedTwiceIsUnscaledOnce) {
   GradScaler scaler({.device = at::kCPU, .init_scale = 1024});

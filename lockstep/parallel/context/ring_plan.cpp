@@ -25,6 +25,7 @@ RingPlan::RingPlan(AttentionLengths lengths, ContextOrder order, bool is_causal)
 std::optional<AttentionBlock> RingPlan::block(int rank, int source) const {
   Range queries{0, lengths_.queries[static_cast<size_t>(rank)]};
   Range keys{0, this->keys(source)};
+  if (queries.size() == 0) return std::nullopt;  // also of an empty batch
   if (is_causal_ && rank != source) {
     const bool later = source > rank;
     if (order_ == ContextOrder::plain) {

@@ -482,6 +482,12 @@ void Pipeline::State::forward(Run& run, const PipelineAction& action) {
       throw std::invalid_argument(
           "PipelineOptions::loss must return a tensor with one element");
     }
+    if (run.training && !chunk.loss.requires_grad()) {
+      throw std::invalid_argument(
+          "the loss does not require grad, so nothing would be trained; "
+          "PipelineOptions::loss must compute it from the outputs of the last "
+          "stage, without detach(), and some parameter must require grad");
+    }
     run.losses[i] = chunk.loss.detach();
   } else if (stages_.contains(stage + 1)) {
     Tensors& next = run.chunks[{stage + 1, micro_batch}].inputs;

@@ -42,7 +42,7 @@ void await_all(const ProcessGroupPtr& group, const std::string& key) {
 // 1 + 2 + ... + size.
 double triangle(int size) { return size * (size + 1) / 2.0; }
 
-bool all_are(const at::Tensor& tensor, double value) {
+bool is_filled_with(const at::Tensor& tensor, double value) {
   return tensor.eq(value).all().item<bool>();
 }
 
@@ -78,11 +78,12 @@ CONTRACT_TEST(Works, SeveralInFlightMayBeWaitedForInAnyOrder, 1, 2, 3, 5, 8) {
   }
   for (int i = 0; i < kRounds; ++i) {
     const auto& flight = flights[i];
-    EXPECT_TRUE(all_are(flight.sum, triangle(world.size) + i * world.size));
-    EXPECT_TRUE(all_are(flight.most, world.size + i));
-    EXPECT_TRUE(all_are(flight.from, i % world.size + 1 + i));
+    EXPECT_TRUE(
+        is_filled_with(flight.sum, triangle(world.size) + i * world.size));
+    EXPECT_TRUE(is_filled_with(flight.most, world.size + i));
+    EXPECT_TRUE(is_filled_with(flight.from, i % world.size + 1 + i));
     for (int rank = 0; rank < world.size; ++rank) {
-      EXPECT_TRUE(all_are(flight.all[rank], rank + 1 + i));
+      EXPECT_TRUE(is_filled_with(flight.all[rank], rank + 1 + i));
     }
   }
 }
@@ -93,9 +94,9 @@ CONTRACT_TEST(Works, ASynchronousOneStandsBehindThoseInFlight, 1, 2, 3) {
   auto second = at::ones({3}, world.device);
   auto work = all_reduce(first, {.async_op = true});
   all_reduce(second);
-  EXPECT_TRUE(all_are(second, world.size));
+  EXPECT_TRUE(is_filled_with(second, world.size));
   work->wait();
-  EXPECT_TRUE(all_are(first, triangle(world.size)));
+  EXPECT_TRUE(is_filled_with(first, triangle(world.size)));
 }
 
 CONTRACT_TEST(Works, KeepsItsTensorsAlive, 2, 3) {
@@ -111,7 +112,8 @@ CONTRACT_TEST(Works, KeepsItsTensorsAlive, 2, 3) {
   auto gone = all_reduce(at::ones({50'000}, world.device), {.async_op = true});
   for (auto& work : works) work->wait();
   gone->wait();
-  for (int i = 0; i < world.size; ++i) EXPECT_TRUE(all_are(all[i], i + 1));
+  for (int i = 0; i < world.size; ++i)
+    EXPECT_TRUE(is_filled_with(all[i], i + 1));
 }
 
 CONTRACT_TEST(Works, CanBePolledAndWaitedForTwice, 1, 2, 3) {
@@ -132,7 +134,7 @@ CONTRACT_TEST(Works, CanBePolledAndWaitedForTwice, 1, 2, 3) {
   EXPECT_TRUE(work->wait());
   EXPECT_TRUE(work->isSuccess());
   EXPECT_EQ(work->exception(), nullptr);
-  EXPECT_TRUE(all_are(tensor, triangle(world.size)));
+  EXPECT_TRUE(is_filled_with(tensor, triangle(world.size)));
 }
 
 CONTRACT_TEST(Works, GiveFuturesThatHaveTheResult, 1, 2, 3) {
@@ -147,11 +149,11 @@ CONTRACT_TEST(Works, GiveFuturesThatHaveTheResult, 1, 2, 3) {
   EXPECT_TRUE(future->completed());
   EXPECT_FALSE(future->hasError());
   // No wait() is needed, although the backend does not know these strides.
-  EXPECT_TRUE(all_are(tensor, triangle(world.size)));
+  EXPECT_TRUE(is_filled_with(tensor, triangle(world.size)));
   then->wait();
   EXPECT_TRUE(then->value().toBool());
   EXPECT_TRUE(work->wait());
-  EXPECT_TRUE(all_are(tensor, triangle(world.size)));
+  EXPECT_TRUE(is_filled_with(tensor, triangle(world.size)));
 }
 
 CONTRACT_TEST(Works, AWaitThatTimesOutMayBeRepeated, 2, 3) {
@@ -169,7 +171,7 @@ CONTRACT_TEST(Works, AWaitThatTimesOutMayBeRepeated, 2, 3) {
     await(group.get(), "timed out");
     all_reduce(tensor);
   }
-  EXPECT_TRUE(all_are(tensor, triangle(world.size)));
+  EXPECT_TRUE(is_filled_with(tensor, triangle(world.size)));
 }
 
 CONTRACT_TEST(Works, ATimeoutNamesOperationNumberGroupRankAndTimes, 2, 3) {
@@ -260,7 +262,7 @@ CONTRACT_TEST(Works, ATensorWrittenInFlightIsToldByWait, 2) {
   }
   auto tensor = at::ones({3}, world.device);
   all_reduce(tensor);  // the ranks still make the same calls
-  EXPECT_TRUE(all_are(tensor, 2));
+  EXPECT_TRUE(is_filled_with(tensor, 2));
   // The tensor may be written after wait().
   auto work = all_reduce(tensor, {.async_op = true});
   work->wait();
@@ -340,7 +342,7 @@ CONTRACT_TEST(Barriers, MonitoredBarrierNamesTheAbsentOnEveryPresentRank, 2, 3,
   // The group still works, and counts its next call correctly.
   auto tensor = at::ones({1}, world.device);
   all_reduce(tensor);
-  EXPECT_TRUE(all_are(tensor, world.size));
+  EXPECT_TRUE(is_filled_with(tensor, world.size));
 }
 
 CONTRACT_TEST(Barriers, MonitoredBarrierOfASubgroupNamesRanksOfTheWorld, 5) {

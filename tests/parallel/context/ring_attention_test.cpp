@@ -168,6 +168,7 @@ WORLD_TEST(RingAttention, EqualsItWithoutSequences, 2) {
   auto group = init_process_group();
   expect_same({.tokens = 0});
   expect_same({.batch = 0, .is_causal = true});
+  expect_same({.batch = 0, .is_causal = true, .order = ContextOrder::zigzag});
 }
 
 // Projections of one tensor to query, key and value: no input is contiguous,

@@ -495,8 +495,7 @@ WORLD_TEST(Pipeline, IsMadeAgainOverTheSameStages, 4) {
     SCOPED_TRACE(kind);
     auto world_group = init_process_group();
     const ProcessGroupPtr columns = new_subgroups(2);
-    const ProcessGroupPtr rows =
-        new_subgroups_by_enumeration({{0, 2}, {1, 3}});
+    const ProcessGroupPtr rows = new_subgroups_by_enumeration({{0, 2}, {1, 3}});
     const PipelineSchedule schedule = schedule_1f1b(2, 4);
     Sequential whole = whole_model(2);
     const int index = columns->rank();
@@ -524,11 +523,10 @@ WORLD_TEST(Pipeline, IsMadeAgainOverTheSameStages, 4) {
     double norm = 0;
     for (const bool other_group : {false, false, true}) {
       // The pipeline before is gone, but what it attached is not.
-      Pipeline pipeline(
-          {*stage},
-          {.schedule = schedule,
-           .loss = mse,
-           .group = other_group ? new_subgroups(2) : columns});
+      Pipeline pipeline({*stage},
+                        {.schedule = schedule,
+                         .loss = mse,
+                         .group = other_group ? new_subgroups(2) : columns});
       optimizer.zero_grad();
       pipeline.step(batch.x, batch.y);
       const auto now = clip_grad_norm_(optimizer, 100.0).item<double>();
@@ -539,7 +537,7 @@ WORLD_TEST(Pipeline, IsMadeAgainOverTheSameStages, 4) {
                   kind == std::string("plain") ? 1 : 2);
       }
       const auto full = full_state_dict(*module);
-      EXPECT_EQ(full.size(), world.rank > 0               ? 0
+      EXPECT_EQ(full.size(), world.rank > 0                  ? 0
                              : kind == std::string("tensor") ? 4
                                                              : 8);
       TrainingState state{.model = module, .optimizer = &optimizer};
@@ -724,6 +722,21 @@ WORLD_TEST(Pipeline, AStageThatThrowsIsNamedOnAllRanks, 2, 3, 4) {
                                      "micro-batch 2): out of luck"));
     }
   }
+}
+
+// One process would throw in backward().
+WORLD_TEST(Pipeline, ALossWithoutGradIsAnError, 2) {
+  auto group = init_process_group();
+  const PipelineSchedule schedule = schedule_1f1b(2, 2);
+  Sequential model = whole_model(2);
+  Pipeline pipeline(stages_of(model, schedule, world.rank),
+                    {.schedule = schedule,
+                     .loss = [](const at::Tensor& x, const at::Tensor& target) {
+                       return mse(x, target).detach();
+                     }});
+  const Batch batch = batch_of(0, 8);
+  EXPECT_THAT(message_of([&] { pipeline.step(batch.x, batch.y); }),
+              HasSubstr("the loss does not require grad"));
 }
 
 // A stage whose outputs change their shape although its inputs do not.
