@@ -397,8 +397,8 @@ struct Outcome {
   std::vector<double> losses;        // after every tenth step, and the last
   std::vector<double> step_seconds;  // of each step of this run
   double tokens_per_second = 0;      // by the median of the steps
-  // Of tensors on one rank, with its part of the memory that ranks share; the
-  // most that any rank had.
+  // The most that the tensors of any rank took, with its part of the memory
+  // that ranks share.
   int64_t peak_memory_bytes = 0;
 };
 
