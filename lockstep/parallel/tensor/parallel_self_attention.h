@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/cloneable.h>
+#include <torch/nn/modules/common.h>
 #include <torch/nn/modules/container/any_module_holder.h>
 #include <torch/nn/modules/container/any_value.h>
 #include <torch/nn/modules/linear.h>
