@@ -21,7 +21,7 @@ DROPPED = 10
 QUICK_DROPPED = 3
 # How far the losses of two sides may be apart: both compute in float32, in
 # another order, and the difference grows from step to step. Another learning
-# rate or order of samples changes the first digit behind the point.
+# rate or order of samples changes more than that.
 LOSS_TOLERANCE = 1e-2
 TEXT = (pathlib.Path(__file__).resolve().parents[1] / "datasets" /
         "shakespeare" / "shakespeare.txt")
