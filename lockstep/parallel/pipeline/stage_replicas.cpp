@@ -1,8 +1,11 @@
-#include "lockstep/parallel/pipeline/pipeline_stage.h"
+#include "lockstep/parallel/pipeline/stage_replicas.h"
 
 #include <ATen/ops/zeros.h>
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/custom_function.h>
+
+#include <stdexcept>
+#include <utility>
 
 #include "lockstep/parallel/fsdp/flat_parameters.h"
 #include "lockstep/parallel/fsdp/sharding_root.h"
