@@ -118,61 +118,48 @@ def bench_launch(args):
           f"{launch.table(results)}\n\nfigures of every round: {path}")
 
 
-def bench_threads(args):
-    """Ranks beside one process with threads, into a file of its own."""
-    path = path_of_figures(args, THREADS)
+def bench_in_place(args, name, module, title, field=None):
+    """Measures by module.measure(), prints its table under the title and writes
+    the figures, as one field or as those that they have, into a file of their
+    own. `title` is a text, or makes one of the results and the machine's facts."""
+    path = path_of_figures(args, name)
     facts = machine()
     with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as scratch:
         place = training.Place(Programs(args.build.resolve()),
                                pathlib.Path(scratch), None, args.quick)
-        results = threads.measure(threads.MODELS, args.rounds, place, progress)
-    write_figures(path, {"format": threads.FORMAT, "quick": args.quick,
-                         "machine": facts, "models": results})
-    print(f"a step at the same global batch, RANKS x THREADS\n\n"
-          f"{threads.table(results)}\n\nfigures of every round: {path}")
-
-
-def bench_data(args):
-    """Our loader beside LibTorch's and Python's, into a file of its own."""
-    path = path_of_figures(args, DATA)
-    facts = machine()
-    with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as scratch:
-        place = training.Place(Programs(args.build.resolve()),
-                               pathlib.Path(scratch), None, args.quick)
-        results = data.measure(args.rounds, place, progress)
-    write_figures(path, {"format": data.FORMAT, "quick": args.quick,
-                         "machine": facts, "workloads": results})
-    print(f"loops over a dataset that do nothing with the batches\n\n"
-          f"{data.table(results)}\n\nfigures of every round: {path}")
-
-
-def bench_snapshot(args):
-    """Our snapshots beside PyTorch's, into a file of their own."""
-    path = path_of_figures(args, SNAPSHOT)
-    facts = machine()
-    with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as scratch:
-        place = training.Place(Programs(args.build.resolve()),
-                               pathlib.Path(scratch), None, args.quick)
-        results = snapshot.measure(args.rounds, place, progress)
-    write_figures(path, {"format": snapshot.FORMAT, "quick": args.quick,
-                         "machine": facts, **results})
-    print(f"a model of {results['bytes'] >> 20} MiB, saved to and loaded from "
-          f"{snapshot.TMPFS}\n\n{snapshot.table(results)}\n\n"
+        results = module.measure(args.rounds, place, progress)
+    write_figures(path, {"format": module.FORMAT, "quick": args.quick,
+                         "machine": facts,
+                         **({field: results} if field else results)})
+    text = title if isinstance(title, str) else title(results, facts)
+    print(f"{text}\n\n{module.table(results)}\n\n"
           f"figures of every round: {path}")
 
 
+def bench_threads(args):
+    """Ranks beside one process with threads."""
+    bench_in_place(args, THREADS, threads,
+                   "a step at the same global batch, RANKS x THREADS", "models")
+
+
+def bench_data(args):
+    """Our loader beside LibTorch's and Python's."""
+    bench_in_place(args, DATA, data,
+                   "loops over a dataset that do nothing with the batches",
+                   "workloads")
+
+
+def bench_snapshot(args):
+    """Our snapshots beside PyTorch's."""
+    bench_in_place(args, SNAPSHOT, snapshot, lambda results, _facts:
+                   f"a model of {results['bytes'] >> 20} MiB, saved to and "
+                   f"loaded from {snapshot.TMPFS}")
+
+
 def bench_sharded(args):
-    """Ways to divide a model beside Python's, into a file of their own."""
-    path = path_of_figures(args, SHARDED)
-    facts = machine()
-    with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as scratch:
-        place = training.Place(Programs(args.build.resolve()),
-                               pathlib.Path(scratch), None, args.quick)
-        results = sharded.measure(args.rounds, place, progress)
-    write_figures(path, {"format": sharded.FORMAT, "quick": args.quick,
-                         "machine": facts, **results})
-    print(f"{header(facts, args.rounds, args.quick)}\n\n"
-          f"{sharded.table(results)}\n\nfigures of every round: {path}")
+    """Ways to divide a model beside Python's."""
+    bench_in_place(args, SHARDED, sharded, lambda _results, facts:
+                   header(facts, args.rounds, args.quick))
 
 
 # Those with a table and a file of their own, in the order in which they run.

@@ -85,15 +85,14 @@ def run_side(model, side, cores, place):
     raise Failure(f"printed no figures: {' '.join(command)}", stdout)
 
 
-def measure(names, rounds, place, progress):
+def measure(rounds, place, progress):
     """Returns one entry for each model, with the figures of every round."""
     cores = len(os.sched_getaffinity(0))
     if cores < 2:
         raise Failure("threads compares ways to use several cores; "
                       "this process may use one")
     results = []
-    for name in names:
-        model = MODELS[name]
+    for name, model in MODELS.items():
         entries = [{"name": side.name, "ranks": side.ranks,
                     "threads": side.threads, "rounds": []}
                    for side in sides(cores)]
