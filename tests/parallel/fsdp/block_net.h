@@ -121,6 +121,18 @@ inline constexpr FsdpPath kFsdpPaths[] = {
     {"gathered between hosts", "lockstep", true, true},
 };
 
+// Lets each half of the ranks divide the parameters: two replicas.
+inline void take_replicas(const World& world, FullyShardOptions& options) {
+  const int half = world.size / 2;
+  std::vector<std::vector<int>> rows(2), columns(half);
+  for (int rank = 0; rank < world.size; ++rank) {
+    rows[rank / half].push_back(rank);
+    columns[rank % half].push_back(rank);
+  }
+  options.group = new_subgroups_by_enumeration(rows);
+  options.replicate_group = new_subgroups_by_enumeration(columns);
+}
+
 inline void on_fsdp_paths(const World& world,
                           const std::function<void(FullyShardOptions)>& body) {
   for (const auto& path : kFsdpPaths) {

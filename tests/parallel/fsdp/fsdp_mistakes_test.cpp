@@ -336,13 +336,7 @@ WORLD_TEST(FsdpMistakes, RanksThatUseDifferentUnits, 2, 3) {
 WORLD_TEST(FsdpMistakes, ReplicasThatUseDifferentUnits, 2, 4) {
   on_fsdp_paths(world, [&](FullyShardOptions options) {
     const int half = world.size / 2;
-    std::vector<std::vector<int>> rows(2), columns(half);
-    for (int rank = 0; rank < world.size; ++rank) {
-      rows[rank / half].push_back(rank);
-      columns[rank % half].push_back(rank);
-    }
-    options.group = new_subgroups_by_enumeration(rows);
-    options.replicate_group = new_subgroups_by_enumeration(columns);
+    take_replicas(world, options);
     FullyShard<TwoHeads> model([&] { return TwoHeads(options); }, options);
     const auto x = torch::ones({2, 4});
     EXPECT_THAT(

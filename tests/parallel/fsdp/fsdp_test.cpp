@@ -376,15 +376,7 @@ WORLD_TEST(Fsdp, ComputesInAnotherDtype, 1, 2) {
 
 WORLD_TEST(Fsdp, ReplicasOfShardsAreAveraged, 2, 4) {
   on_fsdp_paths(world, [&](FullyShardOptions options) {
-    const int half = world.size / 2;
-    // Rows divide the parameters, columns are replicas.
-    std::vector<std::vector<int>> rows(2), columns(half);
-    for (int rank = 0; rank < world.size; ++rank) {
-      rows[rank / half].push_back(rank);
-      columns[rank % half].push_back(rank);
-    }
-    options.group = new_subgroups_by_enumeration(rows);
-    options.replicate_group = new_subgroups_by_enumeration(columns);
+    take_replicas(world, options);
     BothNets nets(options);
     for (int step = 0; step < 4; ++step) {
       nets.plain_step(step, world.size);
@@ -398,8 +390,7 @@ WORLD_TEST(Fsdp, InitSyncGivesTheValuesOfRankZero, 2, 4) {
   on_fsdp_paths(world, [&](FullyShardOptions options) {
     options.init_sync = true;
     if (world.size == 4) {
-      options.group = new_subgroups_by_enumeration({{0, 1}, {2, 3}});
-      options.replicate_group = new_subgroups_by_enumeration({{0, 2}, {1, 3}});
+      take_replicas(world, options);
     }
     torch::manual_seed(3);
     torch::nn::Linear plain(5, 7);
