@@ -79,7 +79,7 @@ std::optional<std::string> UnitOrder::difference(
                            lists[other]["first"].get<int64_t>());
   while (at(0, place) == at(other, place) && at(0, place) != "ended") ++place;
   return c10::str("the ranks go through units in different orders: rank ",
-                  group->global_rank(0), " ", at(0, place), " where rank ",
+                  group->global_rank(0), " ", at(0, place), ", but rank ",
                   group->global_rank(other), " ", at(other, place),
                   "; all ranks must call the same units, and compute the loss "
                   "from them, in the same order");
