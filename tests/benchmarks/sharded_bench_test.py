@@ -63,7 +63,7 @@ class Summary(unittest.TestCase):
         self.assertIn("2.01 (2.01-2.01) met | >= 2 |", text)
 
     def test_other_losses_are_an_error(self):
-        for wrong in (3.253, float("nan")):
+        for wrong in (3.27, float("nan")):
             with self.assertRaises(processes.Failure) as caught:
                 sharded.summarise({4: figures_of(
                     {"python_tensor": [3.5, wrong]}, ddp=[10])}, LIMITED)
