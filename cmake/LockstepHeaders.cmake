@@ -84,6 +84,7 @@ set(LOCKSTEP_PUBLIC_HEADERS
   metrics/perplexity.h
   metrics/sum.h
   model_parallel.h
+  observe/progress_bar.h
   optim/adam.h
   optim/adamw.h
   optim/lr_scheduler/anneal_strategy.h

@@ -24,7 +24,6 @@
 
 #include "examples/digits_dataset.h"
 #include "examples/program.h"
-#include "examples/progress.h"
 
 namespace {
 
@@ -117,6 +116,16 @@ void write_report(const Options& options, int64_t epochs_run,
   }
 }
 
+std::string epoch_line(int64_t epoch, const Outcome& outcome) {
+  char line[100];
+  std::snprintf(
+      line, sizeof line,
+      "Epoch %2ld | loss %.4f | test accuracy %.2f %% | %.0f samples/s",
+      static_cast<long>(epoch), outcome.losses.back(), 100 * outcome.accuracy,
+      static_cast<double>(outcome.samples) / outcome.seconds);
+  return line;
+}
+
 void train(const Options& options) {
   auto group = lockstep::init_process_group();
   int ranks = lockstep::get_world_size();
@@ -166,9 +175,15 @@ void train(const Options& options) {
     }
   }
 
-  std::optional<examples::Progress> progress;
-  if (prints) progress.emplace(total_steps, state.step, options.batch_size);
-  auto start = std::chrono::steady_clock::now();
+  // On rank 0's terminal.
+  lockstep::ProgressBar bar(total_steps,
+                            {.unit = "step", .initial = state.step});
+  const auto start = std::chrono::steady_clock::now();
+  const auto passed = [start] {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() -
+                                         start)
+        .count();
+  };
   for (int64_t epoch = state.next_epoch(); epoch < options.epochs; ++epoch) {
     sampler.set_epoch(epoch);
     auto epoch_loss = torch::zeros({}, torch::dtype(dtype).device(device));
@@ -184,7 +199,8 @@ void train(const Options& options) {
       ++batches;
       ++state.step;
       outcome.samples += options.batch_size;
-      if (progress) progress->step(state.step, loss.item<double>());
+      if (bar.due()) bar.set_postfix({{"loss", loss.item<double>()}});
+      bar.update();
       if (options.save_every > 0 && state.step % options.save_every == 0) {
         state.sampler_state = sampler.state_dict();
         save();
@@ -198,17 +214,13 @@ void train(const Options& options) {
       epoch_loss /= batches * ranks;
       lockstep::reduce(epoch_loss, /*dst=*/0);
       outcome.losses.push_back(epoch_loss.item<double>());
-      if (progress) {
-        progress->epoch(epoch, state.step, outcome.losses.back(),
-                        outcome.accuracy);
-      }
+      outcome.seconds = passed();
+      if (prints) bar.write(epoch_line(epoch, outcome));
     }
     state.epochs_run = epoch;
     state.sampler_state.clear();
     save();
-    outcome.seconds =
-        std::chrono::duration<double>(std::chrono::steady_clock::now() - start)
-            .count();
+    outcome.seconds = passed();
     if (prints && !options.report.empty()) {
       write_report(options, epoch, outcome);
     }

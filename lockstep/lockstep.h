@@ -54,6 +54,7 @@
 #include "lockstep/launch/spawn.h"
 #include "lockstep/metrics/memory_stats.h"
 #include "lockstep/metrics/metrics.h"
+#include "lockstep/observe/progress_bar.h"
 #include "lockstep/optim/adam.h"
 #include "lockstep/optim/adamw.h"
 #include "lockstep/optim/lr_scheduler/lr_schedulers.h"

@@ -1,0 +1,93 @@
+#include "lockstep/observe/progress_line.h"
+
+#include <algorithm>
+#include <cstdio>
+
+namespace lockstep::internal {
+namespace {
+
+constexpr int kLeastBar = 5;  // columns; a shorter one says nothing
+
+template <class... Values>
+std::string print(const char* format, Values... values) {
+  char text[64];
+  std::snprintf(text, sizeof text, format, values...);
+  return text;
+}
+
+// Terminals count characters: the bytes of UTF-8 that begin one.
+bool begins_character(char byte) {
+  return (static_cast<unsigned char>(byte) & 0xC0) != 0x80;
+}
+
+int columns(const std::string& text) {
+  return static_cast<int>(
+      std::count_if(text.begin(), text.end(), begins_character));
+}
+
+std::string cut(const std::string& text, int width) {
+  int column = 0;
+  for (size_t i = 0; i < text.size(); ++i) {
+    if (begins_character(text[i]) && column++ == width)
+      return text.substr(0, i);
+  }
+  return text;
+}
+
+std::string times(const ProgressState& state) {
+  std::string text = "[" + clock_text(state.elapsed_seconds);
+  const bool known = state.rate > 0;
+  if (state.total) {
+    const auto left = std::max<int64_t>(*state.total - state.count, 0);
+    text += "<" + (known ? clock_text(static_cast<double>(left) / state.rate)
+                         : std::string("?"));
+  }
+  // Slow loops have seconds a unit, as in tqdm.
+  const bool slow = known && state.rate < 1;
+  text += ", " + (known ? short_number(slow ? 1 / state.rate : state.rate)
+                        : std::string("?"));
+  text += slow ? "s/" + state.unit : state.unit + "/s";
+  if (!state.postfix.empty()) text += ", " + state.postfix;
+  return text + "]";
+}
+
+}  // namespace
+
+std::string short_number(double value) { return print("%.4g", value); }
+
+std::string clock_text(double seconds) {
+  // More than a hundred years are as good as any other number.
+  const auto whole = static_cast<long long>(std::clamp(seconds, 0.0, 4e9));
+  const auto hours = whole / 3600;
+  const auto minutes = whole / 60 % 60;
+  return hours > 0 ? print("%lld:%02lld:%02lld", hours, minutes, whole % 60)
+                   : print("%02lld:%02lld", minutes, whole % 60);
+}
+
+std::string progress_line(const ProgressState& state, int width) {
+  const std::string before =
+      state.description.empty() ? "" : state.description + ": ";
+  if (!state.total) {
+    const std::string line =
+        before + std::to_string(state.count) + state.unit + " " + times(state);
+    return width > 0 ? cut(line, width) : line;
+  }
+  const double part =
+      *state.total == 0 ? 1.0
+                        : std::min(1.0, static_cast<double>(state.count) /
+                                            static_cast<double>(*state.total));
+  // Rounded down, so that only what is done shows 100 %.
+  const std::string left =
+      before + print("%3d%%", static_cast<int>(part * 100));
+  const std::string right = " " + std::to_string(state.count) + "/" +
+                            std::to_string(*state.total) + " " + times(state);
+  const int bar = width - columns(left) - columns(right) - 2;
+  if (bar < kLeastBar) {
+    return width > 0 ? cut(left + right, width) : left + right;
+  }
+  const auto done = static_cast<size_t>(part * bar);
+  return left + "|" + std::string(done, '#') +
+         std::string(static_cast<size_t>(bar) - done, '.') + "|" + right;
+}
+
+}  // namespace lockstep::internal
