@@ -62,7 +62,7 @@ int run_agent(const RunOptions& options, RunDirectory& directory,
     report(error.what());
   }
   // The launcher does this too, but it may have been killed.
-  directory.remove_if_temporary();
+  directory.end(/*success=*/exit_code == 0);
   return exit_code;
 }
 

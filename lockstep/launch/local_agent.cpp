@@ -223,6 +223,10 @@ std::optional<int> LocalAgent::end_round() {
   if (!failures_.empty() && failed && verdict_->node_rank == node_rank()) {
     if (job_) failures_.front().node = node_name();
     text = describe(failures_, round_, max_restarts);
+    if (directory_.has_flight_records(round_)) {
+      text += "\n  what the ranks did last: lockstep inspect flight " +
+              directory_.attempt_directory(round_).string() + "/*.json";
+    }
   } else if (verdict_ && verdict_->kind != Verdict::Kind::signalled) {
     text = verdict_->text;
   }

@@ -1,12 +1,18 @@
 #include "lockstep/launch/run_directory.h"
 
+#include <fcntl.h>
 #include <stdlib.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <stdexcept>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 #include "lockstep/base/environment.h"
 
@@ -14,6 +20,9 @@ namespace lockstep::internal {
 namespace {
 
 namespace fs = std::filesystem;
+
+constexpr std::string_view kAttempt = "attempt_";
+constexpr const char* kTemporaryStem = "lockstep";
 
 // Makes a new directory whose name begins with `stem` and which only this user
 // can enter.
@@ -28,14 +37,79 @@ fs::path make_unique(const fs::path& parent, const std::string& stem,
   return name;
 }
 
+// Returns an empty descriptor if another process has the lock, or if there is
+// no such directory.
+FileDescriptor lock_directory(const fs::path& directory) {
+  FileDescriptor lock(::open(directory.c_str(),
+                             O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
+  if (lock && ::flock(lock.get(), LOCK_EX | LOCK_NB) != 0) lock.reset();
+  return lock;
+}
+
+bool has_records(const fs::path& attempt) {
+  std::error_code error;
+  for (fs::directory_iterator entry(attempt, error), end;
+       !error && entry != end; entry.increment(error)) {
+    if (entry->path().filename().string().starts_with("lockstep-flight-")) {
+      return true;
+    }
+  }
+  return false;
+}
+
+bool has_attempt_with_records(const fs::path& directory) {
+  std::error_code error;
+  for (fs::directory_iterator entry(directory, error), end;
+       !error && entry != end; entry.increment(error)) {
+    if (entry->path().filename().string().starts_with(kAttempt) &&
+        has_records(entry->path())) {
+      return true;
+    }
+  }
+  return false;
+}
+
+// Removes what failed jobs of this user have left in `parent`, except for the
+// newest directories.
+void remove_old(const fs::path& parent) {
+  std::vector<std::pair<fs::file_time_type, fs::path>> left;
+  std::error_code error;
+  for (fs::directory_iterator entry(parent, error), end; !error && entry != end;
+       entry.increment(error)) {
+    const auto& path = entry->path();
+    struct stat status {};
+    if (!path.filename().string().starts_with(std::string(kTemporaryStem) +
+                                              "_") ||
+        ::lstat(path.c_str(), &status) != 0 || !S_ISDIR(status.st_mode) ||
+        status.st_uid != ::geteuid() || !has_attempt_with_records(path)) {
+      continue;
+    }
+    std::error_code ignored;
+    left.emplace_back(entry->last_write_time(ignored), path);
+  }
+  if (left.size() <= RunDirectory::kKeptDirectories) return;
+  std::ranges::sort(left);
+  left.resize(left.size() - RunDirectory::kKeptDirectories);
+  for (const auto& [time, path] : left) {
+    std::error_code ignored;
+    if (const auto lock = lock_directory(path)) fs::remove_all(path, ignored);
+  }
+}
+
 }  // namespace
+
+RunDirectory::RunDirectory(fs::path path, bool temporary)
+    : path_(std::move(path)),
+      temporary_(temporary),
+      lock_(lock_directory(path_)) {}
 
 RunDirectory RunDirectory::create(const std::optional<std::string>& log_dir,
                                   const std::string& run_id) {
   if (!log_dir) {
     const fs::path parent = get_env("TMPDIR").value_or("/tmp");
+    remove_old(parent);
     return RunDirectory(
-        make_unique(parent, "lockstep",
+        make_unique(parent, kTemporaryStem,
                     "set TMPDIR to a directory that can be written"),
         true);
   }
@@ -57,19 +131,37 @@ RunDirectory RunDirectory::create(const std::optional<std::string>& log_dir,
 
 RunDirectory::RunDirectory(RunDirectory&& other) noexcept
     : path_(std::move(other.path_)),
-      temporary_(std::exchange(other.temporary_, false)) {}
+      temporary_(std::exchange(other.temporary_, false)),
+      lock_(std::move(other.lock_)) {}
 
 fs::path RunDirectory::worker_directory(int restart, int local_rank) const {
-  const fs::path directory = path_ / ("attempt_" + std::to_string(restart)) /
-                             std::to_string(local_rank);
+  const fs::path directory =
+      attempt_directory(restart) / std::to_string(local_rank);
   fs::create_directories(directory);
   return directory;
 }
 
-void RunDirectory::remove_if_temporary() noexcept {
-  if (!temporary_) return;
-  std::error_code ignored;
-  fs::remove_all(path_, ignored);
+fs::path RunDirectory::attempt_directory(int restart) const {
+  return path_ / (std::string(kAttempt) + std::to_string(restart));
+}
+
+bool RunDirectory::has_flight_records(int restart) const noexcept {
+  try {
+    return has_records(attempt_directory(restart));
+  } catch (...) {
+    return false;  // out of memory
+  }
+}
+
+void RunDirectory::end(bool success) noexcept {
+  if (!std::exchange(temporary_, false)) return;
+  try {
+    if (!success && has_attempt_with_records(path_)) return;
+    std::error_code ignored;
+    fs::remove_all(path_, ignored);
+  } catch (...) {
+    // Out of memory: the directory stays.
+  }
 }
 
 }  // namespace lockstep::internal

@@ -1,8 +1,11 @@
 #pragma once
 
+#include <cstddef>
 #include <filesystem>
 #include <optional>
 #include <string>
+
+#include "lockstep/base/file_descriptor.h"
 
 namespace lockstep::internal {
 
@@ -11,13 +14,17 @@ namespace lockstep::internal {
 //   <log_dir>/<run_id>_<random>/attempt_<restart>/<local_rank>/stdout.log
 //                                                              stderr.log
 //                                                              error.json
+//                               attempt_<restart>/lockstep-flight-*.json
 //
 // With a log directory, the files of every attempt are kept. Without one, the
-// directory holds only the error files and lies in TMPDIR (otherwise /tmp); the
-// destructor removes it, or remove_if_temporary() in whichever of the
-// launcher's two processes outlives the other (process_guardian.h).
+// directory holds only error files and flight records (base/flight_dump.h), and
+// lies in TMPDIR (otherwise /tmp). It is removed when the job has ended, unless
+// the job failed and there are flight records. Of those that failed jobs of
+// this user leave in TMPDIR, the newest kKeptDirectories stay.
 class RunDirectory {
  public:
+  static constexpr size_t kKeptDirectories = 16;
+
   // Throws std::invalid_argument if `log_dir` cannot be made or written, or if
   // no temporary directory can be made.
   static RunDirectory create(const std::optional<std::string>& log_dir,
@@ -25,20 +32,29 @@ class RunDirectory {
 
   RunDirectory(RunDirectory&& other) noexcept;
   RunDirectory& operator=(RunDirectory&&) = delete;
-  ~RunDirectory() { remove_if_temporary(); }
+  // Calls end(false). So it may be called in whichever of the launcher's two
+  // processes outlives the other (process_guardian.h).
+  ~RunDirectory() { end(/*success=*/false); }
 
   bool keeps_logs() const { return !temporary_; }
   // Makes the directory of one worker of one attempt and returns its path.
   // Throws std::system_error.
   std::filesystem::path worker_directory(int restart, int local_rank) const;
-  void remove_if_temporary() noexcept;
+  // Returns the directory of one attempt, where flight records go.
+  std::filesystem::path attempt_directory(int restart) const;
+  bool has_flight_records(int restart) const noexcept;
+  // The job has ended: removes the directory if it is temporary and, after a
+  // failure, has no flight records. Does nothing the second time.
+  void end(bool success) noexcept;
 
  private:
-  RunDirectory(std::filesystem::path path, bool temporary)
-      : path_(std::move(path)), temporary_(temporary) {}
+  RunDirectory(std::filesystem::path path, bool temporary);
 
   std::filesystem::path path_;
   bool temporary_;
+  // Locked while the job runs, so that no other launch takes the directory for
+  // one that was left.
+  FileDescriptor lock_;
 };
 
 }  // namespace lockstep::internal

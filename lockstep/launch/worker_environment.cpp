@@ -74,6 +74,11 @@ std::vector<std::string> worker_environment(
   if (!contains(inherited, "TORCH_NCCL_ASYNC_ERROR_HANDLING")) {
     set(entries, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
   }
+  // Empty counts as unset (get_env()).
+  if (!contains(inherited, "LOCKSTEP_FLIGHT_DIR") ||
+      std::ranges::count(inherited, "LOCKSTEP_FLIGHT_DIR=") > 0) {
+    set(entries, "LOCKSTEP_FLIGHT_DIR", worker.flight_directory);
+  }
   if (limits_omp_threads(worker.local_world_size, inherited)) {
     set(entries, "OMP_NUM_THREADS", "1");
   }

@@ -20,14 +20,16 @@ struct WorkerIdentity {
   int restart_count = 0;
   int max_restarts = 0;
   std::string run_id{};
-  std::string error_file{};   // where a worker may write its exception as JSON
-  int master_listen_fd = -1;  // rank 0 only: StorePort::fd()
+  std::string error_file{};  // where a worker may write its exception as JSON
+  std::string flight_directory{};  // where a worker writes its flight records
+  int master_listen_fd = -1;       // rank 0 only: StorePort::fd()
 };
 
 // Returns the environment of a worker, entries "NAME=value" for execve:
 // `inherited`, with the variables of the contract set. OMP_NUM_THREADS becomes
 // 1 if it is unset and there are several workers;
-// TORCH_NCCL_ASYNC_ERROR_HANDLING becomes 1 if it is unset.
+// TORCH_NCCL_ASYNC_ERROR_HANDLING becomes 1, and LOCKSTEP_FLIGHT_DIR the
+// directory of flight records, if they are unset.
 // LOCKSTEP_MASTER_LISTEN_FD is removed for every worker that does not inherit
 // the descriptor.
 std::vector<std::string> worker_environment(

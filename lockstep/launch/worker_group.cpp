@@ -77,6 +77,7 @@ WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
     identity.max_restarts = options.max_restarts;
     identity.run_id = options.run_id;
     identity.error_file = error_file;
+    identity.flight_directory = directory.attempt_directory(plan.round);
     identity.master_listen_fd = rank == 0 ? master_listen_fd : -1;
     const auto environment = worker_environment(identity, inherited);
 

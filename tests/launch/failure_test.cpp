@@ -40,6 +40,32 @@ TEST_F(LauncherFaults, ExitCodeIsTheFirstFailingWorkers) {
   EXPECT_THAT(result.err, HasSubstr("rank 1 failed: killed by SIGSEGV"));
 }
 
+TEST_F(LauncherFaults, FlightRecordsStayAfterAFailureAndOnlyThen) {
+  const std::string write =
+      "echo > $LOCKSTEP_FLIGHT_DIR/lockstep-flight-1-rank0.json";
+  // No folder is named, as the harness would.
+  const ProgramSetup setup{.environment = {"LOCKSTEP_FLIGHT_DIR="}};
+  const auto tmp = scratch().parent_path() / "tmp";
+  auto result =
+      run_script({"--max-restarts=1"},
+                 write + "; exit $((1 - TORCHELASTIC_RESTART_COUNT))", setup);
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(std::filesystem::is_empty(tmp));
+
+  result = run_script({}, write + "; exit 3", setup);
+  EXPECT_EQ(result.exit_code, 3);
+  const std::string said = "what the ranks did last: lockstep inspect flight ";
+  ASSERT_THAT(result.err, HasSubstr(said));
+  const auto at = result.err.find(said) + said.size();
+  const std::string files =
+      result.err.substr(at, result.err.find('\n', at) - at);
+  EXPECT_THAT(files, ::testing::EndsWith("/attempt_0/*.json"));
+  const auto attempt = std::filesystem::path(files).parent_path();
+  EXPECT_TRUE(
+      std::filesystem::exists(attempt / "lockstep-flight-1-rank0.json"));
+  std::filesystem::remove_all(attempt.parent_path());
+}
+
 std::string record(const std::string& message, const std::string& extra,
                    const std::string& time) {
   return "printf '{\"message\": {\"message\": \"" + message +

@@ -1,0 +1,102 @@
+#include "lockstep/launch/run_directory.h"
+
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "tests/harness/temporary_folder.h"
+
+namespace lockstep::internal {
+namespace {
+
+namespace fs = std::filesystem;
+
+class RunDirectoryTest : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    if (const char* set = std::getenv("TMPDIR")) before_ = set;
+    ::setenv("TMPDIR", folder_.path().c_str(), 1);
+  }
+  void TearDown() override {
+    if (before_) {
+      ::setenv("TMPDIR", before_->c_str(), 1);
+    } else {
+      ::unsetenv("TMPDIR");
+    }
+  }
+
+  static void write_record(const RunDirectory& directory, int restart) {
+    directory.worker_directory(restart, 0);
+    std::ofstream(directory.attempt_directory(restart) /
+                  "lockstep-flight-29500-rank0.json")
+        << "{}";
+  }
+  size_t left() const {
+    return static_cast<size_t>(std::distance(
+        fs::directory_iterator(folder_.path()), fs::directory_iterator()));
+  }
+
+  testing::TemporaryFolder folder_;
+  std::optional<std::string> before_;
+};
+
+TEST_F(RunDirectoryTest, StaysOnlyIfTheJobFailedAndHasFlightRecords) {
+  const auto run = [](bool records, std::optional<bool> success) {
+    auto directory = RunDirectory::create(std::nullopt, "job");
+    directory.worker_directory(0, 0);
+    if (records) write_record(directory, 1);
+    EXPECT_FALSE(directory.has_flight_records(0));
+    EXPECT_EQ(directory.has_flight_records(1), records);
+    if (success) directory.end(*success);
+  };
+  run(/*records=*/true, /*success=*/true);
+  run(/*records=*/false, /*success=*/false);
+  run(/*records=*/false, std::nullopt);
+  EXPECT_EQ(left(), 0U);
+  run(/*records=*/true, /*success=*/false);
+  EXPECT_EQ(left(), 1U);
+  // The launcher's other process, which was killed.
+  run(/*records=*/true, std::nullopt);
+  EXPECT_EQ(left(), 2U);
+}
+
+TEST_F(RunDirectoryTest, OnlyTheNewestOfFailedJobsStay) {
+  // A job that runs and has failed once is not taken for an old one.
+  std::optional running = RunDirectory::create(std::nullopt, "running");
+  write_record(*running, 0);
+  const fs::path path = running->attempt_directory(0).parent_path();
+  fs::last_write_time(path, fs::file_time_type::min());
+  // Nor is what others keep under such a name.
+  fs::create_directories(folder_.path() + "/lockstep_of_the_user");
+  for (size_t i = 0; i < RunDirectory::kKeptDirectories + 3; ++i) {
+    auto directory = RunDirectory::create(std::nullopt, "job");
+    write_record(directory, 0);
+    directory.end(/*success=*/false);
+  }
+  EXPECT_TRUE(fs::exists(path));
+  // One more than allowed, as the last one came after it was counted; the one
+  // that runs; and the user's.
+  EXPECT_EQ(left(), RunDirectory::kKeptDirectories + 3);
+  running->end(/*success=*/true);
+  EXPECT_FALSE(fs::exists(path));
+}
+
+TEST_F(RunDirectoryTest, ALogDirectoryStays) {
+  {
+    auto directory = RunDirectory::create(folder_.path() + "/logs", "a/b");
+    EXPECT_TRUE(directory.keeps_logs());
+    directory.worker_directory(0, 0);
+    directory.end(/*success=*/true);
+    EXPECT_TRUE(fs::exists(directory.attempt_directory(0)));
+  }
+  EXPECT_EQ(left(), 1U);
+}
+
+}  // namespace
+}  // namespace lockstep::internal
