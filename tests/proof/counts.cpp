@@ -17,6 +17,7 @@
 #include <lockstep/model_parallel.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <chrono>
 #include <cstdio>
 #include <map>
@@ -67,11 +68,11 @@ class Calls {
       if (end - last > one->capacity() && last > 0) {
         throw std::runtime_error("one step has more operations than records");
       }
-      const auto name = names_.find(one->group().name);
-      for (uint64_t id = last + 1; name != names_.end() && id <= end; ++id) {
+      const auto name = name_of(one->group().name);
+      for (uint64_t id = last + 1; !name.empty() && id <= end; ++id) {
         FlightRecord record{};
         if (!one->read(id, record)) continue;
-        auto& [calls, bytes] = sums[{name->second, record.call.operation}];
+        auto& [calls, bytes] = sums[{name, record.call.operation}];
         ++calls;
         if (record.call.dtype == nullptr) continue;
         bytes += bytes_of_dtype(record.call.dtype) *
@@ -88,6 +89,17 @@ class Calls {
   }
 
  private:
+  // Returns the axis of a group, or "part of" the axis that split_group()
+  // divided into this group and others; empty if it is another group.
+  std::string name_of(const std::string& group) const {
+    const auto axis = names_.find(group);
+    if (axis != names_.end()) return axis->second;
+    const auto divided = std::ranges::find_if(names_, [&](const auto& one) {
+      return group.starts_with("split/" + one.first + "/");
+    });
+    return divided == names_.end() ? "" : "part of " + divided->second;
+  }
+
   std::map<std::string, std::string> names_;  // of groups: their axes
   std::map<std::string, uint64_t> last_;
 };
@@ -229,7 +241,8 @@ Json replicated(Place& place) {
 }
 
 // zero_stage 2 or 3; shared: one copy of the parameters; head; root_reshards:
-// false leaves the default, by which the outermost unit stays gathered.
+// false leaves the default, by which the outermost unit stays gathered;
+// neighbours: the number of ranks as reshard_after_forward.
 Json sharded(Place& place) {
   const auto& one = place.one;
   const bool reshards = one.at("zero_stage") == 3;
@@ -237,6 +250,9 @@ Json sharded(Place& place) {
                             .replicate_group = place.group("data"),
                             .reshard_after_forward = reshards,
                             .shared_memory = one.at("shared")};
+  if (one.contains("neighbours")) {
+    options.reshard_after_forward = one.at("neighbours").get<int>();
+  }
   auto root = options;
   if (reshards && !one.value("root_reshards", true)) {
     root.reshard_after_forward.reset();

@@ -157,7 +157,12 @@ def sharded_bytes(case):
             again = units if case["zero_stage"] == 3 else []
             if case["zero_stage"] == 3 and case.get("root_reshards", True):
                 again = again + head
-            gathered = units + head + again
+            gathered = units + head
+            if case.get("neighbours", ranks) == ranks:
+                gathered = gathered + again
+            else:
+                add(rows, "part of shard", "all_gather_into_tensor", len(again),
+                    sum(again))
             add(rows, "shard", "all_gather_into_tensor", len(gathered),
                 sum(gathered))
             add(rows, "shard", COMPARISON, 1, 16 * ranks)
@@ -291,6 +296,13 @@ def tower_cases():
                 yield name + ", padded", dict(case, **UNEVEN)
                 yield name + ", outermost unit kept", dict(
                     case, head=True, root_reshards=False)
+    for backend in ("gloo", "lockstep"):
+        for root_reshards in (True, False):
+            yield (f"FullyShard, backward gathers from 2 of 4, {backend}" +
+                   ("" if root_reshards else ", outermost unit kept"),
+                   dict(UNEVEN, kind="sharded", zero_stage=3, backend=backend,
+                        shared=False, head=True, root_reshards=root_reshards,
+                        neighbours=2, axes=[["shard", 4]]))
     for stage in (2, 3):
         case = dict(TOWER, kind="sharded", zero_stage=stage, backend="gloo",
                     shared=False, axes=[["data", 2], ["shard", 2]])

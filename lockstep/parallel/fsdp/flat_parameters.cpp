@@ -238,9 +238,13 @@ bool FlatParameters::start_gather(BufferPool& pool) {
   if (in_common_ || buffer_.defined()) return false;
   const at::NoGradGuard no_grad;
   buffer_ = pool.take(padded(), options_.dtype(compute_dtype_));
-  sent_ = shards_.to(compute_dtype_);
-  work_ = all_gather_into_tensor(buffer_, sent_,
-                                 {.group = group_, .async_op = true});
+  const bool in_part = part_.defined();
+  sent_ =
+      in_part ? std::exchange(part_, at::Tensor()) : shards_.to(compute_dtype_);
+  work_ = all_gather_into_tensor(
+      buffer_, sent_,
+      {.group = in_part ? std::exchange(neighbours_, nullptr) : group_,
+       .async_op = true});
   return true;
 }
 
@@ -257,7 +261,22 @@ void FlatParameters::gather(BufferPool& pool) {
   storage->set_data_ptr_noswap(data_of(buffer_, unit_, options_.device()));
 }
 
+void FlatParameters::keep_part(const ProcessGroupPtr& neighbours,
+                               BufferPool& pool) {
+  if (in_common_ || !buffer_.defined()) return;
+  const at::NoGradGuard no_grad;
+  gather(pool);
+  const int64_t count = padded() / neighbours->size();
+  const int64_t begin = neighbours->rank() * count;
+  auto part = buffer_.slice(0, begin, begin + count).clone();
+  release(pool);
+  part_ = std::move(part);
+  neighbours_ = neighbours;
+}
+
 void FlatParameters::release(BufferPool& pool) {
+  part_.reset();
+  neighbours_.reset();
   if (in_common_ || !buffer_.defined()) return;
   if (work_) std::exchange(work_, nullptr)->wait();
   sent_.reset();

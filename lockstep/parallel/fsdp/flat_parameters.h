@@ -67,8 +67,9 @@ std::shared_ptr<ShardedUnit> unit_of(const at::Tensor& tensor);
 //   dtypes of both are equal; otherwise refresh() converts this rank's slice.
 //   Who may read and write it when is the caller's business (ShardingRoot).
 //   A group of one rank is a case of this, too.
-// - Gathered: it exists from gather() to release(). Meanwhile a tensor that has
-//   lost its memory throws c10::Error when its data is accessed.
+// - Gathered: it exists from gather() to release() or keep_part(). At other
+//   times the tensors have lost their memory, and throw c10::Error when their
+//   data is accessed.
 //
 // Threads: one at a time. Errors of the group's collectives pass through.
 class FlatParameters {
@@ -109,13 +110,18 @@ class FlatParameters {
   // In common with another dtype: converts this rank's slice. No rank may be
   // reading. The others see it after a barrier.
   void refresh();
-  // Starts to gather the full parameters, unless that was done. Collective;
-  // does not block. Returns whether it has started.
+  // Starts to gather the full parameters, unless that was done: from the parts
+  // of keep_part(), if there are any, or from all ranks' shards. Collective of
+  // these ranks; does not block. Returns whether it has started.
   bool start_gather(BufferPool& pool);
   // Waits until the full parameters are there; calls start_gather().
   void gather(BufferPool& pool);
-  // Frees the full parameters, if they are gathered.
+  // Frees the full parameters, if they are gathered, and the part of them.
   void release(BufferPool& pool);
+  // Frees the full parameters, if they are gathered, but keeps an equal part on
+  // each rank of `neighbours`, in rank order. The next gather is one of these
+  // ranks alone, and uses the parts up. Shards must not be written meanwhile.
+  void keep_part(const ProcessGroupPtr& neighbours, BufferPool& pool);
   bool gathered() const { return buffer_.defined(); }
 
   // ---- Gradients ----
@@ -177,6 +183,8 @@ class FlatParameters {
   c10::Storage compute_storage_;
   at::Tensor buffer_;  // gathered: [padded] of compute_dtype
   at::Tensor sent_;    // what is being gathered from this rank
+  at::Tensor part_;    // of keep_part(): [padded / ranks] of compute_dtype
+  ProcessGroupPtr neighbours_;  // of part_
   WorkPtr work_;
 };
 

@@ -244,8 +244,8 @@ class FullyShard {
   void reshard() { unit_->reshard(); }
 
   // FullyShardOptions::reshard_after_forward, of this unit and, if `recurse`,
-  // of the units in it.
-  void set_reshard_after_forward(bool reshard_after_forward,
+  // of the units in it. The same on all ranks, between two iterations.
+  void set_reshard_after_forward(ReshardAfterForward reshard_after_forward,
                                  bool recurse = true) {
     unit_->set_reshard_after_forward(reshard_after_forward, recurse);
   }

@@ -2,6 +2,8 @@
 
 #include <c10/core/ScalarType.h>
 
+#include <concepts>
+#include <cstdint>
 #include <optional>
 
 #include "lockstep/comm/process_group.h"
@@ -25,6 +27,28 @@ struct MixedPrecisionPolicy {
   bool cast_forward_inputs{true};
 };
 
+// What becomes of the full parameters after forward: true, false, or a number
+// of ranks, as the argument of Python's fully_shard. FullyShardOptions says
+// what these mean.
+class ReshardAfterForward {
+ public:
+  template <std::integral T>
+  constexpr ReshardAfterForward(T value) {
+    if constexpr (!std::same_as<T, bool>) {
+      ranks_ = static_cast<int64_t>(value);
+    } else if (!value) {
+      ranks_ = 1;
+    }
+  }
+
+  // The number of ranks over which parameters stay divided; none: all ranks of
+  // the group (true). false is 1.
+  constexpr std::optional<int64_t> ranks() const { return ranks_; }
+
+ private:
+  std::optional<int64_t> ranks_{};
+};
+
 // The arguments of torch.distributed.fsdp.fully_shard (PyTorch documentation),
 // with the same defaults. They must be the same on every rank; otherwise the
 // constructor throws std::invalid_argument on all ranks.
@@ -46,10 +70,21 @@ struct FullyShardOptions {
 
   // Whether the full parameters are freed after forward and gathered again
   // before backward (ZeRO-3), or stay until backward (ZeRO-2). Set it to false
-  // if memory suffices: that saves half of the gathers. Has no effect if the
-  // ranks share one copy (shared_memory). Default: none, which is true except
-  // for the outermost unit, whose parameters backward needs at once.
-  std::optional<bool> reshard_after_forward{};
+  // if memory suffices: that saves half of the gathers.
+  //
+  // Or a number N of ranks, a divisor of the group's size, for something
+  // between the two: after forward each rank keeps 1/N of the full parameters,
+  // and in backward they are gathered from N neighbouring ranks only: k * N to
+  // (k + 1) * N - 1 of `group`. Set it to the number of ranks on a host if the
+  // group extends over several; then backward gathers inside the hosts. 1 is
+  // false, and the group's size is true. After a forward without grad, which no
+  // backward follows, N is true. The groups of neighbours are made in the first
+  // forward, and live as long as the default group.
+  //
+  // Has no effect if the ranks share one copy (shared_memory), or `group` has
+  // one rank, which takes any N. Default: none, which is true except for the
+  // outermost unit, whose parameters backward needs at once.
+  std::optional<ReshardAfterForward> reshard_after_forward{};
 
   // Whether ranks of one host use one copy of the full parameters, in memory
   // that they share: nothing is gathered then. Without effect if the ranks are

@@ -52,6 +52,18 @@ FullyShardOptions checked_options(FullyShardOptions options) {
   return options;
 }
 
+// Throws if the ranks of `group` cannot be divided so.
+void require_divisor(ReshardAfterForward reshard_after_forward,
+                     const ProcessGroupPtr& group) {
+  const int64_t size = group->size();
+  const int64_t ranks = reshard_after_forward.ranks().value_or(size);
+  if (ranks >= 1 && (size % ranks == 0 || size == 1)) return;
+  throw unit_mistake(c10::str("reshard_after_forward is ", ranks,
+                              "; give true, false, or a number of ranks that "
+                              "divides the group's size, ",
+                              size));
+}
+
 // The parts of the parameters that one FlatParameters has: all of one kind.
 using UnitKind = std::tuple<at::ScalarType, c10::DeviceType, bool>;
 
@@ -72,9 +84,13 @@ std::vector<std::pair<std::string, std::string>> compared_options(
   };
   const auto flag = [](bool one) { return one ? "true" : "false"; };
   const auto& policy = options.mp_policy;
-  const auto& reshards = options.reshard_after_forward;
+  const auto reshards = [&]() -> std::string {
+    if (!options.reshard_after_forward) return "not set";
+    const auto ranks = options.reshard_after_forward->ranks();
+    return !ranks ? "true" : *ranks == 1 ? "false" : std::to_string(*ranks);
+  };
   return {{"replicate_group", options.replicate_group ? "set" : "not set"},
-          {"reshard_after_forward", reshards ? flag(*reshards) : "not set"},
+          {"reshard_after_forward", reshards()},
           {"shared_memory", flag(options.shared_memory)},
           {"mp_policy.param_dtype", dtype(policy.param_dtype)},
           {"mp_policy.reduce_dtype", dtype(policy.reduce_dtype)},
@@ -225,6 +241,10 @@ void ShardedUnit::find(torch::nn::Module& module) {
   }
   for (const auto& part : module.modules()) modules_.push_back(part.get());
   require_same_on_ranks(found, options_);
+  // Not earlier: ranks with other options wait for this one.
+  if (reshard_after_forward_) {
+    require_divisor(*reshard_after_forward_, options_.group);
+  }
   if (options_.init_sync) broadcast_first_values(module, found, options_);
 
   adopt(nested);
@@ -288,12 +308,14 @@ const std::string* ShardedUnit::with_gradient() const {
   return nullptr;
 }
 
-bool ShardedUnit::reshards_after_forward() const {
-  return reshard_after_forward_.value_or(!is_outermost());
+int ShardedUnit::ranks_after_forward() const {
+  const auto ranks = reshard_after_forward_.value_or(!is_outermost()).ranks();
+  return static_cast<int>(ranks.value_or(options_.group->size()));
 }
 
-void ShardedUnit::set_reshard_after_forward(bool reshard_after_forward,
-                                            bool recurse) {
+void ShardedUnit::set_reshard_after_forward(
+    ReshardAfterForward reshard_after_forward, bool recurse) {
+  require_divisor(reshard_after_forward, options_.group);
   reshard_after_forward_ = reshard_after_forward;
   if (!recurse) return;
   for (const auto& nested : nested_) {

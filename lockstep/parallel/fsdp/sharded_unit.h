@@ -43,10 +43,13 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   // Returns the name of the first parameter that has a full gradient; null if
   // none has.
   const std::string* with_gradient() const;
-  bool reshards_after_forward() const;
+  // The number of ranks over which the full parameters are divided between
+  // forward and backward. 1: they stay whole.
+  int ranks_after_forward() const;
 
   // What FullyShard's functions of these names do.
-  void set_reshard_after_forward(bool reshard_after_forward, bool recurse);
+  void set_reshard_after_forward(ReshardAfterForward reshard_after_forward,
+                                 bool recurse);
   // Returns the value before.
   bool set_requires_gradient_sync(bool requires_gradient_sync);
   void start_unshard();
@@ -74,7 +77,7 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   void adopt(const std::vector<std::shared_ptr<ShardedUnit>>& nested);
 
   const FullyShardOptions options_;
-  std::optional<bool> reshard_after_forward_;
+  std::optional<ReshardAfterForward> reshard_after_forward_;
   std::string path_;  // in the outermost module; empty: it is that one
   // This unit's module and those in it.
   std::vector<const torch::nn::Module*> modules_;

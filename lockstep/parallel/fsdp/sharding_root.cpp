@@ -12,6 +12,7 @@
 #include "lockstep/base/span.h"
 #include "lockstep/comm/collective_call.h"
 #include "lockstep/comm/collective_work.h"
+#include "lockstep/comm/init.h"
 
 namespace lockstep::internal {
 
@@ -33,6 +34,7 @@ std::shared_ptr<UnitCall> ShardingRoot::begin_forward(ShardedUnit& unit) {
     begin_reading();
     phase_ = Phase::forward;
     ++forwards_;
+    with_grad_ = at::GradMode::is_enabled();
     begun_.clear();
     ended_.clear();
   }
@@ -58,7 +60,7 @@ void ShardingRoot::end_forward(ShardedUnit& unit, UnitCall* call,
     call->position = ended_.size();
     ended_.push_back(&unit);
   }
-  if (unit.reshards_after_forward()) release(unit);
+  reshard_for_backward(unit);
   if (depth_ > 0) return;
   order_ = begun_;
   phase_ = Phase::expects_backward;
@@ -85,11 +87,15 @@ void ShardingRoot::begin_reading() {
     }
     const auto* stray = keeps_gradients_ ? nullptr : unit->with_gradient();
     if (stray == nullptr) continue;
+    // The next forward begins without them.
+    for (const auto& each : alive) {
+      for (const auto& flat : each->flats()) flat->drop_gradients();
+    }
     throw std::logic_error(c10::str(
         "FullyShard: parameter ", *stray,
         " got a gradient in a backward that went through no result of a unit's "
-        "forward, so it was not reduced; call the unit and not its module, and "
-        "compute the loss from what forward returns"));
+        "forward, so it was not reduced and is dropped now; call the unit and "
+        "not its module, and compute the loss from what forward returns"));
   }
   if (phase_ != Phase::quiet) {
     require_unwritten(
@@ -136,11 +142,24 @@ void ShardingRoot::prepare(
                                       /*gathers=*/!in_common());
     prepared_ = std::move(trained);
   }
+  if (!in_common()) {
+    for (const auto& unit : units) make_neighbours(unit->ranks_after_forward());
+  }
   if (common && group_->size() > 1 && !barrier_) {
     auto* sharing = host_sharing(group_);
     run_step(Call("split_barrier", group_, group_->timeout()),
              [&] { barrier_ = sharing->split_barrier(group_->timeout()); });
   }
+}
+
+// Collective. There are as many neighbours as `ranks` says.
+void ShardingRoot::make_neighbours(int ranks) {
+  const int size = group_->size();
+  if (ranks == 1 || ranks == size || neighbours_.contains(ranks)) return;
+  std::vector<std::vector<int>> sets(size / ranks);
+  for (int rank = 0; rank < size; ++rank) sets[rank / ranks].push_back(rank);
+  auto own = split_group(sets, {.parent = group_});
+  neighbours_.emplace(ranks, std::move(own));
 }
 
 void ShardingRoot::barrier() {
@@ -218,6 +237,18 @@ void ShardingRoot::release(ShardedUnit& unit) {
   for (const auto& flat : unit.flats()) flat->release(pool_);
 }
 
+void ShardingRoot::reshard_for_backward(ShardedUnit& unit) {
+  const int ranks = unit.ranks_after_forward();
+  if (ranks == 1) return;
+  // There is none for all ranks, nor for a number that was set while this
+  // forward ran.
+  const auto neighbours = neighbours_.find(ranks);
+  if (!with_grad_ || neighbours == neighbours_.end()) return release(unit);
+  for (const auto& flat : unit.flats()) {
+    flat->keep_part(neighbours->second, pool_);
+  }
+}
+
 void ShardingRoot::before_backward(UnitCall& call) {
   if (phase_ != Phase::backward) begin_backward();
   auto& unit = *call.unit;
@@ -241,7 +272,12 @@ void ShardingRoot::after_backward(UnitCall& call) {
         return !other->passed && other->forward == call.forward;
       });
   if (!open) leave(unit);
-  if (!unit.held) release(unit);
+  if (unit.held) return;
+  if (open) {
+    reshard_for_backward(unit);
+  } else {
+    release(unit);
+  }
 }
 
 void ShardingRoot::begin_backward() {

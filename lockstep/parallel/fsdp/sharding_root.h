@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -50,6 +51,11 @@ namespace lockstep::internal {
 // computes with old values. The order of the units is learned in each outermost
 // forward; in the next one, every unit starts the gather of its successor, and
 // in backward that of its predecessor, which run while it computes.
+//
+// With a number of ranks as reshard_after_forward, a rank keeps a part of a
+// unit from the end of its forward to its backward, and again between the
+// backwards of several calls in one forward. The parts are freed with what is
+// gathered.
 //
 // Gradients: autograd accumulates in .grad of the compute tensors. When
 // backward leaves a unit (the gradients of its inputs are complete), the unit's
@@ -122,6 +128,7 @@ class ShardingRoot : public std::enable_shared_from_this<ShardingRoot> {
   // `compares`: unless that was done since the last collective of a unit.
   void end_reading(bool compares = true);
   void prepare(const std::vector<std::shared_ptr<ShardedUnit>>& units);
+  void make_neighbours(int ranks);
   void barrier();
   void gather(ShardedUnit& unit);
   void prefetch(ShardedUnit& unit);
@@ -133,6 +140,8 @@ class ShardingRoot : public std::enable_shared_from_this<ShardingRoot> {
   bool in_common() const;
   size_t number_of(const ShardedUnit& unit) const;
   void release(ShardedUnit& unit);
+  // Does to the full parameters what reshard_after_forward says.
+  void reshard_for_backward(ShardedUnit& unit);
   void begin_backward();
   void leave(ShardedUnit& unit);
   void end_backward();
@@ -145,10 +154,13 @@ class ShardingRoot : public std::enable_shared_from_this<ShardingRoot> {
   std::vector<FlatParameters*> prepared_;  // for these reduction_ was made
   std::unique_ptr<ShardReduction> reduction_;
   std::unique_ptr<SplitBarrier> barrier_;  // null: no rank shares memory
+  // The neighbours with which this rank gathers in backward, by their number.
+  std::map<int, ProcessGroupPtr> neighbours_;
 
   Phase phase_ = Phase::quiet;
-  int depth_ = 0;         // of forwards
-  int64_t forwards_ = 0;  // outermost ones
+  int depth_ = 0;           // of forwards
+  bool with_grad_ = false;  // the outermost forward
+  int64_t forwards_ = 0;    // outermost ones
   int64_t reductions_ = 0;
   UnitOrder order_in_group_;
   UnitOrder order_in_replicas_;  // of reductions only

@@ -29,7 +29,7 @@ struct PeerCase {
   std::string name;
   std::string dtype;
   double bound;
-  bool reshard{true};
+  ReshardAfterForward reshard{true};
   int micro{1};
   std::string param_dtype{};
   std::string reduce_dtype{};
@@ -39,7 +39,8 @@ constexpr int kPeerSteps = 10;
 
 // The last bits of float32 differ, because Gloo and we add in another order;
 // rounding to bfloat16 enlarges that.
-std::vector<PeerCase> peer_cases() {
+std::vector<PeerCase> peer_cases(const World& world) {
+  if (world.size == 4) return {{"neighbours", "float64", 1e-12, 2}};
   return {
       {"double", "float64", 1e-12},
       {"stays", "float64", 1e-12, false},
@@ -60,12 +61,14 @@ std::optional<fs::path> fully_shard_results(const World& world) {
   fs::path folder = world.folder / "python";
   if (world.rank == 0 && fs::create_directory(folder)) {
     json cases;
-    for (const auto& test : peer_cases()) {
+    for (const auto& test : peer_cases(world)) {
+      const auto ranks = test.reshard.ranks();
+      const json reshard = ranks.value_or(1) == 1 ? json(!ranks) : json(*ranks);
       cases.push_back({{"name", test.name},
                        {"dtype", test.dtype},
                        {"param_dtype", test.param_dtype},
                        {"reduce_dtype", test.reduce_dtype},
-                       {"reshard", test.reshard},
+                       {"reshard", reshard},
                        {"micro", test.micro},
                        {"steps", kPeerSteps}});
     }
@@ -73,7 +76,8 @@ std::optional<fs::path> fully_shard_results(const World& world) {
     // `timeout` ends the process even if this rank is killed.
     RunningProgram python(
         {"/usr/bin/timeout", "--kill-after=5", "50", LOCKSTEP_TORCH_PYTHON,
-         "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
+         "-m", "torch.distributed.run", "--standalone",
+         "--nproc-per-node=" + std::to_string(world.size),
          LOCKSTEP_SOURCE_DIR "/tests/parallel/fsdp/fsdp_peer.py",
          folder / "cases.json"},
         {.environment = {std::string("PATH=") + std::getenv("PATH"),
@@ -150,12 +154,12 @@ void expect_peer_agrees(const PeerCase& test, FullyShardOptions options,
   }
 }
 
-WORLD_TEST(FsdpInterop, LossesAndParametersAreThoseOfPython, 2) {
+WORLD_TEST(FsdpInterop, LossesAndParametersAreThoseOfPython, 2, 4) {
   std::optional<fs::path> folder;
   on_fsdp_paths(world, [&](FullyShardOptions options) {
     if (!folder) folder = fully_shard_results(world);
     if (!folder) return;
-    for (const auto& test : peer_cases()) {
+    for (const auto& test : peer_cases(world)) {
       expect_peer_agrees(test, options, world, *folder);
     }
   });

@@ -89,5 +89,42 @@ WORLD_TEST(FsdpMemory, IsShardsAndOneOrTwoUnits, 2, 4) {
   }
 }
 
+WORLD_TEST(FsdpMemory, AfterForwardIsAPartOfEachUnit, 4) {
+  auto group = init_process_group("gloo");
+  record_memory_stats();
+  const double unit = kLayerBytes;
+  const double units = kLayers * unit;
+  const auto x = torch::randn({2, kSide});
+  // Threads of LibTorch's Gloo may still have copies of what they sent.
+  constexpr double kCopies = 2;
+  const auto expect_kept = [&](ReshardAfterForward reshards, double kept) {
+    const FullyShardOptions options{.reshard_after_forward = reshards};
+    FullyShard<Tower> model([&] { return Tower(options); }, options);
+    model(x).square().mean().backward();
+    const int64_t before = memory_allocated();
+    const auto more = [&] {
+      return static_cast<double>(memory_allocated() - before);
+    };
+    for (int step = 0; step < 2; ++step) {
+      auto loss = model(x).square().mean();
+      EXPECT_NEAR(more(), kept, kCopies * unit);
+      loss.backward();
+      loss.reset();
+      EXPECT_NEAR(more(), 0, kCopies * unit);
+    }
+    if (reshards.ranks() == 1) return;
+    // Evaluation keeps nothing.
+    const torch::NoGradGuard no_grad;
+    reset_peak_memory_stats();
+    model(x);
+    EXPECT_LT(static_cast<double>(max_memory_allocated() - before),
+              (2 + kCopies) * unit);
+  };
+  expect_kept(true, 0);
+  expect_kept(2, units / 2);
+  expect_kept(4, 0);
+  expect_kept(false, units - 2 * unit);  // two had memory from the step before
+}
+
 }  // namespace
 }  // namespace lockstep::internal

@@ -63,6 +63,11 @@ WORLD_TEST(FsdpMistakes, ACallOfTheModuleInsteadOfTheUnit, 2) {
       model->forward(x).sum().backward();
       EXPECT_THAT(message_of([&] { model(x); }),
                   HasSubstr("went through no result of a unit's forward"));
+      // Every later forward was refused, too.
+      model(x).sum().backward();
+      for (const auto& shard : model->parameters()) {
+        EXPECT_TRUE(torch::equal(shard.grad(), torch::full_like(shard, 2)));
+      }
     } else {
       EXPECT_THAT(message_of([&] { model->forward(x); }),
                   HasSubstr("only its shard of this parameter at the moment"));
@@ -208,10 +213,39 @@ WORLD_TEST(FsdpMistakes, OptionsThatDifferBetweenRanks, 2, 3) {
                    [](auto& own) { own.shared_memory = !own.shared_memory; });
     expect_refused("reshard_after_forward", "false",
                    [](auto& own) { own.reshard_after_forward = false; });
+    // Not a number that is allowed, but only one rank would say so.
+    expect_refused("reshard_after_forward", "7",
+                   [](auto& own) { own.reshard_after_forward = 7; });
     const auto alone = new_subgroups(1);
     expect_refused("replicate_group", "set",
                    [&](auto& own) { own.replicate_group = alone; });
     FullyShard<Linear> works(Linear(3, 3), options);
+  });
+}
+
+WORLD_TEST(FsdpMistakes, NumbersOfRanksThatDoNotDivideTheGroup, 1, 4) {
+  on_fsdp_paths(world, [&](FullyShardOptions options) {
+    const auto refused = [&](int64_t ranks) {
+      return HasSubstr("reshard_after_forward is " + std::to_string(ranks) +
+                       "; give true, false, or a number of ranks that divides "
+                       "the group's size, " +
+                       std::to_string(world.size));
+    };
+    FullyShard<Linear> model(Linear(3, 3), options);
+    for (const int64_t ranks : {-2, 0, 3, 8}) {
+      if (world.size == 1 && ranks > 0) continue;
+      auto wrong = options;
+      wrong.reshard_after_forward = ranks;
+      EXPECT_THAT(message_of([&] { FullyShard<Linear>(Linear(3, 3), wrong); }),
+                  refused(ranks));
+      EXPECT_THAT(message_of([&] { model.set_reshard_after_forward(ranks); }),
+                  refused(ranks));
+    }
+    for (const int64_t ranks : {1, 2, 4}) {
+      options.reshard_after_forward = ranks;
+      FullyShard<Linear> works(Linear(3, 3), options);
+      works(torch::ones({2, 3})).sum().backward();
+    }
   });
 }
 

@@ -1,6 +1,6 @@
 """Trains a model of blocks with Python's fully_shard.
 
-    torchrun --standalone --nproc-per-node=2 fsdp_peer.py CASES
+    torchrun --standalone --nproc-per-node=N fsdp_peer.py CASES
 
 CASES is a file of JSON: a list of objects with
   name          of the file beside CASES: NAME.RANK.json, which gets the losses

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <concepts>
+#include <cstdint>
 #include <cstdlib>
 #include <functional>
 #include <memory>
@@ -11,6 +13,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/base/flight_recorder.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/init.h"
@@ -30,10 +33,22 @@ constexpr double kFsdpBound = 1e-12;
 [[maybe_unused]] const int kPlaced =
     ::setenv("LOCKSTEP_PLACED_BYTES", "400", /*replace=*/1);
 
+static_assert(!ReshardAfterForward(true).ranks());
+static_assert(ReshardAfterForward(false).ranks() == 1);
+static_assert(ReshardAfterForward(2).ranks() == 2);
+static_assert(!std::convertible_to<const char*, ReshardAfterForward>);
+
+// Lets pairs of neighbours gather in backward, if there are more ranks.
+void gather_from_neighbours(const World& world, FullyShardOptions& options) {
+  if (world.size == 4) options.reshard_after_forward = 2;
+}
+
 WORLD_TEST(Fsdp, TrainsLikeOneProcess, 1, 2, 3, 4) {
   on_fsdp_paths(world, [&](FullyShardOptions options) {
-    for (const auto& reshards :
-         {std::optional<bool>(), std::optional(true), std::optional(false)}) {
+    std::vector<std::optional<ReshardAfterForward>> ways{{}, true, false};
+    if (world.size % 2 == 0) ways.emplace_back(2);
+    std::vector<at::Tensor> values;
+    for (const auto& reshards : ways) {
       options.reshard_after_forward = reshards;
       BothNets nets(options);
       nets.expect_equal(0);
@@ -46,19 +61,23 @@ WORLD_TEST(Fsdp, TrainsLikeOneProcess, 1, 2, 3, 4) {
         EXPECT_NEAR(mean.item<double>(), want, kFsdpBound);
       }
       nets.expect_equal(kFsdpBound);
+      // What is gathered, and from where, does not change a bit.
+      values.push_back(torch::cat(nets.model->parameters()).detach());
+      EXPECT_TRUE(torch::equal(values.back(), values.front()));
     }
   });
 }
 
-WORLD_TEST(Fsdp, AccumulatesGradients, 2) {
+WORLD_TEST(Fsdp, AccumulatesGradients, 2, 4) {
   enum class Way { no_sync, switched_off, in_shards, all_forwards_first, one };
   on_fsdp_paths(world, [&](FullyShardOptions options) {
+    gather_from_neighbours(world, options);
     for (const Way way : {Way::no_sync, Way::switched_off, Way::in_shards,
                           Way::all_forwards_first, Way::one}) {
       SCOPED_TRACE(static_cast<int>(way));
       BothNets nets(options);
       constexpr int kMicro = 3;
-      for (int step = 0; step < 3; ++step) {
+      for (int step = 0; step < 2; ++step) {
         nets.plain_step(step, world.size, kMicro);
         nets.optimizer.zero_grad();
         std::vector<at::Tensor> losses;
@@ -87,8 +106,9 @@ WORLD_TEST(Fsdp, AccumulatesGradients, 2) {
   });
 }
 
-WORLD_TEST(Fsdp, FrozenParametersMayChangeBetweenSteps, 2) {
+WORLD_TEST(Fsdp, FrozenParametersMayChangeBetweenSteps, 2, 4) {
   on_fsdp_paths(world, [&](FullyShardOptions options) {
+    gather_from_neighbours(world, options);
     // Freezes a whole unit, a part of one, and what the units' inputs need.
     const auto freeze = [](auto& net, bool frozen) {
       for (const auto& item : net.named_parameters()) {
@@ -166,8 +186,9 @@ struct SwitchNet : torch::nn::ModuleHolder<SwitchNetImpl<Unit>> {
   using torch::nn::ModuleHolder<SwitchNetImpl<Unit>>::ModuleHolder;
 };
 
-WORLD_TEST(Fsdp, RanksMayUseDifferentParameters, 1, 2, 3) {
+WORLD_TEST(Fsdp, RanksMayUseDifferentParameters, 1, 2, 3, 4) {
   on_fsdp_paths(world, [&](FullyShardOptions options) {
+    gather_from_neighbours(world, options);
     torch::manual_seed(3);
     SwitchNet<PlainUnit> plain(options);
     torch::manual_seed(3);
@@ -288,8 +309,9 @@ struct RecomputingNetImpl : BlockNetImpl<FullyShard> {
 };
 
 // checkpoint() called the module of a unit, which has no parameters then.
-WORLD_TEST(Fsdp, UnitsMayBeComputedAgainInBackward, 2) {
+WORLD_TEST(Fsdp, UnitsMayBeComputedAgainInBackward, 2, 4) {
   on_fsdp_paths(world, [&](FullyShardOptions options) {
+    gather_from_neighbours(world, options);
     for (const bool reentrant : {false, true}) {
       SCOPED_TRACE(reentrant);
       auto plain = BothNets::seeded<PlainNet>(options);
@@ -331,8 +353,9 @@ void add_low_gradients(const PlainNet& master, PlainNet& low, int step,
   }
 }
 
-WORLD_TEST(Fsdp, ComputesInAnotherDtype, 1, 2) {
+WORLD_TEST(Fsdp, ComputesInAnotherDtype, 1, 2, 4) {
   on_fsdp_paths(world, [&](FullyShardOptions options) {
+    gather_from_neighbours(world, options);
     options.mp_policy = {.param_dtype = at::kBFloat16,
                          .reduce_dtype = at::kFloat};
     auto outermost = options;
@@ -374,9 +397,10 @@ WORLD_TEST(Fsdp, ComputesInAnotherDtype, 1, 2) {
   });
 }
 
-WORLD_TEST(Fsdp, ReplicasOfShardsAreAveraged, 2, 4) {
+WORLD_TEST(Fsdp, ReplicasOfShardsAreAveraged, 2, 4, 8) {
   on_fsdp_paths(world, [&](FullyShardOptions options) {
     take_replicas(world, options);
+    if (world.size == 8) options.reshard_after_forward = 2;
     BothNets nets(options);
     for (int step = 0; step < 4; ++step) {
       nets.plain_step(step, world.size);
@@ -384,6 +408,91 @@ WORLD_TEST(Fsdp, ReplicasOfShardsAreAveraged, 2, 4) {
     }
     nets.expect_equal(kFsdpBound);
   });
+}
+
+// The gathers that this rank has called in groups of `size` ranks.
+struct Gathers {
+  int calls = 0;
+  uint64_t elements = 0;  // that this rank gave
+  bool operator==(const Gathers&) const = default;
+};
+Gathers gathers_among(int size) {
+  Gathers sum;
+  const FlightRecorder::Reading reading;
+  for (const auto* one = reading.first(); one != nullptr; one = one->next()) {
+    const auto& ranks = one->group().ranks;
+    if (static_cast<int>(ranks.size()) != size) continue;
+    EXPECT_EQ(ranks.front() % size, 0);
+    EXPECT_EQ(ranks.back(), ranks.front() + size - 1);
+    for (uint64_t id = 1; id <= one->last_id(); ++id) {
+      FlightRecord record{};
+      EXPECT_TRUE(one->read(id, record));
+      if (record.call.operation != std::string("all_gather_into_tensor")) {
+        continue;
+      }
+      ++sum.calls;
+      sum.elements += record.call.in_elements;
+    }
+  }
+  return sum;
+}
+
+// Returns what `body` adds to gathers_among(size).
+Gathers gathers_of(int size, const std::function<void()>& body) {
+  const auto before = gathers_among(size);
+  body();
+  const auto after = gathers_among(size);
+  return {after.calls - before.calls, after.elements - before.elements};
+}
+
+// Each parameter begins on a cache line of 8 elements, and so do the slices of
+// all ranks: a block has 800 elements, and the outermost unit 320.
+WORLD_TEST(Fsdp, BackwardGathersFromNeighbours, 4) {
+  auto group = init_process_group("gloo");
+  const FullyShardOptions pairs{.reshard_after_forward = 2};
+  FullyShard<ShardedNet> model(
+      [&] { return BothNets::seeded<ShardedNet>(pairs); });
+  const auto tokens = tokens_of(0, world.rank);
+  const auto step = [&] { loss_of(model(tokens), tokens).backward(); };
+  const Gathers forward{4, (3 * 800 + 320) / 4};
+  for (int turn = 0; turn < 2; ++turn) {
+    EXPECT_EQ(gathers_of(4, step), forward);
+    EXPECT_EQ(gathers_of(2, step), (Gathers{3, 3 * 800 / 2}));
+  }
+  // Also of the outermost unit, which stays whole unless it is told otherwise.
+  model.set_reshard_after_forward(2, /*recurse=*/false);
+  EXPECT_EQ(gathers_of(4, step), forward);
+  EXPECT_EQ(gathers_of(2, step), (Gathers{4, (3 * 800 + 320) / 2}));
+  const auto evaluate = [&] {
+    const torch::NoGradGuard no_grad;
+    model(tokens);
+  };
+  EXPECT_EQ(gathers_of(4, evaluate), forward);
+  EXPECT_EQ(gathers_of(2, evaluate), Gathers{});
+  // Later forwards do not use the parts of one that has no backward.
+  model(tokens);
+  EXPECT_EQ(gathers_of(4, step), forward);
+  model.set_reshard_after_forward(true);
+  EXPECT_EQ(gathers_of(2, step), Gathers{});
+  EXPECT_EQ(gathers_of(4, step), (Gathers{8, 2 * forward.elements}));
+}
+
+WORLD_TEST(Fsdp, AUnitThatIsCalledTwiceKeepsWhatItHas, 4) {
+  auto group = init_process_group("gloo");
+  const FullyShardOptions pairs{.reshard_after_forward = 2};
+  FullyShard<SwitchNet<FullyShard>> model(
+      [&] { return SwitchNet<FullyShard>(pairs); });
+  const auto step = [&] {
+    model(torch::ones({2, kWidth}, torch::kDouble).requires_grad_(), true)
+        .sum()
+        .backward();
+  };
+  EXPECT_EQ(gathers_of(4, step).calls, 2);
+  // One for the second call in forward, and three in backward.
+  EXPECT_EQ(gathers_of(2, step).calls, 4);
+  // A unit that should stay was gathered again for its second backward.
+  model.set_reshard_after_forward(false);
+  EXPECT_EQ(gathers_of(4, step).calls, 2);
 }
 
 WORLD_TEST(Fsdp, InitSyncGivesTheValuesOfRankZero, 2, 4) {
