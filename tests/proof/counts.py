@@ -296,10 +296,12 @@ def tower_cases():
                 yield name + ", padded", dict(case, **UNEVEN)
                 yield name + ", outermost unit kept", dict(
                     case, head=True, root_reshards=False)
-    for backend in ("gloo", "lockstep"):
-        for root_reshards in (True, False):
-            yield (f"FullyShard, backward gathers from 2 of 4, {backend}" +
-                   ("" if root_reshards else ", outermost unit kept"),
+    for backend, path in (("gloo", "Gloo"),
+                          ("lockstep", "gathered in shared memory")):
+        for root_reshards, what in ((True, ""),
+                                    (False, ", outermost unit kept")):
+            yield (f"FullyShard, backward gathers from 2 of 4 ranks, {path}" +
+                   what,
                    dict(UNEVEN, kind="sharded", zero_stage=3, backend=backend,
                         shared=False, head=True, root_reshards=root_reshards,
                         neighbours=2, axes=[["shard", 4]]))
@@ -383,10 +385,10 @@ def summary(rows):
     if not rows:
         return "nothing"
     return "; ".join(
-        f"{operation} {thousands(calls)} × {thousands(size // calls)}"
-        if size % calls == 0 else
-        f"{operation} {thousands(calls)}: {thousands(size)}"
-        for (_, operation), (calls, size) in sorted(rows.items())
+        operation + (" of neighbours " if where.startswith("part of") else " ") +
+        (f"{thousands(calls)} × {thousands(size // calls)}"
+         if size % calls == 0 else f"{thousands(calls)}: {thousands(size)}")
+        for (where, operation), (calls, size) in sorted(rows.items())
         if operation not in ("irecv", COMPARISON))
 
 
