@@ -261,8 +261,9 @@ WORLD_TEST(FsdpMistakes, LbfgsOfDividedParameters, 1, 2) {
   });
 }
 
-WORLD_TEST(FsdpMistakes, TrainingGoesOnAfterAnException, 2) {
+WORLD_TEST(FsdpMistakes, TrainingGoesOnAfterAnException, 2, 4) {
   on_fsdp_paths(world, [&](FullyShardOptions options) {
+    if (world.size == 4) options.reshard_after_forward = 2;
     BothNets nets(options);
     for (int step = 0; step < 4; ++step) {
       nets.plain_step(step, world.size);
@@ -335,8 +336,10 @@ TORCH_MODULE(TwoHeads);
 
 // Units of equal sizes: the gradient of one rank's left head was averaged with
 // that of the other's right head.
-WORLD_TEST(FsdpMistakes, RanksThatUseDifferentUnits, 2, 3) {
+WORLD_TEST(FsdpMistakes, RanksThatUseDifferentUnits, 2, 3, 4) {
   on_fsdp_paths(world, [&](FullyShardOptions options) {
+    // Neighbours gather parts of different units from each other.
+    if (world.size == 4) options.reshard_after_forward = 2;
     FullyShard<TwoHeads> model([&] { return TwoHeads(options); }, options);
     const auto x = torch::ones({2, 4});
     const int own = world.rank == world.size - 1 ? 2 : 1;

@@ -72,8 +72,11 @@ WORLD_TEST(Fsdp, AccumulatesGradients, 2, 4) {
   enum class Way { no_sync, switched_off, in_shards, all_forwards_first, one };
   on_fsdp_paths(world, [&](FullyShardOptions options) {
     gather_from_neighbours(world, options);
-    for (const Way way : {Way::no_sync, Way::switched_off, Way::in_shards,
-                          Way::all_forwards_first, Way::one}) {
+    std::vector<Way> ways{Way::no_sync, Way::all_forwards_first};
+    if (world.size == 2) {
+      ways.insert(ways.end(), {Way::switched_off, Way::in_shards, Way::one});
+    }
+    for (const Way way : ways) {
       SCOPED_TRACE(static_cast<int>(way));
       BothNets nets(options);
       constexpr int kMicro = 3;
