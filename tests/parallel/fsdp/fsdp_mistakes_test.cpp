@@ -65,8 +65,14 @@ WORLD_TEST(FsdpMistakes, ACallOfTheModuleInsteadOfTheUnit, 2) {
                   HasSubstr("went through no result of a unit's forward"));
       // Every later forward was refused, too.
       model(x).sum().backward();
+      // One rank alone goes past the unit, while the other is in forward.
+      if (world.rank == 1) {
+        model->forward(x).sum().backward();
+        EXPECT_NE(message_of([&] { model(x); }), "");
+      }
+      model(x).sum().backward();
       for (const auto& shard : model->parameters()) {
-        EXPECT_TRUE(torch::equal(shard.grad(), torch::full_like(shard, 2)));
+        EXPECT_TRUE(torch::equal(shard.grad(), torch::full_like(shard, 4)));
       }
     } else {
       EXPECT_THAT(message_of([&] { model->forward(x); }),
