@@ -84,7 +84,11 @@ set(LOCKSTEP_PUBLIC_HEADERS
   metrics/perplexity.h
   metrics/sum.h
   model_parallel.h
+  observe/metrics_logger.h
   observe/progress_bar.h
+  observe/summary_writer.h
+  observe/system_metrics.h
+  observe/system_metrics_sampler.h
   optim/adam.h
   optim/adamw.h
   optim/lr_scheduler/anneal_strategy.h

@@ -56,6 +56,8 @@ TEST(PublicOptions, AreAggregatesWithDefaults) {
                    optim::SequentialLROptions, optim::StepLROptions>));
   EXPECT_TRUE((kAggregates<ContextShardOptions, RingAttentionOptions,
                            UlyssesAttentionOptions>));
+  EXPECT_TRUE((kAggregates<MetricsLoggerOptions, SummaryWriterOptions,
+                           SystemMetricsSamplerOptions>));
   EXPECT_TRUE((kAggregates<PipelineCosts, PipelineOptions>));
   EXPECT_TRUE((kDefaults<DataLoaderOptions, DistributedDataParallelOptions,
                          InitProcessGroupOptions, ZeroRedundancyOptions>));

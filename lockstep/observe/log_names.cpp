@@ -1,0 +1,38 @@
+#include "lockstep/observe/log_names.h"
+
+#include <algorithm>
+#include <nlohmann/json.hpp>
+#include <stdexcept>
+
+namespace lockstep::internal {
+
+std::string json_string(const std::string& text) {
+  return nlohmann::json(text).dump();
+}
+
+void require_utf8(std::string_view what, const std::string& text) {
+  try {
+    (void)json_string(text);
+  } catch (const nlohmann::json::exception&) {
+    throw std::invalid_argument(std::string(what) +
+                                " is not UTF-8; give a text in UTF-8");
+  }
+}
+
+void require_name(std::string_view what, const std::string& name) {
+  if (name.empty()) {
+    throw std::invalid_argument(std::string(what) +
+                                " is empty; give a name, such as "
+                                "\"train/loss\"");
+  }
+  require_utf8(what, name);
+  if (std::any_of(name.begin(), name.end(), [](char each) {
+        return static_cast<unsigned char>(each) < 0x20 || each == 0x7f;
+      })) {
+    throw std::invalid_argument(
+        std::string(what) + " " + json_string(name) +
+        " has a control character; a name is one line of text");
+  }
+}
+
+}  // namespace lockstep::internal

@@ -1,0 +1,19 @@
+#pragma once
+
+#include <string>
+#include <string_view>
+
+namespace lockstep::internal {
+
+// Throws std::invalid_argument that begins with `what` ("add_scalar(): the
+// tag") unless `name` is UTF-8, not empty, and has no control characters such
+// as the end of a line.
+void require_name(std::string_view what, const std::string& name);
+
+// Throws std::invalid_argument that begins with `what` unless `text` is UTF-8.
+void require_utf8(std::string_view what, const std::string& text);
+
+// Returns `text` as a string of JSON, with its quotes. The text must be UTF-8.
+std::string json_string(const std::string& text);
+
+}  // namespace lockstep::internal

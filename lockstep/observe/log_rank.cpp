@@ -1,0 +1,16 @@
+#include "lockstep/observe/log_rank.h"
+
+#include <limits>
+
+#include "lockstep/base/environment.h"
+#include "lockstep/comm/init.h"
+
+namespace lockstep::internal {
+
+int log_rank() {
+  if (is_initialized()) return get_rank();
+  return static_cast<int>(
+      get_env_int("RANK", 0, std::numeric_limits<int>::max()).value_or(0));
+}
+
+}  // namespace lockstep::internal

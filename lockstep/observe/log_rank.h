@@ -1,0 +1,10 @@
+#pragma once
+
+namespace lockstep::internal {
+
+// Returns the rank that this process logs as: its rank in the default group if
+// there is one, otherwise the one that the launcher's variable RANK gives it,
+// otherwise 0.
+int log_rank();
+
+}  // namespace lockstep::internal
