@@ -44,6 +44,11 @@ from torch.distributed.run import get_args_parser
 from torch.distributed.tensor.experimental import _attention as context
 from torch.optim import lr_scheduler, swa_utils
 
+try:
+    import torch.utils.tensorboard
+except ImportError:  # the package tensorboard is not installed
+    pass
+
 HOOKS = [ddp_comm_hooks.default_hooks, ddp_comm_hooks.debugging_hooks,
          ddp_comm_hooks.quantization_hooks, ddp_comm_hooks.powerSGD_hook,
          ddp_zero_hook, post_localSGD_hook]
@@ -119,6 +124,9 @@ def unknown(name):
         return None  # an environment variable
     if name.startswith("torchvision."):
         return None  # is not installed beside the tests
+    if (name.startswith("tensorboard.")
+            and not hasattr(torch.utils, "tensorboard")):
+        return None
     call = re.fullmatch(r"([\w.]+)(?:\((.*)\))?", name)
     if not call:
         return "not understood"
