@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <filesystem>
 #include <string>
 #include <thread>
 #include <vector>
@@ -49,6 +50,31 @@ TEST(SystemMetrics, PercentIsOfOneCore) {
   SystemMetrics later{.time = earlier.time + 4s, .cpu_seconds = 13};
   EXPECT_DOUBLE_EQ(cpu_percent(earlier, later), 75);
   EXPECT_EQ(cpu_percent(later, later), 0);
+}
+
+// Returns the bytes of a direction ("rx" or "tx") from another place, without
+// those of the loopback interface.
+int64_t network_bytes(const std::string& direction) {
+  int64_t bytes = 0;
+  for (const auto& interface :
+       std::filesystem::directory_iterator("/sys/class/net")) {
+    const auto file = interface.path() / "statistics" / (direction + "_bytes");
+    if (interface.path().filename() == "lo" || !std::filesystem::exists(file)) {
+      continue;
+    }
+    bytes += std::stoll(read_file(file));
+  }
+  return bytes;
+}
+
+TEST(SystemMetrics, NetworkIsAllButTheLoopback) {
+  const auto received = network_bytes("rx");
+  const auto sent = network_bytes("tx");
+  const SystemMetrics metrics = system_metrics();
+  EXPECT_GE(metrics.received_bytes, received);
+  EXPECT_LE(metrics.received_bytes, network_bytes("rx"));
+  EXPECT_GE(metrics.sent_bytes, sent);
+  EXPECT_LE(metrics.sent_bytes, network_bytes("tx"));
 }
 
 // In name spaces of its own, where nothing else uses shared memory or network.
