@@ -137,6 +137,7 @@ WORLD_TEST(MetricsLogger, OnlyRankZeroWritesUnlessAsked, 2) {
   auto group = init_process_group("gloo");
   MetricsLogger one(folder + "/one.csv");
   MetricsLogger each(folder + "/each.jsonl", {.every_rank = true});
+  EXPECT_EQ(one.writes(), world.rank == 0);
   one.log({{"loss", 1}}, 1);
   each.log({{"loss", 1}}, 1);
   EXPECT_THROW(one.log({{"", 1}}, 1), std::invalid_argument);
@@ -145,6 +146,7 @@ WORLD_TEST(MetricsLogger, OnlyRankZeroWritesUnlessAsked, 2) {
   barrier();
   EXPECT_THAT(files_below(folder),
               ElementsAre("one.csv", "rank_0/each.jsonl", "rank_1/each.jsonl"));
+  EXPECT_EQ(read_file(folder + "/one.csv"), "step,loss\n1,1\n");
 }
 
 TEST_F(MetricsLoggerTest, FlushedRowsSurviveSigkill) {
