@@ -1,8 +1,8 @@
 // The program that README.md shows, with options given by name: their
 // aggregates must not cause warnings under a user's -Wextra -Werror. With
 // "spawn" it spawns two ranks of its own, with "sharded" it trains with more of
-// the installed library, with "data" it reads a file; any other argument is the
-// backend.
+// the installed library, with "data" it reads a file and logs; any other
+// argument is the backend.
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
 
@@ -58,7 +58,8 @@ int train_sharded() {
   return std::isfinite(loss.item<float>()) ? 0 : 1;
 }
 
-// Reads the table `path`, and finds no image in the folder `path`.images.
+// Reads the table `path`, finds no image in the folder `path`.images, and logs
+// into the folder `path`.runs.
 int read_data(const std::string& path) {
   std::ofstream(path) << "a,b,class\n1,2,0\n3,4,1\n";
   const lockstep::CsvDataset table(path, {.target = {"class"}});
@@ -75,6 +76,9 @@ int read_data(const std::string& path) {
   } catch (const std::exception&) {
     std::printf("read %d rows\n", static_cast<int>(doubled.size()));
   }
+  lockstep::SummaryWriter writer(path + ".runs", {.max_queue = 1});
+  writer.add_scalar("rows", static_cast<double>(doubled.size()));
+  writer.close();
   return doubled.get(1).data[1].item<float>() == 8 ? 0 : 1;
 }
 
