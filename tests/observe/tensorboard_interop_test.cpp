@@ -47,8 +47,8 @@ void write_everything(const std::string& folder) {
       {"bools", torch::tensor({true, false, true})},
       {"one", torch::tensor(3.0f)},
       {"edges", torch::tensor(default_bin_edges(), torch::kDouble)},
-      {"special",
-       torch::tensor({0.0, 1e-12, -1e-12, 5e-13, 1e25, -3.0}, torch::kDouble)},
+      {"special", torch::tensor({0.0, -0.0, 1e-12, -1e-12, 5e-13, 1e25, -3.0},
+                                torch::kDouble)},
       {"broken",
        torch::tensor({kNaN, 1.0, kInfinity, 2.0, -kInfinity}, torch::kFloat)},
   };
@@ -60,6 +60,9 @@ void write_everything(const std::string& folder) {
   writer.add_histogram("bins/gaps", between, 6, {-1, 0, 0.5, 2}, 1009.5);
   writer.add_histogram("bins/two", between, 6, {0, 1}, 1009.5);
   writer.add_histogram("bins/right", between, 6, {1, 2, 2.25}, 1009.5);
+  std::vector<double> narrow;
+  for (int k = -3; k < 300; ++k) narrow.push_back(2 + k / 1024.0);
+  writer.add_histogram("bins/narrow", between, 6, narrow, 1009.5);
 
   writer.add_text("note", "**bold** ü\nline", 7, 1010.5);
   writer.add_text("note", "", 8, 1011.5);

@@ -49,7 +49,7 @@ def write_everything():
 
         numbers = (torch.arange(5000) * 37 % 1001 - 500) / 7
         edges = torch.tensor(writer.default_bins, dtype=torch.float64)
-        special = torch.tensor([0, 1e-12, -1e-12, 5e-13, 1e25, -3],
+        special = torch.tensor([0, -0.0, 1e-12, -1e-12, 5e-13, 1e25, -3],
                                dtype=torch.float64)
         broken = torch.tensor([math.nan, 1, math.inf, 2, -math.inf])
         between = torch.tensor([-1.5, -1, -0.5, 0, 0.25, 0.5, 2, 2.5])
@@ -60,8 +60,9 @@ def write_everything():
                 "one": torch.tensor(3.0), "edges": edges, "special": special,
                 "broken": broken}.items():
             writer.add_histogram("histograms/" + tag, values, 6, walltime=1008.5)
-        for tag, bins in {"gaps": [-1, 0, 0.5, 2], "two": [0, 1],
-                          "right": [1, 2, 2.25]}.items():
+        for tag, bins in {
+                "gaps": [-1, 0, 0.5, 2], "two": [0, 1], "right": [1, 2, 2.25],
+                "narrow": [2 + k / 1024 for k in range(-3, 300)]}.items():
             writer.add_histogram("bins/" + tag, between, 6, bins, 1009.5)
 
         writer.add_text("note", "**bold** \u00fc\nline", 7, 1010.5)
@@ -186,7 +187,7 @@ class TensorBoard(unittest.TestCase):
                     [event.value for event in ours.Scalars(tag)],
                     [event.value for event in python.Scalars(tag)])
         ours = accumulator(OURS)
-        self.assertEqual(len(ours.Tags()["histograms"]), 12)
+        self.assertEqual(len(ours.Tags()["histograms"]), 13)
         self.assertEqual(len(ours.Tags()["images"]), 5)
         self.assertEqual(ours.Tags()["tensors"], ["note/text_summary"])
         self.assertEqual([event.step for event in ours.Scalars("train/loss")],
