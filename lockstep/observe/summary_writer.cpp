@@ -364,6 +364,34 @@ void SummaryWriter::add_image(const std::string& tag, const at::Tensor& image,
       rows.size(1), rows.size(2), png));
 }
 
+void SummaryWriter::add_images(const std::string& tag, const at::Tensor& images,
+                               int64_t step, std::optional<double> wall_time) {
+  require_name(tag_of("add_images()"), tag);
+  if (!is_real_tensor(images) || images.dim() != 4 || images.numel() == 0) {
+    refuse_tensor("add_images(\"" + tag + "\")", images,
+                  "one image or more, as [images, channels, height, width]");
+  }
+  constexpr int64_t kMostColumns = 8;
+  const int64_t columns = std::min(images.size(0), kMostColumns);
+  const int64_t rows = (images.size(0) + columns - 1) / columns;
+  const int64_t height = images.size(2);
+  const int64_t width = images.size(3);
+  const at::NoGradGuard no_grad;
+  at::Tensor grid;
+  if (impl_) {
+    grid = at::zeros({images.size(1), rows * height, columns * width},
+                     images.options());
+    for (int64_t at = 0; at < images.size(0); ++at) {
+      grid.narrow(1, at / columns * height, height)
+          .narrow(2, at % columns * width, width)
+          .copy_(images[at]);
+    }
+  } else {
+    grid = images[0];  // is checked only
+  }
+  add_image(tag, grid, step, wall_time);
+}
+
 void SummaryWriter::add_hparams(const NamedHParams& hparams,
                                 const NamedScalars& metrics,
                                 const std::string& run_name, int64_t step) {

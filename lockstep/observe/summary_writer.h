@@ -156,6 +156,11 @@ class SummaryWriter {
                  int64_t step = 0, std::optional<double> wall_time = {},
                  const std::string& dataformats = "CHW");
 
+  // Several images of one size, as one image with up to 8 in a row. `images`:
+  // NCHW, otherwise as in add_image().
+  void add_images(const std::string& tag, const at::Tensor& images,
+                  int64_t step = 0, std::optional<double> wall_time = {});
+
   // Hyperparameters, and the metrics by which TensorBoard compares runs with
   // other hyperparameters: call it once, at the end of a training. It writes a
   // run of its own into the folder `run_name` of log_dir; empty: the time.

@@ -48,6 +48,7 @@ WORLD_TEST(SummaryWriter, OnlyRankZeroWrites, 1, 3) {
     writer.add_histogram("weights", torch::ones({3}), 3);
     writer.add_text("note", "text", 3);
     writer.add_image("image", torch::zeros({3, 2, 2}), 3);
+    writer.add_images("images", torch::zeros({2, 1, 2, 2}), 3);
     writer.add_hparams({{"lr", 0.1}}, {{"final", 0.5}}, "h");
     // A mistake is the same on every rank.
     EXPECT_THROW(writer.add_scalar("", 1), std::invalid_argument);
@@ -64,7 +65,7 @@ WORLD_TEST(SummaryWriter, OnlyRankZeroWrites, 1, 3) {
   barrier();
   EXPECT_THAT(files_below(folder), ElementsAre("both_a/events", "both_b/events",
                                                "events", "h/events"));
-  EXPECT_THAT(events_of(event_file_in(folder)), SizeIs(1 + 4));
+  EXPECT_THAT(events_of(event_file_in(folder)), SizeIs(1 + 5));
 }
 
 WORLD_TEST(SummaryWriter, EachRankWritesAFolderIfAsked, 2) {
@@ -164,6 +165,11 @@ TEST_F(SummaryWriterTest, EachMistakeIsOneLineAndWritesNothing) {
     EXPECT_THAT(mistake([&] { writer.add_image("a", wrong); }),
                 HasSubstr("1, 3 or 4 channels"));
   }
+  EXPECT_THAT(mistake([&] { writer.add_images("a", image); }),
+              HasSubstr("[images, channels, height, width]"));
+  EXPECT_THAT(
+      mistake([&] { writer.add_images("a", torch::ones({1, 2, 3, 3})); }),
+      HasSubstr("1, 3 or 4 channels"));
   EXPECT_THAT(mistake([&] { writer.add_hparams({{"", 1}}, {}); }),
               HasSubstr("the name of a hyperparameter is empty"));
   EXPECT_THAT(mistake([&] { writer.add_hparams({{"a", "\xff"}}, {}); }),

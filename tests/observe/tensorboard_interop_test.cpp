@@ -78,6 +78,11 @@ void write_everything(const std::string& folder) {
   writer.add_image("rgba", torch::cat({colours, colours.slice(0, 0, 1)}), 9,
                    1012.5);
 
+  const auto many =
+      (torch::arange(10 * 3 * 2 * 4) / 240).reshape({10, 3, 2, 4});
+  writer.add_images("many", many, 9, 1012.5);
+  writer.add_images("few", many.slice(0, 0, 3).slice(1, 0, 1), 9, 1012.5);
+
   writer.add_hparams({{"lr", 0.1}, {"batch", 32}, {"optimizer", "adam"}},
                      {{"hparam/accuracy", 0.9}, {"hparam/loss", 0.0}}, "tried",
                      10);

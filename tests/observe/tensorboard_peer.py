@@ -77,6 +77,10 @@ def write_everything():
         writer.add_image("hw", colours[1].double(), 9, 1012.5, "HW")
         writer.add_image("rgba", torch.cat([colours, colours[:1]]), 9, 1012.5)
 
+        many = (torch.arange(10 * 3 * 2 * 4) / 240).reshape(10, 3, 2, 4)
+        writer.add_images("many", many, 9, 1012.5)
+        writer.add_images("few", many[:3, :1], 9, 1012.5)
+
         writer.add_hparams({"lr": 0.1, "batch": 32, "optimizer": "adam"},
                            {"hparam/accuracy": 0.9, "hparam/loss": 0.0},
                            run_name="tried", global_step=10)
@@ -188,7 +192,7 @@ class TensorBoard(unittest.TestCase):
                     [event.value for event in python.Scalars(tag)])
         ours = accumulator(OURS)
         self.assertEqual(len(ours.Tags()["histograms"]), 13)
-        self.assertEqual(len(ours.Tags()["images"]), 5)
+        self.assertEqual(len(ours.Tags()["images"]), 7)
         self.assertEqual(ours.Tags()["tensors"], ["note/text_summary"])
         self.assertEqual([event.step for event in ours.Scalars("train/loss")],
                          [1, 2, 1 << 40, -3, 0])
