@@ -190,7 +190,9 @@ struct BackgroundFiles::State {
 
 BackgroundFiles::BackgroundFiles(const BackgroundFilesOptions& options)
     : state_(std::make_unique<State>(options)) {
-  // Signals are for the program's own threads.
+  // Signals are for the program's own threads. Where SIGXFSZ is blocked, a
+  // limit on the size of files is an error of write() and does not end the
+  // process.
   sigset_t all, before;
   ::sigfillset(&all);
   ::pthread_sigmask(SIG_SETMASK, &all, &before);
