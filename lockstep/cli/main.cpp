@@ -12,6 +12,7 @@
 #include "lockstep/cli/command_line.h"
 #include "lockstep/cli/completion.h"
 #include "lockstep/cli/inspect.h"
+#include "lockstep/cli/report.h"
 #include "lockstep/cli/run.h"
 #include "lockstep/launch/exit_code.h"
 
@@ -47,6 +48,7 @@ int main(int argc, char** argv) {
   lockstep::internal::add_run_command(app, exit_code);
   lockstep::internal::add_bench_command(app, argc, argv, exit_code);
   lockstep::internal::add_inspect_command(app, exit_code);
+  lockstep::internal::add_report_command(app, exit_code);
   lockstep::internal::add_completion_command(app);
   app.add_subcommand("help", "Print the help of a command");
 

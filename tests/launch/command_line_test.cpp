@@ -186,12 +186,14 @@ TEST_F(CommandLine, CompletionKnowsEveryCommandAndOption) {
     return lines(result.out);
   };
   for (const char* command :
-       {"run", "bench", "inspect", "completion", "help"}) {
+       {"run", "bench", "inspect", "report", "completion", "help"}) {
     EXPECT_THAT(offered("lockstep ''"), Contains(command));
   }
   EXPECT_THAT(offered("lockstep --v"), ElementsAre("--version"));
   EXPECT_THAT(offered("lockstep inspect ''"), Contains("flight"));
   EXPECT_THAT(offered("lockstep inspect flight --js"), ElementsAre("--json"));
+  EXPECT_THAT(offered("lockstep report ''"), Contains("trace"));
+  EXPECT_THAT(offered("lockstep report trace --o"), ElementsAre("--output"));
   EXPECT_THAT(offered("lockstep completion ''"), IsSupersetOf({"bash", "zsh"}));
   const auto run_options = offered("lockstep run --nnodes = 2 -m --");
   for (const auto& option :

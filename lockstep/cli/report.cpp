@@ -1,0 +1,88 @@
+#include "lockstep/cli/report.h"
+
+#include <iostream>
+#include <memory>
+#include <string>
+
+#include "lockstep/cli/command_line.h"
+#include "lockstep/cli/report/merged_trace.h"
+#include "lockstep/cli/report/trace_file_error.h"
+#include "lockstep/cli/report/trace_folder.h"
+#include "lockstep/cli/report/trace_report.h"
+
+namespace lockstep::internal {
+namespace {
+
+constexpr const char* kTraceCommand = "lockstep report trace";
+constexpr int kUnreadableTrace = 2;
+
+struct TraceArguments {
+  std::string folder;
+  std::string output;
+  bool json = false;
+};
+
+int report_trace(const TraceArguments& arguments) {
+  try {
+    const TraceFolder folder = read_trace_folder(arguments.folder);
+    const TraceReport report = make_trace_report(folder);
+    for (const auto& warning : report.warnings) {
+      write_message(kTraceCommand, "warning: " + warning);
+    }
+    std::cout << (arguments.json ? trace_json(report) : trace_table(report))
+              << std::flush;
+    if (!arguments.output.empty()) {
+      write_merged_trace(folder, arguments.output);
+    }
+    return 0;
+  } catch (const TraceFileError& error) {
+    write_message(kTraceCommand, error.what());
+    return kUnreadableTrace;
+  }
+}
+
+void add_trace_command(CLI::App& report, int& exit_code) {
+  CLI::App* trace = report.add_subcommand(
+      "trace", "Say where the time of a step went, by the ranks' traces");
+  trace->formatter(make_help_formatter(
+      "lockstep report trace [--output FILE] [--json] DIR\n"
+      "  DIR holds the traces of a job's ranks, as torch.profiler and "
+      "Lockstep's "
+      "Profiler\n  write them: *.trace.json or *.trace.json.gz.\n"
+      "Examples:\n"
+      "  lockstep report trace traces/\n"
+      "  lockstep report trace traces/ --output merged.json   # for "
+      "ui.perfetto.dev\n"
+      "  lockstep report trace traces/ --json\n"
+      "Exit code 0: the report was printed; 2: a trace cannot be read."));
+  trace->get_help_ptr()->description("Print this help and exit");
+  auto arguments = std::make_shared<TraceArguments>();
+  trace
+      ->add_option("DIR", arguments->folder,
+                   "The folder with the traces, one for each rank and cycle")
+      ->required()
+      ->type_name("");
+  trace
+      ->add_option("--output", arguments->output,
+                   "Write all ranks into one trace with aligned clocks")
+      ->type_name("FILE");
+  trace->add_flag("--json", arguments->json, "Print one JSON document");
+  trace->callback(
+      [arguments, &exit_code] { exit_code = report_trace(*arguments); });
+}
+
+}  // namespace
+
+void add_report_command(CLI::App& app, int& exit_code) {
+  CLI::App* report =
+      app.add_subcommand("report", "Say how well jobs used their time");
+  // `lockstep run` takes all arguments after its program as they are, and
+  // commands that are added after it inherit that; this one must not.
+  report->prefix_command(false);
+  report->formatter(make_help_formatter("lockstep report COMMAND ..."));
+  report->get_help_ptr()->description("Print this help and exit");
+  report->require_subcommand(1);
+  add_trace_command(*report, exit_code);
+}
+
+}  // namespace lockstep::internal

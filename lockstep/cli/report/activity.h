@@ -1,0 +1,36 @@
+#pragma once
+
+#include <string_view>
+
+namespace lockstep::internal {
+
+// What an event of a trace says that its thread, or its stream of a GPU, was
+// doing.
+enum class Activity {
+  none,     // nothing that the report counts
+  compute,  // an operator of LibTorch, or a kernel
+  // Communication in which the thread or stream is busy, or waits.
+  communication,
+  // Communication that may go on after the call: its thread may compute
+  // meanwhile.
+  communication_in_flight,
+  // A call that starts communication. Beside the kernels of a GPU it does not
+  // count: the communication is a kernel.
+  communication_call,
+  optimizer,
+  loader,
+  snapshot,
+  // What a thread prepares or writes beside the training. Its operators are not
+  // the training's, and nobody waits for it.
+  background,
+  step,  // one iteration, from ProfilerStep#N
+};
+
+// Returns the activity of an event by its name and category, as Kineto and
+// Lockstep's profiler write them. activity.cpp has the table.
+Activity activity_of(std::string_view name, std::string_view category);
+
+// Returns whether events of this category are of a GPU and not of the host.
+bool is_device_category(std::string_view category);
+
+}  // namespace lockstep::internal

@@ -1,0 +1,14 @@
+#pragma once
+
+#include <stdexcept>
+
+namespace lockstep::internal {
+
+// what() is one line: the file or folder, the place in it, what is there and
+// what is allowed.
+class TraceFileError : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+}  // namespace lockstep::internal

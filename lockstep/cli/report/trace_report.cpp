@@ -1,0 +1,303 @@
+#include "lockstep/cli/report/trace_report.h"
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <sstream>
+
+#include "lockstep/cli/bench/format.h"
+#include "lockstep/cli/inspect/flight_comparison.h"
+#include "lockstep/cli/table.h"
+
+namespace lockstep::internal {
+namespace {
+
+using bench::format;
+
+// At most this many ranks are printed, as no user would read more. If there are
+// more, the stragglers come first.
+constexpr size_t kMostShownRanks = 64;
+constexpr size_t kMostStragglers = 4;
+
+struct MeasuredRank {
+  RankReport report{};
+  std::map<int64_t, StepTime> steps{};
+};
+
+MeasuredRank measure(const TraceFolder& folder, int rank) {
+  MeasuredRank measured;
+  measured.report.rank = rank;
+  std::vector<int64_t> lengths;
+  for (const TraceFile& file : folder.files) {
+    if (file.header.rank != rank) continue;
+    if (!file.header.host.empty()) measured.report.host = file.header.host;
+    const RankActivity activity = rank_activity(file.threads);
+    for (const auto& [number, window] : file.steps) {
+      const StepTime time = step_time(activity, window);
+      measured.steps.emplace(number, time);
+      measured.report.time += time;
+      measured.report.flops += flops_within(file.threads, window);
+      lengths.push_back(time.total());
+    }
+  }
+  measured.report.steps = lengths.size();
+  measured.report.step_ns = median(std::move(lengths));
+  return measured;
+}
+
+// Returns the times of the steps that all ranks have.
+std::vector<RankSteps> common_steps(const std::vector<MeasuredRank>& ranks) {
+  std::vector<RankSteps> common;
+  for (const MeasuredRank& rank : ranks) {
+    common.push_back({rank.report.rank, {}});
+  }
+  for (const auto& [number, unused] : ranks.front().steps) {
+    if (!std::ranges::all_of(ranks, [&](const MeasuredRank& rank) {
+          return rank.steps.contains(number);
+        })) {
+      continue;
+    }
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      common[i].steps.push_back(ranks[i].steps.at(number));
+    }
+  }
+  return common;
+}
+
+double share(int64_t part, int64_t whole) {
+  return whole > 0 ? static_cast<double>(part) / static_cast<double>(whole) : 0;
+}
+
+std::string percent(double part) { return format("%.1f %%", 100 * part); }
+
+std::string time_text(int64_t nanoseconds) {
+  const auto time = static_cast<double>(nanoseconds);
+  if (nanoseconds < 1'000'000) return format("%.1f us", time * 1e-3);
+  if (nanoseconds < 1'000'000'000) return format("%.2f ms", time * 1e-6);
+  return format("%.2f s", time * 1e-9);
+}
+
+std::string flops_text(double flops_per_second) {
+  constexpr std::array kUnits{"", "k", "M", "G", "T", "P"};
+  size_t unit = 0;
+  while (flops_per_second >= 1000 && unit + 1 < kUnits.size()) {
+    flops_per_second /= 1000;
+    ++unit;
+  }
+  return format("%.3g %sFLOP/s", flops_per_second, kUnits[unit]);
+}
+
+double rank_flops_per_second(const RankReport& rank) {
+  const auto seconds = static_cast<double>(rank.time.total()) * 1e-9;
+  return seconds > 0 ? rank.flops / seconds : 0;
+}
+
+double rank_goodput(const RankReport& rank) {
+  return share(rank.time.compute + rank.time.optimizer, rank.time.total());
+}
+
+std::vector<std::string> row_of(const RankReport& rank, bool hosts) {
+  const StepTime& time = rank.time;
+  std::vector<std::string> row{std::to_string(rank.rank)};
+  if (hosts) row.push_back(rank.host.empty() ? "?" : rank.host);
+  row.push_back(std::to_string(rank.steps));
+  row.push_back(time_text(rank.step_ns));
+  for (const int64_t part :
+       {time.compute, time.optimizer, time.exposed, time.loader, time.snapshot,
+        time.idle, time.overlapped}) {
+    row.push_back(percent(share(part, time.total())));
+  }
+  return row;
+}
+
+std::string clocks_line(const TraceReport& report) {
+  if (report.clocks.measured) {
+    return "measured offsets, wrong by at most " +
+           time_text(report.clocks.uncertainty_ns);
+  }
+  const auto& ranks = report.ranks;
+  const bool one_host = !ranks[0].host.empty() &&
+                        std::ranges::all_of(ranks, [&](const RankReport& rank) {
+                          return rank.host == ranks[0].host;
+                        });
+  return one_host ? "that of one host"
+                  : "not compared; right if all ranks ran on one host";
+}
+
+std::string straggler_line(const Straggler& one) {
+  return "straggler: rank " + std::to_string(one.rank) + " takes " +
+         time_text(one.own_ns) + " of its own for a step, the others " +
+         time_text(one.others_ns) + "; " + one.reason + " is " +
+         time_text(one.reason_ns) + " longer\n";
+}
+
+std::string balance_lines(const Balance& balance) {
+  std::string text;
+  const auto& all = balance.stragglers;
+  for (size_t i = 0; i < std::min(all.size(), kMostStragglers); ++i) {
+    text += straggler_line(all[i]);
+  }
+  if (all.size() > kMostStragglers) {
+    text += "  and " + std::to_string(all.size() - kMostStragglers) +
+            " more stragglers\n";
+  }
+  if (all.empty()) {
+    text += "straggler: none";
+  } else {
+    text += "without " + std::string(all.size() == 1 ? "it" : "them") +
+            " a step would be " + time_text(balance.lost_ns) + " shorter";
+  }
+  return text + "; the ranks' own times differ by " + percent(balance.spread) +
+         "\n";
+}
+
+std::vector<RankReport> shown_ranks(const TraceReport& report) {
+  std::vector<RankReport> ranks = report.ranks;
+  if (ranks.size() <= kMostShownRanks) return ranks;
+  std::ranges::stable_partition(ranks, [&](const RankReport& rank) {
+    return std::ranges::any_of(
+        report.balance.stragglers,
+        [&](const Straggler& one) { return one.rank == rank.rank; });
+  });
+  ranks.resize(kMostShownRanks);
+  return ranks;
+}
+
+}  // namespace
+
+double TraceReport::goodput() const {
+  int64_t computed = 0;
+  int64_t whole = 0;
+  for (const RankReport& rank : ranks) {
+    computed += rank.time.compute + rank.time.optimizer;
+    whole += rank.time.total();
+  }
+  return share(computed, whole);
+}
+
+double TraceReport::flops_per_second() const {
+  double sum = 0;
+  for (const RankReport& rank : ranks) sum += rank_flops_per_second(rank);
+  return sum;
+}
+
+TraceReport make_trace_report(const TraceFolder& folder) {
+  TraceReport report;
+  report.folder = folder.path;
+  report.world_size = folder.world_size;
+  report.missing = folder.missing;
+  report.warnings = folder.warnings;
+  report.clocks = compare_clocks(folder.files);
+  if (!folder.missing.empty()) {
+    report.warnings.push_back("no trace of " + rank_list(folder.missing) +
+                              " of " + std::to_string(folder.world_size) +
+                              " ranks");
+  }
+  report.warnings.insert(report.warnings.end(), report.clocks.warnings.begin(),
+                         report.clocks.warnings.end());
+  std::vector<MeasuredRank> ranks;
+  for (const int rank : folder.ranks) {
+    ranks.push_back(measure(folder, rank));
+    report.ranks.push_back(ranks.back().report);
+  }
+  report.whole_traces = std::ranges::all_of(
+      folder.files,
+      [](const TraceFile& file) { return file.steps.begin()->first < 0; });
+  report.balance = compare_ranks(common_steps(ranks));
+  if (ranks.size() > 1 && report.balance.steps == 0) {
+    report.warnings.push_back(
+        "the ranks have no step in common, so they are not compared");
+  }
+  return report;
+}
+
+std::string trace_table(const TraceReport& report) {
+  std::ostringstream out;
+  const bool hosts = std::ranges::any_of(
+      report.ranks, [](const RankReport& rank) { return !rank.host.empty(); });
+  std::vector<std::vector<std::string>> table{{"rank"}};
+  if (hosts) table[0].push_back("host");
+  for (const char* title : {"steps", "step", "compute", "optimizer", "exposed",
+                            "loader", "snapshot", "idle", "overlapped"}) {
+    table[0].emplace_back(title);
+  }
+  const auto shown = shown_ranks(report);
+  for (const RankReport& rank : shown) table.push_back(row_of(rank, hosts));
+  std::vector<size_t> right;
+  for (size_t i = hosts ? 2 : 1; i < table[0].size(); ++i) right.push_back(i);
+  out << table_text(table, right);
+  if (shown.size() < report.ranks.size()) {
+    out << "and " << report.ranks.size() - shown.size() << " more ranks\n";
+  }
+  out << '\n';
+  if (report.balance.steps > 0) out << balance_lines(report.balance);
+  out << "goodput: " << percent(report.goodput()) << '\n';
+  if (const double flops = report.flops_per_second(); flops > 0) {
+    out << "model: " << flops_text(flops) << ", "
+        << flops_text(flops / static_cast<double>(report.ranks.size()))
+        << " a rank\n";
+  }
+  if (report.ranks.size() > 1) out << "clocks: " << clocks_line(report) << '\n';
+  return out.str();
+}
+
+std::string trace_json(const TraceReport& report) {
+  using nlohmann::json;
+  json ranks = json::array();
+  for (const RankReport& rank : report.ranks) {
+    const StepTime& time = rank.time;
+    json shares = json::object();
+    for (const auto& [name, part] : {std::pair{"compute", time.compute},
+                                     {"optimizer", time.optimizer},
+                                     {"exposed", time.exposed},
+                                     {"loader", time.loader},
+                                     {"snapshot", time.snapshot},
+                                     {"idle", time.idle},
+                                     {"overlapped", time.overlapped}}) {
+      shares[name] = share(part, time.total());
+    }
+    ranks.push_back(
+        {{"rank", rank.rank},
+         {"host", rank.host.empty() ? json(nullptr) : json(rank.host)},
+         {"steps", rank.steps},
+         {"step_ns", rank.step_ns},
+         {"total_ns", time.total()},
+         {"shares", std::move(shares)},
+         {"goodput", rank_goodput(rank)},
+         {"flops_per_second",
+          rank.flops > 0 ? json(rank_flops_per_second(rank)) : json(nullptr)}});
+  }
+  json stragglers = json::array();
+  for (const Straggler& one : report.balance.stragglers) {
+    stragglers.push_back({{"rank", one.rank},
+                          {"own_ns", one.own_ns},
+                          {"others_ns", one.others_ns},
+                          {"reason", one.reason},
+                          {"reason_ns", one.reason_ns},
+                          {"slower_steps", one.slower_steps}});
+  }
+  const double flops = report.flops_per_second();
+  const json document{
+      {"format", 1},
+      {"folder", report.folder},
+      {"world_size", report.world_size},
+      {"missing", report.missing},
+      {"whole_traces", report.whole_traces},
+      {"ranks", std::move(ranks)},
+      {"compared_steps", report.balance.steps},
+      {"stragglers", std::move(stragglers)},
+      {"lost_ns", report.balance.lost_ns},
+      {"spread", report.balance.spread},
+      {"goodput", report.goodput()},
+      {"flops_per_second", flops > 0 ? json(flops) : json(nullptr)},
+      {"clocks",
+       {{"measured", report.clocks.measured},
+        {"uncertainty_ns", report.clocks.measured
+                               ? json(report.clocks.uncertainty_ns)
+                               : json(nullptr)}}},
+      {"warnings", report.warnings}};
+  return document.dump(1, ' ', false, json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace lockstep::internal

@@ -1,0 +1,142 @@
+"""Python's side of report_interop_test.cpp.
+
+    report_peer.py train FOLDER                  one rank: trains, writes traces
+    report_peer.py check FOLDER REPORT MERGED    compares what the report says
+                                                 with the traces themselves
+"""
+
+import glob
+import gzip
+import json
+import statistics
+import sys
+import time
+
+STEPS = 3  # recorded in each of two cycles
+SLEEP = 0.1  # seconds by which rank 1 is slower
+
+
+def train(folder):
+    import torch
+    import torch.distributed as dist
+    from torch.profiler import ProfilerActivity, profile, schedule
+
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    model = torch.nn.parallel.DistributedDataParallel(
+        torch.nn.Sequential(
+            torch.nn.Linear(64, 256), torch.nn.ReLU(), torch.nn.Linear(256, 8)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    data = torch.utils.data.DataLoader(
+        torch.utils.data.TensorDataset(torch.randn(320, 64)), batch_size=32)
+
+    def save(profiler):
+        # The second cycle is compressed.
+        end = ".pt.trace.json" + (".gz" if profiler.step_num > 6 else "")
+        profiler.export_chrome_trace(
+            f"{folder}/worker{rank}.{profiler.step_num}{end}")
+
+    with profile(
+            activities=[ProfilerActivity.CPU], record_shapes=True,
+            schedule=schedule(wait=1, warmup=1, active=STEPS, repeat=2),
+            on_trace_ready=save) as profiler:
+        for (batch,) in data:
+            optimizer.zero_grad()
+            output = model(batch)
+            if rank == 1:
+                time.sleep(SLEEP)
+            output.square().mean().backward()
+            optimizer.step()
+            profiler.step()
+    dist.destroy_process_group()
+
+
+def read(path):
+    with (gzip.open if path.endswith(".gz") else open)(path, "rt") as file:
+        return json.load(file)
+
+
+def spans(events):
+    return [each for each in events if each["ph"] == "X"]
+
+
+def expect_near(value, expected, what):
+    assert abs(value - expected) <= 1e-9 * abs(expected) + 3, (
+        what, value, expected)
+
+
+def product_flops(event):
+    """Counts the operations of the products that this model has."""
+    first = {"aten::mm": 0, "aten::addmm": 1}.get(event["name"])
+    if first is None:
+        return 0
+    left, right = event["args"]["Input Dims"][first:first + 2]
+    return 2 * left[0] * left[1] * right[1]
+
+
+def check_rank(report, traces):
+    events = [each for trace in traces for each in spans(trace["traceEvents"])]
+    steps = [each for each in events
+             if each["name"].startswith("ProfilerStep#")]
+    assert report["steps"] == len(steps) == 2 * STEPS
+    nanoseconds = [1000 * each["dur"] for each in steps]
+    expect_near(report["step_ns"], statistics.median(nanoseconds), "step")
+    expect_near(report["total_ns"], sum(nanoseconds), "total")
+    shares = dict(report["shares"])
+    overlapped = shares.pop("overlapped")
+    assert abs(sum(shares.values()) - 1) < 1e-9, shares
+    assert 0 <= overlapped <= shares["compute"] + shares["optimizer"]
+    for name in ("compute", "optimizer", "exposed", "loader", "idle"):
+        assert shares[name] > 0, (name, shares)
+    assert shares["snapshot"] == 0
+
+    def inside(event):
+        return any(step["ts"] <= event["ts"] < step["ts"] + step["dur"]
+                   for step in steps)
+
+    # One thread trains, and nothing else goes on while it loads.
+    loader = sum(1000 * each["dur"] for each in events if inside(each) and
+                 each["name"].startswith("enumerate(DataLoader)"))
+    expect_near(shares["loader"] * report["total_ns"], loader, "loader")
+    flops = sum(map(product_flops, filter(inside, events)))
+    assert flops > 0
+    expect_near(report["flops_per_second"] * report["total_ns"] * 1e-9, flops,
+                "FLOP")
+
+
+def check_merged(path, traces):
+    merged = read(path)["traceEvents"]
+    names = {each["pid"]: each["args"]["name"] for each in merged
+             if each["name"] == "process_name"}
+    for rank, own in traces.items():
+        expected = sorted((each["name"], each["dur"]) for trace in own
+                          for each in spans(trace["traceEvents"]))
+        found = sorted((each["name"], each["dur"]) for each in spans(merged)
+                       if names[each["pid"]].startswith(f"rank {rank} ("))
+        assert found == expected, (rank, len(found), len(expected))
+        host = own[0]["host_name"]
+        assert f"rank {rank} ({host})" in names.values(), names
+
+
+def check(folder, report_path, merged_path):
+    report = read(report_path)
+    traces = {0: [], 1: []}
+    for path in sorted(glob.glob(folder + "/*")):
+        trace = read(path)
+        traces[trace["distributedInfo"]["rank"]].append(trace)
+    assert report["world_size"] == 2 and report["warnings"] == [], report
+    for rank, own in traces.items():
+        assert report["ranks"][rank]["rank"] == rank
+        check_rank(report["ranks"][rank], own)
+    assert report["compared_steps"] == 2 * STEPS
+    (straggler,) = report["stragglers"]
+    assert straggler["rank"] == 1 and straggler["reason"] == "idle", straggler
+    # The rank sleeps at least that long in each step.
+    assert straggler["own_ns"] >= SLEEP * 1e9, straggler
+    assert report["ranks"][0]["shares"]["exposed"] > 0.5, report
+    check_merged(merged_path, traces)
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]](*sys.argv[2:])

@@ -1,0 +1,363 @@
+// The arithmetic of `lockstep report trace`: sets of moments, and where the
+// time of a step goes. Random cases are compared with a count of every
+// nanosecond.
+#include <gmock/gmock.h>
+
+#include <algorithm>
+#include <random>
+
+#include "lockstep/cli/report/activity.h"
+#include "lockstep/cli/report/interval.h"
+#include "lockstep/cli/report/step_time.h"
+#include "lockstep/cli/report/straggler.h"
+
+namespace lockstep::internal::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::IsEmpty;
+
+constexpr int64_t kEnd = 60;  // random moments are from 0 to kEnd
+
+class Random {
+ public:
+  explicit Random(unsigned seed) : engine_(seed) {}
+  // From 0 to most.
+  int64_t number(int64_t most) {
+    return std::uniform_int_distribution<int64_t>(0, most)(engine_);
+  }
+  Interval interval() {
+    const int64_t begin = number(kEnd);
+    return {begin, begin + number((kEnd - begin) / 2)};
+  }
+
+ private:
+  std::mt19937 engine_;
+};
+
+bool holds(const std::vector<Interval>& set, int64_t moment) {
+  return std::ranges::any_of(set, [&](Interval each) {
+    return each.begin <= moment && moment < each.end;
+  });
+}
+
+void expect_normal(const Intervals& set) {
+  for (size_t i = 0; i < set.size(); ++i) {
+    EXPECT_LT(set[i].begin, set[i].end);
+    if (i > 0) {
+      EXPECT_LT(set[i - 1].end, set[i].begin);
+    }
+  }
+}
+
+TEST(Interval, SetsOfMomentsByHand) {
+  EXPECT_THAT(united({{5, 7}, {1, 3}, {2, 4}, {4, 5}, {9, 9}}),
+              ElementsAre(Interval{1, 7}));
+  const Intervals a{{0, 10}, {20, 30}};
+  const Intervals b{{5, 22}, {28, 29}};
+  EXPECT_THAT(unite(a, b), ElementsAre(Interval{0, 30}));
+  EXPECT_THAT(intersect(a, b),
+              ElementsAre(Interval{5, 10}, Interval{20, 22}, Interval{28, 29}));
+  EXPECT_THAT(subtract(a, b),
+              ElementsAre(Interval{0, 5}, Interval{22, 28}, Interval{29, 30}));
+  EXPECT_THAT(clip(a, {10, 25}), ElementsAre(Interval{20, 25}));
+  EXPECT_THAT(clip(a, {10, 20}), IsEmpty());
+  EXPECT_EQ(total_length(a), 20);
+}
+
+TEST(Interval, RandomSetsAreThoseOfTheirMoments) {
+  for (unsigned seed = 0; seed < 500; ++seed) {
+    SCOPED_TRACE(seed);
+    Random random(seed);
+    std::vector<Interval> parts[2];
+    for (auto& some : parts) {
+      for (int64_t i = random.number(8); i > 0; --i) {
+        some.push_back(random.interval());
+      }
+    }
+    const Intervals a = united(parts[0]);
+    const Intervals b = united(parts[1]);
+    const Interval window = random.interval();
+    const Intervals sets[] = {a, unite(a, b), intersect(a, b), subtract(a, b),
+                              clip(a, window)};
+    int64_t length = 0;
+    for (int64_t moment = 0; moment <= 2 * kEnd; ++moment) {
+      const bool in_a = holds(parts[0], moment);
+      const bool in_b = holds(parts[1], moment);
+      length += in_a;
+      ASSERT_EQ(holds(sets[0], moment), in_a);
+      ASSERT_EQ(holds(sets[1], moment), in_a || in_b);
+      ASSERT_EQ(holds(sets[2], moment), in_a && in_b);
+      ASSERT_EQ(holds(sets[3], moment), in_a && !in_b);
+      ASSERT_EQ(holds(sets[4], moment), in_a && holds({window}, moment));
+    }
+    EXPECT_EQ(total_length(a), length);
+    for (const Intervals& set : sets) expect_normal(set);
+  }
+}
+
+TraceThread thread_of(std::vector<TraceActivity> activities,
+                      bool on_device = false) {
+  std::ranges::stable_sort(activities, [](const auto& a, const auto& b) {
+    return a.time.begin != b.time.begin ? a.time.begin < b.time.begin
+                                        : a.time.end > b.time.end;
+  });
+  return {on_device, std::move(activities)};
+}
+
+// Counts the nanoseconds of the step one by one, as docs/trace-report.md
+// defines them.
+StepTime counted(const std::vector<TraceThread>& threads, Interval step) {
+  const bool gpu = std::ranges::any_of(threads, [](const TraceThread& thread) {
+    return thread.on_device && !thread.activities.empty();
+  });
+  StepTime time;
+  for (int64_t moment = step.begin; moment < step.end; ++moment) {
+    bool computes = false, optimizes = false, communicates = false;
+    bool in_optimizer = false, in_compute = false;
+    bool in_snapshot = false, in_loader = false;
+    for (const TraceThread& thread : threads) {
+      const auto& all = thread.activities;
+      bool leaf = false, compute = false, optimizer = false;
+      bool waits = false, snapshot = false, loader = false;
+      bool background = false;
+      for (size_t i = 0; i < all.size(); ++i) {
+        if (!holds({all[i].time}, moment)) continue;
+        const Activity activity = all[i].activity;
+        waits |= activity == Activity::communication ||
+                 (activity == Activity::communication_call && !gpu);
+        communicates |= activity == Activity::communication_in_flight;
+        snapshot |= activity == Activity::snapshot;
+        loader |= activity == Activity::loader;
+        background |= activity == Activity::background;
+        if (activity != Activity::compute && activity != Activity::optimizer) {
+          continue;
+        }
+        (activity == Activity::compute ? compute : optimizer) = true;
+        bool is_leaf = true;
+        for (size_t j = i + 1; j < all.size(); ++j) {
+          const bool outlives =
+              all[j].activity == Activity::communication_in_flight &&
+              all[j].time.end > all[i].time.end;
+          is_leaf &= all[j].time.begin >= all[i].time.end || outlives;
+        }
+        leaf |= is_leaf;
+      }
+      communicates |= waits;
+      in_snapshot |= snapshot;
+      in_loader |= loader;
+      if (waits || snapshot || loader || background) continue;
+      if (gpu && !thread.on_device) continue;
+      computes |= leaf;
+      optimizes |= leaf && optimizer;
+      in_optimizer |= optimizer && !gpu;
+      in_compute |= compute && !gpu;
+    }
+    time.overlapped += computes && communicates;
+    ++(computes       ? (optimizes ? time.optimizer : time.compute)
+       : communicates ? time.exposed
+       : in_optimizer ? time.optimizer
+       : in_compute   ? time.compute
+       : in_snapshot  ? time.snapshot
+       : in_loader    ? time.loader
+                      : time.idle);
+  }
+  return time;
+}
+
+void expect_equal(const StepTime& time, const StepTime& expected) {
+  EXPECT_EQ(time.compute, expected.compute);
+  EXPECT_EQ(time.optimizer, expected.optimizer);
+  EXPECT_EQ(time.exposed, expected.exposed);
+  EXPECT_EQ(time.loader, expected.loader);
+  EXPECT_EQ(time.snapshot, expected.snapshot);
+  EXPECT_EQ(time.idle, expected.idle);
+  EXPECT_EQ(time.overlapped, expected.overlapped);
+}
+
+TEST(StepTime, EveryNanosecondOfRandomTracesIsCountedOnce) {
+  constexpr Activity kKinds[] = {
+      Activity::compute,
+      Activity::compute,
+      Activity::communication,
+      Activity::communication_in_flight,
+      Activity::communication_call,
+      Activity::optimizer,
+      Activity::loader,
+      Activity::snapshot,
+      Activity::background,
+  };
+  for (unsigned seed = 0; seed < 2000; ++seed) {
+    SCOPED_TRACE(seed);
+    Random random(seed);
+    std::vector<TraceThread> threads;
+    for (int64_t thread = random.number(2); thread >= 0; --thread) {
+      std::vector<TraceActivity> activities;
+      for (int64_t i = random.number(8); i > 0; --i) {
+        activities.push_back(
+            {random.interval(), kKinds[random.number(std::size(kKinds) - 1)]});
+      }
+      threads.push_back(thread_of(activities, random.number(5) == 0));
+    }
+    const Interval step = random.interval();
+    const StepTime time = step_time(rank_activity(threads), step);
+    EXPECT_EQ(time.total(), step.length());
+    expect_equal(time, counted(threads, step));
+    if (HasFailure()) break;
+  }
+}
+
+TEST(StepTime, CommunicationCountsAsOverlappedOnlyWhileAnOperatorRuns) {
+  // The node of backward holds an operator, which starts a collective, and then
+  // its thread waits for that.
+  const auto thread =
+      thread_of({{{0, 100}, Activity::compute},
+                 {{0, 20}, Activity::compute},
+                 {{15, 90}, Activity::communication_in_flight}});
+  const StepTime time = step_time(rank_activity({thread}), {0, 100});
+  EXPECT_EQ(time.overlapped, 5);
+  EXPECT_EQ(time.exposed, 70);
+  EXPECT_EQ(time.compute, 30);
+}
+
+TEST(StepTime, WhatAThreadDoesInsideLoaderAndSnapshotIsAPartOfThem) {
+  const auto thread = thread_of({{{0, 10}, Activity::loader},
+                                 {{2, 8}, Activity::compute},
+                                 {{20, 50}, Activity::snapshot},
+                                 {{25, 30}, Activity::communication},
+                                 {{30, 45}, Activity::compute}});
+  // Another thread's snapshot is hidden as long as this one computes.
+  const auto other = thread_of({{{0, 12}, Activity::snapshot}});
+  const StepTime time = step_time(rank_activity({thread, other}), {0, 60});
+  EXPECT_EQ(time.compute, 0);
+  EXPECT_EQ(time.snapshot, 12 + 25);
+  EXPECT_EQ(time.exposed, 5);
+  EXPECT_EQ(time.loader, 0);
+  EXPECT_EQ(time.idle, 18);
+}
+
+TEST(StepTime, OfAGpuOnlyKernelsCompute) {
+  const auto host = thread_of({{{0, 40}, Activity::compute},
+                               {{40, 45}, Activity::communication_call},
+                               {{90, 100}, Activity::loader}});
+  const auto stream = thread_of({{{10, 30}, Activity::compute},
+                                 {{50, 80}, Activity::optimizer},
+                                 {{50, 60}, Activity::compute},
+                                 {{70, 75}, Activity::compute}},
+                                true);
+  const auto nccl = thread_of({{{25, 45}, Activity::communication}}, true);
+  const StepTime time =
+      step_time(rank_activity({host, stream, nccl}), {0, 100});
+  EXPECT_EQ(time.compute, 20);
+  EXPECT_EQ(time.optimizer, 15);
+  EXPECT_EQ(time.overlapped, 5);
+  EXPECT_EQ(time.exposed, 15);
+  EXPECT_EQ(time.loader, 10);
+  EXPECT_EQ(time.idle, 40);
+}
+
+TEST(StepTime, OfOperationsInsideEachOtherTheOuterOneCounts) {
+  auto thread = thread_of({{{0, 10}, Activity::compute, 100},
+                           {{2, 8}, Activity::compute, 60},
+                           {{10, 12}, Activity::compute, 7},
+                           {{30, 31}, Activity::compute, 1000}});
+  EXPECT_EQ(flops_within({thread}, {0, 20}), 107);
+  EXPECT_EQ(flops_within({thread, thread}, {10, 40}), 2 * 1007);
+}
+
+StepTime step_of(int64_t compute, int64_t exposed, int64_t loader = 0) {
+  StepTime time;
+  time.compute = compute;
+  time.exposed = exposed;
+  time.loader = loader;
+  return time;
+}
+
+TEST(Straggler, IsTheRankThatWaitsLeast) {
+  const Balance balance =
+      compare_ranks({{0, {step_of(60, 40), step_of(60, 40)}},
+                     {2, {step_of(60, 2, 38), step_of(60, 0, 40)}},
+                     {3, {step_of(61, 39), step_of(62, 38)}}});
+  EXPECT_EQ(balance.steps, 2u);
+  ASSERT_EQ(balance.stragglers.size(), 1u);
+  const Straggler& one = balance.stragglers[0];
+  EXPECT_EQ(one.rank, 2);
+  EXPECT_EQ(one.own_ns, 99);     // between 98 and 100
+  EXPECT_EQ(one.others_ns, 60);  // between 60 and 61
+  EXPECT_EQ(one.reason, "loader");
+  EXPECT_EQ(one.reason_ns, 39);
+  EXPECT_EQ(one.slower_steps, 2u);
+  EXPECT_EQ(balance.lost_ns, 99 - 61);
+  EXPECT_DOUBLE_EQ(balance.spread, 39.0 / 99);
+}
+
+TEST(Straggler, SeveralAreSortedAndEqualRanksAreNone) {
+  const auto slow = step_of(100, 0);
+  const auto slower = step_of(110, 0);
+  const auto fast = step_of(50, 60);
+  const Balance two = compare_ranks(
+      {{0, {slow}}, {1, {fast}}, {2, {slower}}, {3, {fast}}, {4, {fast}}});
+  ASSERT_EQ(two.stragglers.size(), 2u);
+  EXPECT_EQ(two.stragglers[0].rank, 2);
+  EXPECT_EQ(two.stragglers[1].rank, 0);
+  EXPECT_EQ(two.lost_ns, 60);
+  // 5 % more is not noticeable, nor is one slow step of three.
+  EXPECT_THAT(compare_ranks({{0, {step_of(100, 0)}}, {1, {step_of(105, 0)}}})
+                  .stragglers,
+              IsEmpty());
+  EXPECT_THAT(compare_ranks({{0, {fast, fast, fast}}, {1, {fast, slow, fast}}})
+                  .stragglers,
+              IsEmpty());
+  EXPECT_EQ(compare_ranks({{0, {slow}}}).steps, 0u);
+  EXPECT_EQ(compare_ranks({{0, {}}, {1, {}}}).steps, 0u);
+}
+
+TEST(Straggler, MedianOfEvenlyManyIsBetweenTheMiddleTwo) {
+  EXPECT_EQ(median({}), 0);
+  EXPECT_EQ(median({5, 1, 9}), 5);
+  EXPECT_EQ(median({9, 1, 5, 2}), 3);
+}
+
+TEST(ActivityTable, NamesOfLockstepAndOfPython) {
+  const auto activity = [](const char* name, const char* category) {
+    return activity_of(name, category);
+  };
+  EXPECT_EQ(activity("aten::mm", "cpu_op"), Activity::compute);
+  EXPECT_EQ(activity("aten::mm", "python_function"), Activity::none);
+  EXPECT_EQ(activity("DistributedDataParallel.forward", "user_annotation"),
+            Activity::none);
+  EXPECT_EQ(activity("c10d::allreduce_", "cpu_op"),
+            Activity::communication_call);
+  EXPECT_EQ(activity("record_param_comms", "cpu_op"),
+            Activity::communication_call);
+  EXPECT_EQ(activity("gloo:all_reduce", "user_annotation"),
+            Activity::communication_in_flight);
+  EXPECT_EQ(activity("nccl:all_reduce", "gpu_user_annotation"), Activity::none);
+  EXPECT_EQ(activity("ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)", "kernel"),
+            Activity::communication);
+  EXPECT_EQ(activity("sgemm", "kernel"), Activity::compute);
+  EXPECT_EQ(activity("Optimizer.step#SGD.step", "user_annotation"),
+            Activity::optimizer);
+  EXPECT_EQ(
+      activity("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
+               "user_annotation"),
+      Activity::loader);
+  const auto span = [](const char* name) {
+    return activity_of(name, "user_annotation");
+  };
+  EXPECT_EQ(span("lockstep::data::wait"), Activity::loader);
+  EXPECT_EQ(span("lockstep::data::fetch"), Activity::background);
+  EXPECT_EQ(span("lockstep::snapshot::save"), Activity::snapshot);
+  EXPECT_EQ(span("lockstep::snapshot::write"), Activity::background);
+  EXPECT_EQ(span("lockstep::zero::step"), Activity::optimizer);
+  EXPECT_EQ(span("lockstep::zero::gather"), Activity::communication);
+  EXPECT_EQ(span("lockstep::ddp::wait"), Activity::communication);
+  EXPECT_EQ(span("lockstep::ddp::rebuild_buckets"), Activity::none);
+  EXPECT_EQ(span("lockstep::comm_thread::all_reduce"), Activity::communication);
+  EXPECT_EQ(span("lockstep::pipeline::0F1"), Activity::none);
+  EXPECT_EQ(activity("ProfilerStep#3", "user_annotation"), Activity::step);
+  EXPECT_EQ(activity("ProfilerStep#3", "gpu_user_annotation"), Activity::none);
+}
+
+}  // namespace
+}  // namespace lockstep::internal::testing
