@@ -144,8 +144,8 @@ StepTime counted(const std::vector<TraceThread>& threads, Interval step) {
         leaf |= is_leaf;
       }
       communicates |= waits;
-      in_snapshot |= snapshot;
-      in_loader |= loader;
+      in_snapshot |= snapshot && !waits;
+      in_loader |= loader && !waits;
       if (waits || snapshot || loader || background) continue;
       if (gpu && !thread.on_device) continue;
       computes |= leaf;
@@ -155,11 +155,11 @@ StepTime counted(const std::vector<TraceThread>& threads, Interval step) {
     }
     time.overlapped += computes && communicates;
     ++(computes       ? (optimizes ? time.optimizer : time.compute)
+       : in_snapshot  ? time.snapshot
+       : in_loader    ? time.loader
        : communicates ? time.exposed
        : in_optimizer ? time.optimizer
        : in_compute   ? time.compute
-       : in_snapshot  ? time.snapshot
-       : in_loader    ? time.loader
                       : time.idle);
   }
   return time;
@@ -234,6 +234,18 @@ TEST(StepTime, WhatAThreadDoesInsideLoaderAndSnapshotIsAPartOfThem) {
   EXPECT_EQ(time.exposed, 5);
   EXPECT_EQ(time.loader, 0);
   EXPECT_EQ(time.idle, 18);
+}
+
+// The all_reduce of a step ended on Gloo's thread while the training thread
+// loaded the next batch, and the time counted as exposed communication.
+TEST(StepTime, CommunicationOfAnotherThreadDoesNotHideTheLoader) {
+  const auto thread = thread_of({{{0, 10}, Activity::loader}});
+  const auto other = thread_of({{{0, 4}, Activity::communication_in_flight},
+                                {{4, 12}, Activity::communication}});
+  const StepTime time = step_time(rank_activity({thread, other}), {0, 20});
+  EXPECT_EQ(time.loader, 10);
+  EXPECT_EQ(time.exposed, 2);
+  EXPECT_EQ(time.idle, 8);
 }
 
 TEST(StepTime, OfAGpuOnlyKernelsCompute) {

@@ -81,8 +81,8 @@ RankActivity rank_activity(const std::vector<TraceThread>& threads) {
     const ThreadMoments moments = moments_of(thread, !has_device);
     add(rank.communication, moments.communication);
     add(rank.communication, moments.in_flight);
-    add(rank.snapshot, moments.snapshot);
-    add(rank.loader, moments.loader);
+    add(rank.snapshot, subtract(moments.snapshot, moments.communication));
+    add(rank.loader, subtract(moments.loader, moments.communication));
     if (has_device && !thread.on_device) continue;
     // The operators by which a thread communicates, saves or loads are a part
     // of that.
@@ -118,19 +118,19 @@ StepTime step_time(const RankActivity& activity, Interval step) {
   time.optimizer =
       total_length(intersect(computing, clip(activity.optimizing, step)));
   time.compute = total_length(computing) - time.optimizer;
-  time.exposed = total_length(communication) - time.overlapped;
 
   // What is left goes to the first of the others that claims it.
-  Intervals left = subtract(subtract(united({step}), computing), communication);
+  Intervals left = subtract(united({step}), computing);
   const auto take = [&](const Intervals& claim) {
     const Intervals taken = intersect(left, clip(claim, step));
     left = subtract(left, taken);
     return total_length(taken);
   };
-  time.optimizer += take(activity.around_optimizer);
-  time.compute += take(activity.around_compute);
   time.snapshot = take(activity.snapshot);
   time.loader = take(activity.loader);
+  time.exposed = take(activity.communication);
+  time.optimizer += take(activity.around_optimizer);
+  time.compute += take(activity.around_compute);
   time.idle = total_length(left);
   return time;
 }

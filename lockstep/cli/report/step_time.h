@@ -18,13 +18,14 @@ struct RankActivity {
   Intervals computing{};
   // The same, but only within an optimizer's events.
   Intervals optimizing{};
+  // Moments at which a thread saves or loads, and does not communicate in it.
+  Intervals snapshot{};
+  Intervals loader{};
   Intervals communication{};
   // Moments inside any event of the kind. These may hold a wait of the thread,
   // so they count only when nothing of the above goes on.
   Intervals around_optimizer{};
   Intervals around_compute{};
-  Intervals snapshot{};
-  Intervals loader{};
 };
 
 RankActivity rank_activity(const std::vector<TraceThread>& threads);
@@ -34,7 +35,7 @@ RankActivity rank_activity(const std::vector<TraceThread>& threads);
 struct StepTime {
   int64_t compute = 0;
   int64_t optimizer = 0;
-  int64_t exposed = 0;  // communication during which the rank computed nothing
+  int64_t exposed = 0;  // communication during which the rank did nothing else
   int64_t loader = 0;
   int64_t snapshot = 0;
   int64_t idle = 0;
