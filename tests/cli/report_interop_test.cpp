@@ -1,6 +1,7 @@
 // `lockstep report trace` on traces that torch.profiler wrote in two Python
 // ranks with DistributedDataParallel. report_peer.py has their program, and
-// compares the report with the traces.
+// compares the report with the traces, and the merged trace with what Perfetto
+// reads in it.
 #include <gmock/gmock.h>
 
 #include <filesystem>
@@ -43,6 +44,10 @@ TEST_F(ReportInterop, TracesOfPythonRanksAreReportedAndMerged) {
   const auto checked = run_program({LOCKSTEP_TORCH_PYTHON, peer_, "check",
                                     folder.string(), document, merged});
   EXPECT_EQ(checked.exit_code, 0) << checked.err << report.out;
+  const auto shown = run_program(
+      {LOCKSTEP_TORCH_PYTHON, peer_, "perfetto", folder.string(), merged});
+  if (shown.exit_code == 77) GTEST_SKIP() << "Perfetto's reader: " << shown.out;
+  EXPECT_EQ(shown.exit_code, 0) << shown.err;
 }
 
 }  // namespace

