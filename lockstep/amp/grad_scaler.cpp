@@ -67,6 +67,13 @@ void unscale_in_place(const std::vector<at::Tensor>& gradients,
   }
 }
 
+std::logic_error not_scaled(const char* function, const char* where) {
+  return std::logic_error(std::string("GradScaler::") + function +
+                          ": no loss was scaled yet" + where +
+                          ". Call scale(loss), and backward() on what it "
+                          "returns, before this.");
+}
+
 at::Tensor sum_on(c10::Device device, const std::vector<at::Tensor>& numbers) {
   auto sum = at::zeros({}, at::TensorOptions(at::kFloat).device(device));
   for (const auto& number : numbers) {
@@ -97,31 +104,30 @@ GradScaler::GradScaler(const GradScalerOptions& options) : options_(options) {
   }
 }
 
-void GradScaler::place_scale(const at::Tensor& output) {
+void GradScaler::place_scale(c10::Device device) {
   if (scale_.defined()) return;
-  auto on_device = at::TensorOptions().device(output.device());
+  auto on_device = at::TensorOptions().device(device);
   scale_ = at::full({}, options_.init_scale, on_device.dtype(at::kFloat));
   growth_tracker_ =
       at::full({}, init_growth_tracker_, on_device.dtype(at::kInt));
 }
 
 void GradScaler::require_scale(const char* function) const {
-  if (scale_.defined()) return;
-  throw std::logic_error(std::string("GradScaler::") + function +
-                         ": no loss was scaled yet. Call scale(loss), and "
-                         "backward() on what it returns, before this.");
+  if (!scale_.defined()) throw not_scaled(function, "");
 }
 
 at::Tensor GradScaler::scale(const at::Tensor& output) {
   if (!options_.enabled) return output;
-  place_scale(output);
+  place_scale(output.device());
+  has_scaled_ = true;
   return output * scale_.to(output.device(), /*non_blocking=*/true);
 }
 
 std::vector<at::Tensor> GradScaler::scale(
     const std::vector<at::Tensor>& outputs) {
   if (!options_.enabled || outputs.empty()) return outputs;
-  place_scale(outputs.front());
+  place_scale(outputs.front().device());
+  has_scaled_ = true;
   DeviceCopies scales(scale_);
   std::vector<at::Tensor> result;
   for (const auto& output : outputs) {
@@ -131,8 +137,11 @@ std::vector<at::Tensor> GradScaler::scale(
 }
 
 void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
-  if (!options_.enabled) return;
-  require_scale("unscale_");
+  if (options_.enabled) unscale(optimizer, "unscale_");
+}
+
+void GradScaler::unscale(torch::optim::Optimizer& optimizer,
+                         const char* function) {
   auto& state = optimizers_[&optimizer];
   if (state.stage != Stage::kReady) {
     throw std::logic_error(
@@ -141,14 +150,17 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
         " was already called for this optimizer since the last update(). Call "
         "it once, between backward() and step().");
   }
-  state.found_inf = unscale_gradients(optimizer);
+  state.found_inf = unscale_gradients(optimizer, function);
   state.stage = Stage::kUnscaled;
 }
 
 std::vector<at::Tensor> GradScaler::unscale_gradients(
-    torch::optim::Optimizer& optimizer) {
+    torch::optim::Optimizer& optimizer, const char* function) {
   const at::NoGradGuard no_grad;
   auto gradients = internal::gradients_of(optimizer);
+  // The loss of a pipeline is scaled on the rank of its last stage only.
+  if (gradients.layouts.any()) place_scale(gradients.device);
+  require_scale(function);
   bool half = std::ranges::any_of(gradients.tensors, [](const auto& gradient) {
     return gradient.scalar_type() == at::kHalf;
   });
@@ -163,19 +175,24 @@ std::vector<at::Tensor> GradScaler::unscale_gradients(
   auto result = found_inf.all();
   auto group = gradients.shard_group != nullptr ? gradients.shard_group
                                                 : options_.process_group;
+  bool scaled = true;
   if (group != nullptr || gradients.layouts.any()) {
     auto found = sum_on(scale_.device(), result);
-    auto numbers =
-        at::stack({found, at::full_like(found, !gradients.tensors.empty()),
-                   at::full_like(found, half)});
+    auto numbers = at::stack(
+        {found, at::full_like(found, !gradients.tensors.empty()),
+         at::full_like(found, half), at::full_like(found, has_scaled_)});
     numbers = gradients.layouts.reduced(numbers, ReduceOp::MAX);
     if (group != nullptr) {
       numbers = internal::agreed(numbers, ReduceOp::MAX, group);
     }
     auto seen = numbers.cpu();
     half = seen[2].item<float>() > 0;
+    scaled = seen[3].item<float>() > 0;
     result.clear();
     if (seen[1].item<float>() > 0) result.push_back(numbers[0].clone());
+  }
+  if (!scaled) {
+    throw not_scaled(function, " by any rank that has a part of the model");
   }
   if (half) {
     throw std::invalid_argument(
@@ -195,14 +212,13 @@ at::Tensor GradScaler::step(torch::optim::Optimizer& optimizer,
         "Compute loss and gradients before step(), or disable the scaler for "
         "this optimizer.");
   }
-  require_scale("step");
   auto& state = optimizers_[&optimizer];
   if (state.stage == Stage::kStepped) {
     throw std::logic_error(
         "GradScaler::step: step() was already called for this optimizer since "
         "the last update(). Call update() at the end of each iteration.");
   }
-  if (state.stage == Stage::kReady) unscale_(optimizer);
+  if (state.stage == Stage::kReady) unscale(optimizer, "step");
   if (state.found_inf.empty()) {
     optimizers_.erase(&optimizer);
     throw std::logic_error(

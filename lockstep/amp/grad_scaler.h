@@ -78,6 +78,11 @@ struct GradScalerOptions {
 // collective then, and also with `process_group`. A rank may have no gradients
 // if another rank has some.
 //
+// Pipelines. The loss is scaled where it is computed, in PipelineOptions::loss,
+// so on the rank of the last stage only. The other ranks need not call scale().
+// A rank whose stages have no parameters has an optimizer of
+// Pipeline::empty_parameter(), and takes part without gradients.
+//
 // Parameters are float32 or wider (bfloat16 is accepted, too). Gradients in
 // float16 are refused: what overflowed or vanished in them was lost before they
 // could be unscaled. Gradients may be sparse, and on several devices.
@@ -107,7 +112,8 @@ class GradScaler {
   // was unscaled or stepped since the last update(); std::invalid_argument for
   // gradients in float16. If one rank has such gradients, all ranks that agree
   // with it throw; they may have unscaled their gradients already, so compute
-  // the gradients again.
+  // the gradients again. If parameters are parts of larger ones, the same holds
+  // for the first scale(): one of the ranks that agree must have called it.
   void unscale_(torch::optim::Optimizer& optimizer);
 
   // Calls unscale_(), unless that was called, and optimizer.step(), unless
@@ -174,13 +180,17 @@ class GradScaler {
     std::vector<at::Tensor> found_inf;
   };
 
-  void place_scale(const at::Tensor& output);
+  void place_scale(c10::Device device);
   void require_scale(const char* function) const;
-  std::vector<at::Tensor> unscale_gradients(torch::optim::Optimizer& optimizer);
+  void unscale(torch::optim::Optimizer& optimizer, const char* function);
+  std::vector<at::Tensor> unscale_gradients(torch::optim::Optimizer& optimizer,
+                                            const char* function);
 
   GradScalerOptions options_;  // current values, which setters change
   int64_t init_growth_tracker_ = 0;
-  // float32 and int32, 0-dimensional; undefined until the first scale().
+  bool has_scaled_ = false;  // on this rank
+  // float32 and int32, 0-dimensional; undefined until the first scale(), or
+  // unscale_() of parts.
   at::Tensor scale_;
   at::Tensor growth_tracker_;
   std::map<const torch::optim::Optimizer*, OptimizerState> optimizers_;

@@ -290,5 +290,24 @@ WORLD_TEST(LayoutScaler, OneRanksInfinitySkipsAllSteps, 2, 4) {
   EXPECT_FALSE(scaler.found_inf(optimizer));
 }
 
+// In a pipeline only the rank of the last stage has a loss. Another one threw,
+// as if scale() had been forgotten.
+WORLD_TEST(LayoutScaler, OneRankScalesTheLossForAll, 2, 4) {
+  auto group = init_process_group("gloo");
+  auto mine = parts(Axes(world), at::kFloat);
+  torch::optim::SGD optimizer(mine, 0.5);
+  GradScaler scaler({.device = at::kCPU, .init_scale = 8});
+  EXPECT_THAT(message_of([&] { scaler.step(optimizer); }),
+              HasSubstr("step: no loss was scaled yet by any rank that has"));
+  EXPECT_THAT(message_of([&] { scaler.update(); }),
+              HasSubstr("no optimizer with gradients was stepped"));
+  mine[0].mutable_grad().fill_(8);
+  if (world.rank == 1) scaler.scale(torch::ones({}));
+  scaler.step(optimizer);
+  scaler.update(2.0);
+  EXPECT_TRUE(mine[0].grad().eq(1).all().item<bool>());
+  EXPECT_EQ(scaler.get_scale(), 2);
+}
+
 }  // namespace
 }  // namespace lockstep::internal
