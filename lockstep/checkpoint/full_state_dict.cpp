@@ -31,7 +31,7 @@ std::vector<nlohmann::json> gather_claims(
   std::exception_ptr failure;
   try {
     mine["claims"] = internal::claims_of(shards);
-    mine["stages"] = internal::stages_of(module);
+    mine["stages"] = internal::stages_of(module, /*buffers=*/true);
   } catch (...) {
     failure = std::current_exception();
     mine["failed"] = internal::words_of(failure);

@@ -129,7 +129,8 @@ struct LoadedSnapshot {
 // memory. Ranks' models may lack tensors that those of others have (the stages
 // of a pipeline): the snapshot has all. Stages whose parameters have the same
 // names, and are not one tied weight, are refused with std::invalid_argument on
-// every rank, here and by load_snapshot(). Numbers are those of the first rank,
+// every rank, here and by load_snapshot(); here also stages that have buffers
+// of the same names with different values. Numbers are those of the first rank,
 // a buffer is that of the first rank that has it. docs/snapshots.md describes
 // the files, which PyTorch's distributed checkpoint reads.
 //

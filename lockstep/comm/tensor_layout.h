@@ -39,9 +39,9 @@ struct TensorLayout {
   // are counted there: a sum over all elements (a norm) leaves this tensor out.
   // For a weight that two stages of a pipeline use: in all stages but one.
   bool duplicate{false};
-  // Whether the first of `groups` is a pipeline's: the parameter is one of a
-  // stage of this rank, and the other ranks of that group have other
-  // parameters, to which snapshots must not give the same name.
+  // Whether the first of `groups` is a pipeline's: the parameter or buffer is
+  // one of a stage of this rank, and the other ranks of that group have others,
+  // to which snapshots must not give the same name.
   bool of_stage{false};
   // For a weight that several stages use: text that is equal in all of them,
   // and that no other weight of the pipeline has. Otherwise empty.

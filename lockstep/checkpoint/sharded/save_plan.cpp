@@ -16,6 +16,8 @@ using Json = nlohmann::json;
 
 // The member of a claim that says TensorShard::of_first_rank.
 constexpr const char* kOfFirstRank = "of_first_rank";
+// The same for TensorShard::duplicate.
+constexpr const char* kDuplicate = "duplicate";
 
 // A part, and the ranks that have it.
 struct Item {
@@ -46,7 +48,20 @@ void add_tensor(SavePlan& plan, const std::string& name,
   }
 }
 
+// Returns the names of which some rank has more than a duplicate.
+std::set<std::string> names_with_owners(const std::vector<Json>& claims) {
+  std::set<std::string> names;
+  for (const Json& rank : claims) {
+    for (const Json& claim : rank) {
+      if (claim.contains(kDuplicate)) continue;
+      names.insert(claim.at("name").get<std::string>());
+    }
+  }
+  return names;
+}
+
 std::vector<Item> items_of(const std::vector<Json>& claims, SavePlan& plan) {
+  const std::set<std::string> owned = names_with_owners(claims);
   std::map<std::pair<std::string, Box>, std::vector<size_t>> holders;
   for (size_t rank = 0; rank < claims.size(); ++rank) {
     for (const Json& claim : claims[rank]) {
@@ -57,6 +72,7 @@ std::vector<Item> items_of(const std::vector<Json>& claims, SavePlan& plan) {
           claim.at("shape").get<Sizes>(),
           claim.at("placement").get<std::string>()};
       add_tensor(plan, name, tensor, rank);
+      if (claim.contains(kDuplicate) && owned.contains(name)) continue;
       const bool empty = numel_of(tensor.shape) == 0;
       for (const Json& pair : claim.at("boxes")) {
         Box box{pair.at(0).get<Sizes>(), pair.at(1).get<Sizes>()};
@@ -192,6 +208,7 @@ Json claims_of(const std::vector<TensorShard>& shards) {
                       {"placement", text_of(shard.placement)},
                       {"boxes", std::move(boxes)}});
     if (shard.of_first_rank) claims.back()[kOfFirstRank] = true;
+    if (shard.duplicate) claims.back()[kDuplicate] = true;
   }
   return claims;
 }

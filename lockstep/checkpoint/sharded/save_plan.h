@@ -41,7 +41,8 @@ struct SavePlan {
 // Makes the plan from the claims_of() all ranks, in rank order. A part that
 // several ranks have is written by the one of them that has the fewest bytes to
 // write. A tensor of 1 MiB or more that is a large part of the snapshot is cut
-// into as many parts as ranks have it. The same claims give the same plan.
+// into as many parts as ranks have it. Ranks with a duplicate of it write none
+// of it, unless all have one. The same claims give the same plan.
 //
 // Throws std::invalid_argument if ranks disagree on the dtype or shape of a
 // tensor, or if their parts do not hold each element of a tensor once.

@@ -523,7 +523,7 @@ class FolderLoad {
     } else {
       mine["digest"] = ready_.files->digest();
       mine["foreign_tensors"] = ready_.foreign_tensors;
-      mine["stages"] = stages_of(*state_.model);
+      mine["stages"] = stages_of(*state_.model, /*buffers=*/false);
       if (ready_.optimizer) {
         mine["foreign_parameters"] = ready_.foreign_parameters;
       }

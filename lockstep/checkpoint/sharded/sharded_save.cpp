@@ -63,7 +63,8 @@ Json optimizer_claims_of(const OptimizerShards::State& state,
     if (!stepped.contains(parameter)) claims["without"].push_back(name);
   }
   for (const TensorShard& shard : shards) {
-    if (is_sharded || !shard.shape.empty() ||
+    // The shard of a parameter without dimensions has one, of 0 or 1 elements.
+    if (is_sharded || !shard.shape.empty() || shard.tensor.dim() != 0 ||
         !shard.name.starts_with(kStatePrefix)) {
       continue;
     }
@@ -232,7 +233,7 @@ void ShardedSave::collect(const TrainingState& state, Json& mine) {
   manifest_.numbers.metadata = state.metadata;
   mine = {{"optimizer", std::move(claims_of_optimizer)},
           {"tied", tied_names(*state.model)},
-          {"stages", stages_of(*state.model)},
+          {"stages", stages_of(*state.model, /*buffers=*/true)},
           {"claims", claims_of(shards_)}};
 }
 

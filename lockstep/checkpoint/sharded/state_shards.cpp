@@ -1,7 +1,9 @@
 #include "lockstep/checkpoint/sharded/state_shards.h"
 
 #include <ATen/Functions.h>
+#include <c10/util/StringUtil.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <sstream>
@@ -9,7 +11,9 @@
 
 #include "lockstep/checkpoint/checked_load.h"
 #include "lockstep/checkpoint/optimizer_state.h"
+#include "lockstep/checkpoint/sharded/checksum.h"
 #include "lockstep/checkpoint/sharded/shard_names.h"
+#include "lockstep/checkpoint/tensor_bytes.h"
 #include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/tensor_layout.h"
 
@@ -32,6 +36,36 @@ at::Tensor tensor_of(const StateValue& value) {
     return at::tensor(*list, at::kDouble);
   }
   return {};
+}
+
+// The result also stands for dtype and shape.
+std::string checksum_of_values(const at::Tensor& tensor) {
+  if (tensor.layout() != at::kStrided) return "not dense";  // is refused later
+  const at::Tensor values = file_form(tensor);
+  Xxh3 checksum;
+  checksum.add(values.const_data_ptr(), values.nbytes());
+  return c10::str(values.scalar_type(), values.sizes(), " ",
+                  hex_of(checksum.value()));
+}
+
+// What a rank has under a name: an entry of its stages_of().
+struct NamedOnRank {
+  NamedOnRank(const nlohmann::json& entry, size_t on_rank) : rank(on_rank) {
+    const bool is_buffer = entry.is_array();
+    of = (is_buffer ? entry.at(0) : entry).get<std::string>();
+    if (is_buffer) values = entry.at(1).get<std::string>();
+  }
+  bool has_values_of(const NamedOnRank& other) const {
+    return of == other.of || (!values.empty() && values == other.values);
+  }
+  std::string of;
+  std::string values;  // of a buffer; "" for a parameter
+  size_t rank;
+};
+
+bool is_duplicate(const at::Tensor& tensor) {
+  const TensorLayout* layout = layout_of(tensor);
+  return layout != nullptr && layout->duplicate;
 }
 
 }  // namespace
@@ -59,9 +93,17 @@ OptimizerShards::State optimizer_state_of(torch::optim::Optimizer& optimizer) {
 void add_model(const torch::nn::Module& model,
                std::vector<TensorShard>& shards) {
   for (const auto& [name, tensor, is_parameter] : tensors_of(model)) {
-    shards.push_back({kModelPrefix + name, whole_shape(tensor),
-                      placement_of(tensor), tensor.detach(),
-                      !is_parameter && layout_of(tensor) == nullptr});
+    const TensorLayout* layout = layout_of(tensor);
+    const bool whole = layout == nullptr ||
+                       (!layout->range && layout->box.sizes == layout->shape);
+    const bool of_first_rank = !is_parameter && whole;
+    shards.push_back(
+        {.name = kModelPrefix + name,
+         .shape = whole_shape(tensor),
+         .placement = of_first_rank ? Replicate{} : placement_of(tensor),
+         .tensor = tensor.detach(),
+         .of_first_rank = of_first_rank,
+         .duplicate = is_duplicate(tensor)});
   }
 }
 
@@ -113,8 +155,11 @@ void add_optimizer(const OptimizerShards::State& state,
       if (tensor.dim() == 0) {
         shards.push_back({name, {}, Replicate{}, tensor});
       } else {
-        shards.push_back({name, whole_shape(parameter),
-                          placement_of(part, parameter), tensor.detach()});
+        shards.push_back({.name = name,
+                          .shape = whole_shape(parameter),
+                          .placement = placement_of(part, parameter),
+                          .tensor = tensor.detach(),
+                          .duplicate = is_duplicate(parameter)});
       }
     }
   }
@@ -126,6 +171,10 @@ std::vector<std::string> names_of(const OptimizerShards::State& state,
   std::vector<std::string> names;
   for (const at::Tensor& parameter : state.parameters) {
     const auto found = known.find(parameter.unsafeGetTensorImpl());
+    if (found == known.end() && whole_shape(parameter) == Sizes{0}) {
+      names.emplace_back();
+      continue;
+    }
     if (found == known.end()) {
       std::ostringstream text;
       text << "parameter " << names.size() << " of the optimizer, of shape "
@@ -151,51 +200,63 @@ std::map<std::string, std::string> tied_names(const torch::nn::Module& model) {
   return tied;
 }
 
-nlohmann::json stages_of(const torch::nn::Module& model) {
+nlohmann::json stages_of(const torch::nn::Module& model, bool buffers) {
   nlohmann::json stages = nlohmann::json::object();
   bool any = false;
-  for (const ModuleTensor& tensor : tensors_of(model)) {
-    if (!tensor.is_parameter) continue;
-    const TensorLayout* layout = layout_of(tensor.tensor);
+  for (const auto& [name, tensor, is_parameter] : tensors_of(model)) {
+    const TensorLayout* layout = layout_of(tensor);
+    const bool of_stage = layout != nullptr && layout->of_stage;
+    if (!is_parameter && !(buffers && of_stage)) continue;
     std::string of;
-    if (layout != nullptr && layout->of_stage) {
+    if (of_stage) {
       any = true;
       of = !layout->tied.empty()
                ? "the tied weight of " + layout->tied
                : "rank " + std::to_string(layout->groups.front()->rank()) +
                      " of its pipeline";
     }
-    stages[tensor.name] = std::move(of);
+    if (is_parameter) {
+      stages[name] = std::move(of);
+    } else {
+      stages[name] = {std::move(of), checksum_of_values(tensor)};
+    }
   }
   return any ? stages : nlohmann::json::object();
 }
 
 void require_names_differ(const std::vector<nlohmann::json>& all) {
-  std::map<std::string, std::pair<std::string, size_t>> known;  // and the rank
+  std::map<std::string, std::vector<NamedOnRank>> known;  // each stage once
   for (size_t rank = 0; rank < all.size(); ++rank) {
     for (const auto& [name, stage] : all[rank].items()) {
-      const auto of = stage.get<std::string>();
-      const auto [first, is_new] = known.try_emplace(name, of, rank);
-      const auto& [other, other_rank] = first->second;
-      if (is_new || of == other) continue;
+      const NamedOnRank mine(stage, rank);
+      std::vector<NamedOnRank>& others = known[name];
+      const bool is_known = std::ranges::any_of(
+          others,
+          [&](const NamedOnRank& other) { return mine.of == other.of; });
+      if (!is_known) others.push_back(mine);
+      const NamedOnRank& other = others.front();
+      if (is_known || mine.has_values_of(other)) continue;
       const std::string pair = "\"" + name + "\" on rank " +
-                               std::to_string(other_rank) + " and on rank " +
+                               std::to_string(other.rank) + " and on rank " +
                                std::to_string(rank);
-      if (of.empty() || other.empty()) {
+      if (mine.of.empty() || other.of.empty()) {
         throw std::invalid_argument(
             "the parameter " + pair +
             " is one of a pipeline's stage only on rank " +
-            std::to_string(of.empty() ? other_rank : rank) +
+            std::to_string(mine.of.empty() ? other.rank : rank) +
             ", so its values differ; save and load on each rank a module that "
             "has the parameters of the rank's own stages only");
       }
+      const std::string what = mine.values.empty() ? "parameter" : "buffer";
       throw std::invalid_argument(
-          "stages of a pipeline have different parameters of one name: " +
-          pair +
-          "; a snapshot has one parameter of a name, so give the modules of "
-          "the stages names that differ, for example those that they have in "
-          "the whole model, as stage_of() does, or name a weight that they "
-          "share in PipelineOptions::tied_weights");
+          "stages of a pipeline have different " + what +
+          "s of one name: " + pair + "; a snapshot has one " + what +
+          " of a name, so give the modules of the stages names that differ, "
+          "for example those that they have in the whole model, as stage_of() "
+          "does" +
+          (mine.values.empty() ? ", or name a weight that they share in "
+                                 "PipelineOptions::tied_weights"
+                               : ""));
     }
   }
 }
@@ -208,7 +269,8 @@ std::vector<NamedGroup> named_groups(const OptimizerShards::State& state,
     NamedGroup& named = groups.emplace_back();
     named.options = group.options;
     for (const int64_t number : group.params) {
-      named.params.push_back(names[static_cast<size_t>(number)]);
+      const std::string& name = names[static_cast<size_t>(number)];
+      if (!name.empty()) named.params.push_back(name);
     }
   }
   return groups;

@@ -22,8 +22,9 @@ namespace lockstep::internal {
 OptimizerShards::State optimizer_state_of(torch::optim::Optimizer& optimizer);
 
 // Appends the model's tensors that this rank has: those with a layout
-// (tensor_layout.h) as parts of the whole ones. Buffers without a layout are
-// those of the first rank that has them, as DistributedDataParallel keeps them.
+// (tensor_layout.h) as parts of the whole ones. Buffers of which ranks have no
+// parts are those of the first rank that has them, as DistributedDataParallel
+// keeps them.
 void add_model(const torch::nn::Module& model,
                std::vector<TensorShard>& shards);
 
@@ -42,8 +43,9 @@ Placement placement_of(const at::Tensor& tensor);
 Placement placement_of(const OptimizerShards::Part& part,
                        const at::Tensor& parameter);
 
-// Returns the names of the optimizer's parameters, by number. Throws
-// std::invalid_argument if the model lacks one.
+// Returns the names of the optimizer's parameters, by number; "" for one that
+// has no elements and is not the model's (Pipeline::empty_parameter()). Throws
+// std::invalid_argument if the model lacks another one.
 std::vector<std::string> names_of(const OptimizerShards::State& state,
                                   const torch::nn::Module& model);
 
@@ -53,11 +55,14 @@ std::map<std::string, std::string> tied_names(const torch::nn::Module& model);
 
 // Returns, if some parameter of the model is one of a pipeline's stage, for the
 // names of all parameters of which they are: {"name": "rank 1 of its pipeline"}
-// or the tied weight; "" for one that is of no stage. Otherwise {}.
-nlohmann::json stages_of(const torch::nn::Module& model);
+// or the tied weight; "" for one that is of no stage. With `buffers`, also for
+// the names of the stages' buffers: {"name": ["rank 1 of its pipeline",
+// checksum of the values]}. Otherwise {}.
+nlohmann::json stages_of(const torch::nn::Module& model, bool buffers);
 
 // Throws std::invalid_argument if ranks have different parameters under one
-// name. `all`: the stages_of() all ranks, in rank order.
+// name, or different stages have buffers of different values. `all`: the
+// stages_of() all ranks, in rank order.
 void require_names_differ(const std::vector<nlohmann::json>& all);
 
 // Returns the hyperparameters with parameters by name.

@@ -52,6 +52,10 @@ struct TensorShard {
   // Whether ranks may have different values, of which those of the first rank
   // that lists the tensor are saved. For buffers.
   bool of_first_rank{false};
+  // Whether the ranks that have the shard only repeat what others have under
+  // the same name, and perhaps divide in another way: a weight that two stages
+  // of a pipeline use (tensor_layout.h). If others have it, they write it.
+  bool duplicate{false};
 };
 
 // A box of a tensor, and the elements in it as a view of a TensorShard's

@@ -112,6 +112,30 @@ TEST(SavePlan, APartThatSeveralRanksHaveIsWrittenByOneOfThem) {
   EXPECT_EQ(plan.parts[1].rank % 2, 1u);
 }
 
+// Two stages of a pipeline divide one weight each in its own way: their parts
+// were taken for parts that overlap.
+TEST(SavePlan, DuplicatesAreWrittenOnlyIfNobodyElseHasThem) {
+  const auto part = [](int64_t begin, int64_t end, bool duplicate) {
+    return TensorShard{.name = "w",
+                       .shape = {6},
+                       .placement = FlatShard{{begin, end}, {0}},
+                       .tensor = torch::empty({end - begin}),
+                       .duplicate = duplicate};
+  };
+  for (const bool duplicates_first : {false, true}) {
+    const bool other = !duplicates_first;
+    const SavePlan plan = plan_of({{part(0, 4, duplicates_first)},
+                                   {part(0, 2, other)},
+                                   {part(4, 6, duplicates_first)},
+                                   {part(2, 6, other)}});
+    ASSERT_EQ(plan.parts.size(), 2u);
+    const size_t first = duplicates_first ? 1 : 0;
+    EXPECT_EQ(plan.parts[0].rank, first);
+    EXPECT_EQ(plan.parts[1].rank, first + 2);
+  }
+  EXPECT_EQ(plan_of({{part(0, 4, true)}, {part(4, 6, true)}}).parts.size(), 2u);
+}
+
 TEST(SavePlan, RanksThatDisagreeAreRefused) {
   EXPECT_THAT(message_of([] {
                 plan_of({{replicated("w", torch::empty({2}))},
