@@ -41,7 +41,10 @@ struct UnitInputs : torch::autograd::Function<UnitInputs> {
                                const c10::intrusive_ptr<HeldCall>& call) {
     context->set_materialize_grads(false);
     context->saved_data["call"] = at::IValue::make_capsule(call);
-    return inputs.vec();
+    // Not the inputs themselves, which the module could not change in place.
+    variable_list aliases;
+    for (const at::Tensor& input : inputs) aliases.push_back(input.detach());
+    return aliases;
   }
   static variable_list backward(torch::autograd::AutogradContext* context,
                                 variable_list grads) {

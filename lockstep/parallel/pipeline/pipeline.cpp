@@ -27,7 +27,9 @@
 #include "lockstep/parallel/pipeline/schedule_check.h"
 #include "lockstep/parallel/pipeline/schedule_messages.h"
 #include "lockstep/parallel/pipeline/split_backward.h"
+#include "lockstep/parallel/pipeline/stage_inputs.h"
 #include "lockstep/parallel/pipeline/stage_messages.h"
+#include "lockstep/parallel/pipeline/stage_mistake.h"
 #include "lockstep/parallel/pipeline/tied_weights.h"
 
 namespace lockstep {
@@ -279,22 +281,26 @@ void Pipeline::State::agree(const std::string& problem) const {
 void Pipeline::State::attach_layouts() const {
   std::set<const void*> done;
   for (const auto& [index, stage] : stages_) {
-    for (const at::Tensor& parameter : stage.module().parameters()) {
-      if (!done.insert(parameter.unsafeGetTensorImpl()).second) continue;
-      const internal::TensorLayout* known = internal::layout_of(parameter);
+    Tensors tensors = stage.module().parameters();
+    for (at::Tensor& buffer : stage.module().buffers()) {
+      if (buffer.defined()) tensors.push_back(std::move(buffer));
+    }
+    for (const at::Tensor& tensor : tensors) {
+      if (!done.insert(tensor.unsafeGetTensorImpl()).second) continue;
+      const internal::TensorLayout* known = internal::layout_of(tensor);
       internal::TensorLayout layout =
           known != nullptr
               ? *known
               : internal::TensorLayout{
-                    .shape = parameter.sizes().vec(),
-                    .box = internal::whole_box(parameter.sizes().vec())};
+                    .shape = tensor.sizes().vec(),
+                    .box = internal::whole_box(tensor.sizes().vec())};
       // That of an earlier pipeline over this stage.
       if (layout.of_stage) layout.groups.erase(layout.groups.begin());
       layout.groups.insert(layout.groups.begin(), group_);
       layout.of_stage = true;
-      layout.duplicate = tied_->is_duplicate(parameter);
-      layout.tied = tied_->name_of(parameter);
-      internal::set_layout(parameter, std::move(layout));
+      layout.duplicate = tied_->is_duplicate(tensor);
+      layout.tied = tied_->name_of(tensor);
+      internal::set_layout(tensor, std::move(layout));
     }
   }
 }
@@ -464,10 +470,12 @@ void Pipeline::State::forward(Run& run, const PipelineAction& action) {
       chunk.inputs[k].requires_grad_(known[k].requires_grad);
     }
   }
-  chunk.outputs = stages_.at(stage).forward(chunk.inputs);
+  const Tensors given = internal::stage_inputs(chunk.inputs);
+  chunk.outputs = stages_.at(stage).forward(given);
+  internal::report_changes(chunk.inputs, given);
   for (const at::Tensor& output : chunk.outputs) {
     if (!output.defined()) {
-      throw std::invalid_argument("a stage returned an undefined tensor");
+      throw internal::StageMistake("the stage returned an undefined tensor");
     }
   }
   if (stage + 1 == facts_.stages) {
@@ -479,11 +487,11 @@ void Pipeline::State::forward(Run& run, const PipelineAction& action) {
     if (run.targets.empty()) return;
     chunk.loss = options_.loss(chunk.outputs, run.targets[i]);
     if (!chunk.loss.defined() || chunk.loss.numel() != 1) {
-      throw std::invalid_argument(
+      throw internal::StageMistake(
           "PipelineOptions::loss must return a tensor with one element");
     }
     if (run.training && !chunk.loss.requires_grad()) {
-      throw std::invalid_argument(
+      throw internal::StageMistake(
           "the loss does not require grad, so nothing would be trained; "
           "PipelineOptions::loss must compute it from the outputs of the last "
           "stage, without detach(), and some parameter must require grad");
@@ -645,7 +653,6 @@ PipelineResult Pipeline::State::run(at::TensorList inputs,
     finish(training);
   } catch (...) {
     try {
-      if (group_->size() == 1) throw;
       internal::fail_together(groups(), std::current_exception(), where);
     } catch (...) {
       give_up();

@@ -127,13 +127,14 @@ struct PipelineResult {
 // other. If outputs change although the inputs' shapes have been seen,
 // step() throws std::runtime_error.
 //
-// Layouts. The constructor attaches to each parameter of the stages that it is
-// whole, and that the ranks of the group have different ones
+// Layouts. The constructor attaches to each parameter and buffer of the stages
+// that it is whole, and that the ranks of the group have different ones
 // (comm/tensor_layout.h): clipping and snapshots follow it. A pipeline that is
 // made again over the same stages replaces what the one before has attached.
 // Snapshots and full_state_dict() need parameters of different names on
-// different ranks, except for tied weights: give modules the names that they
-// have in the whole model, as stage_of() does.
+// different ranks, except for tied weights, and buffers of different names,
+// except for those of equal values: give modules the names that they have in
+// the whole model, as stage_of() does.
 //
 // Communication. One small all-gather at the beginning of step() and eval(),
 // then one message for each boundary between ranks, micro-batch, direction and
@@ -147,8 +148,11 @@ struct PipelineResult {
 // DistributedDataParallel or FullyShard, and throws the same; all other ranks
 // of the group, and of replicas of the pipeline, throw c10::DistBackendError
 // that names the rank, the stage, the micro-batch and the words of the
-// exception. If a rank dies, all others throw c10::DistBackendError that names
-// it. The groups are of no use then.
+// exception. What the pipeline itself finds wrong in a result of a stage or of
+// the loss (one that does not require grad, for example) is
+// std::invalid_argument on this rank, with the same text. If a rank dies, all
+// others throw c10::DistBackendError that names it. The groups are of no use
+// then.
 //
 // Threads: use from one thread. Blocking: step() and eval() wait for the other
 // ranks, each time for the group's timeout at most.
@@ -174,12 +178,13 @@ class Pipeline {
                       const at::Tensor& target = {});
 
   // Returns a parameter without elements. If the stages of this rank have no
-  // parameters, give it to clip_grad_norm_() (amp/clip_grad.h), in which every
-  // rank of the pipeline takes part:
+  // parameters, make the optimizer from it: for GradScaler (amp/grad_scaler.h)
+  // and clip_grad_norm_() (amp/clip_grad.h), in which every rank of the
+  // pipeline takes part. Snapshots leave it out.
   //
   //   auto parameters = stage->parameters();
   //   if (parameters.empty()) parameters = {pipeline.empty_parameter()};
-  //   lockstep::clip_grad_norm_(parameters, 1.0);
+  //   torch::optim::SGD optimizer(parameters, 0.1);
   at::Tensor empty_parameter() const;
 
  private:

@@ -4,7 +4,10 @@
 #include <c10/util/StringUtil.h>
 
 #include <optional>
+#include <stdexcept>
 #include <vector>
+
+#include "lockstep/parallel/pipeline/stage_mistake.h"
 
 namespace lockstep::internal {
 namespace {
@@ -49,6 +52,7 @@ void fail_together(const std::vector<ProcessGroupPtr>& groups,
   const ProcessGroup& pipeline = *groups.front();
   const int rank = pipeline.global_rank(pipeline.rank());
   const auto leave = [&](const std::string& text) {
+    if (pipeline.size() == 1) return;  // no rank waits for this one
     write_failure(groups, text);
     for (const ProcessGroupPtr& group : groups) group->abort();
   };
@@ -63,6 +67,10 @@ void fail_together(const std::vector<ProcessGroupPtr>& groups,
     if (!cause) throw;
     TORCH_CHECK_WITH(DistBackendError, false, *cause, " (noticed by rank ",
                      rank, " ", where, ")");
+  } catch (const StageMistake& mistake) {
+    const std::string text = failed + ": " + mistake.what();
+    leave(text);
+    throw std::invalid_argument(text);
   } catch (const std::exception& error) {
     leave(failed + ": " + error.what());
     throw;

@@ -13,7 +13,9 @@ namespace lockstep::internal {
 // `where` says what the rank was doing: "in 2F3, forward of stage 2".
 //
 // What failed is written to the stores of all these groups, then this rank
-// leaves them. If `failure` is the rank's own, it is thrown as it is. If a
+// leaves them, unless it is the pipeline's only one. If `failure` is the rank's
+// own, it is thrown as it is; a StageMistake as std::invalid_argument with the
+// rank and `where`, as all other ranks get it. If a
 // message or a collective failed, because another rank has left before,
 // c10::DistBackendError is thrown with what that rank has written; or `failure`
 // itself, if no rank has written: then a rank died, and `failure` names it.

@@ -12,6 +12,7 @@
 
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
 #include "lockstep/parallel/fsdp/fully_shard.h"
+#include "lockstep/parallel/pipeline/stage_mistake.h"
 #include "lockstep/parallel/pipeline/stage_replicas.h"
 
 namespace lockstep {
@@ -44,7 +45,7 @@ std::vector<at::Tensor> forward_tensors(Impl& module,
   if constexpr (requires { module.forward(x); }) {
     return take(module.forward(x)), tensors;
   }
-  throw std::invalid_argument(
+  throw StageMistake(
       "the stage before returned " + std::to_string(x.size()) +
       " tensors, and forward of " + module.name() +
       " does not take so many; a stage takes 1 to 4 tensors or a std::vector "

@@ -20,6 +20,7 @@
 
 #include "lockstep/amp/clip_grad.h"
 #include "lockstep/base/flight_recorder.h"
+#include "lockstep/checkpoint/full_state_dict.h"
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
@@ -28,6 +29,7 @@
 #include "lockstep/parallel/pipeline/pipeline.h"
 #include "lockstep/parallel/pipeline/schedule_check.h"
 #include "lockstep/parallel/pipeline/schedules.h"
+#include "lockstep/parallel/pipeline/stage_split.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"
 #include "tests/harness/temporary_folder.h"
@@ -502,6 +504,80 @@ WORLD_TEST(PipelineFsdp, TiedWeightsAreSummedBeforeTheyAreDivided, 4) {
   }
 }
 
+// Both stages have the weight under one name, but the weight begins in the flat
+// tensor of the first and ends in that of the second, so their ranks have other
+// elements of it: the parts in a snapshot overlapped.
+WORLD_TEST(PipelineFsdp, ATiedWeightThatStagesDivideDifferentlyIsSavedOnce, 4) {
+  const auto entropy = [](const at::Tensor& logits, const at::Tensor& target) {
+    return torch::cross_entropy_loss(logits, target);
+  };
+  auto world_group = init_process_group();
+  const Groups groups(world);
+  for (const int first_holder : {0, 1}) {
+    torch::manual_seed(3);
+    auto embed = std::make_shared<UnitEmbedImpl>();
+    auto head = std::make_shared<UnitHeadImpl>();
+    const bool first = groups.pipeline->rank() == 0;
+    const PipelineStage stage =
+        first ? PipelineStage(0, FullyShard(embed, groups.options))
+              : PipelineStage(1, FullyShard(head, groups.options));
+    Pipeline pipeline({stage},
+                      {.schedule = schedule_1f1b(2, 2),
+                       .loss = entropy,
+                       .tied_weights = {{{{first_holder, "weight"},
+                                          {1 - first_holder, "weight"}}}},
+                       .group = groups.pipeline});
+    torch::optim::AdamW optimizer(stage.module().parameters(),
+                                  ShardedPipeline::options());
+    torch::manual_seed(7);
+    const at::Tensor ids = torch::randint(7, {8});
+    pipeline.step(ids, ids);
+    optimizer.step();
+    const auto holder =
+        first ? std::static_pointer_cast<torch::nn::Module>(embed) : head;
+    TrainingState state{.model = holder, .optimizer = &optimizer};
+    const std::string path =
+        (world.folder / std::to_string(first_holder)).string() + "/";
+    save_snapshot(path, state);
+    const NamedTensors full = full_state_dict(*holder);
+    EXPECT_EQ(full.size(), world.rank == 0 ? 3 : 0);
+
+    // One process has the parameters of both, and steps on from there as the
+    // stages do.
+    auto whole = std::make_shared<torch::nn::Module>();
+    for (const char* name : {"weight", "bias", "scale"}) {
+      Sizes shape;
+      if (name == std::string("weight")) shape = {7, kWidth};
+      if (name == std::string("bias")) shape = {kWidth};
+      whole->register_parameter(name, torch::zeros(shape, torch::kDouble));
+    }
+    torch::optim::AdamW other(whole->parameters(), ShardedPipeline::options());
+    TrainingState loaded{.model = whole, .optimizer = &other};
+    EXPECT_TRUE(load_snapshot(path, loaded));
+    for (const auto& [name, tensor] : full) {
+      EXPECT_TRUE(tensor.equal(whole->named_parameters()[name])) << name;
+    }
+    {
+      const torch::NoGradGuard no_grad;
+      for (at::Tensor& parameter : holder->parameters()) parameter.zero_();
+    }
+    EXPECT_TRUE(load_snapshot(path, state));
+    for (auto* one : {&optimizer, &other}) {
+      for (auto& parameter : one->param_groups()[0].params()) {
+        parameter.mutable_grad() = torch::zeros_like(parameter);
+      }
+      one->step();
+    }
+    for (const auto& item : holder->named_parameters()) {
+      const at::Tensor want =
+          part_of(whole->named_parameters()[item.key()].detach(),
+                  *layout_of(item.value()));
+      if (want.numel() == 0) continue;
+      EXPECT_LT(distance(item.value(), want), kBound) << item.key();
+    }
+  }
+}
+
 // A stage that has nothing to train.
 struct ScaleImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x) { return x * 2; }
@@ -532,6 +608,42 @@ WORLD_TEST(PipelineFsdp, AStageWithoutParametersTakesPartInClipping, 4) {
   EXPECT_NEAR(clip_grad_norm_(parameters, 0.1).item<double>(),
               clip_grad_norm_(single->parameters(), 0.1).item<double>(),
               kBound);
+}
+
+// The unit's inputs could not be changed in place, either.
+WORLD_TEST(PipelineFsdp, StagesMayChangeTheirInputsInPlace, 4) {
+  auto world_group = init_process_group();
+  const Groups groups(world);
+  const PipelineSchedule schedule = schedule_interleaved_zero_bubble(2, 4, 1);
+  const auto make = [] {
+    torch::manual_seed(5);
+    const torch::nn::ReLU relu(torch::nn::ReLUOptions(/*inplace=*/true));
+    return Sequential(relu, Layer(), relu, Layer());
+  };
+  const Sequential single = make();
+  const int index = groups.pipeline->rank();
+  const Sequential part = stage_of(make(), {0, 2}, index);
+  const FullyShard<Sequential> unit(part, groups.options);
+  Pipeline pipeline(
+      {PipelineStage(index, unit)},
+      {.schedule = schedule, .loss = mse, .group = groups.pipeline});
+  torch::optim::SGD optimizer(unit->parameters(), 0.1);
+  torch::optim::SGD single_optimizer(single->parameters(), 0.1);
+  const Batch batch = batch_of(0, 16);
+  const int64_t begin = world.rank / 2 * 8;
+  const auto x = batch.x.clone().slice(0, begin, begin + 8);
+  pipeline.step(x, batch.y.slice(0, begin, begin + 8));
+  Sequential whole = single;
+  mse(whole->forward(batch.x), batch.y).backward();
+  optimizer.step();
+  single_optimizer.step();
+  for (const auto& item : unit->named_parameters()) {
+    const at::Tensor want =
+        part_of(single->named_parameters()[item.key()].detach(),
+                *layout_of(item.value()));
+    if (want.numel() == 0) continue;
+    EXPECT_LT(distance(item.value(), want), kBound) << item.key();
+  }
 }
 
 // Throws in its second forward.

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include <cmath>
 #include <memory>
 #include <stdexcept>
 #include <string>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "lockstep/amp/clip_grad.h"
+#include "lockstep/amp/grad_scaler.h"
 #include "lockstep/checkpoint/full_state_dict.h"
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/comm/collectives.h"
@@ -34,6 +36,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 using torch::nn::Sequential;
 
 std::vector<PipelineStage> stages_of(const Sequential& model,
@@ -476,6 +479,78 @@ WORLD_TEST(Pipeline, StagesWithParametersOfOneNameAreNotSaved, 2, 4) {
   EXPECT_TRUE(part->weight.equal(weight));
 }
 
+// Keeps a running mean, under the same name in every stage or not.
+struct RunningMeanImpl : torch::nn::Module {
+  RunningMeanImpl(int stage, bool same_name)
+      : linear(register_module("linear" + std::to_string(stage),
+                               torch::nn::Linear(kWidth, kWidth))),
+        mask(register_buffer("mask", torch::ones(kWidth))),
+        mean(
+            register_buffer(same_name ? "mean" : "mean" + std::to_string(stage),
+                            torch::zeros(kWidth))) {
+    to(torch::kDouble);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    mean += x.detach().mean(0);
+    return linear(x * mask);
+  }
+  torch::nn::Linear linear;
+  at::Tensor mask, mean;
+};
+TORCH_MODULE(RunningMean);
+
+// Two stages with a buffer "mean" each: a snapshot had the values of the first
+// rank for both, and full_state_dict() one tensor.
+WORLD_TEST(Pipeline, StagesWithBuffersOfOneNameAreNotSaved, 2, 4) {
+  auto world_group = init_process_group();
+  // Ranks 0 and 2, of two pipelines, have the same stage.
+  const ProcessGroupPtr group =
+      world.size == 2 ? new_group() : new_subgroups(2);
+  const PipelineSchedule schedule = schedule_1f1b(2, 2);
+  const Batch batch = batch_of(world.rank, 8);  // replicas have others
+  for (const bool same_name : {true, false}) {
+    SCOPED_TRACE(same_name);
+    RunningMean part(group->rank(), same_name);
+    TrainingState state{.model = part.ptr()};
+    const auto path = (world.folder / (same_name ? "one" : "two")).string();
+    Pipeline pipeline({{group->rank(), part}},
+                      {.schedule = schedule, .loss = mse, .group = group});
+    // Until the values differ, one buffer serves both stages.
+    save_snapshot(path + "/", state);
+    EXPECT_EQ(full_state_dict(*part).size(), world.rank > 0 ? 0
+                                             : same_name    ? 6
+                                                            : 7);
+    part->mean.fill_(3);
+    EXPECT_TRUE(load_snapshot(path + "/", state));
+    EXPECT_TRUE(part->mean.eq(0).all().item<bool>());
+    // So one buffer does if only the replicas differ.
+    part->mean.fill_(world.rank / 2);
+    save_snapshot(path + "/", state);
+
+    pipeline.step(batch.x, batch.y);
+    if (same_name) {
+      const auto expected = HasSubstr(
+          "stages of a pipeline have different buffers of one name: \"mean\" "
+          "on "
+          "rank 0 and on rank 1");
+      EXPECT_THAT(message_of([&] { full_state_dict(*part); }), expected);
+      EXPECT_THAT(message_of([&] { save_snapshot(path + "/", state); }),
+                  expected);
+      continue;
+    }
+    std::vector<at::Tensor> of_stage;
+    for (const int rank : {0, 1}) {
+      of_stage.push_back(part->mean.clone());
+      broadcast(of_stage.back(), rank);
+    }
+    save_snapshot(path + "/", state);
+    part->mean.zero_();
+    EXPECT_TRUE(load_snapshot(path + "/", state));
+    EXPECT_FALSE(of_stage[0].equal(of_stage[1]));
+    EXPECT_TRUE(part->mean.equal(of_stage[static_cast<size_t>(group->rank())]));
+  }
+}
+
 // A model that has the other stages' parameters, too, with old values.
 WORLD_TEST(Pipeline, AModelWithOtherStagesParametersIsNotSaved, 2) {
   auto group = init_process_group();
@@ -491,11 +566,12 @@ WORLD_TEST(Pipeline, AModelWithOtherStagesParametersIsNotSaved, 2) {
 // The layouts named a group twice, and no order of groups was right, when a
 // second pipeline was made over the same stages: clip_grad_norm_() threw.
 WORLD_TEST(Pipeline, IsMadeAgainOverTheSameStages, 4) {
+  auto world_group = init_process_group();
+  const ProcessGroupPtr columns = new_subgroups(2);
+  const ProcessGroupPtr other_columns = new_subgroups(2);
+  const ProcessGroupPtr rows = new_subgroups_by_enumeration({{0, 2}, {1, 3}});
   for (const char* kind : {"plain", "tensor", "sharded"}) {
     SCOPED_TRACE(kind);
-    auto world_group = init_process_group();
-    const ProcessGroupPtr columns = new_subgroups(2);
-    const ProcessGroupPtr rows = new_subgroups_by_enumeration({{0, 2}, {1, 3}});
     const PipelineSchedule schedule = schedule_1f1b(2, 4);
     Sequential whole = whole_model(2);
     const int index = columns->rank();
@@ -526,7 +602,7 @@ WORLD_TEST(Pipeline, IsMadeAgainOverTheSameStages, 4) {
       Pipeline pipeline({*stage},
                         {.schedule = schedule,
                          .loss = mse,
-                         .group = other_group ? new_subgroups(2) : columns});
+                         .group = other_group ? other_columns : columns});
       optimizer.zero_grad();
       pipeline.step(batch.x, batch.y);
       const auto now = clip_grad_norm_(optimizer, 100.0).item<double>();
@@ -725,18 +801,42 @@ WORLD_TEST(Pipeline, AStageThatThrowsIsNamedOnAllRanks, 2, 3, 4) {
 }
 
 // One process would throw in backward().
-WORLD_TEST(Pipeline, ALossWithoutGradIsAnError, 2) {
+WORLD_TEST(Pipeline, ALossWithoutGradIsAnError, 1, 2) {
   auto group = init_process_group();
-  const PipelineSchedule schedule = schedule_1f1b(2, 2);
-  Sequential model = whole_model(2);
+  const PipelineSchedule schedule = schedule_1f1b(world.size, 2);
+  Sequential model = whole_model(world.size);
   Pipeline pipeline(stages_of(model, schedule, world.rank),
                     {.schedule = schedule,
                      .loss = [](const at::Tensor& x, const at::Tensor& target) {
                        return mse(x, target).detach();
                      }});
   const Batch batch = batch_of(0, 8);
-  EXPECT_THAT(message_of([&] { pipeline.step(batch.x, batch.y); }),
-              HasSubstr("the loss does not require grad"));
+  const std::string message =
+      message_of([&] { pipeline.step(batch.x, batch.y); });
+  const std::string words = "pipeline: rank " + std::to_string(world.size - 1) +
+                            " failed in " + std::to_string(world.size - 1) +
+                            "F0 (stage " + std::to_string(world.size - 1) +
+                            ", micro-batch 0): the loss does not require grad";
+  if (world.rank == world.size - 1) {
+    EXPECT_THAT(message, StartsWith(words));
+  } else {
+    EXPECT_THAT(message, HasSubstr(words));
+  }
+}
+
+// The rank whose stage cannot take so many tensors was not told which it was.
+WORLD_TEST(Pipeline, AStageThatCannotTakeItsInputsIsNamed, 2) {
+  auto group = init_process_group();
+  PairStage first;
+  torch::nn::Linear second(kWidth, kWidth);
+  const PipelineStage stage =
+      world.rank == 0 ? PipelineStage(0, first) : PipelineStage(1, second);
+  Pipeline pipeline({stage}, {.schedule = schedule_1f1b(2, 2), .loss = mse});
+  const Batch batch = batch_of(0, 8);
+  EXPECT_THAT(
+      message_of([&] { pipeline.step({batch.x, torch::arange(8)}, batch.y); }),
+      HasSubstr("rank 1 failed in 1F0 (stage 1, micro-batch 0): the stage "
+                "before returned 2 tensors"));
 }
 
 // A stage whose outputs change their shape although its inputs do not.
@@ -760,6 +860,193 @@ WORLD_TEST(Pipeline, ShapesThatChangeAreAnError, 2) {
   EXPECT_THAT(message_of([&] { pipeline.step(batch.x, batch.y); }),
               HasSubstr("stage 0 returned Double[2, 1], but for inputs of the "
                         "same shapes it returned Double[2, 5] before"));
+}
+
+// Changes what it gets before anything else: by a parameter, its shape, and for
+// good.
+struct InPlaceImpl : torch::nn::Module {
+  InPlaceImpl()
+      : linear(register_module("linear", torch::nn::Linear(kWidth, kWidth))),
+        bias(register_parameter("bias", torch::randn(kWidth))) {
+    to(torch::kDouble);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    x.unsqueeze_(0).squeeze_(0);
+    x.add_(bias).relu_();
+    return linear(x);
+  }
+  torch::nn::Linear linear;
+  at::Tensor bias;
+};
+TORCH_MODULE(InPlace);
+
+std::vector<InPlace> in_place_stages(int stages) {
+  torch::manual_seed(7);
+  return std::vector<InPlace>(static_cast<size_t>(stages));
+}
+
+// A stage whose first operation was in place threw on a rank that trains ("a
+// leaf Variable that requires grad"), and so did the first stage if a parameter
+// took part in it ("the output of a function that returns multiple views").
+WORLD_TEST(Pipeline, StagesMayChangeTheirInputsInPlace, 1, 2, 3) {
+  auto group = init_process_group();
+  for (const Kind& kind : kKinds) {
+    SCOPED_TRACE(kind.name);
+    const int m = 2 * world.size;
+    const PipelineSchedule schedule =
+        make_pipeline_schedule(kind.name, world.size, m, kind.stages_per_rank);
+    const auto facts = check_pipeline_schedule(schedule);
+    const auto single = in_place_stages(facts.stages);
+    const auto stages = in_place_stages(facts.stages);
+    std::vector<PipelineStage> mine;
+    for (int i = 0; i < facts.stages; ++i) {
+      const auto k = static_cast<size_t>(i);
+      if (facts.rank_of_stage[k] == world.rank) mine.emplace_back(i, stages[k]);
+    }
+    Pipeline pipeline(mine, {.schedule = schedule, .loss = mse});
+    const auto single_outputs = [&](const at::Tensor& x) {
+      std::vector<at::Tensor> outputs;
+      for (const at::Tensor& part : x.tensor_split(m)) {
+        outputs.push_back(part.clone());
+        for (InPlace stage : single) {
+          outputs.back() = stage->forward(outputs.back());
+        }
+      }
+      return outputs;
+    };
+    for (int step = 0; step < 2; ++step) {
+      const Batch batch = batch_of(step, 2 * m);
+      {
+        const torch::NoGradGuard no_grad;
+        const auto evaluated = pipeline.eval(batch.x.clone());
+        if (!evaluated.outputs.empty()) {
+          EXPECT_TRUE(
+              evaluated.outputs[0].equal(torch::cat(single_outputs(batch.x))));
+        }
+      }
+      const auto result = pipeline.step(batch.x.clone(), batch.y);
+      const auto outputs = single_outputs(batch.x);
+      const auto targets = batch.y.tensor_split(m);
+      for (size_t k = 0; k < outputs.size(); ++k) {
+        // In the order of the schedule's backwards, so that sums round alike.
+        const bool falls = kind.name == std::string("LoopedBFS");
+        const size_t i = falls ? outputs.size() - 1 - k : k;
+        const at::Tensor loss = mse(outputs[i], targets[i]);
+        loss.backward(torch::full_like(loss, 1.0 / m));
+        if (result.loss.defined()) {
+          EXPECT_TRUE(result.losses[i].equal(loss));
+        }
+      }
+    }
+    for (const PipelineStage& stage : mine) {
+      const auto expected =
+          single[static_cast<size_t>(stage.index())]->named_parameters();
+      for (const auto& parameter : stage.module().named_parameters()) {
+        EXPECT_TRUE(
+            parameter.value().grad().equal(expected[parameter.key()].grad()))
+            << parameter.key() << " of stage " << stage.index();
+      }
+    }
+  }
+}
+
+// As in one process: tanh needs its result, which the next stage has changed.
+WORLD_TEST(Pipeline, AChangeOfWhatBackwardNeedsIsAnError, 1) {
+  auto group = init_process_group();
+  torch::nn::Linear linear(kWidth, kWidth);
+  linear->to(torch::kDouble);
+  Pipeline pipeline(
+      {{0, Sequential(linear, torch::nn::Tanh())}, {1, InPlace()}},
+      {.schedule = schedule_looped_bfs(1, 2, 2), .loss = mse});
+  const Batch batch = batch_of(0, 8);
+  EXPECT_THAT(message_of([&] { pipeline.step(batch.x, batch.y); }),
+              HasSubstr("modified by an inplace operation"));
+}
+
+// A rank without parameters did not know the scale, and its peers waited for it
+// until the deadline.
+WORLD_TEST(Pipeline, ARankWithoutParametersTakesPartInScaling, 2, 3) {
+  auto group = init_process_group();
+  for (const int empty : {0, world.size - 1}) {
+    SCOPED_TRACE(empty);
+    std::vector<int64_t> begins;
+    const auto make = [&] {
+      torch::manual_seed(5);
+      Sequential whole;
+      begins.clear();
+      for (int stage = 0; stage < world.size; ++stage) {
+        begins.push_back(static_cast<int64_t>(whole->size()));
+        if (stage != empty) {
+          whole->push_back(torch::nn::Linear(kWidth, kWidth));
+        }
+        whole->push_back(torch::nn::Tanh());
+      }
+      return whole;
+    };
+    Sequential single = make(), whole = make();
+    Sequential part = stage_of(whole, begins, world.rank);
+    const GradScalerOptions options{
+        .device = at::kCPU, .init_scale = 8, .growth_interval = 2};
+    GradScaler scaler(options), single_scaler(options);
+    Pipeline pipeline(
+        {{world.rank, part}},
+        {.schedule =
+             schedule_interleaved_zero_bubble(world.size, world.size, 1),
+         .loss = [&](const at::Tensor& output, const at::Tensor& target) {
+           return scaler.scale(mse(output, target));
+         }});
+    auto parameters = part->parameters();
+    EXPECT_EQ(parameters.empty(), world.rank == empty);
+    if (parameters.empty()) parameters = {pipeline.empty_parameter()};
+    auto optimizer = optimizer_of(parameters);
+    auto single_optimizer = optimizer_of(single->parameters());
+    int skipped = 0;
+    for (int step = 0; step < 8; ++step) {
+      Batch batch = batch_of(step, 2 * world.size);
+      batch.x = batch.x.to(torch::kFloat);
+      batch.y = batch.y.to(torch::kFloat);
+      // In step 2 all ranks that have parameters get gradients that are not
+      // finite, in step 5 at most the first.
+      if (step == 2) batch.y[0][0] = INFINITY;
+      if (step == 5) batch.x[0][0] = INFINITY;
+      optimizer.zero_grad();
+      single_optimizer.zero_grad();
+      pipeline.step(batch.x, batch.y);
+      single_scaler.scale(mse(single->forward(batch.x), batch.y)).backward();
+      if (step % 2 == 0) {
+        scaler.unscale_(optimizer);
+        single_scaler.unscale_(single_optimizer);
+        const auto norm = clip_grad_norm_(optimizer, 0.1).item<double>();
+        const auto want = clip_grad_norm_(single_optimizer, 0.1).item<double>();
+        if (std::isfinite(want)) {
+          EXPECT_NEAR(norm, want, 1e-5);
+        }
+      }
+      scaler.step(optimizer);
+      single_scaler.step(single_optimizer);
+      EXPECT_EQ(scaler.found_inf(optimizer),
+                single_scaler.found_inf(single_optimizer));
+      skipped += scaler.found_inf(optimizer) ? 1 : 0;
+      scaler.update();
+      single_scaler.update();
+      EXPECT_EQ(scaler.get_scale(), single_scaler.get_scale()) << step;
+    }
+    EXPECT_EQ(skipped, empty == 0 ? 1 : 2);
+    TrainingState state{.model = part.ptr(), .optimizer = &optimizer};
+    const std::string path =
+        (world.folder / std::to_string(empty)).string() + "/";
+    save_snapshot(path, state);
+    {
+      const torch::NoGradGuard no_grad;
+      for (at::Tensor& parameter : parameters) parameter.zero_();
+    }
+    EXPECT_TRUE(load_snapshot(path, state));
+    auto expected = single->named_parameters();
+    for (const auto& parameter : part->named_parameters()) {
+      EXPECT_LT(distance(parameter.value(), expected[parameter.key()]), 1e-5)
+          << parameter.key();
+    }
+  }
 }
 
 TEST(StageSplit, TheDearestStageIsAsCheapAsPossible) {
