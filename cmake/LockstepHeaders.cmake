@@ -85,6 +85,8 @@ set(LOCKSTEP_PUBLIC_HEADERS
   metrics/sum.h
   model_parallel.h
   observe/metrics_logger.h
+  observe/profiler.h
+  observe/profiler_schedule.h
   observe/progress_bar.h
   observe/summary_writer.h
   observe/system_metrics.h

@@ -55,6 +55,7 @@
 #include "lockstep/metrics/memory_stats.h"
 #include "lockstep/metrics/metrics.h"
 #include "lockstep/observe/metrics_logger.h"
+#include "lockstep/observe/profiler.h"
 #include "lockstep/observe/progress_bar.h"
 #include "lockstep/observe/summary_writer.h"
 #include "lockstep/observe/system_metrics.h"

@@ -39,14 +39,16 @@ SpanSubscription::~SpanSubscription() {
 }
 
 uint64_t Span::begin(std::string_view category, std::string_view name,
-                     std::initializer_list<SpanAttribute> attributes) {
+                     std::initializer_list<SpanAttribute> attributes,
+                     bool detached) {
   auto& all = observers();
   const SpanBegin event{
       .id = all.last_id.fetch_add(1, std::memory_order_relaxed) + 1,
       .category = category,
       .name = name,
       .time = std::chrono::steady_clock::now(),
-      .attributes = attributes};
+      .attributes = attributes,
+      .detached = detached};
   std::shared_lock lock(all.mutex);
   for (auto* observer : all.list) observer->on_begin(event);
   return event.id;

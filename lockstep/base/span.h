@@ -27,6 +27,9 @@ struct SpanBegin {
   std::string_view name;  // "all_reduce"
   std::chrono::steady_clock::time_point time;
   std::initializer_list<SpanAttribute> attributes;
+  // Whether it may end in another thread, or after a span that contains its
+  // begin: see Span::detached().
+  bool detached = false;
 };
 
 struct SpanEnd {
@@ -67,7 +70,14 @@ class Span {
   Span() : id_(0) {}  // no span
   Span(std::string_view category, std::string_view name,
        std::initializer_list<SpanAttribute> attributes = {})
-      : id_(observed() ? begin(category, name, attributes) : 0) {}
+      : id_(observed() ? begin(category, name, attributes, false) : 0) {}
+  // Makes the span of work that goes on while the thread that began it does
+  // other things, such as an asynchronous collective. All other spans of a
+  // thread lie within each other, as observers may rely on.
+  static Span detached(std::string_view category, std::string_view name,
+                       std::initializer_list<SpanAttribute> attributes = {}) {
+    return Span(observed() ? begin(category, name, attributes, true) : 0);
+  }
   Span(Span&& other) noexcept : id_(std::exchange(other.id_, 0)) {}
   Span& operator=(Span&&) = delete;
   ~Span();
@@ -83,8 +93,10 @@ class Span {
 
  private:
   friend class SpanSubscription;
+  explicit Span(uint64_t id) : id_(id) {}
   static uint64_t begin(std::string_view category, std::string_view name,
-                        std::initializer_list<SpanAttribute> attributes);
+                        std::initializer_list<SpanAttribute> attributes,
+                        bool detached);
 
   static inline std::atomic<int> observer_count_{0};
   uint64_t id_;

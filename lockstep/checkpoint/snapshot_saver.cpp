@@ -13,6 +13,7 @@
 #include <utility>
 
 #include "lockstep/base/current_call.h"
+#include "lockstep/base/span.h"
 #include "lockstep/checkpoint/ranks.h"
 #include "lockstep/checkpoint/save.h"
 #include "lockstep/checkpoint/staged_copy.h"
@@ -144,6 +145,7 @@ class SnapshotSaver::Impl {
 
   void wait_for_copy() {
     if (!std::exchange(copy_is_pending_, false)) return;
+    const internal::Span span("snapshot", "wait");
     const auto begin = Clock::now();
     try {
       copy_.copy();
@@ -156,6 +158,7 @@ class SnapshotSaver::Impl {
   void wait() {
     wait_for_copy();
     if (!under_way_) return;
+    const internal::Span span("snapshot", "wait");
     thread_.join();
     ended();
   }
@@ -223,6 +226,7 @@ class SnapshotSaver::Impl {
   }
 
   void write_and_commit() {
+    const internal::Span span("snapshot", "write");
     try {
       save_->write();
       if (options_.on_progress) report_progress(files_->bytes_written());
@@ -304,6 +308,7 @@ bool SnapshotSaver::stop_requested() const { return impl_->stop_requested(); }
 
 void SnapshotSaver::save() {
   const internal::UserFunction function("SnapshotSaver::save()");
+  const internal::Span span("snapshot", "save");
   impl_->save();
 }
 

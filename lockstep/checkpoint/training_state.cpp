@@ -9,6 +9,7 @@
 #include <system_error>
 
 #include "lockstep/base/current_call.h"
+#include "lockstep/base/span.h"
 #include "lockstep/checkpoint/atomic_file.h"
 #include "lockstep/checkpoint/checked_load.h"
 #include "lockstep/checkpoint/file_save.h"
@@ -136,6 +137,7 @@ void agree(const std::string& path, const Loaded& mine, const Ranks& ranks) {
 std::string save_snapshot(const std::string& path, const TrainingState& state,
                           const SnapshotOptions& options) {
   const internal::UserFunction function("save_snapshot()");
+  const internal::Span span("snapshot", "save");
   const Ranks ranks(options.group);
   internal::SaveFiles files;
   const auto save = internal::begin_save(path, state, options, ranks, files);
@@ -146,6 +148,7 @@ std::string save_snapshot(const std::string& path, const TrainingState& state,
 LoadedSnapshot load_snapshot(const std::string& path, TrainingState& state,
                              const LoadSnapshotOptions& options) {
   const internal::UserFunction function("load_snapshot()");
+  const internal::Span span("snapshot", "load");
   const Ranks ranks(options.group);
   if (is_folder(path)) {
     return internal::load_from_folder(path, state, options, ranks);

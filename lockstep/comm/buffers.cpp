@@ -213,6 +213,14 @@ void Buffers::write_back() {
   }
 }
 
+std::vector<at::Tensor> Buffers::inputs() const {
+  std::vector<at::Tensor> read;
+  for (const auto& entry : entries_) {
+    if (entry.read) read.push_back(entry.tensor);
+  }
+  return read;
+}
+
 std::vector<at::Tensor> Buffers::results() const {
   std::vector<at::Tensor> written;
   for (const auto& entry : entries_) {

@@ -71,6 +71,8 @@ class Buffers {
   std::optional<std::string> modified() const;
   void write_back();
   std::vector<at::Tensor> results() const;
+  // Returns the user's tensors that are read.
+  std::vector<at::Tensor> inputs() const;
   uint64_t bytes() const;
   // For the flight record: how many elements of the user's tensors go in and
   // come out, and the dtype of the first tensor (nullptr if there is none).

@@ -16,6 +16,7 @@
 #include "lockstep/base/span.h"
 #include "lockstep/comm/backend_traits.h"
 #include "lockstep/comm/disagreement.h"
+#include "lockstep/comm/param_comms.h"
 #include "lockstep/comm/roll_call.h"
 #include "lockstep/comm/step_in_caller.h"
 
@@ -24,13 +25,45 @@ namespace {
 
 using std::chrono::milliseconds;
 
-Span begin_span(const Call& call, const Buffers& buffers) {
+Span begin_span(const Call& call, bool async_op, const Buffers& buffers) {
   if (!Span::observed()) return Span();
-  return Span("comm", call.operation,
-              {{"group", call.group->name()},
-               {"number", static_cast<int64_t>(call.number)},
-               {"bytes", static_cast<int64_t>(buffers.bytes())},
-               {"world_size", static_cast<int64_t>(call.group->size())}});
+  const std::initializer_list<SpanAttribute> attributes{
+      {"group", call.group->name()},
+      {"number", static_cast<int64_t>(call.number)},
+      {"bytes", static_cast<int64_t>(buffers.bytes())},
+      {"world_size", static_cast<int64_t>(call.group->size())}};
+  // On a GPU a synchronous operation, too, goes on when its call returns.
+  return async_op || !buffers.device().value_or(c10::kCPU).is_cpu()
+             ? Span::detached("comm", call.operation, attributes)
+             : Span("comm", call.operation, attributes);
+}
+
+// c10d's NCCL backend tells profilers of its operations itself.
+bool is_nccl(const Call& call, const Buffers& buffers) {
+  const auto device = buffers.device().value_or(call.group->control_device());
+  return call.group->has_backend(device.type()) &&
+         call.group->backend(device.type()).getBackendName() == "nccl";
+}
+
+CommsCall comms_call(const Call& call, bool async_op, const Buffers& buffers,
+                     const Agreement& agreement) {
+  const auto types = buffers.types();
+  const auto extent = buffers.extent();
+  Agreed agreed;
+  if (agreement) agreed = agreement();
+  return {.operation = call.operation,
+          .group = *call.group,
+          .number = call.number,
+          .peer = call.peer,
+          .async_op = async_op,
+          .dtype = types.empty() ? at::kByte
+                                 : static_cast<at::ScalarType>(types[0].code),
+          .in_elements = static_cast<int64_t>(extent.in),
+          .out_elements = static_cast<int64_t>(extent.out),
+          .in_splits = std::move(agreed.sends),
+          .out_splits = std::move(agreed.receives),
+          .inputs = buffers.inputs(),
+          .outputs = buffers.results()};
 }
 
 uint64_t begin_record(const Call& call, const Buffers& buffers,
@@ -419,7 +452,11 @@ WorkPtr start_and_wait(Call call, bool async_op, Buffers buffers,
                        const Agreement& agreement,
                        const std::function<WorkPtr()>& start) {
   auto started = Deadline::after(call.timeout);
-  auto span = begin_span(call, buffers);
+  auto span = begin_span(call, async_op, buffers);
+  const ParamComms seen([&]() -> std::optional<CommsCall> {
+    if (is_nccl(call, buffers)) return std::nullopt;
+    return comms_call(call, async_op, buffers, agreement);
+  });
   const bool compares = agreement && call.group->checks_calls();
   // Copies the pointer, because `call` moves into the work.
   const auto flight = call.group->flight();

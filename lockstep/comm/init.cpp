@@ -17,6 +17,7 @@
 #include "lockstep/base/error_file.h"
 #include "lockstep/base/flight_dump.h"
 #include "lockstep/comm/backend_registry.h"
+#include "lockstep/comm/existing_groups.h"
 #include "lockstep/comm/life_signs.h"
 #include "lockstep/comm/rendezvous.h"
 #include "lockstep/comm/uncaught.h"
@@ -571,4 +572,17 @@ ProcessGroupPtr split_group(const std::vector<std::vector<int>>& split_ranks,
   return nullptr;
 }
 
+namespace internal {
+
+ExistingGroups existing_groups() {
+  auto& w = world();
+  const std::lock_guard lock(w.mutex);
+  if (!w.group) return {};
+  ExistingGroups existing{.groups = {w.group}, .count = w.group_count};
+  existing.groups.insert(existing.groups.end(), w.subgroups.begin(),
+                         w.subgroups.end());
+  return existing;
+}
+
+}  // namespace internal
 }  // namespace lockstep

@@ -16,6 +16,7 @@
 
 #include "lockstep/base/current_call.h"
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/span.h"
 
 namespace lockstep::internal {
 namespace {
@@ -317,6 +318,9 @@ class WorkQueue::State {
       const at::ThreadLocalStateGuard state(item->thread_state);
       const c10::NoGradGuard no_grad;
       const CurrentCallScope call(item->call ? &*item->call : nullptr);
+      const Span span("comm_thread", item->call && item->call->operation
+                                         ? item->call->operation
+                                         : "operation");
       item->operation();
     } catch (...) {
       failure = std::current_exception();

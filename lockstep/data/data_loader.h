@@ -11,6 +11,7 @@
 #include <type_traits>
 #include <utility>
 
+#include "lockstep/base/span.h"
 #include "lockstep/data/batch_tensors.h"
 #include "lockstep/data/batch_transfer.h"
 #include "lockstep/data/collate.h"
@@ -262,6 +263,7 @@ class DataLoader {
 
   // The workers call this, so it reads only what does not change during a pass.
   Item fetch(const internal::PassPlan& plan, int64_t batch) const {
+    const internal::Span span("data", "fetch");
     const c10::ArrayRef<size_t> indices = plan.indices(batch);
     std::vector<SampleSeed> seeds;
     if constexpr (internal::kTakesSeeds<Dataset>) {
@@ -340,6 +342,7 @@ struct DataLoader<Dataset, Collate>::Pass {
       done = true;
       return;
     }
+    const internal::Span span("data", "wait");
     if (loader.prefetch_) {
       current = loader.prefetch_->next(loader.options_.timeout);
       if (!current) {

@@ -29,6 +29,7 @@ class Recorder : public SpanObserver {
     std::chrono::steady_clock::time_point time;
     std::map<std::string, std::string> texts{};
     std::map<std::string, int64_t> numbers{};
+    bool detached = false;
     std::thread::id thread{};
   };
   struct Ended {
@@ -43,6 +44,7 @@ class Recorder : public SpanObserver {
                 .category = std::string(begin.category),
                 .name = std::string(begin.name),
                 .time = begin.time,
+                .detached = begin.detached,
                 .thread = std::this_thread::get_id()};
     for (const auto& attribute : begin.attributes) {
       std::string key(attribute.key);
@@ -102,6 +104,24 @@ TEST(Span, AnObserverSeesBeginAndEndWithTheSameIdAndTheAttributes) {
   EXPECT_LE(before, begun.time);
   EXPECT_LE(begun.time, ended.time);
   EXPECT_LE(ended.time, after);
+}
+
+TEST(Span, ObserversAreToldOfDetachedOnes) {
+  EXPECT_FALSE(Span::detached("comm", "all_reduce").active());
+  auto recorder = std::make_shared<Recorder>();
+  SpanSubscription subscription(recorder);
+  {
+    const Span attached("comm", "all_reduce");
+    const auto detached =
+        Span::detached("comm", "broadcast", {{"bytes", int64_t{8}}});
+    EXPECT_TRUE(detached.active());
+  }
+  const auto begun = recorder->begun();
+  ASSERT_THAT(begun, SizeIs(2));
+  EXPECT_FALSE(begun[0].detached);
+  EXPECT_TRUE(begun[1].detached);
+  EXPECT_THAT(begun[1].numbers, ElementsAre(Pair("bytes", 8)));
+  EXPECT_THAT(recorder->ended(), SizeIs(2));
 }
 
 TEST(Span, EndsOnceAndTellsFailure) {

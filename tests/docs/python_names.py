@@ -30,6 +30,7 @@ import torch.distributed.tensor.parallel
 import torch.multiprocessing
 import torch.nn.parallel
 import torch.nn.utils
+import torch.profiler
 import torch.utils.checkpoint
 import torch.utils.data
 import torch.utils.data.distributed
@@ -87,6 +88,7 @@ SIGNATURES = [
     *(getattr(lr_scheduler, name).__init__ for name in lr_scheduler.__all__),
     swa_utils.SWALR.__init__, swa_utils.AveragedModel.__init__,
     swa_utils.update_bn, swa_utils.get_ema_avg_fn,
+    torch.profiler.profile.__init__, torch.profiler.schedule,
     torch.utils.checkpoint.checkpoint,
     torch.utils.checkpoint.checkpoint_sequential]
 METHODS = [torch.nn.parallel.DistributedDataParallel,

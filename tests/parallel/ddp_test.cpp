@@ -476,7 +476,8 @@ WORLD_TEST(DistributedDataParallel, SpansTellOfBackwardAndItsReductions, 2) {
 
   model(batch(world.rank)).sum().backward();
   EXPECT_THAT(observer->take_names(),
-              ElementsAre("ddp backward", "comm all_reduce", "ddp wait"));
+              ElementsAre("ddp backward", "ddp publish_bucket",
+                          "comm all_reduce", "ddp wait"));
   model->zero_grad();
   auto output = model(batch(world.rank));
   EXPECT_THAT(
@@ -484,9 +485,12 @@ WORLD_TEST(DistributedDataParallel, SpansTellOfBackwardAndItsReductions, 2) {
       ElementsAre("ddp rebuild_buckets", "comm broadcast", "comm broadcast"));
   output.sum().backward();
   // Each parameter has a bucket of its own now.
-  EXPECT_THAT(observer->take_names(),
-              ElementsAre("ddp backward", "comm all_reduce", "comm all_reduce",
-                          "comm all_reduce", "comm all_reduce", "ddp wait"));
+  EXPECT_THAT(
+      observer->take_names(),
+      ElementsAre("ddp backward", "ddp publish_bucket", "comm all_reduce",
+                  "ddp publish_bucket", "comm all_reduce", "ddp publish_bucket",
+                  "comm all_reduce", "ddp publish_bucket", "comm all_reduce",
+                  "ddp wait"));
   EXPECT_EQ(observer->still_open(), 0);
 }
 

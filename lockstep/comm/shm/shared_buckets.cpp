@@ -1,11 +1,13 @@
 #include <ATen/ATen.h>
 
+#include <optional>
 #include <stdexcept>
 #include <utility>
 
 #include "lockstep/base/current_call.h"
 #include "lockstep/comm/bucket_reduction.h"
 #include "lockstep/comm/collective_call.h"
+#include "lockstep/comm/param_comms.h"
 #include "lockstep/comm/shm/backend.h"
 #include "lockstep/comm/shm/piece.h"
 #include "lockstep/comm/shm/protocol/bucket_exchange.h"
@@ -73,6 +75,19 @@ class SharedBuckets final : public BucketReduction {
   void publish(size_t bucket, std::span<const uint64_t> places) override {
     static_assert(kInBucket == BucketExchange::kInBucket);
     refuse_in_child(made_in_);
+    const ParamComms seen([&]() -> std::optional<CommsCall> {
+      if (bucket >= buckets_.size()) return std::nullopt;  // a mistake
+      const auto& flat = buckets_[bucket].flat;
+      return CommsCall{.operation = "all_reduce",
+                       .group = *call_.group,
+                       .number = call_.number,
+                       .async_op = true,
+                       .dtype = flat.scalar_type(),
+                       .in_elements = flat.numel(),
+                       .out_elements = flat.numel(),
+                       .inputs = {flat},
+                       .outputs = {flat}};
+    });
     exchange_->publish(bucket, places);
   }
   size_t advance() override {

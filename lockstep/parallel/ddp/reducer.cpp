@@ -238,11 +238,10 @@ void Reducer::drop_gradients() {
 void Reducer::begin_reduction() {
   times_.backward_begins();
   if (Span::observed()) {
-    backward_span_.emplace(
+    backward_span_.emplace(Span::detached(
         "ddp", "backward",
-        std::initializer_list<SpanAttribute>{
-            {"group", group_->name()},
-            {"buckets", static_cast<int64_t>(gradients_.buckets().size())}});
+        {{"group", group_->name()},
+         {"buckets", static_cast<int64_t>(gradients_.buckets().size())}}));
   }
   next_bucket_ = delivered_ = 0;
   pending_.clear();
@@ -337,6 +336,8 @@ void Reducer::publish_ready_buckets() {
     if (check_) check_->look(buckets[next_bucket_]);
     times_.bucket_published();
     const size_t bucket = next_bucket_++;
+    const Span span("ddp", "publish_bucket",
+                    {{"bucket", static_cast<int64_t>(bucket)}});
     reduction_->publish(bucket, gradients_.moved_places(bucket));
   }
   const auto final_buckets = reduction_->advance();

@@ -13,6 +13,7 @@
 #include <string>
 #include <utility>
 
+#include "lockstep/base/span.h"
 #include "lockstep/comm/bucket_reduction.h"
 #include "lockstep/comm/empty_shared.h"
 #include "lockstep/comm/host_sharing.h"
@@ -345,6 +346,7 @@ void ShardReduction::deliver(FlatParameters& flat, const at::Tensor& reduced) {
 }
 
 void ShardReduction::finish() {
+  const Span span("fsdp", "wait");
   finish_started();
   for (auto& [flat, reduced, work] : std::exchange(deliveries_, {})) {
     if (work) work->wait();

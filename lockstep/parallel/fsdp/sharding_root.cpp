@@ -181,6 +181,7 @@ size_t ShardingRoot::number_of(const ShardedUnit& unit) const {
 }
 
 void ShardingRoot::reduce(ShardedUnit& unit, FlatParameters& flat) {
+  const Span span("fsdp", "reduce");
   const size_t number = number_of(unit);
   if (!reduction_->compares_order()) {
     order_in_group_.note(UnitOrder::Act::reduce, number);
@@ -221,6 +222,7 @@ void ShardingRoot::compare_orders(bool reduced) {
 }
 
 void ShardingRoot::gather(ShardedUnit& unit) {
+  const Span span("fsdp", "gather");
   prefetch(unit);
   for (const auto& flat : unit.flats()) flat->gather(pool_);
 }

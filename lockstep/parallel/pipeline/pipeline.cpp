@@ -19,6 +19,7 @@
 #include "lockstep/base/current_call.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/digest.h"
+#include "lockstep/base/span.h"
 #include "lockstep/comm/data_movement.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/roll_call.h"
@@ -646,6 +647,10 @@ PipelineResult Pipeline::State::run(at::TensorList inputs,
          training ? training_actions_ : forward_actions_) {
       where = c10::str("in ", to_string(action), " (stage ", action.stage,
                        ", micro-batch ", action.micro_batch, ")");
+      const internal::Span span(
+          "pipeline",
+          internal::Span::observed() ? to_string(action) : std::string(),
+          {{"stage", action.stage}, {"micro_batch", action.micro_batch}});
       perform(run, action);
     }
     where = "after the last action";

@@ -12,6 +12,7 @@
 
 #include "lockstep/base/current_call.h"
 #include "lockstep/base/digest.h"
+#include "lockstep/base/span.h"
 #include "lockstep/checkpoint/checked_load.h"
 #include "lockstep/checkpoint/optimizer_state.h"
 #include "lockstep/comm/collectives.h"
@@ -357,6 +358,7 @@ void ShardedOptimizer::set_options(const torch::optim::Optimizer& plain) {
 }
 
 void ShardedOptimizer::step_pieces() {
+  const Span span("zero", "step");
   inner_->step();
   for (size_t i = 0; i < pieces_.size(); ++i) {
     if (pieces_[i]) pieces_[i]->drop_gradient();
@@ -397,6 +399,7 @@ void ShardedOptimizer::take_part_in_step() {
   if (shared_) {
     shared_->end_step();
   } else {
+    const Span span("zero", "gather");
     gather_->run();
   }
   // Autograd must notice the change if a graph still holds a parameter, as with

@@ -1,0 +1,121 @@
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "lockstep/comm/process_group.h"
+#include "lockstep/observe/profiler_schedule.h"
+
+namespace lockstep {
+
+// The arguments of torch.profiler.profile that mean something in C++ (PyTorch
+// documentation, "torch.profiler"). Kineto records no stacks of C++ and writes
+// no counts of operations into a trace, so with_stack, with_modules and
+// with_flops are left out.
+struct ProfilerOptions {
+  // Each rank writes FOLDER/rank<R>.<N>.pt.trace.json, where R is its rank and
+  // N is the number of the first recorded step. The folder is made if it is
+  // missing. Default: "traces".
+  std::string folder{"traces"};
+
+  // Which steps are recorded. The same on all ranks. Default: none, which
+  // records from the construction to stop() in one trace, as in Python.
+  std::optional<ProfilerSchedule> schedule{};
+
+  // Adds shapes and dtypes of the operators' inputs, and the attributes of
+  // Lockstep's spans. Costs time for each operator. Default: false.
+  bool record_shapes{false};
+  // Adds each allocation and free of a tensor's memory. Default: false.
+  bool profile_memory{false};
+
+  // Also writes FOLDER/rank<R>.<N>.pt.et.json, the execution trace of the same
+  // steps: every operator with its inputs, which tools replay (torch.profiler,
+  // ExecutionTraceObserver). Default: false.
+  bool execution_trace{false};
+
+  // Called with the path of a trace when it has been written, in step() or
+  // stop(). What it throws comes out of that function. Default: none.
+  std::function<void(const std::string& file)> on_trace_ready{};
+
+  // The ranks whose clocks are compared; null is the default group, or this
+  // process alone if there is none.
+  ProcessGroupPtr group{};
+  // Whether the ranks compare their clocks, so that the traces of several hosts
+  // can be laid over each other. It makes the construction and the end of a
+  // cycle collective. Set it to false to profile on some ranks only. Default:
+  // true.
+  bool compare_clocks{true};
+};
+
+// Records what this process does in some steps of a training, by Kineto, as
+// torch.profiler.profile does, and writes traces for Perfetto,
+// chrome://tracing, TensorBoard and Python's trace tools:
+//
+//   lockstep::Profiler profiler({.folder = "traces",
+//                                .schedule = {{.wait = 10, .active = 3}}});
+//   for (auto& batch : loader) {
+//     train(batch);
+//     profiler.step();
+//   }
+//
+// A trace holds the operators of the thread that made the profiler and of
+// autograd's threads, and in all threads the spans of Lockstep, whose names
+// begin with "lockstep::" (docs/profiling.md lists them). Collectives are
+// record_param_comms events, with the arguments that c10d gives them. If there
+// is a schedule, each step is an event "ProfilerStep#N". As in Python, the
+// trace has the object "distributedInfo", and in addition "lockstep":
+//
+//   {"version": 1, "rank": 0, "world_size": 2, "host": "...", "pid": 1,
+//    "clock_offset_ns": 0, "clock_uncertainty_ns": 0}
+//
+// A time of the trace plus clock_offset_ns is the time on the clock of rank 0
+// of the group; the error is clock_uncertainty_ns at most, if nobody sets a
+// clock meanwhile. The offset is that of the fastest of several round trips to
+// rank 0 (F. Cristian, "Probabilistic clock synchronization", 1989), measured
+// at the construction and again at the end of each cycle.
+//
+// Blocking: if options.compare_clocks, the construction, the step() that ends a
+// cycle, and stop() while steps are recorded are collective: they wait for the
+// other ranks of the group, for its timeout at most.
+//
+// Threads: construct, use and destroy it in one thread, the one that trains.
+// A process has one Profiler at a time.
+class Profiler {
+ public:
+  // Throws std::invalid_argument if the schedule is out of range or the folder
+  // is empty, std::logic_error if this process profiles already, and
+  // c10::DistError as collectives do.
+  explicit Profiler(ProfilerOptions options = {});
+  Profiler(const Profiler&) = delete;
+  Profiler& operator=(const Profiler&) = delete;
+  // Does what stop() does, but compares no clocks, so that a rank that leaves
+  // by an exception waits for nobody: the trace has the offset that was
+  // measured before. A failure becomes a warning of LibTorch.
+  ~Profiler();
+
+  // Ends one step and begins the next. Call it after each iteration.
+  //
+  // Throws std::runtime_error if the trace of the cycle that ends cannot be
+  // written. The profiler is in the next step then, and may be used further.
+  // Throws std::logic_error after stop() and in another thread than that of the
+  // construction.
+  void step();
+
+  // Ends the profile and writes the trace of the steps that were recorded last.
+  // Throws as step() does. Does nothing the second time.
+  void stop();
+
+  // Returns the number of steps that have ended.
+  int64_t step_number() const;
+  // Returns what happens in this step; `none` after stop().
+  ProfilerAction action() const;
+
+ private:
+  class State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace lockstep
