@@ -189,8 +189,7 @@ class Profiler::State {
   void finish_trace(bool compares_clocks) {
     recording_ = false;
     subscription_.reset();
-    spans_->end_all();
-    spans_.reset();
+    spans_.reset();  // ends those that are open
     Attempts attempts;
     if (executing_) attempts.run([&] { end_execution_trace(); });
     // The ranks meet here, where nothing is recorded any more.

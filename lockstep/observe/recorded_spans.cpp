@@ -65,9 +65,4 @@ void RecordedSpans::on_end(const SpanEnd& end) noexcept {
   function.reset();
 }
 
-void RecordedSpans::end_all() {
-  const std::lock_guard lock(mutex_);
-  open_.clear();
-}
-
 }  // namespace lockstep::internal

@@ -22,16 +22,15 @@ namespace lockstep::internal {
 // and those to which LibTorch hands its thread-local state. So a span in any
 // other thread is recorded with the state of the thread that constructed this
 // object, and is shown in its own thread all the same.
+//
+// The destructor ends the spans that are open: destroy it before a profiler
+// stops.
 class RecordedSpans final : public SpanObserver {
  public:
   RecordedSpans() = default;
 
   void on_begin(const SpanBegin& begin) noexcept override;
   void on_end(const SpanEnd& end) noexcept override;
-
-  // Ends the spans that are open in the profilers. Call it before a profiler
-  // stops, when this observer is not subscribed any more.
-  void end_all();
 
  private:
   const at::ThreadLocalState profiled_{};

@@ -238,7 +238,7 @@ WORLD_TEST(Profiler, AsynchronousCollectivesAreSeenInTheThreadThatRunsThem, 2) {
   }
   profiler.stop();
   const Trace trace(trace_of(folder, world.rank, 0));
-  EXPECT_THAT(trace.counts("lockstep::"),
+  ASSERT_THAT(trace.counts("lockstep::"),
               ElementsAre(Pair("lockstep::comm_thread::all_reduce", 1),
                           Pair("lockstep::test::caller", 1)));
   EXPECT_NE(trace.events("lockstep::comm_thread")[0].at("tid"),
@@ -255,7 +255,7 @@ TEST(Profiler, SpansOfAllThreadsAreSeen) {
   profiler.stop();
   { const Span span("test", "too_late"); }
   const Trace trace(trace_of(folder.path(), 0, 0));
-  EXPECT_THAT(trace.counts("lockstep::test"),
+  ASSERT_THAT(trace.counts("lockstep::test"),
               ElementsAre(Pair("lockstep::test::open", 1),
                           Pair("lockstep::test::other_thread", 1),
                           Pair("lockstep::test::own_thread", 1)));
@@ -377,6 +377,21 @@ WORLD_TEST(ClockOffset, RankWhoseClockIsFiveSecondsAheadIsAligned, 2) {
     EXPECT_LE(second.begin_ns(there[i]) + offset,
               first.end_ns(here[i]) + bound);
   }
+}
+
+WORLD_TEST(ClockOffset, IsMeasuredAgainAtTheEndOfACycle, 2) {
+  auto group = init_process_group();
+  const auto folder = shared_folder(world, "again");
+  {
+    Profiler profiler({.folder = folder});
+    clock_shift_s = 5 * world.rank;
+    profiler.stop();
+  }
+  clock_shift_s = 0;
+  const Trace trace(trace_of(folder, world.rank, 0));
+  EXPECT_LE(std::abs(trace["lockstep"].at("clock_offset_ns").get<int64_t>() +
+                     5 * kSecond * world.rank),
+            trace["lockstep"].at("clock_uncertainty_ns").get<int64_t>());
 }
 
 TEST(Profiler, WritesAtTheEndOfEveryCycle) {
