@@ -152,6 +152,11 @@ WORLD_TEST(Profiler, TraceHasEachStepAndEachBucketOnce, 2) {
   }
   EXPECT_THAT(buckets, ElementsAre(0, 0, 1, 1, 2, 2, 3, 3));
   EXPECT_EQ(trace.counts("record_param_comms")["record_param_comms"], 2 * 4);
+  // The model's own operators: two layers, with a ReLU between them.
+  auto operators = trace.counts("aten::");
+  EXPECT_EQ(operators["aten::addmm"], 2 * 2);
+  EXPECT_EQ(operators["aten::mm"], 2 * 3);  // the input needs no gradient
+  EXPECT_EQ(operators["aten::threshold_backward"], 2);
   expect_nested(trace);
 
   const auto& ours = trace["lockstep"];
@@ -179,7 +184,8 @@ void expect_params_of_calls(const World& world, const char* backend) {
   auto all = new_group({0, 1}, {.backend = backend});
   const auto folder = shared_folder(world, backend);
   {
-    Profiler profiler({.folder = folder, .record_shapes = true});
+    Profiler profiler(
+        {.folder = folder, .record_shapes = true, .execution_trace = true});
     all_reduce(torch::ones({6}));
     broadcast(torch::ones({2, 2}, torch::kLong), 1, {.group = all});
     all_gather_into_tensor(torch::ones({6}), torch::ones({3}));
@@ -215,6 +221,21 @@ void expect_params_of_calls(const World& world, const char* backend) {
   EXPECT_EQ(calls[2].at("In msg nelems"), 3);
   EXPECT_EQ(calls[2].at("Out msg nelems"), 6);
   expect_nested(trace);
+  // Replay tools take collectives and groups from the execution trace.
+  const auto executed = json::parse(read_file(
+      folder + "/rank" + std::to_string(world.rank) + ".0.pt.et.json"));
+  std::vector<std::string> replayed;
+  std::string groups;
+  for (const auto& node : executed.at("nodes")) {
+    const auto inputs = node.at("inputs").at("values");
+    if (node.at("name") == "record_param_comms") {
+      replayed.push_back(inputs.at(4));
+    } else if (node.at("name") == "## process_group:init ##") {
+      groups = inputs.at(0);
+    }
+  }
+  EXPECT_EQ(replayed, names);
+  EXPECT_THAT(groups, HasSubstr("\"pg_name\":\"0\""));
   // Rank 0 is no member of the first new group; all groups were counted.
   const auto& distributed = trace["distributedInfo"];
   EXPECT_EQ(distributed.at("pg_count"), 3);
