@@ -39,8 +39,7 @@ struct MetricsLoggerOptions {
 //   has a new name, the file is rewritten with one more column, which is empty
 //   in the earlier rows; so give all names at once if there are many rows. A
 //   name that a call lacks is an empty cell. NaN and infinity are "nan", "inf"
-//   and
-//   "-inf".
+//   and "-inf".
 // - .jsonl: an object of JSON in each line, {"step": 3, "loss": 0.3}. NaN and
 //   infinity are null, because JSON has no others.
 //

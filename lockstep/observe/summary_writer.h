@@ -84,14 +84,12 @@ struct SummaryWriterOptions {
 //   default group when the writer is made, or else that of the launcher's
 //   variable RANK, or else 0.
 // - Time: add_...() makes the event, which reads a tensor to the CPU, and
-// leaves
-//   it to a thread, which writes to the file. It does not wait for the disk
-//   unless 64 MiB wait already. add_hparams() writes itself.
+//   leaves it to a thread, which writes to the file. It does not wait for the
+//   disk unless 64 MiB wait already. add_hparams() writes itself.
 // - Disk: a full disk, or another failure of writing, does not end the
-// training.
-//   The next add_...() warns once (TORCH_WARN), events wait in memory, up to 64
-//   MiB (later ones are dropped, and counted in a warning), and are written as
-//   soon as that is possible. flush() and close() throw.
+//   training. The next add_...() warns once (TORCH_WARN), events wait in
+//   memory, up to 64 MiB (later ones are dropped, and counted in a warning),
+//   and are written as soon as that is possible. flush() and close() throw.
 // - End: the destructor closes the writer. If the process ends in another way
 //   (a signal, exit() while the writer is a local variable of main()), then the
 //   events since the last flush are lost, at most max_queue of them or those of
