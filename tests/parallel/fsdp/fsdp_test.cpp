@@ -17,6 +17,7 @@
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/comm/tensor_layout.h"
 #include "lockstep/parallel/checkpointing/checkpoint.h"
 #include "tests/harness/process_world.h"
 #include "tests/parallel/fsdp/block_net.h"
@@ -105,6 +106,33 @@ WORLD_TEST(Fsdp, AccumulatesGradients, 2, 4) {
         nets.optimizer.step();
       }
       nets.expect_equal(kFsdpBound);
+    }
+  });
+}
+
+// Autograd took what a unit got for views "created inside a custom Function".
+WORLD_TEST(Fsdp, UnitsMayChangeTheirInputsInPlace, 2) {
+  on_fsdp_paths(world, [&](const FullyShardOptions& options) {
+    const auto make = [] {
+      torch::manual_seed(5);
+      torch::nn::Sequential model(torch::nn::ReLU(/*inplace=*/true),
+                                  torch::nn::Linear(5, 5));
+      model->to(torch::kDouble);
+      return model;
+    };
+    torch::nn::Sequential plain = make();
+    const auto given = make();
+    FullyShard<torch::nn::Sequential> unit(given, options);
+    const auto x = torch::randn({4, 5}, torch::kDouble);
+    auto mine = x.clone().requires_grad_();
+    auto expected = x.clone().requires_grad_();
+    unit(mine * 2).pow(2).sum().backward();
+    plain->forward(expected * 2).pow(2).sum().backward();
+    EXPECT_TRUE(mine.grad().allclose(expected.grad(), 0, kFsdpBound));
+    for (const auto& item : unit->named_parameters()) {
+      const auto want = part_of(plain->named_parameters()[item.key()].grad(),
+                                *layout_of(item.value()));
+      EXPECT_TRUE(item.value().grad().allclose(want, 0, kFsdpBound));
     }
   });
 }

@@ -1046,6 +1046,15 @@ WORLD_TEST(Pipeline, ARankWithoutParametersTakesPartInScaling, 2, 3) {
       EXPECT_LT(distance(parameter.value(), expected[parameter.key()]), 1e-5)
           << parameter.key();
     }
+    // The snapshot knows nothing of a parameter that stands for none.
+    Sequential loaded = make();
+    auto loaded_optimizer = optimizer_of(loaded->parameters());
+    TrainingState all{.model = loaded.ptr(), .optimizer = &loaded_optimizer};
+    EXPECT_TRUE(load_snapshot(path, all));
+    for (const auto& parameter : loaded->named_parameters()) {
+      EXPECT_LT(distance(parameter.value(), expected[parameter.key()]), 1e-5)
+          << parameter.key();
+    }
   }
 }
 
