@@ -94,6 +94,19 @@ void require_different_cycles(const std::vector<TraceFile>& files) {
   }
 }
 
+// Returns the time of what the report counts. A profiler's marks of its own
+// begin before it and end after it.
+Interval counted_time(const TraceFile& file) {
+  std::vector<Interval> times;
+  for (const TraceThread& thread : file.threads) {
+    for (const TraceActivity& each : thread.activities) {
+      times.push_back(each.time);
+    }
+  }
+  const Intervals all = united(std::move(times));
+  return all.empty() ? file.time : Interval{all.front().begin, all.back().end};
+}
+
 // Makes one step of each file that has none. Its number is below 0, so that it
 // is not taken for a step of the program, and the same on all ranks.
 void complete_steps(TraceFolder& folder) {
@@ -101,7 +114,7 @@ void complete_steps(TraceFolder& folder) {
   for (TraceFile& file : folder.files) {
     const int64_t cycle = cycles[file.header.rank]++;
     if (!file.steps.empty()) continue;
-    file.steps.emplace(-1 - cycle, file.time);
+    file.steps.emplace(-1 - cycle, counted_time(file));
     folder.warnings.push_back(file.path +
                               " has no steps (ProfilerStep#): all of it counts "
                               "as one; call step() of the profiler after each "
