@@ -5,7 +5,9 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 #include <variant>
@@ -70,6 +72,24 @@ void discard_events(int fd) {
   signalfd_siginfo info{};
   while (read(fd, &info, sizeof(info)) > 0) {
   }
+}
+
+// Returns `text` as a shell reads it as one word.
+std::string shell_word(const std::string& text) {
+  const auto is_plain = [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
+           std::string_view("/._-+:@%").find(c) != std::string_view::npos;
+  };
+  if (std::ranges::all_of(text, is_plain)) return text;
+  std::string word = "'";
+  for (const char c : text) {
+    if (c == '\'') {
+      word += "'\\''";
+    } else {
+      word += c;
+    }
+  }
+  return word + "'";
 }
 
 }  // namespace
@@ -225,7 +245,7 @@ std::optional<int> LocalAgent::end_round() {
     text = describe(failures_, round_, max_restarts);
     if (directory_.has_flight_records(round_)) {
       text += "\n  what the ranks did last: lockstep inspect flight " +
-              directory_.attempt_directory(round_).string() + "/*.json";
+              shell_word(directory_.attempt_directory(round_)) + "/*.json";
     }
   } else if (verdict_ && verdict_->kind != Verdict::Kind::signalled) {
     text = verdict_->text;

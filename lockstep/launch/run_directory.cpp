@@ -107,7 +107,6 @@ RunDirectory RunDirectory::create(const std::optional<std::string>& log_dir,
                                   const std::string& run_id) {
   if (!log_dir) {
     const fs::path parent = get_env("TMPDIR").value_or("/tmp");
-    remove_old(parent);
     return RunDirectory(
         make_unique(parent, kTemporaryStem,
                     "set TMPDIR to a directory that can be written"),
@@ -156,7 +155,9 @@ bool RunDirectory::has_flight_records(int restart) const noexcept {
 void RunDirectory::end(bool success) noexcept {
   if (!std::exchange(temporary_, false)) return;
   try {
-    if (!success && has_attempt_with_records(path_)) return;
+    if (!success && has_attempt_with_records(path_)) {
+      return remove_old(path_.parent_path());
+    }
     std::error_code ignored;
     fs::remove_all(path_, ignored);
   } catch (...) {

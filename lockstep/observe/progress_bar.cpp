@@ -3,6 +3,8 @@
 #include <sys/ioctl.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <limits>
 #include <stdexcept>
 
 #include "lockstep/base/environment.h"
@@ -62,7 +64,7 @@ bool ProgressBar::due() const {
 
 void ProgressBar::update(int64_t n) {
   require(n >= 0, "update(" + std::to_string(n) + "); give 0 or more");
-  count_ += n;
+  count_ += std::min(n, std::numeric_limits<int64_t>::max() - count_);
   if (due()) show(Clock::now());
 }
 

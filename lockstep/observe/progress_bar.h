@@ -175,11 +175,10 @@ class ProgressRange {
 //   for (auto& batch : lockstep::with_progress(loader)) { ... }
 //
 // An lvalue is referred to, and must outlive the result. The total is
-// range.size(), if there is such a function; the unit is "batch" unless
-// `options` name another.
+// range.size(), if there is such a function.
 template <class Range>
-ProgressRange<Range> with_progress(Range&& range, ProgressBarOptions options = {
-                                                      .unit = "batch"}) {
+ProgressRange<Range> with_progress(Range&& range,
+                                   ProgressBarOptions options = {}) {
   std::optional<int64_t> total;
   if constexpr (requires { static_cast<int64_t>(range.size()); }) {
     total = static_cast<int64_t>(range.size());

@@ -25,6 +25,10 @@ int columns(const std::string& text) {
       std::count_if(text.begin(), text.end(), begins_character));
 }
 
+bool is_control(char byte) {
+  return static_cast<unsigned char>(byte) < ' ' || byte == 0x7F;
+}
+
 std::string cut(const std::string& text, int width) {
   int column = 0;
   for (size_t i = 0; i < text.size(); ++i) {
@@ -64,7 +68,13 @@ std::string clock_text(double seconds) {
                    : print("%02lld:%02lld", minutes, whole % 60);
 }
 
-std::string progress_line(const ProgressState& state, int width) {
+std::string progress_line(const ProgressState& given, int width) {
+  ProgressState state = given;
+  for (auto* text : {&state.description, &state.unit, &state.postfix}) {
+    std::ranges::replace_if(*text, is_control, ' ');
+  }
+  // The total was wrong; tqdm leaves it out then, too.
+  if (state.total && state.count > *state.total) state.total.reset();
   const std::string before =
       state.description.empty() ? "" : state.description + ": ";
   if (!state.total) {

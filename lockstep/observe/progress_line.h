@@ -22,7 +22,8 @@ struct ProgressState {
 //   Epoch 3:  45%|####......| 900/2000 [00:03<00:04, 290it/s, loss=0.3]
 //
 // The bar fills what is left of `width` columns; a longer line loses its bar
-// and is then cut. A width of 0 gives the whole line without the bar.
+// and is then cut. A width of 0 gives the whole line without the bar. Control
+// characters become spaces, so that it stays one line.
 std::string progress_line(const ProgressState& state, int width);
 
 // Returns up to four significant digits: "0.1235", "12", "1.235e+06", "nan".

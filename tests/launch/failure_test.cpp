@@ -42,7 +42,7 @@ TEST_F(LauncherFaults, ExitCodeIsTheFirstFailingWorkers) {
 
 TEST_F(LauncherFaults, FlightRecordsStayAfterAFailureAndOnlyThen) {
   const std::string write =
-      "echo > $LOCKSTEP_FLIGHT_DIR/lockstep-flight-1-rank0.json";
+      "echo > \"$LOCKSTEP_FLIGHT_DIR\"/lockstep-flight-1-rank0.json";
   // No folder is named, as the harness would.
   const ProgramSetup setup{.environment = {"LOCKSTEP_FLIGHT_DIR="}};
   const auto tmp = scratch().parent_path() / "tmp";
@@ -64,6 +64,15 @@ TEST_F(LauncherFaults, FlightRecordsStayAfterAFailureAndOnlyThen) {
   EXPECT_TRUE(
       std::filesystem::exists(attempt / "lockstep-flight-1-rank0.json"));
   std::filesystem::remove_all(attempt.parent_path());
+
+  // The command can be pasted into a shell.
+  const auto spaced = scratch() / "it's here";
+  std::filesystem::create_directories(spaced);
+  result = run_script(
+      {}, write + "; exit 3",
+      {.environment = {"LOCKSTEP_FLIGHT_DIR=", "TMPDIR=" + spaced.string()}});
+  EXPECT_THAT(result.err, HasSubstr(said + "'"));
+  EXPECT_THAT(result.err, HasSubstr("/it'\\''s here/lockstep_"));
 }
 
 std::string record(const std::string& message, const std::string& extra,

@@ -80,9 +80,8 @@ TEST_F(RunDirectoryTest, OnlyTheNewestOfFailedJobsStay) {
     directory.end(/*success=*/false);
   }
   EXPECT_TRUE(fs::exists(path));
-  // One more than allowed, as the last one came after it was counted; the one
-  // that runs; and the user's.
-  EXPECT_EQ(left(), RunDirectory::kKeptDirectories + 3);
+  // The one that runs and the user's are not counted.
+  EXPECT_EQ(left(), RunDirectory::kKeptDirectories + 2);
   running->end(/*success=*/true);
   EXPECT_FALSE(fs::exists(path));
 }

@@ -125,7 +125,9 @@ TEST(ProgressLine, TimesAndRatesThatAreUnknownOrStrange) {
   EXPECT_EQ(progress_line({.total = 0}, 0), "100% 0/0 [00:00<?, ?it/s]");
   // More than the total, and almost the total.
   EXPECT_EQ(progress_line({.count = 5, .total = 4, .rate = 1}, 0),
-            "100% 5/4 [00:00<00:00, 1it/s]");
+            "5it [00:00, 1it/s]");
+  EXPECT_EQ(progress_line({.description = "two\nlines", .total = 4}, 0),
+            "two lines:   0% 0/4 [00:00<?, ?it/s]");
   EXPECT_THAT(progress_line({.count = 9'999, .total = 10'000, .rate = 1}, 0),
               StartsWith(" 99%"));
   EXPECT_EQ(clock_text(3599.9), "59:59");
@@ -230,7 +232,10 @@ TEST(ProgressBar, RefusesNegativeNumbers) {
   EXPECT_THAT(message_of([] { ProgressBar(1, {.file = nullptr}); }),
               HasSubstr("file is null"));
   PlainFile file;
-  ProgressBar bar(1, {.file = file.get()});
+  ProgressBar bar(1, {.file = file.get(), .line_interval = kAlways});
+  bar.update(std::numeric_limits<int64_t>::max());
+  bar.update();
+  EXPECT_EQ(bar.count(), std::numeric_limits<int64_t>::max());
   EXPECT_EQ(message_of([&] { bar.update(-3); }),
             "ProgressBar: update(-3); give 0 or more");
 }
