@@ -288,4 +288,10 @@ std::string BackgroundFiles::take_notice() {
   return std::exchange(state_->notice, {});
 }
 
+BackgroundFiles::Backlog BackgroundFiles::backlog() const {
+  state_->require_own_process();
+  const std::lock_guard lock(state_->mutex);
+  return {.bytes = state_->bytes, .failed = static_cast<bool>(state_->failure)};
+}
+
 }  // namespace lockstep::internal

@@ -63,6 +63,14 @@ class BackgroundFiles {
   // and no earlier call has returned; "" if there is none. It is cheap.
   std::string take_notice();
 
+  // What waits, in bytes, and whether the thread could not write it and tries
+  // again.
+  struct Backlog {
+    size_t bytes;
+    bool failed;
+  };
+  Backlog backlog() const;
+
  private:
   struct State;
   std::unique_ptr<State> state_;

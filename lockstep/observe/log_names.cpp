@@ -1,6 +1,7 @@
 #include "lockstep/observe/log_names.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
@@ -33,6 +34,14 @@ void require_name(std::string_view what, const std::string& name) {
         std::string(what) + " " + json_string(name) +
         " has a control character; a name is one line of text");
   }
+}
+
+void require_inside(std::string_view what, const std::string& name) {
+  const std::filesystem::path path(name);
+  if (std::find(path.begin(), path.end(), "..") == path.end()) return;
+  throw std::invalid_argument(std::string(what) + " \"" + name +
+                              "\" names a folder outside of the log's; give a "
+                              "name without \"..\"");
 }
 
 }  // namespace lockstep::internal

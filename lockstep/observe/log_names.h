@@ -10,6 +10,11 @@ namespace lockstep::internal {
 // as the end of a line.
 void require_name(std::string_view what, const std::string& name);
 
+// Throws std::invalid_argument that begins with `what` if `name`, as the name
+// of a folder in another one, leads out of that: a part of it is "..". Slashes
+// are allowed.
+void require_inside(std::string_view what, const std::string& name);
+
 // Throws std::invalid_argument that begins with `what` unless `text` is UTF-8.
 void require_utf8(std::string_view what, const std::string& text);
 

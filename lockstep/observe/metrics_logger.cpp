@@ -8,13 +8,18 @@
 #include <array>
 #include <cerrno>
 #include <charconv>
+#include <chrono>
 #include <cmath>
+#include <exception>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <memory>
 #include <mutex>
 #include <stdexcept>
+#include <string_view>
 #include <system_error>
+#include <utility>
 
 #include "lockstep/base/file_descriptor.h"
 #include "lockstep/observe/background_files.h"
@@ -61,7 +66,28 @@ std::string csv_cell(const std::string& name) {
 std::string csv_header(const Names& columns) {
   std::string line = "step";
   for (const std::string& name : columns) line += "," + csv_cell(name);
-  return line + "\n";
+  return line;
+}
+
+std::string csv_row(const Names& columns, const Row& metrics, int64_t step) {
+  std::string line = std::to_string(step);
+  for (const std::string& column : columns) {
+    const auto cell =
+        std::find_if(metrics.begin(), metrics.end(),
+                     [&](const auto& each) { return each.first == column; });
+    line += ",";
+    if (cell != metrics.end()) line += text_of(cell->second);
+  }
+  return line;
+}
+
+// Returns the next of several lines, without its end, which is LF or CR LF.
+std::string_view take_line(std::string_view& lines) {
+  const size_t end = std::min(lines.find('\n'), lines.size());
+  std::string_view line = lines.substr(0, end);
+  lines.remove_prefix(std::min(end + 1, lines.size()));
+  if (line.ends_with('\r')) line.remove_suffix(1);
+  return line;
 }
 
 // Returns the cells of a header, which are names and have no end of a line.
@@ -84,29 +110,24 @@ Names csv_cells(std::string_view line) {
   return cells;
 }
 
+// Returns "" if there is no such file.
 std::string content_of(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
+  if (!in && errno != ENOENT) {
+    internal::throw_errno("cannot read the log file \"" + path + "\"");
+  }
   return {std::istreambuf_iterator<char>(in), {}};
 }
 
-// Replaces the file as a whole, by one that is written beside it.
-void replace_log(const std::string& path, const std::string& content) {
-  const std::string aside = path + ".new";
-  {
-    std::ofstream out(aside, std::ios::binary | std::ios::trunc);
-    out << content << std::flush;
-    if (!out) {
-      const int error = errno;
-      out.close();
-      std::error_code ignored;
-      fs::remove(aside, ignored);
-      throw std::system_error(error, std::generic_category(),
-                              "the log \"" + aside +
-                                  "\" cannot be written; make room, or log "
-                                  "elsewhere");
-    }
+void write_log(const std::string& path, const std::string& content) {
+  std::ofstream out(path, std::ios::binary | std::ios::trunc);
+  out << content << std::flush;
+  if (!out) {
+    throw std::system_error(errno, std::generic_category(),
+                            "the log \"" + path +
+                                "\" cannot be written; make room, or log "
+                                "elsewhere");
   }
-  fs::rename(aside, path);
 }
 
 // Returns false for JSON lines.
@@ -149,110 +170,185 @@ class MetricsLogger::Impl {
     const fs::path folder = fs::path(path).parent_path();
     if (!folder.empty()) fs::create_directories(folder);
     if (!options.overwrite) go_on();
-    open(options.overwrite ? O_TRUNC : 0);
+    files_ = open(path_, options.overwrite ? O_TRUNC : 0);
   }
 
   void log(const Row& metrics, int64_t step) {
     const std::lock_guard lock(mutex_);
-    if (!csv_) {
-      write(json_line(metrics, step));
-    } else if (add_columns(metrics)) {
-      std::string line = std::to_string(step);
-      for (const std::string& column : columns_) {
-        const auto cell = std::find_if(
-            metrics.begin(), metrics.end(),
-            [&](const auto& each) { return each.first == column; });
-        line += ",";
-        if (cell != metrics.end()) line += text_of(cell->second);
+    if (!csv_) return write(json_line(metrics, step));
+    if (closed_)
+      throw std::logic_error("this log was closed; log before close()");
+    for (const auto& [name, value] : metrics) {
+      if (std::find(columns_.begin(), columns_.end(), name) == columns_.end()) {
+        columns_.push_back(name);
       }
-      write(line + "\n");
+    }
+    const std::string row = csv_row(columns_, metrics, step) + line_end_;
+    if (!has_header_) {
+      has_header_ = true;
+      columns_in_file_ = columns_.size();
+      write(csv_header(columns_) + line_end_ + row);
+    } else if (lacks_columns()) {
+      write_with_columns(row);
+    } else {
+      write(row);
     }
   }
 
   void flush() {
     const std::lock_guard lock(mutex_);
-    files_->flush();
+    if (!closed_ && lacks_columns()) {
+      rewrite();
+    } else {
+      files_->flush();
+    }
   }
 
   void close() {
     const std::lock_guard lock(mutex_);
-    closed_ = true;
+    std::exception_ptr failure;
+    if (!std::exchange(closed_, true) && lacks_columns()) {
+      try {
+        rewrite();
+      } catch (const std::system_error&) {
+        failure = std::current_exception();
+      }
+    }
     files_->close();
     warn();
+    if (failure) std::rethrow_exception(failure);
   }
 
  private:
-  void open(int flags) {
+  using Clock = std::chrono::steady_clock;
+
+  std::unique_ptr<BackgroundFiles> open(const std::string& path, int flags) {
     FileDescriptor file(::open(
-        path_.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | flags, 0666));
+        path.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | flags, 0666));
     if (!file) {
-      internal::throw_errno("cannot open the log file \"" + path_ + "\"");
+      internal::throw_errno("cannot open the log file \"" + path + "\"");
     }
-    files_ = std::make_unique<BackgroundFiles>(options_);
-    files_->add(std::move(file), path_);
+    auto files = std::make_unique<BackgroundFiles>(options_);
+    files->add(std::move(file), path_);
+    return files;
   }
 
-  // Cuts off a part of a row at the end, and learns the columns.
+  // Learns the columns, and cuts off a part of a row at the end.
   void go_on() {
     const std::string content = content_of(path_);
     const size_t whole = content.rfind('\n') + 1;  // 0 if there is none
+    if (csv_) learn_columns(content, whole > 0);
     if (whole < content.size() &&
         ::truncate(path_.c_str(), static_cast<off_t>(whole)) != 0) {
       internal::throw_errno("cannot cut the log file \"" + path_ + "\"");
     }
-    if (!csv_ || whole == 0) return;
-    columns_ = csv_cells(content.substr(0, content.find('\n')));
-    if (columns_.front() != "step") {
+  }
+
+  void learn_columns(std::string_view content, bool whole) {
+    std::string_view rest = content;
+    const std::string_view header = take_line(rest);
+    Names cells = csv_cells(header);
+    const std::string_view step = "step";
+    if (whole ? cells.front() != step : !step.starts_with(cells.front())) {
       throw std::invalid_argument("MetricsLogger(\"" + path_ +
                                   "\"): the file there begins with the "
                                   "column \"" +
-                                  columns_.front() +
+                                  cells.front() +
                                   "\" and not with \"step\", so it is another "
                                   "table; give another name, "
                                   "or overwrite it");
     }
-    columns_.erase(columns_.begin());
+    if (!whole) return;
+    if (content.substr(header.size(), 1) == "\r") line_end_ = "\r\n";
+    cells.erase(cells.begin());
+    columns_ = std::move(cells);
+    columns_in_file_ = columns_.size();
     has_header_ = true;
   }
 
-  // Returns false if the file cannot be rewritten, of which it has warned.
-  bool add_columns(const Row& metrics) {
-    Names added;
-    for (const auto& [name, value] : metrics) {
-      if (std::find(columns_.begin(), columns_.end(), name) == columns_.end()) {
-        added.push_back(name);
-      }
+  // Whether a row has a name for which the file has no column yet. That row and
+  // later ones are in rows_ then, until rewrite() has given the file its
+  // columns.
+  bool lacks_columns() const { return columns_in_file_ < columns_.size(); }
+
+  void write_with_columns(const std::string& row) {
+    const BackgroundFiles::Backlog backlog = files_->backlog();
+    if (rows_.size() + backlog.bytes + row.size() <= options_.most_bytes) {
+      rows_ += row;
+    } else {
+      ++dropped_;
     }
-    if (added.empty() && has_header_) return true;
-    if (closed_)
-      throw std::logic_error("this log was closed; log before close()");
-    Names columns = columns_;
-    columns.insert(columns.end(), added.begin(), added.end());
+    warn();
+    if (backlog.failed) {
+      told_ = true;  // by warn(); the thread tries until the disk has room
+      return;
+    }
+    const auto now = Clock::now();
+    if (now < next_try_) return;
+    const bool told = told_;
     try {
-      files_->flush();
-      rewrite(columns, added.size());
+      rewrite();
     } catch (const std::system_error& error) {
-      TORCH_WARN("lockstep: MetricsLogger: a row with new names is lost: ",
-                 error.what());
-      return false;
+      next_try_ = now + options_.interval;
+      if (told) return;
+      TORCH_WARN("lockstep: MetricsLogger: \"", path_,
+                 "\" cannot be rewritten with new columns (",
+                 error.code().message(),
+                 "); training goes on, and what is logged waits in memory, at "
+                 "most ",
+                 options_.most_bytes >> 20, " MiB, until it can");
     }
-    columns_ = std::move(columns);
-    has_header_ = true;
-    return true;
   }
 
-  void rewrite(const Names& columns, size_t added) {
+  // Replaces the file by one with all columns and rows. Throws
+  // std::system_error if that is not possible; nothing has changed then.
+  void rewrite() {
+    told_ = true;  // an exception tells, too
+    files_->flush();
+    warn();
     const std::string old = content_of(path_);
-    std::string content = csv_header(columns);
-    size_t line = old.empty() ? std::string::npos : old.find('\n') + 1;
-    while (line < old.size()) {
-      const size_t end = old.find('\n', line);
-      content.append(old, line, end - line).append(added, ',') += '\n';
-      line = end + 1;
+    std::string content = csv_header(columns_) + line_end_;
+    std::string_view lines = old;
+    take_line(lines);
+    while (!lines.empty()) {
+      content.append(take_line(lines))
+          .append(columns_.size() - columns_in_file_, ',')
+          .append(line_end_);
     }
-    replace_log(path_, content);
-    files_->close();
-    open(0);
+    // These rows are only numbers, so each comma begins a cell.
+    for (lines = rows_; !lines.empty();) {
+      const std::string_view row = take_line(lines);
+      const auto cells =
+          static_cast<size_t>(std::count(row.begin(), row.end(), ','));
+      content.append(row)
+          .append(columns_.size() - cells, ',')
+          .append(line_end_);
+    }
+    replace_file(content);
+    columns_in_file_ = columns_.size();
+    rows_ = {};
+    told_ = false;
+    next_try_ = {};
+    if (dropped_ > 0) {
+      TORCH_WARN("lockstep: MetricsLogger: ", std::exchange(dropped_, 0),
+                 " rows were dropped while \"", path_,
+                 "\" could not be rewritten");
+    }
+  }
+
+  // All that can fail comes before the rename, which is one step.
+  void replace_file(const std::string& content) {
+    const std::string aside = path_ + ".new";
+    try {
+      write_log(aside, content);
+      auto files = open(aside, 0);
+      fs::rename(aside, path_);
+      files_ = std::move(files);
+    } catch (const std::system_error&) {
+      std::error_code ignored;
+      fs::remove(aside, ignored);
+      throw;
+    }
   }
 
   void write(const std::string& line) {
@@ -270,8 +366,17 @@ class MetricsLogger::Impl {
   const internal::BackgroundFilesOptions options_;
   std::mutex mutex_;
   bool closed_ = false;
-  bool has_header_ = false;
-  Names columns_;  // after "step"
+
+  // These are for a .csv only.
+  bool has_header_ = false;     // if not, the file is empty
+  std::string line_end_{"\n"};  // "\r\n" if the file there has that
+  Names columns_;               // after "step"
+  size_t columns_in_file_ = 0;
+  std::string rows_;  // that wait for their columns
+  int64_t dropped_ = 0;
+  bool told_ = false;  // that the file cannot be written
+  Clock::time_point next_try_{};
+
   std::unique_ptr<BackgroundFiles> files_;
 };
 

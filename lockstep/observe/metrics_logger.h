@@ -39,7 +39,7 @@ struct MetricsLoggerOptions {
 //   has a new name, the file is rewritten with one more column, which is empty
 //   in the earlier rows; so give all names at once if there are many rows. A
 //   name that a call lacks is an empty cell. NaN and infinity are "nan", "inf"
-//   and "-inf".
+//   and "-inf". Lines end with LF, or with CR LF if the file there has that.
 // - .jsonl: an object of JSON in each line, {"step": 3, "loss": 0.3}. NaN and
 //   infinity are null, because JSON has no others.
 //
@@ -48,13 +48,20 @@ struct MetricsLoggerOptions {
 // Ranks, threads, fork(), a full disk and the end of the process are as with
 // SummaryWriter (summary_writer.h): on other ranks than 0 the calls check their
 // arguments only; a thread writes; log() warns once (TORCH_WARN) if the disk is
-// full, flush() and close() throw. If the process is killed in the middle of a
-// row, the next MetricsLogger removes that part of a row.
+// full, flush() and close() throw. Rewriting a .csv needs room for a second
+// copy; if there is none, the row with the new name and later ones wait in
+// memory, and a log() after flush_secs, flush() or close() tries again. If the
+// process is killed in the middle of a row, the next MetricsLogger removes that
+// part of a row.
+//
+// Only one MetricsLogger at a time may have a file open, in this process or in
+// others: two of them would write values under each other's columns. Nothing
+// checks that.
 class MetricsLogger {
  public:
   // Makes the file and its folder. Throws std::invalid_argument if the name has
   // another ending, or the file is a .csv that begins with another column than
-  // "step"; std::system_error if it cannot be made.
+  // "step", which is left as it is; std::system_error if it cannot be made.
   explicit MetricsLogger(std::string path, MetricsLoggerOptions options = {});
   // As close(); a failure is a warning (TORCH_WARN).
   ~MetricsLogger();

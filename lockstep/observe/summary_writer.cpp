@@ -164,6 +164,18 @@ internal::HParamValues checked_hparams(const NamedHParams& hparams) {
   return values;
 }
 
+void check_run_name(const std::string& run_name) {
+  if (run_name.empty()) return;
+  const std::string what = "add_hparams(): run_name";
+  require_name(what, run_name);
+  internal::require_inside(what, run_name);
+  if (run_name.front() == '/') {
+    throw std::invalid_argument(what + " \"" + run_name +
+                                "\" is an absolute path; give the name of a "
+                                "folder in log_dir");
+  }
+}
+
 }  // namespace
 
 class SummaryWriter::Impl {
@@ -303,8 +315,10 @@ void SummaryWriter::add_scalars(const std::string& main_tag,
                                 std::optional<double> wall_time) {
   require_name(tag_of("add_scalars()"), main_tag);
   for (const auto& [name, value] : values) {
-    require_name("add_scalars(\"" + main_tag + "\"): the name of a value",
-                 name);
+    const std::string what =
+        "add_scalars(\"" + main_tag + "\"): the name of a value";
+    require_name(what, name);
+    internal::require_inside(what, name);
   }
   if (!impl_) return;
   const EventTime time{wall_time.value_or(seconds_since_1970()), step};
@@ -401,6 +415,7 @@ void SummaryWriter::add_hparams(const NamedHParams& hparams,
     require_name("add_hparams(): the name of a metric", name);
     names.push_back(name);
   }
+  check_run_name(run_name);
   if (!impl_) return;
   const EventTime time{seconds_since_1970(), step};
   auto events = internal::hparams_events(time, values, names);

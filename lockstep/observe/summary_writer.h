@@ -127,7 +127,9 @@ class SummaryWriter {
                   int64_t step = 0, std::optional<double> wall_time = {});
 
   // Several curves in one diagram: each is a run of its own, in the folder
-  // <log_dir>/<main_tag>_<name>. The first call with a name makes its file, and
+  // <log_dir>/<main_tag>_<name>. A "/" of main_tag is "_" there; a name may
+  // have
+  // "/", but not ".." as a part. The first call with a name makes its file, and
   // throws std::system_error if that fails.
   void add_scalars(const std::string& main_tag, const NamedScalars& values,
                    int64_t step = 0, std::optional<double> wall_time = {});
@@ -161,7 +163,8 @@ class SummaryWriter {
 
   // Hyperparameters, and the metrics by which TensorBoard compares runs with
   // other hyperparameters: call it once, at the end of a training. It writes a
-  // run of its own into the folder `run_name` of log_dir; empty: the time.
+  // run of its own into the folder `run_name` of log_dir, which is not absolute
+  // and has no ".." as a part; empty: the time.
   // Blocks until that is written, and throws std::system_error if it cannot be.
   void add_hparams(const NamedHParams& hparams, const NamedScalars& metrics,
                    const std::string& run_name = "", int64_t step = 0);

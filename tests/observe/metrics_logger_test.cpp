@@ -5,8 +5,13 @@
 #include <sys/resource.h>
 #include <torch/torch.h>
 
+#include <chrono>
+#include <filesystem>
 #include <limits>
 #include <string>
+#include <thread>
+#include <utility>
+#include <vector>
 
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
@@ -87,6 +92,38 @@ TEST_F(MetricsLoggerTest, AnotherTableIsRefusedAndKept) {
               HasSubstr("begins with the column \"epoch\" and not with "
                         "\"step\""));
   EXPECT_EQ(read_file(path), "epoch,loss\n1,2\n");
+  // Without an end of the last line, too.
+  for (const std::string content : {"epoch,loss\n1,2", "epoch,loss"}) {
+    write_file(path, content);
+    EXPECT_THROW(MetricsLogger log(path), std::invalid_argument);
+    EXPECT_EQ(read_file(path), content);
+  }
+}
+
+TEST_F(MetricsLoggerTest, AHeaderThatWasCutShortIsWrittenAgain) {
+  const std::string path = folder_.write("cut.csv", "step,lo");
+  { MetricsLogger(path).log({{"loss", 1}}, 1); }
+  EXPECT_EQ(read_file(path), "step,loss\n1,1\n");
+}
+
+// RFC 4180 ends lines with CR LF, as spreadsheets do.
+TEST_F(MetricsLoggerTest, AFileWithCrLfGoesOnWithCrLf) {
+  const std::string path = folder_.write("crlf.csv", "step,a,b\r\n1,2,3\r\n");
+  {
+    MetricsLogger log(path);
+    log.log({{"b", 5}, {"a", 4}}, 2);
+    log.flush();
+    EXPECT_EQ(read_file(path), "step,a,b\r\n1,2,3\r\n2,4,5\r\n");
+    log.log({{"c", 6}}, 3);
+  }
+  EXPECT_EQ(read_file(path), "step,a,b,c\r\n1,2,3,\r\n2,4,5,\r\n3,,,6\r\n");
+}
+
+// Two kinds of line ends become that of the header when the file is rewritten.
+TEST_F(MetricsLoggerTest, ARewrittenFileHasOneKindOfLineEnds) {
+  const std::string path = folder_.write("both.csv", "step,a\n1,2\r\n2,3\n");
+  { MetricsLogger(path).log({{"b", 4}}, 3); }
+  EXPECT_EQ(read_file(path), "step,a,b\n1,2,\n2,3,\n3,,4\n");
 }
 
 TEST_F(MetricsLoggerTest, JsonLinesHasAnObjectInEachLine) {
@@ -162,32 +199,145 @@ TEST_F(MetricsLoggerTest, FlushedRowsSurviveSigkill) {
 }
 
 // A limit on the size of files is a disk that is full at any byte.
-TEST_F(MetricsLoggerTest, AFullDiskKeepsWhatIsThere) {
+class FullDisk {
+ public:
+  explicit FullDisk(rlim_t bytes) {
+    ::signal(SIGXFSZ, SIG_IGN);
+    set(bytes);
+  }
+  void make_room() { set(RLIM_INFINITY); }
+
+ private:
+  static void set(rlim_t bytes) {
+    const ::rlimit limit{.rlim_cur = bytes, .rlim_max = RLIM_INFINITY};
+    ::setrlimit(RLIMIT_FSIZE, &limit);
+  }
+};
+
+TEST_F(MetricsLoggerTest, RowsOfADiskThatIsFullFromTheFirstWait) {
   EXPECT_EQ(in_child([&] {
-              ::signal(SIGXFSZ, SIG_IGN);
+              KeptWarnings warnings;
+              MetricsLogger log(csv_);
+              FullDisk disk(4);
+              for (int step = 0; step < 2000; ++step) {
+                log.log({{"loss", step}}, step);
+              }
+              if (message_of([&] { log.flush(); }).empty()) return 1;
+              for (int step = 2000; step < 4000; ++step) {
+                log.log({{"loss", step}}, step);
+              }
+              if (warnings.texts().size() > 1) return 2;
+              if (!read_file(csv_).empty()) return 3;
+              disk.make_room();
+              log.flush();
+              return warnings.texts().size() > 1 ? 4 : 0;
+            }),
+            0);
+  std::string expected = "step,loss\n";
+  for (int step = 0; step < 4000; ++step) {
+    const std::string text = std::to_string(step);
+    expected.append(text).append(",").append(text).append("\n");
+  }
+  EXPECT_EQ(read_file(csv_), expected);
+}
+
+TEST_F(MetricsLoggerTest, RowsWithNewNamesWaitForRoom) {
+  EXPECT_EQ(in_child([&] {
               KeptWarnings warnings;
               MetricsLogger log(csv_);
               log.log({{"loss", 1}}, 1);
               log.flush();
-              ::rlimit limit{.rlim_cur = 15, .rlim_max = RLIM_INFINITY};
-              ::setrlimit(RLIMIT_FSIZE, &limit);
+              FullDisk disk(15);
               log.log({{"loss", 1}, {"other", 2}}, 2);
               if (warnings.texts().size() != 1) return 1;
-              if (warnings.texts()[0].find("a row with new names is lost") ==
-                  std::string::npos) {
+              if (warnings.texts()[0].find(
+                      "cannot be rewritten with new columns (File too large); "
+                      "training goes on") == std::string::npos) {
                 return 2;
               }
               log.log({{"loss", 3}}, 3);
+              log.log({{"third", 4}}, 4);
               if (message_of([&] { log.flush(); }).empty()) return 3;
-              limit.rlim_cur = RLIM_INFINITY;
-              ::setrlimit(RLIMIT_FSIZE, &limit);
-              log.log({{"other", 4}}, 4);
+              log.log({{"loss", 5}}, 5);
+              if (read_file(csv_) != "step,loss\n1,1\n") return 4;
+              if (files_below(folder_.path()).size() != 1) return 5;
+              disk.make_room();
               log.close();
-              return 0;
+              return warnings.texts().size() != 1 ? 6 : 0;
             }),
             0);
-  EXPECT_EQ(read_file(csv_), "step,loss,other\n1,1,\n3,3,\n4,,4\n");
+  EXPECT_EQ(read_file(csv_),
+            "step,loss,other,third\n1,1,,\n2,1,2,\n3,3,,\n4,,,4\n5,5,,\n");
   EXPECT_EQ(files_below(folder_.path()).size(), 1);
+}
+
+// log() itself tries again, and a second full disk is a second warning.
+TEST_F(MetricsLoggerTest, ALaterRowBringsTheRowsThatWaited) {
+  EXPECT_EQ(in_child([&] {
+              KeptWarnings warnings;
+              MetricsLogger log(csv_);
+              log.log({{"a", 1}}, 1);
+              log.flush();
+              for (const std::string name : {"b", "c"}) {
+                FullDisk disk(1);
+                log.log({{name, 2}}, 2);
+                disk.make_room();
+                const auto deadline =
+                    std::chrono::steady_clock::now() + std::chrono::minutes(1);
+                while (read_file(csv_).find(name) == std::string::npos) {
+                  if (std::chrono::steady_clock::now() > deadline) return 1;
+                  log.log({}, 3);
+                  std::this_thread::sleep_for(std::chrono::milliseconds(20));
+                }
+              }
+              return warnings.texts().size() != 2 ? 2 : 0;
+            }),
+            0);
+}
+
+TEST_F(MetricsLoggerTest, CloseTellsWhenRowsWithNewNamesAreLost) {
+  EXPECT_EQ(in_child([&] {
+              KeptWarnings warnings;
+              MetricsLogger log(csv_);
+              log.log({{"loss", 1}}, 1);
+              log.flush();
+              FullDisk disk(15);
+              log.log({{"other", 2}}, 2);
+              if (message_of([&] { log.close(); }).empty()) return 1;
+              log.close();  // does nothing
+              log.flush();
+              return warnings.texts().size() != 1 ? 2 : 0;
+            }),
+            0);
+  EXPECT_EQ(read_file(csv_), "step,loss\n1,1\n");
+}
+
+// A row of 4,000 cells that are empty has 4,002 bytes.
+TEST_F(MetricsLoggerTest, RowsThatWaitHaveABound) {
+  EXPECT_EQ(in_child([&] {
+              KeptWarnings warnings;
+              std::vector<std::pair<std::string, double>> wide;
+              for (int name = 0; name < 4000; ++name) {
+                wide.emplace_back(std::to_string(name), 1);
+              }
+              MetricsLogger log(csv_, {.flush_secs = std::chrono::hours(1)});
+              log.log({{"loss", 1}}, 1);
+              log.flush();
+              FullDisk disk(15);
+              log.log(wide, 1);
+              for (int row = 0; row < 17000; ++row) log.log({}, 2);
+              if (warnings.texts().size() != 1) return 1;
+              disk.make_room();
+              log.flush();
+              if (warnings.texts().size() != 2) return 2;
+              if (warnings.texts()[1].find("rows were dropped while") ==
+                  std::string::npos) {
+                return 3;
+              }
+              const auto size = std::filesystem::file_size(csv_);
+              return size < (63 << 20) || size > (65 << 20) ? 4 : 0;
+            }),
+            0);
 }
 
 }  // namespace

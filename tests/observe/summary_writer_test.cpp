@@ -176,6 +176,17 @@ TEST_F(SummaryWriterTest, EachMistakeIsOneLineAndWritesNothing) {
               HasSubstr("the text of \"a\" is not UTF-8"));
   EXPECT_THAT(mistake([&] { writer.add_hparams({}, {{"", 1}}); }),
               HasSubstr("the name of a metric is empty"));
+  EXPECT_EQ(mistake([&] { writer.add_scalars("m/x", {{"../../evil", 1}}); }),
+            "add_scalars(\"m/x\"): the name of a value \"../../evil\" names a "
+            "folder outside of the log's; give a name without \"..\"");
+  for (const std::string name : {"../out", "a/../../out", ".."}) {
+    EXPECT_THAT(mistake([&] { writer.add_hparams({}, {}, name); }),
+                HasSubstr("run_name \"" + name + "\" names a folder outside"));
+  }
+  EXPECT_THAT(mistake([&] { writer.add_hparams({}, {}, "/tmp/out"); }),
+              HasSubstr("run_name \"/tmp/out\" is an absolute path"));
+  EXPECT_THAT(mistake([&] { writer.add_hparams({}, {}, "a\nb"); }),
+              HasSubstr("control character"));
   const std::string path = folder_.file("never");
   for (const SummaryWriterOptions& wrong :
        {SummaryWriterOptions{.max_queue = 0},
@@ -190,6 +201,18 @@ TEST_F(SummaryWriterTest, EachMistakeIsOneLineAndWritesNothing) {
   EXPECT_THAT(events(), SizeIs(1));
   EXPECT_THROW(writer.add_scalar("late", 1), std::logic_error);
   EXPECT_NO_THROW(writer.close());
+}
+
+// As in Python's, a name is a path, and its dots may be a part of a word.
+TEST_F(SummaryWriterTest, NamesOfRunsMayHaveSlashes) {
+  {
+    SummaryWriter writer(folder_.path());
+    writer.add_scalars("m/x", {{"a/b..", 1}});
+    writer.add_hparams({{"lr", 1}}, {}, "h/..i");
+  }
+  EXPECT_THAT(files_below(folder_.path()),
+              ::testing::UnorderedElementsAre("events", "h/..i/events",
+                                              "m_x_a/b../events"));
 }
 
 TEST_F(SummaryWriterTest, AFolderThatCannotBeMadeIsAnErrorWithItsName) {
