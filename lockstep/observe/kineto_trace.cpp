@@ -3,8 +3,10 @@
 #include <ATen/Context.h>
 #include <torch/csrc/autograd/profiler_kineto.h>
 #include <torch/csrc/profiler/kineto_shim.h>
+#include <unistd.h>
 
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -12,6 +14,8 @@
 #include <stdexcept>
 #include <system_error>
 #include <utility>
+
+#include "lockstep/observe/log_names.h"
 
 namespace lockstep::internal {
 namespace {
@@ -29,8 +33,9 @@ std::set<ActivityType> activities() {
   return all;
 }
 
-[[noreturn]] void refuse(const std::string& path, const std::string& why) {
-  throw std::runtime_error("Profiler: the trace " + path +
+[[noreturn]] void refuse(const std::string& path, const std::string& why,
+                         const char* what = "the trace ") {
+  throw std::runtime_error("Profiler: " + (what + path) +
                            " cannot be written: " + why +
                            "; give a folder on a disk with room in which this "
                            "process may write");
@@ -55,6 +60,27 @@ KinetoTrace::KinetoTrace(KinetoOptions options)
 }
 
 KinetoTrace::~KinetoTrace() = default;
+
+void KinetoTrace::check_folder(const std::string& folder) {
+  // Kineto takes what stands before "://" for the name of a protocol, changes
+  // backslashes and ends of lines, and writes the name into the trace as it is.
+  require_name("Profiler: the folder", folder);
+  if (folder.find("://") != folder.npos ||
+      folder.find_first_of("\"\\") != folder.npos) {
+    throw std::invalid_argument(
+        "Profiler: Kineto cannot write traces in the folder " + folder +
+        "; give one on a disk, without '\"', '\\' and \"://\" in its name");
+  }
+  constexpr const char* kFolder = "a trace in the folder ";
+  std::error_code failure;
+  fs::create_directories(folder, failure);
+  if (failure) refuse(folder, failure.message(), kFolder);
+  std::string trial = (fs::path(folder) / "trial.XXXXXX").string();
+  const int file = ::mkstemp(trial.data());
+  if (file < 0) refuse(folder, std::strerror(errno), kFolder);
+  ::close(file);
+  ::unlink(trial.c_str());
+}
 
 bool KinetoTrace::is_profiling() {
   return torch::profiler::impl::profilerEnabled();
@@ -97,6 +123,7 @@ void KinetoTrace::save(const std::string& path) {
   written.close();
   if (last != '}') {
     fs::remove(part, failure);
+    fs::remove(part + ".tmp", failure);  // Kineto's own
     refuse(path, "the file is not whole");
   }
   fs::rename(part, path, failure);

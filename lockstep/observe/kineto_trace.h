@@ -22,6 +22,11 @@ class KinetoTrace {
   KinetoTrace& operator=(const KinetoTrace&) = delete;
   ~KinetoTrace();
 
+  // Makes the folder if it is missing. Throws std::invalid_argument if Kineto
+  // can write no trace in a folder of this name, and std::runtime_error if no
+  // file can be made there.
+  static void check_folder(const std::string& folder);
+
   // Whether this thread is being profiled, by this class or otherwise.
   static bool is_profiling();
 

@@ -13,4 +13,11 @@ int log_rank() {
       get_env_int("RANK", 0, std::numeric_limits<int>::max()).value_or(0));
 }
 
+int log_world_size() {
+  if (is_initialized()) return get_world_size();
+  return static_cast<int>(
+      get_env_int("WORLD_SIZE", 1, std::numeric_limits<int>::max())
+          .value_or(1));
+}
+
 }  // namespace lockstep::internal

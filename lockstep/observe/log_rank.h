@@ -6,5 +6,8 @@ namespace lockstep::internal {
 // there is one, otherwise the one that the launcher's variable RANK gives it,
 // otherwise 0.
 int log_rank();
+// Returns the number of ranks, found alike: of the default group, from
+// WORLD_SIZE, or 1.
+int log_world_size();
 
 }  // namespace lockstep::internal

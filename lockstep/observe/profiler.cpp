@@ -4,6 +4,7 @@
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/profiler/standalone/execution_trace_observer.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <exception>
@@ -18,6 +19,7 @@
 #include "lockstep/comm/init.h"
 #include "lockstep/observe/clock_offset.h"
 #include "lockstep/observe/kineto_trace.h"
+#include "lockstep/observe/log_rank.h"
 #include "lockstep/observe/recorded_spans.h"
 #include "lockstep/observe/trace_metadata.h"
 
@@ -61,7 +63,13 @@ ProfilerOptions checked(ProfilerOptions options) {
   }
   if (options.schedule) (void)action_at(*options.schedule, 0);
   if (!options.group && is_initialized()) options.group = default_group();
+  KinetoTrace::check_folder(options.folder);
   return options;
+}
+
+// The rank in the names of the files.
+int rank_in(const ProcessGroupPtr& group) {
+  return group ? group->rank() : internal::log_rank();
 }
 
 std::string message_of(const std::exception_ptr& failure) {
@@ -85,6 +93,28 @@ class Profiler::State {
     if (options_.compare_clocks) compare_clocks();
     enter(action_of(0));
     mark_step();
+    running = this;
+  }
+  ~State() { running = nullptr; }
+  State(const State&) = delete;
+  State& operator=(const State&) = delete;
+
+  // What LibTorch needs to end a trace is destroyed with the thread that
+  // records: in the main thread before the static variables. So does this.
+  static void end_with_thread() {
+    State* state = running;
+    if (state && state->thread_ == std::this_thread::get_id()) {
+      state->end_alone();
+    }
+  }
+
+  void end_alone() {
+    if (stopped_ || !is_of_this_process()) return;
+    try {
+      stop(/*compares_clocks=*/false);
+    } catch (...) {
+      TORCH_WARN(message_of(std::current_exception()));
+    }
   }
 
   void step() {
@@ -118,11 +148,18 @@ class Profiler::State {
     trace_.reset();
   }
 
+  // The trace belongs to the process that records it, not to its children.
+  bool is_of_this_process() const { return ::getpid() == pid_; }
   bool compares_clocks() const { return options_.compare_clocks; }
   int64_t step_number() const { return step_; }
   ProfilerAction action() const { return action_; }
 
  private:
+  struct ThreadEnd {
+    ThreadEnd() {}
+    ~ThreadEnd() { end_with_thread(); }
+  };
+
   class OnlyProfiler {
    public:
     OnlyProfiler() {
@@ -162,6 +199,9 @@ class Profiler::State {
       trace_ = std::make_unique<KinetoTrace>(
           internal::KinetoOptions{.record_shapes = options_.record_shapes,
                                   .profile_memory = options_.profile_memory});
+      // At a thread's end that is destroyed first which was made last. Starting
+      // makes more of LibTorch's variables than preparing does.
+      static thread_local const ThreadEnd prepared;
     }
     if (records(action) && !recording_) start_trace();
   }
@@ -174,15 +214,16 @@ class Profiler::State {
   }
 
   void start_trace() {
-    const int rank = options_.group ? options_.group->rank() : 0;
     path_ = (std::filesystem::path(options_.folder) /
-             ("rank" + std::to_string(rank) + "." + std::to_string(step_)))
+             ("rank" + std::to_string(rank_in(options_.group)) + "." +
+              std::to_string(step_)))
                 .string();
     if (options_.execution_trace) begin_execution_trace();
     trace_->start();
     recording_ = true;
     spans_ = std::make_shared<internal::RecordedSpans>();
     subscription_.emplace(spans_);
+    static thread_local const ThreadEnd started;
   }
 
   // Ends and writes the trace. Whatever fails, nothing is recorded afterwards.
@@ -244,7 +285,11 @@ class Profiler::State {
     torch::profiler::impl::removeExecutionTraceObserver();
   }
 
+  // The process's profiler, once it is whole.
+  inline static std::atomic<State*> running{nullptr};
+
   const OnlyProfiler only_{};
+  const pid_t pid_ = ::getpid();
   const std::thread::id thread_ = std::this_thread::get_id();
   const ProfilerOptions options_;
   internal::ClockOffset clock_{};
@@ -264,11 +309,12 @@ Profiler::Profiler(ProfilerOptions options)
     : state_(std::make_unique<State>(std::move(options))) {}
 
 Profiler::~Profiler() {
-  try {
-    state_->stop(/*compares_clocks=*/false);
-  } catch (...) {
-    TORCH_WARN(message_of(std::current_exception()));
+  if (!state_->is_of_this_process()) {
+    // LibTorch's part of it may be gone at this process's end.
+    (void)state_.release();
+    return;
   }
+  state_->end_alone();
 }
 
 void Profiler::step() { state_->step(); }

@@ -16,9 +16,12 @@ namespace lockstep {
 // no counts of operations into a trace, so with_stack, with_modules and
 // with_flops are left out.
 struct ProfilerOptions {
-  // Each rank writes FOLDER/rank<R>.<N>.pt.trace.json, where R is its rank and
-  // N is the number of the first recorded step. The folder is made if it is
-  // missing. Default: "traces".
+  // Each rank writes FOLDER/rank<R>.<N>.pt.trace.json, where N is the number of
+  // the first recorded step. R is its rank in `group`; if there was no group
+  // at the construction, its rank in the default group by then, else that of
+  // the launcher's variable RANK, else 0. The constructor makes the folder if
+  // it is missing. Its name must be UTF-8 without control characters, quotation
+  // marks, backslashes and "://", which Kineto cannot write. Default: "traces".
   std::string folder{"traces"};
 
   // Which steps are recorded. The same on all ranks. Default: none, which
@@ -82,12 +85,19 @@ struct ProfilerOptions {
 // other ranks of the group, for its timeout at most.
 //
 // Threads: construct, use and destroy it in one thread, the one that trains.
-// A process has one Profiler at a time.
+// A process has one Profiler at a time. If that thread ends before the
+// profiler is destroyed, then the profiler does what its destructor does at
+// the thread's end. For the main thread this is at the return from main() and
+// at std::exit(), so a static Profiler writes its trace, too. A process that
+// was forked off while the profiler was there writes nothing.
 class Profiler {
  public:
   // Throws std::invalid_argument if the schedule is out of range or the folder
-  // is empty, std::logic_error if this process profiles already, and
-  // c10::DistError as collectives do.
+  // has no name that is allowed, std::runtime_error if no file can be made in
+  // it, std::logic_error if this process profiles already, and c10::DistError
+  // as collectives do. The first three are thrown before the clocks are
+  // compared, so a rank may throw alone; the others then throw c10::DistError
+  // when that rank has left or the group's timeout is over.
   explicit Profiler(ProfilerOptions options = {});
   Profiler(const Profiler&) = delete;
   Profiler& operator=(const Profiler&) = delete;

@@ -8,6 +8,7 @@
 
 #include "lockstep/comm/existing_groups.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/observe/log_rank.h"
 
 namespace lockstep::internal {
 namespace {
@@ -78,8 +79,8 @@ std::string process_group_config() {
 std::string lockstep_info(const ProcessGroupPtr& group,
                           const ClockOffset& clock) {
   return text_of({{"version", 1},
-                  {"rank", group ? group->rank() : 0},
-                  {"world_size", group ? group->size() : 1},
+                  {"rank", group ? group->rank() : log_rank()},
+                  {"world_size", group ? group->size() : log_world_size()},
                   {"host", host()},
                   {"pid", ::getpid()},
                   {"clock_offset_ns", clock.offset_ns},

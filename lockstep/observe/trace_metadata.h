@@ -17,7 +17,8 @@ std::string distributed_info();
 // has them. Empty if there is no default group.
 std::string process_group_config();
 
-// Returns "lockstep" as JSON (profiler.h). `group` may be null.
+// Returns "lockstep" as JSON (profiler.h). `group` may be null;
+// then rank and size are those that log_rank.h names.
 std::string lockstep_info(const ProcessGroupPtr& group,
                           const ClockOffset& clock);
 

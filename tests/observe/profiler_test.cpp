@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <limits>
@@ -484,9 +485,11 @@ TEST(Profiler, ExecutionTraceIsWrittenIfAskedFor) {
 
 TEST(Profiler, AFolderThatCannotBeWrittenIsOneLineAndTrainingMayGoOn) {
   const TemporaryFolder folder;
-  const auto file = folder.write("file", "");
+  const auto file = folder.file("file");
   Profiler profiler(
       {.folder = file + "/traces", .schedule = {{.warmup = 0, .active = 1}}});
+  fs::remove_all(file);
+  write_file(file, "");
   const auto message = message_of([&] { profiler.step(); });
   EXPECT_THAT(message,
               AllOf(HasSubstr(file + "/traces/rank0.0.pt.trace.json"),
@@ -497,6 +500,117 @@ TEST(Profiler, AFolderThatCannotBeWrittenIsOneLineAndTrainingMayGoOn) {
   EXPECT_EQ(Trace(trace_of(file + "/traces", 0, 1))
                 .counts("ProfilerStep")["ProfilerStep#1"],
             1);
+}
+
+TEST(Profiler, AFolderInWhichNoTraceCanBeIsRefusedAtOnce) {
+  const TemporaryFolder folder;
+  const auto file = folder.write("file", "");
+  const auto refusal = [&](const std::string& name) {
+    return message_of([&] { const Profiler p({.folder = name}); });
+  };
+  EXPECT_THAT(refusal(file + "/traces"),
+              AllOf(HasSubstr(file + "/traces cannot be written: Not a dir"),
+                    HasSubstr("in which this process may write"),
+                    Not(HasSubstr("\n"))));
+  EXPECT_THAT(refusal("/proc"), HasSubstr("/proc cannot be written: "));
+  for (const char* name : {"a\nb", "a\tb", "a\xff"}) {
+    EXPECT_THAT(refusal(folder.file(name)),
+                AllOf(HasSubstr("Profiler: the folder"), Not(HasSubstr("\n"))));
+  }
+  for (const char* name : {"a\\b", "a\"b", "s3://b"}) {
+    EXPECT_THAT(refusal(folder.file(name)),
+                AllOf(HasSubstr("Kineto cannot write traces in the folder " +
+                                folder.file(name)),
+                      Not(HasSubstr("\n"))));
+  }
+  EXPECT_THAT(names_in(folder.path()), ElementsAre("file"));
+  // A trial leaves nothing behind, and unusual names that are allowed work.
+  const auto allowed = folder.file("a: b, {\xc3\xbc}");
+  {
+    Profiler profiler({.folder = allowed});
+    EXPECT_TRUE(names_in(allowed).empty());
+  }
+  EXPECT_TRUE(Trace(trace_of(allowed, 0, 0)).contains("lockstep"));
+}
+
+// The first rank throws before the clocks are compared. The other waits.
+WORLD_TEST(Profiler, ARankWhoseFolderIsRefusedThrowsAlone, 2) {
+  auto group = init_process_group();
+  auto both = new_group({0, 1}, {.timeout = std::chrono::seconds(1)});
+  const auto folder = shared_folder(world, "refused");
+  if (world.rank == 0) {
+    write_file(folder + "/file", "");
+    EXPECT_THROW(Profiler({.folder = folder + "/file", .group = both}),
+                 std::runtime_error);
+  } else {
+    EXPECT_THROW(Profiler({.folder = folder, .group = both}), c10::DistError);
+  }
+  barrier();
+}
+
+WORLD_TEST(Profiler, RanksThatHaveNoGroupYetHaveTheLaunchersNumbers, 2) {
+  const auto folder = (world.folder / "early").string();
+  const auto refused = message_of([&] {
+    Profiler profiler({.folder = folder});
+    profiler.stop();
+  });
+  EXPECT_EQ(refused, "");
+  const Trace trace(trace_of(folder, world.rank, 0));
+  EXPECT_EQ(trace["lockstep"].at("rank"), world.rank);
+  EXPECT_EQ(trace["lockstep"].at("world_size"), 2);
+  auto group = init_process_group();
+  barrier();
+  EXPECT_THAT(names_in(folder), UnorderedElementsAre("rank0.0.pt.trace.json",
+                                                     "rank1.0.pt.trace.json"));
+}
+
+// The program is started again for each case, and finds the folder in its
+// environment.
+TEST(Profiler, AStaticProfilerWritesItsTrace) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  constexpr const char* kVariable = "LOCKSTEP_TEST_STATIC_PROFILER";
+  std::optional<TemporaryFolder> own;
+  if (!std::getenv(kVariable)) {
+    own.emplace();
+    ::setenv(kVariable, own->path().c_str(), 1);
+  }
+  const std::string folder = std::getenv(kVariable);
+  const auto run = [&](const char* name, ProfilerOptions options) {
+    options.folder = folder + "/" + name;
+    static Profiler profiler(options);
+    torch::ones({3}).add_(1);
+    profiler.step();
+    std::exit(0);
+  };
+  const auto well = ::testing::ExitedWithCode(0);
+  EXPECT_EXIT(run("all", {.execution_trace = true}), well, "");
+  EXPECT_EXIT(run("steps", {.schedule = {{.warmup = 0, .active = 2}}}), well,
+              "");
+  EXPECT_EXIT(run("warmup", {.schedule = {{.warmup = 2}}}), well, "");
+  ::unsetenv(kVariable);
+  GTEST_FLAG_SET(death_test_style, "fast");
+  EXPECT_THAT(Trace(trace_of(folder + "/all", 0, 0)).counts("aten::"),
+              Contains(Pair("aten::add_", 1)));
+  EXPECT_TRUE(json::accept(read_file(folder + "/all/rank0.0.pt.et.json")));
+  EXPECT_EQ(Trace(trace_of(folder + "/steps", 0, 0))
+                .counts("ProfilerStep")["ProfilerStep#1"],
+            1);
+  EXPECT_TRUE(names_in(folder + "/warmup").empty());
+}
+
+TEST(Profiler, AThreadThatEndsWritesTheTraceOfItsProfiler) {
+  const TemporaryFolder folder;
+  std::unique_ptr<Profiler> profiler;
+  std::thread([&] {
+    profiler = std::make_unique<Profiler>(ProfilerOptions{
+        .folder = folder.path(), .schedule = {{.warmup = 1, .active = 2}}});
+    profiler->step();
+    torch::ones({3}).add_(1);
+  }).join();
+  EXPECT_THAT(Trace(trace_of(folder.path(), 0, 1)).counts("aten::"),
+              Contains(Pair("aten::add_", 1)));
+  profiler.reset();
+  const Profiler next({.folder = folder.path()});
 }
 
 TEST(Profiler, MistakesAreNamed) {
