@@ -294,12 +294,12 @@ TEST(Straggler, IsTheRankThatWaitsLeast) {
   ASSERT_EQ(balance.stragglers.size(), 1u);
   const Straggler& one = balance.stragglers[0];
   EXPECT_EQ(one.rank, 2);
-  EXPECT_EQ(one.own_ns, 99);     // between 98 and 100
+  EXPECT_EQ(one.own_ns, 99);     // the mean of 98 and 100
   EXPECT_EQ(one.others_ns, 60);  // between 60 and 61
   EXPECT_EQ(one.reason, "loader");
   EXPECT_EQ(one.reason_ns, 39);
   EXPECT_EQ(one.slower_steps, 2u);
-  EXPECT_EQ(balance.lost_ns, 99 - 61);
+  EXPECT_EQ(balance.lost_ns, (98 - 61 + 100 - 62) / 2);
   EXPECT_DOUBLE_EQ(balance.spread, 39.0 / 99);
 }
 
@@ -322,6 +322,59 @@ TEST(Straggler, SeveralAreSortedAndEqualRanksAreNone) {
               IsEmpty());
   EXPECT_EQ(compare_ranks({{0, {slow}}}).steps, 0u);
   EXPECT_EQ(compare_ranks({{0, {}}, {1, {}}}).steps, 0u);
+}
+
+// Workers make the batches of rank 0 in bursts: it waits for one batch of four,
+// and rank 1, whose loader is quick, takes a little longer in the others.
+TEST(Straggler, IsARankThatIsSlowInFewStepsButAgainAndAgain) {
+  std::vector<StepTime> bursts, steady;
+  for (int step = 0; step < 12; ++step) {
+    const bool waits = step % 4 == 1;
+    bursts.push_back(waits ? step_of(10, 0, 400) : step_of(10, 3));
+    steady.push_back(waits ? step_of(12, 398) : step_of(12, 1));
+  }
+  const Balance balance = compare_ranks({{0, bursts}, {1, steady}});
+  ASSERT_EQ(balance.stragglers.size(), 1u);
+  const Straggler& one = balance.stragglers[0];
+  EXPECT_EQ(one.rank, 0);
+  EXPECT_EQ(one.own_ns, 110);
+  EXPECT_EQ(one.others_ns, 12);
+  EXPECT_EQ(one.reason, "loader");
+  EXPECT_EQ(one.reason_ns, 100);
+  EXPECT_EQ(one.slower_steps, 3u);
+  EXPECT_EQ(balance.lost_ns, 3 * 398 / 12);
+}
+
+TEST(Straggler, AreNotRanksThatAreSlowInTurnNorOnesSlowOnce) {
+  for (const size_t world : {2, 3, 4}) {
+    std::vector<RankSteps> turns(world);
+    for (size_t rank = 0; rank < world; ++rank) {
+      for (size_t step = 0; step < 13; ++step) {  // rank 0 has one more
+        turns[rank].steps.push_back(step % world == rank ? step_of(200, 10)
+                                                         : step_of(10, 200));
+      }
+    }
+    EXPECT_THAT(compare_ranks(turns).stragglers, IsEmpty()) << world;
+  }
+  // All are slow in the first step, and rank 0 once more.
+  std::vector<StepTime> once(20, step_of(10, 1));
+  once[0] = step_of(5000, 0);
+  std::vector<StepTime> never = once;
+  once[7] = step_of(1000, 0);
+  never[7] = step_of(10, 990);
+  const Balance balance = compare_ranks({{0, once}, {1, never}});
+  EXPECT_THAT(balance.stragglers, IsEmpty());
+  EXPECT_EQ(balance.lost_ns, 0);
+}
+
+// What is little of a step is no matter, how ever much it is of the own time.
+TEST(Straggler, IsMoreThanAFewPerCentOfAStepSlower) {
+  EXPECT_THAT(
+      compare_ranks({{0, {step_of(8, 92)}}, {1, {step_of(4, 96)}}}).stragglers,
+      IsEmpty());
+  EXPECT_EQ(compare_ranks({{0, {step_of(10, 90)}}, {1, {step_of(4, 96)}}})
+                .stragglers.size(),
+            1u);
 }
 
 TEST(Straggler, MedianOfEvenlyManyIsBetweenTheMiddleTwo) {
@@ -361,6 +414,8 @@ TEST(ActivityTable, NamesOfLockstepAndOfPython) {
   EXPECT_EQ(span("lockstep::data::fetch"), Activity::background);
   EXPECT_EQ(span("lockstep::snapshot::save"), Activity::snapshot);
   EXPECT_EQ(span("lockstep::snapshot::write"), Activity::background);
+  EXPECT_EQ(span("lockstep::optim::step"), Activity::optimizer);
+  EXPECT_EQ(span("lockstep::comm::wait"), Activity::communication);
   EXPECT_EQ(span("lockstep::zero::step"), Activity::optimizer);
   EXPECT_EQ(span("lockstep::zero::gather"), Activity::communication);
   EXPECT_EQ(span("lockstep::ddp::wait"), Activity::communication);

@@ -1,6 +1,9 @@
 // `lockstep report trace` on traces written for the test, whose right answer
 // was worked out by hand, and its errors for files that are no traces.
+#include <fcntl.h>
 #include <gmock/gmock.h>
+#include <sys/stat.h>
+#include <unistd.h>
 #include <zlib.h>
 
 #include <filesystem>
@@ -221,6 +224,29 @@ TEST_F(ReportTrace, CyclesOfARankAreItsStepsTogether) {
   EXPECT_DOUBLE_EQ(document.at("ranks")[0].at("shares").at("compute"), 0.45);
 }
 
+TEST_F(ReportTrace, LengthOfAStepIsTheMean) {
+  json events;
+  double begin = 0;
+  for (const double length : {10, 20, 90}) {
+    const std::string number = std::to_string(events.size());
+    events.push_back(event("ProfilerStep#" + number, "user_annotation", begin,
+                           begin + length));
+    begin += length;
+  }
+  write_rank(0, trace(0, 1, events));
+  const json rank = report_json().at("ranks")[0];
+  EXPECT_EQ(rank.at("step_ns"), 40'000);
+  EXPECT_EQ(rank.at("median_step_ns"), 20'000);
+  EXPECT_THAT(report().out, HasSubstr("\n0         3  40.0 us"));
+}
+
+TEST_F(ReportTrace, StepOfNoLengthIsNotApartFromItself) {
+  write_rank(0, trace(0, 1,
+                      {event("ProfilerStep#3", "user_annotation", 5, 5),
+                       event("aten::mm", "cpu_op", 4, 5)}));
+  EXPECT_EQ(report_json().at("warnings"), json::array());
+}
+
 TEST_F(ReportTrace, CompressedTracesAreRead) {
   const std::string text = trace(0, 1, step_events(3, 0, 30)).dump();
   gzFile file = gzopen(path("rank0.pt.trace.json.gz").c_str(), "wb");
@@ -408,7 +434,8 @@ TEST_F(ReportTrace, TraceWithoutStepsCountsAsOneStep) {
   EXPECT_THAT(result.err,
               AllOf(HasSubstr("only.json has no steps (ProfilerStep#): all of "
                               "it counts as one"),
-                    EndsWith("iteration\n")));
+                    EndsWith("; give the profiler a schedule, and call its "
+                             "step() after each iteration\n")));
   EXPECT_THAT(result.out, HasSubstr("\n0         1  90.0 us   44.4 %"));
   EXPECT_EQ(report_json().at("whole_traces"), true);
 }
@@ -527,6 +554,49 @@ TEST_F(ReportTrace, OutputThatCannotBeWrittenIsNamedAndLeavesNothing) {
               HasSubstr("traces cannot be written: "));
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), {}), 2);
   EXPECT_EQ(std::distance(fs::directory_iterator(scratch()), {}), 1);
+}
+
+TEST_F(ReportTrace, OutputMayBeAPipeOrALink) {
+  write_two_ranks();
+  const json expected = merged();
+  const fs::path link = scratch() / "link";
+  const fs::path target = folder_ / "target.txt";
+  fs::create_symlink("traces/target.txt", link);
+  for (const char* state : {"missing", "there"}) {
+    EXPECT_EQ(report({"--output", link}).exit_code, 0) << state;
+    EXPECT_TRUE(fs::is_symlink(link));
+    ASSERT_TRUE(fs::is_regular_file(target));
+    EXPECT_EQ(json::parse(read_file(target)), expected);
+    std::ofstream(target) << "old";
+  }
+  fs::remove(link);
+  fs::create_symlink("link", link);
+  EXPECT_THAT(refusal({"--output", link}),
+              HasSubstr("link cannot be written: "));
+  EXPECT_TRUE(fs::is_symlink(link));
+
+  const fs::path pipe = scratch() / "pipe";
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  // Opened first, so that the command need not wait for a reader; the few
+  // events fit into the pipe.
+  const int reader = ::open(pipe.c_str(), O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+  ASSERT_GE(reader, 0);
+  EXPECT_EQ(report({"--output", pipe}).exit_code, 0);
+  EXPECT_TRUE(fs::is_fifo(pipe));
+  std::string written(1 << 16, '\0');
+  const auto bytes = ::read(reader, written.data(), written.size());
+  ::close(reader);
+  ASSERT_GT(bytes, 0);
+  EXPECT_EQ(json::parse(written.substr(0, static_cast<size_t>(bytes))),
+            expected);
+
+  // The report and then the merged trace.
+  const auto both = report({"--output", "/dev/stdout"});
+  EXPECT_EQ(both.exit_code, 0) << both.err;
+  const auto begin = both.out.find('{');
+  ASSERT_NE(begin, both.out.npos);
+  EXPECT_THAT(both.out, StartsWith("rank  steps"));
+  EXPECT_EQ(json::parse(both.out.substr(begin)), expected);
 }
 
 TEST_F(ReportTrace, MisuseIsOneLineAndHelpHasExamples) {

@@ -31,7 +31,10 @@ void find_steps_apart(const std::vector<TraceFile>& files,
   }
   for (const auto& [number, early] : earliest) {
     const RankStep& late = latest.at(number);
-    if (number < 0 || late.time.begin < early.time.end) continue;
+    if (number < 0 || late.rank == early.rank ||
+        late.time.begin < early.time.end) {
+      continue;
+    }
     clocks.warnings.push_back(
         "step " + std::to_string(number) + " of rank " +
         std::to_string(late.rank) + " begins " +

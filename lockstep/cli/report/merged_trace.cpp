@@ -1,5 +1,6 @@
 #include "lockstep/cli/report/merged_trace.h"
 
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -22,19 +23,50 @@ namespace {
 namespace fs = std::filesystem;
 using nlohmann::json;
 
-// A file that is removed again unless commit() is called.
+// Returns the file that `path` names, which may be a chain of symbolic links to
+// one that does not exist yet.
+std::string behind_links(const std::string& path) {
+  constexpr int kMostLinks = 40;  // as Linux
+  fs::path file = path;
+  std::error_code error;
+  for (int i = 0; i < kMostLinks && fs::is_symlink(file, error); ++i) {
+    const fs::path target = fs::read_symlink(file, error);
+    if (error) break;
+    file = file.parent_path() / target;
+  }
+  return file;
+}
+
+// Returns whether a new file at `path` must not take the place of what is there:
+// a pipe, a device, or the stdout that has the report already. A link to itself
+// is so, too, and then cannot be opened.
+bool is_written_through(const std::string& path) {
+  struct stat there {};
+  if (::stat(path.c_str(), &there) != 0) return errno == ELOOP;
+  if (!S_ISREG(there.st_mode)) return true;
+  struct stat out {};
+  return ::fstat(STDOUT_FILENO, &out) == 0 && out.st_dev == there.st_dev &&
+         out.st_ino == there.st_ino;
+}
+
+// A file that appears at its path with commit(). A pipe or a device is opened
+// and written as it is.
 class OutputFile {
  public:
   explicit OutputFile(const std::string& path)
       : path_(path),
-        part_(path + "." + std::to_string(::getpid()) + ".part"),
-        file_(std::fopen(part_.c_str(), "wbe")) {
+        through_(is_written_through(path)),
+        target_(through_ ? path : behind_links(path)),
+        opened_(through_
+                    ? path
+                    : target_ + "." + std::to_string(::getpid()) + ".part"),
+        file_(std::fopen(opened_.c_str(), through_ ? "abe" : "wbe")) {
     if (!file_) fail();
   }
   OutputFile(const OutputFile&) = delete;
   OutputFile& operator=(const OutputFile&) = delete;
   ~OutputFile() {
-    if (file_) ::unlink(part_.c_str());
+    if (file_) remove_part();
   }
 
   void write(const std::string& text) {
@@ -43,10 +75,8 @@ class OutputFile {
     }
   }
   void commit() {
-    if (std::fflush(file_.get()) != 0 ||
-        std::rename(part_.c_str(), path_.c_str()) != 0) {
-      fail();
-    }
+    if (std::fflush(file_.get()) != 0) fail();
+    if (!through_ && std::rename(opened_.c_str(), target_.c_str()) != 0) fail();
     file_.reset();
   }
 
@@ -54,15 +84,20 @@ class OutputFile {
   struct Close {
     void operator()(std::FILE* file) const { std::fclose(file); }
   };
+  void remove_part() const {
+    if (!through_) ::unlink(opened_.c_str());
+  }
   [[noreturn]] void fail() const {
     const int error = errno;
-    if (file_) ::unlink(part_.c_str());
+    if (file_) remove_part();
     throw TraceFileError(path_ + " cannot be written: " +
                          std::generic_category().message(error));
   }
 
   std::string path_;
-  std::string part_;
+  bool through_;
+  std::string target_;
+  std::string opened_;
   std::unique_ptr<std::FILE, Close> file_;
 };
 

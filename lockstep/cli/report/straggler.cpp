@@ -2,11 +2,14 @@
 
 #include <algorithm>
 #include <array>
+#include <functional>
+#include <utility>
 
 namespace lockstep::internal {
 namespace {
 
-constexpr double kNoticeable = 1.05;
+// The part of a step by which a straggler must be slower.
+constexpr double kNoticeable = 0.05;
 
 using Part = int64_t StepTime::*;
 struct NamedPart {
@@ -21,12 +24,21 @@ constexpr std::array kOwnParts{
     NamedPart{"idle", &StepTime::idle},
 };
 
-// Returns the median over the steps of what `value` gives.
+constexpr size_t kNoStep = SIZE_MAX;
+
+// Returns the mean over the steps, but the one at `left_out`, of what `value`
+// gives.
 template <typename Value>
-int64_t median_over(const std::vector<StepTime>& steps, Value value) {
-  std::vector<int64_t> all;
-  for (const StepTime& step : steps) all.push_back(value(step));
-  return median(std::move(all));
+int64_t mean_over(const std::vector<StepTime>& steps, size_t left_out,
+                  Value value) {
+  int64_t sum = 0;
+  int64_t count = 0;
+  for (size_t i = 0; i < steps.size(); ++i) {
+    if (i == left_out) continue;
+    sum += value(steps[i]);
+    ++count;
+  }
+  return count > 0 ? sum / count : 0;
 }
 
 // Returns the median over all ranks but `without`.
@@ -40,20 +52,41 @@ int64_t others_median(const std::vector<RankSteps>& ranks, size_t without,
   return median(std::move(all));
 }
 
-int64_t own_median(const RankSteps& rank) {
-  return median_over(rank.steps,
-                     [](const StepTime& step) { return step.own(); });
+int64_t own_of(const StepTime& step) { return step.own(); }
+
+// Returns by how much the rank's own time is above the others' in the mean.
+int64_t excess(const std::vector<RankSteps>& ranks, size_t index,
+               size_t left_out) {
+  const auto own = [&](const RankSteps& rank) {
+    return mean_over(rank.steps, left_out, own_of);
+  };
+  return own(ranks[index]) - others_median(ranks, index, own);
 }
 
-Straggler examine(const std::vector<RankSteps>& ranks, size_t index) {
+bool is_noticeable(const std::vector<RankSteps>& ranks, size_t index,
+                   size_t left_out) {
+  const int64_t step =
+      mean_over(ranks[index].steps, left_out, std::mem_fn(&StepTime::total));
+  return static_cast<double>(excess(ranks, index, left_out)) >
+         kNoticeable * static_cast<double>(step);
+}
+
+struct Examined {
+  Straggler rank{};
+  bool is_straggler = false;
+};
+
+Examined examine(const std::vector<RankSteps>& ranks, size_t index) {
   Straggler one;
   one.rank = ranks[index].rank;
-  one.own_ns = own_median(ranks[index]);
-  one.others_ns = others_median(ranks, index, own_median);
+  const auto mean_own = [](const RankSteps& rank) {
+    return mean_over(rank.steps, kNoStep, own_of);
+  };
+  one.own_ns = mean_own(ranks[index]);
+  one.others_ns = others_median(ranks, index, mean_own);
   for (const NamedPart& each : kOwnParts) {
     const auto of_rank = [&](const RankSteps& rank) {
-      return median_over(rank.steps,
-                         [&](const StepTime& step) { return step.*each.part; });
+      return mean_over(rank.steps, kNoStep, std::mem_fn(each.part));
     };
     const int64_t more =
         of_rank(ranks[index]) - others_median(ranks, index, of_rank);
@@ -62,15 +95,42 @@ Straggler examine(const std::vector<RankSteps>& ranks, size_t index) {
       one.reason_ns = more;
     }
   }
-  for (size_t step = 0; step < ranks[index].steps.size(); ++step) {
+  const size_t steps = ranks[index].steps.size();
+  size_t slowest = 0;
+  int64_t most = INT64_MIN;
+  for (size_t step = 0; step < steps; ++step) {
     const auto own = [&](const RankSteps& rank) {
       return rank.steps[step].own();
     };
-    if (own(ranks[index]) > others_median(ranks, index, own)) {
-      ++one.slower_steps;
+    const int64_t more = own(ranks[index]) - others_median(ranks, index, own);
+    if (more > 0) ++one.slower_steps;
+    if (more > most) {
+      most = more;
+      slowest = step;
     }
   }
-  return one;
+  const bool is_straggler =
+      is_noticeable(ranks, index, kNoStep) &&
+      (steps == 1 || is_noticeable(ranks, index, slowest));
+  return {std::move(one), is_straggler};
+}
+
+// Returns what a step would be shorter in the mean without the stragglers.
+int64_t lost_time(const std::vector<RankSteps>& ranks,
+                  const std::vector<bool>& is_straggler) {
+  const size_t steps = ranks.front().steps.size();
+  int64_t sum = 0;
+  for (size_t step = 0; step < steps; ++step) {
+    int64_t slowest = 0;
+    int64_t slowest_other = 0;
+    for (size_t i = 0; i < ranks.size(); ++i) {
+      const int64_t own = ranks[i].steps[step].own();
+      slowest = std::max(slowest, own);
+      if (!is_straggler[i]) slowest_other = std::max(slowest_other, own);
+    }
+    sum += slowest - slowest_other;
+  }
+  return sum / static_cast<int64_t>(steps);
 }
 
 }  // namespace
@@ -90,20 +150,15 @@ Balance compare_ranks(const std::vector<RankSteps>& ranks) {
   if (balance.steps == 0) return balance;
   int64_t longest = 0;
   int64_t shortest = INT64_MAX;
-  int64_t slowest_other = 0;
+  std::vector<bool> is_straggler;
   for (size_t i = 0; i < ranks.size(); ++i) {
-    const Straggler one = examine(ranks, i);
-    longest = std::max(longest, one.own_ns);
-    shortest = std::min(shortest, one.own_ns);
-    if (static_cast<double>(one.own_ns) >
-            kNoticeable * static_cast<double>(one.others_ns) &&
-        2 * one.slower_steps > balance.steps) {
-      balance.stragglers.push_back(one);
-    } else {
-      slowest_other = std::max(slowest_other, one.own_ns);
-    }
+    const Examined one = examine(ranks, i);
+    longest = std::max(longest, one.rank.own_ns);
+    shortest = std::min(shortest, one.rank.own_ns);
+    is_straggler.push_back(one.is_straggler);
+    if (one.is_straggler) balance.stragglers.push_back(one.rank);
   }
-  if (!balance.stragglers.empty()) balance.lost_ns = longest - slowest_other;
+  balance.lost_ns = lost_time(ranks, is_straggler);
   if (longest > 0) {
     balance.spread =
         static_cast<double>(longest - shortest) / static_cast<double>(longest);

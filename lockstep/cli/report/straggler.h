@@ -15,8 +15,8 @@ namespace lockstep::internal {
 // longest.
 struct Straggler {
   int rank = 0;
-  int64_t own_ns = 0;     // median over the steps
-  int64_t others_ns = 0;  // the median rank of the others
+  int64_t own_ns = 0;     // mean over the steps
+  int64_t others_ns = 0;  // the median of the others' means
   // On what it spent most of the difference: "compute", "optimizer", "loader",
   // "snapshot" or "idle".
   std::string reason{};
@@ -27,11 +27,12 @@ struct Straggler {
 
 struct Balance {
   size_t steps = 0;  // that all ranks have
-  // Those whose own time is more than 5 % above the others' median, and above
-  // it in more than half of the steps. The slowest is first.
+  // Those whose own time is above the others' by more than 5 % of a step, also
+  // if the step is left out in which it is most above: a single slow step makes
+  // no straggler, but one slow batch of four does. The slowest is first.
   std::vector<Straggler> stragglers{};
-  // What a step would be shorter if the stragglers' own time were that of the
-  // slowest other rank.
+  // What a step would be shorter, in the mean, if in each step the stragglers'
+  // own time were at most that of the slowest other rank.
   int64_t lost_ns = 0;
   // The difference between the ranks' longest and shortest own time, divided by
   // the longest.

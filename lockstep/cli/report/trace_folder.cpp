@@ -117,8 +117,8 @@ void complete_steps(TraceFolder& folder) {
     file.steps.emplace(-1 - cycle, counted_time(file));
     folder.warnings.push_back(file.path +
                               " has no steps (ProfilerStep#): all of it counts "
-                              "as one; call step() of the profiler after each "
-                              "iteration");
+                              "as one; give the profiler a schedule, and call "
+                              "its step() after each iteration");
   }
 }
 

@@ -42,7 +42,11 @@ MeasuredRank measure(const TraceFolder& folder, int rank) {
     }
   }
   measured.report.steps = lengths.size();
-  measured.report.step_ns = median(std::move(lengths));
+  if (!lengths.empty()) {
+    measured.report.step_ns =
+        measured.report.time.total() / static_cast<int64_t>(lengths.size());
+  }
+  measured.report.median_step_ns = median(std::move(lengths));
   return measured;
 }
 
@@ -262,6 +266,7 @@ std::string trace_json(const TraceReport& report) {
          {"host", rank.host.empty() ? json(nullptr) : json(rank.host)},
          {"steps", rank.steps},
          {"step_ns", rank.step_ns},
+         {"median_step_ns", rank.median_step_ns},
          {"total_ns", time.total()},
          {"shares", std::move(shares)},
          {"goodput", rank_goodput(rank)},

@@ -17,9 +17,10 @@ struct RankReport {
   int rank = 0;
   std::string host{};  // empty: not known
   size_t steps = 0;
-  int64_t step_ns = 0;  // median
-  StepTime time{};      // of all steps together
-  double flops = 0;     // of all steps together
+  int64_t step_ns = 0;  // mean
+  int64_t median_step_ns = 0;
+  StepTime time{};   // of all steps together
+  double flops = 0;  // of all steps together
 };
 
 struct TraceReport {
