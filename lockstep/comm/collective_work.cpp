@@ -143,6 +143,15 @@ milliseconds stream_wait_time(const Call& call, const Deadline& started) {
   return std::max(started.remaining(), milliseconds(1));
 }
 
+// Makes the span of a thread that waits for `work`, if it will block: not if
+// the work is done, nor if only the current stream waits.
+Span begin_wait_span(Work& work, milliseconds time) {
+  if (!Span::observed() || time == ::kNoTimeout || work.isCompleted()) {
+    return Span();
+  }
+  return Span("comm", "wait");
+}
+
 // A backend's work with the user's tensors, and errors in the words of Call.
 class CollectiveWork final : public Work {
  public:
@@ -217,19 +226,22 @@ class CollectiveWork final : public Work {
     const auto deadline = timeout == ::kNoTimeout
                               ? started_
                               : Deadline::after(bounded_timeout(timeout));
+    // The copies of write_back() follow the operation on the same stream, so
+    // the thread need not wait for its end.
+    const auto time = stream_ending_ && timeout == ::kNoTimeout
+                          ? stream_wait_time(call_, started_)
+                          : deadline.allowed();
+    Span span = begin_wait_span(*work_, time);
     try {
-      // The copies of write_back() follow the operation on the same stream, so
-      // the thread need not wait for its end.
-      const auto time = stream_ending_ && timeout == ::kNoTimeout
-                            ? stream_wait_time(call_, started_)
-                            : deadline.allowed();
       if (!work_->wait(time)) {
         throw std::runtime_error("it was aborted");
       }
     } catch (const std::exception& error) {
+      span.end(true);
       end_failed();
       call_.fail(deadline, error);
     }
+    span.end();
     finish_or_throw();
     return true;
   }

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/_fused_adam.h>
 
+#include "lockstep/base/span.h"
 #include "lockstep/optim/fused_step.h"
 
 namespace lockstep::optim {
@@ -32,6 +33,7 @@ void Adam::add_param_group(const OptimizerParamGroup& group) {
 
 at::Tensor Adam::step(LossClosure closure) {
   const at::Tensor loss = internal::loss_of(closure);
+  const internal::Span span("optim", "step");
   const at::NoGradGuard no_grad;
   internal::step_adam<torch::optim::AdamOptions, torch::optim::AdamParamState>(
       "Adam", param_groups_, state_,

@@ -2,6 +2,7 @@
 
 #include <ATen/ops/_fused_adamw.h>
 
+#include "lockstep/base/span.h"
 #include "lockstep/optim/fused_step.h"
 
 namespace lockstep::optim {
@@ -32,6 +33,7 @@ void AdamW::add_param_group(const OptimizerParamGroup& group) {
 
 at::Tensor AdamW::step(LossClosure closure) {
   const at::Tensor loss = internal::loss_of(closure);
+  const internal::Span span("optim", "step");
   const at::NoGradGuard no_grad;
   internal::step_adam<torch::optim::AdamWOptions,
                       torch::optim::AdamWParamState>(

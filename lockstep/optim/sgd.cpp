@@ -4,6 +4,7 @@
 #include <ATen/ops/_fused_sgd.h>
 #include <ATen/ops/empty_like.h>
 
+#include "lockstep/base/span.h"
 #include "lockstep/optim/fused_step.h"
 
 namespace lockstep::optim {
@@ -103,6 +104,7 @@ void SGD::add_param_group(const OptimizerParamGroup& group) {
 
 at::Tensor SGD::step(LossClosure closure) {
   const at::Tensor loss = internal::loss_of(closure);
+  const internal::Span span("optim", "step");
   const at::NoGradGuard no_grad;
   for (auto& group : param_groups_) {
     const auto& o = static_cast<torch::optim::SGDOptions&>(group.options());

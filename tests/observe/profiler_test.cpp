@@ -12,6 +12,7 @@
 #include <chrono>
 #include <cstdlib>
 #include <filesystem>
+#include <fstream>
 #include <limits>
 #include <memory>
 #include <optional>
@@ -22,14 +23,18 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/base/span.h"
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/comm/point_to_point.h"
 #include "lockstep/data/data_loader.h"
 #include "lockstep/data/distributed_sampler.h"
 #include "lockstep/data/tensor_dataset.h"
 #include "lockstep/observe/clock_offset.h"
+#include "lockstep/optim/adam.h"
+#include "lockstep/optim/adamw.h"
 #include "lockstep/optim/sgd.h"
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
 #include "lockstep/parallel/fsdp/fully_shard.h"
@@ -260,11 +265,60 @@ WORLD_TEST(Profiler, AsynchronousCollectivesAreSeenInTheThreadThatRunsThem, 2) {
   }
   profiler.stop();
   const Trace trace(trace_of(folder, world.rank, 0));
-  ASSERT_THAT(trace.counts("lockstep::"),
-              ElementsAre(Pair("lockstep::comm_thread::all_reduce", 1),
-                          Pair("lockstep::test::caller", 1)));
+  auto counts = trace.counts("lockstep::");
+  counts.erase("lockstep::comm::wait");  // if it was not done at once
+  ASSERT_THAT(counts, ElementsAre(Pair("lockstep::comm_thread::all_reduce", 1),
+                                  Pair("lockstep::test::caller", 1)));
   EXPECT_NE(trace.events("lockstep::comm_thread")[0].at("tid"),
             trace.events("lockstep::test")[0].at("tid"));
+}
+
+// Tells in a file that a thread waits for an operation.
+class WaitTeller final : public SpanObserver {
+ public:
+  explicit WaitTeller(std::string file) : file_(std::move(file)) {}
+  void on_begin(const SpanBegin& begin) noexcept override {
+    if (begin.category == "comm" && begin.name == "wait") {
+      std::ofstream(file_) << "waits";
+    }
+  }
+  void on_end(const SpanEnd&) noexcept override {}
+
+ private:
+  const std::string file_;
+};
+
+// Rank 1 sends only when rank 0 is in the wait, so that this must block.
+void expect_wait_is_seen(const World& world, const std::string& backend) {
+  auto group = init_process_group(backend);
+  const auto folder = shared_folder(world, ("wait_" + backend).c_str());
+  const auto told = folder + "/told";
+  Profiler profiler({.folder = folder});
+  auto tensor = torch::full({3}, world.rank);
+  if (world.rank == 0) {
+    const SpanSubscription subscription(std::make_shared<WaitTeller>(told));
+    irecv(tensor, 1)->wait();
+    EXPECT_TRUE(torch::equal(tensor, torch::ones({3}, at::kLong)));
+  } else {
+    const auto deadline = Deadline::after(std::chrono::seconds(20));
+    while (!fs::exists(told) && !deadline.expired()) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    EXPECT_TRUE(fs::exists(told));
+    isend(tensor, 0)->wait();
+  }
+  profiler.stop();
+  if (world.rank != 0) return;
+  const Trace trace(trace_of(folder, world.rank, 0));
+  EXPECT_THAT(trace.counts("lockstep::comm::wait"),
+              ElementsAre(Pair("lockstep::comm::wait", 1)));
+  expect_nested(trace);
+}
+WORLD_TEST(Profiler, WaitForAMessageIsSeen, 2) {
+  expect_wait_is_seen(world, "lockstep");
+}
+WORLD_TEST(Profiler, WaitForAMessageOfGlooIsSeen, 2) {
+  expect_wait_is_seen(world, "gloo");
 }
 
 // Threads that LibTorch knows nothing of, too.
@@ -301,6 +355,8 @@ WORLD_TEST(Profiler, EveryPartOfATrainingHasItsSpansAndThePageNamesThem, 2) {
     torch::mse_loss(model(batch.data), batch.target).backward();
     optimizer.step();
   }
+  optim::Adam(net->parameters(), {}).step();
+  optim::AdamW(net->parameters(), {}).step();
   TrainingState state{.model = net.ptr()};
   save_snapshot(folder + "/snapshot.pt", state);
   load_snapshot(folder + "/snapshot.pt", state);
@@ -329,6 +385,7 @@ WORLD_TEST(Profiler, EveryPartOfATrainingHasItsSpansAndThePageNamesThem, 2) {
     EXPECT_THAT(spans, Contains(Key("lockstep::" + name)));
   }
   EXPECT_EQ(spans["lockstep::zero::step"], 2);
+  EXPECT_EQ(spans["lockstep::optim::step"], 2 + 2);  // SGD in it, Adam, AdamW
   EXPECT_EQ(spans["lockstep::data::wait"], 2);
   expect_nested(trace);
 
