@@ -312,7 +312,8 @@ void expect_wait_is_seen(const World& world, const std::string& backend) {
   const Trace trace(trace_of(folder, world.rank, 0));
   EXPECT_THAT(trace.counts("lockstep::comm::wait"),
               ElementsAre(Pair("lockstep::comm::wait", 1)));
-  expect_nested(trace);
+  // c10d's event of a message of Gloo outlives the call that begins it.
+  if (backend != "gloo") expect_nested(trace);
 }
 WORLD_TEST(Profiler, WaitForAMessageIsSeen, 2) {
   expect_wait_is_seen(world, "lockstep");

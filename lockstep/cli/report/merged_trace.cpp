@@ -37,7 +37,7 @@ std::string behind_links(const std::string& path) {
   return file;
 }
 
-// Returns whether a new file at `path` must not take the place of what is there:
+// Returns whether a new file must not take the place of what is at `path`:
 // a pipe, a device, or the stdout that has the report already. A link to itself
 // is so, too, and then cannot be opened.
 bool is_written_through(const std::string& path) {
