@@ -35,7 +35,8 @@ int64_t bytes_in(const internal::SpanBegin& begin) {
 class CommBytes::Observer final : public internal::SpanObserver {
  public:
   void on_begin(const internal::SpanBegin& begin) noexcept override {
-    if (begin.category != "comm") return;
+    // A wait is a part of an operation that was counted when it began.
+    if (begin.category != "comm" || begin.name == "wait") return;
     bytes.fetch_add(bytes_in(begin), std::memory_order_relaxed);
     operations.fetch_add(1, std::memory_order_relaxed);
   }
