@@ -459,6 +459,13 @@ WORLD_TEST(ClockOffset, RankWhoseClockIsFiveSecondsAheadIsAligned, 2) {
   }
 }
 
+WORLD_TEST(ClockOffset, IsNoneInADryRun, 1) {
+  auto group = init_process_group("fake", {.world_size = 8, .rank = 3});
+  const auto offset = measure_clock_offset(group);
+  EXPECT_EQ(offset.offset_ns, 0);
+  EXPECT_EQ(offset.uncertainty_ns, 0);
+}
+
 WORLD_TEST(ClockOffset, IsMeasuredAgainAtTheEndOfACycle, 2) {
   auto group = init_process_group();
   const auto folder = shared_folder(world, "again");
