@@ -126,11 +126,11 @@ class SummaryWriter {
   void add_scalar(const std::string& tag, const at::Tensor& value,
                   int64_t step = 0, std::optional<double> wall_time = {});
 
-  // Several curves in one diagram: each is a run of its own, in the folder
-  // <log_dir>/<main_tag>_<name>. A "/" of main_tag is "_" there; a name may
-  // have
-  // "/", but not ".." as a part. The first call with a name makes its file, and
-  // throws std::system_error if that fails.
+  // Several curves in one diagram: each is a run of its own, in a folder of
+  // log_dir, whose name is main_tag, "_" and the name of the value. A "/" of
+  // main_tag is "_" there; a name may have "/", but not ".." as a part. The
+  // first call with a name makes its file, and throws std::system_error if that
+  // fails.
   void add_scalars(const std::string& main_tag, const NamedScalars& values,
                    int64_t step = 0, std::optional<double> wall_time = {});
 
