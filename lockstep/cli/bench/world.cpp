@@ -245,6 +245,12 @@ void World::fail() {
   const auto signal =
       cause->process.ended() ? cause->process.ending_signal() : std::nullopt;
   if (!signal && is_failure(cause->answer)) {
+    // The user's mistake is one whether or not the others have found it, too: a
+    // rank may still be loading LibTorch.
+    if (cause->answer.value("usage", false)) {
+      throw Refusal(cause->answer["error"].get<std::string>(),
+                    /*is_users_mistake=*/true);
+    }
     throw WorldError(text + words(*cause));
   }
   if (signal) {

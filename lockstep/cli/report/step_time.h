@@ -54,7 +54,7 @@ struct StepTime {
 StepTime step_time(const RankActivity& activity, Interval step);
 
 // Returns the floating-point operations of the events that begin in `window`.
-// Of events inside each other that both tell them, the outer one counts.
+// If an event and one inside it both tell them, the outer one counts.
 double flops_within(const std::vector<TraceThread>& threads, Interval window);
 
 }  // namespace lockstep::internal
