@@ -110,6 +110,15 @@ TEST_F(BenchRanks, ARankThatCannotStartIsNamedWithItsWords) {
                     HasSubstr("WORLD_SIZE")));
 }
 
+TEST_F(BenchRanks, AMistakeOfTheUserIsOneThoughARankIsSlowToFindIt) {
+  const auto result = bench_with(
+      "if [ $RANK = 1 ]; then read -r never; fi\n"
+      "exec " LOCKSTEP_LIBEXEC_DIR "/lockstep-bench-rank \"$@\"",
+      {"--sizes=4", "--backend=carrier"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("unknown backend \"carrier\""));
+}
+
 TEST_F(BenchRanks, ARankThatEndsIsNamedWithWhatAnotherSaysOfIt) {
   const auto result = bench_of("if [ $RANK = 1 ]; then exit 3; fi\n" +
                                say("\"error\":\"a peer has gone\""));

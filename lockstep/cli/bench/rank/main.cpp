@@ -106,12 +106,12 @@ json answer_to(const json& line, bool registered, int rank, int world_size) {
   return answer;
 }
 
-json refusal(const std::exception& error) {
+json refusal(const std::exception& error, bool may_be_usage = true) {
   const auto* of_torch = dynamic_cast<const c10::Error*>(&error);
-  return {
-      {"error",
-       of_torch != nullptr ? of_torch->what_without_backtrace() : error.what()},
-      {"usage", dynamic_cast<const std::invalid_argument*>(&error) != nullptr}};
+  return {{"error", of_torch != nullptr ? of_torch->what_without_backtrace()
+                                        : error.what()},
+          {"usage", may_be_usage && dynamic_cast<const std::invalid_argument*>(
+                                        &error) != nullptr}};
 }
 
 void serve(const std::string& backend, std::chrono::milliseconds timeout,
@@ -140,9 +140,14 @@ void serve(const std::string& backend, std::chrono::milliseconds timeout,
 
 int main(int argc, char** argv) {
   int rank = 0;
+  // `lockstep bench` sets these variables, so a wrong one is not the user's
+  // mistake; what is wrong later is one, and the same for all ranks.
+  bool environment_is_right = false;
   try {
     rank = static_cast<int>(
         lockstep::internal::get_env_int("RANK", 0, 1 << 20).value());
+    lockstep::internal::get_env_int("WORLD_SIZE", 1, 1 << 24);
+    environment_is_right = true;
     if (argc != 4) {
       throw std::invalid_argument("give BACKEND, TIMEOUT_MS and MEMORY");
     }
@@ -159,7 +164,7 @@ int main(int argc, char** argv) {
   } catch (const std::exception& error) {
     // `lockstep bench` reports the failure; this is an answer, in case it still
     // waits for one.
-    json answer = refusal(error);
+    json answer = refusal(error, environment_is_right);
     answer["id"] = 0;
     answer["rank"] = rank;
     say(answer);
