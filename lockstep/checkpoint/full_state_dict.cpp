@@ -16,6 +16,7 @@
 #include "lockstep/checkpoint/sharded/save_plan.h"
 #include "lockstep/checkpoint/sharded/shard_names.h"
 #include "lockstep/checkpoint/sharded/state_shards.h"
+#include "lockstep/comm/words_of.h"
 
 namespace lockstep {
 namespace {

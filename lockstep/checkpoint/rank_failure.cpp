@@ -4,6 +4,7 @@
 
 #include "lockstep/checkpoint/ranks.h"
 #include "lockstep/checkpoint/snapshot_error.h"
+#include "lockstep/comm/words_of.h"
 
 namespace lockstep::internal {
 namespace {

@@ -2,7 +2,6 @@
 
 #include <ATen/Functions.h>
 #include <c10/core/GeneratorImpl.h>
-#include <c10/util/Exception.h>
 
 #include <cstring>
 #include <nlohmann/json.hpp>
@@ -135,18 +134,6 @@ at::Tensor Ranks::to_first(const at::Tensor& tensor, size_t from) const {
     recv(moved, global.at(from), {.group = group_});
   }
   return moved.cpu();
-}
-
-std::string words_of(const std::exception_ptr& failure) {
-  try {
-    std::rethrow_exception(failure);
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    return error.what();
-  } catch (...) {
-    return "an unknown error";
-  }
 }
 
 std::string list_of_ranks(const std::vector<size_t>& ranks) {

@@ -56,9 +56,6 @@ class Ranks {
   std::shared_ptr<StoreTexts> store_;  // null: the group's collectives
 };
 
-// Returns the message of an exception, without a stack trace.
-std::string words_of(const std::exception_ptr& failure);
-
 // Returns "rank 1" or "ranks 0, 2".
 std::string list_of_ranks(const std::vector<size_t>& ranks);
 

@@ -18,6 +18,7 @@
 #include "lockstep/checkpoint/save.h"
 #include "lockstep/checkpoint/staged_copy.h"
 #include "lockstep/checkpoint/stop_signals.h"
+#include "lockstep/comm/words_of.h"
 
 namespace lockstep {
 namespace {

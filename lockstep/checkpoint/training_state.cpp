@@ -20,6 +20,7 @@
 #include "lockstep/checkpoint/save.h"
 #include "lockstep/checkpoint/scheduler_state.h"
 #include "lockstep/checkpoint/sharded/sharded_load.h"
+#include "lockstep/comm/words_of.h"
 
 namespace lockstep {
 namespace {

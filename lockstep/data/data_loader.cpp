@@ -1,8 +1,9 @@
 #include "lockstep/data/data_loader.h"
 
-#include <c10/util/Exception.h>
-
+#include <exception>
 #include <stdexcept>
+
+#include "lockstep/comm/words_of.h"
 
 namespace lockstep::internal {
 namespace {
@@ -12,19 +13,6 @@ void require_at_least(const char* name, int64_t value, int64_t lowest) {
     throw std::invalid_argument(std::string("DataLoader: ") + name + " is " +
                                 std::to_string(value) + "; it must be " +
                                 std::to_string(lowest) + " or more");
-  }
-}
-
-// Returns what the exception that is being handled says.
-std::string current_message() {
-  try {
-    throw;
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    return error.what();
-  } catch (...) {
-    return "an exception that is no std::exception";
   }
 }
 
@@ -99,20 +87,20 @@ void throw_still_running() {
 }
 
 void throw_failed_sample(int64_t batch, size_t index) {
-  throw DataLoaderError("DataLoader: the dataset failed at sample " +
-                            std::to_string(index) + ", in batch " +
-                            std::to_string(batch) +
-                            " of this loop: " + current_message(),
-                        batch, {index});
+  throw DataLoaderError(
+      "DataLoader: the dataset failed at sample " + std::to_string(index) +
+          ", in batch " + std::to_string(batch) +
+          " of this loop: " + words_of(std::current_exception()),
+      batch, {index});
 }
 
 void throw_failed_batch(int64_t batch, const char* what_failed,
                         c10::ArrayRef<size_t> indices) {
-  throw DataLoaderError(std::string("DataLoader: ") + what_failed +
-                            " in batch " + std::to_string(batch) +
-                            " of this loop, with the samples " +
-                            listed(indices) + ": " + current_message(),
-                        batch, indices.vec());
+  throw DataLoaderError(
+      std::string("DataLoader: ") + what_failed + " in batch " +
+          std::to_string(batch) + " of this loop, with the samples " +
+          listed(indices) + ": " + words_of(std::current_exception()),
+      batch, indices.vec());
 }
 
 }  // namespace lockstep::internal

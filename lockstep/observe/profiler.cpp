@@ -17,6 +17,7 @@
 
 #include "lockstep/base/span.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/comm/words_of.h"
 #include "lockstep/observe/clock_offset.h"
 #include "lockstep/observe/kineto_trace.h"
 #include "lockstep/observe/log_rank.h"
@@ -72,18 +73,6 @@ int rank_in(const ProcessGroupPtr& group) {
   return group ? group->rank() : internal::log_rank();
 }
 
-std::string message_of(const std::exception_ptr& failure) {
-  try {
-    std::rethrow_exception(failure);
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    return error.what();
-  } catch (...) {
-    return "an exception that is no std::exception";
-  }
-}
-
 }  // namespace
 
 class Profiler::State {
@@ -113,7 +102,7 @@ class Profiler::State {
     try {
       stop(/*compares_clocks=*/false);
     } catch (...) {
-      TORCH_WARN(message_of(std::current_exception()));
+      TORCH_WARN(internal::words_of(std::current_exception()));
     }
   }
 

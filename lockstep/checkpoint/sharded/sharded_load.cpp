@@ -21,6 +21,7 @@
 #include "lockstep/checkpoint/sharded/tensor_reader.h"
 #include "lockstep/checkpoint/snapshot_error.h"
 #include "lockstep/comm/tensor_layout.h"
+#include "lockstep/comm/words_of.h"
 
 namespace lockstep::internal {
 
