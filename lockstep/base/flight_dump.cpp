@@ -21,11 +21,10 @@
 #include <vector>
 
 #include "lockstep/base/environment.h"
+#include "lockstep/base/steady_ns.h"
 
 namespace lockstep::internal {
 namespace {
-
-using Clock = FlightRecorder::Clock;
 
 // What a dump needs but cannot find out in a signal handler.
 struct Destination {
@@ -129,10 +128,6 @@ int64_t unix_time(const Destination& to, int64_t steady_ns) {
   return to.unix_ns + (steady_ns - to.steady_ns);
 }
 
-int64_t steady_now() {
-  return std::chrono::nanoseconds(Clock::now().time_since_epoch()).count();
-}
-
 void write_record(SignalSafeWriter& out, const Destination& to,
                   const FlightRecord& record) {
   const FlightCall& call = record.call;
@@ -232,7 +227,7 @@ void write_document(SignalSafeWriter& out, const Destination& to,
   out.text(",\n\"reason\": ");
   out.quoted(name_of(reason));
   out.text(", \"time_ns\": ");
-  out.number(unix_time(to, steady_now()));
+  out.number(unix_time(to, steady_ns()));
   out.text(",\n\"groups\": [");
   uint64_t groups = 0;
   for (auto* one = recorder; one != nullptr; one = one->next()) ++groups;
@@ -329,7 +324,7 @@ void arm_flight_dump(int rank, int world_size) {
   made->unix_ns = std::chrono::nanoseconds(
                       std::chrono::system_clock::now().time_since_epoch())
                       .count();
-  made->steady_ns = steady_now();
+  made->steady_ns = steady_ns();
   // No Destination is ever destroyed: a dump may be reading it, and a thread of
   // LibTorch may fail, and dump, while the static objects of the process are
   // destroyed.

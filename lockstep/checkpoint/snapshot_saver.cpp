@@ -14,6 +14,7 @@
 
 #include "lockstep/base/current_call.h"
 #include "lockstep/base/span.h"
+#include "lockstep/base/training_counters.h"
 #include "lockstep/checkpoint/ranks.h"
 #include "lockstep/checkpoint/save.h"
 #include "lockstep/checkpoint/staged_copy.h"
@@ -232,6 +233,7 @@ class SnapshotSaver::Impl {
       save_->write();
       if (options_.on_progress) report_progress(files_->bytes_written());
       result_.path = save_->commit(ranks_of_thread_);
+      internal::TrainingCounters::instance().count_snapshot();
     } catch (...) {
       failure_ = std::current_exception();
     }

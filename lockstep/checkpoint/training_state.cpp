@@ -10,6 +10,7 @@
 
 #include "lockstep/base/current_call.h"
 #include "lockstep/base/span.h"
+#include "lockstep/base/training_counters.h"
 #include "lockstep/checkpoint/atomic_file.h"
 #include "lockstep/checkpoint/checked_load.h"
 #include "lockstep/checkpoint/file_save.h"
@@ -143,7 +144,9 @@ std::string save_snapshot(const std::string& path, const TrainingState& state,
   internal::SaveFiles files;
   const auto save = internal::begin_save(path, state, options, ranks, files);
   save->write();
-  return save->commit(ranks);
+  std::string written = save->commit(ranks);
+  internal::TrainingCounters::instance().count_snapshot();
+  return written;
 }
 
 LoadedSnapshot load_snapshot(const std::string& path, TrainingState& state,

@@ -12,6 +12,8 @@
 #include "lockstep/cli/command_line.h"
 #include "lockstep/cli/completion.h"
 #include "lockstep/cli/inspect.h"
+#include "lockstep/cli/jobs/status.h"
+#include "lockstep/cli/jobs/top.h"
 #include "lockstep/cli/report.h"
 #include "lockstep/cli/run.h"
 #include "lockstep/launch/exit_code.h"
@@ -46,6 +48,8 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   int exit_code = 0;
   lockstep::internal::add_run_command(app, exit_code);
+  lockstep::internal::add_status_command(app, exit_code);
+  lockstep::internal::add_top_command(app, exit_code);
   lockstep::internal::add_bench_command(app, argc, argv, exit_code);
   lockstep::internal::add_inspect_command(app, exit_code);
   lockstep::internal::add_report_command(app, exit_code);

@@ -16,6 +16,7 @@
 #include "lockstep/base/environment.h"
 #include "lockstep/base/error_file.h"
 #include "lockstep/base/flight_dump.h"
+#include "lockstep/base/status_publisher.h"
 #include "lockstep/comm/backend_registry.h"
 #include "lockstep/comm/existing_groups.h"
 #include "lockstep/comm/life_signs.h"
@@ -43,6 +44,7 @@ struct World {
   // of new groups lie in it, as in Python.
   c10::intrusive_ptr<c10d::Store> store{};
   std::shared_ptr<internal::LifeSigns> life_signs{};
+  std::unique_ptr<internal::StatusPublisher> status{};
   std::vector<ProcessGroupPtr> subgroups{};
   int group_count = 0;  // names new groups, as Python counts
   // Groups that an exception left with operations pending. A backend's
@@ -164,13 +166,15 @@ void forsake(World& w) {
     std::optional<internal::Rendezvous> meeting;
     c10::intrusive_ptr<c10d::Store> store;
     std::shared_ptr<internal::LifeSigns> life_signs;
+    std::unique_ptr<internal::StatusPublisher> status;
     std::vector<ProcessGroupPtr> subgroups;
     std::vector<ProcessGroupPtr> aborted;
   };
   (void)std::make_unique<Forsaken>(
       Forsaken{std::exchange(w.group, nullptr),
                std::exchange(w.meeting, std::nullopt), std::move(w.store),
-               std::exchange(w.life_signs, nullptr), std::move(w.subgroups),
+               std::exchange(w.life_signs, nullptr),
+               std::exchange(w.status, nullptr), std::move(w.subgroups),
                std::move(w.aborted)})
       .release();
   w.store.reset();
@@ -199,9 +203,11 @@ void end_world(std::unique_lock<std::mutex> lock, World& w, bool in_peace) {
   released.push_back(std::exchange(w.group, nullptr));
   const auto meeting = std::exchange(w.meeting, std::nullopt);
   const auto life_signs = std::exchange(w.life_signs, nullptr);
+  auto status = std::exchange(w.status, nullptr);
   w.store.reset();
   w.group_count = 0;
   lock.unlock();
+  status.reset();
   if (!in_peace) {
     life_signs->leave(internal::LifeSigns::End::failed);
     for (const auto& each : released) each->close();
@@ -413,6 +419,7 @@ ProcessGroupGuard init_process_group(const std::string& backend,
   w.life_signs = life_signs;
   w.group_count = 1;
   w.meeting = std::move(meeting);
+  w.status = std::make_unique<internal::StatusPublisher>(group.rank);
   life_signs->learn_all();
   internal::forget_failure();
   internal::identify_process(w.group->rank(), failed_peers_if_known);

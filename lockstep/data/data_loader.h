@@ -12,6 +12,7 @@
 #include <utility>
 
 #include "lockstep/base/span.h"
+#include "lockstep/base/training_counters.h"
 #include "lockstep/data/batch_tensors.h"
 #include "lockstep/data/batch_transfer.h"
 #include "lockstep/data/collate.h"
@@ -284,7 +285,9 @@ class DataLoader {
     };
   }
 
-  void delivered_batch() {
+  void delivered_batch(size_t samples) {
+    internal::TrainingCounters::instance().count_samples(
+        static_cast<int64_t>(samples));
     if (batches_) {
       batches_->consumed_batch();
     } else {
@@ -355,7 +358,7 @@ struct DataLoader<Dataset, Collate>::Pass {
     if (current->copied) {
       loader.transfer_.end_copy(current->copied, visitor(current->batch));
     }
-    loader.delivered_batch();
+    loader.delivered_batch(plan->indices(delivered).size());
     if (++delivered == plan->batches()) loader.delivered_all();
   }
 

@@ -7,11 +7,14 @@
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
+#include <nlohmann/json.hpp>
 #include <string_view>
+#include <system_error>
 #include <type_traits>
 #include <utility>
 #include <variant>
 
+#include "lockstep/base/steady_ns.h"
 #include "lockstep/launch/descendants.h"
 #include "lockstep/launch/seconds_text.h"
 #include "lockstep/launch/wait_status.h"
@@ -19,6 +22,7 @@
 namespace lockstep::internal {
 namespace {
 
+using nlohmann::json;
 using std::chrono::milliseconds;
 
 // How long a worker may outlive SIGKILL (uninterruptible in the kernel) before
@@ -37,6 +41,8 @@ constexpr milliseconds kSignalledConsoleIdle{2000};
 // code is known, once another node asks.
 constexpr milliseconds kCauseAllowance{1500};
 constexpr milliseconds kCauseEnds{500};
+// For how long one who looks at the job may have the ranks publish.
+constexpr milliseconds kLongestWatch{60'000};
 
 bool stops_workers(int signal) {
   return signal != SIGUSR1 && signal != SIGUSR2;
@@ -104,8 +110,10 @@ LocalAgent::LocalAgent(LocalAgentOptions options, const RunDirectory& directory,
       report_(std::move(report)),
       child_events_(open_child_events()),
       mux_(report_),
-      job_(std::move(job)) {
+      job_(std::move(job)),
+      started_ns_(steady_ns()) {
   adopt_orphans();
+  open_socket();
 }
 
 int LocalAgent::run() {
@@ -158,6 +166,11 @@ std::optional<RoundPlan> LocalAgent::await_plan() {
 }
 
 void LocalAgent::run_workers(const RoundPlan& plan) {
+  place_ = plan.place;
+  if (board_) {
+    for (int place = 0; place < board_->places(); ++place) board_->clear(place);
+  }
+  publishers_.assign(static_cast<size_t>(options_.workers.nproc_per_node), 0);
   try {
     group_.emplace(options_.workers, plan, port_ ? port_->fd() : -1, directory_,
                    link_.surroundings, mux_);
@@ -275,6 +288,7 @@ void LocalAgent::wait_for_event() {
   const bool hears_job = job_ && !verdict_;
   if (hears_job) entries_.push_back({job_->event_fd(), POLLIN, 0});
   mux_.add_poll_entries(entries_);
+  if (socket_) socket_->add_poll_entries(entries_);
   milliseconds timeout = hears_job ? kJobInterval : milliseconds(-1);
   const auto shorten_to = [&](const Deadline& deadline) {
     const milliseconds left = deadline.remaining();
@@ -289,6 +303,90 @@ void LocalAgent::wait_for_event() {
   }
   discard_events(child_events_.get());
   mux_.handle_poll_entries(entries_);
+  if (socket_) {
+    socket_->handle_poll_entries(
+        entries_, [this](const std::string& question, pid_t asker) {
+          return answer(question, asker);
+        });
+  }
+}
+
+void LocalAgent::open_socket() {
+  try {
+    board_.emplace(StatusBoard::create(options_.workers.nproc_per_node));
+    socket_.emplace(options_.workers.run_id);
+    options_.workers.agent_socket = socket_->name();
+  } catch (const std::system_error& error) {
+    report_(std::string("nobody will be able to look at this job: ") +
+            error.what());
+  }
+}
+
+AgentSocket::Answer LocalAgent::answer(const std::string& question,
+                                       pid_t asker) {
+  const auto refuse = [](const char* why) {
+    return AgentSocket::Answer{std::string("{\"refused\": \"") + why + "\"}"};
+  };
+  const json asked = json::parse(question, nullptr, /*exceptions=*/false);
+  if (!asked.is_object() || !asked.contains("question") ||
+      !asked["question"].is_string() || !board_) {
+    return refuse("not a question");
+  }
+  const std::string& kind = asked["question"].get_ref<const std::string&>();
+  const auto number = [&](const char* key) {
+    const auto at = asked.find(key);
+    return at != asked.end() && at->is_number_integer() ? at->get<int64_t>()
+                                                        : int64_t{-1};
+  };
+  if (kind == "attach") {
+    const int64_t local_rank = number("local_rank");
+    if (local_rank < 0 || local_rank >= board_->places() ||
+        !claim(static_cast<int>(local_rank), asker)) {
+      return refuse("another process publishes for this worker");
+    }
+    return {"{}", board_->descriptor()};
+  }
+  if (kind == "watch") {
+    const int64_t how_long = number("milliseconds");
+    if (how_long < 0) return refuse("no time is given");
+    board_->watch(std::min(milliseconds(how_long), kLongestWatch));
+    return {to_json(status()), board_->descriptor()};
+  }
+  return refuse("not a question");
+}
+
+bool LocalAgent::claim(int local_rank, pid_t asker) {
+  const auto place = static_cast<size_t>(local_rank);
+  if (!group_ || place >= publishers_.size()) return false;
+  pid_t& publisher = publishers_[place];
+  if (publisher != 0 && publisher != asker && kill(publisher, 0) == 0) {
+    return false;
+  }
+  publisher = asker;
+  return true;
+}
+
+JobStatus LocalAgent::status() const {
+  JobStatus all;
+  all.run_id = options_.workers.run_id;
+  all.program = options_.workers.program.arguments;
+  all.agent_pid = getpid();
+  all.host = options_.host_name;
+  all.started_ns = started_ns_;
+  all.restart = round_;
+  all.max_restarts = options_.workers.max_restarts;
+  all.attempt_directory = directory_.attempt_directory(round_);
+  all.state = !group_          ? JobStatus::State::waiting
+              : running() == 0 ? JobStatus::State::ended
+              : stop_.kill_at  ? JobStatus::State::stopping
+                               : JobStatus::State::running;
+  if (place_) {
+    all.node_rank = place_->node_rank;
+    all.nnodes = place_->nnodes;
+    all.world_size = place_->world_size;
+  }
+  if (group_) all.workers = group_->statuses();
+  return all;
 }
 
 void LocalAgent::serve_guardian() {

@@ -8,6 +8,8 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/status_board.h"
+#include "lockstep/launch/agent_socket.h"
 #include "lockstep/launch/job_member.h"
 #include "lockstep/launch/output_mux.h"
 #include "lockstep/launch/process_guardian.h"
@@ -92,6 +94,11 @@ class LocalAgent {
   void wait_for_event();
   void serve_guardian();
   void serve_job();
+  void open_socket();
+  AgentSocket::Answer answer(const std::string& question, pid_t asker);
+  JobStatus status() const;
+  // Returns whether `asker` may publish in the place of worker `local_rank`.
+  bool claim(int local_rank, pid_t asker);
   void offer_round();
   void propose_lost_launcher();
   void obey_verdict();
@@ -118,6 +125,10 @@ class LocalAgent {
   FileDescriptor child_events_;  // signalfd of SIGCHLD
   OutputMux mux_;
   std::unique_ptr<JobMember> job_;
+  const int64_t started_ns_;
+  // Both are nothing if the system refused them: then nobody can look.
+  std::optional<AgentSocket> socket_{};
+  std::optional<StatusBoard> board_{};
   std::vector<pollfd> entries_;
   int ending_signal_ = 0;  // the first forwarded signal that ends the job
   bool guardian_gone_ = false;
@@ -128,7 +139,10 @@ class LocalAgent {
   // The members below belong to the current attempt.
   int round_ = 0;
   std::optional<RoundPlan> plan_;
+  std::optional<NodePlace> place_{};
   std::optional<WorkerGroup> group_;
+  // The processes that publish on the board, by local rank; 0: none yet.
+  std::vector<pid_t> publishers_{};
   Stop stop_;
   std::vector<WorkerFailure> failures_;  // of this node
   // When a failure of this node is proposed as the job's verdict; nothing

@@ -90,6 +90,12 @@ std::vector<std::string> worker_environment(
     // that this worker does not have.
     remove(entries, "LOCKSTEP_MASTER_LISTEN_FD");
   }
+  if (worker.agent_socket.empty()) {
+    // The agent around this launcher has other workers.
+    remove(entries, "LOCKSTEP_AGENT");
+  } else {
+    set(entries, "LOCKSTEP_AGENT", worker.agent_socket);
+  }
   return entries;
 }
 

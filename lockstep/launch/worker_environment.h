@@ -23,6 +23,7 @@ struct WorkerIdentity {
   std::string error_file{};  // where a worker may write its exception as JSON
   std::string flight_directory{};  // where a worker writes its flight records
   int master_listen_fd = -1;       // rank 0 only: StorePort::fd()
+  std::string agent_socket{};      // AgentSocket::name(); empty: none
 };
 
 // Returns the environment of a worker, entries "NAME=value" for execve:
@@ -31,7 +32,7 @@ struct WorkerIdentity {
 // TORCH_NCCL_ASYNC_ERROR_HANDLING becomes 1, and LOCKSTEP_FLIGHT_DIR the
 // directory of flight records, if they are unset.
 // LOCKSTEP_MASTER_LISTEN_FD is removed for every worker that does not inherit
-// the descriptor.
+// the descriptor, and LOCKSTEP_AGENT if there is no agent.
 std::vector<std::string> worker_environment(
     const WorkerIdentity& worker, const std::vector<std::string>& inherited);
 

@@ -76,6 +76,7 @@ WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
     identity.role = options.role;
     identity.max_restarts = options.max_restarts;
     identity.run_id = options.run_id;
+    identity.agent_socket = options.agent_socket;
     identity.error_file = error_file;
     identity.flight_directory = directory.attempt_directory(plan.round);
     identity.master_listen_fd = rank == 0 ? master_listen_fd : -1;
@@ -113,6 +114,23 @@ size_t WorkerGroup::running() const {
   return static_cast<size_t>(std::count_if(
       workers_.begin(), workers_.end(),
       [](const auto& worker) { return !worker.process.ended(); }));
+}
+
+std::vector<WorkerStatus> WorkerGroup::statuses() const {
+  std::vector<WorkerStatus> all;
+  for (size_t at = 0; at < workers_.size(); ++at) {
+    const ChildProcess& process = workers_[at].process;
+    WorkerStatus status;
+    status.local_rank = static_cast<int>(at);
+    status.rank = first_rank_ + status.local_rank;
+    status.pid = process.pid();
+    if (process.ended()) {
+      status.exit_code = process.exit_code();
+      status.signal = process.ending_signal();
+    }
+    all.push_back(status);
+  }
+  return all;
 }
 
 std::string WorkerGroup::name_running() const {

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lockstep/launch/child_process.h"
+#include "lockstep/launch/job_status.h"
 #include "lockstep/launch/output_mux.h"
 #include "lockstep/launch/output_options.h"
 #include "lockstep/launch/program.h"
@@ -24,6 +25,7 @@ struct WorkerGroupOptions {
   int max_restarts = 0;
   std::string role = "default";
   std::string run_id{};
+  std::string agent_socket{};  // AgentSocket::name(); empty: there is none
   OutputOptions output{};
 };
 
@@ -50,6 +52,7 @@ class WorkerGroup {
 
   size_t size() const { return workers_.size(); }
   size_t running() const;
+  std::vector<WorkerStatus> statuses() const;  // by local rank
   // Returns the ranks of the workers that have not ended, as "rank 3" or "ranks
   // 0 and 3".
   std::string name_running() const;

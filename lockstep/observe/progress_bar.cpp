@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "lockstep/base/environment.h"
+#include "lockstep/base/training_counters.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/observe/progress_line.h"
 
@@ -106,6 +107,7 @@ void ProgressBar::show(Clock::time_point now) {
       kSmoothing * passed.count() + (1 - kSmoothing) * recent_seconds_;
   shown_ = now;
   shown_count_ = count_;
+  internal::TrainingCounters::instance().set_progress(state_line(now, 0));
   const std::string line =
       state_line(now, terminal_ ? terminal_width(options_.file) : 0);
   // The bar's line is written over; "\033[K" erases what is left of it.

@@ -8,6 +8,7 @@
 
 #include "lockstep/base/current_call.h"
 #include "lockstep/base/digest.h"
+#include "lockstep/base/training_counters.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/parallel/ddp/broadcast_coalesced.h"
@@ -386,6 +387,7 @@ bool DdpState::same_on_all_ranks(bool known) const {
 void DdpState::before_forward() {
   if (gate_) gate_();
   const UserFunction function("forward()");
+  if (at::GradMode::is_enabled()) TrainingCounters::instance().count_step();
   const bool trains = at::GradMode::is_enabled() && require_backward_grad_sync;
   int source = 0;
   if (auto* join = current_join()) {

@@ -10,6 +10,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/span.h"
+#include "lockstep/base/training_counters.h"
 #include "lockstep/comm/collective_call.h"
 #include "lockstep/comm/collective_work.h"
 #include "lockstep/comm/init.h"
@@ -35,6 +36,7 @@ std::shared_ptr<UnitCall> ShardingRoot::begin_forward(ShardedUnit& unit) {
     phase_ = Phase::forward;
     ++forwards_;
     with_grad_ = at::GradMode::is_enabled();
+    if (with_grad_) TrainingCounters::instance().count_step();
     begun_.clear();
     ended_.clear();
   }

@@ -20,6 +20,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/digest.h"
 #include "lockstep/base/span.h"
+#include "lockstep/base/training_counters.h"
 #include "lockstep/comm/data_movement.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/roll_call.h"
@@ -635,6 +636,8 @@ PipelineResult Pipeline::State::run(at::TensorList inputs,
                                     const at::Tensor& target, bool training) {
   const internal::UserFunction named(training ? "Pipeline::step()"
                                               : "Pipeline::eval()");
+  std::optional<internal::TrainingCounters::WholeStep> step;
+  if (training) step.emplace();
   Run run = begin(inputs, target, training);
   std::string where = "before the first action";
   try {

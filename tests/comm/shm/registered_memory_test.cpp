@@ -11,7 +11,7 @@
 #include <system_error>
 #include <thread>
 
-#include "lockstep/comm/shm/protocol/packet_socket.h"
+#include "lockstep/base/packet_socket.h"
 #include "tests/comm/shm/meeting_place.h"
 
 namespace lockstep::internal::shm::testing {

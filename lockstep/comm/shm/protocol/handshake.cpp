@@ -18,9 +18,9 @@
 #include <utility>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/packet_socket.h"
 #include "lockstep/comm/shm/protocol/handshake_note.h"
 #include "lockstep/comm/shm/protocol/layout.h"
-#include "lockstep/comm/shm/protocol/packet_socket.h"
 
 namespace lockstep::internal::shm {
 namespace {

@@ -5,7 +5,7 @@
 #include <optional>
 #include <string>
 
-#include "lockstep/comm/shm/protocol/packet_socket.h"
+#include "lockstep/base/packet_socket.h"
 
 // What ranks send each other in the handshake (handshake.h). Both ends are on
 // one host, so there is no byte order to care about.

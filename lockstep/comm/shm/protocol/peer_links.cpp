@@ -9,7 +9,7 @@
 #include <string>
 #include <utility>
 
-#include "lockstep/comm/shm/protocol/packet_socket.h"
+#include "lockstep/base/packet_socket.h"
 
 namespace lockstep::internal::shm {
 namespace {

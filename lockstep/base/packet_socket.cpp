@@ -1,4 +1,4 @@
-#include "lockstep/comm/shm/protocol/packet_socket.h"
+#include "lockstep/base/packet_socket.h"
 
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -9,7 +9,7 @@
 #include <cstring>
 #include <stdexcept>
 
-namespace lockstep::internal::shm {
+namespace lockstep::internal {
 namespace {
 
 // More than there are ranks, so that strangers in the queue do not keep ranks
@@ -167,4 +167,4 @@ Packet receive_packet(const FileDescriptor& socket,
   return packet;
 }
 
-}  // namespace lockstep::internal::shm
+}  // namespace lockstep::internal

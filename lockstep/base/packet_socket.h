@@ -12,7 +12,7 @@
 // host (unix(7), SOCK_SEQPACKET, abstract names). None of these calls blocks;
 // all descriptors are closed on exec. Threads: any, if only one thread at a
 // time sends on a socket, and only one receives.
-namespace lockstep::internal::shm {
+namespace lockstep::internal {
 
 // Listens at `name`, which is without the zero byte that makes it abstract.
 // Throws std::system_error.
@@ -49,4 +49,4 @@ struct Packet {
 // only after the last packet. Throws std::system_error.
 Packet receive_packet(const FileDescriptor& socket, std::span<std::byte> bytes);
 
-}  // namespace lockstep::internal::shm
+}  // namespace lockstep::internal

@@ -1,0 +1,108 @@
+#pragma once
+
+#include <array>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <string_view>
+
+#include "lockstep/base/shared_memory.h"
+
+namespace lockstep::internal {
+
+// A text of at most `N - 1` bytes in a struct that can be copied byte by byte.
+template <size_t N>
+struct ShortText {
+  std::array<char, N> bytes{};
+
+  // Cuts what does not fit.
+  void set(std::string_view text) {
+    bytes.fill('\0');
+    text.substr(0, N - 1).copy(bytes.data(), N - 1);
+  }
+  std::string_view view() const {
+    const std::string_view all(bytes.data(), N);
+    return all.substr(0, all.find('\0'));
+  }
+};
+
+// What one rank says about itself (status_publisher.h). Times are nanoseconds
+// of the steady clock, which all processes of a host share; 0 means never.
+struct RankStatus {
+  int32_t pid = 0;
+  int32_t rank = 0;  // in the default group
+  int64_t published_ns = 0;
+  // Of base/training_counters.h.
+  int64_t steps = 0;
+  int64_t last_step_ns = 0;
+  int64_t samples = 0;
+  int64_t last_snapshot_ns = 0;
+  // Operations of all process groups that this rank has begun, and when one
+  // last began or ended.
+  int64_t operations = 0;
+  int64_t last_operation_ns = 0;
+  // For how long at least one operation was under way, of `observed_ns`. Both
+  // grow only while somebody looks: a reader takes differences.
+  int64_t comm_ns = 0;
+  int64_t observed_ns = 0;
+  // The oldest operation that is under way, and since when; 0: none.
+  int64_t current_since_ns = 0;
+  int64_t current_number = 0;  // of the collective; 0: a message
+  ShortText<24> current_operation{};
+  ShortText<24> current_group{};
+  ShortText<112> progress{};  // the rank's progress bar
+};
+
+// Memory that an agent and its workers share, with a place for what each worker
+// says about itself. A worker writes only while somebody looks: watch() says
+// so, for a while. At all other times a board costs nothing.
+//
+// Threads: each place has one writer at a time; everything else may be called
+// by any thread of any process.
+class StatusBoard {
+ public:
+  // How often a worker publishes while somebody looks.
+  static constexpr std::chrono::milliseconds kInterval{200};
+
+  // `places` is at least 1. Throws std::system_error if there is no memory.
+  static StatusBoard create(int places);
+  // Maps the board that another process made. Throws std::system_error, and
+  // std::invalid_argument if `descriptor` is no board of this version.
+  static StatusBoard map(FileDescriptor descriptor);
+
+  int places() const { return places_; }
+  int descriptor() const { return memory_.descriptor(); }
+
+  void publish(int place, const RankStatus& status);
+  // Returns nothing if no worker has published since the board was made or the
+  // place was cleared, or if the writer died while it wrote.
+  std::optional<RankStatus> read(int place) const;
+  void clear(int place);
+
+  // From now on, for `how_long` at least, the workers publish every kInterval,
+  // beginning at once.
+  void watch(std::chrono::milliseconds how_long);
+  bool is_watched() const;
+  // Counts the calls of watch() and wake(). A thread that reads the count,
+  // looks at what it waits for, and then calls wait() with it, misses none.
+  uint32_t calls() const;
+  // Blocks while calls() is `calls`, for `allowed` (more than 0) at most. May
+  // return early.
+  void wait(uint32_t calls, std::chrono::milliseconds allowed) const;
+  // Ends all waits, also those of other processes.
+  void wake();
+
+ private:
+  struct Header;
+  struct Place;
+
+  explicit StatusBoard(SharedMemory memory, int places);
+  Header& header() const;
+  Place& place(int number) const;
+
+  SharedMemory memory_;
+  int places_;
+};
+
+}  // namespace lockstep::internal

@@ -1,0 +1,195 @@
+#include "lockstep/base/status_publisher.h"
+
+#include <poll.h>
+#include <pthread.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <exception>
+#include <span>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/environment.h"
+#include "lockstep/base/flight_recorder.h"
+#include "lockstep/base/packet_socket.h"
+#include "lockstep/base/steady_ns.h"
+#include "lockstep/base/training_counters.h"
+
+namespace lockstep::internal {
+namespace {
+
+using std::chrono::milliseconds;
+
+// An agent answers at once, unless it is stopped or the machine is overloaded.
+constexpr milliseconds kAnswerTime{10'000};
+constexpr milliseconds kPollInterval{50};
+constexpr milliseconds kLongTime{3'600'000};
+
+// Operations are read from the newest to older ones, until so many in a row
+// ended before the time that is asked for.
+constexpr int kEndedBefore = 32;
+
+using TimeRange = std::pair<int64_t, int64_t>;
+
+// Returns the time that at least one of `ranges` covers. Sorts them.
+int64_t covered(std::vector<TimeRange>& ranges) {
+  std::ranges::sort(ranges);
+  int64_t total = 0;
+  int64_t until = 0;
+  for (const auto& [begin, end] : ranges) {
+    total += std::max<int64_t>(0, end - std::max(begin, until));
+    until = std::max(until, end);
+  }
+  return total;
+}
+
+}  // namespace
+
+void read_operations(RankStatus& status, int64_t since_ns, int64_t now_ns) {
+  status.operations = 0;
+  status.current_since_ns = 0;
+  std::vector<TimeRange> ranges;
+  const FlightRecorder::Reading reading;
+  for (const auto* recorder = reading.first(); recorder != nullptr;
+       recorder = recorder->next()) {
+    const uint64_t last = recorder->last_id();
+    status.operations += static_cast<int64_t>(last);
+    const uint64_t oldest =
+        last > recorder->capacity() ? last - recorder->capacity() : 0;
+    int before = 0;
+    for (uint64_t id = last; id > oldest && before < kEndedBefore; --id) {
+      FlightRecord record;
+      if (!recorder->read(id, record)) continue;
+      const bool ended = record.state >= FlightState::completed;
+      status.last_operation_ns =
+          std::max({status.last_operation_ns, record.created_ns,
+                    ended ? record.ended_ns : 0});
+      if (ended && record.ended_ns <= since_ns) {
+        ++before;
+        continue;
+      }
+      before = 0;
+      ranges.emplace_back(std::max(record.created_ns, since_ns),
+                          ended ? std::min(record.ended_ns, now_ns) : now_ns);
+      if (!ended && (status.current_since_ns == 0 ||
+                     record.created_ns < status.current_since_ns)) {
+        status.current_since_ns = record.created_ns;
+        status.current_number = static_cast<int64_t>(record.call.number);
+        status.current_operation.set(record.call.operation);
+        status.current_group.set(recorder->group().name);
+      }
+    }
+  }
+  status.comm_ns += covered(ranges);
+}
+
+StatusPublisher::StatusPublisher(int rank) noexcept : rank_(rank) {
+  try {
+    const auto agent = get_env("LOCKSTEP_AGENT");
+    const auto place = get_env_int("LOCAL_RANK", 0, 1 << 20);
+    if (!agent || !place) return;
+    place_ = static_cast<int>(*place);
+    // The program's signals are handled in its own threads.
+    sigset_t all;
+    sigset_t before;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    try {
+      thread_ = std::thread([this, name = *agent] { run(name); });
+      pthread_setname_np(thread_.native_handle(), "lockstep-status");
+    } catch (const std::exception&) {
+      // The system has no thread left, so nothing is told.
+    }
+    pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  } catch (const std::exception&) {
+    // A variable has a value that is not allowed: rendezvous says so.
+  }
+}
+
+StatusPublisher::~StatusPublisher() {
+  if (!thread_.joinable()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    ending_ = true;
+    if (board_) board_->wake();
+  }
+  ended_.notify_all();
+  thread_.join();
+}
+
+void StatusPublisher::run(const std::string& agent) {
+  try {
+    if (!attach(agent)) return;
+    while (!ending_) {
+      const uint32_t calls = board_->calls();
+      const bool watched = board_->is_watched();
+      if (watched) publish();
+      if (ending_) break;
+      board_->wait(calls, watched ? StatusBoard::kInterval : kLongTime);
+    }
+    if (board_->is_watched()) publish();
+  } catch (const std::exception&) {
+    // The memory or a descriptor was refused, so nothing more is told.
+  }
+}
+
+bool StatusPublisher::attach(const std::string& agent) {
+  const Deadline deadline = Deadline::after(kAnswerTime);
+  FileDescriptor socket;
+  while (!(socket = connect_to(agent))) {
+    if (errno != EAGAIN || deadline.expired()) return false;
+    std::unique_lock lock(mutex_);
+    ended_.wait_for(lock, kPollInterval, [this] { return bool(ending_); });
+    if (ending_) return false;
+  }
+  const uid_t user = user_of_peer(socket);
+  if (user != geteuid() && user != 0) return false;
+  const std::string question =
+      "{\"question\": \"attach\", \"local_rank\": " + std::to_string(place_) +
+      "}";
+  if (send_packet(socket, std::as_bytes(std::span(question))) != Sent::all) {
+    return false;
+  }
+  std::array<std::byte, 1024> words;
+  Packet answer{};
+  while (!ending_ && !deadline.expired()) {
+    pollfd entry{socket.get(), POLLIN, 0};
+    ::poll(&entry, 1, static_cast<int>(kPollInterval.count()));
+    answer = receive_packet(socket, words);
+    if (answer.state != Packet::State::none) break;
+  }
+  if (!answer.descriptor) return false;
+  StatusBoard board = StatusBoard::map(std::move(answer.descriptor));
+  if (place_ >= board.places()) return false;
+  const std::lock_guard lock(mutex_);
+  board_.emplace(std::move(board));
+  return !ending_;
+}
+
+void StatusPublisher::publish() {
+  const int64_t now = steady_ns();
+  // What happened while nobody looked does not count.
+  const int64_t interval =
+      2 * std::chrono::nanoseconds(StatusBoard::kInterval).count();
+  const int64_t since = std::max(status_.published_ns, now - interval);
+  const TrainingCounters& counters = TrainingCounters::instance();
+  status_.pid = getpid();
+  status_.rank = rank_;
+  status_.steps = counters.steps();
+  status_.last_step_ns = counters.last_step_ns();
+  status_.samples = counters.samples();
+  status_.last_snapshot_ns = counters.last_snapshot_ns();
+  status_.progress.set(counters.progress());
+  read_operations(status_, since, now);
+  status_.observed_ns += now - since;
+  status_.published_ns = now;
+  board_->publish(place_, status_);
+}
+
+}  // namespace lockstep::internal

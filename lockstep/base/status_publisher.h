@@ -1,0 +1,55 @@
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "lockstep/base/status_board.h"
+
+namespace lockstep::internal {
+
+// Tells the agent of this process what the process does, while somebody looks
+// (`lockstep top`, `lockstep status`, the launcher's metrics).
+//
+// The agent listens at the abstract Unix socket that LOCKSTEP_AGENT names. A
+// thread of the publisher asks it for its StatusBoard and then sleeps until
+// somebody looks; from then on it reads the counters and the flight recorders
+// of the process every StatusBoard::kInterval. So the training itself does
+// nothing for this, and a rank that hangs is still seen.
+//
+// If there is no agent, it does not answer, or it has another board, nothing is
+// told, and nothing else happens.
+class StatusPublisher {
+ public:
+  // `rank` is this process's rank in the default group. Starts the thread if
+  // LOCKSTEP_AGENT and LOCAL_RANK are set; throws nothing.
+  explicit StatusPublisher(int rank) noexcept;
+  // Publishes a last time if somebody looks, and ends the thread.
+  ~StatusPublisher();
+  StatusPublisher(const StatusPublisher&) = delete;
+  StatusPublisher& operator=(const StatusPublisher&) = delete;
+
+ private:
+  void run(const std::string& agent);
+  bool attach(const std::string& agent);
+  void publish();
+
+  const int rank_;
+  int place_ = 0;
+  std::optional<StatusBoard> board_{};
+  RankStatus status_{};
+  std::atomic<bool> ending_{false};
+  std::mutex mutex_;
+  std::condition_variable ended_;
+  std::thread thread_;
+};
+
+// Adds to `status` what the flight recorders of this process know: the
+// operations, the oldest one that is under way, and for how long at least one
+// was under way since `since_ns`, until `now_ns`.
+void read_operations(RankStatus& status, int64_t since_ns, int64_t now_ns);
+
+}  // namespace lockstep::internal

@@ -1,0 +1,60 @@
+#include "lockstep/base/training_counters.h"
+
+#include <memory>
+#include <mutex>
+
+#include "lockstep/base/steady_ns.h"
+
+namespace lockstep::internal {
+namespace {
+
+thread_local int whole_steps = 0;
+
+struct ProgressText {
+  std::mutex mutex;
+  std::string line;
+};
+
+// Never destroyed: a progress bar may outlive main().
+ProgressText& progress_text() {
+  static ProgressText& instance = *std::make_unique<ProgressText>().release();
+  return instance;
+}
+
+}  // namespace
+
+TrainingCounters& TrainingCounters::instance() {
+  static TrainingCounters counters;
+  return counters;
+}
+
+void TrainingCounters::count_step() noexcept {
+  if (whole_steps > 0) return;
+  steps_.fetch_add(1, std::memory_order_relaxed);
+  last_step_ns_.store(steady_ns(), std::memory_order_relaxed);
+}
+
+TrainingCounters::WholeStep::WholeStep() noexcept {
+  instance().count_step();
+  ++whole_steps;
+}
+
+TrainingCounters::WholeStep::~WholeStep() { --whole_steps; }
+
+void TrainingCounters::count_snapshot() noexcept {
+  last_snapshot_ns_.store(steady_ns(), std::memory_order_relaxed);
+}
+
+void TrainingCounters::set_progress(std::string_view line) {
+  ProgressText& text = progress_text();
+  const std::lock_guard lock(text.mutex);
+  text.line = line;
+}
+
+std::string TrainingCounters::progress() const {
+  ProgressText& text = progress_text();
+  const std::lock_guard lock(text.mutex);
+  return text.line;
+}
+
+}  // namespace lockstep::internal

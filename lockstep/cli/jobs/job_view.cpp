@@ -1,0 +1,276 @@
+#include "lockstep/cli/jobs/job_view.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <nlohmann/json.hpp>
+#include <string_view>
+
+#include "lockstep/base/steady_ns.h"
+#include "lockstep/cli/table.h"
+#include "lockstep/launch/wait_status.h"
+
+namespace lockstep::internal {
+namespace {
+
+using nlohmann::json;
+
+// Two intervals of the board and some time to be scheduled.
+constexpr std::chrono::milliseconds kFirstAnswer{500};
+// A rank that has published nothing for so long is silent.
+constexpr int64_t kSilentNs = 2'000'000'000;
+constexpr double kSlower = 0.1;
+
+double seconds(int64_t ns) { return static_cast<double>(ns) / 1e9; }
+
+std::string formatted(const char* format, double value) {
+  char text[48];
+  std::snprintf(text, sizeof text, format, value);
+  return text;
+}
+
+std::string state_of(const WorkerStatus& worker,
+                     const std::optional<RankStatus>& rank,
+                     const std::optional<ProcessUsage>& usage, int64_t now) {
+  if (worker.signal) return signal_name(*worker.signal);
+  if (worker.exit_code) {
+    return *worker.exit_code == 0 ? "done"
+                                  : "exit " + std::to_string(*worker.exit_code);
+  }
+  if (usage && (usage->state == 'T' || usage->state == 't')) return "stopped";
+  if (rank && now - rank->published_ns > kSilentNs) return "silent";
+  return "running";
+}
+
+// Sets what needs two moments.
+void set_rates(WorkerView& view, const RankStatus& before,
+               const RankStatus& now) {
+  const double passed = seconds(now.published_ns - before.published_ns);
+  if (passed <= 0 || before.pid != now.pid) return;
+  if (now.steps > 0) {
+    view.steps_per_second =
+        static_cast<double>(now.steps - before.steps) / passed;
+  }
+  if (now.samples > 0) {
+    view.samples_per_second =
+        static_cast<double>(now.samples - before.samples) / passed;
+  }
+  const int64_t observed = now.observed_ns - before.observed_ns;
+  if (observed > 0) {
+    view.comm_share = static_cast<double>(now.comm_ns - before.comm_ns) /
+                      static_cast<double>(observed);
+  }
+}
+
+WorkerView worker_view(const JobMoment& before, const JobMoment& now,
+                       size_t place) {
+  WorkerView view;
+  view.worker = now.status.workers[place];
+  const auto& rank = now.ranks[place];
+  const auto& usage = now.usage[place];
+  view.state = state_of(view.worker, rank, usage, now.time_ns);
+  const bool same = place < before.status.workers.size() &&
+                    before.status.workers[place].pid == view.worker.pid;
+  if (usage) {
+    view.resident_bytes = usage->resident_bytes;
+    const int64_t passed = now.time_ns - before.time_ns;
+    if (same && before.usage[place] && passed > 0) {
+      view.cpu_share =
+          static_cast<double>(usage->cpu_ns - before.usage[place]->cpu_ns) /
+          static_cast<double>(passed);
+    }
+  }
+  if (!rank) return view;
+  if (rank->steps > 0) view.steps = rank->steps;
+  if (rank->last_snapshot_ns > 0) {
+    view.snapshot_seconds = seconds(now.time_ns - rank->last_snapshot_ns);
+  }
+  const int64_t active = std::max(rank->last_step_ns, rank->last_operation_ns);
+  if (active > 0) view.idle_seconds = seconds(now.time_ns - active);
+  if (rank->current_since_ns > 0) {
+    view.operation = rank->current_operation.view();
+    if (rank->current_number > 0) {
+      view.operation += " " + std::to_string(rank->current_number);
+    }
+    view.operation += " (" + std::string(rank->current_group.view()) + ")";
+    view.operation_seconds = seconds(now.time_ns - rank->current_since_ns);
+  }
+  view.progress = rank->progress.view();
+  if (same && before.ranks[place]) set_rates(view, *before.ranks[place], *rank);
+  return view;
+}
+
+std::optional<int> slowest(const std::vector<WorkerView>& workers) {
+  std::vector<std::pair<double, int>> shares;
+  for (const WorkerView& view : workers) {
+    if (view.comm_share) {
+      shares.emplace_back(*view.comm_share, view.worker.rank);
+    }
+  }
+  if (shares.size() < 2) return std::nullopt;
+  std::ranges::sort(shares);
+  const bool slower = shares[1].first - shares[0].first >= kSlower;
+  return slower ? std::optional(shares[0].second) : std::nullopt;
+}
+
+std::string duration_text(double value) {
+  const auto whole = static_cast<int64_t>(value);
+  char text[48];
+  std::snprintf(
+      text, sizeof text, "%02ld:%02ld:%02ld", static_cast<long>(whole / 3600),
+      static_cast<long>(whole / 60 % 60), static_cast<long>(whole % 60));
+  return text;
+}
+
+std::string size_text(int64_t bytes) {
+  const double mib = static_cast<double>(bytes) / (1 << 20);
+  return mib < 10'000 ? formatted("%.0f MiB", mib)
+                      : formatted("%.1f GiB", mib / 1024);
+}
+
+std::string rate_text(const std::optional<double>& rate) {
+  if (!rate) return "-";
+  return formatted(*rate < 100 ? "%.1f" : "%.0f", *rate);
+}
+
+std::string percent_text(const std::optional<double>& share) {
+  return share ? formatted("%.0f %%", 100 * *share) : "-";
+}
+
+std::string program_text(const std::vector<std::string>& arguments) {
+  std::string text;
+  for (const auto& argument : arguments) {
+    text += (text.empty() ? "" : " ") + argument;
+  }
+  for (char& c : text) {
+    if (static_cast<unsigned char>(c) < ' ') c = ' ';
+  }
+  constexpr size_t kMost = 100;
+  if (text.size() > kMost) text = text.substr(0, kMost - 3) + "...";
+  return text;
+}
+
+template <class T>
+json or_null(const std::optional<T>& value) {
+  return value ? json(*value) : json(nullptr);
+}
+
+}  // namespace
+
+JobMoment look_at(JobLink& link) {
+  JobMoment moment;
+  moment.status = link.watch();
+  link.await_ranks(kFirstAnswer);
+  moment.time_ns = steady_ns();
+  for (const WorkerStatus& worker : moment.status.workers) {
+    auto rank = link.board().read(worker.local_rank);
+    // A process that a worker has started may publish for it.
+    moment.ranks.push_back(worker.exit_code ? std::nullopt : std::move(rank));
+    moment.usage.push_back(worker.exit_code ? std::nullopt
+                                            : usage_of(worker.pid));
+  }
+  return moment;
+}
+
+JobView view_of(const JobMoment& before, const JobMoment& now) {
+  JobView view;
+  view.status = now.status;
+  view.running_seconds = seconds(now.time_ns - now.status.started_ns);
+  for (size_t place = 0; place < now.status.workers.size(); ++place) {
+    view.workers.push_back(worker_view(before, now, place));
+  }
+  view.slowest_rank = slowest(view.workers);
+  return view;
+}
+
+std::string view_text(const JobView& view, size_t most_workers) {
+  const JobStatus& job = view.status;
+  const auto running = std::ranges::count_if(
+      job.workers, [](const auto& worker) { return !worker.exit_code; });
+  std::string text =
+      "job " + job.run_id + ": " + program_text(job.program) + "\n" +
+      name_of(job.state) + " for " + duration_text(view.running_seconds) +
+      "; restart " + std::to_string(job.restart) + " of " +
+      std::to_string(job.max_restarts) + "; " + std::to_string(running) +
+      " of " + std::to_string(job.workers.size()) + " workers run";
+  if (job.nnodes > 1) {
+    text += " on this node, which is " + std::to_string(job.node_rank) +
+            " of " + std::to_string(job.nnodes);
+  }
+  text += "\n\n";
+  std::vector<std::vector<std::string>> rows{
+      {"rank", "pid", "state", "steps", "steps/s", "samples/s", "comm", "CPU",
+       "memory", "snapshot", "under way"}};
+  const size_t shown = std::min(most_workers, view.workers.size());
+  for (size_t i = 0; i < shown; ++i) {
+    const WorkerView& worker = view.workers[i];
+    std::string under_way = worker.operation;
+    if (worker.operation_seconds) {
+      under_way += formatted(", %.1f s", *worker.operation_seconds);
+    }
+    rows.push_back(
+        {std::to_string(worker.worker.rank), std::to_string(worker.worker.pid),
+         worker.state, worker.steps ? std::to_string(*worker.steps) : "-",
+         rate_text(worker.steps_per_second),
+         rate_text(worker.samples_per_second), percent_text(worker.comm_share),
+         percent_text(worker.cpu_share),
+         worker.resident_bytes ? size_text(*worker.resident_bytes) : "-",
+         worker.snapshot_seconds
+             ? duration_text(*worker.snapshot_seconds) + " ago"
+             : "-",
+         under_way.empty() ? "-" : under_way});
+  }
+  text += table_text(rows, {0, 1, 3, 4, 5, 6, 7, 8, 9});
+  if (shown < view.workers.size()) {
+    text += "and " + std::to_string(view.workers.size() - shown) + " more\n";
+  }
+  if (view.slowest_rank) {
+    text += "\nThe other ranks wait for rank " +
+            std::to_string(*view.slowest_rank) + ".\n";
+  }
+  for (const WorkerView& worker : view.workers) {
+    if (!worker.progress.empty()) text += "\n" + worker.progress + "\n";
+  }
+  return text;
+}
+
+std::string view_json(const JobView& view) {
+  json workers = json::array();
+  for (const WorkerView& worker : view.workers) {
+    workers.push_back(
+        {{"rank", worker.worker.rank},
+         {"local_rank", worker.worker.local_rank},
+         {"pid", worker.worker.pid},
+         {"state", worker.state},
+         {"exit_code", or_null(worker.worker.exit_code)},
+         {"steps", or_null(worker.steps)},
+         {"steps_per_second", or_null(worker.steps_per_second)},
+         {"samples_per_second", or_null(worker.samples_per_second)},
+         {"comm_share", or_null(worker.comm_share)},
+         {"cpu_share", or_null(worker.cpu_share)},
+         {"resident_bytes", or_null(worker.resident_bytes)},
+         {"seconds_since_snapshot", or_null(worker.snapshot_seconds)},
+         {"seconds_since_activity", or_null(worker.idle_seconds)},
+         {"operation",
+          worker.operation.empty() ? json(nullptr) : json(worker.operation)},
+         {"operation_seconds", or_null(worker.operation_seconds)},
+         {"progress", worker.progress}});
+  }
+  const JobStatus& job = view.status;
+  const json all{{"run_id", job.run_id},
+                 {"program", job.program},
+                 {"agent_pid", job.agent_pid},
+                 {"host", job.host},
+                 {"state", name_of(job.state)},
+                 {"running_seconds", view.running_seconds},
+                 {"node_rank", job.node_rank},
+                 {"nnodes", job.nnodes},
+                 {"world_size", job.world_size},
+                 {"restart", job.restart},
+                 {"max_restarts", job.max_restarts},
+                 {"attempt_directory", job.attempt_directory},
+                 {"slowest_rank", or_null(view.slowest_rank)},
+                 {"workers", workers}};
+  return all.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace lockstep::internal

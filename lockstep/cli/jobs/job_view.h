@@ -1,0 +1,65 @@
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/status_board.h"
+#include "lockstep/cli/jobs/process_usage.h"
+#include "lockstep/launch/job_link.h"
+#include "lockstep/launch/job_status.h"
+
+namespace lockstep::internal {
+
+// A job as it was at one moment.
+struct JobMoment {
+  int64_t time_ns = 0;  // of the steady clock
+  JobStatus status{};
+  // By local rank, as status.workers. Nothing: the worker publishes nothing
+  // (yet), as one that is no program of Lockstep; or it has ended.
+  std::vector<std::optional<RankStatus>> ranks{};
+  std::vector<std::optional<ProcessUsage>> usage{};
+};
+
+// Asks the job's agent, and waits for its ranks. Throws as JobLink::watch().
+JobMoment look_at(JobLink& link);
+
+// How one worker did between two moments. What is not known is nothing.
+struct WorkerView {
+  WorkerStatus worker{};
+  // "running"; "stopped" by a signal; "silent": it has published, and does not
+  // any more; "done"; "exit 3"; "SIGKILL".
+  std::string state{};
+  std::optional<int64_t> steps{};
+  std::optional<double> steps_per_second{};
+  std::optional<double> samples_per_second{};
+  std::optional<double> comm_share{};  // 0 to 1
+  std::optional<double> cpu_share{};   // 1: one core
+  std::optional<int64_t> resident_bytes{};
+  std::optional<double> snapshot_seconds{};  // since the last one
+  std::optional<double> idle_seconds{};      // since its last step or operation
+  std::string operation{};  // that is under way: "all_reduce 12 (world)"
+  std::optional<double> operation_seconds{};  // since it began
+  std::string progress{};
+};
+
+struct JobView {
+  JobStatus status{};
+  double running_seconds = 0;
+  std::vector<WorkerView> workers{};
+  // The rank for which the others wait, if there is one: it is in operations
+  // for a share of its time that is at least a tenth smaller than theirs.
+  std::optional<int> slowest_rank{};
+};
+
+// `before` may be of an earlier attempt; then there are no rates.
+JobView view_of(const JobMoment& before, const JobMoment& now);
+
+// Returns the view as lines of text for people. Lines of workers from
+// `most_workers` on are left out and counted.
+std::string view_text(const JobView& view, size_t most_workers = SIZE_MAX);
+// Returns one JSON document, with a newline.
+std::string view_json(const JobView& view);
+
+}  // namespace lockstep::internal

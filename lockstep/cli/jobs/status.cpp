@@ -1,0 +1,62 @@
+#include "lockstep/cli/jobs/status.h"
+
+#include <chrono>
+#include <iostream>
+#include <memory>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include "lockstep/cli/command_line.h"
+#include "lockstep/cli/jobs/job_argument.h"
+#include "lockstep/cli/jobs/job_view.h"
+#include "lockstep/launch/exit_code.h"
+
+namespace lockstep::internal {
+namespace {
+
+constexpr const char* kStatusName = "lockstep status";
+// The time from which rates are counted.
+constexpr std::chrono::milliseconds kRateTime{1'000};
+
+int print_status(const std::string& job, bool as_json) {
+  try {
+    JobLink link(find_job(job_argument(job)));
+    const JobMoment before = look_at(link);
+    std::this_thread::sleep_for(kRateTime);
+    const JobView view = view_of(before, look_at(link));
+    std::cout << (as_json ? view_json(view) : view_text(view)) << std::flush;
+    return 0;
+  } catch (const std::invalid_argument& error) {
+    write_message(kStatusName, error.what());
+    return kUsageError;
+  } catch (const std::exception& error) {
+    write_message(kStatusName, error.what());
+    return kSystemError;
+  }
+}
+
+}  // namespace
+
+void add_status_command(CLI::App& app, int& exit_code) {
+  CLI::App* status =
+      app.add_subcommand("status", "Print how a running job and its ranks do");
+  status->formatter(make_help_formatter(
+      "lockstep status [--json] [JOB]\n"
+      "  JOB is a run id, or the process id of a lockstep run on this host; "
+      "without it,\n  the only job. Takes a second, from which rates are "
+      "counted.\n"
+      "Examples:\n"
+      "  lockstep status\n"
+      "  lockstep status 4711 --json\n"
+      "Exit code 0: the job runs; 2: there is no such job."));
+  status->get_help_ptr()->description("Print this help and exit");
+  auto job = std::make_shared<std::string>();
+  auto as_json = std::make_shared<bool>(false);
+  add_job_argument(*status, *job);
+  status->add_flag("--json", *as_json, "Print one JSON document");
+  status->callback(
+      [job, as_json, &exit_code] { exit_code = print_status(*job, *as_json); });
+}
+
+}  // namespace lockstep::internal

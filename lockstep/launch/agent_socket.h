@@ -1,0 +1,66 @@
+#pragma once
+
+#include <poll.h>
+#include <sys/types.h>
+
+#include <cstddef>
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/file_descriptor.h"
+
+namespace lockstep::internal {
+
+// The Unix socket at which an agent answers questions about its job: of the
+// commands that look at a job (job_link.h) and of its own workers
+// (status_publisher.h). One connection is one question and one answer, each a
+// JSON object in one packet; a descriptor may come with the answer.
+//
+// The socket has the abstract name
+//
+//   lockstep-agent/<user id>/<process id>/<run id>
+//
+// in which at most 40 letters, digits, '-', '_' and '.' of the run id are kept.
+// It vanishes with the agent. Only this user and root get answers.
+//
+// For one thread, which waits in poll(). Never blocks.
+class AgentSocket {
+ public:
+  static constexpr std::string_view kPrefix = "lockstep-agent/";
+  // A question is not longer than this, and an answer not than the other.
+  static constexpr size_t kQuestionBytes = 4096;
+  static constexpr size_t kAnswerBytes = 160 << 10;
+
+  struct Answer {
+    std::string json;
+    int descriptor = -1;  // sent with it; stays the caller's
+  };
+  // `asker` is the process that asks. Must not throw.
+  using Respond =
+      std::function<Answer(const std::string& question, pid_t asker)>;
+
+  // Throws std::system_error if there is no socket.
+  explicit AgentSocket(const std::string& run_id);
+
+  const std::string& name() const { return name_; }
+  void add_poll_entries(std::vector<pollfd>& entries) const;
+  void handle_poll_entries(const std::vector<pollfd>& entries,
+                           const Respond& respond);
+
+ private:
+  // Returns whether nothing more is expected of the asker.
+  bool serve(const FileDescriptor& asker, const Respond& respond);
+  void accept_new(const Respond& respond);
+
+  std::string name_;
+  FileDescriptor listener_;
+  std::vector<FileDescriptor> askers_;
+  // Set after there was no descriptor for a new asker.
+  std::optional<Deadline> deaf_until_{};
+};
+
+}  // namespace lockstep::internal

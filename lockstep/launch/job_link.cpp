@@ -1,0 +1,200 @@
+#include "lockstep/launch/job_link.h"
+
+#include <poll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <charconv>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <span>
+#include <stdexcept>
+#include <string_view>
+#include <thread>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/packet_socket.h"
+#include "lockstep/base/steady_ns.h"
+#include "lockstep/launch/agent_socket.h"
+
+namespace lockstep::internal {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kAnswerTime{3'000};
+constexpr milliseconds kWatchTime{5'000};
+constexpr milliseconds kLookInterval{10};
+constexpr size_t kCommandBytes = 60;
+
+std::string process_file(pid_t pid, const char* name) {
+  std::ifstream file("/proc/" + std::to_string(pid) + "/" + name);
+  return {std::istreambuf_iterator<char>(file), {}};
+}
+
+std::string command_of(pid_t pid) {
+  std::string command = process_file(pid, "cmdline");
+  while (!command.empty() && command.back() == '\0') command.pop_back();
+  for (char& c : command) {
+    if (static_cast<unsigned char>(c) < ' ') c = ' ';
+  }
+  if (command.size() > kCommandBytes) {
+    command.resize(kCommandBytes - 3);
+    command += "...";
+  }
+  return command;
+}
+
+pid_t parent_of(pid_t pid) {
+  const std::string status = process_file(pid, "status");
+  constexpr std::string_view kKey = "\nPPid:\t";
+  const size_t at = status.find(kKey);
+  pid_t parent = 0;
+  if (at != std::string::npos) {
+    std::from_chars(status.data() + at + kKey.size(),
+                    status.data() + status.size(), parent);
+  }
+  return parent;
+}
+
+// Returns the job of an agent's socket, "lockstep-agent/<user>/<pid>/<run id>".
+std::optional<RunningJob> job_of(const std::string& socket) {
+  if (!socket.starts_with(AgentSocket::kPrefix)) return std::nullopt;
+  const char* const end = socket.data() + socket.size();
+  uid_t user = 0;
+  const auto user_text =
+      std::from_chars(socket.data() + AgentSocket::kPrefix.size(), end, user);
+  if (user_text.ec != std::errc() || user_text.ptr == end ||
+      *user_text.ptr != '/') {
+    return std::nullopt;
+  }
+  RunningJob job;
+  const auto pid_text = std::from_chars(user_text.ptr + 1, end, job.agent_pid);
+  if (pid_text.ec != std::errc() || pid_text.ptr == end ||
+      *pid_text.ptr != '/') {
+    return std::nullopt;
+  }
+  if (geteuid() != 0 && user != geteuid()) return std::nullopt;
+  job.run_id.assign(pid_text.ptr + 1, end);
+  job.socket = socket;
+  job.command = command_of(job.agent_pid);
+  const pid_t parent = parent_of(job.agent_pid);
+  // An agent whose launcher has died was adopted by another process.
+  if (command_of(parent) == job.command) job.launcher_pid = parent;
+  return job;
+}
+
+std::string describe(const RunningJob& job) {
+  return std::to_string(job.launcher_pid != 0 ? job.launcher_pid
+                                              : job.agent_pid) +
+         " (run id " + job.run_id + ": " + job.command + ")";
+}
+
+std::string describe(const std::vector<RunningJob>& jobs) {
+  std::string text;
+  for (const RunningJob& job : jobs) {
+    text += (text.empty() ? "" : ", ") + describe(job);
+  }
+  return text;
+}
+
+}  // namespace
+
+std::vector<RunningJob> running_jobs() {
+  std::ifstream sockets("/proc/net/unix");
+  if (!sockets) {
+    throw std::runtime_error(
+        "the jobs of this host cannot be found: /proc/net/unix cannot be read");
+  }
+  std::vector<RunningJob> jobs;
+  for (std::string line; std::getline(sockets, line);) {
+    const size_t name = line.find(" @");
+    if (name == std::string::npos) continue;
+    const std::string socket = line.substr(name + 2);
+    // An agent's connections are listed under the same name.
+    const bool listed = std::ranges::any_of(
+        jobs, [&](const RunningJob& job) { return job.socket == socket; });
+    if (listed) continue;
+    if (auto job = job_of(socket)) jobs.push_back(std::move(*job));
+  }
+  std::ranges::sort(jobs, {}, &RunningJob::agent_pid);
+  return jobs;
+}
+
+RunningJob find_job(const std::optional<std::string>& which) {
+  const std::vector<RunningJob> all = running_jobs();
+  if (all.empty()) {
+    throw std::invalid_argument(
+        "no job of this user runs on this host; lockstep run starts one");
+  }
+  std::vector<RunningJob> named = all;
+  if (which) {
+    std::erase_if(named, [&](const RunningJob& job) {
+      return *which != job.run_id && *which != std::to_string(job.agent_pid) &&
+             *which != std::to_string(job.launcher_pid);
+    });
+  }
+  if (named.size() == 1) return named.front();
+  if (named.empty()) {
+    throw std::invalid_argument("no job is named \"" + *which +
+                                "\"; running are " + describe(all));
+  }
+  throw std::invalid_argument((which
+                                   ? "several jobs are named \"" + *which + "\""
+                                   : std::string("several jobs run")) +
+                              "; say the number of one: " + describe(named));
+}
+
+JobStatus JobLink::watch() {
+  const auto fail = [this](const std::string& why) {
+    throw std::runtime_error("the job " + describe(job_) + " " + why);
+  };
+  const FileDescriptor socket = connect_to(job_.socket);
+  if (!socket) fail("has ended, or too many others ask it");
+  // Anybody may take the name of an agent that has ended.
+  const uid_t user = user_of_peer(socket);
+  if (geteuid() != 0 && user != geteuid() && user != 0) {
+    fail("is answered for by another user");
+  }
+  const nlohmann::json question{{"question", "watch"},
+                                {"milliseconds", kWatchTime.count()}};
+  const std::string text = question.dump();
+  if (send_packet(socket, std::as_bytes(std::span(text))) != Sent::all) {
+    fail("has ended");
+  }
+  pollfd entry{socket.get(), POLLIN, 0};
+  ::poll(&entry, 1, static_cast<int>(kAnswerTime.count()));
+  std::vector<std::byte> bytes(AgentSocket::kAnswerBytes);
+  Packet answer = receive_packet(socket, bytes);
+  if (answer.state == Packet::State::none) {
+    fail("does not answer; its agent, process " +
+         std::to_string(job_.agent_pid) + ", may be stopped");
+  }
+  if (answer.state == Packet::State::hung_up) fail("has ended");
+  if (answer.bytes > bytes.size() || !answer.descriptor) {
+    fail("gave an answer that this lockstep does not read");
+  }
+  const std::string json(reinterpret_cast<const char*>(bytes.data()),
+                         answer.bytes);
+  JobStatus status = job_status_of(json);
+  board_.emplace(StatusBoard::map(std::move(answer.descriptor)));
+  return status;
+}
+
+void JobLink::await_ranks(milliseconds allowed) const {
+  const int64_t asked = steady_ns();
+  const Deadline deadline = Deadline::after(allowed);
+  const auto silent = [&] {
+    for (int place = 0; place < board_->places(); ++place) {
+      const auto rank = board_->read(place);
+      if (rank && rank->published_ns < asked) return true;
+    }
+    return false;
+  };
+  while (silent() && !deadline.expired()) {
+    std::this_thread::sleep_for(kLookInterval);
+  }
+}
+
+}  // namespace lockstep::internal

@@ -1,0 +1,57 @@
+#pragma once
+
+#include <sys/types.h>
+
+#include <chrono>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/base/status_board.h"
+#include "lockstep/launch/job_status.h"
+
+namespace lockstep::internal {
+
+// An agent of this user on this host that can be asked (agent_socket.h).
+struct RunningJob {
+  pid_t agent_pid = 0;
+  pid_t launcher_pid = 0;  // of `lockstep run`; 0: it has died
+  std::string run_id{};    // as far as the socket's name has it
+  std::string socket{};
+  std::string command{};  // "lockstep run -n 2 train", cut
+};
+
+// Returns the agents of this user (root: of all users) in this network
+// namespace, the oldest process first. Throws std::runtime_error if the system
+// does not list its sockets.
+std::vector<RunningJob> running_jobs();
+
+// Returns the job that `which` names: a run id, or the process id of the
+// launcher or of its agent. If `which` is nothing, returns the only job. Throws
+// std::invalid_argument, with the jobs that there are, if this names none or
+// several.
+RunningJob find_job(const std::optional<std::string>& which);
+
+// Asks an agent, and blocks for its answer. Throws std::runtime_error with one
+// line if the agent has ended, refuses, or does not answer within 3 s.
+class JobLink {
+ public:
+  explicit JobLink(RunningJob job) : job_(std::move(job)) {}
+
+  const RunningJob& job() const { return job_; }
+  // Asks for the job's status, and has its ranks publish for the next 5 s what
+  // they do.
+  JobStatus watch();
+  // The ranks' board. Requires watch().
+  const StatusBoard& board() const { return *board_; }
+  // Waits until each worker that has ever published does so again, for
+  // `allowed` at most.
+  void await_ranks(std::chrono::milliseconds allowed) const;
+
+ private:
+  RunningJob job_;
+  std::optional<StatusBoard> board_{};
+};
+
+}  // namespace lockstep::internal
