@@ -33,6 +33,10 @@ struct StatusBoard::Header {
   uint64_t version = kVersion;
   std::atomic<int64_t> watched_until_ns{0};
   std::atomic<uint32_t> calls{0};
+  // The number of the last profile is changed last.
+  std::atomic<int64_t> profile_ms{0};
+  std::atomic<int64_t> profile_step{0};
+  std::atomic<int64_t> profile{0};
 };
 
 // A sequence lock: `count` is odd while `words` are written. They are written
@@ -147,6 +151,24 @@ void StatusBoard::wait(uint32_t calls,
 void StatusBoard::wake() {
   header().calls.fetch_add(1, std::memory_order_release);
   futex_wake_all(header().calls, kAnyReason);
+}
+
+int64_t StatusBoard::ask_profile(std::chrono::milliseconds duration,
+                                 int64_t first_step) {
+  header().profile_ms.store(duration.count(), std::memory_order_relaxed);
+  header().profile_step.store(first_step, std::memory_order_relaxed);
+  const int64_t number =
+      header().profile.fetch_add(1, std::memory_order_release) + 1;
+  wake();
+  return number;
+}
+
+StatusBoard::ProfileRequest StatusBoard::last_profile() const {
+  const int64_t number = header().profile.load(std::memory_order_acquire);
+  return {number,
+          std::chrono::milliseconds(
+              header().profile_ms.load(std::memory_order_relaxed)),
+          header().profile_step.load(std::memory_order_relaxed)};
 }
 
 }  // namespace lockstep::internal

@@ -7,6 +7,7 @@
 #include <optional>
 #include <string_view>
 
+#include "lockstep/base/profile_on_demand.h"
 #include "lockstep/base/shared_memory.h"
 
 namespace lockstep::internal {
@@ -52,6 +53,12 @@ struct RankStatus {
   ShortText<24> current_operation{};
   ShortText<24> current_group{};
   ShortText<112> progress{};  // the rank's progress bar
+  // The last profile that this rank was asked for (StatusBoard::ask_profile()),
+  // what became of it, and ProfileOnDemand::Progress::words.
+  int64_t profile = 0;
+  ProfileState profile_state = ProfileState::none;
+  int32_t unused = 0;
+  ShortText<160> profile_words{};
 };
 
 // Memory that an agent and its workers share, with a place for what each worker
@@ -92,6 +99,16 @@ class StatusBoard {
   void wait(uint32_t calls, std::chrono::milliseconds allowed) const;
   // Ends all waits, also those of other processes.
   void wake();
+
+  // Asks all workers for a profile (ProfileOnDemand::Request); they must be
+  // watched meanwhile. Returns its number, which is higher than those before.
+  struct ProfileRequest {
+    int64_t number = 0;  // 0: none was asked for
+    std::chrono::milliseconds duration{};
+    int64_t first_step = 0;
+  };
+  int64_t ask_profile(std::chrono::milliseconds duration, int64_t first_step);
+  ProfileRequest last_profile() const;
 
  private:
   struct Header;

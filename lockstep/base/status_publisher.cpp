@@ -18,6 +18,7 @@
 #include "lockstep/base/environment.h"
 #include "lockstep/base/flight_recorder.h"
 #include "lockstep/base/packet_socket.h"
+#include "lockstep/base/profile_on_demand.h"
 #include "lockstep/base/steady_ns.h"
 #include "lockstep/base/training_counters.h"
 
@@ -114,6 +115,7 @@ StatusPublisher::StatusPublisher(int rank) noexcept : rank_(rank) {
 
 StatusPublisher::~StatusPublisher() {
   if (!thread_.joinable()) return;
+  if (auto* profiler = ProfileOnDemand::provided()) profiler->end();
   {
     const std::lock_guard lock(mutex_);
     ending_ = true;
@@ -129,6 +131,7 @@ void StatusPublisher::run(const std::string& agent) {
     while (!ending_) {
       const uint32_t calls = board_->calls();
       const bool watched = board_->is_watched();
+      take_profile_request();
       if (watched) publish();
       if (ending_) break;
       board_->wait(calls, watched ? StatusBoard::kInterval : kLongTime);
@@ -148,6 +151,7 @@ bool StatusPublisher::attach(const std::string& agent) {
     ended_.wait_for(lock, kPollInterval, [this] { return bool(ending_); });
     if (ending_) return false;
   }
+  // Anybody may take the name of an agent that has ended.
   const uid_t user = user_of_peer(socket);
   if (user != geteuid() && user != 0) return false;
   const std::string question =
@@ -164,12 +168,26 @@ bool StatusPublisher::attach(const std::string& agent) {
     answer = receive_packet(socket, words);
     if (answer.state != Packet::State::none) break;
   }
-  if (!answer.descriptor) return false;
+  if (!answer.descriptor || answer.bytes > words.size()) return false;
+  folder_.assign(reinterpret_cast<const char*>(words.data()), answer.bytes);
   StatusBoard board = StatusBoard::map(std::move(answer.descriptor));
   if (place_ >= board.places()) return false;
   const std::lock_guard lock(mutex_);
   board_.emplace(std::move(board));
+  status_.profile = board_->last_profile().number;
   return !ending_;
+}
+
+void StatusPublisher::take_profile_request() {
+  const auto request = board_->last_profile();
+  if (request.number == status_.profile) return;
+  status_.profile = request.number;
+  if (auto* profiler = ProfileOnDemand::provided()) {
+    profiler->ask(
+        {.folder = folder_ + "/profile" + std::to_string(request.number),
+         .duration = request.duration,
+         .first_step = request.first_step});
+  }
 }
 
 void StatusPublisher::publish() {
@@ -186,6 +204,17 @@ void StatusPublisher::publish() {
   status_.samples = counters.samples();
   status_.last_snapshot_ns = counters.last_snapshot_ns();
   status_.progress.set(counters.progress());
+  if (status_.profile > 0) {
+    const auto* profiler = ProfileOnDemand::provided();
+    const auto profile =
+        profiler != nullptr
+            ? profiler->progress()
+            : ProfileOnDemand::Progress{
+                  ProfileState::failed,
+                  "its program does not include lockstep/observe/profiler.h"};
+    status_.profile_state = profile.state;
+    status_.profile_words.set(profile.words);
+  }
   read_operations(status_, since, now);
   status_.observed_ns += now - since;
   status_.published_ns = now;

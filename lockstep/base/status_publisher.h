@@ -35,11 +35,13 @@ class StatusPublisher {
  private:
   void run(const std::string& agent);
   bool attach(const std::string& agent);
+  void take_profile_request();
   void publish();
 
   const int rank_;
   int place_ = 0;
   std::optional<StatusBoard> board_{};
+  std::string folder_{};  // for files of this attempt
   RankStatus status_{};
   std::atomic<bool> ending_{false};
   std::mutex mutex_;

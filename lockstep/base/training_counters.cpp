@@ -3,6 +3,7 @@
 #include <memory>
 #include <mutex>
 
+#include "lockstep/base/profile_on_demand.h"
 #include "lockstep/base/steady_ns.h"
 
 namespace lockstep::internal {
@@ -30,8 +31,9 @@ TrainingCounters& TrainingCounters::instance() {
 
 void TrainingCounters::count_step() noexcept {
   if (whole_steps > 0) return;
-  steps_.fetch_add(1, std::memory_order_relaxed);
+  const int64_t step = steps_.fetch_add(1, std::memory_order_relaxed) + 1;
   last_step_ns_.store(steady_ns(), std::memory_order_relaxed);
+  if (ProfileOnDemand::is_wanted()) ProfileOnDemand::provided()->on_step(step);
 }
 
 TrainingCounters::WholeStep::WholeStep() noexcept {
@@ -40,6 +42,14 @@ TrainingCounters::WholeStep::WholeStep() noexcept {
 }
 
 TrainingCounters::WholeStep::~WholeStep() { --whole_steps; }
+
+void TrainingCounters::count_samples(int64_t samples) noexcept {
+  samples_.fetch_add(samples, std::memory_order_relaxed);
+  // A training without a wrapper has no other steps.
+  if (steps() == 0 && ProfileOnDemand::is_wanted()) {
+    ProfileOnDemand::provided()->on_step(0);
+  }
+}
 
 void TrainingCounters::count_snapshot() noexcept {
   last_snapshot_ns_.store(steady_ns(), std::memory_order_relaxed);

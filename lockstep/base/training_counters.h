@@ -26,9 +26,7 @@ class TrainingCounters {
     WholeStep& operator=(const WholeStep&) = delete;
   };
   // A loader gave a batch of this many samples to the training.
-  void count_samples(int64_t samples) noexcept {
-    samples_.fetch_add(samples, std::memory_order_relaxed);
-  }
+  void count_samples(int64_t samples) noexcept;
   // A snapshot is safely written.
   void count_snapshot() noexcept;
   // What the progress bar of this process shows; empty: there is none.

@@ -12,6 +12,7 @@
 #include "lockstep/cli/command_line.h"
 #include "lockstep/cli/completion.h"
 #include "lockstep/cli/inspect.h"
+#include "lockstep/cli/jobs/profile.h"
 #include "lockstep/cli/jobs/status.h"
 #include "lockstep/cli/jobs/top.h"
 #include "lockstep/cli/report.h"
@@ -50,6 +51,7 @@ int main(int argc, char** argv) {
   lockstep::internal::add_run_command(app, exit_code);
   lockstep::internal::add_status_command(app, exit_code);
   lockstep::internal::add_top_command(app, exit_code);
+  lockstep::internal::add_profile_command(app, exit_code);
   lockstep::internal::add_bench_command(app, argc, argv, exit_code);
   lockstep::internal::add_inspect_command(app, exit_code);
   lockstep::internal::add_report_command(app, exit_code);

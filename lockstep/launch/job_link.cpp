@@ -146,10 +146,11 @@ RunningJob find_job(const std::optional<std::string>& which) {
                               "; say the number of one: " + describe(named));
 }
 
-JobStatus JobLink::watch() {
-  const auto fail = [this](const std::string& why) {
-    throw std::runtime_error("the job " + describe(job_) + " " + why);
-  };
+void JobLink::fail(const std::string& why) const {
+  throw std::runtime_error("the job " + describe(job_) + " " + why);
+}
+
+JobLink::Reply JobLink::ask(const std::string& question) const {
   const FileDescriptor socket = connect_to(job_.socket);
   if (!socket) fail("has ended, or too many others ask it");
   // Anybody may take the name of an agent that has ended.
@@ -157,10 +158,7 @@ JobStatus JobLink::watch() {
   if (geteuid() != 0 && user != geteuid() && user != 0) {
     fail("is answered for by another user");
   }
-  const nlohmann::json question{{"question", "watch"},
-                                {"milliseconds", kWatchTime.count()}};
-  const std::string text = question.dump();
-  if (send_packet(socket, std::as_bytes(std::span(text))) != Sent::all) {
+  if (send_packet(socket, std::as_bytes(std::span(question))) != Sent::all) {
     fail("has ended");
   }
   pollfd entry{socket.get(), POLLIN, 0};
@@ -172,14 +170,36 @@ JobStatus JobLink::watch() {
          std::to_string(job_.agent_pid) + ", may be stopped");
   }
   if (answer.state == Packet::State::hung_up) fail("has ended");
-  if (answer.bytes > bytes.size() || !answer.descriptor) {
+  if (answer.bytes > bytes.size()) {
     fail("gave an answer that this lockstep does not read");
   }
-  const std::string json(reinterpret_cast<const char*>(bytes.data()),
-                         answer.bytes);
-  JobStatus status = job_status_of(json);
-  board_.emplace(StatusBoard::map(std::move(answer.descriptor)));
+  return {
+      std::string(reinterpret_cast<const char*>(bytes.data()), answer.bytes),
+      std::move(answer.descriptor)};
+}
+
+JobStatus JobLink::watch() {
+  const nlohmann::json question{{"question", "watch"},
+                                {"milliseconds", kWatchTime.count()}};
+  Reply reply = ask(question.dump());
+  if (!reply.descriptor) {
+    fail("gave an answer that this lockstep does not read");
+  }
+  JobStatus status = job_status_of(reply.text);
+  board_.emplace(StatusBoard::map(std::move(reply.descriptor)));
   return status;
+}
+
+int64_t JobLink::ask_profile(milliseconds duration, int64_t first_step) {
+  const nlohmann::json question{{"question", "profile"},
+                                {"milliseconds", duration.count()},
+                                {"first_step", first_step}};
+  const Reply reply = ask(question.dump());
+  const auto number = nlohmann::json::parse(reply.text, nullptr, false);
+  if (!number.is_number_integer()) {
+    fail("refused the profile: " + reply.text);
+  }
+  return number.get<int64_t>();
 }
 
 void JobLink::await_ranks(milliseconds allowed) const {

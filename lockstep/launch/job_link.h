@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/base/file_descriptor.h"
 #include "lockstep/base/status_board.h"
 #include "lockstep/launch/job_status.h"
 
@@ -43,6 +44,8 @@ class JobLink {
   // Asks for the job's status, and has its ranks publish for the next 5 s what
   // they do.
   JobStatus watch();
+  // Has all ranks profile themselves: StatusBoard::ask_profile().
+  int64_t ask_profile(std::chrono::milliseconds duration, int64_t first_step);
   // The ranks' board. Requires watch().
   const StatusBoard& board() const { return *board_; }
   // Waits until each worker that has ever published does so again, for
@@ -50,6 +53,13 @@ class JobLink {
   void await_ranks(std::chrono::milliseconds allowed) const;
 
  private:
+  struct Reply {
+    std::string text;
+    FileDescriptor descriptor;
+  };
+  [[noreturn]] void fail(const std::string& why) const;
+  Reply ask(const std::string& question) const;
+
   RunningJob job_;
   std::optional<StatusBoard> board_{};
 };

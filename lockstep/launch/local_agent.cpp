@@ -344,13 +344,20 @@ AgentSocket::Answer LocalAgent::answer(const std::string& question,
         !claim(static_cast<int>(local_rank), asker)) {
       return refuse("another process publishes for this worker");
     }
-    return {"{}", board_->descriptor()};
+    return {directory_.attempt_directory(round_).string(),
+            board_->descriptor()};
   }
   if (kind == "watch") {
     const int64_t how_long = number("milliseconds");
     if (how_long < 0) return refuse("no time is given");
     board_->watch(std::min(milliseconds(how_long), kLongestWatch));
     return {to_json(status()), board_->descriptor()};
+  }
+  if (kind == "profile") {
+    const int64_t how_long = number("milliseconds");
+    if (how_long < 1) return refuse("no time is given");
+    return {std::to_string(
+        board_->ask_profile(milliseconds(how_long), number("first_step")))};
   }
   return refuse("not a question");
 }

@@ -128,4 +128,11 @@ class Profiler {
   std::unique_ptr<State> state_;
 };
 
+namespace internal {
+
+// Lets `lockstep profile` ask this process for a profile.
+bool provide_profiler_on_demand();
+inline const bool provides_profiler_on_demand = provide_profiler_on_demand();
+
+}  // namespace internal
 }  // namespace lockstep

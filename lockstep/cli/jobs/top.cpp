@@ -147,14 +147,13 @@ std::optional<std::string> show_job(JobLink& link,
 
 int run_top(const std::string& job, const std::string& interval) {
   try {
-    const int64_t milliseconds =
-        parse_int("--interval", interval, 100, 3'600'000);
+    const int64_t every = parse_int("--interval", interval, 100, 3'600'000);
     if (isatty(STDOUT_FILENO) != 1) {
       throw std::invalid_argument(
           "stdout is no terminal; lockstep status prints the same once");
     }
     JobLink link(find_job(job_argument(job)));
-    const auto why = show_job(link, std::chrono::milliseconds(milliseconds));
+    const auto why = show_job(link, std::chrono::milliseconds(every));
     if (why) write_message(kTopName, *why);
     return 0;
   } catch (const std::invalid_argument& error) {

@@ -1,0 +1,236 @@
+#include "lockstep/cli/jobs/profile.h"
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdio>
+#include <ctime>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <system_error>
+#include <thread>
+#include <vector>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/cli/command_line.h"
+#include "lockstep/cli/jobs/job_argument.h"
+#include "lockstep/cli/jobs/job_view.h"
+#include "lockstep/cli/report/trace_file_error.h"
+#include "lockstep/cli/report/trace_folder.h"
+#include "lockstep/cli/report/trace_report.h"
+#include "lockstep/launch/exit_code.h"
+#include "lockstep/launch/job_link.h"
+
+namespace lockstep::internal {
+namespace {
+
+namespace fs = std::filesystem;
+using std::chrono::milliseconds;
+
+constexpr const char* kProfileName = "lockstep profile";
+constexpr milliseconds kLookInterval{200};
+// How long the ranks take at most to hear of a profile, mostly.
+constexpr double kHearingSeconds = 0.2;
+
+struct ProfileArguments {
+  std::string job;
+  double seconds = 5;
+  double wait = 60;
+  std::string output;
+};
+
+milliseconds time_of(const char* option, double seconds) {
+  if (!(seconds > 0) || seconds > 86'400) {
+    char text[32];
+    std::snprintf(text, sizeof text, "%g", seconds);
+    throw std::invalid_argument(std::string(option) + " is " + text +
+                                "; allowed is more than 0, up to 86400");
+  }
+  return milliseconds(static_cast<int64_t>(std::ceil(1000 * seconds)));
+}
+
+// Makes the folder, or throws std::invalid_argument if it holds anything.
+void make_empty_folder(const fs::path& folder) {
+  std::error_code error;
+  fs::create_directories(folder, error);
+  if (error) {
+    throw std::invalid_argument("cannot make --output " + folder.string() +
+                                ": " + error.message());
+  }
+  if (!fs::is_empty(folder, error) || error) {
+    throw std::invalid_argument("--output " + folder.string() +
+                                " is not an empty folder; name another");
+  }
+}
+
+void move_file(const fs::path& from, const fs::path& to) {
+  std::error_code error;
+  fs::rename(from, to, error);
+  if (!error) return;
+  fs::copy_file(from, to);  // the folders are on different file systems
+  fs::remove(from);
+}
+
+// What became of one rank's profile.
+struct Outcome {
+  int rank;
+  ProfileState state;
+  std::string words;  // the file that it wrote, or why there is none
+};
+
+// Returns the outcome of a worker; nothing if it may still change.
+std::optional<Outcome> outcome_of(const WorkerStatus& worker,
+                                  const std::optional<RankStatus>& rank,
+                                  int64_t number, bool late) {
+  const auto failed = [&](std::string why) {
+    return Outcome{worker.rank, ProfileState::failed, std::move(why)};
+  };
+  if (rank && rank->profile == number &&
+      (rank->profile_state == ProfileState::written ||
+       rank->profile_state == ProfileState::failed)) {
+    return Outcome{worker.rank, rank->profile_state,
+                   std::string(rank->profile_words.view())};
+  }
+  if (worker.exit_code) return failed("it has ended");
+  if (!late) return std::nullopt;
+  if (!rank) {
+    return failed(
+        "it says nothing; it may be no program of Lockstep, or not have called "
+        "init_process_group()");
+  }
+  if (rank->profile != number) return failed("it does not answer");
+  if (rank->profile_state == ProfileState::waiting) {
+    return failed("it made no step; lockstep stacks shows where it is");
+  }
+  return failed("it was restarted, or did not finish in time");
+}
+
+std::vector<Outcome> await_outcomes(JobLink& link, int64_t number,
+                                    const Deadline& deadline) {
+  while (true) {
+    const JobStatus status = link.watch();
+    std::vector<Outcome> outcomes;
+    for (const WorkerStatus& worker : status.workers) {
+      auto outcome = outcome_of(worker, link.board().read(worker.local_rank),
+                                number, deadline.expired());
+      if (outcome) outcomes.push_back(std::move(*outcome));
+    }
+    if (outcomes.size() == status.workers.size()) return outcomes;
+    std::this_thread::sleep_for(kLookInterval);
+  }
+}
+
+// Returns a step that no rank has reached when it hears of the profile.
+int64_t first_step(const JobView& view) {
+  int64_t step = 0;
+  for (const WorkerView& worker : view.workers) {
+    if (!worker.steps) continue;
+    const double soon =
+        kHearingSeconds * worker.steps_per_second.value_or(0) + 1;
+    step = std::max(step, *worker.steps + static_cast<int64_t>(soon));
+  }
+  return step;
+}
+
+int profile(const ProfileArguments& arguments) {
+  const milliseconds duration = time_of("--seconds", arguments.seconds);
+  const milliseconds wait = time_of("--wait", arguments.wait);
+  JobLink link(find_job(job_argument(arguments.job)));
+  const JobMoment before = look_at(link);
+  std::this_thread::sleep_for(kLookInterval);
+  const JobView now = view_of(before, look_at(link));
+  fs::path folder = arguments.output;
+  if (folder.empty()) {
+    folder = "lockstep-profile-" + std::to_string(now.status.agent_pid) + "-" +
+             std::to_string(std::time(nullptr));
+  }
+  make_empty_folder(folder);
+  const int64_t number = link.ask_profile(duration, first_step(now));
+  const auto outcomes =
+      await_outcomes(link, number, Deadline::after(duration + wait));
+  bool all = true;
+  size_t written = 0;
+  for (const Outcome& outcome : outcomes) {
+    if (outcome.state == ProfileState::written) {
+      const fs::path file = outcome.words;
+      move_file(file, folder / file.filename());
+      ++written;
+    } else {
+      all = false;
+      write_message(kProfileName, "rank " + std::to_string(outcome.rank) +
+                                      " wrote no trace: " + outcome.words);
+    }
+  }
+  std::error_code ignored;
+  fs::remove(fs::path(now.status.attempt_directory) /
+                 ("profile" + std::to_string(number)),
+             ignored);
+  if (written == 0) {
+    fs::remove(folder, ignored);
+    return kSystemError;
+  }
+  const TraceFolder traces = read_trace_folder(folder.string());
+  const TraceReport report = make_trace_report(traces);
+  for (const auto& warning : report.warnings) {
+    write_message(kProfileName, "warning: " + warning);
+  }
+  std::cout << trace_table(report) << "\nThe traces are in " << folder.string()
+            << "; ui.perfetto.dev shows one, and lockstep report trace merges "
+               "them.\n"
+            << std::flush;
+  return all ? 0 : kSystemError;
+}
+
+int profile_or_explain(const ProfileArguments& arguments) {
+  try {
+    return profile(arguments);
+  } catch (const std::invalid_argument& error) {
+    write_message(kProfileName, error.what());
+    return kUsageError;
+  } catch (const std::exception& error) {
+    write_message(kProfileName, error.what());
+    return kSystemError;
+  }
+}
+
+}  // namespace
+
+void add_profile_command(CLI::App& app, int& exit_code) {
+  CLI::App* command = app.add_subcommand(
+      "profile", "Record what a running job does, and say where time goes");
+  command->formatter(make_help_formatter(
+      "lockstep profile [--seconds S] [--output DIR] [JOB]\n"
+      "  Each rank on this host records whole steps for S seconds, from its "
+      "next step on,\n  and writes a trace. JOB is a run id, or the process id "
+      "of a lockstep run; without\n  it, the only job.\n"
+      "Examples:\n"
+      "  lockstep profile\n"
+      "  lockstep profile 4711 --seconds 2 --output traces\n"
+      "Exit code 0: all ranks wrote a trace; 1: a rank did not; 2: there is no "
+      "such job."));
+  command->get_help_ptr()->description("Print this help and exit");
+  auto arguments = std::make_shared<ProfileArguments>();
+  add_job_argument(*command, arguments->job);
+  command
+      ->add_option("--seconds", arguments->seconds,
+                   "How long the ranks record (default: 5)")
+      ->type_name("S");
+  command
+      ->add_option("--output", arguments->output,
+                   "The folder for the traces, new or empty (default: "
+                   "lockstep-profile-PID-TIME here)")
+      ->type_name("DIR");
+  command
+      ->add_option("--wait", arguments->wait,
+                   "How long a rank may take for its next step and for writing "
+                   "(default: 60)")
+      ->type_name("S");
+  command->callback(
+      [arguments, &exit_code] { exit_code = profile_or_explain(*arguments); });
+}
+
+}  // namespace lockstep::internal

@@ -1,0 +1,110 @@
+#include "lockstep/observe/profiler_on_demand.h"
+
+#include <exception>
+#include <utility>
+
+#include "lockstep/comm/words_of.h"
+
+namespace lockstep::internal {
+namespace {
+
+// More steps than are recorded before the time is over.
+constexpr int64_t kManySteps = int64_t{1} << 40;
+
+}  // namespace
+
+bool provide_profiler_on_demand() {
+  ProfileOnDemand::provide(&ProfilerOnDemand::instance());
+  return true;
+}
+
+ProfilerOnDemand& ProfilerOnDemand::instance() {
+  static ProfilerOnDemand& instance =
+      *std::make_unique<ProfilerOnDemand>().release();
+  return instance;
+}
+
+void ProfilerOnDemand::ask(Request request) {
+  const std::lock_guard lock(mutex_);
+  if (progress_.state == ProfileState::recording) return;  // another goes on
+  progress_ = {ProfileState::waiting, {}};
+  request_ = std::move(request);
+  set_wanted(true);
+}
+
+ProfileOnDemand::Progress ProfilerOnDemand::progress() const {
+  const std::lock_guard lock(mutex_);
+  return progress_;
+}
+
+void ProfilerOnDemand::on_step(int64_t step) noexcept {
+  const std::unique_lock lock(use_, std::try_to_lock);
+  if (!lock) return;  // another thread trains, too, and is here already
+  try {
+    if (!profiler_) {
+      begin_profile(step);
+    } else if (std::this_thread::get_id() == thread_) {
+      if (Clock::now() >= ends_) {
+        end_profile();
+      } else {
+        profiler_->step();
+      }
+    }
+  } catch (...) {
+    profiler_.reset();
+    finish(ProfileState::failed, words_of(std::current_exception()));
+  }
+}
+
+void ProfilerOnDemand::end() noexcept {
+  const std::lock_guard lock(use_);
+  if (!profiler_ || std::this_thread::get_id() != thread_) return;
+  try {
+    end_profile();
+  } catch (...) {
+    profiler_.reset();
+    finish(ProfileState::failed, words_of(std::current_exception()));
+  }
+}
+
+void ProfilerOnDemand::begin_profile(int64_t step) {
+  std::string folder;
+  std::chrono::milliseconds duration{};
+  {
+    const std::lock_guard lock(mutex_);
+    if (progress_.state != ProfileState::waiting ||
+        step < request_.first_step) {
+      return;
+    }
+    progress_.state = ProfileState::recording;
+    folder = request_.folder;
+    duration = request_.duration;
+  }
+  thread_ = std::this_thread::get_id();
+  file_.clear();
+  profiler_ = std::make_unique<Profiler>(ProfilerOptions{
+      .folder = folder,
+      .schedule = ProfilerSchedule{.warmup = 1, .active = kManySteps},
+      .on_trace_ready = [this](const std::string& file) { file_ = file; },
+      // The others may be at another step.
+      .compare_clocks = false});
+  ends_ = Clock::now() + duration;
+}
+
+void ProfilerOnDemand::end_profile() {
+  profiler_->stop();
+  profiler_.reset();
+  if (file_.empty()) {
+    finish(ProfileState::failed, "the training ended before a whole step");
+  } else {
+    finish(ProfileState::written, file_);
+  }
+}
+
+void ProfilerOnDemand::finish(ProfileState state, std::string words) {
+  const std::lock_guard lock(mutex_);
+  progress_ = {state, std::move(words)};
+  set_wanted(false);
+}
+
+}  // namespace lockstep::internal
