@@ -26,7 +26,7 @@ using std::chrono::milliseconds;
 constexpr milliseconds kAnswerTime{3'000};
 constexpr milliseconds kWatchTime{5'000};
 constexpr milliseconds kLookInterval{10};
-constexpr size_t kCommandBytes = 60;
+constexpr size_t kCommandBytes = 100;
 
 std::string process_file(pid_t pid, const char* name) {
   std::ifstream file("/proc/" + std::to_string(pid) + "/" + name);
@@ -39,6 +39,8 @@ std::string command_of(pid_t pid) {
   for (char& c : command) {
     if (static_cast<unsigned char>(c) < ' ') c = ' ';
   }
+  const size_t folder = command.substr(0, command.find(' ')).rfind('/');
+  if (folder != std::string::npos) command.erase(0, folder + 1);
   if (command.size() > kCommandBytes) {
     command.resize(kCommandBytes - 3);
     command += "...";
