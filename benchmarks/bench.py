@@ -10,6 +10,7 @@
     ./dev bench data                 loaders alone (data.py)
     ./dev bench snapshot             saving and loading (snapshot.py)
     ./dev bench sharded              models larger than a rank (sharded.py)
+    ./dev bench observe              what watching costs (observe.py)
     ./dev bench --rounds 9 job       more rounds, less noise
     ./dev bench --quick              does it run? not a measurement
 
@@ -35,6 +36,7 @@ import time
 import data
 import hosts
 import launch
+import observe
 import processes
 import sharded
 import snapshot
@@ -64,6 +66,8 @@ DATA = "data"
 SNAPSHOT = "snapshot"
 # A model that is divided over the ranks; likewise.
 SHARDED = "sharded"
+# Training steps that are watched beside the same steps alone; likewise.
+OBSERVE = "observe"
 ROUNDS = 5
 
 
@@ -162,10 +166,17 @@ def bench_sharded(args):
                    header(facts, args.rounds, args.quick))
 
 
+def bench_observe(args):
+    """Watched training steps beside the same alone."""
+    bench_in_place(args, OBSERVE, observe,
+                   "training steps that are watched, beside the same alone",
+                   "models")
+
+
 # Those with a table and a file of their own, in the order in which they run.
 ALONE = {COMM: bench_comm, HOSTS: bench_hosts, LAUNCH: bench_launch,
          THREADS: bench_threads, DATA: bench_data, SNAPSHOT: bench_snapshot,
-         SHARDED: bench_sharded}
+         SHARDED: bench_sharded, OBSERVE: bench_observe}
 NAMES = [*BENCHMARKS, *ALONE]
 
 
