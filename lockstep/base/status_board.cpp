@@ -37,6 +37,7 @@ struct StatusBoard::Header {
   std::atomic<int64_t> profile_ms{0};
   std::atomic<int64_t> profile_step{0};
   std::atomic<int64_t> profile{0};
+  std::atomic<int32_t> stacks{0};
 };
 
 // A sequence lock: `count` is odd while `words` are written. They are written
@@ -169,6 +170,22 @@ StatusBoard::ProfileRequest StatusBoard::last_profile() const {
           std::chrono::milliseconds(
               header().profile_ms.load(std::memory_order_relaxed)),
           header().profile_step.load(std::memory_order_relaxed)};
+}
+
+int32_t StatusBoard::ask_stacks() {
+  const int32_t number =
+      header().stacks.fetch_add(1, std::memory_order_release) + 1;
+  wake();
+  return number;
+}
+
+int32_t StatusBoard::last_stacks() const {
+  return header().stacks.load(std::memory_order_acquire);
+}
+
+std::string StatusBoard::stacks_file(int32_t number, int rank) {
+  return "stacks" + std::to_string(number) + "-rank" + std::to_string(rank) +
+         ".json";
 }
 
 }  // namespace lockstep::internal

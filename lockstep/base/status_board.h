@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <string>
 #include <string_view>
 
 #include "lockstep/base/profile_on_demand.h"
@@ -57,7 +58,9 @@ struct RankStatus {
   // what became of it, and ProfileOnDemand::Progress::words.
   int64_t profile = 0;
   ProfileState profile_state = ProfileState::none;
-  int32_t unused = 0;
+  // The last request of stacks (StatusBoard::ask_stacks()) that this rank has
+  // answered.
+  int32_t stacks = 0;
   ShortText<160> profile_words{};
 };
 
@@ -109,6 +112,13 @@ class StatusBoard {
   };
   int64_t ask_profile(std::chrono::milliseconds duration, int64_t first_step);
   ProfileRequest last_profile() const;
+
+  // Asks all workers for the stacks of their threads and their flight records;
+  // they must be watched meanwhile. Returns the request's number. A worker
+  // writes to stacks_file() in the folder of its attempt.
+  int32_t ask_stacks();
+  int32_t last_stacks() const;
+  static std::string stacks_file(int32_t number, int rank);
 
  private:
   struct Header;

@@ -9,17 +9,23 @@
 #include <array>
 #include <chrono>
 #include <exception>
+#include <filesystem>
+#include <fstream>
 #include <span>
 #include <string_view>
+#include <system_error>
 #include <utility>
 #include <vector>
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/environment.h"
+#include "lockstep/base/flight_dump.h"
 #include "lockstep/base/flight_recorder.h"
 #include "lockstep/base/packet_socket.h"
 #include "lockstep/base/profile_on_demand.h"
+#include "lockstep/base/slowest_rank.h"
 #include "lockstep/base/steady_ns.h"
+#include "lockstep/base/thread_stacks.h"
 #include "lockstep/base/training_counters.h"
 
 namespace lockstep::internal {
@@ -31,6 +37,15 @@ using std::chrono::milliseconds;
 constexpr milliseconds kAnswerTime{10'000};
 constexpr milliseconds kPollInterval{50};
 constexpr milliseconds kLongTime{3'600'000};
+
+// How often the ranks are compared, and for how long once somebody has asked
+// for the slowest.
+constexpr int64_t kCompareNs = 1'000'000'000;
+constexpr int64_t kWatchNs = 4'000'000'000;
+
+// The publisher of this process, for those who ask for the slowest rank.
+std::mutex active_mutex;
+StatusPublisher* active = nullptr;
 
 // Operations are read from the newest to older ones, until so many in a row
 // ended before the time that is asked for.
@@ -108,6 +123,9 @@ StatusPublisher::StatusPublisher(int rank) noexcept : rank_(rank) {
       // The system has no thread left, so nothing is told.
     }
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
+    if (!thread_.joinable()) return;
+    const std::lock_guard lock(active_mutex);
+    active = this;
   } catch (const std::exception&) {
     // A variable has a value that is not allowed: rendezvous says so.
   }
@@ -115,6 +133,10 @@ StatusPublisher::StatusPublisher(int rank) noexcept : rank_(rank) {
 
 StatusPublisher::~StatusPublisher() {
   if (!thread_.joinable()) return;
+  {
+    const std::lock_guard lock(active_mutex);
+    if (active == this) active = nullptr;
+  }
   if (auto* profiler = ProfileOnDemand::provided()) profiler->end();
   {
     const std::lock_guard lock(mutex_);
@@ -132,6 +154,7 @@ void StatusPublisher::run(const std::string& agent) {
       const uint32_t calls = board_->calls();
       const bool watched = board_->is_watched();
       take_profile_request();
+      take_stacks_request();
       if (watched) publish();
       if (ending_) break;
       board_->wait(calls, watched ? StatusBoard::kInterval : kLongTime);
@@ -175,6 +198,7 @@ bool StatusPublisher::attach(const std::string& agent) {
   const std::lock_guard lock(mutex_);
   board_.emplace(std::move(board));
   status_.profile = board_->last_profile().number;
+  status_.stacks = board_->last_stacks();
   return !ending_;
 }
 
@@ -188,6 +212,19 @@ void StatusPublisher::take_profile_request() {
          .duration = request.duration,
          .first_step = request.first_step});
   }
+}
+
+void StatusPublisher::take_stacks_request() {
+  const int32_t number = board_->last_stacks();
+  if (number == status_.stacks) return;
+  const std::string file =
+      folder_ + "/" + StatusBoard::stacks_file(number, rank_);
+  write_flight_record(FlightReason::request);
+  // If the disk is full, the reader finds no file, or no whole one.
+  std::ofstream(file + ".part") << to_json(thread_stacks());
+  std::error_code ignored;
+  std::filesystem::rename(file + ".part", file, ignored);
+  status_.stacks = number;
 }
 
 void StatusPublisher::publish() {
@@ -219,6 +256,42 @@ void StatusPublisher::publish() {
   status_.observed_ns += now - since;
   status_.published_ns = now;
   board_->publish(place_, status_);
+  if (now < compares_until_ns_) compare_ranks(now);
+}
+
+void StatusPublisher::compare_ranks(int64_t now_ns) {
+  if (now_ns - compared_ns_ < kCompareNs) return;
+  compared_ns_ = now_ns;
+  const auto before = std::exchange(ranks_before_, {});
+  ranks_before_.resize(static_cast<size_t>(board_->places()));
+  std::vector<RankShare> shares;
+  for (int place = 0; place < board_->places(); ++place) {
+    const auto at = static_cast<size_t>(place);
+    ranks_before_[at] = board_->read(place).value_or(RankStatus{});
+    if (before.empty()) continue;
+    const RankStatus& rank = ranks_before_[at];
+    const int64_t observed = rank.observed_ns - before[at].observed_ns;
+    if (rank.pid == 0 || rank.pid != before[at].pid || observed <= 0) continue;
+    shares.push_back({static_cast<double>(rank.comm_ns - before[at].comm_ns) /
+                          static_cast<double>(observed),
+                      rank.rank});
+  }
+  slowest_ = internal::slowest_rank(std::move(shares)).value_or(-1);
+}
+
+std::optional<int> StatusPublisher::slowest_rank() {
+  const std::lock_guard lock(active_mutex);
+  if (active == nullptr) return std::nullopt;
+  const int64_t now = steady_ns();
+  if (active->compares_until_ns_ - now < kWatchNs / 2) {
+    active->compares_until_ns_ = now + kWatchNs;
+    const std::lock_guard board_lock(active->mutex_);
+    if (active->board_) {
+      active->board_->watch(milliseconds(kWatchNs / 1'000'000));
+    }
+  }
+  const int slowest = active->slowest_;
+  return slowest < 0 ? std::nullopt : std::optional(slowest);
 }
 
 }  // namespace lockstep::internal

@@ -6,6 +6,7 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "lockstep/base/status_board.h"
 
@@ -29,6 +30,11 @@ class StatusPublisher {
   explicit StatusPublisher(int rank) noexcept;
   // Publishes a last time if somebody looks, and ends the thread.
   ~StatusPublisher();
+  // Returns the rank on this host for which the others wait, in the last second
+  // or so, if there is one. Has the ranks of this host publish meanwhile, so
+  // the first call knows of none. Costs a lock. Any thread.
+  static std::optional<int> slowest_rank();
+
   StatusPublisher(const StatusPublisher&) = delete;
   StatusPublisher& operator=(const StatusPublisher&) = delete;
 
@@ -36,13 +42,20 @@ class StatusPublisher {
   void run(const std::string& agent);
   bool attach(const std::string& agent);
   void take_profile_request();
+  void take_stacks_request();
   void publish();
+  void compare_ranks(int64_t now_ns);
 
   const int rank_;
   int place_ = 0;
   std::optional<StatusBoard> board_{};
   std::string folder_{};  // for files of this attempt
   RankStatus status_{};
+  // The other ranks as they were read at `compared_ns_`, for slowest_rank().
+  std::vector<RankStatus> ranks_before_{};
+  int64_t compared_ns_ = 0;
+  std::atomic<int64_t> compares_until_ns_{0};
+  std::atomic<int> slowest_{-1};
   std::atomic<bool> ending_{false};
   std::mutex mutex_;
   std::condition_variable ended_;

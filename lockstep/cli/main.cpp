@@ -13,6 +13,7 @@
 #include "lockstep/cli/completion.h"
 #include "lockstep/cli/inspect.h"
 #include "lockstep/cli/jobs/profile.h"
+#include "lockstep/cli/jobs/stacks.h"
 #include "lockstep/cli/jobs/status.h"
 #include "lockstep/cli/jobs/top.h"
 #include "lockstep/cli/report.h"
@@ -52,6 +53,7 @@ int main(int argc, char** argv) {
   lockstep::internal::add_status_command(app, exit_code);
   lockstep::internal::add_top_command(app, exit_code);
   lockstep::internal::add_profile_command(app, exit_code);
+  lockstep::internal::add_stacks_command(app, exit_code);
   lockstep::internal::add_bench_command(app, argc, argv, exit_code);
   lockstep::internal::add_inspect_command(app, exit_code);
   lockstep::internal::add_report_command(app, exit_code);

@@ -13,6 +13,7 @@
 #include <ATen/Context.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
+#include "lockstep/base/crash_handler.h"
 #include "lockstep/base/environment.h"
 #include "lockstep/base/error_file.h"
 #include "lockstep/base/flight_dump.h"
@@ -365,6 +366,7 @@ ProcessGroupGuard init_process_group(const std::string& backend,
   ignore_sigpipe();
   auto meeting = meet(backend, options);
   internal::arm_flight_dump(meeting.rank, meeting.world_size);
+  internal::arm_crash_handler();
   // A store that is given is used as it is; Python does the same.
   auto store = meeting.group_store;
   if (!options.store) {

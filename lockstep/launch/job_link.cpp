@@ -196,11 +196,18 @@ int64_t JobLink::ask_profile(milliseconds duration, int64_t first_step) {
   const nlohmann::json question{{"question", "profile"},
                                 {"milliseconds", duration.count()},
                                 {"first_step", first_step}};
-  const Reply reply = ask(question.dump());
+  return ask_number(question.dump());
+}
+
+int32_t JobLink::ask_stacks() {
+  const nlohmann::json question{{"question", "stacks"}};
+  return static_cast<int32_t>(ask_number(question.dump()));
+}
+
+int64_t JobLink::ask_number(const std::string& question) const {
+  const Reply reply = ask(question);
   const auto number = nlohmann::json::parse(reply.text, nullptr, false);
-  if (!number.is_number_integer()) {
-    fail("refused the profile: " + reply.text);
-  }
+  if (!number.is_number_integer()) fail("refused: " + reply.text);
   return number.get<int64_t>();
 }
 

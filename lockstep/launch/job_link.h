@@ -46,6 +46,8 @@ class JobLink {
   JobStatus watch();
   // Has all ranks profile themselves: StatusBoard::ask_profile().
   int64_t ask_profile(std::chrono::milliseconds duration, int64_t first_step);
+  // Has all ranks write their stacks: StatusBoard::ask_stacks().
+  int32_t ask_stacks();
   // The ranks' board. Requires watch().
   const StatusBoard& board() const { return *board_; }
   // Waits until each worker that has ever published does so again, for
@@ -59,6 +61,7 @@ class JobLink {
   };
   [[noreturn]] void fail(const std::string& why) const;
   Reply ask(const std::string& question) const;
+  int64_t ask_number(const std::string& question) const;
 
   RunningJob job_;
   std::optional<StatusBoard> board_{};

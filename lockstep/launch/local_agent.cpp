@@ -15,6 +15,7 @@
 #include <variant>
 
 #include "lockstep/base/steady_ns.h"
+#include "lockstep/launch/crash_report.h"
 #include "lockstep/launch/descendants.h"
 #include "lockstep/launch/seconds_text.h"
 #include "lockstep/launch/wait_status.h"
@@ -256,6 +257,15 @@ std::optional<int> LocalAgent::end_round() {
   if (!failures_.empty() && failed && verdict_->node_rank == node_rank()) {
     if (job_) failures_.front().node = node_name();
     text = describe(failures_, round_, max_restarts);
+    const auto report =
+        write_crash_report({.directory = directory_.attempt_directory(round_),
+                            .run_id = options_.workers.run_id,
+                            .host = options_.host_name,
+                            .program = options_.workers.program.arguments,
+                            .restarts_used = round_,
+                            .max_restarts = max_restarts,
+                            .failures = failures_});
+    if (report) text += "\n  report: " + report->string();
     if (directory_.has_flight_records(round_)) {
       text += "\n  what the ranks did last: lockstep inspect flight " +
               shell_word(directory_.attempt_directory(round_)) + "/*.json";
@@ -353,6 +363,7 @@ AgentSocket::Answer LocalAgent::answer(const std::string& question,
     board_->watch(std::min(milliseconds(how_long), kLongestWatch));
     return {to_json(status()), board_->descriptor()};
   }
+  if (kind == "stacks") return {std::to_string(board_->ask_stacks())};
   if (kind == "profile") {
     const int64_t how_long = number("milliseconds");
     if (how_long < 1) return refuse("no time is given");

@@ -50,7 +50,8 @@ bool has_records(const fs::path& attempt) {
   std::error_code error;
   for (fs::directory_iterator entry(attempt, error), end;
        !error && entry != end; entry.increment(error)) {
-    if (entry->path().filename().string().starts_with("lockstep-flight-")) {
+    const std::string name = entry->path().filename();
+    if (name.starts_with("lockstep-flight-") || name == "crash-report.txt") {
       return true;
     }
   }

@@ -14,12 +14,15 @@ namespace lockstep::internal {
 //   <log_dir>/<run_id>_<random>/attempt_<restart>/<local_rank>/stdout.log
 //                                                              stderr.log
 //                                                              error.json
+//                                                              stack.txt
 //                               attempt_<restart>/lockstep-flight-*.json
+//                                                 crash-report.txt
 //
 // With a log directory, the files of every attempt are kept. Without one, the
-// directory holds only error files and flight records (base/flight_dump.h), and
-// lies in TMPDIR (otherwise /tmp). It is removed when the job has ended, unless
-// the job failed and there are flight records. Of those that failed jobs of
+// directory holds only error files, stacks, flight records (base/flight_dump.h)
+// and reports (crash_report.h), and lies in TMPDIR (otherwise /tmp). It is
+// removed when the job has ended, unless the job failed and there are flight
+// records or a report. Of those that failed jobs of
 // this user leave in TMPDIR, the newest kKeptDirectories stay.
 class RunDirectory {
  public:

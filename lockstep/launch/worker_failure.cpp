@@ -15,6 +15,8 @@ constexpr size_t kLongestMessage = 2000;
 // This many failures get a line of their own; of the others only the ranks are
 // listed.
 constexpr size_t kMostDescribed = 16;
+// The report of the crash has all of them.
+constexpr size_t kShownFrames = 6;
 // At most this much of a file is read; a traceback has some kilobytes.
 constexpr size_t kLargestFile = 1024 * 1024;
 
@@ -139,6 +141,9 @@ std::string describe(const std::vector<WorkerFailure>& failures,
     message.replace(at, 1, "\n  ");
   }
   if (!message.empty()) block += "\n  " + message;
+  for (size_t at = 0; at < std::min(kShownFrames, first.stack.size()); ++at) {
+    block += "\n  in " + first.stack[at];
+  }
   for (size_t at = 1; at < failures.size(); ++at) {
     if (at == kMostDescribed) {
       block += "\n  then " + std::to_string(failures.size() - at) + " more:";

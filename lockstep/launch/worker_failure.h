@@ -36,6 +36,9 @@ struct WorkerFailure {
   std::chrono::milliseconds lifetime{};
   std::chrono::system_clock::time_point ended{};
   ErrorRecord error{};  // empty if it wrote none
+  // Of the thread that a fatal signal ended, the innermost first; empty if it
+  // wrote none (base/crash_handler.h).
+  std::vector<std::string> stack{};
 
   // When the worker failed: when its error file says so, but at the latest when
   // it ended.
@@ -69,6 +72,8 @@ std::string summary(const WorkerFailure& failure);
 //   rank 1 failed: killed by SIGSEGV (exit code 139)
 //     local rank 1, pid 4242, after 2.3 s, restarts used 0 of 3
 //     RuntimeError: what its error file says
+//     in train(at::Tensor const&) +0x1c in program
+//     in ... (the innermost frames of its stack)
 //     then rank 0 failed: exit code 1: the first line of its message
 std::string describe(const std::vector<WorkerFailure>& failures,
                      int restarts_used, int max_restarts);

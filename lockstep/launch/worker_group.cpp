@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "lockstep/base/crash_handler.h"
 #include "lockstep/launch/number_list.h"
 #include "lockstep/launch/worker_environment.h"
 
@@ -171,6 +172,7 @@ std::vector<WorkerFailure> WorkerGroup::failures() const {
     failure.error = read_error_file(worker.error_file);
     failure.was_stopped = worker.was_stopped;
     if (failure.was_stopped && failure.error.message.empty()) continue;
+    failure.stack = read_crash_stack(worker.error_file);
     failure.local_rank = static_cast<int>(at);
     failure.rank = first_rank_ + failure.local_rank;
     failure.pid = process.pid();

@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "lockstep/base/environment.h"
+#include "lockstep/base/status_publisher.h"
 #include "lockstep/base/training_counters.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/observe/progress_line.h"
@@ -128,6 +129,10 @@ std::string ProgressBar::state_line(Clock::time_point now, int width) const {
   for (const auto& [name, value] : postfix_) {
     state.postfix += (state.postfix.empty() ? "" : ", ") + name + "=" +
                      internal::short_number(value);
+  }
+  if (const auto rank = internal::StatusPublisher::slowest_rank()) {
+    state.postfix += (state.postfix.empty() ? "" : ", ") +
+                     ("waits for rank " + std::to_string(*rank));
   }
   return internal::progress_line(state, width);
 }

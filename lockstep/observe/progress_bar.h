@@ -57,6 +57,10 @@ struct ProgressBarOptions {
 // at the end. The rate is an average in which the last second or so counts
 // most, as in tqdm.
 //
+// If the other ranks of this host wait for one of them for more than a tenth of
+// their time, the line ends with "waits for rank 3". Only ranks that `lockstep
+// run` has started know it.
+//
 // Never blocks for other ranks, and never throws because `file` cannot be
 // written. Threads: one at a time. If two bars are on one terminal at a time,
 // they overwrite each other.

@@ -1,8 +1,8 @@
-// Ranks that diverge, for inspect_ranks_test.cpp:
-// `lockstep run --nproc-per-node=3 inspect_ranks absent|stuck|different`.
-// Each rank prints "ready <rank> <pid>" when it has come to the point that the
-// test needs, or "failed <rank> <error>", and stays until it is killed, a
-// minute at most.
+// Ranks for inspect_ranks_test.cpp, which diverge, and for jobs_test.cpp:
+// `lockstep run --nproc-per-node=3 inspect_ranks absent|stuck|different|late`.
+// With "late", rank 1 is late for each of many collectives. Each rank prints
+// "ready <rank> <pid>" when it has come to the point that the test needs, or
+// "failed <rank> <error>", and stays until it is killed, a minute at most.
 #include <torch/torch.h>
 #include <unistd.h>
 
@@ -15,6 +15,7 @@
 
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/observe/progress_bar.h"
 
 namespace {
 
@@ -37,6 +38,15 @@ int main(int, char** argv) {
   const int rank = lockstep::get_rank();
   auto tensor = torch::ones({1000});
   lockstep::all_reduce(tensor);
+  if (mode == "late") {
+    say_ready(rank);
+    lockstep::ProgressBar bar(1'000, {.line_interval = milliseconds(100)});
+    for (int i = 0; i < 1'000; ++i) {
+      if (rank == 1) std::this_thread::sleep_for(milliseconds(20));
+      lockstep::all_reduce(tensor);
+      bar.update();
+    }
+  }
   const int other = mode == "absent" ? 2 : 1;
   try {
     if (mode == "different" && rank == other) {

@@ -4,7 +4,9 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 #include <string_view>
+#include <utility>
 
+#include "lockstep/base/slowest_rank.h"
 #include "lockstep/base/steady_ns.h"
 #include "lockstep/cli/table.h"
 #include "lockstep/launch/wait_status.h"
@@ -18,7 +20,6 @@ using nlohmann::json;
 constexpr std::chrono::milliseconds kFirstAnswer{500};
 // A rank that has published nothing for so long is silent.
 constexpr int64_t kSilentNs = 2'000'000'000;
-constexpr double kSlower = 0.1;
 
 double seconds(int64_t ns) { return static_cast<double>(ns) / 1e9; }
 
@@ -100,16 +101,11 @@ WorkerView worker_view(const JobMoment& before, const JobMoment& now,
 }
 
 std::optional<int> slowest(const std::vector<WorkerView>& workers) {
-  std::vector<std::pair<double, int>> shares;
+  std::vector<RankShare> shares;
   for (const WorkerView& view : workers) {
-    if (view.comm_share) {
-      shares.emplace_back(*view.comm_share, view.worker.rank);
-    }
+    if (view.comm_share) shares.push_back({*view.comm_share, view.worker.rank});
   }
-  if (shares.size() < 2) return std::nullopt;
-  std::ranges::sort(shares);
-  const bool slower = shares[1].first - shares[0].first >= kSlower;
-  return slower ? std::optional(shares[0].second) : std::nullopt;
+  return slowest_rank(std::move(shares));
 }
 
 std::string duration_text(double value) {

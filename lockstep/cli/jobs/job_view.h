@@ -48,9 +48,7 @@ struct JobView {
   JobStatus status{};
   double running_seconds = 0;
   std::vector<WorkerView> workers{};
-  // The rank for which the others wait, if there is one: it is in operations
-  // for a share of its time that is at least a tenth smaller than theirs.
-  std::optional<int> slowest_rank{};
+  std::optional<int> slowest_rank{};  // of this node, by slowest_rank()
 };
 
 // `before` may be of an earlier attempt; then there are no rates.

@@ -1,0 +1,191 @@
+#include "lockstep/base/crash_handler.h"
+
+#include <fcntl.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <array>
+#include <atomic>
+#include <cerrno>
+#include <charconv>
+#include <climits>
+#include <cstring>
+#include <ctime>
+#include <fstream>
+#include <memory>
+#include <string_view>
+
+#include "lockstep/base/environment.h"
+#include "lockstep/base/error_file.h"
+#include "lockstep/base/native_stack.h"
+
+namespace lockstep::internal {
+namespace {
+
+constexpr std::array kSignals{SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
+constexpr const char* kStackFile = "stack.txt";
+constexpr size_t kAlternateStack = 64 << 10;
+
+// What the handler needs; the paths end with a zero byte.
+struct Paths {
+  pid_t pid;
+  std::string error_file;
+  std::string error_part;  // its name while it is written
+  std::string stack_file;
+};
+std::atomic<const Paths*> paths{nullptr};
+std::atomic<bool> crashing{false};
+
+const char* name_of_signal(int signal) {
+  switch (signal) {
+    case SIGSEGV:
+      return "SIGSEGV";
+    case SIGBUS:
+      return "SIGBUS";
+    case SIGFPE:
+      return "SIGFPE";
+    case SIGILL:
+      return "SIGILL";
+    default:
+      return "SIGABRT";
+  }
+}
+
+// A text of fixed size that a signal handler can build.
+class HandlerText {
+ public:
+  void add(std::string_view text) {
+    const size_t count = std::min(text.size(), bytes_.size() - size_);
+    std::memcpy(bytes_.data() + size_, text.data(), count);
+    size_ += count;
+  }
+  template <class Integer>
+  void add_number(Integer value, int base = 10) {
+    char digits[24];
+    const auto end =
+        std::to_chars(digits, digits + sizeof digits, value, base).ptr;
+    add({digits, static_cast<size_t>(end - digits)});
+  }
+  std::string_view view() const { return {bytes_.data(), size_}; }
+
+ private:
+  std::array<char, 1024> bytes_;
+  size_t size_ = 0;
+};
+
+void write_error_file(const Paths& to, int signal, const siginfo_t& info) {
+  HandlerText words;
+  words.add(name_of_signal(signal));
+  if (signal != SIGABRT) {
+    words.add(" at address 0x");
+    words.add_number(reinterpret_cast<uintptr_t>(info.si_addr), 16);
+  }
+  timespec now{};
+  ::clock_gettime(CLOCK_REALTIME, &now);
+  HandlerText json;
+  json.add("{\"message\": {\"message\": \"");
+  json.add(words.view());
+  json.add("\", \"extraInfo\": {\"timestamp\": \"");
+  json.add_number(static_cast<int64_t>(now.tv_sec));
+  json.add("\", \"time_ns\": \"");
+  json.add_number(static_cast<int64_t>(now.tv_sec) * 1'000'000'000 +
+                  now.tv_nsec);
+  json.add("\", \"py_callstack\": \"");
+  json.add(words.view());
+  json.add("\", \"kind\": \"cause\"}}}\n");
+  const int fd = ::open(to.error_part.c_str(),
+                        O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+  if (fd < 0) return;
+  const auto text = json.view();
+  const bool whole = ::write(fd, text.data(), text.size()) ==
+                     static_cast<ssize_t>(text.size());
+  ::close(fd);
+  if (whole) {
+    ::rename(to.error_part.c_str(), to.error_file.c_str());
+  } else {
+    ::unlink(to.error_part.c_str());
+  }
+}
+
+void handle_crash(int signal, siginfo_t* info, void* /*context*/) {
+  const Paths* const to = paths.load();
+  // Not in a child that was forked off, nor for a crash in this handler or in
+  // another thread meanwhile.
+  if (to != nullptr && to->pid == ::getpid() && !crashing.exchange(true)) {
+    const int fd = ::open(to->stack_file.c_str(),
+                          O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    if (fd >= 0) {
+      write_stack(capture_stack(), fd);
+      ::close(fd);
+    }
+    if (::access(to->error_file.c_str(), F_OK) != 0) {
+      write_error_file(*to, signal, *info);
+    }
+  }
+  // The signal's own action; SA_RESETHAND has set it back. A fault happens
+  // again when this returns, but a signal that was sent does not.
+  ::raise(signal);
+}
+
+// Gives the calling thread a stack for the handler, unless it has one.
+void add_alternate_stack() {
+  stack_t before{};
+  if (::sigaltstack(nullptr, &before) != 0 ||
+      (before.ss_flags & SS_DISABLE) == 0) {
+    return;
+  }
+  // For as long as the thread lives, which may be longer than any object.
+  stack_t stack{};
+  stack.ss_sp = std::make_unique<std::byte[]>(kAlternateStack).release();
+  stack.ss_size = kAlternateStack;
+  ::sigaltstack(&stack, nullptr);
+}
+
+}  // namespace
+
+void arm_crash_handler() {
+  const auto error_file = get_env("TORCHELASTIC_ERROR_FILE");
+  if (!error_file) return;
+  const std::filesystem::path path(*error_file);
+  // Earlier ones are not freed: a handler may be reading them.
+  paths = std::make_unique<Paths>(
+              Paths{.pid = ::getpid(),
+                    .error_file = path,
+                    .error_part = path.string() + ".crash",
+                    .stack_file = path.parent_path() / kStackFile})
+              .release();
+  prepare_stacks();
+  add_alternate_stack();
+  for (const int signal : kSignals) {
+    struct sigaction current {};
+    if (::sigaction(signal, nullptr, &current) != 0 ||
+        (current.sa_flags & SA_SIGINFO) != 0 || current.sa_handler != SIG_DFL) {
+      continue;
+    }
+    struct sigaction action {};
+    action.sa_sigaction = handle_crash;
+    action.sa_flags =
+        static_cast<int>(SA_SIGINFO | SA_ONSTACK | SA_RESETHAND | SA_NODEFER);
+    ::sigaction(signal, &action, nullptr);
+  }
+}
+
+std::vector<std::string> read_crash_stack(
+    const std::filesystem::path& error_file) {
+  std::ifstream file(error_file.parent_path() / kStackFile);
+  std::vector<std::string> frames;
+  bool of_handler = true;
+  for (std::string line; std::getline(file, line);) {
+    // The kernel calls the handler through __restore_rt, which has no exported
+    // name: a frame of libc between the handler and what was interrupted.
+    const std::string frame = frame_text(line);
+    if (!of_handler) {
+      frames.push_back(frame);
+    } else if (frame.starts_with("libc.so")) {
+      of_handler = false;
+    }
+  }
+  return frames;
+}
+
+}  // namespace lockstep::internal

@@ -1,0 +1,152 @@
+#include "lockstep/base/status_board.h"
+
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <stdexcept>
+#include <string>
+#include <thread>
+
+#include "lockstep/base/deadline.h"
+
+namespace lockstep::internal {
+namespace {
+
+using std::chrono::milliseconds;
+
+constexpr milliseconds kLong{20'000};
+
+StatusBoard another(const StatusBoard& board) {
+  return StatusBoard::map(
+      FileDescriptor(::fcntl(board.descriptor(), F_DUPFD_CLOEXEC, 0)));
+}
+
+// Returns a status of which every figure is `value`.
+RankStatus status_of(int value) {
+  RankStatus status;
+  status.pid = value;
+  status.rank = value;
+  status.published_ns = value;
+  status.steps = value;
+  status.samples = value;
+  status.comm_ns = value;
+  status.current_operation.set(std::to_string(value));
+  status.progress.set(std::to_string(value));
+  status.profile = value;
+  return status;
+}
+
+TEST(ShortText, KeepsWhatFits) {
+  ShortText<4> text;
+  EXPECT_EQ(text.view(), "");
+  text.set("abc");
+  EXPECT_EQ(text.view(), "abc");
+  text.set("vwxyz");
+  EXPECT_EQ(text.view(), "vwx");
+  text.set("");
+  EXPECT_EQ(text.view(), "");
+}
+
+TEST(StatusBoard, WhatOneProcessPublishesAnotherReads) {
+  StatusBoard board = StatusBoard::create(3);
+  StatusBoard other = another(board);
+  EXPECT_EQ(other.places(), 3);
+  EXPECT_FALSE(other.read(2));
+  board.publish(2, status_of(7));
+  ASSERT_TRUE(other.read(2));
+  EXPECT_EQ(other.read(2)->samples, 7);
+  EXPECT_EQ(other.read(2)->progress.view(), "7");
+  EXPECT_FALSE(other.read(0));
+  EXPECT_FALSE(other.read(1));
+  other.publish(0, status_of(1));
+  EXPECT_EQ(board.read(0)->pid, 1);
+  board.clear(2);
+  EXPECT_FALSE(other.read(2));
+  EXPECT_TRUE(other.read(0));
+}
+
+TEST(StatusBoard, AReaderSeesNoPartOfAnUpdate) {
+  StatusBoard board = StatusBoard::create(1);
+  StatusBoard other = another(board);
+  std::atomic<bool> ends{false};
+  std::thread writer([&] {
+    for (int value = 1; !ends; value = value % 1'000'000 + 1) {
+      board.publish(0, status_of(value));
+    }
+  });
+  int seen = 0;
+  for (int i = 0; i < 200'000 || seen == 0; ++i) {
+    const auto status = other.read(0);
+    if (!status) continue;
+    ++seen;
+    const int value = status->pid;
+    ASSERT_EQ(status->steps, value);
+    ASSERT_EQ(status->current_operation.view(), std::to_string(value));
+    ASSERT_EQ(status->profile, value);
+  }
+  ends = true;
+  writer.join();
+}
+
+TEST(StatusBoard, SomebodyWhoLooksWakesThoseWhoWait) {
+  StatusBoard board = StatusBoard::create(1);
+  StatusBoard other = another(board);
+  EXPECT_FALSE(board.is_watched());
+  const uint32_t calls = board.calls();
+  std::atomic<bool> woken{false};
+  std::thread waiter([&] {
+    const Deadline deadline = Deadline::after(kLong);
+    while (board.calls() == calls && !deadline.expired()) {
+      board.wait(calls, kLong);
+    }
+    woken = !deadline.expired();
+  });
+  other.watch(milliseconds(60'000));
+  waiter.join();
+  EXPECT_TRUE(woken);
+  EXPECT_TRUE(board.is_watched());
+  // A call that was missed makes the wait end at once.
+  board.wait(calls, kLong);
+  // A shorter time does not take the longer one back.
+  board.watch(milliseconds(1));
+  std::this_thread::sleep_for(milliseconds(20));
+  EXPECT_TRUE(board.is_watched());
+}
+
+TEST(StatusBoard, IsWatchedForAWhileOnly) {
+  StatusBoard board = StatusBoard::create(1);
+  board.watch(milliseconds(1));
+  std::this_thread::sleep_for(milliseconds(20));
+  EXPECT_FALSE(board.is_watched());
+}
+
+TEST(StatusBoard, RefusesWhatIsNoBoard) {
+  const auto zeros = [](size_t bytes) {
+    const auto memory = SharedMemory::create(bytes);
+    StatusBoard::map(
+        FileDescriptor(::fcntl(memory.descriptor(), F_DUPFD_CLOEXEC, 0)));
+  };
+  EXPECT_THROW(zeros(100), std::invalid_argument);
+  // Of the right size, but without the header.
+  const auto size = SharedMemory::create(4096).size();
+  EXPECT_THROW(zeros(size), std::invalid_argument);
+  const StatusBoard board = StatusBoard::create(1);
+  FileDescriptor file(::open("/proc/self/exe", O_RDONLY | O_CLOEXEC));
+  EXPECT_ANY_THROW(StatusBoard::map(std::move(file)));
+}
+
+TEST(StatusBoard, ProfilesAreNumbered) {
+  StatusBoard board = StatusBoard::create(1);
+  StatusBoard other = another(board);
+  EXPECT_EQ(board.last_profile().number, 0);
+  EXPECT_EQ(board.ask_profile(milliseconds(250), 12), 1);
+  EXPECT_EQ(board.ask_profile(milliseconds(500), 34), 2);
+  EXPECT_EQ(other.last_profile().number, 2);
+  EXPECT_EQ(other.last_profile().duration, milliseconds(500));
+  EXPECT_EQ(other.last_profile().first_step, 34);
+}
+
+}  // namespace
+}  // namespace lockstep::internal

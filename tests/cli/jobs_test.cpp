@@ -1,0 +1,498 @@
+// The commands that look at running jobs: `lockstep status`, `lockstep top`,
+// `lockstep profile`.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <poll.h>
+#include <pty.h>
+#include <signal.h>
+#include <sys/ioctl.h>
+#include <sys/wait.h>
+#include <termios.h>
+#include <unistd.h>
+
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/packet_socket.h"
+#include "lockstep/launch/agent_socket.h"
+#include "lockstep/launch/job_link.h"
+#include "tests/launch/launcher.h"
+
+namespace lockstep::internal::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::AllOf;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::Not;
+using ::testing::StartsWith;
+
+constexpr const char* kDigits = LOCKSTEP_BIN_DIR "/digits";
+
+class Jobs : public LauncherTest {
+ protected:
+  // Other tests may run jobs at the same time, so each is named.
+  std::unique_ptr<RunningProgram> start_job(
+      const std::string& name, std::vector<std::string> arguments) {
+    std::vector<std::string> all{"--rdzv-id=" + name};
+    all.insert(all.end(), arguments.begin(), arguments.end());
+    return start(all);
+  }
+  std::unique_ptr<RunningProgram> start_digits(const std::string& name) {
+    auto job =
+        start_job(name, {"--nproc-per-node=2", kDigits, "--epochs", "100000"});
+    job->await_output("Epoch");
+    return job;
+  }
+  json status_of(const std::string& job) {
+    const auto result = run_command({"status", "--json", job});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    return json::parse(result.out, nullptr, false);
+  }
+  static void end(RunningProgram& job) {
+    job.signal(SIGTERM);
+    job.finish();
+  }
+};
+
+TEST_F(Jobs, WorkersThatAreNoProgramsOfLockstepHaveAState) {
+  auto job = start_job("states", {"--nproc-per-node=3", "sh", "-c",
+                                  "[ $RANK = 2 ] && exit; echo ready; "
+                                  "exec sleep 60"});
+  job->await_output("ready", 2);
+  const Deadline deadline = Deadline::after(seconds(20));
+  json status;
+  do {
+    status = status_of("states");
+  } while (status["workers"][2]["state"] != "done" && !deadline.expired());
+  EXPECT_EQ(status["run_id"], "states");
+  EXPECT_EQ(status["state"], "running");
+  EXPECT_EQ(status["world_size"], 3);
+  EXPECT_EQ(status["restart"], 0);
+  EXPECT_GT(status["running_seconds"], 0);
+  ASSERT_EQ(status["workers"].size(), 3u);
+  for (int rank = 0; rank < 2; ++rank) {
+    const json& worker = status["workers"][rank];
+    EXPECT_EQ(worker["rank"], rank);
+    EXPECT_EQ(worker["state"], "running");
+    EXPECT_TRUE(worker["exit_code"].is_null());
+    EXPECT_TRUE(worker["steps"].is_null());
+    EXPECT_GT(worker["resident_bytes"], 0);
+    EXPECT_EQ(read_file("/proc/" + worker["pid"].dump() + "/comm"), "sleep\n");
+  }
+  EXPECT_EQ(status["workers"][2]["state"], "done");
+  EXPECT_EQ(status["workers"][2]["exit_code"], 0);
+
+  const auto text = run_command({"status", std::to_string(job->pid())});
+  EXPECT_EQ(text.exit_code, 0);
+  EXPECT_THAT(text.out,
+              AllOf(StartsWith("job states: "), HasSubstr("exec sleep 60"),
+                    HasSubstr("2 of 3 workers run"), HasSubstr("done")));
+  end(*job);
+}
+
+TEST_F(Jobs, RestartsAreCounted) {
+  auto job = start_job("restarted",
+                       {"--nproc-per-node=1", "--max-restarts=2", "sh", "-c",
+                        "[ $TORCHELASTIC_RESTART_COUNT = 0 ] && exit 3; "
+                        "echo ready; exec sleep 60"});
+  job->await_output("ready");
+  const json status = status_of("restarted");
+  EXPECT_EQ(status["restart"], 1);
+  EXPECT_EQ(status["max_restarts"], 2);
+  EXPECT_THAT(std::string(status["attempt_directory"]),
+              HasSubstr("/attempt_1"));
+  end(*job);
+}
+
+TEST_F(Jobs, ATrainingSaysHowFarItHasCome) {
+  auto job = start_digits("training");
+  const json first = status_of("training");
+  const json second = status_of("training");
+  for (int rank = 0; rank < 2; ++rank) {
+    const json& worker = first["workers"][rank];
+    EXPECT_EQ(worker["state"], "running");
+    EXPECT_GT(worker["steps"], 0);
+    EXPECT_GT(worker["steps_per_second"], 0);
+    // 64 samples in each step, but for the last one of an epoch.
+    const double samples = worker["samples_per_second"];
+    const double steps = worker["steps_per_second"];
+    EXPECT_GT(samples, 30 * steps);
+    EXPECT_GE(worker["comm_share"], 0);
+    EXPECT_LE(worker["comm_share"], 1);
+    EXPECT_GT(worker["cpu_share"], 0);
+    EXPECT_GT(second["workers"][rank]["steps"], worker["steps"]);
+  }
+
+  // A rank that is stopped, and one that waits for it.
+  const pid_t stopped = first["workers"][1]["pid"];
+  kill(stopped, SIGSTOP);
+  std::this_thread::sleep_for(milliseconds(300));
+  const json now = status_of("training");
+  EXPECT_EQ(now["workers"][1]["state"], "stopped");
+  EXPECT_EQ(now["workers"][0]["state"], "running");
+  EXPECT_EQ(now["workers"][0]["steps_per_second"], 0);
+  EXPECT_GT(now["workers"][0]["seconds_since_activity"], 0.2);
+  kill(stopped, SIGCONT);
+  const Deadline deadline = Deadline::after(seconds(20));
+  while (status_of("training")["workers"][0]["steps_per_second"] == 0 &&
+         !deadline.expired()) {
+  }
+  EXPECT_FALSE(deadline.expired());
+  end(*job);
+}
+
+TEST_F(Jobs, TheRankForWhichTheOthersWaitIsNamed) {
+  auto job = start_job(
+      "late",
+      {"--nproc-per-node=3", LOCKSTEP_BIN_DIR "/tests/inspect_ranks", "late"});
+  job->await_output("ready", 3);
+  status_of("late");  // the first look may see how they began
+  const json status = status_of("late");
+  EXPECT_EQ(status["slowest_rank"], 1);
+  EXPECT_LT(status["workers"][1]["comm_share"], 0.5);
+  EXPECT_GT(status["workers"][0]["comm_share"], 0.5);
+  const auto text = run_command({"status", "late"});
+  EXPECT_THAT(text.out, HasSubstr("The other ranks wait for rank 1."));
+  // Rank 0's progress bar says it, too, also when nobody else looks.
+  job->await_error("it/s, waits for rank 1]");
+  EXPECT_THAT(text.out, HasSubstr("it/s"));
+  end(*job);
+}
+
+TEST_F(Jobs, AJobThatIsNotThereIsOneLine) {
+  for (const std::string command : {"status", "profile"}) {
+    const auto result = run_command({command, "no-such-job"});
+    EXPECT_EQ(result.exit_code, 2) << command;
+    EXPECT_EQ(result.out, "");
+    EXPECT_THAT(result.err, StartsWith("lockstep " + command + ": no job"));
+    EXPECT_EQ(count(result.err, "\n"), 1) << result.err;
+  }
+  auto one = start_job("twice", {"sh", "-c", "echo ready; exec sleep 60"});
+  auto two = start_job("twice", {"sh", "-c", "echo ready; exec sleep 60"});
+  one->await_output("ready");
+  two->await_output("ready");
+  const auto several = run_command({"status", "twice"});
+  EXPECT_EQ(several.exit_code, 2);
+  EXPECT_THAT(several.err,
+              AllOf(HasSubstr("several jobs are named \"twice\""),
+                    HasSubstr(std::to_string(one->pid()) + " (run id twice: "
+                                                           "lockstep run"),
+                    HasSubstr(std::to_string(two->pid()))));
+  EXPECT_EQ(run_command({"status", std::to_string(two->pid())}).exit_code, 0);
+  const auto unknown = run_command({"status", "thrice"});
+  EXPECT_THAT(unknown.err,
+              HasSubstr("no job is named \"thrice\"; running are"));
+  end(*one);
+  end(*two);
+}
+
+TEST_F(Jobs, AnAgentThatIsStoppedIsOneLine) {
+  auto job = start_job("asleep", {"sh", "-c", "echo ready; exec sleep 60"});
+  job->await_output("ready");
+  const pid_t agent = status_of("asleep")["agent_pid"];
+  kill(agent, SIGSTOP);
+  const auto result = run_command({"status", "asleep"});
+  kill(agent, SIGCONT);
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err,
+              HasSubstr("its agent, process " + std::to_string(agent) +
+                        ", may be stopped"));
+  EXPECT_EQ(count(result.err, "\n"), 1) << result.err;
+  end(*job);
+}
+
+TEST_F(Jobs, AnotherUserGetsNoAnswer) {
+  if (geteuid() != 0) GTEST_SKIP() << "needs root, to become another user";
+  auto job = start_job("private", {"sh", "-c", "echo ready; exec sleep 60"});
+  job->await_output("ready");
+  const RunningJob found = find_job("private");
+  const pid_t child = fork();
+  if (child == 0) {
+    if (setuid(65534) != 0) _exit(9);
+    const FileDescriptor socket = connect_to(found.socket);
+    if (!socket) _exit(8);
+    const std::string question = R"({"question": "watch", "milliseconds": 1})";
+    send_packet(socket, std::as_bytes(std::span(question)));
+    pollfd entry{socket.get(), POLLIN, 0};
+    poll(&entry, 1, 20'000);
+    std::array<std::byte, 100> bytes;
+    const Packet answer = receive_packet(socket, bytes);
+    _exit(answer.state == Packet::State::hung_up ? 0 : 7);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  // The agent goes on.
+  EXPECT_EQ(status_of("private")["state"], "running");
+  end(*job);
+}
+
+TEST_F(Jobs, TheAgentOutlivesEveryQuestion) {
+  auto job = start_job("robust", {"sh", "-c", "echo ready; exec sleep 60"});
+  job->await_output("ready");
+  const RunningJob found = find_job("robust");
+  for (const std::string question :
+       {"", "{", "[]", "null", "{}", "{\"question\": 3}",
+        "{\"question\": \"attach\"}",
+        "{\"question\": \"attach\", \"local_rank\": -1}",
+        "{\"question\": \"attach\", \"local_rank\": 1}",
+        "{\"question\": \"attach\", \"local_rank\": \"0\"}",
+        "{\"question\": \"watch\"}",
+        "{\"question\": \"watch\", \"milliseconds\": -5}",
+        "{\"question\": \"watch\", \"milliseconds\": 1e300}",
+        "{\"question\": \"profile\", \"milliseconds\": 0}"}) {
+    const FileDescriptor socket = connect_to(found.socket);
+    ASSERT_TRUE(socket);
+    send_packet(socket, std::as_bytes(std::span(question)));
+    pollfd entry{socket.get(), POLLIN, 0};
+    poll(&entry, 1, 20'000);
+    std::array<std::byte, 200> bytes;
+    const Packet answer = receive_packet(socket, bytes);
+    const std::string words(reinterpret_cast<const char*>(bytes.data()),
+                            answer.bytes);
+    EXPECT_FALSE(answer.descriptor) << question;
+    if (!question.empty()) {
+      EXPECT_THAT(words, HasSubstr("refused")) << question;
+    }
+  }
+  const FileDescriptor long_question = connect_to(found.socket);
+  const std::string many(20'000, 'x');
+  send_packet(long_question, std::as_bytes(std::span(many)));
+  // More who ask nothing than an agent keeps.
+  std::vector<FileDescriptor> silent;
+  for (int i = 0; i < 600; ++i) {
+    if (auto socket = connect_to(found.socket)) {
+      silent.push_back(std::move(socket));
+    }
+  }
+  EXPECT_EQ(status_of("robust")["state"], "running");
+  end(*job);
+}
+
+TEST_F(Jobs, AProcessThatAsksForThePlaceOfALivingOneIsRefused) {
+  auto job = start_digits("claimed");
+  const RunningJob found = find_job("claimed");
+  status_of("claimed");  // both publish
+  const FileDescriptor socket = connect_to(found.socket);
+  const std::string question = R"({"question": "attach", "local_rank": 0})";
+  send_packet(socket, std::as_bytes(std::span(question)));
+  pollfd entry{socket.get(), POLLIN, 0};
+  poll(&entry, 1, 20'000);
+  std::array<std::byte, 200> bytes;
+  EXPECT_FALSE(receive_packet(socket, bytes).descriptor);
+  end(*job);
+}
+
+TEST_F(Jobs, AProfileIsOneTraceOfEachRankAndAReport) {
+  auto job = start_digits("profiled");
+  const auto result =
+      run_command({"profile", "profiled", "--seconds=0.3", "--output",
+                   (scratch() / "traces").string()});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, AllOf(HasSubstr("goodput"), HasSubstr("exposed"),
+                                HasSubstr((scratch() / "traces").string())));
+  // Both recorded the same steps.
+  EXPECT_THAT(result.err, Not(HasSubstr("warning")));
+  int files = 0;
+  for (const auto& file : fs::directory_iterator(scratch() / "traces")) {
+    ++files;
+    const json trace = json::parse(read_file(file.path()));
+    int steps = 0;
+    int products = 0;
+    int spans = 0;
+    for (const json& event : trace.at("traceEvents")) {
+      const std::string name = event.value("name", "");
+      if (name.starts_with("ProfilerStep#")) ++steps;
+      if (name == "aten::addmm") ++products;
+      if (name.starts_with("lockstep::")) ++spans;
+    }
+    EXPECT_GT(steps, 2);
+    EXPECT_GT(products, steps);
+    EXPECT_GT(spans, steps);
+  }
+  EXPECT_EQ(files, 2);
+  // The job goes on, and can be profiled again.
+  const auto full = run_command({"profile", "profiled", "--seconds=0.1",
+                                 "--output", (scratch() / "traces").string()});
+  EXPECT_EQ(full.exit_code, 2);
+  EXPECT_THAT(full.err, HasSubstr("is not an empty folder"));
+  const auto again = run_command({"profile", "profiled", "--seconds=0.1",
+                                  "--output", (scratch() / "more").string()});
+  EXPECT_EQ(again.exit_code, 0) << again.err;
+  const fs::path attempt =
+      std::string(status_of("profiled")["attempt_directory"]);
+  for (const auto& file : fs::directory_iterator(attempt)) {
+    EXPECT_THAT(file.path().filename().string(), Not(StartsWith("profile")));
+  }
+  end(*job);
+}
+
+TEST_F(Jobs, ARankThatCannotBeProfiledIsNamedAndSaysWhy) {
+  auto job = start_job("unprofiled", {"--nproc-per-node=2", "sh", "-c",
+                                      "echo ready; exec sleep 60"});
+  job->await_output("ready", 2);
+  const auto result =
+      run_command({"profile", "unprofiled", "--seconds=0.1", "--wait=0.3"},
+                  {.folder = scratch()});
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err,
+              AllOf(HasSubstr("rank 0 wrote no trace: it says nothing"),
+                    HasSubstr("rank 1 wrote no trace: it says nothing")));
+  EXPECT_TRUE(fs::is_empty(scratch()));
+  end(*job);
+}
+
+TEST_F(Jobs, ATrainingThatStandsStillHasNoProfile) {
+  auto job = start_digits("standing");
+  const json status = status_of("standing");
+  const pid_t stopped = status["workers"][0]["pid"];
+  kill(stopped, SIGSTOP);
+  const auto result =
+      run_command({"profile", "standing", "--seconds=0.1", "--wait=0.5",
+                   "--output", (scratch() / "traces").string()});
+  kill(stopped, SIGCONT);
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.err,
+              AllOf(HasSubstr("rank 0 wrote no trace: it does not answer"),
+                    HasSubstr("rank 1 wrote no trace: it made no step")));
+  end(*job);
+}
+
+// A program on a terminal of its own.
+class OnTerminal {
+ public:
+  OnTerminal(const std::vector<std::string>& command, int rows, int columns) {
+    winsize size{};
+    size.ws_row = static_cast<unsigned short>(rows);
+    size.ws_col = static_cast<unsigned short>(columns);
+    int terminal = -1;
+    pid_ = forkpty(&terminal, nullptr, nullptr, &size);
+    if (pid_ == 0) {
+      std::vector<char*> arguments;
+      for (const auto& one : command) {
+        arguments.push_back(const_cast<char*>(one.c_str()));
+      }
+      arguments.push_back(nullptr);
+      execv(arguments[0], arguments.data());
+      _exit(127);
+    }
+    terminal_ = FileDescriptor(terminal);
+  }
+  ~OnTerminal() {
+    if (pid_ > 0) {
+      kill(pid_, SIGKILL);
+      waitpid(pid_, nullptr, 0);
+    }
+  }
+  OnTerminal(const OnTerminal&) = delete;
+  OnTerminal& operator=(const OnTerminal&) = delete;
+
+  bool await_text(const std::string& text) {
+    const Deadline deadline = Deadline::after(seconds(20));
+    while (shown_.find(text) == std::string::npos && !deadline.expired()) {
+      pollfd entry{terminal_.get(), POLLIN, 0};
+      if (poll(&entry, 1, 100) <= 0) continue;
+      char bytes[4096];
+      const ssize_t count = read(terminal_.get(), bytes, sizeof bytes);
+      if (count <= 0) return shown_.find(text) != std::string::npos;
+      shown_.append(bytes, static_cast<size_t>(count));
+    }
+    return shown_.find(text) != std::string::npos;
+  }
+  void forget() { shown_.clear(); }
+  void type(const std::string& keys) {
+    EXPECT_EQ(write(terminal_.get(), keys.data(), keys.size()),
+              static_cast<ssize_t>(keys.size()));
+  }
+  void resize(int rows, int columns) {
+    winsize size{};
+    size.ws_row = static_cast<unsigned short>(rows);
+    size.ws_col = static_cast<unsigned short>(columns);
+    ioctl(terminal_.get(), TIOCSWINSZ, &size);
+  }
+  bool echoes() const {
+    termios settings{};
+    tcgetattr(terminal_.get(), &settings);
+    return (settings.c_lflag & ECHO) != 0;
+  }
+  int finish() {
+    while (await_text("no such text")) {
+    }
+    int status = 0;
+    waitpid(pid_, &status, 0);
+    pid_ = -1;
+    return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+  }
+  const std::string& shown() const { return shown_; }
+
+ private:
+  pid_t pid_ = -1;
+  FileDescriptor terminal_;
+  std::string shown_;
+};
+
+TEST_F(Jobs, TopShowsPicturesUntilTheUserEndsIt) {
+  auto job = start_digits("shown");
+  const std::vector<std::string> command{LOCKSTEP_BIN_DIR "/lockstep", "top",
+                                         "--interval=100", "shown"};
+  {
+    OnTerminal top(command, 20, 100);
+    ASSERT_TRUE(top.await_text("samples/s")) << top.shown();
+    EXPECT_THAT(top.shown(), HasSubstr("\033[?1049h"));
+    EXPECT_TRUE(top.await_text("q or Ctrl-C: end"));
+    EXPECT_FALSE(top.echoes());
+    top.forget();
+    EXPECT_TRUE(top.await_text("steps/s"));  // the next picture
+    // A terminal of three lines shows the first three, cut.
+    top.resize(3, 20);
+    top.forget();
+    ASSERT_TRUE(top.await_text("\033[J"));
+    top.forget();
+    ASSERT_TRUE(top.await_text("\033[J"));
+    EXPECT_THAT(top.shown(), Not(HasSubstr("samples/s")));
+    top.type("q");
+    EXPECT_EQ(top.finish(), 0);
+    EXPECT_THAT(top.shown(), HasSubstr("\033[?1049l"));
+    EXPECT_TRUE(top.echoes());
+  }
+  {
+    OnTerminal top(command, 20, 100);
+    ASSERT_TRUE(top.await_text("samples/s"));
+    top.type("\003");  // Ctrl-C
+    EXPECT_EQ(top.finish(), 0);
+    EXPECT_THAT(top.shown(), HasSubstr("\033[?1049l"));
+  }
+  {
+    OnTerminal top(command, 20, 100);
+    ASSERT_TRUE(top.await_text("samples/s"));
+    end(*job);
+    EXPECT_EQ(top.finish(), 0);
+    EXPECT_THAT(top.shown(), AllOf(HasSubstr("\033[?1049l"),
+                                   HasSubstr("lockstep top: the job")));
+  }
+}
+
+TEST_F(Jobs, TopNeedsATerminal) {
+  auto job = start_job("piped", {"sh", "-c", "echo ready; exec sleep 60"});
+  job->await_output("ready");
+  const auto result = run_command({"top", "piped"});
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_EQ(result.err,
+            "lockstep top: stdout is no terminal; lockstep status prints the "
+            "same once\n");
+  const auto often = run_command({"top", "--interval=5", "piped"});
+  EXPECT_EQ(often.exit_code, 2);
+  EXPECT_THAT(often.err, HasSubstr("--interval"));
+  end(*job);
+}
+
+}  // namespace
+}  // namespace lockstep::internal::testing
