@@ -4,6 +4,7 @@
 #include <signal.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
@@ -12,6 +13,7 @@
 #include <cstring>
 #include <ctime>
 #include <fstream>
+#include <iterator>
 #include <memory>
 #include <string_view>
 
@@ -25,6 +27,8 @@ namespace {
 constexpr std::array kSignals{SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 constexpr const char* kStackFile = "stack.txt";
 constexpr size_t kAlternateStack = 64 << 10;
+// At most so many frames are those of abort() and of an exception on its way.
+constexpr ptrdiff_t kAbortFrames = 12;
 
 // What the handler needs; the paths end with a zero byte.
 struct Paths {
@@ -185,6 +189,17 @@ std::vector<std::string> read_crash_stack(
       of_handler = false;
     }
   }
+  // How a process aborts is always the same; where from is of interest.
+  const auto first =
+      frames.begin() + std::min<ptrdiff_t>(kAbortFrames, std::ssize(frames));
+  const auto last_of_abort =
+      std::find_if(std::make_reverse_iterator(first), frames.rend(),
+                   [](const std::string& frame) {
+                     return frame.starts_with("abort +") ||
+                            frame.starts_with("std::terminate") ||
+                            frame.starts_with("__cxa_throw +");
+                   });
+  frames.erase(frames.begin(), last_of_abort.base());
   return frames;
 }
 

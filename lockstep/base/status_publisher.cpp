@@ -11,6 +11,7 @@
 #include <exception>
 #include <filesystem>
 #include <fstream>
+#include <nlohmann/json.hpp>
 #include <span>
 #include <string_view>
 #include <system_error>
@@ -221,7 +222,11 @@ void StatusPublisher::take_stacks_request() {
       folder_ + "/" + StatusBoard::stacks_file(number, rank_);
   write_flight_record(FlightReason::request);
   // If the disk is full, the reader finds no file, or no whole one.
-  std::ofstream(file + ".part") << to_json(thread_stacks());
+  std::ofstream(file + ".part")
+      << "{\"flight_record\": "
+      << nlohmann::json(flight_record_path())
+             .dump(-1, ' ', false, nlohmann::json::error_handler_t::replace)
+      << ", \"threads\": " << to_json(thread_stacks()) << "}";
   std::error_code ignored;
   std::filesystem::rename(file + ".part", file, ignored);
   status_.stacks = number;

@@ -183,6 +183,7 @@ JobLink::Reply JobLink::ask(const std::string& question) const {
 JobStatus JobLink::watch() {
   const nlohmann::json question{{"question", "watch"},
                                 {"milliseconds", kWatchTime.count()}};
+  watched_ns_ = steady_ns();
   Reply reply = ask(question.dump());
   if (!reply.descriptor) {
     fail("gave an answer that this lockstep does not read");
@@ -211,17 +212,15 @@ int64_t JobLink::ask_number(const std::string& question) const {
   return number.get<int64_t>();
 }
 
-void JobLink::await_ranks(milliseconds allowed) const {
-  const int64_t asked = steady_ns();
+void JobLink::await_ranks(const JobStatus& status, milliseconds allowed) const {
   const Deadline deadline = Deadline::after(allowed);
-  const auto silent = [&] {
-    for (int place = 0; place < board_->places(); ++place) {
-      const auto rank = board_->read(place);
-      if (rank && rank->published_ns < asked) return true;
-    }
-    return false;
+  const auto is_silent = [&](const WorkerStatus& worker) {
+    if (!worker.publishes || worker.exit_code) return false;
+    const auto rank = board_->read(worker.local_rank);
+    return !rank || rank->published_ns < watched_ns_;
   };
-  while (silent() && !deadline.expired()) {
+  while (std::ranges::any_of(status.workers, is_silent) &&
+         !deadline.expired()) {
     std::this_thread::sleep_for(kLookInterval);
   }
 }

@@ -50,9 +50,10 @@ class JobLink {
   int32_t ask_stacks();
   // The ranks' board. Requires watch().
   const StatusBoard& board() const { return *board_; }
-  // Waits until each worker that has ever published does so again, for
-  // `allowed` at most.
-  void await_ranks(std::chrono::milliseconds allowed) const;
+  // Waits until each worker of `status` that publishes has done so since
+  // watch() was called, for `allowed` at most.
+  void await_ranks(const JobStatus& status,
+                   std::chrono::milliseconds allowed) const;
 
  private:
   struct Reply {
@@ -65,6 +66,7 @@ class JobLink {
 
   RunningJob job_;
   std::optional<StatusBoard> board_{};
+  int64_t watched_ns_ = 0;  // when watch() was called
 };
 
 }  // namespace lockstep::internal

@@ -41,7 +41,8 @@ std::string to_json(const JobStatus& status) {
                        {"rank", worker.rank},
                        {"pid", worker.pid},
                        {"exit_code", or_null(worker.exit_code)},
-                       {"signal", or_null(worker.signal)}});
+                       {"signal", or_null(worker.signal)},
+                       {"publishes", worker.publishes}});
   }
   const json all{{"run_id", status.run_id},
                  {"program", status.program},
@@ -81,7 +82,8 @@ JobStatus job_status_of(const std::string& text) {
                                 .rank = worker.at("rank"),
                                 .pid = worker.at("pid"),
                                 .exit_code = number_in(worker.at("exit_code")),
-                                .signal = number_in(worker.at("signal"))});
+                                .signal = number_in(worker.at("signal")),
+                                .publishes = worker.at("publishes")});
     }
     return status;
   } catch (const json::exception& error) {

@@ -16,6 +16,7 @@ struct WorkerStatus {
   pid_t pid = 0;
   std::optional<int> exit_code{};  // nothing: it runs
   std::optional<int> signal{};     // that killed it
+  bool publishes = false;          // it has the board (status_publisher.h)
 };
 
 // What an agent knows of its job, and of its own node's workers.

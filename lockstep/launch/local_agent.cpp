@@ -404,6 +404,9 @@ JobStatus LocalAgent::status() const {
     all.world_size = place_->world_size;
   }
   if (group_) all.workers = group_->statuses();
+  for (WorkerStatus& worker : all.workers) {
+    worker.publishes = publishers_[static_cast<size_t>(worker.local_rank)] != 0;
+  }
   return all;
 }
 

@@ -1,21 +1,31 @@
 // Ranks for inspect_ranks_test.cpp, which diverge, and for jobs_test.cpp:
-// `lockstep run --nproc-per-node=3 inspect_ranks absent|stuck|different|late`.
-// With "late", rank 1 is late for each of many collectives. Each rank prints
-// "ready <rank> <pid>" when it has come to the point that the test needs, or
-// "failed <rank> <error>", and stays until it is killed, a minute at most.
+// `lockstep run --nproc-per-node=3 inspect_ranks absent|stuck|different|train`.
+// With "train", the ranks train until they are ended, and mostly sleep. With
+// "late", rank 1 is late for each of many collectives. With "crash" and
+// one of segv, abort, overflow, thread and throw, rank 1 ends so. Each rank
+// prints "ready <rank> <pid>" when it has come to the point that the test
+// needs, or "failed <rank> <error>", and stays until it is killed, a minute at
+// most.
 #include <torch/torch.h>
 #include <unistd.h>
 
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <thread>
 
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/data/data_loader.h"
+#include "lockstep/data/distributed_sampler.h"
+#include "lockstep/data/tensor_dataset.h"
+#include "lockstep/observe/profiler.h"
 #include "lockstep/observe/progress_bar.h"
+#include "lockstep/parallel/ddp/distributed_data_parallel.h"
 
 namespace {
 
@@ -29,6 +39,49 @@ void say_ready(int rank) {
 
 void stay() { std::this_thread::sleep_for(seconds(60)); }
 
+// Its name must be in the stack.
+extern "C" void crash_here(volatile int* place) { *place = 1; }
+
+extern "C" int overflow_here(int depth) {
+  volatile char bytes[4096];
+  bytes[0] = static_cast<char>(depth);
+  if (depth < 0) return 0;
+  return overflow_here(depth + 1) + bytes[0];
+}
+
+constexpr int64_t kSamples = 64;
+
+// Steps of 4 samples that take some 5 ms each.
+void train(int rank) {
+  torch::nn::Linear module(8, 1);
+  lockstep::DistributedDataParallel<torch::nn::Linear> model(module);
+  torch::optim::SGD optimizer(module->parameters(), 0.01);
+  lockstep::TensorDataset dataset(torch::ones({kSamples, 8}),
+                                  torch::ones({kSamples, 1}));
+  lockstep::DistributedSampler sampler(kSamples);
+  lockstep::DataLoader loader(dataset, sampler, {.batch_size = 4});
+  for (int epoch = 0;; ++epoch) {
+    sampler.set_epoch(epoch);
+    for (auto& batch : loader) {
+      optimizer.zero_grad();
+      const auto loss =
+          torch::mse_loss(model.forward(batch.data), batch.target);
+      loss.backward();
+      optimizer.step();
+      std::this_thread::sleep_for(milliseconds(5));
+    }
+    if (epoch == 0) say_ready(rank);
+  }
+}
+
+[[noreturn]] void crash(const std::string& how) {
+  if (how == "segv") crash_here(nullptr);
+  if (how == "overflow") overflow_here(0);
+  if (how == "thread") std::thread([] { crash_here(nullptr); }).join();
+  if (how == "throw") throw std::runtime_error("thrown by rank 1");
+  std::abort();
+}
+
 }  // namespace
 
 int main(int, char** argv) {
@@ -38,6 +91,7 @@ int main(int, char** argv) {
   const int rank = lockstep::get_rank();
   auto tensor = torch::ones({1000});
   lockstep::all_reduce(tensor);
+  if (mode == "train") train(rank);
   if (mode == "late") {
     say_ready(rank);
     lockstep::ProgressBar bar(1'000, {.line_interval = milliseconds(100)});
@@ -46,6 +100,10 @@ int main(int, char** argv) {
       lockstep::all_reduce(tensor);
       bar.update();
     }
+  }
+  if (mode == "crash") {
+    if (rank == 1) crash(argv[2]);
+    stay();
   }
   const int other = mode == "absent" ? 2 : 1;
   try {

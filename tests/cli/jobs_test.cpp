@@ -34,7 +34,7 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 using ::testing::StartsWith;
 
-constexpr const char* kDigits = LOCKSTEP_BIN_DIR "/digits";
+constexpr const char* kRanks = LOCKSTEP_BIN_DIR "/tests/inspect_ranks";
 
 class Jobs : public LauncherTest {
  protected:
@@ -45,10 +45,9 @@ class Jobs : public LauncherTest {
     all.insert(all.end(), arguments.begin(), arguments.end());
     return start(all);
   }
-  std::unique_ptr<RunningProgram> start_digits(const std::string& name) {
-    auto job =
-        start_job(name, {"--nproc-per-node=2", kDigits, "--epochs", "100000"});
-    job->await_output("Epoch");
+  std::unique_ptr<RunningProgram> start_training(const std::string& name) {
+    auto job = start_job(name, {"--nproc-per-node=2", kRanks, "train"});
+    job->await_output("ready", 2);
     return job;
   }
   json status_of(const std::string& job) {
@@ -113,7 +112,7 @@ TEST_F(Jobs, RestartsAreCounted) {
 }
 
 TEST_F(Jobs, ATrainingSaysHowFarItHasCome) {
-  auto job = start_digits("training");
+  auto job = start_training("training");
   const json first = status_of("training");
   const json second = status_of("training");
   for (int rank = 0; rank < 2; ++rank) {
@@ -121,10 +120,9 @@ TEST_F(Jobs, ATrainingSaysHowFarItHasCome) {
     EXPECT_EQ(worker["state"], "running");
     EXPECT_GT(worker["steps"], 0);
     EXPECT_GT(worker["steps_per_second"], 0);
-    // 64 samples in each step, but for the last one of an epoch.
     const double samples = worker["samples_per_second"];
     const double steps = worker["steps_per_second"];
-    EXPECT_GT(samples, 30 * steps);
+    EXPECT_NEAR(samples / steps, 4, 0.5);
     EXPECT_GE(worker["comm_share"], 0);
     EXPECT_LE(worker["comm_share"], 1);
     EXPECT_GT(worker["cpu_share"], 0);
@@ -150,9 +148,7 @@ TEST_F(Jobs, ATrainingSaysHowFarItHasCome) {
 }
 
 TEST_F(Jobs, TheRankForWhichTheOthersWaitIsNamed) {
-  auto job = start_job(
-      "late",
-      {"--nproc-per-node=3", LOCKSTEP_BIN_DIR "/tests/inspect_ranks", "late"});
+  auto job = start_job("late", {"--nproc-per-node=3", kRanks, "late"});
   job->await_output("ready", 3);
   status_of("late");  // the first look may see how they began
   const json status = status_of("late");
@@ -278,7 +274,7 @@ TEST_F(Jobs, TheAgentOutlivesEveryQuestion) {
 }
 
 TEST_F(Jobs, AProcessThatAsksForThePlaceOfALivingOneIsRefused) {
-  auto job = start_digits("claimed");
+  auto job = start_training("claimed");
   const RunningJob found = find_job("claimed");
   status_of("claimed");  // both publish
   const FileDescriptor socket = connect_to(found.socket);
@@ -292,7 +288,7 @@ TEST_F(Jobs, AProcessThatAsksForThePlaceOfALivingOneIsRefused) {
 }
 
 TEST_F(Jobs, AProfileIsOneTraceOfEachRankAndAReport) {
-  auto job = start_digits("profiled");
+  auto job = start_training("profiled");
   const auto result =
       run_command({"profile", "profiled", "--seconds=0.3", "--output",
                    (scratch() / "traces").string()});
@@ -315,7 +311,7 @@ TEST_F(Jobs, AProfileIsOneTraceOfEachRankAndAReport) {
       if (name.starts_with("lockstep::")) ++spans;
     }
     EXPECT_GT(steps, 2);
-    EXPECT_GT(products, steps);
+    EXPECT_EQ(products, steps);
     EXPECT_GT(spans, steps);
   }
   EXPECT_EQ(files, 2);
@@ -351,7 +347,7 @@ TEST_F(Jobs, ARankThatCannotBeProfiledIsNamedAndSaysWhy) {
 }
 
 TEST_F(Jobs, ATrainingThatStandsStillHasNoProfile) {
-  auto job = start_digits("standing");
+  auto job = start_training("standing");
   const json status = status_of("standing");
   const pid_t stopped = status["workers"][0]["pid"];
   kill(stopped, SIGSTOP);
@@ -364,6 +360,132 @@ TEST_F(Jobs, ATrainingThatStandsStillHasNoProfile) {
               AllOf(HasSubstr("rank 0 wrote no trace: it does not answer"),
                     HasSubstr("rank 1 wrote no trace: it made no step")));
   end(*job);
+}
+
+TEST_F(Jobs, StacksOfAllThreadsSayWhereARankIs) {
+  auto job = start_job("stuck", {"--nproc-per-node=3", kRanks, "stuck"});
+  job->await_output("ready", 1);
+  // Until the others are in the operation.
+  const Deadline deadline = Deadline::after(seconds(20));
+  while (status_of("stuck")["workers"][2]["operation"].is_null() &&
+         !deadline.expired()) {
+  }
+  const auto result = run_command({"stacks", "--json", "stuck"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  const json all = json::parse(result.out);
+  ASSERT_EQ(all["ranks"].size(), 3u);
+  for (const json& rank : all["ranks"]) {
+    const bool waits = rank["rank"] != 1;
+    EXPECT_EQ(rank["operation"].is_string(), waits);
+    std::string main_thread;
+    for (const json& thread : rank["threads"]) {
+      EXPECT_EQ(thread["missing"], "");
+      if (thread["thread"] == rank["pid"]) {
+        main_thread = thread["frames"].dump();
+      }
+    }
+    EXPECT_THAT(main_thread, HasSubstr("main +"));
+    EXPECT_THAT(main_thread,
+                HasSubstr(waits ? "lockstep::all_reduce(at::Tensor const&"
+                                : "nanosleep"));
+    EXPECT_GT(rank["threads"].size(), 2u);
+  }
+  for (const json& rank : all["ranks"]) {
+    const json record = json::parse(
+        read_file(std::string(rank["flight_record"])), nullptr, false);
+    EXPECT_EQ(record["rank"], rank["rank"]);
+  }
+  const fs::path folder = std::string(status_of("stuck")["attempt_directory"]);
+  for (const auto& file : fs::directory_iterator(folder)) {
+    EXPECT_THAT(file.path().filename().string(), Not(StartsWith("stacks")));
+  }
+  const auto text = run_command({"stacks", "stuck"});
+  EXPECT_THAT(text.out, AllOf(HasSubstr("rank 0, process "),
+                              HasSubstr(", in all_reduce 2 (default_pg)\n")));
+  end(*job);
+}
+
+TEST_F(Jobs, ARankThatIsBusyOrStoppedHasStacksOrSaysWhy) {
+  auto job = start_training("busy");
+  const pid_t stopped = status_of("busy")["workers"][1]["pid"];
+  kill(stopped, SIGSTOP);
+  std::this_thread::sleep_for(milliseconds(300));
+  const auto result = run_command({"stacks", "busy"});
+  kill(stopped, SIGCONT);
+  EXPECT_EQ(result.exit_code, 1);
+  EXPECT_THAT(result.out, HasSubstr("it is stopped by a signal"));
+  EXPECT_THAT(result.out, HasSubstr("    main +"));
+  // Nobody is disturbed.
+  const int64_t steps = status_of("busy")["workers"][0]["steps"];
+  const Deadline deadline = Deadline::after(seconds(20));
+  while (status_of("busy")["workers"][0]["steps"] <= steps &&
+         !deadline.expired()) {
+  }
+  EXPECT_FALSE(deadline.expired());
+  end(*job);
+}
+
+class Crashes : public Jobs {
+ protected:
+  // Returns what the launcher says after rank 1 has ended so, and the report.
+  std::string said_after(const std::string& how, int exit_code) {
+    const auto result = run({"--nproc-per-node=3", kRanks, "crash", how});
+    EXPECT_EQ(result.exit_code, exit_code);
+    for (const auto& line : lines(result.err)) {
+      constexpr std::string_view kReport = "  report: ";
+      if (!line.starts_with(kReport)) continue;
+      const fs::path report = line.substr(kReport.size());
+      report_ = read_file(report);
+      // It is kept after the job.
+      fs::remove_all(report.parent_path().parent_path());
+    }
+    return result.err;
+  }
+  std::string report_;
+};
+
+TEST_F(Crashes, AFatalSignalLeavesAStackAndAReport) {
+  const std::string said = said_after("segv", 139);
+  EXPECT_THAT(said, AllOf(HasSubstr("rank 1 failed: killed by SIGSEGV"),
+                          HasSubstr("  SIGSEGV at address 0x0\n"
+                                    "  in crash_here +0x"),
+                          HasSubstr(" in inspect_ranks\n  in main +")));
+  EXPECT_THAT(report_, AllOf(HasSubstr("first, rank 1 failed"),
+                             HasSubstr("    crash_here +0x"),
+                             HasSubstr("crash segv\n")));
+}
+
+TEST_F(Crashes, EveryKindOfEndHasItsWords) {
+  EXPECT_THAT(said_after("abort", 134),
+              AllOf(HasSubstr("  SIGABRT\n  in main +0x")));
+  EXPECT_THAT(said_after("overflow", 139), HasSubstr("in overflow_here +0x"));
+  EXPECT_THAT(said_after("thread", 139), HasSubstr("  in crash_here +0x"));
+  EXPECT_THAT(said_after("throw", 134),
+              AllOf(HasSubstr("  thrown by rank 1\n  in "),
+                    Not(HasSubstr("in abort"))));
+  EXPECT_THAT(report_, HasSubstr("thrown by rank 1"));
+}
+
+TEST_F(Crashes, AReportHasTheLastLinesOfALog) {
+  const auto result =
+      run({"--log-dir=" + (scratch() / "logs").string(), "--redirects=3", "sh",
+           "-c", "seq 100; echo last words >&2; exit 3"});
+  EXPECT_EQ(result.exit_code, 3);
+  ASSERT_THAT(result.err, HasSubstr("  report: "));
+  const std::string path =
+      result.err.substr(result.err.find("  report: ") + 10,
+                        result.err.find('\n', result.err.find("  report: ")) -
+                            result.err.find("  report: ") - 10);
+  const std::string report = read_file(path);
+  EXPECT_THAT(report, AllOf(HasSubstr("stderr.log:\n    last words\n"),
+                            HasSubstr("stdout.log:\n    71\n    72\n"),
+                            HasSubstr("    100\n")));
+}
+
+TEST_F(Crashes, AProgramThatOnlyFailsHasNoReport) {
+  const auto result = run({"sh", "-c", "exit 3"});
+  EXPECT_EQ(result.exit_code, 3);
+  EXPECT_THAT(result.err, Not(HasSubstr("report")));
 }
 
 // A program on a terminal of its own.
@@ -440,7 +562,7 @@ class OnTerminal {
 };
 
 TEST_F(Jobs, TopShowsPicturesUntilTheUserEndsIt) {
-  auto job = start_digits("shown");
+  auto job = start_training("shown");
   const std::vector<std::string> command{LOCKSTEP_BIN_DIR "/lockstep", "top",
                                          "--interval=100", "shown"};
   {

@@ -155,7 +155,7 @@ json or_null(const std::optional<T>& value) {
 JobMoment look_at(JobLink& link) {
   JobMoment moment;
   moment.status = link.watch();
-  link.await_ranks(kFirstAnswer);
+  link.await_ranks(moment.status, kFirstAnswer);
   moment.time_ns = steady_ns();
   for (const WorkerStatus& worker : moment.status.workers) {
     auto rank = link.board().read(worker.local_rank);

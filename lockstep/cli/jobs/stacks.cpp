@@ -28,13 +28,13 @@ constexpr std::chrono::milliseconds kStacksTime{10'000};
 constexpr std::chrono::milliseconds kStacksInterval{20};
 
 // Returns the stacks that a rank has written, and removes the file. Returns
-// null if there is no such file.
+// an empty object if there is no such file.
 json take_file(const fs::path& path) {
   std::ifstream file(path);
   json stacks = json::parse(file, nullptr, false);
   std::error_code ignored;
   fs::remove(path, ignored);
-  return stacks.is_array() ? stacks : json(nullptr);
+  return stacks.is_object() ? stacks : json::object();
 }
 
 // Returns why a rank has written nothing.
@@ -66,18 +66,17 @@ json stacks_of(const std::string& job) {
     }
     const fs::path file = fs::path(view.status.attempt_directory) /
                           StatusBoard::stacks_file(number, worker.worker.rank);
-    json threads = answered(place) ? take_file(file) : json(nullptr);
+    const json written = answered(place) ? take_file(file) : json::object();
     json entry{{"rank", worker.worker.rank},
                {"pid", worker.worker.pid},
                {"operation", worker.operation.empty() ? json(nullptr)
                                                       : json(worker.operation)},
-               {"missing", threads.is_null() ? reason(worker) : ""},
-               {"threads", threads.is_null() ? json::array() : threads}};
+               {"missing", written.empty() ? reason(worker) : ""},
+               {"flight_record", written.value("flight_record", "")},
+               {"threads", written.value("threads", json::array())}};
     ranks.push_back(std::move(entry));
   }
-  return {{"run_id", view.status.run_id},
-          {"attempt_directory", view.status.attempt_directory},
-          {"ranks", std::move(ranks)}};
+  return {{"run_id", view.status.run_id}, {"ranks", std::move(ranks)}};
 }
 
 std::string stacks_text(const json& all) {
@@ -100,9 +99,14 @@ std::string stacks_text(const json& all) {
     }
     text += "\n";
   }
-  return text + "The flight records are in " +
-         all["attempt_directory"].get<std::string>() +
-         "; lockstep inspect flight compares them.\n";
+  std::string records;
+  for (const json& rank : all["ranks"]) {
+    const std::string path = rank["flight_record"];
+    if (!path.empty()) records += " " + path;
+  }
+  if (records.empty()) return text;
+  return text + "What the ranks did last: lockstep inspect flight" + records +
+         "\n";
 }
 
 int print_stacks(const std::string& job, bool as_json) {

@@ -87,10 +87,11 @@ class Screen {
     put(frame + "\033[J");
   }
 
-  // Blocks until `deadline`, a key or a signal. Returns whether the user wants
+  // Blocks until `deadline` or a signal, and looks at the keys once at least.
+  // Returns whether the user wants
   // to end.
   bool asks_to_end(const Deadline& deadline) {
-    while (!deadline.expired()) {
+    do {
       pollfd entries[]{{signals_.get(), POLLIN, 0},
                        {reads_keys_ ? STDIN_FILENO : -1, POLLIN, 0}};
       poll(entries, 2, static_cast<int>(deadline.remaining().count()));
@@ -104,7 +105,7 @@ class Screen {
         if (read(STDIN_FILENO, &key, 1) <= 0) reads_keys_ = false;
         if (key == 'q' || key == 'Q') return true;
       }
-    }
+    } while (!deadline.expired());
     return false;
   }
 
