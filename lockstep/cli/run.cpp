@@ -41,7 +41,8 @@ void say_of_node(const std::string& host, std::string_view text) {
 // Runs in the agent's process. The member starts its thread here, since no
 // thread survives a fork.
 int run_agent(const RunOptions& options, RunDirectory& directory,
-              std::optional<StorePort> port, GuardianLink link) {
+              std::optional<StorePort> port,
+              std::optional<MetricsEndpoint> metrics, GuardianLink link) {
   LocalAgent::Report report = say;
   if (options.job) {
     report = [host = options.agent.host_name](const std::string& text) {
@@ -52,9 +53,10 @@ int run_agent(const RunOptions& options, RunDirectory& directory,
   try {
     std::unique_ptr<JobMember> job;
     if (options.job) job = std::make_unique<JobMember>(*options.job);
-    exit_code = LocalAgent(options.agent, directory, std::move(port),
-                           std::move(link), report, std::move(job))
-                    .run();
+    LocalAgent agent(options.agent, directory, std::move(port), std::move(link),
+                     report, std::move(job));
+    if (metrics) agent.serve_metrics(std::move(*metrics));
+    exit_code = agent.run();
   } catch (const ProgramError& error) {
     report(error.what());
     exit_code = error.exit_code();
@@ -72,6 +74,12 @@ int launch(const RunArguments& arguments) {
   std::optional<StorePort> port;
   if (!options.job)
     port = StorePort::hold(agent.master_addr, agent.master_port);
+  std::optional<MetricsEndpoint> metrics;
+  if (options.metrics_port) {
+    metrics.emplace(MetricsEndpoint::listen(*options.metrics_port));
+    say("metrics: http://127.0.0.1:" + std::to_string(metrics->port()) +
+        "/metrics");
+  }
   RunDirectory directory =
       RunDirectory::create(options.log_dir, agent.workers.run_id);
 
@@ -85,7 +93,8 @@ int launch(const RunArguments& arguments) {
   }
   const GuardedEnd end = run_guarded(
       [&](GuardianLink link) {
-        return run_agent(options, directory, std::move(port), std::move(link));
+        return run_agent(options, directory, std::move(port),
+                         std::move(metrics), std::move(link));
       },
       agent.ending_allowance());
   if (end.killed_by != 0) {

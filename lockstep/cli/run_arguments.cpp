@@ -77,6 +77,10 @@ void add_output_options(CLI::App& run, RunArguments& arguments) {
   add_spelled_option(run, "--local-ranks-filter", arguments.local_ranks_filter,
                      "Show only these ranks on the console: 0,2")
       ->group("Output");
+  add_spelled_option(run, "--metrics-port", arguments.metrics_port,
+                     "Serve metrics for Prometheus on 127.0.0.1; 0: a free "
+                     "port [none]")
+      ->group("Output");
 }
 
 void add_shutdown_options(CLI::App& run, RunArguments& arguments) {

@@ -33,6 +33,7 @@ struct RunArguments {
   std::string tee = "0";
   std::string local_ranks_filter;
   bool prefix_lines = false;
+  std::string metrics_port;
   std::vector<std::string> command;
 };
 

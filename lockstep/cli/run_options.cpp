@@ -312,6 +312,10 @@ RunOptions run_options(const RunArguments& arguments) {
     apply_rdzv_conf(arguments.rdzv_conf, ignored, options.warnings);
   }
   if (!arguments.log_dir.empty()) options.log_dir = arguments.log_dir;
+  if (!arguments.metrics_port.empty()) {
+    options.metrics_port = static_cast<int>(
+        parse_int("--metrics-port", arguments.metrics_port, 0, 65'535));
+  }
   options.agent.workers.program =
       resolve_program(arguments.command, program_kind(arguments));
   return options;

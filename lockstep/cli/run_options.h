@@ -15,6 +15,7 @@ struct RunOptions {
   LocalAgentOptions agent{};
   std::optional<JobMemberOptions> job{};  // if there are several nodes
   std::optional<std::string> log_dir{};
+  std::optional<int> metrics_port{};
   // One line for each thing that is accepted but has no effect.
   std::vector<std::string> warnings{};
 };

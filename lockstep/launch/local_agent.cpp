@@ -17,6 +17,7 @@
 #include "lockstep/base/steady_ns.h"
 #include "lockstep/launch/crash_report.h"
 #include "lockstep/launch/descendants.h"
+#include "lockstep/launch/metrics_text.h"
 #include "lockstep/launch/seconds_text.h"
 #include "lockstep/launch/wait_status.h"
 
@@ -299,6 +300,7 @@ void LocalAgent::wait_for_event() {
   if (hears_job) entries_.push_back({job_->event_fd(), POLLIN, 0});
   mux_.add_poll_entries(entries_);
   if (socket_) socket_->add_poll_entries(entries_);
+  if (metrics_) metrics_->add_poll_entries(entries_);
   milliseconds timeout = hears_job ? kJobInterval : milliseconds(-1);
   const auto shorten_to = [&](const Deadline& deadline) {
     const milliseconds left = deadline.remaining();
@@ -307,6 +309,9 @@ void LocalAgent::wait_for_event() {
   if (stop_.kill_at && running() > 0) shorten_to(*stop_.kill_at);
   if (propose_at_) shorten_to(*propose_at_);
   if (look_for_causes_at_ && running() > 0) shorten_to(*look_for_causes_at_);
+  if (metrics_ && metrics_->most_wait() != milliseconds::max()) {
+    shorten_to(Deadline::after(metrics_->most_wait()));
+  }
   if (poll(entries_.data(), entries_.size(),
            static_cast<int>(timeout.count())) <= 0) {
     return;
@@ -319,6 +324,16 @@ void LocalAgent::wait_for_event() {
           return answer(question, asker);
         });
   }
+  if (metrics_) {
+    metrics_->handle_poll_entries(entries_, [this] { return metrics(); });
+  }
+}
+
+std::string LocalAgent::metrics() {
+  if (!board_) return {};
+  // So that there is something to tell the next time.
+  board_->watch(kLongestWatch);
+  return metrics_text(status(), *board_);
 }
 
 void LocalAgent::open_socket() {

@@ -11,6 +11,7 @@
 #include "lockstep/base/status_board.h"
 #include "lockstep/launch/agent_socket.h"
 #include "lockstep/launch/job_member.h"
+#include "lockstep/launch/metrics_endpoint.h"
 #include "lockstep/launch/output_mux.h"
 #include "lockstep/launch/process_guardian.h"
 #include "lockstep/launch/run_directory.h"
@@ -61,6 +62,11 @@ class LocalAgent {
              std::optional<StorePort> first_port, GuardianLink link,
              Report report, std::unique_ptr<JobMember> job = nullptr);
 
+  // Serves metrics (metrics_text.h) while run() does its work.
+  void serve_metrics(MetricsEndpoint endpoint) {
+    metrics_.emplace(std::move(endpoint));
+  }
+
   // Blocks until no worker, and nothing that a worker started, is left. Returns
   // the exit code of the launch: 0; or that of the first worker that failed in
   // the last attempt (128 + signal if a signal killed it); or 128 + signal if a
@@ -97,6 +103,7 @@ class LocalAgent {
   void open_socket();
   AgentSocket::Answer answer(const std::string& question, pid_t asker);
   JobStatus status() const;
+  std::string metrics();
   // Returns whether `asker` may publish in the place of worker `local_rank`.
   bool claim(int local_rank, pid_t asker);
   void offer_round();
@@ -129,6 +136,7 @@ class LocalAgent {
   // Both are nothing if the system refused them: then nobody can look.
   std::optional<AgentSocket> socket_{};
   std::optional<StatusBoard> board_{};
+  std::optional<MetricsEndpoint> metrics_{};
   std::vector<pollfd> entries_;
   int ending_signal_ = 0;  // the first forwarded signal that ends the job
   bool guardian_gone_ = false;

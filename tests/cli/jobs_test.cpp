@@ -1,11 +1,14 @@
 // The commands that look at running jobs: `lockstep status`, `lockstep top`,
 // `lockstep profile`.
+#include <arpa/inet.h>
 #include <fcntl.h>
 #include <gmock/gmock.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <pty.h>
 #include <signal.h>
 #include <sys/ioctl.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 #include <termios.h>
 #include <unistd.h>
@@ -423,6 +426,113 @@ TEST_F(Jobs, ARankThatIsBusyOrStoppedHasStacksOrSaysWhy) {
   }
   EXPECT_FALSE(deadline.expired());
   end(*job);
+}
+
+class Metrics : public Jobs {
+ protected:
+  void start_with_metrics(std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), "--metrics-port=0");
+    job_ = start_job("metrics", std::move(arguments));
+    constexpr std::string_view kPlace = "metrics: http://127.0.0.1:";
+    job_->await_error("/metrics\n");
+    const std::string err = job_->err();
+    port_ = std::stoi(err.substr(err.find(kPlace) + kPlace.size()));
+  }
+  FileDescriptor connect() const {
+    FileDescriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_in address{};
+    address.sin_family = AF_INET;
+    address.sin_port = htons(static_cast<uint16_t>(port_));
+    address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    EXPECT_EQ(
+        ::connect(socket.get(), reinterpret_cast<const sockaddr*>(&address),
+                  sizeof address),
+        0);
+    return socket;
+  }
+  // Returns all that comes until the server closes the connection.
+  static std::string response(const FileDescriptor& socket) {
+    std::string all;
+    char bytes[4096];
+    pollfd entry{socket.get(), POLLIN, 0};
+    while (poll(&entry, 1, 20'000) > 0) {
+      const ssize_t count = read(socket.get(), bytes, sizeof bytes);
+      if (count <= 0) break;
+      all.append(bytes, static_cast<size_t>(count));
+    }
+    return all;
+  }
+  std::string ask(const std::string& request) const {
+    const FileDescriptor socket = connect();
+    EXPECT_EQ(send(socket.get(), request.data(), request.size(), MSG_NOSIGNAL),
+              static_cast<ssize_t>(request.size()));
+    return response(socket);
+  }
+  std::string metrics() const { return ask("GET /metrics HTTP/1.1\r\n\r\n"); }
+
+  std::unique_ptr<RunningProgram> job_;
+  int port_ = 0;
+};
+
+TEST_F(Metrics, AreServedWhileTheJobRunsAndItsWorkersEnd) {
+  start_with_metrics({"--nproc-per-node=2", "--max-restarts=1", "sh", "-c",
+                      "[ $TORCHELASTIC_RESTART_COUNT = 0 ] && exit 3; "
+                      "echo again; exec sleep 60"});
+  job_->await_output("again", 2);
+  const Deadline deadline = Deadline::after(seconds(20));
+  while (metrics().find("lockstep_restarts_total{run_id=\"metrics\","
+                        "node_rank=\"0\"} 1\n") == std::string::npos) {
+    ASSERT_FALSE(deadline.expired());
+  }
+  EXPECT_THAT(metrics(),
+              AllOf(StartsWith("HTTP/1.1 200 OK\r\nContent-Type: text/plain; "
+                               "version=0.0.4; charset=utf-8\r\n"),
+                    HasSubstr("# TYPE lockstep_worker_up gauge\n"),
+                    HasSubstr("lockstep_worker_up{run_id=\"metrics\",node_rank="
+                              "\"0\",rank=\"1\"} 1\n"),
+                    Not(HasSubstr("lockstep_steps_total"))));
+  end(*job_);
+}
+
+TEST_F(Metrics, EveryRequestHasAnAnswerAndDelaysNobody) {
+  start_with_metrics({"sh", "-c", "echo ready; exec sleep 60"});
+  job_->await_output("ready");
+  EXPECT_THAT(ask("GET / HTTP/1.1\r\n\r\n"), StartsWith("HTTP/1.1 404 "));
+  EXPECT_THAT(ask("GET /metrics?name=x HTTP/1.0\r\nA: b\r\n\r\n"),
+              StartsWith("HTTP/1.1 200 "));
+  const std::string head = ask("HEAD /metrics HTTP/1.1\r\n\r\n");
+  EXPECT_THAT(head, AllOf(StartsWith("HTTP/1.1 200 "),
+                          ::testing::EndsWith("\r\n\r\n")));
+  EXPECT_THAT(ask("POST /metrics HTTP/1.1\r\n\r\n"),
+              StartsWith("HTTP/1.1 405 "));
+  EXPECT_THAT(ask("nonsense\r\n\r\n"), StartsWith("HTTP/1.1 400 "));
+  EXPECT_THAT(ask("GET /" + std::string(9'000, 'x')),
+              StartsWith("HTTP/1.1 431 "));
+  // Clients that ask nothing, half a request, or do not read.
+  std::vector<FileDescriptor> silent;
+  for (int i = 0; i < 200; ++i) silent.push_back(connect());
+  const FileDescriptor half = connect();
+  ASSERT_GT(send(half.get(), "GET /met", 8, 0), 0);
+  { const FileDescriptor gone = connect(); }
+  EXPECT_THAT(metrics(), HasSubstr("lockstep_world_size"));
+  ASSERT_GT(send(half.get(), "rics HTTP/1.1\r\n\r\n", 17, 0), 0);
+  EXPECT_THAT(response(half), StartsWith("HTTP/1.1 200 "));
+  end(*job_);
+}
+
+TEST_F(Metrics, APortThatCannotBeHadIsOneLine) {
+  start_with_metrics({"sh", "-c", "echo ready; exec sleep 60"});
+  job_->await_output("ready");
+  const auto taken =
+      run({"--metrics-port=" + std::to_string(port_), "echo", "started"});
+  EXPECT_EQ(taken.exit_code, 2);
+  EXPECT_EQ(taken.out, "");
+  EXPECT_EQ(taken.err, "lockstep run: --metrics-port " + std::to_string(port_) +
+                           " is in use; give another, or 0 for a free one\n");
+  const auto wrong = run({"--metrics-port=70000", "echo", "started"});
+  EXPECT_EQ(wrong.exit_code, 2);
+  EXPECT_THAT(wrong.err, HasSubstr("--metrics-port"));
+  end(*job_);
 }
 
 class Crashes : public Jobs {

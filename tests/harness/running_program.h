@@ -60,6 +60,7 @@ class RunningProgram {
   // Stops reading stdout, as a reader that goes away.
   void close_output() { out_.reset(); }
   const std::string& out() const { return result_.out; }
+  const std::string& err() const { return result_.err; }
 
  private:
   void await_text(const std::string& stream, const std::string& text, int times,

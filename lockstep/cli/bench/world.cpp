@@ -245,8 +245,8 @@ void World::fail() {
   const auto signal =
       cause->process.ended() ? cause->process.ending_signal() : std::nullopt;
   if (!signal && is_failure(cause->answer)) {
-    // A mistake of the user is the same for all ranks, but another one may still
-    // be loading LibTorch and has not found it yet.
+    // A mistake of the user is the same for all ranks, but another one may
+    // still be loading LibTorch and has not found it yet.
     if (cause->answer.value("usage", false)) {
       throw Refusal(cause->answer["error"].get<std::string>(),
                     /*is_users_mistake=*/true);

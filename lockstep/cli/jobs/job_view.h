@@ -6,9 +6,9 @@
 #include <vector>
 
 #include "lockstep/base/status_board.h"
-#include "lockstep/cli/jobs/process_usage.h"
 #include "lockstep/launch/job_link.h"
 #include "lockstep/launch/job_status.h"
+#include "lockstep/launch/process_usage.h"
 
 namespace lockstep::internal {
 

@@ -1,4 +1,4 @@
-#include "lockstep/cli/jobs/process_usage.h"
+#include "lockstep/launch/process_usage.h"
 
 #include <unistd.h>
 
