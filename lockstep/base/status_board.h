@@ -35,7 +35,7 @@ struct RankStatus {
   int32_t pid = 0;
   int32_t rank = 0;  // in the default group
   int64_t published_ns = 0;
-  // Of base/training_counters.h.
+  // These four are those of base/training_counters.h.
   int64_t steps = 0;
   int64_t last_step_ns = 0;
   int64_t samples = 0;

@@ -17,7 +17,8 @@ namespace lockstep::internal {
 namespace {
 
 constexpr size_t kRunIdBytes = 40;
-// Who connects and asks nothing is dropped when so many others have come.
+// A process that connects and asks nothing is dropped when so many others have
+// come.
 constexpr size_t kMostAskers = 512;
 constexpr std::chrono::milliseconds kDeafTime{1000};
 
@@ -98,7 +99,8 @@ void AgentSocket::accept_new(const Respond& respond) {
     }
     deaf_until_.reset();
   } catch (const std::system_error&) {
-    // No descriptor is left. Those who ask wait in the listener's queue.
+    // No descriptor is left. New connections wait in the
+    // listener's queue.
     deaf_until_ = Deadline::after(kDeafTime);
   }
 }

@@ -43,7 +43,7 @@ constexpr milliseconds kSignalledConsoleIdle{2000};
 // code is known, once another node asks.
 constexpr milliseconds kCauseAllowance{1500};
 constexpr milliseconds kCauseEnds{500};
-// For how long one who looks at the job may have the ranks publish.
+// For how long a question about the job may have the ranks publish.
 constexpr milliseconds kLongestWatch{60'000};
 
 bool stops_workers(int signal) {
@@ -312,10 +312,9 @@ void LocalAgent::wait_for_event() {
   if (metrics_ && metrics_->most_wait() != milliseconds::max()) {
     shorten_to(Deadline::after(metrics_->most_wait()));
   }
-  if (poll(entries_.data(), entries_.size(),
-           static_cast<int>(timeout.count())) <= 0) {
-    return;
-  }
+  const int ready =
+      poll(entries_.data(), entries_.size(), static_cast<int>(timeout.count()));
+  if (ready < 0) return;
   discard_events(child_events_.get());
   mux_.handle_poll_entries(entries_);
   if (socket_) {

@@ -46,24 +46,30 @@ FileDescriptor lock_directory(const fs::path& directory) {
   return lock;
 }
 
-bool has_records(const fs::path& attempt) {
+template <class Condition>
+bool has_file(const fs::path& attempt, const Condition& condition) {
   std::error_code error;
   for (fs::directory_iterator entry(attempt, error), end;
        !error && entry != end; entry.increment(error)) {
-    const std::string name = entry->path().filename();
-    if (name.starts_with("lockstep-flight-") || name == "crash-report.txt") {
-      return true;
-    }
+    if (condition(entry->path().filename().string())) return true;
   }
   return false;
 }
 
-bool has_attempt_with_records(const fs::path& directory) {
+bool is_flight_record(const std::string& name) {
+  return name.starts_with("lockstep-flight-");
+}
+
+bool is_kept(const std::string& name) {
+  return is_flight_record(name) || name == "crash-report.txt";
+}
+
+bool has_attempt_to_keep(const fs::path& directory) {
   std::error_code error;
   for (fs::directory_iterator entry(directory, error), end;
        !error && entry != end; entry.increment(error)) {
     if (entry->path().filename().string().starts_with(kAttempt) &&
-        has_records(entry->path())) {
+        has_file(entry->path(), is_kept)) {
       return true;
     }
   }
@@ -82,7 +88,7 @@ void remove_old(const fs::path& parent) {
     if (!path.filename().string().starts_with(std::string(kTemporaryStem) +
                                               "_") ||
         ::lstat(path.c_str(), &status) != 0 || !S_ISDIR(status.st_mode) ||
-        status.st_uid != ::geteuid() || !has_attempt_with_records(path)) {
+        status.st_uid != ::geteuid() || !has_attempt_to_keep(path)) {
       continue;
     }
     std::error_code ignored;
@@ -147,7 +153,7 @@ fs::path RunDirectory::attempt_directory(int restart) const {
 
 bool RunDirectory::has_flight_records(int restart) const noexcept {
   try {
-    return has_records(attempt_directory(restart));
+    return has_file(attempt_directory(restart), is_flight_record);
   } catch (...) {
     return false;  // out of memory
   }
@@ -156,7 +162,7 @@ bool RunDirectory::has_flight_records(int restart) const noexcept {
 void RunDirectory::end(bool success) noexcept {
   if (!std::exchange(temporary_, false)) return;
   try {
-    if (!success && has_attempt_with_records(path_)) {
+    if (!success && has_attempt_to_keep(path_)) {
       return remove_old(path_.parent_path());
     }
     std::error_code ignored;

@@ -36,8 +36,8 @@ struct WorkerFailure {
   std::chrono::milliseconds lifetime{};
   std::chrono::system_clock::time_point ended{};
   ErrorRecord error{};  // empty if it wrote none
-  // Of the thread that a fatal signal ended, the innermost first; empty if it
-  // wrote none (base/crash_handler.h).
+  // The frames of the thread that a fatal signal ended, the innermost first;
+  // empty if it wrote none (base/crash_handler.h).
   std::vector<std::string> stack{};
 
   // When the worker failed: when its error file says so, but at the latest when

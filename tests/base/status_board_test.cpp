@@ -129,7 +129,7 @@ TEST(StatusBoard, RefusesWhatIsNoBoard) {
         FileDescriptor(::fcntl(memory.descriptor(), F_DUPFD_CLOEXEC, 0)));
   };
   EXPECT_THROW(zeros(100), std::invalid_argument);
-  // Of the right size, but without the header.
+  // The size is right, but there is no header.
   const auto size = SharedMemory::create(4096).size();
   EXPECT_THROW(zeros(size), std::invalid_argument);
   const StatusBoard board = StatusBoard::create(1);
