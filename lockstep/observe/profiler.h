@@ -134,5 +134,11 @@ namespace internal {
 bool provide_profiler_on_demand();
 inline const bool provides_profiler_on_demand = provide_profiler_on_demand();
 
+// If a tool such as Nsight Systems records NVTX ranges of this process, shows
+// it the library's spans as ranges of the domain "lockstep". Returns whether
+// there is such a tool.
+bool emit_nvtx_ranges();
+inline const bool emits_nvtx_ranges = emit_nvtx_ranges();
+
 }  // namespace internal
 }  // namespace lockstep

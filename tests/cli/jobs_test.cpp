@@ -15,7 +15,9 @@
 
 #include <filesystem>
 #include <fstream>
+#include <map>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <thread>
 
 #include "lockstep/base/deadline.h"
@@ -597,6 +599,42 @@ TEST_F(Crashes, AProgramThatOnlyFailsHasNoReport) {
   const auto result = run({"sh", "-c", "exit 3"});
   EXPECT_EQ(result.exit_code, 3);
   EXPECT_THAT(result.err, Not(HasSubstr("report")));
+}
+
+// What Nsight Systems sees of a training (nvtx_injection.cpp).
+TEST_F(Jobs, SpansAreNvtxRangesIfAToolIsThere) {
+#ifdef LOCKSTEP_NVTX_INJECTION
+  const fs::path file = scratch() / "ranges";
+  auto job =
+      start({"--nproc-per-node=1", kRanks, "train"},
+            {.environment = {"NVTX_INJECTION64_PATH=" LOCKSTEP_NVTX_INJECTION,
+                             "NVTX_TEST_FILE=" + file.string()}});
+  job->await_output("ready");
+  end(*job);
+  std::map<std::string, std::vector<std::string>> open;  // by thread
+  std::map<std::string, int> seen;
+  bool has_domain = false;
+  for (const auto& line : lines(read_file(file))) {
+    std::istringstream words(line);
+    std::string kind;
+    std::string thread;
+    std::string name;
+    words >> kind >> thread >> name;
+    has_domain = has_domain || line == "domain lockstep";
+    if (kind == "push") {
+      open[thread].push_back(name);
+      ++seen[name];
+    } else if (kind == "pop") {
+      ASSERT_FALSE(open[thread].empty()) << line;
+      open[thread].pop_back();
+    }
+  }
+  EXPECT_TRUE(has_domain);
+  EXPECT_GT(seen["data::wait"], 10);
+  EXPECT_GT(seen["ddp::wait"] + seen["ddp::publish_bucket"], 10);
+#else
+  GTEST_SKIP() << "NVTX's headers were not there when this was built";
+#endif
 }
 
 // A program on a terminal of its own.
