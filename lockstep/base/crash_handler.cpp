@@ -27,6 +27,8 @@ namespace {
 constexpr std::array kSignals{SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT};
 constexpr const char* kStackFile = "stack.txt";
 constexpr size_t kAlternateStack = 64 << 10;
+// How long the handler may take; SIGALRM ends the process then.
+constexpr unsigned kHandlerSeconds = 10;
 // At most so many frames are those of abort() and of an exception on its way.
 constexpr ptrdiff_t kAbortFrames = 12;
 
@@ -111,11 +113,23 @@ void write_error_file(const Paths& to, int signal, const siginfo_t& info) {
   }
 }
 
+// The process must end, also if the disk does not answer, or if the unwinder
+// needs a lock that the thread has.
+void end_in_any_case() {
+  ::signal(SIGALRM, SIG_DFL);
+  sigset_t alarm_only;
+  sigemptyset(&alarm_only);
+  sigaddset(&alarm_only, SIGALRM);
+  ::pthread_sigmask(SIG_UNBLOCK, &alarm_only, nullptr);
+  ::alarm(kHandlerSeconds);
+}
+
 void handle_crash(int signal, siginfo_t* info, void* /*context*/) {
   const Paths* const to = paths.load();
   // Not in a child that was forked off, nor for a crash in this handler or in
   // another thread meanwhile.
   if (to != nullptr && to->pid == ::getpid() && !crashing.exchange(true)) {
+    end_in_any_case();
     const int fd = ::open(to->stack_file.c_str(),
                           O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     if (fd >= 0) {

@@ -17,7 +17,7 @@ namespace lockstep::internal {
 // handles or ignores is left alone, as are all if there is no error file. The
 // handler calls what a signal handler may call, and runs on a stack of its own
 // in the thread that calls this, so that an overflow of its stack is seen too.
-// May be called again.
+// If it takes longer than 10 s, SIGALRM ends the process. May be called again.
 void arm_crash_handler();
 
 // Returns the frames of "stack.txt" beside `error_file`, by frame_text(),
