@@ -176,7 +176,7 @@ TEST_P(Losses, PeersOfARankThatDiesBehindBackwardFailInTheNext) {
 }
 
 TEST_P(Losses, ARankThatLeavesEarlyIsNamed) {
-  start("leave", dying());
+  start("leave", dying()).rank(kOdd).await_output("done");
   expect_failures("backward 3: ", after_death(),
                   odd_rank() + " has left the group");
 }
