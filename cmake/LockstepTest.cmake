@@ -1,3 +1,17 @@
+# A precompiled header for tests without LibTorch: GoogleMock and JSON are most of
+# what such a test compiles. A target that adds options of its own cannot use it
+# (DISABLE_PRECOMPILE_HEADERS).
+function(lockstep_use_plain_test_pch target)
+  if(NOT TARGET lockstep_plain_test_pch)
+    lockstep_add_pch(lockstep_plain_test_pch
+      HEADERS <gmock/gmock.h> <nlohmann/json.hpp> <chrono> <filesystem>
+              <fstream> <functional> <map> <memory> <sstream> <string> <thread>
+              <vector>
+      LIBRARIES GTest::gmock nlohmann_json::nlohmann_json)
+  endif()
+  target_precompile_headers(${target} REUSE_FROM lockstep_plain_test_pch)
+endfunction()
+
 # lockstep_test(NAME SOURCES ... LABELS ... [LIBRARIES ...] [TORCH [PLAIN_MAIN]]
 #               [SANITIZERS ...] [DEADLINE s])
 #
@@ -35,6 +49,8 @@ function(lockstep_test name)
     LOCKSTEP_BIN_DIR="${CMAKE_RUNTIME_OUTPUT_DIRECTORY}")
   if(arg_TORCH)
     lockstep_use_torch_pch(${name})
+  else()
+    lockstep_use_plain_test_pch(${name})
   endif()
   if(arg_TORCH AND NOT arg_PLAIN_MAIN)
     target_link_libraries(${name} PRIVATE lockstep_test_harness)
