@@ -5,6 +5,7 @@
 
 #include "lockstep/base/profile_on_demand.h"
 #include "lockstep/base/steady_ns.h"
+#include "lockstep/base/training_summary.h"
 
 namespace lockstep::internal {
 namespace {
@@ -32,7 +33,9 @@ TrainingCounters& TrainingCounters::instance() {
 void TrainingCounters::count_step() noexcept {
   if (whole_steps > 0) return;
   const int64_t step = steps_.fetch_add(1, std::memory_order_relaxed) + 1;
-  last_step_ns_.store(steady_ns(), std::memory_order_relaxed);
+  const int64_t now = steady_ns();
+  last_step_ns_.store(now, std::memory_order_relaxed);
+  TrainingSummary::note_progress(0, now);
   if (ProfileOnDemand::is_wanted()) ProfileOnDemand::provided()->on_step(step);
 }
 
@@ -45,6 +48,7 @@ TrainingCounters::WholeStep::~WholeStep() { --whole_steps; }
 
 void TrainingCounters::count_samples(int64_t samples) noexcept {
   samples_.fetch_add(samples, std::memory_order_relaxed);
+  TrainingSummary::note_progress(samples, steady_ns());
   // A training without a wrapper has no other steps.
   if (steps() == 0 && ProfileOnDemand::is_wanted()) {
     ProfileOnDemand::provided()->on_step(0);

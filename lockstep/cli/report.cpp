@@ -6,6 +6,7 @@
 
 #include "lockstep/cli/command_line.h"
 #include "lockstep/cli/report/merged_trace.h"
+#include "lockstep/cli/report/scaling.h"
 #include "lockstep/cli/report/trace_file_error.h"
 #include "lockstep/cli/report/trace_folder.h"
 #include "lockstep/cli/report/trace_report.h"
@@ -83,6 +84,7 @@ void add_report_command(CLI::App& app, int& exit_code) {
   report->get_help_ptr()->description("Print this help and exit");
   report->require_subcommand(1);
   add_trace_command(*report, exit_code);
+  add_scaling_command(*report, app, exit_code);
 }
 
 }  // namespace lockstep::internal

@@ -22,6 +22,7 @@
 #include <utility>
 
 #include "lockstep/base/file_descriptor.h"
+#include "lockstep/base/training_summary.h"
 #include "lockstep/observe/background_files.h"
 #include "lockstep/observe/log_names.h"
 #include "lockstep/observe/log_rank.h"
@@ -414,7 +415,11 @@ MetricsLogger::~MetricsLogger() {
 void MetricsLogger::log(
     const std::vector<std::pair<std::string, double>>& metrics, int64_t step) {
   check_row(metrics);
-  if (impl_) impl_->log(metrics, step);
+  if (!impl_) return;
+  for (const auto& [name, value] : metrics) {
+    internal::TrainingSummary::note_metric(name, value);
+  }
+  impl_->log(metrics, step);
 }
 
 void MetricsLogger::flush() {

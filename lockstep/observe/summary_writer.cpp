@@ -19,6 +19,7 @@
 #include <system_error>
 
 #include "lockstep/base/file_descriptor.h"
+#include "lockstep/base/training_summary.h"
 #include "lockstep/observe/background_files.h"
 #include "lockstep/observe/event.h"
 #include "lockstep/observe/histogram.h"
@@ -295,6 +296,7 @@ void SummaryWriter::add_scalar(const std::string& tag, double value,
                                int64_t step, std::optional<double> wall_time) {
   require_name(tag_of("add_scalar()"), tag);
   if (!impl_) return;
+  internal::TrainingSummary::note_metric(tag, value);
   impl_->add(internal::scalar_event(
       {wall_time.value_or(seconds_since_1970()), step}, tag, value));
 }

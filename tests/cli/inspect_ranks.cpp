@@ -1,6 +1,8 @@
 // Ranks for inspect_ranks_test.cpp, which diverge, and for jobs_test.cpp:
 // `lockstep run --nproc-per-node=3 inspect_ranks absent|stuck|different|train`.
 // With "train", the ranks train until they are ended, and mostly sleep. With
+// "finite", a batch size and a file, they train 20 batches, log the loss 1 /
+// batch to the file, and end. With
 // "late", rank 1 is late for each of many collectives. With "crash" and
 // one of segv, abort, overflow, thread and throw, rank 1 ends so. Each rank
 // prints "ready <rank> <pid>" when it has come to the point that the test
@@ -23,6 +25,7 @@
 #include "lockstep/data/data_loader.h"
 #include "lockstep/data/distributed_sampler.h"
 #include "lockstep/data/tensor_dataset.h"
+#include "lockstep/observe/metrics_logger.h"
 #include "lockstep/observe/profiler.h"
 #include "lockstep/observe/progress_bar.h"
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
@@ -74,6 +77,22 @@ void train(int rank) {
   }
 }
 
+void train_to_the_end(int64_t batch_size, const std::string& log) {
+  constexpr int64_t kBatches = 20;
+  const int64_t samples = kBatches * batch_size * lockstep::get_world_size();
+  lockstep::TensorDataset dataset(torch::ones({samples, 8}),
+                                  torch::ones({samples, 1}));
+  lockstep::DistributedSampler sampler(samples);
+  lockstep::DataLoader loader(dataset, sampler, {.batch_size = batch_size});
+  lockstep::MetricsLogger metrics(log, {.overwrite = true});
+  int64_t step = 0;
+  for ([[maybe_unused]] auto& batch : loader) {
+    std::this_thread::sleep_for(milliseconds(5));
+    ++step;
+    metrics.log({{"loss", 1.0 / static_cast<double>(step)}}, step);
+  }
+}
+
 [[noreturn]] void crash(const std::string& how) {
   if (how == "segv") crash_here(nullptr);
   if (how == "overflow") overflow_here(0);
@@ -91,6 +110,10 @@ int main(int, char** argv) {
   const int rank = lockstep::get_rank();
   auto tensor = torch::ones({1000});
   lockstep::all_reduce(tensor);
+  if (mode == "finite") {
+    train_to_the_end(std::stol(argv[2]), argv[3]);
+    return 0;
+  }
   if (mode == "train") train(rank);
   if (mode == "late") {
     say_ready(rank);

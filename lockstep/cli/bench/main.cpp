@@ -9,10 +9,12 @@
 
 #include "lockstep/cli/bench/measure.h"
 #include "lockstep/cli/command_line.h"
+#include "lockstep/cli/stop_signal.h"
 #include "lockstep/launch/exit_code.h"
 
 int main(int argc, char** argv) {
   using namespace lockstep::internal::bench;
+  using lockstep::internal::Interrupted, lockstep::internal::StopSignal;
   using lockstep::internal::kSystemError, lockstep::internal::kUsageError;
   try {
     const auto options = parse_options(argc, argv);

@@ -14,6 +14,7 @@
 #include "lockstep/cli/bench/sides.h"
 #include "lockstep/cli/bench/world.h"
 #include "lockstep/cli/command_line.h"
+#include "lockstep/cli/machine.h"
 
 namespace lockstep::internal::bench {
 namespace {

@@ -1,7 +1,7 @@
 #pragma once
 
 #include "lockstep/cli/bench/options.h"
-#include "lockstep/cli/bench/stop_signal.h"
+#include "lockstep/cli/stop_signal.h"
 
 namespace lockstep::internal::bench {
 

@@ -71,10 +71,4 @@ nlohmann::ordered_json document(const Options& options,
                                 const nlohmann::ordered_json& sides,
                                 nlohmann::ordered_json results, double seconds);
 
-// Returns the number of processors that this process may run on.
-int cores();
-
-// Returns cores(), the processor, the system and its load.
-nlohmann::ordered_json machine_facts();
-
 }  // namespace lockstep::internal::bench

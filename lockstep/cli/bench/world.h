@@ -9,7 +9,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/file_descriptor.h"
-#include "lockstep/cli/bench/stop_signal.h"
+#include "lockstep/cli/stop_signal.h"
 #include "lockstep/launch/child_process.h"
 #include "lockstep/launch/program.h"
 #include "lockstep/launch/store_port.h"

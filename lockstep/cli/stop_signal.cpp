@@ -1,9 +1,9 @@
-#include "lockstep/cli/bench/stop_signal.h"
+#include "lockstep/cli/stop_signal.h"
 
 #include <sys/signalfd.h>
 #include <unistd.h>
 
-namespace lockstep::internal::bench {
+namespace lockstep::internal {
 
 StopSignal::StopSignal() {
   sigset_t stops;
@@ -29,4 +29,4 @@ void StopSignal::check() const {
   }
 }
 
-}  // namespace lockstep::internal::bench
+}  // namespace lockstep::internal

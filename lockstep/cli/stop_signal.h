@@ -6,7 +6,7 @@
 
 #include "lockstep/base/file_descriptor.h"
 
-namespace lockstep::internal::bench {
+namespace lockstep::internal {
 
 // Thrown to leave the program through every destructor.
 class Interrupted : public std::exception {
@@ -36,4 +36,4 @@ class StopSignal {
   FileDescriptor fd_;
 };
 
-}  // namespace lockstep::internal::bench
+}  // namespace lockstep::internal

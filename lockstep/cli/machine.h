@@ -1,0 +1,14 @@
+#pragma once
+
+#include <nlohmann/json.hpp>
+
+namespace lockstep::internal {
+
+// Returns the number of processors that this process may run on.
+int cores();
+
+// Returns what a reader of measurements wants to know of this machine: "cores"
+// (cores()), "cpu", "system", and "load_before", the load of the last minute.
+nlohmann::ordered_json machine_facts();
+
+}  // namespace lockstep::internal

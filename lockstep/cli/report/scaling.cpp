@@ -1,0 +1,263 @@
+#include "lockstep/cli/report/scaling.h"
+
+#include <algorithm>
+#include <chrono>
+#include <fstream>
+#include <iostream>
+#include <memory>
+#include <regex>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/base/environment.h"
+#include "lockstep/base/training_summary.h"
+#include "lockstep/cli/bench/format.h"
+#include "lockstep/cli/command_line.h"
+#include "lockstep/cli/machine.h"
+#include "lockstep/cli/report/scaling_cases.h"
+#include "lockstep/cli/report/scaling_page.h"
+#include "lockstep/cli/report/scaling_result.h"
+#include "lockstep/cli/report/scaling_run.h"
+#include "lockstep/cli/stop_signal.h"
+#include "lockstep/launch/exit_code.h"
+#include "lockstep/launch/process_count.h"
+#include "lockstep/launch/program.h"
+
+namespace lockstep::internal {
+namespace {
+
+constexpr const char* kScalingName = "lockstep report scaling";
+constexpr int64_t kMostProcesses = 4096;
+constexpr int64_t kMostRounds = 1000;
+constexpr int64_t kMostSeconds = 1'000'000;
+
+struct ScalingArguments {
+  std::string nproc;
+  std::string rounds = "3";
+  std::string target;
+  std::string compare;
+  std::string rate_pattern = "([0-9.]+) samples/s";
+  std::string timeout = "3600";
+  std::string html;
+  bool json = false;
+};
+
+// Returns 1 and the others, in ascending order.
+std::vector<int> process_counts(const std::string& list) {
+  std::vector<int> counts{1};
+  if (list.empty()) {
+    const int cores = usable_cores();
+    for (int nproc = 2; nproc < cores; nproc *= 2) counts.push_back(nproc);
+    if (cores > 1) counts.push_back(cores);
+    return counts;
+  }
+  std::istringstream words(list);
+  for (std::string word; std::getline(words, word, ',');) {
+    counts.push_back(
+        static_cast<int>(parse_int("--nproc", word, 1, kMostProcesses)));
+  }
+  std::ranges::sort(counts);
+  const auto repeated = std::ranges::unique(counts);
+  counts.erase(repeated.begin(), repeated.end());
+  return counts;
+}
+
+std::string joined(const std::vector<std::string>& words) {
+  std::string line;
+  for (const auto& word : words) line += (line.empty() ? "" : " ") + word;
+  return line;
+}
+
+std::regex pattern_of(const std::string& text) {
+  try {
+    std::regex pattern(text);
+    if (pattern.mark_count() >= 1) return pattern;
+  } catch (const std::regex_error&) {
+  }
+  throw std::invalid_argument("--rate-pattern=" + text +
+                              " is no regular expression (ECMAScript) with a "
+                              "group for the number, such "
+                              "as \"([0-9.]+) samples/s\"");
+}
+
+// A metric that no process logged cannot meet its target.
+void check_target(const std::string& target,
+                  const ScalingMeasurement& measurement) {
+  if (target.empty()) return;
+  const std::string name(MetricTarget::parse(target).name);
+  if (measurement.metrics.contains(name)) return;
+  std::string logged;
+  for (const auto& [metric, value] : measurement.metrics) {
+    logged += (logged.empty() ? "" : ", ") + metric;
+  }
+  throw std::invalid_argument(
+      "--target=" + target + ": the program logs no metric \"" + name +
+      (logged.empty() ? "\"; it must log it with MetricsLogger or SummaryWriter"
+                      : "\"; it logs " + logged));
+}
+
+std::vector<std::vector<ScalingMeasurement>> measure(
+    const std::vector<ScalingCase>& cases, int rounds,
+    const ScalingRunOptions& options, const StopSignal& stop) {
+  std::vector<std::vector<ScalingMeasurement>> measured(cases.size());
+  for (int round = 0; round < rounds; ++round) {
+    for (size_t i = 0; i < cases.size(); ++i) {
+      const ScalingMeasurement one = run_case(cases[i], options, stop);
+      if (cases[i].side != ScalingSide::compared) {
+        check_target(options.target, one);
+      }
+      write_message(kScalingName,
+                    bench::format("round %d of %d, ", round + 1, rounds) +
+                        cases[i].label() + " (" +
+                        std::string(name_of(cases[i].scaling)) +
+                        bench::format("): %.1f samples/s, %.1f s",
+                                      one.samples_per_s, one.seconds));
+      measured[i].push_back(one);
+    }
+  }
+  return measured;
+}
+
+void write_page(const std::string& path, const ScalingResult& result) {
+  std::ofstream out(path);
+  out << scaling_page(result) << std::flush;
+  if (!out) throw_errno("--html: cannot write " + path);
+}
+
+int report_scaling(const ScalingArguments& arguments,
+                   std::vector<std::string> command) {
+  if (!command.empty() && command.front() == "--") {
+    command.erase(command.begin());
+  }
+  if (command.empty()) {
+    throw std::invalid_argument("the program is missing; see " +
+                                std::string(kScalingName) + " --help");
+  }
+  // A program that does not exist is refused before anything runs.
+  resolve_program(command, command.front().ends_with(".py")
+                               ? ProgramKind::by_name
+                               : ProgramKind::executable);
+  ScalingPlan plan{.nproc = process_counts(arguments.nproc),
+                   .command = std::move(command),
+                   .compare = arguments.compare};
+  if (!arguments.target.empty()) MetricTarget::parse(arguments.target);
+  const ScalingRunOptions options{
+      .target = arguments.target,
+      .rate_pattern = pattern_of(arguments.rate_pattern),
+      .timeout = std::chrono::seconds(
+          parse_int("--timeout", arguments.timeout, 1, kMostSeconds))};
+  const int rounds =
+      static_cast<int>(parse_int("--rounds", arguments.rounds, 1, kMostRounds));
+  const auto cases = cases_of(plan);
+  if (!arguments.html.empty()) {
+    // Found out before the runs, which may take long.
+    std::ofstream probe(arguments.html, std::ios::app);
+    if (!probe) throw_errno("--html: cannot write " + arguments.html);
+  }
+  ScalingResult result{.command = joined(plan.command),
+                       .compare = plan.compare,
+                       .target = arguments.target,
+                       .rounds = rounds,
+                       .machine = machine_facts(),
+                       .tables = {}};
+  const StopSignal stop;
+  result.tables = make_tables(cases, measure(cases, rounds, options, stop));
+  std::cout << (arguments.json ? scaling_json(result).dump(2) + "\n"
+                               : scaling_text(result))
+            << std::flush;
+  if (!arguments.html.empty()) {
+    write_page(arguments.html, result);
+    write_message(kScalingName, "the page is " + arguments.html);
+  }
+  return 0;
+}
+
+int report_or_explain(const ScalingArguments& arguments,
+                      std::vector<std::string> command) {
+  try {
+    return report_scaling(arguments, std::move(command));
+  } catch (const Interrupted& interrupted) {
+    return 128 + interrupted.signal();
+  } catch (const ProgramError& error) {
+    write_message(kScalingName, error.what());
+    return error.exit_code();
+  } catch (const std::invalid_argument& error) {
+    write_message(kScalingName, error.what());
+    return kUsageError;
+  } catch (const std::exception& error) {
+    write_message(kScalingName, error.what());
+    return kSystemError;
+  }
+}
+
+}  // namespace
+
+void add_scaling_command(CLI::App& report, CLI::App& app, int& exit_code) {
+  CLI::App* scaling = report.add_subcommand(
+      "scaling", "Say how much faster a program trains with more processes");
+  scaling->formatter(make_help_formatter(
+      "lockstep report scaling [OPTIONS] -- PROGRAM [ARGUMENTS...]\n"
+      "  Runs PROGRAM with each number of processes, and in one process with "
+      "as "
+      "many\n  threads. In ARGUMENTS, {batch:64} stands for the samples of a "
+      "process in a step,\n  {global_batch:64} for those of all, and {nproc} "
+      "for "
+      "the number of processes.\n"
+      "Examples:\n"
+      "  lockstep report scaling -- ./train --epochs 2\n"
+      "  lockstep report scaling --nproc 1,2,4 --html scaling.html -- \\\n"
+      "      ./train --batch-size {batch:64}\n"
+      "  lockstep report scaling --target 'loss<=0.3' --compare 'torchrun \\\n"
+      "      --nproc-per-node={nproc} train.py --batch-size {batch:64}' -- \\\n"
+      "      ./train --batch-size {batch:64}\n"
+      "Exit code 0: the report was printed; 1: a run failed; 2: wrong "
+      "arguments."));
+  scaling->get_help_ptr()->description("Print this help and exit");
+  auto arguments = std::make_shared<ScalingArguments>();
+  scaling
+      ->add_option("--nproc", arguments->nproc,
+                   "Numbers of processes; 1 is always one of them (default: 1, "
+                   "2, 4 and so on, up to the cores)")
+      ->type_name("LIST");
+  scaling
+      ->add_option("--rounds", arguments->rounds,
+                   "How often everything runs, in turns (default: 3)")
+      ->type_name("N");
+  scaling
+      ->add_option("--target", arguments->target,
+                   "Say how long the training takes until a metric that it "
+                   "logs is so good: loss<=0.3")
+      ->type_name("METRIC<=VALUE");
+  scaling
+      ->add_option("--compare", arguments->compare,
+                   "A command that a shell runs beside it, for example with "
+                   "torchrun")
+      ->type_name("COMMAND");
+  scaling
+      ->add_option("--rate-pattern", arguments->rate_pattern,
+                   "Finds the samples per second in what a program prints that "
+                   "is not one of Lockstep (default: ([0-9.]+) samples/s)")
+      ->type_name("REGEX");
+  scaling
+      ->add_option("--timeout", arguments->timeout,
+                   "How long one run may take (default: 3600)")
+      ->type_name("SECONDS");
+  scaling
+      ->add_option("--html", arguments->html,
+                   "Write a page with the tables and pictures, too")
+      ->type_name("FILE");
+  scaling->add_flag("--json", arguments->json, "Print one JSON document");
+  // Everything from the program on belongs to it. After "--" CLI11 leaves that
+  // with the parents.
+  scaling->prefix_command();
+  scaling->callback([scaling, &report, &app, arguments, &exit_code] {
+    auto command = scaling->remaining();
+    if (command.empty()) command = report.remaining();
+    if (command.empty()) command = app.remaining();
+    exit_code = report_or_explain(*arguments, std::move(command));
+  });
+}
+
+}  // namespace lockstep::internal
