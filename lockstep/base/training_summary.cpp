@@ -143,8 +143,8 @@ MetricTarget MetricTarget::parse(std::string_view text) {
                               "logs, <= or >=, and a number: \"loss<=0.3\"");
 }
 
-bool MetricTarget::is_met(double value) const {
-  return at_most ? value <= this->value : value >= this->value;
+bool MetricTarget::is_met(double number) const {
+  return at_most ? number <= value : number >= value;
 }
 
 }  // namespace lockstep::internal

@@ -44,7 +44,7 @@ struct MetricTarget {
   // `text` must outlive the result. Throws std::invalid_argument that says what
   // is allowed.
   static MetricTarget parse(std::string_view text);
-  bool is_met(double value) const;
+  bool is_met(double number) const;
 };
 
 }  // namespace lockstep::internal

@@ -60,7 +60,8 @@ TEST_F(ScalingPage, FitsIntoAWindowOfABrowser) {
   std::ofstream(page, std::ios::app) << kCheck;
   for (const char* width : {"1200", "500"}) {
     const auto shown = run_program(
-        {"/usr/bin/chromium", "--headless", "--no-sandbox", "--disable-gpu",
+        {"/usr/bin/env", "TMPDIR=" + scratch().string(), "/usr/bin/chromium",
+         "--headless", "--no-sandbox", "--disable-gpu",
          "--user-data-dir=" + (scratch() / "profile").string(),
          "--window-size=" + std::string(width) + ",2000", "--dump-dom",
          "file://" + page.string()},

@@ -101,8 +101,8 @@ TEST_F(ScalingReport, MeasuresATrainingWithRanksAndThreads) {
   const std::string html = read_file(page);
   EXPECT_THAT(html,
               AllOf(HasSubstr("<!DOCTYPE html>"), HasSubstr("Weak scaling"),
-                    HasSubstr("loss&lt;=0.1"), Not(HasSubstr("http:")),
-                    Not(HasSubstr("https:")), Not(HasSubstr("<?xml"))))
+                    HasSubstr("loss&lt;=0.1"), Not(HasSubstr("src=")),
+                    Not(HasSubstr("href=")), Not(HasSubstr("url("))))
       << "The page must need nothing else.";
   int pictures = 0;
   for (size_t at = 0; (at = html.find("<svg", at)) != std::string::npos; ++at) {

@@ -250,8 +250,9 @@ void add_scaling_command(CLI::App& report, CLI::App& app, int& exit_code) {
       ->type_name("FILE");
   scaling->add_flag("--json", arguments->json, "Print one JSON document");
   // Everything from the program on belongs to it. After "--" CLI11 leaves that
-  // with the parents.
+  // with the parents, which take it for this command only.
   scaling->prefix_command();
+  scaling->preparse_callback([&report](size_t) { report.allow_extras(); });
   scaling->callback([scaling, &report, &app, arguments, &exit_code] {
     auto command = scaling->remaining();
     if (command.empty()) command = report.remaining();

@@ -37,6 +37,7 @@ th, td { padding: 0.3em 0.9em; text-align: right;
          border-bottom: 1px solid #dddddd; }
 th { font-weight: 600; vertical-align: bottom; }
 th:first-child, td:first-child { text-align: left; }
+.wide { overflow-x: auto; }
 svg { max-width: 100%; height: auto; }
 .small { color: #555555; font-size: 0.9em; }
 )";
@@ -172,7 +173,7 @@ std::string picture_of(const ScalingTable& table) {
 }
 
 std::string table_html(const ScalingTable& table, const std::string& target) {
-  std::string html = "<table>\n";
+  std::string html = "<div class=\"wide\"><table>\n";
   const auto rows = cells_of(table, target);
   for (size_t i = 0; i < rows.size(); ++i) {
     const char* tag = i == 0 ? "th" : "td";
@@ -182,7 +183,7 @@ std::string table_html(const ScalingTable& table, const std::string& target) {
     }
     html += "</tr>\n";
   }
-  return html + "</table>\n";
+  return html + "</table></div>\n";
 }
 
 }  // namespace
