@@ -325,6 +325,31 @@ TEST_F(LauncherFaults, UserSignalsPassWithoutStopping) {
   EXPECT_EQ(count(result.out, "usr2\n"), 2);
 }
 
+TEST_F(LauncherFaults, SignalsToHandleEndTheJobAndNoOthersAreHandled) {
+  // Slurm's way to announce the end of a job: --signal=USR1@60.
+  auto launcher = start_script(
+      {"--nproc-per-node=2", "--signals-to-handle=SIGUSR1,SIGTERM"},
+      "trap 'echo saved; exit 0' USR1; echo ready; "
+      "while :; do sleep 0.05; done");
+  launcher->await_output("ready\n", 2);
+  launcher->signal(SIGUSR1);
+  auto result = launcher->finish();
+  EXPECT_EQ(result.exit_code, 128 + SIGUSR1) << result.err;
+  EXPECT_EQ(count(result.out, "saved\n"), 2);
+  EXPECT_THAT(result.err, HasSubstr("SIGUSR1 forwarded to 2 workers"));
+
+  launcher = start_script({"--signals-to-handle=SIGTERM"},
+                          "trap 'echo saved; exit 0' INT; echo ready; "
+                          "while :; do sleep 0.05; done");
+  launcher->await_output("ready\n");
+  launcher->signal(SIGINT);
+  result = launcher->finish();
+  EXPECT_EQ(result.exit_code, 128 + SIGINT);
+  EXPECT_EQ(result.out, "ready\n");
+  EXPECT_EQ(result.err, "");
+  EXPECT_TRUE(await_no_process(seconds(10)));
+}
+
 // Starts grandchildren: one in the worker's process group, one in a session of
 // its own, and one that also lost its parent and its environment.
 const std::string kFamily =
