@@ -71,9 +71,10 @@ bool parse_flag(const std::string& name, std::string value) {
                               "\"; allowed are true and false");
 }
 
-// Times of torchrun's rendezvous that have no effect here.
+// Keys of torchrun's rendezvous that have no effect here: times, and others.
 constexpr std::array kForeignTimes{"last_call_timeout", "close_timeout",
                                    "heartbeat_timeout", "read_timeout"};
+constexpr std::array kForeignConf{"use_libuv", "rank"};
 
 std::string stripped(std::string_view text) {
   const size_t begin = text.find_first_not_of(' ');
@@ -118,6 +119,8 @@ void apply_rdzv_conf(const std::string& text, JobMemberOptions& job,
       refuse_store_type(value);
     } else if (std::ranges::find(kForeignTimes, name) != kForeignTimes.end()) {
       parse_seconds(option, value);
+      warnings.push_back(option + " is one of torchrun's and has no effect");
+    } else if (std::ranges::find(kForeignConf, name) != kForeignConf.end()) {
       warnings.push_back(option + " is one of torchrun's and has no effect");
     } else {
       throw std::invalid_argument(
@@ -274,9 +277,9 @@ OutputOptions output_options(const RunArguments& arguments,
   const bool by_lines = !output.tee.empty() || output.prefix_lines;
   if (filters && (arguments.log_dir.empty() || !by_lines)) {
     warnings.push_back(
-        "--duplicate-stdout-filters and --duplicate-stderr-filters write lines "
-        "of --tee or --prefix-lines into files and have no effect without " +
-        std::string(by_lines ? "--log-dir" : "them"));
+        "--duplicate-stdout-filters and --duplicate-stderr-filters have no "
+        "effect without " +
+        std::string(by_lines ? "--log-dir" : "--tee or --prefix-lines"));
   }
   if (!output.redirects.empty() && arguments.log_dir.empty()) {
     warnings.push_back(

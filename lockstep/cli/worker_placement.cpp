@@ -52,6 +52,14 @@ std::vector<std::string> one_gpu_each(int workers) {
   return gpus;
 }
 
+int parse_threads(const std::string& text) {
+  try {
+    return static_cast<int>(parse_int("--omp-threads", text, 1, kMostThreads));
+  } catch (const std::invalid_argument& error) {
+    throw std::invalid_argument(std::string(error.what()) + ", or auto");
+  }
+}
+
 }  // namespace
 
 void place_workers(const RunArguments& arguments, WorkerGroupOptions& workers) {
@@ -60,9 +68,8 @@ void place_workers(const RunArguments& arguments, WorkerGroupOptions& workers) {
 
   const bool share = arguments.omp_threads == "auto";
   if (!share && !arguments.omp_threads.empty()) {
-    const int threads = static_cast<int>(
-        parse_int("--omp-threads", arguments.omp_threads, 1, kMostThreads));
-    workers.omp_threads.assign(static_cast<size_t>(count), threads);
+    workers.omp_threads.assign(static_cast<size_t>(count),
+                               parse_threads(arguments.omp_threads));
   }
   if (!share && arguments.numa_binding.empty()) return;
   const std::set<int> allowed = allowed_cpus();

@@ -1,9 +1,9 @@
-"""How torch binds ranks on a host that is described in a folder.
+"""How torch binds ranks on hosts that are described in folders.
 
-    numa_peer.py ROOT CPUS
+    numa_peer.py ROOT CPUS [ROOT CPUS]...
 
-ROOT has the files of /sys and /proc of that host, CPUS are those that the
-process may use. Prints "MODE GPU CPUS" for each mode and GPU, or "refused".
+ROOT has the files of /sys and /proc of a host, CPUS are those that the process
+may use there. Prints "MODE GPU CPUS" for each mode and GPU, or "refused".
 """
 
 import os
@@ -13,9 +13,6 @@ import types
 import torch
 from torch.numa import binding
 
-root = sys.argv[1]
-allowed = {int(cpu) for cpu in sys.argv[2].split(",")}
-gpus = sorted(os.listdir(root + "/proc/driver/nvidia/gpus"))
 open_file, list_folder = open, os.listdir
 
 
@@ -36,13 +33,16 @@ os.sched_getaffinity = lambda _: allowed
 torch.cuda.device_count = lambda: len(gpus)
 torch.cuda.get_device_properties = properties
 
-for mode in binding.AffinityMode:
-    for gpu in range(len(gpus)):
-        try:
-            cpus = binding._get_logical_cpus_to_bind_to(
-                gpu_index=gpu,
-                numa_options=binding.NumaOptions(affinity_mode=mode))
-            text = ",".join(map(str, sorted(cpus)))
-        except RuntimeError:
-            text = "refused"
-        print(mode.value, gpu, text)
+for root, cpus_of_host in zip(sys.argv[1::2], sys.argv[2::2]):
+    allowed = {int(cpu) for cpu in cpus_of_host.split(",")}
+    gpus = sorted(os.listdir(root + "/proc/driver/nvidia/gpus"))
+    for mode in binding.AffinityMode:
+        for gpu in range(len(gpus)):
+            try:
+                cpus = binding._get_logical_cpus_to_bind_to(
+                    gpu_index=gpu,
+                    numa_options=binding.NumaOptions(affinity_mode=mode))
+                text = ",".join(map(str, sorted(cpus)))
+            except RuntimeError:
+                text = "refused"
+            print(mode.value, gpu, text)

@@ -134,7 +134,8 @@ TEST_F(Output, FiltersWithoutAFileOrLinesAreSaidAndPassedOver) {
                        "--log-dir=" + (scratch() / "logs").string()},
                       "echo a");
   EXPECT_EQ(lines(result.err).size(), 1u) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("no effect without them"));
+  EXPECT_THAT(result.err,
+              HasSubstr("no effect without --tee or --prefix-lines"));
 }
 
 TEST_F(Output, FilteredRanksAreSilentOnTheConsole) {

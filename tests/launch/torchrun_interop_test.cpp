@@ -33,6 +33,8 @@ class Torchrun : public LauncherTest {
     const fs::path folder = scratch() / (torchrun ? "torchrun" : "lockstep");
     fs::remove_all(folder);
     fs::create_directories(folder);
+    // Without a log directory torchrun would leave a temporary one.
+    options.push_back("--log-dir=" + (folder / "logs").string());
     std::vector<std::string> command{LOCKSTEP_BIN_DIR "/lockstep", "run"};
     if (torchrun) {
       command = {LOCKSTEP_TORCH_PYTHON, "-m", "torch.distributed.run"};
@@ -57,8 +59,8 @@ class Torchrun : public LauncherTest {
     return all;
   }
 
-  void compare(const std::vector<std::string>& options,
-               const ProgramSetup& setup, const std::set<std::string>& more);
+  void compare(const std::vector<std::string>& options, ProgramSetup setup,
+               const std::set<std::string>& more);
 };
 
 // Variables that differ by design (docs/launcher.md, "Differences from
@@ -66,13 +68,14 @@ class Torchrun : public LauncherTest {
 const std::set<std::string> kOtherValues{
     "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE",
     "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"};
-const std::set<std::string> kOfLockstep{"LOCKSTEP_AGENT",
-                                        "LOCKSTEP_FLIGHT_DIR"};
+// LOCKSTEP_FLIGHT_DIR is another one, but these tests set it themselves.
+const std::set<std::string> kOfLockstep{"LOCKSTEP_AGENT"};
 
 void Torchrun::compare(const std::vector<std::string>& options,
-                       const ProgramSetup& setup,
-                       const std::set<std::string>& more) {
+                       ProgramSetup setup, const std::set<std::string>& more) {
   constexpr int kRanks = 2;
+  // If no locale is given, Python sets one for its children.
+  setup.environment.push_back("LC_ALL=C.UTF-8");
   const auto theirs = environments(true, options, setup, kRanks);
   const auto ours = environments(false, options, setup, kRanks);
   for (size_t rank = 0; rank < kRanks; ++rank) {
@@ -139,9 +142,11 @@ TEST_F(Torchrun, RanksWithGpusAreBoundToTheSameCpus) {
        {0, 5, 9}},
       {{.cores_per_cache = 7}, {-1, -1, -1}},
       {{.cores_per_cache = 2, .threads_per_core = 2}, {-1, -1, -1}}};
+  std::vector<std::string> command{
+      LOCKSTEP_TORCH_PYTHON, LOCKSTEP_SOURCE_DIR "/tests/launch/numa_peer.py"};
+  std::string ours;
   for (const Case& one : cases) {
-    const fs::path root = scratch() / "host";
-    fs::remove_all(root);
+    const fs::path root = scratch() / ("host" + std::to_string(command.size()));
     FakeSystem system(root);
     system.add_host(one.host);
     for (size_t gpu = 0; gpu < one.node_of_gpu.size(); ++gpu) {
@@ -155,14 +160,9 @@ TEST_F(Torchrun, RanksWithGpusAreBoundToTheSameCpus) {
       allowed.insert(cpu);
       allowed_text += (allowed_text.empty() ? "" : ",") + std::to_string(cpu);
     }
-    const auto peer = run_program(
-        {LOCKSTEP_TORCH_PYTHON,
-         LOCKSTEP_SOURCE_DIR "/tests/launch/numa_peer.py", root, allowed_text},
-        {}, kAllowed);
-    ASSERT_EQ(peer.exit_code, 0) << peer.err;
+    command.insert(command.end(), {root.string(), allowed_text});
 
     const CpuTopology topology = read_cpu_topology(allowed, system.system());
-    std::string ours;
     for (const char* mode : {"node", "socket", "exclusive", "core-complex"}) {
       const int gpus = static_cast<int>(one.node_of_gpu.size());
       std::vector<std::set<int>> bound(one.node_of_gpu.size());
@@ -180,8 +180,10 @@ TEST_F(Torchrun, RanksWithGpusAreBoundToTheSameCpus) {
                 (cpus.empty() ? "refused" : cpus) + "\n";
       }
     }
-    EXPECT_EQ(ours, peer.out);
   }
+  const auto peer = run_program(command, {}, kAllowed);
+  ASSERT_EQ(peer.exit_code, 0) << peer.err;
+  EXPECT_EQ(ours, peer.out);
 }
 
 }  // namespace

@@ -35,8 +35,9 @@ def rows(page):
 def helped(text):
     """{name: (takes a value, default or "–")} of what a help lists."""
     options, entry = {}, ""
-    for line in text.splitlines() + ["  --end"]:
-        if not re.match(r"\s+-", line):
+    for line in text.splitlines() + [""]:
+        # An option's text may go on in lines that are indented further.
+        if re.match(r"\s+[^-\s]", line):
             entry += " " + line.strip()
             continue
         head = re.match(r"\s*((?:-[\w-]+(?:, )?)+)( VALUE)?", entry)
