@@ -166,18 +166,21 @@ TEST_F(LauncherFaults, FirstFailureStopsTheOthersWithinASecond) {
 }
 
 TEST_F(LauncherFaults, StoppedAgentAndWorkersEndAtASignal) {
-  auto launcher = start_script(
-      {"--nproc-per-node=2", "--shutdown-timeout=100"},
-      "trap 'echo saved; exit 0' TERM; echo agent $PPID worker $$; "
-      "while :; do sleep 0.05; done");
-  launcher->await_output("agent ", 2);
-  for (const pid_t pid : marked_processes()) {
-    if (pid != launcher->pid()) kill(pid, SIGSTOP);
+  for (const int signal : {SIGTERM, SIGUSR1}) {
+    auto launcher = start_script(
+        {"--nproc-per-node=2", "--shutdown-timeout=100",
+         "--signals-to-handle=SIGTERM,SIGUSR1"},
+        "trap 'echo saved; exit 0' TERM USR1; echo agent $PPID worker $$; "
+        "while :; do sleep 0.05; done");
+    launcher->await_output("agent ", 2);
+    for (const pid_t pid : marked_processes()) {
+      if (pid != launcher->pid()) kill(pid, SIGSTOP);
+    }
+    launcher->signal(signal);
+    const auto result = launcher->finish(seconds(30));
+    EXPECT_EQ(result.exit_code, 128 + signal) << result.err;
+    EXPECT_EQ(count(result.out, "saved\n"), 2);
   }
-  launcher->signal(SIGTERM);
-  const auto result = launcher->finish(seconds(30));
-  EXPECT_EQ(result.exit_code, 128 + SIGTERM) << result.err;
-  EXPECT_EQ(count(result.out, "saved\n"), 2);
 }
 
 TEST_F(LauncherFaults, AgentThatIsStoppedAfterTheSignalIsContinued) {
