@@ -115,6 +115,37 @@ TEST_F(Torchrun, WorkersHaveTheSameVariablesWithEveryOptionThatSetsSome) {
           {"LOCKSTEP_AGENT_PLACE"});
 }
 
+TEST_F(Torchrun, FilteredLinesAreTheSame) {
+  const auto filtered = [&](std::vector<std::string> command) {
+    const fs::path logs = scratch() / "logs";
+    fs::remove_all(logs);
+    const std::string script =
+        "echo loss $RANK; echo other; echo 'a,b'; echo ab; "
+        "echo loss >&2; echo warn $RANK >&2";
+    command.insert(
+        command.end(),
+        {"--nproc-per-node=2", "--tee=3", "--local-ranks-filter=1",
+         "--log-dir=" + logs.string(), "--duplicate-stdout-filters=loss,a,,b",
+         "--duplicate-stderr-filters=warn", "--no-python", "/bin/sh", "-c",
+         script});
+    const auto result =
+        run_program(command, {.environment = {"OMP_NUM_THREADS=1"}}, kAllowed);
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    std::string all;
+    for (const auto& run : fs::directory_iterator(logs)) {
+      const fs::path attempt = run.path() / "attempt_0";
+      all += read_file(attempt / "filtered_stdout.log") + "stderr\n" +
+             read_file(attempt / "filtered_stderr.log");
+    }
+    return all;
+  };
+  const std::string theirs =
+      filtered({LOCKSTEP_TORCH_PYTHON, "-m", "torch.distributed.run"});
+  EXPECT_EQ(theirs,
+            "[default1]:loss 1\n[default1]:a,b\nstderr\n[default1]:warn 1\n");
+  EXPECT_EQ(filtered({LOCKSTEP_BIN_DIR "/lockstep", "run"}), theirs);
+}
+
 TEST_F(Torchrun, TableOfOptionsIsThatOfTheInstalledTorch) {
   const auto result = run_program(
       {LOCKSTEP_TORCH_PYTHON,
