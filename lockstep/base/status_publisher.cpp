@@ -109,7 +109,8 @@ void read_operations(RankStatus& status, int64_t since_ns, int64_t now_ns) {
 StatusPublisher::StatusPublisher(int rank) noexcept : rank_(rank) {
   try {
     const auto agent = get_env("LOCKSTEP_AGENT");
-    const auto place = get_env_int("LOCAL_RANK", 0, 1 << 20);
+    auto place = get_env_int("LOCKSTEP_AGENT_PLACE", 0, 1 << 20);
+    if (!place) place = get_env_int("LOCAL_RANK", 0, 1 << 20);
     if (!agent || !place) return;
     place_ = static_cast<int>(*place);
     // The program's signals are handled in its own threads.

@@ -26,7 +26,8 @@ namespace lockstep::internal {
 class StatusPublisher {
  public:
   // `rank` is this process's rank in the default group. Starts the thread if
-  // LOCKSTEP_AGENT and LOCAL_RANK are set; throws nothing.
+  // LOCKSTEP_AGENT is set, and LOCAL_RANK, or LOCKSTEP_AGENT_PLACE if the
+  // launcher gives all workers a LOCAL_RANK of 0. Throws nothing.
   explicit StatusPublisher(int rank) noexcept;
   // Publishes a last time if somebody looks, and ends the thread.
   ~StatusPublisher();

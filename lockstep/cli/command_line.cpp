@@ -81,12 +81,6 @@ std::string environment_name(std::string_view option) {
   return name;
 }
 
-std::string canonical_option(std::string_view argument) {
-  std::string name(argument.substr(0, argument.find('=')));
-  std::replace(name.begin(), name.end(), '_', '-');
-  return name;
-}
-
 bool takes_value(const CLI::Option& option) {
   return !option.get_positional() && option.get_items_expected_max() > 0;
 }

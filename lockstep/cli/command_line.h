@@ -25,10 +25,6 @@ CLI::Option* add_spelled_flag(CLI::App& app, const std::string& name,
 // "--log-dir".
 std::string environment_name(std::string_view option);
 
-// Returns "--nproc-per-node" for both "--nproc_per_node=2" and
-// "--nproc-per-node".
-std::string canonical_option(std::string_view argument);
-
 bool takes_value(const CLI::Option& option);
 
 // Returns `arguments`, those after the program's name, with each "--option=" as

@@ -9,23 +9,24 @@
 namespace lockstep::internal {
 namespace {
 
-// This part of the script reads the words before the one to complete: `path`
+// This part of the script reads the words before the one to complete: `place`
 // becomes the commands among them, or "program" once the program of `lockstep
 // run` has come, as the words after it belong to the program. Bash gives
-// "--nnodes=2" as three words.
+// "--nnodes=2" as three words, zsh as one. No variable is called `path`, which
+// in zsh is PATH.
 constexpr const char* kBegin = R"(_lockstep() {
-  local path= words= word= expected=
+  local place= words= word= expected=
   for word in "${COMP_WORDS[@]:1:$((COMP_CWORD - 1))}"; do
     if [ "$word" = "=" ]; then expected=value; continue; fi
     if [ "$expected" = value ]; then expected=; continue; fi
-    case "$path/$word" in
+    case "$place/$word" in
 )";
 constexpr const char* kMiddle = R"(    esac
   done
   if [ "$expected" = value ] || [ "${COMP_WORDS[COMP_CWORD]}" = "=" ]; then
     return
   fi
-  case "$path" in
+  case "$place" in
 )";
 constexpr const char* kEnd = R"(  esac
   COMPREPLY=($(compgen -W "$words" -- "${COMP_WORDS[COMP_CWORD]}"))
@@ -50,7 +51,7 @@ std::string steps(const CLI::App& command, const std::string& path) {
   std::string text;
   for (const auto* sub : subcommands(command)) {
     const std::string deeper = path + "/" + sub->get_name();
-    text += "      " + deeper + ") path=" + deeper + " ;;\n";
+    text += "      " + deeper + ") place=" + deeper + " ;;\n";
     text += steps(*sub, deeper);
   }
   std::string with_value;
@@ -64,7 +65,7 @@ std::string steps(const CLI::App& command, const std::string& path) {
     text += "      " + with_value + ") expected=value ;;\n";
   if (command.get_prefix_command() && !path.empty()) {
     text +=
-        "      " + path + "/-*) ;;\n      " + path + "/*) path=program ;;\n";
+        "      " + path + "/-*) ;;\n      " + path + "/*) place=program ;;\n";
   }
   return text;
 }
@@ -112,8 +113,9 @@ void add_completion_command(CLI::App& app) {
   });
   completion->add_subcommand("zsh", "For zsh, by its bashcompinit")
       ->callback([&app] {
-        std::cout << "autoload -Uz compinit bashcompinit\n"
-                     "compinit\nbashcompinit\n"
+        std::cout << "(( $+functions[compdef] )) || "
+                     "{ autoload -Uz compinit; compinit; }\n"
+                     "autoload -Uz bashcompinit; bashcompinit\n"
                   << bash_script(app);
       });
 }

@@ -88,15 +88,17 @@ int launch(const RunArguments& arguments) {
       (!arguments.rdzv_endpoint.empty() || !arguments.rdzv_id.empty())) {
     say("--rdzv-endpoint and --rdzv-id are ignored with --standalone");
   }
-  if (limits_omp_threads(agent.workers.nproc_per_node, current_environment())) {
-    say("OMP_NUM_THREADS is not set: every worker gets OMP_NUM_THREADS=1");
+  if (agent.workers.omp_threads.empty() &&
+      limits_omp_threads(agent.workers.nproc_per_node, current_environment())) {
+    say("OMP_NUM_THREADS is not set: every worker gets OMP_NUM_THREADS=1; "
+        "--omp-threads=auto gives each its share of the cores");
   }
   const GuardedEnd end = run_guarded(
       [&](GuardianLink link) {
         return run_agent(options, directory, std::move(port),
                          std::move(metrics), std::move(link));
       },
-      agent.ending_allowance());
+      agent.ending_allowance(), agent.ending_signals);
   if (end.killed_by != 0) {
     say("the launcher's agent was killed by " + signal_name(end.killed_by) +
         (end.all_ended ? "; all workers were killed"

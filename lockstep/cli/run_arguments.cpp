@@ -1,40 +1,12 @@
 #include "lockstep/cli/run_arguments.h"
 
-#include <array>
 #include <stdexcept>
 #include <utility>
 
-#include "lockstep/base/environment.h"
 #include "lockstep/cli/command_line.h"
 
 namespace lockstep::internal {
 namespace {
-
-// torchrun's options that this launcher lacks, and what to do instead.
-struct Unsupported {
-  const char* option;
-  const char* advice;
-};
-constexpr std::array kUnsupported{
-    Unsupported{"--start-method", "every worker is a program of its own"},
-    Unsupported{"--event-log-handler", "there is no event log"},
-    Unsupported{"--run-path", "give the script as the program"},
-    Unsupported{"--duplicate-stdout-filters", "filter the files of --log-dir"},
-    Unsupported{"--duplicate-stderr-filters", "filter the files of --log-dir"},
-    Unsupported{"--logs-specs", "use --log-dir, --redirects and --tee"},
-    Unsupported{"--numa-binding", "start the program with numactl"},
-    Unsupported{"--signals-to-handle",
-                "TERM, INT, HUP, QUIT, USR1 and USR2 are always forwarded"},
-    Unsupported{"--virtual-local-rank",
-                "select the device by LOCAL_RANK in the program"},
-};
-
-const Unsupported* find_unsupported(const std::string& argument) {
-  for (const auto& entry : kUnsupported) {
-    if (canonical_option(argument) == entry.option) return &entry;
-  }
-  return nullptr;
-}
 
 void add_worker_options(CLI::App& run, RunArguments& arguments) {
   add_spelled_flag(run, "--standalone", arguments.standalone,
@@ -55,6 +27,29 @@ void add_worker_options(CLI::App& run, RunArguments& arguments) {
   add_spelled_flag(run, "--no-python", arguments.no_python,
                    "Execute the program as it is, even a .py")
       ->group("Workers");
+  add_spelled_flag(run, "--run-path", arguments.run_path,
+                   "The program is a Python script, whatever its name")
+      ->group("Workers");
+  add_spelled_option(run, "--start-method", arguments.start_method,
+                     "Accepted, without effect: every worker is a program of "
+                     "its own [spawn]")
+      ->group("Workers");
+}
+
+void add_core_options(CLI::App& run, RunArguments& arguments) {
+  add_spelled_option(run, "--numa-binding", arguments.numa_binding,
+                     "Bind each worker to CPUs near its GPU, or by equal "
+                     "numbers to the NUMA nodes: node, socket, exclusive or "
+                     "core-complex")
+      ->group("Cores and GPUs");
+  add_spelled_option(run, "--omp-threads", arguments.omp_threads,
+                     "OMP_NUM_THREADS of each worker: a number, or auto: its "
+                     "share of the cores [1 for several workers, if the "
+                     "variable is not set]")
+      ->group("Cores and GPUs");
+  add_spelled_flag(run, "--virtual-local-rank", arguments.virtual_local_rank,
+                   "LOCAL_RANK is 0 for all workers, and each sees one GPU")
+      ->group("Cores and GPUs");
 }
 
 void add_output_options(CLI::App& run, RunArguments& arguments) {
@@ -77,6 +72,22 @@ void add_output_options(CLI::App& run, RunArguments& arguments) {
   add_spelled_option(run, "--local-ranks-filter", arguments.local_ranks_filter,
                      "Show only these ranks on the console: 0,2")
       ->group("Output");
+  add_spelled_option(run, "--duplicate-stdout-filters",
+                     arguments.duplicate_stdout_filters,
+                     "Texts separated by commas: lines of stdout by --tee that "
+                     "hold one also go into filtered_stdout.log")
+      ->group("Output");
+  add_spelled_option(run, "--duplicate-stderr-filters",
+                     arguments.duplicate_stderr_filters,
+                     "The same for stderr and filtered_stderr.log")
+      ->group("Output");
+  add_spelled_option(run, "--logs-specs", arguments.logs_specs,
+                     "default is accepted: torchrun loads plugins of Python "
+                     "[default]")
+      ->group("Output");
+  add_spelled_option(run, "--event-log-handler", arguments.event_log_handler,
+                     "null is accepted: there is no event log [null]")
+      ->group("Output");
   add_spelled_option(run, "--metrics-port", arguments.metrics_port,
                      "Serve metrics for Prometheus on 127.0.0.1; 0: a free "
                      "port [none]")
@@ -84,6 +95,10 @@ void add_output_options(CLI::App& run, RunArguments& arguments) {
 }
 
 void add_shutdown_options(CLI::App& run, RunArguments& arguments) {
+  add_spelled_option(run, "--signals-to-handle", arguments.signals_to_handle,
+                     "Signals that are forwarded and end the job "
+                     "[SIGTERM,SIGINT,SIGHUP,SIGQUIT]")
+      ->group("Shutdown");
   add_spelled_option(run, "--shutdown-timeout", arguments.shutdown_timeout,
                      "Seconds from a forwarded signal to SIGKILL [30]")
       ->group("Shutdown");
@@ -97,7 +112,8 @@ void add_shutdown_options(CLI::App& run, RunArguments& arguments) {
                      "leave behind [0.2]")
       ->group("Shutdown");
   add_spelled_option(run, "--monitor-interval", arguments.monitor_interval,
-                     "Accepted, without effect: failures are noticed at once")
+                     "Accepted, without effect: failures are noticed at once "
+                     "[0.1]")
       ->group("Shutdown");
 }
 
@@ -113,42 +129,31 @@ void add_rendezvous_options(CLI::App& run, RunArguments& arguments) {
       "static: node rank 0 hosts the agents' store; c10d: the node whose "
       "address the endpoint is [static]");
   add("--rdzv-endpoint", arguments.rdzv_endpoint,
-      "HOST[:PORT] of the agents' store, the same for all nodes [port: c10d "
-      "29400, static 29500]");
+      "HOST[:PORT] of the agents' store, the same for all nodes; port 29400, "
+      "static 29500");
   add("--rdzv-id", arguments.rdzv_id,
       "Name of the job, TORCHELASTIC_RUN_ID of the workers [random]");
   add("--rdzv-conf", arguments.rdzv_conf,
       "join_timeout=SECONDS to wait for all nodes [600], timeout=SECONDS for "
       "the store alone, is_host=true|false, keep_alive_interval=SECONDS [5], "
-      "keep_alive_max_attempt=NUMBER of them that may be missed [3]; separated "
-      "by commas");
+      "keep_alive_max_attempt=NUMBER of them that may be missed [3], "
+      "store_type="
+      "tcp; separated by commas");
   add("--master-addr", arguments.master_addr,
       "One node: address of rank 0's store; several: the host of node rank 0, "
       "if no endpoint is given [127.0.0.1]");
   add("--master-port", arguments.master_port,
-      "One node: port of rank 0's store [a free one in every attempt]; "
-      "several: "
-      "port of the agents' store [29500]");
+      "One node: port of rank 0's store; several: of the agents' store [a free "
+      "one in every attempt; several: 29500]");
   add("--local-addr", arguments.local_addr,
       "Address by which the others reach this node [found out]");
 }
 
 }  // namespace
 
-void refuse_unsupported_environment() {
-  for (const auto& entry : kUnsupported) {
-    const std::string name = environment_name(entry.option);
-    const auto value = get_env(name.c_str());
-    if (!value || *value == "0") continue;
-    throw std::invalid_argument("environment variable " + name +
-                                " sets an option of torchrun that is not "
-                                "supported: " +
-                                entry.advice + "; unset it");
-  }
-}
-
 void add_run_arguments(CLI::App& run, RunArguments& arguments) {
   add_worker_options(run, arguments);
+  add_core_options(run, arguments);
   add_output_options(run, arguments);
   add_shutdown_options(run, arguments);
   add_rendezvous_options(run, arguments);
@@ -163,11 +168,6 @@ void set_command(RunArguments& arguments, std::vector<std::string> remaining) {
   if (!first.starts_with('-')) {
     arguments.command = std::move(remaining);
     return;
-  }
-  if (const Unsupported* known = find_unsupported(first)) {
-    throw std::invalid_argument(
-        std::string("option ") + known->option +
-        " of torchrun is not supported: " + known->advice);
   }
   throw std::invalid_argument("unknown option " + first +
                               "; see lockstep run --help");

@@ -22,16 +22,26 @@ struct RunArguments {
   std::string rdzv_conf;
   std::string max_restarts = "0";
   std::string monitor_interval = "0.1";
+  std::string signals_to_handle = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
   std::string shutdown_timeout;
   std::string failure_shutdown_timeout = "0.5";
   std::string leftover_timeout = "0.2";
   std::string role = "default";
   bool module = false;
   bool no_python = false;
+  bool run_path = false;
+  std::string start_method = "spawn";
+  std::string numa_binding;
+  std::string omp_threads;
+  bool virtual_local_rank = false;
   std::string log_dir;
   std::string redirects = "0";
   std::string tee = "0";
   std::string local_ranks_filter;
+  std::string duplicate_stdout_filters;
+  std::string duplicate_stderr_filters;
+  std::string logs_specs = "default";
+  std::string event_log_handler = "null";
   bool prefix_lines = false;
   std::string metrics_port;
   std::vector<std::string> command;
@@ -43,12 +53,7 @@ void add_run_arguments(CLI::App& run, RunArguments& arguments);
 // Takes what CLI11 left as the program and its arguments: everything from the
 // first argument that is not an option that it knows. Throws
 // std::invalid_argument if there is no program or the first argument is an
-// option; if that is an option of torchrun that this launcher lacks, the
-// message says what to do instead.
+// option.
 void set_command(RunArguments& arguments, std::vector<std::string> remaining);
-
-// Throws std::invalid_argument if the environment (PET_...) sets an option of
-// torchrun that this launcher lacks.
-void refuse_unsupported_environment();
 
 }  // namespace lockstep::internal

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <stdexcept>
@@ -11,6 +12,7 @@
 #include <utility>
 
 #include "lockstep/base/environment.h"
+#include "lockstep/cli/worker_placement.h"
 #include "lockstep/launch/node_protocol.h"
 #include "lockstep/launch/process_count.h"
 #include "lockstep/launch/seconds_text.h"
@@ -55,25 +57,38 @@ int parse_nnodes(const std::string& text) {
   return static_cast<int>(least);
 }
 
-bool parse_flag(const std::string& name, const std::string& value) {
-  for (const char* yes : {"1", "true", "True", "yes"}) {
+bool parse_flag(const std::string& name, std::string value) {
+  std::ranges::transform(value, value.begin(), [](unsigned char c) {
+    return static_cast<char>(std::tolower(c));
+  });
+  for (const char* yes : {"1", "true", "t", "yes", "y"}) {
     if (value == yes) return true;
   }
-  for (const char* no : {"0", "false", "False", "no"}) {
+  for (const char* no : {"0", "false", "f", "no", "n"}) {
     if (value == no) return false;
   }
   throw std::invalid_argument(name + " of --rdzv-conf is \"" + value +
                               "\"; allowed are true and false");
 }
 
-// Keys of torchrun's rendezvous that have no effect here.
-constexpr std::array kForeignConf{"last_call_timeout",
-                                  "close_timeout",
-                                  "heartbeat_timeout",
-                                  "read_timeout",
-                                  "store_type",
-                                  "use_libuv",
-                                  "rank"};
+// Keys of torchrun's rendezvous that have no effect here: times, and others.
+constexpr std::array kForeignTimes{"last_call_timeout", "close_timeout",
+                                   "heartbeat_timeout", "read_timeout"};
+constexpr std::array kForeignConf{"use_libuv", "rank"};
+
+std::string stripped(std::string_view text) {
+  const size_t begin = text.find_first_not_of(' ');
+  if (begin == text.npos) return "";
+  return std::string(
+      text.substr(begin, text.find_last_not_of(' ') - begin + 1));
+}
+
+void refuse_store_type(const std::string& type) {
+  if (type == "tcp") return;
+  throw std::invalid_argument(
+      "store_type of --rdzv-conf is \"" + type +
+      "\"; the agents' store listens on TCP: allowed is tcp, or leave it out");
+}
 
 // Applies `text`, of the form "KEY=VALUE,KEY=VALUE".
 void apply_rdzv_conf(const std::string& text, JobMemberOptions& job,
@@ -85,8 +100,9 @@ void apply_rdzv_conf(const std::string& text, JobMemberOptions& job,
     const std::string_view item = rest.substr(0, rest.find(','));
     rest.remove_prefix(std::min(rest.size(), item.size() + 1));
     const size_t equals = item.find('=');
-    const std::string name(item.substr(0, equals));
-    const std::string value(equals == item.npos ? "" : item.substr(equals + 1));
+    const std::string name = stripped(item.substr(0, equals));
+    const std::string value =
+        equals == item.npos ? "" : stripped(item.substr(equals + 1));
     const std::string option = name + " of --rdzv-conf";
     if (name == "join_timeout") {
       job.join_timeout = parse_seconds(option, value);
@@ -99,6 +115,11 @@ void apply_rdzv_conf(const std::string& text, JobMemberOptions& job,
     } else if (name == "keep_alive_max_attempt") {
       keep_alive.max_attempt =
           static_cast<int>(parse_int(option, value, 1, 1'000'000));
+    } else if (name == "store_type") {
+      refuse_store_type(value);
+    } else if (std::ranges::find(kForeignTimes, name) != kForeignTimes.end()) {
+      parse_seconds(option, value);
+      warnings.push_back(option + " is one of torchrun's and has no effect");
     } else if (std::ranges::find(kForeignConf, name) != kForeignConf.end()) {
       warnings.push_back(option + " is one of torchrun's and has no effect");
     } else {
@@ -247,6 +268,19 @@ OutputOptions output_options(const RunArguments& arguments,
   if (auto prefix = get_env("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")) {
     output.prefix_template = *prefix;
   }
+  output.stdout_filters = parse_line_filters(
+      "--duplicate-stdout-filters", arguments.duplicate_stdout_filters);
+  output.stderr_filters = parse_line_filters(
+      "--duplicate-stderr-filters", arguments.duplicate_stderr_filters);
+  const bool filters =
+      !output.stdout_filters.empty() || !output.stderr_filters.empty();
+  const bool by_lines = !output.tee.empty() || output.prefix_lines;
+  if (filters && (arguments.log_dir.empty() || !by_lines)) {
+    warnings.push_back(
+        "--duplicate-stdout-filters and --duplicate-stderr-filters have no "
+        "effect without " +
+        std::string(by_lines ? "--log-dir" : "--tee or --prefix-lines"));
+  }
   if (!output.redirects.empty() && arguments.log_dir.empty()) {
     warnings.push_back(
         "--redirects writes into files and has no effect without --log-dir");
@@ -256,12 +290,45 @@ OutputOptions output_options(const RunArguments& arguments,
 }
 
 ProgramKind program_kind(const RunArguments& arguments) {
+  if (arguments.run_path) return ProgramKind::python_script;
   if (arguments.module && arguments.no_python) {
     throw std::invalid_argument(
         "--module and --no-python exclude each other; give one of them");
   }
   if (arguments.module) return ProgramKind::python_module;
   return arguments.no_python ? ProgramKind::executable : ProgramKind::by_name;
+}
+
+// Refuses values of torchrun's options that would have an effect there and
+// cannot have one here.
+void refuse_foreign_values(const RunArguments& arguments) {
+  const std::string& method = arguments.start_method;
+  if (method != "spawn" && method != "fork" && method != "forkserver") {
+    throw std::invalid_argument("--start-method is \"" + method +
+                                "\"; allowed are spawn, fork and forkserver, "
+                                "which have no effect");
+  }
+  const std::string& handler = arguments.event_log_handler;
+  if (handler != "null" && handler != "dynamic_rendezvous") {
+    throw std::invalid_argument(
+        "--event-log-handler is \"" + handler +
+        "\", but the launcher has no event log; allowed is null. To see how a "
+        "job is, ask lockstep status");
+  }
+  if (arguments.logs_specs != "default") {
+    throw std::invalid_argument(
+        "--logs-specs is \"" + arguments.logs_specs +
+        "\", a plugin of Python, which the launcher cannot load; allowed is "
+        "default. Use --log-dir, --redirects and --tee");
+  }
+  const std::string& backend = arguments.rdzv_backend;
+  if (backend == "etcd" || backend == "etcd-v2") {
+    throw std::invalid_argument(
+        "--rdzv-backend is \"" + backend +
+        "\", but the agents meet at a store that one of them hosts, and need "
+        "no etcd server; allowed are static and c10d, with --rdzv-endpoint at "
+        "a host of the job");
+  }
 }
 
 LocalAgentOptions agent_options(const RunArguments& arguments,
@@ -276,7 +343,11 @@ LocalAgentOptions agent_options(const RunArguments& arguments,
                        ? random_id()
                        : arguments.rdzv_id;
   workers.output = output_options(arguments, warnings);
+  place_workers(arguments, workers);
   options.host_name = host_name();
+  options.ending_signals =
+      parse_signals("--signals-to-handle", arguments.signals_to_handle);
+  workers.signals_to_handle = arguments.signals_to_handle;
   parse_seconds("--monitor-interval", arguments.monitor_interval);
   if (!arguments.shutdown_timeout.empty()) {
     options.shutdown_timeout =
@@ -295,7 +366,7 @@ LocalAgentOptions agent_options(const RunArguments& arguments,
 }  // namespace
 
 RunOptions run_options(const RunArguments& arguments) {
-  refuse_unsupported_environment();
+  refuse_foreign_values(arguments);
   if (arguments.rdzv_backend != "static" && arguments.rdzv_backend != "c10d") {
     throw std::invalid_argument("--rdzv-backend is \"" +
                                 arguments.rdzv_backend +

@@ -7,6 +7,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstddef>
 #include <cstdio>
@@ -41,6 +42,7 @@ struct ChildPlan {
   std::array<int, 3> standard_fds;
   std::array<int, 2> inherited_fds;
   ChildSession session;
+  const std::vector<unsigned long>* cpus;  // a mask; empty: not to be set
   const Surroundings* surroundings;
   pid_t parent;
   int error_pipe;  // takes errno if the child cannot execute
@@ -90,11 +92,28 @@ int execute(void* argument) {
   for (const int fd : plan.inherited_fds) {
     if (fd >= 0 && fcntl(fd, F_SETFD, 0) != 0) return fail();
   }
+  if (!plan.cpus->empty() && syscall(SYS_sched_setaffinity, 0,
+                                     plan.cpus->size() * sizeof(unsigned long),
+                                     plan.cpus->data()) != 0) {
+    return fail();
+  }
   const auto& descriptors = plan.surroundings->descriptors;
   if (descriptors) setrlimit(RLIMIT_NOFILE, &*descriptors);
   sigprocmask(SIG_SETMASK, &plan.surroundings->signal_mask, nullptr);
   execve(plan.path, plan.arguments, plan.environment);
   return fail();
+}
+
+// Returns the mask for sched_setaffinity().
+std::vector<unsigned long> mask_of(const std::set<int>& cpus) {
+  constexpr size_t kBits = 8 * sizeof(unsigned long);
+  std::vector<unsigned long> words;
+  for (const int cpu : cpus) {
+    const auto bit = static_cast<size_t>(cpu);
+    words.resize(std::max(words.size(), bit / kBits + 1));
+    words[bit / kBits] |= 1UL << (bit % kBits);
+  }
+  return words;
 }
 
 // Blocks every signal in this thread.
@@ -123,12 +142,17 @@ ChildProcess ChildProcess::start(const ChildStart& start) {
   const FileDescriptor errors(ends[0]);
   const FileDescriptor error_pipe =
       above_standard_streams(FileDescriptor(ends[1]));
-  ChildPlan plan{
-      start.path.c_str(),  arguments.data(),
-      environment.data(),  {start.stdin_fd, start.stdout_fd, start.stderr_fd},
-      start.inherited_fds, start.session,
-      &start.surroundings, getpid(),
-      error_pipe.get()};
+  const std::vector<unsigned long> cpus = mask_of(start.cpus);
+  ChildPlan plan{start.path.c_str(),
+                 arguments.data(),
+                 environment.data(),
+                 {start.stdin_fd, start.stdout_fd, start.stderr_fd},
+                 start.inherited_fds,
+                 start.session,
+                 &cpus,
+                 &start.surroundings,
+                 getpid(),
+                 error_pipe.get()};
   std::vector<std::byte> stack(kStackBytes);
   int pidfd = -1;
   pid_t pid = -1;

@@ -8,6 +8,7 @@
 #include <chrono>
 #include <functional>
 #include <optional>
+#include <set>
 #include <string>
 #include <system_error>
 #include <vector>
@@ -52,6 +53,7 @@ struct ChildStart {
   // those open that are not close-on-exec.
   std::array<int, 2> inherited_fds{-1, -1};
   ChildSession session = ChildSession::own;
+  std::set<int> cpus{};  // those that it may run on; empty: as this process
   Surroundings surroundings{};
 };
 

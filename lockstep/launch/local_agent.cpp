@@ -46,10 +46,6 @@ constexpr milliseconds kCauseEnds{500};
 // For how long a question about the job may have the ranks publish.
 constexpr milliseconds kLongestWatch{60'000};
 
-bool stops_workers(int signal) {
-  return signal != SIGUSR1 && signal != SIGUSR2;
-}
-
 std::string count_workers(size_t count) {
   return std::to_string(count) + (count == 1 ? " worker" : " workers");
 }
@@ -489,7 +485,7 @@ void LocalAgent::obey_verdict() {
 }
 
 void LocalAgent::forward(int signal) {
-  if (!stops_workers(signal)) {
+  if (!options_.ending_signals.contains(signal)) {
     if (group_) group_->signal_process_groups(signal);
   } else if (ending_signal_ == 0) {
     Verdict verdict;

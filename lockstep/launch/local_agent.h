@@ -4,6 +4,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -15,6 +16,7 @@
 #include "lockstep/launch/output_mux.h"
 #include "lockstep/launch/process_guardian.h"
 #include "lockstep/launch/run_directory.h"
+#include "lockstep/launch/signal_list.h"
 #include "lockstep/launch/store_port.h"
 #include "lockstep/launch/worker_group.h"
 
@@ -27,6 +29,9 @@ struct LocalAgentOptions {
   int master_port = 0;  // 0: a free one, another in every attempt
   // The name of this host, for messages of a job of several nodes.
   std::string host_name{};
+  // The signals that are forwarded once and end the job. SIGUSR1 and SIGUSR2,
+  // unless they are among them, are forwarded each time and end nothing.
+  std::set<int> ending_signals = kEndingSignals;
   // After a signal from the user or the scheduler was forwarded: how long the
   // workers have until SIGKILL, for example for a last snapshot.
   std::chrono::milliseconds shutdown_timeout{30'000};

@@ -67,12 +67,19 @@ FileDescriptor OutputMux::add_stream(Console console, std::string prefix,
     throw_errno("a worker's output pipe");
   }
   streams_.push_back({std::move(reading),
-                      std::move(log_file),
-                      false,
+                      {std::move(log_file)},
                       console,
                       std::move(prefix),
                       {}});
   return writing;
+}
+
+void OutputMux::duplicate_lines(Console console,
+                                std::vector<std::string> filters,
+                                LogFile log_file) {
+  Sink* sink = sink_of(console);
+  sink->filters = std::move(filters);
+  sink->duplicates = {std::move(log_file)};
 }
 
 OutputMux::Sink* OutputMux::sink_of(Console console) {
@@ -121,13 +128,9 @@ void OutputMux::read_stream(Stream& stream) {
 }
 
 void OutputMux::take(Stream& stream, std::string_view bytes) {
-  if (stream.log_file.fd && !write_file(stream.log_file.fd.get(), bytes) &&
-      !std::exchange(stream.log_is_cut, true)) {
-    notice_("log file " + stream.log_file.path +
-            " is incomplete: " + std::strerror(errno));
-  }
+  write_log(stream.log, bytes);
   Sink* sink = sink_of(stream.console);
-  if (sink == nullptr || sink->closed) return;
+  if (sink == nullptr || (sink->closed && sink->filters.empty())) return;
   while (!bytes.empty()) {
     const size_t newline = bytes.find('\n');
     stream.partial_line += bytes.substr(0, newline);
@@ -135,21 +138,39 @@ void OutputMux::take(Stream& stream, std::string_view bytes) {
         stream.partial_line.size() < kLongestLine) {
       return;
     }
-    sink->pending += stream.prefix + stream.partial_line + '\n';
-    stream.partial_line.clear();
+    take_line(stream, *sink);
     if (newline == std::string_view::npos) return;
     bytes.remove_prefix(newline + 1);
   }
 }
 
+// Delivers the line that the stream has collected, and begins the next one.
+void OutputMux::take_line(Stream& stream, Sink& sink) {
+  const std::string line = stream.prefix + stream.partial_line + '\n';
+  if (std::ranges::any_of(sink.filters, [&](const std::string& text) {
+        return stream.partial_line.find(text) != std::string::npos;
+      })) {
+    write_log(sink.duplicates, line);
+  }
+  if (!sink.closed) sink.pending += line;
+  stream.partial_line.clear();
+}
+
+void OutputMux::write_log(Log& log, std::string_view bytes) {
+  if (log.file.fd && !write_file(log.file.fd.get(), bytes) &&
+      !std::exchange(log.is_cut, true)) {
+    notice_("log file " + log.file.path +
+            " is incomplete: " + std::strerror(errno));
+  }
+}
+
 void OutputMux::end_stream(Stream& stream) {
   Sink* sink = sink_of(stream.console);
-  if (sink != nullptr && !sink->closed && !stream.partial_line.empty()) {
-    sink->pending += stream.prefix + stream.partial_line + '\n';
+  if (sink != nullptr && !stream.partial_line.empty()) {
+    take_line(stream, *sink);
   }
-  stream.partial_line.clear();
   stream.pipe.reset();
-  stream.log_file.fd.reset();
+  stream.log.file.fd.reset();
 }
 
 void OutputMux::write_sink(Sink& sink) {
@@ -191,7 +212,7 @@ void OutputMux::close_sink(Sink& sink) {
   sink.pending.clear();
   sink.written = 0;
   for (Stream& stream : streams_) {
-    if (sink_of(stream.console) == &sink && !stream.log_file.fd) {
+    if (sink_of(stream.console) == &sink && !stream.log.file.fd) {
       end_stream(stream);
     }
   }

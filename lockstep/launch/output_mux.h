@@ -51,6 +51,12 @@ class OutputMux {
   FileDescriptor add_stream(Console console, std::string prefix,
                             LogFile log_file);
 
+  // Writes the lines of the streams of `console` that hold one of `filters`,
+  // with their prefixes, into `log_file`, too, from now on, instead of the file
+  // that was given before.
+  void duplicate_lines(Console console, std::vector<std::string> filters,
+                       LogFile log_file);
+
   // Appends what poll() must watch.
   void add_poll_entries(std::vector<pollfd>& entries) const;
   // Serves those of `entries` that are ready and belong to this mux.
@@ -63,10 +69,14 @@ class OutputMux {
   bool drain(std::chrono::milliseconds idle, int interrupt_fd);
 
  private:
+  // A log file that says once if it cannot take output.
+  struct Log {
+    LogFile file{};
+    bool is_cut = false;
+  };
   struct Stream {
     FileDescriptor pipe;
-    LogFile log_file;
-    bool log_is_cut = false;
+    Log log;
     Console console = Console::none;
     std::string prefix;
     std::string partial_line;
@@ -78,6 +88,8 @@ class OutputMux {
     size_t written = 0;
     bool closed = false;
     bool has_dropped = false;
+    std::vector<std::string> filters{};
+    Log duplicates{};
     size_t size() const { return pending.size() - written; }
   };
 
@@ -86,6 +98,8 @@ class OutputMux {
   bool wants_input(const Stream& stream) const;
   void read_stream(Stream& stream);
   void take(Stream& stream, std::string_view bytes);
+  void take_line(Stream& stream, Sink& sink);
+  void write_log(Log& log, std::string_view bytes);
   void end_stream(Stream& stream);
   void write_sink(Sink& sink);
   void drop_pending(Sink& sink, int error);

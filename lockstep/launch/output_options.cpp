@@ -82,6 +82,30 @@ std::set<int> parse_local_ranks(std::string_view option,
   return ranks;
 }
 
+std::vector<std::string> parse_line_filters(std::string_view option,
+                                            std::string_view text) {
+  std::vector<std::string> filters;
+  if (text.empty()) return filters;
+  filters.emplace_back();
+  for (size_t at = 0; at < text.size(); ++at) {
+    const bool comma = text[at] == ',';
+    const bool doubled = comma && text.substr(at + 1).starts_with(',');
+    if (comma && !doubled) {
+      filters.emplace_back();
+    } else {
+      filters.back() += text[at];
+    }
+    if (doubled) ++at;
+  }
+  if (std::ranges::count(filters, "") > 0) {
+    throw std::invalid_argument(
+        std::string(option) + " is \"" + std::string(text) +
+        "\", in which a text is empty, so that every line would match; allowed "
+        "are texts separated by commas, with ,, for a comma in a text");
+  }
+  return filters;
+}
+
 std::string line_prefix(const OutputOptions& options, std::string_view role,
                         int local_rank, int rank) {
   std::string prefix = options.prefix_template;

@@ -5,6 +5,7 @@
 #include <set>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace lockstep::internal {
 
@@ -34,6 +35,12 @@ class StreamSelection {
 // Parses "0,2" as a set of local ranks. Throws std::invalid_argument.
 std::set<int> parse_local_ranks(std::string_view option, std::string_view text);
 
+// Parses texts separated by commas; two commas stand for one in a text. Empty
+// text: none. Throws std::invalid_argument if one of several texts is empty, as
+// every line holds it.
+std::vector<std::string> parse_line_filters(std::string_view option,
+                                            std::string_view text);
+
 // Where the workers' output goes. By default they write to the launcher's own
 // stdout and stderr, with nothing in between: a terminal stays a terminal.
 struct OutputOptions {
@@ -47,6 +54,11 @@ struct OutputOptions {
   // Local ranks whose output the console shows; unset: all. Files get the
   // output of all ranks.
   std::optional<std::set<int>> local_ranks_filter{};
+  // Lines on the console that hold one of these texts also go into the file
+  // filtered_stdout.log or filtered_stderr.log of the attempt, if there is a
+  // log directory. For streams with prefixed lines only.
+  std::vector<std::string> stdout_filters{};
+  std::vector<std::string> stderr_filters{};
   // ${role_name}, ${local_rank} and ${rank} are replaced.
   std::string prefix_template = "[${role_name}${local_rank}]:";
 };

@@ -1,7 +1,5 @@
 #include "lockstep/launch/process_count.h"
 
-#include <sched.h>
-
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
@@ -10,6 +8,7 @@
 #include <vector>
 
 #include "lockstep/base/environment.h"
+#include "lockstep/launch/cpu_topology.h"
 
 namespace lockstep {
 namespace {
@@ -22,23 +21,6 @@ bool is_number(std::string_view text) {
   return !text.empty() && std::all_of(text.begin(), text.end(), [](char c) {
     return c >= '0' && c <= '9';
   });
-}
-
-int cores_in_mask() {
-  // The kernel refuses a mask that is shorter than its own, so this grows it
-  // until it fits.
-  for (size_t cores = 1024; cores <= 1 << 20; cores *= 2) {
-    cpu_set_t* mask = CPU_ALLOC(cores);
-    if (mask == nullptr) break;
-    const size_t bytes = CPU_ALLOC_SIZE(cores);
-    int count = 0;
-    if (sched_getaffinity(0, bytes, mask) == 0) {
-      count = CPU_COUNT_S(bytes, mask);
-    }
-    CPU_FREE(mask);
-    if (count > 0) return count;
-  }
-  return 1;
 }
 
 // "50000 100000" is half a core, "max 100000" no limit.
@@ -65,7 +47,7 @@ std::optional<double> quota_of_version_1(const fs::path& group) {
 }  // namespace
 
 int usable_cores() {
-  int cores = cores_in_mask();
+  int cores = static_cast<int>(internal::allowed_cpus().size());
   if (const auto granted = granted_cores()) {
     cores = std::min(cores, static_cast<int>(*granted));
   }
@@ -109,25 +91,7 @@ int visible_gpus(const std::string& device_directory) {
     if (name.starts_with("nvidia") && is_number(name.substr(6))) ++devices;
   }
 
-  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
-  if (visible == nullptr) return devices;
-  int chosen = 0;
-  std::string_view rest = visible;
-  while (!rest.empty() && chosen < devices) {
-    const size_t comma = rest.find(',');
-    std::string_view item = rest.substr(0, comma);
-    while (item.starts_with(' ')) item.remove_prefix(1);
-    while (item.ends_with(' ')) item.remove_suffix(1);
-    const bool names_device = item.starts_with("GPU-") ||
-                              item.starts_with("MIG-") ||
-                              (is_number(item) && item.size() < 6 &&
-                               std::stoi(std::string(item)) < devices);
-    if (!names_device) break;
-    ++chosen;
-    if (comma == std::string_view::npos) break;
-    rest.remove_prefix(comma + 1);
-  }
-  return chosen;
+  return static_cast<int>(internal::visible_gpu_names(devices).size());
 }
 
 int resolve_process_count(std::string_view text) {
@@ -157,4 +121,32 @@ int resolve_process_count(std::string_view text) {
       internal::parse_int("--nproc-per-node", text, 1, kMostProcesses));
 }
 
+namespace internal {
+
+std::vector<std::string> visible_gpu_names(int devices) {
+  std::vector<std::string> names;
+  const char* visible = std::getenv("CUDA_VISIBLE_DEVICES");
+  if (visible == nullptr) {
+    for (int at = 0; at < devices; ++at) names.push_back(std::to_string(at));
+    return names;
+  }
+  std::string_view rest = visible;
+  while (!rest.empty() && std::ssize(names) < devices) {
+    const size_t comma = rest.find(',');
+    std::string_view item = rest.substr(0, comma);
+    while (item.starts_with(' ')) item.remove_prefix(1);
+    while (item.ends_with(' ')) item.remove_suffix(1);
+    const bool names_device = item.starts_with("GPU-") ||
+                              item.starts_with("MIG-") ||
+                              (is_number(item) && item.size() < 6 &&
+                               std::stoi(std::string(item)) < devices);
+    if (!names_device) break;
+    names.emplace_back(item);
+    if (comma == std::string_view::npos) break;
+    rest.remove_prefix(comma + 1);
+  }
+  return names;
+}
+
+}  // namespace internal
 }  // namespace lockstep

@@ -3,6 +3,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace lockstep {
 
@@ -34,4 +35,11 @@ std::optional<double> granted_cores(
 // loading CUDA would cost the launcher 0.3 s and GPU memory.
 int visible_gpus(const std::string& device_directory = "/dev");
 
+namespace internal {
+
+// Returns the visible ones of `devices` GPUs as CUDA_VISIBLE_DEVICES names
+// them: numbers, or "GPU-" or "MIG-" and an identifier.
+std::vector<std::string> visible_gpu_names(int devices);
+
+}  // namespace internal
 }  // namespace lockstep

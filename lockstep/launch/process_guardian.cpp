@@ -22,15 +22,14 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kInterruptAllowance{15000};
 
-sigset_t forwarded_signals() {
+sigset_t forwarded_signals(const std::set<int>& ending_signals) {
   sigset_t set;
   sigemptyset(&set);
-  for (int signal : {SIGINT, SIGTERM, SIGQUIT, SIGUSR1, SIGUSR2}) {
-    sigaddset(&set, signal);
-  }
+  for (const int signal : ending_signals) sigaddset(&set, signal);
+  for (const int signal : {SIGUSR1, SIGUSR2}) sigaddset(&set, signal);
   struct sigaction hang_up {};
   sigaction(SIGHUP, nullptr, &hang_up);
-  if (hang_up.sa_handler != SIG_IGN) sigaddset(&set, SIGHUP);
+  if (hang_up.sa_handler == SIG_IGN) sigdelset(&set, SIGHUP);
   return set;
 }
 
@@ -63,9 +62,11 @@ int run_agent(const std::function<int(GuardianLink)>& body, GuardianLink link) {
 class Guardian {
  public:
   Guardian(ChildProcess agent, milliseconds agent_allowance,
-           FileDescriptor commands, FileDescriptor signals)
+           const std::set<int>& ending_signals, FileDescriptor commands,
+           FileDescriptor signals)
       : agent_(std::move(agent)),
         agent_allowance_(agent_allowance),
+        ending_signals_(ending_signals),
         commands_(std::move(commands)),
         signals_(std::move(signals)) {}
 
@@ -102,7 +103,7 @@ class Guardian {
       const char byte = static_cast<char>(signal);
       // An agent that no longer reads has ended, or watch() will kill it.
       [[maybe_unused]] auto written = write(commands_.get(), &byte, 1);
-      if (signal == SIGUSR1 || signal == SIGUSR2) continue;
+      if (!ending_signals_.contains(signal)) continue;
       if (!kill_agent_at_) kill_agent_at_ = Deadline::after(agent_allowance_);
       if (signal == SIGINT && ++interrupts_ == 2) {
         kill_agent_at_ = Deadline::after(kInterruptAllowance);
@@ -113,6 +114,7 @@ class Guardian {
 
   ChildProcess agent_;
   milliseconds agent_allowance_;
+  const std::set<int>& ending_signals_;
   FileDescriptor commands_;
   FileDescriptor signals_;
   std::optional<Deadline> kill_agent_at_;
@@ -122,7 +124,8 @@ class Guardian {
 }  // namespace
 
 GuardedEnd run_guarded(const std::function<int(GuardianLink)>& body,
-                       milliseconds agent_allowance) {
+                       milliseconds agent_allowance,
+                       const std::set<int>& ending_signals) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC | O_NONBLOCK) != 0) throw_errno("guardian's pipe");
   FileDescriptor commands(ends[0]);
@@ -134,7 +137,7 @@ GuardedEnd run_guarded(const std::function<int(GuardianLink)>& body,
   by_default.sa_handler = SIG_DFL;
   sigaction(SIGCHLD, &by_default, nullptr);
 
-  sigset_t taken = forwarded_signals();
+  sigset_t taken = forwarded_signals(ending_signals);
   sigaddset(&taken, SIGCHLD);
   sigset_t blocked = taken;
   // With SIGPIPE blocked, a write to a dead agent or a closed stderr only
@@ -154,8 +157,8 @@ GuardedEnd run_guarded(const std::function<int(GuardianLink)>& body,
     return run_agent(body, std::move(link));
   });
   commands.reset();
-  return Guardian(std::move(agent), agent_allowance, std::move(forward),
-                  std::move(signals))
+  return Guardian(std::move(agent), agent_allowance, ending_signals,
+                  std::move(forward), std::move(signals))
       .watch();
 }
 

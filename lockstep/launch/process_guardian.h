@@ -2,6 +2,7 @@
 
 #include <chrono>
 #include <functional>
+#include <set>
 
 #include "lockstep/base/file_descriptor.h"
 #include "lockstep/launch/child_process.h"
@@ -40,17 +41,17 @@ struct GuardedEnd {
 // process be left that a worker had started; the workers themselves die even
 // then.
 //
-// The launcher takes SIGINT, SIGTERM, SIGQUIT, SIGHUP (unless it is ignored:
-// nohup), SIGUSR1 and SIGUSR2 and passes each on as one byte. The agent blocks
-// all signals that can be blocked, so that a signal that a scheduler sends to
-// every process of a job does not count twice.
+// The launcher takes `ending_signals` (SIGHUP unless it is ignored: nohup),
+// SIGUSR1 and SIGUSR2 and passes each on as one byte. Other signals have their
+// default action: they end the launcher, and so the job. The agent blocks all
+// signals that can be blocked, so that a signal that a scheduler sends to every
+// process of a job does not count twice.
 //
-// A signal that ends the job must not wait for an agent that is stopped
-// (SIGSTOP): the launcher continues the agent, however often it is stopped
-// again, and kills it if it has not ended `agent_allowance` after the first
-// such signal, or 15 s after a second SIGINT. This holds only while the
-// launcher itself runs; a stopped launcher takes its signal when it is
-// continued.
+// One of `ending_signals` must not wait for an agent that is stopped (SIGSTOP):
+// the launcher continues the agent, however often it is stopped again, and
+// kills it if it has not ended `agent_allowance` after the first such signal,
+// or 15 s after a second SIGINT. This holds only while the launcher itself
+// runs; a stopped launcher takes its signal when it is continued.
 //
 // `body` must not throw. The agent ends with the result of `body` as its exit
 // code, without running the caller's destructors. Call this while the process
@@ -58,6 +59,7 @@ struct GuardedEnd {
 // Blocks until the agent has ended. Throws std::system_error if no process or
 // pipe is available.
 GuardedEnd run_guarded(const std::function<int(GuardianLink)>& body,
-                       std::chrono::milliseconds agent_allowance);
+                       std::chrono::milliseconds agent_allowance,
+                       const std::set<int>& ending_signals);
 
 }  // namespace lockstep::internal

@@ -135,7 +135,8 @@ Program resolve_program(const std::vector<std::string>& command,
     throw ProgramError(kNotFound, "the program's name is empty; give a path");
   }
   const bool module = kind == ProgramKind::python_module;
-  const bool script = kind == ProgramKind::by_name && name.ends_with(".py");
+  const bool script = kind == ProgramKind::python_script ||
+                      (kind == ProgramKind::by_name && name.ends_with(".py"));
   if (!module && !script) return {find_executable(name), command};
 
   if (script) check_readable_script(name);

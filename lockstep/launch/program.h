@@ -36,6 +36,7 @@ enum class ProgramKind {
   by_name,        // "*.py" runs under Python, all else as it is
   executable,     // --no-python: as it is, whatever its name
   python_module,  // --module: python -m
+  python_script,  // --run-path: under Python, whatever its name
 };
 
 // Finds the program before any worker is started. `command` is the program and

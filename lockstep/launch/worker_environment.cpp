@@ -52,7 +52,15 @@ std::vector<std::string> worker_environment(
   const auto set_number = [&](std::string_view name, int number) {
     set(entries, name, std::to_string(number));
   };
-  set_number("LOCAL_RANK", worker.local_rank);
+  // An agent around this launcher has other places.
+  remove(entries, "LOCKSTEP_AGENT_PLACE");
+  if (worker.only_gpu) {
+    set_number("LOCAL_RANK", 0);
+    set_number("LOCKSTEP_AGENT_PLACE", worker.local_rank);
+    set(entries, "CUDA_VISIBLE_DEVICES", *worker.only_gpu);
+  } else {
+    set_number("LOCAL_RANK", worker.local_rank);
+  }
   set_number("RANK", place.first_rank + worker.local_rank);
   set_number("ROLE_RANK", place.first_role_rank + worker.local_rank);
   set_number("GROUP_RANK", place.node_rank);
@@ -71,6 +79,10 @@ std::vector<std::string> worker_environment(
   // launcher.
   set(entries, "TORCHELASTIC_USE_AGENT_STORE", "False");
   set(entries, "TORCHELASTIC_ERROR_FILE", worker.error_file);
+  if (!worker.signals_to_handle.empty()) {
+    // For a launcher of Python that a worker starts, as under torchrun.
+    set(entries, "TORCHELASTIC_SIGNALS_TO_HANDLE", worker.signals_to_handle);
+  }
   if (!contains(inherited, "TORCH_NCCL_ASYNC_ERROR_HANDLING")) {
     set(entries, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1");
   }
@@ -79,7 +91,9 @@ std::vector<std::string> worker_environment(
       std::ranges::count(inherited, "LOCKSTEP_FLIGHT_DIR=") > 0) {
     set(entries, "LOCKSTEP_FLIGHT_DIR", worker.flight_directory);
   }
-  if (limits_omp_threads(worker.local_world_size, inherited)) {
+  if (worker.omp_threads) {
+    set_number("OMP_NUM_THREADS", *worker.omp_threads);
+  } else if (limits_omp_threads(worker.local_world_size, inherited)) {
     set(entries, "OMP_NUM_THREADS", "1");
   }
   if (worker.master_listen_fd >= 0) {

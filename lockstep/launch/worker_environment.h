@@ -24,13 +24,19 @@ struct WorkerIdentity {
   std::string flight_directory{};  // where a worker writes its flight records
   int master_listen_fd = -1;       // rank 0 only: StorePort::fd()
   std::string agent_socket{};      // AgentSocket::name(); empty: none
+  // The worker's GPU under --virtual-local-rank, as CUDA_VISIBLE_DEVICES names
+  // it: it is the only one that the worker sees, and LOCAL_RANK is 0.
+  std::optional<std::string> only_gpu{};
+  std::string signals_to_handle{};   // --signals-to-handle
+  std::optional<int> omp_threads{};  // --omp-threads
 };
 
 // Returns the environment of a worker, entries "NAME=value" for execve:
 // `inherited`, with the variables of the contract set. OMP_NUM_THREADS becomes
-// 1 if it is unset and there are several workers;
+// `omp_threads`, or 1 if it is unset and there are several workers;
 // TORCH_NCCL_ASYNC_ERROR_HANDLING becomes 1, and LOCKSTEP_FLIGHT_DIR the
-// directory of flight records, if they are unset.
+// directory of flight records, if they are unset. LOCKSTEP_AGENT_PLACE is the
+// true local rank if LOCAL_RANK is not.
 // LOCKSTEP_MASTER_LISTEN_FD is removed for every worker that does not inherit
 // the descriptor, and LOCKSTEP_AGENT if there is no agent.
 std::vector<std::string> worker_environment(

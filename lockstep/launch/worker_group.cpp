@@ -51,6 +51,24 @@ FileDescriptor route_stream(const OutputOptions& options,
   return shown ? FileDescriptor() : open_file("/dev/null", O_WRONLY);
 }
 
+void open_filtered_logs(const OutputOptions& options,
+                        const RunDirectory& directory, int round,
+                        OutputMux& mux) {
+  if (!directory.keeps_logs()) return;
+  const auto folder = directory.attempt_directory(round);
+  const auto open = [&](OutputMux::Console console, const char* name,
+                        const std::vector<std::string>& filters) {
+    if (filters.empty()) return;
+    std::filesystem::create_directories(folder);
+    const auto path = folder / name;
+    mux.duplicate_lines(
+        console, filters,
+        {open_file(path, O_WRONLY | O_CREAT | O_TRUNC | O_APPEND), path});
+  };
+  open(OutputMux::Console::out, "filtered_stdout.log", options.stdout_filters);
+  open(OutputMux::Console::err, "filtered_stderr.log", options.stderr_filters);
+}
+
 }  // namespace
 
 WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
@@ -60,6 +78,7 @@ WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
     : first_rank_(plan.place.first_rank) {
   const std::vector<std::string> inherited = current_environment();
   const FileDescriptor no_input = open_file("/dev/null", O_RDONLY);
+  open_filtered_logs(options.output, directory, plan.round, mux);
   workers_.reserve(static_cast<size_t>(options.nproc_per_node));
   for (int rank = 0; rank < options.nproc_per_node; ++rank) {
     const auto path = directory.worker_directory(plan.round, rank);
@@ -78,6 +97,12 @@ WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
     identity.max_restarts = options.max_restarts;
     identity.run_id = options.run_id;
     identity.agent_socket = options.agent_socket;
+    identity.signals_to_handle = options.signals_to_handle;
+    const auto at = static_cast<size_t>(rank);
+    if (!options.only_gpus.empty()) identity.only_gpu = options.only_gpus[at];
+    if (!options.omp_threads.empty()) {
+      identity.omp_threads = options.omp_threads[at];
+    }
     identity.error_file = error_file;
     identity.flight_directory = directory.attempt_directory(plan.round);
     identity.master_listen_fd = rank == 0 ? master_listen_fd : -1;
@@ -90,15 +115,17 @@ WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
     const FileDescriptor out = route(Streams::out);
     const FileDescriptor err = route(Streams::err);
     workers_.push_back(
-        {start_program({.what = "starting a worker process",
-                        .path = program.path,
-                        .arguments = program.arguments,
-                        .environment = environment,
-                        .stdin_fd = rank == 0 ? STDIN_FILENO : no_input.get(),
-                        .stdout_fd = out ? out.get() : STDOUT_FILENO,
-                        .stderr_fd = err ? err.get() : STDERR_FILENO,
-                        .inherited_fds = {identity.master_listen_fd, -1},
-                        .surroundings = surroundings}),
+        {start_program(
+             {.what = "starting a worker process",
+              .path = program.path,
+              .arguments = program.arguments,
+              .environment = environment,
+              .stdin_fd = rank == 0 ? STDIN_FILENO : no_input.get(),
+              .stdout_fd = out ? out.get() : STDOUT_FILENO,
+              .stderr_fd = err ? err.get() : STDERR_FILENO,
+              .inherited_fds = {identity.master_listen_fd, -1},
+              .cpus = options.cpus.empty() ? std::set<int>() : options.cpus[at],
+              .surroundings = surroundings}),
          error_file});
   }
 }

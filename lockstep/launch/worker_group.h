@@ -4,6 +4,7 @@
 
 #include <filesystem>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -25,7 +26,12 @@ struct WorkerGroupOptions {
   int max_restarts = 0;
   std::string role = "default";
   std::string run_id{};
-  std::string agent_socket{};  // AgentSocket::name(); empty: there is none
+  std::string agent_socket{};       // AgentSocket::name(); empty: there is none
+  std::string signals_to_handle{};  // for the workers' environment
+  // One entry for each local rank, or none if the option is not given.
+  std::vector<std::string> only_gpus{};  // --virtual-local-rank
+  std::vector<std::set<int>> cpus{};     // --numa-binding
+  std::vector<int> omp_threads{};        // --omp-threads
   OutputOptions output{};
 };
 

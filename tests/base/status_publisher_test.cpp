@@ -112,6 +112,18 @@ TEST(StatusPublisher, TellsOnlyWhileSomebodyLooks) {
   counters.set_progress("");
 }
 
+TEST(StatusPublisher, PlaceOfTheLauncherComesBeforeTheLocalRank) {
+  FakeAgent agent;
+  setenv("LOCKSTEP_AGENT_PLACE", "0", 1);
+  StatusBoard board = StatusBoard::create(2);
+  {
+    StatusPublisher publisher(5);
+    EXPECT_THAT(agent.serve("/folder", board.descriptor()),
+                HasSubstr("\"local_rank\": 0"));
+  }
+  unsetenv("LOCKSTEP_AGENT_PLACE");
+}
+
 TEST(StatusPublisher, EndsAtOnceWhateverTheAgentDoes) {
   const auto end_within = [](const auto& meanwhile) {
     const auto begin = steady_ns();

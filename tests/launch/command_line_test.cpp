@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <fstream>
+#include <map>
 #include <sstream>
 
 #include "tests/launch/launcher.h"
@@ -141,12 +142,71 @@ TEST_F(CommandLine, EmptyValueOfAnOptionIsNotTheProgram) {
 }
 
 TEST_F(CommandLine, RendezvousKeysOfTorchrunAreSaidAndPassedOver) {
-  const auto result =
-      run({"--rdzv-conf=last_call_timeout=5,read_timeout=9,join_timeout=60",
-           "true"});
+  const auto result = run(
+      {"--rdzv-conf=last_call_timeout=5,close_timeout=8,heartbeat_timeout=7,"
+       "read_timeout=9, join_timeout = 60 ,store_type=tcp,is_host=True",
+       "true"});
   EXPECT_EQ(result.exit_code, 0);
-  EXPECT_EQ(lines(result.err).size(), 2u) << result.err;
+  EXPECT_EQ(lines(result.err).size(), 4u) << result.err;
   EXPECT_THAT(result.err, HasSubstr("last_call_timeout of --rdzv-conf"));
+}
+
+// A value that each option refuses, or that shows in what is printed. All three
+// ways to give it must do the same, and not what happens without the option.
+TEST_F(CommandLine, EveryOptionHasThreeSpellings) {
+  const std::map<std::string, std::string> values{
+      {"--log-dir", "/proc/nothing"},
+      {"--rdzv-id", "job?"},
+      {"--rdzv-endpoint", "a:b"},
+      {"--master-addr", "203.0.113.1"},
+      {"--local-addr", "203.0.113.1"}};
+  const std::string show =
+      "[ \"$TORCHELASTIC_RUN_ID\" != 'job?' ] || echo named; "
+      "echo $ROLE_NAME $CUDA_VISIBLE_DEVICES";
+  const auto outcome = [&](std::vector<std::string> options,
+                           std::vector<std::string> environment) {
+    const auto result = run_script(std::move(options), show,
+                                   {.environment = std::move(environment)});
+    // Further lines of a failure have process ids.
+    return std::to_string(result.exit_code) + result.out +
+           (result.err.empty() ? "" : lines(result.err).front());
+  };
+  const std::string plain = outcome({}, {});
+  int tried = 0;
+  for (const auto& option :
+       listed_options(run_command({"run", "--help"}).out)) {
+    const std::string name = option.names.back();
+    std::string underscored = name;
+    std::replace(underscored.begin() + 2, underscored.end(), '-', '_');
+    std::string variable = "PET_" + underscored.substr(2);
+    std::ranges::transform(variable, variable.begin(), ::toupper);
+    if (!option.takes_value) {
+      if (name == "--help") continue;
+      const std::string expected = outcome({name}, {});
+      EXPECT_EQ(outcome({underscored}, {}), expected) << name;
+      EXPECT_EQ(outcome({}, {variable + "=1"}), expected) << variable;
+      EXPECT_EQ(outcome({}, {variable + "=0"}), plain) << variable;
+      continue;
+    }
+    const auto at = values.find(name);
+    const std::string value = at == values.end() ? "?" : at->second;
+    const std::string expected = outcome({name + "=" + value}, {});
+    EXPECT_NE(expected, plain) << name;
+    EXPECT_EQ(outcome({underscored, value}, {}), expected) << name;
+    EXPECT_EQ(outcome({}, {variable + "=" + value}), expected) << variable;
+    ++tried;
+  }
+  EXPECT_GE(tried, 29);
+}
+
+TEST_F(CommandLine, OptionsOfTorchrunThatChangeNothingAreTaken) {
+  for (const char* option : {"--start-method=fork", "--start_method=forkserver",
+                             "--event-log-handler=null", "--logs-specs=default",
+                             "--monitor-interval=5", "--rdzv-backend=c10d"}) {
+    const auto result = run({option, "echo", "ran"});
+    EXPECT_EQ(result.out, "ran\n") << option;
+    EXPECT_EQ(result.err, "") << option;
+  }
 }
 
 // torchrun: elastic/utils/api.py, macros.substitute.
@@ -205,9 +265,45 @@ TEST_F(CommandLine, CompletionKnowsEveryCommandAndOption) {
   EXPECT_THAT(offered("lockstep run --nnodes train --no-"),
               ElementsAre("--no-python"));
 
-  EXPECT_THAT(run_command({"completion", "zsh"}).out,
-              HasSubstr("bashcompinit"));
   EXPECT_EQ(run_command({"completion", "fish"}).exit_code, 2);
+}
+
+TEST_F(CommandLine, ZshOffersWhatBashDoes) {
+  const std::string zsh = "/usr/bin/zsh";
+  if (!fs::exists(zsh)) GTEST_SKIP() << "no zsh at " << zsh;
+  const auto script = run_command({"completion", "zsh"});
+  ASSERT_EQ(script.exit_code, 0) << script.err;
+  const fs::path file = scratch() / "completion";
+  std::ofstream(file) << script.out;
+  write_program("lockstep", "#!/bin/sh\necho \"  --sizes $*\"\n");
+  // Returns what is offered, and the line that zsh makes of `line` at the end.
+  const auto offered = [&](const std::string& line) {
+    const fs::path home = scratch() / "home";
+    fs::remove_all(home);
+    fs::create_directory(home);
+    const auto result = run_program(
+        {zsh, "-f", LOCKSTEP_SOURCE_DIR "/tests/launch/zsh_offers.zsh", file,
+         line},
+        {.environment = {"HOME=" + home.string(),
+                         "PATH=" + scratch().string() + ":/usr/bin:/bin"},
+         .folder = home});
+    EXPECT_EQ(result.exit_code, 0) << line << result.err;
+    EXPECT_EQ(result.err, "") << line;
+    return lines(result.out);
+  };
+  EXPECT_THAT(offered("lockstep ru"), Contains("line: lockstep run "));
+  EXPECT_THAT(offered("lockstep "),
+              IsSupersetOf({"run", "bench", "inspect", "completion"}));
+  EXPECT_THAT(offered("lockstep inspect "), Contains("flight"));
+  EXPECT_THAT(offered("lockstep run --nnodes=2 -m --numa-b"),
+              Contains("line: lockstep run --nnodes=2 -m --numa-binding "));
+  EXPECT_THAT(offered("lockstep run --nnodes train --no-"),
+              Contains("line: lockstep run --nnodes train --no-python "));
+  // The program's words are not completed.
+  EXPECT_THAT(offered("lockstep run --nnodes 2 train --no-"),
+              Contains("line: lockstep run --nnodes 2 train --no-"));
+  // `lockstep bench` is a program of its own, whose help is asked.
+  EXPECT_THAT(offered("lockstep bench --"), Contains("--sizes"));
 }
 
 struct Mistake {
@@ -254,7 +350,22 @@ TEST_F(CommandLine, EachMistakeIsOneLineAndStartsNothing) {
       {{"run", "--rdzv-conf=is_host=5", touch, proof}, 2, "true and false"},
       {{"run", "--nnodes=1:4", touch, proof}, 2, "not supported yet"},
       {{"run", "--node-rank=1", touch, proof}, 2, "can only be 0"},
-      {{"run", "--rdzv-backend=etcd", touch, proof}, 2, "static and c10d"},
+      {{"run", "--rdzv-backend=x", touch, proof}, 2, "static and c10d"},
+      {{"run", "--rdzv-backend=etcd", touch, proof}, 2, "no etcd server"},
+      {{"run", "--rdzv-backend=etcd-v2", touch, proof}, 2, "no etcd server"},
+      {{"run", "--rdzv-conf=store_type=file", touch, proof}, 2, "is tcp"},
+      {{"run", "--rdzv-conf=read_timeout=x", touch, proof}, 2, "read_timeout"},
+      {{"run", "--start-method=thread", touch, proof}, 2, "forkserver"},
+      {{"run", "--event-log-handler=console", touch, proof}, 2, "no event log"},
+      {{"run", "--logs-specs=mine", touch, proof}, 2, "plugin of Python"},
+      {{"run", "--signals-to-handle=SIGKILL", touch, proof}, 2, "SIGKILL"},
+      {{"run", "--signals-to-handle=TERM", touch, proof}, 2, "SIGTERM,"},
+      {{"run", "--omp-threads=0", touch, proof}, 2, "--omp-threads is \"0\""},
+      {{"run", "--duplicate-stdout-filters=a,", touch, proof}, 2, "is empty"},
+      {{"run", "--nproc-per-node=2", "--virtual-local-rank", touch, proof},
+       2,
+       "which is \"3\", and there are 2",
+       {"CUDA_VISIBLE_DEVICES=3"}},
       {{"run", "--max-restarts=x", touch, proof}, 2, "--max-restarts"},
       {{"run", "--shutdown-timeout=-3", touch, proof}, 2, "from 0 to 86400"},
       {{"run", "--master-port=70000", touch, proof}, 2, "65535"},
@@ -262,8 +373,8 @@ TEST_F(CommandLine, EachMistakeIsOneLineAndStartsNothing) {
       {{"run", "--tee=7", touch, proof}, 2, "--tee is \"7\""},
       {{"run", "--log-dir=/proc/nothing", touch, proof}, 2, "/proc/nothing"},
       {{"run", "--local-ranks-filter=a", touch, proof}, 2, "is \"a\""},
-      {{"run", "--numa_binding=node", touch, proof}, 2, "not supported"},
-      {{"run", touch, proof}, 2, "PET_RUN_PATH", {"PET_RUN_PATH=a"}},
+      {{"run", "--numa_binding=near", touch, proof}, 2, "core-complex"},
+      {{"run", touch, proof}, 2, "is \"x\"", {"PET_NUMA_BINDING=x"}},
       {{"run", touch, proof}, 2, "has \"a=b\"", {"PET_RDZV_CONF=a=b"}},
       {{"run", "-m", "--no-python", touch, proof}, 2, "exclude each other"},
       {{"run", "/no/such/program"}, 127, "/no/such/program: No such file"},
@@ -309,6 +420,9 @@ TEST_F(CommandLine, PythonScriptsRunUnderPython) {
       false);
   EXPECT_EQ(run({script, "--lr", "3"}).out, "0 ['--lr', '3'] True\n");
   EXPECT_EQ(run({"-m", "calendar", "--help"}).exit_code, 0);
+  const fs::path unnamed = write_program("train", read_file(script), false);
+  EXPECT_EQ(run({"--run-path", "--no-python", unnamed, "1"}).out,
+            "0 ['1'] True\n");
   // --no-python runs the file itself, which has no execute permission.
   EXPECT_EQ(run({"--no-python", script}).exit_code, 126);
 }

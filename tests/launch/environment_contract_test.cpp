@@ -50,6 +50,7 @@ TEST_F(EnvironmentContract, HasEveryVariableOfTorchrun) {
       {"TORCHELASTIC_MAX_RESTARTS", "3"},
       {"TORCHELASTIC_RUN_ID", "job7"},
       {"TORCHELASTIC_USE_AGENT_STORE", "False"},
+      {"TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT"},
       {"TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"},
       {"OMP_NUM_THREADS", "1"},
   };

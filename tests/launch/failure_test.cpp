@@ -166,18 +166,21 @@ TEST_F(LauncherFaults, FirstFailureStopsTheOthersWithinASecond) {
 }
 
 TEST_F(LauncherFaults, StoppedAgentAndWorkersEndAtASignal) {
-  auto launcher = start_script(
-      {"--nproc-per-node=2", "--shutdown-timeout=100"},
-      "trap 'echo saved; exit 0' TERM; echo agent $PPID worker $$; "
-      "while :; do sleep 0.05; done");
-  launcher->await_output("agent ", 2);
-  for (const pid_t pid : marked_processes()) {
-    if (pid != launcher->pid()) kill(pid, SIGSTOP);
+  for (const int signal : {SIGTERM, SIGUSR1}) {
+    auto launcher = start_script(
+        {"--nproc-per-node=2", "--shutdown-timeout=100",
+         "--signals-to-handle=SIGTERM,SIGUSR1"},
+        "trap 'echo saved; exit 0' TERM USR1; echo agent $PPID worker $$; "
+        "while :; do sleep 0.05; done");
+    launcher->await_output("agent ", 2);
+    for (const pid_t pid : marked_processes()) {
+      if (pid != launcher->pid()) kill(pid, SIGSTOP);
+    }
+    launcher->signal(signal);
+    const auto result = launcher->finish(seconds(30));
+    EXPECT_EQ(result.exit_code, 128 + signal) << result.err;
+    EXPECT_EQ(count(result.out, "saved\n"), 2);
   }
-  launcher->signal(SIGTERM);
-  const auto result = launcher->finish(seconds(30));
-  EXPECT_EQ(result.exit_code, 128 + SIGTERM) << result.err;
-  EXPECT_EQ(count(result.out, "saved\n"), 2);
 }
 
 TEST_F(LauncherFaults, AgentThatIsStoppedAfterTheSignalIsContinued) {
@@ -323,6 +326,31 @@ TEST_F(LauncherFaults, UserSignalsPassWithoutStopping) {
   const auto result = launcher->finish();
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(count(result.out, "usr2\n"), 2);
+}
+
+TEST_F(LauncherFaults, SignalsToHandleEndTheJobAndNoOthersAreHandled) {
+  // Slurm's way to announce the end of a job: --signal=USR1@60.
+  auto launcher = start_script(
+      {"--nproc-per-node=2", "--signals-to-handle=SIGUSR1,SIGTERM"},
+      "trap 'echo saved; exit 0' USR1; echo ready; "
+      "while :; do sleep 0.05; done");
+  launcher->await_output("ready\n", 2);
+  launcher->signal(SIGUSR1);
+  auto result = launcher->finish();
+  EXPECT_EQ(result.exit_code, 128 + SIGUSR1) << result.err;
+  EXPECT_EQ(count(result.out, "saved\n"), 2);
+  EXPECT_THAT(result.err, HasSubstr("SIGUSR1 forwarded to 2 workers"));
+
+  launcher = start_script({"--signals-to-handle=SIGTERM"},
+                          "trap 'echo saved; exit 0' INT; echo ready; "
+                          "while :; do sleep 0.05; done");
+  launcher->await_output("ready\n");
+  launcher->signal(SIGINT);
+  result = launcher->finish();
+  EXPECT_EQ(result.exit_code, 128 + SIGINT);
+  EXPECT_EQ(result.out, "ready\n");
+  EXPECT_EQ(result.err, "");
+  EXPECT_TRUE(await_no_process(seconds(10)));
 }
 
 // Starts grandchildren: one in the worker's process group, one in a session of

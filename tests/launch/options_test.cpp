@@ -12,6 +12,7 @@
 #include "lockstep/launch/endpoint.h"
 #include "lockstep/launch/process_count.h"
 #include "lockstep/launch/program.h"
+#include "lockstep/launch/signal_list.h"
 #include "lockstep/launch/store_port.h"
 
 namespace lockstep::internal::testing {
@@ -36,6 +37,29 @@ TEST(StreamSelection, RefusesAnythingElse) {
                            "0:3;1:3", "99999999999:1"}) {
     EXPECT_THROW(StreamSelection::parse("--tee", text), std::invalid_argument)
         << text;
+  }
+}
+
+TEST(LineFilters, CommasSeparateAndTwoAreOne) {
+  using Filters = std::vector<std::string>;
+  EXPECT_EQ(parse_line_filters("--f", ""), Filters());
+  EXPECT_EQ(parse_line_filters("--f", "apple,or ange"),
+            (Filters{"apple", "or ange"}));
+  EXPECT_EQ(parse_line_filters("--f", "a,,b,c"), (Filters{"a,b", "c"}));
+  EXPECT_EQ(parse_line_filters("--f", ",,"), Filters{","});
+  for (const char* text : {",", "a,", ",a", "a,,,"}) {
+    EXPECT_THROW(parse_line_filters("--f", text), std::invalid_argument)
+        << text;
+  }
+}
+
+TEST(Signals, NamesOfThoseThatCanBeHandled) {
+  EXPECT_EQ(parse_signals("--s", "SIGTERM"), std::set<int>{SIGTERM});
+  EXPECT_EQ(parse_signals("--s", "SIGUSR1, SIGINT,SIGXCPU"),
+            (std::set<int>{SIGUSR1, SIGINT, SIGXCPU}));
+  for (const char* text : {"", "SIGKILL", "SIGSTOP", "SIGSEGV", "SIGCHLD",
+                           "TERM", "15", "SIGTERM,", "SIGTERM;SIGINT"}) {
+    EXPECT_THROW(parse_signals("--s", text), std::invalid_argument) << text;
   }
 }
 

@@ -99,6 +99,45 @@ TEST_F(Output, RedirectsWithoutLogDirectoryIsSaidAndPassedOver) {
   EXPECT_THAT(result.err, HasSubstr("--log-dir"));
 }
 
+TEST_F(Output, LinesWithATextAreAlsoInAFileOfAllRanks) {
+  const fs::path logs = scratch() / "logs";
+  const auto result = run_script(
+      {"--nproc-per-node=2", "--max-restarts=1", "--tee=3",
+       "--log-dir=" + logs.string(), "--duplicate-stdout-filters=loss,a,,b",
+       "--duplicate_stderr_filters=warn"},
+      "echo \"loss $RANK\"; echo other; echo 'a,b'; echo a; echo b; "
+      "printf 'last loss'; echo 'warn loss' >&2; echo loss >&2; "
+      "sleep 0.3; exit 5");
+  EXPECT_EQ(result.exit_code, 5);
+  for (const int number : {0, 1}) {
+    const auto out = read_file(attempt(logs, number) / "filtered_stdout.log");
+    EXPECT_EQ(lines(out).size(), 6u) << out;
+    for (const char* rank : {"0", "1"}) {
+      const std::string prefix = "[default" + std::string(rank) + "]:";
+      EXPECT_EQ(count(out, prefix + "loss " + rank + "\n"), 1) << out;
+      EXPECT_EQ(count(out, prefix + "a,b\n"), 1) << out;
+      EXPECT_EQ(count(out, prefix + "last loss\n"), 1) << out;
+    }
+    const auto err = read_file(attempt(logs, number) / "filtered_stderr.log");
+    EXPECT_EQ(lines(err).size(), 2u) << err;
+    EXPECT_EQ(count(err, "]:warn loss\n"), 2) << err;
+  }
+}
+
+TEST_F(Output, FiltersWithoutAFileOrLinesAreSaidAndPassedOver) {
+  auto result =
+      run_script({"--duplicate-stdout-filters=a", "--tee=1"}, "echo a");
+  EXPECT_EQ(result.out, "[default0]:a\n");
+  EXPECT_EQ(lines(result.err).size(), 1u) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("no effect without --log-dir"));
+  result = run_script({"--duplicate-stdout-filters=a",
+                       "--log-dir=" + (scratch() / "logs").string()},
+                      "echo a");
+  EXPECT_EQ(lines(result.err).size(), 1u) << result.err;
+  EXPECT_THAT(result.err,
+              HasSubstr("no effect without --tee or --prefix-lines"));
+}
+
 TEST_F(Output, FilteredRanksAreSilentOnTheConsole) {
   const auto result = run_script(
       {"--nproc-per-node=3", "--local-ranks-filter=0,2"}, "echo rank $RANK");

@@ -1,0 +1,38 @@
+#pragma once
+
+#include <set>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep::internal {
+
+// A logical CPU, as Linux numbers it, and what it shares with others.
+struct Cpu {
+  int number = 0;
+  int node = 0;     // NUMA node
+  int package = 0;  // socket
+  // The smallest CPU of the same physical core, and of those that share the
+  // highest level of cache; -1 if the kernel names no cache.
+  int core = 0;
+  int cache = -1;
+};
+
+// The CPUs that a process may use, in the order of their numbers.
+using CpuTopology = std::vector<Cpu>;
+
+// Reads what the kernel says about the CPUs `allowed`. What it does not say (a
+// container may hide parts of sysfs) counts as one NUMA node, one package and
+// one core for each CPU. `system` is the folder of sysfs.
+CpuTopology read_cpu_topology(
+    const std::set<int>& allowed,
+    const std::string& system = "/sys/devices/system");
+
+// Parses a list as in sysfs: "0-2,4" is {0, 1, 2, 4}. Stops at anything else.
+std::set<int> parse_cpu_list(std::string_view text);
+
+// Returns the CPUs of this thread's affinity mask (which respects a container's
+// cpuset), or nothing if the kernel does not say.
+std::set<int> allowed_cpus();
+
+}  // namespace lockstep::internal
