@@ -87,14 +87,14 @@ int examine(bool as_json) {
   findings.add(check_dev_shm(roots));
   findings.add(check_limits(roots));
   findings.add(check_gpus(roots, ask_nvml()));
-  findings.add(check_libtorch(ask(kTorchProgram, {}),
-                              lockstep::visible_gpus(roots.dev)));
+  const int gpus = lockstep::visible_gpus(roots.dev);
+  findings.add(check_libtorch(ask(kTorchProgram, {}), gpus));
   const auto interfaces = network_interfaces(roots);
   findings.add(check_interfaces(interfaces));
   findings.add(check_gloo(interfaces, own_address(/*one_host=*/true),
                           own_address(/*one_host=*/false),
                           get_env("MASTER_ADDR")));
-  findings.add(check_nccl(interfaces, get_env("NCCL_SOCKET_IFNAME")));
+  findings.add(check_nccl(interfaces, get_env("NCCL_SOCKET_IFNAME"), gpus));
   findings.add(check_clock(read_clock()));
   findings.add(
       check_all_reduce(ask(kAllReduceProgram, all_reduce_arguments())));

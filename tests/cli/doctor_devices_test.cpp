@@ -20,6 +20,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::Pair;
+using ::testing::StartsWith;
 
 std::optional<NvmlAnswer> ask_fake(
     const char* behaviour, milliseconds allowed = std::chrono::seconds(20)) {
@@ -205,6 +206,12 @@ TEST(DoctorGloo, InterfacesOfTheAddressesAreNamed) {
   EXPECT_THAT(unknown.advice, HasSubstr("\"no.such.host\""));
 }
 
+TEST(DoctorGloo, WithoutLoopbackThereIsNoneOnOneHost) {
+  const auto finding = check_gloo({}, kLoopback, {}, std::nullopt);
+  EXPECT_THAT(finding.found, StartsWith("no interface on one host; "));
+  EXPECT_TRUE(finding.values["one_host"].is_null());
+}
+
 TEST(DoctorGloo, AnInterfaceThatIsNamedMustBeThere) {
   const auto named = [](const std::string& name) {
     const OwnAddress both{.interface = name, .address = ""};
@@ -237,10 +244,11 @@ TEST(DoctorNccl, InterfacesAreChosenAsNcclDoes) {
   EXPECT_THAT(nccl_interfaces({kUsual[0]}, std::nullopt), ElementsAre("lo"));
 }
 
-TEST(DoctorNccl, NoInterfaceIsAFailure) {
-  EXPECT_EQ(check_nccl(kUsual, std::nullopt).found, "eth0 for its sockets");
-  const auto none = check_nccl(kUsual, "mlx");
+TEST(DoctorNccl, NoInterfaceIsAFailureIfThereAreGpus) {
+  EXPECT_EQ(check_nccl(kUsual, std::nullopt, 1).found, "eth0 for its sockets");
+  const auto none = check_nccl(kUsual, "mlx", 1);
   EXPECT_EQ(none.health, Health::fail);
+  EXPECT_EQ(check_nccl(kUsual, "mlx", 0).health, Health::warn);
   EXPECT_EQ(none.found,
             "no interface for its sockets, by NCCL_SOCKET_IFNAME=mlx");
 }

@@ -162,11 +162,12 @@ TEST(DoctorReport, AdviceIsBelowTheLineAndNoLineIsLong) {
   finding.warn("Jobs on many hosts need more than this.");
   finding.warn("Before lockstep run, say ulimit -n 65536 in the same shell.");
   const std::string text = finding_text(finding);
-  EXPECT_EQ(text,
-            "warn  open files     200 in a process\n"
-            "                     Jobs on many hosts need more than this. "
-            "Before lockstep run,\n"
-            "                     say ulimit -n 65536 in the same shell.\n");
+  EXPECT_EQ(
+      text,
+      "warn  open files     200 in a process\n"
+      "                     Jobs on many hosts need more than this. "
+      "Before lockstep\n"
+      "                     run, say ulimit -n 65536 in the same shell.\n");
   for (const auto& line : lines(text)) EXPECT_LE(line.size(), 80u);
   // A word that is longer than a line stays whole.
   finding.found = std::string(100, 'x');

@@ -49,8 +49,10 @@ Finding check_gloo(const std::vector<NetworkInterface>& interfaces,
   }
   const std::string inside = holder_of(on_one_host.address, interfaces);
   const std::string between = holder_of(between_hosts.address, interfaces);
-  finding.values = {{"one_host", inside}, {"several_hosts", nullptr}};
-  finding.found = inside + " on one host; between hosts ";
+  finding.values = {{"one_host", nullptr}, {"several_hosts", nullptr}};
+  if (!inside.empty()) finding.values["one_host"] = inside;
+  finding.found = (inside.empty() ? "no interface" : inside) +
+                  " on one host; between hosts ";
   if (!between.empty()) {
     finding.values["several_hosts"] = between;
     finding.found +=

@@ -41,7 +41,7 @@ std::vector<std::string> nccl_interfaces(
 }
 
 Finding check_nccl(const std::vector<NetworkInterface>& interfaces,
-                   const std::optional<std::string>& wanted) {
+                   const std::optional<std::string>& wanted, int gpus) {
   Finding finding{.name = "NCCL"};
   const auto names = nccl_interfaces(interfaces, wanted);
   finding.values = {{"interfaces", names}};
@@ -52,10 +52,10 @@ Finding check_nccl(const std::vector<NetworkInterface>& interfaces,
   finding.found += " for its sockets";
   if (wanted) finding.found += ", by NCCL_SOCKET_IFNAME=" + *wanted;
   if (names.empty()) {
-    finding.fail(
-        "Groups of GPUs cannot begin. Correct or unset "
-        "NCCL_SOCKET_IFNAME; the interfaces that are up: " +
-        names_of(interfaces) + ".");
+    finding.advise(gpus > 0 ? Health::fail : Health::warn,
+                   "Groups of GPUs cannot begin. Correct or unset "
+                   "NCCL_SOCKET_IFNAME; the interfaces that are up: " +
+                       names_of(interfaces) + ".");
   }
   return finding;
 }

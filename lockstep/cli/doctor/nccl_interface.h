@@ -18,7 +18,8 @@ std::vector<std::string> nccl_interfaces(
     const std::vector<NetworkInterface>& interfaces,
     const std::optional<std::string>& wanted);
 
+// `gpus`: how many ranks will see; without any nothing needs NCCL.
 Finding check_nccl(const std::vector<NetworkInterface>& interfaces,
-                   const std::optional<std::string>& wanted);
+                   const std::optional<std::string>& wanted, int gpus);
 
 }  // namespace lockstep::internal
