@@ -18,9 +18,8 @@ Finding check_huge_pages(const MachineRoots& roots) {
       "\"" + *own + "\" for own memory, \"" + *shared + "\" for shared memory";
   if (*shared == "never" || *shared == "deny") {
     finding.advise(Health::ok,
-                   "Shared memory of 2 MiB and more would lie in huge pages "
-                   "after: echo advise > " +
-                       (folder / "shmem_enabled").string() + " (as root).");
+                   "Shared memory gets some after, as root: echo advise > " +
+                       (folder / "shmem_enabled").string());
   }
   return finding;
 }

@@ -41,13 +41,11 @@ Finding describe_backends(const ordered_json& backends, int gpus) {
       continue;
     }
     missing += (missing.empty() ? "; without " : ", ") + name;
-    const std::string why = name + ": " + reason.get<std::string>() + ".";
-    if (name != "nccl") {
-      finding.advise(Health::ok, why);
-    } else if (gpus > 0) {
-      finding.warn(why);
+    if (name == "nccl" && gpus > 0) {
+      finding.warn("nccl: " + reason.get<std::string>() + ".");
     }
   }
+  if (!missing.empty()) missing += " (--json says why)";
   finding.found += missing;
   return finding;
 }
