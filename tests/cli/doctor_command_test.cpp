@@ -80,7 +80,7 @@ TEST_F(Doctor, EveryCheckIsInTheDocument) {
   EXPECT_GT(checks.at("cores")["values"]["usable"], 0);
   EXPECT_GT(checks.at("memory")["values"]["total_bytes"], 1 << 20);
   EXPECT_EQ(checks.at("shared memory")["health"], "ok");
-  EXPECT_EQ(checks.at("LibTorch")["health"], "ok");
+  EXPECT_NE(checks.at("LibTorch")["health"], "fail");
   EXPECT_EQ(checks.at("backends")["values"]["lockstep"], nullptr);
   EXPECT_EQ(checks.at("Gloo")["values"]["one_host"], "lo");
   EXPECT_NE(checks.at("all_reduce")["health"], "fail");

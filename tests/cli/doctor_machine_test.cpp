@@ -232,7 +232,7 @@ TEST_F(DoctorLimits, FewOpenFilesAreAWarningAndTooFewAFailure) {
     const bool by_root = lowered.before().rlim_max < 65536;
     EXPECT_EQ(few.advice.find("only root") != std::string::npos, by_root);
   }
-  const LoweredLimit lowered(RLIMIT_NOFILE, 60);
+  const LoweredLimit lowered(RLIMIT_NOFILE, 30);
   EXPECT_EQ(limit("open files").health, Health::fail);
 }
 

@@ -14,14 +14,14 @@
 namespace lockstep::internal {
 namespace {
 
-// A rank has open what it trains with, a socket for each rank on another host,
-// and each file of a folder of snapshots while it loads one.
+// A rank has open some 30 files and sockets at least, one more for each rank on
+// another host, and all files of a folder of snapshots while it loads one.
 constexpr int64_t kFewFiles = 1024;
-constexpr int64_t kTooFewFiles = 64;
-// A rank has a thread for each of its cores, some of its own, and those of the
-// loader.
+constexpr int64_t kTooFewFiles = 32;
+// A rank has at least four threads, and one more for each core that it computes
+// on and for each worker of its loaders.
 constexpr int64_t kFewProcesses = 1024;
-constexpr int64_t kTooFewProcesses = 64;
+constexpr int64_t kTooFewProcesses = 16;
 
 // A limit of this process; nothing means unlimited.
 struct Limit {
@@ -73,7 +73,7 @@ Finding check_open_files() {
   if (!limit.soft || *limit.soft >= kFewFiles) return finding;
   const std::string what = remedy(limit, 65'536, "-n", "LimitNOFILE");
   if (*limit.soft < kTooFewFiles) {
-    finding.fail("A rank cannot open its sockets and files. " + what);
+    finding.fail("A rank opens more files and sockets than that. " + what);
   } else {
     finding.warn(
         "Jobs on many hosts and folders of snapshots of many ranks need "
@@ -102,7 +102,7 @@ Finding check_processes(const MachineRoots& roots) {
   }
   if (!left || *left >= kFewProcesses) return finding;
   const std::string need =
-      "A rank has a thread for each core that it uses and some more. ";
+      "A rank has at least four threads, and more for cores and loaders. ";
   const std::string what =
       left == limit.soft ? remedy(limit, 65'536, "-u", "LimitNPROC")
                          : "Raise the limit of the control group: docker "
