@@ -30,6 +30,14 @@ std::vector<fs::path> candidates(const std::string& program) {
 
 }  // namespace
 
+std::optional<fs::path> find_libexec(const std::string& program) {
+  std::error_code error;
+  for (const auto& path : candidates(program)) {
+    if (fs::exists(path, error)) return path;
+  }
+  return std::nullopt;
+}
+
 int execute_libexec(const std::string& command, std::string program,
                     std::vector<std::string> arguments) {
   const auto paths = candidates(program);

@@ -11,6 +11,7 @@
 #include "lockstep/cli/bench.h"
 #include "lockstep/cli/command_line.h"
 #include "lockstep/cli/completion.h"
+#include "lockstep/cli/doctor.h"
 #include "lockstep/cli/inspect.h"
 #include "lockstep/cli/jobs/profile.h"
 #include "lockstep/cli/jobs/stacks.h"
@@ -55,6 +56,7 @@ int main(int argc, char** argv) {
   lockstep::internal::add_profile_command(app, exit_code);
   lockstep::internal::add_stacks_command(app, exit_code);
   lockstep::internal::add_bench_command(app, argc, argv, exit_code);
+  lockstep::internal::add_doctor_command(app, exit_code);
   lockstep::internal::add_inspect_command(app, exit_code);
   lockstep::internal::add_report_command(app, exit_code);
   lockstep::internal::add_completion_command(app);

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lockstep/base/environment.h"
+#include "lockstep/launch/control_groups.h"
 #include "lockstep/launch/cpu_topology.h"
 
 namespace lockstep {
@@ -56,28 +57,12 @@ int usable_cores() {
 
 std::optional<double> granted_cores(const std::string& root,
                                     const std::string& membership) {
-  std::ifstream file(membership);
   std::optional<double> least;
-  // "0::/path" of version 2, "4:cpu,cpuacct:/path" of version 1.
-  for (std::string line; std::getline(file, line);) {
-    const size_t first = line.find(':');
-    const size_t second = line.find(':', first + 1);
-    if (first == line.npos || second == line.npos) continue;
-    const std::string controllers =
-        "," + line.substr(first + 1, second - first - 1) + ",";
-    const bool old = controllers != ",,";
-    if (old && controllers.find(",cpu,") == controllers.npos) continue;
-    const fs::path top = old ? fs::path(root) / "cpu" : fs::path(root);
-    // In a container the path may be the host's; the container's group is then
-    // `top` itself.
-    fs::path group = top / fs::path(line.substr(second + 1)).relative_path();
-    while (true) {
-      const auto granted =
-          old ? quota_of_version_1(group) : quota_of_version_2(group);
-      if (granted && (!least || *granted < *least)) least = granted;
-      if (group == top || !group.has_relative_path()) break;
-      group = group.parent_path();
-    }
+  for (const auto& group :
+       internal::control_groups("cpu", {root, membership})) {
+    const auto granted = group.version_1 ? quota_of_version_1(group.folder)
+                                         : quota_of_version_2(group.folder);
+    if (granted && (!least || *granted < *least)) least = granted;
   }
   return least;
 }

@@ -246,12 +246,13 @@ TEST_F(CommandLine, CompletionKnowsEveryCommandAndOption) {
     return lines(result.out);
   };
   for (const char* command :
-       {"run", "bench", "inspect", "report", "completion", "help"}) {
+       {"run", "bench", "doctor", "inspect", "report", "completion", "help"}) {
     EXPECT_THAT(offered("lockstep ''"), Contains(command));
   }
   EXPECT_THAT(offered("lockstep --v"), ElementsAre("--version"));
   EXPECT_THAT(offered("lockstep inspect ''"), Contains("flight"));
   EXPECT_THAT(offered("lockstep inspect flight --js"), ElementsAre("--json"));
+  EXPECT_THAT(offered("lockstep doctor --js"), ElementsAre("--json"));
   EXPECT_THAT(offered("lockstep report ''"), Contains("trace"));
   EXPECT_THAT(offered("lockstep report trace --o"), ElementsAre("--output"));
   EXPECT_THAT(offered("lockstep completion ''"), IsSupersetOf({"bash", "zsh"}));

@@ -36,7 +36,11 @@ WITHOUT_TORCH = {"base", "kernels", "launch", "cli"}
 TORCH_MODULES = {("launch", "c10d")}
 # Programs that a subcommand starts because it needs LibTorch: they may include
 # all.
-TORCH_PROGRAMS = {("cli", "bench", "rank"), ("cli", "inspect", "snapshot")}
+TORCH_PROGRAMS = {
+    ("cli", "bench", "rank"),
+    ("cli", "doctor", "torch"),
+    ("cli", "inspect", "snapshot"),
+}
 # The part of comm that does not use LibTorch; `lockstep bench` measures it
 # alone.
 PLAIN = re.compile(r"lockstep/(kernels/|comm/shm/protocol/)")

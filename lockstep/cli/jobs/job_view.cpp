@@ -8,6 +8,7 @@
 
 #include "lockstep/base/slowest_rank.h"
 #include "lockstep/base/steady_ns.h"
+#include "lockstep/cli/size_text.h"
 #include "lockstep/cli/table.h"
 #include "lockstep/launch/wait_status.h"
 
@@ -117,12 +118,6 @@ std::string duration_text(double value) {
   return text;
 }
 
-std::string size_text(int64_t bytes) {
-  const double mib = static_cast<double>(bytes) / (1 << 20);
-  return mib < 10'000 ? formatted("%.0f MiB", mib)
-                      : formatted("%.1f GiB", mib / 1024);
-}
-
 std::string rate_text(const std::optional<double>& rate) {
   if (!rate) return "-";
   return formatted(*rate < 100 ? "%.1f" : "%.0f", *rate);
@@ -140,8 +135,8 @@ std::string program_text(const std::vector<std::string>& arguments) {
   for (char& c : text) {
     if (static_cast<unsigned char>(c) < ' ') c = ' ';
   }
-  constexpr size_t kMost = 100;
-  if (text.size() > kMost) text = text.substr(0, kMost - 3) + "...";
+  constexpr size_t kLongest = 100;
+  if (text.size() > kLongest) text = text.substr(0, kLongest - 3) + "...";
   return text;
 }
 

@@ -1,0 +1,143 @@
+#include "lockstep/cli/doctor.h"
+
+#include <chrono>
+#include <exception>
+#include <iostream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/environment.h"
+#include "lockstep/base/own_address.h"
+#include "lockstep/cli/command_line.h"
+#include "lockstep/cli/doctor/all_reduce.h"
+#include "lockstep/cli/doctor/captured_program.h"
+#include "lockstep/cli/doctor/clock.h"
+#include "lockstep/cli/doctor/cores.h"
+#include "lockstep/cli/doctor/dev_shm.h"
+#include "lockstep/cli/doctor/doctor_report.h"
+#include "lockstep/cli/doctor/finding.h"
+#include "lockstep/cli/doctor/gloo_interface.h"
+#include "lockstep/cli/doctor/gpus.h"
+#include "lockstep/cli/doctor/huge_pages.h"
+#include "lockstep/cli/doctor/libtorch.h"
+#include "lockstep/cli/doctor/limits.h"
+#include "lockstep/cli/doctor/machine_roots.h"
+#include "lockstep/cli/doctor/memory.h"
+#include "lockstep/cli/doctor/nccl_interface.h"
+#include "lockstep/cli/doctor/network_interfaces.h"
+#include "lockstep/cli/doctor/numa.h"
+#include "lockstep/cli/doctor/nvml.h"
+#include "lockstep/cli/doctor/shared_memory.h"
+#include "lockstep/cli/libexec.h"
+#include "lockstep/launch/exit_code.h"
+#include "lockstep/launch/process_count.h"
+
+namespace lockstep::internal {
+namespace {
+
+constexpr const char* kDoctorName = "lockstep doctor";
+// Programs that link LibTorch start in less than a second, but from a cold
+// network file system they may take long.
+constexpr std::chrono::seconds kProgramTime{60};
+
+// Keeps what the checks find, and prints each at once if people read it.
+class Findings {
+ public:
+  explicit Findings(bool as_json) : as_json_(as_json) {}
+  void add(Finding finding) {
+    if (!as_json_) std::cout << finding_text(finding) << std::flush;
+    all_.push_back(std::move(finding));
+  }
+  void add(std::vector<Finding> findings) {
+    for (auto& finding : findings) add(std::move(finding));
+  }
+  int finish() const {
+    std::cout << (as_json_ ? findings_json(all_) : "\n" + summary_text(all_))
+              << std::flush;
+    return worst_of(all_) == Health::fail ? kSystemError : 0;
+  }
+
+ private:
+  bool as_json_;
+  std::vector<Finding> all_;
+};
+
+// Returns nothing if the program is missing.
+std::optional<CapturedProgram> ask(const std::string& program,
+                                   const std::vector<std::string>& arguments) {
+  const auto path = find_libexec(program);
+  if (!path) return std::nullopt;
+  try {
+    return run_captured(*path, arguments, kProgramTime);
+  } catch (const std::exception& error) {
+    return CapturedProgram{.exit_code = 126, .err = error.what()};
+  }
+}
+
+int examine(bool as_json) {
+  const MachineRoots roots;
+  Findings findings(as_json);
+  findings.add(check_cores(roots));
+  findings.add(check_memory(roots));
+  findings.add(check_numa(roots));
+  findings.add(check_huge_pages(roots));
+  findings.add(check_shared_memory());
+  findings.add(check_dev_shm(roots));
+  findings.add(check_limits(roots));
+  findings.add(check_gpus(roots, ask_nvml()));
+  const int gpus = lockstep::visible_gpus(roots.dev);
+  findings.add(check_libtorch(ask(kTorchProgram, {}), gpus));
+  const auto interfaces = network_interfaces(roots);
+  findings.add(check_interfaces(interfaces));
+  findings.add(check_gloo(interfaces, own_address(/*one_host=*/true),
+                          own_address(/*one_host=*/false),
+                          get_env("MASTER_ADDR")));
+  findings.add(check_nccl(interfaces, get_env("NCCL_SOCKET_IFNAME"), gpus));
+  findings.add(check_clock(read_clock()));
+  findings.add(
+      check_all_reduce(ask(kAllReduceProgram, all_reduce_arguments())));
+  return findings.finish();
+}
+
+int examine_or_explain(bool as_json) {
+  try {
+    return examine(as_json);
+  } catch (const std::exception& error) {
+    write_message(kDoctorName, error.what());
+    return kSystemError;
+  }
+}
+
+}  // namespace
+
+void add_doctor_command(CLI::App& app, int& exit_code) {
+  CLI::App* doctor = app.add_subcommand(
+      "doctor", "Say what a job would find missing or slow on this host");
+  // `lockstep run` takes all arguments after its program as they are, and
+  // commands that are added after it inherit that; this one must not.
+  doctor->prefix_command(false);
+  doctor->formatter(make_help_formatter(
+      "lockstep doctor [--json]\n"
+      "  Looks at this host as a job would: cores, memory, limits, GPUs, "
+      "LibTorch,\n  network, clock, and an all-reduce of two ranks. Takes some "
+      "seconds. Each line\n  says what is there and, below, what to do.\n"
+      "    ok    nothing has to be done\n"
+      "    warn  jobs run, but slower, or not all kinds of them\n"
+      "    fail  jobs cannot run, or stop with an error\n"
+      "  Set the variables that a job has, such as MASTER_ADDR and "
+      "GLOO_SOCKET_IFNAME, to\n  see what follows from them.\n"
+      "Examples:\n"
+      "  lockstep doctor\n"
+      "  lockstep doctor --json\n"
+      "  srun --ntasks-per-node=1 lockstep doctor\n"
+      "Exit code 0: nothing fails; 1: something does."));
+  doctor->get_help_ptr()->description("Print this help and exit");
+  auto as_json = std::make_shared<bool>(false);
+  doctor->add_flag("--json", *as_json, "Print one JSON document");
+  doctor->callback(
+      [as_json, &exit_code] { exit_code = examine_or_explain(*as_json); });
+}
+
+}  // namespace lockstep::internal

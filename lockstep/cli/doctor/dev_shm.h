@@ -1,0 +1,12 @@
+#pragma once
+
+#include "lockstep/cli/doctor/finding.h"
+#include "lockstep/cli/doctor/machine_roots.h"
+
+namespace lockstep::internal {
+
+// The size of /dev/shm. Lockstep's own shared memory is not there, but that of
+// NCCL and of Python's DataLoader is.
+Finding check_dev_shm(const MachineRoots& roots);
+
+}  // namespace lockstep::internal

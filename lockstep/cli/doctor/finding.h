@@ -1,0 +1,32 @@
+#pragma once
+
+#include <nlohmann/json.hpp>
+#include <string>
+
+namespace lockstep::internal {
+
+enum class Health {
+  ok,
+  warn,  // jobs run, but slower, or not all kinds of them
+  fail   // jobs cannot run, or stop with an error
+};
+
+// What one check of `lockstep doctor` found.
+struct Finding {
+  std::string name;  // "open files"
+  Health health = Health::ok;
+  std::string found{};   // what is there: a part of a sentence
+  std::string advice{};  // what to do: sentences. May be there if all is well.
+  // The figures, for programs.
+  nlohmann::ordered_json values = nlohmann::ordered_json::object();
+
+  // The health becomes worse, never better; all sentences are kept.
+  void warn(const std::string& sentences) { advise(Health::warn, sentences); }
+  void fail(const std::string& sentences) { advise(Health::fail, sentences); }
+  void advise(Health at_best, const std::string& sentences) {
+    if (at_best > health) health = at_best;
+    advice += (advice.empty() ? "" : " ") + sentences;
+  }
+};
+
+}  // namespace lockstep::internal

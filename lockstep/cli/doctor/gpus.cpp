@@ -1,0 +1,153 @@
+#include "lockstep/cli/doctor/gpus.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <map>
+#include <string>
+
+#include "lockstep/base/environment.h"
+#include "lockstep/cli/doctor/system_file.h"
+#include "lockstep/cli/size_text.h"
+#include "lockstep/launch/process_count.h"
+
+namespace lockstep::internal {
+namespace {
+
+// Returns how many devices on the PCI bus are displays or 3D controllers of
+// NVIDIA, with a driver or without one.
+int on_the_bus(const MachineRoots& roots) {
+  const auto folder = roots.sys / "bus/pci/devices";
+  int count = 0;
+  for (const auto& name : names_in(folder)) {
+    const auto vendor = first_line(folder / name / "vendor");
+    const auto kind = first_line(folder / name / "class");
+    count += vendor == "0x10de" && kind && kind->starts_with("0x03");
+  }
+  return count;
+}
+
+// Returns the paths of nvidia0, nvidia1, ...
+std::vector<std::string> device_files(const MachineRoots& roots) {
+  std::vector<std::string> files;
+  for (const auto& name : names_in(roots.dev)) {
+    const std::string number = name.starts_with("nvidia") ? name.substr(6) : "";
+    if (!number.empty() &&
+        number.find_first_not_of("0123456789") == std::string::npos) {
+      files.push_back(roots.dev / name);
+    }
+  }
+  return files;
+}
+
+// Returns "2 x NVIDIA H200 (140 GiB)".
+std::string list(const std::vector<NvmlAnswer::Gpu>& gpus) {
+  std::map<std::string, int> kinds;
+  for (const auto& gpu : gpus) {
+    ++kinds[gpu.memory_bytes == 0
+                ? gpu.name
+                : gpu.name + " (" + size_text(gpu.memory_bytes) + ")"];
+  }
+  std::string text;
+  for (const auto& [kind, count] : kinds) {
+    text += (text.empty() ? "" : ", ") + std::to_string(count) + " x " + kind;
+  }
+  return text;
+}
+
+Finding check_devices(const MachineRoots& roots,
+                      const std::optional<NvmlAnswer>& nvml) {
+  Finding finding{.name = "GPUs"};
+  const auto files = device_files(roots);
+  const int visible = lockstep::visible_gpus(roots.dev);
+  finding.values = {{"devices", files.size()}, {"visible", visible}};
+  if (files.empty()) {
+    const int present = on_the_bus(roots);
+    finding.values["on_the_bus"] = present;
+    finding.found = "none";
+    if (present > 0) {
+      finding.found = std::to_string(present) +
+                      " of NVIDIA on the bus, but no " +
+                      (roots.dev / "nvidia0").string();
+      finding.warn(
+          "Ranks will train on CPUs. Install and load NVIDIA's driver "
+          "(nvidia-smi shows the GPUs then); start a container with docker "
+          "--gpus all.");
+    }
+    return finding;
+  }
+  finding.found = std::to_string(files.size()) + " of NVIDIA";
+  if (nvml && nvml->error.empty()) {
+    finding.found = list(nvml->gpus) + ", driver " + nvml->driver;
+    finding.values["driver"] = nvml->driver;
+    for (const auto& gpu : nvml->gpus) {
+      finding.values["names"].push_back(gpu.name);
+    }
+  }
+  const bool may_open = std::ranges::all_of(files, [](const auto& file) {
+    return access(file.c_str(), R_OK | W_OK) == 0;
+  });
+  if (!may_open) {
+    finding.fail("This user may not open " + files.front() +
+                 " and the like. Add the user to the group that owns them.");
+  }
+  if (nvml && !nvml->error.empty()) {
+    finding.found += ", whose driver says: " + nvml->error;
+    finding.fail(
+        "No rank can use them. Load the driver again or boot, so that its "
+        "kernel module and its libraries are of one version; nvidia-smi then "
+        "shows the GPUs.");
+  }
+  if (!nvml) {
+    finding.warn(
+        "The driver's library libnvidia-ml.so.1 cannot be loaded. Install the "
+        "driver's libraries; start a container with docker --gpus all.");
+  }
+  if (visible < static_cast<int>(files.size())) {
+    finding.found += "; CUDA_VISIBLE_DEVICES=" +
+                     get_env("CUDA_VISIBLE_DEVICES").value_or("") + " leaves " +
+                     std::to_string(visible);
+    if (visible == 0) {
+      finding.warn("Ranks will train on CPUs. Unset CUDA_VISIBLE_DEVICES.");
+    }
+  }
+  return finding;
+}
+
+Finding check_peer_access(const NvmlAnswer& nvml) {
+  Finding finding{.name = "GPU peers"};
+  const size_t gpus = nvml.gpus.size();
+  const size_t pairs = gpus * (gpus - 1) / 2;
+  finding.values = {{"pairs", pairs},
+                    {"apart", nlohmann::ordered_json::array()}};
+  std::string apart;
+  for (const auto& [one, other] : nvml.apart) {
+    apart += " " + std::to_string(one) + "-" + std::to_string(other);
+    finding.values["apart"].push_back({one, other});
+  }
+  if (apart.empty()) {
+    finding.found = "each reads the memory of each other directly";
+    return finding;
+  }
+  finding.found = std::to_string(nvml.apart.size()) + " of " +
+                  std::to_string(pairs) +
+                  " pairs cannot read each other's memory:" + apart;
+  finding.warn(
+      "NCCL sends through the host's memory between them, which is slower: "
+      "nvidia-smi topo -m shows their links. Switch PCI access control (ACS) "
+      "and IOMMU off, or pass NVLink through, if this is a virtual machine.");
+  return finding;
+}
+
+}  // namespace
+
+std::vector<Finding> check_gpus(const MachineRoots& roots,
+                                const std::optional<NvmlAnswer>& nvml) {
+  std::vector<Finding> findings{check_devices(roots, nvml)};
+  if (nvml && nvml->gpus.size() > 1) {
+    findings.push_back(check_peer_access(*nvml));
+  }
+  return findings;
+}
+
+}  // namespace lockstep::internal

@@ -1,0 +1,35 @@
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep::internal {
+
+// What NVIDIA's management library (libnvidia-ml.so.1, which comes with the
+// driver) says of the GPUs of the host, whatever CUDA_VISIBLE_DEVICES is.
+struct NvmlAnswer {
+  struct Gpu {
+    std::string name;
+    int64_t memory_bytes = 0;  // 0: not known
+  };
+  std::string error{};   // not empty: why it says nothing more
+  std::string driver{};  // "580.82.07"
+  std::vector<Gpu> gpus{};
+  // The pairs of GPUs, by their numbers, of which one cannot read the other's
+  // memory.
+  std::vector<std::pair<int, int>> apart{};
+};
+
+// Asks the library in a process of its own, for `allowed` at most: a driver
+// that is in trouble may never answer. That is then the `error`. Returns
+// nothing if there is no such library. This process must have one thread.
+// Throws std::system_error if no process can be started.
+std::optional<NvmlAnswer> ask_nvml(
+    const std::string& library = "libnvidia-ml.so.1",
+    std::chrono::milliseconds allowed = std::chrono::seconds(20));
+
+}  // namespace lockstep::internal

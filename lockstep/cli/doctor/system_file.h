@@ -1,0 +1,33 @@
+#pragma once
+
+#include <cstdint>
+#include <filesystem>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace lockstep::internal {
+
+// Files of /proc and /sys. A missing file is nothing, or an empty list.
+
+// Returns the first line, without the newline.
+std::optional<std::string> first_line(const std::filesystem::path& path);
+
+// Returns what follows "key:" and blanks, to the end of the line.
+std::optional<std::string> field_of(const std::filesystem::path& path,
+                                    const std::string& key);
+
+// Returns the number with which the first line begins; nothing if it begins
+// with none.
+std::optional<int64_t> number_in(const std::filesystem::path& path);
+
+// Returns the word in brackets of "always [madvise] never".
+std::optional<std::string> chosen_word(const std::filesystem::path& path);
+
+// Returns the names of the files in a folder, sorted.
+std::vector<std::string> names_in(const std::filesystem::path& folder);
+
+// Returns the numbers of a list such as "0-3,8"; empty if it is no such list.
+std::vector<int> numbers_of(const std::string& list);
+
+}  // namespace lockstep::internal

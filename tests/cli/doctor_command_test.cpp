@@ -1,0 +1,214 @@
+// `lockstep doctor` as a whole, on this machine and in odd surroundings.
+#include <gmock/gmock.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+
+#include "tests/launch/launcher.h"
+
+namespace lockstep::internal::testing {
+namespace {
+
+namespace fs = std::filesystem;
+using nlohmann::json;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+const std::string kCommand = LOCKSTEP_BIN_DIR "/lockstep";
+
+class Doctor : public LauncherTest {
+ protected:
+  // Runs `lockstep doctor --json` by a script of the shell, where $0 is
+  // lockstep, and returns its checks by name.
+  std::map<std::string, json> examine(const std::string& script,
+                                      const std::string& lockstep = kCommand,
+                                      ProgramSetup setup = {}) {
+    const auto result = run_program({"/bin/sh", "-c", script, lockstep},
+                                    std::move(setup), std::chrono::seconds(90));
+    EXPECT_EQ(result.err, "");
+    document_ = json::parse(result.out, nullptr, false);
+    if (!document_.is_object()) {
+      ADD_FAILURE() << result.out;
+      return {};
+    }
+    EXPECT_EQ(result.exit_code, document_["health"] == "fail" ? 1 : 0);
+    std::map<std::string, json> checks;
+    for (const auto& check : document_["checks"]) {
+      checks[check["name"]] = check;
+      if (check["health"] != "ok") {
+        EXPECT_NE(check["advice"], "") << check;
+      }
+      EXPECT_NE(check["found"], "") << check;
+    }
+    return checks;
+  }
+
+  // Returns the path of a lockstep without the programs that link LibTorch.
+  std::string lockstep_alone() {
+    fs::create_directories(scratch() / "bin");
+    const fs::path alone = scratch() / "bin/lockstep";
+    fs::copy_file(kCommand, alone);
+    return alone;
+  }
+
+  // Returns whether this process may make such namespaces.
+  bool makes_namespaces(const std::string& options) {
+    return run_program({"/bin/sh", "-c", "unshare " + options + " true"})
+               .exit_code == 0;
+  }
+
+  const json& document() const { return document_; }
+
+ private:
+  json document_;
+};
+
+TEST_F(Doctor, EveryCheckIsInTheDocument) {
+  const auto checks = examine("exec $0 doctor --json");
+  EXPECT_EQ(document()["format"], 1);
+  EXPECT_NE(document()["host"], "");
+  for (const char* name :
+       {"cores", "memory", "NUMA", "huge pages", "shared memory", "/dev/shm",
+        "open files", "processes", "file size", "locked memory", "core files",
+        "GPUs", "LibTorch", "backends", "network", "Gloo", "NCCL", "clock",
+        "all_reduce"}) {
+    EXPECT_EQ(checks.count(name), 1u) << name;
+  }
+  EXPECT_GT(checks.at("cores")["values"]["usable"], 0);
+  EXPECT_GT(checks.at("memory")["values"]["total_bytes"], 1 << 20);
+  EXPECT_EQ(checks.at("shared memory")["health"], "ok");
+  EXPECT_NE(checks.at("LibTorch")["health"], "fail");
+  EXPECT_EQ(checks.at("backends")["values"]["lockstep"], nullptr);
+  EXPECT_EQ(checks.at("Gloo")["values"]["one_host"], "lo");
+  EXPECT_NE(checks.at("all_reduce")["health"], "fail");
+  EXPECT_GT(checks.at("all_reduce")["values"]["latency_us"], 0);
+  EXPECT_GT(checks.at("all_reduce")["values"]["bus_bandwidth_gbps"], 0);
+}
+
+TEST_F(Doctor, EveryCheckIsALineForPeople) {
+  const auto result =
+      run_program({kCommand, "doctor"}, {}, std::chrono::seconds(90));
+  const auto all = lines(result.out);
+  ASSERT_GT(all.size(), 20u);
+  EXPECT_THAT(all.front(), AllOf(HasSubstr("cores"), HasSubstr("may be used")));
+  EXPECT_THAT(all.back(), HasSubstr(" warning"));
+  int checks = 0;
+  for (const auto& line : all) {
+    checks += line.starts_with("ok ") || line.starts_with("warn ") ||
+              line.starts_with("fail ");
+  }
+  EXPECT_GE(checks, 19);
+  EXPECT_EQ(result.exit_code, count(result.out, "\nfail  ") > 0 ? 1 : 0);
+}
+
+TEST_F(Doctor, LimitsAreThoseThatAJobWouldInherit) {
+  auto checks =
+      examine("ulimit -n 200; exec $0 doctor --json", lockstep_alone());
+  EXPECT_EQ(checks["open files"]["health"], "warn");
+  EXPECT_EQ(checks["open files"]["values"]["hard_limit"], 200);
+  EXPECT_THAT(std::string(checks["open files"]["advice"]),
+              HasSubstr("only root raises that"));
+}
+
+TEST_F(Doctor, ASmallDevShmIsAWarning) {
+  if (!makes_namespaces("--user --map-root-user --mount")) {
+    GTEST_SKIP() << "this process may make no namespaces";
+  }
+  auto checks = examine(
+      "exec unshare --user --map-root-user --mount sh -c 'mount -t tmpfs -o "
+      "size=64m tmpfs /dev/shm && exec $0 doctor --json' $0");
+  EXPECT_EQ(checks["/dev/shm"]["health"], "warn");
+  EXPECT_EQ(checks["/dev/shm"]["values"]["size_bytes"], 64 << 20);
+  EXPECT_THAT(std::string(checks["/dev/shm"]["advice"]),
+              HasSubstr("--shm-size"));
+  // Lockstep itself does not need it.
+  EXPECT_NE(checks["all_reduce"]["health"], "fail");
+}
+
+TEST_F(Doctor, ANetworkWithoutLoopbackIsAFailure) {
+  if (!makes_namespaces("--user --map-root-user --net")) {
+    GTEST_SKIP() << "this process may make no namespaces";
+  }
+  auto checks =
+      examine("exec unshare --user --map-root-user --net $0 doctor --json",
+              lockstep_alone());
+  EXPECT_EQ(checks["network"]["health"], "fail");
+  EXPECT_THAT(std::string(checks["network"]["advice"]),
+              HasSubstr("ip link set lo up"));
+  EXPECT_EQ(document()["health"], "fail");
+}
+
+TEST_F(Doctor, TheVariablesOfTheJobCount) {
+  auto checks = examine(
+      "exec $0 doctor --json", lockstep_alone(),
+      {.environment = {"GLOO_SOCKET_IFNAME=no_such0", "NCCL_SOCKET_IFNAME=lo",
+                       "MASTER_ADDR=127.0.0.1"}});
+  EXPECT_EQ(checks["Gloo"]["health"], "fail");
+  EXPECT_THAT(std::string(checks["Gloo"]["advice"]),
+              HasSubstr("no interface of that name"));
+  EXPECT_EQ(checks["NCCL"]["values"]["interfaces"], json::array({"lo"}));
+}
+
+TEST_F(Doctor, WithoutTheProgramsOfLibexecTheRestIsExamined) {
+  auto checks = examine("exec $0 doctor --json", lockstep_alone());
+  EXPECT_EQ(checks["LibTorch"]["health"], "warn");
+  EXPECT_EQ(checks["all_reduce"]["health"], "warn");
+  EXPECT_EQ(checks.count("backends"), 0u);
+  EXPECT_EQ(checks.count("cores"), 1u);
+}
+
+TEST_F(Doctor, AProgramOfLibexecThatCannotStartIsAFailure) {
+  const std::string alone = lockstep_alone();
+  fs::create_directories(scratch() / "libexec/lockstep");
+  for (const char* program : {"lockstep-doctor-torch", "lockstep-bench"}) {
+    const fs::path path = scratch() / "libexec/lockstep" / program;
+    std::ofstream(path) << "#!/bin/sh\necho libtorch.so: not there >&2\n"
+                           "exit 127\n";
+    fs::permissions(path, fs::perms::owner_all);
+  }
+  auto checks = examine("exec $0 doctor --json", alone);
+  EXPECT_EQ(checks["LibTorch"]["health"], "fail");
+  EXPECT_THAT(std::string(checks["LibTorch"]["found"]),
+              HasSubstr("127: libtorch.so: not there"));
+  EXPECT_EQ(checks["all_reduce"]["health"], "fail");
+  // Not a program at all.
+  const fs::path empty = scratch() / "libexec/lockstep/lockstep-bench";
+  fs::permissions(empty, fs::perms::owner_read);
+  if (geteuid() != 0 || access(empty.c_str(), X_OK) != 0) {
+    checks = examine("exec $0 doctor --json", alone);
+    EXPECT_THAT(std::string(checks["all_reduce"]["found"]),
+                HasSubstr("Permission denied"));
+  }
+}
+
+TEST_F(Doctor, TheHelpHasExamplesAndMisuseIsOneLine) {
+  const auto help = run_command({"doctor", "--help"});
+  EXPECT_EQ(help.exit_code, 0);
+  EXPECT_THAT(help.out, AllOf(HasSubstr("\nUsage: lockstep doctor [--json]\n"),
+                              HasSubstr("Examples:\n  lockstep doctor\n"),
+                              HasSubstr("Exit code 0")));
+  EXPECT_EQ(run_command({"help", "doctor"}).out, help.out);
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"doctor", "--jsn"},
+        std::vector<std::string>{"doctor", "please"}}) {
+    const auto misuse = run_command(words);
+    EXPECT_EQ(misuse.exit_code, 2);
+    EXPECT_EQ(misuse.out, "");
+    EXPECT_EQ(count(misuse.err, "\n"), 1) << misuse.err;
+  }
+}
+
+// The ranks of the all-reduce are children of a child.
+TEST_F(Doctor, NothingIsLeftIfItIsKilled) {
+  auto doctor = start_program({kCommand, "doctor"});
+  doctor->await_output("clock");  // the all-reduce is next
+  doctor->signal(SIGKILL);
+  doctor->finish();
+  EXPECT_TRUE(await_no_process(std::chrono::seconds(5)));
+}
+
+}  // namespace
+}  // namespace lockstep::internal::testing
