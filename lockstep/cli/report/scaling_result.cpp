@@ -14,7 +14,7 @@ using nlohmann::ordered_json;
 
 constexpr int kFormat = 1;  // of the JSON
 
-double median(std::vector<double> values) {
+double median_of_rounds(std::vector<double> values) {
   std::ranges::sort(values);
   const size_t middle = values.size() / 2;
   return values.size() % 2 == 1 ? values[middle]
@@ -31,14 +31,14 @@ ScalingRow row_of(const ScalingCase& which,
     seconds.push_back(round.seconds);
     if (round.target_s) targets.push_back(*round.target_s);
   }
-  const double rate = median(rates);
+  const double rate = median_of_rounds(rates);
   return {.which = which,
           .samples_per_s = rate,
           .least_samples_per_s = std::ranges::min(rates),
           .most_samples_per_s = std::ranges::max(rates),
-          .seconds = median(seconds),
+          .seconds = median_of_rounds(seconds),
           .target_s = targets.size() == rounds.size()
-                          ? std::optional(median(targets))
+                          ? std::optional(median_of_rounds(targets))
                           : std::nullopt,
           .speed_up = 0,
           .efficiency = 0,
