@@ -28,7 +28,7 @@ class ShmProtocolUnderThreadSanitizer : public ProgramTest {
   }
   ProgramResult run_ranks(const std::string& program,
                           const std::string& cases) {
-    return run_program({std::string(LOCKSTEP_BIN_DIR) + "/tests/" + program,
+    return run_program({LOCKSTEP_BIN_DIR "/tests/" + program,
                         "--gtest_filter=" + cases},
                        {}, std::chrono::seconds(100));
   }
