@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "lockstep/base/environment.h"
+#include "lockstep/base/rank_environment.h"
 #include "lockstep/base/steady_ns.h"
 
 namespace lockstep::internal {
@@ -278,7 +279,7 @@ std::string job_name() {
     return !text.empty() && text.size() <= 20 &&
            text.find_first_not_of("0123456789") == std::string::npos;
   };
-  auto job = get_env("MASTER_PORT").value_or("");
+  auto job = get_rank_env("MASTER_PORT").value_or("");
   if (!is_number(job)) return {};
   const auto restart = get_env("TORCHELASTIC_RESTART_COUNT").value_or("0");
   if (is_number(restart) && restart != "0") job += "." + restart;

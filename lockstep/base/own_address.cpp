@@ -8,6 +8,7 @@
 
 #include "lockstep/base/environment.h"
 #include "lockstep/base/file_descriptor.h"
+#include "lockstep/base/rank_environment.h"
 
 namespace lockstep::internal {
 
@@ -46,7 +47,7 @@ OwnAddress own_address(bool one_host) {
   }
   // Looking up the host's name instead takes seconds if a name server is slow.
   if (one_host) return {.interface = {}, .address = "127.0.0.1"};
-  if (auto master = get_env("MASTER_ADDR")) {
+  if (auto master = get_rank_env("MASTER_ADDR")) {
     auto address = address_towards(*master);
     // Debian's /etc/hosts calls a host's own name 127.0.1.1: peers on other
     // hosts need another of its addresses.

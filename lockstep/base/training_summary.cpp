@@ -18,6 +18,7 @@
 #include <system_error>
 
 #include "lockstep/base/environment.h"
+#include "lockstep/base/rank_environment.h"
 #include "lockstep/base/steady_ns.h"
 
 namespace lockstep::internal {
@@ -90,7 +91,7 @@ class SummaryFile {
         {"metrics", metrics},
         {"target_s", target_s_ ? json(*target_s_) : json()}};
     const std::string file =
-        folder_ + "/rank-" + get_env("RANK").value_or("0") + ".json";
+        folder_ + "/rank-" + get_rank_env("RANK").value_or("0") + ".json";
     std::ofstream(file + ".part")
         << summary.dump(-1, ' ', false, json::error_handler_t::replace);
     std::error_code ignored;

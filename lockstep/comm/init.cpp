@@ -17,6 +17,7 @@
 #include "lockstep/base/environment.h"
 #include "lockstep/base/error_file.h"
 #include "lockstep/base/flight_dump.h"
+#include "lockstep/base/rank_environment.h"
 #include "lockstep/base/status_publisher.h"
 #include "lockstep/comm/backend_registry.h"
 #include "lockstep/comm/existing_groups.h"
@@ -475,14 +476,10 @@ int get_world_size(const ProcessGroupPtr& group) {
 }
 
 int get_local_rank() {
-  if (auto rank = internal::get_env_int("LOCAL_RANK", 0, 1 << 16)) {
+  if (auto rank = internal::get_rank_env_int("LOCAL_RANK", 0, 1 << 16)) {
     return static_cast<int>(*rank);
   }
-  if (auto rank =
-          internal::get_env_int("OMPI_COMM_WORLD_LOCAL_RANK", 0, 1 << 16)) {
-    return static_cast<int>(*rank);  // set by mpirun
-  }
-  auto world_size = internal::get_env_int("WORLD_SIZE", 1, 1 << 24);
+  auto world_size = internal::get_rank_env_int("WORLD_SIZE", 1, 1 << 24);
   if (world_size && *world_size > 1) {
     throw std::invalid_argument(
         "LOCAL_RANK is not set, but WORLD_SIZE is " +

@@ -19,9 +19,10 @@ struct InitProcessGroupOptions {
   // Where the ranks meet. Most programs leave it, and are started by a
   // launcher. Must be empty if `store` is given. Default: empty, which is
   // env://.
-  //   env://                 RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. If
-  //                          none of them is set this process is a world of
-  //                          its own; if some are, an error names the others.
+  //   env://                 RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or
+  //                          else what srun, mpirun or mpiexec say. If there
+  //                          is neither this process is a world of its own; if
+  //                          only some are set, an error names the others.
   //                          With "mpi" the ranks are MPI's if neither RANK nor
   //                          WORLD_SIZE is set (docs/mpi.md).
   //   tcp://host:port        rank and world_size below, or ?rank=R&world_size=N
@@ -143,8 +144,8 @@ ProcessGroupPtr default_group();
 int get_rank(const ProcessGroupPtr& group = nullptr);
 int get_world_size(const ProcessGroupPtr& group = nullptr);
 
-// Returns this process's number on its host: LOCAL_RANK, or else mpirun's
-// OMPI_COMM_WORLD_LOCAL_RANK. If both are unset, returns 0 if the process is
+// Returns this process's number on its host: LOCAL_RANK, or else what
+// srun, mpirun or mpiexec say. If neither is set, returns 0 if the process is
 // alone and throws std::invalid_argument if it is not.
 int get_local_rank();
 

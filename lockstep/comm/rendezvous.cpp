@@ -14,6 +14,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/environment.h"
+#include "lockstep/base/rank_environment.h"
 #include "lockstep/comm/store_socket.h"
 
 namespace lockstep::internal {
@@ -189,18 +190,20 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
   return joined;
 }
 
-// Throws if a scheduler's own variables say that it started several processes:
-// nothing says where they meet, and going on alone would be silently wrong.
-void refuse_unknown_scheduler() {
+// Throws if a scheduler's own variables say that there are several tasks, but
+// not which one this process is, as in Slurm's batch script: going on alone
+// would be silently wrong.
+void refuse_unknown_task() {
   for (const char* name :
        {"SLURM_NTASKS", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE"}) {
     auto size = get_env_int(name, 0, kMaxRank);
     if (size && *size > 1) {
       throw std::invalid_argument(
           std::string(name) + " is " + std::to_string(*size) +
-          ", but RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not set; "
-          "export them for each task, start the program with `lockstep run`, "
-          "or name the backend \"mpi\" under mpirun");
+          ", but this process is no task that srun or mpirun started, and "
+          "RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are not set; start "
+          "the program with srun, mpirun or `lockstep run`, or export them for "
+          "each task");
     }
   }
 }
@@ -211,7 +214,7 @@ Rendezvous join_by_environment(const InitProcessGroupOptions& options) {
   std::string missing;
   size_t missing_count = 0;
   for (const char* name : kNames) {
-    if (get_env(name)) continue;
+    if (get_rank_env(name)) continue;
     if ((name == kNames[0] && options.rank >= 0) ||
         (name == kNames[1] && options.world_size >= 0)) {
       continue;
@@ -220,8 +223,15 @@ Rendezvous join_by_environment(const InitProcessGroupOptions& options) {
     missing += (missing.empty() ? "" : ", ") + std::string(name);
   }
   if (missing_count == kNames.size()) {
-    refuse_unknown_scheduler();
+    refuse_unknown_task();
     return without_check_in(c10::make_intrusive<c10d::HashStore>(), {0, 1});
+  }
+  if (const auto scheduler = scheduler_of_ranks();
+      scheduler && missing_count > 0) {
+    throw std::invalid_argument(
+        *scheduler + " started this process, and does not say: " + missing +
+        ". Set it for all tasks, MASTER_ADDR to the host of rank 0 (mpirun -x "
+        "MASTER_ADDR=HOST)");
   }
   if (missing_count > 0) {
     throw std::invalid_argument(
@@ -231,11 +241,11 @@ Rendezvous join_by_environment(const InitProcessGroupOptions& options) {
         ". Set them all, or none to run alone, or start with `lockstep run`");
   }
   int64_t world_size = options.world_size;
-  if (world_size < 0) world_size = *get_env_int("WORLD_SIZE", 1, kMaxRank);
+  if (world_size < 0) world_size = *get_rank_env_int("WORLD_SIZE", 1, kMaxRank);
   int64_t rank = options.rank;
-  if (rank < 0) rank = *get_env_int("RANK", 0, kMaxRank);
-  auto port = *get_env_int("MASTER_PORT", 0, 65535);
-  return join_tcp({*get_env("MASTER_ADDR"), static_cast<uint16_t>(port)},
+  if (rank < 0) rank = *get_rank_env_int("RANK", 0, kMaxRank);
+  auto port = *get_rank_env_int("MASTER_PORT", 0, 65535);
+  return join_tcp({*get_rank_env("MASTER_ADDR"), static_cast<uint16_t>(port)},
                   checked_place(rank, world_size), allowed(options));
 }
 

@@ -8,6 +8,7 @@
 #include <stdexcept>
 
 #include "lockstep/base/environment.h"
+#include "lockstep/base/rank_environment.h"
 #include "lockstep/comm/init.h"
 
 namespace lockstep::internal {
@@ -17,7 +18,7 @@ namespace {
 // if it were alone, and nothing would look wrong.
 void require_started_alone(const std::string& sampler) {
   auto world_size =
-      get_env_int("WORLD_SIZE", 1, std::numeric_limits<int32_t>::max());
+      get_rank_env_int("WORLD_SIZE", 1, std::numeric_limits<int32_t>::max());
   if (world_size.value_or(1) > 1) {
     throw std::invalid_argument(
         sampler + ": WORLD_SIZE is " + std::to_string(*world_size) +

@@ -119,6 +119,19 @@ TEST_F(Mpi, AWorldNeedsNoEnvironment) {
   }
 }
 
+// The example uses the default backend, which asks MPI nothing.
+TEST_F(Mpi, OtherBackendsFindTheirRanksUnderMpirun) {
+  for (const int ranks : {2, 3}) {
+    const auto result = run_program(
+        {LOCKSTEP_MPIRUN, "--oversubscribe", "-n", std::to_string(ranks),
+         LOCKSTEP_BIN_DIR "/01_process_group"},
+        setup(), seconds(60));
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(result.out, ranks == 2 ? "2 ranks: mean loss 1.50\n"
+                                     : "3 ranks: mean loss 2.00\n");
+  }
+}
+
 TEST_F(Mpi, AWorldWithoutMpirunIsOfOneRank) {
   const auto result =
       run_program({kPrograms + "comm_mpi_rank", "world"}, setup(), seconds(60));

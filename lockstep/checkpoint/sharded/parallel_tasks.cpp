@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "lockstep/base/environment.h"
+#include "lockstep/base/rank_environment.h"
 
 namespace lockstep::internal {
 
@@ -54,7 +55,7 @@ size_t reading_threads() {
 }
 
 bool has_spare_core() {
-  const auto ranks = get_env("LOCAL_WORLD_SIZE");
+  const auto ranks = get_rank_env("LOCAL_WORLD_SIZE");
   return std::thread::hardware_concurrency() >
          (ranks ? std::strtoul(ranks->c_str(), nullptr, 10) : 1);
 }

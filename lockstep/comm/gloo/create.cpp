@@ -7,6 +7,7 @@
 
 #include "lockstep/base/environment.h"
 #include "lockstep/base/own_address.h"
+#include "lockstep/base/rank_environment.h"
 #include "lockstep/comm/backend_traits.h"
 
 namespace lockstep::internal::gloo {
@@ -30,9 +31,9 @@ class Gloo final : public c10d::ProcessGroupGloo, public BackendTraits {
 // Whether the environment says that all ranks are on this host.
 bool on_one_host(int size) {
   if (size == 1) return true;
-  auto local = get_env("LOCAL_WORLD_SIZE");
-  if (local && local == get_env("WORLD_SIZE")) return true;
-  return is_loopback(get_env("MASTER_ADDR").value_or(""));
+  auto local = get_rank_env("LOCAL_WORLD_SIZE");
+  if (local && local == get_rank_env("WORLD_SIZE")) return true;
+  return is_loopback(get_rank_env("MASTER_ADDR").value_or(""));
 }
 
 std::shared_ptr<::gloo::transport::Device> choose_device(int size) {

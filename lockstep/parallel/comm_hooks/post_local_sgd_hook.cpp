@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "lockstep/base/environment.h"
+#include "lockstep/base/rank_environment.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/parallel/comm_hooks/hook_collectives.h"
 
@@ -15,8 +16,8 @@ namespace lockstep {
 namespace {
 
 ProcessGroupPtr ranks_of_this_host() {
-  const auto local = internal::get_env_int("LOCAL_WORLD_SIZE", 1,
-                                           std::numeric_limits<int>::max());
+  const auto local = internal::get_rank_env_int(
+      "LOCAL_WORLD_SIZE", 1, std::numeric_limits<int>::max());
   if (!local) {
     throw std::invalid_argument(
         "PostLocalSGDState: there is no subgroup, and LOCAL_WORLD_SIZE, the "
