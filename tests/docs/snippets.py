@@ -346,6 +346,14 @@ def check_names(source, page, text):
                 raise Mistake(f"{page}:{number}: nothing reads or sets {name}")
 
 
+def check_beginning(page, text):
+    """A page begins with a sentence on what it is for."""
+    title, first = [line for line in text.splitlines() if line.strip()][:2]
+    if not title.startswith("# ") or not re.match(r"[A-Z\[]|`[^`]", first):
+        raise Mistake(f"{page}:1: \"{first}\" follows the title; say first, in a "
+                      "sentence, what the page is for and when to use it")
+
+
 def main():
     command, source, *rest = sys.argv[1:]
     source = pathlib.Path(source)
@@ -361,6 +369,7 @@ def main():
                     check_cmake(source, page, block)
             command_entries({page: pages[page]})
             if command == "check":
+                check_beginning(page, texts[page])
                 check_names(source, page, texts[page])
         except Mistake as mistake:  # `check` reports it
             mistakes.append(str(mistake))
