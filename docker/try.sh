@@ -28,6 +28,7 @@ done
 }
 
 place=$(mktemp -d "${TMPDIR:-/var/tmp}/lockstep-images-XXXXXX")
+export TMPDIR=$place  # buildah leaves nothing outside
 engine() {
   buildah --root "$place/images" --runroot "$place/state" \
     --storage-driver vfs "$@"
