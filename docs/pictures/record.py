@@ -1,10 +1,10 @@
 """Records a command on a terminal as a picture that plays once, in SVG.
 
-    record.py PICTURE.svg [--speed N] COMMAND ARGUMENT...
+    record.py [--speed N] PICTURE.svg COMMAND ARGUMENT...
 
 README's recording was made, after `./dev build`, by
 
-    record.py docs/pictures/demo.svg --speed 3 ./dev demo
+    record.py --speed 3 docs/pictures/demo.svg ./dev demo
 
 Whatever shows no motion shows the last screen. Needs pyte (PyPI), a terminal in
 Python.
@@ -15,6 +15,7 @@ import fcntl
 import os
 import pathlib
 import pty
+import shutil
 import struct
 import sys
 import termios
@@ -142,8 +143,8 @@ def main():
                         help="show it so many times as fast (default: 1)")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     args = parser.parse_args()
-    if not args.command:
-        parser.error("name the command to record")
+    if not args.command or not shutil.which(args.command[0]):
+        parser.error("name a command to record")
     states, code = record(args.command)
     prompt = "$ " + " ".join(args.command)
     states = [(at / args.speed, (prompt, *lines)) for at, lines in states]
