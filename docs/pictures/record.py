@@ -27,7 +27,7 @@ import pyte
 COLUMNS = 92
 LINES = 1000       # of the whole output, which must not scroll
 SHOWN = 22         # of them at a time
-FRAME_S = 0.2      # the shortest time between two states that are kept
+FRAME_S = 0.2      # the shortest time for which a state is shown
 # In pixels.
 CHARACTER = 7.83   # of a font of 13
 LINE = 18
@@ -38,13 +38,14 @@ STYLE = """
 .page { fill: #0d1117; stroke: #3d444d }
 .dot { fill: #3d444d }
 text { font: 13px ui-monospace, SFMono-Regular, "DejaVu Sans Mono", Menlo, monospace; fill: #d1d7e0; white-space: pre }
+.more { font-size: 11px; fill: #768390; text-anchor: end }
 .say { fill: #6cb6ff; font-weight: 600 }
 """
 
 
-def record(command):
+def record(command, speed):
     """Runs the command. Returns [(seconds, lines)], a state of the screen each,
-    and its exit code."""
+    at the time when it is shown, and the exit code."""
     child, terminal = pty.fork()
     if child == 0:
         os.execvp(command[0], command)
@@ -52,12 +53,15 @@ def record(command):
                 struct.pack("HHHH", SHOWN, COLUMNS, 0, 0))
     screen = pyte.Screen(COLUMNS, LINES)
     stream = pyte.ByteStream(screen)
-    states, begin = [], time.monotonic()
+    states, begin = [(0, ())], time.monotonic()
+
+    def shown_at():
+        return (time.monotonic() - begin) / speed
 
     def keep():
         last = screen.cursor.y + 1
         lines = tuple(line.rstrip() for line in screen.display[:last])
-        states.append((time.monotonic() - begin, lines))
+        states.append((shown_at(), lines))
 
     while True:
         try:
@@ -69,7 +73,7 @@ def record(command):
         sys.stdout.buffer.write(read)
         sys.stdout.flush()
         stream.feed(read)
-        if not states or time.monotonic() - begin - states[-1][0] >= FRAME_S:
+        if shown_at() - states[-1][0] >= FRAME_S:
             keep()
     keep()
     return states, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -101,7 +105,7 @@ def shown_text(number, text, begin, end):
     return f"{head}>{escape(text)}{motion}</text>"
 
 
-def draw(states, title):
+def draw(states, title, speed):
     width = round(COLUMNS * CHARACTER) + 2 * MARGIN
     height = BAR + SHOWN * LINE + MARGIN
     texts = [shown_text(number, *span)
@@ -129,6 +133,8 @@ def draw(states, title):
         'rx="8" class="page"/>',
         *(f'<circle cx="{18 + 18 * dot}" cy="16" r="5" class="dot"/>'
           for dot in range(3)),
+        *([f'<text class="more" x="{width - MARGIN}" y="20">shown {speed:g} times '
+           "as fast</text>"] if speed != 1 else []),
         f'<svg x="{MARGIN}" y="{BAR}" width="{width - 2 * MARGIN}" '
         f'height="{SHOWN * LINE + 4}">',
         f'<g transform="translate(0 {LINE - 4})">',
@@ -145,10 +151,10 @@ def main():
     args = parser.parse_args()
     if not args.command or not shutil.which(args.command[0]):
         parser.error("name a command to record")
-    states, code = record(args.command)
+    states, code = record(args.command, args.speed)
     prompt = "$ " + " ".join(args.command)
-    states = [(at / args.speed, (prompt, *lines)) for at, lines in states]
-    args.picture.write_text(draw(states, prompt))
+    states = [(at, (prompt, *lines)) for at, lines in states]
+    args.picture.write_text(draw(states, prompt, args.speed))
     return code
 
 
