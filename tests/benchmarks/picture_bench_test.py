@@ -1,14 +1,21 @@
-"""The picture of the training steps on README."""
+"""The picture of the training steps: README's, and that of `./dev bench ddp`."""
 
+import argparse
+import contextlib
+import io
+import json
 import pathlib
 import re
 import sys
+import tempfile
 import unittest
 import xml.etree.ElementTree
+from unittest import mock
 
 SOURCE = pathlib.Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(SOURCE / "benchmarks"))
 
+import bench
 import picture
 import training
 
@@ -54,6 +61,28 @@ class SummaryPicture(unittest.TestCase):
         self.assertEqual(python, 2 * ours)
         words = [text.text for text in root.findall(".//{*}g/{*}text")]
         self.assertEqual(words, [picture.LABELS["mlp"], "2.0×", "2.0–4.0"])
+
+
+    def test_the_benchmark_draws_what_it_writes(self):
+        times = {"lockstep": 10, "copied": 11, "python": 40,
+                 "without_communication": 10}
+        figures = {"narrow": {side: [{"median": time, "trace": {"waited_us": 1}}]
+                              for side, time in times.items()}}
+        with tempfile.TemporaryDirectory(prefix="lockstep-bench-") as folder:
+            path = pathlib.Path(folder) / "narrow.json"
+            args = argparse.Namespace(build=pathlib.Path(folder), json=path,
+                                      rounds=1, quick=True)
+            said = io.StringIO()
+            with (mock.patch.object(training, "measure", return_value=figures),
+                  mock.patch.object(bench, "machine", return_value={
+                      "cores": 2, "cpu": "", "torch": "", "load_before": 0}),
+                  contextlib.redirect_stdout(said)):
+                bench.bench_training(args, ["narrow"])
+            self.assertIn("drawn in narrow.svg", said.getvalue())
+            results = json.loads(path.read_text())["benchmarks"]
+            self.assertEqual(path.with_suffix(".svg").read_text(),
+                             picture.draw(results))
+            self.assertEqual(results[0]["ratio"], 4)
 
 
 if __name__ == "__main__":
