@@ -9,7 +9,7 @@
 #
 # Debian's base image is made by debootstrap; buildah executes the Dockerfiles, in
 # roots that it enters by chroot. Needs root, both (Debian: debootstrap, buildah),
-# Debian's and PyPI's packages, and 10 GB in TMPDIR (/var/tmp; 40 GB for CUDA).
+# Debian's and PyPI's packages, and 10 GB in TMPDIR (/var/tmp; 25 GB for CUDA).
 # Nothing is left there.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
