@@ -2,7 +2,7 @@
 
     record.py [--speed N] PICTURE.svg COMMAND ARGUMENT...
 
-README's recording was made, after `./dev build`, by
+For example, after `./dev build` and on a machine with nothing else to do:
 
     record.py --speed 3 docs/pictures/demo.svg ./dev demo
 
