@@ -37,6 +37,7 @@ import data
 import hosts
 import launch
 import observe
+import picture
 import processes
 import sharded
 import snapshot
@@ -206,7 +207,12 @@ def bench_training(args, names):
     resources = training.resources_table(results)
     if resources:
         print(f"\nmemory in MiB\n\n{resources}")
-    print(f"\nfigures of every round: {args.json}")
+    drawn = ""
+    if any(name in picture.LABELS for name in names):
+        path = args.json.with_suffix(".svg")
+        path.write_text(picture.draw(results))
+        drawn = f", drawn in {path.name}"
+    print(f"\nfigures of every round: {args.json}{drawn}")
     if resources:
         print(f"traces of a few steps of ours: {traces}")
 

@@ -1,6 +1,7 @@
 """The code and the commands of the documentation, for the tests to run.
 
-    snippets.py check SOURCE PAGE...         are all blocks marked as they must be
+    snippets.py check SOURCE PAGE...         are blocks marked, do links lead on,
+                                             does a page begin with a sentence
     snippets.py generate SOURCE OUT PAGE...  OUT/fragments.cpp, OUT/programs.cpp,
                                              OUT/snippets.json
 
@@ -54,6 +55,8 @@ MAIN = re.compile(r"^int main\(")
 SAVES = re.compile(r"\bsave_(snapshot|state_dict)\(")
 # A name of Lockstep in a row of from-python.md's tables.
 NAME = re.compile(r"`([^`]+)`")
+# A link within the repository, or a picture.
+LINK = re.compile(r"\]\(((?!https?:)[^)\s]+)\)")
 
 
 class Mistake(Exception):
@@ -346,6 +349,34 @@ def check_names(source, page, text):
                 raise Mistake(f"{page}:{number}: nothing reads or sets {name}")
 
 
+def check_beginning(page, text):
+    """A page begins with a sentence on what it is for."""
+    title, first = [line for line in text.splitlines() if line.strip()][:2]
+    if not title.startswith("# ") or not re.match(r"[A-Z\[]|`[^`]", first):
+        raise Mistake(f"{page}:1: \"{first}\" follows the title; say first, in a "
+                      "sentence, what the page is for and when to use it")
+
+
+def anchors(text):
+    """The names by which links lead to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-")
+            for each in headings}
+
+
+def check_links(source, page, text):
+    """Every link within the repository leads to a file, and to a heading of it."""
+    prose = re.sub(r"```.*?```", lambda code: "\n" * code[0].count("\n"), text,
+                   flags=re.DOTALL)
+    for number, line in enumerate(prose.splitlines(), 1):
+        for link in LINK.findall(line):
+            name, _, anchor = link.partition("#")
+            target = (source / page).parent / name if name else source / page
+            if not target.exists() or (
+                    anchor and anchor not in anchors(target.read_text())):
+                raise Mistake(f"{page}:{number}: nothing is at {link}")
+
+
 def main():
     command, source, *rest = sys.argv[1:]
     source = pathlib.Path(source)
@@ -361,6 +392,8 @@ def main():
                     check_cmake(source, page, block)
             command_entries({page: pages[page]})
             if command == "check":
+                check_beginning(page, texts[page])
+                check_links(source, page, texts[page])
                 check_names(source, page, texts[page])
         except Mistake as mistake:  # `check` reports it
             mistakes.append(str(mistake))

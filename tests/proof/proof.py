@@ -704,9 +704,11 @@ def page(programs, report, sections):
                              capture_output=True, text=True, check=True)
     first = Report()
     first.text(
-        "This page is written by `./dev proof`, which runs everything on it "
-        f"again. This one was made with {version.stdout.strip()} and torch "
-        f"{torch['torch']}.")
+        "Does a model that is divided over ranks learn what it would learn in "
+        "one process, and in Python? This page has the differences, for every "
+        "way to divide it and every combination that was tried. `./dev proof` "
+        "runs everything on the page again and writes it. This one was made "
+        f"with {version.stdout.strip()} and torch {torch['torch']}.")
     first.text(
         "Every row trains one model: a transformer with 4 blocks of 32 "
         "features and 8 heads, vocabulary 32, sequences of 16 tokens, 16 "
