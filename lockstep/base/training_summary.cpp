@@ -2,8 +2,6 @@
 
 #include <unistd.h>
 
-#include <charconv>
-#include <cmath>
 #include <cstdlib>
 #include <exception>
 #include <filesystem>
@@ -18,6 +16,7 @@
 #include <system_error>
 
 #include "lockstep/base/environment.h"
+#include "lockstep/base/metric_target.h"
 #include "lockstep/base/rank_environment.h"
 #include "lockstep/base/steady_ns.h"
 
@@ -35,6 +34,7 @@ class SummaryFile {
   }
 
   void note_progress(int64_t samples, int64_t now_ns) {
+    if (!is_mine()) return;
     const std::lock_guard lock(mutex_);
     if (begun_ns_ == 0) {
       begun_ns_ = now_ns;
@@ -48,6 +48,7 @@ class SummaryFile {
   }
 
   void note_metric(std::string_view name, double value) {
+    if (!is_mine()) return;
     const std::lock_guard lock(mutex_);
     metrics_.insert_or_assign(std::string(name), value);
     if (!target_ || target_s_ || begun_ns_ == 0) return;
@@ -74,9 +75,12 @@ class SummaryFile {
         new SummaryFile(std::move(*folder), std::move(target)));
   }
 
+  // In a child of fork() the mutex may be locked for ever.
+  bool is_mine() const { return getpid() == process_; }
+
   void write() noexcept try {
+    if (!is_mine()) return;
     const std::lock_guard lock(mutex_);
-    if (getpid() != process_) return;  // a child of fork()
     json metrics = json::object();
     // JSON has no NaN: the library writes null.
     for (const auto& [name, value] : metrics_) metrics[name] = value;
@@ -123,29 +127,6 @@ void TrainingSummary::note_progress(int64_t samples, int64_t now_ns) noexcept {
 
 void TrainingSummary::note_metric(std::string_view name, double value) {
   if (auto* file = SummaryFile::asked_for()) file->note_metric(name, value);
-}
-
-MetricTarget MetricTarget::parse(std::string_view text) {
-  const size_t at = text.find_last_of("<>");
-  MetricTarget target;
-  if (at != std::string_view::npos && at > 0 && text.substr(at + 1, 1) == "=") {
-    target.name = text.substr(0, at);
-    target.at_most = text[at] == '<';
-    const std::string_view number = text.substr(at + 2);
-    const auto [end, error] = std::from_chars(
-        number.data(), number.data() + number.size(), target.value);
-    if (error == std::errc() && end == number.data() + number.size() &&
-        std::isfinite(target.value)) {
-      return target;
-    }
-  }
-  throw std::invalid_argument("\"" + std::string(text) +
-                              "\" is no target; give a metric that the program "
-                              "logs, <= or >=, and a number: \"loss<=0.3\"");
-}
-
-bool MetricTarget::is_met(double number) const {
-  return at_most ? number <= value : number >= value;
 }
 
 }  // namespace lockstep::internal

@@ -1,8 +1,8 @@
 // Ranks for inspect_ranks_test.cpp, which diverge, and for jobs_test.cpp:
 // `lockstep run --nproc-per-node=3 inspect_ranks absent|stuck|different|train`.
 // With "train", the ranks train until they are ended, and mostly sleep. With
-// "finite", a batch size and a file, they train 20 batches, log the loss 1 /
-// batch to the file, and end. With
+// "finite", a batch size and a file, they train 20 batches, log the loss to the
+// file, and end; with a fourth argument the loss is NaN. With
 // "late", rank 1 is late for each of many collectives. With "crash" and
 // one of segv, abort, overflow, thread and throw, rank 1 ends so. Each rank
 // prints "ready <rank> <pid>" when it has come to the point that the test
@@ -12,6 +12,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
@@ -77,7 +78,8 @@ void train(int rank) {
   }
 }
 
-void train_to_the_end(int64_t batch_size, const std::string& log) {
+// Its loss is 1 / step, or NaN.
+void train_to_the_end(int64_t batch_size, const std::string& log, bool nan) {
   constexpr int64_t kBatches = 20;
   const int64_t samples = kBatches * batch_size * lockstep::get_world_size();
   lockstep::TensorDataset dataset(torch::ones({samples, 8}),
@@ -89,7 +91,8 @@ void train_to_the_end(int64_t batch_size, const std::string& log) {
   for ([[maybe_unused]] auto& batch : loader) {
     std::this_thread::sleep_for(milliseconds(5));
     ++step;
-    metrics.log({{"loss", 1.0 / static_cast<double>(step)}}, step);
+    const double loss = 1.0 / static_cast<double>(step);
+    metrics.log({{"loss", nan ? std::nan("") : loss}}, step);
   }
 }
 
@@ -111,7 +114,7 @@ int main(int, char** argv) {
   auto tensor = torch::ones({1000});
   lockstep::all_reduce(tensor);
   if (mode == "finite") {
-    train_to_the_end(std::stol(argv[2]), argv[3]);
+    train_to_the_end(std::stol(argv[2]), argv[3], argv[4] != nullptr);
     return 0;
   }
   if (mode == "train") train(rank);

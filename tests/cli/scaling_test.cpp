@@ -114,7 +114,7 @@ TEST_F(ScalingReport, MeasuresATrainingWithRanksAndThreads) {
     }
     const std::string scaling = pictures == 0 ? "weak" : "strong";
     EXPECT_THAT(curves, ElementsAre(scaling + "-ideal", scaling + "-ranks",
-                                    scaling + "-threa"));
+                                    scaling + "-threads"));
     ++pictures;
   }
   EXPECT_EQ(pictures, 2);
@@ -222,7 +222,7 @@ TEST_F(ScalingReport, WrongArgumentsAreRefusedBeforeARun) {
   EXPECT_THAT(refused({"--rate-pattern=x", program}, 2), HasSubstr("group"));
   EXPECT_THAT(refused({"--nproc=3", program, "{batch:4}"}, 2),
               HasSubstr("{batch:4}"));
-  EXPECT_THAT(refused({"--html=/nowhere/page", program}, 1),
+  EXPECT_THAT(refused({"--html=/nowhere/page", program}, 2),
               HasSubstr("/nowhere/page"));
   EXPECT_THAT(refused({"./no-such-program"}, 127),
               HasSubstr("no-such-program"));
@@ -236,6 +236,38 @@ TEST_F(ScalingReport, ARunThatDoesNotEndIsEnded) {
   EXPECT_THAT(result.err, AllOf(HasSubstr("did not end within 1 s"),
                                 HasSubstr("\n  begun\n")));
   EXPECT_TRUE(await_no_process(std::chrono::seconds(5)));
+}
+
+// A shell ended before the program that it had started, which then ran beside
+// the next rows.
+TEST_F(ScalingReport, WhatAComparedCommandLeavesIsEnded) {
+  const std::string seen = scratch() / "seen";
+  const auto result =
+      report({"--nproc=1", "--rounds=2", "--compare",
+              "pgrep -f marker_of_this_test >> " + seen +
+                  "; sh -c 'trap : TERM; sleep 60; : marker_of_this_test' & "
+                  "echo 5 samples/s",
+              "--", script("echo 5 samples/s")});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_TRUE(await_no_process(std::chrono::seconds(5)));
+}
+
+// A loss that became NaN was taken for one that is not logged.
+TEST_F(ScalingReport, ATargetThatIsNeverMetIsSaid) {
+  const std::string log = scratch() / "metrics.csv";
+  const auto result = report({"--nproc=1", "--rounds=1", "--target=loss<=0.1",
+                              "--", kRanks, "finite", "4", log, "nan"});
+  ASSERT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.out, HasSubstr("not met"));
+}
+
+TEST_F(ScalingReport, AnIgnoredSigchldIsNoMatter) {
+  const auto result =
+      run_program({"/bin/sh", "-c",
+                   "trap '' CHLD; exec " LOCKSTEP_BIN_DIR
+                   "/lockstep report scaling --nproc=1 --rounds=1 -- " +
+                       script("echo 5 samples/s")});
+  EXPECT_EQ(result.exit_code, 0) << result.err;
 }
 
 TEST_F(ScalingReport, ASignalEndsIt) {

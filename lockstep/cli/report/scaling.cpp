@@ -1,7 +1,11 @@
 #include "lockstep/cli/report/scaling.h"
 
 #include <algorithm>
+#include <cerrno>
 #include <chrono>
+#include <csignal>
+#include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <iostream>
 #include <memory>
@@ -12,7 +16,7 @@
 #include <vector>
 
 #include "lockstep/base/environment.h"
-#include "lockstep/base/training_summary.h"
+#include "lockstep/base/metric_target.h"
 #include "lockstep/cli/bench/format.h"
 #include "lockstep/cli/command_line.h"
 #include "lockstep/cli/machine.h"
@@ -44,13 +48,13 @@ struct ScalingArguments {
   bool json = false;
 };
 
-// Returns 1 and the others, in ascending order.
+// Returns 1 and the others, in ascending order. Without a list they are powers
+// of two, because those divide most batches.
 std::vector<int> process_counts(const std::string& list) {
   std::vector<int> counts{1};
   if (list.empty()) {
     const int cores = usable_cores();
-    for (int nproc = 2; nproc < cores; nproc *= 2) counts.push_back(nproc);
-    if (cores > 1) counts.push_back(cores);
+    for (int nproc = 2; nproc <= cores; nproc *= 2) counts.push_back(nproc);
     return counts;
   }
   std::istringstream words(list);
@@ -89,7 +93,7 @@ void check_target(const std::string& target,
   const std::string name(MetricTarget::parse(target).name);
   if (measurement.metrics.contains(name)) return;
   std::string logged;
-  for (const auto& [metric, value] : measurement.metrics) {
+  for (const auto& metric : measurement.metrics) {
     logged += (logged.empty() ? "" : ", ") + metric;
   }
   throw std::invalid_argument(
@@ -105,9 +109,7 @@ std::vector<std::vector<ScalingMeasurement>> measure(
   for (int round = 0; round < rounds; ++round) {
     for (size_t i = 0; i < cases.size(); ++i) {
       const ScalingMeasurement one = run_case(cases[i], options, stop);
-      if (cases[i].side != ScalingSide::compared) {
-        check_target(options.target, one);
-      }
+      if (round == 0 && i == 0) check_target(options.target, one);
       write_message(kScalingName,
                     bench::format("round %d of %d, ", round + 1, rounds) +
                         cases[i].label() + " (" +
@@ -118,6 +120,17 @@ std::vector<std::vector<ScalingMeasurement>> measure(
     }
   }
   return measured;
+}
+
+// The runs may take long, so a page that cannot be written is refused before.
+void check_page(const std::string& path) {
+  std::error_code ignored;
+  const bool is_new = !std::filesystem::exists(path, ignored);
+  if (!std::ofstream(path, std::ios::app)) {
+    throw std::invalid_argument("--html=" + path +
+                                " cannot be written: " + std::strerror(errno));
+  }
+  if (is_new) std::filesystem::remove(path, ignored);
 }
 
 void write_page(const std::string& path, const ScalingResult& result) {
@@ -136,9 +149,9 @@ int report_scaling(const ScalingArguments& arguments,
                                 std::string(kScalingName) + " --help");
   }
   // A program that does not exist is refused before anything runs.
-  resolve_program(command, command.front().ends_with(".py")
-                               ? ProgramKind::by_name
-                               : ProgramKind::executable);
+  resolve_program(
+      {expand(command.front(), Scaling::weak, ScalingSide::ranks, 1)},
+      ProgramKind::by_name);
   ScalingPlan plan{.nproc = process_counts(arguments.nproc),
                    .command = std::move(command),
                    .compare = arguments.compare};
@@ -151,11 +164,7 @@ int report_scaling(const ScalingArguments& arguments,
   const int rounds =
       static_cast<int>(parse_int("--rounds", arguments.rounds, 1, kMostRounds));
   const auto cases = cases_of(plan);
-  if (!arguments.html.empty()) {
-    // Found out before the runs, which may take long.
-    std::ofstream probe(arguments.html, std::ios::app);
-    if (!probe) throw_errno("--html: cannot write " + arguments.html);
-  }
+  if (!arguments.html.empty()) check_page(arguments.html);
   ScalingResult result{.command = joined(plan.command),
                        .compare = plan.compare,
                        .target = arguments.target,
@@ -163,6 +172,13 @@ int report_scaling(const ScalingArguments& arguments,
                        .machine = machine_facts(),
                        .tables = {}};
   const StopSignal stop;
+  // Children are waited for (descendants.h), also if this process was started
+  // with the signal ignored.
+  std::signal(SIGCHLD, SIG_DFL);
+  sigset_t ended;
+  sigemptyset(&ended);
+  sigaddset(&ended, SIGCHLD);
+  sigprocmask(SIG_BLOCK, &ended, nullptr);
   result.tables = make_tables(cases, measure(cases, rounds, options, stop));
   std::cout << (arguments.json ? scaling_json(result).dump(2) + "\n"
                                : scaling_text(result))
@@ -228,7 +244,7 @@ void add_scaling_command(CLI::App& report, CLI::App& app, int& exit_code) {
   scaling
       ->add_option("--target", arguments->target,
                    "Say how long the training takes until a metric that it "
-                   "logs is so good: loss<=0.3")
+                   "logs meets this target: loss<=0.3")
       ->type_name("METRIC<=VALUE");
   scaling
       ->add_option("--compare", arguments->compare,

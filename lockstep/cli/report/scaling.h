@@ -12,6 +12,7 @@ namespace lockstep::internal {
 //   0              the report was printed
 //   1              a run failed; one line on stderr and the end of its output
 //   2              the arguments are wrong
+//   126, 127       the program cannot be executed; there is none
 //   128 + signal   SIGINT, SIGTERM or SIGHUP came; no process is left
 void add_scaling_command(CLI::App& report, CLI::App& app, int& exit_code);
 

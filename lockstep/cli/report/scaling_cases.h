@@ -51,7 +51,7 @@ struct ScalingPlan {
 //
 // `threads` of a single process stand for as many processes: both kinds of
 // batch are that of all. Throws std::invalid_argument if a batch is no number
-// from 1 to 2^31, or 64 is no multiple of the number of processes.
+// from 1 to 2^31 - 1, or 64 is no multiple of the number of processes.
 std::string expand(std::string_view text, Scaling scaling, ScalingSide side,
                    int nproc);
 

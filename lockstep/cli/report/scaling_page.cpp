@@ -83,15 +83,19 @@ std::string plain(double value) {
 
 struct Curve {
   std::string name;
+  std::string id;
   const char* colour;
   std::vector<std::pair<int, double>> points{};  // nproc, samples per second
 };
 
 std::vector<Curve> curves_of(const ScalingTable& table) {
-  Curve ranks{.name = "ranks", .colour = kSvgColours[1]};
-  Curve threads{.name = "threads of one process", .colour = kSvgColours[4]};
-  Curve compared{.name = "compared command", .colour = kSvgColours[3]};
-  Curve ideal{.name = "ideal", .colour = kIdealColour};
+  Curve ranks{.name = "ranks", .id = "ranks", .colour = kSvgColours[1]};
+  Curve threads{.name = "threads of one process",
+                .id = "threads",
+                .colour = kSvgColours[4]};
+  Curve compared{
+      .name = "compared command", .id = "compared", .colour = kSvgColours[3]};
+  Curve ideal{.name = "ideal", .id = "ideal", .colour = kIdealColour};
   for (const auto& row : table.rows) {
     const std::pair point{row.which.nproc, row.samples_per_s};
     switch (row.which.side) {
@@ -158,9 +162,8 @@ std::string picture_of(const ScalingTable& table) {
       points.push_back({x(nproc), y(rate)});
     }
     picture.begin_group(curve.name);
-    picture.polyline(
-        std::string(name_of(table.scaling)) + "-" + curve.name.substr(0, 5),
-        points, curve.colour);
+    picture.polyline(std::string(name_of(table.scaling)) + "-" + curve.id,
+                     points, curve.colour);
     for (const auto& point : points) picture.dot(point, curve.colour);
     picture.line({right + 10, level}, {right + 30, level}, curve.colour);
     picture.text({right + 36, level + 4}, Anchor::start, curve.name);

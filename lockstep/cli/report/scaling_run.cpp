@@ -20,6 +20,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/file_descriptor.h"
 #include "lockstep/launch/child_process.h"
+#include "lockstep/launch/descendants.h"
 #include "lockstep/launch/program.h"
 #include "lockstep/launch/worker_environment.h"
 
@@ -32,6 +33,7 @@ using std::chrono::milliseconds;
 
 // `lockstep run` gives its workers 30 s to end after a signal.
 constexpr milliseconds kEndAllowance{40'000};
+constexpr milliseconds kLeftoverGrace{200};
 constexpr milliseconds kPollInterval{20};
 constexpr size_t kLastLines = 15;
 
@@ -54,6 +56,17 @@ class RunFolder {
 
  private:
   fs::path path_;
+};
+
+// Ends what a command has left running: a shell ends before what it started.
+class LeftoverEnd {
+ public:
+  LeftoverEnd() { adopt_orphans(); }
+  ~LeftoverEnd() {
+    end_descendants(kLeftoverGrace, [](pid_t, int) {});
+  }
+  LeftoverEnd(const LeftoverEnd&) = delete;
+  LeftoverEnd& operator=(const LeftoverEnd&) = delete;
 };
 
 // Returns this process's environment with `changes`, each of the form
@@ -137,7 +150,7 @@ bool read_summaries(const ScalingCase& which, const fs::path& folder,
     }
     result.samples_per_s += summary["samples_per_s"].get<double>();
     for (const auto& [name, value] : summary["metrics"].items()) {
-      if (value.is_number()) result.metrics[name] = value;
+      result.metrics.insert(name);
     }
     if (summary["target_s"].is_number()) {
       result.target_s = std::max(result.target_s.value_or(0),
@@ -168,6 +181,7 @@ ScalingMeasurement run_case(const ScalingCase& which,
                             const ScalingRunOptions& options,
                             const StopSignal& stop) {
   const RunFolder folder;
+  const LeftoverEnd leftovers;
   const fs::path output = folder.path() / "output.log";
   const FileDescriptor in = above_standard_streams(
       FileDescriptor(open("/dev/null", O_RDONLY | O_CLOEXEC)));

@@ -1,9 +1,9 @@
 #pragma once
 
 #include <chrono>
-#include <map>
 #include <optional>
 #include <regex>
+#include <set>
 #include <stdexcept>
 #include <string>
 
@@ -23,8 +23,7 @@ struct ScalingMeasurement {
   double samples_per_s = 0;          // of all processes
   double seconds = 0;                // from the start of the command to its end
   std::optional<double> target_s{};  // until the target was met
-  // The last values of the metrics that the processes logged.
-  std::map<std::string, double> metrics{};
+  std::set<std::string> metrics{};   // that the processes logged
 };
 
 // How a case is run.

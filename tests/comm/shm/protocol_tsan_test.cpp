@@ -28,9 +28,9 @@ class ShmProtocolUnderThreadSanitizer : public ProgramTest {
   }
   ProgramResult run_ranks(const std::string& program,
                           const std::string& cases) {
-    return run_program({LOCKSTEP_BIN_DIR "/tests/" + program,
-                        "--gtest_filter=" + cases},
-                       {}, std::chrono::seconds(100));
+    return run_program(
+        {LOCKSTEP_BIN_DIR "/tests/" + program, "--gtest_filter=" + cases}, {},
+        std::chrono::seconds(100));
   }
   // Returns whether the sanitizer failed because the container forbids fixed
   // addresses.
