@@ -30,6 +30,7 @@ set(LOCKSTEP_PUBLIC_HEADERS
   comm/process_group.h
   comm/record.h
   comm/reductions.h
+  comm/stop_request.h
   data/batch_sampler.h
   data/bucket_batch_sampler.h
   data/collate.h

@@ -9,7 +9,8 @@
 //   Epoch  3 | loss 0.1204 | test accuracy 96.38 % | 5210 samples/s
 //
 // With --snapshot it saves after each epoch (and every --save-every steps), and
-// resumes from the file when it is started again.
+// resumes from the file when it is started again. SIGTERM and Ctrl-C then end
+// it after the step, and after a last snapshot.
 
 #include <chrono>
 #include <cmath>
@@ -201,9 +202,17 @@ void train(const Options& options) {
       outcome.samples += options.batch_size;
       if (bar.due()) bar.set_postfix({{"loss", loss.item<double>()}});
       bar.update();
-      if (options.save_every > 0 && state.step % options.save_every == 0) {
+      const bool stop = !options.snapshot.empty() && lockstep::stop_requested();
+      if (stop ||
+          (options.save_every > 0 && state.step % options.save_every == 0)) {
         state.sampler_state = sampler.state_dict();
         save();
+      }
+      if (stop) {
+        if (prints) {
+          bar.write("Stopped after step " + std::to_string(state.step));
+        }
+        return;
       }
     }
     outcome.accuracy = test_accuracy(*net, digits.test, device, dtype);

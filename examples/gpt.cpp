@@ -12,6 +12,9 @@
 // model; those of --shard do so with a part of each parameter (FSDP). The ranks
 // of --context-parallel have parts of each sequence, those of --tensor parts of
 // each layer, those of --pipeline parts of the list of layers.
+//
+// With --snapshot, SIGTERM and Ctrl-C end it after the step, and after a last
+// snapshot.
 
 #include <algorithm>
 #include <chrono>
@@ -502,11 +505,13 @@ Outcome train(const Options& options) {
           std::fflush(stdout);
         }
       }
-      if (!options.snapshot.empty() && is_due(options.save_every)) {
+      const bool stop = !options.snapshot.empty() && lockstep::stop_requested();
+      if (stop || (!options.snapshot.empty() && is_due(options.save_every))) {
         state.sampler_state = sampler.state_dict();
         lockstep::save_snapshot(options.snapshot + "/", state,
                                 {.keep_last = 2});
       }
+      if (stop) return outcome;
       if (state.step == options.steps) break;
     }
     ++state.epochs_run;
@@ -643,6 +648,6 @@ int main(int argc, char** argv) {
     } else {
       train(options);
     }
-    return 0;
+    return lockstep::stop_exit_code();
   });
 }

@@ -9,6 +9,7 @@
 #include <CLI/CLI.hpp>
 
 #include "lockstep/comm/record.h"
+#include "lockstep/comm/stop_request.h"
 
 namespace examples {
 
@@ -26,7 +27,7 @@ int run_program(CLI::App& app, int argc, char** argv,
   std::string what;
   try {
     body();
-    return 0;
+    return lockstep::stop_exit_code();
   } catch (const c10::Error& error) {  // without LibTorch's stack trace
     lockstep::record_error(error);
     what = error.what_without_backtrace();

@@ -15,6 +15,7 @@
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/process_group.h"
 #include "lockstep/comm/record.h"
+#include "lockstep/comm/stop_request.h"
 #include "lockstep/data/batch_sampler.h"
 #include "lockstep/data/bucket_batch_sampler.h"
 #include "lockstep/data/data_file_error.h"

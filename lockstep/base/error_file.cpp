@@ -1,10 +1,7 @@
 #include "lockstep/base/error_file.h"
 
-#include <fcntl.h>
-#include <stdio.h>
 #include <unistd.h>
 
-#include <cerrno>
 #include <chrono>
 #include <memory>
 #include <mutex>
@@ -13,7 +10,7 @@
 #include <string>
 
 #include "lockstep/base/environment.h"
-#include "lockstep/base/file_descriptor.h"
+#include "lockstep/base/write_aside.h"
 
 namespace lockstep::internal {
 namespace {
@@ -50,23 +47,6 @@ std::string document(FailureKind kind, std::string_view message) {
   return json.dump(-1, ' ', /*ensure_ascii=*/false,
                    nlohmann::json::error_handler_t::replace) +
          "\n";
-}
-
-void write_aside(const std::string& path, std::string_view bytes) {
-  const auto aside = path + "." + std::to_string(::getpid());
-  FileDescriptor file(
-      ::open(aside.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600));
-  if (!file) return;
-  while (!bytes.empty()) {
-    const ssize_t count = ::write(file.get(), bytes.data(), bytes.size());
-    if (count < 0 && errno == EINTR) continue;
-    if (count < 0) {
-      ::unlink(aside.c_str());
-      return;
-    }
-    bytes.remove_prefix(static_cast<size_t>(count));
-  }
-  ::rename(aside.c_str(), path.c_str());
 }
 
 }  // namespace

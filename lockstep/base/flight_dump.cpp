@@ -22,6 +22,7 @@
 
 #include "lockstep/base/environment.h"
 #include "lockstep/base/rank_environment.h"
+#include "lockstep/base/signal_list.h"
 #include "lockstep/base/steady_ns.h"
 
 namespace lockstep::internal {
@@ -298,7 +299,8 @@ std::string folder_name() {
 void arm_flight_dump(int rank, int world_size) {
   if (FlightRecorder::default_capacity() == 0) return;
   const bool by_signal =
-      get_env_int("LOCKSTEP_FLIGHT_SIGNAL", 0, 1).value_or(1) != 0;
+      get_env_int("LOCKSTEP_FLIGHT_SIGNAL", 0, 1).value_or(1) != 0 &&
+      !ending_signals().contains(SIGUSR1);
   auto made = std::make_unique<Destination>();
   made->pid = ::getpid();
   made->rank = rank;

@@ -18,7 +18,7 @@ namespace lockstep::internal {
 namespace {
 
 // Changes with the layout of the board.
-constexpr uint64_t kVersion = 0x6c6f636b73743031;
+constexpr uint64_t kVersion = 0x6c6f636b73743032;
 constexpr uint32_t kAnyReason = ~uint32_t{0};
 constexpr int kReadAttempts = 100;
 
@@ -27,7 +27,26 @@ static_assert(std::is_trivially_copyable_v<RankStatus>);
 static_assert(sizeof(RankStatus) % sizeof(uint64_t) == 0);
 static_assert(std::atomic<uint64_t>::is_always_lock_free);
 
+std::string operation_text(std::string_view name, int64_t number,
+                           std::string_view group) {
+  std::string text(name);
+  if (number > 0) text += " " + std::to_string(number);
+  return text + " (" + std::string(group) + ")";
+}
+
 }  // namespace
+
+std::string current_operation(const RankStatus& status) {
+  if (status.current_since_ns == 0) return {};
+  return operation_text(status.current_operation.view(), status.current_number,
+                        status.current_group.view());
+}
+
+std::string last_operation(const RankStatus& status) {
+  if (status.last_operation_ns == 0) return {};
+  return operation_text(status.last_operation.view(), status.last_number,
+                        status.last_group.view());
+}
 
 struct StatusBoard::Header {
   uint64_t version = kVersion;

@@ -53,6 +53,10 @@ struct RankStatus {
   int64_t current_number = 0;  // of the collective; 0: a message
   ShortText<24> current_operation{};
   ShortText<24> current_group{};
+  // The operation that last_operation_ns is about.
+  int64_t last_number = 0;
+  ShortText<24> last_operation{};
+  ShortText<24> last_group{};
   ShortText<112> progress{};  // the rank's progress bar
   // The last profile that this rank was asked for (StatusBoard::ask_profile()),
   // what became of it, and ProfileOnDemand::Progress::words.
@@ -61,8 +65,15 @@ struct RankStatus {
   // The last request of stacks (StatusBoard::ask_stacks()) that this rank has
   // answered.
   int32_t stacks = 0;
+  // 1: the process group is destroyed, so nothing more is told; else 0.
+  int32_t has_left = 0;
   ShortText<160> profile_words{};
 };
+
+// Return "all_reduce 12 (default_pg)": the oldest operation that is under way,
+// and the one that began or ended last. Empty if there is none.
+std::string current_operation(const RankStatus& status);
+std::string last_operation(const RankStatus& status);
 
 // Memory that an agent and its workers share, with a place for what each worker
 // says about itself. A worker writes only while somebody looks: watch() says

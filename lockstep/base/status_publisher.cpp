@@ -84,9 +84,14 @@ void read_operations(RankStatus& status, int64_t since_ns, int64_t now_ns) {
       FlightRecord record;
       if (!recorder->read(id, record)) continue;
       const bool ended = record.state >= FlightState::completed;
-      status.last_operation_ns =
-          std::max({status.last_operation_ns, record.created_ns,
-                    ended ? record.ended_ns : 0});
+      const int64_t active =
+          std::max(record.created_ns, ended ? record.ended_ns : 0);
+      if (active > status.last_operation_ns) {
+        status.last_operation_ns = active;
+        status.last_number = static_cast<int64_t>(record.call.number);
+        status.last_operation.set(record.call.operation);
+        status.last_group.set(recorder->group().name);
+      }
       if (ended && record.ended_ns <= since_ns) {
         ++before;
         continue;
@@ -161,7 +166,8 @@ void StatusPublisher::run(const std::string& agent) {
       if (ending_) break;
       board_->wait(calls, watched ? StatusBoard::kInterval : kLongTime);
     }
-    if (board_->is_watched()) publish();
+    status_.has_left = 1;
+    publish();
   } catch (const std::exception&) {
     // The memory or a descriptor was refused, so nothing more is told.
   }

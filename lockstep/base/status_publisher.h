@@ -29,7 +29,7 @@ class StatusPublisher {
   // LOCKSTEP_AGENT is set, and LOCAL_RANK, or LOCKSTEP_AGENT_PLACE if the
   // launcher gives all workers a LOCAL_RANK of 0. Throws nothing.
   explicit StatusPublisher(int rank) noexcept;
-  // Publishes a last time if somebody looks, and ends the thread.
+  // Publishes a last time, with has_left, and ends the thread.
   ~StatusPublisher();
   // Returns the rank on this host for which the others wait, in the last second
   // or so, if there is one. Has the ranks of this host publish meanwhile, so

@@ -14,11 +14,11 @@
 
 #include "lockstep/base/current_call.h"
 #include "lockstep/base/span.h"
+#include "lockstep/base/stop_signals.h"
 #include "lockstep/base/training_counters.h"
 #include "lockstep/checkpoint/ranks.h"
 #include "lockstep/checkpoint/save.h"
 #include "lockstep/checkpoint/staged_copy.h"
-#include "lockstep/checkpoint/stop_signals.h"
 #include "lockstep/comm/words_of.h"
 
 namespace lockstep {

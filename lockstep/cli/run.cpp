@@ -3,9 +3,11 @@
 #include <cstdio>
 #include <ctime>
 #include <exception>
+#include <filesystem>
 #include <memory>
 #include <optional>
 #include <string>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -38,6 +40,24 @@ void say_of_node(const std::string& host, std::string_view text) {
   write_message(std::string(kRunName) + " [" + host + " " + time + "]", text);
 }
 
+JobReport outcome_so_far(const RunOptions& options) {
+  const WorkerGroupOptions& workers = options.agent.workers;
+  return {.run_id = workers.run_id,
+          .program = workers.program.arguments,
+          .host = options.agent.host_name,
+          .max_restarts = workers.max_restarts};
+}
+
+void write_report(const std::optional<std::filesystem::path>& file,
+                  const JobReport& outcome, const LocalAgent::Report& report) {
+  if (!file) return;
+  try {
+    write_job_report(outcome, *file);
+  } catch (const std::exception& error) {
+    report(error.what());
+  }
+}
+
 // Runs in the agent's process. The member starts its thread here, since no
 // thread survives a fork.
 int run_agent(const RunOptions& options, RunDirectory& directory,
@@ -49,23 +69,29 @@ int run_agent(const RunOptions& options, RunDirectory& directory,
       say_of_node(host, text);
     };
   }
-  int exit_code = kSystemError;
+  JobReport outcome = outcome_so_far(options);
+  outcome.exit_code = kSystemError;
+  const auto explain = [&](const std::exception& error) {
+    report(error.what());
+    outcome.cause = error.what();
+  };
   try {
     std::unique_ptr<JobMember> job;
     if (options.job) job = std::make_unique<JobMember>(*options.job);
     LocalAgent agent(options.agent, directory, std::move(port), std::move(link),
                      report, std::move(job));
     if (metrics) agent.serve_metrics(std::move(*metrics));
-    exit_code = agent.run();
+    outcome.exit_code = agent.run(outcome);
   } catch (const ProgramError& error) {
-    report(error.what());
-    exit_code = error.exit_code();
+    explain(error);
+    outcome.exit_code = error.exit_code();
   } catch (const std::exception& error) {
-    report(error.what());
+    explain(error);
   }
   // The launcher does this too, but it may have been killed.
-  directory.end(/*success=*/exit_code == 0);
-  return exit_code;
+  directory.end(/*success=*/outcome.exit_code == 0);
+  write_report(options.report, outcome, report);
+  return outcome.exit_code;
 }
 
 int launch(const RunArguments& arguments) {
@@ -93,6 +119,10 @@ int launch(const RunArguments& arguments) {
     say("OMP_NUM_THREADS is not set: every worker gets OMP_NUM_THREADS=1; "
         "--omp-threads=auto gives each its share of the cores");
   }
+  // That of an earlier job must not be taken for this one's.
+  std::error_code ignored;
+  if (options.report) std::filesystem::remove(*options.report, ignored);
+  JobReport outcome = outcome_so_far(options);
   const GuardedEnd end = run_guarded(
       [&](GuardianLink link) {
         return run_agent(options, directory, std::move(port),
@@ -100,9 +130,13 @@ int launch(const RunArguments& arguments) {
       },
       agent.ending_allowance(), agent.ending_signals);
   if (end.killed_by != 0) {
-    say("the launcher's agent was killed by " + signal_name(end.killed_by) +
+    outcome.exit_code = end.exit_code;
+    outcome.cause =
+        "the launcher's agent was killed by " + signal_name(end.killed_by) +
         (end.all_ended ? "; all workers were killed"
-                       : "; a worker outlived SIGKILL and is left behind"));
+                       : "; a worker outlived SIGKILL and is left behind");
+    say(outcome.cause);
+    write_report(options.report, outcome, say);
   }
   return end.exit_code;
 }

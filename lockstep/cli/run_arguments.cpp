@@ -18,6 +18,10 @@ void add_worker_options(CLI::App& run, RunArguments& arguments) {
   add_spelled_option(run, "--max-restarts", arguments.max_restarts,
                      "Restarts of all workers after a failure [0]")
       ->group("Workers");
+  add_spelled_option(run, "--hang-timeout", arguments.hang_timeout,
+                     "Seconds without progress after which a worker hangs, "
+                     "which is a failure [never]")
+      ->group("Workers");
   add_spelled_option(run, "--role", arguments.role,
                      "ROLE_NAME of the workers [default]")
       ->group("Workers");
@@ -91,6 +95,9 @@ void add_output_options(CLI::App& run, RunArguments& arguments) {
   add_spelled_option(run, "--metrics-port", arguments.metrics_port,
                      "Serve metrics for Prometheus on 127.0.0.1; 0: a free "
                      "port [none]")
+      ->group("Output");
+  add_spelled_option(run, "--report", arguments.report,
+                     "Write how the job ended to this file, as JSON")
       ->group("Output");
 }
 

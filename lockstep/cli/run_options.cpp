@@ -7,8 +7,10 @@
 #include <cctype>
 #include <charconv>
 #include <cmath>
+#include <filesystem>
 #include <stdexcept>
 #include <string_view>
+#include <system_error>
 #include <utility>
 
 #include "lockstep/base/environment.h"
@@ -289,6 +291,38 @@ OutputOptions output_options(const RunArguments& arguments,
   return output;
 }
 
+std::optional<std::chrono::milliseconds> hang_timeout(
+    const RunArguments& arguments) {
+  if (arguments.hang_timeout.empty()) return std::nullopt;
+  const auto timeout = parse_seconds("--hang-timeout", arguments.hang_timeout);
+  if (timeout < std::chrono::seconds(1)) {
+    throw std::invalid_argument("--hang-timeout is \"" +
+                                arguments.hang_timeout +
+                                "\"; allowed are seconds from 1 to 86400, more "
+                                "than the longest step of "
+                                "the program takes");
+  }
+  return timeout;
+}
+
+// Returns where the report goes. Learns now, and not after days, that it cannot
+// be written.
+std::optional<std::filesystem::path> report_file(
+    const RunArguments& arguments) {
+  if (arguments.report.empty()) return std::nullopt;
+  const std::filesystem::path file =
+      std::filesystem::absolute(arguments.report);
+  std::error_code ignored;
+  if (std::filesystem::is_directory(file, ignored) ||
+      ::access(file.parent_path().c_str(), W_OK | X_OK) != 0) {
+    throw std::invalid_argument(
+        "--report is \"" + arguments.report +
+        "\", and no file can be written there; give a file in a folder that "
+        "exists and can be written");
+  }
+  return file;
+}
+
 ProgramKind program_kind(const RunArguments& arguments) {
   if (arguments.run_path) return ProgramKind::python_script;
   if (arguments.module && arguments.no_python) {
@@ -358,6 +392,7 @@ LocalAgentOptions agent_options(const RunArguments& arguments,
   }
   options.failure_shutdown_timeout = parse_seconds(
       "--failure-shutdown-timeout", arguments.failure_shutdown_timeout);
+  options.hang_timeout = hang_timeout(arguments);
   options.leftover_timeout =
       parse_seconds("--leftover-timeout", arguments.leftover_timeout);
   return options;
@@ -387,6 +422,7 @@ RunOptions run_options(const RunArguments& arguments) {
     options.metrics_port = static_cast<int>(
         parse_int("--metrics-port", arguments.metrics_port, 0, 65'535));
   }
+  options.report = report_file(arguments);
   options.agent.workers.program =
       resolve_program(arguments.command, program_kind(arguments));
   return options;

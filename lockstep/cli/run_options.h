@@ -1,5 +1,6 @@
 #pragma once
 
+#include <filesystem>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,6 +17,7 @@ struct RunOptions {
   std::optional<JobMemberOptions> job{};  // if there are several nodes
   std::optional<std::string> log_dir{};
   std::optional<int> metrics_port{};
+  std::optional<std::filesystem::path> report{};
   // One line for each thing that is accepted but has no effect.
   std::vector<std::string> warnings{};
 };

@@ -236,6 +236,10 @@ void ChildProcess::signal(int signal) const {
   ::kill(pid_, signal);
 }
 
+void ChildProcess::signal_main_thread(int signal) const {
+  if (!ended_) ::syscall(SYS_tgkill, pid_, pid_, signal);
+}
+
 void ChildProcess::signal_group(int signal) const {
   if (!ended_) ::kill(-pid_, signal);
 }

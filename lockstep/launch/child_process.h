@@ -102,6 +102,9 @@ class ChildProcess {
   bool ended() const { return ended_; }
   // Sends `signal` to this process alone. Does nothing after its end.
   void signal(int signal) const;
+  // Sends it to its first thread, the one of main(), which then handles it.
+  // Does nothing after its end.
+  void signal_main_thread(int signal) const;
   // Sends `signal` to its process group, which it leads (ChildSession::own).
   // Does nothing after its end.
   void signal_group(int signal) const;

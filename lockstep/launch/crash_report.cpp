@@ -2,9 +2,14 @@
 
 #include <algorithm>
 #include <ctime>
+#include <deque>
 #include <exception>
 #include <fstream>
 #include <string_view>
+#include <system_error>
+#include <utility>
+
+#include "lockstep/launch/hang_finder.h"
 
 namespace lockstep::internal {
 namespace {
@@ -12,7 +17,7 @@ namespace {
 namespace fs = std::filesystem;
 
 constexpr size_t kLogBytes = 16 << 10;
-constexpr int kLogLines = 30;
+constexpr size_t kLogLines = 30;
 // Reports of many ranks that failed alike repeat themselves.
 constexpr size_t kMostWorkers = 16;
 
@@ -25,27 +30,19 @@ std::string time_text(std::chrono::system_clock::time_point time) {
   return text;
 }
 
-// Returns the last lines of a file, indented; empty if there is none.
-std::string last_lines(const fs::path& path) {
+// Returns the last lines of a file; none if there is no such file.
+std::vector<std::string> last_lines(const fs::path& path) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file) return {};
   const auto size = static_cast<size_t>(file.tellg());
   const size_t begin = size > kLogBytes ? size - kLogBytes : 0;
   file.seekg(static_cast<std::streamoff>(begin));
-  std::string text(size - begin, '\0');
-  file.read(text.data(), static_cast<std::streamsize>(text.size()));
-  if (!text.empty() && text.back() == '\n') text.pop_back();
-  size_t from = text.size();
-  for (int line = 0; line < kLogLines && from != std::string::npos; ++line) {
-    from = from == 0 ? std::string::npos : text.rfind('\n', from - 1);
+  std::deque<std::string> lines;
+  for (std::string line; std::getline(file, line);) {
+    lines.push_back(std::move(line));
+    if (lines.size() > kLogLines) lines.pop_front();
   }
-  if (from != std::string::npos) text.erase(0, from + 1);
-  if (text.empty()) return {};
-  for (size_t at = text.find('\n'); at != std::string::npos;
-       at = text.find('\n', at + 5)) {
-    text.replace(at, 1, "\n    ");
-  }
-  return "    " + text + "\n";
+  return {lines.begin(), lines.end()};
 }
 
 std::vector<fs::path> flight_records(const fs::path& directory) {
@@ -63,8 +60,7 @@ std::vector<fs::path> flight_records(const fs::path& directory) {
 
 // Returns what is known of one worker, in lines; sets `more` if it is more than
 // the launcher's own lines say.
-std::string section(const WorkerFailure& failure, const fs::path& directory,
-                    bool& more) {
+std::string section(const WorkerFailure& failure, bool& more) {
   std::string text = headline(failure) + "\n  at " + time_text(failure.time()) +
                      ", local rank " + std::to_string(failure.local_rank) +
                      ", pid " + std::to_string(failure.pid) + "\n";
@@ -76,19 +72,36 @@ std::string section(const WorkerFailure& failure, const fs::path& directory,
     text += "  stack of the thread that failed:\n";
     for (const auto& frame : failure.stack) text += "    " + frame + "\n";
   }
-  const auto worker = directory / std::to_string(failure.local_rank);
-  for (const char* name : {"stderr.log", "stdout.log"}) {
-    const std::string lines = last_lines(worker / name);
-    if (lines.empty()) continue;
+  for (const LogTail& log : failure.logs) {
     more = true;
-    text += "  the last lines of " + (worker / name).string() + ":\n" + lines;
+    text += "  the last lines of " + log.file.string() + ":\n";
+    for (const auto& line : log.lines) text += "    " + line + "\n";
   }
   return text;
 }
 
 }  // namespace
 
-std::optional<fs::path> write_crash_report(const FailedAttempt& attempt) {
+void FailedAttempt::read_files() try {
+  for (size_t at = 0; at < std::min(kMostWorkers, failures.size()); ++at) {
+    WorkerFailure& failure = failures[at];
+    failure.logs.clear();
+    for (const char* name : {"stderr.log", "stdout.log"}) {
+      LogTail log{.file =
+                      directory / std::to_string(failure.local_rank) / name};
+      log.lines = last_lines(log.file);
+      if (!log.lines.empty()) failure.logs.push_back(std::move(log));
+    }
+  }
+  flight_records = internal::flight_records(directory);
+  std::error_code ignored;
+  const auto file = directory / HangFinder::kStacksFile;
+  if (fs::exists(file, ignored)) stacks = file;
+} catch (const std::exception&) {
+  // Out of memory, or a path that is no text.
+}
+
+fs::path write_crash_report(const FailedAttempt& attempt) {
   try {
     bool more = false;
     std::string text = "job " + attempt.run_id + " on " + attempt.host +
@@ -100,19 +113,26 @@ std::optional<fs::path> write_crash_report(const FailedAttempt& attempt) {
     const size_t shown = std::min(kMostWorkers, attempt.failures.size());
     for (size_t at = 0; at < shown; ++at) {
       text += (at == 0 ? "\nfirst, " : "\nthen ") +
-              section(attempt.failures[at], attempt.directory, more);
+              section(attempt.failures[at], more);
     }
     for (size_t at = shown; at < attempt.failures.size(); ++at) {
       text += "\nthen " + summary(attempt.failures[at]) + "\n";
     }
-    const auto records = flight_records(attempt.directory);
-    if (!records.empty()) {
+    if (!attempt.stacks.empty()) {
+      more = true;
+      text +=
+          "\nwhere all threads of all ranks were: " + attempt.stacks.string() +
+          "\n";
+    }
+    if (!attempt.flight_records.empty()) {
       more = true;
       text += "\nwhat the ranks did last (lockstep inspect flight):\n";
-      for (const auto& record : records) text += "  " + record.string() + "\n";
+      for (const auto& record : attempt.flight_records) {
+        text += "  " + record.string() + "\n";
+      }
     }
-    if (!more) return std::nullopt;
-    const fs::path path = attempt.directory / "crash-report.txt";
+    if (!more) return {};
+    fs::path path = attempt.directory / "crash-report.txt";
     std::ofstream file(path, std::ios::binary);
     file << text;
     file.close();
@@ -122,7 +142,7 @@ std::optional<fs::path> write_crash_report(const FailedAttempt& attempt) {
   } catch (const std::exception&) {
     // Out of memory, or a path that is no text.
   }
-  return std::nullopt;
+  return {};
 }
 
 }  // namespace lockstep::internal

@@ -112,9 +112,11 @@ LocalAgent::LocalAgent(LocalAgentOptions options, const RunDirectory& directory,
       started_ns_(steady_ns()) {
   adopt_orphans();
   open_socket();
+  options_.workers.tells_progress = options_.hang_timeout.has_value();
 }
 
-int LocalAgent::run() {
+int LocalAgent::run(JobReport& outcome) {
+  outcome_ = &outcome;
   try {
     return run_rounds();
   } catch (const std::exception& error) {
@@ -176,6 +178,11 @@ void LocalAgent::run_workers(const RoundPlan& plan) {
     end_descendants(milliseconds(0), [](pid_t, int) {});
     throw;
   }
+  if (options_.hang_timeout) {
+    hangs_.emplace(*options_.hang_timeout, /*alone=*/!job_,
+                   board_ ? &*board_ : nullptr,
+                   directory_.attempt_directory(plan.round));
+  }
   while (group_->running() > 0 && !stop_.given_up) {
     wait_for_event();
     reap_children(
@@ -184,6 +191,7 @@ void LocalAgent::run_workers(const RoundPlan& plan) {
       look_for_causes_at_.reset();
       group_->look_for_causes();
     }
+    look_for_hangs();
     if (group_->failed() && !stop_.kill_at) {
       failures_ = group_->failures();
       if (job_) {
@@ -203,7 +211,21 @@ void LocalAgent::run_workers(const RoundPlan& plan) {
   failures_.clear();
   if (stop_.signal == 0 && group_->failed()) failures_ = group_->failures();
   set_verdict_of_workers();
+  hangs_.reset();
   group_.reset();
+}
+
+void LocalAgent::look_for_hangs() {
+  if (!hangs_ || stop_.kill_at) return;
+  auto hung = hangs_->look(group_->statuses());
+  if (!hung.empty()) group_->end_hung(std::move(hung));
+  if (hangs_->watches_nobody() && round_ == 0) {
+    report_("no worker has told of progress for " +
+            seconds_text(*options_.hang_timeout) +
+            ", so --hang-timeout watches none yet; a program of Lockstep tells "
+            "from init_process_group() on, any other touches the file that "
+            "LOCKSTEP_PROGRESS_FILE names");
+  }
 }
 
 void LocalAgent::set_verdict_of_workers() {
@@ -244,29 +266,59 @@ bool LocalAgent::only_echoes() const {
   return failures_.empty() || failures_.front().error.kind == FailureKind::echo;
 }
 
-std::optional<int> LocalAgent::end_round() {
-  if (guardian_gone_) return 128 + SIGKILL;
+std::string LocalAgent::describe_failure() {
   const int max_restarts = options_.workers.max_restarts;
+  const bool is_own = verdict_->node_rank == node_rank();
+  if (job_ && !failures_.empty() && is_own) {
+    failures_.front().node = node_name();
+  }
+  FailedAttempt attempt{.directory = directory_.attempt_directory(round_),
+                        .run_id = options_.workers.run_id,
+                        .host = options_.host_name,
+                        .program = options_.workers.program.arguments,
+                        .restarts_used = round_,
+                        .max_restarts = max_restarts,
+                        .cause = verdict_->text,
+                        .failures = failures_};
+  attempt.read_files();
+  std::string text = verdict_->text;
+  if (!failures_.empty() && is_own) {
+    text = describe(failures_, round_, max_restarts);
+    attempt.crash_report = write_crash_report(attempt);
+    if (!attempt.crash_report.empty()) {
+      text += "\n  report: " + attempt.crash_report.string();
+    }
+    if (!attempt.stacks.empty()) {
+      text += "\n  where all threads were: " + attempt.stacks.string();
+    }
+    if (!attempt.flight_records.empty()) {
+      text += "\n  what the ranks did last: lockstep inspect flight " +
+              shell_word(attempt.directory) + "/*.json";
+    }
+  }
+  outcome_->failed_attempts.push_back(std::move(attempt));
+  return text;
+}
+
+std::optional<int> LocalAgent::end_round() {
+  const int max_restarts = options_.workers.max_restarts;
+  outcome_->run_id = options_.workers.run_id;
+  outcome_->restarts_used = round_;
+  if (place_) {
+    outcome_->node_rank = place_->node_rank;
+    outcome_->nnodes = place_->nnodes;
+    outcome_->world_size = place_->world_size;
+  }
+  if (guardian_gone_) {
+    outcome_->cause = "the launcher was killed";
+    return 128 + SIGKILL;
+  }
   const bool ended = verdict_ && verdict_->ends_job(round_, max_restarts);
   const bool last = ending_signal_ != 0 || ended;
   const bool failed = verdict_ && verdict_->kind == Verdict::Kind::failed;
   std::string text;
-  if (!failures_.empty() && failed && verdict_->node_rank == node_rank()) {
-    if (job_) failures_.front().node = node_name();
-    text = describe(failures_, round_, max_restarts);
-    const auto report =
-        write_crash_report({.directory = directory_.attempt_directory(round_),
-                            .run_id = options_.workers.run_id,
-                            .host = options_.host_name,
-                            .program = options_.workers.program.arguments,
-                            .restarts_used = round_,
-                            .max_restarts = max_restarts,
-                            .failures = failures_});
-    if (report) text += "\n  report: " + report->string();
-    if (directory_.has_flight_records(round_)) {
-      text += "\n  what the ranks did last: lockstep inspect flight " +
-              shell_word(directory_.attempt_directory(round_)) + "/*.json";
-    }
+  if (failed) {
+    text = describe_failure();
   } else if (verdict_ && verdict_->kind != Verdict::Kind::signalled) {
     text = verdict_->text;
   }
@@ -280,8 +332,16 @@ std::optional<int> LocalAgent::end_round() {
   }
   if (!text.empty()) report_(text);
   // If there is one node, no other has to agree: the signal ended the job.
-  if (ended && (job_ || ending_signal_ == 0)) return verdict_->exit_code;
-  if (ending_signal_ != 0) return 128 + ending_signal_;
+  if (ended && (job_ || ending_signal_ == 0)) {
+    outcome_->cause = verdict_->text;
+    outcome_->signal = verdict_->signal;
+    return verdict_->exit_code;
+  }
+  if (ending_signal_ != 0) {
+    outcome_->signal = ending_signal_;
+    outcome_->cause = signal_name(ending_signal_) + " ended the job";
+    return 128 + ending_signal_;
+  }
   return std::nullopt;
 }
 
@@ -305,6 +365,9 @@ void LocalAgent::wait_for_event() {
   if (stop_.kill_at && running() > 0) shorten_to(*stop_.kill_at);
   if (propose_at_) shorten_to(*propose_at_);
   if (look_for_causes_at_ && running() > 0) shorten_to(*look_for_causes_at_);
+  if (hangs_ && running() > 0 && !stop_.kill_at) {
+    shorten_to(Deadline::after(hangs_->most_wait()));
+  }
   if (metrics_ && metrics_->most_wait() != milliseconds::max()) {
     shorten_to(Deadline::after(metrics_->most_wait()));
   }

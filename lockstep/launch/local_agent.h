@@ -9,14 +9,16 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/signal_list.h"
 #include "lockstep/base/status_board.h"
 #include "lockstep/launch/agent_socket.h"
+#include "lockstep/launch/hang_finder.h"
 #include "lockstep/launch/job_member.h"
+#include "lockstep/launch/job_report.h"
 #include "lockstep/launch/metrics_endpoint.h"
 #include "lockstep/launch/output_mux.h"
 #include "lockstep/launch/process_guardian.h"
 #include "lockstep/launch/run_directory.h"
-#include "lockstep/launch/signal_list.h"
 #include "lockstep/launch/store_port.h"
 #include "lockstep/launch/worker_group.h"
 
@@ -38,6 +40,8 @@ struct LocalAgentOptions {
   // After a worker failed: how long the others have from SIGTERM to SIGKILL.
   // This is short, as they mostly wait for the worker that is gone.
   std::chrono::milliseconds failure_shutdown_timeout{500};
+  // How long a worker may make no progress (hang_finder.h). None: for ever.
+  std::optional<std::chrono::milliseconds> hang_timeout{};
   // How long processes that workers leave have from SIGTERM to SIGKILL.
   std::chrono::milliseconds leftover_timeout{200};
 
@@ -77,8 +81,9 @@ class LocalAgent {
   // the last attempt (128 + signal if a signal killed it); or 128 + signal if a
   // forwarded signal ended the job. If there are several nodes, it is the same
   // on all. Throws ProgramError, std::invalid_argument and std::system_error if
-  // an attempt cannot be started; nothing is left then either.
-  int run();
+  // an attempt cannot be started; nothing is left then either. Sets in
+  // `outcome`, which has what is known before, all but the exit code.
+  int run(JobReport& outcome);
 
  private:
   // Why an attempt is being stopped, and how far that has come.
@@ -99,6 +104,8 @@ class LocalAgent {
   void set_verdict_of_workers();
   void await_verdict();
   std::optional<int> end_round();
+  // Returns the launcher's lines about a round that failed.
+  std::string describe_failure();
 
   bool ending() const { return ending_signal_ != 0 || guardian_gone_; }
   size_t running() const { return group_ ? group_->running() : 0; }
@@ -119,6 +126,7 @@ class LocalAgent {
   void stop_after_failure();
   void kill_now();
   void enforce_deadline();
+  void look_for_hangs();
   void propose_failure();
   // Returns whether nothing but echoes is known of this node's failures.
   bool only_echoes() const;
@@ -138,6 +146,7 @@ class LocalAgent {
   OutputMux mux_;
   std::unique_ptr<JobMember> job_;
   const int64_t started_ns_;
+  JobReport* outcome_ = nullptr;  // while run() runs
   // Both are nothing if the system refused them: then nobody can look.
   std::optional<AgentSocket> socket_{};
   std::optional<StatusBoard> board_{};
@@ -154,6 +163,7 @@ class LocalAgent {
   std::optional<RoundPlan> plan_;
   std::optional<NodePlace> place_{};
   std::optional<WorkerGroup> group_;
+  std::optional<HangFinder> hangs_{};  // if there is a hang_timeout
   // The processes that publish on the board, by local rank; 0: none yet.
   std::vector<pid_t> publishers_{};
   Stop stop_;

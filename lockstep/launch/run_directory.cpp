@@ -46,22 +46,16 @@ FileDescriptor lock_directory(const fs::path& directory) {
   return lock;
 }
 
-template <class Condition>
-bool has_file(const fs::path& attempt, const Condition& condition) {
+bool has_file_to_keep(const fs::path& attempt) {
   std::error_code error;
   for (fs::directory_iterator entry(attempt, error), end;
        !error && entry != end; entry.increment(error)) {
-    if (condition(entry->path().filename().string())) return true;
+    const std::string name = entry->path().filename().string();
+    if (name.starts_with("lockstep-flight-") || name == "crash-report.txt") {
+      return true;
+    }
   }
   return false;
-}
-
-bool is_flight_record(const std::string& name) {
-  return name.starts_with("lockstep-flight-");
-}
-
-bool is_kept(const std::string& name) {
-  return is_flight_record(name) || name == "crash-report.txt";
 }
 
 bool has_attempt_to_keep(const fs::path& directory) {
@@ -69,7 +63,7 @@ bool has_attempt_to_keep(const fs::path& directory) {
   for (fs::directory_iterator entry(directory, error), end;
        !error && entry != end; entry.increment(error)) {
     if (entry->path().filename().string().starts_with(kAttempt) &&
-        has_file(entry->path(), is_kept)) {
+        has_file_to_keep(entry->path())) {
       return true;
     }
   }
@@ -149,14 +143,6 @@ fs::path RunDirectory::worker_directory(int restart, int local_rank) const {
 
 fs::path RunDirectory::attempt_directory(int restart) const {
   return path_ / (std::string(kAttempt) + std::to_string(restart));
-}
-
-bool RunDirectory::has_flight_records(int restart) const noexcept {
-  try {
-    return has_file(attempt_directory(restart), is_flight_record);
-  } catch (...) {
-    return false;  // out of memory
-  }
 }
 
 void RunDirectory::end(bool success) noexcept {

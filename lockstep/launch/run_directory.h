@@ -15,8 +15,10 @@ namespace lockstep::internal {
 //                                                              stderr.log
 //                                                              error.json
 //                                                              stack.txt
+//                                                              progress
 //                               attempt_<restart>/lockstep-flight-*.json
 //                                                 crash-report.txt
+//                                                 stacks.txt
 //
 // With a log directory, the files of every attempt are kept. Without one, the
 // directory holds only error files, stacks, flight records (base/flight_dump.h)
@@ -45,7 +47,6 @@ class RunDirectory {
   std::filesystem::path worker_directory(int restart, int local_rank) const;
   // Returns the directory of one attempt, where flight records go.
   std::filesystem::path attempt_directory(int restart) const;
-  bool has_flight_records(int restart) const noexcept;
   // The job has ended: removes the directory if it is temporary and, after a
   // failure, has no flight records. Does nothing the second time.
   void end(bool success) noexcept;

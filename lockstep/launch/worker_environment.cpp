@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <string_view>
+#include <utility>
 
 namespace lockstep::internal {
 namespace {
@@ -104,11 +105,11 @@ std::vector<std::string> worker_environment(
     // that this worker does not have.
     remove(entries, "LOCKSTEP_MASTER_LISTEN_FD");
   }
-  if (worker.agent_socket.empty()) {
-    // The agent around this launcher has other workers.
-    remove(entries, "LOCKSTEP_AGENT");
-  } else {
-    set(entries, "LOCKSTEP_AGENT", worker.agent_socket);
+  // Values of a launcher around this one are about other workers.
+  for (const auto& [name, value] :
+       {std::pair("LOCKSTEP_AGENT", worker.agent_socket),
+        std::pair("LOCKSTEP_PROGRESS_FILE", worker.progress_file)}) {
+    value.empty() ? remove(entries, name) : set(entries, name, value);
   }
   return entries;
 }

@@ -29,6 +29,7 @@ struct WorkerIdentity {
   std::optional<std::string> only_gpu{};
   std::string signals_to_handle{};   // --signals-to-handle
   std::optional<int> omp_threads{};  // --omp-threads
+  std::string progress_file{};  // to be touched (hang_finder.h); empty: none
 };
 
 // Returns the environment of a worker, entries "NAME=value" for execve:
@@ -38,7 +39,8 @@ struct WorkerIdentity {
 // directory of flight records, if they are unset. LOCKSTEP_AGENT_PLACE is the
 // true local rank if LOCAL_RANK is not.
 // LOCKSTEP_MASTER_LISTEN_FD is removed for every worker that does not inherit
-// the descriptor, and LOCKSTEP_AGENT if there is no agent.
+// the descriptor, and LOCKSTEP_AGENT and LOCKSTEP_PROGRESS_FILE if there is
+// none.
 std::vector<std::string> worker_environment(
     const WorkerIdentity& worker, const std::vector<std::string>& inherited);
 

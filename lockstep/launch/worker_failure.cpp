@@ -108,7 +108,8 @@ bool comes_before(const WorkerFailure& one, const WorkerFailure& other) {
 }
 
 std::string headline(const WorkerFailure& failure) {
-  std::string line = "rank " + std::to_string(failure.rank) + " failed";
+  std::string line = "rank " + std::to_string(failure.rank) +
+                     (failure.hung ? " hung" : " failed");
   if (!failure.node.empty()) line += " on " + failure.node;
   line += ": ";
   if (failure.signal) {

@@ -22,6 +22,12 @@ struct ErrorRecord {
   std::optional<std::chrono::system_clock::time_point> time{};
 };
 
+// The last lines of a log file of a worker.
+struct LogTail {
+  std::filesystem::path file{};
+  std::vector<std::string> lines{};
+};
+
 // A worker that failed.
 struct WorkerFailure {
   int rank = 0;
@@ -33,12 +39,16 @@ struct WorkerFailure {
   // The launcher was already stopping this worker when it ended, but its error
   // file says that it had failed before.
   bool was_stopped = false;
+  // The launcher ended it because it made no progress; `error` says more.
+  bool hung = false;
   std::chrono::milliseconds lifetime{};
   std::chrono::system_clock::time_point ended{};
   ErrorRecord error{};  // empty if it wrote none
-  // The frames of the thread that a fatal signal ended, the innermost first;
-  // empty if it wrote none (base/crash_handler.h).
+  // The frames of the thread that a fatal signal ended (base/crash_handler.h),
+  // or of the main thread if it hung, the innermost first; empty if it wrote
+  // none.
   std::vector<std::string> stack{};
+  std::vector<LogTail> logs{};  // of those that are not empty
 
   // When the worker failed: when its error file says so, but at the latest when
   // it ended.
@@ -61,7 +71,8 @@ bool comes_before(const WorkerFailure& one, const WorkerFailure& other);
 // file.
 ErrorRecord read_error_file(const std::filesystem::path& file);
 
-// Returns "rank 9 failed on node 1 (its host): exit code 3".
+// Returns "rank 9 failed on node 1 (its host): exit code 3"; "hung" instead of
+// "failed" if it made no progress.
 std::string headline(const WorkerFailure& failure);
 // Returns the headline and, if there is a message, ": " and its first line.
 std::string summary(const WorkerFailure& failure);

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "lockstep/base/crash_handler.h"
+#include "lockstep/launch/hang_finder.h"
 #include "lockstep/launch/number_list.h"
 #include "lockstep/launch/worker_environment.h"
 
@@ -104,6 +105,9 @@ WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
       identity.omp_threads = options.omp_threads[at];
     }
     identity.error_file = error_file;
+    if (options.tells_progress) {
+      identity.progress_file = path / HangFinder::kProgressFile;
+    }
     identity.flight_directory = directory.attempt_directory(plan.round);
     identity.master_listen_fd = rank == 0 ? master_listen_fd : -1;
     const auto environment = worker_environment(identity, inherited);
@@ -131,10 +135,14 @@ WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
 }
 
 void WorkerGroup::signal_process_groups(int signal) const {
-  for (const auto& worker : workers_) worker.process.signal_group(signal);
+  for (const auto& worker : workers_) {
+    if (worker.hung && signal == SIGTERM) continue;
+    worker.process.signal_group(signal);
+  }
 }
 
-void WorkerGroup::kill_workers() const {
+void WorkerGroup::kill_workers() {
+  killed_ = true;
   for (const auto& worker : workers_) worker.process.signal(SIGKILL);
 }
 
@@ -189,24 +197,55 @@ void WorkerGroup::look_for_causes() {
   }
 }
 
+void WorkerGroup::end_hung(std::vector<HungWorker> hung) {
+  failed_ = true;
+  hung_at_ = std::chrono::system_clock::now();
+  for (HungWorker& one : hung) {
+    Worker& worker = workers_[static_cast<size_t>(one.local_rank)];
+    worker.hung = std::move(one);
+    worker.process.signal_main_thread(SIGABRT);
+  }
+}
+
 std::vector<WorkerFailure> WorkerGroup::failures() const {
   std::vector<WorkerFailure> all;
   for (size_t at = 0; at < workers_.size(); ++at) {
     const Worker& worker = workers_[at];
     const ChildProcess& process = worker.process;
-    if (!process.ended() || process.exit_code() == 0) continue;
     WorkerFailure failure;
-    failure.error = read_error_file(worker.error_file);
-    failure.was_stopped = worker.was_stopped;
-    if (failure.was_stopped && failure.error.message.empty()) continue;
-    failure.stack = read_crash_stack(worker.error_file);
+    if (process.ended()) {
+      failure.exit_code = process.exit_code();
+      failure.signal = process.ending_signal();
+      failure.lifetime = process.lifetime();
+      failure.ended = process.ended_at();
+    } else if (worker.hung && killed_) {
+      failure.signal = SIGKILL;  // the kernel does not let it go
+      failure.ended = hung_at_;
+    } else {
+      continue;
+    }
+    if (worker.hung) {
+      failure.hung = true;
+      failure.error = {worker.hung->waits_for_others ? FailureKind::echo
+                                                     : FailureKind::cause,
+                       worker.hung->message, hung_at_};
+      failure.stack = worker.hung->stack;
+      // It may handle SIGABRT.
+      if (failure.exit_code == 0) {
+        failure.exit_code = 128 + failure.signal.value_or(SIGABRT);
+      }
+    } else {
+      if (failure.exit_code == 0) continue;
+      failure.error = read_error_file(worker.error_file);
+      failure.was_stopped = worker.was_stopped;
+      if (failure.was_stopped && failure.error.message.empty()) continue;
+    }
+    if (failure.stack.empty()) {
+      failure.stack = read_crash_stack(worker.error_file);
+    }
     failure.local_rank = static_cast<int>(at);
     failure.rank = first_rank_ + failure.local_rank;
     failure.pid = process.pid();
-    failure.exit_code = process.exit_code();
-    failure.signal = process.ending_signal();
-    failure.lifetime = process.lifetime();
-    failure.ended = process.ended_at();
     all.push_back(std::move(failure));
   }
   std::ranges::sort(all, comes_before);

@@ -2,6 +2,7 @@
 
 #include <sys/types.h>
 
+#include <chrono>
 #include <filesystem>
 #include <optional>
 #include <set>
@@ -9,6 +10,7 @@
 #include <vector>
 
 #include "lockstep/launch/child_process.h"
+#include "lockstep/launch/hung_worker.h"
 #include "lockstep/launch/job_status.h"
 #include "lockstep/launch/output_mux.h"
 #include "lockstep/launch/output_options.h"
@@ -32,6 +34,7 @@ struct WorkerGroupOptions {
   std::vector<std::string> only_gpus{};  // --virtual-local-rank
   std::vector<std::set<int>> cpus{};     // --numa-binding
   std::vector<int> omp_threads{};        // --omp-threads
+  bool tells_progress = false;  // workers get a progress file (hang_finder.h)
   OutputOptions output{};
 };
 
@@ -48,9 +51,10 @@ class WorkerGroup {
               int master_listen_fd, const RunDirectory& directory,
               const Surroundings& surroundings, OutputMux& mux);
 
-  // Sends `signal` to the process group of every worker that has not ended.
+  // Sends `signal` to the process group of every worker that has not ended. A
+  // worker that hangs gets no SIGTERM, which could end it before SIGABRT does.
   void signal_process_groups(int signal) const;
-  void kill_workers() const;  // SIGKILL to the workers themselves
+  void kill_workers();  // SIGKILL to the workers themselves
 
   // Records the status from waitpid(); ignores children that are not workers of
   // this group.
@@ -71,6 +75,9 @@ class WorkerGroup {
   // failed if the error file of a worker that still runs says that it was the
   // cause.
   void look_for_causes();
+  // This group has failed, because these workers hang. Sends them SIGABRT, so
+  // that they leave what their crash handler or a core dump tells.
+  void end_hung(std::vector<HungWorker> hung);
   // From now on the workers are being stopped: how they end does not count as a
   // failure.
   void settle() { settled_ = true; }
@@ -80,12 +87,15 @@ class WorkerGroup {
     ChildProcess process;
     std::filesystem::path error_file;
     bool was_stopped = false;  // it ended after settle()
+    std::optional<HungWorker> hung{};
   };
 
   int first_rank_;
   std::vector<Worker> workers_;
   bool failed_ = false;
   bool settled_ = false;
+  bool killed_ = false;
+  std::chrono::system_clock::time_point hung_at_{};
 };
 
 }  // namespace lockstep::internal

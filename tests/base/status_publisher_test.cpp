@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/flight_recorder.h"
@@ -79,7 +80,7 @@ bool comes_true(const Condition& condition) {
 TEST(StatusPublisher, TellsOnlyWhileSomebodyLooks) {
   FakeAgent agent;
   StatusBoard board = StatusBoard::create(2);
-  StatusPublisher publisher(5);
+  std::optional<StatusPublisher> publisher(std::in_place, 5);
   EXPECT_THAT(agent.serve("/folder", board.descriptor()),
               HasSubstr("\"local_rank\": 1"));
   std::this_thread::sleep_for(2 * StatusBoard::kInterval);
@@ -109,6 +110,9 @@ TEST(StatusPublisher, TellsOnlyWhileSomebodyLooks) {
   // And again, as long as somebody looks.
   EXPECT_TRUE(comes_true(
       [&] { return board.read(1)->published_ns > first.published_ns; }));
+  EXPECT_EQ(board.read(1)->has_left, 0);
+  publisher.reset();
+  EXPECT_EQ(board.read(1)->has_left, 1);
   counters.set_progress("");
 }
 
@@ -223,6 +227,8 @@ TEST(Operations, AreCountedAndTheirTimesCoverEachOther) {
   read_operations(status, 1'000, 2'000);
   EXPECT_EQ(status.operations, 4);
   EXPECT_EQ(status.last_operation_ns, 1'600);
+  EXPECT_EQ(last_operation(status), "all_reduce 15 (one)");
+  EXPECT_EQ(current_operation(status), "");
   EXPECT_EQ(status.comm_ns, 5 + 300 + 100);
   EXPECT_EQ(status.current_since_ns, 0);
 
@@ -235,6 +241,7 @@ TEST(Operations, AreCountedAndTheirTimesCoverEachOther) {
   EXPECT_EQ(status.current_number, 17);
   EXPECT_EQ(status.current_operation.view(), "all_reduce");
   EXPECT_EQ(status.current_group.view(), "one");
+  EXPECT_EQ(current_operation(status), "all_reduce 17 (one)");
 }
 
 TEST(Operations, AreReadFromARingThatHasTurned) {

@@ -5,8 +5,8 @@
 #include <csignal>
 #include <thread>
 
+#include "lockstep/base/stop_signals.h"
 #include "lockstep/checkpoint/snapshot_saver.h"
-#include "lockstep/checkpoint/stop_signals.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
 #include "tests/checkpoint/sharded/sharded_run.h"

@@ -1,13 +1,17 @@
-// Ranks for inspect_ranks_test.cpp, which diverge, and for jobs_test.cpp:
+// Ranks for inspect_ranks_test.cpp, which diverge, and for jobs_test.cpp and
+// hangs_test.cpp:
 // `lockstep run --nproc-per-node=3 inspect_ranks absent|stuck|different|train`.
 // With "train", the ranks train until they are ended, and mostly sleep. With
 // "finite", a batch size and a file, they train 20 batches, log the loss to the
 // file, and end; with a fourth argument the loss is NaN. With
 // "late", rank 1 is late for each of many collectives. With "crash" and
-// one of segv, abort, overflow, thread and throw, rank 1 ends so. Each rank
-// prints "ready <rank> <pid>" when it has come to the point that the test
-// needs, or "failed <rank> <error>", and stays until it is killed, a minute at
-// most.
+// one of segv, abort, overflow, thread and throw, rank 1 ends so. With
+// "crossed", each rank waits for a message of the next one, and none sends.
+// With "once", rank 1 does not come in the first attempt, and all end in the
+// second. With "left", the ranks work for some time, destroy their group and
+// stay. Each rank prints "ready <rank> <pid>" when it has come to the point
+// that the test needs, or "failed <rank> <error>", and stays until it is
+// killed, a minute at most.
 #include <torch/torch.h>
 #include <unistd.h>
 
@@ -130,6 +134,14 @@ int main(int, char** argv) {
   if (mode == "crash") {
     if (rank == 1) crash(argv[2]);
     stay();
+  }
+  if (mode == "crossed") {
+    say_ready(rank);
+    lockstep::recv(tensor, (rank + 1) % lockstep::get_world_size());
+  }
+  const char* const attempt = std::getenv("TORCHELASTIC_RESTART_COUNT");
+  if (mode == "once" && attempt != nullptr && std::string(attempt) != "0") {
+    return 0;
   }
   const int other = mode == "absent" ? 2 : 1;
   try {

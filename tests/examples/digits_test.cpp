@@ -185,6 +185,45 @@ TEST_F(DigitsTest, RestartedByTheLauncherIsBitIdentical) {
   expect_same_bits(snapshot("whole"), snapshot("killed"));
 }
 
+// Pre-emption: no snapshot is due when the signal comes, so the last one is
+// that of the signal, in the middle of an epoch.
+TEST_F(DigitsTest, StoppedBySigtermAndResumedIsBitIdentical) {
+  const std::vector<std::string> options{"--epochs", "15"};
+  ASSERT_NO_FATAL_FAILURE(train("whole", 2, options));
+
+  const std::string file = "stopped.safetensors";
+  std::vector<std::string> command{"digits", "--snapshot", path(file)};
+  command.insert(command.end(), options.begin(), options.end());
+  auto job = start_ranks({2}, command);
+  ASSERT_TRUE(await_change(file, ""));
+  job->signal(SIGTERM);
+  const auto stopped = job->finish(kAllowed);
+  EXPECT_EQ(stopped.exit_code, 128 + SIGTERM) << stopped.err;
+  const Snapshot last = snapshot("stopped");
+  EXPECT_EQ(count(stopped.out,
+                  "Stopped after step " + std::to_string(last.step) + "\n"),
+            1)
+      << stopped.out;
+
+  const auto resumed = start_ranks({2}, command)->finish(kAllowed);
+  ASSERT_EQ(resumed.exit_code, 0) << resumed.err;
+  EXPECT_THAT(resumed.out,
+              HasSubstr(", step " + std::to_string(last.step) + "\n"));
+  expect_same_bits(snapshot("whole"), snapshot("stopped"));
+}
+
+TEST_F(DigitsTest, StoppedAloneItHasTheExitCodeOfTheSignal) {
+  auto alone = start_alone(
+      {"digits", "--epochs", "1000", "--snapshot", path("alone.safetensors")});
+  ASSERT_TRUE(await_change("alone.safetensors", ""));
+  alone->signal(SIGINT);
+  const auto result = alone->finish(kAllowed);
+  EXPECT_EQ(result.exit_code, 128 + SIGINT) << result.err;
+  EXPECT_THAT(result.out,
+              HasSubstr("Stopped after step " +
+                        std::to_string(snapshot("alone").step) + "\n"));
+}
+
 // Regression: after a kill between an epoch's last step and its snapshot, the
 // rest of the resumed epoch was empty, and its mean loss was 0 / 0.
 TEST_F(DigitsTest, ResumedBehindTheLastBatchOfAnEpochGivesNumbers) {

@@ -2,6 +2,7 @@
 // of one process, and a snapshot goes on however the model is divided next.
 
 #include <gmock/gmock.h>
+#include <signal.h>
 
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -88,6 +89,19 @@ TEST_F(GptTest, ResumesHoweverTheModelIsDividedNext) {
   const auto rest = train(4, "--pipeline 2 --tensor 2 --sample 0 --snapshot s");
   ASSERT_EQ(rest.size(), 1u);
   EXPECT_NEAR(rest[0], whole.at(1), kBound);
+}
+
+TEST_F(GptTest, StopsAtASignalAfterALastSnapshot) {
+  auto job =
+      start_ranks({.ranks = 2}, {"gpt", "--width", "36", "--steps", "100000",
+                                 "--pipeline", "2", "--snapshot", "s"});
+  job->await_output("step   10 ", 1, kAllowed);
+  job->signal(SIGTERM);
+  EXPECT_EQ(job->finish(kAllowed).exit_code, 128 + SIGTERM);
+  const auto next = run_alone({"gpt", "--width", "36", "--steps", "1",
+                               "--sample", "0", "--snapshot", "s"});
+  EXPECT_EQ(next.exit_code, 0) << next.err;
+  EXPECT_THAT(next.out, HasSubstr("resuming after step "));
 }
 
 TEST_F(GptTest, WritesTextAndATable) {

@@ -156,6 +156,7 @@ TEST_F(CommandLine, RendezvousKeysOfTorchrunAreSaidAndPassedOver) {
 TEST_F(CommandLine, EveryOptionHasThreeSpellings) {
   const std::map<std::string, std::string> values{
       {"--log-dir", "/proc/nothing"},
+      {"--report", "/proc/nothing/report"},
       {"--rdzv-id", "job?"},
       {"--rdzv-endpoint", "a:b"},
       {"--master-addr", "203.0.113.1"},
@@ -369,6 +370,10 @@ TEST_F(CommandLine, EachMistakeIsOneLineAndStartsNothing) {
        {"CUDA_VISIBLE_DEVICES=3"}},
       {{"run", "--max-restarts=x", touch, proof}, 2, "--max-restarts"},
       {{"run", "--shutdown-timeout=-3", touch, proof}, 2, "from 0 to 86400"},
+      {{"run", "--hang-timeout=0.5", touch, proof}, 2, "from 1 to 86400"},
+      {{"run", "--hang-timeout=never", touch, proof}, 2, "--hang-timeout is"},
+      {{"run", "--report=/no/folder/x", touch, proof}, 2, "--report is \"/no/"},
+      {{"run", "--report=/", touch, proof}, 2, "in a folder that exists"},
       {{"run", "--master-port=70000", touch, proof}, 2, "65535"},
       {{"run", "--master-addr=203.0.113.1", touch, proof}, 2, "of this host"},
       {{"run", "--tee=7", touch, proof}, 2, "--tee is \"7\""},

@@ -9,10 +9,10 @@
 #include <fstream>
 #include <stdexcept>
 
+#include "lockstep/base/signal_list.h"
 #include "lockstep/launch/endpoint.h"
 #include "lockstep/launch/process_count.h"
 #include "lockstep/launch/program.h"
-#include "lockstep/launch/signal_list.h"
 #include "lockstep/launch/store_port.h"
 
 namespace lockstep::internal::testing {

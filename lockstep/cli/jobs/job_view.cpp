@@ -39,7 +39,9 @@ std::string state_of(const WorkerStatus& worker,
                                   : "exit " + std::to_string(*worker.exit_code);
   }
   if (usage && (usage->state == 'T' || usage->state == 't')) return "stopped";
-  if (rank && now - rank->published_ns > kSilentNs) return "silent";
+  if (rank && rank->has_left == 0 && now - rank->published_ns > kSilentNs) {
+    return "silent";
+  }
   return "running";
 }
 
@@ -88,12 +90,8 @@ WorkerView worker_view(const JobMoment& before, const JobMoment& now,
   }
   const int64_t active = std::max(rank->last_step_ns, rank->last_operation_ns);
   if (active > 0) view.idle_seconds = seconds(now.time_ns - active);
+  view.operation = current_operation(*rank);
   if (rank->current_since_ns > 0) {
-    view.operation = rank->current_operation.view();
-    if (rank->current_number > 0) {
-      view.operation += " " + std::to_string(rank->current_number);
-    }
-    view.operation += " (" + std::string(rank->current_group.view()) + ")";
     view.operation_seconds = seconds(now.time_ns - rank->current_since_ns);
   }
   view.progress = rank->progress.view();

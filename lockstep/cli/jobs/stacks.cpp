@@ -1,8 +1,7 @@
 #include "lockstep/cli/jobs/stacks.h"
 
+#include <algorithm>
 #include <chrono>
-#include <filesystem>
-#include <fstream>
 #include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -10,32 +9,23 @@
 #include <string>
 #include <thread>
 #include <utility>
+#include <vector>
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/cli/command_line.h"
 #include "lockstep/cli/jobs/job_argument.h"
 #include "lockstep/cli/jobs/job_view.h"
 #include "lockstep/launch/exit_code.h"
+#include "lockstep/launch/rank_stacks.h"
 
 namespace lockstep::internal {
 namespace {
 
-namespace fs = std::filesystem;
 using nlohmann::json;
 
 constexpr const char* kStacksName = "lockstep stacks";
 constexpr std::chrono::milliseconds kStacksTime{10'000};
 constexpr std::chrono::milliseconds kStacksInterval{20};
-
-// Returns the stacks that a rank has written, and removes the file. Returns
-// an empty object if there is no such file.
-json take_file(const fs::path& path) {
-  std::ifstream file(path);
-  json stacks = json::parse(file, nullptr, false);
-  std::error_code ignored;
-  fs::remove(path, ignored);
-  return stacks.is_object() ? stacks : json::object();
-}
 
 // Returns why a rank has written nothing.
 std::string reason(const WorkerView& worker) {
@@ -45,7 +35,12 @@ std::string reason(const WorkerView& worker) {
          "called init_process_group()";
 }
 
-json stacks_of(const std::string& job) {
+struct JobStacks {
+  std::string run_id{};
+  std::vector<RankStacks> ranks{};
+};
+
+JobStacks stacks_of(const std::string& job) {
   JobLink link(find_job(job_argument(job)));
   const JobMoment first = look_at(link);
   const int32_t number = link.ask_stacks();
@@ -55,7 +50,7 @@ json stacks_of(const std::string& job) {
     return rank && rank->stacks == number;
   };
   const JobView view = view_of(first, first);
-  json ranks = json::array();
+  JobStacks all{.run_id = view.status.run_id};
   for (const WorkerView& worker : view.workers) {
     const int place = worker.worker.local_rank;
     const auto& known = first.ranks[static_cast<size_t>(place)];
@@ -64,45 +59,39 @@ json stacks_of(const std::string& job) {
       std::this_thread::sleep_for(kStacksInterval);
       link.watch();
     }
-    const fs::path file = fs::path(view.status.attempt_directory) /
-                          StatusBoard::stacks_file(number, worker.worker.rank);
-    const json written = answered(place) ? take_file(file) : json::object();
-    json entry{{"rank", worker.worker.rank},
-               {"pid", worker.worker.pid},
-               {"operation", worker.operation.empty() ? json(nullptr)
-                                                      : json(worker.operation)},
-               {"missing", written.empty() ? reason(worker) : ""},
-               {"flight_record", written.value("flight_record", "")},
-               {"threads", written.value("threads", json::array())}};
-    ranks.push_back(std::move(entry));
+    RankStacks rank{.rank = worker.worker.rank,
+                    .pid = worker.worker.pid,
+                    .operation = worker.operation};
+    if (!answered(place) ||
+        !take_stacks(view.status.attempt_directory, number, rank)) {
+      rank.missing = reason(worker);
+    }
+    all.ranks.push_back(std::move(rank));
   }
-  return {{"run_id", view.status.run_id}, {"ranks", std::move(ranks)}};
+  return all;
 }
 
-std::string stacks_text(const json& all) {
-  std::string text;
-  for (const json& rank : all["ranks"]) {
-    text += "rank " + rank["rank"].dump() + ", process " + rank["pid"].dump();
-    if (rank["operation"].is_string()) {
-      text += ", in " + rank["operation"].get<std::string>();
-    }
-    const std::string missing = rank["missing"];
-    text += missing.empty() ? "\n" : ": " + missing + "\n";
-    for (const json& thread : rank["threads"]) {
-      text += "  thread " + thread["thread"].dump() + ", " +
-              thread["name"].get<std::string>();
-      const std::string why = thread["missing"];
-      text += why.empty() ? "\n" : ": " + why + "\n";
-      for (const json& frame : thread["frames"]) {
-        text += "    " + frame.get<std::string>() + "\n";
-      }
-    }
-    text += "\n";
+std::string json_of(const JobStacks& all) {
+  json ranks = json::array();
+  for (const RankStacks& rank : all.ranks) {
+    ranks.push_back(
+        {{"rank", rank.rank},
+         {"pid", rank.pid},
+         {"operation",
+          rank.operation.empty() ? json(nullptr) : json(rank.operation)},
+         {"missing", rank.missing},
+         {"flight_record", rank.flight_record},
+         {"threads", json::parse(to_json(rank.threads))}});
   }
+  const json document{{"run_id", all.run_id}, {"ranks", std::move(ranks)}};
+  return document.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
+}
+
+std::string text_of(const JobStacks& all) {
+  std::string text = stacks_text(all.ranks);
   std::string records;
-  for (const json& rank : all["ranks"]) {
-    const std::string path = rank["flight_record"];
-    if (!path.empty()) records += " " + path;
+  for (const RankStacks& rank : all.ranks) {
+    if (!rank.flight_record.empty()) records += " " + rank.flight_record;
   }
   if (records.empty()) return text;
   return text + "What the ranks did last: lockstep inspect flight" + records +
@@ -111,13 +100,11 @@ std::string stacks_text(const json& all) {
 
 int print_stacks(const std::string& job, bool as_json) {
   try {
-    const json all = stacks_of(job);
-    std::cout << (as_json ? all.dump(2) + "\n" : stacks_text(all))
-              << std::flush;
-    for (const json& rank : all["ranks"]) {
-      if (!rank["missing"].get<std::string>().empty()) return kSystemError;
-    }
-    return 0;
+    const JobStacks all = stacks_of(job);
+    std::cout << (as_json ? json_of(all) : text_of(all)) << std::flush;
+    const bool whole = std::ranges::all_of(
+        all.ranks, [](const auto& rank) { return rank.missing.empty(); });
+    return whole ? 0 : kSystemError;
   } catch (const std::invalid_argument& error) {
     write_message(kStacksName, error.what());
     return kUsageError;

@@ -1,8 +1,11 @@
-#include "lockstep/launch/signal_list.h"
+#include "lockstep/base/signal_list.h"
+
+#include <string.h>
 
 #include <stdexcept>
+#include <string>
 
-#include "lockstep/launch/wait_status.h"
+#include "lockstep/base/environment.h"
 
 namespace lockstep::internal {
 namespace {
@@ -14,7 +17,9 @@ const std::set<int> kNotForwarded{SIGKILL, SIGSTOP, SIGCHLD, SIGPIPE,
 // Returns 0 if there is no such signal.
 int signal_with_name(std::string_view name) {
   for (int signal = 1; signal < 32; ++signal) {
-    if (signal_name(signal) == name && !kNotForwarded.contains(signal)) {
+    const char* const known = ::sigabbrev_np(signal);
+    if (known != nullptr && name == std::string("SIG") + known &&
+        !kNotForwarded.contains(signal)) {
       return signal;
     }
   }
@@ -42,6 +47,14 @@ std::set<int> parse_signals(std::string_view option, std::string_view text) {
     if (comma == std::string_view::npos) return signals;
     rest.remove_prefix(comma + 1);
   }
+}
+
+std::set<int> ending_signals() {
+  constexpr const char* kName = "TORCHELASTIC_SIGNALS_TO_HANDLE";
+  const auto names = get_env(kName);
+  return names ? parse_signals(std::string("environment variable ") + kName,
+                               *names)
+               : kEndingSignals;
 }
 
 }  // namespace lockstep::internal

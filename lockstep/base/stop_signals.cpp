@@ -1,8 +1,11 @@
-#include "lockstep/checkpoint/stop_signals.h"
+#include "lockstep/base/stop_signals.h"
+
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <cerrno>
 #include <stdexcept>
 #include <string>
 #include <utility>
@@ -17,8 +20,17 @@ struct Caught {
 std::array<Caught, NSIG> all_caught;
 static_assert(std::atomic<bool>::is_always_lock_free);
 
+// The process that made the last object.
+std::atomic<pid_t> catching{0};
+
 void on_signal(int signal) {
-  all_caught[static_cast<size_t>(signal)].has_come = true;
+  if (catching.load(std::memory_order_relaxed) == ::getpid()) {
+    return StopSignals::notice(signal);
+  }
+  const int error = errno;
+  ::signal(signal, SIG_DFL);
+  ::raise(signal);  // comes when this handler returns
+  errno = error;
 }
 
 bool is_fault(int signal) {
@@ -46,12 +58,15 @@ bool is_handled_by(const struct sigaction& action, sighandler_t handler) {
 StopSignals::StopSignals(std::vector<int> signals)
     : signals_(std::move(signals)) {
   for (const int signal : signals_) (void)action_of(signal);
+  catching = ::getpid();
   struct sigaction ours {};
   ours.sa_handler = on_signal;
-  ours.sa_flags = SA_RESTART;
   ::sigemptyset(&ours.sa_mask);
   for (const int signal : signals_) {
     const struct sigaction current = action_of(signal);
+    const bool is_typed = signal == SIGINT || signal == SIGQUIT;
+    ours.sa_flags = SA_RESTART;
+    if (is_typed) ours.sa_flags |= static_cast<int>(SA_RESETHAND);
     if (is_handled_by(current, SIG_DFL)) {
       ::sigaction(signal, &ours, nullptr);
     } else if (!is_handled_by(current, on_signal)) {
@@ -70,10 +85,18 @@ StopSignals::~StopSignals() {
   }
 }
 
-bool StopSignals::have_come() const {
-  return std::ranges::any_of(signals_, [](int signal) {
-    return all_caught[static_cast<size_t>(signal)].has_come.load();
-  });
+int StopSignals::highest() const {
+  int highest = 0;
+  for (const int signal : signals_) {
+    if (all_caught[static_cast<size_t>(signal)].has_come) {
+      highest = std::max(highest, signal);
+    }
+  }
+  return highest;
+}
+
+void StopSignals::notice(int signal) noexcept {
+  all_caught[static_cast<size_t>(signal)].has_come = true;
 }
 
 void StopSignals::forget() {

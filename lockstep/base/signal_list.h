@@ -16,4 +16,9 @@ inline const std::set<int> kEndingSignals{SIGTERM, SIGINT, SIGHUP, SIGQUIT};
 // this: not SIGKILL and SIGSTOP, signals of faults, SIGCHLD or SIGPIPE.
 std::set<int> parse_signals(std::string_view option, std::string_view text);
 
+// Returns the signals with which the launcher ends the job of this process:
+// those of TORCHELASTIC_SIGNALS_TO_HANDLE, or kEndingSignals if it is unset.
+// Throws std::invalid_argument if the variable has another value.
+std::set<int> ending_signals();
+
 }  // namespace lockstep::internal

@@ -1,0 +1,54 @@
+#include "lockstep/launch/rank_stacks.h"
+
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <system_error>
+#include <utility>
+
+#include "lockstep/base/status_board.h"
+
+namespace lockstep::internal {
+
+bool take_stacks(const std::filesystem::path& attempt, int32_t number,
+                 RankStacks& stacks) {
+  using nlohmann::json;
+  const auto path = attempt / StatusBoard::stacks_file(number, stacks.rank);
+  std::ifstream file(path);
+  const json written = json::parse(file, nullptr, /*allow_exceptions=*/false);
+  std::error_code ignored;
+  std::filesystem::remove(path, ignored);
+  try {
+    std::vector<ThreadStack> threads;
+    for (const json& thread : written.at("threads")) {
+      threads.push_back(
+          {.thread = thread.at("thread"),
+           .name = thread.at("name"),
+           .frames = thread.at("frames").get<std::vector<std::string>>(),
+           .missing = thread.at("missing")});
+    }
+    stacks.flight_record = written.at("flight_record");
+    stacks.threads = std::move(threads);
+    return true;
+  } catch (const json::exception&) {
+    return false;
+  }
+}
+
+std::string stacks_text(const std::vector<RankStacks>& ranks) {
+  std::string text;
+  for (const RankStacks& rank : ranks) {
+    text += "rank " + std::to_string(rank.rank) + ", process " +
+            std::to_string(rank.pid);
+    if (!rank.operation.empty()) text += ", in " + rank.operation;
+    text += rank.missing.empty() ? "\n" : ": " + rank.missing + "\n";
+    for (const ThreadStack& thread : rank.threads) {
+      text += "  thread " + std::to_string(thread.thread) + ", " + thread.name;
+      text += thread.missing.empty() ? "\n" : ": " + thread.missing + "\n";
+      for (const auto& frame : thread.frames) text += "    " + frame + "\n";
+    }
+    text += "\n";
+  }
+  return text;
+}
+
+}  // namespace lockstep::internal
