@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <string_view>
 
+#include "lockstep/launch/job_secret.h"
+
 namespace lockstep::internal {
 namespace {
 
@@ -104,6 +106,8 @@ std::vector<std::string> worker_environment(
     // that this worker does not have.
     remove(entries, "LOCKSTEP_MASTER_LISTEN_FD");
   }
+  // What the agents prove who they are with is none of the program's business.
+  remove(entries, kJobSecretVariable);
   if (worker.agent_socket.empty()) {
     // The agent around this launcher has other workers.
     remove(entries, "LOCKSTEP_AGENT");
