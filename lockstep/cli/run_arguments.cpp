@@ -135,8 +135,8 @@ void add_rendezvous_options(CLI::App& run, RunArguments& arguments) {
                    "Meet without a secret: on a trusted network only")
       ->group("Rendezvous");
   add("--rdzv-endpoint", arguments.rdzv_endpoint,
-      "HOST[:PORT] of the agents' store, the same for all nodes; port 29400, "
-      "static 29500");
+      "HOST[:PORT] of the agents' store, the same for all nodes; port 29500, "
+      "c10d 29400");
   add("--rdzv-id", arguments.rdzv_id,
       "Name of the job, TORCHELASTIC_RUN_ID of the workers [random]");
   add("--rdzv-conf", arguments.rdzv_conf,

@@ -423,6 +423,10 @@ RunOptions run_options(const RunArguments& arguments) {
     set_store_address(arguments, options.agent);
     JobMemberOptions ignored;
     apply_rdzv_conf(arguments.rdzv_conf, ignored, options.warnings);
+    // A mistake here would be noticed only when there are several nodes.
+    if (!arguments.rdzv_secret_file.empty()) {
+      job_secret(arguments.rdzv_secret_file);
+    }
   }
   if (!arguments.log_dir.empty()) options.log_dir = arguments.log_dir;
   if (!arguments.metrics_port.empty()) {
