@@ -23,8 +23,10 @@ constexpr uint64_t kFirstConnection = 2;
 constexpr int kEventsAtOnce = 256;
 // The payload of a record of TLS, so that none is read in part.
 constexpr size_t kReadBytes = 16 << 10;
-// A connection that always has something to say must not starve the others.
+// Neither a connection that always has something to say, nor those that come,
+// must starve the others.
 constexpr int kReadsAtOnce = 8;
+constexpr int kAcceptsAtOnce = 64;
 constexpr size_t kMostHelloBytes = 64;
 constexpr milliseconds kLook{250};  // while a connection is due
 constexpr milliseconds kLongestStep{2000};
@@ -125,7 +127,7 @@ void StoreServer::serve_events() {
 }
 
 void StoreServer::accept_new() {
-  while (true) {
+  for (int accepted = 0; accepted < kAcceptsAtOnce; ++accepted) {
     FileDescriptor socket(accept4(listener_.get(), nullptr, nullptr,
                                   SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!socket) {
