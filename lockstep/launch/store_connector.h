@@ -19,7 +19,7 @@ struct StoreConnectorOptions {
   // that host the first one does.
   std::optional<bool> is_host{};
   std::chrono::milliseconds timeout{600'000};  // to reach the store
-  // Opens it, for AgentStoreAddress; connections are given `secret`.
+  // Opens the store at an address; AgentStoreAddress::secret is `secret`.
   std::function<std::unique_ptr<AgentStore>(const AgentStoreAddress&)> open =
       open_lockstep_store;
   std::optional<std::string> secret{};
