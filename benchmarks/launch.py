@@ -1,7 +1,9 @@
 """Measures how long a launcher takes for workers that do nothing: two times
 `true`, from the start of the command to its end. Ours and torchrun
-alternate."""
+alternate. And what the rendezvous of many nodes costs our agents
+(rendezvous.cpp)."""
 
+import json
 import pathlib
 import statistics
 import subprocess
@@ -14,6 +16,7 @@ FORMAT = 1
 # What README promises.
 TARGET_MS = 50
 RUNS = {"lockstep": 40, "torchrun": 2}  # in a round
+AGENTS = (16, 64, 256)
 
 
 def commands(build):
@@ -51,8 +54,21 @@ def measure(build, rounds, quick, progress):
         figures.append({side: [run_ms(command) for _ in
                                range(1 if quick else RUNS[side])]
                         for side, command in sides.items()})
+    progress("launch: rendezvous")
+    agents = measure_rendezvous(build, AGENTS[:1] if quick else AGENTS)
     progress("")
-    return summarise(figures)
+    return {**summarise(figures), "rendezvous": agents}
+
+
+def measure_rendezvous(build, agents):
+    """Returns the figures of rendezvous.cpp for each number of agents."""
+    program = pathlib.Path(build) / "bin" / "benchmarks" / "rendezvous"
+    result = subprocess.run([program, *map(str, agents)], capture_output=True,
+                            timeout=300, check=False, text=True)
+    if result.returncode != 0:
+        raise Failure(f"{program} failed with exit code {result.returncode}",
+                      result.stderr, is_of_child=True)
+    return [json.loads(line) for line in result.stdout.splitlines()]
 
 
 def summarise(figures):
@@ -79,4 +95,10 @@ def table(results):
     met = "met" if results["target_met"] else "MISSED"
     rows.append(f"\nratio {results['ratio']:.0f}×; target under "
                 f"{results['target_ms']} ms: {met}")
+    rows += ["", "| rendezvous of agents | until all have a plan | processor "
+             "time, all | each |", "| ---: | ---: | ---: | ---: |"]
+    for one in results["rendezvous"]:
+        rows.append(f"| {one['agents']} | {one['plan_ms']:.0f} ms | "
+                    f"{one['cpu_ms']:.0f} ms | "
+                    f"{one['cpu_ms'] / one['agents']:.1f} ms |")
     return "\n".join(rows)

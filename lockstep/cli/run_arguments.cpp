@@ -131,13 +131,19 @@ void add_rendezvous_options(CLI::App& run, RunArguments& arguments) {
   };
   add("--nnodes", arguments.nnodes, "Nodes: one `lockstep run` on each [1]");
   add("--node-rank", arguments.node_rank,
-      "Rank of this node [static: 0; c10d: the order of arrival]");
+      "Rank of this node [the order of arrival; static: 0]");
   add("--rdzv-backend", arguments.rdzv_backend,
-      "static: node rank 0 hosts the agents' store; c10d: the node whose "
-      "address the endpoint is [static]");
+      "How the agents meet: lockstep, by TLS; static and c10d, at LibTorch's "
+      "store, without authentication [lockstep]");
+  add("--rdzv-secret-file", arguments.rdzv_secret_file,
+      "File of mode 0600 whose first line is the job's secret, the same on all "
+      "nodes [environment variable LOCKSTEP_JOB_SECRET]");
+  add_spelled_flag(run, "--rdzv-insecure", arguments.rdzv_insecure,
+                   "Meet without a secret: on a trusted network only")
+      ->group("Rendezvous");
   add("--rdzv-endpoint", arguments.rdzv_endpoint,
-      "HOST[:PORT] of the agents' store, the same for all nodes; port 29400, "
-      "static 29500");
+      "HOST[:PORT] of the agents' store, the same for all nodes; port 29500, "
+      "c10d 29400");
   add("--rdzv-id", arguments.rdzv_id,
       "Name of the job, TORCHELASTIC_RUN_ID of the workers [random]");
   add("--rdzv-conf", arguments.rdzv_conf,

@@ -16,7 +16,9 @@ struct RunArguments {
   std::string master_addr;
   std::string master_port;
   std::string local_addr;
-  std::string rdzv_backend = "static";
+  std::string rdzv_backend = "lockstep";
+  std::string rdzv_secret_file;
+  bool rdzv_insecure = false;
   std::string rdzv_endpoint;
   std::string rdzv_id;
   std::string rdzv_conf;

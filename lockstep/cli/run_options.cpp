@@ -15,6 +15,7 @@
 
 #include "lockstep/base/environment.h"
 #include "lockstep/cli/worker_placement.h"
+#include "lockstep/launch/job_secret.h"
 #include "lockstep/launch/node_protocol.h"
 #include "lockstep/launch/process_count.h"
 #include "lockstep/launch/seconds_text.h"
@@ -188,7 +189,7 @@ Endpoint store_endpoint(const RunArguments& arguments, bool c10d) {
     return parse_endpoint("--rdzv-endpoint", arguments.rdzv_endpoint,
                           c10d ? kDefaultC10dPort : kDefaultPort);
   }
-  if (c10d && arguments.master_addr.empty()) {
+  if (arguments.rdzv_backend != "static" && arguments.master_addr.empty()) {
     throw std::invalid_argument(
         "several nodes need an address where they meet; give all of them the "
         "same --rdzv-endpoint=HOST[:PORT], with the HOST of one of them");
@@ -206,6 +207,39 @@ void refuse_every_interface(const std::string& option,
       option + " is " + host +
       ", which means every interface, not an address that a node can reach; "
       "give the name or an address of the host");
+}
+
+// Sets how the agents prove to each other that they belong to the job.
+void set_secret(const RunArguments& arguments, JobMemberOptions& job,
+                std::vector<std::string>& warnings) {
+  if (arguments.rdzv_backend != "lockstep") {
+    if (!arguments.rdzv_secret_file.empty() || arguments.rdzv_insecure) {
+      throw std::invalid_argument(
+          "--rdzv-secret-file and --rdzv-insecure are for "
+          "--rdzv-backend=lockstep; --rdzv-backend is " +
+          arguments.rdzv_backend + ", which knows no secret; leave them out");
+    }
+    job.store.open = open_c10d_store;
+    return;
+  }
+  job.store.secret = job_secret(arguments.rdzv_secret_file);
+  if (job.store.secret && arguments.rdzv_insecure) {
+    throw std::invalid_argument(
+        "--rdzv-insecure does without a secret, and one is given by "
+        "LOCKSTEP_JOB_SECRET or --rdzv-secret-file; leave one of them out");
+  }
+  if (!job.store.secret && !arguments.rdzv_insecure) {
+    throw std::invalid_argument(
+        "the agents of several nodes need a secret that they share; set "
+        "LOCKSTEP_JOB_SECRET on every node to the same random text (head -c 32 "
+        "/dev/urandom | base64), give a file with --rdzv-secret-file, or, on a "
+        "trusted network, --rdzv-insecure");
+  }
+  if (arguments.rdzv_insecure) {
+    warnings.push_back(
+        "--rdzv-insecure: the agents meet without authentication and "
+        "encryption, for trusted networks only");
+  }
 }
 
 // Returns where the nodes meet and how long they wait for each other.
@@ -238,10 +272,17 @@ JobMemberOptions meeting_options(const RunArguments& arguments, int nnodes,
   if (!arguments.node_rank.empty()) {
     node.node_rank = static_cast<int>(
         parse_int("--node-rank", arguments.node_rank, 0, nnodes - 1));
-  } else if (!c10d) {
+  } else if (arguments.rdzv_backend == "static") {
     node.node_rank = 0;
   }
-  if (!c10d && !job.store.is_host) job.store.is_host = *node.node_rank == 0;
+  // --master-addr is by its meaning the host of node rank 0.
+  const bool rank_decides =
+      arguments.rdzv_backend == "static" ||
+      (!c10d && arguments.rdzv_endpoint.empty() && node.node_rank);
+  if (rank_decides && !job.store.is_host) {
+    job.store.is_host = *node.node_rank == 0;
+  }
+  set_secret(arguments, job, warnings);
   return job;
 }
 
@@ -402,10 +443,11 @@ LocalAgentOptions agent_options(const RunArguments& arguments,
 
 RunOptions run_options(const RunArguments& arguments) {
   refuse_foreign_values(arguments);
-  if (arguments.rdzv_backend != "static" && arguments.rdzv_backend != "c10d") {
+  constexpr std::array kBackends{"lockstep", "static", "c10d"};
+  if (std::ranges::find(kBackends, arguments.rdzv_backend) == kBackends.end()) {
     throw std::invalid_argument("--rdzv-backend is \"" +
                                 arguments.rdzv_backend +
-                                "\"; allowed are static and c10d");
+                                "\"; allowed are lockstep, static and c10d");
   }
   RunOptions options;
   options.agent = agent_options(arguments, options.warnings);
@@ -416,6 +458,10 @@ RunOptions run_options(const RunArguments& arguments) {
     set_store_address(arguments, options.agent);
     JobMemberOptions ignored;
     apply_rdzv_conf(arguments.rdzv_conf, ignored, options.warnings);
+    // A mistake here would be noticed only when there are several nodes.
+    if (!arguments.rdzv_secret_file.empty()) {
+      job_secret(arguments.rdzv_secret_file);
+    }
   }
   if (!arguments.log_dir.empty()) options.log_dir = arguments.log_dir;
   if (!arguments.metrics_port.empty()) {

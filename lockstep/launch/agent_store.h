@@ -1,11 +1,15 @@
 #pragma once
 
+#include <poll.h>
+
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <memory>
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace lockstep::internal {
 
@@ -34,12 +38,30 @@ class AgentStore {
   // Returns what the key holds then.
   virtual std::string set_if_absent(const std::string& key,
                                     const std::string& value) = 0;
+  // Returns once one of `keys` has changed since the last call returned, and at
+  // the latest after `allowed` or when the descriptor `wake_fd` is readable.
+  // May return early. `keys` holds from one to eight. This is for a store that
+  // cannot tell what has changed: it returns after 50 ms.
+  virtual void await_change(const std::vector<std::string>& keys,
+                            std::chrono::milliseconds allowed, int wake_fd) {
+    static_cast<void>(keys);
+    pollfd entry{wake_fd, POLLIN, 0};
+    poll(&entry, 1,
+         static_cast<int>(
+             std::min(allowed, std::chrono::milliseconds(50)).count()));
+  }
 };
 
 // The connection to the store's host is broken, or was never made.
 class AgentStoreError : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
+};
+
+// The process that listens at the endpoint does not know this agent's secret.
+class AgentStoreRefused : public AgentStoreError {
+ public:
+  using AgentStoreError::AgentStoreError;
 };
 
 // How an AgentStore reaches its host.
@@ -50,6 +72,9 @@ struct AgentStoreAddress {
   // this process and takes the socket over. -1: connect to a host elsewhere.
   int listen_fd = -1;
   std::chrono::milliseconds timeout{};  // to connect
+  // What all agents of the job know, and prove to each other to know; nothing:
+  // they prove nothing.
+  std::optional<std::string> secret{};
 };
 
 // The function that a store module exports, with C linkage, as
@@ -58,11 +83,16 @@ struct AgentStoreAddress {
 using OpenAgentStore = AgentStore* (*)(const AgentStoreAddress& address);
 inline constexpr const char* kOpenAgentStore = "lockstep_open_agent_store";
 
-// Opens a store through the module that uses c10d's TCPStore. The module lies
-// in ../lib/lockstep beside the folder of this program, or in the folder that
-// LOCKSTEP_MODULE_PATH names. The first call loads it, which brings LibTorch
-// into the process (0.3 s). Throws std::runtime_error of one line if there is
-// no such module, AgentStoreError if no store is reached.
+// Open a store through a module: open_lockstep_store() ours (StoreServer),
+// whose module links OpenSSL; open_c10d_store() c10d's TCPStore, which knows no
+// secret and whose module brings LibTorch into the process (0.3 s). A module
+// lies in
+// ../lib/lockstep beside the folder of this program, or in the folder that
+// LOCKSTEP_MODULE_PATH names. The first call loads it. Throw std::runtime_error
+// of one line if there is no such module, AgentStoreError if no store is
+// reached.
+std::unique_ptr<AgentStore> open_lockstep_store(
+    const AgentStoreAddress& address);
 std::unique_ptr<AgentStore> open_c10d_store(const AgentStoreAddress& address);
 
 }  // namespace lockstep::internal

@@ -189,25 +189,31 @@ FileDescriptor bind_for_nodes(const Endpoint& endpoint,
   return bind_socket(resolved.wildcard());
 }
 
-bool accepts_connections(const SocketAddress& address,
-                         std::chrono::milliseconds allowed) {
-  const FileDescriptor fd(::socket(
-      address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!fd) return false;
-  if (::connect(fd.get(), address.get(), address.length()) == 0) return true;
-  if (errno != EINPROGRESS) return false;
+FileDescriptor connect_to(const SocketAddress& address,
+                          std::chrono::milliseconds allowed) {
+  FileDescriptor fd(::socket(address.family(),
+                             SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd) return {};
+  if (::connect(fd.get(), address.get(), address.length()) == 0) return fd;
+  if (errno != EINPROGRESS) return {};
   pollfd entry{fd.get(), POLLOUT, 0};
-  if (poll(&entry, 1, static_cast<int>(allowed.count())) != 1) return false;
+  if (poll(&entry, 1, static_cast<int>(allowed.count())) != 1) return {};
   int error = 0;
   socklen_t size = sizeof(error);
   if (getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size) != 0 ||
       error != 0) {
-    return false;
+    return {};
   }
   // If no process listens on the port, this very socket may be given it; it is
   // then connected to itself.
   const SocketAddress own = bound_address(fd.get());
-  return own.port() != address.port() || own.host() != address.host();
+  if (own.port() == address.port() && own.host() == address.host()) return {};
+  return fd;
+}
+
+bool accepts_connections(const SocketAddress& address,
+                         std::chrono::milliseconds allowed) {
+  return static_cast<bool>(connect_to(address, allowed));
 }
 
 std::string local_address_towards(const SocketAddress& address) {

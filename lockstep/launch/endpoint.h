@@ -88,6 +88,11 @@ SocketAddress bound_address(int fd);
 FileDescriptor bind_for_nodes(const Endpoint& endpoint,
                               const SocketAddress& resolved);
 
+// Returns a socket that is connected to `address`, close-on-exec, and does not
+// block; or an empty descriptor. Blocks for at most `allowed`.
+FileDescriptor connect_to(const SocketAddress& address,
+                          std::chrono::milliseconds allowed);
+
 // Returns whether a process accepts connections at `address`: connects and
 // closes again. Blocks for at most `allowed`.
 bool accepts_connections(const SocketAddress& address,

@@ -18,24 +18,37 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr milliseconds kPollInterval{50};
+// How long the thread waits for a change in the store. An agent shows that it
+// lives, and the host looks for lost nodes, in between.
+constexpr milliseconds kLongestWait{500};
 // How long the host of the store stays for nodes that have not departed, and,
 // if one has declined, for those that have yet to come.
 constexpr milliseconds kDepartAllowance{5000};
 // How long another host may acknowledge nothing. Its kernel acknowledges even
-// while its agent is stopped, so this can be short.
-constexpr milliseconds kDeadHostAllowance{3000};
+// while its agent is stopped, so this can be short. With NodeProtocol's
+// interval between two looks, a dead host is given up within 3 s.
+constexpr milliseconds kDeadHostAllowance{2500};
 // How long a member that is ending waits for an answer.
 constexpr milliseconds kLastAnswerAllowance{3000};
 // How often a member that is ending shuts a connection that does not answer.
 // Once is not enough: the store's client connects again if a connection breaks
 // while it is being opened.
 constexpr milliseconds kShutInterval{1000};
-constexpr milliseconds kLongRound{10'000};
 
 FileDescriptor open_event() {
   FileDescriptor fd(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!fd) throw_errno("eventfd of the job's events");
   return fd;
+}
+
+void make_readable(const FileDescriptor& event) {
+  const uint64_t one = 1;
+  [[maybe_unused]] auto ignored = write(event.get(), &one, sizeof(one));
+}
+
+void make_unreadable(const FileDescriptor& event) {
+  uint64_t count = 0;
+  [[maybe_unused]] auto ignored = read(event.get(), &count, sizeof(count));
 }
 
 // Calls `noted` after each operation, since an agent makes many in a row and
@@ -74,6 +87,11 @@ class NotingStore : public AgentStore {
     noted_();
     return held;
   }
+  // Its end may be no answer.
+  void await_change(const std::vector<std::string>& keys, milliseconds allowed,
+                    int wake_fd) override {
+    store_->await_change(keys, allowed, wake_fd);
+  }
 
  private:
   std::unique_ptr<AgentStore> store_;
@@ -82,23 +100,29 @@ class NotingStore : public AgentStore {
 
 }  // namespace
 
-JobMember::JobMember(JobMemberOptions options, StoreConnector::Open open)
+JobMember::JobMember(JobMemberOptions options)
     : options_(std::move(options)),
-      connector_(options_.store,
-                 [this, open = std::move(open)](const auto& address) {
-                   note_progress();
-                   auto store = open(address);
-                   note_progress();
-                   return std::make_unique<NotingStore>(
-                       std::move(store), [this] { note_progress(); });
-                 }),
+      connector_(noting(options_.store)),
       event_fd_(open_event()),
+      wake_fd_(open_event()),
       thread_([this] { work(); }) {}
+
+// Returns `options` for a store whose answers are noted.
+StoreConnectorOptions JobMember::noting(StoreConnectorOptions options) {
+  options.open = [this, open = options.open](const auto& address) {
+    note_progress();
+    auto store = open(address);
+    note_progress();
+    return std::make_unique<NotingStore>(std::move(store),
+                                         [this] { note_progress(); });
+  };
+  return options;
+}
 
 JobMember::~JobMember() {
   std::unique_lock lock(mutex_);
   stop_ = true;
-  changed_.notify_all();
+  wake();
   const auto ended = [this] { return ended_; };
   const Deadline deadline =
       Deadline::after(kDepartAllowance + kLastAnswerAllowance);
@@ -135,9 +159,7 @@ void JobMember::shut_if_silent() {
 std::optional<JobEvent> JobMember::take_event() {
   const std::lock_guard lock(mutex_);
   if (events_.empty()) {
-    uint64_t count = 0;
-    [[maybe_unused]] auto ignored =
-        read(event_fd_.get(), &count, sizeof(count));
+    make_unreadable(event_fd_);
     return std::nullopt;
   }
   JobEvent event = std::move(events_.front());
@@ -169,7 +191,12 @@ void JobMember::propose(int round, Verdict verdict) {
 void JobMember::queue(Command command) {
   const std::lock_guard lock(mutex_);
   commands_.push_back(std::move(command));
+  wake();
+}
+
+void JobMember::wake() {
   changed_.notify_all();
+  make_readable(wake_fd_);
 }
 
 void JobMember::run_commands(NodeProtocol& protocol) {
@@ -177,6 +204,7 @@ void JobMember::run_commands(NodeProtocol& protocol) {
   {
     const std::lock_guard lock(mutex_);
     commands.swap(commands_);
+    if (!stop_) make_unreadable(wake_fd_);
   }
   for (const auto& command : commands) command(protocol);
 }
@@ -184,8 +212,7 @@ void JobMember::run_commands(NodeProtocol& protocol) {
 void JobMember::post(JobEvent event) {
   const std::lock_guard lock(mutex_);
   events_.push_back(std::move(event));
-  const uint64_t one = 1;
-  [[maybe_unused]] auto ignored = write(event_fd_.get(), &one, sizeof(one));
+  make_readable(event_fd_);
 }
 
 void JobMember::post_end(int exit_code, const std::string& text) {
@@ -221,9 +248,9 @@ std::string JobMember::own_connection() const {
   return all.size() == 1 ? *all.begin() : "";
 }
 
-void decline_job(JobMemberOptions options, StoreConnector::Open open) noexcept {
+void decline_job(JobMemberOptions options) noexcept {
   try {
-    JobMember member(std::move(options), std::move(open));
+    JobMember member(std::move(options));
     while (true) {
       pollfd entry{member.event_fd(), POLLIN, 0};
       poll(&entry, 1, static_cast<int>(kShutInterval.count()));
@@ -308,7 +335,7 @@ std::optional<OpenedStore> JobMember::join(
                                   ? connector_.endpoint().host
                                   : joined.master_addr;
       store_host_ = protocol->name_of_store_host();
-      if (opened.beyond_loopback) {
+      if (opened.beyond_loopback && !options_.store.secret) {
         notice("the agents' store listens at " + connector_.endpoint().text() +
                " on every interface, without authentication: for trusted "
                "networks only");
@@ -347,7 +374,7 @@ std::optional<OpenedStore> JobMember::join(
 
 void JobMember::follow(NodeProtocol& protocol) {
   if (protocol.declined()) return;
-  bool told = false;
+  milliseconds next_notice = options_.first_notice;
   while (true) {
     const bool last = stopping();
     note_progress();
@@ -357,7 +384,7 @@ void JobMember::follow(NodeProtocol& protocol) {
     if (auto notice = protocol.take_notice()) post(Notice{*notice});
     if (auto plan = protocol.take_plan()) {
       round_deadline_.reset();
-      told = false;
+      next_notice = options_.first_notice;
       if (plan->master_addr.empty()) {
         plan->master_addr = connector_.endpoint().host;
       }
@@ -366,6 +393,7 @@ void JobMember::follow(NodeProtocol& protocol) {
     if (protocol.take_question()) post(CauseWanted{});
     if (auto verdict = protocol.take_verdict()) {
       round_deadline_.reset();
+      next_notice = options_.first_notice;
       const bool ends =
           verdict->ends_job(protocol.round(), options_.node.max_restarts);
       post(std::move(*verdict));
@@ -374,15 +402,14 @@ void JobMember::follow(NodeProtocol& protocol) {
     if (last) return;
     if (round_deadline_ && round_deadline_->expired()) {
       give_up_late_round(protocol);
-    } else if (round_deadline_ && !told &&
-               round_deadline_->elapsed() > kLongRound) {
-      told = true;
+    } else if (round_deadline_ && round_deadline_->elapsed() > next_notice) {
+      next_notice = round_deadline_->elapsed() + options_.notice_interval;
       post(Notice{"waiting for " +
                   name_numbers("node", protocol.absent_nodes()) + " of " +
                   std::to_string(options_.node.nnodes) + ", for at most " +
                   seconds_text(options_.join_timeout)});
     }
-    pause();
+    protocol.await_news(kLongestWait, wake_fd_.get());
   }
 }
 

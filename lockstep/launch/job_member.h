@@ -26,6 +26,10 @@ struct JobMemberOptions {
   std::string local_addr{};
   // How long a round may wait for its nodes.
   std::chrono::milliseconds join_timeout{600'000};
+  // When the user is told for the first time which nodes a round waits for, and
+  // how often after that.
+  std::chrono::milliseconds first_notice{10'000};
+  std::chrono::milliseconds notice_interval{30'000};
   // Set if this node cannot take part: it then declines with this verdict
   // (NodeProtocol::decline()) and departs.
   std::optional<Verdict> declines{};
@@ -50,22 +54,21 @@ using JobEvent = std::variant<Joined, Notice, RoundPlan, CauseWanted, Verdict>;
 // the protocol (node_protocol.h) and keeps the heartbeat, all in one thread of
 // its own, so that the agent's event loop never waits for the network. That
 // loop polls event_fd() and takes events. What the loop has to tell the other
-// nodes is queued; the thread writes it within 50 ms, mostly at once.
+// nodes is queued; the thread writes it at once.
 //
 // The verdict that ends the job (Verdict::ends_job) is the last event. The
 // thread then departs; if it hosts the store, it stays for the others first,
 // for at most 5 s. If the store is lost, that is such a verdict too; but while
 // the agent is joining, the store is tried again until `join_timeout`.
 //
-// The connection to the store is broken by the kernel 3 s after the other host
-// has stopped acknowledging, and by shut_if_silent() if the thread gets no
+// The connection to the store is broken by the kernel 2.5 s after the other
+// host has stopped acknowledging, and by shut_if_silent() if the thread gets no
 // answer for KeepAlive::allowance(), for example from an agent that is stopped.
 // No other code of this process may connect to the store's port.
 class JobMember {
  public:
   // Starts the thread. Throws std::system_error.
-  explicit JobMember(JobMemberOptions options,
-                     StoreConnector::Open open = open_c10d_store);
+  explicit JobMember(JobMemberOptions options);
   // Writes what is queued, departs and ends the thread. This mostly blocks for
   // some milliseconds, and for at most 12 s; if a look-up of the resolver is
   // under way, also until that ends.
@@ -99,6 +102,7 @@ class JobMember {
   using Command = std::function<void(NodeProtocol&)>;
   using Clock = std::chrono::steady_clock;
 
+  StoreConnectorOptions noting(StoreConnectorOptions options);
   void work() noexcept;
   // Returns the opened store once this agent has joined.
   std::optional<OpenedStore> join(std::optional<NodeProtocol>& protocol);
@@ -113,6 +117,7 @@ class JobMember {
   void queue(Command command);
   void run_commands(NodeProtocol& protocol);
   void pause();
+  void wake();
   bool stopping();
   bool is_silent();
   void note_progress() { ++progress_; }
@@ -120,6 +125,7 @@ class JobMember {
   JobMemberOptions options_;
   StoreConnector connector_;
   FileDescriptor event_fd_;
+  FileDescriptor wake_fd_;  // readable while the thread has something to do
   std::atomic<uint64_t> progress_{0};  // counts answers
   // For is_silent(): the number of answers that it has seen, the time since
   // which no other has come, and a clock that leaves out the time in which this
@@ -146,7 +152,6 @@ class JobMember {
 // `options.join_timeout` to reach the store and, if the store is hosted here,
 // for the others to come 5 s more. Never throws: if it fails, there is no node
 // that it could tell.
-void decline_job(JobMemberOptions options,
-                 StoreConnector::Open open = open_c10d_store) noexcept;
+void decline_job(JobMemberOptions options) noexcept;
 
 }  // namespace lockstep::internal

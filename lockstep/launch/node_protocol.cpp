@@ -14,11 +14,12 @@ namespace {
 using nlohmann::json;
 using std::chrono::milliseconds;
 
-constexpr int kVersion = 1;
+constexpr int kVersion = 2;
 // How often the host of the store looks for lost nodes.
 constexpr milliseconds kLookInterval{500};
 constexpr int kMostNodes = 65536;
 constexpr int kMostWorkers = 4096;
+constexpr int kMostArrivals = 1 << 30;
 constexpr size_t kLongestText = 4000;
 
 const std::string kPrefix = "lockstep/";
@@ -26,6 +27,7 @@ const std::string kJob = kPrefix + "job";
 const std::string kClosed = kPrefix + "closed";
 const std::string kStoreHost = kPrefix + "store_host";
 const std::string kRound = kPrefix + "round";
+const std::string kArrivals = kPrefix + "arrivals";
 
 std::string key(const std::string& leaf, int node_rank) {
   return kPrefix + leaf + "/" + std::to_string(node_rank);
@@ -43,10 +45,8 @@ std::string key(const std::string& leaf, int node_rank) {
 class Record {
  public:
   Record(std::string where, const std::string& text)
-      : where_(std::move(where)),
-        json_(json::parse(text, nullptr, /*allow_exceptions=*/false)) {
-    if (!json_.is_object()) refuse_record(where_);
-  }
+      : Record(std::move(where),
+               json::parse(text, nullptr, /*allow_exceptions=*/false)) {}
 
   int number(const char* name, int lowest, int highest) const {
     const auto found = json_.find(name);
@@ -68,7 +68,21 @@ class Record {
     return value;
   }
 
+  // Returns the records of an array.
+  std::vector<Record> list(const char* name) const {
+    const auto found = json_.find(name);
+    if (found == json_.end() || !found->is_array()) refuse_record(where_);
+    std::vector<Record> records;
+    for (const json& entry : *found) records.push_back(Record(where_, entry));
+    return records;
+  }
+
  private:
+  Record(std::string where, json record)
+      : where_(std::move(where)), json_(std::move(record)) {
+    if (!json_.is_object()) refuse_record(where_);
+  }
+
   std::string where_;
   json json_;
 };
@@ -84,7 +98,7 @@ std::string dump(const Verdict& verdict) {
                    {"node_rank", verdict.node_rank},
                    {"exit_code", verdict.exit_code},
                    {"signal", verdict.signal},
-                   {"text", verdict.text}});
+                   {"text", verdict.text.substr(0, kLongestText)}});
 }
 
 Verdict parse_verdict(const std::string& where, const std::string& text) {
@@ -225,8 +239,13 @@ void NodeProtocol::claim_rank() {
     node_rank_ = *self_.node_rank;
     return;
   }
-  for (int rank = 0; rank < job_nnodes_; ++rank) {
-    if (store_.set_if_absent(key("node", rank), me) == me) {
+  // Looking at every rank from 0 on would cost each of many nodes a number of
+  // requests that grows with them.
+  const int guess = guess_free_rank();
+  for (int look = -1; look < job_nnodes_; ++look) {
+    const int rank = look < 0 ? guess : look;
+    if (rank < job_nnodes_ &&
+        store_.set_if_absent(key("node", rank), me) == me) {
       node_rank_ = rank;
       return;
     }
@@ -235,6 +254,19 @@ void NodeProtocol::claim_rank() {
               std::to_string(job_nnodes_) +
               " nodes of this job are there; raise --nnodes, or name another "
               "endpoint");
+}
+
+// Returns the number of agents without a rank of their own that came before
+// this one. An agent that joins again gets the same answer, so that it finds
+// the rank that it has taken.
+int NodeProtocol::guess_free_rank() {
+  const std::string where = kPrefix + "arrival/" + self_.id;
+  auto arrival = store_.get(where);
+  if (!arrival) {
+    arrival = dump(json{{"number", store_.add(kArrivals, 1) - 1}});
+    store_.set(where, *arrival);
+  }
+  return Record(where, *arrival).number("number", 0, kMostArrivals);
 }
 
 void NodeProtocol::refuse(const std::string& reason) {
@@ -284,39 +316,66 @@ void NodeProtocol::offer_round(int round, const RoundOffer& offer) {
                        {"role", self_.role},
                        {"master_addr", offer.master_addr},
                        {"master_port", offer.master_port}}));
-  store_.add(round_key(round, "offers"), 1);
+  if (store_.add(round_key(round, "offers"), 1) >= self_.nnodes) propose_plan();
+}
+
+// The node that offers last writes one plan for all, so that the cost of a
+// round grows with the number of nodes, and not with its square.
+void NodeProtocol::propose_plan() {
+  json plan{{"nodes", json::array()}};
+  json& nodes = plan["nodes"];
+  for (int rank = 0; rank < self_.nnodes; ++rank) {
+    // The node was lost after it had offered; another may take its place, and
+    // then offers last.
+    if (!store_.check(key("node", rank))) return;
+    const std::string where = round_key(round_, "node/" + std::to_string(rank));
+    const Record node(where, store_.get(where).value_or(""));
+    const json run{
+        {"count", 1},
+        {"nproc_per_node", node.number("nproc_per_node", 1, kMostWorkers)},
+        {"role", node.text("role")}};
+    if (rank == 0) {
+      plan["master_addr"] = node.text("master_addr");
+      plan["master_port"] = node.number("master_port", 1, 65535);
+    }
+    if (!nodes.empty() && nodes.back()["role"] == run["role"] &&
+        nodes.back()["nproc_per_node"] == run["nproc_per_node"]) {
+      nodes.back()["count"] = nodes.back()["count"].get<int>() + 1;
+    } else {
+      nodes.push_back(run);
+    }
+  }
+  store_.set_if_absent(round_key(round_, "plan"), dump(plan));
 }
 
 std::optional<RoundPlan> NodeProtocol::take_plan() {
   if (!offered_ || plan_given_) return std::nullopt;
-  if (store_.add(round_key(round_, "offers"), 0) < self_.nnodes) {
-    return std::nullopt;
-  }
+  const std::string where = round_key(round_, "plan");
+  const auto text = store_.get(where);
+  if (!text) return std::nullopt;
+  const Record record(where, *text);
   RoundPlan plan;
   plan.round = round_;
   NodePlace& place = plan.place;
   place = NodePlace::alone(0);
   place.node_rank = node_rank_;
   place.nnodes = self_.nnodes;
+  plan.master_addr = record.text("master_addr");
+  plan.master_port = record.number("master_port", 1, 65535);
   const std::string role = as_recorded(self_.role);
-  for (int rank = 0; rank < self_.nnodes; ++rank) {
-    // The node was lost after it had offered; another may take its place.
-    if (!store_.check(key("node", rank))) return std::nullopt;
-    const std::string where = round_key(round_, "node/" + std::to_string(rank));
-    const Record node(where, store_.get(where).value_or(""));
-    const int workers = node.number("nproc_per_node", 1, kMostWorkers);
-    const bool same_role = node.text("role") == role;
-    if (rank == 0) {
-      plan.master_addr = node.text("master_addr");
-      plan.master_port = node.number("master_port", 1, 65535);
-    }
-    if (rank < node_rank_) {
-      place.first_rank += workers;
-      if (same_role) place.first_role_rank += workers;
-    }
-    place.world_size += workers;
-    if (same_role) place.role_world_size += workers;
+  int rank = 0;
+  for (const Record& run : record.list("nodes")) {
+    const int nodes = run.number("count", 1, self_.nnodes - rank);
+    const int workers = run.number("nproc_per_node", 1, kMostWorkers);
+    const bool same_role = run.text("role") == role;
+    const int before = std::clamp(node_rank_ - rank, 0, nodes);
+    place.first_rank += before * workers;
+    if (same_role) place.first_role_rank += before * workers;
+    place.world_size += nodes * workers;
+    if (same_role) place.role_world_size += nodes * workers;
+    rank += nodes;
   }
+  if (rank != self_.nnodes) refuse_record(where);
   plan_given_ = true;
   // Notes the open connections now, before a node has a reason to die:
   // fate_of() recognises a closed connection only if it has seen it open.
@@ -336,7 +395,9 @@ std::vector<int> NodeProtocol::absent_nodes() {
 }
 
 void NodeProtocol::report_success() {
-  store_.add(round_key(round_, "succeeded"), 1);
+  if (store_.add(round_key(round_, "succeeded"), 1) == self_.nnodes) {
+    propose(round_, Verdict{});
+  }
 }
 
 void NodeProtocol::ask_for_cause() {
@@ -369,6 +430,13 @@ std::optional<Verdict> NodeProtocol::take_verdict() {
   job_ended_ = verdict.ends_job(round_, self_.max_restarts);
   declined_ = verdict.kind == Verdict::Kind::declined;
   return verdict;
+}
+
+void NodeProtocol::await_news(std::chrono::milliseconds allowed, int wake_fd) {
+  store_.await_change(
+      {round_key(round_, "plan"), round_key(round_, "questions"),
+       round_key(round_, "verdict")},
+      allowed, wake_fd);
 }
 
 void NodeProtocol::beat(Clock::time_point now) {

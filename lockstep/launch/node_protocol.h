@@ -187,6 +187,10 @@ class NodeProtocol {
   // round.
   std::optional<Verdict> take_verdict();
 
+  // Waits until the members above may have something new to return, at most for
+  // `allowed` or until `wake_fd` is readable.
+  void await_news(std::chrono::milliseconds allowed, int wake_fd);
+
   // Must be called at least once a second: shows that this node lives. On the
   // host of the store it also looks for lost nodes. The rank of a lost node
   // becomes free. If the node took part in the round, the round has failed; a
@@ -224,6 +228,8 @@ class NodeProtocol {
   std::string own_record() const;
   void agree_on_job();
   void claim_rank();
+  int guess_free_rank();
+  void propose_plan();
   int current_round();
   bool has_begun();
   void end_forming_round(int round, const Verdict& verdict);

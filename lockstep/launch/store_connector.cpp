@@ -19,6 +19,9 @@ constexpr milliseconds kConnectAllowance{1000};
 constexpr milliseconds kOpenAllowance{3000};
 // After this time the user is told what is being waited for.
 constexpr milliseconds kLongConnect{5000};
+// For how long a store that has another secret may be that of a job that is
+// ending.
+constexpr milliseconds kRefusedAllowance{10'000};
 constexpr int kBacklog = 1024;
 
 bool is_of_this_host(const SocketAddress& address) {
@@ -67,8 +70,9 @@ std::optional<OpenedStore> StoreConnector::host(
   address.port = static_cast<uint16_t>(bound.port());
   address.listen_fd = fd.release();
   address.timeout = deadline.remaining();
+  address.secret = options_.secret;
   OpenedStore opened;
-  opened.store = open_(address);
+  opened.store = options_.open(address);
   opened.hosted = true;
   opened.beyond_loopback = !bound.is_loopback();
   return opened;
@@ -76,8 +80,10 @@ std::optional<OpenedStore> StoreConnector::host(
 
 std::optional<OpenedStore> StoreConnector::connect(
     const std::vector<SocketAddress>& addresses, const Deadline& deadline,
-    const std::function<bool()>& cancelled, std::string& reason) const {
+    const std::function<bool()>& cancelled, std::string& reason,
+    bool& refused) const {
   reason = "no process listens there";
+  refused = false;
   for (const SocketAddress& address : addresses) {
     if (cancelled()) break;
     // Tries a connection of our own first: the store's client would report on
@@ -85,10 +91,12 @@ std::optional<OpenedStore> StoreConnector::connect(
     if (!accepts_connections(address, kConnectAllowance)) continue;
     try {
       OpenedStore opened;
-      opened.store =
-          open_({address.host(), static_cast<uint16_t>(address.port()), -1,
-                 std::clamp<milliseconds>(deadline.remaining(),
-                                          kConnectAllowance, kOpenAllowance)});
+      opened.store = options_.open(
+          {.host = address.host(),
+           .port = static_cast<uint16_t>(address.port()),
+           .timeout = std::clamp<milliseconds>(
+               deadline.remaining(), kConnectAllowance, kOpenAllowance),
+           .secret = options_.secret});
       // On the host of the store a name, even its own, may mean loopback, where
       // no other node reaches this one.
       const std::string own = local_address_towards(address);
@@ -96,6 +104,7 @@ std::optional<OpenedStore> StoreConnector::connect(
       return opened;
     } catch (const AgentStoreError& error) {
       reason = error.what();  // the store may be ending
+      refused = dynamic_cast<const AgentStoreRefused*>(&error) != nullptr;
     }
   }
   return std::nullopt;
@@ -106,24 +115,35 @@ OpenedStore StoreConnector::open(const std::function<bool()>& cancelled,
   const Deadline deadline = Deadline::after(options_.timeout);
   const std::string where = options_.endpoint.text();
   bool told = false;
+  Deadline refusal = Deadline::after(kRefusedAllowance);
   while (true) {
     std::string reason;
+    bool refused = false;
     try {
       const auto addresses = resolve(options_.endpoint);
       if (auto opened = host(addresses, deadline)) return std::move(*opened);
-      if (auto opened = connect(addresses, deadline, cancelled, reason)) {
+      if (auto opened =
+              connect(addresses, deadline, cancelled, reason, refused)) {
         return std::move(*opened);
       }
     } catch (const UnresolvedHost& error) {
       reason = error.what();
     }
     if (cancelled()) throw AgentStoreError("cancelled");
+    if (!refused) refusal = Deadline::after(kRefusedAllowance);
+    if (refused && refusal.expired()) {
+      throw std::invalid_argument("the agents' store at " + where + ": " +
+                                  reason +
+                                  " than this one; give every node the same "
+                                  "LOCKSTEP_JOB_SECRET or --rdzv-secret-file");
+    }
     if (deadline.expired()) {
       throw AgentStoreError(
           "no agents' store was reached at " + where + " in " +
           seconds_text(options_.timeout) + ": " + reason +
-          "; start the node that hosts it (static: node rank 0; c10d: the one "
-          "whose address this is), or name another endpoint");
+          "; start the node that hosts it (with --master-addr node rank 0, "
+          "with --rdzv-endpoint the one whose address this is), or name "
+          "another endpoint");
     }
     if (!told && deadline.elapsed() > kLongConnect) {
       told = true;

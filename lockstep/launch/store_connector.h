@@ -19,6 +19,10 @@ struct StoreConnectorOptions {
   // that host the first one does.
   std::optional<bool> is_host{};
   std::chrono::milliseconds timeout{600'000};  // to reach the store
+  // Opens the store at an address; AgentStoreAddress::secret is `secret`.
+  std::function<std::unique_ptr<AgentStore>(const AgentStoreAddress&)> open =
+      open_lockstep_store;
+  std::optional<std::string> secret{};
 };
 
 struct OpenedStore {
@@ -38,21 +42,20 @@ struct OpenedStore {
 // learn of them late.
 class StoreConnector {
  public:
-  using Open =
-      std::function<std::unique_ptr<AgentStore>(const AgentStoreAddress&)>;
   // Called with a line for the user when the wait gets long.
   using Notice = std::function<void(const std::string& text)>;
 
-  explicit StoreConnector(StoreConnectorOptions options,
-                          Open open = open_c10d_store)
-      : options_(std::move(options)), open_(std::move(open)) {}
+  explicit StoreConnector(StoreConnectorOptions options)
+      : options_(std::move(options)) {}
 
   // Blocks for at most `timeout` (and one look-up of the resolver). Gives up
   // early if `cancelled` returns true; it is asked ten times a second and once
   // for each address. A store that accepts a connection but does not answer
   // blocks this call until the connection is shut (shut_connections_to()).
   // Throws AgentStoreError, one line with the endpoint and the reason;
-  // std::invalid_argument if this agent must host the store and cannot.
+  // std::invalid_argument if this agent must host the store and cannot, or if
+  // the host has had another secret for 10 s (before, it may be the store of a
+  // job that is ending).
   OpenedStore open(const std::function<bool()>& cancelled,
                    const Notice& notice) const;
 
@@ -64,10 +67,10 @@ class StoreConnector {
                                   const Deadline& deadline) const;
   std::optional<OpenedStore> connect(
       const std::vector<SocketAddress>& addresses, const Deadline& deadline,
-      const std::function<bool()>& cancelled, std::string& reason) const;
+      const std::function<bool()>& cancelled, std::string& reason,
+      bool& refused) const;
 
   StoreConnectorOptions options_;
-  Open open_;
 };
 
 }  // namespace lockstep::internal

@@ -6,6 +6,8 @@
 #include <string_view>
 #include <utility>
 
+#include "lockstep/launch/job_secret.h"
+
 namespace lockstep::internal {
 namespace {
 
@@ -105,6 +107,8 @@ std::vector<std::string> worker_environment(
     // that this worker does not have.
     remove(entries, "LOCKSTEP_MASTER_LISTEN_FD");
   }
+  // What the agents prove who they are with is none of the program's business.
+  remove(entries, kJobSecretVariable);
   // Values of a launcher around this one are about other workers.
   for (const auto& [name, value] :
        {std::pair("LOCKSTEP_AGENT", worker.agent_socket),

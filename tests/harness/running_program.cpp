@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cerrno>
 #include <fstream>
+#include <iterator>
 #include <sstream>
 #include <thread>
 #include <utility>
@@ -168,6 +169,7 @@ ProgramSetup ProgramTest::complete(ProgramSetup setup) const {
   setup.environment.push_back("LOCKSTEP_FLIGHT_DIR=" +
                               (root_ / "flight").string());
   setup.environment.push_back(mark_);
+  std::ranges::copy(for_all_, std::back_inserter(setup.environment));
   return setup;
 }
 

@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/base/file_descriptor.h"
@@ -87,6 +88,12 @@ class ProgramTest : public ::testing::Test {
       const std::vector<std::string>& command, ProgramSetup setup = {},
       std::chrono::seconds allowed = std::chrono::seconds(30));
 
+  // Sets a variable (NAME=value) of every program that is started from now on,
+  // unless its setup has it.
+  void set_for_all(std::string variable) {
+    for_all_.push_back(std::move(variable));
+  }
+
   // Returns the processes that carry this test's mark in their environment, and
   // also all of `variables` (NAME=value).
   std::vector<pid_t> marked_processes(
@@ -102,6 +109,7 @@ class ProgramTest : public ::testing::Test {
 
   std::filesystem::path root_;
   std::string mark_;
+  std::vector<std::string> for_all_{};
 };
 
 std::vector<std::string> lines(const std::string& text);

@@ -47,18 +47,20 @@ class JobMemberTest : public ::testing::Test {
     options.node.host = "host" + std::to_string(node_rank);
     options.store.endpoint = {endpoint_host_, port_};
     options.store.is_host = node_rank == 0;
+    options.first_notice = milliseconds(100);
+    options.notice_interval = milliseconds(200);
     options.store.timeout = join_timeout;
     options.join_timeout = join_timeout;
-    return std::make_unique<JobMember>(
-        options, [this](const AgentStoreAddress& address) {
-          if (address.listen_fd >= 0) {
-            listening_ = FileDescriptor(address.listen_fd);
-          } else if (lost_while_joining_ > 0) {
-            --lost_while_joining_;
-            return std::make_unique<MemoryAgentStore>(keys_, operations_);
-          }
-          return std::make_unique<MemoryAgentStore>(keys_);
-        });
+    options.store.open = [this](const AgentStoreAddress& address) {
+      if (address.listen_fd >= 0) {
+        listening_ = FileDescriptor(address.listen_fd);
+      } else if (lost_while_joining_ > 0) {
+        --lost_while_joining_;
+        return std::make_unique<MemoryAgentStore>(keys_, operations_);
+      }
+      return std::make_unique<MemoryAgentStore>(keys_);
+    };
+    return std::make_unique<JobMember>(options);
   }
 
   template <typename Event>
@@ -111,6 +113,24 @@ TEST_F(JobMemberTest, AbsentNodeIsNamedWhenTheTimeIsUp) {
   EXPECT_THAT(verdict.text,
               AllOf(HasSubstr("waited 1 s"), HasSubstr("absent: nodes 1 and 2"),
                     HasSubstr("127.0.0.1:" + std::to_string(port_))));
+}
+
+TEST_F(JobMemberTest, AbsentNodeIsNamedNowAndThenWhileItIsAwaited) {
+  auto host = member(0, 3);
+  await<Joined>(*host);
+  host->offer_round(0, {"127.0.0.1", 4000});
+  for (int notice = 0; notice < 3; ++notice) {
+    EXPECT_THAT(await<Notice>(*host).text,
+                HasSubstr("waiting for nodes 1 and 2 of 3, for at most 20 s"));
+  }
+  auto other = member(1, 3);
+  await<Joined>(*other);
+  other->offer_round(0, {});
+  const Deadline deadline = Deadline::after(seconds(20));
+  while (await<Notice>(*host).text.find("waiting for node 2 of") ==
+         std::string::npos) {
+    ASSERT_FALSE(deadline.expired());
+  }
 }
 
 TEST_F(JobMemberTest, LostStoreNamesTheNodeThatHostedIt) {
@@ -177,7 +197,7 @@ TEST_F(JobMemberTest, MemberEndsWhereAStoreAcceptsAndNeverAnswers) {
   std::atomic<bool> told{false};
   // Acts like c10d's client: waits without limit for an answer, and connects
   // again until its timeout.
-  const auto open =
+  options.store.open =
       [&](const AgentStoreAddress& store) -> std::unique_ptr<AgentStore> {
     if (!told.exchange(true)) opening.set_value();
     const Deadline deadline = Deadline::after(store.timeout);
@@ -190,7 +210,7 @@ TEST_F(JobMemberTest, MemberEndsWhereAStoreAcceptsAndNeverAnswers) {
     }
     throw AgentStoreError("no answer");
   };
-  auto job = std::make_unique<JobMember>(options, open);
+  auto job = std::make_unique<JobMember>(options);
   opening.get_future().wait();
   const Deadline watch = Deadline::after(seconds(12));
   job.reset();

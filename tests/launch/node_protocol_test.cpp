@@ -11,6 +11,7 @@
 namespace lockstep::internal::testing {
 namespace {
 
+using std::nullopt;
 using std::chrono::milliseconds;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
@@ -117,6 +118,67 @@ TEST_F(NodeProtocolTest, NodesWithoutARankTakeTheLowestThatIsFree) {
   EXPECT_EQ(agent(node(3)).join().node_rank, 0);
   EXPECT_EQ(agent(node(3)).join().node_rank, 2);
   EXPECT_THAT(refusal(agent(node(3))), HasSubstr("one too many"));
+}
+
+TEST_F(NodeProtocolTest, AgentThatJoinsAgainKeepsTheRankThatItTook) {
+  const NodeDescription self = node(3);
+  EXPECT_EQ(agent(self).join().node_rank, 0);
+  EXPECT_EQ(agent(node(3)).join().node_rank, 1);
+  EXPECT_EQ(agent(self).join().node_rank, 0);
+  EXPECT_EQ(agent(node(3)).join().node_rank, 2);
+}
+
+// Counts what all agents ask their store.
+class CountingStore : public MemoryAgentStore {
+ public:
+  using MemoryAgentStore::MemoryAgentStore;
+  void set(const std::string& key, const std::string& value) override {
+    ++requests;
+    MemoryAgentStore::set(key, value);
+  }
+  std::optional<std::string> get(const std::string& key) override {
+    ++requests;
+    return MemoryAgentStore::get(key);
+  }
+  bool check(const std::string& key) override {
+    ++requests;
+    return MemoryAgentStore::check(key);
+  }
+  int64_t add(const std::string& key, int64_t amount) override {
+    ++requests;
+    return MemoryAgentStore::add(key, amount);
+  }
+  std::string set_if_absent(const std::string& key,
+                            const std::string& value) override {
+    ++requests;
+    return MemoryAgentStore::set_if_absent(key, value);
+  }
+
+  int requests = 0;
+};
+
+TEST_F(NodeProtocolTest, RequestsGrowNoFasterThanTheNumberOfNodes) {
+  for (const bool ranked : {true, false}) {
+    std::vector<int> requests;
+    for (const int nnodes : {16, 64, 256}) {
+      CountingStore store(std::make_shared<StoredKeys>());
+      std::deque<NodeProtocol> agents;
+      for (int rank = 0; rank < nnodes; ++rank) {
+        agents
+            .emplace_back(store,
+                          node(nnodes, ranked ? std::optional(rank) : nullopt))
+            .join();
+      }
+      for (auto& one : agents) one.offer_round(0, {"192.0.2.1", 4000});
+      for (auto& one : agents) ASSERT_TRUE(one.take_plan());
+      for (auto& one : agents) one.report_success();
+      for (auto& one : agents) ASSERT_TRUE(one.take_verdict());
+      for (auto& one : agents) one.depart();
+      requests.push_back(store.requests);
+    }
+    EXPECT_LE(requests[1], 4 * requests[0]);
+    EXPECT_LE(requests[2], 4 * requests[1]);
+  }
 }
 
 TEST_F(NodeProtocolTest, NoPlanBeforeAllHaveOffered) {
@@ -421,19 +483,31 @@ TEST_F(NodeProtocolTest, StoreOfAJobThatEndsIsNotJoined) {
 TEST_F(NodeProtocolTest, ForeignRecordsAreRefusedNotBelieved) {
   for (const char* job :
        {"", "no json", "[]", "{}", R"({"version":1})",
-        R"({"version":2,"nnodes":2,"max_restarts":0,"run_id":"x"})",
-        R"({"version":1,"nnodes":"2","max_restarts":0,"run_id":"x"})",
-        R"({"version":1,"nnodes":-2,"max_restarts":0,"run_id":"x"})",
-        R"({"version":1,"nnodes":2e300,"max_restarts":0,"run_id":"x"})"}) {
+        R"({"version":1,"nnodes":2,"max_restarts":0,"run_id":"x"})",
+        R"({"version":2,"nnodes":"2","max_restarts":0,"run_id":"x"})",
+        R"({"version":2,"nnodes":-2,"max_restarts":0,"run_id":"x"})",
+        R"({"version":2,"nnodes":2e300,"max_restarts":0,"run_id":"x"})"}) {
     store_.set("lockstep/job", job);
     EXPECT_THROW(agent(node(2, 0)).join(), ForeignRecord) << job;
   }
   keys_->values.clear();
   agents_.clear();
   form({1, 1});
-  store_.set("lockstep/round/0/node/1",
-             R"({"nproc_per_node":100000,"role":"default"})");
-  EXPECT_THROW(agents_[0].take_plan(), ForeignRecord);
+  const auto plan = [](const std::string& nodes) {
+    return R"({"master_addr":"","master_port":1,"nodes":)" + nodes + "}";
+  };
+  const std::string good = R"({"count":1,"nproc_per_node":1,"role":"default"})";
+  for (const std::string& nodes :
+       {std::string("{}"), std::string("[1,2]"), "[" + good + "]",
+        "[" + good + "," + good + "," + good + "]",
+        std::string(R"([{"count":2,"nproc_per_node":100000,"role":"x"}])"),
+        std::string(R"([{"count":3,"nproc_per_node":1,"role":"x"}])"),
+        std::string(R"([{"count":0,"nproc_per_node":1,"role":"x"}])")}) {
+    store_.set("lockstep/round/0/plan", plan(nodes));
+    EXPECT_THROW(agents_[0].take_plan(), ForeignRecord) << nodes;
+  }
+  store_.set("lockstep/round/0/plan", plan("[" + good + "," + good + "]"));
+  EXPECT_TRUE(agents_[0].take_plan());
   store_.set("lockstep/round/0/verdict",
              R"({"kind":9,"node_rank":0,"exit_code":0,"signal":0,"text":""})");
   EXPECT_THROW(agents_[0].take_verdict(), ForeignRecord);

@@ -20,19 +20,25 @@ int NodesTest::free_port() {
   return bound_address(fd.get()).port();
 }
 
-std::vector<std::string> NodesTest::c10d(const std::string& endpoint,
-                                         int nnodes, int node_rank) {
+NodesTest::NodesTest() {
+  set_for_all("LOCKSTEP_JOB_SECRET=the secret of these tests");
+}
+
+std::vector<std::string> NodesTest::meeting(const std::string& endpoint,
+                                            int nnodes, int node_rank,
+                                            const std::string& backend) {
   std::vector<std::string> options{"--nnodes=" + std::to_string(nnodes),
-                                   "--rdzv-backend=c10d",
                                    "--rdzv-endpoint=" + endpoint};
+  if (backend != "lockstep") options.push_back("--rdzv-backend=" + backend);
   if (node_rank >= 0) {
     options.push_back("--node-rank=" + std::to_string(node_rank));
   }
   return options;
 }
 
-std::vector<std::string> NodesTest::fixed(int port, int nnodes, int node_rank) {
-  return {"--nnodes=" + std::to_string(nnodes),
+std::vector<std::string> NodesTest::fixed(int port, int nnodes, int node_rank,
+                                          const std::string& backend) {
+  return {"--nnodes=" + std::to_string(nnodes), "--rdzv-backend=" + backend,
           "--node-rank=" + std::to_string(node_rank), "--master-addr=127.0.0.1",
           "--master-port=" + std::to_string(port)};
 }

@@ -16,12 +16,22 @@ class NodesTest : public LauncherTest {
   // of IPv4.
   static int free_port();
 
-  // Returns the options of one of `nnodes` nodes that meet at HOST:PORT by
-  // c10d; without a node rank if it is below 0.
+  // Sets LOCKSTEP_JOB_SECRET for the launchers that it starts.
+  NodesTest();
+
+  // Returns the options of one of `nnodes` nodes that meet at HOST:PORT;
+  // without a node rank if it is below 0.
+  static std::vector<std::string> meeting(
+      const std::string& endpoint, int nnodes, int node_rank = -1,
+      const std::string& backend = "lockstep");
   static std::vector<std::string> c10d(const std::string& endpoint, int nnodes,
-                                       int node_rank = -1);
-  // Returns the same for the static rendezvous at 127.0.0.1.
-  static std::vector<std::string> fixed(int port, int nnodes, int node_rank);
+                                       int node_rank = -1) {
+    return meeting(endpoint, nnodes, node_rank, "c10d");
+  }
+  // Returns the options of nodes that meet at node rank 0, here 127.0.0.1.
+  static std::vector<std::string> fixed(
+      int port, int nnodes, int node_rank,
+      const std::string& backend = "lockstep");
 
   // Returns `options` followed by `more`.
   static std::vector<std::string> with(std::vector<std::string> options,

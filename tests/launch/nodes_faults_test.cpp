@@ -3,12 +3,14 @@
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <fstream>
 #include <thread>
 
+#include "lockstep/launch/endpoint.h"
 #include "tests/launch/nodes.h"
 
 namespace lockstep::internal::testing {
@@ -34,17 +36,30 @@ class NodesFaults : public NodesTest {
     }
     for (int rank = 0; rank < 2; ++rank) {
       const std::string hosts = rank == 0 ? "true" : "false";
-      nodes_.push_back(
-          start_script(with(with(c10d(endpoint(), 2, rank), options),
-                            {conf + "join_timeout=30,is_host=" + hosts}),
-                       script));
+      nodes_.push_back(start_script(
+          with(with(meeting(endpoint(), 2, rank, backend_), options),
+               {conf + "join_timeout=30,is_host=" + hosts}),
+          script));
     }
     for (auto& node : nodes_) node->await_output(ready);
   }
   RunningProgram& node(size_t rank) { return *nodes_[rank]; }
 
+  std::string backend_ = "lockstep";
   std::vector<std::unique_ptr<RunningProgram>> nodes_;
 };
+
+// What depends on the store.
+class NodesFaultsAtAStore : public NodesFaults,
+                            public ::testing::WithParamInterface<const char*> {
+ protected:
+  NodesFaultsAtAStore() { backend_ = GetParam(); }
+};
+INSTANTIATE_TEST_SUITE_P(, NodesFaultsAtAStore,
+                         ::testing::Values("lockstep", "c10d"),
+                         [](const auto& one) {
+                           return std::string(one.param);
+                         });
 
 TEST_F(NodesFaults, EveryAgentEndsWithTheFirstFailingWorkersCode) {
   start_two({"--nproc-per-node=2"},
@@ -101,7 +116,7 @@ TEST_F(NodesFaults, CauseThatStillRunsOnAnotherNodeIsNamed) {
   }
 }
 
-TEST_F(NodesFaults, FailureOnOneNodeRestartsAllOnAFreshStore) {
+TEST_P(NodesFaultsAtAStore, FailureOnOneNodeRestartsAllOnAFreshStore) {
   start_two({"--nproc-per-node=2", "--max-restarts=3"},
             "echo round $TORCHELASTIC_RESTART_COUNT $MASTER_PORT; "
             "[ $TORCHELASTIC_RESTART_COUNT = 2 ] && exit 0; "
@@ -139,14 +154,14 @@ TEST_F(NodesFaults, NodeThatHasEndedWellStartsAnewWithTheOthers) {
 }
 
 TEST_F(NodesFaults, ProgramThatOneHostCannotExecuteEndsAll) {
-  auto first = start_script(c10d(endpoint(), 2, 0), kStay);
+  auto first = start_script(meeting(endpoint(), 2, 0), kStay);
   // The file exists and is executable, but has a format that the kernel does
   // not know.
   const auto garbage = scratch() / "garbage";
   FileDescriptor file(open(garbage.c_str(), O_WRONLY | O_CREAT, 0755));
   ASSERT_EQ(write(file.get(), "\x01\x02 no program\n", 14), 14);
   file.reset();
-  auto second = start(with(c10d(endpoint(), 2, 1), {garbage}));
+  auto second = start(with(meeting(endpoint(), 2, 1), {garbage}));
   EXPECT_EQ(second->finish(seconds(10)).exit_code, 126);
   const auto result = first->finish(seconds(10));
   EXPECT_EQ(result.exit_code, 126);
@@ -192,7 +207,7 @@ TEST_F(NodesFaults, SignalAfterAFailureDoesNotChangeTheExitCode) {
 }
 
 TEST_F(NodesFaults, SignalWhileWaitingForNodesEndsTheWait) {
-  auto lonely = start_script(c10d(endpoint(), 2, 0), "echo never");
+  auto lonely = start_script(meeting(endpoint(), 2, 0), "echo never");
   await_store();
   lonely->signal(SIGTERM);
   const auto result = lonely->finish(seconds(10));
@@ -203,7 +218,7 @@ TEST_F(NodesFaults, SignalWhileWaitingForNodesEndsTheWait) {
 // A scheduler suspends and continues the whole job, or only one agent is
 // paused. Only a pause of a peer that other processes of its host do not share
 // counts.
-TEST_F(NodesFaults, PauseOfFiveSecondsIsNobodysDeath) {
+TEST_P(NodesFaultsAtAStore, PauseOfFiveSecondsIsNobodysDeath) {
   const auto end = scratch() / "end";
   const std::string script = "echo agent $PPID; until [ -e " + end.string() +
                              " ]; do sleep 0.05; done; echo done";
@@ -217,8 +232,8 @@ TEST_F(NodesFaults, PauseOfFiveSecondsIsNobodysDeath) {
     Job& job = jobs.emplace_back(Job{"[::1]:" + std::to_string(free_port()),
                                      std::string("JOB=") + name});
     for (int rank = 0; rank < 2; ++rank) {
-      job.nodes.push_back(start_script(c10d(job.endpoint, 2, rank), script,
-                                       {.environment = {job.mark}}));
+      job.nodes.push_back(start_script(meeting(job.endpoint, 2, rank, backend_),
+                                       script, {.environment = {job.mark}}));
     }
     for (auto& node : job.nodes) node->await_output("agent ");
   }
@@ -242,7 +257,7 @@ TEST_F(NodesFaults, PauseOfFiveSecondsIsNobodysDeath) {
   }
 }
 
-TEST_F(NodesFaults, PausedAgentIsGivenUpWhenItsTimeIsUpAndSaysSo) {
+TEST_P(NodesFaultsAtAStore, PausedAgentIsGivenUpWhenItsTimeIsUpAndSaysSo) {
   const std::string times = "keep_alive_interval=0.5,keep_alive_max_attempt=4";
   start_two({"--rdzv-conf=" + times}, kStay, "agent ");
   const pid_t agent = agent_of(node(1));
@@ -269,7 +284,7 @@ TEST_F(NodesFaults, LostNodeUsesUpARestartAndMayBeReplaced) {
     const std::string where = "[::1]:" + std::to_string(free_port());
     const auto start_node = [&](int rank) {
       return start_script(
-          with(c10d(where, 2, ranked ? rank : -1),
+          with(meeting(where, 2, ranked ? rank : -1),
                {"--max-restarts=1", "--rdzv-conf=join_timeout=60"}),
           script);
     };
@@ -301,7 +316,7 @@ TEST_F(NodesFaults, LostNodeIsNamedBeforeTheOthersWaitForItsReplacement) {
   node(1).finish(seconds(10));
 }
 
-TEST_F(NodesFaults, KilledAgentIsNamedWithinSeconds) {
+TEST_P(NodesFaultsAtAStore, KilledAgentIsNamedWithinSeconds) {
   start_two({}, kStay, "agent ");
   kill(agent_of(node(1)), SIGKILL);
   const auto result = node(0).finish(seconds(5));
@@ -312,7 +327,7 @@ TEST_F(NodesFaults, KilledAgentIsNamedWithinSeconds) {
   EXPECT_EQ(node(1).finish(seconds(10)).exit_code, 128 + SIGKILL);
 }
 
-TEST_F(NodesFaults, KilledHostOfTheStoreIsNamedAtOnce) {
+TEST_P(NodesFaultsAtAStore, KilledHostOfTheStoreIsNamedAtOnce) {
   start_two({"--max-restarts=3"}, kStay, "agent ");
   kill(agent_of(node(0)), SIGKILL);
   const auto result = node(1).finish(seconds(5));
@@ -323,7 +338,7 @@ TEST_F(NodesFaults, KilledHostOfTheStoreIsNamedAtOnce) {
   EXPECT_EQ(node(0).finish(seconds(10)).exit_code, 128 + SIGKILL);
 }
 
-TEST_F(NodesFaults, PausedHostOfTheStoreIsGivenUpAndSaysSo) {
+TEST_P(NodesFaultsAtAStore, PausedHostOfTheStoreIsGivenUpAndSaysSo) {
   start_two({"--rdzv-conf=keep_alive_interval=1"}, kStay, "agent ");
   const pid_t host = agent_of(node(0));
   kill(host, SIGSTOP);
@@ -345,6 +360,40 @@ TEST_F(NodesFaults, KilledLauncherEndsTheOtherNodeAtOnce) {
   EXPECT_THAT(result.err, AllOf(HasSubstr("launcher of node 1 ("),
                                 HasSubstr("was killed")));
   node(1).finish(seconds(10));
+}
+
+// FAULTS 21: strangers reach the port of a job that runs.
+TEST_F(NodesFaults, StrangersAtTheStoreDoNotDisturbTheJob) {
+  const auto end = scratch() / "end";
+  start_two({},
+            "echo agent $PPID; until [ -e " + end.string() +
+                " ]; do sleep 0.02; done",
+            "agent ");
+  const auto store = resolve(parse_endpoint("endpoint", endpoint(), 0)).front();
+  std::vector<FileDescriptor> strangers;
+  for (const std::string& words :
+       {std::string("GET / HTTP/1.1\r\n\r\n"), std::string(100'000, '\xff'),
+        std::string("\x16\x03\x01"), std::string()}) {
+    for (int turn = 0; turn < 150; ++turn) {
+      FileDescriptor stranger = connect_to(store, seconds(20));
+      ASSERT_TRUE(stranger);
+      // What is refused is no matter: the store may have closed already.
+      [[maybe_unused]] auto sent =
+          send(stranger.get(), words.data(), words.size(), MSG_NOSIGNAL);
+      strangers.push_back(std::move(stranger));
+    }
+  }
+  // A node that comes meanwhile is served: it is told that it is one too many.
+  auto late = start_script(meeting(endpoint(), 2), "true");
+  const auto refused = late->finish(seconds(20));
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_THAT(refused.err, HasSubstr("one too many"));
+  std::ofstream(end).put('.');
+  for (auto& one : nodes_) {
+    const auto result = one->finish(seconds(10));
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(result.err, "");
+  }
 }
 
 }  // namespace

@@ -2,6 +2,8 @@
 #include <gmock/gmock.h>
 
 #include <algorithm>
+#include <filesystem>
+#include <fstream>
 #include <set>
 
 #include "tests/launch/nodes.h"
@@ -20,6 +22,13 @@ class Nodes : public NodesTest {
     return all;
   }
 };
+
+class NodesAtAStore : public Nodes,
+                      public ::testing::WithParamInterface<const char*> {};
+INSTANTIATE_TEST_SUITE_P(, NodesAtAStore, ::testing::Values("lockstep", "c10d"),
+                         [](const auto& one) {
+                           return std::string(one.param);
+                         });
 
 const std::string kPlace =
     "echo $GROUP_RANK/$GROUP_WORLD_SIZE $LOCAL_RANK/$LOCAL_WORLD_SIZE "
@@ -60,7 +69,7 @@ TEST_F(Nodes, UnevenNodesByTheStaticRendezvous) {
   std::vector<std::unique_ptr<RunningProgram>> nodes;
   for (int rank = 0; rank < 3; ++rank) {
     nodes.push_back(start_script(
-        with(fixed(port(), 3, rank),
+        with(fixed(port(), 3, rank, "static"),
              {"--rdzv-id=job7",
               "--nproc-per-node=" + std::to_string(workers[rank])}),
         kPlace));
@@ -83,7 +92,7 @@ TEST_F(Nodes, ArrivalDecidesWithoutNodeRanks) {
   std::vector<std::unique_ptr<RunningProgram>> nodes;
   for (int one = 0; one < 3; ++one) {
     nodes.push_back(start_script(
-        c10d("127.0.0.1:" + std::to_string(port()), 3),
+        meeting("127.0.0.1:" + std::to_string(port()), 3),
         "echo $GROUP_RANK $RANK $TORCHELASTIC_RUN_ID $MASTER_PORT"));
   }
   std::set<char> ranks;
@@ -101,9 +110,9 @@ TEST_F(Nodes, ArrivalDecidesWithoutNodeRanks) {
 }
 
 TEST_F(Nodes, LocalAddrIsWhereTheOthersReachRankZero) {
-  auto second = start_script(c10d(endpoint(), 2, 1), "echo $MASTER_ADDR");
+  auto second = start_script(meeting(endpoint(), 2, 1), "echo $MASTER_ADDR");
   auto first = start_script(
-      with(c10d(endpoint(), 2, 0), {"--local-addr=127.0.0.5"}), "true");
+      with(meeting(endpoint(), 2, 0), {"--local-addr=127.0.0.5"}), "true");
   EXPECT_EQ(second->finish().out, "127.0.0.5\n");
   EXPECT_EQ(first->finish().exit_code, 0);
 }
@@ -112,8 +121,8 @@ TEST_F(Nodes, WorkersInheritNothingOfTheAgentsStore) {
   const std::string script =
       "for fd in /proc/self/fd/*; do case $(readlink $fd) in "
       "socket:*|anon_inode:*) echo $RANK ${fd##*/};; esac; done";
-  auto second = start_script(c10d(endpoint(), 2, 1), script);
-  auto first = start_script(c10d(endpoint(), 2, 0), script);
+  auto second = start_script(meeting(endpoint(), 2, 1), script);
+  auto first = start_script(meeting(endpoint(), 2, 0), script);
   EXPECT_EQ(lines(first->finish().out).size(), 1u) << "the held port";
   EXPECT_EQ(second->finish().out, "");
 }
@@ -135,11 +144,11 @@ TEST_F(Nodes, PrefixTemplateKnowsTheGlobalRank) {
 
 // A shell loop runs several jobs: one node's next agent may come while the
 // store of the previous job is still there.
-TEST_F(Nodes, JobsFollowEachOtherAtOneEndpoint) {
-  const std::string command = std::string(LOCKSTEP_BIN_DIR) +
-                              "/lockstep run --nnodes=2 --rdzv-backend=c10d "
-                              "--rdzv-endpoint=" +
-                              endpoint();
+TEST_P(NodesAtAStore, JobsFollowEachOtherAtOneEndpoint) {
+  const std::string command =
+      std::string(LOCKSTEP_BIN_DIR) +
+      "/lockstep run --nnodes=2 --rdzv-backend=" + GetParam() +
+      " --rdzv-endpoint=" + endpoint();
   std::string loop = "for job in 1 2 3; do ";
   const auto node = [&](const std::string& rank) {
     return start_program({"/bin/sh", "-c",
@@ -158,9 +167,9 @@ TEST_F(Nodes, JobsFollowEachOtherAtOneEndpoint) {
 }
 
 TEST_F(Nodes, AbsentNodeIsNamed) {
-  const auto result =
-      run_script(with(c10d(endpoint(), 3, 0), {"--rdzv-conf=join_timeout=1"}),
-                 "echo never");
+  const auto result = run_script(
+      with(meeting(endpoint(), 3, 0), {"--rdzv-conf=join_timeout=1"}),
+      "echo never");
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_EQ(lines(result.err).size(), 1u) << result.err;
   EXPECT_THAT(result.err, HasSubstr("absent: nodes 1 and 2"));
@@ -201,9 +210,8 @@ TEST_F(Nodes, DisagreementIsOneLineThatNamesBothAgents) {
   // come.
   std::vector<std::unique_ptr<RunningProgram>> nodes;
   for (const auto& one : cases) {
-    const std::vector<std::string> where{
-        "--rdzv-backend=c10d",
-        "--rdzv-endpoint=[::1]:" + std::to_string(free_port())};
+    const std::vector<std::string> where{"--rdzv-endpoint=[::1]:" +
+                                         std::to_string(free_port())};
     nodes.push_back(start_script(with(where, one.first), "echo never"));
     nodes.push_back(start_script(with(where, one.second), "echo never"));
   }
@@ -221,7 +229,7 @@ TEST_F(Nodes, DisagreementIsOneLineThatNamesBothAgents) {
 }
 
 TEST_F(Nodes, PortOfTheStoreInUseIsOneLine) {
-  auto taken = start_script(c10d(endpoint(), 2, 0), "true");
+  auto taken = start_script(meeting(endpoint(), 2, 0), "true");
   await_store();
   // In the static rendezvous this node must host the store, but cannot.
   const auto result =
@@ -237,41 +245,109 @@ TEST_F(Nodes, PortOfTheStoreInUseIsOneLine) {
 }
 
 TEST_F(Nodes, MissingModuleIsOneLine) {
-  const auto result =
-      run_script(fixed(port(), 2, 0), "true",
-                 {.environment = {"LOCKSTEP_MODULE_PATH=/no/modules"}});
-  EXPECT_EQ(result.exit_code, 1);
-  EXPECT_EQ(lines(result.err).size(), 1u) << result.err;
-  EXPECT_THAT(result.err, HasSubstr("/no/modules/c10d_store.so"));
+  for (const char* backend : {"lockstep", "c10d"}) {
+    const auto result =
+        run_script(meeting(endpoint(), 2, 0, backend), "true",
+                   {.environment = {"LOCKSTEP_MODULE_PATH=/no/modules"}});
+    EXPECT_EQ(result.exit_code, 1);
+    EXPECT_EQ(lines(result.err).size(), 1u) << result.err;
+    EXPECT_THAT(result.err,
+                HasSubstr(std::string("/no/modules/") + backend + "_store.so"));
+  }
+}
+
+TEST_F(Nodes, AgentsOfOurStoreDoNotLoadLibTorch) {
+  const std::string script =
+      "grep -c libtorch /proc/$PPID/maps; grep -c libssl /proc/$PPID/maps "
+      "> /dev/null && echo tls";
+  auto second = start_script(meeting(endpoint(), 2, 1), script);
+  auto first = start_script(meeting(endpoint(), 2, 0), script);
+  for (auto* one : {first.get(), second.get()}) {
+    EXPECT_EQ(one->finish().out, "0\ntls\n");
+  }
+}
+
+TEST_F(Nodes, WorkersDoNotGetTheSecret) {
+  const std::string script = "echo ${LOCKSTEP_JOB_SECRET-none}";
+  auto second = start_script(meeting(endpoint(), 2, 1), script);
+  auto first = start_script(meeting(endpoint(), 2, 0), script);
+  EXPECT_EQ(first->finish().out, "none\n");
+  EXPECT_EQ(second->finish().out, "none\n");
+}
+
+// FAULTS 22. The stranger gives up; the node with the right secret then comes.
+TEST_F(Nodes, NodeWithAnotherSecretIsRefusedAndTheJobGoesOn) {
+  auto first = start_script(meeting(endpoint(), 2, 0), "echo ran");
+  await_store();
+  const auto secret = scratch() / "secret";
+  std::ofstream(secret) << "the secret of another job\n";
+  std::filesystem::permissions(secret, std::filesystem::perms::owner_read);
+  auto stranger = start_script(with(meeting(endpoint(), 2, 1),
+                                    {"--rdzv-secret-file=" + secret.string()}),
+                               "echo never");
+  const auto refused = stranger->finish();
+  EXPECT_EQ(refused.exit_code, 2);
+  EXPECT_EQ(refused.out, "");
+  EXPECT_THAT(lines(refused.err).back(),
+              AllOf(HasSubstr("another secret"), HasSubstr(endpoint()),
+                    HasSubstr("LOCKSTEP_JOB_SECRET")));
+  EXPECT_EQ(refused.err.find("the secret of"), std::string::npos);
+  auto second = start_script(meeting(endpoint(), 2, 1), "echo ran");
+  for (auto* one : {first.get(), second.get()}) {
+    const auto result = one->finish();
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(result.out, "ran\n");
+  }
+}
+
+TEST_F(Nodes, WithoutASecretEachNodeIsWarned) {
+  const auto node = [&](int rank) {
+    return start_script(with(meeting(endpoint(), 2, rank), {"--rdzv-insecure"}),
+                        "true", {.environment = {"LOCKSTEP_JOB_SECRET="}});
+  };
+  auto second = node(1);
+  auto first = node(0);
+  for (auto* one : {first.get(), second.get()}) {
+    const auto result = one->finish();
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(count(result.err, "without authentication and encryption"), 1)
+        << result.err;
+  }
 }
 
 // A PyTorchJob of Kubernetes sets these: MASTER_ADDR is "localhost" on the
 // master, and the master's name on the workers.
 TEST_F(Nodes, NodesMeetThoughNodeZeroIsToldLocalhost) {
-  const auto node = [&](int rank, const std::string& address) {
-    return start_script(
-        {}, "echo $RANK $MASTER_ADDR",
-        {.environment = {"PET_NNODES=2",
-                         "PET_NODE_RANK=" + std::to_string(rank),
-                         "PET_MASTER_ADDR=" + address,
-                         "PET_MASTER_PORT=" + std::to_string(port())}});
-  };
-  // 127.0.0.2 reaches this host, but not a socket that is bound to "localhost"
-  // only.
-  auto second = node(1, "127.0.0.2");
-  auto first = node(0, "localhost");
-  const auto result = first->finish();
-  EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_EQ(result.out, "0 localhost\n");
-  EXPECT_EQ(count(result.err, "without authentication"), 1) << result.err;
-  EXPECT_EQ(second->finish().out, "1 127.0.0.2\n");
+  for (const std::string backend : {"lockstep", "static"}) {
+    const std::string port = std::to_string(free_port());
+    const auto node = [&](int rank, const std::string& address) {
+      return start_script(
+          {}, "echo $RANK $MASTER_ADDR",
+          {.environment = {
+               "PET_NNODES=2", "PET_NODE_RANK=" + std::to_string(rank),
+               "PET_MASTER_ADDR=" + address, "PET_MASTER_PORT=" + port,
+               "PET_RDZV_BACKEND=" + backend}});
+    };
+    // 127.0.0.2 reaches this host, but not a socket that is bound to
+    // "localhost" only.
+    auto second = node(1, "127.0.0.2");
+    auto first = node(0, "localhost");
+    const auto result = first->finish();
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    EXPECT_EQ(result.out, "0 localhost\n");
+    EXPECT_EQ(count(result.err, "without authentication"),
+              backend == "static" ? 1 : 0)
+        << result.err;
+    EXPECT_EQ(second->finish().out, "1 127.0.0.2\n");
+  }
 }
 
 TEST_F(Nodes, EveryInterfaceIsNoAddressToReach) {
   for (const char* option :
        {"--master-addr=0.0.0.0", "--rdzv-endpoint=0.0.0.0:29400",
         "--rdzv-endpoint=[::]:29400", "--local-addr=0.0.0.0"}) {
-    const auto result = run_script({"--nnodes=2", option}, "true");
+    const auto result =
+        run_script({"--nnodes=2", "--rdzv-backend=static", option}, "true");
     EXPECT_EQ(result.exit_code, 2) << option;
     EXPECT_EQ(lines(result.err).size(), 1u) << result.err;
     EXPECT_THAT(result.err, HasSubstr("every interface")) << option;

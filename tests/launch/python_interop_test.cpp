@@ -57,13 +57,14 @@ TEST_F(PythonInterop, GlooGroupOverTwoNodesRestartsOnAFreshStore) {
   const fs::path script = scratch() / "group.py";
   std::ofstream(script) << kGroup;
   std::vector<std::unique_ptr<RunningProgram>> nodes;
-  const std::string port = std::to_string(free_port());
-  for (const char* rank : {"0", "1"}) {
-    nodes.push_back(
-        start({"--nnodes=2", std::string("--node-rank=") + rank,
-               "--rdzv-backend=c10d", "--rdzv-endpoint=[::1]:" + port,
-               "--max-restarts=1", script},
-              {.environment = {"PYTHON_EXEC=" + python_}}));
+  // Two jobs side by side: Python's workers do not depend on the agents' store.
+  for (const char* backend : {"lockstep", "c10d"}) {
+    const std::string where = "[::1]:" + std::to_string(free_port());
+    for (const int rank : {0, 1}) {
+      nodes.push_back(start(
+          with(meeting(where, 2, rank, backend), {"--max-restarts=1", script}),
+          {.environment = {"PYTHON_EXEC=" + python_}}));
+    }
   }
   for (auto& node : nodes) {
     const auto result = node->finish(std::chrono::seconds(100));

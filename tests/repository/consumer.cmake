@@ -49,12 +49,14 @@ run(${CMAKE_COMMAND} -S ${OWN_PROJECT} -B ${binary}/own_project -G Ninja
     -D CMAKE_CXX_COMPILER=${COMPILER}
     -D Torch_DIR=${TORCH} -D CMAKE_PREFIX_PATH=${prefix})
 
-# On two nodes, the installed launcher must find its module, and the module
+# On two nodes, the installed launcher must find its modules, and that of c10d
 # LibTorch.
 string(RANDOM LENGTH 4 ALPHABET 0123456789 digits)
-set(node "${prefix}/bin/lockstep run --nnodes=2 --master-addr=127.0.0.1 \
---master-port=2${digits} --rdzv-conf=join_timeout=60")
-run(sh -c "${node} --node-rank=1 true & ${node} --node-rank=0 true && wait $!")
+foreach(store "static" "lockstep --rdzv-insecure")
+  set(node "${prefix}/bin/lockstep run --nnodes=2 --rdzv-backend=${store} \
+--master-addr=127.0.0.1 --master-port=2${digits} --rdzv-conf=join_timeout=60")
+  run(sh -c "${node} --node-rank=1 true & ${node} --node-rank=0 true && wait $!")
+endforeach()
 # A subcommand that is a program of its own must be found, and find LibTorch.
 run(${prefix}/bin/lockstep bench all_reduce --sizes=4 --iters=1)
 if(NOT output MATCHES "# all_reduce sum float32, 2 ranks")

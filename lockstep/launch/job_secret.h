@@ -1,0 +1,18 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+namespace lockstep::internal {
+
+// The environment variable that holds the secret of a job.
+inline constexpr const char* kJobSecretVariable = "LOCKSTEP_JOB_SECRET";
+
+// Returns the secret by which the agents of a job know each other: the first
+// line of `file` if that is not empty, otherwise the environment variable
+// LOCKSTEP_JOB_SECRET; nothing if there is neither. It has from 16 to 1024
+// characters. Throws std::invalid_argument, without the secret, if it has not,
+// if the file cannot be read, or if others than its owner may read it.
+std::optional<std::string> job_secret(const std::string& file);
+
+}  // namespace lockstep::internal

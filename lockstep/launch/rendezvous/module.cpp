@@ -1,0 +1,61 @@
+// The module of `lockstep run` for several nodes that meet without LibTorch. It
+// links OpenSSL, which a launch on one node does not need.
+#include <sys/socket.h>
+
+#include <memory>
+#include <utility>
+
+#include "lockstep/launch/agent_store.h"
+#include "lockstep/launch/endpoint.h"
+#include "lockstep/launch/rendezvous/store_client.h"
+#include "lockstep/launch/rendezvous/store_server.h"
+
+namespace lockstep::internal {
+namespace {
+
+// The connection of the agent that hosts the store, with the store.
+class HostedStore : public StoreClient {
+ public:
+  HostedStore(std::unique_ptr<StoreServer> server, FileDescriptor socket,
+              const Deadline& deadline)
+      : StoreClient(std::move(socket), std::nullopt, deadline),
+        server_(std::move(server)) {}
+
+ private:
+  std::unique_ptr<StoreServer> server_;
+};
+
+std::unique_ptr<AgentStore> host(const AgentStoreAddress& address,
+                                 const Deadline& deadline) {
+  FileDescriptor listener(address.listen_fd);
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
+    throw_errno("a socket pair for the agents' store");
+  }
+  FileDescriptor own(ends[0]);
+  auto server = std::make_unique<StoreServer>(
+      std::move(listener), FileDescriptor(ends[1]), address.secret);
+  return std::make_unique<HostedStore>(std::move(server), std::move(own),
+                                       deadline);
+}
+
+std::unique_ptr<AgentStore> connect(const AgentStoreAddress& address,
+                                    const Deadline& deadline) {
+  const auto where = resolve({address.host, address.port}).front();
+  FileDescriptor socket = connect_to(where, deadline.remaining());
+  if (!socket) throw AgentStoreError("no process listens there");
+  return std::make_unique<StoreClient>(std::move(socket), address.secret,
+                                       deadline);
+}
+
+}  // namespace
+}  // namespace lockstep::internal
+
+extern "C" lockstep::internal::AgentStore* lockstep_open_agent_store(
+    const lockstep::internal::AgentStoreAddress& address) {
+  using namespace lockstep::internal;
+  const Deadline deadline = Deadline::after(address.timeout);
+  return (address.listen_fd >= 0 ? host(address, deadline)
+                                 : connect(address, deadline))
+      .release();
+}

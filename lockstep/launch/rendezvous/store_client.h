@@ -1,0 +1,58 @@
+#pragma once
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/file_descriptor.h"
+#include "lockstep/launch/agent_store.h"
+#include "lockstep/launch/rendezvous/store_channel.h"
+#include "lockstep/launch/rendezvous/store_message.h"
+
+namespace lockstep::internal {
+
+// An agent's connection to the StoreServer of a job.
+class StoreClient : public AgentStore {
+ public:
+  // `socket` is connected. Shakes hands until `deadline`. Without a `secret`
+  // the connection is plain. Throws AgentStoreRefused if the host of the store
+  // does not know the secret, AgentStoreError if it does not answer as a store.
+  StoreClient(FileDescriptor socket, const std::optional<std::string>& secret,
+              const Deadline& deadline);
+
+  void set(const std::string& key, const std::string& value) override;
+  std::optional<std::string> get(const std::string& key) override;
+  bool check(const std::string& key) override;
+  int64_t add(const std::string& key, int64_t amount) override;
+  void remove(const std::string& key) override;
+  std::string set_if_absent(const std::string& key,
+                            const std::string& value) override;
+  void await_change(const std::vector<std::string>& keys,
+                    std::chrono::milliseconds allowed, int wake_fd) override;
+
+ private:
+  void shake_hands(const Deadline& deadline);
+  Reply call(const Request& request, const Deadline& deadline = Deadline::after(
+                                         std::chrono::milliseconds::max()));
+  void send(const Request& request, const Deadline& deadline);
+  // Returns nothing if no whole reply has come yet.
+  std::optional<Reply> take_reply();
+  // Waits until the socket is ready for `events`. Throws AgentStoreError after
+  // the deadline.
+  void await_socket(short events, const Deadline& deadline);
+
+  std::unique_ptr<TlsSettings> tls_;
+  StoreChannel channel_;
+  MessageBuffer input_{};
+  // What the channel wants before more can be read.
+  short wanted_events_ = 0;
+  // Whether the reply to await_change() is still to come. It comes before that
+  // to the next request.
+  bool is_awaiting_ = false;
+  int64_t last_change_ = 0;  // that await_change() has returned for
+};
+
+}  // namespace lockstep::internal

@@ -1,0 +1,110 @@
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <set>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "lockstep/base/file_descriptor.h"
+#include "lockstep/launch/awake_clock.h"
+#include "lockstep/launch/rendezvous/key_table.h"
+#include "lockstep/launch/rendezvous/store_channel.h"
+#include "lockstep/launch/rendezvous/store_message.h"
+
+namespace lockstep::internal {
+
+// What connections may cost the host of the store. The defaults are for use,
+// others for tests.
+struct StoreServerLimits {
+  // A stranger is a connection that has not proved to know the secret, or, if
+  // there is no secret, has not said hello. Above this number the oldest one is
+  // dropped.
+  size_t strangers = 256;
+  // From the accepted connection to its hello.
+  std::chrono::milliseconds until_hello{5000};
+  // From the first byte of a message to its last, and for how long a reply may
+  // not be taken.
+  std::chrono::milliseconds message{10'000};
+};
+
+// The agents' store: answers the requests of store_message.h at a socket that
+// listens, in one thread that waits in epoll. Connections that send what is no
+// request, or are slow with it, are dropped; the others do not notice. A
+// connection takes at most two messages of memory.
+//
+// The time in which this process is stopped (SIGSTOP) does not count against
+// any connection.
+class StoreServer {
+ public:
+  // Starts the thread. `listener` listens already. `own` is the server's end of
+  // a socket pair, whose other end this process uses; it is trusted without a
+  // secret. Without a `secret`, connections are neither authenticated nor
+  // encrypted. Throws std::system_error, std::runtime_error.
+  StoreServer(FileDescriptor listener, FileDescriptor own,
+              const std::optional<std::string>& secret,
+              StoreServerLimits limits = {});
+  // Closes every connection and ends the thread.
+  ~StoreServer();
+  StoreServer(const StoreServer&) = delete;
+  StoreServer& operator=(const StoreServer&) = delete;
+
+ private:
+  using Clock = AwakeClock::Clock;
+  using Id = uint64_t;  // of a connection; never used twice
+
+  struct Connection {
+    Id id = 0;
+    StoreChannel channel;
+    bool is_stranger = true;
+    uint32_t awaited_events = 0;  // of epoll
+    MessageBuffer input{};
+    std::string output{};
+    // Set while Operation::await_change has not been answered.
+    std::vector<std::string> awaited_keys{};
+    // When it is dropped, in awake_'s time.
+    std::optional<Clock::duration> due{};
+  };
+
+  void work() noexcept;
+  void serve_events();
+  void accept_new();
+  Connection& adopt(FileDescriptor socket, const TlsSettings* tls);
+  void drop(Id id);
+  // The next three return whether the connection lives on.
+  bool serve(Connection& connection);
+  bool answer_all(Connection& connection);
+  bool flush(Connection& connection);
+  void answer(Connection& connection, const std::string& message);
+  void answer_hello(Connection& connection, const Request& request);
+  void await_change(Connection& connection, Request request);
+  void end_wait(Connection& connection);
+  void tell_waiters(const std::string& key);
+  void set_due(Connection& connection);
+  void await_events(Connection& connection, uint32_t events);
+  void listen_again();
+  void drop_overdue();
+
+  StoreServerLimits limits_;
+  std::optional<TlsSettings> tls_;
+  FileDescriptor listener_;
+  FileDescriptor stop_;
+  FileDescriptor epoll_;
+  // Set after there was no descriptor for a new connection.
+  std::optional<Clock::duration> deaf_until_{};
+  AwakeClock awake_;
+  KeyTable table_;
+  Id next_id_;
+  std::unordered_map<Id, std::unique_ptr<Connection>> connections_;
+  std::set<Id> strangers_;  // the oldest first
+  std::set<Id> dated_;      // the connections with a `due`
+  std::unordered_map<std::string, std::set<Id>> waiters_;  // by key
+  std::thread thread_;
+};
+
+}  // namespace lockstep::internal
