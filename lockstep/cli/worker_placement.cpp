@@ -31,23 +31,18 @@ std::vector<std::string> one_gpu_each(int workers) {
     for (int at = 0; at < workers; ++at) gpus.push_back(std::to_string(at));
     return gpus;
   }
-  std::string_view rest = visible;
-  if (rest.empty()) return std::vector<std::string>(workers);  // no GPU at all
-  while (true) {
-    const size_t comma = rest.find(',');
-    std::string_view item = rest.substr(0, comma);
-    while (item.starts_with(' ')) item.remove_prefix(1);
-    while (item.ends_with(' ')) item.remove_suffix(1);
-    gpus.emplace_back(item);
-    if (comma == std::string_view::npos) break;
-    rest.remove_prefix(comma + 1);
-  }
+  const std::string_view list = visible;
+  // No GPU at all, in the two ways in which that is said.
+  if (list.empty() || list == "-1") return std::vector<std::string>(workers);
+  gpus = named_gpus(list);
   if (std::ssize(gpus) < workers) {
     throw std::invalid_argument(
         "--virtual-local-rank gives each worker one GPU of "
         "CUDA_VISIBLE_DEVICES, which is \"" +
-        std::string(visible) + "\", and there are " + std::to_string(workers) +
-        " workers; name one for each, or start fewer");
+        std::string(visible) + "\" and names " + std::to_string(gpus.size()) +
+        ", and there are " + std::to_string(workers) +
+        " workers; name one for each (a number, GPU-... or MIG-...), or start "
+        "fewer");
   }
   return gpus;
 }

@@ -106,6 +106,13 @@ std::vector<std::set<int>> bind_to_cpus(NumaBinding binding,
                                         const CpuTopology& topology,
                                         const std::vector<int>& node_of_device,
                                         int workers) {
+  if (std::ssize(node_of_device) < workers) {
+    refuse_binding("the driver lists " + std::to_string(node_of_device.size()) +
+                   " GPUs (/proc/driver/nvidia/gpus) for " +
+                   std::to_string(workers) +
+                   " workers, so their NUMA nodes are not known; leave the "
+                   "option out");
+  }
   std::vector<std::set<int>> bound;
   for (int worker = 0; worker < workers; ++worker) {
     const auto device = node_of_device.begin() + worker;

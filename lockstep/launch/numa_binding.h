@@ -22,10 +22,11 @@ enum class NumaBinding {
 NumaBinding parse_numa_binding(const std::string& text);
 
 // Returns the CPUs of each worker, by local rank. `topology` has the CPUs that
-// this process may use. `node_of_device` is the NUMA node of each device; there
-// are at least `workers` of them, as an exclusive share is the same however
-// many of the devices are used. Throws std::invalid_argument, one line, if a
-// node has no CPU of `topology`, or too few cores for an exclusive share each.
+// this process may use. `node_of_device` is the NUMA node of each device, also
+// of those that no worker uses: an exclusive share is the same however many of
+// the devices are used. Throws std::invalid_argument, one line, if there are
+// fewer devices than `workers`, if a node has no CPU of `topology`, or too few
+// cores for an exclusive share each.
 std::vector<std::set<int>> bind_to_cpus(NumaBinding binding,
                                         const CpuTopology& topology,
                                         const std::vector<int>& node_of_device,

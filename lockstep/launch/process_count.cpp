@@ -115,16 +115,27 @@ std::vector<std::string> visible_gpu_names(int devices) {
     for (int at = 0; at < devices; ++at) names.push_back(std::to_string(at));
     return names;
   }
+  for (auto& name : named_gpus(visible)) {
+    if (std::ssize(names) == devices ||
+        (is_number(name) && std::stoi(name) >= devices)) {
+      break;
+    }
+    names.push_back(std::move(name));
+  }
+  return names;
+}
+
+std::vector<std::string> named_gpus(std::string_view visible) {
+  std::vector<std::string> names;
   std::string_view rest = visible;
-  while (!rest.empty() && std::ssize(names) < devices) {
+  while (!rest.empty()) {
     const size_t comma = rest.find(',');
     std::string_view item = rest.substr(0, comma);
     while (item.starts_with(' ')) item.remove_prefix(1);
     while (item.ends_with(' ')) item.remove_suffix(1);
     const bool names_device = item.starts_with("GPU-") ||
                               item.starts_with("MIG-") ||
-                              (is_number(item) && item.size() < 6 &&
-                               std::stoi(std::string(item)) < devices);
+                              (is_number(item) && item.size() < 6);
     if (!names_device) break;
     names.emplace_back(item);
     if (comma == std::string_view::npos) break;

@@ -394,7 +394,7 @@ TEST_F(CommandLine, EachMistakeIsOneLineAndStartsNothing) {
       {{"run", "--duplicate-stdout-filters=a,", touch, proof}, 2, "is empty"},
       {{"run", "--nproc-per-node=2", "--virtual-local-rank", touch, proof},
        2,
-       "which is \"3\", and there are 2",
+       "which is \"3\" and names 1, and there are 2",
        {"CUDA_VISIBLE_DEVICES=3"}},
       {{"run", "--max-restarts=x", touch, proof}, 2, "--max-restarts"},
       {{"run", "--shutdown-timeout=-3", touch, proof}, 2, "from 0 to 86400"},

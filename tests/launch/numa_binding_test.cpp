@@ -27,6 +27,7 @@ std::set<int> first_cpus(int count) {
 class NumaBindingTest : public ::testing::Test {
  protected:
   NumaBindingTest() {
+    unsetenv("CUDA_VISIBLE_DEVICES");
     std::string name = (fs::temp_directory_path() / "system_XXXXXX").string();
     EXPECT_NE(mkdtemp(name.data()), nullptr);
     system_.emplace(name);
@@ -99,6 +100,18 @@ TEST_F(NumaBindingTest, NodeOfAGpuWithoutAllowedCpusIsRefused) {
       HasSubstr("local rank 1 belongs to NUMA node 1"));
   EXPECT_EQ(bind_to_cpus(NumaBinding::node, first_node, {0, 1}, 1),
             (Sets{{0, 1}}));
+}
+
+// A container may have the files /dev/nvidia0... and not the driver's list.
+TEST_F(NumaBindingTest, GpusThatTheDriverDoesNotListAreRefused) {
+  const CpuTopology host = topology({.sockets = 2, .cores_per_cache = 2});
+  const auto bind = [&] {
+    bind_to_cpus(NumaBinding::node, host, numa_nodes_of_gpus(system_->root()),
+                 2);
+  };
+  EXPECT_THAT(refusal(bind), HasSubstr("lists 0 GPUs"));
+  system_->add_gpu("0000:18:00.0", 1, "GPU-aaaa");
+  EXPECT_THAT(refusal(bind), HasSubstr("lists 1 GPUs"));
 }
 
 TEST_F(NumaBindingTest, KernelThatSaysNothingIsOneNode) {

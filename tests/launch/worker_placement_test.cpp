@@ -5,6 +5,7 @@
 #include <set>
 
 #include "lockstep/launch/cpu_topology.h"
+#include "lockstep/launch/process_count.h"
 #include "tests/launch/launcher.h"
 
 namespace lockstep::internal::testing {
@@ -57,7 +58,11 @@ TEST_F(WorkerPlacement, ExclusiveCoresAreDividedAndThreadsFollowThem) {
   std::set<int> all;
   for (const Place& place : found) {
     ASSERT_FALSE(place.cpus.empty());
-    EXPECT_EQ(place.threads, std::to_string(cores(place.cpus)));
+    auto threads = static_cast<int>(cores(place.cpus));
+    if (const auto granted = granted_cores()) {
+      threads = std::max(std::min(threads, static_cast<int>(*granted / 2)), 1);
+    }
+    EXPECT_EQ(place.threads, std::to_string(threads));
     for (const int cpu : place.cpus) {
       EXPECT_TRUE(all.insert(cpu).second) << cpu;
       EXPECT_TRUE(allowed_cpus().contains(cpu)) << cpu;
@@ -101,6 +106,15 @@ TEST_F(WorkerPlacement, VirtualLocalRankShowsEachWorkerOneGpu) {
   EXPECT_EQ(shown({"CUDA_VISIBLE_DEVICES=5, GPU-3,1"}),
             (Lines{"0 0 5. 0", "1 0 GPU-3. 1"}));
   EXPECT_EQ(shown({"CUDA_VISIBLE_DEVICES="}), (Lines{"0 0 . 0", "1 0 . 1"}));
+  EXPECT_EQ(shown({"CUDA_VISIBLE_DEVICES=-1"}), (Lines{"0 0 . 0", "1 0 . 1"}));
+  for (const char* list : {"0", "0,", "0,,1", "0,x"}) {
+    const auto result =
+        run({"--nproc-per-node=2", "--virtual-local-rank", "true"},
+            {.environment = {std::string("CUDA_VISIBLE_DEVICES=") + list}});
+    EXPECT_EQ(result.exit_code, 2) << list;
+    EXPECT_EQ(lines(result.err).size(), 1u) << result.err;
+    EXPECT_THAT(result.err, HasSubstr("and names 1, and there are 2 workers"));
+  }
   // A worker that is itself a launcher has workers with places of its own.
   const auto inner =
       run({"--virtual-local-rank", LOCKSTEP_BIN_DIR "/lockstep", "run", "sh",
