@@ -20,7 +20,8 @@ struct OwnAddress {
   // nothing.
 };
 
-// Returns the interface that GLOO_SOCKET_IFNAME names, as in Python; otherwise
+// Returns the interface that GLOO_SOCKET_IFNAME names: one, while Python also
+// takes several, separated by commas. Without the variable, it returns
 // loopback if `one_host` says that all ranks are on this host; otherwise the
 // address from which MASTER_ADDR is reached, unless that is loopback. Blocks as
 // address_towards() does.

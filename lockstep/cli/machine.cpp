@@ -1,13 +1,13 @@
 #include "lockstep/cli/machine.h"
 
-#include <sched.h>
 #include <sys/utsname.h>
-#include <unistd.h>
 
 #include <cmath>
 #include <cstdlib>
 #include <fstream>
 #include <string>
+
+#include "lockstep/launch/cpu_topology.h"
 
 namespace lockstep::internal {
 
@@ -30,13 +30,7 @@ std::string processor() {
 
 }  // namespace
 
-int cores() {
-  cpu_set_t mine;
-  CPU_ZERO(&mine);
-  // This fails on a host of more than CPU_SETSIZE processors.
-  if (sched_getaffinity(0, sizeof(mine), &mine) == 0) return CPU_COUNT(&mine);
-  return static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
-}
+int cores() { return static_cast<int>(allowed_cpus().size()); }
 
 ordered_json machine_facts() {
   utsname names{};

@@ -384,7 +384,7 @@ void refuse_foreign_values(const RunArguments& arguments) {
                                 "which have no effect");
   }
   const std::string& handler = arguments.event_log_handler;
-  if (handler != "null" && handler != "dynamic_rendezvous") {
+  if (handler != "null") {
     throw std::invalid_argument(
         "--event-log-handler is \"" + handler +
         "\", but the launcher has no event log; allowed is null. To see how a "

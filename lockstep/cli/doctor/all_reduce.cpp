@@ -60,7 +60,7 @@ Finding check_all_reduce(const std::optional<CapturedProgram>& answer) {
       finding.found += ": " + answer->last_words();
     }
     finding.fail(
-        "Mend what fails or warns above first, then try lockstep bench "
+        "Fix what fails or warns above first, then try lockstep bench "
         "all_reduce, which prints more.");
     return finding;
   }
