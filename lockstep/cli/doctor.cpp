@@ -46,12 +46,12 @@ constexpr std::chrono::seconds kProgramTime{60};
 class Findings {
  public:
   explicit Findings(bool as_json) : as_json_(as_json) {}
-  void add(Finding finding) {
-    if (!as_json_) std::cout << finding_text(finding) << std::flush;
-    all_.push_back(std::move(finding));
-  }
-  void add(std::vector<Finding> findings) {
-    for (auto& finding : findings) add(std::move(finding));
+  template <typename Check>
+  void add(const std::string& name, const Check& check) {
+    for (auto& finding : findings_of(name, check)) {
+      if (!as_json_) std::cout << finding_text(finding) << std::flush;
+      all_.push_back(std::move(finding));
+    }
   }
   int finish() const {
     std::cout << (as_json_ ? findings_json(all_) : "\n" + summary_text(all_))
@@ -79,25 +79,30 @@ std::optional<CapturedProgram> ask(const std::string& program,
 int examine(bool as_json) {
   const MachineRoots roots;
   Findings findings(as_json);
-  findings.add(check_cores(roots));
-  findings.add(check_memory(roots));
-  findings.add(check_numa(roots));
-  findings.add(check_huge_pages(roots));
-  findings.add(check_shared_memory());
-  findings.add(check_dev_shm(roots));
-  findings.add(check_limits(roots));
-  findings.add(check_gpus(roots, ask_nvml()));
-  const int gpus = lockstep::visible_gpus(roots.dev);
-  findings.add(check_libtorch(ask(kTorchProgram, {}), gpus));
-  const auto interfaces = network_interfaces(roots);
-  findings.add(check_interfaces(interfaces));
-  findings.add(check_gloo(interfaces, own_address(/*one_host=*/true),
-                          own_address(/*one_host=*/false),
-                          get_env("MASTER_ADDR")));
-  findings.add(check_nccl(interfaces, get_env("NCCL_SOCKET_IFNAME"), gpus));
-  findings.add(check_clock(read_clock()));
-  findings.add(
-      check_all_reduce(ask(kAllReduceProgram, all_reduce_arguments())));
+  findings.add("cores", [&] { return check_cores(roots); });
+  findings.add("memory", [&] { return check_memory(roots); });
+  findings.add("NUMA", [&] { return check_numa(roots); });
+  findings.add("huge pages", [&] { return check_huge_pages(roots); });
+  findings.add("shared memory", [] { return check_shared_memory(); });
+  findings.add("/dev/shm", [&] { return check_dev_shm(roots); });
+  findings.add("limits", [&] { return check_limits(roots); });
+  findings.add("GPUs", [&] { return check_gpus(roots, ask_nvml()); });
+  const auto gpus = [&] { return lockstep::visible_gpus(roots.dev); };
+  findings.add("LibTorch",
+               [&] { return check_libtorch(ask(kTorchProgram, {}), gpus()); });
+  const auto interfaces = [&] { return network_interfaces(roots); };
+  findings.add("network", [&] { return check_interfaces(interfaces()); });
+  findings.add("Gloo", [&] {
+    return check_gloo(interfaces(), own_address(/*one_host=*/true),
+                      own_address(/*one_host=*/false), get_env("MASTER_ADDR"));
+  });
+  findings.add("NCCL", [&] {
+    return check_nccl(interfaces(), get_env("NCCL_SOCKET_IFNAME"), gpus());
+  });
+  findings.add("clock", [] { return check_clock(read_clock()); });
+  findings.add("all_reduce", [] {
+    return check_all_reduce(ask(kAllReduceProgram, all_reduce_arguments()));
+  });
   return findings.finish();
 }
 

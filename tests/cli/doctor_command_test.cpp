@@ -6,7 +6,9 @@
 #include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <thread>
 
+#include "lockstep/base/deadline.h"
 #include "tests/launch/launcher.h"
 
 namespace lockstep::internal::testing {
@@ -58,6 +60,20 @@ class Doctor : public LauncherTest {
   bool makes_namespaces(const std::string& options) {
     return run_program({"/bin/sh", "-c", "unshare " + options + " true"})
                .exit_code == 0;
+  }
+
+  // Waits until `doctor` has a child of this name and returns its number; 0 if
+  // there is none in time.
+  pid_t await_child(const RunningProgram& doctor, const std::string& name) {
+    const Deadline deadline = Deadline::after(std::chrono::seconds(60));
+    while (!deadline.expired()) {
+      for (const pid_t pid : marked_processes()) {
+        const fs::path comm = "/proc/" + std::to_string(pid) + "/comm";
+        if (pid != doctor.pid() && read_file(comm) == name + "\n") return pid;
+      }
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    return 0;
   }
 
   const json& document() const { return document_; }
@@ -204,10 +220,33 @@ TEST_F(Doctor, TheHelpHasExamplesAndMisuseIsOneLine) {
 // The ranks of the all-reduce are children of a child.
 TEST_F(Doctor, NothingIsLeftIfItIsKilled) {
   auto doctor = start_program({kCommand, "doctor"});
-  doctor->await_output("clock");  // the all-reduce is next
+  const pid_t bench = await_child(*doctor, "lockstep-bench");
+  ASSERT_GT(bench, 0);
+  kill(bench, SIGSTOP);  // it must be killed, not end by itself
   doctor->signal(SIGKILL);
   doctor->finish();
   EXPECT_TRUE(await_no_process(std::chrono::seconds(5)));
+}
+
+TEST_F(Doctor, AHangingDriverIsNotLeftIfItIsKilled) {
+  fs::create_directories(scratch() / "lib");
+  fs::create_symlink(LOCKSTEP_FAKE_NVML, scratch() / "lib/libnvidia-ml.so.1");
+  auto doctor = start_program(
+      {kCommand, "doctor"},
+      {.environment = {"FAKE_NVML=silent",
+                       "LD_LIBRARY_PATH=" + (scratch() / "lib").string()}});
+  ASSERT_GT(await_child(*doctor, "lockstep"), 0);
+  doctor->signal(SIGKILL);
+  doctor->finish();
+  EXPECT_TRUE(await_no_process(std::chrono::seconds(5)));
+}
+
+// One descriptor is free: nothing that needs two works.
+TEST_F(Doctor, ACheckThatThrowsDoesNotDiscardTheOthers) {
+  auto checks = examine("ulimit -n 4; exec $0 doctor --json", lockstep_alone());
+  EXPECT_EQ(checks["open files"]["health"], "fail");
+  EXPECT_EQ(checks.count("cores"), 1u);
+  EXPECT_EQ(checks.count("all_reduce"), 1u);
 }
 
 }  // namespace

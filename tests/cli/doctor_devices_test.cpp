@@ -10,6 +10,7 @@
 #include "lockstep/cli/doctor/network_interfaces.h"
 #include "lockstep/cli/doctor/nvml.h"
 #include "tests/cli/fake_machine.h"
+#include "tests/cli/lowered_limit.h"
 
 namespace lockstep::internal::testing {
 namespace {
@@ -52,6 +53,19 @@ TEST(DoctorNvml, TroubleIsToldAndWaitedForOnlySoLong) {
   EXPECT_EQ(ask_fake("crash")->error, "its library crashed");
   int status = 0;
   EXPECT_EQ(waitpid(-1, &status, WNOHANG), -1) << "a process was left";
+}
+
+TEST(DoctorNvml, GpusOfOtherJobsAreLeftOut) {
+  const auto answer = ask_fake("3 denied");
+  ASSERT_TRUE(answer);
+  EXPECT_EQ(answer->error, "");
+  ASSERT_EQ(answer->gpus.size(), 2u);
+  EXPECT_EQ(answer->gpus[1].name, "GPU kind 2");
+}
+
+TEST(DoctorNvml, ThatNoProcessCanBeStartedIsTheAnswersError) {
+  const LoweredLimit lowered(RLIMIT_NOFILE, 0);
+  EXPECT_THAT(ask_nvml(LOCKSTEP_FAKE_NVML)->error, HasSubstr("pipe2"));
 }
 
 class DoctorGpus : public FakeMachine {
@@ -127,20 +141,33 @@ TEST_F(DoctorGpus, WhatCudaVisibleDevicesLeavesIsTold) {
   EXPECT_THAT(none[0].advice, HasSubstr("Unset CUDA_VISIBLE_DEVICES"));
 }
 
-TEST_F(DoctorGpus, DevicesThatThisUserMayNotOpenAreAFailure) {
-  add_devices(1);
-  std::filesystem::permissions(roots().dev / "nvidia0",
-                               std::filesystem::perms::none);
+TEST_F(DoctorGpus, OnlyIfNoDeviceMayBeOpenedIsThatAFailure) {
+  add_devices(2);
   std::filesystem::permissions(root(), std::filesystem::perms::all);
-  const auto nvml = ask_fake("1");
-  const pid_t child = fork();
-  if (child == 0) {
-    if (geteuid() == 0 && setuid(65534) != 0) _exit(9);
-    _exit(check_gpus(roots(), nvml)[0].health == Health::fail ? 0 : 1);
-  }
-  int status = 0;
-  waitpid(child, &status, 0);
-  EXPECT_EQ(status, 0);
+  const auto refuse = [&](const char* device) {
+    std::filesystem::permissions(roots().dev / device,
+                                 std::filesystem::perms::none);
+  };
+  std::filesystem::permissions(roots().dev / "nvidia1",
+                               std::filesystem::perms::all);
+  const auto nvml = ask_fake("2");
+  // Returns 0 if a user who is not root is told this.
+  const auto is_told = [&](Health health, const std::string& part) {
+    const pid_t child = fork();
+    if (child == 0) {
+      if (geteuid() == 0 && setuid(65534) != 0) _exit(9);
+      const auto finding = check_gpus(roots(), nvml)[0];
+      if (finding.health != health) _exit(1);
+      _exit(finding.found.find(part) == std::string::npos ? 2 : 0);
+    }
+    int status = 0;
+    waitpid(child, &status, 0);
+    return WEXITSTATUS(status);
+  };
+  refuse("nvidia0");
+  EXPECT_EQ(is_told(Health::ok, "may open 1 of 2"), 0);
+  refuse("nvidia1");
+  EXPECT_EQ(is_told(Health::fail, "driver"), 0);
 }
 
 NetworkInterface interface(const std::string& name, const std::string& address,

@@ -12,6 +12,7 @@
 #include "lockstep/cli/doctor/shared_memory.h"
 #include "lockstep/cli/doctor/system_file.h"
 #include "tests/cli/fake_machine.h"
+#include "tests/cli/lowered_limit.h"
 
 namespace lockstep::internal::testing {
 namespace {
@@ -159,7 +160,7 @@ TEST_F(DoctorNuma, NodesThatThisProcessMayUseAreCounted) {
   const auto free = check_numa(roots());
   EXPECT_EQ(free.health, Health::ok);
   EXPECT_EQ(free.values["usable"], 2);
-  EXPECT_THAT(free.advice, HasSubstr("numactl"));
+  EXPECT_THAT(free.advice, HasSubstr("lockstep run --numa-binding=node"));
 }
 
 class DoctorHugePages : public FakeMachine {};
@@ -187,24 +188,6 @@ TEST_F(DoctorDevShm, AMissingOneIsAWarning) {
   EXPECT_EQ(finding.health, Health::warn);
   EXPECT_EQ(finding.found, "is missing");
 }
-
-// A limit of this process that is lowered, and restored at the end.
-class LoweredLimit {
- public:
-  LoweredLimit(__rlimit_resource resource, rlim_t soft) : resource_(resource) {
-    getrlimit(resource_, &before_);
-    const rlimit lowered{soft, before_.rlim_max};
-    EXPECT_EQ(setrlimit(resource_, &lowered), 0);
-  }
-  LoweredLimit(const LoweredLimit&) = delete;
-  LoweredLimit& operator=(const LoweredLimit&) = delete;
-  ~LoweredLimit() { setrlimit(resource_, &before_); }
-  const rlimit& before() const { return before_; }
-
- private:
-  __rlimit_resource resource_;
-  rlimit before_{};
-};
 
 class DoctorLimits : public FakeMachine {
  protected:

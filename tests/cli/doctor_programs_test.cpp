@@ -175,6 +175,19 @@ TEST(DoctorReport, AdviceIsBelowTheLineAndNoLineIsLong) {
   EXPECT_THAT(finding_text(finding), HasSubstr(" " + finding.found + "\n"));
 }
 
+TEST(DoctorReport, ACheckThatThrowsIsAFailureOfItsName) {
+  const auto thrown = findings_of(
+      "NUMA", []() -> Finding { throw std::runtime_error("no such file"); });
+  ASSERT_EQ(thrown.size(), 1u);
+  EXPECT_EQ(thrown[0].name, "NUMA");
+  EXPECT_EQ(thrown[0].health, Health::fail);
+  EXPECT_EQ(thrown[0].found, "could not be examined: no such file");
+  EXPECT_NE(thrown[0].advice, "");
+  const auto one =
+      findings_of("clock", [] { return Finding{.name = "clock"}; });
+  EXPECT_EQ(one.size(), 1u);
+}
+
 TEST(DoctorReport, TheWorstHealthCounts) {
   std::vector<Finding> findings{{.name = "a"}, {.name = "b", .found = "x\ny"}};
   EXPECT_EQ(worst_of(findings), Health::ok);

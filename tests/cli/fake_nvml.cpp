@@ -1,7 +1,8 @@
 // Stands for libnvidia-ml.so.1, with the functions that `lockstep doctor`
 // calls. FAKE_NVML: "2" (two GPUs that reach each other), "3 apart" (GPU 2
-// cannot read the others), "mismatch" (fails as after an update of the driver),
-// "silent" (never answers).
+// cannot read the others), "3 denied" (this process may not use GPU 1),
+// "mismatch" (fails as after an update of the driver), "silent" (never
+// answers).
 #include <unistd.h>
 
 #include <cstdint>
@@ -48,6 +49,7 @@ int nvmlDeviceGetCount_v2(unsigned* count) {
 }
 
 int nvmlDeviceGetHandleByIndex_v2(unsigned index, void** device) {
+  if (behaviour() == "3 denied" && index == 1) return 4;
   *device = reinterpret_cast<void*>(uintptr_t{index} + 1);
   return 0;
 }

@@ -1,7 +1,10 @@
 #pragma once
 
+#include <exception>
 #include <nlohmann/json.hpp>
 #include <string>
+#include <type_traits>
+#include <vector>
 
 namespace lockstep::internal {
 
@@ -28,5 +31,25 @@ struct Finding {
     advice += (advice.empty() ? "" : " ") + sentences;
   }
 };
+
+// Returns what `check`, which returns a Finding or several, finds. If it throws
+// a std::exception, that is the finding: the check `name` fails.
+template <typename Check>
+std::vector<Finding> findings_of(const std::string& name, const Check& check) {
+  try {
+    if constexpr (std::is_same_v<decltype(check()), Finding>) {
+      return {check()};
+    } else {
+      return check();
+    }
+  } catch (const std::exception& error) {
+    Finding finding{
+        .name = name,
+        .found = std::string("could not be examined: ") + error.what()};
+    finding.fail(
+        "Correct what the error names, then run lockstep doctor again.");
+    return {finding};
+  }
+}
 
 }  // namespace lockstep::internal

@@ -77,17 +77,23 @@ Finding check_devices(const MachineRoots& roots,
     return finding;
   }
   finding.found = std::to_string(files.size()) + " of NVIDIA";
-  if (nvml && nvml->error.empty()) {
+  if (nvml && nvml->error.empty() && !nvml->gpus.empty()) {
     finding.found = list(nvml->gpus) + ", driver " + nvml->driver;
     finding.values["driver"] = nvml->driver;
     for (const auto& gpu : nvml->gpus) {
       finding.values["names"].push_back(gpu.name);
     }
   }
-  const bool may_open = std::ranges::all_of(files, [](const auto& file) {
+  const auto may_open = std::ranges::count_if(files, [](const auto& file) {
     return access(file.c_str(), R_OK | W_OK) == 0;
   });
-  if (!may_open) {
+  finding.values["may_open"] = may_open;
+  // A scheduler may give a job some of the host's GPUs.
+  if (may_open > 0 && may_open < std::ssize(files)) {
+    finding.found += "; this process may open " + std::to_string(may_open) +
+                     " of " + std::to_string(files.size());
+  }
+  if (may_open == 0) {
     finding.fail("This user may not open " + files.front() +
                  " and the like. Add the user to the group that owns them.");
   }

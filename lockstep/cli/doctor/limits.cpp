@@ -92,23 +92,25 @@ Finding check_processes(const MachineRoots& roots) {
                     {"group_limit", nullptr},
                     {"group_left", nullptr}};
   finding.found = text_of(limit.soft) + " processes and threads of this user";
-  std::optional<int64_t> left = limit.soft;
+  // The user's limit, however many run already, or what the group has left.
+  std::optional<int64_t> fewest = limit.soft;
   if (group) {
     finding.values["group_limit"] = group->limit;
     finding.values["group_left"] = group->left();
     finding.found += "; a control group has " + std::to_string(group->left()) +
                      " left of " + std::to_string(group->limit);
-    left = left ? std::min(*left, group->left()) : group->left();
+    fewest = fewest ? std::min(*fewest, group->left()) : group->left();
   }
-  if (!left || *left >= kFewProcesses) return finding;
+  if (!fewest || *fewest >= kFewProcesses) return finding;
   const std::string need =
       "A rank has at least four threads, and more for cores and loaders. ";
   const std::string what =
-      left == limit.soft ? remedy(limit, 65'536, "-u", "LimitNPROC")
-                         : "Raise the limit of the control group: docker "
-                           "--pids-limit, podPidsLimit of Kubernetes' kubelet, "
-                           "systemd TasksMax=.";
-  finding.advise(*left < kTooFewProcesses ? Health::fail : Health::warn,
+      fewest == limit.soft
+          ? remedy(limit, 65'536, "-u", "LimitNPROC")
+          : "Raise the limit of the control group: docker "
+            "--pids-limit, podPidsLimit of Kubernetes' kubelet, "
+            "systemd TasksMax=.";
+  finding.advise(*fewest < kTooFewProcesses ? Health::fail : Health::warn,
                  need + what);
   return finding;
 }

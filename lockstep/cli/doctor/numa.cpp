@@ -35,8 +35,8 @@ Finding check_numa(const MachineRoots& roots) {
                   "; this process may use " + std::to_string(usable);
   if (usable > 1) {
     finding.advise(Health::ok,
-                   "A rank is fastest if it stays on one node: start the "
-                   "program with numactl --cpunodebind=N --localalloc.");
+                   "A rank is fastest if it stays on one node: lockstep run "
+                   "--numa-binding=node.");
   }
   return finding;
 }

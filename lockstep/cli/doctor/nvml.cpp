@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
+#include <sys/prctl.h>
 #include <unistd.h>
 
 #include <array>
@@ -11,6 +12,7 @@
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 #include <string_view>
+#include <system_error>
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/file_descriptor.h"
@@ -29,6 +31,7 @@ constexpr std::chrono::milliseconds kKillTime{500};
 // the build does not need.
 using Device = struct OpaqueDevice*;
 constexpr int kSuccess = 0;
+constexpr int kNoPermission = 4;    // NVML_ERROR_NO_PERMISSION
 constexpr int kPeerReads = 0;       // NVML_P2P_CAPS_INDEX_READ
 constexpr int kPeerStatusGood = 0;  // NVML_P2P_STATUS_OK
 struct Memory {
@@ -59,15 +62,20 @@ class Nvml {
     });
   }
 
+  // Returns those that this process may use.
   std::vector<Device> devices() {
     unsigned count = 0;
     check(call<int(unsigned*)>("nvmlDeviceGetCount_v2")(&count));
-    std::vector<Device> all(count);
+    std::vector<Device> usable;
     for (unsigned i = 0; i < count; ++i) {
-      check(call<int(unsigned, Device*)>("nvmlDeviceGetHandleByIndex_v2")(
-          i, &all[i]));
+      Device device = nullptr;
+      const int result = call<int(unsigned, Device*)>(
+          "nvmlDeviceGetHandleByIndex_v2")(i, &device);
+      if (result == kNoPermission) continue;
+      check(result);
+      usable.push_back(device);
     }
-    return all;
+    return usable;
   }
 
   NvmlAnswer::Gpu describe(Device device) {
@@ -176,15 +184,19 @@ void end(ChildProcess& child) {
   while (!child.reap() && !deadline.expired()) poll(nullptr, 0, 1);
 }
 
-}  // namespace
-
-std::optional<NvmlAnswer> ask_nvml(const std::string& library,
-                                   std::chrono::milliseconds allowed) {
+// Does what ask_nvml() does. Throws std::system_error if no process can be
+// started.
+std::optional<NvmlAnswer> ask_in_a_process(const std::string& library,
+                                           std::chrono::milliseconds allowed) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0) throw_errno("pipe2");
   const FileDescriptor answers(ends[0]);
   FileDescriptor answering(ends[1]);
+  const pid_t parent = getpid();
   auto child = ChildProcess::fork("starting a process for NVML", [&] {
+    // If this process is killed while the library hangs, the kernel must end
+    // the child.
+    if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0 || getppid() != parent) return 1;
     write_all(answering.get(), ask_here(library).dump());
     return 0;
   });
@@ -205,6 +217,17 @@ std::optional<NvmlAnswer> ask_nvml(const std::string& library,
   }
   answer.apart = found.at("apart").get<std::vector<std::pair<int, int>>>();
   return answer;
+}
+
+}  // namespace
+
+std::optional<NvmlAnswer> ask_nvml(const std::string& library,
+                                   std::chrono::milliseconds allowed) {
+  try {
+    return ask_in_a_process(library, allowed);
+  } catch (const std::system_error& error) {
+    return NvmlAnswer{.error = error.what()};
+  }
 }
 
 }  // namespace lockstep::internal

@@ -10,7 +10,8 @@
 namespace lockstep::internal {
 
 // What NVIDIA's management library (libnvidia-ml.so.1, which comes with the
-// driver) says of the GPUs of the host, whatever CUDA_VISIBLE_DEVICES is.
+// driver) says of the GPUs of the host that this process may use, whatever
+// CUDA_VISIBLE_DEVICES is.
 struct NvmlAnswer {
   struct Gpu {
     std::string name;
@@ -19,15 +20,15 @@ struct NvmlAnswer {
   std::string error{};   // not empty: why it says nothing more
   std::string driver{};  // "580.82.07"
   std::vector<Gpu> gpus{};
-  // The pairs of GPUs, by their numbers, of which one cannot read the other's
-  // memory.
+  // The pairs of GPUs, by their places in `gpus`, of which one cannot read the
+  // other's memory.
   std::vector<std::pair<int, int>> apart{};
 };
 
 // Asks the library in a process of its own, for `allowed` at most: a driver
 // that is in trouble may never answer. That is then the `error`. Returns
-// nothing if there is no such library. This process must have one thread.
-// Throws std::system_error if no process can be started.
+// nothing if there is no such library. This process must have one thread. If no
+// process can be started, the `error` says why.
 std::optional<NvmlAnswer> ask_nvml(
     const std::string& library = "libnvidia-ml.so.1",
     std::chrono::milliseconds allowed = std::chrono::seconds(20));
