@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <fstream>
 #include <iterator>
@@ -153,7 +154,13 @@ void JobLink::fail(const std::string& why) const {
 }
 
 JobLink::Reply JobLink::ask(const std::string& question) const {
-  const FileDescriptor socket = connect_to(job_.socket);
+  const Deadline deadline = Deadline::after(kAnswerTime);
+  FileDescriptor socket = connect_to(job_.socket);
+  // Many may ask at once.
+  while (!socket && errno == EAGAIN && !deadline.expired()) {
+    std::this_thread::sleep_for(kLookInterval);
+    socket = connect_to(job_.socket);
+  }
   if (!socket) fail("has ended, or too many others ask it");
   // Anybody may take the name of an agent that has ended.
   const uid_t user = user_of_peer(socket);

@@ -51,7 +51,7 @@ class Training : public WaysTest {
     if (in_memory()) return {"timeout=300000"};
     return {"timeout=300000", "end=1"};
   }
-  seconds after_death() const { return seconds(in_memory() ? 1 : 5); }
+  seconds after_death() const { return seconds(in_memory() ? 1 : 10); }
 
   // Expects that the peers of the odd rank failed, at `place`.
   void expect_failures(const std::string& place, seconds allowed,
