@@ -12,6 +12,7 @@
 #include "lockstep/base/flight_dump.h"
 #include "lockstep/comm/buffers.h"
 #include "lockstep/comm/disagreement.h"
+#include "lockstep/comm/existing_groups.h"
 #include "lockstep/comm/init.h"
 
 namespace lockstep::internal {
@@ -128,6 +129,11 @@ void Call::fail(const Deadline& deadline, const std::exception& error,
   // the sign of a peer that failed, maybe on another host.
   const bool broken = !own && !group->hears_departures() && !deadline.expired();
   if (!gone.empty() || broken) note_failure(FailureKind::echo, text);
+  if (!gone.empty()) {
+    // This rank may end now: then it is not the one to blame, in any group.
+    group->keep_cause(gone);
+    for (const auto& other : existing_groups().groups) other->keep_cause(gone);
+  }
   throw c10::DistBackendError({operation, __FILE__, __LINE__},
                               text + record_failure(*group->flight()));
 }

@@ -19,6 +19,7 @@
 #include "lockstep/comm/param_comms.h"
 #include "lockstep/comm/roll_call.h"
 #include "lockstep/comm/step_in_caller.h"
+#include "lockstep/comm/words_of.h"
 
 namespace lockstep::internal {
 namespace {
@@ -261,8 +262,8 @@ class CollectiveWork final : public Work {
             "wait() before you write to it");
       }
       buffers_.write_back();
-    } catch (const std::exception& error) {
-      failure_ = error.what();
+    } catch (const std::exception&) {
+      failure_ = words_of(std::current_exception());
     }
     // An operation on a stream may not have ended yet; if so, the callback of
     // end_with() ends the record.

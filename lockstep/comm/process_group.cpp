@@ -139,10 +139,34 @@ void ProcessGroup::close() {
   if (!aborted_) backends_.clear();
 }
 
-void ProcessGroup::abort() {
+void ProcessGroup::abort(const std::string& cause) {
   if (made_in_.is_foreign()) return;
   aborted_ = true;
-  for (auto& [type, backend] : backends_) backend->abort();
+  std::string first = cause;
+  if (first.empty()) {
+    const std::lock_guard lock(cause_mutex_);
+    first = cause_;
+  }
+  for (auto& [type, backend] : backends_) {
+    auto* notices = dynamic_cast<internal::PeerNotices*>(backend.get());
+    if (notices != nullptr && !first.empty()) {
+      notices->abort_because(first);
+    } else {
+      backend->abort();
+    }
+  }
+}
+
+void ProcessGroup::keep_cause(const std::string& cause) {
+  if (closed_ || made_in_.is_foreign()) return;
+  {
+    const std::lock_guard lock(cause_mutex_);
+    if (cause_.empty()) cause_ = cause;
+  }
+  for (auto& [type, backend] : backends_) {
+    auto* notices = dynamic_cast<internal::PeerNotices*>(backend.get());
+    if (notices != nullptr) notices->keep_cause(cause);
+  }
 }
 
 }  // namespace lockstep

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -148,8 +149,17 @@ class ProcessGroup {
 
   // Leaves the peers at once: operations in which they wait for this rank fail.
   // Operations that are pending here may stay pending. The group is of no use
-  // afterwards.
-  void abort();
+  // afterwards. `cause` tells which rank failed first and how: peers that share
+  // memory with this rank throw these words, up to 443 bytes. If it is empty
+  // they throw what keep_cause() was given; if that is empty they name this
+  // rank.
+  void abort(const std::string& cause = {});
+
+  // Says that an operation of this rank, in whatever group, failed because of
+  // other ranks. If this rank then ends, peers that share memory with it blame
+  // `cause` ("rank 3 died"), and not this rank. The first cause counts; the
+  // group goes on. Any thread.
+  void keep_cause(const std::string& cause);
 
   // Calls leave() and then releases the backends, unless they were aborted;
   // blocks as their destructors do.
@@ -171,6 +181,8 @@ class ProcessGroup {
   bool checks_calls_;
   bool closed_ = false;
   bool aborted_ = false;
+  std::mutex cause_mutex_;
+  std::string cause_;  // the first one given to keep_cause()
   std::shared_ptr<internal::FlightRecorder> flight_;
   std::atomic<uint64_t> sequence_number_{0};
   std::atomic<uint64_t> entries_{0};

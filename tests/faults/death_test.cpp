@@ -148,6 +148,43 @@ TEST_P(Deaths, WithoutTheStoreEveryRankFailsWithOneLineAndLeaves) {
   }
 }
 
+// Rank 1 dies, rank 2 misses its message and ends, rank 3 misses that of rank
+// 2, and so on: all must name rank 1.
+TEST_P(Deaths, RanksAlongAChainOfMessagesNameTheFirstThatDied) {
+  for (const char* end : {"end=1", "quit=1", "unwind=1"}) {
+    SCOPED_TRACE(end);
+    auto& job = make_job(GetParam(), 4);
+    job.start("chain", {"timeout=300000", end});
+    job.await("ready");
+    let_run();
+    job.rank(1).signal(SIGKILL);
+    job.await("failed", 1, seconds(20));
+    for (const int rank : {0, 2, 3}) {
+      const auto text = job.said(rank, "failed");
+      EXPECT_THAT(text, HasSubstr("rank 1 died"));
+      // Only shared memory carries words from rank to rank.
+      if (std::string(GetParam().name) != "OneHost") continue;
+      EXPECT_THAT(text,
+                  Not(ContainsRegex("rank [023] (died|failed|has left)")));
+    }
+  }
+}
+
+// Rank 3 shares with rank 2 a group in which nobody has died before.
+TEST_P(Deaths, TheFirstThatDiedIsNamedInOtherGroupsToo) {
+  auto& job = make_job(GetParam(), 4);
+  job.start("relay", {"timeout=300000", "quit=1"});
+  job.await("ready");
+  job.rank(1).signal(SIGKILL);
+  job.await("failed", 1, seconds(20));
+  for (const int rank : {0, 2, 3}) {
+    const auto text = job.said(rank, "failed");
+    // Gloo's life signs are asked about the group's ranks only.
+    if (std::string(GetParam().backend) == "gloo" && rank == 3) continue;
+    EXPECT_THAT(text, HasSubstr("rank 1 died"));
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Ways, Pauses,
                          ::testing::Values(kOneHost, kTwoHosts, kGloo),
                          way_name);

@@ -19,6 +19,10 @@
 //             at the end all ranks make the same call
 //   skip      all_reduce, broadcast, barrier; `odd` leaves out the first
 //   behind    four all_reduces; `odd` leaves out the last
+//   chain     each rank sends messages to the next one, around, for ever
+//   relay     rank 1 waits to be killed, rank 2 for a message of rank 1, rank 3
+//             for one of rank 2 in a group of these two, rank 0 for one of rank
+//             3
 //   storm     `turns` operations (storm.h) of `seed`
 //   shared    all_reduce of empty_shared(), `mebibytes`; prints "shared R 0" or
 //             1
@@ -29,7 +33,9 @@
 //
 // More arguments: `timeout` in ms (30,000); `elements`, of loop, instead of
 // several sizes; `ordered`, of storm; `leave`, to destroy the group after a
-// failure; `end`, to end instead of staying.
+// failure; `end`, to end instead of staying; `quit`, to end at once after a
+// failure, without destroying anything; `unwind`, to let the exception leave
+// the scope of the group's guard.
 
 #include <ATen/ATen.h>
 #include <unistd.h>
@@ -47,6 +53,7 @@
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/empty_shared.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/comm/point_to_point.h"
 #include "tests/faults/rank_report.h"
 #include "tests/faults/storm.h"
 
@@ -105,6 +112,28 @@ void loop(const Arguments& given) {
   }
 }
 
+void chain() {
+  const int size = get_world_size();
+  auto got = at::empty({1000});
+  for (int64_t turn = 0;; ++turn) {
+    auto sent = isend(at::full({1000}, 1.F * (turn % 100)),
+                      (my_rank + 1) % size, {.tag = 3});
+    recv(got, (my_rank + size - 1) % size, {.tag = 3});
+    sent->wait();
+    expect(all_are(got, turn % 100), "turn " + std::to_string(turn));
+    if (turn == 5) say("ready");
+  }
+}
+
+void relay() {
+  const auto pair = new_group({2, 3});
+  all_reduce(at::ones({1000}));
+  say("ready");
+  if (my_rank == 1) std::this_thread::sleep_for(seconds(60));
+  recv(at::empty({1000}), (my_rank + 3) % 4,
+       {.group = my_rank == 3 ? pair : nullptr});
+}
+
 void disagree(int calls, bool odd) {
   auto usual = at::ones({1000});
   const std::function<void()> different[] = {
@@ -157,6 +186,10 @@ void play(const std::string& scenario, const Arguments& given) {
   const bool odd = my_rank == given.get("odd", -1);
   if (scenario == "loop") {
     loop(given);
+  } else if (scenario == "chain") {
+    chain();
+  } else if (scenario == "relay") {
+    relay();
   } else if (scenario == "first") {
     say("ready");
     // Until it is killed: while the others may still be in init, a death there
@@ -197,10 +230,8 @@ std::optional<ProcessGroupGuard> join(const std::string& scenario,
   }
 }
 
-}  // namespace
-
-int run(const std::string& scenario, const std::string& backend,
-        const Arguments& given) {
+int take_part(const std::string& scenario, const std::string& backend,
+              const Arguments& given) {
   bool right = false;
   if (auto group = join(scenario, backend, given)) {
     try {
@@ -209,6 +240,8 @@ int run(const std::string& scenario, const std::string& backend,
       say("done");
     } catch (const std::exception& error) {
       say("failed", one_line(error));
+      if (given.get("quit")) ::_exit(1);
+      if (given.get("unwind")) throw;
     }
     if (given.get("leave")) {
       group.reset();
@@ -217,6 +250,17 @@ int run(const std::string& scenario, const std::string& backend,
     if (!given.get("end")) std::this_thread::sleep_for(seconds(60));
   }
   return right ? 0 : 1;
+}
+
+}  // namespace
+
+int run(const std::string& scenario, const std::string& backend,
+        const Arguments& given) {
+  try {
+    return take_part(scenario, backend, given);
+  } catch (const std::exception&) {  // caught, so the group's guard unwinds
+    return 1;
+  }
 }
 
 }  // namespace lockstep::internal::testing

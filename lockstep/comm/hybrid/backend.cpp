@@ -108,10 +108,10 @@ Backend::WorkPtr Backend::issue(c10d::OpType type, const CallOptions& options,
       // The death of a rank on this host often shows in the network first,
       // because the ranks that waited for it fail.
       auto dead = links_.local ? links_.local->departures() : std::string();
-      if (reason.find(dead) != reason.npos) dead.clear();
-      if (!dead.empty()) reason = dead + "; " + reason;
+      const auto blame = dead.empty() ? Blame::self : Blame::others;
+      if (reason.find(dead) == reason.npos) reason = dead + "; " + reason;
       // Other hosts may have gone on with this call: there is no way back.
-      break_down(reason);
+      break_down(blame == Blame::self ? reason : dead, blame);
       throw c10::DistBackendError({"hybrid", __FILE__, __LINE__}, reason);
     }
   };
@@ -127,7 +127,7 @@ Backend::WorkPtr Backend::issue(c10d::OpType type, const CallOptions& options,
     });
   } catch (const std::exception& error) {
     // The peers count a call in which this rank did not take part.
-    if (!begun) break_down(shm::words_of(error));
+    if (!begun) break_down(shm::words_of(error), Blame::self);
     throw;
   }
   return completed_work();
@@ -153,18 +153,28 @@ void Backend::finish_lane(const WorkPtr& work, const Deadline& deadline) const {
   }
 }
 
-void Backend::break_down(const std::string& reason) {
+void Backend::break_down(const std::string& reason, Blame blame) {
   broken_ = true;
-  if (links_.local) links_.local->hang_up(reason);
+  if (links_.local && blame == Blame::self) links_.local->hang_up(reason);
+  if (links_.local && blame == Blame::others) links_.local->pass_on(reason);
   if (links_.lane) links_.lane->abort();
   links_.flat->abort();
 }
 
-void Backend::abort() {
-  const std::string reason = "the group was aborted";
-  queue_->close(std::make_exception_ptr(
-      c10::DistBackendError({__func__, __FILE__, __LINE__}, reason)));
-  break_down(reason);
+void Backend::abort() { abort("the group was aborted", Blame::self); }
+
+void Backend::abort_because(const std::string& cause) {
+  abort(cause, Blame::others);
+}
+
+void Backend::abort(const std::string& reason, Blame blame) {
+  queue_->close(std::make_exception_ptr(c10::DistBackendError(
+      {__func__, __FILE__, __LINE__}, "the group was aborted")));
+  break_down(reason, blame);
+}
+
+void Backend::keep_cause(const std::string& cause) {
+  if (links_.local) links_.local->keep_cause(cause);
 }
 
 int Backend::host_of(int rank) const {

@@ -95,6 +95,8 @@ class Backend final : public c10d::Backend, public PeerNotices {
 
   std::string departures() const override;
   bool knows_all_peers() const override { return false; }
+  void abort_because(const std::string& cause) override;
+  void keep_cause(const std::string& cause) override;
   void leave() override;
 
  private:
@@ -110,7 +112,11 @@ class Backend final : public c10d::Backend, public PeerNotices {
   template <typename CallOptions, typename Operation>
   WorkPtr forward(c10d::OpType type, const CallOptions& options,
                   Tensors results, Operation operation);
-  void break_down(const std::string& reason);
+  // With Blame::others, `reason` names the rank that failed first, and the
+  // peers on this host get it as it is.
+  enum class Blame { self, others };
+  void break_down(const std::string& reason, Blame blame);
+  void abort(const std::string& reason, Blame blame);
   // Waits for the end of a lane's operation; errors name the lane's ranks.
   void finish_lane(const WorkPtr& work, const Deadline& deadline) const;
 

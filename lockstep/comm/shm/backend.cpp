@@ -63,11 +63,23 @@ void Backend::leave() {
   group_->leave();
 }
 
-void Backend::abort() {
-  const std::string reason = "the group was aborted";
+void Backend::close_queue() {
   queue_->close(std::make_exception_ptr(c10::DistBackendError(
-      {__func__, __FILE__, __LINE__}, reason + " on this rank")));
-  group_->hang_up(reason);
+      {__func__, __FILE__, __LINE__}, "the group was aborted on this rank")));
+}
+
+void Backend::abort() {
+  close_queue();
+  group_->hang_up("the group was aborted");
+}
+
+void Backend::abort_because(const std::string& cause) {
+  close_queue();
+  group_->pass_on(cause);
+}
+
+void Backend::keep_cause(const std::string& cause) {
+  group_->keep_cause(cause);
 }
 
 Backend::WorkPtr Backend::allreduce(Tensors& tensors,

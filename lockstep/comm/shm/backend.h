@@ -139,9 +139,12 @@ class Backend final : public c10d::Backend,
 
   std::string departures() const override;
   bool knows_all_peers() const override { return true; }
+  void abort_because(const std::string& cause) override;
+  void keep_cause(const std::string& cause) override;
   void leave() override;
 
  private:
+  void close_queue();
   milliseconds allowed(milliseconds given) const {
     return given == c10d::kUnsetTimeout ? timeout_ : given;
   }

@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <vector>
 
+#include "lockstep/comm/words_of.h"
 #include "lockstep/parallel/pipeline/stage_mistake.h"
 
 namespace lockstep::internal {
@@ -44,6 +45,16 @@ std::optional<std::string> read_failure(
   return std::nullopt;
 }
 
+// Returns what the first group knows that knows of peers that are gone.
+std::string failed_peers(const std::vector<ProcessGroupPtr>& groups) {
+  std::string words;
+  for (const ProcessGroupPtr& group : groups) {
+    if ((words = group->failed_peers()).empty()) continue;
+    break;
+  }
+  return words;
+}
+
 }  // namespace
 
 void fail_together(const std::vector<ProcessGroupPtr>& groups,
@@ -54,7 +65,7 @@ void fail_together(const std::vector<ProcessGroupPtr>& groups,
   const auto leave = [&](const std::string& text) {
     if (pipeline.size() == 1) return;  // no rank waits for this one
     write_failure(groups, text);
-    for (const ProcessGroupPtr& group : groups) group->abort();
+    for (const ProcessGroupPtr& group : groups) group->abort(text);
   };
   const std::string failed =
       c10::str("pipeline: rank ", rank, " failed ", where);
@@ -62,8 +73,11 @@ void fail_together(const std::vector<ProcessGroupPtr>& groups,
     std::rethrow_exception(failure);
   } catch (const c10::DistError& error) {
     const auto cause = read_failure(groups);
-    // Ranks that do not talk with the one that died learn of it from this one.
-    leave(cause.value_or(failed + ": " + error.what_without_backtrace()));
+    // Ranks that do not talk with the one that failed or died learn of it from
+    // this one, in the words that tell of that rank.
+    std::string words = cause.value_or(failed_peers(groups));
+    if (words.empty()) words = failed + ": " + error.what_without_backtrace();
+    leave(words);
     if (!cause) throw;
     TORCH_CHECK_WITH(DistBackendError, false, *cause, " (noticed by rank ",
                      rank, " ", where, ")");
@@ -71,11 +85,8 @@ void fail_together(const std::vector<ProcessGroupPtr>& groups,
     const std::string text = failed + ": " + mistake.what();
     leave(text);
     throw std::invalid_argument(text);
-  } catch (const std::exception& error) {
-    leave(failed + ": " + error.what());
-    throw;
   } catch (...) {
-    leave(failed);
+    leave(failed + ": " + words_of(failure));
     throw;
   }
   std::rethrow_exception(failure);

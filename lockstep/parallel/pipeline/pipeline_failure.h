@@ -13,7 +13,9 @@ namespace lockstep::internal {
 // `where` says what the rank was doing: "in 2F3, forward of stage 2".
 //
 // What failed is written to the stores of all these groups, then this rank
-// leaves them, unless it is the pipeline's only one. If `failure` is the rank's
+// leaves them, unless it is the pipeline's only one, with the same words for
+// those that share memory with it. If another rank was the cause, these are the
+// words about that rank. No words have a stack trace. If `failure` is the rank's
 // own, it is thrown as it is; a StageMistake as std::invalid_argument with the
 // rank and `where`, as all other ranks get it. If a
 // message or a collective failed, because another rank has left before,

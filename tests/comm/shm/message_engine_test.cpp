@@ -415,6 +415,51 @@ TEST(MessageDepartures, CutAMessageOffAndTellHowFarItCame) {
   }
 }
 
+// Rank 1 could not go on without rank 2, and ended, too. Rank 0, which waits
+// for rank 1 only, must not blame it.
+TEST(MessageDepartures, BecauseOfAnotherRankNameThatRank) {
+  for (const bool in_peace : {false, true}) {
+    MessageWorld world(3);
+    Buffer got(1);
+    const auto receive = world[0].receive(1, 0, got);
+    world[1].waiting.keep_cause("rank 2 died");
+    world[1].waiting.keep_cause("rank 0 died");  // the first cause counts
+    if (in_peace) {
+      world[1].leave();
+    } else {
+      world[1].die();
+    }
+    const auto words = error_of<GroupBroken>([&] { world[0].wait(receive); });
+    EXPECT_THAT(words, HasSubstr("rank 2 died: a message from rank 1"));
+    EXPECT_THAT(words, Not(HasSubstr("rank 1 died")));
+    EXPECT_THAT(words, Not(HasSubstr("left")));
+  }
+}
+
+TEST(MessageDepartures, AfterACauseWasKeptTellWhatBrokeTheGroup) {
+  MessageWorld world(3);
+  Buffer got(1);
+  const auto receive = world[0].receive(1, 0, got);
+  world[1].waiting.keep_cause("rank 2 died");
+  world[1].waiting.break_down("out of patience");
+  world[1].waiting.keep_cause("rank 2 died");
+  EXPECT_THAT(error_of<GroupBroken>([&] { world[0].wait(receive); }),
+              HasSubstr("rank 1 failed: out of patience"));
+}
+
+// While a rank lives, what it has kept is nobody's business.
+TEST(MessageDepartures, AreNotMadeByACauseThatIsKept) {
+  MessageWorld world(2);
+  Buffer got(1);
+  const Buffer given{7};
+  world[1].waiting.keep_cause("rank 3 died");
+  EXPECT_TRUE(world[0].waiting.departures().empty());
+  const auto receive = world[0].receive(1, 0, got);
+  world[1].send(0, 0, given);
+  world[0].wait(receive);
+  EXPECT_EQ(got, given);
+}
+
 TEST(MessageDepartures, OfARankThatSaysTheGroupIsBrokenEndAllMessages) {
   MessageWorld world(3);
   Buffer got(1);

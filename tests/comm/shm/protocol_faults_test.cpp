@@ -113,6 +113,44 @@ TEST(ShmProtocolFaults, PeersSeeTheReasonOfARankThatHangsUp) {
   }
 }
 
+// The ranks fail one after the other, each because of the one before.
+TEST(ShmProtocolFaults, RanksThatFailBecauseOfAnotherPassItsWordsOn) {
+  ThreadWorld world(4, small_tuning());
+  const auto ends = world.run([&](Group& group) {
+    if (group.rank() == 2) return group.pass_on("rank 2 met its fate");
+    group.barrier(kEndless);
+  });
+  for (int rank : {0, 1, 3}) {
+    EXPECT_EQ(ends[rank].kind, End::Kind::broken);
+    EXPECT_EQ(ends[rank].words, "rank 2 met its fate");
+  }
+  // Three ranks say the same by now.
+  EXPECT_EQ(world.group(3).departures(), "rank 2 met its fate");
+}
+
+TEST(ShmProtocolFaults, ADeathIsToldInTheSameWordsByAll) {
+  ForkedWorld world(4, small_tuning(), [](Group& group, Signs& signs) {
+    ++signs.steps[group.rank()];
+    if (group.rank() == 2) sleep_for(std::chrono::minutes(1));
+    group.barrier(kEndless);
+  });
+  ASSERT_TRUE(world.await_steps(1));
+  world.signal(2, SIGKILL);
+  const auto ends = world.finish(seconds(20));
+  for (int rank : {0, 1, 3}) {
+    EXPECT_EQ(ends[rank].kind, End::Kind::broken);
+    EXPECT_EQ(ends[rank].words, "rank 2 died");
+  }
+}
+
+TEST(ShmProtocolFaults, DeparturesTellEachCauseOnce) {
+  ThreadWorld world(4, small_tuning());
+  world.group(0).pass_on("rank 1 failed: no luck");
+  world.group(1).hang_up("no luck");
+  world.group(2).pass_on("rank 1 failed: no luck; rank 0 died");
+  EXPECT_EQ(world.group(3).departures(), "rank 1 failed: no luck; rank 0 died");
+}
+
 TEST(ShmProtocolFaults, HangingUpEndsThePendingCallOfAnotherThread) {
   ThreadWorld world(2, small_tuning());
   const auto ends = world.run([&](Group& group) {

@@ -179,8 +179,15 @@ TEST_P(Races, OfDisagreementsAndDepartures) {
       if (end.kind != End::Kind::mismatch) {
         throw std::runtime_error("no mismatch: " + end.words);
       }
-      if (odd && round % 2 == 0) group.hang_up("enough");
-      if (odd) return world.leave(1);
+      if (odd) {
+        std::jthread talker;
+        if (round % 3 != 0) {
+          talker = std::jthread([&] { group.keep_cause("rank 9 died"); });
+        }
+        if (round % 2 == 0) group.hang_up("enough");
+        if (talker.joinable()) talker.join();
+        return world.leave(1);
+      }
       group.all_reduce(data.data(), 5000, DType::float32, ReduceOp::sum,
                        kTimeout);
     });
@@ -189,6 +196,10 @@ TEST_P(Races, OfDisagreementsAndDepartures) {
         EXPECT_EQ(ends[1].kind, End::Kind::well) << ends[1];
       } else {
         EXPECT_EQ(ends[rank].kind, End::Kind::broken) << ends[rank];
+        const char* words = round % 2 == 0   ? "rank 1 failed: enough"
+                            : round % 3 != 0 ? "rank 9 died"
+                                             : "rank 1 has left the group";
+        EXPECT_EQ(ends[rank].words, words);
       }
     }
   }

@@ -3,22 +3,26 @@
 // and recomputed ones.
 
 #include <gmock/gmock.h>
+#include <netinet/in.h>
 #include <sys/wait.h>
 #include <torch/torch.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <csignal>
 #include <cstdlib>
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <stdexcept>
 #include <string>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 #include <utility>
 #include <vector>
 
 #include "lockstep/amp/clip_grad.h"
+#include "lockstep/base/file_descriptor.h"
 #include "lockstep/base/flight_recorder.h"
 #include "lockstep/checkpoint/full_state_dict.h"
 #include "lockstep/checkpoint/training_state.h"
@@ -39,6 +43,7 @@ namespace lockstep::internal::testing {
 namespace {
 
 using ::testing::HasSubstr;
+using ::testing::Not;
 using torch::nn::Sequential;
 
 struct LayerImpl : torch::nn::Module {
@@ -738,6 +743,122 @@ TEST(PipelineFaults, ARankThatIsKilledInStepIsNamedByAllOthers) {
       }
     }
   }
+}
+
+// Fails in its second forward, as `how` says.
+struct DoomedImpl : torch::nn::Module {
+  explicit DoomedImpl(std::string how) : how_(std::move(how)) {}
+  at::Tensor forward(const at::Tensor& x) {
+    if (++forwards_ != 2) return x * 2;
+    if (how_ == "kill") ::raise(SIGKILL);
+    TORCH_CHECK(how_ != "c10::Error", "out of luck");
+    throw std::range_error("out of luck");
+  }
+
+ private:
+  std::string how_;
+  int forwards_ = 0;
+};
+TORCH_MODULE(Doomed);
+
+// Returns a port of the loopback that nobody listens on.
+int free_port() {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  auto* const any = reinterpret_cast<sockaddr*>(&address);
+  socklen_t length = sizeof address;
+  const FileDescriptor socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_EQ(::bind(socket.get(), any, length), 0);
+  EXPECT_EQ(::getsockname(socket.get(), any, &length), 0);
+  return ntohs(address.sin_port);
+}
+
+// One rank of a pipeline of four, which ends as soon as its step() has thrown:
+// with its process, or else its group. The store goes with rank 0.
+int end_after_step(const std::string& folder, int port, int rank, int victim,
+                   const std::string& how, bool unwinds) {
+  ::alarm(50);
+  ::setenv("LOCKSTEP_FLIGHT_DIR", folder.c_str(), /*replace=*/1);
+  try {
+    auto group = init_process_group(
+        "lockstep", {.init_method = "tcp://127.0.0.1:" + std::to_string(port),
+                     .timeout = std::chrono::minutes(5),
+                     .world_size = 4,
+                     .rank = rank});
+    Sequential stage{Layer()};
+    if (rank == victim) stage->push_back(Doomed(how));
+    Pipeline pipeline({{rank, stage}},
+                      {.schedule = schedule_1f1b(4, 8), .loss = mse});
+    const Batch batch = batch_of(0, 16);
+    try {
+      pipeline.step(batch.x, batch.y);
+    } catch (const std::exception& error) {
+      write_file(folder + "/" + std::to_string(rank), error.what());
+      if (!unwinds) ::_exit(0);
+      throw;
+    }
+  } catch (const std::exception&) {
+    return 0;
+  }
+  return 1;
+}
+
+// Ranks that are no neighbours of the first that fails hear of it from others,
+// which may be gone, and the store with them.
+void expect_that_all_name_the_first(const std::string& how) {
+  for (const bool unwinds : {false, true}) {
+    for (const int victim : {0, 1, 3}) {
+      SCOPED_TRACE(std::to_string(victim) + (unwinds ? ", unwinds" : ""));
+      const TemporaryFolder folder;
+      const int port = free_port();
+      std::vector<pid_t> ranks;
+      for (int rank = 0; rank < 4; ++rank) {
+        ranks.push_back(::fork());
+        if (ranks.back() != 0) continue;
+        ::_exit(
+            end_after_step(folder.path(), port, rank, victim, how, unwinds));
+      }
+      const std::string first = "rank " + std::to_string(victim);
+      for (int rank = 0; rank < 4; ++rank) {
+        int status = 0;
+        ::waitpid(ranks[static_cast<size_t>(rank)], &status, 0);
+        if (rank == victim) continue;
+        EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << rank;
+        std::string text =
+            read_file(folder.path() + "/" + std::to_string(rank));
+        // The text ends with the backtrace of this rank's own error.
+        const auto own_frames = text.find("\nException raised from");
+        text.resize(std::min(text.size(), own_frames));
+        if (how == "kill") {
+          EXPECT_THAT(text, HasSubstr(first + " died"));
+        } else {
+          EXPECT_THAT(text, HasSubstr("pipeline: " + first + " failed in " +
+                                      std::to_string(victim) + "F1 (stage " +
+                                      std::to_string(victim) +
+                                      ", micro-batch 1): out of luck"));
+          EXPECT_THAT(text, Not(HasSubstr("frame #")));
+        }
+        for (int other = 0; other < 4; ++other) {
+          if (other == victim) continue;
+          const std::string name = "rank " + std::to_string(other);
+          EXPECT_THAT(text, Not(HasSubstr(name + " died")));
+          EXPECT_THAT(text, Not(HasSubstr(name + " failed:")));
+          EXPECT_THAT(text, Not(HasSubstr(name + " failed in")));
+        }
+      }
+    }
+  }
+}
+
+TEST(PipelineFaults, AllNameTheFirstRankThatDied) {
+  expect_that_all_name_the_first("kill");
+}
+TEST(PipelineFaults, AllNameTheFirstStageThatThrew) {
+  expect_that_all_name_the_first("exception");
+}
+TEST(PipelineFaults, AllGetTheWordsOfATorchErrorWithoutItsBacktrace) {
+  expect_that_all_name_the_first("c10::Error");
 }
 
 WORLD_TEST(PipelineFsdp, StagesThatCannotBeAreRefused, 1) {

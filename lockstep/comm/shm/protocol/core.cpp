@@ -29,7 +29,7 @@ void Core::sleep(Patience& patience, const Missing& missing,
       // again.
       const uint64_t needed = missing(std::memory_order_acquire);
       if (needed != 0 && (departure.failed || needed >> departure.rank & 1)) {
-        waiting.fail(departure.words);
+        waiting.fail(departure.words, RankState::kTold);
       }
     }
   };

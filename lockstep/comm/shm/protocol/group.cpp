@@ -81,14 +81,29 @@ std::string Group::departures() const {
   // hung up.
   if (hung_up_) return all;
   for (const auto& one : core_->waiting.departures()) {
-    if (!one.well) all += (all.empty() ? "" : "; ") + one.words;
+    if (one.well || all.find(one.words) != all.npos) continue;
+    // A peer may pass on what it has heard of several ranks.
+    if (one.words.find(all) != one.words.npos) all.clear();
+    all += (all.empty() ? "" : "; ") + one.words;
   }
   return all;
 }
 
 void Group::hang_up(const std::string& reason) {
+  hang_up(reason, RankState::kFailed);
+}
+
+void Group::pass_on(const std::string& cause) {
+  hang_up(cause, RankState::kTold);
+}
+
+void Group::keep_cause(const std::string& cause) {
+  core_->waiting.keep_cause(cause);
+}
+
+void Group::hang_up(const std::string& reason, uint32_t how) {
   hung_up_ = true;
-  core_->waiting.break_down(reason);
+  core_->waiting.break_down(reason, how);
   core_->messages.end_all(reason);
   core_->links->hang_up();
 }

@@ -49,8 +49,8 @@ struct ConstBytes {
 // check them.
 //
 // Threads: one collective at a time, from any thread; the caller must ensure
-// that. Messages and registered memory: any thread, at any time. hang_up(): any
-// thread.
+// that. Messages and registered memory: any thread, at any time. hang_up(),
+// pass_on(), keep_cause(): any thread.
 //
 // Blocking: each call blocks for `timeout` at most, in all its waits together.
 // It spins while there is a core for every rank, then yields the core, then
@@ -155,9 +155,10 @@ class Group {
   void free_registered(void* data);
 
   // Returns the peers that are gone and did not leave in peace, with their last
-  // words: "rank 3 died". Returns an empty text if all are well, or if this
-  // rank has left itself. Makes a system call; any thread. Call it while
-  // waiting for something else.
+  // words: "rank 3 died". A peer that went because of another rank has that
+  // rank's words, and equal words are returned once. Returns an empty text if
+  // all are well, or if this rank has left itself. Makes a system call; any
+  // thread. Call it while waiting for something else.
   std::string departures() const;
 
   // Ends this rank's part in the group in peace. What it has published stays
@@ -170,12 +171,22 @@ class Group {
   // `reason`; those of the peers name this rank and `reason`. When this
   // returns, all messages of this rank have ended.
   void hang_up(const std::string& reason);
+  // Does the same for a failure that another rank had first, or whose words
+  // name this rank already: the peers get `cause` as it is.
+  void pass_on(const std::string& cause);
+  // Says that an operation of this rank, in whatever group, failed because of
+  // another rank: if this rank ends, peers that miss it get `cause` ("rank 3
+  // died") in place of its own end. The first cause counts. The group goes on.
+  // Any thread.
+  void keep_cause(const std::string& cause);
 
   // For other parts of the protocol: bucket_exchange.h, arrivals.h,
   // common_memory.h.
   Core& core() const { return *core_; }
 
  private:
+  void hang_up(const std::string& reason, uint32_t how);
+
   std::unique_ptr<Core> core_;
   std::atomic<bool> hung_up_{false};
 };

@@ -96,8 +96,9 @@ struct RankState {
   std::atomic<uint32_t> message_sleepers;
 
   // The rank's last words. `left` is written with release after `reason`.
-  // kStandstill: the rank has failed, and `reason` tells of several ranks.
-  enum : uint32_t { kHere = 0, kLeft = 1, kFailed = 2, kStandstill = 3 };
+  // kFailed: `reason` is what failed on this rank. kTold: the rank has failed,
+  // and `reason` names the rank, or the ranks, that failed first.
+  enum : uint32_t { kHere = 0, kLeft = 1, kFailed = 2, kTold = 3 };
   alignas(kCacheLine) std::atomic<uint32_t> left;
   std::array<char, 444> reason;  // ends with 0
   // The number that the rank announced last, for error texts if it does not
@@ -105,6 +106,10 @@ struct RankState {
   std::atomic<uint64_t> last_sequence;
   // The core on which the rank announced, or last waited. Only a hint.
   std::atomic<int> core;
+  // 1: an operation of this rank failed because of another rank, which `reason`
+  // names, if `left` does not say otherwise. Written with release after
+  // `reason`.
+  std::atomic<uint32_t> has_cause;
   // The cores that the rank's process may run on, as sched_getaffinity() gives
   // them, at most 1,024. Written before the group begins.
   alignas(kCacheLine) std::array<uint64_t, 16> cores;

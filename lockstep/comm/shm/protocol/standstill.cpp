@@ -148,7 +148,7 @@ void Standstill::fail(const std::vector<std::string>& words_of_all) {
   waiting_.fail("the ranks wait for each other (" + all +
                     "), so none of them can go on; all must make the same "
                     "calls in one order",
-                RankState::kStandstill);
+                RankState::kTold);
 }
 
 BlockedCall::BlockedCall(Standstill& standstill, Ranks ranks, Words words)

@@ -187,7 +187,7 @@ std::vector<Waiting::Departure> Waiting::departures() const {
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
     const auto left = segment_.state(peer).left.load(std::memory_order_acquire);
-    if (left == RankState::kStandstill) {
+    if (left == RankState::kTold) {
       all.push_back({.rank = peer,
                      .well = false,
                      .failed = true,
@@ -199,11 +199,16 @@ std::vector<Waiting::Departure> Waiting::departures() const {
                      .words = name(peer) + " failed: " + words_of(peer)});
     } else if (gone >> peer & 1) {
       const bool well = left == RankState::kLeft;
-      all.push_back(
-          {.rank = peer,
-           .well = well,
-           .failed = false,
-           .words = name(peer) + (well ? " has left the group" : " died")});
+      // Pairs with the release in keep_cause().
+      const bool has_cause =
+          segment_.state(peer).has_cause.load(std::memory_order_acquire) != 0;
+      all.push_back({.rank = peer,
+                     .well = well,
+                     .failed = false,
+                     .words = has_cause
+                                  ? words_of(peer)
+                                  : name(peer) + (well ? " has left the group"
+                                                       : " died")});
     }
   }
   return all;
@@ -229,17 +234,37 @@ void Waiting::ring(RankState& state, uint32_t bells) {
 }
 
 void Waiting::break_down(const std::string& reason, uint32_t how) {
-  if (breaking_.exchange(true)) return;
-  reason_ = reason;
-  auto& own = segment_.state(rank_);
-  const size_t length = std::min(reason.size(), own.reason.size() - 1);
-  std::memcpy(own.reason.data(), reason.data(), length);
-  own.reason[length] = 0;
-  // Pairs with the acquire in departures().
-  own.left.store(how, std::memory_order_seq_cst);
-  // Pairs with the acquire in broken().
-  broken_.store(true, std::memory_order_seq_cst);
+  {
+    const std::lock_guard lock(words_mutex_);
+    if (breaking_) return;
+    breaking_ = true;
+    reason_ = reason;
+    segment_.state(rank_).has_cause.store(0, std::memory_order_relaxed);
+    write_reason(reason);
+    // Pairs with the acquire in departures().
+    segment_.state(rank_).left.store(how, std::memory_order_seq_cst);
+    // Pairs with the acquire in broken().
+    broken_.store(true, std::memory_order_seq_cst);
+  }
   wake_everybody();
+}
+
+void Waiting::keep_cause(const std::string& cause) {
+  const std::lock_guard lock(words_mutex_);
+  auto& own = segment_.state(rank_);
+  if (breaking_ || own.has_cause.load(std::memory_order_relaxed) != 0) return;
+  write_reason(cause);
+  // Pairs with the acquire in departures().
+  own.has_cause.store(1, std::memory_order_release);
+}
+
+// Peers read the words only after they have seen `left`, or the end of this
+// rank's sockets, so the words may be changed before.
+void Waiting::write_reason(const std::string& reason) {
+  auto& words = segment_.state(rank_).reason;
+  const size_t length = std::min(reason.size(), words.size() - 1);
+  std::memcpy(words.data(), reason.data(), length);
+  words[length] = 0;
 }
 
 void Waiting::leave() const {

@@ -4,6 +4,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
@@ -90,9 +91,11 @@ class Waiting {
   // A rank that is gone.
   struct Departure {
     int rank;
-    bool well;          // it left; otherwise it failed or its process ended
-    bool failed;        // it said that the group is broken
-    std::string words;  // "rank 3 died"
+    bool well;    // it left; otherwise it failed or its process ended
+    bool failed;  // it said that the group is broken
+    // "rank 3 died". If this rank went because of another one, as far as it has
+    // said so, the words are about that other rank.
+    std::string words;
   };
   // Returns the ranks that are gone; a system call. What such a rank published
   // before it went is visible afterwards.
@@ -113,8 +116,9 @@ class Waiting {
   }
 
   // Makes every wait of this rank throw GroupBroken with `reason` (the first
-  // one given) from now on, and every wait of the peers, which are told that
-  // this rank failed and why. Any thread.
+  // one given) from now on, and every wait of the peers. They are told that
+  // this rank failed and why; with kTold, if another rank was the cause, only
+  // `reason`. Any thread.
   void break_down(const std::string& reason, uint32_t how = RankState::kFailed);
   [[noreturn]] void fail(const std::string& reason,
                          uint32_t how = RankState::kFailed) {
@@ -123,6 +127,11 @@ class Waiting {
     // Another thread is just breaking the group down.
     throw GroupBroken(reason);
   }
+  // Tells the peers what to say if they miss this rank after its end, in place
+  // of "rank 3 died" or "rank 3 has left the group": `cause`, the failure of
+  // another rank, because of which an operation of this one failed. The first
+  // cause counts. The group goes on. Any thread.
+  void keep_cause(const std::string& cause);
   // Ends this rank well: peers that need nothing more from it go on.
   void leave() const;
   bool broken() const { return broken_.load(std::memory_order_acquire); }
@@ -166,6 +175,7 @@ class Waiting {
   void wake_everybody() const;
   static void ring(RankState& state, uint32_t bells);
   std::string words_of(int rank) const;
+  void write_reason(const std::string& reason);
 
   const Segment& segment_;
   const PeerLinks& links_;
@@ -179,8 +189,9 @@ class Waiting {
   const bool spins_;  // there is a core for every rank
   std::atomic<int64_t> spin_limit_{kMostSpinning};  // in nanoseconds
   std::atomic<bool> broken_{false};
-  std::atomic<bool> breaking_{false};
-  std::string reason_;
+  std::mutex words_mutex_;  // guards the next, and RankState::reason
+  bool breaking_ = false;
+  std::string reason_;  // not changed once broken_ is true
 };
 
 }  // namespace lockstep::internal::shm
