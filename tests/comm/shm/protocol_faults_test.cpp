@@ -149,6 +149,11 @@ TEST(ShmProtocolFaults, DeparturesTellEachCauseOnce) {
   world.group(1).hang_up("no luck");
   world.group(2).pass_on("rank 1 failed: no luck; rank 0 died");
   EXPECT_EQ(world.group(3).departures(), "rank 1 failed: no luck; rank 0 died");
+  ThreadWorld longest_first(4, small_tuning());
+  longest_first.group(0).pass_on("rank 1 failed: no luck; rank 2 died");
+  longest_first.group(1).hang_up("no luck");
+  EXPECT_EQ(longest_first.group(3).departures(),
+            "rank 1 failed: no luck; rank 2 died");
 }
 
 TEST(ShmProtocolFaults, HangingUpEndsThePendingCallOfAnotherThread) {
