@@ -27,8 +27,8 @@ namespace lockstep::internal {
 // otherwise.
 class CheckIn {
  public:
-  // Returns the prefix of the keys of this join. A launcher that hosts the
-  // store (`agent_store`) keeps it over restarts, and while a program joins
+  // Returns the prefix of the keys of this join at a TCPStore. A launcher that
+  // hosts the store (`agent_store`) keeps it over restarts, and while a program joins
   // again, so each join needs keys of its own. Counts the joins: call it once
   // for each.
   static std::string round_prefix(bool agent_store);
