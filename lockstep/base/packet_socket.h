@@ -10,8 +10,8 @@
 
 // Sockets that carry short packets and descriptors between processes of one
 // host (unix(7), SOCK_SEQPACKET, abstract names), or bytes (SOCK_STREAM). None
-// of these calls blocks; all descriptors are closed on exec. Threads: any, if only one thread at a
-// time sends on a socket, and only one receives.
+// of these calls blocks; all descriptors are closed on exec. Threads: any, if
+// only one thread at a time sends on a socket, and only one receives.
 namespace lockstep::internal {
 
 enum class SocketKind { packets, stream };

@@ -58,7 +58,8 @@ struct WorkerReply {
                   // append: the bytes of the value; claim: the count
     absent = 3,   // get: there is no such key; check: not all keys are there
     ended = 4,    // wait: the next call came first
-    refused = 5,  // text says why, or who has the place; the call had no effect
+    // The call had no effect; text says why, or which name has the place.
+    refused = 5,
   };
   Kind kind = Kind::done;
   std::string text{};

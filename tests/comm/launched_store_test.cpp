@@ -23,10 +23,10 @@ const std::string kRank = LOCKSTEP_BIN_DIR "/tests/comm_launched_rank";
 class LaunchedStore : public NodesTest {
  protected:
   // Returns the launcher's arguments for `ranks` ranks.
-  static std::vector<std::string> ranks(int count, const std::string& scenario,
-                                        const std::string& backend,
-                                        const std::vector<std::string>& more = {},
-                                        std::vector<std::string> options = {}) {
+  static std::vector<std::string> ranks(
+      int count, const std::string& scenario, const std::string& backend,
+      const std::vector<std::string>& more = {},
+      std::vector<std::string> options = {}) {
     options.push_back("--nproc-per-node=" + std::to_string(count));
     options.push_back(kRank);
     options.push_back(scenario);
@@ -142,7 +142,7 @@ TEST_F(LaunchedStore, RanksThatMeetAtDifferentStoresAreRefusedAtOnce) {
                 HasSubstr("give all ranks the same backend and the same "
                           "--worker-store"));
   }
-  // By their backends.
+  // Their backends decide so, too.
   const auto result =
       start(scripted("[ $RANK = 0 ] && exec $PROGRAM sum gloo; "
                      "exec $PROGRAM sum lockstep"))
@@ -171,7 +171,8 @@ TEST_F(LaunchedStore, AnotherWorldSizeIsNamedToAll) {
                   {"--failure-shutdown-timeout=20"}))
           ->finish(seconds(60));
   EXPECT_EQ(result.exit_code, 1);
-  EXPECT_THAT(result.out, HasSubstr("start every rank with the same WORLD_SIZE"));
+  EXPECT_THAT(result.out,
+              HasSubstr("start every rank with the same WORLD_SIZE"));
   EXPECT_EQ(count(result.out, "refused "), 3) << result.out;
 }
 
