@@ -152,6 +152,10 @@ void add_rendezvous_options(CLI::App& run, RunArguments& arguments) {
       "keep_alive_max_attempt=NUMBER of them that may be missed [3], "
       "store_type="
       "tcp; separated by commas");
+  add("--worker-store", arguments.worker_store,
+      "Where the ranks of C++ programs meet: agent, at a store of the "
+      "launcher's; tcp, at rank 0's TCPStore; auto, at the launcher's unless "
+      "their backend is one that Python has, too [auto]");
   add("--master-addr", arguments.master_addr,
       "One node: address of rank 0's store; several: the host of node rank 0, "
       "if no endpoint is given [127.0.0.1]");

@@ -28,6 +28,7 @@ struct RunArguments {
   std::string shutdown_timeout;
   std::string failure_shutdown_timeout = "0.5";
   std::string leftover_timeout = "0.2";
+  std::string worker_store;
   std::string role = "default";
   bool module = false;
   bool no_python = false;

@@ -406,6 +406,37 @@ void refuse_foreign_values(const RunArguments& arguments) {
   }
 }
 
+// Sets at which store the workers meet, whose program is known.
+void set_worker_store(const RunArguments& arguments, RunOptions& options) {
+  const std::string& choice = arguments.worker_store;
+  WorkerGroupOptions& workers = options.agent.workers;
+  if (!choice.empty() && choice != "auto" && choice != "agent" &&
+      choice != "tcp") {
+    throw std::invalid_argument("--worker-store is \"" + choice +
+                                "\"; allowed are auto, agent and tcp");
+  }
+  if (choice == "agent" && workers.program.is_python) {
+    throw std::invalid_argument(
+        "--worker-store is agent, but " + arguments.command.front() +
+        " runs under Python, whose torch.distributed meets at a TCPStore; "
+        "leave the option out");
+  }
+  if (choice == "agent" && options.job &&
+      arguments.rdzv_backend != "lockstep") {
+    throw std::invalid_argument(
+        "--worker-store is agent, but --rdzv-backend is " +
+        arguments.rdzv_backend +
+        ", whose store takes no workers of several nodes; leave one of them "
+        "out");
+  }
+  workers.worker_store = choice;
+  workers.serves_store = !workers.program.is_python;
+  if (options.job) {
+    options.job->serves_workers =
+        workers.serves_store && arguments.rdzv_backend == "lockstep";
+  }
+}
+
 LocalAgentOptions agent_options(const RunArguments& arguments,
                                 std::vector<std::string>& warnings) {
   LocalAgentOptions options;
@@ -471,6 +502,7 @@ RunOptions run_options(const RunArguments& arguments) {
   options.report = report_file(arguments);
   options.agent.workers.program =
       resolve_program(arguments.command, program_kind(arguments));
+  set_worker_store(arguments, options);
   return options;
 }
 

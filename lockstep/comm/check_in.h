@@ -27,10 +27,10 @@ namespace lockstep::internal {
 // otherwise.
 class CheckIn {
  public:
-  // Returns the prefix of the keys of this join. A launcher that hosts the
-  // store (`agent_store`) keeps it over restarts, and while a program joins
-  // again, so each join needs keys of its own. Counts the joins: call it once
-  // for each.
+  // Returns the prefix of the keys of this join at a TCPStore. A launcher that
+  // hosts the store (`agent_store`) keeps it over restarts, and while a program
+  // joins again, so each join needs keys of its own. Counts the joins: call it
+  // once for each.
   static std::string round_prefix(bool agent_store);
 
   CheckIn(c10::intrusive_ptr<c10d::Store> store, std::string prefix, int rank,

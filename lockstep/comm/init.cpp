@@ -258,7 +258,7 @@ internal::Rendezvous meet(const std::string& backend,
       return internal::rendezvous(entry->world(*options.timeout), options);
     }
   }
-  return internal::rendezvous(options);
+  return internal::rendezvous(options, internal::python_may_join(backend));
 }
 
 // What a new group is made from, copied out of World: making a group waits for

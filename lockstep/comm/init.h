@@ -23,6 +23,9 @@ struct InitProcessGroupOptions {
   //                          else what srun, mpirun or mpiexec say. If there
   //                          is neither this process is a world of its own; if
   //                          only some are set, an error names the others.
+  //                          Under `lockstep run` the ranks meet at a store of
+  //                          the launcher's if no Python rank can be among
+  //                          them (docs/launcher.md, "The workers' store").
   //                          With "mpi" the ranks are MPI's if neither RANK nor
   //                          WORLD_SIZE is set (docs/mpi.md).
   //   tcp://host:port        rank and world_size below, or ?rank=R&world_size=N

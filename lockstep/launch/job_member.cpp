@@ -92,6 +92,11 @@ class NotingStore : public AgentStore {
                     int wake_fd) override {
     store_->await_change(keys, allowed, wake_fd);
   }
+  std::unique_ptr<StoreLine> open_line(const Deadline& deadline) override {
+    auto line = store_->open_line(deadline);
+    noted_();
+    return line;
+  }
 
  private:
   std::unique_ptr<AgentStore> store_;
@@ -281,7 +286,7 @@ void JobMember::work() noexcept {
     const std::optional<OpenedStore> opened = join(protocol);
     if (opened) {
       try {
-        follow(*protocol);
+        follow(*protocol, *opened->store);
         depart(*protocol, opened->hosted);
       } catch (const AgentStoreError& error) {
         post_lost_store(error);
@@ -372,7 +377,7 @@ std::optional<OpenedStore> JobMember::join(
   }
 }
 
-void JobMember::follow(NodeProtocol& protocol) {
+void JobMember::follow(NodeProtocol& protocol, AgentStore& store) {
   if (protocol.declined()) return;
   milliseconds next_notice = options_.first_notice;
   while (true) {
@@ -387,6 +392,13 @@ void JobMember::follow(NodeProtocol& protocol) {
       next_notice = options_.first_notice;
       if (plan->master_addr.empty()) {
         plan->master_addr = connector_.endpoint().host;
+      }
+      if (options_.serves_workers) {
+        // Its host may be stopped for as long as a node may be silent.
+        plan->line = store.open_line(
+            Deadline::after(options_.node.keep_alive.allowance()));
+        break_connections_of_dead_hosts(connector_.endpoint().port,
+                                        kDeadHostAllowance);
       }
       post(*plan);
     }

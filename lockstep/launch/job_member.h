@@ -30,6 +30,8 @@ struct JobMemberOptions {
   // how often after that.
   std::chrono::milliseconds first_notice{10'000};
   std::chrono::milliseconds notice_interval{30'000};
+  // Whether each plan comes with a line for the workers' calls.
+  bool serves_workers = false;
   // Set if this node cannot take part: it then declines with this verdict
   // (NodeProtocol::decline()) and departs.
   std::optional<Verdict> declines{};
@@ -64,7 +66,9 @@ using JobEvent = std::variant<Joined, Notice, RoundPlan, CauseWanted, Verdict>;
 // The connection to the store is broken by the kernel 2.5 s after the other
 // host has stopped acknowledging, and by shut_if_silent() if the thread gets no
 // answer for KeepAlive::allowance(), for example from an agent that is stopped.
-// No other code of this process may connect to the store's port.
+// No other code of this process may connect to the store's port. Each plan may
+// come with one connection more, for the workers (RoundPlan::line), which the
+// kernel breaks as it does the first one.
 class JobMember {
  public:
   // Starts the thread. Throws std::system_error.
@@ -106,7 +110,7 @@ class JobMember {
   void work() noexcept;
   // Returns the opened store once this agent has joined.
   std::optional<OpenedStore> join(std::optional<NodeProtocol>& protocol);
-  void follow(NodeProtocol& protocol);
+  void follow(NodeProtocol& protocol, AgentStore& store);
   void give_up_late_round(NodeProtocol& protocol);
   void depart(NodeProtocol& protocol, bool hosted);
 

@@ -172,8 +172,8 @@ void LocalAgent::run_workers(const RoundPlan& plan) {
   }
   publishers_.assign(static_cast<size_t>(options_.workers.nproc_per_node), 0);
   try {
-    group_.emplace(options_.workers, plan, port_ ? port_->fd() : -1, directory_,
-                   link_.surroundings, mux_);
+    group_.emplace(options_.workers, plan, port_ ? port_->fd() : -1,
+                   serve_store(plan), directory_, link_.surroundings, mux_);
   } catch (...) {
     end_descendants(milliseconds(0), [](pid_t, int) {});
     throw;
@@ -213,6 +213,25 @@ void LocalAgent::run_workers(const RoundPlan& plan) {
   set_verdict_of_workers();
   hangs_.reset();
   group_.reset();
+  worker_store_.reset();
+  if (plan_) plan_->line.reset();
+}
+
+std::string LocalAgent::serve_store(const RoundPlan& plan) {
+  // The agents of several nodes may have a store that takes no workers.
+  if (!options_.workers.serves_store || (job_ && !plan.line)) return {};
+  const std::string name =
+      WorkerStoreService::name_for(plan.round, plan.master_port);
+  try {
+    worker_store_.emplace(name, plan.round, plan.line);
+    return name;
+  } catch (const std::system_error& error) {
+    // The ranks of the other nodes would wait at the store that is refused.
+    if (job_ || options_.workers.worker_store == "agent") throw;
+    report_(std::string("the workers will meet at rank 0's store: ") +
+            error.what());
+    return {};
+  }
 }
 
 void LocalAgent::look_for_hangs() {

@@ -21,6 +21,7 @@
 #include "lockstep/launch/run_directory.h"
 #include "lockstep/launch/store_port.h"
 #include "lockstep/launch/worker_group.h"
+#include "lockstep/launch/worker_store_service.h"
 
 namespace lockstep::internal {
 
@@ -101,6 +102,9 @@ class LocalAgent {
   std::optional<RoundPlan> form_round();
   std::optional<RoundPlan> await_plan();
   void run_workers(const RoundPlan& plan);
+  // Returns the name of the socket for the workers of this attempt; empty if
+  // they get no store.
+  std::string serve_store(const RoundPlan& plan);
   void set_verdict_of_workers();
   void await_verdict();
   std::optional<int> end_round();
@@ -162,6 +166,7 @@ class LocalAgent {
   int round_ = 0;
   std::optional<RoundPlan> plan_;
   std::optional<NodePlace> place_{};
+  std::optional<WorkerStoreService> worker_store_{};
   std::optional<WorkerGroup> group_;
   std::optional<HangFinder> hangs_{};  // if there is a hang_timeout
   // The processes that publish on the board, by local rank; 0: none yet.

@@ -107,11 +107,15 @@ std::vector<std::string> worker_environment(
     // that this worker does not have.
     remove(entries, "LOCKSTEP_MASTER_LISTEN_FD");
   }
+  if (!worker.worker_store.empty()) {
+    set(entries, "LOCKSTEP_WORKER_STORE", worker.worker_store);
+  }
   // What the agents prove who they are with is none of the program's business.
   remove(entries, kJobSecretVariable);
   // Values of a launcher around this one are about other workers.
   for (const auto& [name, value] :
        {std::pair("LOCKSTEP_AGENT", worker.agent_socket),
+        std::pair("LOCKSTEP_STORE", worker.store_socket),
         std::pair("LOCKSTEP_PROGRESS_FILE", worker.progress_file)}) {
     value.empty() ? remove(entries, name) : set(entries, name, value);
   }
