@@ -129,7 +129,18 @@ void add_rendezvous_options(CLI::App& run, RunArguments& arguments) {
                           const char* description) {
     add_spelled_option(run, name, value, description)->group("Rendezvous");
   };
-  add("--nnodes", arguments.nnodes, "Nodes: one `lockstep run` on each [1]");
+  add("--nnodes", arguments.nnodes,
+      "Nodes: one `lockstep run` on each; or MIN:MAX, between which they come "
+      "and go [1]");
+  add("--max-membership-changes", arguments.max_membership_changes,
+      "How often all workers may start again since a node came or went "
+      "[unlimited]");
+  add("--scale-up-wait", arguments.scale_up_wait,
+      "Seconds that a node which comes waits at most for the program's next "
+      "snapshot [300]");
+  add("--leave-out-after", arguments.leave_out_after,
+      "FAILURES[:WITHIN[:FOR]]: leave out a node whose workers failed so often "
+      "within these seconds (600), for these seconds (600) [never]");
   add("--node-rank", arguments.node_rank,
       "Rank of this node [the order of arrival; static: 0]");
   add("--rdzv-backend", arguments.rdzv_backend,
@@ -150,6 +161,7 @@ void add_rendezvous_options(CLI::App& run, RunArguments& arguments) {
       "join_timeout=SECONDS to wait for all nodes [600], timeout=SECONDS for "
       "the store alone, is_host=true|false, keep_alive_interval=SECONDS [5], "
       "keep_alive_max_attempt=NUMBER of them that may be missed [3], "
+      "last_call_timeout=SECONDS for more nodes than MIN [30], "
       "store_type="
       "tcp; separated by commas");
   add("--worker-store", arguments.worker_store,

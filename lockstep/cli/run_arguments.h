@@ -23,6 +23,9 @@ struct RunArguments {
   std::string rdzv_id;
   std::string rdzv_conf;
   std::string max_restarts = "0";
+  std::string max_membership_changes;
+  std::string scale_up_wait = "300";
+  std::string leave_out_after;
   std::string monitor_interval = "0.1";
   std::string signals_to_handle = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
   std::string shutdown_timeout;
