@@ -54,6 +54,12 @@ struct RunArguments {
 // Adds every option of `lockstep run` to its command, with its help.
 void add_run_arguments(CLI::App& run, RunArguments& arguments);
 
+// Adds those by which the nodes of a job meet, for commands that meet as
+// `lockstep run` does. `join_timeout`: the default of that value of
+// --rdzv-conf, for the help.
+void add_meeting_arguments(CLI::App& command, RunArguments& arguments,
+                           const std::string& join_timeout);
+
 // Takes what CLI11 left as the program and its arguments: everything from the
 // first argument that is not an option that it knows. Throws
 // std::invalid_argument if there is no program or the first argument is an
