@@ -11,7 +11,7 @@ void pair_up(LinkStep& step, int one, int other) {
 }
 
 // One node stays in its seat and the others move on by one seat in each step;
-// who sits opposite is the partner. An odd number gets an empty seat.
+// the node that sits opposite is the partner. An odd number gets an empty seat.
 std::vector<LinkStep> all_links(int nodes) {
   const int seats = nodes + nodes % 2;
   std::vector<LinkStep> plan;

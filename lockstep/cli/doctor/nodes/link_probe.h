@@ -19,8 +19,8 @@ struct LinkFigures {
   // most by which this may be wrong.
   int64_t clock_offset_us = 0;
   int64_t clock_error_us = 0;
-  // Of one connection, towards the other node. 0: nothing came through, though
-  // single bytes do.
+  // What one connection carries towards the other node. 0: nothing came
+  // through, though single bytes do.
   int64_t bytes_per_second = 0;
   // The largest packet that this host sends on this way; nothing if the kernel
   // does not say.

@@ -33,7 +33,7 @@ class MeetingOver : public std::runtime_error {
 // std::runtime_error for a record that no doctor wrote.
 class Meeting {
  public:
-  // Of `nodes` nodes; all must give the same number, and the same `run_id`.
+  // `nodes` shall meet. All must give the same number, and the same `run_id`.
   Meeting(AgentStore& store, int nodes, std::string run_id)
       : store_(store), nodes_(nodes), run_id_(std::move(run_id)) {}
 

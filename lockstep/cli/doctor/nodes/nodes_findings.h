@@ -16,8 +16,8 @@ struct NodesFound {
   std::map<int, NodeRecord> records{};
   // The links that were to be measured, the lower rank first.
   std::vector<std::pair<int, int>> links{};
-  // By the ranks from which and to which they lead. A way is missing if its
-  // node has not told in time.
+  // The key is the rank from which and that to which a way leads. A way is
+  // missing if its node has not told in time.
   std::map<std::pair<int, int>, LinkFigures> ways{};
 };
 
