@@ -58,6 +58,18 @@ struct RunArguments {
 // Adds every option of `lockstep run` to its command, with its help.
 void add_run_arguments(CLI::App& run, RunArguments& arguments);
 
+// What differs in the help of the commands whose nodes meet.
+struct MeetingTexts {
+  const char* nnodes;            // what --nnodes says
+  const char* join_timeout;      // the default of that value of --rdzv-conf
+  const char* more_conf = "";    // values of --rdzv-conf, each with ", " after
+};
+
+// Adds those by which the nodes of a job meet, for commands that meet as
+// `lockstep run` does.
+void add_meeting_arguments(CLI::App& command, RunArguments& arguments,
+                           const MeetingTexts& texts);
+
 // Takes what CLI11 left as the program and its arguments: everything from the
 // first argument that is not an option that it knows. Throws
 // std::invalid_argument if there is no program or the first argument is an

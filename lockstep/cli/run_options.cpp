@@ -355,6 +355,7 @@ JobMemberOptions meeting_options(const RunArguments& arguments,
   if (rank_decides && !job.store.is_host) {
     job.store.is_host = *node.node_rank == 0;
   }
+  if (!arguments.rdzv_id.empty()) node.run_id = arguments.rdzv_id;
   set_secret(arguments, job, warnings);
   return job;
 }
@@ -368,7 +369,6 @@ JobMemberOptions job_options(const RunArguments& arguments,
   node.nproc_per_node = agent.workers.nproc_per_node;
   node.role = agent.workers.role;
   node.max_restarts = agent.workers.max_restarts;
-  if (!arguments.rdzv_id.empty()) node.run_id = arguments.rdzv_id;
   return job;
 }
 
@@ -581,15 +581,22 @@ RunOptions run_options(const RunArguments& arguments) {
   return options;
 }
 
+std::optional<JobMemberOptions> rendezvous_options(
+    const RunArguments& arguments, std::vector<std::string>& warnings) {
+  const NodeRange nodes = parse_nnodes(arguments.nnodes);
+  if (nodes.most == 1) return std::nullopt;
+  return meeting_options(arguments, nodes, warnings);
+}
+
 std::optional<JobMemberOptions> decline_options(const RunArguments& arguments,
                                                 const std::string& reason,
                                                 int exit_code) {
   JobMemberOptions job;
   try {
-    const NodeRange nodes = parse_nnodes(arguments.nnodes);
-    if (nodes.most == 1) return std::nullopt;
     std::vector<std::string> ignored;
-    job = meeting_options(arguments, nodes, ignored);
+    auto meeting = rendezvous_options(arguments, ignored);
+    if (!meeting) return std::nullopt;
+    job = std::move(*meeting);
   } catch (const std::invalid_argument&) {
     return std::nullopt;
   }
