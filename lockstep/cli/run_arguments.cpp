@@ -169,8 +169,8 @@ void add_meeting_arguments(CLI::App& command, RunArguments& arguments,
       texts.join_timeout +
       "], timeout=SECONDS for the store alone, is_host=true|false, "
       "keep_alive_interval=SECONDS [5], keep_alive_max_attempt=NUMBER of them "
-      "that may be missed [3], " + texts.more_conf +
-      "store_type=tcp; separated by commas";
+      "that may be missed [3], " +
+      texts.more_conf + "store_type=tcp; separated by commas";
   add("--rdzv-conf", arguments.rdzv_conf, conf.c_str());
   add("--rdzv-id", arguments.rdzv_id,
       "Name of the job, TORCHELASTIC_RUN_ID of the workers [random]");
@@ -194,7 +194,8 @@ void add_run_arguments(CLI::App& run, RunArguments& arguments) {
       {.nnodes = "Nodes: one `lockstep run` on each; or MIN:MAX, between which "
                  "they come and go [1]",
        .join_timeout = "600",
-       .more_conf = "last_call_timeout=SECONDS for more nodes than MIN [30], "});
+       .more_conf =
+           "last_call_timeout=SECONDS for more nodes than MIN [30], "});
   add_elastic_options(run, arguments);
   add_rendezvous_option(
       run, "--rdzv-backend", arguments.rdzv_backend,

@@ -60,9 +60,9 @@ void add_run_arguments(CLI::App& run, RunArguments& arguments);
 
 // What differs in the help of the commands whose nodes meet.
 struct MeetingTexts {
-  const char* nnodes;            // what --nnodes says
-  const char* join_timeout;      // the default of that value of --rdzv-conf
-  const char* more_conf = "";    // values of --rdzv-conf, each with ", " after
+  const char* nnodes;          // what --nnodes says
+  const char* join_timeout;    // the default of that value of --rdzv-conf
+  const char* more_conf = "";  // values of --rdzv-conf, each with ", " after
 };
 
 // Adds those by which the nodes of a job meet, for commands that meet as

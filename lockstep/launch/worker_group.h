@@ -28,7 +28,7 @@ struct WorkerGroupOptions {
   int max_restarts = 0;
   std::string role = "default";
   std::string run_id{};
-  std::string agent_socket{};       // AgentSocket::name(); empty: there is none
+  std::string agent_socket{};  // AgentSocket::name(); empty: there is none
   // Whether the workers get a store from the launcher: they are not Python's.
   bool serves_store = false;
   std::string worker_store{};       // --worker-store; empty: not given
@@ -53,8 +53,8 @@ class WorkerGroup {
   // `store_socket` is WorkerIdentity::store_socket.
   WorkerGroup(const WorkerGroupOptions& options, const RoundPlan& plan,
               int master_listen_fd, const std::string& store_socket,
-              const RunDirectory& directory,
-              const Surroundings& surroundings, OutputMux& mux);
+              const RunDirectory& directory, const Surroundings& surroundings,
+              OutputMux& mux);
 
   // Sends `signal` to the process group of every worker that has not ended. A
   // worker that hangs gets no SIGTERM, which could end it before SIGABRT does.
