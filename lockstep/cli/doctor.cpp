@@ -36,7 +36,7 @@
 #include "lockstep/cli/run_arguments.h"
 #include "lockstep/cli/run_options.h"
 #include "lockstep/launch/exit_code.h"
-#include "lockstep/launch/process_count.h"
+#include "lockstep/launch/visible_gpus.h"
 
 namespace lockstep::internal {
 namespace {

@@ -20,6 +20,7 @@
 #include "lockstep/launch/exit_code.h"
 #include "lockstep/launch/metrics_text.h"
 #include "lockstep/launch/seconds_text.h"
+#include "lockstep/launch/source_finder.h"
 #include "lockstep/launch/wait_status.h"
 
 namespace lockstep::internal {
@@ -325,6 +326,8 @@ std::string LocalAgent::describe_failure() {
   if (job_ && !failures_.empty() && is_own) {
     failures_.front().node = node_name();
   }
+  SourceFinder sources;
+  for (auto& failure : failures_) failure.stack = sources.texts(failure.stack);
   FailedAttempt attempt{.directory = directory_.attempt_directory(round_),
                         .run_id = options_.workers.run_id,
                         .host = options_.host_name,

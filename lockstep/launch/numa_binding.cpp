@@ -1,4 +1,5 @@
 #include "lockstep/launch/numa_binding.h"
+#include "lockstep/launch/visible_gpus.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -7,7 +8,6 @@
 #include <map>
 #include <stdexcept>
 
-#include "lockstep/launch/process_count.h"
 
 namespace lockstep::internal {
 namespace {
