@@ -8,7 +8,6 @@
 #include <map>
 #include <stdexcept>
 
-
 namespace lockstep::internal {
 namespace {
 
