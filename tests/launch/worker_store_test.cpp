@@ -430,6 +430,7 @@ TEST_P(WorkerStores, RoundThatIsOverIsRefused) {
   if (!server_) GTEST_SKIP() << "with one node a round ends with its service";
   // Node 1 is still in round 0 when node 0 begins the next one.
   auto late = worker(1);
+  EXPECT_EQ(get(*late, "key"), "");
   start_service(0, 1);
   auto next = std::make_unique<WorkerStoreLink>(names_.back(), soon());
   set(*next, "key");
