@@ -24,6 +24,7 @@ import contextlib
 import itertools
 import json
 import math
+import os
 import pathlib
 import statistics
 import time
@@ -283,7 +284,9 @@ def main():
     report = summary(*train(divide(model, args), args), parameters, args)
     if dist.get_rank() == 0 and args.report:
         args.report.write_text(json.dumps(report) + "\n")
+    dist.barrier()
     dist.destroy_process_group()
+    os._exit(0)  # Gloo's threads outlive the interpreter now and then
 
 
 if __name__ == "__main__":

@@ -182,6 +182,7 @@ def main():
                           **figures}), flush=True)
     if dist.is_initialized():
         dist.destroy_process_group()
+        os._exit(0)  # Gloo's threads outlive the interpreter now and then
 
 
 if __name__ == "__main__":

@@ -52,12 +52,12 @@ struct WorkerCall {
 
 struct WorkerReply {
   enum class Kind : uint8_t {
-    done = 0,     // for wait and check: all keys are there
-    value = 1,    // text: the value
-    number = 2,   // add: the sum; remove: 1 if there was a key; count_keys;
-                  // append: the bytes of the value; claim: the count
-    absent = 3,   // get: there is no such key; check: not all keys are there
-    ended = 4,    // wait: the next call came first
+    done = 0,    // for wait and check: all keys are there
+    value = 1,   // text: the value
+    number = 2,  // add: the sum; remove: 1 if there was a key; count_keys;
+                 // append: the bytes of the value; claim: the count
+    absent = 3,  // get: there is no such key; check: not all keys are there
+    ended = 4,   // wait: the next call came first
     // The call had no effect; text says why, or which name has the place.
     refused = 5,
   };

@@ -90,10 +90,11 @@ WorkerStoreLink::Connection WorkerStoreLink::connect(
           "namespace; then start it with --worker-store=tcp");
     }
     if (deadline.expired()) {
-      throw WorkerStoreLost("the launcher's agent takes no connection at the "
-                            "Unix socket " +
-                            name_ + " after " +
-                            std::to_string(deadline.elapsed().count()) + " ms");
+      throw WorkerStoreLost(
+          "the launcher's agent takes no connection at the "
+          "Unix socket " +
+          name_ + " after " + std::to_string(deadline.elapsed().count()) +
+          " ms");
     }
     std::this_thread::sleep_for(std::min(kConnectPause, deadline.remaining()));
   }

@@ -23,6 +23,9 @@ struct RunArguments {
   std::string rdzv_id;
   std::string rdzv_conf;
   std::string max_restarts = "0";
+  std::string max_membership_changes;
+  std::string scale_up_wait = "300";
+  std::string leave_out_after;
   std::string monitor_interval = "0.1";
   std::string signals_to_handle = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
   std::string shutdown_timeout;
@@ -54,6 +57,18 @@ struct RunArguments {
 
 // Adds every option of `lockstep run` to its command, with its help.
 void add_run_arguments(CLI::App& run, RunArguments& arguments);
+
+// What differs in the help of the commands whose nodes meet.
+struct MeetingTexts {
+  const char* nnodes;          // what --nnodes says
+  const char* join_timeout;    // the default of that value of --rdzv-conf
+  const char* more_conf = "";  // values of --rdzv-conf, each with ", " after
+};
+
+// Adds those by which the nodes of a job meet, for commands that meet as
+// `lockstep run` does.
+void add_meeting_arguments(CLI::App& command, RunArguments& arguments,
+                           const MeetingTexts& texts);
 
 // Takes what CLI11 left as the program and its arguments: everything from the
 // first argument that is not an option that it knows. Throws

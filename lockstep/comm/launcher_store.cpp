@@ -82,8 +82,7 @@ WorkerReply LauncherStore::ask(const WorkerCall& call) {
 
 LauncherStore::Place LauncherStore::claim(const std::string& key,
                                           const std::string& name) {
-  auto reply =
-      ask({.operation = Operation::claim, .key = key, .value = name});
+  auto reply = ask({.operation = Operation::claim, .key = key, .value = name});
   Place place{.count = reply.number};
   if (reply.kind == WorkerReply::Kind::refused) {
     place.taken_by = std::move(reply.text);
@@ -119,8 +118,7 @@ std::vector<uint8_t> LauncherStore::get(const std::string& key) {
 }
 
 int64_t LauncherStore::add(const std::string& key, int64_t value) {
-  return ask({.operation = Operation::add, .key = key, .number = value})
-      .number;
+  return ask({.operation = Operation::add, .key = key, .number = value}).number;
 }
 
 bool LauncherStore::deleteKey(const std::string& key) {
@@ -164,8 +162,7 @@ void LauncherStore::multiSet(const std::vector<std::string>& keys,
   if (keys.size() != values.size()) {
     throw c10::DistStoreError({"LauncherStore", __FILE__, __LINE__},
                               c10::str("multiSet got ", keys.size(),
-                                       " keys and ", values.size(),
-                                       " values"));
+                                       " keys and ", values.size(), " values"));
   }
   for (size_t at = 0; at < keys.size(); ++at) set(keys[at], values[at]);
 }

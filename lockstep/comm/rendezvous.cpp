@@ -257,12 +257,11 @@ Rendezvous join_launcher(const std::string& socket, Place place,
                      "; give all ranks the same backend and the same "
                      "--worker-store (LOCKSTEP_WORKER_STORE)";
   } else if (at_launcher && claimed.taken_by) {
-    joined.refusal =
-        "two processes of this job call themselves " + rank + " of " +
-        std::to_string(place.world_size) + ": pid " +
-        std::to_string(::getpid()) + ", and " +
-        claimed.taken_by->substr(0, claimed.taken_by->find('#')) +
-        "; give each its own RANK";
+    joined.refusal = "two processes of this job call themselves " + rank +
+                     " of " + std::to_string(place.world_size) + ": pid " +
+                     std::to_string(::getpid()) + ", and " +
+                     claimed.taken_by->substr(0, claimed.taken_by->find('#')) +
+                     "; give each its own RANK";
   } else if (at_launcher) {
     try {
       joined.check_in->announce();

@@ -51,6 +51,12 @@ void make_unreadable(const FileDescriptor& event) {
   [[maybe_unused]] auto ignored = read(event.get(), &count, sizeof(count));
 }
 
+std::vector<Endpoint> all_endpoints(const JobMemberOptions& options) {
+  std::vector<Endpoint> all = options.further_endpoints;
+  all.insert(all.begin(), options.store.endpoint);
+  return all;
+}
+
 // Calls `noted` after each operation, since an agent makes many in a row and
 // each answer counts as progress.
 class NotingStore : public AgentStore {
@@ -107,6 +113,7 @@ class NotingStore : public AgentStore {
 
 JobMember::JobMember(JobMemberOptions options)
     : options_(std::move(options)),
+      endpoints_(all_endpoints(options_)),
       connector_(noting(options_.store)),
       event_fd_(open_event()),
       wake_fd_(open_event()),
@@ -187,6 +194,10 @@ void JobMember::ask_for_cause() {
   queue([](NodeProtocol& protocol) { protocol.ask_for_cause(); });
 }
 
+void JobMember::report_snapshot() {
+  queue([](NodeProtocol& protocol) { protocol.report_snapshot(); });
+}
+
 void JobMember::propose(int round, Verdict verdict) {
   queue([round, verdict = std::move(verdict)](NodeProtocol& protocol) {
     protocol.propose(round, verdict);
@@ -228,7 +239,7 @@ void JobMember::post_end(int exit_code, const std::string& text) {
   post(verdict);
 }
 
-void JobMember::post_lost_store(const AgentStoreError& error) {
+std::string JobMember::describe_lost_store(const AgentStoreError& error) {
   std::string text = "the agents' store at " + connector_.endpoint().text();
   if (!store_host_.empty())
     text = store_host_ + " was lost, and with it " + text;
@@ -238,12 +249,9 @@ void JobMember::post_lost_store(const AgentStoreError& error) {
   text += ": " + (was_silent_
                       ? "no answer for " + seconds_text(keep_alive.allowance())
                       : std::string(error.what()));
-  {
-    const std::lock_guard lock(mutex_);
-    awake_.tick(Clock::now());
-    text += own_pause(awake_, keep_alive, options_.node.host);
-  }
-  post_end(kSystemError, text);
+  const std::lock_guard lock(mutex_);
+  awake_.tick(Clock::now());
+  return text + own_pause(awake_, keep_alive, options_.node.host);
 }
 
 // Returns the name of this agent's connection to the store; empty if there are
@@ -283,14 +291,22 @@ void JobMember::pause() {
 void JobMember::work() noexcept {
   try {
     std::optional<NodeProtocol> protocol;
-    const std::optional<OpenedStore> opened = join(protocol);
-    if (opened) {
+    bool moved = true;
+    while (std::exchange(moved, false)) {
+      const std::optional<OpenedStore> opened = join(protocol);
+      if (!opened) break;
+      bool ended = false;
       try {
         follow(*protocol);
+        ended = true;
         depart(*protocol, opened->hosted);
       } catch (const AgentStoreError& error) {
-        post_lost_store(error);
+        moved = !ended && move_on(*protocol, error);
+        if (!moved && !ended) {
+          post_end(kSystemError, describe_lost_store(error));
+        }
       }
+      protocol.reset();  // it refers to the store
     }
   } catch (const std::invalid_argument& error) {
     post_end(kUsageError, error.what());
@@ -300,6 +316,61 @@ void JobMember::work() noexcept {
   const std::lock_guard lock(mutex_);
   ended_ = true;
   changed_.notify_all();
+}
+
+// Returns false if the loss of the store ends the job.
+bool JobMember::move_on(const NodeProtocol& protocol,
+                        const AgentStoreError& error) {
+  if (!may_move() || stopping()) return false;
+  const size_t next = (endpoint_ + 1) % endpoints_.size();
+  EarlierRounds earlier = protocol.earlier();
+  Verdict verdict;
+  verdict.kind = elastic() ? Verdict::Kind::node_lost : Verdict::Kind::failed;
+  verdict.exit_code = kSystemError;
+  verdict.text = describe_lost_store(error);
+  // Between two rounds no workers run that would have to start again.
+  verdict.changes =
+      protocol.runs() ? verdict.after(earlier.changes) : earlier.changes;
+  verdict.moves = !verdict.ends_job(limits());
+  if (verdict.moves) {
+    verdict.text += "; the nodes meet at " + endpoints_[next].text();
+  }
+  earlier.changes = verdict.changes;
+  options_.node.earlier = earlier;
+  options_.node.run_id = protocol.run_id();
+  const bool moves = verdict.moves;
+  post(std::move(verdict));
+  if (moves) go_to(next);
+  return moves;
+}
+
+void JobMember::go_to(size_t endpoint) {
+  StoreConnectorOptions options = options_.store;
+  options.endpoint = endpoints_[endpoint];
+  options.is_host.reset();  // it was about the first endpoint
+  const std::lock_guard lock(mutex_);
+  endpoint_ = endpoint;
+  connector_ = StoreConnector(noting(std::move(options)));
+  store_host_.clear();
+}
+
+std::optional<OpenedStore> JobMember::look_for_moved_store() {
+  for (size_t at = 1; at < endpoints_.size(); ++at) {
+    StoreConnectorOptions options = options_.store;
+    options.endpoint = endpoints_[at];
+    options.is_host = false;
+    options.timeout = milliseconds(0);  // one look
+    try {
+      OpenedStore opened =
+          StoreConnector(noting(std::move(options)))
+              .open([this] { return stopping(); }, [](const auto&) {});
+      go_to(at);
+      return opened;
+    } catch (const AgentStoreError&) {
+      // Mostly no job has moved.
+    }
+  }
+  return std::nullopt;
 }
 
 std::optional<OpenedStore> JobMember::join(
@@ -313,8 +384,14 @@ std::optional<OpenedStore> JobMember::join(
     return stopping();
   };
   const auto notice = [this](const std::string& text) { post(Notice{text}); };
+  std::optional<OpenedStore> moved;
+  if (endpoint_ == 0 && options_.node.earlier.count == 0) {
+    moved = look_for_moved_store();
+  }
   while (true) {
-    OpenedStore opened = connector_.open(cancelled, notice);
+    OpenedStore opened =
+        moved ? std::move(*moved) : connector_.open(cancelled, notice);
+    moved.reset();
     const int port = connector_.endpoint().port;
     break_connections_of_dead_hosts(port, kDeadHostAllowance);
     NodeDescription node = options_.node;
@@ -347,6 +424,11 @@ std::optional<OpenedStore> JobMember::join(
       }
       was_silent_ = false;  // until now no answer was due
       round_deadline_ = deadline;
+      if (options_.node.earlier.count > 0) {
+        // What was queued since was about the store that is lost.
+        const std::lock_guard lock(mutex_);
+        commands_.clear();
+      }
       post(joined);
       return opened;
     } catch (const RankTaken&) {
@@ -368,7 +450,7 @@ std::optional<OpenedStore> JobMember::join(
       // store comes next.
       if (cancelled()) return std::nullopt;
       if (deadline.expired()) {
-        post_lost_store(error);
+        post_end(kSystemError, describe_lost_store(error));
         return std::nullopt;
       }
     }
@@ -402,12 +484,19 @@ void JobMember::follow(NodeProtocol& protocol) {
       }
       post(*plan);
     }
+    if (protocol.take_exclusion()) {
+      // It waits for as long as the job takes.
+      round_deadline_.reset();
+      post(
+          Notice{"the job runs without this node, which takes part after the "
+                 "program's next snapshot, or after a time"});
+    }
     if (protocol.take_question()) post(CauseWanted{});
+    if (auto wait = protocol.take_wait()) post(NodesWait{*wait});
     if (auto verdict = protocol.take_verdict()) {
       round_deadline_.reset();
       next_notice = options_.first_notice;
-      const bool ends =
-          verdict->ends_job(protocol.round(), options_.node.max_restarts);
+      const bool ends = verdict->ends_job(limits());
       post(std::move(*verdict));
       if (ends) return;
     }
@@ -416,13 +505,26 @@ void JobMember::follow(NodeProtocol& protocol) {
       give_up_late_round(protocol);
     } else if (round_deadline_ && round_deadline_->elapsed() > next_notice) {
       next_notice = round_deadline_->elapsed() + options_.notice_interval;
-      post(Notice{"waiting for " +
-                  name_numbers("node", protocol.absent_nodes()) + " of " +
-                  std::to_string(options_.node.nnodes) + ", for at most " +
+      post(Notice{"waiting for " + name_wait(protocol) + ", for at most " +
                   seconds_text(options_.join_timeout)});
     }
     protocol.await_news(kLongestWait, wake_fd_.get());
   }
+}
+
+// Returns what a round waits for: "nodes 1 and 2 of 3", or how many nodes there
+// are if none in particular is awaited.
+std::string JobMember::name_wait(NodeProtocol& protocol) const {
+  const NodeDescription& node = options_.node;
+  const auto absent = protocol.absent_nodes();
+  if (!node.elastic()) {
+    return name_numbers("node", absent) + " of " + std::to_string(node.nnodes);
+  }
+  return std::to_string(node.fewest()) + " to " + std::to_string(node.nnodes) +
+         " nodes, of which " +
+         std::to_string(node.nnodes - static_cast<int>(absent.size())) +
+         (static_cast<int>(absent.size()) == node.nnodes - 1 ? " is" : " are") +
+         " there";
 }
 
 void JobMember::give_up_late_round(NodeProtocol& protocol) {
@@ -431,15 +533,21 @@ void JobMember::give_up_late_round(NodeProtocol& protocol) {
   verdict.kind = Verdict::Kind::given_up;
   verdict.exit_code = kSystemError;
   verdict.text = "the agents waited " + seconds_text(options_.join_timeout) +
-                 " at " + connector_.endpoint().text() + " for " +
-                 std::to_string(options_.node.nnodes) +
-                 " nodes; absent: " + name_numbers("node", absent);
+                 " at " + connector_.endpoint().text() + " for ";
+  if (options_.node.elastic()) {
+    verdict.text += name_wait(protocol);
+  } else {
+    verdict.text += std::to_string(options_.node.nnodes) +
+                    " nodes; absent: " + name_numbers("node", absent);
+  }
   // If all nodes have come by now, the next look finds the plan.
   if (!absent.empty()) protocol.propose(protocol.round(), verdict);
 }
 
 void JobMember::depart(NodeProtocol& protocol, bool hosted) {
   protocol.depart();
+  // The others go on at another store, and notice at once that this one ends.
+  if (!protocol.job_ended() && may_move()) return;
   const Deadline deadline = Deadline::after(kDepartAllowance);
   while (hosted && !protocol.others_have_departed() && !deadline.expired()) {
     note_progress();

@@ -17,8 +17,10 @@
 #include "lockstep/base/steady_ns.h"
 #include "lockstep/launch/crash_report.h"
 #include "lockstep/launch/descendants.h"
+#include "lockstep/launch/exit_code.h"
 #include "lockstep/launch/metrics_text.h"
 #include "lockstep/launch/seconds_text.h"
+#include "lockstep/launch/source_finder.h"
 #include "lockstep/launch/wait_status.h"
 
 namespace lockstep::internal {
@@ -43,6 +45,9 @@ constexpr milliseconds kSignalledConsoleIdle{2000};
 // code is known, once another node asks.
 constexpr milliseconds kCauseAllowance{1500};
 constexpr milliseconds kCauseEnds{500};
+// How often to look whether a worker has written a snapshot, while nodes wait
+// for one.
+constexpr milliseconds kSnapshotLook{500};
 // For how long a question about the job may have the ranks publish.
 constexpr milliseconds kLongestWatch{60'000};
 
@@ -120,7 +125,16 @@ int LocalAgent::run(JobReport& outcome) {
   try {
     return run_rounds();
   } catch (const std::exception& error) {
-    end_job(give_up(exit_code_of(error), node_name() + ": " + error.what()));
+    Verdict verdict =
+        give_up(exit_code_of(error), node_name() + ": " + error.what());
+    if (may_leave() && round_ > 0) {
+      // The others have shown that they can do without it.
+      verdict.kind = Verdict::Kind::node_lost;
+      verdict.node_rank = node_rank();
+      if (plan_) job_->propose(round_, verdict);
+    } else {
+      end_job(verdict);
+    }
     throw;
   }
 }
@@ -131,6 +145,7 @@ int LocalAgent::run_rounds() {
     failures_.clear();
     propose_at_.reset();
     look_for_causes_at_.reset();
+    waits_since_ns_.reset();
     verdict_.reset();
     if (const auto plan = form_round()) run_workers(*plan);
     // Closes this port before the next attempt opens one, which may have to be
@@ -147,6 +162,7 @@ std::optional<RoundPlan> LocalAgent::form_round() {
   }
   RoundPlan plan;
   plan.round = round_;
+  plan.restarts_used = changes_.restarts;
   plan.place = NodePlace::alone(options_.workers.nproc_per_node);
   plan.master_addr = port_->address();
   plan.master_port = port_->port();
@@ -162,6 +178,8 @@ std::optional<RoundPlan> LocalAgent::await_plan() {
     serve_job();
   }
   if (ending()) await_verdict();
+  // Only the node of rank 0 needs the port that it has offered.
+  if (plan_ && plan_->place.node_rank != 0) port_.reset();
   return verdict_ || ending() ? std::nullopt : plan_;
 }
 
@@ -193,6 +211,7 @@ void LocalAgent::run_workers(const RoundPlan& plan) {
       group_->look_for_causes();
     }
     look_for_hangs();
+    look_for_snapshot();
     if (group_->failed() && !stop_.kill_at) {
       failures_ = group_->failures();
       if (job_) {
@@ -248,9 +267,23 @@ void LocalAgent::look_for_hangs() {
   }
 }
 
+void LocalAgent::look_for_snapshot() {
+  if (!waits_since_ns_ || !board_ || !look_for_snapshot_at_.expired()) return;
+  look_for_snapshot_at_ = Deadline::after(kSnapshotLook);
+  board_->watch(2 * kSnapshotLook);
+  for (int place = 0; place < board_->places(); ++place) {
+    const auto told = board_->read(place);
+    if (!told || told->last_snapshot_ns <= *waits_since_ns_) continue;
+    job_->report_snapshot();
+    waits_since_ns_.reset();
+    return;
+  }
+}
+
 void LocalAgent::set_verdict_of_workers() {
   if (!job_) {
     verdict_ = failures_.empty() ? Verdict{} : failed_verdict(failures_);
+    verdict_->changes = verdict_->after(changes_);
     return;
   }
   if (!stop_.kill_at) job_->report_success();
@@ -258,6 +291,8 @@ void LocalAgent::set_verdict_of_workers() {
 }
 
 void LocalAgent::await_verdict() {
+  // The job goes on without this node, which took no part in the round.
+  if (leaves_ && !plan_) return;
   std::optional<Deadline> deadline;
   // The other nodes may still fail, and then all start again. This waits after
   // a signal too, since another verdict may have come before the signal's.
@@ -292,18 +327,20 @@ std::string LocalAgent::describe_failure() {
   if (job_ && !failures_.empty() && is_own) {
     failures_.front().node = node_name();
   }
+  SourceFinder sources;
+  for (auto& failure : failures_) failure.stack = sources.texts(failure.stack);
   FailedAttempt attempt{.directory = directory_.attempt_directory(round_),
                         .run_id = options_.workers.run_id,
                         .host = options_.host_name,
                         .program = options_.workers.program.arguments,
-                        .restarts_used = round_,
+                        .restarts_used = changes_.restarts,
                         .max_restarts = max_restarts,
                         .cause = verdict_->text,
                         .failures = failures_};
   attempt.read_files();
   std::string text = verdict_->text;
   if (!failures_.empty() && is_own) {
-    text = describe(failures_, round_, max_restarts);
+    text = describe(failures_, changes_.restarts, max_restarts);
     attempt.crash_report = write_crash_report(attempt);
     if (!attempt.crash_report.empty()) {
       text += "\n  report: " + attempt.crash_report.string();
@@ -321,9 +358,9 @@ std::string LocalAgent::describe_failure() {
 }
 
 std::optional<int> LocalAgent::end_round() {
-  const int max_restarts = options_.workers.max_restarts;
   outcome_->run_id = options_.workers.run_id;
-  outcome_->restarts_used = round_;
+  outcome_->restarts_used = changes_.restarts;
+  outcome_->membership_changes = changes_.membership_changes;
   if (place_) {
     outcome_->node_rank = place_->node_rank;
     outcome_->nnodes = place_->nnodes;
@@ -333,24 +370,36 @@ std::optional<int> LocalAgent::end_round() {
     outcome_->cause = "the launcher was killed";
     return 128 + SIGKILL;
   }
-  const bool ended = verdict_ && verdict_->ends_job(round_, max_restarts);
+  const bool ended = verdict_ && verdict_->ends_job(limits());
   const bool last = ending_signal_ != 0 || ended;
   const bool failed = verdict_ && verdict_->kind == Verdict::Kind::failed;
+  // An elastic node may have waited while the others ran.
+  const bool took_part = !job_ || !job_->elastic() || plan_;
   std::string text;
-  if (failed) {
+  if (failed && took_part) {
     text = describe_failure();
-  } else if (verdict_ && verdict_->kind != Verdict::Kind::signalled) {
+  } else if (verdict_ && verdict_->kind != Verdict::Kind::signalled &&
+             !leaves_) {
     text = verdict_->text;
   }
-  if (!last && failed) {
-    text += "\n  restarting all " +
-            count_workers(
-                static_cast<size_t>(plan_ ? plan_->place.world_size
-                                          : options_.workers.nproc_per_node)) +
-            ": restart " + std::to_string(round_ + 1) + " of " +
-            std::to_string(max_restarts);
+  if (!took_part && verdict_ && verdict_->kind == Verdict::Kind::succeeded) {
+    text = "the job has ended well without this node";
+  }
+  const bool changes = verdict_ && verdict_->changes_membership();
+  if (!last && (failed || changes)) {
+    text += "\n  " + describe_restart();
+  } else if (ended && changes) {
+    text += "; membership changes used: " +
+            std::to_string(changes_.membership_changes) + " of " +
+            std::to_string(limits().membership_changes.value_or(0)) +
+            " (--max-membership-changes)";
   }
   if (!text.empty()) report_(text);
+  if (leaves_ && (!ended || changes)) {
+    outcome_->signal = ending_signal_;
+    outcome_->cause = signal_name(ending_signal_) + " made this node leave";
+    return 128 + ending_signal_;
+  }
   // If there is one node, no other has to agree: the signal ended the job.
   if (ended && (job_ || ending_signal_ == 0)) {
     outcome_->cause = verdict_->text;
@@ -362,7 +411,36 @@ std::optional<int> LocalAgent::end_round() {
     outcome_->cause = signal_name(ending_signal_) + " ended the job";
     return 128 + ending_signal_;
   }
+  if (verdict_) changes_ = verdict_->changes;
+  // Another `Joined` comes once this node has joined at the other store.
+  if (verdict_ && verdict_->moves) joined_.reset();
   return std::nullopt;
+}
+
+// Returns the launcher's line about what follows a round that does not end the
+// job.
+std::string LocalAgent::describe_restart() const {
+  const ChangeLimits most = limits();
+  const ChangeCount& used = verdict_->changes;
+  if (verdict_->changes_membership()) {
+    return "starting all workers again: membership change " +
+           std::to_string(used.membership_changes) +
+           (most.membership_changes
+                ? " of " + std::to_string(*most.membership_changes)
+                : "");
+  }
+  const std::string all = job_ && job_->elastic()
+                              ? "workers"
+                              : count_workers(static_cast<size_t>(
+                                    plan_ ? plan_->place.world_size
+                                          : options_.workers.nproc_per_node));
+  return "restarting all " + all + ": restart " +
+         std::to_string(used.restarts) + " of " + std::to_string(most.restarts);
+}
+
+ChangeLimits LocalAgent::limits() const {
+  return job_ ? job_->limits()
+              : ChangeLimits{.restarts = options_.workers.max_restarts};
 }
 
 void LocalAgent::wait_for_event() {
@@ -387,6 +465,9 @@ void LocalAgent::wait_for_event() {
   if (look_for_causes_at_ && running() > 0) shorten_to(*look_for_causes_at_);
   if (hangs_ && running() > 0 && !stop_.kill_at) {
     shorten_to(Deadline::after(hangs_->most_wait()));
+  }
+  if (waits_since_ns_ && board_ && running() > 0) {
+    shorten_to(look_for_snapshot_at_);
   }
   if (metrics_ && metrics_->most_wait() != milliseconds::max()) {
     shorten_to(Deadline::after(metrics_->most_wait()));
@@ -484,7 +565,7 @@ JobStatus LocalAgent::status() const {
   all.agent_pid = getpid();
   all.host = options_.host_name;
   all.started_ns = started_ns_;
-  all.restart = round_;
+  all.restart = changes_.restarts;
   all.max_restarts = options_.workers.max_restarts;
   all.attempt_directory = directory_.attempt_directory(round_);
   all.state = !group_          ? JobStatus::State::waiting
@@ -533,6 +614,7 @@ void LocalAgent::serve_job() {
             joined_ = news;
             options_.workers.run_id = news.membership.run_id;
             round_ = news.membership.round;
+            changes_ = news.membership.changes;
             offer_round();
           } else if constexpr (std::is_same_v<News, Notice>) {
             report_(news.text);
@@ -540,6 +622,9 @@ void LocalAgent::serve_job() {
             plan_ = news;
           } else if constexpr (std::is_same_v<News, CauseWanted>) {
             look_for_causes_at_ = Deadline::after(kCauseEnds);
+          } else if constexpr (std::is_same_v<News, NodesWait>) {
+            waits_since_ns_ = steady_ns();
+            report_(news.text);
           } else {
             verdict_ = news;
             obey_verdict();
@@ -551,7 +636,7 @@ void LocalAgent::serve_job() {
 
 void LocalAgent::offer_round() {
   RoundOffer offer;
-  if (node_rank() == 0) {
+  if (node_rank() == 0 || job_->elastic()) {
     port_ = StorePort::hold_for_nodes(joined_->reachable_host);
     offer = {joined_->master_addr, port_->port()};
   }
@@ -563,7 +648,13 @@ void LocalAgent::obey_verdict() {
     // The verdict that this node proposed for its own signal comes back too.
     if (ending_signal_ == 0) stop_by_signal(verdict_->signal, verdict_->text);
   } else if (running() > 0 && !stop_.kill_at) {
-    stop_after_failure();
+    // If no node was lost, the program can still save a last snapshot.
+    if (verdict_->kind == Verdict::Kind::node_leaves ||
+        verdict_->kind == Verdict::Kind::node_waits) {
+      stop_for_members();
+    } else {
+      stop_after_failure();
+    }
   }
 }
 
@@ -571,14 +662,25 @@ void LocalAgent::forward(int signal) {
   if (!options_.ending_signals.contains(signal)) {
     if (group_) group_->signal_process_groups(signal);
   } else if (ending_signal_ == 0) {
+    leaves_ = may_leave();
     Verdict verdict;
-    verdict.kind = Verdict::Kind::signalled;
+    verdict.kind =
+        leaves_ ? Verdict::Kind::node_leaves : Verdict::Kind::signalled;
     verdict.node_rank = node_rank();
     verdict.exit_code = 128 + signal;
     verdict.signal = signal;
     verdict.text = signal_name(signal) + " at " + node_name();
+    if (leaves_) {
+      verdict.exit_code = kSystemError;
+      verdict.signal = 0;
+      verdict.text = node_name() + " leaves: " + signal_name(signal);
+    }
     stop_by_signal(signal, signal_name(signal));
-    end_job(verdict);
+    if (!leaves_) {
+      end_job(verdict);
+    } else if (plan_) {
+      job_->propose(round_, verdict);
+    }
   } else if (signal == SIGINT) {
     kill_now();
   }
@@ -587,7 +689,9 @@ void LocalAgent::forward(int signal) {
 void LocalAgent::stop_by_signal(int signal, const std::string& text) {
   ending_signal_ = signal;
   if (running() == 0) {
-    if (job_) report_(text + " ends the job");
+    if (job_)
+      report_(text +
+              (leaves_ ? " makes this node leave the job" : " ends the job"));
     return;
   }
   if (stop_.kill_at) return;  // they are already being stopped, and faster
@@ -602,6 +706,19 @@ void LocalAgent::stop_by_signal(int signal, const std::string& text) {
           ", which may take " + seconds_text(options_.shutdown_timeout) +
           " to end" +
           (signal == SIGINT ? "; a second SIGINT kills at once" : ""));
+}
+
+bool LocalAgent::may_leave() const {
+  return job_ && job_->elastic() && joined_ &&
+         (!joined_->hosts_store || job_->may_move());
+}
+
+void LocalAgent::stop_for_members() {
+  group_->settle();
+  stop_.allowed = options_.shutdown_timeout;
+  stop_.kill_at = Deadline::after(stop_.allowed);
+  group_->signal_process_groups(SIGTERM);
+  group_->signal_process_groups(SIGCONT);
 }
 
 void LocalAgent::stop_after_failure() {
@@ -686,13 +803,14 @@ Verdict LocalAgent::failed_verdict(
 void LocalAgent::propose_lost_launcher() {
   Verdict verdict =
       give_up(128 + SIGKILL, "the launcher of " + node_name() + " was killed");
-  if (!joined_ || joined_->hosts_store) {
+  if (!joined_ || (joined_->hosts_store && !may_leave())) {
     end_job(verdict);
     return;
   }
-  verdict.kind = Verdict::Kind::failed;
+  verdict.kind =
+      job_->elastic() ? Verdict::Kind::node_lost : Verdict::Kind::failed;
   verdict.node_rank = node_rank();
-  job_->propose(round_, verdict);
+  if (plan_ || !job_->elastic()) job_->propose(round_, verdict);
 }
 
 void LocalAgent::end_job(Verdict verdict) {

@@ -109,6 +109,7 @@ class LocalAgent {
   std::optional<int> end_round();
   // Returns the launcher's lines about a round that failed.
   std::string describe_failure();
+  std::string describe_restart() const;
 
   bool ending() const { return ending_signal_ != 0 || guardian_gone_; }
   size_t running() const { return group_ ? group_->running() : 0; }
@@ -127,9 +128,11 @@ class LocalAgent {
   void forward(int signal);
   void stop_by_signal(int signal, const std::string& text);
   void stop_after_failure();
+  void stop_for_members();
   void kill_now();
   void enforce_deadline();
   void look_for_hangs();
+  void look_for_snapshot();
   void propose_failure();
   // Returns whether nothing but echoes is known of this node's failures.
   bool only_echoes() const;
@@ -137,6 +140,9 @@ class LocalAgent {
 
   int node_rank() const { return joined_ ? joined_->membership.node_rank : -1; }
   std::string node_name() const;
+  ChangeLimits limits() const;
+  // Returns whether a signal makes this node leave a job that goes on.
+  bool may_leave() const;
   Verdict failed_verdict(const std::vector<WorkerFailure>& failures) const;
   void end_job(Verdict verdict);
 
@@ -157,12 +163,20 @@ class LocalAgent {
   std::vector<pollfd> entries_;
   int ending_signal_ = 0;  // the first forwarded signal that ends the job
   bool guardian_gone_ = false;
+  bool leaves_ = false;  // at ending_signal_; the job goes on
 
   // What the nodes agreed on, once this node has joined the job.
   std::optional<Joined> joined_;
 
+  // Before the current attempt.
+  ChangeCount changes_{};
+
   // The members below belong to the current attempt.
   int round_ = 0;
+  // Since when nodes wait for a snapshot, and when to look for one; nothing:
+  // none waits.
+  std::optional<int64_t> waits_since_ns_{};
+  Deadline look_for_snapshot_at_ = Deadline::after(std::chrono::seconds(0));
   std::optional<RoundPlan> plan_;
   std::optional<NodePlace> place_{};
   std::optional<WorkerStoreService> worker_store_{};

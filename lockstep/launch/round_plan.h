@@ -29,7 +29,8 @@ struct NodePlace {
 // What a node needs to start one attempt. If there are several nodes, they
 // agree on it in the rendezvous round of the same number.
 struct RoundPlan {
-  int round = 0;  // number of the attempt: restarts used
+  int round = 0;  // number of the attempt
+  int restarts_used = 0;
   NodePlace place{};
   std::string master_addr = "127.0.0.1";  // where rank 0 opens its store
   int master_port = 0;

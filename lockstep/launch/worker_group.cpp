@@ -92,7 +92,7 @@ WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
     identity.place = plan.place;
     identity.master_addr = plan.master_addr;
     identity.master_port = plan.master_port;
-    identity.restart_count = plan.round;
+    identity.restart_count = plan.restarts_used;
     identity.local_world_size = options.nproc_per_node;
     identity.role = options.role;
     identity.max_restarts = options.max_restarts;

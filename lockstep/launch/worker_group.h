@@ -28,7 +28,7 @@ struct WorkerGroupOptions {
   int max_restarts = 0;
   std::string role = "default";
   std::string run_id{};
-  std::string agent_socket{};       // AgentSocket::name(); empty: there is none
+  std::string agent_socket{};  // AgentSocket::name(); empty: there is none
   // Whether the workers get a store from the launcher: they are not Python's.
   bool serves_store = false;
   // WorkerStoreService::name_for() of the attempt; empty: there is none.

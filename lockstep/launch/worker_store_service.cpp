@@ -61,8 +61,7 @@ WorkerStoreService::WorkerStoreService(const std::string& name, int round,
     : listener_(listen_at(name, SocketKind::stream)),
       stop_(made(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK),
                  "eventfd of the workers' store")),
-      epoll_(
-          made(epoll_create1(EPOLL_CLOEXEC), "epoll of the workers' store")),
+      epoll_(made(epoll_create1(EPOLL_CLOEXEC), "epoll of the workers' store")),
       line_(std::move(line)),
       next_id_(kFirstClient) {
   watch_fd(epoll_.get(), EPOLL_CTL_ADD, stop_.get(), EPOLLIN, kWorkerStop);
@@ -109,8 +108,8 @@ void WorkerStoreService::work() noexcept {
 void WorkerStoreService::serve_events() {
   std::array<epoll_event, kWorkerEventsAtOnce> events;
   while (true) {
-    const int count = epoll_wait(epoll_.get(), events.data(),
-                                 kWorkerEventsAtOnce, -1);
+    const int count =
+        epoll_wait(epoll_.get(), events.data(), kWorkerEventsAtOnce, -1);
     for (int at = 0; at < count; ++at) {
       const auto& event = events[static_cast<size_t>(at)];
       const uint64_t id = event.data.u64;
@@ -183,8 +182,8 @@ bool WorkerStoreService::answer_all(Client& client) {
     }
     if (reads == kWorkerReadsAtOnce) return true;
     std::array<char, kWorkerReadBytes> bytes;
-    const ssize_t got = recv(client.socket.get(), bytes.data(), bytes.size(),
-                             MSG_DONTWAIT);
+    const ssize_t got =
+        recv(client.socket.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
     if (got == 0) return false;
     if (got < 0) return errno == EAGAIN || errno == EINTR;
     client.input.append({bytes.data(), static_cast<size_t>(got)});
@@ -314,8 +313,7 @@ void WorkerStoreService::drop_doomed() {
 
 void WorkerStoreService::await_events(Client& client, uint32_t events) {
   if (client.awaited_events == events) return;
-  watch_fd(epoll_.get(), EPOLL_CTL_MOD, client.socket.get(), events,
-           client.id);
+  watch_fd(epoll_.get(), EPOLL_CTL_MOD, client.socket.get(), events, client.id);
   client.awaited_events = events;
 }
 

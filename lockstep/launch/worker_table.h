@@ -71,7 +71,7 @@ class WorkerTable {
   size_t bytes_ = 0;
   std::unordered_map<std::string, std::string> values_;
   std::unordered_map<std::string, Place> places_;
-  std::map<Asker, std::set<std::string>> missing_;  // of each wait
+  std::map<Asker, std::set<std::string>> missing_;            // of each wait
   std::unordered_map<std::string, std::set<Asker>> waiters_;  // by key
   // The key that the call under way has set, if it was absent before.
   std::optional<std::string> appeared_{};

@@ -39,8 +39,8 @@ class LaunchedPython : public NodesTest {
     set_for_all("PYTHON_EXEC=" LOCKSTEP_TORCH_PYTHON);
   }
 
-  const std::string ours_ = LOCKSTEP_BIN_DIR
-      "/tests/comm_launched_rank sum cpu:gloo";
+  const std::string ours_ =
+      LOCKSTEP_BIN_DIR "/tests/comm_launched_rank sum cpu:gloo";
   std::filesystem::path script_{};
 };
 
@@ -62,9 +62,9 @@ TEST_F(LaunchedPython, NodesOfBothLanguagesMeet) {
   for (const int ours_first : {0, 1}) {
     SCOPED_TRACE(ours_first);
     const std::string where = "[::1]:" + std::to_string(free_port());
-    auto ours = start(with(meeting(where, 2, 1 - ours_first),
-                           {LOCKSTEP_BIN_DIR "/tests/comm_launched_rank", "sum",
-                            "cpu:gloo"}));
+    auto ours = start(with(
+        meeting(where, 2, 1 - ours_first),
+        {LOCKSTEP_BIN_DIR "/tests/comm_launched_rank", "sum", "cpu:gloo"}));
     auto theirs =
         start(with(meeting(where, 2, ours_first), {script_.string()}));
     for (auto* node : {&ours, &theirs}) {

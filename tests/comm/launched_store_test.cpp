@@ -54,10 +54,9 @@ TEST_F(LaunchedStore, RanksOfOneHostMeetWithoutAPort) {
 TEST_F(LaunchedStore, RanksOfTwoNodesMeetWithoutAPort) {
   std::vector<std::unique_ptr<RunningProgram>> nodes;
   for (const int node : {0, 1}) {
-    nodes.push_back(start(ranks(2, "sum", "lockstep", {"joins=2"},
-                                meeting(endpoint(), 2, node)),
-                          {.environment = {"LOCKSTEP_HOST_ID=node" +
-                                           std::to_string(node)}}));
+    nodes.push_back(start(
+        ranks(2, "sum", "lockstep", {"joins=2"}, meeting(endpoint(), 2, node)),
+        {.environment = {"LOCKSTEP_HOST_ID=node" + std::to_string(node)}}));
   }
   for (const auto& node : nodes) {
     const auto result = node->finish(kLong);
@@ -121,10 +120,9 @@ TEST_F(LaunchedStore, ProgramMayJoinAgainAndAnotherMayFollowIt) {
 // A program may make a world of its own from some of the workers, or of
 // workers of several launchers.
 TEST_F(LaunchedStore, AnotherMasterPortIsAnotherWorld) {
-  const auto result =
-      start(ranks(2, "elsewhere", "lockstep",
-                  {"port=" + std::to_string(port())}))
-          ->finish(kLong);
+  const auto result = start(ranks(2, "elsewhere", "lockstep",
+                                  {"port=" + std::to_string(port())}))
+                          ->finish(kLong);
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(count(result.out, " listens\n"), 2) << result.out;
 }
@@ -134,7 +132,8 @@ TEST_F(LaunchedStore, RanksThatMeetAtDifferentStoresAreRefusedAtOnce) {
   for (const char* odd : {"0", "1"}) {
     SCOPED_TRACE(odd);
     auto launcher = start(scripted(
-        "[ $RANK = " + std::string(odd) + " ] && "
+        "[ $RANK = " + std::string(odd) +
+        " ] && "
         "export LOCKSTEP_WORKER_STORE=tcp; exec $PROGRAM sum lockstep"));
     const auto result = launcher->finish(seconds(60));
     EXPECT_EQ(result.exit_code, 1);
@@ -143,20 +142,18 @@ TEST_F(LaunchedStore, RanksThatMeetAtDifferentStoresAreRefusedAtOnce) {
                           "--worker-store"));
   }
   // Their backends decide so, too.
-  const auto result =
-      start(scripted("[ $RANK = 0 ] && exec $PROGRAM sum gloo; "
-                     "exec $PROGRAM sum lockstep"))
-          ->finish(seconds(60));
+  const auto result = start(scripted("[ $RANK = 0 ] && exec $PROGRAM sum gloo; "
+                                     "exec $PROGRAM sum lockstep"))
+                          ->finish(seconds(60));
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.out + result.err,
               HasSubstr("give all ranks the same backend"));
 }
 
 TEST_F(LaunchedStore, TwoProcessesOfOneRankAreNamedToAll) {
-  const auto result =
-      start(ranks(3, "sum", "lockstep", {"odd=2", "rank=1"},
-                  {"--failure-shutdown-timeout=20"}))
-          ->finish(seconds(60));
+  const auto result = start(ranks(3, "sum", "lockstep", {"odd=2", "rank=1"},
+                                  {"--failure-shutdown-timeout=20"}))
+                          ->finish(seconds(60));
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.out,
               ::testing::ContainsRegex(
@@ -166,10 +163,9 @@ TEST_F(LaunchedStore, TwoProcessesOfOneRankAreNamedToAll) {
 }
 
 TEST_F(LaunchedStore, AnotherWorldSizeIsNamedToAll) {
-  const auto result =
-      start(ranks(3, "sum", "lockstep", {"odd=1", "size=4"},
-                  {"--failure-shutdown-timeout=20"}))
-          ->finish(seconds(60));
+  const auto result = start(ranks(3, "sum", "lockstep", {"odd=1", "size=4"},
+                                  {"--failure-shutdown-timeout=20"}))
+                          ->finish(seconds(60));
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.out,
               HasSubstr("start every rank with the same WORLD_SIZE"));
@@ -177,10 +173,9 @@ TEST_F(LaunchedStore, AnotherWorldSizeIsNamedToAll) {
 }
 
 TEST_F(LaunchedStore, ARankThatDoesNotComeIsNamedAtTheDeadline) {
-  const auto result =
-      start(scripted("[ $RANK = 1 ] && exec sleep 60; "
-                     "exec $PROGRAM sum lockstep timeout=1500"))
-          ->finish(seconds(60));
+  const auto result = start(scripted("[ $RANK = 1 ] && exec sleep 60; "
+                                     "exec $PROGRAM sum lockstep timeout=1500"))
+                          ->finish(seconds(60));
   EXPECT_EQ(result.exit_code, 1);
   EXPECT_THAT(result.out, HasSubstr("absent: rank 1"));
 }
@@ -203,7 +198,10 @@ TEST_F(LaunchedStore, OptionIsCheckedBeforeAnythingStarts) {
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.err, HasSubstr("allowed are auto, agent and tcp"));
   const auto script = scratch() / "train.py";
-  { RunningProgram touch({"/usr/bin/touch", script}, {}); touch.finish(); }
+  {
+    RunningProgram touch({"/usr/bin/touch", script}, {});
+    touch.finish();
+  }
   result = run({"--worker-store=agent", script});
   EXPECT_EQ(result.exit_code, 2);
   EXPECT_THAT(result.err, HasSubstr("runs under Python"));
@@ -224,9 +222,9 @@ TEST_F(LaunchedStore, PythonProgramsGetNoneAndNothingOfAnOuterLauncher) {
   }
   EXPECT_EQ(run({script}, {.environment = {"LOCKSTEP_STORE=outer"}}).out,
             "None\n");
-  EXPECT_THAT(run({"sh", "-c", "echo $LOCKSTEP_STORE $MASTER_PORT"}).out,
-              ::testing::ContainsRegex(
-                  "^lockstep-store/[0-9]+/[0-9]+/0/([0-9]+) "));
+  EXPECT_THAT(
+      run({"sh", "-c", "echo $LOCKSTEP_STORE $MASTER_PORT"}).out,
+      ::testing::ContainsRegex("^lockstep-store/[0-9]+/[0-9]+/0/([0-9]+) "));
 }
 
 }  // namespace

@@ -36,6 +36,7 @@ if dist.get_rank() == 1 and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
     os._exit(3)
 dist.barrier()
 dist.destroy_process_group()
+os._exit(0)  # Gloo's threads outlive the interpreter now and then
 )";
 
 // Python's TCPStore binds the port that the launcher holds; after a failure the

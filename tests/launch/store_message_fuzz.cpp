@@ -19,8 +19,7 @@ void require(bool held) {
   if (!held) std::abort();
 }
 
-void take_call(const std::string& message, int64_t worker,
-               WorkerTable& table) {
+void take_call(const std::string& message, int64_t worker, WorkerTable& table) {
   const WorkerCall call = parse_worker_call(message);
   require(bytes_of(call) == message);
   const WorkerTable::Asker asker{static_cast<uint64_t>(worker) % 2,

@@ -88,8 +88,7 @@ TEST(StoreMessage, EveryPartAndEveryByteTooManyIsRefused) {
   for (const Request& request : kRequests) {
     const std::string whole = body(encode(request));
     // A worker's call takes all that is there.
-    const bool has_end =
-        request.operation != Request::Operation::worker_call;
+    const bool has_end = request.operation != Request::Operation::worker_call;
     const size_t end = has_end ? whole.size() : 9;
     for (size_t length = 0; length < end; length += 1 + end / 100) {
       EXPECT_THROW(parse_request(whole.substr(0, length)), MalformedMessage);

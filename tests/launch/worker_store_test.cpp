@@ -96,12 +96,11 @@ class WorkerStores : public ::testing::TestWithParam<Way> {
 
   static void set(WorkerStoreLink& link, const std::string& key,
                   const std::string& value = "yes") {
-    EXPECT_EQ(link.call({.operation = Operation::set,
-                         .key = key,
-                         .value = value},
-                        soon())
-                  .kind,
-              Kind::done);
+    EXPECT_EQ(
+        link.call({.operation = Operation::set, .key = key, .value = value},
+                  soon())
+            .kind,
+        Kind::done);
   }
   static std::string get(WorkerStoreLink& link, const std::string& key) {
     return link.call({.operation = Operation::get, .key = key}, soon()).text;
@@ -145,12 +144,11 @@ TEST_P(WorkerStores, EveryOperationIsSeenByTheWorkersOfAllNodes) {
   EXPECT_FALSE(second->check({"key", "none"}, soon()));
   for (int turn = 1; turn <= 20; ++turn) {
     auto& link = turn % 2 == 0 ? first : second;
-    EXPECT_EQ(link->call({.operation = Operation::add,
-                          .key = "sum",
-                          .number = 1},
-                         soon())
-                  .number,
-              turn);
+    EXPECT_EQ(
+        link->call({.operation = Operation::add, .key = "sum", .number = 1},
+                   soon())
+            .number,
+        turn);
   }
   const std::string large(kMostWorkerValueBytes, 'x');
   set(*first, "large", large);
@@ -212,12 +210,11 @@ TEST_P(WorkerStores, WaitThatIsGivenUpLosesNoReply) {
   auto link = worker(1);
   for (int turn = 1; turn <= 50; ++turn) {
     EXPECT_FALSE(link->wait({"never"}, Deadline::after(milliseconds(1))));
-    EXPECT_EQ(link->call({.operation = Operation::add,
-                          .key = "turns",
-                          .number = 1},
-                         soon())
-                  .number,
-              turn);
+    EXPECT_EQ(
+        link->call({.operation = Operation::add, .key = "turns", .number = 1},
+                   soon())
+            .number,
+        turn);
   }
   // The key may come between the wait and the next call.
   auto other = worker(0);

@@ -50,8 +50,8 @@ class WorkerTableTest : public ::testing::Test {
         .size();
   }
   WorkerReply claim(const Asker& asker, const std::string& name) {
-    return ask(
-        {.operation = Operation::claim, .key = "place", .value = name}, asker);
+    return ask({.operation = Operation::claim, .key = "place", .value = name},
+               asker);
   }
 
   WorkerTable table_{40'000};
@@ -77,12 +77,12 @@ TEST_F(WorkerTableTest, KeysAreAsInTcpStore) {
   EXPECT_EQ(ask({.operation = Operation::remove, .key = "a"}).number, 1);
   EXPECT_EQ(ask({.operation = Operation::remove, .key = "a"}).number, 0);
   EXPECT_EQ(get("a").kind, Kind::absent);
-  EXPECT_EQ(ask({.operation = Operation::append, .key = "a", .value = "xy"})
-                .number,
-            2);
-  EXPECT_EQ(ask({.operation = Operation::append, .key = "a", .value = "z"})
-                .number,
-            3);
+  EXPECT_EQ(
+      ask({.operation = Operation::append, .key = "a", .value = "xy"}).number,
+      2);
+  EXPECT_EQ(
+      ask({.operation = Operation::append, .key = "a", .value = "z"}).number,
+      3);
   EXPECT_EQ(get("a").text, "xyz");
   const auto check = [&](std::vector<std::string> keys) {
     return ask({.operation = Operation::check, .keys = std::move(keys)}).kind;
@@ -172,9 +172,9 @@ TEST_F(WorkerTableTest, WhatHasNoRoomIsRefusedAndChangesNothing) {
   EXPECT_EQ(set("b", large).kind, Kind::done);
   EXPECT_EQ(set("c", large).kind, Kind::refused);
   EXPECT_EQ(get("c").kind, Kind::absent);
-  EXPECT_EQ(ask({.operation = Operation::append, .key = "a", .value = large})
-                .kind,
-            Kind::refused);
+  EXPECT_EQ(
+      ask({.operation = Operation::append, .key = "a", .value = large}).kind,
+      Kind::refused);
   EXPECT_EQ(get("a").text, large);
   // What is replaced or removed makes room.
   EXPECT_EQ(set("b", large).kind, Kind::done);

@@ -7,6 +7,7 @@ says of each schedule and step, and FOLDER/python.json, the trace of a training.
 """
 
 import json
+import os
 import pathlib
 import sys
 import warnings
@@ -55,6 +56,8 @@ def main():
             step()
             profiler.step()
     dist.destroy_process_group()
+    sys.stdout.flush()
+    os._exit(0)  # Gloo's threads outlive the interpreter now and then
 
 
 main()

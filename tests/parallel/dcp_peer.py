@@ -86,6 +86,7 @@ def on_ranks(function):
             rank=rank, world_size=RANKS)
         function(init_device_mesh("cpu", (RANKS,)))
         dist.destroy_process_group()
+        os._exit(0)  # Gloo's threads outlive the interpreter now and then
 
     ranks = [context.Process(target=run, args=(rank,)) for rank in range(RANKS)]
     for rank in ranks:

@@ -14,7 +14,7 @@
 #include <system_error>
 #include <utility>
 
-#include "lockstep/cli/bench/format.h"
+#include "lockstep/cli/format.h"
 #include "lockstep/cli/report/trace_file_error.h"
 
 namespace lockstep::internal {
@@ -103,8 +103,8 @@ class OutputFile {
 
 // Returns "12.345" for 12345 ns.
 std::string microseconds(int64_t nanoseconds) {
-  return bench::format("%lld.%03d", static_cast<long long>(nanoseconds / 1000),
-                       static_cast<int>(nanoseconds % 1000));
+  return format("%lld.%03d", static_cast<long long>(nanoseconds / 1000),
+                static_cast<int>(nanoseconds % 1000));
 }
 
 // Returns what a process is, apart from its rank: "GPU 0", "Spans".

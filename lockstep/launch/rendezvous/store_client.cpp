@@ -80,8 +80,8 @@ std::unique_ptr<StoreLine> StoreClient::make_line(
 std::unique_ptr<StoreLine> StoreClient::open_line(const Deadline& deadline) {
   sockaddr_storage name{};
   socklen_t length = sizeof(name);
-  if (getpeername(channel_.fd(), reinterpret_cast<sockaddr*>(&name),
-                  &length) != 0) {
+  if (getpeername(channel_.fd(), reinterpret_cast<sockaddr*>(&name), &length) !=
+      0) {
     fail_closed();
   }
   const SocketAddress host(reinterpret_cast<sockaddr*>(&name), length);

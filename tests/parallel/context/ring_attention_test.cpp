@@ -267,10 +267,11 @@ WORLD_TEST(RingAttention, KeepsTheGraphForASecondBackward, 2) {
 
 // The bound is the error of one kernel over the whole, times 1.5, for every
 // number of ranks: each block is rounded once, and the weights of blocks add up
-// to 1.
+// to 1. In double both errors would be mostly those of what they are compared
+// with, which is computed in double.
 WORLD_TEST(RingAttention, ErrorDoesNotGrowWithTheRing, 1, 2, 4, 8) {
   auto group = init_process_group();
-  for (auto dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kHalf}) {
+  for (auto dtype : {at::kFloat, at::kBFloat16, at::kHalf}) {
     for (bool is_causal : {false, true}) {
       const Sequences given{.tokens = 128,
                             .head_dim = 16,

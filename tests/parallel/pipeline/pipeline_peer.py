@@ -9,6 +9,7 @@ FOLDER/<case>.<r>.pt, a dict of tensors: the parameters of its stages
 afterwards, and on the rank of the last stage the losses, [steps, micro-batches].
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -76,7 +77,9 @@ def main():
     for case, line in enumerate((folder / "cases.txt").read_text().splitlines()):
         name, micro_batches, per_rank = line.split()
         train(folder, case, name, int(micro_batches), int(per_rank), initial)
+    dist.barrier()
     dist.destroy_process_group()
+    os._exit(0)  # Gloo's threads outlive the interpreter now and then
 
 
 main()

@@ -8,6 +8,7 @@ for each step of SGD, the loss and all whole gradients; then all whole
 parameters.
 """
 
+import os
 import sys
 from pathlib import Path
 
@@ -138,7 +139,9 @@ def main():
     folder = Path(sys.argv[1])
     work(Mlp, folder / "mlp", mesh)
     work(Transformer, folder / "transformer", mesh)
+    dist.barrier()
     dist.destroy_process_group()
+    os._exit(0)  # Gloo's threads outlive the interpreter now and then
 
 
 if __name__ == "__main__":
