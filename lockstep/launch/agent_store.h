@@ -11,10 +11,11 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/deadline.h"
 #include "lockstep/launch/store_line.h"
 
 namespace lockstep::internal {
+
+class Deadline;  // base's headers are not for the module c10d_store
 
 // The key-value store through which the agents of a job's nodes agree
 // (docs/launcher.md, "Between the nodes"). One agent hosts it; keys live as

@@ -297,7 +297,7 @@ void JobMember::work() noexcept {
       if (!opened) break;
       bool ended = false;
       try {
-        follow(*protocol, *opened->store);
+        follow(*protocol);
         ended = true;
         depart(*protocol, opened->hosted);
       } catch (const AgentStoreError& error) {
@@ -459,7 +459,7 @@ std::optional<OpenedStore> JobMember::join(
   }
 }
 
-void JobMember::follow(NodeProtocol& protocol, AgentStore& store) {
+void JobMember::follow(NodeProtocol& protocol) {
   if (protocol.declined()) return;
   milliseconds next_notice = options_.first_notice;
   while (true) {
@@ -477,7 +477,7 @@ void JobMember::follow(NodeProtocol& protocol, AgentStore& store) {
       }
       if (options_.serves_workers) {
         // Its host may be stopped for as long as a node may be silent.
-        plan->line = store.open_line(
+        plan->line = protocol.open_line(
             Deadline::after(options_.node.keep_alive.allowance()));
         break_connections_of_dead_hosts(connector_.endpoint().port,
                                         kDeadHostAllowance);

@@ -28,14 +28,14 @@ struct JobMemberOptions {
   std::vector<Endpoint> further_endpoints{};
   // The address by which the other nodes reach this one; empty: found out.
   std::string local_addr{};
+  // Whether each plan comes with a line for the workers' calls.
+  bool serves_workers = false;
   // How long a round may wait for its nodes.
   std::chrono::milliseconds join_timeout{600'000};
   // When the user is told for the first time which nodes a round waits for, and
   // how often after that.
   std::chrono::milliseconds first_notice{10'000};
   std::chrono::milliseconds notice_interval{30'000};
-  // Whether each plan comes with a line for the workers' calls.
-  bool serves_workers = false;
   // Set if this node cannot take part: it then declines with this verdict
   // (NodeProtocol::decline()) and departs.
   std::optional<Verdict> declines{};
@@ -134,7 +134,7 @@ class JobMember {
   void go_to(size_t endpoint);
   // Returns the opened store once this agent has joined.
   std::optional<OpenedStore> join(std::optional<NodeProtocol>& protocol);
-  void follow(NodeProtocol& protocol, AgentStore& store);
+  void follow(NodeProtocol& protocol);
   void give_up_late_round(NodeProtocol& protocol);
   std::string name_wait(NodeProtocol& protocol) const;
   void depart(NodeProtocol& protocol, bool hosted);

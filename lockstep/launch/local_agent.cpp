@@ -184,14 +184,15 @@ std::optional<RoundPlan> LocalAgent::await_plan() {
 }
 
 void LocalAgent::run_workers(const RoundPlan& plan) {
+  serve_store(plan);
   place_ = plan.place;
   if (board_) {
     for (int place = 0; place < board_->places(); ++place) board_->clear(place);
   }
   publishers_.assign(static_cast<size_t>(options_.workers.nproc_per_node), 0);
   try {
-    group_.emplace(options_.workers, plan, port_ ? port_->fd() : -1,
-                   serve_store(plan), directory_, link_.surroundings, mux_);
+    group_.emplace(options_.workers, plan, port_ ? port_->fd() : -1, directory_,
+                   link_.surroundings, mux_);
   } catch (...) {
     end_descendants(milliseconds(0), [](pid_t, int) {});
     throw;
@@ -236,20 +237,20 @@ void LocalAgent::run_workers(const RoundPlan& plan) {
   if (plan_) plan_->line.reset();
 }
 
-std::string LocalAgent::serve_store(const RoundPlan& plan) {
+void LocalAgent::serve_store(const RoundPlan& plan) {
+  options_.workers.store_socket.clear();
   // The agents of several nodes may have a store that takes no workers.
-  if (!options_.workers.serves_store || (job_ && !plan.line)) return {};
+  if (!options_.workers.serves_store || (job_ && !plan.line)) return;
   const std::string name =
       WorkerStoreService::name_for(plan.round, plan.master_port);
   try {
     worker_store_.emplace(name, plan.round, plan.line);
-    return name;
+    options_.workers.store_socket = name;
   } catch (const std::system_error& error) {
     // The ranks of the other nodes would wait at the store that is refused.
     if (job_ || options_.workers.worker_store == "agent") throw;
     report_(std::string("the workers will meet at rank 0's store: ") +
             error.what());
-    return {};
   }
 }
 

@@ -102,9 +102,8 @@ class LocalAgent {
   std::optional<RoundPlan> form_round();
   std::optional<RoundPlan> await_plan();
   void run_workers(const RoundPlan& plan);
-  // Returns the name of the socket for the workers of this attempt; empty if
-  // they get no store.
-  std::string serve_store(const RoundPlan& plan);
+  // Begins to serve the workers of this attempt a store, if they get one.
+  void serve_store(const RoundPlan& plan);
   void set_verdict_of_workers();
   void await_verdict();
   std::optional<int> end_round();

@@ -215,6 +215,11 @@ class NodeProtocol {
   // round.
   std::optional<Verdict> take_verdict();
 
+  // See AgentStore::open_line().
+  std::unique_ptr<StoreLine> open_line(const Deadline& deadline) {
+    return store_.open_line(deadline);
+  }
+
   // Waits until the members above may have something new to return, at most for
   // `allowed` or until `wake_fd` is readable.
   void await_news(std::chrono::milliseconds allowed, int wake_fd);

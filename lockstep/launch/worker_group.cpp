@@ -74,7 +74,6 @@ void open_filtered_logs(const OutputOptions& options,
 
 WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
                          const RoundPlan& plan, int master_listen_fd,
-                         const std::string& store_socket,
                          const RunDirectory& directory,
                          const Surroundings& surroundings, OutputMux& mux)
     : first_rank_(plan.place.first_rank) {
@@ -99,7 +98,7 @@ WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
     identity.max_restarts = options.max_restarts;
     identity.run_id = options.run_id;
     identity.agent_socket = options.agent_socket;
-    identity.store_socket = store_socket;
+    identity.store_socket = options.store_socket;
     identity.worker_store = options.worker_store;
     identity.signals_to_handle = options.signals_to_handle;
     const auto at = static_cast<size_t>(rank);

@@ -31,6 +31,8 @@ struct WorkerGroupOptions {
   std::string agent_socket{};  // AgentSocket::name(); empty: there is none
   // Whether the workers get a store from the launcher: they are not Python's.
   bool serves_store = false;
+  // WorkerStoreService::name_for() of the attempt; empty: there is none.
+  std::string store_socket{};
   std::string worker_store{};       // --worker-store; empty: not given
   std::string signals_to_handle{};  // for the workers' environment
   // One entry for each local rank, or none if the option is not given.
@@ -50,11 +52,9 @@ class WorkerGroup {
   // Starts every worker. If one cannot be started, kills those that were
   // started, but does not reap them. `master_listen_fd` is StorePort::fd() if
   // this node has rank 0, otherwise -1. Throws ProgramError, std::system_error.
-  // `store_socket` is WorkerIdentity::store_socket.
   WorkerGroup(const WorkerGroupOptions& options, const RoundPlan& plan,
-              int master_listen_fd, const std::string& store_socket,
-              const RunDirectory& directory, const Surroundings& surroundings,
-              OutputMux& mux);
+              int master_listen_fd, const RunDirectory& directory,
+              const Surroundings& surroundings, OutputMux& mux);
 
   // Sends `signal` to the process group of every worker that has not ended. A
   // worker that hangs gets no SIGTERM, which could end it before SIGABRT does.

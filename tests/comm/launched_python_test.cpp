@@ -22,7 +22,7 @@ dist.init_process_group("cpu:gloo")
 for group in [dist.GroupMember.WORLD, None]:
     total = torch.full((1,), dist.get_rank(), dtype=torch.int64)
     dist.all_reduce(total, group=group or dist.new_group())
-    print("sum", dist.get_rank(), total.item(), flush=True)
+    print("sum", dist.get_rank(), "is", total.item(), flush=True)
 dist.barrier()
 dist.destroy_process_group()
 os._exit(0)
@@ -54,7 +54,7 @@ TEST_F(LaunchedPython, RanksOfBothLanguagesMeetUnderOneLauncher) {
                "[ $RANK = 0 ] && exec " + first + "; exec " + second})
             ->finish(seconds(100));
     EXPECT_EQ(result.exit_code, 0) << result.err;
-    EXPECT_EQ(count(result.out, " 1\n"), 4) << result.out;
+    EXPECT_EQ(count(result.out, " is 1\n"), 4) << result.out;
   }
 }
 
@@ -70,7 +70,7 @@ TEST_F(LaunchedPython, NodesOfBothLanguagesMeet) {
     for (auto* node : {&ours, &theirs}) {
       const auto result = (*node)->finish(seconds(100));
       EXPECT_EQ(result.exit_code, 0) << result.err;
-      EXPECT_EQ(count(result.out, " 1\n"), 2) << result.out;
+      EXPECT_EQ(count(result.out, " is 1\n"), 2) << result.out;
     }
   }
 }

@@ -3,7 +3,7 @@
 // described in tests/faults/rank_report.h:
 //
 //   port R WORDS   whether a process listens at MASTER_PORT
-//   sum R N        the sum of all ranks
+//   sum R is N     the sum of all ranks
 //   done R         its part of the scenario went well
 //   failed R TEXT  an operation threw
 //   refused R TEXT init_process_group() threw
@@ -60,7 +60,7 @@ bool port_listens() {
 void say_sum(const ProcessGroupPtr& group) {
   auto sum = at::full({1}, get_rank(group), at::kLong);
   all_reduce(sum, {.group = group});
-  say("sum", std::to_string(sum.item<int64_t>()));
+  say("sum", "is " + std::to_string(sum.item<int64_t>()));
 }
 
 InitProcessGroupOptions options_of(const Arguments& given, bool odd) {

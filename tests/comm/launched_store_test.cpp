@@ -47,7 +47,7 @@ TEST_F(LaunchedStore, RanksOfOneHostMeetWithoutAPort) {
   const auto result = start(ranks(3, "sum", "lockstep"))->finish(kLong);
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(count(result.out, " is silent\n"), 3) << result.out;
-  EXPECT_EQ(count(result.out, " 3\n"), 6) << result.out;
+  EXPECT_EQ(count(result.out, " is 3\n"), 6) << result.out;
 }
 
 // The default backend of ranks that do not share memory is Gloo's.
@@ -62,7 +62,7 @@ TEST_F(LaunchedStore, RanksOfTwoNodesMeetWithoutAPort) {
     const auto result = node->finish(kLong);
     EXPECT_EQ(result.exit_code, 0) << result.err;
     EXPECT_EQ(count(result.out, " is silent\n"), 4) << result.out;
-    EXPECT_EQ(count(result.out, " 6\n"), 8) << result.out;
+    EXPECT_EQ(count(result.out, " is 6\n"), 8) << result.out;
   }
 }
 
@@ -91,7 +91,7 @@ TEST_F(LaunchedStore, OptionDecidesWhateverTheBackend) {
                     ->finish(kLong);
   EXPECT_EQ(result.exit_code, 0) << result.err;
   EXPECT_EQ(count(result.out, " is silent\n"), 2) << result.out;
-  EXPECT_EQ(count(result.out, " 1\n"), 4) << result.out;
+  EXPECT_EQ(count(result.out, " is 1\n"), 4) << result.out;
   result = start(ranks(2, "sum", "lockstep", {}, {"--worker-store=tcp"}))
                ->finish(kLong);
   EXPECT_EQ(result.exit_code, 0) << result.err;
@@ -106,7 +106,7 @@ TEST_F(LaunchedStore, ProgramMayJoinAgainAndAnotherMayFollowIt) {
         start(scripted(once + " joins=3 && " + once + " && " + once))
             ->finish(kLong);
     EXPECT_EQ(result.exit_code, 0) << result.err;
-    EXPECT_EQ(count(result.out, " 1\n"), 20) << result.out;
+    EXPECT_EQ(count(result.out, " is 1\n"), 20) << result.out;
   }
   // From one store to the other.
   const auto result =
@@ -114,7 +114,7 @@ TEST_F(LaunchedStore, ProgramMayJoinAgainAndAnotherMayFollowIt) {
                      "$PROGRAM sum gloo"))
           ->finish(kLong);
   EXPECT_EQ(result.exit_code, 0) << result.err;
-  EXPECT_EQ(count(result.out, " 1\n"), 12) << result.out;
+  EXPECT_EQ(count(result.out, " is 1\n"), 12) << result.out;
 }
 
 // A program may make a world of its own from some of the workers, or of
@@ -187,7 +187,7 @@ TEST_F(LaunchedStore, CallsGoOnWhileRankZeroIsStopped) {
     auto launcher = start(ranks(2, "stopped", "lockstep", {odd}));
     const auto result = launcher->finish(seconds(60));
     EXPECT_EQ(result.exit_code, 3) << result.err;
-    EXPECT_EQ(count(result.out, "failed "), 2) << result.out;
+    EXPECT_EQ(count(result.out, "\nfailed "), 2) << result.out;
     EXPECT_EQ(count(result.out, "done "), 1) << result.out;
     EXPECT_THAT(result.out, HasSubstr("rank " + std::string(odd).substr(4)));
   }
