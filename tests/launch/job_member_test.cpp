@@ -164,6 +164,43 @@ TEST_F(JobMemberTest, LostStoreNamesTheNodeThatHostedIt) {
   EXPECT_THAT(verdict.text, HasSubstr("node 0 (host0) was lost"));
 }
 
+TEST_F(JobMemberTest, LostStoreLeadsToTheNextEndpoint) {
+  const int port = free_port();
+  const auto there = std::make_shared<StoredKeys>();
+  JobMemberOptions options;
+  options.node.nnodes = 3;
+  options.node.min_nodes = 1;
+  options.node.elastic_options.last_call = milliseconds(0);
+  options.store.endpoint = {"127.0.0.1", port_};
+  options.further_endpoints = {{"127.0.0.1", port}};
+  options.store.open = [&](const AgentStoreAddress& address) {
+    listening_ = FileDescriptor(address.listen_fd);
+    return std::make_unique<MemoryAgentStore>(address.port == port ? there
+                                                                   : keys_);
+  };
+  JobMember job(options);
+  await<Joined>(job);
+  job.offer_round(0, {"127.0.0.1", 4000});
+  EXPECT_EQ(await<RoundPlan>(job).place.nnodes, 1);
+  {
+    const std::lock_guard lock(keys_->mutex);
+    keys_->lost = true;
+  }
+  const auto verdict = await<Verdict>(job);
+  EXPECT_TRUE(verdict.moves);
+  EXPECT_EQ(verdict.kind, Verdict::Kind::node_lost);
+  EXPECT_EQ(verdict.changes.membership_changes, 1);
+  EXPECT_THAT(verdict.text,
+              HasSubstr("the nodes meet at 127.0.0.1:" + std::to_string(port)));
+  const auto joined = await<Joined>(job);
+  EXPECT_EQ(joined.membership.round, 1);
+  EXPECT_EQ(joined.membership.changes.membership_changes, 1);
+  job.offer_round(1, {"127.0.0.1", 4001});
+  const auto plan = await<RoundPlan>(job);
+  EXPECT_EQ(plan.round, 1);
+  EXPECT_EQ(plan.restarts_used, 0);
+}
+
 // A job that has moved to the second endpoint is found there, but one that is
 // ending there is not joined: the next job begins at the first endpoint.
 TEST_F(JobMemberTest, NewAgentGoesToTheStoreOfAJobThatHasMoved) {
