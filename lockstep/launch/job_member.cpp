@@ -579,10 +579,15 @@ void JobMember::give_up_late_round(NodeProtocol& protocol) {
 
 void JobMember::depart(NodeProtocol& protocol, bool hosted) {
   protocol.depart();
-  // The others go on at another store, and notice at once that this one ends.
-  if (!protocol.job_ended() && may_move()) return;
+  // The others may go on at another store. Then they must have heard why this
+  // one ends, so that their workers have the time to end well.
+  const bool leaves = !protocol.job_ended() && may_move();
+  const auto may_end = [&] {
+    return leaves ? protocol.others_have_gone_on()
+                  : protocol.others_have_departed();
+  };
   const Deadline deadline = Deadline::after(kDepartAllowance);
-  while (hosted && !protocol.others_have_departed() && !deadline.expired()) {
+  while (hosted && !may_end() && !deadline.expired()) {
     note_progress();
     protocol.beat(Clock::now());
     std::this_thread::sleep_for(kPollInterval);

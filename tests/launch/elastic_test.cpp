@@ -370,13 +370,21 @@ TEST_F(ElasticMoves, KilledHostOfTheStoreIsDoneWithout) {
 }
 
 TEST_F(ElasticMoves, HostOfTheStoreMayLeave) {
-  begin_at_both(3);
+  options_ = {"--rdzv-endpoint=" + both()};
+  // This takes longer than --failure-shutdown-timeout, but for the node that
+  // leaves.
+  begin(3,
+        "trap '[ $GROUP_RANK = 0 ] || sleep 1; echo saved; exit 0' TERM; " +
+            placed(end_),
+        options_);
   node(0).signal(SIGTERM);
   EXPECT_EQ(node(0).finish(seconds(10)).exit_code, 128 + SIGTERM);
   nodes_.erase(nodes_.begin());
   for (auto& one : nodes_) {
     one->await_output("of 2 restarts 0.");
+    EXPECT_THAT(one->err(), HasSubstr("leaves: SIGTERM"));
     EXPECT_EQ(count(one->err(), "membership change 1"), 2) << one->err();
+    EXPECT_THAT(one->out(), HasSubstr("saved")) << "all had the time";
   }
   end_all_well();
 }
