@@ -21,6 +21,10 @@ constexpr milliseconds kPollInterval{50};
 // How long the thread waits for a change in the store. An agent shows that it
 // lives, and the host looks for lost nodes, in between.
 constexpr milliseconds kLongestWait{500};
+// How long an agent tries to reach a job that has moved to another endpoint.
+constexpr milliseconds kConnectAllowance{3000};
+// How often a host of the store that waits alone looks at other endpoints.
+constexpr milliseconds kLookForOthers{3000};
 // How long the host of the store stays for nodes that have not departed, and,
 // if one has declined, for those that have yet to come.
 constexpr milliseconds kDepartAllowance{5000};
@@ -297,14 +301,11 @@ void JobMember::work() noexcept {
       if (!opened) break;
       bool ended = false;
       try {
-        follow(*protocol);
+        moved = follow(*protocol, opened->hosted);
         ended = true;
-        depart(*protocol, opened->hosted);
+        if (!moved) depart(*protocol, opened->hosted);
       } catch (const AgentStoreError& error) {
         moved = !ended && move_on(*protocol, error);
-        if (!moved && !ended) {
-          post_end(kSystemError, describe_lost_store(error));
-        }
       }
       protocol.reset();  // it refers to the store
     }
@@ -318,59 +319,84 @@ void JobMember::work() noexcept {
   changed_.notify_all();
 }
 
-// Returns false if the loss of the store ends the job.
+// Tells of the loss of the store. Returns whether the job goes on at another.
 bool JobMember::move_on(const NodeProtocol& protocol,
                         const AgentStoreError& error) {
-  if (!may_move() || stopping()) return false;
-  const size_t next = (endpoint_ + 1) % endpoints_.size();
-  EarlierRounds earlier = protocol.earlier();
+  if (!may_move() || stopping()) {
+    post_end(kSystemError, describe_lost_store(error));
+    return false;
+  }
   Verdict verdict;
+  verdict.text = describe_lost_store(error);
+  return move(protocol, std::move(verdict),
+              (endpoint_ + 1) % endpoints_.size());
+}
+
+bool JobMember::move(const NodeProtocol& protocol, Verdict verdict,
+                     size_t endpoint) {
+  EarlierRounds earlier = protocol.earlier();
   verdict.kind = elastic() ? Verdict::Kind::node_lost : Verdict::Kind::failed;
   verdict.exit_code = kSystemError;
-  verdict.text = describe_lost_store(error);
   // Between two rounds no workers run that would have to start again.
-  verdict.changes =
-      protocol.runs() ? verdict.after(earlier.changes) : earlier.changes;
+  if (protocol.runs()) earlier.changes = verdict.after(earlier.changes);
+  verdict.changes = earlier.changes;
   verdict.moves = !verdict.ends_job(limits());
   if (verdict.moves) {
-    verdict.text += "; the nodes meet at " + endpoints_[next].text();
+    verdict.text += "; the nodes meet at " + endpoints_[endpoint].text();
+    options_.node.earlier = earlier;
+    options_.node.run_id = protocol.run_id();
+    go_to(endpoint);
   }
-  earlier.changes = verdict.changes;
-  options_.node.earlier = earlier;
-  options_.node.run_id = protocol.run_id();
   const bool moves = verdict.moves;
   post(std::move(verdict));
-  if (moves) go_to(next);
   return moves;
 }
 
 void JobMember::go_to(size_t endpoint) {
   StoreConnectorOptions options = options_.store;
   options.endpoint = endpoints_[endpoint];
-  options.is_host.reset();  // it was about the first endpoint
+  if (options_.node.earlier.count > 0) {
+    options.is_host.reset();  // it was about the first endpoint
+  } else if (endpoint > 0) {
+    // The job was there a moment ago; if it has ended, the next one begins at
+    // the first endpoint.
+    options.is_host = false;
+    options.timeout = kConnectAllowance;
+  }
   const std::lock_guard lock(mutex_);
   endpoint_ = endpoint;
   connector_ = StoreConnector(noting(std::move(options)));
   store_host_.clear();
 }
 
-std::optional<OpenedStore> JobMember::look_for_moved_store() {
-  for (size_t at = 1; at < endpoints_.size(); ++at) {
+std::optional<size_t> JobMember::find_other_store() {
+  for (size_t at = 0; at < endpoints_.size(); ++at) {
+    if (at == endpoint_) continue;
     StoreConnectorOptions options = options_.store;
     options.endpoint = endpoints_[at];
     options.is_host = false;
     options.timeout = milliseconds(0);  // one look
     try {
-      OpenedStore opened =
-          StoreConnector(noting(std::move(options)))
-              .open([this] { return stopping(); }, [](const auto&) {});
-      go_to(at);
-      return opened;
+      StoreConnector(noting(std::move(options)))
+          .open([this] { return stopping(); }, [](const auto&) {});
+      return at;
     } catch (const AgentStoreError&) {
-      // Mostly no job has moved.
+      // Mostly there is none.
     }
   }
   return std::nullopt;
+}
+
+// This agent hosts the store and waits alone: it was stopped for so long that
+// the others went to another one, or it started when they were on the way.
+bool JobMember::rejoin_the_others(NodeProtocol& protocol) {
+  const auto others = static_cast<size_t>(options_.node.nnodes) - 1;
+  if (protocol.absent_nodes().size() < others) return false;
+  const auto at = find_other_store();
+  if (!at) return false;
+  Verdict verdict;
+  verdict.text = "no other node is at " + connector_.endpoint().text();
+  return move(protocol, std::move(verdict), *at);
 }
 
 std::optional<OpenedStore> JobMember::join(
@@ -384,14 +410,23 @@ std::optional<OpenedStore> JobMember::join(
     return stopping();
   };
   const auto notice = [this](const std::string& text) { post(Notice{text}); };
-  std::optional<OpenedStore> moved;
-  if (endpoint_ == 0 && options_.node.earlier.count == 0) {
-    moved = look_for_moved_store();
+  const bool is_new = options_.node.earlier.count == 0;
+  if (is_new) {
+    // The job may run already, and have moved.
+    if (const auto at = find_other_store()) go_to(*at);
   }
+  const auto go_back = [&] {
+    if (is_new && endpoint_ > 0) go_to(0);
+  };
   while (true) {
-    OpenedStore opened =
-        moved ? std::move(*moved) : connector_.open(cancelled, notice);
-    moved.reset();
+    OpenedStore opened;
+    try {
+      opened = connector_.open(cancelled, notice);
+    } catch (const AgentStoreError&) {
+      if (!is_new || endpoint_ == 0) throw;
+      go_back();
+      continue;
+    }
     const int port = connector_.endpoint().port;
     break_connections_of_dead_hosts(port, kDeadHostAllowance);
     NodeDescription node = options_.node;
@@ -445,6 +480,7 @@ std::optional<OpenedStore> JobMember::join(
     } catch (const JobClosed&) {
       if (cancelled()) return std::nullopt;
       if (deadline.expired()) throw;
+      go_back();
     } catch (const AgentStoreError& error) {
       // Mostly this was the store of a job that was ending, and this job's
       // store comes next.
@@ -453,15 +489,17 @@ std::optional<OpenedStore> JobMember::join(
         post_end(kSystemError, describe_lost_store(error));
         return std::nullopt;
       }
+      go_back();
     }
     protocol.reset();
     pause();
   }
 }
 
-void JobMember::follow(NodeProtocol& protocol) {
-  if (protocol.declined()) return;
+bool JobMember::follow(NodeProtocol& protocol, bool hosted) {
+  if (protocol.declined()) return false;
   milliseconds next_notice = options_.first_notice;
+  milliseconds next_look = kLookForOthers;
   while (true) {
     const bool last = stopping();
     note_progress();
@@ -472,6 +510,7 @@ void JobMember::follow(NodeProtocol& protocol) {
     if (auto plan = protocol.take_plan()) {
       round_deadline_.reset();
       next_notice = options_.first_notice;
+      next_look = kLookForOthers;
       if (plan->master_addr.empty()) {
         plan->master_addr = connector_.endpoint().host;
       }
@@ -496,11 +535,17 @@ void JobMember::follow(NodeProtocol& protocol) {
     if (auto verdict = protocol.take_verdict()) {
       round_deadline_.reset();
       next_notice = options_.first_notice;
+      next_look = kLookForOthers;
       const bool ends = verdict->ends_job(limits());
       post(std::move(*verdict));
-      if (ends) return;
+      if (ends) return false;
     }
-    if (last) return;
+    if (last) return false;
+    if (round_deadline_ && hosted && may_move() &&
+        round_deadline_->elapsed() > next_look) {
+      next_look = round_deadline_->elapsed() + kLookForOthers;
+      if (rejoin_the_others(protocol)) return true;
+    }
     if (round_deadline_ && round_deadline_->expired()) {
       give_up_late_round(protocol);
     } else if (round_deadline_ && round_deadline_->elapsed() > next_notice) {
@@ -546,10 +591,15 @@ void JobMember::give_up_late_round(NodeProtocol& protocol) {
 
 void JobMember::depart(NodeProtocol& protocol, bool hosted) {
   protocol.depart();
-  // The others go on at another store, and notice at once that this one ends.
-  if (!protocol.job_ended() && may_move()) return;
+  // The others may go on at another store. Then they must have heard why this
+  // one ends, so that their workers have the time to end well.
+  const bool leaves = !protocol.job_ended() && may_move();
+  const auto may_end = [&] {
+    return leaves ? protocol.others_have_gone_on()
+                  : protocol.others_have_departed();
+  };
   const Deadline deadline = Deadline::after(kDepartAllowance);
-  while (hosted && !protocol.others_have_departed() && !deadline.expired()) {
+  while (hosted && !may_end() && !deadline.expired()) {
     note_progress();
     protocol.beat(Clock::now());
     std::this_thread::sleep_for(kPollInterval);

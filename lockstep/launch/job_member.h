@@ -128,13 +128,18 @@ class JobMember {
 
   StoreConnectorOptions noting(StoreConnectorOptions options);
   void work() noexcept;
-  // Returns the store of a job that has moved, if there is one.
-  std::optional<OpenedStore> look_for_moved_store();
+  // Returns the first other endpoint at which there is a store of this job.
+  std::optional<size_t> find_other_store();
+  // Posts `verdict` and goes to another endpoint, unless that ends the job.
+  // Returns whether it did.
+  bool move(const NodeProtocol& protocol, Verdict verdict, size_t endpoint);
   bool move_on(const NodeProtocol& protocol, const AgentStoreError& error);
   void go_to(size_t endpoint);
   // Returns the opened store once this agent has joined.
   std::optional<OpenedStore> join(std::optional<NodeProtocol>& protocol);
-  void follow(NodeProtocol& protocol);
+  // Returns whether the job goes on at another store.
+  bool follow(NodeProtocol& protocol, bool hosted);
+  bool rejoin_the_others(NodeProtocol& protocol);
   void give_up_late_round(NodeProtocol& protocol);
   std::string name_wait(NodeProtocol& protocol) const;
   void depart(NodeProtocol& protocol, bool hosted);

@@ -217,7 +217,7 @@ void LocalAgent::run_workers(const RoundPlan& plan) {
       if (job_) {
         if (only_echoes()) job_->ask_for_cause();
         propose_at_ =
-            Deadline::after(only_echoes() ? kCauseAllowance : milliseconds(0));
+            Deadline::after(may_be_echo() ? kCauseAllowance : milliseconds(0));
       }
       stop_after_failure();
     }
@@ -312,13 +312,20 @@ void LocalAgent::await_verdict() {
 void LocalAgent::propose_failure() {
   if (!propose_at_) return;
   if (running() > 0) failures_ = group_->failures();
-  if (only_echoes() && !propose_at_->expired()) return;
+  if (may_be_echo() && !propose_at_->expired()) return;
   propose_at_.reset();
   if (!failures_.empty()) job_->propose(round_, failed_verdict(failures_));
 }
 
 bool LocalAgent::only_echoes() const {
   return failures_.empty() || failures_.front().error.kind == FailureKind::echo;
+}
+
+// If nodes may come and go, the loss of one uses no restart. Its peers may fail
+// of it before it is noticed, and not every program says that this was why.
+bool LocalAgent::may_be_echo() const {
+  return only_echoes() || (job_->elastic() && failures_.front().error.kind ==
+                                                  FailureKind::unknown);
 }
 
 std::string LocalAgent::describe_failure() {

@@ -136,6 +136,7 @@ class LocalAgent {
   void propose_failure();
   // Returns whether nothing but echoes is known of this node's failures.
   bool only_echoes() const;
+  bool may_be_echo() const;  // requires job_
   void end_leftovers();
 
   int node_rank() const { return joined_ ? joined_->membership.node_rank : -1; }

@@ -835,6 +835,11 @@ bool NodeProtocol::others_have_departed() {
   return joined == 0 && (!declined_ || departed >= job_nnodes_ - 1);
 }
 
+bool NodeProtocol::others_have_gone_on() {
+  return !plan_given_ || store_.add(round_key(round_ + 1, "offers"), 0) + 1 >=
+                             static_cast<int64_t>(members_.size());
+}
+
 std::string NodeProtocol::name_of(int node_rank) {
   const std::string name = "node " + std::to_string(node_rank);
   const std::string where = key("node", node_rank);

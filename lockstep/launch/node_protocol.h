@@ -246,6 +246,9 @@ class NodeProtocol {
   // the job must have departed, even one that has not joined yet: nodes that
   // come later must be told.
   bool others_have_departed();
+  // Returns true once all other nodes of the round have offered the next one,
+  // or if it has not begun.
+  bool others_have_gone_on();
   bool declined() const { return declined_; }
 
   // Returns "node 1 (its host)", or "node 1" if that node has not joined.

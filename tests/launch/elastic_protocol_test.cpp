@@ -217,6 +217,24 @@ TEST_F(ElasticProtocolTest, MemberThatDepartsWithoutAWordIsNoticed) {
   EXPECT_EQ(verdict->node_rank, 1);
 }
 
+// The plan names node ranks, and the new agent has that of a member.
+TEST_F(ElasticProtocolTest, SuccessorOfAMemberIsNoMemberOfARoundThatRuns) {
+  begin(4);
+  agents_[1].depart();
+  gone_ = {1};
+  NodeProtocol& fresh = come();
+  EXPECT_EQ(fresh.round(), 0);
+  EXPECT_FALSE(fresh.take_plan());
+  EXPECT_TRUE(fresh.take_exclusion());
+  pass(1);
+  for (const size_t at : {0u, 2u, 3u, 4u}) {
+    EXPECT_EQ(agents_[at].take_verdict()->kind, Kind::node_lost);
+    offer(agents_[at], 1);
+  }
+  pass(1);
+  EXPECT_EQ(places({0, 2, 3, 4}), (Places{0, 2, 3, 1}));
+}
+
 TEST_F(ElasticProtocolTest, NewNodeWaitsForASnapshot) {
   begin(2);
   NodeProtocol& fresh = come();

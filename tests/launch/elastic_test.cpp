@@ -5,6 +5,7 @@
 
 #include <fstream>
 
+#include "tests/harness/network_hosts.h"
 #include "tests/launch/nodes.h"
 
 namespace lockstep::internal::testing {
@@ -116,6 +117,23 @@ TEST_F(Elastic, TheSameByC10d) {
   end_all_well();
 }
 
+// Workers that know nothing of error files die of the loss of a peer before any
+// agent has noticed the loss.
+TEST_F(Elastic, FailuresThatALostNodeCausesUseNoRestart) {
+  const auto dead = scratch() / "dead";
+  const std::string script = placed(end_) + " & until [ -e " + end_.string() +
+                             " ]; do [ -e " + dead.string() +
+                             " ] && [ $GROUP_WORLD_SIZE = 3 ] && exit 5; "
+                             "sleep 0.02; done; wait";
+  begin(3, script);
+  kill(agent_of(node(1)), SIGKILL);
+  std::ofstream(dead).put('.');
+  node(1).finish(seconds(10));
+  nodes_.erase(nodes_.begin() + 1);
+  for (auto& one : nodes_) one->await_output("of 2 restarts 0.");
+  end_all_well();
+}
+
 TEST_F(Elastic, KilledLauncherIsDoneWithout) {
   begin(3, placed(end_));
   node(1).signal(SIGKILL);
@@ -166,7 +184,9 @@ TEST_F(Elastic, BelowMinTheJobEndsWhenItsTimeIsUp) {
 }
 
 TEST_F(Elastic, SignalToOneNodeMakesItLeaveAndTheOthersGoOn) {
-  const std::string saves = "trap 'echo saved; exit 0' TERM; " + placed(end_);
+  // This takes longer than --failure-shutdown-timeout.
+  const std::string saves =
+      "trap 'sleep 1; echo saved; exit 0' TERM; " + placed(end_);
   begin(3, saves);
   node(1).signal(SIGTERM);
   const auto left = node(1).finish(seconds(10));
@@ -237,6 +257,27 @@ TEST_F(Elastic, ChangesAndRestartsAreCountedApart) {
                 AllOf(HasSubstr("was lost"),
                       HasSubstr("membership changes used: 1 of 1")));
   }
+}
+
+TEST_F(Elastic, NodeThatFailsOftenIsLeftOutAndTriedAgain) {
+  const std::vector<std::string> options{
+      "--max-restarts=5", "--leave-out-after=1:60:2", "--scale-up-wait=0"};
+  const auto bad = scratch() / "bad";
+  const std::string fails = placed(end_) + " & until [ -e " + end_.string() +
+                            " ]; do [ -e " + bad.string() + " ] && { rm " +
+                            bad.string() +
+                            "; exit 3; }; sleep 0.02; done; wait";
+  start_node(placed(end_), options);
+  await_store();
+  start_node(fails, options);
+  start_node(placed(end_), options);
+  for (auto& one : nodes_) one->await_output("of 3 restarts 0.");
+  std::ofstream(bad).put('.');
+  for (const size_t one : {0u, 2u}) node(one).await_output("of 2 restarts 1.");
+  node(0).await_error("the node is left out for 2 s");
+  for (auto& one : nodes_) one->await_output("of 3 restarts 1.");
+  EXPECT_EQ(count(node(1).out(), "place"), 2);
+  end_all_well();
 }
 
 TEST_F(Elastic, NodeThatComesIsLetInAfterATime) {
@@ -329,13 +370,21 @@ TEST_F(ElasticMoves, KilledHostOfTheStoreIsDoneWithout) {
 }
 
 TEST_F(ElasticMoves, HostOfTheStoreMayLeave) {
-  begin_at_both(3);
+  options_ = {"--rdzv-endpoint=" + both()};
+  // This takes longer than --failure-shutdown-timeout, but for the node that
+  // leaves.
+  begin(3,
+        "trap '[ $GROUP_RANK = 0 ] || sleep 1; echo saved; exit 0' TERM; " +
+            placed(end_),
+        options_);
   node(0).signal(SIGTERM);
   EXPECT_EQ(node(0).finish(seconds(10)).exit_code, 128 + SIGTERM);
   nodes_.erase(nodes_.begin());
   for (auto& one : nodes_) {
     one->await_output("of 2 restarts 0.");
+    EXPECT_THAT(one->err(), HasSubstr("leaves: SIGTERM"));
     EXPECT_EQ(count(one->err(), "membership change 1"), 2) << one->err();
+    EXPECT_THAT(one->out(), HasSubstr("saved")) << "all had the time";
   }
   end_all_well();
 }
@@ -364,6 +413,22 @@ TEST_F(ElasticMoves, AfterTheLastEndpointTheyMeetAtTheFirst) {
   end_all_well();
 }
 
+TEST_F(ElasticMoves, PausedHostOfTheStoreFindsTheOthers) {
+  begin_at_both(3, {"--scale-up-wait=0",
+                    "--rdzv-conf=join_timeout=120,last_call_timeout=0,"
+                    "keep_alive_interval=1"});
+  const pid_t host = agent_of(node(0));
+  kill(host, SIGSTOP);
+  for (const size_t one : {1u, 2u}) {
+    node(one).await_output("of 2 restarts 0.");
+    EXPECT_THAT(node(one).err(), HasSubstr("no answer for 3 s"));
+  }
+  kill(host, SIGCONT);
+  node(0).await_error("no other node is at " + endpoint());
+  node(0).await_output("of 3 restarts 0.", 2);
+  end_all_well();
+}
+
 TEST_F(ElasticMoves, ChangesThatAreUsedUpEndTheJob) {
   begin_at_both(3, {"--max-membership-changes=0"});
   kill(agent_of(node(0)), SIGKILL);
@@ -385,6 +450,59 @@ TEST_F(ElasticMoves, FixedNumberOfNodesUsesARestartAndWaitsForAReplacement) {
   start_node(placed(end_), options_);
   for (auto& one : nodes_) one->await_output("of 2 restarts 1.");
   end_all_well();
+}
+
+// Two hosts, joined by a cable. The first hosts the first store.
+class ElasticBetweenHosts : public NodesTest {
+ protected:
+  void SetUp() override {
+    if (!hosts_.made()) GTEST_SKIP() << hosts_.obstacle();
+  }
+  void TearDown() override {
+    nodes_.clear();
+    NodesTest::TearDown();
+  }
+  RunningProgram& start_on(int host, const std::string& script) {
+    const auto at = [](int where) {
+      return NetworkHosts::address(where) + ":29400";
+    };
+    nodes_.push_back(start_program(
+        with(with(hosts_.command_on(host),
+                  {LOCKSTEP_BIN_DIR "/lockstep", "run", "--nnodes=2:3",
+                   "--rdzv-endpoint=" + at(0) + "," + at(1),
+                   "--rdzv-conf=join_timeout=120"}),
+             {"sh", "-c", script})));
+    return *nodes_.back();
+  }
+
+  NetworkHosts hosts_;
+  std::vector<std::unique_ptr<RunningProgram>> nodes_;
+};
+
+TEST_F(ElasticBetweenHosts, CutCableLeadsToARoundOfTheOtherHost) {
+  const auto end = scratch() / "end";
+  const std::string script =
+      "echo place $GROUP_RANK of $GROUP_WORLD_SIZE at $MASTER_ADDR.; until [ "
+      "-e " +
+      end.string() + " ]; do sleep 0.02; done";
+  for (const int host : {0, 1, 1}) start_on(host, script);
+  for (auto& one : nodes_) {
+    one->await_output("of 3 at " + NetworkHosts::address(0) + ".");
+  }
+  ASSERT_TRUE(hosts_.unplug());
+  for (const size_t one : {1u, 2u}) {
+    nodes_[one]->await_output("of 2 at " + NetworkHosts::address(1) + ".");
+    EXPECT_THAT(nodes_[one]->err(), HasSubstr("was lost"));
+  }
+  // Alone, the other half does not go on.
+  nodes_[0]->await_error("was lost");
+  EXPECT_EQ(count(nodes_[0]->out(), "place"), 1);
+  nodes_[0]->signal(SIGTERM);
+  EXPECT_EQ(nodes_[0]->finish(seconds(15)).exit_code, 128 + SIGTERM);
+  std::ofstream(end).put('.');
+  for (const size_t one : {1u, 2u}) {
+    EXPECT_EQ(nodes_[one]->finish(seconds(20)).exit_code, 0);
+  }
 }
 
 // A node that cannot run the program must not end a job that runs.
