@@ -152,13 +152,14 @@ TEST_F(DoctorNodes, TheDeathOfTheStoresHostEndsTheWait) {
   auto first = start_doctor(
       with(meeting(endpoint(), 3, 0), {"--rdzv-conf=join_timeout=300"}));
   await_store();
-  auto second = start_doctor(
-      with(meeting(endpoint(), 3, 1), {"--rdzv-conf=join_timeout=300"}));
+  auto second = start_doctor(with(meeting(endpoint(), 3, 1),
+                                  {"--rdzv-conf=join_timeout=300", "--json"}));
   second->await_error("waiting for node 2");
   first->signal(SIGKILL);
   const auto result = second->finish(seconds(30));
   EXPECT_EQ(result.exit_code, 1);
-  EXPECT_THAT(result.out, HasSubstr("\nfail  nodes "));
+  EXPECT_THAT(std::string(checks_of(result)["nodes"]["found"]),
+              HasSubstr("was lost: the node that hosts it has ended"));
   EXPECT_TRUE(await_no_process(seconds(5)));
 }
 

@@ -218,14 +218,21 @@ std::vector<Finding> examine_nodes(
     const OpenedStore opened = connector.open([] { return false; }, say);
     break_connections_of_dead_hosts(port, kDeadHostAllowance);
     Examination examination(meeting, opened, own);
+    std::vector<Finding> findings;
     try {
       examination.join();
+      findings = examination.examine(say);
     } catch (const MeetingOver&) {
       if (deadline.expired()) throw;
       std::this_thread::sleep_for(kRetryInterval);
       continue;
+    } catch (const AgentStoreError& error) {
+      throw AgentStoreError("the agents' store at " +
+                            meeting.store.endpoint.text() +
+                            " was lost: the node that hosts it has ended or "
+                            "does not answer (" +
+                            error.what() + ")");
     }
-    auto findings = examination.examine(say);
     try {
       examination.part(opened.hosted);
     } catch (const AgentStoreError&) {
