@@ -23,6 +23,7 @@ struct RunArguments {
   std::string rdzv_id;
   std::string rdzv_conf;
   std::string max_restarts = "0";
+  std::string standby = "0";
   std::string monitor_interval = "0.1";
   std::string signals_to_handle = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
   std::string shutdown_timeout;
