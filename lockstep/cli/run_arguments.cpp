@@ -18,6 +18,11 @@ void add_worker_options(CLI::App& run, RunArguments& arguments) {
   add_spelled_option(run, "--max-restarts", arguments.max_restarts,
                      "Restarts of all workers after a failure [0]")
       ->group("Workers");
+  add_spelled_option(run, "--standby", arguments.standby,
+                     "Additional processes of this node that wait in "
+                     "init_process_group() and take the places of workers at a "
+                     "restart [0]")
+      ->group("Workers");
   add_spelled_option(run, "--hang-timeout", arguments.hang_timeout,
                      "Seconds without progress after which a worker hangs, "
                      "which is a failure [never]")

@@ -544,6 +544,28 @@ LocalAgentOptions agent_options(const RunArguments& arguments,
   return options;
 }
 
+// Requires the program to be known.
+void set_standby(const RunArguments& arguments, RunOptions& options) {
+  constexpr int kMost = 4096;
+  const auto processes =
+      static_cast<int>(parse_int("--standby", arguments.standby, 0, kMost));
+  if (processes == 0) return;
+  if (arguments.virtual_local_rank) {
+    throw std::invalid_argument(
+        "--standby and --virtual-local-rank exclude each other: a standby "
+        "process may look at the GPUs before it is known which one is its own; "
+        "leave out one of them");
+  }
+  const Program& program = options.agent.workers.program;
+  require_standby_program(program.path, program.arguments);
+  if (options.agent.workers.max_restarts == 0) {
+    options.warnings.push_back(
+        "--standby has no effect without restarts; give --max-restarts");
+    return;
+  }
+  options.agent.standby = processes;
+}
+
 }  // namespace
 
 RunOptions run_options(const RunArguments& arguments) {
@@ -578,6 +600,7 @@ RunOptions run_options(const RunArguments& arguments) {
   options.agent.workers.program =
       resolve_program(arguments.command, program_kind(arguments));
   set_worker_store(arguments, options);
+  set_standby(arguments, options);
   return options;
 }
 

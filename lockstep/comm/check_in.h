@@ -41,6 +41,11 @@ class CheckIn {
   // named.
   void announce() const;
 
+  // Waits until all ranks have come, for 50 ms at most: LibTorch looks only
+  // every 10 ms, which is long for ranks that come at the same time, as standby
+  // processes do. Throws c10::DistError if the store is gone.
+  void await_briefly() const;
+
   // Called by a rank that may not join: tells the rank that hosts the store
   // why.
   void refuse(const std::string& reason) const;

@@ -108,6 +108,12 @@ class [[nodiscard]] ProcessGroupGuard {
 // SIGUSR1 writes the flight record from here on, unless the program handles or
 // ignores it (docs/flight-recorder.md).
 //
+// In a standby process (lockstep run --standby, docs/launcher.md) this first
+// blocks until the launcher gives the process its rank, without a deadline. It
+// then sets RANK and the other variables of a worker by setenv(), so no other
+// thread may read the environment meanwhile. A program that asks for its rank
+// or device before this call gets std::invalid_argument there.
+//
 // Throws std::invalid_argument for a mistake of the caller or its environment
 // (unknown backend, initialised twice, missing variable, rank not in the world,
 // another rank with the same number or another world size), and c10::DistError

@@ -163,6 +163,7 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
     // Python's rank 0 counts the ranks in the same way before it goes on. Only
     // the rank that hosts the store waits; the others learn which ranks are
     // absent when they connect.
+    if (options.isServer) check_in->await_briefly();
     store->waitForWorkers();
   } catch (const c10::DistError&) {
     const auto absent = joined.absent_ranks();

@@ -22,6 +22,7 @@
 #include "lockstep/launch/seconds_text.h"
 #include "lockstep/launch/source_finder.h"
 #include "lockstep/launch/wait_status.h"
+#include "lockstep/launch/worker_environment.h"
 
 namespace lockstep::internal {
 namespace {
@@ -48,6 +49,11 @@ constexpr milliseconds kCauseEnds{500};
 // How often to look whether a worker has written a snapshot, while nodes wait
 // for one.
 constexpr milliseconds kSnapshotLook{500};
+// When standby processes are started: so long after all workers have begun to
+// publish, which they do at the end of init_process_group(); or, if they do
+// not, so long after their start.
+constexpr milliseconds kRefillDelay{1000};
+constexpr milliseconds kRefillAnyway{10'000};
 // For how long a question about the job may have the ranks publish.
 constexpr milliseconds kLongestWatch{60'000};
 
@@ -123,8 +129,11 @@ LocalAgent::LocalAgent(LocalAgentOptions options, const RunDirectory& directory,
 int LocalAgent::run(JobReport& outcome) {
   outcome_ = &outcome;
   try {
-    return run_rounds();
+    const int exit_code = run_rounds();
+    end_standby();
+    return exit_code;
   } catch (const std::exception& error) {
+    end_standby();
     Verdict verdict =
         give_up(exit_code_of(error), node_name() + ": " + error.what());
     if (may_leave() && round_ > 0) {
@@ -190,9 +199,12 @@ void LocalAgent::run_workers(const RoundPlan& plan) {
     for (int place = 0; place < board_->places(); ++place) board_->clear(place);
   }
   publishers_.assign(static_cast<size_t>(options_.workers.nproc_per_node), 0);
+  all_publish_ = false;
+  refill_at_ = Deadline::after(kRefillAnyway);
+  open_standby();
   try {
     group_.emplace(options_.workers, plan, port_ ? port_->fd() : -1, directory_,
-                   link_.surroundings, mux_);
+                   link_.surroundings, mux_, standby_ ? &*standby_ : nullptr);
   } catch (...) {
     end_descendants(milliseconds(0), [](pid_t, int) {});
     throw;
@@ -204,8 +216,8 @@ void LocalAgent::run_workers(const RoundPlan& plan) {
   }
   while (group_->running() > 0 && !stop_.given_up) {
     wait_for_event();
-    reap_children(
-        [&](pid_t pid, int status) { group_->set_ended(pid, status); });
+    reap_children([&](pid_t pid, int status) { set_ended(pid, status); });
+    refill_standby();
     if (look_for_causes_at_ && look_for_causes_at_->expired()) {
       look_for_causes_at_.reset();
       group_->look_for_causes();
@@ -441,8 +453,15 @@ std::string LocalAgent::describe_restart() const {
                               : count_workers(static_cast<size_t>(
                                     plan_ ? plan_->place.world_size
                                           : options_.workers.nproc_per_node));
-  return "restarting all " + all + ": restart " +
-         std::to_string(used.restarts) + " of " + std::to_string(most.restarts);
+  std::string text = "restarting all " + all + ": restart " +
+                     std::to_string(used.restarts) + " of " +
+                     std::to_string(most.restarts);
+  if (const int waiting = standby_ ? standby_->waiting() : 0; waiting > 0) {
+    text += ", with " +
+            std::to_string(std::min(waiting, options_.workers.nproc_per_node)) +
+            " from standby on this node";
+  }
+  return text;
 }
 
 ChangeLimits LocalAgent::limits() const {
@@ -461,6 +480,7 @@ void LocalAgent::wait_for_event() {
   if (hears_job) entries_.push_back({job_->event_fd(), POLLIN, 0});
   mux_.add_poll_entries(entries_);
   if (socket_) socket_->add_poll_entries(entries_);
+  if (standby_) standby_->add_poll_entries(entries_);
   if (metrics_) metrics_->add_poll_entries(entries_);
   milliseconds timeout = hears_job ? kJobInterval : milliseconds(-1);
   const auto shorten_to = [&](const Deadline& deadline) {
@@ -479,6 +499,13 @@ void LocalAgent::wait_for_event() {
   if (metrics_ && metrics_->most_wait() != milliseconds::max()) {
     shorten_to(Deadline::after(metrics_->most_wait()));
   }
+  if (standby_ && running() > 0 && !stop_.kill_at) {
+    if (refill_at_) {
+      shorten_to(*refill_at_);
+    } else if (const auto wait = standby_->most_wait()) {
+      shorten_to(Deadline::after(*wait));
+    }
+  }
   const int ready =
       poll(entries_.data(), entries_.size(), static_cast<int>(timeout.count()));
   if (ready < 0) return;
@@ -490,6 +517,7 @@ void LocalAgent::wait_for_event() {
           return answer(question, asker);
         });
   }
+  if (standby_) standby_->handle_poll_entries(entries_);
   if (metrics_) {
     metrics_->handle_poll_entries(entries_, [this] { return metrics(); });
   }
@@ -575,6 +603,7 @@ JobStatus LocalAgent::status() const {
   all.restart = changes_.restarts;
   all.max_restarts = options_.workers.max_restarts;
   all.attempt_directory = directory_.attempt_directory(round_);
+  all.standby = standby_ ? standby_->waiting() : 0;
   all.state = !group_          ? JobStatus::State::waiting
               : running() == 0 ? JobStatus::State::ended
               : stop_.kill_at  ? JobStatus::State::stopping
@@ -762,7 +791,8 @@ void LocalAgent::enforce_deadline() {
 void LocalAgent::end_leftovers() {
   const bool all_ended = end_descendants(
       options_.leftover_timeout,
-      [&](pid_t pid, int status) { group_->set_ended(pid, status); });
+      [&](pid_t pid, int status) { set_ended(pid, status); },
+      standby_ ? standby_->pids() : std::set<pid_t>());
   const int interrupt = guardian_gone_ ? -1 : link_.commands.get();
   const milliseconds idle = guardian_gone_        ? milliseconds(0)
                             : ending_signal_ != 0 ? kSignalledConsoleIdle
@@ -780,6 +810,50 @@ void LocalAgent::end_leftovers() {
         "a process outlived SIGKILL, uninterruptible in the kernel; it is "
         "left behind");
   }
+}
+
+void LocalAgent::set_ended(pid_t pid, int wait_status) {
+  if (standby_ && standby_->set_ended(pid, wait_status)) return;
+  group_->set_ended(pid, wait_status);
+}
+
+void LocalAgent::open_standby() {
+  if (options_.standby == 0 || standby_) return;
+  const WorkerGroupOptions& workers = options_.workers;
+  WorkerIdentity identity;
+  identity.local_world_size = workers.nproc_per_node;
+  identity.role = workers.role;
+  identity.max_restarts = workers.max_restarts;
+  identity.run_id = workers.run_id;
+  identity.agent_socket = workers.agent_socket;
+  identity.signals_to_handle = workers.signals_to_handle;
+  if (!workers.omp_threads.empty()) {
+    identity.omp_threads = workers.omp_threads.front();
+  }
+  standby_.emplace(StandbyPoolOptions{.processes = options_.standby,
+                                      .path = workers.program.path,
+                                      .arguments = workers.program.arguments,
+                                      .environment = standby_environment(
+                                          identity, current_environment()),
+                                      .surroundings = link_.surroundings},
+                   report_);
+}
+
+void LocalAgent::refill_standby() {
+  if (!standby_ || running() == 0 || stop_.kill_at) return;
+  if (!all_publish_ && std::ranges::find(publishers_, 0) == publishers_.end()) {
+    all_publish_ = true;
+    refill_at_ = Deadline::after(kRefillDelay);
+  }
+  if (refill_at_ && !refill_at_->expired()) return;
+  refill_at_.reset();
+  standby_->refill();
+}
+
+void LocalAgent::end_standby() {
+  if (!standby_) return;
+  standby_.reset();
+  end_descendants(options_.leftover_timeout, [](pid_t, int) {});
 }
 
 std::string LocalAgent::node_name() const {

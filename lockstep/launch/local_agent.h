@@ -19,6 +19,7 @@
 #include "lockstep/launch/output_mux.h"
 #include "lockstep/launch/process_guardian.h"
 #include "lockstep/launch/run_directory.h"
+#include "lockstep/launch/standby_pool.h"
 #include "lockstep/launch/store_port.h"
 #include "lockstep/launch/worker_group.h"
 #include "lockstep/launch/worker_store_service.h"
@@ -43,6 +44,8 @@ struct LocalAgentOptions {
   std::chrono::milliseconds failure_shutdown_timeout{500};
   // How long a worker may make no progress (hang_finder.h). None: for ever.
   std::optional<std::chrono::milliseconds> hang_timeout{};
+  // How many standby processes wait on this node (standby_pool.h).
+  int standby = 0;
   // How long processes that workers leave have from SIGTERM to SIGKILL.
   std::chrono::milliseconds leftover_timeout{200};
 
@@ -138,6 +141,12 @@ class LocalAgent {
   bool only_echoes() const;
   bool may_be_echo() const;  // requires job_
   void end_leftovers();
+  void set_ended(pid_t pid, int wait_status);
+  void open_standby();
+  // Starts what the pool lacks, once the attempt has begun: before that, its
+  // workers need the cores.
+  void refill_standby();
+  void end_standby();
 
   int node_rank() const { return joined_ ? joined_->membership.node_rank : -1; }
   std::string node_name() const;
@@ -161,6 +170,7 @@ class LocalAgent {
   std::optional<AgentSocket> socket_{};
   std::optional<StatusBoard> board_{};
   std::optional<MetricsEndpoint> metrics_{};
+  std::optional<StandbyPool> standby_{};  // from the first attempt on
   std::vector<pollfd> entries_;
   int ending_signal_ = 0;  // the first forwarded signal that ends the job
   bool guardian_gone_ = false;
@@ -185,6 +195,8 @@ class LocalAgent {
   std::optional<HangFinder> hangs_{};  // if there is a hang_timeout
   // The processes that publish on the board, by local rank; 0: none yet.
   std::vector<pid_t> publishers_{};
+  std::optional<Deadline> refill_at_{};  // nothing: it may be done now
+  bool all_publish_ = false;
   Stop stop_;
   std::vector<WorkerFailure> failures_;  // of this node
   // When a failure of this node is proposed as the job's verdict; nothing

@@ -17,6 +17,7 @@
 #include "lockstep/launch/program.h"
 #include "lockstep/launch/round_plan.h"
 #include "lockstep/launch/run_directory.h"
+#include "lockstep/launch/standby_pool.h"
 #include "lockstep/launch/worker_failure.h"
 
 namespace lockstep::internal {
@@ -51,10 +52,13 @@ class WorkerGroup {
  public:
   // Starts every worker. If one cannot be started, kills those that were
   // started, but does not reap them. `master_listen_fd` is StorePort::fd() if
-  // this node has rank 0, otherwise -1. Throws ProgramError, std::system_error.
+  // this node has rank 0, otherwise -1. Standby processes that wait become
+  // workers, local rank 0 first; `standby` is null if there are none. Throws
+  // ProgramError, std::system_error.
   WorkerGroup(const WorkerGroupOptions& options, const RoundPlan& plan,
               int master_listen_fd, const RunDirectory& directory,
-              const Surroundings& surroundings, OutputMux& mux);
+              const Surroundings& surroundings, OutputMux& mux,
+              StandbyPool* standby);
 
   // Sends `signal` to the process group of every worker that has not ended. A
   // worker that hangs gets no SIGTERM, which could end it before SIGABRT does.

@@ -190,6 +190,7 @@ std::string view_text(const JobView& view, size_t most_workers) {
       "; restart " + std::to_string(job.restart) + " of " +
       std::to_string(job.max_restarts) + "; " + std::to_string(running) +
       " of " + std::to_string(job.workers.size()) + " workers run";
+  if (job.standby > 0) text += ", " + std::to_string(job.standby) + " stand by";
   if (job.nnodes > 1) {
     text += " on this node, which is " + std::to_string(job.node_rank) +
             " of " + std::to_string(job.nnodes);
@@ -283,6 +284,7 @@ std::string view_json(const JobView& view) {
                  {"restart", job.restart},
                  {"max_restarts", job.max_restarts},
                  {"attempt_directory", job.attempt_directory},
+                 {"standby", job.standby},
                  {"slowest_rank", or_null(view.slowest_rank)},
                  {"workers", workers}};
   return all.dump(2, ' ', false, json::error_handler_t::replace) + "\n";
