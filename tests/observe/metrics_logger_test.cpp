@@ -59,8 +59,9 @@ TEST_F(MetricsLoggerTest, CsvHasAColumnForEachName) {
 }
 
 TEST_F(MetricsLoggerTest, APipeIsRefused) {
-  ASSERT_EQ(::mkfifo(csv_.c_str(), 0600), 0);
-  EXPECT_THAT(message_of([this] { const MetricsLogger log(csv_); }),
+  const std::string pipe = folder_.file("pipe.csv");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_THAT(message_of([&] { const MetricsLogger log(pipe); }),
               HasSubstr("is no regular file"));
 }
 
