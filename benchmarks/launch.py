@@ -1,7 +1,7 @@
 """Measures how long a launcher takes for workers that do nothing: two times
 `true`, from the start of the command to its end. Ours and torchrun
-alternate. And what the rendezvous of many nodes costs our agents
-(rendezvous.cpp)."""
+alternate. And how long many workers take to start, what the rendezvous of many
+nodes costs our agents (rendezvous.cpp), and how a job recovers (recovery.py)."""
 
 import json
 import pathlib
@@ -10,25 +10,38 @@ import subprocess
 import sys
 import time
 
+import recovery
 from processes import Failure, RANKS
 
 FORMAT = 1
 # What README promises.
 TARGET_MS = 50
+# What else is to be reached: torchrun takes so many times as long; so many
+# workers start and end in that time; so many agents meet in that time of a
+# processor.
+TARGET_RATIO = 50
+MANY, MANY_TARGET_MS = 256, 1000
+MEETING, MEETING_TARGET_MS = 64, 2000
 RUNS = {"lockstep": 40, "torchrun": 2}  # in a round
 AGENTS = (16, 64, 256)
 
 
-def commands(build):
-    """Returns the command of each side. Raises Failure if one is missing."""
+def find_launchers(build):
+    """Returns the program of each side. Raises Failure if one is missing."""
     launchers = {"lockstep": pathlib.Path(build) / "bin" / "lockstep",
                  "torchrun": pathlib.Path(sys.executable).parent / "torchrun"}
     for path, remedy in zip(launchers.values(), ("./dev build", "./dev setup")):
         if not path.exists():
             raise Failure(f"{path} is missing; run {remedy}")
-    options = ["--standalone", f"--nproc-per-node={RANKS}", "--no-python",
+    return {"lockstep": launchers["lockstep"].resolve(),
+            "torchrun": launchers["torchrun"]}
+
+
+def commands(launchers, workers):
+    """Returns the command of each side for workers that do nothing."""
+    options = ["--standalone", f"--nproc-per-node={workers}", "--no-python",
                "true"]
-    return {"lockstep": [launchers["lockstep"].resolve(), "run", *options],
+    return {"lockstep": [launchers["lockstep"], "run", *options],
             "torchrun": [launchers["torchrun"], *options]}
 
 
@@ -45,19 +58,31 @@ def run_ms(command):
 
 def measure(build, rounds, quick, progress):
     """Returns summarise() of the milliseconds of every run of every round."""
-    sides = commands(build)
+    launchers = find_launchers(build)
+    worker = pathlib.Path(build).resolve() / "bin" / "benchmarks" / "recovery"
+    sides = commands(launchers, RANKS)
+    many = commands(launchers, MANY)["lockstep"]
     for command in sides.values():
         run_ms(command)  # loads the program from the disk
-    figures = []
+    figures, many_ms, recoveries = [], [], []
     for number in range(rounds):
         progress(f"launch: round {number + 1} of {rounds}")
         figures.append({side: [run_ms(command) for _ in
                                range(1 if quick else RUNS[side])]
                         for side, command in sides.items()})
+        many_ms.append(run_ms(many))
+        progress(f"recovery: round {number + 1} of {rounds}")
+        recoveries.append(recovery.measure_round(launchers, worker, quick))
     progress("launch: rendezvous")
     agents = measure_rendezvous(build, AGENTS[:1] if quick else AGENTS)
     progress("")
-    return {**summarise(figures), "rendezvous": agents}
+    return {**summarise(figures), "rendezvous": agents,
+            "many": {"workers": MANY, "ms": statistics.median(many_ms),
+                     "round_ms": many_ms},
+            "recovery": {side: {"ms": statistics.median(values),
+                                "round_ms": values}
+                         for side in recoveries[0]
+                         for values in [[one[side] for one in recoveries]]}}
 
 
 def measure_rendezvous(build, agents):
@@ -85,20 +110,59 @@ def summarise(figures):
             "target_met": ours < TARGET_MS, "runs": figures}
 
 
+def range_row(name, figures, more=""):
+    low, high = min(figures["round_ms"]), max(figures["round_ms"])
+    return (f"| {name} | {figures['ms']:.1f} ms | {low:.1f}–{high:.1f} ms |"
+            f"{more}")
+
+
+def targets(results):
+    """Returns what is to be reached, what was, and whether that is enough, of
+    all that was measured."""
+    rows = [(f"{RANKS} × true: times as fast as torchrun", TARGET_RATIO,
+             results["ratio"], results["ratio"] >= TARGET_RATIO),
+            (f"{MANY} × true: ms", MANY_TARGET_MS, results["many"]["ms"],
+             results["many"]["ms"] <= MANY_TARGET_MS)]
+    times = results["recovery"]
+    for side, target in recovery.TARGETS.items():
+        if "torchrun" in times:
+            ratio = times["torchrun"]["ms"] / times[side]["ms"]
+            rows.append((f"recovery by {side}: times as fast as torchrun",
+                         target, ratio, ratio >= target))
+    longest = max(times["left"]["round_ms"])
+    rows.append(("the last process after SIGKILL of the launcher: ms, longest",
+                 recovery.LEFT_TARGET_S * 1000, longest,
+                 longest <= recovery.LEFT_TARGET_S * 1000))
+    for one in results["rendezvous"]:
+        if one["agents"] == MEETING:
+            rows.append((f"rendezvous of {MEETING} agents: ms of a processor",
+                         MEETING_TARGET_MS, one["cpu_ms"],
+                         one["cpu_ms"] <= MEETING_TARGET_MS))
+    return rows
+
+
 def table(results):
     rows = ["| launcher | median | medians of the rounds |",
             "| --- | ---: | ---: |"]
-    for side, figures in results["sides"].items():
-        low, high = min(figures["round_ms"]), max(figures["round_ms"])
-        rows.append(f"| {side} | {figures['ms']:.1f} ms | "
-                    f"{low:.1f}–{high:.1f} ms |")
+    rows += [range_row(side, figures)
+             for side, figures in results["sides"].items()]
+    rows.append(range_row(f"lockstep, {MANY} workers", results["many"]))
     met = "met" if results["target_met"] else "MISSED"
     rows.append(f"\nratio {results['ratio']:.0f}×; target under "
                 f"{results['target_ms']} ms: {met}")
+    rows += ["", "| from SIGKILL of a rank to the next all-reduce | median | "
+             "rounds |", "| --- | ---: | ---: |"]
+    rows += [range_row(side, figures)
+             for side, figures in results["recovery"].items() if side != "left"]
     rows += ["", "| rendezvous of agents | until all have a plan | processor "
              "time, all | each |", "| ---: | ---: | ---: | ---: |"]
     for one in results["rendezvous"]:
         rows.append(f"| {one['agents']} | {one['plan_ms']:.0f} ms | "
                     f"{one['cpu_ms']:.0f} ms | "
                     f"{one['cpu_ms'] / one['agents']:.1f} ms |")
+    rows += ["", "| to be reached | target | measured | |",
+             "| --- | ---: | ---: | --- |"]
+    rows += [f"| {name} | {target} | {value:.1f} | "
+             f"{'met' if reached else 'MISSED'} |"
+             for name, target, value, reached in targets(results)]
     return "\n".join(rows)

@@ -75,6 +75,8 @@ set(LOCKSTEP_PUBLIC_HEADERS
   data/weighted_random_sampler.h
   launch/process_count.h
   launch/spawn.h
+  launch/usable_cores.h
+  launch/visible_gpus.h
   lockstep.h
   metrics/accuracy.h
   metrics/confusion_matrix.h

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <ucontext.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -124,7 +125,18 @@ void end_in_any_case() {
   ::alarm(kHandlerSeconds);
 }
 
-void handle_crash(int signal, siginfo_t* info, void* /*context*/) {
+// Returns where the thread was; null on a processor that is not known here.
+const void* interrupted_address([[maybe_unused]] void* context) {
+#if defined(__x86_64__)
+  const auto& registers =
+      static_cast<const ucontext_t*>(context)->uc_mcontext.gregs;
+  return reinterpret_cast<const void*>(registers[REG_RIP]);
+#else
+  return nullptr;
+#endif
+}
+
+void handle_crash(int signal, siginfo_t* info, void* context) {
   const Paths* const to = paths.load();
   // Not in a child that was forked off, nor for a crash in this handler or in
   // another thread meanwhile.
@@ -133,7 +145,7 @@ void handle_crash(int signal, siginfo_t* info, void* /*context*/) {
     const int fd = ::open(to->stack_file.c_str(),
                           O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
     if (fd >= 0) {
-      write_stack(capture_stack(), fd);
+      write_stack(capture_stack(), fd, interrupted_address(context));
       ::close(fd);
     }
     if (::access(to->error_file.c_str(), F_OK) != 0) {
@@ -196,10 +208,9 @@ std::vector<std::string> read_crash_stack(
   for (std::string line; std::getline(file, line);) {
     // The kernel calls the handler through __restore_rt, which has no exported
     // name: a frame of libc between the handler and what was interrupted.
-    const std::string frame = frame_text(line);
     if (!of_handler) {
-      frames.push_back(frame);
-    } else if (frame.starts_with("libc.so")) {
+      frames.push_back(line);
+    } else if (frame_text(line).starts_with("libc.so")) {
       of_handler = false;
     }
   }
@@ -208,7 +219,8 @@ std::vector<std::string> read_crash_stack(
       frames.begin() + std::min<ptrdiff_t>(kAbortFrames, std::ssize(frames));
   const auto last_of_abort =
       std::find_if(std::make_reverse_iterator(first), frames.rend(),
-                   [](const std::string& frame) {
+                   [](const std::string& line) {
+                     const std::string frame = frame_text(line);
                      return frame.starts_with("abort +") ||
                             frame.starts_with("std::terminate") ||
                             frame.starts_with("__cxa_throw +");

@@ -20,8 +20,9 @@ namespace lockstep::internal {
 // If it takes longer than 10 s, SIGALRM ends the process. May be called again.
 void arm_crash_handler();
 
-// Returns the frames of "stack.txt" beside `error_file`, by frame_text(),
-// without those of the handler; empty if there is no such file.
+// Returns the frames of "stack.txt" beside `error_file`, as frame_line() writes
+// them (native_stack.h), without those of the handler; empty if there is no
+// such file.
 std::vector<std::string> read_crash_stack(
     const std::filesystem::path& error_file);
 

@@ -3,9 +3,12 @@
 #include <cxxabi.h>
 #include <dlfcn.h>
 #include <execinfo.h>
+#include <link.h>
+#include <unistd.h>
 
-#include <cstdint>
-#include <cstdio>
+#include <algorithm>
+#include <charconv>
+#include <climits>
 #include <cstdlib>
 #include <memory>
 
@@ -29,6 +32,73 @@ std::string demangled(const std::string& symbol) {
   return text;
 }
 
+// Builds a line in a signal handler.
+class LineBuilder {
+ public:
+  void add(std::string_view text) {
+    const size_t count = std::min(text.size(), bytes_.size() - size_);
+    std::copy_n(text.begin(), count, bytes_.begin() + size_);
+    size_ += count;
+  }
+  void add_hexadecimal(uintptr_t number) {
+    constexpr std::string_view kDigits = "0123456789abcdef";
+    std::array<char, 2 * sizeof number> digits;
+    auto at = digits.end();
+    do {
+      *--at = kDigits[number & 15];
+      number >>= 4;
+    } while (number != 0);
+    add("0x");
+    add({&*at, static_cast<size_t>(digits.end() - at)});
+  }
+  std::string_view view() const { return {bytes_.data(), size_}; }
+
+ private:
+  std::array<char, PATH_MAX + 2048> bytes_;
+  size_t size_ = 0;
+};
+
+// The loader knows the program itself by the word by which it was called.
+void add_module(LineBuilder& line, const Dl_info& info, const link_map& map) {
+  std::array<char, PATH_MAX> path;
+  const ssize_t length =
+      map.l_name[0] == '\0'
+          ? ::readlink("/proc/self/exe", path.data(), path.size())
+          : -1;
+  if (length > 0) {
+    line.add({path.data(), static_cast<size_t>(length)});
+  } else {
+    line.add(info.dli_fname);
+  }
+}
+
+void build_line(LineBuilder& line, void* address, bool interrupted) {
+  const auto value = reinterpret_cast<uintptr_t>(address);
+  const uintptr_t place = interrupted ? value : value - 1;
+  Dl_info info{};
+  void* map = nullptr;
+  if (::dladdr1(reinterpret_cast<void*>(place), &info, &map, RTLD_DL_LINKMAP) ==
+          0 ||
+      info.dli_fname == nullptr || map == nullptr) {
+    line.add("[");
+    line.add_hexadecimal(value);
+    line.add("]");
+    return;
+  }
+  const auto& module = *static_cast<const link_map*>(map);
+  add_module(line, info, module);
+  const bool named = info.dli_sname != nullptr;
+  line.add("(");
+  if (named) line.add(info.dli_sname);
+  line.add("+");
+  line.add_hexadecimal(
+      value -
+      (named ? reinterpret_cast<uintptr_t>(info.dli_saddr) : module.l_addr));
+  line.add(") [");
+  line.add_hexadecimal(place - module.l_addr);
+  line.add("]");
+}
+
 }  // namespace
 
 void prepare_stacks() { capture_stack(); }
@@ -39,45 +109,52 @@ NativeStack capture_stack() noexcept {
   return stack;
 }
 
-void write_stack(const NativeStack& stack, int fd) noexcept {
-  ::backtrace_symbols_fd(stack.addresses.data(), stack.size, fd);
+void write_stack(const NativeStack& stack, int fd,
+                 const void* interrupted) noexcept {
+  for (int i = 0; i < stack.size; ++i) {
+    void* const address = stack.addresses[static_cast<size_t>(i)];
+    LineBuilder line;
+    build_line(line, address, address == interrupted);
+    line.add("\n");
+    const auto text = line.view();
+    if (::write(fd, text.data(), text.size()) < 0) return;
+  }
 }
 
-std::string frame_text(std::string_view line) {
-  const size_t open = line.rfind('(');
-  const size_t close = line.rfind(')');
-  if (open == std::string_view::npos || close == std::string_view::npos ||
-      close < open) {
-    return std::string(line);
-  }
-  const std::string module(file_name(line.substr(0, open)));
-  const std::string_view inside = line.substr(open + 1, close - open - 1);
+std::string frame_line(void* address, bool interrupted) {
+  LineBuilder line;
+  build_line(line, address, interrupted);
+  return std::string(line.view());
+}
+
+std::optional<ModulePlace> module_place(std::string_view line) {
+  const size_t bracket = line.rfind(") [0x");
+  if (bracket == line.npos || !line.ends_with(']')) return std::nullopt;
+  const size_t open = line.rfind('(', bracket);
+  if (open == line.npos || open == 0) return std::nullopt;
+  const std::string_view number = line.substr(bracket + 5);
+  ModulePlace place{.module = std::string(line.substr(0, open))};
+  const char* const end = number.data() + number.size() - 1;
+  const auto parsed = std::from_chars(number.data(), end, place.offset, 16);
+  if (parsed.ec != std::errc() || parsed.ptr != end) return std::nullopt;
+  return place;
+}
+
+std::string frame_text(std::string_view line, std::string_view function) {
+  const auto place = module_place(line);
+  if (!place) return std::string(line);
+  const std::string module(file_name(place->module));
+  std::string_view inside = line.substr(place->module.size() + 1);
+  inside = inside.substr(0, inside.rfind(") [0x"));
   const size_t plus = inside.rfind('+');
   const std::string symbol(inside.substr(0, plus));
   const std::string offset(
       plus == std::string_view::npos ? "" : inside.substr(plus));
-  if (symbol.empty()) return module + " " + offset;
-  return demangled(symbol) + " " + offset + " in " + module;
-}
-
-std::string frame_text(void* address) {
-  Dl_info info{};
-  // A return address may be the first byte of the next function.
-  const auto place = reinterpret_cast<uintptr_t>(address) - 1;
-  if (::dladdr(reinterpret_cast<void*>(place), &info) == 0 ||
-      info.dli_fname == nullptr) {
-    char text[32];
-    std::snprintf(text, sizeof text, "%p", address);
-    return text;
+  if (!symbol.empty()) {
+    return demangled(symbol) + " " + offset + " in " + module;
   }
-  const bool named = info.dli_sname != nullptr;
-  const auto base =
-      reinterpret_cast<uintptr_t>(named ? info.dli_saddr : info.dli_fbase);
-  char offset[32];
-  std::snprintf(offset, sizeof offset, "+0x%zx",
-                static_cast<size_t>(place + 1 - base));
-  return frame_text(std::string(info.dli_fname) + "(" +
-                    (named ? info.dli_sname : "") + offset + ")");
+  if (!function.empty()) return std::string(function) + " in " + module;
+  return module + " " + offset;
 }
 
 }  // namespace lockstep::internal

@@ -16,9 +16,10 @@ namespace {
 // out.
 constexpr int kBacklog = 512;
 
-FileDescriptor open_socket() {
+FileDescriptor open_socket(SocketKind kind) {
+  const int type = kind == SocketKind::packets ? SOCK_SEQPACKET : SOCK_STREAM;
   return FileDescriptor(
-      ::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+      ::socket(AF_UNIX, type | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
 }
 
 struct Address {
@@ -41,9 +42,9 @@ Address abstract_address(const std::string& name) {
 
 }  // namespace
 
-FileDescriptor listen_at(const std::string& name) {
+FileDescriptor listen_at(const std::string& name, SocketKind kind) {
   const auto address = abstract_address(name);
-  auto socket = open_socket();
+  auto socket = open_socket(kind);
   if (!socket) throw_errno("could not make a Unix socket");
   if (::bind(socket.get(), address.get(), address.bytes) != 0 ||
       ::listen(socket.get(), kBacklog) != 0) {
@@ -63,9 +64,9 @@ FileDescriptor accept_from(const FileDescriptor& listener) {
   }
 }
 
-FileDescriptor connect_to(const std::string& name) {
+FileDescriptor connect_to(const std::string& name, SocketKind kind) {
   const auto address = abstract_address(name);
-  auto socket = open_socket();
+  auto socket = open_socket(kind);
   if (!socket) return socket;
   if (::connect(socket.get(), address.get(), address.bytes) == 0) return socket;
   const int error = errno;

@@ -9,14 +9,17 @@
 #include "lockstep/base/file_descriptor.h"
 
 // Sockets that carry short packets and descriptors between processes of one
-// host (unix(7), SOCK_SEQPACKET, abstract names). None of these calls blocks;
-// all descriptors are closed on exec. Threads: any, if only one thread at a
-// time sends on a socket, and only one receives.
+// host (unix(7), SOCK_SEQPACKET, abstract names), or bytes (SOCK_STREAM). None
+// of these calls blocks; all descriptors are closed on exec. Threads: any, if
+// only one thread at a time sends on a socket, and only one receives.
 namespace lockstep::internal {
+
+enum class SocketKind { packets, stream };
 
 // Listens at `name`, which is without the zero byte that makes it abstract.
 // Throws std::system_error.
-FileDescriptor listen_at(const std::string& name);
+FileDescriptor listen_at(const std::string& name,
+                         SocketKind kind = SocketKind::packets);
 
 // Returns the next connection, or an empty descriptor if there is none. Throws
 // std::system_error.
@@ -25,7 +28,8 @@ FileDescriptor accept_from(const FileDescriptor& listener);
 // Connects to `name`. If it cannot, returns an empty descriptor and sets errno:
 // EAGAIN while too many wait to be accepted, ECONNREFUSED if no process
 // listens.
-FileDescriptor connect_to(const std::string& name);
+FileDescriptor connect_to(const std::string& name,
+                          SocketKind kind = SocketKind::packets);
 
 // Returns the effective user of the other end when it connected or began to
 // listen. Throws std::system_error.

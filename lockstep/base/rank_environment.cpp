@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include "lockstep/base/environment.h"
+#include "lockstep/base/standby_place.h"
 
 namespace lockstep::internal {
 namespace {
@@ -138,6 +139,7 @@ std::optional<std::string> text_of(const std::optional<int64_t>& number) {
 }  // namespace
 
 std::optional<std::string> get_rank_env(const char* name) {
+  if (stands_by()) refuse_early_reader(name);
   if (auto given = get_env(name)) return given;
   const auto found = task();
   if (!found) return std::nullopt;

@@ -25,8 +25,10 @@ namespace lockstep::internal {
 // follows from the job's number and the user.
 //
 // Throws std::invalid_argument that names a variable of the scheduler if its
-// value is not what it should be. As get_env(), it must not be called while
-// another thread changes the environment.
+// value is not what it should be, and in a standby process that has no place
+// yet (standby_place.h): the launcher is told, and uses it no more. As
+// get_env(), it must not be called while another thread changes the
+// environment.
 std::optional<std::string> get_rank_env(const char* name);
 
 // Returns the same as an integer in [lowest, highest]; throws as get_env_int().

@@ -18,7 +18,7 @@ namespace lockstep::internal {
 namespace {
 
 // Changes with the layout of the board.
-constexpr uint64_t kVersion = 0x6c6f636b73743032;
+constexpr uint64_t kVersion = 0x6c6f636b73743033;
 constexpr uint32_t kAnyReason = ~uint32_t{0};
 constexpr int kReadAttempts = 100;
 

@@ -65,6 +65,13 @@ struct RankStatus {
   // The last request of stacks (StatusBoard::ask_stacks()) that this rank has
   // answered.
   int32_t stacks = 0;
+  // The rank's GpuUsage (base/gpu_usage.h), about once a second. gpus is 0 if
+  // nothing is known, and each other figure -1.
+  int32_t gpus = 0;
+  int32_t gpu_celsius = -1;
+  int64_t gpu_memory_bytes = -1;
+  double gpu_busy_percent = -1;
+  double gpu_watts = -1;
   // 1: the process group is destroyed, so nothing more is told; else 0.
   int32_t has_left = 0;
   ShortText<160> profile_words{};

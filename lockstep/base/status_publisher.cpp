@@ -22,6 +22,7 @@
 #include "lockstep/base/environment.h"
 #include "lockstep/base/flight_dump.h"
 #include "lockstep/base/flight_recorder.h"
+#include "lockstep/base/gpu_usage.h"
 #include "lockstep/base/packet_socket.h"
 #include "lockstep/base/profile_on_demand.h"
 #include "lockstep/base/slowest_rank.h"
@@ -264,11 +265,25 @@ void StatusPublisher::publish() {
     status_.profile_state = profile.state;
     status_.profile_words.set(profile.words);
   }
+  measure_gpus(now);
   read_operations(status_, since, now);
   status_.observed_ns += now - since;
   status_.published_ns = now;
   board_->publish(place_, status_);
   if (now < compares_until_ns_) compare_ranks(now);
+}
+
+void StatusPublisher::measure_gpus(int64_t now_ns) {
+  // The driver's own figures change less often.
+  constexpr int64_t kMeasureNs = 1'000'000'000;
+  if (gpus_measured_ns_ != 0 && now_ns - gpus_measured_ns_ < kMeasureNs) return;
+  gpus_measured_ns_ = now_ns;
+  const GpuUsage usage = gpu_usage().value_or(GpuUsage{});
+  status_.gpus = usage.gpus;
+  status_.gpu_celsius = usage.celsius.value_or(-1);
+  status_.gpu_memory_bytes = usage.memory_bytes.value_or(-1);
+  status_.gpu_busy_percent = usage.busy_percent.value_or(-1);
+  status_.gpu_watts = usage.watts.value_or(-1);
 }
 
 void StatusPublisher::compare_ranks(int64_t now_ns) {

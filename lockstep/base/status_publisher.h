@@ -45,6 +45,7 @@ class StatusPublisher {
   void take_profile_request();
   void take_stacks_request();
   void publish();
+  void measure_gpus(int64_t now_ns);
   void compare_ranks(int64_t now_ns);
 
   const int rank_;
@@ -52,6 +53,7 @@ class StatusPublisher {
   std::optional<StatusBoard> board_{};
   std::string folder_{};  // for files of this attempt
   RankStatus status_{};
+  int64_t gpus_measured_ns_ = 0;
   // The other ranks as they were read at `compared_ns_`, for slowest_rank().
   std::vector<RankStatus> ranks_before_{};
   int64_t compared_ns_ = 0;

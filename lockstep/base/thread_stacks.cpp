@@ -78,7 +78,8 @@ void take_stack(ThreadStack& into) {
   for (int i = std::min(kHandlerFrames, slot.stack.size); i < slot.stack.size;
        ++i) {
     into.frames.push_back(
-        frame_text(slot.stack.addresses[static_cast<size_t>(i)]));
+        frame_line(slot.stack.addresses[static_cast<size_t>(i)],
+                   /*interrupted=*/i == kHandlerFrames));
   }
 }
 

@@ -10,7 +10,7 @@ namespace lockstep::internal {
 struct ThreadStack {
   pid_t thread = 0;
   std::string name{};                 // of the thread, as `ps -L` shows it
-  std::vector<std::string> frames{};  // frame_text(), the innermost first
+  std::vector<std::string> frames{};  // frame_line(), the innermost first
   std::string missing{};  // why there are no frames; empty if there are
 };
 

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <stdio.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -10,15 +11,26 @@
 
 namespace lockstep::internal {
 
+bool is_written_through(const std::string& path) {
+  struct stat there {};
+  if (::stat(path.c_str(), &there) != 0) return errno == ELOOP;
+  if (!S_ISREG(there.st_mode)) return true;
+  struct stat out {};
+  return ::fstat(STDOUT_FILENO, &out) == 0 && out.st_dev == there.st_dev &&
+         out.st_ino == there.st_ino;
+}
+
 int write_aside(const std::string& path, std::string_view bytes,
                 bool is_private) {
-  const auto aside = path + "." + std::to_string(::getpid());
-  FileDescriptor file(::open(aside.c_str(),
-                             O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC,
-                             is_private ? 0600 : 0644));
+  const bool through = is_written_through(path);
+  const auto aside = through ? path : path + "." + std::to_string(::getpid());
+  FileDescriptor file(
+      ::open(aside.c_str(),
+             O_WRONLY | O_CLOEXEC | (through ? O_APPEND : O_CREAT | O_TRUNC),
+             is_private ? 0600 : 0644));
   if (!file) return errno;
-  const auto fail = [&aside](int error) {
-    ::unlink(aside.c_str());
+  const auto fail = [&](int error) {
+    if (!through) ::unlink(aside.c_str());
     return error;
   };
   while (!bytes.empty()) {
@@ -27,7 +39,9 @@ int write_aside(const std::string& path, std::string_view bytes,
     if (count < 0) return fail(errno);
     bytes.remove_prefix(static_cast<size_t>(count));
   }
-  if (::rename(aside.c_str(), path.c_str()) != 0) return fail(errno);
+  if (!through && ::rename(aside.c_str(), path.c_str()) != 0) {
+    return fail(errno);
+  }
   return 0;
 }
 

@@ -5,9 +5,15 @@
 
 namespace lockstep::internal {
 
+// Returns whether a new file must not take the place of what is at `path`: a
+// pipe, a device, or the file that is this process's stdout. A link to itself
+// is so, too, and then cannot be opened.
+bool is_written_through(const std::string& path);
+
 // Writes a file under another name in the same folder and then renames it, so
 // that no reader sees a part of it. Only this user may read a new file if
-// `is_private`. Returns 0, or the errno of what failed; then nothing is left.
+// `is_private`. What is_written_through() is written as it is. Returns 0, or
+// the errno of what failed; then nothing is left.
 int write_aside(const std::string& path, std::string_view bytes,
                 bool is_private = true);
 

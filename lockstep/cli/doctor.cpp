@@ -5,6 +5,7 @@
 #include <iostream>
 #include <memory>
 #include <optional>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -27,12 +28,15 @@
 #include "lockstep/cli/doctor/memory.h"
 #include "lockstep/cli/doctor/nccl_interface.h"
 #include "lockstep/cli/doctor/network_interfaces.h"
+#include "lockstep/cli/doctor/nodes/examine_nodes.h"
 #include "lockstep/cli/doctor/numa.h"
 #include "lockstep/cli/doctor/nvml.h"
 #include "lockstep/cli/doctor/shared_memory.h"
 #include "lockstep/cli/libexec.h"
+#include "lockstep/cli/run_arguments.h"
+#include "lockstep/cli/run_options.h"
 #include "lockstep/launch/exit_code.h"
-#include "lockstep/launch/process_count.h"
+#include "lockstep/launch/visible_gpus.h"
 
 namespace lockstep::internal {
 namespace {
@@ -41,6 +45,10 @@ constexpr const char* kDoctorName = "lockstep doctor";
 // Programs that link LibTorch start in less than a second, but from a cold
 // network file system they may take long.
 constexpr std::chrono::seconds kProgramTime{60};
+// People wait for it, and nodes that a scheduler starts do not come at once.
+constexpr const char* kJoinTimeout = "60";
+
+void tell_user(const std::string& text) { write_message(kDoctorName, text); }
 
 // Keeps what the checks find, and prints each at once if people read it.
 class Findings {
@@ -53,6 +61,7 @@ class Findings {
       all_.push_back(std::move(finding));
     }
   }
+  const std::vector<Finding>& all() const { return all_; }
   int finish() const {
     std::cout << (as_json_ ? findings_json(all_) : "\n" + summary_text(all_))
               << std::flush;
@@ -76,7 +85,8 @@ std::optional<CapturedProgram> ask(const std::string& program,
   }
 }
 
-int examine(bool as_json) {
+// `meeting`: where to meet the other nodes, if there are several.
+int examine(bool as_json, const std::optional<JobMemberOptions>& meeting) {
   const MachineRoots roots;
   Findings findings(as_json);
   findings.add("cores", [&] { return check_cores(roots); });
@@ -103,14 +113,34 @@ int examine(bool as_json) {
   findings.add("all_reduce", [] {
     return check_all_reduce(ask(kAllReduceProgram, all_reduce_arguments()));
   });
+  if (meeting) {
+    findings.add("nodes", [&] {
+      return examine_nodes(*meeting, findings.all(), tell_user);
+    });
+  }
   return findings.finish();
 }
 
-int examine_or_explain(bool as_json) {
+int examine_or_explain(bool as_json, RunArguments arguments) {
   try {
-    return examine(as_json);
+    // Later values count.
+    arguments.rdzv_conf =
+        "join_timeout=" + std::string(kJoinTimeout) +
+        (arguments.rdzv_conf.empty() ? "" : "," + arguments.rdzv_conf);
+    std::vector<std::string> warnings;
+    const auto meeting = rendezvous_options(arguments, warnings);
+    if (meeting && meeting->node.elastic()) {
+      throw std::invalid_argument(
+          "--nnodes is \"" + arguments.nnodes +
+          "\"; give the number of nodes on which this command is started");
+    }
+    for (const auto& warning : warnings) tell_user(warning);
+    return examine(as_json, meeting);
+  } catch (const std::invalid_argument& error) {
+    tell_user(error.what());
+    return kUsageError;
   } catch (const std::exception& error) {
-    write_message(kDoctorName, error.what());
+    tell_user(error.what());
     return kSystemError;
   }
 }
@@ -124,25 +154,36 @@ void add_doctor_command(CLI::App& app, int& exit_code) {
   // commands that are added after it inherit that; this one must not.
   doctor->prefix_command(false);
   doctor->formatter(make_help_formatter(
-      "lockstep doctor [--json]\n"
+      "lockstep doctor [--json] [--nnodes N --rdzv-endpoint HOST[:PORT]]\n"
       "  Looks at this host as a job would: cores, memory, limits, GPUs, "
       "LibTorch,\n  network, clock, and an all-reduce of two ranks. Takes some "
       "seconds. Each line\n  says what is there and, below, what to do.\n"
       "    ok    nothing has to be done\n"
       "    warn  jobs run, but slower, or not all kinds of them\n"
       "    fail  jobs cannot run, or stop with an error\n"
+      "  With --nnodes it is started on every node, as lockstep run is. The "
+      "nodes meet,\n  measure the links between them, and the first one shows "
+      "what is wrong.\n"
       "  Set the variables that a job has, such as MASTER_ADDR and "
       "GLOO_SOCKET_IFNAME, to\n  see what follows from them.\n"
       "Examples:\n"
       "  lockstep doctor\n"
       "  lockstep doctor --json\n"
+      "  lockstep doctor --nnodes 2 --rdzv-endpoint node0 --rdzv-secret-file "
+      "~/secret\n"
       "  srun --ntasks-per-node=1 lockstep doctor\n"
-      "Exit code 0: nothing fails; 1: something does."));
+      "Exit code 0: nothing fails; 1: something does, here or on another "
+      "node; 2: the\noptions are wrong."));
   doctor->get_help_ptr()->description("Print this help and exit");
   auto as_json = std::make_shared<bool>(false);
   doctor->add_flag("--json", *as_json, "Print one JSON document");
-  doctor->callback(
-      [as_json, &exit_code] { exit_code = examine_or_explain(*as_json); });
+  auto arguments = std::make_shared<RunArguments>();
+  add_meeting_arguments(*doctor, *arguments,
+                        {.nnodes = "Nodes: this command on each of them [1]",
+                         .join_timeout = kJoinTimeout});
+  doctor->callback([as_json, arguments, &exit_code] {
+    exit_code = examine_or_explain(*as_json, *arguments);
+  });
 }
 
 }  // namespace lockstep::internal

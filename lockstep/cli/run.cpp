@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/base/write_aside.h"
 #include "lockstep/cli/command_line.h"
 #include "lockstep/cli/run_arguments.h"
 #include "lockstep/cli/run_options.h"
@@ -121,7 +122,9 @@ int launch(const RunArguments& arguments) {
   }
   // That of an earlier job must not be taken for this one's.
   std::error_code ignored;
-  if (options.report) std::filesystem::remove(*options.report, ignored);
+  if (options.report && !is_written_through(*options.report)) {
+    std::filesystem::remove(*options.report, ignored);
+  }
   JobReport outcome = outcome_so_far(options);
   const GuardedEnd end = run_guarded(
       [&](GuardianLink link) {

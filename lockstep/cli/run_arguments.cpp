@@ -18,6 +18,11 @@ void add_worker_options(CLI::App& run, RunArguments& arguments) {
   add_spelled_option(run, "--max-restarts", arguments.max_restarts,
                      "Restarts of all workers after a failure [0]")
       ->group("Workers");
+  add_spelled_option(run, "--standby", arguments.standby,
+                     "Additional processes of this node that wait in "
+                     "init_process_group() and take the places of workers at a "
+                     "restart [0]")
+      ->group("Workers");
   add_spelled_option(run, "--hang-timeout", arguments.hang_timeout,
                      "Seconds without progress after which a worker hangs, "
                      "which is a failure [never]")
@@ -124,34 +129,56 @@ void add_shutdown_options(CLI::App& run, RunArguments& arguments) {
       ->group("Shutdown");
 }
 
-void add_rendezvous_options(CLI::App& run, RunArguments& arguments) {
-  const auto add = [&run](const char* name, std::string& value,
-                          const char* description) {
-    add_spelled_option(run, name, value, description)->group("Rendezvous");
+void add_rendezvous_option(CLI::App& command, const char* name,
+                           std::string& value, const char* description) {
+  add_spelled_option(command, name, value, description)->group("Rendezvous");
+}
+
+void add_elastic_options(CLI::App& run, RunArguments& arguments) {
+  add_rendezvous_option(
+      run, "--max-membership-changes", arguments.max_membership_changes,
+      "How often all workers may start again since a node came or went "
+      "[unlimited]");
+  add_rendezvous_option(
+      run, "--scale-up-wait", arguments.scale_up_wait,
+      "Seconds that a node which comes waits at most for the program's next "
+      "snapshot [300]");
+  add_rendezvous_option(
+      run, "--leave-out-after", arguments.leave_out_after,
+      "FAILURES[:WITHIN[:FOR]]: leave out a node whose workers failed so often "
+      "within these seconds (600), for these seconds (600) [never]");
+}
+
+}  // namespace
+
+void add_meeting_arguments(CLI::App& command, RunArguments& arguments,
+                           const MeetingTexts& texts) {
+  const auto add = [&command](const char* name, std::string& value,
+                              const char* description) {
+    add_rendezvous_option(command, name, value, description);
   };
-  add("--nnodes", arguments.nnodes, "Nodes: one `lockstep run` on each [1]");
+  add("--nnodes", arguments.nnodes, texts.nnodes);
   add("--node-rank", arguments.node_rank,
       "Rank of this node [the order of arrival; static: 0]");
-  add("--rdzv-backend", arguments.rdzv_backend,
-      "How the agents meet: lockstep, by TLS; static and c10d, at LibTorch's "
-      "store, without authentication [lockstep]");
   add("--rdzv-secret-file", arguments.rdzv_secret_file,
       "File of mode 0600 whose first line is the job's secret, the same on all "
       "nodes [environment variable LOCKSTEP_JOB_SECRET]");
-  add_spelled_flag(run, "--rdzv-insecure", arguments.rdzv_insecure,
+  add_spelled_flag(command, "--rdzv-insecure", arguments.rdzv_insecure,
                    "Meet without a secret: on a trusted network only")
       ->group("Rendezvous");
   add("--rdzv-endpoint", arguments.rdzv_endpoint,
       "HOST[:PORT] of the agents' store, the same for all nodes; port 29500, "
       "c10d 29400");
+  const std::string conf =
+      std::string("join_timeout=SECONDS to wait for all nodes [") +
+      texts.join_timeout +
+      "], timeout=SECONDS for the store alone, is_host=true|false, "
+      "keep_alive_interval=SECONDS [5], keep_alive_max_attempt=NUMBER of them "
+      "that may be missed [3], " +
+      texts.more_conf + "store_type=tcp; separated by commas";
+  add("--rdzv-conf", arguments.rdzv_conf, conf.c_str());
   add("--rdzv-id", arguments.rdzv_id,
       "Name of the job, TORCHELASTIC_RUN_ID of the workers [random]");
-  add("--rdzv-conf", arguments.rdzv_conf,
-      "join_timeout=SECONDS to wait for all nodes [600], timeout=SECONDS for "
-      "the store alone, is_host=true|false, keep_alive_interval=SECONDS [5], "
-      "keep_alive_max_attempt=NUMBER of them that may be missed [3], "
-      "store_type="
-      "tcp; separated by commas");
   add("--master-addr", arguments.master_addr,
       "One node: address of rank 0's store; several: the host of node rank 0, "
       "if no endpoint is given [127.0.0.1]");
@@ -162,14 +189,28 @@ void add_rendezvous_options(CLI::App& run, RunArguments& arguments) {
       "Address by which the others reach this node [found out]");
 }
 
-}  // namespace
-
 void add_run_arguments(CLI::App& run, RunArguments& arguments) {
   add_worker_options(run, arguments);
   add_core_options(run, arguments);
   add_output_options(run, arguments);
   add_shutdown_options(run, arguments);
-  add_rendezvous_options(run, arguments);
+  add_meeting_arguments(
+      run, arguments,
+      {.nnodes = "Nodes: one `lockstep run` on each; or MIN:MAX, between which "
+                 "they come and go [1]",
+       .join_timeout = "600",
+       .more_conf =
+           "last_call_timeout=SECONDS for more nodes than MIN [30], "});
+  add_elastic_options(run, arguments);
+  add_rendezvous_option(
+      run, "--rdzv-backend", arguments.rdzv_backend,
+      "How the agents meet: lockstep, by TLS; static and c10d, at LibTorch's "
+      "store, without authentication [lockstep]");
+  add_rendezvous_option(
+      run, "--worker-store", arguments.worker_store,
+      "Where the ranks of C++ programs meet: agent, at a store of the "
+      "launcher's; tcp, at rank 0's TCPStore; auto, at the launcher's unless "
+      "their backend is one that Python has, too [auto]");
 }
 
 void set_command(RunArguments& arguments, std::vector<std::string> remaining) {

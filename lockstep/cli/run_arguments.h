@@ -23,11 +23,16 @@ struct RunArguments {
   std::string rdzv_id;
   std::string rdzv_conf;
   std::string max_restarts = "0";
+  std::string max_membership_changes;
+  std::string scale_up_wait = "300";
+  std::string leave_out_after;
+  std::string standby = "0";
   std::string monitor_interval = "0.1";
   std::string signals_to_handle = "SIGTERM,SIGINT,SIGHUP,SIGQUIT";
   std::string shutdown_timeout;
   std::string failure_shutdown_timeout = "0.5";
   std::string leftover_timeout = "0.2";
+  std::string worker_store;
   std::string role = "default";
   bool module = false;
   bool no_python = false;
@@ -53,6 +58,18 @@ struct RunArguments {
 
 // Adds every option of `lockstep run` to its command, with its help.
 void add_run_arguments(CLI::App& run, RunArguments& arguments);
+
+// What differs in the help of the commands whose nodes meet.
+struct MeetingTexts {
+  const char* nnodes;          // what --nnodes says
+  const char* join_timeout;    // the default of that value of --rdzv-conf
+  const char* more_conf = "";  // values of --rdzv-conf, each with ", " after
+};
+
+// Adds those by which the nodes of a job meet, for commands that meet as
+// `lockstep run` does.
+void add_meeting_arguments(CLI::App& command, RunArguments& arguments,
+                           const MeetingTexts& texts);
 
 // Takes what CLI11 left as the program and its arguments: everything from the
 // first argument that is not an option that it knows. Throws

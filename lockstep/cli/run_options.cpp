@@ -43,21 +43,23 @@ std::chrono::milliseconds parse_seconds(std::string_view option,
   return std::chrono::milliseconds(std::llround(seconds * 1000));
 }
 
-int parse_nnodes(const std::string& text) {
+// How many nodes a job may have.
+struct NodeRange {
+  int fewest = 1;
+  int most = 1;
+
+  bool elastic() const { return fewest < most; }
+};
+
+NodeRange parse_nnodes(const std::string& text) {
   const size_t colon = text.find(':');
   const int64_t least =
       parse_int("--nnodes", text.substr(0, colon), 1, kMostNodes);
-  if (colon == std::string::npos) return static_cast<int>(least);
   const int64_t most =
-      parse_int("--nnodes", text.substr(colon + 1), least, kMostNodes);
-  if (most > least) {
-    throw std::invalid_argument(
-        "--nnodes is \"" + text +
-        "\": a number of nodes that changes is not supported yet; give one "
-        "number, such as --nnodes=" +
-        std::to_string(most));
-  }
-  return static_cast<int>(least);
+      colon == std::string::npos
+          ? least
+          : parse_int("--nnodes", text.substr(colon + 1), least, kMostNodes);
+  return {static_cast<int>(least), static_cast<int>(most)};
 }
 
 bool parse_flag(const std::string& name, std::string value) {
@@ -75,8 +77,8 @@ bool parse_flag(const std::string& name, std::string value) {
 }
 
 // Keys of torchrun's rendezvous that have no effect here: times, and others.
-constexpr std::array kForeignTimes{"last_call_timeout", "close_timeout",
-                                   "heartbeat_timeout", "read_timeout"};
+constexpr std::array kForeignTimes{"close_timeout", "heartbeat_timeout",
+                                   "read_timeout"};
 constexpr std::array kForeignConf{"use_libuv", "rank"};
 
 std::string stripped(std::string_view text) {
@@ -120,6 +122,12 @@ void apply_rdzv_conf(const std::string& text, JobMemberOptions& job,
           static_cast<int>(parse_int(option, value, 1, 1'000'000));
     } else if (name == "store_type") {
       refuse_store_type(value);
+    } else if (name == "last_call_timeout") {
+      job.node.elastic_options.last_call = parse_seconds(option, value);
+      if (!job.node.elastic()) {
+        warnings.push_back(option +
+                           " has no effect, as the number of nodes is fixed");
+      }
     } else if (std::ranges::find(kForeignTimes, name) != kForeignTimes.end()) {
       parse_seconds(option, value);
       warnings.push_back(option + " is one of torchrun's and has no effect");
@@ -129,8 +137,9 @@ void apply_rdzv_conf(const std::string& text, JobMemberOptions& job,
       throw std::invalid_argument(
           "--rdzv-conf has \"" + std::string(item) +
           "\"; allowed are join_timeout=SECONDS, timeout=SECONDS, "
-          "is_host=true|false, keep_alive_interval=SECONDS and "
-          "keep_alive_max_attempt=NUMBER, separated by commas");
+          "is_host=true|false, keep_alive_interval=SECONDS, "
+          "keep_alive_max_attempt=NUMBER and last_call_timeout=SECONDS, "
+          "separated by commas");
     }
   }
   if (keep_alive.allowance() < std::chrono::seconds(1)) {
@@ -140,6 +149,9 @@ void apply_rdzv_conf(const std::string& text, JobMemberOptions& job,
         ", after which a silent node is given up; allowed is 1 s or more");
   }
   job.store.timeout = timeout.value_or(job.join_timeout);
+  // The last call must end before the wait for nodes does.
+  auto& last_call = job.node.elastic_options.last_call;
+  last_call = std::min(last_call, job.join_timeout * 3 / 4);
 }
 
 // Removes the brackets: "[::1]" and "::1" mean the same, but the workers'
@@ -184,10 +196,20 @@ void set_store_address(const RunArguments& arguments,
   options.master_port = endpoint.port;
 }
 
-Endpoint store_endpoint(const RunArguments& arguments, bool c10d) {
+// Returns the endpoints of --rdzv-endpoint=A,B, or the one of --master-addr.
+std::vector<Endpoint> store_endpoints(const RunArguments& arguments,
+                                      bool c10d) {
   if (!arguments.rdzv_endpoint.empty()) {
-    return parse_endpoint("--rdzv-endpoint", arguments.rdzv_endpoint,
-                          c10d ? kDefaultC10dPort : kDefaultPort);
+    std::vector<Endpoint> endpoints;
+    std::string rest = arguments.rdzv_endpoint;
+    while (true) {
+      const size_t comma = rest.find(',');
+      endpoints.push_back(
+          parse_endpoint("--rdzv-endpoint", rest.substr(0, comma),
+                         c10d ? kDefaultC10dPort : kDefaultPort));
+      if (comma == rest.npos) return endpoints;
+      rest.erase(0, comma + 1);
+    }
   }
   if (arguments.rdzv_backend != "static" && arguments.master_addr.empty()) {
     throw std::invalid_argument(
@@ -196,8 +218,8 @@ Endpoint store_endpoint(const RunArguments& arguments, bool c10d) {
   }
   const std::string host =
       arguments.master_addr.empty() ? "127.0.0.1" : arguments.master_addr;
-  return {bare(host), parse_port(arguments.master_port,
-                                 c10d ? kDefaultC10dPort : kDefaultPort)};
+  return {{bare(host), parse_port(arguments.master_port,
+                                  c10d ? kDefaultC10dPort : kDefaultPort)}};
 }
 
 void refuse_every_interface(const std::string& option,
@@ -242,8 +264,54 @@ void set_secret(const RunArguments& arguments, JobMemberOptions& job,
   }
 }
 
+// Parses "FAILURES[:WITHIN[:FOR]]".
+void set_leave_out(const std::string& text, ElasticOptions& options) {
+  const std::string option = "--leave-out-after";
+  const size_t first = text.find(':');
+  options.failures =
+      static_cast<int>(parse_int(option, text.substr(0, first), 1, 1'000'000));
+  if (first == text.npos) return;
+  const size_t second = text.find(':', first + 1);
+  options.within = parse_seconds(
+      option, text.substr(first + 1, second == text.npos ? text.npos
+                                                         : second - first - 1));
+  if (second == text.npos) return;
+  options.cooling = parse_seconds(option, text.substr(second + 1));
+}
+
+// Sets the rules for nodes that come and go.
+void set_elastic(const RunArguments& arguments, const NodeRange& nodes,
+                 NodeDescription& node, std::vector<std::string>& warnings) {
+  node.nnodes = nodes.most;
+  node.min_nodes = nodes.fewest;
+  ElasticOptions& options = node.elastic_options;
+  if (!arguments.max_membership_changes.empty()) {
+    node.max_membership_changes = static_cast<int>(
+        parse_int("--max-membership-changes", arguments.max_membership_changes,
+                  0, 1'000'000));
+  }
+  options.scale_up_wait =
+      parse_seconds("--scale-up-wait", arguments.scale_up_wait);
+  if (!arguments.leave_out_after.empty()) {
+    set_leave_out(arguments.leave_out_after, options);
+  }
+  if (nodes.elastic() && arguments.rdzv_backend == "static") {
+    throw std::invalid_argument(
+        "--rdzv-backend is static, in which nodes have fixed ranks, and "
+        "--nnodes is " +
+        arguments.nnodes + "; give one number, or another backend");
+  }
+  if (!nodes.elastic() && (node.max_membership_changes || options.failures)) {
+    warnings.push_back(
+        "--max-membership-changes and --leave-out-after have no effect, as the "
+        "number of nodes is fixed");
+    node.max_membership_changes.reset();
+  }
+}
+
 // Returns where the nodes meet and how long they wait for each other.
-JobMemberOptions meeting_options(const RunArguments& arguments, int nnodes,
+JobMemberOptions meeting_options(const RunArguments& arguments,
+                                 const NodeRange& nodes,
                                  std::vector<std::string>& warnings) {
   if (arguments.standalone) {
     throw std::invalid_argument(
@@ -252,26 +320,31 @@ JobMemberOptions meeting_options(const RunArguments& arguments, int nnodes,
   }
   const bool c10d = arguments.rdzv_backend == "c10d";
   JobMemberOptions job;
+  set_elastic(arguments, nodes, job.node, warnings);
   apply_rdzv_conf(arguments.rdzv_conf, job, warnings);
-  job.store.endpoint = store_endpoint(arguments, c10d);
-  if (job.store.endpoint.port == 0) {
-    throw std::invalid_argument(
-        "nodes cannot meet at port 0; give all of them the same port from 1 "
-        "to 65535");
+  std::vector<Endpoint> endpoints = store_endpoints(arguments, c10d);
+  for (const Endpoint& endpoint : endpoints) {
+    if (endpoint.port == 0) {
+      throw std::invalid_argument(
+          "nodes cannot meet at port 0; give all of them the same port from 1 "
+          "to 65535");
+    }
+    refuse_every_interface(arguments.rdzv_endpoint.empty()
+                               ? "--master-addr"
+                               : "the host of --rdzv-endpoint",
+                           endpoint.host);
   }
-  refuse_every_interface(arguments.rdzv_endpoint.empty()
-                             ? "--master-addr"
-                             : "the host of --rdzv-endpoint",
-                         job.store.endpoint.host);
+  job.store.endpoint = endpoints.front();
+  endpoints.erase(endpoints.begin());
+  job.further_endpoints = std::move(endpoints);
   job.local_addr = bare(arguments.local_addr);
   refuse_every_interface("--local-addr", job.local_addr);
   NodeDescription& node = job.node;
-  node.nnodes = nnodes;
   node.host = host_name();
   node.pid = getpid();
   if (!arguments.node_rank.empty()) {
     node.node_rank = static_cast<int>(
-        parse_int("--node-rank", arguments.node_rank, 0, nnodes - 1));
+        parse_int("--node-rank", arguments.node_rank, 0, nodes.most - 1));
   } else if (arguments.rdzv_backend == "static") {
     node.node_rank = 0;
   }
@@ -282,19 +355,20 @@ JobMemberOptions meeting_options(const RunArguments& arguments, int nnodes,
   if (rank_decides && !job.store.is_host) {
     job.store.is_host = *node.node_rank == 0;
   }
+  if (!arguments.rdzv_id.empty()) node.run_id = arguments.rdzv_id;
   set_secret(arguments, job, warnings);
   return job;
 }
 
-JobMemberOptions job_options(const RunArguments& arguments, int nnodes,
+JobMemberOptions job_options(const RunArguments& arguments,
+                             const NodeRange& nodes,
                              const LocalAgentOptions& agent,
                              std::vector<std::string>& warnings) {
-  JobMemberOptions job = meeting_options(arguments, nnodes, warnings);
+  JobMemberOptions job = meeting_options(arguments, nodes, warnings);
   NodeDescription& node = job.node;
   node.nproc_per_node = agent.workers.nproc_per_node;
   node.role = agent.workers.role;
   node.max_restarts = agent.workers.max_restarts;
-  if (!arguments.rdzv_id.empty()) node.run_id = arguments.rdzv_id;
   return job;
 }
 
@@ -406,6 +480,37 @@ void refuse_foreign_values(const RunArguments& arguments) {
   }
 }
 
+// Sets at which store the workers meet, whose program is known.
+void set_worker_store(const RunArguments& arguments, RunOptions& options) {
+  const std::string& choice = arguments.worker_store;
+  WorkerGroupOptions& workers = options.agent.workers;
+  if (!choice.empty() && choice != "auto" && choice != "agent" &&
+      choice != "tcp") {
+    throw std::invalid_argument("--worker-store is \"" + choice +
+                                "\"; allowed are auto, agent and tcp");
+  }
+  if (choice == "agent" && workers.program.is_python) {
+    throw std::invalid_argument(
+        "--worker-store is agent, but " + arguments.command.front() +
+        " runs under Python, whose torch.distributed meets at a TCPStore; "
+        "leave the option out");
+  }
+  if (choice == "agent" && options.job &&
+      arguments.rdzv_backend != "lockstep") {
+    throw std::invalid_argument(
+        "--worker-store is agent, but --rdzv-backend is " +
+        arguments.rdzv_backend +
+        ", whose store takes no workers of several nodes; leave one of them "
+        "out");
+  }
+  workers.worker_store = choice;
+  workers.serves_store = !workers.program.is_python;
+  if (options.job) {
+    options.job->serves_workers =
+        workers.serves_store && arguments.rdzv_backend == "lockstep";
+  }
+}
+
 LocalAgentOptions agent_options(const RunArguments& arguments,
                                 std::vector<std::string>& warnings) {
   LocalAgentOptions options;
@@ -439,6 +544,28 @@ LocalAgentOptions agent_options(const RunArguments& arguments,
   return options;
 }
 
+// Requires the program to be known.
+void set_standby(const RunArguments& arguments, RunOptions& options) {
+  constexpr int kMost = 4096;
+  const auto processes =
+      static_cast<int>(parse_int("--standby", arguments.standby, 0, kMost));
+  if (processes == 0) return;
+  if (arguments.virtual_local_rank) {
+    throw std::invalid_argument(
+        "--standby and --virtual-local-rank exclude each other: a standby "
+        "process may look at the GPUs before it is known which one is its own; "
+        "leave out one of them");
+  }
+  const Program& program = options.agent.workers.program;
+  require_standby_program(program.path, program.arguments);
+  if (options.agent.workers.max_restarts == 0) {
+    options.warnings.push_back(
+        "--standby has no effect without restarts; give --max-restarts");
+    return;
+  }
+  options.agent.standby = processes;
+}
+
 }  // namespace
 
 RunOptions run_options(const RunArguments& arguments) {
@@ -451,12 +578,13 @@ RunOptions run_options(const RunArguments& arguments) {
   }
   RunOptions options;
   options.agent = agent_options(arguments, options.warnings);
-  if (const int nnodes = parse_nnodes(arguments.nnodes); nnodes > 1) {
+  if (const NodeRange nodes = parse_nnodes(arguments.nnodes); nodes.most > 1) {
     options.job =
-        job_options(arguments, nnodes, options.agent, options.warnings);
+        job_options(arguments, nodes, options.agent, options.warnings);
   } else {
     set_store_address(arguments, options.agent);
     JobMemberOptions ignored;
+    set_elastic(arguments, nodes, ignored.node, options.warnings);
     apply_rdzv_conf(arguments.rdzv_conf, ignored, options.warnings);
     // A mistake here would be noticed only when there are several nodes.
     if (!arguments.rdzv_secret_file.empty()) {
@@ -471,7 +599,16 @@ RunOptions run_options(const RunArguments& arguments) {
   options.report = report_file(arguments);
   options.agent.workers.program =
       resolve_program(arguments.command, program_kind(arguments));
+  set_worker_store(arguments, options);
+  set_standby(arguments, options);
   return options;
+}
+
+std::optional<JobMemberOptions> rendezvous_options(
+    const RunArguments& arguments, std::vector<std::string>& warnings) {
+  const NodeRange nodes = parse_nnodes(arguments.nnodes);
+  if (nodes.most == 1) return std::nullopt;
+  return meeting_options(arguments, nodes, warnings);
 }
 
 std::optional<JobMemberOptions> decline_options(const RunArguments& arguments,
@@ -479,10 +616,10 @@ std::optional<JobMemberOptions> decline_options(const RunArguments& arguments,
                                                 int exit_code) {
   JobMemberOptions job;
   try {
-    const int nnodes = parse_nnodes(arguments.nnodes);
-    if (nnodes == 1) return std::nullopt;
     std::vector<std::string> ignored;
-    job = meeting_options(arguments, nnodes, ignored);
+    auto meeting = rendezvous_options(arguments, ignored);
+    if (!meeting) return std::nullopt;
+    job = std::move(*meeting);
   } catch (const std::invalid_argument&) {
     return std::nullopt;
   }

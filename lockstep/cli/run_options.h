@@ -28,6 +28,12 @@ struct RunOptions {
 // ProgramError.
 RunOptions run_options(const RunArguments& arguments);
 
+// Returns where and how the nodes meet that these arguments name
+// (add_meeting_arguments()); nothing for one node. Adds to `warnings` as
+// RunOptions has them. Throws as run_options().
+std::optional<JobMemberOptions> rendezvous_options(
+    const RunArguments& arguments, std::vector<std::string>& warnings);
+
 // Returns how a node that cannot start for `reason` tells the other nodes
 // (decline_job()). Returns nothing if there is one node, or if these arguments
 // do not say where the nodes meet.

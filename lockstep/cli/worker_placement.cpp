@@ -10,7 +10,8 @@
 #include "lockstep/base/environment.h"
 #include "lockstep/launch/numa_binding.h"
 #include "lockstep/launch/omp_threads.h"
-#include "lockstep/launch/process_count.h"
+#include "lockstep/launch/usable_cores.h"
+#include "lockstep/launch/visible_gpus.h"
 
 namespace lockstep::internal {
 namespace {

@@ -107,6 +107,12 @@ std::map<c10::DeviceType, const BackendEntry*> resolve_backends(
   return chosen;
 }
 
+bool python_may_join(const std::string& config) {
+  return std::ranges::all_of(resolve_backends(config), [](const auto& each) {
+    return each.second->python_may_join;
+  });
+}
+
 bool imagines_peers(const std::string& config) {
   return std::ranges::all_of(resolve_backends(config), [](const auto& each) {
     return each.second->imagines_peers;

@@ -51,6 +51,9 @@ struct BackendEntry {
   // operations exchange nothing. A world of such backends alone has one
   // process, so nothing waits for another rank. Never chosen by device.
   bool imagines_peers = false;
+  // Whether Python has the same backend, so that ranks of Python's
+  // torch.distributed may be in the group.
+  bool python_may_join = false;
 };
 
 // Returns the backends in the order in which they are registered.
@@ -63,6 +66,10 @@ const std::vector<BackendEntry>& registered_backends();
 // registered backend of each type that can be used.
 std::map<c10::DeviceType, const BackendEntry*> resolve_backends(
     const std::string& config);
+
+// Whether a group with the backends of `config`, which is as for
+// resolve_backends(), may have ranks of Python's torch.distributed.
+bool python_may_join(const std::string& config);
 
 // Whether all backends of `config`, which is as for resolve_backends(), only
 // pretend that the other ranks exist. Code that waits for something that

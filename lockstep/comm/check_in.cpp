@@ -73,6 +73,22 @@ void CheckIn::announce() const {
   }
 }
 
+void CheckIn::await_briefly() const {
+  constexpr std::chrono::milliseconds kAllowed{50};
+  constexpr std::chrono::microseconds kFirst{200};
+  constexpr std::chrono::microseconds kLongest{2000};
+  std::vector<std::string> ranks;
+  for (int other = 0; other < world_size_; ++other) {
+    ranks.push_back(key("rank", other));
+  }
+  const Deadline deadline = Deadline::after(kAllowed);
+  for (auto pause = kFirst; !store_->check(ranks) && !deadline.expired();
+       pause = std::min(2 * pause, kLongest)) {
+    std::this_thread::sleep_for(pause);
+  }
+  std::this_thread::sleep_for(kFirst);  // the last one counts itself next
+}
+
 void CheckIn::refuse(const std::string& reason) const {
   store_->set(key("refused"), bytes(reason));
 }

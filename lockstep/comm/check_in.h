@@ -27,10 +27,10 @@ namespace lockstep::internal {
 // otherwise.
 class CheckIn {
  public:
-  // Returns the prefix of the keys of this join. A launcher that hosts the
-  // store (`agent_store`) keeps it over restarts, and while a program joins
-  // again, so each join needs keys of its own. Counts the joins: call it once
-  // for each.
+  // Returns the prefix of the keys of this join at a TCPStore. A launcher that
+  // hosts the store (`agent_store`) keeps it over restarts, and while a program
+  // joins again, so each join needs keys of its own. Counts the joins: call it
+  // once for each.
   static std::string round_prefix(bool agent_store);
 
   CheckIn(c10::intrusive_ptr<c10d::Store> store, std::string prefix, int rank,
@@ -40,6 +40,11 @@ class CheckIn {
   // process has the same rank, or another rank another world size; both are
   // named.
   void announce() const;
+
+  // Waits until all ranks have come, for 50 ms at most: LibTorch looks only
+  // every 10 ms, which is long for ranks that come at the same time, as standby
+  // processes do. Throws c10::DistError if the store is gone.
+  void await_briefly() const;
 
   // Called by a rank that may not join: tells the rank that hosts the store
   // why.

@@ -11,6 +11,7 @@
 #include <utility>
 
 #include <ATen/Context.h>
+#include <ATen/Parallel.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "lockstep/base/crash_handler.h"
@@ -18,6 +19,7 @@
 #include "lockstep/base/error_file.h"
 #include "lockstep/base/flight_dump.h"
 #include "lockstep/base/rank_environment.h"
+#include "lockstep/base/standby_place.h"
 #include "lockstep/base/status_publisher.h"
 #include "lockstep/comm/backend_registry.h"
 #include "lockstep/comm/existing_groups.h"
@@ -241,6 +243,20 @@ void ignore_sigpipe() {
   }
 }
 
+// In a standby process, waits for its place. LibTorch has read
+// OMP_NUM_THREADS when it was loaded, and the place may have another number.
+void stand_by() {
+  if (!internal::stands_by()) return;
+  const auto before = internal::get_env("OMP_NUM_THREADS");
+  internal::take_place();
+  // The launcher sets a number if it sets the variable.
+  if (internal::get_env("OMP_NUM_THREADS") == before) return;
+  if (const auto threads =
+          internal::get_env_int("OMP_NUM_THREADS", 1, 1 << 20)) {
+    at::set_num_threads(static_cast<int>(*threads));
+  }
+}
+
 // If neither the options nor the environment say where this process joins and
 // as which rank, a backend with a launcher of its own may know.
 internal::Rendezvous meet(const std::string& backend,
@@ -258,7 +274,7 @@ internal::Rendezvous meet(const std::string& backend,
       return internal::rendezvous(entry->world(*options.timeout), options);
     }
   }
-  return internal::rendezvous(options);
+  return internal::rendezvous(options, internal::python_may_join(backend));
 }
 
 // What a new group is made from, copied out of World: making a group waits for
@@ -352,6 +368,7 @@ ProcessGroupGuard::~ProcessGroupGuard() {
 
 ProcessGroupGuard init_process_group(const std::string& backend,
                                      const InitProcessGroupOptions& given) {
+  stand_by();
   World& w = world();
   std::lock_guard lock(w.mutex);
   if (is_foreign(w)) forsake(w);

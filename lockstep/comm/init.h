@@ -23,6 +23,9 @@ struct InitProcessGroupOptions {
   //                          else what srun, mpirun or mpiexec say. If there
   //                          is neither this process is a world of its own; if
   //                          only some are set, an error names the others.
+  //                          Under `lockstep run` the ranks meet at a store of
+  //                          the launcher's if no Python rank can be among
+  //                          them (docs/launcher.md, "The workers' store").
   //                          With "mpi" the ranks are MPI's if neither RANK nor
   //                          WORLD_SIZE is set (docs/mpi.md).
   //   tcp://host:port        rank and world_size below, or ?rank=R&world_size=N
@@ -104,6 +107,12 @@ class [[nodiscard]] ProcessGroupGuard {
 //
 // SIGUSR1 writes the flight record from here on, unless the program handles or
 // ignores it (docs/flight-recorder.md).
+//
+// In a standby process (lockstep run --standby, docs/launcher.md) this first
+// blocks until the launcher gives the process its rank, without a deadline. It
+// then sets RANK and the other variables of a worker by setenv(), so no other
+// thread may read the environment meanwhile. A program that asks for its rank
+// or device before this call gets std::invalid_argument there.
 //
 // Throws std::invalid_argument for a mistake of the caller or its environment
 // (unknown backend, initialised twice, missing variable, rank not in the world,

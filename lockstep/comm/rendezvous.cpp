@@ -1,8 +1,12 @@
 #include "lockstep/comm/rendezvous.h"
 
+#include <limits.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <array>
 #include <functional>
+#include <random>
 #include <stdexcept>
 #include <thread>
 
@@ -15,6 +19,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/environment.h"
 #include "lockstep/base/rank_environment.h"
+#include "lockstep/comm/launcher_store.h"
 #include "lockstep/comm/store_socket.h"
 
 namespace lockstep::internal {
@@ -158,6 +163,7 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
     // Python's rank 0 counts the ranks in the same way before it goes on. Only
     // the rank that hosts the store waits; the others learn which ranks are
     // absent when they connect.
+    if (options.isServer) check_in->await_briefly();
     store->waitForWorkers();
   } catch (const c10::DistError&) {
     const auto absent = joined.absent_ranks();
@@ -190,6 +196,109 @@ Rendezvous join_tcp(const Endpoint& endpoint, Place place,
   return joined;
 }
 
+// Returns the socket of the store that the launcher keeps for the world that
+// meets at `port`. A program may have set another MASTER_PORT, for a world of
+// its own.
+std::optional<std::string> launcher_store_for(int64_t port) {
+  auto name = get_env("LOCKSTEP_STORE");
+  if (name && !name->ends_with("/" + std::to_string(port))) name.reset();
+  return name;
+}
+
+bool meets_at_launcher(bool python_may_join) {
+  const auto choice = get_env("LOCKSTEP_WORKER_STORE").value_or("auto");
+  if (choice == "auto") return !python_may_join;
+  if (choice == "agent") return true;
+  if (choice == "tcp") return false;
+  throw std::invalid_argument("LOCKSTEP_WORKER_STORE is \"" + choice +
+                              "\"; allowed are auto, agent and tcp");
+}
+
+// The name of this process for the places that it claims: what a message may
+// show of it, and a random part after '#', since containers may share host name
+// and process id.
+std::string process_name() {
+  static const std::string random = std::to_string(std::random_device()());
+  std::array<char, HOST_NAME_MAX + 1> host{};
+  ::gethostname(host.data(), host.size() - 1);
+  return "pid " + std::to_string(::getpid()) + " on " + host.data() + "#" +
+         random;
+}
+
+// Joins at the store that the launcher keeps, or, if `at_launcher` is false,
+// only says there that this rank meets the others at rank 0's store: then the
+// result has a refusal if others do not.
+//
+// The store lives as long as the attempt, in which a program may join again, or
+// several programs one after the other. So each join has keys of its own, under
+// a number that counts the joins of each rank. Ranks join equally often, and so
+// agree on that number.
+Rendezvous join_launcher(const std::string& socket, Place place,
+                         std::chrono::milliseconds timeout, bool at_launcher) {
+  const auto store = c10::make_intrusive<LauncherStore>(socket, timeout);
+  const auto restart =
+      "lockstep/" + get_env("TORCHELASTIC_RESTART_COUNT").value_or("0");
+  const auto rank = "rank " + std::to_string(place.rank);
+  const auto claimed = store->claim(
+      restart + "/place/" + std::to_string(place.rank), process_name());
+  const auto prefix = restart + "." + std::to_string(claimed.count);
+  Rendezvous joined{
+      .store = store,
+      .rank = place.rank,
+      .world_size = place.world_size,
+      .check_in = CheckIn(store, prefix, place.rank, place.world_size),
+      .group_store = store,
+      .kept_by_launcher = true};
+  const std::string here =
+      at_launcher ? "the launcher's store" : "rank 0's TCPStore";
+  const auto first = store->compareSet(prefix + "/meets", "", here);
+  if (first != here) {
+    joined.refusal = rank + " meets the others at " + here +
+                     ", and another rank of the job at " + first +
+                     "; give all ranks the same backend and the same "
+                     "--worker-store (LOCKSTEP_WORKER_STORE)";
+  } else if (at_launcher && claimed.taken_by) {
+    joined.refusal = "two processes of this job call themselves " + rank +
+                     " of " + std::to_string(place.world_size) + ": pid " +
+                     std::to_string(::getpid()) + ", and " +
+                     claimed.taken_by->substr(0, claimed.taken_by->find('#')) +
+                     "; give each its own RANK";
+  } else if (at_launcher) {
+    try {
+      joined.check_in->announce();
+    } catch (const std::invalid_argument& refusal) {
+      joined.refusal = refusal.what();
+    }
+  }
+  if (!at_launcher && !joined.refusal) return joined;
+  if (auto groups = joined.check_in->groups_prefix(); !groups.empty()) {
+    joined.group_store = c10::make_intrusive<c10d::PrefixStore>(groups, store);
+  }
+  return joined;
+}
+
+// Joins by the variables of a launcher.
+Rendezvous join_by_launcher(const Endpoint& endpoint, Place place,
+                            std::chrono::milliseconds timeout,
+                            bool python_may_join) {
+  const auto socket = launcher_store_for(endpoint.port);
+  if (!socket) return join_tcp(endpoint, place, timeout);
+  if (meets_at_launcher(python_may_join)) {
+    return join_launcher(*socket, place, timeout, /*at_launcher=*/true);
+  }
+  c10::intrusive_ptr<c10d::Store> said;
+  try {
+    auto known = join_launcher(*socket, place, timeout, /*at_launcher=*/false);
+    if (known.refusal) return known;
+    said = std::move(known.store);
+  } catch (const c10::DistError&) {
+    // This process cannot reach the launcher, and does not need to.
+  }
+  auto joined = join_tcp(endpoint, place, timeout);
+  joined.launcher_store = std::move(said);
+  return joined;
+}
+
 // Throws if a scheduler's own variables say that there are several tasks, but
 // not which one this process is, as in Slurm's batch script: going on alone
 // would be silently wrong.
@@ -208,7 +317,8 @@ void refuse_unknown_task() {
   }
 }
 
-Rendezvous join_by_environment(const InitProcessGroupOptions& options) {
+Rendezvous join_by_environment(const InitProcessGroupOptions& options,
+                               bool python_may_join) {
   constexpr std::array kNames{"RANK", "WORLD_SIZE", "MASTER_ADDR",
                               "MASTER_PORT"};
   std::string missing;
@@ -245,8 +355,9 @@ Rendezvous join_by_environment(const InitProcessGroupOptions& options) {
   int64_t rank = options.rank;
   if (rank < 0) rank = *get_rank_env_int("RANK", 0, kMaxRank);
   auto port = *get_rank_env_int("MASTER_PORT", 0, 65535);
-  return join_tcp({*get_rank_env("MASTER_ADDR"), static_cast<uint16_t>(port)},
-                  checked_place(rank, world_size), allowed(options));
+  return join_by_launcher(
+      {*get_rank_env("MASTER_ADDR"), static_cast<uint16_t>(port)},
+      checked_place(rank, world_size), allowed(options), python_may_join);
 }
 
 // "tcp://host:port" or "tcp://[v6]:port", with "?rank=R&world_size=N".
@@ -337,7 +448,9 @@ void Rendezvous::remember_host() const {
 }
 
 bool Rendezvous::part(LifeSigns* life_signs, const Deadline& deadline) const {
-  if (!hosted_by_rank_zero || world_size == 1) return true;
+  const bool waits =
+      hosted_by_rank_zero || (kept_by_launcher && life_signs != nullptr);
+  if (!waits || world_size == 1) return true;
   return check_in->part(life_signs, deadline);
 }
 
@@ -365,7 +478,8 @@ Rendezvous rendezvous(const LaunchedWorld& world,
                   });
 }
 
-Rendezvous rendezvous(const InitProcessGroupOptions& options) {
+Rendezvous rendezvous(const InitProcessGroupOptions& options,
+                      bool python_may_join) {
   if (allowed(options) <= std::chrono::milliseconds(0)) {
     throw std::invalid_argument("timeout is " +
                                 std::to_string(allowed(options).count()) +
@@ -381,7 +495,9 @@ Rendezvous rendezvous(const InitProcessGroupOptions& options) {
     return without_check_in(options.store, place);
   }
   const std::string& method = options.init_method;
-  if (method.empty() || method == "env://") return join_by_environment(options);
+  if (method.empty() || method == "env://") {
+    return join_by_environment(options, python_may_join);
+  }
   if (method.starts_with("tcp://")) return join_by_tcp_url(options);
   if (method.starts_with("file://")) return join_by_file(options);
   throw std::invalid_argument("init_method \"" + method +

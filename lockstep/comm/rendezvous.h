@@ -24,6 +24,12 @@ struct Rendezvous {
   c10::intrusive_ptr<c10d::Store> group_store{};
   // Whether rank 0 hosts the store (and not a launcher, or a file).
   bool hosted_by_rank_zero = false;
+  // Whether the launcher keeps the store for this attempt (LauncherStore), so
+  // that it outlives every rank.
+  bool kept_by_launcher = false;
+  // If the ranks meet at rank 0's store, though the launcher keeps one: the
+  // launcher's, at which this rank has said so.
+  c10::intrusive_ptr<c10d::Store> launcher_store{};
   // Why this rank may not go on, which the others that have come must be told:
   // another process called itself a rank that it may not be, or the file was
   // used before.
@@ -40,7 +46,9 @@ struct Rendezvous {
   void remember_host() const;
 
   // The last call before the store is released: rank 0 keeps a store that it
-  // hosts until the others have left it. Returns whether that is over
+  // hosts until the others have left it; in a store that the launcher keeps,
+  // the ranks wait for each other alike, for the sake of their connections, but
+  // not after a failure (`life_signs` is null). Returns whether that is over
   // (CheckIn::part). Throws nothing.
   bool part(LifeSigns* life_signs, const Deadline& deadline) const;
 };
@@ -50,10 +58,17 @@ struct Rendezvous {
 // hosts the store, unless the launcher does, at its own address
 // (TORCHELASTIC_USE_AGENT_STORE).
 //
+// With env:// the ranks meet at the store that `lockstep run` keeps
+// (LOCKSTEP_STORE) if all of them are ours for certain: if `python_may_join` is
+// false (backend_registry.h), or LOCKSTEP_WORKER_STORE is "agent"; and never if
+// that is "tcp". A rank that decides otherwise than the first one is refused.
+// Nothing waits for the other ranks then: making the groups does.
+//
 // Throws std::invalid_argument if two processes have one rank, or ranks
 // disagree on the world size (both are named), and c10::DistError with the
 // absent ranks at the timeout.
-Rendezvous rendezvous(const InitProcessGroupOptions& options);
+Rendezvous rendezvous(const InitProcessGroupOptions& options,
+                      bool python_may_join);
 
 // Does the same for ranks that a launcher has told their rank and world size.
 // Rank 0 hosts the store: at loopback if all ranks are on one host, otherwise

@@ -124,7 +124,7 @@ std::optional<std::string> await_listener(const std::string& host,
                                           uint16_t port,
                                           const Deadline& deadline) {
   constexpr std::chrono::milliseconds kLongestRetryPause{200};
-  for (std::chrono::milliseconds pause{10};;
+  for (std::chrono::milliseconds pause{1};;
        pause = std::min(2 * pause, kLongestRetryPause)) {
     const auto why = why_unreachable(host, port, deadline);
     if (!why || deadline.expired()) return why;

@@ -14,6 +14,7 @@
 #include "lockstep/base/environment.h"
 #include "lockstep/base/error_file.h"
 #include "lockstep/base/rank_environment.h"
+#include "lockstep/base/standby_place.h"
 #include "lockstep/comm/out_of_memory.h"
 
 namespace lockstep::internal {
@@ -52,7 +53,8 @@ void print_line(const std::string& words) noexcept {
     const int rank = own_rank.load(std::memory_order_relaxed);
     if (rank >= 0) {
       line = "rank " + std::to_string(rank) + ": ";
-    } else if (const auto name = get_rank_env("RANK")) {
+    } else if (const auto name =
+                   stands_by() ? std::nullopt : get_rank_env("RANK")) {
       line = "rank " + *name + ": ";
     }
     for (const char c : words) line += c == '\n' ? ' ' : c;

@@ -11,7 +11,11 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/launch/store_line.h"
+
 namespace lockstep::internal {
+
+class Deadline;  // base's headers are not for the module c10d_store
 
 // The key-value store through which the agents of a job's nodes agree
 // (docs/launcher.md, "Between the nodes"). One agent hosts it; keys live as
@@ -49,6 +53,13 @@ class AgentStore {
     poll(&entry, 1,
          static_cast<int>(
              std::min(allowed, std::chrono::milliseconds(50)).count()));
+  }
+  // Returns one more connection to the same store, for the calls of workers
+  // (worker_store_service.h). Blocks until `deadline` at most. Null: this kind
+  // of store takes none.
+  virtual std::unique_ptr<StoreLine> open_line(const Deadline& deadline) {
+    static_cast<void>(deadline);
+    return nullptr;
   }
 };
 

@@ -104,18 +104,6 @@ int execute(void* argument) {
   return fail();
 }
 
-// Returns the mask for sched_setaffinity().
-std::vector<unsigned long> mask_of(const std::set<int>& cpus) {
-  constexpr size_t kBits = 8 * sizeof(unsigned long);
-  std::vector<unsigned long> words;
-  for (const int cpu : cpus) {
-    const auto bit = static_cast<size_t>(cpu);
-    words.resize(std::max(words.size(), bit / kBits + 1));
-    words[bit / kBits] |= 1UL << (bit % kBits);
-  }
-  return words;
-}
-
 // Blocks every signal in this thread.
 class BlockedSignals {
  public:
@@ -142,7 +130,7 @@ ChildProcess ChildProcess::start(const ChildStart& start) {
   const FileDescriptor errors(ends[0]);
   const FileDescriptor error_pipe =
       above_standard_streams(FileDescriptor(ends[1]));
-  const std::vector<unsigned long> cpus = mask_of(start.cpus);
+  const std::vector<unsigned long> cpus = affinity_mask(start.cpus);
   ChildPlan plan{start.path.c_str(),
                  arguments.data(),
                  environment.data(),
@@ -290,6 +278,17 @@ std::optional<int> ChildProcess::ending_signal() const {
 std::chrono::milliseconds ChildProcess::lifetime() const {
   return std::chrono::duration_cast<std::chrono::milliseconds>(ended_steadily_ -
                                                                started_);
+}
+
+std::vector<unsigned long> affinity_mask(const std::set<int>& cpus) {
+  constexpr size_t kBits = 8 * sizeof(unsigned long);
+  std::vector<unsigned long> words;
+  for (const int cpu : cpus) {
+    const auto bit = static_cast<size_t>(cpu);
+    words.resize(std::max(words.size(), bit / kBits + 1));
+    words[bit / kBits] |= 1UL << (bit % kBits);
+  }
+  return words;
 }
 
 FileDescriptor above_standard_streams(FileDescriptor fd) {

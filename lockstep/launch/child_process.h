@@ -94,6 +94,9 @@ class ChildProcess {
   // with a session of its own. Reaps nothing.
   ~ChildProcess();
 
+  // lifetime() is counted from here on.
+  void begin_lifetime() { started_ = Clock::now(); }
+
   pid_t pid() const { return pid_; }
   // Readable once the child has ended. -1 after reap() has returned true, and
   // always if the kernel or a sandbox has no pidfds.
@@ -143,6 +146,9 @@ class ChildProcess {
   std::chrono::system_clock::time_point ended_at_{};
   std::optional<int> wait_status_;
 };
+
+// Returns the mask for sched_setaffinity() that holds `cpus`.
+std::vector<unsigned long> affinity_mask(const std::set<int>& cpus);
 
 // Returns `fd`, or a copy of it with a number above 2, because a child's
 // standard streams take the numbers up to 2. The copy is close-on-exec. Throws

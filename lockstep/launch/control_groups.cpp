@@ -1,7 +1,10 @@
 #include "lockstep/launch/control_groups.h"
 
 #include <algorithm>
+#include <charconv>
 #include <fstream>
+
+#include "lockstep/launch/system_file.h"
 
 namespace lockstep::internal {
 namespace {
@@ -11,37 +14,28 @@ namespace fs = std::filesystem;
 // Version 1 writes "no limit" as the largest number of whole pages.
 constexpr int64_t kNoLimit = int64_t{1} << 60;
 
-// Returns nothing for a missing file and for "max".
-std::optional<int64_t> first_number(const fs::path& path) {
-  std::ifstream file(path);
-  int64_t number = 0;
-  if (!(file >> number)) return std::nullopt;
-  return number;
-}
-
 // Returns the value of a line "key value"; 0 if there is none.
 int64_t value_of(const fs::path& path, const std::string& key) {
-  std::ifstream file(path);
-  std::string word;
-  for (int64_t value = 0; file >> word >> value;) {
-    if (word == key) return value;
-  }
-  return 0;
+  int64_t value = 0;
+  const std::string text = field_of(path, key, ' ').value_or("");
+  std::from_chars(text.data(), text.data() + text.size(), value);
+  return value;
 }
 
+// A file of a limit holds "max" if there is none, and so no number.
 std::optional<GroupLimit> pids_of(const ControlGroup& group) {
-  const auto limit = first_number(group.folder / "pids.max");
+  const auto limit = number_in(group.folder / "pids.max");
   if (!limit) return std::nullopt;
   return GroupLimit{*limit,
-                    first_number(group.folder / "pids.current").value_or(0)};
+                    number_in(group.folder / "pids.current").value_or(0)};
 }
 
 std::optional<GroupLimit> memory_of(const ControlGroup& group) {
   const bool old = group.version_1;
-  const auto limit = first_number(
-      group.folder / (old ? "memory.limit_in_bytes" : "memory.max"));
+  const auto limit =
+      number_in(group.folder / (old ? "memory.limit_in_bytes" : "memory.max"));
   if (!limit || *limit >= kNoLimit) return std::nullopt;
-  const auto used = first_number(
+  const auto used = number_in(
       group.folder / (old ? "memory.usage_in_bytes" : "memory.current"));
   const int64_t returnable =
       value_of(group.folder / "memory.stat",

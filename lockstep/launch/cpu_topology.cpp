@@ -2,28 +2,25 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <charconv>
 #include <filesystem>
-#include <fstream>
 #include <map>
-#include <optional>
+
+#include "lockstep/launch/system_file.h"
 
 namespace lockstep::internal {
 namespace {
 
 namespace fs = std::filesystem;
 
-std::string first_line(const fs::path& path) {
-  std::ifstream file(path);
-  std::string line;
-  std::getline(file, line);
-  return line;
+// Returns the CPUs of a list in a file; none if there is no such file.
+std::vector<int> cpus_in(const fs::path& path) {
+  return numbers_of(first_line(path).value_or(""));
 }
 
-std::optional<int> read_number(const fs::path& path) {
-  int number = 0;
-  if (std::ifstream(path) >> number) return number;
-  return std::nullopt;
+int small_number(const fs::path& path) {
+  return static_cast<int>(number_in(path).value_or(0));
 }
 
 // Calls `visit` with each entry of `folder` whose name is `prefix` and a
@@ -31,16 +28,14 @@ std::optional<int> read_number(const fs::path& path) {
 template <typename Visit>
 void for_each_numbered(const fs::path& folder, std::string_view prefix,
                        const Visit& visit) {
-  std::error_code ignored;
-  for (const auto& entry : fs::directory_iterator(folder, ignored)) {
-    const std::string name = entry.path().filename();
+  for (const auto& name : names_in(folder)) {
     if (!name.starts_with(prefix)) continue;
     int number = 0;
     const char* end = name.data() + name.size();
     const auto parsed =
         std::from_chars(name.data() + prefix.size(), end, number);
     if (parsed.ec == std::errc() && parsed.ptr == end) {
-      visit(entry.path(), number);
+      visit(folder / name, number);
     }
   }
 }
@@ -49,13 +44,13 @@ int smallest_sharing_last_cache(const fs::path& cpu) {
   int highest = 0;
   int smallest = -1;
   for_each_numbered(cpu / "cache", "index", [&](const fs::path& cache, int) {
-    const std::string type = first_line(cache / "type");
+    const auto type = first_line(cache / "type");
     if (type != "Unified" && type != "Data") return;
-    const int level = read_number(cache / "level").value_or(0);
-    const auto sharing = parse_cpu_list(first_line(cache / "shared_cpu_list"));
+    const int level = small_number(cache / "level");
+    const auto sharing = cpus_in(cache / "shared_cpu_list");
     if (level <= highest || sharing.empty()) return;
     highest = level;
-    smallest = *sharing.begin();
+    smallest = std::ranges::min(sharing);
   });
   return smallest;
 }
@@ -65,52 +60,28 @@ int smallest_sharing_last_cache(const fs::path& cpu) {
 CpuTopology read_cpu_topology(const std::set<int>& allowed,
                               const std::string& system) {
   std::map<int, int> node_of;
-  for_each_numbered(
-      fs::path(system) / "node", "node", [&](const fs::path& folder, int node) {
-        for (const int cpu : parse_cpu_list(first_line(folder / "cpulist"))) {
-          node_of[cpu] = node;
-        }
-      });
+  for_each_numbered(fs::path(system) / "node", "node",
+                    [&](const fs::path& folder, int node) {
+                      for (const int cpu : cpus_in(folder / "cpulist"))
+                        node_of[cpu] = node;
+                    });
   CpuTopology topology;
   for (const int number : allowed) {
     const fs::path folder =
         fs::path(system) / "cpu" / ("cpu" + std::to_string(number));
     const fs::path place = folder / "topology";
-    const auto siblings =
-        parse_cpu_list(first_line(place / "thread_siblings_list"));
+    const auto siblings = cpus_in(place / "thread_siblings_list");
     Cpu cpu;
     cpu.number = number;
     if (const auto node = node_of.find(number); node != node_of.end()) {
       cpu.node = node->second;
     }
-    cpu.package = read_number(place / "physical_package_id").value_or(0);
-    cpu.core = siblings.empty() ? number : *siblings.begin();
+    cpu.package = small_number(place / "physical_package_id");
+    cpu.core = siblings.empty() ? number : std::ranges::min(siblings);
     cpu.cache = smallest_sharing_last_cache(folder);
     topology.push_back(cpu);
   }
   return topology;
-}
-
-std::set<int> parse_cpu_list(std::string_view text) {
-  constexpr int kMostCpus = 1 << 20;
-  std::set<int> cpus;
-  const char* at = text.data();
-  const char* const end = at + text.size();
-  while (true) {
-    int first = 0;
-    auto parsed = std::from_chars(at, end, first);
-    if (parsed.ec != std::errc()) return cpus;
-    int last = first;
-    if (parsed.ptr != end && *parsed.ptr == '-') {
-      parsed = std::from_chars(parsed.ptr + 1, end, last);
-      if (parsed.ec != std::errc()) return cpus;
-    }
-    for (int cpu = first; cpu <= last && cpu < kMostCpus; ++cpu) {
-      cpus.insert(cpu);
-    }
-    if (parsed.ptr == end || *parsed.ptr != ',') return cpus;
-    at = parsed.ptr + 1;
-  }
 }
 
 std::set<int> allowed_cpus() {

@@ -2,7 +2,6 @@
 
 #include <set>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace lockstep::internal {
@@ -27,9 +26,6 @@ using CpuTopology = std::vector<Cpu>;
 CpuTopology read_cpu_topology(
     const std::set<int>& allowed,
     const std::string& system = "/sys/devices/system");
-
-// Parses a list as in sysfs: "0-2,4" is {0, 1, 2, 4}. Stops at anything else.
-std::set<int> parse_cpu_list(std::string_view text);
 
 // Returns the CPUs of this thread's affinity mask (which respects a container's
 // cpuset), or nothing if the kernel does not say.

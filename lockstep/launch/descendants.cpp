@@ -49,8 +49,10 @@ void await_child(milliseconds allowed) {
   sigtimedwait(&set, nullptr, &time);
 }
 
-void signal_children(int signal) {
-  for (const pid_t pid : child_processes()) ::kill(pid, signal);
+std::vector<pid_t> children_but(const std::set<pid_t>& spared) {
+  std::vector<pid_t> children = child_processes();
+  std::erase_if(children, [&](pid_t pid) { return spared.contains(pid); });
+  return children;
 }
 
 }  // namespace
@@ -93,19 +95,27 @@ bool reap_children(const Reaped& reaped) {
   }
 }
 
-bool end_descendants(milliseconds grace, const Reaped& reaped) {
-  if (!reap_children(reaped)) return true;
-  if (grace > milliseconds(0)) signal_children(SIGTERM);
+bool end_descendants(milliseconds grace, const Reaped& reaped,
+                     const std::set<pid_t>& spared) {
+  const auto none_left = [&] {
+    return !reap_children(reaped) ||
+           (!spared.empty() && children_but(spared).empty());
+  };
+  const auto signal_all = [&](int signal) {
+    for (const pid_t pid : children_but(spared)) ::kill(pid, signal);
+  };
+  if (none_left()) return true;
+  if (grace > milliseconds(0)) signal_all(SIGTERM);
   const Deadline polite = Deadline::after(grace);
   while (!polite.expired()) {
     await_child(polite.remaining());
-    if (!reap_children(reaped)) return true;
+    if (none_left()) return true;
   }
   const Deadline last = Deadline::after(kLastAllowance);
   while (!last.expired()) {
-    signal_children(SIGKILL);
+    signal_all(SIGKILL);
     await_child(kKillInterval);
-    if (!reap_children(reaped)) return true;
+    if (none_left()) return true;
   }
   return false;
 }

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <functional>
+#include <set>
 #include <vector>
 
 namespace lockstep::internal {
@@ -31,8 +32,11 @@ bool reap_children(const Reaped& reaped);
 // is for processes that clean up after a dead parent, such as the resource
 // tracker of Python's multiprocessing, which unlinks shared memory.
 //
+// The children `spared`, and what they have started, are left alone.
+//
 // Requires SIGCHLD blocked in every thread. Blocks for at most `grace` and 5 s.
 // Returns false if a process outlived that (uninterruptible in the kernel).
-bool end_descendants(std::chrono::milliseconds grace, const Reaped& reaped);
+bool end_descendants(std::chrono::milliseconds grace, const Reaped& reaped,
+                     const std::set<pid_t>& spared = {});
 
 }  // namespace lockstep::internal

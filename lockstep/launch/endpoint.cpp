@@ -191,23 +191,35 @@ FileDescriptor bind_for_nodes(const Endpoint& endpoint,
 
 FileDescriptor connect_to(const SocketAddress& address,
                           std::chrono::milliseconds allowed) {
+  const auto refused = [](int error) {
+    errno = error;
+    return FileDescriptor();
+  };
   FileDescriptor fd(::socket(address.family(),
                              SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) return {};
   if (::connect(fd.get(), address.get(), address.length()) == 0) return fd;
-  if (errno != EINPROGRESS) return {};
-  pollfd entry{fd.get(), POLLOUT, 0};
-  if (poll(&entry, 1, static_cast<int>(allowed.count())) != 1) return {};
-  int error = 0;
-  socklen_t size = sizeof(error);
-  if (getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size) != 0 ||
-      error != 0) {
-    return {};
+  int error = errno;
+  if (error == EINPROGRESS) {
+    pollfd entry{fd.get(), POLLOUT, 0};
+    socklen_t size = sizeof(error);
+    if (poll(&entry, 1, static_cast<int>(allowed.count())) != 1) {
+      error = ETIMEDOUT;
+    } else if (getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &error, &size) != 0) {
+      error = errno;
+    }
+  }
+  if (error != 0) {
+    fd.reset();
+    return refused(error);
   }
   // If no process listens on the port, this very socket may be given it; it is
   // then connected to itself.
   const SocketAddress own = bound_address(fd.get());
-  if (own.port() == address.port() && own.host() == address.host()) return {};
+  if (own.port() == address.port() && own.host() == address.host()) {
+    fd.reset();
+    return refused(ECONNREFUSED);
+  }
   return fd;
 }
 

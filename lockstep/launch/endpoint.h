@@ -89,7 +89,8 @@ FileDescriptor bind_for_nodes(const Endpoint& endpoint,
                               const SocketAddress& resolved);
 
 // Returns a socket that is connected to `address`, close-on-exec, and does not
-// block; or an empty descriptor. Blocks for at most `allowed`.
+// block; or an empty descriptor, and errno says why. Blocks for at most
+// `allowed`.
 FileDescriptor connect_to(const SocketAddress& address,
                           std::chrono::milliseconds allowed);
 

@@ -171,6 +171,7 @@ std::vector<HungWorker> HangFinder::found(
           worker.rank);
     }
   }
+  explain(stacks);
   for (const int local_rank : hanging) {
     const auto at = static_cast<size_t>(local_rank);
     const WorkerStatus& worker = workers[at];

@@ -21,6 +21,10 @@ constexpr milliseconds kPollInterval{50};
 // How long the thread waits for a change in the store. An agent shows that it
 // lives, and the host looks for lost nodes, in between.
 constexpr milliseconds kLongestWait{500};
+// How long an agent tries to reach a job that has moved to another endpoint.
+constexpr milliseconds kConnectAllowance{3000};
+// How often a host of the store that waits alone looks at other endpoints.
+constexpr milliseconds kLookForOthers{3000};
 // How long the host of the store stays for nodes that have not departed, and,
 // if one has declined, for those that have yet to come.
 constexpr milliseconds kDepartAllowance{5000};
@@ -49,6 +53,12 @@ void make_readable(const FileDescriptor& event) {
 void make_unreadable(const FileDescriptor& event) {
   uint64_t count = 0;
   [[maybe_unused]] auto ignored = read(event.get(), &count, sizeof(count));
+}
+
+std::vector<Endpoint> all_endpoints(const JobMemberOptions& options) {
+  std::vector<Endpoint> all = options.further_endpoints;
+  all.insert(all.begin(), options.store.endpoint);
+  return all;
 }
 
 // Calls `noted` after each operation, since an agent makes many in a row and
@@ -92,6 +102,11 @@ class NotingStore : public AgentStore {
                     int wake_fd) override {
     store_->await_change(keys, allowed, wake_fd);
   }
+  std::unique_ptr<StoreLine> open_line(const Deadline& deadline) override {
+    auto line = store_->open_line(deadline);
+    noted_();
+    return line;
+  }
 
  private:
   std::unique_ptr<AgentStore> store_;
@@ -102,6 +117,7 @@ class NotingStore : public AgentStore {
 
 JobMember::JobMember(JobMemberOptions options)
     : options_(std::move(options)),
+      endpoints_(all_endpoints(options_)),
       connector_(noting(options_.store)),
       event_fd_(open_event()),
       wake_fd_(open_event()),
@@ -182,6 +198,10 @@ void JobMember::ask_for_cause() {
   queue([](NodeProtocol& protocol) { protocol.ask_for_cause(); });
 }
 
+void JobMember::report_snapshot() {
+  queue([](NodeProtocol& protocol) { protocol.report_snapshot(); });
+}
+
 void JobMember::propose(int round, Verdict verdict) {
   queue([round, verdict = std::move(verdict)](NodeProtocol& protocol) {
     protocol.propose(round, verdict);
@@ -223,7 +243,7 @@ void JobMember::post_end(int exit_code, const std::string& text) {
   post(verdict);
 }
 
-void JobMember::post_lost_store(const AgentStoreError& error) {
+std::string JobMember::describe_lost_store(const AgentStoreError& error) {
   std::string text = "the agents' store at " + connector_.endpoint().text();
   if (!store_host_.empty())
     text = store_host_ + " was lost, and with it " + text;
@@ -233,12 +253,9 @@ void JobMember::post_lost_store(const AgentStoreError& error) {
   text += ": " + (was_silent_
                       ? "no answer for " + seconds_text(keep_alive.allowance())
                       : std::string(error.what()));
-  {
-    const std::lock_guard lock(mutex_);
-    awake_.tick(Clock::now());
-    text += own_pause(awake_, keep_alive, options_.node.host);
-  }
-  post_end(kSystemError, text);
+  const std::lock_guard lock(mutex_);
+  awake_.tick(Clock::now());
+  return text + own_pause(awake_, keep_alive, options_.node.host);
 }
 
 // Returns the name of this agent's connection to the store; empty if there are
@@ -278,14 +295,19 @@ void JobMember::pause() {
 void JobMember::work() noexcept {
   try {
     std::optional<NodeProtocol> protocol;
-    const std::optional<OpenedStore> opened = join(protocol);
-    if (opened) {
+    bool moved = true;
+    while (std::exchange(moved, false)) {
+      const std::optional<OpenedStore> opened = join(protocol);
+      if (!opened) break;
+      bool ended = false;
       try {
-        follow(*protocol);
-        depart(*protocol, opened->hosted);
+        moved = follow(*protocol, opened->hosted);
+        ended = true;
+        if (!moved) depart(*protocol, opened->hosted);
       } catch (const AgentStoreError& error) {
-        post_lost_store(error);
+        moved = !ended && move_on(*protocol, error);
       }
+      protocol.reset();  // it refers to the store
     }
   } catch (const std::invalid_argument& error) {
     post_end(kUsageError, error.what());
@@ -295,6 +317,86 @@ void JobMember::work() noexcept {
   const std::lock_guard lock(mutex_);
   ended_ = true;
   changed_.notify_all();
+}
+
+// Tells of the loss of the store. Returns whether the job goes on at another.
+bool JobMember::move_on(const NodeProtocol& protocol,
+                        const AgentStoreError& error) {
+  if (!may_move() || stopping()) {
+    post_end(kSystemError, describe_lost_store(error));
+    return false;
+  }
+  Verdict verdict;
+  verdict.text = describe_lost_store(error);
+  return move(protocol, std::move(verdict),
+              (endpoint_ + 1) % endpoints_.size());
+}
+
+bool JobMember::move(const NodeProtocol& protocol, Verdict verdict,
+                     size_t endpoint) {
+  EarlierRounds earlier = protocol.earlier();
+  verdict.kind = elastic() ? Verdict::Kind::node_lost : Verdict::Kind::failed;
+  verdict.exit_code = kSystemError;
+  // Between two rounds no workers run that would have to start again.
+  if (protocol.runs()) earlier.changes = verdict.after(earlier.changes);
+  verdict.changes = earlier.changes;
+  verdict.moves = !verdict.ends_job(limits());
+  if (verdict.moves) {
+    verdict.text += "; the nodes meet at " + endpoints_[endpoint].text();
+    options_.node.earlier = earlier;
+    options_.node.run_id = protocol.run_id();
+    go_to(endpoint);
+  }
+  const bool moves = verdict.moves;
+  post(std::move(verdict));
+  return moves;
+}
+
+void JobMember::go_to(size_t endpoint) {
+  StoreConnectorOptions options = options_.store;
+  options.endpoint = endpoints_[endpoint];
+  if (options_.node.earlier.count > 0) {
+    options.is_host.reset();  // it was about the first endpoint
+  } else if (endpoint > 0) {
+    // The job was there a moment ago; if it has ended, the next one begins at
+    // the first endpoint.
+    options.is_host = false;
+    options.timeout = kConnectAllowance;
+  }
+  const std::lock_guard lock(mutex_);
+  endpoint_ = endpoint;
+  connector_ = StoreConnector(noting(std::move(options)));
+  store_host_.clear();
+}
+
+std::optional<size_t> JobMember::find_other_store() {
+  for (size_t at = 0; at < endpoints_.size(); ++at) {
+    if (at == endpoint_) continue;
+    StoreConnectorOptions options = options_.store;
+    options.endpoint = endpoints_[at];
+    options.is_host = false;
+    options.timeout = milliseconds(0);  // one look
+    try {
+      StoreConnector(noting(std::move(options)))
+          .open([this] { return stopping(); }, [](const auto&) {});
+      return at;
+    } catch (const AgentStoreError&) {
+      // Mostly there is none.
+    }
+  }
+  return std::nullopt;
+}
+
+// This agent hosts the store and waits alone: it was stopped for so long that
+// the others went to another one, or it started when they were on the way.
+bool JobMember::rejoin_the_others(NodeProtocol& protocol) {
+  const auto others = static_cast<size_t>(options_.node.nnodes) - 1;
+  if (protocol.absent_nodes().size() < others) return false;
+  const auto at = find_other_store();
+  if (!at) return false;
+  Verdict verdict;
+  verdict.text = "no other node is at " + connector_.endpoint().text();
+  return move(protocol, std::move(verdict), *at);
 }
 
 std::optional<OpenedStore> JobMember::join(
@@ -308,8 +410,23 @@ std::optional<OpenedStore> JobMember::join(
     return stopping();
   };
   const auto notice = [this](const std::string& text) { post(Notice{text}); };
+  const bool is_new = options_.node.earlier.count == 0;
+  if (is_new) {
+    // The job may run already, and have moved.
+    if (const auto at = find_other_store()) go_to(*at);
+  }
+  const auto go_back = [&] {
+    if (is_new && endpoint_ > 0) go_to(0);
+  };
   while (true) {
-    OpenedStore opened = connector_.open(cancelled, notice);
+    OpenedStore opened;
+    try {
+      opened = connector_.open(cancelled, notice);
+    } catch (const AgentStoreError&) {
+      if (!is_new || endpoint_ == 0) throw;
+      go_back();
+      continue;
+    }
     const int port = connector_.endpoint().port;
     break_connections_of_dead_hosts(port, kDeadHostAllowance);
     NodeDescription node = options_.node;
@@ -342,6 +459,11 @@ std::optional<OpenedStore> JobMember::join(
       }
       was_silent_ = false;  // until now no answer was due
       round_deadline_ = deadline;
+      if (options_.node.earlier.count > 0) {
+        // What was queued since was about the store that is lost.
+        const std::lock_guard lock(mutex_);
+        commands_.clear();
+      }
       post(joined);
       return opened;
     } catch (const RankTaken&) {
@@ -358,23 +480,26 @@ std::optional<OpenedStore> JobMember::join(
     } catch (const JobClosed&) {
       if (cancelled()) return std::nullopt;
       if (deadline.expired()) throw;
+      go_back();
     } catch (const AgentStoreError& error) {
       // Mostly this was the store of a job that was ending, and this job's
       // store comes next.
       if (cancelled()) return std::nullopt;
       if (deadline.expired()) {
-        post_lost_store(error);
+        post_end(kSystemError, describe_lost_store(error));
         return std::nullopt;
       }
+      go_back();
     }
     protocol.reset();
     pause();
   }
 }
 
-void JobMember::follow(NodeProtocol& protocol) {
-  if (protocol.declined()) return;
+bool JobMember::follow(NodeProtocol& protocol, bool hosted) {
+  if (protocol.declined()) return false;
   milliseconds next_notice = options_.first_notice;
+  milliseconds next_look = kLookForOthers;
   while (true) {
     const bool last = stopping();
     note_progress();
@@ -385,32 +510,66 @@ void JobMember::follow(NodeProtocol& protocol) {
     if (auto plan = protocol.take_plan()) {
       round_deadline_.reset();
       next_notice = options_.first_notice;
+      next_look = kLookForOthers;
       if (plan->master_addr.empty()) {
         plan->master_addr = connector_.endpoint().host;
       }
+      if (options_.serves_workers) {
+        // Its host may be stopped for as long as a node may be silent.
+        plan->line = protocol.open_line(
+            Deadline::after(options_.node.keep_alive.allowance()));
+        break_connections_of_dead_hosts(connector_.endpoint().port,
+                                        kDeadHostAllowance);
+      }
       post(*plan);
     }
+    if (protocol.take_exclusion()) {
+      // It waits for as long as the job takes.
+      round_deadline_.reset();
+      post(
+          Notice{"the job runs without this node, which takes part after the "
+                 "program's next snapshot, or after a time"});
+    }
     if (protocol.take_question()) post(CauseWanted{});
+    if (auto wait = protocol.take_wait()) post(NodesWait{*wait});
     if (auto verdict = protocol.take_verdict()) {
       round_deadline_.reset();
       next_notice = options_.first_notice;
-      const bool ends =
-          verdict->ends_job(protocol.round(), options_.node.max_restarts);
+      next_look = kLookForOthers;
+      const bool ends = verdict->ends_job(limits());
       post(std::move(*verdict));
-      if (ends) return;
+      if (ends) return false;
     }
-    if (last) return;
+    if (last) return false;
+    if (round_deadline_ && hosted && may_move() &&
+        round_deadline_->elapsed() > next_look) {
+      next_look = round_deadline_->elapsed() + kLookForOthers;
+      if (rejoin_the_others(protocol)) return true;
+    }
     if (round_deadline_ && round_deadline_->expired()) {
       give_up_late_round(protocol);
     } else if (round_deadline_ && round_deadline_->elapsed() > next_notice) {
       next_notice = round_deadline_->elapsed() + options_.notice_interval;
-      post(Notice{"waiting for " +
-                  name_numbers("node", protocol.absent_nodes()) + " of " +
-                  std::to_string(options_.node.nnodes) + ", for at most " +
+      post(Notice{"waiting for " + name_wait(protocol) + ", for at most " +
                   seconds_text(options_.join_timeout)});
     }
     protocol.await_news(kLongestWait, wake_fd_.get());
   }
+}
+
+// Returns what a round waits for: "nodes 1 and 2 of 3", or how many nodes there
+// are if none in particular is awaited.
+std::string JobMember::name_wait(NodeProtocol& protocol) const {
+  const NodeDescription& node = options_.node;
+  const auto absent = protocol.absent_nodes();
+  if (!node.elastic()) {
+    return name_numbers("node", absent) + " of " + std::to_string(node.nnodes);
+  }
+  return std::to_string(node.fewest()) + " to " + std::to_string(node.nnodes) +
+         " nodes, of which " +
+         std::to_string(node.nnodes - static_cast<int>(absent.size())) +
+         (static_cast<int>(absent.size()) == node.nnodes - 1 ? " is" : " are") +
+         " there";
 }
 
 void JobMember::give_up_late_round(NodeProtocol& protocol) {
@@ -419,17 +578,28 @@ void JobMember::give_up_late_round(NodeProtocol& protocol) {
   verdict.kind = Verdict::Kind::given_up;
   verdict.exit_code = kSystemError;
   verdict.text = "the agents waited " + seconds_text(options_.join_timeout) +
-                 " at " + connector_.endpoint().text() + " for " +
-                 std::to_string(options_.node.nnodes) +
-                 " nodes; absent: " + name_numbers("node", absent);
+                 " at " + connector_.endpoint().text() + " for ";
+  if (options_.node.elastic()) {
+    verdict.text += name_wait(protocol);
+  } else {
+    verdict.text += std::to_string(options_.node.nnodes) +
+                    " nodes; absent: " + name_numbers("node", absent);
+  }
   // If all nodes have come by now, the next look finds the plan.
   if (!absent.empty()) protocol.propose(protocol.round(), verdict);
 }
 
 void JobMember::depart(NodeProtocol& protocol, bool hosted) {
   protocol.depart();
+  // The others may go on at another store. Then they must have heard why this
+  // one ends, so that their workers have the time to end well.
+  const bool leaves = !protocol.job_ended() && may_move();
+  const auto may_end = [&] {
+    return leaves ? protocol.others_have_gone_on()
+                  : protocol.others_have_departed();
+  };
   const Deadline deadline = Deadline::after(kDepartAllowance);
-  while (hosted && !protocol.others_have_departed() && !deadline.expired()) {
+  while (hosted && !may_end() && !deadline.expired()) {
     note_progress();
     protocol.beat(Clock::now());
     std::this_thread::sleep_for(kPollInterval);

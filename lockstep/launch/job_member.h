@@ -22,8 +22,14 @@ namespace lockstep::internal {
 struct JobMemberOptions {
   NodeDescription node{};  // JobMember sets hosts_store
   StoreConnectorOptions store{};
+  // Where the nodes meet if the store is lost with its host: at the next one,
+  // after the last at the first again. An agent that starts looks at them for
+  // the store of a job that has moved.
+  std::vector<Endpoint> further_endpoints{};
   // The address by which the other nodes reach this one; empty: found out.
   std::string local_addr{};
+  // Whether each plan comes with a line for the workers' calls.
+  bool serves_workers = false;
   // How long a round may wait for its nodes.
   std::chrono::milliseconds join_timeout{600'000};
   // When the user is told for the first time which nodes a round waits for, and
@@ -48,7 +54,13 @@ struct Notice {
 };
 // A node asks whether a worker here was failing (ask_for_cause()).
 struct CauseWanted {};
-using JobEvent = std::variant<Joined, Notice, RoundPlan, CauseWanted, Verdict>;
+// Nodes wait until this node, which hosts the store, tells of a snapshot of the
+// program (report_snapshot()), or for a time.
+struct NodesWait {
+  std::string text{};  // for the user
+};
+using JobEvent =
+    std::variant<Joined, Notice, RoundPlan, CauseWanted, NodesWait, Verdict>;
 
 // One agent's membership in a job of several nodes: opens the store, follows
 // the protocol (node_protocol.h) and keeps the heartbeat, all in one thread of
@@ -58,13 +70,17 @@ using JobEvent = std::variant<Joined, Notice, RoundPlan, CauseWanted, Verdict>;
 //
 // The verdict that ends the job (Verdict::ends_job) is the last event. The
 // thread then departs; if it hosts the store, it stays for the others first,
-// for at most 5 s. If the store is lost, that is such a verdict too; but while
-// the agent is joining, the store is tried again until `join_timeout`.
+// for at most 5 s. If the store is lost, that is such a verdict too, unless
+// there is another endpoint: then the verdict says so (Verdict::moves), and
+// another `Joined` comes once this agent has joined there. While the agent is
+// joining, the store is tried again until `join_timeout`.
 //
 // The connection to the store is broken by the kernel 2.5 s after the other
 // host has stopped acknowledging, and by shut_if_silent() if the thread gets no
 // answer for KeepAlive::allowance(), for example from an agent that is stopped.
-// No other code of this process may connect to the store's port.
+// No other code of this process may connect to the store's port. Each plan may
+// come with one connection more, for the workers (RoundPlan::line), which the
+// kernel breaks as it does the first one.
 class JobMember {
  public:
   // Starts the thread. Throws std::system_error.
@@ -75,6 +91,12 @@ class JobMember {
   ~JobMember();
   JobMember(const JobMember&) = delete;
   JobMember& operator=(const JobMember&) = delete;
+
+  // Whether nodes may come and go.
+  bool elastic() const { return options_.node.elastic(); }
+  ChangeLimits limits() const { return options_.node.limits(); }
+  // Whether the job goes on at another store if this one is lost.
+  bool may_move() const { return endpoints_.size() > 1; }
 
   // Readable while there are events.
   int event_fd() const { return event_fd_.get(); }
@@ -93,6 +115,8 @@ class JobMember {
   void report_success();
   // See NodeProtocol::ask_for_cause().
   void ask_for_cause();
+  // Answers NodesWait: a worker here has written a snapshot since.
+  void report_snapshot();
   // Ends `round` with `verdict` unless the round has one already. The round's
   // verdict, this one or another, then comes as an event. Allowed before
   // `Joined` too.
@@ -104,15 +128,25 @@ class JobMember {
 
   StoreConnectorOptions noting(StoreConnectorOptions options);
   void work() noexcept;
+  // Returns the first other endpoint at which there is a store of this job.
+  std::optional<size_t> find_other_store();
+  // Posts `verdict` and goes to another endpoint, unless that ends the job.
+  // Returns whether it did.
+  bool move(const NodeProtocol& protocol, Verdict verdict, size_t endpoint);
+  bool move_on(const NodeProtocol& protocol, const AgentStoreError& error);
+  void go_to(size_t endpoint);
   // Returns the opened store once this agent has joined.
   std::optional<OpenedStore> join(std::optional<NodeProtocol>& protocol);
-  void follow(NodeProtocol& protocol);
+  // Returns whether the job goes on at another store.
+  bool follow(NodeProtocol& protocol, bool hosted);
+  bool rejoin_the_others(NodeProtocol& protocol);
   void give_up_late_round(NodeProtocol& protocol);
+  std::string name_wait(NodeProtocol& protocol) const;
   void depart(NodeProtocol& protocol, bool hosted);
 
   void post(JobEvent event);
   void post_end(int exit_code, const std::string& text);
-  void post_lost_store(const AgentStoreError& error);
+  std::string describe_lost_store(const AgentStoreError& error);
   std::string own_connection() const;
   void queue(Command command);
   void run_commands(NodeProtocol& protocol);
@@ -123,6 +157,9 @@ class JobMember {
   void note_progress() { ++progress_; }
 
   JobMemberOptions options_;
+  std::vector<Endpoint> endpoints_;
+  size_t endpoint_ = 0;  // the one of connector_
+  // Replaced by the thread, under mutex_.
   StoreConnector connector_;
   FileDescriptor event_fd_;
   FileDescriptor wake_fd_;  // readable while the thread has something to do

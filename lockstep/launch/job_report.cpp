@@ -123,6 +123,7 @@ void write_job_report(const JobReport& report, const fs::path& file) {
       {"world_size", report.world_size},
       {"restarts_used", report.restarts_used},
       {"max_restarts", report.max_restarts},
+      {"membership_changes", report.membership_changes},
       {"started", utc_text(report.started)},
       {"ended", utc_text(ended)},
       {"seconds", ran.count()},

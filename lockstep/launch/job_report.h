@@ -22,6 +22,7 @@ struct JobReport {
   int world_size = 0;  // of the last attempt; 0: there was none
   int max_restarts = 0;
   int restarts_used = 0;
+  int membership_changes = 0;
   Time started = std::chrono::system_clock::now();
   int exit_code = 0;
   int signal = 0;       // the forwarded signal that ended the job; 0: none

@@ -22,7 +22,7 @@ constexpr size_t kMost = 1024;
   throw std::invalid_argument("--rdzv-secret-file is \"" + file + "\", " + why);
 }
 
-std::string first_line(const std::string& file) {
+std::string first_line_of_secret(const std::string& file) {
   const FileDescriptor fd(
       open(file.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK));
   struct stat status {};
@@ -58,7 +58,8 @@ std::string first_line(const std::string& file) {
 std::optional<std::string> job_secret(const std::string& file) {
   const auto variable = get_env(kJobSecretVariable);
   if (file.empty() && !variable) return std::nullopt;
-  const std::string secret = file.empty() ? *variable : first_line(file);
+  const std::string secret =
+      file.empty() ? *variable : first_line_of_secret(file);
   if (secret.size() < kLeast || secret.size() > kMost) {
     throw std::invalid_argument(
         (file.empty()

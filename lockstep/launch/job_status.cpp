@@ -56,6 +56,7 @@ std::string to_json(const JobStatus& status) {
                  {"restart", status.restart},
                  {"max_restarts", status.max_restarts},
                  {"attempt_directory", status.attempt_directory},
+                 {"standby", status.standby},
                  {"workers", workers}};
   // A path or an argument may hold bytes that are no UTF-8.
   return all.dump(-1, ' ', false, json::error_handler_t::replace);
@@ -77,6 +78,7 @@ JobStatus job_status_of(const std::string& text) {
     all.at("restart").get_to(status.restart);
     all.at("max_restarts").get_to(status.max_restarts);
     all.at("attempt_directory").get_to(status.attempt_directory);
+    all.at("standby").get_to(status.standby);
     for (const json& worker : all.at("workers")) {
       status.workers.push_back({.local_rank = worker.at("local_rank"),
                                 .rank = worker.at("rank"),

@@ -40,6 +40,7 @@ struct JobStatus {
   int restart = 0;  // restarts used
   int max_restarts = 0;
   std::string attempt_directory{};
+  int standby = 0;  // standby processes of this node that wait for a place
   std::vector<WorkerStatus> workers{};  // by local rank
 };
 

@@ -17,9 +17,12 @@
 #include "lockstep/base/steady_ns.h"
 #include "lockstep/launch/crash_report.h"
 #include "lockstep/launch/descendants.h"
+#include "lockstep/launch/exit_code.h"
 #include "lockstep/launch/metrics_text.h"
 #include "lockstep/launch/seconds_text.h"
+#include "lockstep/launch/source_finder.h"
 #include "lockstep/launch/wait_status.h"
+#include "lockstep/launch/worker_environment.h"
 
 namespace lockstep::internal {
 namespace {
@@ -43,6 +46,14 @@ constexpr milliseconds kSignalledConsoleIdle{2000};
 // code is known, once another node asks.
 constexpr milliseconds kCauseAllowance{1500};
 constexpr milliseconds kCauseEnds{500};
+// How often to look whether a worker has written a snapshot, while nodes wait
+// for one.
+constexpr milliseconds kSnapshotLook{500};
+// When standby processes are started: so long after all workers have begun to
+// publish, which they do at the end of init_process_group(); or, if they do
+// not, so long after their start.
+constexpr milliseconds kRefillDelay{1000};
+constexpr milliseconds kRefillAnyway{10'000};
 // For how long a question about the job may have the ranks publish.
 constexpr milliseconds kLongestWatch{60'000};
 
@@ -118,9 +129,21 @@ LocalAgent::LocalAgent(LocalAgentOptions options, const RunDirectory& directory,
 int LocalAgent::run(JobReport& outcome) {
   outcome_ = &outcome;
   try {
-    return run_rounds();
+    const int exit_code = run_rounds();
+    end_standby();
+    return exit_code;
   } catch (const std::exception& error) {
-    end_job(give_up(exit_code_of(error), node_name() + ": " + error.what()));
+    end_standby();
+    Verdict verdict =
+        give_up(exit_code_of(error), node_name() + ": " + error.what());
+    if (may_leave() && round_ > 0) {
+      // The others have shown that they can do without it.
+      verdict.kind = Verdict::Kind::node_lost;
+      verdict.node_rank = node_rank();
+      if (plan_) job_->propose(round_, verdict);
+    } else {
+      end_job(verdict);
+    }
     throw;
   }
 }
@@ -131,6 +154,7 @@ int LocalAgent::run_rounds() {
     failures_.clear();
     propose_at_.reset();
     look_for_causes_at_.reset();
+    waits_since_ns_.reset();
     verdict_.reset();
     if (const auto plan = form_round()) run_workers(*plan);
     // Closes this port before the next attempt opens one, which may have to be
@@ -147,6 +171,7 @@ std::optional<RoundPlan> LocalAgent::form_round() {
   }
   RoundPlan plan;
   plan.round = round_;
+  plan.restarts_used = changes_.restarts;
   plan.place = NodePlace::alone(options_.workers.nproc_per_node);
   plan.master_addr = port_->address();
   plan.master_port = port_->port();
@@ -162,18 +187,24 @@ std::optional<RoundPlan> LocalAgent::await_plan() {
     serve_job();
   }
   if (ending()) await_verdict();
+  // Only the node of rank 0 needs the port that it has offered.
+  if (plan_ && plan_->place.node_rank != 0) port_.reset();
   return verdict_ || ending() ? std::nullopt : plan_;
 }
 
 void LocalAgent::run_workers(const RoundPlan& plan) {
+  serve_store(plan);
   place_ = plan.place;
   if (board_) {
     for (int place = 0; place < board_->places(); ++place) board_->clear(place);
   }
   publishers_.assign(static_cast<size_t>(options_.workers.nproc_per_node), 0);
+  all_publish_ = false;
+  refill_at_ = Deadline::after(kRefillAnyway);
+  open_standby();
   try {
     group_.emplace(options_.workers, plan, port_ ? port_->fd() : -1, directory_,
-                   link_.surroundings, mux_);
+                   link_.surroundings, mux_, standby_ ? &*standby_ : nullptr);
   } catch (...) {
     end_descendants(milliseconds(0), [](pid_t, int) {});
     throw;
@@ -185,19 +216,20 @@ void LocalAgent::run_workers(const RoundPlan& plan) {
   }
   while (group_->running() > 0 && !stop_.given_up) {
     wait_for_event();
-    reap_children(
-        [&](pid_t pid, int status) { group_->set_ended(pid, status); });
+    reap_children([&](pid_t pid, int status) { set_ended(pid, status); });
+    refill_standby();
     if (look_for_causes_at_ && look_for_causes_at_->expired()) {
       look_for_causes_at_.reset();
       group_->look_for_causes();
     }
     look_for_hangs();
+    look_for_snapshot();
     if (group_->failed() && !stop_.kill_at) {
       failures_ = group_->failures();
       if (job_) {
         if (only_echoes()) job_->ask_for_cause();
         propose_at_ =
-            Deadline::after(only_echoes() ? kCauseAllowance : milliseconds(0));
+            Deadline::after(may_be_echo() ? kCauseAllowance : milliseconds(0));
       }
       stop_after_failure();
     }
@@ -213,6 +245,25 @@ void LocalAgent::run_workers(const RoundPlan& plan) {
   set_verdict_of_workers();
   hangs_.reset();
   group_.reset();
+  worker_store_.reset();
+  if (plan_) plan_->line.reset();
+}
+
+void LocalAgent::serve_store(const RoundPlan& plan) {
+  options_.workers.store_socket.clear();
+  // The agents of several nodes may have a store that takes no workers.
+  if (!options_.workers.serves_store || (job_ && !plan.line)) return;
+  const std::string name =
+      WorkerStoreService::name_for(plan.round, plan.master_port);
+  try {
+    worker_store_.emplace(name, plan.round, plan.line);
+    options_.workers.store_socket = name;
+  } catch (const std::system_error& error) {
+    // The ranks of the other nodes would wait at the store that is refused.
+    if (job_ || options_.workers.worker_store == "agent") throw;
+    report_(std::string("the workers will meet at rank 0's store: ") +
+            error.what());
+  }
 }
 
 void LocalAgent::look_for_hangs() {
@@ -228,9 +279,23 @@ void LocalAgent::look_for_hangs() {
   }
 }
 
+void LocalAgent::look_for_snapshot() {
+  if (!waits_since_ns_ || !board_ || !look_for_snapshot_at_.expired()) return;
+  look_for_snapshot_at_ = Deadline::after(kSnapshotLook);
+  board_->watch(2 * kSnapshotLook);
+  for (int place = 0; place < board_->places(); ++place) {
+    const auto told = board_->read(place);
+    if (!told || told->last_snapshot_ns <= *waits_since_ns_) continue;
+    job_->report_snapshot();
+    waits_since_ns_.reset();
+    return;
+  }
+}
+
 void LocalAgent::set_verdict_of_workers() {
   if (!job_) {
     verdict_ = failures_.empty() ? Verdict{} : failed_verdict(failures_);
+    verdict_->changes = verdict_->after(changes_);
     return;
   }
   if (!stop_.kill_at) job_->report_success();
@@ -238,6 +303,8 @@ void LocalAgent::set_verdict_of_workers() {
 }
 
 void LocalAgent::await_verdict() {
+  // The job goes on without this node, which took no part in the round.
+  if (leaves_ && !plan_) return;
   std::optional<Deadline> deadline;
   // The other nodes may still fail, and then all start again. This waits after
   // a signal too, since another verdict may have come before the signal's.
@@ -257,7 +324,7 @@ void LocalAgent::await_verdict() {
 void LocalAgent::propose_failure() {
   if (!propose_at_) return;
   if (running() > 0) failures_ = group_->failures();
-  if (only_echoes() && !propose_at_->expired()) return;
+  if (may_be_echo() && !propose_at_->expired()) return;
   propose_at_.reset();
   if (!failures_.empty()) job_->propose(round_, failed_verdict(failures_));
 }
@@ -266,24 +333,33 @@ bool LocalAgent::only_echoes() const {
   return failures_.empty() || failures_.front().error.kind == FailureKind::echo;
 }
 
+// If nodes may come and go, the loss of one uses no restart. Its peers may fail
+// of it before it is noticed, and not every program says that this was why.
+bool LocalAgent::may_be_echo() const {
+  return only_echoes() || (job_->elastic() && failures_.front().error.kind ==
+                                                  FailureKind::unknown);
+}
+
 std::string LocalAgent::describe_failure() {
   const int max_restarts = options_.workers.max_restarts;
   const bool is_own = verdict_->node_rank == node_rank();
   if (job_ && !failures_.empty() && is_own) {
     failures_.front().node = node_name();
   }
+  SourceFinder sources;
+  for (auto& failure : failures_) failure.stack = sources.texts(failure.stack);
   FailedAttempt attempt{.directory = directory_.attempt_directory(round_),
                         .run_id = options_.workers.run_id,
                         .host = options_.host_name,
                         .program = options_.workers.program.arguments,
-                        .restarts_used = round_,
+                        .restarts_used = changes_.restarts,
                         .max_restarts = max_restarts,
                         .cause = verdict_->text,
                         .failures = failures_};
   attempt.read_files();
   std::string text = verdict_->text;
   if (!failures_.empty() && is_own) {
-    text = describe(failures_, round_, max_restarts);
+    text = describe(failures_, changes_.restarts, max_restarts);
     attempt.crash_report = write_crash_report(attempt);
     if (!attempt.crash_report.empty()) {
       text += "\n  report: " + attempt.crash_report.string();
@@ -301,9 +377,9 @@ std::string LocalAgent::describe_failure() {
 }
 
 std::optional<int> LocalAgent::end_round() {
-  const int max_restarts = options_.workers.max_restarts;
   outcome_->run_id = options_.workers.run_id;
-  outcome_->restarts_used = round_;
+  outcome_->restarts_used = changes_.restarts;
+  outcome_->membership_changes = changes_.membership_changes;
   if (place_) {
     outcome_->node_rank = place_->node_rank;
     outcome_->nnodes = place_->nnodes;
@@ -313,24 +389,36 @@ std::optional<int> LocalAgent::end_round() {
     outcome_->cause = "the launcher was killed";
     return 128 + SIGKILL;
   }
-  const bool ended = verdict_ && verdict_->ends_job(round_, max_restarts);
+  const bool ended = verdict_ && verdict_->ends_job(limits());
   const bool last = ending_signal_ != 0 || ended;
   const bool failed = verdict_ && verdict_->kind == Verdict::Kind::failed;
+  // An elastic node may have waited while the others ran.
+  const bool took_part = !job_ || !job_->elastic() || plan_;
   std::string text;
-  if (failed) {
+  if (failed && took_part) {
     text = describe_failure();
-  } else if (verdict_ && verdict_->kind != Verdict::Kind::signalled) {
+  } else if (verdict_ && verdict_->kind != Verdict::Kind::signalled &&
+             !leaves_) {
     text = verdict_->text;
   }
-  if (!last && failed) {
-    text += "\n  restarting all " +
-            count_workers(
-                static_cast<size_t>(plan_ ? plan_->place.world_size
-                                          : options_.workers.nproc_per_node)) +
-            ": restart " + std::to_string(round_ + 1) + " of " +
-            std::to_string(max_restarts);
+  if (!took_part && verdict_ && verdict_->kind == Verdict::Kind::succeeded) {
+    text = "the job has ended well without this node";
+  }
+  const bool changes = verdict_ && verdict_->changes_membership();
+  if (!last && (failed || changes)) {
+    text += "\n  " + describe_restart();
+  } else if (ended && changes) {
+    text += "; membership changes used: " +
+            std::to_string(changes_.membership_changes) + " of " +
+            std::to_string(limits().membership_changes.value_or(0)) +
+            " (--max-membership-changes)";
   }
   if (!text.empty()) report_(text);
+  if (leaves_ && (!ended || changes)) {
+    outcome_->signal = ending_signal_;
+    outcome_->cause = signal_name(ending_signal_) + " made this node leave";
+    return 128 + ending_signal_;
+  }
   // If there is one node, no other has to agree: the signal ended the job.
   if (ended && (job_ || ending_signal_ == 0)) {
     outcome_->cause = verdict_->text;
@@ -342,7 +430,43 @@ std::optional<int> LocalAgent::end_round() {
     outcome_->cause = signal_name(ending_signal_) + " ended the job";
     return 128 + ending_signal_;
   }
+  if (verdict_) changes_ = verdict_->changes;
+  // Another `Joined` comes once this node has joined at the other store.
+  if (verdict_ && verdict_->moves) joined_.reset();
   return std::nullopt;
+}
+
+// Returns the launcher's line about what follows a round that does not end the
+// job.
+std::string LocalAgent::describe_restart() const {
+  const ChangeLimits most = limits();
+  const ChangeCount& used = verdict_->changes;
+  if (verdict_->changes_membership()) {
+    return "starting all workers again: membership change " +
+           std::to_string(used.membership_changes) +
+           (most.membership_changes
+                ? " of " + std::to_string(*most.membership_changes)
+                : "");
+  }
+  const std::string all = job_ && job_->elastic()
+                              ? "workers"
+                              : count_workers(static_cast<size_t>(
+                                    plan_ ? plan_->place.world_size
+                                          : options_.workers.nproc_per_node));
+  std::string text = "restarting all " + all + ": restart " +
+                     std::to_string(used.restarts) + " of " +
+                     std::to_string(most.restarts);
+  if (const int waiting = standby_ ? standby_->waiting() : 0; waiting > 0) {
+    text += ", with " +
+            std::to_string(std::min(waiting, options_.workers.nproc_per_node)) +
+            " from standby on this node";
+  }
+  return text;
+}
+
+ChangeLimits LocalAgent::limits() const {
+  return job_ ? job_->limits()
+              : ChangeLimits{.restarts = options_.workers.max_restarts};
 }
 
 void LocalAgent::wait_for_event() {
@@ -356,6 +480,7 @@ void LocalAgent::wait_for_event() {
   if (hears_job) entries_.push_back({job_->event_fd(), POLLIN, 0});
   mux_.add_poll_entries(entries_);
   if (socket_) socket_->add_poll_entries(entries_);
+  if (standby_) standby_->add_poll_entries(entries_);
   if (metrics_) metrics_->add_poll_entries(entries_);
   milliseconds timeout = hears_job ? kJobInterval : milliseconds(-1);
   const auto shorten_to = [&](const Deadline& deadline) {
@@ -368,8 +493,18 @@ void LocalAgent::wait_for_event() {
   if (hangs_ && running() > 0 && !stop_.kill_at) {
     shorten_to(Deadline::after(hangs_->most_wait()));
   }
+  if (waits_since_ns_ && board_ && running() > 0) {
+    shorten_to(look_for_snapshot_at_);
+  }
   if (metrics_ && metrics_->most_wait() != milliseconds::max()) {
     shorten_to(Deadline::after(metrics_->most_wait()));
+  }
+  if (standby_ && running() > 0 && !stop_.kill_at) {
+    if (refill_at_) {
+      shorten_to(*refill_at_);
+    } else if (const auto wait = standby_->most_wait()) {
+      shorten_to(Deadline::after(*wait));
+    }
   }
   const int ready =
       poll(entries_.data(), entries_.size(), static_cast<int>(timeout.count()));
@@ -382,6 +517,7 @@ void LocalAgent::wait_for_event() {
           return answer(question, asker);
         });
   }
+  if (standby_) standby_->handle_poll_entries(entries_);
   if (metrics_) {
     metrics_->handle_poll_entries(entries_, [this] { return metrics(); });
   }
@@ -464,9 +600,10 @@ JobStatus LocalAgent::status() const {
   all.agent_pid = getpid();
   all.host = options_.host_name;
   all.started_ns = started_ns_;
-  all.restart = round_;
+  all.restart = changes_.restarts;
   all.max_restarts = options_.workers.max_restarts;
   all.attempt_directory = directory_.attempt_directory(round_);
+  all.standby = standby_ ? standby_->waiting() : 0;
   all.state = !group_          ? JobStatus::State::waiting
               : running() == 0 ? JobStatus::State::ended
               : stop_.kill_at  ? JobStatus::State::stopping
@@ -513,6 +650,7 @@ void LocalAgent::serve_job() {
             joined_ = news;
             options_.workers.run_id = news.membership.run_id;
             round_ = news.membership.round;
+            changes_ = news.membership.changes;
             offer_round();
           } else if constexpr (std::is_same_v<News, Notice>) {
             report_(news.text);
@@ -520,6 +658,9 @@ void LocalAgent::serve_job() {
             plan_ = news;
           } else if constexpr (std::is_same_v<News, CauseWanted>) {
             look_for_causes_at_ = Deadline::after(kCauseEnds);
+          } else if constexpr (std::is_same_v<News, NodesWait>) {
+            waits_since_ns_ = steady_ns();
+            report_(news.text);
           } else {
             verdict_ = news;
             obey_verdict();
@@ -531,7 +672,7 @@ void LocalAgent::serve_job() {
 
 void LocalAgent::offer_round() {
   RoundOffer offer;
-  if (node_rank() == 0) {
+  if (node_rank() == 0 || job_->elastic()) {
     port_ = StorePort::hold_for_nodes(joined_->reachable_host);
     offer = {joined_->master_addr, port_->port()};
   }
@@ -543,7 +684,13 @@ void LocalAgent::obey_verdict() {
     // The verdict that this node proposed for its own signal comes back too.
     if (ending_signal_ == 0) stop_by_signal(verdict_->signal, verdict_->text);
   } else if (running() > 0 && !stop_.kill_at) {
-    stop_after_failure();
+    // If no node was lost, the program can still save a last snapshot.
+    if (verdict_->kind == Verdict::Kind::node_leaves ||
+        verdict_->kind == Verdict::Kind::node_waits) {
+      stop_for_members();
+    } else {
+      stop_after_failure();
+    }
   }
 }
 
@@ -551,14 +698,25 @@ void LocalAgent::forward(int signal) {
   if (!options_.ending_signals.contains(signal)) {
     if (group_) group_->signal_process_groups(signal);
   } else if (ending_signal_ == 0) {
+    leaves_ = may_leave();
     Verdict verdict;
-    verdict.kind = Verdict::Kind::signalled;
+    verdict.kind =
+        leaves_ ? Verdict::Kind::node_leaves : Verdict::Kind::signalled;
     verdict.node_rank = node_rank();
     verdict.exit_code = 128 + signal;
     verdict.signal = signal;
     verdict.text = signal_name(signal) + " at " + node_name();
+    if (leaves_) {
+      verdict.exit_code = kSystemError;
+      verdict.signal = 0;
+      verdict.text = node_name() + " leaves: " + signal_name(signal);
+    }
     stop_by_signal(signal, signal_name(signal));
-    end_job(verdict);
+    if (!leaves_) {
+      end_job(verdict);
+    } else if (plan_) {
+      job_->propose(round_, verdict);
+    }
   } else if (signal == SIGINT) {
     kill_now();
   }
@@ -567,7 +725,9 @@ void LocalAgent::forward(int signal) {
 void LocalAgent::stop_by_signal(int signal, const std::string& text) {
   ending_signal_ = signal;
   if (running() == 0) {
-    if (job_) report_(text + " ends the job");
+    if (job_)
+      report_(text +
+              (leaves_ ? " makes this node leave the job" : " ends the job"));
     return;
   }
   if (stop_.kill_at) return;  // they are already being stopped, and faster
@@ -582,6 +742,19 @@ void LocalAgent::stop_by_signal(int signal, const std::string& text) {
           ", which may take " + seconds_text(options_.shutdown_timeout) +
           " to end" +
           (signal == SIGINT ? "; a second SIGINT kills at once" : ""));
+}
+
+bool LocalAgent::may_leave() const {
+  return job_ && job_->elastic() && joined_ &&
+         (!joined_->hosts_store || job_->may_move());
+}
+
+void LocalAgent::stop_for_members() {
+  group_->settle();
+  stop_.allowed = options_.shutdown_timeout;
+  stop_.kill_at = Deadline::after(stop_.allowed);
+  group_->signal_process_groups(SIGTERM);
+  group_->signal_process_groups(SIGCONT);
 }
 
 void LocalAgent::stop_after_failure() {
@@ -618,7 +791,8 @@ void LocalAgent::enforce_deadline() {
 void LocalAgent::end_leftovers() {
   const bool all_ended = end_descendants(
       options_.leftover_timeout,
-      [&](pid_t pid, int status) { group_->set_ended(pid, status); });
+      [&](pid_t pid, int status) { set_ended(pid, status); },
+      standby_ ? standby_->pids() : std::set<pid_t>());
   const int interrupt = guardian_gone_ ? -1 : link_.commands.get();
   const milliseconds idle = guardian_gone_        ? milliseconds(0)
                             : ending_signal_ != 0 ? kSignalledConsoleIdle
@@ -636,6 +810,50 @@ void LocalAgent::end_leftovers() {
         "a process outlived SIGKILL, uninterruptible in the kernel; it is "
         "left behind");
   }
+}
+
+void LocalAgent::set_ended(pid_t pid, int wait_status) {
+  if (standby_ && standby_->set_ended(pid, wait_status)) return;
+  group_->set_ended(pid, wait_status);
+}
+
+void LocalAgent::open_standby() {
+  if (options_.standby == 0 || standby_) return;
+  const WorkerGroupOptions& workers = options_.workers;
+  WorkerIdentity identity;
+  identity.local_world_size = workers.nproc_per_node;
+  identity.role = workers.role;
+  identity.max_restarts = workers.max_restarts;
+  identity.run_id = workers.run_id;
+  identity.agent_socket = workers.agent_socket;
+  identity.signals_to_handle = workers.signals_to_handle;
+  if (!workers.omp_threads.empty()) {
+    identity.omp_threads = workers.omp_threads.front();
+  }
+  standby_.emplace(StandbyPoolOptions{.processes = options_.standby,
+                                      .path = workers.program.path,
+                                      .arguments = workers.program.arguments,
+                                      .environment = standby_environment(
+                                          identity, current_environment()),
+                                      .surroundings = link_.surroundings},
+                   report_);
+}
+
+void LocalAgent::refill_standby() {
+  if (!standby_ || running() == 0 || stop_.kill_at) return;
+  if (!all_publish_ && std::ranges::find(publishers_, 0) == publishers_.end()) {
+    all_publish_ = true;
+    refill_at_ = Deadline::after(kRefillDelay);
+  }
+  if (refill_at_ && !refill_at_->expired()) return;
+  refill_at_.reset();
+  standby_->refill();
+}
+
+void LocalAgent::end_standby() {
+  if (!standby_) return;
+  standby_.reset();
+  end_descendants(options_.leftover_timeout, [](pid_t, int) {});
 }
 
 std::string LocalAgent::node_name() const {
@@ -666,13 +884,14 @@ Verdict LocalAgent::failed_verdict(
 void LocalAgent::propose_lost_launcher() {
   Verdict verdict =
       give_up(128 + SIGKILL, "the launcher of " + node_name() + " was killed");
-  if (!joined_ || joined_->hosts_store) {
+  if (!joined_ || (joined_->hosts_store && !may_leave())) {
     end_job(verdict);
     return;
   }
-  verdict.kind = Verdict::Kind::failed;
+  verdict.kind =
+      job_->elastic() ? Verdict::Kind::node_lost : Verdict::Kind::failed;
   verdict.node_rank = node_rank();
-  job_->propose(round_, verdict);
+  if (plan_ || !job_->elastic()) job_->propose(round_, verdict);
 }
 
 void LocalAgent::end_job(Verdict verdict) {

@@ -19,8 +19,10 @@
 #include "lockstep/launch/output_mux.h"
 #include "lockstep/launch/process_guardian.h"
 #include "lockstep/launch/run_directory.h"
+#include "lockstep/launch/standby_pool.h"
 #include "lockstep/launch/store_port.h"
 #include "lockstep/launch/worker_group.h"
+#include "lockstep/launch/worker_store_service.h"
 
 namespace lockstep::internal {
 
@@ -42,6 +44,8 @@ struct LocalAgentOptions {
   std::chrono::milliseconds failure_shutdown_timeout{500};
   // How long a worker may make no progress (hang_finder.h). None: for ever.
   std::optional<std::chrono::milliseconds> hang_timeout{};
+  // How many standby processes wait on this node (standby_pool.h).
+  int standby = 0;
   // How long processes that workers leave have from SIGTERM to SIGKILL.
   std::chrono::milliseconds leftover_timeout{200};
 
@@ -101,11 +105,14 @@ class LocalAgent {
   std::optional<RoundPlan> form_round();
   std::optional<RoundPlan> await_plan();
   void run_workers(const RoundPlan& plan);
+  // Begins to serve the workers of this attempt a store, if they get one.
+  void serve_store(const RoundPlan& plan);
   void set_verdict_of_workers();
   void await_verdict();
   std::optional<int> end_round();
   // Returns the launcher's lines about a round that failed.
   std::string describe_failure();
+  std::string describe_restart() const;
 
   bool ending() const { return ending_signal_ != 0 || guardian_gone_; }
   size_t running() const { return group_ ? group_->running() : 0; }
@@ -124,16 +131,28 @@ class LocalAgent {
   void forward(int signal);
   void stop_by_signal(int signal, const std::string& text);
   void stop_after_failure();
+  void stop_for_members();
   void kill_now();
   void enforce_deadline();
   void look_for_hangs();
+  void look_for_snapshot();
   void propose_failure();
   // Returns whether nothing but echoes is known of this node's failures.
   bool only_echoes() const;
+  bool may_be_echo() const;  // requires job_
   void end_leftovers();
+  void set_ended(pid_t pid, int wait_status);
+  void open_standby();
+  // Starts what the pool lacks, once the attempt has begun: before that, its
+  // workers need the cores.
+  void refill_standby();
+  void end_standby();
 
   int node_rank() const { return joined_ ? joined_->membership.node_rank : -1; }
   std::string node_name() const;
+  ChangeLimits limits() const;
+  // Returns whether a signal makes this node leave a job that goes on.
+  bool may_leave() const;
   Verdict failed_verdict(const std::vector<WorkerFailure>& failures) const;
   void end_job(Verdict verdict);
 
@@ -151,21 +170,33 @@ class LocalAgent {
   std::optional<AgentSocket> socket_{};
   std::optional<StatusBoard> board_{};
   std::optional<MetricsEndpoint> metrics_{};
+  std::optional<StandbyPool> standby_{};  // from the first attempt on
   std::vector<pollfd> entries_;
   int ending_signal_ = 0;  // the first forwarded signal that ends the job
   bool guardian_gone_ = false;
+  bool leaves_ = false;  // at ending_signal_; the job goes on
 
   // What the nodes agreed on, once this node has joined the job.
   std::optional<Joined> joined_;
 
+  // Before the current attempt.
+  ChangeCount changes_{};
+
   // The members below belong to the current attempt.
   int round_ = 0;
+  // Since when nodes wait for a snapshot, and when to look for one; nothing:
+  // none waits.
+  std::optional<int64_t> waits_since_ns_{};
+  Deadline look_for_snapshot_at_ = Deadline::after(std::chrono::seconds(0));
   std::optional<RoundPlan> plan_;
   std::optional<NodePlace> place_{};
+  std::optional<WorkerStoreService> worker_store_{};
   std::optional<WorkerGroup> group_;
   std::optional<HangFinder> hangs_{};  // if there is a hang_timeout
   // The processes that publish on the board, by local rank; 0: none yet.
   std::vector<pid_t> publishers_{};
+  std::optional<Deadline> refill_at_{};  // nothing: it may be done now
+  bool all_publish_ = false;
   Stop stop_;
   std::vector<WorkerFailure> failures_;  // of this node
   // When a failure of this node is proposed as the job's verdict; nothing

@@ -75,6 +75,9 @@ std::vector<Metric> metrics_of_ranks() {
   const auto count = [](int64_t value) {
     return std::optional(static_cast<double>(value));
   };
+  const auto known = [](double value) {
+    return value < 0 ? std::nullopt : std::optional(value);
+  };
   return {
       {"lockstep_worker_up", "gauge", "Whether the worker runs.",
        [](const Rank& rank) -> std::optional<double> {
@@ -118,6 +121,20 @@ std::vector<Metric> metrics_of_ranks() {
          if (!rank.usage) return std::nullopt;
          return static_cast<double>(rank.usage->resident_bytes);
        }},
+      {"lockstep_gpu_utilization_ratio", "gauge",
+       "How much of the last moment the GPUs of the rank computed, the mean.",
+       published([=](const Status& rank) {
+         return known(rank.gpu_busy_percent / 100);
+       })},
+      {"lockstep_gpu_memory_bytes", "gauge", "Memory of the rank on its GPUs.",
+       published([=](const Status& rank) {
+         return known(static_cast<double>(rank.gpu_memory_bytes));
+       })},
+      {"lockstep_gpu_power_watts", "gauge", "What the GPUs of the rank draw.",
+       published([=](const Status& rank) { return known(rank.gpu_watts); })},
+      {"lockstep_gpu_temperature_celsius", "gauge",
+       "Temperature of the hottest GPU of the rank.",
+       published([=](const Status& rank) { return known(rank.gpu_celsius); })},
   };
 }
 

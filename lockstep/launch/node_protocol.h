@@ -14,7 +14,9 @@
 
 #include "lockstep/launch/agent_store.h"
 #include "lockstep/launch/awake_clock.h"
+#include "lockstep/launch/elastic_rules.h"
 #include "lockstep/launch/round_plan.h"
+#include "lockstep/launch/verdict.h"
 
 namespace lockstep::internal {
 
@@ -43,16 +45,30 @@ struct KeepAlive {
 std::string own_pause(const AwakeClock& awake, const KeepAlive& keep_alive,
                       const std::string& name);
 
+// What an agent knows of the job from the store at which it met before, if that
+// store was lost.
+struct EarlierRounds {
+  int count = 0;  // the number of the next round
+  ChangeCount changes{};
+  int nodes = 0;  // that took part in the last one
+  // The place of this node, and the round in which it had it; see Candidate.
+  int last_place = -1;
+  int last_round = -1;
+};
+
 // What an agent tells the others about itself. All agents of a job must agree
-// on the number of nodes, on max_restarts and, if they give one, on the run id.
+// on the numbers of nodes, on the limits and, if they give one, on the run id.
 struct NodeDescription {
-  int nnodes = 1;
+  int nnodes = 1;  // at most
+  // At least. Unset: `nnodes`, so that their number is fixed.
+  std::optional<int> min_nodes{};
   std::optional<int> node_rank{};  // unset: the lowest free rank
   int nproc_per_node = 1;
   std::string role = "default";
   int max_restarts = 0;
-  std::optional<std::string> run_id{};  // unset: the first agent's
-  std::string host{};                   // for messages
+  std::optional<int> max_membership_changes{};  // unset: without limit
+  std::optional<std::string> run_id{};          // unset: the first agent's
+  std::string host{};                           // for messages
   pid_t pid = 0;
   // Distinguishes this agent from others, since containers may share host name
   // and pid. An agent that lost the store and joins again keeps its rank by
@@ -63,44 +79,30 @@ struct NodeDescription {
   // known.
   std::string connection{};
   KeepAlive keep_alive{};
+  ElasticOptions elastic_options{};  // those of the host of the store count
+  EarlierRounds earlier{};
+
+  int fewest() const { return min_nodes.value_or(nnodes); }
+  // Whether nodes may come and go.
+  bool elastic() const { return fewest() < nnodes; }
+  ChangeLimits limits() const { return {max_restarts, max_membership_changes}; }
 };
 
 struct Membership {
   int node_rank = 0;
   std::string run_id{};
-  int round = 0;  // the one that is being formed or runs
+  int round = 0;          // the one that is being formed or runs
+  ChangeCount changes{};  // before that round
 };
 
 // What a node offers for one round.
 struct RoundOffer {
-  // Where rank 0 opens the workers' store; given by node rank 0 only. Empty: on
-  // the host of the agents' store, which each node reaches by the address that
-  // it was given for that store.
+  // Where rank 0 opens the workers' store, if this node has rank 0. If the
+  // number of nodes is fixed, that is node rank 0, and no other gives these.
+  // Empty: on the host of the agents' store, which each node reaches by the
+  // address that it was given for that store.
   std::string master_addr{};
   int master_port = 0;
-};
-
-// How a round ended. All nodes follow one verdict for it: the first that a node
-// proposed.
-struct Verdict {
-  enum class Kind {
-    succeeded,  // every worker returned 0
-    failed,     // a worker failed or a node was lost; all workers start again
-                // while restarts are left
-    signalled,  // a signal that one agent forwarded ends the job
-    given_up,   // the job ends: a node is absent, or the store is lost
-    declined,   // the job ends before it began: a node was refused or cannot
-                // take part
-  };
-  Kind kind = Kind::succeeded;
-  int node_rank = -1;  // where it happened; -1: no particular node
-  int exit_code = 0;
-  int signal = 0;      // for `signalled`
-  std::string text{};  // one line for the user; names the node
-
-  bool ends_job(int round, int max_restarts) const {
-    return kind != Kind::failed || round >= max_restarts;
-  }
 };
 
 // Thrown if this agent may not join. what() is one line that names both sides.
@@ -136,6 +138,11 @@ class JobClosed : public std::runtime_error {
 // agrees on the attempt of the same number, and its verdict says how that
 // attempt ended. Round 0 is the start, each further one a restart.
 //
+// If nodes may come and go (NodeDescription::elastic()), a node rank is what a
+// node takes when it joins; its place among the nodes of a round is in the
+// round's plan, and may be another in the next round. The host of the store
+// decides which nodes take part (elastic_rules.h).
+//
 // No call waits for another node: the owner asks again and again
 // (job_member.h). For one thread. Every member throws AgentStoreError if the
 // store is lost, ForeignRecord if it holds a record that no agent of this
@@ -149,7 +156,15 @@ class NodeProtocol {
 
   NodeProtocol(AgentStore& store, NodeDescription self,
                Connections accepted = {})
-      : store_(store), self_(std::move(self)), accepted_(std::move(accepted)) {}
+      : store_(store),
+        self_(std::move(self)),
+        accepted_(std::move(accepted)),
+        last_place_(self_.earlier.last_place),
+        last_round_(self_.earlier.last_round),
+        last_nodes_(self_.earlier.nodes) {
+    // All nodes of the last round meet again, but for the host of the store.
+    if (last_nodes_ > 0) rules_.expect(last_nodes_ - 1);
+  }
 
   // Takes a node rank. Throws JobRefused, and then also tells the nodes that
   // still wait for others; RankTaken; JobClosed.
@@ -163,15 +178,24 @@ class NodeProtocol {
   // from Membership::round on. Throws JobRefused if this node was given up as
   // lost and another has its rank.
   void offer_round(int round, const RoundOffer& offer);
-  // Returns the plan of this node once every node has offered the round, and
-  // only once.
+  // Returns the plan of this node once the round has begun, and only once;
+  // nothing if the round has begun without this node.
   std::optional<RoundPlan> take_plan();
+  // Returns true once for each round that has begun without this node.
+  bool take_exclusion();
   // The round that was offered last; before the first offer, the one that
   // join() found.
   int round() const { return round_; }
   // Returns the ranks of the nodes that have not offered this round, or were
   // lost after that.
   std::vector<int> absent_nodes();
+  // Whether the round has begun and has no verdict yet, as far as this node
+  // knows.
+  bool runs() const { return plan_given_ && !verdict_given_; }
+  bool job_ended() const { return job_ended_; }
+  const std::string& run_id() const { return run_id_; }
+  // Returns what this node would bring to another store.
+  EarlierRounds earlier() const;
 
   // Reports that every worker of this node has returned 0.
   void report_success();
@@ -181,11 +205,20 @@ class NodeProtocol {
   // Returns whether a node has called ask_for_cause() in round(); true only
   // once for each round.
   bool take_question();
-  // Ends `round` with `verdict` unless the round has one already.
+  // A worker of this node has written a snapshot since take_wait() returned a
+  // text.
+  void report_snapshot();
+  // Ends `round` with `verdict` unless the round has one already. Sets
+  // Verdict::changes.
   void propose(int round, const Verdict& verdict);
   // Returns the verdict of round() once it has one, and only once for each
   // round.
   std::optional<Verdict> take_verdict();
+
+  // See AgentStore::open_line().
+  std::unique_ptr<StoreLine> open_line(const Deadline& deadline) {
+    return store_.open_line(deadline);
+  }
 
   // Waits until the members above may have something new to return, at most for
   // `allowed` or until `wake_fd` is readable.
@@ -194,11 +227,16 @@ class NodeProtocol {
   // Must be called at least once a second: shows that this node lives. On the
   // host of the store it also looks for lost nodes. The rank of a lost node
   // becomes free. If the node took part in the round, the round has failed; a
-  // round that is being formed without it waits for another node.
+  // round that is being formed without it waits for another node. If nodes may
+  // come and go, the host also begins rounds, and ends them for nodes that
+  // wait.
   void beat(Clock::time_point now);
   // Returns a line for the user about a node that was lost between two rounds;
   // each line once.
   std::optional<std::string> take_notice();
+  // Returns, on the host of the store, a line about nodes that wait for the
+  // program's next snapshot; once for each wait.
+  std::optional<std::string> take_wait();
 
   // Records that this node no longer needs the store. While the job goes on,
   // its rank becomes free for another node.
@@ -208,6 +246,9 @@ class NodeProtocol {
   // the job must have departed, even one that has not joined yet: nodes that
   // come later must be told.
   bool others_have_departed();
+  // Returns true once all other nodes of the round have offered the next one,
+  // or if it has not begun.
+  bool others_have_gone_on();
   bool declined() const { return declined_; }
 
   // Returns "node 1 (its host)", or "node 1" if that node has not joined.
@@ -224,14 +265,25 @@ class NodeProtocol {
     bool connected = false;   // its connection was among the accepted ones
   };
 
+  struct Start {
+    int round = 0;
+    ChangeCount changes{};  // before it
+  };
+
   std::string round_key(int round, const std::string& leaf) const;
   std::string own_record() const;
   void agree_on_job();
   void claim_rank();
   int guess_free_rank();
   void propose_plan();
-  int current_round();
+  Start current_round();
   bool has_begun();
+  void keep_members(Clock::time_point now, bool looks);
+  void form_round(Clock::time_point now, bool looks);
+  void look_at_members(Clock::time_point now);
+  void let_in(const std::vector<int>& waiting, Clock::time_point now);
+  void note_failing_node(const Verdict& verdict);
+  bool is_member(int node_rank) const;
   void end_forming_round(int round, const Verdict& verdict);
   [[noreturn]] void refuse(const std::string& reason);
   [[noreturn]] void refuse_rank(const std::string& reason);
@@ -245,22 +297,39 @@ class NodeProtocol {
   AgentStore& store_;
   NodeDescription self_;
   Connections accepted_;
-  int job_nnodes_ = 1;  // as the first agent said
+  // As the first agent said.
+  int job_nnodes_ = 1;
+  int job_fewest_ = 1;
+  int first_round_ = 0;
   std::string run_id_;
   int node_rank_ = -1;
   int round_ = 0;
   bool offered_ = false;
-  bool plan_given_ = false;
+  ChangeCount changes_{};       // before round_
+  ChangeCount next_changes_{};  // after its verdict
+  bool came_late_ = false;      // this node offered when the round had begun
+  bool plan_given_ = false;     // take_plan() has seen it
+  std::vector<int> members_{};  // node ranks by place; empty before the plan
+  bool excluded_ = false;       // from the round; not told yet
+  int last_place_;
+  int last_round_;
+  int last_nodes_;  // in the last round that has begun
   bool question_given_ = false;
   bool verdict_given_ = false;
   bool job_ended_ = false;
   bool declined_ = false;  // by the last verdict, or by this node
   int64_t beats_ = 0;
   Clock::time_point next_beat_{};
+  Clock::time_point last_beat_{};  // the last call of beat()
   Clock::time_point next_look_{};
   AwakeClock awake_{self_.keep_alive.longest_step()};
   std::map<int, Heard> heard_;
   std::vector<std::string> notices_;
+  // The rest is for the host of the store, if nodes may come and go.
+  ElasticRules rules_{self_.elastic_options, self_.fewest(), self_.nnodes};
+  bool has_formed_ = false;                // a round of this store has begun
+  std::map<int, std::string> member_ids_;  // by node rank; of the last round
+  std::optional<std::string> wait_{};      // for take_wait()
 };
 
 }  // namespace lockstep::internal

@@ -1,4 +1,5 @@
 #include "lockstep/launch/numa_binding.h"
+#include "lockstep/launch/visible_gpus.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -6,8 +7,6 @@
 #include <iterator>
 #include <map>
 #include <stdexcept>
-
-#include "lockstep/launch/process_count.h"
 
 namespace lockstep::internal {
 namespace {

@@ -141,6 +141,7 @@ Program resolve_program(const std::vector<std::string>& command,
 
   if (script) check_readable_script(name);
   Program program;
+  program.is_python = true;
   program.path = find_python();
   program.arguments = {program.path, "-u"};
   if (module) program.arguments.push_back("-m");

@@ -12,6 +12,7 @@ namespace lockstep::internal {
 struct Program {
   std::string path{};                    // for execve: it has a slash
   std::vector<std::string> arguments{};  // argv, argv[0] included
+  bool is_python = false;                // resolve_program() runs it by Python
 
   // Replaces ${local_rank} and $local_rank by the number in all arguments
   // except the first, as torchrun does (elastic/utils/api.py,

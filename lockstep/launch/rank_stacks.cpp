@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "lockstep/base/status_board.h"
+#include "lockstep/launch/source_finder.h"
 
 namespace lockstep::internal {
 
@@ -31,6 +32,15 @@ bool take_stacks(const std::filesystem::path& attempt, int32_t number,
     return true;
   } catch (const json::exception&) {
     return false;
+  }
+}
+
+void explain(std::vector<RankStacks>& ranks) {
+  SourceFinder sources;
+  for (RankStacks& rank : ranks) {
+    for (ThreadStack& thread : rank.threads) {
+      thread.frames = sources.texts(thread.frames);
+    }
   }
 }
 

@@ -22,6 +22,9 @@ struct RankStacks {
   std::vector<ThreadStack> threads{};
 };
 
+// Makes the frames of all threads readable (SourceFinder::texts()).
+void explain(std::vector<RankStacks>& ranks);
+
 // Sets threads and flight_record of `stacks` to what the rank has written to
 // the folder of its attempt for request `number`, and removes the file. Returns
 // false, and sets nothing, if there is no such file, or no whole one.

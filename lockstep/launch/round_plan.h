@@ -1,6 +1,9 @@
 #pragma once
 
+#include <memory>
 #include <string>
+
+#include "lockstep/launch/store_line.h"
 
 namespace lockstep::internal {
 
@@ -26,10 +29,14 @@ struct NodePlace {
 // What a node needs to start one attempt. If there are several nodes, they
 // agree on it in the rendezvous round of the same number.
 struct RoundPlan {
-  int round = 0;  // number of the attempt: restarts used
+  int round = 0;  // number of the attempt
+  int restarts_used = 0;
   NodePlace place{};
   std::string master_addr = "127.0.0.1";  // where rank 0 opens its store
   int master_port = 0;
+  // To the agents' store, for the calls of this node's workers. Null if there
+  // is one node, the agents' store is not ours, or the workers are Python's.
+  std::shared_ptr<StoreLine> line{};
 };
 
 }  // namespace lockstep::internal

@@ -6,6 +6,7 @@
 #include <string_view>
 #include <utility>
 
+#include "lockstep/base/standby_place.h"
 #include "lockstep/launch/job_secret.h"
 
 namespace lockstep::internal {
@@ -57,6 +58,7 @@ std::vector<std::string> worker_environment(
   };
   // An agent around this launcher has other places.
   remove(entries, "LOCKSTEP_AGENT_PLACE");
+  remove(entries, kStandbyVariable);
   if (worker.only_gpu) {
     set_number("LOCAL_RANK", 0);
     set_number("LOCKSTEP_AGENT_PLACE", worker.local_rank);
@@ -107,14 +109,33 @@ std::vector<std::string> worker_environment(
     // that this worker does not have.
     remove(entries, "LOCKSTEP_MASTER_LISTEN_FD");
   }
+  if (!worker.worker_store.empty()) {
+    set(entries, "LOCKSTEP_WORKER_STORE", worker.worker_store);
+  }
   // What the agents prove who they are with is none of the program's business.
   remove(entries, kJobSecretVariable);
   // Values of a launcher around this one are about other workers.
   for (const auto& [name, value] :
        {std::pair("LOCKSTEP_AGENT", worker.agent_socket),
+        std::pair("LOCKSTEP_STORE", worker.store_socket),
         std::pair("LOCKSTEP_PROGRESS_FILE", worker.progress_file)}) {
     value.empty() ? remove(entries, name) : set(entries, name, value);
   }
+  return entries;
+}
+
+std::vector<std::string> standby_environment(
+    const WorkerIdentity& worker, const std::vector<std::string>& inherited) {
+  std::vector<std::string> entries = worker_environment(worker, inherited);
+  for (const char* name :
+       {"LOCAL_RANK", "RANK", "ROLE_RANK", "GROUP_RANK", "LOCAL_WORLD_SIZE",
+        "WORLD_SIZE", "ROLE_WORLD_SIZE", "GROUP_WORLD_SIZE", "MASTER_ADDR",
+        "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE",
+        "LOCKSTEP_AGENT_PLACE", "LOCKSTEP_PROGRESS_FILE"}) {
+    remove(entries, name);
+  }
+  // If it is empty, each attempt has another one.
+  std::erase(entries, "LOCKSTEP_FLIGHT_DIR=");
   return entries;
 }
 

@@ -29,6 +29,9 @@ struct WorkerIdentity {
   std::optional<std::string> only_gpu{};
   std::string signals_to_handle{};   // --signals-to-handle
   std::optional<int> omp_threads{};  // --omp-threads
+  // WorkerStoreService::name_for(); empty: there is no store for this worker.
+  std::string store_socket{};
+  std::string worker_store{};   // --worker-store; empty: not given
   std::string progress_file{};  // to be touched (hang_finder.h); empty: none
 };
 
@@ -39,9 +42,16 @@ struct WorkerIdentity {
 // directory of flight records, if they are unset. LOCKSTEP_AGENT_PLACE is the
 // true local rank if LOCAL_RANK is not.
 // LOCKSTEP_MASTER_LISTEN_FD is removed for every worker that does not inherit
-// the descriptor, and LOCKSTEP_AGENT and LOCKSTEP_PROGRESS_FILE if there is
-// none.
+// the descriptor, and LOCKSTEP_AGENT, LOCKSTEP_STORE and LOCKSTEP_PROGRESS_FILE
+// if there is none. LOCKSTEP_WORKER_STORE stays as it is unless `worker_store`
+// is given.
 std::vector<std::string> worker_environment(
+    const WorkerIdentity& worker, const std::vector<std::string>& inherited);
+
+// Returns the environment of a standby process (base/standby_place.h), without
+// LOCKSTEP_STANDBY: that of a worker, without the variables that differ between
+// workers or attempts.
+std::vector<std::string> standby_environment(
     const WorkerIdentity& worker, const std::vector<std::string>& inherited);
 
 // Returns the environment of this process.

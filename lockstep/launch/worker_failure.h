@@ -47,6 +47,8 @@ struct WorkerFailure {
   // The frames of the thread that a fatal signal ended (base/crash_handler.h),
   // or of the main thread if it hung, the innermost first; empty if it wrote
   // none.
+  // Of the thread that failed, the innermost first: frame_line()
+  // (native_stack.h), or the same for people (SourceFinder::texts()).
   std::vector<std::string> stack{};
   std::vector<LogTail> logs{};  // of those that are not empty
 

@@ -70,12 +70,25 @@ void open_filtered_logs(const OutputOptions& options,
   open(OutputMux::Console::err, "filtered_stderr.log", options.stderr_filters);
 }
 
+// Returns a standby process that has become a worker, if there is one. Without
+// it the worker is started as it is the first time.
+std::optional<ChildProcess> take_standby(StandbyPool* standby,
+                                         const ChildStart& start) {
+  if (standby == nullptr) return std::nullopt;
+  try {
+    return standby->take(start);
+  } catch (const std::system_error&) {
+    return std::nullopt;  // no memory or descriptor to tell it
+  }
+}
+
 }  // namespace
 
 WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
                          const RoundPlan& plan, int master_listen_fd,
                          const RunDirectory& directory,
-                         const Surroundings& surroundings, OutputMux& mux)
+                         const Surroundings& surroundings, OutputMux& mux,
+                         StandbyPool* standby)
     : first_rank_(plan.place.first_rank) {
   const std::vector<std::string> inherited = current_environment();
   const FileDescriptor no_input = open_file("/dev/null", O_RDONLY);
@@ -92,12 +105,14 @@ WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
     identity.place = plan.place;
     identity.master_addr = plan.master_addr;
     identity.master_port = plan.master_port;
-    identity.restart_count = plan.round;
+    identity.restart_count = plan.restarts_used;
     identity.local_world_size = options.nproc_per_node;
     identity.role = options.role;
     identity.max_restarts = options.max_restarts;
     identity.run_id = options.run_id;
     identity.agent_socket = options.agent_socket;
+    identity.store_socket = options.store_socket;
+    identity.worker_store = options.worker_store;
     identity.signals_to_handle = options.signals_to_handle;
     const auto at = static_cast<size_t>(rank);
     if (!options.only_gpus.empty()) identity.only_gpu = options.only_gpus[at];
@@ -118,19 +133,20 @@ WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
     };
     const FileDescriptor out = route(Streams::out);
     const FileDescriptor err = route(Streams::err);
+    const ChildStart start{
+        .what = "starting a worker process",
+        .path = program.path,
+        .arguments = program.arguments,
+        .environment = environment,
+        .stdin_fd = rank == 0 ? STDIN_FILENO : no_input.get(),
+        .stdout_fd = out ? out.get() : STDOUT_FILENO,
+        .stderr_fd = err ? err.get() : STDERR_FILENO,
+        .inherited_fds = {identity.master_listen_fd, -1},
+        .cpus = options.cpus.empty() ? std::set<int>() : options.cpus[at],
+        .surroundings = surroundings};
+    auto stood_by = take_standby(standby, start);
     workers_.push_back(
-        {start_program(
-             {.what = "starting a worker process",
-              .path = program.path,
-              .arguments = program.arguments,
-              .environment = environment,
-              .stdin_fd = rank == 0 ? STDIN_FILENO : no_input.get(),
-              .stdout_fd = out ? out.get() : STDOUT_FILENO,
-              .stderr_fd = err ? err.get() : STDERR_FILENO,
-              .inherited_fds = {identity.master_listen_fd, -1},
-              .cpus = options.cpus.empty() ? std::set<int>() : options.cpus[at],
-              .surroundings = surroundings}),
-         error_file});
+        {stood_by ? std::move(*stood_by) : start_program(start), error_file});
   }
 }
 

@@ -17,6 +17,7 @@
 #include "lockstep/launch/program.h"
 #include "lockstep/launch/round_plan.h"
 #include "lockstep/launch/run_directory.h"
+#include "lockstep/launch/standby_pool.h"
 #include "lockstep/launch/worker_failure.h"
 
 namespace lockstep::internal {
@@ -28,7 +29,12 @@ struct WorkerGroupOptions {
   int max_restarts = 0;
   std::string role = "default";
   std::string run_id{};
-  std::string agent_socket{};       // AgentSocket::name(); empty: there is none
+  std::string agent_socket{};  // AgentSocket::name(); empty: there is none
+  // Whether the workers get a store from the launcher: they are not Python's.
+  bool serves_store = false;
+  // WorkerStoreService::name_for() of the attempt; empty: there is none.
+  std::string store_socket{};
+  std::string worker_store{};       // --worker-store; empty: not given
   std::string signals_to_handle{};  // for the workers' environment
   // One entry for each local rank, or none if the option is not given.
   std::vector<std::string> only_gpus{};  // --virtual-local-rank
@@ -46,10 +52,13 @@ class WorkerGroup {
  public:
   // Starts every worker. If one cannot be started, kills those that were
   // started, but does not reap them. `master_listen_fd` is StorePort::fd() if
-  // this node has rank 0, otherwise -1. Throws ProgramError, std::system_error.
+  // this node has rank 0, otherwise -1. Standby processes that wait become
+  // workers, local rank 0 first; `standby` is null if there are none. Throws
+  // ProgramError, std::system_error.
   WorkerGroup(const WorkerGroupOptions& options, const RoundPlan& plan,
               int master_listen_fd, const RunDirectory& directory,
-              const Surroundings& surroundings, OutputMux& mux);
+              const Surroundings& surroundings, OutputMux& mux,
+              StandbyPool* standby);
 
   // Sends `signal` to the process group of every worker that has not ended. A
   // worker that hangs gets no SIGTERM, which could end it before SIGABRT does.

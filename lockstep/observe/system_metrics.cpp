@@ -10,6 +10,8 @@
 #include <sstream>
 #include <string>
 
+#include "lockstep/base/gpu_usage.h"
+
 namespace lockstep {
 namespace {
 
@@ -61,6 +63,12 @@ SystemMetrics system_metrics() {
         static_cast<int64_t>(shared.f_blocks - shared.f_bfree) * block;
   }
   read_network(metrics);
+  if (const auto gpus = internal::gpu_usage()) {
+    metrics.gpu_memory_bytes = gpus->memory_bytes;
+    metrics.gpu_percent = gpus->busy_percent;
+    metrics.gpu_watts = gpus->watts;
+    if (gpus->celsius) metrics.gpu_celsius = *gpus->celsius;
+  }
   return metrics;
 }
 

@@ -2,11 +2,12 @@
 
 #include <chrono>
 #include <cstdint>
+#include <optional>
 
 namespace lockstep {
 
 // What this process and its host use, as Linux tells it. What it does not tell
-// is 0. There are no figures of GPUs.
+// is 0.
 struct SystemMetrics {
   std::chrono::steady_clock::time_point time{};
   // CPU time of this process since its start: all threads, in user and system
@@ -23,9 +24,21 @@ struct SystemMetrics {
   // since they came up.
   int64_t received_bytes{0};
   int64_t sent_bytes{0};
+  // NVIDIA's GPUs on which this process computes, by their management library
+  // (NVML). Nothing if there are none, or the driver does not tell. Memory is
+  // that of this process, on all of them. The others are of the GPUs, whatever
+  // other processes do there: how much of the last moment (up to a second) they
+  // computed, the mean, where 100 is all of it; what they draw together; and
+  // how hot the hottest is.
+  std::optional<int64_t> gpu_memory_bytes{};
+  std::optional<double> gpu_percent{};
+  std::optional<double> gpu_watts{};
+  std::optional<double> gpu_celsius{};
 };
 
-// Returns the present figures, from files of /proc. Any thread may call.
+// Returns the present figures, from files of /proc, and from NVML if this
+// process has loaded CUDA. The first call then takes tens of milliseconds. Any
+// thread may call.
 SystemMetrics system_metrics();
 
 // Returns how much of the CPU this process has used between two moments: 100 is

@@ -58,6 +58,13 @@ class SystemMetricsSampler::Impl {
     add("shared_memory_bytes", static_cast<double>(now.shared_memory_bytes));
     add("received_bytes", static_cast<double>(now.received_bytes));
     add("sent_bytes", static_cast<double>(now.sent_bytes));
+    const auto add_known = [&](const char* name, const auto& value) {
+      if (value) add(name, static_cast<double>(*value));
+    };
+    add_known("gpu_percent", now.gpu_percent);
+    add_known("gpu_memory_bytes", now.gpu_memory_bytes);
+    add_known("gpu_watts", now.gpu_watts);
+    add_known("gpu_celsius", now.gpu_celsius);
   }
 
   SummaryWriter& writer_;

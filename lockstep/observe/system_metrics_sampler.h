@@ -18,8 +18,9 @@ struct SystemMetricsSamplerOptions {
 // Writes what this rank uses (system_metrics.h) into a SummaryWriter, from time
 // to time, in a thread of its own: the scalars system/cpu_percent,
 // system/resident_bytes, system/shared_memory_bytes, system/received_bytes and
-// system/sent_bytes. The step is the number of seconds since the sampler was
-// made.
+// system/sent_bytes; and if the rank computes on GPUs system/gpu_percent,
+// system/gpu_memory_bytes, system/gpu_watts and system/gpu_celsius. The step is
+// the number of seconds since the sampler was made.
 //
 // It does nothing on a rank on which the writer does not write: to see all
 // ranks use SummaryWriterOptions::every_rank. The writer must live longer than

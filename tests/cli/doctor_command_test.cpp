@@ -203,9 +203,10 @@ TEST_F(Doctor, AProgramOfLibexecThatCannotStartIsAFailure) {
 TEST_F(Doctor, TheHelpHasExamplesAndMisuseIsOneLine) {
   const auto help = run_command({"doctor", "--help"});
   EXPECT_EQ(help.exit_code, 0);
-  EXPECT_THAT(help.out, AllOf(HasSubstr("\nUsage: lockstep doctor [--json]\n"),
-                              HasSubstr("Examples:\n  lockstep doctor\n"),
-                              HasSubstr("Exit code 0")));
+  EXPECT_THAT(help.out,
+              AllOf(HasSubstr("\nUsage: lockstep doctor [--json] [--nnodes "),
+                    HasSubstr("Examples:\n  lockstep doctor\n"),
+                    HasSubstr("Exit code 0")));
   EXPECT_EQ(run_command({"help", "doctor"}).out, help.out);
   for (const std::vector<std::string>& words :
        {std::vector<std::string>{"doctor", "--jsn"},

@@ -10,7 +10,6 @@
 #include "lockstep/cli/doctor/memory.h"
 #include "lockstep/cli/doctor/numa.h"
 #include "lockstep/cli/doctor/shared_memory.h"
-#include "lockstep/cli/doctor/system_file.h"
 #include "tests/cli/fake_machine.h"
 #include "tests/cli/lowered_limit.h"
 
@@ -18,19 +17,9 @@ namespace lockstep::internal::testing {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using ::testing::IsEmpty;
 using ::testing::Not;
 using ::testing::StartsWith;
-
-TEST(SystemFile, ListsOfNumbersAreRead) {
-  EXPECT_THAT(numbers_of("0-3,8"), ElementsAre(0, 1, 2, 3, 8));
-  EXPECT_THAT(numbers_of("5"), ElementsAre(5));
-  for (const char* wrong : {"", "a", "1-", "1,,2", "-1", "3;4", "0-99999999"}) {
-    EXPECT_THAT(numbers_of(wrong), IsEmpty()) << wrong;
-  }
-}
 
 class DoctorCores : public FakeMachine {
  protected:

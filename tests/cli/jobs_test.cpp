@@ -55,6 +55,13 @@ class Jobs : public LauncherTest {
     job->await_output("ready", 2);
     return job;
   }
+  // From now on programs find what stands for NVIDIA's management library.
+  void install_nvml() {
+    fs::create_directories(scratch() / "lib");
+    fs::create_symlink(LOCKSTEP_FAKE_NVML, scratch() / "lib/libnvidia-ml.so.1");
+    set_for_all("FAKE_NVML=2 busy");
+    set_for_all("LD_LIBRARY_PATH=" + (scratch() / "lib").string());
+  }
   json status_of(const std::string& job) {
     const auto result = run_command({"status", "--json", job});
     EXPECT_EQ(result.exit_code, 0) << result.err;
@@ -149,6 +156,40 @@ TEST_F(Jobs, ATrainingSaysHowFarItHasCome) {
          !deadline.expired()) {
   }
   EXPECT_FALSE(deadline.expired());
+  end(*job);
+}
+
+// The ranks have loaded what stands for CUDA's driver; its management library
+// says that each computes on one of two GPUs.
+TEST_F(Jobs, FiguresOfGpusAreThoseOfEachRank) {
+  install_nvml();
+  {
+    auto without = start_training("without_cuda");
+    const json worker = status_of("without_cuda")["workers"][0];
+    EXPECT_EQ(worker["gpus"], nullptr);
+    EXPECT_EQ(worker["gpu_share"], nullptr);
+    EXPECT_EQ(worker["gpu_memory_bytes"], nullptr);
+    EXPECT_THAT(run_command({"status", "without_cuda"}).out,
+                Not(HasSubstr("GPU")));
+    end(*without);
+  }
+  auto job =
+      start_job("gpus", {"--nproc-per-node=2", "env",
+                         "LD_PRELOAD=" LOCKSTEP_FAKE_CUDA, kRanks, "train"});
+  job->await_output("ready", 2);
+  const json status = status_of("gpus");
+  for (int rank = 0; rank < 2; ++rank) {
+    const json& worker = status["workers"][rank];
+    EXPECT_EQ(worker["gpus"], 1) << worker;
+    EXPECT_EQ(worker["gpu_share"], rank == 0 ? 0.3 : 0.4);
+    EXPECT_EQ(worker["gpu_memory_bytes"], (1 << 30) + rank);
+    EXPECT_EQ(worker["gpu_watts"], rank == 0 ? 200.0 : 200.5);
+    EXPECT_EQ(worker["gpu_celsius"], 61 - rank);
+  }
+  const auto text = run_command({"status", "gpus"}).out;
+  EXPECT_THAT(text,
+              AllOf(HasSubstr("GPU  GPU memory  power"), HasSubstr("30 %"),
+                    HasSubstr("1024 MiB"), HasSubstr("200 W")));
   end(*job);
 }
 
@@ -534,6 +575,28 @@ TEST_F(Metrics, APortThatCannotBeHadIsOneLine) {
   const auto wrong = run({"--metrics-port=70000", "echo", "started"});
   EXPECT_EQ(wrong.exit_code, 2);
   EXPECT_THAT(wrong.err, HasSubstr("--metrics-port"));
+  end(*job_);
+}
+
+TEST_F(Metrics, FiguresOfGpusAreThereOnceARankHasThem) {
+  install_nvml();
+  start_with_metrics({"--nproc-per-node=2", "env",
+                      "LD_PRELOAD=" LOCKSTEP_FAKE_CUDA, kRanks, "train"});
+  job_->await_output("ready", 2);
+  const std::string memory =
+      "lockstep_gpu_memory_bytes{run_id=\"metrics\",node_rank=\"0\",rank=\"1\"}"
+      " "
+      "1073741825\n";
+  const Deadline deadline = Deadline::after(seconds(20));
+  std::string text;
+  while (text.find(memory) == text.npos && !deadline.expired()) {
+    text = metrics();
+  }
+  EXPECT_THAT(
+      text,
+      AllOf(HasSubstr(memory), HasSubstr("lockstep_gpu_utilization_ratio{"),
+            HasSubstr("rank=\"1\"} 0.4\n"), HasSubstr("rank=\"1\"} 200.5\n"),
+            HasSubstr("rank=\"1\"} 60\n")));
   end(*job_);
 }
 

@@ -11,10 +11,9 @@ namespace {
 
 constexpr int kCommandNotFound = 127;  // of a shell
 
-// Runs `ip`. Returns an empty text if that went well, otherwise the command and
-// why it failed.
-std::string failure_of_ip(const std::string& arguments) {
-  const std::string command = "ip " + arguments;
+// Runs a command of iproute2. Returns an empty text if that went well,
+// otherwise the command and why it failed.
+std::string failure_of(const std::string& command) {
   FILE* pipe = ::popen((command + " 2>&1").c_str(), "r");
   if (pipe == nullptr) return command + ": popen failed";
   std::string words;
@@ -31,34 +30,56 @@ std::string failure_of_ip(const std::string& arguments) {
 
 }  // namespace
 
-NetworkHosts::NetworkHosts()
-    : id_(std::to_string(::getpid())),
-      host_{"lockstep-a-" + id_, "lockstep-b-" + id_},
-      cable_{"lsa" + id_, "lsb" + id_} {
-  for (const auto& command :
-       {"netns add " + host_[0], "netns add " + host_[1],
-        "link add " + cable_[0] + " netns " + host_[0] +
-            " type veth peer name " + cable_[1] + " netns " + host_[1]}) {
-    obstacle_ = failure_of_ip(command);
+NetworkHosts::NetworkHosts(int hosts)
+    : id_(std::to_string(::getpid())), hosts_(hosts) {
+  std::vector<std::string> commands;
+  for (int one = 0; one < hosts_; ++one) {
+    commands.push_back("ip netns add " + host(one));
+  }
+  for (int one = 0; one < hosts_; ++one) {
+    for (int other = one + 1; other < hosts_; ++other) {
+      commands.push_back("ip link add " + cable(one, other) + " netns " +
+                         host(one) + " type veth peer name " +
+                         cable(other, one) + " netns " + host(other));
+    }
+  }
+  for (const auto& command : commands) {
+    obstacle_ = failure_of(command);
     if (!obstacle_.empty()) return;
   }
-  for (int one = 0; one < 2; ++one) {
-    const std::string on = "-n " + host_[one];
-    for (const auto& command :
-         {on + " addr add " + address(one) + "/24 dev " + cable_[one],
-          on + " link set " + cable_[one] + " up", on + " link set lo up"}) {
-      const auto failure = failure_of_ip(command);
-      if (failure.empty()) continue;
-      remove();
-      throw std::runtime_error(failure);
+  commands.clear();
+  for (int one = 0; one < hosts_; ++one) {
+    const std::string on = "ip -n " + host(one);
+    commands.push_back(on + " link set lo up");
+    for (int other = 0; other < hosts_; ++other) {
+      if (other == one) continue;
+      commands.push_back(on + " addr add " + address(one) + " peer " +
+                         address(other) + " dev " + cable(one, other));
+      commands.push_back(on + " link set " + cable(one, other) + " up");
     }
+  }
+  for (const auto& command : commands) {
+    const auto failure = failure_of(command);
+    if (failure.empty()) continue;
+    remove();
+    throw std::runtime_error(failure);
   }
 }
 
 NetworkHosts::~NetworkHosts() { remove(); }
 
 void NetworkHosts::remove() {
-  for (const auto& host : host_) failure_of_ip("netns del " + host);
+  for (int one = 0; one < hosts_; ++one)
+    failure_of("ip netns del " + host(one));
+}
+
+std::string NetworkHosts::host(int number) const {
+  return "lockstep-" + std::to_string(number) + "-" + id_;
+}
+
+// An interface's name has 15 characters at most.
+std::string NetworkHosts::cable(int at, int towards) const {
+  return "ls" + std::to_string(at) + std::to_string(towards) + "-" + id_;
 }
 
 std::string NetworkHosts::address(int host) {
@@ -67,11 +88,34 @@ std::string NetworkHosts::address(int host) {
 
 std::vector<std::string> NetworkHosts::command_on(int host) const {
   return {"/bin/sh", "-c",   "exec \"$0\" \"$@\"", "ip",
-          "netns",   "exec", host_[host]};
+          "netns",   "exec", this->host(host)};
 }
 
-bool NetworkHosts::unplug() const {
-  return failure_of_ip("-n " + host_[0] + " link set " + cable_[0] + " down")
+bool NetworkHosts::unplug(int one, int other) const {
+  return failure_of("ip -n " + host(one) + " link set " + cable(one, other) +
+                    " down")
+      .empty();
+}
+
+// A packet that is longer than the burst is dropped.
+bool NetworkHosts::lose_packets(int one, int other) const {
+  return failure_of("tc -n " + host(one) + " qdisc add dev " +
+                    cable(one, other) +
+                    " root tbf rate 8kbit burst 10 latency 1ms")
+      .empty();
+}
+
+bool NetworkHosts::slow_down(int one, int other,
+                             const std::string& rate) const {
+  return failure_of("tc -n " + host(one) + " qdisc add dev " +
+                    cable(one, other) + " root tbf rate " + rate +
+                    " burst 32kb latency 50ms")
+      .empty();
+}
+
+bool NetworkHosts::set_mtu(int one, int other, int bytes) const {
+  return failure_of("ip -n " + host(one) + " link set " + cable(one, other) +
+                    " mtu " + std::to_string(bytes))
       .empty();
 }
 

@@ -5,33 +5,41 @@
 
 namespace lockstep::internal::testing {
 
-// Two hosts that are really separate: network namespaces joined by a cable
-// (veth), with the addresses 198.18.0.1 and 198.18.0.2. They go with this
-// object, once no process is left in them.
+// Hosts that are really separate: network namespaces, each two of them joined
+// by a cable (veth), with the addresses 198.18.0.1, 198.18.0.2 and so on. They
+// go with this object, once no process is left in them.
 class NetworkHosts {
  public:
   // If there is no `ip`, or this process may make no namespace or no cable,
   // made() is false and obstacle() says why. Throws std::runtime_error if those
   // were made and something else fails.
-  NetworkHosts();
+  explicit NetworkHosts(int hosts = 2);
   NetworkHosts(const NetworkHosts&) = delete;
   NetworkHosts& operator=(const NetworkHosts&) = delete;
   ~NetworkHosts();
 
   bool made() const { return obstacle_.empty(); }
   const std::string& obstacle() const { return obstacle_; }
-  // `host` is 0 or 1 in all of these.
+  // `host` is from 0 to hosts - 1 in all of these.
   static std::string address(int host);
   // Returns the words with which a command on that host begins.
   std::vector<std::string> command_on(int host) const;
-  bool unplug() const;
+  // Pulls the cable between two hosts out, or lets no packet through that
+  // leaves `one` for `other`, or only so many bits a second ("20mbit"), or sets
+  // the largest packet. All return whether that worked.
+  bool unplug(int one = 0, int other = 1) const;
+  bool lose_packets(int one, int other) const;
+  bool slow_down(int one, int other, const std::string& rate) const;
+  bool set_mtu(int one, int other, int bytes) const;
 
  private:
   void remove();
+  // The end of a cable at `at`.
+  std::string cable(int at, int towards) const;
+  std::string host(int number) const;
 
   std::string id_;
-  std::string host_[2];
-  std::string cable_[2];
+  int hosts_;
   std::string obstacle_;
 };
 

@@ -112,14 +112,17 @@ TEST_F(EnvironmentContract, SoftLimitOfDescriptorsIsTheWorkersAlone) {
 }
 
 TEST_F(EnvironmentContract, NestedLauncherDropsTheOuterDescriptor) {
-  const auto environment = worker_environment(
-      {.local_rank = 1, .local_world_size = 2},
-      {"LOCKSTEP_MASTER_LISTEN_FD=9", "RANK=7", "RANKED=yes"});
+  const auto environment =
+      worker_environment({.local_rank = 1, .local_world_size = 2},
+                         {"LOCKSTEP_MASTER_LISTEN_FD=9", "LOCKSTEP_STORE=outer",
+                          "RANK=7", "RANKED=yes"});
   EXPECT_THAT(environment, ::testing::Contains("RANK=1"));
   EXPECT_THAT(environment, ::testing::Contains("RANKED=yes"));
   EXPECT_THAT(environment, ::testing::Not(::testing::Contains("RANK=7")));
   EXPECT_THAT(environment, ::testing::Not(::testing::Contains(
                                HasSubstr("LOCKSTEP_MASTER_LISTEN_FD"))));
+  EXPECT_THAT(environment,
+              ::testing::Not(::testing::Contains(HasSubstr("LOCKSTEP_STORE"))));
 }
 
 }  // namespace

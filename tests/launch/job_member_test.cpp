@@ -43,6 +43,7 @@ class JobMemberTest : public ::testing::Test {
                                     seconds join_timeout = seconds(20)) {
     JobMemberOptions options;
     options.node.nnodes = nnodes;
+    options.node.min_nodes = min_nodes_.value_or(nnodes);
     options.node.node_rank = node_rank;
     options.node.host = "host" + std::to_string(node_rank);
     options.store.endpoint = {endpoint_host_, port_};
@@ -79,6 +80,7 @@ class JobMemberTest : public ::testing::Test {
   }
 
   int port_ = free_port();
+  std::optional<int> min_nodes_{};
   std::shared_ptr<StoredKeys> keys_ = std::make_shared<StoredKeys>();
   FileDescriptor listening_;
   std::string endpoint_host_ = "127.0.0.1";
@@ -133,6 +135,21 @@ TEST_F(JobMemberTest, AbsentNodeIsNamedNowAndThenWhileItIsAwaited) {
   }
 }
 
+TEST_F(JobMemberTest, BelowMinALineSaysNowAndThenHowManyNodesThereAre) {
+  min_nodes_ = 2;
+  auto host = member(0, 3, seconds(2));
+  await<Joined>(*host);
+  host->offer_round(0, {"127.0.0.1", 4000});
+  for (int notice = 0; notice < 3; ++notice) {
+    EXPECT_THAT(await<Notice>(*host).text,
+                HasSubstr("waiting for 2 to 3 nodes, of which 1 is there, for "
+                          "at most 2 s"));
+  }
+  const auto verdict = await<Verdict>(*host);
+  EXPECT_EQ(verdict.kind, Verdict::Kind::given_up);
+  EXPECT_THAT(verdict.text, HasSubstr("waited 2 s"));
+}
+
 TEST_F(JobMemberTest, LostStoreNamesTheNodeThatHostedIt) {
   auto host = member(0);
   await<Joined>(*host);
@@ -145,6 +162,68 @@ TEST_F(JobMemberTest, LostStoreNamesTheNodeThatHostedIt) {
   const auto verdict = await<Verdict>(*other);
   EXPECT_EQ(verdict.kind, Verdict::Kind::given_up);
   EXPECT_THAT(verdict.text, HasSubstr("node 0 (host0) was lost"));
+}
+
+TEST_F(JobMemberTest, LostStoreLeadsToTheNextEndpoint) {
+  const int port = free_port();
+  const auto there = std::make_shared<StoredKeys>();
+  JobMemberOptions options;
+  options.node.nnodes = 3;
+  options.node.min_nodes = 1;
+  options.node.elastic_options.last_call = milliseconds(0);
+  options.store.endpoint = {"127.0.0.1", port_};
+  options.further_endpoints = {{"127.0.0.1", port}};
+  options.store.open = [&](const AgentStoreAddress& address) {
+    listening_ = FileDescriptor(address.listen_fd);
+    return std::make_unique<MemoryAgentStore>(address.port == port ? there
+                                                                   : keys_);
+  };
+  JobMember job(options);
+  await<Joined>(job);
+  job.offer_round(0, {"127.0.0.1", 4000});
+  EXPECT_EQ(await<RoundPlan>(job).place.nnodes, 1);
+  {
+    const std::lock_guard lock(keys_->mutex);
+    keys_->lost = true;
+  }
+  const auto verdict = await<Verdict>(job);
+  EXPECT_TRUE(verdict.moves);
+  EXPECT_EQ(verdict.kind, Verdict::Kind::node_lost);
+  EXPECT_EQ(verdict.changes.membership_changes, 1);
+  EXPECT_THAT(verdict.text,
+              HasSubstr("the nodes meet at 127.0.0.1:" + std::to_string(port)));
+  const auto joined = await<Joined>(job);
+  EXPECT_EQ(joined.membership.round, 1);
+  EXPECT_EQ(joined.membership.changes.membership_changes, 1);
+  job.offer_round(1, {"127.0.0.1", 4001});
+  const auto plan = await<RoundPlan>(job);
+  EXPECT_EQ(plan.round, 1);
+  EXPECT_EQ(plan.restarts_used, 0);
+}
+
+// A job that has moved to the second endpoint is found there, but one that is
+// ending there is not joined: the next job begins at the first endpoint.
+TEST_F(JobMemberTest, NewAgentGoesToTheStoreOfAJobThatHasMoved) {
+  const FileDescriptor second = bind_socket(on_loopback(0));
+  ASSERT_EQ(::listen(second.get(), 64), 0);
+  const int port = bound_address(second.get()).port();
+  const auto there = std::make_shared<StoredKeys>();
+  for (const bool ending : {false, true}) {
+    if (ending) there->values["lockstep/closed"] = "1";
+    JobMemberOptions options;
+    options.node.nnodes = 3;
+    options.store.endpoint = {"127.0.0.1", port_};
+    options.further_endpoints = {{"127.0.0.1", port}};
+    options.store.open = [&](const AgentStoreAddress& address) {
+      if (address.listen_fd >= 0) {
+        listening_ = FileDescriptor(address.listen_fd);
+      }
+      return std::make_unique<MemoryAgentStore>(address.port == port ? there
+                                                                     : keys_);
+    };
+    JobMember job(options);
+    EXPECT_EQ(await<Joined>(job).hosts_store, ending);
+  }
 }
 
 // This happens with the store of the previous job, whose host lingers for a

@@ -1,11 +1,14 @@
 // What `lockstep run --report` writes.
+#include <fcntl.h>
 #include <gmock/gmock.h>
 #include <signal.h>
+#include <sys/stat.h>
 
 #include <fstream>
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/file_descriptor.h"
 #include "tests/launch/launcher.h"
 
 namespace lockstep::internal::testing {
@@ -57,6 +60,19 @@ TEST_F(JobReports, ASuccessSaysWhatRan) {
   EXPECT_THAT(std::string(all["started"]), MatchesRegex(kTime));
   EXPECT_LE(std::string(all["started"]), std::string(all["ended"]));
   EXPECT_GT(all["seconds"], 0);
+}
+
+// --report=/dev/full removed the device, and made a file in its place.
+TEST_F(JobReports, APipeOrADeviceIsWrittenThrough) {
+  ASSERT_EQ(::mkfifo(file().c_str(), 0600), 0);
+  const FileDescriptor reader(::open(file().c_str(), O_RDWR | O_CLOEXEC));
+  EXPECT_EQ(run_script(options(), "exit 0").exit_code, 0);
+  ASSERT_TRUE(fs::is_fifo(file()));
+  std::string text(1 << 16, ' ');
+  const ssize_t count = ::read(reader.get(), text.data(), text.size());
+  ASSERT_GT(count, 0);
+  text.resize(static_cast<size_t>(count));
+  EXPECT_EQ(json::parse(text)["result"], "succeeded");
 }
 
 TEST_F(JobReports, EveryFailureHasItsRankAndWhatIsKnown) {

@@ -77,6 +77,17 @@ TEST_F(Kubernetes, PyTorchJobOfWorkersWithAnElasticPolicy) {
   });
 }
 
+// With minReplicas 1 and maxReplicas 2.
+TEST_F(Kubernetes, PyTorchJobOfOneToTwoWorkers) {
+  expect_one_job([&](int) {
+    return Environment{
+        "PYTHONUNBUFFERED=1",    "PET_RDZV_ENDPOINT=" + address(),
+        "PET_RDZV_BACKEND=c10d", "PET_NNODES=1:2",
+        "PET_MAX_RESTARTS=3",    "PET_NPROC_PER_NODE=2",
+        "PET_RDZV_ID=job",       "PET_RDZV_CONF=join_timeout=60"};
+  });
+}
+
 TEST_F(Kubernetes, TrainJob) {
   expect_one_job([&](int pod) {
     return Environment{"PET_NNODES=2", "PET_NPROC_PER_NODE=2",

@@ -258,8 +258,11 @@ TEST_F(NodeProtocolTest, FirstVerdictStandsForAllAndEndsItsRoundOnly) {
   agents_[1].propose(0, failed(1, 42));
   agents_[0].propose(0, failed(0, 7));
   for (auto& one : agents_) EXPECT_EQ(one.take_verdict()->exit_code, 42);
-  EXPECT_FALSE(failed(1, 42).ends_job(0, 1));
-  EXPECT_TRUE(failed(1, 42).ends_job(1, 1));
+  Verdict verdict = failed(1, 42);
+  verdict.changes = verdict.after({});
+  EXPECT_FALSE(verdict.ends_job({.restarts = 1}));
+  verdict.changes = verdict.after(verdict.changes);
+  EXPECT_TRUE(verdict.ends_job({.restarts = 1}));
 
   offer(1);
   for (auto& one : agents_) {
@@ -483,12 +486,20 @@ TEST_F(NodeProtocolTest, StoreOfAJobThatEndsIsNotJoined) {
 TEST_F(NodeProtocolTest, ForeignRecordsAreRefusedNotBelieved) {
   for (const char* job :
        {"", "no json", "[]", "{}", R"({"version":1})",
-        R"({"version":1,"nnodes":2,"max_restarts":0,"run_id":"x"})",
-        R"({"version":2,"nnodes":"2","max_restarts":0,"run_id":"x"})",
-        R"({"version":2,"nnodes":-2,"max_restarts":0,"run_id":"x"})",
-        R"({"version":2,"nnodes":2e300,"max_restarts":0,"run_id":"x"})"}) {
+        R"({"version":1,"nnodes":2,"max_restarts":0,"run_id":"x"})"}) {
     store_.set("lockstep/job", job);
     EXPECT_THROW(agent(node(2, 0)).join(), ForeignRecord) << job;
+  }
+  for (const char* nodes :
+       {R"("nnodes":"2","min_nodes":2)", R"("nnodes":-2,"min_nodes":-2)",
+        R"("nnodes":2e300,"min_nodes":2)", R"("nnodes":2,"min_nodes":3)",
+        R"("nnodes":2,"min_nodes":0)", R"("nnodes":2)"}) {
+    store_.set("lockstep/job",
+               std::string(R"({"version":3,"max_restarts":0,)") + nodes +
+                   R"(,"max_membership_changes":-1,"run_id":"x",)"
+                   R"("first_round":0,"restarts":0,"membership_changes":0,)"
+                   R"("first_agent":"x"})");
+    EXPECT_THROW(agent(node(2, 0)).join(), ForeignRecord) << nodes;
   }
   keys_->values.clear();
   agents_.clear();
@@ -496,20 +507,28 @@ TEST_F(NodeProtocolTest, ForeignRecordsAreRefusedNotBelieved) {
   const auto plan = [](const std::string& nodes) {
     return R"({"master_addr":"","master_port":1,"nodes":)" + nodes + "}";
   };
-  const std::string good = R"({"count":1,"nproc_per_node":1,"role":"default"})";
+  const auto one = [](int first) {
+    return R"({"first":)" + std::to_string(first) +
+           R"(,"count":1,"nproc_per_node":1,"role":"default"})";
+  };
+  const std::string good = one(0) + "," + one(1);
   for (const std::string& nodes :
-       {std::string("{}"), std::string("[1,2]"), "[" + good + "]",
-        "[" + good + "," + good + "," + good + "]",
-        std::string(R"([{"count":2,"nproc_per_node":100000,"role":"x"}])"),
-        std::string(R"([{"count":3,"nproc_per_node":1,"role":"x"}])"),
-        std::string(R"([{"count":0,"nproc_per_node":1,"role":"x"}])")}) {
+       {std::string("{}"), std::string("[1,2]"), "[" + one(0) + "]",
+        "[" + good + "," + one(0) + "]", "[" + one(0) + "," + one(2) + "]",
+        std::string(
+            R"([{"first":0,"count":2,"nproc_per_node":100000,"role":"x"}])"),
+        std::string(R"([{"count":2,"nproc_per_node":1,"role":"x"}])"),
+        std::string(R"([{"first":0,"count":3,"nproc_per_node":1,"role":"x"}])"),
+        std::string(
+            R"([{"first":0,"count":0,"nproc_per_node":1,"role":"x"}])")}) {
     store_.set("lockstep/round/0/plan", plan(nodes));
     EXPECT_THROW(agents_[0].take_plan(), ForeignRecord) << nodes;
   }
-  store_.set("lockstep/round/0/plan", plan("[" + good + "," + good + "]"));
+  store_.set("lockstep/round/0/plan", plan("[" + good + "]"));
   EXPECT_TRUE(agents_[0].take_plan());
   store_.set("lockstep/round/0/verdict",
-             R"({"kind":9,"node_rank":0,"exit_code":0,"signal":0,"text":""})");
+             R"({"kind":9,"node_rank":0,"exit_code":0,"signal":0,"text":"",)"
+             R"("restarts":0,"membership_changes":0})");
   EXPECT_THROW(agents_[0].take_verdict(), ForeignRecord);
 }
 

@@ -56,14 +56,6 @@ std::string refusal(const std::function<void()>& act) {
   return "nothing was refused";
 }
 
-TEST_F(NumaBindingTest, ListsOfSysfsAreRead) {
-  EXPECT_EQ(parse_cpu_list("0-2,4\n"), (std::set<int>{0, 1, 2, 4}));
-  EXPECT_EQ(parse_cpu_list("7"), (std::set<int>{7}));
-  EXPECT_TRUE(parse_cpu_list("").empty());
-  EXPECT_TRUE(parse_cpu_list("x").empty());
-  EXPECT_EQ(parse_cpu_list("3,x"), (std::set<int>{3}));
-}
-
 // Ranks without GPUs: torchrun has no rule for them.
 TEST_F(NumaBindingTest, RanksWithoutGpusAreSpreadOverTheNodes) {
   const CpuTopology two_nodes =

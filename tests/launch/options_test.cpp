@@ -14,6 +14,8 @@
 #include "lockstep/launch/process_count.h"
 #include "lockstep/launch/program.h"
 #include "lockstep/launch/store_port.h"
+#include "lockstep/launch/usable_cores.h"
+#include "lockstep/launch/visible_gpus.h"
 
 namespace lockstep::internal::testing {
 namespace {

@@ -341,8 +341,14 @@ TEST_P(StoreServerTest, MalformedRequestOfAMemberIsDropped) {
   auto before = client();
   for (const auto& bytes :
        {std::string("\xff\xff\xff\xff", 4), std::string("\0\0\0\0", 4),
-        std::string("\0\0\0\x01\x09", 5), std::string("\0\1\0\1", 4),
-        std::string("\0\0\0\x02\x02\xff", 6)}) {
+        std::string("\0\0\0\x01\x09", 5), std::string("\0\4\0\1", 4),
+        std::string("\0\0\0\x02\x02\xff", 6),
+        // A worker's call before the round was named, and one that is none.
+        encode(Request{.operation = Request::Operation::worker_call,
+                       .value = bytes_of(WorkerCall{})}),
+        encode(Request{.operation = Request::Operation::for_round}) +
+            encode(Request{.operation = Request::Operation::worker_call,
+                           .value = "nonsense"})}) {
     Misbehaving one(raw(), secret());
     ASSERT_TRUE(one.send(bytes));
     EXPECT_TRUE(one.is_closed());

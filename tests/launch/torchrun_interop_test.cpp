@@ -69,7 +69,7 @@ const std::set<std::string> kOtherValues{
     "MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_ERROR_FILE",
     "TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"};
 // LOCKSTEP_FLIGHT_DIR is another one, but these tests set it themselves.
-const std::set<std::string> kOfLockstep{"LOCKSTEP_AGENT"};
+const std::set<std::string> kOfLockstep{"LOCKSTEP_AGENT", "LOCKSTEP_STORE"};
 
 void Torchrun::compare(const std::vector<std::string>& options,
                        ProgramSetup setup, const std::set<std::string>& more) {

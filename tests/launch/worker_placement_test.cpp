@@ -5,7 +5,8 @@
 #include <set>
 
 #include "lockstep/launch/cpu_topology.h"
-#include "lockstep/launch/process_count.h"
+#include "lockstep/launch/system_file.h"
+#include "lockstep/launch/usable_cores.h"
 #include "tests/launch/launcher.h"
 
 namespace lockstep::internal::testing {
@@ -36,8 +37,8 @@ class WorkerPlacement : public LauncherTest {
     for (const auto& line : all) {
       const size_t first = line.find(' ');
       const size_t second = line.find(' ', first + 1);
-      found.push_back(
-          {parse_cpu_list(line.substr(first + 1)), line.substr(second + 1)});
+      const auto cpus = numbers_of(line.substr(first + 1, second - first - 1));
+      found.push_back({{cpus.begin(), cpus.end()}, line.substr(second + 1)});
     }
     return found;
   }

@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <signal.h>
 #include <sys/resource.h>
+#include <sys/stat.h>
 #include <torch/torch.h>
 
 #include <chrono>
@@ -55,6 +56,13 @@ TEST_F(MetricsLoggerTest, CsvHasAColumnForEachName) {
   EXPECT_THAT(read_file(csv_), EndsWith("1e+22\n3,nan,\n4,-inf,inf\n"));
   EXPECT_THROW(log.log({{"loss", 1}}, 5), std::logic_error);
   EXPECT_THROW(log.log({{"other", 1}}, 5), std::logic_error);
+}
+
+TEST_F(MetricsLoggerTest, APipeIsRefused) {
+  const std::string pipe = folder_.file("pipe.csv");
+  ASSERT_EQ(::mkfifo(pipe.c_str(), 0600), 0);
+  EXPECT_THAT(message_of([&] { const MetricsLogger log(pipe); }),
+              HasSubstr("is no regular file"));
 }
 
 TEST_F(MetricsLoggerTest, CsvGetsColumnsForNewNames) {

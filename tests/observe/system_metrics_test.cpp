@@ -1,7 +1,9 @@
 #include "lockstep/observe/system_metrics.h"
 
+#include <dlfcn.h>
 #include <gmock/gmock.h>
 #include <sched.h>
+#include <stdlib.h>
 #include <sys/mount.h>
 #include <sys/resource.h>
 #include <unistd.h>
@@ -96,6 +98,44 @@ TEST(SystemMetrics, SharedMemoryAndNetworkAreThoseOfTheHost) {
     return 0;
   });
   if (result == kSkipped) GTEST_SKIP() << "no right to make name spaces";
+  EXPECT_EQ(result, 0);
+}
+
+// In a process of its own that has loaded what stands for CUDA's driver and for
+// NVIDIA's management library.
+TEST(SystemMetrics, GpusAreThoseOnWhichTheProcessComputes) {
+  const SystemMetrics without = system_metrics();
+  EXPECT_FALSE(without.gpu_percent || without.gpu_memory_bytes ||
+               without.gpu_watts || without.gpu_celsius);
+  const TemporaryFolder folder;
+  const int result = in_child([&] {
+    ::setenv("FAKE_NVML", "2 busy", 1);
+    ::setenv("LOCAL_RANK", "1", 1);
+    if (::dlopen(LOCKSTEP_FAKE_NVML, RTLD_NOW) == nullptr ||
+        ::dlopen(LOCKSTEP_FAKE_CUDA, RTLD_NOW) == nullptr) {
+      return 1;
+    }
+    const SystemMetrics metrics = system_metrics();
+    if (metrics.gpu_percent != 40.0) return 2;
+    if (metrics.gpu_memory_bytes != (1 << 30) + 1) return 3;
+    if (metrics.gpu_watts != 200.5 || metrics.gpu_celsius != 60.0) return 4;
+    SummaryWriter writer(folder.path(), {.max_queue = 1});
+    const std::string file = event_file_in(folder.path());
+    {
+      const SystemMetricsSampler sampler(writer, {.interval = 1ms});
+      const auto deadline = std::chrono::steady_clock::now() + 20s;
+      while (std::filesystem::file_size(file) < 1000 &&
+             std::chrono::steady_clock::now() < deadline) {
+        std::this_thread::sleep_for(1ms);
+      }
+    }
+    writer.close();
+    for (const char* tag : {"system/gpu_percent", "system/gpu_memory_bytes",
+                            "system/gpu_watts", "system/gpu_celsius"}) {
+      if (read_file(file).find(tag) == std::string::npos) return 5;
+    }
+    return 0;
+  });
   EXPECT_EQ(result, 0);
 }
 

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <ctime>
 
-#include "lockstep/cli/bench/format.h"
+#include "lockstep/cli/format.h"
 
 namespace lockstep::internal::bench {
 namespace {

@@ -3,8 +3,8 @@
 #include <cstdio>
 #include <cstdlib>
 
-#include "lockstep/cli/doctor/system_file.h"
-#include "lockstep/launch/process_count.h"
+#include "lockstep/launch/system_file.h"
+#include "lockstep/launch/usable_cores.h"
 
 namespace lockstep::internal {
 namespace {

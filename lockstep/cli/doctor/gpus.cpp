@@ -7,9 +7,9 @@
 #include <string>
 
 #include "lockstep/base/environment.h"
-#include "lockstep/cli/doctor/system_file.h"
 #include "lockstep/cli/size_text.h"
-#include "lockstep/launch/process_count.h"
+#include "lockstep/launch/system_file.h"
+#include "lockstep/launch/visible_gpus.h"
 
 namespace lockstep::internal {
 namespace {

@@ -1,6 +1,5 @@
 #include "lockstep/cli/doctor/huge_pages.h"
-
-#include "lockstep/cli/doctor/system_file.h"
+#include "lockstep/launch/system_file.h"
 
 namespace lockstep::internal {
 

@@ -7,9 +7,9 @@
 #include <optional>
 #include <string>
 
-#include "lockstep/cli/doctor/system_file.h"
 #include "lockstep/cli/size_text.h"
 #include "lockstep/launch/control_groups.h"
+#include "lockstep/launch/system_file.h"
 
 namespace lockstep::internal {
 namespace {

@@ -4,8 +4,8 @@
 #include <charconv>
 #include <optional>
 
-#include "lockstep/cli/doctor/system_file.h"
 #include "lockstep/cli/size_text.h"
+#include "lockstep/launch/system_file.h"
 
 namespace lockstep::internal {
 namespace {

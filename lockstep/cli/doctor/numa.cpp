@@ -1,9 +1,8 @@
 #include "lockstep/cli/doctor/numa.h"
+#include "lockstep/launch/system_file.h"
 
 #include <algorithm>
 #include <vector>
-
-#include "lockstep/cli/doctor/system_file.h"
 
 namespace lockstep::internal {
 

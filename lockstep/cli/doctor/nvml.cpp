@@ -1,6 +1,5 @@
 #include "lockstep/cli/doctor/nvml.h"
 
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -16,6 +15,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/file_descriptor.h"
+#include "lockstep/base/nvml.h"
 #include "lockstep/launch/child_process.h"
 
 namespace lockstep::internal {
@@ -26,122 +26,23 @@ using nlohmann::json;
 // A process that got SIGKILL ends within this time, unless the driver holds it.
 constexpr std::chrono::milliseconds kKillTime{500};
 
-// The part of NVML's interface that is used here (NVML API Reference Manual;
-// its names, and numbers that never change). Its header comes with CUDA, which
-// the build does not need.
-using Device = struct OpaqueDevice*;
-constexpr int kSuccess = 0;
-constexpr int kNoPermission = 4;    // NVML_ERROR_NO_PERMISSION
-constexpr int kPeerReads = 0;       // NVML_P2P_CAPS_INDEX_READ
-constexpr int kPeerStatusGood = 0;  // NVML_P2P_STATUS_OK
-struct Memory {
-  unsigned long long total;
-  unsigned long long free;
-  unsigned long long used;
-};
-
-struct Unloader {
-  void operator()(void* library) const { dlclose(library); }
-};
-
-class Nvml {
- public:
-  explicit Nvml(void* library) : library_(library) {
-    check(call<int()>("nvmlInit_v2")());
-    started_ = true;
-  }
-  Nvml(const Nvml&) = delete;
-  Nvml& operator=(const Nvml&) = delete;
-  ~Nvml() {
-    if (started_) call<int()>("nvmlShutdown")();
-  }
-
-  std::string driver() {
-    return text([this](char* to, unsigned size) {
-      return call<int(char*, unsigned)>("nvmlSystemGetDriverVersion")(to, size);
-    });
-  }
-
-  // Returns those that this process may use.
-  std::vector<Device> devices() {
-    unsigned count = 0;
-    check(call<int(unsigned*)>("nvmlDeviceGetCount_v2")(&count));
-    std::vector<Device> usable;
-    for (unsigned i = 0; i < count; ++i) {
-      Device device = nullptr;
-      const int result = call<int(unsigned, Device*)>(
-          "nvmlDeviceGetHandleByIndex_v2")(i, &device);
-      if (result == kNoPermission) continue;
-      check(result);
-      usable.push_back(device);
-    }
-    return usable;
-  }
-
-  NvmlAnswer::Gpu describe(Device device) {
-    const std::string name = text([&](char* to, unsigned size) {
-      return call<int(Device, char*, unsigned)>("nvmlDeviceGetName")(device, to,
-                                                                     size);
-    });
-    // A GPU that shares the host's memory does not tell this.
-    Memory memory{};
-    call<int(Device, Memory*)>("nvmlDeviceGetMemoryInfo")(device, &memory);
-    return {name, static_cast<int64_t>(memory.total)};
-  }
-
-  // Returns true, too, if the driver does not tell, as for parts of a GPU.
-  bool reads(Device from, Device to) {
-    int status = kPeerStatusGood;
-    call<int(Device, Device, int, int*)>("nvmlDeviceGetP2PStatus")(
-        from, to, kPeerReads, &status);
-    return status == kPeerStatusGood;
-  }
-
- private:
-  template <typename Function>
-  Function* call(const char* name) {
-    void* found = dlsym(library_, name);
-    if (found == nullptr) {
-      throw std::runtime_error(std::string("NVML lacks ") + name);
-    }
-    return reinterpret_cast<Function*>(found);
-  }
-
-  template <typename Ask>
-  std::string text(const Ask& ask) {
-    std::array<char, 96> bytes{};  // NVML_DEVICE_NAME_V2_BUFFER_SIZE
-    check(ask(bytes.data(), static_cast<unsigned>(bytes.size())));
-    return bytes.data();
-  }
-
-  void check(int result) {
-    if (result == kSuccess) return;
-    throw std::runtime_error(call<const char*(int)>("nvmlErrorString")(result));
-  }
-
-  void* library_;
-  bool started_ = false;
-};
-
 // Returns what ask_nvml() returns, as JSON; null for nothing.
 json ask_here(const std::string& name) {
-  const std::unique_ptr<void, Unloader> library(
-      dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL));
-  if (!library) return nullptr;
   json answer{{"error", ""},
               {"driver", ""},
               {"gpus", json::array()},
               {"apart", json::array()}};
   try {
-    Nvml nvml(library.get());
-    answer["driver"] = nvml.driver();
-    const auto devices = nvml.devices();
+    const auto nvml = Nvml::load(name);
+    if (!nvml) return nullptr;
+    answer["driver"] = nvml->driver();
+    const auto devices = nvml->devices();
     for (size_t i = 0; i < devices.size(); ++i) {
-      const auto gpu = nvml.describe(devices[i]);
-      answer["gpus"].push_back({gpu.name, gpu.memory_bytes});
+      answer["gpus"].push_back({nvml->name_of(devices[i]),
+                                nvml->memory_bytes(devices[i]).value_or(0)});
       for (size_t other = 0; other < i; ++other) {
-        if (nvml.reads(devices[i], devices[other]) &&
-            nvml.reads(devices[other], devices[i])) {
+        if (nvml->reads(devices[i], devices[other]) &&
+            nvml->reads(devices[other], devices[i])) {
           continue;
         }
         answer["apart"].push_back({other, i});

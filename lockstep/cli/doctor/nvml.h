@@ -7,11 +7,11 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/base/nvml.h"
+
 namespace lockstep::internal {
 
-// What NVIDIA's management library (libnvidia-ml.so.1, which comes with the
-// driver) says of the GPUs of the host that this process may use, whatever
-// CUDA_VISIBLE_DEVICES is.
+// What NVML (base/nvml.h) says of the GPUs of this host.
 struct NvmlAnswer {
   struct Gpu {
     std::string name;
@@ -30,7 +30,7 @@ struct NvmlAnswer {
 // nothing if there is no such library. This process must have one thread. If no
 // process can be started, the `error` says why.
 std::optional<NvmlAnswer> ask_nvml(
-    const std::string& library = "libnvidia-ml.so.1",
+    const std::string& library = kNvmlLibrary,
     std::chrono::milliseconds allowed = std::chrono::seconds(20));
 
 }  // namespace lockstep::internal

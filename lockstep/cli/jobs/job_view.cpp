@@ -65,6 +65,14 @@ void set_rates(WorkerView& view, const RankStatus& before,
   }
 }
 
+void set_gpus(WorkerView& view, const RankStatus& rank) {
+  view.gpus = rank.gpus;
+  if (rank.gpu_busy_percent >= 0) view.gpu_share = rank.gpu_busy_percent / 100;
+  if (rank.gpu_memory_bytes >= 0) view.gpu_memory_bytes = rank.gpu_memory_bytes;
+  if (rank.gpu_watts >= 0) view.gpu_watts = rank.gpu_watts;
+  if (rank.gpu_celsius >= 0) view.gpu_celsius = rank.gpu_celsius;
+}
+
 WorkerView worker_view(const JobMoment& before, const JobMoment& now,
                        size_t place) {
   WorkerView view;
@@ -85,6 +93,7 @@ WorkerView worker_view(const JobMoment& before, const JobMoment& now,
   }
   if (!rank) return view;
   if (rank->steps > 0) view.steps = rank->steps;
+  if (rank->gpus > 0) set_gpus(view, *rank);
   if (rank->last_snapshot_ns > 0) {
     view.snapshot_seconds = seconds(now.time_ns - rank->last_snapshot_ns);
   }
@@ -181,14 +190,18 @@ std::string view_text(const JobView& view, size_t most_workers) {
       "; restart " + std::to_string(job.restart) + " of " +
       std::to_string(job.max_restarts) + "; " + std::to_string(running) +
       " of " + std::to_string(job.workers.size()) + " workers run";
+  if (job.standby > 0) text += ", " + std::to_string(job.standby) + " stand by";
   if (job.nnodes > 1) {
     text += " on this node, which is " + std::to_string(job.node_rank) +
             " of " + std::to_string(job.nnodes);
   }
   text += "\n\n";
+  // Without GPUs their columns would only be in the way.
+  const bool on_gpus = std::ranges::any_of(
+      view.workers, [](const auto& worker) { return worker.gpus.has_value(); });
   std::vector<std::vector<std::string>> rows{
       {"rank", "pid", "state", "steps", "steps/s", "samples/s", "comm", "CPU",
-       "memory", "snapshot", "under way"}};
+       "memory", "GPU", "GPU memory", "power", "snapshot", "under way"}};
   const size_t shown = std::min(most_workers, view.workers.size());
   for (size_t i = 0; i < shown; ++i) {
     const WorkerView& worker = view.workers[i];
@@ -203,12 +216,21 @@ std::string view_text(const JobView& view, size_t most_workers) {
          rate_text(worker.samples_per_second), percent_text(worker.comm_share),
          percent_text(worker.cpu_share),
          worker.resident_bytes ? size_text(*worker.resident_bytes) : "-",
+         percent_text(worker.gpu_share),
+         worker.gpu_memory_bytes ? size_text(*worker.gpu_memory_bytes) : "-",
+         worker.gpu_watts ? formatted("%.0f W", *worker.gpu_watts) : "-",
          worker.snapshot_seconds
              ? duration_text(*worker.snapshot_seconds) + " ago"
              : "-",
          under_way.empty() ? "-" : under_way});
   }
-  text += table_text(rows, {0, 1, 3, 4, 5, 6, 7, 8, 9});
+  std::vector<size_t> right{0, 1, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12};
+  if (!on_gpus) {
+    constexpr int kFirst = 9;
+    for (auto& row : rows) row.erase(row.begin() + kFirst, row.begin() + 12);
+    right.resize(kFirst + 1);
+  }
+  text += table_text(rows, right);
   if (shown < view.workers.size()) {
     text += "and " + std::to_string(view.workers.size() - shown) + " more\n";
   }
@@ -237,6 +259,11 @@ std::string view_json(const JobView& view) {
          {"comm_share", or_null(worker.comm_share)},
          {"cpu_share", or_null(worker.cpu_share)},
          {"resident_bytes", or_null(worker.resident_bytes)},
+         {"gpus", or_null(worker.gpus)},
+         {"gpu_share", or_null(worker.gpu_share)},
+         {"gpu_memory_bytes", or_null(worker.gpu_memory_bytes)},
+         {"gpu_watts", or_null(worker.gpu_watts)},
+         {"gpu_celsius", or_null(worker.gpu_celsius)},
          {"seconds_since_snapshot", or_null(worker.snapshot_seconds)},
          {"seconds_since_activity", or_null(worker.idle_seconds)},
          {"operation",
@@ -257,6 +284,7 @@ std::string view_json(const JobView& view) {
                  {"restart", job.restart},
                  {"max_restarts", job.max_restarts},
                  {"attempt_directory", job.attempt_directory},
+                 {"standby", job.standby},
                  {"slowest_rank", or_null(view.slowest_rank)},
                  {"workers", workers}};
   return all.dump(2, ' ', false, json::error_handler_t::replace) + "\n";

@@ -38,6 +38,12 @@ struct WorkerView {
   std::optional<double> comm_share{};  // 0 to 1
   std::optional<double> cpu_share{};   // 1: one core
   std::optional<int64_t> resident_bytes{};
+  // As GpuUsage (base/gpu_usage.h).
+  std::optional<int> gpus{};
+  std::optional<double> gpu_share{};  // 0 to 1
+  std::optional<int64_t> gpu_memory_bytes{};
+  std::optional<double> gpu_watts{};
+  std::optional<int> gpu_celsius{};
   std::optional<double> snapshot_seconds{};  // since the last one
   std::optional<double> idle_seconds{};      // since its last step or operation
   std::string operation{};  // that is under way: "all_reduce 12 (world)"

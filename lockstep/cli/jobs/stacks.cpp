@@ -68,6 +68,7 @@ JobStacks stacks_of(const std::string& job) {
     }
     all.ranks.push_back(std::move(rank));
   }
+  explain(all.ranks);
   return all;
 }
 

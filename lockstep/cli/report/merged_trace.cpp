@@ -1,6 +1,5 @@
 #include "lockstep/cli/report/merged_trace.h"
 
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,7 +13,8 @@
 #include <system_error>
 #include <utility>
 
-#include "lockstep/cli/bench/format.h"
+#include "lockstep/base/write_aside.h"
+#include "lockstep/cli/format.h"
 #include "lockstep/cli/report/trace_file_error.h"
 
 namespace lockstep::internal {
@@ -35,18 +35,6 @@ std::string behind_links(const std::string& path) {
     file = file.parent_path() / target;
   }
   return file;
-}
-
-// Returns whether a new file must not take the place of what is at `path`:
-// a pipe, a device, or the stdout that has the report already. A link to itself
-// is so, too, and then cannot be opened.
-bool is_written_through(const std::string& path) {
-  struct stat there {};
-  if (::stat(path.c_str(), &there) != 0) return errno == ELOOP;
-  if (!S_ISREG(there.st_mode)) return true;
-  struct stat out {};
-  return ::fstat(STDOUT_FILENO, &out) == 0 && out.st_dev == there.st_dev &&
-         out.st_ino == there.st_ino;
 }
 
 // A file that appears at its path with commit(). A pipe or a device is opened
@@ -103,8 +91,8 @@ class OutputFile {
 
 // Returns "12.345" for 12345 ns.
 std::string microseconds(int64_t nanoseconds) {
-  return bench::format("%lld.%03d", static_cast<long long>(nanoseconds / 1000),
-                       static_cast<int>(nanoseconds % 1000));
+  return format("%lld.%03d", static_cast<long long>(nanoseconds / 1000),
+                static_cast<int>(nanoseconds % 1000));
 }
 
 // Returns what a process is, apart from its rank: "GPU 0", "Spans".

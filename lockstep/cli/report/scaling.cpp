@@ -17,8 +17,8 @@
 
 #include "lockstep/base/environment.h"
 #include "lockstep/base/metric_target.h"
-#include "lockstep/cli/bench/format.h"
 #include "lockstep/cli/command_line.h"
+#include "lockstep/cli/format.h"
 #include "lockstep/cli/machine.h"
 #include "lockstep/cli/report/scaling_cases.h"
 #include "lockstep/cli/report/scaling_page.h"
@@ -26,8 +26,8 @@
 #include "lockstep/cli/report/scaling_run.h"
 #include "lockstep/cli/stop_signal.h"
 #include "lockstep/launch/exit_code.h"
-#include "lockstep/launch/process_count.h"
 #include "lockstep/launch/program.h"
+#include "lockstep/launch/usable_cores.h"
 
 namespace lockstep::internal {
 namespace {
@@ -111,11 +111,11 @@ std::vector<std::vector<ScalingMeasurement>> measure(
       const ScalingMeasurement one = run_case(cases[i], options, stop);
       if (round == 0 && i == 0) check_target(options.target, one);
       write_message(kScalingName,
-                    bench::format("round %d of %d, ", round + 1, rounds) +
+                    format("round %d of %d, ", round + 1, rounds) +
                         cases[i].label() + " (" +
                         std::string(name_of(cases[i].scaling)) +
-                        bench::format("): %.1f samples/s, %.1f s",
-                                      one.samples_per_s, one.seconds));
+                        format("): %.1f samples/s, %.1f s", one.samples_per_s,
+                               one.seconds));
       measured[i].push_back(one);
     }
   }

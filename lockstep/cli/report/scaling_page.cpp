@@ -6,12 +6,11 @@
 #include <vector>
 
 #include "lockstep/base/svg.h"
-#include "lockstep/cli/bench/format.h"
+#include "lockstep/cli/format.h"
 
 namespace lockstep::internal {
 namespace {
 
-using bench::format;
 using Anchor = SvgPicture::Anchor;
 using Point = SvgPicture::Point;
 

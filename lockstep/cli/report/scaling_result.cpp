@@ -3,13 +3,12 @@
 #include <algorithm>
 #include <cstdint>
 
-#include "lockstep/cli/bench/format.h"
+#include "lockstep/cli/format.h"
 #include "lockstep/cli/table.h"
 
 namespace lockstep::internal {
 namespace {
 
-using bench::format;
 using nlohmann::ordered_json;
 
 constexpr int kFormat = 1;  // of the JSON

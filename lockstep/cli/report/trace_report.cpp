@@ -6,14 +6,12 @@
 #include <nlohmann/json.hpp>
 #include <sstream>
 
-#include "lockstep/cli/bench/format.h"
+#include "lockstep/cli/format.h"
 #include "lockstep/cli/inspect/flight_comparison.h"
 #include "lockstep/cli/table.h"
 
 namespace lockstep::internal {
 namespace {
-
-using bench::format;
 
 // At most this many ranks are printed, as no user would read more. If there are
 // more, the stragglers come first.

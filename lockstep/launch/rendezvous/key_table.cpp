@@ -84,6 +84,9 @@ Reply KeyTable::apply(const Request& request) {
     }
     case Request::Operation::hello:
     case Request::Operation::await_change:
+    case Request::Operation::for_round:
+    case Request::Operation::worker_call:
+    case Request::Operation::worker_gone:
       break;
   }
   return refusal("this request is not about one key");

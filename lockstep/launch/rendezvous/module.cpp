@@ -13,6 +13,14 @@
 namespace lockstep::internal {
 namespace {
 
+std::pair<FileDescriptor, FileDescriptor> socket_pair() {
+  int ends[2];
+  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
+    throw_errno("a socket pair for the agents' store");
+  }
+  return {FileDescriptor(ends[0]), FileDescriptor(ends[1])};
+}
+
 // The connection of the agent that hosts the store, with the store.
 class HostedStore : public StoreClient {
  public:
@@ -21,6 +29,12 @@ class HostedStore : public StoreClient {
       : StoreClient(std::move(socket), std::nullopt, deadline),
         server_(std::move(server)) {}
 
+  std::unique_ptr<StoreLine> open_line(const Deadline& deadline) override {
+    auto [own, others] = socket_pair();
+    server_->serve_too(std::move(others));
+    return make_line(std::move(own), std::nullopt, deadline);
+  }
+
  private:
   std::unique_ptr<StoreServer> server_;
 };
@@ -28,13 +42,9 @@ class HostedStore : public StoreClient {
 std::unique_ptr<AgentStore> host(const AgentStoreAddress& address,
                                  const Deadline& deadline) {
   FileDescriptor listener(address.listen_fd);
-  int ends[2];
-  if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0) {
-    throw_errno("a socket pair for the agents' store");
-  }
-  FileDescriptor own(ends[0]);
+  auto [own, others] = socket_pair();
   auto server = std::make_unique<StoreServer>(
-      std::move(listener), FileDescriptor(ends[1]), address.secret);
+      std::move(listener), std::move(others), address.secret);
   return std::make_unique<HostedStore>(std::move(server), std::move(own),
                                        deadline);
 }

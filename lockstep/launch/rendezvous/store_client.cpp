@@ -1,9 +1,12 @@
 #include "lockstep/launch/rendezvous/store_client.h"
 
 #include <poll.h>
+#include <sys/socket.h>
 
 #include <algorithm>
 #include <utility>
+
+#include "lockstep/launch/endpoint.h"
 
 namespace lockstep::internal {
 namespace {
@@ -27,12 +30,64 @@ int poll_timeout(milliseconds left) {
 StoreClient::StoreClient(FileDescriptor socket,
                          const std::optional<std::string>& secret,
                          const Deadline& deadline)
-    : tls_(secret ? std::make_unique<TlsSettings>(TlsSettings::Side::client,
+    : secret_(secret),
+      tls_(secret ? std::make_unique<TlsSettings>(TlsSettings::Side::client,
                                                   *secret)
                   : nullptr),
       channel_(std::move(socket), tls_.get()) {
   shake_hands(deadline);
   call({.operation = Operation::hello, .number = kStoreVersion}, deadline);
+}
+
+// Keeps the connection that has shaken hands.
+class StoreClient::Line : public StoreLine {
+ public:
+  explicit Line(std::unique_ptr<StoreClient> client)
+      : client_(std::move(client)) {}
+
+  int fd() const override { return client_->channel_.fd(); }
+  Progress read(std::string& bytes, size_t most) override {
+    return progress_of(client_->channel_.read(bytes, most));
+  }
+  Progress write(std::string& bytes) override {
+    return progress_of(client_->channel_.write(bytes));
+  }
+
+ private:
+  static Progress progress_of(StoreChannel::Progress progress) {
+    switch (progress) {
+      case StoreChannel::Progress::done:
+        return Progress::done;
+      case StoreChannel::Progress::wants_input:
+        return Progress::wants_input;
+      case StoreChannel::Progress::wants_output:
+        return Progress::wants_output;
+      default:
+        return Progress::closed;
+    }
+  }
+
+  std::unique_ptr<StoreClient> client_;
+};
+
+std::unique_ptr<StoreLine> StoreClient::make_line(
+    FileDescriptor socket, const std::optional<std::string>& secret,
+    const Deadline& deadline) {
+  return std::make_unique<Line>(
+      std::make_unique<StoreClient>(std::move(socket), secret, deadline));
+}
+
+std::unique_ptr<StoreLine> StoreClient::open_line(const Deadline& deadline) {
+  sockaddr_storage name{};
+  socklen_t length = sizeof(name);
+  if (getpeername(channel_.fd(), reinterpret_cast<sockaddr*>(&name), &length) !=
+      0) {
+    fail_closed();
+  }
+  const SocketAddress host(reinterpret_cast<sockaddr*>(&name), length);
+  FileDescriptor socket = connect_to(host, deadline.remaining());
+  if (!socket) fail_closed();
+  return make_line(std::move(socket), secret_, deadline);
 }
 
 void StoreClient::shake_hands(const Deadline& deadline) {

@@ -32,8 +32,17 @@ class StoreClient : public AgentStore {
                             const std::string& value) override;
   void await_change(const std::vector<std::string>& keys,
                     std::chrono::milliseconds allowed, int wake_fd) override;
+  std::unique_ptr<StoreLine> open_line(const Deadline& deadline) override;
+
+ protected:
+  // Returns the line over `socket`, as for the constructor.
+  static std::unique_ptr<StoreLine> make_line(
+      FileDescriptor socket, const std::optional<std::string>& secret,
+      const Deadline& deadline);
 
  private:
+  class Line;
+
   void shake_hands(const Deadline& deadline);
   Reply call(const Request& request, const Deadline& deadline = Deadline::after(
                                          std::chrono::milliseconds::max()));
@@ -44,6 +53,7 @@ class StoreClient : public AgentStore {
   // the deadline.
   void await_socket(short events, const Deadline& deadline);
 
+  const std::optional<std::string> secret_;
   std::unique_ptr<TlsSettings> tls_;
   StoreChannel channel_;
   MessageBuffer input_{};

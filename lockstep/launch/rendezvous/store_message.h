@@ -2,32 +2,22 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <optional>
-#include <stdexcept>
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "lockstep/base/message_bytes.h"
 
 namespace lockstep::internal {
 
 // The messages between an agent and the agents' store, byte by byte in
 // docs/launcher.md, "The store's messages". An agent sends requests; the store
-// answers each with one reply, in order.
+// answers each with one reply, in order; except worker_call and worker_gone.
 
-// A message is never longer than this, and nothing is allocated for one that
-// says that it is.
-inline constexpr size_t kMostMessageBytes = 64 << 10;
 inline constexpr size_t kMostKeyBytes = 255;
 inline constexpr size_t kMostValueBytes = 60'000;
 inline constexpr size_t kMostAwaitedKeys = 8;
-inline constexpr int64_t kStoreVersion = 1;
-
-// Thrown for bytes that are no message of this protocol. The connection on
-// which they came must be closed.
-class MalformedMessage : public std::runtime_error {
- public:
-  using std::runtime_error::runtime_error;
-};
+inline constexpr int64_t kStoreVersion = 2;
 
 struct Request {
   enum class Operation : uint8_t {
@@ -40,10 +30,18 @@ struct Request {
     // Answered once one of `keys` has changed after change `number`, or once
     // the next request of the connection comes.
     await_change = 7,
+    // The next three are for the workers' store (base/worker_call.h). From now
+    // on this connection makes calls of workers in round `number`.
+    for_round = 8,
+    // A worker's connection of number `number`, at the agent that sends this,
+    // makes the call `value`. Answered by worker_reply, maybe later.
+    worker_call = 9,
+    // The worker's connection `number` is closed. Not answered.
+    worker_gone = 10,
   };
   Operation operation = Operation::hello;
   std::string key{};
-  std::string value{};
+  std::string value{};  // of worker_call: a message of worker_call.h
   int64_t number = 0;
   std::vector<std::string> keys{};
 
@@ -56,6 +54,8 @@ struct Reply {
     text = 1,     // a value
     number = 2,   // add: the sum; await_change: the number of the last change
     refused = 3,  // text says why; the request had no effect
+    // To the worker's connection `number`: text is a message of worker_call.h.
+    worker_reply = 4,
   };
   Kind kind = Kind::done;
   std::string text{};
@@ -72,20 +72,5 @@ std::string encode(const Reply& reply);
 // Parse what MessageBuffer::take() returns. Both throw MalformedMessage.
 Request parse_request(std::string_view bytes);
 Reply parse_reply(std::string_view bytes);
-
-// Cuts the bytes of one connection into messages. Holds at most one message and
-// what was appended at once.
-class MessageBuffer {
- public:
-  void append(std::string_view bytes) { bytes_ += bytes; }
-  // Returns the next message, without its length, once it is complete. Throws
-  // MalformedMessage as soon as a length is known to be 0 or above `most`.
-  std::optional<std::string> take(size_t most = kMostMessageBytes);
-  // Returns whether a part of a message is there.
-  bool holds_part() const { return !bytes_.empty(); }
-
- private:
-  std::string bytes_;
-};
 
 }  // namespace lockstep::internal

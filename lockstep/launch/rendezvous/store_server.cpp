@@ -19,7 +19,8 @@ using Progress = StoreChannel::Progress;
 
 constexpr uint64_t kListener = 0;
 constexpr uint64_t kStop = 1;
-constexpr uint64_t kFirstConnection = 2;
+constexpr uint64_t kTrusted = 2;
+constexpr uint64_t kFirstConnection = 3;
 constexpr int kEventsAtOnce = 256;
 // The payload of a record of TLS, so that none is read in part.
 constexpr size_t kReadBytes = 16 << 10;
@@ -71,6 +72,8 @@ StoreServer::StoreServer(FileDescriptor listener, FileDescriptor own,
       listener_(std::move(listener)),
       stop_(checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK),
                     "eventfd of the agents' store")),
+      news_(checked(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK),
+                    "eventfd of the agents' store")),
       epoll_(
           checked(epoll_create1(EPOLL_CLOEXEC), "epoll of the agents' store")),
       awake_(kLongestStep),
@@ -78,6 +81,7 @@ StoreServer::StoreServer(FileDescriptor listener, FileDescriptor own,
   if (secret) tls_.emplace(TlsSettings::Side::server, *secret);
   stop_blocking(listener_.get());
   watch(epoll_.get(), EPOLL_CTL_ADD, stop_.get(), EPOLLIN, kStop);
+  watch(epoll_.get(), EPOLL_CTL_ADD, news_.get(), EPOLLIN, kTrusted);
   watch(epoll_.get(), EPOLL_CTL_ADD, listener_.get(), EPOLLIN, kListener);
   Connection& trusted = adopt(std::move(own), nullptr);
   await_events(trusted, EPOLLIN);
@@ -89,6 +93,26 @@ StoreServer::~StoreServer() {
   const uint64_t one = 1;
   [[maybe_unused]] auto ignored = ::write(stop_.get(), &one, sizeof(one));
   thread_.join();
+}
+
+void StoreServer::serve_too(FileDescriptor socket) {
+  const std::lock_guard lock(mutex_);
+  trusted_.push_back(std::move(socket));
+  const uint64_t one = 1;
+  [[maybe_unused]] auto ignored = ::write(news_.get(), &one, sizeof(one));
+}
+
+void StoreServer::adopt_trusted() {
+  uint64_t count = 0;
+  [[maybe_unused]] auto ignored = ::read(news_.get(), &count, sizeof(count));
+  std::vector<FileDescriptor> sockets;
+  {
+    const std::lock_guard lock(mutex_);
+    sockets.swap(trusted_);
+  }
+  for (FileDescriptor& socket : sockets) {
+    await_events(adopt(std::move(socket), nullptr), EPOLLIN);
+  }
 }
 
 void StoreServer::work() noexcept {
@@ -112,6 +136,10 @@ void StoreServer::serve_events() {
     for (int at = 0; at < count; ++at) {
       const uint64_t id = events[static_cast<size_t>(at)].data.u64;
       if (id == kStop) return;
+      if (id == kTrusted) {
+        adopt_trusted();
+        continue;
+      }
       if (id == kListener) {
         accept_new();
         continue;
@@ -157,6 +185,7 @@ StoreServer::Connection& StoreServer::adopt(FileDescriptor socket,
 void StoreServer::drop(Id id) {
   const auto found = connections_.find(id);
   end_wait(*found->second);
+  leave_round(*found->second);
   strangers_.erase(id);
   dated_.erase(id);
   connections_.erase(found);  // closing the socket removes it from epoll
@@ -231,11 +260,62 @@ void StoreServer::answer(Connection& connection, const std::string& message) {
     answer_hello(connection, request);
   } else if (request.operation == Request::Operation::await_change) {
     await_change(connection, std::move(request));
+  } else if (request.operation == Request::Operation::for_round) {
+    serve_workers(connection, request);
+  } else if (request.operation == Request::Operation::worker_call ||
+             request.operation == Request::Operation::worker_gone) {
+    answer_worker(connection, request);
   } else {
     const int64_t before = table_.last_change();
     connection.output += encode(table_.apply(request));
     if (table_.last_change() != before) tell_waiters(request.key);
   }
+}
+
+void StoreServer::serve_workers(Connection& connection,
+                                const Request& request) {
+  leave_round(connection);
+  // The workers of a round that is over are being stopped.
+  if (!rounds_.empty() && request.number < rounds_.rbegin()->first) {
+    connection.output +=
+        encode(Reply{.kind = Reply::Kind::refused,
+                     .text = "the workers' store of that round is gone"});
+    return;
+  }
+  connection.round = request.number;
+  rounds_[request.number].relays.insert(connection.id);
+  connection.output += encode(Reply{});
+}
+
+void StoreServer::leave_round(const Connection& connection) {
+  if (!connection.round) return;
+  const auto found = rounds_.find(*connection.round);
+  found->second.table.forget_relay(connection.id);
+  found->second.relays.erase(connection.id);
+  if (found->second.relays.empty()) rounds_.erase(found);
+}
+
+void StoreServer::answer_worker(Connection& connection,
+                                const Request& request) {
+  if (!connection.round) throw MalformedMessage("no round was named");
+  WorkerTable& table = rounds_.at(*connection.round).table;
+  const WorkerTable::Asker asker{connection.id,
+                                 static_cast<uint64_t>(request.number)};
+  if (request.operation == Request::Operation::worker_gone) {
+    table.forget(asker);
+    return;
+  }
+  for (const auto& [to, reply] :
+       table.ask(asker, parse_worker_call(request.value))) {
+    const bool is_own = to.relay == connection.id;
+    Connection& relay = is_own ? connection : *connections_.at(to.relay);
+    relay.output += encode(Reply{.kind = Reply::Kind::worker_reply,
+                                 .text = bytes_of(reply),
+                                 .number = static_cast<int64_t>(to.worker)});
+    if (!is_own && !flush(relay)) closing_.insert(to.relay);
+  }
+  // Afterwards, as this ends the waits of a relay that is to be answered.
+  for (const Id id : std::exchange(closing_, {})) drop(id);
 }
 
 void StoreServer::answer_hello(Connection& connection, const Request& request) {

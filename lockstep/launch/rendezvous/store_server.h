@@ -3,7 +3,9 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <set>
 #include <string>
@@ -16,6 +18,7 @@
 #include "lockstep/launch/rendezvous/key_table.h"
 #include "lockstep/launch/rendezvous/store_channel.h"
 #include "lockstep/launch/rendezvous/store_message.h"
+#include "lockstep/launch/worker_table.h"
 
 namespace lockstep::internal {
 
@@ -36,7 +39,12 @@ struct StoreServerLimits {
 // The agents' store: answers the requests of store_message.h at a socket that
 // listens, in one thread that waits in epoll. Connections that send what is no
 // request, or are slow with it, are dropped; the others do not notice. A
-// connection takes at most two messages of memory.
+// connection takes at most two messages of memory, and some bytes for each
+// worker that waits at its agent.
+//
+// Keeps the keys of the workers too, apart from those of the agents: a table
+// for each round, from the first call to the end of the last connection for
+// that round.
 //
 // The time in which this process is stopped (SIGSTOP) does not count against
 // any connection.
@@ -54,6 +62,10 @@ class StoreServer {
   StoreServer(const StoreServer&) = delete;
   StoreServer& operator=(const StoreServer&) = delete;
 
+  // Serves one more connection that is trusted without a secret: `socket` is
+  // this side's end of a socket pair. Any thread.
+  void serve_too(FileDescriptor socket);
+
  private:
   using Clock = AwakeClock::Clock;
   using Id = uint64_t;  // of a connection; never used twice
@@ -67,6 +79,8 @@ class StoreServer {
     std::string output{};
     // Set while Operation::await_change has not been answered.
     std::vector<std::string> awaited_keys{};
+    // The round of the workers whose calls come on it.
+    std::optional<int64_t> round{};
     // When it is dropped, in awake_'s time.
     std::optional<Clock::duration> due{};
   };
@@ -74,6 +88,7 @@ class StoreServer {
   void work() noexcept;
   void serve_events();
   void accept_new();
+  void adopt_trusted();
   Connection& adopt(FileDescriptor socket, const TlsSettings* tls);
   void drop(Id id);
   // The next three return whether the connection lives on.
@@ -84,6 +99,9 @@ class StoreServer {
   void answer_hello(Connection& connection, const Request& request);
   void await_change(Connection& connection, Request request);
   void end_wait(Connection& connection);
+  void serve_workers(Connection& connection, const Request& request);
+  void answer_worker(Connection& connection, const Request& request);
+  void leave_round(const Connection& connection);
   void tell_waiters(const std::string& key);
   void set_due(Connection& connection);
   void await_events(Connection& connection, uint32_t events);
@@ -94,11 +112,20 @@ class StoreServer {
   std::optional<TlsSettings> tls_;
   FileDescriptor listener_;
   FileDescriptor stop_;
+  FileDescriptor news_;  // readable: something is in trusted_
   FileDescriptor epoll_;
   // Set after there was no descriptor for a new connection.
   std::optional<Clock::duration> deaf_until_{};
   AwakeClock awake_;
   KeyTable table_;
+  struct Round {
+    WorkerTable table{};
+    std::set<Id> relays{};
+  };
+  std::map<int64_t, Round> rounds_;
+  std::set<Id> closing_;  // of answer_worker()
+  std::mutex mutex_;
+  std::vector<FileDescriptor> trusted_;  // to be served too
   Id next_id_;
   std::unordered_map<Id, std::unique_ptr<Connection>> connections_;
   std::set<Id> strangers_;  // the oldest first

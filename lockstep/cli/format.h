@@ -3,7 +3,7 @@
 #include <cstdio>
 #include <string>
 
-namespace lockstep::internal::bench {
+namespace lockstep::internal {
 
 // Returns what printf() would print, at most 511 characters.
 template <typename... Values>
@@ -13,4 +13,4 @@ std::string format(const char* pattern, Values... values) {
   return text;
 }
 
-}  // namespace lockstep::internal::bench
+}  // namespace lockstep::internal

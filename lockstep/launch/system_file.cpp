@@ -1,4 +1,4 @@
-#include "lockstep/cli/doctor/system_file.h"
+#include "lockstep/launch/system_file.h"
 
 #include <algorithm>
 #include <charconv>
@@ -32,10 +32,10 @@ std::optional<std::string> first_line(const fs::path& path) {
 }
 
 std::optional<std::string> field_of(const fs::path& path,
-                                    const std::string& key) {
+                                    const std::string& key, char separator) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
-    if (!line.starts_with(key + ":")) continue;
+    if (!line.starts_with(key + separator)) continue;
     const size_t begin = line.find_first_not_of(" \t", key.size() + 1);
     return begin == std::string::npos ? "" : line.substr(begin);
   }

@@ -13,9 +13,11 @@ namespace lockstep::internal {
 // Returns the first line, without the newline.
 std::optional<std::string> first_line(const std::filesystem::path& path);
 
-// Returns what follows "key:" and blanks, to the end of the line.
+// Returns what follows "key:" and blanks, to the end of the line; or "key" and
+// another separator.
 std::optional<std::string> field_of(const std::filesystem::path& path,
-                                    const std::string& key);
+                                    const std::string& key,
+                                    char separator = ':');
 
 // Returns the number with which the first line begins; nothing if it begins
 // with none.
@@ -27,7 +29,8 @@ std::optional<std::string> chosen_word(const std::filesystem::path& path);
 // Returns the names of the files in a folder, sorted.
 std::vector<std::string> names_in(const std::filesystem::path& folder);
 
-// Returns the numbers of a list such as "0-3,8"; empty if it is no such list.
+// Returns the numbers of a list of CPUs or nodes such as "0-3,8", in its order;
+// empty if it is no such list.
 std::vector<int> numbers_of(const std::string& list);
 
 }  // namespace lockstep::internal

@@ -1,0 +1,43 @@
+#pragma once
+
+#include <cstdint>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/launch/endpoint.h"
+
+namespace lockstep::internal {
+
+// What one node found on the way to another one.
+struct LinkFigures {
+  std::string error{};  // not empty: it was not reached, and why
+  int64_t connect_us = 0;
+  int64_t round_trip_us = 0;  // of one byte and its answer, the median
+  // What must be added to a time of this host to get that of the other, and the
+  // most by which this may be wrong.
+  int64_t clock_offset_us = 0;
+  int64_t clock_error_us = 0;
+  // What one connection carries towards the other node. 0: nothing came
+  // through, though single bytes do.
+  int64_t bytes_per_second = 0;
+  // The largest packet that this host sends on this way; nothing if the kernel
+  // does not say.
+  std::optional<int64_t> mtu{};
+
+  nlohmann::ordered_json json() const;
+  // Parses what another node has written. Throws std::runtime_error if it is
+  // no such document.
+  static LinkFigures parse(const std::string& text);
+};
+
+// Connects to the LinkListener at `endpoint` that has `token`, as node `rank`,
+// and measures the way: about 0.8 s. The listener answers when it is this
+// link's turn there. Blocks until `deadline` at most, and for at most
+// kMostConnectTime to connect to each address; what fails is the `error`.
+LinkFigures measure_link(const Endpoint& endpoint, const std::string& token,
+                         int rank, const Deadline& deadline);
+inline constexpr std::chrono::milliseconds kMostConnectTime{3000};
+
+}  // namespace lockstep::internal

@@ -1,0 +1,67 @@
+#pragma once
+
+#include <optional>
+#include <string>
+
+namespace lockstep::internal {
+
+// How often the workers of a job were started again, by cause. Equal on all
+// nodes.
+struct ChangeCount {
+  int restarts = 0;            // after a failure
+  int membership_changes = 0;  // since a node came or went
+};
+
+// How often they may be started again.
+struct ChangeLimits {
+  int restarts = 0;
+  std::optional<int> membership_changes{};  // nothing: without limit
+};
+
+// How a round ended. All nodes follow one verdict for it: the first that a node
+// proposed.
+struct Verdict {
+  enum class Kind {
+    succeeded,  // every worker returned 0
+    failed,     // a worker failed or, if their number is fixed, a node was
+                // lost; all workers start again while restarts are left
+    signalled,  // a signal that one agent forwarded ends the job
+    given_up,   // the job ends: a node is absent, or the store is lost
+    declined,   // the job ends before it began: a node was refused or cannot
+                // take part
+    // The members of a job with MIN to MAX nodes change; all workers start
+    // again while membership changes are left:
+    node_lost,    // its workers are gone, or not to be reached
+    node_leaves,  // its agent got a signal; all workers have time to end well
+    node_waits,   // it comes from now on; all workers have time to end well
+  };
+  static constexpr Kind kLastKind = Kind::node_waits;
+
+  Kind kind = Kind::succeeded;
+  int node_rank = -1;  // where it happened; -1: no particular node
+  int exit_code = 0;
+  int signal = 0;      // for `signalled`
+  std::string text{};  // one line for the user; names the node
+  // The changes up to the next round: those of this one, and what this verdict
+  // adds. NodeProtocol::propose() sets it.
+  ChangeCount changes{};
+  // The store was lost with its host, and the nodes meet at another one. Never
+  // in a store.
+  bool moves = false;
+
+  bool changes_membership() const { return kind >= Kind::node_lost; }
+  // Returns `used` and what a verdict of this kind adds to it.
+  ChangeCount after(ChangeCount used) const {
+    used.restarts += kind == Kind::failed;
+    used.membership_changes += changes_membership();
+    return used;
+  }
+  bool ends_job(const ChangeLimits& limits) const {
+    if (kind == Kind::failed) return changes.restarts > limits.restarts;
+    return !changes_membership() ||
+           (limits.membership_changes &&
+            changes.membership_changes > *limits.membership_changes);
+  }
+};
+
+}  // namespace lockstep::internal

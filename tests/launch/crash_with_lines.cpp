@@ -1,0 +1,38 @@
+// For tests/launch/source_lines_test.cpp, built with debug information: crashes
+// in, or waits in, a function whose name and line must be in the stack.
+#include <unistd.h>
+
+#include <cstdio>
+#include <string>
+
+#include "lockstep/base/crash_handler.h"
+#include "lockstep/base/status_publisher.h"
+
+namespace {
+
+// Not exported, so that only debug information names them.
+[[gnu::noinline]] void write_there(volatile int* place) {
+  *place = 1;  // the line of the crash
+}
+
+[[gnu::noinline]] void wait_there() {
+  std::puts("ready");
+  std::fflush(stdout);
+  // The signal of `lockstep stacks` ends sleep().
+  for (int left = 60; left > 0;) {
+    left = static_cast<int>(::sleep(60));  // the line of the wait
+  }
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  lockstep::internal::arm_crash_handler();
+  if (argc > 1 && std::string(argv[1]) == "wait") {
+    const lockstep::internal::StatusPublisher publisher(0);
+    wait_there();
+    return 0;
+  }
+  write_there(nullptr);  // the line of the call
+  return 0;
+}

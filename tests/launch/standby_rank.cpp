@@ -1,0 +1,82 @@
+// One worker of standby_test.cpp: `standby_rank SCENARIO FOLDER`. It prints
+//
+//   early PID            before init_process_group()
+//   rank R of N ...      after the first all_reduce, with what it was given
+//
+// and reduces until FOLDER holds a file "stop". Before the group:
+//
+//   train   does nothing else
+//   early   asks for its local rank
+//   ends    a standby process ends well
+//   dies    a standby process appends a line to FOLDER/starts and fails
+
+#include <ATen/ATen.h>
+#include <ATen/Parallel.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <chrono>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <string>
+#include <thread>
+
+#include "lockstep/comm/collectives.h"
+#include "lockstep/comm/init.h"
+
+namespace {
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);
+  return value == nullptr ? "none" : value;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  if (argc != 3) return 2;
+  const std::string scenario = argv[1];
+  const std::filesystem::path folder = argv[2];
+  const bool stands_by = std::getenv("LOCKSTEP_STANDBY") != nullptr;
+  if (stands_by && scenario == "ends") return 0;
+  if (stands_by && scenario == "dies") {
+    std::ofstream(folder / "starts", std::ios::app) << "one\n";
+    std::cerr << "no luck\n";
+    return 3;
+  }
+  std::cout << "early " << getpid() << std::endl;
+  if (scenario == "early") lockstep::get_local_rank();
+
+  const auto group = lockstep::init_process_group();
+  auto sum = at::full({1}, lockstep::get_rank() + 1);
+  lockstep::all_reduce(sum);
+  cpu_set_t cpus;
+  CPU_ZERO(&cpus);
+  sched_getaffinity(0, sizeof cpus, &cpus);
+  std::string line = "rank " + std::to_string(lockstep::get_rank()) + " of " +
+                     std::to_string(lockstep::get_world_size()) + " local " +
+                     variable("LOCAL_RANK") + " restart " +
+                     variable("TORCHELASTIC_RESTART_COUNT") + " stood by " +
+                     std::to_string(stands_by) + " sum " +
+                     std::to_string(sum.item<int64_t>()) + " threads " +
+                     std::to_string(at::get_num_threads()) + " cpus " +
+                     std::to_string(CPU_COUNT(&cpus)) + " mark " +
+                     variable("LOCKSTEP_STANDBY") + " errors " +
+                     variable("TORCHELASTIC_ERROR_FILE");
+  if (lockstep::get_rank() == 0 && isatty(STDIN_FILENO) == 0) {
+    std::string word;
+    if (std::filesystem::exists(folder / "reads") && std::cin >> word) {
+      line += " input " + word;
+    }
+  }
+  std::cout << line << std::endl;
+  auto stop = at::zeros({1});
+  while (stop.item<double>() == 0) {
+    stop.fill_(std::filesystem::exists(folder / "stop") ? 1 : 0);
+    lockstep::all_reduce(stop);
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));
+  }
+  return 0;
+}

@@ -1,0 +1,244 @@
+// Standby processes: when they become workers and what they get then, and which
+// programs cannot stand by.
+#include <gmock/gmock.h>
+#include <signal.h>
+
+#include <chrono>
+#include <fstream>
+#include <nlohmann/json.hpp>
+#include <thread>
+
+#include "lockstep/base/deadline.h"
+#include "tests/launch/launcher.h"
+
+namespace lockstep::internal::testing {
+namespace {
+
+using nlohmann::json;
+using std::chrono::milliseconds;
+using std::chrono::seconds;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+constexpr const char* kRank = LOCKSTEP_BIN_DIR "/tests/standby_rank";
+
+class Standby : public LauncherTest {
+ protected:
+  std::unique_ptr<RunningProgram> start_job(const std::string& scenario,
+                                            std::vector<std::string> options,
+                                            const std::string& input = "") {
+    options.insert(options.begin(),
+                   {"--rdzv-id=" + name(), "--nproc-per-node=2"});
+    options.insert(options.end(), {kRank, scenario, scratch().string()});
+    return start(options,
+                 {.environment = {"OMP_NUM_THREADS=1"}, .input = input});
+  }
+  // An agent's socket has as much of it.
+  static std::string name() {
+    const std::string whole =
+        ::testing::UnitTest::GetInstance()->current_test_info()->name();
+    return whole.substr(0, 40);
+  }
+
+  json status() {
+    const auto result = run_command({"status", "--json", name()});
+    EXPECT_EQ(result.exit_code, 0) << result.err;
+    const json all = json::parse(result.out);
+    return all.is_array() ? all.at(0) : all;
+  }
+  // Waits until `count` standby processes wait, in attempt `restart`.
+  void await_standby(int count, int restart = 0) {
+    const Deadline deadline = Deadline::after(seconds(60));
+    json now;
+    while (!deadline.expired()) {
+      now = status();
+      if (now["standby"] == count && now["restart"] == restart) return;
+      std::this_thread::sleep_for(milliseconds(50));
+    }
+    FAIL() << now.dump(2);
+  }
+  void kill_worker(int local_rank) {
+    const pid_t pid = status()["workers"][local_rank]["pid"];
+    ASSERT_EQ(::kill(pid, SIGKILL), 0);
+  }
+  void stop() { std::ofstream(scratch() / "stop") << "now\n"; }
+};
+
+TEST_F(Standby, TakesThePlacesOfAllWorkersAtARestart) {
+  auto job = start_job("train",
+                       {"--max-restarts=2", "--standby=2", "--prefix-lines",
+                        "--log-dir", (scratch() / "logs").string(), "--tee=3"});
+  job->await_output(" stood by 0 ", 2);
+  ASSERT_NO_FATAL_FAILURE(await_standby(2));
+  EXPECT_THAT(run_command({"status", name()}).out,
+              HasSubstr("2 of 2 workers run, 2 stand by"));
+  kill_worker(1);
+  job->await_output(" stood by 1 ", 2);
+  for (const std::string rank : {"0", "1"}) {
+    EXPECT_THAT(job->out(), HasSubstr("[default" + rank + "]:rank " + rank +
+                                      " of 2 local " + rank +
+                                      " restart 1 stood by 1 sum 3 "));
+  }
+  EXPECT_EQ(count(job->out(), " mark none "), 4);
+  // What they wrote before is the rank's.
+  EXPECT_EQ(count(job->out(), "]:early "), 4);
+  EXPECT_EQ(count(job->out(), "/attempt_1/0/error.json"), 1);
+
+  // Others take their places, for the next restart.
+  ASSERT_NO_FATAL_FAILURE(await_standby(2, 1));
+  kill_worker(0);
+  job->await_output(" restart 2 stood by 1 ", 2);
+  stop();
+  const auto result = job->finish();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(count(result.err, "with 2 from standby on this node"), 2)
+      << result.err;
+  int logs = 0;
+  for (const auto& entry :
+       std::filesystem::recursive_directory_iterator(scratch() / "logs")) {
+    if (entry.path().filename() != "stdout.log") continue;
+    ++logs;
+    const std::string text = read_file(entry.path());
+    EXPECT_EQ(count(text, "early "), 1) << entry.path() << ": " << text;
+    EXPECT_EQ(count(text, "rank "), 1) << entry.path() << ": " << text;
+  }
+  EXPECT_EQ(logs, 6);
+}
+
+TEST_F(Standby, AsManyAsWaitAreUsedAndTheOthersAreStarted) {
+  auto job = start_job("train", {"--max-restarts=1", "--standby=1"});
+  job->await_output(" stood by 0 ", 2);
+  ASSERT_NO_FATAL_FAILURE(await_standby(1));
+  kill_worker(0);
+  job->await_output("rank 0 of 2 local 0 restart 1 stood by 1 ");
+  job->await_output("rank 1 of 2 local 1 restart 1 stood by 0 ");
+  stop();
+  EXPECT_EQ(job->finish().exit_code, 0) << job->err();
+}
+
+TEST_F(Standby, RankZeroGetsTheLaunchersInputAndAllTheirThreadsAndCores) {
+  auto job = start_job("train",
+                       {"--max-restarts=1", "--standby=2", "--omp-threads=2",
+                        "--numa-binding=core-complex"},
+                       "one two");
+  job->await_output(" stood by 0 ", 2);
+  std::ofstream(scratch() / "reads") << "yes\n";
+  const auto words_after = [&](const std::string& from) {
+    const std::string& out = job->out();
+    const size_t at = out.find(" threads ", out.find(from));
+    return out.substr(at, out.find(" mark ", at) - at);
+  };
+  ASSERT_NO_FATAL_FAILURE(await_standby(2));
+  kill_worker(1);
+  job->await_output(" stood by 1 ", 2);
+  job->await_output(" input one");
+  EXPECT_THAT(job->out(), HasSubstr(" stood by 1 sum 3 threads 2 "));
+  EXPECT_EQ(words_after("local 0 restart 0"), words_after("local 0 restart 1"));
+  EXPECT_EQ(words_after("local 1 restart 0"), words_after("local 1 restart 1"));
+  stop();
+  EXPECT_EQ(job->finish().exit_code, 0) << job->err();
+}
+
+TEST_F(Standby, AProgramThatAsksForItsRankFirstIsRefusedInOneLine) {
+  auto job = start_job("early", {"--max-restarts=1", "--standby=2"});
+  job->await_error(
+      "--standby has no effect from here on: the program asks for LOCAL_RANK "
+      "before init_process_group()");
+  EXPECT_EQ(status()["standby"], 0);
+  kill_worker(0);
+  job->await_output("restart 1 stood by 0 ", 2);
+  stop();
+  const auto result = job->finish();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(count(result.err, "--standby"), 1) << result.err;
+  EXPECT_THAT(result.err, Not(HasSubstr("from standby")));
+}
+
+TEST_F(Standby, AProgramThatEndsWithoutAGroupIsStartedOnce) {
+  auto job = start_job("ends", {"--max-restarts=1", "--standby=2"});
+  job->await_error(
+      "--standby has no effect from here on: the program came to its end "
+      "without init_process_group()");
+  stop();
+  EXPECT_EQ(job->finish().exit_code, 0) << job->err();
+  EXPECT_EQ(count(job->err(), "--standby"), 1) << job->err();
+}
+
+TEST_F(Standby, OneThatDiesIsReportedOnceAndReplacedMoreAndMoreSlowly) {
+  auto job = start_job("dies", {"--max-restarts=1", "--standby=2"});
+  job->await_error(
+      "a standby process ended before it had a place: exit code 3; its last "
+      "line: no luck; another is started in 1 s");
+  const auto begin = std::chrono::steady_clock::now();
+  const auto starts = [&] {
+    return count(read_file(scratch() / "starts"), "one");
+  };
+  const Deadline deadline = Deadline::after(seconds(60));
+  while (starts() < 3 && !deadline.expired()) {
+    std::this_thread::sleep_for(milliseconds(20));
+  }
+  EXPECT_EQ(starts(), 3);
+  // 1 s and 2 s, each less what had passed when the line was read.
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, milliseconds(2000));
+  stop();
+  const auto result = job->finish();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(count(result.err, "a standby process"), 1) << result.err;
+}
+
+TEST_F(Standby, OneThatIsKilledWhileItWaitsIsReplaced) {
+  auto job = start_job("train", {"--max-restarts=1", "--standby=1"});
+  job->await_output(" stood by 0 ", 2);
+  ASSERT_NO_FATAL_FAILURE(await_standby(1));
+  const json before = status()["workers"][0]["pid"];
+  for (const pid_t pid : marked_processes()) {
+    const std::string environment =
+        read_file("/proc/" + std::to_string(pid) + "/environ");
+    if (environment.find("LOCKSTEP_STANDBY=") != std::string::npos) {
+      ::kill(pid, SIGKILL);
+    }
+  }
+  job->await_error(
+      "a standby process ended before it had a place: killed by "
+      "SIGKILL");
+  ASSERT_NO_FATAL_FAILURE(await_standby(1));
+  EXPECT_EQ(status()["workers"][0]["pid"], before);  // no worker was touched
+  kill_worker(0);
+  job->await_output("restart 1 stood by 1 ");
+  stop();
+  EXPECT_EQ(job->finish().exit_code, 0) << job->err();
+}
+
+TEST_F(Standby, DiesWithTheLauncher) {
+  auto job = start_job("train", {"--max-restarts=1", "--standby=2"});
+  job->await_output(" stood by 0 ", 2);
+  ASSERT_NO_FATAL_FAILURE(await_standby(2));
+  job->signal(SIGKILL);
+  EXPECT_TRUE(await_no_process(seconds(10)));
+  job->finish();
+}
+
+TEST_F(Standby, ProgramsThatCannotStandByAreRefused) {
+  std::ofstream(scratch() / "train.py") << "import torch\n";
+  const std::string script = (scratch() / "train.py").string();
+  const std::string reason =
+      "--standby is for C++ programs that call Lockstep's "
+      "init_process_group(), where a standby process waits, and ";
+  const auto refused = [&](std::vector<std::string> arguments) {
+    arguments.insert(arguments.begin(), {"--standby=1", "--max-restarts=1"});
+    const auto result = run(arguments);
+    EXPECT_EQ(result.exit_code, 2) << result.err;
+    return result.err;
+  };
+  EXPECT_THAT(refused({"true"}), HasSubstr(reason + "/"));
+  EXPECT_THAT(refused({script}), HasSubstr(reason));
+  EXPECT_THAT(refused({"-m", "json.tool"}), HasSubstr(reason));
+  EXPECT_THAT(refused({"sh", "-c", "exit 0"}), HasSubstr(reason));
+  EXPECT_THAT(refused({kRank, "train", "$local_rank"}),
+              HasSubstr("the program's arguments hold $local_rank"));
+  EXPECT_THAT(run({"--standby=x", "true"}).err,
+              HasSubstr("--standby is \"x\""));
+}
+
+}  // namespace
+}  // namespace lockstep::internal::testing
