@@ -15,10 +15,10 @@ namespace lockstep::internal {
 // What failed is written to the stores of all these groups, then this rank
 // leaves them, unless it is the pipeline's only one, with the same words for
 // those that share memory with it. If another rank was the cause, these are the
-// words about that rank. No words have a stack trace. If `failure` is the rank's
-// own, it is thrown as it is; a StageMistake as std::invalid_argument with the
-// rank and `where`, as all other ranks get it. If a
-// message or a collective failed, because another rank has left before,
+// words about that rank. No words have a stack trace. If `failure` is the
+// rank's own, it is thrown as it is; a StageMistake as std::invalid_argument
+// with the rank and `where`, as all other ranks get it. If a message or a
+// collective failed, because another rank has left before,
 // c10::DistBackendError is thrown with what that rank has written; or `failure`
 // itself, if no rank has written: then a rank died, and `failure` names it.
 [[noreturn]] void fail_together(const std::vector<ProcessGroupPtr>& groups,
