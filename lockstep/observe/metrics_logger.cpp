@@ -2,7 +2,6 @@
 
 #include <c10/util/Exception.h>
 #include <fcntl.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -169,6 +168,12 @@ class MetricsLogger::Impl {
       : path_(path),
         csv_(csv),
         options_{.most_records = 1000, .interval = options.flush_secs} {
+    // Before anything is read, which could last for ever.
+    if (fs::exists(path) && !fs::is_regular_file(path)) {
+      throw std::invalid_argument("the log \"" + path +
+                                  "\" is no regular file, so that it cannot be "
+                                  "read or replaced; name a file");
+    }
     const fs::path folder = fs::path(path).parent_path();
     if (!folder.empty()) fs::create_directories(folder);
     if (!options.overwrite) go_on();
@@ -229,12 +234,6 @@ class MetricsLogger::Impl {
         path.c_str(), O_RDWR | O_APPEND | O_CREAT | O_CLOEXEC | flags, 0666));
     if (!file) {
       internal::throw_errno("cannot open the log file \"" + path + "\"");
-    }
-    struct stat what {};
-    if (::fstat(file.get(), &what) != 0 || !S_ISREG(what.st_mode)) {
-      throw std::invalid_argument("the log \"" + path +
-                                  "\" is no regular file, so that it cannot be "
-                                  "read or replaced; name a file");
     }
     auto files = std::make_unique<BackgroundFiles>(options_);
     files->add(std::move(file), path_);
