@@ -249,7 +249,9 @@ ParallelStage make_stage(const Options& options, const Plan& plan, int stage,
 class Model {
  public:
   Model(const Options& options, Plan& plan)
-      : plan_(plan), micro_batches_(options.micro_batches) {
+      : plan_(plan),
+        tokens_(options.context),
+        micro_batches_(options.micro_batches) {
     if (micro_batches_ == 0) {
       micro_batches_ = options.pipeline > 1 ? 2 * options.pipeline : 1;
     }
@@ -329,9 +331,13 @@ class Model {
   int64_t micro_batches() const { return micro_batches_; }
 
  private:
+  // This rank's share of the mean loss over all tokens of the sequences: the
+  // mean over the ranks of the context group is that loss. They may have
+  // different numbers of tokens, so the mean over a rank's own would not do.
   Tensor loss(const Tensor& logits, const Tensor& target) const {
-    return nn::vocab_parallel_cross_entropy(logits, target,
-                                            {.group = plan_.tensor});
+    const auto sum = nn::vocab_parallel_cross_entropy(
+        logits, target, {.group = plan_.tensor, .reduction = torch::kSum});
+    return sum * plan_.mesh.size("context") / (target.size(0) * tokens_);
   }
   Tensor part_of(const Tensor& sequences) const {
     return lockstep::context_shard(sequences, 1, plan_.context);
@@ -341,6 +347,7 @@ class Model {
   }
 
   Plan& plan_;
+  int64_t tokens_;  // of a sequence, on all ranks together
   int64_t micro_batches_;
   // What this rank has of the model, with the names of the whole.
   std::shared_ptr<torch::nn::Module> module_ =
@@ -394,6 +401,14 @@ void check(const Options& options) {
   };
   require_multiple(options.width, "--width", options.heads, "--heads");
   require_multiple(options.heads, "--heads", options.tensor, "--tensor");
+  const int64_t stages =
+      options.pipeline > 1 ? options.pipeline * options.stages_per_rank : 1;
+  if (options.layers < stages) {
+    throw std::invalid_argument(
+        "--layers is " + std::to_string(options.layers) +
+        "; give at least as many as the pipeline has stages, which are " +
+        std::to_string(stages));
+  }
 }
 
 struct Outcome {
@@ -542,6 +557,7 @@ void compare(Options options) {
   const auto run = [&](const char* name, int processes, auto change) {
     Options changed = options;
     change(changed);
+    check(changed);
     // Each process runs this program again, up to this call.
     lockstep::spawn(
         [&](int rank) {

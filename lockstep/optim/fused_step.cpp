@@ -49,6 +49,14 @@ void check(const char* optimizer, size_t index, const at::Tensor& parameter,
 
 }  // namespace
 
+void raise_versions(const FusedBatch& batch) {
+  for (const at::Tensor& parameter : batch.parameters) {
+    // Inference tensors have no version.
+    if (parameter.is_inference()) continue;
+    parameter.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
 std::vector<FusedBatch> fused_batches(
     const char* optimizer, const std::vector<at::Tensor>& parameters) {
   std::vector<FusedBatch> batches;

@@ -25,6 +25,11 @@ struct FusedBatch {
 std::vector<FusedBatch> fused_batches(
     const char* optimizer, const std::vector<at::Tensor>& parameters);
 
+// Raises the versions of the parameters, which the fused kernels do not: so
+// that autograd, FullyShard and snapshots that are written meanwhile notice the
+// change, as with any optimizer that writes with LibTorch's operators.
+void raise_versions(const FusedBatch& batch);
+
 // Returns `groups` with each parameter once. Throws std::invalid_argument, as
 // Python does, if a parameter is in two groups, or also in one of `before`.
 std::vector<torch::optim::OptimizerParamGroup> distinct_groups(
@@ -78,6 +83,7 @@ void step_adam(const char* name,
         steps.push_back(numbers.at(state.step()));
       }
       kernel(options, batch, averages, squares, maxima, steps);
+      raise_versions(batch);
     }
   }
 }

@@ -43,6 +43,7 @@ void step_with_momentum(const internal::FusedBatch& batch,
     at::_fused_sgd_(part->tensors.parameters, part->tensors.gradients,
                     part->momenta, o.weight_decay(), o.momentum(), o.lr(),
                     o.dampening(), o.nesterov(), maximize, part == &first);
+    internal::raise_versions(part->tensors);
   }
 }
 
@@ -120,6 +121,7 @@ at::Tensor SGD::step(LossClosure closure) {
       }
       at::_fused_sgd_(batch.parameters, batch.gradients, {}, o.weight_decay(),
                       0, o.lr(), o.dampening(), o.nesterov(), maximize_, false);
+      internal::raise_versions(batch);
     }
   }
   return loss;

@@ -202,6 +202,19 @@ TEST_F(ScalingReport, AnUnknownMetricIsRefusedAfterTheFirstRun) {
                         "\"accuracy\"; it logs loss\n"));
 }
 
+// "1e+06 samples/s", as a stream of C++ prints a million, was read as 6.
+TEST_F(ScalingReport, ARateIsReadWholeOrNotAtAll) {
+  const auto read = report(
+      {"--nproc=1", "--rounds=1", "--", script("echo at 1e+06 samples/s")});
+  EXPECT_EQ(read.exit_code, 0) << read.err;
+  EXPECT_THAT(read.err, HasSubstr(": 1000000.0 samples/s"));
+  for (const std::string rate : {"1,234.5", "-5", "v1.5"}) {
+    const auto refused = report({"--nproc=1", "--rounds=1", "--",
+                                 script("echo " + rate + " samples/s")});
+    EXPECT_EQ(refused.exit_code, 1) << rate << refused.err;
+  }
+}
+
 TEST_F(ScalingReport, WrongArgumentsAreRefusedBeforeARun) {
   const std::string program =
       script("echo 5 samples/s; touch " + (scratch() / "was_run").string());

@@ -80,6 +80,26 @@ TEST_F(GptTest, EveryDivisionTrainsAsOneProcess) {
   }
 }
 
+// The loss of a rank was the mean over its own tokens, which weighs a token by
+// how few its rank has, and is NaN for a rank without tokens.
+TEST_F(GptTest, RanksWithDifferentNumbersOfTokensTrainAsOneProcess) {
+  for (const std::string context : {"25", "3"}) {
+    const auto length = "--sample 0 --context " + context;
+    const auto alone = train(1, length);
+    ASSERT_EQ(alone.size(), 2u);
+    for (const auto& [ranks, options] :
+         std::vector<std::pair<int, const char*>>{
+             {2, " --context-parallel 2"},
+             {4, " --context-parallel 4"},
+             {4, " --context-parallel 2 --pipeline 2"}}) {
+      const auto losses = train(ranks, length + options);
+      ASSERT_EQ(losses.size(), 2u) << length << options;
+      EXPECT_NEAR(losses[0], alone[0], kBound) << length << options;
+      EXPECT_NEAR(losses[1], alone[1], kBound) << length << options;
+    }
+  }
+}
+
 TEST_F(GptTest, ResumesHoweverTheModelIsDividedNext) {
   const auto whole = train(1, "--sample 0");
   // As if it had been killed between steps 10 and 20.

@@ -99,6 +99,30 @@ TEST(FusedOptimizers, SgdStepsAllElementsOfHalfPrecision) {
   }
 }
 
+// A snapshot that was copied meanwhile was torn and counted as good, and
+// FullyShard missed a write between a forward and its backward.
+TEST(FusedOptimizers, StepsRaiseTheVersionsOfWhatTheyChange) {
+  const auto raises = [](auto make) {
+    auto changed = torch::ones({4}).requires_grad_();
+    const auto unchanged = torch::ones({4}).requires_grad_();
+    auto optimizer = make(std::vector<at::Tensor>{changed, unchanged});
+    changed.mutable_grad() = torch::ones({4});
+    const auto before = changed._version();
+    optimizer.step();
+    EXPECT_EQ(unchanged._version(), before);
+    return changed._version() > before;
+  };
+  using Parameters = std::vector<at::Tensor>;
+  EXPECT_TRUE(raises([](const Parameters& p) {
+    return optim::SGD(p, torch::optim::SGDOptions(0.1));
+  }));
+  EXPECT_TRUE(raises([](const Parameters& p) {
+    return optim::SGD(p, torch::optim::SGDOptions(0.1).momentum(0.9));
+  }));
+  EXPECT_TRUE(raises([](const Parameters& p) { return optim::Adam(p); }));
+  EXPECT_TRUE(raises([](const Parameters& p) { return optim::AdamW(p); }));
+}
+
 TEST(FusedOptimizers, DefaultsArePythons) {
   Net net;
   const auto sgd = state_dict(optim::SGD(net.parameters()));

@@ -48,7 +48,8 @@ constexpr std::array kRules{
     Rule{"ncclKernel", "kernel", Activity::communication},
     Rule{"ncclDevKernel", "kernel", Activity::communication},
 
-    Rule{"", "cpu_op", Activity::compute},
+    Rule{"aten::", "cpu_op", Activity::compute},
+    Rule{"", "cpu_op", Activity::operators},
     Rule{"", "kernel", Activity::compute},
     Rule{"", "gpu_memcpy", Activity::compute},
     Rule{"", "gpu_memset", Activity::compute},

@@ -8,7 +8,10 @@ namespace lockstep::internal {
 // doing.
 enum class Activity {
   none,     // nothing that the report counts
-  compute,  // an operator of LibTorch, or a kernel
+  compute,  // an operator of LibTorch that waits for no other rank, or a kernel
+  // Any other operator, or what holds operators, such as a node of backward:
+  // its hooks may wait for other ranks.
+  operators,
   // Communication in which the thread or stream is busy, or waits.
   communication,
   // Communication that may go on after the call: its thread may compute

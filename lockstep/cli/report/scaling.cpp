@@ -42,7 +42,9 @@ struct ScalingArguments {
   std::string rounds = "3";
   std::string target;
   std::string compare;
-  std::string rate_pattern = "([0-9.]+) samples/s";
+  // A whole number only: not the 6 of 1e+06, or the 234.5 of 1,234.5.
+  std::string rate_pattern =
+      R"((?:^|[^-+,.\w])(\d+(?:\.\d*)?(?:[eE][-+]?\d+)?) samples/s)";
   std::string timeout = "3600";
   std::string html;
   bool json = false;
@@ -254,7 +256,8 @@ void add_scaling_command(CLI::App& report, CLI::App& app, int& exit_code) {
   scaling
       ->add_option("--rate-pattern", arguments->rate_pattern,
                    "Finds the samples per second in what a program prints that "
-                   "is not one of Lockstep (default: ([0-9.]+) samples/s)")
+                   "is not one of Lockstep (default: a number before "
+                   "\" samples/s\")")
       ->type_name("REGEX");
   scaling
       ->add_option("--timeout", arguments->timeout,

@@ -8,7 +8,9 @@ namespace {
 
 // The moments of one thread.
 struct ThreadMoments {
-  Intervals leaves{};  // operators and optimizers that hold no other event
+  // Operators that only compute; others and optimizers that hold no other
+  // event.
+  Intervals computing{};
   Intervals compute{};
   Intervals optimizer{};
   Intervals communication{};
@@ -18,21 +20,23 @@ struct ThreadMoments {
   Intervals background{};
 };
 
-bool computes(Activity activity) {
-  return activity == Activity::compute || activity == Activity::optimizer;
-}
-
-// Returns whether another event lies inside the event `index`. Communication
-// that goes on after the event was only started there.
-bool holds_another(const std::vector<TraceActivity>& all, size_t index) {
+// Returns whether the rank computes as long as the event `index` lasts. If it
+// may wait for other ranks, it must hold no other event: communication that
+// goes on after it was only started there.
+bool computes(const std::vector<TraceActivity>& all, size_t index) {
+  const Activity activity = all[index].activity;
+  if (activity == Activity::compute) return true;
+  if (activity != Activity::operators && activity != Activity::optimizer) {
+    return false;
+  }
   const int64_t end = all[index].time.end;
   for (size_t i = index + 1; i < all.size() && all[i].time.begin < end; ++i) {
     if (all[i].activity != Activity::communication_in_flight ||
         all[i].time.end <= end) {
-      return true;
+      return false;
     }
   }
-  return false;
+  return true;
 }
 
 ThreadMoments moments_of(const TraceThread& thread, bool calls_count) {
@@ -48,14 +52,14 @@ ThreadMoments moments_of(const TraceThread& thread, bool calls_count) {
     return of([&](Activity each) { return each == activity; });
   };
   ThreadMoments moments;
-  std::vector<Interval> leaves;
+  std::vector<Interval> computing;
   for (size_t i = 0; i < all.size(); ++i) {
-    if (computes(all[i].activity) && !holds_another(all, i)) {
-      leaves.push_back(all[i].time);
-    }
+    if (computes(all, i)) computing.push_back(all[i].time);
   }
-  moments.leaves = united(std::move(leaves));
-  moments.compute = of_kind(Activity::compute);
+  moments.computing = united(std::move(computing));
+  moments.compute = of([](Activity each) {
+    return each == Activity::compute || each == Activity::operators;
+  });
   moments.optimizer = of_kind(Activity::optimizer);
   moments.communication = of([&](Activity each) {
     return each == Activity::communication ||
@@ -89,9 +93,9 @@ RankActivity rank_activity(const std::vector<TraceThread>& threads) {
     const Intervals other =
         unite(unite(moments.communication, moments.snapshot),
               unite(moments.loader, moments.background));
-    const Intervals leaves = subtract(moments.leaves, other);
-    add(rank.optimizing, intersect(leaves, moments.optimizer));
-    add(rank.computing, leaves);
+    const Intervals computing = subtract(moments.computing, other);
+    add(rank.optimizing, intersect(computing, moments.optimizer));
+    add(rank.computing, computing);
     if (has_device) continue;
     add(rank.around_optimizer, subtract(moments.optimizer, other));
     add(rank.around_compute, subtract(moments.compute, other));

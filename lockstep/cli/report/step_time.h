@@ -13,8 +13,9 @@ namespace lockstep::internal {
 // a GPU, only those compute, and host threads count where they wait for
 // communication, load data or save.
 struct RankActivity {
-  // Moments at which an operator or a kernel ran that holds no other event:
-  // then the rank computes, whatever else goes on.
+  // Moments at which an operator of LibTorch or a kernel ran, or any other
+  // operator that holds no other event: then the rank computes, whatever else
+  // goes on.
   Intervals computing{};
   // The same, but only within an optimizer's events.
   Intervals optimizing{};
