@@ -2,6 +2,8 @@
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include "lockstep/base/deadline.h"
+
 namespace lockstep::internal {
 
 // In what a c10d::Backend differs from most others, for the code that calls all
@@ -21,6 +23,13 @@ class BackendTraits {
   // Whether peers keep waiting for a rank whose operation has failed until that
   // rank calls abort().
   virtual bool failure_needs_abort() const { return false; }
+
+  // Blocks until the peers have connected to this rank as it has to them. A
+  // backend in which a rank may be ready before its peers are overrides this:
+  // if it ended at once, a peer that still connects would take that for a
+  // failure. Returns early if a peer cannot connect any more or `deadline` has
+  // passed. Throws nothing.
+  virtual void await_peers(const Deadline& /*deadline*/) const {}
 };
 
 // Returns the traits of `backend`, or those of most backends if it has none of

@@ -464,6 +464,8 @@ void destroy_process_group(ProcessGroupPtr group) {
                                 group->name() + "' is destroyed already");
   }
   lock.unlock();
+  group->leave();
+  group->await_peers();
   group->close();
 }
 

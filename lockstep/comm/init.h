@@ -131,6 +131,10 @@ ProcessGroupGuard init_process_group(
 // If an exception is being thrown, it does not wait for the other ranks, and
 // leaves as a rank that has failed.
 //
+// Another group may be destroyed as soon as it is made: this then blocks until
+// its ranks have connected to each other, for the group's timeout at most, and
+// not if one of its ranks is known to be gone.
+//
 // Peers that still wait for this rank fail: at once in shared memory and in
 // calls that use the store, after a second on Gloo, whose connections are
 // closed last.

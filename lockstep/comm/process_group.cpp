@@ -6,6 +6,7 @@
 #include <memory>
 #include <stdexcept>
 
+#include "lockstep/comm/backend_traits.h"
 #include "lockstep/comm/direct_reduce.h"
 #include "lockstep/comm/peer_notices.h"
 
@@ -129,6 +130,14 @@ void ProcessGroup::leave() {
     if (auto* notices = dynamic_cast<internal::PeerNotices*>(backend.get())) {
       notices->leave();
     }
+  }
+}
+
+void ProcessGroup::await_peers() const {
+  if (made_in_.is_foreign() || aborted_) return;
+  const auto deadline = internal::Deadline::after(timeout_);
+  for (const auto& [type, backend] : backends_) {
+    internal::traits_of(*backend).await_peers(deadline);
   }
 }
 

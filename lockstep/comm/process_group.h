@@ -161,6 +161,11 @@ class ProcessGroup {
   // group goes on. Any thread.
   void keep_cause(const std::string& cause);
 
+  // Blocks until the peers have connected to this rank, too: for the group's
+  // timeout at most. Returns at once if a peer is gone, or the group was
+  // aborted.
+  void await_peers() const;
+
   // Calls leave() and then releases the backends, unless they were aborted;
   // blocks as their destructors do.
   void close();

@@ -3,6 +3,8 @@
 #include <torch/torch.h>
 
 #include <stdexcept>
+#include <thread>
+#include <torch/csrc/distributed/c10d/FileStore.hpp>
 
 #include "lockstep/comm/backend_registry.h"
 #include "lockstep/comm/collectives.h"
@@ -44,6 +46,39 @@ WORLD_TEST(ProcessGroup, CanBeMadeAgainAfterDestroy, 2) {
     EXPECT_THROW(get_rank(), std::runtime_error);
     EXPECT_THROW(destroy_process_group(), std::runtime_error);
   }
+}
+
+// A rank that needs long to say anything, and looks at the last moment whether
+// another rank has already destroyed the group.
+class LateStore final : public c10d::FileStore {
+ public:
+  using FileStore::FileStore;
+  using FileStore::set;
+  void set(const std::string& key, const std::vector<uint8_t>& value) override {
+    std::this_thread::sleep_for(delay);
+    destroyed_before = check({"/destroyed"});
+    FileStore::set(key, value);
+  }
+
+  std::chrono::milliseconds delay{0};
+  bool destroyed_before{false};
+};
+
+WORLD_TEST(ProcessGroup, IsNotDestroyedBeforeItIsMadeOnEveryRank, 2) {
+  auto store = c10::make_intrusive<LateStore>((world.folder / "store").string(),
+                                              world.size);
+  auto group = init_process_group(
+      "gloo", {.world_size = world.size, .rank = world.rank, .store = store});
+  barrier();
+  if (world.rank == 1) store->delay = std::chrono::milliseconds(200);
+  auto part = new_group();
+  if (world.rank == 1) {
+    EXPECT_FALSE(store->destroyed_before);
+    store->delay = {};
+  }
+  destroy_process_group(part);
+  if (world.rank == 0) store->set("/destroyed", std::vector<uint8_t>{1});
+  barrier();
 }
 
 WORLD_TEST(ProcessGroup, TheGuardStandsForItsGroup, 1, 2) {

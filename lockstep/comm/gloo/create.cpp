@@ -2,8 +2,13 @@
 
 #include <gloo/context.h>
 
+#include <algorithm>
 #include <memory>
+#include <string>
+#include <thread>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <utility>
+#include <vector>
 
 #include "lockstep/base/environment.h"
 #include "lockstep/base/own_address.h"
@@ -13,19 +18,76 @@
 namespace lockstep::internal::gloo {
 namespace {
 
+// How far the ranks of a group are with connecting, in the group's store. Keys:
+// "lockstep/connects/R" is there before rank R begins, "lockstep/connected/R"
+// as soon as it has connected to all others. Python's ranks write neither.
+class Connecting {
+ public:
+  Connecting(c10::intrusive_ptr<c10d::Store> store, int rank, int size)
+      : store_(std::move(store)), rank_(rank), size_(size) {}
+
+  void begins() const { set(key("connects", rank_)); }
+  void has_ended() const { set(key("connected", rank_)); }
+
+  // Blocks until every rank that has begun has ended.
+  void await_all(const Deadline& deadline) const {
+    constexpr std::chrono::milliseconds longest_pause{5};
+    for (int rank = 0; rank < size_; ++rank) {
+      if (!store_->check({key("connects", rank)})) continue;
+      std::chrono::microseconds pause{50};
+      while (!store_->check({key("connected", rank)}) && !deadline.expired()) {
+        std::this_thread::sleep_for(pause);
+        pause = std::min<std::chrono::microseconds>(2 * pause, longest_pause);
+      }
+    }
+  }
+
+ private:
+  static std::string key(const char* what, int rank) {
+    return c10::str("lockstep/", what, "/", rank);
+  }
+  void set(const std::string& key) const {
+    store_->set(key, std::vector<uint8_t>{1});
+  }
+
+  c10::intrusive_ptr<c10d::Store> store_;
+  int rank_;
+  int size_;
+};
+
 // A rank that leaves because of an error must not keep its peers waiting, so
 // abort() closes its connections: operations in which peers wait for this rank
 // then fail at once. (That does not wake this rank's own operations that wait
 // for a peer.)
+//
+// Gloo's constructor returns once this rank sees all its connections made. If
+// this rank closed them then, a peer that has not looked at its end yet would
+// fail with "Connection closed by peer".
 class Gloo final : public c10d::ProcessGroupGloo, public BackendTraits {
  public:
-  using ProcessGroupGloo::ProcessGroupGloo;
+  Gloo(const BackendRequest& request, c10::intrusive_ptr<Options> options)
+      : ProcessGroupGloo(request.store, request.rank, request.size,
+                         std::move(options)),
+        connecting_(request.store, request.rank, request.size) {
+    connecting_.has_ended();
+  }
 
   bool failure_needs_abort() const override { return true; }
 
   void abort() override {
     for (auto& context : contexts_) context->closeConnections();
   }
+
+  void await_peers(const Deadline& deadline) const override {
+    try {
+      connecting_.await_all(deadline);
+    } catch (const c10::Error&) {
+      // A rank is gone, or the store with the rank that hosted it.
+    }
+  }
+
+ private:
+  const Connecting connecting_;
 };
 
 // Whether the environment says that all ranks are on this host.
@@ -56,8 +118,8 @@ c10::intrusive_ptr<c10d::Backend> create(const BackendRequest& request) {
   options->global_ranks_in_group.assign(request.global_ranks.begin(),
                                         request.global_ranks.end());
   options->devices.push_back(choose_device(request.size));
-  return c10::make_intrusive<Gloo>(request.store, request.rank, request.size,
-                                   options);
+  Connecting(request.store, request.rank, request.size).begins();
+  return c10::make_intrusive<Gloo>(request, std::move(options));
 }
 
 }  // namespace lockstep::internal::gloo

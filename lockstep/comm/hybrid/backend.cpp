@@ -79,6 +79,11 @@ void Backend::leave() {
   if (links_.local) links_.local->leave();
 }
 
+void Backend::await_peers(const Deadline& deadline) const {
+  traits_of(*links_.flat).await_peers(deadline);
+  if (links_.lane) traits_of(*links_.lane).await_peers(deadline);
+}
+
 Backend::~Backend() {
   leave();
   if (!broken_) return;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/comm/backend_traits.h"
 #include "lockstep/comm/hybrid/topology.h"
 #include "lockstep/comm/peer_notices.h"
 #include "lockstep/comm/shm/piece.h"
@@ -49,7 +50,9 @@ struct Links {
 // sizes, dtype) within each host.
 //
 // Blocking, threads and errors are those of shm/backend.h.
-class Backend final : public c10d::Backend, public PeerNotices {
+class Backend final : public c10d::Backend,
+                      public PeerNotices,
+                      public BackendTraits {
  public:
   using WorkPtr = c10::intrusive_ptr<c10d::Work>;
   using Tensors = std::vector<at::Tensor>;
@@ -98,6 +101,7 @@ class Backend final : public c10d::Backend, public PeerNotices {
   void abort_because(const std::string& cause) override;
   void keep_cause(const std::string& cause) override;
   void leave() override;
+  void await_peers(const Deadline& deadline) const override;
 
  private:
   using ReduceOpType = c10d::ReduceOp::RedOpType;

@@ -3,17 +3,25 @@
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <csignal>
 #include <map>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <random>
+#include <thread>
 
 #include "lockstep/comm/barriers.h"
 #include "lockstep/comm/data_movement.h"
+#include "lockstep/comm/object_collectives.h"
 #include "lockstep/comm/reductions.h"
 #include "tests/comm/contract/contract.h"
 
 namespace lockstep::internal::testing {
 namespace {
 
+using std::chrono::microseconds;
 using ::testing::ElementsAre;
 
 // Returns the sum over `group` of each member's rank in the world; only members
@@ -210,6 +218,35 @@ CONTRACT_TEST(Groups, DestroyingOneLeavesTheOthersAlone, 3, 5) {
   // New groups can still be made.
   expect_works(world, new_group(), all);
   expect_works(world, third, all);
+}
+
+// Stops another process again and again for a few milliseconds, as a busy host
+// does.
+class Pauses {
+ public:
+  explicit Pauses(pid_t process)
+      : thread_([process](const std::stop_token& stop) {
+          std::minstd_rand random(1);
+          while (!stop.stop_requested()) {
+            ::kill(process, SIGSTOP);
+            std::this_thread::sleep_for(microseconds(random() % 2000));
+            ::kill(process, SIGCONT);
+            std::this_thread::sleep_for(microseconds(random() % 200));
+          }
+        }) {}
+
+ private:
+  std::jthread thread_;
+};
+
+CONTRACT_TEST(Groups, OnesThatAreDestroyedAtOnceWereMadeOnEveryRank, 2) {
+  auto group = world.init();
+  const auto processes = all_gather_object(static_cast<int>(::getpid()));
+  std::optional<Pauses> pauses;
+  if (world.rank == 0) pauses.emplace(processes.back().get<int>());
+  for (int round = 0; round < 60; ++round) destroy_process_group(new_group());
+  pauses.reset();
+  EXPECT_EQ(sum_of_ranks(world, group), world.size * (world.size - 1) / 2);
 }
 
 CONTRACT_TEST(Groups, TheDefaultOneTakesAllOthersWithIt, 2, 3) {
