@@ -38,6 +38,16 @@ std::string one_line(std::string text) {
   return text;
 }
 
+// Returns the exit code of a command, which has failed if its output is not
+// where it should be: a full disk shows when the last of it is written.
+int ended(const std::string& command, int exit_code) {
+  if (std::cout.flush()) return exit_code;
+  lockstep::internal::write_message(
+      command,
+      "its output could not be written; is the disk full that it goes to?");
+  return exit_code != 0 ? exit_code : lockstep::internal::kSystemError;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -86,9 +96,9 @@ int main(int argc, char** argv) {
     // CLI11 takes the arguments in reverse order.
     std::reverse(arguments.begin(), arguments.end());
     app.parse(std::move(arguments));
-    return exit_code;
+    return ended(command, exit_code);
   } catch (const CLI::Success& help_or_version) {
-    return app.exit(help_or_version, std::cout, std::cerr);
+    return ended(command, app.exit(help_or_version, std::cout, std::cerr));
   } catch (const CLI::ParseError& error) {
     lockstep::internal::write_message(
         command, one_line(error.what()) + "; see " + command + " --help");

@@ -22,17 +22,6 @@ constexpr size_t kRunIdBytes = 40;
 constexpr size_t kMostAskers = 512;
 constexpr std::chrono::milliseconds kDeafTime{1000};
 
-std::string name_part(const std::string& run_id) {
-  std::string part;
-  for (const char c : run_id) {
-    const bool plain =
-        std::isalnum(static_cast<unsigned char>(c)) != 0 ||
-        std::string_view("-_.").find(c) != std::string_view::npos;
-    if (plain && part.size() < kRunIdBytes) part += c;
-  }
-  return part;
-}
-
 pid_t process_of_peer(const FileDescriptor& socket) {
   ucred peer{};
   socklen_t bytes = sizeof peer;
@@ -47,6 +36,17 @@ bool has_come(const std::vector<pollfd>& entries, int fd) {
 }
 
 }  // namespace
+
+std::string AgentSocket::name_part(const std::string& run_id) {
+  std::string part;
+  for (const char c : run_id) {
+    const bool plain =
+        std::isalnum(static_cast<unsigned char>(c)) != 0 ||
+        std::string_view("-_.").find(c) != std::string_view::npos;
+    if (plain && part.size() < kRunIdBytes) part += c;
+  }
+  return part;
+}
 
 AgentSocket::AgentSocket(const std::string& run_id)
     : name_(std::string(kPrefix) + std::to_string(geteuid()) + "/" +

@@ -43,6 +43,9 @@ class AgentSocket {
   using Respond =
       std::function<Answer(const std::string& question, pid_t asker)>;
 
+  // Returns what a name keeps of a run id.
+  static std::string name_part(const std::string& run_id);
+
   // Throws std::system_error if there is no socket.
   explicit AgentSocket(const std::string& run_id);
 

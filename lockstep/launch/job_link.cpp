@@ -134,7 +134,8 @@ RunningJob find_job(const std::optional<std::string>& which) {
   std::vector<RunningJob> named = all;
   if (which) {
     std::erase_if(named, [&](const RunningJob& job) {
-      return *which != job.run_id && *which != std::to_string(job.agent_pid) &&
+      return AgentSocket::name_part(*which) != job.run_id &&
+             *which != std::to_string(job.agent_pid) &&
              *which != std::to_string(job.launcher_pid);
     });
   }

@@ -236,6 +236,15 @@ TEST_F(Jobs, AJobThatIsNotThereIsOneLine) {
   end(*two);
 }
 
+TEST_F(Jobs, AJobWithALongNameOfAnyCharactersIsFound) {
+  const std::string name =
+      "a name/with \"other\" characters, " + std::string(50, 'x');
+  auto job = start_job(name, {"sh", "-c", "echo ready; exec sleep 60"});
+  job->await_output("ready");
+  EXPECT_EQ(status_of(name)["state"], "running");
+  end(*job);
+}
+
 TEST_F(Jobs, AnAgentThatIsStoppedIsOneLine) {
   auto job = start_job("asleep", {"sh", "-c", "echo ready; exec sleep 60"});
   job->await_output("ready");
@@ -389,6 +398,57 @@ TEST_F(Jobs, ARankThatCannotBeProfiledIsNamedAndSaysWhy) {
               AllOf(HasSubstr("rank 0 wrote no trace: it says nothing"),
                     HasSubstr("rank 1 wrote no trace: it says nothing")));
   EXPECT_TRUE(fs::is_empty(scratch()));
+  end(*job);
+}
+
+TEST_F(Jobs, OneProfileIsRecordedAtATime) {
+  auto job = start_training("wanted");
+  const auto profile = [&](const char* time, const char* folder) {
+    return std::vector<std::string>{
+        LOCKSTEP_BIN_DIR "/lockstep", "profile", "wanted", time, "--output",
+        (scratch() / folder).string()};
+  };
+  RunningProgram first(profile("--seconds=4", "one"), {});
+  // A rank makes this folder when it begins to record.
+  const fs::path recorded =
+      fs::path(std::string(status_of("wanted")["attempt_directory"])) /
+      "profile1";
+  const Deadline deadline = Deadline::after(seconds(20));
+  while (!fs::exists(recorded) && !deadline.expired()) ::usleep(1000);
+  ::usleep(200'000);  // until it has said so on the board
+  const auto second =
+      RunningProgram(profile("--seconds=0.1", "two"), {}).finish();
+  EXPECT_EQ(second.exit_code, 1);
+  EXPECT_THAT(second.err, HasSubstr("records a profile already"));
+  EXPECT_FALSE(fs::exists(scratch() / "two"));
+  EXPECT_EQ(first.finish(seconds(60)).exit_code, 0);
+  end(*job);
+}
+
+TEST_F(Jobs, AProfileThatAnotherReplacesSaysSo) {
+  auto job = start_training("waiting");
+  const pid_t stopped = status_of("waiting")["workers"][0]["pid"];
+  kill(stopped, SIGSTOP);  // no rank makes a step
+  const auto profile = [&](const char* wait, const char* folder) {
+    return std::vector<std::string>{LOCKSTEP_BIN_DIR "/lockstep",
+                                    "profile",
+                                    "waiting",
+                                    "--seconds=0.1",
+                                    wait,
+                                    "--output",
+                                    (scratch() / folder).string()};
+  };
+  RunningProgram first(profile("--wait=3600", "one"), {});
+  for (int i = 0; i < 1000 && !fs::exists(scratch() / "one"); ++i) {
+    ::usleep(10'000);
+  }
+  ::usleep(300'000);  // until it has asked the ranks
+  const auto second = RunningProgram(profile("--wait=0.5", "two"), {}).finish();
+  EXPECT_THAT(second.err, HasSubstr("rank 1 wrote no trace: it made no step"));
+  EXPECT_THAT(first.finish(seconds(20)).err,
+              HasSubstr("rank 1 wrote no trace: another lockstep profile of "
+                        "this job took its place"));
+  kill(stopped, SIGCONT);
   end(*job);
 }
 

@@ -302,6 +302,17 @@ TEST_F(ReportTrace, ClocksAreAlignedByTheMeasuredOffsets) {
                         "has ended: the clocks differ"));
 }
 
+// The profile of one rank ends in a step that the other has hardly begun.
+TEST_F(ReportTrace, StepsThatAProfileCutOffSayNothingOfClocks) {
+  json first = step_events(4, 1000, 30);
+  first.push_back(event("ProfilerStep#5", "user_annotation", 1100, 1110));
+  json second = step_events(4, 1000, 50);
+  for (const auto& each : step_events(5, 1120, 50)) second.push_back(each);
+  write_rank(0, trace(0, 2, first));
+  write_rank(1, trace(1, 2, second));
+  EXPECT_EQ(report_json().at("warnings"), json::array());
+}
+
 TEST_F(ReportTrace, FilesMayCountTheirTimesFromDifferentBases) {
   json first = trace(0, 2, step_events(4, 1000, 30));
   json second = trace(1, 2, step_events(4, 3000, 50));

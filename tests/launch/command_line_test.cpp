@@ -110,6 +110,19 @@ std::vector<ListedOption> listed_options(const std::string& help) {
 
 // "--rdzv-id=$SLURM_JOB_ID" with the variable unset: the first argument after
 // it is the program, however the option treats an empty value.
+TEST_F(CommandLine, OutputThatAFullDiskLosesIsAFailure) {
+  for (const char* command : {"--help", "--version", "run --help"}) {
+    RunningProgram shell({"/bin/sh", "-c",
+                          "exec " LOCKSTEP_BIN_DIR "/lockstep " +
+                              std::string(command) + " > /dev/full"},
+                         {});
+    const auto result = shell.finish();
+    EXPECT_EQ(result.exit_code, 1) << command;
+    EXPECT_THAT(result.err, HasSubstr("its output could not be written"));
+    EXPECT_EQ(lines(result.err).size(), 1u) << result.err;
+  }
+}
+
 TEST_F(CommandLine, EmptyValueOfAnOptionIsNotTheProgram) {
   const auto options = listed_options(run_command({"run", "--help"}).out);
   ASSERT_GT(options.size(), 20u);

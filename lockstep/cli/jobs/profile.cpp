@@ -82,10 +82,11 @@ struct Outcome {
   std::string words;  // the file that it wrote, or why there is none
 };
 
-// Returns the outcome of a worker; nothing if it may still change.
+// Returns the outcome of a worker; nothing if it may still change. `last` is
+// the number of the last profile that was asked for.
 std::optional<Outcome> outcome_of(const WorkerStatus& worker,
                                   const std::optional<RankStatus>& rank,
-                                  int64_t number, bool late) {
+                                  int64_t number, int64_t last, bool late) {
   const auto failed = [&](std::string why) {
     return Outcome{worker.rank, ProfileState::failed, std::move(why)};
   };
@@ -96,6 +97,9 @@ std::optional<Outcome> outcome_of(const WorkerStatus& worker,
                    std::string(rank->profile_words.view())};
   }
   if (worker.exit_code) return failed("it has ended");
+  if (last != number) {
+    return failed("another lockstep profile of this job took its place");
+  }
   if (!late) return std::nullopt;
   if (!rank) {
     return failed(
@@ -115,8 +119,9 @@ std::vector<Outcome> await_outcomes(JobLink& link, int64_t number,
     const JobStatus status = link.watch();
     std::vector<Outcome> outcomes;
     for (const WorkerStatus& worker : status.workers) {
-      auto outcome = outcome_of(worker, link.board().read(worker.local_rank),
-                                number, deadline.expired());
+      auto outcome =
+          outcome_of(worker, link.board().read(worker.local_rank), number,
+                     link.board().last_profile().number, deadline.expired());
       if (outcome) outcomes.push_back(std::move(*outcome));
     }
     if (outcomes.size() == status.workers.size()) return outcomes;
@@ -136,6 +141,18 @@ int64_t first_step(const JobView& view) {
   return step;
 }
 
+// Throws if a rank records a profile for somebody else: it would go on with it.
+void require_no_recording(JobLink& link, const JobStatus& status) {
+  for (const WorkerStatus& worker : status.workers) {
+    const auto rank = link.board().read(worker.local_rank);
+    if (!rank || rank->profile_state != ProfileState::recording) continue;
+    throw std::runtime_error(
+        "rank " + std::to_string(worker.rank) +
+        " records a profile already, for another lockstep profile; try again "
+        "after that one has ended");
+  }
+}
+
 int profile(const ProfileArguments& arguments) {
   const milliseconds duration = time_of("--seconds", arguments.seconds);
   const milliseconds wait = time_of("--wait", arguments.wait);
@@ -143,6 +160,7 @@ int profile(const ProfileArguments& arguments) {
   const JobMoment before = look_at(link);
   std::this_thread::sleep_for(kLookInterval);
   const JobView now = view_of(before, look_at(link));
+  require_no_recording(link, now.status);
   fs::path folder = arguments.output;
   if (folder.empty()) {
     folder = "lockstep-profile-" + std::to_string(now.status.agent_pid) + "-" +

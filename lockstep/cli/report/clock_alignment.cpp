@@ -15,13 +15,17 @@ struct RankStep {
 };
 
 // The ranks of a job make a step at nearly the same time, because they wait for
-// each other in it. If two ranks did not, their clocks differ.
+// each other in it. If two ranks did not, their clocks differ. The last step of
+// a trace does not count, because it may end before the rank has waited.
 void find_steps_apart(const std::vector<TraceFile>& files,
                       ClockAlignment& clocks) {
   std::map<int64_t, RankStep> earliest;  // by number: the one that ends first
   std::map<int64_t, RankStep> latest;    // the one that begins last
   for (const TraceFile& file : files) {
     for (const auto& [number, time] : file.steps) {
+      if (file.steps.size() > 1 && number == file.steps.rbegin()->first) {
+        continue;
+      }
       const RankStep step{file.header.rank, time};
       auto& early = earliest.emplace(number, step).first->second;
       if (time.end < early.time.end) early = step;
