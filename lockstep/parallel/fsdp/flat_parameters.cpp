@@ -292,6 +292,14 @@ bool FlatParameters::trains() const {
   });
 }
 
+std::string FlatParameters::trained() const {
+  std::string bits;
+  for (const auto& parameter : parameters_) {
+    bits += parameter.compute.requires_grad() ? '1' : '0';
+  }
+  return bits.find('0') == bits.npos ? std::string() : bits;
+}
+
 void FlatParameters::follow_requires_grad() {
   for (auto& parameter : parameters_) {
     const bool trained = parameter.shard.requires_grad();

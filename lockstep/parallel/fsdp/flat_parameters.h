@@ -128,6 +128,8 @@ class FlatParameters {
 
   // Whether a parameter requires grad now.
   bool trains() const;
+  // Which parameters require grad now, "1011"; empty: all.
+  std::string trained() const;
   // Makes requires_grad of the compute tensors that of the shards, which a
   // program may have changed.
   void follow_requires_grad();

@@ -56,10 +56,9 @@ class SharedShardReduction final : public ShardReduction {
         size_(group->size()),
         compares_order_(!gathers),
         arena_(GradientArena::make(arena_sizes(flats), group)) {
-    const auto names = std::make_shared<std::vector<std::string>>();
     for (const auto* flat : flats) {
-      numbers_.emplace(flat, names->size());
-      names->push_back(flat->unit_name());
+      numbers_.emplace(flat, named_->size());
+      named_->push_back({flat->unit_name(), {}});
     }
     std::vector<int64_t> bytes;
     for (const auto* flat : flats) bytes.push_back(bytes_of(*flat));
@@ -90,7 +89,7 @@ class SharedShardReduction final : public ShardReduction {
               .movable = movable}},
             Results::owned, group, arena_ ? arena_->memory() : at::Tensor());
         compares_order_ &= kind.reduction->name_iterations(
-            [names](int64_t number) { return name_of(number, *names); });
+            [named = named_](int64_t code) { return name_of(code, *named); });
       }
     }
   }
@@ -109,10 +108,7 @@ class SharedShardReduction final : public ShardReduction {
     auto& kind = place.kinds.at(kind_of(flat));
     place.current = &kind;
     place.owner = &flat;
-    // In shared memory these numbers are compared between the ranks.
-    kind.reduction->begin(number * static_cast<int64_t>(numbers_.size()) +
-                              (compares_order_ ? numbers_.at(&flat) : 0),
-                          size_);
+    kind.reduction->begin(code_of(flat, number), size_);
     std::vector<uint64_t> offsets;
     if (arena_ && kind.reduction->moves()) offsets = leave(flat, place);
     flat.take_gradients(kind.flat, kind.reduction->contribution_factor(),
@@ -142,6 +138,7 @@ class SharedShardReduction final : public ShardReduction {
 
  private:
   static constexpr size_t kPlaces = 2;
+  static constexpr int64_t kChecksums = 1 << 16;
   // Units whose gradients may move have the same large parameters.
   struct Kind {
     int64_t padded;
@@ -166,11 +163,41 @@ class SharedShardReduction final : public ShardReduction {
     }
   };
 
-  static std::string name_of(int64_t number,
-                             const std::vector<std::string>& names) {
-    const auto count = static_cast<int64_t>(names.size());
-    return c10::str("those of ", names[static_cast<size_t>(number % count)],
-                    " in reduction ", number / count);
+  struct Named {
+    std::string unit;
+    std::string trained;  // FlatParameters::trained() in the last reduction
+  };
+  using AllNamed = std::vector<Named>;
+
+  // What is compared between the ranks in shared memory: the number of the
+  // reduction, that of `flat`, and a checksum of FlatParameters::trained().
+  int64_t code_of(const FlatParameters& flat, int64_t number) {
+    const auto count = static_cast<int64_t>(named_->size());
+    if (!compares_order_) return number * count * kChecksums;
+    const auto of = numbers_.at(&flat);
+    auto& trained = (*named_)[of].trained;
+    trained = flat.trained();
+    return (number * count + static_cast<int64_t>(of)) * kChecksums +
+           checksum(trained);
+  }
+  static std::string name_of(int64_t code, const AllNamed& all) {
+    const auto count = static_cast<int64_t>(all.size());
+    const auto number = code / kChecksums;
+    const auto& own = all[static_cast<size_t>(number % count)];
+    const auto trained = code % kChecksums;
+    std::string text = "those of " + own.unit;
+    if (trained != 0) {
+      text += ", whose parameters have " +
+              (trained == checksum(own.trained)
+                   ? "requires_grad " + own.trained + ","
+                   : std::string("another requires_grad,"));
+    }
+    return c10::str(text, " in reduction ", number / count);
+  }
+  static int64_t checksum(const std::string& trained) {
+    if (trained.empty()) return 0;
+    return 1 + static_cast<int64_t>(std::hash<std::string>()(trained) %
+                                    (kChecksums - 1));
   }
   static int64_t bytes_of(const FlatParameters& flat) {
     return flat.padded() *
@@ -258,7 +285,8 @@ class SharedShardReduction final : public ShardReduction {
   const int size_;
   // If not, one rank alone would throw while the others compare.
   bool compares_order_;
-  std::map<const FlatParameters*, int64_t> numbers_{};
+  std::map<const FlatParameters*, size_t> numbers_{};  // in named_
+  const std::shared_ptr<AllNamed> named_ = std::make_shared<AllNamed>();
   const std::shared_ptr<GradientArena> arena_;  // null: gradients are copied
   std::array<Place, kPlaces> places_{};
   size_t next_ = 0;

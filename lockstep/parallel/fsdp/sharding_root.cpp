@@ -105,10 +105,12 @@ void ShardingRoot::begin_reading() {
         "have been computing; run forward under torch::NoGradGuard if there "
         "will be no backward");
   }
+  const bool writes_count =
+      std::exchange(found_write_, false) || phase_ == Phase::quiet;
   for (const auto& unit : alive) {
     if (!unit->held) release(*unit);
     for (const auto& flat : unit->flats()) {
-      if (phase_ == Phase::quiet) flat->refresh();
+      if (writes_count) flat->refresh();
       flat->note_versions();
     }
   }
@@ -186,10 +188,10 @@ void ShardingRoot::reduce(ShardedUnit& unit, FlatParameters& flat) {
   const Span span("fsdp", "reduce");
   const size_t number = number_of(unit);
   if (!reduction_->compares_order()) {
-    order_in_group_.note(UnitOrder::Act::reduce, number);
+    order_in_group_.note(UnitOrder::Act::reduce, number, flat.trained());
   }
   if (replicate_group_) {
-    order_in_replicas_.note(UnitOrder::Act::reduce, number);
+    order_in_replicas_.note(UnitOrder::Act::reduce, number, flat.trained());
   }
   reduction_->start(flat, ++reductions_);
 }
@@ -397,15 +399,19 @@ void ShardingRoot::give_up() noexcept {
   phase_ = Phase::expects_backward;
 }
 
-void ShardingRoot::require_unwritten(const char* when) const {
+void ShardingRoot::require_unwritten(const char* when) {
+  const FlatParameters::Parameter* written = nullptr;
   for (const auto& unit : units()) {
     for (const auto& flat : unit->flats()) {
-      const auto* written = flat->written();
-      if (written == nullptr) continue;
-      throw std::logic_error(c10::str("FullyShard: parameter ", written->name,
-                                      " was changed ", when));
+      if (written == nullptr) written = flat->written();
+      flat->note_versions();
     }
   }
+  if (written == nullptr) return;
+  found_write_ = true;
+  throw std::logic_error(c10::str(
+      "FullyShard: parameter ", written->name, " was changed ", when,
+      ". The next forward of all ranks has the values as they are now"));
 }
 
 void ShardingRoot::start_unshard(ShardedUnit& unit) {

@@ -44,7 +44,9 @@ namespace lockstep::internal {
 // a snapshot that was loaded, a change by hand. Writing in another phase is
 // found by the version counters of the shards and throws std::logic_error: when
 // the next forward begins in expects_backward, and when backward begins, which
-// also finds a step between a forward and its backward.
+// also finds a step between a forward and its backward. The next forward has
+// the new values: every rank has made the same mistake, or one of them waits
+// for the others in vain and throws, too.
 //
 // If parameters are gathered, each gather is such a barrier for its unit. What
 // is gathered is freed when a phase leads into quiet, so a later forward never
@@ -145,13 +147,16 @@ class ShardingRoot : public std::enable_shared_from_this<ShardingRoot> {
   void begin_backward();
   void leave(ShardedUnit& unit);
   void end_backward();
-  void require_unwritten(const char* when) const;
+  // Throws std::logic_error if a shard was written since the last call or the
+  // beginning of the forward.
+  void require_unwritten(const char* when);
 
   std::vector<std::weak_ptr<ShardedUnit>> units_;
   BufferPool pool_;
   const ProcessGroupPtr group_;
   const ProcessGroupPtr replicate_group_;
   std::vector<FlatParameters*> prepared_;  // for these reduction_ was made
+  bool found_write_ = false;  // by the last require_unwritten()
   std::unique_ptr<ShardReduction> reduction_;
   std::unique_ptr<SplitBarrier> barrier_;  // null: no rank shares memory
   // The neighbours with which this rank gathers in backward, by their number.

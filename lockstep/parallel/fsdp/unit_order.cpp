@@ -18,12 +18,16 @@ constexpr size_t kMostNoted = 4096;
 
 }  // namespace
 
-void UnitOrder::note(Act act, size_t unit) {
+void UnitOrder::note(Act act, size_t unit, const std::string& trained) {
   ++count_;
   // FNV-1a over words (Fowler, Noll and Vo).
-  digest_ ^= 4 * unit + static_cast<uint64_t>(act) + 1;
-  digest_ *= 0x100000001b3;
-  last_.push_back({act, unit});
+  const auto mix = [this](uint64_t word) {
+    digest_ ^= word;
+    digest_ *= 0x100000001b3;
+  };
+  mix(4 * unit + static_cast<uint64_t>(act) + 1);
+  for (const char bit : trained) mix(static_cast<uint64_t>(bit));
+  last_.push_back({act, unit, trained});
   if (last_.size() > kMostNoted) last_.pop_front();
 }
 
@@ -59,10 +63,14 @@ std::optional<std::string> UnitOrder::difference(
   }
 
   Object names = Object::array();
-  for (const auto& [act, unit] : last_) {
+  for (const auto& [act, unit, trained] : last_) {
     names.push_back(act == Act::gave_up  ? "gave up"
                     : act == Act::gather ? "gathered " + unit_name(unit)
-                                         : "reduced " + unit_name(unit));
+                    : trained.empty()
+                        ? "reduced " + unit_name(unit)
+                        : "reduced " + unit_name(unit) +
+                              ", whose parameters had requires_grad " +
+                              trained);
   }
   const auto first = count_ - static_cast<int64_t>(last_.size());
   clear();
@@ -78,11 +86,12 @@ std::optional<std::string> UnitOrder::difference(
   int64_t place = std::max(lists[0]["first"].get<int64_t>(),
                            lists[other]["first"].get<int64_t>());
   while (at(0, place) == at(other, place) && at(0, place) != "ended") ++place;
-  return c10::str("the ranks go through units in different orders: rank ",
+  return c10::str("the ranks do not go through the same units: rank ",
                   group->global_rank(0), " ", at(0, place), ", but rank ",
                   group->global_rank(other), " ", at(other, place),
                   "; all ranks must call the same units, and compute the loss "
-                  "from them, in the same order");
+                  "from them, in the same order, and set the same "
+                  "requires_grad");
 }
 
 }  // namespace lockstep::internal

@@ -14,14 +14,16 @@ namespace lockstep::internal {
 // The order in which a rank has gathered and reduced units. Collectives of
 // units that have equal sizes fit each other, so if ranks go through units in
 // different orders, nothing else notices that a rank got the elements of
-// another unit.
+// another unit. Nor does it if ranks reduce the gradients of different
+// parameters, because one that is missing counts as 0.
 //
 // Threads: one at a time.
 class UnitOrder {
  public:
   enum class Act : uint8_t { gather, reduce, gave_up };
-  // `unit` is a number that is the same on all ranks.
-  void note(Act act, size_t unit);
+  // `unit` is a number that is the same on all ranks, `trained` what
+  // FlatParameters::trained() returns.
+  void note(Act act, size_t unit, const std::string& trained = {});
   // Forgets what was noted.
   void clear();
 
@@ -36,6 +38,7 @@ class UnitOrder {
   struct Noted {
     Act act;
     size_t unit;
+    std::string trained;
   };
   int64_t count_ = 0;
   uint64_t digest_ = 0;

@@ -24,18 +24,62 @@ namespace {
 using namespace testing;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 using torch::nn::Linear;
 
 WORLD_TEST(FsdpMistakes, AStepBetweenForwardAndBackward, 2) {
   on_fsdp_paths(world, [&](FullyShardOptions options) {
     BothNets nets(options);
+    nets.plain_step(0, world.size);
     nets.step(0, world.rank);
     const auto tokens = tokens_of(1, world.rank);
     const auto loss = loss_of(nets.model(tokens), tokens);
     nets.optimizer.step();
     EXPECT_THAT(message_of([&] { loss.backward(); }),
                 HasSubstr("was changed between a forward and its backward"));
-    barrier();
+    // The step has been made, with the gradients of step 0 again.
+    nets.plain_optimizer.step();
+    nets.plain_step(1, world.size);
+    nets.step(1, world.rank);
+    nets.expect_equal(1e-12);
+  });
+}
+
+WORLD_TEST(FsdpMistakes, AStepBetweenForwardAndBackwardInMixedPrecision, 2) {
+  on_fsdp_paths(world, [&](FullyShardOptions options) {
+    options.mp_policy = {.param_dtype = at::kBFloat16};
+    torch::manual_seed(3);
+    FullyShard<Linear> model([] { return Linear(3, 5); }, options);
+    const auto loss = model(torch::ones({2, 3})).sum();
+    {
+      const torch::NoGradGuard no_grad;
+      for (auto& shard : model->parameters()) shard.fill_(2);
+    }
+    EXPECT_THAT(message_of([&] { loss.backward(); }),
+                HasSubstr("was changed between a forward and its backward"));
+    EXPECT_TRUE(torch::equal(model(torch::ones({2, 3})).to(at::kFloat),
+                             torch::full({2, 5}, 8.0)));
+  });
+}
+
+WORLD_TEST(FsdpMistakes, RequiresGradThatDiffersBetweenRanks, 2, 3, 4) {
+  on_fsdp_paths(world, [&](FullyShardOptions options) {
+    BothNets nets(options);
+    const auto freeze = [&](bool frozen) {
+      nets.model->named_parameters()["block1.up.weight"].set_requires_grad(
+          !frozen);
+    };
+    nets.step(0, world.rank);
+    nets.optimizer.zero_grad();
+    if (world.rank == 1) freeze(true);
+    const auto tokens = tokens_of(1, world.rank);
+    EXPECT_THAT(
+        message_of([&] { loss_of(nets.model(tokens), tokens).backward(); }),
+        AllOf(HasSubstr("block1"), HasSubstr("requires_grad")));
+    if (world.rank == 1) freeze(false);
+    for (int step = 0; step < 2; ++step) nets.plain_step(step, world.size);
+    nets.step(1, world.rank);
+    nets.expect_equal(1e-12);
   });
 }
 
@@ -317,6 +361,24 @@ WORLD_TEST(FsdpMistakes, ABackwardThatOneRankGivesUpEndsOnAll, 2, 3) {
     nets.step(step, world.rank);
   }
   nets.expect_equal(1e-12);
+}
+
+// A rank that gives up its backward because the group is broken says that, and
+// not that its peers may go on.
+WORLD_TEST(FsdpMistakes, ABrokenGroupIsNotOnlyGivenUp, 2) {
+  auto group = init_process_group();
+  BothNets nets({});
+  nets.step(0, world.rank);
+  const auto tokens = tokens_of(1, world.rank);
+  const auto said = message_of([&] {
+    const auto loss = loss_of(nets.model(tokens), tokens);
+    if (world.rank == 1) {
+      nets.model.set_requires_gradient_sync(false);
+    }
+    loss.backward();
+  });
+  EXPECT_THAT(said, HasSubstr("the ranks wait for each other"));
+  EXPECT_THAT(said, Not(HasSubstr("go on with the next forward")));
 }
 
 struct TwoHeadsImpl : torch::nn::Module {

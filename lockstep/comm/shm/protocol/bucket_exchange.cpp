@@ -310,8 +310,7 @@ void BucketExchange::reclaim() {
       continue;
     }
     throw CallMismatch(
-        core_.waiting.name(core_.rank) + " has given up iteration " +
-        std::to_string(iteration_) +
+        core_.waiting.name(core_.rank) + " has given up " + begun() +
         " (an exception ended its backward), but " + core_.waiting.name(peer) +
         " had all of its gradients and has finished it, so the replicas differ "
         "by a step; load a snapshot on all ranks, or broadcast the parameters "
@@ -565,6 +564,11 @@ uint64_t BucketExchange::given_up(uint64_t missing,
   return missing & ~below(&Counters::given_up, rounds_, order);
 }
 
+std::string BucketExchange::begun() const {
+  return name_of_ ? "gradients, " + name_of_(iteration_)
+                  : "iteration " + std::to_string(iteration_);
+}
+
 void BucketExchange::throw_if_given_up(const Missing& missing) const {
   const auto order = std::memory_order_acquire;
   if (given_up(missing(order), order) == 0) return;
@@ -572,13 +576,17 @@ void BucketExchange::throw_if_given_up(const Missing& missing) const {
   // too, so it may not be missing any more.
   const auto ranks = given_up(missing(order), order);
   if (ranks == 0) return;
+  // A rank may have given up because the group is broken.
+  for (const auto& departure : core_.waiting.departures()) {
+    if (!departure.failed) continue;
+    core_.waiting.fail(departure.words, RankState::kTold);
+  }
   std::string names;
   for (int peer = 0; peer < core_.size; ++peer) {
     if ((ranks >> peer & 1) == 0) continue;
     names += (names.empty() ? "" : ", ") + core_.waiting.name(peer);
   }
-  throw CallMismatch(names + " has given up iteration " +
-                     std::to_string(iteration_) +
+  throw CallMismatch(names + " has given up " + begun() +
                      " (an exception ended its backward); catch this, and go "
                      "on with the next forward on all ranks");
 }

@@ -91,7 +91,7 @@ class BucketExchange {
   // advance() and finish() compare between the ranks: if one differs, all ranks
   // that come so far throw CallMismatch.
   void begin(int64_t iteration, double divisor);
-  // Makes that error call an iteration by `name` instead of by its number.
+  // Makes the errors call an iteration by `name` instead of by its number.
   void name_iterations(std::function<std::string(int64_t)> name) {
     name_of_ = std::move(name);
   }
@@ -198,6 +198,8 @@ class BucketExchange {
   void await(const Missing& missing, Patience& patience,
              const std::function<std::string()>& complaint) const;
   std::string complain(uint64_t ranks, const std::string& complaint) const;
+  // What this reduction is called in errors.
+  std::string begun() const;
   std::string bucket_name(size_t bucket) const;
   // Tells apart the wrappers that use such objects: " of 1234 elements".
   std::string size_in_words() const;
