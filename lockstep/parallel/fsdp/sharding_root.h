@@ -156,7 +156,7 @@ class ShardingRoot : public std::enable_shared_from_this<ShardingRoot> {
   const ProcessGroupPtr group_;
   const ProcessGroupPtr replicate_group_;
   std::vector<FlatParameters*> prepared_;  // for these reduction_ was made
-  bool found_write_ = false;  // by the last require_unwritten()
+  bool found_write_ = false;               // by the last require_unwritten()
   std::unique_ptr<ShardReduction> reduction_;
   std::unique_ptr<SplitBarrier> barrier_;  // null: no rank shares memory
   // The neighbours with which this rank gathers in backward, by their number.
