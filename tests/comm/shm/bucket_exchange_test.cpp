@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <atomic>
 #include <cstring>
 #include <functional>
 #include <numeric>
@@ -440,6 +441,29 @@ TEST(BucketFaults, RanksThatWaitForAnAbandonedRoundAreToldAtOnce) {
       for (const auto& end : ends) EXPECT_EQ(end.kind, End::Kind::well) << end;
     }
   }
+}
+
+TEST(BucketFaults, RankThatGivesUpBecauseTheGroupIsBrokenSaysThat) {
+  ThreadWorld world(3, default_tuning(3));
+  std::atomic<bool> given_up{false};
+  const auto ends = world.run([&](Group& group) {
+    BucketRank rank(group, values(),
+                    {.buckets = {{.count = 3}}, .timeout = kEndless});
+    auto& exchange = rank.exchange();
+    rank.run(1);
+    exchange.begin(2, 3);
+    if (group.rank() == 1) {
+      group.hang_up("the disk is full");
+      exchange.abandon();
+      given_up = true;
+      return;
+    }
+    exchange.publish(0);
+    while (!given_up) std::this_thread::yield();
+    EXPECT_THAT([&] { exchange.finish(); },
+                ::testing::ThrowsMessage<GroupBroken>(
+                    AllOf(HasSubstr("rank 1"), HasSubstr("the disk is full"))));
+  });
 }
 
 // A rank that has done its part cannot stop the others from finishing.
