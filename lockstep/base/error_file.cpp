@@ -32,8 +32,14 @@ const char* name_of(FailureKind kind) {
   return kind == FailureKind::echo ? "echo" : "cause";
 }
 
+// The launcher reads 1 MiB of a file. The file has the message twice, and a
+// byte of it may take six.
+constexpr size_t kLongestMessage = 64 << 10;
+
 // Bytes that are not valid UTF-8 become U+FFFD.
-std::string document(FailureKind kind, std::string_view message) {
+std::string document(FailureKind kind, std::string_view whole) {
+  std::string message(whole.substr(0, kLongestMessage));
+  if (message.size() < whole.size()) message += " ...";
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   const auto seconds = std::chrono::floor<std::chrono::seconds>(now).count();
   const auto time_ns = std::chrono::nanoseconds(now).count();

@@ -80,6 +80,14 @@ TEST_F(ErrorFile, HasTheFormThatTorchrunReads) {
   EXPECT_TRUE(failure_noted());
 }
 
+// The launcher reads 1 MiB of the file.
+TEST_F(ErrorFile, OfALongMessageTheBeginIsKept) {
+  note_failure(FailureKind::cause, "it broke" + std::string(3 << 20, '\x01'));
+  EXPECT_EQ(message().substr(0, 9), "it broke\x01");
+  EXPECT_EQ(message().substr(message().size() - 5), "\x01 ...");
+  EXPECT_LT(fs::file_size(file_), size_t{1} << 20);
+}
+
 TEST_F(ErrorFile, TheFirstFailureCounts) {
   note_failure(FailureKind::echo, "rank 3 died");
   note_failure(FailureKind::cause, "training failed");
