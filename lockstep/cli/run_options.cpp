@@ -53,13 +53,19 @@ struct NodeRange {
 
 NodeRange parse_nnodes(const std::string& text) {
   const size_t colon = text.find(':');
-  const int64_t least =
-      parse_int("--nnodes", text.substr(0, colon), 1, kMostNodes);
-  const int64_t most =
-      colon == std::string::npos
-          ? least
-          : parse_int("--nnodes", text.substr(colon + 1), least, kMostNodes);
-  return {static_cast<int>(least), static_cast<int>(most)};
+  try {
+    const int64_t least =
+        parse_int("--nnodes", text.substr(0, colon), 1, kMostNodes);
+    const int64_t most =
+        colon == std::string::npos
+            ? least
+            : parse_int("--nnodes", text.substr(colon + 1), least, kMostNodes);
+    return {static_cast<int>(least), static_cast<int>(most)};
+  } catch (const std::invalid_argument&) {
+    throw std::invalid_argument(
+        "--nnodes is \"" + text + "\"; allowed are a number from 1 to " +
+        std::to_string(kMostNodes) + ", or MIN:MAX with MIN not above MAX");
+  }
 }
 
 bool parse_flag(const std::string& name, std::string value) {
@@ -196,6 +202,25 @@ void set_store_address(const RunArguments& arguments,
   options.master_port = endpoint.port;
 }
 
+// Throws if the last endpoint is one of those before: a node would look for the
+// others at the place where it waits itself.
+void refuse_repeated(const std::vector<Endpoint>& endpoints,
+                     const std::string& given) {
+  const Endpoint& last = endpoints.back();
+  for (size_t at = 0; at + 1 < endpoints.size(); ++at) {
+    const Endpoint& one = endpoints[at];
+    if (one.port != last.port ||
+        (one.host != last.host &&
+         !(names_loopback(one.host) && names_loopback(last.host)))) {
+      continue;
+    }
+    throw std::invalid_argument("--rdzv-endpoint is " + given +
+                                ", which names " + last.text() +
+                                " twice; give endpoints on different hosts or "
+                                "with different ports");
+  }
+}
+
 // Returns the endpoints of --rdzv-endpoint=A,B, or the one of --master-addr.
 std::vector<Endpoint> store_endpoints(const RunArguments& arguments,
                                       bool c10d) {
@@ -207,6 +232,7 @@ std::vector<Endpoint> store_endpoints(const RunArguments& arguments,
       endpoints.push_back(
           parse_endpoint("--rdzv-endpoint", rest.substr(0, comma),
                          c10d ? kDefaultC10dPort : kDefaultPort));
+      refuse_repeated(endpoints, arguments.rdzv_endpoint);
       if (comma == rest.npos) return endpoints;
       rest.erase(0, comma + 1);
     }
@@ -558,7 +584,8 @@ void set_standby(const RunArguments& arguments, RunOptions& options) {
   }
   const Program& program = options.agent.workers.program;
   require_standby_program(program.path, program.arguments);
-  if (options.agent.workers.max_restarts == 0) {
+  if (options.agent.workers.max_restarts == 0 &&
+      !parse_nnodes(arguments.nnodes).elastic()) {
     options.warnings.push_back(
         "--standby has no effect without restarts; give --max-restarts");
     return;

@@ -368,6 +368,7 @@ ProcessGroupGuard::~ProcessGroupGuard() {
 
 ProcessGroupGuard init_process_group(const std::string& backend,
                                      const InitProcessGroupOptions& given) {
+  if (given.report_uncaught) internal::report_uncaught();
   stand_by();
   World& w = world();
   std::lock_guard lock(w.mutex);
@@ -443,7 +444,6 @@ ProcessGroupGuard init_process_group(const std::string& backend,
   life_signs->learn_all();
   internal::forget_failure();
   internal::identify_process(w.group->rank(), failed_peers_if_known);
-  if (options.report_uncaught) internal::report_uncaught();
   return ProcessGroupGuard(w.group);
 }
 

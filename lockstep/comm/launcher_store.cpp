@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/comm/watched_store.h"
 
 namespace lockstep::internal {
 namespace {
@@ -43,8 +44,7 @@ auto guarded(Call call) -> decltype(call()) {
     throw c10::DistNetworkError({"LauncherStore", __FILE__, __LINE__},
                                 error.what());
   } catch (const std::invalid_argument& error) {
-    throw c10::DistStoreError({"LauncherStore", __FILE__, __LINE__},
-                              error.what());
+    throw StoreRefusal({"LauncherStore", __FILE__, __LINE__}, error.what());
   } catch (const std::system_error& error) {
     throw c10::DistNetworkError({"LauncherStore", __FILE__, __LINE__},
                                 error.what());
@@ -74,8 +74,8 @@ WorkerReply LauncherStore::ask(const WorkerCall& call) {
       guarded([&] { return link_->call(call, deadline_of(timeout_)); });
   if (reply.kind == WorkerReply::Kind::refused &&
       call.operation != Operation::claim) {
-    throw c10::DistStoreError({"LauncherStore", __FILE__, __LINE__},
-                              reply.text + " (key " + call.key + ")");
+    throw StoreRefusal({"LauncherStore", __FILE__, __LINE__},
+                       reply.text + " (key " + call.key + ")");
   }
   return reply;
 }

@@ -20,9 +20,9 @@ namespace lockstep::internal {
 // queues and listKeys().
 //
 // Each call has until the store's timeout (zero: for ever). Throws
-// c10::DistStoreError if a key does not come in time or the store refuses a
-// call, and c10::DistNetworkError, in one line, if the agent has ended or does
-// not answer.
+// c10::DistStoreError if a key does not come in time, StoreRefusal if the store
+// refuses a call, and c10::DistNetworkError, in one line, if the agent has
+// ended or does not answer.
 //
 // Threads: any. A thread that waits for a key holds up no other.
 class LauncherStore final : public c10d::Store {

@@ -40,6 +40,8 @@ template <typename Call>
 decltype(auto) WatchedStore::asked(Call&& call) {
   try {
     return std::forward<Call>(call)();
+  } catch (const StoreRefusal&) {
+    throw;  // the store lives
   } catch (const c10::DistError& error) {
     std::string words;
     const auto deadline = Deadline::after(kStoreHostGone);

@@ -22,6 +22,12 @@ class PeerGone : public c10::DistStoreError {
   using DistStoreError::DistStoreError;
 };
 
+// Thrown by a store that lives but does not do what was asked of it.
+class StoreRefusal : public c10::DistStoreError {
+ public:
+  using DistStoreError::DistStoreError;
+};
+
 // A group's part of the store, for ranks that wait for each other: a rank that
 // asks in vain for a key (check(), wait(), get()) is told within a second that
 // a rank of the group is gone, instead of at its deadline. So the death of a
@@ -34,7 +40,7 @@ class PeerGone : public c10::DistStoreError {
 //
 // wait() and get() poll, so that LibTorch prints no warning of its own when
 // their time is over; they throw c10::DistStoreError then. Errors of the store
-// itself become PeerGone. A clone() is not watched.
+// itself become PeerGone, except StoreRefusal. A clone() is not watched.
 //
 // Threads: any, as for the store inside.
 class WatchedStore final : public c10d::Store {

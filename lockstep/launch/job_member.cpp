@@ -418,6 +418,9 @@ std::optional<OpenedStore> JobMember::join(
   const auto go_back = [&] {
     if (is_new && endpoint_ > 0) go_to(0);
   };
+  // Set if an elastic job that runs had no place for this node. When that job
+  // has ended, this node must not begin it again.
+  std::optional<std::string> had_no_place;
   while (true) {
     OpenedStore opened;
     try {
@@ -466,9 +469,10 @@ std::optional<OpenedStore> JobMember::join(
       }
       post(joined);
       return opened;
-    } catch (const RankTaken&) {
+    } catch (const RankTaken& error) {
       if (cancelled()) return std::nullopt;
       if (rank_deadline.expired()) throw;
+      if (elastic()) had_no_place = error.what();
     } catch (const JobRefused&) {
       // If this agent hosts the store, it stays until the others have read why.
       try {
@@ -479,12 +483,14 @@ std::optional<OpenedStore> JobMember::join(
       throw;
     } catch (const JobClosed&) {
       if (cancelled()) return std::nullopt;
+      if (had_no_place) throw JobRefused(*had_no_place);
       if (deadline.expired()) throw;
       go_back();
     } catch (const AgentStoreError& error) {
       // Mostly this was the store of a job that was ending, and this job's
       // store comes next.
       if (cancelled()) return std::nullopt;
+      if (had_no_place && !may_move()) throw JobRefused(*had_no_place);
       if (deadline.expired()) {
         post_end(kSystemError, describe_lost_store(error));
         return std::nullopt;

@@ -441,27 +441,29 @@ std::optional<int> LocalAgent::end_round() {
 std::string LocalAgent::describe_restart() const {
   const ChangeLimits most = limits();
   const ChangeCount& used = verdict_->changes;
+  std::string standby;
+  if (const int waiting = standby_ ? standby_->waiting() : 0; waiting > 0) {
+    standby =
+        ", with " +
+        std::to_string(std::min(waiting, options_.workers.nproc_per_node)) +
+        " from standby on this node";
+  }
   if (verdict_->changes_membership()) {
     return "starting all workers again: membership change " +
            std::to_string(used.membership_changes) +
            (most.membership_changes
                 ? " of " + std::to_string(*most.membership_changes)
-                : "");
+                : "") +
+           standby;
   }
   const std::string all = job_ && job_->elastic()
                               ? "workers"
                               : count_workers(static_cast<size_t>(
                                     plan_ ? plan_->place.world_size
                                           : options_.workers.nproc_per_node));
-  std::string text = "restarting all " + all + ": restart " +
-                     std::to_string(used.restarts) + " of " +
-                     std::to_string(most.restarts);
-  if (const int waiting = standby_ ? standby_->waiting() : 0; waiting > 0) {
-    text += ", with " +
-            std::to_string(std::min(waiting, options_.workers.nproc_per_node)) +
-            " from standby on this node";
-  }
-  return text;
+  return "restarting all " + all + ": restart " +
+         std::to_string(used.restarts) + " of " +
+         std::to_string(most.restarts) + standby;
 }
 
 ChangeLimits LocalAgent::limits() const {

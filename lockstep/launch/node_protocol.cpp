@@ -326,8 +326,8 @@ void NodeProtocol::claim_rank() {
       refuse_rank("two agents have --node-rank=" +
                   std::to_string(*self_.node_rank) + ": the one on " +
                   place(Record(where, holder)) + " and the one on " + mine +
-                  "; give each node its own rank, or with --rdzv-backend=c10d "
-                  "none");
+                  "; give each node its own rank, or none if they need no "
+                  "order");
     }
     node_rank_ = *self_.node_rank;
     return;
@@ -711,7 +711,7 @@ void NodeProtocol::let_in(const std::vector<int>& waiting,
   verdict.exit_code = kSystemError;
   verdict.text = names + (count == 1 ? " takes" : " take") +
                  " part from now on, with " + std::to_string(members_.size()) +
-                 " others";
+                 (members_.size() == 1 ? " other" : " others");
   propose(round_, verdict);
 }
 

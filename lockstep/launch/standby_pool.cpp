@@ -1,6 +1,7 @@
 #include "lockstep/launch/standby_pool.h"
 
 #include <fcntl.h>
+#include <signal.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -169,6 +170,8 @@ std::optional<ChildProcess> StandbyPool::take(const ChildStart& worker) {
     if (!worker.cpus.empty()) bind_threads(member->process.pid(), worker.cpus);
     // If it has just died, that is noticed when it is reaped.
     if (!send_place(member->socket, place)) continue;
+    // Somebody may have stopped it while it had nothing to do.
+    member->process.signal(SIGCONT);
     member->process.begin_lifetime();
     std::optional<ChildProcess> taken(std::move(member->process));
     members_.erase(member);

@@ -102,6 +102,9 @@ int run(const std::string& scenario, const std::string& backend,
   if (scenario == "elsewhere") {
     ::setenv("MASTER_PORT", std::to_string(given.get("port")).c_str(), 1);
   }
+  if (scenario == "uncaught") {
+    auto group = init_process_group(backend, options_of(given, odd));
+  }
   try {
     for (int join = given.get("joins", 1); join > 0; --join) {
       auto group = init_process_group(backend, options_of(given, odd));

@@ -162,6 +162,17 @@ TEST_F(LaunchedStore, TwoProcessesOfOneRankAreNamedToAll) {
   EXPECT_EQ(count(result.out, "refused "), 3) << result.out;
 }
 
+TEST_F(LaunchedStore, WhatInitThrowsIsReportedIfNobodyCatchesIt) {
+  const auto result =
+      start(ranks(2, "uncaught", "lockstep", {"odd=1", "rank=0", "size=2"},
+                  {"--log-dir=" + (scratch() / "logs").string()}))
+          ->finish(kLong);
+  EXPECT_NE(result.exit_code, 0);
+  // In one line of the rank, and in the launcher's report.
+  EXPECT_GE(count(result.err, "two processes"), 2) << result.err;
+  EXPECT_THAT(result.err, Not(HasSubstr("terminate called")));
+}
+
 TEST_F(LaunchedStore, AnotherWorldSizeIsNamedToAll) {
   const auto result = start(ranks(3, "sum", "lockstep", {"odd=1", "size=4"},
                                   {"--failure-shutdown-timeout=20"}))

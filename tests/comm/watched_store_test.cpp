@@ -102,6 +102,23 @@ TEST_F(WatchedStores, WhatARankWroteBeforeItWentIsRead) {
   EXPECT_EQ(store->get_to_str("key"), "value");
 }
 
+class RefusingStore : public c10d::HashStore {
+ public:
+  using HashStore::set;
+  void set(const std::string&, const std::vector<uint8_t>&) override {
+    throw StoreRefusal({__func__, __FILE__, __LINE__}, "too long");
+  }
+};
+
+TEST_F(WatchedStores, AStoreThatRefusesACallIsNotGone) {
+  const auto watched = c10::make_intrusive<WatchedStore>(
+      c10::make_intrusive<RefusingStore>(), life_signs_[0],
+      std::vector<int>{0, 1, 2});
+  EXPECT_THAT([&] { watched->set("key", "value"); },
+              ThrowsMessage<StoreRefusal>(::testing::AllOf(
+                  HasSubstr("too long"), ::testing::Not(HasSubstr("gone")))));
+}
+
 TEST_F(WatchedStores, WhoGivesUpIsHeard) {
   watched_by(1)->give_up("rank 1 gave up: no memory");
   watched_by(2)->give_up("rank 2 gave up: rank 1 gave up");

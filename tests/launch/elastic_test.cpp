@@ -323,6 +323,25 @@ TEST_F(Elastic, NodeThatComesWaitsLongerThanTheJobTakes) {
   EXPECT_EQ(count(node(0).out(), "place"), 1) << "nobody was disturbed";
 }
 
+// It waits for a place for some seconds, and the job ends meanwhile.
+// Regression: it then hosted a store of its own, and ran the whole job again
+// alone.
+TEST_F(Elastic, NodeTooManyDoesNotRunTheJobAgain) {
+  const std::vector<std::string> options{"--nnodes=1:2"};
+  last_call_ = "80";
+  begin(2, placed(end_), options);
+  auto& late = start_node(placed(end_), options);
+  ::usleep(2'000'000);  // until it has been told that there is no place
+  std::ofstream(end_).put('.');
+  for (const size_t one : {0u, 1u}) {
+    EXPECT_EQ(node(one).finish(seconds(20)).exit_code, 0) << node(one).err();
+  }
+  const auto result = late.finish(seconds(40));
+  EXPECT_EQ(result.exit_code, 2);
+  EXPECT_THAT(result.err, HasSubstr("is one too many"));
+  EXPECT_EQ(result.out, "");
+}
+
 TEST_F(Elastic, KilledHostOfTheStoreIsOneLineOnEveryNode) {
   begin(3, placed(end_));
   const std::string lost = place_of(node(0));

@@ -186,6 +186,23 @@ TEST_F(Standby, OneThatDiesIsReportedOnceAndReplacedMoreAndMoreSlowly) {
   EXPECT_EQ(count(result.err, "a standby process"), 1) << result.err;
 }
 
+TEST_F(Standby, OneThatIsStoppedContinuesWhenItGetsAPlace) {
+  auto job = start_job("train", {"--max-restarts=1", "--standby=2"});
+  job->await_output(" stood by 0 ", 2);
+  ASSERT_NO_FATAL_FAILURE(await_standby(2));
+  for (const pid_t pid : marked_processes()) {
+    const std::string environment =
+        read_file("/proc/" + std::to_string(pid) + "/environ");
+    if (environment.find("LOCKSTEP_STANDBY=") != std::string::npos) {
+      ::kill(pid, SIGSTOP);
+    }
+  }
+  kill_worker(0);
+  job->await_output("restart 1 stood by 1 ", 2);
+  stop();
+  EXPECT_EQ(job->finish().exit_code, 0) << job->err();
+}
+
 TEST_F(Standby, OneThatIsKilledWhileItWaitsIsReplaced) {
   auto job = start_job("train", {"--max-restarts=1", "--standby=1"});
   job->await_output(" stood by 0 ", 2);
