@@ -32,8 +32,9 @@ enum class FailureKind {
 // Writes the file under another name and then renames it, so that no reader
 // sees a part of it. The first failure of the process counts. A later one is
 // ignored, except that a failure of another kind replaces a
-// cause_without_words. Of the message at most 64 KiB are kept. Writes nothing if the variable is unset, and does
-// nothing in a child that was forked after the first call. Any thread.
+// cause_without_words. Of the message at most 64 KiB are kept. Writes nothing
+// if the variable is unset, and does nothing in a child that was forked after
+// the first call. Any thread.
 void note_failure(FailureKind kind, std::string_view message) noexcept;
 
 // Returns whether a failure was noted and not forgotten since.
