@@ -30,15 +30,17 @@ constexpr int kDefaultPort = 29500;      // as torchrun's static rendezvous
 constexpr int kDefaultC10dPort = 29400;  // as torchrun's c10d rendezvous
 
 std::chrono::milliseconds parse_seconds(std::string_view option,
-                                        const std::string& text) {
+                                        const std::string& text,
+                                        int least = 0) {
   double seconds = -1;
   const auto [end, error] =
       std::from_chars(text.data(), text.data() + text.size(), seconds);
   if (error != std::errc() || end != text.data() + text.size() ||
-      !(seconds >= 0 && seconds <= 86'400)) {
+      !(seconds >= least && seconds <= 86'400)) {
     throw std::invalid_argument(std::string(option) + " is \"" + text +
-                                "\"; allowed are seconds from 0 to 86400, "
-                                "such as 0.5");
+                                "\"; allowed are seconds from " +
+                                std::to_string(least) + " to 86400, such as " +
+                                std::to_string(least) + ".5");
   }
   return std::chrono::milliseconds(std::llround(seconds * 1000));
 }
@@ -398,15 +400,37 @@ JobMemberOptions job_options(const RunArguments& arguments,
   return job;
 }
 
-OutputOptions output_options(const RunArguments& arguments,
+// It is no error, as nodes with different numbers of workers may be given the
+// same options.
+void warn_of_absent_rank(std::string_view option, int highest,
+                         int nproc_per_node,
+                         std::vector<std::string>& warnings) {
+  if (highest < nproc_per_node) return;
+  warnings.push_back(std::string(option) + " names local rank " +
+                     std::to_string(highest) +
+                     ", but the highest local rank of this node is " +
+                     std::to_string(nproc_per_node - 1));
+}
+
+OutputOptions output_options(const RunArguments& arguments, int nproc_per_node,
                              std::vector<std::string>& warnings) {
+  const auto parse_streams = [&](std::string_view option,
+                                 const std::string& text) {
+    auto streams = StreamSelection::parse(option, text);
+    warn_of_absent_rank(option, streams.highest_rank(), nproc_per_node,
+                        warnings);
+    return streams;
+  };
   OutputOptions output;
-  output.redirects = StreamSelection::parse("--redirects", arguments.redirects);
-  output.tee = StreamSelection::parse("--tee", arguments.tee);
+  output.redirects = parse_streams("--redirects", arguments.redirects);
+  output.tee = parse_streams("--tee", arguments.tee);
   output.prefix_lines = arguments.prefix_lines;
   if (!arguments.local_ranks_filter.empty()) {
     output.local_ranks_filter =
         parse_local_ranks("--local-ranks-filter", arguments.local_ranks_filter);
+    warn_of_absent_rank("--local-ranks-filter",
+                        *output.local_ranks_filter->rbegin(), nproc_per_node,
+                        warnings);
   }
   if (auto prefix = get_env("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE")) {
     output.prefix_template = *prefix;
@@ -435,15 +459,7 @@ OutputOptions output_options(const RunArguments& arguments,
 std::optional<std::chrono::milliseconds> hang_timeout(
     const RunArguments& arguments) {
   if (arguments.hang_timeout.empty()) return std::nullopt;
-  const auto timeout = parse_seconds("--hang-timeout", arguments.hang_timeout);
-  if (timeout < std::chrono::seconds(1)) {
-    throw std::invalid_argument("--hang-timeout is \"" +
-                                arguments.hang_timeout +
-                                "\"; allowed are seconds from 1 to 86400, more "
-                                "than the longest step of "
-                                "the program takes");
-  }
-  return timeout;
+  return parse_seconds("--hang-timeout", arguments.hang_timeout, 1);
 }
 
 // Returns where the report goes. Learns now, and not after days, that it cannot
@@ -537,6 +553,15 @@ void set_worker_store(const RunArguments& arguments, RunOptions& options) {
   }
 }
 
+// The identifier is part of the name of a folder.
+void require_short_id(const std::string& rdzv_id) {
+  constexpr size_t kMost = 200;
+  if (rdzv_id.size() <= kMost) return;
+  throw std::invalid_argument(
+      "--rdzv-id has " + std::to_string(rdzv_id.size()) +
+      " characters; allowed are at most " + std::to_string(kMost));
+}
+
 LocalAgentOptions agent_options(const RunArguments& arguments,
                                 std::vector<std::string>& warnings) {
   LocalAgentOptions options;
@@ -545,10 +570,11 @@ LocalAgentOptions agent_options(const RunArguments& arguments,
   workers.max_restarts = static_cast<int>(
       parse_int("--max-restarts", arguments.max_restarts, 0, 1'000'000));
   workers.role = arguments.role;
+  require_short_id(arguments.rdzv_id);
   workers.run_id = arguments.rdzv_id.empty() || arguments.standalone
                        ? random_id()
                        : arguments.rdzv_id;
-  workers.output = output_options(arguments, warnings);
+  workers.output = output_options(arguments, workers.nproc_per_node, warnings);
   place_workers(arguments, workers);
   options.host_name = host_name();
   options.ending_signals =

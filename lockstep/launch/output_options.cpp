@@ -73,6 +73,10 @@ bool StreamSelection::empty() const {
          });
 }
 
+int StreamSelection::highest_rank() const {
+  return by_rank_.empty() ? -1 : by_rank_.rbegin()->first;
+}
+
 std::set<int> parse_local_ranks(std::string_view option,
                                 std::string_view text) {
   std::set<int> ranks;

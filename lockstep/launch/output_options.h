@@ -26,6 +26,9 @@ class StreamSelection {
 
   Streams of(int local_rank) const;
   bool empty() const;  // selects nothing for any rank
+  // Returns the highest local rank that the value names, or -1 if it names
+  // none.
+  int highest_rank() const;
 
  private:
   Streams everywhere_ = Streams::none;

@@ -1,7 +1,13 @@
 #include "lockstep/observe/progress_line.h"
 
+#include <locale.h>
+#include <wchar.h>
+
 #include <algorithm>
 #include <cstdio>
+#include <cwchar>
+#include <string_view>
+#include <utility>
 
 namespace lockstep::internal {
 namespace {
@@ -15,27 +21,67 @@ std::string print(const char* format, Values... values) {
   return text;
 }
 
-// Terminals count characters: the bytes of UTF-8 that begin one.
-bool begins_character(char byte) {
-  return (static_cast<unsigned char>(byte) & 0xC0) != 0x80;
-}
-
-int columns(const std::string& text) {
-  return static_cast<int>(
-      std::count_if(text.begin(), text.end(), begins_character));
-}
-
 bool is_control(char byte) {
   return static_cast<unsigned char>(byte) < ' ' || byte == 0x7F;
 }
 
-std::string cut(const std::string& text, int width) {
-  int column = 0;
-  for (size_t i = 0; i < text.size(); ++i) {
-    if (begins_character(text[i]) && column++ == width)
-      return text.substr(0, i);
+// Reads the characters of a text in UTF-8 and how many columns of a terminal
+// each takes: 2 for Chinese characters or emoji, 0 for combining accents.
+class Characters {
+ public:
+  explicit Characters(const std::string& text)
+      : rest_(text), before_(uselocale(utf8())) {}
+  ~Characters() { uselocale(before_); }
+  Characters(const Characters&) = delete;
+  Characters& operator=(const Characters&) = delete;
+
+  bool at_end() const { return rest_.empty(); }
+
+  // Returns the bytes and the columns of the next character. A byte that is not
+  // UTF-8 counts as one column.
+  std::pair<size_t, int> next() {
+    wchar_t character = 0;
+    std::mbstate_t state{};
+    const size_t bytes =
+        std::mbrtowc(&character, rest_.data(), rest_.size(), &state);
+    // The results for errors are larger than any size.
+    const bool valid = bytes > 0 && bytes <= rest_.size();
+    const size_t taken = valid ? bytes : 1;
+    rest_.remove_prefix(taken);
+    const int columns = valid ? wcwidth(character) : 1;
+    return {taken, columns >= 0 ? columns : 1};
   }
-  return text;
+
+ private:
+  // The program's own locale may be "C", in which no character is known. If the
+  // system lacks this one, newlocale() returns 0, and uselocale() changes
+  // nothing.
+  static locale_t utf8() {
+    static const locale_t locale = newlocale(LC_CTYPE_MASK, "C.UTF-8", nullptr);
+    return locale;
+  }
+
+  std::string_view rest_;
+  locale_t before_;
+};
+
+int columns(const std::string& text) {
+  int sum = 0;
+  for (Characters characters(text); !characters.at_end();) {
+    sum += characters.next().second;
+  }
+  return sum;
+}
+
+std::string cut(const std::string& text, int width) {
+  size_t bytes = 0;
+  for (Characters characters(text); !characters.at_end();) {
+    const auto [size, columns] = characters.next();
+    width -= columns;
+    if (width < 0) break;
+    bytes += size;
+  }
+  return text.substr(0, bytes);
 }
 
 std::string times(const ProgressState& state) {

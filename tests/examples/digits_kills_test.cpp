@@ -1,6 +1,6 @@
-// Kills ranks of one training at random moments. Restarts, from standby
-// processes and without, end with the parameters of the run without kills, bit
-// for bit.
+// Kills ranks of one training at random moments, on one node and on two.
+// Restarts, from standby processes and without, end with the parameters of the
+// run without kills, bit for bit.
 
 #include <gmock/gmock.h>
 #include <signal.h>
@@ -14,6 +14,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/environment.h"
 #include "lockstep/checkpoint/snapshot.h"
+#include "lockstep/launch/store_port.h"
 #include "tests/examples/example_test.h"
 
 namespace lockstep::internal::testing {
@@ -24,10 +25,35 @@ using std::chrono::milliseconds;
 using std::chrono::seconds;
 
 constexpr const char* kLauncher = LOCKSTEP_BIN_DIR "/lockstep";
-constexpr const char* kJob = "digits-kills";
+constexpr int kRanks = 2;
 
-class DigitsKills : public ExampleTest {
+// The parameter is the number of nodes, each an agent on this host.
+class DigitsKills : public ExampleTest,
+                    public ::testing::WithParamInterface<int> {
  protected:
+  void start_agents(int kills, const std::vector<std::string>& program) {
+    const std::string ranks = std::to_string(kRanks / GetParam());
+    for (int node = 0; node < GetParam(); ++node) {
+      std::vector<std::string> launcher{
+          kLauncher,
+          "run",
+          "--nproc-per-node=" + ranks,
+          "--standby=" + ranks,
+          "--max-restarts=" + std::to_string(kills),
+          "--report=" + report_of(node)};
+      if (GetParam() > 1) {
+        launcher.insert(
+            launcher.end(),
+            {"--nnodes=" + std::to_string(GetParam()), "--rdzv-insecure",
+             "--node-rank=" + std::to_string(node),
+             "--rdzv-endpoint=[::1]:" + std::to_string(port_.port())});
+      }
+      agents_.push_back(start_example(launcher, program));
+    }
+  }
+  std::string report_of(int node) const {
+    return path("report" + std::to_string(node) + ".json");
+  }
   std::string path(const std::string& name) const {
     return (scratch() / name).string();
   }
@@ -35,9 +61,28 @@ class DigitsKills : public ExampleTest {
     return {"digits", "--epochs",   std::to_string(epochs), "--save-every",
             "2",      "--snapshot", path(snapshot)};
   }
-  json status() {
-    const auto result = run_program({kLauncher, "status", "--json", kJob});
+  json status(int node) {
+    const auto result = run_program(
+        {kLauncher, "status", "--json",
+         std::to_string(agents_[static_cast<size_t>(node)]->pid())});
     return json::parse(result.out, nullptr, /*allow_exceptions=*/false);
+  }
+  // Returns the workers of attempt `restart` by rank. Empty: it does not run
+  // on all nodes, or standby processes are wanted that do not wait yet.
+  std::vector<pid_t> workers_of(int restart, bool from_standby) {
+    std::vector<pid_t> workers;
+    for (int node = 0; node < GetParam(); ++node) {
+      const json now = status(node);
+      if (!now.is_object() || now["restart"] != restart ||
+          now["state"] != "running" ||
+          (from_standby && now["standby"] != kRanks / GetParam())) {
+        return {};
+      }
+      for (const json& worker : now["workers"]) {
+        workers.push_back(worker["pid"]);
+      }
+    }
+    return workers.size() == kRanks ? workers : std::vector<pid_t>();
   }
   // Waits until attempt `restart` has standby processes, if they are wanted,
   // and has saved something new. Returns the worker to kill, or 0 if the
@@ -46,27 +91,26 @@ class DigitsKills : public ExampleTest {
     const std::string before = read_file(path("killed.safetensors"));
     const Deadline deadline = Deadline::after(seconds(60));
     while (!deadline.expired()) {
-      const json now = status();
-      if (!now.is_object()) {  // it has not begun, or has ended
-        if (restart > 0) break;
-        continue;
-      }
-      if (now["restart"] == restart && now["state"] == "running" &&
-          now["workers"].size() == 2 &&
-          (!from_standby || now["standby"] == 2) &&
+      const auto workers = workers_of(restart, from_standby);
+      if (!workers.empty() &&
           std::filesystem::exists(path("killed.safetensors")) &&
           read_file(path("killed.safetensors")) != before) {
-        return now["workers"][static_cast<size_t>(rank)]["pid"];
+        return workers[static_cast<size_t>(rank)];
       }
       std::this_thread::sleep_for(milliseconds(5));
     }
     return 0;
   }
+
+  std::vector<std::unique_ptr<RunningProgram>> agents_;
+
+ private:
+  StorePort port_ = StorePort::hold("::1", 0);  // reserved for this test
 };
 
-TEST_F(DigitsKills, EndWithTheBitsOfTheRunWithoutKills) {
+TEST_P(DigitsKills, EndWithTheBitsOfTheRunWithoutKills) {
   const auto kills =
-      static_cast<int>(get_env_int("LOCKSTEP_TEST_KILLS", 1, 1000).value_or(3));
+      static_cast<int>(get_env_int("LOCKSTEP_TEST_KILLS", 1, 1000).value_or(2));
   const int epochs = 20 + 25 * kills;
   const seconds allowed(60 + 20 * kills);
   const unsigned seed =
@@ -75,29 +119,29 @@ TEST_F(DigitsKills, EndWithTheBitsOfTheRunWithoutKills) {
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::minstd_rand random(seed);
 
-  auto whole = start_ranks({2}, training("whole.safetensors", epochs));
+  auto whole = start_ranks({kRanks}, training("whole.safetensors", epochs));
   const auto result = whole->finish(allowed);
   ASSERT_EQ(result.exit_code, 0) << result.err;
 
-  auto job = start_example(
-      {kLauncher, "run", std::string("--rdzv-id=") + kJob, "--nproc-per-node=2",
-       "--max-restarts=" + std::to_string(kills), "--standby=2",
-       "--report=" + path("report.json")},
-      training("killed.safetensors", epochs));
+  start_agents(kills, training("killed.safetensors", epochs));
   for (int kill = 0; kill < kills; ++kill) {
-    const int rank = static_cast<int>(random() % 2);
+    const int rank = static_cast<int>(random() % kRanks);
     const pid_t victim = await_victim(kill, kill % 3 == 0, rank);
-    ASSERT_NE(victim, 0) << "kill " << kill << ": " << job->err();
+    ASSERT_NE(victim, 0) << "kill " << kill << ": " << agents_[0]->err();
     std::this_thread::sleep_for(milliseconds(random() % 100));
     ASSERT_EQ(::kill(victim, SIGKILL), 0)
         << "the training ended before kill " << kill;
   }
-  const auto killed = job->finish(allowed);
-  ASSERT_EQ(killed.exit_code, 0) << killed.err;
-  const json report = json::parse(read_file(path("report.json")));
-  EXPECT_EQ(report["restarts_used"], kills);
-  EXPECT_GE(count(killed.err, "with 2 from standby"), (kills + 2) / 3)
-      << killed.err;
+  for (int node = 0; node < GetParam(); ++node) {
+    const auto killed = agents_[static_cast<size_t>(node)]->finish(allowed);
+    ASSERT_EQ(killed.exit_code, 0) << killed.err;
+    const json report = json::parse(read_file(report_of(node)));
+    EXPECT_EQ(report["restarts_used"], kills);
+    EXPECT_GE(count(killed.err, "with " + std::to_string(kRanks / GetParam()) +
+                                    " from standby"),
+              (kills + 2) / 3)
+        << killed.err;
+  }
 
   const Snapshot one = load_snapshot_file(path("whole.safetensors"));
   const Snapshot other = load_snapshot_file(path("killed.safetensors"));
@@ -108,6 +152,8 @@ TEST_F(DigitsKills, EndWithTheBitsOfTheRunWithoutKills) {
   }
   EXPECT_EQ(one.step, other.step);
 }
+
+INSTANTIATE_TEST_SUITE_P(Nodes, DigitsKills, ::testing::Values(1, 2));
 
 }  // namespace
 }  // namespace lockstep::internal::testing

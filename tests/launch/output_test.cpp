@@ -138,6 +138,16 @@ TEST_F(Output, FiltersWithoutAFileOrLinesAreSaidAndPassedOver) {
               HasSubstr("no effect without --tee or --prefix-lines"));
 }
 
+TEST_F(Output, RanksThatTheNodeLacksAreSaid) {
+  const auto result = run_script(
+      {"--nproc-per-node=2", "--tee=0:1,7:1", "--local-ranks-filter=0,2"},
+      "echo rank $RANK");
+  EXPECT_EQ(result.exit_code, 0);
+  EXPECT_THAT(result.err, HasSubstr("--tee names local rank 7, but the highest "
+                                    "local rank of this node is 1"));
+  EXPECT_THAT(result.err, HasSubstr("--local-ranks-filter names local rank 2"));
+}
+
 TEST_F(Output, FilteredRanksAreSilentOnTheConsole) {
   const auto result = run_script(
       {"--nproc-per-node=3", "--local-ranks-filter=0,2"}, "echo rank $RANK");

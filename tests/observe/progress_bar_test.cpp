@@ -118,6 +118,25 @@ TEST(ProgressLine, NeverExceedsTheTerminal) {
   EXPECT_EQ(progress_line(state, 3), "Grö");
 }
 
+// A bug: a line with Chinese characters took more columns than the terminal
+// has, and so two lines.
+TEST(ProgressLine, WideCharactersTakeTwoColumns) {
+  ProgressState state{.description = "训练",
+                      .count = 1,
+                      .total = 3,
+                      .elapsed_seconds = 1,
+                      .rate = 1};
+  EXPECT_EQ(progress_line(state, 43),
+            "训练:  33%|##....| 1/3 [00:01<00:02, 1it/s]");
+  EXPECT_EQ(progress_line(state, 3), "训");
+  state.description =
+      "Gro\u0308\u00dfe";  // an accent by itself takes no column
+  EXPECT_EQ(progress_line(state, 4), "Gro\u0308\u00df");
+  state.description =
+      "\xff\xe8\xae";  // not UTF-8, and the begin of a character
+  EXPECT_EQ(progress_line(state, 2), "\xff\xe8");
+}
+
 TEST(ProgressLine, TimesAndRatesThatAreUnknownOrStrange) {
   EXPECT_EQ(progress_line({.count = 5, .elapsed_seconds = 1, .rate = 0.25}, 0),
             "5it [00:01, 4s/it]");
