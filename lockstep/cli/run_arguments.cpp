@@ -137,7 +137,7 @@ void add_rendezvous_option(CLI::App& command, const char* name,
 void add_elastic_options(CLI::App& run, RunArguments& arguments) {
   add_rendezvous_option(
       run, "--max-membership-changes", arguments.max_membership_changes,
-      "How often all workers may start again since a node came or went "
+      "How often all workers may start again because a node came or went "
       "[unlimited]");
   add_rendezvous_option(
       run, "--scale-up-wait", arguments.scale_up_wait,

@@ -7,7 +7,8 @@
 
 namespace lockstep {
 
-// Returns when every rank of the group has called it.
+// Blocks until every rank of the group has called it. With async_op, returns at
+// once, and Work::wait() blocks.
 WorkPtr barrier(const CollectiveOptions& options = {});
 
 // Group and timeout as in CollectiveOptions.

@@ -19,10 +19,10 @@
 namespace lockstep {
 
 // Returns whether the training is to stop: whether SIGTERM, SIGINT, SIGHUP or
-// SIGQUIT has come to any rank, or any rank has called request_stop(). (The
-// signals are SIGTERM and those of `lockstep run --signals-to-handle`, if that
-// is given.) All ranks get the same answer in the same call, and true ever
-// after.
+// SIGQUIT has come to any rank, or any rank has called request_stop(). (If
+// `lockstep run --signals-to-handle` is given, the signals are instead SIGTERM
+// and those that it names.) All ranks get the same answer in the same call, and
+// true ever after.
 //
 // A collective of the default group: all ranks call it equally often, at the
 // same place, such as the end of each step. It reduces one number, on the CPU
@@ -32,9 +32,9 @@ namespace lockstep {
 //
 // The first call catches those of the signals that have their default
 // action; before it, they end the process. A signal that the program handles or
-// ignores is left alone; its handler may call request_stop(). Of SIGINT and
-// SIGQUIT, which come from a terminal, the second one ends the process; more
-// SIGTERM change nothing. In a child process that is forked later the signals
+// ignores is left alone; its handler may call request_stop(). A second SIGINT
+// or SIGQUIT, which come from a terminal, ends the process; a second SIGTERM
+// changes nothing. In a child process that is forked later the signals
 // do what they would otherwise.
 bool stop_requested();
 

@@ -9,7 +9,7 @@ namespace lockstep::internal {
 // nodes.
 struct ChangeCount {
   int restarts = 0;            // after a failure
-  int membership_changes = 0;  // since a node came or went
+  int membership_changes = 0;  // because a node came or went
 };
 
 // How often they may be started again.

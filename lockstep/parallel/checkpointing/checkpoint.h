@@ -26,7 +26,8 @@ namespace lockstep {
 // module's holder or pointer. A FullyShard is called as the unit that it is. In
 // grad mode, backward calls it once more to compute what its operations have
 // saved; only the tensors among the arguments are kept until then. Gradients
-// are those without checkpointing, and every hook sees what it sees without.
+// are those without checkpointing, and every hook sees what it would see
+// without it.
 // Outside of grad mode this is a plain call.
 //
 //   auto y = lockstep::checkpoint(block, x);
@@ -41,10 +42,10 @@ namespace lockstep {
 // are passed as they are. The result may have any type; with use_reentrant it
 // must be one whose tensors are found.
 //
-// The second call must compute the same as the first one. The states of the
-// CPU's default generator and of those of the arguments' GPUs are restored for
-// it, and so is autocast. It must not change its arguments in place
-// (std::invalid_argument), and a module's buffers are updated twice (the
+// The second call must compute the same as the first one. Before it the states
+// of the default generators (of the CPU, and of the GPUs of the arguments) and
+// autocast are restored. The function must not change its arguments in place
+// (std::invalid_argument). A module's buffers are updated by both calls (the
 // running statistics of a batch norm, as in Python). No parameter may change
 // between forward and backward.
 //

@@ -30,7 +30,7 @@ struct CompressionStats {
 // The arguments of Python's PowerSGDState, with its defaults, and
 // log_compression_stats. The same on all ranks, except under Debugging.
 // batched_power_sgd_hook() does not use orthogonalization_epsilon,
-// min_compression_rate and batch_tensors_with_same_shape.
+// min_compression_rate or batch_tensors_with_same_shape.
 struct PowerSGDOptions {
   // ---- Behaviour ----
 
@@ -124,7 +124,8 @@ CommHook power_sgd_hook(std::shared_ptr<PowerSGDState> state);
 
 // Treats the whole bucket as one square matrix, filled up with zeros: fewer and
 // larger operations, but the structure of the layers is lost; meant for rank 1.
-// Ignores orthogonalization_epsilon and min_compression_rate, as Python does.
+// Ignores orthogonalization_epsilon, min_compression_rate and
+// batch_tensors_with_same_shape, as Python does.
 // (Python's own hook fails in torch 2.13: it passes matrices where batches of
 // matrices are expected.)
 //

@@ -25,7 +25,7 @@ class GradBucket {
 
   // Returns its place in the order in which all ranks reduce; bucket 0 is the
   // first to be ready in backward. Buckets (index, sizes and all) change after
-  // the first synchronised backward, and whenever other parameters are trained
+  // the first averaging backward, and whenever other parameters are trained
   // (requires_grad); see is_last().
   size_t index() const { return index_; }
   // Returns whether this is the last bucket of this backward.

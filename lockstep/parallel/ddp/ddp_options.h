@@ -21,9 +21,9 @@ struct DistributedDataParallelOptions {
 
   // Whether every rank gets rank 0's buffers (running statistics): in the
   // constructor if init_sync is true, and at the start of each forward that
-  // follows a synchronising one. Set it to false if the ranks' buffers may
-  // differ, or if SyncBatchNorm keeps them equal: forward then sends nothing.
-  // Default: true.
+  // follows one made in grad mode outside no_sync(). Set it to false if the
+  // ranks' buffers may differ, or if SyncBatchNorm keeps them equal: forward
+  // then sends nothing. Default: true.
   bool broadcast_buffers{true};
 
   // Whether forward sends buffers. If it is set, even to false, the constructor
@@ -77,10 +77,11 @@ struct DistributedDataParallelOptions {
   // ---- Behaviour: parameters that some iterations do not use ----
 
   // Whether a backward pass may leave parameters out, on some ranks or on all.
-  // Such a rank adds nothing of this backward to their averages; a parameter
-  // that no rank used keeps the gradient that it had. Set it to true if
-  // backward() reports parameters without a gradient. Costs a search of the
-  // graph and a small all-reduce in each iteration. Default: false.
+  // A rank whose backward leaves a parameter out adds nothing to that
+  // parameter's average; a parameter that no rank used keeps the gradient that
+  // it had. Set it to true if backward() reports parameters without a gradient.
+  // Costs a search of the graph and a small all-reduce in each iteration.
+  // Default: false.
   bool find_unused_parameters{false};
 
   // Promises that every iteration uses the same parameters in the same way. Set

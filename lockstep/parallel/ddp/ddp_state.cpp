@@ -398,10 +398,10 @@ void DdpState::before_forward() {
           "sharded optimizer, which communicates in step(); name both: "
           "lockstep::join({&model.joinable(), &optimizer}, body)");
     }
-    const auto& round =
+    const auto& iteration =
         join->begin_iteration(*this, trains, at::GradMode::is_enabled());
-    source = round.active.back();
-    reducer_->set_divisor(divisor(round, join->options()));
+    source = iteration.active.back();
+    reducer_->set_divisor(divisor(iteration, join->options()));
   } else {
     reducer_->set_divisor(options_.process_group->size());
   }
@@ -441,11 +441,11 @@ void DdpState::after_forward(bool threw) {
   if (low_) low_->restore();
 }
 
-double DdpState::divisor(const JoinRound& round,
+double DdpState::divisor(const JoinIteration& iteration,
                          const JoinOptions& options) const {
   return options.divide_by_initial_world_size
              ? options_.process_group->size()
-             : static_cast<double>(round.active.size());
+             : static_cast<double>(iteration.active.size());
 }
 
 void DdpState::broadcast_buffers(int rank) {
@@ -475,13 +475,14 @@ void DdpState::broadcast_from(int rank, bool parameters, bool buffers) {
   broadcast_coalesced(data, group->global_rank(rank), group);
 }
 
-void DdpState::shadow(const JoinRound& round, const JoinOptions& options) {
+void DdpState::shadow(const JoinIteration& iteration,
+                      const JoinOptions& options) {
   if (gate_) gate_();
-  if (round.trains) reducer_->prepare();
-  if (require_forward_buffer_sync_) broadcast_buffers(round.active.back());
-  require_forward_buffer_sync_ = round.synchronizes;
-  if (!round.synchronizes) return;
-  reducer_->set_divisor(divisor(round, options));
+  if (iteration.trains) reducer_->prepare();
+  if (require_forward_buffer_sync_) broadcast_buffers(iteration.active.back());
+  require_forward_buffer_sync_ = iteration.synchronizes;
+  if (!iteration.synchronizes) return;
+  reducer_->set_divisor(divisor(iteration, options));
   reducer_->shadow_backward();
   shadowed_ = true;
 }

@@ -108,7 +108,8 @@ class DdpState final : public Joinable {
   const ProcessGroupPtr& join_process_group() const override {
     return options_.process_group;
   }
-  void shadow(const JoinRound& round, const JoinOptions& options) override;
+  void shadow(const JoinIteration& iteration,
+              const JoinOptions& options) override;
   void after_join(int last_joiner) override;
 
   bool require_backward_grad_sync = true;
@@ -128,7 +129,8 @@ class DdpState final : public Joinable {
   bool same_on_all_ranks(bool known) const;
   void broadcast_from(int rank, bool parameters, bool buffers);
   void broadcast_buffers(int rank);
-  double divisor(const JoinRound& round, const JoinOptions& options) const;
+  double divisor(const JoinIteration& iteration,
+                 const JoinOptions& options) const;
 
   torch::nn::Module& module_;
   DistributedDataParallelOptions options_;

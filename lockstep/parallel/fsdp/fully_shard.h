@@ -112,10 +112,11 @@ using HeldArgument =
 // same units in the same order; otherwise all ranks throw
 // c10::DistBackendError before .grad of shards changes. Shards may be written
 // (by a step, a load, by hand) after backward, and after a forward without
-// grad. Writing them between a forward and its backward throws std::logic_error
-// in the next forward or backward (sharding_root.h has the phases). A forward
-// whose graph is dropped counts as one that expects a backward: use
-// torch::NoGradGuard to evaluate.
+// grad. If they are written between a forward and its backward, the next
+// forward or backward throws std::logic_error, provided that version counters
+// see the write: writes through data(), as those of torch::optim::SGD, are not
+// seen (sharding_root.h has the phases). A forward whose graph is dropped
+// counts as one that expects a backward: use torch::NoGradGuard to evaluate.
 //
 // As in Python, forward must not write its input tensors in place, and results
 // must not be parameters or views of them (std::invalid_argument).

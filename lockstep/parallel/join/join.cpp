@@ -38,23 +38,23 @@ Join::~Join() {
   }
 }
 
-const JoinRound& Join::begin_iteration(const Joinable& joinable,
-                                       bool synchronizes, bool trains) {
+const JoinIteration& Join::begin_iteration(const Joinable& joinable,
+                                           bool synchronizes, bool trains) {
   if (&joinable != joinables_[0]) {
-    if (round_.active.empty()) {
+    if (iteration_.active.empty()) {
       throw std::logic_error(
           "join: the joinable that communicates first in an iteration must be "
           "named first; name a DistributedDataParallel before its optimizer");
     }
-    return round_;
+    return iteration_;
   }
-  round_ = exchange(synchronizes ? 3 : trains ? 2 : 1);
+  iteration_ = exchange(synchronizes ? 3 : trains ? 2 : 1);
   const int size = group_->size();
   if (options_.throw_on_early_termination &&
-      static_cast<int>(round_.active.size()) < size) {
+      static_cast<int>(iteration_.active.size()) < size) {
     for (int rank = 0, at = 0; rank < size; ++rank) {
-      if (round_.active[at] == rank) {
-        if (at + 1 < static_cast<int>(round_.active.size())) ++at;
+      if (iteration_.active[at] == rank) {
+        if (at + 1 < static_cast<int>(iteration_.active.size())) ++at;
         continue;
       }
       throw std::runtime_error(c10::str(
@@ -63,40 +63,40 @@ const JoinRound& Join::begin_iteration(const Joinable& joinable,
           "others"));
     }
   }
-  return round_;
+  return iteration_;
 }
 
-JoinRound Join::exchange(int mine) {
+JoinIteration Join::exchange(int mine) {
   auto flags = at::zeros({group_->size()}, at::kInt);
   flags[group_->rank()] = mine;
   flags = flags.to(group_->control_device());
   all_reduce(flags, {.group = group_});
   flags = flags.cpu();
-  JoinRound round;
+  JoinIteration iteration;
   const auto* of = flags.const_data_ptr<int>();
   for (int rank = 0; rank < group_->size(); ++rank) {
-    if (of[rank] > 0) round.active.push_back(rank);
-    if (of[rank] > 1) round.trains = true;
-    if (of[rank] > 2) round.synchronizes = true;
+    if (of[rank] > 0) iteration.active.push_back(rank);
+    if (of[rank] > 1) iteration.trains = true;
+    if (of[rank] > 2) iteration.synchronizes = true;
   }
-  return round;
+  return iteration;
 }
 
 void Join::finish() {
   if (!options_.enable) return;
   // A rank that never had inputs has not seen any iteration yet.
-  int last_joiner = round_.active.empty() ? 0 : round_.active.back();
+  int last_joiner = iteration_.active.empty() ? 0 : iteration_.active.back();
   while (true) {
-    auto round = exchange(0);
-    if (round.active.empty()) break;
-    last_joiner = round.active.back();
+    auto iteration = exchange(0);
+    if (iteration.active.empty()) break;
+    last_joiner = iteration.active.back();
     if (options_.throw_on_early_termination) {
       throw std::runtime_error(
           c10::str("join: rank ", group_->global_rank(group_->rank()),
                    " has no more inputs, and throw_on_early_termination ends "
                    "the others"));
     }
-    for (auto* joinable : joinables_) joinable->shadow(round, options_);
+    for (auto* joinable : joinables_) joinable->shadow(iteration, options_);
   }
   for (auto* joinable : joinables_) joinable->after_join(last_joiner);
 }

@@ -35,7 +35,7 @@ struct JoinOptions {
 };
 
 // What the ranks do in one iteration. The same on all ranks.
-struct JoinRound {
+struct JoinIteration {
   std::vector<int> active{};  // ranks that have inputs, ascending
   bool trains{false};         // whether forward runs with grad
   bool synchronizes{false};   // whether gradients are averaged
@@ -55,7 +55,8 @@ class Joinable {
   virtual const ProcessGroupPtr& join_process_group() const = 0;
   // Does on a rank that has joined what the active ranks communicate in one
   // iteration.
-  virtual void shadow(const JoinRound& round, const JoinOptions& options) = 0;
+  virtual void shadow(const JoinIteration& iteration,
+                      const JoinOptions& options) = 0;
   // Called when all ranks have joined. `last_joiner`: the rank of the group
   // that trained longest (of several the highest).
   virtual void after_join(int last_joiner) = 0;
@@ -82,8 +83,8 @@ class Join {
   // Collective. A joinable calls this before it communicates in an iteration.
   // Only the call of the first joinable communicates; the others get its
   // result. Throws std::logic_error if the first has not called yet.
-  const JoinRound& begin_iteration(const Joinable& joinable, bool synchronizes,
-                                   bool trains = true);
+  const JoinIteration& begin_iteration(const Joinable& joinable,
+                                       bool synchronizes, bool trains = true);
   const JoinOptions& options() const { return options_; }
   size_t joinables() const { return joinables_.size(); }
 
@@ -93,12 +94,12 @@ class Join {
  private:
   // `mine`: 0: joined; 1: active; 2: active with grad; 3: also averages
   // gradients.
-  JoinRound exchange(int mine);
+  JoinIteration exchange(int mine);
 
   std::vector<Joinable*> joinables_;
   JoinOptions options_;
   ProcessGroupPtr group_;
-  JoinRound round_{};
+  JoinIteration iteration_{};
 };
 
 // Runs `body`, the training loop of this rank, in which ranks may do different

@@ -38,7 +38,7 @@ class JoinedOptimizer final : public Joinable {
                            ProcessGroupPtr process_group = {});
 
   const ProcessGroupPtr& join_process_group() const override { return group_; }
-  void shadow(const JoinRound&, const JoinOptions&) override {}
+  void shadow(const JoinIteration&, const JoinOptions&) override {}
   void after_join(int last_joiner) override;
 
  private:

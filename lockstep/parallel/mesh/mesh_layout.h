@@ -80,15 +80,16 @@ class MeshLayout {
   // Returns "data 2 x tensor 4".
   std::string to_string() const;
 
-  // Two axes with equal keys have the same groups. Empty for an axis of one
-  // rank. Each number of steps and its distance in ranks, the longest distance
-  // first, neighbouring steps joined.
+  // `count` ranks, each `distance` ranks after the one before.
   struct Step {
     int count;
     int distance;
     bool operator==(const Step&) const = default;
     auto operator<=>(const Step&) const = default;
   };
+  // Returns the steps of an axis, the longest distance first, with steps that
+  // continue each other joined; empty for an axis of one rank. Two axes with
+  // equal keys have the same groups.
   std::vector<Step> key(const std::string& name) const;
 
  private:

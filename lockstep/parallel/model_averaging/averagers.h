@@ -8,8 +8,8 @@
 
 #include "lockstep/comm/process_group.h"
 
-// It follows torch.distributed.algorithms.model_averaging (PyTorch source,
-// averagers.py and hierarchical_model_averager.py).
+// These classes follow torch.distributed.algorithms.model_averaging (PyTorch
+// source, // averagers.py and hierarchical_model_averager.py).
 namespace lockstep {
 
 // Averages parameters, every so many steps, over ranks that train independently

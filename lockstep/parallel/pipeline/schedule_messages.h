@@ -4,11 +4,12 @@
 
 namespace lockstep {
 
-// Returns the schedule with the messages that it needs, and without empty
-// slots; `schedule` has none of either kind of message. Stages s and s + 1 on
+// Returns `schedule`, which must have no sends and no receives, with the
+// messages that it needs and without its empty slots. Stages s and s + 1 on
 // one rank need none. UNSHARD, RESHARD and REDUCE_GRAD are left out.
 //
-// Each send follows what computes it at once, and the receive is placed when
+// Each send stands directly after the action that computes what it sends, and
+// the receive is placed when
 // the sender sends. So all sends and receives have one order over all ranks:
 // even if each send blocked until its receiver receives, no rank would wait for
 // ever, and the messages between two ranks are sent and received in one order

@@ -32,7 +32,7 @@ PipelineSchedule schedule_looped_bfs(int ranks, int micro_batches,
 
 // 1F1B with several stages a rank, whose bubble is so many times shorter
 // (Narayanan et al., "Efficient Large-Scale Language Model Training on GPU
-// Clusters", 2021). `micro_batches` is a multiple of the number of rounds,
+// Clusters", 2021). `micro_batches` must be a multiple of
 // max(1, micro_batches / ranks); every multiple of `ranks` is.
 PipelineSchedule schedule_interleaved_1f1b(int ranks, int micro_batches,
                                            int stages_per_rank);

@@ -20,8 +20,8 @@ torch::nn::Sequential stage_of(const torch::nn::Sequential& whole,
 
 // Returns where stages begin if consecutive children with these costs are
 // divided such that the most expensive stage is as cheap as possible. Each
-// stage has a child. Throws std::invalid_argument if there are fewer than
-// stages.
+// stage gets at least one child. Throws std::invalid_argument if there are
+// fewer children than stages.
 std::vector<int64_t> balanced_begins(const std::vector<double>& costs,
                                      int stages);
 

@@ -12,8 +12,8 @@
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
 #include "lockstep/parallel/swa/module_of.h"
 
-// It follows torch.optim.swa_utils (PyTorch documentation, "torch.optim",
-// Weight Averaging).
+// This header follows torch.optim.swa_utils (PyTorch documentation,
+// "torch.optim", Weight Averaging).
 namespace lockstep {
 
 // Returns the new average of a parameter from its present average, the model's

@@ -13,7 +13,7 @@
 
 namespace lockstep::nn {
 
-// All ranks of the group give the same.
+// All ranks of the group must give the same options.
 struct ColumnParallelLinearOptions {
   // The ranks over which the layer is divided. Null: the default group.
   ProcessGroupPtr group{};

@@ -19,7 +19,7 @@
 
 namespace lockstep::nn {
 
-// All ranks of the group give the same.
+// All ranks of the group must give the same options.
 struct ParallelSelfAttentionOptions {
   // The ranks over which the heads are divided. Null: the default group.
   ProcessGroupPtr group{};

@@ -13,8 +13,8 @@ namespace lockstep {
 // Outside, the ranks draw equal numbers, as dropout of replicated activations
 // needs it: then each rank has the same mask.
 //
-//   at::Tensor hidden = up->forward(x);      // this rank's part of the
-//   features
+//   // This rank's part of the features.
+//   at::Tensor hidden = up->forward(x);
 //   {
 //     lockstep::TensorParallelRandom random(group);
 //     hidden = at::dropout(hidden, 0.1, is_training());
@@ -25,10 +25,11 @@ namespace lockstep {
 // so give them the same torch::manual_seed(). (Ranks of a data group draw other
 // numbers: seed with the rank in the data group.) The constructor draws one
 // number and seeds the generator with that number and the rank; the destructor
-// goes on where the constructor was. So everything follows from the generator's
-// own state: activation checkpointing that restores it repeats the same masks,
-// and so does a snapshot. Megatron-LM and DTensor keep a second state instead
-// (get_cuda_rng_tracker, torch.distributed.tensor._random).
+// restores the state that the generator had after the constructor's draw. So
+// everything follows from the generator's own state: activation checkpointing
+// that restores it repeats the same masks, and so does a snapshot. Megatron-LM
+// and DTensor keep a second state instead (get_cuda_rng_tracker,
+// torch.distributed.tensor._random).
 //
 // One draw and two copies of the generator's state (5 KB), no communication. In
 // a group of one, or without process groups, it does nothing. May be nested. No

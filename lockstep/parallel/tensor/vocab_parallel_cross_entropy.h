@@ -10,7 +10,7 @@
 namespace lockstep::nn {
 
 // The names and defaults of torch::nn::CrossEntropyLossOptions. All ranks of
-// the group give the same.
+// the group must give the same options.
 struct VocabParallelCrossEntropyOptions {
   // The ranks over which the classes are divided. Null: the default group.
   ProcessGroupPtr group{};

@@ -14,7 +14,7 @@
 
 namespace lockstep::nn {
 
-// All ranks of the group give the same.
+// All ranks of the group must give the same options.
 struct VocabParallelEmbeddingOptions {
   // The ranks over which the table is divided. Null: the default group.
   ProcessGroupPtr group{};

@@ -411,8 +411,9 @@ void ShardedOptimizer::take_part_in_step() {
 
 // Called after the wrapper has shadowed backward, which leaves the averages in
 // .grad.
-void ShardedOptimizer::shadow(const JoinRound& round, const JoinOptions&) {
-  if (round.synchronizes) take_part_in_step();
+void ShardedOptimizer::shadow(const JoinIteration& iteration,
+                              const JoinOptions&) {
+  if (iteration.synchronizes) take_part_in_step();
 }
 
 void ShardedOptimizer::after_join(int) { synchronize(); }

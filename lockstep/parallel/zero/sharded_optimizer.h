@@ -47,7 +47,8 @@ class ShardedOptimizer : public torch::optim::Optimizer,
   std::vector<at::Tensor> gradient_shards() override;
 
   const ProcessGroupPtr& join_process_group() const override { return group_; }
-  void shadow(const JoinRound& round, const JoinOptions& options) override;
+  void shadow(const JoinIteration& iteration,
+              const JoinOptions& options) override;
   void after_join(int last_joiner) override;
 
   void consolidate_state_dict(int to = 0);
