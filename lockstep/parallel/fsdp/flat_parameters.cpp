@@ -305,7 +305,10 @@ void FlatParameters::follow_requires_grad() {
     const bool trained = parameter.shard.requires_grad();
     if (parameter.compute.requires_grad() == trained) continue;
     parameter.compute.set_requires_grad(trained);
-    if (!trained) parameter.accumulated.reset();
+    if (trained) continue;
+    // What no_sync() has kept.
+    parameter.accumulated.reset();
+    parameter.compute.mutable_grad().reset();
   }
 }
 

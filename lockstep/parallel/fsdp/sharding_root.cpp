@@ -27,6 +27,7 @@ std::vector<std::shared_ptr<ShardedUnit>> ShardingRoot::units() const {
 
 std::shared_ptr<UnitCall> ShardingRoot::begin_forward(ShardedUnit& unit) {
   if (phase_ == Phase::micro_batches) {
+    unit.held = false;
     gather(unit);
     ++depth_;
     return nullptr;
@@ -108,7 +109,7 @@ void ShardingRoot::begin_reading() {
   const bool writes_count =
       std::exchange(found_write_, false) || phase_ == Phase::quiet;
   for (const auto& unit : alive) {
-    if (!unit->held) release(*unit);
+    if (!unit->held || writes_count) release(*unit);
     for (const auto& flat : unit->flats()) {
       if (writes_count) flat->refresh();
       flat->note_versions();
@@ -116,6 +117,10 @@ void ShardingRoot::begin_reading() {
   }
   prepare(alive);
   barrier();
+  // Units that stay unsharded have the new values.
+  for (const auto& unit : alive) {
+    if (unit->held && writes_count) gather(*unit);
+  }
 }
 
 // Collective.
@@ -141,6 +146,8 @@ void ShardingRoot::prepare(
   if (!std::ranges::all_of(trained, [&](FlatParameters* flat) {
         return std::ranges::find(prepared_, flat) != prepared_.end();
       })) {
+    // Memory and numbers of the reduction follow from what is trained.
+    require_same_trained(units);
     reduction_.reset();
     reduction_ = ShardReduction::make(trained, group_, replicate_group_, pool_,
                                       /*gathers=*/!in_common());
@@ -154,6 +161,27 @@ void ShardingRoot::prepare(
     run_step(Call("split_barrier", group_, group_->timeout()),
              [&] { barrier_ = sharing->split_barrier(group_->timeout()); });
   }
+}
+
+// Collective.
+void ShardingRoot::require_same_trained(
+    const std::vector<std::shared_ptr<ShardedUnit>>& units) {
+  if (group_->size() == 1) return;
+  UnitOrder order;
+  for (const auto& unit : units) {
+    size_t part = 0;
+    for (const auto& flat : unit->flats()) {
+      if (flat->trains()) {
+        order.note(UnitOrder::Act::reduce, number_of(*unit), part,
+                   flat->trained());
+      }
+      ++part;
+    }
+  }
+  const auto found = order.difference(
+      group_, [this](size_t number) { return name_of(number); });
+  if (!found) return;
+  C10_THROW_ERROR(DistBackendError, "FullyShard: " + *found);
 }
 
 // Collective. There are as many neighbours as `ranks` says.
@@ -187,11 +215,17 @@ size_t ShardingRoot::number_of(const ShardedUnit& unit) const {
 void ShardingRoot::reduce(ShardedUnit& unit, FlatParameters& flat) {
   const Span span("fsdp", "reduce");
   const size_t number = number_of(unit);
+  const auto& flats = unit.flats();
+  const auto part = static_cast<size_t>(
+      std::ranges::find_if(
+          flats, [&](const auto& one) { return one.get() == &flat; }) -
+      flats.begin());
   if (!reduction_->compares_order()) {
-    order_in_group_.note(UnitOrder::Act::reduce, number, flat.trained());
+    order_in_group_.note(UnitOrder::Act::reduce, number, part, flat.trained());
   }
   if (replicate_group_) {
-    order_in_replicas_.note(UnitOrder::Act::reduce, number, flat.trained());
+    order_in_replicas_.note(UnitOrder::Act::reduce, number, part,
+                            flat.trained());
   }
   reduction_->start(flat, ++reductions_);
 }
@@ -204,12 +238,14 @@ bool ShardingRoot::in_common() const {
   });
 }
 
+std::string ShardingRoot::name_of(size_t number) const {
+  const auto unit = number < units_.size() ? units_[number].lock() : nullptr;
+  return unit ? unit->name() : "a unit that is gone";
+}
+
 // Collective.
 void ShardingRoot::compare_orders(bool reduced) {
-  const auto name_of = [this](size_t number) {
-    const auto unit = number < units_.size() ? units_[number].lock() : nullptr;
-    return unit ? unit->name() : "a unit that is gone";
-  };
+  const auto name_of = [this](size_t number) { return this->name_of(number); };
   std::optional<std::string> found;
   if (group_->size() > 1 &&
       !(in_common() && (!reduction_ || reduction_->compares_order()))) {

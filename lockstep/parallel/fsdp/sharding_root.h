@@ -130,6 +130,10 @@ class ShardingRoot : public std::enable_shared_from_this<ShardingRoot> {
   // `compares`: unless that was done since the last collective of a unit.
   void end_reading(bool compares = true);
   void prepare(const std::vector<std::shared_ptr<ShardedUnit>>& units);
+  // Throws c10::DistBackendError on all ranks if they train different
+  // parameters. Collective.
+  void require_same_trained(
+      const std::vector<std::shared_ptr<ShardedUnit>>& units);
   void make_neighbours(int ranks);
   void barrier();
   void gather(ShardedUnit& unit);
@@ -141,6 +145,7 @@ class ShardingRoot : public std::enable_shared_from_this<ShardingRoot> {
   // Whether no unit is gathered.
   bool in_common() const;
   size_t number_of(const ShardedUnit& unit) const;
+  std::string name_of(size_t number) const;
   void release(ShardedUnit& unit);
   // Does to the full parameters what reshard_after_forward says.
   void reshard_for_backward(ShardedUnit& unit);

@@ -18,7 +18,8 @@ constexpr size_t kMostNoted = 4096;
 
 }  // namespace
 
-void UnitOrder::note(Act act, size_t unit, const std::string& trained) {
+void UnitOrder::note(Act act, size_t unit, size_t part,
+                     const std::string& trained) {
   ++count_;
   // FNV-1a over words (Fowler, Noll and Vo).
   const auto mix = [this](uint64_t word) {
@@ -26,8 +27,9 @@ void UnitOrder::note(Act act, size_t unit, const std::string& trained) {
     digest_ *= 0x100000001b3;
   };
   mix(4 * unit + static_cast<uint64_t>(act) + 1);
+  mix(part);
   for (const char bit : trained) mix(static_cast<uint64_t>(bit));
-  last_.push_back({act, unit, trained});
+  last_.push_back({act, unit, part, trained});
   if (last_.size() > kMostNoted) last_.pop_front();
 }
 
@@ -63,14 +65,15 @@ std::optional<std::string> UnitOrder::difference(
   }
 
   Object names = Object::array();
-  for (const auto& [act, unit, trained] : last_) {
-    names.push_back(act == Act::gave_up  ? "gave up"
-                    : act == Act::gather ? "gathered " + unit_name(unit)
-                    : trained.empty()
-                        ? "reduced " + unit_name(unit)
-                        : "reduced " + unit_name(unit) +
-                              ", whose parameters had requires_grad " +
-                              trained);
+  for (const auto& [act, unit, part, trained] : last_) {
+    std::string name = act == Act::gave_up  ? "gave up"
+                       : act == Act::gather ? "gathered " + unit_name(unit)
+                                            : "reduced " + unit_name(unit);
+    if (part > 0) name += c10::str(" (part ", part + 1, ")");
+    if (!trained.empty()) {
+      name += ", whose parameters had requires_grad " + trained;
+    }
+    names.push_back(name);
   }
   const auto first = count_ - static_cast<int64_t>(last_.size());
   clear();

@@ -21,9 +21,10 @@ namespace lockstep::internal {
 class UnitOrder {
  public:
   enum class Act : uint8_t { gather, reduce, gave_up };
-  // `unit` is a number that is the same on all ranks, `trained` what
-  // FlatParameters::trained() returns.
-  void note(Act act, size_t unit, const std::string& trained = {});
+  // `unit` is a number that is the same on all ranks, `part` that of one of its
+  // FlatParameters, `trained` what FlatParameters::trained() returns.
+  void note(Act act, size_t unit, size_t part = 0,
+            const std::string& trained = {});
   // Forgets what was noted.
   void clear();
 
@@ -38,6 +39,7 @@ class UnitOrder {
   struct Noted {
     Act act;
     size_t unit;
+    size_t part;
     std::string trained;
   };
   int64_t count_ = 0;

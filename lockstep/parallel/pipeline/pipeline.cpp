@@ -386,6 +386,8 @@ Pipeline::State::Run Pipeline::State::begin(at::TensorList inputs,
     mine[3] = target.size(0);
   }
   mine.insert(mine.end(), run.shapes.begin(), run.shapes.end());
+  const auto trained = tied_->trained();
+  mine.insert(mine.end(), trained.begin(), trained.end());
 
   const auto device = group_->control_device();
   const int64_t length = static_cast<int64_t>(mine.size());
@@ -418,6 +420,23 @@ Pipeline::State::Run Pipeline::State::begin(at::TensorList inputs,
     throw std::invalid_argument(
         c10::str("rank ", group_->global_rank(rank), " called ", name(rank),
                  ", but rank ", group_->global_rank(0), " called ", name(0)));
+  }
+  for (size_t i = 0; training && i < trained.size(); ++i) {
+    int64_t known = -1;
+    bool differs = false;
+    for (int rank = 0; rank < group_->size(); ++rank) {
+      const int64_t value = header[rank][static_cast<int64_t>(4 + count + i)];
+      if (value < 0) continue;
+      differs |= value == 2 || (known >= 0 && value != known);
+      known = value;
+    }
+    if (!differs) continue;
+    const auto& holder = options_.tied_weights[i].holders.front();
+    throw std::invalid_argument(c10::str(
+        "tied weight ", i, " (\"", holder.parameter, "\" of stage ",
+        holder.stage,
+        ") has requires_grad true in some stages and false in others; set the "
+        "same in all"));
   }
   const auto first = facts_.rank_of_stage.front();
   const auto last = facts_.rank_of_stage.back();

@@ -125,6 +125,20 @@ TiedWeights::TiedWeights(const std::vector<TiedWeight>& weights,
   }
 }
 
+std::vector<int64_t> TiedWeights::trained() const {
+  std::vector<int64_t> trained;
+  for (const Weight& weight : weights_) {
+    const auto count = std::ranges::count_if(
+        weight.mine,
+        [](const Holder& one) { return one.registered.requires_grad(); });
+    trained.push_back(weight.mine.empty()                ? -1
+                      : count == 0                       ? 0
+                      : count == std::ssize(weight.mine) ? 1
+                                                         : 2);
+  }
+  return trained;
+}
+
 std::vector<std::string> TiedWeights::shapes() const {
   std::vector<std::string> shapes;
   for (const Weight& weight : weights_) {

@@ -43,6 +43,11 @@ class TiedWeights {
   // all ranks that hold it.
   std::vector<std::string> shapes() const;
 
+  // For each weight: -1 if this rank does not hold it, 0 if it is frozen
+  // (requires_grad false), 1 if it is trained, 2 if this rank holds it several
+  // times and only some of them are trained.
+  std::vector<int64_t> trained() const;
+
   // Gives all holders the values of the first. Collective.
   void share_values();
 

@@ -83,6 +83,63 @@ WORLD_TEST(FsdpMistakes, RequiresGradThatDiffersBetweenRanks, 2, 3, 4) {
   });
 }
 
+// A bug: in shared memory the gradients of two equal units were averaged with
+// each other, in silence.
+WORLD_TEST(FsdpMistakes, RanksThatFreezeDifferentUnits, 2, 4) {
+  on_fsdp_paths(world, [&](FullyShardOptions options) {
+    BothNets nets(options);
+    const auto freeze = [&](bool frozen) {
+      auto& block = nets.model->blocks[world.rank == 0 ? 0 : 1];
+      for (auto& shard : block->parameters()) shard.set_requires_grad(!frozen);
+    };
+    for (int step = 0; step < 2; ++step) {
+      freeze(true);
+      // In forward before anything was reduced, in backward afterwards.
+      EXPECT_THAT(message_of([&] { nets.step(step, world.rank); }),
+                  AllOf(HasSubstr("block0"), HasSubstr("block1")));
+      freeze(false);
+      nets.plain_step(step, world.size);
+      nets.step(step, world.rank);
+      nets.expect_equal(1e-12);
+    }
+  });
+}
+
+// A bug: the next forward threw, as if the gradients had come from elsewhere.
+WORLD_TEST(FsdpMistakes, FreezingDropsWhatNoSyncHasKept, 2) {
+  on_fsdp_paths(world, [&](FullyShardOptions options) {
+    BothNets nets(options);
+    {
+      const auto guard = nets.model.no_sync();
+      nets.backward(0, world.rank);
+    }
+    for (auto* net : {&nets.model->blocks[1]}) {
+      for (auto& shard : (*net)->parameters()) shard.set_requires_grad(false);
+    }
+    nets.backward(0, world.rank);
+    nets.backward(1, world.rank);
+    for (const auto& shard : nets.model->blocks[1]->parameters()) {
+      EXPECT_FALSE(shard.grad().defined());
+    }
+  });
+}
+
+WORLD_TEST(FsdpMistakes, AChangeOfUnshardedParameters, 2) {
+  on_fsdp_paths(world, [&](FullyShardOptions options) {
+    BothNets nets(options);
+    const auto tokens = tokens_of(0, world.rank);
+    const torch::NoGradGuard no_grad;
+    nets.model.unshard();
+    for (auto& parameter : nets.plain->parameters()) parameter.mul_(0.5);
+    for (auto& shard : nets.model->parameters()) shard.mul_(0.5);
+    EXPECT_THAT(message_of([&] { nets.model(tokens); }),
+                HasSubstr("was changed after a forward"));
+    EXPECT_LE(
+        (nets.model(tokens) - nets.plain(tokens)).abs().max().item<double>(),
+        1e-12);
+  });
+}
+
 WORLD_TEST(FsdpMistakes, AChangeAfterAForwardThatKeepsItsGraph, 2) {
   on_fsdp_paths(world, [&](FullyShardOptions options) {
     BothNets nets(options);

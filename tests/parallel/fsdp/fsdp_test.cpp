@@ -324,6 +324,26 @@ WORLD_TEST(Fsdp, EvaluatesAndTakesValuesByHand, 2) {
   });
 }
 
+// A bug: what stayed unsharded over a step kept the values from before it.
+WORLD_TEST(Fsdp, UnitsThatStayUnshardedHaveTheValuesOfTheLastStep, 2, 3) {
+  on_fsdp_paths(world, [&](FullyShardOptions options) {
+    BothNets nets(options);
+    for (int step = 0; step < 3; ++step) {
+      auto& blocks = nets.model->blocks;
+      for (auto& block : blocks) block.unshard();
+      blocks[0].reshard();
+      {
+        const torch::NoGradGuard no_grad;
+        for (auto& parameter : nets.plain->parameters()) parameter.mul_(0.9);
+        for (auto& shard : nets.model->parameters()) shard.mul_(0.9);
+      }
+      nets.plain_step(step, world.size);
+      nets.step(step, world.rank);
+      nets.expect_equal(kFsdpBound);
+    }
+  });
+}
+
 // Computes its units again in backward.
 struct RecomputingNetImpl : BlockNetImpl<FullyShard> {
   RecomputingNetImpl(const FullyShardOptions& options,

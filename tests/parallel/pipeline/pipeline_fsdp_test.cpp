@@ -246,6 +246,20 @@ WORLD_TEST(PipelineFsdp, EveryScheduleTrainsAsOneProcess, 4) {
   }
 }
 
+// A bug: a stage that was unsharded by hand kept the values from before the
+// first step for ever.
+WORLD_TEST(PipelineFsdp, UnshardedStagesHaveTheValuesOfTheLastStep, 4) {
+  for (const bool shared_memory : {true, false}) {
+    auto world_group = init_process_group();
+    Groups groups(world);
+    groups.options.shared_memory = shared_memory;
+    ShardedPipeline training(groups, schedule_1f1b(2, 4));
+    for (auto& unit : training.units) unit.unshard();
+    for (int step = 0; step < 3; ++step) training.step(world, step, 16);
+    training.expect_equal();
+  }
+}
+
 WORLD_TEST(PipelineFsdp, ReplicasOfShardsAreAveraged, 8) {
   auto world_group = init_process_group();
   const Groups groups(world);

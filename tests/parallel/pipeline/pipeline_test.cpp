@@ -413,6 +413,42 @@ WORLD_TEST(Pipeline, TiedWeightsTrainAsOne, 2, 3) {
   }
 }
 
+// A bug: the weights of the stages drifted apart in silence, or a rank waited
+// for the gradient of another.
+WORLD_TEST(Pipeline, ATiedWeightThatOnlySomeStagesTrainIsRefused, 2) {
+  auto group = init_process_group();
+  // ZBV has the first and the last stage on one rank.
+  for (const bool on_one_rank : {false, true}) {
+    const auto schedule =
+        on_one_rank ? schedule_zbv_zero_bubble(2, 4) : schedule_1f1b(2, 4);
+    const int stages = check_pipeline_schedule(schedule).stages;
+    Embed embed;
+    Head head;
+    Sequential middle = whole_model(stages - 2);
+    std::vector<PipelineStage> mine;
+    if (world.rank == 0) mine.emplace_back(0, embed);
+    if (on_one_rank && world.rank == 1) {
+      for (int stage : {1, 2}) {
+        mine.emplace_back(stage,
+                          stage_of(middle, begins_of(stages - 2), stage - 1));
+      }
+    }
+    if ((world.rank == 0) == on_one_rank) mine.emplace_back(stages - 1, head);
+    Pipeline pipeline(
+        mine, {.schedule = schedule,
+               .loss = entropy,
+               .tied_weights = {{{{0, "weight"}, {stages - 1, "weight"}}}}});
+    const at::Tensor ids = torch::arange(8) % 7;
+    embed->weight.set_requires_grad(false);
+    EXPECT_THAT(message_of([&] { pipeline.step(ids, ids); }),
+                HasSubstr("tied weight 0 (\"weight\" of stage 0) has "
+                          "requires_grad true in some stages"));
+    EXPECT_NO_THROW(pipeline.eval(ids, ids));
+    embed->weight.set_requires_grad(true);
+    EXPECT_NO_THROW(pipeline.step(ids, ids));
+  }
+}
+
 WORLD_TEST(Pipeline, ParametersHaveALayout, 2) {
   auto group = init_process_group();
   const PipelineSchedule schedule = schedule_gpipe(2, 2);
