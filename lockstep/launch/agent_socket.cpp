@@ -62,6 +62,11 @@ void AgentSocket::add_poll_entries(std::vector<pollfd>& entries) const {
   }
 }
 
+std::optional<std::chrono::milliseconds> AgentSocket::most_wait() const {
+  if (!deaf_until_ || deaf_until_->expired()) return std::nullopt;
+  return deaf_until_->remaining();
+}
+
 void AgentSocket::handle_poll_entries(const std::vector<pollfd>& entries,
                                       const Respond& respond) {
   std::erase_if(askers_, [&](const FileDescriptor& asker) {

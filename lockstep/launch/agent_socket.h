@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <sys/types.h>
 
+#include <chrono>
 #include <cstddef>
 #include <functional>
 #include <optional>
@@ -53,6 +54,8 @@ class AgentSocket {
   void add_poll_entries(std::vector<pollfd>& entries) const;
   void handle_poll_entries(const std::vector<pollfd>& entries,
                            const Respond& respond);
+  // Until other entries are to be polled, if that depends on time alone.
+  std::optional<std::chrono::milliseconds> most_wait() const;
 
  private:
   // Returns whether nothing more is expected of the asker.

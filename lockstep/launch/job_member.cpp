@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <set>
 #include <utility>
 
 namespace lockstep::internal {
@@ -53,6 +54,15 @@ void make_readable(const FileDescriptor& event) {
 void make_unreadable(const FileDescriptor& event) {
   uint64_t count = 0;
   [[maybe_unused]] auto ignored = read(event.get(), &count, sizeof(count));
+}
+
+// Returns the name of the connection to `port` that was made after `earlier`
+// was read; empty if there is not exactly one.
+std::string new_connection(int port, const std::set<std::string>& earlier) {
+  std::set<std::string> all = connections_to(port);
+  std::erase_if(
+      all, [&](const std::string& name) { return earlier.contains(name); });
+  return all.size() == 1 ? *all.begin() : "";
 }
 
 std::vector<Endpoint> all_endpoints(const JobMemberOptions& options) {
@@ -180,32 +190,41 @@ std::optional<JobEvent> JobMember::take_event() {
   }
   JobEvent event = std::move(events_.front());
   events_.pop_front();
+  if (std::holds_alternative<Joined>(event)) ++joins_taken_;
   return event;
 }
 
 void JobMember::offer_round(int round, RoundOffer offer) {
-  queue([this, round, offer = std::move(offer)](NodeProtocol& protocol) {
-    protocol.offer_round(round, offer);
-    round_deadline_ = Deadline::after(options_.join_timeout);
-  });
+  queue_for_store(
+      [this, round, offer = std::move(offer)](NodeProtocol& protocol) {
+        protocol.offer_round(round, offer);
+        round_deadline_ = Deadline::after(options_.join_timeout);
+      });
 }
 
 void JobMember::report_success() {
-  queue([](NodeProtocol& protocol) { protocol.report_success(); });
+  queue_for_store([](NodeProtocol& protocol) { protocol.report_success(); });
 }
 
 void JobMember::ask_for_cause() {
-  queue([](NodeProtocol& protocol) { protocol.ask_for_cause(); });
+  queue_for_store([](NodeProtocol& protocol) { protocol.ask_for_cause(); });
 }
 
 void JobMember::report_snapshot() {
-  queue([](NodeProtocol& protocol) { protocol.report_snapshot(); });
+  queue_for_store([](NodeProtocol& protocol) { protocol.report_snapshot(); });
 }
 
 void JobMember::propose(int round, Verdict verdict) {
   queue([round, verdict = std::move(verdict)](NodeProtocol& protocol) {
     protocol.propose(round, verdict);
   });
+}
+
+void JobMember::queue_for_store(Command command) {
+  const std::lock_guard lock(mutex_);
+  if (joins_taken_ != joins_) return;
+  commands_.push_back(std::move(command));
+  wake();
 }
 
 void JobMember::queue(Command command) {
@@ -256,13 +275,6 @@ std::string JobMember::describe_lost_store(const AgentStoreError& error) {
   const std::lock_guard lock(mutex_);
   awake_.tick(Clock::now());
   return text + own_pause(awake_, keep_alive, options_.node.host);
-}
-
-// Returns the name of this agent's connection to the store; empty if there are
-// several, as a broken one may linger.
-std::string JobMember::own_connection() const {
-  const auto all = connections_to(connector_.endpoint().port);
-  return all.size() == 1 ? *all.begin() : "";
 }
 
 void decline_job(JobMemberOptions options) noexcept {
@@ -423,6 +435,8 @@ std::optional<OpenedStore> JobMember::join(
   std::optional<std::string> had_no_place;
   while (true) {
     OpenedStore opened;
+    // A broken connection may linger, at the same port of a lost host.
+    const auto earlier = connections_to(connector_.endpoint().port);
     try {
       opened = connector_.open(cancelled, notice);
     } catch (const AgentStoreError&) {
@@ -434,7 +448,7 @@ std::optional<OpenedStore> JobMember::join(
     break_connections_of_dead_hosts(port, kDeadHostAllowance);
     NodeDescription node = options_.node;
     node.hosts_store = opened.hosted;
-    node.connection = own_connection();
+    node.connection = new_connection(port, earlier);
     protocol.emplace(*opened.store, node, [port] {
       // Also handles connections that were accepted since.
       break_connections_of_dead_hosts(port, kDeadHostAllowance);
@@ -462,10 +476,11 @@ std::optional<OpenedStore> JobMember::join(
       }
       was_silent_ = false;  // until now no answer was due
       round_deadline_ = deadline;
-      if (options_.node.earlier.count > 0) {
-        // What was queued since was about the store that is lost.
+      {
         const std::lock_guard lock(mutex_);
-        commands_.clear();
+        // What was queued since was about the store that is lost.
+        if (options_.node.earlier.count > 0) commands_.clear();
+        ++joins_;
       }
       post(joined);
       return opened;

@@ -147,8 +147,10 @@ class JobMember {
   void post(JobEvent event);
   void post_end(int exit_code, const std::string& text);
   std::string describe_lost_store(const AgentStoreError& error);
-  std::string own_connection() const;
   void queue(Command command);
+  // The same for what is about the store of the last `Joined` that was taken.
+  // If this agent has joined another one since, does nothing.
+  void queue_for_store(Command command);
   void run_commands(NodeProtocol& protocol);
   void pause();
   void wake();
@@ -178,6 +180,8 @@ class JobMember {
   std::condition_variable changed_;
   std::deque<JobEvent> events_;
   std::vector<Command> commands_;
+  int joins_ = 0;        // how many `Joined` were posted
+  int joins_taken_ = 0;  // and taken
   bool stop_ = false;
   bool ended_ = false;  // the thread is done
 

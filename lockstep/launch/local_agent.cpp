@@ -206,6 +206,7 @@ void LocalAgent::run_workers(const RoundPlan& plan) {
     group_.emplace(options_.workers, plan, port_ ? port_->fd() : -1, directory_,
                    link_.surroundings, mux_, standby_ ? &*standby_ : nullptr);
   } catch (...) {
+    standby_.reset();  // before its processes are reaped
     end_descendants(milliseconds(0), [](pid_t, int) {});
     throw;
   }
@@ -500,6 +501,9 @@ void LocalAgent::wait_for_event() {
   }
   if (metrics_ && metrics_->most_wait() != milliseconds::max()) {
     shorten_to(Deadline::after(metrics_->most_wait()));
+  }
+  if (const auto wait = socket_ ? socket_->most_wait() : std::nullopt) {
+    shorten_to(Deadline::after(*wait));
   }
   if (standby_ && running() > 0 && !stop_.kill_at) {
     if (refill_at_) {
@@ -802,10 +806,10 @@ void LocalAgent::end_leftovers() {
   pollfd console{STDERR_FILENO, POLLOUT, 0};
   // Reports only if stderr takes the line at once: the console may be stalled
   // too.
-  if (!mux_.drain(idle, interrupt) && !guardian_gone_ &&
-      poll(&console, 1, 0) > 0) {
-    report_("the reader of the output took nothing for " + seconds_text(idle) +
-            "; what it has not taken is lost");
+  const auto unmoved = mux_.drain(idle, interrupt, kSignalledConsoleIdle);
+  if (unmoved && !guardian_gone_ && poll(&console, 1, 0) > 0) {
+    report_("the reader of the output took nothing for " +
+            seconds_text(*unmoved) + "; what it has not taken is lost");
   }
   if (!all_ended) {
     report_(

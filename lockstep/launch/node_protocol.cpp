@@ -425,11 +425,14 @@ void NodeProtocol::offer_round(int round, const RoundOffer& offer) {
 void NodeProtocol::propose_plan() {
   std::vector<Offer> members;
   for (int rank = 0; rank < self_.nnodes; ++rank) {
-    // The node was lost after it had offered; another may take its place, and
-    // then offers last.
-    if (!store_.check(key("node", rank))) return;
+    // If the node was lost after it had offered, another may take its place,
+    // and then offers last.
+    const auto node = store_.get(key("node", rank));
+    if (!node) return;
     const std::string where = round_key(round_, "node/" + std::to_string(rank));
     members.push_back(parse_offer(rank, where, store_.get(where).value_or("")));
+    if (members.back().id != Record(key("node", rank), *node).text("id"))
+      return;
   }
   store_.set_if_absent(round_key(round_, "plan"), plan_text(members));
 }
@@ -772,11 +775,14 @@ std::optional<std::string> NodeProtocol::fate_of(
 void NodeProtocol::give_up(int node_rank, const std::string& fate) {
   std::string text = name_of(node_rank) + " was lost: " + fate;
   text += own_pause(awake_, self_.keep_alive, name_of(node_rank_));
+  // Before the plan of a later round, another node can still take its place.
   const bool takes_part =
       self_.elastic()
           ? is_member(node_rank)
-          : offered_ && store_.check(round_key(
-                            round_, "node/" + std::to_string(node_rank)));
+          : offered_ &&
+                (round_ == 0 || store_.check(round_key(round_, "plan"))) &&
+                store_.check(
+                    round_key(round_, "node/" + std::to_string(node_rank)));
   // While nodes may come, another must not take the rank before the round ends.
   if (!self_.elastic()) vacate(node_rank);
   if (!takes_part) {

@@ -218,25 +218,33 @@ void OutputMux::close_sink(Sink& sink) {
   }
 }
 
-bool OutputMux::drain(std::chrono::milliseconds idle, int interrupt_fd) {
-  bool complete = false;
+std::optional<std::chrono::milliseconds> OutputMux::drain(
+    std::chrono::milliseconds idle, int interrupt_fd,
+    std::chrono::milliseconds interrupted_idle) {
+  std::optional<std::chrono::milliseconds> unmoved;
+  short interrupts = POLLIN;  // POLLHUP comes in any case
   while (true) {
     std::vector<pollfd> entries;
     add_poll_entries(entries);
-    if (entries.empty()) {
-      complete = true;
-      break;
-    }
+    if (entries.empty()) break;
     const size_t own = entries.size();
-    entries.push_back({interrupt_fd, POLLIN, 0});  // poll() ignores -1
+    entries.push_back({interrupt_fd, interrupts, 0});  // poll() ignores -1
     const int ready =
         poll(entries.data(), entries.size(), static_cast<int>(idle.count()));
     if (ready < 0 && errno == EINTR) continue;
-    if (ready <= 0 || entries[own].revents != 0) break;
+    const short interrupt = ready > 0 ? entries[own].revents : 0;
+    if (ready <= 0 || (interrupt & ~POLLIN) != 0) {
+      unmoved = idle;
+      break;
+    }
+    if (interrupt != 0) {
+      interrupts = 0;
+      idle = std::min(idle, interrupted_idle);
+    }
     handle_poll_entries(entries);
   }
   streams_.clear();
-  return complete;
+  return unmoved;
 }
 
 }  // namespace lockstep::internal

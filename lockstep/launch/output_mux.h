@@ -5,6 +5,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -63,10 +64,13 @@ class OutputMux {
   void handle_poll_entries(const std::vector<pollfd>& entries);
 
   // Serves streams until every one has ended and everything is written, or
-  // nothing has moved for `idle`, or `interrupt_fd` (-1 for none) is readable
-  // or hung up. Then forgets all streams. Returns false if some output was
-  // left.
-  bool drain(std::chrono::milliseconds idle, int interrupt_fd);
+  // nothing has moved for `idle`, or `interrupt_fd` (-1 for none) is hung up.
+  // Once `interrupt_fd` is readable, `idle` is at most `interrupted_idle`. Then
+  // forgets all streams. If some output was left, returns for how long nothing
+  // had moved.
+  std::optional<std::chrono::milliseconds> drain(
+      std::chrono::milliseconds idle, int interrupt_fd = -1,
+      std::chrono::milliseconds interrupted_idle = {});
 
  private:
   // A log file that says once if it cannot take output.

@@ -103,14 +103,15 @@ std::string words_of_end(int wait_status) {
 StandbyPool::StandbyPool(StandbyPoolOptions options, Report report)
     : options_(std::move(options)), report_(std::move(report)) {}
 
-void StandbyPool::refill() {
+bool StandbyPool::lacks_one() const {
   const bool one_comes = std::ranges::any_of(
       members_, [](const Member& member) { return !member.waits; });
-  if (given_up_ || one_comes ||
-      std::ssize(members_) >= std::ptrdiff_t{options_.processes} ||
-      (not_before_ && !not_before_->expired())) {
-    return;
-  }
+  return !given_up_ && !one_comes &&
+         std::ssize(members_) < std::ptrdiff_t{options_.processes};
+}
+
+void StandbyPool::refill() {
+  if (!lacks_one() || (not_before_ && !not_before_->expired())) return;
   not_before_.reset();
   try {
     start();
@@ -120,7 +121,7 @@ void StandbyPool::refill() {
 }
 
 std::optional<milliseconds> StandbyPool::most_wait() const {
-  if (given_up_ || !not_before_) return std::nullopt;
+  if (!lacks_one() || !not_before_) return std::nullopt;
   return not_before_->remaining();
 }
 

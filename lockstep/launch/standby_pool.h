@@ -50,7 +50,8 @@ class StandbyPool {
   // init_process_group(), and the time after an early end is over. If the
   // system refuses one, that counts as an early end.
   void refill();
-  // Until refill() can start one, if that depends on time alone.
+  // Until refill() can start one, if that depends on time alone. (If one is on
+  // its way, its message comes first.)
   std::optional<std::chrono::milliseconds> most_wait() const;
 
   // Gives a process that waits the place that `worker` describes, as if the
@@ -76,6 +77,8 @@ class StandbyPool {
     bool waits = false;
   };
 
+  // Whether refill() may start one, apart from the time.
+  bool lacks_one() const;
   void start();
   void hear(Member& member);
   void note_early_end(const std::string& words);

@@ -437,6 +437,32 @@ TEST_F(NodeProtocolTest, RoundDoesNotBeginWithANodeThatWasLostAfterItsOffer) {
   EXPECT_TRUE(replacement.take_plan());
 }
 
+// A bug: the loss of a node that waited for a replacement of another used a
+// restart.
+TEST_F(NodeProtocolTest, NodeLostAfterItsOfferForALaterRoundCostsNoRestart) {
+  form({1, 1, 1});
+  for (auto& one : agents_) ASSERT_TRUE(one.take_plan());
+  for (auto& one : agents_) one.beat(now_);
+  agents_[0].propose(0, failed(0, 7));
+  for (auto& one : agents_) one.take_verdict();
+  agents_[0].offer_round(1, {"192.0.2.1", 4001});
+  agents_[1].offer_round(1, {});
+  for (int second = 0; second < 20; ++second) {
+    agents_[0].beat(now_ += milliseconds(1000));
+  }
+  EXPECT_FALSE(agents_[0].take_verdict());
+  EXPECT_TRUE(agents_[0].take_notice());
+  EXPECT_TRUE(agents_[0].take_notice());
+  auto& first = agent(node(3, 1));
+  first.join();
+  auto& second = agent(node(3, 2));
+  second.join();
+  second.offer_round(1, {});
+  EXPECT_FALSE(agents_[0].take_plan()) << "it has the offer of the lost node 1";
+  first.offer_round(1, {});
+  EXPECT_TRUE(agents_[0].take_plan());
+}
+
 TEST_F(NodeProtocolTest, NodeThatDeclinesEndsAWaitAndNoJobThatRuns) {
   Verdict verdict;
   verdict.kind = Verdict::Kind::declined;

@@ -204,10 +204,29 @@ TEST_F(Output, LogFileCutByAFullDiskSaysSo) {
     mux.handle_poll_entries(entries);
   }
   worker.reset();
-  EXPECT_TRUE(mux.drain(std::chrono::seconds(10), -1));
+  EXPECT_FALSE(mux.drain(std::chrono::seconds(10)));
   EXPECT_EQ(lines_of_output,
             "log file /logs/stdout.log is incomplete: No space left on "
             "device\n");
+}
+
+// A bug: a signal that came when the workers had ended dropped their last
+// output, also from log files.
+TEST_F(Output, ASignalDoesNotDropWhatIsTakenAtOnce) {
+  OutputMux mux([](const std::string& text) { ADD_FAILURE() << text; });
+  const std::string path = (scratch() / "stdout.log").string();
+  FileDescriptor worker = mux.add_stream(
+      OutputMux::Console::none, "",
+      {FileDescriptor(open(path.c_str(), O_WRONLY | O_CREAT, 0600)), path});
+  ASSERT_EQ(write(worker.get(), "last\n", 5), 5);
+  worker.reset();
+  int ends[2];
+  ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
+  const FileDescriptor commands(ends[0]), guardian(ends[1]);
+  ASSERT_EQ(write(guardian.get(), "s", 1), 1);
+  EXPECT_FALSE(mux.drain(std::chrono::seconds(10), commands.get(),
+                         std::chrono::seconds(2)));
+  EXPECT_EQ(read_file(path), "last\n");
 }
 
 TEST_F(Output, StalledReaderDoesNotHoldASignalledLauncher) {

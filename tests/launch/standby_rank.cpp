@@ -9,6 +9,8 @@
 //   early   asks for its local rank
 //   ends    a standby process ends well
 //   dies    a standby process appends a line to FOLDER/starts and fails
+//   second  as above, but it goes on if it is the first one; others wait until
+//           FOLDER holds a file "go"
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -45,6 +47,15 @@ int main(int argc, char** argv) {
     std::ofstream(folder / "starts", std::ios::app) << "one\n";
     std::cerr << "no luck\n";
     return 3;
+  }
+  if (stands_by && scenario == "second") {
+    std::ofstream(folder / "starts", std::ios::app) << getpid() << "\n";
+    std::ifstream starts(folder / "starts");
+    pid_t first = 0;
+    starts >> first;
+    while (first != getpid() && !std::filesystem::exists(folder / "go")) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
   }
   std::cout << "early " << getpid() << std::endl;
   if (scenario == "early") lockstep::get_local_rank();

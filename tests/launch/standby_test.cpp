@@ -2,11 +2,16 @@
 // programs cannot stand by.
 #include <gmock/gmock.h>
 #include <signal.h>
+#include <unistd.h>
 
 #include <chrono>
 #include <fstream>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <sstream>
+#include <string>
 #include <thread>
+#include <vector>
 
 #include "lockstep/base/deadline.h"
 #include "tests/launch/launcher.h"
@@ -21,6 +26,12 @@ using ::testing::HasSubstr;
 using ::testing::Not;
 
 constexpr const char* kRank = LOCKSTEP_BIN_DIR "/tests/standby_rank";
+
+// The fields of /proc/PID/stat. The name of our programs has no spaces.
+std::vector<std::string> stat_fields(pid_t pid) {
+  std::istringstream stat(read_file("/proc/" + std::to_string(pid) + "/stat"));
+  return {std::istream_iterator<std::string>(stat), {}};
+}
 
 class Standby : public LauncherTest {
  protected:
@@ -222,6 +233,37 @@ TEST_F(Standby, OneThatIsKilledWhileItWaitsIsReplaced) {
   EXPECT_EQ(status()["workers"][0]["pid"], before);  // no worker was touched
   kill_worker(0);
   job->await_output("restart 1 stood by 1 ");
+  stop();
+  EXPECT_EQ(job->finish().exit_code, 0) << job->err();
+}
+
+// A bug: the agent took a whole core from the workers until the other one
+// waited.
+TEST_F(Standby, OneThatDiesWhileAnotherComesKeepsNoCoreBusy) {
+  auto job = start_job("second", {"--max-restarts=1", "--standby=2"});
+  job->await_output(" stood by 0 ", 2);
+  ASSERT_NO_FATAL_FAILURE(await_standby(1));
+  const std::string starts = (scratch() / "starts").string();
+  const Deadline deadline = Deadline::after(seconds(60));
+  while (lines(read_file(starts)).size() < 2 && !deadline.expired()) {
+    std::this_thread::sleep_for(milliseconds(20));
+  }
+  ASSERT_EQ(lines(read_file(starts)).size(), 2u);
+  ASSERT_EQ(::kill(std::stoi(lines(read_file(starts))[0]), SIGKILL), 0);
+  job->await_error("a standby process ended before it had a place");
+  const std::string agent =
+      stat_fields(status()["workers"][0]["pid"].get<pid_t>())[3];
+  // The next one could be started after 1 s.
+  std::this_thread::sleep_for(milliseconds(1200));
+  const auto ticks = [&] {
+    const auto fields = stat_fields(std::stoi(agent));
+    return std::stol(fields[13]) + std::stol(fields[14]);
+  };
+  const long before = ticks();
+  std::this_thread::sleep_for(seconds(1));
+  EXPECT_LT(ticks() - before, sysconf(_SC_CLK_TCK) / 4);
+  std::ofstream(scratch() / "go") << "now\n";
+  ASSERT_NO_FATAL_FAILURE(await_standby(2));
   stop();
   EXPECT_EQ(job->finish().exit_code, 0) << job->err();
 }
