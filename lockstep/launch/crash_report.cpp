@@ -109,7 +109,7 @@ fs::path write_crash_report(const FailedAttempt& attempt) {
                        std::to_string(attempt.restarts_used) + " of " +
                        std::to_string(attempt.max_restarts) + "\nprogram:";
     for (const auto& word : attempt.program) text += " " + word;
-    text += "\n";
+    text += '\n';
     const size_t shown = std::min(kMostWorkers, attempt.failures.size());
     for (size_t at = 0; at < shown; ++at) {
       text += (at == 0 ? "\nfirst, " : "\nthen ") +

@@ -58,8 +58,7 @@ std::string first_line_of_secret(const std::string& file) {
 std::optional<std::string> job_secret(const std::string& file) {
   const auto variable = get_env(kJobSecretVariable);
   if (file.empty() && !variable) return std::nullopt;
-  const std::string secret =
-      file.empty() ? *variable : first_line_of_secret(file);
+  std::string secret = file.empty() ? *variable : first_line_of_secret(file);
   if (secret.size() < kLeast || secret.size() > kMost) {
     throw std::invalid_argument(
         (file.empty()

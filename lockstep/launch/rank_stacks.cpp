@@ -56,7 +56,7 @@ std::string stacks_text(const std::vector<RankStacks>& ranks) {
       text += thread.missing.empty() ? "\n" : ": " + thread.missing + "\n";
       for (const auto& frame : thread.frames) text += "    " + frame + "\n";
     }
-    text += "\n";
+    text += '\n';
   }
   return text;
 }

@@ -134,7 +134,7 @@ bool has_source_lines(const std::string& path) {
 }
 
 void SourceFinder::look_up(const std::string& module,
-                           std::vector<uint64_t> places) {
+                           const std::vector<uint64_t>& places) {
   for (const uint64_t place : places) known_[{module, place}] = {};
   if (deadline_.expired() || !has_source_lines(module)) return;
   std::vector<std::string> words{"addr2line", "-f", "-C", "-e", module};

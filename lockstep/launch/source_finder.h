@@ -36,7 +36,7 @@ class SourceFinder {
     std::string function{};  // empty: not known
     std::string place{};     // "train.cpp:12"
   };
-  void look_up(const std::string& module, std::vector<uint64_t> places);
+  void look_up(const std::string& module, const std::vector<uint64_t>& places);
 
   Deadline deadline_;
   std::map<std::pair<std::string, uint64_t>, Source> known_;

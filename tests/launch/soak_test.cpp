@@ -50,9 +50,9 @@ class Soak : public NodesTest {
     }
   }
 
-  const unsigned seed_ = static_cast<unsigned>(
-      get_env_int("LOCKSTEP_TEST_SEED", 0, 1 << 30)
-          .value_or(std::random_device{}() % (1 << 30)));
+  const unsigned seed_ =
+      static_cast<unsigned>(get_env_int("LOCKSTEP_TEST_SEED", 0, 1 << 30)
+                                .value_or(std::random_device{}() % (1 << 30)));
 
  private:
   std::minstd_rand random_;
@@ -93,10 +93,10 @@ TEST_F(Soak, RandomFaultsOnTwoNodesLeaveNoHang) {
     std::vector<std::unique_ptr<RunningProgram>> nodes;
     for (int rank = 0; rank < 2; ++rank) {
       // A node that is lost is not replaced.
-      nodes.push_back(start_script(
-          with(meeting(endpoint, 2, rank),
-               {"--max-restarts=1", "--rdzv-conf=join_timeout=5"}),
-          "echo agent $PPID; exec sleep 2"));
+      nodes.push_back(
+          start_script(with(meeting(endpoint, 2, rank),
+                            {"--max-restarts=1", "--rdzv-conf=join_timeout=5"}),
+                       "echo agent $PPID; exec sleep 2"));
     }
     auto& victim = *nodes[below(2)];
     if (kind == 1 || kind == 3 || below(2) == 0) victim.await_output("agent ");
