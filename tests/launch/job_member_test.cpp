@@ -210,7 +210,7 @@ TEST_F(JobMemberTest, LostStoreLeadsToTheNextEndpoint) {
     EXPECT_THAT(key, ::testing::Not(HasSubstr("round/7")));
   }
   for (const auto& [key, number] : there->counters) {
-    EXPECT_THAT(key, ::testing::Not(HasSubstr("succeeded")));
+    EXPECT_TRUE(number == 0 || !key.ends_with("succeeded")) << key;
   }
 }
 

@@ -10,6 +10,8 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -17,6 +19,7 @@
 #include <thread>
 #include <vector>
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
@@ -70,6 +73,21 @@ void in_group(const std::string& backend,
   }
 }
 
+// Returns when all ranks have come here. With Gloo the store ends with rank 0,
+// while others may still be reading there why they failed.
+void await_all_told(const World& world) {
+  static int number = 0;  // equal on all ranks
+  const std::string name = "told" + std::to_string(++number) + "-";
+  std::ofstream(world.folder / (name + std::to_string(world.rank))) << "now\n";
+  const auto deadline = Deadline::after(seconds(20));
+  for (int rank = 0; rank < world.size; ++rank) {
+    const auto file = world.folder / (name + std::to_string(rank));
+    while (!std::filesystem::exists(file) && !deadline.expired()) {
+      std::this_thread::sleep_for(milliseconds(1));
+    }
+  }
+}
+
 // After an iteration that went well, rank 0 calls `call` and the others
 // backward. The error on every rank must name both calls in the user's words.
 void expect_told(const World& world, const std::function<void(Training&)>& call,
@@ -87,6 +105,7 @@ void expect_told(const World& world, const std::function<void(Training&)>& call,
         loss.backward();
       }
     });
+    await_all_told(world);
     EXPECT_THAT(text, AllOf(HasSubstr(words), HasSubstr("backward()")));
     EXPECT_THAT(text, HasSubstr("rank 0"));
     EXPECT_THAT(text, HasSubstr("rank 1"));
