@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <cstdio>
@@ -25,12 +26,20 @@
 namespace lockstep::internal {
 namespace {
 
-constexpr const char* kPlace = "place";
+constexpr std::string_view kPlace = "place";
+constexpr std::string_view kLeave = "leave";
+constexpr std::string_view kBack = "back";
+// The longest message: "back" with stream_marks().
+constexpr size_t kMostWords = 256;
 constexpr const char* kListenVariable = "LOCKSTEP_MASTER_LISTEN_FD";
 constexpr const char* kEarlyOutput = "lockstep-standby";
 // The environment, the standard streams, and the socket of rank 0's store.
 constexpr size_t kMostDescriptors = 5;
 constexpr size_t kLeastDescriptors = 4;
+
+// Whether this process may be called back: from tell_agent_meets() on, until it
+// leaves.
+std::atomic<bool> meets{false};
 
 // A control message that holds descriptors.
 union ControlBuffer {
@@ -95,7 +104,7 @@ bool tell_agent(int socket, const std::string& text) {
 // Waits for the agent's message and returns its descriptors.
 std::vector<FileDescriptor> await_place(int socket) {
   while (true) {
-    std::array<char, 64> words;
+    std::array<char, kMostWords> words;
     iovec part{words.data(), words.size()};
     ControlBuffer control{};
     msghdr message{};
@@ -123,14 +132,75 @@ std::vector<FileDescriptor> await_place(int socket) {
         descriptors.emplace_back(fds[at]);
       }
     }
-    if (std::string_view(words.data(), static_cast<size_t>(count)) != kPlace ||
-        descriptors.size() < kLeastDescriptors) {
+    const std::string_view text(words.data(), static_cast<size_t>(count));
+    if (text.starts_with(kBack)) continue;  // it stands by already
+    if (text != kPlace || descriptors.size() < kLeastDescriptors) {
       throw std::runtime_error(
           "a standby process did not get all that belongs to its place; raise "
           "its limit of descriptors (ulimit -n)");
     }
     return descriptors;
   }
+}
+
+// Waits for a message without descriptors; empty if none has come at the
+// deadline, or the agent is gone.
+std::string await_words(int socket, const Deadline& deadline) {
+  while (true) {
+    pollfd polled{.fd = socket, .events = POLLIN, .revents = 0};
+    const auto left = std::min<int64_t>(deadline.remaining().count(), 1 << 30);
+    const int ready = ::poll(&polled, 1, static_cast<int>(left));
+    if (ready < 0 && errno == EINTR) continue;
+    if (ready <= 0) return {};
+    std::array<char, kMostWords> words;
+    const ssize_t count = ::recv(socket, words.data(), words.size(), 0);
+    if (count < 0 && errno == EINTR) continue;
+    return {words.data(), static_cast<size_t>(std::max<ssize_t>(0, count))};
+  }
+}
+
+std::string stream_mark(int fd) {
+  struct stat status {};
+  if (::fstat(fd, &status) != 0) return "none";
+  return std::to_string(status.st_dev) + ":" + std::to_string(status.st_ino);
+}
+
+// Returns the socket by which the agent can call this worker back.
+std::optional<int> socket_of_worker() {
+  const auto mark = get_env(kStandbySocketVariable);
+  return mark ? socket_of(*mark) : std::nullopt;
+}
+
+void flush_streams() {
+  std::cout.flush();
+  std::fflush(nullptr);
+}
+
+// Lets stdout and stderr go to files in memory if they are those of `marks`, in
+// which each has a space before and after it.
+void leave_streams(const std::string& marks) {
+  flush_streams();
+  for (const int stream : {STDOUT_FILENO, STDERR_FILENO}) {
+    if (marks.find(" " + stream_mark(stream) + " ") == std::string::npos) {
+      continue;
+    }
+    const FileDescriptor early = early_output_file();
+    if (::dup2(early.get(), stream) < 0) {
+      throw_errno("a standby process's output");
+    }
+  }
+}
+
+// Takes the agent's next words, and returns whether they call this worker back:
+// then it is a standby process again.
+bool take_back(int socket, const Deadline& deadline) {
+  const std::string words = await_words(socket, deadline);
+  if (!words.empty()) meets = false;
+  if (!words.starts_with(kBack)) return false;
+  leave_streams(words.substr(kBack.size()) + " ");
+  ::setenv(kStandbyVariable, get_env(kStandbySocketVariable)->c_str(), 1);
+  ::unsetenv(kStandbySocketVariable);
+  return true;
 }
 
 // Returns whether the program left `fd` as the agent made it, in its
@@ -145,8 +215,7 @@ bool is_early_output(int fd) {
 }
 
 void take_streams(const std::vector<FileDescriptor>& descriptors) {
-  std::cout.flush();
-  std::fflush(nullptr);
+  flush_streams();
   ::dup2(descriptors[1].get(), STDIN_FILENO);
   for (const int target : {STDOUT_FILENO, STDERR_FILENO}) {
     if (!is_early_output(target)) continue;
@@ -188,9 +257,11 @@ void take_place() {
         "started cannot have a place. Leave out --standby, or unset "
         "LOCKSTEP_STANDBY for a program that is no rank of the job");
   }
-  const FileDescriptor socket(*inherited);
-  tell_agent(socket.get(), kStandbyWaits);
-  auto descriptors = await_place(socket.get());
+  // It stays open, for await_leave(), but not in programs that this one starts.
+  const int socket = *inherited;
+  ::fcntl(socket, F_SETFD, FD_CLOEXEC);
+  tell_agent(socket, kStandbyWaits);
+  auto descriptors = await_place(socket);
   take_environment(contents(descriptors[0].get()));
   if (descriptors.size() == kMostDescriptors) {
     // The descriptor has another number here than in the agent. It stays open,
@@ -199,7 +270,39 @@ void take_place() {
     ::setenv(kListenVariable, std::to_string(listener).c_str(), 1);
   }
   ::unsetenv(kStandbyVariable);
+  ::setenv(kStandbySocketVariable, mark->c_str(), 1);
   take_streams(descriptors);
+}
+
+void tell_agent_meets() {
+  const auto socket = socket_of_worker();
+  if (!socket) return;
+  ::fcntl(*socket, F_SETFD, FD_CLOEXEC);
+  meets = tell_agent(*socket, kStandbyMeets);
+}
+
+void look_for_agent() {
+  if (!meets) return;
+  const auto socket = socket_of_worker();
+  if (socket && take_back(*socket, Deadline::after({}))) throw CalledBack();
+}
+
+void await_leave(const Deadline& deadline) {
+  const auto socket = socket_of_worker();
+  if (!socket || !tell_agent(*socket, kStandbyMet)) return;
+  if (take_back(*socket, deadline)) throw CalledBack();
+  if (deadline.expired()) {
+    throw std::runtime_error(
+        "init_process_group: the group is made, but the launcher did not let "
+        "this rank go on in time: workers of the attempt before have not "
+        "ended, or the launcher is stopped");
+  }
+}
+
+bool is_called_back(std::chrono::milliseconds allowed) {
+  if (stands_by()) return true;
+  const auto socket = socket_of_worker();
+  return socket && take_back(*socket, Deadline::after(allowed));
 }
 
 void refuse_early_reader(const std::string& variable) {
@@ -213,6 +316,10 @@ void refuse_early_reader(const std::string& variable) {
       " before init_process_group(), which a standby process (lockstep run "
       "--standby) has not got yet; call init_process_group() first, or leave "
       "out --standby");
+}
+
+std::string stream_marks(int stdout_fd, int stderr_fd) {
+  return stream_mark(stdout_fd) + " " + stream_mark(stderr_fd);
 }
 
 std::string standby_mark(const FileDescriptor& socket) {
@@ -244,7 +351,7 @@ bool send_place(const FileDescriptor& socket, const StandbyPlace& place) {
       sizeof(int) *
       (place.master_listen_fd >= 0 ? kMostDescriptors : kLeastDescriptors);
   ControlBuffer control{};
-  iovec part{const_cast<char*>(kPlace), std::strlen(kPlace)};
+  iovec part{const_cast<char*>(kPlace.data()), kPlace.size()};
   msghdr message{};
   message.msg_iov = &part;
   message.msg_iovlen = 1;
@@ -260,6 +367,16 @@ bool send_place(const FileDescriptor& socket, const StandbyPlace& place) {
   }
   if (errno == EPIPE || errno == ECONNRESET) return false;
   throw_errno("giving a standby process its place");
+}
+
+void send_leave(const FileDescriptor& socket) {
+  ::send(socket.get(), kLeave.data(), kLeave.size(),
+         MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+void send_back(const FileDescriptor& socket, const std::string& streams) {
+  const std::string words = std::string(kBack) + " " + streams;
+  ::send(socket.get(), words.data(), words.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
 }  // namespace lockstep::internal

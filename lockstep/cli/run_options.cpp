@@ -459,7 +459,13 @@ OutputOptions output_options(const RunArguments& arguments, int nproc_per_node,
 std::optional<std::chrono::milliseconds> hang_timeout(
     const RunArguments& arguments) {
   if (arguments.hang_timeout.empty()) return std::nullopt;
-  return parse_seconds("--hang-timeout", arguments.hang_timeout, 1);
+  try {
+    return parse_seconds("--hang-timeout", arguments.hang_timeout, 1);
+  } catch (const std::invalid_argument& error) {
+    throw std::invalid_argument(
+        error.what() +
+        std::string("; give more than the program's longest step takes"));
+  }
 }
 
 // Returns where the report goes. Learns now, and not after days, that it cannot

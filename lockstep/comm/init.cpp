@@ -37,6 +37,9 @@ using std::chrono::milliseconds;
 // hosts, and before they close connections that a peer may still be making.
 constexpr std::chrono::seconds kPartTimeout{5};
 constexpr std::chrono::seconds kCloseTimeout{1};
+// How long a worker that could not make its group waits for the agent to call
+// it back, because a peer has failed before it was in its group.
+constexpr milliseconds kBackAllowance{200};
 
 // The one global of the library: the default group, as in Python, and what new
 // groups are made from.
@@ -337,6 +340,104 @@ void require_disjoint(const char* function,
   }
 }
 
+// What init_process_group() does once this process has its place.
+ProcessGroupGuard join_world(const std::string& backend,
+                             const InitProcessGroupOptions& given) {
+  World& w = world();
+  std::lock_guard lock(w.mutex);
+  if (is_foreign(w)) forsake(w);
+  if (w.group) {
+    throw std::invalid_argument(
+        "init_process_group was called twice; call destroy_process_group() "
+        "before the second time");
+  }
+  auto options = given;
+  const auto timeout =
+      internal::bounded_timeout(given.timeout.value_or(kDefaultTimeout));
+  options.timeout = timeout;
+  ignore_sigpipe();
+  auto meeting = meet(backend, options);
+  if (meeting.kept_by_launcher) internal::tell_agent_meets();
+  internal::arm_flight_dump(meeting.rank, meeting.world_size);
+  internal::arm_crash_handler();
+  // A store that is given is used as it is; Python does the same.
+  auto store = meeting.group_store;
+  if (!options.store) {
+    store = c10::make_intrusive<c10d::PrefixStore>("default_pg", store);
+  }
+  store = part_of("0", store);
+  const auto life_signs = std::make_shared<internal::LifeSigns>(
+      c10::make_intrusive<c10d::PrefixStore>("lockstep/", store), meeting.rank,
+      meeting.world_size, meeting.hosted_by_rank_zero);
+  NewGroup group{.number = "0",
+                 .name = kDefaultGroupName,
+                 .rank = meeting.rank,
+                 .global_ranks = std::vector<int>(meeting.world_size),
+                 .config = backend,
+                 .timeout = timeout,
+                 .checks_calls = options.check_calls.value_or(
+                     internal::get_env("TORCH_DISTRIBUTED_DEBUG") == "DETAIL")};
+  std::iota(group.global_ranks.begin(), group.global_ranks.end(), 0);
+  // The memory of a GPU is free once the workers of the attempt before are
+  // gone; on CPUs the group can be made meanwhile.
+  const bool needs_devices = std::ranges::any_of(
+      internal::resolve_backends(backend),
+      [](const auto& each) { return each.first != c10::kCPU; });
+  ProcessGroupPtr made;
+  // The rank that hosts the store keeps it until the others have read why this
+  // rank gave up.
+  const auto leave = [&] {
+    life_signs->leave(internal::LifeSigns::End::failed);
+    meeting.part(nullptr,
+                 internal::Deadline::after(meeting.rank == 0 ? kPartTimeout
+                                                             : kCloseTimeout));
+  };
+  try {
+    if (meeting.refusal) {
+      c10::make_intrusive<internal::WatchedStore>(store, life_signs,
+                                                  group.global_ranks)
+          ->give_up(
+              c10::str("rank ", group.rank, " gave up: ", *meeting.refusal));
+      throw std::invalid_argument(*meeting.refusal);
+    }
+    if (needs_devices)
+      internal::await_leave(internal::Deadline::after(timeout));
+    made = make_group(group, store, life_signs);
+    life_signs->learn_all();
+    if (!needs_devices)
+      internal::await_leave(internal::Deadline::after(timeout));
+    meeting.remember_host();
+  } catch (const c10::Error& error) {
+    meeting.remember_host();
+    auto absent = meeting.absent_ranks();
+    leave();
+    if (absent.empty()) throw;
+    throw c10::DistBackendError(
+        {__func__, __FILE__, __LINE__},
+        c10::str("init_process_group: a world of ", meeting.world_size,
+                 ", absent: rank ", absent, "; ",
+                 error.what_without_backtrace()));
+  } catch (const internal::CalledBack&) {
+    // So are the other ranks, or they are gone.
+    life_signs->leave(internal::LifeSigns::End::failed);
+    if (made) made->close();
+    throw;
+  } catch (...) {
+    leave();
+    if (made) made->close();
+    throw;
+  }
+  w.group = std::move(made);
+  w.store = std::move(store);
+  w.life_signs = life_signs;
+  w.group_count = 1;
+  w.meeting = std::move(meeting);
+  w.status = std::make_unique<internal::StatusPublisher>(group.rank);
+  internal::forget_failure();
+  internal::identify_process(w.group->rank(), failed_peers_if_known);
+  return ProcessGroupGuard(w.group);
+}
+
 }  // namespace
 
 ProcessGroupGuard::ProcessGroupGuard(ProcessGroupPtr group)
@@ -367,84 +468,16 @@ ProcessGroupGuard::~ProcessGroupGuard() {
 }
 
 ProcessGroupGuard init_process_group(const std::string& backend,
-                                     const InitProcessGroupOptions& given) {
-  if (given.report_uncaught) internal::report_uncaught();
-  stand_by();
-  World& w = world();
-  std::lock_guard lock(w.mutex);
-  if (is_foreign(w)) forsake(w);
-  if (w.group) {
-    throw std::invalid_argument(
-        "init_process_group was called twice; call destroy_process_group() "
-        "before the second time");
-  }
-  auto options = given;
-  const auto timeout =
-      internal::bounded_timeout(given.timeout.value_or(kDefaultTimeout));
-  options.timeout = timeout;
-  ignore_sigpipe();
-  auto meeting = meet(backend, options);
-  internal::arm_flight_dump(meeting.rank, meeting.world_size);
-  internal::arm_crash_handler();
-  // A store that is given is used as it is; Python does the same.
-  auto store = meeting.group_store;
-  if (!options.store) {
-    store = c10::make_intrusive<c10d::PrefixStore>("default_pg", store);
-  }
-  store = part_of("0", store);
-  const auto life_signs = std::make_shared<internal::LifeSigns>(
-      c10::make_intrusive<c10d::PrefixStore>("lockstep/", store), meeting.rank,
-      meeting.world_size, meeting.hosted_by_rank_zero);
-  NewGroup group{.number = "0",
-                 .name = kDefaultGroupName,
-                 .rank = meeting.rank,
-                 .global_ranks = std::vector<int>(meeting.world_size),
-                 .config = backend,
-                 .timeout = timeout,
-                 .checks_calls = options.check_calls.value_or(
-                     internal::get_env("TORCH_DISTRIBUTED_DEBUG") == "DETAIL")};
-  std::iota(group.global_ranks.begin(), group.global_ranks.end(), 0);
-  // The rank that hosts the store keeps it until the others have read why this
-  // rank gave up.
-  const auto leave = [&] {
-    life_signs->leave(internal::LifeSigns::End::failed);
-    meeting.part(nullptr,
-                 internal::Deadline::after(meeting.rank == 0 ? kPartTimeout
-                                                             : kCloseTimeout));
-  };
-  try {
-    if (meeting.refusal) {
-      c10::make_intrusive<internal::WatchedStore>(store, life_signs,
-                                                  group.global_ranks)
-          ->give_up(
-              c10::str("rank ", group.rank, " gave up: ", *meeting.refusal));
-      throw std::invalid_argument(*meeting.refusal);
+                                     const InitProcessGroupOptions& options) {
+  if (options.report_uncaught) internal::report_uncaught();
+  while (true) {
+    stand_by();
+    try {
+      return join_world(backend, options);
+    } catch (...) {
+      if (!internal::is_called_back(kBackAllowance)) throw;
     }
-    w.group = make_group(group, store, life_signs);
-    meeting.remember_host();
-  } catch (const c10::Error& error) {
-    meeting.remember_host();
-    auto absent = meeting.absent_ranks();
-    leave();
-    if (absent.empty()) throw;
-    throw c10::DistBackendError(
-        {__func__, __FILE__, __LINE__},
-        c10::str("init_process_group: a world of ", meeting.world_size,
-                 ", absent: rank ", absent, "; ",
-                 error.what_without_backtrace()));
-  } catch (...) {
-    leave();
-    throw;
   }
-  w.store = std::move(store);
-  w.life_signs = life_signs;
-  w.group_count = 1;
-  w.meeting = std::move(meeting);
-  w.status = std::make_unique<internal::StatusPublisher>(group.rank);
-  life_signs->learn_all();
-  internal::forget_failure();
-  internal::identify_process(w.group->rank(), failed_peers_if_known);
-  return ProcessGroupGuard(w.group);
 }
 
 void destroy_process_group(ProcessGroupPtr group) {

@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/standby_place.h"
 
 namespace lockstep::internal {
 namespace {
@@ -84,6 +85,7 @@ void WatchedStore::look() {
 }
 
 bool WatchedStore::check(const std::vector<std::string>& keys) {
+  look_for_agent();
   if (asked([&] { return store_->check(keys); })) return true;
   try {
     look();

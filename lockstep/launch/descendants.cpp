@@ -1,15 +1,17 @@
 #include "lockstep/launch/descendants.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <array>
 #include <cerrno>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <memory>
 #include <string>
 
@@ -30,9 +32,13 @@ constexpr milliseconds kKillInterval{10};
 // field 2 may hold anything, parentheses too, so fields are counted from the
 // last parenthesis.
 pid_t parent_of(const char* pid) {
-  std::ifstream file(std::string("/proc/") + pid + "/stat");
-  std::string line;
-  std::getline(file, line);
+  const FileDescriptor file(::open(
+      (std::string("/proc/") + pid + "/stat").c_str(), O_RDONLY | O_CLOEXEC));
+  std::array<char, 512> bytes;
+  const ssize_t count =
+      file ? ::read(file.get(), bytes.data(), bytes.size()) : -1;
+  const std::string line(bytes.data(),
+                         static_cast<size_t>(std::max<ssize_t>(0, count)));
   const size_t name_end = line.rfind(')');
   if (name_end == std::string::npos || name_end + 4 > line.size()) return 0;
   return static_cast<pid_t>(

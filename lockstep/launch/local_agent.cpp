@@ -166,15 +166,21 @@ int LocalAgent::run_rounds() {
 
 std::optional<RoundPlan> LocalAgent::form_round() {
   if (job_) return await_plan();
+  if (next_) return next_->plan;
   if (!port_) {
     port_ = StorePort::hold(options_.master_addr, options_.master_port);
   }
+  return plan_alone(round_, changes_.restarts, *port_);
+}
+
+RoundPlan LocalAgent::plan_alone(int round, int restarts_used,
+                                 const StorePort& port) const {
   RoundPlan plan;
-  plan.round = round_;
-  plan.restarts_used = changes_.restarts;
+  plan.round = round;
+  plan.restarts_used = restarts_used;
   plan.place = NodePlace::alone(options_.workers.nproc_per_node);
-  plan.master_addr = port_->address();
-  plan.master_port = port_->port();
+  plan.master_addr = port.address();
+  plan.master_port = port.port();
   return plan;
 }
 
@@ -192,8 +198,39 @@ std::optional<RoundPlan> LocalAgent::await_plan() {
   return verdict_ || ending() ? std::nullopt : plan_;
 }
 
+void LocalAgent::start_workers(Attempt& attempt) {
+  attempt.store = serve_store(attempt.plan);
+  attempt.earlier_streams = mux_.streams();
+  attempt.group.emplace(
+      options_.workers, attempt.plan, attempt.port ? attempt.port->fd() : -1,
+      directory_, link_.surroundings, mux_, standby_ ? &*standby_ : nullptr);
+}
+
+bool LocalAgent::has_restarts() const {
+  return changes_.restarts < options_.workers.max_restarts;
+}
+
+void LocalAgent::prepare_next() {
+  const OutputOptions& output = options_.workers.output;
+  if (!standby_ || job_ || next_ || !has_restarts() ||
+      standby_->waiting() < options_.workers.nproc_per_node ||
+      // One port, or one file of filtered lines, is for one attempt at a time.
+      options_.master_port != 0 || !output.stdout_filters.empty() ||
+      !output.stderr_filters.empty()) {
+    return;
+  }
+  next_.emplace();
+  try {
+    next_->port = StorePort::hold(options_.master_addr, 0);
+    next_->plan = plan_alone(round_ + 1, changes_.restarts + 1, *next_->port);
+    start_workers(*next_);
+  } catch (const std::exception&) {
+    // The next attempt tries it again, and says why it cannot be started.
+    next_.reset();
+  }
+}
+
 void LocalAgent::run_workers(const RoundPlan& plan) {
-  serve_store(plan);
   place_ = plan.place;
   if (board_) {
     for (int place = 0; place < board_->places(); ++place) board_->clear(place);
@@ -202,21 +239,29 @@ void LocalAgent::run_workers(const RoundPlan& plan) {
   all_publish_ = false;
   refill_at_ = Deadline::after(kRefillAnyway);
   open_standby();
-  try {
-    group_.emplace(options_.workers, plan, port_ ? port_->fd() : -1, directory_,
-                   link_.surroundings, mux_, standby_ ? &*standby_ : nullptr);
-  } catch (...) {
-    standby_.reset();  // before its processes are reaped
-    end_descendants(milliseconds(0), [](pid_t, int) {});
-    throw;
+  if (!next_) {
+    next_.emplace(Attempt{.plan = plan, .port = std::move(port_)});
+    try {
+      start_workers(*next_);
+    } catch (...) {
+      next_.reset();
+      standby_.reset();  // before its processes are reaped
+      end_descendants(milliseconds(0), [](pid_t, int) {});
+      throw;
+    }
   }
+  port_ = std::move(next_->port);
+  worker_store_ = std::move(next_->store);
+  group_.emplace(std::move(*next_->group));
+  next_.reset();
+  group_->let_leave();
   if (options_.hang_timeout) {
     hangs_.emplace(*options_.hang_timeout, /*alone=*/!job_,
                    board_ ? &*board_ : nullptr,
                    directory_.attempt_directory(plan.round));
   }
   while (group_->running() > 0 && !stop_.given_up) {
-    wait_for_event();
+    // First: a worker may have ended in the group before it was this one.
     reap_children([&](pid_t pid, int status) { set_ended(pid, status); });
     refill_standby();
     if (look_for_causes_at_ && look_for_causes_at_->expired()) {
@@ -238,6 +283,7 @@ void LocalAgent::run_workers(const RoundPlan& plan) {
     serve_guardian();
     serve_job();
     enforce_deadline();
+    if (group_->running() > 0) wait_for_event();
   }
   end_leftovers();
   // A failure that a forwarded signal caused does not count as one.
@@ -250,20 +296,24 @@ void LocalAgent::run_workers(const RoundPlan& plan) {
   if (plan_) plan_->line.reset();
 }
 
-void LocalAgent::serve_store(const RoundPlan& plan) {
+std::unique_ptr<WorkerStoreService> LocalAgent::serve_store(
+    const RoundPlan& plan) {
   options_.workers.store_socket.clear();
   // The agents of several nodes may have a store that takes no workers.
-  if (!options_.workers.serves_store || (job_ && !plan.line)) return;
+  if (!options_.workers.serves_store || (job_ && !plan.line)) return nullptr;
   const std::string name =
       WorkerStoreService::name_for(plan.round, plan.master_port);
   try {
-    worker_store_.emplace(name, plan.round, plan.line);
+    auto store =
+        std::make_unique<WorkerStoreService>(name, plan.round, plan.line);
     options_.workers.store_socket = name;
+    return store;
   } catch (const std::system_error& error) {
     // The ranks of the other nodes would wait at the store that is refused.
     if (job_ || options_.workers.worker_store == "agent") throw;
     report_(std::string("the workers will meet at rank 0's store: ") +
             error.what());
+    return nullptr;
   }
 }
 
@@ -443,11 +493,17 @@ std::string LocalAgent::describe_restart() const {
   const ChangeLimits most = limits();
   const ChangeCount& used = verdict_->changes;
   std::string standby;
-  if (const int waiting = standby_ ? standby_->waiting() : 0; waiting > 0) {
-    standby =
-        ", with " +
-        std::to_string(std::min(waiting, options_.workers.nproc_per_node)) +
-        " from standby on this node";
+  const int kept = standby_ ? standby_->kept() : 0;
+  const int others = next_ ? next_->group->stood_by()
+                           : std::min(standby_ ? standby_->waiting() : 0,
+                                      options_.workers.nproc_per_node - kept);
+  if (kept > 0) {
+    standby = ", with " + std::to_string(kept) +
+              " kept in init_process_group() on this node";
+  }
+  if (others > 0) {
+    standby += (kept > 0 ? " and " : ", with ") + std::to_string(others) +
+               " from standby" + (kept > 0 ? "" : " on this node");
   }
   if (verdict_->changes_membership()) {
     return "starting all workers again: membership change " +
@@ -484,6 +540,8 @@ void LocalAgent::wait_for_event() {
   mux_.add_poll_entries(entries_);
   if (socket_) socket_->add_poll_entries(entries_);
   if (standby_) standby_->add_poll_entries(entries_);
+  if (group_) group_->add_poll_entries(entries_);
+  if (next_) next_->group->add_poll_entries(entries_);
   if (metrics_) metrics_->add_poll_entries(entries_);
   milliseconds timeout = hears_job ? kJobInterval : milliseconds(-1);
   const auto shorten_to = [&](const Deadline& deadline) {
@@ -523,7 +581,11 @@ void LocalAgent::wait_for_event() {
           return answer(question, asker);
         });
   }
-  if (standby_) standby_->handle_poll_entries(entries_);
+  if (standby_) {
+    standby_->handle_poll_entries(entries_);
+    if (group_) group_->handle_poll_entries(entries_, *standby_);
+    if (next_) next_->group->handle_poll_entries(entries_, *standby_);
+  }
   if (metrics_) {
     metrics_->handle_poll_entries(entries_, [this] { return metrics(); });
   }
@@ -757,6 +819,7 @@ bool LocalAgent::may_leave() const {
 
 void LocalAgent::stop_for_members() {
   group_->settle();
+  if (standby_) group_->call_back();
   stop_.allowed = options_.shutdown_timeout;
   stop_.kill_at = Deadline::after(stop_.allowed);
   group_->signal_process_groups(SIGTERM);
@@ -765,6 +828,10 @@ void LocalAgent::stop_for_members() {
 
 void LocalAgent::stop_after_failure() {
   group_->settle();
+  if (standby_ && (job_ || has_restarts())) group_->call_back();
+  // First: the kernel may free the memory of a process that is signalled on
+  // this core, at once.
+  prepare_next();
   stop_.allowed = options_.failure_shutdown_timeout;
   stop_.kill_at = Deadline::after(stop_.allowed);
   group_->signal_process_groups(SIGTERM);
@@ -795,10 +862,11 @@ void LocalAgent::enforce_deadline() {
 }
 
 void LocalAgent::end_leftovers() {
+  std::set<pid_t> spared = standby_ ? standby_->pids() : std::set<pid_t>();
+  if (next_) spared.merge(next_->group->pids());
   const bool all_ended = end_descendants(
       options_.leftover_timeout,
-      [&](pid_t pid, int status) { set_ended(pid, status); },
-      standby_ ? standby_->pids() : std::set<pid_t>());
+      [&](pid_t pid, int status) { set_ended(pid, status); }, spared);
   const int interrupt = guardian_gone_ ? -1 : link_.commands.get();
   const milliseconds idle = guardian_gone_        ? milliseconds(0)
                             : ending_signal_ != 0 ? kSignalledConsoleIdle
@@ -806,7 +874,9 @@ void LocalAgent::end_leftovers() {
   pollfd console{STDERR_FILENO, POLLOUT, 0};
   // Reports only if stderr takes the line at once: the console may be stalled
   // too.
-  const auto unmoved = mux_.drain(idle, interrupt, kSignalledConsoleIdle);
+  const auto unmoved =
+      mux_.drain(idle, interrupt, kSignalledConsoleIdle,
+                 next_ ? next_->earlier_streams : mux_.streams());
   if (unmoved && !guardian_gone_ && poll(&console, 1, 0) > 0) {
     report_("the reader of the output took nothing for " +
             seconds_text(*unmoved) + "; what it has not taken is lost");
@@ -820,6 +890,7 @@ void LocalAgent::end_leftovers() {
 
 void LocalAgent::set_ended(pid_t pid, int wait_status) {
   if (standby_ && standby_->set_ended(pid, wait_status)) return;
+  if (next_) next_->group->set_ended(pid, wait_status);
   group_->set_ended(pid, wait_status);
 }
 
@@ -858,6 +929,7 @@ void LocalAgent::refill_standby() {
 
 void LocalAgent::end_standby() {
   if (!standby_) return;
+  next_.reset();
   standby_.reset();
   end_descendants(options_.leftover_timeout, [](pid_t, int) {});
 }

@@ -105,8 +105,25 @@ class LocalAgent {
   std::optional<RoundPlan> form_round();
   std::optional<RoundPlan> await_plan();
   void run_workers(const RoundPlan& plan);
-  // Begins to serve the workers of this attempt a store, if they get one.
-  void serve_store(const RoundPlan& plan);
+  // The workers of one attempt, and what they meet at.
+  struct Attempt {
+    RoundPlan plan{};
+    std::optional<StorePort> port{};
+    std::unique_ptr<WorkerStoreService> store{};
+    std::optional<WorkerGroup> group{};
+    size_t earlier_streams = 0;  // of the mux
+  };
+
+  RoundPlan plan_alone(int round, int restarts_used,
+                       const StorePort& port) const;
+  // Starts the workers of an attempt.
+  void start_workers(Attempt& attempt);
+  // After a failure, if standby processes can take all places of the next
+  // attempt: gives them these at once, so that they make their group while the
+  // workers of this attempt end.
+  void prepare_next();
+  // Begins to serve the workers of an attempt a store, if they get one.
+  std::unique_ptr<WorkerStoreService> serve_store(const RoundPlan& plan);
   void set_verdict_of_workers();
   void await_verdict();
   std::optional<int> end_round();
@@ -116,6 +133,8 @@ class LocalAgent {
 
   bool ending() const { return ending_signal_ != 0 || guardian_gone_; }
   size_t running() const { return group_ ? group_->running() : 0; }
+  // Whether a failure of this node alone would be followed by a restart.
+  bool has_restarts() const;
   void wait_for_event();
   void serve_guardian();
   void serve_job();
@@ -190,8 +209,10 @@ class LocalAgent {
   Deadline look_for_snapshot_at_ = Deadline::after(std::chrono::seconds(0));
   std::optional<RoundPlan> plan_;
   std::optional<NodePlace> place_{};
-  std::optional<WorkerStoreService> worker_store_{};
+  std::unique_ptr<WorkerStoreService> worker_store_{};
   std::optional<WorkerGroup> group_;
+  // The next one, while the workers of this one end.
+  std::optional<Attempt> next_{};
   std::optional<HangFinder> hangs_{};  // if there is a hang_timeout
   // The processes that publish on the board, by local rank; 0: none yet.
   std::vector<pid_t> publishers_{};

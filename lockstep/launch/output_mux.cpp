@@ -220,13 +220,17 @@ void OutputMux::close_sink(Sink& sink) {
 
 std::optional<std::chrono::milliseconds> OutputMux::drain(
     std::chrono::milliseconds idle, int interrupt_fd,
-    std::chrono::milliseconds interrupted_idle) {
+    std::chrono::milliseconds interrupted_idle, size_t first) {
+  const auto end = streams_.begin() + static_cast<std::ptrdiff_t>(
+                                          std::min(first, streams_.size()));
   std::optional<std::chrono::milliseconds> unmoved;
   short interrupts = POLLIN;  // POLLHUP comes in any case
-  while (true) {
+  while (out_.size() > 0 || err_.size() > 0 ||
+         std::any_of(streams_.begin(), end, [](const Stream& stream) {
+           return static_cast<bool>(stream.pipe);
+         })) {
     std::vector<pollfd> entries;
     add_poll_entries(entries);
-    if (entries.empty()) break;
     const size_t own = entries.size();
     entries.push_back({interrupt_fd, interrupts, 0});  // poll() ignores -1
     const int ready =
@@ -243,7 +247,7 @@ std::optional<std::chrono::milliseconds> OutputMux::drain(
     }
     handle_poll_entries(entries);
   }
-  streams_.clear();
+  streams_.erase(streams_.begin(), end);
   return unmoved;
 }
 

@@ -63,14 +63,17 @@ class OutputMux {
   // Serves those of `entries` that are ready and belong to this mux.
   void handle_poll_entries(const std::vector<pollfd>& entries);
 
-  // Serves streams until every one has ended and everything is written, or
-  // nothing has moved for `idle`, or `interrupt_fd` (-1 for none) is hung up.
-  // Once `interrupt_fd` is readable, `idle` is at most `interrupted_idle`. Then
-  // forgets all streams. If some output was left, returns for how long nothing
-  // had moved.
+  size_t streams() const { return streams_.size(); }
+
+  // Serves streams until each of the `first` streams has ended and everything
+  // is written, or nothing has moved for `idle`, or `interrupt_fd` (-1 for
+  // none) is hung up. Once `interrupt_fd` is readable, `idle` is at most
+  // `interrupted_idle`. Then forgets these streams. If some output was left,
+  // returns for how long nothing had moved.
   std::optional<std::chrono::milliseconds> drain(
       std::chrono::milliseconds idle, int interrupt_fd = -1,
-      std::chrono::milliseconds interrupted_idle = {});
+      std::chrono::milliseconds interrupted_idle = {},
+      size_t first = static_cast<size_t>(-1));
 
  private:
   // A log file that says once if it cannot take output.

@@ -91,6 +91,20 @@ bool is_linked_with_lockstep(const std::string& path) {
   return linked;
 }
 
+// Returns the variables of a worker's environment that say which place it has
+// in the job, apart from the attempt.
+std::vector<std::string> place_of(const std::vector<std::string>& environment) {
+  std::vector<std::string> place;
+  for (const std::string_view name :
+       {"RANK=", "LOCAL_RANK=", "GROUP_RANK=", "WORLD_SIZE=",
+        "LOCAL_WORLD_SIZE=", "OMP_NUM_THREADS="}) {
+    for (const std::string& entry : environment) {
+      if (entry.starts_with(name)) place.push_back(entry);
+    }
+  }
+  return place;
+}
+
 std::string words_of_end(int wait_status) {
   const int exit_code = exit_code_of(wait_status);
   return WIFSIGNALED(wait_status)
@@ -106,8 +120,7 @@ StandbyPool::StandbyPool(StandbyPoolOptions options, Report report)
 bool StandbyPool::lacks_one() const {
   const bool one_comes = std::ranges::any_of(
       members_, [](const Member& member) { return !member.waits; });
-  return !given_up_ && !one_comes &&
-         std::ssize(members_) < std::ptrdiff_t{options_.processes};
+  return !given_up_ && !one_comes && waiting() < options_.processes;
 }
 
 void StandbyPool::refill() {
@@ -127,12 +140,7 @@ std::optional<milliseconds> StandbyPool::most_wait() const {
 
 void StandbyPool::start() {
   constexpr const char* kWhat = "starting a standby process";
-  int ends[2];
-  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
-    throw_errno(kWhat);
-  }
-  FileDescriptor own(ends[0]);
-  const FileDescriptor theirs = above_standard_streams(FileDescriptor(ends[1]));
+  auto [own, theirs] = standby_sockets(kWhat);
   const FileDescriptor no_input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
   if (!no_input) throw_errno(kWhat);
   FileDescriptor out = early_output_file();
@@ -153,7 +161,7 @@ void StandbyPool::start() {
                       std::move(own), std::move(out), std::move(err)});
 }
 
-std::optional<ChildProcess> StandbyPool::take(const ChildStart& worker) {
+std::optional<StandbyPool::Taken> StandbyPool::take(const ChildStart& worker) {
   if (worker.path != options_.path || worker.arguments != options_.arguments) {
     return std::nullopt;
   }
@@ -166,20 +174,42 @@ std::optional<ChildProcess> StandbyPool::take(const ChildStart& worker) {
   }
   place.standard_fds = {worker.stdin_fd, worker.stdout_fd, worker.stderr_fd};
   place.master_listen_fd = worker.inherited_fds[0];
-  for (auto member = members_.begin(); member != members_.end(); ++member) {
-    if (!member->waits || !member->socket) continue;
-    if (!worker.cpus.empty()) bind_threads(member->process.pid(), worker.cpus);
-    // If it has just died, that is noticed when it is reaped.
-    if (!send_place(member->socket, place)) continue;
-    // Somebody may have stopped it while it had nothing to do.
-    member->process.signal(SIGCONT);
-    member->process.begin_lifetime();
-    std::optional<ChildProcess> taken(std::move(member->process));
-    members_.erase(member);
-    early_ends_ = 0;
-    return taken;
+  const std::vector<std::string> wanted = place_of(worker.environment);
+  for (const bool kept : {true, false}) {
+    for (auto member = members_.begin(); member != members_.end(); ++member) {
+      if (!member->waits || !member->socket) continue;
+      if (kept ? member->place != wanted : !member->place.empty()) continue;
+      if (!worker.cpus.empty()) {
+        bind_threads(member->process.pid(), worker.cpus);
+      }
+      // If it has just died, that is noticed when it is reaped.
+      if (!send_place(member->socket, place)) continue;
+      // Somebody may have stopped it while it had nothing to do.
+      member->process.signal(SIGCONT);
+      member->process.begin_lifetime();
+      std::optional<Taken> taken(std::in_place, std::move(member->process),
+                                 std::move(member->socket), kept);
+      members_.erase(member);
+      early_ends_ = 0;
+      return taken;
+    }
   }
   return std::nullopt;
+}
+
+void StandbyPool::keep(ChildProcess process, FileDescriptor socket,
+                       const std::vector<std::string>& environment) {
+  members_.push_back({.process = std::move(process),
+                      .socket = std::move(socket),
+                      .out = {},
+                      .err = {},
+                      .waits = true,
+                      .place = place_of(environment)});
+}
+
+void StandbyPool::end_kept() {
+  std::erase_if(members_,
+                [](const Member& member) { return !member.place.empty(); });
 }
 
 bool StandbyPool::set_ended(pid_t pid, int wait_status) {
@@ -190,6 +220,10 @@ bool StandbyPool::set_ended(pid_t pid, int wait_status) {
   // It may have said before its end why it cannot stand by.
   hear(*member);
   if (given_up_) return true;
+  if (!member->place.empty()) {
+    members_.erase(member);  // a new worker takes its place
+    return true;
+  }
   std::string said = last_line(member->err);
   if (said.empty()) said = last_line(member->out);
   members_.erase(member);
@@ -264,14 +298,30 @@ void StandbyPool::handle_poll_entries(const std::vector<pollfd>& entries) {
 }
 
 int StandbyPool::waiting() const {
+  return static_cast<int>(
+      std::ranges::count_if(members_, [](const Member& member) {
+        return member.waits && member.place.empty();
+      }));
+}
+
+int StandbyPool::kept() const {
   return static_cast<int>(std::ranges::count_if(
-      members_, [](const Member& member) { return member.waits; }));
+      members_, [](const Member& member) { return !member.place.empty(); }));
 }
 
 std::set<pid_t> StandbyPool::pids() const {
   std::set<pid_t> all;
   for (const Member& member : members_) all.insert(member.process.pid());
   return all;
+}
+
+StandbySockets standby_sockets(const std::string& what) {
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+    throw_errno(what);
+  }
+  FileDescriptor own(ends[0]);
+  return {std::move(own), above_standard_streams(FileDescriptor(ends[1]))};
 }
 
 void require_standby_program(const std::string& path,

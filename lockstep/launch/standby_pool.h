@@ -37,6 +37,9 @@ struct StandbyPoolOptions {
 // program asks for its rank too early, or ends well without a group, that is
 // reported and no more are started.
 //
+// A worker that was in init_process_group() when its attempt ended can stand by
+// for the place that it had (keep()), beside these.
+//
 // The owner reaps the processes and passes the status to set_ended(). Not
 // synchronised; for one thread, which waits in poll(). Never blocks.
 class StandbyPool {
@@ -54,10 +57,24 @@ class StandbyPool {
   // its way, its message comes first.)
   std::optional<std::chrono::milliseconds> most_wait() const;
 
+  struct Taken {
+    ChildProcess process;
+    FileDescriptor socket;
+    bool was_kept;
+  };
   // Gives a process that waits the place that `worker` describes, as if the
-  // worker had been started so. Returns nothing if none waits, or if it would
-  // be another program. The process's lifetime() begins here.
-  std::optional<ChildProcess> take(const ChildStart& worker);
+  // worker had been started so: the one that keep() has for this place, or one
+  // that had none. Returns nothing if none waits, or if it would be another
+  // program. The process's lifetime() begins here.
+  std::optional<Taken> take(const ChildStart& worker);
+
+  // Keeps a worker that was called back, and stands by again, for the place
+  // that it had: its program may have read its rank. `environment` is the one
+  // that it had as a worker.
+  void keep(ChildProcess process, FileDescriptor socket,
+            const std::vector<std::string>& environment);
+  // Ends those that are kept and were not taken.
+  void end_kept();
 
   // Returns whether `pid` was a standby process without a place.
   bool set_ended(pid_t pid, int wait_status);
@@ -65,7 +82,9 @@ class StandbyPool {
   void add_poll_entries(std::vector<pollfd>& entries) const;
   void handle_poll_entries(const std::vector<pollfd>& entries);
 
-  int waiting() const;  // in init_process_group()
+  // Both count those in init_process_group().
+  int waiting() const;  // without those that are kept
+  int kept() const;
   std::set<pid_t> pids() const;
 
  private:
@@ -75,6 +94,8 @@ class StandbyPool {
     FileDescriptor out;     // early_output_file()
     FileDescriptor err;
     bool waits = false;
+    // Of one that is kept: the variables that must be those of its next place.
+    std::vector<std::string> place{};
   };
 
   // Whether refill() may start one, apart from the time.
@@ -92,6 +113,15 @@ class StandbyPool {
   bool given_up_ = false;
   std::optional<Deadline> not_before_{};
 };
+
+// The two ends of the connection between an agent and a process that stands by
+// or can be called back (base/standby_place.h).
+struct StandbySockets {
+  FileDescriptor own;
+  FileDescriptor theirs;  // above_standard_streams()
+};
+// Throws std::system_error, whose text begins with `what`.
+StandbySockets standby_sockets(const std::string& what);
 
 // Throws std::invalid_argument, which says why, unless `program` can stand by:
 // it must be an executable that is linked with Lockstep's init_process_group(),

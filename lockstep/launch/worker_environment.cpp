@@ -59,6 +59,7 @@ std::vector<std::string> worker_environment(
   // An agent around this launcher has other places.
   remove(entries, "LOCKSTEP_AGENT_PLACE");
   remove(entries, kStandbyVariable);
+  remove(entries, kStandbySocketVariable);
   if (worker.only_gpu) {
     set_number("LOCAL_RANK", 0);
     set_number("LOCKSTEP_AGENT_PLACE", worker.local_rank);

@@ -1,12 +1,17 @@
 #include "lockstep/launch/worker_group.h"
 
 #include <fcntl.h>
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cerrno>
+#include <string_view>
 #include <utility>
 
 #include "lockstep/base/crash_handler.h"
+#include "lockstep/base/standby_place.h"
 #include "lockstep/launch/hang_finder.h"
 #include "lockstep/launch/number_list.h"
 #include "lockstep/launch/worker_environment.h"
@@ -72,11 +77,10 @@ void open_filtered_logs(const OutputOptions& options,
 
 // Returns a standby process that has become a worker, if there is one. Without
 // it the worker is started as it is the first time.
-std::optional<ChildProcess> take_standby(StandbyPool* standby,
-                                         const ChildStart& start) {
-  if (standby == nullptr) return std::nullopt;
+std::optional<StandbyPool::Taken> take_standby(StandbyPool& standby,
+                                               const ChildStart& start) {
   try {
-    return standby->take(start);
+    return standby.take(start);
   } catch (const std::system_error&) {
     return std::nullopt;  // no memory or descriptor to tell it
   }
@@ -144,15 +148,136 @@ WorkerGroup::WorkerGroup(const WorkerGroupOptions& options,
         .inherited_fds = {identity.master_listen_fd, -1},
         .cpus = options.cpus.empty() ? std::set<int>() : options.cpus[at],
         .surroundings = surroundings};
-    auto stood_by = take_standby(standby, start);
-    workers_.push_back(
-        {stood_by ? std::move(*stood_by) : start_program(start), error_file});
+    start_worker(start, error_file, standby);
   }
+  if (standby != nullptr) standby->end_kept();
+}
+
+void WorkerGroup::start_worker(const ChildStart& start,
+                               std::filesystem::path error_file,
+                               StandbyPool* standby) {
+  if (standby == nullptr) {
+    workers_.push_back({start_program(start), std::move(error_file)});
+    return;
+  }
+  const auto add = [&](ChildProcess process, FileDescriptor socket) {
+    workers_.push_back(
+        {.process = std::move(process),
+         .error_file = std::move(error_file),
+         .environment = start.environment,
+         .streams = stream_marks(start.stdout_fd, start.stderr_fd),
+         .socket = std::move(socket)});
+  };
+  if (auto taken = take_standby(*standby, start)) {
+    ++stood_by_;
+    were_kept_ += taken->was_kept ? 1 : 0;
+    return add(std::move(taken->process), std::move(taken->socket));
+  }
+  auto [own, theirs] = standby_sockets(start.what);
+  std::vector<std::string> environment = start.environment;
+  environment.push_back(std::string(kStandbySocketVariable) + "=" +
+                        standby_mark(theirs));
+  ChildStart with_socket{
+      .what = start.what,
+      .path = start.path,
+      .arguments = start.arguments,
+      .environment = environment,
+      .stdin_fd = start.stdin_fd,
+      .stdout_fd = start.stdout_fd,
+      .stderr_fd = start.stderr_fd,
+      .inherited_fds = {start.inherited_fds[0], theirs.get()},
+      .cpus = start.cpus,
+      .surroundings = start.surroundings};
+  add(start_program(with_socket), std::move(own));
+}
+
+void WorkerGroup::let_leave() {
+  may_leave_ = true;
+  for (Worker& worker : workers_) {
+    if (worker.stage != Worker::Stage::has_met) continue;
+    worker.stage = Worker::Stage::left;
+    send_leave(worker.socket);
+  }
+}
+
+void WorkerGroup::call_back() {
+  if (std::ranges::any_of(workers_, [](const Worker& worker) {
+        return worker.stage == Worker::Stage::left;
+      })) {
+    return;
+  }
+  for (Worker& worker : workers_) {
+    if (worker.process.ended() || worker.hung) continue;
+    if (worker.stage == Worker::Stage::meets ||
+        worker.stage == Worker::Stage::has_met) {
+      worker.stage = Worker::Stage::called_back;
+      send_back(worker.socket, worker.streams);
+    }
+  }
+}
+
+void WorkerGroup::add_poll_entries(std::vector<pollfd>& entries) const {
+  for (const Worker& worker : workers_) {
+    if (worker.socket) entries.push_back({worker.socket.get(), POLLIN, 0});
+  }
+}
+
+void WorkerGroup::handle_poll_entries(const std::vector<pollfd>& entries,
+                                      StandbyPool& standby) {
+  for (Worker& worker : workers_) {
+    if (std::ranges::any_of(entries, [&](const pollfd& entry) {
+          return worker.socket && entry.fd == worker.socket.get() &&
+                 entry.revents != 0;
+        })) {
+      while (hear(worker, standby)) {
+      }
+    }
+  }
+}
+
+bool WorkerGroup::hear(Worker& worker, StandbyPool& standby) {
+  using Stage = Worker::Stage;
+  std::array<char, 64> bytes;
+  const ssize_t count =
+      ::recv(worker.socket.get(), bytes.data(), bytes.size(), MSG_DONTWAIT);
+  if (count < 0 && errno == EINTR) return true;
+  if (count < 0 && errno == EAGAIN) return false;
+  if (count <= 0) {
+    worker.socket.reset();
+    return false;
+  }
+  const std::string_view words(bytes.data(), static_cast<size_t>(count));
+  if (words == kStandbyMeets) {
+    if (worker.stage == Stage::before_group) worker.stage = Stage::meets;
+  } else if (words == kStandbyMet && worker.stage != Stage::called_back) {
+    // While the group is being stopped it may go: SIGTERM is on its way.
+    const bool may_leave = may_leave_ || worker.stage == Stage::left;
+    worker.stage = may_leave ? Stage::left : Stage::has_met;
+    if (may_leave) send_leave(worker.socket);
+  } else if (words == kStandbyWaits && worker.stage == Stage::called_back &&
+             !worker.process.ended() && !killed_) {
+    worker.stage = Stage::kept;
+    standby.keep(std::move(worker.process), std::move(worker.socket),
+                 worker.environment);
+    return false;
+  }
+  return true;
+}
+
+std::set<pid_t> WorkerGroup::pids() const {
+  std::set<pid_t> all;
+  for (const Worker& worker : workers_) {
+    if (!worker.process.ended()) all.insert(worker.process.pid());
+  }
+  return all;
 }
 
 void WorkerGroup::signal_process_groups(int signal) const {
   for (const auto& worker : workers_) {
-    if (worker.hung && signal == SIGTERM) continue;
+    if (signal == SIGTERM &&
+        (worker.hung || worker.stage == Worker::Stage::called_back)) {
+      continue;
+    }
     worker.process.signal_group(signal);
   }
 }
@@ -172,6 +297,7 @@ std::vector<WorkerStatus> WorkerGroup::statuses() const {
   std::vector<WorkerStatus> all;
   for (size_t at = 0; at < workers_.size(); ++at) {
     const ChildProcess& process = workers_[at].process;
+    if (workers_[at].stage == Worker::Stage::kept) continue;
     WorkerStatus status;
     status.local_rank = static_cast<int>(at);
     status.rank = first_rank_ + status.local_rank;
@@ -228,6 +354,7 @@ std::vector<WorkerFailure> WorkerGroup::failures() const {
   for (size_t at = 0; at < workers_.size(); ++at) {
     const Worker& worker = workers_[at];
     const ChildProcess& process = worker.process;
+    if (worker.stage == Worker::Stage::kept) continue;
     WorkerFailure failure;
     if (process.ended()) {
       failure.exit_code = process.exit_code();

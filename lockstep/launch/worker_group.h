@@ -1,5 +1,6 @@
 #pragma once
 
+#include <poll.h>
 #include <sys/types.h>
 
 #include <chrono>
@@ -53,12 +54,27 @@ class WorkerGroup {
   // Starts every worker. If one cannot be started, kills those that were
   // started, but does not reap them. `master_listen_fd` is StorePort::fd() if
   // this node has rank 0, otherwise -1. Standby processes that wait become
-  // workers, local rank 0 first; `standby` is null if there are none. Throws
+  // workers, local rank 0 first; `standby` is null if the launch has none. With
+  // it, no worker returns from init_process_group() before let_leave(). Throws
   // ProgramError, std::system_error.
   WorkerGroup(const WorkerGroupOptions& options, const RoundPlan& plan,
               int master_listen_fd, const RunDirectory& directory,
               const Surroundings& surroundings, OutputMux& mux,
               StandbyPool* standby);
+
+  // From now on workers return from init_process_group() when they have made
+  // their group.
+  void let_leave();
+  // If no worker has been let out of init_process_group(), calls back those in
+  // it that wait at the launcher's store: they get no SIGTERM, and stand by
+  // again (handle_poll_entries()). Requires settle().
+  void call_back();
+
+  // Reads what the workers say that may be called back. A worker that was, and
+  // stands by, is given to `standby` and is no worker of this group any more.
+  void add_poll_entries(std::vector<pollfd>& entries) const;
+  void handle_poll_entries(const std::vector<pollfd>& entries,
+                           StandbyPool& standby);
 
   // Sends `signal` to the process group of every worker that has not ended. A
   // worker that hangs gets no SIGTERM, which could end it before SIGABRT does.
@@ -71,6 +87,10 @@ class WorkerGroup {
 
   size_t size() const { return workers_.size(); }
   size_t running() const;
+  std::set<pid_t> pids() const;
+  // How many were standby processes, and how many of them workers before.
+  int stood_by() const { return stood_by_; }
+  int were_kept() const { return were_kept_; }
   std::vector<WorkerStatus> statuses() const;  // by local rank
   // Returns the ranks of the workers that have not ended, as "rank 3" or "ranks
   // 0 and 3".
@@ -93,17 +113,32 @@ class WorkerGroup {
 
  private:
   struct Worker {
+    // Where a worker of a launch with standby processes is, as it has said.
+    enum class Stage { before_group, meets, has_met, left, called_back, kept };
+
     ChildProcess process;
     std::filesystem::path error_file;
+    std::vector<std::string> environment{};
+    std::string streams{};    // stream_marks()
+    FileDescriptor socket{};  // empty: the launch has no standby processes
+    Stage stage = Stage::before_group;
     bool was_stopped = false;  // it ended after settle()
     std::optional<HungWorker> hung{};
   };
+
+  void start_worker(const ChildStart& start, std::filesystem::path error_file,
+                    StandbyPool* standby);
+  // Returns false once the worker has no more to say.
+  bool hear(Worker& worker, StandbyPool& standby);
 
   int first_rank_;
   std::vector<Worker> workers_;
   bool failed_ = false;
   bool settled_ = false;
   bool killed_ = false;
+  bool may_leave_ = false;
+  int stood_by_ = 0;
+  int were_kept_ = 0;
   std::chrono::system_clock::time_point hung_at_{};
 };
 

@@ -11,6 +11,13 @@
 //   dies    a standby process appends a line to FOLDER/starts and fails
 //   second  as above, but it goes on if it is the first one; others wait until
 //           FOLDER holds a file "go"
+//   absent  local rank 1 fails in attempt 0 once FOLDER holds a file "go"
+//
+// After the group, if the scenario is "slow": at SIGTERM a rank of attempt 0
+// waits until a worker of attempt 1 has written its first line into its log
+// file, but no longer than the launcher allows; then it appends "saw it" or
+// "saw nothing" to FOLDER/ended, and ends. The line of a rank says how many
+// have done so.
 
 #include <ATen/ATen.h>
 #include <ATen/Parallel.h>
@@ -18,6 +25,7 @@
 #include <unistd.h>
 
 #include <chrono>
+#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -33,6 +41,39 @@ namespace {
 std::string variable(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? "none" : value;
+}
+
+std::filesystem::path folder_of_slow;
+
+bool has_begun(const std::filesystem::path& logs) {
+  for (const auto& entry :
+       std::filesystem::recursive_directory_iterator(logs)) {
+    if (entry.path().string().find("/attempt_1/") != std::string::npos &&
+        entry.path().filename() == "stdout.log" &&
+        std::filesystem::file_size(entry.path()) > 0) {
+      return true;
+    }
+  }
+  return false;
+}
+
+void end_slowly() {
+  bool saw = false;
+  for (int wait = 0; wait < 40 && !saw; ++wait) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    saw = has_begun(folder_of_slow / "logs");
+  }
+  std::ofstream(folder_of_slow / "ended", std::ios::app)
+      << (saw ? "saw it\n" : "saw nothing\n") << std::flush;
+}
+
+volatile std::sig_atomic_t ends = 0;
+
+int ended_in(const std::filesystem::path& folder) {
+  std::ifstream file(folder / "ended");
+  int count = 0;
+  for (std::string line; std::getline(file, line);) ++count;
+  return count;
 }
 
 }  // namespace
@@ -59,6 +100,13 @@ int main(int argc, char** argv) {
   }
   std::cout << "early " << getpid() << std::endl;
   if (scenario == "early") lockstep::get_local_rank();
+  if (scenario == "absent" && variable("TORCHELASTIC_RESTART_COUNT") == "0" &&
+      variable("LOCAL_RANK") == "1") {
+    while (!std::filesystem::exists(folder / "go")) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    }
+    return 7;
+  }
 
   const auto group = lockstep::init_process_group();
   auto sum = at::full({1}, lockstep::get_rank() + 1);
@@ -75,7 +123,9 @@ int main(int argc, char** argv) {
                      std::to_string(at::get_num_threads()) + " cpus " +
                      std::to_string(CPU_COUNT(&cpus)) + " mark " +
                      variable("LOCKSTEP_STANDBY") + " errors " +
-                     variable("TORCHELASTIC_ERROR_FILE");
+                     variable("TORCHELASTIC_ERROR_FILE") + " pid " +
+                     std::to_string(getpid()) + " ended " +
+                     std::to_string(ended_in(folder));
   if (lockstep::get_rank() == 0 && isatty(STDIN_FILENO) == 0) {
     std::string word;
     if (std::filesystem::exists(folder / "reads") && std::cin >> word) {
@@ -83,6 +133,13 @@ int main(int argc, char** argv) {
     }
   }
   std::cout << line << std::endl;
+  if (scenario == "slow" && variable("TORCHELASTIC_RESTART_COUNT") == "0") {
+    folder_of_slow = folder;
+    std::signal(SIGTERM, [](int) { ends = 1; });
+    while (ends == 0) usleep(5000);
+    end_slowly();
+    _exit(0);
+  }
   auto stop = at::zeros({1});
   while (stop.item<double>() == 0) {
     stop.fill_(std::filesystem::exists(folder / "stop") ? 1 : 0);

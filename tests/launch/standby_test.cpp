@@ -33,6 +33,20 @@ std::vector<std::string> stat_fields(pid_t pid) {
   return {std::istream_iterator<std::string>(stat), {}};
 }
 
+// How many sockets the store of the agent `pid` has: one that listens, and one
+// for each worker in init_process_group().
+int store_sockets(const std::string& pid) {
+  std::istringstream all(read_file("/proc/net/unix"));
+  int sockets = 0;
+  for (std::string line; std::getline(all, line);) {
+    sockets += line.find("@lockstep-store/" + std::to_string(getuid()) + "/" +
+                         pid + "/") != line.npos
+                   ? 1
+                   : 0;
+  }
+  return sockets;
+}
+
 class Standby : public LauncherTest {
  protected:
   std::unique_ptr<RunningProgram> start_job(const std::string& scenario,
@@ -148,6 +162,67 @@ TEST_F(Standby, RankZeroGetsTheLaunchersInputAndAllTheirThreadsAndCores) {
   EXPECT_EQ(words_after("local 1 restart 0"), words_after("local 1 restart 1"));
   stop();
   EXPECT_EQ(job->finish().exit_code, 0) << job->err();
+}
+
+// The group of the next attempt is made while the workers of this one end, but
+// nobody leaves init_process_group() before they are gone.
+TEST_F(Standby, MeetWhileTheWorkersBeforeThemEnd) {
+  auto job = start_job("slow", {"--max-restarts=1", "--standby=2", "--log-dir",
+                                (scratch() / "logs").string(), "--tee=3"});
+  job->await_output(" stood by 0 ", 2);
+  ASSERT_NO_FATAL_FAILURE(await_standby(2));
+  kill_worker(1);
+  job->await_output("restart 1 stood by 1 ", 2);
+  stop();
+  const auto result = job->finish();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(count(result.out, " ended 1\n"), 2) << result.out;
+  EXPECT_EQ(read_file(scratch() / "ended"), "saw it\n");
+  EXPECT_THAT(result.err, HasSubstr("restart 1 of 1, with 2 from standby on "
+                                    "this node\n"));
+}
+
+TEST_F(Standby, AWorkerThatWaitsInInitProcessGroupIsKept) {
+  const auto logs = scratch() / "logs";
+  auto job = start_job("absent", {"--max-restarts=1", "--standby=1",
+                                  "--log-dir", logs.string(), "--tee=3"});
+  job->await_output("early ", 2);
+  const json kept = status()["workers"][0]["pid"];
+  const std::string agent = stat_fields(kept.get<pid_t>())[3];
+  const Deadline deadline = Deadline::after(seconds(60));
+  while (!deadline.expired() && store_sockets(agent) < 2) {
+    std::this_thread::sleep_for(milliseconds(20));
+  }
+  std::this_thread::sleep_for(milliseconds(500));
+  std::ofstream(scratch() / "go") << "now\n";
+  job->await_output("restart 1 stood by 0 ", 2);
+  EXPECT_EQ(status()["workers"][0]["pid"], kept);
+  stop();
+  const auto result = job->finish();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err,
+              HasSubstr("restart 1 of 1, with 1 kept in init_process_group() "
+                        "on this node\n"));
+  // Rank 1 twice, rank 0 once.
+  EXPECT_EQ(count(result.out, "early "), 3) << result.out;
+  EXPECT_THAT(result.out,
+              HasSubstr("rank 0 of 2 local 0 restart 1 stood by 0 sum 3 "));
+  EXPECT_THAT(result.out,
+              HasSubstr("/attempt_1/0/error.json pid " + kept.dump() + " "));
+  // Its output goes to the log files of the attempt in which it is written.
+  for (const auto& [attempt, text] :
+       {std::pair("attempt_0", "early "), std::pair("attempt_1", "rank 0 ")}) {
+    std::string log;
+    for (const auto& entry :
+         std::filesystem::recursive_directory_iterator(logs)) {
+      if (entry.path().string().ends_with(std::string(attempt) +
+                                          "/0/stdout.log")) {
+        log = read_file(entry.path());
+      }
+    }
+    EXPECT_EQ(log.substr(0, std::string(text).size()), text) << attempt;
+    EXPECT_EQ(count(log, "\n"), 1) << log;
+  }
 }
 
 TEST_F(Standby, AProgramThatAsksForItsRankFirstIsRefusedInOneLine) {
