@@ -20,6 +20,8 @@
 //   absent      as `leaves`, but the others call monitored_barrier()
 //   throws      it throws an exception that nobody catches, and then the others
 //               do so, too
+//   differs     it calls all_reduce() with a tensor of another size, and nobody
+//               catches what the ranks throw
 //   inside      it throws, and main() catches around the group's scope; `odd`
 //               then tidies up for `tidies` ms
 //   outside     as `inside`, but main() catches within the group's scope
@@ -175,6 +177,11 @@ int run(const std::string& scenario, const std::string& backend,
   if (scenario == "throws") {
     auto group = join(scenario, backend, given);
     throw_or_go_on(odd);
+  }
+  if (scenario == "differs") {
+    auto group = join(scenario, backend, given);
+    auto tensor = at::ones({odd ? 5 : 4});
+    all_reduce(tensor);
   }
   if (scenario == "record") {
     return record([&] {

@@ -197,6 +197,14 @@ TEST_F(Reports, AnUncaughtExceptionIsOneLineAndACause) {
   }
 }
 
+// A bug: between hosts every failure was an echo, so that nobody was the cause.
+TEST_F(Reports, RanksThatSeeThatTheyDisagreeAreCauses) {
+  run_job("differs", kTwoHosts);
+  for (const int rank : {0, 1}) {
+    EXPECT_THAT(written(rank), ContainsRegex("^cause: all_reduce #1 "));
+  }
+}
+
 TEST_F(Reports, AnUncaughtExceptionOnGlooIsACauseToo) {
   run_job("throws", kGloo);
   EXPECT_EQ(written(kOdd), "cause: no such file: numbers.csv");

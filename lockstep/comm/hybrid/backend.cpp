@@ -6,9 +6,11 @@
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
 #include <utility>
 
 #include "lockstep/base/range.h"
+#include "lockstep/comm/disagreement.h"
 #include "lockstep/comm/shm/arguments.h"
 #include "lockstep/comm/shm/protocol/bucket_layout.h"
 #include "lockstep/comm/shm/protocol/layout.h"
@@ -117,6 +119,17 @@ Backend::WorkPtr Backend::issue(c10d::OpType type, const CallOptions& options,
       if (reason.find(dead) == reason.npos) reason = dead + "; " + reason;
       // Other hosts may have gone on with this call: there is no way back.
       break_down(blame == Blame::self ? reason : dead, blame);
+      // What kind of failure it is says whether this rank was its cause.
+      if (dynamic_cast<const Disagreement*>(&error) != nullptr) {
+        throw Disagreement({"hybrid", __FILE__, __LINE__}, reason);
+      }
+      const bool is_of_peers =
+          dynamic_cast<const c10::DistError*>(&error) != nullptr;
+      if (dynamic_cast<const std::logic_error*>(&error) != nullptr ||
+          (dynamic_cast<const c10::Error*>(&error) != nullptr &&
+           !is_of_peers)) {
+        throw;
+      }
       throw c10::DistBackendError({"hybrid", __FILE__, __LINE__}, reason);
     }
   };

@@ -2,10 +2,12 @@
 
 #include <pthread.h>
 
+#include <memory>
 #include <stdexcept>
 #include <utility>
 
 #include "lockstep/comm/shm/protocol_call.h"
+#include "lockstep/comm/shm/refuse_in_child.h"
 
 namespace lockstep::internal::shm {
 
@@ -18,6 +20,11 @@ class Messages::MessageWork final : public c10d::Work {
         started_(std::move(started)) {}
 
   ~MessageWork() override {
+    // A forked child has a copy of a message that its parent sends or receives.
+    if (messages_->made_in_.is_foreign()) {
+      keep_for_ever();
+      return;
+    }
     std::unique_lock lock(mutex_);
     const bool ended = completed_;
     lock.unlock();
@@ -25,6 +32,7 @@ class Messages::MessageWork final : public c10d::Work {
   }
 
   bool isCompleted() override {
+    refuse_in_child(messages_->made_in_);
     {
       std::lock_guard lock(mutex_);
       if (completed_) return true;
@@ -63,11 +71,17 @@ class Messages::MessageWork final : public c10d::Work {
   }
 
   void abort() override {
+    if (messages_->made_in_.is_foreign()) return;
     group().give_up(*started_.message, " was given up: its work was aborted");
   }
 
  private:
   Group& group() const { return *messages_->group_; }
+
+  void keep_for_ever() {
+    (void)std::make_unique<UnderWay>(std::move(started_)).release();
+    (void)std::make_unique<std::shared_ptr<Messages>>(messages_).release();
+  }
 
   // Called when the message has ended: keeps its failure, or writes its content
   // to the tensor.

@@ -6,6 +6,7 @@
 #include <thread>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include "lockstep/base/process_mark.h"
 #include "lockstep/comm/shm/piece.h"
 #include "lockstep/comm/shm/protocol/group.h"
 
@@ -47,6 +48,7 @@ class Messages : public std::enable_shared_from_this<Messages> {
   c10::intrusive_ptr<c10d::Work> track(c10d::OpType type, UnderWay started);
   void adopt(UnderWay dropped);
 
+  const ProcessMark made_in_{};
   const std::shared_ptr<Group> group_;
   const milliseconds timeout_;
   std::mutex mutex_;

@@ -63,6 +63,8 @@ class SharedBuckets final : public BucketReduction {
     exchange_->abandon_all();
   }
   void reclaim() override {
+    call_.number = 0;  // no reduction has begun
+    started_ = Deadline::after(call_.timeout);
     checked([&] { exchange_->reclaim(); });
   }
   bool name_iterations(std::function<std::string(int64_t)> name) override {

@@ -14,6 +14,7 @@
 #include "lockstep/comm/init.h"
 #include "tests/comm/contract/tensors.h"
 #include "tests/comm/shm/init_shm.h"
+#include "tests/harness/in_child.h"
 #include "tests/harness/process_world.h"
 
 namespace lockstep::internal {
@@ -434,6 +435,36 @@ WORLD_TEST(ShmBackend, AMessageWhoseWorkWasDroppedArrives, 2) {
     }
   }
   barrier();
+}
+
+// A bug: the child moved the message on, in the memory that it shares with its
+// parent.
+WORLD_TEST(ShmBackend, AForkedChildLeavesMessagesAlone, 2) {
+  auto group = init_shm();
+  constexpr int64_t kMany = 8 << 20;
+  for (int repeat = 0; repeat < 4; ++repeat) {
+    if (world.rank == 0) {
+      auto sent = at::arange(kMany, at::kInt);
+      auto work = isend(sent, 1);
+      EXPECT_EQ(::lockstep::internal::testing::in_child([&] {
+                  work->abort();
+                  try {
+                    work->isCompleted();
+                    return 1;
+                  } catch (const std::runtime_error&) {
+                  }
+                  work.reset();
+                  return 0;
+                }),
+                0);
+      EXPECT_TRUE(work->wait());
+    } else {
+      auto tensor = at::zeros({kMany}, at::kInt);
+      recv(tensor, 0);
+      EXPECT_TRUE(tensor.equal(at::arange(kMany, at::kInt)));
+    }
+    barrier();
+  }
 }
 
 WORLD_TEST(ShmBackend, AWorkThatOutlivesItsGroupFails, 2) {

@@ -6,10 +6,13 @@
 #include <gtest/gtest.h>
 #include <signal.h>
 
+#include <algorithm>
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <functional>
 #include <numeric>
+#include <stdexcept>
 #include <string>
 #include <thread>
 #include <vector>
@@ -604,6 +607,56 @@ TEST(CommonMemoryOfRanks, ThatThereIsNotEnoughOfIsUnavailableOnAllRanks) {
     CommonMemory(group, 100, kEndless);
   });
   EXPECT_EQ(faults(ends), "");
+}
+
+// A bug: a rank that gave up after its part was reduced ended the wait of
+// another one for the third, which still read the contributions of that one.
+TEST(BucketExchanges, ARankThatGivesUpEndsNoWaitForOthers) {
+  constexpr int kSteps = 4000;
+  constexpr size_t kCount = 300;
+  ForkedWorld world(3, small_tuning(), [](Group& group, Signs&) {
+    auto* data = static_cast<float*>(group.allocate_registered(4096));
+    group.barrier(kEndless);
+    auto exchange = BucketExchange::make(
+        group, {{.data = data, .count = kCount, .dtype = DType::float32}},
+        Results::owned, kEndless);
+    for (int step = 0; step < kSteps; ++step) {
+      std::fill_n(data, kCount, 1.0F);
+      exchange->begin(step, 1);
+      exchange->publish(0);
+      if (group.rank() == 0) {
+        exchange->finish();
+        std::fill_n(data, kCount, 1000.0F);  // the next iteration's
+      } else if (group.rank() == 1) {
+        const auto until = std::chrono::steady_clock::now() +
+                           microseconds(mixed(step, 1, 5) % 40);
+        while (std::chrono::steady_clock::now() < until) {
+        }
+        while (exchange->advance() < 1) {
+        }
+        exchange->abandon();
+        try {
+          exchange->reclaim();
+        } catch (const CallMismatch&) {
+          // A peer had all that it needed.
+        }
+      } else {
+        sleep_for(microseconds(150));
+        while (exchange->advance() < 1) {
+        }
+        // This rank's third of the sums; the others are its own ones.
+        if (std::any_of(data, data + kCount,
+                        [](float value) { return value != 3 && value != 1; })) {
+          throw std::runtime_error("a sum has parts of the next iteration");
+        }
+        exchange->finish();
+      }
+      group.barrier(kEndless);
+    }
+    exchange.reset();
+    group.free_registered(data);
+  });
+  EXPECT_EQ(faults(world.finish(kTestTime)), "");
 }
 
 TEST_P(Buckets, SplitBarrierSeparatesWhatLiesBeforeFromWhatLiesBehind) {

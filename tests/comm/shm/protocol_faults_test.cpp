@@ -20,6 +20,7 @@ using std::chrono::seconds;
 using ::testing::AllOf;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 constexpr milliseconds kShort{300};
 // Peers notice a dead rank long before this timeout. A rank that waits this
@@ -197,6 +198,22 @@ TEST(ShmProtocolFaults, RankThatLeftWellIsNamedByWhoStillWaitsForIt) {
     EXPECT_EQ(ends[rank].kind, End::Kind::broken);
     EXPECT_THAT(ends[rank].words, HasSubstr("rank 2"));
   }
+}
+
+// A bug: its sockets looked as if its peers had died, and it told them so.
+TEST(ShmProtocolFaults, RankThatLeftBlamesNobody) {
+  ThreadWorld world(3, small_tuning());
+  const auto ends = world.run([&](Group& group) {
+    group.barrier(kEndless);
+    if (group.rank() == 2) group.leave();
+    if (group.rank() != 1) group.barrier(kEndless);
+  });
+  EXPECT_EQ(ends[1].kind, End::Kind::well);
+  EXPECT_EQ(ends[2].kind, End::Kind::broken);
+  EXPECT_THAT(ends[2].words, HasSubstr("this rank has left the group"));
+  EXPECT_EQ(ends[0].kind, End::Kind::broken);
+  EXPECT_THAT(ends[0].words,
+              AllOf(HasSubstr("rank 2 has left"), Not(HasSubstr("rank 1"))));
 }
 
 // Each rank leaves as soon as its own part is done, while others may still

@@ -96,6 +96,15 @@ TEST_F(RegisteredMemories, PeersReachTheSameBytes) {
   }
 }
 
+TEST_F(RegisteredMemories, OfOneRankKeepsNoDescriptors) {
+  make(1);
+  const size_t before = open_descriptors();
+  std::vector<void*> regions;
+  for (int i = 0; i < 10; ++i) regions.push_back((*this)[0].allocate(4096));
+  EXPECT_EQ(open_descriptors(), before);
+  for (void* region : regions) (*this)[0].free(region);
+}
+
 TEST_F(RegisteredMemories, OnlyWhatLiesInsideIsFound) {
   make(2);
   auto* data = static_cast<std::byte*>((*this)[0].allocate(5000));

@@ -84,5 +84,15 @@ TEST_F(TuningVariable, WhatIsWrongIsNamed) {
   expect_refused("chunk_bytes=134217728", "to 67108864");
 }
 
+// A bug: reduce_scatter divided by zero on all ranks.
+TEST_F(TuningVariable, AChunkHasRoomForAllRanks) {
+  ::setenv("LOCKSTEP_TUNING", "chunk_bytes=4096", 1);
+  EXPECT_EQ(choose_tuning(16).chunk_bytes, 4096u);
+  EXPECT_THAT([] { choose_tuning(17); },
+              ThrowsMessage<std::invalid_argument>(HasSubstr(
+                  "chunk_bytes is 4096; with 17 ranks it must be at least "
+                  "4352")));
+}
+
 }  // namespace
 }  // namespace lockstep::internal::shm

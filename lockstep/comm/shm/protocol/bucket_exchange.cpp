@@ -507,11 +507,15 @@ void BucketExchange::finish() {
     const auto reading = [this](std::memory_order order) {
       return below(&Counters::reduced, base_ + buckets_.size(), order);
     };
-    await(reading, patience, [this] {
-      return "has not reduced its part of all buckets of reduction " +
-             std::to_string(rounds_);
-    });
-    throw_if_given_up(reading);
+    // A rank that reduced its part and then gave up ends the wait, but not that
+    // for the others.
+    while (reading(std::memory_order_acquire) != 0) {
+      await(reading, patience, [this] {
+        return "has not reduced its part of all buckets of reduction " +
+               std::to_string(rounds_);
+      });
+      throw_if_given_up(reading);
+    }
   }
   open_ = false;
   // Pairs with the load in reclaim().

@@ -58,6 +58,7 @@ void* RegisteredMemory::allocate(size_t bytes) {
                                                     .memory = std::move(memory),
                                                     .unsent = size_ - 1})
                           .first;
+  if (size_ == 1) region->second.memory.close_descriptor();  // for nobody
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
     notices_[peer].push_back(

@@ -53,7 +53,7 @@ Tuning default_tuning(int ranks, const CacheSizes& caches) {
           .streaming_bytes = std::clamp(caches.last / 2, kMiB, 32 * kMiB)};
 }
 
-Tuning parse_tuning(std::string_view text, const Tuning& defaults) {
+Tuning parse_tuning(std::string_view text, const Tuning& defaults, int ranks) {
   Tuning tuning = defaults;
   try {
     for (size_t begin = 0; begin <= text.size();) {
@@ -73,7 +73,7 @@ Tuning parse_tuning(std::string_view text, const Tuning& defaults) {
       *threshold = static_cast<size_t>(
           parse_int(name, entry.substr(name.size() + 1), 0, INT64_MAX));
     }
-    check(tuning);
+    check(tuning, ranks);
   } catch (const std::invalid_argument& error) {
     throw std::invalid_argument(
         std::string(kVariable) + " is \"" + std::string(text) +
@@ -87,12 +87,19 @@ Tuning parse_tuning(std::string_view text, const Tuning& defaults) {
 Tuning choose_tuning(int ranks) {
   const auto defaults = default_tuning(ranks);
   const auto given = get_env(kVariable);
-  return given ? parse_tuning(*given, defaults) : defaults;
+  return given ? parse_tuning(*given, defaults, ranks) : defaults;
 }
 
-void check(const Tuning& tuning) {
+void check(const Tuning& tuning, int ranks) {
   check_size("one_shot_bytes", tuning.one_shot_bytes, 64);
   check_size("chunk_bytes", tuning.chunk_bytes, 4096);
+  // A quarter of a chunk (Segment::chunking()) has a cache line for each rank.
+  const size_t least = size_t{4} * 64 * static_cast<size_t>(ranks);
+  if (tuning.chunk_bytes >= least) return;
+  throw std::invalid_argument(
+      "chunk_bytes is " + std::to_string(tuning.chunk_bytes) + "; with " +
+      std::to_string(ranks) + " ranks it must be at least " +
+      std::to_string(least));
 }
 
 }  // namespace lockstep::internal::shm

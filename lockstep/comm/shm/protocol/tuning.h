@@ -37,15 +37,18 @@ CacheSizes cache_sizes();
 Tuning default_tuning(int ranks, const CacheSizes& caches = cache_sizes());
 
 // Returns `defaults` with the thresholds that `text` names replaced:
-// "one_shot_bytes=4096,chunk_bytes=131072". Throws std::invalid_argument.
-Tuning parse_tuning(std::string_view text, const Tuning& defaults);
+// "one_shot_bytes=4096,chunk_bytes=131072", for groups of `ranks`. Throws
+// std::invalid_argument.
+Tuning parse_tuning(std::string_view text, const Tuning& defaults,
+                    int ranks = 1);
 
 // Returns what a group of `ranks` uses: LOCKSTEP_TUNING in the form of
 // parse_tuning(), and default_tuning() for what that leaves out. Throws
 // std::invalid_argument.
 Tuning choose_tuning(int ranks);
 
-// Throws std::invalid_argument if a threshold is out of its range.
-void check(const Tuning& tuning);
+// Throws std::invalid_argument if a threshold is out of its range for groups of
+// `ranks`.
+void check(const Tuning& tuning, int ranks = 1);
 
 }  // namespace lockstep::internal::shm

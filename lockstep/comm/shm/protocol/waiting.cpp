@@ -239,10 +239,13 @@ void Waiting::break_down(const std::string& reason, uint32_t how) {
     if (breaking_) return;
     breaking_ = true;
     reason_ = reason;
-    segment_.state(rank_).has_cause.store(0, std::memory_order_relaxed);
-    write_reason(reason);
-    // Pairs with the acquire in departures().
-    segment_.state(rank_).left.store(how, std::memory_order_seq_cst);
+    // The peers of a rank that has left have been told so.
+    if (!has_left()) {
+      segment_.state(rank_).has_cause.store(0, std::memory_order_relaxed);
+      write_reason(reason);
+      // Pairs with the acquire in departures().
+      segment_.state(rank_).left.store(how, std::memory_order_seq_cst);
+    }
     // Pairs with the acquire in broken().
     broken_.store(true, std::memory_order_seq_cst);
   }
@@ -277,6 +280,15 @@ void Waiting::leave() const {
 
 void Waiting::throw_if_broken() const {
   if (broken()) throw GroupBroken(reason_);
+  // Its sockets look as if all peers were gone.
+  if (has_left()) {
+    throw GroupBroken("this rank has left the group (it was destroyed)");
+  }
+}
+
+bool Waiting::has_left() const {
+  return segment_.state(rank_).left.load(std::memory_order_relaxed) ==
+         RankState::kLeft;
 }
 
 }  // namespace lockstep::internal::shm

@@ -176,6 +176,7 @@ class Waiting {
   static void ring(RankState& state, uint32_t bells);
   std::string words_of(int rank) const;
   void write_reason(const std::string& reason);
+  bool has_left() const;  // leave() was called, and nothing failed before
 
   const Segment& segment_;
   const PeerLinks& links_;
