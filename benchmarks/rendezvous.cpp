@@ -14,13 +14,14 @@
 #include <time.h>
 
 #include <atomic>
+#include <charconv>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <memory>
 #include <nlohmann/json.hpp>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -121,7 +122,9 @@ nlohmann::json measure(int agents) {
 
 int main(int argc, char** argv) {
   for (int argument = 1; argument < argc; ++argument) {
-    const int agents = std::atoi(argv[argument]);
+    const std::string_view text = argv[argument];
+    int agents = 0;
+    std::from_chars(text.data(), text.data() + text.size(), agents);
     if (agents < 1 || agents > 4096) {
       std::fprintf(stderr, "rendezvous: \"%s\" is no number from 1 to 4096\n",
                    argv[argument]);

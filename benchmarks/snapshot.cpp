@@ -212,9 +212,9 @@ void run(const Options& options) {
   const int64_t rss_before = benchmarks::memory().rss;
   nlohmann::json line{{"do", options.what},
                       {"ranks", lockstep::get_world_size()}};
-  const auto finish = [&](int64_t bytes, std::vector<double> seconds) {
+  const auto finish = [&](int64_t bytes, const std::vector<double>& seconds) {
     line["bytes"] = bytes;
-    line["seconds"] = std::move(seconds);
+    line["seconds"] = seconds;
     if (is_first) std::printf("%s\n", line.dump().c_str());
   };
   const std::string folder = options.folder + "/saved/";
@@ -231,7 +231,7 @@ void run(const Options& options) {
           plain_write(path, static_cast<const char*>(memory.const_data_ptr()),
                       memory.nbytes());
         });
-    return finish(static_cast<int64_t>(memory.nbytes()), std::move(seconds));
+    return finish(static_cast<int64_t>(memory.nbytes()), seconds);
   }
 
   const auto model = std::make_shared<Model>(options.bytes);
@@ -243,7 +243,7 @@ void run(const Options& options) {
   if (options.what == "save") {
     auto seconds = repeated(options.repeats, remove,
                             [&] { lockstep::save_snapshot(folder, state); });
-    return finish(model->bytes(), std::move(seconds));
+    return finish(model->bytes(), seconds);
   }
   if (options.what.starts_with("async")) {
     const bool overlaps = options.what == "async_overlapped";
@@ -251,7 +251,7 @@ void run(const Options& options) {
         save_asynchronously(options, state, folder, overlaps, remove);
     line["stall_seconds"] = std::move(figures.stalls);
     if (overlaps) line["slowdown_seconds"] = std::move(figures.slowdowns);
-    return finish(model->bytes(), std::move(figures.seconds));
+    return finish(model->bytes(), figures.seconds);
   }
   const auto clear = [&] { model->fill(0); };
   std::vector<double> seconds;
@@ -280,7 +280,7 @@ void run(const Options& options) {
       if (i > 0) seconds.push_back(one);
     }
   }
-  finish(model->bytes(), std::move(seconds));
+  finish(model->bytes(), seconds);
 }
 
 }  // namespace

@@ -63,7 +63,8 @@ class BucketReduction {
 
   // Makes that error call an iteration by `name` instead of by its number.
   // Returns whether iterations are always compared.
-  virtual bool name_iterations(std::function<std::string(int64_t)> /*name*/) {
+  virtual bool name_iterations(
+      const std::function<std::string(int64_t)>& /*name*/) {
     return false;
   }
 

@@ -67,8 +67,9 @@ class SharedBuckets final : public BucketReduction {
     started_ = Deadline::after(call_.timeout);
     checked([&] { exchange_->reclaim(); });
   }
-  bool name_iterations(std::function<std::string(int64_t)> name) override {
-    exchange_->name_iterations(std::move(name));
+  bool name_iterations(
+      const std::function<std::string(int64_t)>& name) override {
+    exchange_->name_iterations(name);
     return true;
   }
   double contribution_factor() const override { return 1; }
