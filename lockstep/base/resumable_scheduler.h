@@ -26,6 +26,12 @@ class ResumableScheduler {
   // ("initial_lr", "max_lr"), for which LibTorch's groups have no place.
   // Snapshots store these numbers where Python has them, in the optimizer's
   // state.
+  //
+  // Saving throws std::invalid_argument for what a snapshot would not give
+  // back: more than about 30 levels of lists and dicts and, unless it is a .pt
+  // file, a dict with an integer as a name, and the texts "inf", "-inf" and
+  // "nan". An empty Counter comes back as an empty dict, except from a .pt
+  // file.
   virtual StateTree state_dict() const = 0;
 
   // Makes every check for load_state_dict() and changes nothing. The function

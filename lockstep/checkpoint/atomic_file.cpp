@@ -23,6 +23,7 @@ namespace fs = std::filesystem;
 constexpr const char* kInfix = ".lockstep-";
 constexpr const char* kSuffix = ".tmp";
 constexpr size_t kDigits = 16;
+constexpr int kMostLinks = 40;  // as in Linux
 
 std::string random_digits() {
   uint64_t value = 0;
@@ -35,19 +36,24 @@ std::string random_digits() {
   return text.data();
 }
 
-// Returns the file that writing to `path` replaces: the target of a link.
+// Returns the file that writing to `path` replaces: the target of a link, which
+// need not be there.
 fs::path target_of(const std::string& path) {
   std::error_code error;
-  const fs::file_status status = fs::symlink_status(path, error);
   fs::path target = path;
-  if (fs::is_symlink(status)) {
-    target = fs::weakly_canonical(path, error);
+  int links = 0;
+  while (fs::is_symlink(fs::symlink_status(target, error))) {
+    const fs::path next = fs::read_symlink(target, error);
+    if (++links > kMostLinks) {
+      error = std::make_error_code(std::errc::too_many_symbolic_link_levels);
+    }
     if (error) {
       throw std::system_error(
           error,
           "snapshot \"" + path +
               "\" cannot be saved: its symbolic link cannot be followed");
     }
+    target = target.parent_path() / next;  // `next` alone if it is absolute
   }
   const fs::file_type type = fs::status(target, error).type();
   if (type != fs::file_type::regular && type != fs::file_type::not_found &&

@@ -29,6 +29,10 @@ namespace lockstep {
 // module.load_state_dict(torch.load(path, weights_only=True)). The file is
 // replaced as a whole and is on the disk when this returns; names, formats and
 // errors are those of save_tensors() (snapshot.h).
+//
+// Throws std::invalid_argument, too, if a parameter is divided over ranks
+// (FSDP, tensor parallelism), because this rank has only a part of it: save
+// what full_state_dict() (full_state_dict.h) returns, by save_tensors().
 void save_model(const std::string& path, const torch::nn::Module& module);
 
 struct LoadModelOptions {
@@ -72,6 +76,9 @@ struct LoadModelOptions {
 // a file of unknown origin is safe. Values are copied into the tensors that
 // `module` has, on their devices: everything that shares their memory sees the
 // new values.
+//
+// A parameter that is divided over ranks takes this rank's part of the file's
+// tensor, which must be the whole one.
 //
 // Returns the names that were left out because `strict` is false.
 //

@@ -4,6 +4,7 @@
 #include <c10/core/GeneratorImpl.h>
 
 #include <cstring>
+#include <deque>
 #include <nlohmann/json.hpp>
 
 #include "lockstep/base/deadline.h"
@@ -16,8 +17,9 @@
 
 namespace lockstep::internal {
 
-// Exchanges of texts by the keys "lockstep/save/ID/CALL/RANK" of the group's
-// store.
+// Exchanges of texts by the keys "lockstep/save/ID/SAVE/CALL/RANK" of the
+// group's store. A rank that gave up a save has made fewer calls in it than the
+// others, so calls are counted anew in each save.
 class Ranks::StoreTexts {
  public:
   StoreTexts(ProcessGroupPtr group, const std::string& id)
@@ -25,29 +27,36 @@ class Ranks::StoreTexts {
         store_(group_->store()),
         prefix_("lockstep/save/" + id + "/") {}
 
+  void begin_save(uint64_t number) {
+    save_ = number;
+    calls_ = 0;
+  }
+
   std::vector<std::string> gather(const std::string& text) {
     // Every rank has sent its text for the last call, so it has read those of
-    // the call before, and this rank's can go.
-    if (calls_ >= 2) {
-      store_->deleteKey(prefix_of(calls_ - 1) + std::to_string(group_->rank()));
+    // the call before, and this rank's can go. If this is the first call of a
+    // save, no rank reads those of the save before any more.
+    const size_t still_read = calls_ > 0 ? 1 : 0;
+    while (own_keys_.size() > still_read) {
+      store_->deleteKey(own_keys_.front());
+      own_keys_.pop_front();
     }
-    ++calls_;
+    const std::string prefix =
+        prefix_ + std::to_string(save_) + "/" + std::to_string(++calls_) + "/";
+    own_keys_.push_back(prefix + std::to_string(group_->rank()));
     return gather_texts({.store = *store_,
                          .rank = group_->rank(),
                          .global_ranks = group_->global_ranks()},
-                        prefix_of(calls_), text,
-                        Deadline::after(group_->timeout()));
+                        prefix, text, Deadline::after(group_->timeout()));
   }
 
  private:
-  std::string prefix_of(uint64_t call) const {
-    return prefix_ + std::to_string(call) + "/";
-  }
-
   const ProcessGroupPtr group_;
   const c10::intrusive_ptr<c10d::Store> store_;
   const std::string prefix_;
-  uint64_t calls_ = 0;
+  uint64_t save_ = 0;
+  uint64_t calls_ = 0;                // in this save
+  std::deque<std::string> own_keys_;  // those in the store
 };
 
 Ranks Ranks::through_store() const {
@@ -59,6 +68,10 @@ Ranks Ranks::through_store() const {
         std::make_shared<StoreTexts>(group_, share(std::to_string(number), 0));
   }
   return other;
+}
+
+void Ranks::begin_save(uint64_t number) const {
+  if (store_) store_->begin_save(number);
 }
 
 Ranks::Ranks(ProcessGroupPtr group) : group_(std::move(group)) {

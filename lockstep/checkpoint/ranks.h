@@ -3,6 +3,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstddef>
+#include <cstdint>
 #include <exception>
 #include <memory>
 #include <nlohmann/json_fwd.hpp>
@@ -14,7 +15,8 @@
 namespace lockstep::internal {
 
 // The ranks that save or load a snapshot together; this process alone if there
-// is no group. All functions but rank(), size() and to_first() are collective.
+// is no group. All functions but rank(), size(), begin_save() and to_first()
+// are collective.
 class Ranks {
  public:
   // Null: the default group, if there is one.
@@ -26,6 +28,13 @@ class Ranks {
   // group's timeout, and learns within a second if a rank is gone. Collective.
   // gather(), any() and to_first() must not be called.
   Ranks through_store() const;
+
+  // Begins the exchanges of a save, if they go through the store: from now on
+  // they do not meet those of other saves, in which a rank may have made fewer
+  // calls than the others because it gave up. `number` must be the same on all
+  // ranks and in no other save, and all ranks must have ended the exchanges of
+  // the save before. Not collective.
+  void begin_save(uint64_t number) const;
 
   size_t rank() const;
   size_t size() const;

@@ -119,7 +119,8 @@ class SnapshotSaver::Impl {
     const auto called = Clock::now();
     wait();
     began_ = called;
-    is_saved_ = true;
+    ++saves_;
+    is_saved_ = false;
     result_ = {.step = state_.step};
     failure_ = nullptr;
     files_ = files();
@@ -135,9 +136,10 @@ class SnapshotSaver::Impl {
       failure_ = std::current_exception();
     }
     if (save_) {
-      for (const auto& entry : save_->tensors()) {
-        bytes_total_ += entry.tensor->nbytes();
-      }
+      is_saved_ = true;
+      count_bytes();
+      // All ranks have ended the save before, and count saves alike.
+      ranks_of_thread_.begin_save(saves_);
       if (options_.in_background && start_thread()) return;
       write_and_commit();
     }
@@ -167,7 +169,8 @@ class SnapshotSaver::Impl {
 
   void finish() {
     wait();
-    if (ranks_.any({!is_saved_ || failure_})[0] != 0) {
+    const bool is_saved = is_saved_ && !failure_ && result_.step == state_.step;
+    if (ranks_.any({!is_saved})[0] != 0) {
       save();
       wait();
     }
@@ -183,6 +186,19 @@ class SnapshotSaver::Impl {
     if (!options_.on_progress) return std::make_unique<internal::SaveFiles>();
     return std::make_unique<ReportingFiles>(
         [this](uint64_t bytes) { report_progress(bytes); });
+  }
+
+  // What may throw for this rank alone is thrown by commit(), on all ranks.
+  void count_bytes() {
+    try {
+      for (const auto& entry : save_->tensors()) {
+        // nbytes() throws for a tensor that is sparse.
+        bytes_total_ += static_cast<uint64_t>(entry.tensor->numel()) *
+                        entry.tensor->element_size();
+      }
+    } catch (...) {
+      save_->fail(std::current_exception());
+    }
   }
 
   void report_progress(uint64_t bytes) const {
@@ -272,8 +288,9 @@ class SnapshotSaver::Impl {
   // When to save.
   Clock::time_point began_ = Clock::now();
   int64_t seen_step_;
-  // Whether save() was called after the last is_due().
+  // Whether save() has begun a save after the last is_due().
   bool is_saved_ = false;
+  uint64_t saves_ = 0;  // how often save() was called, on all ranks alike
   bool stop_requested_ = false;
 
   // The save that is under way, or the last one. While the thread runs, these

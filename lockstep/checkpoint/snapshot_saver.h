@@ -160,9 +160,10 @@ class SnapshotSaver {
   // Blocks until the save that is under way, if there is one, has ended.
   void wait();
 
-  // Collective, for the end of the training. Saves the present state, unless
-  // save() was the last call, and waits. Throws the errors of save_snapshot()
-  // if it was not saved.
+  // Collective, for the end of the training. Saves the present state and waits,
+  // unless it is saved: save() was called after the last is_due(), has
+  // succeeded, and TrainingState::step is the same. Throws the errors of
+  // save_snapshot() if the state was not saved.
   void finish();
 
  private:

@@ -8,7 +8,8 @@
 #include <cstring>
 #include <map>
 #include <stdexcept>
-#include <tuple>
+
+#include "lockstep/checkpoint/tensor_memory.h"
 
 namespace lockstep::internal {
 namespace {
@@ -22,15 +23,6 @@ constexpr size_t kHugePage = size_t{2} << 20;
 
 size_t aligned(size_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
-}
-
-// What a tensor is a view of. Conjugates and negatives are views of the same
-// memory, but have other values.
-using Memory = std::tuple<const void*, c10::ScalarType, std::vector<int64_t>,
-                          std::vector<int64_t>, bool, bool>;
-Memory memory_of(const at::Tensor& tensor) {
-  return {tensor.const_data_ptr(), tensor.scalar_type(), tensor.sizes().vec(),
-          tensor.strides().vec(),  tensor.is_conj(),     tensor.is_neg()};
 }
 
 uint32_t version_of(const at::Tensor& tensor) {
@@ -48,7 +40,7 @@ void StagedCopy::begin(Save& save) {
     bytes += aligned(entry.tensor->nbytes());
   }
   reserve(bytes);
-  std::map<Memory, at::Tensor> copies;
+  std::map<TensorMemory, at::Tensor> copies;
   int64_t place = 0;
   for (const TensorToWrite& entry : tensors) {
     at::Tensor from = *entry.tensor;

@@ -87,9 +87,10 @@ struct LoadSnapshotOptions {
   ProcessGroupPtr group{};
 
   // Whether this run will save to the same path. If so, a folder that is
-  // missing or that rank 0 cannot write to, or an optimizer that snapshots
-  // cannot hold, is an error now, not at the first save; a folder of snapshots
-  // is made. Set it to false for a run that only reads. Default: true.
+  // missing or that rank 0 cannot write to, one that is itself a snapshot or
+  // holds weights and no snapshots, or an optimizer that snapshots cannot hold,
+  // is an error now, not at the first save; a folder of snapshots is made. Set
+  // it to false for a run that only reads. Default: true.
   bool will_save{true};
 
   // ---- Performance ----
@@ -148,8 +149,9 @@ std::string save_snapshot(const std::string& path, const TrainingState& state,
 // written in place, so that buckets and other aliases of them stay valid.
 //
 // If `path` ends in "/", it is a folder: of snapshots, of which the newest is
-// loaded that is not damaged (LoadedSnapshot::skipped names the others); or one
-// snapshot; or a folder of PyTorch's distributed checkpoint, in safetensors.
+// loaded that is not damaged (LoadedSnapshot::skipped names the others; weights
+// that are in the folder, too, are not looked at); or one snapshot; or a folder
+// of PyTorch's distributed checkpoint, in safetensors.
 // Any number of ranks may load it, however their models are divided; each reads
 // only what it needs, and straight into the tensors. A rank's model may lack
 // tensors of the snapshot that the model of another rank has.

@@ -4,6 +4,8 @@
 #include <stdexcept>
 #include <string>
 
+#include "lockstep/data/pass_plan.h"
+
 namespace lockstep {
 
 BatchSampler::BatchSampler(Sampler& sampler, int64_t batch_size, bool drop_last)
@@ -45,8 +47,7 @@ void BatchSampler::consumed_batch() {
 }
 
 int64_t BatchSampler::size() const {
-  return drop_last_ ? sampler_.size() / batch_size_
-                    : (sampler_.size() + batch_size_ - 1) / batch_size_;
+  return internal::batches_of(sampler_.size(), batch_size_, drop_last_);
 }
 
 }  // namespace lockstep

@@ -7,6 +7,7 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <stdexcept>
+#include <vector>
 
 namespace lockstep::internal {
 namespace {
@@ -16,6 +17,22 @@ bool is_found(at::Device device) {
   if (!c10::impl::hasDeviceGuardImpl(device.type())) return false;
   const auto count = c10::impl::VirtualGuardImpl(device.type()).deviceCount();
   return count > 0 && device.index() < count;
+}
+
+// Returns the tensors with memory of their own that `tensor` is made of.
+std::vector<at::Tensor> dense_parts(const at::Tensor& tensor) {
+  switch (tensor.layout()) {
+    case at::kSparse:
+      return {tensor._indices(), tensor._values()};
+    case at::kSparseCsr:
+    case at::kSparseBsr:
+      return {tensor.crow_indices(), tensor.col_indices(), tensor.values()};
+    case at::kSparseCsc:
+    case at::kSparseBsc:
+      return {tensor.ccol_indices(), tensor.row_indices(), tensor.values()};
+    default:
+      return {tensor};
+  }
 }
 
 bool has_accelerator() {
@@ -50,9 +67,14 @@ at::Tensor BatchTransfer::moved(const at::Tensor& tensor) const {
       source.layout() == at::kStrided && !source.is_pinned()) {
     source = source.pin_memory();
   }
+  // A copy to the CPU that does not block may end after the loop reads it.
   return device_ ? source.to(*device_, source.scalar_type(),
-                             /*non_blocking=*/true)
+                             /*non_blocking=*/!device_->is_cpu())
                  : source;
+}
+
+c10::Stream BatchTransfer::current_stream() const {
+  return c10::impl::VirtualGuardImpl(device_->type()).getStream(*device_);
 }
 
 BatchTransfer::Copied BatchTransfer::begin_copy(
@@ -64,6 +86,10 @@ BatchTransfer::Copied BatchTransfer::begin_copy(
     move_all();
     return std::nullopt;
   }
+  // The dataset may have made tensors on the device, on this thread's stream.
+  c10::Event made(device_->type());
+  made.record(current_stream());
+  made.block(*stream_);
   // The guard selects the device, too; memory is allocated on this stream.
   const c10::StreamGuard guard(*stream_);
   move_all();
@@ -74,12 +100,15 @@ BatchTransfer::Copied BatchTransfer::begin_copy(
 
 void BatchTransfer::end_copy(Copied& copied,
                              const Visitor& for_each_tensor) const {
-  const c10::Stream current =
-      c10::impl::VirtualGuardImpl(device_->type()).getStream(*device_);
+  const c10::Stream current = current_stream();
   copied->block(current);
   // The memory belongs to the stream of the copies. When the loop gives it back
   // its stream may still use it.
-  for_each_tensor([&](at::Tensor& tensor) { tensor.record_stream(current); });
+  for_each_tensor([&](at::Tensor& tensor) {
+    for (const at::Tensor& part : dense_parts(tensor)) {
+      part.record_stream(current);
+    }
+  });
   copied.reset();
 }
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <stdexcept>
 
 #include "lockstep/base/digest.h"
@@ -62,6 +63,10 @@ BucketBatchSampler::BucketBatchSampler(std::vector<int64_t> lengths,
                                      options.pad)),
       state_(kBucketSampler, options.seed) {
   check_buckets(lengths_, options);
+  // A larger step would visit no more samples, and its end would not fit.
+  constexpr int64_t kLargestStep = std::numeric_limits<int64_t>::max() / 2;
+  options_.batch_size =
+      std::min(options_.batch_size, kLargestStep / share_.num_replicas);
   step_size_ = own_step_size();
   internal::Digest digest;
   for (const int64_t length : lengths_) {
@@ -244,7 +249,8 @@ BatchList BucketBatchSampler::begin_pass() {
       const int64_t turn = share_.rank + i * share_.num_replicas;
       const int64_t place = step.begin + turn % samples;  // repeats: padding
       list.indices.push_back(order.indices[place]);
-      list.places.push_back(place);
+      // A repeated sample is seeded as one of a further round over the dataset.
+      list.places.push_back(place + turn / samples * dataset_size());
     }
     list.ends.push_back(list.indices.size());
     positions_.push_back(step.end);

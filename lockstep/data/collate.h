@@ -5,6 +5,7 @@
 #include <torch/data/example.h>
 
 #include <array>
+#include <complex>
 #include <concepts>
 #include <cstddef>
 #include <map>
@@ -70,6 +71,10 @@ constexpr at::ScalarType dtype_of_batch() {
     return at::kBool;
   } else if constexpr (std::integral<Number>) {
     return at::kLong;  // Python's integers become this
+  } else if constexpr (std::same_as<Number, std::complex<float>>) {
+    return at::kComplexFloat;
+  } else if constexpr (std::same_as<Number, std::complex<double>>) {
+    return at::kComplexDouble;
   } else {
     return c10::CppTypeToScalarType<Number>::value;
   }
@@ -80,7 +85,9 @@ concept BatchNumber =
     std::integral<T> || std::same_as<T, float> || std::same_as<T, double> ||
     std::same_as<T, c10::Half> || std::same_as<T, c10::BFloat16> ||
     std::same_as<T, c10::complex<float>> ||
-    std::same_as<T, c10::complex<double>>;
+    std::same_as<T, c10::complex<double>> ||
+    std::same_as<T, std::complex<float>> ||
+    std::same_as<T, std::complex<double>>;
 
 at::Tensor stack(std::vector<at::Tensor>&& samples);
 // Returns memory for `size` numbers.

@@ -18,6 +18,7 @@
 #include "lockstep/data/collate.h"
 #include "lockstep/data/data_loader_error.h"
 #include "lockstep/data/dataset_access.h"
+#include "lockstep/data/loop_modes.h"
 #include "lockstep/data/ordered_prefetch.h"
 #include "lockstep/data/pass_plan.h"
 #include "lockstep/data/sample_seed.h"
@@ -151,7 +152,8 @@ Sampler& refuse_sampler() {
 // outlive it: what the program tells the sampler (set_epoch, load_state_dict)
 // reaches the next loop. The sampler counts a batch as consumed when the loop
 // receives it. Batches, their order and the seeds of samples do not depend on
-// num_workers.
+// num_workers. Workers have the modes (Autocast, NoGradGuard, InferenceMode)
+// that the loop's thread has when the loop begins.
 //
 // Workers are threads that start with the first loop and are kept until the
 // loader is destroyed. Leaving a loop early (break, return, an exception) waits
@@ -320,7 +322,9 @@ struct DataLoader<Dataset, Collate>::Pass {
       // Workers share the plan: they may still use it after a timeout has ended
       // the loop.
       loader.prefetch_->begin(plan->batches(),
-                              [plan = plan, &loader = loader](int64_t batch) {
+                              [plan = plan, &loader = loader,
+                               modes = internal::LoopModes()](int64_t batch) {
+                                const internal::LoopModes::Guard guard(modes);
                                 return loader.fetch(*plan, batch);
                               });
     }

@@ -88,11 +88,12 @@ std::vector<size_t> ResumableSampler::begin_pass() {
 }
 
 void ResumableSampler::consumed(int64_t count) {
-  const int64_t reached = state_.position() + count * share_.num_replicas;
   // The last batch may be smaller than the batch size that the loader reports,
-  // so the position stops at the end of the pass.
-  if (reached < pass_end_) {
-    state_.move_to(reached);
+  // so the position stops at the end of the pass. (The number of places that
+  // the batch would have may not fit an int64.)
+  const int64_t left = pass_end_ - state_.position();
+  if (left > 0 && count <= (left - 1) / share_.num_replicas) {
+    state_.move_to(state_.position() + count * share_.num_replicas);
   } else {
     rest_left_out();
   }

@@ -30,19 +30,20 @@ Accuracy::Accuracy(const AccuracyOptions& options)
 
 void Accuracy::update(const at::Tensor& predicted, const at::Tensor& target) {
   const at::NoGradGuard no_grad;
-  at::Tensor counts, right;
+  // In a narrow dtype ignore_index and the number of classes would wrap.
+  const at::Tensor labels = target.to(at::kLong);
+  const at::Tensor counts = labels != options_.ignore_index;
+  at::Tensor right;
   if (internal::has_labels(predicted, target) && options_.top_k == 1) {
     internal::check_labels("Accuracy", predicted, target);
-    counts = target != options_.ignore_index;
-    right = predicted == target;
+    right = predicted == labels;
   } else {
     const int64_t classes =
         internal::check_scores("Accuracy", predicted, target, options_.top_k);
-    counts = target != options_.ignore_index;
     const at::Tensor best =
         std::get<1>(predicted.detach().topk(options_.top_k, -1));
-    right = (best == target.unsqueeze(-1)).any(-1);
-    add(kNoClass, (counts & ((target < 0) | (target >= classes))).sum());
+    right = (best == labels.unsqueeze(-1)).any(-1);
+    add(kNoClass, (counts & ((labels < 0) | (labels >= classes))).sum());
   }
   add(kRight, (right & counts).sum());
   add(kSamples, counts.sum());

@@ -42,9 +42,11 @@ namespace lockstep::metrics {
 // update() throws std::invalid_argument for tensors whose shape or dtype does
 // not fit; what it can know only by looking at the values (a label that is no
 // class) is thrown by compute(), on every rank. compute() throws
-// std::invalid_argument on every rank if the ranks compute different metrics
-// with equally many sums; with another number of sums, the backend reports it
-// (collective_options.h). Threads: one at a time.
+// std::invalid_argument on every rank if the ranks compute metrics of different
+// kinds or with different options, with equally many sums; with another number
+// of sums, the backend reports it (collective_options.h). Two metrics of one
+// kind with the same options cannot be told apart: call their compute() in the
+// same order on all ranks, or their sums are mixed. Threads: one at a time.
 struct MetricOptions {
   // ---- Behaviour ----
 

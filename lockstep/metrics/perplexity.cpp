@@ -24,8 +24,10 @@ Perplexity::Perplexity(const PerplexityOptions& options)
 void Perplexity::update(const at::Tensor& logits, const at::Tensor& target) {
   const at::NoGradGuard no_grad;
   const int64_t classes = internal::check_scores("Perplexity", logits, target);
-  const at::Tensor counts = target != options_.ignore_index;
-  const at::Tensor place = target.to(at::kLong).clamp(0, classes - 1);
+  // In a narrow dtype ignore_index and the number of classes would wrap.
+  const at::Tensor tokens = target.to(at::kLong);
+  const at::Tensor counts = tokens != options_.ignore_index;
+  const at::Tensor place = tokens.clamp(0, classes - 1);
   const bool wide = logits.scalar_type() == at::kDouble;
   const at::Tensor likelihoods =
       logits.detach()
@@ -35,7 +37,7 @@ void Perplexity::update(const at::Tensor& logits, const at::Tensor& target) {
   add(kLogLikelihood,
       likelihoods.masked_fill(counts.logical_not(), 0).sum(at::kDouble));
   add(kTokens, counts.sum());
-  add(kNoToken, (counts & ((target < 0) | (target >= classes))).sum());
+  add(kNoToken, (counts & ((tokens < 0) | (tokens >= classes))).sum());
 }
 
 void Perplexity::update(const at::Tensor& loss, int64_t tokens) {

@@ -69,6 +69,27 @@ TEST(AtomicFile, ALinkStaysAndItsTargetIsReplaced) {
   EXPECT_EQ(read_file(folder.file("target")), "new");
 }
 
+// A link whose target was not there yet was replaced by the file.
+TEST(AtomicFile, ALinkToNothingStaysAndItsTargetIsMade) {
+  const TemporaryFolder folder;
+  std::filesystem::create_directory(folder.file("large"));
+  std::filesystem::create_symlink("large/second", folder.file("first"));
+  std::filesystem::create_symlink("target", folder.file("large/second"));
+  save(folder.file("first"), "new");
+  EXPECT_TRUE(std::filesystem::is_symlink(folder.file("first")));
+  EXPECT_TRUE(std::filesystem::is_symlink(folder.file("large/second")));
+  EXPECT_EQ(read_file(folder.file("large/target")), "new");
+}
+
+TEST(AtomicFile, ALinkToItselfIsAnError) {
+  const TemporaryFolder folder;
+  std::filesystem::create_symlink("b", folder.file("a"));
+  std::filesystem::create_symlink("a", folder.file("b"));
+  EXPECT_THAT(message_of([&] { save(folder.file("a"), "new"); }),
+              AllOf(HasSubstr(folder.file("a")),
+                    HasSubstr("symbolic link cannot be followed")));
+}
+
 TEST(AtomicFile, PermissionsOfTheOldFileAreKept) {
   const TemporaryFolder folder;
   write_file(folder.file("a"), "old");

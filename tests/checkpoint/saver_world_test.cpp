@@ -3,6 +3,8 @@
 #include <sys/resource.h>
 
 #include <csignal>
+#include <filesystem>
+#include <fstream>
 #include <thread>
 
 #include "lockstep/base/stop_signals.h"
@@ -194,6 +196,85 @@ WORLD_TEST(SaverWorld, ALongSaveTellsHowFarItIs, 2) {
   }
   EXPECT_EQ(progress.back().bytes_written, progress.back().bytes_total);
   EXPECT_GT(progress.back().bytes_total, 0u);
+}
+
+// Waits until another rank has made the file.
+void await_file(const std::filesystem::path& path) {
+  const auto deadline =
+      std::chrono::steady_clock::now() + std::chrono::seconds(30);
+  while (!std::filesystem::exists(path)) {
+    ASSERT_LT(std::chrono::steady_clock::now(), deadline) << path;
+    std::this_thread::sleep_for(milliseconds(5));
+  }
+}
+
+// Rank 1 wrote longer than the group's timeout: rank 0 gave the save up, and
+// rank 1 was one exchange ahead from then on. A later save took rank 1's files
+// of the save before for those of its own, and the good snapshot was removed.
+WORLD_TEST(SaverWorld, ASaveThatTimedOutDoesNotDisturbLaterOnes, 2) {
+  const auto group = init_process_group({}, {.timeout = milliseconds(2000)});
+  const std::string path = saver_path(world, "late/");
+  const auto given_up = world.folder / "given up";
+  const auto ended = world.folder / "ended";
+  ShardedRun run;
+  bool is_late = false;
+  std::vector<SavedSnapshot> results;
+  SnapshotSaver saver(
+      path, run.state,
+      {.keep_last = 1,
+       .on_saved = [&](const auto& saved) { results.push_back(saved); },
+       .on_progress =
+           [&](const SnapshotProgress&) {
+             if (is_late) await_file(given_up);
+           }});
+  const auto save = [&](int64_t number) {
+    run.set(number);
+    saver.save();
+    saver.wait();
+  };
+  save(1);
+  is_late = world.rank == 1;
+  save(2);
+  is_late = false;
+  if (world.rank == 0) {
+    std::ofstream{given_up};
+    await_file(ended);
+  } else {
+    std::ofstream{ended};
+  }
+  ASSERT_EQ(results.size(), 2u);
+  EXPECT_THAT(results[1].error, HasSubstr("did not come in time"));
+  for (int64_t number = 3; number <= 5; ++number) {
+    save(number);
+    EXPECT_EQ(results.back().error, "");
+  }
+  barrier();
+  EXPECT_EQ(names_in(path),
+            (std::vector<std::string>{"000004-step-5", "latest"}));
+  EXPECT_EQ(message_of([&] { verify_snapshot(path); }), "");
+  barrier();
+}
+
+// The rank that writes a file threw when it counted the bytes of a sparse
+// buffer, and the others waited for it until the timeout.
+WORLD_TEST(SaverWorld, ATensorThatCannotBeSavedFailsOnAllRanks, 2) {
+  const auto group = init_process_group({}, {.timeout = milliseconds(5000)});
+  const auto model = std::make_shared<torch::nn::Module>();
+  model->register_parameter("dense", torch::ones({2}));
+  model->register_buffer("sparse", torch::eye(3).to_sparse());
+  const TrainingState state{.model = model};
+  for (const char* name : {"sparse.pt", "sparse.safetensors"}) {
+    std::vector<SavedSnapshot> results;
+    SnapshotSaver saver(
+        saver_path(world, name), state,
+        {.on_saved = [&](const auto& saved) { results.push_back(saved); }});
+    EXPECT_EQ(message_of([&] { saver.save(); }), "");
+    saver.wait();
+    ASSERT_EQ(results.size(), 1u);
+    EXPECT_THAT(results[0].error, HasSubstr("parse"));
+    EXPECT_THAT(results[0].error,
+                ::testing::Not(HasSubstr("did not come in time")));
+  }
 }
 
 }  // namespace

@@ -457,6 +457,27 @@ TEST(SnapshotSaver, TheEndOfTheTrainingIsSaved) {
   EXPECT_EQ(loaded.state.metadata["more"], "text");
 }
 
+// finish() returned normally with an old snapshot on the disk: after a step
+// without is_due(), and after a save() that had thrown.
+TEST(SnapshotSaver, TheEndIsSavedWithoutIsDueAndAfterAMistake) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("a.pt");
+  ShardedRun run;
+  SnapshotSaver saver(path, run.state);
+  run.set(1);
+  saver.save();
+  run.set(2);
+  saver.finish();
+  EXPECT_EQ(number_in(path), 2);
+  run.set(3);
+  EXPECT_FALSE(saver.is_due());
+  run.state.model = nullptr;
+  EXPECT_THROW(saver.save(), std::invalid_argument);
+  run.state.model = run.model.ptr();
+  saver.finish();
+  EXPECT_EQ(number_in(path), 3);
+}
+
 TEST(SnapshotSaver, ItsOptionsForFoldersArePassedOn) {
   const TemporaryFolder folder;
   ShardedRun run;

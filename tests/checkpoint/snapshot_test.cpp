@@ -9,6 +9,7 @@
 namespace lockstep::internal {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using namespace lockstep::internal::testing;
 
@@ -120,6 +121,74 @@ TEST_P(SnapshotFormat, TextThatIsNotUtf8IsRefused) {
   saved.metadata["note"] = "\xff";
   EXPECT_THROW(save_snapshot_file(path(), saved), std::invalid_argument);
   EXPECT_EQ(folder_.count(), 0u);
+}
+
+// Was saved, and loading it failed.
+TEST_P(SnapshotFormat, ASchedulerThatIsNestedTooDeeplyIsNotSaved) {
+  bool any_saved = false;
+  for (int levels = 24; levels <= 40; ++levels) {
+    StateTree::Dict state;
+    StateTree nested = StateTree::Counter{{1, 2}};
+    for (int level = 0; level < levels; ++level) {
+      nested = StateTree::List{nested};
+    }
+    state.set("nested", nested);
+    const Snapshot saved{.scheduler_state = state};
+    try {
+      save_snapshot_file(path(), saved);
+    } catch (const std::invalid_argument& error) {
+      EXPECT_THAT(error.what(), HasSubstr("nested"));
+      EXPECT_TRUE(any_saved);
+      continue;
+    }
+    any_saved = true;
+    EXPECT_LT(levels, 40);
+    EXPECT_TRUE(same_snapshot(saved, load_snapshot_file(path()))) << levels;
+  }
+}
+
+// JSON has no other way to write a Counter than as an object with integers as
+// names, and none for what is not finite, so these came back as something else.
+TEST(Snapshot, ASchedulerThatSafetensorsWouldChangeIsRefused) {
+  const TemporaryFolder folder;
+  const auto refusal_of = [&](const StateTree& value) {
+    StateTree::Dict outer;
+    outer.set("by_group", StateTree::List{value});
+    const Snapshot saved{.scheduler_state = outer};
+    const std::string pt = folder.file("a.pt");
+    save_snapshot_file(pt, saved);
+    EXPECT_TRUE(same_snapshot(saved, load_snapshot_file(pt)));
+    try {
+      save_snapshot_file(folder.file("a.safetensors"), saved);
+    } catch (const std::invalid_argument& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  StateTree::Dict integers;
+  integers.set("0", 0.5);
+  integers.set("1", 0.25);
+  EXPECT_THAT(refusal_of(integers), AllOf(HasSubstr("\"0\""), HasSubstr(".pt"),
+                                          ::testing::Not(HasSubstr("\n"))));
+  for (const char* text : {"nan", "inf", "-inf"}) {
+    EXPECT_THAT(refusal_of(text),
+                AllOf(HasSubstr("\"" + std::string(text)), HasSubstr(".pt")));
+  }
+}
+
+// Was saved, and loading it failed.
+TEST(Snapshot, MoreTextThanAPtFileHoldsIsRefused) {
+  const TemporaryFolder folder;
+  const std::string path = folder.file("a.pt");
+  Snapshot snapshot;
+  snapshot.metadata["log"] = std::string(size_t{64} << 20, 'x');
+  try {
+    save_snapshot_file(path, snapshot);
+    ADD_FAILURE() << "was saved";
+  } catch (const std::invalid_argument& error) {
+    EXPECT_THAT(error.what(), HasSubstr("67108864"));
+  }
+  EXPECT_EQ(folder.count(), 0u);
 }
 
 TEST(Snapshot, ADtypeThatAFormatLacksIsNamed) {

@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <limits>
 #include <map>
 #include <random>
 #include <set>
@@ -223,6 +224,48 @@ TEST(BucketBatchSampler, TheOrderDependsOnSeedAndEpoch) {
     Lengths of_batches;
     for (const auto& batch : first) of_batches.push_back(lengths[batch[0]]);
     EXPECT_FALSE(std::ranges::is_sorted(of_batches));
+  }
+}
+
+// Repeated samples had the place, and so the random numbers, of the first time.
+TEST(BucketBatchSampler, APlaceIsVisitedOnce) {
+  for (const auto& options : ways()) {
+    std::set<int64_t> places;
+    size_t visits = 0;
+    std::map<int64_t, size_t> samples;  // by place within the dataset
+    const Lengths lengths = random_lengths(23, 50);
+    for (int64_t rank = 0; rank < 7; ++rank) {
+      Options own = options;
+      own.num_replicas = 7;
+      own.rank = rank;
+      BucketBatchSampler sampler(lengths, own);
+      const BatchList list = sampler.begin_pass();
+      visits += list.places.size();
+      for (size_t i = 0; i < list.places.size(); ++i) {
+        places.insert(list.places[i]);
+        const auto [known, is_new] =
+            samples.emplace(list.places[i] % 23, list.indices[i]);
+        EXPECT_EQ(known->second, list.indices[i]);
+      }
+    }
+    EXPECT_GT(visits, 23u);
+    EXPECT_EQ(places.size(), visits);
+    EXPECT_EQ(samples.size(), 23u);
+  }
+}
+
+// A step did not fit an int64, and size() did not end.
+TEST(BucketBatchSampler, ABatchMayHoldEverySample) {
+  constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
+  for (const int64_t size : {kHuge, kHuge / 2, kHuge / 3 + 1}) {
+    for (Options options : {Options{.boundaries = {10}}, Options{}}) {
+      options.batch_size = size;
+      for (const auto& batches :
+           of_all_ranks(random_lengths(9, 9), options, 3)) {
+        ASSERT_EQ(batches.size(), 1u);
+        EXPECT_EQ(batches[0].size(), 3u);
+      }
+    }
   }
 }
 

@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <complex>
+
 #include "lockstep/data/data_loader.h"
 #include "lockstep/data/sequential_sampler.h"
 
@@ -63,6 +65,12 @@ TEST(Collate, NumbersBecomeATensor) {
                 torch::tensor({0.5f}).to(torch::kHalf));
   expect_tensor(default_collate(std::vector<c10::complex<float>>{{1, 2}}),
                 torch::complex(torch::tensor({1.0f}), torch::tensor({2.0f})));
+  // Those of the standard library stayed a vector.
+  expect_tensor(default_collate(std::vector<std::complex<float>>{{1, 2}}),
+                torch::complex(torch::tensor({1.0f}), torch::tensor({2.0f})));
+  expect_tensor(default_collate(std::vector<std::complex<double>>{{1, 2}}),
+                torch::complex(torch::tensor({1.0}, torch::kDouble),
+                               torch::tensor({2.0}, torch::kDouble)));
 }
 
 TEST(Collate, TensorsAreStacked) {

@@ -1,5 +1,6 @@
 #include "lockstep/data/data_loader.h"
 
+#include <ATen/autocast_mode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -112,6 +113,44 @@ TEST(DataLoader, SetEpochReachesTheLoop) {
     EXPECT_EQ(all_of(loader), first);
     sampler.set_epoch(1);
     EXPECT_NE(all_of(loader), first);
+  }
+}
+
+// Workers had the modes of new threads: batches required gradients in a loop
+// without gradients, and Autocast changed nothing.
+TEST(DataLoader, WorkersHaveTheModesOfTheLoop) {
+  struct Products {
+    at::Tensor weight = torch::ones({2, 2}, torch::requires_grad());
+    at::Tensor get(size_t) const { return weight.mm(weight); }
+    size_t size() const { return 6; }
+  };
+  Products products;
+  SequentialSampler sampler(6);
+  for (const int64_t workers : {0, 1, 2}) {
+    SCOPED_TRACE(workers);
+    DataLoader loader(products, sampler, {.num_workers = workers});
+    for (auto& batch : loader) {
+      EXPECT_TRUE(batch.requires_grad());
+      EXPECT_EQ(batch.scalar_type(), at::kFloat);
+    }
+    {
+      const torch::NoGradGuard no_grad;
+      at::autocast::set_autocast_enabled(at::kCPU, true);
+      const auto dtype = at::autocast::get_autocast_dtype(at::kCPU);
+      at::autocast::set_autocast_dtype(at::kCPU, at::kHalf);
+      for (auto& batch : loader) {
+        EXPECT_FALSE(batch.requires_grad());
+        EXPECT_EQ(batch.scalar_type(), at::kHalf);
+      }
+      at::autocast::set_autocast_dtype(at::kCPU, dtype);
+      at::autocast::set_autocast_enabled(at::kCPU, false);
+      at::autocast::clear_cache();
+    }
+    {
+      const c10::InferenceMode inference;
+      for (auto& batch : loader) EXPECT_TRUE(batch.is_inference());
+    }
+    for (auto& batch : loader) EXPECT_TRUE(batch.requires_grad());
   }
 }
 

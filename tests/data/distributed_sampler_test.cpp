@@ -5,6 +5,9 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <limits>
+
+#include "lockstep/data/batch_sampler.h"
 
 namespace lockstep::internal {
 namespace {
@@ -227,6 +230,24 @@ TEST(DistributedSampler, FewerSamplesThanRanks) {
           {.num_replicas = 3, .rank = rank, .shuffle = false, .pad = false});
       EXPECT_EQ(once.size(), rank < size ? 1 : 0);
     }
+  }
+}
+
+// The position became negative, and the state could not be loaded.
+TEST(DistributedSampler, ABatchMayHoldEverySample) {
+  constexpr int64_t kHuge = std::numeric_limits<int64_t>::max();
+  for (const int64_t size : {kHuge, kHuge / 2, kHuge / 3 + 1}) {
+    DistributedSampler sampler(10, part(1, 3));
+    sampler.begin_pass();
+    sampler.consumed(size);
+    EXPECT_EQ(sampler.position(), 12);
+    DistributedSampler other(10, part(1, 3));
+    other.load_state_dict(sampler.state_dict());
+    EXPECT_TRUE(other.begin_pass().empty());
+    BatchSampler batches(other, size);
+    EXPECT_EQ(batches.size(), 1);
+    EXPECT_EQ(batches.begin_pass().ends, std::vector<size_t>{4});
+    EXPECT_EQ(BatchSampler(other, size, /*drop_last=*/true).size(), 0);
   }
 }
 

@@ -47,5 +47,56 @@ TEST(DataLoaderGpu, CopiesAhead) {
   }
 }
 
+// Tensors that a dataset makes on the GPU were read before they were made, and
+// batches for the CPU were delivered before they were copied.
+TEST(DataLoaderGpu, WaitsForWhatTheDatasetMakesOnTheGpu) {
+  if (!torch::cuda::is_available()) {
+    GTEST_SKIP() << "needs a GPU, and LibTorch sees none";
+  }
+  struct Sums {
+    at::Tensor get_batch(c10::ArrayRef<size_t> indices) const {
+      at::Tensor sum = torch::zeros({1 << 22}, at::kCUDA);
+      for (int i = 0; i < 50; ++i) {
+        sum += static_cast<double>(indices.front());
+      }
+      return sum;
+    }
+    size_t size() const { return 16; }
+  };
+  Sums sums;
+  SequentialSampler sampler(16);
+  for (const auto device : {at::kCUDA, at::kCPU}) {
+    for (const int64_t workers : {0, 1, 3}) {
+      DataLoader loader(sums, sampler,
+                        {.device = device, .num_workers = workers});
+      int64_t next = 0;
+      for (auto& batch : loader) {
+        EXPECT_EQ(batch.device().type(), device);
+        EXPECT_TRUE(batch.eq(50 * next++).all().item<bool>()) << workers;
+      }
+    }
+  }
+}
+
+// The memory of a sparse tensor could not be given to the loop's stream.
+TEST(DataLoaderGpu, CopiesSparseBatches) {
+  if (!torch::cuda::is_available()) {
+    GTEST_SKIP() << "needs a GPU, and LibTorch sees none";
+  }
+  struct Sparse {
+    std::pair<at::Tensor, at::Tensor> get_batch(c10::ArrayRef<size_t>) const {
+      return {torch::eye(3).to_sparse(), torch::eye(3).to_sparse_csr()};
+    }
+    size_t size() const { return 4; }
+  };
+  Sparse sparse;
+  SequentialSampler sampler(4);
+  DataLoader loader(sparse, sampler, {.device = at::kCUDA, .num_workers = 1});
+  for (auto& [coo, csr] : loader) {
+    EXPECT_TRUE(torch::equal(coo.to_dense().cpu(), torch::eye(3)));
+    EXPECT_TRUE(torch::equal(csr.to_dense().cpu(), torch::eye(3)));
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::internal

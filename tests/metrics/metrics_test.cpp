@@ -296,6 +296,26 @@ WORLD_TEST(Metrics, ArgumentsThatDoNotFitAreRefused, 1) {
 }
 
 // One rank alone has the mistake; all ranks hear of it and go on.
+// In uint8, 156 is -100 and 1000 is 232: samples were left out, and refused as
+// no class.
+WORLD_TEST(Metrics, TargetsOfAnyIntegerAreEqual, 1) {
+  const at::Tensor labels = torch::tensor({156, 240, 3});
+  const at::Tensor scores = torch::rand({3, 1000}, torch::kDouble);
+  metrics::Accuracy accuracy, of_labels;
+  metrics::Perplexity expected_perplexity, perplexity;
+  accuracy.update(torch::one_hot(labels, 1000).to(torch::kFloat),
+                  labels.to(torch::kByte));
+  of_labels.update(torch::tensor({156, 240, 0}), labels.to(torch::kByte));
+  EXPECT_EQ(accuracy.compute(), 1);
+  EXPECT_DOUBLE_EQ(of_labels.compute(), 2.0 / 3);
+  expected_perplexity.update(scores, labels);
+  perplexity.update(scores, labels.to(torch::kByte));
+  EXPECT_DOUBLE_EQ(perplexity.compute(), expected_perplexity.compute());
+  perplexity.reset();
+  perplexity.update(scores, (labels % 100).to(torch::kChar));
+  EXPECT_GT(perplexity.compute(), 0);
+}
+
 WORLD_TEST(Metrics, LabelsThatAreNoClassAreAnErrorOnEveryRank, 1, 2, 3) {
   const auto group = init_process_group();
   const at::Tensor scores = torch::rand({4, 3});

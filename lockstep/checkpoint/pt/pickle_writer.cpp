@@ -5,6 +5,7 @@
 #include <cstring>
 #include <stdexcept>
 
+#include "lockstep/checkpoint/pt/pickle_reader.h"
 #include "lockstep/checkpoint/pt/pickle_types.h"
 
 namespace lockstep::internal {
@@ -17,7 +18,7 @@ class Writer {
 
   std::string finish(const PickleValue& value) {
     out_ = "\x80\x02";  // PROTO 2
-    std::visit(*this, value.value);
+    write(value);
     op('.');  // STOP
     return std::move(out_);
   }
@@ -52,13 +53,13 @@ class Writer {
   void operator()(const PickleValue::List& value) {
     op(']');  // EMPTY_LIST
     op('(');
-    for (const PickleValue& item : value) std::visit(*this, item.value);
+    for (const PickleValue& item : value) write(item);
     op('e');  // APPENDS
   }
   void operator()(const PickleValue::Tuple& value) {
     op('(');  // MARK
     for (const PickleValue& item : value.items) {
-      std::visit(*this, item.value);
+      write(item);
     }
     op('t');  // TUPLE
   }
@@ -71,8 +72,8 @@ class Writer {
     }
     op('(');
     for (const PickleItem& item : value.items) {
-      std::visit(*this, item.key.value);
-      std::visit(*this, item.value.value);
+      write(item.key);
+      write(item.value);
     }
     op('u');  // SETITEMS
     if (value.counter) {
@@ -101,6 +102,18 @@ class Writer {
   }
 
  private:
+  void write(const PickleValue& value) {
+    if (depth_ > kMostPickleDepth) {
+      throw std::invalid_argument(
+          "a .pt file cannot hold a value that is nested in more than " +
+          std::to_string(kMostPickleDepth) +
+          " lists and dicts; give a flatter one");
+    }
+    ++depth_;
+    std::visit(*this, value.value);
+    --depth_;
+  }
+
   void op(char code) { out_ += code; }
 
   template <class T>
@@ -140,6 +153,7 @@ class Writer {
   }
 
   const StorageNamer& namer_;
+  int depth_ = 0;  // in how many values the next one is
   std::string out_;
 };
 

@@ -155,6 +155,14 @@ void write_pt(AtomicFile& file, const PickleValue& tree) {
   StorageTable storages;
   const std::string pickle = write_pickle(
       tree, [&](const at::Tensor& tensor) { return storages.name(tensor); });
+  if (pickle.size() > kMostPickleBytes) {
+    throw std::invalid_argument(
+        "a .pt file cannot hold " + std::to_string(pickle.size()) +
+        " bytes of names, numbers and text, at most " +
+        std::to_string(kMostPickleBytes) +
+        " are read; store large text in a file of its own, and its name in the "
+        "snapshot");
+  }
   // LibTorch's writer throws from its destructor after a failed write. So it is
   // told that every write succeeded, and the failure is thrown at the end.
   std::exception_ptr failure;

@@ -20,7 +20,8 @@ bool is_pt(const InputFile& file);
 // with MODEL_STATE, EPOCHS_RUN, STEP, OPTIMIZER_STATE, SCHEDULER_STATE,
 // SAMPLER_STATE, GENERATOR_STATES and METADATA, or a state_dict; read_pt()
 // reads either. They throw the errors of save_snapshot_file() and
-// load_snapshot_file().
+// load_snapshot_file(). write_pt() throws std::invalid_argument, before it
+// writes anything, if there is more text than read_pt() would read.
 void write_pt(AtomicFile& file, const PickleValue& tree);
 Snapshot read_pt(const InputFile& file);
 

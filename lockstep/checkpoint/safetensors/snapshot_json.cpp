@@ -21,6 +21,10 @@ Json json_number(double value) {
   return value;
 }
 
+bool is_text_of_number(const std::string& text) {
+  return text == "inf" || text == "-inf" || text == "nan";
+}
+
 double double_of(const Json& json) {
   if (!json.is_string()) return json.get<double>();
   const auto text = json.get<std::string>();
@@ -29,31 +33,6 @@ double double_of(const Json& json) {
   if (text == "-inf") return -kInfinity;
   if (text == "nan") return std::numeric_limits<double>::quiet_NaN();
   throw std::runtime_error("\"" + text + "\" is not a number");
-}
-
-Json json_of(const StateTree& tree) {
-  if (const auto* flag = tree.as<bool>()) return *flag;
-  if (const auto* integer = tree.as<int64_t>()) return *integer;
-  if (const auto* number = tree.as<double>()) return json_number(*number);
-  if (const auto* text = tree.as<std::string>()) return *text;
-  if (const auto* list = tree.as<StateTree::List>()) {
-    Json json = Json::array();
-    for (const StateTree& item : *list) json.push_back(json_of(item));
-    return json;
-  }
-  if (const auto* dict = tree.as<StateTree::Dict>()) {
-    Json json = Json::object();
-    for (const auto& [name, item] : dict->items) json[name] = json_of(item);
-    return json;
-  }
-  if (const auto* counter = tree.as<StateTree::Counter>()) {
-    Json json = Json::object();
-    for (const auto& [key, count] : *counter) {
-      json[std::to_string(key)] = count;
-    }
-    return json;
-  }
-  return nullptr;
 }
 
 // Returns the integer that `text` writes; none if it writes none.
@@ -65,6 +44,61 @@ std::optional<int64_t> integer_of(const std::string& text) {
   return value;
 }
 
+[[noreturn]] void refuse_scheduler(const std::string& why) {
+  throw std::invalid_argument("the scheduler's state " + why +
+                              ", or save in a .pt file");
+}
+
+// `level`: in how many objects and arrays a value is.
+void require_level(int level) {
+  if (level <= kSnapshotJsonDepth) return;
+  throw std::invalid_argument(
+      "the scheduler's state is nested in more than " +
+      std::to_string(kSnapshotJsonDepth - 1) +
+      " lists and dicts; let its state_dict() return a flatter one");
+}
+
+Json json_of(const StateTree& tree, int level) {
+  require_level(level);
+  if (const auto* flag = tree.as<bool>()) return *flag;
+  if (const auto* integer = tree.as<int64_t>()) return *integer;
+  if (const auto* number = tree.as<double>()) return json_number(*number);
+  if (const auto* text = tree.as<std::string>()) {
+    if (is_text_of_number(*text)) {
+      refuse_scheduler("has the text \"" + *text +
+                       "\", which is a number in JSON; give another text");
+    }
+    return *text;
+  }
+  if (const auto* list = tree.as<StateTree::List>()) {
+    Json json = Json::array();
+    for (const StateTree& item : *list)
+      json.push_back(json_of(item, level + 1));
+    return json;
+  }
+  if (const auto* dict = tree.as<StateTree::Dict>()) {
+    Json json = Json::object();
+    for (const auto& [name, item] : dict->items) {
+      if (integer_of(name)) {
+        refuse_scheduler("has a dict with the name \"" + name +
+                         "\", and a dict with integers as names is a Counter "
+                         "in JSON; give it other names");
+      }
+      json[name] = json_of(item, level + 1);
+    }
+    return json;
+  }
+  if (const auto* counter = tree.as<StateTree::Counter>()) {
+    Json json = Json::object();
+    for (const auto& [key, count] : *counter) {
+      require_level(level + 1);
+      json[std::to_string(key)] = count;
+    }
+    return json;
+  }
+  return nullptr;
+}
+
 // An object whose first key is an integer is a Counter.
 StateTree tree_of(const Json& json) {
   if (json.is_boolean()) return json.get<bool>();
@@ -72,9 +106,7 @@ StateTree tree_of(const Json& json) {
   if (json.is_number()) return json.get<double>();
   if (json.is_string()) {
     const auto text = json.get<std::string>();
-    if (text == "inf" || text == "-inf" || text == "nan") {
-      return double_of(json);
-    }
+    if (is_text_of_number(text)) return double_of(json);
     return text;
   }
   if (json.is_array()) {
@@ -107,9 +139,17 @@ Json numbers_of(const Snapshot& snapshot) {
                {"sampler_state", snapshot.sampler_state},
                {"metadata", snapshot.metadata}};
   if (snapshot.scheduler_state) {
-    json["scheduler_state"] = json_of(*snapshot.scheduler_state);
+    json["scheduler_state"] = scheduler_json(*snapshot.scheduler_state);
   }
   return json;
+}
+
+Json scheduler_json(const StateTree& state) {
+  if (!state.as<StateTree::Dict>()) {
+    throw std::invalid_argument(
+        "the scheduler's state is not a dict; let its state_dict() return one");
+  }
+  return json_of(state, 1);
 }
 
 void take_numbers(const Json& json, Snapshot& snapshot) {

@@ -11,8 +11,15 @@
 namespace lockstep::internal {
 
 // Returns an object with the members epochs_run, step, sampler_state, metadata
-// and, if there is one, scheduler_state.
+// and, if there is one, scheduler_state. Throws what scheduler_json() throws.
 nlohmann::json numbers_of(const Snapshot& snapshot);
+
+// Returns a scheduler's state as JSON. Throws std::invalid_argument for what
+// take_numbers() would give back as something else, or not at all: a dict with
+// an integer as a name, which would be a Counter; the texts "inf", "-inf" and
+// "nan", which would be numbers; a state that is no dict, or is nested too
+// deeply. (An empty Counter comes back as an empty dict.)
+nlohmann::json scheduler_json(const StateTree& state);
 
 // How deeply JSON with these members may be nested: a scheduler in a scheduler
 // in a scheduler needs ten levels.

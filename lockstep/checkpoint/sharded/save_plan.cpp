@@ -1,5 +1,7 @@
 #include "lockstep/checkpoint/sharded/save_plan.h"
 
+#include <ATen/Functions.h>
+
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <numeric>
@@ -73,13 +75,18 @@ std::vector<Item> items_of(const std::vector<Json>& claims, SavePlan& plan) {
           claim.at("placement").get<std::string>()};
       add_tensor(plan, name, tensor, rank);
       if (claim.contains(kDuplicate) && owned.contains(name)) continue;
-      const bool empty = numel_of(tensor.shape) == 0;
-      for (const Json& pair : claim.at("boxes")) {
-        Box box{pair.at(0).get<Sizes>(), pair.at(1).get<Sizes>()};
-        if (empty) box = whole_box(tensor.shape);
-        if (!empty && box.numel() == 0) continue;
+      const auto add_holder = [&](Box box) {
         auto& list = holders[{name, std::move(box)}];
         if (list.empty() || list.back() != rank) list.push_back(rank);
+      };
+      // A rank may claim no box of a tensor without elements.
+      if (numel_of(tensor.shape) == 0) {
+        add_holder(whole_box(tensor.shape));
+        continue;
+      }
+      for (const Json& pair : claim.at("boxes")) {
+        Box box{pair.at(0).get<Sizes>(), pair.at(1).get<Sizes>()};
+        if (box.numel() > 0) add_holder(std::move(box));
       }
     }
   }
@@ -231,6 +238,12 @@ std::vector<std::vector<PlannedEntry>> entries_of(
   std::vector<std::vector<PlannedEntry>> files(plan.files.at(rank));
   for (const SavePlan::Part& part : plan.parts) {
     if (part.rank != rank) continue;
+    if (part.box.numel() == 0) {
+      files[part.file].push_back(
+          {part.name, part.box,
+           at::empty(part.box.sizes, plan.tensors.at(part.name).dtype)});
+      continue;
+    }
     for (const HeldBox& whole : held.at(part.name)) {
       const bool holds = part.box == whole.box ||
                          intersection(part.box, whole.box) == part.box;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <functional>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <stdexcept>
@@ -20,6 +21,7 @@
 #include "lockstep/checkpoint/sharded/state_shards.h"
 #include "lockstep/checkpoint/sharded/tensor_reader.h"
 #include "lockstep/checkpoint/snapshot_error.h"
+#include "lockstep/checkpoint/tensor_memory.h"
 #include "lockstep/comm/tensor_layout.h"
 #include "lockstep/comm/words_of.h"
 
@@ -88,7 +90,7 @@ class ModelTargets {
       const auto& [from, to] = load_.copies[i];
       const std::string& name = names_.at(from.unsafeGetTensorImpl());
       if (to.numel() == 0) continue;
-      if (last.at(to.const_data_ptr()) == i) {
+      if (last.at(memory_of(to)) == i) {
         reader.add({name, whole_shape(to), placement_of(to), to});
       } else {
         reader.add_to_verify(name);
@@ -112,7 +114,7 @@ class ModelTargets {
     const auto last = last_names();
     std::vector<size_t> sources;  // before the first tensor gets other memory
     for (const auto& [from, to] : load_.copies) {
-      sources.push_back(last.at(to.const_data_ptr()));
+      sources.push_back(last.at(memory_of(to)));
     }
     for (size_t i = 0; i < mapped.size(); ++i) {
       const at::Tensor& to = load_.copies[i].second;
@@ -127,10 +129,10 @@ class ModelTargets {
   // Two names may stand for the same memory (tied weights). Returns, by memory,
   // the last of them in load_.copies: it counts, as if the tensors were copied
   // one after the other.
-  std::unordered_map<const void*, size_t> last_names() const {
-    std::unordered_map<const void*, size_t> last;
+  std::map<TensorMemory, size_t> last_names() const {
+    std::map<TensorMemory, size_t> last;
     for (size_t i = 0; i < load_.copies.size(); ++i) {
-      last[load_.copies[i].second.const_data_ptr()] = i;
+      last[memory_of(load_.copies[i].second)] = i;
     }
     return last;
   }
@@ -435,13 +437,12 @@ class FolderLoad {
       }
       if (ranks_.rank() == 0) {
         mine["candidates"] = Json::array();
-        if (holds_tensors(path_)) {
+        if (options_.will_save) check_can_save_in(path_);
+        for (const SnapshotEntry& entry : snapshots_in(path_)) {
+          mine["candidates"].push_back(entry.path);
+        }
+        if (mine["candidates"].empty() && holds_tensors(path_)) {
           mine["candidates"].push_back(path_);
-        } else {
-          if (options_.will_save) check_can_save_in(path_);
-          for (const SnapshotEntry& entry : snapshots_in(path_)) {
-            mine["candidates"].push_back(entry.path);
-          }
         }
       }
     } catch (...) {

@@ -249,6 +249,7 @@ void ShardedSave::add_scheduler(const ResumableScheduler& scheduler) {
     (*manifest_.param_groups)[g].options = std::move(groups[g].options);
   }
   require_utf8(*with_groups.scheduler_state);
+  (void)scheduler_json(*with_groups.scheduler_state);  // throws here, not later
   manifest_.numbers.scheduler_state = std::move(with_groups.scheduler_state);
 }
 
@@ -354,14 +355,13 @@ std::string ShardedSave::finish(const std::vector<Json>& written) {
   const std::string path = being_saved_->commit(manifest_.numbers.step);
   try {
     link_latest(files_, path);
-    remove_old_snapshots(files_, folder_, options_.keep_last,
-                         options_.keep_every);
   } catch (const std::system_error& error) {
-    throw std::system_error(
-        error.code(), "the snapshot \"" + path +
-                          "\" was saved, but the link to it was not set, or an "
-                          "older one was not removed");
+    throw std::system_error(error.code(),
+                            "the snapshot \"" + path +
+                                "\" was saved, but the link to it was not set");
   }
+  remove_old_snapshots(files_, folder_, options_.keep_last,
+                       options_.keep_every);
   return path;
 }
 

@@ -1,5 +1,6 @@
 #include "lockstep/checkpoint/sharded/snapshot_folder.h"
 
+#include <c10/util/Exception.h>
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
@@ -55,6 +56,27 @@ std::optional<SnapshotEntry> entry_named(const std::string& name) {
   return entry;
 }
 
+bool is_one_snapshot(const std::string& folder) {
+  std::error_code error;
+  return fs::exists(folder + "/" + kManifestName, error);
+}
+
+// Throws std::invalid_argument if load_snapshot() would not look for snapshots
+// in `folder`, or would find only those of this run there.
+void require_folder_of_snapshots(const std::string& folder) {
+  if (is_one_snapshot(folder)) {
+    throw std::invalid_argument(
+        "\"" + folder +
+        "\" is a snapshot itself; save in the folder that it is in");
+  }
+  if (snapshots_in(folder).empty() && holds_tensors(folder)) {
+    throw std::invalid_argument(
+        "\"" + folder +
+        "\" holds weights in safetensors, which snapshots beside them would "
+        "hide; save in another folder");
+  }
+}
+
 // Looks only whether what the manifest lists is there with the right size.
 bool is_complete(const std::string& path) {
   try {
@@ -69,12 +91,17 @@ bool is_complete(const std::string& path) {
   }
 }
 
-// Removes a folder and the files in it.
-void remove_with_files(SaveFiles& files, const std::string& folder) {
+// Removes a folder and all that is in it, also what the user has put there.
+void remove_with_content(SaveFiles& files, const std::string& folder) {
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end;
        it.increment(error)) {
-    files.remove_file(it->path().string());
+    std::error_code ignored;
+    if (fs::is_directory(it->symlink_status(ignored))) {
+      remove_with_content(files, it->path().string());
+    } else {
+      files.remove_file(it->path().string());
+    }
   }
   files.remove_folder(folder);
 }
@@ -84,18 +111,23 @@ FileDescriptor open_to_lock(const std::string& folder) {
       ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
 }
 
-// Removes what killed saves have left.
+// Removes what killed saves have left, and what could not be removed before.
+// What cannot be removed now either stays.
 void remove_left_overs_in(SaveFiles& files, const std::string& folder) {
   std::error_code error;
   for (fs::directory_iterator it(folder, error), end; !error && it != end;
        it.increment(error)) {
     const std::string name = it->path().filename().string();
-    if (is_aside_name(name, kLatest)) files.remove_file(it->path().string());
-    if (!is_aside_name(name, kAsideTarget)) continue;
-    const FileDescriptor left = open_to_lock(it->path().string());
-    // If the lock is held, that save is still running.
-    if (left && ::flock(left.get(), LOCK_EX | LOCK_NB) == 0) {
-      remove_with_files(files, it->path().string());
+    try {
+      if (is_aside_name(name, kLatest)) files.remove_file(it->path().string());
+      if (!is_aside_name(name, kAsideTarget)) continue;
+      const FileDescriptor left = open_to_lock(it->path().string());
+      // If the lock is held, that save is still running.
+      if (left && ::flock(left.get(), LOCK_EX | LOCK_NB) == 0) {
+        remove_with_content(files, it->path().string());
+      }
+    } catch (const std::system_error&) {
+      // Another user's, say: no reason to refuse the save.
     }
   }
 }
@@ -110,7 +142,7 @@ std::string folder_of_path(const std::string& path) {
 
 bool holds_tensors(const std::string& folder) {
   std::error_code error;
-  if (fs::exists(folder + "/" + kManifestName, error)) return true;
+  if (is_one_snapshot(folder)) return true;
   for (fs::directory_iterator it(folder, error), end; !error && it != end;
        it.increment(error)) {
     if (it->path().extension() == ".safetensors") return true;
@@ -120,7 +152,6 @@ bool holds_tensors(const std::string& folder) {
 
 std::string snapshot_at(const std::string& path) {
   const std::string folder = folder_of_path(path);
-  if (holds_tensors(folder)) return folder;
   const auto entries = snapshots_in(folder);
   return entries.empty() ? folder : entries.front().path;
 }
@@ -172,6 +203,10 @@ void check_can_save_in(const std::string& folder) {
   try {
     make_folders(files, folder);
     const SnapshotBeingSaved tried(files, folder);
+  } catch (const std::invalid_argument& error) {
+    throw std::invalid_argument(std::string(error.what()) +
+                                ", or, in a run that only reads, set "
+                                "LoadSnapshotOptions::will_save to false");
   } catch (const std::system_error& error) {
     throw std::system_error(
         error.code(),
@@ -186,11 +221,7 @@ SnapshotBeingSaved::SnapshotBeingSaved(SaveFiles& files,
                                        const std::string& folder)
     : files_(files), folder_(folder) {
   make_folders(files_, folder_);
-  if (fs::exists(folder_ + "/" + kManifestName)) {
-    throw std::invalid_argument(
-        "\"" + folder_ +
-        "\" is a snapshot itself; save in the folder that it is in");
-  }
+  require_folder_of_snapshots(folder_);
   remove_left_overs_in(files_, folder_);
   for (;;) {
     const std::string aside = folder_ + "/" + aside_name(kAsideTarget);
@@ -217,7 +248,7 @@ SnapshotBeingSaved::SnapshotBeingSaved(SaveFiles& files,
 SnapshotBeingSaved::~SnapshotBeingSaved() {
   if (aside_.empty()) return;
   try {
-    remove_with_files(files_, aside_);
+    remove_with_content(files_, aside_);
   } catch (const std::exception&) {
     // The next save removes it.
   }
@@ -275,9 +306,15 @@ std::vector<std::string> remove_old_snapshots(SaveFiles& files,
       continue;
     }
     const std::string aside = folder + "/" + aside_name(kAsideTarget);
-    files.rename(entry.path, aside);
-    remove_with_files(files, aside);
-    removed.push_back(entry.path);
+    try {
+      files.rename(entry.path, aside);
+      removed.push_back(entry.path);
+      remove_with_content(files, aside);
+    } catch (const std::system_error& error) {
+      TORCH_WARN_ONCE("lockstep: the old snapshot \"", entry.path,
+                      "\" cannot be removed, and the next save tries again: ",
+                      error.what());
+    }
   }
   return removed;
 }

@@ -26,19 +26,20 @@ std::vector<SnapshotEntry> snapshots_in(const std::string& folder);
 // Returns `path` without slashes at its end.
 std::string folder_of_path(const std::string& path);
 
-// Returns whether `folder` is one snapshot (or has weights), not a folder of
-// snapshots.
+// Returns whether `folder` is one snapshot or has weights. A folder of
+// snapshots may have weights, too, which do not count there.
 bool holds_tensors(const std::string& folder);
 
-// Returns `path` itself if it is one snapshot, otherwise the newest snapshot in
-// it; `path` if there is none.
+// Returns the newest snapshot in `path`; `path` itself if there is none,
+// because it is one snapshot or has weights.
 std::string snapshot_at(const std::string& path);
 
 // Makes the folder and those above it, if they are missing.
 void make_folders(SaveFiles& files, const std::string& folder);
 
 // Throws an error with the path and the cause unless a snapshot can be saved in
-// `folder`, which is made if it is missing. Leaves nothing else.
+// `folder`, which is made if it is missing: std::invalid_argument if it is one
+// snapshot, or has weights and no snapshots. Leaves nothing else.
 void check_can_save_in(const std::string& folder);
 
 // A snapshot that is being written: a folder with a temporary name
@@ -49,6 +50,7 @@ void check_can_save_in(const std::string& folder);
 class SnapshotBeingSaved {
  public:
   // Makes the folder of snapshots if it is missing, and the temporary one.
+  // Throws std::invalid_argument as check_can_save_in() does.
   SnapshotBeingSaved(SaveFiles& files, const std::string& folder);
 
   // Removes the temporary folder unless commit() has succeeded.
@@ -80,7 +82,8 @@ void link_latest(SaveFiles& files, const std::string& path);
 // complete (0: removes none), those whose step is a multiple of `keep_every`
 // (0: none of them), and those that are not complete. Returns the paths of what
 // it removed. A snapshot is renamed before its files are removed, so none is
-// ever there in part.
+// ever there in part. Warns, once, of one that cannot be removed; its rest has
+// a temporary name then, and is removed by a later save if that can.
 std::vector<std::string> remove_old_snapshots(SaveFiles& files,
                                               const std::string& folder,
                                               int64_t keep_last,

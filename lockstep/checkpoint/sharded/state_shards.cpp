@@ -148,11 +148,16 @@ void add_optimizer(const OptimizerShards::State& state,
     const at::Tensor& parameter = state.parameters[number];
     const auto found = state.local.state.find(static_cast<int64_t>(i));
     if (found == state.local.state.end()) continue;
+    // An optimizer may leave such a part out of its steps. The ranks that have
+    // elements know the count.
+    const bool is_empty_part =
+        part.range.size() == 0 && numel_of(whole_shape(parameter)) > 0;
     for (const auto& [key, value] : found->second) {
       const at::Tensor tensor = tensor_of(value);
       if (!tensor.defined()) continue;
       const std::string name = kStatePrefix + names[number] + "." + key;
       if (tensor.dim() == 0) {
+        if (is_empty_part) continue;
         shards.push_back({name, {}, Replicate{}, tensor});
       } else {
         shards.push_back({.name = name,

@@ -16,8 +16,10 @@ namespace lockstep {
 
 // Gives whole batches of `dataset`, changed by `transform`: for what is cheaper
 // for many samples at once, or mixes samples (mixup). The transform gets what a
-// DataLoader's loop would get: samples that are torch::data::Example are
-// stacked before ([B, ...]). Otherwise it is called as MapDataset calls it.
+// DataLoader's loop over `dataset` would get: samples are collated before
+// (default_collate()), so that tensors are [B, ...]; what a dataset of whole
+// batches gives is left as it is. Otherwise it is called as MapDataset calls
+// it.
 //
 // Random numbers depend on the seeds of the batch's samples, in their order:
 // not on the workers, but on the batch size and on the number of ranks. As in
@@ -41,7 +43,9 @@ class BatchMapDataset {
     }
     auto fetched = dataset_.get_batch(indices, below);
     SampleRandom random(internal::seed_of_batch(seeds));
-    if constexpr (internal::IsListOfKnownSamples<decltype(fetched)>::value) {
+    using Held = typename internal::HeldDataset<D>::Held;
+    if constexpr (internal::kFetchesSamples<Held> ||
+                  internal::IsListOfKnownSamples<decltype(fetched)>::value) {
       return internal::apply_transform(
           transform_, internal::collate_samples(std::move(fetched)), random);
     } else {

@@ -53,7 +53,10 @@ at::Tensor Normalize::operator()(const at::Tensor& image) const {
         "channels");
   }
   // Both are rounded to the image's dtype first, as torchvision does.
-  return (image - mean_.to(image.dtype())).div_(deviation_.to(image.dtype()));
+  const auto as_image = [&](const at::Tensor& values) {
+    return values.to(image.device(), image.scalar_type());
+  };
+  return (image - as_image(mean_)).div_(as_image(deviation_));
 }
 
 }  // namespace lockstep

@@ -81,6 +81,22 @@ TEST(SavePlan, ATensorWithoutElementsIsWrittenOnce) {
   EXPECT_EQ(plan.parts[0].box, (Box{{0, 0}, {0, 3}}));
 }
 
+// The ranges of FSDP: no rank had a box of such a tensor, so it was listed, and
+// no file held it.
+TEST(SavePlan, ADividedTensorWithoutElementsIsWrittenOnce) {
+  const TensorShard shard{
+      "w", {0, 3}, FlatShard{{0, 0}, {0, 1}}, torch::empty({0}, torch::kHalf)};
+  const std::vector<Shards> by_rank(2, {shard});
+  const SavePlan plan = plan_of(by_rank);
+  ASSERT_EQ(plan.parts.size(), 1u);
+  EXPECT_EQ(plan.parts[0].box, (Box{{0, 0}, {0, 3}}));
+  const auto entries =
+      entries_of(plan, plan.parts[0].rank, by_rank[plan.parts[0].rank]);
+  ASSERT_EQ(entries.at(0).size(), 1u);
+  EXPECT_EQ(entries[0][0].elements.sizes(), (at::IntArrayRef{0, 3}));
+  EXPECT_EQ(entries[0][0].elements.scalar_type(), torch::kHalf);
+}
+
 TEST(SavePlan, TheOwnerOfAPieceWritesIt) {
   const Sizes shape{10, 7};
   std::vector<Shards> by_rank(2);

@@ -296,6 +296,76 @@ TEST_F(ShardedSnapshot, AFileThatIsCutShortOrLongerIsFound) {
   }
 }
 
+// A safetensors file beside the snapshots made load_snapshot() take that file
+// for the weights to load, and ignore all snapshots.
+TEST_F(ShardedSnapshot, WeightsBesideSnapshotsDoNotHideThem) {
+  save(1);
+  save_model(path_ + "export.safetensors", *run_.model);
+  const std::string second = save(2);
+  ShardedRun loaded;
+  const LoadedSnapshot result = load_snapshot(path_, loaded.state);
+  EXPECT_EQ(result.path, second);
+  EXPECT_EQ(loaded.number(), 2);
+  EXPECT_EQ(load_snapshot_file(path_).step, 2);
+}
+
+TEST_F(ShardedSnapshot, AFolderOfWeightsTakesNoSnapshots) {
+  run_.set(4);
+  fs::create_directory(folder_);
+  save_model(path_ + "model.safetensors", *run_.model);
+  ShardedRun loaded;
+  const auto has_weights =
+      AllOf(HasSubstr(folder_), HasSubstr("holds weights"),
+            HasSubstr("another folder"), Not(HasSubstr("\n")));
+  EXPECT_THAT(message_of([&] { load_snapshot(path_, loaded.state); }),
+              AllOf(has_weights, HasSubstr("will_save")));
+  EXPECT_THAT(message_of([&] { save(5); }), has_weights);
+  EXPECT_THAT(names_in(folder_), ElementsAre("model.safetensors"));
+  EXPECT_TRUE(load(loaded, path_));
+  EXPECT_TRUE(loaded.model->parameters()[0].eq(4).all().item<bool>());
+  // One snapshot takes none either.
+  fs::remove(path_ + "model.safetensors");
+  const std::string saved = save(6) + "/";
+  EXPECT_THAT(message_of([&] { load_snapshot(saved, loaded.state); }),
+              HasSubstr("is a snapshot itself"));
+}
+
+// A folder that a user had made in an old snapshot let every later save and
+// resume fail.
+TEST_F(ShardedSnapshot, AFolderInAnOldSnapshotIsRemovedWithIt) {
+  fs::create_directories(save(1, {.keep_last = 1}) + "/plots/of/mine");
+  for (const int64_t number : {2, 3}) {
+    save(number, {.keep_last = 1});
+    const std::string name =
+        "00000" + std::to_string(number) + "-step-" + std::to_string(number);
+    EXPECT_THAT(names_in(folder_), ElementsAre(name, "latest"));
+  }
+  ShardedRun loaded;
+  EXPECT_TRUE(load_snapshot(path_, loaded.state));
+  EXPECT_EQ(loaded.number(), 3);
+}
+
+// Files that cannot be removed, as those of another user.
+TEST_F(ShardedSnapshot, WhatCannotBeRemovedDoesNotPreventSaving) {
+  class Kept : public SaveFiles {
+    void before(const char* call, const std::string& path) override {
+      if (std::string_view(call) == "unlink") {
+        throw std::system_error(EPERM, std::generic_category(), path);
+      }
+    }
+  };
+  Kept files;
+  for (int64_t number = 1; number <= 3; ++number) {
+    run_.set(number);
+    EXPECT_EQ(
+        message_of([&] { save_with(files, folder_, run_, {.keep_last = 1}); }),
+        "");
+  }
+  ShardedRun loaded;
+  EXPECT_TRUE(load_snapshot(path_, loaded.state));
+  EXPECT_EQ(loaded.number(), 3);
+}
+
 TEST_F(ShardedSnapshot, WithoutVerifyingDamageIsNotFound) {
   const std::string snapshot = save(3);
   const float three = 3;
@@ -367,6 +437,33 @@ TEST_F(ShardedSnapshot, TiedWeightsComeBack) {
 }
 
 // Values change in place: buckets and optimizers keep the memory.
+// If a buffer is the first row of a parameter, only the row was loaded;
+// mapped, the parameter became the row.
+TEST_F(ShardedSnapshot, AViewOfAnotherTensorDoesNotHideIt) {
+  const auto model_with_row = [](double value) {
+    auto model = std::make_shared<torch::nn::Module>();
+    const at::Tensor& weight =
+        model->register_parameter("weight", torch::full({3, 2}, value));
+    model->register_buffer("row", weight.detach()[0]);
+    return model;
+  };
+  const auto expect_loaded = [](const torch::nn::Module& model) {
+    for (const auto& [name, tensor] : state_dict(model)) {
+      EXPECT_EQ(tensor.numel(), name == "row" ? 2 : 6);
+      EXPECT_TRUE(tensor.eq(7).all().item<bool>()) << name << tensor;
+    }
+  };
+  save_snapshot(path_, {.model = model_with_row(7)});
+  TrainingState state{.model = model_with_row(0)};
+  EXPECT_TRUE(load_snapshot(path_, state));
+  expect_loaded(*state.model);
+  const std::string file = temporary_.file("row.safetensors");
+  save_model(file, *state.model);
+  const auto mapped = model_with_row(0);
+  load_model(file, *mapped, {.mmap = true});
+  expect_loaded(*mapped);
+}
+
 TEST_F(ShardedSnapshot, LoadingWritesInPlaceAndAutogradNotices) {
   save(3);
   ShardedRun loaded;

@@ -8,7 +8,9 @@
 
 #include <algorithm>
 #include <map>
+#include <memory>
 #include <set>
+#include <type_traits>
 
 #include "lockstep/data/data_loader.h"
 #include "lockstep/data/datasets/any_dataset.h"
@@ -225,6 +227,17 @@ TEST(MapDataset, OnlyDatasetsThatDrawTakeSeeds) {
 }
 
 // Users' datasets of all kinds that take seeds, below others.
+// Returns the numbers of a batch, whether it was collated or not.
+struct Values {
+  std::vector<uint64_t> operator()(const std::vector<uint64_t>& values) const {
+    return values;
+  }
+  std::vector<uint64_t> operator()(const at::Tensor& collated) const {
+    const auto* const values = collated.const_data_ptr<int64_t>();
+    return {values, values + collated.numel()};
+  }
+};
+
 TEST(MapDataset, GivesSeedsToTheDatasetBelow) {
   struct Single {
     uint64_t get(size_t, SampleSeed seed) const { return seed.value; }
@@ -255,8 +268,7 @@ TEST(MapDataset, GivesSeedsToTheDatasetBelow) {
     EXPECT_EQ(taken.get_batch(both),
               (std::vector<uint64_t>{seed_of_index(1).value,
                                      seed_of_index(2).value}));
-    const BatchMapDataset batches(
-        dataset, [](const std::vector<uint64_t>& values) { return values; });
+    const BatchMapDataset batches(dataset, Values());
     EXPECT_EQ(batches.get_batch(both, seeds),
               (std::vector<uint64_t>{SampleSeed{7}.derived().value,
                                      SampleSeed{8}.derived().value}));
@@ -362,6 +374,47 @@ TEST(BatchMapDataset, ChangesStackedBatches) {
   EXPECT_TRUE(torch::equal(data.get_batch(std::vector<size_t>{3, 1}).data,
                            torch::tensor({-3, -1}, torch::kLong)));
   EXPECT_EQ(data.size(), 4u);
+}
+
+// The transform got a vector of tensors, or of pairs.
+TEST(BatchMapDataset, GivesTheTransformWhatALoopGets) {
+  struct Tensors {
+    at::Tensor get(size_t index) const {
+      return torch::full({2}, static_cast<double>(index));
+    }
+    size_t size() const { return 4; }
+  };
+  struct Pairs {
+    std::vector<std::pair<at::Tensor, int64_t>> get_batch(
+        c10::ArrayRef<size_t> indices) const {
+      std::vector<std::pair<at::Tensor, int64_t>> samples;
+      for (const size_t index : indices) samples.push_back(get(index));
+      return samples;
+    }
+    std::pair<at::Tensor, int64_t> get(size_t index) const {
+      return {torch::ones({2}), static_cast<int64_t>(index)};
+    }
+    size_t size() const { return 4; }
+  };
+  // A dataset that has whole batches only: the loop gets them as they are.
+  struct Whole {
+    std::vector<at::Tensor> get_batch(c10::ArrayRef<size_t>) const {
+      return {torch::ones({2}), torch::zeros({3})};
+    }
+    size_t size() const { return 4; }
+  };
+  const auto keep = [](auto batch) { return batch; };
+  const std::vector<size_t> indices{3, 1};
+  const BatchMapDataset tensors(Tensors(), keep);
+  const auto rows = tensors.get_batch(indices);
+  static_assert(std::is_same_v<decltype(rows), const at::Tensor>);
+  EXPECT_TRUE(torch::equal(rows, torch::tensor({{3., 3.}, {1., 1.}})));
+  const BatchMapDataset pairs(std::make_shared<Pairs>(), keep);
+  const auto [data, target] = pairs.get_batch(indices);
+  EXPECT_TRUE(torch::equal(data, torch::ones({2, 2})));
+  EXPECT_TRUE(torch::equal(target, torch::tensor({3, 1})));
+  const BatchMapDataset whole(Whole(), keep);
+  EXPECT_EQ(whole.get_batch(indices).at(1).size(0), 3);
 }
 
 TEST(BatchMapDataset, DrawsDependOnTheSeedsOfTheBatch) {

@@ -54,6 +54,9 @@ TEST(Normalize, SubtractsAndDividesPerChannel) {
   const auto batch = torch::stack({image, image}).to(torch::kDouble);
   EXPECT_TRUE(torch::equal(Normalize({1}, {2})(batch), (batch - 1) / 2));
   EXPECT_EQ(Normalize({1}, {2})(batch).dtype(), torch::kDouble);
+  // Failed for images on another device than the CPU.
+  const auto elsewhere = torch::ones({2, 3, 3}, torch::kMeta);
+  EXPECT_TRUE(Normalize({1, 2}, {2, 4})(elsewhere).is_meta());
 }
 
 TEST(Normalize, RefusesWhatDoesNotFit) {

@@ -1,0 +1,24 @@
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <tuple>
+#include <vector>
+
+namespace lockstep::internal {
+
+// What a tensor is a view of: two tensors with equal ones have the same
+// elements, in the same order. (A row and the whole matrix begin at the same
+// address, and are not equal. Conjugates and negatives are views of the same
+// memory, but have other values.)
+using TensorMemory =
+    std::tuple<const void*, c10::ScalarType, std::vector<int64_t>,
+               std::vector<int64_t>, bool, bool>;
+
+inline TensorMemory memory_of(const at::Tensor& tensor) {
+  return {tensor.const_data_ptr(), tensor.scalar_type(), tensor.sizes().vec(),
+          tensor.strides().vec(),  tensor.is_conj(),     tensor.is_neg()};
+}
+
+}  // namespace lockstep::internal
