@@ -38,8 +38,11 @@ struct AdamWOptions {
 //   add_param_group() is not virtual.)
 // - A parameter without a gradient is skipped. Parameters must be dense and of
 //   a floating dtype; step() throws std::invalid_argument for the first one
-//   that is not, or that has a sparse gradient. Earlier groups have been
-//   stepped then.
+//   that is not, that has a sparse gradient, or whose state has other sizes,
+//   another dtype or another device. Earlier groups have been stepped then.
+// - If memory for the state runs out, step() throws before a parameter of that
+//   group, dtype and device has changed (of half and bfloat16 parameters of SGD
+//   on the CPU: before the present one has), and can be called again.
 // - Results do not depend on how a parameter is cut into pieces, if all pieces
 //   but the last are multiples of 64 elements, nor on the number of threads.
 //
