@@ -18,11 +18,12 @@ OptimizerState state_dict(const torch::optim::Optimizer& optimizer);
 
 // Loads a state that state_dict() or Python made. Hyperparameters are loaded,
 // too, as in Python; those that LibTorch lacks and that only choose an
-// implementation (`foreach`, `fused`, `capturable`) are ignored, and
-// `maximize=True` is refused. State tensors are copied, with the dtype and to
-// the device of their parameter; the optimizer's earlier state is dropped. If a
-// parameter is divided over ranks, its state may be that of the whole one, of
-// which this rank's part is copied.
+// implementation (`foreach`, `fused`, `capturable`) are ignored. `maximize`
+// must be that of the optimizer (lockstep::optim has it; LibTorch's optimizers
+// cannot do True). State tensors are copied, with the dtype and to the device
+// of their parameter; the optimizer's earlier state is dropped. If a parameter
+// is divided over ranks, its state may be that of the whole one, of which this
+// rank's part is copied.
 //
 // Throws std::invalid_argument, before anything is changed, if groups or
 // parameters differ in number, if a state tensor does not have its parameter's

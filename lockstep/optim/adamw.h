@@ -6,6 +6,8 @@
 #include <tuple>
 #include <vector>
 
+#include "lockstep/base/maximize_option.h"
+
 namespace lockstep::optim {
 
 // The options of torch.optim.AdamW (PyTorch documentation).
@@ -28,8 +30,9 @@ struct AdamWOptions {
 // - They are LibTorch's own classes with another step(): parameter groups,
 //   their options (torch::optim::...Options), learning-rate schedulers, state,
 //   snapshots and save()/load() are LibTorch's, and a snapshot can be exchanged
-//   between both and with Python. Snapshots do not hold `maximize`: it is what
-//   the constructor was given.
+//   between both and with Python. `maximize` is what the constructor was given:
+//   a snapshot holds it, and loads only into an optimizer that has the same; an
+//   archive of save() does not hold it.
 // - A parameter that is named twice in a group, as module->parameters() names
 //   tied weights, is kept once, as in Python: it is stepped once and has one
 //   number in snapshots. A parameter in two groups makes the constructor and
@@ -48,7 +51,7 @@ struct AdamWOptions {
 //
 // The constructor throws c10::Error for options that make no sense, as LibTorch
 // does. Threads: one at a time.
-class AdamW : public torch::optim::AdamW {
+class AdamW : public torch::optim::AdamW, public internal::MaximizeOption {
  public:
   using OptimizerParamGroup = torch::optim::OptimizerParamGroup;
   using ParamGroups = std::vector<OptimizerParamGroup>;
@@ -69,6 +72,7 @@ class AdamW : public torch::optim::AdamW {
 
   void add_param_group(const OptimizerParamGroup& group);
   at::Tensor step(LossClosure closure = nullptr) override;
+  bool maximize() const override { return maximize_; }
 
  private:
   AdamW(const ParamGroups& groups, const torch::optim::AdamWOptions& options,

@@ -589,6 +589,32 @@ TEST(FusedOptimizers, StateGoesOnThroughSnapshotsAndArchives) {
   EXPECT_TRUE(third.flat().equal(through.flat()));
 }
 
+template <class Optimizer>
+void expect_saved_maximize(typename Optimizer::Options options = {}) {
+  Net net;
+  options.maximize = true;
+  Optimizer up(net.parameters(), options);
+  const OptimizerState state = state_dict(up);
+  EXPECT_TRUE(std::get<bool>(state.param_groups[0].options.at("maximize")));
+  load_state_dict(up, state);
+  options.maximize = false;
+  Optimizer down(net.parameters(), options);
+  EXPECT_THAT([&] { load_state_dict(down, state); },
+              ThrowsMessage<std::invalid_argument>(
+                  AllOf(HasSubstr("it was saved with maximize=True"),
+                        HasSubstr("lockstep::optim::SGDOptions"))));
+  EXPECT_THAT([&] { load_state_dict(up, state_dict(down)); },
+              ThrowsMessage<std::invalid_argument>(
+                  HasSubstr("it was saved with maximize=False")));
+}
+
+// Every snapshot had False, and one that had True could not be loaded.
+TEST(FusedOptimizers, SnapshotsHoldMaximize) {
+  expect_saved_maximize<optim::SGD>();
+  expect_saved_maximize<optim::Adam>();
+  expect_saved_maximize<optim::AdamW>();
+}
+
 TEST(FusedOptimizers, StateGoesToLibTorchsOwn) {
   Net net;
   optim::Adam ours(net.parameters());
