@@ -13,6 +13,7 @@
 
 #include "lockstep/base/maximize_option.h"
 #include "lockstep/checkpoint/optimizer_fields.h"
+#include "lockstep/checkpoint/optimizer_wrapper.h"
 #include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/tensor_layout.h"
 
@@ -257,9 +258,17 @@ bool maximizes(const Optimizer& optimizer) {
   return option != nullptr && option->maximize();
 }
 
+// Returns the optimizer that has the state: what a wrapper steps, or itself.
+const Optimizer& stepped_by(const Optimizer& optimizer) {
+  const auto* wrapper =
+      dynamic_cast<const internal::OptimizerWrapper*>(&optimizer);
+  return wrapper ? wrapper->wrapped() : optimizer;
+}
+
 }  // namespace
 
-OptimizerState state_dict(const Optimizer& optimizer) {
+OptimizerState state_dict(const Optimizer& given) {
+  const Optimizer& optimizer = stepped_by(given);
   const Kind& kind = kind_of(optimizer);
   OptimizerState captured;
   int64_t index = 0;
@@ -282,7 +291,9 @@ OptimizerState state_dict(const Optimizer& optimizer) {
 
 namespace internal {
 
-void require_state_dict(const Optimizer& optimizer) { kind_of(optimizer); }
+void require_state_dict(const Optimizer& optimizer) {
+  kind_of(stepped_by(optimizer));
+}
 
 struct OptimizerLoad::Prepared {
   std::vector<std::unique_ptr<OptimizerOptions>> options;
@@ -291,7 +302,9 @@ struct OptimizerLoad::Prepared {
 
 OptimizerLoad::OptimizerLoad(Optimizer& optimizer, const OptimizerState& state,
                              bool adopt)
-    : optimizer_(optimizer), prepared_(std::make_unique<Prepared>()) {
+    : wrapper_(dynamic_cast<OptimizerWrapper*>(&optimizer)),
+      optimizer_(wrapper_ ? wrapper_->wrapped() : optimizer),
+      prepared_(std::make_unique<Prepared>()) {
   const at::NoGradGuard no_grad;
   const Kind& kind = kind_of(optimizer_);
   auto& groups = optimizer_.param_groups();
@@ -341,6 +354,7 @@ void OptimizerLoad::apply() {
   for (auto& [param, state] : prepared_->state) {
     optimizer_.state()[param] = std::move(state);
   }
+  if (wrapper_) wrapper_->take_loaded();
 }
 
 }  // namespace internal

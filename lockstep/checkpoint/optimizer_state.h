@@ -8,12 +8,12 @@ namespace lockstep {
 
 // Returns state and hyperparameters of `optimizer` as the state_dict() of the
 // Python optimizer of the same name: Python's load_state_dict() accepts them.
-// Works for SGD, Adam, AdamW, RMSprop, Adagrad and classes derived from these;
-// throws std::invalid_argument for any other (LBFGS keeps a history that has no
-// place in a snapshot yet). A parameter that a group names twice has one
-// number, as in a Python program, whose module names it once. State tensors
-// share their memory with the optimizer: save or copy them before the next
-// step.
+// Works for SGD, Adam, AdamW, RMSprop, Adagrad and classes derived from these,
+// and for a PostLocalSGDOptimizer that steps one of them; throws
+// std::invalid_argument for any other (LBFGS keeps a history that has no place
+// in a snapshot yet). A parameter that a group names twice has one number, as
+// in a Python program, whose module names it once. State tensors share their
+// memory with the optimizer: save or copy them before the next step.
 OptimizerState state_dict(const torch::optim::Optimizer& optimizer);
 
 // Loads a state that state_dict() or Python made. Hyperparameters are loaded,
