@@ -12,6 +12,7 @@
 #include <typeinfo>
 
 #include "lockstep/base/maximize_option.h"
+#include "lockstep/checkpoint/checked_load.h"
 #include "lockstep/checkpoint/optimizer_fields.h"
 #include "lockstep/checkpoint/optimizer_wrapper.h"
 #include "lockstep/comm/distinct_tensors.h"
