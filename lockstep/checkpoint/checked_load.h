@@ -11,6 +11,7 @@
 
 #include "lockstep/checkpoint/module_state.h"
 #include "lockstep/checkpoint/optimizer_shards.h"
+#include "lockstep/checkpoint/optimizer_wrapper.h"
 #include "lockstep/checkpoint/snapshot.h"
 
 // state_dict() and load_state_dict() (module_state.h, optimizer_state.h) in
@@ -67,6 +68,7 @@ class OptimizerLoad : public PreparedOptimizer {
 
  private:
   struct Prepared;
+  OptimizerWrapper* wrapper_;  // of optimizer_, or null
   torch::optim::Optimizer& optimizer_;
   std::unique_ptr<Prepared> prepared_;
 };

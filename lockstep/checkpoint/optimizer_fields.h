@@ -15,7 +15,8 @@ namespace lockstep::internal {
 //   step(name, int64_t&) an int here, a tensor in Python
 //   buffer(name, Tensor&, needed)   of the parameter's shape
 //   fixed(name, bool)    an option of Python that LibTorch lacks, with the
-//                        only value that LibTorch can do
+//                        only value that this optimizer can do
+//   maximize             a member: that value of the option of this name
 //   ignored(name)        an option of Python that LibTorch lacks and that
 //                        changes no result
 //
@@ -23,7 +24,7 @@ namespace lockstep::internal {
 
 template <class Visitor>
 void visit_common(Visitor& v) {
-  v.fixed("maximize", false);
+  v.fixed("maximize", v.maximize);
   v.ignored("foreach");
   v.fixed("differentiable", false);
 }

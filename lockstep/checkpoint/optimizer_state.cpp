@@ -7,10 +7,14 @@
 #include <set>
 #include <sstream>
 #include <stdexcept>
+#include <string_view>
 #include <tuple>
 #include <typeinfo>
 
+#include "lockstep/base/maximize_option.h"
+#include "lockstep/checkpoint/checked_load.h"
 #include "lockstep/checkpoint/optimizer_fields.h"
+#include "lockstep/checkpoint/optimizer_wrapper.h"
 #include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/tensor_layout.h"
 
@@ -26,7 +30,8 @@ using torch::optim::OptimizerParamState;
 constexpr int64_t kExactInFloat = int64_t{1} << 24;
 
 struct Capture {
-  Values values;
+  bool maximize = false;
+  Values values{};
 
   void field(const char* name, double value) { values[name] = value; }
   void field(const char* name, bool value) { values[name] = value; }
@@ -70,6 +75,7 @@ double number(const StateValue& value, const std::string& kind,
 struct RestoreOptions {
   const Values& values;
   std::string kind;
+  bool maximize;
 
   const StateValue& need(const char* name) {
     const auto found = values.find(name);
@@ -97,10 +103,15 @@ struct RestoreOptions {
         std::holds_alternative<std::monostate>(found->second)) {
       return;  // written by a release that had no such option
     }
-    if ((number(found->second, kind, name) != 0) != value) {
-      refuse(kind, std::string("it was saved with ") + name + "=" +
-                       (value ? "False" : "True"));
+    if ((number(found->second, kind, name) != 0) == value) return;
+    std::string why = std::string("it was saved with ") + name + "=" +
+                      (value ? "False" : "True");
+    if (std::string_view(name) == "maximize") {
+      why +=
+          ", which is a member of lockstep::optim::SGDOptions, AdamOptions and "
+          "AdamWOptions";
     }
+    refuse(kind, why);
   }
   void ignored(const char*) {}
   void ignored(const char*, bool) {}
@@ -171,9 +182,9 @@ struct RestoreState {
 struct Kind {
   const char* name;
   bool (*fits)(const Optimizer&);
-  Values (*capture_options)(OptimizerOptions&);
+  Values (*capture_options)(OptimizerOptions&, bool maximize);
   Values (*capture_state)(OptimizerParamState&, OptimizerOptions&);
-  std::unique_ptr<OptimizerOptions> (*options)(const Values&);
+  std::unique_ptr<OptimizerOptions> (*options)(const Values&, bool maximize);
   // Returns nullptr if the saved state is empty.
   std::unique_ptr<OptimizerParamState> (*state)(const Values&,
                                                 const OptimizerOptions&,
@@ -192,8 +203,8 @@ Kind kind() {
     return dynamic_cast<const typename Fields::Optimizer*>(&optimizer) !=
            nullptr;
   };
-  result.capture_options = [](OptimizerOptions& options) {
-    Capture capture;
+  result.capture_options = [](OptimizerOptions& options, bool maximize) {
+    Capture capture{.maximize = maximize};
     Fields::visit_options(static_cast<Options&>(options), capture);
     return capture.values;
   };
@@ -204,10 +215,10 @@ Kind kind() {
                         static_cast<Options&>(options), capture);
     return capture.values;
   };
-  result.options =
-      [](const Values& values) -> std::unique_ptr<OptimizerOptions> {
+  result.options = [](const Values& values,
+                      bool maximize) -> std::unique_ptr<OptimizerOptions> {
     auto options = std::make_unique<Options>(Fields::options());
-    RestoreOptions restore{values, Fields::kName};
+    RestoreOptions restore{values, Fields::kName, maximize};
     Fields::visit_options(*options, restore);
     return options;
   };
@@ -242,9 +253,23 @@ const Kind& kind_of(const Optimizer& optimizer) {
       "can");
 }
 
+bool maximizes(const Optimizer& optimizer) {
+  const auto* option =
+      dynamic_cast<const internal::MaximizeOption*>(&optimizer);
+  return option != nullptr && option->maximize();
+}
+
+// Returns the optimizer that has the state: what a wrapper steps, or itself.
+const Optimizer& stepped_by(const Optimizer& optimizer) {
+  const auto* wrapper =
+      dynamic_cast<const internal::OptimizerWrapper*>(&optimizer);
+  return wrapper ? wrapper->wrapped() : optimizer;
+}
+
 }  // namespace
 
-OptimizerState state_dict(const Optimizer& optimizer) {
+OptimizerState state_dict(const Optimizer& given) {
+  const Optimizer& optimizer = stepped_by(given);
   const Kind& kind = kind_of(optimizer);
   OptimizerState captured;
   int64_t index = 0;
@@ -253,7 +278,7 @@ OptimizerState state_dict(const Optimizer& optimizer) {
     // that could write.
     const auto options = group.options().clone();
     OptimizerState::Group& written = captured.param_groups.emplace_back();
-    written.options = kind.capture_options(*options);
+    written.options = kind.capture_options(*options, maximizes(optimizer));
     for (const at::Tensor& param : distinct(group.params())) {
       const auto found = optimizer.state().find(param.unsafeGetTensorImpl());
       if (found != optimizer.state().end()) {
@@ -267,7 +292,9 @@ OptimizerState state_dict(const Optimizer& optimizer) {
 
 namespace internal {
 
-void require_state_dict(const Optimizer& optimizer) { kind_of(optimizer); }
+void require_state_dict(const Optimizer& optimizer) {
+  kind_of(stepped_by(optimizer));
+}
 
 struct OptimizerLoad::Prepared {
   std::vector<std::unique_ptr<OptimizerOptions>> options;
@@ -276,10 +303,12 @@ struct OptimizerLoad::Prepared {
 
 OptimizerLoad::OptimizerLoad(Optimizer& optimizer, const OptimizerState& state,
                              bool adopt)
-    : optimizer_(optimizer), prepared_(std::make_unique<Prepared>()) {
+    : wrapper_(dynamic_cast<OptimizerWrapper*>(&optimizer)),
+      optimizer_(wrapper_ ? wrapper_->wrapped() : optimizer),
+      prepared_(std::make_unique<Prepared>()) {
   const at::NoGradGuard no_grad;
-  const Kind& kind = kind_of(optimizer);
-  auto& groups = optimizer.param_groups();
+  const Kind& kind = kind_of(optimizer_);
+  auto& groups = optimizer_.param_groups();
   if (groups.size() != state.param_groups.size()) {
     refuse(kind.name, "it has " + std::to_string(state.param_groups.size()) +
                           " parameter groups, the optimizer has " +
@@ -295,7 +324,8 @@ OptimizerLoad::OptimizerLoad(Optimizer& optimizer, const OptimizerState& state,
                             " parameters, the optimizer's has " +
                             std::to_string(params.size()));
     }
-    prepared_->options.push_back(kind.options(saved.options));
+    prepared_->options.push_back(
+        kind.options(saved.options, maximizes(optimizer_)));
     for (size_t p = 0; p < params.size(); ++p) {
       const auto found = state.state.find(saved.params[p]);
       if (found == state.state.end()) continue;
@@ -325,6 +355,7 @@ void OptimizerLoad::apply() {
   for (auto& [param, state] : prepared_->state) {
     optimizer_.state()[param] = std::move(state);
   }
+  if (wrapper_) wrapper_->take_loaded();
 }
 
 }  // namespace internal

@@ -89,7 +89,8 @@ struct SnapshotSaverOptions {
   // backward() if the step is part of it. Set it to true if forward and
   // backward take longer than copying. A save during which something has
   // changed fails, if LibTorch has counted the change: in-place operations
-  // count, writing through data() or a pointer does not. Default: false.
+  // count when they have ended, the optimizers of lockstep::optim before they
+  // write; writing through data() or a pointer does not count. Default: false.
   bool overlap_copy{false};
 };
 

@@ -6,6 +6,8 @@
 #include <tuple>
 #include <vector>
 
+#include "lockstep/base/maximize_option.h"
+
 namespace lockstep::optim {
 
 // The options of torch.optim.Adam (PyTorch documentation).
@@ -25,7 +27,7 @@ struct AdamOptions {
 // torch.optim.Adam(fused=True), bit for bit.
 //
 // adamw.h lists what holds for all optimizers of this folder.
-class Adam : public torch::optim::Adam {
+class Adam : public torch::optim::Adam, public internal::MaximizeOption {
  public:
   using OptimizerParamGroup = torch::optim::OptimizerParamGroup;
   using ParamGroups = std::vector<OptimizerParamGroup>;
@@ -46,6 +48,7 @@ class Adam : public torch::optim::Adam {
 
   void add_param_group(const OptimizerParamGroup& group);
   at::Tensor step(LossClosure closure = nullptr) override;
+  bool maximize() const override { return maximize_; }
 
  private:
   Adam(const ParamGroups& groups, const torch::optim::AdamOptions& options,

@@ -6,6 +6,8 @@
 #include <tuple>
 #include <vector>
 
+#include "lockstep/base/maximize_option.h"
+
 namespace lockstep::optim {
 
 // The options of torch.optim.AdamW (PyTorch documentation).
@@ -28,8 +30,9 @@ struct AdamWOptions {
 // - They are LibTorch's own classes with another step(): parameter groups,
 //   their options (torch::optim::...Options), learning-rate schedulers, state,
 //   snapshots and save()/load() are LibTorch's, and a snapshot can be exchanged
-//   between both and with Python. Snapshots do not hold `maximize`: it is what
-//   the constructor was given.
+//   between both and with Python. `maximize` is what the constructor was given:
+//   a snapshot holds it, and loads only into an optimizer that has the same; an
+//   archive of save() does not hold it.
 // - A parameter that is named twice in a group, as module->parameters() names
 //   tied weights, is kept once, as in Python: it is stepped once and has one
 //   number in snapshots. A parameter in two groups makes the constructor and
@@ -38,14 +41,17 @@ struct AdamWOptions {
 //   add_param_group() is not virtual.)
 // - A parameter without a gradient is skipped. Parameters must be dense and of
 //   a floating dtype; step() throws std::invalid_argument for the first one
-//   that is not, or that has a sparse gradient. Earlier groups have been
-//   stepped then.
+//   that is not, that has a sparse gradient, or whose state has other sizes,
+//   another dtype or another device. Earlier groups have been stepped then.
+// - If memory for the state runs out, step() throws before a parameter of that
+//   group, dtype and device has changed (of half and bfloat16 parameters of SGD
+//   on the CPU: before the present one has), and can be called again.
 // - Results do not depend on how a parameter is cut into pieces, if all pieces
 //   but the last are multiples of 64 elements, nor on the number of threads.
 //
 // The constructor throws c10::Error for options that make no sense, as LibTorch
 // does. Threads: one at a time.
-class AdamW : public torch::optim::AdamW {
+class AdamW : public torch::optim::AdamW, public internal::MaximizeOption {
  public:
   using OptimizerParamGroup = torch::optim::OptimizerParamGroup;
   using ParamGroups = std::vector<OptimizerParamGroup>;
@@ -66,6 +72,7 @@ class AdamW : public torch::optim::AdamW {
 
   void add_param_group(const OptimizerParamGroup& group);
   at::Tensor step(LossClosure closure = nullptr) override;
+  bool maximize() const override { return maximize_; }
 
  private:
   AdamW(const ParamGroups& groups, const torch::optim::AdamWOptions& options,

@@ -27,6 +27,10 @@ void check(const char* optimizer, size_t index, const at::Tensor& parameter,
         "optimizer for sparse gradients, such as torch::optim::SGD without "
         "momentum");
   }
+  if (gradient.sizes() != parameter.sizes()) {
+    refuse("is of sizes ", parameter.sizes(), ", its gradient of ",
+           gradient.sizes(), "; they must be the same");
+  }
   if (!at::isFloatingType(parameter.scalar_type())) {
     refuse("is of ", parameter.scalar_type(),
            ", but the fused kernel takes floating-point parameters; use "
@@ -49,11 +53,30 @@ void check(const char* optimizer, size_t index, const at::Tensor& parameter,
 
 }  // namespace
 
-void raise_versions(const FusedBatch& batch) {
-  for (const at::Tensor& parameter : batch.parameters) {
+void fit_state(const char* optimizer, const FusedBatch& batch, size_t i,
+               const char* name, at::Tensor& state) {
+  const at::Tensor& parameter = batch.parameters[i];
+  if (state.sizes() != parameter.sizes() ||
+      state.dtype() != parameter.dtype() ||
+      state.device() != parameter.device()) {
+    const auto words = [](const at::Tensor& of) {
+      return c10::str(of.scalar_type(), of.sizes(), " on ", of.device());
+    };
+    throw std::invalid_argument(c10::str(
+        optimizer, ": parameter ", batch.numbers[i], " of its group is ",
+        words(parameter), ", its ", name, " ", words(state),
+        "; they must be alike: make the optimizer after the parameter has got "
+        "its sizes, dtype and device, and then load its state"));
+  }
+  if (state.strides() == parameter.strides()) return;
+  state = at::empty_like(parameter.detach()).copy_(state);
+}
+
+void raise_versions(at::TensorList tensors) {
+  for (const at::Tensor& tensor : tensors) {
     // Inference tensors have no version.
-    if (parameter.is_inference()) continue;
-    parameter.unsafeGetTensorImpl()->bump_version();
+    if (tensor.is_inference()) continue;
+    tensor.unsafeGetTensorImpl()->bump_version();
   }
 }
 
@@ -76,9 +99,15 @@ std::vector<FusedBatch> fused_batches(
           return like.scalar_type() == parameter.scalar_type() &&
                  like.device() == parameter.device();
         });
-    if (batch == batches.end()) batch = batches.emplace(batches.end());
+    if (batch == batches.end()) {
+      batch = batches.emplace(batches.end());
+      batch->parameters.reserve(parameters.size() - i);
+      batch->gradients.reserve(parameters.size() - i);
+      batch->numbers.reserve(parameters.size() - i);
+    }
     batch->parameters.push_back(parameter);
     batch->gradients.push_back(std::move(gradient));
+    batch->numbers.push_back(i);
   }
   return batches;
 }

@@ -2,6 +2,7 @@
 
 #include <torch/optim/optimizer.h>
 
+#include <cstddef>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -17,6 +18,7 @@ using States =
 struct FusedBatch {
   std::vector<at::Tensor> parameters{};
   std::vector<at::Tensor> gradients{};  // in their parameters' strides
+  std::vector<size_t> numbers{};        // of the parameters in their group
 };
 
 // Returns those of `parameters` that have a gradient, in batches. Throws
@@ -25,10 +27,20 @@ struct FusedBatch {
 std::vector<FusedBatch> fused_batches(
     const char* optimizer, const std::vector<at::Tensor>& parameters);
 
-// Raises the versions of the parameters, which the fused kernels do not: so
-// that autograd, FullyShard and snapshots that are written meanwhile notice the
-// change, as with any optimizer that writes with LibTorch's operators.
-void raise_versions(const FusedBatch& batch);
+// Makes `state` ready for the kernels, which look neither at its sizes nor at
+// its strides: the tensor that `optimizer` keeps under `name` for parameter `i`
+// of the batch. If its strides are not the parameter's, because the parameter
+// was changed or the state loaded, a copy takes its place. Throws
+// std::invalid_argument, naming optimizer and parameter, if sizes, dtype or
+// device are not the parameter's.
+void fit_state(const char* optimizer, const FusedBatch& batch, size_t i,
+               const char* name, at::Tensor& state);
+
+// Raises the versions of what is about to be written, which the fused kernels
+// do not: so that autograd, FullyShard and snapshots notice the change. Call it
+// before the kernel: a snapshot whose copy ends while the kernel writes must
+// notice it, too.
+void raise_versions(at::TensorList tensors);
 
 // Returns `groups` with each parameter once. Throws std::invalid_argument, as
 // Python does, if a parameter is in two groups, or also in one of `before`.
@@ -62,28 +74,50 @@ void step_adam(const char* name,
   for (auto& group : groups) {
     const auto& options = static_cast<const Options&>(group.options());
     for (const FusedBatch& batch : fused_batches(name, group.params())) {
+      // If memory runs out, or the kernel throws, the step can be made again:
+      // a parameter's first state is kept, and its step counted, only when the
+      // kernel has returned.
       StepTensors numbers(batch.parameters.front().device());
+      std::vector<std::pair<void*, std::unique_ptr<State>>> made;
+      std::vector<State*> all;
       std::vector<at::Tensor> averages, squares, maxima, steps;
-      for (const at::Tensor& parameter : batch.parameters) {
-        auto& slot = states[parameter.unsafeGetTensorImpl()];
-        if (!slot) slot = std::make_unique<State>();
-        auto& state = static_cast<State&>(*slot);
-        const auto zeros = [&] { return at::zeros_like(parameter.detach()); };
-        if (!state.exp_avg().defined()) {
-          state.exp_avg(zeros());
-          state.exp_avg_sq(zeros());
+      const size_t count = batch.parameters.size();
+      all.reserve(count);
+      for (auto* list : {&averages, &squares, &steps}) list->reserve(count);
+      for (size_t i = 0; i < count; ++i) {
+        const at::Tensor& parameter = batch.parameters[i];
+        void* const key = parameter.unsafeGetTensorImpl();
+        const auto found = states.find(key);
+        auto* state = found == states.end()
+                          ? nullptr
+                          : static_cast<State*>(found->second.get());
+        if (!state) {
+          made.emplace_back(key, std::make_unique<State>());
+          state = made.back().second.get();
         }
-        averages.push_back(state.exp_avg());
-        squares.push_back(state.exp_avg_sq());
+        all.push_back(state);
+        const auto ready = [&](const char* tensor, at::Tensor& moment) {
+          if (moment.defined()) {
+            fit_state(name, batch, i, tensor, moment);
+          } else {
+            moment = at::zeros_like(parameter.detach());
+          }
+          return moment;
+        };
+        averages.push_back(ready("exp_avg", state->exp_avg()));
+        squares.push_back(ready("exp_avg_sq", state->exp_avg_sq()));
         if (options.amsgrad()) {
-          if (!state.max_exp_avg_sq().defined()) state.max_exp_avg_sq(zeros());
-          maxima.push_back(state.max_exp_avg_sq());
+          maxima.push_back(ready("max_exp_avg_sq", state->max_exp_avg_sq()));
         }
-        state.step(state.step() + 1);
-        steps.push_back(numbers.at(state.step()));
+        steps.push_back(numbers.at(state->step() + 1));
       }
+      raise_versions(batch.parameters);
+      raise_versions(averages);
+      raise_versions(squares);
+      raise_versions(maxima);
       kernel(options, batch, averages, squares, maxima, steps);
-      raise_versions(batch);
+      for (State* state : all) state->step(state->step() + 1);
+      for (auto& [key, state] : made) states[key] = std::move(state);
     }
   }
 }

@@ -12,63 +12,88 @@ namespace {
 
 using State = torch::optim::SGDParamState;
 
-at::Tensor& momentum_of(internal::States& states, const at::Tensor& parameter) {
+// Returns nullptr before the parameter's first step.
+at::Tensor* momentum_of(internal::States& states, const at::Tensor& parameter) {
+  const auto found = states.find(parameter.unsafeGetTensorImpl());
+  if (found == states.end() || !found->second) return nullptr;
+  at::Tensor& momentum = static_cast<State&>(*found->second).momentum_buffer();
+  return momentum.defined() ? &momentum : nullptr;
+}
+
+void keep_momentum(internal::States& states, const at::Tensor& parameter,
+                   const at::Tensor& momentum) {
   auto& state = states[parameter.unsafeGetTensorImpl()];
   if (!state) state = std::make_unique<State>();
-  return static_cast<State&>(*state).momentum_buffer();
+  static_cast<State&>(*state).momentum_buffer(momentum);
 }
 
 // Steps with momentum. The kernel is told for a whole call whether this is the
-// first step, so parameters in their first step have a call of their own.
+// first step, so parameters in their first step have a call of their own. Their
+// momenta are kept only when it has returned: if memory runs out before, the
+// step can be made again.
 void step_with_momentum(const internal::FusedBatch& batch,
                         internal::States& states,
                         const torch::optim::SGDOptions& o, bool maximize) {
   struct Part {
-    internal::FusedBatch tensors{};
+    std::vector<at::Tensor> parameters{};
+    std::vector<at::Tensor> gradients{};
     std::vector<at::Tensor> momenta{};
   };
   Part first, later;
   for (size_t i = 0; i < batch.parameters.size(); ++i) {
-    at::Tensor& momentum = momentum_of(states, batch.parameters[i]);
-    Part& part = momentum.defined() ? later : first;
-    if (!momentum.defined()) {
-      momentum = at::empty_like(batch.parameters[i].detach());
-    }
-    part.tensors.parameters.push_back(batch.parameters[i]);
-    part.tensors.gradients.push_back(batch.gradients[i]);
-    part.momenta.push_back(momentum);
+    at::Tensor* const kept = momentum_of(states, batch.parameters[i]);
+    if (kept) internal::fit_state("SGD", batch, i, "momentum_buffer", *kept);
+    Part& part = kept ? later : first;
+    part.parameters.push_back(batch.parameters[i]);
+    part.gradients.push_back(batch.gradients[i]);
+    part.momenta.push_back(kept ? *kept
+                                : at::empty_like(batch.parameters[i].detach()));
   }
   for (Part* part : {&first, &later}) {
     if (part->momenta.empty()) continue;
-    at::_fused_sgd_(part->tensors.parameters, part->tensors.gradients,
-                    part->momenta, o.weight_decay(), o.momentum(), o.lr(),
-                    o.dampening(), o.nesterov(), maximize, part == &first);
-    internal::raise_versions(part->tensors);
+    internal::raise_versions(part->parameters);
+    internal::raise_versions(part->momenta);
+    at::_fused_sgd_(part->parameters, part->gradients, part->momenta,
+                    o.weight_decay(), o.momentum(), o.lr(), o.dampening(),
+                    o.nesterov(), maximize, part == &first);
+    if (part == &later) continue;
+    for (size_t i = 0; i < part->momenta.size(); ++i) {
+      keep_momentum(states, part->parameters[i], part->momenta[i]);
+    }
   }
 }
 
 // Steps with an operation for each term, as SGD(fused=False) does in Python.
 // The fused CPU kernel of LibTorch 2.13 leaves most elements of half-precision
-// parameters as they are, and reads momenta that were never written.
+// parameters as they are, and reads momenta that were never written. All memory
+// for a parameter is taken before its momentum changes.
 void step_unfused(const internal::FusedBatch& batch, internal::States& states,
                   const torch::optim::SGDOptions& o, bool maximize) {
+  internal::raise_versions(batch.parameters);
   for (size_t i = 0; i < batch.parameters.size(); ++i) {
     at::Tensor parameter = batch.parameters[i];
     at::Tensor change = batch.gradients[i];
+    at::Tensor first;  // momentum
     if (maximize) change = change.neg();
     if (o.weight_decay() != 0) change = change.add(parameter, o.weight_decay());
     if (o.momentum() != 0) {
-      at::Tensor& momentum = momentum_of(states, parameter);
-      if (momentum.defined()) {
+      at::Tensor* const kept = momentum_of(states, parameter);
+      at::Tensor ahead = o.nesterov() ? change.clone() : at::Tensor();
+      if (kept) {
+        internal::fit_state("SGD", batch, i, "momentum_buffer", *kept);
         // As Python multiplies; mul_(double) rounds the factor to the dtype.
-        momentum.mul_(at::native::wrapped_scalar_tensor(o.momentum()))
-            .add_(change, 1 - o.dampening());
+        const at::Tensor factor =
+            at::native::wrapped_scalar_tensor(o.momentum());
+        internal::raise_versions(*kept);
+        kept->mul_(factor).add_(change, 1 - o.dampening());
       } else {
-        momentum = change.clone();
+        first = change.clone();
       }
-      change = o.nesterov() ? change.add(momentum, o.momentum()) : momentum;
+      const at::Tensor& momentum = kept ? *kept : first;
+      change = o.nesterov() ? ahead.add_(momentum, o.momentum()) : momentum;
     }
     parameter.add_(change, -o.lr());
+    if (first.defined()) keep_momentum(states, parameter, first);
   }
 }
 
@@ -119,9 +144,9 @@ at::Tensor SGD::step(LossClosure closure) {
         step_with_momentum(batch, state_, o, maximize_);
         continue;
       }
+      internal::raise_versions(batch.parameters);
       at::_fused_sgd_(batch.parameters, batch.gradients, {}, o.weight_decay(),
                       0, o.lr(), o.dampening(), o.nesterov(), maximize_, false);
-      internal::raise_versions(batch);
     }
   }
   return loss;

@@ -5,6 +5,8 @@
 #include <concepts>
 #include <vector>
 
+#include "lockstep/base/maximize_option.h"
+
 namespace lockstep::optim {
 
 // The options of torch.optim.SGD (PyTorch documentation).
@@ -26,7 +28,7 @@ struct SGDOptions {
 // 2.13 steps wrongly, they are those of SGD(fused=False).
 //
 // adamw.h lists what holds for all optimizers of this folder.
-class SGD : public torch::optim::SGD {
+class SGD : public torch::optim::SGD, public internal::MaximizeOption {
  public:
   using OptimizerParamGroup = torch::optim::OptimizerParamGroup;
   using ParamGroups = std::vector<OptimizerParamGroup>;
@@ -45,6 +47,7 @@ class SGD : public torch::optim::SGD {
 
   void add_param_group(const OptimizerParamGroup& group);
   at::Tensor step(LossClosure closure = nullptr) override;
+  bool maximize() const override { return maximize_; }
 
  private:
   SGD(const ParamGroups& groups, const torch::optim::SGDOptions& options,

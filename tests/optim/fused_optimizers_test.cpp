@@ -1,7 +1,14 @@
+#include <ATen/record_function.h>
+#include <c10/core/CPUAllocator.h>
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include <cstring>
+#include <memory>
+#include <new>
+#include <optional>
 #include <sstream>
+#include <string>
 
 #include "lockstep/checkpoint/optimizer_state.h"
 #include "lockstep/optim/adam.h"
@@ -11,6 +18,7 @@
 namespace lockstep::internal {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
@@ -121,6 +129,185 @@ TEST(FusedOptimizers, StepsRaiseTheVersionsOfWhatTheyChange) {
   }));
   EXPECT_TRUE(raises([](const Parameters& p) { return optim::Adam(p); }));
   EXPECT_TRUE(raises([](const Parameters& p) { return optim::AdamW(p); }));
+}
+
+// The versions of some tensors when the first operation on a parameter begins.
+class VersionsInStep {
+ public:
+  explicit VersionsInStep(std::vector<at::Tensor> tensors) {
+    watched = std::move(tensors);
+    seen.clear();
+    handle_ = at::addThreadLocalCallback(at::RecordFunctionCallback(begin));
+  }
+  ~VersionsInStep() { at::removeCallback(handle_); }
+
+  static std::vector<int64_t> of(const std::vector<at::Tensor>& tensors) {
+    std::vector<int64_t> versions;
+    for (const auto& tensor : tensors) versions.push_back(tensor._version());
+    return versions;
+  }
+  inline static std::vector<at::Tensor> watched;
+  inline static std::vector<int64_t> seen;
+
+ private:
+  static std::unique_ptr<at::ObserverContext> begin(
+      const at::RecordFunction& function) {
+    const std::string name = function.name();
+    const bool writes =
+        name.starts_with("aten::_fused_") || name == "aten::mul_";
+    if (writes && seen.empty()) seen = of(watched);
+    return nullptr;
+  }
+  at::CallbackHandle handle_;
+};
+
+std::vector<at::Tensor> state_tensors(const torch::optim::Optimizer& from) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& [number, values] : state_dict(from).state) {
+    for (const auto& [name, value] : values) {
+      const auto* tensor = std::get_if<at::Tensor>(&value);
+      if (tensor && name != "step") tensors.push_back(*tensor);
+    }
+  }
+  return tensors;
+}
+
+template <class Optimizer, class Options>
+void expect_raised_before(const Options& options, size_t count,
+                          at::ScalarType dtype = at::kFloat) {
+  auto changed = torch::ones({4}, dtype).requires_grad_();
+  Optimizer optimizer(std::vector<at::Tensor>{changed}, options);
+  changed.mutable_grad() = torch::ones({4}, dtype);
+  optimizer.step();
+  std::vector<at::Tensor> written = state_tensors(optimizer);
+  written.push_back(changed);
+  ASSERT_EQ(written.size(), count);
+  const auto before = VersionsInStep::of(written);
+  const VersionsInStep versions(written);
+  optimizer.step();
+  ASSERT_EQ(VersionsInStep::seen.size(), count);
+  for (size_t i = 0; i < count; ++i) {
+    EXPECT_GT(VersionsInStep::seen[i], before[i]) << i;
+  }
+}
+
+// The versions were raised after the step, those of the moments not at all: a
+// snapshot whose copy ended during the step was torn and counted as good.
+TEST(FusedOptimizers, VersionsAreRaisedBeforeAnythingIsWritten) {
+  const auto sgd = torch::optim::SGDOptions(0.1);
+  const auto momentum = torch::optim::SGDOptions(0.1).momentum(0.9);
+  expect_raised_before<optim::SGD>(sgd, 1);
+  expect_raised_before<optim::SGD>(momentum, 2);
+  expect_raised_before<optim::SGD>(momentum, 2, at::kBFloat16);
+  expect_raised_before<optim::Adam>(optim::AdamOptions{}, 3);
+  expect_raised_before<optim::AdamW>(optim::AdamWOptions{.amsgrad = true}, 4);
+}
+
+// Memory that runs out after some allocations.
+class LittleMemory final : public c10::Allocator {
+ public:
+  explicit LittleMemory(int64_t allocations) : left_(allocations) {
+    c10::SetCPUAllocator(this);
+  }
+  ~LittleMemory() override { c10::SetCPUAllocator(usual_); }
+  LittleMemory(const LittleMemory&) = delete;
+  LittleMemory& operator=(const LittleMemory&) = delete;
+
+  at::DataPtr allocate(size_t bytes) override {
+    if (left_-- <= 0) throw std::bad_alloc();
+    return usual_->allocate(bytes);
+  }
+  at::DeleterFnPtr raw_deleter() const override {
+    return usual_->raw_deleter();
+  }
+  void copy_data(void* to, const void* from, size_t bytes) const override {
+    std::memcpy(to, from, bytes);
+  }
+
+ private:
+  c10::Allocator* const usual_ = c10::GetCPUAllocator();
+  int64_t left_;
+};
+
+template <class Optimizer, class Options>
+void expect_whole_steps(const Options& options, size_t count,
+                        at::ScalarType dtype = at::kFloat) {
+  constexpr int64_t kEnough = 1000;
+  // Returns whether the step after `steps` others has failed.
+  const auto train = [&](int steps, int64_t allocations,
+                         std::vector<at::Tensor>& parameters) {
+    torch::manual_seed(3);
+    parameters.clear();
+    for (size_t i = 0; i < count; ++i) {
+      parameters.push_back(torch::randn({70}).to(dtype).requires_grad_());
+    }
+    Optimizer optimizer(parameters, options);
+    const auto set_gradients = [&] {
+      for (auto& p : parameters)
+        p.mutable_grad() = torch::randn({70}).to(dtype);
+    };
+    for (int step = 0; step < steps; ++step) {
+      set_gradients();
+      optimizer.step();
+    }
+    set_gradients();
+    bool failed = false;
+    const size_t states = optimizer.state().size();
+    const auto before = torch::cat(parameters).detach();
+    try {
+      const LittleMemory memory(allocations);
+      optimizer.step();
+    } catch (const std::bad_alloc&) {
+      failed = true;
+    }
+    if (!failed) return false;
+    EXPECT_TRUE(torch::cat(parameters).equal(before)) << allocations;
+    EXPECT_EQ(optimizer.state().size(), states) << allocations;
+    optimizer.step();
+    return true;
+  };
+  for (const int steps : {0, 1}) {
+    std::vector<at::Tensor> expected, parameters;
+    EXPECT_FALSE(train(steps, kEnough, expected));
+    int64_t allocations = 0;
+    while (train(steps, allocations, parameters)) {
+      for (size_t i = 0; i < count; ++i) {
+        EXPECT_TRUE(parameters[i].equal(expected[i]))
+            << i << " after " << allocations << " allocations";
+      }
+      ASSERT_LT(++allocations, kEnough);
+    }
+  }
+}
+
+// A momentum stayed that was never written, or steps were counted that were not
+// made; the next step used them.
+TEST(FusedOptimizers, AStepWithoutMemoryCanBeMadeAgain) {
+  const auto sgd = torch::optim::SGDOptions(0.1).momentum(0.9);
+  const auto nesterov =
+      torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.3).nesterov(
+          true);
+  expect_whole_steps<optim::SGD>(sgd, 2);
+  expect_whole_steps<optim::SGD>(sgd, 1, at::kBFloat16);
+  expect_whole_steps<optim::SGD>(nesterov, 1, at::kBFloat16);
+  expect_whole_steps<optim::Adam>(optim::AdamOptions{.amsgrad = true}, 2);
+  expect_whole_steps<optim::AdamW>(optim::AdamWOptions{}, 2);
+}
+
+// There is no kernel for this dtype.
+TEST(FusedOptimizers, AKernelThatFailsLeavesNoState) {
+  const auto expect = [](auto optimizer) {
+    auto parameter = optimizer.param_groups()[0].params()[0];
+    parameter.mutable_grad() = torch::zeros_like(parameter);
+    EXPECT_THROW(optimizer.step(), c10::Error);
+    EXPECT_TRUE(optimizer.state().empty());
+  };
+  const auto parameters = [] {
+    return std::vector<at::Tensor>{torch::zeros({4}, at::kFloat8_e5m2)};
+  };
+  expect(optim::SGD(parameters(), torch::optim::SGDOptions(1).momentum(0.9)));
+  expect(optim::Adam(parameters()));
+  expect(optim::AdamW(parameters()));
 }
 
 TEST(FusedOptimizers, DefaultsArePythons) {
@@ -238,6 +425,88 @@ TEST(FusedOptimizers, GradientsOfOtherStridesAreReadRight) {
   EXPECT_TRUE(run(true).equal(run(false)));
 }
 
+// Returns the parameter after four steps. After two of them the parameter gets
+// other strides, or (`anew`) the state goes to an optimizer of such a one.
+template <class Optimizer, class Options>
+at::Tensor with_other_strides(const Options& options, bool change, bool anew) {
+  constexpr auto kOther = at::MemoryFormat::ChannelsLast;
+  torch::manual_seed(3);
+  auto p = torch::randn({4, 4, 2, 4}).requires_grad_();
+  std::optional<Optimizer> optimizer;
+  optimizer.emplace(std::vector<at::Tensor>{p}, options);
+  for (int step = 0; step < 4; ++step) {
+    if (step == 2 && change) {
+      std::stringstream archive;
+      torch::save(*optimizer, archive);
+      if (anew) {
+        p = p.detach().contiguous(kOther).requires_grad_();
+        optimizer.emplace(std::vector<at::Tensor>{p}, options);
+        torch::load(*optimizer, archive);
+      } else {
+        p.set_data(p.detach().contiguous(kOther));
+      }
+    }
+    p.mutable_grad() = torch::randn({4, 4, 2, 4});
+    optimizer->step();
+  }
+  return p.detach().contiguous();
+}
+
+template <class Optimizer, class Options>
+void expect_strides_to_be_read(const Options& options) {
+  const auto expected = with_other_strides<Optimizer>(options, false, false);
+  for (const bool anew : {false, true}) {
+    EXPECT_TRUE(
+        with_other_strides<Optimizer>(options, true, anew).equal(expected))
+        << anew;
+  }
+}
+
+// The kernels walk through memory, so each element got the moments of another.
+TEST(FusedOptimizers, StateOfOtherStridesIsReadRight) {
+  const auto momentum = torch::optim::SGDOptions(0.1).momentum(0.9);
+  expect_strides_to_be_read<optim::SGD>(momentum);
+  expect_strides_to_be_read<optim::Adam>(optim::AdamOptions{});
+  expect_strides_to_be_read<optim::AdamW>(optim::AdamWOptions{.amsgrad = true});
+}
+
+// The kernels wrote past the end of the smaller tensor.
+TEST(FusedOptimizers, StateThatDoesNotFitItsParameterIsRefused) {
+  const auto message = [](auto make, const at::Tensor& other) {
+    auto p = torch::ones({70}).requires_grad_();
+    auto first = torch::ones({2});
+    auto optimizer = make(std::vector<at::Tensor>{first, p});
+    p.mutable_grad() = torch::ones({70});
+    optimizer.step();
+    p.mutable_grad() = at::Tensor();
+    p.set_data(other);
+    p.mutable_grad() = torch::ones_like(other);
+    try {
+      optimizer.step();
+    } catch (const std::invalid_argument& error) {
+      EXPECT_TRUE(p.detach().equal(other));
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  using Parameters = std::vector<at::Tensor>;
+  EXPECT_THAT(message(
+                  [](const Parameters& p) {
+                    return optim::SGD(p,
+                                      torch::optim::SGDOptions(1).momentum(1));
+                  },
+                  torch::ones({9})),
+              AllOf(HasSubstr("SGD: parameter 1 of its group is Float[9] on "
+                              "cpu, its momentum_buffer Float[70] on cpu"),
+                    HasSubstr("make the optimizer after")));
+  EXPECT_THAT(message([](const Parameters& p) { return optim::Adam(p); },
+                      torch::ones({70}, at::kDouble)),
+              HasSubstr("is Double[70] on cpu, its exp_avg Float[70] on cpu"));
+  EXPECT_THAT(message([](const Parameters& p) { return optim::AdamW(p); },
+                      torch::ones({7, 10})),
+              HasSubstr("is Float[7, 10] on cpu, its exp_avg Float[70]"));
+}
+
 TEST(FusedOptimizers, WhatTheKernelsCannotTakeIsRefusedByName) {
   auto sparse = torch::zeros({4, 2}).requires_grad_();
   sparse.mutable_grad() = torch::ones({4, 2}).to_sparse(1);
@@ -250,6 +519,12 @@ TEST(FusedOptimizers, WhatTheKernelsCannotTakeIsRefusedByName) {
   optim::SGD sgd({gaps});
   EXPECT_THAT([&] { sgd.step(); },
               ThrowsMessage<std::invalid_argument>(HasSubstr("gaps")));
+  auto small = torch::zeros({4});
+  small.mutable_grad() = torch::ones({3});
+  optim::SGD one({small});
+  EXPECT_THAT([&] { one.step(); },
+              ThrowsMessage<std::invalid_argument>(
+                  HasSubstr("is of sizes [4], its gradient of [3]")));
   auto complex = torch::zeros({3}, torch::kComplexFloat).requires_grad_();
   complex.mutable_grad() = torch::ones({3}, torch::kComplexFloat);
   optim::AdamW adamw({complex});
@@ -312,6 +587,32 @@ TEST(FusedOptimizers, StateGoesOnThroughSnapshotsAndArchives) {
   third.train(loaded, 3, 6);
   EXPECT_TRUE(second.flat().equal(through.flat()));
   EXPECT_TRUE(third.flat().equal(through.flat()));
+}
+
+template <class Optimizer>
+void expect_saved_maximize(typename Optimizer::Options options = {}) {
+  Net net;
+  options.maximize = true;
+  Optimizer up(net.parameters(), options);
+  const OptimizerState state = state_dict(up);
+  EXPECT_TRUE(std::get<bool>(state.param_groups[0].options.at("maximize")));
+  load_state_dict(up, state);
+  options.maximize = false;
+  Optimizer down(net.parameters(), options);
+  EXPECT_THAT([&] { load_state_dict(down, state); },
+              ThrowsMessage<std::invalid_argument>(
+                  AllOf(HasSubstr("it was saved with maximize=True"),
+                        HasSubstr("lockstep::optim::SGDOptions"))));
+  EXPECT_THAT([&] { load_state_dict(up, state_dict(down)); },
+              ThrowsMessage<std::invalid_argument>(
+                  HasSubstr("it was saved with maximize=False")));
+}
+
+// Every snapshot had False, and one that had True could not be loaded.
+TEST(FusedOptimizers, SnapshotsHoldMaximize) {
+  expect_saved_maximize<optim::SGD>();
+  expect_saved_maximize<optim::Adam>();
+  expect_saved_maximize<optim::AdamW>();
 }
 
 TEST(FusedOptimizers, StateGoesToLibTorchsOwn) {

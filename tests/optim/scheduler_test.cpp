@@ -424,6 +424,33 @@ TEST(Schedulers, AListWithoutAValueForAnAddedGroupIsNamed) {
               HasSubstr("has 1 parameter groups, but it had 2"));
 }
 
+// The first scheduler had stepped when the second refused the group.
+TEST(Schedulers, AChainThatRefusesAnAddedGroupChangesNothing) {
+  const SWALROptions list{.swa_lr = {0.01, 0.02}};
+  const ChainedSchedulerOptions inner{.schedulers = {list}};
+  const SequentialLROptions sequence{
+      .schedulers = {inner, StepLROptions{.step_size = 1}}, .milestones = {9}};
+  for (const Schedule& part : {Schedule(list), Schedule(sequence)}) {
+    const Trained trained(false);
+    ChainedScheduler scheduler(
+        *trained.optimizer,
+        {.schedulers = {ExponentialLROptions{.gamma = 0.5}, part}});
+    scheduler.step();
+    trained.add_group();
+    const auto before = trained.rates();
+    const StateTree state = scheduler.state_dict();
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      EXPECT_THAT(refusal([&] { scheduler.step(); }),
+                  HasSubstr("swa_lr has 2 values, but the optimizer has 3"));
+      EXPECT_EQ(trained.rates(), before);
+      EXPECT_TRUE(scheduler.state_dict() == state);
+    }
+    trained.optimizer->param_groups().pop_back();
+    scheduler.step();
+    EXPECT_NE(trained.rates()[0], before[0]);
+  }
+}
+
 TEST(Schedulers, AFunctionThatThrowsChangesNothing) {
   const Trained trained(false);
   LambdaLR scheduler(*trained.optimizer, {.lr_lambda = [](int64_t epoch) {

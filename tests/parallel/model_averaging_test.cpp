@@ -4,13 +4,18 @@
 
 #include <memory>
 #include <sstream>
+#include <string>
 #include <vector>
 
+#include "lockstep/checkpoint/optimizer_state.h"
+#include "lockstep/checkpoint/training_state.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/optim/lr_scheduler/lr_schedulers.h"
 #include "lockstep/parallel/comm_hooks/comm_bytes.h"
 #include "lockstep/parallel/model_averaging/averagers.h"
 #include "lockstep/parallel/model_averaging/post_local_sgd_optimizer.h"
 #include "tests/harness/process_world.h"
+#include "tests/harness/temporary_folder.h"
 
 namespace lockstep::internal {
 namespace {
@@ -190,6 +195,139 @@ WORLD_TEST(PostLocalSGDOptimizer, AnArchiveHoldsTheAveragersStep, 1) {
   torch::save(*first.sgd, plain);
   torch::load(second.optimizer, plain);
   EXPECT_EQ(second.optimizer.averager().step, 0);
+}
+
+// A training with a scheduler and momentum.
+template <class Scheduler, class Options>
+struct LocalSgdTraining {
+  explicit LocalSgdTraining(const Options& options)
+      : scheduler(optimizer, options),
+        state{.model = model.ptr(),
+              .optimizer = &optimizer,
+              .scheduler = &scheduler} {}
+  // Returns the rate that each step has used.
+  std::vector<double> train(int steps) {
+    std::vector<double> rates;
+    for (int step = 0; step < steps; ++step) {
+      for (auto& p : model->parameters()) {
+        p.mutable_grad() = torch::ones_like(p);
+      }
+      optimizer.step();
+      rates.push_back(sgd->param_groups()[0].options().get_lr());
+      scheduler.step();
+    }
+    return rates;
+  }
+  torch::nn::Linear model{2, 2};
+  std::shared_ptr<torch::optim::SGD> sgd = std::make_shared<torch::optim::SGD>(
+      model->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+  PostLocalSGDOptimizer optimizer{sgd,
+                                  std::make_shared<PeriodicModelAverager>()};
+  Scheduler scheduler;
+  TrainingState state;
+};
+
+template <class Scheduler, class Options>
+void expect_resumed(const Options& options) {
+  using Run = LocalSgdTraining<Scheduler, Options>;
+  const testing::TemporaryFolder folder;
+  for (const char* name : {"file.pt", "file.safetensors", "folder/"}) {
+    Run straight(options);
+    straight.train(8);
+    save_snapshot(folder.file(name), straight.state);
+    std::stringstream archive;
+    torch::save(straight.optimizer, archive);
+    const OptimizerState state = state_dict(straight.optimizer);
+    const auto expected = straight.train(5);
+
+    Run resumed(options);
+    ASSERT_TRUE(load_snapshot(folder.file(name), resumed.state));
+    EXPECT_EQ(resumed.train(5), expected) << name;
+    torch::load(resumed.optimizer, archive);
+    EXPECT_EQ(resumed.train(1)[0], expected[0]);
+    load_state_dict(resumed.optimizer, state);
+    EXPECT_EQ(resumed.train(1)[0], expected[0]);
+    EXPECT_EQ(resumed.optimizer.param_groups()[0].options().get_lr(),
+              resumed.scheduler.get_last_lr()[0]);
+  }
+}
+
+// A snapshot had the rate of the step before, and after loading it the rate of
+// the scheduler's constructor was used.
+WORLD_TEST(PostLocalSGDOptimizer, AResumedTrainingGoesOnWithItsRates, 1) {
+  auto group = init_process_group();
+  expect_resumed<optim::ExponentialLR>(
+      optim::ExponentialLROptions{.gamma = 0.5});
+  expect_resumed<optim::SequentialLR>(optim::SequentialLROptions{
+      .schedulers = {optim::LinearLROptions{.start_factor = 0.1,
+                                            .total_iters = 5},
+                     optim::CosineAnnealingLROptions{.t_max = 20}},
+      .milestones = {5}});
+}
+
+WORLD_TEST(PostLocalSGDOptimizer, RatesThatBothSidesHaveSetAreRefused, 1) {
+  auto group = init_process_group();
+  Wrapped wrapped(0);
+  const auto rate = [](torch::optim::Optimizer& of) -> auto& {
+    return of.param_groups()[0].options();
+  };
+  rate(wrapped.optimizer).set_lr(2);
+  rate(*wrapped.sgd).set_lr(3);
+  for (int attempt = 0; attempt < 2; ++attempt) {
+    EXPECT_THAT([&] { wrapped.step(); },
+                ThrowsMessage<std::invalid_argument>(HasSubstr(
+                    "group 0 was set to 2 here and to 3 in optim()")));
+  }
+  EXPECT_EQ(wrapped.weight[0].item<double>(), 0);
+  rate(*wrapped.sgd).set_lr(2);
+  EXPECT_EQ(wrapped.step(), -2);
+}
+
+// The group was not given to the other optimizer, so it was not stepped.
+WORLD_TEST(PostLocalSGDOptimizer, AnAddedGroupIsSteppedAndAveraged, 2) {
+  auto group = init_process_group();
+  Wrapped wrapped(world.rank, /*warmup=*/1);
+  auto added = parameter(world.rank);
+  wrapped.optimizer.add_param_group(
+      torch::optim::OptimizerParamGroup({added, added}));
+  EXPECT_EQ(wrapped.sgd->param_groups().size(), 2);
+  const auto step = [&] {
+    added.mutable_grad() = torch::ones({2});
+    wrapped.step();
+    return added[0].item<double>();
+  };
+  EXPECT_EQ(step(), world.rank - 1);
+  EXPECT_EQ(step(), 0.5 - 2);
+  wrapped.optimizer.param_groups()[1].options().set_lr(0.5);
+  EXPECT_EQ(step(), 0.5 - 2.5);
+  const auto state = state_dict(wrapped.optimizer);
+  EXPECT_EQ(state.param_groups.size(), 2);
+  load_state_dict(wrapped.optimizer, state);
+}
+
+WORLD_TEST(PostLocalSGDOptimizer, GroupsOfOneSideOnlyAreRefused, 1) {
+  auto group = init_process_group();
+  const torch::optim::OptimizerParamGroup added({parameter(0)});
+  const auto expect_refused = [](Wrapped& wrapped) {
+    const auto refuses = ThrowsMessage<std::invalid_argument>(
+        HasSubstr("add a group with PostLocalSGDOptimizer::add_param_group()"));
+    EXPECT_THAT([&] { wrapped.step(); }, refuses);
+    EXPECT_THAT([&] { state_dict(wrapped.optimizer); }, refuses);
+    EXPECT_THAT(
+        [&] {
+          std::stringstream archive;
+          torch::save(wrapped.optimizer, archive);
+        },
+        refuses);
+    EXPECT_EQ(wrapped.weight[0].item<double>(), 0);
+  };
+  Wrapped inner(0), outer(0), other(0);
+  inner.sgd->add_param_group(added);
+  expect_refused(inner);
+  static_cast<torch::optim::Optimizer&>(outer.optimizer).add_param_group(added);
+  expect_refused(outer);
+  other.sgd->param_groups()[0].params().push_back(parameter(0));
+  expect_refused(other);
 }
 
 WORLD_TEST(PostLocalSGDOptimizer, MistakesAreNamed, 1) {

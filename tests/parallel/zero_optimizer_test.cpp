@@ -12,6 +12,7 @@
 namespace lockstep::internal {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 using ::testing::ThrowsMessage;
 using torch::optim::OptimizerParamGroup;
@@ -237,6 +238,84 @@ WORLD_TEST(ZeroOptimizer, AGraphThatHoldsSteppedParametersNotices, 2) {
   loss.backward({}, true);
   optimizer.step();
   EXPECT_THROW(loss.backward(), c10::Error);
+}
+
+// Notes the versions of the whole parameters that are stepped.
+struct WatchingSgd : torch::optim::SGD {
+  using Options = torch::optim::SGDOptions;
+  using torch::optim::SGD::SGD;
+  at::Tensor step(LossClosure closure = nullptr) override {
+    for (const at::Tensor& piece : param_groups()[0].params()) {
+      if (!piece.grad().defined()) continue;
+      for (const at::Tensor& whole : watched) {
+        if (whole.const_data_ptr() != piece.const_data_ptr()) continue;
+        versions.push_back(whole._version());
+      }
+    }
+    return torch::optim::SGD::step(std::move(closure));
+  }
+  inline static std::vector<at::Tensor> watched;
+  inline static std::vector<int64_t> versions;
+};
+
+// The versions were raised after the step: a snapshot whose copy ended during
+// the step was torn and counted as good.
+WORLD_TEST(ZeroOptimizer, VersionsAreRaisedBeforeAnythingIsWritten, 1) {
+  auto group = init_process_group();
+  const auto expect_raised = [](torch::optim::Optimizer& optimizer,
+                                const std::vector<at::Tensor>& parameters,
+                                const auto& backward) {
+    WatchingSgd::watched = parameters;
+    WatchingSgd::versions.clear();
+    const auto before = parameters[0]._version();
+    backward();
+    optimizer.step();
+    EXPECT_EQ(WatchingSgd::versions.size(), parameters.size());
+    for (const auto version : WatchingSgd::versions) EXPECT_GT(version, before);
+    EXPECT_GT(parameters[0]._version(), before);
+    WatchingSgd::watched.clear();
+  };
+  using Zero = ZeroRedundancyOptimizer<WatchingSgd>;
+  ZeroNet net;
+  Zero plain(net->parameters(), torch::optim::SGDOptions(0.1));
+  expect_raised(plain, net->parameters(),
+                [&] { averaged_backward(net, 0, group.get()); });
+  for (const bool in_backward : {false, true}) {
+    DistributedDataParallel<ZeroNet> model(ZeroNet{});
+    Zero of_ddp(model, torch::optim::SGDOptions(0.1),
+                {.step_in_backward = in_backward});
+    expect_raised(of_ddp, model->parameters(), [&] {
+      zero_loss(model(zero_batch(0, 0, torch::kFloat))).backward();
+    });
+  }
+}
+
+// The state of an element was that of another one afterwards.
+WORLD_TEST(ZeroOptimizer, AnotherOrderInMemoryIsRefused, 2) {
+  auto group = init_process_group();
+  auto p = torch::ones({80, 30, 3, 3}).requires_grad_();
+  auto thin = torch::ones({80, 30, 1, 1}).requires_grad_();
+  ZeroRedundancyOptimizer<torch::optim::AdamW> optimizer(
+      std::vector<at::Tensor>{p, thin}, torch::optim::AdamWOptions(0.1));
+  const auto step = [&] {
+    for (auto* each : {&p, &thin})
+      each->mutable_grad() = torch::ones_like(*each);
+    optimizer.step();
+  };
+  step();
+  // The same order: strides of dimensions of size 1 do not matter.
+  thin.set_data(
+      thin.detach().clone().as_strided({80, 30, 1, 1}, {30, 1, 7, 9}));
+  step();
+  const auto before = p.detach().contiguous(at::MemoryFormat::ChannelsLast);
+  p.set_data(before.clone());
+  EXPECT_THAT(step, ThrowsMessage<std::invalid_argument>(
+                        AllOf(HasSubstr("strides [270, 1, 90, 30]"),
+                              HasSubstr("convert the module before"))));
+  EXPECT_TRUE(p.detach().equal(before));
+  p.set_data(torch::ones({80, 30, 3, 4}));
+  EXPECT_THAT(step, ThrowsMessage<std::invalid_argument>(
+                        HasSubstr("sizes [80, 30, 3, 4]")));
 }
 
 static_assert(!Shardable<torch::optim::LBFGS>);

@@ -183,5 +183,19 @@ WORLD_TEST(ZeroState, StateOfAnotherModelIsRefusedAndNothingChanged, 2) {
   EXPECT_FALSE(optimizer.local_optimizer().state().empty());
 }
 
+// Every snapshot had False.
+WORLD_TEST(ZeroState, HoldsMaximize, 2) {
+  auto group = init_process_group();
+  ZeroNet net;
+  Zero up(net->parameters(), {.maximize = true});
+  Zero down(net->parameters());
+  up.consolidate_state_dict(0);
+  if (world.rank != 0) return;
+  const OptimizerState& state = up.state_dict();
+  EXPECT_TRUE(std::get<bool>(state.param_groups[0].options.at("maximize")));
+  EXPECT_THROW(down.load_state_dict(state), std::invalid_argument);
+  up.load_state_dict(OptimizerState(state));
+}
+
 }  // namespace
 }  // namespace lockstep::internal

@@ -19,6 +19,7 @@ ChainedScheduler::ChainedScheduler(internal::SchedulerGroupsPtr groups,
 }
 
 void ChainedScheduler::step() {
+  check_groups();
   for (const auto& scheduler : schedulers_) scheduler->step();
   last_lr_ = groups_->lrs();
 }
@@ -35,6 +36,10 @@ void ChainedScheduler::undo_step() {
 
 // SequentialLR refuses a ChainedScheduler that it would have to begin.
 void ChainedScheduler::begin() { step(); }
+
+void ChainedScheduler::check_groups() const {
+  for (const auto& scheduler : schedulers_) scheduler->check_groups();
+}
 
 void ChainedScheduler::list_parts(internal::StateFields& fields,
                                   const Parts& parts) {

@@ -55,6 +55,7 @@ class ChainedScheduler final : public LRScheduler {
   void initial_step() override;
   void undo_step() override;
   void begin() override;
+  void check_groups() const override;
 
   Parts schedulers_;
 };

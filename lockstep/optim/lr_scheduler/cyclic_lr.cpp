@@ -48,24 +48,32 @@ CyclicLR::CyclicLR(internal::SchedulerGroupsPtr groups,
   }
 }
 
-void CyclicLR::adopt(size_t group) {
-  const size_t count = groups_->size();
+CyclicLR::Ends CyclicLR::ends_of(size_t group) const {
   const auto of = [&](const PerGroup& option, const char* name) {
-    return option.of(group, count, name);
+    return option.of(group, groups_->size(), name);
   };
-  const double base_lr = of(options_.base_lr, "CyclicLR: base_lr");
-  const double max_lr = of(options_.max_lr, "CyclicLR: max_lr");
+  Ends ends;
+  ends.base_lr = of(options_.base_lr, "CyclicLR: base_lr");
+  ends.max_lr = of(options_.max_lr, "CyclicLR: max_lr");
+  if (!options_.cycle_momentum) return ends;
+  ends.base_momentum = of(options_.base_momentum, "CyclicLR: base_momentum");
+  ends.max_momentum = of(options_.max_momentum, "CyclicLR: max_momentum");
+  return ends;
+}
+
+void CyclicLR::check(size_t group) const { ends_of(group); }
+
+void CyclicLR::adopt(size_t group) {
+  const Ends ends = ends_of(group);
   if (options_.cycle_momentum) {
-    const double low = of(options_.base_momentum, "CyclicLR: base_momentum");
-    const double high = of(options_.max_momentum, "CyclicLR: max_momentum");
-    set_next(base_momentums_, group, low);
-    set_next(max_momentums_, group, high);
-    groups_->set_momentum(group, high);
-    groups_->values(group)["max_momentum"] = high;
-    groups_->values(group)["base_momentum"] = low;
+    set_next(base_momentums_, group, ends.base_momentum);
+    set_next(max_momentums_, group, ends.max_momentum);
+    groups_->set_momentum(group, ends.max_momentum);
+    groups_->values(group)["max_momentum"] = ends.max_momentum;
+    groups_->values(group)["base_momentum"] = ends.base_momentum;
   }
-  set_next(max_lrs_, group, max_lr);
-  groups_->set_lr(group, base_lr);
+  set_next(max_lrs_, group, ends.max_lr);
+  groups_->set_lr(group, ends.base_lr);
 }
 
 double CyclicLR::base_lr_of(size_t group) {

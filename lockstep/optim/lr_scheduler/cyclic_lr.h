@@ -68,8 +68,18 @@ class CyclicLR final : public internal::FormulaScheduler {
   std::function<void()> prepare_load(const StateTree& state) override;
 
  private:
+  // A group's numbers in the options.
+  struct Ends {
+    double base_lr = 0;
+    double max_lr = 0;
+    double base_momentum = 0;
+    double max_momentum = 0;
+  };
+
+  Ends ends_of(size_t group) const;
   double scale(double cycle) const;
   std::vector<double> get_lr() override;
+  void check(size_t group) const override;
   void adopt(size_t group) override;
   void list_state(internal::StateFields& fields) override;
   double base_lr_of(size_t group) override;

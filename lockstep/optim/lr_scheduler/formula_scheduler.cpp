@@ -10,7 +10,7 @@ void FormulaScheduler::start() {
   initial_step();
 }
 
-void FormulaScheduler::adopt_groups() {
+void FormulaScheduler::check_groups() const {
   const size_t count = groups_->size();
   if (count < base_lrs_.size()) {
     throw std::invalid_argument(
@@ -18,7 +18,12 @@ void FormulaScheduler::adopt_groups() {
         " parameter groups, but it had " + std::to_string(base_lrs_.size()) +
         "; construct the scheduler again after groups were removed");
   }
-  for (size_t group = base_lrs_.size(); group < count; ++group) {
+  for (size_t group = base_lrs_.size(); group < count; ++group) check(group);
+}
+
+void FormulaScheduler::adopt_groups() {
+  check_groups();
+  for (size_t group = base_lrs_.size(); group < groups_->size(); ++group) {
     adopt(group);
     base_lrs_.push_back(base_lr_of(group));
   }

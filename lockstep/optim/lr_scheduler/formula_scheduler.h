@@ -25,8 +25,9 @@ class FormulaScheduler : public optim::LRScheduler {
   // Returns the same for epoch 0, from the initial rates alone. This is the
   // value at 0 of what Python calls the closed form; the default is get_lr().
   virtual std::vector<double> first_lr() { return get_lr(); }
-  // Prepares for a group that the scheduler has not seen yet. May throw before
-  // it has changed anything.
+  // Throws std::invalid_argument if adopt() cannot prepare for the group.
+  virtual void check(size_t group) const { static_cast<void>(group); }
+  // Prepares for a group that the scheduler has not seen yet, after check().
   virtual void adopt(size_t group) { static_cast<void>(group); }
   // Returns what becomes the group's element of base_lrs_; called after
   // adopt().
@@ -50,6 +51,7 @@ class FormulaScheduler : public optim::LRScheduler {
   void list_state(StateFields& fields) override;
   void initial_step() override;
   void begin() override;
+  void check_groups() const override;
   void set(const std::vector<double>& rates);
   void adopt_groups();
 

@@ -18,7 +18,7 @@ std::vector<double> LambdaLR::get_lr() {
   return rates;
 }
 
-void LambdaLR::adopt(size_t) { lambdas_.require(groups_->size(), name_); }
+void LambdaLR::check(size_t) const { lambdas_.require(groups_->size(), name_); }
 
 void LambdaLR::list_state(internal::StateFields& fields) {
   FormulaScheduler::list_state(fields);

@@ -85,6 +85,10 @@ class LRScheduler : public ResumableScheduler {
   virtual void undo_step() { --last_epoch_; }
   virtual void begin() = 0;
 
+  // Throws std::invalid_argument if step() would because of the groups that the
+  // optimizer has now.
+  virtual void check_groups() const = 0;
+
   const char* const name_;  // "StepLR"
   internal::SchedulerGroupsPtr groups_;
   int64_t last_epoch_ = -1;

@@ -19,7 +19,7 @@ std::vector<double> MultiplicativeLR::get_lr() {
   return rates;
 }
 
-void MultiplicativeLR::adopt(size_t) {
+void MultiplicativeLR::check(size_t) const {
   lambdas_.require(groups_->size(), name_);
 }
 

@@ -33,7 +33,7 @@ class MultiplicativeLR final : public internal::FormulaScheduler {
 
  private:
   std::vector<double> get_lr() override;
-  void adopt(size_t group) override;
+  void check(size_t group) const override;
   void list_state(internal::StateFields& fields) override;
 
   internal::LRLambdas lambdas_;

@@ -52,24 +52,30 @@ OneCycleLR::OneCycleLR(internal::SchedulerGroupsPtr groups,
   start();
 }
 
-void OneCycleLR::adopt(size_t group) {
+OneCycleLR::Peaks OneCycleLR::peaks_of(size_t group) const {
   const size_t count = groups_->size();
-  const double max_lr = options_.max_lr.of(group, count, "OneCycleLR: max_lr");
-  const bool momentum = options_.cycle_momentum;
-  const double high = momentum ? options_.max_momentum.of(
-                                     group, count, "OneCycleLR: max_momentum")
-                               : 0;
-  const double low = momentum ? options_.base_momentum.of(
-                                    group, count, "OneCycleLR: base_momentum")
-                              : 0;
+  Peaks peaks;
+  peaks.max_lr = options_.max_lr.of(group, count, "OneCycleLR: max_lr");
+  if (!options_.cycle_momentum) return peaks;
+  peaks.max_momentum =
+      options_.max_momentum.of(group, count, "OneCycleLR: max_momentum");
+  peaks.base_momentum =
+      options_.base_momentum.of(group, count, "OneCycleLR: base_momentum");
+  return peaks;
+}
+
+void OneCycleLR::check(size_t group) const { peaks_of(group); }
+
+void OneCycleLR::adopt(size_t group) {
+  const Peaks peaks = peaks_of(group);
   auto& values = groups_->values(group);
-  values["max_lr"] = max_lr;
-  values["initial_lr"] = max_lr / options_.div_factor;
+  values["max_lr"] = peaks.max_lr;
+  values["initial_lr"] = peaks.max_lr / options_.div_factor;
   values["min_lr"] = values["initial_lr"] / options_.final_div_factor;
-  if (!momentum) return;
-  values["max_momentum"] = high;
-  values["base_momentum"] = low;
-  groups_->set_momentum(group, high);
+  if (!options_.cycle_momentum) return;
+  values["max_momentum"] = peaks.max_momentum;
+  values["base_momentum"] = peaks.base_momentum;
+  groups_->set_momentum(group, peaks.max_momentum);
 }
 
 double OneCycleLR::anneal(double from, double to, double part) const {

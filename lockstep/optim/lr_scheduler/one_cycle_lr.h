@@ -79,8 +79,17 @@ class OneCycleLR final : public internal::FormulaScheduler {
     std::string end_momentum{};
   };
 
+  // A group's numbers in the options.
+  struct Peaks {
+    double max_lr = 0;
+    double max_momentum = 0;
+    double base_momentum = 0;
+  };
+
+  Peaks peaks_of(size_t group) const;
   double anneal(double from, double to, double part) const;
   std::vector<double> get_lr() override;
+  void check(size_t group) const override;
   void adopt(size_t group) override;
   void list_state(internal::StateFields& fields) override;
   StateTree phases_state() const;

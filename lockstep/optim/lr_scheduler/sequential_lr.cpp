@@ -41,21 +41,21 @@ SequentialLR::SequentialLR(internal::SchedulerGroupsPtr groups,
     groups_->set_lr(group, groups_->initial_lr(group));
   }
   SequentialLR::undo_step();
-  LRScheduler& first = *schedulers_[active()];
+  LRScheduler& first = *schedulers_[active(last_epoch_)];
   first.initial_step();
   last_lr_ = first.last_lr_;
 }
 
-// Returns the index of the scheduler of the present epoch.
-size_t SequentialLR::active() const {
+// Returns the index of the scheduler of an epoch.
+size_t SequentialLR::active(int64_t epoch) const {
   return static_cast<size_t>(
-      std::upper_bound(milestones_.begin(), milestones_.end(), last_epoch_) -
+      std::upper_bound(milestones_.begin(), milestones_.end(), epoch) -
       milestones_.begin());
 }
 
 void SequentialLR::step() {
   ++last_epoch_;
-  const size_t index = active();
+  const size_t index = active(last_epoch_);
   LRScheduler& scheduler = *schedulers_[index];
   try {
     if (index > 0 && milestones_[index - 1] == last_epoch_) {
@@ -79,6 +79,10 @@ void SequentialLR::undo_step() {
 
 // The constructor refuses a SequentialLR that would be begun.
 void SequentialLR::begin() { step(); }
+
+void SequentialLR::check_groups() const {
+  schedulers_[active(last_epoch_ + 1)]->check_groups();
+}
 
 void SequentialLR::list_state(internal::StateFields& fields) {
   LRScheduler::list_state(fields);

@@ -58,7 +58,8 @@ class SequentialLR final : public LRScheduler {
   void initial_step() override;
   void undo_step() override;
   void begin() override;
-  size_t active() const;
+  void check_groups() const override;
+  size_t active(int64_t epoch) const;
 
   std::vector<std::unique_ptr<LRScheduler>> schedulers_;
   std::vector<int64_t> milestones_;

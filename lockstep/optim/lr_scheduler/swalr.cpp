@@ -21,9 +21,14 @@ SWALR::SWALR(internal::SchedulerGroupsPtr groups, const SWALROptions& options)
   start();
 }
 
+double SWALR::swa_lr_of(size_t group) const {
+  return swa_lr_.of(group, groups_->size(), "SWALR: swa_lr");
+}
+
+void SWALR::check(size_t group) const { swa_lr_of(group); }
+
 void SWALR::adopt(size_t group) {
-  groups_->values(group)["swa_lr"] =
-      swa_lr_.of(group, groups_->size(), "SWALR: swa_lr");
+  groups_->values(group)["swa_lr"] = swa_lr_of(group);
 }
 
 // Returns the part of the way, from 0 to 1, that is gone after `step` steps.

@@ -39,7 +39,9 @@ class SWALR final : public internal::FormulaScheduler {
 
  private:
   double annealed(int64_t step) const;
+  double swa_lr_of(size_t group) const;
   std::vector<double> get_lr() override;
+  void check(size_t group) const override;
   void adopt(size_t group) override;
   void list_state(internal::StateFields& fields) override;
 

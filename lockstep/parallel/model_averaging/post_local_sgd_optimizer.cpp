@@ -1,10 +1,14 @@
 #include "lockstep/parallel/model_averaging/post_local_sgd_optimizer.h"
 
 #include <ATen/ATen.h>
+#include <c10/util/StringUtil.h>
 #include <torch/serialize/archive.h>
 
+#include <algorithm>
 #include <stdexcept>
 #include <utility>
+
+#include "lockstep/comm/distinct_tensors.h"
 
 namespace lockstep {
 namespace {
@@ -40,48 +44,90 @@ PostLocalSGDOptimizer::PostLocalSGDOptimizer(
       learning_rates_.push_back(group.options().get_lr());
     }
   } catch (const c10::Error&) {  // this optimizer has no learning rate
+    learning_rates_.clear();
     has_learning_rate_ = false;
   }
 }
 
-void PostLocalSGDOptimizer::agree_on_learning_rates() {
-  // Groups that were added on one side only count as soon as both sides have
-  // them.
-  auto& theirs = optim_->param_groups();
-  learning_rates_.resize(std::min(param_groups().size(), theirs.size()));
+void PostLocalSGDOptimizer::require_same_groups() const {
+  const auto& mine = param_groups();
+  const auto& theirs = std::as_const(*optim_).param_groups();
+  const auto same = [](const auto& a, const auto& b) {
+    return std::equal(
+        a.params().begin(), a.params().end(), b.params().begin(),
+        b.params().end(),
+        [](const at::Tensor& x, const at::Tensor& y) { return x.is_same(y); });
+  };
+  if (std::equal(mine.begin(), mine.end(), theirs.begin(), theirs.end(),
+                 same)) {
+    return;
+  }
+  throw std::invalid_argument(
+      c10::str("PostLocalSGDOptimizer: its parameter groups (", mine.size(),
+               ") are not those of optim() (", theirs.size(),
+               "); add a group with PostLocalSGDOptimizer::add_param_group(), "
+               "which adds "
+               "it to both"));
+}
+
+torch::optim::Optimizer& PostLocalSGDOptimizer::wrapped() const {
+  require_same_groups();
   for (size_t i = 0; i < learning_rates_.size(); ++i) {
-    auto& mine = param_groups()[i].options();
-    if (mine.get_lr() != learning_rates_[i]) {
-      theirs[i].options().set_lr(mine.get_lr());
-    } else {
-      mine.set_lr(theirs[i].options().get_lr());
+    const double mine = param_groups()[i].options().get_lr();
+    if (mine == learning_rates_[i]) continue;
+    auto& options = optim_->param_groups()[i].options();
+    const double theirs = options.get_lr();
+    if (theirs != learning_rates_[i] && theirs != mine) {
+      throw std::invalid_argument(c10::str(
+          "PostLocalSGDOptimizer: the learning rate of group ", i,
+          " was set to ", mine, " here and to ", theirs,
+          " in optim(); set it on one side, and give snapshots this optimizer, "
+          "not optim()"));
     }
-    learning_rates_[i] = mine.get_lr();
+    options.set_lr(mine);
+    learning_rates_[i] = mine;
+  }
+  return *optim_;
+}
+
+void PostLocalSGDOptimizer::take_loaded() {
+  for (size_t i = 0; i < learning_rates_.size(); ++i) {
+    learning_rates_[i] = optim_->param_groups()[i].options().get_lr();
+    param_groups()[i].options().set_lr(learning_rates_[i]);
   }
 }
 
+void PostLocalSGDOptimizer::add_param_group(
+    const torch::optim::OptimizerParamGroup& group) {
+  require_same_groups();
+  torch::optim::OptimizerParamGroup once(group);
+  once.params() = distinct(std::move(once.params()));
+  optim_->add_param_group(once);
+  const auto& added = optim_->param_groups().back();
+  Optimizer::add_param_group(added);
+  if (has_learning_rate_) learning_rates_.push_back(added.options().get_lr());
+}
+
 at::Tensor PostLocalSGDOptimizer::step(LossClosure closure) {
-  if (has_learning_rate_) agree_on_learning_rates();
-  auto loss = optim_->step(std::move(closure));
-  averager_->average_parameters(optim_->param_groups());
+  torch::optim::Optimizer& optim = wrapped();
+  take_loaded();
+  auto loss = optim.step(std::move(closure));
+  averager_->average_parameters(optim.param_groups());
   return loss;
 }
 
 void PostLocalSGDOptimizer::save(
     torch::serialize::OutputArchive& archive) const {
-  optim_->save(archive);
+  wrapped().save(archive);
   archive.write(kStep, c10::IValue(averager_->step));
 }
 
 void PostLocalSGDOptimizer::load(torch::serialize::InputArchive& archive) {
+  require_same_groups();
   optim_->load(archive);
   c10::IValue step;
   averager_->step = archive.try_read(kStep, step) ? step.toInt() : 0;
-  if (!has_learning_rate_) return;
-  for (size_t i = 0; i < learning_rates_.size(); ++i) {
-    learning_rates_[i] = optim_->param_groups()[i].options().get_lr();
-    param_groups()[i].options().set_lr(learning_rates_[i]);
-  }
+  take_loaded();
 }
 
 }  // namespace lockstep

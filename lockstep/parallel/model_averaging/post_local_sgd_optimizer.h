@@ -5,6 +5,7 @@
 #include <memory>
 #include <vector>
 
+#include "lockstep/checkpoint/optimizer_wrapper.h"
 #include "lockstep/parallel/model_averaging/averagers.h"
 
 namespace lockstep {
@@ -20,17 +21,30 @@ namespace lockstep {
 //   PostLocalSGDOptimizer optimizer(sgd, averager);
 //
 // Learning rates may be set here (as schedulers do) or in optim(): a step uses
-// the rate that was changed, and this optimizer's if both were. Other
-// hyperparameters, and all state, are those of optim(): save
-// state_dict(optimizer.optim()) and averager().step. One thread at a time.
-class PostLocalSGDOptimizer final : public torch::optim::Optimizer {
+// the rate that was changed, and throws std::invalid_argument if both sides
+// were set to different rates. Other hyperparameters, and all state, are those
+// of optim().
+//
+// Give this optimizer itself to TrainingState, state_dict() and
+// load_state_dict(), not optim(): they hold what optim() has, with the learning
+// rates of both sides. They do not hold averager().step, which you set after
+// loading. One thread at a time.
+class PostLocalSGDOptimizer final : public torch::optim::Optimizer,
+                                    public internal::OptimizerWrapper {
  public:
   // Throws std::invalid_argument if one is null, or if `optim` has no parameter
   // groups.
   PostLocalSGDOptimizer(std::shared_ptr<torch::optim::Optimizer> optim,
                         std::shared_ptr<ModelAverager> averager);
 
-  // Collective in the steps in which the averager averages.
+  // Adds the group here and to optim(), each parameter once. Hides LibTorch's
+  // function, which is not virtual: do not add groups through a reference to
+  // the base class, nor to optim().
+  void add_param_group(const torch::optim::OptimizerParamGroup& group);
+
+  // Collective in the steps in which the averager averages. Throws
+  // std::invalid_argument, before anything is changed, if optim() has other
+  // groups.
   at::Tensor step(LossClosure closure = nullptr) override;
 
   torch::optim::Optimizer& optim() { return *optim_; }
@@ -42,12 +56,17 @@ class PostLocalSGDOptimizer final : public torch::optim::Optimizer {
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
+  // For snapshots.
+  torch::optim::Optimizer& wrapped() const override;
+  void take_loaded() override;
+
  private:
-  void agree_on_learning_rates();
+  void require_same_groups() const;
 
   std::shared_ptr<torch::optim::Optimizer> optim_;
   std::shared_ptr<ModelAverager> averager_;
-  std::vector<double> learning_rates_;  // by group, when both sides last agreed
+  // Each group's rate when both sides last agreed.
+  mutable std::vector<double> learning_rates_;
   bool has_learning_rate_ = true;
 };
 

@@ -40,11 +40,6 @@ void ParameterPiece::refresh() {
       static_cast<const char*>(parameter_.const_data_ptr()) + offset) {
     return;
   }
-  if (!shaped_ && !parameter_.is_non_overlapping_and_dense()) {
-    throw std::invalid_argument(
-        "ZeroRedundancyOptimizer: a parameter got memory with gaps after the "
-        "optimizer was made; convert the module before making the optimizer");
-  }
   piece_.set_data(part_of(parameter_));
 }
 

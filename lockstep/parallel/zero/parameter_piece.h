@@ -34,7 +34,8 @@ class ParameterPiece {
   // the layout of the parameter.
   at::Tensor part_of(const at::Tensor& whole) const;
 
-  // Follows the parameter if its memory has been replaced (Module::to).
+  // Follows the parameter if its memory has been replaced (Module::to). The
+  // order of its elements in memory must be the same.
   void refresh();
 
   // Returns this piece's part of the parameter's .grad; undefined if there is

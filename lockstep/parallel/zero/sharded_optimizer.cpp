@@ -149,7 +149,7 @@ void ShardedOptimizer::bind(DdpState& ddp) {
 void ShardedOptimizer::share_parameters() {
   shared_ = std::make_shared<SharedParameters>(parameters_, group_);
   for (size_t i = 0; i < parameters_.size(); ++i) {
-    memory_[i] = parameters_[i].const_data_ptr();
+    memory_[i].address = parameters_[i].const_data_ptr();
     if (pieces_[i]) pieces_[i]->refresh();
   }
 }
@@ -169,7 +169,8 @@ void ShardedOptimizer::register_parameters(
                   parameter, mine, !cut_,
                   has_ddp_ && parameter.nbytes() < placed_bytes()));
     parameters_.push_back(parameter);
-    memory_.push_back(parameter.const_data_ptr());
+    memory_.push_back({parameter.const_data_ptr(), parameter.sizes().vec(),
+                       parameter.strides().vec()});
     ranges_.push_back(std::move(ranges[i]));
     grouped_.push_back(false);
   }
@@ -323,11 +324,31 @@ void ShardedOptimizer::add_param_group(
   adopt_groups();
 }
 
+// Throws if the parts that the ranks step, and the state that they have for
+// them, would be those of other elements now.
+void ShardedOptimizer::check_layout(size_t parameter) const {
+  const at::Tensor& now = parameters_[parameter];
+  const auto& [address, sizes, strides] = memory_[parameter];
+  bool same = now.sizes() == at::IntArrayRef(sizes);
+  for (size_t d = 0; same && cut_ && d < sizes.size(); ++d) {
+    // The stride of a dimension of size 1 says nothing.
+    same = sizes[d] == 1 || now.strides()[d] == strides[d];
+  }
+  if (same) return;
+  throw std::invalid_argument(c10::str(
+      "ZeroRedundancyOptimizer: a parameter has sizes ", now.sizes(),
+      " and strides ", now.strides(), ", but had ", at::IntArrayRef(sizes),
+      " and ", at::IntArrayRef(strides),
+      " when it was divided over the ranks; convert the module before the "
+      "optimizer is made"));
+}
+
 // Module::to() and similar functions give parameters other memory.
 void ShardedOptimizer::follow_memory() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const void* now = parameters_[i].const_data_ptr();
-    if (now == memory_[i]) continue;
+    if (now == memory_[i].address) continue;
+    check_layout(i);
     if (shared_ && group_->size() > 1) {
       throw std::logic_error(
           "ZeroRedundancyOptimizer: a parameter was moved out of the memory "
@@ -335,7 +356,7 @@ void ShardedOptimizer::follow_memory() {
           "made, and write values in place");
     }
     if (pieces_[i]) pieces_[i]->refresh();
-    memory_[i] = now;
+    memory_[i].address = now;
     gather_.reset();
   }
   if (!shared_ && !gather_) gather_.emplace(parameters_, ranges_, group_);
@@ -355,6 +376,13 @@ void ShardedOptimizer::set_options(const torch::optim::Optimizer& plain) {
     param_groups_[g].set_options(plain.param_groups()[g].options().clone());
   }
   copy_options();
+}
+
+// So that autograd notices the change if a graph still holds the parameter, as
+// with any optimizer. It must be called before the first write: a snapshot
+// whose copy ends while the parameters are written must notice it, too.
+void ShardedOptimizer::raise_version(size_t parameter) const {
+  parameters_[parameter].unsafeGetTensorImpl()->bump_version();
 }
 
 void ShardedOptimizer::step_pieces() {
@@ -382,6 +410,9 @@ void ShardedOptimizer::take_part_in_step() {
   adopt_groups();
   follow_memory();
   copy_options();
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (grouped_[i]) raise_version(i);
+  }
   if (!options_.step_in_backward) {
     // Everything that may fail on this rank alone comes before the ranks meet.
     for (size_t i = 0; i < pieces_.size(); ++i) {
@@ -402,11 +433,6 @@ void ShardedOptimizer::take_part_in_step() {
     const Span span("zero", "gather");
     gather_->run();
   }
-  // Autograd must notice the change if a graph still holds a parameter, as with
-  // any optimizer.
-  for (size_t i = 0; i < parameters_.size(); ++i) {
-    if (grouped_[i]) parameters_[i].unsafeGetTensorImpl()->bump_version();
-  }
 }
 
 // Called after the wrapper has shadowed backward, which leaves the averages in
@@ -426,6 +452,7 @@ void ShardedOptimizer::step_final(const std::vector<size_t>& parameters) {
   for (size_t index : parameters) {
     if (!pieces_[index] || !grouped_[index]) continue;
     pieces_[index]->take_gradient();
+    raise_version(index);
     any = true;
   }
   if (any) step_pieces();

@@ -81,6 +81,13 @@ class ShardedOptimizer : public torch::optim::Optimizer,
 
  private:
   class PreparedShards;
+  // Where a parameter was when it was last looked at, and the sizes and strides
+  // with which it was divided.
+  struct Memory {
+    const void* address;
+    std::vector<int64_t> sizes;
+    std::vector<int64_t> strides;
+  };
 
   void bind(DdpState& ddp);
   void share_parameters();
@@ -91,6 +98,8 @@ class ShardedOptimizer : public torch::optim::Optimizer,
   void agree_on_new_groups(bool mistaken) const;
   void take_part_in_step();
   void follow_memory();
+  void check_layout(size_t parameter) const;
+  void raise_version(size_t parameter) const;
   void set_options(const torch::optim::Optimizer& plain);
   void copy_options();
   void step_pieces();
@@ -108,7 +117,7 @@ class ShardedOptimizer : public torch::optim::Optimizer,
   // The next members are indexed by parameter, in the order of registration.
   std::vector<at::Tensor> parameters_;
   std::vector<Ranges> ranges_;
-  std::vector<const void*> memory_;
+  std::vector<Memory> memory_;
   std::vector<std::unique_ptr<ParameterPiece>> pieces_;  // null: no piece here
   std::vector<bool> grouped_;
   std::unordered_map<const c10::TensorImpl*, size_t> index_;

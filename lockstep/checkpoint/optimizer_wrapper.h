@@ -1,0 +1,23 @@
+#pragma once
+
+#include <torch/optim/optimizer.h>
+
+namespace lockstep::internal {
+
+// The interface of a torch::optim::Optimizer that steps another one, which has
+// the same parameter groups (PostLocalSGDOptimizer), for snapshots: they hold
+// what the other one has.
+class OptimizerWrapper {
+ public:
+  // Returns the other optimizer, with the learning rates that were set here.
+  // Throws std::invalid_argument if the two cannot agree.
+  virtual torch::optim::Optimizer& wrapped() const = 0;
+
+  // Takes over the learning rates of wrapped(), into which a state was loaded.
+  virtual void take_loaded() = 0;
+
+ protected:
+  ~OptimizerWrapper() = default;
+};
+
+}  // namespace lockstep::internal
