@@ -8,6 +8,7 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/comm/collectives.h"
@@ -367,6 +368,36 @@ WORLD_TEST(PowerSgd, StatsAreLoggedAsOftenAsSaid, 1) {
     run(hook, bucket);
   }
   EXPECT_THAT(logged, ::testing::ElementsAre(2, 5, 8));
+}
+
+// Regression: these hooks dropped the imaginary parts.
+WORLD_TEST(CommHooks, ComplexGradientsAreAveragedOrRefused, 2) {
+  auto group = init_process_group();
+  const auto state = std::make_shared<PowerSGDState>();
+  const std::vector<std::pair<const char*, CommHook>> compressing{
+      {"fp16_compress_hook", fp16_compress_hook()},
+      {"bf16_compress_hook", bf16_compress_hook()},
+      {"fp16_compress_wrapper", fp16_compress_wrapper(allreduce_hook())},
+      {"bf16_compress_wrapper", bf16_compress_wrapper(allreduce_hook())},
+      {"quantization_pertensor_hook", quantization_pertensor_hook()},
+      {"quantization_perchannel_hook", quantization_perchannel_hook()},
+      {"batched_power_sgd_hook", batched_power_sgd_hook(state)},
+      {"power_sgd_hook", power_sgd_hook(state)}};
+  const auto complex = [&] {
+    return make_bucket(torch::complex(gradients_of(world.rank, 50),
+                                      gradients_of(world.rank, 50, 1)),
+                       {{5, 10}});
+  };
+  for (const auto& [name, hook] : compressing) {
+    EXPECT_THAT([&] { run(hook, complex()); },
+                ThrowsMessage<std::invalid_argument>(
+                    AllOf(::testing::StartsWith(std::string(name) + ":"),
+                          HasSubstr("complex"))));
+  }
+  EXPECT_EQ(state->iter, 0);
+  const auto average = run(allreduce_hook(), complex());
+  EXPECT_LE(worst(torch::real(average), mean_of(2, 50)), 1e-6);
+  EXPECT_LE(worst(torch::imag(average), mean_of(2, 50, 1)), 1e-6);
 }
 
 WORLD_TEST(PowerSgd, MistakesAreNamed, 1) {

@@ -6,6 +6,8 @@
 #include <gmock/gmock.h>
 #include <torch/torch.h>
 
+#include "lockstep/parallel/checkpointing/checkpoint.h"
+
 namespace lockstep::internal::testing {
 namespace {
 
@@ -325,6 +327,62 @@ TEST(DataParallel, BackwardOutlivesTheWrapper) {
   out.square().sum().backward();
   single(x).square().sum().backward();
   expect_same_gradients(*module, *single);
+}
+
+struct CheckpointedImpl : torch::nn::Cloneable<CheckpointedImpl> {
+  explicit CheckpointedImpl(CheckpointOptions given) : options(given) {
+    reset();
+  }
+  void reset() override {
+    weight = register_parameter("weight", torch::ones({3}, torch::kFloat64));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return checkpoint(
+        options,
+        [w = weight, random = options.preserve_rng_state](const at::Tensor& t) {
+          const auto y = t * w;
+          return (random ? torch::dropout(y, 0.5, true) : y).tanh();
+        },
+        x);
+  }
+  CheckpointOptions options;
+  at::Tensor weight;
+};
+TORCH_MODULE(Checkpointed);
+
+// Regression: another replica drew from the generator of the CPU between the
+// state that a checkpointed call kept and its dropout, so the recomputation
+// dropped other elements.
+TEST(DataParallel, CheckpointsThatPreserveTheGeneratorAreRefusedOnCpus) {
+  for (const bool reentrant : {false, true}) {
+    Checkpointed net(CheckpointOptions{.use_reentrant = reentrant});
+    DataParallel<Checkpointed> model(net, kTwo);
+    const auto rows = [](int64_t count) {
+      return torch::ones({count, 3}, torch::kFloat64).requires_grad_();
+    };
+    EXPECT_THAT([&] { model(rows(4)); },
+                ::testing::ThrowsMessage<std::invalid_argument>(
+                    HasSubstr("set preserve_rng_state to false")));
+    {
+      const torch::NoGradGuard no_grad;
+      EXPECT_EQ(model(rows(4)).size(0), 4);
+    }
+    // One replica is alone with the generator.
+    const auto x = rows(1);
+    const auto y = model(x);
+    y.sum().backward();
+    EXPECT_TRUE((y == 0).equal(x.grad() == 0));
+  }
+}
+
+TEST(DataParallel, CheckpointsWithoutRandomNumbersWorkOnCpus) {
+  Checkpointed net(CheckpointOptions{.preserve_rng_state = false});
+  DataParallel<Checkpointed> model(net, kTwo);
+  auto same = twin(net);
+  const auto x = torch::ones({4, 3}, torch::kFloat64);
+  model(x).sum().backward();
+  same->forward(x).sum().backward();
+  expect_same_gradients(*net, *same, 1e-12);
 }
 
 TEST(DataParallel, WithoutGpusAndDevicesForwardIsTheModules) {

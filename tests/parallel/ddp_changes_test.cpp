@@ -204,6 +204,134 @@ WORLD_TEST(DdpChanges, GradientsMayBeSwapped, 2) {
   });
 }
 
+// Regression: if requires_grad changed between two forwards, one backward over
+// both left gradients that were neither rank's nor the average.
+WORLD_TEST(DdpChanges, OneBackwardOverForwardsThatTrainOthersIsRefused, 2) {
+  on_both_backends([&] {
+    auto net = small_net();
+    Wrapped model(net);
+    const auto parameters = net->parameters();
+    // Autograd accumulates no gradient while requires_grad is off.
+    const auto loss = [&](int step, bool with_bias) {
+      parameters[3].requires_grad_(with_bias);
+      const auto sum = model(rows(world.rank, step)).square().sum();
+      parameters[3].requires_grad_(true);
+      return sum;
+    };
+    for (int step = 0; step < 6; step += 2) {
+      net->zero_grad();
+      const auto whole = loss(step, true);
+      const auto part = loss(step + 1, false);
+      EXPECT_THAT([&] { (whole + part).backward(); },
+                  ThrowsMessage<std::logic_error>(
+                      HasSubstr("call backward() for each of them")));
+      // Each by itself is averaged.
+      net->zero_grad();
+      const auto whole_again = loss(step, true);
+      loss(step + 1, false).backward();
+      whole_again.backward();
+      auto expected = averages(world.size, parameters, loss_of(net, step));
+      const auto second =
+          averages(world.size, parameters, loss_of(net, step + 1));
+      for (size_t i = 0; i < 3; ++i) expected[i] += second[i];
+      expect_gradients(parameters, expected, "one after the other");
+    }
+  });
+}
+
+WORLD_TEST(DdpChanges, OneBackwardMayTrainOneParameterPerForward, 2) {
+  on_both_backends([&] {
+    auto net = small_net();
+    Wrapped model(net);
+    const auto parameters = net->parameters();
+    const auto loss = [&](int step, size_t trained) {
+      for (size_t i = 0; i < parameters.size(); ++i) {
+        parameters[i].requires_grad_(i == trained);
+      }
+      const auto sum = model(rows(world.rank, step)).square().sum();
+      for (const auto& parameter : parameters) parameter.requires_grad_(true);
+      return sum;
+    };
+    for (int step = 0; step < 6; step += 2) {
+      net->zero_grad();
+      const auto first = loss(step, 0);
+      (first + loss(step + 1, 2)).backward();
+      expect_gradients(
+          {parameters[0]},
+          {averages(world.size, parameters, loss_of(net, step))[0]}, "first");
+      expect_gradients(
+          {parameters[2]},
+          {averages(world.size, parameters, loss_of(net, step + 1))[2]},
+          "second");
+    }
+  });
+}
+
+// Regression: after a change of requires_grad the wrapper did not know any more
+// what a backward under no_sync had used, and left each rank its own gradient.
+WORLD_TEST(DdpChanges, LocalGradientsFromBeforeAChangeAreAveraged, 2) {
+  struct ThreeImpl : torch::nn::Module {
+    ThreeImpl() {
+      for (auto* each : {&first, &second, &third}) {
+        *each = register_parameter(std::to_string(names++),
+                                   torch::ones({1}, doubles()));
+      }
+    }
+    Tensor forward(const Tensor& x, bool with_second) {
+      const auto y = x * first * third;
+      return with_second ? y * second : y;
+    }
+    int names = 0;
+    Tensor first, second, third;
+  };
+  on_both_backends([&] {
+    for (const bool other : {true, false}) {
+      auto net = std::make_shared<ThreeImpl>();
+      DistributedDataParallel<std::shared_ptr<ThreeImpl>> model(
+          net, {.find_unused_parameters = true});
+      const auto x = torch::ones({1}, doubles());
+      {
+        auto local = model.no_sync();
+        model(x, world.rank == 0).backward();
+      }
+      auto& frozen = other ? net->third : net->second;
+      frozen.requires_grad_(false);
+      model(x, false).backward();
+      frozen.requires_grad_(true);
+      if (!other) model(x, false).backward();
+      ASSERT_TRUE(net->second.grad().defined()) << other;
+      EXPECT_DOUBLE_EQ(net->second.grad().item<double>(), 0.5) << other;
+      // A gradient that is averaged is not averaged again.
+      net->second.mutable_grad() = torch::full({1}, 3. + world.rank, doubles());
+      model(x, false).backward();
+      EXPECT_DOUBLE_EQ(net->second.grad().item<double>(), 3. + world.rank);
+    }
+  });
+}
+
+// Regression: buckets that had been made before the hook was registered, for
+// other trained parameters, were averaged without it.
+WORLD_TEST(DdpChanges, AHookReducesWhateverIsTrained, 2) {
+  on_both_backends([&] {
+    auto net = small_net();
+    Wrapped model(net);
+    const auto weight = net->parameters()[0];
+    weight.requires_grad_(false);
+    { const auto unused = model(rows(world.rank)); }
+    int calls = 0;
+    model.register_comm_hook([&calls](GradBucket& bucket) {
+      ++calls;
+      return completed_future(bucket.buffer());
+    });
+    for (int step = 1; step <= 4; ++step) {
+      weight.requires_grad_(step % 2 == 0);
+      net->zero_grad();
+      model(rows(world.rank)).square().sum().backward();
+      EXPECT_EQ(calls, step);
+    }
+  });
+}
+
 // The graph of the returned tensor is older than forward, so it has no node of
 // forward.
 WORLD_TEST(DdpChanges, AReturnedTensorOfAnOlderGraphIsAveraged, 2) {

@@ -10,6 +10,7 @@
 #include <optional>
 #include <thread>
 
+#include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/parallel/zero/zero_redundancy_optimizer.h"
 #include "tests/harness/process_world.h"
@@ -229,15 +230,12 @@ WORLD_TEST(ZeroDdp, GroupsFrozenParametersAndSchedulers, 1, 2, 3) {
     all.emplace_back(model->last->parameters(),
                      std::make_unique<torch::optim::AdamWOptions>(
                          torch::optim::AdamWOptions(0.03)));
+    all.emplace_back(model->second->parameters());
     return all;
   };
   const auto run = [&](Model& model, auto& optimizer) {
     torch::optim::StepLR scheduler(optimizer, 2, 0.5);
     for (int step = 0; step < 8; ++step) {
-      if (step == 4) {
-        optimizer.add_param_group(
-            OptimizerParamGroup(model->second->parameters()));
-      }
       train(model, optimizer, world.rank, step, step + 1);
       if (step < 4) scheduler.step();
     }
@@ -259,6 +257,97 @@ WORLD_TEST(ZeroDdp, GroupsFrozenParametersAndSchedulers, 1, 2, 3) {
     zero.synchronize();
     EXPECT_TRUE(flat_parameters(*model.module()).equal(expected)) << shared;
   }
+}
+
+struct EmbeddedImpl : torch::nn::Module {
+  EmbeddedImpl() {
+    torch::manual_seed(1);
+    rows = register_module(
+        "rows",
+        torch::nn::Embedding(torch::nn::EmbeddingOptions(40, 64).sparse(true)));
+    wide = register_module("wide", torch::nn::Linear(64, 201));
+  }
+  at::Tensor forward(const at::Tensor& ids) {
+    return wide->forward(rows->forward(ids));
+  }
+  torch::nn::Embedding rows{nullptr};
+  torch::nn::Linear wide{nullptr};
+};
+TORCH_MODULE(Embedded);
+using EmbeddedModel = DistributedDataParallel<Embedded>;
+
+// Regression: with shared_parameters, a sparse embedding outside of the groups
+// was in the memory of all ranks, too, so that its own optimizer stepped it
+// once for each rank.
+WORLD_TEST(ZeroDdp, ASparseEmbeddingMayHaveAnOptimizerOfItsOwn, 1, 2, 3) {
+  auto group = init_process_group();
+  const auto trained = [&](auto make) {
+    EmbeddedModel model{Embedded()};
+    auto optimizer = make(model);
+    torch::optim::SGD of_rows(model->rows->parameters(), 0.5);
+    for (int step = 0; step < 6; ++step) {
+      optimizer->zero_grad();
+      of_rows.zero_grad();
+      zero_loss(model(torch::arange(4) + 3 * world.rank + step)).backward();
+      // Either may come first.
+      if (step % 2 == 0) of_rows.step();
+      optimizer->step();
+      if (step % 2 != 0) of_rows.step();
+    }
+    if (auto* zero = dynamic_cast<Zero*>(&*optimizer)) zero->synchronize();
+    return flat_parameters(*model.module());
+  };
+  const auto expected = trained([](auto& model) {
+    return std::make_unique<optim::AdamW>(model->wide->parameters(),
+                                          optim::AdamWOptions{.lr = 0.01});
+  });
+  for (const ZeroRedundancyOptions& options :
+       {ZeroRedundancyOptions{},
+        ZeroRedundancyOptions{.shared_parameters = true},
+        ZeroRedundancyOptions{.step_in_backward = true}}) {
+    const auto sharded = trained([&](auto& model) {
+      std::vector<OptimizerParamGroup> groups;
+      groups.emplace_back(model->wide->parameters());
+      return std::make_unique<Zero>(model, groups,
+                                    optim::AdamWOptions{.lr = 0.01}, options);
+    });
+    EXPECT_TRUE(sharded.equal(expected)) << options.shared_parameters;
+  }
+}
+
+// Regression: only the rank that owned the embedding refused its gradient; the
+// others waited in step() until the timeout.
+WORLD_TEST(ZeroDdp, ASparseGradientIsRefusedOnEveryRank, 2, 3) {
+  auto group = init_process_group("", {.timeout = std::chrono::seconds(10)});
+  const auto refused = ThrowsMessage<std::invalid_argument>(
+      HasSubstr("leave its parameters out of the groups"));
+  const auto ids = torch::arange(4);
+  {
+    EmbeddedModel model{Embedded()};
+    Zero optimizer(model);
+    zero_loss(model(ids)).backward();
+    EXPECT_THAT([&] { optimizer.gradient_shards(); }, refused);
+    EXPECT_THAT([&] { optimizer.step(); }, refused);
+    barrier();
+  }
+  EmbeddedModel model{Embedded()};
+  Zero optimizer(model, {}, {.step_in_backward = true});
+  EXPECT_THAT([&] { zero_loss(model(ids)).backward(); }, refused);
+  barrier();
+}
+
+// Regression: another optimizer got the gradients of parameters in no group,
+// which are final in a part only, and the replicas drifted apart.
+WORLD_TEST(ZeroDdp, GroupsThatLeaveOutADenseParameterAreRefused, 1, 2) {
+  auto group = init_process_group();
+  Model model(ZeroNet(), kBuckets);
+  std::vector<OptimizerParamGroup> groups;
+  groups.emplace_back(model->first->parameters());
+  groups.emplace_back(model->last->parameters());
+  EXPECT_THAT([&] { Zero(model, groups); },
+              ThrowsMessage<std::invalid_argument>(
+                  AllOf(HasSubstr("'second.weight'"),
+                        HasSubstr("is in no parameter group"))));
 }
 
 WORLD_TEST(ZeroDdp, SharedStateGoesOnPlainly, 2) {
@@ -415,6 +504,12 @@ WORLD_TEST(ZeroDdp, ImpossibleOptionsAreRefusedOnAllRanks, 2) {
   std::vector<OptimizerParamGroup> foreign;
   foreign.emplace_back(ZeroNet()->parameters());
   EXPECT_THAT([&] { Zero(model, foreign); }, refused("is not trained by"));
+  // Regression: the optimizer was made, and the next forward failed.
+  model->first->bias.requires_grad_(false);
+  EXPECT_THAT([&] { Zero{model}; },
+              refused("make the optimizer from a wrapper that is constructed "
+                      "after such changes"));
+  model->first->bias.requires_grad_(true);
   Model hooked(ZeroNet(), kBuckets);
   hooked.register_comm_hook(
       [](GradBucket& bucket) { return completed_future(bucket.buffer()); });

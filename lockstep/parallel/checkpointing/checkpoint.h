@@ -49,9 +49,13 @@ namespace lockstep {
 // running statistics of a batch norm, as in Python). No parameter may change
 // between forward and backward.
 //
-// Calls nest. Forward and backward may run in different threads, but while
-// backward recomputes, no other thread should draw from the same generators.
-// Does not block, unless another thread recomputes the same call.
+// Calls nest. Forward and backward may run in different threads. But if the
+// function draws random numbers, no other thread may draw from the same
+// generators while forward or backward runs it: the recomputation would draw
+// other numbers than forward, and gradients would be wrong without an error.
+// Several CPU replicas of a DataParallel (data_parallel.h) do that, so there a
+// call with preserve_rng_state throws std::invalid_argument. Does not block,
+// unless another thread recomputes the same call.
 //
 // Backward throws CheckpointError if the second call differs from the first one
 // in number, shape, dtype or device of what its operations save, or if such a

@@ -23,7 +23,8 @@ struct CheckpointOptions {
   // Whether the recomputation begins with the generator states of the forward,
   // so that dropout drops the same elements; the states of now are restored
   // afterwards. Set it to false if nothing in the function is random: that
-  // saves a copy of 5 KiB for each call. Default: true.
+  // saves a copy of 5 KiB for each call, and is required in a DataParallel with
+  // several CPU replicas. Default: true.
   bool preserve_rng_state{true};
 
   // The number of saved tensors is always compared. Ignored with use_reentrant.

@@ -5,6 +5,9 @@
 
 #include <algorithm>
 #include <mutex>
+#include <stdexcept>
+
+#include "lockstep/parallel/data_parallel/replica_threads.h"
 
 namespace lockstep::internal {
 namespace {
@@ -36,6 +39,14 @@ ForwardConditions::ForwardConditions(const std::vector<at::Tensor>& inputs,
       cuda_(at::kCUDA),
       cache_enabled_(at::autocast::is_autocast_cache_enabled()) {
   if (!generators) return;
+  // Between here and what the forward draws, other replicas may draw.
+  if (runs_beside_replicas()) {
+    throw std::invalid_argument(
+        "checkpoint: several CPU replicas of a DataParallel draw from one "
+        "generator, so a recomputation cannot draw what its forward drew; set "
+        "preserve_rng_state to false if nothing in the function is random, or "
+        "train with DistributedDataParallel");
+  }
   std::vector<at::Device> devices{at::kCPU};
   for (const auto& input : inputs) {
     if (!input.defined() || !input.is_cuda()) continue;

@@ -20,7 +20,8 @@ class ForwardConditions {
  public:
   // Takes the present conditions of this thread. `inputs`: the generators of
   // their GPUs are included, beside the default one of the CPU; other GPUs are
-  // not. `generators`: whether any are.
+  // not. `generators`: whether any are. Throws std::invalid_argument for
+  // generators in one of several CPU replicas of a DataParallel.
   ForwardConditions(const std::vector<at::Tensor>& inputs, bool generators);
 
   // Restores the conditions in the thread that makes it, and at its end those

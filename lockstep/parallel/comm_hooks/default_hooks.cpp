@@ -7,13 +7,16 @@
 #include <utility>
 
 #include "lockstep/parallel/comm_hooks/hook_collectives.h"
+#include "lockstep/parallel/comm_hooks/real_gradients.h"
 
 namespace lockstep {
 namespace {
 
-CommHook compress_hook(ProcessGroupPtr given, at::ScalarType dtype) {
-  return [group = internal::or_default(std::move(given)),
+CommHook compress_hook(const char* name, ProcessGroupPtr given,
+                       at::ScalarType dtype) {
+  return [name, group = internal::or_default(std::move(given)),
           dtype](GradBucket& bucket) {
+    internal::require_real(bucket, name);
     at::NoGradGuard no_grad;
     const auto& buffer = bucket.buffer();
     // Rounds in Python's order. Copies even if the dtype is the same.
@@ -25,13 +28,15 @@ CommHook compress_hook(ProcessGroupPtr given, at::ScalarType dtype) {
   };
 }
 
-CommHook compress_wrapper(CommHook hook, at::ScalarType dtype) {
+CommHook compress_wrapper(const char* name, CommHook hook,
+                          at::ScalarType dtype) {
   if (!hook) {
     throw std::invalid_argument(
         "a compression wrapper was given no hook; give the hook that it must "
         "wrap, such as allreduce_hook()");
   }
-  return [hook = std::move(hook), dtype](GradBucket& bucket) {
+  return [name, hook = std::move(hook), dtype](GradBucket& bucket) {
+    internal::require_real(bucket, name);
     at::NoGradGuard no_grad;
     const auto& buffer = bucket.buffer();
     // The copy lives as long as the wrapped hook may use it.
@@ -60,19 +65,20 @@ CommHook allreduce_hook(ProcessGroupPtr given) {
 }
 
 CommHook fp16_compress_hook(ProcessGroupPtr group) {
-  return compress_hook(std::move(group), at::kHalf);
+  return compress_hook("fp16_compress_hook", std::move(group), at::kHalf);
 }
 
 CommHook bf16_compress_hook(ProcessGroupPtr group) {
-  return compress_hook(std::move(group), at::kBFloat16);
+  return compress_hook("bf16_compress_hook", std::move(group), at::kBFloat16);
 }
 
 CommHook fp16_compress_wrapper(CommHook hook) {
-  return compress_wrapper(std::move(hook), at::kHalf);
+  return compress_wrapper("fp16_compress_wrapper", std::move(hook), at::kHalf);
 }
 
 CommHook bf16_compress_wrapper(CommHook hook) {
-  return compress_wrapper(std::move(hook), at::kBFloat16);
+  return compress_wrapper("bf16_compress_wrapper", std::move(hook),
+                          at::kBFloat16);
 }
 
 CommHook noop_hook() {

@@ -13,7 +13,8 @@
 // of the DistributedDataParallel.
 //
 // A hook belongs to one DistributedDataParallel, and one thread at a time calls
-// it. It throws what the collectives throw.
+// it. It throws what the collectives throw. Hooks and wrappers that compress
+// throw std::invalid_argument, on every rank, for complex gradients.
 namespace lockstep {
 
 // Divides and sums, as DistributedDataParallel does without a hook.

@@ -12,6 +12,7 @@
 
 #include "lockstep/parallel/comm_hooks/hook_collectives.h"
 #include "lockstep/parallel/comm_hooks/orthogonalize.h"
+#include "lockstep/parallel/comm_hooks/real_gradients.h"
 
 namespace lockstep {
 namespace {
@@ -265,7 +266,8 @@ CommHook after_first_steps(const char* name,
         std::string(name) +
         ": the state is null; give a std::make_shared<PowerSGDState>()");
   }
-  return [state = std::move(state), compress](GradBucket& bucket) {
+  return [name, state = std::move(state), compress](GradBucket& bucket) {
+    internal::require_real(bucket, name);
     at::NoGradGuard no_grad;
     auto future =
         state->iter < state->options.start_power_sgd_iter

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "lockstep/parallel/comm_hooks/hook_collectives.h"
+#include "lockstep/parallel/comm_hooks/real_gradients.h"
 
 namespace lockstep {
 namespace {
@@ -61,9 +62,11 @@ at::Tensor dequantize(const at::Tensor& all, int64_t channels, int64_t width) {
 }
 
 // `width`: the elements of a channel; 0: all elements are one channel.
-CommHook quantization_hook(ProcessGroupPtr given, int64_t width) {
-  return [group = internal::or_default(std::move(given)),
+CommHook quantization_hook(const char* name, ProcessGroupPtr given,
+                           int64_t width) {
+  return [name, group = internal::or_default(std::move(given)),
           width](GradBucket& bucket) {
+    internal::require_real(bucket, name);
     at::NoGradGuard no_grad;
     const auto& buffer = bucket.buffer();
     const auto count = buffer.numel();
@@ -87,7 +90,7 @@ CommHook quantization_hook(ProcessGroupPtr given, int64_t width) {
 }  // namespace
 
 CommHook quantization_pertensor_hook(ProcessGroupPtr group) {
-  return quantization_hook(std::move(group), 0);
+  return quantization_hook("quantization_pertensor_hook", std::move(group), 0);
 }
 
 CommHook quantization_perchannel_hook(ProcessGroupPtr group,
@@ -97,7 +100,8 @@ CommHook quantization_perchannel_hook(ProcessGroupPtr group,
         "quantization_perchannel_hook: bucket_size is ", bucket_size,
         "; give the number of elements that share a scale, 1 or more"));
   }
-  return quantization_hook(std::move(group), bucket_size);
+  return quantization_hook("quantization_perchannel_hook", std::move(group),
+                           bucket_size);
 }
 
 }  // namespace lockstep

@@ -147,7 +147,8 @@ auto data_parallel_forward(DataParallelState& state, Impl& module,
 //
 // A forward must not write to parameters: CPU replicas share them. CPU replicas
 // draw random numbers (dropout) from one generator, in the order in which their
-// threads ask for them.
+// threads ask for them; so checkpoint() in several of them needs
+// preserve_rng_state = false.
 //
 // Throws std::invalid_argument for a module that cannot be cloned (in the
 // constructor, with several devices) or is not on the first device, for tensors

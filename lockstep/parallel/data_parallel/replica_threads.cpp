@@ -22,6 +22,8 @@
 namespace lockstep::internal {
 namespace {
 
+thread_local bool beside_replicas = false;
+
 // Throws `message` as a T if `error` is exactly a T. A class derived from T
 // does not count: its other members would be lost.
 template <typename T>
@@ -65,6 +67,8 @@ std::optional<c10::Stream> current_stream(const at::Device& device) {
 }
 
 }  // namespace
+
+bool runs_beside_replicas() { return beside_replicas; }
 
 class ReplicaThreads::Thread {
  public:
@@ -155,11 +159,17 @@ ReplicaThreads::~ReplicaThreads() = default;
 void ReplicaThreads::run(size_t count,
                          const std::function<void(size_t)>& task) {
   const at::ThreadLocalState state;
+  const bool several_on_cpu =
+      std::count_if(
+          devices_.begin(), devices_.begin() + static_cast<ptrdiff_t>(count),
+          [](const at::Device& device) { return device.is_cpu(); }) > 1;
   for (size_t replica = 0; replica < count; ++replica) {
     threads_[replica]->start(
-        [&task, &state, replica, stream = current_stream(devices_[replica])] {
+        [&task, &state, replica, stream = current_stream(devices_[replica]),
+         beside = several_on_cpu && devices_[replica].is_cpu()] {
           at::ThreadLocalStateGuard guard(state);
           c10::OptionalStreamGuard on_stream(stream);
+          beside_replicas = beside;
           task(replica);
         });
   }

@@ -10,6 +10,10 @@
 
 namespace lockstep::internal {
 
+// Returns whether this thread runs the forward of a CPU replica beside those of
+// other CPU replicas, which draw from the same default generator.
+bool runs_beside_replicas();
+
 // Permanent threads, one for each replica of a DataParallel, so that each can
 // have its own number of intra-op threads: LibTorch keeps that number by
 // thread, and other threads would notice if the caller's number changed in

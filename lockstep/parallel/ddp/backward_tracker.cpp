@@ -169,15 +169,15 @@ void BackwardTracker::watch(size_t index) {
 
 void BackwardTracker::require_idle() {
   std::unique_lock lock(mutex_);
-  if (torch::autograd::get_current_graph_task_id() == -1) {
+  if (torch::autograd::get_current_graph_task_id() == kNoTask) {
     const auto deadline = std::chrono::steady_clock::now() + kDeathTimeout;
-    while (averaging_ && std::chrono::steady_clock::now() < deadline) {
+    while (is_averaging() && std::chrono::steady_clock::now() < deadline) {
       lock.unlock();
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
       lock.lock();
     }
   }
-  if (!averaging_) return;
+  if (!is_averaging()) return;
   throw std::logic_error(
       "DistributedDataParallel: forward was called while a backward through "
       "the wrapper is running; call forward after backward() has returned, "
@@ -376,11 +376,35 @@ void BackwardTracker::begin_averaging(int id) {
   averaging_ = id;
   averaged_ = forwards_;
   try {
+    refuse_second_average();
     listener_->backward_begins();
   } catch (...) {
-    averaging_.reset();
+    averaging_ = kNoTask;
     find_task(id)->kind = Kind::failed;
     throw;
+  }
+}
+
+// Each tracker stores averaging_ before it looks at the others, so of two that
+// begin at the same time (in threads of two devices) at least one sees the
+// other. It takes no lock of theirs: their thread may wait for ours.
+void BackwardTracker::refuse_second_average() const {
+  for (const auto& watched : watched_) {
+    if (!watched.accumulator) continue;
+    for (const auto& hook : watched.accumulator->post_hooks()) {
+      const auto* theirs = dynamic_cast<const AccumulatedHook*>(hook.get());
+      const auto other = theirs != nullptr ? theirs->tracker() : nullptr;
+      if (!other || other.get() == this || other->owner_ != owner_ ||
+          !other->is_averaging()) {
+        continue;
+      }
+      throw std::logic_error(
+          "DistributedDataParallel: a backward goes through two forwards "
+          "between which requires_grad, dtype or device of a parameter was "
+          "changed, and would average the same gradients for both; call "
+          "backward() for each of them, or change parameters only after "
+          "backward()");
+    }
   }
 }
 
@@ -410,7 +434,7 @@ void BackwardTracker::on_result(bool synchronizes) {
         {id, {this_thread(), at::sequence_number::peek()}, synchronizes});
   }
   // If another pass is averaging, this one is nested in it.
-  if (task->kind == Kind::averages && !averaging_) begin_averaging(id);
+  if (task->kind == Kind::averages && !is_averaging()) begin_averaging(id);
 }
 
 void BackwardTracker::on_result_lost(uint64_t forward) noexcept {
@@ -440,7 +464,7 @@ void BackwardTracker::on_accumulated(size_t index, const AccumulatedHook& hook,
   const std::lock_guard lock(mutex_);
   if (listener_ == nullptr) return;
   bool ours = false;
-  if (!averaging_) {
+  if (!is_averaging()) {
     const int id = torch::autograd::get_current_graph_task_id();
     auto* task = find_task(id);
     if (task == nullptr || task->kind == Kind::observes) {
@@ -461,7 +485,7 @@ void BackwardTracker::on_accumulated(size_t index, const AccumulatedHook& hook,
     ours = task->kind == Kind::local;
   }
   const auto& also = watched_[index].also;
-  if (averaging_) {
+  if (is_averaging()) {
     if (also) {
       also();
     } else {
@@ -497,7 +521,7 @@ void BackwardTracker::on_task_end(int id) {
     }
   } leave{*this};
   if (averaging_ != id) return;
-  averaging_.reset();
+  averaging_ = kNoTask;
   listener_->backward_ends();
 }
 
@@ -509,7 +533,7 @@ void BackwardTracker::on_task_death(int id) noexcept {
   const auto kind = remove_task(id);
   if (!kind || listener_ == nullptr) return;
   if (averaging_ == id) {
-    averaging_.reset();
+    averaging_ = kNoTask;
     listener_->backward_given_up();
   }
   if (*kind != Kind::foreign && --entered_ == 0) listener_->graph_left();
@@ -538,11 +562,6 @@ std::vector<bool> BackwardTracker::reachable() const {
     reached[i] = tensors.contains(watched_[i].tensor.unsafeGetTensorImpl());
   }
   return reached;
-}
-
-bool BackwardTracker::is_averaging() const {
-  const std::lock_guard lock(mutex_);
-  return averaging_.has_value();
 }
 
 }  // namespace lockstep::internal

@@ -2,6 +2,7 @@
 
 #include <torch/csrc/autograd/variable.h>
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <deque>
@@ -88,6 +89,11 @@ class BackwardListener {
 // announcement (std::runtime_error at the end of that pass): the tracker could
 // not know when the outer pass ends.
 //
+// A wrapper has several trackers if requires_grad changes. Two of them that
+// have a parameter in common cannot average at the same time, since each would
+// bring its .grad into a bucket of its own: the pass that makes the second one
+// average throws std::logic_error.
+//
 // If an exception ends a synchronising forward, or destroys its results before
 // any backward has averaged, this rank has lost an iteration (forward_lost()).
 // The exception then came from forward, from the loss, or from the part of
@@ -134,7 +140,7 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
   // During an averaging backward, returns for each parameter whether the
   // current graph leads to it.
   std::vector<bool> reachable() const;
-  bool is_averaging() const;
+  bool is_averaging() const { return averaging_ != kNoTask; }
 
   // Guards what the listener shares with backward's threads. Recursive, because
   // code that runs in backward may call the tracker again.
@@ -144,6 +150,8 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
   // LibTorch's own handle; its type differs between releases.
   using NodePtr =
       decltype(torch::autograd::impl::grad_accumulator(at::Tensor()));
+  // LibTorch's number of no graph task.
+  static constexpr int kNoTask = -1;
   enum class Kind {
     averages,  // a backward through a forward that synchronises
     local,     // a backward through a forward under no_sync
@@ -187,6 +195,7 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
   Task& track_task(Kind kind);
   std::optional<Kind> remove_task(int id);
   void begin_averaging(int id);
+  void refuse_second_average() const;
   bool accumulates_here() const;
   Kind kind_by_nodes() const;
   bool is_older(const torch::autograd::Node& node) const;
@@ -221,7 +230,9 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
 
   std::vector<Task> tasks_;
   int entered_ = 0;  // how many of tasks_ are not foreign
-  std::optional<int> averaging_;
+  // The task that averages. Other trackers of the wrapper read it without the
+  // lock.
+  std::atomic<int> averaging_{kNoTask};
 };
 
 }  // namespace lockstep::internal

@@ -282,7 +282,12 @@ void DdpState::register_comm_hook(CommHook hook) {
         "register_comm_hook: optimizers step in backward, after the averaging "
         "all-reduce; use a hook or apply_optimizer_in_backward");
   }
-  reducer_->register_comm_hook(hook);
+  for (const auto& [training, reducer] : reducers_) {
+    reducer->require_no_training();
+  }
+  for (const auto& [training, reducer] : reducers_) {
+    reducer->register_comm_hook(hook);
+  }
   hook_ = std::move(hook);
 }
 

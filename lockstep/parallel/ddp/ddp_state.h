@@ -98,6 +98,9 @@ class DdpState final : public Joinable {
   bool has_delayed_parameters() const {
     return !options_.delay_all_reduce_named_params.empty();
   }
+  // Returns whether requires_grad, dtype or device of a parameter has changed
+  // since the last forward, or since the constructor.
+  bool trained_differ() const;
   // Returns whether an optimizer uses gradients in backward, or slices of them.
   bool has_optimizer() const { return gate_ || !optimizers_.empty(); }
   // `gate` is called first in every forward, and waits for what must be over
@@ -124,7 +127,6 @@ class DdpState final : public Joinable {
   void make_low_precision();
   std::vector<NamedParameter> trained() const;
   std::unique_ptr<Reducer> make_reducer();
-  bool trained_differ() const;
   void retrain();
   bool same_on_all_ranks(bool known) const;
   void broadcast_from(int rank, bool parameters, bool buffers);

@@ -67,7 +67,9 @@ struct ModulePointer<Impl> : ModulePointer<std::shared_ptr<Impl>> {};
 // parameter that is used twice, or registered twice, counts once. A parameter
 // that the module registers after the wrapper's constructor is not averaged. If
 // requires_grad of a parameter changes after the constructor, which must happen
-// on every rank alike, the next forward includes it or leaves it out. A
+// on every rank alike, the next forward includes it or leaves it out. One
+// backward must not go through forwards from before and after such a change
+// that train a parameter both: it throws std::logic_error on every rank. A
 // parameter that several wrappers train is averaged by each of them
 // (distributed-data-parallel.md lists what is not possible then:
 // std::invalid_argument). Higher-order gradients (create_graph) are not

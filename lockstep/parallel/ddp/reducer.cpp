@@ -100,7 +100,7 @@ void Reducer::connect() {
   gradients_.allow_moves(reduction_->moves() && !check_);
 }
 
-void Reducer::register_comm_hook(CommHook hook) {
+void Reducer::require_no_training() const {
   if (hook_) {
     throw std::logic_error(
         "register_comm_hook: there is a communication hook already; register "
@@ -117,6 +117,10 @@ void Reducer::register_comm_hook(CommHook hook) {
         "register_comm_hook: training has begun; register the hook before the "
         "first backward");
   }
+}
+
+void Reducer::register_comm_hook(CommHook hook) {
+  require_no_training();
   hook_ = std::move(hook);
   connect();
 }
@@ -173,9 +177,20 @@ void Reducer::parameter_shared(size_t parameter) {
   gradients_.share(parameter);
 }
 
-void Reducer::continue_from(const Reducer& before) {
+void Reducer::continue_from(Reducer& before) {
   steps_ = before.steps_;
   begun_ = before.begun_;
+  for (size_t i = 0; i < before.used_.size(); ++i) {
+    if (before.used_[i] == 0) continue;
+    const auto& tensor = before.parameters()[i].tensor;
+    const auto here = std::ranges::find_if(
+        parameters(),
+        [&](const NamedParameter& own) { return own.tensor.is_same(tensor); });
+    // A parameter that is frozen now keeps its mark for later.
+    if (here == parameters().end()) continue;
+    before.used_[i] = 0;
+    used_[static_cast<size_t>(here - parameters().begin())] = 1;
+  }
 }
 
 void Reducer::settle() {

@@ -100,7 +100,8 @@ class Reducer final : private BackwardListener {
   void drop_gradients();
 
   // Uses `hook` instead of the averaging all-reduce. Call it once, before the
-  // first backward.
+  // first backward; require_no_training() throws std::logic_error otherwise.
+  void require_no_training() const;
   void register_comm_hook(CommHook hook);
   bool has_comm_hook() const { return static_cast<bool>(hook_); }
   void delay(DelayedBucket delayed);
@@ -132,6 +133,9 @@ class Reducer final : private BackwardListener {
   const std::vector<NamedParameter>& parameters() const {
     return gradients_.parameters();
   }
+  // Returns whether the gradient of parameters()[i] is sparse. It is averaged
+  // on every rank, even after shard().
+  bool is_sparse(size_t i) const { return gradients_.is_sparse(i); }
   // Returns the parameters' names, bucket by bucket, in the order of reduction.
   std::vector<std::vector<std::string>> bucket_names() const;
   // Fills in the fields of DDPLoggingData that the reducer knows.
@@ -140,8 +144,10 @@ class Reducer final : private BackwardListener {
   // Returns the number of backward passes that were averaged, including those
   // of the reducers that this one replaced.
   int64_t steps() const { return steps_; }
-  // Continues the counts of the reducer that the wrapper used before.
-  void continue_from(const Reducer& before);
+  // Continues the counts of the reducer that the wrapper used before, and takes
+  // over which parameters have a gradient that is not averaged yet (from
+  // backward passes under no_sync).
+  void continue_from(Reducer& before);
 
  private:
   void backward_begins() override;
@@ -216,7 +222,8 @@ class Reducer final : private BackwardListener {
   double factor_ = 1;     // for contributions
   bool shadows_ = false;  // shadow_backward()
   bool stepped_ = false;  // on_final_ may have run in a backward given up
-  // For each parameter: 1 if this rank has used it since the last average.
+  // For each parameter: 1 if this rank has used it since the last average of
+  // the wrapper that included it.
   std::vector<int> used_;
   std::vector<int> used_before_;         // used_ when this backward began
   std::vector<int> last_used_;           // used_ at the last average

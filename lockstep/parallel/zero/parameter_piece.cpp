@@ -21,6 +21,16 @@ at::Tensor memory_alias(const at::Tensor& tensor) {
                            tensor.storage_offset());
 }
 
+void require_dense_gradient(const at::Tensor& parameter) {
+  const at::Tensor& gradient = parameter.grad();
+  if (!gradient.defined() || gradient.layout() == c10::kStrided) return;
+  throw std::invalid_argument(
+      "ZeroRedundancyOptimizer: a parameter has a sparse gradient, which "
+      "cannot be divided; make the embedding dense (sparse(false)), or leave "
+      "its parameters out of the groups and give them to an optimizer of their "
+      "own");
+}
+
 ParameterPiece::ParameterPiece(at::Tensor parameter, Range range, bool shaped,
                                bool keep_gradient)
     : parameter_(std::move(parameter)),
@@ -44,14 +54,9 @@ void ParameterPiece::refresh() {
 }
 
 const at::Tensor& ParameterPiece::gradient() {
+  require_dense_gradient(parameter_);
   at::Tensor whole = parameter_.grad();
   if (!whole.defined()) return gradient_ = at::Tensor();
-  if (whole.layout() != c10::kStrided) {
-    throw std::invalid_argument(
-        "ZeroRedundancyOptimizer: a parameter has a sparse gradient, which "
-        "cannot be divided; make the embedding dense (sparse(false)), or give "
-        "its parameters to an optimizer of their own");
-  }
   if (!shaped_ && whole.strides() != parameter_.strides()) {
     const at::NoGradGuard no_grad;
     whole = at::empty_like(parameter_.detach(), whole.options()).copy_(whole);

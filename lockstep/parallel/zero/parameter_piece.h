@@ -14,6 +14,9 @@ at::Tensor memory_slice(const at::Tensor& tensor, Range range);
 // Returns such an alias of the whole tensor, with its sizes and strides.
 at::Tensor memory_alias(const at::Tensor& tensor);
 
+// Throws std::invalid_argument if the parameter's .grad is sparse.
+void require_dense_gradient(const at::Tensor& parameter);
+
 // A parameter and the part of it that one rank steps.
 class ParameterPiece {
  public:

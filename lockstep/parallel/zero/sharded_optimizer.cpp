@@ -109,9 +109,19 @@ ShardedOptimizer::ShardedOptimizer(Make make, bool element_wise,
           "parameters are low-precision copies during backward, so they can be "
           "neither shared nor stepped there; use private parameters");
     }
+    if (ddp->trained_differ()) {
+      throw std::invalid_argument(
+          "ZeroRedundancyOptimizer: requires_grad, dtype or device of a "
+          "parameter was changed since the DistributedDataParallel was "
+          "constructed or last called; make the optimizer from a wrapper that "
+          "is constructed after such changes");
+    }
     std::vector<at::Tensor> trained;
-    for (const auto& parameter : ddp->reducer().parameters()) {
+    const auto& reducer = ddp->reducer();
+    for (size_t i = 0; i < reducer.parameters().size(); ++i) {
+      const auto& parameter = reducer.parameters()[i];
       trained.push_back(parameter.tensor);
+      if (!reducer.is_sparse(i)) sharded_.push_back(parameter);
     }
     register_parameters(trained);
     if (!groups) groups.emplace({torch::optim::OptimizerParamGroup(trained)});
@@ -147,7 +157,7 @@ void ShardedOptimizer::bind(DdpState& ddp) {
 }
 
 void ShardedOptimizer::share_parameters() {
-  shared_ = std::make_shared<SharedParameters>(parameters_, group_);
+  shared_ = std::make_shared<SharedParameters>(of_grouped(parameters_), group_);
   for (size_t i = 0; i < parameters_.size(); ++i) {
     memory_[i].address = parameters_[i].const_data_ptr();
     if (pieces_[i]) pieces_[i]->refresh();
@@ -192,11 +202,22 @@ void ShardedOptimizer::check_new_groups() const {
       if (has_ddp_ && found == index_.end()) {
         throw std::invalid_argument(c10::str(
             "ZeroRedundancyOptimizer: a parameter of sizes ", parameter.sizes(),
-            " is not trained by the DistributedDataParallel; give it to an "
-            "optimizer of its own, or freeze parameters after constructing "
-            "DistributedDataParallel, not before"));
+            " is not trained by the DistributedDataParallel; leave it out of "
+            "the groups if it is frozen, and give it to an optimizer of its "
+            "own if it belongs to another module"));
       }
     }
+  }
+  for (const auto& [name, parameter] : sharded_) {
+    const auto* impl = parameter.unsafeGetTensorImpl();
+    if (grouped_[index_.at(impl)] || seen.contains(impl)) continue;
+    throw std::invalid_argument(c10::str(
+        "ZeroRedundancyOptimizer: '", name,
+        "' is in no parameter group, but the DistributedDataParallel trains "
+        "it, and each rank would get a part of its gradient only; name all "
+        "trained parameters in the groups (those with sparse gradients may "
+        "have another optimizer), or freeze it before constructing "
+        "DistributedDataParallel"));
   }
 }
 
@@ -304,6 +325,7 @@ void ShardedOptimizer::adopt_groups() {
     }
     groups.emplace_back(std::move(pieces), group.options().clone());
   }
+  gather_.reset();
   OptimizerPtr added = make_(groups);
   if (!inner_) {
     inner_ = std::move(added);
@@ -346,6 +368,7 @@ void ShardedOptimizer::check_layout(size_t parameter) const {
 // Module::to() and similar functions give parameters other memory.
 void ShardedOptimizer::follow_memory() {
   for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (!grouped_[i]) continue;
     const void* now = parameters_[i].const_data_ptr();
     if (now == memory_[i].address) continue;
     check_layout(i);
@@ -359,7 +382,9 @@ void ShardedOptimizer::follow_memory() {
     memory_[i].address = now;
     gather_.reset();
   }
-  if (!shared_ && !gather_) gather_.emplace(parameters_, ranges_, group_);
+  if (!shared_ && !gather_) {
+    gather_.emplace(of_grouped(parameters_), of_grouped(ranges_), group_);
+  }
 }
 
 // Schedulers and users write to the outer groups, so the inner ones take their
@@ -383,6 +408,14 @@ void ShardedOptimizer::set_options(const torch::optim::Optimizer& plain) {
 // whose copy ends while the parameters are written must notice it, too.
 void ShardedOptimizer::raise_version(size_t parameter) const {
   parameters_[parameter].unsafeGetTensorImpl()->bump_version();
+}
+
+// Throws on every rank alike, also on those that own nothing of the parameter,
+// which would otherwise wait for its owner.
+void ShardedOptimizer::require_dense_gradients() const {
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    if (grouped_[i]) require_dense_gradient(parameters_[i]);
+  }
 }
 
 void ShardedOptimizer::step_pieces() {
@@ -415,6 +448,7 @@ void ShardedOptimizer::take_part_in_step() {
   }
   if (!options_.step_in_backward) {
     // Everything that may fail on this rank alone comes before the ranks meet.
+    require_dense_gradients();
     for (size_t i = 0; i < pieces_.size(); ++i) {
       if (pieces_[i] && grouped_[i]) pieces_[i]->take_gradient();
     }
@@ -446,6 +480,9 @@ void ShardedOptimizer::after_join(int) { synchronize(); }
 
 void ShardedOptimizer::step_final(const std::vector<size_t>& parameters) {
   const at::NoGradGuard no_grad;
+  for (size_t index : parameters) {
+    if (grouped_[index]) require_dense_gradient(parameters_[index]);
+  }
   follow_memory();
   copy_options();
   bool any = false;
@@ -479,6 +516,7 @@ std::vector<at::Tensor> ShardedOptimizer::gradient_shards() {
         "optimizer that is not sharded, with a JoinedOptimizer");
   }
   adopt_groups();
+  require_dense_gradients();
   std::vector<at::Tensor> shards;
   for (size_t i = 0; i < pieces_.size(); ++i) {
     if (!pieces_[i] || !grouped_[i]) continue;
@@ -511,6 +549,17 @@ std::vector<at::Tensor> ShardedOptimizer::grouped_parameters() const {
     all.insert(all.end(), group.params().begin(), group.params().end());
   }
   return all;
+}
+
+// Returns the elements that belong to grouped parameters, in their order.
+template <typename T>
+std::vector<T> ShardedOptimizer::of_grouped(
+    const std::vector<T>& by_parameter) const {
+  std::vector<T> chosen;
+  for (size_t i = 0; i < by_parameter.size(); ++i) {
+    if (grouped_[i]) chosen.push_back(by_parameter[i]);
+  }
+  return chosen;
 }
 
 void ShardedOptimizer::consolidate_state_dict(int to) {

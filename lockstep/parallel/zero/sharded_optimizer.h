@@ -13,6 +13,7 @@
 #include "lockstep/checkpoint/snapshot.h"
 #include "lockstep/comm/gradient_shards.h"
 #include "lockstep/comm/process_group.h"
+#include "lockstep/parallel/ddp/buckets.h"
 #include "lockstep/parallel/join/join.h"
 #include "lockstep/parallel/zero/parameter_gather.h"
 #include "lockstep/parallel/zero/parameter_piece.h"
@@ -94,6 +95,7 @@ class ShardedOptimizer : public torch::optim::Optimizer,
   void register_parameters(const std::vector<at::Tensor>& parameters);
   void adopt_groups();
   void check_new_groups() const;
+  void require_dense_gradients() const;
   int64_t form() const;
   void agree_on_new_groups(bool mistaken) const;
   void take_part_in_step();
@@ -106,6 +108,8 @@ class ShardedOptimizer : public torch::optim::Optimizer,
   void step_final(const std::vector<size_t>& parameters);
   std::vector<NumberedPiece> numbered_pieces() const;
   std::vector<at::Tensor> grouped_parameters() const;
+  template <typename T>
+  std::vector<T> of_grouped(const std::vector<T>& by_parameter) const;
 
   Make make_;
   ZeroRedundancyOptions options_;
@@ -113,6 +117,8 @@ class ShardedOptimizer : public torch::optim::Optimizer,
   bool has_ddp_;
   bool cut_;
   Partition partition_;
+  // What the wrapper trains and reduces in shards; the groups must have it all.
+  std::vector<NamedParameter> sharded_;
 
   // The next members are indexed by parameter, in the order of registration.
   std::vector<at::Tensor> parameters_;

@@ -37,13 +37,13 @@ namespace lockstep {
 //   rank that steps them: after backward(), .grad is final only in this rank's
 //   part and undefined elsewhere. This stays so as long as the wrapper lives.
 //   With `shared_parameters` nothing is gathered: the constructor moves the
-//   trained parameters into memory that all ranks share, and from then on there
-//   is only one copy of them, even after the optimizer is gone. step() returns
-//   when this rank's part is stepped, and the wrapper's next forward waits for
-//   the other ranks. Call synchronize() before parameters are read in another
-//   way (evaluation outside the wrapper, state_dict, snapshots). Programs that
-//   write parameter values must write them in place, the same values on all
-//   ranks, or on one rank between two barriers.
+//   parameters of the groups into memory that all ranks share, and from then on
+//   there is only one copy of them, even after the optimizer is gone. step()
+//   returns when this rank's part is stepped, and the wrapper's next forward
+//   waits for the other ranks. Call synchronize() before parameters are read in
+//   another way (evaluation outside the wrapper, state_dict, snapshots).
+//   Programs that write parameter values must write them in place, the same
+//   values on all ranks, or on one rank between two barriers.
 //
 // param_groups() hold the user's parameters and options, so learning-rate
 // schedulers, zero_grad() and other code that works on an optimizer find what
@@ -65,11 +65,12 @@ namespace lockstep {
 // parameters) are not noticed, and give wrong results.
 //
 // A parameter that is not dense in memory is not cut; step() refuses a sparse
-// gradient with std::invalid_argument. Constructors throw
+// gradient with std::invalid_argument, on every rank that has it. Constructors
+// throw
 // std::invalid_argument, on all ranks, if the ranks' groups differ, if a
 // parameter is in two groups (twice in one group counts once), if the wrapper
-// does not train a parameter, or if an option is not possible here; the message
-// gives the reason.
+// does not train a parameter or trains one that is in no group, or if an option
+// is not possible here; the message gives the reason.
 //
 // `step_in_backward`: this rank's part of a bucket is stepped in backward as
 // soon as it is final, and step() only gathers. For graphs that are used once,
@@ -100,8 +101,10 @@ class ZeroRedundancyOptimizer : public internal::ShardedOptimizer {
                                    std::move(options), nullptr) {}
 
   // Makes an optimizer for everything that `model` trains, or for `groups` of
-  // these parameters. The wrapper may be destroyed before or after the
-  // optimizer.
+  // these parameters. The groups must have all of them, because no other
+  // optimizer gets whole gradients; only parameters with sparse gradients may
+  // be left to an optimizer of their own. The wrapper may be destroyed before
+  // or after the optimizer.
   template <class Module>
   explicit ZeroRedundancyOptimizer(DistributedDataParallel<Module>& model,
                                    Options defaults = {},
