@@ -13,6 +13,7 @@
 
 #include "lockstep/base/current_call.h"
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/digest.h"
 #include "lockstep/base/span.h"
 #include "lockstep/comm/backend_traits.h"
 #include "lockstep/comm/disagreement.h"
@@ -185,11 +186,19 @@ class CollectiveWork final : public Work {
 
   bool isCompleted() override {
     if (!work_->isCompleted()) return false;
-    if (work_->isSuccess()) finish();
+    if (!work_->exception()) finish();
     return true;
   }
-  bool isSuccess() const override { return work_->isSuccess(); }
-  std::exception_ptr exception() const override { return work_->exception(); }
+  // Asks for the failure, because NCCL's works do not answer isSuccess().
+  bool isSuccess() const override { return exception() == nullptr; }
+  std::exception_ptr exception() const override {
+    if (auto failure = work_->exception()) return failure;
+    std::lock_guard lock(finish_mutex_);
+    if (!failure_) return nullptr;
+    return std::make_exception_ptr(
+        c10::DistBackendError({call_.operation, __FILE__, __LINE__},
+                              call_.where() + " failed: " + *failure_));
+  }
   int sourceRank() const override {
     return call_.group->global_rank(work_->sourceRank());
   }
@@ -291,7 +300,7 @@ class CollectiveWork final : public Work {
   Call call_;
   Deadline started_;
   WorkPtr work_;
-  std::mutex finish_mutex_;
+  mutable std::mutex finish_mutex_;
   Buffers buffers_;
   bool finished_ = false;
   std::optional<std::string> failure_{};
@@ -310,12 +319,7 @@ class JoinedWorks final : public Work {
     }
     return true;
   }
-  bool isSuccess() const override {
-    for (const auto& work : works_) {
-      if (!work->isSuccess()) return false;
-    }
-    return true;
-  }
+  bool isSuccess() const override { return exception() == nullptr; }
   std::exception_ptr exception() const override {
     for (const auto& work : works_) {
       if (auto failure = work->exception()) return failure;
@@ -386,10 +390,21 @@ Told decode(const std::string& lines) {
   return told;
 }
 
+// Shortens a description that would not fit into a value of the store, or into
+// a line of an error. The digest tells those apart that begin alike.
+std::string shortened(const std::string& text) {
+  constexpr size_t longest = 2 << 10;
+  if (text.size() <= longest) return text;
+  Digest digest;
+  digest.add(text);
+  return c10::str(text.substr(0, longest), "... (", text.size(),
+                  " characters, digest ", digest.value(), ")");
+}
+
 void compare(const Call& call, Agreed own, const Deadline& deadline) {
   const char* function = user_function();
-  own.text = c10::str(call.operation, " #", call.number,
-                      own.text.empty() ? "" : " ", own.text);
+  own.text = shortened(c10::str(call.operation, " #", call.number,
+                                own.text.empty() ? "" : " ", own.text));
   const Told told{own, function != nullptr ? function : ""};
   std::vector<Told> given;
   for (const auto& lines : roll_call(*call.group, encode(told), deadline)) {

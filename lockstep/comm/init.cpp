@@ -15,6 +15,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 
 #include "lockstep/base/crash_handler.h"
+#include "lockstep/base/digest.h"
 #include "lockstep/base/environment.h"
 #include "lockstep/base/error_file.h"
 #include "lockstep/base/flight_dump.h"
@@ -27,6 +28,7 @@
 #include "lockstep/comm/rendezvous.h"
 #include "lockstep/comm/uncaught.h"
 #include "lockstep/comm/watched_store.h"
+#include "lockstep/comm/words_of.h"
 
 namespace lockstep {
 namespace {
@@ -201,9 +203,14 @@ std::string failed_peers_if_known() {
   return w.group->failed_peers();
 }
 
-// Ends the default group and all others on this rank. If `in_peace`, waits for
-// pending operations and for the peers; after a failure it waits for nothing.
-void end_world(std::unique_lock<std::mutex> lock, World& w, bool in_peace) {
+enum class Leaving {
+  in_peace,  // waits for pending operations and for the peers
+  failed,    // does not wait for the peers
+  aborted,   // makes pending operations fail, too
+};
+
+// Ends the default group and all others on this rank.
+void end_world(std::unique_lock<std::mutex> lock, World& w, Leaving leaving) {
   if (is_foreign(w)) return forsake(w);
   // Destructors run outside the lock: they may wait for pending operations.
   auto released = std::exchange(w.subgroups, {});
@@ -213,12 +220,27 @@ void end_world(std::unique_lock<std::mutex> lock, World& w, bool in_peace) {
   auto status = std::exchange(w.status, nullptr);
   w.store.reset();
   w.group_count = 0;
+  if (leaving == Leaving::aborted) {
+    w.aborted.insert(w.aborted.end(), released.begin(), released.end());
+  }
   lock.unlock();
+  if (leaving == Leaving::aborted) {
+    // Outside the lock, because continuations of pending operations run in
+    // abort() and may ask for the default group.
+    for (const auto& each : released) each->abort();
+  }
   status.reset();
-  if (!in_peace) {
+  if (leaving != Leaving::in_peace) {
     life_signs->leave(internal::LifeSigns::End::failed);
     for (const auto& each : released) each->close();
     return;
+  }
+  if (!meeting->has_parting()) {
+    // part() will not wait for the ranks, so wait here until no peer is still
+    // connecting; before this rank says that it leaves, because a rank that is
+    // gone ends this wait.
+    const auto deadline = internal::Deadline::after(kPartTimeout);
+    for (const auto& each : released) each->await_peers(deadline);
   }
   // Tell the peers at once that this rank has left, in case they wait for it.
   // The life sign goes first, so that a peer whose operation fails then knows
@@ -288,6 +310,77 @@ struct Origin {
   std::shared_ptr<internal::LifeSigns> life_signs;
 };
 
+// Gives the sign of this rank's life, or tells the others why there is none.
+std::shared_ptr<internal::LifeSigns> begin_life(
+    const internal::Rendezvous& meeting,
+    const c10::intrusive_ptr<c10d::Store>& store) {
+  try {
+    return std::make_shared<internal::LifeSigns>(
+        c10::make_intrusive<c10d::PrefixStore>("lockstep/", store),
+        meeting.rank, meeting.world_size, meeting.hosted_by_rank_zero);
+  } catch (const std::exception&) {
+    c10::make_intrusive<internal::WatchedStore>(store, nullptr,
+                                                std::vector<int>())
+        ->give_up(c10::str("rank ", meeting.rank, " gave up: ",
+                           internal::words_of(std::current_exception())));
+    throw;
+  }
+}
+
+// Returns whether the environment asks for compared calls. As in Python, the
+// case of the letters does not matter, and other words are refused.
+bool debug_level_is_detail() {
+  const auto given = internal::get_env("TORCH_DISTRIBUTED_DEBUG");
+  if (!given) return false;
+  std::string level = *given;
+  for (char& letter : level) {
+    if (letter >= 'a' && letter <= 'z') letter += 'A' - 'a';
+  }
+  if (level != "OFF" && level != "INFO" && level != "DETAIL") {
+    throw std::invalid_argument("TORCH_DISTRIBUTED_DEBUG is \"" + *given +
+                                "\"; allowed are OFF, INFO and DETAIL");
+  }
+  return level == "DETAIL";
+}
+
+// Throws std::invalid_argument if another rank has said otherwise whether calls
+// are compared. Python's ranks, which never compare, say nothing.
+void agree_on_checks(c10d::Store& store, const NewGroup& group) {
+  const std::string own =
+      c10::str(group.checks_calls ? "yes" : "no", " ", group.rank);
+  std::string first;
+  try {
+    first = store.compareSet("lockstep/checks_calls", std::string(), own);
+  } catch (const c10::NotImplementedError&) {
+    return;  // a store that was given may not have compareSet()
+  }
+  if (first[0] == own[0]) return;
+  const auto other = first.substr(first.find(' ') + 1);
+  const auto self = std::to_string(group.rank);
+  throw std::invalid_argument(
+      "init_process_group: rank " + (group.checks_calls ? self : other) +
+      " compares calls (check_calls, or TORCH_DISTRIBUTED_DEBUG=DETAIL), and "
+      "rank " +
+      (group.checks_calls ? other : self) +
+      " does not; give all ranks the same");
+}
+
+// Takes the settings of this process. Returns why this rank may not go on,
+// which the others must be told, or nothing.
+std::optional<std::string> take_settings(const internal::Rendezvous& meeting,
+                                         std::optional<bool> check_calls,
+                                         c10d::Store& store, NewGroup& group) {
+  if (meeting.refusal) return meeting.refusal;
+  try {
+    internal::arm_flight_dump(meeting.rank, meeting.world_size);
+    group.checks_calls = check_calls ? *check_calls : debug_level_is_detail();
+    agree_on_checks(store, group);
+  } catch (const std::invalid_argument& error) {
+    return error.what();
+  }
+  return std::nullopt;
+}
+
 Origin next_group() {
   World& w = world();
   std::lock_guard lock(w.mutex);
@@ -318,6 +411,25 @@ ProcessGroupPtr make_subgroup(const Origin& origin, const ProcessGroup& parent,
   std::lock_guard lock(world().mutex);
   world().subgroups.push_back(group);
   return group;
+}
+
+// Returns "0-2,5" for ranks in ascending order. A long name ends in a digest,
+// since it is a part of the group's keys.
+std::string ranks_text(const std::vector<int>& ranks) {
+  constexpr size_t longest = 48;
+  std::string name;
+  for (size_t first = 0, last = 0; first < ranks.size(); first = ++last) {
+    while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) {
+      ++last;
+    }
+    if (first > 0) name += ",";
+    name += std::to_string(ranks[first]);
+    if (last > first) name += "-" + std::to_string(ranks[last]);
+  }
+  if (name.size() <= longest) return name;
+  internal::Digest digest;
+  digest.add(name);
+  return name.substr(0, longest) + "..." + std::to_string(digest.value());
 }
 
 void require_disjoint(const char* function,
@@ -358,7 +470,6 @@ ProcessGroupGuard join_world(const std::string& backend,
   ignore_sigpipe();
   auto meeting = meet(backend, options);
   if (meeting.kept_by_launcher) internal::tell_agent_meets();
-  internal::arm_flight_dump(meeting.rank, meeting.world_size);
   internal::arm_crash_handler();
   // A store that is given is used as it is; Python does the same.
   auto store = meeting.group_store;
@@ -366,17 +477,14 @@ ProcessGroupGuard join_world(const std::string& backend,
     store = c10::make_intrusive<c10d::PrefixStore>("default_pg", store);
   }
   store = part_of("0", store);
-  const auto life_signs = std::make_shared<internal::LifeSigns>(
-      c10::make_intrusive<c10d::PrefixStore>("lockstep/", store), meeting.rank,
-      meeting.world_size, meeting.hosted_by_rank_zero);
+  const auto life_signs = begin_life(meeting, store);
   NewGroup group{.number = "0",
                  .name = kDefaultGroupName,
                  .rank = meeting.rank,
                  .global_ranks = std::vector<int>(meeting.world_size),
                  .config = backend,
                  .timeout = timeout,
-                 .checks_calls = options.check_calls.value_or(
-                     internal::get_env("TORCH_DISTRIBUTED_DEBUG") == "DETAIL")};
+                 .checks_calls = false};
   std::iota(group.global_ranks.begin(), group.global_ranks.end(), 0);
   // The memory of a GPU is free once the workers of the attempt before are
   // gone; on CPUs the group can be made meanwhile.
@@ -393,19 +501,18 @@ ProcessGroupGuard join_world(const std::string& backend,
                                                              : kCloseTimeout));
   };
   try {
-    if (meeting.refusal) {
-      c10::make_intrusive<internal::WatchedStore>(store, life_signs,
-                                                  group.global_ranks)
-          ->give_up(
-              c10::str("rank ", group.rank, " gave up: ", *meeting.refusal));
-      throw std::invalid_argument(*meeting.refusal);
+    const auto watched = c10::make_intrusive<internal::WatchedStore>(
+        store, life_signs, group.global_ranks);
+    if (const auto refusal =
+            take_settings(meeting, options.check_calls, *watched, group)) {
+      watched->give_up(c10::str("rank ", group.rank, " gave up: ", *refusal));
+      throw std::invalid_argument(*refusal);
     }
-    if (needs_devices)
-      internal::await_leave(internal::Deadline::after(timeout));
+    const auto leaving = internal::Deadline::after(timeout);
+    if (needs_devices) internal::await_leave(leaving);
     made = make_group(group, store, life_signs);
     life_signs->learn_all();
-    if (!needs_devices)
-      internal::await_leave(internal::Deadline::after(timeout));
+    if (!needs_devices) internal::await_leave(leaving);
     meeting.remember_host();
   } catch (const c10::Error& error) {
     meeting.remember_host();
@@ -423,6 +530,7 @@ ProcessGroupGuard join_world(const std::string& backend,
     if (made) made->close();
     throw;
   } catch (...) {
+    meeting.remember_host();
     leave();
     if (made) made->close();
     throw;
@@ -457,14 +565,9 @@ ProcessGroupGuard::~ProcessGroupGuard() {
         "an exception left the scope of the process group's guard; its text "
         "is known only where it is caught (run main() in lockstep::record() "
         "to have it here)");
-    auto abort = [&](const ProcessGroupPtr& group) {
-      group->abort();
-      w.aborted.push_back(group);
-    };
-    for (auto& group : w.subgroups) abort(group);
-    abort(w.group);
   }
-  end_world(std::move(lock), w, in_peace);
+  end_world(std::move(lock), w,
+            in_peace ? Leaving::in_peace : Leaving::aborted);
 }
 
 ProcessGroupGuard init_process_group(const std::string& backend,
@@ -490,7 +593,9 @@ void destroy_process_group(ProcessGroupPtr group) {
   }
   if (!group || group == w.group) {
     group.reset();
-    return end_world(std::move(lock), w, std::uncaught_exceptions() == 0);
+    return end_world(
+        std::move(lock), w,
+        std::uncaught_exceptions() == 0 ? Leaving::in_peace : Leaving::failed);
   }
   if (std::erase(w.subgroups, group) == 0) {
     throw std::invalid_argument("destroy_process_group: group '" +
@@ -498,7 +603,7 @@ void destroy_process_group(ProcessGroupPtr group) {
   }
   lock.unlock();
   group->leave();
-  group->await_peers();
+  group->await_peers(internal::Deadline::after(group->timeout()));
   group->close();
 }
 
@@ -612,18 +717,17 @@ ProcessGroupPtr split_group(const std::vector<std::vector<int>>& split_ranks,
   require_disjoint("split_group", split_ranks, parent->size());
   const auto timeout =
       checked_timeout("split_group", options.timeout, parent->timeout());
-  // Python names the parts of a split otherwise. The parent's name and a count
-  // keep ours apart from each other.
-  const auto prefix = "split/" + parent->name() + "/" +
-                      std::to_string(parent->next_split()) + "/";
-  for (size_t part = 0; part < split_ranks.size(); ++part) {
-    auto ranks = split_ranks[part];
+  for (auto ranks : split_ranks) {
     std::sort(ranks.begin(), ranks.end());
     auto member = std::find(ranks.begin(), ranks.end(), parent->rank());
     if (member == ranks.end()) continue;
     const int rank = static_cast<int>(member - ranks.begin());
+    // Python names the parts of a split otherwise. The parent's name, the ranks
+    // and how often they were split off keep ours apart from each other.
+    const auto origin =
+        split_of("split/" + parent->name() + "/" + ranks_text(ranks) + "/" +
+                 std::to_string(parent->next_split(ranks)));
     for (auto& of_parent : ranks) of_parent = parent->global_rank(of_parent);
-    const auto origin = split_of(prefix + std::to_string(part));
     return make_subgroup(origin, *parent, rank, std::move(ranks),
                          options.backend, timeout);
   }

@@ -52,8 +52,10 @@ struct InitProcessGroupOptions {
   // ---- Debugging (not in Python) ----
 
   // Whether the ranks compare their calls: see ProcessGroup::checks_calls().
-  // The same on all ranks. Set it to true if ranks hang or get nonsense.
-  // Default: none, which is true if TORCH_DISTRIBUTED_DEBUG is DETAIL.
+  // The same on all ranks, which refuse to join otherwise. Set it to true if
+  // ranks hang or get nonsense. Default: none, which is true if
+  // TORCH_DISTRIBUTED_DEBUG is DETAIL (in any case of its letters; other than
+  // OFF, INFO and DETAIL is refused).
   std::optional<bool> check_calls{};
 
   // Whether an exception that nobody catches is reported in one line on stderr
@@ -128,6 +130,8 @@ ProcessGroupGuard init_process_group(
 // until pending operations have ended. For the default group it then blocks
 // until the other ranks destroy theirs, so that no rank loses the store that
 // rank 0 hosts: 5 s at most, and not if a rank is known to have died or failed.
+// If the store is a file, was given, or is hosted by torchrun, it blocks until
+// the ranks have connected to each other, for as long at most.
 // If an exception is being thrown, it does not wait for the other ranks, and
 // leaves as a rank that has failed.
 //
@@ -185,6 +189,14 @@ struct NewGroupOptions {
 // Makes a group of `ranks` of the default group, in ascending order (none: all
 // of them). Every rank of the default group must call this in the same order,
 // whether it is a member or not; returns nullptr if this rank is no member.
+//
+// A nullptr stands for the default group wherever a group is expected, so do
+// not use the result of a rank that is no member: all_reduce(x, {.group = g})
+// would join a call of the default group, get_rank(g) would return the rank
+// there, and destroy_process_group(g) would destroy all groups. Ask first:
+//
+//   if (auto group = new_group({0, 1})) all_reduce(x, {.group = group});
+//
 // Blocks until all members have called it. Throws c10::DistBackendError when
 // the time is over, and within a second if a member on this host dies or
 // leaves, or any member fails.
@@ -192,7 +204,8 @@ ProcessGroupPtr new_group(std::vector<int> ranks = {},
                           const NewGroupOptions& options = {});
 
 // Calls new_group() for each set of ranks, in order; the sets must not share a
-// rank. Returns this rank's own group, or nullptr if it is in none.
+// rank. Returns this rank's own group, or nullptr if it is in none (see
+// new_group()).
 ProcessGroupPtr new_subgroups_by_enumeration(
     const std::vector<std::vector<int>>& ranks_per_subgroup_list,
     const NewGroupOptions& options = {});
@@ -216,8 +229,9 @@ struct SplitGroupOptions {
 };
 
 // Divides a group: `split_ranks` are disjoint sets of ranks *of the parent* (as
-// in Python), the same on every rank of the parent; other ranks need not call.
-// Returns the group of this rank's set, or nullptr if this rank is in none.
+// in Python). The ranks of a set must call equally often with this set; ranks
+// that are in no set need not call. Returns the group of this rank's set, or
+// nullptr if this rank is in none (see new_group()).
 ProcessGroupPtr split_group(const std::vector<std::vector<int>>& split_ranks,
                             const SplitGroupOptions& options = {});
 

@@ -2,6 +2,9 @@
 
 #include <ATen/ATen.h>
 
+#include <deque>
+#include <map>
+
 #include "lockstep/comm/collective_work.h"
 
 namespace lockstep {
@@ -65,6 +68,65 @@ WorkPtr start_recv(const char* operation, const at::Tensor& tensor, int src,
   return handle;
 }
 
+// A message of a batch, ready for its backend.
+struct BatchedMessage {
+  explicit BatchedMessage(const P2POp& op)
+      : call(op.op == P2POp::Kind::isend ? "isend" : "irecv", op.group, {}),
+        buffers(call),
+        sends(op.op == P2POp::Kind::isend),
+        peer(call.member("peer", op.peer)),
+        tag(op.tag) {
+    payload.push_back(buffers.move(op.tensor, sends ? Use::read : Use::write));
+  }
+
+  WorkPtr start(c10d::Backend& backend) {
+    return sends ? backend.send(payload, peer, tag)
+                 : backend.recv(payload, peer, tag);
+  }
+
+  internal::Call call;
+  internal::Buffers buffers;
+  std::vector<at::Tensor> payload{};
+  bool sends;
+  int peer;
+  int tag;
+};
+
+// Starts the messages ops[places...] at once, and puts their works in the same
+// places; each has ended when all have. Such a backend starts single messages
+// one after the other, so that two ranks which both receive first would wait
+// for each other.
+void start_together(c10d::Backend& backend, const std::vector<P2POp>& ops,
+                    const std::vector<size_t>& places,
+                    std::vector<WorkPtr>& works) {
+  std::deque<BatchedMessage> messages;  // do not move: buffers refer to calls
+  for (const auto place : places) messages.emplace_back(ops[place]);
+  const auto start_all = [&] {
+    backend.startCoalescing();
+    try {
+      for (auto& message : messages) message.start(backend);
+    } catch (...) {
+      // End it in any case: otherwise nothing would be started ever again.
+      try {
+        if (auto begun = backend.endCoalescing()) internal::give_up(*begun);
+      } catch (const std::exception&) {
+        // The first failure is the one to tell.
+      }
+      throw;
+    }
+    return backend.endCoalescing();
+  };
+  WorkPtr all;
+  for (size_t i = 0; i < places.size(); ++i) {
+    works[places[i]] =
+        internal::run_message(std::move(messages[i].call), /*async_op=*/true,
+                              std::move(messages[i].buffers), [&] {
+                                if (!all) all = start_all();
+                                return all;
+                              });
+  }
+}
+
 }  // namespace
 
 void send(const at::Tensor& tensor, int dst,
@@ -109,17 +171,29 @@ std::vector<WorkPtr> batch_isend_irecv(const std::vector<P2POp>& p2p_op_list) {
     if (op.op == P2POp::Kind::irecv) received.push_back(op.tensor);
   }
   internal::require_apart(call, received);
-  std::vector<WorkPtr> works;
+  std::vector<WorkPtr> works(p2p_op_list.size());
   try {
-    for (const auto& op : p2p_op_list) {
+    std::map<c10d::Backend*, std::vector<size_t>> together;
+    for (size_t i = 0; i < p2p_op_list.size(); ++i) {
+      const auto& op = p2p_op_list[i];
+      auto& backend = call.backend(op.tensor);
+      if (backend.supportsCoalescing()) {
+        together[&backend].push_back(i);
+        continue;
+      }
       const PointToPointOptions options{.group = op.group, .tag = op.tag};
-      works.push_back(op.op == P2POp::Kind::isend
-                          ? isend(op.tensor, op.peer, options)
-                          : irecv(op.tensor, op.peer, options));
+      works[i] = op.op == P2POp::Kind::isend
+                     ? isend(op.tensor, op.peer, options)
+                     : irecv(op.tensor, op.peer, options);
+    }
+    for (const auto& [backend, places] : together) {
+      start_together(*backend, p2p_op_list, places, works);
     }
   } catch (...) {
     // The caller gets no handles of the operations that were started.
-    for (const auto& work : works) internal::give_up(*work);
+    for (const auto& work : works) {
+      if (work) internal::give_up(*work);
+    }
     throw;
   }
   return works;

@@ -70,6 +70,11 @@ std::string ProcessGroup::failed_peers() const {
   return words;
 }
 
+uint64_t ProcessGroup::next_split(const std::vector<int>& ranks) {
+  const std::lock_guard lock(splits_mutex_);
+  return ++splits_[ranks];
+}
+
 bool ProcessGroup::hears_departures() const {
   const auto cpu = backends_.find(c10::kCPU);
   if (cpu == backends_.end()) return false;
@@ -133,9 +138,8 @@ void ProcessGroup::leave() {
   }
 }
 
-void ProcessGroup::await_peers() const {
+void ProcessGroup::await_peers(const internal::Deadline& deadline) const {
   if (made_in_.is_foreign() || aborted_) return;
-  const auto deadline = internal::Deadline::after(timeout_);
   for (const auto& [type, backend] : backends_) {
     internal::traits_of(*backend).await_peers(deadline);
   }

@@ -25,8 +25,9 @@ inline constexpr std::chrono::milliseconds kDefaultTimeout =
     ::kBackendDefaultTimeout;
 
 namespace internal {
+class Deadline;
 class DirectReduce;
-}
+}  // namespace internal
 
 inline constexpr const char* kDefaultGroupName = "default_pg";
 
@@ -90,9 +91,11 @@ class ProcessGroup {
   uint64_t next_sequence_number() { return ++sequence_number_; }
   // Numbers the collectives without reductions of buckets: CurrentCall::entry.
   uint64_t next_entry() { return ++entries_; }
-  // Number the roll calls (roll_call.h) and the calls of split_group().
+  // Numbers the roll calls (roll_call.h).
   uint64_t next_roll_call() { return ++roll_calls_; }
-  uint64_t next_split() { return ++splits_; }
+  // Numbers the groups that split_group() makes of the same `ranks` of this
+  // group. Only these ranks count, so that the others need not call.
+  uint64_t next_split(const std::vector<int>& ranks);
 
   // The last operations of this group (docs/flight-recorder.md). Code that does
   // not go through run_collective() begins and ends its own record here. Never
@@ -161,10 +164,9 @@ class ProcessGroup {
   // group goes on. Any thread.
   void keep_cause(const std::string& cause);
 
-  // Blocks until the peers have connected to this rank, too: for the group's
-  // timeout at most. Returns at once if a peer is gone, or the group was
-  // aborted.
-  void await_peers() const;
+  // Blocks until the peers have connected to this rank, too, or the deadline is
+  // over. Returns at once if a peer is gone, or the group was aborted.
+  void await_peers(const internal::Deadline& deadline) const;
 
   // Calls leave() and then releases the backends, unless they were aborted;
   // blocks as their destructors do.
@@ -192,7 +194,8 @@ class ProcessGroup {
   std::atomic<uint64_t> sequence_number_{0};
   std::atomic<uint64_t> entries_{0};
   std::atomic<uint64_t> roll_calls_{0};
-  std::atomic<uint64_t> splits_{0};
+  std::mutex splits_mutex_;
+  std::map<std::vector<int>, uint64_t> splits_;
 };
 
 using ProcessGroupPtr = std::shared_ptr<ProcessGroup>;

@@ -45,6 +45,10 @@ struct Rendezvous {
   // nothing.
   void remember_host() const;
 
+  // Whether the ranks wait for each other in part(), after a success: not if
+  // the store is a file, was given, or is hosted by torchrun.
+  bool has_parting() const { return hosted_by_rank_zero || kept_by_launcher; }
+
   // The last call before the store is released: rank 0 keeps a store that it
   // hosts until the others have left it; in a store that the launcher keeps,
   // the ranks wait for each other alike, for the sake of their connections, but

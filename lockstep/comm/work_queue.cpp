@@ -72,13 +72,7 @@ class WorkQueue::QueuedWork final : public c10d::Work {
  public:
   QueuedWork(int rank, c10d::OpType type, milliseconds timeout,
              std::vector<at::Tensor> results,
-             std::shared_ptr<WorkQueueWatcher> watcher)
-      : Work(rank, type),
-        watcher_(std::move(watcher)),
-        timeout_(timeout),
-        results_(std::move(results)),
-        future_(c10::make_intrusive<c10::ivalue::Future>(
-            c10::ListType::ofTensors())) {}
+             const std::shared_ptr<State>& state);
 
   int sourceRank() const override { return -1; }
   std::vector<at::Tensor> result() override { return results_; }
@@ -86,29 +80,18 @@ class WorkQueue::QueuedWork final : public c10d::Work {
   c10::intrusive_ptr<c10::ivalue::Future> getFuture() override {
     return future_;
   }
-
-  bool wait(milliseconds timeout) override {
-    timeout = bounded_timeout(timeout);
-    const auto deadline = Deadline::after(
-        timeout + (timeout < timeout_ ? milliseconds(0) : kGrace));
-    std::unique_lock lock(mutex_);
-    const auto ended = [this] { return completed_; };
-    const WaitScope scope(
-        ended() || (timeout != ::kNoTimeout && 10 * timeout < 9 * timeout_)
-            ? nullptr
-            : watcher_.get());
-    if (timeout == ::kNoTimeout) {
-      cv_.wait(lock, ended);
-    } else if (!cv_.wait_for(lock, deadline.allowed(), ended)) {
-      throw_timeout(deadline, "the wait");
-    }
-    if (exception_) std::rethrow_exception(exception_);
-    return true;
-  }
+  bool wait(milliseconds timeout) override;
 
   void end(const std::exception_ptr& failure) {
+    end_waits(failure);
+    end_future(failure);
+  }
+  // The two parts of end().
+  void end_waits(const std::exception_ptr& failure) {
     if (watcher_) watcher_->ended();
     finish(failure);
+  }
+  void end_future(const std::exception_ptr& failure) {
     try {
       if (failure) {
         future_->setError(failure);
@@ -122,6 +105,8 @@ class WorkQueue::QueuedWork final : public c10d::Work {
   }
 
  private:
+  // Not the owner: an operation that stands in line is owned by the state.
+  const std::weak_ptr<State> state_;
   const std::shared_ptr<WorkQueueWatcher> watcher_;
   milliseconds timeout_;
   std::vector<at::Tensor> results_;
@@ -176,14 +161,16 @@ class WorkQueue::State {
     if (reason) work->end(reason);
   }
 
-  void close(const std::exception_ptr& reason) {
+  void close(const std::exception_ptr& reason,
+             const std::function<void()>& tell) {
     std::deque<Place> unbegun;
     {
       std::lock_guard lock(mutex_);
-      if (closed_) return;
-      closed_ = reason;
-      claim_or_announce();
-      unbegun.swap(line_);
+      if (!closed_) {
+        closed_ = reason;
+        claim_or_announce();
+        unbegun.swap(line_);
+      }
       for (auto& place : unbegun) {
         if (place.caller) place.caller->wake->notify_one();
       }
@@ -191,9 +178,35 @@ class WorkQueue::State {
         unbegun.push_front({.caller = nullptr, .item = std::move(granted_)});
         granted_.reset();
       }
+      thread_wakes_.notify_one();  // it may be in run_pending_until()
+    }
+    if (tell) tell();
+    // End all waits first, because a callback may wait for another work.
+    for (auto& place : unbegun) {
+      if (place.item) place.item->work->end_waits(reason);
     }
     for (auto& place : unbegun) {
-      if (place.item) place.item->work->end(reason);
+      if (place.item) place.item->work->end_future(reason);
+    }
+  }
+
+  // In a callback of a future, on the queue's thread: runs what is pending,
+  // which only this thread can, until `work` has ended or the deadline is over.
+  // Returns at once on other threads, and if the queue is closed.
+  void run_pending_until(QueuedWork& work,
+                         const std::optional<Deadline>& deadline) {
+    std::unique_lock lock(mutex_);
+    if (thread_.get_id() != std::this_thread::get_id()) return;
+    while (!work.isCompleted() && !closed_) {
+      if (granted_) {
+        execute_granted(lock);
+      } else if (!deadline) {
+        thread_wakes_.wait(lock);
+      } else if (deadline->expired()) {
+        return;
+      } else {
+        thread_wakes_.wait_for(lock, bounded_timeout(deadline->remaining()));
+      }
     }
   }
 
@@ -348,6 +361,42 @@ class WorkQueue::State {
   std::thread thread_;
 };
 
+WorkQueue::QueuedWork::QueuedWork(int rank, c10d::OpType type,
+                                  milliseconds timeout,
+                                  std::vector<at::Tensor> results,
+                                  const std::shared_ptr<State>& state)
+    : Work(rank, type),
+      state_(state),
+      watcher_(state->watcher()),
+      timeout_(timeout),
+      results_(std::move(results)),
+      future_(c10::make_intrusive<c10::ivalue::Future>(
+          c10::ListType::ofTensors())) {}
+
+bool WorkQueue::QueuedWork::wait(milliseconds timeout) {
+  timeout = bounded_timeout(timeout);
+  std::optional<Deadline> deadline;
+  if (timeout != ::kNoTimeout) {
+    deadline = Deadline::after(timeout +
+                               (timeout < timeout_ ? milliseconds(0) : kGrace));
+  }
+  if (const auto state = isCompleted() ? nullptr : state_.lock()) {
+    state->run_pending_until(*this, deadline);
+  }
+  std::unique_lock lock(mutex_);
+  const auto ended = [this] { return completed_; };
+  const WaitScope scope(ended() || (deadline && 10 * timeout < 9 * timeout_)
+                            ? nullptr
+                            : watcher_.get());
+  if (!deadline) {
+    cv_.wait(lock, ended);
+  } else if (!cv_.wait_for(lock, deadline->remaining(), ended)) {
+    throw_timeout(*deadline, "the wait");
+  }
+  if (exception_) std::rethrow_exception(exception_);
+  return true;
+}
+
 WorkQueue::Turn::Turn(State& state, milliseconds timeout) : state_(state) {
   state_.take_turn(timeout);
 }
@@ -363,16 +412,17 @@ WorkQueue::~WorkQueue() { state_->finish(); }
 c10::intrusive_ptr<c10d::Work> WorkQueue::enqueue(
     int rank, c10d::OpType type, milliseconds timeout,
     std::vector<at::Tensor> results, std::function<void()> operation) {
-  auto work = c10::make_intrusive<QueuedWork>(
-      rank, type, timeout, std::move(results), state_->watcher());
+  auto work = c10::make_intrusive<QueuedWork>(rank, type, timeout,
+                                              std::move(results), state_);
   State::enqueue(state_, work, std::move(operation));
   return work;
 }
 
-void WorkQueue::close(const std::exception_ptr& reason) {
+void WorkQueue::close(const std::exception_ptr& reason,
+                      const std::function<void()>& tell) {
   // Keep the state: an operation that is dropped here may own the queue.
   const auto state = state_;
-  state->close(reason);
+  state->close(reason, tell);
 }
 
 const c10::intrusive_ptr<c10d::Work>& completed_work() {

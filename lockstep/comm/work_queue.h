@@ -35,7 +35,10 @@ class WorkQueueWatcher {
 // Threads: any may call, but the order in which threads issue is the order of
 // the group's operations, and must be the same on all ranks. An operation may
 // close() its queue, but not run() another in it; a callback of a work's future
-// may do both.
+// may do both. Such a callback runs on the queue's thread: if it waits for a
+// work, wait() itself runs the operations that are pending before. It must not
+// wait for the future of a work that has not ended, because nothing would run
+// that operation then.
 class WorkQueue {
  public:
   // `thread_name`: at most 15 characters, as the system shows it.
@@ -77,8 +80,11 @@ class WorkQueue {
 
   // Ends operations that were not begun with `reason` as their error, and
   // likewise those that are enqueued or run from now on. Does not wait for one
-  // that runs: the backend makes it end. The first reason stays.
-  void close(const std::exception_ptr& reason);
+  // that runs: the backend makes it end. The first reason stays. Calls `tell`,
+  // which must not throw, before the first operation ends: the callbacks of
+  // their futures run in this call and may take long.
+  void close(const std::exception_ptr& reason,
+             const std::function<void()>& tell = {});
 
  private:
   class State;

@@ -2,10 +2,13 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <filesystem>
+#include <fstream>
 #include <stdexcept>
 #include <thread>
 #include <torch/csrc/distributed/c10d/FileStore.hpp>
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/comm/backend_registry.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
@@ -143,6 +146,67 @@ WORLD_TEST(ProcessGroup, AfterAnErrorOneLeavesAtOnceAndCanJoinAgain, 4) {
   auto count = at::ones({1});
   all_reduce(count);
   EXPECT_EQ(count.item<float>(), world.size);
+}
+
+// The guard held the lock of the world while the continuations of pending
+// operations ran, so that one of them which asked for the world's size waited
+// for ever; and the peers were told after that.
+WORLD_TEST(ProcessGroup, AContinuationMayAskForTheWorldThatAnExceptionEnds, 3) {
+  const auto mark = [&](const char* name) {
+    std::ofstream(world.folder / name) << 1;
+  };
+  const auto await = [&](const char* name) {
+    const auto deadline = Deadline::after(std::chrono::seconds(10));
+    while (!std::filesystem::exists(world.folder / name)) {
+      if (deadline.expired()) return false;
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    return true;
+  };
+  bool asked = false;
+  bool told = false;
+  try {
+    auto group = init_process_group("shm");
+    barrier();
+    if (world.rank == 0) {
+      auto first = all_reduce(at::ones({2}), {.async_op = true});
+      auto second = all_reduce(at::ones({2}), {.async_op = true});
+      second->getFuture()->addCallback([&](c10::ivalue::Future&) {
+        told = await("told");
+        EXPECT_THROW(get_world_size(), std::runtime_error);
+        asked = true;
+      });
+    } else if (world.rank == 1) {
+      EXPECT_THROW(all_reduce(at::ones({2})), c10::DistBackendError);
+      mark("told");
+    } else {
+      await("ended");  // rank 2 does not come to the sum
+    }
+    throw std::runtime_error("as a training loop would");
+  } catch (const std::runtime_error&) {
+  }
+  if (world.rank == 0) {
+    EXPECT_TRUE(asked);
+    EXPECT_TRUE(told);
+    mark("ended");
+  }
+}
+
+// A rank that had a file or a given store closed its connections while a peer
+// was still making them.
+WORLD_TEST(ProcessGroup, AGivenStoresRanksAreConnectedWhenOneLeaves, 2, 3) {
+  auto store = c10::make_intrusive<LateStore>((world.folder / "store").string(),
+                                              world.size);
+  if (world.rank == 1) store->delay = std::chrono::milliseconds(200);
+  auto group = init_process_group(
+      "gloo", {.world_size = world.size, .rank = world.rank, .store = store});
+  if (world.rank == 1) {
+    EXPECT_FALSE(store->destroyed_before);
+    store->delay = {};
+  }
+  destroy_process_group();
+  if (world.rank == 0) store->set("/destroyed", std::vector<uint8_t>{1});
+  store->wait({"/destroyed"}, std::chrono::seconds(20));
 }
 
 TEST(Backends, ConfigsResolve) {

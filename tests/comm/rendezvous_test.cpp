@@ -32,8 +32,9 @@ using testing::World;
 // unsets.
 class ScopedEnvironment {
  public:
-  explicit ScopedEnvironment(
-      const std::vector<std::pair<std::string, std::string>>& variables) {
+  using Variables = std::vector<std::pair<std::string, std::string>>;
+
+  explicit ScopedEnvironment(const Variables& variables) {
     for (const auto& [name, value] : variables) {
       const char* before = std::getenv(name.c_str());
       before_.emplace_back(name, before != nullptr ? before : "");
@@ -282,6 +283,61 @@ WORLD_TEST(Rendezvous, AFileOfAnEarlierRunIsNamed, 2) {
     text = error.what();
   }
   EXPECT_THAT(text, AllOf(HasSubstr(path), HasSubstr("from an earlier run")));
+}
+
+// Returns the words with which joining fails on this rank.
+std::string failure_to_join(const InitProcessGroupOptions& options) {
+  try {
+    auto group = init_process_group("gloo", options);
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+  return "this rank has joined";
+}
+
+// Only the rank with the mistake knew of it, and the others waited for it until
+// their deadline.
+WORLD_TEST(Rendezvous, AWrongVariableOnOneRankIsToldToAll, 2, 3) {
+  const auto file = "file://" + (world.folder / "wrong").string();
+  for (const auto& [name, value] :
+       {std::pair{"LOCKSTEP_FLIGHT_SIGNAL", "maybe"},
+        {"TORCH_DISTRIBUTED_DEBUG", "verbose"}}) {
+    const ScopedEnvironment wrong(
+        ScopedEnvironment::Variables{{name, world.rank == 1 ? value : ""}});
+    for (const auto& method : {std::string("env://"), file + name}) {
+      const bool by_file = method != "env://";
+      EXPECT_THAT(
+          failure_to_join({.init_method = method,
+                           .timeout = std::chrono::seconds(10),
+                           .world_size = by_file ? world.size : -1,
+                           .rank = by_file ? world.rank : -1}),
+          AllOf(HasSubstr(name), HasSubstr(value), HasSubstr("allowed")));
+    }
+  }
+}
+
+// The spelling "detail" meant nothing, and ranks that differed blamed a rank
+// that had done nothing wrong for not coming.
+WORLD_TEST(Rendezvous, RanksAgreeWhetherTheyCompareTheirCalls, 2, 3) {
+  {
+    const ScopedEnvironment all(
+        ScopedEnvironment::Variables{{"TORCH_DISTRIBUTED_DEBUG", "detail"}});
+    auto group = init_process_group("gloo");
+    EXPECT_TRUE(group->checks_calls());
+  }
+  {
+    const ScopedEnvironment all(
+        ScopedEnvironment::Variables{{"TORCH_DISTRIBUTED_DEBUG", "Info"}});
+    auto group = init_process_group("gloo");
+    EXPECT_FALSE(group->checks_calls());
+  }
+  const ScopedEnvironment one(ScopedEnvironment::Variables{
+      {"TORCH_DISTRIBUTED_DEBUG", world.rank == 1 ? "DETAIL" : ""}});
+  EXPECT_THAT(failure_to_join({.timeout = std::chrono::seconds(10)}),
+              AllOf(HasSubstr("rank 1"), HasSubstr("compares"),
+                    HasSubstr("TORCH_DISTRIBUTED_DEBUG")));
 }
 
 WORLD_TEST(Rendezvous, TwoEqualRanksAreRefused, 2) {

@@ -331,6 +331,69 @@ TEST(WorkQueue, ACallbackOfAWorkMayUseTheQueue) {
   EXPECT_THAT(order, ElementsAre(1, 2, 3, 4));
 }
 
+// The callback blocked the only thread that could run the operation.
+TEST(WorkQueue, ACallbackMayWaitForAnOperationThatItQueued) {
+  WorkQueue queue("queue");
+  Gate gate;
+  std::vector<int> order;
+  auto work = enqueue(queue, [&] {
+    gate();
+    order.push_back(1);
+  });
+  std::string failure;
+  work->getFuture()->addCallback([&](c10::ivalue::Future&) {
+    auto last = enqueue(queue, [&] { order.push_back(3); });
+    failure = failure_of([&] { last->wait(milliseconds(5000)); });
+    order.push_back(4);
+  });
+  auto second = enqueue(queue, [&] { order.push_back(2); });
+  gate.open();
+  EXPECT_TRUE(second->wait(kLong));
+  queue.run(kLong, [] {});
+  enqueue(queue, [] {})->wait(kLong);  // the callback has ended
+  EXPECT_THAT(order, ElementsAre(1, 2, 3, 4));
+  EXPECT_EQ(failure, "nothing was thrown");
+}
+
+TEST(WorkQueue, ACallbackThatWaitsIsToldThatTheQueueWasClosed) {
+  WorkQueue queue("queue");
+  Gate first_gate;
+  Gate second_gate;
+  auto work = enqueue(queue, [&] { first_gate(); });
+  std::promise<void> waits;
+  std::promise<std::string> failure;
+  work->getFuture()->addCallback([&](c10::ivalue::Future&) {
+    second_gate.await_entry();
+    auto last = enqueue(queue, [] {});
+    waits.set_value();
+    failure.set_value(failure_of([&] { last->wait(); }));
+  });
+  std::thread caller([&] { queue.run(kLong, [&] { second_gate(); }); });
+  first_gate.open();
+  waits.get_future().wait();
+  std::this_thread::sleep_for(kShort);
+  queue.close(as_pointer("the group was aborted"));
+  EXPECT_EQ(failure.get_future().get(), "the group was aborted");
+  second_gate.open();
+  caller.join();
+}
+
+// Continuations ran before the peers were told, and they may take long.
+TEST(WorkQueue, CloseMayTellOthersBeforeItEndsWhatIsPending) {
+  WorkQueue queue("queue");
+  Gate gate;
+  auto running = enqueue(queue, [&] { gate(); });
+  auto pending = enqueue(queue, [] {});
+  gate.await_entry();
+  std::vector<int> order;
+  pending->getFuture()->addCallback(
+      [&](c10::ivalue::Future&) { order.push_back(2); });
+  queue.close(as_pointer("over"), [&] { order.push_back(1); });
+  EXPECT_THAT(order, ElementsAre(1, 2));
+  gate.open();
+  EXPECT_TRUE(running->wait(kLong));
+}
+
 TEST(WorkQueue, TheCompletedWorkHasEndedWell) {
   const auto& work = completed_work();
   EXPECT_TRUE(work->isCompleted());

@@ -187,8 +187,8 @@ void Backend::abort_because(const std::string& cause) {
 
 void Backend::abort(const std::string& reason, Blame blame) {
   queue_->close(std::make_exception_ptr(c10::DistBackendError(
-      {__func__, __FILE__, __LINE__}, "the group was aborted")));
-  break_down(reason, blame);
+                    {__func__, __FILE__, __LINE__}, "the group was aborted")),
+                [&] { break_down(reason, blame); });
 }
 
 void Backend::keep_cause(const std::string& cause) {

@@ -89,6 +89,15 @@ void Backend::break_off(const std::string& reason) {
 
 void Backend::abort() { break_off("this rank has left the group"); }
 
+void Backend::break_by(const std::exception& error) {
+  const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
+  break_off(
+      std::string("the group is broken, because an earlier operation failed "
+                  "(") +
+      (torch_error ? torch_error->what_without_backtrace() : error.what()) +
+      ")");
+}
+
 template <typename Body>
 void Backend::perform(const Deadline& deadline, const Body& body) {
   Round round(*communicator_, deadline);
@@ -96,12 +105,7 @@ void Backend::perform(const Deadline& deadline, const Body& body) {
     body(round);
   } catch (const std::exception& error) {
     round.leak_memory();
-    const auto* torch_error = dynamic_cast<const c10::Error*>(&error);
-    break_off(
-        std::string("the group is broken, because an earlier operation "
-                    "failed (") +
-        (torch_error ? torch_error->what_without_backtrace() : error.what()) +
-        ")");
+    break_by(error);
     throw;
   }
 }
@@ -112,7 +116,17 @@ Backend::WorkPtr Backend::issue(OpType type, const CallOptions& opts,
   const auto timeout = opts.timeout > milliseconds(0) ? opts.timeout : timeout_;
   const auto deadline = Deadline::after(timeout);
   if (!opts.asyncOp) {
-    queue_.run(timeout, [&] { perform(deadline, body); });
+    bool begun = false;
+    try {
+      queue_.run(timeout, [&] {
+        begun = true;
+        perform(deadline, body);
+      });
+    } catch (const std::exception& error) {
+      // The peers make a call in which this rank does not take part.
+      if (!begun) break_by(error);
+      throw;
+    }
     return completed_work();
   }
   return queue_.enqueue(

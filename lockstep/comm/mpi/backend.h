@@ -17,7 +17,8 @@ namespace lockstep::internal::mpi {
 // (WorkQueue), messages beside them. All tensors must be contiguous and on the
 // CPU (std::invalid_argument otherwise); shapes are not checked beyond that.
 //
-// A collective that does not end in time, or fails, breaks the group, because
+// A collective that does not end in time, or fails, or whose turn does not come
+// in time, breaks the group, because
 // MPI cannot take it back. Its memory is kept for ever, and later calls fail at
 // once with the first reason.
 //
@@ -76,6 +77,7 @@ class Backend final : public c10d::Backend {
   template <typename Body>
   void perform(const Deadline& deadline, const Body& body);
   void break_off(const std::string& reason);
+  void break_by(const std::exception& error);
   void require_whole();
 
   const LivingGroup living_;

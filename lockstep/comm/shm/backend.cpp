@@ -63,19 +63,19 @@ void Backend::leave() {
   group_->leave();
 }
 
-void Backend::close_queue() {
+void Backend::close_queue(const std::function<void()>& tell_peers) {
   queue_->close(std::make_exception_ptr(c10::DistBackendError(
-      {__func__, __FILE__, __LINE__}, "the group was aborted on this rank")));
+                    {__func__, __FILE__, __LINE__},
+                    "the group was aborted on this rank")),
+                tell_peers);
 }
 
 void Backend::abort() {
-  close_queue();
-  group_->hang_up("the group was aborted");
+  close_queue([&] { group_->hang_up("the group was aborted"); });
 }
 
 void Backend::abort_because(const std::string& cause) {
-  close_queue();
-  group_->pass_on(cause);
+  close_queue([&] { group_->pass_on(cause); });
 }
 
 void Backend::keep_cause(const std::string& cause) {

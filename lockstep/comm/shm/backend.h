@@ -144,7 +144,7 @@ class Backend final : public c10d::Backend,
   void leave() override;
 
  private:
-  void close_queue();
+  void close_queue(const std::function<void()>& tell_peers);
   milliseconds allowed(milliseconds given) const {
     return given == c10d::kUnsetTimeout ? timeout_ : given;
   }

@@ -215,7 +215,7 @@ void TiedWeights::sum_gradients() {
     for (const Holder& holder : weight.mine) {
       if (holder.gradient().defined()) own += holder.gradient();
     }
-    std::vector<WorkPtr> works;
+    std::vector<P2POp> messages;
     std::vector<at::Tensor> parts;
     for (const int rank : weight.ranks) {
       if (rank == group_->rank()) {
@@ -224,10 +224,13 @@ void TiedWeights::sum_gradients() {
       }
       parts.push_back(at::empty_like(own));
       const int peer = group_->global_rank(rank);
-      works.push_back(irecv(parts.back(), peer, {.group = group_}));
-      works.push_back(isend(own, peer, {.group = group_}));
+      messages.push_back(
+          {P2POp::Kind::irecv, parts.back(), peer, group_, /*tag=*/0});
+      messages.push_back({P2POp::Kind::isend, own, peer, group_, /*tag=*/0});
     }
-    for (const WorkPtr& work : works) work->wait();
+    if (!messages.empty()) {
+      for (const WorkPtr& work : batch_isend_irecv(messages)) work->wait();
+    }
     at::Tensor sum = parts.front();
     for (size_t i = 1; i < parts.size(); ++i) sum = sum + parts[i];
     for (size_t i = 0; i < weight.mine.size(); ++i) {

@@ -198,6 +198,25 @@ CONTRACT_TEST(Groups, SplitDividesTheDefaultGroupAndAPartOfIt, 5, 8) {
   }());
 }
 
+// The splits of a parent were counted on each rank: a rank that had left one
+// out, as it may if it is in no part, then joined another group than its peers.
+CONTRACT_TEST(Groups, SplitsMayBeLeftOutByRanksThatAreInNoPart, 3, 5) {
+  auto group = world.init();
+  const SplitGroupOptions options{.timeout = std::chrono::seconds(5)};
+  for (int round = 0; round < 2; ++round) {
+    if (world.rank < 2)
+      expect_works(world, split_group({{1, 0}}, options), {0, 1});
+    if (world.rank < 3) {
+      expect_works(world, split_group({{0, 1, 2}}, options), {0, 1, 2});
+    }
+    if (world.rank > 0) {
+      auto part = split_group({{1, 2}}, options);
+      if (world.rank < 3) expect_works(world, part, {1, 2});
+    }
+  }
+  barrier();
+}
+
 CONTRACT_TEST(Groups, DestroyingOneLeavesTheOthersAlone, 3, 5) {
   auto group = world.init();
   auto first = new_group();

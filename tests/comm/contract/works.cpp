@@ -270,6 +270,93 @@ CONTRACT_TEST(Works, ATensorWrittenInFlightIsToldByWait, 2) {
   EXPECT_TRUE(work->wait());
 }
 
+// With "mpi", a call that ran out of time while an earlier one was pending left
+// the group whole, and the peers' call met this rank's next one: wrong sums.
+CONTRACT_TEST(Works, ACallThatRanOutOfTimeBehindAnotherGivesNoWrongSums, 2, 3) {
+  auto group = world.init();
+  auto sums = [&](const at::Tensor& tensor, milliseconds timeout) {
+    const double value = tensor[0].item<double>();
+    try {
+      all_reduce(tensor, {.timeout = timeout});
+    } catch (const c10::DistBackendError&) {
+      return false;
+    }
+    EXPECT_TRUE(is_filled_with(tensor, value * world.size));
+    return true;
+  };
+  auto first = at::full({4}, 1.0, world.device);
+  auto second = at::full({4}, 10.0, world.device);
+  auto third = at::full({4}, 100.0, world.device);
+  WorkPtr work;
+  if (world.rank == 0) {
+    work = all_reduce(first, {.async_op = true});
+    EXPECT_FALSE(sums(second, milliseconds(300)));
+    tell(group.get(), "gave up");
+  } else {
+    await(group.get(), "gave up");
+    try {
+      work = all_reduce(first, {.async_op = true});
+    } catch (const c10::DistBackendError&) {
+      // The group is broken already.
+    }
+    sums(second, milliseconds(3000));
+  }
+  try {
+    if (work) work->wait();
+  } catch (const c10::DistBackendError&) {
+  }
+  const bool summed = sums(third, milliseconds(3000));
+  if (world.rank == 0 && world.device.is_cpu()) {
+    EXPECT_FALSE(summed);
+  }
+  tell_mine(group.get(), "done");
+  await_all(group.get(), "done");
+}
+
+// A continuation runs on the thread that runs the operations. One that waited
+// for an operation which it had started kept that from being run: the wait
+// lasted until its deadline.
+CONTRACT_TEST(Works, AContinuationMayWaitForAnotherOperation, 1, 2, 3) {
+  auto group = world.init({.timeout = std::chrono::seconds(5)});
+  auto first = at::full({4}, world.rank + 1.0, world.device);
+  auto second = at::full({4}, world.rank + 1.0, world.device);
+  auto continued = all_reduce(first, {.async_op = true})
+                       ->getFuture()
+                       ->then(
+                           [&](c10::ivalue::Future&) -> c10::IValue {
+                             all_reduce(second, {.async_op = true})->wait();
+                             return second;
+                           },
+                           c10::TensorType::get());
+  continued->waitAndThrow();
+  EXPECT_TRUE(is_filled_with(second, triangle(world.size)));
+  EXPECT_TRUE(is_filled_with(first, triangle(world.size)));
+}
+
+// isSuccess() said true and exception() null after the results could not be
+// written.
+CONTRACT_TEST(Works, ATensorWrittenInFlightIsSeenByPolling, 2) {
+  auto group = world.init();
+  auto tensor = at::ones({1000}, world.device);
+  auto work = all_reduce(tensor, {.async_op = true});
+  if (world.rank == 0) tensor.add_(1);
+  const auto deadline = Deadline::after(kGroupTimeout);
+  while (!work->isCompleted()) {
+    ASSERT_FALSE(deadline.expired());
+    std::this_thread::yield();
+  }
+  if (world.rank == 0) {
+    EXPECT_FALSE(work->isSuccess());
+    ASSERT_NE(work->exception(), nullptr);
+    EXPECT_THAT(failure_of([&] { std::rethrow_exception(work->exception()); }),
+                AllOf(HasSubstr("all_reduce #1"), HasSubstr("rank 0 of 2"),
+                      HasSubstr("modified")));
+  } else {
+    EXPECT_TRUE(work->isSuccess());
+    EXPECT_EQ(work->exception(), nullptr);
+  }
+}
+
 CONTRACT_TEST(Barriers, BarrierReturnsWhenAllHaveCalledIt, 1, 2, 3, 5, 8) {
   auto group = world.init();
   for (int round = 0; round < 10; ++round) {
