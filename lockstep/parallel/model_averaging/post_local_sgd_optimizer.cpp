@@ -66,8 +66,7 @@ void PostLocalSGDOptimizer::require_same_groups() const {
       c10::str("PostLocalSGDOptimizer: its parameter groups (", mine.size(),
                ") are not those of optim() (", theirs.size(),
                "); add a group with PostLocalSGDOptimizer::add_param_group(), "
-               "which adds "
-               "it to both"));
+               "which adds it to both"));
 }
 
 torch::optim::Optimizer& PostLocalSGDOptimizer::wrapped() const {
