@@ -267,6 +267,30 @@ WORLD_TEST(DdpChanges, OneBackwardMayTrainOneParameterPerForward, 2) {
   });
 }
 
+// Regression: the buckets of the oldest of five sets of trained parameters are
+// dropped; a backward through a forward from then left each rank its own
+// gradients.
+WORLD_TEST(DdpChanges, ABackwardWhoseBucketsAreDroppedIsRefused, 2) {
+  on_both_backends([&] {
+    auto net = small_net();
+    Wrapped model(net);
+    const auto parameters = net->parameters();
+    const auto oldest = model(rows(world.rank)).square().sum();
+    for (const auto& parameter : parameters) {
+      parameter.requires_grad_(false);
+      { const auto unused = model(rows(world.rank)); }
+      parameter.requires_grad_(true);
+    }
+    EXPECT_THAT([&] { oldest.backward(); },
+                ThrowsMessage<std::logic_error>(
+                    HasSubstr("buckets have been dropped")));
+    net->zero_grad();
+    model(rows(world.rank)).square().sum().backward();
+    expect_gradients(parameters, averages(world.size, parameters, loss_of(net)),
+                     "afterwards");
+  });
+}
+
 // Regression: after a change of requires_grad the wrapper did not know any more
 // what a backward under no_sync had used, and left each rank its own gradient.
 WORLD_TEST(DdpChanges, LocalGradientsFromBeforeAChangeAreAveraged, 2) {

@@ -59,10 +59,13 @@ class BackwardTracker::AccumulatedHook final
 class BackwardTracker::ResultHook final
     : public torch::autograd::FunctionPreHook {
  public:
-  // `forward`: the number of the forward if it synchronises, else 0.
-  ResultHook(std::weak_ptr<BackwardTracker> tracker, uint64_t forward)
+  // `forward`: the number of the forward if it synchronises, else 0. `owner`:
+  // the wrapper, if the forward trains parameters.
+  ResultHook(std::weak_ptr<BackwardTracker> tracker, uint64_t forward,
+             std::weak_ptr<const void> owner)
       : tracker_(std::move(tracker)),
         forward_(forward),
+        owner_(std::move(owner)),
         exceptions_(std::uncaught_exceptions()) {}
   ~ResultHook() override {
     if (forward_ == 0 || std::uncaught_exceptions() <= exceptions_) return;
@@ -71,13 +74,30 @@ class BackwardTracker::ResultHook final
     }
   }
   variable_list operator()(const variable_list& grads) override {
-    if (const auto tracker = tracker_.lock()) tracker->on_result(forward_ != 0);
+    if (const auto tracker = tracker_.lock()) {
+      tracker->on_result(forward_ != 0);
+    } else if (forward_ != 0 && !owner_.expired()) {
+      refuse_dropped();
+    }
     return grads;
   }
 
  private:
+  // The wrapper has dropped the tracker, so nothing averages what backward()
+  // accumulates. (grad() accumulates nothing.)
+  static void refuse_dropped() {
+    const auto* info = torch::autograd::get_current_graph_task_exec_info();
+    if (info != nullptr && !info->empty()) return;
+    throw std::logic_error(
+        "DistributedDataParallel: a backward goes through a forward whose "
+        "buckets have been dropped, because requires_grad, dtype or device of "
+        "parameters changed too often since; call backward() sooner after "
+        "forward");
+  }
+
   const std::weak_ptr<BackwardTracker> tracker_;
   const uint64_t forward_;
+  const std::weak_ptr<const void> owner_;
   const int exceptions_;
 };
 
@@ -106,9 +126,9 @@ class BackwardTracker::EndMark {
 
 std::shared_ptr<BackwardTracker> BackwardTracker::make(
     BackwardListener& listener, const std::vector<at::Tensor>& parameters,
-    const void* owner) {
+    std::weak_ptr<const void> owner) {
   std::shared_ptr<BackwardTracker> tracker(
-      new BackwardTracker(listener, owner));
+      new BackwardTracker(listener, std::move(owner)));
   for (const auto& parameter : parameters) {
     tracker->watched_.push_back({.tensor = parameter, .accumulator = {}});
   }
@@ -154,7 +174,7 @@ void BackwardTracker::watch(size_t index) {
   for (const auto& hook : accumulator->post_hooks()) {
     const auto* theirs = dynamic_cast<const AccumulatedHook*>(hook.get());
     const auto other = theirs != nullptr ? theirs->tracker() : nullptr;
-    if (!other || other->owner_ == owner_) continue;
+    if (!other || has_owner_of(*other)) continue;
     const std::lock_guard lock(other->mutex_);
     if (other->listener_ == nullptr) continue;
     listener_->refuse_sharing(index);
@@ -200,7 +220,8 @@ void BackwardTracker::result(const at::Tensor& tensor) {
   if (!node) return;
   if (is_older(*node)) return;  // passed through
   node->add_pre_hook(std::make_unique<ResultHook>(
-      weak_from_this(), synchronizes_ ? forwards_ : 0));
+      weak_from_this(), synchronizes_ ? forwards_ : 0,
+      parameters_ > 0 ? owner_ : std::weak_ptr<const void>()));
 }
 
 bool BackwardTracker::has_older_graph(const at::Tensor& tensor) const {
@@ -394,7 +415,7 @@ void BackwardTracker::refuse_second_average() const {
     for (const auto& hook : watched.accumulator->post_hooks()) {
       const auto* theirs = dynamic_cast<const AccumulatedHook*>(hook.get());
       const auto other = theirs != nullptr ? theirs->tracker() : nullptr;
-      if (!other || other.get() == this || other->owner_ != owner_ ||
+      if (!other || other.get() == this || !has_owner_of(*other) ||
           !other->is_averaging()) {
         continue;
       }

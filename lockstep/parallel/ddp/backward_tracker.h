@@ -102,11 +102,13 @@ class BackwardListener {
 // Threads: one thread at a time calls forward; backward may run in any thread.
 class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
  public:
-  // `listener` must live until detach() is called. `owner`: the wrapper; two
-  // trackers of one wrapper do not count as sharing their parameters.
+  // `listener` must live until detach() is called. `owner`: lives as long as
+  // the wrapper; two trackers of one wrapper do not count as sharing their
+  // parameters. If the tracker ends before the wrapper does, a backward() that
+  // it would have announced throws std::logic_error.
   static std::shared_ptr<BackwardTracker> make(
       BackwardListener& listener, const std::vector<at::Tensor>& parameters,
-      const void* owner);
+      std::weak_ptr<const void> owner);
   ~BackwardTracker();
 
   // Ends all calls to the listener.
@@ -179,8 +181,13 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
   class EndMark;
   using Position = std::pair<uint64_t, uint64_t>;  // thread, sequence number
 
-  BackwardTracker(BackwardListener& listener, const void* owner)
-      : listener_(&listener), owner_(owner) {}
+  BackwardTracker(BackwardListener& listener, std::weak_ptr<const void> owner)
+      : listener_(&listener), owner_(std::move(owner)) {}
+
+  bool has_owner_of(const BackwardTracker& other) const {
+    return !owner_.owner_before(other.owner_) &&
+           !other.owner_.owner_before(owner_);
+  }
 
   void watch(size_t index);
   void on_accumulated(size_t index, const AccumulatedHook& hook,
@@ -204,7 +211,7 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
 
   mutable std::recursive_mutex mutex_;
   BackwardListener* listener_;
-  const void* const owner_;
+  const std::weak_ptr<const void> owner_;
   std::vector<Watched> watched_;  // the parameters, then watch_also()
   size_t parameters_ = 0;
 

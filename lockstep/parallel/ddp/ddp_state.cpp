@@ -255,7 +255,7 @@ std::unique_ptr<Reducer> DdpState::make_reducer() {
           .reduce_dtype = !mixed                ? std::nullopt
                           : mixed->reduce_dtype ? mixed->reduce_dtype
                                                 : mixed->param_dtype},
-      this);
+      identity_);
   if (!delayed.empty()) {
     reducer->delay(DelayedBucket(std::move(delayed),
                                  options_.param_to_hook_all_reduce, group));

@@ -150,6 +150,8 @@ class DdpState final : public Joinable {
   Training training_;
   std::vector<bool> sparse_;
   CommHook hook_{};
+  // Tells the reducers that they belong to one wrapper.
+  const std::shared_ptr<const void> identity_ = std::make_shared<char>();
   // One reducer for each set of trained parameters, the most recently used
   // first, so that parameters may be frozen in every other step. Each has
   // buckets of its own.

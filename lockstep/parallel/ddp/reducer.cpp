@@ -37,7 +37,7 @@ at::Tensor no_rows(const at::Tensor& parameter) {
 
 Reducer::Reducer(const std::vector<TrainedParameter>& parameters,
                  ProcessGroupPtr group, ReducerOptions options,
-                 const void* owner)
+                 std::weak_ptr<const void> owner)
     : group_(std::move(group)),
       options_(std::move(options)),
       gradients_(parameters, group_,
@@ -45,7 +45,8 @@ Reducer::Reducer(const std::vector<TrainedParameter>& parameters,
                   .reduce_dtype = options_.reduce_dtype,
                   .place_gradients = options_.place_gradients}),
       readiness_(parameters.size(), options_.static_graph),
-      tracker_(BackwardTracker::make(*this, gradients_.tensors(), owner)),
+      tracker_(
+          BackwardTracker::make(*this, gradients_.tensors(), std::move(owner))),
       divisor_(group_->size()),
       used_(parameters.size()) {
   if (options_.check_for_nan_in_grad) {

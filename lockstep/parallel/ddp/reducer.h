@@ -70,10 +70,10 @@ struct ReducerOptions {
 class Reducer final : private BackwardListener {
  public:
   // `parameters`: leaves that require grad, the same on every rank (see
-  // verify_same_model). `owner`: the wrapper; two reducers of one wrapper do
-  // not count as sharing their parameters. Collective.
+  // verify_same_model). `owner`: as in BackwardTracker::make(). Collective.
   Reducer(const std::vector<TrainedParameter>& parameters,
-          ProcessGroupPtr group, ReducerOptions options, const void* owner);
+          ProcessGroupPtr group, ReducerOptions options,
+          std::weak_ptr<const void> owner);
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
   ~Reducer() override;
