@@ -94,7 +94,7 @@ class StandbyPool {
     FileDescriptor out;     // early_output_file()
     FileDescriptor err;
     bool waits = false;
-    // Of one that is kept: the variables that must be those of its next place.
+    // The variables that must be those of the next place, if it is kept.
     std::vector<std::string> place{};
   };
 
