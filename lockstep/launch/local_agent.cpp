@@ -828,10 +828,10 @@ void LocalAgent::stop_for_members() {
 
 void LocalAgent::stop_after_failure() {
   group_->settle();
-  if (standby_ && (job_ || has_restarts())) group_->call_back();
   // First: the kernel may free the memory of a process that is signalled on
   // this core, at once.
   prepare_next();
+  if (!next_ && standby_ && (job_ || has_restarts())) group_->call_back();
   stop_.allowed = options_.failure_shutdown_timeout;
   stop_.kill_at = Deadline::after(stop_.allowed);
   group_->signal_process_groups(SIGTERM);

@@ -188,7 +188,7 @@ std::optional<StandbyPool::Taken> StandbyPool::take(const ChildStart& worker) {
       member->process.signal(SIGCONT);
       member->process.begin_lifetime();
       std::optional<Taken> taken(std::in_place, std::move(member->process),
-                                 std::move(member->socket), kept);
+                                 std::move(member->socket));
       members_.erase(member);
       early_ends_ = 0;
       return taken;

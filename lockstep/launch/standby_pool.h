@@ -60,7 +60,6 @@ class StandbyPool {
   struct Taken {
     ChildProcess process;
     FileDescriptor socket;
-    bool was_kept;
   };
   // Gives a process that waits the place that `worker` describes, as if the
   // worker had been started so: the one that keep() has for this place, or one

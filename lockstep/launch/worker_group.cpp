@@ -170,7 +170,6 @@ void WorkerGroup::start_worker(const ChildStart& start,
   };
   if (auto taken = take_standby(*standby, start)) {
     ++stood_by_;
-    were_kept_ += taken->was_kept ? 1 : 0;
     return add(std::move(taken->process), std::move(taken->socket));
   }
   auto [own, theirs] = standby_sockets(start.what);

@@ -88,9 +88,7 @@ class WorkerGroup {
   size_t size() const { return workers_.size(); }
   size_t running() const;
   std::set<pid_t> pids() const;
-  // How many were standby processes, and how many of them workers before.
-  int stood_by() const { return stood_by_; }
-  int were_kept() const { return were_kept_; }
+  int stood_by() const { return stood_by_; }  // how many were standby processes
   std::vector<WorkerStatus> statuses() const;  // by local rank
   // Returns the ranks of the workers that have not ended, as "rank 3" or "ranks
   // 0 and 3".
@@ -138,7 +136,6 @@ class WorkerGroup {
   bool killed_ = false;
   bool may_leave_ = false;
   int stood_by_ = 0;
-  int were_kept_ = 0;
   std::chrono::system_clock::time_point hung_at_{};
 };
 

@@ -11,7 +11,9 @@
 //   dies    a standby process appends a line to FOLDER/starts and fails
 //   second  as above, but it goes on if it is the first one; others wait until
 //           FOLDER holds a file "go"
-//   absent  local rank 1 fails in attempt 0 once FOLDER holds a file "go"
+//   absent  local rank 1, or a rank with LOCKSTEP_TEST_ABSENT, fails in attempt
+//   0
+//           once FOLDER holds a file "go"
 //
 // After the group, if the scenario is "slow": at SIGTERM a rank of attempt 0
 // waits until a worker of attempt 1 has written its first line into its log
@@ -101,7 +103,8 @@ int main(int argc, char** argv) {
   std::cout << "early " << getpid() << std::endl;
   if (scenario == "early") lockstep::get_local_rank();
   if (scenario == "absent" && variable("TORCHELASTIC_RESTART_COUNT") == "0" &&
-      variable("LOCAL_RANK") == "1") {
+      (variable("LOCAL_RANK") == "1" ||
+       variable("LOCKSTEP_TEST_ABSENT") != "none")) {
     while (!std::filesystem::exists(folder / "go")) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }

@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
-#include "tests/launch/launcher.h"
+#include "tests/launch/nodes.h"
 
 namespace lockstep::internal::testing {
 namespace {
@@ -223,6 +223,39 @@ TEST_F(Standby, AWorkerThatWaitsInInitProcessGroupIsKept) {
     EXPECT_EQ(log.substr(0, std::string(text).size()), text) << attempt;
     EXPECT_EQ(count(log, "\n"), 1) << log;
   }
+}
+
+using StandbyNodes = NodesTest;
+
+TEST_F(StandbyNodes, AWorkerWhosePlaceIsGoneIsNotKept) {
+  const auto start_node = [&](const std::vector<std::string>& environment) {
+    return start({"--nnodes=1:2", "--rdzv-endpoint=" + endpoint(),
+                  "--rdzv-conf=join_timeout=120,last_call_timeout=60",
+                  "--standby=1", kRank, "absent", scratch().string()},
+                 {.environment = environment});
+  };
+  const auto stays = start_node({});
+  await_store();
+  const auto leaves = start_node({"LOCKSTEP_TEST_ABSENT=1"});
+  leaves->await_output("early ");
+  stays->await_output("early ");
+  const pid_t worker =
+      std::stoi(stays->out().substr(std::string("early ").size()));
+  const std::string agent = stat_fields(worker)[3];
+  const Deadline deadline = Deadline::after(seconds(60));
+  while (!deadline.expired() && store_sockets(agent) < 2) {
+    std::this_thread::sleep_for(milliseconds(20));
+  }
+  std::this_thread::sleep_for(milliseconds(500));
+  leaves->signal(SIGTERM);
+  EXPECT_EQ(leaves->finish(seconds(60)).exit_code, 128 + SIGTERM);
+  stays->await_output("rank 0 of 1 ");
+  std::ofstream(scratch() / "stop") << "now\n";
+  const auto result = stays->finish();
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_THAT(result.err, HasSubstr("membership change 1"));
+  // In a world of two it was rank 0 or 1 of 2.
+  EXPECT_EQ(count(result.out, "early "), 2) << result.out;
 }
 
 TEST_F(Standby, AProgramThatAsksForItsRankFirstIsRefusedInOneLine) {
