@@ -490,7 +490,7 @@ class ElasticBetweenHosts : public NodesTest {
   }
   RunningProgram& start_on(int host, const std::string& script) {
     const auto at = [](int where) {
-      return NetworkHosts::address(where) + ":29400";
+      return NetworkHosts::address(where) + ":29400";  // in hexadecimal: 72D8
     };
     nodes_.push_back(start_program(
         with(with(hosts_.command_on(host),
@@ -511,7 +511,15 @@ TEST_F(ElasticBetweenHosts, CutCableLeadsToARoundOfTheOtherHost) {
       "echo place $GROUP_RANK of $GROUP_WORLD_SIZE at $MASTER_ADDR.; until [ "
       "-e " +
       end.string() + " ]; do sleep 0.02; done";
-  for (const int host : {0, 1, 1}) start_on(host, script);
+  start_on(0, script);
+  // Otherwise the others may have met at the second endpoint before.
+  const auto listens =
+      start_program(with(hosts_.command_on(0),
+                         {"sh", "-c",
+                          "until grep -q ':72D8 [0-9A-F:]* 0A' /proc/net/tcp "
+                          "/proc/net/tcp6; do sleep 0.02; done"}));
+  ASSERT_EQ(listens->finish(seconds(60)).exit_code, 0);
+  for (const int host : {1, 1}) start_on(host, script);
   for (auto& one : nodes_) {
     one->await_output("of 3 at " + NetworkHosts::address(0) + ".");
   }
