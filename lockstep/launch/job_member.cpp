@@ -444,6 +444,10 @@ std::optional<OpenedStore> JobMember::join(
       go_back();
       continue;
     }
+    // The job ended while this node paused, and its store with it.
+    if (opened.hosted && had_no_place && !may_move()) {
+      throw JobRefused(*had_no_place);
+    }
     const int port = connector_.endpoint().port;
     break_connections_of_dead_hosts(port, kDeadHostAllowance);
     NodeDescription node = options_.node;

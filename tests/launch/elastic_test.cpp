@@ -331,7 +331,7 @@ TEST_F(Elastic, NodeTooManyDoesNotRunTheJobAgain) {
   last_call_ = "80";
   begin(2, placed(end_), options);
   auto& late = start_node(placed(end_), options);
-  late.await_error("is one too many", seconds(60));
+  ::usleep(2'000'000);  // it looks for a place again and again
   std::ofstream(end_).put('.');
   for (const size_t one : {0u, 1u}) {
     EXPECT_EQ(node(one).finish(seconds(20)).exit_code, 0) << node(one).err();
