@@ -274,6 +274,7 @@ CONTRACT_TEST(Works, ATensorWrittenInFlightIsToldByWait, 2) {
 // the group whole, and the peers' call met this rank's next one: wrong sums.
 CONTRACT_TEST(Works, ACallThatRanOutOfTimeBehindAnotherGivesNoWrongSums, 2, 3) {
   auto group = world.init();
+  // Expects the sum to be right if the call succeeds, which it returns.
   auto sums = [&](const at::Tensor& tensor, milliseconds timeout) {
     const double value = tensor[0].item<double>();
     try {
@@ -305,10 +306,9 @@ CONTRACT_TEST(Works, ACallThatRanOutOfTimeBehindAnotherGivesNoWrongSums, 2, 3) {
     if (work) work->wait();
   } catch (const c10::DistBackendError&) {
   }
-  const bool summed = sums(third, milliseconds(3000));
-  if (world.rank == 0 && world.device.is_cpu()) {
-    EXPECT_FALSE(summed);
-  }
+  // Gloo may have summed the second call after rank 0 had stopped waiting for
+  // it. Then the calls still match, and the third one may succeed.
+  sums(third, milliseconds(3000));
   tell_mine(group.get(), "done");
   await_all(group.get(), "done");
 }
