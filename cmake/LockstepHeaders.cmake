@@ -169,6 +169,7 @@ set(LOCKSTEP_PUBLIC_HEADERS
   parallel/tensor/verify_replicated.h
   parallel/tensor/vocab_parallel_cross_entropy.h
   parallel/tensor/vocab_parallel_embedding.h
+  parallel/wrapped_module.h
   parallel/zero/sharding_traits.h
   parallel/zero/zero_redundancy_optimizer.h
   parallel/zero/zero_redundancy_options.h

@@ -38,6 +38,7 @@ int main() {
   if (rank == 0) {
     std::printf("%d rank%s, %ld points each: y = %.2f x + %.2f\n", world_size,
                 world_size == 1 ? "" : "s", static_cast<long>(x.size(0)),
-                model->weight.item<double>(), model->bias.item<double>());
+                model.module()->weight.item<double>(),
+                model.module()->bias.item<double>());
   }
 }

@@ -19,10 +19,10 @@
 #include "lockstep/observe/event.h"
 #include "tests/docs/in_folder.h"
 #include "tests/harness/in_child.h"
+#include "tests/harness/kept_warnings.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/process_world.h"
 #include "tests/observe/event_records.h"
-#include "tests/observe/kept_warnings.h"
 
 namespace lockstep::internal {
 namespace {

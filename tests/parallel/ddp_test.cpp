@@ -420,7 +420,7 @@ WORLD_TEST(DistributedDataParallel, TakesAnyArgumentsAndResults, 2) {
   auto [out, number] = model(batch(0), 2, std::make_unique<int>(7));
   EXPECT_EQ(number, 7);
   out.sum().backward();
-  EXPECT_TRUE(model->layer->weight.grad().defined());
+  EXPECT_TRUE(model.module()->layer->weight.grad().defined());
 }
 
 WORLD_TEST(DistributedDataParallel, ALeftWrapperLeavesNoHooks, 2) {

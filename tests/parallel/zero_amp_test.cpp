@@ -77,8 +77,8 @@ at::Tensor scaled(Model& model, Optimizer& optimizer, const World& world,
     // One rank overflows in one step; only one rank owns the part with the
     // infinity.
     if (step == 4 && world.rank == world.size - 1) {
-      loss = loss +
-             model->last->bias.sum() * std::numeric_limits<float>::infinity();
+      loss = loss + model.module()->last->bias.sum() *
+                        std::numeric_limits<float>::infinity();
     }
     scaler.scale(loss).backward();
     scaler.step(optimizer);

@@ -131,7 +131,7 @@ WORLD_TEST(ZeroDdp, SharedParametersAreOneCopy, 2, 3) {
   auto group = init_process_group();
   Model model(ZeroNet(), kBuckets);
   Zero optimizer(model, {}, {.shared_parameters = true});
-  auto weight = model->first->weight;
+  auto weight = model.module()->first->weight;
   barrier();
   if (world.rank == 0) {
     const torch::NoGradGuard no_grad;
@@ -225,12 +225,12 @@ WORLD_TEST(ZeroDdp, GroupsFrozenParametersAndSchedulers, 1, 2, 3) {
   auto group = init_process_group();
   const auto groups = [](Model& model) {
     std::vector<OptimizerParamGroup> all;
-    all.emplace_back(model->first->parameters());
+    all.emplace_back(model.module()->first->parameters());
     all[0].params().pop_back();  // the bias is frozen
-    all.emplace_back(model->last->parameters(),
+    all.emplace_back(model.module()->last->parameters(),
                      std::make_unique<torch::optim::AdamWOptions>(
                          torch::optim::AdamWOptions(0.03)));
-    all.emplace_back(model->second->parameters());
+    all.emplace_back(model.module()->second->parameters());
     return all;
   };
   const auto run = [&](Model& model, auto& optimizer) {
@@ -284,7 +284,7 @@ WORLD_TEST(ZeroDdp, ASparseEmbeddingMayHaveAnOptimizerOfItsOwn, 1, 2, 3) {
   const auto trained = [&](auto make) {
     EmbeddedModel model{Embedded()};
     auto optimizer = make(model);
-    torch::optim::SGD of_rows(model->rows->parameters(), 0.5);
+    torch::optim::SGD of_rows(model.module()->rows->parameters(), 0.5);
     for (int step = 0; step < 6; ++step) {
       optimizer->zero_grad();
       of_rows.zero_grad();
@@ -298,7 +298,7 @@ WORLD_TEST(ZeroDdp, ASparseEmbeddingMayHaveAnOptimizerOfItsOwn, 1, 2, 3) {
     return flat_parameters(*model.module());
   };
   const auto expected = trained([](auto& model) {
-    return std::make_unique<optim::AdamW>(model->wide->parameters(),
+    return std::make_unique<optim::AdamW>(model.module()->wide->parameters(),
                                           optim::AdamWOptions{.lr = 0.01});
   });
   for (const ZeroRedundancyOptions& options :
@@ -307,7 +307,7 @@ WORLD_TEST(ZeroDdp, ASparseEmbeddingMayHaveAnOptimizerOfItsOwn, 1, 2, 3) {
         ZeroRedundancyOptions{.step_in_backward = true}}) {
     const auto sharded = trained([&](auto& model) {
       std::vector<OptimizerParamGroup> groups;
-      groups.emplace_back(model->wide->parameters());
+      groups.emplace_back(model.module()->wide->parameters());
       return std::make_unique<Zero>(model, groups,
                                     optim::AdamWOptions{.lr = 0.01}, options);
     });
@@ -342,8 +342,8 @@ WORLD_TEST(ZeroDdp, GroupsThatLeaveOutADenseParameterAreRefused, 1, 2) {
   auto group = init_process_group();
   Model model(ZeroNet(), kBuckets);
   std::vector<OptimizerParamGroup> groups;
-  groups.emplace_back(model->first->parameters());
-  groups.emplace_back(model->last->parameters());
+  groups.emplace_back(model.module()->first->parameters());
+  groups.emplace_back(model.module()->last->parameters());
   EXPECT_THAT([&] { Zero(model, groups); },
               ThrowsMessage<std::invalid_argument>(
                   AllOf(HasSubstr("'second.weight'"),
@@ -444,7 +444,7 @@ WORLD_TEST(ZeroDdp, AMistakeOfOneRankEndsAll, 2, 3) {
   std::vector<OptimizerParamGroup> groups;
   groups.emplace_back(model->parameters());
   const bool errs = world.rank == world.size - 1;
-  if (errs) groups.emplace_back(model->first->parameters());
+  if (errs) groups.emplace_back(model.module()->first->parameters());
   EXPECT_THAT([&] { Zero(model, groups); },
               ThrowsMessage<std::invalid_argument>(HasSubstr(
                   errs ? "parameter group"
@@ -505,11 +505,11 @@ WORLD_TEST(ZeroDdp, ImpossibleOptionsAreRefusedOnAllRanks, 2) {
   foreign.emplace_back(ZeroNet()->parameters());
   EXPECT_THAT([&] { Zero(model, foreign); }, refused("is not trained by"));
   // Regression: the optimizer was made, and the next forward failed.
-  model->first->bias.requires_grad_(false);
+  model.module()->first->bias.requires_grad_(false);
   EXPECT_THAT([&] { Zero{model}; },
               refused("make the optimizer from a wrapper that is constructed "
                       "after such changes"));
-  model->first->bias.requires_grad_(true);
+  model.module()->first->bias.requires_grad_(true);
   Model hooked(ZeroNet(), kBuckets);
   hooked.register_comm_hook(
       [](GradBucket& bucket) { return completed_future(bucket.buffer()); });

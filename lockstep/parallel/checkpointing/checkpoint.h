@@ -15,6 +15,7 @@
 #include "lockstep/parallel/checkpointing/checkpoint_options.h"
 #include "lockstep/parallel/checkpointing/checkpointed_call.h"
 #include "lockstep/parallel/checkpointing/forms.h"
+#include "lockstep/parallel/forward_arguments.h"
 
 // Activation checkpointing: what the operations of a function save for backward
 // is not kept, but computed again during backward. It follows
@@ -42,12 +43,17 @@ namespace lockstep {
 // are passed as they are. The result may have any type; with use_reentrant it
 // must be one whose tensors are found.
 //
+// What the function puts into reference arguments has its graph, as without
+// checkpointing; with use_reentrant it would have none, so that is
+// std::invalid_argument.
+//
 // The second call must compute the same as the first one. Before it the states
 // of the default generators (of the CPU, and of the GPUs of the arguments) and
 // autocast are restored. The function must not change its arguments in place
-// (std::invalid_argument). A module's buffers are updated by both calls (the
-// running statistics of a batch norm, as in Python). No parameter may change
-// between forward and backward.
+// (std::invalid_argument), and a module's second call must not write its
+// parameters (CheckpointError). A module's buffers are updated by both calls
+// (the running statistics of a batch norm, as in Python). No parameter may
+// change between forward and backward.
 //
 // Calls nest. Forward and backward may run in different threads. But if the
 // function draws random numbers, no other thread may draw from the same
@@ -83,10 +89,12 @@ auto checkpoint(const CheckpointOptions& options, Function&& function,
   }
   if constexpr (has_known_tensors<Result>()) {
     internal::TensorPlaces places;
+    internal::ForwardArguments<Args&...> arguments(args...);
     auto tensors = internal::reentrant_checkpoint(
         options, std::move(owned),
         [&] {
           first();
+          arguments.visit_written(internal::refuse_written);
           return places.take(*result, internal::refuse_shared_result);
         },
         inputs);

@@ -2,6 +2,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/ArrayRef.h>
+#include <torch/nn/module.h>
 
 #include <cstddef>
 #include <functional>
@@ -14,6 +15,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/parallel/checkpointing/input_versions.h"
 #include "lockstep/parallel/ddp/forward_result.h"
 
 namespace lockstep::internal {
@@ -91,6 +93,29 @@ inline void refuse_shared_result(const at::Tensor& tensor) {
       "false");
 }
 
+// Called with the tensors that the function has put into reference arguments,
+// in the re-entrant form.
+inline void refuse_written(const at::Tensor& tensor) {
+  if (!tensor.defined() || !tensor.is_floating_point()) return;
+  throw std::invalid_argument(
+      "checkpoint: with use_reentrant the function has put a tensor into a "
+      "reference argument, where no gradient would reach it; return the "
+      "tensor, "
+      "or set use_reentrant to false");
+}
+
+// Returns the module that the function is or has; null if it has none.
+template <typename Function>
+const torch::nn::Module* module_in(const Function& function) {
+  if constexpr (requires { function.module(); }) {
+    return module_in(function.module());
+  } else if constexpr (requires { function->named_parameters(); }) {
+    return &*function;
+  } else {
+    return nullptr;
+  }
+}
+
 // One argument of a call; its tensors are found if its type is known.
 template <typename T>
 struct Argument {
@@ -152,9 +177,16 @@ class TypedCall final : public CheckpointedCall {
   std::vector<at::Tensor> again(std::vector<at::Tensor> inputs) override {
     auto args = args_;
     places_.put(args, std::move(inputs));
+    const ParameterVersions parameters(module_in(function_));
     auto result = [&]<size_t... I>(std::index_sequence<I...>) -> Result {
-      return call_forward(function_, given<Args>(std::get<I>(args))...);
+      try {
+        return call_forward(function_, given<Args>(std::get<I>(args))...);
+      } catch (...) {  // it may have what it needs
+        parameters.require_unchanged();
+        throw;
+      }
     }(std::index_sequence_for<Args...>());
+    parameters.require_unchanged();
     if constexpr (has_known_tensors<Result>()) {
       return TensorPlaces().take(result, [](const at::Tensor&) {});
     } else {

@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
 
 #include <cstdint>
 #include <vector>
@@ -18,6 +19,20 @@ class InputVersions {
 
  private:
   std::vector<int64_t> versions_;
+};
+
+// Finds out whether a recomputation writes parameters of the function, if that
+// is a module: forward has written them before.
+class ParameterVersions {
+ public:
+  // Null: the function is not a module.
+  explicit ParameterVersions(const torch::nn::Module* module);
+  // Throws CheckpointError.
+  void require_unchanged() const;
+
+ private:
+  const torch::nn::Module* module_;
+  std::vector<uint32_t> versions_;
 };
 
 }  // namespace lockstep::internal

@@ -15,6 +15,7 @@
 #include "lockstep/parallel/data_parallel/replica_threads.h"
 #include "lockstep/parallel/data_parallel/replicas.h"
 #include "lockstep/parallel/data_parallel/scatter_gather.h"
+#include "lockstep/parallel/wrapped_module.h"
 
 namespace lockstep {
 
@@ -69,15 +70,6 @@ class DataParallelState {
 std::vector<at::Device> data_parallel_devices(
     const DataParallelOptions& options);
 
-template <typename Impl>
-std::shared_ptr<Impl> module_pointer(const std::shared_ptr<Impl>& module) {
-  return module;
-}
-template <typename Holder>
-auto module_pointer(const Holder& module) {
-  return module.ptr();
-}
-
 template <typename Impl, typename... Args>
 auto data_parallel_forward(DataParallelState& state, Impl& module,
                            std::optional<at::Device> output_device, int64_t dim,
@@ -87,6 +79,11 @@ auto data_parallel_forward(DataParallelState& state, Impl& module,
       std::decay_t<decltype(module.forward(std::declval<Args&>()...))>;
   static_assert(!std::is_void_v<Result>,
                 "DataParallel needs a forward that returns something");
+  static_assert(
+      requires(const Args&... args) { module.forward(args...); },
+      "DataParallel gives each replica a part of the arguments, so forward "
+      "cannot write into them: it must take them by value or const reference, "
+      "and return what it computes");
   const auto call = [](Impl& replica, Arguments& part) -> Result {
     return std::apply(
         [&](auto&... part_of) { return replica.forward(part_of...); }, part);
@@ -132,12 +129,12 @@ auto data_parallel_forward(DataParallelState& state, Impl& module,
 // the sums over the replicas. PyTorch recommends DistributedDataParallel
 // instead, with a process for each device.
 //
-// `Module` is a module holder, a std::shared_ptr of a module, or a Sequential.
-// The module is shared, not copied, and is itself the first device's replica:
-// changes that its forward makes to its buffers (running statistics) stay,
-// changes by the other replicas are lost, as in Python. The other replicas are
-// made once and follow the module: see Replicas, replicas.h. With one device
-// the constructor moves the module there, and forward is the module's own.
+// `Module`: as for DistributedDataParallel. The module is shared, not copied,
+// and is itself the first device's replica: changes that its forward makes to
+// its buffers (running statistics) stay, changes by the other replicas are
+// lost, as in Python. The other replicas are made once and follow the module:
+// see Replicas, replicas.h. With one device the constructor moves the module
+// there, and forward is the module's own.
 //
 // Arguments: tensors are divided along `dim`, also inside tuples, pairs,
 // vectors and maps; anything else is copied to all replicas. A batch with fewer
@@ -159,17 +156,20 @@ auto data_parallel_forward(DataParallelState& state, Impl& module,
 // Use from one thread. Blocking: forward returns when all replicas have
 // returned.
 template <typename Module>
-class DataParallel {
+class DataParallel : public WrappedModule<DataParallel<Module>, Module> {
  public:
-  explicit DataParallel(const Module& module,
-                        const DataParallelOptions& options = {})
-      : module_(internal::module_pointer(module)),
+  using WrappedModule<DataParallel, Module>::module;
+
+  explicit DataParallel(
+      const typename internal::ModulePointer<Module>::Given& given,
+      const DataParallelOptions& options = {})
+      : WrappedModule<DataParallel, Module>(given),
         output_device_(options.output_device),
         dim_(options.dim) {
     auto devices = internal::data_parallel_devices(options);
-    if (devices.size() == 1) module_->to(devices.front());
+    if (devices.size() == 1) module()->to(devices.front());
     state_ = std::make_unique<internal::DataParallelState>(
-        *module_, std::move(devices), options.intra_op_threads);
+        *module(), std::move(devices), options.intra_op_threads);
   }
 
   // Takes the arguments of the module's forward, as values, and returns its
@@ -177,17 +177,9 @@ class DataParallel {
   template <typename... Args>
   auto forward(Args&&... args) {
     return internal::data_parallel_forward(
-        *state_, *module_, output_device_, dim_,
+        *state_, *module(), output_device_, dim_,
         std::tuple<std::decay_t<Args>...>(std::forward<Args>(args)...));
   }
-  template <typename... Args>
-  auto operator()(Args&&... args) {
-    return forward(std::forward<Args>(args)...);
-  }
-
-  // The wrapped module.
-  auto* operator->() const { return module_.get(); }
-  const auto& module() const { return module_; }
 
   // Returns the devices of forward; empty: the module's own device.
   const std::vector<at::Device>& device_ids() const {
@@ -195,10 +187,14 @@ class DataParallel {
   }
 
  private:
-  decltype(internal::module_pointer(std::declval<const Module&>())) module_;
   std::optional<at::Device> output_device_;
   int64_t dim_;
   std::unique_ptr<internal::DataParallelState> state_;
 };
+
+template <typename Module>
+DataParallel(Module) -> DataParallel<Module>;
+template <typename Module>
+DataParallel(Module, const DataParallelOptions&) -> DataParallel<Module>;
 
 }  // namespace lockstep

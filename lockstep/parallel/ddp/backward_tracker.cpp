@@ -224,6 +224,14 @@ void BackwardTracker::result(const at::Tensor& tensor) {
       parameters_ > 0 ? owner_ : std::weak_ptr<const void>()));
 }
 
+bool BackwardTracker::is_own_view(const at::Tensor& tensor) const {
+  if (!tensor.defined() || !tensor.is_view() || !tensor.requires_grad()) {
+    return false;
+  }
+  const std::lock_guard lock(mutex_);
+  return forward_ && tensor.grad_fn() && !is_older(*tensor.grad_fn());
+}
+
 bool BackwardTracker::has_older_graph(const at::Tensor& tensor) const {
   const std::lock_guard lock(mutex_);
   if (!forward_ || !tensor.defined() || !tensor.requires_grad()) return false;

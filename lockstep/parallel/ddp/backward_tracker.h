@@ -137,6 +137,8 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
   // a graph that is older than the forward, so that the graph has no node of
   // this forward.
   bool has_older_graph(const at::Tensor& tensor) const;
+  // Returns whether a result is a view that the forward has made.
+  bool is_own_view(const at::Tensor& tensor) const;
   void end_forward(bool threw);
 
   // During an averaging backward, returns for each parameter whether the

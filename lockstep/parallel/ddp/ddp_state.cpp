@@ -1,9 +1,11 @@
 #include "lockstep/parallel/ddp/ddp_state.h"
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 #include <unordered_set>
 
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/nn/modules/embedding.h>
 
 #include "lockstep/base/current_call.h"
@@ -260,6 +262,9 @@ std::unique_ptr<Reducer> DdpState::make_reducer() {
     reducer->delay(DelayedBucket(std::move(delayed),
                                  options_.param_to_hook_all_reduce, group));
   }
+  reducer->on_foreign_gradient([this, own = reducer.get()](size_t parameter) {
+    warn_of_foreign_gradient(*own, parameter);
+  });
   reducer->times().set_sample_rate(sample_rate_);
   if (hook_) reducer->register_comm_hook(hook_);
   if (low_) {
@@ -413,6 +418,7 @@ void DdpState::before_forward() {
   if (at::GradMode::is_enabled()) {
     if (trained_differ()) retrain();
     reducer_->prepare();
+    note_forward();
   }
   const auto every = options_.check_replicas_every;
   if (every > 0 && trains && current_join() == nullptr) {
@@ -430,6 +436,73 @@ void DdpState::before_forward() {
   } catch (...) {
     if (low_) low_->restore();
     throw;
+  }
+}
+
+DdpState::Noted DdpState::noted_now() const {
+  Noted now;
+  const auto& parameters = reducer_->parameters();
+  for (const auto& parameter : parameters) {
+    now.versions += parameter.tensor._version();
+  }
+  if (parameters.empty()) return now;  // all are delayed
+  const auto& last = parameters.back().tensor;
+  if (last.is_cpu()) {
+    std::memcpy(now.bytes.data(), last.const_data_ptr(),
+                std::min(now.bytes.size(),
+                         last.storage().nbytes() -
+                             static_cast<size_t>(last.storage_offset()) *
+                                 last.element_size()));
+  }
+  return now;
+}
+
+void DdpState::note_forward() { noted_ = noted_now(); }
+
+// Called in backward, for each gradient, of which the first of each pass is
+// looked at.
+void DdpState::warn_of_foreign_gradient(const Reducer& reducer,
+                                        size_t parameter) {
+  if (warned_of_foreign_ || &reducer != reducer_) return;
+  const int pass = torch::autograd::get_current_graph_task_id();
+  if (std::exchange(foreign_pass_, pass) == pass || noted_ == noted_now()) {
+    return;
+  }
+  warned_of_foreign_ = true;
+  TORCH_WARN("lockstep: DistributedDataParallel of ", module_.name(),
+             ": a backward puts a gradient into parameter '",
+             reducer.parameters()[parameter].name,
+             "', but no forward of the wrapper was made since the last step, "
+             "so this gradient is not averaged over the ranks. Call "
+             "model->forward(x) or model(x); model.module()->forward(x) is "
+             "the plain module");
+}
+
+// Empty if a forward may write parameters: alone, with parameters that stay.
+std::vector<uint32_t> DdpState::versions() const {
+  std::vector<uint32_t> versions;
+  if (!low_ && options_.process_group->size() == 1) return versions;
+  versions.reserve(parameters_.size());
+  for (const auto& parameter : parameters_) {
+    versions.push_back(parameter.tensor._version());
+  }
+  return versions;
+}
+
+void DdpState::require_unwritten(const std::vector<uint32_t>& versions) const {
+  for (size_t i = 0; i < versions.size(); ++i) {
+    const auto& [name, tensor] = parameters_[i];
+    if (tensor._version() == versions[i]) continue;
+    throw std::logic_error(c10::str(
+        "DistributedDataParallel: forward has written parameter '", name, "', ",
+        low_
+            ? "which is a copy in mixed_precision.param_dtype then, so that "
+              "what was written is lost"
+            : "so the ranks may have different ones now: each has written from "
+              "its own data",
+        ". Write parameters after step(), on all ranks alike (as the max_norm "
+        "of an Embedding, by renorm_()), or before the wrapper is made (first "
+        "values from data); what forward itself must write can be a buffer"));
   }
 }
 

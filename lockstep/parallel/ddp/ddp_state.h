@@ -4,6 +4,8 @@
 #include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
+#include <array>
+#include <cstdint>
 #include <exception>
 #include <functional>
 #include <list>
@@ -21,6 +23,7 @@
 #include "lockstep/parallel/ddp/low_precision_parameters.h"
 #include "lockstep/parallel/ddp/reducer.h"
 #include "lockstep/parallel/join/join.h"
+#include "lockstep/parallel/result_alias.h"
 
 namespace lockstep::internal {
 
@@ -32,11 +35,13 @@ class DdpState final : public Joinable {
   DdpState(torch::nn::Module& module, DistributedDataParallelOptions options);
 
   // Surrounds the module's forward. Collective if there are buffers to
-  // broadcast. returns() takes the result of forward.
+  // broadcast. returns() takes the result of forward, and what forward has put
+  // into reference arguments.
   class ForwardPass {
    public:
     explicit ForwardPass(DdpState& state) : state_(state) {
       state_.before_forward();
+      versions_ = state_.versions();
     }
     ForwardPass(const ForwardPass&) = delete;
     ForwardPass& operator=(const ForwardPass&) = delete;
@@ -47,35 +52,32 @@ class DdpState final : public Joinable {
     void returns(Result& result) {
       auto& tracker = state_.reducer_->tracker();
       visit_tensors(result, [&tracker]<typename Tensor>(Tensor& tensor) {
-        if (!tracker.has_older_graph(tensor)) return tracker.result(tensor);
-        if constexpr (std::is_const_v<Tensor>) {
+        const bool older = tracker.has_older_graph(tensor);
+        if constexpr (!std::is_const_v<Tensor>) {
+          if (older && tensor.is_leaf()) {
+            tensor = at::alias(tensor);  // the caller may not change it either
+          } else if (older || tracker.is_own_view(tensor)) {
+            tensor = result_alias(tensor);
+          }
+        } else if (older) {
           throw_older_graph();
-        } else {
-          tensor = at::alias(tensor);
-          tracker.result(tensor);
         }
+        tracker.result(tensor);
       });
     }
+    // Throws std::logic_error if forward has written a parameter.
+    void require_unwritten() const { state_.require_unwritten(versions_); }
 
    private:
     [[noreturn]] static void throw_older_graph();
     DdpState& state_;
+    std::vector<uint32_t> versions_;
     const int exceptions_ = std::uncaught_exceptions();
   };
 
-  // Returns an argument of forward, cast if mixed_precision asks for it.
-  template <typename Argument>
-  auto cast(Argument&& argument) const
-      -> std::conditional_t<
-          std::is_same_v<std::remove_cvref_t<Argument>, at::Tensor>, at::Tensor,
-          Argument&&> {
-    if constexpr (std::is_same_v<std::remove_cvref_t<Argument>, at::Tensor>) {
-      return low_ ? cast_floating(argument,
-                                  *options_.mixed_precision->param_dtype)
-                  : argument;
-    } else {
-      return std::forward<Argument>(argument);
-    }
+  // Returns an argument of forward as mixed_precision asks for it.
+  at::Tensor cast(const at::Tensor& argument) const {
+    return cast_floating(argument, *options_.mixed_precision->param_dtype);
   }
 
   void register_comm_hook(CommHook hook);
@@ -101,6 +103,13 @@ class DdpState final : public Joinable {
   // Returns whether requires_grad, dtype or device of a parameter has changed
   // since the last forward, or since the constructor.
   bool trained_differ() const;
+  // Notes that a forward of the wrapper is made, or what replaces it: until
+  // parameters are written, backward passes of the plain module are expected.
+  void note_forward();
+  // Returns the versions of the parameters, before a forward; empty if forward
+  // may write them. require_unwritten() throws std::logic_error if it has.
+  std::vector<uint32_t> versions() const;
+  void require_unwritten(const std::vector<uint32_t>& versions) const;
   // Returns whether an optimizer uses gradients in backward, or slices of them.
   bool has_optimizer() const { return gate_ || !optimizers_.empty(); }
   // `gate` is called first in every forward, and waits for what must be over
@@ -123,6 +132,7 @@ class DdpState final : public Joinable {
   bool sends_buffers() const {
     return options_.forward_sync_buffers.value_or(options_.broadcast_buffers);
   }
+  void warn_of_foreign_gradient(const Reducer& reducer, size_t parameter);
   void find_tensors();
   void make_low_precision();
   std::vector<NamedParameter> trained() const;
@@ -163,6 +173,19 @@ class DdpState final : public Joinable {
   std::function<void()> gate_{};
   int64_t sample_rate_ = 100;
   bool shadowed_ = false;  // since the join began
+  // The trained parameters as they were in the last forward: whether they have
+  // been written tells whether an optimizer has stepped. Of the last one the
+  // first bytes are compared, too, since torch::optim::SGD writes through
+  // data(), which version counters do not see.
+  struct Noted {
+    uint64_t versions = 0;  // their sum
+    std::array<char, 64> bytes{};
+    bool operator==(const Noted&) const = default;
+  };
+  Noted noted_now() const;
+  std::optional<Noted> noted_{};
+  int foreign_pass_ = -1;  // the graph task that was looked at last
+  bool warned_of_foreign_ = false;
   // As in Python, buffers are sent only after a forward that synchronised.
   bool require_forward_buffer_sync_ = true;
 };

@@ -1,10 +1,9 @@
 #pragma once
 
-#include <torch/nn/module.h>
 #include <torch/optim/optimizer.h>
 
-#include <concepts>
 #include <memory>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -14,27 +13,11 @@
 #include "lockstep/parallel/ddp/ddp_options.h"
 #include "lockstep/parallel/ddp/ddp_state.h"
 #include "lockstep/parallel/ddp/logging_data.h"
+#include "lockstep/parallel/forward_arguments.h"
 #include "lockstep/parallel/join/join.h"
+#include "lockstep/parallel/wrapped_module.h"
 
 namespace lockstep {
-namespace internal {
-
-// The argument type of DistributedDataParallel<Module>'s constructor, and the
-// shared pointer that it holds.
-template <typename Module>
-struct ModulePointer {  // a holder, as TORCH_MODULE makes it
-  using Given = Module;
-  static auto get(const Given& module) { return module.ptr(); }
-};
-template <typename Impl>
-struct ModulePointer<std::shared_ptr<Impl>> {
-  using Given = std::shared_ptr<Impl>;
-  static auto get(const Given& module) { return module; }
-};
-template <std::derived_from<torch::nn::Module> Impl>
-struct ModulePointer<Impl> : ModulePointer<std::shared_ptr<Impl>> {};
-
-}  // namespace internal
 
 // Data-parallel training of one module on every rank: when backward() returns,
 // its gradients are averaged over the ranks. It follows
@@ -42,14 +25,18 @@ struct ModulePointer<Impl> : ModulePointer<std::shared_ptr<Impl>> {};
 //
 // `Module` is a module holder, a Sequential, a class that derives from
 // torch::nn::Module, or a std::shared_ptr of one; a module without a holder is
-// given as a std::shared_ptr. The module is shared, not copied: parameter names
-// are its own, without a "module." prefix, and optimizers take
-// `model->parameters()`. Its forward may take anything, and may return every
-// type for which ForwardResult is defined (forward_result.h).
+// given as a std::shared_ptr. The module is shared, not copied. The wrapper has
+// the members of a module (wrapped_module.h): optimizers take
+// `model->parameters()`, and `model->forward(x)` is the same as `model(x)`. Its
+// forward may take anything, and may return every type for which ForwardResult
+// is defined (forward_result.h).
 //
 // A backward pass averages if it goes through a forward of this wrapper that
 // was made in grad mode and outside no_sync(). Other passes, such as those of
-// the plain module, do not, and grad() never does (backward_tracker.h).
+// the plain module, do not, and grad() never does (backward_tracker.h). If such
+// a pass puts gradients into the parameters, and no forward of the wrapper was
+// made since they were last written (by a step), this is said once
+// (TORCH_WARN).
 //
 // The constructor is collective. If buffers are broadcast, so are the first
 // forward and each forward, also without grad, that follows a forward made in
@@ -89,50 +76,46 @@ struct ModulePointer<Impl> : ModulePointer<std::shared_ptr<Impl>> {};
 // Use from one thread. The wrapper must outlive the backward passes of its
 // forwards.
 template <typename Module>
-class DistributedDataParallel {
+class DistributedDataParallel
+    : public WrappedModule<DistributedDataParallel<Module>, Module> {
  public:
-  explicit DistributedDataParallel(
-      const typename internal::ModulePointer<Module>::Given& module,
-      const DistributedDataParallelOptions& options = {})
-      : module_(internal::ModulePointer<Module>::get(module)),
-        state_(std::make_unique<internal::DdpState>(*module_, options)) {}
+  using WrappedModule<DistributedDataParallel, Module>::module;
 
-  // Takes the arguments of the module's forward and returns its result.
+  explicit DistributedDataParallel(
+      const typename internal::ModulePointer<Module>::Given& given,
+      const DistributedDataParallelOptions& options = {})
+      : WrappedModule<DistributedDataParallel, Module>(given),
+        state_(std::make_unique<internal::DdpState>(*module(), options)) {}
+
+  // Takes the arguments of the module's forward and returns its result. What
+  // forward puts into arguments that it takes by reference, and what it changes
+  // in place, is as without the wrapper. Throws std::logic_error if forward has
+  // written a parameter, and there are several ranks or mixed_precision.
   template <typename... Args>
   decltype(auto) forward(Args&&... args) {
-    const auto call = [&]() -> decltype(auto) {
-      // A module whose forward takes Tensor& gets its argument uncast.
-      if constexpr (requires {
-                      module_->forward(
-                          state_->cast(std::forward<Args>(args))...);
-                    }) {
-        return module_->forward(state_->cast(std::forward<Args>(args))...);
-      } else {
-        return module_->forward(std::forward<Args>(args)...);
-      }
-    };
-    using Result = decltype(call());
     internal::DdpState::ForwardPass pass(*state_);
-    if constexpr (std::is_void_v<Result>) {
-      call();
-    } else {
-      Result result = call();
-      if constexpr (std::is_reference_v<Result>) {
-        pass.returns(std::as_const(result));
-      } else {
-        pass.returns(result);
-      }
-      return static_cast<Result>(std::forward<Result>(result));
+    internal::ForwardArguments<Args...> arguments(std::forward<Args>(args)...);
+    if (state_->lowers_parameters()) {
+      arguments.replace([this](const std::vector<at::Tensor*>& tensors) {
+        for (auto* tensor : tensors) *tensor = state_->cast(*tensor);
+      });
     }
+    auto& inner = *module();
+    return internal::call_then(
+        [&]() -> decltype(auto) {
+          return arguments.call([&](auto&&... given) -> decltype(auto) {
+            return inner.forward(std::forward<decltype(given)>(given)...);
+          });
+        },
+        [&](auto&... result) {
+          pass.require_unwritten();
+          arguments.copy_changed();
+          arguments.put_back();
+          arguments.visit_written(
+              [&](at::Tensor& tensor) { pass.returns(tensor); });
+          (pass.returns(result), ...);
+        });
   }
-  template <typename... Args>
-  decltype(auto) operator()(Args&&... args) {
-    return forward(std::forward<Args>(args)...);
-  }
-
-  // The wrapped module.
-  auto* operator->() const { return module_.get(); }
-  const auto& module() const { return module_; }
 
   // While it lives, backward passes of forwards made under it accumulate
   // gradients on this rank only; the next averaging backward averages the sum.
@@ -195,9 +178,6 @@ class DistributedDataParallel {
   internal::DdpState& state() { return *state_; }
 
  private:
-  decltype(internal::ModulePointer<Module>::get(
-      std::declval<typename internal::ModulePointer<Module>::Given&>()))
-      module_;
   std::unique_ptr<internal::DdpState> state_;
 };
 

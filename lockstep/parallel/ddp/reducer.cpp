@@ -318,6 +318,8 @@ void Reducer::gradient_accumulated(size_t parameter, const at::Tensor& added) {
 void Reducer::local_gradient(size_t parameter, bool ours) {
   if (ours && needs_used_map()) used_[parameter] = 1;
   refuse_left_shards(parameter);
+  // Another wrapper may be the one that averages.
+  if (!ours && !gradients_.any_shared()) foreign_(parameter);
 }
 
 void Reducer::refuse_surplus(size_t parameter) const {

@@ -130,6 +130,12 @@ class Reducer final : private BackwardListener {
   // the parameters.
   void around_graphs(std::function<void()> entered, std::function<void()> left);
 
+  // Sets a callback that is called in a backward that goes through no forward
+  // of the wrapper, when it has added to the gradient of parameters()[i].
+  void on_foreign_gradient(std::function<void(size_t parameter)> callback) {
+    foreign_ = std::move(callback);
+  }
+
   const std::vector<NamedParameter>& parameters() const {
     return gradients_.parameters();
   }
@@ -212,6 +218,7 @@ class Reducer final : private BackwardListener {
   OnFinal on_final_{};
   std::function<void()> entered_{};
   std::function<void()> left_{};
+  std::function<void(size_t)> foreign_{};
   std::shared_ptr<GradientArena> armed_{};  // while autograd works on graphs
 
   // From the first gradient to the last averaged one.

@@ -1,51 +1,18 @@
 #pragma once
 
-#include <torch/nn/module.h>
-
-#include <array>
 #include <concepts>
-#include <cstddef>
 #include <memory>
-#include <optional>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
-#include "lockstep/parallel/ddp/distributed_data_parallel.h"
 #include "lockstep/parallel/ddp/forward_result.h"
+#include "lockstep/parallel/forward_arguments.h"
 #include "lockstep/parallel/fsdp/fully_shard_options.h"
 #include "lockstep/parallel/fsdp/sharded_unit.h"
+#include "lockstep/parallel/wrapped_module.h"
 
 namespace lockstep {
-namespace internal {
-
-// Whether FullyShard replaces the tensors in an argument of this type: tensors,
-// and vectors, arrays, optionals, pairs and tuples of such types. Other
-// arguments are passed on as they are.
-template <typename T>
-struct HoldsTensors : std::false_type {};
-template <>
-struct HoldsTensors<at::Tensor> : std::true_type {};
-template <typename T>
-struct HoldsTensors<std::optional<T>> : HoldsTensors<T> {};
-template <typename T, typename A>
-struct HoldsTensors<std::vector<T, A>> : HoldsTensors<T> {};
-template <typename T, size_t N>
-struct HoldsTensors<std::array<T, N>> : HoldsTensors<T> {};
-template <typename A, typename B>
-struct HoldsTensors<std::pair<A, B>>
-    : std::conjunction<HoldsTensors<A>, HoldsTensors<B>> {};
-template <typename... T>
-struct HoldsTensors<std::tuple<T...>> : std::conjunction<HoldsTensors<T>...> {};
-
-// An argument on its way to forward: a copy if its tensors may be replaced.
-template <typename Argument>
-using HeldArgument =
-    std::conditional_t<HoldsTensors<std::decay_t<Argument>>::value,
-                       std::decay_t<Argument>, Argument&&>;
-
-}  // namespace internal
 
 // Sharded data parallel (ZeRO-2 and ZeRO-3) of one module on every rank: each
 // rank keeps a part of the parameters, of their gradients and of the state of
@@ -73,11 +40,13 @@ using HeldArgument =
 //   FullyShard<Net> model([] { return Net(); });
 //   torch::optim::AdamW optimizer(model->parameters());
 //
-// A unit is a handle, like a module holder: copies are the same unit. It must
-// be called itself, as here; a call of its module, block->forward(x), does not
-// gather. The module that is registered is the unit's own, so that names of
-// parameters are those of the model without units. A group of one rank is
-// allowed: the same program then runs without sharding.
+// A unit is a handle, like a module holder: copies are the same unit. It has
+// the members of a module (wrapped_module.h), so block->forward(x) is the same
+// as block(x). A call of its module, block.module()->forward(x), does not
+// gather; a backward through it throws std::logic_error if it brings gradients
+// that no unit takes. The module that is registered is the unit's own, so that
+// names of parameters are those of the model without units. A group of one rank
+// is allowed: the same program then runs without sharding.
 //
 // What the module registered are *shards* from then on: parameters() gives
 // tensors of one dimension with this rank's elements, which may be none. The
@@ -132,14 +101,16 @@ using HeldArgument =
 //
 // Use from one thread.
 template <typename Module>
-class FullyShard {
+class FullyShard : public WrappedModule<FullyShard<Module>, Module> {
   using Pointer = internal::ModulePointer<Module>;
 
  public:
-  explicit FullyShard(typename Pointer::Given module,
+  using WrappedModule<FullyShard, Module>::module;
+
+  explicit FullyShard(const typename Pointer::Given& given,
                       const FullyShardOptions& options = {})
-      : module_(Pointer::get(module)),
-        unit_(internal::ShardedUnit::make(*module_, options)) {}
+      : WrappedModule<FullyShard, Module>(given),
+        unit_(internal::ShardedUnit::make(*module(), options)) {}
   // `make()` returns the module.
   template <typename Make>
     requires(!std::convertible_to<const Make&, typename Pointer::Given>) &&
@@ -153,49 +124,32 @@ class FullyShard {
   template <typename... Args>
   decltype(auto) forward(Args&&... args) {
     internal::UnitForward pass(unit_);
-    std::tuple<internal::HeldArgument<Args>...> held(
-        std::forward<Args>(args)...);
-    take_inputs(pass, held);
-    const auto call = [&]() -> decltype(auto) {
-      return std::apply(
-          [&](auto&... argument) -> decltype(auto) {
-            if constexpr (requires {
-                            module_->forward(
-                                static_cast<internal::HeldArgument<Args>&&>(
-                                    argument)...);
-                          }) {
-              return module_->forward(
-                  static_cast<internal::HeldArgument<Args>&&>(argument)...);
-            } else {
-              return module_->forward(argument...);
-            }
-          },
-          held);
-    };
-    using Result = decltype(call());
-    if constexpr (std::is_void_v<Result>) {
-      call();
-      pass.end();
-    } else {
-      Result result = call();
-      const auto visit = [&pass](auto& tensor) { pass.returns(tensor); };
-      if constexpr (std::is_reference_v<Result>) {
-        visit_tensors(std::as_const(result), visit);
-      } else {
-        visit_tensors(result, visit);
-      }
-      pass.end();
-      return static_cast<Result>(std::forward<Result>(result));
-    }
-  }
-  template <typename... Args>
-  decltype(auto) operator()(Args&&... args) {
-    return forward(std::forward<Args>(args)...);
+    internal::ForwardArguments<Args...> arguments(std::forward<Args>(args)...);
+    arguments.replace([&](const std::vector<at::Tensor*>& tensors) {
+      pass.take_inputs(tensors);
+    });
+    auto& inner = *module();
+    return internal::call_then(
+        [&]() -> decltype(auto) {
+          return arguments.call([&](auto&&... given) -> decltype(auto) {
+            return inner.forward(std::forward<decltype(given)>(given)...);
+          });
+        },
+        [&](auto&... result) {
+          const auto visit = [&](auto& tensor) { pass.returns(tensor); };
+          arguments.put_back();
+          arguments.visit_written(visit);
+          (visit_tensors(result, visit), ...);
+          pass.end();
+        });
   }
 
-  // The module, of which another module registers ptr().
-  auto* operator->() const { return module_.get(); }
-  const auto& ptr() const { return module_; }
+  // The same as module(), for register_module() of the module that contains
+  // this one.
+  const auto& ptr() const { return module(); }
+  // Not possible: call to() of the module before you shard it.
+  template <typename... Args>
+  void to(Args&&...) = delete;  // call to() of the module before you shard it
 
   // While it lives, backward passes leave the full gradients on this rank,
   // which takes their memory; the next backward after it averages the sum.
@@ -257,28 +211,6 @@ class FullyShard {
   const std::shared_ptr<internal::ShardedUnit>& unit() const { return unit_; }
 
  private:
-  template <typename Held>
-  void take_inputs(internal::UnitForward& pass, Held& held) {
-    std::vector<at::Tensor*> tensors;
-    std::apply(
-        [&](auto&... argument) {
-          (
-              [&](auto& one) {
-                if constexpr (internal::HoldsTensors<
-                                  std::decay_t<decltype(one)>>::value) {
-                  visit_tensors(one, [&](at::Tensor& tensor) {
-                    tensors.push_back(&tensor);
-                  });
-                }
-              }(argument),
-              ...);
-        },
-        held);
-    pass.take_inputs(tensors);
-  }
-
-  decltype(Pointer::get(
-      std::declval<const typename Pointer::Given&>())) module_;
   std::shared_ptr<internal::ShardedUnit> unit_;
 };
 

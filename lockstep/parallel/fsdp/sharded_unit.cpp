@@ -262,6 +262,9 @@ void ShardedUnit::find(torch::nn::Module& module) {
   for (auto& [kind, parameters] : kinds) {
     flats_.push_back(std::make_unique<FlatParameters>(
         std::move(parameters), options_, weak_from_this()));
+    for (const auto& parameter : flats_.back()->parameters()) {
+      watch_gradient(parameter.compute, weak_from_this());
+    }
   }
   const bool shares = std::ranges::any_of(
       flats_, [](const auto& flat) { return flat->in_common(); });
@@ -341,6 +344,8 @@ void ShardedUnit::before_backward(UnitCall& call) {
 void ShardedUnit::after_backward(UnitCall& call) {
   root_->after_backward(call);
 }
+
+void ShardedUnit::gradient_came() { root_->gradient_came(); }
 
 std::shared_ptr<UnitCall> ShardedUnit::make_call(int64_t forward) {
   std::erase_if(calls_, [](const auto& call) { return call.expired(); });

@@ -59,6 +59,7 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   // Called by autograd (unit_hooks.h).
   void before_backward(UnitCall& call);
   void after_backward(UnitCall& call);
+  void gradient_came();
 
   // Makes a UnitCall of the running forward.
   std::shared_ptr<UnitCall> make_call(int64_t forward);

@@ -88,17 +88,6 @@ void ShardingRoot::begin_reading() {
       flat->require_own_memory();
       flat->follow_requires_grad();
     }
-    const auto* stray = keeps_gradients_ ? nullptr : unit->with_gradient();
-    if (stray == nullptr) continue;
-    // The next forward begins without them.
-    for (const auto& each : alive) {
-      for (const auto& flat : each->flats()) flat->drop_gradients();
-    }
-    throw std::logic_error(c10::str(
-        "FullyShard: parameter ", *stray,
-        " got a gradient in a backward that went through no result of a unit's "
-        "forward, so it was not reduced and is dropped now; call the unit and "
-        "not its module, and compute the loss from what forward returns"));
   }
   if (phase_ != Phase::quiet) {
     require_unwritten(
@@ -322,7 +311,46 @@ void ShardingRoot::after_backward(UnitCall& call) {
   }
 }
 
+// The pass may be that of a loss that the module kept in a member: autograd may
+// come to parameters before it comes to the result of a unit.
+void ShardingRoot::gradient_came() {
+  if (phase_ == Phase::backward || phase_ == Phase::micro_batches ||
+      std::exchange(found_stray_, true)) {
+    return;
+  }
+  const auto drop = [root = shared_from_this(), before = backwards_] {
+    root->found_stray_ = false;
+    return root->backwards_ == before ? root->drop_stray() : std::string();
+  };
+  at_end_of_backward(
+      [drop] {
+        const auto parameter = drop();
+        if (parameter.empty()) return;
+        throw std::logic_error(c10::str(
+            "FullyShard: parameter ", parameter,
+            " got a gradient in a backward that went through no result of a "
+            "unit's forward, so it was not reduced and is dropped; call "
+            "model->forward(x) or model(x), not model.module()->forward(x), "
+            "and compute the loss from what forward returns"));
+      },
+      [drop] { drop(); });
+}
+
+std::string ShardingRoot::drop_stray() {
+  std::string parameter;
+  for (const auto& unit : units()) {
+    const auto* name = unit->with_gradient();
+    if (name != nullptr && parameter.empty()) {
+      parameter = *name + " of " + unit->name();
+    }
+    for (const auto& flat : unit->flats()) flat->drop_gradients();
+  }
+  keeps_gradients_ = false;
+  return parameter;
+}
+
 void ShardingRoot::begin_backward() {
+  ++backwards_;
   require_unwritten(
       "between a forward and its backward; step after backward, and compute "
       "every loss anew after a step");

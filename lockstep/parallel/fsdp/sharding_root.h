@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "lockstep/comm/host_sharing.h"
@@ -101,6 +102,9 @@ class ShardingRoot : public std::enable_shared_from_this<ShardingRoot> {
   void forward_threw(ShardedUnit& unit) noexcept;
   void before_backward(UnitCall& call);
   void after_backward(UnitCall& call);
+  // A full parameter has got a gradient. If no backward through a unit takes
+  // it, the pass that brought it throws std::logic_error when it ends.
+  void gradient_came();
 
   // Forwards and backwards of any units, in any order and number, lie between
   // begin_micro_batches() and end_micro_batches(), or give_up(). Collective;
@@ -152,6 +156,9 @@ class ShardingRoot : public std::enable_shared_from_this<ShardingRoot> {
   void begin_backward();
   void leave(ShardedUnit& unit);
   void end_backward();
+  // Returns which parameter has a gradient that no backward has taken; empty if
+  // none. Drops all full gradients then.
+  std::string drop_stray();
   // Throws std::logic_error if a shard was written since the last call or the
   // beginning of the forward.
   void require_unwritten(const char* when);
@@ -177,6 +184,8 @@ class ShardingRoot : public std::enable_shared_from_this<ShardingRoot> {
   bool accumulates_ = false;  // in backward: into .grad, which grad() does not
   bool syncs_ = true;         // in backward
   bool keeps_gradients_ = false;  // under no_sync()
+  int64_t backwards_ = 0;
+  bool found_stray_ = false;  // in the pass that runs now
 
   // The units in the order in which their forwards began, in the last outermost
   // forward and in the running one; and those that have ended in this one.

@@ -57,6 +57,18 @@ struct UnitInputs : torch::autograd::Function<UnitInputs> {
   }
 };
 
+class UnitGradientHook final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  explicit UnitGradientHook(std::weak_ptr<ShardedUnit> unit)
+      : unit_(std::move(unit)) {}
+  void operator()(const at::Tensor& /*parameter*/) override {
+    if (const auto unit = unit_.lock()) unit->gradient_came();
+  }
+
+ private:
+  const std::weak_ptr<ShardedUnit> unit_;
+};
+
 // Only the graph task holds this mark. The task reaches it when all its work is
 // done; if an exception ends the task, the mark is destroyed unreached.
 class UnitEndMark {
@@ -105,6 +117,12 @@ void watch_inputs(const std::vector<at::Tensor*>& inputs,
   for (size_t i = 0; i < places.size(); ++i) {
     *places[i] = std::move(aliases[i]);
   }
+}
+
+void watch_gradient(const at::Tensor& parameter,
+                    std::weak_ptr<ShardedUnit> unit) {
+  torch::autograd::impl::set_post_acc_grad_hooks(
+      parameter, std::make_unique<UnitGradientHook>(std::move(unit)));
 }
 
 void at_end_of_backward(std::function<void()> ended,

@@ -37,6 +37,11 @@ void announce_backward(const at::Tensor& result,
 void watch_inputs(const std::vector<at::Tensor*>& inputs,
                   const std::shared_ptr<UnitCall>& call);
 
+// Makes autograd call unit->gradient_came() when it has added to the .grad of
+// `parameter`.
+void watch_gradient(const at::Tensor& parameter,
+                    std::weak_ptr<ShardedUnit> unit);
+
 // Inside of a backward: calls `ended` when the graph task that runs now has
 // done all its work, or `died` if an exception ends it.
 void at_end_of_backward(std::function<void()> ended,

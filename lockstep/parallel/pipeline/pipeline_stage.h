@@ -49,7 +49,8 @@ std::vector<at::Tensor> forward_tensors(Impl& module,
       "the stage before returned " + std::to_string(x.size()) +
       " tensors, and forward of " + module.name() +
       " does not take so many; a stage takes 1 to 4 tensors or a std::vector "
-      "of them");
+      "of them, by value or const reference, since what it wrote into a "
+      "reference would be lost");
 }
 
 }  // namespace internal

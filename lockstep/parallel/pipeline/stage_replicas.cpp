@@ -37,7 +37,12 @@ class DdpReplicas final : public StageReplicas {
   DdpReplicas(DdpState& state, std::shared_ptr<torch::nn::Module> module)
       : state_(state), module_(std::move(module)) {}
 
+  void begin(bool training) override {
+    if (training) state_.note_forward();
+    versions_ = state_.versions();
+  }
   void finish(bool training) override {
+    state_.require_unwritten(versions_);
     if (!training) return;
     variable_list trained;
     for (const at::Tensor& parameter : module_->parameters()) {
@@ -60,6 +65,7 @@ class DdpReplicas final : public StageReplicas {
  private:
   DdpState& state_;
   const std::shared_ptr<torch::nn::Module> module_;
+  std::vector<uint32_t> versions_;
 };
 
 class ShardedReplicas final : public StageReplicas {

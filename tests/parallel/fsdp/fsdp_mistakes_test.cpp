@@ -89,7 +89,7 @@ WORLD_TEST(FsdpMistakes, RanksThatFreezeDifferentUnits, 2, 4) {
   on_fsdp_paths(world, [&](FullyShardOptions options) {
     BothNets nets(options);
     const auto freeze = [&](bool frozen) {
-      auto& block = nets.model->blocks[world.rank == 0 ? 0 : 1];
+      auto& block = nets.model.module()->blocks[world.rank == 0 ? 0 : 1];
       for (auto& shard : block->parameters()) shard.set_requires_grad(!frozen);
     };
     for (int step = 0; step < 2; ++step) {
@@ -113,12 +113,12 @@ WORLD_TEST(FsdpMistakes, FreezingDropsWhatNoSyncHasKept, 2) {
       const auto guard = nets.model.no_sync();
       nets.backward(0, world.rank);
     }
-    for (auto* net : {&nets.model->blocks[1]}) {
+    for (auto* net : {&nets.model.module()->blocks[1]}) {
       for (auto& shard : (*net)->parameters()) shard.set_requires_grad(false);
     }
     nets.backward(0, world.rank);
     nets.backward(1, world.rank);
-    for (const auto& shard : nets.model->blocks[1]->parameters()) {
+    for (const auto& shard : nets.model.module()->blocks[1]->parameters()) {
       EXPECT_FALSE(shard.grad().defined());
     }
   });
@@ -161,22 +161,28 @@ WORLD_TEST(FsdpMistakes, ACallOfTheModuleInsteadOfTheUnit, 2) {
     FullyShard<Linear> model(Linear(3, 5), options);
     const auto x = torch::ones({2, 3});
     if (options.shared_memory && host_sharing(default_group()) != nullptr) {
-      model->forward(x).sum().backward();
-      EXPECT_THAT(message_of([&] { model(x); }),
-                  HasSubstr("went through no result of a unit's forward"));
-      // Every later forward was refused, too.
+      const auto past_the_unit = [&] {
+        model.module()->forward(x).sum().backward();
+      };
+      const auto refused = AllOf(
+          HasSubstr("parameter weight of the outermost unit got a gradient"),
+          HasSubstr("not model.module()->forward(x)"));
+      EXPECT_THAT(message_of(past_the_unit), refused);
       model(x).sum().backward();
       // One rank alone goes past the unit, while the other is in forward.
       if (world.rank == 1) {
-        model->forward(x).sum().backward();
-        EXPECT_NE(message_of([&] { model(x); }), "");
+        EXPECT_THAT(message_of(past_the_unit), HasSubstr("FullyShard"));
+      }
+      {
+        const auto guard = model.no_sync();
+        EXPECT_THAT(message_of(past_the_unit), HasSubstr("FullyShard"));
       }
       model(x).sum().backward();
       for (const auto& shard : model->parameters()) {
         EXPECT_TRUE(torch::equal(shard.grad(), torch::full_like(shard, 4)));
       }
     } else {
-      EXPECT_THAT(message_of([&] { model->forward(x); }),
+      EXPECT_THAT(message_of([&] { model.module()->forward(x); }),
                   HasSubstr("only its shard of this parameter at the moment"));
     }
     barrier();
@@ -202,7 +208,8 @@ struct SharesImpl : torch::nn::Module {
   explicit SharesImpl(const FullyShardOptions& options, bool both_units)
       : first([] { return Linear(3, 3); }, options) {
     register_module("first", first.ptr());
-    other = register_module("other", std::make_shared<Holder>(first->weight));
+    other = register_module("other",
+                            std::make_shared<Holder>(first.module()->weight));
     if (both_units) {
       FullyShard<Holder>(std::dynamic_pointer_cast<Holder>(other), options);
     }
@@ -247,7 +254,7 @@ WORLD_TEST(FsdpMistakes, ModulesThatCannotBeSharded, 2) {
     EXPECT_THAT(message_of([&] { FullyShard<Linear>(Linear(3, 3), replicas); }),
                 HasSubstr("exactly this rank in common"));
     FullyShard<Linear> moved(Linear(3, 3), options);
-    moved->to(at::kDouble);
+    moved.module()->to(at::kDouble);
     EXPECT_THAT(message_of([&] { moved(torch::ones({1, 3})); }),
                 HasSubstr("has got other memory"));
     using torch::nn::Embedding;
@@ -280,11 +287,13 @@ WORLD_TEST(FsdpMistakes, AModuleThatIsShardedTwice, 1, 2) {
     const auto refused = HasSubstr("is in a unit already");
     EXPECT_THAT(message_of([&] { FullyShard<Pair>(model.ptr(), options); }),
                 refused);
-    EXPECT_THAT(
-        message_of([&] { FullyShard<Linear>(model->inner.ptr(), options); }),
-        refused);
-    EXPECT_THAT(message_of([&] { FullyShard<Linear>(model->own, options); }),
+    EXPECT_THAT(message_of([&] {
+                  FullyShard<Linear>(model.module()->inner.ptr(), options);
+                }),
                 refused);
+    EXPECT_THAT(
+        message_of([&] { FullyShard<Linear>(model.module()->own, options); }),
+        refused);
     model(torch::ones({2, 3})).sum().backward();
   });
 }
@@ -377,7 +386,7 @@ WORLD_TEST(FsdpMistakes, TrainingGoesOnAfterAnException, 2, 4) {
       // In a forward.
       EXPECT_NE(message_of([&] { nets.model(torch::ones({2})); }), "");
       // In a backward, when the last units have been reduced.
-      auto x = nets.model->embedding->weight;
+      auto x = nets.model.module()->embedding->weight;
       const auto tokens = tokens_of(step, world.rank);
       const auto loss = loss_of(nets.model(tokens), tokens);
       const auto hook = x.register_hook([](const at::Tensor&) -> at::Tensor {
@@ -399,9 +408,9 @@ WORLD_TEST(FsdpMistakes, ABackwardThatOneRankGivesUpEndsOnAll, 2, 3) {
   for (int step = 0; step < 6; ++step) {
     nets.plain_step(step, world.size);
     const auto tokens = tokens_of(step, world.rank);
-    auto x = step % 3 == 0   ? nets.model->head->weight
-             : step % 3 == 1 ? nets.model->blocks[1]->gain
-                             : nets.model->embedding->weight;
+    auto x = step % 3 == 0   ? nets.model.module()->head->weight
+             : step % 3 == 1 ? nets.model.module()->blocks[1].module()->gain
+                             : nets.model.module()->embedding->weight;
     const auto loss = loss_of(nets.model(tokens), tokens);
     const int thrower = step % world.size;
     if (world.rank == thrower) {

@@ -309,16 +309,16 @@ WORLD_TEST(Fsdp, EvaluatesAndTakesValuesByHand, 2) {
         for (auto& shard : nets.model->parameters()) shard.mul_(0.9);
       }
       // The full parameters, without a forward.
-      for (auto& block : nets.model->blocks) block.unshard();
-      EXPECT_LE((nets.model->blocks[1]->up->weight -
+      for (auto& block : nets.model.module()->blocks) block.unshard();
+      EXPECT_LE((nets.model.module()->blocks[1].module()->up->weight -
                  nets.plain->blocks[1]->up->weight)
                     .abs()
                     .max()
                     .item<double>(),
                 kFsdpBound);
-      for (auto& block : nets.model->blocks) block.reshard();
+      for (auto& block : nets.model.module()->blocks) block.reshard();
       // A gather in advance.
-      nets.model->blocks[0].unshard(/*async_op=*/true);
+      nets.model.module()->blocks[0].unshard(/*async_op=*/true);
     }
     nets.expect_equal(kFsdpBound);
   });
@@ -329,7 +329,7 @@ WORLD_TEST(Fsdp, UnitsThatStayUnshardedHaveTheValuesOfTheLastStep, 2, 3) {
   on_fsdp_paths(world, [&](FullyShardOptions options) {
     BothNets nets(options);
     for (int step = 0; step < 3; ++step) {
-      auto& blocks = nets.model->blocks;
+      auto& blocks = nets.model.module()->blocks;
       for (auto& block : blocks) block.unshard();
       blocks[0].reshard();
       {

@@ -1,0 +1,114 @@
+#pragma once
+
+#include <torch/nn/module.h>
+
+#include <concepts>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace lockstep {
+namespace internal {
+
+// The argument type of a wrapper's constructor, and the shared pointer that the
+// wrapper holds.
+template <typename Module>
+struct ModulePointer {  // a holder, as TORCH_MODULE makes it
+  static_assert(
+      !requires(const Module& given) { given.module(); },
+      "the module is in a wrapper already; give the wrapper's "
+      "module(), or use only one wrapper");
+  using Given = Module;
+  static auto get(const Given& module) { return module.ptr(); }
+};
+template <typename Impl>
+struct ModulePointer<std::shared_ptr<Impl>> {
+  using Given = std::shared_ptr<Impl>;
+  static auto get(const Given& module) { return module; }
+};
+template <std::derived_from<torch::nn::Module> Impl>
+struct ModulePointer<Impl> : ModulePointer<std::shared_ptr<Impl>> {};
+
+}  // namespace internal
+
+// The members of a module that DistributedDataParallel, FullyShard and
+// DataParallel have, too. To its user a wrapper is the module: `model(x)` and
+// LibTorch's other spelling, `model->forward(x)`, are both the parallel
+// forward, since `model->` gives the wrapper itself. The names of parameters
+// and buffers are the module's own, without a "module." prefix. What else the
+// module has, such as members of a class of your own, is reached through
+// module(): `model.module()->fc1`.
+//
+// A wrapper does not convert to its module: a function that calls the forward
+// of what it gets would train this rank alone.
+template <typename Wrapper, typename Module>
+class WrappedModule {
+  using Pointer = internal::ModulePointer<Module>;
+
+ public:
+  Wrapper* operator->() { return static_cast<Wrapper*>(this); }
+  const Wrapper* operator->() const {
+    return static_cast<const Wrapper*>(this);
+  }
+  template <typename... Args>
+  decltype(auto) operator()(Args&&... args) {
+    return static_cast<Wrapper&>(*this).forward(std::forward<Args>(args)...);
+  }
+
+  // The std::shared_ptr of the wrapped module. Its forward is that of one
+  // process: nothing is averaged or gathered.
+  const auto& module() const { return module_; }
+
+  // The same as those of torch::nn::Module.
+  std::vector<at::Tensor> parameters(bool recurse = true) const {
+    return module_->parameters(recurse);
+  }
+  torch::OrderedDict<std::string, at::Tensor> named_parameters(
+      bool recurse = true) const {
+    return module_->named_parameters(recurse);
+  }
+  std::vector<at::Tensor> buffers(bool recurse = true) const {
+    return module_->buffers(recurse);
+  }
+  torch::OrderedDict<std::string, at::Tensor> named_buffers(
+      bool recurse = true) const {
+    return module_->named_buffers(recurse);
+  }
+  std::vector<std::shared_ptr<torch::nn::Module>> modules(
+      bool include_self = true) const {
+    return module_->modules(include_self);
+  }
+  torch::OrderedDict<std::string, std::shared_ptr<torch::nn::Module>>
+  named_modules(const std::string& name_prefix = {},
+                bool include_self = true) const {
+    return module_->named_modules(name_prefix, include_self);
+  }
+  std::vector<std::shared_ptr<torch::nn::Module>> children() const {
+    return module_->children();
+  }
+  torch::OrderedDict<std::string, std::shared_ptr<torch::nn::Module>>
+  named_children() const {
+    return module_->named_children();
+  }
+  const std::string& name() const { return module_->name(); }
+  bool is_training() const noexcept { return module_->is_training(); }
+  void train(bool on = true) { module_->train(on); }
+  void eval() { module_->eval(); }
+  void zero_grad(bool set_to_none = true) { module_->zero_grad(set_to_none); }
+  // A device, a dtype or both. On all ranks alike, between two iterations.
+  template <typename... Args>
+  void to(Args&&... args) {
+    module_->to(std::forward<Args>(args)...);
+  }
+
+ protected:
+  explicit WrappedModule(const typename Pointer::Given& module)
+      : module_(Pointer::get(module)) {}
+
+ private:
+  decltype(Pointer::get(
+      std::declval<const typename Pointer::Given&>())) module_;
+};
+
+}  // namespace lockstep
