@@ -64,9 +64,10 @@ struct ModulePointer<Impl> : ModulePointer<std::shared_ptr<Impl>> {};
 // models differ; it names rank and parameter.
 //
 // Gradients of Embedding and EmbeddingBag with sparse(true) stay sparse. A
-// parameter that is used twice, or registered twice, counts once. A parameter
-// that the module registers after the wrapper's constructor is not averaged. If
-// requires_grad of a parameter changes after the constructor, which must happen
+// parameter that is used twice, or registered twice, counts once. If the module
+// registers other parameters after the wrapper's constructor, or resizes one,
+// the next forward in grad mode throws std::invalid_argument. If requires_grad
+// of a parameter changes after the constructor, which must happen
 // on every rank alike, the next forward includes it or leaves it out. One
 // backward must not go through forwards from before and after such a change
 // that train a parameter both: it throws std::logic_error on every rank. A
@@ -111,19 +112,16 @@ class DistributedDataParallel {
         return module_->forward(std::forward<Args>(args)...);
       }
     };
-    using Result = decltype(call());
-    internal::DdpState::ForwardPass pass(*state_);
-    if constexpr (std::is_void_v<Result>) {
-      call();
-    } else {
-      Result result = call();
-      if constexpr (std::is_reference_v<Result>) {
-        pass.returns(std::as_const(result));
-      } else {
-        pass.returns(result);
-      }
-      return static_cast<Result>(std::forward<Result>(result));
-    }
+    return run(call);
+  }
+  // The same for a module whose forward takes the type of its result, as that
+  // of a Sequential which ends in a recurrent layer.
+  template <typename Result, typename... Args>
+  Result forward(Args&&... args) {
+    return run([&]() -> Result {
+      return module_->template forward<Result>(
+          state_->cast(std::forward<Args>(args))...);
+    });
   }
   template <typename... Args>
   decltype(auto) operator()(Args&&... args) {
@@ -195,6 +193,23 @@ class DistributedDataParallel {
   internal::DdpState& state() { return *state_; }
 
  private:
+  template <typename Call>
+  decltype(auto) run(const Call& call) {
+    using Result = decltype(call());
+    internal::DdpState::ForwardPass pass(*state_);
+    if constexpr (std::is_void_v<Result>) {
+      call();
+    } else {
+      Result result = call();
+      if constexpr (std::is_reference_v<Result>) {
+        pass.returns(std::as_const(result));
+      } else {
+        pass.returns(result);
+      }
+      return static_cast<Result>(std::forward<Result>(result));
+    }
+  }
+
   decltype(internal::ModulePointer<Module>::get(
       std::declval<typename internal::ModulePointer<Module>::Given&>()))
       module_;
