@@ -42,6 +42,11 @@ class AllReducedBuckets final : public BucketReduction {
     open_ = true;
   }
 
+  bool word_iterations(IterationWords words) override {
+    words_ = std::move(words);
+    return false;
+  }
+
   // When a reduction is abandoned, some ranks have started more of its
   // all_reduces than others. Every rank starts the rest, so that its next
   // collective meets the same collective of its peers. A rank that has not
@@ -63,12 +68,7 @@ class AllReducedBuckets final : public BucketReduction {
 
   using BucketReduction::publish;
   void publish(size_t bucket, std::span<const uint64_t> /*places*/) override {
-    if (!open_ || bucket != published_ || bucket >= buckets_.size()) {
-      throw std::logic_error(
-          c10::str("bucket ", bucket, " was published after ", published_,
-                   " of ", buckets_.size(),
-                   " buckets; publish each once after begin(), in order"));
-    }
+    require_next(bucket);
     if (!alone_) {
       works_.push_back(all_reduce(buckets_[bucket].flat,
                                   {.group = group_, .async_op = true}));
@@ -76,12 +76,19 @@ class AllReducedBuckets final : public BucketReduction {
     ++published_;
   }
 
+  void skip(size_t bucket) override {
+    require_next(bucket);
+    if (!alone_) works_.emplace_back();
+    ++published_;
+  }
+
   size_t advance() override {
     if (alone_) return published_;
-    while (complete_ < works_.size() && works_[complete_]->isCompleted()) {
+    while (complete_ < works_.size() &&
+           (!works_[complete_] || works_[complete_]->isCompleted())) {
       // wait() does what is left for the thread that waits, and throws if the
       // operation failed.
-      works_[complete_]->wait();
+      if (works_[complete_]) works_[complete_]->wait();
       ++complete_;
     }
     return complete_;
@@ -93,12 +100,21 @@ class AllReducedBuckets final : public BucketReduction {
                                       " buckets were published before "
                                       "finish()"));
     }
-    for (; complete_ < works_.size(); ++complete_) works_[complete_]->wait();
+    for (; complete_ < works_.size(); ++complete_) {
+      if (works_[complete_]) works_[complete_]->wait();
+    }
     works_.clear();
     open_ = false;
   }
 
  private:
+  void require_next(size_t bucket) const {
+    if (open_ && bucket == published_ && bucket < buckets_.size()) return;
+    throw std::logic_error(
+        c10::str("bucket ", bucket, " was published after ", published_, " of ",
+                 buckets_.size(),
+                 " buckets; publish each once after begin(), in order"));
+  }
   void compare(int64_t iteration) const {
     auto mine =
         at::full({1}, iteration,
@@ -111,17 +127,18 @@ class AllReducedBuckets final : public BucketReduction {
       if (iterations[rank] == iterations[0]) continue;
       C10_THROW_ERROR(
           DistBackendError,
-          c10::str("the ranks average different iterations: rank ",
-                   group_->global_rank(0), " number ", iterations[0], ", rank ",
-                   group_->global_rank(rank), " number ", iterations[rank],
-                   "; every rank must call backward equally often"));
+          c10::str(words_.difference, ": rank ", group_->global_rank(0), " ",
+                   words_.described(iterations[0]), ", rank ",
+                   group_->global_rank(rank), " ",
+                   words_.described(iterations[rank]), "; ", words_.remedy));
     }
   }
 
   const std::vector<ReducedBucket> buckets_;
   const ProcessGroupPtr group_;
   const bool alone_;
-  std::vector<WorkPtr> works_{};
+  IterationWords words_{};
+  std::vector<WorkPtr> works_{};  // null: skipped
   size_t published_ = 0;
   size_t complete_ = 0;
   double factor_ = 1;

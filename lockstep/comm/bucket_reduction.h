@@ -4,12 +4,12 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
 #include <vector>
 
+#include "lockstep/base/iteration_words.h"
 #include "lockstep/base/range.h"
 #include "lockstep/base/results.h"
 #include "lockstep/comm/process_group.h"
@@ -61,12 +61,9 @@ class BucketReduction {
   // After begin() this rank may write into its buckets.
   virtual void begin(int64_t iteration, double divisor) = 0;
 
-  // Makes that error call an iteration by `name` instead of by its number.
-  // Returns whether iterations are always compared.
-  virtual bool name_iterations(
-      const std::function<std::string(int64_t)>& /*name*/) {
-    return false;
-  }
+  // Makes errors use these words for iterations. Returns whether iterations are
+  // always compared.
+  virtual bool word_iterations(IterationWords /*words*/) { return false; }
 
   // Gives up the reduction that this rank has begun, if any. In shared memory,
   // peers that wait for this rank throw at once and name it.
@@ -104,6 +101,10 @@ class BucketReduction {
   static constexpr uint64_t kInBucket = ~uint64_t{0};
   virtual void publish(size_t bucket, std::span<const uint64_t> places) = 0;
   void publish(size_t bucket) { publish(bucket, {}); }
+
+  // Says that no rank contributes to `bucket`, instead of publish(); its
+  // contents are undefined then.
+  virtual void skip(size_t bucket) { publish(bucket); }
 
   // Continues with the buckets that all ranks have published. Returns how many
   // buckets, counted from the first, hold their results (as Results says) on

@@ -378,5 +378,36 @@ WORLD_TEST(DdpChanges, AReturnedTensorOfAnOlderGraphIsAveraged, 2) {
   });
 }
 
+// Regression: added layers were trained on each rank alone.
+WORLD_TEST(DdpChanges, OtherParametersThanWhenWrappedAreRefused, 2) {
+  on_both_backends([&] {
+    auto net = small_net();
+    Wrapped model(net);
+    const auto forward = [&] { model(rows(world.rank)); };
+    forward();
+    const auto bias = net->parameters()[1];
+    const auto data = bias.data();
+    bias.set_data(torch::ones({4}, doubles()));
+    EXPECT_THAT(forward, ThrowsMessage<std::invalid_argument>(
+                             HasSubstr("'0.bias' has the sizes [4], but [5] "
+                                       "when it was wrapped")));
+    bias.set_data(data);
+    forward();
+    net->push_back(torch::nn::Linear(2, 6));
+    EXPECT_THAT(forward, ThrowsMessage<std::invalid_argument>(HasSubstr(
+                             "the module has 6 parameters, and '3.weight' of "
+                             "[6, 2] was not among them, but 4 when")));
+    const torch::NoGradGuard no_grad;
+    model.module()->forward(rows(world.rank).narrow(1, 0, kIn));
+  });
+  on_both_backends([&] {
+    auto net = small_net();
+    Wrapped model(net);
+    auto& first = *net[0]->as<torch::nn::Linear>();
+    first.bias = first.named_parameters()["bias"].clone();  // not registered
+    EXPECT_NO_THROW(model(rows(world.rank)));
+  });
+}
+
 }  // namespace
 }  // namespace lockstep::internal::testing

@@ -158,6 +158,51 @@ WORLD_TEST(DdpExceptions, AnIterationThatOneRankLosesInItsLossIsNotMixed, 2) {
   }
 }
 
+// A rank skips a step whose loss is not finite. Regression: from then on its
+// iterations were averaged with the next ones of the others.
+WORLD_TEST(DdpExceptions, ARankThatSkipsABackwardIsNamed, 2, 3) {
+  auto group =
+      init_process_group("lockstep", {.timeout = std::chrono::seconds(50)});
+  for (const bool delays : {false, true}) {
+    auto net = small_net();
+    DistributedDataParallelOptions options;
+    if (delays) {
+      options.delay_all_reduce_named_params = {
+          {"2.bias", net->parameters()[3]}};
+      options.param_to_hook_all_reduce = net->parameters()[0];
+    }
+    DistributedDataParallel<torch::nn::Sequential> model(net, options);
+    const auto parameters = net->parameters();
+    for (int step = 0; step < 6; ++step) {
+      net->zero_grad();
+      {
+        // These do not count, so one rank may make them alone.
+        const torch::NoGradGuard no_grad;
+        if (world.rank == 0) model(rows(7));
+      }
+      if (world.rank == 0 && step > 0) {
+        net->eval();
+        model(rows(7));
+        net->train();
+      }
+      if (step == 2 && world.rank == 1) model(rows(world.rank, step));
+      auto loss = model(rows(world.rank, step)).square().sum();
+      if (step != 2) {
+        loss.backward();
+        expect_gradients(parameters,
+                         averages(world.size, parameters, loss_of(net, step)),
+                         "around the skipped step");
+        continue;
+      }
+      EXPECT_THAT([&] { loss.backward(); },
+                  ThrowsMessage<c10::DistBackendError>(
+                      AllOf(HasSubstr("rank 0 number 3 after 1 forward,"),
+                            HasSubstr("rank 1 number 3 after 2 forwards"),
+                            HasSubstr("has left out a backward"))));
+    }
+  }
+}
+
 // Only in shared memory are peers told. Elsewhere they must at least get no sum
 // of two iterations.
 WORLD_TEST(DdpExceptions, PeersOnGlooGetNaNForWhatARankGaveUp, 2) {

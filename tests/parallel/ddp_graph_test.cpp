@@ -172,6 +172,28 @@ WORLD_TEST(DdpUnused, NoSyncRemembersWhatWasUsed, 2) {
   });
 }
 
+// Regression: the abandoned parameter got zeros, which weight decay follows.
+WORLD_TEST(DdpUnused, WhatNoSyncUsedIsForgottenWithItsGradient, 2) {
+  on_both_backends([&] {
+    Branches net;
+    DistributedDataParallel<Branches> model(net,
+                                            {.find_unused_parameters = true});
+    for (const bool to_none : {true, false}) {
+      {
+        auto guard = model.no_sync();
+        model(batch_rows(), "right").sum().backward();
+      }
+      net->zero_grad(to_none);
+      model(batch_rows(), "left").sum().backward();
+      EXPECT_FLOAT_EQ(net->left->bias.grad().item<float>(), 1);
+      // As in one process, zeros stay zeros.
+      EXPECT_EQ(net->right->bias.grad().defined(), !to_none);
+      if (!to_none) EXPECT_EQ(net->right->bias.grad().item<float>(), 0);
+      net->zero_grad();
+    }
+  });
+}
+
 WORLD_TEST(DdpUnused, SkippedParametersLeaveTheBuckets, 2) {
   on_both_backends([&] {
     Branches net;

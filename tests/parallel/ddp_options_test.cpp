@@ -276,6 +276,31 @@ WORLD_TEST(DdpMixedPrecision, TrainsInBfloat16AndStepsInFloat32, 2) {
   });
 }
 
+WORLD_TEST(DdpMixedPrecision, ABackwardThroughTwoForwardsNeedsAStaticGraph, 2) {
+  on_both_backends([&] {
+    for (const bool is_static : {false, true}) {
+      torch::nn::Linear net(1, 1);
+      DistributedDataParallel<torch::nn::Linear> model(
+          net,
+          {.static_graph = is_static,
+           .mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16}});
+      for (int step = 0; step < 3; ++step) {
+        net->zero_grad();
+        const auto x = torch::full({1, 1}, world.rank + 1.0);
+        auto both = (model(x) + model(2 * x)).sum();
+        if (!is_static) {
+          EXPECT_THAT([&] { both.backward(); },
+                      ThrowsMessage<std::runtime_error>(HasSubstr(
+                          "a backward may go through one forward only")));
+          break;
+        }
+        both.backward();
+        EXPECT_FLOAT_EQ(net->weight.grad().item<float>(), 4.5);
+      }
+    }
+  });
+}
+
 WORLD_TEST(DdpMixedPrecision, GradientsAreReducedInTheDtypeAskedFor, 2) {
   on_both_backends([&] {
     torch::nn::Linear net(2, 1);

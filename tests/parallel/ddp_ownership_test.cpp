@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "lockstep/optim/sgd.h"
+#include "lockstep/parallel/data_parallel/data_parallel.h"
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
 #include "lockstep/parallel/zero/zero_redundancy_optimizer.h"
 #include "tests/harness/process_world.h"
@@ -69,6 +70,59 @@ WORLD_TEST(DdpOwnership, ProbesOnOneRankChangeNothing, 2, 3) {
                        "with probes");
       probe();
     }
+  });
+}
+
+// The first node that a thread makes has the number 0. Regression: the nodes
+// that add up the replicas' gradients had it, too.
+WORLD_TEST(DdpOwnership, BackwardOfReplicasIsNotAveraged, 2) {
+  on_both_backends([&] {
+    std::thread([&] {
+      auto net = small_net();
+      Wrapped model(net);
+      DataParallel<torch::nn::Sequential> replicas(
+          net, {.device_ids = {at::Device("cpu:0"), at::Device("cpu:1")}});
+      const auto parameters = net->parameters();
+      auto loss = model(rows(world.rank)).square().sum();
+      replicas.forward(rows(world.rank)).square().sum().backward();
+      expect_gradients(parameters,
+                       gradients(loss_of(net)(world.rank), parameters),
+                       "of the replicas");
+    }).join();
+  });
+}
+
+// The gradients of the support set are taken by grad(), and the query's loss is
+// computed without the module. Regression: it was not averaged.
+WORLD_TEST(DdpOwnership, FirstOrderMetaLearningIsAveraged, 2, 3) {
+  on_both_backends([&] {
+    auto net = small_net();
+    Wrapped model(net);
+    const auto parameters = net->parameters();
+    const auto query = [&](const Tensor& support, int rank, int step) {
+      auto fast = torch::autograd::grad({support}, parameters);
+      for (size_t i = 0; i < fast.size(); ++i) {
+        fast[i] = parameters[i] - 0.1 * fast[i];
+      }
+      const auto hidden =
+          torch::linear(rows(rank, step + 10), fast[0], fast[1]).tanh();
+      return torch::linear(hidden, fast[2], fast[3]).square().sum();
+    };
+    for (int step = 0; step < 4; ++step) {
+      net->zero_grad();
+      const auto expected = averages(world.size, parameters, [&](int rank) {
+        return query(loss_of(net, step)(rank), rank, step);
+      });
+      query(model(rows(world.rank, step)).square().sum(), world.rank, step)
+          .backward();
+      expect_gradients(parameters, expected, "of the query");
+    }
+    // Only the next backward averages.
+    net->zero_grad();
+    loss_of(net)(world.rank).backward();
+    expect_gradients(parameters,
+                     gradients(loss_of(net)(world.rank), parameters),
+                     "of the module");
   });
 }
 

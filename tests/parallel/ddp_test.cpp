@@ -423,6 +423,29 @@ WORLD_TEST(DistributedDataParallel, TakesAnyArgumentsAndResults, 2) {
   EXPECT_TRUE(model.module()->layer->weight.grad().defined());
 }
 
+WORLD_TEST(DistributedDataParallel, TakesLibTorchsOtherResults, 2) {
+  const auto x = torch::ones({4, 3}) * (world.rank + 1);
+  auto group = init_process_group();
+  torch::nn::AdaptiveLogSoftmaxWithLoss softmax(
+      torch::nn::AdaptiveLogSoftmaxWithLossOptions(3, 6, {2}));
+  DistributedDataParallel<torch::nn::AdaptiveLogSoftmaxWithLoss> classifier(
+      softmax);
+  classifier(x, torch::tensor({0, 1, 2, 5})).loss.backward();
+  torch::nn::Sequential net(torch::nn::Linear(3, 2), torch::nn::LSTM(2, 2));
+  DistributedDataParallel<torch::nn::Sequential> recurrent(net);
+  using State = std::tuple<torch::Tensor, torch::Tensor>;
+  const auto [output, state] =
+      recurrent.forward<std::tuple<torch::Tensor, State>>(x);
+  output.sum().backward();
+  for (const auto& parameters : {softmax->parameters(), net->parameters()}) {
+    for (const auto& parameter : parameters) {
+      auto mean = parameter.grad().clone();
+      all_reduce(mean, {.op = ReduceOp::AVG});
+      EXPECT_TRUE(parameter.grad().allclose(mean));
+    }
+  }
+}
+
 WORLD_TEST(DistributedDataParallel, ALeftWrapperLeavesNoHooks, 2) {
   auto group = init_process_group("gloo");
   Net net;

@@ -1,10 +1,10 @@
 """One rank of a data-parallel training, in Python (ddp_python_rank_test.cpp).
 
     python_rank.py --init-method file:///... --rank R --world-size N \\
-        --output FOLDER MODEL:BUCKET_CAP_MB:ACCUMULATE ...
+        --output FOLDER MODEL:BUCKET_CAP_MB:ACCUMULATE:OPTION ...
 
-Trains each MODEL ("mlp" or "batchnorm") by DistributedDataParallel in a group
-whose other ranks may be C++; BUCKET_CAP_MB "default" leaves it to DDP. Begins
+Trains each MODEL by DistributedDataParallel in a group whose other ranks may be
+C++; BUCKET_CAP_MB "default" leaves it to DDP, OPTION is one of OPTIONS. Begins
 at a model, and takes batches, that are the same numbers in both languages; see
 fill() and batch(). Writes, for each:
 
@@ -29,6 +29,21 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
+OPTIONS = {
+    "none": {},
+    "static_graph": {"static_graph": True},
+    "find_unused": {"find_unused_parameters": True},
+    "skip_static": {"static_graph": True,
+                    "skip_all_reduce_unused_params": True},
+    "skip_found": {"find_unused_parameters": True,
+                   "skip_all_reduce_unused_params": True},
+    "bucket_cap_mb_list": {"bucket_cap_mb_list": [0.0001, 0.0003]},
+    "views": {"gradient_as_bucket_view": True},
+    "no_views": {"gradient_as_bucket_view": False},
+    "local_buffers": {"broadcast_buffers": False},
+    "buffers_once": {"forward_sync_buffers": False},
+    "no_init_sync": {"init_sync": False},
+}
 STEPS = 20
 ROWS = 4
 INPUTS = 6
@@ -46,10 +61,24 @@ def batch(rank, number):
             ramp(ROWS, start + 1).view(ROWS, 1))
 
 
+class Spare(nn.Module):
+    """Has a parameter that no rank uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.spare = nn.Parameter(torch.zeros(100))
+
+    def forward(self, x):
+        return x
+
+
 def make_net(kind, rank):
     if kind == "mlp":
         net = nn.Sequential(nn.Linear(INPUTS, 16), nn.Tanh(),
                             nn.Linear(16, 16), nn.Tanh(), nn.Linear(16, 1))
+    elif kind == "spare":
+        net = nn.Sequential(nn.Linear(INPUTS, 16), Spare(), nn.Tanh(),
+                            nn.Linear(16, 1))
     else:
         net = nn.Sequential(nn.Linear(INPUTS, 16), nn.BatchNorm1d(16),
                             nn.Tanh(), nn.Linear(16, 8), nn.BatchNorm1d(8),
@@ -64,9 +93,11 @@ def make_net(kind, rank):
     return net
 
 
-def train(kind, cap, accumulate, rank):
-    net = make_net(kind, rank)
-    model = DistributedDataParallel(net, bucket_cap_mb=cap)
+def train(kind, cap, accumulate, option, rank):
+    options = OPTIONS[option]
+    # Without init_sync all ranks must begin alike.
+    net = make_net(kind, rank if options.get("init_sync", True) else 0)
+    model = DistributedDataParallel(net, bucket_cap_mb=cap, **options)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9)
     for step in range(STEPS):
         optimizer.zero_grad()
@@ -128,10 +159,10 @@ def main():
     if args.mismatch:
         mismatch()
     for job in args.jobs:
-        kind, cap, accumulate = job.split(":")
+        kind, cap, accumulate, option = job.split(":")
         cap = None if cap == "default" else float(cap)
         with RecordedOperations() as recorded:
-            net = train(kind, cap, int(accumulate), args.rank)
+            net = train(kind, cap, int(accumulate), option, args.rank)
         file = f"{args.output}/{job}:{args.rank}"
         Path(file + ".ops").write_text("".join(recorded.lines))
         write(Path(file + ".state"), net)

@@ -67,9 +67,8 @@ class SharedBuckets final : public BucketReduction {
     started_ = Deadline::after(call_.timeout);
     checked([&] { exchange_->reclaim(); });
   }
-  bool name_iterations(
-      const std::function<std::string(int64_t)>& name) override {
-    exchange_->name_iterations(name);
+  bool word_iterations(IterationWords words) override {
+    exchange_->word_iterations(std::move(words));
     return true;
   }
   double contribution_factor() const override { return 1; }

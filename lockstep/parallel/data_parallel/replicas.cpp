@@ -20,10 +20,7 @@ namespace autograd = torch::autograd;
 
 // Adds up the gradients of a parameter's copies, in the order of the replicas.
 struct AddReplicas : autograd::Node {
-  // With the lowest sequence number this node runs after all others that are
-  // ready.
-  explicit AddReplicas(const autograd::Edge& next)
-      : Node(/*sequence_nr=*/0, {next}) {}
+  explicit AddReplicas(const autograd::Edge& next) : Node({next}) {}
 
   autograd::variable_list apply(autograd::variable_list&& gradients) override {
     at::Tensor sum;
@@ -57,7 +54,7 @@ bool same_layout(const at::Tensor& a, const at::Tensor& b) {
          a.sizes() == b.sizes();
 }
 
-bool same_memory(const at::Tensor& a, const at::Tensor& b) {
+bool same_data(const at::Tensor& a, const at::Tensor& b) {
   return same_layout(a, b) && a.is_alias_of(b) &&
          a.storage_offset() == b.storage_offset() && a.strides() == b.strides();
 }
@@ -183,7 +180,7 @@ bool Replicas::refresh_copy(Copied& tensor, size_t copy) {
   require(from, devices_.front());
   if (memory_ == ReplicaMemory::kShared && !tensor.is_buffer &&
       device == from.device() && !from.is_inference()) {
-    if (same_memory(from, to)) return false;
+    if (same_data(from, to)) return false;
     to.set_data(untracked(from));
     // The copy shares the version counter with the memory, so that a step
     // between forward and backward is noticed, whichever replica saved the

@@ -204,11 +204,12 @@ void BackwardTracker::require_idle() {
       "and checkpoint parts inside the module, not the wrapper");
 }
 
-void BackwardTracker::begin_forward(bool synchronizes) {
+void BackwardTracker::begin_forward(bool synchronizes, bool counts) {
   const std::lock_guard lock(mutex_);
   watch();
   synchronizes_ = synchronizes;
   if (synchronizes) ++forwards_;
+  if (synchronizes && counts) ++counted_;
   forward_ = Position{this_thread(), at::sequence_number::peek()};
 }
 
@@ -365,6 +366,22 @@ bool BackwardTracker::accumulates_here() const {
   });
 }
 
+// Returns whether grad() takes the gradient of a watched tensor.
+bool BackwardTracker::takes_gradients_here() const {
+  const auto* info = torch::autograd::get_current_graph_task_exec_info();
+  if (info == nullptr) return false;
+  return std::ranges::any_of(watched_, [&](const Watched& watched) {
+    const auto found = info->find(watched.accumulator.get());
+    return found != info->end() && found->second.captures_ != nullptr;
+  });
+}
+
+int64_t BackwardTracker::take_forwards() {
+  averaged_ = forwards_;
+  spent_ = false;
+  return std::exchange(counted_, 0);
+}
+
 BackwardTracker::Task* BackwardTracker::find_task(int id) {
   const auto found = std::ranges::find(tasks_, id, &Task::id);
   return found == tasks_.end() ? nullptr : &*found;
@@ -403,10 +420,10 @@ std::optional<BackwardTracker::Kind> BackwardTracker::remove_task(int id) {
 
 void BackwardTracker::begin_averaging(int id) {
   averaging_ = id;
-  averaged_ = forwards_;
+  const auto forwards = take_forwards();
   try {
     refuse_second_average();
-    listener_->backward_begins();
+    listener_->backward_begins(forwards);
   } catch (...) {
     averaging_ = kNoTask;
     find_task(id)->kind = Kind::failed;
@@ -448,6 +465,9 @@ void BackwardTracker::on_result(bool synchronizes) {
     if (accumulates_here()) {
       kind = synchronizes ? Kind::averages : kind_by_nodes();
       if (kind == Kind::foreign) kind = Kind::local;
+    } else if (synchronizes && takes_gradients_here() &&
+               !torch::autograd::get_current_graph_task_keep_graph()) {
+      spent_ = true;
     }
     task = &track_task(kind);
   } else if (synchronizes && task->kind == Kind::foreign) {
@@ -469,8 +489,7 @@ void BackwardTracker::on_result(bool synchronizes) {
 void BackwardTracker::on_result_lost(uint64_t forward) noexcept {
   const std::lock_guard lock(mutex_);
   if (forward <= averaged_ || listener_ == nullptr) return;
-  averaged_ = forwards_;
-  listener_->forward_lost();
+  listener_->forward_lost(take_forwards());
 }
 
 // Whether no hook of the user comes after `hook`, which has just run.
@@ -503,6 +522,7 @@ void BackwardTracker::on_accumulated(size_t index, const AccumulatedHook& hook,
           std::ranges::find(tasks_, Kind::local, &Task::kind) != tasks_.end()) {
         kind = Kind::local;
       }
+      if (kind == Kind::foreign && spent_) kind = Kind::averages;
       if (task == nullptr) {
         task = &track_task(kind);
       } else {

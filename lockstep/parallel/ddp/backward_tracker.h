@@ -24,8 +24,9 @@ class BackwardListener {
 
   // A backward pass that averages begins. Called before any gradient of the
   // pass, except for a gradient that reaches its parameter without passing
-  // through a result of forward.
-  virtual void backward_begins() = 0;
+  // through a result of forward. `forwards`: how many counted forwards have
+  // synchronised since the last averaging backward or forward_lost() began.
+  virtual void backward_begins(int64_t forwards) = 0;
   // Autograd has added to the .grad of the parameter with this index, in the
   // averaging backward or in one nested in it. May be called several times for
   // a parameter. `added`: what was added, if no hook of the user is still to
@@ -55,7 +56,8 @@ class BackwardListener {
 
   // An exception has destroyed the results of a synchronising forward before
   // any backward averaged, so this rank will not contribute to an iteration.
-  virtual void forward_lost() noexcept = 0;
+  // `forwards`: as in backward_begins().
+  virtual void forward_lost(int64_t forwards) noexcept = 0;
 };
 
 // Tells which of the backward passes that reach a wrapper's parameters are the
@@ -67,7 +69,10 @@ class BackwardListener {
 // forward as a range of these numbers, and whether the forward synchronises.
 // Derivatives of a forward (create_graph) are remembered as another range. Any
 // other pass that reaches a parameter, such as a backward of the plain module,
-// is not the wrapper's.
+// is not the wrapper's, with one exception: if grad() has taken gradients of
+// the parameters from a forward that synchronises, and has used up its graph
+// (no retain_graph), the next pass averages: first-order meta-learning, where
+// the query's graph begins at parameters minus these gradients.
 //
 // The tensors that a forward returns announce their backward: the node that
 // made each of them has a hook, which autograd calls before it does any work on
@@ -129,9 +134,10 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
   void require_idle();
   // Called around a forward in grad mode, in its thread. `synchronizes`:
   // whether backward passes through it average. result() is called for each
-  // tensor that forward returns, before end_forward(). `threw`: an exception
-  // ends the forward.
-  void begin_forward(bool synchronizes);
+  // tensor that forward returns, before end_forward(). `counts`: whether it is
+  // one of BackwardListener's `forwards`, if it synchronises. `threw`: an
+  // exception ends the forward.
+  void begin_forward(bool synchronizes, bool counts);
   void result(const at::Tensor& tensor);
   // Returns whether a result is a watched parameter itself, or leads to one by
   // a graph that is older than the forward, so that the graph has no node of
@@ -140,6 +146,8 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
   // Returns whether a result is a view that the forward has made.
   bool is_own_view(const at::Tensor& tensor) const;
   void end_forward(bool threw);
+  // Returns BackwardListener's `forwards`, and begins to count anew.
+  int64_t take_forwards();
 
   // During an averaging backward, returns for each parameter whether the
   // current graph leads to it.
@@ -206,6 +214,7 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
   void begin_averaging(int id);
   void refuse_second_average() const;
   bool accumulates_here() const;
+  bool takes_gradients_here() const;
   Kind kind_by_nodes() const;
   bool is_older(const torch::autograd::Node& node) const;
   const Range* range_of(const torch::autograd::Node& node) const;
@@ -229,6 +238,9 @@ class BackwardTracker : public std::enable_shared_from_this<BackwardTracker> {
   // How many of these came before the last averaging backward or the last lost
   // result.
   uint64_t averaged_ = 0;
+  int64_t counted_ = 0;  // of the others, those that count
+  // Whether grad() has used up the graph of one of the others.
+  bool spent_ = false;
   // The start of the nodes that a task makes with create_graph.
   struct Derivatives {
     int task;

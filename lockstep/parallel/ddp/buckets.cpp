@@ -63,28 +63,59 @@ GradientBucket make_bucket(const std::vector<NamedParameter>& parameters,
   GradientBucket bucket;
   bucket.flat = empty_shared({count}, options, group);
   bucket.flat.zero_();
-  // Below autograd and its tracking of views, an alias is a plain tensor.
+  // Below autograd and its tracking of views, these are plain tensors.
   at::AutoDispatchBelowADInplaceOrView no_views;
   for (size_t i = 0; i < members.size(); ++i) {
     const auto& tensor = parameters[members[i]].tensor;
     auto strides = tensor.is_non_overlapping_and_dense()
                        ? tensor.strides().vec()
                        : at::empty(tensor.sizes(), c10::kMeta).strides().vec();
-    bucket.slots.push_back(
-        {members[i], offsets[i],
-         bucket.flat.as_strided(tensor.sizes(), strides, offsets[i])});
+    auto& slot = bucket.slots.emplace_back(GradientBucket::Slot{
+        .parameter = members[i],
+        .offset = offsets[i],
+        .place = bucket.flat.as_strided(tensor.sizes(), strides, offsets[i]),
+        .alias = {},
+        .storage = {}});
+    slot.release();
   }
   return bucket;
 }
 
-bool same_memory(const at::Tensor& tensor, const at::Tensor& alias) {
+void GradientBucket::Slot::release() {
+  constexpr size_t kOwn = 2;  // references to the storage: ours and the alias's
+  const bool is_pristine =
+      alias.defined() && same_memory(alias, place) &&
+      alias.unsafeGetTensorImpl()->autograd_meta() == nullptr &&
+      alias.storage().is_alias_of(storage);
+  if (is_pristine && alias.use_count() == 1 && storage.use_count() == kOwn) {
+    return;
+  }
+  const at::NoGradGuard no_grad;
+  if (alias.defined()) {
+    auto copy = place.clone();  // as dense as `place`
+    storage.set_data_ptr_noswap(
+        copy.storage().set_data_ptr(c10::DataPtr(nullptr, place.device())));
+  }
+  const auto device = place.device();
+  storage = c10::Storage(
+      c10::Storage::use_byte_size_t(), place.nbytes(),
+      c10::DataPtr(
+          place.mutable_data_ptr(), new at::Tensor(place),
+          [](void* kept) { delete static_cast<at::Tensor*>(kept); }, device),
+      c10::GetAllocator(device.type()), /*resizable=*/true);
+  at::AutoDispatchBelowADInplaceOrView no_views;
+  alias = at::empty({0}, place.options());
+  alias.set_(storage, 0, place.sizes(), place.strides());
+}
+
+bool same_memory(const at::Tensor& tensor, const at::Tensor& place) {
   return tensor.has_storage() &&  // not sparse
-         tensor.const_data_ptr() == alias.const_data_ptr() &&
-         tensor.sizes() == alias.sizes() &&
-         tensor.strides() == alias.strides() &&
-         tensor.scalar_type() == alias.scalar_type() &&
-         tensor.is_conj() == alias.is_conj() &&
-         tensor.is_neg() == alias.is_neg();
+         tensor.const_data_ptr() == place.const_data_ptr() &&
+         tensor.sizes() == place.sizes() &&
+         tensor.strides() == place.strides() &&
+         tensor.scalar_type() == place.scalar_type() &&
+         tensor.is_conj() == place.is_conj() &&
+         tensor.is_neg() == place.is_neg();
 }
 
 }  // namespace lockstep::internal

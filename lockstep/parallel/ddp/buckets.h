@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Storage.h>
 
 #include <cstdint>
 #include <optional>
@@ -20,15 +21,24 @@ struct NamedParameter {
 // them all. It follows Li et al., "PyTorch Distributed: Experiences on
 // Accelerating Data Parallel Training" (VLDB 2020), section 3.2.3.
 struct GradientBucket {
-  // The place of one parameter in `flat`. `alias` shares the storage of `flat`
-  // and has the parameter's sizes and, if the parameter is dense, its strides;
-  // it becomes the parameter's .grad. It is not an autograd view (is_view() is
-  // false), because LibTorch's zero_grad() calls detach_(), which throws for
-  // views.
+  // The place of one parameter in `flat`, with the parameter's sizes and, if
+  // the parameter is dense, its strides.
   struct Slot {
     size_t parameter;  // index into the parameters of the buckets
     int64_t offset;    // of its first element in `flat`
+    at::Tensor place;  // shares the storage of `flat`; users never get it
+    // Becomes the parameter's .grad, so users may keep it and change it. It is
+    // not an autograd view (is_view() is false), because LibTorch's zero_grad()
+    // calls detach_(), which throws for views. Its storage is the same memory,
+    // but an object of its own, which all tensors share that users made of it.
     at::Tensor alias;
+    c10::Storage storage;
+
+    // Makes a new alias if anyone but this slot holds the old one or a tensor
+    // made of it, or has changed it; what is held keeps its values in memory of
+    // its own. Call it before writing what is not the gradient that they hold,
+    // and before alias becomes .grad.
+    void release();
   };
   at::Tensor flat;  // [sum of numel], contiguous
   std::vector<Slot> slots;
@@ -55,7 +65,7 @@ GradientBucket make_bucket(const std::vector<NamedParameter>& parameters,
                            const ProcessGroupPtr& group,
                            std::optional<at::ScalarType> dtype = {});
 
-// Returns whether `tensor` is exactly the memory of `alias`.
-bool same_memory(const at::Tensor& tensor, const at::Tensor& alias);
+// Returns whether `tensor` is exactly the memory of `place`.
+bool same_memory(const at::Tensor& tensor, const at::Tensor& place);
 
 }  // namespace lockstep::internal

@@ -111,6 +111,36 @@ bool makes_sparse_gradients(const torch::nn::Module& module) {
   return false;
 }
 
+// Reads the member Module::children_, which is private: an explicit
+// instantiation may name it. Its public accessors copy the list and its names,
+// which would cost several microseconds in each forward.
+using Children =
+    torch::OrderedDict<std::string, std::shared_ptr<torch::nn::Module>>;
+const Children& children_of(const torch::nn::Module& module);
+template <Children torch::nn::Module::*member>
+struct ReadsChildren {
+  friend const Children& children_of(const torch::nn::Module& module) {
+    return module.*member;
+  }
+};
+template struct ReadsChildren<&torch::nn::Module::children_>;
+
+struct OwnParameters : torch::nn::Module {
+  static const auto& of(const torch::nn::Module& module) {
+    return module.*(&OwnParameters::parameters_);
+  }
+};
+
+// Calls `visit` with each parameter, in the order of named_parameters(),
+// including undefined ones.
+template <typename Visit>
+void visit_parameters(const torch::nn::Module& module, const Visit& visit) {
+  for (const auto& own : OwnParameters::of(module)) visit(own.value());
+  for (const auto& child : children_of(module)) {
+    visit_parameters(*child.value(), visit);
+  }
+}
+
 bool stands_in(const std::vector<NamedParameter>& list,
                const at::Tensor& tensor) {
   return std::ranges::any_of(
@@ -155,7 +185,8 @@ DdpState::DdpState(torch::nn::Module& module,
         "are trained, use the others as they are");
   }
   if (options_.init_sync && group->size() > 1) {
-    verify_same_model(parameters_, buffers_, trained(), group);
+    beside_python_ =
+        !verify_same_model(parameters_, buffers_, trained(), group);
     broadcast_from(0, true,
                    options_.broadcast_buffers ||
                        options_.forward_sync_buffers.has_value());
@@ -184,6 +215,10 @@ void DdpState::find_tensors() {
   const auto ignored = ignored_names(module_, options_);
   parameters_ = unique(module_.named_parameters(), ignored);
   buffers_ = unique(module_.named_buffers(), ignored);
+  registered_.clear();
+  visit_parameters(module_, [this](const at::Tensor& parameter) {
+    registered_.push_back(parameter);
+  });
   training_ = training_now();
   std::unordered_set<const c10::TensorImpl*> sparse;
   for (const auto& part : module_.modules()) {
@@ -204,6 +239,7 @@ DdpState::Training DdpState::training_now() const {
     now.tensors.push_back(tensor.unsafeGetTensorImpl());
     now.trained.push_back(tensor.requires_grad());
     now.kinds.emplace_back(tensor.scalar_type(), tensor.device());
+    now.sizes.push_back(tensor.sizes().vec());
   }
   return now;
 }
@@ -256,7 +292,8 @@ std::unique_ptr<Reducer> DdpState::make_reducer() {
           .check_for_nan_in_grad = options_.check_for_nan_in_grad,
           .reduce_dtype = !mixed                ? std::nullopt
                           : mixed->reduce_dtype ? mixed->reduce_dtype
-                                                : mixed->param_dtype},
+                                                : mixed->param_dtype,
+          .beside_python = beside_python_},
       identity_);
   if (!delayed.empty()) {
     reducer->delay(DelayedBucket(std::move(delayed),
@@ -330,6 +367,46 @@ bool DdpState::trained_differ() const {
     }
   }
   return false;
+}
+
+// Throws if the module has other parameters than when it was wrapped, or
+// parameters of other sizes: they would not be averaged.
+void DdpState::require_same_parameters() const {
+  size_t number = 0;
+  bool same = true;
+  visit_parameters(module_, [&](const at::Tensor& parameter) {
+    same &=
+        number < registered_.size() && registered_[number].is_same(parameter);
+    ++number;
+  });
+  if (!same || number != registered_.size()) {
+    std::string what = "but not the same ones";
+    for (const auto& item : module_.named_parameters()) {
+      if (std::ranges::any_of(registered_, [&](const at::Tensor& before) {
+            return before.is_same(item.value());
+          })) {
+        continue;
+      }
+      what = c10::str("and '", item.key(), "' of ", item.value().sizes(),
+                      " was not among them");
+      break;
+    }
+    throw mistake(c10::str(
+        "the module has ", number, " parameters, ", what, ", but ",
+        registered_.size(),
+        " when it was wrapped; added or replaced ones would not be averaged. "
+        "Wrap the module, and make its optimizer, after the last change"));
+  }
+  if (low_ && low_->is_low()) return;  // a forward within a backward
+  for (size_t i = 0; i < parameters_.size(); ++i) {
+    const auto& [name, tensor] = parameters_[i];
+    if (tensor.sizes() == training_.sizes[i]) continue;
+    throw mistake(c10::str(
+        "parameter '", name, "' has the sizes ", tensor.sizes(), ", but ",
+        c10::IntArrayRef(training_.sizes[i]),
+        " when it was wrapped, and so have its bucket and the optimizer's "
+        "state; wrap the module, and make its optimizer, after resizing"));
+  }
 }
 
 // Called when requires_grad, dtype or device has changed: selects the buckets
@@ -416,6 +493,7 @@ void DdpState::before_forward() {
     reducer_->set_divisor(options_.process_group->size());
   }
   if (at::GradMode::is_enabled()) {
+    require_same_parameters();
     if (trained_differ()) retrain();
     reducer_->prepare();
     note_forward();
@@ -424,7 +502,7 @@ void DdpState::before_forward() {
   if (every > 0 && trains && current_join() == nullptr) {
     const auto steps = reducer_->steps();
     if (steps > 0 && steps % every == 0) {
-      verify_equal_replicas(parameters_, options_.process_group);
+      verify_replicas();
     }
   }
   if (require_forward_buffer_sync_) broadcast_buffers(source);
@@ -432,7 +510,9 @@ void DdpState::before_forward() {
   if (low_) low_->lower_for_forward();
   if (!at::GradMode::is_enabled()) return;
   try {
-    reducer_->tracker().begin_forward(trains);
+    // Ranks without inputs make no forwards under join().
+    const bool counts = module_.is_training() && current_join() == nullptr;
+    reducer_->tracker().begin_forward(trains, counts);
   } catch (...) {
     if (low_) low_->restore();
     throw;
@@ -504,6 +584,18 @@ void DdpState::require_unwritten(const std::vector<uint32_t>& versions) const {
         "of an Embedding, by renorm_()), or before the wrapper is made (first "
         "values from data); what forward itself must write can be a buffer"));
   }
+}
+
+void DdpState::verify_replicas() const {
+  auto quoted = parameters_;
+  for (auto& parameter : quoted) parameter.name = "'" + parameter.name + "'";
+  const auto difference = replica_difference(quoted, options_.process_group);
+  if (difference.empty()) return;
+  throw std::runtime_error(
+      "the replicas have drifted apart: " + difference +
+      "; something changed it on one rank only (a step that was left out "
+      "there, other options of the optimizer, faulty memory): load a snapshot "
+      "on all ranks");
 }
 
 void DdpState::ForwardPass::throw_older_graph() {

@@ -134,6 +134,8 @@ class DdpState final : public Joinable {
   }
   void warn_of_foreign_gradient(const Reducer& reducer, size_t parameter);
   void find_tensors();
+  void require_same_parameters() const;
+  void verify_replicas() const;
   void make_low_precision();
   std::vector<NamedParameter> trained() const;
   std::unique_ptr<Reducer> make_reducer();
@@ -146,6 +148,9 @@ class DdpState final : public Joinable {
 
   torch::nn::Module& module_;
   DistributedDataParallelOptions options_;
+  // All parameters that the module had when it was wrapped, in its order, which
+  // stay alive for comparison.
+  std::vector<at::Tensor> registered_;
   // Without ignored tensors; tied tensors once, by their first name.
   std::vector<NamedParameter> parameters_;
   std::vector<NamedParameter> buffers_;
@@ -154,6 +159,7 @@ class DdpState final : public Joinable {
     std::vector<const c10::TensorImpl*> tensors;
     std::vector<bool> trained;  // require grad
     std::vector<std::pair<at::ScalarType, at::Device>> kinds;
+    std::vector<std::vector<int64_t>> sizes;
     bool operator==(const Training&) const = default;
   };
   Training training_now() const;
@@ -172,7 +178,8 @@ class DdpState final : public Joinable {
   std::vector<std::unique_ptr<torch::optim::Optimizer>> optimizers_;
   std::function<void()> gate_{};
   int64_t sample_rate_ = 100;
-  bool shadowed_ = false;  // since the join began
+  bool beside_python_ = false;  // some ranks are not Lockstep's
+  bool shadowed_ = false;       // since the join began
   // The trained parameters as they were in the last forward: whether they have
   // been written tells whether an optimizer has stepped. Of the last one the
   // first bytes are compared, too, since torch::optim::SGD writes through

@@ -21,7 +21,7 @@ DelayedBucket::DelayedBucket(std::vector<NamedParameter> parameters,
 
 void DelayedBucket::start() {
   at::NoGradGuard no_grad;
-  for (const auto& slot : bucket_.slots) {
+  for (auto& slot : bucket_.slots) {
     const auto& [name, tensor] = parameters_[slot.parameter];
     auto& grad = tensor.mutable_grad();
     if (!grad.defined()) {
@@ -31,8 +31,9 @@ void DelayedBucket::start() {
           "param_to_hook_all_reduce was ready; name a parameter whose gradient "
           "comes later (one nearer to the input)"));
     }
-    if (!same_memory(grad, slot.alias)) {
-      slot.alias.copy_(grad);
+    if (!same_memory(grad, slot.place)) {
+      slot.release();
+      slot.place.copy_(grad);
       grad = slot.alias;
     }
   }
@@ -59,14 +60,17 @@ void DelayedBucket::give_up() {
   started_ = false;
   for (const auto& slot : bucket_.slots) {
     auto& grad = parameters_[slot.parameter].tensor.mutable_grad();
-    if (grad.defined() && same_memory(grad, slot.alias)) grad.reset();
+    if (grad.defined() && same_memory(grad, slot.place)) grad.reset();
   }
 }
 
 void DelayedBucket::shadow() {
   at::NoGradGuard no_grad;
-  for (const auto& slot : bucket_.slots) {
-    parameters_[slot.parameter].tensor.mutable_grad() = slot.alias;
+  for (auto& slot : bucket_.slots) {
+    auto& grad = parameters_[slot.parameter].tensor.mutable_grad();
+    grad.reset();
+    slot.release();
+    grad = slot.alias;
   }
   bucket_.flat.zero_();
   reduction_->publish(0);

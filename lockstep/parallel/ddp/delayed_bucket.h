@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "lockstep/comm/bucket_reduction.h"
@@ -22,6 +23,10 @@ class DelayedBucket {
 
   const std::vector<NamedParameter>& parameters() const { return parameters_; }
   const at::Tensor& hook() const { return hook_; }
+  // See BucketReduction.
+  void word_iterations(IterationWords words) {
+    reduction_->word_iterations(std::move(words));
+  }
   // Called at the start of every averaging backward; see BucketReduction.
   void begin(int64_t iteration, double divisor) {
     reduction_->begin(iteration, divisor);

@@ -51,9 +51,10 @@ namespace lockstep {
 // models differ; it names rank and parameter.
 //
 // Gradients of Embedding and EmbeddingBag with sparse(true) stay sparse. A
-// parameter that is used twice, or registered twice, counts once. A parameter
-// that the module registers after the wrapper's constructor is not averaged. If
-// requires_grad of a parameter changes after the constructor, which must happen
+// parameter that is used twice, or registered twice, counts once. If the module
+// registers other parameters after the wrapper's constructor, or resizes one,
+// the next forward in grad mode throws std::invalid_argument. If requires_grad
+// of a parameter changes after the constructor, which must happen
 // on every rank alike, the next forward includes it or leaves it out. One
 // backward must not go through forwards from before and after such a change
 // that train a parameter both: it throws std::logic_error on every rank. A
@@ -93,28 +94,22 @@ class DistributedDataParallel
   // written a parameter, and there are several ranks or mixed_precision.
   template <typename... Args>
   decltype(auto) forward(Args&&... args) {
-    internal::DdpState::ForwardPass pass(*state_);
-    internal::ForwardArguments<Args...> arguments(std::forward<Args>(args)...);
-    if (state_->lowers_parameters()) {
-      arguments.replace([this](const std::vector<at::Tensor*>& tensors) {
-        for (auto* tensor : tensors) *tensor = state_->cast(*tensor);
-      });
-    }
-    auto& inner = *module();
-    return internal::call_then(
-        [&]() -> decltype(auto) {
-          return arguments.call([&](auto&&... given) -> decltype(auto) {
-            return inner.forward(std::forward<decltype(given)>(given)...);
-          });
+    return run(
+        [this](auto&&... given) -> decltype(auto) {
+          return module()->forward(std::forward<decltype(given)>(given)...);
         },
-        [&](auto&... result) {
-          pass.require_unwritten();
-          arguments.copy_changed();
-          arguments.put_back();
-          arguments.visit_written(
-              [&](at::Tensor& tensor) { pass.returns(tensor); });
-          (pass.returns(result), ...);
-        });
+        std::forward<Args>(args)...);
+  }
+  // The same for a module whose forward takes the type of its result, as that
+  // of a Sequential which ends in a recurrent layer.
+  template <typename Result, typename... Args>
+  Result forward(Args&&... args) {
+    return run(
+        [this](auto&&... given) -> Result {
+          return module()->template forward<Result>(
+              std::forward<decltype(given)>(given)...);
+        },
+        std::forward<Args>(args)...);
   }
 
   // While it lives, backward passes of forwards made under it accumulate
@@ -178,6 +173,27 @@ class DistributedDataParallel
   internal::DdpState& state() { return *state_; }
 
  private:
+  template <typename Call, typename... Args>
+  decltype(auto) run(const Call& call, Args&&... args) {
+    internal::DdpState::ForwardPass pass(*state_);
+    internal::ForwardArguments<Args...> arguments(std::forward<Args>(args)...);
+    if (state_->lowers_parameters()) {
+      arguments.replace([this](const std::vector<at::Tensor*>& tensors) {
+        for (auto* tensor : tensors) *tensor = state_->cast(*tensor);
+      });
+    }
+    return internal::call_then(
+        [&]() -> decltype(auto) { return arguments.call(call); },
+        [&](auto&... result) {
+          pass.require_unwritten();
+          arguments.copy_changed();
+          arguments.put_back();
+          arguments.visit_written(
+              [&](at::Tensor& tensor) { pass.returns(tensor); });
+          (pass.returns(result), ...);
+        });
+  }
+
   std::unique_ptr<internal::DdpState> state_;
 };
 

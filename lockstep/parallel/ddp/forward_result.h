@@ -15,6 +15,10 @@
 #include <variant>
 #include <vector>
 
+namespace torch::nn {
+struct ASMoutput;
+}
+
 namespace lockstep {
 
 // Finds the tensors in the result of a module's forward; by them
@@ -22,7 +26,8 @@ namespace lockstep {
 // (backward_tracker.h), and checkpoint() gives them their gradients
 // (../checkpointing/checkpoint.h). It knows tensors; standard tuples, pairs,
 // arrays, vectors, maps, optionals, variants and smart pointers of known types;
-// strings and numbers, which hold no tensors.
+// AdaptiveLogSoftmaxWithLoss's result; strings and numbers, which hold no
+// tensors.
 //
 // A forward that returns a type of your own does not compile until you
 // specialise this template for the type:
@@ -158,6 +163,14 @@ struct ForwardResult<std::variant<T...>> : internal::VisitParts<T...> {
   template <typename Variant, typename Visit>
   static void visit(Variant& result, const Visit& visit_part) {
     std::visit(visit_part, result);
+  }
+};
+template <>
+struct ForwardResult<torch::nn::ASMoutput> {
+  template <typename Output, typename Visit>
+  static void visit(Output& result, const Visit& visit_part) {
+    visit_part(result.output);
+    visit_part(result.loss);
   }
 };
 template <>

@@ -91,9 +91,9 @@ std::vector<at::Tensor> GradientBuckets::tensors() const {
   return all;
 }
 
-const at::Tensor& GradientBuckets::alias(size_t parameter) const {
+GradientBucket::Slot& GradientBuckets::slot(size_t parameter) {
   const auto& place = places_[parameter];
-  return buckets_[place.bucket].slots[place.slot].alias;
+  return buckets_[place.bucket].slots[place.slot];
 }
 
 at::Tensor& GradientBuckets::grad(size_t parameter) const {
@@ -120,7 +120,7 @@ void GradientBuckets::arrange(const std::vector<std::vector<size_t>>& members) {
       const bool movable = is_movable(parameter);
       places_[parameter] = {buckets_.size() - 1, slot,
                             movable ? movables++ : kNone};
-      if (movable) sizes.push_back(slots[slot].alias.nbytes());
+      if (movable) sizes.push_back(slots[slot].place.nbytes());
     }
     moved_places_.emplace_back(movables, BucketReduction::kInBucket);
   }
@@ -132,11 +132,11 @@ void GradientBuckets::arrange(const std::vector<std::vector<size_t>>& members) {
   for (size_t i = 0; i < parameters_.size(); ++i) {
     const auto& old = old_places[i];
     if (old.bucket == kNone || !has_place(i) || !grad(i).defined()) continue;
-    const auto& old_alias = old_buckets[old.bucket].slots[old.slot].alias;
-    if (!same_memory(grad(i), old_alias)) continue;
+    const auto& old_place = old_buckets[old.bucket].slots[old.slot].place;
+    if (!same_memory(grad(i), old_place)) continue;
     const bool is_shard = is_left_shard(i, 0);
-    alias(i).copy_(grad(i));
-    grad(i) = alias(i);
+    slot(i).place.copy_(grad(i));
+    grad(i) = slot(i).alias;
     if (is_shard) remember_shard(i);
   }
 }
@@ -144,9 +144,8 @@ void GradientBuckets::arrange(const std::vector<std::vector<size_t>>& members) {
 void GradientBuckets::share(size_t parameter) {
   shared_[parameter] = any_shared_ = true;
   if (!has_place(parameter) || !grad(parameter).defined()) return;
-  if (same_memory(grad(parameter), alias(parameter))) {
-    grad(parameter) = alias(parameter).clone();
-  }
+  const auto& place = slot(parameter).place;
+  if (same_memory(grad(parameter), place)) grad(parameter) = place.clone();
 }
 
 void GradientBuckets::part() {
@@ -154,12 +153,16 @@ void GradientBuckets::part() {
   for (const auto& bucket : buckets_) {
     for (const auto& slot : bucket.slots) {
       auto& gradient = grad(slot.parameter);
-      if (!gradient.defined() || gradient.is_same(slot.alias) ||
-          !gradient.has_storage() || same_memory(gradient, slot.alias)) {
+      if (!gradient.defined() || !gradient.has_storage() ||
+          same_memory(gradient, slot.place)) {
         continue;
       }
+      const auto address =
+          reinterpret_cast<uintptr_t>(gradient.const_data_ptr());
       if (std::ranges::any_of(buckets_, [&](const GradientBucket& other) {
-            return gradient.is_alias_of(other.flat);
+            const auto begin =
+                reinterpret_cast<uintptr_t>(other.flat.const_data_ptr());
+            return address >= begin && address - begin < other.flat.nbytes();
           })) {
         const at::NoGradGuard no_grad;
         gradient = gradient.clone();
@@ -199,7 +202,7 @@ void GradientBuckets::forget_moves() {
 // belongs to it alone.
 bool GradientBuckets::move(size_t parameter, const at::Tensor& added) {
   const auto& gradient = grad(parameter);
-  const auto& to = alias(parameter);
+  const auto& to = slot(parameter).place;
   if (!moves_ || places_[parameter].movable == kNone || !is_view(parameter) ||
       gradient.requires_grad() || gradient.sizes() != to.sizes() ||
       gradient.strides() != to.strides() ||
@@ -219,7 +222,8 @@ bool GradientBuckets::move(size_t parameter, const at::Tensor& added) {
 
 void GradientBuckets::take(size_t parameter, double factor, bool unused,
                            const at::Tensor& added) {
-  const auto& to = alias(parameter);
+  auto& slot = this->slot(parameter);
+  const auto& to = slot.place;
   auto& from = grad(parameter);
   const at::NoGradGuard no_grad;
   if (from.defined() && from.layout() != c10::kStrided) {
@@ -229,6 +233,12 @@ void GradientBuckets::take(size_t parameter, double factor, bool unused,
         "' is sparse, but its module is not an Embedding or EmbeddingBag with "
         "sparse(true); give a dense gradient (to_dense())");
   }
+  if (from.defined() && from.sizes() != to.sizes()) {
+    throw std::invalid_argument(c10::str(
+        "rank ", group_->global_rank(group_->rank()), ": the gradient of '",
+        parameters_[parameter].name, "' has the sizes ", from.sizes(),
+        ", its parameter ", to.sizes(), "; call zero_grad() before backward"));
+  }
   if (added.defined() && from.defined() && !unused && factor == 1 &&
       move(parameter, added)) {
     return;
@@ -237,6 +247,7 @@ void GradientBuckets::take(size_t parameter, double factor, bool unused,
   // Whether other ranks used the parameter is not known yet; if none did, its
   // .grad must stay.
   if (unused && is_here) from = to.clone();
+  if (unused || !is_here || !from.is_same(slot.alias)) slot.release();
   if (is_here) {
     if (factor != 1) to.mul_(factor);
   } else if (from.defined()) {
@@ -244,7 +255,19 @@ void GradientBuckets::take(size_t parameter, double factor, bool unused,
   } else {
     to.zero_();
   }
-  if (!unused && is_view(parameter)) from = to;
+  if (!unused && is_view(parameter)) from = slot.alias;
+}
+
+void GradientBuckets::release() {
+  for (auto& bucket : buckets_) {
+    for (auto& slot : bucket.slots) {
+      auto& gradient = grad(slot.parameter);
+      if (gradient.defined() && same_memory(gradient, slot.place)) {
+        gradient.reset();
+      }
+      slot.release();
+    }
+  }
 }
 
 void GradientBuckets::give(size_t parameter) {
@@ -253,10 +276,13 @@ void GradientBuckets::give(size_t parameter) {
     return;
   }
   const at::NoGradGuard no_grad;
-  const auto& average = alias(parameter);
+  auto& slot = this->slot(parameter);
+  const auto& average = slot.place;
   auto& to = grad(parameter);
   if (is_view(parameter)) {
-    to = average;
+    if (to.is_same(slot.alias)) return;
+    slot.release();
+    to = slot.alias;
   } else if (options_.reduce_dtype) {
     to = average.to(dtypes_[parameter], /*non_blocking=*/false, /*copy=*/true);
   } else if (to.defined()) {
@@ -271,7 +297,7 @@ void GradientBuckets::abandon() {
     for (const auto& slot : bucket.slots) {
       auto& gradient = grad(slot.parameter);
       if (gradient.defined() &&
-          (is_moved(slot.parameter) || same_memory(gradient, slot.alias))) {
+          (is_moved(slot.parameter) || same_memory(gradient, slot.place))) {
         gradient.reset();
       }
     }
@@ -282,13 +308,14 @@ std::vector<ReducedBucket> GradientBuckets::reduced_buckets() const {
   std::vector<ReducedBucket> reduced;
   for (const auto& bucket : buckets_) {
     auto& one = reduced.emplace_back(ReducedBucket{.flat = bucket.flat});
-    for (const auto& [parameter, offset, alias] : bucket.slots) {
-      if (places_[parameter].movable == kNone) continue;
-      one.movable.push_back({offset, offset + alias.numel()});
+    for (const auto& slot : bucket.slots) {
+      if (places_[slot.parameter].movable == kNone) continue;
+      one.movable.push_back({slot.offset, slot.offset + slot.place.numel()});
     }
     if (owned_.empty()) continue;
-    for (const auto& [parameter, offset, alias] : bucket.slots) {
-      const auto [begin, end] = owned_[parameter];
+    for (const auto& slot : bucket.slots) {
+      const auto [begin, end] = owned_[slot.parameter];
+      const auto offset = slot.offset;
       if (begin == end) continue;
       auto& ranges = one.owned;
       if (!ranges.empty() && ranges.back().end == offset + begin) {

@@ -102,11 +102,15 @@ class GradientBuckets {
             const at::Tensor& added);
   // Makes the average, which is now in its place, the parameter's .grad.
   void give(size_t parameter);
+  // Drops the gradients in the buckets, so that anything may be written there.
+  // What users hold of them keeps its values.
+  void release();
 
   // Fills in the fields of DDPLoggingData about parameters and buckets.
   void describe(DDPLoggingData& data) const;
 
-  // Drops all gradients in the buckets, because peers may still write there.
+  // Drops all gradients in the buckets, because peers may still write there;
+  // what users hold of them is undefined.
   void abandon();
 
   // If a rank has only the averages of its own elements (`owned`, for each
@@ -142,7 +146,7 @@ class GradientBuckets {
     int64_t version;
   };
 
-  const at::Tensor& alias(size_t parameter) const;
+  GradientBucket::Slot& slot(size_t parameter);
   at::Tensor& grad(size_t parameter) const;
   bool is_view(size_t parameter) const {
     return options_.views && !options_.reduce_dtype && !shared_[parameter];

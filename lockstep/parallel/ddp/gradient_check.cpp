@@ -20,7 +20,7 @@ void GradientCheck::look(const GradientBucket& bucket) {
   // one then.
   const auto sum = at::real(bucket.flat.sum()).item<double>();
   if (std::isfinite(sum) && !bucket.flat.is_complex()) return;
-  for (const auto& slot : bucket.slots) look(slot.parameter, slot.alias);
+  for (const auto& slot : bucket.slots) look(slot.parameter, slot.place);
 }
 
 void GradientCheck::look(size_t parameter, const at::Tensor& gradient) {

@@ -72,6 +72,10 @@ class HookReduction final : public BucketReduction {
     futures_.push_back(std::move(future));
   }
 
+  void skip(size_t bucket) override {
+    futures_.push_back(completed_future(buckets_[bucket].flat));
+  }
+
   size_t advance() override {
     while (final_ < futures_.size() && futures_[final_]->completed()) take();
     return final_;

@@ -70,12 +70,16 @@ class Meeting {
     Digest digest;
     digest.add(text_);
     auto mine = bytes(std::to_string(digest.value()));
+    store_->add("ours", 1);
     // The first rank to arrive stores the digest with which the others compare
     // theirs.
     if (store_->compareSet("digest", {}, mine) != mine) {
       store_->set("differs", bytes("1"));
     }
   }
+
+  // Called after a collective. Returns whether all ranks are Lockstep's.
+  bool is_complete() { return store_->add("ours", 0) == group_->size(); }
 
   // Called after a collective. Throws on every rank of Lockstep, or on none.
   void throw_if_different() {
@@ -235,7 +239,7 @@ class PythonsCheck {
 
 }  // namespace
 
-void verify_same_model(const std::vector<NamedParameter>& parameters,
+bool verify_same_model(const std::vector<NamedParameter>& parameters,
                        const std::vector<NamedParameter>& buffers,
                        const std::vector<NamedParameter>& trained,
                        const ProcessGroupPtr& group) {
@@ -246,6 +250,7 @@ void verify_same_model(const std::vector<NamedParameter>& parameters,
   meeting.throw_if_different();
   check.verify_counts(counts);
   check.verify_layouts();
+  return meeting.is_complete();
 }
 
 }  // namespace lockstep::internal

@@ -7,19 +7,20 @@
 
 namespace lockstep::internal {
 
-// Collective. Throws std::invalid_argument if the ranks' models differ.
+// Collective. Throws std::invalid_argument if the ranks' models differ. Returns
+// whether all ranks run Lockstep.
 //
 // If all ranks run Lockstep, every rank throws, and the message names the first
 // rank, parameter and difference: names, shapes, strides, dtypes, requires_grad
 // and order of parameters and buffers are compared. The ranks compare through
-// the group's store, which costs each rank three requests.
+// the group's store, which costs each rank five requests.
 //
 // On the wire this does what Python's DistributedDataParallel does, which
 // compares only the number of trained parameters, their sizes and strides: a
 // rank that differs from a Python rank learns only that.
 //
 // `parameters`: all; `trained`: those that require grad, at least one.
-void verify_same_model(const std::vector<NamedParameter>& parameters,
+bool verify_same_model(const std::vector<NamedParameter>& parameters,
                        const std::vector<NamedParameter>& buffers,
                        const std::vector<NamedParameter>& trained,
                        const ProcessGroupPtr& group);

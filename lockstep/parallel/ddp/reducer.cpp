@@ -24,6 +24,35 @@ at::Tensor no_rows(const at::Tensor& parameter) {
       ._coalesced_(true);
 }
 
+// The ranks compare one number for each reduction: which one it is, and how
+// many forwards were made for it.
+constexpr int64_t kMostForwards = 1 << 16;
+
+int64_t iteration_code(int64_t number, int64_t forwards) {
+  return number * kMostForwards + std::min(forwards, kMostForwards - 1);
+}
+
+IterationWords iteration_words() {
+  return {
+      .name =
+          [](int64_t code) {
+            return c10::str("iteration ", code / kMostForwards);
+          },
+      .difference = "the ranks average different iterations",
+      .described =
+          [](int64_t code) {
+            const auto forwards = code % kMostForwards;
+            return c10::str("number ", code / kMostForwards, " after ",
+                            forwards, forwards == 1 ? " forward" : " forwards");
+          },
+      .remedy =
+          "every rank must call forward and backward equally often. A rank "
+          "that made more forwards has left out a backward (a step that it "
+          "skipped, say): let all ranks skip it, or call backward() on a loss "
+          "of zero; make forwards without a backward under torch::NoGradGuard "
+          "or in eval mode"};
+}
+
 [[noreturn]] void refuse_beside_sharing(const std::string& what) {
   throw std::invalid_argument(
       "DistributedDataParallel: another wrapper averages some of the "
@@ -97,6 +126,7 @@ void Reducer::connect() {
         gradients_.is_sharded() ? Results::owned : Results::everywhere, group_,
         arena ? arena->memory() : at::Tensor());
   }
+  reduction_->word_iterations(iteration_words());
   // A check reads the buckets.
   gradients_.allow_moves(reduction_->moves() && !check_);
 }
@@ -128,6 +158,7 @@ void Reducer::register_comm_hook(CommHook hook) {
 
 void Reducer::delay(DelayedBucket delayed) {
   delayed_.emplace(std::move(delayed));
+  delayed_->word_iterations(iteration_words());
   // Watched only to detect another wrapper that averages them.
   for (const auto& parameter : delayed_->parameters()) {
     tracker_->watch_also(parameter.tensor, [] {});
@@ -219,14 +250,28 @@ void Reducer::prepare() {
 }
 
 bool Reducer::may_rebuild() const {
-  return !rebuilt_ && !readiness_.is_collecting() && times_.iteration() > 0 &&
-         (!searches_unused() || options_.skip_all_reduce_unused_params);
+  // Python's rank learns the order of a static graph one backward later.
+  const int64_t first = options_.beside_python && options_.static_graph ? 2 : 1;
+  return !rebuilt_ && !readiness_.is_collecting() &&
+         times_.iteration() >= first &&
+         (!searches_unused() || excludes_unused());
+}
+
+// Returns whether this bucket is not reduced, because no rank uses it: Python's
+// form of skip_all_reduce_unused_params.
+bool Reducer::skips(size_t bucket) const {
+  return options_.skip_all_reduce_unused_params && options_.beside_python &&
+         !readiness_.learns() &&
+         std::ranges::all_of(gradients_.buckets()[bucket].slots,
+                             [this](const GradientBucket::Slot& slot) {
+                               return readiness_.is_unused(slot.parameter);
+                             });
 }
 
 void Reducer::rebuild_buckets() {
   const Span span("ddp", "rebuild_buckets");
   rebuilt_ = true;
-  if (options_.skip_all_reduce_unused_params) {
+  if (excludes_unused()) {
     readiness_.exclude(unused_everywhere_);
   }
   auto order = readiness_.last_order();
@@ -251,7 +296,13 @@ void Reducer::drop_gradients() {
   if (delayed_) delayed_->give_up();
 }
 
-void Reducer::begin_reduction() {
+void Reducer::begin(int64_t forwards) {
+  const auto iteration = iteration_code(++begun_, forwards);
+  reduction_->begin(iteration, divisor_);
+  if (delayed_) delayed_->begin(iteration, divisor_);
+}
+
+void Reducer::begin_reduction(int64_t forwards) {
   times_.backward_begins();
   if (Span::observed()) {
     backward_span_.emplace(Span::detached(
@@ -264,18 +315,17 @@ void Reducer::begin_reduction() {
   for (const auto& bucket : gradients_.buckets()) {
     pending_.push_back(bucket.slots.size());
   }
-  reduction_->begin(++begun_, divisor_);
+  begin(forwards);
   gradients_.forget_moves();
   factor_ = reduction_->contribution_factor();
-  if (delayed_) delayed_->begin(begun_, divisor_);
 }
 
-void Reducer::backward_begins() {
+void Reducer::backward_begins(int64_t forwards) {
   const UserFunction function("backward()");
   readiness_.begin();
   used_before_ = used_;
   try {
-    begin_reduction();
+    begin_reduction(forwards);
     gradients_.part();
     refuse_left_shards(std::nullopt);
     for (size_t i = 0; i < parameters().size(); ++i) {
@@ -333,6 +383,13 @@ void Reducer::refuse_surplus(size_t parameter) const {
            ? "came in a nested backward pass, which find_unused_parameters "
              "cannot see beforehand; if the graph is the same each time, set "
              "static_graph"
+       : entered_
+           ? "came twice in one backward: with mixed_precision.param_dtype "
+             "each "
+             "forward has low-precision parameters of its own, so a backward "
+             "may go through one forward only. Call backward() for each, under "
+             "no_sync() for all but the last, or set static_graph if every "
+             "iteration makes equally many forwards"
            : "became ready twice in one backward; a parameter may take part in "
              "nested backward passes (checkpointed parts that share it) only "
              "with static_graph"));
@@ -340,6 +397,11 @@ void Reducer::refuse_surplus(size_t parameter) const {
 
 void Reducer::mark_ready(size_t parameter, const at::Tensor& added) {
   if (readiness_.awaited() == 0) times_.last_gradient();
+  // The gradient that made this mark, under no_sync(), has been dropped.
+  if (readiness_.is_unused(parameter) &&
+      !parameters()[parameter].tensor.grad().defined()) {
+    used_[parameter] = 0;
+  }
   if (!gradients_.has_place(parameter)) return;
   gradients_.take(parameter, factor_, readiness_.is_unused(parameter), added);
   --pending_[gradients_.bucket_of(parameter)];
@@ -356,7 +418,11 @@ void Reducer::publish_ready_buckets() {
     const size_t bucket = next_bucket_++;
     const Span span("ddp", "publish_bucket",
                     {{"bucket", static_cast<int64_t>(bucket)}});
-    reduction_->publish(bucket, gradients_.moved_places(bucket));
+    if (skips(bucket)) {
+      reduction_->skip(bucket);
+    } else {
+      reduction_->publish(bucket, gradients_.moved_places(bucket));
+    }
   }
   const auto final_buckets = reduction_->advance();
   if (!delivers_at_end()) deliver(final_buckets);
@@ -371,6 +437,7 @@ void Reducer::backward_ends() {
         for (size_t i = 0; i < parameters().size(); ++i) {
           if (!readiness_.is_excluded(i)) mark_ready(i);
         }
+        if (options_.beside_python) used_sum_ = sum_used();
       } else if (searches_unused()) {
         for (size_t i = 0; i < parameters().size(); ++i) set_unused(i);
       } else {
@@ -435,13 +502,11 @@ void Reducer::backward_given_up() { give_up(); }
 // Peers that continue would average this iteration without this rank. So they
 // are told that this rank gives up, and the next forward waits until they have
 // given up, too.
-void Reducer::forward_lost() noexcept {
+void Reducer::forward_lost(int64_t forwards) noexcept {
   try {
-    reduction_->begin(++begun_, divisor_);
+    begin(forwards);
     reduction_->abandon();
-    if (!delayed_) return;
-    delayed_->begin(begun_, divisor_);
-    delayed_->give_up();
+    if (delayed_) delayed_->give_up();
   } catch (const std::exception&) {
     // The group is broken; the next forward reports that.
   }
@@ -457,6 +522,7 @@ void Reducer::give_up() {
   backward_span_.reset();
   if (readiness_.is_collecting()) used_ = used_before_;
   readiness_.give_up();
+  used_sum_.reset();
   stepped_ = static_cast<bool>(on_final_);
 }
 
@@ -514,15 +580,17 @@ void Reducer::finish_sparse() {
   }
 }
 
+at::Tensor Reducer::sum_used() const {
+  auto sum = at::tensor(used_, at::kInt).to(group_->control_device());
+  if (group_->size() > 1) all_reduce(sum, {.group = group_});
+  return sum.cpu();
+}
+
 // Finds the parameters that some rank used. The others keep the gradient they
 // had.
 void Reducer::finish_used_map() {
-  auto map = at::tensor(used_, at::kInt);
-  if (group_->size() > 1) {
-    auto reduced = map.to(group_->control_device());
-    all_reduce(reduced, {.group = group_});
-    map = reduced.cpu();
-  }
+  const auto map =
+      used_sum_.defined() ? std::exchange(used_sum_, at::Tensor()) : sum_used();
   const auto* counts = map.const_data_ptr<int>();
   unused_everywhere_.assign(parameters().size(), false);
   for (size_t i = 0; i < parameters().size(); ++i) {
@@ -586,7 +654,10 @@ void Reducer::shadow_backward() {
   } shadowing{shadows_};
   shadows_ = true;
   try {
-    begin_reduction();
+    begin_reduction(tracker_->take_forwards());
+    gradients_.release();
+    // Zeros are contributed instead of what no_sync() has accumulated.
+    std::ranges::fill(used_, 0);
     const at::NoGradGuard no_grad;
     for (size_t bucket = 0; bucket < gradients_.buckets().size(); ++bucket) {
       gradients_.buckets()[bucket].flat.zero_();

@@ -35,6 +35,8 @@ struct ReducerOptions {
   bool skip_all_reduce_unused_params{false};
   bool check_for_nan_in_grad{false};
   std::optional<at::ScalarType> reduce_dtype{};
+  // Whether Python's DistributedDataParallel may be on other ranks.
+  bool beside_python{false};
 };
 
 // Averages gradients over the ranks of a group while backward computes them:
@@ -156,7 +158,7 @@ class Reducer final : private BackwardListener {
   void continue_from(Reducer& before);
 
  private:
-  void backward_begins() override;
+  void backward_begins(int64_t forwards) override;
   void gradient_accumulated(size_t parameter, const at::Tensor& added) override;
   void backward_ends() override;
   void backward_given_up() override;
@@ -165,15 +167,17 @@ class Reducer final : private BackwardListener {
   void graph_left() override;
   void refuse_sharing(size_t parameter) const override;
   void parameter_shared(size_t parameter) override;
-  void forward_lost() noexcept override;
+  void forward_lost(int64_t forwards) noexcept override;
 
   void set_buckets(const std::vector<std::vector<size_t>>& members);
   void connect();
   std::vector<size_t> bucketed() const;
   void rebuild_buckets();
   bool may_rebuild() const;
+  bool skips(size_t bucket) const;
 
-  void begin_reduction();
+  void begin(int64_t forwards);
+  void begin_reduction(int64_t forwards);
   void set_unused(size_t parameter);
   // `added`: as in GradientBuckets::take().
   void mark_ready(size_t parameter, const at::Tensor& added = {});
@@ -183,6 +187,7 @@ class Reducer final : private BackwardListener {
   [[noreturn]] void refuse_missing() const;
   void finish();
   void finish_sparse();
+  at::Tensor sum_used() const;
   void finish_used_map();
   void deliver(size_t final_buckets);
   void deliver_sparse();
@@ -190,6 +195,9 @@ class Reducer final : private BackwardListener {
 
   bool searches_unused() const {
     return options_.find_unused_parameters && !options_.static_graph;
+  }
+  bool excludes_unused() const {
+    return options_.skip_all_reduce_unused_params && !options_.beside_python;
   }
   bool delivers_at_end() const {
     return needs_used_map() || options_.check_for_nan_in_grad ||
@@ -234,6 +242,7 @@ class Reducer final : private BackwardListener {
   std::vector<int> used_;
   std::vector<int> used_before_;         // used_ when this backward began
   std::vector<int> last_used_;           // used_ at the last average
+  at::Tensor used_sum_;                  // over the ranks, if known early
   std::vector<bool> unused_everywhere_;  // no rank used it at the last average
   bool used_differently_ = false;
   std::vector<bool> sparse_missing_;  // by parameter: had no gradient
@@ -241,7 +250,7 @@ class Reducer final : private BackwardListener {
   DdpTimes times_;
   int64_t steps_ = 0;
   // How many reductions the wrapper has begun, including those that were given
-  // up. The ranks compare this number.
+  // up. The ranks compare this number, and how many forwards came before.
   int64_t begun_ = 0;
 };
 

@@ -2,7 +2,6 @@
 
 #include <ATen/ATen.h>
 
-#include <stdexcept>
 #include <string_view>
 
 #include "lockstep/base/digest.h"
@@ -10,8 +9,8 @@
 
 namespace lockstep::internal {
 
-void verify_equal_replicas(const std::vector<NamedParameter>& tensors,
-                           const ProcessGroupPtr& group) {
+std::string replica_difference(const std::vector<NamedParameter>& tensors,
+                               const ProcessGroupPtr& group) {
   at::NoGradGuard no_grad;
   const auto count = static_cast<int64_t>(tensors.size());
   auto mine = at::empty({count}, at::kLong);
@@ -30,15 +29,11 @@ void verify_equal_replicas(const std::vector<NamedParameter>& tensors,
   for (int rank = 1; rank < group->size(); ++rank) {
     for (int64_t i = 0; i < count; ++i) {
       if (seen[rank][i] == seen[0][i]) continue;
-      throw std::runtime_error(c10::str(
-          "the replicas have drifted apart: '", tensors[i].name, "' of rank ",
-          group->global_rank(rank), " differs from that of rank ",
-          group->global_rank(0),
-          "; something changed it on one rank only (a step that was left out "
-          "there, other options of the optimizer, faulty memory): load a "
-          "snapshot on all ranks"));
+      return c10::str(tensors[i].name, " of rank ", group->global_rank(rank),
+                      " differs from that of rank ", group->global_rank(0));
     }
   }
+  return {};
 }
 
 }  // namespace lockstep::internal

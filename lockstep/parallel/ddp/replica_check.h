@@ -1,16 +1,18 @@
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "lockstep/parallel/ddp/buckets.h"
 
 namespace lockstep::internal {
 
-// Collective. Checks that every rank's `tensors` have the same bits, by a
-// digest of each. Throws std::runtime_error on all ranks, with the first rank
-// that differs from rank 0 of the group and its first tensor that does. Reads
-// all tensors once and sends 8 bytes for each.
-void verify_equal_replicas(const std::vector<NamedParameter>& tensors,
-                           const ProcessGroupPtr& group);
+// Collective. Compares the bits of every rank's `tensors`, by a digest of each.
+// Returns the first rank that differs from rank 0 of the group, with its first
+// tensor that does: "'w' of rank 2 differs from that of rank 0", where names
+// are quoted by the caller; empty if there is none. Reads all tensors once and
+// sends 8 bytes for each.
+std::string replica_difference(const std::vector<NamedParameter>& tensors,
+                               const ProcessGroupPtr& group);
 
 }  // namespace lockstep::internal

@@ -88,8 +88,15 @@ class SharedShardReduction final : public ShardReduction {
               .owned = {{begin, begin + flat->slice()}},
               .movable = movable}},
             Results::owned, group, arena_ ? arena_->memory() : at::Tensor());
-        compares_order_ &= kind.reduction->name_iterations(
-            [named = named_](int64_t code) { return name_of(code, *named); });
+        compares_order_ &= kind.reduction->word_iterations(
+            {.name =
+                 [named = named_](int64_t code) {
+                   return "gradients, " + name_of(code, *named);
+                 },
+             .difference = "the ranks reduce different gradients",
+             .described = [named = named_](
+                              int64_t code) { return name_of(code, *named); },
+             .remedy = "all ranks must do so in the same order"});
       }
     }
   }

@@ -1,6 +1,6 @@
 #include "lockstep/parallel/zero/parameter_piece.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/empty_like.h>
 
 #include <stdexcept>
@@ -8,17 +8,17 @@
 
 namespace lockstep::internal {
 
+// These call the implementation of as_strided(): the dispatcher would take more
+// time than it. Below autograd and its tracking of views, an alias is a plain
+// tensor.
 at::Tensor memory_slice(const at::Tensor& tensor, Range range) {
-  // Below autograd and its tracking of views, an alias is a plain tensor.
-  const at::AutoDispatchBelowADInplaceOrView no_views;
-  return tensor.as_strided({range.size()}, {1},
-                           tensor.storage_offset() + range.begin);
+  return at::native::as_strided_tensorimpl(
+      tensor, {range.size()}, {1}, tensor.storage_offset() + range.begin);
 }
 
 at::Tensor memory_alias(const at::Tensor& tensor) {
-  const at::AutoDispatchBelowADInplaceOrView no_views;
-  return tensor.as_strided(tensor.sizes(), tensor.strides(),
-                           tensor.storage_offset());
+  return at::native::as_strided_tensorimpl(
+      tensor, tensor.sizes(), tensor.strides(), tensor.storage_offset());
 }
 
 void require_dense_gradient(const at::Tensor& parameter) {
@@ -31,12 +31,10 @@ void require_dense_gradient(const at::Tensor& parameter) {
       "own");
 }
 
-ParameterPiece::ParameterPiece(at::Tensor parameter, Range range, bool shaped,
-                               bool keep_gradient)
+ParameterPiece::ParameterPiece(at::Tensor parameter, Range range, bool shaped)
     : parameter_(std::move(parameter)),
       range_(range),
       shaped_(shaped || !parameter_.is_non_overlapping_and_dense()),
-      keep_gradient_(keep_gradient),
       piece_(part_of(parameter_)) {}
 
 at::Tensor ParameterPiece::part_of(const at::Tensor& whole) const {
@@ -75,7 +73,7 @@ void ParameterPiece::take_gradient() { piece_.mutable_grad() = gradient(); }
 
 void ParameterPiece::drop_gradient() {
   piece_.mutable_grad() = at::Tensor();
-  if (!keep_gradient_) gradient_ = at::Tensor();
+  gradient_ = at::Tensor();
 }
 
 }  // namespace lockstep::internal

@@ -22,10 +22,8 @@ class ParameterPiece {
  public:
   // `shaped`: the piece is the whole parameter, in its shape, for an optimizer
   // that looks at more than single elements; otherwise the piece has one
-  // dimension. `keep_gradient`: whether the gradient's memory stays the same
-  // from step to step (a bucket), so that it pays to keep the alias.
-  ParameterPiece(at::Tensor parameter, Range range, bool shaped,
-                 bool keep_gradient);
+  // dimension.
+  ParameterPiece(at::Tensor parameter, Range range, bool shaped);
 
   const at::Tensor& parameter() const { return parameter_; }
   Range range() const { return range_; }
@@ -55,7 +53,6 @@ class ParameterPiece {
   at::Tensor parameter_;
   Range range_;
   bool shaped_;
-  bool keep_gradient_;
   at::Tensor piece_;
   at::Tensor gradient_;
 };

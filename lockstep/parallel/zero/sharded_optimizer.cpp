@@ -19,7 +19,6 @@
 #include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/parallel/ddp/ddp_state.h"
-#include "lockstep/parallel/ddp/gradient_arena.h"
 
 namespace lockstep::internal {
 namespace {
@@ -172,12 +171,9 @@ void ShardedOptimizer::register_parameters(
     const at::Tensor& parameter = parameters[i];
     index_.emplace(parameter.unsafeGetTensorImpl(), parameters_.size());
     const Range mine = ranges[i][rank];
-    pieces_.push_back(
-        mine.begin == mine.end
-            ? nullptr
-            : std::make_unique<ParameterPiece>(
-                  parameter, mine, !cut_,
-                  has_ddp_ && parameter.nbytes() < placed_bytes()));
+    pieces_.push_back(mine.begin == mine.end ? nullptr
+                                             : std::make_unique<ParameterPiece>(
+                                                   parameter, mine, !cut_));
     parameters_.push_back(parameter);
     memory_.push_back({parameter.const_data_ptr(), parameter.sizes().vec(),
                        parameter.strides().vec()});

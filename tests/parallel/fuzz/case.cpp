@@ -70,10 +70,10 @@ const char* name_of(OpKind kind) {
 
 const char* name_of(EventKind kind) {
   static constexpr const char* kNames[] = {
-      "forward",    "backward",       "gradient",
-      "zero_grad",  "keep_gradients", "restore_gradients",
-      "round_trip", "set_frozen",     "wrap_again",
-      "step"};
+      "forward",        "backward",         "gradient",
+      "zero_grad",      "keep_gradients",   "restore_gradients",
+      "hold_gradients", "change_gradients", "round_trip",
+      "set_frozen",     "wrap_again",       "step"};
   return kNames[static_cast<size_t>(kind)];
 }
 

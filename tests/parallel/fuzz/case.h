@@ -133,11 +133,18 @@ enum class EventKind {
   zero_grad,
   keep_gradients,     // copies all .grad
   restore_gradients,  // puts the copies back
+  hold_gradients,     // holds all dense .grad themselves, or aliases of them
+  change_gradients,   // rebinds or resizes all dense .grad in place
   round_trip,         // converts the module to float and back
   set_frozen,
   wrap_again,  // destroys a wrapper with its module, then makes both
   step,        // calls the optimizer's step()
 };
+
+// What a program holds of a .grad.
+enum class Hold { itself, detached, data, flattened };
+// How a program changes a .grad; after all but `rebound` it drops the gradient.
+enum class Change { rebound, larger, smaller, transposed };
 
 enum class Deliberate { none, in_forward, in_backward };
 
@@ -172,7 +179,9 @@ struct Event {
   bool retains_graph{false};
 
   bool sets_to_none{true};  // for zero_grad
-  size_t parameter{0};      // for set_frozen
+  Hold hold{Hold::itself};
+  Change change{Change::rebound};
+  size_t parameter{0};  // for set_frozen
   bool is_frozen{false};
 };
 

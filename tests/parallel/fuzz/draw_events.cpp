@@ -115,7 +115,14 @@ class EventDraw {
 
   void draw_step() {
     batch_ = 0;
-    if (!sometimes(Trait::no_zero_grad, 60)) {
+    const bool changes = step_ > 0 && sometimes(Trait::held_gradients, 60);
+    if (changes) {
+      add(EventKind::change_gradients).change =
+          dice_.percent(50) ? Change::rebound
+                            : static_cast<Change>(1 + dice_.below(3));
+    }
+    if (!sometimes(Trait::no_zero_grad, 60) &&
+        !(changes && dice_.percent(60))) {
       add(EventKind::zero_grad).sets_to_none =
           !sometimes(Trait::zero_grad_false, 70);
     }
@@ -160,6 +167,9 @@ class EventDraw {
       forward(kDropped).is_on_rank_zero_only = true;
     }
     if (place == Place::after) plain_backward();
+    if (sometimes(Trait::held_gradients, 80)) {
+      add(EventKind::hold_gradients).hold = static_cast<Hold>(dice_.below(4));
+    }
     const bool must_step = case_.options.stepping != Stepping::plain;
     if (must_step || dice_.percent(85)) add(EventKind::step);
   }

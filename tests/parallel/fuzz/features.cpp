@@ -162,6 +162,14 @@ std::set<std::string> features_of(const Case& fuzz_case) {
       case EventKind::restore_gradients:
         features.insert("event: gradients put back");
         break;
+      case EventKind::hold_gradients:
+        features.insert("event: gradients held");
+        break;
+      case EventKind::change_gradients:
+        features.insert(event.change == Change::rebound
+                            ? "event: gradients rebound"
+                            : "event: gradients resized");
+        break;
       case EventKind::round_trip:
         features.insert("event: dtype round trip");
         break;

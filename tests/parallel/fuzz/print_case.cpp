@@ -328,6 +328,7 @@ class Program {
     print_optimizer();
     out_ << R"(  std::map<int, torch::Tensor> losses;
   std::vector<torch::Tensor> kept;
+  std::vector<std::pair<torch::Tensor, torch::Tensor>> held;
   auto input = [](int batch) {
     torch::manual_seed(100 + step * 100 + batch * 10 + rank);
     return torch::randn({)"
@@ -450,6 +451,33 @@ class Program {
              << "kept[i];\n"
              << indent << "show(\"put back\");\n";
         break;
+      case EventKind::hold_gradients: {
+        static constexpr const char* kHolds[] = {
+            "", ".detach()", ".variable_data()", ".flatten()"};
+        out_ << "for (auto& one : p) {\n"
+             << indent << "  if (!one.grad().defined()) continue;\n"
+             << indent << "  held.emplace_back(one.grad()"
+             << kHolds[static_cast<size_t>(event.hold)]
+             << ", one.grad().clone());\n"
+             << indent << "}\n";
+        break;
+      }
+      case EventKind::change_gradients: {
+        static constexpr const char* kChanges[] = {
+            "set_data(torch::full_like(grad, rank + 1))",
+            "resize_({grad.numel() + 3})", "resize_({grad.numel() / 2})",
+            "t_()"};
+        out_ << "for (auto& one : p) {\n"
+             << indent << "  const auto& grad = one.grad();\n"
+             << indent << "  if (!grad.defined()) continue;\n"
+             << indent << "  grad."
+             << kChanges[static_cast<size_t>(event.change)] << ";\n";
+        if (event.change != Change::rebound) {
+          out_ << indent << "  one.mutable_grad().reset();\n";
+        }
+        out_ << indent << "}\n";
+        break;
+      }
       case EventKind::round_trip:
         for (int i = 0; i < case_.wrappers; ++i) {
           out_ << (i == 0 ? "" : indent) << "net" << i

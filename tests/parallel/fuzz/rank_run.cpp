@@ -89,6 +89,7 @@ class RankRun {
       const auto& event = case_.events[i];
       now_ = i;
       reference_.run(event);
+      settle_held(event);
       if (!event.is_on_rank_zero_only || rank_ == 0) run_event(event);
       compare(event);
     }
@@ -126,6 +127,10 @@ class RankRun {
           kept_.push_back(grad.defined() ? grad.clone() : grad);
         }
         return;
+      case EventKind::hold_gradients:
+        return hold_gradients(event.hold);
+      case EventKind::change_gradients:
+        return change_gradients(event.change);
       case EventKind::restore_gradients:
         for (size_t i = 0; i < kept_.size(); ++i) {
           tensors_[i].mutable_grad() = kept_[i];
@@ -160,6 +165,8 @@ class RankRun {
                     .exception = exception_on(event, rank_)};
     auto& wrapped = *wrappers_[event.wrapper];
     std::vector<Output> outputs;
+    // A forward in training mode must be made by all ranks.
+    wrapped.net()->train(!event.is_on_rank_zero_only);
     try {
       outputs = event.is_plain ? wrapped.net()->run(x, call)
                                : wrapped.forward(x, call, event.synchronises);
@@ -192,6 +199,48 @@ class RankRun {
               std::string_view::npos;
       if (!is_allowed) throw;
     }
+  }
+
+  void hold_gradients(Hold hold) {
+    for (auto& tensor : tensors_) {
+      const auto& grad = tensor.grad();
+      if (!grad.defined() || grad.is_sparse()) continue;
+      held_.push_back({.tensor = hold == Hold::itself     ? grad
+                                 : hold == Hold::detached ? grad.detach()
+                                 : hold == Hold::data     ? grad.variable_data()
+                                                          : grad.flatten(),
+                       .value = grad.clone(),
+                       .is_grad = true});
+    }
+  }
+
+  void change_gradients(Change change) {
+    for (auto& tensor : tensors_) {
+      const auto& grad = tensor.grad();
+      if (!grad.defined() || grad.is_sparse()) continue;
+      if (change == Change::rebound) {
+        grad.set_data(rebound(grad, rank_));
+        continue;
+      }
+      if (change == Change::larger) grad.resize_({grad.numel() + 3});
+      if (change == Change::smaller) grad.resize_({grad.numel() / 2});
+      if (change == Change::transposed && grad.dim() == 2) grad.t_();
+      tensor.mutable_grad().reset();
+    }
+  }
+
+  // What is held keeps its value from when it is no .grad any more.
+  void settle_held(const Event& event) {
+    const bool drops =
+        event.kind == EventKind::restore_gradients ||
+        (event.kind == EventKind::zero_grad && event.sets_to_none);
+    const bool writes = event.kind == EventKind::backward ||
+                        event.kind == EventKind::change_gradients ||
+                        (event.kind == EventKind::zero_grad && !drops);
+    if (writes)
+      std::erase_if(held_, [](const Held& one) { return one.is_grad; });
+    if (!drops) return;
+    for (auto& one : held_) one.is_grad = false;
   }
 
   void wrap_again(int wrapper) {
@@ -229,6 +278,12 @@ class RankRun {
     }
     const bool sharded = is_sharded(case_.options.stepping);
     if (!difference_.empty() || (sharded && !is_step)) return;
+    for (const auto& one : held_) {
+      if (!one.tensor.view_as(one.value).allclose(one.value, 0, 0, true)) {
+        difference_ = "a gradient that was held has changed after " + place();
+        return;
+      }
+    }
     const auto& want = reference_.parameters(rank_);
     for (size_t i = 0; i < tensors_.size(); ++i) {
       note(i, "p", difference_between(tensors_[i], want[i]));
@@ -242,14 +297,6 @@ class RankRun {
                                   const torch::Tensor& want) const {
     if (got.defined() && want.defined()) return difference_between(got, want);
     if (got.defined() == want.defined()) return {};
-    const auto& there = got.defined() ? got : want;
-    const auto& options = case_.options;
-    // If parameters may be unused, an undefined gradient and a gradient of
-    // zeros are equal.
-    if ((options.find_unused_parameters || options.static_graph) &&
-        there.abs().sum().item<double>() == 0) {
-      return {};
-    }
     return got.defined() ? "there, but should not be" : "missing";
   }
 
@@ -274,6 +321,12 @@ class RankRun {
   std::map<int, torch::Tensor> losses_;
   std::set<int> peers_throw_;  // slots in whose backward some rank throws
   std::vector<torch::Tensor> kept_;
+  struct Held {
+    torch::Tensor tensor;
+    torch::Tensor value;
+    bool is_grad;  // it is still a .grad
+  };
+  std::vector<Held> held_;
   size_t now_ = 0;
   std::string difference_;
 };

@@ -15,6 +15,10 @@ std::unique_ptr<torch::optim::Optimizer> make_plain_optimizer(
       std::move(parameters), torch::optim::SGDOptions(kLearningRate));
 }
 
+torch::Tensor rebound(const torch::Tensor& gradient, int rank) {
+  return torch::full_like(gradient, rank + 1);
+}
+
 struct Reference::Loss {
   torch::Tensor value;
   int wrapper;
@@ -91,6 +95,19 @@ void Reference::run(const Event& event) {
           replica->tensors[i].mutable_grad() = replica->kept[i];
         }
         replica->kept.clear();
+      }
+      return;
+    case EventKind::hold_gradients:
+      return;
+    case EventKind::change_gradients:
+      for (size_t rank = 0; rank < replicas_.size(); ++rank) {
+        for (auto& tensor : replicas_[rank]->tensors) {
+          auto& grad = tensor.mutable_grad();
+          if (!grad.defined() || grad.is_sparse()) continue;
+          grad = event.change == Change::rebound
+                     ? rebound(grad, static_cast<int>(rank))
+                     : torch::Tensor();
+        }
       }
       return;
     case EventKind::round_trip:
@@ -193,7 +210,7 @@ void Reference::backward(const Event& event) {
       auto& grad = replica.tensors[i].mutable_grad();
       added[i].push_back(grad);
       if (grad.defined()) {
-        for (int wrapper : involved) used_[wrapper].insert(i);
+        for (int wrapper : involved) used_[wrapper].emplace(i, rank);
       }
       if (before[i][rank].defined()) {
         grad = grad.defined() ? before[i][rank] + grad : before[i][rank];
@@ -207,8 +224,16 @@ void Reference::backward(const Event& event) {
   std::set<size_t> done;
   for (const auto& [wrapper, parameters] : averaged) {
     for (size_t i : parameters) {
-      // A gradient that no rank used stays unchanged.
-      if (used_[wrapper].erase(i) == 0 || !done.insert(i).second) continue;
+      // A gradient that no rank used stays unchanged. A rank that has dropped
+      // its gradient since has not used it.
+      const auto uses =
+          std::erase_if(used_[wrapper], [&, i = i](const auto& use) {
+            return use.first == i &&
+                   replicas_[use.second]->tensors[i].grad().defined();
+          });
+      std::erase_if(used_[wrapper],
+                    [i = i](const auto& use) { return use.first == i; });
+      if (uses == 0 || !done.insert(i).second) continue;
       average(i, before[i], added[i]);
       if (case_.options.stepping == Stepping::in_backward) step_in_backward(i);
     }
@@ -226,9 +251,6 @@ void Reference::average(size_t parameter,
   };
   for (const auto& part : before) add(part);
   for (const auto& part : added) add(part);
-  if (!sum.defined()) {
-    sum = torch::zeros_like(replicas_[0]->tensors[parameter]);
-  }
   sum /= case_.world_size;
   for (auto& replica : replicas_) {
     replica->tensors[parameter].mutable_grad() = sum.clone();

@@ -5,6 +5,7 @@
 #include <map>
 #include <memory>
 #include <set>
+#include <utility>
 #include <vector>
 
 #include "tests/parallel/fuzz/case.h"
@@ -41,9 +42,9 @@ class Reference {
 
   const Case case_;
   std::vector<std::unique_ptr<Replica>> replicas_;
-  // For each wrapper: the parameters that some rank has used in a backward of
-  // the wrapper since the last average.
-  std::vector<std::set<size_t>> used_;
+  // For each wrapper: parameters, and the ranks that have used them in a
+  // backward of the wrapper since the last average.
+  std::vector<std::set<std::pair<size_t, int>>> used_;
   std::vector<bool> sends_buffers_;  // whether the next forward sends buffers
   bool gradients_are_known_{true};
 };
@@ -51,6 +52,9 @@ class Reference {
 // Returns LibTorch's optimizer for `fuzz_case`.
 std::unique_ptr<torch::optim::Optimizer> make_plain_optimizer(
     const Case& fuzz_case, std::vector<torch::Tensor> parameters);
+
+// Returns what Change::rebound makes of a gradient.
+torch::Tensor rebound(const torch::Tensor& gradient, int rank);
 
 inline constexpr double kLearningRate = 0.05;
 inline constexpr double kEpsilon = 1e-2;  // limits AdamW's first steps

@@ -93,6 +93,10 @@ const std::vector<Conflict>& conflicts() {
         Trait::forward_on_rank_zero}},
       {{Trait::modified_result}, {Trait::checkpointed_whole}},
       {{Trait::two_wrappers}, {Trait::several_outputs}},
+      // Gradients exist only in shards, or are gone after backward.
+      {{Trait::held_gradients}, kSteppings},
+      // What no rank uses keeps what each rank wrote there.
+      {{Trait::held_gradients}, {Trait::check_replicas}},
   };
   return kConflicts;
 }
@@ -115,14 +119,15 @@ std::set<Trait> draw_traits(Dice& dice) {
   static const std::vector<size_t> kCounts{0, 1, 1, 2, 2, 2, 3, 3, 3, 4, 4, 6};
   // These interact with the others in several ways.
   static const std::vector<Trait> kOften{
-      Trait::big,          Trait::big,
-      Trait::find_unused,  Trait::static_graph,
-      Trait::two_wrappers, Trait::no_sync,
-      Trait::no_zero_grad, Trait::checkpointed_whole,
-      Trait::tied,         Trait::zero_private,
-      Trait::skip_unused,  Trait::several_outputs,
-      Trait::buffers,      Trait::throw_in_backward,
-      Trait::plain_module, Trait::several_forwards};
+      Trait::big,           Trait::big,
+      Trait::find_unused,   Trait::static_graph,
+      Trait::two_wrappers,  Trait::no_sync,
+      Trait::no_zero_grad,  Trait::checkpointed_whole,
+      Trait::tied,          Trait::zero_private,
+      Trait::skip_unused,   Trait::several_outputs,
+      Trait::buffers,       Trait::throw_in_backward,
+      Trait::plain_module,  Trait::several_forwards,
+      Trait::held_gradients};
   const size_t all = static_cast<size_t>(Trait::kCount);
   Traits chosen;
   const size_t count = dice.one_of(kCounts);

@@ -62,6 +62,7 @@ enum class Trait {
   modified_result,
   wrap_again,
   forward_on_rank_zero,
+  held_gradients,
   kCount
 };
 

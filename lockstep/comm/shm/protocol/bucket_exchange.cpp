@@ -400,19 +400,10 @@ void BucketExchange::compare_iterations() const {
     const auto theirs =
         counters(peer).iterations[rounds_ % 2].load(std::memory_order_relaxed);
     if (theirs == iteration_) continue;
-    if (name_of_) {
-      throw CallMismatch("the ranks reduce different gradients: " +
-                         core_.waiting.name(core_.rank) + " " +
-                         name_of_(iteration_) + ", " +
-                         core_.waiting.name(peer) + " " + name_of_(theirs) +
-                         "; all ranks must do so in the same order");
-    }
-    throw CallMismatch("the ranks average different iterations: " +
-                       core_.waiting.name(core_.rank) + " number " +
-                       std::to_string(iteration_) + ", " +
-                       core_.waiting.name(peer) + " number " +
-                       std::to_string(theirs) +
-                       "; every rank must call backward equally often");
+    throw CallMismatch(
+        words_.difference + ": " + core_.waiting.name(core_.rank) + " " +
+        words_.described(iteration_) + ", " + core_.waiting.name(peer) + " " +
+        words_.described(theirs) + "; " + words_.remedy);
   }
 }
 
@@ -568,10 +559,7 @@ uint64_t BucketExchange::given_up(uint64_t missing,
   return missing & ~below(&Counters::given_up, rounds_, order);
 }
 
-std::string BucketExchange::begun() const {
-  return name_of_ ? "gradients, " + name_of_(iteration_)
-                  : "iteration " + std::to_string(iteration_);
-}
+std::string BucketExchange::begun() const { return words_.name(iteration_); }
 
 void BucketExchange::throw_if_given_up(const Missing& missing) const {
   const auto order = std::memory_order_acquire;

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/base/iteration_words.h"
 #include "lockstep/comm/shm/protocol/bucket_layout.h"
 #include "lockstep/comm/shm/protocol/common_memory.h"
 #include "lockstep/comm/shm/protocol/group.h"
@@ -91,10 +92,8 @@ class BucketExchange {
   // advance() and finish() compare between the ranks: if one differs, all ranks
   // that come so far throw CallMismatch.
   void begin(int64_t iteration, double divisor);
-  // Makes the errors call an iteration by `name` instead of by its number.
-  void name_iterations(std::function<std::string(int64_t)> name) {
-    name_of_ = std::move(name);
-  }
+  // Makes the errors use these words for iterations.
+  void word_iterations(IterationWords words) { words_ = std::move(words); }
   // Publishes the next bucket, to which this rank's contribution is complete.
   // Never blocks. `places` has one element for each movable range of the
   // bucket, or none: the offset in this rank's arena, in bytes, where its
@@ -217,7 +216,7 @@ class BucketExchange {
   bool open_ = false;       // begun, and neither finished nor reclaimed
   bool abandoned_ = false;  // given up, and the others were told
   int64_t iteration_ = 0;
-  std::function<std::string(int64_t)> name_of_;
+  IterationWords words_;
   double divisor_ = 1;
   // What the counters were when this reduction began: the number of buckets in
   // all reductions before.
