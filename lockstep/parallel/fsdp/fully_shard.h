@@ -5,10 +5,13 @@
 #include <array>
 #include <concepts>
 #include <cstddef>
+#include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <type_traits>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -20,29 +23,49 @@
 namespace lockstep {
 namespace internal {
 
-// Whether FullyShard replaces the tensors in an argument of this type: tensors,
-// and vectors, arrays, optionals, pairs and tuples of such types. Other
-// arguments are passed on as they are.
 template <typename T>
-struct HoldsTensors : std::false_type {};
+concept KnownResult = requires { ForwardResult<T>::is_known; };
+
+// Whether FullyShard replaces the tensors in an argument of this type: tensors;
+// types for which ForwardResult is specialised (forward_result.h); vectors,
+// arrays, optionals, maps, pairs and tuples of these. Other arguments are
+// passed on as they are.
+template <typename T>
+struct HoldsTensors : std::bool_constant<!KnownResult<T>> {};
 template <>
 struct HoldsTensors<at::Tensor> : std::true_type {};
+template <>
+struct HoldsTensors<std::string> : std::false_type {};
 template <typename T>
 struct HoldsTensors<std::optional<T>> : HoldsTensors<T> {};
 template <typename T, typename A>
 struct HoldsTensors<std::vector<T, A>> : HoldsTensors<T> {};
 template <typename T, size_t N>
 struct HoldsTensors<std::array<T, N>> : HoldsTensors<T> {};
-template <typename A, typename B>
-struct HoldsTensors<std::pair<A, B>>
-    : std::conjunction<HoldsTensors<A>, HoldsTensors<B>> {};
+template <typename K, typename T, typename... Rest>
+struct HoldsTensors<std::map<K, T, Rest...>> : HoldsTensors<T> {};
+template <typename K, typename T, typename... Rest>
+struct HoldsTensors<std::unordered_map<K, T, Rest...>> : HoldsTensors<T> {};
 template <typename... T>
-struct HoldsTensors<std::tuple<T...>> : std::conjunction<HoldsTensors<T>...> {};
+struct HoldsTensors<std::tuple<T...>>
+    : std::bool_constant<(HoldsTensors<T>::value || ...) &&
+                         has_known_tensors<std::tuple<T...>>()> {};
+template <typename A, typename B>
+struct HoldsTensors<std::pair<A, B>> : HoldsTensors<std::tuple<A, B>> {};
 
-// An argument on its way to forward: a copy if its tensors may be replaced.
+// Whether forward may put tensors into an argument of the caller's.
+template <typename Argument>
+constexpr bool is_caller_argument =
+    HoldsTensors<std::decay_t<Argument>>::value &&
+    std::is_lvalue_reference_v<Argument> &&
+    !std::is_const_v<std::remove_reference_t<Argument>>;
+
+// An argument on its way to forward: a copy if its tensors may be replaced, and
+// it is not the caller's.
 template <typename Argument>
 using HeldArgument =
-    std::conditional_t<HoldsTensors<std::decay_t<Argument>>::value,
+    std::conditional_t<HoldsTensors<std::decay_t<Argument>>::value &&
+                           !is_caller_argument<Argument>,
                        std::decay_t<Argument>, Argument&&>;
 
 }  // namespace internal
@@ -80,7 +103,9 @@ using HeldArgument =
 // allowed: the same program then runs without sharding.
 //
 // What the module registered are *shards* from then on: parameters() gives
-// tensors of one dimension with this rank's elements, which may be none. The
+// tensors with this rank's elements, which may be none. A shard has as many
+// dimensions as its parameter, so that dim() may tell weights from biases:
+// [rows, ...] if its elements are whole rows, otherwise [1, ..., 1, n]. The
 // members of the module, such as `weight`, are the full parameters. They may be
 // used in forward, and between unshard() and reshard(); at another time their
 // data is not there (c10::Error), or may change any moment (if ranks share
@@ -91,8 +116,8 @@ using HeldArgument =
 // The constructor takes a holder or a std::shared_ptr of the module, or a
 // function that returns one. The full parameters that the module was
 // constructed with are freed, so the peak while blocks are constructed one
-// after another is all shards and one block. All ranks must draw the same
-// random numbers; then the first values are those of one process.
+// after another is all shards and one block. Every rank gets the values of rank
+// 0 (FullyShardOptions::init_sync).
 //
 // An optimizer sees this rank's elements only, so it must step each element by
 // itself, as SGD and AdamW do. Steps that need sums over all elements, as
@@ -100,12 +125,14 @@ using HeldArgument =
 //
 // When backward() returns, the .grad of the shards are averaged over the ranks
 // (and over replicate_group). A parameter that this rank did not use counts as
-// a gradient of zeros; so a parameter that no rank used has a gradient of
-// zeros, and not none, if its unit took part. Frozen parameters
+// a gradient of zeros; one that no rank used has no gradient. Hooks of shards
+// are called with this rank's part of the average (register_hook()), and when
+// every rank has ended backward (post-accumulate hooks). Frozen parameters
 // (requires_grad false, which may change between iterations, on all ranks
 // alike) cost no communication of gradients. A parameter that is registered
-// twice in a unit is one; a parameter in two units is refused. Gradients of
-// gradients (create_graph) are not reduced; gradients must be dense.
+// twice in a unit is one; a parameter in two units is refused. The .grad of
+// shards have no graph (create_graph); gradients must be dense. A backward must
+// come to a unit through what its forward returned.
 //
 // Collective: the constructor, every outermost forward (with or without grad),
 // every backward through it, unshard() and reshard(). All ranks go through the
@@ -118,8 +145,10 @@ using HeldArgument =
 // seen (sharding_root.h has the phases). A forward whose graph is dropped
 // counts as one that expects a backward: use torch::NoGradGuard to evaluate.
 //
-// As in Python, forward must not write its input tensors in place, and results
-// must not be parameters or views of them (std::invalid_argument).
+// Forward may write its input tensors in place, unless they are leaves that
+// require grad, and put tensors into arguments that it takes by reference.
+// Results must not be parameters or views of them, and forward must not write
+// parameters (std::invalid_argument).
 //
 // Errors: std::invalid_argument for mistakes, on all ranks if they differ;
 // c10::DistBackendError if something failed between the ranks. If an exception
@@ -149,7 +178,9 @@ class FullyShard {
       : FullyShard(typename Pointer::Given(make()), options) {}
 
   // Takes the arguments of the module's forward and returns its result, in
-  // which the tensors must be found (ddp/forward_result.h).
+  // which the tensors must be found (ddp/forward_result.h). What forward puts
+  // into arguments that it takes by reference, and what it writes in place, are
+  // results, too.
   template <typename... Args>
   decltype(auto) forward(Args&&... args) {
     internal::UnitForward pass(unit_);
@@ -159,32 +190,36 @@ class FullyShard {
     const auto call = [&]() -> decltype(auto) {
       return std::apply(
           [&](auto&... argument) -> decltype(auto) {
-            if constexpr (requires {
-                            module_->forward(
-                                static_cast<internal::HeldArgument<Args>&&>(
-                                    argument)...);
-                          }) {
-              return module_->forward(
-                  static_cast<internal::HeldArgument<Args>&&>(argument)...);
-            } else {
-              return module_->forward(argument...);
+            try {
+              return module_->forward(static_cast<Args&&>(argument)...);
+            } catch (...) {
+              (give_back<Args>(pass, argument), ...);
+              throw;
             }
           },
           held);
     };
+    const auto visit = [&pass](auto& tensor) { pass.returns(tensor); };
+    const auto end = [&] {
+      std::apply(
+          [&](auto&... argument) {
+            (give_back<Args>(pass, argument, visit), ...);
+          },
+          held);
+      pass.end();
+    };
     using Result = decltype(call());
     if constexpr (std::is_void_v<Result>) {
       call();
-      pass.end();
+      end();
     } else {
       Result result = call();
-      const auto visit = [&pass](auto& tensor) { pass.returns(tensor); };
       if constexpr (std::is_reference_v<Result>) {
         visit_tensors(std::as_const(result), visit);
       } else {
         visit_tensors(result, visit);
       }
-      pass.end();
+      end();
       return static_cast<Result>(std::forward<Result>(result));
     }
   }
@@ -266,8 +301,10 @@ class FullyShard {
               [&](auto& one) {
                 if constexpr (internal::HoldsTensors<
                                   std::decay_t<decltype(one)>>::value) {
-                  visit_tensors(one, [&](at::Tensor& tensor) {
-                    tensors.push_back(&tensor);
+                  visit_tensors(one, [&]<typename T>(T& tensor) {
+                    if constexpr (!std::is_const_v<T>) {
+                      tensors.push_back(&tensor);
+                    }
                   });
                 }
               }(argument),
@@ -275,6 +312,20 @@ class FullyShard {
         },
         held);
     pass.take_inputs(tensors);
+  }
+
+  // `visit` is called with the tensors that are the caller's then.
+  template <typename Argument, typename Held, typename... Visit>
+  static void give_back(internal::UnitForward& pass, Held& argument,
+                        const Visit&... visit) {
+    if constexpr (internal::is_caller_argument<Argument>) {
+      visit_tensors(argument, [&]<typename T>(T& tensor) {
+        if constexpr (!std::is_const_v<T>) {
+          pass.gives_back(tensor);
+          (visit(tensor), ...);
+        }
+      });
+    }
   }
 
   decltype(Pointer::get(
