@@ -62,18 +62,18 @@ void require_fits(const at::Tensor& tensor, const TensorLayout& layout) {
         "a layout has the part ", text_of(box), " of a tensor of shape ",
         at::IntArrayRef(layout.shape), ", which does not contain it"));
   }
-  const Sizes shape =
-      layout.range ? Sizes{layout.range->size()} : layout.box.sizes;
-  if (tensor.sizes() != at::IntArrayRef(shape)) {
-    throw std::invalid_argument(
-        c10::str("a layout is for a tensor of shape ", at::IntArrayRef(shape),
-                 ", but the tensor has the shape ", tensor.sizes()));
-  }
   if (layout.range &&
       (layout.range->begin < 0 || layout.range->end > box.numel())) {
     throw std::invalid_argument(
         c10::str("a layout has the elements ", layout.range->begin, " to ",
                  layout.range->end, " of a part with ", box.numel()));
+  }
+  if (layout.range ? tensor.numel() != layout.range->size()
+                   : tensor.sizes() != at::IntArrayRef(box.sizes)) {
+    throw std::invalid_argument(c10::str("a layout is for a tensor of shape ",
+                                         at::IntArrayRef(sizes_of_part(layout)),
+                                         ", but the tensor has the shape ",
+                                         tensor.sizes()));
   }
 }
 
@@ -88,6 +88,22 @@ const TensorLayout* layout_of(const at::Tensor& tensor) {
   return layouts().find(tensor);
 }
 
+Sizes sizes_of_part(const TensorLayout& layout) {
+  Sizes sizes = layout.box.sizes;
+  if (!layout.range) return sizes;
+  const auto [begin, end] = *layout.range;
+  if (sizes.empty()) return {end - begin};
+  int64_t row = 1;
+  for (size_t d = 1; d < sizes.size(); ++d) row *= sizes[d];
+  if (row > 0 && begin % row == 0 && end % row == 0) {
+    sizes.front() = (end - begin) / row;
+  } else {
+    sizes.assign(sizes.size(), 1);
+    sizes.back() = end - begin;
+  }
+  return sizes;
+}
+
 at::Tensor part_of(const at::Tensor& whole, const TensorLayout& layout) {
   auto part = whole;
   for (int64_t d = 0; d < whole.dim(); ++d) {
@@ -95,7 +111,9 @@ at::Tensor part_of(const at::Tensor& whole, const TensorLayout& layout) {
     part = part.narrow(d, layout.box.offsets[dim], layout.box.sizes[dim]);
   }
   if (!layout.range) return part;
-  return part.reshape({-1}).slice(0, layout.range->begin, layout.range->end);
+  return part.reshape({-1})
+      .slice(0, layout.range->begin, layout.range->end)
+      .view(sizes_of_part(layout));
 }
 
 }  // namespace lockstep::internal

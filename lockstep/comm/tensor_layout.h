@@ -23,9 +23,9 @@ struct TensorLayout {
   // The part of it that this rank has, or, with `range`, that the ranks of the
   // last group have together.
   Box box{};
-  // If set, this rank has only these elements of the box, counted in row-major
-  // order, and the tensor has one dimension. Otherwise the tensor has the sizes
-  // of the box.
+  // If set, this rank has only these elements of the box, in row-major order;
+  // the tensor is contiguous, and sizes_of_part() says which shape it usually
+  // has. Otherwise the tensor has the sizes of the box.
   std::optional<Range> range{};
   // The ranks of each of these groups have different elements; within the
   // product of these groups each element exists once. All other ranks have
@@ -60,9 +60,14 @@ void set_layout(const at::Tensor& tensor, TensorLayout layout);
 // set_layout() for it. Any thread may call.
 const TensorLayout* layout_of(const at::Tensor& tensor);
 
+// Returns the shape of this rank's part, which has as many dimensions as the
+// whole: [rows, ...] if `range` is whole rows of the box, otherwise
+// [1, ..., 1, n]. A part of a tensor without dimensions has one.
+Sizes sizes_of_part(const TensorLayout& layout);
+
 // Returns the elements of `whole`, a tensor of the layout's shape, that this
-// rank has, in the shape of its tensor: a view if that is possible, otherwise a
-// copy.
+// rank has, in the shape of sizes_of_part(): a view if that is possible,
+// otherwise a copy.
 at::Tensor part_of(const at::Tensor& whole, const TensorLayout& layout);
 
 }  // namespace lockstep::internal

@@ -42,11 +42,13 @@ TEST(TensorLayout, ANewTensorAtTheAddressOfAnOldOneHasNone) {
   }
 }
 
-TEST(TensorLayout, AnElementRangeHasOneDimension) {
+TEST(TensorLayout, AnElementRangeMayHaveAnyShape) {
   auto piece = torch::rand({4});
   set_layout(piece,
              {.shape = {4, 3}, .box = {{2, 0}, {2, 3}}, .range = Range{1, 5}});
   EXPECT_EQ(layout_of(piece)->range, (Range{1, 5}));
+  auto flat = torch::rand({1, 4});
+  set_layout(flat, *layout_of(piece));
   auto empty = torch::empty({0});
   set_layout(empty,
              {.shape = {4, 3}, .box = {{2, 0}, {2, 3}}, .range = Range{6, 6}});
@@ -58,7 +60,29 @@ TEST(TensorLayout, APartHasTheElementsOfItsBoxAndRange) {
   TensorLayout layout{.shape = {4, 3}, .box = {{1, 1}, {2, 2}}};
   EXPECT_TRUE(part_of(whole, layout).equal(torch::tensor({{4, 5}, {7, 8}})));
   layout.range = Range{1, 3};
-  EXPECT_TRUE(part_of(whole, layout).equal(torch::tensor({5, 7})));
+  EXPECT_TRUE(part_of(whole, layout).equal(torch::tensor({{5, 7}})));
+  layout.range = Range{2, 4};  // a whole row
+  EXPECT_TRUE(part_of(whole, layout).equal(torch::tensor({{7, 8}})));
+}
+
+// Programs group parameters by dim(), so that of a part is that of the whole.
+TEST(TensorLayout, APartHasAsManyDimensionsAsTheWhole) {
+  const auto shape = [](const Sizes& whole, Range range) {
+    return sizes_of_part(
+        {.shape = whole, .box = whole_box(whole), .range = range});
+  };
+  EXPECT_EQ(shape({4, 3}, {0, 12}), (Sizes{4, 3}));
+  EXPECT_EQ(shape({4, 3}, {3, 9}), (Sizes{2, 3}));
+  EXPECT_EQ(shape({4, 3}, {3, 8}), (Sizes{1, 5}));
+  EXPECT_EQ(shape({4, 3}, {2, 3}), (Sizes{1, 1}));
+  EXPECT_EQ(shape({4, 3}, {12, 12}), (Sizes{0, 3}));
+  EXPECT_EQ(shape({2, 3, 4}, {12, 24}), (Sizes{1, 3, 4}));
+  EXPECT_EQ(shape({2, 3, 4}, {5, 7}), (Sizes{1, 1, 2}));
+  EXPECT_EQ(shape({7}, {2, 4}), (Sizes{2}));
+  EXPECT_EQ(shape({0, 3}, {0, 0}), (Sizes{0, 3}));
+  EXPECT_EQ(shape({3, 0}, {0, 0}), (Sizes{1, 0}));
+  EXPECT_EQ(shape({}, {0, 1}), (Sizes{1}));
+  EXPECT_EQ(shape({}, {0, 0}), (Sizes{0}));
 }
 
 TEST(TensorLayout, WhatDoesNotFitIsRefused) {

@@ -128,7 +128,7 @@ Placement placement_of(const OptimizerShards::Part& part,
     if (part.whole) return Shard{layout->box};
     return FlatShard{part.range, memory_order(parameter), layout->box};
   }
-  // The parameter has one dimension, so the part is a range of its range.
+  // The parameter is contiguous, so the part is a range of its range.
   Range range = *layout->range;
   if (!part.whole) {
     range = {range.begin + part.range.begin, range.begin + part.range.end};

@@ -73,11 +73,12 @@ std::vector<HeldBox> held_boxes(const TensorShard& shard) {
   const auto& [range, order, part] = std::get<FlatShard>(shard.placement);
   const Box whole = part.value_or(whole_box(shard.shape));
   require_fit(order.size() == shard.shape.size() &&
-                  whole.sizes.size() == order.size() && tensor.dim() == 1 &&
-                  tensor.numel() == range.size() && range.begin >= 0 &&
-                  range.end <= whole.numel(),
+                  whole.sizes.size() == order.size() &&
+                  tensor.is_contiguous() && tensor.numel() == range.size() &&
+                  range.begin >= 0 && range.end <= whole.numel(),
               shard);
   const Sizes back = inverse(order);
+  const at::Tensor elements = tensor.view({-1});
   std::vector<HeldBox> boxes;
   int64_t begin = 0;
   for (const Box& box : boxes_of_range(permuted(whole.sizes, order), range)) {
@@ -88,7 +89,7 @@ std::vector<HeldBox> held_boxes(const TensorShard& shard) {
     }
     boxes.push_back(
         {std::move(held),
-         tensor.narrow(0, begin, count).view(box.sizes).permute(back)});
+         elements.narrow(0, begin, count).view(box.sizes).permute(back)});
     begin += count;
   }
   return boxes;

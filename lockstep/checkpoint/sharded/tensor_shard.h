@@ -46,8 +46,9 @@ struct TensorShard {
   // The shape of the whole tensor.
   Sizes shape;
   Placement placement;
-  // The part. Its shape is `shape` if it is replicated, the sizes of the box if
-  // it is a Shard, and one dimension if it is a FlatShard. On any device.
+  // The part. Its shape is `shape` if it is replicated, and the sizes of the
+  // box if it is a Shard. A FlatShard has any shape and is contiguous. On any
+  // device.
   at::Tensor tensor;
   // Whether ranks may have different values, of which those of the first rank
   // that lists the tensor are saved. For buffers.

@@ -2,7 +2,10 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/util/StringUtil.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <stdexcept>
@@ -85,7 +88,14 @@ TensorLayout layout_of_shard(const at::Tensor& whole, Range range,
 constexpr const char* kReleased =
     "FullyShard: this rank has only its shard of this parameter at the moment; "
     "use the full parameter in the unit's forward, or between unshard() and "
-    "reshard()";
+    "reshard(). If this happened in a backward, it came to the unit past the "
+    "results of the unit's forward: return from there what a loss needs";
+constexpr const char* kBarred =
+    "FullyShard: a full parameter has no gradient now; gradients are in the "
+    "shards, which are the module's parameters() since it was sharded. Make "
+    "the "
+    "optimizer from those, after the last unit is constructed, and let a "
+    "backward come to a unit through the results of its forward";
 
 }  // namespace
 
@@ -94,7 +104,11 @@ at::Tensor BufferPool::take(int64_t count, const at::TensorOptions& options) {
     return one.numel() == count && one.dtype() == options.dtype() &&
            one.device() == options.device();
   });
-  if (found == idle_.end()) return empty_shared({count}, options, group_);
+  if (found == idle_.end()) {
+    // Kept for training, if the first forward is one in inference mode.
+    const c10::InferenceMode normal(false);
+    return empty_shared({count}, options, group_);
+  }
   auto buffer = std::move(*found);
   idle_.erase(found);
   return buffer;
@@ -160,15 +174,15 @@ FlatParameters::FlatParameters(std::vector<FoundParameter> found,
     };
     parameter.range = {within(begin), within(begin + slice_)};
     const auto [from, to] = parameter.range;
+    auto layout = layout_of_shard(whole, parameter.range, group_);
     parameter.shard = tensor_over(
         shard_storage_, dtype, to > from ? parameter.offset + from - begin : 0,
-        {to - from}, first);
+        sizes_of_part(layout), first);
     if (to > from) {
-      parameter.shard.copy_(
+      parameter.shard.view({-1}).copy_(
           whole.detach().contiguous().view({-1}).slice(0, from, to));
     }
-    set_layout(parameter.shard,
-               layout_of_shard(whole, parameter.range, group_));
+    set_layout(parameter.shard, std::move(layout));
     parameter.shard.set_requires_grad(trained);
     whole.mutable_grad().reset();
     // Frees the memory that the parameter had; its tensor object stays, because
@@ -321,7 +335,8 @@ at::Tensor& FlatParameters::full_gradient(size_t index) {
 const FlatParameters::Parameter* FlatParameters::with_gradient() const {
   const auto found =
       std::ranges::find_if(parameters_, [](const Parameter& parameter) {
-        return parameter.compute.grad().defined() ||
+        const auto& grad = parameter.compute.grad();
+        return (grad.defined() && !grad.is_same(parameter.barred)) ||
                parameter.accumulated.defined();
       });
   return found == parameters_.end() ? nullptr : &*found;
@@ -331,8 +346,11 @@ void FlatParameters::take_gradients(const at::Tensor& flat, double factor,
                                     const LeftGradients& left) {
   const at::NoGradGuard no_grad;
   for (auto& parameter : parameters_) {
-    if (left.contains(&parameter)) continue;
     auto& grad = parameter.compute.mutable_grad();
+    const bool stays = left.contains(&parameter);
+    parameter.used |=
+        stays || grad.defined() || parameter.accumulated.defined();
+    if (stays) continue;
     const auto place = tensor_over(flat.storage(), flat.scalar_type(),
                                    flat.storage_offset() + parameter.offset,
                                    parameter.compute.sizes(), flat);
@@ -396,6 +414,8 @@ void FlatParameters::drop_gradients() {
   for (auto& parameter : parameters_) {
     parameter.compute.mutable_grad().reset();
     parameter.accumulated.reset();
+    parameter.used = parameter.received = false;
+    parameter.fresh_version.reset();
   }
 }
 
@@ -406,23 +426,75 @@ void FlatParameters::add_to_shards(const at::Tensor& reduced) {
   for (auto& parameter : parameters_) {
     if (!parameter.shard.requires_grad()) continue;
     const auto [from, to] = parameter.range;
-    const auto own =
+    auto own =
         tensor_over(gradients.storage(), gradients.scalar_type(),
                     gradients.storage_offset() +
                         (to > from ? parameter.offset + from - begin : 0),
-                    {to - from}, gradients);
+                    parameter.shard.sizes(), gradients);
+    for (const auto& hook : torch::autograd::impl::hooks(parameter.shard)) {
+      own = (*hook)({own}).front();
+    }
     auto& grad = parameter.shard.mutable_grad();
+    const bool fresh =
+        !grad.defined() || parameter.fresh_version == grad._version();
     if (grad.defined()) {
       grad.add_(own);
     } else {
-      grad = own;
+      grad = std::move(own);
     }
+    parameter.received = true;
+    parameter.fresh_version.reset();
+    if (fresh) parameter.fresh_version = grad._version();
+  }
+}
+
+void FlatParameters::settle_gradients(const std::function<bool()>& is_used) {
+  for (auto& parameter : parameters_) {
+    const bool used = is_used();
+    const bool received = std::exchange(parameter.received, false);
+    const auto fresh = std::exchange(parameter.fresh_version, std::nullopt);
+    parameter.used = false;
+    auto& grad = parameter.shard.mutable_grad();
+    if (!used) {
+      if (fresh && grad.defined() && grad._version() == *fresh) grad.reset();
+    } else if (received) {
+      const auto& hook =
+          torch::autograd::impl::post_acc_grad_hooks(parameter.shard);
+      if (hook) (*hook)(parameter.shard);
+    }
+  }
+}
+
+void FlatParameters::bar_gradients() {
+  for (auto& parameter : parameters_) {
+    auto& grad = parameter.compute.mutable_grad();
+    if (grad.defined() || !parameter.compute.requires_grad()) continue;
+    if (!parameter.barred.defined()) {
+      if (!barred_storage_) {
+        barred_storage_ = storage_over({}, compute_storage_.nbytes(), unit_,
+                                       options_.device());
+        barred_storage_.unsafeGetStorageImpl()
+            ->release_data_and_set_meta_custom_data_ptr_error_msg_(kBarred);
+      }
+      parameter.barred =
+          tensor_over(barred_storage_, compute_dtype_, parameter.offset,
+                      parameter.compute.sizes(), parameter.compute);
+    }
+    grad = parameter.barred;
+  }
+}
+
+void FlatParameters::open_gradients() {
+  for (auto& parameter : parameters_) {
+    auto& grad = parameter.compute.mutable_grad();
+    if (grad.defined() && grad.is_same(parameter.barred)) grad.reset();
   }
 }
 
 void FlatParameters::note_versions() {
   for (auto& parameter : parameters_) {
     parameter.version = parameter.shard._version();
+    parameter.full_version = parameter.compute._version();
   }
 }
 
@@ -430,6 +502,15 @@ const FlatParameters::Parameter* FlatParameters::written() const {
   const auto found =
       std::ranges::find_if(parameters_, [](const Parameter& parameter) {
         return parameter.version != parameter.shard._version();
+      });
+  return found == parameters_.end() ? nullptr : &*found;
+}
+
+const FlatParameters::Parameter* FlatParameters::full_written() const {
+  if (size_ == 1 && flat_.dtype() == shards_.dtype()) return nullptr;
+  const auto found =
+      std::ranges::find_if(parameters_, [](const Parameter& parameter) {
+        return parameter.full_version != parameter.compute._version();
       });
   return found == parameters_.end() ? nullptr : &*found;
 }

@@ -5,8 +5,10 @@
 #include <torch/nn/module.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -58,9 +60,10 @@ std::shared_ptr<ShardedUnit> unit_of(const at::Tensor& tensor);
 //
 // There are two tensors for each parameter, as in Python's FSDP2. The compute
 // tensor is the one that the module's members are; it keeps its shape, and its
-// memory is the flat tensor. The shard, of one dimension, takes its place in
-// the module's dictionary of parameters; so the optimizer, clipping and
-// snapshots see shards. A TensorLayout says which part a shard is.
+// memory is the flat tensor. The shard, which has as many dimensions
+// (sizes_of_part()), takes its place in the module's dictionary of parameters;
+// so the optimizer, clipping and snapshots see shards. A TensorLayout says
+// which part a shard is.
 //
 // Two ways to have the flat tensor:
 // - In common: one copy for all ranks of the host. Shards alias it, if the
@@ -86,12 +89,20 @@ class FlatParameters {
 
   struct Parameter {
     std::string name;
-    at::Tensor compute;        // of its shape
-    at::Tensor shard;          // [range.size()]
-    int64_t offset;            // in the flat tensor
-    Range range;               // of its elements: those in the shard
-    uint32_t version = 0;      // of the shard, at note_versions()
-    at::Tensor accumulated{};  // its gradient under no_sync(), in reduce_dtype
+    at::Tensor compute;         // of its shape
+    at::Tensor shard;           // with range.size() elements
+    int64_t offset;             // in the flat tensor
+    Range range;                // of its elements: those in the shard
+    uint32_t version = 0;       // of the shard, at note_versions()
+    uint32_t full_version = 0;  // of the compute tensor, then
+    at::Tensor accumulated{};   // its gradient under no_sync(), in reduce_dtype
+    at::Tensor barred{};        // of bar_gradients()
+    // Since settle_gradients(): whether this rank gave a gradient to a
+    // reduction, whether the shard got one, and the version of the shard's
+    // .grad if all of it comes from there.
+    bool used = false;
+    bool received = false;
+    std::optional<uint32_t> fresh_version{};
   };
   const std::vector<Parameter>& parameters() const { return parameters_; }
   int64_t padded() const { return slice_ * size_; }
@@ -153,8 +164,19 @@ class FlatParameters {
   void keep_gradients();
   void drop_gradients();
   // Adds a reduced gradient, this rank's slice [slice] of reduce_dtype, to the
-  // shards' .grad. The memory may become that of .grad.
+  // shards' .grad, after what hooks of the shards make of it. The memory may
+  // become that of .grad.
   void add_to_shards(const at::Tensor& reduced);
+  // Ends the reductions of a backward. `is_used` says for each parameter in
+  // turn whether any rank gave a gradient; if none did, the shard has none,
+  // unless it had one before. Calls the shards' post-accumulate hooks.
+  void settle_gradients(const std::function<bool()>& is_used);
+  // Gives each compute tensor that has no gradient one that throws c10::Error
+  // when it is read or written: an optimizer that was made before the module
+  // was sharded would otherwise find no gradients, and step nothing in silence.
+  // Until open_gradients() backward must not accumulate.
+  void bar_gradients();
+  void open_gradients();
 
   // ---- Checks ----
 
@@ -162,6 +184,9 @@ class FlatParameters {
   // Returns the first parameter whose shard was written since note_versions();
   // null if none was.
   const Parameter* written() const;
+  // The same of full parameters, unless what was written is kept: if this rank
+  // is the only one, and shards alias it.
+  const Parameter* full_written() const;
   // Throws std::logic_error if a shard has got other memory or another dtype.
   void require_own_memory() const;
 
@@ -183,6 +208,7 @@ class FlatParameters {
   at::Tensor shards_;  // [slice] of options_
   c10::Storage shard_storage_;
   c10::Storage compute_storage_;
+  c10::Storage barred_storage_;
   at::Tensor buffer_;  // gathered: [padded] of compute_dtype
   at::Tensor sent_;    // what is being gathered from this rank
   at::Tensor part_;    // of keep_part(): [padded / ranks] of compute_dtype

@@ -3,6 +3,7 @@
 #include <concepts>
 #include <memory>
 #include <type_traits>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -49,7 +50,9 @@ namespace lockstep {
 // is allowed: the same program then runs without sharding.
 //
 // What the module registered are *shards* from then on: parameters() gives
-// tensors of one dimension with this rank's elements, which may be none. The
+// tensors with this rank's elements, which may be none. A shard has as many
+// dimensions as its parameter, so that dim() may tell weights from biases:
+// [rows, ...] if its elements are whole rows, otherwise [1, ..., 1, n]. The
 // members of the module, such as `weight`, are the full parameters. They may be
 // used in forward, and between unshard() and reshard(); at another time their
 // data is not there (c10::Error), or may change any moment (if ranks share
@@ -60,8 +63,8 @@ namespace lockstep {
 // The constructor takes a holder or a std::shared_ptr of the module, or a
 // function that returns one. The full parameters that the module was
 // constructed with are freed, so the peak while blocks are constructed one
-// after another is all shards and one block. All ranks must draw the same
-// random numbers; then the first values are those of one process.
+// after another is all shards and one block. Every rank gets the values of rank
+// 0 (FullyShardOptions::init_sync).
 //
 // An optimizer sees this rank's elements only, so it must step each element by
 // itself, as SGD and AdamW do. Steps that need sums over all elements, as
@@ -69,12 +72,14 @@ namespace lockstep {
 //
 // When backward() returns, the .grad of the shards are averaged over the ranks
 // (and over replicate_group). A parameter that this rank did not use counts as
-// a gradient of zeros; so a parameter that no rank used has a gradient of
-// zeros, and not none, if its unit took part. Frozen parameters
+// a gradient of zeros; one that no rank used has no gradient. Hooks of shards
+// are called with this rank's part of the average (register_hook()), and when
+// every rank has ended backward (post-accumulate hooks). Frozen parameters
 // (requires_grad false, which may change between iterations, on all ranks
 // alike) cost no communication of gradients. A parameter that is registered
-// twice in a unit is one; a parameter in two units is refused. Gradients of
-// gradients (create_graph) are not reduced; gradients must be dense.
+// twice in a unit is one; a parameter in two units is refused. The .grad of
+// shards have no graph (create_graph); gradients must be dense. A backward must
+// come to a unit through what its forward returned.
 //
 // Collective: the constructor, every outermost forward (with or without grad),
 // every backward through it, unshard() and reshard(). All ranks go through the
@@ -87,8 +92,10 @@ namespace lockstep {
 // seen (sharding_root.h has the phases). A forward whose graph is dropped
 // counts as one that expects a backward: use torch::NoGradGuard to evaluate.
 //
-// As in Python, forward must not write its input tensors in place, and results
-// must not be parameters or views of them (std::invalid_argument).
+// Forward may write its input tensors in place, unless they are leaves that
+// require grad, and put tensors into arguments that it takes by reference.
+// Results must not be parameters or views of them, and forward must not write
+// parameters (std::invalid_argument).
 //
 // Errors: std::invalid_argument for mistakes, on all ranks if they differ;
 // c10::DistBackendError if something failed between the ranks. If an exception
@@ -120,7 +127,9 @@ class FullyShard : public WrappedModule<FullyShard<Module>, Module> {
       : FullyShard(typename Pointer::Given(make()), options) {}
 
   // Takes the arguments of the module's forward and returns its result, in
-  // which the tensors must be found (ddp/forward_result.h).
+  // which the tensors must be found (ddp/forward_result.h). What forward puts
+  // into arguments that it takes by reference, and what it writes in place, are
+  // results, too.
   template <typename... Args>
   decltype(auto) forward(Args&&... args) {
     internal::UnitForward pass(unit_);

@@ -99,10 +99,12 @@ struct FullyShardOptions {
   // ---- Behaviour: the first values ----
 
   // Whether every rank gets the parameters and buffers of rank 0 (of both
-  // groups). Otherwise each rank keeps its part of what it has itself, so all
-  // ranks must have drawn the same random numbers, or have loaded the same
-  // file. Default: false (not in Python).
-  bool init_sync{false};
+  // groups), as in DistributedDataParallel. Otherwise each rank keeps its part
+  // of what it has itself: all ranks must have drawn the same random numbers,
+  // or have loaded the same file, and values that differ are
+  // std::invalid_argument. Set it to false to save that communication. Default:
+  // true (not in Python).
+  bool init_sync{true};
 };
 
 }  // namespace lockstep

@@ -2,12 +2,15 @@
 
 #include <ATen/ATen.h>
 #include <c10/util/StringUtil.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/nn/modules/container/parameterdict.h>
 #include <torch/nn/modules/container/parameterlist.h>
 
 #include <algorithm>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
+#include <string_view>
 #include <tuple>
 #include <utility>
 
@@ -67,11 +70,21 @@ void require_divisor(ReshardAfterForward reshard_after_forward,
 // The parts of the parameters that one FlatParameters has: all of one kind.
 using UnitKind = std::tuple<at::ScalarType, c10::DeviceType, bool>;
 
-std::string description_of(const std::vector<FoundParameter>& parameters) {
+// `values`: whether they are compared, too.
+std::string description_of(const std::vector<FoundParameter>& parameters,
+                           bool values) {
   std::string text;
   for (const auto& [name, tensor, places] : parameters) {
     text += c10::str(name, " ", tensor.scalar_type(), " ", tensor.sizes(),
-                     tensor.requires_grad() ? "\n" : " frozen\n");
+                     tensor.requires_grad() ? "" : " frozen");
+    if (values) {
+      const auto bytes = tensor.detach().cpu().contiguous();
+      text += c10::str(", values with the hash ",
+                       std::hash<std::string_view>()(
+                           {static_cast<const char*>(bytes.const_data_ptr()),
+                            bytes.nbytes()}));
+    }
+    text += '\n';
   }
   return text;
 }
@@ -121,7 +134,8 @@ std::optional<std::string> unit_difference(const Object& own,
     if (parameters == all[0]["parameters"]) continue;
     return c10::str("rank ", group->global_rank(rank),
                     " has other parameters than rank ", group->global_rank(0),
-                    "; construct the same module on every rank. They have:\n",
+                    "; construct the same module on every rank, with equal "
+                    "values unless init_sync is set. They have:\n",
                     parameters.get<std::string>(), "and\n",
                     all[0]["parameters"].get<std::string>());
   }
@@ -131,8 +145,9 @@ std::optional<std::string> unit_difference(const Object& own,
 // Throws on all ranks if they have different parameters or options.
 void require_same_on_ranks(const std::vector<FoundParameter>& parameters,
                            const FullyShardOptions& options) {
-  const Object own{{"options", compared_options(options)},
-                   {"parameters", description_of(parameters)}};
+  const Object own{
+      {"options", compared_options(options)},
+      {"parameters", description_of(parameters, !options.init_sync)}};
   auto found = unit_difference(own, options.group);
   // Also if this rank knows already: its replicas wait for it.
   if (options.replicate_group) {
@@ -148,7 +163,9 @@ void broadcast_first_values(torch::nn::Module& module,
   const at::NoGradGuard no_grad;
   std::vector<at::Tensor> tensors;
   for (const auto& parameter : parameters) tensors.push_back(parameter.tensor);
-  for (const auto& buffer : module.buffers()) tensors.push_back(buffer);
+  for (const auto& buffer : module.buffers()) {
+    if (buffer.defined()) tensors.push_back(buffer);
+  }
   for (const auto& group : {options.group, options.replicate_group}) {
     if (!group || group->size() == 1) continue;
     for (const auto& tensor : tensors) {
@@ -371,6 +388,8 @@ UnitForward::~UnitForward() {
 }
 
 void UnitForward::take_inputs(const std::vector<at::Tensor*>& inputs) {
+  std::vector<at::Tensor> given;
+  for (const auto* input : inputs) given.push_back(*input);
   const auto& policy = unit_->options().mp_policy;
   if (policy.param_dtype && policy.cast_forward_inputs) {
     for (auto* input : inputs) {
@@ -380,14 +399,43 @@ void UnitForward::take_inputs(const std::vector<at::Tensor*>& inputs) {
     }
   }
   if (call_) watch_inputs(inputs, call_);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    const auto& taken = *inputs[i];
+    if (!taken.defined() || taken.is_inference()) continue;
+    if (!call_ && taken.is_same(given[i])) continue;
+    inputs_.push_back(
+        {std::move(given[i]), taken, taken._version(), taken.grad_fn().get()});
+  }
+}
+
+void UnitForward::gives_back(at::Tensor& argument) const {
+  const auto found = std::ranges::find_if(inputs_, [&](const Input& input) {
+    return input.taken.is_same(argument);
+  });
+  if (found != inputs_.end()) argument = found->given;
 }
 
 void UnitForward::returns(at::Tensor& result) {
+  if (std::ranges::any_of(inputs_, [&](const Input& input) {
+        return input.given.is_same(result);
+      })) {
+    return;  // finish_written_inputs() sees to it
+  }
+  const auto known = std::ranges::find_if(
+      results_, [&](const auto& one) { return one.first.is_same(result); });
+  if (known != results_.end()) {
+    result = known->second;
+    return;
+  }
+  const at::Tensor before = result;
   const auto& dtype = unit_->options().mp_policy.output_dtype;
   if (dtype && result.defined() && result.is_floating_point()) {
     result = result.to(*dtype);
   }
-  watch_result(result);
+  if (watches(result) && !result.is_leaf()) {
+    result = announce_backward(result, call_);
+  }
+  results_.emplace_back(before, result);
 }
 
 void UnitForward::returns(const at::Tensor& result) {
@@ -398,22 +446,56 @@ void UnitForward::returns(const at::Tensor& result) {
         "forward returns a tensor by reference, which cannot be cast to "
         "mp_policy.output_dtype; return it by value");
   }
-  watch_result(result);
+  if (!watches(result)) return;
+  if (result.is_view()) {
+    throw unit_mistake(
+        "forward returns a view by reference, which the caller may write in "
+        "place, so that its gradients would be lost; return it by value");
+  }
+  announce_backward_of(result, call_);
 }
 
-void UnitForward::watch_result(const at::Tensor& result) {
-  if (!result.defined()) return;
+bool UnitForward::watches(const at::Tensor& result) {
+  if (!result.defined()) return false;
   if (unit_of(result) != nullptr) {
     throw unit_mistake(
         "forward returned a parameter or a view of one, whose memory does not "
         "stay; return a clone()");
   }
-  if (!result.requires_grad()) return;
+  if (!result.requires_grad()) return false;
   has_graph_ = true;
-  if (call_) announce_backward(result, call_);
+  return call_ != nullptr;
+}
+
+// What forward wrote in place is written in the caller's tensors, too: data
+// that was cast, and the history, which autograd knows of an alias only.
+void UnitForward::finish_written_inputs() {
+  for (auto& [given, taken, version, graph] : inputs_) {
+    if (taken._version() == version) continue;
+    if (!call_ || taken.grad_fn().get() == graph) {
+      const at::NoGradGuard no_grad;
+      if (!given.is_alias_of(taken)) given.copy_(taken);
+      continue;
+    }
+    if (given.is_leaf() && given.requires_grad() && !given.is_same(taken)) {
+      throw unit_mistake(
+          "forward wrote an input in place that is a leaf and requires grad, "
+          "so its gradient would be wrong; write a clone() of it");
+    }
+    has_graph_ = true;
+    const auto written = taken._version();
+    given.copy_(announce_backward(taken, call_));
+    // Nothing has changed since operations of forward saved the data.
+    if (given.is_alias_of(taken)) {
+      auto counter = torch::autograd::impl::version_counter(given);
+      counter.set_version(written);
+    }
+  }
 }
 
 void UnitForward::end() {
+  finish_written_inputs();
+  unit_->root()->check_forward();
   ended_ = true;
   unit_->root()->end_forward(*unit_, call_.get(), has_graph_);
 }

@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/parallel/fsdp/fully_shard_options.h"
@@ -71,6 +72,10 @@ class ShardedUnit : public std::enable_shared_from_this<ShardedUnit> {
   bool held = false;
   // The running backward goes through this unit and has not left it.
   bool in_backward = false;
+  // The running backward, or the last one, came to it through a result.
+  bool entered = false;
+  // The number of its forwards that are running, unless in micro-batches.
+  int running = 0;
 
  private:
   explicit ShardedUnit(FullyShardOptions options);
@@ -99,16 +104,30 @@ class UnitForward {
 
   // `inputs`: the tensors among the arguments, which may be replaced.
   void take_inputs(const std::vector<at::Tensor*>& inputs);
-  // Called for each tensor that forward returns.
+  // Called for each tensor in the caller's own arguments when forward has ended
+  // or thrown: puts back the tensor that take_inputs() replaced.
+  void gives_back(at::Tensor& argument) const;
+  // Called afterwards for each tensor that forward returns, or may have put
+  // into the caller's arguments.
   void returns(at::Tensor& result);
   void returns(const at::Tensor& result);
   void end();
 
  private:
-  void watch_result(const at::Tensor& result);
+  struct Input {
+    at::Tensor given;   // by the caller
+    at::Tensor taken;   // by forward
+    int64_t version;    // of `taken`, before forward
+    const void* graph;  // its grad_fn() then
+  };
+  // Whether the result needs an alias, or a hook.
+  bool watches(const at::Tensor& result);
+  void finish_written_inputs();
 
   const std::shared_ptr<ShardedUnit> unit_;
   std::shared_ptr<UnitCall> call_;  // null: without grad
+  std::vector<Input> inputs_;
+  std::vector<std::pair<at::Tensor, at::Tensor>> results_;  // and what replaces
   bool has_graph_ = false;
   bool ended_ = false;
 };

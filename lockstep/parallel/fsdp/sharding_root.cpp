@@ -16,6 +16,18 @@
 #include "lockstep/comm/init.h"
 
 namespace lockstep::internal {
+namespace {
+
+constexpr size_t kBitsOfWord = 63;  // all but the sign
+
+// Tensors that a program's inference mode must not make inference tensors,
+// because training uses them, too.
+struct OutsideInference {
+  const c10::InferenceMode normal{false};
+  const at::NoGradGuard no_grad{};
+};
+
+}  // namespace
 
 std::vector<std::shared_ptr<ShardedUnit>> ShardingRoot::units() const {
   std::vector<std::shared_ptr<ShardedUnit>> alive;
@@ -43,6 +55,7 @@ std::shared_ptr<UnitCall> ShardingRoot::begin_forward(ShardedUnit& unit) {
   }
   unit.held = false;
   gather(unit);
+  ++unit.running;
   if (phase_ != Phase::backward) {
     const size_t place = begun_.size();
     begun_.push_back(&unit);
@@ -54,10 +67,15 @@ std::shared_ptr<UnitCall> ShardingRoot::begin_forward(ShardedUnit& unit) {
   return at::GradMode::is_enabled() ? unit.make_call(forwards_) : nullptr;
 }
 
+void ShardingRoot::check_forward() {
+  if (depth_ == 1 && phase_ == Phase::forward) require_full_unwritten();
+}
+
 void ShardingRoot::end_forward(ShardedUnit& unit, UnitCall* call,
                                bool has_graph) {
   --depth_;
   if (phase_ == Phase::micro_batches) return;
+  --unit.running;
   if (phase_ == Phase::backward) return;  // a part was computed again
   if (call != nullptr) {
     call->position = ended_.size();
@@ -70,7 +88,8 @@ void ShardingRoot::end_forward(ShardedUnit& unit, UnitCall* call,
   if (!has_graph) end_reading();
 }
 
-void ShardingRoot::forward_threw(ShardedUnit& /*unit*/) noexcept {
+void ShardingRoot::forward_threw(ShardedUnit& unit) noexcept {
+  if (phase_ != Phase::micro_batches) --unit.running;
   if (--depth_ == 0 && phase_ == Phase::forward) {
     phase_ = Phase::expects_backward;
   }
@@ -78,6 +97,7 @@ void ShardingRoot::forward_threw(ShardedUnit& /*unit*/) noexcept {
 
 // Collective.
 void ShardingRoot::begin_reading() {
+  const OutsideInference training;
   const auto alive = units();
   if (alive.size() != units_.size()) {
     std::erase_if(units_, [](const auto& unit) { return unit.expired(); });
@@ -87,6 +107,7 @@ void ShardingRoot::begin_reading() {
     for (const auto& flat : unit->flats()) {
       flat->require_own_memory();
       flat->follow_requires_grad();
+      flat->open_gradients();
     }
   }
   if (phase_ != Phase::quiet) {
@@ -95,6 +116,7 @@ void ShardingRoot::begin_reading() {
         "have been computing; run forward under torch::NoGradGuard if there "
         "will be no backward");
   }
+  require_full_unwritten();
   const bool writes_count =
       std::exchange(found_write_, false) || phase_ == Phase::quiet;
   for (const auto& unit : alive) {
@@ -114,9 +136,12 @@ void ShardingRoot::begin_reading() {
 
 // Collective.
 void ShardingRoot::end_reading(bool compares) {
+  const OutsideInference training;
   if (compares) compare_orders(/*reduced=*/false);
   for (const auto& unit : units()) {
     if (!unit->held) release(*unit);
+    if (keeps_gradients_) continue;
+    for (const auto& flat : unit->flats()) flat->bar_gradients();
   }
   barrier();
   phase_ = Phase::quiet;
@@ -140,6 +165,16 @@ void ShardingRoot::prepare(
     reduction_.reset();
     reduction_ = ShardReduction::make(trained, group_, replicate_group_, pool_,
                                       /*gathers=*/!in_common());
+    used_board_.reset();
+    if (in_common() && group_->size() > 1 && reduction_->compares_order()) {
+      const auto words = static_cast<int64_t>(used_bits().size());
+      run_step(Call("zeros_in_common", group_, group_->timeout()), [&] {
+        used_board_ = host_sharing(group_)
+                          ->zeros_in_common(2 * group_->size() * words,
+                                            at::kLong, group_->timeout())
+                          .view({-1, words});
+      });
+    }
     prepared_ = std::move(trained);
   }
   if (!in_common()) {
@@ -157,6 +192,7 @@ void ShardingRoot::require_same_trained(
     const std::vector<std::shared_ptr<ShardedUnit>>& units) {
   if (group_->size() == 1) return;
   UnitOrder order;
+  auto bits = used_bits();  // all messages have one size
   for (const auto& unit : units) {
     size_t part = 0;
     for (const auto& flat : unit->flats()) {
@@ -168,7 +204,7 @@ void ShardingRoot::require_same_trained(
     }
   }
   const auto found = order.difference(
-      group_, [this](size_t number) { return name_of(number); });
+      group_, [this](size_t number) { return name_of(number); }, bits);
   if (!found) return;
   C10_THROW_ERROR(DistBackendError, "FullyShard: " + *found);
 }
@@ -236,13 +272,15 @@ std::string ShardingRoot::name_of(size_t number) const {
 void ShardingRoot::compare_orders(bool reduced) {
   const auto name_of = [this](size_t number) { return this->name_of(number); };
   std::optional<std::string> found;
+  used_ = used_bits();
   if (group_->size() > 1 &&
       !(in_common() && (!reduction_ || reduction_->compares_order()))) {
-    found = order_in_group_.difference(group_, name_of);
+    found = order_in_group_.difference(group_, name_of, used_);
   }
   if (reduced && replicate_group_ && replicate_group_->size() > 1) {
     if (found) order_in_replicas_.note(UnitOrder::Act::gave_up, 0);
-    const auto other = order_in_replicas_.difference(replicate_group_, name_of);
+    const auto other =
+        order_in_replicas_.difference(replicate_group_, name_of, used_);
     if (!found) found = other;
   }
   if (!found) return;
@@ -252,11 +290,13 @@ void ShardingRoot::compare_orders(bool reduced) {
 
 void ShardingRoot::gather(ShardedUnit& unit) {
   const Span span("fsdp", "gather");
+  const OutsideInference training;
   prefetch(unit);
   for (const auto& flat : unit.flats()) flat->gather(pool_);
 }
 
 void ShardingRoot::prefetch(ShardedUnit& unit) {
+  const OutsideInference training;
   for (const auto& flat : unit.flats()) {
     if (flat->start_gather(pool_)) {
       order_in_group_.note(UnitOrder::Act::gather, number_of(unit));
@@ -281,9 +321,10 @@ void ShardingRoot::reshard_for_backward(ShardedUnit& unit) {
 }
 
 void ShardingRoot::before_backward(UnitCall& call) {
+  if (phase_ == Phase::forward) return gather(*call.unit);
   if (phase_ != Phase::backward) begin_backward();
   auto& unit = *call.unit;
-  unit.in_backward = true;
+  unit.in_backward = unit.entered = true;
   gather(unit);
   if (call.forward == forwards_ && call.position > 0 &&
       call.position < ended_.size()) {
@@ -293,9 +334,12 @@ void ShardingRoot::before_backward(UnitCall& call) {
 }
 
 void ShardingRoot::after_backward(UnitCall& call) {
+  auto& unit = *call.unit;
+  if (phase_ == Phase::forward && !unit.held && unit.running == 0) {
+    reshard_for_backward(unit);
+  }
   if (phase_ != Phase::backward) return;
   call.passed = true;
-  auto& unit = *call.unit;
   // If the forward called the unit several times, its gradients are complete
   // when backward has left all of these calls.
   const bool open =
@@ -357,6 +401,7 @@ void ShardingRoot::begin_backward() {
   std::vector<at::Tensor> trained;
   for (const auto& unit : units()) {
     for (const auto& flat : unit->flats()) {
+      flat->open_gradients();
       for (const auto& parameter : flat->parameters()) {
         if (parameter.compute.requires_grad()) {
           trained.push_back(parameter.compute);
@@ -364,6 +409,7 @@ void ShardingRoot::begin_backward() {
       }
     }
     for (const auto& call : unit->live_calls()) call->passed = false;
+    unit->entered = false;
   }
   accumulates_ = accumulates_into(trained);
   syncs_ = requires_gradient_sync;
@@ -389,6 +435,8 @@ void ShardingRoot::leave(ShardedUnit& unit) {
 }
 
 void ShardingRoot::end_backward() {
+  require_full_unwritten();
+  if (accumulates_ && !keeps_gradients_) require_entered();
   auto alive = units();
   std::ranges::reverse(alive);
   for (const auto& unit : alive) {
@@ -397,12 +445,78 @@ void ShardingRoot::end_backward() {
       leave(*unit);
     }
   }
+  const bool reduces = accumulates_ && syncs_;
   if (accumulates_) {
     compare_orders(syncs_);
     if (reduction_) reduction_->finish();
     keeps_gradients_ = !syncs_;
+    if (reduces) write_used();
   }
   end_reading(/*compares=*/!accumulates_);
+  if (reduces) settle_gradients();
+}
+
+// Such a unit has its parameters only if ranks share them.
+void ShardingRoot::require_entered() {
+  for (const auto& unit : units()) {
+    const auto* stray = unit->with_gradient();
+    if (stray == nullptr || unit->entered || unit->held ||
+        unit->ranks_after_forward() == 1) {
+      continue;
+    }
+    throw std::logic_error(c10::str(
+        "FullyShard: parameter ", *stray, " of ", unit->name(),
+        " got a gradient in a backward that came to the unit past the results "
+        "of the unit's forward; return from there what a loss needs, such as "
+        "an auxiliary loss, or call backward() once for the sum of all "
+        "losses"));
+  }
+}
+
+std::vector<int64_t> ShardingRoot::used_bits() const {
+  std::vector<int64_t> bits;
+  size_t number = 0;
+  for (const auto& unit : units()) {
+    for (const auto& flat : unit->flats()) {
+      for (const auto& parameter : flat->parameters()) {
+        const size_t bit = number++ % kBitsOfWord;
+        if (bit == 0) bits.push_back(0);
+        if (parameter.used) bits.back() |= int64_t{1} << bit;
+      }
+    }
+  }
+  return bits;
+}
+
+void ShardingRoot::write_used() {
+  if (!used_board_.defined()) return;
+  used_turn_ = 1 - used_turn_;
+  std::ranges::copy(used_, used_row(group_->rank()));
+}
+
+void ShardingRoot::read_used() {
+  if (!used_board_.defined()) return;
+  for (int rank = 0; rank < group_->size(); ++rank) {
+    const auto* words = used_row(rank);
+    for (size_t i = 0; i < used_.size(); ++i) used_[i] |= words[i];
+  }
+}
+
+int64_t* ShardingRoot::used_row(int rank) const {
+  const int64_t row = used_turn_ * group_->size() + rank;
+  return used_board_.mutable_data_ptr<int64_t>() + row * used_board_.size(1);
+}
+
+void ShardingRoot::settle_gradients() {
+  read_used();
+  size_t number = 0;
+  const auto is_used = [&] {
+    const size_t at = number++;
+    return (used_[at / kBitsOfWord] >> at % kBitsOfWord & 1) != 0;
+  };
+  for (const auto& unit : units()) {
+    for (const auto& flat : unit->flats()) flat->settle_gradients(is_used);
+  }
 }
 
 void ShardingRoot::begin_micro_batches() {
@@ -431,6 +545,7 @@ void ShardingRoot::keep_gradients() {
 
 void ShardingRoot::end_micro_batches(bool reduces) {
   require_unwritten("while a pipeline ran a step");
+  require_full_unwritten();
   if (reduces) {
     keeps_gradients_ = !requires_gradient_sync;
     auto alive = units();
@@ -443,8 +558,10 @@ void ShardingRoot::end_micro_batches(bool reduces) {
     }
     compare_orders(!keeps_gradients_);
     if (reduction_) reduction_->finish();
+    if (!keeps_gradients_) write_used();
   }
   end_reading(/*compares=*/!reduces);
+  if (reduces && !keeps_gradients_) settle_gradients();
 }
 
 void ShardingRoot::give_up() noexcept {
@@ -478,6 +595,27 @@ void ShardingRoot::require_unwritten(const char* when) {
       ". The next forward of all ranks has the values as they are now"));
 }
 
+void ShardingRoot::require_full_unwritten() {
+  const FlatParameters::Parameter* written = nullptr;
+  for (const auto& unit : units()) {
+    for (const auto& flat : unit->flats()) {
+      if (written == nullptr) written = flat->full_written();
+    }
+  }
+  if (written == nullptr) return;
+  for (const auto& unit : units()) {
+    for (const auto& flat : unit->flats()) flat->note_versions();
+  }
+  found_write_ = true;
+  throw std::invalid_argument(c10::str(
+      "FullyShard: the full parameter ", written->name,
+      " was written, in forward or elsewhere. Full parameters are for reading: "
+      "ranks that share them overwrite what others write, and other ranks lose "
+      "what they write. Give a module its first values before it is sharded, "
+      "write the shards, which are parameters(), after backward, and leave out "
+      "what writes weights in forward, such as max_norm of Embedding"));
+}
+
 void ShardingRoot::start_unshard(ShardedUnit& unit) {
   if (depth_ == 0 && phase_ != Phase::backward) {
     begin_reading();
@@ -493,6 +631,7 @@ void ShardingRoot::reshard(ShardedUnit& unit) {
   unit.held = false;
   release(unit);
   if (phase_ == Phase::expects_backward) end_reading();
+  require_full_unwritten();
 }
 
 }  // namespace lockstep::internal

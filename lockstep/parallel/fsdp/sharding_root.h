@@ -73,6 +73,14 @@ namespace lockstep::internal {
 // small message when a phase leads into quiet, and before gradients come to
 // .grad.
 //
+// A parameter that no rank has used gets no gradient: ranks agree about what
+// they used, by that message or in shared memory.
+//
+// A backward inside of a forward (grad()) only gathers what it needs. A
+// backward that makes a graph (create_graph) goes out of a unit through results
+// of its own (UnitInputs), by which the next backward knows what it has to
+// gather.
+//
 // Micro-batches of a pipeline: several forwards live before their backwards,
 // and a backward may be in two parts, of which the second does not go through
 // the results of the units. So nothing there depends on hooks. Every unit is
@@ -98,6 +106,9 @@ class ShardingRoot : public std::enable_shared_from_this<ShardingRoot> {
   // begin_forward() returns a call if grad mode is on. `has_graph`: whether a
   // result requires grad.
   std::shared_ptr<UnitCall> begin_forward(ShardedUnit& unit);
+  // Throws std::invalid_argument if full parameters were written in the
+  // outermost forward, which ends.
+  void check_forward();
   void end_forward(ShardedUnit& unit, UnitCall* call, bool has_graph);
   void forward_threw(ShardedUnit& unit) noexcept;
   void before_backward(UnitCall& call);
@@ -162,6 +173,21 @@ class ShardingRoot : public std::enable_shared_from_this<ShardingRoot> {
   // Throws std::logic_error if a shard was written since the last call or the
   // beginning of the forward.
   void require_unwritten(const char* when);
+  // Throws std::invalid_argument if a full parameter was written since then.
+  void require_full_unwritten();
+  // Bit by bit for all parameters of all units, whether this rank gave a
+  // gradient to a reduction. 63 in each word.
+  std::vector<int64_t> used_bits() const;
+  // In shared memory: write_used() gives the other ranks used_, and after the
+  // next barrier read_used() adds theirs.
+  void write_used();
+  void read_used();
+  int64_t* used_row(int rank) const;
+  // Throws std::logic_error if a unit got gradients that came through none of
+  // its results.
+  void require_entered();
+  // FlatParameters::settle_gradients() of all units.
+  void settle_gradients();
 
   std::vector<std::weak_ptr<ShardedUnit>> units_;
   BufferPool pool_;
@@ -171,6 +197,11 @@ class ShardingRoot : public std::enable_shared_from_this<ShardingRoot> {
   bool found_write_ = false;               // by the last require_unwritten()
   std::unique_ptr<ShardReduction> reduction_;
   std::unique_ptr<SplitBarrier> barrier_;  // null: no rank shares memory
+  std::vector<int64_t> used_;  // used_bits(), then those of any rank
+  // int64 [2 * ranks, words of used_], which all ranks have in common. Each has
+  // two rows, used in turn: it may write before others have read the last one.
+  at::Tensor used_board_;
+  int used_turn_ = 0;
   // The neighbours with which this rank gathers in backward, by their number.
   std::map<int, ProcessGroupPtr> neighbours_;
 

@@ -35,6 +35,28 @@ struct HeldCall : torch::CustomClassHolder {
   std::shared_ptr<UnitCall> call;
 };
 
+const std::shared_ptr<UnitCall>& held_call(
+    torch::autograd::AutogradContext* context) {
+  return static_cast<HeldCall*>(context->saved_data["call"].toCapsule().get())
+      ->call;
+}
+
+struct UnitResult : torch::autograd::Function<UnitResult> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context,
+                            const at::Tensor& result,
+                            const c10::intrusive_ptr<HeldCall>& call) {
+    context->saved_data["call"] = at::IValue::make_capsule(call);
+    return result.detach();
+  }
+  static variable_list backward(torch::autograd::AutogradContext* context,
+                                variable_list grads) {
+    auto& call = *held_call(context);
+    call.unit->before_backward(call);
+    grads.emplace_back();  // of the call, which is no tensor
+    return grads;
+  }
+};
+
 struct UnitInputs : torch::autograd::Function<UnitInputs> {
   static variable_list forward(torch::autograd::AutogradContext* context,
                                at::TensorList inputs,
@@ -48,10 +70,14 @@ struct UnitInputs : torch::autograd::Function<UnitInputs> {
   }
   static variable_list backward(torch::autograd::AutogradContext* context,
                                 variable_list grads) {
-    const auto& call = *c10::static_intrusive_pointer_cast<HeldCall>(
-                            context->saved_data["call"].toCapsule())
-                            ->call;
-    call.unit->after_backward(const_cast<UnitCall&>(call));
+    const auto& call = held_call(context);
+    call->unit->after_backward(*call);
+    // With create_graph the graph of a gradient leads into the unit again.
+    for (auto& grad : grads) {
+      if (grad.defined() && grad.requires_grad()) {
+        grad = announce_backward(grad, call);
+      }
+    }
     grads.emplace_back();  // of the call, which is no tensor
     return grads;
   }
@@ -93,8 +119,13 @@ class UnitEndMark {
 
 }  // namespace
 
-void announce_backward(const at::Tensor& result,
-                       const std::shared_ptr<UnitCall>& call) {
+at::Tensor announce_backward(const at::Tensor& result,
+                             const std::shared_ptr<UnitCall>& call) {
+  return UnitResult::apply(result, c10::make_intrusive<HeldCall>(call));
+}
+
+void announce_backward_of(const at::Tensor& result,
+                          const std::shared_ptr<UnitCall>& call) {
   if (const auto& node = result.grad_fn()) {
     node->add_pre_hook(std::make_unique<UnitResultHook>(call));
   }
@@ -103,20 +134,20 @@ void announce_backward(const at::Tensor& result,
 void watch_inputs(const std::vector<at::Tensor*>& inputs,
                   const std::shared_ptr<UnitCall>& call) {
   variable_list watched;
-  std::vector<at::Tensor*> places;
+  std::vector<std::pair<at::Tensor*, size_t>> places;
   for (auto* input : inputs) {
     if (!input->defined() || !input->requires_grad()) continue;
-    watched.push_back(*input);
-    places.push_back(input);
+    const auto known = std::ranges::find_if(
+        watched, [&](const at::Tensor& one) { return one.is_same(*input); });
+    places.emplace_back(input, known - watched.begin());
+    if (known == watched.end()) watched.push_back(*input);
   }
   if (watched.empty()) return;
-  auto aliases =
+  const auto aliases =
       // A vector would not be recognised as tensors.
       UnitInputs::apply(at::TensorList(watched),
                         c10::make_intrusive<HeldCall>(call));
-  for (size_t i = 0; i < places.size(); ++i) {
-    *places[i] = std::move(aliases[i]);
-  }
+  for (const auto& [place, alias] : places) *place = aliases[alias];
 }
 
 void watch_gradient(const at::Tensor& parameter,

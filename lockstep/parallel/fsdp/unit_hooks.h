@@ -24,16 +24,21 @@ struct UnitCall {
   bool passed = false;
 };
 
-// Makes autograd call unit->before_backward() before it does any work on the
-// graph that leads to `result`. Does nothing for leaves.
-void announce_backward(const at::Tensor& result,
-                       const std::shared_ptr<UnitCall>& call);
+// Returns an alias of `result`. Autograd calls unit->before_backward() before
+// it does any work on the graph that leads there. The alias is no view that
+// autograd knows, so if it is written in place, its graph still leads there.
+at::Tensor announce_backward(const at::Tensor& result,
+                             const std::shared_ptr<UnitCall>& call);
 
-// Replaces those of `inputs` that require grad by aliases. Autograd calls
-// unit->after_backward() when the gradients of all of them are complete, which
-// is after all other work on the unit's graph that has been recorded since. As
-// in Python, the aliases must not be written in place. Does nothing if none
-// requires grad.
+// The same for a tensor that must stay, which must not be written in place.
+// Does nothing for leaves.
+void announce_backward_of(const at::Tensor& result,
+                          const std::shared_ptr<UnitCall>& call);
+
+// Replaces those of `inputs` that require grad by aliases, equal ones by one.
+// Autograd calls unit->after_backward() when the gradients of all of them are
+// complete, which is after all other work on the unit's graph that has been
+// recorded since. Does nothing if none requires grad.
 void watch_inputs(const std::vector<at::Tensor*>& inputs,
                   const std::shared_ptr<UnitCall>& call);
 

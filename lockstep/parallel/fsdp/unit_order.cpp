@@ -41,25 +41,33 @@ void UnitOrder::clear() {
 
 std::optional<std::string> UnitOrder::difference(
     const ProcessGroupPtr& group,
-    const std::function<std::string(size_t)>& unit_name) {
+    const std::function<std::string(size_t)>& unit_name,
+    std::vector<int64_t>& bits) {
   const auto options =
       at::TensorOptions(at::kLong).device(group->control_device());
-  const auto own =
-      at::tensor({count_, static_cast<int64_t>(digest_)}, at::kLong)
-          .to(options.device());
+  std::vector<int64_t> sent{count_, static_cast<int64_t>(digest_)};
+  sent.insert(sent.end(), bits.begin(), bits.end());
+  const auto own = at::tensor(sent, at::kLong).to(options.device());
   std::vector<at::Tensor> by_rank;
   for (int rank = 0; rank < group->size(); ++rank) {
-    by_rank.push_back(at::empty({2}, options));
+    by_rank.push_back(at::empty_like(own));
   }
   all_gather(by_rank, own, {.group = group});
   const auto all = at::stack(by_rank).cpu();
   const auto* numbers = all.const_data_ptr<int64_t>();
+  const auto* other_numbers = numbers + sent.size();
   int other = 1;
-  while (other < group->size() && numbers[2 * other] == numbers[0] &&
-         numbers[2 * other + 1] == numbers[1]) {
+  while (other < group->size() && other_numbers[0] == numbers[0] &&
+         other_numbers[1] == numbers[1]) {
     ++other;
+    other_numbers += sent.size();
   }
   if (other == group->size()) {
+    for (size_t i = 0; i < bits.size(); ++i) {
+      for (int rank = 0; rank < other; ++rank) {
+        bits[i] |= numbers[rank * sent.size() + 2 + i];
+      }
+    }
     clear();
     return std::nullopt;
   }

@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "lockstep/comm/process_group.h"
 
@@ -28,12 +29,15 @@ class UnitOrder {
   // Forgets what was noted.
   void clear();
 
-  // Collective: a message of 16 bytes if all ranks of `group` have noted the
-  // same since the last call. Otherwise returns on all ranks which two differ,
-  // and where. `unit_name` names a unit by its number. Forgets what was noted.
+  // Collective: a message of 16 bytes, and `bits`, if all ranks of `group` have
+  // noted the same since the last call. Otherwise returns on all ranks which
+  // two differ, and where. `unit_name` names a unit by its number. Forgets what
+  // was noted. `bits`, as many on all ranks, become those that any rank has
+  // set.
   std::optional<std::string> difference(
       const ProcessGroupPtr& group,
-      const std::function<std::string(size_t)>& unit_name);
+      const std::function<std::string(size_t)>& unit_name,
+      std::vector<int64_t>& bits);
 
  private:
   struct Noted {

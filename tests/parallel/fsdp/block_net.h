@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <cstdlib>
 #include <functional>
@@ -164,7 +165,8 @@ inline torch::OrderedDict<std::string, at::Tensor> full_values(
                               shard.options().requires_grad(false));
     const auto own = part ? part(shard) : shard.detach();
     if (own.numel() > 0) {
-      whole.slice(0, layout->range->begin, layout->range->end).copy_(own);
+      whole.slice(0, layout->range->begin, layout->range->end)
+          .copy_(own.view({-1}));
     }
     all_reduce(whole, {.group = layout->groups.back()});
     full.insert(item.key(), whole.view(layout->shape));
@@ -178,6 +180,8 @@ inline void expect_equal(const torch::nn::Module& sharded,
   const auto want = plain.named_parameters();
   ASSERT_EQ(full.keys(), want.keys());
   for (const auto& item : want) {
+    ASSERT_EQ(sharded.named_parameters()[item.key()].dim(),
+              std::max<int64_t>(item.value().dim(), 1));
     const double difference =
         (full[item.key()] - item.value()).abs().max().item<double>();
     EXPECT_LE(difference, bound) << item.key();
@@ -203,6 +207,35 @@ inline double plain_step(PlainNet& net, torch::optim::Optimizer& optimizer,
 
 inline torch::optim::AdamWOptions adamw() {
   return torch::optim::AdamWOptions(0.01).weight_decay(0.1);
+}
+
+// Trains `Net` with units and without, on equal batches and from equal values:
+// the parameters agree. `loss(net, x)` returns a loss.
+template <template <template <typename> class> class Net, typename Loss>
+void expect_trains_alike(const World& world, const FullyShardOptions& options,
+                         const Loss& loss, int steps = 3) {
+  torch::manual_seed(3);
+  Net<PlainUnit> plain(options);
+  torch::manual_seed(3);
+  FullyShard<Net<FullyShard>> model([&] { return Net<FullyShard>(options); },
+                                    options);
+  torch::optim::SGD plain_optimizer(plain->parameters(), 0.1);
+  torch::optim::SGD optimizer(model->parameters(), 0.1);
+  const auto batch = [](int step, int rank) {
+    torch::manual_seed(static_cast<uint64_t>(1000 + step * 10 + rank));
+    return torch::randn({4, kWidth}, torch::kDouble);
+  };
+  for (int step = 0; step < steps; ++step) {
+    plain_optimizer.zero_grad();
+    optimizer.zero_grad();
+    for (int rank = 0; rank < world.size; ++rank) {
+      (loss(plain, batch(step, rank)) / world.size).backward();
+    }
+    loss(model, batch(step, world.rank)).backward();
+    plain_optimizer.step();
+    optimizer.step();
+  }
+  expect_equal(*model.ptr(), *plain, 1e-12);
 }
 
 // One model with units, and the same model without, from the same values.

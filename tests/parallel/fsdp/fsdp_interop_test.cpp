@@ -108,8 +108,9 @@ void write_first_values(torch::nn::Module& module) {
   for (auto& shard : module.parameters()) {
     const auto* layout = layout_of(shard);
     const auto [begin, end] = *layout->range;
-    shard.copy_(
-        first_values(layout->box.numel(), number++).slice(0, begin, end));
+    shard.copy_(first_values(layout->box.numel(), number++)
+                    .slice(0, begin, end)
+                    .view_as(shard));
   }
 }
 

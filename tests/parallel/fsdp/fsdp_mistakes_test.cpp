@@ -323,8 +323,8 @@ WORLD_TEST(FsdpMistakes, OptionsThatDifferBetweenRanks, 2, 3) {
                    [](auto& own) { own.mp_policy.reduce_dtype = at::kFloat; });
     expect_refused("mp_policy.output_dtype", "Double",
                    [](auto& own) { own.mp_policy.output_dtype = at::kDouble; });
-    expect_refused("init_sync", "true",
-                   [](auto& own) { own.init_sync = true; });
+    expect_refused("init_sync", "false",
+                   [](auto& own) { own.init_sync = false; });
     expect_refused("shared_memory", options.shared_memory ? "false" : "true",
                    [](auto& own) { own.shared_memory = !own.shared_memory; });
     expect_refused("reshard_after_forward", "false",
