@@ -42,18 +42,15 @@ void verify_replicated(const torch::nn::Module& module,
     const std::lock_guard lock(generator.mutex());
     digests.push_back(digest_of(generator.get_state()));
   }
-  auto add = [&](const auto& named, bool buffers) {
+  auto add = [&](const auto& named) {
     for (const auto& item : named) {
-      const auto* layout = internal::layout_of(item.value());
-      // The buffers of a pipeline's stage have a layout and are whole.
-      const bool whole = layout == nullptr || (buffers && layout->of_stage);
-      if (!whole) continue;
+      if (internal::is_divided_over(item.value(), *group)) continue;
       names.push_back("'" + item.key() + "'");
       digests.push_back(digest_of(item.value()));
     }
   };
-  add(module.named_parameters(), /*buffers=*/false);
-  add(module.named_buffers(), /*buffers=*/true);
+  add(module.named_parameters());
+  add(module.named_buffers());
 
   auto mine = at::tensor(digests, at::kLong).to(group->control_device());
   auto all = at::empty({group->size(), mine.numel()}, mine.options());
