@@ -128,12 +128,11 @@ void measure(const Options& options, Loader& loader, int64_t samples) {
 
 template <class Dataset>
 void with_lockstep(const Options& options, Dataset dataset) {
-  const auto samples = static_cast<int64_t>(*dataset.size());
-  lockstep::RandomSampler sampler(samples);
+  lockstep::RandomSampler sampler(dataset);
   lockstep::DataLoader loader(
       dataset, sampler,
       {.batch_size = kBatchSize, .num_workers = options.workers});
-  measure(options, loader, samples);
+  measure(options, loader, sampler.dataset_size());
 }
 
 template <class Dataset>

@@ -26,6 +26,7 @@ set(LOCKSTEP_PUBLIC_HEADERS
   comm/init.h
   comm/mpi/communicator.h
   comm/object_collectives.h
+  comm/placement.h
   comm/point_to_point.h
   comm/process_group.h
   comm/record.h

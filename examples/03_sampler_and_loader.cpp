@@ -39,7 +39,8 @@ int main() {
 
   auto numbers = torch::arange(10);
   lockstep::TensorDataset dataset(/*data=*/numbers, /*target=*/numbers);
-  lockstep::DistributedSampler sampler(10, {.seed = 0});  // this rank's part
+  lockstep::DistributedSampler sampler(dataset,
+                                       {.seed = 0});  // this rank's part
   lockstep::DataLoader loader(dataset, sampler, {.batch_size = 3});
 
   for (int64_t epoch = 0; epoch < 2; ++epoch) {

@@ -27,7 +27,7 @@ int main() {
   torch::manual_seed(0);
   auto x = torch::randn({512, 8});
   lockstep::TensorDataset dataset(x, x.sum(1, true));
-  lockstep::DistributedSampler sampler(512);
+  lockstep::DistributedSampler sampler(dataset);
   lockstep::DataLoader loader(
       dataset, sampler,
       {.batch_size = kGlobalBatch / lockstep::get_world_size()});

@@ -77,8 +77,7 @@ void set_lr(torch::optim::Adam& optimizer, double lr, int64_t step,
 double test_accuracy(NetImpl& model, lockstep::TensorDataset& test,
                      torch::Device device, torch::ScalarType dtype) {
   torch::NoGradGuard no_grad;
-  lockstep::DistributedSampler sampler(static_cast<int64_t>(*test.size()),
-                                       {.shuffle = false, .pad = false});
+  lockstep::DistributedSampler sampler(test, {.shuffle = false, .pad = false});
   lockstep::DataLoader loader(test, sampler, {.batch_size = 256});
   auto counts = torch::zeros({2}, torch::kLong);  // right, seen
   for (auto& batch : loader) {
@@ -147,8 +146,7 @@ void train(const Options& options) {
   lockstep::DistributedDataParallel<Net> model(net);
   torch::optim::Adam optimizer(net->parameters(), options.lr);
 
-  lockstep::DistributedSampler sampler(
-      static_cast<int64_t>(*digits.train.size()), {.seed = options.seed});
+  lockstep::DistributedSampler sampler(digits.train, {.seed = options.seed});
   // With drop_last an epoch is the same for any number of ranks: it leaves out
   // the last, smaller batch, and no sample is repeated to even the ranks out.
   lockstep::DataLoader loader(

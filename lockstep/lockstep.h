@@ -13,6 +13,7 @@
 #include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/empty_shared.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/comm/placement.h"
 #include "lockstep/comm/process_group.h"
 #include "lockstep/comm/record.h"
 #include "lockstep/comm/stop_request.h"

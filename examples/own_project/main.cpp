@@ -9,7 +9,7 @@ int main() {
   auto group = lockstep::init_process_group();
   torch::manual_seed(0);
   lockstep::TensorDataset dataset(torch::ones({64, 4}), torch::ones({64, 1}));
-  lockstep::DistributedSampler sampler(64);
+  lockstep::DistributedSampler sampler(dataset);
   lockstep::DataLoader loader(dataset, sampler, {.batch_size = 8});
   lockstep::DistributedDataParallel<torch::nn::Linear> model(
       torch::nn::Linear(4, 1));

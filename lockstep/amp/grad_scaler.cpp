@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "lockstep/amp/optimizer_gradients.h"
+#include "lockstep/comm/init.h"
 
 namespace lockstep {
 
@@ -85,6 +86,7 @@ at::Tensor sum_on(c10::Device device, const std::vector<at::Tensor>& numbers) {
 }  // namespace
 
 GradScaler::GradScaler(const GradScalerOptions& options) : options_(options) {
+  options_.process_group.require_member();
   if (options_.device == c10::DeviceType::CUDA && !at::hasCUDA()) {
     options_.enabled = false;
   }
@@ -158,8 +160,14 @@ std::vector<at::Tensor> GradScaler::unscale_gradients(
     torch::optim::Optimizer& optimizer, const char* function) {
   const at::NoGradGuard no_grad;
   auto gradients = internal::gradients_of(optimizer);
-  // The loss of a pipeline is scaled on the rank of its last stage only.
-  if (gradients.layouts.any()) place_scale(gradients.device);
+  auto group = gradients.shard_group != nullptr
+                   ? gradients.shard_group
+                   : internal::group_if_any(options_.process_group);
+  if (group && group->size() == 1) group.reset();
+  const bool agrees = group != nullptr || gradients.layouts.any();
+  // Some rank must have scaled a loss: that of a pipeline is scaled on the rank
+  // of its last stage only.
+  if (agrees) place_scale(gradients.device);
   require_scale(function);
   bool half = std::ranges::any_of(gradients.tensors, [](const auto& gradient) {
     return gradient.scalar_type() == at::kHalf;
@@ -173,10 +181,8 @@ std::vector<at::Tensor> GradScaler::unscale_gradients(
   if (!half) unscale_in_place(gradients.tensors, found_inf, inverse_scale);
 
   auto result = found_inf.all();
-  auto group = gradients.shard_group != nullptr ? gradients.shard_group
-                                                : options_.process_group;
   bool scaled = true;
-  if (group != nullptr || gradients.layouts.any()) {
+  if (agrees) {
     auto found = sum_on(scale_.device(), result);
     auto numbers = at::stack(
         {found, at::full_like(found, !gradients.tensors.empty()),
@@ -192,7 +198,7 @@ std::vector<at::Tensor> GradScaler::unscale_gradients(
     if (seen[1].item<float>() > 0) result.push_back(numbers[0].clone());
   }
   if (!scaled) {
-    throw not_scaled(function, " by any rank that has a part of the model");
+    throw not_scaled(function, " by any of the ranks that agree");
   }
   if (half) {
     throw std::invalid_argument(
@@ -263,11 +269,12 @@ void GradScaler::update(double new_scale) {
 void GradScaler::update(const at::Tensor& new_scale) {
   if (!options_.enabled) return;
   require_scale("update");
-  if (!new_scale.defined() || new_scale.device().type() != options_.device ||
+  if (!new_scale.defined() ||
+      new_scale.device().type() != scale_.device().type() ||
       new_scale.numel() != 1 || new_scale.requires_grad()) {
     throw std::invalid_argument(
         "GradScaler::update: new_scale must be a tensor of one element, on " +
-        c10::DeviceTypeName(options_.device, /*lower_case=*/true) +
+        c10::DeviceTypeName(scale_.device().type(), /*lower_case=*/true) +
         ", without requires_grad; give such a tensor, or a double.");
   }
   scale_.copy_(new_scale.reshape({}));

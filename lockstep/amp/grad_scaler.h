@@ -20,9 +20,10 @@ struct GradScalerOptions {
   // ---- Behaviour ----
 
   // The device that training runs on. If this is kCUDA and LibTorch sees no
-  // GPU, the scaler is disabled, as in Python; is_enabled() tells. Set it to
-  // kCPU for training on CPUs. Default: kCUDA.
-  c10::DeviceType device{c10::DeviceType::CUDA};
+  // GPU, the scaler is disabled, as in Python; is_enabled() tells. Default:
+  // none, which is the device of the first loss that is scaled (in Python:
+  // kCUDA).
+  std::optional<c10::DeviceType> device{};
 
   // The scale of the first steps; above 0, finite. Most programs leave it.
   // Default: 65536.
@@ -45,11 +46,12 @@ struct GradScalerOptions {
 
   // ---- Beyond Python ----
 
-  // For optimizers that are not sharded and whose ranks have different
-  // gradients: the group whose ranks agree on whether there was an infinity or
-  // NaN. Null does not mean the default group, but that each rank decides by
-  // its own gradients, which is right if they are the same on all ranks, as
-  // with DistributedDataParallel. Most programs leave it. Default: null.
+  // The ranks that agree on whether there was an infinity or NaN, for an
+  // optimizer that is not sharded. All of them unscale, or step, equally often.
+  // Give the group of the ranks that use the scaler if these are not all, and
+  // split_group({{get_rank()}}), a group of this rank alone, if a rank is to
+  // decide by itself: beside Python ranks, which do not agree, but have equal
+  // gradients. Null: the default group, if there is one. Default: null.
   ProcessGroupPtr process_group{};
 };
 
@@ -69,14 +71,14 @@ struct GradScalerOptions {
 // knows an optimizer by its address from unscale_() or step() until update(),
 // so the optimizer must not move in between.
 //
-// Ranks. For a sharded optimizer (GradientShards) each rank unscales the
-// gradients that it owns; then the ranks of its shard_group() agree on whether
-// any gradient is infinite or NaN, so that all ranks step or none does, and all
-// scales stay equal. The same holds for parameters that are parts of larger
-// ones (FSDP, tensor parallelism, the stages of a pipeline): all ranks that
-// have a part of the model agree. So unscale_(), or step() if it unscales, is
-// collective then, and also with `process_group`. A rank may have no gradients
-// if another rank has some.
+// Ranks. unscale_(), or step() if it unscales, is collective: the ranks of
+// `process_group` agree on whether any gradient is infinite or NaN, so that all
+// ranks step or none does, and all scales stay equal. For a sharded optimizer
+// (GradientShards) each rank unscales the gradients that it owns, and the ranks
+// of its shard_group() agree instead. For parameters that are parts of larger
+// ones (FSDP, tensor parallelism, the stages of a pipeline) all ranks that have
+// a part of the model agree, too. A rank may have no gradients if another rank
+// has some.
 //
 // Pipelines. The loss is scaled where it is computed, in PipelineOptions::loss,
 // so on the rank of the last stage only. The other ranks need not call scale().
@@ -112,8 +114,8 @@ class GradScaler {
   // was unscaled or stepped since the last update(); std::invalid_argument for
   // gradients in float16. If one rank has such gradients, all ranks that agree
   // with it throw; they may have unscaled their gradients already, so compute
-  // the gradients again. If parameters are parts of larger ones, the same holds
-  // for the first scale(): one of the ranks that agree must have called it.
+  // the gradients again. The same holds for the first scale(): one of the ranks
+  // that agree must have called it.
   void unscale_(torch::optim::Optimizer& optimizer);
 
   // Calls unscale_(), unless that was called, and optimizer.step(), unless
@@ -136,7 +138,7 @@ class GradScaler {
   // if no optimizer with gradients was unscaled or stepped since the last
   // update(). Throws std::invalid_argument if a number is not above 0 and
   // finite, or if a tensor does not have exactly one element, is not on the
-  // option's type of device, or requires a gradient (the value of a tensor is
+  // scale's type of device, or requires a gradient (the value of a tensor is
   // not checked).
   void update();
   void update(double new_scale);

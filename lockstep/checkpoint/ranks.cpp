@@ -74,9 +74,7 @@ void Ranks::begin_save(uint64_t number) const {
   if (store_) store_->begin_save(number);
 }
 
-Ranks::Ranks(ProcessGroupPtr group) : group_(std::move(group)) {
-  if (!group_ && is_initialized()) group_ = default_group();
-}
+Ranks::Ranks(ProcessGroupPtr group) : group_(group_if_any(std::move(group))) {}
 
 size_t Ranks::rank() const {
   return group_ ? static_cast<size_t>(group_->rank()) : 0;

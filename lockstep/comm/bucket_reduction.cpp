@@ -172,13 +172,13 @@ bool is_shareable(const ReducedBucket& bucket) {
 std::unique_ptr<BucketReduction> all_reduce_buckets(
     std::vector<ReducedBucket> buckets, ProcessGroupPtr group) {
   return std::make_unique<AllReducedBuckets>(
-      as_real(std::move(buckets)), group ? std::move(group) : default_group());
+      as_real(std::move(buckets)), group_or_default(std::move(group)));
 }
 
 std::unique_ptr<BucketReduction> make_bucket_reduction(
     std::vector<ReducedBucket> buckets, Results results,
     const ProcessGroupPtr& group, const at::Tensor& arena) {
-  const auto& of = group ? group : default_group();
+  const auto of = group_or_default(group);
   buckets = as_real(std::move(buckets));
   auto* sharing = host_sharing(of);
   if (sharing != nullptr && of->size() > 1 && !of->checks_calls() &&

@@ -94,7 +94,7 @@ const char* op_name(const c10d::ReduceOp& op) {
 Call::Call(const char* name, const ProcessGroupPtr& given,
            std::optional<std::chrono::milliseconds> allowed)
     : operation(name),
-      group(given ? given : default_group()),
+      group(group_or_default(given)),
       timeout(bounded_timeout(allowed.value_or(group->timeout()))) {
   group->require_own_process();
   if (allowed && *allowed <= std::chrono::milliseconds(0)) {

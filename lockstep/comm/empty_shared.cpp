@@ -12,7 +12,7 @@ namespace lockstep {
 at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options,
                         const ProcessGroupPtr& group) {
   auto& backend =
-      (group ? group : default_group())->backend(options.device().type());
+      internal::group_or_default(group)->backend(options.device().type());
   const bool requires_grad = options.requires_grad();
   const auto plain = options.requires_grad(false);
   const auto count = c10::multiply_integers(sizes);
@@ -32,7 +32,7 @@ at::Tensor empty_shared(at::IntArrayRef sizes, const at::TensorOptions& options,
 
 bool is_shared(const at::Tensor& tensor, const ProcessGroupPtr& group) {
   if (!tensor.has_storage() || tensor.numel() == 0) return false;
-  const auto& of = group ? group : default_group();
+  const auto of = internal::group_or_default(group);
   const auto* sharing = dynamic_cast<const internal::HostSharing*>(
       &of->backend(tensor.device().type()));
   return sharing != nullptr &&

@@ -413,6 +413,23 @@ ProcessGroupPtr make_subgroup(const Origin& origin, const ProcessGroup& parent,
   return group;
 }
 
+// What a rank of `parent` gets that is in none of `sets`, which are ranks of
+// `parent`.
+ProcessGroupPtr not_a_member(const ProcessGroup& parent,
+                             const std::vector<std::vector<int>>& sets) {
+  std::string of;
+  for (const auto& ranks : sets) {
+    of += c10::str(of.empty() ? "" : ", ", "[", c10::Join(", ", ranks), "]");
+  }
+  return ProcessGroupPtr::not_a_member(c10::str(
+      "rank ", parent.rank(), " of group '", parent.name(),
+      "' is not a member of the process group that was used, which was made of "
+      "its ranks ",
+      of,
+      "; use what new_group(), new_subgroups() or split_group() returned on "
+      "members only: `if (group) ...`"));
+}
+
 // Returns "0-2,5" for ranks in ascending order. A long name ends in a digest,
 // since it is a part of the group's keys.
 std::string ranks_text(const std::vector<int>& ranks) {
@@ -591,7 +608,7 @@ void destroy_process_group(ProcessGroupPtr group) {
         "destroy_process_group: there is no process group; "
         "init_process_group() makes one");
   }
-  if (!group || group == w.group) {
+  if (!group.require_member() || group == w.group) {
     group.reset();
     return end_world(
         std::move(lock), w,
@@ -625,11 +642,11 @@ ProcessGroupPtr default_group() {
 }
 
 int get_rank(const ProcessGroupPtr& group) {
-  return group ? group->rank() : default_group()->rank();
+  return internal::group_or_default(group)->rank();
 }
 
 int get_world_size(const ProcessGroupPtr& group) {
-  return group ? group->size() : default_group()->size();
+  return internal::group_or_default(group)->size();
 }
 
 int get_local_rank() {
@@ -677,7 +694,7 @@ ProcessGroupPtr new_group(std::vector<int> ranks,
       checked_timeout("new_group", options.timeout, parent->timeout());
   const auto origin = next_group();
   auto member = std::find(ranks.begin(), ranks.end(), parent->rank());
-  if (member == ranks.end()) return nullptr;
+  if (member == ranks.end()) return not_a_member(*parent, {ranks});
   const int group_rank = static_cast<int>(member - ranks.begin());
   return make_subgroup(origin, *parent, group_rank, std::move(ranks),
                        options.backend, timeout);
@@ -692,7 +709,8 @@ ProcessGroupPtr new_subgroups_by_enumeration(
   for (const auto& ranks : ranks_per_subgroup_list) {
     if (auto group = new_group(ranks, options)) own = group;
   }
-  return own;
+  if (own) return own;
+  return not_a_member(*default_group(), ranks_per_subgroup_list);
 }
 
 ProcessGroupPtr new_subgroups(int group_size, const NewGroupOptions& options) {
@@ -712,7 +730,7 @@ ProcessGroupPtr new_subgroups(int group_size, const NewGroupOptions& options) {
 
 ProcessGroupPtr split_group(const std::vector<std::vector<int>>& split_ranks,
                             const SplitGroupOptions& options) {
-  auto parent = options.parent ? options.parent : default_group();
+  auto parent = internal::group_or_default(options.parent);
   parent->backend(parent->control_device().type());  // throws if destroyed
   require_disjoint("split_group", split_ranks, parent->size());
   const auto timeout =
@@ -731,10 +749,19 @@ ProcessGroupPtr split_group(const std::vector<std::vector<int>>& split_ranks,
     return make_subgroup(origin, *parent, rank, std::move(ranks),
                          options.backend, timeout);
   }
-  return nullptr;
+  return not_a_member(*parent, split_ranks);
 }
 
 namespace internal {
+
+ProcessGroupPtr group_or_default(ProcessGroupPtr given) {
+  return given.require_member() ? std::move(given) : default_group();
+}
+
+ProcessGroupPtr group_if_any(ProcessGroupPtr given) {
+  if (given.require_member() || !is_initialized()) return given;
+  return default_group();
+}
 
 ExistingGroups existing_groups() {
   auto& w = world();

@@ -144,7 +144,8 @@ ProcessGroupGuard init_process_group(
 // closed last.
 //
 // Throws std::runtime_error if there is no default group, and
-// std::invalid_argument if `group` was destroyed already.
+// std::invalid_argument if `group` was destroyed already, or this rank is not a
+// member of it.
 //
 // In a child process that was forked after init_process_group() this does
 // nothing: the group is the parent's.
@@ -157,7 +158,8 @@ ProcessGroupPtr default_group();
 
 // Return the rank of this process in `group` (none: the default group), and the
 // group's size. Throw std::runtime_error if no group is given and the default
-// group is not initialised.
+// group is not initialised, and std::invalid_argument if this rank is not a
+// member of `group`.
 int get_rank(const ProcessGroupPtr& group = nullptr);
 int get_world_size(const ProcessGroupPtr& group = nullptr);
 
@@ -188,12 +190,9 @@ struct NewGroupOptions {
 
 // Makes a group of `ranks` of the default group, in ascending order (none: all
 // of them). Every rank of the default group must call this in the same order,
-// whether it is a member or not; returns nullptr if this rank is no member.
-//
-// A nullptr stands for the default group wherever a group is expected, so do
-// not use the result of a rank that is no member: all_reduce(x, {.group = g})
-// would join a call of the default group, get_rank(g) would return the rank
-// there, and destroy_process_group(g) would destroy all groups. Ask first:
+// whether it is a member or not. On a rank that is not a member it returns a
+// handle that is false as a condition, and that throws std::invalid_argument
+// wherever it is used (ProcessGroupPtr):
 //
 //   if (auto group = new_group({0, 1})) all_reduce(x, {.group = group});
 //
@@ -204,8 +203,8 @@ ProcessGroupPtr new_group(std::vector<int> ranks = {},
                           const NewGroupOptions& options = {});
 
 // Calls new_group() for each set of ranks, in order; the sets must not share a
-// rank. Returns this rank's own group, or nullptr if it is in none (see
-// new_group()).
+// rank. Returns this rank's own group, or what new_group() returns on a rank
+// that is not a member, if it is in none.
 ProcessGroupPtr new_subgroups_by_enumeration(
     const std::vector<std::vector<int>>& ranks_per_subgroup_list,
     const NewGroupOptions& options = {});
@@ -231,8 +230,19 @@ struct SplitGroupOptions {
 // Divides a group: `split_ranks` are disjoint sets of ranks *of the parent* (as
 // in Python). The ranks of a set must call equally often with this set; ranks
 // that are in no set need not call. Returns the group of this rank's set, or
-// nullptr if this rank is in none (see new_group()).
+// what new_group() returns on a rank that is not a member, if it is in none.
 ProcessGroupPtr split_group(const std::vector<std::vector<int>>& split_ranks,
                             const SplitGroupOptions& options = {});
 
+namespace internal {
+
+// What every function that takes a group works with. Returns `given`, or the
+// default group if it is null. Throws what default_group() throws, and
+// std::invalid_argument if this rank is not a member of `given`.
+ProcessGroupPtr group_or_default(ProcessGroupPtr given);
+
+// The same for what also works in a process without groups: returns null there.
+ProcessGroupPtr group_if_any(ProcessGroupPtr given);
+
+}  // namespace internal
 }  // namespace lockstep

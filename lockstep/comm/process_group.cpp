@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <memory>
 #include <stdexcept>
+#include <utility>
 
 #include "lockstep/comm/backend_traits.h"
 #include "lockstep/comm/direct_reduce.h"
@@ -180,6 +181,19 @@ void ProcessGroup::keep_cause(const std::string& cause) {
     auto* notices = dynamic_cast<internal::PeerNotices*>(backend.get());
     if (notices != nullptr) notices->keep_cause(cause);
   }
+}
+
+ProcessGroupPtr ProcessGroupPtr::not_a_member(std::string refusal) {
+  ProcessGroupPtr handle;
+  handle.refusal_ = std::make_shared<const std::string>(std::move(refusal));
+  return handle;
+}
+
+void ProcessGroupPtr::refuse() const {
+  throw std::invalid_argument(
+      refusal_ ? *refusal_
+               : "the handle of a process group is null; default_group() "
+                 "returns the default group");
 }
 
 }  // namespace lockstep

@@ -5,12 +5,14 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <utility>
 #include <vector>
 
 #include "lockstep/base/flight_recorder.h"
@@ -198,6 +200,58 @@ class ProcessGroup {
   std::map<std::vector<int>, uint64_t> splits_;
 };
 
-using ProcessGroupPtr = std::shared_ptr<ProcessGroup>;
+// A handle of a process group; copies share the group. It is one of three
+// things:
+//
+// - a group that this rank is a member of;
+// - null, the default, which stands for the default group wherever a group is
+//   expected;
+// - what new_group() and the functions like it return to a rank that is not in
+//   the new group. As a condition it is false, as null is, but it does not
+//   stand for the default group: whatever it is given to (a collective, an
+//   option, a constructor), and `->`, throws std::invalid_argument that names
+//   the ranks.
+//
+//   if (auto group = new_group({0, 1})) all_reduce(x, {.group = group});
+class ProcessGroupPtr {
+ public:
+  ProcessGroupPtr() = default;
+  ProcessGroupPtr(std::nullptr_t) {}
+  ProcessGroupPtr(std::shared_ptr<ProcessGroup> group)
+      : group_(std::move(group)) {}
+  // The handle of a rank that is not a member. `refusal` is what is thrown.
+  static ProcessGroupPtr not_a_member(std::string refusal);
+
+  explicit operator bool() const { return group_ != nullptr; }
+  ProcessGroup* get() const { return group_.get(); }
+  // Throw std::invalid_argument if there is no group.
+  ProcessGroup& operator*() const {
+    if (!group_) refuse();
+    return *group_;
+  }
+  ProcessGroup* operator->() const { return &**this; }
+
+  // Throws std::invalid_argument if the handle was given to a rank that is not
+  // a member of the group. Returns this handle, which may be null.
+  const ProcessGroupPtr& require_member() const {
+    if (refusal_) refuse();
+    return *this;
+  }
+
+  void reset() { *this = ProcessGroupPtr(); }
+
+  friend bool operator==(const ProcessGroupPtr&,
+                         const ProcessGroupPtr&) = default;
+  // Whether the handle is false as a condition.
+  friend bool operator==(const ProcessGroupPtr& group, std::nullptr_t) {
+    return !group;
+  }
+
+ private:
+  [[noreturn]] void refuse() const;
+
+  std::shared_ptr<ProcessGroup> group_{};
+  std::shared_ptr<const std::string> refusal_{};  // if not a member
+};
 
 }  // namespace lockstep

@@ -4,6 +4,7 @@
 #include <c10/core/UndefinedTensorImpl.h>
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
 #include <mutex>
 #include <stdexcept>
 #include <unordered_map>
@@ -26,6 +27,11 @@ class Layouts {
     held_.insert_or_assign(
         tensor.unsafeGetTensorImpl(),
         Held{WeakTensor(tensor.getIntrusivePtr()), std::move(layout)});
+  }
+
+  void drop(const at::Tensor& tensor) {
+    const std::lock_guard lock(mutex_);
+    held_.erase(tensor.unsafeGetTensorImpl());
   }
 
   const TensorLayout* find(const at::Tensor& tensor) {
@@ -84,6 +90,8 @@ void set_layout(const at::Tensor& tensor, TensorLayout layout) {
   layouts().set(tensor, std::move(layout));
 }
 
+void drop_layout(const at::Tensor& tensor) { layouts().drop(tensor); }
+
 const TensorLayout* layout_of(const at::Tensor& tensor) {
   return layouts().find(tensor);
 }
@@ -102,6 +110,17 @@ Sizes sizes_of_part(const TensorLayout& layout) {
     sizes.back() = end - begin;
   }
   return sizes;
+}
+
+bool is_divided_over(const at::Tensor& tensor, const ProcessGroup& group) {
+  const TensorLayout* layout = layout_of(tensor);
+  if (layout == nullptr) return false;
+  const auto& ranks = group.global_ranks();
+  return std::ranges::any_of(layout->groups, [&](const auto& divides) {
+    return std::ranges::count_if(divides->global_ranks(), [&](int rank) {
+             return std::ranges::find(ranks, rank) != ranks.end();
+           }) > 1;
+  });
 }
 
 at::Tensor part_of(const at::Tensor& whole, const TensorLayout& layout) {

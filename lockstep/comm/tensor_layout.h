@@ -43,6 +43,9 @@ struct TensorLayout {
   // one of a stage of this rank, and the other ranks of that group have others,
   // to which snapshots must not give the same name.
   bool of_stage{false};
+  // If set, the one of `groups` of which each rank has a tensor of its own
+  // (placement.h: Own), to which snapshots must not give the same name, either.
+  ProcessGroupPtr own_in{};
   // For a weight that several stages use: text that is equal in all of them,
   // and that no other weight of the pipeline has. Otherwise empty.
   std::string tied{};
@@ -55,15 +58,22 @@ struct TensorLayout {
 // part is not within the whole. Any thread may call.
 void set_layout(const at::Tensor& tensor, TensorLayout layout);
 
+// Takes the layout away, if there is one.
+void drop_layout(const at::Tensor& tensor);
+
 // Returns the layout of `tensor`; nullptr if it has none, that is, if each rank
 // has all of it. The result lives as long as the tensor, or until the next
-// set_layout() for it. Any thread may call.
+// set_layout() or drop_layout() for it. Any thread may call.
 const TensorLayout* layout_of(const at::Tensor& tensor);
 
 // Returns the shape of this rank's part, which has as many dimensions as the
 // whole: [rows, ...] if `range` is whole rows of the box, otherwise
 // [1, ..., 1, n]. A part of a tensor without dimensions has one.
 Sizes sizes_of_part(const TensorLayout& layout);
+
+// Whether ranks of `group` have different parts of `tensor`. This rank is a
+// member.
+bool is_divided_over(const at::Tensor& tensor, const ProcessGroup& group);
 
 // Returns the elements of `whole`, a tensor of the layout's shape, that this
 // rank has, in the shape of sizes_of_part(): a view if that is possible,

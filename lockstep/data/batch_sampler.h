@@ -22,6 +22,9 @@ class BatchSampler : public SamplerOfBatches {
   void consumed_batch() override;
   int64_t size() const override;
   int64_t dataset_size() const override { return sampler_.dataset_size(); }
+  bool takes_larger_dataset() const override {
+    return sampler_.takes_larger_dataset();
+  }
 
  private:
   Sampler& sampler_;

@@ -1,5 +1,7 @@
 #include "lockstep/data/data_loader.h"
 
+#include <c10/util/Exception.h>
+
 #include <exception>
 #include <stdexcept>
 
@@ -30,8 +32,9 @@ std::string listed(c10::ArrayRef<size_t> indices) {
 
 }  // namespace
 
-void check_loader(const DataLoaderOptions& options,
-                  int64_t size_for_the_sampler, int64_t dataset_size) {
+void check_loader(const DataLoaderOptions& options, const Sampler* sampler,
+                  const SamplerOfBatches* batches,
+                  std::optional<size_t> dataset_size) {
   require_at_least("batch_size", options.batch_size, 1);
   require_at_least("num_workers", options.num_workers, 0);
   require_at_least("prefetch_factor", options.prefetch_factor, 1);
@@ -46,12 +49,32 @@ void check_loader(const DataLoaderOptions& options,
         "loop's own thread fetches the batches; give num_workers of 1 or more, "
         "or no timeout");
   }
-  if (dataset_size >= 0 && size_for_the_sampler > dataset_size) {
-    throw std::invalid_argument("DataLoader: the sampler was made for " +
-                                std::to_string(size_for_the_sampler) +
-                                " samples, the dataset has " +
-                                std::to_string(dataset_size) +
-                                "; make the sampler with this dataset's size");
+  const int64_t expected =
+      batches ? batches->dataset_size() : sampler->dataset_size();
+  const int64_t size =
+      dataset_size ? static_cast<int64_t>(*dataset_size) : expected;
+  const bool selects = batches ? batches->takes_larger_dataset()
+                               : sampler->takes_larger_dataset();
+  if (size < expected || (size > expected && !selects)) {
+    throw std::invalid_argument(
+        "DataLoader: the sampler was made for a dataset of " +
+        std::to_string(expected) + " samples, but this one has " +
+        std::to_string(size) +
+        "; make the sampler with the dataset itself (for a part of a dataset: "
+        "with a TakeDataset or Subset of it)");
+  }
+  if (batches && batches->size() == 0) {
+    TORCH_WARN("DataLoader: the sampler makes no batches of this dataset of ",
+               size, " samples, so the loop will do nothing");
+  }
+  if (sampler &&
+      batches_of(sampler->size(), options.batch_size, options.drop_last) == 0) {
+    TORCH_WARN(
+        "DataLoader: there are no batches, so the loop will do nothing: "
+        "of the dataset's ",
+        size, " samples this rank visits ", sampler->size(),
+        ", with batch_size ", options.batch_size,
+        options.drop_last ? " and drop_last" : "");
   }
 }
 

@@ -80,10 +80,12 @@ struct DataLoaderOptions {
 namespace internal {
 
 // Throws std::invalid_argument if `options` are out of range, or if the sampler
-// visits more than `dataset_size` samples (-1: the dataset does not know its
-// size).
-void check_loader(const DataLoaderOptions& options,
-                  int64_t size_for_the_sampler, int64_t dataset_size);
+// (`batches`, if it is not null) was made for another size of dataset than
+// `dataset_size` (none: the dataset does not know it). Warns if a pass has no
+// batches.
+void check_loader(const DataLoaderOptions& options, const Sampler* sampler,
+                  const SamplerOfBatches* batches,
+                  std::optional<size_t> dataset_size);
 void check_sampler_of_batches(const DataLoaderOptions& options);
 void check_tensors_are_found(const DataLoaderOptions& options, bool are_found);
 
@@ -187,19 +189,18 @@ class DataLoader {
   class Iterator;
 
   // Throws std::invalid_argument if an option is out of range, if LibTorch does
-  // not find the device, or if the sampler was made for more samples than the
-  // dataset has.
+  // not find the device, or if the sampler was made for a dataset of another
+  // size (Sampler::dataset_size()). Warns, in one line with the numbers, if a
+  // whole pass has no batches on this rank.
   DataLoader(Dataset& dataset, Sampler& sampler, DataLoaderOptions options = {},
              Collate collate = {})
-      : DataLoader(dataset, &sampler, nullptr, sampler.dataset_size(), options,
-                   std::move(collate)) {}
+      : DataLoader(dataset, &sampler, nullptr, options, std::move(collate)) {}
 
   // The same with a sampler that makes the batches. Throws
   // std::invalid_argument, too, if batch_size or drop_last is given.
   DataLoader(Dataset& dataset, SamplerOfBatches& sampler,
              DataLoaderOptions options = {}, Collate collate = {})
-      : DataLoader(dataset, nullptr, &sampler, sampler.dataset_size(), options,
-                   std::move(collate)) {
+      : DataLoader(dataset, nullptr, &sampler, options, std::move(collate)) {
     internal::check_sampler_of_batches(options);
   }
 
@@ -236,8 +237,7 @@ class DataLoader {
   };
 
   DataLoader(Dataset& dataset, Sampler* sampler, SamplerOfBatches* batches,
-             int64_t size_for_the_sampler, DataLoaderOptions options,
-             Collate collate)
+             DataLoaderOptions options, Collate collate)
       : dataset_(dataset),
         sampler_(sampler),
         batches_(batches),
@@ -245,9 +245,7 @@ class DataLoader {
         collate_(std::move(collate)),
         transfer_(options.pin_memory, options.device,
                   /*ahead=*/options.num_workers > 0) {
-    const std::optional<size_t> size = dataset.size();
-    internal::check_loader(options, size_for_the_sampler,
-                           size ? static_cast<int64_t>(*size) : -1);
+    internal::check_loader(options, sampler, batches, dataset.size());
     internal::check_tensors_are_found(options, internal::kFindsTensors<Batch>);
     if (options.num_workers > 0) {
       prefetch_.emplace(options.num_workers,

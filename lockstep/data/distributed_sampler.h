@@ -3,6 +3,7 @@
 #include <optional>
 #include <vector>
 
+#include "lockstep/data/dataset_size.h"
 #include "lockstep/data/resumable_sampler.h"
 
 namespace lockstep {
@@ -48,7 +49,7 @@ struct DistributedSamplerOptions {
 // as Python for the same arguments: the order comes from LibTorch's CPU
 // generator, and rank r takes places r, r + num_replicas, ... of it.
 //
-//   DistributedSampler sampler(dataset.size().value(), {.seed = 0});
+//   DistributedSampler sampler(dataset, {.seed = 0});
 //   DataLoader loader(dataset, sampler, {.batch_size = 32});
 //   for (int64_t epoch = 0; epoch < epochs; ++epoch) {
 //     sampler.set_epoch(epoch);
@@ -67,6 +68,12 @@ class DistributedSampler : public internal::ResumableSampler {
   // group yet.
   explicit DistributedSampler(int64_t dataset_size,
                               const DistributedSamplerOptions& options = {});
+
+  // The same for all samples of a dataset (lockstep/data/dataset.h).
+  template <internal::KnowsSize D>
+  explicit DistributedSampler(const D& dataset,
+                              const DistributedSamplerOptions& options = {})
+      : DistributedSampler(internal::size_of(dataset), options) {}
 
  protected:
   at::Tensor order(uint64_t generator_seed) const override;

@@ -14,7 +14,8 @@ void check_index(size_t index, size_t size, const char* dataset) {
 void throw_without_size() {
   throw std::invalid_argument(
       "the dataset does not know its size (size() returned none), which is "
-      "needed to select, repeat or join samples");
+      "needed to draw, select, repeat or join samples; give a sampler the "
+      "number instead");
 }
 
 void throw_null_dataset() {

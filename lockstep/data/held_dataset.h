@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "lockstep/data/dataset_access.h"
+#include "lockstep/data/dataset_size.h"
 #include "lockstep/data/sample_seed.h"
 
 namespace lockstep::internal {
@@ -19,7 +20,6 @@ namespace lockstep::internal {
 // Throws c10::IndexError that names `dataset` unless `index` < `size`.
 void check_index(size_t index, size_t size, const char* dataset);
 
-[[noreturn]] void throw_without_size();
 [[noreturn]] void throw_null_dataset();
 
 template <class D>
@@ -86,11 +86,7 @@ class HeldDataset {
     }
   }
 
-  size_t size() const {
-    const std::optional<size_t> size = held().size();
-    if (!size) throw_without_size();
-    return *size;
-  }
+  size_t size() const { return static_cast<size_t>(size_of(held())); }
 
   auto get(size_t index) const
     requires HasSamples<D>

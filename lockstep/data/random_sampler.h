@@ -3,6 +3,7 @@
 #include <optional>
 #include <vector>
 
+#include "lockstep/data/dataset_size.h"
 #include "lockstep/data/resumable_sampler.h"
 
 namespace lockstep {
@@ -38,6 +39,12 @@ class RandomSampler : public internal::ResumableSampler {
   // if there is nothing to draw from.
   explicit RandomSampler(int64_t dataset_size,
                          const RandomSamplerOptions& options = {});
+
+  // The same for all samples of a dataset (lockstep/data/dataset.h).
+  template <internal::KnowsSize D>
+  explicit RandomSampler(const D& dataset,
+                         const RandomSamplerOptions& options = {})
+      : RandomSampler(internal::size_of(dataset), options) {}
 
  protected:
   at::Tensor order(uint64_t generator_seed) const override;

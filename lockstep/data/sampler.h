@@ -53,6 +53,11 @@ class Sampler {
 
   // Returns the size of the dataset that the indices refer to.
   virtual int64_t dataset_size() const = 0;
+
+  // Returns whether the dataset may be larger than dataset_size(), because the
+  // sampler selects some of its samples. Otherwise a loader refuses it: the
+  // samples at the end would never be visited. By default false.
+  virtual bool takes_larger_dataset() const { return false; }
 };
 
 }  // namespace lockstep

@@ -1,5 +1,6 @@
 #pragma once
 
+#include "lockstep/data/dataset_size.h"
 #include "lockstep/data/resumable_sampler.h"
 
 namespace lockstep {
@@ -16,6 +17,11 @@ class SequentialSampler : public internal::ResumableSampler {
  public:
   // Throws std::invalid_argument for a negative size.
   explicit SequentialSampler(int64_t dataset_size);
+
+  // The same for all samples of a dataset (lockstep/data/dataset.h).
+  template <internal::KnowsSize D>
+  explicit SequentialSampler(const D& dataset)
+      : SequentialSampler(internal::size_of(dataset)) {}
 
  protected:
   at::Tensor order(uint64_t) const override { return {}; }

@@ -26,6 +26,8 @@ class SubsetRandomSampler : public internal::ResumableSampler {
   explicit SubsetRandomSampler(std::vector<size_t> indices,
                                const SubsetRandomSamplerOptions& options = {});
 
+  bool takes_larger_dataset() const override { return true; }
+
  protected:
   at::Tensor order(uint64_t generator_seed) const override;
   std::vector<internal::EpochState::Fixed> order_entries() const override;

@@ -1,10 +1,10 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/data/datasets/base.h>
+#include <c10/util/ArrayRef.h>
+#include <torch/data/example.h>
 
-#include <optional>
-#include <utility>
+#include <cstddef>
 
 namespace lockstep {
 
@@ -15,25 +15,20 @@ namespace lockstep {
 // A batch is a copy with shape [B, ...] of tensors with shape [N, ...], in
 // their dtypes and on their device; changing the batch does not change the
 // dataset. Several threads may call get_batch() at once.
-class TensorDataset
-    : public torch::data::datasets::BatchDataset<TensorDataset,
-                                                 torch::data::Example<>> {
+class TensorDataset {
  public:
   // Keeps references to the tensors, not copies. Throws std::invalid_argument
   // if one is undefined or a scalar, or if they differ in their number of rows.
   TensorDataset(at::Tensor data, at::Tensor target);
 
   // Requires `indices` in [0, size()); throws c10::IndexError otherwise.
-  torch::data::Example<> get_batch(c10::ArrayRef<size_t> indices) override {
-    return std::as_const(*this).get_batch(indices);
-  }
   torch::data::Example<> get_batch(c10::ArrayRef<size_t> indices) const;
 
   // Returns a copy of one sample, without the dimension of the batch. Throws as
   // get_batch() does.
   torch::data::Example<> get(size_t index) const;
 
-  std::optional<size_t> size() const override { return data_.size(0); }
+  size_t size() const { return static_cast<size_t>(data_.size(0)); }
 
   const at::Tensor& data() const { return data_; }
   const at::Tensor& target() const { return target_; }

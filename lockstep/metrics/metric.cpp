@@ -17,11 +17,11 @@
 namespace lockstep::metrics {
 
 Metric::Metric(const char* function, std::string kind, int64_t count,
-               ProcessGroupPtr group)
+               const ProcessGroupPtr& group)
     : function_(function),
       kind_(std::move(kind)),
       count_(count),
-      group_(std::move(group)) {}
+      group_(group.require_member()) {}
 
 at::Tensor Metric::sums_on(const at::Device& device) {
   for (const at::Tensor& sums : sums_) {
@@ -72,8 +72,7 @@ void Metric::load_state(const at::Tensor& state) {
 at::Tensor Metric::reduce() const {
   const internal::UserFunction function(function_);
   const at::Tensor own = state();
-  ProcessGroupPtr group = group_;
-  if (!group && is_initialized()) group = default_group();
+  const ProcessGroupPtr group = internal::group_if_any(group_);
   if (!group || group->size() == 1) return own;
   // All ranks have the same kind if and only if the mean of the squares is the
   // square of the mean. 20 bits keep these sums exact on 2^13 ranks.

@@ -72,7 +72,7 @@ class Metric {
   // `function`: a literal, "metrics::Accuracy::compute()". `kind`: what must be
   // equal on all ranks, such as "Accuracy(top_k=5)".
   Metric(const char* function, std::string kind, int64_t count,
-         ProcessGroupPtr group);
+         const ProcessGroupPtr& group);
   ~Metric() = default;
 
   // Throws std::invalid_argument that names `metric` if the values are complex.

@@ -63,7 +63,7 @@ ProfilerOptions checked(ProfilerOptions options) {
         "Profiler: folder is empty; name the folder for the traces");
   }
   if (options.schedule) (void)action_at(*options.schedule, 0);
-  if (!options.group && is_initialized()) options.group = default_group();
+  options.group = internal::group_if_any(options.group);
   KinetoTrace::check_folder(options.folder);
   return options;
 }

@@ -241,7 +241,16 @@ TEST(GradScaler, DisabledIsNotThere) {
 }
 
 TEST(GradScaler, ForCudaWithoutAGpuIsDisabled) {
-  EXPECT_EQ(GradScaler().is_enabled(), at::hasCUDA());
+  EXPECT_EQ(GradScaler({.device = at::kCUDA}).is_enabled(), at::hasCUDA());
+}
+
+// The default was CUDA: in a program for CPUs the scaler did nothing.
+TEST(GradScaler, TakesTheDeviceOfTheFirstLoss) {
+  GradScaler scaler;
+  EXPECT_TRUE(scaler.is_enabled());
+  EXPECT_EQ(scaler.scale(torch::ones({})).item<double>(), 65536);
+  EXPECT_NO_THROW(scaler.update(torch::tensor(2.0)));
+  EXPECT_EQ(scaler.get_scale(), 2);
 }
 
 TEST(GradScaler, RefusesOptionsThatCannotWork) {

@@ -297,8 +297,9 @@ WORLD_TEST(LayoutScaler, OneRankScalesTheLossForAll, 2, 4) {
   auto mine = parts(Axes(world), at::kFloat);
   torch::optim::SGD optimizer(mine, 0.5);
   GradScaler scaler({.device = at::kCPU, .init_scale = 8});
-  EXPECT_THAT(message_of([&] { scaler.step(optimizer); }),
-              HasSubstr("step: no loss was scaled yet by any rank that has"));
+  EXPECT_THAT(
+      message_of([&] { scaler.step(optimizer); }),
+      HasSubstr("step: no loss was scaled yet by any of the ranks that"));
   EXPECT_THAT(message_of([&] { scaler.update(); }),
               HasSubstr("no optimizer with gradients was stepped"));
   mine[0].mutable_grad().fill_(8);

@@ -15,10 +15,15 @@
 #include <thread>
 
 #include "lockstep/data/batch_sampler.h"
+#include "lockstep/data/bucket_batch_sampler.h"
+#include "lockstep/data/datasets/take_dataset.h"
 #include "lockstep/data/distributed_sampler.h"
 #include "lockstep/data/random_sampler.h"
 #include "lockstep/data/sequential_sampler.h"
+#include "lockstep/data/subset_random_sampler.h"
 #include "lockstep/data/tensor_dataset.h"
+#include "lockstep/data/weighted_random_sampler.h"
+#include "tests/observe/kept_warnings.h"
 
 namespace lockstep::internal {
 namespace {
@@ -364,7 +369,7 @@ TEST(DataLoader, AnEmptyPassHasNoBatches) {
 
 TEST(DataLoader, LoadsTensors) {
   TensorDataset dataset(torch::arange(12).view({6, 2}), torch::arange(6));
-  DistributedSampler sampler(dataset.size().value(), {.shuffle = false});
+  DistributedSampler sampler(dataset, {.shuffle = false});
   for (int64_t workers : {0, 2}) {
     DataLoader loader(dataset, sampler,
                       {.batch_size = 4, .num_workers = workers});
@@ -532,8 +537,8 @@ TEST(DataLoader, TakesASamplerThatMakesTheBatches) {
   SequentialSampler larger(11);
   BatchSampler too_many(larger, 4);
   EXPECT_THAT([&] { DataLoader(dataset, too_many); },
-              ThrowsMessage<std::invalid_argument>(
-                  HasSubstr("made for 11 samples, the dataset has 10")));
+              ThrowsMessage<std::invalid_argument>(HasSubstr(
+                  "made for a dataset of 11 samples, but this one has 10")));
 }
 
 TEST(DataLoader, OneLoopAtATime) {
@@ -566,8 +571,72 @@ TEST(DataLoader, RefusesBadOptions) {
 
   DistributedSampler larger(5);
   EXPECT_THAT([&] { DataLoader(dataset, larger); },
+              ThrowsMessage<std::invalid_argument>(HasSubstr(
+                  "made for a dataset of 5 samples, but this one has 4")));
+}
+
+// A sampler for fewer samples than the dataset has left the others out without
+// a word.
+TEST(DataLoader, RefusesASamplerThatWouldLeaveOutSamples) {
+  Numbers dataset{4};
+  const auto refuses = [&](auto& sampler) {
+    EXPECT_THAT([&] { DataLoader loader(dataset, sampler); },
+                ThrowsMessage<std::invalid_argument>(HasSubstr(
+                    "made for a dataset of 3 samples, but this one has 4")));
+  };
+  DistributedSampler part(3);
+  BatchSampler batches(part, 2);
+  WeightedRandomSampler weighted({1., 1., 1.}, 4);
+  BucketBatchSampler buckets({1, 2, 3});
+  refuses(part);
+  refuses(batches);
+  refuses(weighted);
+  refuses(buckets);
+
+  SubsetRandomSampler chosen({2, 0});
+  BatchSampler chosen_batches(chosen, 2);
+  EXPECT_EQ(DataLoader(dataset, chosen).size(), 2);
+  EXPECT_EQ(DataLoader(dataset, chosen_batches).size(), 1);
+  TakeDataset three(dataset, 3);
+  EXPECT_EQ(DataLoader(three, part).size(), 3);
+}
+
+// With drop_last and a batch larger than the dataset a program trained on
+// nothing, with exit code 0.
+TEST(DataLoader, SaysOnceThatThereAreNoBatches) {
+  const auto warning = [](const auto& make) {
+    const testing::KeptWarnings warnings;
+    make();
+    return warnings.texts().empty() ? "" : warnings.texts().front();
+  };
+  Numbers dataset{10};
+  DistributedSampler sampler(dataset, {.num_replicas = 2, .rank = 0});
+  EXPECT_EQ(warning([&] { DataLoader(dataset, sampler, {.batch_size = 6}); }),
+            "");
+  EXPECT_EQ(warning([&] {
+              DataLoader(dataset, sampler,
+                         {.batch_size = 6, .drop_last = true});
+            }),
+            "DataLoader: there are no batches, so the loop will do nothing: of "
+            "the dataset's 10 samples this rank visits 5, with batch_size 6 "
+            "and drop_last");
+  BatchSampler batches(sampler, 6, /*drop_last=*/true);
+  EXPECT_THAT(warning([&] { DataLoader(dataset, batches); }),
+              HasSubstr("makes no batches of this dataset of 10 samples"));
+}
+
+TEST(DataLoader, SamplersTakeTheDataset) {
+  Numbers dataset{7};
+  TensorDataset rows(torch::ones({7, 1}), torch::ones({7}));
+  EXPECT_EQ(DistributedSampler(dataset).dataset_size(), 7);
+  EXPECT_EQ(RandomSampler(rows).dataset_size(), 7);
+  EXPECT_EQ(SequentialSampler(TakeDataset(rows, 3)).dataset_size(), 3);
+  struct Endless {
+    std::optional<size_t> size() const { return std::nullopt; }
+  };
+  EXPECT_THAT([] { SequentialSampler sampler{Endless()}; },
               ThrowsMessage<std::invalid_argument>(
-                  HasSubstr("made for 5 samples, the dataset has 4")));
+                  HasSubstr("does not know its size")));
 }
 
 }  // namespace

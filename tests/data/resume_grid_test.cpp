@@ -167,7 +167,7 @@ TEST(ResumeGrid, ThreeWorldsShareOneEpoch) {
                 size, kind, {ranks_b, batch_b, 0, 1}, first.state);
             const Visited last = visit_distributed(
                 size, kind, {2, 2, 0, kToTheEnd}, second.state);
-            SCOPED_TRACE(testing::Message()
+            SCOPED_TRACE(::testing::Message()
                          << size << " samples, pad " << kind.pad
                          << ", drop_last " << kind.drop_last << " and "
                          << kind.drop_batch << "; " << ranks_a << " ranks of "

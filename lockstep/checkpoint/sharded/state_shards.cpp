@@ -63,6 +63,25 @@ struct NamedOnRank {
   size_t rank;
 };
 
+// Says which rank has this tensor, if ranks have different ones of its name,
+// and is equal on all ranks that have the same one; "" if all ranks have it.
+std::string owner_of(const at::Tensor& tensor) {
+  const TensorLayout* layout = layout_of(tensor);
+  if (layout == nullptr) return "";
+  std::string owner;
+  if (!layout->tied.empty()) {
+    owner = "the tied weight of " + layout->tied;
+  } else if (layout->of_stage) {
+    owner = "rank " + std::to_string(layout->groups.front()->rank()) +
+            " of its pipeline";
+  }
+  if (layout->own_in) {
+    owner += (owner.empty() ? "" : ", ") + std::string("rank ") +
+             std::to_string(layout->own_in->rank()) + " of its owners";
+  }
+  return owner;
+}
+
 bool is_duplicate(const at::Tensor& tensor) {
   const TensorLayout* layout = layout_of(tensor);
   return layout != nullptr && layout->duplicate;
@@ -209,17 +228,9 @@ nlohmann::json stages_of(const torch::nn::Module& model, bool buffers) {
   nlohmann::json stages = nlohmann::json::object();
   bool any = false;
   for (const auto& [name, tensor, is_parameter] : tensors_of(model)) {
-    const TensorLayout* layout = layout_of(tensor);
-    const bool of_stage = layout != nullptr && layout->of_stage;
-    if (!is_parameter && !(buffers && of_stage)) continue;
-    std::string of;
-    if (of_stage) {
-      any = true;
-      of = !layout->tied.empty()
-               ? "the tied weight of " + layout->tied
-               : "rank " + std::to_string(layout->groups.front()->rank()) +
-                     " of its pipeline";
-    }
+    std::string of = owner_of(tensor);
+    if (!is_parameter && !(buffers && !of.empty())) continue;
+    any = any || !of.empty();
     if (is_parameter) {
       stages[name] = std::move(of);
     } else {
@@ -247,18 +258,19 @@ void require_names_differ(const std::vector<nlohmann::json>& all) {
       if (mine.of.empty() || other.of.empty()) {
         throw std::invalid_argument(
             "the parameter " + pair +
-            " is one of a pipeline's stage only on rank " +
+            " is one of a pipeline's stage, or a rank's own, only on rank " +
             std::to_string(mine.of.empty() ? other.rank : rank) +
             ", so its values differ; save and load on each rank a module that "
-            "has the parameters of the rank's own stages only");
+            "has the parameters of the rank's own stages, and its own, only");
       }
       const std::string what = mine.values.empty() ? "parameter" : "buffer";
       throw std::invalid_argument(
-          "stages of a pipeline have different " + what +
-          "s of one name: " + pair + "; a snapshot has one " + what +
-          " of a name, so give the modules of the stages names that differ, "
-          "for example those that they have in the whole model, as stage_of() "
-          "does" +
+          "ranks have different " + what +
+          "s of one name, as stages of a "
+          "pipeline or by set_placement(Own): " +
+          pair + "; a snapshot has one " + what +
+          " of a name, so give the modules names that differ, for example "
+          "those that they have in the whole model, as stage_of() does" +
           (mine.values.empty() ? ", or name a weight that they share in "
                                  "PipelineOptions::tied_weights"
                                : ""));

@@ -53,11 +53,12 @@ std::vector<std::string> names_of(const OptimizerShards::State& state,
 // with the parameter's first name.
 std::map<std::string, std::string> tied_names(const torch::nn::Module& model);
 
-// Returns, if some parameter of the model is one of a pipeline's stage, for the
-// names of all parameters of which they are: {"name": "rank 1 of its pipeline"}
-// or the tied weight; "" for one that is of no stage. With `buffers`, also for
-// the names of the stages' buffers: {"name": ["rank 1 of its pipeline",
-// checksum of the values]}. Otherwise {}.
+// Returns, if ranks have different parameters because some are a pipeline's
+// stage's or a rank's own (placement.h), for the names of all parameters whose
+// they are: {"name": "rank 1 of its pipeline"}, or the tied weight; "" for one
+// that all ranks have. With `buffers`, also for the names of the buffers that
+// not all ranks have: {"name": ["rank 1 of its pipeline", checksum of the
+// values]}. Otherwise {}.
 nlohmann::json stages_of(const torch::nn::Module& model, bool buffers);
 
 // Throws std::invalid_argument if ranks have different parameters under one

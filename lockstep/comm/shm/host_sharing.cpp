@@ -16,7 +16,7 @@
 namespace lockstep::internal {
 
 HostSharing* host_sharing(const ProcessGroupPtr& group) {
-  const auto& of = group ? group : default_group();
+  const auto of = group_or_default(group);
   if (!of->has_backend(c10::kCPU)) return nullptr;
   return dynamic_cast<HostSharing*>(&of->backend(c10::kCPU));
 }

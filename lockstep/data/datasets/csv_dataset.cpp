@@ -135,13 +135,32 @@ void check_csv_options(const CsvOptions& options) {
   }
 }
 
+// Throws if the first row of a table looks like one of its samples.
+void require_names(const CsvReader& first) {
+  bool counts = first.size() > 1;
+  std::string row;
+  for (size_t i = 0; i < first.size(); ++i) {
+    double value = 0;
+    if (internal::parse_double(first[i], value) != Parsed::ok) return;
+    counts = counts && value == static_cast<double>(i);
+    if (i < 5) row += (i > 0 ? ", " : "") + csv_excerpt(first[i]);
+  }
+  if (counts) return;
+  throw std::invalid_argument(
+      "CsvDataset: line " + std::to_string(first.line()) + " of \"" +
+      first.path() + "\" has numbers alone (" + row +
+      (first.size() > 5 ? ", ..." : "") +
+      "), but would be taken for the names of the columns; set `header` to "
+      "false if it is a sample, or to true if these are names");
+}
+
 // The places of columns in a row.
 class CsvTable {
  public:
   // `first` is the first row, with or without names.
   CsvTable(const CsvReader& first, const CsvOptions& options)
       : path_(first.path()), size_(first.size()) {
-    if (options.header) {
+    if (options.header.value_or(true)) {
       for (size_t i = 0; i < size_; ++i) names_.emplace_back(first[i]);
     }
   }
@@ -250,11 +269,13 @@ CsvContent read_csv(const std::string& path, const CsvOptions& options) {
   const auto bytes = internal::open_bytes(file);
   CsvReader row(path, *bytes, options.separator);
   if (!row.next()) {
-    throw DataFileError(path, options.header
+    throw DataFileError(path, options.header.value_or(true)
                                   ? "has no line with the names of its columns"
                                   : "has no row whose columns could be "
                                     "counted");
   }
+  if (!options.header) require_names(row);
+  const bool has_names = options.header.value_or(true);
   const CsvTable table(row, options);
   CsvSelection target(table, options.target, options.target_dtype);
   std::vector<CsvColumn> columns = options.columns;
@@ -268,8 +289,7 @@ CsvContent read_csv(const std::string& path, const CsvOptions& options) {
 
   const uint64_t first_line = row.line();
   int64_t rows = 0;
-  for (bool more = options.header ? row.next() : true; more;
-       more = row.next()) {
+  for (bool more = has_names ? row.next() : true; more; more = row.next()) {
     if (row.size() != table.size()) {
       throw DataFileError(path, "line " + std::to_string(row.line()) + " has " +
                                     std::to_string(row.size()) +
@@ -284,7 +304,7 @@ CsvContent read_csv(const std::string& path, const CsvOptions& options) {
   }
 
   CsvContent content;
-  if (options.header) {
+  if (has_names) {
     for (const size_t place : data.places) {
       content.columns.push_back(table.names()[place]);
     }

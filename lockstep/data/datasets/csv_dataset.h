@@ -36,8 +36,10 @@ class CsvColumn {
 struct CsvOptions {
   // ---- Behaviour ----
 
-  // Whether the first line has the names of the columns. Default: true.
-  bool header{true};
+  // Whether the first line has the names of the columns. Default: none, which
+  // is true, except that a first line of numbers alone is an error, unless they
+  // are 0, 1 and so on, as tools write them for columns without names.
+  std::optional<bool> header{};
 
   // The character between two fields of a row. Default: a comma.
   char separator{','};
@@ -79,7 +81,8 @@ class CsvDataset {
   // Throws std::system_error if the file cannot be opened; DataFileError that
   // names line and column if a field is no number of the dtype, if rows differ
   // in their number of fields, or if quotes are wrong; std::invalid_argument if
-  // the file has no such column or an option is out of range.
+  // the file has no such column, an option is out of range, or a first line of
+  // numbers would be taken for names.
   explicit CsvDataset(const std::string& path, const CsvOptions& options = {});
 
   torch::data::Example<> get(size_t index) const { return rows_.get(index); }

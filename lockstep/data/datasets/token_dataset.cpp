@@ -70,13 +70,17 @@ TokenDataset::TokenDataset(const std::string& path, int64_t sequence_length,
                   ": it was cut short, or dtype or header_bytes are wrong");
   }
   tokens_ = static_cast<int64_t>((bytes - header) / token_bytes_);
-  if (tokens_ > sequence_length_) {
-    size_ = static_cast<size_t>((tokens_ - sequence_length_ - 1) / stride_ + 1);
+  if (tokens_ <= sequence_length_) {
+    throw DataFileError(
+        path, "has " + std::to_string(tokens_) +
+                  " tokens, but a sample needs sequence_length + 1, " +
+                  std::to_string(sequence_length_ + 1) +
+                  "; give a longer text or a shorter sequence_length");
   }
+  size_ = static_cast<size_t>((tokens_ - sequence_length_ - 1) / stride_ + 1);
 }
 
 int64_t TokenDataset::unused_tokens() const {
-  if (size_ == 0) return tokens_;
   return tokens_ -
          (static_cast<int64_t>(size_ - 1) * stride_ + sequence_length_ + 1);
 }

@@ -51,7 +51,8 @@ struct TokenOptions {
 class TokenDataset {
  public:
   // Throws std::system_error if the file cannot be opened, DataFileError if it
-  // is shorter than its header or ends inside a token, std::invalid_argument if
+  // is shorter than its header or than one sample, or ends inside a token,
+  // std::invalid_argument if
   // an argument is out of range.
   TokenDataset(const std::string& path, int64_t sequence_length,
                const TokenOptions& options = {});

@@ -14,7 +14,7 @@ namespace {
 
 CommHook compress_hook(const char* name, ProcessGroupPtr given,
                        at::ScalarType dtype) {
-  return [name, group = internal::or_default(std::move(given)),
+  return [name, group = internal::group_or_default(std::move(given)),
           dtype](GradBucket& bucket) {
     internal::require_real(bucket, name);
     at::NoGradGuard no_grad;
@@ -58,7 +58,8 @@ CommHook compress_wrapper(const char* name, CommHook hook,
 }  // namespace
 
 CommHook allreduce_hook(ProcessGroupPtr given) {
-  return [group = internal::or_default(std::move(given))](GradBucket& bucket) {
+  return [group = internal::group_or_default(std::move(given))](
+             GradBucket& bucket) {
     at::NoGradGuard no_grad;
     return internal::average(bucket.buffer(), group);
   };

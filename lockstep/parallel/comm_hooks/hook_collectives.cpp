@@ -36,10 +36,6 @@ CommFuture exchange(const at::Tensor& tensor, const ProcessGroupPtr& group,
 
 }  // namespace
 
-ProcessGroupPtr or_default(ProcessGroupPtr group) {
-  return group ? std::move(group) : default_group();
-}
-
 CommFuture all_reduce_then(const at::Tensor& tensor,
                            const ProcessGroupPtr& group, ExchangeEnd then) {
   return exchange(

@@ -22,9 +22,6 @@ namespace lockstep::internal {
 
 using ExchangeEnd = std::function<at::Tensor()>;
 
-// Returns `group`, or the default group if it is null.
-ProcessGroupPtr or_default(ProcessGroupPtr group);
-
 // Sums `tensor` over the ranks in place.
 CommFuture all_reduce_then(const at::Tensor& tensor,
                            const ProcessGroupPtr& group, ExchangeEnd then);

@@ -37,8 +37,9 @@ PostLocalSGDState::PostLocalSGDState(const PostLocalSGDOptions& given)
                  options.start_local_sgd_iter, "; give 0 or more steps"));
   }
   options.process_group =
-      internal::or_default(std::move(options.process_group));
-  if (!options.subgroup && options.post_local_gradient_allreduce) {
+      internal::group_or_default(std::move(options.process_group));
+  if (!options.subgroup.require_member() &&
+      options.post_local_gradient_allreduce) {
     options.subgroup = ranks_of_this_host();
   }
 }

@@ -307,7 +307,7 @@ PowerSGDState::PowerSGDState(const PowerSGDOptions& given)
   options.compression_stats_logging_frequency =
       std::max<int64_t>(1, options.compression_stats_logging_frequency);
   options.process_group =
-      internal::or_default(std::move(options.process_group));
+      internal::group_or_default(std::move(options.process_group));
 }
 
 CompressionStats PowerSGDState::compression_stats() const {

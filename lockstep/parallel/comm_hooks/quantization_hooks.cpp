@@ -64,7 +64,7 @@ at::Tensor dequantize(const at::Tensor& all, int64_t channels, int64_t width) {
 // `width`: the elements of a channel; 0: all elements are one channel.
 CommHook quantization_hook(const char* name, ProcessGroupPtr given,
                            int64_t width) {
-  return [name, group = internal::or_default(std::move(given)),
+  return [name, group = internal::group_or_default(std::move(given)),
           width](GradBucket& bucket) {
     internal::require_real(bucket, name);
     at::NoGradGuard no_grad;

@@ -18,7 +18,7 @@ namespace lockstep {
 namespace {
 
 ProcessGroupPtr context_group(const ContextShardOptions& options) {
-  return options.group ? options.group : default_group();
+  return internal::group_or_default(options.group);
 }
 
 // Returns `dim` counted from the first dimension.

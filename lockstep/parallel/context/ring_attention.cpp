@@ -108,7 +108,7 @@ at::Tensor ring_attention(const at::Tensor& query, const at::Tensor& key,
                           const RingAttentionOptions& options) {
   const internal::AttentionCall call{
       .name = "ring_attention",
-      .group = options.group ? options.group : default_group(),
+      .group = internal::group_or_default(options.group),
       .is_causal = options.is_causal,
       .scale = options.scale,
       .order = options.order,

@@ -217,7 +217,7 @@ at::Tensor ulysses_attention(const at::Tensor& query, const at::Tensor& key,
                              const UlyssesAttentionOptions& options) {
   const internal::AttentionCall call{
       .name = "ulysses_attention",
-      .group = options.group ? options.group : default_group(),
+      .group = internal::group_or_default(options.group),
       .is_causal = options.is_causal,
       .scale = options.scale,
       .order = options.order,

@@ -13,6 +13,7 @@
 #include "lockstep/base/training_counters.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/comm/tensor_layout.h"
 #include "lockstep/parallel/ddp/broadcast_coalesced.h"
 #include "lockstep/parallel/ddp/model_agreement.h"
 #include "lockstep/parallel/ddp/replica_check.h"
@@ -155,7 +156,7 @@ DdpState::DdpState(torch::nn::Module& module,
   const UserFunction function("DistributedDataParallel's constructor");
   limits_of(options_);  // its errors come first
   auto& group = options_.process_group;
-  if (!group) group = default_group();
+  group = group_or_default(group);
   if (const auto& mixed = options_.mixed_precision) {
     require_float("param_dtype", mixed->param_dtype);
     require_float("reduce_dtype", mixed->reduce_dtype);
@@ -183,6 +184,15 @@ DdpState::DdpState(torch::nn::Module& module,
     throw mistake(
         "the module has no parameter that requires grad; wrap modules that "
         "are trained, use the others as they are");
+  }
+  for (const auto& parameter : parameters_) {
+    if (!is_divided_over(parameter.tensor, *group)) continue;
+    throw mistake("ranks of the wrapper's group have different parts of '" +
+                  parameter.name +
+                  "' (by tensor parallelism, a pipeline or set_placement()), "
+                  "whose gradients cannot be averaged; give process_group the "
+                  "ranks that have the same part, or name the parameter in "
+                  "params_and_buffers_to_ignore");
   }
   if (options_.init_sync && group->size() > 1) {
     beside_python_ =

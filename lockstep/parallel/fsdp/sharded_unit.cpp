@@ -31,7 +31,7 @@ std::invalid_argument unit_mistake(const std::string& what) {
 }
 
 FullyShardOptions checked_options(FullyShardOptions options) {
-  if (!options.group) options.group = default_group();
+  options.group = group_or_default(options.group);
   const auto& policy = options.mp_policy;
   for (const auto& [name, dtype] :
        {std::pair{"param_dtype", policy.param_dtype},
@@ -41,7 +41,7 @@ FullyShardOptions checked_options(FullyShardOptions options) {
     throw unit_mistake(c10::str("mp_policy.", name, " is ", *dtype,
                                 "; give a floating-point dtype"));
   }
-  const auto& replicas = options.replicate_group;
+  const auto& replicas = options.replicate_group.require_member();
   if (!replicas) return options;
   const auto in_both = [&](int rank) {
     return std::ranges::find(replicas->global_ranks(), rank) !=

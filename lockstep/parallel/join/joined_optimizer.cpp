@@ -91,7 +91,7 @@ NamedValues values_of(const Object& words,
 JoinedOptimizer::JoinedOptimizer(torch::optim::Optimizer& optimizer,
                                  ProcessGroupPtr process_group)
     : optimizer_(optimizer),
-      group_(process_group ? std::move(process_group) : default_group()) {
+      group_(internal::group_or_default(std::move(process_group))) {
   if (dynamic_cast<GradientShards*>(&optimizer)) {
     throw std::invalid_argument(
         "JoinedOptimizer: the optimizer is sharded; it takes part in join() "

@@ -112,7 +112,7 @@ DeviceMesh::DeviceMesh(std::shared_ptr<Groups> groups,
 
 DeviceMesh init_device_mesh(const std::vector<MeshAxis>& axes,
                             const DeviceMeshOptions& options) {
-  const auto parent = options.parent ? options.parent : default_group();
+  const auto parent = internal::group_or_default(options.parent);
   if (options.ranks_per_host < 0) {
     throw std::invalid_argument(
         "init_device_mesh: ranks_per_host is " +

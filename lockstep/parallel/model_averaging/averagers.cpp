@@ -85,7 +85,7 @@ PeriodicModelAverager::PeriodicModelAverager(
   require_at_least("PeriodicModelAverager: period", options.period, 1);
   require_at_least("PeriodicModelAverager: warmup_steps", options.warmup_steps,
                    0);
-  if (!options_.process_group) options_.process_group = default_group();
+  options_.process_group = internal::group_or_default(options_.process_group);
 }
 
 ProcessGroupPtr PeriodicModelAverager::group_of_step() const {
@@ -106,8 +106,7 @@ HierarchicalModelAverager::HierarchicalModelAverager(
         "divide that of process_group, and the last must be equal to it");
   };
   const auto& levels = options.period_group_size_dict;
-  const auto parent =
-      options.process_group ? options.process_group : default_group();
+  const auto parent = internal::group_or_default(options.process_group);
   if (levels.empty()) refuse("period_group_size_dict is empty");
   for (size_t i = 0; i < levels.size(); ++i) {
     const auto [period, size] = levels[i];

@@ -112,7 +112,7 @@ void replace_element(Module& parent, const std::string& name,
 class Conversion {
  public:
   explicit Conversion(const ProcessGroupPtr& process_group)
-      : process_group_(process_group) {}
+      : process_group_(process_group.require_member()) {}
 
   void look_at(Module& module, const std::string& path) {
     if (is_batch_norm(module)) {

@@ -65,8 +65,7 @@ void check_dtypes(const nn::SyncBatchNormState& state, size_t dimensions,
 // Returns the group to synchronise with; null if there is none to synchronise
 // with.
 ProcessGroupPtr group_of(const nn::SyncBatchNormState& state) {
-  ProcessGroupPtr group = state.options.process_group();
-  if (!group && is_initialized()) group = default_group();
+  const auto group = internal::group_if_any(state.options.process_group());
   return group && group->size() > 1 ? group : nullptr;
 }
 
@@ -94,6 +93,7 @@ void check_alone(const at::Tensor& input) {
 }  // namespace
 
 void reset(nn::SyncBatchNormState& state) {
+  state.options.process_group().require_member();
   const bool affine = state.options.affine();
   const bool tracked = state.options.track_running_stats();
   at::IntArrayRef size = state.options.num_features();

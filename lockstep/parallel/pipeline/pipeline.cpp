@@ -9,6 +9,8 @@
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <map>
@@ -22,9 +24,11 @@
 #include "lockstep/base/span.h"
 #include "lockstep/base/training_counters.h"
 #include "lockstep/comm/data_movement.h"
+#include "lockstep/comm/distinct_tensors.h"
 #include "lockstep/comm/init.h"
 #include "lockstep/comm/roll_call.h"
 #include "lockstep/comm/tensor_layout.h"
+#include "lockstep/comm/words_of.h"
 #include "lockstep/parallel/pipeline/pipeline_failure.h"
 #include "lockstep/parallel/pipeline/schedule_check.h"
 #include "lockstep/parallel/pipeline/schedule_messages.h"
@@ -122,6 +126,7 @@ class Pipeline::State {
   struct Run {
     bool training = false;
     int64_t rows = 0;
+    std::optional<double> count{};  // PipelineOptions::loss_count of the batch
     std::vector<int64_t> shapes{};  // of the inputs, a number by micro-batch
     std::vector<Tensors> inputs{};
     Tensors targets{};
@@ -132,13 +137,16 @@ class Pipeline::State {
 
   void check_stages() const;
   void agree(const std::string& problem) const;
-  void attach_layouts() const;
+  void attach_layouts();
+  void give_layout(const at::Tensor& tensor) const;
+  void give_layout_to_parameters_of_loss(const Chunk& chunk) const;
   std::string problem_of(at::TensorList inputs, const at::Tensor& target,
                          bool training) const;
   Run begin(at::TensorList inputs, const at::Tensor& target, bool training);
   int64_t rows_of(const Run& run, int micro_batch) const;
   double weight_of(const Run& run, int micro_batch) const;
   std::vector<int64_t> shapes_of(const std::vector<Tensors>& inputs);
+  int64_t trained_parts(const Run& run) const;
   PipelineResult result_of(Run& run) const;
 
   void perform(Run& run, const PipelineAction& action);
@@ -162,13 +170,15 @@ class Pipeline::State {
   std::vector<PipelineAction> forward_actions_;
   std::optional<internal::TiedWeights> tied_;
   std::optional<StageMessages> messages_;
+  Tensors parameters_;  // of the stages of this rank, each once
   std::map<std::vector<int64_t>, int64_t> known_shapes_;
+  std::map<std::vector<int64_t>, int64_t> known_forms_;
 };
 
 Pipeline::State::State(std::vector<PipelineStage> stages,
                        PipelineOptions options)
     : options_(std::move(options)),
-      group_(options_.group ? options_.group : default_group()) {
+      group_(internal::group_or_default(options_.group)) {
   std::string problem;
   try {
     const size_t ranks = options_.schedule.ranks.size();
@@ -186,6 +196,11 @@ Pipeline::State::State(std::vector<PipelineStage> stages,
       }
     }
     check_stages();
+    if (options_.loss_count && !options_.scale_gradients) {
+      throw std::invalid_argument(
+          "PipelineOptions::loss_count divides the sum of the losses, and "
+          "scale_gradients = false leaves it undivided; give one of them");
+    }
     tied_.emplace(options_.tied_weights, stages, facts_.rank_of_stage, group_);
   } catch (const std::invalid_argument& error) {
     problem = error.what();
@@ -280,30 +295,63 @@ void Pipeline::State::agree(const std::string& problem) const {
   }
 }
 
-void Pipeline::State::attach_layouts() const {
-  std::set<const void*> done;
+void Pipeline::State::attach_layouts() {
+  Tensors buffers;
   for (const auto& [index, stage] : stages_) {
-    Tensors tensors = stage.module().parameters();
+    for (at::Tensor& parameter : stage.module().parameters()) {
+      parameters_.push_back(std::move(parameter));
+    }
     for (at::Tensor& buffer : stage.module().buffers()) {
-      if (buffer.defined()) tensors.push_back(std::move(buffer));
+      if (buffer.defined()) buffers.push_back(std::move(buffer));
     }
-    for (const at::Tensor& tensor : tensors) {
-      if (!done.insert(tensor.unsafeGetTensorImpl()).second) continue;
-      const internal::TensorLayout* known = internal::layout_of(tensor);
-      internal::TensorLayout layout =
-          known != nullptr
-              ? *known
-              : internal::TensorLayout{
-                    .shape = tensor.sizes().vec(),
-                    .box = internal::whole_box(tensor.sizes().vec())};
-      // That of an earlier pipeline over this stage.
-      if (layout.of_stage) layout.groups.erase(layout.groups.begin());
-      layout.groups.insert(layout.groups.begin(), group_);
-      layout.of_stage = true;
-      layout.duplicate = tied_->is_duplicate(tensor);
-      layout.tied = tied_->name_of(tensor);
-      internal::set_layout(tensor, std::move(layout));
+  }
+  parameters_ = distinct(std::move(parameters_));
+  for (const at::Tensor& tensor : parameters_) give_layout(tensor);
+  for (const at::Tensor& tensor : distinct(buffers)) give_layout(tensor);
+}
+
+void Pipeline::State::give_layout(const at::Tensor& tensor) const {
+  const internal::TensorLayout* known = internal::layout_of(tensor);
+  internal::TensorLayout layout =
+      known != nullptr ? *known
+                       : internal::TensorLayout{
+                             .shape = tensor.sizes().vec(),
+                             .box = internal::whole_box(tensor.sizes().vec())};
+  // That of an earlier pipeline over this stage.
+  if (layout.of_stage) layout.groups.erase(layout.groups.begin());
+  layout.groups.insert(layout.groups.begin(), group_);
+  layout.of_stage = true;
+  layout.duplicate = tied_->is_duplicate(tensor);
+  layout.tied = tied_->name_of(tensor);
+  internal::set_layout(tensor, std::move(layout));
+}
+
+// The loss may have parameters of its own, which only this rank has, like those
+// of the last stage: without a layout each rank would be taken to have them,
+// and the norm of all gradients would count a part of theirs. Nothing tells of
+// them but the graph between the outputs of the stage and the loss.
+void Pipeline::State::give_layout_to_parameters_of_loss(
+    const Chunk& chunk) const {
+  using torch::autograd::AccumulateGrad;
+  using torch::autograd::Node;
+  std::set<const Node*> seen;
+  for (const at::Tensor& output : with_gradient(chunk.outputs)) {
+    seen.insert(torch::autograd::impl::gradient_edge(output).function.get());
+  }
+  std::vector<const Node*> open{chunk.loss.grad_fn().get()};
+  while (!open.empty()) {
+    const Node* node = open.back();
+    open.pop_back();
+    if (node == nullptr || !seen.insert(node).second) continue;
+    for (const auto& edge : node->next_edges()) {
+      open.push_back(edge.function.get());
     }
+    const auto* leaf = dynamic_cast<const AccumulateGrad*>(node);
+    if (leaf == nullptr) continue;
+    const internal::TensorLayout* known = internal::layout_of(leaf->variable);
+    const bool done =
+        known != nullptr && known->of_stage && known->groups.front() == group_;
+    if (!done) give_layout(leaf->variable);
   }
 }
 
@@ -362,6 +410,20 @@ std::vector<int64_t> Pipeline::State::shapes_of(
   return numbers;
 }
 
+// What else decides which activations and gradients this rank sends: which
+// parameters, and which inputs of the pipeline, require grad.
+int64_t Pipeline::State::trained_parts(const Run& run) const {
+  internal::Digest digest;
+  const auto add = [&](const Tensors& tensors) {
+    for (const at::Tensor& tensor : tensors) {
+      digest.add(tensor.requires_grad() ? "1" : "0");
+    }
+  };
+  add(parameters_);
+  if (!run.inputs.empty()) add(run.inputs.front());
+  return static_cast<int64_t>(digest.value());
+}
+
 // Divides the batch, and tells all ranks of its shapes, and of mistakes.
 Pipeline::State::Run Pipeline::State::begin(at::TensorList inputs,
                                             const at::Tensor& target,
@@ -369,7 +431,20 @@ Pipeline::State::Run Pipeline::State::begin(at::TensorList inputs,
   Run run;
   run.training = training;
   const auto count = static_cast<size_t>(facts_.micro_batches);
-  const std::string problem = problem_of(inputs, target, training);
+  std::string problem = problem_of(inputs, target, training);
+  if (problem.empty() && has_last() && target.defined() &&
+      options_.loss_count) {
+    try {
+      run.count = options_.loss_count(target);
+      if (!(*run.count >= 0)) {
+        problem = c10::str("PipelineOptions::loss_count returned ", *run.count,
+                           "; it must return 0 or more");
+      }
+    } catch (...) {
+      problem = "PipelineOptions::loss_count failed: " +
+                internal::words_of(std::current_exception());
+    }
+  }
   std::vector<int64_t> mine{problem.empty() ? 0 : 1, training ? 1 : 0, -1, -1};
   run.shapes.assign(count, 0);
   if (problem.empty() && has_first()) {
@@ -388,13 +463,19 @@ Pipeline::State::Run Pipeline::State::begin(at::TensorList inputs,
   mine.insert(mine.end(), run.shapes.begin(), run.shapes.end());
   const auto trained = tied_->trained();
   mine.insert(mine.end(), trained.begin(), trained.end());
+  mine.push_back(trained_parts(run));
 
   const auto device = group_->control_device();
   const int64_t length = static_cast<int64_t>(mine.size());
   at::Tensor all = at::empty({group_->size(), length},
                              at::TensorOptions(at::kLong).device(device));
-  all_gather_into_tensor(all, at::tensor(mine, at::kLong).to(device),
-                         {.group = group_});
+  try {
+    all_gather_into_tensor(all, at::tensor(mine, at::kLong).to(device),
+                           {.group = group_});
+  } catch (const c10::DistError&) {
+    internal::fail_together(groups(), std::current_exception(),
+                            "before the first action");
+  }
   all = all.to(at::kCPU);
   const auto header = all.accessor<int64_t, 2>();
   bool has_problem = false;
@@ -447,8 +528,17 @@ Pipeline::State::Run Pipeline::State::begin(at::TensorList inputs,
                  group_->global_rank(first), ", but the target has ",
                  header[last][3], " on rank ", group_->global_rank(last)));
   }
+  // Ranks describe what they send once for each form of a batch.
+  std::vector<int64_t> form{0};
+  for (int rank = 0; rank < group_->size(); ++rank) {
+    form.push_back(header[rank][length - 1]);
+  }
   for (size_t i = 0; i < count; ++i) {
-    run.shapes[i] = header[first][static_cast<int64_t>(4 + i)];
+    form.front() = header[first][static_cast<int64_t>(4 + i)];
+    run.shapes[i] =
+        known_forms_
+            .try_emplace(form, static_cast<int64_t>(known_forms_.size()))
+            .first->second;
   }
   run.outputs.resize(count);
   run.losses.resize(count);
@@ -461,6 +551,7 @@ int64_t Pipeline::State::rows_of(const Run& run, int micro_batch) const {
 }
 
 double Pipeline::State::weight_of(const Run& run, int micro_batch) const {
+  if (run.count) return *run.count > 0 ? 1 / *run.count : 0;
   if (!options_.scale_gradients) return 1;
   return static_cast<double>(rows_of(run, micro_batch)) /
          static_cast<double>(run.rows);
@@ -517,6 +608,7 @@ void Pipeline::State::forward(Run& run, const PipelineAction& action) {
           "PipelineOptions::loss must compute it from the outputs of the last "
           "stage, without detach(), and some parameter must require grad");
     }
+    if (run.training) give_layout_to_parameters_of_loss(chunk);
     run.losses[i] = chunk.loss.detach();
   } else if (stages_.contains(stage + 1)) {
     Tensors& next = run.chunks[{stage + 1, micro_batch}].inputs;
@@ -542,25 +634,28 @@ void Pipeline::State::backward(Run& run, const PipelineAction& action) {
                     ? std::exchange(chunk.output_gradients, {})
                     : chunk.gradients.wait();
   }
+  // No gradient goes through what the stages after this one do not use, as in
+  // one process: zeros would give the parameters before it gradients.
+  std::erase_if(roots, [&, i = size_t{0}](const at::Tensor&) mutable {
+    return !gradients[i++].defined();
+  });
+  std::erase_if(gradients,
+                [](const at::Tensor& one) { return !one.defined(); });
   // Gradients of the pipeline's inputs are accumulated as backward() does it.
-  const Tensors inputs = stage == 0 ? Tensors{} : with_gradient(chunk.inputs);
+  chunk.inputs = stage == 0 ? Tensors{} : with_gradient(chunk.inputs);
   if (kind == ActionKind::backward_input) {
-    chunk.input_gradients = chunk.split.inputs(roots, gradients, inputs);
+    chunk.input_gradients = chunk.split.inputs(roots, gradients, chunk.inputs);
   } else {
     if (!roots.empty()) torch::autograd::backward(roots, gradients);
-    for (const at::Tensor& input : inputs) {
+    for (const at::Tensor& input : chunk.inputs) {
       chunk.input_gradients.push_back(input.grad());
     }
   }
-  for (size_t k = 0; k < inputs.size(); ++k) {
-    at::Tensor& gradient = chunk.input_gradients[k];
-    if (!gradient.defined()) gradient = at::zeros_like(inputs[k]);
-  }
   // The graph ends here, or what SplitBackward has not kept of it.
-  chunk.inputs.clear();
   chunk.outputs.clear();
   chunk.loss.reset();
   if (stage > 0 && stages_.contains(stage - 1)) {
+    chunk.inputs.clear();
     run.chunks[{stage - 1, micro_batch}].output_gradients =
         std::exchange(chunk.input_gradients, {});
   }
@@ -595,6 +690,7 @@ void Pipeline::State::perform(Run& run, const PipelineAction& action) {
     }
     case ActionKind::send_backward:
       return messages_->send_backward(place(run, stage, stage - 1, micro_batch),
+                                      std::exchange(chunk.inputs, {}),
                                       std::exchange(chunk.input_gradients, {}));
     case ActionKind::recv_backward:
       chunk.gradients =

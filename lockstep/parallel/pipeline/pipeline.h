@@ -66,6 +66,18 @@ struct PipelineOptions {
   // Default: none, for eval() without losses only.
   PipelineLoss loss{};
 
+  // For a loss over fewer elements than rows, as with ignored targets: by what
+  // the loss is divided, for the targets of a whole batch. `loss` then returns
+  // the sum over a micro-batch, whose weight is 1 / count, so that a
+  // micro-batch counts by its elements and not by its rows, and one of ignored
+  // targets alone adds 0 instead of NaN. So does a whole batch of them, of
+  // count 0. Called on the last stage's rank at the beginning of step(), and of
+  // eval() with a target. Default: none.
+  //
+  //   .loss = [](auto& y, auto& t) { return cross_entropy_sum(y, t, -100); },
+  //   .loss_count = [](auto& t) { return t.ne(-100).sum().item<double>(); }
+  std::function<double(const at::Tensor& target)> loss_count{};
+
   // Whether gradients are those of the mean over the rows of the batch: each
   // micro-batch counts with its part of the rows, which is 1 / micro-batches if
   // they are of one size, as in Python. Set it to false if the loss sums over
@@ -93,8 +105,9 @@ struct PipelineResult {
   std::vector<at::Tensor> outputs{};
   // The loss of each micro-batch, unscaled, without graphs.
   std::vector<at::Tensor> losses{};
-  // Their mean, weighted by rows (PipelineOptions::scale_gradients), or sum;
-  // undefined on other ranks, or if there is no target.
+  // Their mean, weighted by rows (PipelineOptions::scale_gradients), or sum, or
+  // with loss_count their sum divided by the count; undefined on other ranks,
+  // or if there is no target.
   at::Tensor loss{};
 };
 
@@ -124,12 +137,17 @@ struct PipelineResult {
 // inputs. When a stage sends for the first time for inputs of new shapes, it
 // sends the number, shapes and dtypes of its tensors before them, and whether
 // they require grad; batches and micro-batches of any size may follow each
-// other. If outputs change although the inputs' shapes have been seen,
-// step() throws std::runtime_error.
+// other. The same holds if the requires_grad of inputs or of parameters has
+// changed, so stages may be frozen and unfrozen between steps. If outputs
+// change although none of this has, step() throws std::runtime_error.
+//
+// Unused tensors. A tensor that no stage after uses brings no gradient, as in
+// one process: parameters that only it depends on keep none.
 //
 // Layouts. The constructor attaches to each parameter and buffer of the stages
 // that it is whole, and that the ranks of the group have different ones
-// (comm/tensor_layout.h): clipping and snapshots follow it. A pipeline that is
+// (comm/tensor_layout.h): clipping and snapshots follow it. Parameters that the
+// loss has, but no stage, get the same in the first step(). A pipeline that is
 // made again over the same stages replaces what the one before has attached.
 // Snapshots and full_state_dict() need parameters of different names on
 // different ranks, except for tied weights, and buffers of different names,
@@ -138,8 +156,9 @@ struct PipelineResult {
 //
 // Communication. One small all-gather at the beginning of step() and eval(),
 // then one message for each boundary between ranks, micro-batch, direction and
-// tensor (isend() and irecv(), with tags). Sends and receives are posted in the
-// order of the schedule, in which no rank waits for ever even if sends block.
+// tensor (isend() and irecv(), with tags), and one of a number for each
+// gradient before the gradients. Sends and receives are posted in the order of
+// the schedule, in which no rank waits for ever even if sends block.
 //
 // Errors. A mistake in the arguments of step() on any rank is thrown on every
 // rank (std::invalid_argument, with the rank), and the group can be used

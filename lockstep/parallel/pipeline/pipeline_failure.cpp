@@ -3,10 +3,13 @@
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
+#include <chrono>
 #include <optional>
 #include <stdexcept>
 #include <vector>
 
+#include "lockstep/base/deadline.h"
+#include "lockstep/comm/roll_call.h"
 #include "lockstep/comm/words_of.h"
 #include "lockstep/parallel/pipeline/stage_mistake.h"
 
@@ -14,6 +17,10 @@ namespace lockstep::internal {
 namespace {
 
 constexpr const char* kKey = "pipeline_failure";
+
+// The ranks that wait for a silent one run out of time one after the other,
+// about as far apart as they began to wait.
+constexpr std::chrono::seconds kAnswer{2};
 
 // The first rank that fails writes; the store may be gone.
 void write_failure(const std::vector<ProcessGroupPtr>& groups,
@@ -55,12 +62,27 @@ std::string failed_peers(const std::vector<ProcessGroupPtr>& groups) {
   return words;
 }
 
+// Asks all ranks of the pipeline, over the store, which of them have failed,
+// too. Returns which do not answer: "rank 2 did not come in time"; "" if all
+// do, or if the backend itself knows which rank it waits for.
+std::string silent_peers(ProcessGroup& pipeline) {
+  if (pipeline.size() == 1 || pipeline.hears_departures()) return "";
+  try {
+    roll_call(pipeline, "", Deadline::after(kAnswer));
+  } catch (const RollCallError& error) {
+    return error.what();
+  } catch (const std::exception&) {
+    // The store is gone.
+  }
+  return "";
+}
+
 }  // namespace
 
 void fail_together(const std::vector<ProcessGroupPtr>& groups,
                    const std::exception_ptr& failure,
                    const std::string& where) {
-  const ProcessGroup& pipeline = *groups.front();
+  ProcessGroup& pipeline = *groups.front();
   const int rank = pipeline.global_rank(pipeline.rank());
   const auto leave = [&](const std::string& text) {
     if (pipeline.size() == 1) return;  // no rank waits for this one
@@ -76,8 +98,14 @@ void fail_together(const std::vector<ProcessGroupPtr>& groups,
     // Ranks that do not talk with the one that failed or died learn of it from
     // this one, in the words that tell of that rank.
     std::string words = cause.value_or(failed_peers(groups));
-    if (words.empty()) words = failed + ": " + error.what_without_backtrace();
+    std::string silent;
+    if (words.empty()) {
+      silent = silent_peers(pipeline);
+      words = failed + ": " + error.what_without_backtrace();
+      if (!silent.empty()) words += "; of the pipeline's ranks, " + silent;
+    }
     leave(words);
+    TORCH_CHECK_WITH(DistBackendError, silent.empty(), words);
     if (!cause) throw;
     TORCH_CHECK_WITH(DistBackendError, false, *cause, " (noticed by rank ",
                      rank, " ", where, ")");

@@ -2,7 +2,9 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
@@ -76,6 +78,13 @@ std::string to_string(const Descriptions& descriptions) {
 std::vector<at::Tensor> Arriving::wait() {
   for (const WorkPtr& work : works) work->wait();
   works.clear();
+  if (used.defined()) {
+    const at::Tensor on_host = used.to(at::kCPU);
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (on_host.const_data_ptr<int64_t>()[i] == 0) tensors[i].reset();
+    }
+    used.reset();
+  }
   return std::exchange(tensors, {});
 }
 
@@ -141,21 +150,37 @@ const Descriptions& StageMessages::known(const Place& place) const {
 }
 
 void StageMessages::send_backward(const Place& place,
+                                  const std::vector<at::Tensor>& inputs,
                                   const std::vector<at::Tensor>& gradients) {
   finish_sends(kUnderWay);
+  if (inputs.empty()) return;
+  const int tag = tag_of(place, /*backward=*/true);
+  std::vector<int64_t> used;
   for (const at::Tensor& gradient : gradients) {
-    post(gradient, place, tag_of(place, /*backward=*/true));
+    used.push_back(gradient.defined() ? 1 : 0);
+  }
+  post(at::tensor(used, at::kLong).to(group_->control_device()), place, tag);
+  for (size_t i = 0; i < inputs.size(); ++i) {
+    // The peer waits for a message of this size, which it then ignores.
+    post(gradients[i].defined() ? gradients[i] : at::zeros_like(inputs[i]),
+         place, tag);
   }
 }
 
 Arriving StageMessages::recv_backward(const Place& place,
                                       const std::vector<at::Tensor>& outputs) {
   Arriving arriving;
+  if (outputs.empty()) return arriving;
+  const int source = group_->global_rank(place.peer);
+  const PointToPointOptions options{.group = group_,
+                                    .tag = tag_of(place, /*backward=*/true)};
+  arriving.used =
+      at::empty({static_cast<int64_t>(outputs.size())},
+                at::TensorOptions(at::kLong).device(group_->control_device()));
+  arriving.works.push_back(irecv(arriving.used, source, options));
   for (const at::Tensor& output : outputs) {
     arriving.tensors.push_back(at::empty(output.sizes(), output.options()));
-    arriving.works.push_back(
-        irecv(arriving.tensors.back(), group_->global_rank(place.peer),
-              {.group = group_, .tag = tag_of(place, /*backward=*/true)}));
+    arriving.works.push_back(irecv(arriving.tensors.back(), source, options));
   }
   return arriving;
 }

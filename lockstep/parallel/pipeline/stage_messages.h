@@ -28,7 +28,9 @@ std::string to_string(const Descriptions& descriptions);
 struct Arriving {
   std::vector<at::Tensor> tensors{};
   std::vector<WorkPtr> works{};
-  // Blocks until all are there.
+  // For gradients: one number for each, 0 if nothing has used the tensor.
+  at::Tensor used{};
+  // Blocks until all are there. What is not used is undefined.
   std::vector<at::Tensor> wait();
 };
 
@@ -56,8 +58,9 @@ class StageMessages {
   // description has come.
   Arriving recv_forward(const Place& place, at::Device device);
 
-  // Sends gradients, all of them defined; receives gradients for `outputs`.
-  void send_backward(const Place& place,
+  // Sends the gradients of `inputs`, undefined if nothing has used the input,
+  // and before them which those are; receives gradients for `outputs`.
+  void send_backward(const Place& place, const std::vector<at::Tensor>& inputs,
                      const std::vector<at::Tensor>& gradients);
   Arriving recv_backward(const Place& place,
                          const std::vector<at::Tensor>& outputs);

@@ -116,7 +116,7 @@ std::vector<double> measured_costs(const torch::nn::Sequential& whole,
 std::vector<int64_t> balanced_begins(const torch::nn::Sequential& whole,
                                      const at::Tensor& input, int stages,
                                      const ProcessGroupPtr& group) {
-  const ProcessGroupPtr ranks = group ? group : default_group();
+  const auto ranks = internal::group_or_default(group);
   if (stages < 1 || whole->size() < static_cast<size_t>(stages)) {
     throw std::invalid_argument(c10::str(whole->size(), " children cannot be ",
                                          "divided into ", stages, " stages"));

@@ -6,13 +6,12 @@
 
 #include "lockstep/base/box.h"
 #include "lockstep/comm/init.h"
-#include "lockstep/comm/tensor_layout.h"
+#include "lockstep/comm/placement.h"
 
 namespace lockstep::internal {
 
 ProcessGroupPtr tensor_group(const ProcessGroupPtr& given) {
-  ProcessGroupPtr group = given;
-  if (!group && is_initialized()) group = default_group();
+  const ProcessGroupPtr group = group_if_any(given);
   return group && group->size() > 1 ? group : nullptr;
 }
 
@@ -26,17 +25,14 @@ at::Tensor part_of_parameter(const at::Tensor& whole, int64_t dim,
                              const ProcessGroupPtr& group) {
   if (!whole.defined() || !group) return whole_parameter(whole);
   at::NoGradGuard no_grad;
-  Sizes shape = whole.sizes().vec();
-  const auto index = static_cast<size_t>(dim);
-  Box box = chunk_box(shape, index, group->rank(), group->size());
+  const Range range = tensor_part(whole.size(dim), group);
   // A clone of a narrowed tensor could keep its strides.
   auto part = whole.detach()
-                  .narrow(dim, box.offsets[index], box.sizes[index])
+                  .narrow(dim, range.begin, range.size())
                   .clone(at::MemoryFormat::Contiguous);
   part.set_requires_grad(whole.requires_grad());
-  set_layout(
-      part,
-      {.shape = std::move(shape), .box = std::move(box), .groups = {group}});
+  set_placement(part, lockstep::Shard{.dim = dim, .size = whole.size(dim)},
+                group);
   return part;
 }
 

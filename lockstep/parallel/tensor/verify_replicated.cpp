@@ -25,16 +25,14 @@ void verify_replicated(const torch::nn::Module& module,
     tensors.push_back(
         {"the state of the default generator", generator.get_state()});
   }
-  auto add = [&](const auto& named, bool buffers) {
+  auto add = [&](const auto& named) {
     for (const auto& item : named) {
-      const auto* layout = internal::layout_of(item.value());
-      // The buffers of a pipeline's stage have a layout and are whole.
-      const bool whole = layout == nullptr || (buffers && layout->of_stage);
-      if (whole) tensors.push_back({"'" + item.key() + "'", item.value()});
+      if (internal::is_divided_over(item.value(), *group)) continue;
+      tensors.push_back({"'" + item.key() + "'", item.value()});
     }
   };
-  add(module.named_parameters(), /*buffers=*/false);
-  add(module.named_buffers(), /*buffers=*/true);
+  add(module.named_parameters());
+  add(module.named_buffers());
   const auto difference = internal::replica_difference(tensors, group);
   if (difference.empty()) return;
   throw std::runtime_error(

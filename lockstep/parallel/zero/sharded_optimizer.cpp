@@ -24,10 +24,9 @@ namespace lockstep::internal {
 namespace {
 
 ProcessGroupPtr group_of(const ZeroRedundancyOptions& options, DdpState* ddp) {
-  if (!ddp) {
-    return options.process_group ? options.process_group : default_group();
-  }
-  if (options.process_group && options.process_group != ddp->process_group()) {
+  if (!ddp) return group_or_default(options.process_group);
+  if (options.process_group.require_member() &&
+      options.process_group != ddp->process_group()) {
     throw std::invalid_argument(
         "ZeroRedundancyOptimizer: process_group is not the group of the "
         "DistributedDataParallel; leave the option out");

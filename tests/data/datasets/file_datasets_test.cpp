@@ -150,6 +150,24 @@ TEST(CsvDataset, GivesEqualBatches) {
   gives_equal_batches(data);
 }
 
+// The first sample of a table without names was taken for names, and lost.
+TEST(CsvDataset, DoesNotTakeASampleForNames) {
+  const TemporaryFolder folder;
+  const std::string path = folder.write("f.csv", "1.5,2,0\n3,4,1\n");
+  EXPECT_THAT(message_of([&] { CsvDataset data(path); }),
+              HasSubstr("line 1 of \"" + path +
+                        "\" has numbers alone (\"1.5\", \"2\", \"0\"), but "
+                        "would be taken for the names of the columns; set "
+                        "`header` to false"));
+  EXPECT_EQ(CsvDataset(path, {.header = false}).size(), 2u);
+  EXPECT_EQ(CsvDataset(path, {.header = true}).size(), 1u);
+  // What pandas writes for columns without names, and other names.
+  for (const char* names : {"0,1,2", "\"0\",\"1\",\"2\"", ",1,2", "1,2,y"}) {
+    const std::string text = std::string(names) + "\n3,4,1\n";
+    EXPECT_EQ(CsvDataset(folder.write("g.csv", text)).size(), 1u) << names;
+  }
+}
+
 TEST(CsvDataset, MayHaveNoRows) {
   const TemporaryFolder folder;
   const CsvDataset data(folder.write("f.csv", "a,b\n"), {.target = {"b"}});
@@ -460,15 +478,22 @@ TEST(TokenDataset, CountsTheSamplesThatFitWhole) {
     const std::string path = folder.write("t", tokens_text(0, count, 2));
     for (int64_t length : {1, 2, 5, 40}) {
       for (int64_t stride : {1, 2, 5, 7, 100}) {
-        const TokenDataset tokens(path, length, {.stride = stride});
         size_t expected = 0;
         while (static_cast<int64_t>(expected) * stride + length + 1 <= count) {
           ++expected;
         }
+        if (expected == 0) {
+          ASSERT_THAT(
+              message_of(
+                  [&] { TokenDataset(path, length, {.stride = stride}); }),
+              HasSubstr("has " + std::to_string(count) +
+                        " tokens, but a sample needs sequence_length + 1, " +
+                        std::to_string(length + 1)));
+          continue;
+        }
+        const TokenDataset tokens(path, length, {.stride = stride});
         ASSERT_EQ(tokens.size(), expected);
-        int64_t last = -1;
-        if (expected > 0)
-          last = tokens.get(expected - 1).target[-1].item<int64_t>();
+        const auto last = tokens.get(expected - 1).target[-1].item<int64_t>();
         ASSERT_EQ(tokens.unused_tokens(), count - 1 - last);
       }
     }

@@ -5,17 +5,21 @@
 #include <torch/torch.h>
 
 #include <chrono>
+#include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <vector>
 
+#include "lockstep/checkpoint/full_state_dict.h"
 #include "lockstep/checkpoint/snapshot_saver.h"
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/comm/backend_registry.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/lockstep.h"
+#include "lockstep/model_parallel.h"
 #include "lockstep/parallel/ddp/distributed_data_parallel.h"
 #include "lockstep/parallel/mesh/device_mesh.h"
 #include "lockstep/parallel/mesh/dry_run.h"
@@ -237,6 +241,111 @@ TEST(FakeBackend, TheFlightRecordTellsTheBytesOfAStepOnAThousandRanks) {
   EXPECT_EQ(step.bytes, 4U * 1850);
   EXPECT_EQ(step.calls, 2);  // one bucket for each Linear
   EXPECT_EQ(counted(mesh.group("tensor"), "all_reduce").calls, 0);
+}
+
+// A rank outside of a new group got a null handle, and null is the default
+// group: with it all_reduce() joined a call of the world's, and
+// destroy_process_group() destroyed all groups.
+TEST(FakeBackend, AGroupOfOthersIsRefusedWhereverAGroupIsTaken) {
+  auto world = imagine(2, 4);
+  const auto tensor = torch::ones({4});
+  const auto refused = [&](const ProcessGroupPtr& group,
+                           const std::string& ranks) {
+    EXPECT_FALSE(group);
+    EXPECT_EQ(group, nullptr);
+    EXPECT_NE(group, ProcessGroupPtr());
+    torch::nn::Linear net(4, 4);
+    torch::optim::SGD sgd(net->parameters(), 0.1);
+    DistributedDataParallel<torch::nn::Linear> ddp(net);
+    const TrainingState state{.model = net.ptr()};
+    nn::SyncBatchNormOptions norm(4);
+    norm.process_group(group);
+    const std::vector<std::pair<const char*, std::function<void()>>> uses{
+        {"->", [&] { group->size(); }},
+        {"get_rank", [&] { get_rank(group); }},
+        {"get_world_size", [&] { get_world_size(group); }},
+        {"destroy_process_group", [&] { destroy_process_group(group); }},
+        {"split_group", [&] { split_group({{0}}, {.parent = group}); }},
+        {"all_reduce", [&] { all_reduce(tensor, {.group = group}); }},
+        {"barrier", [&] { barrier({.group = group}); }},
+        {"send", [&] { send(tensor, 0, {.group = group}); }},
+        {"broadcast_object",
+         [&] { all_gather_object(nullptr, {.group = group}); }},
+        {"empty_shared", [&] { empty_shared({4}, {}, group); }},
+        {"DistributedDataParallel",
+         [&] {
+           DistributedDataParallel<torch::nn::Linear> model(
+               torch::nn::Linear(4, 4), {.process_group = group});
+         }},
+        {"ZeroRedundancyOptimizer",
+         [&] {
+           ZeroRedundancyOptimizer<torch::optim::SGD> optimizer(
+               net->parameters(), {0.1}, {.process_group = group});
+         }},
+        {"ZeroRedundancyOptimizer of a wrapper",
+         [&] {
+           ZeroRedundancyOptimizer<torch::optim::SGD> optimizer(
+               ddp, {0.1}, {.process_group = group});
+         }},
+        {"FullyShard",
+         [&] {
+           FullyShard<torch::nn::Linear> unit(torch::nn::Linear(4, 4),
+                                              {.group = group});
+         }},
+        {"replicate_group",
+         [&] {
+           FullyShard<torch::nn::Linear> unit(torch::nn::Linear(4, 4),
+                                              {.replicate_group = group});
+         }},
+        {"JoinedOptimizer", [&] { JoinedOptimizer joined(sgd, group); }},
+        {"PeriodicModelAverager",
+         [&] { PeriodicModelAverager averager({.process_group = group}); }},
+        {"PowerSGDState",
+         [&] { PowerSGDState hook({.process_group = group}); }},
+        {"PostLocalSGDState",
+         [&] {
+           PostLocalSGDState hook(
+               {.subgroup = group, .start_local_sgd_iter = 1});
+         }},
+        {"allreduce_hook", [&] { allreduce_hook(group); }},
+        {"SyncBatchNorm", [&] { nn::SyncBatchNorm1d layer(norm); }},
+        {"convert_sync_batchnorm",
+         [&] {
+           torch::nn::Sequential layers(torch::nn::BatchNorm1d(4));
+           nn::convert_sync_batchnorm(layers, group);
+         }},
+        {"init_device_mesh",
+         [&] { init_device_mesh({{"data", 2}}, {.parent = group}); }},
+        {"ColumnParallelLinear",
+         [&] { nn::ColumnParallelLinear layer(4, 4, {.group = group}); }},
+        {"copy_to_tensor_group", [&] { copy_to_tensor_group(tensor, group); }},
+        {"verify_replicated", [&] { verify_replicated(*net, group); }},
+        {"set_placement", [&] { set_placement(net->weight, Own{}, group); }},
+        {"context_shard", [&] { context_shard(tensor, 0, {.group = group}); }},
+        {"Pipeline",
+         [&] {
+           Pipeline pipeline({},
+                             {.schedule = schedule_1f1b(2, 2), .group = group});
+         }},
+        {"GradScaler", [&] { GradScaler scaler({.process_group = group}); }},
+        {"Mean", [&] { metrics::Mean mean({.group = group}); }},
+        {"Profiler", [&] { Profiler profiler({.group = group}); }},
+        {"full_state_dict", [&] { full_state_dict(*net, {.group = group}); }},
+        {"save_snapshot",
+         [&] { save_snapshot("refused.pt", state, {.group = group}); }}};
+    for (const auto& [name, use] : uses) {
+      EXPECT_THAT(use, ::testing::ThrowsMessage<std::invalid_argument>(
+                           HasSubstr("rank 2 of group 'default_pg' is not a "
+                                     "member of the process group that was "
+                                     "used, which was made of its ranks " +
+                                     ranks + ";")))
+          << name;
+    }
+  };
+  refused(new_group({3, 0}), "[0, 3]");
+  refused(new_subgroups_by_enumeration({{0, 1}, {3}}), "[0, 1], [3]");
+  refused(split_group({{0, 3}}), "[0, 3]");
+  EXPECT_TRUE(is_initialized());
 }
 
 // Nothing waits for ranks that do not exist, whichever part of the library asks

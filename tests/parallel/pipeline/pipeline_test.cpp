@@ -483,10 +483,11 @@ WORLD_TEST(Pipeline, StagesWithParametersOfOneNameAreNotSaved, 2, 4) {
   const PipelineSchedule schedule = schedule_1f1b(2, 2);
   Pipeline pipeline({{group->rank(), part}},
                     {.schedule = schedule, .loss = mse, .group = group});
-  const auto expected =
-      AllOf(HasSubstr("stages of a pipeline have different parameters of one "
-                      "name: \"bias\" on rank 0 and on rank 1"),
-            HasSubstr("stage_of()"));
+  const auto expected = AllOf(
+      HasSubstr("ranks have different parameters of one name, as stages of "
+                "a pipeline or by set_placement(Own): \"bias\" on rank "
+                "0 and on rank 1"),
+      HasSubstr("stage_of()"));
   EXPECT_THAT(message_of([&] { full_state_dict(*part); }), expected);
   EXPECT_THAT(message_of([&] { save_snapshot(path, state); }), expected);
   EXPECT_THAT(message_of([&] { load_snapshot(path, state); }), expected);
@@ -567,9 +568,9 @@ WORLD_TEST(Pipeline, StagesWithBuffersOfOneNameAreNotSaved, 2, 4) {
     pipeline.step(batch.x, batch.y);
     if (same_name) {
       const auto expected = HasSubstr(
-          "stages of a pipeline have different buffers of one name: \"mean\" "
-          "on "
-          "rank 0 and on rank 1");
+          "ranks have different buffers of one name, as stages of a pipeline "
+          "or "
+          "by set_placement(Own): \"mean\" on rank 0 and on rank 1");
       EXPECT_THAT(message_of([&] { full_state_dict(*part); }), expected);
       EXPECT_THAT(message_of([&] { save_snapshot(path + "/", state); }),
                   expected);
@@ -595,9 +596,10 @@ WORLD_TEST(Pipeline, AModelWithOtherStagesParametersIsNotSaved, 2) {
   Sequential model = whole_model(2);
   Pipeline pipeline(stages_of(model, schedule, world.rank),
                     {.schedule = schedule, .loss = mse});
-  EXPECT_THAT(message_of([&] { full_state_dict(*model); }),
-              HasSubstr("the parameter \"0.bias\" on rank 0 and on rank 1 is "
-                        "one of a pipeline's stage only on rank 0"));
+  EXPECT_THAT(
+      message_of([&] { full_state_dict(*model); }),
+      HasSubstr("the parameter \"0.bias\" on rank 0 and on rank 1 is "
+                "one of a pipeline's stage, or a rank's own, only on rank 0"));
 }
 
 // The layouts named a group twice, and no order of groups was right, when a
@@ -1122,6 +1124,258 @@ TEST(StageSplit, PartsKeepTheirNames) {
        {std::vector<int64_t>{}, {1, 2}, {0, 0}, {0, 9}, {0, 4, 2}}) {
     EXPECT_THAT(message_of([&] { stage_of(model, begins, 0); }),
                 HasSubstr("cannot begin at"));
+  }
+}
+
+// A parameter of the loss, which only the last rank has, counted by one part in
+// as many as there are ranks.
+WORLD_TEST(Pipeline, ParametersOfTheLossAreInTheNorm, 2, 3) {
+  auto group = init_process_group();
+  const PipelineSchedule schedule = schedule_1f1b(world.size, world.size);
+  const auto make_loss = [](const torch::nn::Linear& head) {
+    return [head = head.ptr()](const at::Tensor& output,
+                               const at::Tensor& target) {
+      return mse(head->forward(output), target);
+    };
+  };
+  torch::manual_seed(3);
+  torch::nn::Linear single_head(kWidth, kWidth);
+  single_head->to(torch::kDouble);
+  torch::nn::Linear head(kWidth, kWidth);
+  head->to(torch::kDouble);
+  {
+    const torch::NoGradGuard no_grad;
+    head->weight.copy_(single_head->weight);
+    head->bias.copy_(single_head->bias);
+  }
+  Sequential single = whole_model(world.size);
+  Sequential model = whole_model(world.size);
+  auto mine = stages_of(model, schedule, world.rank);
+  auto parameters = parameters_of(mine);
+  if (world.rank == world.size - 1) {
+    for (const auto& one : head->parameters()) parameters.push_back(one);
+  }
+  auto optimizer = optimizer_of(parameters);
+  Pipeline pipeline(mine, {.schedule = schedule, .loss = make_loss(head)});
+  auto all = single->parameters();
+  for (const auto& one : single_head->parameters()) all.push_back(one);
+  auto single_optimizer = optimizer_of(all);
+  for (int step = 0; step < 3; ++step) {
+    const Batch batch = batch_of(step, 2 * world.size);
+    optimizer.zero_grad();
+    single_optimizer.zero_grad();
+    pipeline.step(batch.x, batch.y);
+    make_loss(single_head)(single->forward(batch.x), batch.y).backward();
+    EXPECT_NEAR(clip_grad_norm_(optimizer, 0.1).item<double>(),
+                clip_grad_norm_(all, 0.1).item<double>(), kBound);
+    optimizer.step();
+    single_optimizer.step();
+  }
+  if (world.rank == world.size - 1) {
+    EXPECT_LT(distance(head->weight, single_head->weight), kBound);
+  }
+}
+
+// Micro-batches with few targets that are not ignored weighed as much as those
+// with many, and one without any made the loss NaN.
+WORLD_TEST(Pipeline, IgnoredTargetsDoNotCount, 1, 2, 3) {
+  namespace F = torch::nn::functional;
+  auto group = init_process_group();
+  const PipelineSchedule schedule = schedule_1f1b(world.size, 4);
+  Sequential single = whole_model(world.size);
+  Sequential model = whole_model(world.size);
+  auto mine = stages_of(model, schedule, world.rank);
+  const auto loss_by = [](auto reduction) {
+    return [reduction](const at::Tensor& output, const at::Tensor& target) {
+      return F::cross_entropy(
+          output, target,
+          F::CrossEntropyFuncOptions().ignore_index(-100).reduction(reduction));
+    };
+  };
+  Pipeline pipeline(mine, {.schedule = schedule,
+                           .loss = loss_by(torch::kSum),
+                           .loss_count = [](const at::Tensor& target) {
+                             return target.ne(-100).sum().item<double>();
+                           }});
+  const at::Tensor x = batch_of(0, 8).x;
+  at::Tensor target = torch::arange(8) % kWidth;
+  target.slice(0, 0, 3).fill_(-100);  // all of the first micro-batch
+  const auto result = pipeline.step(x, target);
+  const at::Tensor loss = loss_by(torch::kMean)(single->forward(x), target);
+  loss.backward();
+  if (result.loss.defined()) {
+    EXPECT_LT(distance(result.loss, loss), kBound);
+  }
+  auto expected = single->named_parameters();
+  const auto of_mine = [&](const auto& check) {
+    for (const PipelineStage& stage : mine) {
+      for (const auto& item : stage.module().named_parameters()) {
+        check(item.key(), item.value());
+      }
+    }
+  };
+  of_mine([&](const std::string& name, const at::Tensor& parameter) {
+    EXPECT_LT(distance(parameter.grad(), expected[name].grad()), kBound);
+  });
+  const auto evaluated = pipeline.eval(x, target);
+  if (evaluated.loss.defined()) {
+    EXPECT_LT(distance(evaluated.loss, loss), kBound);
+  }
+  // A batch without any target.
+  of_mine([](const std::string&, const at::Tensor& parameter) {
+    parameter.mutable_grad().reset();
+  });
+  const auto none = pipeline.step(x, at::full_like(target, -100));
+  if (none.loss.defined()) {
+    EXPECT_EQ(none.loss.item<double>(), 0);
+  }
+  of_mine([](const std::string&, const at::Tensor& parameter) {
+    EXPECT_EQ(parameter.grad().abs().max().item<double>(), 0);
+  });
+  // A count that fails is told to all ranks.
+  Pipeline failing(mine, {.schedule = schedule,
+                          .loss = loss_by(torch::kSum),
+                          .loss_count = [](const at::Tensor&) -> double {
+                            throw std::runtime_error("out of numbers");
+                          }});
+  EXPECT_THAT(message_of([&] { failing.step(x, target); }),
+              HasSubstr("loss_count failed: out of numbers"));
+  EXPECT_THAT(message_of([&] {
+                Pipeline(mine, {.schedule = schedule,
+                                .loss = loss_by(torch::kSum),
+                                .loss_count = [](auto&) { return 1.0; },
+                                .scale_gradients = false});
+              }),
+              HasSubstr("give one of them"));
+}
+
+// The gradients that a rank had told to send, or not to, were not those of the
+// unfrozen stage: the job ended in the middle of the step.
+WORLD_TEST(Pipeline, StagesMayBeFrozenAndUnfrozen, 2, 3) {
+  for (const char* backend : {"", "gloo"}) {
+    auto group = init_process_group(backend);
+    const PipelineSchedule schedule =
+        schedule_interleaved_zero_bubble(world.size, world.size, 1);
+    Sequential single = whole_model(world.size);
+    Sequential model = whole_model(world.size);
+    auto mine = stages_of(model, schedule, world.rank);
+    auto optimizer = optimizer_of(parameters_of(mine));
+    auto single_optimizer = optimizer_of(single->parameters());
+    Pipeline pipeline(mine, {.schedule = schedule, .loss = mse});
+    // The parameters of the first stage.
+    const auto first = stage_of(single, begins_of(world.size), 0);
+    for (int step = 0; step < 6; ++step) {
+      const bool trained = step % 3 == 1;
+      for (const auto& one : first->parameters())
+        one.set_requires_grad(trained);
+      if (world.rank == 0) {
+        for (const auto& one : parameters_of(mine)) {
+          one.set_requires_grad(trained);
+        }
+      }
+      const Batch batch = batch_of(step, 2 * world.size);
+      optimizer.zero_grad();
+      single_optimizer.zero_grad();
+      pipeline.step(batch.x, batch.y);
+      mse(single->forward(batch.x), batch.y).backward();
+      optimizer.step();
+      single_optimizer.step();
+    }
+    auto expected = single->named_parameters();
+    for (const PipelineStage& stage : mine) {
+      for (const auto& item : stage.module().named_parameters()) {
+        EXPECT_LT(distance(item.value(), expected[item.key()]), kBound);
+      }
+    }
+  }
+}
+
+// Gives its input and a product that the next stage may use.
+struct TwoOutputsImpl : torch::nn::Module {
+  TwoOutputsImpl() {
+    used = register_parameter("used", torch::ones({kWidth}, torch::kDouble));
+    aside = register_parameter("aside", torch::ones({kWidth}, torch::kDouble));
+  }
+  std::tuple<at::Tensor, at::Tensor> forward(const at::Tensor& x) {
+    return {x * used, x * aside};
+  }
+  at::Tensor used, aside;
+};
+TORCH_MODULE(TwoOutputs);
+// Uses the second of its inputs for some micro-batches only.
+struct ChoosesImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& other) {
+    return uses ? x + other : x;
+  }
+  bool uses = false;
+};
+TORCH_MODULE(Chooses);
+
+// The gradient of a tensor that no stage uses was zeros, which momentum and
+// weight decay take for one.
+WORLD_TEST(Pipeline, AnUnusedOutputBringsNoGradient, 2) {
+  auto group = init_process_group();
+  for (const char* kind : {"1F1B", "InterleavedZeroBubble", "ZBVZeroBubble"}) {
+    SCOPED_TRACE(kind);
+    // ZBV has both stages that are compared on one rank.
+    const bool on_one_rank = std::string(kind) == "ZBVZeroBubble";
+    const auto schedule = on_one_rank ? schedule_looped_bfs(1, 2, 2)
+                                      : make_pipeline_schedule(kind, 2, 2, 1);
+    TwoOutputs first;
+    Chooses second;
+    std::vector<PipelineStage> mine;
+    if (on_one_rank || world.rank == 0) mine.emplace_back(0, first);
+    if (on_one_rank || world.rank == 1) mine.emplace_back(1, second);
+    auto alone = split_group({{0}, {1}});
+    Pipeline pipeline(mine, {.schedule = schedule,
+                             .loss = mse,
+                             .group = on_one_rank ? alone : group.get()});
+    const bool has_first = on_one_rank || world.rank == 0;
+    for (const bool uses : {false, true, false}) {
+      second->uses = uses;
+      first->zero_grad();
+      const Batch batch = batch_of(0, 4);
+      pipeline.step(batch.x, batch.y);
+      EXPECT_EQ(first->used.grad().defined(), has_first);
+      EXPECT_EQ(first->aside.grad().defined(), has_first && uses);
+    }
+  }
+}
+
+// Gloo says that the time is over, and not which rank was awaited.
+WORLD_TEST(Pipeline, ASilentRankIsNamedOnGloo, 3) {
+  for (const bool in_a_stage : {false, true}) {
+    SCOPED_TRACE(in_a_stage);
+    auto group = init_process_group(
+        "gloo", {.timeout = std::chrono::milliseconds(2000)});
+    const PipelineSchedule schedule = schedule_1f1b(3, 3);
+    Sequential model = whole_model(3);
+    auto store = group->store();
+    const auto stay = [&] {
+      store->wait({"failed/0", "failed/1"}, std::chrono::seconds(60));
+    };
+    Pipeline pipeline(stages_of(model, schedule, world.rank),
+                      {.schedule = schedule,
+                       .loss = [&](const at::Tensor& x, const at::Tensor& y) {
+                         if (in_a_stage) stay();
+                         return mse(x, y);
+                       }});
+    const Batch batch = batch_of(0, 6);
+    if (world.rank == 2) {
+      if (in_a_stage) {
+        message_of([&] { pipeline.step(batch.x, batch.y); });
+      } else {
+        stay();
+      }
+      store->set("stayed", std::vector<uint8_t>{1});
+    } else {
+      EXPECT_THAT(message_of([&] { pipeline.step(batch.x, batch.y); }),
+                  HasSubstr("of the pipeline's ranks, rank 2 did not come in "
+                            "time"));
+      store->set("failed/" + std::to_string(world.rank),
+                 std::vector<uint8_t>{1});
+      store->wait({"stayed"}, std::chrono::seconds(60));
+    }
   }
 }
 

@@ -20,7 +20,7 @@ int train(const std::string& backend = {}) {
   lockstep::DistributedDataParallel<torch::nn::Linear> model(
       layer, {.bucket_cap_mb = 25});
   torch::optim::Adam optimizer(model->parameters());
-  lockstep::DistributedSampler sampler(64, {.seed = 0});
+  lockstep::DistributedSampler sampler(dataset, {.seed = 0});
   lockstep::DataLoader loader(dataset, sampler, {.batch_size = 8});
   for (int64_t epoch = 0; epoch < 2; ++epoch) {
     sampler.set_epoch(epoch);

@@ -1,0 +1,27 @@
+#pragma once
+
+#include <concepts>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+namespace lockstep::internal {
+
+// Throws std::invalid_argument.
+[[noreturn]] void throw_without_size();
+
+// What a sampler takes instead of a number: a dataset, by its size().
+template <class D>
+concept KnowsSize = requires(const D& dataset) {
+  { dataset.size() } -> std::convertible_to<std::optional<size_t>>;
+};
+
+// Throws std::invalid_argument if size() is an optional without a number.
+template <class D>
+int64_t size_of(D& dataset) {
+  const std::optional<size_t> size = dataset.size();
+  if (!size) throw_without_size();
+  return static_cast<int64_t>(*size);
+}
+
+}  // namespace lockstep::internal
