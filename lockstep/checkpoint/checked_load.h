@@ -5,6 +5,7 @@
 
 #include <memory>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
 #include <vector>
@@ -17,6 +18,10 @@
 // state_dict() and load_state_dict() (module_state.h, optimizer_state.h) in
 // steps, so that a caller can check several things before it changes the first.
 namespace lockstep::internal {
+
+// The prefix of all names in a model that Python's DistributedDataParallel
+// wraps.
+inline constexpr std::string_view kWrapperPrefix = "module.";
 
 // What load_state_dict() of a module does.
 struct ModuleLoad {
@@ -47,6 +52,16 @@ std::vector<ModuleTensor> tensors_of(const torch::nn::Module& module);
 // first, as Python's named_parameters() does.
 std::unordered_map<const c10::TensorImpl*, std::string> parameter_names(
     const torch::nn::Module& module);
+
+// Returns the optimizer state of `snapshot`, which must have one, with the
+// parameters of each group in the order that they have in `optimizer`: found by
+// their names in `module`. A state without names is returned as it is. `load`:
+// what check_state_dict() made of the snapshot's model. Throws
+// std::invalid_argument if the names do not fit, or if there are none and the
+// parameters of the model are in another order than in the snapshot.
+OptimizerState ordered_state(const Snapshot& snapshot, const ModuleLoad& load,
+                             const torch::optim::Optimizer& optimizer,
+                             const torch::nn::Module& module);
 
 // Throws std::invalid_argument if state_dict() would.
 void require_state_dict(const torch::optim::Optimizer& optimizer);

@@ -89,7 +89,9 @@ void FileSave::collect(const TrainingState& state,
   for (const ModuleTensor& tensor : tensors_of(*state.model)) {
     if (!tensor.is_parameter) buffers_.insert(tensor.name);
   }
-  if (state.optimizer) snapshot_.optimizer_state = state_dict(*state.optimizer);
+  if (state.optimizer) {
+    snapshot_.optimizer_state = state_dict(*state.optimizer, *state.model);
+  }
   if (state.scheduler) {
     set_scheduler_state(snapshot_, state.scheduler->state_dict());
   }

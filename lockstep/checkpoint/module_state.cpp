@@ -9,12 +9,11 @@
 #include <stdexcept>
 
 #include "lockstep/checkpoint/checked_load.h"
+#include "lockstep/checkpoint/tensor_memory.h"
 #include "lockstep/comm/tensor_layout.h"
 
 namespace lockstep {
 namespace {
-
-constexpr std::string_view kWrapperPrefix = "module.";
 
 void collect(const torch::nn::Module& module, const std::string& prefix,
              std::vector<internal::ModuleTensor>& into) {
@@ -60,12 +59,14 @@ NamedTensors without_wrapper(NamedTensors state,
                              const std::vector<internal::ModuleTensor>& own) {
   if (std::all_of(state.begin(), state.end(),
                   [](const auto& item) {
-                    return item.first.starts_with(kWrapperPrefix);
+                    return item.first.starts_with(internal::kWrapperPrefix);
                   }) &&
       std::none_of(own.begin(), own.end(), [](const auto& tensor) {
-        return tensor.name.starts_with(kWrapperPrefix);
+        return tensor.name.starts_with(internal::kWrapperPrefix);
       })) {
-    for (auto& [name, tensor] : state) name.erase(0, kWrapperPrefix.size());
+    for (auto& [name, tensor] : state) {
+      name.erase(0, internal::kWrapperPrefix.size());
+    }
   }
   return state;
 }
@@ -127,9 +128,20 @@ ModuleLoad check_state_dict(const torch::nn::Module& module,
   std::set<std::string> expected;
   ModuleLoad made;
   std::vector<std::string> different;
+  // One of the names of a tensor (tied weights) is enough.
+  std::map<TensorMemory, std::string> given_name;
+  for (const auto& [name, tensor, is_parameter] : own) {
+    if (given.contains(name) && may_be_tied(tensor)) {
+      given_name.emplace(memory_of(tensor), name);
+    }
+  }
   for (const auto& [name, tensor, is_parameter] : own) {
     expected.insert(name);
-    const auto found = given.find(name);
+    auto found = given.find(name);
+    if (found == given.end() && may_be_tied(tensor)) {
+      const auto other = given_name.find(memory_of(tensor));
+      if (other != given_name.end()) found = given.find(other->second);
+    }
     if (found == given.end()) {
       made.incompatible.missing_keys.push_back(name);
     } else if (!fits(found->second, tensor, options.convert)) {

@@ -42,7 +42,8 @@ struct IncompatibleKeys {
 // Copies the values into the tensors that `module` has: everything that shares
 // their memory sees the new values. Returns the names that were left out. If
 // all names in `state` begin with "module.", as for a model that Python's
-// DistributedDataParallel wraps, that prefix is ignored. A parameter that is
+// DistributedDataParallel wraps, that prefix is ignored. Of the names of one
+// tensor (tied weights), `state` needs only one. A parameter that is
 // divided over ranks takes this rank's part of a whole tensor, or a tensor that
 // is such a part.
 //

@@ -3,13 +3,16 @@
 #include <ATen/ATen.h>
 #include <c10/util/Type.h>
 
+#include <algorithm>
 #include <cmath>
+#include <map>
 #include <set>
 #include <sstream>
 #include <stdexcept>
 #include <string_view>
 #include <tuple>
 #include <typeinfo>
+#include <unordered_map>
 
 #include "lockstep/base/maximize_option.h"
 #include "lockstep/checkpoint/checked_load.h"
@@ -80,7 +83,8 @@ struct RestoreOptions {
   const StateValue& need(const char* name) {
     const auto found = values.find(name);
     if (found == values.end()) {
-      refuse(kind, std::string(name) + " is missing");
+      refuse(kind, std::string(name) +
+                       " is missing, or is not a number or list of numbers");
     }
     return found->second;
   }
@@ -266,6 +270,143 @@ const Optimizer& stepped_by(const Optimizer& optimizer) {
   return wrapper ? wrapper->wrapped() : optimizer;
 }
 
+// The parameters of a group, in the order of their numbers.
+using Parameters = std::vector<at::Tensor>;
+std::vector<Parameters> groups_of(const Optimizer& optimizer) {
+  std::vector<Parameters> groups;
+  for (const auto& group : stepped_by(optimizer).param_groups()) {
+    groups.push_back(distinct(group.params()));
+  }
+  return groups;
+}
+
+bool has_names(const OptimizerState& state) {
+  return std::ranges::any_of(state.param_groups, [](const auto& group) {
+    return !group.param_names.empty();
+  });
+}
+
+// The names of a module's parameters, and which of them a name in a state
+// stands for.
+class NamesOfModule {
+ public:
+  // Throws std::invalid_argument if a group of the state has not one name for
+  // each parameter.
+  NamesOfModule(const torch::nn::Module& module, const OptimizerState& state)
+      : first_(internal::parameter_names(module)) {
+    for (const auto& [name, tensor, is_parameter] :
+         internal::tensors_of(module)) {
+      if (is_parameter) {
+        known_[name] = first_.at(tensor.unsafeGetTensorImpl());
+      }
+    }
+    bool wrapped = true;
+    for (const auto& group : state.param_groups) {
+      if (group.param_names.size() != group.params.size()) {
+        throw std::invalid_argument(
+            "a group of the optimizer state has " +
+            std::to_string(group.params.size()) + " parameters and " +
+            std::to_string(group.param_names.size()) + " names");
+      }
+      for (const std::string& name : group.param_names) {
+        wrapped = wrapped && name.starts_with(internal::kWrapperPrefix);
+      }
+    }
+    for (const auto& [name, first] : known_) {
+      wrapped = wrapped && !name.starts_with(internal::kWrapperPrefix);
+    }
+    if (wrapped) prefix_ = internal::kWrapperPrefix;
+  }
+
+  // Returns the first name of the parameter that a name in the state stands
+  // for; that name itself if the module has no such parameter.
+  std::string own(const std::string& name) const {
+    const std::string bare = name.substr(prefix_.size());
+    const auto found = known_.find(bare);
+    return found == known_.end() ? bare : found->second;
+  }
+  // Returns the first name of a parameter; "" if it is not the module's.
+  std::string of(const at::Tensor& param) const {
+    const auto found = first_.find(param.unsafeGetTensorImpl());
+    return found == first_.end() ? "" : found->second;
+  }
+
+ private:
+  std::unordered_map<const c10::TensorImpl*, std::string> first_;
+  std::map<std::string, std::string> known_;
+  std::string_view prefix_;
+};
+
+// Returns the state, which has names, with the parameters of each group in the
+// order that they have in `optimizer`. Throws std::invalid_argument if the names
+// do not fit; another number of groups is left to OptimizerLoad.
+OptimizerState in_order_of(const Optimizer& optimizer,
+                           const OptimizerState& state,
+                           const torch::nn::Module& module) {
+  const std::string kind = kind_of(stepped_by(optimizer)).name;
+  const std::vector<Parameters> groups = groups_of(optimizer);
+  const NamesOfModule names(module, state);
+  OptimizerState result = state;
+  for (size_t g = 0; g < std::min(groups.size(), result.param_groups.size());
+       ++g) {
+    OptimizerState::Group& group = result.param_groups[g];
+    // Those without a name keep their order.
+    std::multimap<std::string, int64_t> saved;
+    for (size_t p = 0; p < group.params.size(); ++p) {
+      saved.emplace(names.own(group.param_names[p]), group.params[p]);
+    }
+    group.params.clear();
+    group.param_names.clear();
+    const auto spoken = [](const std::string& name) {
+      return name.empty() ? "a parameter that is not the model's" : name;
+    };
+    const std::string where = "its group " + std::to_string(g);
+    for (const at::Tensor& param : groups[g]) {
+      const std::string name = names.of(param);
+      const auto found = saved.lower_bound(name);
+      if (found == saved.end() || found->first != name) {
+        refuse(kind, where + " lacks " + spoken(name));
+      }
+      group.params.push_back(found->second);
+      group.param_names.push_back(name);
+      saved.erase(found);
+    }
+    if (!saved.empty()) {
+      refuse(kind, where + " has " + spoken(saved.begin()->first) +
+                       ", the optimizer's does not");
+    }
+  }
+  return result;
+}
+
+// Throws std::invalid_argument if `saved`, of which `load` was made, has the
+// parameters in another order than `module`.
+void require_same_order(const NamedTensors& saved,
+                        const internal::ModuleLoad& load,
+                        const torch::nn::Module& module) {
+  std::unordered_map<const c10::TensorImpl*, size_t> place;
+  for (size_t i = 0; i < saved.size(); ++i) {
+    place.emplace(saved[i].second.unsafeGetTensorImpl(), i);
+  }
+  const auto names = internal::parameter_names(module);
+  std::set<size_t> seen;  // the second name of a tied weight has its place
+  for (const auto& [from, to] : load.copies) {
+    const auto name = names.find(to.unsafeGetTensorImpl());
+    const size_t at = place.at(from.unsafeGetTensorImpl());
+    if (name == names.end() || to.numel() == 0 || seen.contains(at)) continue;
+    if (!seen.empty() && at < *seen.rbegin()) {
+      throw std::invalid_argument(
+          "the snapshot's optimizer state has numbers instead of the "
+          "parameters' names, and the model has its parameters in another "
+          "order than the snapshot: " +
+          name->second + " was before " + saved[*seen.rbegin()].first +
+          "; register them in the snapshot's order, or start without its "
+          "optimizer state");
+    }
+    seen.insert(at);
+  }
+}
+
 }  // namespace
 
 OptimizerState state_dict(const Optimizer& given) {
@@ -290,7 +431,32 @@ OptimizerState state_dict(const Optimizer& given) {
   return captured;
 }
 
+OptimizerState state_dict(const Optimizer& optimizer,
+                          const torch::nn::Module& module) {
+  OptimizerState captured = state_dict(optimizer);
+  const auto names = internal::parameter_names(module);
+  auto group = captured.param_groups.begin();
+  for (const Parameters& own : groups_of(optimizer)) {
+    for (const at::Tensor& param : own) {
+      const auto found = names.find(param.unsafeGetTensorImpl());
+      group->param_names.push_back(found == names.end() ? "" : found->second);
+    }
+    ++group;
+  }
+  return captured;
+}
+
 namespace internal {
+
+OptimizerState ordered_state(const Snapshot& snapshot, const ModuleLoad& load,
+                              const Optimizer& optimizer,
+                              const torch::nn::Module& module) {
+  if (has_names(*snapshot.optimizer_state)) {
+    return in_order_of(optimizer, *snapshot.optimizer_state, module);
+  }
+  require_same_order(snapshot.model_state, load, module);
+  return *snapshot.optimizer_state;
+}
 
 void require_state_dict(const Optimizer& optimizer) {
   kind_of(stepped_by(optimizer));
@@ -308,6 +474,7 @@ OptimizerLoad::OptimizerLoad(Optimizer& optimizer, const OptimizerState& state,
       prepared_(std::make_unique<Prepared>()) {
   const at::NoGradGuard no_grad;
   const Kind& kind = kind_of(optimizer_);
+  if (!state.unreadable.empty()) refuse(kind.name, state.unreadable);
   auto& groups = optimizer_.param_groups();
   if (groups.size() != state.param_groups.size()) {
     refuse(kind.name, "it has " + std::to_string(state.param_groups.size()) +
@@ -330,9 +497,12 @@ OptimizerLoad::OptimizerLoad(Optimizer& optimizer, const OptimizerState& state,
       const auto found = state.state.find(saved.params[p]);
       if (found == state.state.end()) continue;
       used.insert(found->first);
-      auto restored =
-          kind.state(found->second, *prepared_->options.back(), params[p],
-                     "parameter " + std::to_string(found->first), adopt);
+      const std::string name =
+          p < saved.param_names.size() ? saved.param_names[p] : "";
+      auto restored = kind.state(
+          found->second, *prepared_->options.back(), params[p],
+          "parameter " + (name.empty() ? std::to_string(found->first) : name),
+          adopt);
       if (restored) {
         prepared_->state.emplace_back(params[p].unsafeGetTensorImpl(),
                                       std::move(restored));
@@ -362,6 +532,53 @@ void OptimizerLoad::apply() {
 
 void load_state_dict(Optimizer& optimizer, const OptimizerState& state) {
   internal::OptimizerLoad(optimizer, state).apply();
+}
+
+IncompatibleKeys load_state_dict(Optimizer& optimizer,
+                                 const OptimizerState& state,
+                                 const torch::nn::Module& module,
+                                 const LoadOptimizerOptions& options) {
+  if (!has_names(state) && !state.state.empty()) {
+    throw std::invalid_argument(
+        "the optimizer state has numbers instead of the parameters' names; if "
+        "the optimizer has its parameters in the same order, load it without "
+        "the module");
+  }
+  if (options.strict) {
+    load_state_dict(optimizer, in_order_of(optimizer, state, module));
+    return {};
+  }
+  const NamesOfModule names(module, state);
+  std::map<std::string, int64_t> saved;  // number, by name
+  IncompatibleKeys left;
+  for (const OptimizerState::Group& group : state.param_groups) {
+    for (size_t p = 0; p < group.params.size(); ++p) {
+      saved[names.own(group.param_names[p])] = group.params[p];
+    }
+  }
+  saved.erase("");
+  OptimizerState merged = state_dict(optimizer, module);
+  merged.unreadable = state.unreadable;
+  for (const OptimizerState::Group& group : merged.param_groups) {
+    for (size_t p = 0; p < group.params.size(); ++p) {
+      const auto found = saved.find(group.param_names[p]);
+      if (found == saved.end()) {
+        if (!group.param_names[p].empty()) {
+          left.missing_keys.push_back(group.param_names[p]);
+        }
+        continue;
+      }
+      merged.state.erase(group.params[p]);
+      const auto values = state.state.find(found->second);
+      if (values != state.state.end()) {
+        merged.state.emplace(group.params[p], values->second);
+      }
+      saved.erase(found);
+    }
+  }
+  for (const auto& [name, number] : saved) left.unexpected_keys.push_back(name);
+  load_state_dict(optimizer, merged);
+  return left;
 }
 
 }  // namespace lockstep

@@ -67,8 +67,9 @@ class Save {
   std::exception_ptr failure_;
 };
 
-// Begins to save into a folder of snapshots if `path` ends with "/", otherwise
-// into a file, which the first rank writes. `files` must outlive the save.
+// Begins to save into a folder of snapshots or into a file, which the first
+// rank writes: the path decides (snapshot_path.h). `files` must outlive the
+// save.
 std::unique_ptr<Save> begin_save(const std::string& path,
                                  const TrainingState& state,
                                  const SnapshotOptions& options,

@@ -1,6 +1,5 @@
 #include "lockstep/checkpoint/snapshot.h"
 
-#include <filesystem>
 #include <stdexcept>
 
 #include "lockstep/checkpoint/atomic_file.h"
@@ -9,26 +8,39 @@
 #include "lockstep/checkpoint/pt/pt_tree.h"
 #include "lockstep/checkpoint/safetensors/safetensors_format.h"
 #include "lockstep/checkpoint/sharded/sharded_load.h"
+#include "lockstep/checkpoint/snapshot_path.h"
 #include "lockstep/checkpoint/utf8.h"
 
 namespace lockstep {
+namespace {
+
+internal::SnapshotForm form_of_file(const std::string& path) {
+  const internal::SnapshotForm form = internal::form_of(path);
+  if (form != internal::SnapshotForm::kFolder) return form;
+  throw std::invalid_argument(
+      "\"" + path +
+      "\" is the name of a folder, which only save_snapshot() and "
+      "SnapshotSaver write; name a file: .pt, .pth or .safetensors");
+}
+
+}  // namespace
+
 void save_snapshot_file(const std::string& path, const Snapshot& snapshot) {
-  if (path.ends_with('/')) {
-    throw std::invalid_argument(
-        "snapshot \"" + path +
-        "\" cannot be saved: a folder of snapshots is written by "
-        "save_snapshot(), which knows the names of the optimizer's parameters; "
-        "name a file");
-  }
+  const internal::SnapshotForm form = form_of_file(path);
   for (const auto& [name, tensor] : snapshot.model_state) {
     internal::require_utf8(name);
+  }
+  if (snapshot.optimizer_state &&
+      !snapshot.optimizer_state->unreadable.empty()) {
+    throw std::invalid_argument("the optimizer's state was not read whole: " +
+                                snapshot.optimizer_state->unreadable);
   }
   internal::require_utf8(snapshot.sampler_state, snapshot.metadata);
   if (snapshot.scheduler_state) {
     internal::require_utf8(*snapshot.scheduler_state);
   }
   internal::AtomicFile file(path);
-  if (std::filesystem::path(path).extension() == ".pt") {
+  if (form == internal::SnapshotForm::kPt) {
     internal::write_pt(file, internal::tree_of(snapshot));
   } else {
     internal::write_safetensors(file, snapshot);
@@ -37,7 +49,7 @@ void save_snapshot_file(const std::string& path, const Snapshot& snapshot) {
 }
 
 void save_tensors(const std::string& path, const NamedTensors& tensors) {
-  if (std::filesystem::path(path).extension() == ".safetensors") {
+  if (form_of_file(path) == internal::SnapshotForm::kSafetensors) {
     save_snapshot_file(path, {.model_state = tensors});
     return;
   }
@@ -69,11 +81,11 @@ NamedTensors load_tensors(const std::string& path, const std::string& key) {
     if (const auto files = internal::open_weights(path)) {
       return internal::read_weights(*files);
     }
-    return load_snapshot_file(path).model_state;
   }
   const internal::InputFile file(path);
   try {
     if (internal::is_pt(file)) return internal::read_pt_entry(file, key);
+    if (key.empty()) return internal::read_safetensors(file).model_state;
     throw std::invalid_argument("a safetensors file has no entry \"" + key +
                                 "\", only tensors; load it without a key");
   } catch (const std::invalid_argument& error) {

@@ -34,9 +34,15 @@ struct OptimizerState {
   struct Group {
     std::map<std::string, StateValue> options{};
     std::vector<int64_t> params{};
+    // Their names in the module, in the order of `params`; "" for one that is
+    // not the module's. Empty if only numbers are known.
+    std::vector<std::string> param_names{};
   };
   std::map<int64_t, std::map<std::string, StateValue>> state{};
   std::vector<Group> param_groups{};
+  // What the file has in `state` and StateValue cannot hold (LBFGS's lists),
+  // in one line; load_state_dict() and saving refuse the state. Empty: nothing.
+  std::string unreadable{};
 };
 
 // A sampler's position, as its state_dict() returns it: "epoch", "seed", the
@@ -70,23 +76,26 @@ struct Snapshot {
 };
 
 // Replaces the file at `path` as a whole (lockstep/checkpoint/atomic_file.h):
-// "*.pt" becomes a file of torch.save, any other name a safetensors file.
-// Blocks until it is on the disk.
+// "*.pt" and "*.pth" become files of torch.save, "*.safetensors" a safetensors
+// file. Blocks until it is on the disk.
 //
 // Throws std::system_error if writing fails (the old file is kept) and
-// std::invalid_argument for what the format cannot hold: equal names, a dtype
-// that it lacks, a name under "lockstep." in safetensors.
+// std::invalid_argument for another name, and for what the format cannot hold:
+// equal names, a dtype that it lacks, a name under "lockstep." in safetensors.
 void save_snapshot_file(const std::string& path, const Snapshot& snapshot);
 
 // Does the same for named tensors and nothing else, which is what Python's
-// torch.save(model.state_dict(), path) writes. "*.safetensors" becomes a
-// safetensors file, any other name ("*.pth", "*.bin") a file of torch.save.
+// torch.save(model.state_dict(), path) writes, or safetensors.torch.save_model:
+// of tensors that are one (tied weights) a safetensors file has the first by
+// name, and the others' names in its metadata.
 void save_tensors(const std::string& path, const NamedTensors& tensors);
 
 // Reads a file of either format; the content decides which, not the name:
 //   .pt          a dict with MODEL_STATE, from Lockstep or the Python tutorial;
 //                or a bare state_dict
-//   safetensors  with or without Lockstep's entries
+//   safetensors  with or without Lockstep's entries. Of tied weights, a file
+//                of other programs has one name only (load_state_dict() needs
+//                no more)
 //   a folder     one snapshot that save_snapshot() wrote, or a folder of them,
 //                of which the newest is read; weights that PyTorch's
 //                distributed checkpoint or Hugging Face wrote as safetensors

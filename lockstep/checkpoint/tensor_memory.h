@@ -1,6 +1,7 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/Layout.h>
 
 #include <cstdint>
 #include <tuple>
@@ -19,6 +20,13 @@ using TensorMemory =
 inline TensorMemory memory_of(const at::Tensor& tensor) {
   return {tensor.const_data_ptr(), tensor.scalar_type(), tensor.sizes().vec(),
           tensor.strides().vec(),  tensor.is_conj(),     tensor.is_neg()};
+}
+
+// Whether it has elements in memory, so that equal memory_of() means one
+// tensor.
+inline bool may_be_tied(const at::Tensor& tensor) {
+  return tensor.layout() == at::kStrided && !tensor.is_meta() &&
+         tensor.numel() > 0;
 }
 
 }  // namespace lockstep::internal

@@ -4,6 +4,7 @@
 
 #include <cstring>
 #include <exception>
+#include <filesystem>
 #include <optional>
 #include <stdexcept>
 #include <system_error>
@@ -21,6 +22,7 @@
 #include "lockstep/checkpoint/save.h"
 #include "lockstep/checkpoint/scheduler_state.h"
 #include "lockstep/checkpoint/sharded/sharded_load.h"
+#include "lockstep/checkpoint/snapshot_path.h"
 #include "lockstep/comm/words_of.h"
 
 namespace lockstep {
@@ -29,8 +31,17 @@ namespace {
 using internal::Ranks;
 using internal::words_of;
 
-// Whether the path is a folder of snapshots.
-bool is_folder(const std::string& path) { return path.ends_with('/'); }
+// Whether `path` is loaded as a folder; the same on all ranks. A file that is
+// only read may have any name. Collective.
+bool is_folder(const std::string& path, const LoadSnapshotOptions& options,
+               const Ranks& ranks) {
+  std::error_code error;
+  if (!options.will_save) {
+    const bool is_file = std::filesystem::is_regular_file(path, error);
+    if (!ranks.share(is_file ? "file" : "", 0).empty()) return false;
+  }
+  return internal::form_of(path, ranks) == internal::SnapshotForm::kFolder;
+}
 
 struct Loaded {
   enum Outcome : int64_t { kMissing, kReady, kFailed };
@@ -65,10 +76,13 @@ Loaded prepare(const std::string& path, const TrainingState& state,
       throw std::invalid_argument("TrainingState.model is not set");
     }
     try {
-      internal::check_state_dict(*state.model, loaded.snapshot.model_state);
+      const auto load =
+          internal::check_state_dict(*state.model, loaded.snapshot.model_state);
       if (state.optimizer && loaded.snapshot.optimizer_state) {
         loaded.optimizer = std::make_unique<internal::OptimizerLoad>(
-            *state.optimizer, *loaded.snapshot.optimizer_state);
+            *state.optimizer,
+            internal::ordered_state(loaded.snapshot, load, *state.optimizer,
+                                     *state.model));
       }
       if (state.scheduler && loaded.snapshot.scheduler_state) {
         loaded.scheduler = state.scheduler->prepare_load(
@@ -154,7 +168,7 @@ LoadedSnapshot load_snapshot(const std::string& path, TrainingState& state,
   const internal::UserFunction function("load_snapshot()");
   const internal::Span span("snapshot", "load");
   const Ranks ranks(options.group);
-  if (is_folder(path)) {
+  if (is_folder(path, options, ranks)) {
     return internal::load_from_folder(path, state, options, ranks);
   }
   const Loaded loaded = prepare(path, state, ranks, options.will_save);

@@ -24,10 +24,11 @@
 //     lockstep::save_snapshot("snapshot.pt", state);
 //   }
 //
-// A path that ends in "/" is a folder of snapshots: each save adds one, of
-// which every rank writes a part, and a sharded optimizer's state is neither
-// collected nor tied to the number of ranks. A file is written by the first
-// rank.
+// A path that ends in "/", has no extension or is an existing directory is a
+// folder of snapshots: each save adds one, of which every rank writes a part,
+// and a sharded optimizer's state is neither collected nor tied to the number
+// of ranks. A file (.pt, .pth, .safetensors) is written by the first rank. Any
+// other extension is an error.
 //
 //   lockstep::save_snapshot("snapshots/", state, {.keep_last = 3});
 //
@@ -118,22 +119,23 @@ struct LoadedSnapshot {
 
 // Collective. The group's first rank, which must have the whole model, writes
 // `path` (snapshot.h: the name chooses the format; the file is replaced as a
-// whole, and is on the disk when this returns). Model, optimizer, scheduler and
+// whole, and is on the disk when this returns). The optimizer's state has the
+// names of the parameters in the model. Model, optimizer, scheduler and
 // numbers are those of the first rank; the state of the default CPU generator
 // is saved for each rank.
 //
-// If `path` ends in "/", it is a folder that all ranks must see. A new snapshot
-// appears in it, as a whole, when everything is on the disk. Parameters and
-// optimizer state must be equal on all ranks, as they are with
-// DistributedDataParallel, or parts of larger ones (FSDP, tensor parallelism),
-// of which the snapshot has the whole: each rank writes a part from its own
-// memory. Ranks' models may lack tensors that those of others have (the stages
-// of a pipeline): the snapshot has all. Stages whose parameters have the same
-// names, and are not one tied weight, are refused with std::invalid_argument on
-// every rank, here and by load_snapshot(); here also stages that have buffers
-// of the same names with different values. Numbers are those of the first rank,
-// a buffer is that of the first rank that has it. docs/snapshots.md describes
-// the files, which PyTorch's distributed checkpoint reads.
+// If `path` is a folder, all ranks must see it. A new snapshot appears in it,
+// as a whole, when everything is on the disk. Parameters and optimizer state
+// must be equal on all ranks, as they are with DistributedDataParallel, or
+// parts of larger ones (FSDP, tensor parallelism), of which the snapshot has
+// the whole: each rank writes a part from its own memory. Ranks' models may
+// lack tensors that those of others have (the stages of a pipeline): the
+// snapshot has all. Stages whose parameters have the same names, and are not
+// one tied weight, are refused with std::invalid_argument on every rank, here
+// and by load_snapshot(); here also stages that have buffers of the same names
+// with different values. Numbers are those of the first rank, a buffer is that
+// of the first rank that has it. docs/snapshots.md describes the files, which
+// PyTorch's distributed checkpoint reads.
 //
 // Blocks on every rank until the files are written, within the group's timeout.
 // Returns the path of what was written: `path`, or the snapshot in that folder.
@@ -148,13 +150,17 @@ std::string save_snapshot(const std::string& path, const TrainingState& state,
 // changes nothing, if no rank has such a file. Parameters and buffers are
 // written in place, so that buckets and other aliases of them stay valid.
 //
-// If `path` ends in "/", it is a folder: of snapshots, of which the newest is
-// loaded that is not damaged (LoadedSnapshot::skipped names the others; weights
-// that are in the folder, too, are not looked at); or one snapshot; or a folder
-// of PyTorch's distributed checkpoint, in safetensors.
+// If `path` is a folder, it is one of snapshots, of which the newest is loaded
+// that is not damaged (LoadedSnapshot::skipped names the others; weights that
+// are in the folder, too, are not looked at); or one snapshot; or a folder of
+// PyTorch's distributed checkpoint, in safetensors.
 // Any number of ranks may load it, however their models are divided; each reads
 // only what it needs, and straight into the tensors. A rank's model may lack
 // tensors of the snapshot that the model of another rank has.
+//
+// The optimizer's parameters are found by their names in the model, in whatever
+// order they are. A file of Python may have no such names, only numbers; it is
+// refused if the model has its parameters in another order than the file.
 //
 // A file without optimizer state (the Python tutorial's) leaves the optimizer
 // unchanged, and a file without scheduler state the scheduler. Generators: if

@@ -5,11 +5,13 @@ check: reads what C++ saved, with torch.load(weights_only=True) and with a
        safetensors reader of a dozen lines, and goes on training with it.
 check-state-dict: loads a state_dict that C++ saved.
 """
+import argparse
 import collections
 import json
 import struct
 import sys
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -54,6 +56,23 @@ def load_safetensors(path):
             data[begin:end], dtype=dtypes[entry["dtype"]]
         ).view(entry["shape"])
     return tensors
+
+
+class Projections(nn.Module):
+    """Parameters of one shape; the same in interop_test.cpp."""
+
+    def __init__(self, names):
+        super().__init__()
+        for name in names:
+            self.register_parameter(name, nn.Parameter(torch.zeros(2, 2)))
+
+    def stepped(self, make):
+        # The first moments tell the parameters apart.
+        optimizer = make(self)
+        for name, parameter in self.named_parameters():
+            parameter.grad = torch.full_like(parameter, ord(name))
+        optimizer.step()
+        return optimizer
 
 
 class Layers(nn.Module):
@@ -106,6 +125,9 @@ def write():
         torch.save(other.state_dict(), f"{FOLDER}/converted-{name}.pt")
     write_incompatible(model.state_dict())
     base = torch.arange(24.0).view(4, 6)
+    complex_base = torch.complex(torch.arange(4.0), torch.arange(1.0, 5))
+    attributed = nn.Parameter(torch.ones(2))
+    attributed.note = {1, 2}
     torch.save({
         "transposed": base.t(), "slice": base[1:3, ::2], "same": base,
         "expanded": torch.ones(1).expand(5),
@@ -115,6 +137,10 @@ def write():
         "complex": torch.ones(2, dtype=torch.complex64),
         "uint16": torch.tensor([1, 65535], dtype=torch.uint16),
         "empty": torch.zeros(0, 3), "scalar": torch.tensor(3.5),
+        "conj": complex_base.conj(), "neg": complex_base.clone().conj().imag,
+        "float8": torch.ones(2).to(torch.float8_e4m3fn),
+        "complex32": torch.ones(2, dtype=torch.complex32),
+        "attributed": attributed, "buffer": nn.Buffer(torch.ones(2)),
     }, f"{FOLDER}/tensors.pt")
     for name, make in OPTIMIZERS.items():
         model = build()
@@ -126,6 +152,40 @@ def write():
                    f"{FOLDER}/python-{name}.pt")
         train(model, optimizer, range(3, 6))
         torch.save(model.state_dict(), f"{FOLDER}/python-{name}-end.pt")
+    for name, make in {
+            "named": lambda model: torch.optim.Adam(model.named_parameters()),
+            "wrapped": lambda model: torch.optim.Adam(
+                [("module." + name, parameter)
+                 for name, parameter in model.named_parameters()]),
+            "numbered": lambda model: torch.optim.Adam(model.parameters()),
+            }.items():
+        model = Projections("qkv")
+        optimizer = model.stepped(make)
+        torch.save({"MODEL_STATE": model.state_dict(),
+                    "OPTIMIZER_STATE": optimizer.state_dict()},
+                   f"{FOLDER}/optimizer-{name}.pt")
+    model = build()
+    lbfgs = torch.optim.LBFGS(model.parameters())
+
+    def closure():
+        loss = sum(p.square().sum() for p in model.parameters())
+        loss.backward()
+        return loss
+
+    lbfgs.step(closure)
+    torch.save({"MODEL_STATE": model.state_dict(),
+                "OPTIMIZER_STATE": lbfgs.state_dict()}, f"{FOLDER}/lbfgs.pt")
+    torch.save({"MODEL_STATE": build().state_dict(), "EPOCHS_RUN": 3,
+                "arguments": argparse.Namespace(lr=0.1), "best": np.float64(1),
+                "seen": {1, 2}, "raw": b"bytes", "big": 2**70, 5.5: "float",
+                "model": build(), "table": np.ones(3)},
+               f"{FOLDER}/strange.pt")
+    try:
+        from safetensors.torch import save_model
+    except ImportError:
+        pass
+    else:
+        save_model(Layers().filled(), f"{FOLDER}/layers.safetensors")
     torch.save({"fun": print}, f"{FOLDER}/function.pt")
     torch.save(build(), f"{FOLDER}/module.pt")
 
@@ -188,6 +248,13 @@ def check():
     assert type(full["SCHEDULER_STATE"]["T_max"]) is int
     assert type(full["SCHEDULER_STATE"]["eta_min"]) is float
     assert full["METADATA"]["note"] == 'from "here", ü'
+    for path in f"{FOLDER}/cpp-named.pt", f"{FOLDER}/cpp-named.pth":
+        named = torch.load(path, weights_only=True)["OPTIMIZER_STATE"]
+        assert named["param_groups"][0]["param_names"] == ["v", "q", "k"]
+        python = torch.optim.Adam(Projections("vqk").named_parameters())
+        python.load_state_dict(named)
+        for name, state in zip("vqk", python.state_dict()["state"].values()):
+            assert abs(state["exp_avg"].mean() - 0.1 * ord(name)) < 1e-4, name
     torch.set_rng_state(full["GENERATOR_STATES"][0])
     assert torch.equal(torch.rand(3), full["MODEL_STATE"]["drawn"])
     try:
@@ -198,6 +265,24 @@ def check():
         weights = load_file(f"{FOLDER}/cpp-SGD.safetensors")
         build().load_state_dict({k: v for k, v in weights.items()
                                  if not k.startswith("lockstep.")})
+        check_tied(f"{FOLDER}/cpp-layers.safetensors")
+
+
+def check_tied(path):
+    """A file of ours is as safetensors.torch.save_model writes it."""
+    from safetensors import safe_open
+    from safetensors.torch import load_model
+    model = Layers()
+    load_model(model, path)  # strict
+    expected = Layers().filled().state_dict()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, expected[name]), name
+    with safe_open(path, "pt") as ours:
+        with safe_open(f"{FOLDER}/layers.safetensors", "pt") as theirs:
+            assert sorted(ours.keys()) == sorted(theirs.keys())
+            for name, kept in theirs.metadata().items():
+                if name != "format":
+                    assert ours.metadata()[name] == kept, name
 
 
 def check_state_dict():

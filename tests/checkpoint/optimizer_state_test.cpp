@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 
 #include "lockstep/checkpoint/module_state.h"
+#include "lockstep/checkpoint/training_state.h"
 #include "tests/checkpoint/sample_snapshot.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/temporary_folder.h"
@@ -134,6 +135,167 @@ TEST(OptimizerState, HyperparametersComeBackPerGroup) {
   load_state_dict(other, state_dict(grouped(0.5, 0.25)));
   EXPECT_EQ(other.param_groups()[0].options().get_lr(), 0.5);
   EXPECT_EQ(other.param_groups()[1].options().get_lr(), 0.25);
+}
+
+// Parameters of one shape, as the projections of an attention are.
+struct Projections : torch::nn::Module {
+  explicit Projections(const std::vector<const char*>& names) {
+    for (const char* name : names) {
+      register_parameter(name, torch::zeros({2, 2}));
+    }
+  }
+};
+
+at::Tensor moment(optim::Optimizer& optimizer, torch::nn::Module& model,
+                  const char* name) {
+  const at::Tensor param = model.named_parameters()[name];
+  const auto found = optimizer.state().find(param.unsafeGetTensorImpl());
+  if (found == optimizer.state().end()) return {};
+  return static_cast<optim::AdamParamState&>(*found->second).exp_avg();
+}
+
+// After a step each parameter's first moment is 0.1 times its letter's number.
+void step_by_letter(optim::Optimizer& optimizer,
+                    const torch::nn::Module& model) {
+  for (const auto& item : model.named_parameters()) {
+    item.value().mutable_grad() =
+        torch::full_like(item.value(), item.key()[0] - 'a' + 1);
+  }
+  optimizer.step();
+}
+
+void expect_moments(optim::Optimizer& optimizer, torch::nn::Module& model) {
+  for (const auto& item : model.named_parameters()) {
+    const auto mean =
+        moment(optimizer, model, item.key().c_str()).mean().item<double>();
+    EXPECT_NEAR(mean, 0.1 * (item.key()[0] - 'a' + 1), 1e-6) << item.key();
+  }
+}
+
+// State was put on other parameters of the same shape.
+TEST(OptimizerState, SnapshotsHaveTheNamesOfParameters) {
+  const TemporaryFolder folder;
+  const auto model =
+      std::make_shared<Projections>(std::vector<const char*>{"q", "k", "v"});
+  optim::Adam adam(model->parameters(), optim::AdamOptions(0.1));
+  step_by_letter(adam, *model);
+  const auto other =
+      std::make_shared<Projections>(std::vector<const char*>{"k", "v", "q"});
+  for (const char* name : {"a.pt", "a.safetensors", "folder/"}) {
+    const std::string path = folder.file(name);
+    save_snapshot(path, {.model = model, .optimizer = &adam});
+    optim::Adam loaded(other->parameters(), optim::AdamOptions(0.1));
+    TrainingState state{.model = other, .optimizer = &loaded};
+    ASSERT_TRUE(load_snapshot(path, state)) << name;
+    expect_moments(loaded, *other);
+    // The same for what is read from the file.
+    optim::Adam read(other->parameters(), optim::AdamOptions(0.1));
+    const auto saved = *load_snapshot_file(path).optimizer_state;
+    EXPECT_THAT(saved.param_groups.at(0).param_names,
+                ::testing::ElementsAre("q", "k", "v"));
+    load_state_dict(read, saved, *other);
+    expect_moments(read, *other);
+  }
+}
+
+TEST(OptimizerState, WithoutNamesTheOrderOfTheModelMustBeTheSame) {
+  const TemporaryFolder folder;
+  const auto model =
+      std::make_shared<Projections>(std::vector<const char*>{"q", "k", "v"});
+  optim::Adam adam(model->parameters(), optim::AdamOptions(0.1));
+  step_by_letter(adam, *model);
+  for (const char* name : {"a.pt", "a.safetensors"}) {
+    const std::string path = folder.file(name);
+    save_snapshot_file(path, {.model_state = state_dict(*model),
+                              .optimizer_state = state_dict(adam)});
+    optim::Adam same(model->parameters(), optim::AdamOptions(0.1));
+    TrainingState state{.model = model, .optimizer = &same};
+    ASSERT_TRUE(load_snapshot(path, state));
+    expect_moments(same, *model);
+    const auto other =
+        std::make_shared<Projections>(std::vector<const char*>{"q", "v", "k"});
+    optim::Adam reordered(other->parameters(), optim::AdamOptions(0.1));
+    state = {.model = other, .optimizer = &reordered};
+    EXPECT_THAT(message_of([&] { load_snapshot(path, state); }),
+                AllOf(HasSubstr("has numbers instead of the parameters' names"),
+                      HasSubstr("k was before v")));
+    EXPECT_TRUE(reordered.state().empty());
+    EXPECT_THAT(message_of([&] {
+                  load_state_dict(reordered,
+                                  *load_snapshot_file(path).optimizer_state,
+                                  *other);
+                }),
+                HasSubstr("has numbers instead of the parameters' names"));
+  }
+}
+
+TEST(OptimizerState, NamesThatDoNotFitAreNamed) {
+  Projections model({"q", "k"});
+  optim::Adam adam(model.parameters(), optim::AdamOptions(0.1));
+  step_by_letter(adam, model);
+  const auto refusal = [&](const std::vector<const char*>& names,
+                           const OptimizerState& state) {
+    Projections other(names);
+    optim::Adam loaded(other.parameters(), optim::AdamOptions(0.1));
+    return message_of([&] { load_state_dict(loaded, state, other); });
+  };
+  const OptimizerState good = state_dict(adam, model);
+  EXPECT_EQ(refusal({"k", "q"}, good), "");
+  EXPECT_THAT(refusal({"q", "o"}, good), HasSubstr("its group 0 lacks o"));
+  EXPECT_THAT(refusal({"q"}, good),
+              HasSubstr("its group 0 has k, the optimizer's does not"));
+  OptimizerState bad = good;
+  bad.param_groups[0].param_names = {"q", "q"};
+  EXPECT_THAT(refusal({"q", "k"}, bad), HasSubstr("its group 0 lacks k"));
+  bad.param_groups[0].param_names = {"q"};
+  EXPECT_THAT(refusal({"q", "k"}, bad), HasSubstr("2 parameters and 1 names"));
+  OptimizerState wrapped = good;
+  for (auto& name : wrapped.param_groups[0].param_names) {
+    name = "module." + name;
+  }
+  EXPECT_EQ(refusal({"k", "q"}, wrapped), "");
+}
+
+// Parameters that no model has (of a loss) keep their order in the group.
+TEST(OptimizerState, ParametersThatAreNotTheModelsHaveNoNames) {
+  Projections model({"q", "k"});
+  const auto scale = torch::zeros({2, 2}).requires_grad_();
+  optim::Adam adam(
+      {model.named_parameters()["q"], scale, model.named_parameters()["k"]},
+      optim::AdamOptions(0.1));
+  scale.mutable_grad() = torch::ones_like(scale);
+  step_by_letter(adam, model);
+  Projections other({"k", "q"});
+  const auto own = torch::zeros({2, 2}).requires_grad_();
+  optim::Adam loaded(
+      {own, other.named_parameters()["k"], other.named_parameters()["q"]},
+      optim::AdamOptions(0.1));
+  load_state_dict(loaded, state_dict(adam, model), other);
+  expect_moments(loaded, other);
+  EXPECT_EQ(loaded.state().count(own.unsafeGetTensorImpl()), 1u);
+}
+
+TEST(OptimizerState, ForFineTuningItIsLoadedInPart) {
+  Projections model({"q", "k", "head"});
+  optim::Adam adam(model.parameters(), optim::AdamOptions(0.1));
+  step_by_letter(adam, model);
+  Projections other({"new", "k", "q"});
+  std::vector<optim::OptimizerParamGroup> groups;
+  for (const char* name : {"new", "k", "q"}) {
+    groups.emplace_back(
+        Params{other.named_parameters()[name]},
+        std::make_unique<optim::AdamOptions>(name[0] == 'n' ? 0.5 : 0.25));
+  }
+  optim::Adam loaded(groups, optim::AdamOptions(1));
+  const auto left = load_state_dict(loaded, state_dict(adam, model), other,
+                                    {.strict = false});
+  EXPECT_THAT(left.missing_keys, ::testing::ElementsAre("new"));
+  EXPECT_THAT(left.unexpected_keys, ::testing::ElementsAre("head"));
+  EXPECT_FALSE(moment(loaded, other, "new").defined());
+  EXPECT_NEAR(moment(loaded, other, "k").mean().item<double>(), 1.1, 1e-6);
+  EXPECT_NEAR(moment(loaded, other, "q").mean().item<double>(), 1.7, 1e-6);
+  EXPECT_EQ(loaded.param_groups()[0].options().get_lr(), 0.5);
+  EXPECT_EQ(loaded.param_groups()[1].options().get_lr(), 0.25);
 }
 
 TEST(OptimizerState, WhatDoesNotFitIsNamedAndChangesNothing) {

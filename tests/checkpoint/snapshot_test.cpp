@@ -2,6 +2,11 @@
 
 #include <gmock/gmock.h>
 
+#include <filesystem>
+#include <functional>
+
+#include "lockstep/checkpoint/model_file.h"
+#include "lockstep/checkpoint/snapshot_saver.h"
 #include "tests/checkpoint/sample_snapshot.h"
 #include "tests/harness/message_of.h"
 #include "tests/harness/temporary_folder.h"
@@ -11,6 +16,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::StartsWith;
 using namespace lockstep::internal::testing;
 
 class SnapshotFormat : public ::testing::TestWithParam<const char*> {
@@ -66,7 +72,8 @@ TEST_P(SnapshotFormat, EveryDtypeAndShapeComesBack) {
   for (const auto dtype :
        {torch::kFloat, torch::kDouble, torch::kHalf, torch::kBFloat16,
         torch::kLong, torch::kInt, torch::kShort, torch::kChar, torch::kByte,
-        torch::kBool, torch::kComplexFloat}) {
+        torch::kBool, torch::kComplexFloat, torch::kUInt16, torch::kFloat8_e5m2,
+        torch::kFloat8_e4m3fn, torch::kFloat8_e4m3fnuz}) {
     const std::string name = c10::toString(dtype);
     const auto values = torch::arange(24).to(dtype).view({2, 3, 4});
     saved.model_state.emplace_back(name, values);
@@ -195,9 +202,10 @@ TEST(Snapshot, ADtypeThatAFormatLacksIsNamed) {
   const TemporaryFolder folder;
   Snapshot saved;
   saved.model_state = {{"a", torch::zeros({1}, torch::kComplexDouble)}};
-  EXPECT_THAT(
-      message_of([&] { save_snapshot_file(folder.file("a.st"), saved); }),
-      HasSubstr("ComplexDouble cannot be saved as safetensors"));
+  EXPECT_THAT(message_of([&] {
+                save_snapshot_file(folder.file("a.safetensors"), saved);
+              }),
+              HasSubstr("ComplexDouble cannot be saved as safetensors"));
   save_snapshot_file(folder.file("a.pt"), saved);
 }
 
@@ -205,9 +213,76 @@ TEST(Snapshot, AReservedNameIsRefusedInSafetensors) {
   const TemporaryFolder folder;
   Snapshot saved;
   saved.model_state = {{"lockstep.a", torch::ones(1)}};
-  EXPECT_THAT(
-      message_of([&] { save_snapshot_file(folder.file("a.st"), saved); }),
-      HasSubstr("reserved"));
+  EXPECT_THAT(message_of([&] {
+                save_snapshot_file(folder.file("a.safetensors"), saved);
+              }),
+              HasSubstr("reserved"));
+}
+
+// save_snapshot() and save_model() disagreed on "x.pth", and "x.bin" was
+// written in either format.
+TEST(Snapshot, EveryFunctionReadsAPathByOneRule) {
+  const TemporaryFolder folder;
+  torch::nn::Linear model(2, 2);
+  TrainingState state{.model = model.ptr()};
+  using Function = std::function<void(const std::string&)>;
+  const Function files[] = {
+      [&](const std::string& path) { save_model(path, *model); },
+      [&](const std::string& path) { save_tensors(path, state_dict(*model)); },
+      [&](const std::string& path) { save_snapshot_file(path, {}); },
+  };
+  const Function any[] = {
+      [&](const std::string& path) { save_snapshot(path, state); },
+      [&](const std::string& path) { SnapshotSaver(path, state).finish(); },
+      [&](const std::string& path) { load_snapshot(path, state); },
+  };
+  size_t made = 0;
+  const auto name = [&](const char* extension) {
+    return folder.file(std::to_string(made++) + extension);
+  };
+  for (const auto* list : {&files, &any}) {
+    for (const Function& function : *list) {
+      for (const char* bad : {".bin", ".ckpt", ".PT", ".5"}) {
+        EXPECT_THAT(message_of([&] { function(name(bad)); }),
+                    AllOf(HasSubstr(".pt or .pth"), HasSubstr(".safetensors"),
+                          HasSubstr("a folder of snapshots ends in \"/\"")));
+      }
+      for (const char* good : {".pt", ".pth"}) {
+        const std::string path = name(good);
+        function(path);
+        if (std::filesystem::exists(path)) {
+          EXPECT_THAT(read_file(path), StartsWith("PK\3\4")) << path;
+        }
+      }
+      const std::string path = name(".safetensors");
+      function(path);
+      if (std::filesystem::exists(path)) {
+        EXPECT_EQ(read_file(path)[8], '{') << path;
+      }
+    }
+  }
+  for (const Function& function : files) {
+    for (const std::string& path : {name(""), name("/"), folder.file("")}) {
+      EXPECT_THAT(message_of([&] { function(path); }),
+                  HasSubstr("is the name of a folder"));
+    }
+  }
+  std::filesystem::create_directory(folder.file("run.v2"));
+  for (const Function& function : any) {
+    for (const std::string& path :
+         {name(""), name("/"), folder.file("run.v2"), name(".5/")}) {
+      function(path);
+      EXPECT_TRUE(std::filesystem::is_directory(path)) << path;
+    }
+  }
+  // What is only read may have any name.
+  const std::string odd = folder.file("pytorch_model.bin");
+  save_model(folder.file("a.pt"), *model);
+  std::filesystem::rename(folder.file("a.pt"), odd);
+  load_model(odd, *model);
+  EXPECT_TRUE(load_snapshot(odd, state, {.will_save = false}));
+  EXPECT_THAT(message_of([&] { load_snapshot(odd, state); }),
+              HasSubstr(".pt or .pth"));
 }
 
 TEST(Snapshot, TheFormatIsToldByTheContentOfAFile) {

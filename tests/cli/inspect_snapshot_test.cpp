@@ -1,5 +1,6 @@
 // `lockstep inspect snapshot` on files written for the test: what it lists,
 // what it finds damaged, and how two snapshots differ.
+#include <caffe2/serialize/inline_container.h>
 #include <torch/torch.h>
 
 #include <cmath>
@@ -154,6 +155,46 @@ TEST_F(InspectSnapshot, TensorsThatShareMemoryAreEachRead) {
   EXPECT_EQ(tensor_in(document, "a").at("norm"),
             tensor_in(document, "tied").at("norm"));
   EXPECT_EQ(tensor_in(document, "a").at("norm"), std::sqrt(55.0));
+}
+
+// Reading it took a minute, and comparing it all memory.
+TEST_F(InspectSnapshot, TheRepetitionsOfAnExpandedTensorAreNoWork) {
+  const std::string side("J\0\0\x10\0", 5);  // 2^20
+  const std::string zero("K\0", 2);
+  const auto text = [](const std::string& value) {
+    return std::string("\x8c") + static_cast<char>(value.size()) + value;
+  };
+  const std::string pickle =
+      "\x80\x02}" + text("w") + "ctorch._utils\n_rebuild_tensor_v2\n((" +
+      text("storage") + "ctorch\nFloatStorage\n" + text("0") + text("cpu") +
+      "K\1tQ" + zero + "(" + side + side + "t(" + zero + zero + "t\x89NtRs.";
+  const auto write = [&](const std::string& file, float value) {
+    caffe2::serialize::PyTorchStreamWriter writer(file);
+    writer.writeRecord("data.pkl", pickle.data(), pickle.size());
+    writer.writeRecord("data/0", &value, sizeof value);
+    writer.writeEndOfFile();
+    return file;
+  };
+  const auto three = write(path("three.pt"), 3);
+  const auto four = write(path("four.pt"), 4);
+  EXPECT_EQ(tensor_in(inspect_json({"--verify", three}), "w").at("norm"),
+            3.0 * (1 << 20));
+  const auto difference = inspect_json({"--diff", three, four}, 1);
+  EXPECT_EQ(difference.at("differences").at(0).at("what"),
+            "1099511627776 of 1099511627776 elements differ");
+  EXPECT_EQ(difference.at("differences").at(0).at("greatest"), 1);
+}
+
+TEST_F(InspectSnapshot, OptimizerStateHasTheNamesOfParameters) {
+  auto snapshot = sample();
+  snapshot.optimizer_state->param_groups[0].param_names = {"0.weight"};
+  const auto named = saved("named.pt", snapshot);
+  tensor_in(inspect_json({named}), "optimizer.state.0.weight.exp_avg");
+  for (const char* other : {"numbered.pt", "numbered.safetensors"}) {
+    const auto difference =
+        inspect_json({"--diff", named, saved(other, sample())});
+    EXPECT_EQ(difference.at("equal_tensors"), 5);
+  }
 }
 
 TEST_F(InspectSnapshot, WhatCannotBeReadIsOneLine) {

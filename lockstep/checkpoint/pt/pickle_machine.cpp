@@ -114,6 +114,13 @@ bool PickleMachine::step(uint8_t op) {
     case 'R':
       reduce();
       return true;
+    case 0x81:  // NEWOBJ
+      make_object();
+      return true;
+    case 0x92:  // NEWOBJ_EX: with keyword arguments
+      pop();
+      make_object();
+      return true;
     case 'b':
       build();
       return true;
@@ -121,9 +128,12 @@ bool PickleMachine::step(uint8_t op) {
       persistent_load();
       return true;
     default:
-      if (step_scalar(op) || step_container(op) || step_memo(op)) return true;
+      if (step_scalar(op) || step_container(op) || step_opaque(op) ||
+          step_memo(op)) {
+        return true;
+      }
       throw PickleError("opcode " + std::to_string(op) +
-                        " is not one that tensors need");
+                        " is not one that protocols 2 to 5 write");
   }
 }
 
@@ -148,6 +158,9 @@ bool PickleMachine::step_scalar(uint8_t op) {
     case 0x8a:  // LONG1
       take_long(take_number<uint8_t>());
       return true;
+    case 0x8b:  // LONG4
+      take_long(take_number<uint32_t>());
+      return true;
     case 'G': {  // BINFLOAT, big-endian
       uint64_t bits = 0;
       for (const char byte : take(8)) {
@@ -170,8 +183,8 @@ bool PickleMachine::step_scalar(uint8_t op) {
   }
 }
 
-void PickleMachine::take_long(uint8_t size) {
-  if (size > 8) throw PickleError("an integer does not fit 64 bits");
+void PickleMachine::take_long(uint32_t size) {
+  if (size > 8) return take_opaque("int of more than 64 bits", size);
   const std::string_view bytes = take(size);
   // Two's complement; the last byte carries the sign.
   uint64_t value =
@@ -229,6 +242,40 @@ bool PickleMachine::step_container(uint8_t op) {
   }
 }
 
+void PickleMachine::take_opaque(const char* type, uint64_t size) {
+  take(size);
+  push(Opaque{type});
+}
+
+bool PickleMachine::step_opaque(uint8_t op) {
+  switch (op) {
+    case 'C':  // SHORT_BINBYTES
+      take_opaque("bytes", take_number<uint8_t>());
+      return true;
+    case 'B':  // BINBYTES
+      take_opaque("bytes", take_number<uint32_t>());
+      return true;
+    case 0x8e:  // BINBYTES8
+      take_opaque("bytes", take_number<uint64_t>());
+      return true;
+    case 0x96:  // BYTEARRAY8
+      take_opaque("bytearray", take_number<uint64_t>());
+      return true;
+    case 0x8f:  // EMPTY_SET
+      push(Opaque{"set"});
+      return true;
+    case 0x90:  // ADDITEMS
+      append(pop_to_mark());
+      return true;
+    case 0x91:  // FROZENSET
+      pop_to_mark();
+      push(Opaque{"frozenset"});
+      return true;
+    default:
+      return false;
+  }
+}
+
 bool PickleMachine::step_memo(uint8_t op) {
   switch (op) {
     case 'q':  // BINPUT
@@ -254,6 +301,7 @@ bool PickleMachine::step_memo(uint8_t op) {
 void PickleMachine::append(const Nodes& items) {
   Node* top = pop();
   stack_.push_back(top);
+  if (std::get_if<Opaque>(&top->value)) return;
   auto* list = std::get_if<List>(&top->value);
   if (!list) throw PickleError("it appends to something that is not a list");
   list->items.insert(list->items.end(), items.begin(), items.end());
@@ -262,6 +310,7 @@ void PickleMachine::append(const Nodes& items) {
 void PickleMachine::set_items(const Nodes& items) {
   Node* top = pop();
   stack_.push_back(top);
+  if (std::get_if<Opaque>(&top->value)) return;
   auto* dict = std::get_if<Dict>(&top->value);
   if (!dict) {
     throw PickleError("it sets an item of something that is not a dict");

@@ -15,9 +15,10 @@
 namespace lockstep::internal {
 
 // The stack machine of the pickle format (CPython, Lib/pickletools.py), for the
-// opcodes that tensors need. It builds a graph, because a pickle may refer to a
-// container again before it is filled; read_pickle() turns the graph into a
-// tree. The machine owns all nodes, so a cycle leaks nothing.
+// opcodes that protocols 2 to 5 write. It builds a graph, because a pickle may
+// refer to a container again before it is filled; read_pickle() turns the graph
+// into a tree. The machine owns all nodes, so a cycle leaks nothing. A class or
+// function that it does not know, and whatever is made with it, is Opaque.
 class PickleMachine {
  public:
   struct Node;
@@ -39,9 +40,13 @@ class PickleMachine {
     kRebuildTensorV2,
     kRebuildTensorV3,
     kRebuildParameter,
+    kRebuildParameterWithState,
+    kRebuildFromType,
+    kTensorType,
     kSize,
     kUntypedStorage,
   };
+  using Opaque = PickleValue::Opaque;
   struct StorageClass {
     c10::ScalarType dtype;
   };
@@ -58,7 +63,8 @@ class PickleMachine {
   };
   struct Node {
     std::variant<std::monostate, bool, int64_t, double, std::string, at::Tensor,
-                 List, Tuple, Dict, Global, StorageClass, Dtype, StorageId>
+                 List, Tuple, Dict, Global, StorageClass, Dtype, StorageId,
+                 Opaque>
         value;
   };
 
@@ -91,15 +97,20 @@ class PickleMachine {
   bool step(uint8_t op);
   bool step_scalar(uint8_t op);
   bool step_container(uint8_t op);
+  bool step_opaque(uint8_t op);
   bool step_memo(uint8_t op);
-  void take_long(uint8_t size);
+  void take_long(uint32_t size);
+  void take_opaque(const char* type, uint64_t size);
   void append(const Nodes& items);
   void set_items(const Nodes& items);
   void push_global(const std::string& module, const std::string& name);
   void reduce();
+  void call(Global function, const Nodes& given);
+  void make_object();
   void build();
   void persistent_load();
   void rebuild_tensor(const Nodes& arguments, bool v3);
+  void rebuild_parameter(const Nodes& arguments, size_t count);
   c10::Storage storage(const StorageId& id, c10::ScalarType dtype);
 
   std::string_view pickle_;

@@ -18,8 +18,11 @@ class Unfolder {
   explicit Unfolder(size_t budget) : budget_(budget) {}
 
   PickleValue unfold(const Node* node, int depth) {
-    if (depth > kMostPickleDepth) throw PickleError("it is nested too deeply");
     pay(sizeof(PickleItem));
+    if (depth > kMostPickleDepth) {
+      return opaque("value in more than " + std::to_string(kMostPickleDepth) +
+                    " lists and dicts");
+    }
     return std::visit(
         [&](const auto& value) { return convert(value, depth + 1); },
         node->value);
@@ -57,31 +60,36 @@ class Unfolder {
     std::set<std::variant<std::string, int64_t>> keys;
     for (const auto& [key, value] : dict.items) {
       PickleItem item{unfold(key, depth), unfold(value, depth)};
-      bool fresh = false;
+      bool fresh = true;
       if (const auto* text = item.key.as<std::string>()) {
         fresh = keys.emplace(*text).second;
       } else if (const auto* number = item.key.as<int64_t>()) {
         fresh = keys.emplace(*number).second;
-      } else {
-        throw PickleError("a key of a dict is neither str nor int");
       }
       if (!fresh) throw PickleError("a key of a dict occurs twice");
       unfolded.items.push_back(std::move(item));
     }
     return PickleValue{std::move(unfolded)};
   }
-  PickleValue convert(PickleMachine::Global, int) { return bare(); }
+  PickleValue convert(PickleMachine::Global, int) {
+    return opaque("class or function of torch");
+  }
   PickleValue convert(const PickleMachine::StorageClass&, int) {
-    return bare();
+    return opaque("class of storages");
   }
-  // A dtype as a value, such as torch.float32 in the hyperparameters of a
-  // Python program, is read as None: nothing here needs it.
-  PickleValue convert(const PickleMachine::Dtype&, int) {
-    return PickleValue{};
+  PickleValue convert(const PickleMachine::Dtype& dtype, int) {
+    return opaque("torch.dtype (" + std::string(c10::toString(dtype.dtype)) +
+                  ")");
   }
-  PickleValue convert(const PickleMachine::StorageId&, int) { return bare(); }
-  static PickleValue bare() {
-    throw PickleError("it holds a class or storage by itself");
+  PickleValue convert(const PickleMachine::StorageId&, int) {
+    return opaque("storage");
+  }
+  PickleValue convert(const PickleMachine::Opaque& value, int) {
+    return opaque(value.type);
+  }
+  PickleValue opaque(std::string type) {
+    pay(type.size());
+    return PickleValue{PickleValue::Opaque{std::move(type)}};
   }
 
   size_t budget_;

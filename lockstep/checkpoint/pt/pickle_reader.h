@@ -25,12 +25,19 @@ using StorageLoader = std::function<c10::Storage(
 // Returns the value of a pickle that torch.save wrote (protocols 2 to 5).
 //
 // Nothing is executed: the only classes and functions that it knows are those
-// of tensors and OrderedDict, all built in here; any other is refused by name.
-// The cost of a hostile pickle is bounded: nesting by kMostPickleDepth, memory
-// by a multiple of the pickle's size (a value counts again for each reference
-// to it). Tensors are views of their storages and lie within them; two tensors
-// that share a storage in the file share it here. Attributes that BUILD would
-// set (`_metadata` of a state_dict) are dropped.
+// of tensors and OrderedDict, all built in here. Whatever is made with another
+// one is Opaque, and so are values of Python that no snapshot needs (bytes,
+// sets, long integers) and what is nested in more than kMostPickleDepth values.
+// The cost of a hostile pickle is bounded: memory by a multiple of the pickle's
+// size (a value counts again for each reference to it).
+//
+// Tensors are views of their storages and lie within them; two tensors that
+// share a storage in the file share it here. A tensor that was a lazy conjugate
+// or negative is one here, too, so its memory is not its values: copy it, or
+// call resolve_conj().resolve_neg(). Whatever else a tensor carries makes it
+// Opaque, except what is no part of its values: requires_grad, its device, and
+// Python attributes, which are dropped as all are that BUILD would set
+// (`_metadata` of a state_dict).
 //
 // Throws PickleError.
 PickleValue read_pickle(std::string_view pickle, const StorageLoader& loader);

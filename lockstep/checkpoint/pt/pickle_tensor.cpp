@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
 
 #include "lockstep/checkpoint/pt/pickle_machine.h"
 #include "lockstep/checkpoint/pt/pickle_types.h"
@@ -13,6 +14,8 @@ namespace lockstep::internal {
 namespace {
 
 using Node = PickleMachine::Node;
+
+constexpr size_t kMostNameBytes = 512;
 
 int64_t integer(const Node* node) {
   const auto* value = std::get_if<int64_t>(&node->value);
@@ -56,9 +59,45 @@ void check_extent(int64_t offset, const std::vector<int64_t>& sizes,
       throw PickleError("a tensor is larger than memory can be");
     }
   }
-  if (empty ? last > elements : last >= elements) {
+  // One without elements may begin anywhere.
+  if (!empty && last >= elements) {
     throw PickleError("a tensor reaches beyond its storage");
   }
+}
+
+// Whether it is None or a dict without items.
+bool is_empty(const Node* node) {
+  const auto* dict = std::get_if<PickleMachine::Dict>(&node->value);
+  return std::get_if<std::monostate>(&node->value) ||
+         (dict && dict->items.empty());
+}
+
+// What LibTorch computes only when a tensor is read: views that it calls lazy.
+struct Bits {
+  bool conj = false;
+  bool neg = false;
+};
+
+// Returns what torch._C._get_tensor_metadata() has said of a tensor; nothing if
+// it says something else.
+std::optional<Bits> bits_of(const Node* metadata, c10::ScalarType dtype) {
+  Bits bits;
+  if (is_empty(metadata)) return bits;
+  const auto* dict = std::get_if<PickleMachine::Dict>(&metadata->value);
+  if (!dict) return std::nullopt;
+  for (const auto& [key, value] : dict->items) {
+    const auto* name = std::get_if<std::string>(&key->value);
+    const auto* flag = std::get_if<bool>(&value->value);
+    if (!name || !flag || !*flag) return std::nullopt;
+    if (*name == "conj" && c10::isComplexType(dtype)) {
+      bits.conj = true;
+    } else if (*name == "neg") {
+      bits.neg = true;
+    } else {
+      return std::nullopt;
+    }
+  }
+  return bits;
 }
 
 }  // namespace
@@ -75,6 +114,17 @@ void PickleMachine::push_global(const std::string& module,
     if (name == "_rebuild_tensor_v2") return push(Global::kRebuildTensorV2);
     if (name == "_rebuild_tensor_v3") return push(Global::kRebuildTensorV3);
     if (name == "_rebuild_parameter") return push(Global::kRebuildParameter);
+    if (name == "_rebuild_parameter_with_state") {
+      return push(Global::kRebuildParameterWithState);
+    }
+  }
+  if (module == "torch._tensor" && name == "_rebuild_from_type_v2") {
+    return push(Global::kRebuildFromType);
+  }
+  if ((module == "torch" && name == "Tensor") ||
+      (module == "torch.nn.parameter" &&
+       (name == "Parameter" || name == "Buffer"))) {
+    return push(Global::kTensorType);
   }
   if (module == "torch.storage" && name == "UntypedStorage") {
     return push(Global::kUntypedStorage);
@@ -88,20 +138,32 @@ void PickleMachine::push_global(const std::string& module,
       if (name == known.name) return push(Dtype{known.dtype});
     }
   }
-  throw PickleError("it asks for " + module + "." + name +
-                    ", which tensors do not need");
+  if (module.size() + name.size() > kMostNameBytes) {
+    throw PickleError("a class has a name of " +
+                      std::to_string(module.size() + name.size()) + " bytes");
+  }
+  push(Opaque{module + "." + name});
 }
 
 void PickleMachine::reduce() {
   const Node* arguments_node = pop();
-  const Node* callable = pop();
+  Node* callable = pop();
   const auto* arguments = std::get_if<Tuple>(&arguments_node->value);
-  const auto* global = std::get_if<Global>(&callable->value);
-  if (!arguments || !global) {
-    throw PickleError("it calls something that is not a function");
+  if (!arguments) {
+    throw PickleError("it calls a function without a tuple of arguments");
   }
-  const Nodes& given = arguments->items;
-  switch (*global) {
+  // What an unknown function returns is as unknown. It is the same node, so
+  // that many calls take no memory.
+  if (std::get_if<Opaque>(&callable->value)) {
+    return stack_.push_back(callable);
+  }
+  const auto* global = std::get_if<Global>(&callable->value);
+  if (!global) throw PickleError("it calls something that is not a function");
+  call(*global, arguments->items);
+}
+
+void PickleMachine::call(Global function, const Nodes& given) {
+  switch (function) {
     case Global::kOrderedDict:
       if (!given.empty()) throw PickleError("an OrderedDict has arguments");
       return push(Dict{.items = {}, .ordered = true});
@@ -119,25 +181,60 @@ void PickleMachine::reduce() {
     }
     case Global::kRebuildTensorV2:
     case Global::kRebuildTensorV3:
-      return rebuild_tensor(given, *global == Global::kRebuildTensorV3);
-    case Global::kRebuildParameter:  // (data, requires_grad, backward_hooks)
-      if (given.size() != 3 || !std::get_if<at::Tensor>(&given[0]->value)) {
-        throw PickleError("a parameter is not a tensor");
+      return rebuild_tensor(given, function == Global::kRebuildTensorV3);
+    case Global::kRebuildParameter:
+      return rebuild_parameter(given, 3);
+    case Global::kRebuildParameterWithState:
+      return rebuild_parameter(given, 4);
+    case Global::kRebuildFromType: {  // (function, type, arguments, attributes)
+      if (given.size() != 4) throw PickleError("a tensor has no type");
+      // Only a subclass knows what its elements mean.
+      if (std::get_if<Opaque>(&given[1]->value)) {
+        return stack_.push_back(given[1]);
       }
-      return stack_.push_back(given[0]);
+      const auto* type = std::get_if<Global>(&given[1]->value);
+      const auto* arguments = std::get_if<Tuple>(&given[2]->value);
+      const auto* rebuild = std::get_if<Global>(&given[0]->value);
+      if (!type || *type != Global::kTensorType || !arguments) {
+        throw PickleError("a tensor has an invalid type");
+      }
+      if (std::get_if<Opaque>(&given[0]->value)) {
+        return stack_.push_back(given[0]);
+      }
+      // Not one of its own kind, which could nest calls without bound.
+      if (!rebuild || *rebuild == Global::kRebuildFromType) {
+        throw PickleError("a tensor is made by an invalid function");
+      }
+      return call(*rebuild, arguments->items);
+    }
+    case Global::kTensorType:
+      return push(Opaque{"torch.Tensor"});
     case Global::kUntypedStorage:
-      break;
+      return push(Opaque{"torch.UntypedStorage"});
   }
   throw PickleError("it calls something that is not a function");
 }
 
+void PickleMachine::make_object() {
+  const Node* arguments = pop();
+  Node* type = pop();
+  if (!std::get_if<Tuple>(&arguments->value)) {
+    throw PickleError("it makes an object without a tuple of arguments");
+  }
+  if (!std::get_if<Opaque>(&type->value)) {
+    throw PickleError("it makes an object of something that is not a class");
+  }
+  stack_.push_back(type);
+}
+
 void PickleMachine::build() {
   pop();  // the attributes
-  const Node* object = pop();
-  if (!std::get_if<Dict>(&object->value)) {
-    throw PickleError("it sets attributes of something that is not a dict");
+  Node* object = pop();
+  if (!std::get_if<Dict>(&object->value) &&
+      !std::get_if<Opaque>(&object->value)) {
+    throw PickleError("it sets attributes of something that has none");
   }
-  stack_.push_back(const_cast<Node*>(object));
+  stack_.push_back(object);
 }
 
 // The tuple is ("storage", class, key, location, number of elements).
@@ -151,6 +248,10 @@ void PickleMachine::persistent_load() {
   const auto* kind = std::get_if<std::string>(&items[0]->value);
   const auto* key = std::get_if<std::string>(&items[2]->value);
   const auto* type = std::get_if<StorageClass>(&items[1]->value);
+  // A class of storages that is not known, such as those of quantized tensors.
+  if (std::get_if<Opaque>(&items[1]->value)) {
+    return stack_.push_back(items[1]);
+  }
   const auto* global = std::get_if<Global>(&items[1]->value);
   const bool untyped = global && *global == Global::kUntypedStorage;
   if (!kind || *kind != "storage" || !key || (!type && !untyped)) {
@@ -189,6 +290,11 @@ void PickleMachine::rebuild_tensor(const Nodes& arguments, bool v3) {
   if (arguments.size() < least || arguments.size() > least + 1) {
     throw PickleError("a tensor has a wrong number of arguments");
   }
+  for (Node* argument : {arguments[0], arguments[v3 ? 6 : 0]}) {
+    if (std::get_if<Opaque>(&argument->value)) {
+      return stack_.push_back(argument);
+    }
+  }
   const auto* id = std::get_if<StorageId>(&arguments[0]->value);
   if (!id || id->untyped != v3) throw PickleError("a tensor has no storage");
   c10::ScalarType dtype = id->dtype;
@@ -202,11 +308,45 @@ void PickleMachine::rebuild_tensor(const Nodes& arguments, bool v3) {
   const std::vector<int64_t> strides = integers(arguments[3]);
   check_extent(offset, sizes, strides,
                id->bytes / static_cast<uint64_t>(c10::elementSize(dtype)));
-  const c10::Storage elements = storage(*id, dtype);
+  if (!std::get_if<bool>(&arguments[4]->value)) {
+    throw PickleError("a tensor's requires_grad is not a bool");
+  }
+  if (!is_empty(arguments[5])) return push(Opaque{"tensor with hooks"});
+  Bits bits;
+  if (arguments.size() > least) {
+    const auto understood = bits_of(arguments[least], dtype);
+    if (!understood) return push(Opaque{"tensor with metadata"});
+    bits = *understood;
+  }
+  // Untyped storages may have tensors of several dtypes, of which only Bool
+  // does not take any bytes.
+  const bool any_bytes = v3 && dtype != c10::ScalarType::Bool;
+  const c10::Storage elements =
+      storage(*id, any_bytes ? c10::ScalarType::Byte : dtype);
   at::Tensor tensor = at::empty(
       {0}, at::TensorOptions().dtype(dtype).device(elements.device()));
   tensor.set_(elements, offset, sizes, strides);
+  tensor._set_conj(bits.conj);
+  tensor._set_neg(bits.neg);
   push(std::move(tensor));
+}
+
+// The arguments are (data, requires_grad, backward_hooks[, attributes]).
+void PickleMachine::rebuild_parameter(const Nodes& arguments, size_t count) {
+  if (arguments.size() != count) {
+    throw PickleError("a parameter has a wrong number of arguments");
+  }
+  if (std::get_if<Opaque>(&arguments[0]->value)) {
+    return stack_.push_back(arguments[0]);
+  }
+  if (!std::get_if<at::Tensor>(&arguments[0]->value)) {
+    throw PickleError("a parameter is not a tensor");
+  }
+  if (!std::get_if<bool>(&arguments[1]->value)) {
+    throw PickleError("a parameter's requires_grad is not a bool");
+  }
+  if (!is_empty(arguments[2])) return push(Opaque{"parameter with hooks"});
+  stack_.push_back(arguments[0]);
 }
 
 }  // namespace lockstep::internal

@@ -15,7 +15,7 @@ struct PickledDtype {
   std::string_view name;
 };
 
-inline constexpr std::array<PickledDtype, 15> kPickledDtypes{{
+inline constexpr std::array<PickledDtype, 21> kPickledDtypes{{
     {c10::ScalarType::Float, "FloatStorage", "float32"},
     {c10::ScalarType::Double, "DoubleStorage", "float64"},
     {c10::ScalarType::Half, "HalfStorage", "float16"},
@@ -31,6 +31,12 @@ inline constexpr std::array<PickledDtype, 15> kPickledDtypes{{
     {c10::ScalarType::UInt16, "", "uint16"},
     {c10::ScalarType::UInt32, "", "uint32"},
     {c10::ScalarType::UInt64, "", "uint64"},
+    {c10::ScalarType::ComplexHalf, "", "complex32"},
+    {c10::ScalarType::Float8_e5m2, "", "float8_e5m2"},
+    {c10::ScalarType::Float8_e4m3fn, "", "float8_e4m3fn"},
+    {c10::ScalarType::Float8_e5m2fnuz, "", "float8_e5m2fnuz"},
+    {c10::ScalarType::Float8_e4m3fnuz, "", "float8_e4m3fnuz"},
+    {c10::ScalarType::Float8_e8m0fnu, "", "float8_e8m0fnu"},
 }};
 
 }  // namespace lockstep::internal

@@ -81,15 +81,24 @@ class Writer {
       op('R');
     }
   }
+  void operator()(const PickleValue::Opaque& value) {
+    throw std::invalid_argument("a " + value.type + " cannot be saved as .pt");
+  }
   void operator()(const at::Tensor& tensor) {
-    global("torch._utils", "_rebuild_tensor_v2");
+    const PickledDtype& dtype = dtype_of(tensor);
+    const bool typed = !dtype.storage.empty();
+    global("torch._utils", typed ? "_rebuild_tensor_v2" : "_rebuild_tensor_v3");
     op('(');
     op('(');
     (*this)(std::string("storage"));
-    global("torch", storage_class(tensor));
+    if (typed) {
+      global("torch", std::string(dtype.storage));
+    } else {
+      global("torch.storage", "UntypedStorage");
+    }
     (*this)(namer_(tensor));
     (*this)(std::string("cpu"));
-    (*this)(tensor.numel());
+    (*this)(typed ? tensor.numel() : static_cast<int64_t>(tensor.nbytes()));
     op('t');
     op('Q');              // BINPERSID
     (*this)(int64_t{0});  // storage_offset
@@ -97,6 +106,7 @@ class Writer {
     dimensions(tensor.strides());
     (*this)(false);        // requires_grad
     empty_ordered_dict();  // backward_hooks
+    if (!typed) global("torch", std::string(dtype.name));
     op('t');
     op('R');  // REDUCE
   }
@@ -140,16 +150,13 @@ class Writer {
     op('t');
   }
 
-  static std::string storage_class(const at::Tensor& tensor) {
+  static const PickledDtype& dtype_of(const at::Tensor& tensor) {
     for (const PickledDtype& known : kPickledDtypes) {
-      if (known.dtype == tensor.scalar_type() && !known.storage.empty()) {
-        return std::string(known.storage);
-      }
+      if (known.dtype == tensor.scalar_type()) return known;
     }
-    throw std::invalid_argument(
-        std::string("a tensor of dtype ") +
-        c10::toString(tensor.scalar_type()) +
-        " cannot be saved as .pt; name the snapshot .safetensors");
+    throw std::invalid_argument(std::string("a tensor of dtype ") +
+                                c10::toString(tensor.scalar_type()) +
+                                " cannot be saved as .pt; convert it first");
   }
 
   const StorageNamer& namer_;

@@ -21,6 +21,10 @@ namespace {
 
 constexpr const char* kNameASnapshot =
     "name a file that torch.save or Lockstep wrote";
+// For a file of torch.save that holds something else.
+constexpr const char* kSaveAStateDict =
+    "name one of its state_dicts (load_model() has the option key), or in "
+    "Python save one: torch.save(model.state_dict(), path)";
 
 // Lists storages in the order of their first use; tensors with the same memory
 // (tied weights) share one storage, as in torch.save.
@@ -119,29 +123,31 @@ auto read_tree(const InputFile& file, Take take,
   } catch (const PickleError& error) {
     throw SnapshotError(file.path(),
                         std::string("cannot be used: ") + error.what(),
-                        kNameASnapshot);
+                        kSaveAStateDict);
   }
 }
 
 }  // namespace
 
 bool is_pt(const InputFile& file) {
-  std::array<unsigned char, 9> head{};
+  std::array<unsigned char, 24> head{};
   const size_t size = std::min<uint64_t>(head.size(), file.size());
   file.read_at(0, head.data(), size);
   const auto begins = [&](const char* magic, size_t length) {
     return size >= length && std::memcmp(head.data(), magic, length) == 0;
   };
   if (begins("PK\3\4", 4)) return true;
-  // A lone pickled long: the magic number of torch.save before 1.6.
-  if (begins("\x80\x02\x8a\x0a\x6c\xfc\x9c\x46", 8)) {
+  // A lone pickled long, the magic number of torch.save before 1.6, after the
+  // protocol and perhaps the length of a frame.
+  const std::string_view text(reinterpret_cast<const char*>(head.data()), size);
+  if (text.find("\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20") != text.npos) {
     throw SnapshotError(file.path(),
-                        "was written by torch.save before version 1.6",
+                        "is in the format of torch.save before version 1.6",
                         "load it in Python and save it again");
   }
-  if (size == head.size() && head[8] == '{') return false;
+  if (size > 8 && head[8] == '{') return false;
   if (size == 0) throw SnapshotError(file.path(), "is empty");
-  if (size < head.size()) {
+  if (size < 9) {
     throw SnapshotError(file.path(),
                         "has " + std::to_string(size) +
                             " bytes, too few for a snapshot: it was cut short");
@@ -222,7 +228,7 @@ Snapshot read_pt_outline(const InputFile& file, const FoundStorage& found) {
 
 NamedTensors read_pt_entry(const InputFile& file, const std::string& key) {
   return read_tree(file, [&](const PickleValue& tree, const ZipReader&) {
-    return entry_of(tree, key);
+    return key.empty() ? model_of(tree) : entry_of(tree, key);
   });
 }
 

@@ -35,7 +35,8 @@ using FoundStorage =
                        const ZipReader::Entry& entry, c10::ScalarType dtype)>;
 Snapshot read_pt_outline(const InputFile& file, const FoundStorage& found);
 
-// Returns the state_dict under `key` of the file's dict (for load_tensors()).
+// Returns the state_dict under `key` of the file's dict; without a key only the
+// model of the snapshot (for load_tensors()).
 NamedTensors read_pt_entry(const InputFile& file, const std::string& key);
 
 }  // namespace lockstep::internal

@@ -48,6 +48,11 @@ Dict dict_of(const OptimizerState& optimizer) {
     List params;
     for (const int64_t index : group.params) params.push_back({index});
     dict.set("params", {std::move(params)});
+    if (!group.param_names.empty()) {
+      List names;
+      for (const std::string& name : group.param_names) names.push_back({name});
+      dict.set("param_names", {std::move(names)});
+    }
     groups.push_back({std::move(dict)});
   }
   Dict dict;
@@ -89,7 +94,7 @@ template <class T>
 const T& need(const PickleValue& value, const std::string& what,
               const char* type) {
   if (const T* found = value.as<T>()) return *found;
-  throw PickleError(what + " is not " + type);
+  throw PickleError(what + " is " + value.type() + ", not " + type);
 }
 
 template <class T>
@@ -97,6 +102,11 @@ const T& need(const Dict& dict, const std::string& key, const char* type) {
   const PickleValue* value = dict.find(key);
   if (!value) throw PickleError(key + " is missing");
   return need<T>(*value, key, type);
+}
+
+std::string name_of(const PickleItem& item) {
+  const auto* name = item.key.as<std::string>();
+  return name ? *name : "(" + item.key.type() + ")";
 }
 
 // Returns the items of a list or a tuple; nullptr for anything else.
@@ -182,19 +192,31 @@ StateTree state_tree_of(const PickleValue& value) {
   return tree;
 }
 
-OptimizerState optimizer_of(const Dict& dict) {
+OptimizerState optimizer_of(const Dict& stored) {
   OptimizerState optimizer;
-  for (const PickleItem& item : need<Dict>(dict, "state", "a dict").items) {
+  for (const PickleItem& item : need<Dict>(stored, "state", "a dict").items) {
     const auto index = need<int64_t>(item.key, "a parameter's index", "an int");
-    optimizer.state.emplace(
-        index, values_of(need<Dict>(item.value, "OPTIMIZER_STATE", "a dict")));
+    const auto& dict = need<Dict>(item.value, "OPTIMIZER_STATE", "a dict");
+    optimizer.state.emplace(index, values_of(dict));
+    for (const PickleItem& value : dict.items) {
+      if (!optimizer.unreadable.empty() || state_value(value.value)) continue;
+      optimizer.unreadable = "parameter " + std::to_string(index) + "'s " +
+                             name_of(value) + " is " + value.value.type() +
+                             ", which is not read";
+    }
   }
-  for (const PickleValue& item : need<List>(dict, "param_groups", "a list")) {
+  for (const PickleValue& item : need<List>(stored, "param_groups", "a list")) {
     const auto& group = need<Dict>(item, "a parameter group", "a dict");
     OptimizerState::Group read;
     for (const PickleValue& index : need<List>(group, "params", "a list")) {
       read.params.push_back(
           need<int64_t>(index, "a parameter's index", "an int"));
+    }
+    if (group.find("param_names")) {
+      for (const auto& name : need<List>(group, "param_names", "a list")) {
+        read.param_names.push_back(
+            need<std::string>(name, "a parameter's name", "a str"));
+      }
     }
     read.options = values_of(group);
     read.options.erase("params");
@@ -214,18 +236,23 @@ NamedTensors tensors_of(const Dict& dict) {
   return tensors;
 }
 
-bool is_state_dict(const Dict& dict) {
-  return std::all_of(
+// Returns the first item that no state_dict has; nullptr if it is one.
+const PickleItem* stranger_in(const Dict& dict) {
+  const auto found = std::find_if(
       dict.items.begin(), dict.items.end(), [](const PickleItem& item) {
-        return item.key.as<std::string>() && item.value.as<at::Tensor>();
+        return !item.key.as<std::string>() || !item.value.as<at::Tensor>();
       });
+  return found == dict.items.end() ? nullptr : &*found;
 }
 
 std::string keys_of(const Dict& dict) {
+  constexpr size_t kShown = 8;
   std::string keys;
-  for (size_t i = 0; i < dict.items.size() && i < 8; ++i) {
-    const auto* name = dict.items[i].key.as<std::string>();
-    keys += (keys.empty() ? "" : ", ") + (name ? *name : "(a number)");
+  for (size_t i = 0; i < std::min(dict.items.size(), kShown); ++i) {
+    keys += (keys.empty() ? "" : ", ") + name_of(dict.items[i]);
+  }
+  if (dict.items.size() > kShown) {
+    keys += " and " + std::to_string(dict.items.size() - kShown) + " more";
   }
   return keys;
 }
@@ -276,6 +303,21 @@ PickleValue tree_of(const Snapshot& snapshot) {
   return {std::move(root)};
 }
 
+NamedTensors model_of(const PickleValue& tree) {
+  const auto& root = need<Dict>(tree, "what it holds", "a dict");
+  // This test is first, because a parameter may be named MODEL_STATE.
+  const PickleItem* stranger = stranger_in(root);
+  if (!stranger) return tensors_of(root);
+  const PickleValue* model = root.find("MODEL_STATE");
+  if (!model) {
+    throw PickleError(
+        "it has no MODEL_STATE and is not a state_dict, because its \"" +
+        name_of(*stranger) + "\" is " + stranger->value.type() +
+        "; its keys are " + keys_of(root));
+  }
+  return tensors_of(need<Dict>(*model, "MODEL_STATE", "a dict"));
+}
+
 NamedTensors entry_of(const PickleValue& tree, const std::string& key) {
   const auto& root = need<Dict>(tree, "what it holds", "a dict");
   const PickleValue* entry = root.find(key);
@@ -284,11 +326,15 @@ NamedTensors entry_of(const PickleValue& tree, const std::string& key) {
                                 "\"; its entries are " + keys_of(root));
   }
   const Dict* dict = entry->as<Dict>();
-  if (!dict || !is_state_dict(*dict)) {
+  const PickleItem* stranger = dict ? stranger_in(*dict) : nullptr;
+  if (!dict || stranger) {
     throw std::invalid_argument(
         "the file's entry \"" + key +
-        "\" is not a state_dict (a dict of tensors by name); its entries are " +
-        keys_of(root));
+        "\" is not a state_dict (a dict of tensors by name): " +
+        (dict
+             ? "its \"" + name_of(*stranger) + "\" is " + stranger->value.type()
+             : "it is " + entry->type()) +
+        "; the file's entries are " + keys_of(root));
   }
   return tensors_of(*dict);
 }
@@ -296,20 +342,8 @@ NamedTensors entry_of(const PickleValue& tree, const std::string& key) {
 Snapshot snapshot_of(const PickleValue& tree) {
   const auto& root = need<Dict>(tree, "what it holds", "a dict");
   Snapshot snapshot;
-  // This test is first, because a parameter may be named MODEL_STATE.
-  if (is_state_dict(root)) {
-    snapshot.model_state = tensors_of(root);
-    return snapshot;
-  }
-  const PickleValue* model = root.find("MODEL_STATE");
-  if (!model) {
-    throw PickleError(
-        "it has no MODEL_STATE and is not a state_dict; its keys are " +
-        keys_of(root) +
-        ", one of which load_model() can load (its option key)");
-  }
-  snapshot.model_state =
-      tensors_of(need<Dict>(*model, "MODEL_STATE", "a dict"));
+  snapshot.model_state = model_of(tree);
+  if (!stranger_in(root)) return snapshot;
   if (const auto* value = root.find("EPOCHS_RUN")) {
     snapshot.epochs_run = need<int64_t>(*value, "EPOCHS_RUN", "an int");
   }

@@ -17,6 +17,9 @@ PickleValue tree_of(const NamedTensors& tensors);
 // ignored. Throws PickleError.
 Snapshot snapshot_of(const PickleValue& tree);
 
+// Returns only the model of such a dict. Throws PickleError.
+NamedTensors model_of(const PickleValue& tree);
+
 // Returns the state_dict under `key` of such a dict, which may hold anything
 // else. Throws PickleError if the tree is not a dict, std::invalid_argument if
 // it has no such key, or if the entry is not a state_dict.

@@ -200,6 +200,14 @@ void ZipReader::read(const Entry& entry, void* to) const {
   const uint64_t sum = ::crc32_z(0, static_cast<const Bytef*>(to),
                                  static_cast<size_t>(entry.size));
   if (sum != entry.crc32) {
+    const bool has_none =
+        std::all_of(entries_.begin(), entries_.end(),
+                    [](const Entry& each) { return each.crc32 == 0; });
+    if (has_none) {
+      throw SnapshotError(file_.path(), "was saved without checksums",
+                          "save it again, without "
+                          "torch.serialization.set_crc32_options(False)");
+    }
     refuse("entry \"" + entry.name + "\" does not match its checksum");
   }
 }

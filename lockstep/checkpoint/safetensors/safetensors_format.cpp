@@ -68,8 +68,10 @@ void write_safetensors(AtomicFile& file, const Snapshot& snapshot) {
     sums[name] = checksum(tensor);
     offset = end;
   }
-  const std::string header = make_header(
-      entries, {{kSnapshotKey, tree.description}, {kChecksums, sums.dump()}});
+  std::map<std::string, std::string> metadata = std::move(tree.aliases);
+  metadata[kSnapshotKey] = tree.description;
+  metadata[kChecksums] = sums.dump();
+  const std::string header = make_header(entries, metadata);
   const uint64_t length = header.size();
   file.write(&length, sizeof length);
   file.write(header.data(), header.size());
@@ -119,6 +121,9 @@ Snapshot SafetensorsReader::snapshot_with(
   }
   if (header_.metadata.contains(kSnapshotKey)) {
     tree.description = header_.metadata.at(kSnapshotKey);
+    for (const auto& [name, value] : header_.metadata) {
+      if (!name.starts_with(kReserved)) tree.aliases.emplace(name, value);
+    }
   }
   try {
     return snapshot_of(tree);

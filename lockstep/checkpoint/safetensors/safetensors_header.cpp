@@ -2,10 +2,12 @@
 
 #include <zlib.h>
 
+#include <algorithm>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
 
 #include "lockstep/base/safetensors_header.h"
+#include "lockstep/checkpoint/pt/pickle_types.h"
 #include "lockstep/checkpoint/snapshot_error.h"
 
 namespace lockstep::internal {
@@ -70,10 +72,13 @@ std::string safetensors_dtype(c10::ScalarType dtype) {
       return known.name;
     }
   }
+  const bool pt_has_it = std::ranges::any_of(
+      kPickledDtypes,
+      [&](const PickledDtype& known) { return known.dtype == dtype; });
   throw std::invalid_argument(std::string("a tensor of dtype ") +
                               c10::toString(dtype) +
-                              " cannot be saved as safetensors; convert it, or "
-                              "name the snapshot .pt");
+                              " cannot be saved as safetensors; convert it" +
+                              (pt_has_it ? ", or name the snapshot .pt" : ""));
 }
 
 c10::ScalarType dtype_of_safetensors(std::string_view name) {

@@ -2,12 +2,12 @@
 
 #include <charconv>
 #include <optional>
-#include <set>
 #include <stdexcept>
 
 #include "lockstep/base/strict_json.h"
 #include "lockstep/checkpoint/safetensors/snapshot_json.h"
 #include "lockstep/checkpoint/tensor_bytes.h"
+#include "lockstep/checkpoint/tensor_memory.h"
 
 namespace lockstep::internal {
 namespace {
@@ -15,7 +15,6 @@ namespace {
 using Json = nlohmann::json;
 
 constexpr int kFormat = 1;
-constexpr const char* kReserved = "lockstep.";
 constexpr const char* kState = "lockstep.state.";  // + index + "." + name
 constexpr const char* kGroup = "lockstep.param_groups.";   // likewise
 constexpr const char* kGenerator = "lockstep.generator.";  // + rank
@@ -43,7 +42,8 @@ std::optional<std::pair<int64_t, std::string>> index_after(
 // snapshot has no such parameter or group.
 StateValue* optimizer_value(Snapshot& snapshot, const std::string& name) {
   if (!snapshot.optimizer_state) return nullptr;
-  auto& [state, groups] = *snapshot.optimizer_state;
+  auto& state = snapshot.optimizer_state->state;
+  auto& groups = snapshot.optimizer_state->param_groups;
   if (const auto place = index_after(kState, name)) {
     const auto found = state.find(place->first);
     return found == state.end() ? nullptr : &found->second[place->second];
@@ -59,17 +59,27 @@ StateValue* optimizer_value(Snapshot& snapshot, const std::string& name) {
 
 SafetensorsTree safetensors_tree_of(const Snapshot& snapshot) {
   SafetensorsTree tree;
-  std::set<std::string> names;
+  std::map<std::string, at::Tensor> by_name;
   for (const auto& [name, tensor] : snapshot.model_state) {
     if (name.starts_with(kReserved) || name == "__metadata__") {
       throw std::invalid_argument("the model has a tensor named \"" + name +
                                   "\", which is reserved in safetensors; "
                                   "rename it, or name the snapshot .pt");
     }
-    if (!names.insert(name).second) {
+    if (!by_name.emplace(name, tensor).second) {
       throw std::invalid_argument("the model has two tensors named \"" + name +
                                   "\"; a snapshot needs one name for each");
     }
+  }
+  // The first by name of tensors that are one is kept, as in Python.
+  std::map<TensorMemory, std::string> kept;
+  for (const auto& [name, tensor] : by_name) {
+    if (!may_be_tied(tensor)) continue;
+    const auto [first, is_first] = kept.emplace(memory_of(tensor), name);
+    if (!is_first) tree.aliases.emplace(name, first->second);
+  }
+  for (const auto& [name, tensor] : snapshot.model_state) {
+    if (tree.aliases.contains(name)) continue;
     tree.tensors.emplace_back(name, file_form(tensor));
   }
   Json json = numbers_of(snapshot);
@@ -87,6 +97,9 @@ SafetensorsTree safetensors_tree_of(const Snapshot& snapshot) {
       Json options =
           split_tensors(group.options, kGroup + key + ".", tree.tensors);
       groups.push_back({{"options", options}, {"params", group.params}});
+      if (!group.param_names.empty()) {
+        groups.back()["param_names"] = group.param_names;
+      }
     }
     json["optimizer_state"] = {{"state", state}, {"param_groups", groups}};
   }
@@ -124,7 +137,8 @@ Snapshot snapshot_of(const SafetensorsTree& tree) {
     for (const Json& group : stored.at("param_groups")) {
       optimizer.param_groups.push_back(
           {values_of(group.at("options")),
-           group.at("params").get<std::vector<int64_t>>()});
+           group.at("params").get<std::vector<int64_t>>(),
+           group.value("param_names", std::vector<std::string>())});
     }
   }
   std::map<int64_t, at::Tensor> generators;
@@ -139,6 +153,16 @@ Snapshot snapshot_of(const SafetensorsTree& tree) {
       throw std::runtime_error("the description says nothing of the tensor \"" +
                                name + "\"");
     }
+  }
+  const std::map<std::string, at::Tensor> known(snapshot.model_state.begin(),
+                                                snapshot.model_state.end());
+  for (const auto& [name, other] : tree.aliases) {
+    const auto found = known.find(other);
+    if (found == known.end() || known.contains(name)) {
+      throw std::runtime_error("it calls \"" + name + "\" another name of \"" +
+                               other + "\", which it cannot be");
+    }
+    snapshot.model_state.emplace_back(name, found->second);
   }
   if (json.at("generator_states").get<size_t>() != generators.size()) {
     throw std::runtime_error("a generator's state is missing");

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <string>
 
 #include "lockstep/checkpoint/snapshot.h"
@@ -11,10 +12,18 @@ struct SafetensorsTree {
   // The model's tensors under their own names, all others under "lockstep.", in
   // file form (tensor_bytes.h).
   NamedTensors tensors;
+  // Further names of the model's tensors, each with the one under which the
+  // tensor is there: entries of "__metadata__", as those of Python's
+  // safetensors.torch.save_model().
+  std::map<std::string, std::string> aliases{};
   // JSON with everything that is not a tensor. Empty if the file was not
   // written by Lockstep.
   std::string description;
 };
+
+// No name of the model's begins with this, and no key of "__metadata__" that is
+// an alias.
+inline constexpr const char* kReserved = "lockstep.";
 
 // The key of "__metadata__" that holds the description.
 inline constexpr const char* kSnapshotKey = "lockstep.snapshot";

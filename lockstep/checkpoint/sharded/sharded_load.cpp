@@ -718,6 +718,7 @@ Snapshot read_snapshot_folder(const TensorFiles& files) {
   for (const NamedGroup& group : *files.manifest()->param_groups) {
     auto& numbered = optimizer.param_groups.emplace_back();
     numbered.options = group.options;
+    numbered.param_names = group.params;
     for (const std::string& name : group.params) {
       const std::string prefix = kStatePrefix + name + ".";
       for (const std::string& key : keys_under(files, prefix)) {

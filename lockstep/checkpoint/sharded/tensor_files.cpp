@@ -202,6 +202,10 @@ TensorFiles TensorFiles::open_folder(const std::string& folder) {
     return open_index(folder + "/" + kIndexName);
   } else {
     const auto paths = tensor_files_in(folder);
+    const std::string bin_index = folder + "/pytorch_model.bin.index.json";
+    if (paths.empty() && fs::exists(bin_index, ignored)) {
+      return open_index(bin_index);  // says why not
+    }
     if (paths.empty()) {
       throw SnapshotError(folder, "is a folder without snapshots",
                           "name a folder that holds one, or a file");
@@ -224,6 +228,14 @@ TensorFiles TensorFiles::open_index(const std::string& path) {
           file.find('/') != std::string::npos) {
         throw std::runtime_error("\"" + file +
                                  "\" is not the name of a file beside it");
+      }
+      if (fs::path(file).extension() == ".bin") {
+        throw SnapshotError(
+            path,
+            "is an index of files of torch.save (" + file +
+                "), and only those of safetensors files are read",
+            "load the files one after the other, by load_model() with strict = "
+            "false, or save the model as safetensors");
       }
       files.insert(file);
     }

@@ -44,9 +44,10 @@ struct ImageFolderOptions {
 // Formats: JPEG and PNG, by content and not by name. Pixels are those of
 // Pillow's `Image.open(path).convert("RGB")`: gray becomes three equal
 // channels, alpha is dropped, CMYK is converted; EXIF's orientation and colour
-// profiles are ignored. 16-bit channels keep their high byte. A build of
-// Lockstep without libjpeg or libpng refuses files of that format with the name
-// of the library.
+// profiles are ignored. 16-bit channels keep their high byte (so does Pillow
+// with colour, but of 16-bit gray it makes 255 of every value above 255). A
+// build of Lockstep without libjpeg or libpng refuses files of that format with
+// the name of the library.
 //
 // The constructor lists the folders and reads no image; it keeps about 50 bytes
 // for each. get() reads and decodes in the calling thread: use workers. Copies

@@ -88,7 +88,10 @@ class GzipReader : public ByteReader {
 
   void next_member(const std::string& place) {
     const Bytes rest = file_.bytes().subspan(consumed_);
-    if (rest.empty()) {
+    // Zeros pad a file to whole blocks of a tape or a disk; gzip, too, skips
+    // them.
+    if (std::all_of(rest.begin(), rest.end(),
+                    [](uint8_t byte) { return byte == 0; })) {
       ended_ = true;
     } else if (!is_gzip(rest) || ::inflateReset(&stream_) != Z_OK) {
       throw DataFileError(file_.path(),

@@ -27,7 +27,8 @@ class ByteReader {
 };
 
 // Returns a reader for a plain file or a gzip file (RFC 1952, one or several
-// members), which its first two bytes tell apart; the name does not matter.
+// members, and zeros after the last), which its first two bytes tell apart; the
+// name does not matter.
 // `file` must outlive the reader.
 std::unique_ptr<ByteReader> open_bytes(const MappedFile& file);
 

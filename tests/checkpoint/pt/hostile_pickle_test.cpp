@@ -59,10 +59,10 @@ TEST(HostilePickle, EachIsRefusedWithItsReason) {
   EXPECT_THAT(refusal("\x80\x02"
                       "cos\nsystem\n"s +
                       "(" + text("touch /tmp/owned") + "tR."),
-              HasSubstr("asks for os.system"));
+              HasSubstr("is an os.system, not a dict"));
   EXPECT_THAT(refusal("\x80\x04"s + "\x8c\x08" + "builtins" + "\x8c\x04" +
                       "eval" + "\x93."),
-              HasSubstr("asks for builtins.eval"));
+              HasSubstr("is a builtins.eval, not a dict"));
   EXPECT_THAT(refusal(model("ctorch\nFloatStorage\n)R")),
               HasSubstr("calls something that is not a function"));
   EXPECT_THAT(refusal(model(tensor("FloatStorage", 400, 0, two, one))),
@@ -106,10 +106,11 @@ TEST(HostilePickle, EachIsRefusedWithItsReason) {
   const std::string counter = "ccollections\nCounter\n";
   const std::string counts = "}(" + one + two + "u";
   EXPECT_EQ(scheduler("}(" + text("m") + counter + counts + "\x85Ru"), "");
-  EXPECT_THAT(scheduler(one), HasSubstr("SCHEDULER_STATE is not a dict"));
+  EXPECT_THAT(scheduler(one),
+              HasSubstr("SCHEDULER_STATE is an int, not a dict"));
   EXPECT_THAT(scheduler("}(" + one + one + "u"), HasSubstr("not a dict by"));
   EXPECT_THAT(scheduler("}(" + text("m") + "}(" + one + text("x") + "uu"),
-              HasSubstr("a count is not an int"));
+              HasSubstr("a count is a str, not an int"));
   EXPECT_THAT(scheduler("}(" + text("m") + counter + ")Ru"),
               HasSubstr("a Counter is not made of a dict"));
   EXPECT_THAT(scheduler("}(" + text("m") + counter + one + "\x85Ru"),
@@ -121,7 +122,7 @@ TEST(HostilePickle, EachIsRefusedWithItsReason) {
   EXPECT_THAT(refusal("\x80\x02t."s), HasSubstr("mark"));
   EXPECT_THAT(refusal("\x80\x02(R."s), HasSubstr("stack is empty"));
   EXPECT_THAT(refusal("\x80\x02X\xff\xff\xff\xff."s), HasSubstr("too early"));
-  EXPECT_THAT(refusal("\x80\x02\x8a\xff"s), HasSubstr("64 bits"));
+  EXPECT_THAT(refusal("\x80\x02\x8a\xff"s), HasSubstr("too early"));
   EXPECT_THAT(refusal("\x80\x09N."s), HasSubstr("protocol is 9"));
   EXPECT_THAT(refusal("\x80\x02i."s), HasSubstr("opcode 105"));
 }
@@ -135,8 +136,72 @@ StorageLoader no_storage() {
 TEST(HostilePickle, NestingIsBounded) {
   std::string deep = "\x80\x02"s + std::string(1'000'000, ']') +
                      std::string(999'999, 'a') + ".";
-  EXPECT_THAT(message_of([&] { read_pickle(deep, no_storage()); }),
-              HasSubstr("nested too deeply"));
+  PickleValue value = read_pickle(deep, no_storage());
+  int depth = 0;
+  for (; value.as<PickleValue::List>(); ++depth) {
+    PickleValue inner = value.as<PickleValue::List>()->front();
+    value = std::move(inner);
+  }
+  EXPECT_EQ(depth, kMostPickleDepth + 1);
+  ASSERT_TRUE(value.as<PickleValue::Opaque>());
+  EXPECT_THAT(value.type(), HasSubstr("in more than 32 lists and dicts"));
+}
+
+// A class that is not known has a name, which must not be copied for each of a
+// million objects.
+TEST(HostilePickle, ManyObjectsOfOneUnknownClassTakeNoMemory) {
+  const std::string name(200, 'x');
+  std::string calls = "\x80\x02(c" + name + "\nC\nq\0"s;
+  for (int i = 0; i < 1'000'000; ++i) calls += "h\0)R"s;
+  calls += "t0N.";
+  EXPECT_TRUE(read_pickle(calls, no_storage()).as<std::monostate>());
+  EXPECT_THAT(message_of([&] {
+                read_pickle("\x80\x02" + std::string("c") +
+                                std::string(200, 'x') + "\n" +
+                                std::string(400, 'y') + "\n.",
+                            no_storage());
+              }),
+              HasSubstr("a name has no end"));
+  const std::string half = text(std::string(300, 'x'));
+  EXPECT_THAT(message_of([&] {
+                read_pickle("\x80\x04" + half + half + "\x93.", no_storage());
+              }),
+              HasSubstr("a class has a name of 600 bytes"));
+}
+
+// These bits were read and ignored, so signs were wrong.
+TEST(HostilePickle, WhatATensorSaysOfItselfIsUsedOrTheTensorIsNone) {
+  const auto read = [&](const std::string& storage_class,
+                        const std::string& rest) {
+    // As tensor(), with other arguments after the strides.
+    std::string made = tensor(storage_class, 2, 0, int4(2), int4(1));
+    made.resize(made.size() -
+                "\x89"
+                "ccollections\nOrderedDict\n)RtR"s.size());
+    return read_pickle("\x80\x02" + made + rest + "tR.", [](const std::string&,
+                                                            c10::ScalarType,
+                                                            uint64_t size) {
+      return torch::ones({static_cast<int64_t>(size)}, torch::kByte).storage();
+    });
+  };
+  const std::string plain = "\x89N";
+  const auto flags = [&](const std::string& name, const std::string& value) {
+    return plain + "}" + text(name) + value + "s";
+  };
+  const std::string yes = "\x88";
+  const auto conj = read("ComplexFloatStorage", flags("conj", yes));
+  ASSERT_TRUE(conj.as<at::Tensor>());
+  EXPECT_TRUE(conj.as<at::Tensor>()->is_conj());
+  const auto neg = read("FloatStorage", flags("neg", yes));
+  ASSERT_TRUE(neg.as<at::Tensor>());
+  EXPECT_LT(neg.as<at::Tensor>()->sum().item<float>(), 0);
+  EXPECT_TRUE(read("FloatStorage", plain + "}").as<at::Tensor>());
+  for (const auto& strange :
+       {flags("conj", yes), flags("neg", "\x89"), flags("scale", yes),
+        plain + int4(1), "\x89}" + text("a") + "Ns"}) {
+    EXPECT_TRUE(read("FloatStorage", strange).as<PickleValue::Opaque>());
+  }
+  EXPECT_THROW(read("FloatStorage", int4(1) + "N"), PickleError);
 }
 
 TEST(HostilePickle, ACycleIsRefused) {

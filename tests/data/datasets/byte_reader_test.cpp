@@ -51,6 +51,10 @@ TEST(ByteReader, ReadsPlainAndCompressedFiles) {
   }
   EXPECT_EQ(content_of(folder.write("empty", "")), "");
   EXPECT_EQ(content_of(folder.write("nothing", gzipped(""))), "");
+  // Zeros pad a file to whole blocks.
+  EXPECT_EQ(content_of(
+                folder.write("padded", gzipped(text) + std::string(100, '\0'))),
+            text);
 }
 
 // The bound with which claimed sizes are compared: zeros compress best.

@@ -23,8 +23,12 @@ using nlohmann::ordered_json;
 using Row = SnapshotDifference::Row;
 
 // Adds a row if the elements of two tensors of one shape and dtype differ.
-void compare_elements(const std::string& name, const at::Tensor& a,
-                      const at::Tensor& b, SnapshotDifference& difference) {
+void compare_elements(const std::string& name, const at::Tensor& whole_a,
+                      const at::Tensor& whole_b,
+                      SnapshotDifference& difference) {
+  const auto a = without_repetitions(whole_a, whole_b);
+  const auto b = without_repetitions(whole_b, whole_a);
+  const int64_t repeated = a.numel() > 0 ? whole_a.numel() / a.numel() : 1;
   const auto all_a = a.reshape(-1);
   const auto all_b = b.reshape(-1);
   const auto wide = [](const at::Tensor& tensor) {
@@ -43,7 +47,7 @@ void compare_elements(const std::string& name, const at::Tensor& a,
     }
     const auto here = differs.sum().item<int64_t>();
     if (here == 0) continue;
-    count += here;
+    count += here * repeated;
     const double most = (wide(part_a) - wide(part_b))
                             .abs()
                             .masked_select(differs)
@@ -57,8 +61,8 @@ void compare_elements(const std::string& name, const at::Tensor& a,
   }
   difference.rows.push_back(
       {name,
-       std::to_string(count) + " of " + std::to_string(a.numel()) +
-           (a.numel() == 1 ? " element differs" : " elements differ"),
+       std::to_string(count) + " of " + std::to_string(whole_a.numel()) +
+           (whole_a.numel() == 1 ? " element differs" : " elements differ"),
        greatest});
 }
 

@@ -139,7 +139,24 @@ std::string bytes_text(double bytes) {
   return text.data();
 }
 
-double norm_of(const at::Tensor& tensor) {
+at::Tensor without_repetitions(const at::Tensor& tensor, const at::Tensor& as) {
+  at::Tensor result = tensor;
+  for (int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.size(d) > 1 && tensor.stride(d) == 0 && as.stride(d) == 0) {
+      result = result.narrow(d, 0, 1);
+    }
+  }
+  return result;
+}
+
+double norm_of(const at::Tensor& whole) {
+  const auto distinct = without_repetitions(whole, whole);
+  if (distinct.numel() < whole.numel()) {
+    return norm_of(distinct) * std::sqrt(static_cast<double>(whole.numel()) /
+                                         static_cast<double>(distinct.numel()));
+  }
+  // A conjugate has the same norm.
+  const auto tensor = whole.is_conj() ? whole.conj() : whole;
   const auto flat =
       (tensor.is_complex() ? at::view_as_real(tensor) : tensor).reshape(-1);
   double norm = 0;

@@ -18,6 +18,11 @@ std::string dtype_text(const at::Tensor& tensor);
 // Returns "16.2 MiB", or "512 B".
 std::string bytes_text(double bytes);
 
+// Returns the part of `tensor` in which no element is repeated by a stride of 0
+// that `as`, of the same shape, has in this dimension, too. (Of an expanded
+// tensor, a file has few elements, whatever its shape is.)
+at::Tensor without_repetitions(const at::Tensor& tensor, const at::Tensor& as);
+
 // Returns the Euclidean norm of all elements, computed in float64; NaN if an
 // element is NaN.
 double norm_of(const at::Tensor& tensor);

@@ -3,6 +3,7 @@
 #include <ATen/ATen.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <unordered_map>
 
@@ -19,6 +20,27 @@ namespace lockstep::internal {
 namespace {
 
 using Kind = StoredTensor::Kind;
+
+// Returns the names of the optimizer's parameters that have one.
+std::map<int64_t, std::string> names_by_number(const OptimizerState& state) {
+  std::map<int64_t, std::string> names;
+  for (const auto& group : state.param_groups) {
+    for (size_t i = 0; i < group.param_names.size(); ++i) {
+      if (group.param_names[i].empty() || i >= group.params.size()) continue;
+      names[group.params[i]] = group.param_names[i];
+    }
+  }
+  return names;
+}
+
+// Whether all parameters with state have names.
+bool names_all(const Snapshot& snapshot) {
+  if (!snapshot.optimizer_state) return false;
+  const auto names = names_by_number(*snapshot.optimizer_state);
+  return std::ranges::all_of(
+      snapshot.optimizer_state->state,
+      [&](const auto& one) { return names.contains(one.first); });
+}
 
 // Returns all tensors of a snapshot.
 std::vector<StoredTensor> tensors_in(const Snapshot& snapshot,
@@ -41,12 +63,18 @@ std::vector<StoredTensor> tensors_in(const Snapshot& snapshot,
     add(Kind::kModel, name, tensor);
   }
   if (snapshot.optimizer_state) {
+    const auto names = names_by_number(*snapshot.optimizer_state);
     for (const auto& [number, values] : snapshot.optimizer_state->state) {
-      add_values(Kind::kOptimizerState, kStatePrefix + std::to_string(number),
+      const auto numbered = kStatePrefix + std::to_string(number);
+      const auto name = names.find(number);
+      const size_t before = all.size();
+      add_values(Kind::kOptimizerState,
+                 name == names.end() ? numbered : kStatePrefix + name->second,
                  values);
-    }
-    for (StoredTensor& one : all) {
-      if (one.kind == Kind::kOptimizerState) one.numbered_name = one.name;
+      for (size_t i = before; i < all.size(); ++i) {
+        all[i].numbered_name =
+            numbered + all[i].name.substr(all[i].name.rfind('.'));
+      }
     }
     size_t group = 0;
     for (const auto& options : snapshot.optimizer_state->param_groups) {
@@ -71,6 +99,7 @@ class StoredPt : public StoredSnapshot {
           storages_[storage.unsafeGetStorageImpl()] = {storage, entry, dtype};
         });
     tensors_ = tensors_in(numbers_, true);
+    names_parameters_ = names_all(numbers_);
   }
 
   at::Tensor read(const StoredTensor& tensor) const override {
@@ -84,8 +113,11 @@ class StoredPt : public StoredSnapshot {
     }
     at::Tensor result =
         at::empty({0}, at::TensorOptions().dtype(outline.scalar_type()));
-    return result.set_(read_bytes_.storage(), outline.storage_offset(),
-                       outline.sizes(), outline.strides());
+    result.set_(read_bytes_.storage(), outline.storage_offset(),
+                outline.sizes(), outline.strides());
+    result._set_conj(outline.is_conj());
+    result._set_neg(outline.is_neg());
+    return result;
   }
 
   std::vector<std::string> damage_elsewhere() const override {
@@ -159,6 +191,7 @@ class StoredSafetensors : public StoredSnapshot {
     const auto& metadata = reader_.header().metadata;
     tensors_ = tensors_in(numbers_, reader_.has_checksums() ||
                                         metadata.contains(kShardChecksums));
+    names_parameters_ = names_all(numbers_);
   }
 
   at::Tensor read(const StoredTensor& tensor) const override {
