@@ -1,17 +1,42 @@
 #include "lockstep/checkpoint/snapshot.h"
 
+#include <ATen/Functions.h>
+
 #include <filesystem>
 #include <stdexcept>
 
 #include "lockstep/checkpoint/atomic_file.h"
 #include "lockstep/checkpoint/input_file.h"
 #include "lockstep/checkpoint/pt/pt_format.h"
+#include "lockstep/checkpoint/pt/pickle_writer.h"
 #include "lockstep/checkpoint/pt/pt_tree.h"
 #include "lockstep/checkpoint/safetensors/safetensors_format.h"
+#include "lockstep/checkpoint/safetensors/safetensors_tree.h"
 #include "lockstep/checkpoint/sharded/sharded_load.h"
+#include "lockstep/checkpoint/tensor_bytes.h"
 #include "lockstep/checkpoint/utf8.h"
 
 namespace lockstep {
+namespace {
+
+void require_utf8_names(const Snapshot& snapshot) {
+  const auto require = [](const NamedTensors& tensors) {
+    for (const auto& [name, tensor] : tensors) internal::require_utf8(name);
+  };
+  require(snapshot.model_state);
+  internal::require_utf8(snapshot.sampler_state, snapshot.metadata);
+  if (snapshot.scheduler_state) {
+    internal::require_utf8(*snapshot.scheduler_state);
+  }
+  for (const auto& [name, item] : snapshot.items) {
+    internal::require_utf8(name);
+    internal::require_utf8(item.values);
+    require(item.tensors);
+  }
+}
+
+}  // namespace
+
 void save_snapshot_file(const std::string& path, const Snapshot& snapshot) {
   if (path.ends_with('/')) {
     throw std::invalid_argument(
@@ -20,13 +45,7 @@ void save_snapshot_file(const std::string& path, const Snapshot& snapshot) {
         "save_snapshot(), which knows the names of the optimizer's parameters; "
         "name a file");
   }
-  for (const auto& [name, tensor] : snapshot.model_state) {
-    internal::require_utf8(name);
-  }
-  internal::require_utf8(snapshot.sampler_state, snapshot.metadata);
-  if (snapshot.scheduler_state) {
-    internal::require_utf8(*snapshot.scheduler_state);
-  }
+  require_utf8_names(snapshot);
   internal::AtomicFile file(path);
   if (std::filesystem::path(path).extension() == ".pt") {
     internal::write_pt(file, internal::tree_of(snapshot));
@@ -34,6 +53,28 @@ void save_snapshot_file(const std::string& path, const Snapshot& snapshot) {
     internal::write_safetensors(file, snapshot);
   }
   file.commit();
+}
+
+void internal::check_snapshot_file(const std::string& path,
+                                   const Snapshot& snapshot) {
+  require_utf8_names(snapshot);
+  Snapshot outline = snapshot;
+  const auto empty = [](NamedTensors& tensors) {
+    for (auto& [name, tensor] : tensors) {
+      require_dense(name, tensor);
+      tensor = at::empty({0}, at::TensorOptions().dtype(tensor.dtype()));
+    }
+  };
+  empty(outline.model_state);
+  for (auto& [name, item] : outline.items) empty(item.tensors);
+  if (std::filesystem::path(path).extension() == ".pt") {
+    (void)write_pickle(tree_of(outline),
+                       [](const at::Tensor&) { return "0"; });
+    return;
+  }
+  for (const auto& [name, tensor] : safetensors_tree_of(outline).tensors) {
+    (void)safetensors_dtype(tensor.scalar_type());
+  }
 }
 
 void save_tensors(const std::string& path, const NamedTensors& tensors) {
