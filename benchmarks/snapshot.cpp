@@ -40,6 +40,7 @@ struct Options {
   std::string folder;
   int64_t bytes = int64_t{1} << 30;
   int64_t repeats = 3;
+  int64_t tensors = 0;  // 0: a few large ones and some hundred small ones
 };
 
 constexpr int64_t kLarge = 6;    // tensors with three quarters of the bytes
@@ -53,20 +54,27 @@ constexpr double kComputing = 2;  // seconds, while an asynchronous save goes on
 // memory is touched. Nothing else is allocated, so that the peak of the memory
 // is that of loading.
 struct Model : torch::nn::Module {
-  explicit Model(int64_t bytes) {
-    const int64_t floats = bytes / 4;
+  explicit Model(const Options& options) {
+    const int64_t floats = options.bytes / 4;
+    const int64_t equal = options.tensors;
     const int64_t large = floats / 8;
     const int64_t medium = (floats / 4 - kSmall * kSmallElements) / kMedium;
-    if (medium < 1) throw std::invalid_argument("--bytes is too small");
+    if (equal > 0 ? floats < equal : medium < 1) {
+      throw std::invalid_argument("--bytes is too small");
+    }
     const torch::NoGradGuard no_grad;
     const auto add = [&](const char* kind, int64_t count, int64_t elements) {
       for (int64_t i = 0; i < count; ++i) {
         register_parameter(kind + std::to_string(i), torch::empty({elements}));
       }
     };
-    add("large", kLarge, large);
-    add("medium", kMedium, medium);
-    add("small", kSmall, kSmallElements);
+    if (equal > 0) {
+      add("equal", equal, floats / equal);
+    } else {
+      add("large", kLarge, large);
+      add("medium", kMedium, medium);
+      add("small", kSmall, kSmallElements);
+    }
     fill(1);
   }
 
@@ -234,7 +242,7 @@ void run(const Options& options) {
     return finish(static_cast<int64_t>(memory.nbytes()), seconds);
   }
 
-  const auto model = std::make_shared<Model>(options.bytes);
+  const auto model = std::make_shared<Model>(options);
   lockstep::TrainingState state{.model = model};
   if (options.what == "prepare") {
     lockstep::save_snapshot(folder, state);
@@ -272,7 +280,7 @@ void run(const Options& options) {
     for (int64_t i = 0; i <= options.repeats; ++i) {
       // A model of its own each time: the last one's parameters are views of
       // the file.
-      Model fresh(options.bytes);
+      Model fresh(options);
       fresh.fill(0);
       const double one =
           timed([&] { lockstep::load_model(folder, fresh, {.mmap = true}); });
@@ -294,6 +302,9 @@ int main(int argc, char** argv) {
                              "load_mapped", "async", "async_overlapped"}));
   app.add_option("--folder", options.folder, "where; exists")->required();
   app.add_option("--bytes", options.bytes)->check(CLI::PositiveNumber);
+  app.add_option("--tensors", options.tensors,
+                 "how many of equal size, instead of some large and some small")
+      ->check(CLI::NonNegativeNumber);
   app.add_option("--repeats", options.repeats)->check(CLI::PositiveNumber);
   CLI11_PARSE(app, argc, argv);
   try {

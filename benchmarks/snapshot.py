@@ -19,6 +19,9 @@ from training import PEER_ATTEMPTS
 FORMAT = 1
 BYTES = 1 << 30
 QUICK_BYTES = 16 << 20
+# The bytes of a model of many tensors: little, so that names and headers count.
+MANY, MANY_BYTES = 10_000, 40 << 20
+QUICK_MANY = 1_000
 REPEATS = 3  # timed, of one program; another one before is not
 # A file system in memory, so that no disk is measured.
 TMPFS = pathlib.Path("/dev/shm")
@@ -37,6 +40,11 @@ class Side:
     ranks: int = 1
     is_python: bool = False
     package: str = None     # that Python must have besides torch
+    many: bool = False      # tensors
+
+    @property
+    def loads(self):
+        return "load" in self.do
 
 
 SIDES = [
@@ -58,6 +66,22 @@ SIDES = [
          "async_overlapped", ranks=RANKS),
     Side("dcp_async", "DCP, 2 processes: save asynchronously", "dcp_async",
          ranks=RANKS, is_python=True),
+    Side("save_many", "ours, 2 ranks: save 10,000 tensors", "save", ranks=RANKS,
+         many=True),
+    Side("load_many", "ours, 2 ranks: load 10,000 tensors", "load", ranks=RANKS,
+         many=True),
+    Side("dcp_many", "DCP, 2 processes: save 10,000 tensors", "dcp_save",
+         ranks=RANKS, is_python=True, many=True),
+    Side("dcp_load_many", "DCP, 2 processes: load 10,000 tensors", "dcp_load",
+         ranks=RANKS, is_python=True, many=True),
+]
+
+# What is saved before anything is loaded.
+PREPARED = [
+    Side("prepare", "", "prepare"),
+    Side("prepare", "", "prepare", is_python=True),
+    Side("prepare", "", "prepare", many=True),
+    Side("prepare", "", "prepare_dcp", is_python=True, ranks=RANKS, many=True),
 ]
 
 
@@ -102,6 +126,10 @@ FIGURES = [
            ("async_overlapped", "slowdown_seconds"), ("save_2", "seconds")),
     Figure("dcp_async_stall_by_dcp", "DCP: async stall / synchronous save",
            ("dcp_async", "stall_seconds"), ("dcp", "seconds")),
+    Figure("dcp_many_by_save_many", "10,000 tensors: DCP's save / ours",
+           ("dcp_many", "seconds"), ("save_many", "seconds"), at_least=1),
+    Figure("dcp_load_many_by_load_many", "10,000 tensors: DCP's load / ours",
+           ("dcp_load_many", "seconds"), ("load_many", "seconds"), at_least=1),
 ]
 
 
@@ -137,8 +165,11 @@ def sides_here(note):
 
 
 def command_of(side, place, folder, size):
-    arguments = ["--do", side.do, "--folder", folder, "--bytes", size,
+    arguments = ["--do", side.do, "--folder", folder,
+                 "--bytes", MANY_BYTES if side.many else size,
                  "--repeats", 1 if place.quick else REPEATS]
+    if side.many:
+        arguments += ["--tensors", QUICK_MANY if place.quick else MANY]
     if side.ranks > 1:
         return (place.programs.python("snapshot_peer.py", *arguments)
                 if side.is_python else
@@ -185,19 +216,24 @@ def measure(rounds, place, progress, tmpfs=TMPFS):
     sides = sides_here(lambda line: print(line, file=sys.stderr))
     figures = {side.name: [] for side in sides}
     with folder_in_memory(size, tmpfs) as folder:
-        for is_python in (False, True):  # what is loaded
+        of_many = folder / "many"
+        of_many.mkdir()
+        for side in PREPARED:
+            if not any(one.loads and (one.many, one.is_python) ==
+                       (side.many, side.is_python) for one in sides):
+                continue
             progress("snapshot: saving what will be loaded")
-            run_side(Side("prepare", "", "prepare", is_python=is_python), place,
-                     folder, size)
+            run_side(side, place, of_many if side.many else folder, size)
         for round_ in range(rounds):
             # Another side is first in each round, as a side may gain by running
             # after another.
             first = round_ % len(sides)
             for side in sides[first:] + sides[:first]:
                 progress(f"snapshot: round {round_ + 1}/{rounds}, {side.what}")
-                # A folder of its own; what is loaded lies in `folder`.
+                # A folder of its own; what is loaded lies in another.
                 with tempfile.TemporaryDirectory(dir=folder) as own:
-                    where = folder if "load" in side.do else own
+                    loaded = of_many if side.many else folder
+                    where = loaded if side.loads else own
                     figures[side.name].append(
                         run_side(side, place, where, size))
     progress("")
@@ -255,7 +291,8 @@ def table(results):
         if "seconds" in side:
             cells[0] = milliseconds(side["seconds"])
             if side["name"] != "load_mapped":  # which reads nothing
-                cells[1] = f"{results['bytes'] / side['seconds'] / 1e9:.2f}"
+                size = side["rounds"][0]["bytes"]
+                cells[1] = f"{size / side['seconds'] / 1e9:.2f}"
             cells[2] = milliseconds(side.get("stall_seconds", side["seconds"]))
         lines.append(f"| {side['what']} | {' | '.join(cells)} |")
     lines += ["", "| ratio | | of the rounds | target |",

@@ -15,6 +15,7 @@ set(LOCKSTEP_PUBLIC_HEADERS
   checkpoint/snapshot.h
   checkpoint/snapshot_error.h
   checkpoint/snapshot_saver.h
+  checkpoint/state_item.h
   checkpoint/training_state.h
   comm/barriers.h
   comm/collective_options.h

@@ -25,12 +25,14 @@ LARGE, MEDIUM, SMALL, SMALL_ELEMENTS = 6, 64, 256, 1024
 class Model(torch.nn.Module):
     """Parameter i is filled with i + 1."""
 
-    def __init__(self, size):
+    def __init__(self, size, tensors):
         super().__init__()
         floats = size // 4
         medium = (floats // 4 - SMALL * SMALL_ELEMENTS) // MEDIUM
         kinds = [("large", LARGE, floats // 8), ("medium", MEDIUM, medium),
                  ("small", SMALL, SMALL_ELEMENTS)]
+        if tensors:
+            kinds = [("equal", tensors, floats // tensors)]
         for kind, count, elements in kinds:
             for i in range(count):
                 self.register_parameter(
@@ -119,6 +121,18 @@ def torch_load(args, model, path):
     return {"seconds": seconds}
 
 
+def dcp_load(args, model, path):
+    seconds = []
+    for i in range(args.repeats + 1):
+        model.clear()
+        state = model.state_dict()
+        one = timed(lambda: dcp.load(state, checkpoint_id=path))
+        model.check()
+        if i > 0:
+            seconds.append(one)
+    return {"seconds": seconds}
+
+
 def dcp_async(args, model, path):
     """How long the call blocks, and how long until the snapshot is there."""
     seconds, stalls = [], []
@@ -140,22 +154,27 @@ def dcp_async(args, model, path):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--do", required=True, choices=[
-        "prepare", "torch_save", "torch_load", "dcp_save",
-        "dcp_save_safetensors", "dcp_async"])
+        "prepare", "prepare_dcp", "torch_save", "torch_load", "dcp_save",
+        "dcp_load", "dcp_save_safetensors", "dcp_async"])
     parser.add_argument("--folder", required=True, help="where; exists")
     parser.add_argument("--bytes", type=int, default=1 << 30)
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--tensors", type=int, default=0)
     args = parser.parse_args()
     what = args.do
     rss_before = status_bytes("VmRSS")
     if "WORLD_SIZE" in os.environ:
         dist.init_process_group("gloo")
-    model = Model(args.bytes)
+    model = Model(args.bytes, args.tensors)
     path = f"{args.folder}/saved.pt"
     folder = f"{args.folder}/saved_by_dcp"
     figures = {"seconds": []}
     if what == "prepare":
         torch.save(model.state_dict(), path)
+    elif what == "prepare_dcp":
+        dcp.save(model.state_dict(), checkpoint_id=folder)
+    elif what == "dcp_load":
+        figures = dcp_load(args, model, folder)
     elif what == "torch_save":
         other = f"{args.folder}/other.pt"
         figures = repeated_save(args, other,

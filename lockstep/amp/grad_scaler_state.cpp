@@ -3,6 +3,7 @@
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <stdexcept>
+#include <type_traits>
 
 namespace lockstep {
 
@@ -19,7 +20,7 @@ constexpr const char* kGrowthTracker = "_growth_tracker";
 [[noreturn]] void refuse(const std::string& what) {
   throw std::invalid_argument(
       "The state of a GradScaler " + what +
-      "; give the JSON of the state_dict() of an enabled scaler.");
+      "; give the state_dict() of an enabled scaler, or its JSON.");
 }
 
 double finite(const char* name, double number) {
@@ -52,6 +53,36 @@ int64_t integer(const Json& object, const char* name) {
 }
 
 }  // namespace
+
+StateTree to_state_tree(const GradScalerState& state) {
+  StateTree::Dict dict;
+  dict.set(kScale, state.scale);
+  dict.set(kGrowthFactor, state.growth_factor);
+  dict.set(kBackoffFactor, state.backoff_factor);
+  dict.set(kGrowthInterval, state.growth_interval);
+  dict.set(kGrowthTracker, state.growth_tracker);
+  return dict;
+}
+
+void from_state_tree(const StateTree& tree, GradScalerState& state) {
+  const auto* dict = tree.as<StateTree::Dict>();
+  if (!dict) refuse("is not a dict");
+  const auto read = [&](const char* name, auto& to) {
+    using Number = std::remove_reference_t<decltype(to)>;
+    const StateTree* found = dict->find(name);
+    if (!found) refuse(std::string("has no \"") + name + '"');
+    if (const auto* number = found->as<Number>()) {
+      to = *number;
+    } else {
+      refuse(std::string("has a \"") + name + "\" of another type");
+    }
+  };
+  read(kScale, state.scale);
+  read(kGrowthFactor, state.growth_factor);
+  read(kBackoffFactor, state.backoff_factor);
+  read(kGrowthInterval, state.growth_interval);
+  read(kGrowthTracker, state.growth_tracker);
+}
 
 std::string to_json(const GradScalerState& state) {
   Json object = {

@@ -4,6 +4,8 @@
 #include <string>
 #include <string_view>
 
+#include "lockstep/base/state_tree.h"
+
 namespace lockstep {
 
 // The state of a GradScaler: that of torch.amp.GradScaler with the same names,
@@ -28,6 +30,11 @@ struct GradScalerState {
 // which JSON does not have; grad_scaler_state_from_json() for text that is no
 // such object, with the entry that is missing or wrong. Other entries are
 // ignored.
+//
+// to_state_tree() and from_state_tree() are for a scaler among the items of a
+// TrainingState; the second throws as grad_scaler_state_from_json() does.
+StateTree to_state_tree(const GradScalerState& state);
+void from_state_tree(const StateTree& tree, GradScalerState& state);
 std::string to_json(const GradScalerState& state);
 GradScalerState grad_scaler_state_from_json(std::string_view text);
 

@@ -24,7 +24,8 @@ class FileSave final : public Save {
   std::string commit(const Ranks& ranks) override;
 
  private:
-  void collect(const TrainingState& state, const SnapshotOptions& options);
+  void collect(const TrainingState& state, const SnapshotOptions& options,
+               size_t ranks);
   // Collective. Throws on every rank if the first has failed.
   void agree(const Ranks& ranks) const;
 
@@ -34,8 +35,10 @@ class FileSave final : public Save {
   std::set<std::string> buffers_;
 };
 
-// Throws std::invalid_argument if a file cannot hold what was asked for.
-void check_for_file(const TrainingState& state,
-                    const SnapshotOptions& options = {});
+// Throws std::invalid_argument if a file at `path`, which `ranks` ranks save,
+// cannot hold the parts of `state` that are known before the first step, or what
+// `options` ask for. Not collective.
+void check_for_file(const std::string& path, const TrainingState& state,
+                    const SnapshotOptions& options, size_t ranks);
 
 }  // namespace lockstep::internal

@@ -76,7 +76,7 @@ NamedTensors full_state_dict(const torch::nn::Module& module,
   const Ranks ranks(options.group);
   const bool first = ranks.rank() == 0;
   std::vector<internal::TensorShard> shards;
-  internal::add_model(module, shards);
+  internal::add_model(module, internal::kModelPrefix, shards);
   const auto claims = gather_claims(module, shards, ranks);
   const internal::SavePlan plan = internal::plan_save(claims);
 

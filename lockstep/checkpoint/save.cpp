@@ -1,10 +1,54 @@
 #include "lockstep/checkpoint/save.h"
 
+#include <nlohmann/json.hpp>
+
+#include "lockstep/checkpoint/checked_load.h"
 #include "lockstep/checkpoint/file_save.h"
+#include "lockstep/checkpoint/optimizer_shards.h"
+#include "lockstep/checkpoint/rank_failure.h"
 #include "lockstep/checkpoint/sharded/sharded_save.h"
 #include "lockstep/checkpoint/snapshot_path.h"
 
 namespace lockstep::internal {
+namespace {
+
+// Throws std::invalid_argument for an optimizer that snapshots cannot hold. (A
+// sharded one says so when it is saved.)
+void require_state_dicts(const TrainingState& state) {
+  const auto require = [](torch::optim::Optimizer* optimizer) {
+    if (optimizer && !dynamic_cast<OptimizerShards*>(optimizer)) {
+      require_state_dict(*optimizer);
+    }
+  };
+  require(state.optimizer);
+  for (const auto& [name, item] : state.items) require(item.optimizer());
+}
+
+}  // namespace
+
+void require_savable(const std::string& path, const TrainingState& state,
+                     const SnapshotOptions& options, const Ranks& ranks) {
+  std::exception_ptr failure;
+  try {
+    if (path.ends_with('/')) {
+      check_for_folder(state, options);
+      require_state_dicts(state);
+    } else if (ranks.rank() == 0) {  // which saves
+      check_for_file(path, state, options, ranks.size());
+      require_state_dicts(state);
+    }
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  const auto all =
+      ranks.gather_objects(failure ? RankFailure(failure).text() : "");
+  if (failure) std::rethrow_exception(failure);
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if (const auto other = RankFailure::from_text(all[rank].get<std::string>())) {
+      other->throw_for(path, "cannot be saved: " + list_of_ranks({rank}) + ": ");
+    }
+  }
+}
 
 std::unique_ptr<Save> begin_save(const std::string& path,
                                  const TrainingState& state,

@@ -24,6 +24,15 @@ struct TensorToWrite {
   bool is_buffer;
 };
 
+// A tensor that another rank writes, and that is equal on this rank.
+struct TensorToCompare {
+  std::string name;  // for errors
+  at::Tensor tensor;
+  // Set it to block_checksums() (shard_file.h) of the tensor; write() does so if
+  // it is empty.
+  std::vector<uint64_t>* checksums;
+};
+
 // One save of all ranks, in three steps:
 //
 //   std::unique_ptr<Save> save =
@@ -33,7 +42,8 @@ struct TensorToWrite {
 //
 // The first step finds out what is to be written, write() writes it, and
 // commit() lets it take the place of what was there before, if all ranks have
-// succeeded. At every moment the old snapshot or the new one is there, whole.
+// succeeded, and if what several of them have is equal. At every moment the old
+// snapshot or the new one is there, whole.
 //
 // If anything fails on one rank, begin_save() or commit() throws on all ranks:
 // on that rank its own error, on the others one that names the rank and quotes
@@ -54,6 +64,10 @@ class Save {
   // ended, unless all of them are replaced.
   virtual std::vector<TensorToWrite> tensors() = 0;
 
+  // Returns what write() will read and not write. What is said of tensors()
+  // holds for these, too, unless all of them have their checksums.
+  virtual std::vector<TensorToCompare> tensors_to_compare() { return {}; }
+
   virtual void write() = 0;
 
   // Returns the path of what was written.
@@ -66,6 +80,11 @@ class Save {
  protected:
   std::exception_ptr failure_;
 };
+
+// Throws, on every rank, std::invalid_argument if a save would, as far as that is
+// known before the first step. Collective.
+void require_savable(const std::string& path, const TrainingState& state,
+                     const SnapshotOptions& options, const Ranks& ranks);
 
 // Begins to save into a folder of snapshots or into a file, which the first
 // rank writes: the path decides (snapshot_path.h). `files` must outlive the

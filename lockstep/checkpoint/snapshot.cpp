@@ -1,14 +1,19 @@
 #include "lockstep/checkpoint/snapshot.h"
 
+#include <ATen/Functions.h>
+
 #include <stdexcept>
 
 #include "lockstep/checkpoint/atomic_file.h"
 #include "lockstep/checkpoint/input_file.h"
 #include "lockstep/checkpoint/pt/pt_format.h"
+#include "lockstep/checkpoint/pt/pickle_writer.h"
 #include "lockstep/checkpoint/pt/pt_tree.h"
 #include "lockstep/checkpoint/safetensors/safetensors_format.h"
+#include "lockstep/checkpoint/safetensors/safetensors_tree.h"
 #include "lockstep/checkpoint/sharded/sharded_load.h"
 #include "lockstep/checkpoint/snapshot_path.h"
+#include "lockstep/checkpoint/tensor_bytes.h"
 #include "lockstep/checkpoint/utf8.h"
 
 namespace lockstep {
@@ -23,22 +28,32 @@ internal::SnapshotForm form_of_file(const std::string& path) {
       "SnapshotSaver write; name a file: .pt, .pth or .safetensors");
 }
 
+void require_utf8_names(const Snapshot& snapshot) {
+  const auto require = [](const NamedTensors& tensors) {
+    for (const auto& [name, tensor] : tensors) internal::require_utf8(name);
+  };
+  require(snapshot.model_state);
+  internal::require_utf8(snapshot.sampler_state, snapshot.metadata);
+  if (snapshot.scheduler_state) {
+    internal::require_utf8(*snapshot.scheduler_state);
+  }
+  for (const auto& [name, item] : snapshot.items) {
+    internal::require_utf8(name);
+    internal::require_utf8(item.values);
+    require(item.tensors);
+  }
+}
+
 }  // namespace
 
 void save_snapshot_file(const std::string& path, const Snapshot& snapshot) {
   const internal::SnapshotForm form = form_of_file(path);
-  for (const auto& [name, tensor] : snapshot.model_state) {
-    internal::require_utf8(name);
-  }
   if (snapshot.optimizer_state &&
       !snapshot.optimizer_state->unreadable.empty()) {
     throw std::invalid_argument("the optimizer's state was not read whole: " +
                                 snapshot.optimizer_state->unreadable);
   }
-  internal::require_utf8(snapshot.sampler_state, snapshot.metadata);
-  if (snapshot.scheduler_state) {
-    internal::require_utf8(*snapshot.scheduler_state);
-  }
+  require_utf8_names(snapshot);
   internal::AtomicFile file(path);
   if (form == internal::SnapshotForm::kPt) {
     internal::write_pt(file, internal::tree_of(snapshot));
@@ -46,6 +61,28 @@ void save_snapshot_file(const std::string& path, const Snapshot& snapshot) {
     internal::write_safetensors(file, snapshot);
   }
   file.commit();
+}
+
+void internal::check_snapshot_file(const std::string& path,
+                                   const Snapshot& snapshot) {
+  require_utf8_names(snapshot);
+  Snapshot outline = snapshot;
+  const auto empty = [](NamedTensors& tensors) {
+    for (auto& [name, tensor] : tensors) {
+      require_dense(name, tensor);
+      tensor = at::empty({0}, at::TensorOptions().dtype(tensor.dtype()));
+    }
+  };
+  empty(outline.model_state);
+  for (auto& [name, item] : outline.items) empty(item.tensors);
+  if (form_of_file(path) == SnapshotForm::kPt) {
+    (void)write_pickle(tree_of(outline),
+                       [](const at::Tensor&) { return "0"; });
+    return;
+  }
+  for (const auto& [name, tensor] : safetensors_tree_of(outline).tensors) {
+    (void)safetensors_dtype(tensor.scalar_type());
+  }
 }
 
 void save_tensors(const std::string& path, const NamedTensors& tensors) {

@@ -49,6 +49,13 @@ struct OptimizerState {
 // samples consumed so far. Only the sampler interprets the names.
 using SamplerState = std::map<std::string, int64_t>;
 
+// The state of an item of TrainingState::items (state_item.h): values (a dict,
+// as a rule, or None) and tensors.
+struct ItemState {
+  StateTree values{};
+  NamedTensors tensors{};
+};
+
 // Everything that a training run needs to continue. Tensors that were read are
 // on the CPU; tensors to be written may be on any device.
 struct Snapshot {
@@ -70,6 +77,12 @@ struct Snapshot {
   std::vector<at::Tensor> generator_states{};
   // For the caller's use; UTF-8.
   std::map<std::string, std::string> metadata{};
+  // The state of each item of the training, by name. That of an optimizer is as
+  // Python's get_optimizer_state_dict() returns it: `param_groups` whose `params`
+  // are names, and tensors such as "state.0.weight.exp_avg". If each rank has
+  // saved its own state, the values are a list by rank, and the names of tensors
+  // begin with the rank and a dot.
+  std::map<std::string, ItemState> items{};
   // The digest of the file's content, set by load_snapshot_file(): two files
   // with the same digest hold the same. Not a defence against forgery.
   uint64_t digest{0};
@@ -116,5 +129,13 @@ void verify_snapshot(const std::string& path);
 // of load_snapshot_file(). Throws the same errors, and std::invalid_argument if
 // the file has no such entry or if the entry is not a state_dict.
 NamedTensors load_tensors(const std::string& path, const std::string& key = {});
+
+namespace internal {
+
+// Throws what save_snapshot_file() throws for names and dtypes that the format
+// cannot hold. Writes nothing, and reads no elements.
+void check_snapshot_file(const std::string& path, const Snapshot& snapshot);
+
+}  // namespace internal
 
 }  // namespace lockstep

@@ -84,7 +84,9 @@ class SnapshotSaver::Impl {
         ranks_of_thread_(options_.in_background ? ranks_.through_store()
                                                 : ranks_),
         signals_(options_.stop_signals),
-        seen_step_(state.step) {}
+        seen_step_(state.step) {
+    internal::require_savable(path_, state_, save_options(), ranks_);
+  }
 
   ~Impl() {
     try {
@@ -125,11 +127,8 @@ class SnapshotSaver::Impl {
     failure_ = nullptr;
     files_ = files();
     try {
-      save_ = internal::begin_save(path_, state_,
-                                   {.group = options_.group,
-                                    .keep_last = options_.keep_last,
-                                    .keep_every = options_.keep_every},
-                                   ranks_, *files_);
+      save_ = internal::begin_save(path_, state_, save_options(), ranks_,
+                                   *files_);
     } catch (const SnapshotError&) {
       failure_ = std::current_exception();
     } catch (const std::system_error&) {
@@ -181,6 +180,12 @@ class SnapshotSaver::Impl {
   }
 
  private:
+  SnapshotOptions save_options() const {
+    return {.group = options_.group,
+            .keep_last = options_.keep_last,
+            .keep_every = options_.keep_every};
+  }
+
   std::unique_ptr<internal::SaveFiles> files() {
     bytes_total_ = 0;
     if (!options_.on_progress) return std::make_unique<internal::SaveFiles>();

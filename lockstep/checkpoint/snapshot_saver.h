@@ -116,7 +116,8 @@ struct SnapshotSaverOptions {
 // from before are still there, training goes on, and the next save tries again;
 // on_saved tells. A mistake of the program (a TrainingState without a model, an
 // optimizer that snapshots cannot hold) is thrown, as std::invalid_argument on
-// every rank.
+// every rank, by the constructor if it is known then. Replicas that differ
+// (save_snapshot()) are a failed save.
 //
 // At most one save is under way: save() waits until the one before has ended,
 // if the disk is slower than the training.
@@ -127,8 +128,10 @@ struct SnapshotSaverOptions {
 class SnapshotSaver {
  public:
   // Collective. `state` is read by each save, so it must outlive this object,
-  // and so must the group. Throws std::invalid_argument if an option is out of
-  // range.
+  // and so must the group. Throws std::invalid_argument, on every rank, if an
+  // option is out of range or not for such a path, and if a save would throw for
+  // what is known already: names and dtypes that the format cannot hold, a model
+  // that is not set or is divided over ranks.
   SnapshotSaver(std::string path, const TrainingState& state,
                 SnapshotSaverOptions options = {});
 

@@ -9,6 +9,8 @@
 #include <map>
 #include <stdexcept>
 
+#include "lockstep/checkpoint/sharded/checksum.h"
+#include "lockstep/checkpoint/sharded/shard_file.h"
 #include "lockstep/checkpoint/tensor_memory.h"
 
 namespace lockstep::internal {
@@ -54,9 +56,28 @@ void StagedCopy::begin(Save& save) {
     }
     *entry.tensor = copy;
   }
+  for (const TensorToCompare& entry : save.tensors_to_compare()) {
+    begin_checksums(entry);
+  }
   done_ = 0;
   next_ = 0;
   changed_ = kNotLooked;
+}
+
+void StagedCopy::begin_checksums(const TensorToCompare& entry) {
+  const at::Tensor& from = entry.tensor;
+  if (!from.device().is_cpu() || !from.is_contiguous() || from.is_neg() ||
+      from.is_conj()) {
+    *entry.checksums = block_checksums(from);
+    return;
+  }
+  entry.checksums->resize(block_count(from.nbytes()));
+  for (size_t begin = 0; begin < from.nbytes(); begin += kChecksumBlock) {
+    pieces_.push_back({sources_.size(), begin,
+                       std::min<size_t>(kChecksumBlock, from.nbytes() - begin)});
+  }
+  sources_.push_back(
+      {entry.name, from, {}, entry.checksums->data(), version_of(from)});
 }
 
 // Returns `to`, which has one dimension, in the shape of `from`.
@@ -73,7 +94,7 @@ at::Tensor StagedCopy::begin_copy(const TensorToWrite& entry,
     pieces_.push_back(
         {sources_.size(), begin, std::min(kPieceBytes, from.nbytes() - begin)});
   }
-  sources_.push_back({entry.name, from, to, version_of(from)});
+  sources_.push_back({entry.name, from, to, nullptr, version_of(from)});
   return to;
 }
 
@@ -91,12 +112,7 @@ void StagedCopy::reserve(size_t bytes) {
 
 void StagedCopy::copy() {
   for (size_t index = next_++; index < pieces_.size(); index = next_++) {
-    const Piece& piece = pieces_[index];
-    const Source& source = sources_[piece.source];
-    std::memcpy(
-        static_cast<char*>(source.to.data_ptr()) + piece.begin,
-        static_cast<const char*>(source.from.const_data_ptr()) + piece.begin,
-        piece.bytes);
+    copy(pieces_[index]);
     if (++done_ == pieces_.size()) done_.notify_all();
   }
   for (size_t done = done_; done < pieces_.size(); done = done_) {
@@ -111,6 +127,18 @@ void StagedCopy::copy() {
       "\" was changed while it was copied for the snapshot; with "
       "overlap_copy, call SnapshotSaver::wait_for_copy() before "
       "optimizer.step() and before everything else that changes the model");
+}
+
+void StagedCopy::copy(const Piece& piece) const {
+  const Source& source = sources_[piece.source];
+  const char* const from =
+      static_cast<const char*>(source.from.const_data_ptr()) + piece.begin;
+  if (source.checksums) {
+    source.checksums[piece.begin / kChecksumBlock] = xxh3(from, piece.bytes);
+  } else {
+    std::memcpy(static_cast<char*>(source.to.data_ptr()) + piece.begin, from,
+                piece.bytes);
+  }
 }
 
 void StagedCopy::end() {

@@ -16,8 +16,9 @@ namespace lockstep::internal {
 // are written. The memory of the copies is kept for the next save.
 class StagedCopy {
  public:
-  // Lets the save write copies instead of its tensors. They have their values
-  // when copy() has ended. (Buffers, and tensors that are not on the CPU or
+  // Lets the save write copies instead of its tensors, and gives it the
+  // checksums of those that it compares. Both have their values when copy() has
+  // ended. (Buffers, and tensors that are not on the CPU or
   // have gaps in memory, are copied here.) Tensors that are the same memory
   // (tied weights) share a copy. The save before must have ended.
   void begin(Save& save);
@@ -38,7 +39,8 @@ class StagedCopy {
   struct Source {
     std::string name;
     at::Tensor from;
-    at::Tensor to;
+    at::Tensor to;              // not defined if only checksums are wanted,
+    uint64_t* checksums;        // which come here
     uint32_t version;
   };
   // A range of a tensor's bytes.
@@ -49,6 +51,8 @@ class StagedCopy {
   };
 
   void reserve(size_t bytes);
+  void begin_checksums(const TensorToCompare& entry);
+  void copy(const Piece& piece) const;
   at::Tensor begin_copy(const TensorToWrite& entry, const at::Tensor& from,
                         at::Tensor to);
   size_t find_changed() const;

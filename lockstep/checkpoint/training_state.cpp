@@ -1,6 +1,7 @@
 #include "lockstep/checkpoint/training_state.h"
 
 #include <ATen/Functions.h>
+#include <c10/util/Exception.h>
 
 #include <cstring>
 #include <exception>
@@ -23,6 +24,7 @@
 #include "lockstep/checkpoint/scheduler_state.h"
 #include "lockstep/checkpoint/sharded/sharded_load.h"
 #include "lockstep/checkpoint/snapshot_path.h"
+#include "lockstep/checkpoint/state_items.h"
 #include "lockstep/comm/words_of.h"
 
 namespace lockstep {
@@ -50,6 +52,7 @@ struct Loaded {
   Snapshot snapshot;
   std::unique_ptr<internal::OptimizerLoad> optimizer;
   std::function<void()> scheduler;
+  std::vector<std::function<void()>> items;
   std::optional<at::Tensor> generator;
   std::exception_ptr failure;
 };
@@ -60,7 +63,7 @@ Loaded prepare(const std::string& path, const TrainingState& state,
   Loaded loaded;
   try {
     if (will_save && ranks.rank() == 0) internal::check_can_save(path);
-    if (will_save) internal::check_for_file(state);
+    if (will_save) internal::check_for_file(path, state, {}, ranks.size());
     if (will_save && state.optimizer) {
       internal::require_state_dict(*state.optimizer);
     }
@@ -87,6 +90,12 @@ Loaded prepare(const std::string& path, const TrainingState& state,
       if (state.scheduler && loaded.snapshot.scheduler_state) {
         loaded.scheduler = state.scheduler->prepare_load(
             internal::scheduler_state_of(loaded.snapshot));
+      }
+      for (const auto& [name, item] : state.items) {
+        const auto saved = loaded.snapshot.items.find(name);
+        if (saved == loaded.snapshot.items.end()) continue;
+        loaded.items.push_back(
+            internal::prepare_item(state, name, item, saved->second));
       }
     } catch (const std::invalid_argument& error) {
       throw std::invalid_argument(path + ": " + error.what());
@@ -148,6 +157,69 @@ void agree(const std::string& path, const Loaded& mine, const Ranks& ranks) {
   }
 }
 
+// Collective if there are items. Throws on every rank if one fails.
+void load_items(const std::string& path, const Loaded& loaded,
+                const Ranks& ranks) {
+  if (loaded.items.empty()) return;
+  std::exception_ptr failure;
+  try {
+    for (const auto& load : loaded.items) load();
+  } catch (...) {
+    failure = std::current_exception();
+  }
+  if (ranks.any({failure != nullptr})[0] == 0) return;
+  if (failure) std::rethrow_exception(failure);
+  throw SnapshotError(path,
+                      "was loaded in part: load_state_dict() of an item has "
+                      "thrown on another rank",
+                      "load again, or begin anew");
+}
+
+// Says what of the training the file has restored.
+LoadedSnapshot parts_of(const TrainingState& state, const Loaded& loaded) {
+  LoadedSnapshot parts{.found = true, .restored = {"model"}};
+  const auto note = [&](const std::string& name, bool has, bool is_saved) {
+    if (has && is_saved) parts.restored.push_back(name);
+    if (has && !is_saved) parts.not_restored.push_back(name);
+    if (!has && is_saved) parts.not_used.push_back(name);
+  };
+  const Snapshot& snapshot = loaded.snapshot;
+  note("optimizer", state.optimizer, snapshot.optimizer_state.has_value());
+  note("scheduler", state.scheduler, snapshot.scheduler_state.has_value());
+  note("generator", true, loaded.generator.has_value());
+  for (const auto& [name, item] : state.items) {
+    note(name, true, snapshot.items.contains(name));
+  }
+  for (const auto& [name, item] : snapshot.items) {
+    if (!state.items.contains(name)) parts.not_used.push_back(name);
+  }
+  return parts;
+}
+
+// A run that saves must not go on otherwise than it was in silence.
+void warn_of_parts(const LoadedSnapshot& loaded) {
+  std::string words;
+  const auto add = [&](const char* what, const auto& names) {
+    std::string list;
+    for (const std::string& name : names) {
+      // A file of Python's has none; dropout then draws other numbers.
+      if (name != "generator") list += (list.empty() ? "" : ", ") + name;
+    }
+    if (!list.empty()) words += (words.empty() ? "" : "; ") + (what + list);
+  };
+  add("it lacks these parts of the training, which keep their values: ",
+      loaded.not_restored);
+  add("the training lacks these parts of it, which the next snapshot will not "
+      "have: ",
+      loaded.not_used);
+  if (words.empty()) return;
+  TORCH_WARN("lockstep: the snapshot \"", loaded.path,
+             "\" was loaded in part: ", words,
+             " (LoadedSnapshot::not_restored and not_used; set "
+             "LoadSnapshotOptions::will_save to false in a run that only "
+             "reads)");
+}
+
 }  // namespace
 
 std::string save_snapshot(const std::string& path, const TrainingState& state,
@@ -168,8 +240,11 @@ LoadedSnapshot load_snapshot(const std::string& path, TrainingState& state,
   const internal::UserFunction function("load_snapshot()");
   const internal::Span span("snapshot", "load");
   const Ranks ranks(options.group);
+  const bool warns = options.will_save && ranks.rank() == 0;
   if (is_folder(path, options, ranks)) {
-    return internal::load_from_folder(path, state, options, ranks);
+    const auto parts = internal::load_from_folder(path, state, options, ranks);
+    if (warns) warn_of_parts(parts);
+    return parts;
   }
   const Loaded loaded = prepare(path, state, ranks, options.will_save);
   agree(path, loaded, ranks);
@@ -177,12 +252,16 @@ LoadedSnapshot load_snapshot(const std::string& path, TrainingState& state,
   load_state_dict(*state.model, loaded.snapshot.model_state);
   if (loaded.optimizer) loaded.optimizer->apply();
   if (loaded.scheduler) loaded.scheduler();
+  load_items(path, loaded, ranks);
   if (loaded.generator) internal::set_generator_state(*loaded.generator);
   state.epochs_run = loaded.snapshot.epochs_run;
   state.step = loaded.snapshot.step;
   state.sampler_state = loaded.snapshot.sampler_state;
   state.metadata = loaded.snapshot.metadata;
-  return {.found = true, .path = path};
+  LoadedSnapshot parts = parts_of(state, loaded);
+  parts.path = path;
+  if (warns) warn_of_parts(parts);
+  return parts;
 }
 
 }  // namespace lockstep

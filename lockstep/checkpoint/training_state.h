@@ -11,6 +11,7 @@
 
 #include "lockstep/base/resumable_scheduler.h"
 #include "lockstep/checkpoint/snapshot.h"
+#include "lockstep/checkpoint/state_item.h"
 #include "lockstep/comm/process_group.h"
 
 // Snapshots of a training run on all its ranks:
@@ -60,6 +61,13 @@ struct TrainingState {
   SamplerState sampler_state{};
   std::map<std::string, std::string> metadata{};
 
+  // Everything else, by name (state_item.h): further models and optimizers, an
+  // average of the weights, a GradScaler, the sampler, metrics, your own. A
+  // name has no dot, and is not "model", "optimizer" or "lockstep".
+  //
+  //   .items = {{"ema", average}, {"scaler", scaler}, {"sampler", sampler}}
+  std::map<std::string, StateItem> items{};
+
   // The epoch to start or to resume.
   int64_t next_epoch() const { return epochs_run + 1; }
 };
@@ -87,11 +95,12 @@ struct LoadSnapshotOptions {
   // As SnapshotOptions::group.
   ProcessGroupPtr group{};
 
-  // Whether this run will save to the same path. If so, a folder that is
-  // missing or that rank 0 cannot write to, one that is itself a snapshot or
-  // holds weights and no snapshots, or an optimizer that snapshots cannot hold,
-  // is an error now, not at the first save; a folder of snapshots is made. Set
-  // it to false for a run that only reads. Default: true.
+  // Whether this run will save to the same path. If so, what a save would refuse
+  // is an error now, not at the first save: a folder that is missing or that rank
+  // 0 cannot write to, one that is itself a snapshot or holds weights and no
+  // snapshots; an optimizer that snapshots cannot hold, a name or dtype that the
+  // format lacks. A folder of snapshots is made. Set it to false for a run that
+  // only reads. Default: true.
   bool will_save{true};
 
   // ---- Performance ----
@@ -113,6 +122,14 @@ struct LoadedSnapshot {
   // the user if it is not empty: the steps since the loaded snapshot are done
   // again.
   std::vector<std::string> skipped{};
+  // What was restored: "model", "optimizer", "scheduler", "generator", and names
+  // of items; what the run has and the snapshot lacks, which kept its values; and
+  // what the snapshot has and the run lacks. If the run will save, rank 0 also
+  // warns (TORCH_WARN) of the last two, because such a run does not go on as it
+  // would have, or because its next snapshot lacks a part.
+  std::vector<std::string> restored{};
+  std::vector<std::string> not_restored{};
+  std::vector<std::string> not_used{};
 
   explicit operator bool() const { return found; }
 };
@@ -124,18 +141,21 @@ struct LoadedSnapshot {
 // numbers are those of the first rank; the state of the default CPU generator
 // is saved for each rank.
 //
-// If `path` is a folder, all ranks must see it. A new snapshot appears in it,
-// as a whole, when everything is on the disk. Parameters and optimizer state
-// must be equal on all ranks, as they are with DistributedDataParallel, or
-// parts of larger ones (FSDP, tensor parallelism), of which the snapshot has
-// the whole: each rank writes a part from its own memory. Ranks' models may
-// lack tensors that those of others have (the stages of a pipeline): the
-// snapshot has all. Stages whose parameters have the same names, and are not
-// one tied weight, are refused with std::invalid_argument on every rank, here
-// and by load_snapshot(); here also stages that have buffers of the same names
-// with different values. Numbers are those of the first rank, a buffer is that
-// of the first rank that has it. docs/snapshots.md describes the files, which
-// PyTorch's distributed checkpoint reads.
+// If `path` is a folder, all ranks must see it. A new snapshot appears in it, as
+// a whole, when everything is on the disk. Parameters and
+// optimizer state must be equal on all ranks, as they are with
+// DistributedDataParallel, or parts of larger ones (FSDP, tensor parallelism),
+// of which the snapshot has the whole: each rank writes a part from its own
+// memory. What several ranks have is compared before the snapshot appears: if
+// ranks have different values of a tensor, of which the snapshot would be a
+// mixture, std::invalid_argument on every rank names it and two of the ranks.
+// Ranks' models may lack tensors that those of others have (the stages
+// of a pipeline): the snapshot has all. Stages whose parameters have the same
+// names, and are not one tied weight, are refused with std::invalid_argument on
+// every rank, here and by load_snapshot(); here also stages that have buffers
+// of the same names with different values. Numbers are those of the first rank,
+// a buffer is that of the first rank that has it. docs/snapshots.md describes
+// the files, which PyTorch's distributed checkpoint reads.
 //
 // Blocks on every rank until the files are written, within the group's timeout.
 // Returns the path of what was written: `path`, or the snapshot in that folder.
@@ -162,8 +182,9 @@ std::string save_snapshot(const std::string& path, const TrainingState& state,
 // order they are. A file of Python may have no such names, only numbers; it is
 // refused if the model has its parameters in another order than the file.
 //
-// A file without optimizer state (the Python tutorial's) leaves the optimizer
-// unchanged, and a file without scheduler state the scheduler. Generators: if
+// What the snapshot lacks (optimizer state in the Python tutorial's, an item that
+// is new) is left unchanged; LoadedSnapshot tells, and rank 0 warns. Generators:
+// if
 // the snapshot was saved by the same number of ranks, each rank takes its own
 // state. Otherwise rank r is seeded from rank 0's saved state and r, so that
 // all ranks differ and a repeated resume draws the same numbers. If there are

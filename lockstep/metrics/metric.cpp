@@ -50,18 +50,18 @@ void Metric::add(int64_t index, const at::Tensor& value) {
   sums_on(value.device())[index].add_(value.detach());
 }
 
-at::Tensor Metric::state() const {
+at::Tensor Metric::state_dict() const {
   at::Tensor total = at::zeros({count_}, at::kDouble);
   for (const at::Tensor& sums : sums_) total += sums.cpu();
   return total;
 }
 
-void Metric::load_state(const at::Tensor& state) {
+void Metric::load_state_dict(const at::Tensor& state) {
   if (state.scalar_type() != at::kDouble || state.dim() != 1 ||
       state.size(0) != count_) {
     std::ostringstream text;
     text << kind_ << ": the state is a tensor of " << state.scalar_type() << " "
-         << state.sizes() << "; give what state() of such a metric returned, "
+         << state.sizes() << "; give what state_dict() of such a metric returned, "
          << "float64 [" << count_ << "]";
     throw std::invalid_argument(text.str());
   }
@@ -71,7 +71,7 @@ void Metric::load_state(const at::Tensor& state) {
 
 at::Tensor Metric::reduce() const {
   const internal::UserFunction function(function_);
-  const at::Tensor own = state();
+  const at::Tensor own = state_dict();
   const ProcessGroupPtr group = internal::group_if_any(group_);
   if (!group || group->size() == 1) return own;
   // All ranks have the same kind if and only if the mean of the squares is the

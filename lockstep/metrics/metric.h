@@ -62,11 +62,12 @@ class Metric {
   void reset() { sums_.clear(); }
 
   // Return and set this rank's sums: float64, one dimension, on the CPU, a
-  // copy. For a snapshot within an evaluation; each rank must save its own,
-  // because a snapshot holds those of one rank. load_state() throws
+  // copy. For a snapshot within an evaluation: among the items of a
+  // TrainingState each rank's sums are saved. load_state_dict() throws
   // std::invalid_argument for a tensor of another dtype or size.
-  at::Tensor state() const;
-  void load_state(const at::Tensor& state);
+  at::Tensor state_dict() const;
+  void load_state_dict(const at::Tensor& state);
+  static constexpr bool state_is_per_rank = true;
 
  protected:
   // `function`: a literal, "metrics::Accuracy::compute()". `kind`: what must be

@@ -16,6 +16,7 @@
 #include <iterator>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 #include <string_view>
 #include <system_error>
@@ -35,6 +36,8 @@ using internal::BackgroundFiles;
 using internal::FileDescriptor;
 using Row = std::vector<std::pair<std::string, double>>;
 using Names = std::vector<std::string>;
+
+constexpr const char* kStep = "step";
 
 // The shortest text that gives the number again; "nan", "inf", "-inf".
 std::string text_of(double number) {
@@ -111,6 +114,16 @@ Names csv_cells(std::string_view line) {
   return cells;
 }
 
+// Returns the step of a row; none for a header.
+std::optional<int64_t> step_of_row(std::string_view line) {
+  constexpr std::string_view kBegin = "{\"step\": ";
+  if (line.starts_with(kBegin)) line.remove_prefix(kBegin.size());
+  int64_t step = 0;
+  const auto read = std::from_chars(line.data(), line.data() + line.size(), step);
+  if (read.ec != std::errc()) return std::nullopt;
+  return step;
+}
+
 // Returns "" if there is no such file.
 std::string content_of(const std::string& path) {
   std::ifstream in(path, std::ios::binary);
@@ -180,8 +193,37 @@ class MetricsLogger::Impl {
     files_ = open(path_, options.overwrite ? O_TRUNC : 0);
   }
 
+  int64_t last_step() const {
+    const std::lock_guard lock(mutex_);
+    return last_step_;
+  }
+
+  void resume(int64_t step) {
+    const std::lock_guard lock(mutex_);
+    if (closed_) throw std::logic_error("this log was closed");
+    if (lacks_columns()) {
+      rewrite();
+    } else {
+      files_->flush();
+    }
+    const std::string old = content_of(path_);
+    std::string content;
+    last_step_ = kNoStep;
+    for (std::string_view lines = old; !lines.empty();) {
+      const std::string_view line =
+          lines.substr(0, std::min(lines.find('\n'), lines.size() - 1) + 1);
+      lines.remove_prefix(line.size());
+      const auto of_row = step_of_row(line);
+      if (of_row.value_or(kNoStep) > step) continue;
+      last_step_ = std::max(last_step_, of_row.value_or(kNoStep));
+      content += line;
+    }
+    if (content.size() < old.size()) replace_file(content);
+  }
+
   void log(const Row& metrics, int64_t step) {
     const std::lock_guard lock(mutex_);
+    last_step_ = std::max(last_step_, step);
     if (!csv_) return write(json_line(metrics, step));
     if (closed_)
       throw std::logic_error("this log was closed; log before close()");
@@ -244,6 +286,11 @@ class MetricsLogger::Impl {
   void go_on() {
     const std::string content = content_of(path_);
     const size_t whole = content.rfind('\n') + 1;  // 0 if there is none
+    for (auto lines = std::string_view(content).substr(0, whole);
+         !lines.empty();) {
+      last_step_ =
+          std::max(last_step_, step_of_row(take_line(lines)).value_or(kNoStep));
+    }
     if (csv_) learn_columns(content, whole > 0);
     if (whole < content.size() &&
         ::truncate(path_.c_str(), static_cast<off_t>(whole)) != 0) {
@@ -371,8 +418,10 @@ class MetricsLogger::Impl {
   const std::string path_;
   const bool csv_;  // otherwise JSON lines
   const internal::BackgroundFilesOptions options_;
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   bool closed_ = false;
+  static constexpr int64_t kNoStep = -1;
+  int64_t last_step_ = kNoStep;  // the greatest in the file
 
   // These are for a .csv only.
   bool has_header_ = false;     // if not, the file is empty
@@ -426,6 +475,28 @@ void MetricsLogger::log(
     internal::TrainingSummary::note_metric(name, value);
   }
   impl_->log(metrics, step);
+}
+
+void MetricsLogger::resume(int64_t step) {
+  if (impl_) impl_->resume(step);
+}
+
+StateTree MetricsLogger::state_dict() const {
+  StateTree::Dict dict;
+  if (impl_) dict.set(kStep, impl_->last_step());
+  return dict;
+}
+
+void MetricsLogger::load_state_dict(const StateTree& state) {
+  const auto* dict = state.as<StateTree::Dict>();
+  const StateTree* found = dict ? dict->find(kStep) : nullptr;
+  if (!dict || (found && !found->as<int64_t>())) {
+    throw std::invalid_argument(
+        "MetricsLogger::load_state_dict() was given a state that no "
+        "MetricsLogger has made; give what its state_dict() returned");
+  }
+  // Without a step, a rank that writes no file has saved.
+  if (found) resume(*found->as<int64_t>());
 }
 
 void MetricsLogger::flush() {

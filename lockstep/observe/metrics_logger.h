@@ -7,14 +7,17 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/base/state_tree.h"
+
 namespace lockstep {
 
 struct MetricsLoggerOptions {
   // ---- Behaviour ----
 
   // Whether a file that is there already is emptied. Default: false, rows are
-  // appended to it, so that a training that is started again goes on; a step
-  // that it trains again is then in the file twice.
+  // appended to it, so that a training that is started again goes on; call
+  // resume(), or let a snapshot do so, or a step that it trains again is in the
+  // file twice.
   bool overwrite{false};
 
   // Whether each rank writes a file, in the folder rank_<rank> beside where the
@@ -77,6 +80,15 @@ class MetricsLogger {
   // close().
   void log(const std::vector<std::pair<std::string, double>>& metrics,
            int64_t step);
+
+  // Removes the rows of steps after `step`, for a training that goes on from
+  // there. Throws as flush() does, and std::logic_error after close().
+  void resume(int64_t step);
+
+  // For TrainingState::items: a snapshot that is loaded takes back the rows of
+  // later steps than the last one that was logged when it was saved.
+  StateTree state_dict() const;
+  void load_state_dict(const StateTree& state);
 
   // As SummaryWriter::flush() and close().
   void flush();

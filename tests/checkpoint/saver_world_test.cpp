@@ -149,13 +149,19 @@ WORLD_TEST(SaverWorld, AMistakeOfOneRankIsThrownByAll, 2, 3) {
   const auto group = init_process_group();
   ShardedRun run;
   for (const char* name : {"mistake/", "mistake.pt"}) {
+    const std::string path = saver_path(world, name);
     TrainingState state = run.state;
+    SnapshotSaver saver(path, state);
     if (world.rank == 0) state.metadata["no UTF-8"] = "\xff";
-    SnapshotSaver saver(saver_path(world, name), state);
     EXPECT_THROW(saver.save(), std::invalid_argument) << name;
-    EXPECT_THROW(save_snapshot(saver_path(world, name), state),
-                 std::invalid_argument)
-        << name;
+    EXPECT_THROW(save_snapshot(path, state), std::invalid_argument) << name;
+    // If it is known at construction, that is where it is said.
+    const std::string message =
+        message_of([&] { SnapshotSaver early(path, state); });
+    EXPECT_THAT(message, HasSubstr("not UTF-8"));
+    if (world.rank != 0) {
+      EXPECT_THAT(message, HasSubstr("cannot be saved: rank 0: "));
+    }
   }
 }
 
@@ -256,24 +262,20 @@ WORLD_TEST(SaverWorld, ASaveThatTimedOutDoesNotDisturbLaterOnes, 2) {
 }
 
 // The rank that writes a file threw when it counted the bytes of a sparse
-// buffer, and the others waited for it until the timeout.
+// buffer, and the others waited for it until the timeout. Now it is said before
+// the training.
 WORLD_TEST(SaverWorld, ATensorThatCannotBeSavedFailsOnAllRanks, 2) {
   const auto group = init_process_group({}, {.timeout = milliseconds(5000)});
   const auto model = std::make_shared<torch::nn::Module>();
   model->register_parameter("dense", torch::ones({2}));
   model->register_buffer("sparse", torch::eye(3).to_sparse());
   const TrainingState state{.model = model};
-  for (const char* name : {"sparse.pt", "sparse.safetensors"}) {
-    std::vector<SavedSnapshot> results;
-    SnapshotSaver saver(
-        saver_path(world, name), state,
-        {.on_saved = [&](const auto& saved) { results.push_back(saved); }});
-    EXPECT_EQ(message_of([&] { saver.save(); }), "");
-    saver.wait();
-    ASSERT_EQ(results.size(), 1u);
-    EXPECT_THAT(results[0].error, HasSubstr("parse"));
-    EXPECT_THAT(results[0].error,
-                ::testing::Not(HasSubstr("did not come in time")));
+  for (const char* name : {"sparse.pt", "sparse.safetensors", "sparse/"}) {
+    const std::string path = saver_path(world, name);
+    EXPECT_THAT(message_of([&] { SnapshotSaver(path, state); }),
+                HasSubstr("sparse\" is not dense"));
+    EXPECT_THAT(message_of([&] { save_snapshot(path, state); }),
+                HasSubstr("sparse\" is not dense"));
   }
 }
 

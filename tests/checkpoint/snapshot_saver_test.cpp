@@ -422,17 +422,62 @@ TEST(SnapshotSaver, MistakesAreThrown) {
   EXPECT_THAT(message({.keep_last = -1}), HasSubstr("keep_last"));
   EXPECT_THAT(message({.in_background = false, .overlap_copy = true}),
               HasSubstr("needs in_background"));
-  run.state.model = nullptr;
-  SnapshotSaver saver(folder.file("a/"), run.state, {});
-  EXPECT_THAT(message_of([&] { saver.save(); }),
-              HasSubstr("TrainingState.model is not set"));
-  SnapshotSaver file(folder.file("a.pt"), run.state, {});
-  EXPECT_THAT(message_of([&] { file.save(); }),
-              HasSubstr("TrainingState.model is not set"));
-  run.state.model = run.model.ptr();
-  SnapshotSaver kept(folder.file("a.pt"), run.state, {.keep_last = 2});
-  EXPECT_THAT(message_of([&] { kept.save(); }),
+}
+
+// What the first save or finish() said, perhaps hours later.
+TEST(SnapshotSaver, WhatCannotBeSavedIsSaidBeforeTraining) {
+  const TemporaryFolder folder;
+  // Returns what is wrong, and expects the saver, a load that will be followed
+  // by saves, and a save to say so.
+  const auto message = [&](const std::string& name, TrainingState state,
+                           const SnapshotSaverOptions& options = {}) {
+    const std::string path = folder.file(name);
+    const std::string told =
+        message_of([&] { SnapshotSaver saver(path, state, options); });
+    EXPECT_EQ(message_of([&] {
+                save_snapshot(path, state,
+                              {.keep_last = options.keep_last,
+                               .keep_every = options.keep_every});
+              }),
+              told);
+    if (options.keep_last == 0 && options.keep_every == 0) {
+      EXPECT_EQ(message_of([&] { load_snapshot(path, state); }), told);
+    }
+    return told;
+  };
+  const auto with = [](const std::string& name, const at::Tensor& tensor) {
+    auto model = std::make_shared<torch::nn::Module>();
+    model->register_buffer(name, tensor);
+    return TrainingState{.model = model};
+  };
+  ShardedRun run;
+  for (const char* name : {"a/", "a.pt", "a.safetensors"}) {
+    EXPECT_THAT(message(name, {}),
+                HasSubstr("TrainingState.model is not set"));
+    EXPECT_THAT(message(name, with("b\xff", torch::ones({1}))),
+                HasSubstr("not UTF-8"));
+    EXPECT_THAT(message(name, with("b", torch::eye(2).to_sparse())),
+                HasSubstr("is not dense"));
+    torch::optim::LBFGS lbfgs(run.model->parameters());
+    EXPECT_THAT(
+        message(name, {.model = run.model.ptr(), .optimizer = &lbfgs}),
+        HasSubstr("LBFGS"));
+  }
+  EXPECT_THAT(message("a.pt", run.state, {.keep_last = 2}),
               HasSubstr("are for folders of snapshots"));
+  EXPECT_THAT(message("a/", run.state, {.keep_every = 2}),
+              HasSubstr("set keep_last, too"));
+  for (const char* name : {"a/", "a.safetensors"}) {
+    EXPECT_THAT(message(name, with("b", torch::ones({1}, at::kComplexDouble))),
+                HasSubstr("dtype ComplexDouble"));
+  }
+  EXPECT_EQ(message("a.safetensors", with("lockstep", torch::ones({1}))), "");
+  auto inner = std::make_shared<torch::nn::Module>();
+  inner->register_buffer("b", torch::ones({1}));
+  auto outer = std::make_shared<torch::nn::Module>();
+  outer->register_module("lockstep", inner);
+  EXPECT_THAT(message("a.safetensors", {.model = outer}),
+              HasSubstr("\"lockstep.b\", which is reserved"));
 }
 
 // Also if a program does not count its steps, or changes the model after the

@@ -187,19 +187,19 @@ WORLD_TEST(Metrics, ResetForgetsAndStatesComeBack, 1, 2) {
   const auto group = init_process_group();
   metrics::Mean mean, other;
   mean.update(3, 2);
-  const at::Tensor state = mean.state();
+  const at::Tensor state = mean.state_dict();
   mean.reset();
   mean.update(10);
   EXPECT_EQ(mean.compute(), 10);
   other.update(1);
-  other.load_state(state);
+  other.load_state_dict(state);
   state.zero_();
   EXPECT_EQ(other.compute(), 3);
   other.update(6, 1);
   EXPECT_EQ(other.compute(), 4);
-  EXPECT_THAT([&] { other.load_state(torch::zeros({2})); },
+  EXPECT_THAT([&] { other.load_state_dict(torch::zeros({2})); },
               ThrowsMessage<std::invalid_argument>(HasSubstr("float64 [2]")));
-  EXPECT_THAT([&] { other.load_state(torch::zeros({3}, at::kDouble)); },
+  EXPECT_THAT([&] { other.load_state_dict(torch::zeros({3}, at::kDouble)); },
               ThrowsMessage<std::invalid_argument>(HasSubstr("[3]")));
   EXPECT_EQ(other.compute(), 4);
 }
@@ -212,7 +212,7 @@ WORLD_TEST(Metrics, ValuesAreNeitherKeptNorDifferentiated, 1) {
     mean.update(torch::ones({2}) * 3);
   }
   mean.update(value * 5);
-  EXPECT_FALSE(mean.state().requires_grad());
+  EXPECT_FALSE(mean.state_dict().requires_grad());
   {
     const c10::InferenceMode inference;
     mean.update(torch::ones({2}) * 4);

@@ -34,6 +34,10 @@ using namespace lockstep::internal::testing;
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
+std::string fs_name(const std::string& path) {
+  return std::filesystem::path(path).filename().string();
+}
+
 class MetricsLoggerTest : public ::testing::Test {
  protected:
   TemporaryFolder folder_;
@@ -56,6 +60,54 @@ TEST_F(MetricsLoggerTest, CsvHasAColumnForEachName) {
   EXPECT_THAT(read_file(csv_), EndsWith("1e+22\n3,nan,\n4,-inf,inf\n"));
   EXPECT_THROW(log.log({{"loss", 1}}, 5), std::logic_error);
   EXPECT_THROW(log.log({{"other", 1}}, 5), std::logic_error);
+}
+
+// The rows of steps that a resumed training made again were there twice.
+TEST_F(MetricsLoggerTest, RowsAfterTheResumedStepAreTakenBack) {
+  for (const std::string& path : {csv_, json_}) {
+    SCOPED_TRACE(path);
+    {
+      MetricsLogger log(path);
+      for (int64_t step = 1; step <= 5; ++step) {
+        log.log({{"loss", 1.0 / static_cast<double>(step)}}, step);
+        if (step == 3) log.log({{"val", 2}}, step);
+      }
+    }
+    const std::string all = read_file(path);
+    MetricsLogger log(path);
+    log.resume(5);
+    EXPECT_EQ(read_file(path), all);
+    log.resume(3);
+    const std::string rest = read_file(path);
+    EXPECT_THAT(all, ::testing::StartsWith(rest));
+    EXPECT_EQ(std::count(rest.begin(), rest.end(), '\n'),
+              path == csv_ ? 5 : 4);
+    log.log({{"loss", 0.25}}, 4);
+    log.log({{"loss", 0.2}}, 5);
+    log.flush();
+    EXPECT_EQ(read_file(path), all);
+    // As an item of a snapshot: another run logs on, and is killed.
+    const StateTree at_5 = log.state_dict();
+    log.log({{"loss", 7}}, 6);
+    log.close();
+    EXPECT_THROW(log.resume(5), std::logic_error);
+    MetricsLogger next(path);
+    next.load_state_dict(at_5);
+    EXPECT_EQ(read_file(path), all);
+    EXPECT_EQ(next.state_dict(), at_5);
+    EXPECT_THROW(next.load_state_dict(StateTree(5)), std::invalid_argument);
+    // A snapshot from before the first row.
+    MetricsLogger first(folder_.file("first" + fs_name(path)));
+    const StateTree none = first.state_dict();
+    first.log({{"loss", 1}}, 0);
+    first.load_state_dict(none);
+    first.log({{"loss", 2}}, 0);
+    first.flush();
+    const std::string text = read_file(first.path());
+    EXPECT_THAT(text, HasSubstr("2"));
+    EXPECT_EQ(std::count(text.begin(), text.end(), '\n'),
+              path == csv_ ? 2 : 1);
+  }
 }
 
 TEST_F(MetricsLoggerTest, APipeIsRefused) {

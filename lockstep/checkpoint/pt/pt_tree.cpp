@@ -300,6 +300,16 @@ PickleValue tree_of(const Snapshot& snapshot) {
     metadata.set(name, {value});
   }
   root.set("METADATA", {std::move(metadata)});
+  if (!snapshot.items.empty()) {
+    Dict items;
+    for (const auto& [name, item] : snapshot.items) {
+      Dict state;
+      state.set("values", std::visit(TreeToPickle(), item.values.value));
+      state.set("tensors", tree_of(item.tensors));
+      items.set(name, {std::move(state)});
+    }
+    root.set("ITEMS", {std::move(items)});
+  }
   return {std::move(root)};
 }
 
@@ -381,6 +391,18 @@ Snapshot snapshot_of(const PickleValue& tree) {
       snapshot.metadata.emplace(
           need<std::string>(key, "a key of METADATA", "a str"),
           need<std::string>(item, "a value of METADATA", "a str"));
+    }
+  }
+  if (const auto* value = root.find("ITEMS")) {
+    for (const auto& [key, item] : need<Dict>(*value, "ITEMS", "a dict").items) {
+      const auto& state = need<Dict>(item, "an item", "a dict");
+      ItemState& read =
+          snapshot
+              .items[need<std::string>(key, "the name of an item", "a str")];
+      if (const auto* values = state.find("values")) {
+        read.values = state_tree_of(*values);
+      }
+      read.tensors = tensors_of(need<Dict>(state, "tensors", "a dict"));
     }
   }
   return snapshot;

@@ -1,6 +1,7 @@
 #include "lockstep/checkpoint/safetensors/safetensors_tree.h"
 
 #include <charconv>
+#include <cstring>
 #include <optional>
 #include <stdexcept>
 
@@ -18,6 +19,7 @@ constexpr int kFormat = 1;
 constexpr const char* kState = "lockstep.state.";  // + index + "." + name
 constexpr const char* kGroup = "lockstep.param_groups.";   // likewise
 constexpr const char* kGenerator = "lockstep.generator.";  // + rank
+constexpr const char* kItem = "lockstep.items.";  // + name + "." + key
 
 // Splits "12.exp_avg" into parameter 12 and its "exp_avg".
 std::pair<int64_t, std::string> split_index(const std::string& text) {
@@ -53,6 +55,17 @@ StateValue* optimizer_value(Snapshot& snapshot, const std::string& name) {
     return at < groups.size() ? &groups[at].options[place->second] : nullptr;
   }
   return nullptr;
+}
+
+// Returns where the tensor of an item with this name belongs, or nullptr if it is
+// none, or if the snapshot has no such item.
+NamedTensors* item_tensors(Snapshot& snapshot, const std::string& name) {
+  if (!name.starts_with(kItem)) return nullptr;
+  const size_t begin = std::strlen(kItem);
+  const size_t dot = name.find('.', begin);
+  if (dot == std::string::npos) return nullptr;
+  const auto found = snapshot.items.find(name.substr(begin, dot - begin));
+  return found == snapshot.items.end() ? nullptr : &found->second.tensors;
 }
 
 }  // namespace
@@ -107,6 +120,12 @@ SafetensorsTree safetensors_tree_of(const Snapshot& snapshot) {
     tree.tensors.emplace_back(kGenerator + std::to_string(rank),
                               file_form(snapshot.generator_states[rank]));
   }
+  for (const auto& [name, item] : snapshot.items) {
+    json["items"][name] = item_json(name, item.values);
+    for (const auto& [key, tensor] : item.tensors) {
+      tree.tensors.emplace_back(kItem + name + "." + key, file_form(tensor));
+    }
+  }
   tree.description = json.dump();
   return tree;
 }
@@ -141,6 +160,11 @@ Snapshot snapshot_of(const SafetensorsTree& tree) {
            group.value("param_names", std::vector<std::string>())});
     }
   }
+  if (json.contains("items")) {
+    for (const auto& [name, values] : json.at("items").items()) {
+      snapshot.items[name].values = item_values_of(values);
+    }
+  }
   std::map<int64_t, at::Tensor> generators;
   for (const auto& [name, tensor] : tree.tensors) {
     if (!name.starts_with(kReserved)) {
@@ -149,6 +173,10 @@ Snapshot snapshot_of(const SafetensorsTree& tree) {
       generators[rank->first] = tensor;
     } else if (auto* place = optimizer_value(snapshot, name)) {
       *place = tensor;
+    } else if (auto* tensors = item_tensors(snapshot, name)) {
+      // A name of an item has no dot.
+      tensors->emplace_back(
+          name.substr(name.find('.', std::strlen(kItem)) + 1), tensor);
     } else {
       throw std::runtime_error("the description says nothing of the tensor \"" +
                                name + "\"");

@@ -44,28 +44,30 @@ std::optional<int64_t> integer_of(const std::string& text) {
   return value;
 }
 
-[[noreturn]] void refuse_scheduler(const std::string& why) {
-  throw std::invalid_argument("the scheduler's state " + why +
+[[noreturn]] void refuse_state(const std::string& whose,
+                               const std::string& why) {
+  throw std::invalid_argument("the state of " + whose + " " + why +
                               ", or save in a .pt file");
 }
 
 // `level`: in how many objects and arrays a value is.
-void require_level(int level) {
+void require_level(int level, const std::string& whose) {
   if (level <= kSnapshotJsonDepth) return;
   throw std::invalid_argument(
-      "the scheduler's state is nested in more than " +
+      "the state of " + whose + " is nested in more than " +
       std::to_string(kSnapshotJsonDepth - 1) +
       " lists and dicts; let its state_dict() return a flatter one");
 }
 
-Json json_of(const StateTree& tree, int level) {
-  require_level(level);
+Json json_of(const StateTree& tree, int level, const std::string& whose) {
+  require_level(level, whose);
   if (const auto* flag = tree.as<bool>()) return *flag;
   if (const auto* integer = tree.as<int64_t>()) return *integer;
   if (const auto* number = tree.as<double>()) return json_number(*number);
   if (const auto* text = tree.as<std::string>()) {
     if (is_text_of_number(*text)) {
-      refuse_scheduler("has the text \"" + *text +
+      refuse_state(whose,
+                   "has the text \"" + *text +
                        "\", which is a number in JSON; give another text");
     }
     return *text;
@@ -73,25 +75,26 @@ Json json_of(const StateTree& tree, int level) {
   if (const auto* list = tree.as<StateTree::List>()) {
     Json json = Json::array();
     for (const StateTree& item : *list)
-      json.push_back(json_of(item, level + 1));
+      json.push_back(json_of(item, level + 1, whose));
     return json;
   }
   if (const auto* dict = tree.as<StateTree::Dict>()) {
     Json json = Json::object();
     for (const auto& [name, item] : dict->items) {
       if (integer_of(name)) {
-        refuse_scheduler("has a dict with the name \"" + name +
+        refuse_state(whose,
+                     "has a dict with the name \"" + name +
                          "\", and a dict with integers as names is a Counter "
                          "in JSON; give it other names");
       }
-      json[name] = json_of(item, level + 1);
+      json[name] = json_of(item, level + 1, whose);
     }
     return json;
   }
   if (const auto* counter = tree.as<StateTree::Counter>()) {
     Json json = Json::object();
     for (const auto& [key, count] : *counter) {
-      require_level(level + 1);
+      require_level(level + 1, whose);
       json[std::to_string(key)] = count;
     }
     return json;
@@ -149,8 +152,15 @@ Json scheduler_json(const StateTree& state) {
     throw std::invalid_argument(
         "the scheduler's state is not a dict; let its state_dict() return one");
   }
-  return json_of(state, 1);
+  return json_of(state, 1, "the scheduler");
 }
+
+Json item_json(const std::string& name, const StateTree& values) {
+  constexpr int kLevelOfItems = 4;  // in a manifest
+  return json_of(values, kLevelOfItems, "the item \"" + name + "\"");
+}
+
+StateTree item_values_of(const Json& json) { return tree_of(json); }
 
 void take_numbers(const Json& json, Snapshot& snapshot) {
   snapshot.epochs_run = json.at("epochs_run").get<int64_t>();

@@ -21,6 +21,11 @@ nlohmann::json numbers_of(const Snapshot& snapshot);
 // deeply. (An empty Counter comes back as an empty dict.)
 nlohmann::json scheduler_json(const StateTree& state);
 
+// The same for the values of the item `name`, which need not be a dict.
+nlohmann::json item_json(const std::string& name, const StateTree& values);
+// Reads such JSON. Throws std::runtime_error or a JSON error.
+StateTree item_values_of(const nlohmann::json& json);
+
 // How deeply JSON with these members may be nested: a scheduler in a scheduler
 // in a scheduler needs ten levels.
 inline constexpr int kSnapshotJsonDepth = 32;

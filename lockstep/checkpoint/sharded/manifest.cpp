@@ -43,7 +43,58 @@ Json json_of_groups(const std::vector<NamedGroup>& groups) {
   return json;
 }
 
+// Beside these, the headers hold little more.
+constexpr size_t kMostParts = 1'000'000;
+
+// [file] for a part that is the whole tensor, otherwise
+// [file, offsets, sizes]. In one line, since there may be many.
+std::string text_of_parts(const Manifest& manifest) {
+  Json json = Json::object();
+  for (const auto& [name, parts] : manifest.parts) {
+    const Box whole = whole_box(manifest.tensors.at(name).shape);
+    Json& list = json[name] = Json::array();
+    for (const Manifest::Part& part : parts) {
+      Json numbers = Json::array({part.file});
+      if (part.box != whole) {
+        numbers.push_back(part.box.offsets);
+        numbers.push_back(part.box.sizes);
+      }
+      list.push_back(std::move(numbers));
+    }
+  }
+  return json.dump();
+}
+
+// Throws if a part cannot lie in a tensor; nothing overflows then.
+Manifest::Part part_of_json(const Json& json, const Manifest& manifest,
+                            const Sizes& shape) {
+  Manifest::Part part{json.at(0).get<size_t>(), whole_box(shape)};
+  if (json.size() > 1) {
+    part.box = {json.at(1).get<Sizes>(), json.at(2).get<Sizes>()};
+  }
+  if (part.file >= manifest.files.size() ||
+      part.box.sizes.size() != shape.size() ||
+      !offsets_fit(part.box.offsets, part.box.sizes)) {
+    throw std::runtime_error("it has a part that lies in no file or tensor");
+  }
+  return part;
+}
+
 }  // namespace
+
+std::map<std::string, std::vector<Manifest::Part>> parts_of(
+    const SavePlan& plan) {
+  std::map<std::string, std::vector<Manifest::Part>> parts;
+  if (plan.parts.size() > kMostParts) return parts;
+  std::vector<size_t> first(plan.files.size() + 1, 0);  // file of each rank
+  for (size_t rank = 0; rank < plan.files.size(); ++rank) {
+    first[rank + 1] = first[rank] + plan.files[rank];
+  }
+  for (const SavePlan::Part& part : plan.parts) {
+    parts[part.name].push_back({first.at(part.rank) + part.file, part.box});
+  }
+  return parts;
+}
 
 std::string lockstep_version() { return LOCKSTEP_VERSION; }
 std::string torch_version() { return TORCH_VERSION; }
@@ -59,6 +110,14 @@ std::string text_of(const Manifest& manifest) {
         {"param_groups", json_of_groups(*manifest.param_groups)}};
   }
   if (!manifest.tied.empty()) json["tied"] = manifest.tied;
+  for (const auto& [name, item] : manifest.items) {
+    Json values = Json::array();
+    for (const StateTree& one : item.values) {
+      values.push_back(item_json(name, one));
+    }
+    json["items"][name] = {{"per_rank", item.per_rank},
+                           {"values", std::move(values)}};
+  }
   json["files"] = Json::array();
   for (const WrittenFile& file : manifest.files) {
     json["files"].push_back({{"name", file.name},
@@ -73,6 +132,9 @@ std::string text_of(const Manifest& manifest) {
   }
   std::string text = json.dump(1);
   text.resize(text.size() - 2);  // without "\n}"
+  if (!manifest.parts.empty()) {
+    text += ",\n \"parts\": " + text_of_parts(manifest);
+  }
   return text + manifest_tail(xxh3(text));
 }
 
@@ -106,6 +168,18 @@ Manifest manifest_of(const std::string& text, uint64_t* checksum) {
   if (json.contains("tied")) {
     manifest.tied = json.at("tied").get<std::map<std::string, std::string>>();
   }
+  if (json.contains("items")) {
+    for (const auto& [name, stored] : json.at("items").items()) {
+      Manifest::Item& item = manifest.items[name];
+      item.per_rank = stored.at("per_rank").get<bool>();
+      for (const Json& one : stored.at("values")) {
+        item.values.push_back(item_values_of(one));
+      }
+      if (!item.per_rank && item.values.size() != 1) {
+        throw std::runtime_error("the item \"" + name + "\" has no values");
+      }
+    }
+  }
   for (const Json& file : json.at("files")) {
     const auto name = file.at("name").get<std::string>();
     // A file of unknown origin must not make us read files elsewhere.
@@ -123,6 +197,18 @@ Manifest manifest_of(const std::string& text, uint64_t* checksum) {
         dtype_of_safetensors(tensor.at("dtype").get<std::string>()),
         tensor.at("shape").get<Sizes>(),
         tensor.at("placement").get<std::string>()};
+  }
+  if (!json.contains("parts")) return manifest;
+  for (const auto& [name, parts] : json.at("parts").items()) {
+    const auto tensor = manifest.tensors.find(name);
+    if (tensor == manifest.tensors.end()) {
+      throw std::runtime_error("it has parts of \"" + name +
+                               "\", which is no tensor of it");
+    }
+    auto& list = manifest.parts[name];
+    for (const Json& part : parts) {
+      list.push_back(part_of_json(part, manifest, tensor->second.shape));
+    }
   }
   return manifest;
 }

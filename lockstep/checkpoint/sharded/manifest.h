@@ -32,9 +32,31 @@ struct Manifest {
   // The further names of a parameter that a module has under several (tied
   // weights), with its first, which the optimizer's state has.
   std::map<std::string, std::string> tied{};
+  // The items of the training, by name. Their tensors have names that begin with
+  // the item's and a dot; if the state is that of each rank, with the item's, a
+  // dot, the rank and a dot.
+  struct Item {
+    bool per_rank = false;
+    std::vector<StateTree> values;  // one, or one of each rank
+  };
+  std::map<std::string, Item> items{};
   std::vector<WrittenFile> files{};
   std::map<std::string, SavePlan::Tensor> tensors{};
+  // Which file (its number in `files`) has which box of a tensor, by name; so a
+  // rank reads only the headers of the files that have something for it. Empty
+  // if the manifest does not say: one of an older version, or of so many parts
+  // that listing them would take as long as reading the headers.
+  struct Part {
+    size_t file = 0;
+    Box box;
+  };
+  std::map<std::string, std::vector<Part>> parts{};
 };
+
+// Returns Manifest::parts of a plan whose files are listed by rank; nothing if
+// there are too many.
+std::map<std::string, std::vector<Manifest::Part>> parts_of(
+    const SavePlan& plan);
 
 inline constexpr const char* kManifestName = "manifest.json";
 

@@ -49,6 +49,7 @@ std::vector<at::Tensor> map_tensors(const TensorFiles& files,
   for (const std::string& name : names) {
     const TensorFiles::Tensor& tensor = files.tensors().at(name);
     const TensorFiles::Part& part = tensor.parts.front();
+    files.require_header(part.file);
     const bool aligned = part.begin % c10::elementSize(tensor.dtype) == 0;
     if (tensor.parts.size() > 1 || !aligned || part.bytes == 0) {
       result.push_back(read_tensor(files, name, false));

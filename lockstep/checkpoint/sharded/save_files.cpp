@@ -22,6 +22,11 @@ void SaveFiles::make_folder(const std::string& path) {
   if (::mkdir(path.c_str(), 0777) != 0) fail("cannot be made", path);
 }
 
+FileDescriptor SaveFiles::open_folder(const std::string& path) {
+  return FileDescriptor(
+      ::open(path.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
+}
+
 FileDescriptor SaveFiles::create(const std::string& path) {
   before("open", path);
   FileDescriptor file(

@@ -10,6 +10,7 @@
 #include <tuple>
 
 #include "lockstep/checkpoint/safetensors/safetensors_header.h"
+#include "lockstep/checkpoint/tensor_bytes.h"
 
 namespace lockstep::internal {
 namespace {
@@ -26,7 +27,7 @@ struct Item {
   std::string name;
   Box box;
   int64_t bytes = 0;
-  std::vector<size_t> holders;
+  size_t held_by = 0;
 };
 
 std::string dtype_and_shape(const SavePlan::Tensor& tensor) {
@@ -91,11 +92,14 @@ std::vector<Item> items_of(const std::vector<Json>& claims, SavePlan& plan) {
     }
   }
   std::vector<Item> items;
+  std::map<std::vector<size_t>, size_t> sets;
   for (auto& [key, ranks] : holders) {
     const auto& [name, box] = key;
     const auto item_size =
         static_cast<int64_t>(c10::elementSize(plan.tensors.at(name).dtype));
-    items.push_back({name, box, box.numel() * item_size, std::move(ranks)});
+    const auto [set, is_new] = sets.emplace(ranks, sets.size());
+    if (is_new) plan.holders.push_back(std::move(ranks));
+    items.push_back({name, box, box.numel() * item_size, set->second});
   }
   return items;
 }
@@ -138,9 +142,10 @@ void assign(SavePlan& plan, std::vector<Item> items, size_t ranks) {
   // Parts that only one rank has come first, then large ones before small ones,
   // so that the small ones even out the sums.
   std::stable_sort(items.begin(), items.end(),
-                   [](const Item& a, const Item& b) {
-                     const auto key = [](const Item& item) {
-                       return std::tuple(item.holders.size() > 1, -item.bytes);
+                   [&](const Item& a, const Item& b) {
+                     const auto key = [&](const Item& item) {
+                       return std::tuple(plan.holders[item.held_by].size() > 1,
+                                         -item.bytes);
                      };
                      return key(a) < key(b);
                    });
@@ -151,13 +156,14 @@ void assign(SavePlan& plan, std::vector<Item> items, size_t ranks) {
                         static_cast<int64_t>(ranks);
   std::vector<int64_t> load(ranks);
   for (const Item& item : items) {
-    const auto& holders = item.holders;
+    const auto& holders = plan.holders[item.held_by];
     if (holders.size() > 1 && item.bytes >= kSmallestCut &&
         item.bytes > share / 4) {
       const auto parts = cut(item.box, holders.size());
       for (size_t i = 0; i < parts.size(); ++i) {
         load[holders[i]] += item.bytes / static_cast<int64_t>(parts.size());
-        plan.parts.push_back({item.name, parts[i], holders[i]});
+        plan.parts.push_back(
+            {item.name, parts[i], holders[i], 0, item.held_by});
       }
       if (!parts.empty()) continue;
     }
@@ -165,7 +171,7 @@ void assign(SavePlan& plan, std::vector<Item> items, size_t ranks) {
         holders.begin(), holders.end(),
         [&](size_t a, size_t b) { return load[a] < load[b]; });
     load[rank] += item.bytes;
-    plan.parts.push_back({item.name, item.box, rank});
+    plan.parts.push_back({item.name, item.box, rank, 0, item.held_by});
   }
 }
 
@@ -195,6 +201,31 @@ void choose_files(SavePlan& plan, size_t ranks) {
                    });
 }
 
+// What a rank has of tensors, by name.
+class HeldElements {
+ public:
+  explicit HeldElements(const std::vector<TensorShard>& shards) {
+    for (const TensorShard& shard : shards) {
+      held_[shard.name] = held_boxes(shard);
+    }
+  }
+
+  // The rank must have the part.
+  at::Tensor of(const SavePlan::Part& part) const {
+    for (const HeldBox& whole : held_.at(part.name)) {
+      if (part.box == whole.box ||
+          intersection(part.box, whole.box) == part.box) {
+        return narrow_to(whole.elements, whole.box, part.box);
+      }
+    }
+    throw std::logic_error("the rank does not have a part of \"" + part.name +
+                           "\" that the plan says it has");
+  }
+
+ private:
+  std::map<std::string, std::vector<HeldBox>> held_;
+};
+
 }  // namespace
 
 Json claims_of(const std::vector<TensorShard>& shards) {
@@ -205,6 +236,7 @@ Json claims_of(const std::vector<TensorShard>& shards) {
       throw std::invalid_argument("two tensors are named \"" + shard.name +
                                   "\"; a snapshot needs one name for each");
     }
+    require_dense(shard.name, shard.tensor);
     Json boxes = Json::array();
     for (const HeldBox& held : held_boxes(shard)) {
       boxes.push_back({held.box.offsets, held.box.sizes});
@@ -231,10 +263,7 @@ SavePlan plan_save(const std::vector<Json>& claims) {
 
 std::vector<std::vector<PlannedEntry>> entries_of(
     const SavePlan& plan, size_t rank, const std::vector<TensorShard>& shards) {
-  std::map<std::string, std::vector<HeldBox>> held;
-  for (const TensorShard& shard : shards) {
-    held[shard.name] = held_boxes(shard);
-  }
+  const HeldElements held(shards);
   std::vector<std::vector<PlannedEntry>> files(plan.files.at(rank));
   for (const SavePlan::Part& part : plan.parts) {
     if (part.rank != rank) continue;
@@ -242,19 +271,26 @@ std::vector<std::vector<PlannedEntry>> entries_of(
       files[part.file].push_back(
           {part.name, part.box,
            at::empty(part.box.sizes, plan.tensors.at(part.name).dtype)});
-      continue;
-    }
-    for (const HeldBox& whole : held.at(part.name)) {
-      const bool holds = part.box == whole.box ||
-                         intersection(part.box, whole.box) == part.box;
-      if (!holds) continue;
-      files[part.file].push_back(
-          {part.name, part.box,
-           narrow_to(whole.elements, whole.box, part.box)});
-      break;
+    } else {
+      files[part.file].push_back({part.name, part.box, held.of(part)});
     }
   }
   return files;
+}
+
+std::vector<PlannedEntry> replicas_of(const SavePlan& plan, size_t rank,
+                                      const std::vector<TensorShard>& shards) {
+  const HeldElements held(shards);
+  std::vector<PlannedEntry> replicas;
+  for (const SavePlan::Part& part : plan.parts) {
+    const auto& holders = plan.holders[part.held_by];
+    if (part.rank == rank || part.box.numel() == 0 ||
+        !std::binary_search(holders.begin(), holders.end(), rank)) {
+      continue;
+    }
+    replicas.push_back({part.name, part.box, held.of(part)});
+  }
+  return replicas;
 }
 
 }  // namespace lockstep::internal

@@ -32,10 +32,15 @@ struct SavePlan {
     // most one part of a tensor, because the names in it must differ.
     size_t rank = 0;
     size_t file = 0;
+    // Index in `holders`.
+    size_t held_by = 0;
   };
   std::map<std::string, Tensor> tensors;  // by name
   std::vector<Part> parts;                // by name, then by box
   std::vector<size_t> files;              // how many each rank writes
+  // Each set of ranks that have the same part, ascending. Their values must be
+  // equal.
+  std::vector<std::vector<size_t>> holders;
 };
 
 // Makes the plan from the claims_of() all ranks, in rank order. A part that
@@ -59,6 +64,11 @@ struct PlannedEntry {
 // were made.
 std::vector<std::vector<PlannedEntry>> entries_of(
     const SavePlan& plan, size_t rank, const std::vector<TensorShard>& shards);
+
+// Returns what `rank` has, too, but another rank writes, in the order of
+// plan.parts.
+std::vector<PlannedEntry> replicas_of(const SavePlan& plan, size_t rank,
+                                      const std::vector<TensorShard>& shards);
 
 // Below this size a tensor is not cut.
 inline constexpr int64_t kSmallestCut = int64_t{1} << 20;

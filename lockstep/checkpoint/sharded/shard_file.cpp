@@ -31,22 +31,6 @@ constexpr size_t kLargeTensor = size_t{16} << 20;
 // Smaller tensors are collected, so that they do not cost a system call each.
 constexpr size_t kSmallTensor = size_t{64} << 10;
 
-size_t blocks_of(uint64_t bytes) {
-  return static_cast<size_t>((bytes + kChecksumBlock - 1) / kChecksumBlock);
-}
-
-// Returns whether such a part can lie in some tensor; nothing overflows then.
-bool offsets_fit(const Sizes& offsets, const Sizes& sizes) {
-  if (offsets.size() != sizes.size()) return false;
-  for (size_t d = 0; d < sizes.size(); ++d) {
-    if (offsets[d] < 0 ||
-        offsets[d] > std::numeric_limits<int64_t>::max() - sizes[d]) {
-      return false;
-    }
-  }
-  return true;
-}
-
 // Appends the tensors' bytes to the file, and collects small ones.
 class BytesWriter {
  public:
@@ -111,6 +95,21 @@ class BytesWriter {
 
 }  // namespace
 
+size_t block_count(uint64_t bytes) {
+  return static_cast<size_t>((bytes + kChecksumBlock - 1) / kChecksumBlock);
+}
+
+std::vector<uint64_t> block_checksums(const at::Tensor& tensor) {
+  const at::Tensor values = file_form(tensor);
+  const auto* const data = static_cast<const char*>(values.const_data_ptr());
+  std::vector<uint64_t> sums;
+  for (size_t begin = 0; begin < values.nbytes(); begin += kChecksumBlock) {
+    sums.push_back(xxh3(data + begin, std::min<size_t>(kChecksumBlock,
+                                                       values.nbytes() - begin)));
+  }
+  return sums;
+}
+
 std::string shard_file_name(size_t rank, size_t file, size_t files) {
   char name[96];
   std::snprintf(name, sizeof name,
@@ -122,7 +121,8 @@ std::string shard_file_name(size_t rank, size_t file, size_t files) {
 WrittenFile write_shard_file(SaveFiles& files, const std::string& folder,
                              const std::string& name,
                              std::vector<PlannedEntry> entries,
-                             std::map<std::string, std::string> metadata) {
+                             std::map<std::string, std::string> metadata,
+                             std::map<std::string, std::string>* checksums) {
   // Wide elements come first, so every tensor is aligned, because the first is.
   std::stable_sort(entries.begin(), entries.end(),
                    [](const PlannedEntry& a, const PlannedEntry& b) {
@@ -138,7 +138,7 @@ WrittenFile write_shard_file(SaveFiles& files, const std::string& folder,
     places.push_back(
         {entry.name, entry.elements.scalar_type(), entry.box.sizes, size, end});
     offsets[entry.name] = {{kSavedOffsets, entry.box.offsets}};
-    sums[entry.name] = std::string(blocks_of(end - size) * 16, '0');
+    sums[entry.name] = std::string(block_count(end - size) * 16, '0');
     size = end;
   }
   metadata["DCP_VERSION"] = "1.0";
@@ -161,6 +161,7 @@ WrittenFile write_shard_file(SaveFiles& files, const std::string& folder,
         static_cast<const char*>(bytes.const_data_ptr()), bytes.nbytes());
   }
   writer.flush();
+  if (checksums) *checksums = sums.get<std::map<std::string, std::string>>();
   const std::string text = make();
   const uint64_t length = text.size();
   std::string head(sizeof length, '\0');
@@ -169,6 +170,17 @@ WrittenFile write_shard_file(SaveFiles& files, const std::string& folder,
   files.write_at(file, path, 0, head.data(), head.size());
   files.sync(file, path);
   return {name, data_offset + size, xxh3(head)};
+}
+
+bool offsets_fit(const Sizes& offsets, const Sizes& sizes) {
+  if (offsets.size() != sizes.size()) return false;
+  for (size_t d = 0; d < sizes.size(); ++d) {
+    if (offsets[d] < 0 || sizes[d] < 0 ||
+        offsets[d] > std::numeric_limits<int64_t>::max() - sizes[d]) {
+      return false;
+    }
+  }
+  return true;
 }
 
 std::vector<ShardDetails> shard_details(const SafetensorsHeader& header) {
@@ -200,7 +212,7 @@ std::vector<ShardDetails> shard_details(const SafetensorsHeader& header) {
     }
     if (sums.is_null()) continue;
     const auto text = sums.at(entry.name).get<std::string>();
-    if (text.size() != blocks_of(entry.end - entry.begin) * 16) {
+    if (text.size() != block_count(entry.end - entry.begin) * 16) {
       throw std::runtime_error("tensor \"" + entry.name +
                                "\" has too many or too few checksums");
     }

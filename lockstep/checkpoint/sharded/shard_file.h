@@ -31,8 +31,15 @@ struct WrittenFile {
   uint64_t header_checksum = 0;  // XXH3 of all bytes before the tensors
 };
 
+// Returns the checksums of a tensor's blocks. Its elements are those of
+// file_form() (tensor_bytes.h).
+std::vector<uint64_t> block_checksums(const at::Tensor& tensor);
+size_t block_count(uint64_t bytes);
+
 // Writes the file `name` in `folder` and blocks until its content is on the
-// disk. `metadata`: further entries for the header's metadata.
+// disk. `metadata`: further entries for the header's metadata. `checksums`, if
+// not null: is set to those of the tensors' blocks, by name, in hexadecimal
+// digits.
 //
 // Elements are written from the tensors' own memory, and their checksums are
 // computed on the way, while they are in the processor's cache; the header is
@@ -41,7 +48,9 @@ struct WrittenFile {
 WrittenFile write_shard_file(SaveFiles& files, const std::string& folder,
                              const std::string& name,
                              std::vector<PlannedEntry> entries,
-                             std::map<std::string, std::string> metadata);
+                             std::map<std::string, std::string> metadata,
+                             std::map<std::string, std::string>* checksums =
+                                 nullptr);
 
 // What a header of ours or of PyTorch's says of one tensor beyond the format.
 struct ShardDetails {
@@ -50,6 +59,10 @@ struct ShardDetails {
   // One for each block; empty if the file has none.
   std::vector<uint64_t> checksums;
 };
+
+// Returns whether a part with these offsets and sizes can lie in some tensor;
+// nothing overflows then.
+bool offsets_fit(const Sizes& offsets, const Sizes& sizes);
 
 // Returns the details of header.entries, in that order. Throws
 // std::runtime_error (or a JSON error) if they are not what one of the two

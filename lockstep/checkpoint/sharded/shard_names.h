@@ -17,6 +17,8 @@ inline constexpr const char* kModelPrefix = "model.";
 inline constexpr const char* kStatePrefix = "optimizer.state.";
 inline constexpr const char* kOptionPrefix = "optimizer.param_groups.";
 inline constexpr const char* kOptimizerPrefix = "optimizer.";
+// After the name of an item that is an optimizer, and a dot.
+inline constexpr const char* kItemStateInfix = "state.";
 // Before the number of a rank; Lockstep's own.
 inline constexpr const char* kGeneratorPrefix = "lockstep.generator.";
 

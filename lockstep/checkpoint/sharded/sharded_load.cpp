@@ -17,10 +17,12 @@
 #include "lockstep/checkpoint/scheduler_state.h"
 #include "lockstep/checkpoint/sharded/mapped_tensors.h"
 #include "lockstep/checkpoint/sharded/shard_names.h"
+#include "lockstep/checkpoint/sharded/sharded_save.h"
 #include "lockstep/checkpoint/sharded/snapshot_folder.h"
 #include "lockstep/checkpoint/sharded/state_shards.h"
 #include "lockstep/checkpoint/sharded/tensor_reader.h"
 #include "lockstep/checkpoint/snapshot_error.h"
+#include "lockstep/checkpoint/state_items.h"
 #include "lockstep/checkpoint/tensor_memory.h"
 #include "lockstep/comm/tensor_layout.h"
 #include "lockstep/comm/words_of.h"
@@ -70,10 +72,11 @@ std::vector<std::string> model_names(const TensorFiles& files,
 // into.
 class ModelTargets {
  public:
-  // Throws what load_state_dict() throws.
+  // `prefix`: of the module's tensors in the files. Throws what
+  // load_state_dict() throws.
   ModelTargets(const TensorFiles& files, const torch::nn::Module& module,
-               const Renaming& renaming, const LoadStateDictOptions& options) {
-    const std::string prefix = model_prefix(files, &module);
+               const std::string& prefix, const Renaming& renaming,
+               const LoadStateDictOptions& options) {
     NamedTensors given;
     for (const std::string& name : model_names(files, prefix)) {
       given.emplace_back(name,
@@ -206,16 +209,18 @@ class KnownParameters {
 };
 
 // Returns the saved hyperparameters, with this optimizer's numbers of the
-// parameters. A folder of PyTorch's may have some of them as tensors
+// parameters. `listed`, if not null: the groups that the manifest has. A folder
+// of PyTorch's may have some of them as tensors
 // ("optimizer.param_groups.0.weight.lr"); this optimizer keeps the others.
 OptimizerState saved_groups(const TensorFiles& files,
+                            const std::vector<NamedGroup>* listed,
                             const OptimizerShards::State& own,
                             const std::vector<NamedGroup>& own_names,
                             const KnownParameters& parameters,
                             Foreign& foreign) {
   OptimizerState groups = own.groups;
-  if (files.manifest()) {
-    const auto& saved = *files.manifest()->param_groups;
+  if (listed) {
+    const auto& saved = *listed;
     if (saved.size() != own_names.size()) {
       refuse_optimizer("it has " + std::to_string(saved.size()) +
                        " parameter groups, the optimizer has " +
@@ -261,12 +266,21 @@ OptimizerState saved_groups(const TensorFiles& files,
   return groups;
 }
 
+// An optimizer that is to be restored, and what the files have of it.
+struct OptimizerToLoad {
+  torch::optim::Optimizer& optimizer;
+  const OptimizerShards::State& own;
+  const torch::nn::Module& module;
+  std::string prefix;                     // of its state's tensors
+  const std::vector<NamedGroup>* listed;  // as in saved_groups()
+};
+
 // Makes tensors for the state that this rank loads, which `reader` will fill,
 // and checks whether they fit the optimizer.
 std::unique_ptr<PreparedOptimizer> prepare_optimizer(
-    const TensorFiles& files, torch::optim::Optimizer& optimizer,
-    const OptimizerShards::State& own, const torch::nn::Module& module,
-    bool checksums, TensorReader& reader, Foreign& foreign) {
+    const TensorFiles& files, const OptimizerToLoad& to_load, bool checksums,
+    TensorReader& reader, Foreign& foreign) {
+  const auto& [optimizer, own, module, state_prefix, listed] = to_load;
   std::vector<std::string> names = names_of(own, module);
   std::vector<NamedGroup> own_groups = named_groups(own, module);
   // A parameter that was tied to another when it was saved has no state under
@@ -282,16 +296,17 @@ std::unique_ptr<PreparedOptimizer> prepare_optimizer(
   }
   const KnownParameters parameters(own, module);
   const OptimizerState groups =
-      saved_groups(files, own, own_groups, parameters, foreign);
+      saved_groups(files, listed, own, own_groups, parameters, foreign);
   size_t known = 0;
   for (const std::string& name : names) {
-    known += keys_under(files, kStatePrefix + name + ".").size();
+    known += keys_under(files, state_prefix + name + ".").size();
   }
-  const auto all = files.names_under(kStatePrefix);
+  const auto all = files.names_under(state_prefix);
   if (known != all.size()) {
+    const std::set<std::string> own_names(names.begin(), names.end());
     for (const std::string& name : all) {
       const std::string of = name.substr(0, name.rfind('.'));
-      if (std::find(names.begin(), names.end(), of) == names.end()) {
+      if (!own_names.contains(of)) {
         parameters.add_foreign(of,
                                "it has state for " + of +
                                    ", which is no parameter of the optimizer",
@@ -304,7 +319,7 @@ std::unique_ptr<PreparedOptimizer> prepare_optimizer(
     const OptimizerShards::Part& part = own.parts[i];
     const auto number = static_cast<size_t>(part.parameter);
     const at::Tensor& parameter = own.parameters[number];
-    const std::string prefix = kStatePrefix + names[number] + ".";
+    const std::string prefix = state_prefix + names[number] + ".";
     for (const std::string& key : keys_under(files, prefix)) {
       const std::string name = prefix + key;
       at::Tensor value;
@@ -330,12 +345,9 @@ std::unique_ptr<PreparedOptimizer> prepare_optimizer(
 }
 
 std::optional<at::Tensor> prepare_generator(const TensorFiles& files,
-                                            const Ranks& ranks, bool checksums,
-                                            TensorReader& reader) {
+                                            const Ranks& ranks,
+                                            bool checksums) {
   const auto saved = files.names_under(kGeneratorPrefix);
-  for (const std::string& rank : saved) {
-    reader.add_to_verify(kGeneratorPrefix + rank);
-  }
   return generator_state_for(
       files.path(), saved.size(),
       [&](size_t rank) {
@@ -365,12 +377,14 @@ StateTree saved_scheduler(const Manifest& manifest) {
 struct ReadySnapshot {
   std::unique_ptr<TensorFiles> files;
   std::unique_ptr<TensorReader> reader;
-  std::unique_ptr<PreparedOptimizer> optimizer;
+  std::vector<std::unique_ptr<PreparedOptimizer>> optimizers;
   std::function<void()> scheduler;
+  std::vector<std::function<void()>> objects;  // which may throw
   std::optional<at::Tensor> generator;
   // What this rank lacks, and another must have.
   std::vector<std::string> foreign_tensors;
   Foreign foreign_parameters;
+  LoadedSnapshot parts;  // which were restored and which were not
 };
 
 // kDamaged: this snapshot cannot be used, but an older one may be.
@@ -386,7 +400,7 @@ class FolderLoad {
         ranks_(ranks) {}
 
   LoadedSnapshot run() {
-    find_optimizer();
+    find_optimizers();
     const std::vector<std::string> candidates = list_candidates();
     LoadedSnapshot result;
     for (const std::string& candidate : candidates) {
@@ -397,9 +411,10 @@ class FolderLoad {
         continue;
       }
       take_over();
-      result.found = true;
-      result.path = candidate;
-      return result;
+      ready_.parts.found = true;
+      ready_.parts.path = candidate;
+      ready_.parts.skipped = std::move(result.skipped);
+      return ready_.parts;
     }
     if (candidates.empty()) return result;
     if (failure_ && candidates.size() == 1) std::rethrow_exception(failure_);
@@ -415,10 +430,13 @@ class FolderLoad {
 
  private:
   // Comes first, because it may be collective.
-  void find_optimizer() {
-    if (!state_.optimizer) return;
+  void find_optimizers() {
     try {
-      optimizer_ = optimizer_state_of(*state_.optimizer);
+      if (state_.optimizer) optimizer_ = optimizer_state_of(*state_.optimizer);
+      for (const auto& [name, item] : state_.items) {
+        if (!item.optimizer()) continue;
+        optimizers_.emplace(name, optimizer_state_of(*item.optimizer()));
+      }
     } catch (const std::invalid_argument&) {
       // This optimizer cannot be saved. A run that only reads need not know,
       // if there is no state to load.
@@ -431,7 +449,7 @@ class FolderLoad {
     Json mine = Json::object();
     std::exception_ptr failure;
     try {
-      if (options_.will_save) require_optimizer(state_);
+      if (options_.will_save) check_for_folder(state_, {});
       if (options_.will_save && optimizer_failure_) {
         std::rethrow_exception(optimizer_failure_);
       }
@@ -469,7 +487,8 @@ class FolderLoad {
     }
     try {
       ready_.files =
-          std::make_unique<TensorFiles>(TensorFiles::open_folder(candidate));
+          std::make_unique<TensorFiles>(TensorFiles::open_folder(
+              candidate, TensorFiles::Headers::kWhenNeeded));
       ready_.reader = std::make_unique<TensorReader>(*ready_.files);
       fit(*ready_.files, *ready_.reader);
       ready_.reader->verify(options_.verify);
@@ -495,24 +514,107 @@ class FolderLoad {
     if (!state_.model) {
       throw std::invalid_argument("TrainingState.model is not set");
     }
-    const ModelTargets targets(files, *state_.model, {}, {.strict = false});
-    IncompatibleKeys keys = targets.incompatible();
-    if (!keys.missing_keys.empty()) require_same_keys(keys);
-    ready_.foreign_tensors = std::move(keys.unexpected_keys);
-    targets.add_to(reader);
-    if (state_.optimizer && has_optimizer_state(files)) {
+    fit_module("model", *state_.model, model_prefix(files, state_.model.get()),
+               "", files, reader);
+    const auto& manifest = files.manifest();
+    const bool has_optimizer = has_optimizer_state(files);
+    if (note("optimizer", state_.optimizer, has_optimizer)) {
       if (optimizer_failure_) std::rethrow_exception(optimizer_failure_);
-      ready_.optimizer = prepare_optimizer(
-          files, *state_.optimizer, *optimizer_, *state_.model, options_.verify,
-          reader, ready_.foreign_parameters);
+      ready_.optimizers.push_back(prepare_optimizer(
+          files,
+          {*state_.optimizer, *optimizer_, *state_.model, kStatePrefix,
+           manifest ? &*manifest->param_groups : nullptr},
+          options_.verify, reader, ready_.foreign_parameters));
     }
-    if (state_.scheduler && files.manifest() &&
-        files.manifest()->numbers.scheduler_state) {
+    const bool has_scheduler =
+        manifest && manifest->numbers.scheduler_state.has_value();
+    if (note("scheduler", state_.scheduler, has_scheduler)) {
       ready_.scheduler =
-          state_.scheduler->prepare_load(saved_scheduler(*files.manifest()));
+          state_.scheduler->prepare_load(saved_scheduler(*manifest));
     }
-    ready_.generator =
-        prepare_generator(files, ranks_, options_.verify, reader);
+    ready_.generator = prepare_generator(files, ranks_, options_.verify);
+    note("generator", true, ready_.generator.has_value());
+    const auto saved = manifest ? manifest->items : decltype(manifest->items)();
+    for (const auto& [name, item] : state_.items) {
+      const auto found = saved.find(name);
+      // What each rank has saved says nothing to another number of ranks.
+      const bool fits =
+          found != saved.end() && found->second.per_rank == item.is_per_rank() &&
+          (!item.is_per_rank() ||
+           found->second.values.size() == ranks_.size());
+      if (note(name, true, fits)) {
+        fit_item(name, item, found->second, files, reader);
+      }
+    }
+    for (const auto& [name, item] : saved) {
+      if (!state_.items.contains(name)) ready_.parts.not_used.push_back(name);
+    }
+  }
+
+  // Returns whether a part is restored, and notes it.
+  bool note(const std::string& name, bool has, bool is_saved) {
+    auto& parts = ready_.parts;
+    if (has || is_saved) {
+      (has && is_saved ? parts.restored
+       : has           ? parts.not_restored
+                       : parts.not_used)
+          .push_back(name);
+    }
+    return has && is_saved;
+  }
+
+  // `shown`: stands before the names of its tensors in errors.
+  void fit_module(const std::string& part, torch::nn::Module& module,
+                  const std::string& prefix, const std::string& shown,
+                  const TensorFiles& files, TensorReader& reader) {
+    const ModelTargets targets(files, module, prefix, {}, {.strict = false});
+    IncompatibleKeys keys = targets.incompatible();
+    for (auto* names : {&keys.missing_keys, &keys.unexpected_keys}) {
+      for (std::string& name : *names) name.insert(0, shown);
+    }
+    if (!keys.missing_keys.empty()) require_same_keys(keys);
+    for (std::string& name : keys.unexpected_keys) {
+      ready_.foreign_tensors.push_back(std::move(name));
+    }
+    targets.add_to(reader);
+    if (shown.empty()) note(part, true, true);
+  }
+
+  void fit_item(const std::string& name, const StateItem& item,
+                const Manifest::Item& saved, const TensorFiles& files,
+                TensorReader& reader) {
+    std::string prefix = name + ".";
+    if (item.module()) {
+      return fit_module(name, *item.module(), prefix, prefix, files, reader);
+    }
+    if (item.optimizer()) {
+      if (optimizer_failure_) std::rethrow_exception(optimizer_failure_);
+      const OptimizerShards::State& own = optimizers_.at(name);
+      const auto groups = groups_of_values(saved.values.front());
+      ready_.optimizers.push_back(prepare_optimizer(
+          files,
+          {*item.optimizer(), own, module_of_optimizer(state_, name, own),
+           prefix + kItemStateInfix, &groups},
+          options_.verify, reader, ready_.foreign_parameters));
+      return;
+    }
+    ItemState state;
+    if (item.is_per_rank()) {
+      state.values = saved.values[ranks_.rank()];
+      prefix += std::to_string(ranks_.rank()) + ".";
+    } else {
+      state.values = saved.values.front();
+    }
+    for (const std::string& key : files.names_under(prefix)) {
+      state.tensors.emplace_back(
+          key, read_tensor(files, prefix + key, options_.verify));
+    }
+    try {
+      ready_.objects.push_back(item.prepare_load(state));
+    } catch (const std::invalid_argument& problem) {
+      throw std::invalid_argument("the item \"" + name +
+                                  "\" does not fit: " + problem.what());
+    }
   }
 
   // Returns what is damaged; nothing if every rank is ready. Throws on every
@@ -526,7 +628,7 @@ class FolderLoad {
       mine["digest"] = ready_.files->digest();
       mine["foreign_tensors"] = ready_.foreign_tensors;
       mine["stages"] = stages_of(*state_.model, /*buffers=*/false);
-      if (ready_.optimizer) {
+      if (!ready_.optimizers.empty()) {
         mine["foreign_parameters"] = ready_.foreign_parameters;
       }
     }
@@ -605,6 +707,9 @@ class FolderLoad {
     Json mine = Json::object();
     try {
       ready_.reader->read();
+      for (const auto& optimizer : ready_.optimizers) optimizer->apply();
+      if (ready_.scheduler) ready_.scheduler();
+      for (const auto& load : ready_.objects) load();
     } catch (...) {
       failure = std::current_exception();
       mine["failed"] = words_of(failure) +
@@ -612,8 +717,6 @@ class FolderLoad {
                        "partly overwritten: load again)";
     }
     throw_first_failure(ranks_.gather_objects(mine), failure);
-    if (ready_.optimizer) ready_.optimizer->apply();
-    if (ready_.scheduler) ready_.scheduler();
     if (ready_.generator) set_generator_state(*ready_.generator);
     const Snapshot numbers = ready_.files->manifest()
                                  ? ready_.files->manifest()->numbers
@@ -629,6 +732,7 @@ class FolderLoad {
   const LoadSnapshotOptions& options_;
   const Ranks& ranks_;
   std::optional<OptimizerShards::State> optimizer_;
+  std::map<std::string, OptimizerShards::State> optimizers_;  // of items
   std::exception_ptr optimizer_failure_;
 
   // What the next three say is about the snapshot that is tried.
@@ -679,7 +783,7 @@ IncompatibleKeys load_weights(const TensorFiles& files,
                               torch::nn::Module& module,
                               const LoadModelOptions& options) {
   const ModelTargets targets(
-      files, module, options.rename,
+      files, module, model_prefix(files, &module), options.rename,
       {.strict = options.strict, .convert = options.convert});
   if (options.mmap) {
     targets.map(files);
@@ -712,7 +816,15 @@ Snapshot read_snapshot_folder(const TensorFiles& files) {
     }
     snapshot.generator_states.push_back(read_tensor(files, name));
   }
-  if (!files.manifest() || !files.manifest()->param_groups) return snapshot;
+  if (!files.manifest()) return snapshot;
+  for (const auto& [name, item] : files.manifest()->items) {
+    ItemState& state = snapshot.items[name];
+    state.values = item.per_rank ? StateTree(item.values) : item.values.front();
+    for (const std::string& key : files.names_under(name + ".")) {
+      state.tensors.emplace_back(key, read_tensor(files, name + "." + key));
+    }
+  }
+  if (!files.manifest()->param_groups) return snapshot;
   OptimizerState& optimizer = snapshot.optimizer_state.emplace();
   int64_t number = 0;
   for (const NamedGroup& group : *files.manifest()->param_groups) {

@@ -1,5 +1,6 @@
 #include "lockstep/checkpoint/sharded/sharded_save.h"
 
+#include <algorithm>
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -11,9 +12,11 @@
 #include "lockstep/checkpoint/rank_failure.h"
 #include "lockstep/checkpoint/safetensors/snapshot_json.h"
 #include "lockstep/checkpoint/scheduler_state.h"
+#include "lockstep/checkpoint/sharded/checksum.h"
 #include "lockstep/checkpoint/sharded/shard_names.h"
 #include "lockstep/checkpoint/sharded/state_shards.h"
 #include "lockstep/checkpoint/snapshot_error.h"
+#include "lockstep/checkpoint/state_items.h"
 #include "lockstep/checkpoint/utf8.h"
 
 namespace lockstep::internal {
@@ -149,7 +152,44 @@ std::string share_outcome(const Ranks& ranks, const std::string& folder,
   return shared.substr(1);
 }
 
+// Throws if a folder cannot hold such a training, whatever its tensors are.
+void require_for_folder(const TrainingState& state,
+                        const SnapshotOptions& options) {
+  if (!state.model) {
+    throw std::invalid_argument("TrainingState.model is not set");
+  }
+  if (state.step < 0) {
+    throw std::invalid_argument("TrainingState.step is " +
+                                std::to_string(state.step) +
+                                "; a folder of snapshots needs 0 or more");
+  }
+  if (options.keep_last < 0 || options.keep_every < 0) {
+    throw std::invalid_argument(
+        "SnapshotOptions::keep_last and keep_every must be 0 or more");
+  }
+  if (options.keep_every > 0 && options.keep_last == 0) {
+    throw std::invalid_argument(
+        "SnapshotOptions::keep_every is set, but without keep_last all "
+        "snapshots stay; set keep_last, too");
+  }
+  require_optimizer(state);
+  require_utf8(state.sampler_state, state.metadata);
+  require_item_names(state);
+}
+
 }  // namespace
+
+void check_for_folder(const TrainingState& state,
+                      const SnapshotOptions& options) {
+  require_for_folder(state, options);
+  std::vector<TensorShard> shards;
+  add_model(*state.model, kModelPrefix, shards);
+  for (const auto& [name, item] : state.items) {
+    if (item.module()) add_model(*item.module(), name + ".", shards);
+  }
+  for (const TensorShard& shard : shards) require_utf8(shard.name);
+  (void)claims_of(shards);
+}
 
 ShardedSave::ShardedSave(const std::string& folder, const TrainingState& state,
                          const SnapshotOptions& options, const Ranks& ranks,
@@ -185,36 +225,32 @@ std::vector<TensorToWrite> ShardedSave::tensors() {
   return all;
 }
 
+std::vector<TensorToCompare> ShardedSave::tensors_to_compare() {
+  std::vector<TensorToCompare> all;
+  for (Replica& replica : replicas_) {
+    all.push_back(
+        {replica.entry.name, replica.entry.elements, &replica.checksums});
+  }
+  return all;
+}
+
 void ShardedSave::collect(const TrainingState& state, Json& mine) {
   std::optional<OptimizerShards::State> optimizer;
-  // Comes first, because it may be collective.
+  std::map<std::string, OptimizerShards::State> of_items;
+  // These come first, because they may be collective.
   if (state.optimizer) optimizer = optimizer_state_of(*state.optimizer);
-  if (!state.model) {
-    throw std::invalid_argument("TrainingState.model is not set");
+  for (const auto& [name, item] : state.items) {
+    if (!item.optimizer()) continue;
+    of_items.emplace(name, optimizer_state_of(*item.optimizer()));
   }
-  if (state.step < 0) {
-    throw std::invalid_argument("TrainingState.step is " +
-                                std::to_string(state.step) +
-                                "; a folder of snapshots needs 0 or more");
-  }
-  if (options_.keep_last < 0 || options_.keep_every < 0) {
-    throw std::invalid_argument(
-        "SnapshotOptions::keep_last and keep_every must be 0 or more");
-  }
-  if (options_.keep_every > 0 && options_.keep_last == 0) {
-    throw std::invalid_argument(
-        "SnapshotOptions::keep_every is set, but without keep_last all "
-        "snapshots stay; set keep_last, too");
-  }
-  require_optimizer(state);
-  require_utf8(state.sampler_state, state.metadata);
-  add_model(*state.model, shards_);
+  require_for_folder(state, options_);
+  add_model(*state.model, kModelPrefix, shards_);
   for (const ModuleTensor& tensor : tensors_of(*state.model)) {
     if (!tensor.is_parameter) buffers_.insert(kModelPrefix + tensor.name);
   }
   Json claims_of_optimizer;
   if (optimizer) {
-    add_optimizer(*optimizer, *state.model, shards_);
+    add_optimizer(*optimizer, *state.model, kStatePrefix, shards_);
     manifest_.param_groups = named_groups(*optimizer, *state.model);
     const bool is_sharded =
         dynamic_cast<OptimizerShards*>(state.optimizer) != nullptr;
@@ -222,6 +258,8 @@ void ShardedSave::collect(const TrainingState& state, Json& mine) {
         *optimizer, *manifest_.param_groups, *state.model, shards_, is_sharded);
     if (state.scheduler) add_scheduler(*state.scheduler);
   }
+  Json items_of_ranks = Json::object();
+  add_items(state, of_items, items_of_ranks);
   const at::Tensor generator = generator_state();
   shards_.push_back({kGeneratorPrefix + std::to_string(rank_),
                      generator.sizes().vec(), Replicate{}, generator});
@@ -234,7 +272,52 @@ void ShardedSave::collect(const TrainingState& state, Json& mine) {
   mine = {{"optimizer", std::move(claims_of_optimizer)},
           {"tied", tied_names(*state.model)},
           {"stages", stages_of(*state.model, /*buffers=*/true)},
+          {"items", std::move(items_of_ranks)},
           {"claims", claims_of(shards_)}};
+}
+
+void ShardedSave::add_items(
+    const TrainingState& state,
+    const std::map<std::string, OptimizerShards::State>& optimizers,
+    Json& of_ranks) {
+  for (const auto& [name, item] : state.items) {
+    Manifest::Item& stored = manifest_.items[name];
+    const std::string prefix = name + ".";
+    if (item.module()) {
+      add_model(*item.module(), prefix, shards_);
+      for (const ModuleTensor& tensor : tensors_of(*item.module())) {
+        if (!tensor.is_parameter) buffers_.insert(prefix + tensor.name);
+      }
+      stored.values.emplace_back();
+      continue;
+    }
+    if (item.optimizer()) {
+      const OptimizerShards::State& own = optimizers.at(name);
+      const auto& module = module_of_optimizer(state, name, own);
+      add_optimizer(own, module, prefix + kItemStateInfix, shards_);
+      stored.values.push_back(values_of_groups(named_groups(own, module)));
+      continue;
+    }
+    ItemState saved = item.state_dict();
+    require_utf8(saved.values);
+    const Json values = item_json(name, saved.values);  // throws here, not later
+    stored.per_rank = item.is_per_rank();
+    if (stored.per_rank) {
+      of_ranks[name] = values;
+    } else {
+      stored.values.push_back(std::move(saved.values));
+    }
+    const std::string own_prefix =
+        stored.per_rank ? prefix + std::to_string(rank_) + "." : prefix;
+    for (auto& [key, tensor] : saved.tensors) {
+      buffers_.insert(own_prefix + key);  // the object may change it at any time
+      shards_.push_back({.name = own_prefix + key,
+                         .shape = tensor.sizes().vec(),
+                         .placement = Replicate{},
+                         .tensor = tensor.detach(),
+                         .of_first_rank = true});
+    }
+  }
 }
 
 // Its numbers for each group go to the options of the optimizer's groups.
@@ -264,6 +347,18 @@ void ShardedSave::make_plan(const std::vector<Json>& all) {
     for (const auto& [name, first] : rank.at("tied").items()) {
       manifest_.tied.try_emplace(name, first.get<std::string>());
     }
+    for (auto& [name, item] : manifest_.items) {
+      if (!item.per_rank) continue;
+      const auto found = rank.at("items").find(name);
+      if (found == rank.at("items").end()) {
+        throw std::invalid_argument(
+            "rank " + std::to_string(item.values.size()) +
+            " does not save the state of the item \"" + name +
+            "\" as that of each rank, as another rank does; give all ranks the "
+            "same items");
+      }
+      item.values.push_back(item_values_of(*found));
+    }
   }
   require_names_differ(stages);
   require_same_optimizers(optimizers);
@@ -271,6 +366,9 @@ void ShardedSave::make_plan(const std::vector<Json>& all) {
   plan_ = plan_save(claims);
   manifest_.tensors = plan_.tensors;
   entries_ = entries_of(plan_, rank_, shards_);
+  for (PlannedEntry& entry : replicas_of(plan_, rank_, shards_)) {
+    replicas_.push_back({std::move(entry), {}});
+  }
 }
 
 void ShardedSave::begin_folder(const Ranks& ranks) {
@@ -309,7 +407,12 @@ void ShardedSave::write() {
                        {"placements", std::move(placements)}};
       written_.push_back(write_shard_file(
           files_, aside_, shard_file_name(rank_, i, entries_.size()),
-          std::move(entries_[i]), {{kShardKey, shard.dump()}}));
+          std::move(entries_[i]), {{kShardKey, shard.dump()}},
+          &checksums_.emplace_back()));
+    }
+    for (Replica& replica : replicas_) {
+      if (!replica.checksums.empty()) continue;
+      replica.checksums = block_checksums(replica.entry.elements);
     }
   } catch (...) {
     failure_ = std::current_exception();
@@ -325,9 +428,16 @@ std::string ShardedSave::commit(const Ranks& ranks) {
     for (const WrittenFile& file : written_) {
       mine["files"].push_back({file.name, file.bytes, file.header_checksum});
     }
+    mine["replicas"] = Json::object();
+    for (const auto& [set, checksums] : checksums_of_replicas()) {
+      Xxh3 of_all;
+      for (const auto& text : checksums) of_all.add(text.data(), text.size());
+      mine["replicas"][std::to_string(set)] = of_all.value();
+    }
   }
   const auto all = ranks.gather_objects(mine);
   throw_if_any_failed(folder_, all, failure_);
+  require_equal_replicas(all, ranks);
   std::string path;
   if (rank_ == 0) {
     try {
@@ -339,6 +449,77 @@ std::string ShardedSave::commit(const Ranks& ranks) {
   return share_outcome(ranks, folder_, path, failure_);
 }
 
+std::map<size_t, std::vector<std::string>> ShardedSave::checksums_of_replicas()
+    const {
+  std::map<size_t, std::vector<std::string>> checksums;
+  auto replica = replicas_.begin();
+  for (const SavePlan::Part& part : plan_.parts) {
+    const auto& holders = plan_.holders[part.held_by];
+    if (holders.size() == 1 || part.box.numel() == 0 ||
+        !std::binary_search(holders.begin(), holders.end(), rank_)) {
+      continue;
+    }
+    std::string& text = checksums[part.held_by].emplace_back();
+    if (part.rank == rank_) {
+      text = checksums_[part.file].at(part.name);
+    } else {
+      for (const uint64_t sum : replica->checksums) text += hex_of(sum);
+      ++replica;
+    }
+  }
+  return checksums;
+}
+
+void ShardedSave::require_equal_replicas(const std::vector<Json>& written,
+                                         const Ranks& ranks) const {
+  std::vector<size_t> different;  // sets of holders
+  for (size_t set = 0; set < plan_.holders.size(); ++set) {
+    const std::string key = std::to_string(set);
+    for (const size_t rank : plan_.holders[set]) {
+      const Json& first = written[plan_.holders[set][0]].at("replicas");
+      // A set may have only parts without elements.
+      if (!first.contains(key)) break;
+      if (written[rank].at("replicas").at(key) == first.at(key)) continue;
+      different.push_back(set);
+      break;
+    }
+  }
+  if (different.empty()) return;
+  const auto checksums = checksums_of_replicas();
+  Json mine = Json::object();
+  for (const size_t set : different) {
+    const auto found = checksums.find(set);
+    if (found != checksums.end()) mine[std::to_string(set)] = found->second;
+  }
+  const std::vector<Json> all = ranks.gather_objects(mine);
+  std::map<size_t, size_t> seen;  // parts of each set
+  for (const SavePlan::Part& part : plan_.parts) {
+    if (plan_.holders[part.held_by].size() == 1 || part.box.numel() == 0 ||
+        std::find(different.begin(), different.end(), part.held_by) ==
+            different.end()) {
+      continue;
+    }
+    const size_t number = seen[part.held_by]++;
+    std::map<std::string, std::vector<size_t>> by_values;
+    for (const size_t rank : plan_.holders[part.held_by]) {
+      const Json& texts = all[rank].at(std::to_string(part.held_by));
+      by_values[texts.at(number).get<std::string>()].push_back(rank);
+    }
+    if (by_values.size() == 1) continue;
+    std::vector<std::vector<size_t>> groups;
+    for (auto& [text, same] : by_values) groups.push_back(std::move(same));
+    std::sort(groups.begin(), groups.end());
+    throw std::invalid_argument(
+        "the tensor \"" + part.name + "\" must be equal on all ranks that have it, "
+        "but " + list_of_ranks(groups[0]) + " and " + list_of_ranks(groups[1]) +
+        (groups.size() > 2 ? " and others" : "") +
+        " have different values, of which a snapshot would be a mixture; "
+        "nothing was saved. Average or broadcast the tensors before you save, "
+        "and look for the step at which they drift apart "
+        "(verify_replicated())");
+  }
+}
+
 std::string ShardedSave::finish(const std::vector<Json>& written) {
   for (const Json& rank : written) {
     for (const Json& file : rank.at("files")) {
@@ -347,6 +528,7 @@ std::string ShardedSave::finish(const std::vector<Json>& written) {
                                  file.at(2).get<uint64_t>()});
     }
   }
+  manifest_.parts = parts_of(plan_);
   const std::string text = text_of(manifest_);
   const std::string name = aside_ + "/" + kManifestName;
   const FileDescriptor file = files_.create(name);

@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/checkpoint/optimizer_shards.h"
 #include "lockstep/checkpoint/ranks.h"
 #include "lockstep/checkpoint/save.h"
 #include "lockstep/checkpoint/sharded/manifest.h"
@@ -16,6 +17,11 @@
 #include "lockstep/checkpoint/training_state.h"
 
 namespace lockstep::internal {
+
+// Throws std::invalid_argument if a folder of snapshots cannot hold the parts of
+// `state` that are known before the first step. Not collective.
+void check_for_folder(const TrainingState& state,
+                      const SnapshotOptions& options);
 
 // A save into a folder of snapshots, to which every rank writes its part.
 //
@@ -34,14 +40,24 @@ class ShardedSave final : public Save {
   ~ShardedSave() override;
 
   std::vector<TensorToWrite> tensors() override;
+  std::vector<TensorToCompare> tensors_to_compare() override;
   void write() override;
   std::string commit(const Ranks& ranks) override;
 
  private:
   void collect(const TrainingState& state, nlohmann::json& mine);
+  // `optimizers`: the states of the items that are optimizers.
+  void add_items(const TrainingState& state,
+                 const std::map<std::string, OptimizerShards::State>& optimizers,
+                 nlohmann::json& of_ranks);
   void add_scheduler(const ResumableScheduler& scheduler);
   void make_plan(const std::vector<nlohmann::json>& all);
   void begin_folder(const Ranks& ranks);
+  // Returns the checksums of each part that several ranks have, by the index of
+  // these ranks in plan_.holders, in the order of plan_.parts.
+  std::map<size_t, std::vector<std::string>> checksums_of_replicas() const;
+  void require_equal_replicas(const std::vector<nlohmann::json>& written,
+                              const Ranks& ranks) const;
   std::string finish(const std::vector<nlohmann::json>& written);
 
   std::string folder_;
@@ -56,6 +72,13 @@ class ShardedSave final : public Save {
   std::map<std::string, std::string> metadata_;
   SavePlan plan_;
   std::vector<std::vector<PlannedEntry>> entries_;
+  // Checksums of what was written, by file of this rank.
+  std::vector<std::map<std::string, std::string>> checksums_;
+  struct Replica {
+    PlannedEntry entry;
+    std::vector<uint64_t> checksums;
+  };
+  std::vector<Replica> replicas_;
   std::unique_ptr<SnapshotBeingSaved> being_saved_;  // on rank 0
   std::string aside_;                                // where to write
   std::vector<WrittenFile> written_;

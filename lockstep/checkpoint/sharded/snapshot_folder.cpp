@@ -1,7 +1,6 @@
 #include "lockstep/checkpoint/sharded/snapshot_folder.h"
 
 #include <c10/util/Exception.h>
-#include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
 
@@ -106,11 +105,6 @@ void remove_with_content(SaveFiles& files, const std::string& folder) {
   files.remove_folder(folder);
 }
 
-FileDescriptor open_to_lock(const std::string& folder) {
-  return FileDescriptor(
-      ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC | O_NOFOLLOW));
-}
-
 // Removes what killed saves have left, and what could not be removed before.
 // What cannot be removed now either stays.
 void remove_left_overs_in(SaveFiles& files, const std::string& folder) {
@@ -121,7 +115,7 @@ void remove_left_overs_in(SaveFiles& files, const std::string& folder) {
     try {
       if (is_aside_name(name, kLatest)) files.remove_file(it->path().string());
       if (!is_aside_name(name, kAsideTarget)) continue;
-      const FileDescriptor left = open_to_lock(it->path().string());
+      const FileDescriptor left = files.open_folder(it->path().string());
       // If the lock is held, that save is still running.
       if (left && ::flock(left.get(), LOCK_EX | LOCK_NB) == 0) {
         remove_with_content(files, it->path().string());
@@ -226,20 +220,24 @@ SnapshotBeingSaved::SnapshotBeingSaved(SaveFiles& files,
   for (;;) {
     const std::string aside = folder_ + "/" + aside_name(kAsideTarget);
     files_.make_folder(aside);
-    lock_ = open_to_lock(aside);
-    // If the file system has no locks, folders that killed processes left
-    // behind stay; nothing else is lost.
-    if (lock_) (void)::flock(lock_.get(), LOCK_EX | LOCK_NB);
-    // Between mkdir() and flock() another process may have found the folder
-    // unlocked and removed it; then it has no link, and a new one is made.
-    struct stat status {};
-    if (!lock_ || ::fstat(lock_.get(), &status) != 0) {
+    // Before the folder is locked, another job's save may take it for left over
+    // and remove it; then a new one is made. That save may have done so before
+    // we open it, or have its lock, or have removed it and given the lock back.
+    lock_ = files_.open_folder(aside);
+    if (!lock_) {
       const int cause = errno;
+      if (cause == ENOENT) continue;
       files_.remove_folder(aside);
       errno = cause;
       throw_errno("\"" + aside + "\" cannot be opened");
     }
-    if (status.st_nlink == 0) continue;
+    // If the file system has no locks, folders that killed processes left
+    // behind stay; nothing else is lost.
+    if (::flock(lock_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+      continue;
+    }
+    struct stat status {};
+    if (::fstat(lock_.get(), &status) == 0 && status.st_nlink == 0) continue;
     aside_ = aside;
     return;
   }
@@ -280,15 +278,24 @@ std::string SnapshotBeingSaved::commit(int64_t step) {
 void link_latest(SaveFiles& files, const std::string& path) {
   const fs::path snapshot(path);
   const std::string folder = snapshot.parent_path().string();
-  const std::string aside = folder + "/" + aside_name(kLatest);
-  try {
-    files.link(snapshot.filename().string(), aside);
-  } catch (const std::system_error& error) {
-    const int cause = error.code().value();
-    if (cause == EPERM || cause == EOPNOTSUPP || cause == ENOSYS) return;
-    throw;
+  for (;;) {
+    const std::string aside = folder + "/" + aside_name(kLatest);
+    try {
+      files.link(snapshot.filename().string(), aside);
+    } catch (const std::system_error& error) {
+      const int cause = error.code().value();
+      if (cause == EPERM || cause == EOPNOTSUPP || cause == ENOSYS) return;
+      throw;
+    }
+    try {
+      files.rename(aside, folder + "/" + kLatest);
+      break;
+    } catch (const std::system_error& error) {
+      // A link has no lock, so another job's save may have taken this one for
+      // left over and removed it. If the folder is gone, link() says so.
+      if (error.code() != std::errc::no_such_file_or_directory) throw;
+    }
   }
-  files.rename(aside, folder + "/" + kLatest);
   files.sync_folder(folder);
 }
 
@@ -300,11 +307,12 @@ std::vector<std::string> remove_old_snapshots(SaveFiles& files,
   if (keep_last == 0) return removed;
   int64_t kept = 0;
   for (const SnapshotEntry& entry : snapshots_in(folder)) {
+    const bool stays =
+        keep_every > 0 && entry.step > 0 && entry.step % keep_every == 0;
+    // Looking into a manifest takes time, and these may be many.
+    if (stays && kept >= keep_last) continue;
     if (!is_complete(entry.path)) continue;
     if (kept++ < keep_last) continue;
-    if (keep_every > 0 && entry.step > 0 && entry.step % keep_every == 0) {
-      continue;
-    }
     const std::string aside = folder + "/" + aside_name(kAsideTarget);
     try {
       files.rename(entry.path, aside);

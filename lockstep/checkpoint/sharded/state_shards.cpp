@@ -109,7 +109,7 @@ OptimizerShards::State optimizer_state_of(torch::optim::Optimizer& optimizer) {
   return state;
 }
 
-void add_model(const torch::nn::Module& model,
+void add_model(const torch::nn::Module& model, const std::string& prefix,
                std::vector<TensorShard>& shards) {
   for (const auto& [name, tensor, is_parameter] : tensors_of(model)) {
     const TensorLayout* layout = layout_of(tensor);
@@ -117,7 +117,7 @@ void add_model(const torch::nn::Module& model,
                        (!layout->range && layout->box.sizes == layout->shape);
     const bool of_first_rank = !is_parameter && whole;
     shards.push_back(
-        {.name = kModelPrefix + name,
+        {.name = prefix + name,
          .shape = whole_shape(tensor),
          .placement = of_first_rank ? Replicate{} : placement_of(tensor),
          .tensor = tensor.detach(),
@@ -158,7 +158,7 @@ Placement placement_of(const OptimizerShards::Part& part,
 }
 
 void add_optimizer(const OptimizerShards::State& state,
-                   const torch::nn::Module& model,
+                   const torch::nn::Module& model, const std::string& prefix,
                    std::vector<TensorShard>& shards) {
   const std::vector<std::string> names = names_of(state, model);
   for (size_t i = 0; i < state.parts.size(); ++i) {
@@ -174,7 +174,7 @@ void add_optimizer(const OptimizerShards::State& state,
     for (const auto& [key, value] : found->second) {
       const at::Tensor tensor = tensor_of(value);
       if (!tensor.defined()) continue;
-      const std::string name = kStatePrefix + names[number] + "." + key;
+      const std::string name = prefix + names[number] + "." + key;
       if (tensor.dim() == 0) {
         if (is_empty_part) continue;
         shards.push_back({name, {}, Replicate{}, tensor});
@@ -187,6 +187,15 @@ void add_optimizer(const OptimizerShards::State& state,
       }
     }
   }
+}
+
+bool has_all_parameters(const OptimizerShards::State& state,
+                        const torch::nn::Module& model) {
+  const auto known = parameter_names(model);
+  return std::ranges::all_of(state.parameters, [&](const at::Tensor& one) {
+    return known.contains(one.unsafeGetTensorImpl()) ||
+           whole_shape(one) == Sizes{0};
+  });
 }
 
 std::vector<std::string> names_of(const OptimizerShards::State& state,

@@ -21,16 +21,17 @@ namespace lockstep::internal {
 // cannot hold.
 OptimizerShards::State optimizer_state_of(torch::optim::Optimizer& optimizer);
 
-// Appends the model's tensors that this rank has: those with a layout
+// Appends the model's tensors that this rank has, with this prefix: those with a layout
 // (tensor_layout.h) as parts of the whole ones. Buffers of which ranks have no
 // parts are those of the first rank that has them, as DistributedDataParallel
 // keeps them.
-void add_model(const torch::nn::Module& model,
+void add_model(const torch::nn::Module& model, const std::string& prefix,
                std::vector<TensorShard>& shards);
 
-// Appends the optimizer's tensors that this rank has.
+// Appends the optimizer's tensors that this rank has, with this prefix. `model`
+// has its parameters.
 void add_optimizer(const OptimizerShards::State& state,
-                   const torch::nn::Module& model,
+                   const torch::nn::Module& model, const std::string& prefix,
                    std::vector<TensorShard>& shards);
 
 // Returns the shape of the tensor of which `tensor` is a part by its layout,
@@ -48,6 +49,10 @@ Placement placement_of(const OptimizerShards::Part& part,
 // std::invalid_argument if the model lacks another one.
 std::vector<std::string> names_of(const OptimizerShards::State& state,
                                   const torch::nn::Module& model);
+
+// Returns whether names_of() does not throw.
+bool has_all_parameters(const OptimizerShards::State& state,
+                        const torch::nn::Module& model);
 
 // Returns the further names of the model's parameters that have several, each
 // with the parameter's first name.

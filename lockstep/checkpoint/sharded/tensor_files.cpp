@@ -4,6 +4,7 @@
 #include <filesystem>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <set>
 #include <stdexcept>
 #include <system_error>
@@ -72,41 +73,69 @@ Sizes shape_around(const std::vector<TensorFiles::Part>& parts) {
   return shape;
 }
 
-}  // namespace
+void require_size(const std::string& path, uint64_t size,
+                  const WrittenFile& expected) {
+  if (size == expected.bytes) return;
+  throw damaged_file(path, "it has " + std::to_string(size) +
+                               " bytes instead of " +
+                               std::to_string(expected.bytes));
+}
 
-void TensorFiles::add_file(
-    const std::string& path, const WrittenFile* expected,
-    const std::map<std::string, std::string>* weight_map) {
-  auto opened = std::make_unique<InputFile>(path);
-  const InputFile& file = *opened;
-  if (expected && file.size() != expected->bytes) {
-    throw damaged_file(path, "it has " + std::to_string(file.size()) +
-                                 " bytes instead of " +
-                                 std::to_string(expected->bytes));
-  }
+// A file whose header was read and checked.
+struct OpenedFile {
+  std::unique_ptr<InputFile> file;
+  SafetensorsHeader header;
+  std::vector<ShardDetails> details;
+  uint64_t header_checksum = 0;
+};
+
+OpenedFile open_file_of(const std::string& path, const WrittenFile* expected) {
+  OpenedFile opened;
+  opened.file = std::make_unique<InputFile>(path);
+  const InputFile& file = *opened.file;
+  if (expected) require_size(path, file.size(), *expected);
   if (file.size() < sizeof(uint64_t)) {
     throw SnapshotError(path, "has " + std::to_string(file.size()) +
                                   " bytes, too few for a safetensors file: it "
                                   "was cut short");
   }
-  const SafetensorsHeader header = read_header(file);
+  opened.header = read_header(file);
   const uint64_t sum =
-      xxh3(file.read_text(0, static_cast<size_t>(header.data_offset)));
+      xxh3(file.read_text(0, static_cast<size_t>(opened.header.data_offset)));
   if (expected && sum != expected->header_checksum) {
     throw damaged_file(path, "its header does not match its checksum");
   }
+  opened.header_checksum = sum;
+  try {
+    opened.details = shard_details(opened.header);
+  } catch (const std::exception& error) {
+    throw damaged_file(path,
+                       std::string("its header is invalid: ") + error.what());
+  }
+  return opened;
+}
+
+// Lets the part have the place that entry `i` of the header says.
+void set_place(TensorFiles::Part& part, OpenedFile& opened, size_t i) {
+  const SafetensorsEntry& entry = opened.header.entries[i];
+  part.begin = opened.header.data_offset + entry.begin;
+  part.bytes = entry.end - entry.begin;
+  part.checksums = std::move(opened.details[i].checksums);
+}
+
+}  // namespace
+
+void TensorFiles::add_file(
+    const std::string& path, const WrittenFile* expected,
+    const std::map<std::string, std::string>* weight_map) {
+  OpenedFile opened = open_file_of(path, expected);
+  const SafetensorsHeader& header = opened.header;
+  std::vector<ShardDetails>& details = opened.details;
   if (!expected && header.metadata.contains(kShardKey)) {
     throw SnapshotError(path_,
                         "has no " + std::string(kManifestName) +
                             ": saving it did not end, or the file was removed",
                         "name another snapshot, or restore the file");
-  }
-  std::vector<ShardDetails> details;
-  try {
-    details = shard_details(header);
-  } catch (const std::exception& error) {
-    throw damaged_file(path,
-                       std::string("its header is invalid: ") + error.what());
   }
   for (size_t i = 0; i < details.size(); ++i) {
     const SafetensorsEntry& entry = header.entries[i];
@@ -123,24 +152,69 @@ void TensorFiles::add_file(
       throw damaged_file(path, "its part of tensor \"" + entry.name +
                                    "\" has another dtype than the others");
     }
-    tensor.parts.push_back({files_.size(),
-                            {std::move(details[i].offsets), entry.shape},
-                            header.data_offset + entry.begin,
-                            entry.end - entry.begin,
-                            std::move(details[i].checksums)});
+    Part& part = tensor.parts.emplace_back();
+    part.file = files_.size();
+    part.box = {std::move(details[i].offsets), entry.shape};
+    set_place(part, opened, i);
   }
   is_distributed_ = is_distributed_ || header.metadata.contains(kShardingInfo);
   Digest digest;
   digest.add(digest_);
-  digest.add(sum);
+  digest.add(opened.header_checksum);
   digest_ = digest.value();
-  files_.push_back(std::move(opened));
+  files_.push_back({std::move(opened.file), {}});
+}
+
+void TensorFiles::add_parts_of_manifest() {
+  files_.resize(manifest_->files.size());
+  for (const auto& [name, parts] : manifest_->parts) {
+    const auto place = tensors_.emplace_hint(tensors_.end(), name, Tensor());
+    Tensor& tensor = place->second;
+    tensor.dtype = manifest_->tensors.at(name).dtype;
+    for (const Manifest::Part& listed : parts) {
+      Part& part = tensor.parts.emplace_back();
+      part.file = listed.file;
+      part.box = listed.box;
+    }
+    for (Part& part : tensor.parts) {
+      files_[part.file].parts.emplace_back(&place->first, &part);
+    }
+  }
+}
+
+void TensorFiles::require_header(size_t index) const {
+  File& file = files_[index];
+  if (file.opened) return;
+  const WrittenFile& expected = manifest_->files[index];
+  const std::string path = path_ + "/" + expected.name;
+  OpenedFile opened = open_file_of(path, &expected);
+  const auto& entries = opened.header.entries;
+  std::vector<size_t> by_name(entries.size());
+  std::iota(by_name.begin(), by_name.end(), 0);
+  std::sort(by_name.begin(), by_name.end(), [&](size_t a, size_t b) {
+    return entries[a].name < entries[b].name;
+  });
+  bool same = entries.size() == file.parts.size();
+  for (size_t i = 0; same && i < by_name.size(); ++i) {
+    const SafetensorsEntry& entry = entries[by_name[i]];
+    const auto& [name, part] = file.parts[i];
+    same = entry.name == *name &&
+           entry.dtype == tensors_.at(*name).dtype &&
+           part->box == Box{opened.details[by_name[i]].offsets, entry.shape};
+    if (same) set_place(*part, opened, by_name[i]);
+  }
+  if (!same) {
+    throw damaged_file(
+        path, "its tensors are not those that the manifest says it has");
+  }
+  file.opened = std::move(opened.file);
 }
 
 void TensorFiles::finish() {
   for (auto& [name, tensor] : tensors_) {
     std::string problem;
     try {
+      if (tensor.parts.empty()) throw std::runtime_error("it has no part");
       tensor.shape = shape_around(tensor.parts);
       std::vector<Box> boxes;
       for (const Part& part : tensor.parts) boxes.push_back(part.box);
@@ -175,7 +249,8 @@ void TensorFiles::compare_with_manifest() const {
   }
 }
 
-TensorFiles TensorFiles::open_folder(const std::string& folder) {
+TensorFiles TensorFiles::open_folder(const std::string& folder,
+                                     Headers headers) {
   TensorFiles all(folder);
   const std::string manifest = folder + "/" + kManifestName;
   std::error_code ignored;
@@ -190,13 +265,19 @@ TensorFiles TensorFiles::open_folder(const std::string& folder) {
       throw damaged_file(manifest, error.what());
     }
     for (const WrittenFile& file : all.manifest_->files) {
+      const std::string path = folder + "/" + file.name;
       try {
-        all.add_file(folder + "/" + file.name, &file, nullptr);
+        if (all.manifest_->parts.empty()) {
+          all.add_file(path, &file, nullptr);
+        } else {
+          require_size(path, fs::file_size(path), file);
+        }
       } catch (const std::system_error& error) {
         if (error.code() != std::errc::no_such_file_or_directory) throw;
         throw damaged_file(folder, "its file \"" + file.name + "\" is missing");
       }
     }
+    if (!all.manifest_->parts.empty()) all.add_parts_of_manifest();
     all.digest_ = sum;
   } else if (fs::exists(folder + "/" + kIndexName, ignored)) {
     return open_index(folder + "/" + kIndexName);
@@ -213,6 +294,9 @@ TensorFiles TensorFiles::open_folder(const std::string& folder) {
     for (const std::string& path : paths) all.add_file(path, nullptr, nullptr);
   }
   all.finish();
+  if (headers == Headers::kAll) {
+    for (size_t i = 0; i < all.files_.size(); ++i) all.require_header(i);
+  }
   return all;
 }
 

@@ -19,12 +19,14 @@ namespace lockstep::internal {
 // Hugging Face's sharded weights. Only the headers are read and checked here.
 //
 // Reading files of unknown origin is safe: offsets and shapes are checked, no
-// file outside the folder is opened. Any thread may read.
+// file outside the folder is opened. Any thread may read from files whose
+// headers were read.
 class TensorFiles {
  public:
   struct Part {
     size_t file = 0;
     Box box;
+    // The next three are known when the header of the file was read.
     uint64_t begin = 0;  // of its bytes, in the file
     uint64_t bytes = 0;
     std::vector<uint64_t> checksums;  // shard_file.h; empty if there are none
@@ -42,7 +44,13 @@ class TensorFiles {
   // Throws SnapshotError that names the file if something is missing, damaged
   // or of another kind (a folder of ours without a manifest is a save that did
   // not end), and std::system_error if a file cannot be opened or read.
-  static TensorFiles open_folder(const std::string& folder);
+  //
+  // With kWhenNeeded, headers of files that a manifest describes are read by
+  // require_header(), which throws the same errors: a rank that needs a part of
+  // the snapshot then reads a part of the headers.
+  enum class Headers { kAll, kWhenNeeded };
+  static TensorFiles open_folder(const std::string& folder,
+                                 Headers headers = Headers::kAll);
 
   // Opens the files that an index of Hugging Face's names
   // (model.safetensors.index.json, "weight_map"), and takes from each file the
@@ -54,7 +62,13 @@ class TensorFiles {
 
   const std::string& path() const { return path_; }
   const std::map<std::string, Tensor>& tensors() const { return tensors_; }
-  const InputFile& file(size_t index) const { return *files_[index]; }
+  // Reads the header of this file, unless it was read. One thread at a time.
+  void require_header(size_t file) const;
+  bool has_header(size_t file) const { return files_[file].opened != nullptr; }
+  size_t file_count() const { return files_.size(); }
+
+  // Needs the header.
+  const InputFile& file(size_t index) const { return *files_[index].opened; }
   // None if the files are not one of our folders.
   const std::optional<Manifest>& manifest() const { return manifest_; }
   // Whether PyTorch's distributed checkpoint wrote the files.
@@ -67,14 +81,22 @@ class TensorFiles {
   std::vector<std::string> names_under(const std::string& prefix) const;
 
  private:
+  struct File {
+    std::unique_ptr<InputFile> opened;  // null before the header is read
+    // What the manifest says that the file has, by name; the parts in tensors_
+    // get their places from the header.
+    std::vector<std::pair<const std::string*, Part*>> parts;
+  };
+
   explicit TensorFiles(std::string path) : path_(std::move(path)) {}
   void add_file(const std::string& path, const WrittenFile* expected,
                 const std::map<std::string, std::string>* weight_map);
+  void add_parts_of_manifest();
   void finish();
   void compare_with_manifest() const;
 
   std::string path_;
-  std::vector<std::unique_ptr<InputFile>> files_;
+  mutable std::vector<File> files_;
   std::map<std::string, Tensor> tensors_;
   std::optional<Manifest> manifest_;
   bool is_distributed_ = false;

@@ -62,6 +62,7 @@ void TensorReader::add(const TensorShard& target) {
     for (const TensorFiles::Part& part : tensor.parts) {
       const auto region = intersection(part.box, held.box);
       if (!region || region->numel() == 0) continue;
+      files_.require_header(part.file);
       add_region(part, tensor.dtype, *region,
                  narrow_to(held.elements, held.box, *region));
     }
@@ -128,6 +129,7 @@ void TensorReader::add_to_verify(const std::string& name) {
   const auto found = files_.tensors().find(name);
   name_ = &found->first;
   for (const TensorFiles::Part& part : found->second.parts) {
+    files_.require_header(part.file);
     if (part.bytes == 0) continue;
     add_blocks(part, found->second.dtype, part.begin, part.bytes);
   }

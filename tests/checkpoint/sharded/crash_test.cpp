@@ -12,6 +12,7 @@
 #include <system_error>
 
 #include "lockstep/checkpoint/atomic_file.h"
+#include "lockstep/checkpoint/sharded/snapshot_folder.h"
 #include "tests/checkpoint/sharded/sharded_run.h"
 #include "tests/harness/in_child.h"
 #include "tests/harness/temporary_folder.h"
@@ -237,6 +238,45 @@ TEST_F(CrashedSave, ASaveThatIsGoingOnIsNotRemovedByAnother) {
   first.commit(Ranks(nullptr));
   EXPECT_THAT(names_in(folder), ElementsAre("000001-step-1", "000002-step-3",
                                             "000003-step-2", "latest"));
+}
+
+// Another job's save removed the folder before it was locked, or the link before
+// it was renamed, and this save failed.
+TEST_F(CrashedSave, AnotherJobMayRemoveWhatIsNotLockedYet) {
+  class Raced : public SaveFiles {
+   public:
+    explicit Raced(std::string folder) : folder_(std::move(folder)) {}
+    int races = 0;
+
+   private:
+    FileDescriptor open_folder(const std::string& path) override {
+      if (is_aside_name(fs::path(path).filename(), "save")) race();
+      return SaveFiles::open_folder(path);
+    }
+    void before(const char* call, const std::string& path) override {
+      if (std::string_view(call) == "rename" && fs::path(path).filename() ==
+                                                   "latest") {
+        race();
+      }
+    }
+    // Begins and gives up a save, as another job. The first four times: this
+    // save must not go on for ever.
+    void race() {
+      if (++races > 4) return;
+      SaveFiles files;
+      const SnapshotBeingSaved other(files, folder_);
+    }
+    const std::string folder_;
+  };
+  const std::string folder = temporary_.file("raced");
+  fs::create_directory(folder);
+  Raced files(folder);
+  ShardedRun run;
+  run.set(1);
+  save_with(files, folder, run);
+  EXPECT_EQ(files.races, 6);
+  EXPECT_THAT(names_in(folder), ElementsAre("000001-step-1", "latest"));
+  EXPECT_EQ(fs::read_symlink(folder + "/latest"), "000001-step-1");
 }
 
 TEST_F(CrashedSave, ASaveThatIsGivenUpLeavesNothing) {

@@ -577,12 +577,21 @@ TEST_F(HostileManifest, TensorsThatAreNotInTheFilesAreNamed) {
   EXPECT_THAT(with(json), HasSubstr("tensor \"model.9.weight\" is not in its "
                                     "files as the manifest says"));
   json = json_;
-  json["tensors"].erase("model.0.weight");
-  EXPECT_THAT(with(json), HasSubstr("the manifest says nothing of tensor "
-                                    "\"model.0.weight\""));
+  json["tensors"]["model.0.weight"]["placement"] = "shard";
+  EXPECT_EQ(with(json), "");
+  json["parts"]["model.0.weight"] = {{0, {0, 0}, {1, 3}}, {0, {1, 0}, {1, 3}}};
+  EXPECT_THAT(with(json), HasSubstr("its tensors are not those"));
+  // Without a list of parts, as in older versions.
   json = json_;
-  json["tensors"]["model.0.weight"]["shape"] = {3, 2};
-  EXPECT_THAT(with(json), HasSubstr("is not in its files"));
+  json.erase("parts");
+  EXPECT_EQ(with(json), "");
+  auto other = json;
+  other["tensors"].erase("model.0.weight");
+  EXPECT_THAT(with(other), HasSubstr("the manifest says nothing of tensor "
+                                     "\"model.0.weight\""));
+  other = json;
+  other["tensors"]["model.0.weight"]["shape"] = {3, 2};
+  EXPECT_THAT(with(other), HasSubstr("is not in its files"));
 }
 
 using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(

@@ -4,6 +4,7 @@
 
 #include "lockstep/checkpoint/module_state.h"
 #include "lockstep/checkpoint/optimizer_state.h"
+#include "lockstep/checkpoint/snapshot_saver.h"
 #include "lockstep/checkpoint/sharded/tensor_files.h"
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
@@ -16,6 +17,7 @@ namespace lockstep::internal {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 using ::testing::SizeIs;
@@ -155,7 +157,7 @@ WORLD_TEST(ShardedWorld, ADamagedSnapshotIsSkippedByAll, 2, 3) {
       second + "/" + shard_file_name(1, 0, 1);  // of rank 1
   if (world.rank == 0) {
     const TensorFiles files = TensorFiles::open_folder(second);
-    // Every rank verifies the generators of all.
+    // Only rank 1 reads its generator.
     const auto& part = files.tensors().at("lockstep.generator.1").parts.at(0);
     std::string content = read_file(file);
     content[part.begin + 9] ^= 1;
@@ -168,7 +170,7 @@ WORLD_TEST(ShardedWorld, ADamagedSnapshotIsSkippedByAll, 2, 3) {
   EXPECT_EQ(loaded.number(), 1);
   ASSERT_THAT(result.skipped, SizeIs(1));
   EXPECT_THAT(result.skipped[0],
-              AllOf(HasSubstr("rank 0: "), HasSubstr(file),
+              AllOf(HasSubstr("rank 1: "), HasSubstr(file),
                     HasSubstr("\"lockstep.generator.1\" does not match")));
   barrier();
   if (world.rank == 0) fs::remove(first + "/manifest.json");
@@ -199,6 +201,74 @@ WORLD_TEST(ShardedWorld, AModelThatFitsOnSomeRanksOnlyIsLoadedByNone, 2, 3) {
     EXPECT_THAT(message, HasSubstr("was loaded by no rank: rank 1: "));
     EXPECT_EQ(loaded.model->parameters()[0].sum().item<float>(), 0);
   }
+}
+
+// Fault 37: a snapshot was made of parts of models that had drifted apart, which
+// no rank ever had.
+WORLD_TEST(ShardedWorld, ReplicasThatDifferAreNamedAndNotMixed, 2, 3) {
+  const auto group = init_process_group();
+  const std::string path = snapshots_of(world, "drifted");
+  ShardedRun run;
+  run.set(1);
+  save_snapshot(path, run.state);
+  run.set(2);
+  const auto set_weight = [&](double value) {
+    const torch::NoGradGuard no_grad;
+    run.model->named_parameters()["0.weight"][1][2] = value;
+  };
+  if (world.rank == 1) set_weight(2.5);
+  // Ranks may have other buffers.
+  for (auto& buffer : run.model->buffers()) buffer.fill_(world.rank);
+  const auto names_both =
+      AllOf(HasSubstr("the tensor \"model.0.weight\""),
+            HasSubstr(world.size == 2 ? "rank 0 and rank 1"
+                                      : "ranks 0, 2 and rank 1"),
+            HasSubstr("nothing was saved"), ::testing::Not(HasSubstr("\n")));
+  for (const bool overlaps : {false, true}) {
+    EXPECT_THAT(message_of([&] { save_snapshot(path, run.state); }),
+                names_both);
+    std::string told;
+    SnapshotSaver saver(path, run.state,
+                        {.on_saved = [&](const auto& s) { told = s.error; },
+                         .overlap_copy = overlaps});
+    saver.save();
+    saver.wait_for_copy();
+    // What happens after the copy does not matter.
+    set_weight(2);
+    saver.wait();
+    EXPECT_THAT(told, names_both);
+    if (world.rank == 1) set_weight(2.5);
+  }
+  barrier();
+  EXPECT_THAT(names_in(path), ElementsAre("000001-step-1", "latest"));
+  barrier();
+  // The state of the optimizer is compared, too.
+  set_weight(2);
+  auto& parameter = run.model->parameters()[0];
+  auto& state = static_cast<torch::optim::AdamParamState&>(
+      *run.optimizer.state().at(parameter.unsafeGetTensorImpl()));
+  const at::Tensor average = state.exp_avg().clone();
+  if (world.rank == 1) state.exp_avg().add_(1);
+  EXPECT_THAT(message_of([&] { save_snapshot(path, run.state); }),
+              HasSubstr("\"optimizer.state.0.weight.exp_avg\""));
+  state.exp_avg(average);
+  EXPECT_EQ(save_snapshot(path, run.state), path + "000002-step-2");
+}
+
+// Parts that only some ranks share are compared among these.
+WORLD_TEST(ShardedWorld, PartsOfSomeRanksAreCompared, 3) {
+  const auto group = init_process_group();
+  const std::string path = snapshots_of(world, "some");
+  // 6 MiB, so that it is cut, and has several blocks of checksums.
+  torch::nn::ParameterDict model;
+  model->insert("all", torch::ones({3 << 19}));
+  if (world.rank > 0) model->insert("some", torch::ones({3 << 19}));
+  const TrainingState state{.model = model.ptr()};
+  save_snapshot(path, state);
+  if (world.rank == 2) model["some"].data()[-1] = 2;
+  EXPECT_THAT(message_of([&] { save_snapshot(path, state); }),
+              AllOf(HasSubstr("\"model.some\""),
+                    HasSubstr("rank 1 and rank 2 have different")));
 }
 
 // Three ranks save, one and two load; and the other way round.

@@ -12,12 +12,15 @@
 
 namespace lockstep::internal::testing {
 
+// Whether the manifest lists the parts; those of older versions do not.
+enum class Parts { kNotListed, kListed };
+
 // Writes a snapshot as ranks with these shards write it together, without
 // ranks.
 inline SavePlan write_folder(
     const std::string& folder,
     const std::vector<std::vector<TensorShard>>& by_rank,
-    Manifest manifest = {}) {
+    Manifest manifest = {}, Parts parts = Parts::kNotListed) {
   std::vector<nlohmann::json> claims;
   for (const auto& shards : by_rank) claims.push_back(claims_of(shards));
   const SavePlan plan = plan_save(claims);
@@ -33,6 +36,7 @@ inline SavePlan write_folder(
   }
   manifest.world_size = static_cast<int64_t>(by_rank.size());
   manifest.tensors = plan.tensors;
+  if (parts == Parts::kListed) manifest.parts = parts_of(plan);
   std::ofstream(folder + "/" + kManifestName, std::ios::binary)
       << text_of(manifest);
   return plan;

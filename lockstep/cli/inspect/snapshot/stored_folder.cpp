@@ -62,8 +62,10 @@ class StoredFolder : public StoredSnapshot {
         if (stored.starts_with(kGeneratorPrefix)) {
           numbers_.generator_states.push_back(one.outline);
         }
-      } else {
+      } else if (stored.starts_with(model)) {
         one.name = stored.substr(model.size());
+      } else {
+        one.kind = Kind::kOther;  // of an item
       }
       stored_names_[one.outline.unsafeGetTensorImpl()] = stored;
     }

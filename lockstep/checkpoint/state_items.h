@@ -1,0 +1,40 @@
+#pragma once
+
+#include <functional>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "lockstep/checkpoint/optimizer_shards.h"
+#include "lockstep/checkpoint/sharded/manifest.h"
+#include "lockstep/checkpoint/training_state.h"
+
+// The items of a TrainingState, in files and in folders.
+namespace lockstep::internal {
+
+// Throws std::invalid_argument for an item whose name a snapshot cannot have.
+void require_item_names(const TrainingState& state);
+
+// Returns TrainingState::model or the module of an item, whichever has all of
+// the optimizer's parameters. Throws std::invalid_argument if none has.
+const torch::nn::Module& module_of_optimizer(const TrainingState& state,
+                                             const std::string& item,
+                                             const OptimizerShards::State& own);
+
+// Convert an optimizer's groups to the values of an item, and back. Throw
+// std::invalid_argument for an option that is a tensor; std::runtime_error if
+// the values are not groups.
+StateTree values_of_groups(const std::vector<NamedGroup>& groups);
+std::vector<NamedGroup> groups_of_values(const StateTree& values);
+
+// Returns what a file holds of the items, which must not be divided over ranks.
+std::map<std::string, ItemState> items_for_file(const TrainingState& state);
+
+// Makes every check for restoring an item from a file, and returns what
+// restores it. Throws std::invalid_argument.
+std::function<void()> prepare_item(const TrainingState& state,
+                                   const std::string& name,
+                                   const StateItem& item,
+                                   const ItemState& saved);
+
+}  // namespace lockstep::internal

@@ -1,0 +1,200 @@
+// Fault 38: snapshots of many tensors and many ranks. The work is counted, not
+// timed; work that grew with the square of the number would not end.
+
+#include <gmock/gmock.h>
+#include <torch/torch.h>
+
+#include <filesystem>
+#include <fstream>
+
+#include "lockstep/base/strict_json.h"
+#include "lockstep/checkpoint/sharded/checksum.h"
+#include "lockstep/checkpoint/sharded/manifest.h"
+#include "lockstep/checkpoint/sharded/tensor_files.h"
+#include "lockstep/checkpoint/sharded/tensor_reader.h"
+#include "tests/checkpoint/sample_snapshot.h"
+#include "tests/checkpoint/sharded/written_folder.h"
+#include "tests/harness/message_of.h"
+#include "tests/harness/temporary_folder.h"
+
+namespace lockstep::internal {
+namespace {
+
+using ::testing::HasSubstr;
+using namespace lockstep::internal::testing;
+namespace fs = std::filesystem;
+
+constexpr size_t kRanks = 64;
+constexpr size_t kTensors = 10'000;
+constexpr size_t kDivided = 50;  // over all ranks
+
+// Returns how many bytes this process has read from files.
+uint64_t bytes_read() {
+  std::ifstream io("/proc/self/io");
+  std::string name;
+  uint64_t count = 0;
+  io >> name >> count;
+  EXPECT_EQ(name, "rchar:");
+  return count;
+}
+
+TEST(StrictJson, AnObjectOfManyObjectsIsReadInOnePass) {
+  // With a look at all members for each one this would take hours.
+  std::string text = "{";
+  for (int i = 0; i < 300'000; ++i) {
+    text += (i > 0 ? ",\"" : "\"") + std::to_string(i) + "\":{\"shape\":[1]}";
+  }
+  const nlohmann::json read = parse_strict_json(text + "}", 3);
+  EXPECT_EQ(read.size(), 300'000u);
+  EXPECT_EQ(read.at("123456").at("shape").at(0), 1);
+}
+
+TEST(StrictJson, IsWhatTheLibraryReads) {
+  for (const char* text :
+       {"{}", "[]", "1", "-1", "1.5", "1e300", "\"a\"", "null", "true",
+        R"({"a": [1, -2, 3.5, null, {"b": {}, "c": []}], "d": {"a": "ü\n"}})",
+        "18446744073709551615"}) {
+    EXPECT_EQ(parse_strict_json(text, 9), nlohmann::json::parse(text)) << text;
+  }
+}
+
+TEST(StrictJson, EqualKeysDepthAndOtherTextAreRefused) {
+  const auto error = [](const std::string& text, int depth = 3) {
+    return message_of([&] { parse_strict_json(text, depth); });
+  };
+  EXPECT_THAT(error(R"({"a": 1, "b": {"a": 2}, "a": 3})"),
+              HasSubstr("key \"a\" occurs twice"));
+  EXPECT_THAT(error(R"([{"x": {"b": 1, "b": {}}}])"),
+              HasSubstr("key \"b\" occurs twice"));
+  EXPECT_EQ(error(R"({"a": {"b": [1]}})"), "");
+  EXPECT_EQ(error(R"({"a": {"b": [[]]}})"), "");
+  EXPECT_THAT(error(R"({"a": {"b": [[1]]}})"), HasSubstr("nested too deeply"));
+  EXPECT_THAT(error(std::string(100'000, '[')), HasSubstr("nested too deeply"));
+  for (const char* text : {"", "{", "{\"a\" 1}", "1 2", "{1: 2}", "\xff", "1e999",
+                           "{\"\xff\": 1}"}) {
+    EXPECT_EQ(error(text), "it is not valid JSON") << text;
+  }
+}
+
+class ManyTensors : public ::testing::Test {
+ protected:
+  // Each rank has whole tensors that no other has, and a part of some that all
+  // have.
+  static std::vector<TensorShard> shards_of(size_t rank) {
+    std::vector<TensorShard> shards;
+    for (size_t i = rank; i < kTensors - kDivided; i += kRanks) {
+      shards.push_back({"w" + std::to_string(i),
+                        {2},
+                        Replicate{},
+                        torch::full({2}, static_cast<double>(i))});
+    }
+    for (size_t i = 0; i < kDivided; ++i) {
+      shards.push_back({"d" + std::to_string(i),
+                        {static_cast<int64_t>(kRanks), 2},
+                        Shard{chunk_box({static_cast<int64_t>(kRanks), 2}, 0,
+                                        static_cast<int64_t>(rank), kRanks)},
+                        torch::full({1, 2}, static_cast<double>(rank))});
+    }
+    return shards;
+  }
+  static void SetUpTestSuite() {
+    std::vector<std::vector<TensorShard>> by_rank;
+    for (size_t rank = 0; rank < kRanks; ++rank) {
+      by_rank.push_back(shards_of(rank));
+    }
+    folder_ = std::make_unique<TemporaryFolder>();
+    write_folder(path(), by_rank, {}, Parts::kListed);
+    write_folder(path() + "-old", by_rank);
+  }
+  static void TearDownTestSuite() { folder_.reset(); }
+  static std::string path() { return folder_->file("many"); }
+
+  static uint64_t manifest_bytes() {
+    return fs::file_size(path() + "/" + kManifestName);
+  }
+
+  static std::unique_ptr<TemporaryFolder> folder_;
+};
+std::unique_ptr<TemporaryFolder> ManyTensors::folder_;
+
+TEST_F(ManyTensors, ARankReadsOnlyTheHeadersThatItNeeds) {
+  constexpr size_t kRank = 7;
+  const uint64_t before = bytes_read();
+  const TensorFiles files = TensorFiles::open_folder(
+      path(), TensorFiles::Headers::kWhenNeeded);
+  EXPECT_EQ(files.tensors().size(), kTensors);
+  TensorReader reader(files);
+  std::vector<TensorShard> targets = shards_of(kRank);
+  for (TensorShard& target : targets) {
+    target.tensor = torch::zeros_like(target.tensor);
+    reader.add(target);
+  }
+  reader.verify(true);
+  reader.read();
+  const uint64_t read = bytes_read() - before;
+  // The manifest; the header twice, for its checksum; the tensors twice, to
+  // verify them.
+  const uint64_t needed = manifest_bytes() + 2 * files.file(kRank).size();
+  EXPECT_LE(read, needed + 4096);
+  for (size_t i = 0; i < files.file_count(); ++i) {
+    EXPECT_EQ(files.has_header(i), i == kRank) << i;
+  }
+  const auto expected = shards_of(kRank);
+  for (size_t i = 0; i < targets.size(); ++i) {
+    ASSERT_TRUE(targets[i].tensor.equal(expected[i].tensor)) << i;
+  }
+}
+
+TEST_F(ManyTensors, WhoNeedsAllReadsEachHeaderOnce) {
+  uint64_t all = 0;
+  for (const auto& entry : fs::directory_iterator(path())) {
+    all += entry.file_size();
+  }
+  const uint64_t before = bytes_read();
+  verify_snapshot(path());
+  EXPECT_LE(bytes_read() - before, 2 * all);
+  // A manifest that does not list the parts says the same.
+  const TensorFiles files = TensorFiles::open_folder(path());
+  const TensorFiles old = TensorFiles::open_folder(path() + "-old");
+  ASSERT_EQ(files.tensors().size(), old.tensors().size());
+  for (const auto& [name, tensor] : files.tensors()) {
+    const auto& same = old.tensors().at(name);
+    ASSERT_EQ(tensor.shape, same.shape) << name;
+    ASSERT_EQ(tensor.parts.size(), same.parts.size()) << name;
+    ASSERT_TRUE(read_tensor(files, name).equal(read_tensor(old, name))) << name;
+  }
+}
+
+// A manifest that lists other parts than the files have is damaged.
+TEST_F(ManyTensors, PartsThatTheFilesDoNotHaveAreRefused) {
+  const std::string name = path() + "/" + kManifestName;
+  const std::string text = read_file(name);
+  const auto error_with = [&](const std::string& from, const std::string& to) {
+    std::string changed = text;
+    changed.replace(changed.find(from), from.size(), to);
+    changed.resize(changed.rfind(",\n"));
+    changed += ",\n \"xxh3\": \"" + hex_of(xxh3(changed)) + "\"\n}\n";
+    write_file(name, changed);
+    return message_of([&] { TensorFiles::open_folder(path()); });
+  };
+  EXPECT_EQ(error_with("\"w0\":[[0]]", "\"w0\":[[0]]"), "");
+  EXPECT_THAT(error_with("\"w0\":[[0]]", "\"w0\":[[1]]"),
+              HasSubstr("its tensors are not those that the manifest says"));
+  EXPECT_THAT(error_with("\"w0\":[[0]]", "\"w0\":[[64]]"),
+              HasSubstr("lies in no file or tensor"));
+  EXPECT_THAT(error_with("\"w0\":[[0]]", "\"v0\":[[0]]"),
+              HasSubstr("\"v0\", which is no tensor of it"));
+  EXPECT_THAT(error_with("\"w0\":[[0]]", "\"w0\":[]"),
+              HasSubstr("tensor \"w0\" cannot be put together"));
+  EXPECT_THAT(error_with("\"w0\":[[0]]", "\"w0\":[[0,[0],[1]]]"),
+              HasSubstr("tensor \"w0\" "));
+  EXPECT_THAT(error_with("\"d0\":[[0,[0,0],[1,2]]", "\"d0\":[[0,[-1,0],[1,2]]"),
+              HasSubstr("lies in no file or tensor"));
+  EXPECT_THAT(error_with("\"d0\":[[0,[0,0],[1,2]],[1,[1,0],[1,2]]",
+                         "\"d0\":[[1,[0,0],[1,2]],[0,[1,0],[1,2]]"),
+              HasSubstr("its tensors are not those that the manifest says"));
+  write_file(name, text);
+}
+
+}  // namespace
+}  // namespace lockstep::internal
