@@ -15,20 +15,44 @@ torch::optim::AdamOptions AdamOptions::to_torch() const {
       .amsgrad(amsgrad);
 }
 
+torch::optim::OptimizerParamGroup AdamGroup::to_torch(
+    const torch::optim::AdamOptions& defaults) const {
+  auto options = std::make_unique<torch::optim::AdamOptions>(defaults);
+  if (lr) options->lr(*lr);
+  if (betas) options->betas(*betas);
+  if (eps) options->eps(*eps);
+  if (weight_decay) options->weight_decay(*weight_decay);
+  if (amsgrad) options->amsgrad(*amsgrad);
+  return {params, std::move(options)};
+}
+
 Adam::Adam(std::vector<at::Tensor> parameters, const Options& options)
     : Adam(ParamGroups{OptimizerParamGroup(std::move(parameters))}, options) {}
 
 Adam::Adam(const ParamGroups& groups, const Options& options)
     : Adam(groups, options.to_torch(), options.maximize) {}
 
+Adam::Adam(const std::vector<AdamGroup>& groups, const Options& options)
+    : Adam(internal::whole_groups(groups, options.to_torch()), options) {}
+
 Adam::Adam(const ParamGroups& groups, const torch::optim::AdamOptions& options,
            bool maximize)
-    : torch::optim::Adam(internal::distinct_groups(groups), options),
-      maximize_(maximize) {}
+    : torch::optim::Adam(internal::distinct_groups("Adam", groups, options),
+                         options),
+      maximize_(maximize) {
+  internal::keep_options("Adam", groups, *defaults_, param_groups_);
+}
 
 void Adam::add_param_group(const OptimizerParamGroup& group) {
   torch::optim::Adam::add_param_group(
-      internal::distinct_groups({group}, param_groups_).front());
+      internal::distinct_groups("Adam", {group}, *defaults_, param_groups_)
+          .front());
+  internal::keep_options("Adam", {group}, *defaults_, param_groups_);
+}
+
+void Adam::add_param_group(const AdamGroup& group) {
+  add_param_group(
+      group.to_torch(static_cast<torch::optim::AdamOptions&>(*defaults_)));
 }
 
 at::Tensor Adam::step(LossClosure closure) {

@@ -3,6 +3,7 @@
 #include <torch/optim/adam.h>
 
 #include <concepts>
+#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -22,6 +23,22 @@ struct AdamOptions {
   torch::optim::AdamOptions to_torch() const;
 };
 
+// A parameter group, as the dict that torch.optim.Adam takes: an option that is
+// not given is the optimizer's.
+struct AdamGroup {
+  std::vector<at::Tensor> params{};
+  std::optional<double> lr{};
+  std::optional<std::tuple<double, double>> betas{};
+  std::optional<double> eps{};
+  std::optional<double> weight_decay{};
+  std::optional<bool> amsgrad{};
+
+  // Returns the group with all options, those that are not given from
+  // `defaults`: for code that takes groups of any optimizer.
+  torch::optim::OptimizerParamGroup to_torch(
+      const torch::optim::AdamOptions& defaults) const;
+};
+
 // torch::optim::Adam with LibTorch's fused kernel: one pass over a parameter,
 // its gradient and its moments. The numbers are those of Python's
 // torch.optim.Adam(fused=True), bit for bit.
@@ -36,6 +53,8 @@ class Adam : public torch::optim::Adam, public internal::MaximizeOption {
   explicit Adam(std::vector<at::Tensor> parameters,
                 const Options& options = {});
   explicit Adam(const ParamGroups& groups, const Options& options = {});
+  explicit Adam(const std::vector<AdamGroup>& groups,
+                const Options& options = {});
   // These overloads accept the options of programs that used
   // torch::optim::Adam.
   template <std::convertible_to<torch::optim::AdamOptions> O>
@@ -47,6 +66,7 @@ class Adam : public torch::optim::Adam, public internal::MaximizeOption {
       : Adam(groups, options, false) {}
 
   void add_param_group(const OptimizerParamGroup& group);
+  void add_param_group(const AdamGroup& group);
   at::Tensor step(LossClosure closure = nullptr) override;
   bool maximize() const override { return maximize_; }
 

@@ -3,6 +3,7 @@
 #include <torch/optim/adamw.h>
 
 #include <concepts>
+#include <optional>
 #include <tuple>
 #include <vector>
 
@@ -22,6 +23,22 @@ struct AdamWOptions {
   torch::optim::AdamWOptions to_torch() const;
 };
 
+// A parameter group, as the dict that torch.optim.AdamW takes: an option that
+// is not given is the optimizer's.
+struct AdamWGroup {
+  std::vector<at::Tensor> params{};
+  std::optional<double> lr{};
+  std::optional<std::tuple<double, double>> betas{};
+  std::optional<double> eps{};
+  std::optional<double> weight_decay{};
+  std::optional<bool> amsgrad{};
+
+  // Returns the group with all options, those that are not given from
+  // `defaults`: for code that takes groups of any optimizer.
+  torch::optim::OptimizerParamGroup to_torch(
+      const torch::optim::AdamWOptions& defaults) const;
+};
+
 // torch::optim::AdamW with LibTorch's fused kernel: one pass over a parameter,
 // its gradient and its moments. The numbers are those of Python's
 // torch.optim.AdamW(fused=True), bit for bit.
@@ -33,6 +50,17 @@ struct AdamWOptions {
 //   between both and with Python. `maximize` is what the constructor was given:
 //   a snapshot holds it, and loads only into an optimizer that has the same; an
 //   archive of save() does not hold it.
+// - A group of LibTorch's that has options keeps all of them as they are:
+//   each group of torch.optim.AdamW([{"params": a, "weight_decay": 0.0}, ...])
+//   has the numbers that were given. LibTorch 2.13's own classes, and
+//   add_param_group() through a reference to torch::optim::Optimizer, which is
+//   not virtual, replace an option that equals the default of its class by the
+//   optimizer's, so that a group of SGD cannot decay by 0. A group of this
+//   folder (AdamWGroup) has the optimizer's options where it gives none, as in
+//   Python. A group with options of another optimizer is refused with
+//   std::invalid_argument.
+// - Complex parameters are stepped as pairs of reals, as Python's optimizers
+//   without `fused` do; LibTorch's own classes compute other numbers.
 // - A parameter that is named twice in a group, as module->parameters() names
 //   tied weights, is kept once, as in Python: it is stepped once and has one
 //   number in snapshots. A parameter in two groups makes the constructor and
@@ -40,9 +68,10 @@ struct AdamWOptions {
 //   added through a reference to torch::optim::Optimizer, whose
 //   add_param_group() is not virtual.)
 // - A parameter without a gradient is skipped. Parameters must be dense and of
-//   a floating dtype; step() throws std::invalid_argument for the first one
-//   that is not, that has a sparse gradient, or whose state has other sizes,
-//   another dtype or another device. Earlier groups have been stepped then.
+//   a floating or complex dtype; step() throws std::invalid_argument for the
+//   first one that is not, that has a sparse gradient, or whose state has other
+//   sizes, another dtype or another device. Earlier groups have been stepped
+//   then.
 // - If memory for the state runs out, step() throws before a parameter of that
 //   group, dtype and device has changed (of half and bfloat16 parameters of SGD
 //   on the CPU: before the present one has), and can be called again.
@@ -60,6 +89,8 @@ class AdamW : public torch::optim::AdamW, public internal::MaximizeOption {
   explicit AdamW(std::vector<at::Tensor> parameters,
                  const Options& options = {});
   explicit AdamW(const ParamGroups& groups, const Options& options = {});
+  explicit AdamW(const std::vector<AdamWGroup>& groups,
+                 const Options& options = {});
   // These overloads accept the options of programs that used
   // torch::optim::AdamW.
   template <std::convertible_to<torch::optim::AdamWOptions> O>
@@ -71,6 +102,7 @@ class AdamW : public torch::optim::AdamW, public internal::MaximizeOption {
       : AdamW(groups, options, false) {}
 
   void add_param_group(const OptimizerParamGroup& group);
+  void add_param_group(const AdamWGroup& group);
   at::Tensor step(LossClosure closure = nullptr) override;
   bool maximize() const override { return maximize_; }
 

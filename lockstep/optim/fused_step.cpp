@@ -2,10 +2,15 @@
 
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/view_as_real.h>
 #include <c10/util/StringUtil.h>
+#include <c10/util/Type.h>
+#include <torch/optim/adam.h>
+#include <torch/optim/sgd.h>
 
 #include <algorithm>
 #include <stdexcept>
+#include <typeinfo>
 #include <unordered_set>
 #include <utility>
 
@@ -31,17 +36,15 @@ void check(const char* optimizer, size_t index, const at::Tensor& parameter,
     refuse("is of sizes ", parameter.sizes(), ", its gradient of ",
            gradient.sizes(), "; they must be the same");
   }
-  if (!at::isFloatingType(parameter.scalar_type())) {
+  if (!parameter.is_floating_point() && !parameter.is_complex()) {
     refuse("is of ", parameter.scalar_type(),
-           ", but the fused kernel takes floating-point parameters; use "
-           "torch::optim::",
-           optimizer);
+           "; only floating-point and complex numbers can be stepped");
   }
   if (!parameter.is_non_overlapping_and_dense()) {
     refuse("has gaps or overlaps in its memory (sizes ", parameter.sizes(),
            ", strides ", parameter.strides(),
-           "), but the fused kernel takes dense parameters; use torch::optim::",
-           optimizer);
+           "), but the fused kernel takes dense parameters; give it memory of "
+           "its own: parameter.set_data(parameter.contiguous())");
   }
   if (gradient.scalar_type() != parameter.scalar_type() ||
       gradient.device() != parameter.device()) {
@@ -53,9 +56,12 @@ void check(const char* optimizer, size_t index, const at::Tensor& parameter,
 
 }  // namespace
 
-void fit_state(const char* optimizer, const FusedBatch& batch, size_t i,
-               const char* name, at::Tensor& state) {
-  const at::Tensor& parameter = batch.parameters[i];
+at::Tensor as_real(at::Tensor tensor) {
+  return tensor.is_complex() ? at::view_as_real(tensor) : tensor;
+}
+
+void fit_state(const char* optimizer, const at::Tensor& parameter,
+               size_t number, const char* name, at::Tensor& state) {
   if (state.sizes() != parameter.sizes() ||
       state.dtype() != parameter.dtype() ||
       state.device() != parameter.device()) {
@@ -63,7 +69,7 @@ void fit_state(const char* optimizer, const FusedBatch& batch, size_t i,
       return c10::str(of.scalar_type(), of.sizes(), " on ", of.device());
     };
     throw std::invalid_argument(c10::str(
-        optimizer, ": parameter ", batch.numbers[i], " of its group is ",
+        optimizer, ": parameter ", number, " of its group is ",
         words(parameter), ", its ", name, " ", words(state),
         "; they must be alike: make the optimizer after the parameter has got "
         "its sizes, dtype and device, and then load its state"));
@@ -93,10 +99,12 @@ std::vector<FusedBatch> fused_batches(
     if (gradient.strides() != parameter.strides()) {
       gradient = at::empty_like(parameter.detach()).copy_(gradient);
     }
+    if (gradient.is_conj()) gradient = gradient.resolve_conj();
+    const auto dtype = c10::toRealValueType(parameter.scalar_type());
     auto batch = std::find_if(
         batches.begin(), batches.end(), [&](const FusedBatch& each) {
           const at::Tensor& like = each.parameters.front();
-          return like.scalar_type() == parameter.scalar_type() &&
+          return like.scalar_type() == dtype &&
                  like.device() == parameter.device();
         });
     if (batch == batches.end()) {
@@ -105,16 +113,16 @@ std::vector<FusedBatch> fused_batches(
       batch->gradients.reserve(parameters.size() - i);
       batch->numbers.reserve(parameters.size() - i);
     }
-    batch->parameters.push_back(parameter);
-    batch->gradients.push_back(std::move(gradient));
+    batch->parameters.push_back(as_real(parameter));
+    batch->gradients.push_back(as_real(std::move(gradient)));
     batch->numbers.push_back(i);
   }
   return batches;
 }
 
-std::vector<torch::optim::OptimizerParamGroup> distinct_groups(
-    std::vector<torch::optim::OptimizerParamGroup> groups,
-    const std::vector<torch::optim::OptimizerParamGroup>& before) {
+ParamGroups distinct_groups(const char* optimizer, ParamGroups groups,
+                            const torch::optim::OptimizerOptions& defaults,
+                            const ParamGroups& before) {
   std::unordered_set<const c10::TensorImpl*> seen;
   for (const auto& group : before) {
     for (const at::Tensor& parameter : group.params()) {
@@ -122,16 +130,46 @@ std::vector<torch::optim::OptimizerParamGroup> distinct_groups(
     }
   }
   for (auto& group : groups) {
+    if (group.has_options() && typeid(group.options()) != typeid(defaults)) {
+      throw std::invalid_argument(
+          c10::str(optimizer, ": a parameter group has options of type ",
+                   c10::demangle(typeid(group.options()).name()), "; give it ",
+                   c10::demangle(typeid(defaults).name()), ", or none"));
+    }
     group.params() = distinct(std::move(group.params()));
     for (const at::Tensor& parameter : group.params()) {
       if (seen.insert(parameter.unsafeGetTensorImpl()).second) continue;
       throw std::invalid_argument(
-          c10::str("a parameter of sizes ", parameter.sizes(),
+          c10::str(optimizer, ": a parameter of sizes ", parameter.sizes(),
                    " appears in more than one parameter group; name each "
                    "parameter in one group"));
     }
   }
   return groups;
+}
+
+void keep_options(const char* optimizer, const ParamGroups& given,
+                  const torch::optim::OptimizerOptions& defaults,
+                  ParamGroups& groups) {
+  auto group = groups.end() - static_cast<std::ptrdiff_t>(given.size());
+  for (const auto& each : given) {
+    auto& kept = *group++;
+    if (!each.has_options()) continue;
+    kept.set_options(each.options().clone());
+    // SGD's options cannot be made without a rate.
+    const double rate = kept.options().get_lr();
+    if (rate == torch::optim::AdamOptions().lr() && rate != defaults.get_lr() &&
+        typeid(defaults) != typeid(torch::optim::SGDOptions)) {
+      TORCH_WARN_ONCE(
+          optimizer, ": a parameter group has options with the learning rate ",
+          rate,
+          ", which they also have if none was set, and keeps it; the "
+          "optimizer's is ",
+          defaults.get_lr(), ". lockstep::optim::", optimizer,
+          "Group takes options that are not given from the "
+          "optimizer.");
+    }
+  }
 }
 
 at::Tensor loss_of(const torch::optim::Optimizer::LossClosure& closure) {

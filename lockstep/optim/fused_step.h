@@ -14,7 +14,12 @@ using States =
     ska::flat_hash_map<void*,
                        std::unique_ptr<torch::optim::OptimizerParamState>>;
 
-// The input of one call of a fused kernel: tensors of one dtype and device.
+// Returns a complex tensor as the pairs of reals that Python's optimizers step,
+// and a real one as it is.
+at::Tensor as_real(at::Tensor tensor);
+
+// The input of one call of a fused kernel: tensors of one dtype and device,
+// complex ones as_real().
 struct FusedBatch {
   std::vector<at::Tensor> parameters{};
   std::vector<at::Tensor> gradients{};  // in their parameters' strides
@@ -28,13 +33,13 @@ std::vector<FusedBatch> fused_batches(
     const char* optimizer, const std::vector<at::Tensor>& parameters);
 
 // Makes `state` ready for the kernels, which look neither at its sizes nor at
-// its strides: the tensor that `optimizer` keeps under `name` for parameter `i`
-// of the batch. If its strides are not the parameter's, because the parameter
-// was changed or the state loaded, a copy takes its place. Throws
-// std::invalid_argument, naming optimizer and parameter, if sizes, dtype or
-// device are not the parameter's.
-void fit_state(const char* optimizer, const FusedBatch& batch, size_t i,
-               const char* name, at::Tensor& state);
+// its strides: the tensor that `optimizer` keeps under `name` for `parameter`,
+// which has this number in its group. If its strides are not the parameter's,
+// because the parameter was changed or the state loaded, a copy takes its
+// place. Throws std::invalid_argument, naming optimizer and parameter, if
+// sizes, dtype or device are not the parameter's.
+void fit_state(const char* optimizer, const at::Tensor& parameter,
+               size_t number, const char* name, at::Tensor& state);
 
 // Raises the versions of what is about to be written, which the fused kernels
 // do not: so that autograd, FullyShard and snapshots notice the change. Call it
@@ -42,11 +47,30 @@ void fit_state(const char* optimizer, const FusedBatch& batch, size_t i,
 // notice it, too.
 void raise_versions(at::TensorList tensors);
 
-// Returns `groups` with each parameter once. Throws std::invalid_argument, as
-// Python does, if a parameter is in two groups, or also in one of `before`.
-std::vector<torch::optim::OptimizerParamGroup> distinct_groups(
-    std::vector<torch::optim::OptimizerParamGroup> groups,
-    const std::vector<torch::optim::OptimizerParamGroup>& before = {});
+using ParamGroups = std::vector<torch::optim::OptimizerParamGroup>;
+
+// Returns `groups` with each parameter once. Throws std::invalid_argument that
+// names `optimizer` if a parameter is in two groups, as in Python, or also in
+// one of `before`, and if a group has options of another type than `defaults`.
+ParamGroups distinct_groups(const char* optimizer, ParamGroups groups,
+                            const torch::optim::OptimizerOptions& defaults,
+                            const ParamGroups& before = {});
+
+// Gives the last of `groups`, which LibTorch has made from `given`, the options
+// that were given. LibTorch 2.13 replaces each of them that equals the default
+// of its class by the one in `defaults`.
+void keep_options(const char* optimizer, const ParamGroups& given,
+                  const torch::optim::OptimizerOptions& defaults,
+                  ParamGroups& groups);
+
+// Returns `groups` as LibTorch's.
+template <class Group, class Options>
+ParamGroups whole_groups(const std::vector<Group>& groups,
+                         const Options& defaults) {
+  ParamGroups whole;
+  for (const Group& group : groups) whole.push_back(group.to_torch(defaults));
+  return whole;
+}
 
 // Returns the closure's result, computed with autograd enabled; an undefined
 // tensor without a closure.
@@ -85,7 +109,8 @@ void step_adam(const char* name,
       all.reserve(count);
       for (auto* list : {&averages, &squares, &steps}) list->reserve(count);
       for (size_t i = 0; i < count; ++i) {
-        const at::Tensor& parameter = batch.parameters[i];
+        const size_t number = batch.numbers[i];
+        const at::Tensor& parameter = group.params()[number];
         void* const key = parameter.unsafeGetTensorImpl();
         const auto found = states.find(key);
         auto* state = found == states.end()
@@ -98,11 +123,11 @@ void step_adam(const char* name,
         all.push_back(state);
         const auto ready = [&](const char* tensor, at::Tensor& moment) {
           if (moment.defined()) {
-            fit_state(name, batch, i, tensor, moment);
+            fit_state(name, parameter, number, tensor, moment);
           } else {
             moment = at::zeros_like(parameter.detach());
           }
-          return moment;
+          return as_real(moment);
         };
         averages.push_back(ready("exp_avg", state->exp_avg()));
         squares.push_back(ready("exp_avg_sq", state->exp_avg_sq()));

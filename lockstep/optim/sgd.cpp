@@ -3,6 +3,7 @@
 #include <ATen/ScalarOps.h>
 #include <ATen/ops/_fused_sgd.h>
 #include <ATen/ops/empty_like.h>
+#include <ATen/ops/view_as_complex.h>
 
 #include "lockstep/base/span.h"
 #include "lockstep/optim/fused_step.h"
@@ -31,7 +32,8 @@ void keep_momentum(internal::States& states, const at::Tensor& parameter,
 // first step, so parameters in their first step have a call of their own. Their
 // momenta are kept only when it has returned: if memory runs out before, the
 // step can be made again.
-void step_with_momentum(const internal::FusedBatch& batch,
+void step_with_momentum(const std::vector<at::Tensor>& parameters,
+                        const internal::FusedBatch& batch,
                         internal::States& states,
                         const torch::optim::SGDOptions& o, bool maximize) {
   struct Part {
@@ -40,14 +42,21 @@ void step_with_momentum(const internal::FusedBatch& batch,
     std::vector<at::Tensor> momenta{};
   };
   Part first, later;
+  std::vector<std::pair<at::Tensor, at::Tensor>> made;  // of `first`
   for (size_t i = 0; i < batch.parameters.size(); ++i) {
-    at::Tensor* const kept = momentum_of(states, batch.parameters[i]);
-    if (kept) internal::fit_state("SGD", batch, i, "momentum_buffer", *kept);
+    const at::Tensor& parameter = parameters[batch.numbers[i]];
+    at::Tensor* const kept = momentum_of(states, parameter);
+    if (kept) {
+      internal::fit_state("SGD", parameter, batch.numbers[i], "momentum_buffer",
+                          *kept);
+    } else {
+      made.emplace_back(parameter, at::empty_like(parameter.detach()));
+    }
     Part& part = kept ? later : first;
     part.parameters.push_back(batch.parameters[i]);
     part.gradients.push_back(batch.gradients[i]);
-    part.momenta.push_back(kept ? *kept
-                                : at::empty_like(batch.parameters[i].detach()));
+    part.momenta.push_back(
+        internal::as_real(kept ? *kept : made.back().second));
   }
   for (Part* part : {&first, &later}) {
     if (part->momenta.empty()) continue;
@@ -57,8 +66,8 @@ void step_with_momentum(const internal::FusedBatch& batch,
                     o.weight_decay(), o.momentum(), o.lr(), o.dampening(),
                     o.nesterov(), maximize, part == &first);
     if (part == &later) continue;
-    for (size_t i = 0; i < part->momenta.size(); ++i) {
-      keep_momentum(states, part->parameters[i], part->momenta[i]);
+    for (const auto& [parameter, momentum] : made) {
+      keep_momentum(states, parameter, momentum);
     }
   }
 }
@@ -67,33 +76,38 @@ void step_with_momentum(const internal::FusedBatch& batch,
 // The fused CPU kernel of LibTorch 2.13 leaves most elements of half-precision
 // parameters as they are, and reads momenta that were never written. All memory
 // for a parameter is taken before its momentum changes.
-void step_unfused(const internal::FusedBatch& batch, internal::States& states,
+void step_unfused(const std::vector<at::Tensor>& parameters,
+                  const internal::FusedBatch& batch, internal::States& states,
                   const torch::optim::SGDOptions& o, bool maximize) {
   internal::raise_versions(batch.parameters);
   for (size_t i = 0; i < batch.parameters.size(); ++i) {
+    const at::Tensor& owner = parameters[batch.numbers[i]];
     at::Tensor parameter = batch.parameters[i];
     at::Tensor change = batch.gradients[i];
     at::Tensor first;  // momentum
     if (maximize) change = change.neg();
     if (o.weight_decay() != 0) change = change.add(parameter, o.weight_decay());
     if (o.momentum() != 0) {
-      at::Tensor* const kept = momentum_of(states, parameter);
+      at::Tensor* const kept = momentum_of(states, owner);
       at::Tensor ahead = o.nesterov() ? change.clone() : at::Tensor();
       if (kept) {
-        internal::fit_state("SGD", batch, i, "momentum_buffer", *kept);
+        internal::fit_state("SGD", owner, batch.numbers[i], "momentum_buffer",
+                            *kept);
         // As Python multiplies; mul_(double) rounds the factor to the dtype.
         const at::Tensor factor =
             at::native::wrapped_scalar_tensor(o.momentum());
         internal::raise_versions(*kept);
-        kept->mul_(factor).add_(change, 1 - o.dampening());
+        internal::as_real(*kept).mul_(factor).add_(change, 1 - o.dampening());
       } else {
         first = change.clone();
       }
-      const at::Tensor& momentum = kept ? *kept : first;
+      const at::Tensor momentum = kept ? internal::as_real(*kept) : first;
       change = o.nesterov() ? ahead.add_(momentum, o.momentum()) : momentum;
     }
     parameter.add_(change, -o.lr());
-    if (first.defined()) keep_momentum(states, parameter, first);
+    if (!first.defined()) continue;
+    keep_momentum(states, owner,
+                  owner.is_complex() ? at::view_as_complex(first) : first);
   }
 }
 
@@ -112,20 +126,44 @@ torch::optim::SGDOptions SGDOptions::to_torch() const {
       .nesterov(nesterov);
 }
 
+torch::optim::OptimizerParamGroup SGDGroup::to_torch(
+    const torch::optim::SGDOptions& defaults) const {
+  auto options = std::make_unique<torch::optim::SGDOptions>(defaults);
+  if (lr) options->lr(*lr);
+  if (momentum) options->momentum(*momentum);
+  if (dampening) options->dampening(*dampening);
+  if (weight_decay) options->weight_decay(*weight_decay);
+  if (nesterov) options->nesterov(*nesterov);
+  return {params, std::move(options)};
+}
+
 SGD::SGD(std::vector<at::Tensor> parameters, const Options& options)
     : SGD(ParamGroups{OptimizerParamGroup(std::move(parameters))}, options) {}
 
 SGD::SGD(const ParamGroups& groups, const Options& options)
     : SGD(groups, options.to_torch(), options.maximize) {}
 
+SGD::SGD(const std::vector<SGDGroup>& groups, const Options& options)
+    : SGD(internal::whole_groups(groups, options.to_torch()), options) {}
+
 SGD::SGD(const ParamGroups& groups, const torch::optim::SGDOptions& options,
          bool maximize)
-    : torch::optim::SGD(internal::distinct_groups(groups), options),
-      maximize_(maximize) {}
+    : torch::optim::SGD(internal::distinct_groups("SGD", groups, options),
+                        options),
+      maximize_(maximize) {
+  internal::keep_options("SGD", groups, *defaults_, param_groups_);
+}
 
 void SGD::add_param_group(const OptimizerParamGroup& group) {
   torch::optim::SGD::add_param_group(
-      internal::distinct_groups({group}, param_groups_).front());
+      internal::distinct_groups("SGD", {group}, *defaults_, param_groups_)
+          .front());
+  internal::keep_options("SGD", {group}, *defaults_, param_groups_);
+}
+
+void SGD::add_param_group(const SGDGroup& group) {
+  add_param_group(
+      group.to_torch(static_cast<torch::optim::SGDOptions&>(*defaults_)));
 }
 
 at::Tensor SGD::step(LossClosure closure) {
@@ -137,11 +175,11 @@ at::Tensor SGD::step(LossClosure closure) {
     for (const internal::FusedBatch& batch :
          internal::fused_batches("SGD", group.params())) {
       if (!has_fused_kernel(batch.parameters.front())) {
-        step_unfused(batch, state_, o, maximize_);
+        step_unfused(group.params(), batch, state_, o, maximize_);
         continue;
       }
       if (o.momentum() != 0) {
-        step_with_momentum(batch, state_, o, maximize_);
+        step_with_momentum(group.params(), batch, state_, o, maximize_);
         continue;
       }
       internal::raise_versions(batch.parameters);

@@ -3,6 +3,7 @@
 #include <torch/optim/sgd.h>
 
 #include <concepts>
+#include <optional>
 #include <vector>
 
 #include "lockstep/base/maximize_option.h"
@@ -21,6 +22,22 @@ struct SGDOptions {
   torch::optim::SGDOptions to_torch() const;
 };
 
+// A parameter group, as the dict that torch.optim.SGD takes: an option that is
+// not given is the optimizer's.
+struct SGDGroup {
+  std::vector<at::Tensor> params{};
+  std::optional<double> lr{};
+  std::optional<double> momentum{};
+  std::optional<double> dampening{};
+  std::optional<double> weight_decay{};
+  std::optional<bool> nesterov{};
+
+  // Returns the group with all options, those that are not given from
+  // `defaults`: for code that takes groups of any optimizer.
+  torch::optim::OptimizerParamGroup to_torch(
+      const torch::optim::SGDOptions& defaults) const;
+};
+
 // torch::optim::SGD with LibTorch's fused kernel: one pass over a parameter,
 // its gradient and its momentum; the C++ original makes one pass for each term.
 // The numbers are those of Python's torch.optim.SGD(fused=True), bit for bit;
@@ -36,6 +53,8 @@ class SGD : public torch::optim::SGD, public internal::MaximizeOption {
 
   explicit SGD(std::vector<at::Tensor> parameters, const Options& options = {});
   explicit SGD(const ParamGroups& groups, const Options& options = {});
+  explicit SGD(const std::vector<SGDGroup>& groups,
+               const Options& options = {});
   // These overloads accept the options of programs that used torch::optim::SGD.
   template <std::convertible_to<torch::optim::SGDOptions> O>
   SGD(std::vector<at::Tensor> parameters, const O& options)
@@ -46,6 +65,7 @@ class SGD : public torch::optim::SGD, public internal::MaximizeOption {
       : SGD(groups, options, false) {}
 
   void add_param_group(const OptimizerParamGroup& group);
+  void add_param_group(const SGDGroup& group);
   at::Tensor step(LossClosure closure = nullptr) override;
   bool maximize() const override { return maximize_; }
 

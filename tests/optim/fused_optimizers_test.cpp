@@ -518,18 +518,173 @@ TEST(FusedOptimizers, WhatTheKernelsCannotTakeIsRefusedByName) {
   gaps.mutable_grad() = torch::ones({4, 2});
   optim::SGD sgd({gaps});
   EXPECT_THAT([&] { sgd.step(); },
-              ThrowsMessage<std::invalid_argument>(HasSubstr("gaps")));
+              ThrowsMessage<std::invalid_argument>(
+                  HasSubstr("parameter.set_data(parameter.contiguous())")));
   auto small = torch::zeros({4});
   small.mutable_grad() = torch::ones({3});
   optim::SGD one({small});
   EXPECT_THAT([&] { one.step(); },
               ThrowsMessage<std::invalid_argument>(
                   HasSubstr("is of sizes [4], its gradient of [3]")));
-  auto complex = torch::zeros({3}, torch::kComplexFloat).requires_grad_();
-  complex.mutable_grad() = torch::ones({3}, torch::kComplexFloat);
-  optim::AdamW adamw({complex});
-  EXPECT_THAT([&] { adamw.step(); }, ThrowsMessage<std::invalid_argument>(
-                                         HasSubstr("use torch::optim::AdamW")));
+  auto whole = torch::zeros({3}, torch::kLong);
+  whole.mutable_grad() = torch::ones({3}, torch::kLong);
+  optim::AdamW adamw({whole});
+  EXPECT_THAT([&] { adamw.step(); },
+              ThrowsMessage<std::invalid_argument>(HasSubstr("is of Long")));
+}
+
+// What the errors above advise gives the numbers of a parameter that was never
+// refused.
+TEST(FusedOptimizers, TheAdviceForWhatIsRefusedIsRight) {
+  const auto options = torch::optim::SGDOptions(0.1);
+  const at::Tensor start = torch::arange(8.0).view({4, 2});
+  const auto stepped = [](at::Tensor parameter, auto make,
+                          bool sparse = false) {
+    auto optimizer = make(std::vector<at::Tensor>{parameter});
+    torch::embedding(parameter, torch::tensor({1, 3, 1}), -1, false, sparse)
+        .square()
+        .sum()
+        .backward();
+    optimizer.step();
+    return parameter.detach().clone();
+  };
+  const auto ours = [&](const auto& p) { return optim::SGD(p, options); };
+  const auto theirs = [&](const auto& p) {
+    return torch::optim::SGD(p, options);
+  };
+  const auto plain = [&] { return start.clone().requires_grad_(); };
+  const at::Tensor expected = stepped(plain(), ours);
+  auto gaps = torch::zeros({4, 4}).narrow(1, 1, 2).copy_(start).detach();
+  gaps.requires_grad_();
+  EXPECT_THROW(stepped(gaps, ours), std::invalid_argument);
+  gaps.mutable_grad() = at::Tensor();
+  gaps.set_data(gaps.contiguous());
+  EXPECT_TRUE(stepped(gaps, ours).equal(expected));
+  EXPECT_THROW(stepped(plain(), ours, true), std::invalid_argument);
+  EXPECT_TRUE(stepped(plain(), theirs, true).allclose(expected));
+}
+
+// Options with all values, some of them those of a class whose options were not
+// set.
+template <class Optimizer, class Group, class Options>
+void expect_kept(const Options& defaults, const Group& given,
+                 const Options& expected) {
+  const auto same = [&](const Optimizer& optimizer, size_t group) {
+    return static_cast<const Options&>(
+               optimizer.param_groups()[group].options()) == expected;
+  };
+  const auto parameters = [] {
+    auto p = torch::ones({2}).requires_grad_();
+    p.mutable_grad() = torch::ones({2});
+    return std::vector<at::Tensor>{p};
+  };
+  // Both as LibTorch's groups and as ours, in the constructor and later.
+  Group ours = given;
+  ours.params = parameters();
+  const auto theirs = [&] {
+    return OptimizerParamGroup(parameters(),
+                               std::make_unique<Options>(expected));
+  };
+  std::vector<OptimizerParamGroup> groups{OptimizerParamGroup(parameters())};
+  groups.push_back(theirs());
+  Optimizer one(groups, defaults);
+  EXPECT_TRUE(same(one, 1));
+  one.add_param_group(ours);
+  EXPECT_TRUE(same(one, 2));
+  one.add_param_group(theirs());
+  EXPECT_TRUE(same(one, 3));
+  EXPECT_FALSE(same(one, 0));
+  EXPECT_TRUE(static_cast<const Options&>(one.defaults()) == defaults);
+  one.step();
+  Optimizer alone(parameters(), expected);
+  alone.step();
+  const at::Tensor stepped = alone.param_groups()[0].params()[0];
+  for (size_t i = 0; i < 4; ++i) {
+    EXPECT_EQ(one.param_groups()[i].params()[0].equal(stepped), i > 0) << i;
+  }
+}
+
+// A group of SGD that decayed by 0 got the optimizer's decay: LibTorch takes a
+// value that equals the default of its class for one that was not given.
+TEST(FusedOptimizers, AGroupKeepsWhatItWasGiven) {
+  expect_kept<optim::SGD>(
+      torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.5),
+      optim::SGDGroup{.momentum = 0, .weight_decay = 0},
+      torch::optim::SGDOptions(0.1));
+  expect_kept<optim::Adam>(
+      torch::optim::AdamOptions(0.1).weight_decay(0.5).amsgrad(true),
+      optim::AdamGroup{.weight_decay = 0, .amsgrad = false},
+      torch::optim::AdamOptions(0.1));
+  expect_kept<optim::AdamW>(
+      torch::optim::AdamWOptions(0.1).betas({0.5, 0.6}).weight_decay(0.5),
+      optim::AdamWGroup{.betas = std::tuple{0.9, 0.999}, .weight_decay = 0.01},
+      torch::optim::AdamWOptions(0.1));
+  // One line says that it also keeps a rate that may not have been given.
+  expect_kept<optim::AdamW>(
+      torch::optim::AdamWOptions(0.1).eps(1e-3),
+      optim::AdamWGroup{.lr = 1e-3, .weight_decay = 0},
+      torch::optim::AdamWOptions().eps(1e-3).weight_decay(0));
+}
+
+TEST(FusedOptimizers, AGroupWithOptionsOfAnotherOptimizerIsRefused) {
+  const auto p = torch::ones({2}).requires_grad_();
+  const OptimizerParamGroup group(
+      {p}, std::make_unique<torch::optim::AdamOptions>());
+  const auto refuses = ThrowsMessage<std::invalid_argument>(
+      AllOf(HasSubstr("AdamW: a parameter group has options of type "
+                      "torch::optim::AdamOptions; give it "
+                      "torch::optim::AdamWOptions")));
+  EXPECT_THAT([&] { optim::AdamW(std::vector<OptimizerParamGroup>{group}); },
+              refuses);
+  optim::AdamW optimizer(std::vector<at::Tensor>{});
+  EXPECT_THAT([&] { optimizer.add_param_group(group); }, refuses);
+  EXPECT_EQ(optimizer.param_groups().size(), 1);
+}
+
+template <class Optimizer, class Options>
+void expect_pairs_of_reals(const Options& options, at::ScalarType dtype) {
+  torch::manual_seed(6);
+  const auto start = torch::randn({5, 7}, at::kComplexDouble).to(dtype);
+  auto complex = start.clone().requires_grad_();
+  auto real = torch::view_as_real(start).clone().requires_grad_();
+  auto beside = torch::ones({9}, real.options()).requires_grad_();
+  Optimizer ours(std::vector<at::Tensor>{complex, beside}, options);
+  Optimizer pairs(std::vector<at::Tensor>{real}, options);
+  for (int step = 0; step < 6; ++step) {
+    auto gradient = torch::randn({5, 7}, at::kComplexDouble).to(dtype);
+    // A lazy conjugate in other strides.
+    if (step % 2 == 1) gradient = gradient.t().contiguous().t();
+    if (step > 2) gradient = gradient.conj();
+    complex.mutable_grad() = gradient;
+    beside.mutable_grad() = torch::ones_like(beside);
+    real.mutable_grad() = torch::view_as_real(gradient.resolve_conj());
+    ours.step();
+    pairs.step();
+    EXPECT_TRUE(torch::view_as_real(complex.detach()).equal(real)) << step;
+    if (step != 3) continue;
+    const auto state = state_dict(ours);
+    for (const auto& tensor : state_tensors(ours)) {
+      EXPECT_TRUE(tensor.scalar_type() == dtype || tensor.size(0) == 9);
+    }
+    load_state_dict(ours, state);
+  }
+  EXPECT_TRUE(torch::imag(complex.detach() - start).ne(0).all().item<bool>());
+}
+
+// They were refused with the advice to take LibTorch's optimizers, which never
+// step the imaginary part as Python does.
+TEST(FusedOptimizers, ComplexNumbersStepAsPairsOfReals) {
+  for (const auto dtype : {at::kComplexFloat, at::kComplexDouble}) {
+    expect_pairs_of_reals<optim::SGD>(
+        torch::optim::SGDOptions(0.1).weight_decay(0.1), dtype);
+    expect_pairs_of_reals<optim::SGD>(
+        torch::optim::SGDOptions(0.1).momentum(0.9).nesterov(true), dtype);
+    expect_pairs_of_reals<optim::Adam>(
+        optim::AdamOptions{.weight_decay = 0.1, .amsgrad = true}, dtype);
+    expect_pairs_of_reals<optim::AdamW>(optim::AdamWOptions{}, dtype);
+  }
+  expect_pairs_of_reals<optim::SGD>(torch::optim::SGDOptions(0.1).momentum(0.9),
+                                    at::kComplexHalf);
 }
 
 // The sharded optimizer relies on this.

@@ -10,6 +10,7 @@
 #include "lockstep/checkpoint/optimizer_state.h"
 #include "lockstep/checkpoint/training_state.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/optim/adamw.h"
 #include "lockstep/optim/lr_scheduler/lr_schedulers.h"
 #include "lockstep/parallel/comm_hooks/comm_bytes.h"
 #include "lockstep/parallel/model_averaging/averagers.h"
@@ -303,6 +304,34 @@ WORLD_TEST(PostLocalSGDOptimizer, AnAddedGroupIsSteppedAndAveraged, 2) {
   const auto state = state_dict(wrapped.optimizer);
   EXPECT_EQ(state.param_groups.size(), 2);
   load_state_dict(wrapped.optimizer, state);
+}
+
+// A rate that equals the default of its class was replaced here by that of the
+// first group, and so in the next step there.
+WORLD_TEST(PostLocalSGDOptimizer, GroupsKeepTheirRates, 1) {
+  auto group = init_process_group();
+  const auto with_rate = [](double rate) {
+    return torch::optim::OptimizerParamGroup(
+        {parameter(0)}, std::make_unique<torch::optim::AdamWOptions>(rate));
+  };
+  auto adamw = std::make_shared<optim::AdamW>(
+      std::vector<torch::optim::OptimizerParamGroup>{with_rate(0.1),
+                                                     with_rate(1e-3)},
+      optim::AdamWOptions{.lr = 0.5});
+  PostLocalSGDOptimizer optimizer(
+      adamw, std::make_shared<PeriodicModelAverager>(
+                 PeriodicModelAveragerOptions{.period = 1}));
+  optimizer.add_param_group(with_rate(1e-3));
+  optimizer.step();
+  for (const torch::optim::Optimizer* one :
+       std::initializer_list<torch::optim::Optimizer*>{&optimizer,
+                                                       adamw.get()}) {
+    std::vector<double> rates;
+    for (const auto& each : one->param_groups()) {
+      rates.push_back(each.options().get_lr());
+    }
+    EXPECT_THAT(rates, ElementsAre(0.1, 1e-3, 1e-3));
+  }
 }
 
 WORLD_TEST(PostLocalSGDOptimizer, GroupsOfOneSideOnlyAreRefused, 1) {

@@ -12,6 +12,7 @@
 
 #include "lockstep/comm/collectives.h"
 #include "lockstep/comm/init.h"
+#include "lockstep/parallel/comm_hooks/comm_hooks.h"
 #include "lockstep/parallel/zero/zero_redundancy_optimizer.h"
 #include "tests/harness/process_world.h"
 #include "tests/parallel/zero_training.h"
@@ -523,6 +524,18 @@ WORLD_TEST(ZeroDdp, ImpossibleOptionsAreRefusedOnAllRanks, 2) {
   train(model, plain, world.rank, 0, 2);
   EXPECT_TRUE(
       flat_parameters(*model.module()).equal(plainly_trained(world.rank, 2)));
+}
+
+// An optimizer from a wrapper with a hook is refused; this is what the error
+// advises.
+WORLD_TEST(ZeroDdp, WithAHookItIsMadeFromTheParameters, 2, 3) {
+  auto group = init_process_group();
+  Model hooked(ZeroNet(), kBuckets);
+  hooked.register_comm_hook(allreduce_hook());
+  Zero optimizer(hooked.module()->parameters(), {.lr = 0.01});
+  train(hooked, optimizer, world.rank, 0, kZeroSteps);
+  EXPECT_TRUE(flat_parameters(*hooked.module())
+                  .allclose(plainly_trained(world.rank, kZeroSteps)));
 }
 
 }  // namespace

@@ -161,6 +161,46 @@ WORLD_TEST(ZeroOptimizer, GroupsSchedulersAndFrozenParameters, 1, 2, 3) {
   EXPECT_TRUE(sharded_net->first->bias.equal(ZeroNet()->first->bias));
 }
 
+template <class Optimizer, class Options>
+void expect_groups_of_the_class(const Options& defaults,
+                                const ProcessGroupPtr& group) {
+  const auto last = [](const ZeroNet& net) {
+    return OptimizerParamGroup(net->last->parameters(),
+                               std::make_unique<torch::optim::AdamWOptions>(
+                                   torch::optim::AdamWOptions(0.03)));
+  };
+  const auto groups = [&](const ZeroNet& net) {
+    auto both = two_groups(net);
+    auto& second = static_cast<torch::optim::AdamWOptions&>(both[1].options());
+    second.weight_decay(0.01);  // as in options that were not set
+    return both;
+  };
+  ZeroNet plain_net, net;
+  Optimizer plain(groups(plain_net), defaults);
+  ZeroRedundancyOptimizer<Optimizer> sharded(groups(net), defaults);
+  plain.add_param_group(last(plain_net));
+  sharded.add_param_group(last(net));
+  averaged_steps(plain_net, plain, 0, 3, group);
+  averaged_steps(net, sharded, 0, 3, group);
+  EXPECT_TRUE(flat_parameters(*net).equal(flat_parameters(*plain_net)));
+  // A scheduler may come to the rate of options that were not set.
+  sharded.param_groups()[0].options().set_lr(1e-3);
+  sharded.consolidate_state_dict(0);
+  if (get_rank() != 0) return;
+  const auto& options = sharded.state_dict().param_groups[0].options;
+  EXPECT_EQ(std::get<double>(options.at("lr")), 1e-3);
+}
+
+// Groups whose options equal the defaults of their class had the optimizer's,
+// where the optimizer alone keeps them, and snapshots had other rates.
+WORLD_TEST(ZeroOptimizer, GroupsHaveTheOptionsThatTheirClassGivesThem, 1, 2) {
+  auto group = init_process_group();
+  expect_groups_of_the_class<optim::AdamW>(
+      optim::AdamWOptions{.lr = 0.01, .weight_decay = 0.5}, group.get());
+  expect_groups_of_the_class<torch::optim::AdamW>(
+      torch::optim::AdamWOptions(0.01).weight_decay(0.5), group.get());
+}
+
 WORLD_TEST(ZeroOptimizer, GroupsAddedToTheBaseClassAreTakenUp, 2) {
   auto group = init_process_group();
   ZeroNet plain_net, net;

@@ -24,7 +24,7 @@ import tempfile
 import textwrap
 
 HERE = pathlib.Path(__file__).resolve().parent
-PARTS = ("process", "snapshots", "python", "traps")
+PARTS = ("process", "zoo", "snapshots", "python", "traps")
 STEPS = 20
 
 # float64: what remains is the order of sums, some 1e-14 after 20 steps. A
@@ -34,11 +34,12 @@ BOUND = {"float64": 1e-10, "float32": 2e-5}
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One division of the model, that of proof_train's options."""
+    """One division of the model, that of the program's options."""
 
     what: str
     options: str
     quick: bool = False
+    program: str = "proof_train"
 
     def sizes(self):
         return {axis: self.number(axis, 1)
@@ -252,6 +253,28 @@ PYTHON_CASES = [
     Case("`ScheduleZBVZeroBubble`", f"--pipeline=2 {ZBV}", True),
 ]
 
+# The models of zoo.h, and the wrappers that do not take them.
+ODD_MODELS = [
+    ("recurrent", "an LSTM whose state is a reference argument", ["pipeline"]),
+    ("tied", "one weight under two names", ["pipeline"]),
+    ("max_norm", "an embedding with rows of limited norm, by `renorm_()` after"
+     " each step", ["shard", "private", "pipeline"]),
+    ("sparse", "an embedding with sparse gradients and an optimizer of its own",
+     ["shard", "private", "pipeline"]),
+    ("norm", "SyncBatchNorm", ["pipeline"]),
+    ("dropout", "dropout, with the random numbers of each rank", ["pipeline"]),
+    ("complex", "complex parameters", ["shard", "private"]),
+    ("adaptive", "AdaptiveLogSoftmaxWithLoss", ["pipeline"]),
+    ("branches", "branches that are used in turn, and one that is not",
+     ["pipeline"]),
+    ("buffer", "a buffer that forward writes", ["shard", "private", "pipeline"]),
+    ("layouts", "parameters without dimensions, without elements, transposed",
+     []),
+    ("weight_norm", "direction and length of weights apart", []),
+    ("convolution", "channels-last weights, and operations in place", []),
+]
+ODD_WRAPPERS = ["ddp", "zero", "shard", "private", "pipeline"]
+
 # Saved with the first division after half of the steps, continued with the
 # second one.
 SNAPSHOTS = [
@@ -373,18 +396,19 @@ class Programs:
                                 TMPDIR=str(folder))
 
     def train(self, cases):
-        """Trains by proof_train: pairs of a name and a Case. The cases with
-        equal numbers of ranks share a job. If it fails, each one that has no
-        result gets a job of its own."""
+        """Trains by proof_train or proof_zoo: pairs of a name and a Case. The
+        cases with equal numbers of ranks share a job. If it fails, each one
+        that has no result gets a job of its own."""
         by_ranks = {}
         for name, case in cases:
-            by_ranks.setdefault(case.ranks(), []).append((name, case))
-        for ranks, group in sorted(by_ranks.items()):
-            if self.run(self.ours(ranks), group) is None:
+            by_ranks.setdefault((case.ranks(), case.program),
+                                []).append((name, case))
+        for job, group in sorted(by_ranks.items()):
+            if self.run(self.ours(*job), group) is None:
                 continue
             for name, case in group:
                 if not (self.folder / f"{name}.json").exists():
-                    self.errors[name] = self.run(self.ours(ranks),
+                    self.errors[name] = self.run(self.ours(*job),
                                                  [(name, case)])
 
     def train_in_python(self, cases):
@@ -398,8 +422,8 @@ class Programs:
                 if error:
                     self.errors[name] = error
 
-    def ours(self, ranks):
-        program = [self.bin / "tests" / "proof_train"]
+    def ours(self, ranks, name):
+        program = [self.bin / "tests" / name]
         if ranks == 1:
             return program
         return [self.bin / "lockstep", "run", "--standalone",
@@ -540,6 +564,49 @@ def one_process(programs, report, quick):
                 (case.what, str(case.ranks()), code(case.options)), differences,
                 [BOUND[dtype] for dtype in dtypes for _ in range(3)])
         report.lines.append("")
+
+
+def zoo(programs, report, _quick):
+    def case(model, wrapper=""):
+        options = f"--model={model}"
+        if wrapper:
+            options = f"--data=2 {options} --wrapper={wrapper}"
+        return Case("", options, program="proof_zoo")
+
+    cases = [case(model, wrapper) for model, _, without in ODD_MODELS
+             for wrapper in ["", *ODD_WRAPPERS] if wrapper not in without]
+    programs.train([(name_of(one.options, "float64"), one) for one in cases])
+    report.heading("## Odd models")
+    report.text(
+        "Small models with something that the transformer does not have "
+        "(`tests/proof/zoo.h`), trained on two ranks with AdamW (the one with "
+        "sparse gradients with SGD) and clipped to a norm of 0.4. The largest "
+        f"difference from one process in float64 after {STEPS} steps, of a "
+        f"loss, a norm or a parameter; bound {BOUND['float64']:g}. Where there "
+        "is no number, the wrapper refuses the model, or the model cannot be "
+        "divided so.")
+    report.table("", "DistributedDataParallel", "ZeroRedundancyOptimizer",
+                 "FullyShard, shared memory", "FullyShard, private memory",
+                 "pipeline, 1F1B")
+    for model, what, without in ODD_MODELS:
+        alone = name_of(case(model).options, "float64")
+        cells, failed = [], []
+        for wrapper in ODD_WRAPPERS:
+            if wrapper in without:
+                cells.append("-")
+                continue
+            name = name_of(case(model, wrapper).options, "float64")
+            try:
+                number = max(programs.result(alone).differences(
+                    programs.result(name)))
+                cells.append(f"{number:.1e}" if number else "0")
+                if not number <= BOUND["float64"]:
+                    failed.append(f"{wrapper}: {number:.1e}")
+            except Failed as error:
+                cells.append("")
+                failed.append(f"{wrapper}: {error}")
+        report.row(what, *cells, fails="; ".join(failed))
+    report.lines.append("")
 
 
 def snapshots(programs, report, quick):
@@ -710,7 +777,8 @@ def page(programs, report, sections):
         "runs everything on the page again and writes it. This one was made "
         f"with {version.stdout.strip()} and torch {torch['torch']}.")
     first.text(
-        "Every row trains one model: a transformer with 4 blocks of 32 "
+        "Every row but those of [odd models](#odd-models) trains one model: a "
+        "transformer with 4 blocks of 32 "
         "features and 8 heads, vocabulary 32, sequences of 16 tokens, 16 "
         "sequences a batch, with AdamW, gradients clipped to a norm of 0.4 "
         "(some steps are, others are not); `--blocks`, `--length` and `--tied` "
@@ -738,8 +806,8 @@ def main():
     report = Report()
     with tempfile.TemporaryDirectory(prefix="lockstep-proof-") as folder:
         programs = Programs(build, options.python, pathlib.Path(folder))
-        functions = {"process": one_process, "snapshots": snapshots,
-                     "python": python, "traps": traps}
+        functions = {"process": one_process, "zoo": zoo,
+                     "snapshots": snapshots, "python": python, "traps": traps}
         for part in PARTS:
             if part in parts:
                 functions[part](programs, report, options.quick)

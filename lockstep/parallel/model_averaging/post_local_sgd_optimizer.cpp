@@ -9,6 +9,9 @@
 #include <utility>
 
 #include "lockstep/comm/distinct_tensors.h"
+#include "lockstep/optim/adam.h"
+#include "lockstep/optim/adamw.h"
+#include "lockstep/optim/sgd.h"
 
 namespace lockstep {
 namespace {
@@ -25,6 +28,21 @@ torch::optim::Optimizer& require(
   return *optim;
 }
 
+// Adds the group as the class of `optim` does, whose function is not virtual.
+void add_as_its_class(torch::optim::Optimizer& optim,
+                      const torch::optim::OptimizerParamGroup& group) {
+  const auto added = [&](auto* ours) {
+    if (ours) ours->add_param_group(group);
+    return ours != nullptr;
+  };
+  if (added(dynamic_cast<optim::SGD*>(&optim)) ||
+      added(dynamic_cast<optim::Adam*>(&optim)) ||
+      added(dynamic_cast<optim::AdamW*>(&optim))) {
+    return;
+  }
+  optim.add_param_group(group);
+}
+
 }  // namespace
 
 PostLocalSGDOptimizer::PostLocalSGDOptimizer(
@@ -38,6 +56,10 @@ PostLocalSGDOptimizer::PostLocalSGDOptimizer(
     throw std::invalid_argument(
         "PostLocalSGDOptimizer: the averager is null; give a "
         "std::make_shared<PeriodicModelAverager>(options)");
+  }
+  // LibTorch's constructor changes options that look as if they were not set.
+  for (size_t i = 0; i < param_groups_.size(); ++i) {
+    param_groups_[i].set_options(optim_->param_groups()[i].options().clone());
   }
   try {
     for (const auto& group : optim_->param_groups()) {
@@ -101,9 +123,10 @@ void PostLocalSGDOptimizer::add_param_group(
   require_same_groups();
   torch::optim::OptimizerParamGroup once(group);
   once.params() = distinct(std::move(once.params()));
-  optim_->add_param_group(once);
+  add_as_its_class(*optim_, once);
   const auto& added = optim_->param_groups().back();
   Optimizer::add_param_group(added);
+  param_groups_.back().set_options(added.options().clone());
   if (has_learning_rate_) learning_rates_.push_back(added.options().get_lr());
 }
 

@@ -124,9 +124,7 @@ ShardedOptimizer::ShardedOptimizer(Make make, bool element_wise,
     register_parameters(trained);
     if (!groups) groups.emplace({torch::optim::OptimizerParamGroup(trained)});
   }
-  for (const auto& group : *groups) {
-    torch::optim::Optimizer::add_param_group(group);
-  }
+  for (const auto& group : *groups) take_group(group);
   adopt_groups();
   if (ddp) bind(*ddp);
 }
@@ -337,8 +335,20 @@ void ShardedOptimizer::adopt_groups() {
 
 void ShardedOptimizer::add_param_group(
     const torch::optim::OptimizerParamGroup& group) {
-  torch::optim::Optimizer::add_param_group(group);
+  take_group(group);
   adopt_groups();
+}
+
+// Adds a group with the options that the real optimizer gives it, which are not
+// always those of LibTorch's base class.
+void ShardedOptimizer::take_group(
+    const torch::optim::OptimizerParamGroup& group) {
+  torch::optim::Optimizer::add_param_group(group);
+  if (!group.has_options()) return;
+  ParamGroups alone;
+  alone.emplace_back(std::vector<at::Tensor>(), group.options().clone());
+  param_groups_.back().set_options(
+      make_(alone)->param_groups().back().options().clone());
 }
 
 // Throws if the parts that the ranks step, and the state that they have for
@@ -522,7 +532,12 @@ std::vector<at::Tensor> ShardedOptimizer::gradient_shards() {
 }
 
 ShardedOptimizer::OptimizerPtr ShardedOptimizer::make_plain() const {
-  return make_(param_groups_);
+  OptimizerPtr plain = make_(param_groups_);
+  // Constructors of torch::optim change options that equal their class's.
+  for (size_t g = 0; g < param_groups_.size(); ++g) {
+    plain->param_groups()[g].set_options(param_groups_[g].options().clone());
+  }
+  return plain;
 }
 
 std::vector<NumberedPiece> ShardedOptimizer::numbered_pieces() const {

@@ -93,6 +93,7 @@ class ShardedOptimizer : public torch::optim::Optimizer,
   void bind(DdpState& ddp);
   void share_parameters();
   void register_parameters(const std::vector<at::Tensor>& parameters);
+  void take_group(const torch::optim::OptimizerParamGroup& group);
   void adopt_groups();
   void check_new_groups() const;
   void require_dense_gradients() const;

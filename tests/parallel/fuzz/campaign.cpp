@@ -6,10 +6,7 @@
 #include <map>
 #include <set>
 
-#include "tests/parallel/fuzz/draw_case.h"
-#include "tests/parallel/fuzz/features.h"
-#include "tests/parallel/fuzz/print_case.h"
-#include "tests/parallel/fuzz/reduce_case.h"
+#include "lockstep/base/deadline.h"
 
 namespace lockstep::internal::fuzz {
 namespace {
@@ -36,24 +33,23 @@ std::string kind_of(const Outcome& outcome) {
   return reason.substr(thrown != std::string::npos ? thrown : begin, 25);
 }
 
-void print_reduced(FuzzWorld& world, const Case& fuzz_case,
-                   const Outcome& outcome) {
+void print_reduced(const Subject& subject, FuzzWorld& world, uint64_t seed,
+                   int world_size, const Outcome& outcome) {
   const auto kind = kind_of(outcome);
   auto last = outcome;
   int runs = 0;
   const auto deadline = Deadline::after(kReductionTime);
-  const auto edits =
-      reduce_case(fuzz_case, [&](const std::vector<size_t>& tried) {
-        if (deadline.expired()) return false;
-        ++runs;
-        const auto now = world.run(fuzz_case.seed, tried);
-        if (kind_of(now) != kind) return false;
-        last = now;
-        return true;
-      });
+  const auto edits = subject.reduce(seed, world_size, [&](const Edits& tried) {
+    if (deadline.expired()) return false;
+    ++runs;
+    const auto now = world.run(seed, tried);
+    if (kind_of(now) != kind) return false;
+    last = now;
+    return true;
+  });
   std::printf("smallest after %zu edits, %d runs: %s\n%s\n", edits.size(), runs,
               last.reason.c_str(),
-              program_of(edited_case(fuzz_case, edits), last.reason).c_str());
+              subject.program(seed, world_size, edits, last.reason).c_str());
 }
 
 bool is_wanted(const std::set<std::string>& features,
@@ -78,7 +74,8 @@ void print_statistics(const std::map<std::string, Tally>& tallies, int cases) {
 
 }  // namespace
 
-bool run_campaign(const CampaignOptions& options) {
+bool run_campaign(const Subject& subject, const CampaignOptions& options) {
+  const int world_size = options.world.world_size;
   FuzzWorld world(options.world);
   std::map<std::string, Tally> tallies;
   Tally sum;
@@ -87,8 +84,7 @@ bool run_campaign(const CampaignOptions& options) {
   std::chrono::duration<double> time{};
   int timed = 0;
   for (uint64_t seed = options.begin; seed < options.end; ++seed) {
-    const auto fuzz_case = draw_case(seed, options.world.world_size);
-    const auto features = features_of(fuzz_case);
+    const auto features = subject.features(seed, world_size);
     if (!is_wanted(features, options)) continue;
     const bool was_running = world.is_running();
     const auto begin = std::chrono::steady_clock::now();
@@ -118,10 +114,13 @@ bool run_campaign(const CampaignOptions& options) {
       std::printf("\n");
     }
     if (options.prints_programs) {
-      std::printf("%s\n", program_of(fuzz_case, outcome.reason).c_str());
+      std::printf(
+          "%s\n",
+          subject.program(seed, world_size, {}, outcome.reason).c_str());
     }
     std::fflush(stdout);  // reducing takes long
-    if (options.reduces) print_reduced(world, fuzz_case, outcome);
+    if (options.reduces)
+      print_reduced(subject, world, seed, world_size, outcome);
     std::fflush(stdout);
   }
   if (options.prints_statistics) print_statistics(tallies, sum.cases);
@@ -131,7 +130,7 @@ bool run_campaign(const CampaignOptions& options) {
   std::printf(
       "%s, %d ranks, seeds %llu:%llu: %d cases, %d refused, %d failed, %.0f "
       "cases/s where they pass\n",
-      options.world.backend.c_str(), options.world.world_size,
+      options.world.backend.c_str(), world_size,
       static_cast<unsigned long long>(options.begin),
       static_cast<unsigned long long>(options.end), sum.cases, sum.refused,
       sum.failed, timed > 0 ? timed / time.count() : 0);

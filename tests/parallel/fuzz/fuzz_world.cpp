@@ -11,8 +11,6 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/comm/init.h"
-#include "tests/parallel/fuzz/draw_case.h"
-#include "tests/parallel/fuzz/reduce_case.h"
 
 namespace lockstep::internal::fuzz {
 namespace {
@@ -72,7 +70,7 @@ Outcome from_json(const nlohmann::json& message) {
 
 FuzzWorld::FuzzWorld(FuzzWorldOptions options) : options_(std::move(options)) {}
 
-Outcome FuzzWorld::run(uint64_t seed, const std::vector<size_t>& edits) {
+Outcome FuzzWorld::run(uint64_t seed, const Edits& edits) {
   if (!world_) {
     world_.emplace(options_.world_size,
                    std::vector<std::string>{std::string(kBackendVariable) +
@@ -110,7 +108,7 @@ Outcome FuzzWorld::run(uint64_t seed, const std::vector<size_t>& edits) {
   return outcome;
 }
 
-void serve_as_rank(int socket) {
+void serve_as_rank(const Subject& subject, int socket) {
   ::prctl(PR_SET_PDEATHSIG, SIGKILL);
   at::set_num_threads(1);
   const char* backend = std::getenv(kBackendVariable);
@@ -118,10 +116,9 @@ void serve_as_rank(int socket) {
                                         {.timeout = kGroupTimeout});
   while (const auto message = testing::receive_message(socket)) {
     const auto seed = (*message)["seed"].get<uint64_t>();
-    const auto fuzz_case =
-        edited_case(draw_case(seed, group->size()),
-                    (*message)["edits"].get<std::vector<size_t>>());
-    testing::send_message(socket, to_json(run_on_rank(fuzz_case)));
+    testing::send_message(
+        socket, to_json(subject.run(seed, group->size(),
+                                    (*message)["edits"].get<Edits>())));
   }
   // The campaign has ended; groups and threads need not be destroyed.
   ::_exit(0);

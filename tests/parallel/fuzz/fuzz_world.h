@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "tests/harness/rank_world.h"
-#include "tests/parallel/fuzz/rank_run.h"
+#include "tests/parallel/fuzz/subject.h"
 
 namespace lockstep::internal::fuzz {
 
@@ -27,7 +27,7 @@ class FuzzWorld {
 
   // Runs the case of `seed` after `edits` on all ranks. The reason begins with
   // the rank that reports it. Blocks for at most the time of a case.
-  Outcome run(uint64_t seed, const std::vector<size_t>& edits);
+  Outcome run(uint64_t seed, const Edits& edits);
 
   // Returns false if the next run() must start the ranks first.
   bool is_running() const { return world_.has_value(); }
@@ -37,7 +37,8 @@ class FuzzWorld {
   std::optional<testing::RankWorld> world_;
 };
 
-// Runs cases in a process that FuzzWorld has started, until the socket closes.
-[[noreturn]] void serve_as_rank(int socket);
+// Runs cases of `subject` in a process that FuzzWorld has started, until the
+// socket closes.
+[[noreturn]] void serve_as_rank(const Subject& subject, int socket);
 
 }  // namespace lockstep::internal::fuzz

@@ -270,31 +270,4 @@ std::vector<Case> smaller_cases(const Case& fuzz_case) {
   return Smaller(fuzz_case).all();
 }
 
-Case edited_case(Case fuzz_case, const std::vector<size_t>& edits) {
-  for (size_t edit : edits) fuzz_case = smaller_cases(fuzz_case).at(edit);
-  return fuzz_case;
-}
-
-std::vector<size_t> reduce_case(
-    const Case& fuzz_case,
-    const std::function<bool(const std::vector<size_t>&)>& still_fails) {
-  std::vector<size_t> edits;
-  auto smaller = smaller_cases(fuzz_case);
-  // Ends after a whole pass in which no smaller case fails.
-  size_t next = 0;
-  for (size_t passed = 0; passed < smaller.size(); ++next) {
-    if (next >= smaller.size()) next = 0;
-    edits.push_back(next);
-    if (still_fails(edits)) {
-      smaller = smaller_cases(Case(smaller[next]));
-      passed = 0;
-      --next;  // the next edit has this number now
-    } else {
-      edits.pop_back();
-      ++passed;
-    }
-  }
-  return edits;
-}
-
 }  // namespace lockstep::internal::fuzz

@@ -1,0 +1,244 @@
+#include "tests/parallel/fuzz/programs/trained.h"
+
+#include <utility>
+#include <vector>
+
+#include "lockstep/comm/init.h"
+#include "lockstep/optim/adamw.h"
+#include "lockstep/optim/sgd.h"
+#include "lockstep/parallel/ddp/distributed_data_parallel.h"
+#include "lockstep/parallel/fsdp/fully_shard.h"
+#include "lockstep/parallel/join/join.h"
+#include "lockstep/parallel/join/joined_optimizer.h"
+#include "lockstep/parallel/pipeline/pipeline.h"
+#include "lockstep/parallel/pipeline/schedules.h"
+#include "lockstep/parallel/zero/zero_redundancy_optimizer.h"
+#include "tests/parallel/fuzz/programs/program_reference.h"
+
+namespace lockstep::internal::fuzz {
+namespace {
+
+at::ScalarType dtype_of(const Program& program) {
+  return program.precision == Precision::float64 ? at::kDouble : at::kFloat;
+}
+
+std::shared_ptr<ProgramNet> make_net(
+    const Program& program, uint64_t values,
+    const std::optional<FullyShardOptions>& units = {}) {
+  return std::make_shared<ProgramNet>(program, 0, program.layers.size(), values,
+                                      dtype_of(program), units);
+}
+
+void double_gradients(const Program& program, const torch::nn::Module& module) {
+  for (const auto& item : module.named_parameters()) {
+    const auto layer = std::stoul(item.key().substr(5));
+    if (!program.layers.at(layer).has_hook) continue;
+    item.value().register_hook(
+        [](at::Tensor gradient) { return 2 * gradient; });
+  }
+}
+
+// The groups of an optimizer, as a program with lockstep::optim names them.
+template <class Group>
+std::vector<Group> groups_of(const Program& program,
+                             const torch::nn::Module& module) {
+  std::vector<Group> groups(kGroups);
+  for (const auto& item : module.named_parameters()) {
+    groups[static_cast<size_t>(group_of_parameter(program, item.key()))]
+        .params.push_back(item.value());
+  }
+  groups[1].weight_decay = 0;
+  groups[2].lr = kProgramRate / 2;
+  return groups;
+}
+
+// Calls `make` with the options and the groups of the program's optimizer.
+template <class Make>
+auto with_stepper(const Program& program, const torch::nn::Module& module,
+                  const Make& make) {
+  if (program.stepper == Stepper::adamw) {
+    return make.template operator()<optim::AdamW>(
+        optim::AdamWOptions{.lr = kProgramRate,
+                            .eps = kProgramEpsilon,
+                            .weight_decay = kProgramDecay},
+        groups_of<optim::AdamWGroup>(program, module));
+  }
+  return make.template operator()<optim::SGD>(
+      optim::SGDOptions{.lr = kProgramRate,
+                        .momentum = program.stepper == Stepper::momentum
+                                        ? kProgramMomentum
+                                        : 0,
+                        .weight_decay = kProgramDecay},
+      groups_of<optim::SGDGroup>(program, module));
+}
+
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(
+    const Program& program, const torch::nn::Module& module) {
+  return with_stepper(
+      program, module,
+      []<class Optimizer>(const auto& options, const auto& groups)
+          -> std::unique_ptr<torch::optim::Optimizer> {
+        return std::make_unique<Optimizer>(groups, options);
+      });
+}
+
+class TrainedByDdp final : public Trained {
+ public:
+  TrainedByDdp(const Program& program, uint64_t values)
+      : program_(program),
+        // Rank 0's values are those of all ranks.
+        model_(make_net(program, values + static_cast<uint64_t>(get_rank())),
+               options_of(program)) {
+    double_gradients(program, *module());
+    if (!is_zero(program.wrapping)) {
+      optimizer_ = make_optimizer(program, *module());
+      return;
+    }
+    optimizer_ = with_stepper(
+        program, *module(),
+        [&]<class Optimizer>(const auto& options, const auto& groups)
+            -> std::unique_ptr<torch::optim::Optimizer> {
+          std::vector<torch::optim::OptimizerParamGroup> whole;
+          for (auto group : groups) {
+            std::erase_if(group.params,
+                          [](const auto& p) { return !p.requires_grad(); });
+            whole.push_back(group.to_torch(options.to_torch()));
+          }
+          return std::make_unique<ZeroRedundancyOptimizer<Optimizer>>(
+              model_, whole, options,
+              ZeroRedundancyOptions{.shared_parameters =
+                                        program.wrapping ==
+                                        Wrapping::zero_shared});
+        });
+  }
+
+  at::Tensor forward(Idiom idiom, at::Tensor& x, const Batch& batch,
+                     Variables& variables) override {
+    return call_model(model_, idiom, program_.argument, x, batch, variables);
+  }
+  void without_sync(const std::function<void()>& body) override {
+    const auto guard = model_.no_sync();
+    body();
+  }
+  void join(const std::function<void()>& body) override {
+    if (auto* sharded = dynamic_cast<Joinable*>(optimizer_.get())) {
+      lockstep::join({&model_.joinable(), sharded}, body);
+      return;
+    }
+    JoinedOptimizer joined(*optimizer_);
+    lockstep::join({&model_.joinable(), &joined}, body);
+  }
+  std::shared_ptr<torch::nn::Module> module() const override {
+    return model_.module();
+  }
+  void synchronize() override {
+    auto* sharded = dynamic_cast<ShardedOptimizer*>(optimizer_.get());
+    if (sharded) sharded->synchronize();
+  }
+
+ private:
+  static DistributedDataParallelOptions options_of(const Program& program) {
+    DistributedDataParallelOptions options;
+    options.find_unused_parameters = program.finds_unused;
+    options.gradient_as_bucket_view = program.gradient_as_bucket_view;
+    if (program.precision == Precision::bfloat16) {
+      options.mixed_precision = MixedPrecision{.param_dtype = at::kBFloat16};
+    }
+    return options;
+  }
+
+  const Program program_;
+  DistributedDataParallel<ProgramNet> model_;
+};
+
+class TrainedInShards final : public Trained {
+ public:
+  TrainedInShards(const Program& program, uint64_t values)
+      : program_(program),
+        model_(make_net(program, values, options_of(program)),
+               options_of(program)) {
+    double_gradients(program, *module());
+    optimizer_ = make_optimizer(program, *module());
+  }
+
+  at::Tensor forward(Idiom idiom, at::Tensor& x, const Batch& batch,
+                     Variables& variables) override {
+    return call_model(model_, idiom, program_.argument, x, batch, variables);
+  }
+  void without_sync(const std::function<void()>& body) override {
+    const auto guard = model_.no_sync();
+    body();
+  }
+  std::shared_ptr<torch::nn::Module> module() const override {
+    return model_.ptr();
+  }
+
+ private:
+  static FullyShardOptions options_of(const Program& program) {
+    FullyShardOptions options;
+    options.shared_memory = program.shares_memory;
+    if (!program.reshards) options.reshard_after_forward = false;
+    if (program.precision == Precision::bfloat16) {
+      options.mp_policy.param_dtype = at::kBFloat16;
+    }
+    return options;
+  }
+
+  const Program program_;
+  FullyShard<ProgramNet> model_;
+};
+
+class TrainedInStages final : public Trained {
+ public:
+  TrainedInStages(const Program& program, uint64_t values)
+      : stage_(make_stage(program, values)),
+        pipeline_(
+            {{get_rank(), stage_}},
+            {.schedule =
+                 schedule_1f1b(program.world_size, program.micro_batches),
+             .loss = [](const at::Tensor& output, const at::Tensor& target) {
+               return (output.to(at::kDouble) - target).square().mean();
+             }}) {
+    double_gradients(program, *stage_);
+    optimizer_ = make_optimizer(program, *stage_);
+  }
+
+  at::Tensor forward(Idiom, at::Tensor& x, const Batch&, Variables&) override {
+    const auto result = pipeline_.eval({x});
+    return result.outputs.empty() ? at::Tensor() : result.outputs[0];
+  }
+  at::Tensor train(const at::Tensor& x, const at::Tensor& target) override {
+    return pipeline_.step({x}, target).loss;
+  }
+  void without_sync(const std::function<void()>& body) override { body(); }
+  std::shared_ptr<torch::nn::Module> module() const override { return stage_; }
+
+ private:
+  static std::shared_ptr<ProgramNet> make_stage(const Program& program,
+                                                uint64_t values) {
+    const auto count = program.layers.size();
+    const auto size = static_cast<size_t>(program.world_size);
+    const auto rank = static_cast<size_t>(get_rank());
+    return std::make_shared<ProgramNet>(program, rank * count / size,
+                                        (rank + 1) * count / size, values,
+                                        dtype_of(program));
+  }
+
+  std::shared_ptr<ProgramNet> stage_;
+  Pipeline pipeline_;
+};
+
+}  // namespace
+
+std::unique_ptr<Trained> make_trained(const Program& program, uint64_t values) {
+  switch (program.wrapping) {
+    case Wrapping::fully_shard:
+      return std::make_unique<TrainedInShards>(program, values);
+    case Wrapping::pipeline:
+      return std::make_unique<TrainedInStages>(program, values);
+    default:
+      return std::make_unique<TrainedByDdp>(program, values);
+  }
+}
+
+}  // namespace lockstep::internal::fuzz
